@@ -1,0 +1,1 @@
+"""What the notebooks, the tests and the command line of the course share."""

@@ -1,0 +1,72 @@
+"""A CPU engine for CUDA C++ kernels, with the part of CuPy's face that the course uses.
+
+    from helpers.cpu import RawModule, asarray, empty_like
+
+It compiles a kernel's unchanged source with a host compiler and runs each CUDA thread as a fiber, blocks spread over
+the cores. It knows nothing of attention and imports nothing of the course.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as _np
+
+from . import cuda
+from .array import (
+    arange,
+    array,
+    asarray,
+    ascontiguousarray,
+    asnumpy,
+    bfloat16,
+    empty,
+    empty_like,
+    full,
+    full_like,
+    ndarray,
+    ones,
+    ones_like,
+    zeros,
+    zeros_like,
+)
+from .compiler import CompileError, NoCompilerError
+from .module import LaunchError, RawKernel, RawModule
+
+float16, float32, float64 = _np.float16, _np.float32, _np.float64
+int8, int16, int32, int64 = _np.int8, _np.int16, _np.int32, _np.int64
+uint8, uint16, uint32, uint64 = _np.uint8, _np.uint16, _np.uint32, _np.uint64
+bool_ = _np.bool_
+dtype = _np.dtype
+inf, nan, pi = float("inf"), float("nan"), _np.pi
+
+__all__ = [
+    "CompileError",
+    "LaunchError",
+    "NoCompilerError",
+    "RawKernel",
+    "RawModule",
+    "arange",
+    "array",
+    "asarray",
+    "ascontiguousarray",
+    "asnumpy",
+    "bfloat16",
+    "cuda",
+    "empty",
+    "empty_like",
+    "full",
+    "full_like",
+    "ndarray",
+    "ones",
+    "ones_like",
+    "zeros",
+    "zeros_like",
+]
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(
+        f"the CPU engine has no {name!r}: it is not CuPy but the small part of it that the course uses "
+        f"({', '.join(__all__)}, the dtypes). Do the rest in NumPy on cp.asnumpy(...), or run on a GPU."
+    )

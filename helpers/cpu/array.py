@@ -1,0 +1,137 @@
+"""Device arrays of the CPU engine: NumPy arrays of a class of their own, in poisoned memory between guard pages.
+
+The class keeps the course honest. On a GPU a NumPy array must be copied to the device and back, so here too a kernel
+takes only what `asarray` and its friends made, and `asnumpy` (or `.get()`) brings a copy back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .runtime import library
+
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+
+# Every block of device memory that is alive: address -> bytes. A fault is explained with it.
+_blocks: dict[int, int] = {}
+
+
+def _release(address: int, size: int) -> None:
+    _blocks.pop(address, None)
+    library().engine_release(ctypes.c_void_p(address), size)
+
+
+class ndarray(np.ndarray):
+    """A device array. Arithmetic, slicing and views are NumPy's."""
+
+    def get(self) -> np.ndarray:
+        """A copy as a plain NumPy array, as `cupy.ndarray.get` gives it."""
+        return np.array(self, subok=False)
+
+    def __array_wrap__(self, array: np.ndarray, context: Any = None, return_scalar: bool = False) -> Any:
+        # CuPy keeps results of reductions on the device, as arrays without axes.
+        return np.asarray(array).view(ndarray)
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") -> ndarray:
+    """Memory that nobody has written: every byte is 0xFF, which a float reads as NaN."""
+    kind = np.dtype(dtype)
+    shape = (int(shape),) if np.isscalar(shape) else tuple(int(n) for n in shape)
+    if any(n < 0 for n in shape):
+        raise ValueError(f"negative dimensions are not allowed: {shape}")
+    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    allocated = max(size, 1)
+    address = library().engine_allocate(allocated)
+    if not address:
+        raise MemoryError(f"out of memory: no {size} bytes for an array of shape {shape} and dtype {kind}")
+    _blocks[address] = allocated
+    memory = (ctypes.c_byte * allocated).from_address(address)
+    weakref.finalize(memory, _release, address, allocated).atexit = False
+    return np.ndarray.__new__(ndarray, shape, kind, memory, 0, None, order)
+
+
+def _filled(shape: Any, value: Any, dtype: Any) -> ndarray:
+    out = empty(shape, dtype)
+    out[...] = value
+    return out
+
+
+def zeros(shape: Any, dtype: Any = float) -> ndarray:
+    """A device array of zeros."""
+    return _filled(shape, 0, dtype)
+
+
+def ones(shape: Any, dtype: Any = float) -> ndarray:
+    """A device array of ones."""
+    return _filled(shape, 1, dtype)
+
+
+def full(shape: Any, fill_value: Any, dtype: Any = None) -> ndarray:
+    """A device array of one value."""
+    return _filled(shape, fill_value, dtype or np.asarray(fill_value).dtype)
+
+
+def empty_like(a: Any, dtype: Any = None) -> ndarray:
+    """`empty` with the shape and dtype of `a`."""
+    return empty(np.shape(a), dtype or a.dtype)
+
+
+def zeros_like(a: Any, dtype: Any = None) -> ndarray:
+    """`zeros` with the shape and dtype of `a`."""
+    return zeros(np.shape(a), dtype or a.dtype)
+
+
+def ones_like(a: Any, dtype: Any = None) -> ndarray:
+    """`ones` with the shape and dtype of `a`."""
+    return ones(np.shape(a), dtype or a.dtype)
+
+
+def full_like(a: Any, fill_value: Any, dtype: Any = None) -> ndarray:
+    """`full` with the shape and dtype of `a`."""
+    return full(np.shape(a), fill_value, dtype or a.dtype)
+
+
+def array(a: Any, dtype: Any = None, copy: bool = True) -> ndarray:
+    """A new device array with the contents of `a`."""
+    host = np.asarray(a, dtype=dtype)
+    out = empty(host.shape, host.dtype)
+    out[...] = host
+    return out
+
+
+def asarray(a: Any, dtype: Any = None) -> ndarray:
+    """`a` on the device: itself if it is a device array of that dtype already, else a copy."""
+    if isinstance(a, ndarray) and (dtype is None or a.dtype == np.dtype(dtype)):
+        return a
+    return array(a, dtype)
+
+
+def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
+    """`a` on the device with its elements in C order, one after the other."""
+    out = asarray(a, dtype)
+    return out if out.flags.c_contiguous else array(out)
+
+
+def arange(*args: Any, dtype: Any = None) -> ndarray:
+    """NumPy's arange, on the device."""
+    return array(np.arange(*args, dtype=dtype))
+
+
+def asnumpy(a: Any) -> np.ndarray:
+    """A NumPy copy of a device array; anything else goes through `numpy.asarray`."""
+    return a.get() if isinstance(a, ndarray) else np.asarray(a)
+
+
+def block_near(address: int, reach: int = 1 << 16) -> tuple[int, int] | None:
+    """The (address, bytes) of the block of device memory that an address lies in or just beside."""
+    best = None
+    for begin, size in list(_blocks.items()):
+        distance = max(begin - address, address - (begin + size - 1), 0)
+        if distance <= reach and (best is None or distance < best[0]):
+            best = (distance, begin, size)
+    return best and (best[1], best[2])

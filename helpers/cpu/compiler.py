@@ -1,0 +1,157 @@
+"""Find a C++ compiler, compile with it, keep what it built.
+
+Builds are cached by content: the key is a hash over the source, the flags, the compiler's own version and the engine's
+headers. A build is written under a temporary name and moved into place, so parallel processes never see half a file.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+INCLUDE = HERE / "include"
+
+
+class CompileError(Exception):
+    """The compiler refused the source. The message shows the lines of the source it speaks of."""
+
+
+class NoCompilerError(RuntimeError):
+    """There is no C++17 compiler on this machine."""
+
+
+def cache_dir() -> Path:
+    """The folder of builds: `$COURSE_CACHE`, else the user's cache folder, else a temporary one."""
+    chosen = os.environ.get("COURSE_CACHE")
+    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base if chosen else base / "attention-course"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    folder = Path(tempfile.gettempdir()) / f"attention-course-{os.getuid()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _candidates() -> list[list[str]]:
+    """Commands that may be a C++ compiler, the user's own choice first."""
+    chosen = os.environ.get("CXX", "").split()
+    found = [chosen] if chosen else []
+    found += [[name] for name in ("c++", "g++", "clang++")]
+    if importlib.util.find_spec("ziglang"):
+        found.append([sys.executable, "-m", "ziglang", "c++"])
+    return [command for command in found if shutil.which(command[0])]
+
+
+@functools.cache
+def compiler() -> tuple[tuple[str, ...], str]:
+    """The compiler's command and its version line.
+
+    Raises:
+        NoCompilerError: no `$CXX`, c++, g++, clang++ or ziglang answers.
+    """
+    for command in _candidates():
+        try:
+            answer = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=120)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if answer.returncode == 0 and answer.stdout:
+            return tuple(command), answer.stdout.splitlines()[0]
+    raise NoCompilerError(
+        "The CPU engine compiles kernels with a C++17 compiler and found none ($CXX, c++, g++, clang++, ziglang). "
+        "Install one: `sudo apt install g++` (Debian, Ubuntu), `xcode-select --install` (macOS), or "
+        "`pip install ziglang` (any system, about 100 MB)."
+    )
+
+
+@functools.cache
+def _machine_flags() -> tuple[str, ...]:
+    """Flags for this processor. AVX2 and FMA where it has them: a GPU fuses multiply and add as well."""
+    if platform.machine() in ("x86_64", "AMD64") and sys.platform == "linux":
+        try:
+            flags = Path("/proc/cpuinfo").read_text().partition("\nflags")[2].partition("\n")[0].split()
+        except OSError:
+            flags = []
+        if {"avx2", "fma", "f16c", "bmi2", "movbe"} <= set(flags):
+            return ("-mavx2", "-mfma", "-mf16c", "-mbmi2", "-mmovbe")
+    return ()
+
+
+@functools.cache
+def _headers_hash() -> str:
+    digest = hashlib.sha256()
+    for path in sorted([*INCLUDE.rglob("*"), HERE / "engine.h"]):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def flags(*, line_info: bool = True) -> list[str]:
+    """The flags of the fast build.
+
+    No -ffast-math (it makes -INFINITY undefined); -fno-strict-aliasing because kernels cast float* to float4*;
+    -fno-gnu-unique so that a library can be unloaded and two modules never share a static.
+    """
+    command, version = compiler()
+    found = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"]
+    found += ["-fno-semantic-interposition", "-pthread", *_machine_flags()]
+    if line_info:
+        found += ["-g1", "-gdwarf-4"]  # DWARF 5 with #line names the generated file
+    if "clang" not in version.lower() and "zig" not in command:
+        found.append("-fno-gnu-unique")
+    if command[-2:] == ("ziglang", "c++"):
+        found.append("-fno-sanitize=undefined")
+    if sys.platform == "darwin":
+        found += ["-undefined", "dynamic_lookup"]
+    return found
+
+
+def build(text: str, extra: list[str], kind: str = "kernel") -> tuple[Path | None, str]:
+    """Compile C++ `text` into a shared library, or take it from the cache.
+
+    Returns:
+        (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed.
+    """
+    command, version = compiler()
+    options = flags() + extra
+    key = hashlib.sha256("\0".join([text, version, *command, *options, _headers_hash()]).encode()).hexdigest()[:32]
+    folder = cache_dir()
+    target = folder / f"{kind}-{key}.so"
+    if target.exists():
+        return target, ""
+    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
+        source, output = Path(scratch) / "kernel.cpp", Path(scratch) / "kernel.so"
+        source.write_text(text)
+        done = subprocess.run(
+            [*command, *options, str(source), "-o", str(output)], capture_output=True, text=True, cwd=scratch
+        )
+        if done.returncode != 0:
+            return None, done.stderr
+        os.replace(output, target)
+    return target, done.stderr
+
+
+@functools.cache
+def engine_library() -> Path:
+    """The engine itself, compiled once for this machine and compiler.
+
+    Raises:
+        CompileError: the compiler cannot build the engine (too old for C++17, for instance).
+    """
+    text = (HERE / "engine.cpp").read_text()
+    path, diagnostics = build(text, ["-I", str(HERE), "-w"], kind="engine")
+    if path is None:
+        raise CompileError(f"{compiler()[1]} could not build the CPU engine:\n{diagnostics}")
+    return path

@@ -1,0 +1,120 @@
+"""`cp.cuda` of the CPU engine: events, the device and its properties, as far as the course uses them."""
+
+from __future__ import annotations
+
+import platform
+import time
+from typing import Any
+
+from . import compiler, module
+from . import runtime as _engine
+
+
+def is_available() -> bool:
+    """False: there is no GPU behind this."""
+    return False
+
+
+class Event:
+    """A point in time. Launches on the CPU have ended when they return, so recording is reading a clock."""
+
+    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
+        self._time: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        """Note the present time."""
+        self._time = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    @property
+    def done(self) -> bool:
+        """True: nothing is ever under way."""
+        return True
+
+
+def get_elapsed_time(start_event: Event, end_event: Event) -> float:
+    """Milliseconds between two recorded events.
+
+    Raises:
+        ValueError: one of them was never recorded.
+    """
+    if start_event._time is None or end_event._time is None:
+        raise ValueError("both events must be recorded before the time between them is known")
+    return (end_event._time - start_event._time) * 1e3
+
+
+class Stream:
+    """The one stream there is."""
+
+    null: Stream
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+Stream.null = Stream()
+
+
+def get_current_stream() -> Stream:
+    """The one stream there is."""
+    return Stream.null
+
+
+class Device:
+    """The CPU as a device."""
+
+    def __init__(self, device: int | None = None) -> None:
+        if device not in (None, 0):
+            raise ValueError(f"the CPU engine is one device, number 0; got {device}")
+        self.id = 0
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: launches have ended when they return."""
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @property
+    def compute_capability(self) -> str:
+        """The limits are those of a GPU of compute capability 9.0."""
+        return "90"
+
+
+class runtime:
+    """`cp.cuda.runtime`: the calls that ask about the device."""
+
+    @staticmethod
+    def getDeviceCount() -> int:
+        """One device."""
+        return 1
+
+    @staticmethod
+    def deviceSynchronize() -> None:
+        """Nothing to wait for."""
+
+    @staticmethod
+    def getDeviceProperties(device: int = 0) -> dict[str, Any]:
+        """CUDA's names for what a launch may ask for; sizes in bytes."""
+        return {
+            "name": f"CPU engine ({platform.machine()})".encode(),
+            "major": 9,
+            "minor": 0,
+            "warpSize": 32,
+            "multiProcessorCount": _engine.n_workers(),
+            "maxThreadsPerBlock": module.MAX_THREADS_PER_BLOCK,
+            "maxThreadsDim": module.MAX_BLOCK,
+            "maxGridSize": module.MAX_GRID,
+            "sharedMemPerBlock": module.SHARED_PER_BLOCK,
+            "sharedMemPerBlockOptin": module.SHARED_PER_BLOCK_OPTIN,
+            "regsPerBlock": 65536,
+        }
+
+
+def describe() -> str:
+    """One line: how many threads run the blocks, and which compiler made the kernels."""
+    return f"CPU engine, {_engine.n_workers()} threads, kernels compiled by {compiler.compiler()[1]}"

@@ -1,0 +1,774 @@
+// The CPU engine: runs the blocks of a launch on the cores of this machine, each CUDA thread as a fiber.
+//
+// Built once as a shared library; compiled kernels find its functions when they are loaded. It knows nothing of
+// Python: a launch is started, waited for and cancelled through the five functions at the end of the file.
+#include "engine.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#ifdef __linux__
+#include <link.h>
+#endif
+#ifndef MAP_NORESERVE
+#define MAP_NORESERVE 0
+#endif
+
+namespace {
+
+using engine::BarrierOp;
+using engine::Collective;
+using engine::Lane;
+
+constexpr unsigned WARP = 32;
+constexpr unsigned MAX_THREADS = 1024;
+constexpr size_t STACK_BYTES = 256 * 1024;  // address space only: pages are used when they are touched
+constexpr size_t SHARED_BYTES = 256 * 1024;
+constexpr unsigned char POISON = 0xFF;      // as float, half or double: NaN
+
+// ---------------------------------------------------------------- switching stacks
+
+#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(ENGINE_UCONTEXT)
+#define ENGINE_ASSEMBLY 1
+// engine_switch(&saved, target): keep what the ABI says a call must keep, and continue on another stack.
+extern "C" void engine_switch(void **saved, void *target);
+#ifdef __APPLE__
+#define SYMBOL "_engine_switch"
+#else
+#define SYMBOL "engine_switch"
+#endif
+#ifdef __x86_64__
+asm(".text\n.globl " SYMBOL "\n" SYMBOL ":\n"
+    "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
+    "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
+    "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n"
+    "ret\n");
+#else
+asm(".text\n.globl " SYMBOL "\n.p2align 2\n" SYMBOL ":\n"
+    "sub sp, sp, #160\n"
+    "stp x19, x20, [sp, #0]\n stp x21, x22, [sp, #16]\n stp x23, x24, [sp, #32]\n stp x25, x26, [sp, #48]\n"
+    "stp x27, x28, [sp, #64]\n stp x29, x30, [sp, #80]\n"
+    "stp d8, d9, [sp, #96]\n stp d10, d11, [sp, #112]\n stp d12, d13, [sp, #128]\n stp d14, d15, [sp, #144]\n"
+    "mov x9, sp\n str x9, [x0]\n mov sp, x1\n"
+    "ldp x19, x20, [sp, #0]\n ldp x21, x22, [sp, #16]\n ldp x23, x24, [sp, #32]\n ldp x25, x26, [sp, #48]\n"
+    "ldp x27, x28, [sp, #64]\n ldp x29, x30, [sp, #80]\n"
+    "ldp d8, d9, [sp, #96]\n ldp d10, d11, [sp, #112]\n ldp d12, d13, [sp, #128]\n ldp d14, d15, [sp, #144]\n"
+    "add sp, sp, #160\n ret\n");
+#endif
+struct Context {
+  void *sp = nullptr;
+};
+void switch_to(Context &from, Context &to) { engine_switch(&from.sp, to.sp); }
+void prepare(Context &context, char *stack, size_t bytes, void (*entry)()) {
+  uintptr_t top = (uintptr_t)(stack + bytes) & ~(uintptr_t)15;
+#ifdef __x86_64__
+  void **sp = (void **)top;
+  *--sp = nullptr;          // so that `entry` starts with the alignment of a called function
+  *--sp = (void *)entry;    // where the first switch returns to
+  for (int i = 0; i < 6; ++i) *--sp = nullptr;
+#else
+  void **sp = (void **)(top - 160);
+  memset(sp, 0, 160);
+  sp[11] = (void *)entry;   // x30
+#endif
+  context.sp = sp;
+}
+#else
+// Any other ABI: slower (two system calls a switch), but POSIX.
+struct Context {
+  ucontext_t state;
+};
+void switch_to(Context &from, Context &to) { swapcontext(&from.state, &to.state); }
+void prepare(Context &context, char *stack, size_t bytes, void (*entry)()) {
+  getcontext(&context.state);
+  context.state.uc_stack.ss_sp = stack;
+  context.state.uc_stack.ss_size = bytes;
+  context.state.uc_link = nullptr;
+  makecontext(&context.state, entry, 0);
+}
+#endif
+
+// ---------------------------------------------------------------- a launch
+
+extern "C" struct EngineLaunch {
+  void (*run)(void **args);
+  void **args;
+  unsigned grid[3], block[3];
+  uint64_t dynamic_shared;
+  void *(*shared_anchor)();  // a thread_local of the kernel's module: its neighbours are the static __shared__ arrays
+};
+
+enum FailureKind : int { NONE = 0, MESSAGE = 1, FAULT = 2, CANCELLED = 3 };
+
+extern "C" struct EngineFailure {
+  int kind;
+  int signal, is_write, line;
+  uint64_t block, address, pc, module_base, module_pc;
+  unsigned thread;
+  char file[256], module[512], message[2048];
+};
+
+struct Fiber {
+  Lane lane;
+  Context context;
+  char *stack;
+  int predicate;             // result of the barrier or of activemask
+  const char *file;          // where it waits
+  int line;
+  Collective *collective;    // not null while it waits for its warp
+  bool at_barrier, at_activemask, finished;
+};
+
+struct Worker {
+  std::vector<Fiber> fibers;
+  char *stacks = nullptr, *shared = nullptr;
+  Context main;
+  Fiber *current = nullptr;
+  unsigned n_threads = 0, n_warps = 0, warp = 0;
+  unsigned ready[MAX_THREADS / WARP], alive[MAX_THREADS / WARP];
+  unsigned finished = 0, arrived = 0;
+  int barrier_sum = 0;
+  uint64_t block = 0;
+  void *dynamic = nullptr;
+  char *rescue = nullptr;      // a stack to leave a faulting fiber on
+  bool in_fiber = false;
+  volatile int critical = 0;   // > 0: the engine's own code runs, do not tear it away
+  bool failed = false;
+  EngineFailure fault;         // filled in by the signal handler
+  pthread_t os_thread;
+};
+
+thread_local Worker *this_worker = nullptr;
+
+struct Pool {
+  std::mutex mutex;
+  std::condition_variable start, done;
+  std::vector<std::thread> threads;
+  std::vector<Worker *> workers;
+  pid_t pid = 0;
+  uint64_t generation = 0;
+  unsigned running = 0;
+  EngineLaunch launch;
+  uint64_t total = 0;
+  std::atomic<uint64_t> next{0}, stop_at{0};
+  std::atomic<bool> cancelled{false};
+  EngineFailure failure;
+  std::vector<std::pair<uint64_t, std::string>> printed;
+};
+
+Pool *pool = nullptr;
+
+const char *copy_text(char *to, size_t bytes, const char *from) {
+  snprintf(to, bytes, "%s", from ? from : "");
+  return to;
+}
+
+// The failure of the lowest block is the one that is told, so a failing launch says the same every time.
+void record(const EngineFailure &failure) {
+  std::lock_guard<std::mutex> lock(pool->mutex);
+  if (pool->failure.kind == NONE || failure.block < pool->failure.block) pool->failure = failure;
+  uint64_t now = pool->stop_at.load();
+  while (failure.block < now && !pool->stop_at.compare_exchange_weak(now, failure.block)) {
+  }
+}
+
+// ---------------------------------------------------------------- scheduling the fibers of a block
+
+void leave_block(Worker &w) {
+  w.failed = true;
+  w.in_fiber = false;
+  Context scrap;  // the fiber is never entered again
+  switch_to(scrap, w.main);
+  __builtin_unreachable();
+}
+
+[[noreturn]] void fail(Worker &w, const char *file, int line, const std::string &message) {
+  w.critical++;
+  EngineFailure f;
+  memset(&f, 0, sizeof f);
+  f.kind = MESSAGE;
+  f.block = w.block;
+  f.thread = w.current ? w.current->lane.linear : 0;
+  f.line = line;
+  copy_text(f.file, sizeof f.file, file);
+  copy_text(f.message, sizeof f.message, message.c_str());
+  record(f);
+  leave_block(w);
+  __builtin_unreachable();
+}
+
+std::string name_of(const Fiber &f) {
+  char text[96];
+  snprintf(text, sizeof text, "thread (%u,%u,%u)", f.lane.thread_index.x, f.lane.thread_index.y,
+           f.lane.thread_index.z);
+  return text;
+}
+
+std::string place(const char *file, int line) { return std::string(file ? file : "?") + ":" + std::to_string(line); }
+
+Fiber *next_ready(Worker &w) {
+  // Stay in the warp while one of its lanes can run: its data are warm, and collectives complete early.
+  for (unsigned i = 0, at = w.warp; i < w.n_warps; ++i, at = at + 1 == w.n_warps ? 0 : at + 1) {
+    if (w.ready[at]) {
+      w.warp = at;
+      return &w.fibers[at * WARP + __builtin_ctz(w.ready[at])];
+    }
+  }
+  return nullptr;
+}
+
+// Nobody can run: lanes that asked who is active have their answer now, by warp and source line.
+bool release_activemask(Worker &w) {
+  for (unsigned warp = 0; warp < w.n_warps; ++warp) {
+    unsigned group = 0;
+    const Fiber *first = nullptr;
+    for (unsigned lane = 0; lane < WARP && warp * WARP + lane < w.n_threads; ++lane) {
+      Fiber &f = w.fibers[warp * WARP + lane];
+      if (!f.at_activemask || (first && (f.line != first->line || f.file != first->file))) continue;
+      if (!first) first = &f;
+      group |= 1u << lane;
+    }
+    if (!group) continue;
+    for (unsigned lane = 0; lane < WARP; ++lane) {
+      if (!(group >> lane & 1)) continue;
+      Fiber &f = w.fibers[warp * WARP + lane];
+      f.at_activemask = false;
+      f.predicate = (int)group;
+    }
+    w.ready[warp] |= group;
+    return true;
+  }
+  return false;
+}
+
+[[noreturn]] void diagnose_stuck(Worker &w) {
+  const Fiber *at_barrier = nullptr, *at_collective = nullptr, *finished = nullptr;
+  unsigned n_barrier = 0, n_finished = 0;
+  for (unsigned i = 0; i < w.n_threads; ++i) {
+    const Fiber &f = w.fibers[i];
+    if (f.finished) { n_finished++; if (!finished) finished = &f; }
+    else if (f.at_barrier) { n_barrier++; if (!at_barrier) at_barrier = &f; }
+    else if (f.collective && !at_collective) at_collective = &f;
+  }
+  if (at_collective) {
+    const Collective &c = *at_collective->collective;
+    unsigned warp = at_collective->lane.linear / WARP, missing = 0;
+    for (unsigned lane = 0; lane < WARP; ++lane) {
+      unsigned i = warp * WARP + lane;
+      if (!(c.mask >> lane & 1) || i >= w.n_threads || w.fibers[i].finished) continue;
+      const Collective *other = w.fibers[i].collective;
+      if (!other || other->mask != c.mask || other->run != c.run) missing |= 1u << lane;
+    }
+    char text[512];
+    snprintf(text, sizeof text,
+             "deadlock in warp %u: %s waits at %s in %s with mask 0x%08x, and lanes 0x%08x of that mask never come",
+             warp, name_of(*at_collective).c_str(), place(c.file, c.line).c_str(), c.name, c.mask, missing);
+    w.current = const_cast<Fiber *>(at_collective);
+    fail(w, c.file, c.line, text);
+  }
+  std::string text = "barrier divergence: " + std::to_string(n_barrier) + " of " + std::to_string(w.n_threads) +
+                     " threads wait in __syncthreads() at " + place(at_barrier->file, at_barrier->line) + ", but " +
+                     std::to_string(n_finished) + " have left the kernel and will never come (the first is " +
+                     name_of(*finished) + "). Every thread of a block must reach every barrier: guard the work, "
+                     "not the barrier";
+  w.current = const_cast<Fiber *>(at_barrier);
+  fail(w, at_barrier->file, at_barrier->line, text);
+}
+
+// The current fiber waits or has ended: continue with another, or with the block's end.
+void schedule(Worker &w) {
+  Fiber *from = w.current, *to = next_ready(w);
+  if (pool->cancelled.load(std::memory_order_relaxed)) leave_block(w);
+  if (!to && w.finished < w.n_threads) {
+    if (!release_activemask(w)) diagnose_stuck(w);
+    to = next_ready(w);
+  }
+  if (to == from) return;
+  if (!to) {
+    w.in_fiber = false;
+    switch_to(from->context, w.main);
+    return;
+  }
+  w.current = to;
+  switch_to(from->context, to->context);
+}
+
+void set_waiting(Worker &w, Fiber &f) { w.ready[f.lane.linear / WARP] &= ~(1u << (f.lane.linear % WARP)); }
+
+// Run the operation of the lanes that wait with `mask`, if none that can still come is missing.
+void try_collective(Worker &w, unsigned warp, unsigned mask) {
+  Collective *lanes[WARP] = {};
+  unsigned here = 0;
+  for (unsigned lane = 0; lane < WARP && warp * WARP + lane < w.n_threads; ++lane) {
+    Collective *c = w.fibers[warp * WARP + lane].collective;
+    if (c && c->mask == mask) {
+      lanes[lane] = c;
+      here |= 1u << lane;
+    }
+  }
+  if (!here || (mask & w.alive[warp]) != here) return;
+  const Collective *first = lanes[__builtin_ctz(here)];
+  for (unsigned lane = 0; lane < WARP; ++lane) {
+    if (!lanes[lane] || lanes[lane]->run == first->run) continue;
+    fail(w, lanes[lane]->file, lanes[lane]->line,
+         std::string("the lanes of a warp meet in different operations: lane ") + std::to_string(__builtin_ctz(here)) +
+             " in " + first->name + " at " + place(first->file, first->line) + ", lane " + std::to_string(lane) +
+             " in " + lanes[lane]->name + " at " + place(lanes[lane]->file, lanes[lane]->line));
+  }
+  first->run(lanes, here);
+  for (unsigned lane = 0; lane < WARP; ++lane)
+    if (lanes[lane]) w.fibers[warp * WARP + lane].collective = nullptr;
+  w.ready[warp] |= here;
+}
+
+void fiber_main() {
+  Worker &w = *this_worker;
+  w.critical--;
+  pool->launch.run(pool->launch.args);
+  w.critical++;
+  Fiber &f = *w.current;
+  unsigned warp = f.lane.linear / WARP;
+  f.finished = true;
+  w.finished++;
+  set_waiting(w, f);
+  w.alive[warp] &= ~(1u << (f.lane.linear % WARP));
+  // Lanes that only waited for this one go on without it, as on a GPU.
+  for (unsigned lane = 0; lane < WARP && warp * WARP + lane < w.n_threads; ++lane)
+    if (Collective *c = w.fibers[warp * WARP + lane].collective) try_collective(w, warp, c->mask);
+  schedule(w);
+  __builtin_unreachable();
+}
+
+// ---------------------------------------------------------------- faults and interrupts
+
+void rescue_main() {
+  Worker &w = *this_worker;
+  w.critical++;
+  if (w.fault.kind == FAULT) record(w.fault);
+  leave_block(w);
+}
+
+// Let the handler return into rescue_main on a stack that is known to be good.
+void redirect(Worker &w, ucontext_t *u) {
+  uintptr_t top = ((uintptr_t)(w.rescue + STACK_BYTES) & ~(uintptr_t)15) - 64;
+#if defined(__linux__) && defined(__x86_64__)
+  u->uc_mcontext.gregs[REG_RSP] = (greg_t)(top - 8);  // as if rescue_main had been called
+  u->uc_mcontext.gregs[REG_RIP] = (greg_t)rescue_main;
+#elif defined(__linux__) && defined(__aarch64__)
+  u->uc_mcontext.sp = top;
+  u->uc_mcontext.pc = (uintptr_t)rescue_main;
+#elif defined(__APPLE__) && defined(__x86_64__)
+  u->uc_mcontext->__ss.__rsp = top - 8;
+  u->uc_mcontext->__ss.__rip = (uintptr_t)rescue_main;
+#elif defined(__APPLE__) && defined(__aarch64__)
+  u->uc_mcontext->__ss.__sp = top;
+  u->uc_mcontext->__ss.__pc = (uintptr_t)rescue_main;
+#else
+  rescue_main();  // leaves the handler by switching stacks; unblocks nothing it needs
+#endif
+}
+
+uintptr_t pc_of(const ucontext_t *u) {
+#if defined(__linux__) && defined(__x86_64__)
+  return (uintptr_t)u->uc_mcontext.gregs[REG_RIP];
+#elif defined(__linux__) && defined(__aarch64__)
+  return u->uc_mcontext.pc;
+#elif defined(__APPLE__) && defined(__x86_64__)
+  return u->uc_mcontext->__ss.__rip;
+#elif defined(__APPLE__) && defined(__aarch64__)
+  return u->uc_mcontext->__ss.__pc;
+#else
+  return 0;
+#endif
+}
+
+const int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+struct sigaction previous[64];
+
+void on_fault(int signal, siginfo_t *info, void *context) {
+  Worker *w = this_worker;
+  if (!w || !w->in_fiber || w->critical > 0) {  // not a kernel's fault: whoever was asked before us is asked
+    sigaction(signal, &previous[signal], nullptr);
+    return;
+  }
+  ucontext_t *u = (ucontext_t *)context;
+  EngineFailure &f = w->fault;
+  memset(&f, 0, sizeof f);
+  f.kind = FAULT;
+  f.signal = signal;
+  f.address = (uint64_t)info->si_addr;
+  f.block = w->block;
+  f.thread = w->current->lane.linear;
+  f.pc = pc_of(u);
+  Dl_info where;
+  if (dladdr((void *)f.pc, &where) && where.dli_fname) {
+    f.module_base = (uint64_t)where.dli_fbase;
+    f.module_pc = f.pc - f.module_base;
+    copy_text(f.module, sizeof f.module, where.dli_fname);
+  }
+#if defined(__linux__) && defined(__x86_64__)
+  f.is_write = (u->uc_mcontext.gregs[REG_ERR] & 2) ? 1 : 0;
+  if (info->si_code == SI_KERNEL) f.address = 0;  // not canonical, or a misaligned vector access
+#else
+  f.is_write = -1;
+#endif
+  uintptr_t stack = (uintptr_t)w->current->stack;
+  if ((uintptr_t)info->si_addr >= stack - 65536 && (uintptr_t)info->si_addr < stack + 16384)
+    copy_text(f.message, sizeof f.message, "stack");
+  redirect(*w, u);
+}
+
+// SIGURG, which the system itself never sends unasked: a cancelled launch is torn out of its kernels.
+void on_interrupt(int, siginfo_t *, void *context) {
+  Worker *w = this_worker;
+  if (!w || !w->in_fiber || w->critical > 0 || !pool->cancelled.load()) return;
+  w->fault.kind = NONE;
+  redirect(*w, (ucontext_t *)context);
+}
+
+void install_handlers() {
+  struct sigaction action, now;
+  memset(&action, 0, sizeof action);
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+  action.sa_sigaction = on_fault;
+  for (int signal : FAULTS) {  // looked at before every launch: others (faulthandler) install theirs at any time
+    sigaction(signal, nullptr, &now);
+    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault) continue;
+    previous[signal] = now;
+    sigaction(signal, &action, nullptr);
+  }
+  sigaction(SIGURG, nullptr, &now);
+  if (!((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_interrupt)) {
+    action.sa_sigaction = on_interrupt;
+    sigaction(SIGURG, &action, nullptr);
+  }
+}
+
+// ---------------------------------------------------------------- workers
+
+char *map_pages(size_t bytes) {
+  void *p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) {
+    fprintf(stderr, "cpu engine: no address space for %zu bytes: %s\n", bytes, strerror(errno));
+    abort();
+  }
+  return (char *)p;
+}
+
+#ifdef __linux__
+struct SharedRange {
+  void *anchor;
+  void *begin;
+  size_t bytes;
+};
+int find_shared(struct dl_phdr_info *info, size_t, void *data) {
+  SharedRange *range = (SharedRange *)data;
+  if (!info->dlpi_tls_data) return 0;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const auto &header = info->dlpi_phdr[i];
+    char *begin = (char *)info->dlpi_tls_data;
+    if (header.p_type == PT_TLS && (char *)range->anchor >= begin && (char *)range->anchor < begin + header.p_memsz) {
+      range->begin = begin;
+      range->bytes = header.p_memsz;
+      return 1;
+    }
+  }
+  return 0;
+}
+#endif
+
+void run_block(Worker &w, uint64_t block, void *shared, size_t shared_bytes) {
+  const EngineLaunch &l = pool->launch;
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  unsigned n = l.block[0] * l.block[1] * l.block[2];
+  w.n_threads = n;
+  w.n_warps = (n + WARP - 1) / WARP;
+  w.finished = w.arrived = w.warp = 0;
+  w.barrier_sum = 0;
+  w.block = block;
+  w.failed = false;
+  // A GPU leaves what the block before left; NaN is the honest form of "nobody wrote this".
+  if (shared_bytes) memset(shared, POISON, shared_bytes);
+  size_t dynamic = (l.dynamic_shared + 127) / 128 * 128;
+  w.dynamic = w.shared + SHARED_BYTES - dynamic;  // it ends where the guard page begins
+  if (dynamic) memset(w.dynamic, POISON, dynamic);
+
+  uint3 index = {(unsigned)(block % l.grid[0]), (unsigned)(block / l.grid[0] % l.grid[1]),
+                 (unsigned)(block / l.grid[0] / l.grid[1])};
+  for (unsigned i = 0; i < n; ++i) {
+    Fiber &f = w.fibers[i];
+    f.lane.thread_index = {i % l.block[0], i / l.block[0] % l.block[1], i / l.block[0] / l.block[1]};
+    f.lane.block_index = index;
+    f.lane.block_size = dim3(l.block[0], l.block[1], l.block[2]);
+    f.lane.grid_size = dim3(l.grid[0], l.grid[1], l.grid[2]);
+    f.lane.linear = i;
+    f.collective = nullptr;
+    f.at_barrier = f.at_activemask = f.finished = false;
+    // Stacks start at different offsets in their page, else all of them fight for the same cache sets.
+    prepare(f.context, f.stack + page, STACK_BYTES - page - i % 15 * 256, fiber_main);
+  }
+  for (unsigned i = 0; i < w.n_warps; ++i) {
+    unsigned lanes = std::min(n - i * WARP, WARP);
+    w.ready[i] = w.alive[i] = lanes == WARP ? ~0u : (1u << lanes) - 1;
+  }
+  w.current = &w.fibers[0];
+  w.critical = 1;
+  w.in_fiber = true;
+  switch_to(w.main, w.current->context);
+  w.in_fiber = false;
+}
+
+void work(Worker *mine) {
+  Worker &w = *mine;
+  this_worker = mine;
+  w.os_thread = pthread_self();
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  w.fibers.resize(MAX_THREADS);
+  w.stacks = map_pages(STACK_BYTES * MAX_THREADS);
+  for (unsigned i = 0; i < MAX_THREADS; ++i) {
+    w.fibers[i].stack = w.stacks + i * STACK_BYTES;
+    mprotect(w.fibers[i].stack, page, PROT_NONE);
+  }
+  w.rescue = map_pages(STACK_BYTES);
+  w.shared = map_pages(SHARED_BYTES + page);
+  mprotect(w.shared + SHARED_BYTES, page, PROT_NONE);
+  stack_t signals;
+  memset(&signals, 0, sizeof signals);
+  signals.ss_size = 256 * 1024;
+  signals.ss_sp = map_pages(signals.ss_size);
+  sigaltstack(&signals, nullptr);
+
+  uint64_t seen = 0;
+  for (;;) {
+    {
+      std::unique_lock<std::mutex> lock(pool->mutex);
+      pool->start.wait(lock, [&] { return pool->generation != seen; });
+      seen = pool->generation;
+    }
+    void *shared = nullptr;
+    size_t shared_bytes = 0;
+#ifdef __linux__
+    if (pool->launch.shared_anchor) {
+      SharedRange range = {pool->launch.shared_anchor(), nullptr, 0};
+      if (dl_iterate_phdr(find_shared, &range)) {
+        shared = range.begin;
+        shared_bytes = range.bytes;
+      }
+    }
+#endif
+    for (;;) {
+      uint64_t block = pool->next.fetch_add(1);
+      if (block >= pool->total || block >= pool->stop_at.load() || pool->cancelled.load()) break;
+      run_block(w, block, shared, shared_bytes);
+    }
+    std::lock_guard<std::mutex> lock(pool->mutex);
+    if (--pool->running == 0) pool->done.notify_all();
+  }
+}
+
+Worker &here() { return *this_worker; }
+
+// The engine's own code is not torn away by an interrupt; a kernel's is.
+struct Critical {
+  Worker &w;
+  explicit Critical(Worker &worker) : w(worker) { w.critical++; }
+  ~Critical() { w.critical--; }
+};
+
+}  // namespace
+
+// ---------------------------------------------------------------- what kernels call
+
+extern "C" {
+
+const engine::Lane *engine_lane() { return &this_worker->current->lane; }
+
+int engine_barrier(BarrierOp op, int predicate, const char *file, int line) {
+  Worker &w = here();
+  Critical guard(w);
+  Fiber &f = *w.current;
+  if (w.arrived == 0) w.barrier_sum = 0;
+  w.barrier_sum += predicate ? 1 : 0;
+  f.file = file;
+  f.line = line;
+  f.at_barrier = true;
+  set_waiting(w, f);
+  if (++w.arrived < w.n_threads) {
+    schedule(w);
+    return f.predicate;
+  }
+  int result = op == BarrierOp::count ? w.barrier_sum
+               : op == BarrierOp::all ? w.barrier_sum == (int)w.n_threads
+                                      : w.barrier_sum > 0;
+  for (unsigned i = 0; i < w.n_threads; ++i) {
+    Fiber &other = w.fibers[i];
+    if (other.line != line) {
+      fail(w, other.file, other.line,
+           "barrier divergence: " + name_of(other) + " waits in __syncthreads() at " + place(other.file, other.line) +
+               ", " + name_of(f) + " in another one at " + place(file, line) +
+               ". All threads of a block must meet in the same barrier");
+    }
+    other.at_barrier = false;
+    other.predicate = result;
+  }
+  for (unsigned i = 0; i < w.n_warps; ++i) w.ready[i] = w.alive[i];
+  w.arrived = 0;
+  w.warp = 0;
+  schedule(w);
+  return f.predicate;
+}
+
+void engine_collective(Collective *mine) {
+  Worker &w = here();
+  Critical guard(w);
+  Fiber &f = *w.current;
+  unsigned warp = f.lane.linear / WARP, lane = f.lane.linear % WARP;
+  if (!(mine->mask >> lane & 1)) {
+    char text[256];
+    snprintf(text, sizeof text, "lane %u calls %s with mask 0x%08x, which does not name the lane itself", lane,
+             mine->name, mine->mask);
+    fail(w, mine->file, mine->line, text);
+  }
+  f.collective = mine;
+  set_waiting(w, f);
+  try_collective(w, warp, mine->mask);
+  if (f.collective) schedule(w);
+}
+
+unsigned engine_activemask(const char *file, int line) {
+  Worker &w = here();
+  Critical guard(w);
+  Fiber &f = *w.current;
+  f.file = file;
+  f.line = line;
+  f.at_activemask = true;
+  set_waiting(w, f);
+  schedule(w);
+  return (unsigned)f.predicate;
+}
+
+void *engine_dynamic_shared() { return this_worker->dynamic; }
+unsigned engine_dynamic_shared_size() { return (unsigned)pool->launch.dynamic_shared; }
+
+long long engine_clock() {
+  return (long long)std::chrono::steady_clock::now().time_since_epoch().count();
+}
+
+int engine_printf(const char *format, ...) {
+  Worker &w = here();
+  Critical guard(w);
+  char text[4096];
+  va_list arguments;
+  va_start(arguments, format);
+  int length = vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  std::lock_guard<std::mutex> lock(pool->mutex);
+  if (!pool->printed.empty() && pool->printed.back().first == w.block) pool->printed.back().second += text;
+  else pool->printed.emplace_back(w.block, text);
+  return length;
+}
+
+void engine_fail(const char *message, const char *file, int line) { fail(here(), file, line, message); }
+
+// ---------------------------------------------------------------- what Python calls
+
+int engine_start(const EngineLaunch *launch, unsigned n_workers) {
+  if (!pool || pool->pid != getpid()) {  // threads do not survive a fork: the child starts a pool of its own
+    pool = new Pool;
+    pool->pid = getpid();
+  }
+  install_handlers();
+  std::lock_guard<std::mutex> lock(pool->mutex);
+  if (pool->running) return -1;
+  pool->launch = *launch;
+  pool->total = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
+  pool->next = 0;
+  pool->stop_at = ~0ull;
+  pool->cancelled = false;
+  pool->printed.clear();
+  memset(&pool->failure, 0, sizeof pool->failure);
+  while (pool->workers.size() < n_workers) {
+    Worker *worker = new Worker;
+    pool->workers.push_back(worker);
+    sigset_t all, before;  // signals meant for the program go to its own threads; faults are always ours
+    sigfillset(&all);
+    for (int signal : FAULTS) sigdelset(&all, signal);
+    sigdelset(&all, SIGURG);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pool->threads.emplace_back(work, worker);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pool->threads.back().detach();
+  }
+  pool->running = (unsigned)pool->workers.size();
+  pool->generation++;
+  pool->start.notify_all();
+  return 0;
+}
+
+// 1 when the launch has ended, 0 when the time ran out first.
+int engine_wait(int milliseconds) {
+  std::unique_lock<std::mutex> lock(pool->mutex);
+  return pool->done.wait_for(lock, std::chrono::milliseconds(milliseconds), [] { return pool->running == 0; }) ? 1 : 0;
+}
+
+void engine_cancel() {
+  pool->cancelled = true;
+  while (!engine_wait(20))
+    for (Worker *worker : pool->workers) pthread_kill(worker->os_thread, SIGURG);
+}
+
+void engine_result(EngineFailure *failure) { *failure = pool->failure; }
+
+// What the kernels printed, in the order of their blocks; the caller copies it before the next launch.
+const char *engine_printed() {
+  static std::string text;
+  std::stable_sort(pool->printed.begin(), pool->printed.end(),
+                   [](const auto &a, const auto &b) { return a.first < b.first; });
+  text.clear();
+  for (const auto &piece : pool->printed) text += piece.second;
+  return text.c_str();
+}
+
+// Memory of a device array: poisoned, aligned as CuPy's, with a guard page on both sides, so that an access
+// past the end is a fault at once and not somebody else's data.
+void *engine_allocate(size_t bytes) {
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  size_t data = (bytes + 255) / 256 * 256, pages = (data + page - 1) / page * page;
+  void *p = mmap(nullptr, pages + 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) return nullptr;
+  char *base = (char *)p;
+  mprotect(base, page, PROT_NONE);
+  mprotect(base + page + pages, page, PROT_NONE);
+  char *begin = base + page + pages - data;
+  memset(base + page, POISON, pages);
+  return begin;
+}
+
+void engine_release(void *begin, size_t bytes) {
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  size_t data = (bytes + 255) / 256 * 256, pages = (data + page - 1) / page * page;
+  munmap((char *)begin + data - pages - page, pages + 2 * page);
+}
+
+}  // extern "C"

@@ -1,0 +1,49 @@
+"""The one switch: `cp` is CuPy where a GPU answers, else the CPU engine with the same names.
+
+    from helpers.device import cp
+
+`COURSE_DEVICE=cpu` or `COURSE_DEVICE=gpu` decides it by hand.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+__all__ = ["ON_GPU", "cp", "describe"]
+
+
+def _choose() -> tuple[ModuleType, bool]:
+    wish = os.environ.get("COURSE_DEVICE", "").lower()
+    if wish not in ("", "cpu", "gpu"):
+        raise ValueError(f"COURSE_DEVICE is 'cpu' or 'gpu', not {wish!r}")
+    reason = ""
+    if wish != "cpu":
+        try:
+            import cupy
+
+            if cupy.cuda.is_available():
+                return cupy, True
+            reason = "CuPy is installed, but no NVIDIA driver answers"
+        except Exception as error:  # a broken installation of CuPy fails in many ways, none of them ours to judge
+            reason = f"CuPy does not import ({type(error).__name__}: {error})"
+    if wish == "gpu":
+        raise RuntimeError(f"COURSE_DEVICE=gpu, but there is no GPU to use: {reason}. Unset it to run on the CPU.")
+    from helpers import cpu
+
+    return cpu, False
+
+
+cp, ON_GPU = _choose()
+
+
+def describe() -> str:
+    """One line: what runs the kernels, and which compiler made them."""
+    if not ON_GPU:
+        return cp.cuda.describe()
+    properties = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)
+    major, minor = cp.cuda.nvrtc.getVersion()
+    return (
+        f"{properties['name'].decode()} (compute capability {properties['major']}.{properties['minor']}), "
+        f"kernels compiled by NVRTC {major}.{minor} through CuPy {cp.__version__}"
+    )

@@ -1,0 +1,134 @@
+"""From a `.cu` file to a kernel that checks its arguments.
+
+    tiled = load("02_tiled.cu", "tiled", defines={"HEAD_DIM": 64})
+    tiled((grid,), (block,), (q, k, v, o, n, n_kv, scale))
+
+CuPy passes whatever it is given: a Python float as 8 bytes where the kernel reads 4, a view without its strides, three
+arguments for five. A typed launch compares them with the kernel's signature first, on a GPU and on the CPU alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from helpers.cpu import arguments
+from helpers.device import cp
+
+KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+
+OPTIONS = ("-std=c++17",)
+
+
+def source(file: str) -> str:
+    """The text of `kernels/<file>`, complete: the course's own includes are pasted in.
+
+    Pasting matters: CuPy's cache looks at the text it is given, not at the files that text includes, so an edited
+    header would go unnoticed. The `#line` directives let compilers speak of the files you know.
+
+    Raises:
+        FileNotFoundError: there is no such file; the message lists those there are.
+    """
+    path = KERNELS / file
+    if not path.is_file():
+        names = ", ".join(sorted(p.name for p in KERNELS.glob("*.cu")))
+        raise FileNotFoundError(f"no kernel file {file!r} in {KERNELS.name}/; there are: {names}")
+    lines = [f'#line 1 "{file}"']
+    for number, text in enumerate(path.read_text().splitlines(), start=1):
+        include = re.match(r'\s*#\s*include\s+"([^"]+)"', text)
+        if include and (KERNELS / include.group(1)).is_file():
+            lines += [source(include.group(1)).rstrip("\n"), f'#line {number + 1} "{file}"']
+        else:
+            lines.append(text)
+    return "\n".join(lines) + "\n"
+
+
+def options(defines: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """Compiler options for `RawModule`: {"HEAD_DIM": 64} becomes ("-std=c++17", "-DHEAD_DIM=64")."""
+    return (*OPTIONS, *(f"-D{name}={value}" for name, value in (defines or {}).items()))
+
+
+class Kernel:
+    """A kernel of a module, launched only with arguments it can take.
+
+    Called as CuPy's kernels are: `kernel(grid, block, args, shared_mem=0)`.
+    """
+
+    def __init__(self, module: Any, name: str, code: str | None = None) -> None:
+        """
+        Args:
+            module: a `cp.RawModule`.
+            name: the kernel, or the name expression of an instance.
+            code: the module's source, where the module itself does not keep it.
+
+        Raises:
+            ValueError: the source has no kernel of that name.
+        """
+        text = code if code is not None else module.code
+        found = arguments.from_source(text, name)
+        if found is None:
+            there = ", ".join(arguments.source.kernels(text)) or "none"
+            raise ValueError(f"the source has no kernel {name!r}; its kernels: {there}")
+        self.name = name
+        self.parameters = found
+        self.function = module.get_function(name)
+
+    def __call__(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0) -> None:
+        """Check the arguments, then launch.
+
+        Args:
+            grid, block: one to three sizes each.
+            args: device arrays for pointers, NumPy scalars (`cp.float32(...)`) or Python ints for scalars.
+            shared_mem: dynamic shared memory in bytes; more than 48 KB is opted into here.
+
+        Raises:
+            TypeError: an argument is missing, too many, or of another type than the kernel's.
+            ValueError: an array with gaps, or more shared memory than the device has.
+        """
+        arguments.check_all(self.name, self.parameters, args, cp.ndarray, contiguous=True)
+        if shared_mem:
+            self._opt_in(shared_mem)
+        self.function(tuple(grid), tuple(block), tuple(args), shared_mem=shared_mem)
+
+    def _opt_in(self, shared_mem: int) -> None:
+        """A launch may ask for more than 48 KB of shared memory only after saying so; static memory counts as well."""
+        static = self.function.attributes["shared_size_bytes"]
+        most = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["sharedMemPerBlockOptin"]
+        if static + shared_mem > most:
+            raise ValueError(
+                f"{self.name} asks for {shared_mem:,} bytes of dynamic shared memory beside {static:,} static ones; "
+                f"this device gives a block {most:,}. Choose smaller tiles: -DBLOCK_M=..., -DBLOCK_N=..."
+            )
+        if shared_mem > self.function.max_dynamic_shared_size_bytes:
+            self.function.max_dynamic_shared_size_bytes = shared_mem
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """What the compiler says of it: shared_size_bytes and, on a GPU, num_regs and local_size_bytes."""
+        return self.function.attributes
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(code: str, compiler_options: tuple[str, ...], name: str) -> Kernel:
+    names = (name,) if "<" in name else None
+    return Kernel(cp.RawModule(code=code, options=compiler_options, name_expressions=names), name, code)
+
+
+def load(file_or_code: str, name: str, *, defines: Mapping[str, Any] | None = None) -> Kernel:
+    """Compile a kernel, or take it from this process's cache.
+
+    Args:
+        file_or_code: a file of `kernels/`, or source text (anything with a line break).
+        name: the kernel's name, or a name expression such as "wmma<half>".
+        defines: sizes by name, such as {"HEAD_DIM": 64}.
+    """
+    code = file_or_code if "\n" in file_or_code else source(file_or_code)
+    return _compiled(code, options(defines), name)
+
+
+def typed(module: Any, name: str, code: str | None = None) -> Kernel:
+    """A checked launch of a kernel of `module`, a `cp.RawModule` that you compiled yourself."""
+    return Kernel(module, name, code)

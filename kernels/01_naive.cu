@@ -1,0 +1,59 @@
+// 01 naive: one thread per query row, its scores kept in an N x N_kv scratch in global memory.
+//
+// The definition, typed in: S = scale * Q K^T, P = softmax(S) along each row, O = P V. Correct first.
+// Slow and hungry, and it shows where: every thread reads all of K and V for itself, and S is N x N_kv.
+//
+// Launch   grid ceil(N / BLOCK_M), block BLOCK_M; no shared memory
+// Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); S (N, N_kv); float32, row-major; any N, N_kv >= 1
+// Loads    in words: Q and K and V N N_kv HEAD_DIM each; S three times N N_kv, and written twice
+
+#ifndef BLOCK_M
+#define BLOCK_M 64  // B_r, query rows per block: one per thread
+#endif
+#ifndef HEAD_DIM
+#define HEAD_DIM 64  // d, the length of a row of Q, K, V, O
+#endif
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+static_assert(BLOCK_M <= 1024 && HEAD_DIM <= 128, "a block has at most 1024 threads; acc must fit the registers");
+
+extern "C" __global__ void __launch_bounds__(BLOCK_M)
+naive(const float* __restrict__ Q,  // [N, HEAD_DIM]
+      const float* __restrict__ K,  // [N_kv, HEAD_DIM]
+      const float* __restrict__ V,  // [N_kv, HEAD_DIM]
+      float* __restrict__ S,        // [N, N_kv] scratch: first scores, then exp(score - m_i)
+      float* __restrict__ O,        // [N, HEAD_DIM]
+      int N, int N_kv, float scale) {
+  // ---- prologue: which row is mine
+  const int row = blockIdx.x * BLOCK_M + threadIdx.x;
+  if (row >= N) return;  // the last block's tail; allowed, because no barrier follows
+  const float* q = Q + (size_t)row * HEAD_DIM;
+  float* s = S + (size_t)row * N_kv;
+
+  // ---- scores, and the largest of them
+  float m_i = NEG_INF;
+  for (int j = 0; j < N_kv; ++j) {
+    const float* k = K + (size_t)j * HEAD_DIM;
+    float dot = 0.0f;
+    for (int c = 0; c < HEAD_DIM; ++c) dot += q[c] * k[c];
+    s[j] = scale * dot;
+    m_i = fmaxf(m_i, s[j]);
+  }
+
+  // ---- softmax: m_i is subtracted because exp(89) is already infinite in float32
+  float l_i = 0.0f;
+  for (int j = 0; j < N_kv; ++j) {
+    s[j] = expf(s[j] - m_i);
+    l_i += s[j];
+  }
+
+  // ---- output: a sum of the rows of V, weighted by this row's s
+  float acc[HEAD_DIM] = {};
+  for (int j = 0; j < N_kv; ++j) {
+    const float* v = V + (size_t)j * HEAD_DIM;
+    const float p = s[j];
+    for (int c = 0; c < HEAD_DIM; ++c) acc[c] += p * v[c];
+  }
+
+  // ---- epilogue: divide once
+  for (int c = 0; c < HEAD_DIM; ++c) O[(size_t)row * HEAD_DIM + c] = acc[c] / l_i;
+}

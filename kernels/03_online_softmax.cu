@@ -1,0 +1,99 @@
+// 03 online softmax: one pass. The output so far is rescaled whenever a tile brings a larger maximum.
+//
+// Since 02: pass 1 is gone. m_i, l_i and acc together are always right for the keys seen so far, so K is read once. This
+// is FlashAttention's recurrence (Dao et al., 2022, algorithm 1), with the division left to the end (Dao, 2023).
+//
+// Launch   grid ceil(N / BLOCK_M), block BLOCK_M; 4 (BLOCK_M Q_STRIDE + 2 BLOCK_N HEAD_DIM) bytes of shared memory
+// Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1
+// Loads    in words: Q N HEAD_DIM; K and V once each ceil(N / BLOCK_M) N_kv HEAD_DIM
+
+#ifndef BLOCK_M
+#define BLOCK_M 64  // B_r, query rows per block: one per thread
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 16  // B_c, keys per tile
+#endif
+#ifndef HEAD_DIM
+#define HEAD_DIM 64  // d, the length of a row of Q, K, V, O
+#endif
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+#define Q_STRIDE (HEAD_DIM | 1)  // odd: the 32 lanes of a warp, each in its own row of Q_smem, hit 32 banks
+static_assert(BLOCK_M <= 1024 && HEAD_DIM <= 128, "a block has at most 1024 threads; acc must fit the registers");
+static_assert(4 * (BLOCK_M * Q_STRIDE + 2 * BLOCK_N * HEAD_DIM) <= 48 * 1024,
+              "Q_smem, K_smem and V_smem do not fit 48 KB: choose a smaller BLOCK_M or BLOCK_N");
+
+// The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows past the end become zeros.
+__device__ __forceinline__ void load_tile(float (*tile)[HEAD_DIM], const float* __restrict__ source, int first, int N_kv) {
+  for (int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += BLOCK_M) {
+    const int j = i / HEAD_DIM, c = i % HEAD_DIM;
+    tile[j][c] = first + j < N_kv ? source[(size_t)(first + j) * HEAD_DIM + c] : 0.0f;
+  }
+}
+
+// This thread's row against the BLOCK_N keys of the tile. Each word of q serves all of them before the next is read.
+__device__ __forceinline__ void row_scores(float (&s)[BLOCK_N], const float* q, const float (*K_smem)[HEAD_DIM],
+                                           int first, int N_kv, float scale) {
+#pragma unroll
+  for (int j = 0; j < BLOCK_N; ++j) s[j] = 0.0f;
+#pragma unroll 4
+  for (int c = 0; c < HEAD_DIM; ++c) {
+    const float q_c = q[c];
+#pragma unroll
+    for (int j = 0; j < BLOCK_N; ++j) s[j] += q_c * K_smem[j][c];
+  }
+  // A key past the end scores -inf, so that exp gives it exactly no weight.
+#pragma unroll
+  for (int j = 0; j < BLOCK_N; ++j) s[j] = first + j < N_kv ? scale * s[j] : NEG_INF;
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_M)
+online_softmax(const float* __restrict__ Q,  // [N, HEAD_DIM]
+               const float* __restrict__ K,  // [N_kv, HEAD_DIM]
+               const float* __restrict__ V,  // [N_kv, HEAD_DIM]
+               float* __restrict__ O,        // [N, HEAD_DIM]
+               int N, int N_kv, float scale) {
+  // ---- prologue: which row is mine; Q's rows into shared memory
+  __shared__ float Q_smem[BLOCK_M][Q_STRIDE];
+  __shared__ __align__(16) float K_smem[BLOCK_N][HEAD_DIM];
+  __shared__ __align__(16) float V_smem[BLOCK_N][HEAD_DIM];
+  const int first_row = blockIdx.x * BLOCK_M;
+  const int row = first_row + threadIdx.x;  // may lie past N: such a thread loads and waits with the others
+  const float* q = Q_smem[threadIdx.x];
+  for (int i = threadIdx.x; i < BLOCK_M * HEAD_DIM; i += BLOCK_M) {
+    const int r = i / HEAD_DIM, c = i % HEAD_DIM;
+    Q_smem[r][c] = first_row + r < N ? Q[(size_t)(first_row + r) * HEAD_DIM + c] : 0.0f;
+  }
+  float m_i = NEG_INF, l_i = 0.0f;
+
+  // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
+  float acc[HEAD_DIM] = {};
+  for (int first = 0; first < N_kv; first += BLOCK_N) {
+    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the one before
+    load_tile(K_smem, K, first, N_kv);
+    load_tile(V_smem, V, first, N_kv);
+    __syncthreads();  // hazard: the tile is read before another thread has written its part of it
+    float s[BLOCK_N];
+    row_scores(s, q, K_smem, first, N_kv, scale);
+
+    float m_new = m_i;
+#pragma unroll
+    for (int j = 0; j < BLOCK_N; ++j) m_new = fmaxf(m_new, s[j]);
+    const float rescale = expf(m_i - m_new);  // 0 at the first tile, where m_i is -inf; 1 if the maximum stays
+    m_i = m_new;
+    l_i *= rescale;
+#pragma unroll
+    for (int c = 0; c < HEAD_DIM; ++c) acc[c] *= rescale;
+
+#pragma unroll
+    for (int j = 0; j < BLOCK_N; ++j) {
+      const float p = expf(s[j] - m_i);
+      l_i += p;
+#pragma unroll
+      for (int c = 0; c < HEAD_DIM; ++c) acc[c] += p * V_smem[j][c];
+    }
+  }
+
+  // ---- epilogue: divide once
+  if (row < N)
+    for (int c = 0; c < HEAD_DIM; ++c) O[(size_t)row * HEAD_DIM + c] = acc[c] / l_i;
+}
