@@ -16,13 +16,13 @@
 #define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
 static_assert(BLOCK_M <= 1024 && HEAD_DIM <= 128, "a block has at most 1024 threads; acc must fit the registers");
 
-extern "C" __global__ void __launch_bounds__(BLOCK_M)
-naive(const float* __restrict__ Q,  // [N, HEAD_DIM]
-      const float* __restrict__ K,  // [N_kv, HEAD_DIM]
-      const float* __restrict__ V,  // [N_kv, HEAD_DIM]
-      float* __restrict__ S,        // [N, N_kv] scratch: first scores, then exp(score - m_i)
-      float* __restrict__ O,        // [N, HEAD_DIM]
-      int N, int N_kv, float scale) {
+extern "C" __global__ void __launch_bounds__(BLOCK_M) naive(
+    const float* __restrict__ Q,  // [N, HEAD_DIM]
+    const float* __restrict__ K,  // [N_kv, HEAD_DIM]
+    const float* __restrict__ V,  // [N_kv, HEAD_DIM]
+    float* __restrict__ S,        // [N, N_kv] scratch: first scores, then exp(score - m_i)
+    float* __restrict__ O,        // [N, HEAD_DIM]
+    int N, int N_kv, float scale) {
   // ---- prologue: which row is mine
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
   if (row >= N) return;  // the last block's tail; allowed, because no barrier follows

@@ -17,13 +17,15 @@
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O
 #endif
 #define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
-#define Q_STRIDE (HEAD_DIM | 1)  // odd: the 32 lanes of a warp, each in its own row of Q_smem, hit 32 banks
+#define Q_STRIDE (HEAD_DIM | 1)             // odd: the 32 lanes of a warp, each in its own row of Q_smem, hit 32 banks
 static_assert(BLOCK_M <= 1024 && HEAD_DIM <= 128, "a block has at most 1024 threads; acc must fit the registers");
-static_assert(4 * (BLOCK_M * Q_STRIDE + 2 * BLOCK_N * HEAD_DIM) <= 48 * 1024,
-              "Q_smem, K_smem and V_smem do not fit 48 KB: choose a smaller BLOCK_M or BLOCK_N");
+static_assert(
+    4 * (BLOCK_M * Q_STRIDE + 2 * BLOCK_N * HEAD_DIM) <= 48 * 1024,
+    "Q_smem, K_smem and V_smem do not fit 48 KB: choose a smaller BLOCK_M or BLOCK_N");
 
 // The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows past the end become zeros.
-__device__ __forceinline__ void load_tile(float (*tile)[HEAD_DIM], const float* __restrict__ source, int first, int N_kv) {
+__device__ __forceinline__ void load_tile(
+    float (*tile)[HEAD_DIM], const float* __restrict__ source, int first, int N_kv) {
   for (int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += BLOCK_M) {
     const int j = i / HEAD_DIM, c = i % HEAD_DIM;
     tile[j][c] = first + j < N_kv ? source[(size_t)(first + j) * HEAD_DIM + c] : 0.0f;
@@ -31,8 +33,8 @@ __device__ __forceinline__ void load_tile(float (*tile)[HEAD_DIM], const float* 
 }
 
 // This thread's row against the BLOCK_N keys of the tile. Each word of q serves all of them before the next is read.
-__device__ __forceinline__ void row_scores(float (&s)[BLOCK_N], const float* q, const float (*K_smem)[HEAD_DIM],
-                                           int first, int N_kv, float scale) {
+__device__ __forceinline__ void row_scores(
+    float (&s)[BLOCK_N], const float* q, const float (*K_smem)[HEAD_DIM], int first, int N_kv, float scale) {
 #pragma unroll
   for (int j = 0; j < BLOCK_N; ++j) s[j] = 0.0f;
 #pragma unroll 4
@@ -46,12 +48,12 @@ __device__ __forceinline__ void row_scores(float (&s)[BLOCK_N], const float* q, 
   for (int j = 0; j < BLOCK_N; ++j) s[j] = first + j < N_kv ? scale * s[j] : NEG_INF;
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_M)
-tiled(const float* __restrict__ Q,  // [N, HEAD_DIM]
-      const float* __restrict__ K,  // [N_kv, HEAD_DIM]
-      const float* __restrict__ V,  // [N_kv, HEAD_DIM]
-      float* __restrict__ O,        // [N, HEAD_DIM]
-      int N, int N_kv, float scale) {
+extern "C" __global__ void __launch_bounds__(BLOCK_M) tiled(
+    const float* __restrict__ Q,  // [N, HEAD_DIM]
+    const float* __restrict__ K,  // [N_kv, HEAD_DIM]
+    const float* __restrict__ V,  // [N_kv, HEAD_DIM]
+    float* __restrict__ O,        // [N, HEAD_DIM]
+    int N, int N_kv, float scale) {
   // ---- prologue: which row is mine; Q's rows into shared memory
   __shared__ float Q_smem[BLOCK_M][Q_STRIDE];
   __shared__ __align__(16) float K_smem[BLOCK_N][HEAD_DIM];

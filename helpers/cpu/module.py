@@ -383,7 +383,7 @@ class RawKernel:
         if shared_mem < 0 or shared_mem > self.max_dynamic_shared_size_bytes:
             raise LaunchError(
                 f"shared_mem = {shared_mem:,} bytes, but a launch of {self.name} may ask for "
-                f"{self.max_dynamic_shared_size_bytes:,} (48 KB less {self._static_shared:,} static bytes, if not raised). "
+                f"{self.max_dynamic_shared_size_bytes:,} (48 KB less {self._static_shared:,} static, if not raised). "
                 f"Set kernel.max_dynamic_shared_size_bytes = {shared_mem} before the launch, up to "
                 f"{SHARED_PER_BLOCK_OPTIN - self._static_shared:,} (a GPU says: invalid argument)"
             )
