@@ -104,8 +104,13 @@ def _check_shapes(q: Any, k: Any, v: Any) -> None:
 
 
 def _shared_tiles(head_dim: int) -> dict[str, int]:
-    """48 KB of static shared memory hold 64 rows of Q up to d = 64, and 32 rows beyond."""
-    return {"BLOCK_M": 64 if head_dim <= 64 else 32, "BLOCK_N": 16}
+    """The most query rows whose Q_smem, K_smem and V_smem fit 48 KB: each tile then serves that many rows."""
+    block_n = 16
+    row_stride = head_dim | 1
+    for block_m in (128, 64, 32):
+        if 4 * (block_m * row_stride + 2 * block_n * head_dim) <= 48 * 1024:
+            break
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n}
 
 
 _STAGES = (

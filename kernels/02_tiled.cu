@@ -8,7 +8,7 @@
 // Loads    in words: Q N HEAD_DIM; K twice and V once ceil(N / BLOCK_M) N_kv HEAD_DIM
 
 #ifndef BLOCK_M
-#define BLOCK_M 64  // B_r, query rows per block: one per thread
+#define BLOCK_M 128  // B_r, query rows per block: one per thread
 #endif
 #ifndef BLOCK_N
 #define BLOCK_N 16  // B_c, keys per tile
@@ -61,6 +61,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) tiled(
   const int first_row = blockIdx.x * BLOCK_M;
   const int row = first_row + threadIdx.x;  // may lie past N: such a thread loads and waits with the others
   const float* q = Q_smem[threadIdx.x];
+  // No barrier follows these stores: the second one of the loop below comes before the first read.
   for (int i = threadIdx.x; i < BLOCK_M * HEAD_DIM; i += BLOCK_M) {
     const int r = i / HEAD_DIM, c = i % HEAD_DIM;
     Q_smem[r][c] = first_row + r < N ? Q[(size_t)(first_row + r) * HEAD_DIM + c] : 0.0f;
