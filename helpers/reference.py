@@ -1,0 +1,188 @@
+"""Attention in NumPy float64: what every kernel of the course is checked against.
+
+Imports NumPy alone. The definition is scaled dot-product attention (Vaswani et al. 2017, "Attention Is All
+You Need", section 3.2.1):  O = softmax(softmax_scale * Q K^T) V.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+# Upper limit of the scores held at one time. The scores of N = N_kv = 16384 would be 2 GiB in float64.
+CHUNK_BYTES = 32 * 2**20
+
+
+class OnlineSoftmaxTrace(NamedTuple):
+    """What online softmax holds after each tile of keys. All arrays are float64.
+
+    m_i:     (tiles, N), the running maximum of the scaled scores.
+    l_i:     (tiles, N), the running sum of exp(score - m_i).
+    rescale: (tiles, N), exp(m_old - m_i), by which l_i and acc of the tiles before were multiplied; 0 at the
+    first tile.
+    output:  (N, d_v), attention: acc divided by l_i once, after the last tile.
+    lse:     (N,), m_i + log(l_i) after the last tile: the log-sum-exp of a row's scores.
+    """
+
+    m_i: np.ndarray
+    l_i: np.ndarray
+    rescale: np.ndarray
+    output: np.ndarray
+    lse: np.ndarray
+
+
+def softmax(s: np.ndarray) -> np.ndarray:
+    """Softmax over the last axis, with each row's maximum subtracted so that exp cannot overflow.
+
+    s: any shape (..., n), real; -inf stands for a key that is not seen. Returns float64 of the same shape.
+    Raises ValueError for an empty last axis, and for a row with NaN, +inf or nothing but -inf: it has no
+    softmax.
+    """
+    s = _real("s", s)
+    if s.ndim == 0 or s.shape[-1] == 0:
+        raise ValueError(f"softmax needs at least one score in a row: s has shape {s.shape}.")
+    m = s.max(axis=-1, keepdims=True)
+    if not np.isfinite(m).all():
+        raise ValueError(
+            "softmax needs a finite maximum in each row: a row of s holds NaN or +inf, or only -inf."
+        )
+    p = np.exp(s - m)
+    p /= p.sum(axis=-1, keepdims=True)
+    return p
+
+
+def attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+    """softmax(softmax_scale * q k^T) v, computed in float64 (Vaswani et al. 2017, section 3.2.1).
+
+    q: (..., N, d), k: (..., N_kv, d), v: (..., N_kv, d_v), any real dtype, finite. Leading axes (batch,
+    heads) broadcast against each other. softmax_scale: 1 / sqrt(d) where it is None.
+
+    Returns o (..., N, d_v) float64; with return_lse=True (o, lse), where lse (..., N) is the natural
+    logarithm of the sum of exp(scaled scores) of each row. Query rows go through in chunks: at most
+    CHUNK_BYTES of scores (or one row's) are held at one time, so N = 16384 needs no 2 GiB.
+
+    Raises ValueError for shapes that do not fit, for NaN or inf in an input, for a softmax_scale that is not
+    finite; TypeError for what is not a NumPy array of real numbers.
+    """
+    q, k, v, batch, scale = _arguments(q, k, v, softmax_scale)
+    (n, _), n_kv = q.shape[-2:], k.shape[-2]
+    o = np.empty((*batch, n, v.shape[-1]))
+    lse = np.empty((*batch, n))
+    q = np.broadcast_to(q, batch + q.shape[-2:])
+    k = np.broadcast_to(k, batch + k.shape[-2:])
+    v = np.broadcast_to(v, batch + v.shape[-2:])
+    step = min(n, max(1, CHUNK_BYTES // (8 * n_kv)))
+    scores = np.empty((step, n_kv))  # the largest array here: made once, and turned into P in place
+    for head in np.ndindex(batch):
+        for start in range(0, n, step):
+            rows = slice(start, min(start + step, n))
+            s = np.matmul(q[head][rows], k[head].T, out=scores[: rows.stop - start])
+            s *= scale
+            m = s.max(axis=-1, keepdims=True)
+            np.exp(np.subtract(s, m, out=s), out=s)
+            l = s.sum(axis=-1, keepdims=True)  # noqa: E741 - the name that the papers use
+            o[head][rows] = (s @ v[head]) / l
+            lse[head][rows] = (m + np.log(l))[:, 0]
+    return (o, lse) if return_lse else o
+
+
+def online_softmax_trace(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    block_n: int,
+    *,
+    softmax_scale: float | None = None,
+) -> OnlineSoftmaxTrace:
+    """Attention by online softmax over tiles of block_n keys, with m_i, l_i and the rescaling of each tile.
+
+    The recurrence of m_i and l_i is algorithm 3 of Milakov & Gimelshein 2018 ("Online normalizer calculation
+    for softmax"); with the output carried along it is algorithm 1 of Dao et al. 2022 ("FlashAttention"). Here
+    acc is divided by l_i once, at the end, as in Dao 2023 ("FlashAttention-2"), not at every tile.
+
+    q: (N, d), k: (N_kv, d), v: (N_kv, d_v), one head, real, finite. block_n: keys in a tile, at least 1; the
+    last tile may be shorter. Returns an OnlineSoftmaxTrace in float64, with ceil(N_kv / block_n) tiles.
+    Raises ValueError and TypeError as attention() does, and ValueError for more than one head or block_n < 1.
+    """
+    q, k, v, batch, scale = _arguments(q, k, v, softmax_scale)
+    if batch:
+        raise ValueError(
+            f"the trace is of one head: expected q (N, d), k and v (N_kv, d), got leading axes {batch}."
+        )
+    if isinstance(block_n, bool) or not isinstance(block_n, int | np.integer) or block_n < 1:
+        raise ValueError(
+            f"block_n is the number of keys in a tile: expected an int of at least 1, got {block_n!r}."
+        )
+    n, n_kv = len(q), len(k)
+    tiles = -(-n_kv // block_n)
+    m_trace, l_trace, rescale_trace = (np.empty((tiles, n)) for _ in range(3))
+    m_i = np.full(n, -np.inf)
+    l_i = np.zeros(n)
+    acc = np.zeros((n, v.shape[-1]))
+    for tile in range(tiles):
+        keys = slice(tile * block_n, (tile + 1) * block_n)
+        s = q @ k[keys].T * scale
+        m_new = np.maximum(m_i, s.max(axis=-1))
+        rescale = np.exp(m_i - m_new)  # exp(-inf) = 0 at the first tile: there is nothing yet to keep
+        p = np.exp(s - m_new[:, None])
+        l_i = rescale * l_i + p.sum(axis=-1)
+        acc = rescale[:, None] * acc + p @ v[keys]
+        m_i = m_new
+        m_trace[tile], l_trace[tile], rescale_trace[tile] = m_i, l_i, rescale
+    return OnlineSoftmaxTrace(m_trace, l_trace, rescale_trace, acc / l_i[:, None], m_i + np.log(l_i))
+
+
+def _real(name: str, a: np.ndarray) -> np.ndarray:
+    """a as float64. TypeError where that is not possible without a loss or a copy from a device."""
+    if not isinstance(a, np.ndarray) and hasattr(a, "get"):
+        raise TypeError(f"{name} is a device array: expected a NumPy array. Pass cp.asnumpy({name}).")
+    a = np.asarray(a)
+    # "V" lets in bfloat16 and the 8-bit floats of ml_dtypes, which NumPy does not know as floats.
+    if a.dtype.kind not in "buifV" or a.dtype.names is not None:
+        raise TypeError(f"{name} has dtype {a.dtype}: expected real numbers.")
+    try:
+        return a.astype(np.float64, copy=False)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} has dtype {a.dtype}: expected real numbers.") from error
+
+
+def _arguments(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, softmax_scale: float | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...], float]:
+    """q, k, v as float64, the leading axes and the scale, after every check that attention() promises."""
+    q, k, v = _real("q", q), _real("k", k), _real("v", v)
+    for name, a, form in (("q", q, "(..., N, d)"), ("k", k, "(..., N_kv, d)"), ("v", v, "(..., N_kv, d_v)")):
+        if a.ndim < 2:
+            raise ValueError(f"{name} has shape {a.shape}: expected {form}, two axes or more.")
+        if 0 in a.shape:
+            raise ValueError(f"{name} has shape {a.shape}: expected {form} with no axis of length 0.")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q {q.shape} and k {k.shape} differ in d, their last axis: q k^T needs the same d.")
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(
+            f"k {k.shape} and v {v.shape} differ in N_kv, the axis before the last: each key has one value."
+        )
+    try:
+        batch = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    except ValueError:
+        raise ValueError(
+            f"the leading axes of q {q.shape}, k {k.shape} and v {v.shape} do not broadcast: "
+            "expected equal lengths, or 1, in each."
+        ) from None
+    for name, a in (("q", q), ("k", k), ("v", v)):
+        if not np.isfinite(a).all():
+            count = int((~np.isfinite(a)).sum())
+            raise ValueError(f"{name} holds {count} NaN or inf: the reference is for finite inputs.")
+    scale = 1.0 / math.sqrt(q.shape[-1]) if softmax_scale is None else float(softmax_scale)
+    if not math.isfinite(scale):
+        raise ValueError(f"softmax_scale is {scale}: expected a finite number, or None for 1 / sqrt(d).")
+    return q, k, v, batch, scale

@@ -1,0 +1,298 @@
+"""The reference against a literal triple loop, against identities of attention, and against wrong use."""
+
+import math
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import reference
+from helpers.reference import attention, online_softmax_trace, softmax
+
+
+def literal(q, k, v, scale):
+    """Attention as the formula reads, in plain Python floats, no NumPy arithmetic: o and lse."""
+    o, lse = [], []
+    for i in range(len(q)):
+        s = []
+        for j in range(len(k)):
+            dot = 0.0
+            for t in range(len(q[i])):
+                dot += float(q[i][t]) * float(k[j][t])
+            s.append(scale * dot)
+        m = max(s)
+        e = [math.exp(x - m) for x in s]
+        total = math.fsum(e)
+        o.append([math.fsum(e[j] * float(v[j][c]) for j in range(len(k))) / total for c in range(len(v[0]))])
+        lse.append(m + math.log(total))
+    return np.array(o), np.array(lse)
+
+
+def normal(*shape, seed=0, mean=0.25):
+    return np.random.default_rng(seed).standard_normal(shape) + mean
+
+
+@pytest.mark.parametrize(
+    "n, n_kv, d, d_v", [(1, 1, 1, 1), (1, 7, 3, 3), (5, 1, 2, 4), (3, 33, 8, 8), (17, 5, 13, 3)]
+)
+@pytest.mark.parametrize("scale", [None, 0.0, -0.7, 3.0])
+def test_equals_the_literal_triple_loop(n, n_kv, d, d_v, scale):
+    q, k, v = normal(n, d, seed=1), normal(n_kv, d, seed=2), normal(n_kv, d_v, seed=3)
+    o, lse = attention(q, k, v, softmax_scale=scale, return_lse=True)
+    o_loop, lse_loop = literal(q, k, v, 1 / math.sqrt(d) if scale is None else scale)
+    assert o.shape == (n, d_v) and lse.shape == (n,) and o.dtype == lse.dtype == np.float64
+    np.testing.assert_allclose(o, o_loop, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(lse, lse_loop, rtol=0, atol=1e-13)
+
+
+def test_return_lse_does_not_change_the_output():
+    q, k, v = normal(4, 3), normal(6, 3, seed=1), normal(6, 3, seed=2)
+    np.testing.assert_array_equal(attention(q, k, v), attention(q, k, v, return_lse=True)[0])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_logits_of_1e4_stay_finite_and_exact(sign):
+    q, k, v = normal(9, 4), normal(11, 4, seed=1), normal(11, 4, seed=2)
+    scale = sign * 1e4 / np.abs(q @ k.T).max()
+    with np.errstate(all="raise", under="ignore"):
+        o, lse = attention(q, k, v, softmax_scale=scale, return_lse=True)
+    o_loop, lse_loop = literal(q, k, v, scale)
+    # A logit of 1e4 is itself rounded by 1e-12 in float64: two orders of summing share no more.
+    np.testing.assert_allclose(o, o_loop, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(lse, lse_loop, rtol=1e-14)
+    assert np.abs(lse).max() > 1e3
+
+
+def test_a_textbook_case():
+    """Logits ln 1, ln 2, ln 5: the weights are 1/8, 2/8, 5/8."""
+    q, k = np.ones((1, 1)), np.log([[1.0], [2.0], [5.0]])
+    v = np.eye(3)
+    o, lse = attention(q, k, v, return_lse=True)
+    np.testing.assert_allclose(o, [[1 / 8, 2 / 8, 5 / 8]], atol=1e-15)
+    np.testing.assert_allclose(lse, [math.log(8)], atol=1e-15)
+
+
+def test_order_of_keys_is_nothing():
+    q, k, v = normal(6, 5), normal(40, 5, seed=1), normal(40, 5, seed=2)
+    order = np.random.default_rng(4).permutation(40)
+    for a, b in zip(
+        attention(q, k, v, return_lse=True), attention(q, k[order], v[order], return_lse=True), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-13)
+    # Keys without their values are another matter.
+    assert np.abs(attention(q, k, v) - attention(q, k[order], v)).max() > 0.1
+
+
+@pytest.mark.parametrize("c", [-500.0, 3.0, 1e4])
+def test_a_constant_added_to_the_logits_moves_only_lse(c):
+    """One more column, c in q and 1 in k, adds c to every score."""
+    q, k, v = normal(6, 5), normal(12, 5, seed=1), normal(12, 2, seed=2)
+    o, lse = attention(q, k, v, softmax_scale=1.0, return_lse=True)
+    q1, k1 = np.hstack([q, np.full((6, 1), c)]), np.hstack([k, np.ones((12, 1))])
+    o1, lse1 = attention(q1, k1, v, softmax_scale=1.0, return_lse=True)
+    np.testing.assert_allclose(o1, o, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(lse1, lse + c, rtol=1e-14)
+
+
+def test_one_key_returns_its_value_and_equal_keys_the_mean():
+    v = normal(7, 3, seed=2)
+    np.testing.assert_array_equal(attention(normal(4, 5), normal(1, 5), v[:1]), np.repeat(v[:1], 4, axis=0))
+    np.testing.assert_allclose(attention(normal(4, 5), np.ones((7, 5)), v)[0], v.mean(0), atol=1e-15)
+
+
+def test_leading_axes_broadcast():
+    q, k, v = normal(2, 3, 4, 5), normal(3, 6, 5, seed=1), normal(2, 1, 6, 2, seed=2)
+    o, lse = attention(q, k, v, return_lse=True)
+    assert o.shape == (2, 3, 4, 2) and lse.shape == (2, 3, 4)
+    for b in range(2):
+        for h in range(3):
+            o_one, lse_one = attention(q[b, h], k[h], v[b, 0], return_lse=True)
+            np.testing.assert_allclose(o[b, h], o_one, rtol=0, atol=1e-14)
+            np.testing.assert_allclose(lse[b, h], lse_one, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("limit", [1, 8 * 29 * 3, 8 * 29 * 7 + 5])
+def test_chunks_give_the_same(monkeypatch, limit):
+    q, k, v = normal(2, 31, 8), normal(2, 29, 8, seed=1), normal(2, 29, 8, seed=2)
+    whole = attention(q, k, v, return_lse=True)
+    monkeypatch.setattr(reference, "CHUNK_BYTES", limit)
+    for a, b in zip(attention(q, k, v, return_lse=True), whole, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-14)
+
+
+def test_sixteen_thousand_rows_do_not_need_all_scores_at_once():
+    n, n_kv, d = 16384, 1024, 4
+    q, k, v = normal(n, d), normal(n_kv, d, seed=1), normal(n_kv, d, seed=2)
+    tracemalloc.start()
+    try:
+        o = attention(q, k, v)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * reference.CHUNK_BYTES < 8 * n * n_kv / 2
+    np.testing.assert_allclose(o[-3:], literal(q[-3:], k, v, 0.5)[0], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int8])
+def test_input_types_are_widened_and_left_alone(dtype):
+    q, k, v = (normal(4, 3, seed=s, mean=2).astype(dtype) for s in range(3))
+    before = q.copy(), k.copy(), v.copy()
+    o = attention(q, k, v)
+    assert o.dtype == np.float64
+    wide = [a.astype(np.float64) for a in (q, k, v)]
+    np.testing.assert_allclose(o, literal(*wide, 1 / math.sqrt(3))[0], rtol=0, atol=1e-14)
+    for a, b in zip((q, k, v), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(wide, before, strict=True):  # float64 inputs are not copied on the way in: nor written
+        np.testing.assert_array_equal(a, b.astype(np.float64))
+
+
+def test_lists_and_views_are_arrays_too():
+    q, k, v = normal(4, 6)[:, ::2], normal(3, 10, seed=1).T[:7], normal(7, 3, seed=2)[::-1]
+    copies = q.copy(), k.copy(), v.copy()
+    np.testing.assert_allclose(attention(q, k, v), attention(*copies), rtol=0, atol=1e-14)
+    np.testing.assert_array_equal(attention([[1, 2]], [[3, 4]], [[5, 6]]), [[5.0, 6.0]])
+
+
+def test_softmax_rows():
+    s = normal(3, 4, 9)
+    p = softmax(s)
+    np.testing.assert_allclose(p.sum(-1), 1, atol=1e-15)
+    e = [math.exp(x) for x in s[1, 2]]
+    np.testing.assert_allclose(p[1, 2], np.array(e) / math.fsum(e), atol=1e-15)
+    np.testing.assert_array_equal(softmax(np.array([1000.0, 1000.0, -np.inf])), [0.5, 0.5, 0.0])
+    np.testing.assert_allclose(softmax(s + 700), p, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "s, words",
+    [
+        (np.float64(1.0), "at least one score"),
+        (np.empty((3, 0)), "at least one score"),
+        ([0.0, np.nan], "NaN"),
+        ([0.0, np.inf], "finite maximum"),
+        ([[0.0, 1.0], [-np.inf, -np.inf]], "only -inf"),
+    ],
+)
+def test_softmax_refuses_rows_that_have_none(s, words):
+    with pytest.raises(ValueError, match=words):
+        softmax(np.asarray(s))
+
+
+@pytest.mark.parametrize(
+    "n, n_kv, d, block_n", [(1, 1, 1, 1), (5, 33, 8, 32), (5, 64, 3, 32), (7, 20, 4, 1), (3, 20, 4, 999)]
+)
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_online_trace_equals_the_direct_result(n, n_kv, d, block_n, size):
+    q, k, v = normal(n, d), normal(n_kv, d, seed=1), normal(n_kv, d + 1, seed=2)
+    scale = size / np.abs(q @ k.T).max()
+    trace = online_softmax_trace(q, k, v, block_n, softmax_scale=scale)
+    tiles = math.ceil(n_kv / block_n)
+    assert trace.m_i.shape == trace.l_i.shape == trace.rescale.shape == (tiles, n)
+    s = scale * (q @ k.T)
+    for tile in range(tiles):
+        seen = s[:, : (tile + 1) * block_n]
+        m = seen.max(1)
+        np.testing.assert_allclose(trace.m_i[tile], m, rtol=1e-14, atol=1e-12)
+        np.testing.assert_allclose(trace.l_i[tile], np.exp(seen - m[:, None]).sum(1), rtol=1e-10)
+        before = np.exp(s[:, : tile * block_n].max(1) - m) if tile else np.zeros(n)
+        np.testing.assert_allclose(trace.rescale[tile], before, rtol=0, atol=1e-10)
+    o, lse = attention(q, k, v, softmax_scale=scale, return_lse=True)
+    np.testing.assert_allclose(trace.output, o, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(trace.lse, lse, rtol=1e-13, atol=1e-12)
+
+
+def test_online_trace_default_scale():
+    q, k, v = normal(4, 9), normal(6, 9, seed=1), normal(6, 9, seed=2)
+    np.testing.assert_allclose(
+        online_softmax_trace(q, k, v, 4).output, attention(q, k, v), rtol=0, atol=1e-14
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(1, 6), n_kv=st.integers(1, 9), d=st.integers(1, 6), block_n=st.integers(1, 10),
+    size=st.floats(1e-3, 1e3), seed=st.integers(0, 2**16),
+)  # fmt: skip
+def test_any_shape_against_the_loop_and_the_trace(n, n_kv, d, block_n, size, seed):
+    q, k, v = size * normal(n, d, seed=seed), normal(n_kv, d, seed=seed + 1), normal(n_kv, d, seed=seed + 2)
+    o_loop, _ = literal(q, k, v, 1 / math.sqrt(d))
+    np.testing.assert_allclose(attention(q, k, v), o_loop, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(online_softmax_trace(q, k, v, block_n).output, o_loop, rtol=0, atol=1e-10)
+
+
+ONES = np.ones((4, 3))
+
+
+@pytest.mark.parametrize(
+    "q, k, v, words",
+    [
+        (np.ones(3), ONES, ONES, r"q has shape \(3,\): expected \(\.\.\., N, d\)"),
+        (ONES, np.ones(3), ONES, r"k has shape \(3,\): expected \(\.\.\., N_kv, d\)"),
+        (ONES, ONES, np.float64(1), r"v has shape \(\): expected \(\.\.\., N_kv, d_v\)"),
+        (np.ones((4, 2)), ONES, ONES, r"q \(4, 2\) and k \(4, 3\) differ in d"),
+        (ONES, ONES, np.ones((5, 3)), r"k \(4, 3\) and v \(5, 3\) differ in N_kv"),
+        (np.ones((0, 3)), ONES, ONES, r"q has shape \(0, 3\).*no axis of length 0"),
+        (ONES, np.ones((0, 3)), np.ones((0, 3)), r"k has shape \(0, 3\).*no axis of length 0"),
+        (np.ones((2, 4, 3)), np.ones((3, 4, 3)), ONES, r"leading axes of q \(2, 4, 3\), k \(3, 4, 3\)"),
+        (np.where(np.eye(4, 3) > 0, np.nan, 1), ONES, ONES, "q holds 3 NaN or inf"),
+        (ONES, ONES, np.where(np.eye(4, 3) > 0, -np.inf, 1), "v holds 3 NaN or inf"),
+    ],
+)
+def test_wrong_shapes_and_values_are_named(q, k, v, words):
+    with pytest.raises(ValueError, match=words):
+        attention(q, k, v)
+    with pytest.raises(ValueError, match=words):
+        online_softmax_trace(q, k, v, 2)
+
+
+@pytest.mark.parametrize("scale", [math.inf, math.nan])
+def test_scale_must_be_finite(scale):
+    with pytest.raises(ValueError, match="softmax_scale is"):
+        attention(ONES, ONES, ONES, softmax_scale=scale)
+
+
+@pytest.mark.parametrize("block_n", [0, -1, 2.0, None, True])
+def test_trace_block_n(block_n):
+    with pytest.raises(ValueError, match="block_n is the number of keys in a tile"):
+        online_softmax_trace(ONES, ONES, ONES, block_n)
+
+
+def test_trace_is_of_one_head():
+    with pytest.raises(ValueError, match="one head"):
+        online_softmax_trace(np.ones((2, 4, 3)), ONES, ONES, 2)
+
+
+def test_wrong_kinds_are_type_errors():
+    class OnDevice:
+        def get(self):
+            return ONES
+
+    with pytest.raises(TypeError, match=r"k is a device array.*cp\.asnumpy\(k\)"):
+        attention(ONES, OnDevice(), ONES)
+    for bad in (
+        ONES.astype(complex),
+        ONES.astype(object),
+        ONES.astype(str),
+        np.zeros((4, 3), "V8"),
+        np.zeros((4, 3), "f4,f4"),
+    ):
+        with pytest.raises(TypeError, match="v has dtype"):
+            attention(ONES, ONES, bad)
+
+
+def test_imports_numpy_alone():
+    """In a fresh interpreter: nothing of the course and no CuPy comes in with the reference."""
+    code = (
+        "import sys, helpers.reference; "
+        "print([m for m in sys.modules if m.startswith(('helpers.', 'cupy', 'ml_dtypes'))])"
+    )
+    root = Path(reference.__file__).resolve().parent.parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['helpers.reference']"
