@@ -16,7 +16,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,15 @@ MEASURED = Path(__file__).resolve().parent.parent / "notebooks" / "measured"
 
 # (batch, heads, rows, head_dim): what the record holds.
 SHAPES = ((1, 1, 4096, 64), (1, 1, 16384, 64))
+
+# Tile sizes that were tried, at the last of SHAPES: what the stages' own sizes were chosen from.
+VARIANTS: dict[str, tuple[dict[str, int], ...]] = {
+    "naive": tuple({"BLOCK_M": m} for m in (32, 64, 128, 256)),
+    "tiled": tuple({"BLOCK_M": m, "BLOCK_N": 16} for m in (32, 64, 128)),
+    "online_softmax": tuple(
+        {"BLOCK_M": m, "BLOCK_N": n} for m, n in ((32, 16), (64, 8), (64, 16), (64, 32), (128, 16))
+    ),
+}
 
 TOLERANCE = 1e-5  # absolute, against float64, for unit-normal inputs
 
@@ -53,7 +62,7 @@ class Result:
     """One line of the record."""
 
     name: str
-    kind: str  # "stage", "peer" or "roof"
+    kind: str  # "stage", "peer", "roof", or "variant": a stage with other tile sizes, which `note` names
     shape: list[int]
     dtype: str
     ms: float
@@ -140,10 +149,10 @@ class Progress:
             sys.stderr.write("\r" + " " * 72 + "\r")
 
 
-def _time_stage(stage: Stage, shape: Sequence[int], budget_s: float) -> Result:
+def _time_stage(stage: Stage, shape: Sequence[int], budget_s: float, sizes: Mapping[str, int] | None = None) -> Result:
     _, _, n, head_dim = shape
     q, k, v = make_inputs(n, n, head_dim, seed=n)
-    launch, o = stage.prepare(q, k, v)
+    launch, o = stage.prepare(q, k, v, sizes=sizes)
     launch()
     error = error_on_sample(o, q, k, v)
     if not error <= TOLERANCE:
@@ -151,12 +160,13 @@ def _time_stage(stage: Stage, shape: Sequence[int], budget_s: float) -> Result:
     t = measure(launch, budget_s=budget_s)
     return Result(
         stage.name,
-        "stage",
+        "variant" if sizes else "stage",
         list(shape),
         "float32",
         **asdict(t),
         tflops=flops(n, n, head_dim) / t.ms / 1e9,
         max_error=error,
+        note=" ".join(f"{name}={value}" for name, value in {**stage.tiles(head_dim), **(sizes or {})}.items()),
     )
 
 
@@ -250,7 +260,8 @@ def _table(results: Sequence[Result]) -> str:
         shape = "x".join(map(str, r.shape))
         rate = f"{r.tflops:9.3g}" if r.tflops is not None else f"{r.gbps:7.0f}GB"
         error = f"{r.max_error:11.1e}" if r.max_error is not None else ""
-        lines.append(f"{r.name:18}{shape:>20}{r.ms:10.3f}{f'{r.ms_min:.3f}-{r.ms_max:.3f}':>17}{rate}{error}")
+        spread = f"{r.ms_min:.3f}-{r.ms_max:.3f}"
+        lines.append(f"{r.name:18}{shape:>20}{r.ms:10.3f}{spread:>17}{rate}{error}  {r.note}".rstrip())
     return "\n".join(lines)
 
 
@@ -310,7 +321,8 @@ def bench(argv: Sequence[str] = ()) -> int:
     }
     record = Record(_device(), how)
     print(record.device["description"])
-    progress = Progress(len(shapes) * (len(LADDER) + (2 if torch else 1)) + (2 if torch else 0))
+    variants = sum(map(len, VARIANTS.values())) if ON_GPU and not wish.quick else 0
+    progress = Progress(len(shapes) * (len(LADDER) + (2 if torch else 1)) + (2 if torch else 0) + variants)
     if torch:
         for roof in _torch_roofs(torch, budget):
             progress.step(roof.name)
@@ -323,6 +335,11 @@ def bench(argv: Sequence[str] = ()) -> int:
         for peer in peers:
             progress.step(peer.name)
             record.results.append(peer)
+    if ON_GPU and not wish.quick:
+        for name, variants in VARIANTS.items():
+            for sizes in variants:
+                progress.step(f"{name} {sizes}")
+                record.results.append(_time_stage(LADDER[name], SHAPES[-1], budget, sizes))
     progress.close()
     print(_table(record.results))
     if wish.json:

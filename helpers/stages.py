@@ -59,19 +59,27 @@ class Stage:
         return o
 
     def prepare(
-        self, q: Any, k: Any, v: Any, *, softmax_scale: float | None = None, source: str | None = None
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        softmax_scale: float | None = None,
+        source: str | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> tuple[Callable[[], None], Any]:
-        """Everything but the launch: a function that launches, and the output it writes. For timing.
+        """Everything but the launch: a function that launches, and the output it writes. For timing and experiments.
 
         Args:
-            source: another text of the kernel in place of the file's, for experiments.
+            source: another text of the kernel in place of the file's.
+            sizes: tile sizes in place of the stage's own, such as {"BLOCK_M": 32}.
         """
         q, k, v = (self._device_array(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
         _check_shapes(q, k, v)
         n, head_dim = q.shape
         n_kv = k.shape[0]
         scale = 1.0 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale
-        defines = self.defines(head_dim)
+        defines = {**self.defines(head_dim), **(sizes or {})}
         compiled = kernel.load(source or self.file, self.name, defines=defines)
         o = cp.full(q.shape, cp.nan, dtype=cp.float32)  # a row that nobody writes shows
         scratch = (cp.empty((n, n_kv), dtype=cp.float32),) if self.scratch else ()
