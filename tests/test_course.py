@@ -1,0 +1,768 @@
+"""The command line: its set-up, done for real with tiny wheels and no network, and what it says then."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from helpers import course
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SCRIPT = REPOSITORY / "helpers" / "course.py"
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="the set-up is tested on Linux and macOS")
+needs_venv = pytest.mark.skipif(find_spec("ensurepip") is None, reason="this Python cannot make a .venv")
+
+ENVIRONMENT = """\
+name: tiny-course    # not the course's own name
+dependencies:
+  - python>=3.10
+  - pip:
+      - pytest>=8              # stands for the real one
+      - ruff
+      - jupyterlab
+      - not_made_for_this; sys_platform == "no such system"
+"""
+
+# A package that tells how it was called, and leaves with the code it is told to.
+TELLS = """\
+import json, os, sys
+print(json.dumps({
+    "name": %r, "argv": sys.argv[1:], "prefix": sys.prefix, "cwd": os.getcwd(),
+    "env": {name: os.environ.get(name) for name in ("PYTHONPATH", "JUPYTER_PATH", "PATH", "COURSE_READY")},
+}), flush=True)
+sys.exit(int(os.environ.get("LEAVE_" + %r, "0")))
+"""
+
+BENCH = """\
+import json, sys, time
+def ladder(argv):
+    print(json.dumps({"name": "ladder", "argv": argv, "prefix": sys.prefix, "path": sys.path}), flush=True)
+    if "sleep" in argv:
+        time.sleep(60)
+    return 7 if "fail" in argv else None
+def bench(argv):
+    print(json.dumps({"name": "bench", "argv": argv}), flush=True)
+"""
+
+
+def make_wheel(folder: Path, name: str, version: str = "9.0") -> None:
+    """A wheel of one package whose `python -m name` runs TELLS."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}/__init__.py": "",
+        f"{name}/__main__.py": TELLS % (name, name.upper()),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": f"[console_scripts]\ntiny-{name} = {name}.__main__:main\n",
+    }
+    record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, text in {**files, f"{info}/RECORD": record}.items():
+            wheel.writestr(path, text)
+
+
+class TinyCourse:
+    """A copy of course.py in a folder of its own, with a list of tiny wheels that lie beside it."""
+
+    def __init__(self, root: Path, wheels: Path) -> None:
+        self.root, self.wheels = root, wheels
+        self.venv = root / ".venv"
+        self.script = root / "helpers" / "course.py"
+
+    def write(self) -> TinyCourse:
+        for folder in ("helpers", "tests", "notebooks"):
+            (self.root / folder).mkdir(parents=True)
+        shutil.copy(SCRIPT, self.script)
+        (self.root / "environment.yml").write_text(ENVIRONMENT)
+        (self.root / "helpers" / "bench.py").write_text(BENCH)
+        self.wheels.mkdir(exist_ok=True)
+        for name in ("pytest", "ruff", "jupyterlab"):
+            make_wheel(self.wheels, name)
+        return self
+
+    def environment(self, *, network: bool = True, **changes: str | None) -> dict[str, str]:
+        """This machine's, without its pip settings; the network is the folder of wheels, or is down."""
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("PIP_", "CONDA_", "COURSE_"))
+        }
+        for key in ("PYTHONPATH", "VIRTUAL_ENV", "JUPYTER_PATH", "CXX", "JUPYTER_PORT"):
+            kept.pop(key, None)
+        kept["PIP_CONFIG_FILE"] = os.devnull
+        if network:
+            kept.update(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(self.wheels))
+        else:
+            kept.update(PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="1", PIP_NO_CACHE_DIR="1")
+        kept.update({key: value for key, value in changes.items() if value is not None})
+        return kept
+
+    def start(
+        self, *words: str, before: str = "", cwd: Path | None = None, **settings: object
+    ) -> subprocess.Popen[str]:
+        """Start course.py in a process group of its own; `before` is Python code to run in it first."""
+        argv = [sys.executable, str(self.script)]
+        if before:
+            code = f"import sys, runpy; sys.argv = sys.argv[1:]\n{before}\n"
+            argv[1:] = ["-c", code + "runpy.run_path(sys.argv[0], run_name='__main__')", str(self.script)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(
+            [*argv, *words],
+            cwd=cwd or self.root,
+            env=self.environment(**settings),
+            start_new_session=True,
+            **pipes,
+        )
+
+    def run(self, *words: str, code: int = 0, **settings: object) -> tuple[str, str]:
+        """(stdout, stderr) of a run of course.py that must leave with `code`, and never with a traceback."""
+        child = self.start(*words, **settings)
+        out, err = child.communicate(timeout=120)
+        assert child.returncode == code, f"left with {child.returncode}, not {code}:\n{out}\n{err}"
+        assert "Traceback (most recent call last)" not in out + err
+        return out, err
+
+    def told(self, *words: str, **settings: object) -> dict[str, dict]:
+        """What each package that was started told, by its name; the set-up must have had nothing to do."""
+        out, err = self.run(*words, **settings)
+        assert "making" not in err and "installing" not in err, err
+        lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        return {line["name"]: line for line in lines}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> TinyCourse:
+    """A course whose first run is done."""
+    folder = tmp_path_factory.mktemp("made")
+    tiny = TinyCourse(folder / "a folder", folder / "wheels").write()
+    _, err = tiny.run("ladder")
+    assert "first run: making .venv with Python" in err
+    assert "installing the list of environment.yml" in err
+    assert "installed in" in err
+    return tiny
+
+
+@pytest.fixture
+def copied(made: TinyCourse, tmp_path: Path) -> TinyCourse:
+    """A copy of it for a test to spoil, mended after its move."""
+    shutil.copytree(made.root, tmp_path / "copy", symlinks=True)
+    tiny = TinyCourse(tmp_path / "copy", made.wheels)
+    _, err = tiny.run("ladder", network=False)
+    assert f".venv was moved here from {made.venv}" in err
+    return tiny
+
+
+@pytest.fixture
+def new(made: TinyCourse, tmp_path: Path) -> TinyCourse:
+    """A course that was never run."""
+    return TinyCourse(tmp_path / "new", made.wheels).write()
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.02)
+
+
+# ------------------------------------------------------------------------------------------------ the list
+
+
+def test_the_list_is_what_conda_reads() -> None:
+    yaml = pytest.importorskip("yaml")
+    text = (REPOSITORY / "environment.yml").read_text()
+    tree = yaml.safe_load(text)
+    blocks = [entry["pip"] for entry in tree["dependencies"] if isinstance(entry, dict)]
+    assert course.read_list(text) == (tree["name"], blocks[0])
+
+
+def test_the_list_keeps_markers_and_drops_comments_and_quotes() -> None:
+    text = """
+# name: wrong
+name: "right"   # a comment
+dependencies:
+  - python>=3.10
+  - pip:
+    - plain
+      # a comment of its own
+    - pinned==1.2.*   # why
+
+    - marked>=3; sys_platform != "darwin"
+    - "quoted>=1; python_version < '3.12'"
+    - a @ https://example.org/a.whl#sha256=0
+  - after
+variables:
+  - not: a package
+"""
+    wanted = [
+        "plain",
+        "pinned==1.2.*",
+        'marked>=3; sys_platform != "darwin"',
+        "quoted>=1; python_version < '3.12'",
+        "a @ https://example.org/a.whl#sha256=0",
+    ]
+    assert course.read_list(text) == ("right", wanted)
+
+
+@pytest.mark.parametrize(
+    "text", ["name: x\ndependencies:\n  - pip\n", "dependencies:\n  - pip:\n    - a\n", ""]
+)
+def test_a_list_without_name_or_block_is_refused(text: str) -> None:
+    with pytest.raises(course.Problem, match=r"environment.yml has no (pip: block|name:)"):
+        course.read_list(text)
+
+
+def test_a_missing_list_is_named(new: TinyCourse) -> None:
+    (new.root / "environment.yml").unlink()
+    _, err = new.run("ladder", code=1)
+    assert "cannot read" in err and "environment.yml" in err and "whole copy" in err
+
+
+# -------------------------------------------------------------------------------------------- which Python
+
+
+def test_an_old_python_can_read_the_script() -> None:
+    tree = ast.parse(SCRIPT.read_text(encoding="utf-8"), feature_version=(3, 6))
+    for node in ast.walk(tree):
+        # These parse in Python 3.6 but do not run there.
+        notes = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        for note in notes:
+            assert not isinstance(note, ast.BinOp | ast.Subscript), (
+                f"line {node.lineno}: quote this annotation"
+            )
+        if isinstance(node, ast.ImportFrom):
+            assert node.module != "__future__", "from __future__ import annotations came with Python 3.7"
+
+
+def test_an_old_python_says_so(new: TinyCourse) -> None:
+    before = "sys.version_info = (3, 8, 1, 'final', 0); sys.version = '3.8.1 (simulated)'"
+    _, err = new.run("lab", code=1, before=before)
+    assert "Python 3.8.1" in err and "too old, 3.10 or newer is needed" in err
+    assert "Mend: " in err
+    assert not new.venv.exists()
+
+
+def test_a_newer_python_of_the_machine_is_named(new: TinyCourse, tmp_path: Path) -> None:
+    for name, body in (("python3.13", "exit 127"), ("python3.12", "exit 0")):  # the first is an empty shim
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    before = "sys.version_info = (3, 8, 1, 'final', 0)"
+    _, err = new.run("lab", code=1, before=before, PATH=str(tmp_path))
+    assert "this machine has python3.12. Run: python3.12 helpers/course.py lab" in err
+
+
+@pytest.mark.parametrize("name", ["python3.6", "python3.7", "python3.8", "python3.9"])
+def test_a_real_old_python_says_so(new: TinyCourse, name: str) -> None:
+    if not shutil.which(name) or subprocess.call([name, "-c", ""], stderr=subprocess.DEVNULL):
+        pytest.skip(f"this machine has no {name}")
+    done = subprocess.run([name, str(new.script), "test"], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert "is too old" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("module", ["venv", "ensurepip"])
+def test_a_python_without_venv_is_told_what_to_install(new: TinyCourse, module: str) -> None:
+    _, err = new.run("test", code=1, before=f"sys.modules[{module!r}] = None")
+    assert "cannot make a .venv" in err
+    assert "sudo apt install python3-venv" in err
+    assert not new.venv.exists()
+
+
+@needs_venv
+def test_a_named_conda_environment_is_used_as_it_is(new: TinyCourse) -> None:
+    changes = {"CONDA_DEFAULT_ENV": "tiny-course", "CONDA_PREFIX": sys.prefix}
+    out, err = new.run("ladder", **changes)
+    assert json.loads(out)["prefix"] == sys.prefix
+    assert "jupyterlab" not in err or find_spec("jupyterlab") is None
+    assert not new.venv.exists()
+    # Another environment of that name, from which this Python does not come, is not it.
+    changes["CONDA_PREFIX"] = "/nowhere"
+    _, err = new.run("ladder", code=1, before="sys.modules['venv'] = None", **changes)
+    assert "cannot make a .venv" in err
+
+
+def test_this_python_is_told_what_is_missing(new: TinyCourse) -> None:
+    text = ENVIRONMENT.replace("ruff\n", "ruff>=99999\n      - no-such-distribution>=2\n")
+    (new.root / "environment.yml").write_text(text)
+    out, err = new.run("ladder", "--this-python")
+    assert json.loads(out)["prefix"] == sys.prefix
+    assert "ruff>=99999" in err and "no-such-distribution>=2" in err
+    assert f'{sys.executable} -m pip install "ruff>=99999" "no-such-distribution>=2"' in err
+    assert "not_made_for_this" not in err, "its marker leaves it out here"
+    assert not new.venv.exists()
+
+
+def test_this_python_without_what_a_command_needs(new: TinyCourse) -> None:
+    _, err = new.run("--this-python", "lab", code=1, before="sys.modules['jupyterlab'] = None")
+    assert "this command needs jupyterlab" in err
+
+
+# ------------------------------------------------------------------------------------- the set-up and repairs
+
+
+@needs_venv
+def test_the_second_run_is_quick_and_needs_no_network(made: TinyCourse) -> None:
+    begin = time.monotonic()
+    ladder = made.told("ladder", network=False)["ladder"]
+    seconds = time.monotonic() - begin
+    assert ladder["prefix"] == str(made.venv)
+    assert seconds < 2, f"{seconds:.1f} s"
+
+
+@needs_venv
+def test_a_stopped_set_up_is_finished(new: TinyCourse) -> None:
+    child = new.start("ladder")
+    wait_for((new.venv / "pyvenv.cfg").exists, "the start of the set-up")
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    _, err = new.run("ladder")
+    assert re.search(r"\.venv (does not work|holds a half-written package|is half made)", err), err
+    new.told("ladder", network=False)
+
+
+@needs_venv
+def test_interrupting_the_set_up_says_how_to_go_on(new: TinyCourse) -> None:
+    child = new.start("ladder")
+    wait_for((new.venv / "pyvenv.cfg").exists, "the start of the set-up")
+    os.killpg(child.pid, signal.SIGINT)  # as Ctrl-C in a terminal does
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "Run the same command again" in err and "Traceback" not in err
+
+
+@needs_venv
+def test_a_venv_without_stamp_is_finished_in_place(copied: TinyCourse) -> None:
+    (copied.venv / "course.json").unlink()
+    (copied.venv / "mine").write_text("kept")
+    _, err = copied.run("ladder")
+    assert "half made" in err and "making .venv" not in err
+    assert (copied.venv / "mine").exists(), "what the user put there was lost"
+    copied.told("ladder", network=False)
+
+
+@needs_venv
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        ("record", "half-written package"),
+        ("tilde", "half-written package"),
+        ("python gone", "the Python it was made from is gone"),
+        ("python broken", "its Python does not start"),
+        ("python newer", "was made with Python 3.1, which is 3."),
+        ("python too old", "was made with Python 3.9, which is too old"),
+        ("config", "an earlier set-up was stopped"),
+    ],
+)
+def test_a_broken_venv_is_noticed(
+    copied: TinyCourse, monkeypatch: pytest.MonkeyPatch, harm: str, why: str
+) -> None:
+    site = next(copied.venv.glob("lib/python*/site-packages"))
+    stamp, python = copied.venv / "course.json", copied.venv / "bin" / "python"
+    for name, path in {"VENV": copied.venv, "VENV_PYTHON": python, "STAMP": stamp}.items():
+        monkeypatch.setattr(course, name, path)
+    _, requirements = course.read_list(ENVIRONMENT)
+    assert course.venv_needs(requirements) == ("ready", "")
+    if harm == "record":
+        (site / "ruff-9.0.dist-info" / "RECORD").unlink()
+    elif harm == "tilde":
+        (site / "~uff").mkdir()
+    elif harm == "python newer":
+        stamp.write_text(json.dumps({**json.loads(stamp.read_text()), "python": "3.1"}))
+    elif harm == "config":
+        (copied.venv / "pyvenv.cfg").unlink()
+    else:
+        python.unlink()
+        script = {"python broken": "exit 1", "python too old": f"echo 3.9\necho '{site}'"}.get(harm)
+        if script:
+            python.write_text(f"#!/bin/sh\n{script}\n")
+            python.chmod(0o755)
+        else:
+            python.symlink_to("/nowhere/python3")
+    need, said = course.venv_needs(requirements)
+    assert need == "make" and why in said
+
+
+@needs_venv
+def test_a_broken_venv_is_made_anew_from_inside(copied: TinyCourse) -> None:
+    site = next(copied.venv.glob("lib/python*/site-packages"))
+    (site / "~uff").mkdir()
+    argv = [str(copied.venv / "bin" / "python"), str(copied.script), "ladder"]
+    done = subprocess.run(argv, env=copied.environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "making .venv with Python" in done.stderr
+    assert json.loads(done.stdout)["prefix"] == str(copied.venv)
+
+
+@needs_venv
+def test_a_moved_venv_is_mended_without_network(copied: TinyCourse, tmp_path: Path) -> None:
+    for place in ("one place", "another"):
+        copied.root.rename(tmp_path / place)
+        copied = TinyCourse(tmp_path / place, copied.wheels)
+        ladder = copied.run("ladder", network=False)[0]
+        assert json.loads(ladder)["prefix"] == str(copied.venv)
+    script = (copied.venv / "bin" / "tiny-ruff").read_text()
+    assert str(copied.venv) in script
+    copied.told("ladder", network=False)
+
+
+@needs_venv
+def test_a_changed_list_is_installed(copied: TinyCourse) -> None:
+    make_wheel(copied.wheels, "tinyextra", "1.5")
+    (copied.root / "environment.yml").write_text(ENVIRONMENT + "      - tinyextra>=1  # new\n")
+    _, err = copied.run("ladder")
+    assert "the list in environment.yml has changed" in err and "making .venv" not in err
+    assert list(copied.venv.glob("lib/python*/site-packages/tinyextra/__main__.py"))
+    copied.told("ladder", network=False)
+
+
+@needs_venv
+def test_a_lost_package_is_installed_again(copied: TinyCourse) -> None:
+    for path in copied.venv.glob("lib/python*/site-packages/ruff*"):
+        shutil.rmtree(path)
+    _, err = copied.run("ladder")
+    assert ".venv has lost ruff" in err
+    assert list(copied.venv.glob("lib/python*/site-packages/ruff/__main__.py"))
+
+
+@needs_venv
+def test_two_at_once_set_up_one_after_the_other(new: TinyCourse) -> None:
+    children = [new.start("ladder") for _ in range(2)]
+    results = [child.communicate(timeout=120) for child in children]
+    assert [child.returncode for child in children] == [0, 0], results
+    errors = sorted((err for _, err in results), key=len)
+    assert "another course.py is setting up .venv: waiting" in errors[0] and "making" not in errors[0]
+    assert "making .venv" in errors[1]
+
+
+@needs_venv
+def test_a_file_in_the_place_of_the_venv(new: TinyCourse) -> None:
+    new.venv.write_text("")
+    _, err = new.run("ladder", code=1)
+    assert "is a file, a folder is wanted" in err
+
+
+def test_a_folder_in_which_it_cannot_make_files(new: TinyCourse) -> None:
+    (new.root / ".cache").write_text("")
+    _, err = new.run("ladder", code=1)
+    assert "the set-up stopped: [Errno 17] File exists" in err
+    assert "Mend: see that" in err
+
+
+@needs_venv
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(new: TinyCourse) -> None:
+    new.root.chmod(0o555)
+    try:
+        _, err = new.run("ladder", code=1)
+    finally:
+        new.root.chmod(0o755)
+    assert "Permission denied" in err
+
+
+# ------------------------------------------------------------------------------------------ when it cannot
+
+
+@needs_venv
+def test_no_network_is_said_and_mended_by_running_again(copied: TinyCourse) -> None:
+    make_wheel(copied.wheels, "tinyextra", "1.5")
+    (copied.root / "environment.yml").write_text(ENVIRONMENT + "      - tinyextra>=1\n")
+    _, err = copied.run("ladder", code=1, network=False)
+    assert "there is no network, or the package index does not answer" in err
+    assert "Mend: connect" in err
+    assert "run the same command again: python3 helpers/course.py ladder" in err
+    assert len(err.splitlines()) < 20, "a wall of text"
+    _, err = copied.run("ladder")
+    assert "is half made" in err and "making .venv" not in err, "the .venv itself was in order"
+    copied.told("ladder", network=False)
+
+
+@needs_venv
+def test_a_failure_of_pip_shows_its_last_lines(copied: TinyCourse) -> None:
+    (copied.root / "environment.yml").write_text(ENVIRONMENT + "      - never-published>=1\n")
+    _, err = copied.run("ladder", code=1)
+    assert "No matching distribution found for never-published>=1" in err
+    assert "setup.log" in err and "Mend: " in err
+    assert "no network" not in err
+
+
+@needs_venv
+def test_a_full_disk_is_said(copied: TinyCourse) -> None:
+    pip = next(copied.venv.glob("lib/python*/site-packages/pip"))
+    (pip / "__main__.py").write_text("raise SystemExit('ERROR: [Errno 28] No space left on device')")
+    (copied.venv / "course.json").unlink()
+    _, err = copied.run("ladder", code=1)
+    assert "the disk is full" in err and " GB" in err and "TMPDIR" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("OSError: [Errno 28] No space left on device", "the disk is full"),
+        ("Temporary failure in name resolution", "there is no network"),
+        ("ReadTimeoutError: HTTPSConnectionPool(host='x'): Read timed out.", "there is no network"),
+        ("SSLError(SSLCertVerificationError(1, 'CERTIFICATE_VERIFY_FAILED'))", "PIP_CERT"),
+        ("The virtual environment was not created: ensurepip is not available.", "python3-venv"),
+        ("ERROR: Could not find a version that satisfies x (from versions: none)", "or does not answer"),
+        ("error: subprocess-exited-with-error", "Python 3.10 to 3.13"),
+    ],
+)
+def test_a_failure_is_explained(line: str, wanted: str) -> None:
+    problem = course.explain("installing", ["first", line])
+    assert wanted in str(problem)
+    assert "run the same command again" in str(problem)
+
+
+# ----------------------------------------------------------------------------------------- the C++ compiler
+
+
+@needs_venv
+def test_without_a_compiler_ziglang_is_installed_once(copied: TinyCourse, tmp_path: Path) -> None:
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    make_wheel(copied.wheels, "ziglang")
+    (copied.root / "helpers" / "cpu").mkdir()
+    engine = "def engine_library():\n    open('compiled', 'w').close()\n"
+    (copied.root / "helpers" / "cpu" / "compiler.py").write_text(engine)
+    try:
+        _, err = copied.run("ladder", PATH=str(nothing))
+    finally:
+        next(copied.wheels.glob("ziglang*")).unlink()
+    assert "no C++ compiler found" in err and "100 MB" in err
+    assert (copied.root / "compiled").exists(), "the first compilation was left to the notebooks"
+    copied.told("ladder", PATH=str(nothing), network=False)
+
+
+@needs_venv
+def test_without_a_compiler_and_network_it_goes_on(made: TinyCourse, tmp_path: Path) -> None:
+    out, err = made.run("ladder", PATH=str(tmp_path), network=False)
+    assert "going on without a C++ compiler" in err and "sudo apt install g++" in err
+    assert json.loads(out)["name"] == "ladder"
+
+
+def test_the_compiler_of_cxx_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert course.compiler() is None
+    own = tmp_path / "my-c++"
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o755)
+    monkeypatch.setenv("CXX", "my-c++ -O1")
+    assert course.compiler() == str(own)
+
+
+# ------------------------------------------------------------------------------------------- the commands
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["lab", "-h"], ["test", "--help"], ["ladder", "--help"], ["bench", "-h"]]
+)
+def test_help_needs_no_set_up(new: TinyCourse, words: list[str]) -> None:
+    out, _ = new.run(*words)
+    assert out.startswith("usage: course.py")
+    assert not new.venv.exists()
+    if words == ["--help"]:
+        assert all(
+            name in out for name in ("lab", "ladder", "test", "bench", "--this-python", ".venv", "examples")
+        )
+
+
+def test_without_a_command_it_shows_the_help(new: TinyCourse) -> None:
+    out, _ = new.run(code=2)
+    assert out.startswith("usage: course.py")
+
+
+@pytest.mark.parametrize("words", [["lab", "--port", "1"], ["test", "-x"], ["tests"], ["--", "lab"]])
+def test_a_wrong_command_line_makes_no_venv(new: TinyCourse, words: list[str]) -> None:
+    _, err = new.run(*words, code=2)
+    assert "error:" in err
+    assert not new.venv.exists()
+
+
+@needs_venv
+def test_ladder_and_bench_get_their_arguments_and_give_their_code(made: TinyCourse) -> None:
+    assert made.told("ladder", "--n", "64", "--", "-x")["ladder"]["argv"] == ["--n", "64", "-x"]
+    assert made.told("bench", "--json")["bench"]["argv"] == ["--json"]
+    assert made.told("ladder", "--help")["ladder"]["argv"] == ["--help"]
+    made.run("ladder", "fail", code=7)
+
+
+@needs_venv
+def test_it_works_from_any_folder(made: TinyCourse, tmp_path: Path) -> None:
+    ladder = made.told("ladder", cwd=tmp_path)["ladder"]
+    assert ladder["path"][0] == str(made.root)
+    assert str(made.root / "helpers") not in ladder["path"], (
+        "helpers/ holds modules of a package, not top-level ones"
+    )
+    test = made.told("test", cwd=tmp_path)["pytest"]
+    assert test["cwd"] == str(made.root)
+
+
+@needs_venv
+def test_the_tests_run_in_the_venv_with_all_options(made: TinyCourse) -> None:
+    sanitize = made.root / "tests" / "sanitize.cfg"
+    sanitize.write_text("")
+    out, _ = made.run("test", "--", "-k", "naive", PYTHONPATH="/foreign", JUPYTER_PATH="/kernels")
+    sanitize.unlink()
+    ruff, pytest_told = (json.loads(line) for line in out.splitlines()[:2])
+    assert ruff["argv"] == ["check", "."]
+    line = "tests notebooks --nbval --nbval-current-env --nbval-cell-timeout 120"
+    line += " --nbval-sanitize-with tests/sanitize.cfg -n 2 --dist loadfile -k naive"
+    assert pytest_told["argv"] == line.split()
+    assert pytest_told["prefix"] == str(made.venv)
+    env = pytest_told["env"]
+    assert env["PYTHONPATH"] == str(made.root), "packages of another Python's were let in"
+    assert env["JUPYTER_PATH"] == f"{made.venv}/share/jupyter{os.pathsep}/kernels"
+    assert env["PATH"].startswith(f"{made.venv}/bin{os.pathsep}")
+    assert env["COURSE_READY"] is None, "a course.py started from a test would skip its check"
+    assert re.fullmatch(r"course: ruff passed, pytest passed in 0 min \d+ s", out.splitlines()[-1])
+
+
+@needs_venv
+def test_chosen_tests_and_quick(made: TinyCourse, tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text("")
+    argv = made.told("test", "--", "test_one.py::test_x", "-x", cwd=tmp_path)["pytest"]["argv"]
+    assert f"{tmp_path}/test_one.py::test_x" in argv and "tests" not in argv and argv[-1] == "-x"
+    argv = made.told("test", "--quick")["pytest"]["argv"]
+    assert argv == ["tests", "-n", "2", "--dist", "loadfile"]
+
+
+@needs_venv
+@pytest.mark.parametrize(("ruff", "tests", "code"), [(1, 0, 1), (0, 1, 1), (0, 5, 5), (1, 2, 2)])
+def test_either_failure_fails_the_command(made: TinyCourse, ruff: int, tests: int, code: int) -> None:
+    out, _ = made.run("test", code=code, LEAVE_RUFF=str(ruff), LEAVE_PYTEST=str(tests))
+    words = ["passed" if number == 0 else "FAILED" for number in (ruff, tests)]
+    assert f"course: ruff {words[0]}, pytest {words[1]} in" in out.splitlines()[-1]
+
+
+@needs_venv
+def test_interrupting_a_command_ends_it(made: TinyCourse) -> None:
+    child = made.start("ladder", "sleep")
+    assert child.stdout is not None
+    assert "ladder" in child.stdout.readline()
+    os.killpg(child.pid, signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 130 and "Traceback" not in err
+
+
+# -------------------------------------------------------------------------------------------- JupyterLab
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port at which somebody listens."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(5)
+        yield server.getsockname()[1]
+
+
+@needs_venv
+def test_lab_opens_the_first_notebook(made: TinyCourse, taken: int) -> None:
+    assert made.told("lab")["jupyterlab"]["argv"][0] == f"--ServerApp.root_dir={made.root}"
+    (made.root / "README.md").write_text("")
+    assert made.told("lab")["jupyterlab"]["argv"][-1] == str(made.root / "README.md")
+    for name in ("01_naive", "00_attention"):
+        (made.root / "notebooks" / f"{name}.ipynb").write_text("")
+    lab = made.told("lab", "--", "--no-browser")["jupyterlab"]
+    assert lab["argv"][-2:] == ["--no-browser", str(made.root / "notebooks" / "00_attention.ipynb")]
+    assert lab["cwd"] == str(made.root)
+    chosen = str(made.root / "notebooks" / "01_naive.ipynb")
+    assert made.told("lab", "--", "notebooks/01_naive.ipynb")["jupyterlab"]["argv"][-1] == chosen
+
+
+@needs_venv
+def test_a_port_in_use_is_said_and_the_next_one_taken(made: TinyCourse, taken: int) -> None:
+    out, err = made.run("lab", JUPYTER_PORT=str(taken))
+    said = re.search(rf"port {taken} is in use: JupyterLab takes (\d+)", err)
+    assert said and int(said[1]) > taken
+    assert f"--ServerApp.port={said[1]}" in json.loads(out)["argv"]
+    out, err = made.run("lab", "--", f"--port={taken}", JUPYTER_PORT=str(taken))
+    assert "in use" not in err, "the user chose the port: JupyterLab itself tries the next"
+    assert not any("ServerApp.port" in word for word in json.loads(out)["argv"])
+
+
+@pytest.mark.skipif(find_spec("jupyterlab") is None, reason="JupyterLab is not installed here")
+def test_the_real_jupyterlab_starts_here(taken: int, tmp_path: Path) -> None:
+    argv = [
+        sys.executable,
+        str(SCRIPT),
+        "lab",
+        "--this-python",
+        "--",
+        "--no-browser",
+        "--IdentityProvider.token=open",
+    ]
+    env = dict(
+        os.environ, JUPYTER_PORT=str(taken), JUPYTER_CONFIG_DIR=str(tmp_path), JUPYTER_DATA_DIR=str(tmp_path)
+    )
+    env["JUPYTER_RUNTIME_DIR"] = str(tmp_path)
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        child = subprocess.Popen(
+            argv, stdout=file, stderr=file, env=env, cwd=tmp_path, start_new_session=True
+        )
+    try:
+        url = r"http://(localhost|127\.0\.0\.1):(\d+)/lab\S*"
+        wait_for(lambda: child.poll() is not None or re.search(url, log.read_text()), "JupyterLab", 60)
+        found = re.search(url, log.read_text())
+        assert found, log.read_text()
+        assert int(found[2]) != taken
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{found[2]}/api/contents/helpers?token=open", timeout=20
+        ) as page:
+            names = [entry["name"] for entry in json.load(page)["content"]]
+        assert "course.py" in names
+    finally:
+        os.killpg(child.pid, signal.SIGTERM)
+        child.wait(30)
+
+
+# ----------------------------------------------------------------------------------------- the notebooks
+
+
+@pytest.mark.skipif(
+    find_spec("nbval") is None or find_spec("xdist") is None, reason="nbval or xdist is not installed"
+)
+def test_notebooks_run_on_this_python_and_find_helpers(new: TinyCourse, tmp_path: Path) -> None:
+    """The real pytest and nbval; a python3 kernel of the user's that is broken must not be taken."""
+    for name in ("own", "data"):
+        kernel = tmp_path / name / "kernels" / "python3"
+        kernel.mkdir(parents=True)
+        (kernel / "kernel.json").write_text(
+            json.dumps({"argv": ["/bin/false"], "display_name": "x", "language": "python"})
+        )
+    (new.root / "helpers" / "__init__.py").write_text("")
+    cell = {
+        "cell_type": "code",
+        "execution_count": 1,
+        "id": "one",
+        "metadata": {},
+        "source": "import sys, helpers.bench\nprint(sys.prefix)",
+        "outputs": [{"name": "stdout", "output_type": "stream", "text": sys.prefix + "\n"}],
+    }
+    notebook = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (new.root / "notebooks" / "00_right.ipynb").write_text(json.dumps(notebook))
+    cell["outputs"] = []
+    (new.root / "notebooks" / "01_wrong.ipynb").write_text(json.dumps(notebook))
+    (new.root / "ruff.toml").write_text('exclude = ["*"]\n')
+    settings = {"JUPYTER_PATH": str(tmp_path / "own"), "JUPYTER_DATA_DIR": str(tmp_path / "data")}
+    out, _ = new.run("test", "--this-python", code=1, **settings)
+    assert "1 failed, 1 passed" in out
+    assert re.search(r"FAILED notebooks/01_wrong.ipynb::", out)
+    assert "ruff passed, pytest FAILED" in out.splitlines()[-1]

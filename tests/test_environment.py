@@ -1,0 +1,205 @@
+"""environment.yml is the one list: all that is imported is in it, and all that is in it has a use."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from helpers import course
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "environment.yml").read_text(encoding="utf-8")
+
+# Used where they are found, never needed: peers to measure against, and what course.py reads versions with.
+OPTIONAL = {"torch", "triton", "packaging", "pip"}
+# Modules whose distribution is named otherwise, for a system where it is not installed.
+ELSEWHERE = {"cupy": "cupy-cuda12x", "cupy_backends": "cupy-cuda12x"}
+# Modules of this repository.
+OURS = {"helpers", "tests", *(path.stem for path in ROOT.glob("tests/*.py"))}
+
+
+def listed() -> dict[str, str]:
+    """The listed distributions by their canonical names, each with the comment on its line."""
+    _, requirements = course.read_list(TEXT)
+    found = {}
+    for requirement in requirements:
+        name = re.match(r"[\w.-]+", requirement)
+        assert name, f"{requirement!r} is no requirement"
+        line = next(line for line in TEXT.splitlines() if line.strip().startswith(f"- {name[0]}"))
+        found[course.canonical(name[0])] = line.partition(" #")[2].strip()
+    return found
+
+
+@functools.cache
+def installed() -> Mapping[str, list[str]]:
+    """The distributions of this Python by the top-level modules that they bring."""
+    return metadata.packages_distributions()
+
+
+def distributions(module: str) -> set[str]:
+    """Canonical names of the distributions that bring a top-level module."""
+    names = installed().get(module) or [ELSEWHERE.get(module, module)]
+    return {course.canonical(name) for name in names}
+
+
+class Imports(ast.NodeVisitor):
+    """(module, line, allowed without being listed) for each third-party import of a module."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.found: list[tuple[str, int, bool]] = []
+        self.functions = self.tries = 0
+        pip_lines = re.findall(r"pip install (.*)", ast.get_docstring(tree) or "")
+        self.named = set(re.findall(r"[A-Za-z][\w.-]*", " ".join(pip_lines)))
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        self.asked = {
+            argument.value
+            for call in calls
+            if ast.unparse(call.func).rpartition(".")[2] in ("find_spec", "importorskip")
+            for argument in call.args
+            if isinstance(argument, ast.Constant)
+        }
+        self.visit(tree)
+
+    def add(self, name: str, line: int) -> None:
+        top = name.partition(".")[0]
+        if top in sys.stdlib_module_names or top in OURS:
+            return
+        guarded = top in OPTIONAL and (self.tries > 0 or top in self.asked)
+        self.found.append((top, line, self.functions > 0 and (guarded or top in self.named)))
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self.add(alias.name, node.lineno)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if not node.level and node.module:
+            self.add(node.module, node.lineno)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        by_name = ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__")
+        if by_name and node.args and isinstance(node.args[0], ast.Constant):
+            self.add(str(node.args[0].value), node.lineno)
+        self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.functions += 1
+        self.generic_visit(node)
+        self.functions -= 1
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Try(self, node: ast.Try) -> None:
+        caught = " ".join(ast.unparse(handler.type) for handler in node.handlers if handler.type)
+        guards = bool(re.search(r"ImportError|ModuleNotFoundError|\bException\b", caught))
+        self.tries += guards
+        self.generic_visit(node)
+        self.tries -= guards
+
+
+def python_of(cell: str) -> str:
+    """The Python of a notebook's cell: line magics and shell lines out, cells in another language empty."""
+    if re.match(r"\s*%%(?!time|timeit|capture|prun)", cell):
+        return ""
+    return re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell)
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """(where, Python text) of every module and every code cell of the course."""
+    for path in sorted([*ROOT.glob("helpers/**/*.py"), *ROOT.glob("tests/**/*.py")]):
+        yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+    for path in sorted(ROOT.glob("notebooks/**/*.ipynb")):
+        if ".ipynb_checkpoints" in path.parts:
+            continue
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        for number, cell in enumerate(cells):
+            if cell["cell_type"] == "code":
+                yield f"{path.relative_to(ROOT)} cell {number}", python_of("".join(cell["source"]))
+
+
+SOURCES = dict(sources())
+
+
+@pytest.mark.parametrize("where", sorted({where.partition(" cell ")[0] for where in SOURCES}))
+def test_all_that_is_imported_is_listed(where: str) -> None:
+    known = listed()
+    parts = {name: text for name, text in SOURCES.items() if name.partition(" cell ")[0] == where}
+    missing = [
+        f"{name}, line {line}: {module}"
+        for name, text in parts.items()
+        for module, line, allowed in Imports(ast.parse(text, filename=name)).found
+        if not allowed and not distributions(module) & known.keys()
+    ]
+    assert not missing, f"add to the pip: block of environment.yml, or do without: {'; '.join(missing)}"
+
+
+def test_all_that_is_listed_is_used_or_says_why() -> None:
+    imported: set[str] = set()
+    for name, text in SOURCES.items():
+        for module, _, _ in Imports(ast.parse(text, filename=name)).found:
+            imported |= distributions(module)
+    idle = [name for name, reason in listed().items() if name not in imported and not reason]
+    assert not idle, (
+        f"nobody imports {idle}: take them out of environment.yml, or write the reason on their line"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("import os, helpers.check\nfrom . import x", []),
+        ("import scipy.stats as s", [("scipy", False)]),
+        ("def f():\n    from scipy import stats", [("scipy", False)]),
+        (
+            "def f():\n    try:\n        import scipy\n    except ImportError:\n        pass",
+            [("scipy", False)],
+        ),
+        ("import importlib\nimportlib.import_module('scipy.stats')", [("scipy", False)]),
+        ("import torch", [("torch", False)]),
+        ("try:\n    import torch\nexcept ImportError:\n    torch = None", [("torch", False)]),
+        ("def f():\n    import torch", [("torch", False)]),
+        (
+            "def f():\n    try:\n        import torch\n    except ValueError:\n        pass",
+            [("torch", False)],
+        ),
+        (
+            "def f():\n    try:\n        import torch\n    except ImportError:\n        pass",
+            [("torch", True)],
+        ),
+        ("def f():\n    if find_spec('torch'):\n        import torch", [("torch", True)]),
+        ("def f():\n    if find_spec('triton'):\n        import torch", [("torch", False)]),
+        ("'''Run by hand.\n\npip install scipy\n'''\ndef f():\n    import scipy", [("scipy", True)]),
+    ],
+)
+def test_the_look_at_imports_itself(text: str, wanted: list[tuple[str, bool]]) -> None:
+    assert [(module, allowed) for module, _, allowed in Imports(ast.parse(text)).found] == wanted
+
+
+def test_cells_of_notebooks_are_read_without_their_magics() -> None:
+    cell = "%matplotlib inline\nif True:\n    !ls\n    import scipy\nx = 5 % 3"
+    assert [module for module, _, _ in Imports(ast.parse(python_of(cell))).found] == ["scipy"]
+    assert python_of("%%cuda naive\n__global__ void f() {}") == ""
+    assert "import scipy" in python_of("%%time\nimport scipy")
+
+
+def test_the_oldest_python_is_the_same_everywhere() -> None:
+    oldest = "{}.{}".format(*course.OLDEST)
+    assert f"- python>={oldest}\n" in TEXT
+    assert f'target-version = "py{oldest.replace(".", "")}"' in (ROOT / "pyproject.toml").read_text()
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
+    assert re.search(rf'python: \["{re.escape(oldest)}"', workflow)
+
+
+def test_ci_calls_the_same_command() -> None:
+    script = ROOT / ".ci" / "run"
+    assert "python3 helpers/course.py test" in script.read_text()
+    assert os.access(script, os.X_OK)
+    assert "run: .ci/run" in (ROOT / ".github" / "workflows" / "test.yml").read_text()
