@@ -5,7 +5,7 @@
 //
 // Launch   grid ceil(N / BLOCK_M), block BLOCK_M; no shared memory
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); S (N, N_kv); float32, row-major; any N, N_kv >= 1
-// Loads    in words: Q and K and V N N_kv HEAD_DIM each; S three times N N_kv, and written twice
+// Asks for Q, K, V: N N_kv HEAD_DIM words each; S: N N_kv words stored twice and loaded twice; O: stored once
 
 #ifndef BLOCK_M
 #define BLOCK_M 64  // B_r, query rows per block: one per thread

@@ -5,7 +5,7 @@
 //
 // Launch   grid ceil(N / BLOCK_M), block BLOCK_M; 4 (BLOCK_M Q_STRIDE + 2 BLOCK_N HEAD_DIM) bytes of shared memory
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1
-// Loads    in words: Q N HEAD_DIM; K twice and V once ceil(N / BLOCK_M) N_kv HEAD_DIM
+// Asks for Q: N HEAD_DIM words; K twice, V once: ceil(N / BLOCK_M) N_kv HEAD_DIM words each time; O: stored once
 
 #ifndef BLOCK_M
 #define BLOCK_M 128  // B_r, query rows per block: one per thread
