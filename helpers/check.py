@@ -51,6 +51,9 @@ class Result:
     def __bool__(self) -> bool:
         return self.passed
 
+    def _ipython_display_(self) -> None:
+        """Nothing: as the last value of a cell, it has printed its line already."""
+
 
 def check(
     name: str, out: Any, expected: Any, *, tolerance: float = TOLERANCE, must_pass: bool = True

@@ -1,0 +1,55 @@
+// Exercise 01: the naive kernel, with a scratch that the 32 lanes of a warp write side by side.
+//
+// Lane after lane holds row after row. All lanes store the score of key j in the same instruction. Where S is (N, N_kv)
+// those 32 words lie N_kv apart. Make S (N_kv, N), the transpose, and they are neighbours.
+//
+// Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); S (N_kv, N); float32, row-major
+
+#ifndef BLOCK_M
+#define BLOCK_M 64
+#endif
+#ifndef HEAD_DIM
+#define HEAD_DIM 64
+#endif
+#define NEG_INF __int_as_float(0xff800000)
+
+// Where the score of (row, j) lies in the scratch.
+__device__ __forceinline__ size_t at(int row, int j, int N, int N_kv) {
+  // BEGIN hole: about 1 line - the index of S[j][row], an array of N_kv rows and N columns
+  // DEFAULT: return (size_t)row * N_kv + j;  // this is S[row][j], as in 01_naive.cu
+  return (size_t)j * N + row;
+  // END hole
+}
+
+extern "C" __global__ void naive_coalesced(
+    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, float* __restrict__ S,
+    float* __restrict__ O, int N, int N_kv, float scale) {
+  const int row = blockIdx.x * BLOCK_M + threadIdx.x;
+  if (row >= N) return;
+  const float* q = Q + (size_t)row * HEAD_DIM;
+
+  float m_i = NEG_INF;
+  for (int j = 0; j < N_kv; ++j) {
+    const float* k = K + (size_t)j * HEAD_DIM;
+    float dot = 0.0f;
+    for (int c = 0; c < HEAD_DIM; ++c) dot += q[c] * k[c];
+    S[at(row, j, N, N_kv)] = scale * dot;
+    m_i = fmaxf(m_i, scale * dot);
+  }
+
+  float l_i = 0.0f;
+  for (int j = 0; j < N_kv; ++j) {
+    const float p = expf(S[at(row, j, N, N_kv)] - m_i);
+    S[at(row, j, N, N_kv)] = p;
+    l_i += p;
+  }
+
+  float acc[HEAD_DIM] = {};
+  for (int j = 0; j < N_kv; ++j) {
+    const float* v = V + (size_t)j * HEAD_DIM;
+    const float p = S[at(row, j, N, N_kv)];
+    for (int c = 0; c < HEAD_DIM; ++c) acc[c] += p * v[c];
+  }
+
+  for (int c = 0; c < HEAD_DIM; ++c) O[(size_t)row * HEAD_DIM + c] = acc[c] / l_i;
+}

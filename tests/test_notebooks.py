@@ -1,0 +1,307 @@
+"""The form of the notebooks: executed, in order, complete, free of this machine's paths, and true to the kernels."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import exercise, show
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "notebooks"
+PATHS = sorted(FOLDER.glob("*.ipynb"))
+MOST_BYTES = 600_000
+
+# The headings (##) of every stage, in this order; a heading may go on after these words, others may come between.
+SECTIONS = (
+    "What it costs today",
+    "The idea",
+    "Predict",
+    "Read the kernel",
+    "Launch it",
+    "Check",
+    "Look inside",
+    "Break it",
+    "Measure",
+    "Exercise",
+    "What limits us now",
+)
+WITHOUT_KERNEL = ("Predict", "Check", "Exercise", "What limits us now")  # 00 is NumPy
+
+TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
+MACHINE_PATH = re.compile(r"(?<![\w.\])}-])/(?:home|root|tmp|work|usr|Users|mnt|opt|var|private|builds?)/\w|[A-Z]:\\\w")
+ADDRESS = re.compile(r"\b0x[0-9a-f]{9,}\b")  # longer than a 32-bit constant of a kernel
+CAPTION = re.compile(r"\[(\S+?)\]\(\.\./kernels/\1\), lines (\d+)–(\d+):")
+
+Notebook = dict[str, Any]
+
+
+def read(path: Path) -> Notebook:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def text(lines: str | list[str]) -> str:
+    return lines if isinstance(lines, str) else "".join(lines)
+
+
+def tags(cell: Notebook) -> set[str]:
+    return set(cell["metadata"].get("tags", ()))
+
+
+def code_cells(notebook: Notebook) -> list[Notebook]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def output_texts(cell: Notebook) -> Iterator[tuple[str, str]]:
+    """(kind, text) of all that a cell printed or showed, pictures left out."""
+    for output in cell.get("outputs", ()):
+        if output["output_type"] == "stream":
+            yield output["name"], text(output["text"])
+        elif output["output_type"] == "error":
+            yield "error", "\n".join(output["traceback"])
+        for kind, data in output.get("data", {}).items():
+            if not kind.startswith("image/"):
+                yield kind, text(data)
+
+
+# ------------------------------------------------------------------------------------ the rules, one function each
+# Each yields what is wrong. `path` is the notebook's place; the notebook itself may be a changed copy.
+
+
+def executed(notebook: Notebook, path: Path) -> Iterator[str]:
+    for number, cell in enumerate(code_cells(notebook), start=1):
+        if not text(cell["source"]).strip():
+            yield f"cell {cell['id']} is empty"
+        if cell["execution_count"] != number:
+            count = cell["execution_count"]
+            yield f"cell {cell['id']} has execution_count {count}, expected {number}: run all cells, once"
+        for kind, _ in output_texts(cell):
+            if kind == "error" and "raises-exception" not in tags(cell):
+                yield f"cell {cell['id']} ends in an exception"
+            if kind == "stderr":
+                yield f"cell {cell['id']} writes to stderr, which nbval compares"
+
+
+def has_title(notebook: Notebook, path: Path) -> Iterator[str]:
+    first = notebook["cells"][0]
+    if first["cell_type"] != "markdown" or not text(first["source"]).startswith(f"# {path.name[:2]} · "):
+        yield f"the first cell is not the title '# {path.name[:2]} · ...'"
+
+
+def has_sections(notebook: Notebook, path: Path) -> Iterator[str]:
+    cells = (text(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    headings = [line[3:] for cell in cells for line in re.findall(r"^## .*$", cell, re.M)]
+    at = -1
+    for section in WITHOUT_KERNEL if path.name.startswith("00") else SECTIONS:
+        place = next((i for i, heading in enumerate(headings) if i > at and heading.startswith(section)), None)
+        if place is None:
+            yield f"no heading '## {section}' after {headings[at] if at >= 0 else 'the title'!r}; there are {headings}"
+        else:
+            at = place
+
+
+def finds_helpers(notebook: Notebook, path: Path) -> Iterator[str]:
+    if 'sys.path.insert(0, "..")' not in text(code_cells(notebook)[0]["source"]):
+        yield 'the first code cell lacks sys.path.insert(0, ".."): the notebook runs only where course.py opened it'
+
+
+def speaks_of_no_machine(notebook: Notebook, path: Path) -> Iterator[str]:
+    for cell in notebook["cells"]:
+        for where, words in (("source", text(cell["source"])), *output_texts(cell)):
+            if found := MACHINE_PATH.search(words):
+                yield f"cell {cell['id']}, {where}: a path of one machine: {words[found.start() :][:60]!r}"
+            if where != "source" and (found := ADDRESS.search(words)):
+                yield f"cell {cell['id']}, {where}: an address: {found[0]}"
+
+
+def is_small_and_plain(notebook: Notebook, path: Path) -> Iterator[str]:
+    size = len(json.dumps(notebook, ensure_ascii=False))
+    if size > MOST_BYTES:
+        yield f"{size:,} bytes, at most {MOST_BYTES:,}: fewer or smaller pictures"
+    if (notebook["nbformat"], notebook["nbformat_minor"] >= 5) != (4, True):
+        yield "not nbformat 4.5: cells have no ids"
+    name = notebook["metadata"].get("kernelspec", {}).get("name")
+    if name != "python3" or set(notebook["metadata"]) - {"kernelspec", "language_info"}:
+        yield f"metadata {notebook['metadata']}: expected the kernelspec python3 and nothing of one machine"
+    ids = [cell["id"] for cell in notebook["cells"]]
+    if len(set(ids)) != len(ids):
+        yield "two cells have the same id"
+    for cell in notebook["cells"]:
+        if set(cell["metadata"]) - {"tags"} or tags(cell) - TAGS:
+            yield f"cell {cell['id']}: metadata {cell['metadata']}"
+        if any("widget" in kind for kind, _ in output_texts(cell)):
+            yield f"cell {cell['id']} shows a widget, which nobody sees who only reads"
+
+
+def is_compared(notebook: Notebook, path: Path) -> Iterator[str]:
+    free = [cell["id"] for cell in code_cells(notebook) if "nbval-ignore-output" in tags(cell)]
+    if len(free) > len(code_cells(notebook)) / 4:
+        yield f"nbval compares too little: {free} are left out"
+
+
+def links_resolve(notebook: Notebook, path: Path) -> Iterator[str]:
+    for cell in notebook["cells"]:
+        texts = [words for kind, words in output_texts(cell) if kind == "text/markdown"]
+        if cell["cell_type"] == "markdown":
+            texts.append(text(cell["source"]))
+        for target in re.findall(r"\]\(([^)\s]+)\)", "\n".join(texts)):
+            if not re.match(r"https?://|#", target) and not (path.parent / target.partition("#")[0]).exists():
+                yield f"cell {cell['id']} links to {target}, which is not there"
+
+
+def shows_the_kernels_of_today(notebook: Notebook, path: Path) -> Iterator[str]:
+    for cell in notebook["cells"]:
+        for kind, words in output_texts(cell):
+            found = CAPTION.match(words) if kind == "text/markdown" else None
+            if found and words != show.code(found[1], (int(found[2]), int(found[3]))).markdown:
+                yield f"cell {cell['id']} shows {found[1]} as it no longer is: run the notebook again"
+
+
+def copies_no_kernel(notebook: Notebook, path: Path) -> Iterator[str]:
+    """Three lines in a row that stand in a kernel file are a copy, which will age; show.code is none."""
+    kernels = [file.read_text(encoding="utf-8") for file in (ROOT / "kernels").rglob("*.cu*")]
+    known = {line.strip() for kernel in kernels for line in kernel.splitlines() if len(line.strip()) > 12}
+    for cell in notebook["cells"]:
+        source = text(cell["source"])
+        if source.startswith("%%cuda"):
+            continue
+        lines = [line.strip() in known for line in source.splitlines() if line.strip()]
+        if any(all(lines[i : i + 3]) for i in range(len(lines) - 2)):
+            yield f"cell {cell['id']} holds a copy of a kernel's lines: use show.code"
+
+
+def holds_the_skeletons(notebook: Notebook, path: Path) -> Iterator[str]:
+    for cell in code_cells(notebook):
+        source = text(cell["source"])
+        if found := re.match(r"%%cuda[ \t]*(\S*)", source):
+            if found[1] not in exercise.GRADERS:
+                yield f"cell {cell['id']}: no exercise {found[1]!r}"
+            elif source != exercise.cell(found[1]):
+                yield f"cell {cell['id']} is not the skeleton of kernels/exercises/{found[1]}.cu"
+            elif "[FAIL]" not in "".join(words for _, words in output_texts(cell)):
+                yield f"cell {cell['id']} does not show how the skeleton fails"
+
+
+RULES: tuple[Callable[[Notebook, Path], Iterator[str]], ...] = (
+    executed,
+    has_title,
+    has_sections,
+    finds_helpers,
+    speaks_of_no_machine,
+    is_small_and_plain,
+    is_compared,
+    links_resolve,
+    shows_the_kernels_of_today,
+    copies_no_kernel,
+    holds_the_skeletons,
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_form(path: Path, rule: Callable[[Notebook, Path], Iterator[str]]) -> None:
+    assert not list(rule(read(path), path))
+
+
+def test_names() -> None:
+    assert PATHS, "there are no notebooks"
+    numbers = [re.fullmatch(r"(\d\d)_[a-z0-9_]+", path.stem)[1] for path in PATHS]
+    assert len(set(numbers)) == len(numbers)
+    for path in PATHS:  # a stage's notebook and its kernel have the same name
+        assert path.stem.startswith("00") or (ROOT / "kernels" / f"{path.stem}.cu").is_file(), path.stem
+
+
+def test_every_exercise_is_in_the_notebook_of_its_number() -> None:
+    for name in exercise.GRADERS:
+        (path,) = (path for path in PATHS if path.name[:2] == name[:2])
+        assert any(text(c["source"]).startswith(f"%%cuda {name}\n") for c in code_cells(read(path))), name
+
+
+# ------------------------------------------------------------------------------ each rule finds what it is there for
+
+
+def cell_with(notebook: Notebook, words: str) -> Notebook:
+    return next(cell for cell in notebook["cells"] if words in text(cell["source"]))
+
+
+def change_source(old: str, new: str) -> Callable[[Notebook], None]:
+    def change(notebook: Notebook) -> None:
+        cell = cell_with(notebook, old)
+        cell["source"] = text(cell["source"]).replace(old, new)
+
+    return change
+
+
+def print_in_first(name: str, words: str) -> Callable[[Notebook], None]:
+    return lambda nb: code_cells(nb)[0]["outputs"].append({"output_type": "stream", "name": name, "text": words})
+
+
+def no_count(nb: Notebook) -> None:
+    code_cells(nb)[2]["execution_count"] = None
+
+
+def swapped(nb: Notebook) -> None:
+    nb["cells"][:] = [*nb["cells"][:-6], *nb["cells"][-3:], *nb["cells"][-6:-3]]
+
+
+def exception(nb: Notebook) -> None:
+    code_cells(nb)[3]["outputs"] = [{"output_type": "error", "ename": "E", "evalue": "", "traceback": ["E"]}]
+
+
+def other_lines(nb: Notebook) -> None:
+    for cell in code_cells(nb):
+        for output in cell["outputs"]:
+            if "text/markdown" in output.get("data", {}):
+                output["data"]["text/markdown"] = text(output["data"]["text/markdown"]).replace("HEAD_DIM", "HEAD")
+
+
+def pasted_kernel(nb: Notebook) -> None:
+    lines = (ROOT / "kernels" / "01_naive.cu").read_text("utf-8").splitlines()[31:40]
+    nb["cells"][1]["source"] = "```\n" + "\n".join(lines) + "\n```"
+
+
+def passing_skeleton(nb: Notebook) -> None:
+    cell_with(nb, "%%cuda")["outputs"] = []
+
+
+BROKEN = {
+    "no count": (executed, no_count),
+    "out of order": (executed, swapped),
+    "exception": (executed, exception),
+    "stderr": (executed, print_in_first("stderr", "Warning: x\n")),
+    "title": (has_title, change_source("# 01 · ", "# 02 · ")),
+    "section gone": (has_sections, change_source("## Break it", "## Play")),
+    "section moved": (has_sections, swapped),
+    "no path": (finds_helpers, change_source('sys.path.insert(0, "..")', "pass")),
+    "path": (speaks_of_no_machine, print_in_first("stdout", "see /home/me/x.cu:3")),
+    "windows path": (speaks_of_no_machine, print_in_first("stdout", r"see C:\Users\me")),
+    "address": (speaks_of_no_machine, print_in_first("stdout", "<object at 0x7f12ab34cd>")),
+    "large": (is_small_and_plain, print_in_first("stdout", "x" * 600_000)),
+    "metadata": (is_small_and_plain, lambda nb: nb["metadata"].update(widgets={})),
+    "kernelspec": (is_small_and_plain, lambda nb: nb["metadata"]["kernelspec"].update(name="mine")),
+    "cell metadata": (is_small_and_plain, lambda nb: nb["cells"][0]["metadata"].update(collapsed=True)),
+    "same id": (is_small_and_plain, lambda nb: nb["cells"][0].update(id=nb["cells"][1]["id"])),
+    "ignored": (is_compared, lambda nb: [c["metadata"].update(tags=["nbval-ignore-output"]) for c in nb["cells"]]),
+    "dead link": (links_resolve, change_source("(../kernels/exercises/", "(../kernel/exercises/")),
+    "old excerpt": (shows_the_kernels_of_today, other_lines),
+    "copied kernel": (copies_no_kernel, pasted_kernel),
+    "drifted skeleton": (holds_the_skeletons, change_source("// TODO", "// TO DO")),
+    "unknown exercise": (holds_the_skeletons, change_source("%%cuda 01", "%%cuda 1")),
+    "no failure shown": (holds_the_skeletons, passing_skeleton),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_notebook_is_found(name: str) -> None:
+    rule, spoil = BROKEN[name]
+    path = FOLDER / "01_naive.ipynb"
+    notebook = copy.deepcopy(read(path))
+    before = list(rule(notebook, path))
+    spoil(notebook)
+    assert len(list(rule(notebook, path))) > len(before)

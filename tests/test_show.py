@@ -1,0 +1,189 @@
+"""What a learner looks at: pieces of kernels, diffs, pictures. A made-up record is plotted here alone."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers import show
+from helpers.kernel import KERNELS
+
+FILES = sorted(path.name for path in KERNELS.glob("*.cu"))
+
+RECORD = {
+    "device": {"name": "Some GPU"},
+    "how": {},
+    "results": [
+        {"name": "first", "kind": "stage", "shape": [1, 1, 8, 4], "dtype": "float32", "ms": 2.0, "tflops": 0.5},
+        {"name": "second", "kind": "peer", "shape": [1, 1, 8, 4], "dtype": "float32", "ms": 1.0, "tflops": 1.0},
+        {"name": "half", "kind": "stage", "shape": [1, 1, 8, 4], "dtype": "float16", "ms": 0.5, "tflops": 2.0},
+        {"name": "first", "kind": "stage", "shape": [1, 1, 16, 4], "dtype": "float32", "ms": 9.0, "tflops": None},
+    ],
+}
+
+
+def size_of(png: bytes) -> tuple[int, int]:
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", png[16:24])
+
+
+# ------------------------------------------------------------------------------------------------------ source text
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_sections_cover_the_kernel(file: str) -> None:
+    lines = (KERNELS / file).read_text("utf-8").splitlines()
+    found = show.sections(file)
+    assert {"header", "sizes", "signature"} < set(found) and len(found) >= 6
+    for first, last in found.values():
+        assert 1 <= first <= last <= len(lines) and lines[first - 1].strip() and lines[last - 1].strip()
+    assert "static_assert" in "\n".join(lines[found["sizes"][0] - 1 : found["sizes"][1]])
+    assert lines[found["sizes"][1] - 1].endswith((";", "#endif"))
+    assert "__global__" in lines[found["signature"][0] - 1] and lines[found["signature"][1] - 1].endswith("{")
+    entry = range(found["signature"][0], len(lines))
+    seen = [i for first, last in found.values() for i in range(first, last + 1) if i in entry]
+    assert len(seen) == len(set(seen)), "sections of the entry overlap"
+    forgotten = [i for i in entry if i not in seen and lines[i - 1].strip() not in ("", "}")]
+    assert not forgotten, "a line of the entry is in no section"
+
+
+def test_code_shows_what_is_there() -> None:
+    lines = (KERNELS / "01_naive.cu").read_text("utf-8").splitlines()
+    first, last = show.sections("01_naive.cu")["epilogue: divide once"]
+    text = show.code("01_naive.cu", "epilogue")._repr_markdown_()
+    assert text.startswith(f"[01_naive.cu](../kernels/01_naive.cu), lines {first}–{last}:\n\n```cpp\n// ---- epilogue")
+    assert [line.strip() for line in text.splitlines()[3:-1]] == [line.strip() for line in lines[first - 1 : last]]
+    assert text == show.code("01_naive.cu", (first, last)).markdown == repr(show.code("01_naive.cu", (first, last)))
+    both = show.code("01_naive.cu", "output", to="epilogue").markdown
+    assert "// ---- output" in both and "// ---- epilogue" in both and f"–{last}:" in both
+    assert "load_tile(" in show.code("02_tiled.cu", "load_tile").markdown
+
+
+def test_code_refuses_what_is_not_there() -> None:
+    with pytest.raises(FileNotFoundError, match=r"01_naive\.cu"):
+        show.code("99_none.cu", "header")
+    with pytest.raises(KeyError, match="0 pieces named 'nothing'"):
+        show.code("01_naive.cu", "nothing")
+    with pytest.raises(KeyError, match=r"[2-9] pieces named 's'"):
+        show.code("01_naive.cu", "s")
+    with pytest.raises(KeyError, match="0 pieces named 'nothing'"):
+        show.code("01_naive.cu", "output", to="nothing")
+    for lines in ((0, 3), (5, 4), (1, 10_000)):
+        with pytest.raises(IndexError, match=r"01_naive\.cu has lines 1 to"):
+            show.code("01_naive.cu", lines)
+
+
+def test_diff_shows_the_change_and_nothing_else() -> None:
+    found = show.diff("02_tiled.cu", "03_online_softmax.cu")
+    assert "const float rescale" in found.markup and "pass 2" in found.markup
+    assert "&lt; N_kv" in found.markup and "< N_kv" not in found.markup, "the code is escaped"
+    assert "Since 02" not in found.markup, "header comments are left out"
+    assert repr(found).startswith("02_tiled.cu → 03_online_softmax.cu: ")
+    assert found._repr_html_() == show.diff("02_tiled.cu", "03_online_softmax.cu")._repr_html_()
+    same = show.diff("01_naive.cu", "01_naive.cu")
+    assert "0 lines new, 0 removed" in repr(same).replace("gone", "removed") and "rgba" not in same.markup
+
+
+# ----------------------------------------------------------------------------------------------------- measurements
+
+
+def test_without_a_record_nothing_is_plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "RECORD", tmp_path / "none.json")
+    assert show.recorded(tmp_path / "none.json") is None
+    monkeypatch.setattr(show, "recorded", lambda: None)
+    assert show.measurements((1, 1, 8, 4)) == []
+    assert show.NO_RECORD in show.measured_bars((1, 1, 8, 4))._repr_markdown_()
+
+
+def test_measurements_come_from_the_record(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(RECORD))
+    record = show.recorded(path)
+    assert record == RECORD
+    names = lambda *args, **kwargs: [r["name"] for r in show.measurements(*args, record=record, **kwargs)]  # noqa: E731
+    assert names((1, 1, 8, 4)) == ["first", "second"]
+    assert names((1, 1, 8, 4), ["second", "third", "first"]) == ["second", "first"]
+    assert names((1, 1, 8, 4), dtype="float16") == ["half"]
+    assert names((2, 1, 8, 4)) == []
+
+
+def test_measured_bars() -> None:
+    picture = show.measured_bars((1, 1, 8, 4), record=RECORD)
+    assert picture.alt == "first: 2 ms; second: 1 ms"
+    (ax,) = picture.figure.axes
+    assert [bar.get_width() for bar in ax.patches] == [2.0, 1.0]
+    assert "Some GPU" in ax.get_xlabel()
+    assert show.measured_bars((1, 1, 8, 4), ["second"], quantity="tflops", record=RECORD).alt == "second: 1 tflops"
+    nothing = show.measured_bars((1, 1, 16, 4), quantity="tflops", record=RECORD)
+    assert "no tflops at shape (1, 1, 16, 4)" in repr(nothing)
+
+
+# --------------------------------------------------------------------------------------------------------- pictures
+
+PICTURES = {
+    "grid": lambda: show.grid_picture(200, 64),
+    "one row": lambda: show.grid_picture(1, 64),
+    "full": lambda: show.grid_picture(128, 64),
+    "memory": lambda: show.memory_against_n(),
+    "heat": lambda: show.heatmap({"a": np.eye(5), "b": np.ones((3, 4))}),
+    "one heat": lambda: show.heatmap({"a": np.eye(5)}, vmax=2),
+    "lines": lambda: show.lines({"a": ([1, 2], [3, 4])}, xlabel="x", ylabel="y", levels={"roof": 5}, logx=True),
+    "matrices": lambda: show.matrices({"Q": np.eye(4, dtype=int), "K": np.full((8, 2), 2)}, title="who"),
+    "warp": lambda: show.warp_picture({"store": ((32, 40), np.arange(32) * 40)}),
+    "banks": lambda: show.bank_picture({"column": np.arange(32) * 64, "row": np.arange(32)}),
+    "one bank": lambda: show.bank_picture({"broadcast": [5] * 32}),
+    "bars": lambda: show.measured_bars((1, 1, 8, 4), record=RECORD, log=True),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_a_png_on_white_and_says_what_it_shows(name: str) -> None:
+    picture = PICTURES[name]()
+    png, size = picture._repr_png_()
+    width, height = size_of(png)
+    assert width / size["width"] == pytest.approx(picture.DPI / 96, rel=0.02) and height > 100
+    assert size["width"] <= 1000, "wider than a notebook"
+    assert len(png) < 100_000
+    white = (1.0, 1.0, 1.0, 1.0)  # a transparent figure is unreadable in a dark theme
+    assert tuple(picture.figure.get_facecolor()) == white
+    assert repr(picture) == f"<picture: {picture.alt}>" and len(picture.alt) > 10
+    assert repr(PICTURES[name]()) == repr(picture), "nbval compares it"
+
+
+def test_grid_picture_counts() -> None:
+    assert show.grid_picture(200, 64).alt == "200 rows over 4 blocks of 64 threads; 56 threads are idle"
+    assert "0 threads are idle" in show.grid_picture(128, 64).alt
+
+
+def test_warp_picture_counts_sectors() -> None:
+    """Unit stride touches 4 sectors, stride two 8, a column 32, one word 1."""
+    lane = np.arange(32)
+    for words, sectors in ((lane, 4), (lane * 2, 8), (lane * 100, 32), (lane * 0 + 7, 1), (lane + 1, 5)):
+        assert show.sectors(words) == sectors
+    alt = show.warp_picture({"store": ((32, 40), lane * 40 + 3), "load": ((1, 40), lane * 0)}).alt
+    assert alt == "one instruction of a warp: store: 32 words, 32 sectors; load: 1 word, 1 sector"
+
+
+def test_bank_picture_counts_turns() -> None:
+    """An odd stride meets 32 banks, an even one fewer; one word for all is a broadcast."""
+    lane = np.arange(32)
+    accesses = ((lane, 1), (lane * 2, 2), (lane * 65, 1), (lane * 64, 32), (lane * 0 + 7, 1), (lane // 16 * 32, 2))
+    for words, turns in accesses:
+        assert show.turns(words) == turns
+    picture = show.bank_picture({"q": lane * 64, "k": lane * 0 + 7})
+    assert picture.alt == "banks asked by the lanes of a warp: q: 32 turns; k: 1 turn"
+    cells = [np.asarray(ax.collections[0].get_array()).reshape(32, 32) for ax in picture.figure.axes]
+    assert [(np.count_nonzero(c == 1), np.count_nonzero(c == 2)) for c in cells] == [(1, 31), (32, 0)]
+
+
+def test_matrices_are_drawn_to_one_scale() -> None:
+    shapes = {"Q": (4, 8), "S": (4, 16), "K": (16, 8)}
+    axes = show.matrices({name: np.ones(shape, int) for name, shape in shapes.items()}).figure.axes
+    width, height = axes[0].figure.get_size_inches()
+    boxes = [ax.get_position() for ax in axes]
+    cells = [(b.width * width / c, b.height * height / r) for b, (r, c) in zip(boxes, shapes.values(), strict=True)]
+    np.testing.assert_allclose(cells, cells[0][0])
