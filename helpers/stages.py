@@ -51,8 +51,8 @@ class Stage:
             The output, (N, d) float32, a device array.
 
         Raises:
-            TypeError: an array that is not float32.
-            ValueError: shapes that do not fit each other or the stage.
+            TypeError: an array that is not float32; a softmax_scale that is no number.
+            ValueError: shapes that do not fit each other or the stage; a softmax_scale that float32 cannot hold.
         """
         run, o = self.prepare(q, k, v, softmax_scale=softmax_scale)
         run()
@@ -74,11 +74,13 @@ class Stage:
             source: another text of the kernel in place of the file's.
             sizes: tile sizes in place of the stage's own, such as {"BLOCK_M": 32}.
         """
-        q, k, v = (self._device_array(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
+        for name, array in (("q", q), ("k", k), ("v", v)):
+            self._check_array(name, array)
         _check_shapes(q, k, v)
+        q, k, v = (cp.ascontiguousarray(cp.asarray(a)) for a in (q, k, v))
         n, head_dim = q.shape
         n_kv = k.shape[0]
-        scale = 1.0 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale
+        scale = _scale(softmax_scale, head_dim)
         defines = {**self.defines(head_dim), **(sizes or {})}
         compiled = kernel.load(source or self.file, self.name, defines=defines)
         o = cp.full(q.shape, cp.nan, dtype=cp.float32)  # a row that nobody writes shows
@@ -88,13 +90,23 @@ class Stage:
         args = (q, k, v, *scratch, o, cp.int32(n), cp.int32(n_kv), cp.float32(scale))
         return (lambda: compiled((grid,), (block,), args)), o
 
-    def _device_array(self, name: str, array: Any) -> Any:
-        """The array on the device, rows one after the other."""
+    def _check_array(self, name: str, array: Any) -> None:
         if not isinstance(array, (np.ndarray, cp.ndarray)):
             raise TypeError(f"{name} is a NumPy or a device array; got {type(array).__name__}")
         if array.dtype != np.float32:
             raise TypeError(f"{name} is {array.dtype}; stage {self.name} takes float32: {name}.astype('float32')")
-        return cp.ascontiguousarray(cp.asarray(array))
+
+
+def _scale(softmax_scale: float | None, head_dim: int) -> float:
+    if softmax_scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    number = isinstance(softmax_scale, (int, float, np.integer, np.floating)) and not isinstance(softmax_scale, bool)
+    if not number:
+        got = f"{type(softmax_scale).__name__} {softmax_scale!r:.40}"
+        raise TypeError(f"softmax_scale is a number, or None for 1 / sqrt(head_dim); got {got}")
+    if not abs(softmax_scale) <= float(np.finfo(np.float32).max):  # NaN compares as False
+        raise ValueError(f"softmax_scale = {softmax_scale}; a finite float32 is needed")
+    return float(softmax_scale)
 
 
 def _check_shapes(q: Any, k: Any, v: Any) -> None:

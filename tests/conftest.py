@@ -1,0 +1,68 @@
+"""What the tests share: tables at the end of a run, the CPU engine on a machine with a GPU, hypothesis's settings."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+
+from helpers import cpu, device, kernel, stages
+
+# The same examples at every run: a test that fails once fails always. No deadline: a machine may be busy.
+hypothesis.settings.register_profile("course", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("course")
+
+
+def pytest_report_header() -> str:
+    return f"kernels run on: {device.describe()}"
+
+
+@pytest.fixture
+def record_row(record_property: Callable[[str, Any], None]) -> Callable[..., None]:
+    """record_row(table, column=value, ...): a row of a table that is printed after the tests.
+
+    It travels with the test's report, so that it is printed whatever is captured and whichever worker ran the test.
+    """
+    return lambda table, **columns: record_property("row", [table, columns])
+
+
+def _rows(terminalreporter: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, []):
+            for name, value in getattr(report, "user_properties", []):
+                if name == "row" and report.when == "call":
+                    yield value[0], value[1]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for title, row in _rows(terminalreporter):
+        tables.setdefault(title, []).append(row)
+    for title, rows in tables.items():
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        lines = [columns, *([str(row.get(name, "")) for name in columns] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        terminalreporter.section(title)
+        for line in lines:
+            first, *others = (text.rjust(width) for text, width in zip(line, widths, strict=True))
+            terminalreporter.write_line("  ".join([first.strip().ljust(widths[0]), *others]))
+
+
+@pytest.fixture
+def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """helpers.cpu, and the stages run on it for the length of a test, on a machine with a GPU as well.
+
+    No kernel that was compiled before is used again, so that a compilation can be timed.
+    """
+    if device.ON_GPU:
+        try:
+            cpu.compiler.compiler()
+        except cpu.NoCompilerError as error:
+            pytest.skip(str(error))
+        monkeypatch.setattr(kernel, "cp", cpu)
+        monkeypatch.setattr(stages, "cp", cpu)
+    monkeypatch.setattr(kernel, "_compiled", functools.lru_cache(kernel._compiled.__wrapped__))
+    return cpu

@@ -1,0 +1,216 @@
+"""Every kernel compiled by NVRTC, with no GPU, for every architecture: registers, shared memory, spills, stack."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from helpers import compile_report as reports
+from helpers import kernel
+from helpers.compile_report import ARCHITECTURES, CompileReport, compile_report
+from helpers.cpu import CompileError
+from helpers.device import ON_GPU, cp
+from helpers.stages import LADDER
+
+try:
+    reports.nvrtc_version()
+    missing = ""
+except reports.NvrtcMissing as error:
+    missing = str(error)
+needs_nvrtc = pytest.mark.skipif(bool(missing), reason=missing)
+
+FILES = sorted(path.name for path in kernel.KERNELS.glob("*.cu"))
+STAGES = {stage.file: stage for stage in LADDER.values()}
+# At the largest head dimension a compilation takes seconds: one architecture of each of three generations.
+GENERATIONS = ("sm_80", "sm_90", "sm_120")
+MOST_REGISTERS = 255
+STATIC_SHARED = 48 * 1024
+
+
+def test_every_stage_has_its_file() -> None:
+    assert FILES and set(STAGES) <= set(FILES)
+
+
+def compile_all(
+    file: str, defines: dict[str, int] | None, architectures: tuple[str, ...], record_row: Callable[..., None]
+) -> list[CompileReport]:
+    """The file for each architecture, and a row of the printed table."""
+    name = STAGES[file].name if file in STAGES else None
+    begin = time.perf_counter()
+    found = [compile_report(file, defines, arch, name=name) for arch in architectures]
+    seconds = time.perf_counter() - begin
+    record_row(
+        "NVRTC: registers per architecture, bytes of shared memory, spills and stack",
+        kernel=file,
+        sizes=" ".join(f"{key}={size}" for key, size in (defines or {}).items()) or "its own",
+        **{arch: next((r.registers for r in found if r.arch == arch), "") for arch in ARCHITECTURES},
+        shared=max(report.shared_bytes for report in found),
+        spills=max(report.spill_bytes for report in found),
+        stack=max(report.stack_bytes for report in found),
+        s=f"{seconds:.1f}",
+    )
+    return found
+
+
+def faults(found: list[CompileReport]) -> list[str]:
+    """What is not allowed: values that spill, arrays that are not in registers, more than a GPU has."""
+    return [
+        str(report)
+        for report in found
+        if report.spill_bytes
+        or report.stack_bytes
+        or report.shared_bytes > STATIC_SHARED
+        or not 0 < report.registers <= MOST_REGISTERS
+    ]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("file", FILES)
+def test_its_own_sizes(file: str, record_row: Callable[..., None]) -> None:
+    assert not faults(compile_all(file, None, ARCHITECTURES, record_row))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("file", STAGES)
+def test_largest_head_dim(file: str, record_row: Callable[..., None]) -> None:
+    assert not faults(compile_all(file, STAGES[file].defines(128), GENERATIONS, record_row))
+
+
+@needs_nvrtc
+@pytest.mark.skipif(not ON_GPU, reason="there is no GPU to compare with")
+@pytest.mark.parametrize("name", LADDER)
+def test_a_launch_uses_what_the_report_says(name: str) -> None:
+    stage = LADDER[name]
+    defines = stage.defines(40)
+    properties = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)
+    report = compile_report(stage.file, defines, f"sm_{properties['major']}{properties['minor']}", name=name)
+    attributes = kernel.load(stage.file, name, defines=defines).attributes
+    assert attributes["num_regs"] == report.registers
+    assert attributes["shared_size_bytes"] == report.shared_bytes
+    assert attributes["local_size_bytes"] == report.stack_bytes
+
+
+# ---- compile_report itself
+
+SPILLS = """
+extern "C" __global__ void __launch_bounds__(1024) spills(const float* x, float* y) {
+  float a[128];
+#pragma unroll
+  for (int i = 0; i < 128; ++i) a[i] = x[i * 1024 + threadIdx.x];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 128; ++i) y[i * 1024 + threadIdx.x] = a[127 - i] * a[i];
+}
+"""
+STACK = """
+extern "C" __global__ void stack(const int* at, float* y, int n) {
+  float a[100];
+  for (int i = 0; i < n; ++i) a[at[i]] = i;
+  y[0] = a[at[n]];
+}
+"""
+TWO = """
+namespace ours {
+template <class T, int WORDS> __global__ void reverse(T* x) {
+  __shared__ T s[WORDS];
+  s[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  x[threadIdx.x] = s[WORDS - 1 - threadIdx.x];
+}
+}
+__global__ void nothing() {}
+"""
+# The line of the assertion that d > 128 fails, as the file itself counts it.
+ASSERTION = (kernel.KERNELS / "01_naive.cu").read_text().partition("static_assert")[0].count("\n") + 1
+
+
+@needs_nvrtc
+def test_spills_are_seen() -> None:
+    report = compile_report(SPILLS, arch="sm_80")
+    assert report.registers <= 64  # 65,536 of a multiprocessor for 1024 threads
+    assert report.spill_bytes > 0 and report.stack_bytes > 0
+    assert faults([report]) == [str(report)]
+    assert re.fullmatch(
+        r"spills for sm_80: \d+ registers, 0 bytes of shared memory, \d+ of spills, \d+ of stack", str(report)
+    )
+
+
+@needs_nvrtc
+def test_an_array_outside_registers_is_seen() -> None:
+    report = compile_report(STACK, arch="sm_80")
+    assert (report.spill_bytes, report.stack_bytes) == (0, 400)
+    assert faults([report])
+
+
+@needs_nvrtc
+def test_shared_memory_of_an_instance() -> None:
+    report = compile_report(TWO, arch="sm_90a", name="ours::reverse<double, 96>")
+    assert report.shared_bytes == 8 * 96
+    assert report.kernel == "ours::reverse<double, 96>" and report.arch == "sm_90a"
+    assert compile_report(TWO, arch="sm_80", name="nothing").shared_bytes == 0
+
+
+@needs_nvrtc
+def test_defines_reach_the_compiler() -> None:
+    sizes = {"HEAD_DIM": 8, "BLOCK_M": 32, "BLOCK_N": 4}
+    assert compile_report("02_tiled.cu", sizes).shared_bytes == 4 * (32 * 9 + 2 * 4 * 8)
+    assert compile_report("02_tiled.cu", {**sizes, "BLOCK_N": 8}).shared_bytes == 4 * (32 * 9 + 2 * 8 * 8)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("00_none.cu",), FileNotFoundError, "no kernel file '00_none.cu' in kernels/; there are: 01_naive.cu"),
+        (("01_naive.cu", None, "sm_10"), ValueError, "does not know arch='sm_10'; it knows sm_"),
+        (("01_naive.cu", None, 90), ValueError, "does not know arch=90; it knows sm_"),
+        ((TWO,), ValueError, "name= says which kernel is meant; the source has: reverse, nothing"),
+        (("int a;\n",), ValueError, "name= says which kernel is meant; the source has: none"),
+        (("01_naive.cu", {"HEAD_DIM": 129}), CompileError, f"01_naive.cu({ASSERTION}): error: static assertion failed"),
+        ((STACK.replace("at[n]", "at[m]"),), CompileError, 'error: identifier "m" is undefined'),
+    ],
+    ids=["no such file", "old architecture", "not a name", "two kernels", "no kernel", "too large", "typing error"],
+)
+def test_errors(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        compile_report(*arguments)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", ["tiles", "ours::tiled<4>"])
+def test_a_kernel_that_is_not_there(name: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"the source has no kernel {name!r}; its kernels: naive")):
+        compile_report("01_naive.cu", name=name)
+
+
+@pytest.fixture
+def asked_anew() -> Any:
+    """The answer of nvrtc_version() is kept for a process: forget it before and after."""
+    reports.nvrtc_version.cache_clear()
+    yield
+    reports.nvrtc_version.cache_clear()
+
+
+def test_without_cupy(asked_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cupy"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(reports.NvrtcMissing, match=r"CuPy, which does not import .* pip install cupy-cuda12x"):
+        compile_report("01_naive.cu")
+
+
+@needs_nvrtc
+def test_without_nvrtc(asked_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cupy.cuda import nvrtc
+
+    def fail() -> None:
+        raise RuntimeError("CuPy failed to load libnvrtc.so.12")
+
+    monkeypatch.setattr(nvrtc, "getVersion", fail)
+    with pytest.raises(reports.NvrtcMissing, match=r"finds no NVRTC .*libnvrtc.so.12.* pip install 'nvidia-cuda-nvrtc"):
+        compile_report("01_naive.cu")

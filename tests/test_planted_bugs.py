@@ -1,0 +1,234 @@
+"""Bugs planted in the text of each kernel: the check must see every one.
+
+A check that passes is worth what it would have caught. A new stage adds its bugs to BUGS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import check, cpu, kernel, reference
+from helpers.stages import LADDER, Stage
+
+HEAD_DIM = 32
+ALL = -1
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One change of a kernel's text that makes it wrong.
+
+    old occurs `times` times in the kernel; the one numbered `which` becomes new, or ALL of them.
+    inputs: the inputs that show it. error: how it shows.
+    cpu_only: it shows on the CPU engine for certain and on a GPU by luck (a race, memory that nobody wrote), or would
+    leave a GPU's context unusable (an address out of bounds).
+    """
+
+    name: str
+    old: str
+    new: str
+    times: int = 1
+    which: int = 0
+    inputs: str = "unit-normal"
+    error: type[Exception] = check.CheckFailed
+    cpu_only: bool = False
+
+    def plant(self, text: str) -> str:
+        found = text.count(self.old)
+        assert found == self.times, (
+            f"the kernel has changed: {self.old!r} was there {self.times} times and is there {found} times. "
+            f"Write the bug {self.name!r} anew for the kernel as it is now."
+        )
+        if self.which == ALL:
+            return text.replace(self.old, self.new)
+        pieces = text.split(self.old)
+        before, after = self.old.join(pieces[: self.which + 1]), self.old.join(pieces[self.which + 1 :])
+        return before + self.new + after
+
+
+def out_of_bounds(name: str, old: str, new: str, **more: Any) -> Bug:
+    return Bug(name, old, new, error=cpu.LaunchError, cpu_only=True, **more)
+
+
+def no_barrier(name: str, which: int, times: int) -> Bug:
+    return Bug(name, "__syncthreads();", "", times=times, which=which, cpu_only=True)
+
+
+NAIVE = (
+    Bug("no scale", "s[j] = scale * dot;", "s[j] = dot;"),
+    Bug("scale twice", "s[j] = scale * dot;", "s[j] = scale * scale * dot;"),
+    Bug("last word of the head forgotten", "c < HEAD_DIM; ++c) dot", "c < HEAD_DIM - 1; ++c) dot"),
+    Bug("dot goes on from the key before", "float dot = 0.0f;", "float dot = j > 0 ? s[j - 1] : 0.0f;"),
+    Bug("no maximum subtracted", "expf(s[j] - m_i)", "expf(s[j])", inputs="large logits"),
+    Bug("last score for the largest", "m_i = fmaxf(m_i, s[j]);", "m_i = s[j];", inputs="large logits"),
+    Bug("smallest score for the largest", "fmaxf(m_i, s[j])", "fminf(m_i, s[j])"),
+    Bug("counts keys, sums no weights", "l_i += s[j];", "l_i += 1.0f;"),
+    Bug("l_i starts at one", "float l_i = 0.0f;", "float l_i = 1.0f;"),
+    Bug("acc is overwritten", "acc[c] += p * v[c];", "acc[c] = p * v[c];"),
+    Bug("no division", "acc[c] / l_i", "acc[c]"),
+    Bug("division in the loop as well", "const float p = s[j];", "const float p = s[j] / l_i;"),
+    Bug("wrong row of Q", "Q + (size_t)row *", "Q + (size_t)threadIdx.x *"),
+    Bug("wrong row of K", "K + (size_t)j *", "K + (size_t)(N_kv - 1 - j) *"),
+    Bug("wrong row of V", "V + (size_t)j *", "V + (size_t)(N_kv - 1 - j) *"),
+    Bug("wrong row of O", "O[(size_t)row *", "O[(size_t)threadIdx.x *"),
+    Bug("neighbours' rows of O exchanged", "O[(size_t)row *", "O[(size_t)(row ^ 1) *"),
+    Bug("last row forgotten", "if (row >= N) return;", "if (row >= N - 1) return;"),
+    Bug("last key has no score", "j < N_kv;", "j < N_kv - 1;", times=3, which=0, cpu_only=True),
+    Bug("last key not in l_i", "j < N_kv;", "j < N_kv - 1;", times=3, which=1),
+    Bug("last key not in acc", "j < N_kv;", "j < N_kv - 1;", times=3, which=2),
+    Bug("first key forgotten", "int j = 0;", "int j = 1;", times=3, which=ALL),
+    out_of_bounds("one row too many", "if (row >= N) return;", "if (row > N) return;"),
+    out_of_bounds("no test of the row", "if (row >= N) return;", ""),
+    out_of_bounds("one key too many", "j < N_kv;", "j <= N_kv;", times=3, which=ALL),
+)
+
+# What tiled and online_softmax have in common: the loads, the scores, the epilogue.
+TILES = (
+    Bug("no scale", "scale * s[j]", "s[j]"),
+    Bug("scale twice", "scale * s[j]", "scale * scale * s[j]"),
+    Bug("last word of the head forgotten", "c < HEAD_DIM; ++c) {", "c < HEAD_DIM - 1; ++c) {"),
+    Bug("scores do not start at 0", "s[j] = 0.0f;", "s[j] = 0.5f * j;"),
+    Bug("no test of the tail's scores", "first + j < N_kv ? scale * s[j] : NEG_INF", "scale * s[j]"),
+    Bug("tail scores one key too many", "first + j < N_kv ? scale", "first + j <= N_kv ? scale"),
+    Bug("tail scores one key too few", "first + j < N_kv ? scale", "first + j < N_kv - 1 ? scale"),
+    Bug("tail's scores are 0, not -inf", "scale * s[j] : NEG_INF", "scale * s[j] : 0.0f"),
+    Bug("tail loads one key too few", "first + j < N_kv ? source", "first + j < N_kv - 1 ? source"),
+    out_of_bounds("tail loads one key too many", "first + j < N_kv ? source", "first + j <= N_kv ? source"),
+    out_of_bounds(
+        "no test of the tail's loads",
+        "first + j < N_kv ? source[(size_t)(first + j) * HEAD_DIM + c] : 0.0f",
+        "source[(size_t)(first + j) * HEAD_DIM + c]",
+    ),
+    Bug("same keys in every tile", "source[(size_t)(first + j)", "source[(size_t)j"),
+    Bug("half of a tile is not loaded", "i < BLOCK_N * HEAD_DIM;", "i < BLOCK_N * HEAD_DIM / 2;", cpu_only=True),
+    Bug(
+        "loads step too far", "BLOCK_N * HEAD_DIM; i += BLOCK_M", "BLOCK_N * HEAD_DIM; i += 2 * BLOCK_M", cpu_only=True
+    ),
+    Bug("wrong row of Q loaded", "Q[(size_t)(first_row + r)", "Q[(size_t)r"),
+    Bug("last row of Q not loaded", "first_row + r < N ?", "first_row + r < N - 1 ?"),
+    out_of_bounds("one row of Q too many", "first_row + r < N ?", "first_row + r <= N ?"),
+    Bug("neighbour's row of Q", "Q_smem[threadIdx.x]", "Q_smem[threadIdx.x ^ 1]"),
+    Bug("key's words reversed", "K_smem[j][c]", "K_smem[j][HEAD_DIM - 1 - c]"),
+    Bug("V of the wrong key", "V_smem[j][c]", "V_smem[BLOCK_N - 1 - j][c]"),
+    Bug("V of the tile before", "load_tile(V_smem, V, first,", "load_tile(V_smem, V, first > 0 ? first - BLOCK_N : 0,"),
+    Bug("K in place of V", "load_tile(V_smem, V,", "load_tile(V_smem, K,"),
+    Bug("acc is overwritten", "acc[c] += p * V_smem", "acc[c] = p * V_smem"),
+    Bug("no division", "acc[c] / l_i", "acc[c]"),
+    Bug("wrong row of O", "O[(size_t)row *", "O[(size_t)threadIdx.x *"),
+    Bug("neighbours' rows of O exchanged", "O[(size_t)row *", "O[(size_t)(row ^ 1) *"),
+    Bug("last row of O forgotten", "if (row < N)\n", "if (row < N - 1)\n"),
+    out_of_bounds("one row of O too many", "if (row < N)\n", "if (row <= N)\n"),
+    out_of_bounds("no test of the row", "if (row < N)\n", ""),
+)
+
+ONE_PASS = "for (int first = 0; first < N_kv; first += BLOCK_N)"
+SKIPS_THE_LAST = "for (int first = 0; first + BLOCK_N < N_kv; first += BLOCK_N)"
+SKIPS_THE_FIRST = "for (int first = BLOCK_N; first < N_kv; first += BLOCK_N)"
+
+BUGS: dict[str, tuple[Bug, ...]] = {
+    "naive": NAIVE,
+    "tiled": (
+        *TILES,
+        Bug("no rescale of l_i", "    l_i *= expf(m_i - m_new);\n", ""),
+        Bug("rescale the wrong way", "l_i *= expf(m_i - m_new);", "l_i *= expf(m_new - m_i);"),
+        Bug(
+            "m_i is new before the rescale",
+            "l_i *= expf(m_i - m_new);\n    m_i = m_new;",
+            "m_i = m_new;\n    l_i *= expf(m_i - m_new);",
+        ),
+        Bug("m_i stays", "    m_i = m_new;\n", ""),
+        Bug("m_i of the last tile only", "float m_new = m_i;", "float m_new = NEG_INF;", inputs="large logits"),
+        Bug("no maximum subtracted", "expf(s[j] - m_i)", "expf(s[j])", times=2, which=ALL, inputs="large logits"),
+        Bug("no maximum subtracted in pass 1", "expf(s[j] - m_i)", "expf(s[j])", times=2, which=0),
+        Bug("no maximum subtracted in pass 2", "expf(s[j] - m_i)", "expf(s[j])", times=2, which=1),
+        Bug("pass 1 skips the last tile", ONE_PASS, SKIPS_THE_LAST, times=2, which=0),
+        Bug("pass 2 skips the last tile", ONE_PASS, SKIPS_THE_LAST, times=2, which=1),
+        Bug("both passes skip the last tile", ONE_PASS, SKIPS_THE_LAST, times=2, which=ALL),
+        Bug("both passes skip the first tile", ONE_PASS, SKIPS_THE_FIRST, times=2, which=ALL),
+        no_barrier("no barrier before the load in pass 1", 0, times=4),
+        no_barrier("no barrier after the load in pass 1", 1, times=4),
+        no_barrier("no barrier before the loads in pass 2", 2, times=4),
+        no_barrier("no barrier after the loads in pass 2", 3, times=4),
+    ),
+    "online_softmax": (
+        *TILES,
+        Bug("no rescale of l_i", "    l_i *= rescale;\n", ""),
+        Bug("no rescale of acc", "acc[c] *= rescale;", ";"),
+        Bug("rescale the wrong way", "expf(m_i - m_new)", "expf(m_new - m_i)"),
+        Bug(
+            "m_i is new before the rescale",
+            "const float rescale = expf(m_i - m_new);",
+            "m_i = m_new; const float rescale = expf(m_i - m_new);",
+        ),
+        Bug("m_i stays", "    m_i = m_new;\n", ""),
+        Bug("m_i of the last tile only", "float m_new = m_i;", "float m_new = NEG_INF;", inputs="large logits"),
+        Bug("no maximum subtracted", "expf(s[j] - m_i)", "expf(s[j])", inputs="large logits"),
+        Bug("weights are not summed", "l_i += p;", "l_i += 1.0f;"),
+        Bug(
+            "divides at every tile and never undoes it", "acc[c] *= rescale;", "acc[c] *= first ? rescale / l_i : 0.0f;"
+        ),
+        Bug("skips the last tile", ONE_PASS, SKIPS_THE_LAST),
+        Bug("skips the first tile", ONE_PASS, SKIPS_THE_FIRST),
+        no_barrier("no barrier before the loads", 0, times=2),
+        no_barrier("no barrier after the loads", 1, times=2),
+    ),
+}
+
+CASES = [(name, bug) for name, bugs in BUGS.items() for bug in bugs]
+
+
+def make_inputs(stage: Stage, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two blocks of rows and several tiles of keys, the last of both cut short."""
+    tiles = stage.defines(HEAD_DIM)
+    q, k, v = check.make_inputs(tiles["BLOCK_M"] + 6, 6 * tiles.get("BLOCK_N", 16) + 4, HEAD_DIM)
+    if kind == "large logits":
+        grow = np.float32(np.sqrt(1000 * np.sqrt(HEAD_DIM) / np.abs(q @ k.T).max()))
+        q, k = q * grow, k * grow
+    return q, k, v
+
+
+def run_check(stage: Stage, text: str, kind: str) -> None:
+    """The check of the stages' own tests, on another text of the kernel."""
+    q, k, v = make_inputs(stage, kind)
+    run, o = stage.prepare(q, k, v, source=text)
+    run()
+    tolerance = check.TOLERANCE if kind == "unit-normal" else check.tolerance_for(q, k)
+    check.check(stage.name, o, reference.attention(q, k, v), tolerance=tolerance)
+
+
+def test_every_stage_has_its_bugs() -> None:
+    assert list(BUGS) == list(LADDER)
+    for bugs in BUGS.values():
+        names = [bug.name for bug in bugs]
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", LADDER)
+@pytest.mark.parametrize("kind", ["unit-normal", "large logits"])
+@pytest.mark.parametrize("engine", ["this device", "CPU engine"])
+def test_kernel_without_a_bug_passes(name: str, kind: str, engine: str, request: pytest.FixtureRequest) -> None:
+    if engine == "CPU engine":
+        request.getfixturevalue("cpu_engine")
+    run_check(LADDER[name], kernel.source(LADDER[name].file), kind)
+
+
+@pytest.mark.parametrize(("name", "bug"), CASES, ids=[f"{name}-{bug.name}" for name, bug in CASES])
+def test_bug_is_seen(name: str, bug: Bug, request: pytest.FixtureRequest) -> None:
+    if bug.cpu_only:
+        request.getfixturevalue("cpu_engine")
+    stage = LADDER[name]
+    text = bug.plant(kernel.source(stage.file))
+    with pytest.raises(bug.error):
+        run_check(stage, text, bug.inputs)
+
+
+def test_a_kernel_that_has_changed_is_told() -> None:
+    bug = Bug("no scale", "scale * dot", "dot")
+    with pytest.raises(AssertionError, match=r"the kernel has changed: 'scale \* dot' was there 1 times"):
+        bug.plant("float s = dot * scale;")
+    assert Bug("", "a", "b", times=3, which=1).plant("a a a") == "a b a"
+    assert Bug("", "a", "b", times=3, which=ALL).plant("a a a") == "b b b"

@@ -1,0 +1,454 @@
+"""Every stage of the ladder against the float64 reference: sizes, head dimensions, logits, layouts, errors, speed.
+
+A new stage adds a row to STAGES.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from helpers import check, kernel, reference
+from helpers.device import cp
+from helpers.stages import LADDER, Stage
+
+SIZES = (1, 2, 31, 32, 33, 63, 64, 65, 127, 257, 1000)
+HEAD_DIMS = (1, 3, 8, 32, 40, 64, 80, 128)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a stage promises."""
+
+    name: str
+    head_dims: tuple[int, ...] = HEAD_DIMS  # those tried; each is a compilation
+    max_head_dim: int = 128
+    tolerance: float = check.TOLERANCE  # on unit-normal inputs
+
+    @property
+    def stage(self) -> Stage:
+        return LADDER[self.name]
+
+
+STAGES = (
+    Row("naive"),
+    Row("tiled"),
+    Row("online_softmax"),
+)
+
+every_stage = pytest.mark.parametrize("row", STAGES, ids=lambda row: row.name)
+
+
+def test_every_stage_has_its_row() -> None:
+    assert [row.name for row in STAGES] == list(LADDER)
+
+
+def attend(row: Row, q: Any, k: Any, v: Any, **options: Any) -> np.ndarray:
+    """One launch, the output poisoned before it, copied to the host after it."""
+    run, o = row.stage.prepare(q, k, v, **options)
+    assert isinstance(o, cp.ndarray) and o.dtype == np.float32 and o.shape == q.shape
+    assert np.isnan(cp.asnumpy(o)).all()
+    run()
+    return cp.asnumpy(o)
+
+
+@functools.lru_cache(maxsize=128)  # the stages are given the same inputs
+def problem(n: int, n_kv: int, d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """q, k, v and the reference's output."""
+    q, k, v = check.make_inputs(n, n_kv, d, seed=n + 7 * n_kv + 11 * d)
+    return q, k, v, reference.attention(q, k, v)
+
+
+# ---- sizes
+
+
+def pairs(head_dim: int) -> list[tuple[int, int]]:
+    """Every N and every N_kv once, paired otherwise for each head dimension; equal ones at 64."""
+    shift = HEAD_DIMS.index(head_dim) - HEAD_DIMS.index(64)
+    return [(n, SIZES[(i + shift) % len(SIZES)]) for i, n in enumerate(SIZES)]
+
+
+ALL_SIZES = [(row, n, n_kv, d) for row in STAGES for d in row.head_dims for n, n_kv in pairs(d)]
+
+
+@pytest.mark.parametrize(
+    ("row", "n", "n_kv", "d"), ALL_SIZES, ids=[f"{row.name}-{n}x{n_kv}-d{d}" for row, n, n_kv, d in ALL_SIZES]
+)
+def test_sizes(row: Row, n: int, n_kv: int, d: int) -> None:
+    q, k, v, expected = problem(n, n_kv, d)
+    check.check(row.name, attend(row, q, k, v), expected, tolerance=row.tolerance)
+
+
+@every_stage
+def test_sizes_around_its_own_tiles(row: Row) -> None:
+    tiles = row.stage.defines(32)
+    block_m, block_n = tiles["BLOCK_M"], tiles.get("BLOCK_N", 1)
+    for n in (block_m - 1, block_m, block_m + 1, 2 * block_m):
+        for n_kv in (max(block_n - 1, 1), block_n, block_n + 1, 2 * block_n):
+            q, k, v, expected = problem(n, n_kv, 32)
+            check.check(f"{row.name} {n} x {n_kv}", attend(row, q, k, v), expected, tolerance=row.tolerance)
+
+
+@every_stage
+@pytest.mark.parametrize("tiles", [{"BLOCK_M": 1, "BLOCK_N": 1}, {"BLOCK_M": 96, "BLOCK_N": 5}], ids=str)
+def test_other_tile_sizes(row: Row, tiles: dict[str, int]) -> None:
+    q, k, v, expected = problem(100, 33, 32)
+    sizes = {name: size for name, size in tiles.items() if name in row.stage.defines(32)}
+    check.check(row.name, attend(row, q, k, v, sizes=sizes), expected, tolerance=row.tolerance)
+
+
+# ---- values
+
+
+@every_stage
+@pytest.mark.parametrize("head", range(12))
+def test_real_inputs(row: Row, head: int) -> None:
+    q, k, v = check.real_inputs(head)
+    check.check(row.name, attend(row, q, k, v), reference.attention(q, k, v), tolerance=row.tolerance)
+
+
+def along(direction: np.ndarray, lengths: np.ndarray, seed: int) -> np.ndarray:
+    """Rows of the given lengths along one direction, with a little noise."""
+    noise = np.random.default_rng(seed).standard_normal((len(lengths), len(direction)))
+    return (lengths[:, None] * direction + 0.01 * noise).astype(np.float32)
+
+
+def large_logits(kind: str, largest: float, n: int, n_kv: int, d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """q, k, v whose scaled logits reach `largest`: all over the range, or in an order that is hard on a running max."""
+    q, k, v = check.make_inputs(n, n_kv, d, seed=d)
+    if kind == "random":
+        grow = np.float32(np.sqrt(largest * np.sqrt(d) / np.abs(q @ k.T).max()))
+        return q * grow, k * grow, v
+    length = np.sqrt(largest * np.sqrt(d))
+    direction = np.ones(d) / np.sqrt(d)
+    shape = {
+        "all high": np.ones(n_kv),
+        "all low": -np.ones(n_kv),
+        "rising": np.linspace(-1, 1, n_kv),  # each tile brings a larger maximum
+        "falling": np.linspace(1, -1, n_kv),  # the first tile has it
+        "alternating": np.where(np.arange(n_kv) % 2, 1.0, -1.0),
+        "last": np.where(np.arange(n_kv) == n_kv - 1, 1.0, -1.0),  # all that came before must vanish
+    }[kind]
+    return along(direction, np.linspace(0.5, 1, n) * length, 1), along(direction, length * shape, 2), v
+
+
+@every_stage
+@pytest.mark.parametrize("largest", [10.0, 100.0, 1e3, 1e4])
+@pytest.mark.parametrize("kind", ["random", "all high", "all low", "rising", "falling", "alternating", "last"])
+def test_large_logits(row: Row, kind: str, largest: float) -> None:
+    q, k, v = large_logits(kind, largest, 65, 127, 64)
+    logits = q.astype(float) @ k.T.astype(float) / 8
+    assert 0.95 * largest < np.abs(logits).max() < 1.05 * largest
+    out = attend(row, q, k, v)
+    check.check(row.name, out, reference.attention(q, k, v), tolerance=check.tolerance_for(q, k))
+
+
+@every_stage
+def test_one_key_takes_all(row: Row) -> None:
+    """Logits 10,000 apart: the other weights are exactly 0, and the output is one row of v to the last bit."""
+    d = 32
+    length = np.float32(np.sqrt(1e4 * np.sqrt(d)))
+    order = np.random.default_rng(0).permutation(d)
+    unit = length * np.eye(d, dtype=np.float32)
+    v = check.make_inputs(1, d, d)[2]
+    np.testing.assert_array_equal(attend(row, unit, unit[order], v), v[np.argsort(order)])
+
+
+@every_stage
+def test_constant_rows(row: Row) -> None:
+    n, n_kv, d = 65, 257, 64
+    q, k, v = check.make_inputs(n, n_kv, d)
+    mean = np.broadcast_to(v.astype(float).mean(axis=0), (n, d))
+    check.check("zero queries", attend(row, np.zeros_like(q), k, v), mean, tolerance=row.tolerance)
+    check.check("the same key", attend(row, q, np.full_like(k, 1.5), v), mean, tolerance=row.tolerance)
+    tall = np.full_like(v, 2.5)
+    check.check("the same value", attend(row, q, k, tall), np.full((n, d), 2.5), tolerance=row.tolerance)
+    same_query = attend(row, np.repeat(q[:1], n, axis=0), k, v)
+    np.testing.assert_array_equal(same_query, np.repeat(same_query[:1], n, axis=0))
+
+
+@every_stage
+@pytest.mark.parametrize("scale", [1.0, 0.3, 0.0, -0.2, 2, np.float32(0.125), np.float64(0.5), np.int64(1)], ids=repr)
+def test_softmax_scale(row: Row, scale: Any) -> None:
+    q, k, v = check.make_inputs(33, 65, 64)
+    out = attend(row, q, k, v, softmax_scale=scale)
+    expected = reference.attention(q, k, v, softmax_scale=scale)
+    check.check(row.name, out, expected, tolerance=check.tolerance_for(q, k, softmax_scale=scale))
+
+
+@every_stage
+def test_softmax_scale_is_one_over_root_d_by_default(row: Row) -> None:
+    q, k, v, _ = problem(33, 65, 64)
+    np.testing.assert_array_equal(attend(row, q, k, v), attend(row, q, k, v, softmax_scale=0.125))
+
+
+@every_stage
+def test_nan_stays_in_its_row(row: Row) -> None:
+    q, k, v, expected = problem(65, 33, 32)
+    q = q.copy()
+    q[7, 3] = np.nan
+    out = attend(row, q, k, v)
+    assert np.isnan(out[7]).all()
+    rest = np.arange(len(q)) != 7
+    check.check(row.name, out[rest], expected[rest], tolerance=row.tolerance)
+
+
+@every_stage
+@pytest.mark.parametrize("which", ["k", "v"])
+def test_nan_among_the_keys_is_not_swallowed(row: Row, which: str) -> None:
+    q, k, v, _ = problem(65, 33, 32)
+    k, v = k.copy(), v.copy()
+    {"k": k, "v": v}[which][20, 3] = np.nan
+    out = attend(row, q, k, v)
+    assert np.isnan(out if which == "k" else out[:, 3]).all()
+
+
+@every_stage
+def test_the_same_launch_gives_the_same_bits(row: Row) -> None:
+    q, k, v, _ = problem(257, 127, 40)
+    run, o = row.stage.prepare(q, k, v)
+    run()
+    first = cp.asnumpy(o).copy()
+    run()
+    np.testing.assert_array_equal(first, cp.asnumpy(o))
+    np.testing.assert_array_equal(first, cp.asnumpy(row.stage(q, k, v)))
+
+
+# ---- hypothesis
+
+
+@every_stage
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_shape(row: Row, data: st.DataObject) -> None:
+    n, n_kv = data.draw(st.integers(1, 300), "N"), data.draw(st.integers(1, 300), "N_kv")
+    d = data.draw(st.sampled_from(row.head_dims), "d")
+    scale = data.draw(st.none() | st.floats(-1, 1, width=32), "softmax_scale")
+    mean = data.draw(st.sampled_from([-1.0, 0.25, 2.0]), "mean")
+    q, k, v = check.make_inputs(n, n_kv, d, seed=data.draw(st.integers(0, 2**32 - 1), "seed"), mean=mean)
+    out = attend(row, q, k, v, softmax_scale=scale)
+    expected = reference.attention(q, k, v, softmax_scale=scale)
+    check.check(row.name, out, expected, tolerance=check.tolerance_for(q, k, softmax_scale=scale))
+
+
+def matrices(rows: int, d: int, largest: float) -> st.SearchStrategy[np.ndarray]:
+    return hnp.arrays(np.float32, (rows, d), elements=st.floats(-largest, largest, width=32, allow_subnormal=False))
+
+
+@every_stage
+@settings(max_examples=60)
+@given(data=st.data())
+def test_any_values(row: Row, data: st.DataObject) -> None:
+    n, n_kv = data.draw(st.integers(1, 9), "N"), data.draw(st.integers(1, 40), "N_kv")
+    d = data.draw(st.sampled_from((3, 8)), "d")
+    largest = data.draw(st.sampled_from([1.0, 8.0, 64.0]), "largest")
+    q, k = data.draw(matrices(n, d, largest), "q"), data.draw(matrices(n_kv, d, largest), "k")
+    v = data.draw(matrices(n_kv, d, 4.0), "v")
+    try:
+        tolerance = check.tolerance_for(q, k)
+    except ValueError:  # float32 holds no softmax of such logits
+        assume(False)
+    out = attend(row, q, k, v)
+    check.check(row.name, out, reference.attention(q, k, v), tolerance=tolerance)
+    # A weighted mean lies between the least and the greatest.
+    assert (out >= v.min(axis=0) - 1e-5).all() and (out <= v.max(axis=0) + 1e-5).all()
+
+
+# ---- what a stage takes
+
+
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "Fortran order": np.asfortranarray,
+    "every second row": lambda a: np.repeat(a, 2, axis=0)[::2],
+    "every second column": lambda a: np.repeat(a, 2, axis=1)[:, ::2],
+    "backwards": lambda a: a[::-1].copy()[::-1],
+    "columns of a wider array": lambda a: np.pad(a, ((0, 0), (3, 5)))[:, 3:-5],
+}
+
+
+@every_stage
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_arrays_that_are_not_contiguous(row: Row, layout: str) -> None:
+    q, k, v, expected = problem(65, 33, 32)
+    views = [LAYOUTS[layout](a) for a in (q, k, v)]
+    assert not any(view.flags.c_contiguous for view in views)
+    check.check(row.name, attend(row, *views), expected, tolerance=row.tolerance)
+
+
+@every_stage
+def test_device_views_that_are_not_contiguous(row: Row) -> None:
+    q, k, v, expected = problem(65, 33, 32)
+    views = [cp.asarray(np.repeat(a, 2, axis=1))[:, ::2] for a in (q, k, v)]
+    assert not any(view.flags.c_contiguous for view in views)
+    check.check(row.name, attend(row, *views), expected, tolerance=row.tolerance)
+
+
+@every_stage
+def test_one_array_for_all(row: Row) -> None:
+    """The same array as q, k and v; and a read-only view that repeats one row."""
+    v = check.make_inputs(1, 33, 32)[2]
+    check.check(row.name, attend(row, v, v, v), reference.attention(v, v, v), tolerance=row.tolerance)
+    repeated = np.broadcast_to(v[:1], v.shape)
+    assert not repeated.flags.writeable
+    check.check(row.name, attend(row, repeated, repeated, v), reference.attention(repeated, repeated, v))
+
+
+@every_stage
+def test_numpy_and_device_arrays_give_the_same(row: Row) -> None:
+    q, k, v, expected = problem(65, 33, 32)
+    host = attend(row, q, k, v)
+    device = attend(row, *(cp.asarray(a) for a in (q, k, v)))
+    mixed = attend(row, cp.asarray(q), k, v)
+    check.check(row.name, host, expected, tolerance=row.tolerance)
+    np.testing.assert_array_equal(host, device)
+    np.testing.assert_array_equal(host, mixed)
+
+
+@every_stage
+def test_inputs_are_left_alone(row: Row) -> None:
+    inputs = [a.copy() for a in problem(65, 33, 32)[:3]]
+    on_device = [cp.asarray(a) for a in inputs]
+    row.stage(*on_device)
+    for before, after in zip(inputs, on_device, strict=True):
+        np.testing.assert_array_equal(before, cp.asnumpy(after))
+
+
+# ---- what it refuses
+
+TOO_LARGE = max(row.max_head_dim for row in STAGES) + 1
+SWAPPED = "v of the other byte order"
+
+# How the arrays are spoilt, the error, and what it says. NAME, MAX and MORE stand for the stage's own.
+BAD: dict[str, tuple[Callable[[Any, Any, Any], tuple[Any, Any, Any]], type[Exception], str]] = {
+    "q float64": (
+        lambda q, k, v: (q.astype("float64"), k, v),
+        TypeError,
+        "q is float64; stage NAME takes float32: q.astype('float32')",
+    ),
+    "k float16": (lambda q, k, v: (q, k.astype("float16"), v), TypeError, "k is float16; stage NAME takes float32"),
+    "v int32": (lambda q, k, v: (q, k, v.astype("int32")), TypeError, "v is int32; stage NAME takes float32"),
+    SWAPPED: (lambda q, k, v: (q, k, v.astype(">f4")), TypeError, "v is >f4; stage NAME takes"),
+    "q a list": (lambda q, k, v: (q.tolist(), k, v), TypeError, "q is a NumPy or a device array; got list"),
+    "v None": (lambda q, k, v: (q, k, None), TypeError, "v is a NumPy or a device array; got NoneType"),
+    "q of one axis": (
+        lambda q, k, v: (q[0], k, v),
+        ValueError,
+        "q has shape (8,); this stage takes one head: (rows, head_dim)",
+    ),
+    "k of three axes": (
+        lambda q, k, v: (q, k[None], v),
+        ValueError,
+        "k has shape (1, 6, 8); this stage takes one head: (rows, head_dim)",
+    ),
+    "v a number": (
+        lambda q, k, v: (q, k, v[0, :1].reshape(())),
+        ValueError,
+        "v has shape (); this stage takes one head",
+    ),
+    "no query": (lambda q, k, v: (q[:0], k, v), ValueError, "q has shape (0, 8); at least one row is needed"),
+    "no key": (lambda q, k, v: (q, k[:0], v[:0]), ValueError, "k has shape (0, 8); at least one row is needed"),
+    "no value": (lambda q, k, v: (q, k, v[:0]), ValueError, "v has shape (0, 8); at least one row is needed"),
+    "k of another head_dim": (
+        lambda q, k, v: (q, k[:, :7], v),
+        ValueError,
+        "head_dim differs: q (5, 8), k (6, 7), v (6, 8)",
+    ),
+    "v of another head_dim": (
+        lambda q, k, v: (q, k, v[:, :7]),
+        ValueError,
+        "head_dim differs: q (5, 8), k (6, 8), v (6, 7)",
+    ),
+    "a key without a value": (
+        lambda q, k, v: (q, k, v[:5]),
+        ValueError,
+        "each key needs its value: k has 6 rows, v has 5",
+    ),
+    "head_dim 0": (
+        lambda q, k, v: (q[:, :0], k[:, :0], v[:, :0]),
+        ValueError,
+        "head_dim = 0; this stage takes 1 to MAX",
+    ),
+    "head_dim too large": (
+        lambda q, k, v: tuple(np.tile(a, (1, 200))[:, :TOO_LARGE] for a in (q, k, v)),
+        ValueError,
+        "head_dim = MORE; this stage takes 1 to MAX",
+    ),
+}
+
+
+@every_stage
+@pytest.mark.parametrize(
+    ("case", "where"),
+    # A device array has the machine's byte order.
+    [(case, where) for case in BAD for where in ("host", "device") if (case, where) != (SWAPPED, "device")],
+)
+def test_refused_inputs(row: Row, case: str, where: str) -> None:
+    change, error, message = BAD[case]
+    inputs = change(*check.make_inputs(5, 6, 8))
+    if where == "device":
+        inputs = tuple(cp.asarray(a) if isinstance(a, np.ndarray) else a for a in inputs)
+    for word, value in (("NAME", row.name), ("MORE", TOO_LARGE), ("MAX", row.max_head_dim)):
+        message = message.replace(word, str(value))
+    with pytest.raises(error, match=re.escape(message)):
+        row.stage(*inputs)
+
+
+@every_stage
+@pytest.mark.parametrize(
+    ("scale", "error", "message"),
+    [
+        ("0.125", TypeError, "softmax_scale is a number, or None for 1 / sqrt(head_dim); got str '0.125'"),
+        ([1.0], TypeError, "softmax_scale is a number, or None for 1 / sqrt(head_dim); got list [1.0]"),
+        (True, TypeError, "got bool True"),
+        (1j, TypeError, "got complex 1j"),
+        (float("nan"), ValueError, "softmax_scale = nan; a finite float32 is needed"),
+        (float("-inf"), ValueError, "softmax_scale = -inf; a finite float32 is needed"),
+        (1e39, ValueError, "softmax_scale = 1e+39; a finite float32 is needed"),
+    ],
+    ids=repr,
+)
+def test_refused_softmax_scale(row: Row, scale: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        row.stage(*check.make_inputs(5, 6, 8), softmax_scale=scale)
+
+
+def test_softmax_scale_is_given_by_name() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        LADDER["naive"](*check.make_inputs(5, 6, 8), 0.125)
+
+
+# ---- speed: a guard against falling off a cliff, not a benchmark
+
+
+@every_stage
+def test_speed_on_the_cpu_engine(
+    row: Row, cpu_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_row: Callable[..., None]
+) -> None:
+    q, k, v, expected = problem(1024, 1024, 64)
+    cpu_engine.empty(1)  # the engine itself is built before the clock starts
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
+    begin = time.perf_counter()
+    kernel.load(row.stage.file, row.name, defines=row.stage.defines(64))
+    compile_s = time.perf_counter() - begin
+    assert list(tmp_path.glob("kernel-*")), "nothing was compiled"
+    run, o = row.stage.prepare(q, k, v)
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    check.check(row.name, o, expected, tolerance=row.tolerance)
+    figures = {"ms": f"{1e3 * min(times):.1f}", "compile s": f"{compile_s:.2f}"}
+    record_row("CPU engine: N = N_kv = 1024, d = 64", stage=row.name, **figures)
+    assert min(times) < 1.0 and compile_s < 5.0, figures
