@@ -263,6 +263,7 @@ def _safe_softmax(trial: Trial) -> None:
         ordinary = q @ k.T / np.float32(math.sqrt(d))
         # Every other row lies far below 0, where a maximum that starts at 0 is wrong as well.
         large = 10 * ordinary + np.where(np.arange(n) % 2, 1000, -1000).astype(np.float32)[:, None]
+        large[::3, -1] += 200  # nor may the maximum miss the last key
         hint = "exp of 1000 is inf and exp of -1000 is 0: subtract the largest score of the row, whatever its sign"
         for name, s in (("P of ordinary scores", ordinary), ("P of scores near -1000 or 1000", large)):
             p = trial.empty(n, n_kv)
@@ -307,7 +308,7 @@ def _merge_halves(trial: Trial) -> None:
         merge((-(-n * d // block),), (block,), (*parts, o, lse, np.int32(n)))
         expected, expected_lse = reference.attention(q, k, v, return_lse=True)
         at = f"{where(n, n_kv, d)}, second part from key {split}" + ", large scores" * (factor > 1)
-        hint = "the sums of a part are relative to that part's m; bring both to one m, as the loop does with exp(m_i - m_new)"
+        hint = "a part's sums are relative to that part's m; bring both to one m, as the loop does: exp(m_i - m_new)"
         tolerance = tolerance_for(q, k)
         trial.expect("O", at, o, expected, hint=hint, tolerance=tolerance)
         hint = "m is the larger of the two maxima, l the sum of both rescaled sums"

@@ -306,6 +306,52 @@ def measured_bars(
     return Picture(fig, "; ".join(f"{r['name']}: {r[quantity]:.3g} {quantity}" for r in results))
 
 
+@styled
+def measured_ladder(
+    shapes: Sequence[Sequence[int]],
+    names: Sequence[str],
+    *,
+    roof: str = "matmul",
+    dtype: str = "float32",
+    record: Any = None,
+) -> Picture | Text:
+    """Recorded TFLOP/s at several shapes side by side, on one scale, each bar with its share of a roof of the same run.
+
+    Args:
+        shapes: (batch, heads, n, head_dim) each.
+        names: stages and peers, from top to bottom.
+        roof: the name of a recorded roof; drawn as a dashed line.
+        record: another record than the committed one.
+
+    Returns:
+        A picture; where nothing is recorded, a sentence that says so.
+    """
+    record = recorded() if record is None else record
+    if record is None:
+        return Text(f"*({NO_RECORD})*")
+    top = next(r["tflops"] for r in record["results"] if r["name"] == roof and r["kind"] == "roof")
+    fig, axes = figure(8.6, 1.2 + 0.36 * len(names), columns=len(shapes))
+    told = []
+    for ax, (batch, heads, n, head_dim) in zip(np.atleast_1d(axes), shapes, strict=True):
+        results = {r["name"]: r for r in measurements((batch, heads, n, head_dim), names, dtype=dtype, record=record)}
+        values = [results[name]["tflops"] if name in results else 0.0 for name in names]
+        colours = [GPU if name in results and results[name]["kind"] == "stage" else PEER for name in names]
+        bars = ax.barh(range(len(names)), values, color=colours, height=0.7)
+        texts = [f"{value:.3g}  ({value / top:.1%})" if value else "not recorded" for value in values]
+        ax.bar_label(bars, texts, padding=4, fontsize=9)
+        ax.axvline(top, color=ROOF, linewidth=1, linestyle="--")
+        ax.set_xlim(0, 1.08 * top)
+        ax.set_ylim(len(names) - 0.4, -0.6)
+        ax.set_yticks(range(len(names)), names if ax is np.atleast_1d(axes)[0] else [])
+        ax.set_title(f"N = {n}, d = {head_dim}, {dtype}" + f", {batch} × {heads} heads" * (batch * heads > 1))
+        told += [f"N = {n}, {name}: {text}" for name, text in zip(names, texts, strict=True)]
+    fig.supxlabel(
+        f"TFLOP/s (more is better); dashed: {roof}, {top:.3g}; recorded on {record['device'].get('name', 'GPU')}",
+        fontsize=10,
+    )
+    return Picture(fig, f"TFLOP/s and share of {roof}: {'; '.join(told)}")
+
+
 # ---------------------------------------------------------------------------------------------------- pictures
 
 
@@ -588,3 +634,71 @@ def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
     handles = [Patch(color=READ, label="served in the first turn"), Patch(color=WRITE, label="has to wait")]
     fig.legend(handles=handles, loc="outside lower left", ncols=2)
     return Picture(fig, f"banks asked by the lanes of a warp: {'; '.join(counts)}")
+
+
+@styled
+def rescaling(scores: Sequence[float], block_n: int) -> Picture:
+    """Online softmax on one row of scores: each key's exp(score - m_i) after every tile of block_n keys.
+
+    A dashed outline is what a key's bar was before this tile brought a larger maximum.
+    """
+    s = np.asarray(scores, dtype=float)
+    tiles = -(-len(s) // block_n)
+    fig, axes = figure(1.2 + 2.4 * tiles, 2.9, columns=tiles)
+    m_i, told = -np.inf, []
+    for tile, ax in enumerate(np.atleast_1d(axes)):
+        seen, first = min((tile + 1) * block_n, len(s)), tile * block_n
+        m_new = max(m_i, float(s[first:seen].max()))
+        if m_new > m_i:
+            ax.bar(range(first), np.exp(s[:first] - m_i), fill=False, edgecolor=PEER, linestyle="--", linewidth=1)
+        m_i = m_new
+        weights = np.exp(s[:seen] - m_i)
+        bars = ax.bar(range(seen), weights, color=[GPU] * first + [WRITE] * (seen - first))
+        ax.bar_label(bars, [f"{weight:.2f}" for weight in weights], padding=1, fontsize=8)
+        ax.set(xlim=(-0.6, len(s) - 0.4), ylim=(0, 1.15), xlabel="key")
+        ax.set_title(f"after tile {tile}\nm_i = {m_i:g}, l_i = {weights.sum():.2f}", fontsize=10)
+        ax.set_xticks(range(len(s)))
+        ax.set_yticks([0, 0.5, 1] if tile == 0 else [])
+        told.append(f"after tile {tile} m_i = {m_i:g}, l_i = {weights.sum():.2f}")
+    np.atleast_1d(axes)[0].set_ylabel("exp(score − m_i)")
+    handles = [
+        Patch(color=WRITE, label="this tile"),
+        Patch(color=GPU, label="tiles before"),
+        Patch(fill=False, edgecolor=PEER, linestyle="--", label="before the rescaling"),
+    ]
+    fig.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
+    return Picture(fig, f"{len(s)} scores in tiles of {block_n}: {'; '.join(told)}")
+
+
+@styled
+def running_softmax(traces: Mapping[str, Any], rows: Sequence[int]) -> Picture:
+    """m_i and l_i of some rows, tile after tile, and the share of all rows that each tile makes rescale.
+
+    Args:
+        traces: {title: reference.OnlineSoftmaxTrace}, a column each.
+        rows: the rows that are drawn; the shares at the bottom are of all rows.
+    """
+    fig, axes = figure(3.6 * len(traces) + 0.8, 5.6, rows=3, columns=len(traces))
+    axes = np.reshape(axes, (3, len(traces)))
+    told = []
+    for column, (title, trace) in enumerate(traces.items()):
+        tiles = np.arange(len(trace.m_i))
+        for row in rows:
+            axes[0, column].step(tiles, trace.m_i[:, row], where="mid", linewidth=1.5, label=f"row {row}")
+            axes[1, column].step(tiles, trace.l_i[:, row], where="mid", linewidth=1.5)
+        share = (np.diff(trace.m_i, axis=0) > 0).mean(axis=1)
+        axes[2, column].bar(tiles[1:], share, color=GPU)
+        axes[0, column].set_title(title)
+        axes[1, column].set_yscale("log")
+        axes[2, column].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes[2, column].set_xlabel("tile")
+        for ax in axes[:, column]:
+            ax.set_xlim(-0.7, len(tiles) - 0.3)
+        told.append(f"{title}: the maximum of a row rises {share.sum():.2f} times after its first tile")
+    for kind, ylabel in enumerate(("m_i", "l_i", "rows that rescale")):
+        axes[kind, 0].set_ylabel(ylabel)
+        limits = [ax.get_ylim() for ax in axes[kind]]
+        for ax in axes[kind]:
+            ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(rows), fontsize=9)
+    return Picture(fig, f"m_i, l_i and the rows that rescale, tile after tile; {'; '.join(told)}")

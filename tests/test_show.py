@@ -132,6 +132,10 @@ PICTURES = {
     "heat": lambda: show.heatmap({"a": np.eye(5), "b": np.ones((3, 4))}),
     "one heat": lambda: show.heatmap({"a": np.eye(5)}, vmax=2),
     "lines": lambda: show.lines({"a": ([1, 2], [3, 4])}, xlabel="x", ylabel="y", levels={"roof": 5}, logx=True),
+    "cards": lambda: show.memory_against_n(cards={"a": 2**33, "b": 2**40}),
+    "tokens": lambda: show.token_heatmap({"a": np.eye(5), "b": np.ones((5, 5))}, list("vwxyz"), [1, 2], [0, 1, 2]),
+    "six tokens": lambda: show.token_heatmap({c: np.eye(3) for c in "abcdef"}, list("xyz"), [1], range(3)),
+    "roofline": lambda: show.roofline(tflops=50, gbps=4000, at={"low": 0.5, "high": 4000}),
     "matrices": lambda: show.matrices({"Q": np.eye(4, dtype=int), "K": np.full((8, 2), 2)}, title="who"),
     "warp": lambda: show.warp_picture({"store": ((32, 40), np.arange(32) * 40)}),
     "banks": lambda: show.bank_picture({"column": np.arange(32) * 64, "row": np.arange(32)}),
@@ -187,3 +191,23 @@ def test_matrices_are_drawn_to_one_scale() -> None:
     boxes = [ax.get_position() for ax in axes]
     cells = [(b.width * width / c, b.height * height / r) for b, (r, c) in zip(boxes, shapes.values(), strict=True)]
     np.testing.assert_allclose(cells, cells[0][0])
+
+
+def test_token_heatmap_shows_the_chosen_tokens() -> None:
+    weights = np.arange(25.0).reshape(5, 5)
+    picture = show.token_heatmap({"head": weights}, list("vwxyz"), rows=[1, 3], columns=[0, 1, 4])
+    ax = picture.figure.axes[0]
+    assert np.array_equal(ax.images[0].get_array(), [[5, 6, 9], [15, 16, 19]])
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["w", "y"]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["v", "w", "z"]
+
+
+def test_roofline_puts_each_mark_on_the_lower_roof() -> None:
+    picture = show.roofline(tflops=50, gbps=4000, at={"left": 2, "right": 100})
+    dots = {
+        line.get_label(): line.get_xydata().tolist()
+        for line in picture.figure.axes[0].lines
+        if line.get_marker() == "o"
+    }
+    assert dots == {"left: 2.0": [[2, 8]], "right: 100.0": [[100, 50]]}
+    assert picture.alt.startswith("roofs meet at 12.5 FLOP per byte")
