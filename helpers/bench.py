@@ -17,13 +17,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from helpers import readme, reference
+from helpers import kernel, readme, reference
 from helpers.check import TOLERANCE, make_inputs
 from helpers.device import ON_GPU, cp, describe
 from helpers.stages import LADDER, Stage
@@ -45,6 +45,35 @@ VARIANTS: dict[str, tuple[dict[str, int], ...]] = {
 SAMPLED_ROWS = 256  # of the output are compared with float64: enough to see any wrong tile, cheap at any N
 
 
+@dataclass(frozen=True)
+class Experiment:
+    """A stage with one change to its text: what a notebook says of a GPU, measured."""
+
+    name: str
+    stage: str
+    old: str
+    new: str
+
+
+# At the first of SHAPES, for each BLOCK_M of the stage's variants.
+EXPERIMENTS = (
+    Experiment(
+        "no barrier before the load",
+        "tiled",
+        "    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the one before\n",
+        "",
+    ),
+    Experiment(
+        "no barrier after the load",
+        "tiled",
+        "    __syncthreads();  // hazard: the tile is read before another thread has written its part of it\n",
+        "",
+    ),
+    Experiment("Q_STRIDE is even", "tiled", "#define Q_STRIDE (HEAD_DIM | 1)", "#define Q_STRIDE HEAD_DIM"),
+)
+EXPERIMENT_LAUNCHES = 50
+
+
 class WrongOutput(AssertionError):
     """A stage whose output is wrong: it is not timed."""
 
@@ -64,7 +93,7 @@ class Result:
     """One line of the record."""
 
     name: str
-    kind: str  # "stage", "peer", "roof", or "variant": a stage with other tile sizes, which `note` names
+    kind: str  # "stage", "peer", "roof"; a stage with other tile sizes is a "variant", with other text an "experiment"
     shape: list[int]
     dtype: str
     ms: float
@@ -75,6 +104,7 @@ class Result:
     gbps: float | None = None
     max_error: float | None = None
     note: str = ""
+    wrong_launches: int | None = None  # of an experiment, out of `launches`
 
 
 @dataclass
@@ -172,6 +202,36 @@ def _time_stage(stage: Stage, shape: Sequence[int], budget_s: float, sizes: Mapp
     )
 
 
+def _experiment(experiment: Experiment, sizes: Mapping[str, int], shape: Sequence[int]) -> Result:
+    """Launch a changed stage many times; count the launches whose output is wrong."""
+    stage = LADDER[experiment.stage]
+    code = kernel.source(stage.file)
+    if experiment.old not in code:
+        raise ValueError(f"{stage.file} has no {experiment.old!r}: mend the experiment {experiment.name!r}")
+    _, _, n, head_dim = shape
+    q, k, v = make_inputs(n, n, head_dim, seed=n)
+    expected = cp.asarray(reference.attention(q, k, v))
+    launch, o = stage.prepare(q, k, v, source=code.replace(experiment.old, experiment.new), sizes=sizes)
+    wrong, worst = 0, 0.0
+    for _ in range(EXPERIMENT_LAUNCHES):
+        o[...] = cp.nan
+        launch()
+        error = float(abs(o - expected).max())
+        wrong += not error <= TOLERANCE
+        worst = max(worst, error)
+    t = replace(measure(launch, budget_s=0.1), launches=EXPERIMENT_LAUNCHES)
+    return Result(
+        f"{stage.name}: {experiment.name}",
+        "experiment",
+        list(shape),
+        "float32",
+        **asdict(t),
+        max_error=worst,
+        note=" ".join(f"{name}={value}" for name, value in sizes.items()),
+        wrong_launches=wrong,
+    )
+
+
 def _numpy_peer(shape: Sequence[int], budget_s: float) -> Result:
     """Attention in float32 NumPy: what a reader has without any kernel."""
     _, _, n, head_dim = shape
@@ -260,7 +320,7 @@ def _table(results: Sequence[Result]) -> str:
     lines = [f"{'':18}{'shape':>20}{'ms':>10}{'spread':>17}{'TFLOP/s':>9}{'max error':>11}"]
     for r in results:
         shape = "x".join(map(str, r.shape))
-        rate = f"{r.tflops:9.3g}" if r.tflops is not None else f"{r.gbps:7.0f}GB"
+        rate = f"{r.tflops:9.3g}" if r.tflops is not None else f"{r.gbps:7.0f}GB" if r.gbps is not None else " " * 9
         error = f"{r.max_error:11.1e}" if r.max_error is not None else ""
         spread = f"{r.ms_min:.3f}-{r.ms_max:.3f}"
         lines.append(f"{r.name:18}{shape:>20}{r.ms:10.3f}{spread:>17}{rate}{error}  {r.note}".rstrip())
@@ -328,7 +388,8 @@ def bench(argv: Sequence[str] = ()) -> int:
     }
     record = Record(_device(), how)
     print(record.device["description"])
-    variants = sum(map(len, VARIANTS.values())) if ON_GPU and not wish.quick else 0
+    variants = sum(map(len, VARIANTS.values())) + sum(len(VARIANTS[e.stage]) for e in EXPERIMENTS)
+    variants = variants if ON_GPU and not wish.quick else 0
     progress = Progress(len(shapes) * (len(LADDER) + (2 if torch else 1)) + (2 if torch else 0) + variants)
     if torch:
         for roof in _torch_roofs(torch, budget):
@@ -347,6 +408,10 @@ def bench(argv: Sequence[str] = ()) -> int:
             for sizes in variants:
                 progress.step(f"{name} {sizes}")
                 record.results.append(_time_stage(LADDER[name], SHAPES[-1], budget, sizes))
+        for experiment in EXPERIMENTS:
+            for sizes in VARIANTS[experiment.stage]:
+                progress.step(experiment.name)
+                record.results.append(_experiment(experiment, sizes, SHAPES[0]))
     progress.close()
     print(_table(record.results))
     if wish.json:

@@ -30,7 +30,7 @@ _LESSONS = (
 
 def table(record: dict[str, Any]) -> str:
     """The notebooks as a Markdown table, with the recorded time of each stage and its ratio to the peer."""
-    by_name = {r["name"]: r for r in record["results"] if tuple(r["shape"]) == SHAPE and r["kind"] != "variant"}
+    by_name = {r["name"]: r for r in record["results"] if tuple(r["shape"]) == SHAPE and r["kind"] in ("stage", "peer")}
     peer = by_name[PEER]
     lines = [
         f"| notebook | what you learn | ms | TFLOP/s | speed against {PEER} |",

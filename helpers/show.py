@@ -243,13 +243,13 @@ def measurements(
 ) -> list[dict[str, Any]]:
     """The recorded results at one shape (batch, heads, n, head_dim), in the order of `names` or of the record.
 
-    Stages with other tile sizes than their own (kind "variant") are left out: see `recorded()` for them.
+    Stages with other tile sizes (kind "variant") or another text ("experiment") are left out: see `recorded()`.
     """
     record = recorded() if record is None else record
     fitting = [
         r
         for r in (record or {}).get("results", ())
-        if list(r["shape"]) == list(shape) and r.get("dtype") == dtype and r["kind"] != "variant"
+        if list(r["shape"]) == list(shape) and r.get("dtype") == dtype and r["kind"] in ("stage", "peer", "roof")
     ]
     if names is None:
         return fitting
@@ -694,6 +694,7 @@ def running_softmax(traces: Mapping[str, Any], rows: Sequence[int]) -> Picture:
         axes[2, column].set_xlabel("tile")
         for ax in axes[:, column]:
             ax.set_xlim(-0.7, len(tiles) - 0.3)
+            ax.xaxis.get_major_locator().set_params(integer=True)
         told.append(f"{title}: the maximum of a row rises {share.sum():.2f} times after its first tile")
     for kind, ylabel in enumerate(("m_i", "l_i", "rows that rescale")):
         axes[kind, 0].set_ylabel(ylabel)

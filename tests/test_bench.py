@@ -97,3 +97,17 @@ def test_readme_without_markers_is_refused() -> None:
 def test_links_of_readme_exist() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", readme.README.read_text()):
         assert target.startswith("http") or (readme.ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("experiment", bench.EXPERIMENTS, ids=lambda e: e.name)
+def test_experiments_change_the_text_they_name(experiment: bench.Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "EXPERIMENT_LAUNCHES", 2)
+    r = bench._experiment(experiment, {"BLOCK_M": 64, "BLOCK_N": 16}, (1, 1, 100, 8))
+    # The engine runs threads in turn, so there a missing barrier is always wrong; another row length is never.
+    if not bench.ON_GPU:
+        assert r.wrong_launches == (0 if "STRIDE" in experiment.name else 2)
+
+
+def test_an_experiment_on_another_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="mend the experiment"):
+        bench._experiment(bench.Experiment("x", "naive", "no such text", ""), {"BLOCK_M": 64}, (1, 1, 8, 8))
