@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import json
 import math
 import platform
@@ -33,7 +34,7 @@ MEASURED = Path(__file__).resolve().parent.parent / "notebooks" / "measured"
 # (batch, heads, rows, head_dim): what the record holds.
 SHAPES = ((1, 1, 4096, 64), (1, 1, 16384, 64))
 
-# Tile sizes that were tried, at the last of SHAPES: what the stages' own sizes were chosen from.
+# Tile sizes that were tried, at all SHAPES: what the stages' own sizes were chosen from.
 VARIANTS: dict[str, tuple[dict[str, int], ...]] = {
     "naive": tuple({"BLOCK_M": m} for m in (32, 64, 128, 256)),
     "tiled": tuple({"BLOCK_M": m, "BLOCK_N": 16} for m in (32, 64, 128)),
@@ -388,7 +389,7 @@ def bench(argv: Sequence[str] = ()) -> int:
     }
     record = Record(_device(), how)
     print(record.device["description"])
-    variants = sum(map(len, VARIANTS.values())) + sum(len(VARIANTS[e.stage]) for e in EXPERIMENTS)
+    variants = len(SHAPES) * sum(map(len, VARIANTS.values())) + sum(len(VARIANTS[e.stage]) for e in EXPERIMENTS)
     variants = variants if ON_GPU and not wish.quick else 0
     progress = Progress(len(shapes) * (len(LADDER) + (2 if torch else 1)) + (2 if torch else 0) + variants)
     if torch:
@@ -404,10 +405,10 @@ def bench(argv: Sequence[str] = ()) -> int:
             progress.step(peer.name)
             record.results.append(peer)
     if ON_GPU and not wish.quick:
-        for name, variants in VARIANTS.items():
+        for shape, (name, variants) in itertools.product(SHAPES, VARIANTS.items()):
             for sizes in variants:
                 progress.step(f"{name} {sizes}")
-                record.results.append(_time_stage(LADDER[name], SHAPES[-1], budget, sizes))
+                record.results.append(_time_stage(LADDER[name], shape, budget, sizes))
         for experiment in EXPERIMENTS:
             for sizes in VARIANTS[experiment.stage]:
                 progress.step(experiment.name)
