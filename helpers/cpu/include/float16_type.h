@@ -4,6 +4,7 @@
 //   ENGINE_RAW, ENGINE_RAW2    their bits as plain structs
 //   ENGINE_WORD, ENGINE_WORD2  what the functions call them: half, half2
 //   ENGINE_FORMAT              how they are converted: engine::Binary16
+//   ENGINE_DTYPE, ENGINE_OTHER its name in NumPy; the other 16-bit type
 //   ENGINE_NO_CONVERSIONS, ENGINE_NO_OPERATORS, ENGINE_NO_OPERATORS2: 1 where the source asked for none
 // Arithmetic is done in float and rounded once for each operation, as the hardware does: for + - * / and sqrt a float
 // has enough bits (2 * 11 + 2) that rounding twice is rounding once.
@@ -78,7 +79,8 @@ static inline float ENGINE_JOIN(__, ENGINE_WORD, 2float)(ENGINE_H a) { return a.
     return engine::float_to_integer<T>(WHOLE(a.engine_value()));                                            \
   }                                                                                                         \
   static inline ENGINE_H ENGINE_JOIN(__##NAME##2, ENGINE_WORD, _##SUFFIX)(T a) {                            \
-    return ENGINE_H::engine_of_bits(ENGINE_FORMAT::from_float(engine::integer_to_odd(a), engine::Round::MODE)); \
+    float top = engine::integer_to_odd(a);                                                                  \
+    return ENGINE_H::engine_of_bits(ENGINE_FORMAT::from_float(top, engine::Round::MODE));                   \
   }
 #define ENGINE_ROUND(SUFFIX, MODE, WHOLE)                                                                   \
   static inline ENGINE_H ENGINE_JOIN(__float2, ENGINE_WORD, _##SUFFIX)(float a) {                           \
@@ -108,12 +110,16 @@ static inline unsigned short ENGINE_JOIN(__, ENGINE_WORD, _as_ushort)(ENGINE_H a
 static inline ENGINE_H ENGINE_JOIN(__short_as_, ENGINE_WORD, )(short a) {
   return ENGINE_H::engine_of_bits((unsigned short)a);
 }
-static inline ENGINE_H ENGINE_JOIN(__ushort_as_, ENGINE_WORD, )(unsigned short a) { return ENGINE_H::engine_of_bits(a); }
+static inline ENGINE_H ENGINE_JOIN(__ushort_as_, ENGINE_WORD, )(unsigned short a) {
+  return ENGINE_H::engine_of_bits(a);
+}
 
 // Pairs: made, taken apart, shuffled.
 static inline ENGINE_H2 ENGINE_JOIN(make_, ENGINE_WORD2, )(ENGINE_H x, ENGINE_H y) { return ENGINE_H2(x, y); }
 static inline ENGINE_H2 ENGINE_JOIN(__halves2, ENGINE_WORD2, )(ENGINE_H a, ENGINE_H b) { return ENGINE_H2(a, b); }
-static inline ENGINE_H2 ENGINE_JOIN(__, ENGINE_WORD, ENGINE_JOIN(2, ENGINE_WORD2, ))(ENGINE_H a) { return ENGINE_H2(a, a); }
+static inline ENGINE_H2 ENGINE_JOIN(__, ENGINE_WORD, ENGINE_JOIN(2, ENGINE_WORD2, ))(ENGINE_H a) {
+  return ENGINE_H2(a, a);
+}
 static inline ENGINE_H2 ENGINE_JOIN(__floats2, ENGINE_WORD2, _rn)(float a, float b) {
   return ENGINE_H2(ENGINE_H::engine_of(a), ENGINE_H::engine_of(b));
 }
@@ -177,12 +183,18 @@ ENGINE_FMA(__hfma, __hfma2, ENGINE_AS_IT_IS)
 ENGINE_FMA(__hfma_sat, __hfma2_sat, __saturatef)
 ENGINE_FMA(__hfma_relu, __hfma2_relu, ENGINE_RELU)
 
-static inline ENGINE_H __hneg(ENGINE_H a) { return ENGINE_H::engine_of_bits(a.engine_bits ^ 0x8000); }
-static inline ENGINE_H __habs(ENGINE_H a) { return ENGINE_H::engine_of_bits(a.engine_bits & 0x7FFF); }
+static inline bool __hisnan(ENGINE_H a) { return a.engine_value() != a.engine_value(); }
+static inline ENGINE_H __hneg(ENGINE_H a) {
+  return ENGINE_H::engine_of_bits(__hisnan(a) ? 0x7FFF : a.engine_bits ^ 0x8000);
+}
+static inline ENGINE_H __habs(ENGINE_H a) {
+  return ENGINE_H::engine_of_bits(__hisnan(a) ? 0x7FFF : a.engine_bits & 0x7FFF);
+}
 ENGINE_PAIR1(__hneg2, __hneg)
 ENGINE_PAIR1(__habs2, __habs)
-static inline bool __hisnan(ENGINE_H a) { return a.engine_value() != a.engine_value(); }
-static inline int __hisinf(ENGINE_H a) { return fabsf(a.engine_value()) == INFINITY ? (a.engine_bits >> 15 ? -1 : 1) : 0; }
+static inline int __hisinf(ENGINE_H a) {
+  return fabsf(a.engine_value()) != INFINITY ? 0 : a.engine_bits >> 15 ? -1 : 1;
+}
 static inline ENGINE_H2 __hisnan2(ENGINE_H2 a) {
   return ENGINE_H2(ENGINE_H::engine_of(__hisnan(a.x) ? 1.0f : 0.0f), ENGINE_H::engine_of(__hisnan(a.y) ? 1.0f : 0.0f));
 }
@@ -263,6 +275,20 @@ ENGINE_FUNCTION(htrunc, h2trunc, trunc(x))
 ENGINE_FUNCTION(hceil, h2ceil, ceil(x))
 ENGINE_FUNCTION(hfloor, h2floor, floor(x))
 ENGINE_FUNCTION(hrint, h2rint, nearbyint(x))
+
+#if !ENGINE_NO_CONVERSIONS
+// CUDA's sqrt(float) also takes a half. The host has a sqrt(long double) as well, and could not choose.
+#define ENGINE_FLOAT_FUNCTION(NAME) \
+  static inline float NAME(ENGINE_H a) { return NAME(a.engine_value()); }
+ENGINE_FLOAT_FUNCTION(sqrt) ENGINE_FLOAT_FUNCTION(cbrt) ENGINE_FLOAT_FUNCTION(exp) ENGINE_FLOAT_FUNCTION(exp2)
+ENGINE_FLOAT_FUNCTION(expm1) ENGINE_FLOAT_FUNCTION(log) ENGINE_FLOAT_FUNCTION(log2) ENGINE_FLOAT_FUNCTION(log10)
+ENGINE_FLOAT_FUNCTION(log1p) ENGINE_FLOAT_FUNCTION(sin) ENGINE_FLOAT_FUNCTION(cos) ENGINE_FLOAT_FUNCTION(tan)
+ENGINE_FLOAT_FUNCTION(asin) ENGINE_FLOAT_FUNCTION(acos) ENGINE_FLOAT_FUNCTION(atan) ENGINE_FLOAT_FUNCTION(sinh)
+ENGINE_FLOAT_FUNCTION(cosh) ENGINE_FLOAT_FUNCTION(tanh) ENGINE_FLOAT_FUNCTION(erf) ENGINE_FLOAT_FUNCTION(erfc)
+ENGINE_FLOAT_FUNCTION(fabs) ENGINE_FLOAT_FUNCTION(floor) ENGINE_FLOAT_FUNCTION(ceil) ENGINE_FLOAT_FUNCTION(trunc)
+ENGINE_FLOAT_FUNCTION(round) ENGINE_FLOAT_FUNCTION(rint)
+#undef ENGINE_FLOAT_FUNCTION
+#endif
 
 // Not the template of cuda_runtime.h, which needs the operators that a source may switch off.
 static inline ENGINE_H atomicAdd(ENGINE_H *address, ENGINE_H value) {

@@ -1,0 +1,3 @@
+// threadIdx and its friends.
+#pragma once
+#include "cuda_runtime.h"
