@@ -48,29 +48,51 @@ SAMPLED_ROWS = 256  # of the output are compared with float64: enough to see any
 
 @dataclass(frozen=True)
 class Experiment:
-    """A stage with one change to its text: what a notebook says of a GPU, measured."""
+    """A stage with changes (old, new) to its text: what a notebook says of a GPU, measured."""
 
     name: str
     stage: str
-    old: str
-    new: str
+    changes: tuple[tuple[str, str], ...]
+    shapes: tuple[tuple[int, int, int, int], ...] = SHAPES[:1]
+    sizes: tuple[dict[str, int], ...] = VARIANTS["tiled"]
+
+    def apply(self, code: str) -> str:
+        """The changed text. Raises ValueError where it is not the text that the changes were made for."""
+        for old, new in self.changes:
+            if old not in code:
+                raise ValueError(f"the kernel has no {old!r}: mend the experiment {self.name!r}")
+            code = code.replace(old, new)
+        return code
 
 
-# At the first of SHAPES, for each BLOCK_M of the stage's variants.
+_BEFORE = "    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the one before\n"
+_AFTER = "    __syncthreads();  // hazard: the tile is read before another thread has written its part of it\n"
+_DIVIDE = "#pragma unroll\n    for (int c = 0; c < HEAD_DIM; ++c) acc[c] {};\n"
+_DIVIDING = (  # the end of the loop over tiles divides; so acc is first multiplied by the old sum again
+    ("acc[c] *= rescale;", "acc[c] *= l_i;"),
+    ("= acc[c] / l_i;", "= acc[c];"),
+)
+_LOOP_END = "  }\n\n  // ---- epilogue"
+_OWN_SIZES = (VARIANTS["online_softmax"][-1],)
+
 EXPERIMENTS = (
+    Experiment("no barrier before the load", "tiled", ((_BEFORE, ""),)),
+    Experiment("no barrier after the load", "tiled", ((_AFTER, ""),)),
+    Experiment("Q_STRIDE is even", "tiled", (("#define Q_STRIDE (HEAD_DIM | 1)", "#define Q_STRIDE HEAD_DIM"),)),
     Experiment(
-        "no barrier before the load",
-        "tiled",
-        "    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the one before\n",
-        "",
+        "divide at every tile",
+        "online_softmax",
+        (*_DIVIDING, (_LOOP_END, _DIVIDE.format("/= l_i") + _LOOP_END)),
+        SHAPES,
+        _OWN_SIZES,
     ),
     Experiment(
-        "no barrier after the load",
-        "tiled",
-        "    __syncthreads();  // hazard: the tile is read before another thread has written its part of it\n",
-        "",
+        "one reciprocal per tile",
+        "online_softmax",
+        (*_DIVIDING, (_LOOP_END, "    const float r = 1.0f / l_i;\n" + _DIVIDE.format("*= r") + _LOOP_END)),
+        SHAPES,
+        _OWN_SIZES,
     ),
-    Experiment("Q_STRIDE is even", "tiled", "#define Q_STRIDE (HEAD_DIM | 1)", "#define Q_STRIDE HEAD_DIM"),
 )
 EXPERIMENT_LAUNCHES = 50
 
@@ -206,13 +228,11 @@ def _time_stage(stage: Stage, shape: Sequence[int], budget_s: float, sizes: Mapp
 def _experiment(experiment: Experiment, sizes: Mapping[str, int], shape: Sequence[int]) -> Result:
     """Launch a changed stage many times; count the launches whose output is wrong."""
     stage = LADDER[experiment.stage]
-    code = kernel.source(stage.file)
-    if experiment.old not in code:
-        raise ValueError(f"{stage.file} has no {experiment.old!r}: mend the experiment {experiment.name!r}")
+    code = experiment.apply(kernel.source(stage.file))
     _, _, n, head_dim = shape
     q, k, v = make_inputs(n, n, head_dim, seed=n)
     expected = cp.asarray(reference.attention(q, k, v))
-    launch, o = stage.prepare(q, k, v, source=code.replace(experiment.old, experiment.new), sizes=sizes)
+    launch, o = stage.prepare(q, k, v, source=code, sizes=sizes)
     wrong, worst = 0, 0.0
     for _ in range(EXPERIMENT_LAUNCHES):
         o[...] = cp.nan
@@ -389,7 +409,7 @@ def bench(argv: Sequence[str] = ()) -> int:
     }
     record = Record(_device(), how)
     print(record.device["description"])
-    variants = len(SHAPES) * sum(map(len, VARIANTS.values())) + sum(len(VARIANTS[e.stage]) for e in EXPERIMENTS)
+    variants = len(SHAPES) * sum(map(len, VARIANTS.values())) + sum(len(e.shapes) * len(e.sizes) for e in EXPERIMENTS)
     variants = variants if ON_GPU and not wish.quick else 0
     progress = Progress(len(shapes) * (len(LADDER) + (2 if torch else 1)) + (2 if torch else 0) + variants)
     if torch:
@@ -410,9 +430,9 @@ def bench(argv: Sequence[str] = ()) -> int:
                 progress.step(f"{name} {sizes}")
                 record.results.append(_time_stage(LADDER[name], shape, budget, sizes))
         for experiment in EXPERIMENTS:
-            for sizes in VARIANTS[experiment.stage]:
+            for shape, sizes in itertools.product(experiment.shapes, experiment.sizes):
                 progress.step(experiment.name)
-                record.results.append(_experiment(experiment, sizes, SHAPES[0]))
+                record.results.append(_experiment(experiment, sizes, shape))
     progress.close()
     print(_table(record.results))
     if wish.json:
