@@ -34,23 +34,43 @@ class Parameter:
         return f"{'const ' if self.is_const else ''}{self.dtype}{'*' if self.kind == 'p' else ''} {self.name}".strip()
 
 
-_DTYPES = {
-    "float32": "float float1 float2 float3 float4",
-    "float64": "double double2",
-    "float16": "half __half half2 __half2",
-    "bfloat16": "__nv_bfloat16 nv_bfloat16 __nv_bfloat162 nv_bfloat162",
-    "int8": "char int8_t",
-    "uint8": "unsigned_char uint8_t uchar4",
+_SCALARS = {
+    "float32": "float",
+    "float64": "double",
+    "float16": "half __half",
+    "bfloat16": "__nv_bfloat16 nv_bfloat16",
+    "int8": "char signed_char int8_t",
+    "uint8": "unsigned_char uint8_t",
     "int16": "short int16_t",
     "uint16": "unsigned_short uint16_t",
-    "int32": "int int32_t signed int2 int4",
-    "uint32": "unsigned unsigned_int uint32_t uint uint2 uint4",
+    "int32": "int int32_t signed",
+    "uint32": "unsigned unsigned_int uint32_t uint",
     "int64": "long long_long int64_t ptrdiff_t",
     "uint64": "unsigned_long unsigned_long_long uint64_t size_t",
     "bool": "bool",
     "void": "void",
 }
-_BY_C_NAME = {c_name: dtype for dtype, names in _DTYPES.items() for c_name in names.split()}
+_VECTORS = {  # with 1 to 4 elements
+    "float32": "float",
+    "float64": "double",
+    "int8": "char",
+    "uint8": "uchar",
+    "int16": "short",
+    "uint16": "ushort",
+    "int32": "int",
+    "uint32": "uint",
+    "int64": "long longlong",
+    "uint64": "ulong ulonglong",
+}
+_PAIRS = {"float16": "half2 __half2", "bfloat16": "nv_bfloat162 __nv_bfloat162"}
+_SCALAR_OF = {c_name: dtype for dtype, names in _SCALARS.items() for c_name in names.split()}
+_ELEMENT_OF = {f"{name}{n}": dtype for dtype, names in _VECTORS.items() for name in names.split() for n in (1, 2, 3, 4)}
+_ELEMENT_OF |= {c_name: dtype for dtype, names in _PAIRS.items() for c_name in names.split()}
+
+
+def dtype_of(name: str) -> np.dtype:
+    """The dtype of a parameter's name for it; NumPy alone does not know bfloat16."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def from_source(code: str, name: str) -> list[Parameter] | None:
@@ -61,8 +81,8 @@ def from_source(code: str, name: str) -> list[Parameter] | None:
     parameters = []
     for raw in found:
         c_name = re.sub(r"\s+", "_", raw.type.removeprefix("cuda::").removeprefix("std::"))
-        dtype = _BY_C_NAME.get(c_name, "struct")
-        kind = "p" if raw.pointer else "S" if dtype == "struct" else "s"
+        dtype = _SCALAR_OF.get(c_name) or _ELEMENT_OF.get(c_name, "struct")
+        kind = "p" if raw.pointer else "s" if c_name in _SCALAR_OF else "S"
         parameters.append(Parameter(raw.name, kind, dtype, raw.const))
     return parameters
 
@@ -117,7 +137,7 @@ def _check_pointer(where: str, parameter: Parameter, value: Any, array_type: typ
 
 
 def _check_scalar(where: str, parameter: Parameter, value: Any) -> None:
-    dtype = np.dtype(ml_dtypes.bfloat16 if parameter.dtype == "bfloat16" else parameter.dtype)
+    dtype = dtype_of(parameter.dtype)
     if isinstance(value, (bool, np.bool_)):
         got = "bool"
     elif isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):

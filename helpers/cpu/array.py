@@ -17,15 +17,6 @@ from .runtime import library
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 
-# Every block of device memory that is alive: address -> bytes. A fault is explained with it.
-_blocks: dict[int, int] = {}
-
-
-def _release(address: int, size: int) -> None:
-    _blocks.pop(address, None)
-    library().engine_release(ctypes.c_void_p(address), size)
-
-
 class ndarray(np.ndarray):
     """A device array. Arithmetic, slicing and views are NumPy's."""
 
@@ -49,10 +40,7 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") ->
     address = library().engine_allocate(allocated)
     if not address:
         raise MemoryError(f"out of memory: no {size} bytes for an array of shape {shape} and dtype {kind}")
-    _blocks[address] = allocated
-    memory = (ctypes.c_byte * allocated).from_address(address)
-    weakref.finalize(memory, _release, address, allocated).atexit = False
-    return np.ndarray.__new__(ndarray, shape, kind, memory, 0, None, order)
+    return np.ndarray.__new__(ndarray, shape, kind, np.asarray(_Memory(address, allocated)), 0, None, order)
 
 
 def _filled(shape: Any, value: Any, dtype: Any) -> ndarray:
@@ -127,11 +115,46 @@ def asnumpy(a: Any) -> np.ndarray:
     return a.get() if isinstance(a, ndarray) else np.asarray(a)
 
 
-def block_near(address: int, reach: int = 1 << 16) -> tuple[int, int] | None:
-    """The (address, bytes) of the block of device memory that an address lies in or just beside."""
-    best = None
-    for begin, size in list(_blocks.items()):
-        distance = max(begin - address, address - (begin + size - 1), 0)
-        if distance <= reach and (best is None or distance < best[0]):
-            best = (distance, begin, size)
-    return best and (best[1], best[2])
+class Lent:
+    """The arrays of a launch, while it lasts.
+
+    What NumPy computes from device arrays is a device array as well, but lies in NumPy's memory, where a wild write
+    would break the process. Such an array is lent a place between guards, and copied back at the end.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[np.ndarray, ndarray]] = {}  # by the identity of the array that owns the memory
+        self._blocks: dict[int, _Memory] = {}  # by address
+
+    def __enter__(self) -> Lent:
+        return self
+
+    def address(self, value: ndarray) -> int:
+        """Where the kernel finds the array's first element."""
+        owner: np.ndarray = value
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        address = value.ctypes.data
+        if owner.base is None:
+            if id(owner) not in self._places:
+                place = empty(owner.nbytes, np.uint8)
+                ctypes.memmove(place.ctypes.data, owner.ctypes.data, owner.nbytes)
+                self._places[id(owner)] = (owner, place)
+            place = self._places[id(owner)][1]
+            address += place.ctypes.data - owner.ctypes.data
+            owner = place
+        if isinstance(owner.base, _Memory):
+            self._blocks[owner.base.address] = owner.base
+        return address
+
+    def overrun(self) -> int | None:
+        """The address of a byte beside the arrays that somebody wrote to."""
+        found = None
+        for block in self._blocks.values():
+            offset = library().engine_overrun(block.address, block.size)
+            found = block.address + offset if offset else found
+        return found
+
+    def __exit__(self, *_: object) -> None:
+        for owner, place in self._places.values():
+            ctypes.memmove(owner.ctypes.data, place.ctypes.data, owner.nbytes)

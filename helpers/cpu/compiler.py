@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -76,6 +77,11 @@ def compiler() -> tuple[tuple[str, ...], str]:
     )
 
 
+def _is_clang() -> bool:
+    command, version = compiler()
+    return "clang" in version.lower() or "zig" in " ".join(command)
+
+
 @functools.cache
 def _machine_flags() -> tuple[str, ...]:
     """Flags for this processor. AVX2 and FMA where it has them: a GPU fuses multiply and add as well."""
@@ -102,15 +108,19 @@ def flags(*, line_info: bool = True) -> list[str]:
     """The flags of the fast build.
 
     No -ffast-math (it makes -INFINITY undefined); -fno-strict-aliasing because kernels cast float* to float4*;
-    -fno-gnu-unique so that a library can be unloaded and two modules never share a static.
+    -fno-gnu-unique so that two modules never share a static; -fstack-clash-protection so that a large local array
+    meets the guard of its stack; -fno-optimize-sibling-calls so that a fault in memset finds the line that called it;
+    -mtls-dialect so that the address of a __shared__ array is asked of the engine.
     """
-    command, version = compiler()
+    command, _ = compiler()
     found = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"]
-    found += ["-fno-semantic-interposition", "-pthread", *_machine_flags()]
+    found += ["-fno-semantic-interposition", "-fno-optimize-sibling-calls", "-fstack-clash-protection", "-pthread"]
+    found += _machine_flags()
     if line_info:
         found += ["-g1", "-gdwarf-4"]  # DWARF 5 with #line names the generated file
-    if "clang" not in version.lower() and "zig" not in command:
-        found.append("-fno-gnu-unique")
+    if not _is_clang():
+        dialect = {"x86_64": "gnu", "aarch64": "trad"}.get(platform.machine())
+        found += ["-fno-gnu-unique", *([f"-mtls-dialect={dialect}"] if dialect else [])]
     if command[-2:] == ("ziglang", "c++"):
         found.append("-fno-sanitize=undefined")
     if sys.platform == "darwin":
@@ -118,15 +128,33 @@ def flags(*, line_info: bool = True) -> list[str]:
     return found
 
 
+def _preprocessed(text: str, options: list[str]) -> str:
+    """The text with its includes pasted in, where it includes files of the user's: they may change."""
+    included = re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M)
+    if all((INCLUDE / name).exists() for name in included) and options.count("-I") + _joined(options) <= 1:
+        return ""
+    done = subprocess.run(
+        [*compiler()[0], *options, "-E", "-x", "c++", "-"], input=text, capture_output=True, text=True, check=False
+    )
+    return done.stdout
+
+
+def _joined(options: list[str]) -> int:
+    return sum(option.startswith("-I") and option != "-I" for option in options)
+
+
 def build(text: str, extra: list[str], kind: str = "kernel") -> tuple[Path | None, str]:
     """Compile C++ `text` into a shared library, or take it from the cache.
+
+    Includes in quotes are looked for in the current folder, as NVRTC does.
 
     Returns:
         (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed.
     """
     command, version = compiler()
-    options = flags() + extra
-    key = hashlib.sha256("\0".join([text, version, *command, *options, _headers_hash()]).encode()).hexdigest()[:32]
+    options = [*flags(), *extra, "-iquote", os.getcwd()]
+    parts = [text, version, *command, *flags(), *extra, _headers_hash(), _preprocessed(text, options)]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = cache_dir()
     target = folder / f"{kind}-{key}.so"
     if target.exists():
@@ -147,11 +175,14 @@ def build(text: str, extra: list[str], kind: str = "kernel") -> tuple[Path | Non
 def engine_library() -> Path:
     """The engine itself, compiled once for this machine and compiler.
 
+    `$COURSE_ENGINE_FLAGS` adds to its flags: -DENGINE_UCONTEXT switches fibers the way other processors do.
+
     Raises:
         CompileError: the compiler cannot build the engine (too old for C++17, for instance).
     """
     text = (HERE / "engine.cpp").read_text()
-    path, diagnostics = build(text, ["-I", str(HERE), "-w"], kind="engine")
+    more = os.environ.get("COURSE_ENGINE_FLAGS", "").split()
+    path, diagnostics = build(text, ["-I", str(HERE), "-w", *more], kind="engine")
     if path is None:
         raise CompileError(f"{compiler()[1]} could not build the CPU engine:\n{diagnostics}")
     return path

@@ -1,19 +1,20 @@
 // The CPU engine: runs the blocks of a launch on the cores of this machine, each CUDA thread as a fiber.
 //
 // Built once as a shared library; compiled kernels find its functions when they are loaded. It knows nothing of
-// Python: a launch is started, waited for and cancelled through the five functions at the end of the file.
+// Python: a launch is started, waited for and cancelled through the functions at the end of the file.
+#if defined(__APPLE__) && !defined(_XOPEN_SOURCE)
+#define _XOPEN_SOURCE 700  // <ucontext.h> wants it, and
+#define _DARWIN_C_SOURCE   // dladdr and MAP_ANONYMOUS want this beside it
+#endif
 #include "engine.h"
 
 #include <dlfcn.h>
-#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -23,13 +24,11 @@
 #include <condition_variable>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#ifdef __linux__
-#include <link.h>
-#endif
 #ifndef MAP_NORESERVE
 #define MAP_NORESERVE 0
 #endif
@@ -43,7 +42,9 @@ using engine::Lane;
 constexpr unsigned WARP = 32;
 constexpr unsigned MAX_THREADS = 1024;
 constexpr size_t STACK_BYTES = 256 * 1024;  // address space only: pages are used when they are touched
-constexpr size_t SHARED_BYTES = 256 * 1024;
+constexpr size_t DYNAMIC_BYTES = 256 * 1024;
+constexpr size_t STATIC_BYTES = 16 << 20;   // the __shared__ arrays of all kernels of a module
+constexpr size_t GUARD_BYTES = 1 << 20;     // no-man's-land around arrays: also a stride of many rows ends in it
 constexpr unsigned char POISON = 0xFF;      // as float, half or double: NaN
 
 // ---------------------------------------------------------------- switching stacks
@@ -115,7 +116,10 @@ extern "C" struct EngineLaunch {
   void **args;
   unsigned grid[3], block[3];
   uint64_t dynamic_shared;
-  void *(*shared_anchor)();  // a thread_local of the kernel's module: its neighbours are the static __shared__ arrays
+  // The static __shared__ arrays are the thread-local segment of the kernel's module. Of it the kernel uses the bytes
+  // from static_begin to static_end; `anchor` gives the address of the byte at anchor_offset.
+  uint64_t static_begin, static_end, static_align, anchor_offset;
+  char *(*anchor)();
 };
 
 enum FailureKind : int { NONE = 0, MESSAGE = 1, FAULT = 2, CANCELLED = 3 };
@@ -123,7 +127,8 @@ enum FailureKind : int { NONE = 0, MESSAGE = 1, FAULT = 2, CANCELLED = 3 };
 extern "C" struct EngineFailure {
   int kind;
   int signal, is_write, line;
-  uint64_t block, address, pc, module_base, module_pc;
+  uint64_t block, address, module_pc;
+  uint64_t static_base, dynamic_base, dynamic_size;  // where the block's shared memory was
   unsigned thread;
   char file[256], module[512], message[2048];
 };
@@ -140,8 +145,12 @@ struct Fiber {
 };
 
 struct Worker {
-  std::vector<Fiber> fibers;
-  char *stacks = nullptr, *shared = nullptr;
+  std::vector<Fiber> fibers;   // as many as the largest block so far
+  char *stacks = nullptr;
+  char *static_limit = nullptr, *dynamic_limit = nullptr;  // the ends of both windows: a guard begins there
+  char *static_base = nullptr;                             // of the module's thread-local segment, in this launch
+  char *rescue = nullptr, *signal_stack = nullptr;         // a stack to leave a faulting fiber on; the handlers' own
+  std::condition_variable start;
   Context main;
   Fiber *current = nullptr;
   unsigned n_threads = 0, n_warps = 0, warp = 0;
@@ -150,23 +159,24 @@ struct Worker {
   int barrier_sum = 0;
   uint64_t block = 0;
   void *dynamic = nullptr;
-  char *rescue = nullptr;      // a stack to leave a faulting fiber on
-  bool in_fiber = false;
+  bool called = false;         // there is a launch to take part in
+  volatile bool in_fiber = false;
   volatile int critical = 0;   // > 0: the engine's own code runs, do not tear it away
   bool failed = false;
   EngineFailure fault;         // filled in by the signal handler
   pthread_t os_thread;
 };
 
+#ifdef __GLIBC__
+__attribute__((tls_model("initial-exec")))  // one instruction instead of a call; other C libraries may refuse it
+#endif
 thread_local Worker *this_worker = nullptr;
 
 struct Pool {
   std::mutex mutex;
-  std::condition_variable start, done;
-  std::vector<std::thread> threads;
+  std::condition_variable done;
   std::vector<Worker *> workers;
   pid_t pid = 0;
-  uint64_t generation = 0;
   unsigned running = 0;
   EngineLaunch launch;
   uint64_t total = 0;
@@ -202,7 +212,7 @@ void leave_block(Worker &w) {
   __builtin_unreachable();
 }
 
-[[noreturn]] void fail(Worker &w, const char *file, int line, const std::string &message) {
+[[noreturn]] void fail(Worker &w, const char *file, int line, std::string message) {
   w.critical++;
   EngineFailure f;
   memset(&f, 0, sizeof f);
@@ -213,6 +223,7 @@ void leave_block(Worker &w) {
   copy_text(f.file, sizeof f.file, file);
   copy_text(f.message, sizeof f.message, message.c_str());
   record(f);
+  std::string().swap(message);  // no destructor runs after this
   leave_block(w);
   __builtin_unreachable();
 }
@@ -388,18 +399,44 @@ void redirect(Worker &w, ucontext_t *u) {
 #endif
 }
 
-uintptr_t pc_of(const ucontext_t *u) {
+// Where the fault happened: program counter, stack pointer, and the register of return addresses (0 if there is none).
+struct Registers {
+  uintptr_t pc, sp, link;
+};
+Registers registers_of(const ucontext_t *u) {
 #if defined(__linux__) && defined(__x86_64__)
-  return (uintptr_t)u->uc_mcontext.gregs[REG_RIP];
+  return {(uintptr_t)u->uc_mcontext.gregs[REG_RIP], (uintptr_t)u->uc_mcontext.gregs[REG_RSP], 0};
 #elif defined(__linux__) && defined(__aarch64__)
-  return u->uc_mcontext.pc;
+  return {(uintptr_t)u->uc_mcontext.pc, (uintptr_t)u->uc_mcontext.sp, (uintptr_t)u->uc_mcontext.regs[30]};
 #elif defined(__APPLE__) && defined(__x86_64__)
-  return u->uc_mcontext->__ss.__rip;
+  return {(uintptr_t)u->uc_mcontext->__ss.__rip, (uintptr_t)u->uc_mcontext->__ss.__rsp, 0};
 #elif defined(__APPLE__) && defined(__aarch64__)
-  return u->uc_mcontext->__ss.__pc;
+  return {(uintptr_t)u->uc_mcontext->__ss.__pc, (uintptr_t)u->uc_mcontext->__ss.__sp,
+          (uintptr_t)u->uc_mcontext->__ss.__lr};
 #else
-  return 0;
+  (void)u;
+  return {0, 0, 0};
 #endif
+}
+
+uintptr_t base_of(uintptr_t code) {
+  Dl_info where;
+  return code && dladdr((void *)code, &where) ? (uintptr_t)where.dli_fbase : 0;
+}
+
+// The place in the kernel's own library: the fault's, or where the kernel called the function it happened in, such as
+// the memset that a compiler makes of a loop. Return addresses are looked for on the stack.
+uintptr_t pc_in_kernel(const Worker &w, const Registers &at) {
+  uintptr_t kernel = base_of((uintptr_t)pool->launch.run);
+  if (base_of(at.pc) == kernel) return at.pc;
+  if (at.link && base_of(at.link) == kernel) return at.link - 1;
+  uintptr_t stack = (uintptr_t)w.current->stack, end = stack + STACK_BYTES;
+  if (at.sp < stack || at.sp >= end) return 0;
+  for (uintptr_t p = (at.sp + 7) & ~(uintptr_t)7; p + 8 <= end; p += 8) {
+    uintptr_t value = *(const uintptr_t *)p;
+    if (value && base_of(value) == kernel) return value - 1;
+  }
+  return 0;
 }
 
 const int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
@@ -419,16 +456,20 @@ void on_fault(int signal, siginfo_t *info, void *context) {
   f.address = (uint64_t)info->si_addr;
   f.block = w->block;
   f.thread = w->current->lane.linear;
-  f.pc = pc_of(u);
+  f.static_base = (uint64_t)w->static_base;
+  f.dynamic_base = (uint64_t)w->dynamic;
+  f.dynamic_size = pool->launch.dynamic_shared;
+  Registers at = registers_of(u);
+  uintptr_t pc = pc_in_kernel(*w, at);
   Dl_info where;
-  if (dladdr((void *)f.pc, &where) && where.dli_fname) {
-    f.module_base = (uint64_t)where.dli_fbase;
-    f.module_pc = f.pc - f.module_base;
+  if (dladdr((void *)(pc ? pc : at.pc), &where) && where.dli_fname) {
+    f.module_pc = (pc ? pc : at.pc) - (uintptr_t)where.dli_fbase;
     copy_text(f.module, sizeof f.module, where.dli_fname);
   }
 #if defined(__linux__) && defined(__x86_64__)
   f.is_write = (u->uc_mcontext.gregs[REG_ERR] & 2) ? 1 : 0;
-  if (info->si_code == SI_KERNEL) f.address = 0;  // not canonical, or a misaligned vector access
+  // Not canonical, or a misaligned vector access: the processor does not say which address.
+  if (info->si_code == SI_KERNEL) copy_text(f.message, sizeof f.message, "misaligned");
 #else
   f.is_write = -1;
 #endif
@@ -467,40 +508,56 @@ void install_handlers() {
 
 // ---------------------------------------------------------------- workers
 
-char *map_pages(size_t bytes) {
-  void *p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED) {
-    fprintf(stderr, "cpu engine: no address space for %zu bytes: %s\n", bytes, strerror(errno));
-    abort();
-  }
-  return (char *)p;
+char *map_pages(size_t bytes, int protection = PROT_READ | PROT_WRITE, int flags = MAP_NORESERVE) {
+  void *p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+  return p == MAP_FAILED ? nullptr : (char *)p;
 }
 
-#ifdef __linux__
-struct SharedRange {
-  void *anchor;
-  void *begin;
-  size_t bytes;
-};
-int find_shared(struct dl_phdr_info *info, size_t, void *data) {
-  SharedRange *range = (SharedRange *)data;
-  if (!info->dlpi_tls_data) return 0;
-  for (int i = 0; i < info->dlpi_phnum; ++i) {
-    const auto &header = info->dlpi_phdr[i];
-    char *begin = (char *)info->dlpi_tls_data;
-    if (header.p_type == PT_TLS && (char *)range->anchor >= begin && (char *)range->anchor < begin + header.p_memsz) {
-      range->begin = begin;
-      range->bytes = header.p_memsz;
-      return 1;
-    }
-  }
-  return 0;
+size_t page_bytes() {
+  static const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  return page;
 }
-#endif
 
-void run_block(Worker &w, uint64_t block, void *shared, size_t shared_bytes) {
+// The memory of a worker: only addresses, until somebody touches them. False: there is none.
+bool equip(Worker &w) {
+  char *shared = map_pages(3 * GUARD_BYTES + STATIC_BYTES + DYNAMIC_BYTES, PROT_NONE);
+  w.stacks = map_pages(STACK_BYTES * MAX_THREADS);
+  w.rescue = map_pages(STACK_BYTES);
+  w.signal_stack = map_pages(STACK_BYTES);
+  if (!shared || !w.stacks || !w.rescue || !w.signal_stack) return false;
+  char *window = shared + GUARD_BYTES;
+  mprotect(window, STATIC_BYTES, PROT_READ | PROT_WRITE);
+  w.static_limit = window + STATIC_BYTES;
+  window = w.static_limit + GUARD_BYTES;
+  mprotect(window, DYNAMIC_BYTES, PROT_READ | PROT_WRITE);
+  w.dynamic_limit = window + DYNAMIC_BYTES;
+  return true;
+}
+
+void add_fibers(Worker &w, unsigned n) {
+  for (unsigned i = (unsigned)w.fibers.size(); i < n; ++i) {
+    Fiber f = {};
+    f.stack = w.stacks + i * STACK_BYTES;
+    mprotect(f.stack, page_bytes(), PROT_NONE);
+    w.fibers.push_back(f);
+  }
+}
+
+// Place the kernel's static __shared__ arrays so that they end where a guard begins.
+void place_static(Worker &w) {
   const EngineLaunch &l = pool->launch;
-  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  w.static_base = nullptr;
+  if (!l.anchor || l.static_begin == l.static_end) return;
+  w.static_base = w.static_limit - l.static_end;
+  w.static_base -= (uintptr_t)w.static_base % l.static_align;
+  // Where compilers do not ask engine_static_shared() for thread-locals, they are where the C library put them.
+  char *anchor = l.anchor();
+  if (anchor != w.static_base + l.anchor_offset) w.static_base = anchor - l.anchor_offset;
+}
+
+void run_block(Worker &w, uint64_t block) {
+  const EngineLaunch &l = pool->launch;
+  const size_t page = page_bytes();
   unsigned n = l.block[0] * l.block[1] * l.block[2];
   w.n_threads = n;
   w.n_warps = (n + WARP - 1) / WARP;
@@ -509,9 +566,9 @@ void run_block(Worker &w, uint64_t block, void *shared, size_t shared_bytes) {
   w.block = block;
   w.failed = false;
   // A GPU leaves what the block before left; NaN is the honest form of "nobody wrote this".
-  if (shared_bytes) memset(shared, POISON, shared_bytes);
+  if (w.static_base) memset(w.static_base + l.static_begin, POISON, l.static_end - l.static_begin);
   size_t dynamic = (l.dynamic_shared + 127) / 128 * 128;
-  w.dynamic = w.shared + SHARED_BYTES - dynamic;  // it ends where the guard page begins
+  w.dynamic = w.dynamic_limit - dynamic;
   if (dynamic) memset(w.dynamic, POISON, dynamic);
 
   uint3 index = {(unsigned)(block % l.grid[0]), (unsigned)(block / l.grid[0] % l.grid[1]),
@@ -543,44 +600,23 @@ void work(Worker *mine) {
   Worker &w = *mine;
   this_worker = mine;
   w.os_thread = pthread_self();
-  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-  w.fibers.resize(MAX_THREADS);
-  w.stacks = map_pages(STACK_BYTES * MAX_THREADS);
-  for (unsigned i = 0; i < MAX_THREADS; ++i) {
-    w.fibers[i].stack = w.stacks + i * STACK_BYTES;
-    mprotect(w.fibers[i].stack, page, PROT_NONE);
-  }
-  w.rescue = map_pages(STACK_BYTES);
-  w.shared = map_pages(SHARED_BYTES + page);
-  mprotect(w.shared + SHARED_BYTES, page, PROT_NONE);
   stack_t signals;
   memset(&signals, 0, sizeof signals);
-  signals.ss_size = 256 * 1024;
-  signals.ss_sp = map_pages(signals.ss_size);
+  signals.ss_size = STACK_BYTES;
+  signals.ss_sp = w.signal_stack;
   sigaltstack(&signals, nullptr);
-
-  uint64_t seen = 0;
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(pool->mutex);
-      pool->start.wait(lock, [&] { return pool->generation != seen; });
-      seen = pool->generation;
+      w.start.wait(lock, [&] { return w.called; });
+      w.called = false;
     }
-    void *shared = nullptr;
-    size_t shared_bytes = 0;
-#ifdef __linux__
-    if (pool->launch.shared_anchor) {
-      SharedRange range = {pool->launch.shared_anchor(), nullptr, 0};
-      if (dl_iterate_phdr(find_shared, &range)) {
-        shared = range.begin;
-        shared_bytes = range.bytes;
-      }
-    }
-#endif
+    add_fibers(w, pool->launch.block[0] * pool->launch.block[1] * pool->launch.block[2]);
+    place_static(w);
     for (;;) {
       uint64_t block = pool->next.fetch_add(1);
       if (block >= pool->total || block >= pool->stop_at.load() || pool->cancelled.load()) break;
-      run_block(w, block, shared, shared_bytes);
+      run_block(w, block);
     }
     std::lock_guard<std::mutex> lock(pool->mutex);
     if (--pool->running == 0) pool->done.notify_all();
@@ -653,7 +689,7 @@ void engine_collective(Collective *mine) {
   f.collective = mine;
   set_waiting(w, f);
   try_collective(w, warp, mine->mask);
-  if (f.collective) schedule(w);
+  schedule(w);  // also where it is complete: then the lanes go on in their order, as at the start
 }
 
 unsigned engine_activemask(const char *file, int line) {
@@ -668,6 +704,23 @@ unsigned engine_activemask(const char *file, int line) {
   return (unsigned)f.predicate;
 }
 
+// A thread that waits for another one by looking again and again must let it run: __nanosleep does.
+void engine_yield() {
+  Worker &w = here();
+  Critical guard(w);
+  if (pool->cancelled.load(std::memory_order_relaxed)) leave_block(w);
+  Fiber *from = w.current;
+  for (unsigned i = 1; i < w.n_threads; ++i) {
+    unsigned at = (from->lane.linear + i) % w.n_threads;
+    if (!(w.ready[at / WARP] >> (at % WARP) & 1)) continue;
+    w.warp = at / WARP;
+    w.current = &w.fibers[at];
+    switch_to(from->context, w.current->context);
+    return;
+  }
+}
+
+char *engine_static_shared() { return this_worker->static_base; }
 void *engine_dynamic_shared() { return this_worker->dynamic; }
 unsigned engine_dynamic_shared_size() { return (unsigned)pool->launch.dynamic_shared; }
 
@@ -677,12 +730,12 @@ long long engine_clock() {
 
 int engine_printf(const char *format, ...) {
   Worker &w = here();
-  Critical guard(w);
   char text[4096];
   va_list arguments;
   va_start(arguments, format);
-  int length = vsnprintf(text, sizeof text, format, arguments);
+  int length = vsnprintf(text, sizeof text, format, arguments);  // a bad %s is the kernel's fault, so not critical yet
   va_end(arguments);
+  Critical guard(w);
   std::lock_guard<std::mutex> lock(pool->mutex);
   if (!pool->printed.empty() && pool->printed.back().first == w.block) pool->printed.back().second += text;
   else pool->printed.emplace_back(w.block, text);
@@ -693,6 +746,7 @@ void engine_fail(const char *message, const char *file, int line) { fail(here(),
 
 // ---------------------------------------------------------------- what Python calls
 
+// 0; -1: a launch is under way; -2: the system gives no memory or no thread.
 int engine_start(const EngineLaunch *launch, unsigned n_workers) {
   if (!pool || pool->pid != getpid()) {  // threads do not survive a fork: the child starts a pool of its own
     pool = new Pool;
@@ -710,19 +764,27 @@ int engine_start(const EngineLaunch *launch, unsigned n_workers) {
   memset(&pool->failure, 0, sizeof pool->failure);
   while (pool->workers.size() < n_workers) {
     Worker *worker = new Worker;
-    pool->workers.push_back(worker);
     sigset_t all, before;  // signals meant for the program go to its own threads; faults are always ours
     sigfillset(&all);
     for (int signal : FAULTS) sigdelset(&all, signal);
     sigdelset(&all, SIGURG);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    pool->threads.emplace_back(work, worker);
+    bool started = equip(*worker);
+    try {
+      if (started) std::thread(work, worker).detach();
+    } catch (const std::system_error &) {
+      started = false;
+    }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    pool->threads.back().detach();
+    if (!started && pool->workers.empty()) return -2;
+    if (!started) break;
+    pool->workers.push_back(worker);
   }
-  pool->running = (unsigned)pool->workers.size();
-  pool->generation++;
-  pool->start.notify_all();
+  pool->running = (unsigned)std::min<uint64_t>(pool->workers.size(), pool->total);
+  for (unsigned i = 0; i < pool->running; ++i) {
+    pool->workers[i]->called = true;
+    pool->workers[i]->start.notify_one();
+  }
   return 0;
 }
 
@@ -733,9 +795,11 @@ int engine_wait(int milliseconds) {
 }
 
 void engine_cancel() {
+  if (!pool || pool->pid != getpid()) return;
   pool->cancelled = true;
   while (!engine_wait(20))
-    for (Worker *worker : pool->workers) pthread_kill(worker->os_thread, SIGURG);
+    for (Worker *worker : pool->workers)
+      if (worker->in_fiber) pthread_kill(worker->os_thread, SIGURG);
 }
 
 void engine_result(EngineFailure *failure) { *failure = pool->failure; }
@@ -750,25 +814,44 @@ const char *engine_printed() {
   return text.c_str();
 }
 
-// Memory of a device array: poisoned, aligned as CuPy's, with a guard page on both sides, so that an access
-// past the end is a fault at once and not somebody else's data.
+// Memory of a device array: poisoned, aligned as CuPy's, with guards on both sides, so that an access past the end is
+// a fault at once and not somebody else's data.
 void *engine_allocate(size_t bytes) {
-  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  const size_t page = page_bytes();
   size_t data = (bytes + 255) / 256 * 256, pages = (data + page - 1) / page * page;
-  void *p = mmap(nullptr, pages + 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) return nullptr;
-  char *base = (char *)p;
-  mprotect(base, page, PROT_NONE);
-  mprotect(base + page + pages, page, PROT_NONE);
-  char *begin = base + page + pages - data;
-  memset(base + page, POISON, pages);
-  return begin;
+  if (data < bytes || pages < data || pages + 2 * GUARD_BYTES < pages) return nullptr;
+  char *base = map_pages(pages + 2 * GUARD_BYTES, PROT_NONE, 0);  // reserved: more than the machine has is refused
+  if (!base) return nullptr;
+  char *window = base + GUARD_BYTES;
+  if (mprotect(window, pages, PROT_READ | PROT_WRITE) != 0) {
+    munmap(base, pages + 2 * GUARD_BYTES);
+    return nullptr;
+  }
+  memset(window, POISON, pages);
+  return window + pages - data;
+}
+
+// Arrays whose size is no multiple of 256 bytes have slack before the guards: the first byte there that is not poison
+// any more, relative to `begin`, or 0 where all of it is. It is poisoned again.
+int64_t engine_overrun(char *begin, size_t bytes) {
+  const size_t page = page_bytes();
+  size_t data = (bytes + 255) / 256 * 256, pages = (data + page - 1) / page * page;
+  char *pieces[2][2] = {{begin + bytes, begin + data}, {begin + data - pages, begin}};
+  int64_t found = 0;
+  for (auto &piece : pieces) {
+    char *p = piece[0], *end = piece[1];
+    while (p < end && *(unsigned char *)p == POISON) ++p;
+    if (p == end) continue;
+    if (!found) found = p - begin;
+    memset(p, POISON, end - p);
+  }
+  return found;
 }
 
 void engine_release(void *begin, size_t bytes) {
-  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  const size_t page = page_bytes();
   size_t data = (bytes + 255) / 256 * 256, pages = (data + page - 1) / page * page;
-  munmap((char *)begin + data - pages - page, pages + 2 * page);
+  munmap((char *)begin + data - pages - GUARD_BYTES, pages + 2 * GUARD_BYTES);
 }
 
 }  // extern "C"

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #define ENGINE_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+#define ENGINE_INLINE static inline __attribute__((always_inline))  // so that a fault in it has the caller's line
 
 struct uint3 {
   unsigned int x, y, z;
@@ -38,6 +39,11 @@ struct Collective {
 
 enum class BarrierOp { none, count, all, any };
 
+template <typename T>
+struct Same { typedef T type; };
+template <typename T>
+using Plain = typename Same<T>::type;  // no deduction: atomicAdd(&an_unsigned, 1) takes the 1 as unsigned
+
 }  // namespace engine
 
 extern "C" {
@@ -46,6 +52,8 @@ const engine::Lane *engine_lane() __attribute__((const));
 void engine_collective(engine::Collective *mine);
 int engine_barrier(engine::BarrierOp op, int predicate, const char *file, int line);
 unsigned engine_activemask(const char *file, int line);
+void engine_yield();
+char *engine_static_shared();
 void *engine_dynamic_shared();
 unsigned engine_dynamic_shared_size();
 long long engine_clock();

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ SHARED_PER_BLOCK = 48 * 1024
 SHARED_PER_BLOCK_OPTIN = 227 * 1024
 
 _NAME = "kernel.cu"  # what a source without a #line of its own is called in messages
+_ENTRIES, _FIRST_ENTRY = "entries", 3  # the table of kernels after the source, and its first line with a kernel
 
 
 class LaunchError(RuntimeError):
@@ -54,39 +57,62 @@ _GPU_ONLY = re.compile(
 )
 
 
-def _host_options(options: Iterable[str]) -> list[str]:
-    """NVRTC's options as a host compiler's. Those that only steer a GPU's code are dropped.
+_LONG = {"--define-macro": "-D", "--include-path": "-I", "--undefine-macro": "-U"}
+
+
+def _host_options(options: Iterable[str]) -> tuple[list[str], str]:
+    """NVRTC's options as (a host compiler's, preprocessor lines). Those that only steer a GPU's code are dropped.
+
+    Macros become lines after the engine's own headers, which they must not change: -DN=64 is nobody else's N.
 
     Raises:
         CompileError: an option that NVRTC does not know either, or that the engine cannot follow.
     """
     if isinstance(options, str):
         raise TypeError(f"options is a tuple of strings, not one string: options=({options!r},)")
-    found, waiting = [], ""
+    found, macros, waiting = [], [], ""
     for option in options:
-        if waiting:
-            found.append(waiting + option)
-            waiting = ""
-        elif option in ("-D", "-I", "-U", "--define-macro", "--include-path", "--undefine-macro"):
-            waiting = {"--define-macro": "-D", "--include-path": "-I", "--undefine-macro": "-U"}.get(option, option)
-        elif match := re.fullmatch(r"(?:--define-macro|--include-path|--undefine-macro)=(.+)", option):
-            found.append("-" + {"d": "D", "i": "I", "u": "U"}[option[2]] + match.group(1))
-        elif re.match(r"-[DIU].", option):
-            found.append(option)
+        if option in (*_LONG, *_LONG.values()) and not waiting:
+            waiting = _LONG.get(option, option)
+            continue
+        for long, short in _LONG.items():
+            option = short + option[len(long) + 1 :] if option.startswith(f"{long}=") else option
+        option, waiting = waiting + option, ""
+        kind, value = option[:2], option[2:]
+        if kind == "-I" and value:
+            found.append("-I" + os.path.abspath(value))  # the compiler runs in another folder
+        elif kind in ("-D", "-U") and value.startswith("__"):
+            found.append(option)  # the language's own, such as __CUDA_NO_HALF_OPERATORS__: for the headers too
+        elif kind == "-D" and value:
+            name, equals, text = value.partition("=")
+            macros.append(f"#define {name} {text if equals else 1}\n")
+        elif kind == "-U" and value:
+            macros.append(f"#undef {value}\n")
         elif match := re.fullmatch(r"--?std=(c\+\+\d\w)", option):
             found.append(f"-std={max(match.group(1), 'c++17')}")  # the engine's own headers need 17
         elif not _GPU_ONLY.match(option):
             raise CompileError(f"unrecognized option {option!r}; the CPU engine takes -D, -I, -U and -std=c++NN")
     if waiting:
         raise CompileError(f"the option {waiting} stands last and has no value")
-    return found
+    return found, "".join(macros)
 
 
-def _explain(diagnostics: str, code: str) -> str:
+def _own_headers(code: str) -> str:
+    """The engine's headers that the source includes, read before its macros: `#define N 64` must not change them."""
+    text = source.blank_comments(code)
+    if re.search(r"#\s*define\s+_?_?CUDA_NO", text):  # macros that are meant for the headers
+        return ""
+    names = re.findall(r"^\s*#\s*include\s*<([^>]+)>", text, re.M)
+    return "".join(f"#include <{name}>\n" for name in names if (compiler.INCLUDE / name).is_file())
+
+
+def _explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
     """The compiler's errors, each with its line of the source."""
     table = source.line_table(code, _NAME)
+    table |= {(_ENTRIES, line): f"name expression {name}" for line, name in enumerate(names, _FIRST_ENTRY)}
     shown: list[str] = []
     elsewhere: list[str] = []  # in headers: told only where the source itself is not blamed
+    told: set[str] = set()
     for text in diagnostics.splitlines():
         match = re.match(r"(.+?):(\d+):(?:(\d+):)? (?:fatal )?(error|note): (.*)", text)
         if not match or (match.group(4) == "note" and not shown):
@@ -95,6 +121,11 @@ def _explain(diagnostics: str, code: str) -> str:
         if (file, int(line)) not in table:
             if kind == "error":
                 elsewhere.append(f"{file.rpartition('/')[2]}:{line}: error: {message}")
+            continue
+        if file == _ENTRIES:  # the first error of each: the others only follow from it
+            if kind == "error" and line not in told:
+                shown.append(f"{table[file, int(line)]}: {message}")
+            told.add(line)
             continue
         shown.append(f"{file}:{line}: {kind}: {message}")
         if kind == "error":
@@ -143,8 +174,8 @@ class RawModule:
         self.code = code
         self.options = tuple(options) if not isinstance(options, str) else options
         self.name_expressions = tuple(name_expressions or ())
-        self._entries: dict[str, tuple[ctypes.CDLL, Path, _CEntry]] = {}
-        self._compiled = False
+        self._entries: dict[str, _CEntry] = {}
+        self._library: runtime.KernelLibrary | None = None
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile now rather than at the first `get_function`.
@@ -153,38 +184,50 @@ class RawModule:
             CompileError: the compiler refused, with the lines of the source it speaks of.
             NoCompilerError: there is no C++ compiler.
         """
-        if not self._compiled:
+        if self._library is None:
             found = source.kernels(self.code)
             plain = [name for name in found if not source.is_template(self.code, name)]
-            self._build([*plain, *(name for name in self.name_expressions if name not in plain)], log_stream)
-            self._compiled = True
+            self._build([name for name in plain if name not in self.name_expressions], log_stream)
 
-    def _build(self, names: list[str], log_stream: Any = None) -> None:
+    def _build(self, plain: list[str], log_stream: Any = None) -> None:
         try:
-            prelude, body = source.translate(self.code)
+            body = source.translate(self.code)
         except ValueError as error:
             raise CompileError(str(error)) from None
-        options = _host_options(self.options)
-        entries = ",\n".join(f'engine::entry<{name}>("{name}")' for name in names)
+        flags, macros = _host_options(self.options)
+        options = ["-I", str(compiler.INCLUDE), "-w", *flags]
+        names = [*plain, *self.name_expressions]
+        entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
         text = (
-            f'#include "cuda_runtime.h"\n{prelude}\n#line 1 "{_NAME}"\n{body}\n#line 1 "entries"\n'
-            f'extern "C" const engine::Entry *engine_entries(int *count) {{\n'
-            f"  static const engine::Entry entries[] = {{{entries}{', ' if entries else ''}engine::Entry{{}}}};\n"
-            f"  *count = {len(names)};\n  return entries;\n}}\n"
-            f"static thread_local char engine_shared_anchor_byte;\n"
-            f'extern "C" void *engine_shared_anchor() {{ return &engine_shared_anchor_byte; }}\n'
+            f'#include "cuda_runtime.h"\n{_own_headers(self.code)}{macros}#line 1 "{_NAME}"\n{body}\n#line 1 "{_ENTRIES}"\n'
+            f'extern "C" const engine::Entry *engine_entries(int *engine_count) {{\n'
+            f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
+            f"*engine_count = {len(names)};\nreturn engine_table;\n}}\n"
         )
-        path, diagnostics = compiler.build(text, ["-I", str(compiler.INCLUDE), "-w", *options])
+        path, diagnostics = compiler.build(text, options)
         if path is None:
-            raise CompileError(_explain(diagnostics, self.code))
+            # The text shows kernels that the preprocessor leaves out, or that a namespace holds: do without them.
+            blamed = {int(line) for line in re.findall(rf"^{_ENTRIES}:(\d+):", diagnostics, re.M)}
+            unknown = [name for line, name in enumerate(plain, _FIRST_ENTRY) if line in blamed]
+            if unknown:
+                return self._build([name for name in plain if name not in unknown], log_stream)
+            raise CompileError(_explain(diagnostics, self.code, names))
         if log_stream is not None:
             log_stream.write(diagnostics)
-        lib = runtime.library_of(path)
-        lib.engine_entries.restype = ctypes.POINTER(_CEntry)
+        try:
+            library = runtime.KernelLibrary(path)
+        except (OSError, AttributeError) as error:
+            undefined = re.search(r"undefined symbol: (\w+)|symbol not found.*'_(\w+)'", str(error))
+            if undefined:
+                name = undefined.group(1) or undefined.group(2)
+                raise CompileError(f"{name} is declared, but nowhere defined") from None
+            path.unlink(missing_ok=True)  # a broken file in the cache
+            library = runtime.KernelLibrary(compiler.build(text, options)[0])
+        library.handle.engine_entries.restype = ctypes.POINTER(_CEntry)
         count = ctypes.c_int()
-        table = lib.engine_entries(ctypes.byref(count))
-        for index in range(count.value):
-            self._entries[table[index].name.decode()] = (lib, path, table[index])
+        table = library.handle.engine_entries(ctypes.byref(count))
+        self._entries = {table[index].name.decode(): table[index] for index in range(count.value)}
+        self._library = library
 
     def get_function(self, name: str) -> RawKernel:
         """The kernel of that name, or of that name expression.
@@ -194,29 +237,41 @@ class RawModule:
             LaunchError: the source has no such kernel; the message names those it has.
         """
         self.compile()
-        if name not in self._entries:
+        self._find(name)
+        return RawKernel._of(self, name)
+
+    def _find(self, name: str) -> tuple[runtime.KernelLibrary, _CEntry]:
+        library, entry = self._library, self._entries.get(name)
+        if entry is None:
             found = source.kernels(self.code)
             hint = f"; it has {', '.join(found)}" if found else "; it has no __global__ function"
             if name in found:
-                hint = f"; {name} is a template: name an instance in name_expressions, such as '{name}<float>'"
+                hint = ": the preprocessor leaves it out, or a namespace holds it"
+                if source.is_template(self.code, name):
+                    hint = f"; {name} is a template: name an instance in name_expressions, such as '{name}<float>'"
             raise LaunchError(f"the source has no kernel {name!r}{hint}")
-        return RawKernel._of(self, name)
+        symbol = library.symbol_at(entry.function)
+        if name not in self.name_expressions and symbol not in (None, name):
+            raise LaunchError(
+                f'{name} is not declared extern "C", so a GPU knows it as {symbol!r} only: write extern "C" before '
+                f"__global__, or ask for name_expressions=({name!r},)"
+            )
+        return library, entry
 
     def get_global(self, name: str) -> array.ndarray:
         """The bytes of a `__device__` or `__constant__` variable, as a device array of uint8 that aliases it.
 
-        (CuPy returns a bare pointer; an array can be written with `[...] =` on either after `.view`.)
+        CuPy returns a bare pointer. Both can be made into an array that is written with `[...] =`:
+        `cp.ndarray((16,), cp.float32, module.get_global("weights"))`.
 
         Raises:
-            LaunchError: the source has no such variable.
+            LaunchError: the source has no such variable, or it is static or const.
         """
         self.compile()
-        for lib, path, _ in self._entries.values():
-            size = symbols.size_of(path, name)
-            if size:
-                pointer = (ctypes.c_byte * size).in_dll(lib, name)
-                return np.frombuffer(pointer, dtype=np.uint8).view(array.ndarray)
-        raise LaunchError(f"the source has no variable {name!r} of external linkage")
+        memory = self._library.variable(name)
+        if memory is None:
+            raise LaunchError(f"the source has no variable {name!r} that is neither static nor const")
+        return np.frombuffer(memory, dtype=np.uint8).view(array.ndarray)
 
 
 class RawKernel:
@@ -269,22 +324,22 @@ class RawKernel:
         if self._made:
             return
         self._module.compile()
-        if self.name not in self._module._entries:
-            self._module.get_function(self.name)  # raises, and says which kernels there are
-        self._lib, self._path, entry = self._module._entries[self.name]
+        self._library, entry = self._module._find(self.name)
         names = [p.name for p in source.kernels(self.code).get(re.sub(r"<.*", "", self.name).split("::")[-1], [])]
         self.parameters = []
         for index in range(entry.count):
             raw = entry.parameters[index]
             name = names[index] if len(names) == entry.count else ""
-            self.parameters.append(Parameter(name, raw.kind.decode(), raw.text.decode(), raw.is_const, raw.size))
+            kind, dtype = raw.kind.decode(), raw.text.decode()
+            if kind == "s" and raw.size != arguments.dtype_of(dtype).itemsize:
+                kind = "S"  # float4 by value: of the dtype float32, but no scalar
+            self.parameters.append(Parameter(name, kind, dtype, raw.is_const, raw.size))
         self._run = entry.run
-        self._anchor = ctypes.cast(self._lib.engine_shared_anchor, ctypes.c_void_p).value
-        mangled = {
-            name: symbols.name_at(self._path, self._lib, other.function) or name
-            for name, (_, _, other) in self._module._entries.items()
+        everyone = {
+            name: self._library.symbol_at(other.function) or name for name, other in self._module._entries.items()
         }
-        self._static_shared = symbols.static_shared(self._path, mangled)[self.name]
+        self._shared_arrays = symbols.shared_arrays(self._library.symbols, everyone)[self.name]
+        self._static_shared = sum(shared.size for shared in self._shared_arrays)
         if self._static_shared > SHARED_PER_BLOCK:
             raise CompileError(
                 f"{self.name} declares {self._static_shared:,} bytes of static __shared__ memory; a GPU's limit is "
@@ -355,20 +410,29 @@ class RawKernel:
         self._make()
         grid, block = _size("grid", grid), _size("block", block)
         self._check_limits(grid, block, shared_mem)
-        keep = self._pack(args)
-        pointers = (ctypes.c_void_p * max(len(keep), 1))(*(ctypes.addressof(value) for value in keep))
-        request = runtime.Launch(
+        arguments.check_all(self.name, self.parameters, args, array.ndarray, contiguous=False)
+        with array.Lent() as lent:
+            values = [self._pack(lent, *pair) for pair in zip(self.parameters, args, strict=True)]
+            pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
+            ended = runtime.launch(self._request(pointers, grid, block, shared_mem))
+        runtime.echo(ended.printed)
+        if ended.failure is not None:
+            raise LaunchError(self._tell(ended.failure, grid, block, list(zip(self.parameters, args, values, strict=True))))
+
+    def _request(self, pointers: ctypes.Array, grid: Sequence[int], block: Sequence[int], shared: int) -> runtime.Launch:
+        arrays = self._shared_arrays
+        return runtime.Launch(
             self._run,
             ctypes.addressof(pointers),
             (ctypes.c_uint * 3)(*grid),
             (ctypes.c_uint * 3)(*block),
-            int(shared_mem),
-            self._anchor,
+            int(shared),
+            min((shared.offset for shared in arrays), default=0),
+            max((shared.offset + shared.size for shared in arrays), default=0),
+            self._library.symbols.alignment,
+            self._library.anchor_offset,
+            self._library.anchor,
         )
-        ended = runtime.launch(request)
-        runtime.echo(ended.printed)
-        if ended.failure is not None:
-            raise LaunchError(self._tell(ended.failure, grid, block, args))
 
     def _check_limits(self, grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int) -> None:
         threads = block[0] * block[1] * block[2]
@@ -388,14 +452,10 @@ class RawKernel:
                 f"{SHARED_PER_BLOCK_OPTIN - self._static_shared:,} (a GPU says: invalid argument)"
             )
 
-    def _pack(self, args: Sequence[Any]) -> list[Any]:
-        """The arguments as C values, checked against the signature."""
-        arguments.check_all(self.name, self.parameters, args, array.ndarray, contiguous=False)
-        return [self._pack_one(*pair) for pair in zip(self.parameters, args, strict=True)]
-
-    def _pack_one(self, parameter: Parameter, value: Any) -> Any:
+    def _pack(self, lent: array.Lent, parameter: Parameter, value: Any) -> Any:
+        """An argument as a C value."""
         if parameter.kind == "p":
-            return ctypes.c_void_p(0 if value is None else value.ctypes.data)
+            return ctypes.c_void_p(0 if value is None else lent.address(value))
         if parameter.kind == "S":
             data = np.asarray(value)
             if data.nbytes != parameter.size:
@@ -404,14 +464,18 @@ class RawKernel:
                     f"got {type(value).__name__} of {data.nbytes}"
                 )
             return (ctypes.c_byte * parameter.size).from_buffer_copy(data.tobytes())
-        dtype = np.dtype(array.bfloat16 if parameter.dtype == "bfloat16" else parameter.dtype)
+        dtype = arguments.dtype_of(parameter.dtype)
         return (ctypes.c_byte * dtype.itemsize).from_buffer_copy(np.asarray(value, dtype).tobytes())
 
-    def _tell(self, failure: runtime.Failure, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> str:
+    def _tell(
+        self,
+        failure: runtime.Failure,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[tuple[Parameter, Any, Any]],
+    ) -> str:
         """A failed launch in words."""
-        block_index = _index(failure.block, grid)
-        thread = _index(failure.thread, block)
-        who = f"{self.name}, block {block_index}, thread {thread}"
+        who = f"{self.name}, block {_index(failure.block, grid)}, thread {_index(failure.thread, block)}"
         table = source.line_table(self.code, _NAME)
 
         def quote(file: str, line: int) -> str:
@@ -422,40 +486,62 @@ class RawKernel:
             file = failure.file.decode(errors="replace")
             message = failure.message.decode(errors="replace")
             return f"{file}:{failure.line}: {message} [{who}]{quote(file, failure.line)}"
-        where, line_text = "at an unknown line", ""
         module = failure.module.decode(errors="replace")
-        if module:
-            found = symbols.line_of(Path(module), failure.module_pc) if module == str(self._path) else None
-            where = f"at {found[0]}:{found[1]}" if found else f"in {Path(module).name}"
-            line_text = quote(*found) if found else ""
+        where, text = f"in {Path(module).name}" if module else "at an unknown line", ""
+        if module == self._library.name:
+            places = symbols.places_of(self._library.path, failure.module_pc)
+            # A line of the source rather than of a header whose function was inlined there.
+            place = next((place for place in places if place in table), places[0] if places else None)
+            where = f"at {place[0]}:{place[1]}" if place else "at an unknown line"
+            text = quote(*place) if place else ""
+        verb = {1: "write to", 0: "read of"}.get(failure.is_write, "access to")
         if failure.message == b"stack":
             what = "the thread's local arrays do not fit the engine's stack of 256 KB"
-        elif failure.signal in _ARITHMETIC:
-            what = "integer division by zero (a GPU does not stop for it: the result is garbage)"
+        elif failure.signal == signal.SIGFPE:
+            what = "integer division by zero or out of range (a GPU does not stop for it: the result is garbage)"
+        elif failure.signal == signal.SIGILL:
+            what = "the thread ran into a trap that the compiler put where the code's behaviour is undefined"
+        elif failure.message == b"misaligned":
+            what = (
+                "misaligned address: a vector type (float4, int2, ...) is read or written at an address that is not a "
+                "multiple of its size, or the pointer is no address at all"
+            )
         else:
-            verb = {1: "write to", 0: "read of"}.get(failure.is_write, "access to")
-            what = f"illegal {verb} {self._describe(failure.address, args)}"
-        return f"{what} {where} [{who}; {runtime.signal_name(failure.signal)}]{line_text}"
+            what = f"illegal {verb} {self._describe(failure, args)}"
+        return f"{what} {where} [{who}; {runtime.signal_name(failure.signal)}]{text}"
 
-    def _describe(self, address: int, args: Sequence[Any]) -> str:
-        """An address in terms of the arguments, where it lies in or near one."""
-        if address == 0:
-            return "a null or misaligned address"
-        best: tuple[int, str] | None = None
-        for parameter, value in zip(self.parameters, args, strict=True):
-            if not isinstance(value, array.ndarray) or value.nbytes == 0:
-                continue
-            begin = value.ctypes.data
-            distance = max(begin - address, address - (begin + value.nbytes - 1), 0)
-            if distance > 1 << 20 or (best is not None and distance >= best[0]):
-                continue
-            element = (address - begin) // value.dtype.itemsize
-            text = f"{parameter.name or 'an array'}[{element}], which has {value.size:,} elements"
-            best = (distance, text)
-        return best[1] if best else f"address 0x{address:x}, which is far from every array"
+    def _describe(self, failure: runtime.Failure, args: Sequence[tuple[Parameter, Any, Any]]) -> str:
+        """An address in terms of the arguments and of shared memory, where it lies in or near one."""
+        address = failure.address
+        if address < 4096:
+            return "a null pointer" if address == 0 else f"address {address}: a null pointer and an index"
+        near: list[tuple[int, str]] = []
+        for parameter, value, packed in args:
+            if parameter.kind == "p" and value is not None and value.nbytes:
+                inside = address - packed.value
+                element = f"{parameter.name or 'an array'}[{inside // value.dtype.itemsize}]"
+                near.append((_distance(inside, value.nbytes), f"{element}, which has {value.size:,} elements"))
+        for shared in self._shared_arrays if failure.static_base else ():
+            inside = address - failure.static_base - shared.offset
+            near.append((_distance(inside, shared.size), _byte(f"__shared__ {shared.name}", inside, shared.size)))
+        if failure.dynamic_size:
+            inside = address - failure.dynamic_base
+            near.append(
+                (_distance(inside, failure.dynamic_size), _byte("dynamic shared memory", inside, failure.dynamic_size))
+            )
+        distance, text = min(near, default=(_FAR, ""), key=lambda pair: pair[0])
+        return text if distance < _FAR else f"address 0x{address:x}, which is far from every array"
 
 
-_ARITHMETIC = {8}  # SIGFPE
+_FAR = 1 << 20  # the guards around arrays are as wide
+
+
+def _distance(inside: int, size: int) -> int:
+    return max(-inside, inside - (size - 1), 0)
+
+
+def _byte(what: str, inside: int, size: int) -> str:
+    return f"byte {inside} of {what}, which has {size:,} bytes"
 
 
 def _size(what: str, sizes: Sequence[int]) -> tuple[int, int, int]:

@@ -5,15 +5,28 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from . import compiler
+from . import compiler, symbols
 
 _launching = threading.Lock()  # one launch at a time, as one stream has it
+
+
+def _after_fork() -> None:
+    """A child process has none of its parent's threads, so none of its launches either."""
+    global _launching
+    _launching = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Launch(ctypes.Structure):
@@ -25,7 +38,11 @@ class Launch(ctypes.Structure):
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),
         ("dynamic_shared", ctypes.c_uint64),
-        ("shared_anchor", ctypes.c_void_p),
+        ("static_begin", ctypes.c_uint64),
+        ("static_end", ctypes.c_uint64),
+        ("static_align", ctypes.c_uint64),
+        ("anchor_offset", ctypes.c_uint64),
+        ("anchor", ctypes.c_void_p),
     ]
 
 
@@ -39,9 +56,10 @@ class Failure(ctypes.Structure):
         ("line", ctypes.c_int),
         ("block", ctypes.c_uint64),
         ("address", ctypes.c_uint64),
-        ("pc", ctypes.c_uint64),
-        ("module_base", ctypes.c_uint64),
         ("module_pc", ctypes.c_uint64),
+        ("static_base", ctypes.c_uint64),
+        ("dynamic_base", ctypes.c_uint64),
+        ("dynamic_size", ctypes.c_uint64),
         ("thread", ctypes.c_uint),
         ("file", ctypes.c_char * 256),
         ("module", ctypes.c_char * 512),
@@ -55,11 +73,18 @@ NONE, MESSAGE, FAULT = 0, 1, 2
 @functools.cache
 def library() -> ctypes.CDLL:
     """The loaded engine. Its symbols are global: the kernels' libraries find them when they are loaded."""
-    lib = ctypes.CDLL(str(compiler.engine_library()), mode=ctypes.RTLD_GLOBAL)
+    try:
+        lib = ctypes.CDLL(str(compiler.engine_library()), mode=ctypes.RTLD_GLOBAL)
+    except OSError:  # a broken file in the cache
+        compiler.engine_library().unlink(missing_ok=True)
+        compiler.engine_library.cache_clear()
+        lib = ctypes.CDLL(str(compiler.engine_library()), mode=ctypes.RTLD_GLOBAL)
     lib.engine_allocate.restype = ctypes.c_void_p
     lib.engine_allocate.argtypes = [ctypes.c_size_t]
     lib.engine_release.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     lib.engine_release.restype = None
+    lib.engine_overrun.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    lib.engine_overrun.restype = ctypes.c_int64
     lib.engine_start.argtypes = [ctypes.POINTER(Launch), ctypes.c_uint]
     lib.engine_wait.argtypes = [ctypes.c_int]
     lib.engine_result.argtypes = [ctypes.POINTER(Failure)]
@@ -70,9 +95,11 @@ def library() -> ctypes.CDLL:
 @functools.cache
 def n_workers() -> int:
     """OS threads that run blocks: the cores this process may use, at most 16; `COURSE_CPU_THREADS` overrides."""
-    chosen = os.environ.get("COURSE_CPU_THREADS")
+    chosen = os.environ.get("COURSE_CPU_THREADS", "")
+    if chosen and not (chosen.isdecimal() and 1 <= int(chosen) <= 16):
+        raise ValueError(f"COURSE_CPU_THREADS is a number from 1 to 16, not {chosen!r}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(int(chosen) if chosen else cores, 16))
+    return int(chosen) if chosen else min(cores, 16)
 
 
 @dataclass(frozen=True)
@@ -88,12 +115,13 @@ def launch(request: Launch) -> Ended:
 
     Raises:
         KeyboardInterrupt: the user interrupted it; the launch has been stopped.
+        MemoryError: the system gives the engine no memory or no thread.
     """
     lib = library()
     with _launching:
-        if lib.engine_start(ctypes.byref(request), n_workers()) != 0:
-            raise RuntimeError("the CPU engine is still busy with a launch of another thread")
         try:
+            if lib.engine_start(ctypes.byref(request), n_workers()) != 0:
+                raise MemoryError("the system gives the CPU engine no memory for its stacks, or no thread")
             # Short waits, so that Python sees an interrupt while the kernel runs.
             while not lib.engine_wait(50):
                 pass
@@ -114,10 +142,45 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def library_of(path: Path) -> ctypes.CDLL:
-    """Load a kernel's library beside others that have the same names in it."""
-    library()
-    return ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+class KernelLibrary:
+    """A compiled module in memory. Its state is its own, as that of a module on a GPU: a second one starts afresh."""
+
+    _in_memory: ClassVar[set[Path]] = set()
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            OSError: the file is no library.
+        """
+        library()
+        self.path = path
+        self.symbols = symbols.table(path)
+        if path in self._in_memory and self.symbols.has_state():
+            # The same file would be the same variables: load a copy, which nobody needs to find again.
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix="loading-") as scratch:
+                copy = shutil.copy(path, scratch)
+                self.handle = ctypes.CDLL(str(copy), mode=ctypes.RTLD_LOCAL)
+        else:
+            self.handle = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+        self._in_memory.add(path)
+        self.name = self.handle._name  # what faults call it
+        self.handle.engine_entries.restype = ctypes.c_void_p
+        entries = self.symbols.find("engine_entries")
+        self._base = ctypes.cast(self.handle.engine_entries, ctypes.c_void_p).value - entries.value if entries else 0
+        self.anchor = ctypes.cast(self.handle.engine_anchor, ctypes.c_void_p).value
+        offsets = [s.value for s in self.symbols.symbols if s.is_thread_local and "engine_anchor_byte" in s.name]
+        self.anchor_offset = offsets[0] if offsets else 0
+
+    def symbol_at(self, address: int) -> str | None:
+        """The linker symbol of the function at an address; None where symbols are not known."""
+        return symbols.name_at(self.symbols, address - self._base)
+
+    def variable(self, name: str) -> ctypes.Array | None:
+        """The bytes of a variable of external linkage; None where there is none."""
+        symbol = self.symbols.find(name)
+        if symbol is None or not symbol.is_variable:
+            return None
+        return (ctypes.c_byte * symbol.size).from_address(self._base + symbol.value)
 
 
 def echo(text: str) -> None:

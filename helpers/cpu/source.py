@@ -103,32 +103,37 @@ def is_template(code: str, name: str) -> bool:
 
 
 _EXTERN_SHARED = re.compile(
-    r"\bextern\s+(?P<before>(?:(?:__align__|alignas)\s*\([^)]*\)\s*)?)__shared__\s+"
-    r"(?P<type>(?:(?:__align__|alignas)\s*\([^)]*\)\s*)?[\w:<>,\s]+?)\s*(?P<middle>(?:(?:__align__|alignas)\s*\([^)]*\)\s*)?)"
-    r"(?P<name>\b\w+)\s*\[\s*\]\s*;"
+    r"\bextern\b(?P<head>[^;{}=]*?\b__shared__\b[^;{}=]*?)\b(?P<name>\w+)\s*\[\s*\](?P<rest>(?:\s*\[[^\]]*\])*)\s*;"
 )
 
 
-def _in_function(clean: str, position: int) -> bool:
-    """Whether `position` lies inside a function; the braces of a namespace or of extern "C" do not count."""
-    open_braces: list[bool] = []
-    for index in range(position):
-        if clean[index] == "{":
-            head = clean[max(0, index - 200) : index]
-            open_braces.append(not re.search(r'(\bnamespace(\s+[\w:]+)?|\bextern\s*"[^"]*")\s*$', head))
-        elif clean[index] == "}" and open_braces:
-            open_braces.pop()
-    return any(open_braces)
+_FUNCTION_HEAD = re.compile(r"\)\s*(?:(?:const|noexcept|override|final)\b\s*)*(?:->[^;{}]*|:[^;{}]*)?\s*$")
 
 
-def translate(code: str) -> tuple[str, str]:
-    """The source as a host compiler takes it.
+def _function_bodies(clean: str) -> list[tuple[int, int, str]]:
+    """Of each outermost function: where its body's brace opens and closes, and the text before, with its parameters."""
+    bodies, open_braces, before = [], [], 0
+    for match in re.finditer(r"[{};]", clean):
+        at = match.start()
+        if match.group() == "{":
+            head = clean[before:at]
+            inside = bool(open_braces) and open_braces[-1] is not None
+            open_braces.append((at, head) if inside or _FUNCTION_HEAD.search(head) else None)
+        elif match.group() == "}" and open_braces:
+            opened = open_braces.pop()
+            if opened is not None and not (open_braces and open_braces[-1] is not None):
+                bodies.append((opened[0], at, opened[1]))
+        before = at + 1
+    return bodies
 
-    Only one construct has no spelling in C++: `extern __shared__ T name[];`, an array whose size is chosen at the
-    launch. It becomes a pointer to the launch's dynamic shared memory. Everything else is done by the headers.
 
-    Returns:
-        (prelude, code): lines to put before the code, and the code, whose lines keep their numbers.
+def translate(code: str) -> str:
+    """The source as a host compiler takes it; its lines keep their numbers.
+
+    Two constructs have no spelling in C++. `extern __shared__ T name[];`, an array whose size is chosen at the launch,
+    becomes a pointer to the launch's dynamic shared memory, in the function that declares it, or, where the file
+    declares it, in each function that uses it. `__shared__ alignas(n)` gets an attribute that may stand after
+    __shared__. Everything else is done by the headers.
 
     Raises:
         ValueError: the source uses inline PTX, which no host compiler understands.
@@ -142,18 +147,27 @@ def translate(code: str) -> tuple[str, str]:
             f"line {line}: `{text}` is inline PTX, which runs on a GPU only; the CPU engine executes C++. "
             "Say the same in CUDA C++, or run this kernel on a GPU"
         )
-    prelude, pieces, last = [], [], 0
-    for match in _EXTERN_SHARED.finditer(clean):
-        kind = re.sub(r"(__align__|alignas)\s*\([^)]*\)", " ", match.group("type")).strip()
-        name = match.group("name")
-        if _in_function(clean, match.start()):
-            new = f"{kind} *const {name} = ({kind} *)engine_dynamic_shared();"
-        else:  # no launch yet where it is declared: a macro looks the memory up where the name is used
-            prelude.append(f"#define {name} (({kind} *)engine_dynamic_shared())")
+    edits: list[tuple[int, int, str]] = []  # begin, end, new text
+    for match in re.finditer(r"\b__shared__\s+(alignas)\s*\(", clean):
+        edits.append((match.start(1), match.end(1), "ENGINE_ALIGNAS"))
+    declared = list(_EXTERN_SHARED.finditer(clean))
+    bodies = _function_bodies(clean) if declared else []
+    for match in declared:
+        edits = [edit for edit in edits if not match.start() <= edit[0] < match.end()]
+        kind = re.sub(r"\b(__align__|alignas|__attribute__)\s*\([^;]*?\)+|\b__shared__\b", " ", match.group("head"))
+        kind, name, rest = " ".join(kind.split()), match.group("name"), match.group("rest").strip()
+        pointer = f"(*const {name}){rest}" if rest else f"*const {name}"
+        new = f"{kind} {pointer} = ({kind} (*){rest})engine_dynamic_shared();"
+        if not any(begin < match.start() < end for begin, end, _ in bodies):
+            for begin, end, head in bodies:
+                word = rf"\b{name}\b"
+                if re.search(word, clean[begin:end]) and not re.search(word, head):
+                    edits.append((begin + 1, begin + 1, f" {new}"))
             new = ""
-        pieces += [code[last : match.start()], new, "\n" * match.group(0).count("\n")]
-        last = match.end()
-    return "\n".join(prelude), "".join([*pieces, code[last:]])
+        edits.append((match.start(), match.end(), new + "\n" * match.group(0).count("\n")))
+    for begin, end, new in sorted(edits, reverse=True):
+        code = code[:begin] + new + code[end:]
+    return code
 
 
 def line_table(code: str, name: str) -> dict[tuple[str, int], str]:

@@ -1,93 +1,214 @@
-"""What a compiled kernel's library says of itself: lines of addresses, sizes of `__shared__` arrays (ELF and DWARF)."""
+"""What a compiled kernel's library says of itself: its symbols, its `__shared__` arrays, the lines of addresses.
+
+ELF is read here, in a few lines, because every kernel needs it; DWARF is read by pyelftools when a launch has failed.
+On macOS libraries are not ELF: then nothing is known, and the functions say so.
+"""
 
 from __future__ import annotations
 
-import ctypes
+import functools
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
+import numpy as np
+
+# Elf64_Shdr and Elf64_Sym of <elf.h>.
+_SECTION = np.dtype(
+    [("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("address", "<u8"), ("offset", "<u8"), ("size", "<u8")]
+    + [("link", "<u4"), ("info", "<u4"), ("alignment", "<u8"), ("entry_size", "<u8")]
+)
+_SYMBOL = np.dtype(
+    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
+)
+_SYMTAB = 2
+_OBJECT, _TLS = 1, 6
+_LOCAL = 0
+_WRITE, _THREAD_LOCAL = 1, 0x400
 
 
-def static_shared(path: Path, mangled: dict[str, str]) -> dict[str, int]:
-    """Bytes of static shared memory of each kernel.
+@dataclass(frozen=True)
+class Symbol:
+    """One symbol: value is an address in the library, or an offset in its thread-local segment."""
+
+    name: str
+    value: int
+    size: int
+    is_variable: bool
+    is_thread_local: bool
+    is_local: bool
+    is_writable: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """The symbols of a library and the alignment of its thread-local segment."""
+
+    symbols: tuple[Symbol, ...]
+    alignment: int
+
+    def find(self, name: str) -> Symbol | None:
+        """The symbol of that name that other libraries can see."""
+        return next((s for s in self.symbols if s.name == name and not s.is_local), None)
+
+    def has_state(self) -> bool:
+        """Whether the library keeps variables from one launch to the next."""
+        return any(s.is_variable and s.is_writable and s.size and "completed" not in s.name for s in self.symbols)
+
+
+@functools.lru_cache(maxsize=64)
+def table(path: Path) -> Table:
+    """The symbol table of a library; an empty one where it is not 64-bit little-endian ELF."""
+    data = path.read_bytes()
+    if data[:6] != b"\x7fELF\x02\x01":
+        return Table((), 1)
+    (offset,) = struct.unpack_from("<Q", data, 0x28)
+    _, count, names_index = struct.unpack_from("<HHH", data, 0x3A)
+    sections = np.frombuffer(data, _SECTION, count, offset)
+
+    def text(base: int, position: int) -> str:
+        begin = base + position
+        return data[begin : data.index(b"\0", begin)].decode(errors="replace")
+
+    names = int(sections[names_index]["offset"])
+    read_only = [text(names, int(s["name"])).startswith(".data.rel.ro") for s in sections]
+    writable = [bool(s["flags"] & _WRITE) and not r for s, r in zip(sections, read_only, strict=True)]
+    alignment = max([int(s["alignment"]) for s in sections if s["flags"] & _THREAD_LOCAL], default=1)
+    found = []
+    for section in sections[sections["type"] == _SYMTAB]:
+        strings = int(sections[section["link"]]["offset"])
+        for raw in np.frombuffer(data, _SYMBOL, int(section["size"]) // _SYMBOL.itemsize, int(section["offset"])):
+            kind, home = int(raw["info"]) & 15, int(raw["section"])
+            if kind > _TLS or home == 0:
+                continue
+            found.append(
+                Symbol(
+                    text(strings, int(raw["name"])),
+                    int(raw["value"]),
+                    int(raw["size"]),
+                    kind == _OBJECT,
+                    kind == _TLS,
+                    int(raw["info"]) >> 4 == _LOCAL,
+                    home < count and writable[home],
+                )
+            )
+    return Table(tuple(found), max(alignment, 1))
+
+
+def name_at(symbols: Table, address: int) -> str | None:
+    """The linker symbol of the function at an address of the library."""
+    # GCC adds local aliases of the same address; their names have a dot.
+    names = (s.name for s in symbols.symbols if s.value == address and s.size and not s.is_thread_local)
+    return min(names, key=lambda name: ("." in name, len(name)), default=None)
+
+
+@dataclass(frozen=True)
+class SharedArray:
+    """A static `__shared__` array: its place in the thread-local segment."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def shared_arrays(symbols: Table, mangled: Mapping[str, str]) -> dict[str, list[SharedArray]]:
+    """The static `__shared__` arrays of each kernel.
 
     Args:
-        path: the library.
+        symbols: the library's.
         mangled: kernel name -> its linker symbol.
 
-    A function's `__shared__` arrays are thread-local symbols that carry the function's name. Arrays of device
-    functions are counted for every kernel: which of them a kernel calls is not known here.
+    An array of a function is a thread-local symbol that carries the function's name. Arrays of device functions and of
+    the file are counted for every kernel: which of them a kernel uses is not known here.
     """
     prefixes = {}
     for name, symbol in mangled.items():
         encoding = symbol[2:] if symbol.startswith("_Z") else f"{len(symbol)}{symbol}"
         prefixes[name] = f"_ZZ{encoding}E"
-    own = dict.fromkeys(mangled, 0)
-    common = 0
-    try:
-        with path.open("rb") as file:
-            table = ELFFile(file).get_section_by_name(".symtab")
-            for symbol in table.iter_symbols() if table else ():
-                if symbol["st_info"]["type"] != "STT_TLS" or "engine_shared_anchor" in symbol.name:
-                    continue
-                holders = [name for name, prefix in prefixes.items() if symbol.name.startswith(prefix)]
-                for name in holders:
-                    own[name] += symbol["st_size"]
-                if not holders:
-                    common += symbol["st_size"]
-    except ELFError:  # macOS: not ELF, so not known
-        return dict.fromkeys(mangled, 0)
-    return {name: size + common for name, size in own.items()}
+    found: dict[str, list[SharedArray]] = {name: [] for name in mangled}
+    for symbol in symbols.symbols:
+        if not symbol.is_thread_local or "engine_anchor_byte" in symbol.name:
+            continue
+        holders = [name for name, prefix in prefixes.items() if symbol.name.startswith(prefix)]
+        for name in holders or mangled:
+            found[name].append(SharedArray(_plain(symbol.name), symbol.value, symbol.size))
+    return found
 
 
-def _linker_symbols(path: Path) -> dict[str, tuple[int, int]]:
-    """Name -> (address, size) of the library's functions and variables."""
-    try:
-        with path.open("rb") as file:
-            table = ELFFile(file).get_section_by_name(".symtab")
-            all_symbols = table.iter_symbols() if table else ()
-            return {s.name: (s["st_value"], s["st_size"]) for s in all_symbols if s["st_size"]}
-    except ELFError:
-        return {}
+def _plain(symbol: str) -> str:
+    """`tile` of _ZZ5tiledE4tile: the last name in a linker symbol."""
+    last = symbol
+    for match in re.finditer(r"(\d+)(?=[A-Za-z_])", symbol):
+        name = symbol[match.end() : match.end() + int(match.group(1))]
+        if len(name) == int(match.group(1)):
+            last = name
+    return last
 
 
-def name_at(path: Path, library: ctypes.CDLL, address: int) -> str | None:
-    """The linker symbol of the function at an address of the loaded library."""
-    found = _linker_symbols(path)
-    anchor = found.get("engine_entries")
-    if anchor is None:
-        return None
-    base = ctypes.cast(library.engine_entries, ctypes.c_void_p).value - anchor[0]
-    # GCC adds local aliases of the same address; their names have a dot.
-    return min((name for name, (value, _) in found.items() if value == address - base), key=len, default=None)
+def places_of(path: Path, address: int) -> list[tuple[str, int]]:
+    """(file, line) of an address in the library, from its DWARF.
 
+    The first is where the instruction was written; where that was inlined, the calls follow, from inside out.
+    """
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
 
-def size_of(path: Path, variable: str) -> int:
-    """Bytes of a variable of the library; 0 where there is none of that name."""
-    return _linker_symbols(path).get(variable, (0, 0))[1]
-
-
-def line_of(path: Path, address: int) -> tuple[str, int] | None:
-    """File and line of an address in the library, from its DWARF line table; None where there is none."""
     try:
         with path.open("rb") as file:
             elf = ELFFile(file)
             if not elf.has_dwarf_info():
-                return None
+                return []
             dwarf = elf.get_dwarf_info()
             for unit in dwarf.iter_CUs():
                 program = dwarf.line_program_for_CU(unit)
-                if program is None:
-                    continue
-                before = None
-                for entry in program.get_entries():
-                    state = entry.state
-                    if state is None:
-                        continue
-                    if before is not None and before.address <= address < state.address:
-                        return program["file_entry"][before.file - 1].name.decode(), before.line
-                    before = None if state.end_sequence else state
+                row = program and _row(program, address)
+                if row:
+                    calls = list(_inlined(dwarf, unit, address))
+                    files = program["file_entry"]
+                    return [(files[index - 1].name.decode(), line) for index, line in (row, *calls)]
     except ELFError:
-        return None
+        pass
+    return []
+
+
+def _row(program: Any, address: int) -> tuple[int, int] | None:
+    """(file index, line) of an address in a line table."""
+    before = None
+    for entry in program.get_entries():
+        state = entry.state
+        if state is None:
+            continue
+        if before is not None and before.address <= address < state.address:
+            return before.file, before.line
+        before = None if state.end_sequence else state
     return None
+
+
+def _inlined(dwarf: Any, unit: Any, address: int) -> Iterable[tuple[int, int]]:
+    """(file index, line) of the calls whose inlined bodies hold the address, innermost first."""
+    holding = []
+    for die in unit.iter_DIEs():  # parents come before their children
+        if die.tag != "DW_TAG_inlined_subroutine":
+            continue
+        if any(low <= address < high for low, high in _ranges(dwarf, unit, die)):
+            holding.append((die.attributes["DW_AT_call_file"].value, die.attributes["DW_AT_call_line"].value))
+    return reversed(holding)
+
+
+def _ranges(dwarf: Any, unit: Any, die: Any) -> Iterator[tuple[int, int]]:
+    """The address ranges of a DIE."""
+    attributes = die.attributes
+    if "DW_AT_low_pc" in attributes and "DW_AT_high_pc" in attributes:
+        low, high = attributes["DW_AT_low_pc"].value, attributes["DW_AT_high_pc"]
+        yield low, high.value if high.form == "DW_FORM_addr" else low + high.value
+    elif "DW_AT_ranges" in attributes:
+        top = unit.get_top_DIE().attributes
+        base = top["DW_AT_low_pc"].value if "DW_AT_low_pc" in top else 0
+        for entry in dwarf.range_lists().get_range_list_at_offset(attributes["DW_AT_ranges"].value, unit):
+            if hasattr(entry, "base_address"):
+                base = entry.base_address
+            else:
+                yield base + entry.begin_offset, base + entry.end_offset

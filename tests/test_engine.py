@@ -1,0 +1,540 @@
+"""The language of CUDA C++ on the CPU engine, feature by feature, against the same in NumPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from backends import compiled, on_each_device
+
+from helpers import cpu
+
+SOURCE = r"""
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+
+// ---------------------------------------------------------------- indices
+extern "C" __global__ void indices(int *out, int n) {
+  int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+  int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  int at = block * blockDim.x * blockDim.y * blockDim.z + thread;
+  dim3 b = blockIdx, t(threadIdx);
+  uint3 sizes = blockDim;
+  int row[13] = {(int)t.x, (int)t.y, (int)t.z, (int)b.x, (int)b.y, (int)b.z, (int)sizes.x, (int)sizes.y, (int)sizes.z,
+                 (int)gridDim.x, (int)gridDim.y, (int)gridDim.z, warpSize};
+  for (int k = 0; k < 13; ++k) out[k * n + at] = row[k];
+}
+
+// ---------------------------------------------------------------- shared memory
+#define TILE 64
+__shared__ int of_file[TILE];
+extern __shared__ __align__(16) unsigned char dynamic_of_file[];
+
+extern "C" __global__ void shared_function(const int *in, int *out) {
+  __shared__ int tile[TILE];
+  int at = blockIdx.x * TILE + threadIdx.x;
+  tile[threadIdx.x] = in[at];
+  __syncthreads();
+  out[at] = tile[TILE - 1 - threadIdx.x];
+}
+extern "C" __global__ void shared_file(const int *in, int *out) {
+  int at = blockIdx.x * TILE + threadIdx.x;
+  of_file[threadIdx.x] = in[at];
+  __syncthreads();
+  out[at] = of_file[TILE - 1 - threadIdx.x];
+}
+extern "C" __global__ void shared_dynamic(const int *in, int *out) {
+  extern __shared__ int tile[];
+  int at = blockIdx.x * TILE + threadIdx.x;
+  tile[threadIdx.x] = in[at];
+  __syncthreads();
+  out[at] = tile[TILE - 1 - threadIdx.x];
+}
+__device__ int from_dynamic(int at) { return ((int *)dynamic_of_file)[at]; }
+__device__ int own(const int *dynamic_of_file) { return dynamic_of_file[0]; }  // a parameter of the same name
+extern "C" __global__ void shared_dynamic_file(const int *in, int *out) {
+  int at = blockIdx.x * TILE + threadIdx.x;
+  ((int *)dynamic_of_file)[threadIdx.x] = own(in + at);
+  __syncthreads();
+  out[at] = from_dynamic(TILE - 1 - threadIdx.x);
+}
+extern "C" __global__ void shared_rows(const int *in, int *out) {
+  extern int __shared__ tile[][8];
+  int at = blockIdx.x * TILE + threadIdx.x;
+  tile[threadIdx.x / 8][threadIdx.x % 8] = in[at];
+  __syncthreads();
+  out[at] = tile[7 - threadIdx.x / 8][7 - threadIdx.x % 8];
+}
+extern "C" __global__ void shared_volatile(const int *in, int *out) {
+  static __shared__ volatile int tile[TILE];
+  int at = blockIdx.x * TILE + threadIdx.x;
+  tile[threadIdx.x] = in[at];
+  __syncthreads();
+  out[at] = tile[TILE - 1 - threadIdx.x];
+}
+template <typename T>
+__global__ void shared_template(const T *in, T *out) {
+  __shared__ T tile[TILE];
+  int at = blockIdx.x * TILE + threadIdx.x;
+  tile[threadIdx.x] = in[at];
+  __syncthreads();
+  out[at] = tile[TILE - 1 - threadIdx.x];
+}
+template <typename T>
+struct Memory {  // an array for each type, as NVIDIA's samples write it
+  __device__ operator T *() {
+    extern __shared__ int of_samples[];
+    return (T *)of_samples;
+  }
+};
+template <typename T>
+__global__ void shared_samples(const T *in, T *out) {
+  T *tile = Memory<T>();
+  int at = blockIdx.x * TILE + threadIdx.x;
+  tile[threadIdx.x] = in[at];
+  __syncthreads();
+  out[at] = tile[TILE - 1 - threadIdx.x];
+}
+extern "C" __global__ void alignments(int *out) {
+  __shared__ char one[3];
+  __shared__ __align__(16) char sixteen[5];
+  __shared__ alignas(128) char many[7];
+  __shared__ float4 vector;
+  __shared__ double real;
+  extern __shared__ float4 dynamic[];
+  one[0] = sixteen[0] = many[0] = 0;
+  vector.x = 0, real = 0, dynamic[0].x = 0;
+  out[0] = (size_t)sixteen % 16, out[1] = (size_t)many % 128, out[2] = (size_t)&vector % 16;
+  out[3] = (size_t)&real % 8, out[4] = (size_t)dynamic % 16, out[5] = one[0];
+}
+extern "C" __global__ void transpose(const float *in, float *out, int width, int height) {
+  __shared__ float tile[16][16 + 1];
+  int x = blockIdx.x * 16 + threadIdx.x, y = blockIdx.y * 16 + threadIdx.y;
+  if (x < width && y < height) tile[threadIdx.y][threadIdx.x] = in[y * width + x];
+  __syncthreads();
+  x = blockIdx.y * 16 + threadIdx.x, y = blockIdx.x * 16 + threadIdx.y;
+  if (x < height && y < width) out[y * height + x] = tile[threadIdx.x][threadIdx.y];
+}
+extern "C" __global__ void scan(const int *in, int *out) {  // Hillis and Steele: two barriers a step
+  __shared__ int sums[1024];
+  int t = threadIdx.x;
+  sums[t] = in[t];
+  __syncthreads();
+  for (int step = 1; step < blockDim.x; step *= 2) {
+    int add = t >= step ? sums[t - step] : 0;
+    __syncthreads();
+    sums[t] += add;
+    __syncthreads();
+  }
+  out[t] = sums[t];
+}
+
+// ---------------------------------------------------------------- variables of the module
+__constant__ float weights[16];
+__constant__ int presets[4] = {5, 6, 7, 8};
+__device__ int counter;
+__device__ double table[3] = {0.5, 1.5, 2.5};
+extern "C" __global__ void variables(float *out, int *counts) {
+  out[threadIdx.x] = weights[threadIdx.x] * presets[threadIdx.x % 4] + (float)table[threadIdx.x % 3];
+  if (threadIdx.x == 0) counts[0] = ++counter;
+}
+
+// ---------------------------------------------------------------- functions, types, templates
+__device__ __noinline__ int fibonacci(int n) { return n < 2 ? n : fibonacci(n - 1) + fibonacci(n - 2); }
+__device__ __forceinline__ int twice(int x) { return 2 * x; }
+__host__ __device__ constexpr int cube(int x) { return x * x * x; }
+struct Point {
+  float x, y;
+  __device__ Point operator+(const Point &other) const { return {x + other.x, y + other.y}; }
+  __device__ float dot(Point other) const { return x * other.x + y * other.y; }
+};
+template <typename F>
+__device__ int apply(F f, int x) { return f(x); }
+extern "C" __global__ void __launch_bounds__(64) functions(const int *__restrict__ in, int *__restrict__ out) {
+  int x = in[threadIdx.x], local[cube(2)];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) local[i] = x + i;
+  int (*chosen)(int) = x % 2 ? fibonacci : +[](int v) -> int { return -v; };
+  Point p = Point{1.0f * x, 2} + Point{3, 4};
+  out[threadIdx.x] = apply([=](int v) { return v + local[x % 8]; }, twice(x)) + chosen(x % 12) + (int)p.dot({1, 1});
+}
+namespace deep {
+template <typename T, int SCALE = 3>
+__global__ __launch_bounds__(128, 2) void scaled(const T *in, T *out, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = in[i] * T(SCALE);
+}
+}  // namespace deep
+__global__ void plain_cpp(int *out) { out[threadIdx.x] = 7; }
+#ifdef NEVER
+extern "C" __global__ void left_out(int *out) { this is not C++; }
+#endif
+
+// ---------------------------------------------------------------- parameters
+struct Options { int width; float scale; double offset; };
+extern "C" __global__ void scalars(double *out, bool a, signed char b, unsigned char c, short d, unsigned short e,
+                                   int f, unsigned g, long long h, unsigned long long i, float j, double k, half l,
+                                   __nv_bfloat16 m, size_t n, int8_t o, uint16_t p, Options q, float4 r, half2 s) {
+  double row[] = {(double)a, (double)b, (double)c, (double)d, (double)e, (double)f, (double)g, (double)h, (double)i,
+                  (double)j, k, (double)__half2float(l), (double)__bfloat162float(m), (double)n, (double)o, (double)p,
+                  (double)q.width, (double)q.scale, q.offset, (double)r.x, (double)r.w, (double)__low2float(s),
+                  (double)__high2float(s)};
+  for (int z = 0; z < 23; ++z) out[z] = row[z];
+}
+extern "C" __global__ void nulls(const float *a, void *b, int *out) { out[0] = (a == nullptr) + 2 * (b == NULL); }
+extern "C" __global__ void no_parameters() {}
+extern "C" __global__ void increment(int *a, int n) { if (threadIdx.x < n) a[threadIdx.x] += 100; }
+extern "C" __global__ void neighbours(const int *a, int *b, int n) { if (threadIdx.x < n) b[threadIdx.x] += a[threadIdx.x]; }
+
+// ---------------------------------------------------------------- barriers
+extern "C" __global__ void barriers(const int *in, int *out) {
+  int t = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x, value = in[t];
+  out[t] = __syncthreads_count(value > 3);
+  out[n + t] = __syncthreads_and(value > 0);
+  out[2 * n + t] = __syncthreads_or(value > 8);
+  out[3 * n + t] = __syncthreads_count(value);
+}
+extern "C" __global__ void in_device_function(int *out) {
+  __shared__ int turn;
+  if (threadIdx.x == 0) turn = 0;
+  for (int i = 0; i < blockDim.x; ++i) {
+    __syncthreads();
+    if (threadIdx.x == i) out[i] = turn++;
+    __threadfence_block();
+    __syncthreads();
+  }
+}
+
+// ---------------------------------------------------------------- time, waiting
+extern "C" __global__ void clocks(long long *out) {
+  long long before = clock64();
+  volatile int sum = 0;
+  for (int i = 0; i < 10000; ++i) sum += i;
+  out[0] = clock64() - before;
+  out[1] = clock() != 0;
+}
+extern "C" __global__ void hand_over(volatile int *flag, int *out) {  // later threads wait for earlier warps' threads
+  int warp = threadIdx.x / 32;
+  if (threadIdx.x % 32 == 0) {
+    while (*flag != blockDim.x / 32 - 1 - warp) __nanosleep(20);
+    out[warp] = *flag;
+    __threadfence();
+    *flag = *flag + 1;
+  }
+}
+"""
+
+NAMES = (
+    *(f"shared_template<{t}>" for t in ("float", "double", "char", "float4", "unsigned long long")),
+    *(f"shared_samples<{t}>" for t in ("float", "double", "short")),
+    "deep::scaled<float>",
+    "deep::scaled<int, -2>",
+    "plain_cpp",
+)
+
+
+def kernel(cp: Any, name: str) -> Any:
+    """A kernel of SOURCE."""
+    return compiled(cp, SOURCE, NAMES).get_function(name)
+
+
+GEOMETRIES = [
+    ((1,), (1,)),
+    ((7,), (33,)),
+    ((3, 2), (8, 4)),
+    ((2, 3, 4), (5, 3, 2)),
+    ((1,), (1024,)),
+    ((2,), (32, 32)),
+    ((1, 2), (16, 8, 8)),
+    ((1, 1, 3), (4, 4, 64)),
+    ((300,), (2,)),
+]
+
+
+@on_each_device
+@pytest.mark.parametrize(("grid", "block"), GEOMETRIES)
+def test_every_thread_knows_its_place(cp: Any, grid: tuple[int, ...], block: tuple[int, ...]) -> None:
+    (gx, gy, gz), (bx, by, bz) = (sizes + (1,) * (3 - len(sizes)) for sizes in (grid, block))
+    n = gx * gy * gz * bx * by * bz
+    out = cp.full((13, n), -1, np.int32)
+    kernel(cp, "indices")(grid, block, (out, np.int32(n)))
+    b_z, b_y, b_x, t_z, t_y, t_x = np.indices((gz, gy, gx, bz, by, bx)).reshape(6, n)
+    sizes = [np.full(n, s) for s in (bx, by, bz, gx, gy, gz, 32)]
+    np.testing.assert_array_equal(cp.asnumpy(out), np.stack([t_x, t_y, t_z, b_x, b_y, b_z, *sizes]))
+
+
+def reversed_in_blocks(x: np.ndarray) -> np.ndarray:
+    return x.reshape(-1, 64)[:, ::-1].reshape(-1)
+
+
+@on_each_device
+@pytest.mark.parametrize("name", ["function", "file", "dynamic", "dynamic_file", "rows", "volatile"])
+def test_shared_memory(cp: Any, name: str) -> None:
+    x = np.arange(5 * 64, dtype=np.int32) * 3
+    out = cp.full(x.shape, -1, np.int32)
+    dynamic = "dynamic" in name or name == "rows"
+    kernel(cp, f"shared_{name}")((5,), (64,), (cp.asarray(x), out), shared_mem=256 if dynamic else 0)
+    np.testing.assert_array_equal(cp.asnumpy(out), reversed_in_blocks(x))
+
+
+@on_each_device
+@pytest.mark.parametrize(
+    ("c_type", "dtype"), [("float", "f4"), ("double", "f8"), ("char", "i1"), ("unsigned long long", "u8")]
+)
+def test_shared_memory_of_a_template_type(cp: Any, c_type: str, dtype: str) -> None:
+    x = (np.arange(3 * 64) % 100).astype(dtype)
+    out = cp.zeros(x.shape, x.dtype)
+    kernel(cp, f"shared_template<{c_type}>")((3,), (64,), (cp.asarray(x), out))
+    np.testing.assert_array_equal(cp.asnumpy(out), reversed_in_blocks(x))
+
+
+@on_each_device
+def test_shared_memory_of_vectors(cp: Any) -> None:
+    x = np.arange(2 * 64 * 4, dtype=np.float32).reshape(-1, 4)
+    out = cp.zeros(x.shape, np.float32)
+    kernel(cp, "shared_template<float4>")((2,), (64,), (cp.asarray(x), out))
+    np.testing.assert_array_equal(cp.asnumpy(out), x.reshape(2, 64, 4)[:, ::-1].reshape(-1, 4))
+
+
+@on_each_device
+@pytest.mark.parametrize(("c_type", "dtype"), [("float", "f4"), ("double", "f8"), ("short", "i2")])
+def test_dynamic_shared_memory_of_a_template_type(cp: Any, c_type: str, dtype: str) -> None:
+    x = np.arange(3 * 64).astype(dtype)
+    out = cp.zeros(x.shape, x.dtype)
+    kernel(cp, f"shared_samples<{c_type}>")((3,), (64,), (cp.asarray(x), out), shared_mem=64 * x.itemsize)
+    np.testing.assert_array_equal(cp.asnumpy(out), reversed_in_blocks(x))
+
+
+@on_each_device
+def test_alignments_of_shared_memory(cp: Any) -> None:
+    out = cp.full(6, -1, np.int32)
+    kernel(cp, "alignments")((3,), (1,), (out,), shared_mem=32)
+    assert not cp.asnumpy(out).any()
+
+
+@on_each_device
+@pytest.mark.parametrize(("height", "width"), [(16, 16), (33, 50), (1, 100)])
+def test_transpose_through_shared_memory(cp: Any, height: int, width: int) -> None:
+    x = np.random.default_rng(0).standard_normal((height, width)).astype(np.float32)
+    out = cp.zeros((width, height), np.float32)
+    grid = (-(-width // 16), -(-height // 16))
+    kernel(cp, "transpose")(grid, (16, 16), (cp.asarray(x), out, np.int32(width), np.int32(height)))
+    np.testing.assert_array_equal(cp.asnumpy(out), x.T)
+
+
+@on_each_device
+@pytest.mark.parametrize("n", [1, 31, 48, 1000, 1024])
+def test_many_barriers(cp: Any, n: int) -> None:
+    x = np.random.default_rng(n).integers(-100, 100, n).astype(np.int32)
+    out = cp.zeros(n, np.int32)
+    kernel(cp, "scan")((1,), (n,), (cp.asarray(x), out))
+    np.testing.assert_array_equal(cp.asnumpy(out), np.cumsum(x))
+
+
+@on_each_device
+def test_variables_of_the_module(cp: Any) -> None:
+    module = cp.RawModule(code=SOURCE, name_expressions=NAMES)
+    values = np.random.default_rng(0).standard_normal(16).astype(np.float32)
+    cp.ndarray((16,), np.float32, module.get_global("weights"))[...] = cp.asarray(values)
+    cp.ndarray((1,), np.int32, module.get_global("counter"))[...] = 40
+    out, counts = cp.zeros(16, np.float32), cp.zeros(1, np.int32)
+    for launches in (1, 2, 3):
+        module.get_function("variables")((1,), (16,), (out, counts))
+        assert int(cp.asnumpy(counts)[0]) == 40 + launches
+    expected = values * np.resize([5, 6, 7, 8], 16).astype(np.float32) + np.resize([0.5, 1.5, 2.5], 16)
+    np.testing.assert_allclose(cp.asnumpy(out), expected, rtol=1e-6, atol=1e-6)
+    assert int(cp.asnumpy(cp.ndarray((1,), np.int32, module.get_global("counter")))[0]) == 43
+
+    again = cp.RawModule(code=SOURCE, name_expressions=NAMES)  # its variables are its own, and start afresh
+    again.get_function("variables")((1,), (16,), (out, counts))
+    assert int(cp.asnumpy(counts)[0]) == 1
+    expected = np.resize([0.5, 1.5, 2.5], 16).astype(np.float32)
+    np.testing.assert_array_equal(cp.asnumpy(out), expected)
+    assert int(cp.asnumpy(cp.ndarray((1,), np.int32, module.get_global("counter")))[0]) == 43
+
+
+@on_each_device
+def test_functions_and_types(cp: Any) -> None:
+    x = np.arange(64, dtype=np.int32)
+    out = cp.zeros(64, np.int32)
+    kernel(cp, "functions")((1,), (64,), (cp.asarray(x), out))
+    fibonacci = [0, 1]
+    while len(fibonacci) < 12:
+        fibonacci.append(fibonacci[-1] + fibonacci[-2])
+    chosen = np.where(x % 2, np.array(fibonacci)[x % 12], -(x % 12))
+    np.testing.assert_array_equal(cp.asnumpy(out), 2 * x + x + x % 8 + chosen + (x + 3) + 6)
+
+
+@on_each_device
+def test_templates(cp: Any) -> None:
+    x = np.arange(300)
+    for name, dtype, scale in (("deep::scaled<float>", np.float32, 3), ("deep::scaled<int, -2>", np.int32, -2)):
+        out = cp.zeros(300, dtype)
+        kernel(cp, name)((3,), (128,), (cp.asarray(x.astype(dtype)), out, np.int32(300)))
+        np.testing.assert_array_equal(cp.asnumpy(out), scale * x)
+    out = cp.zeros(5, np.int32)
+    kernel(cp, "plain_cpp")((1,), (5,), (out,))
+    assert (cp.asnumpy(out) == 7).all()
+
+
+@on_each_device
+def test_scalars_of_every_type(cp: Any) -> None:
+    options = np.array([(3, 0.5, 0.125)], np.dtype([("width", "i4"), ("scale", "f4"), ("offset", "f8")], align=True))
+    vector = np.array([(1, 2, 3, 4)], np.dtype("f4,f4,f4,f4"))
+    pair = np.array([(-1.5, 2.5)], np.dtype("f2,f2"))
+    values = [np.bool_(True), np.int8(-5), np.uint8(250), np.int16(-30000), np.uint16(60000), np.int32(-(2**31))]
+    values += [np.uint32(2**32 - 1), np.int64(-(2**40)), np.uint64(2**63), np.float32(0.1), np.float64(0.1)]
+    half, bfloat = np.float16(-0.333), np.asarray(3.14159, ml_dtypes.bfloat16)[()]
+    # CuPy does not take a scalar of ml_dtypes: its two bytes go as they are.
+    packed = bfloat if cp is cpu else np.asarray(bfloat).view(np.uint16)[()]
+    values += [half, packed, np.uint64(2**53), np.int8(-128), np.uint16(65535), options, vector, pair]
+    out = cp.zeros(23, np.float64)
+    if cp is not cpu:
+        values[-3:] = [value[0] for value in values[-3:]]
+    kernel(cp, "scalars")((1,), (1,), (out, *values))
+    expected = [float(v) for v in values[:11]] + [float(half), float(bfloat), 2.0**53, -128, 65535]
+    expected += [3, 0.5, 0.125, 1, 4, -1.5, 2.5]
+    np.testing.assert_array_equal(cp.asnumpy(out), expected)
+
+
+@on_each_device
+def test_null_pointers_and_no_parameters(cp: Any) -> None:
+    out = cp.zeros(1, np.int32)
+    kernel(cp, "nulls")((1,), (1,), (None, None, out))
+    assert int(cp.asnumpy(out)[0]) == 3
+    kernel(cp, "nulls")((1,), (1,), (cp.zeros(1, np.float32), None, out))
+    assert int(cp.asnumpy(out)[0]) == 2
+    kernel(cp, "no_parameters")((2,), (3,), ())
+
+
+@on_each_device
+def test_views_and_results_of_arithmetic_are_written_in_place(cp: Any) -> None:
+    base = cp.asarray(np.arange(10, dtype=np.int32))
+    kernel(cp, "increment")((1,), (32,), (base[3:], np.int32(4)))
+    np.testing.assert_array_equal(cp.asnumpy(base), [0, 1, 2, 103, 104, 105, 106, 7, 8, 9])
+    computed = base * 2 + 1
+    view = computed[6:]
+    kernel(cp, "increment")((1,), (32,), (view, np.int32(4)))
+    np.testing.assert_array_equal(cp.asnumpy(computed), [1, 3, 5, 207, 209, 211, 313, 115, 117, 119])
+    kernel(cp, "neighbours")((1,), (32,), (computed, computed[5:], np.int32(5)))  # two views of one array
+    np.testing.assert_array_equal(cp.asnumpy(view), [313 + 3, 115 + 5, 117 + 207, 119 + 209])
+    assert type(computed) is type(view) is cp.ndarray
+
+
+@on_each_device
+@pytest.mark.parametrize("threads", [1, 48, 64, 1000])
+def test_barriers_that_vote(cp: Any, threads: int) -> None:
+    x = np.random.default_rng(threads).integers(0, 10, (4, threads)).astype(np.int32)
+    x[0], x[1] = 5, np.arange(threads) % 2
+    out = cp.full((4, 4, threads), -1, np.int32)
+    kernel(cp, "barriers")((4,), (threads,), (cp.asarray(x), out))
+    got = cp.asnumpy(out)
+    np.testing.assert_array_equal(got[0], np.broadcast_to((x > 3).sum(1, keepdims=True), x.shape))
+    np.testing.assert_array_equal(got[1] != 0, np.broadcast_to((x > 0).all(1, keepdims=True), x.shape))
+    np.testing.assert_array_equal(got[2] != 0, np.broadcast_to((x > 8).any(1, keepdims=True), x.shape))
+    np.testing.assert_array_equal(got[3], np.broadcast_to((x != 0).sum(1, keepdims=True), x.shape))
+
+
+@on_each_device
+def test_threads_take_turns(cp: Any) -> None:
+    out = cp.zeros(100, np.int32)
+    kernel(cp, "in_device_function")((1,), (100,), (out,))
+    np.testing.assert_array_equal(cp.asnumpy(out), np.arange(100))
+
+
+@on_each_device
+def test_clocks(cp: Any) -> None:
+    out = cp.zeros(2, np.int64)
+    kernel(cp, "clocks")((1,), (1,), (out,))
+    assert int(out[0]) > 0
+    assert int(out[1]) == 1
+
+
+@on_each_device
+def test_a_waiting_thread_lets_others_run(cp: Any) -> None:
+    flag, out = cp.zeros(1, np.int32), cp.zeros(8, np.int32)
+    kernel(cp, "hand_over")((1,), (256,), (flag, out))
+    np.testing.assert_array_equal(cp.asnumpy(out), np.arange(8)[::-1])
+
+
+@on_each_device
+def test_macros_and_includes(cp: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "with a space"
+    folder.mkdir()
+    (folder / "factor.cuh").write_text("#pragma once\n#define FACTOR 5\n")
+    code = '#include "factor.cuh"\nextern "C" __global__ void k(int *a) { a[0] = FACTOR * N + FLAG; }\n'
+    module = cp.RawModule(code=code, options=(f"-I{folder}", "-DN=3", "-D", "FLAG", "-std=c++14"))
+    out = cp.zeros(1, np.int32)
+    module.get_function("k")((1,), (1,), (out,))
+    assert int(out[0]) == 16
+
+
+def test_an_edited_header_is_compiled_again(tmp_path: Path) -> None:
+    code = '#include "size.cuh"\nextern "C" __global__ void k(int *a) { a[0] = SIZE; }\n'
+    out = cpu.zeros(1, np.int32)
+    for size in (4, 5):
+        (tmp_path / "size.cuh").write_text(f"#define SIZE {size}\n")
+        for options in ((f"-I{tmp_path}",), ("-I", str(tmp_path)), (f"--include-path={tmp_path}",)):
+            cpu.RawModule(code=code, options=options).get_function("k")((1,), (1,), (out,))
+            assert int(out[0]) == size
+
+
+def test_includes_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inc").mkdir()
+    (tmp_path / "near.cuh").write_text('#define NEAR 1\n#include "far.cuh"\n')
+    (tmp_path / "inc" / "far.cuh").write_text("#define FAR 2\n")
+    code = '#include "near.cuh"\nextern "C" __global__ void k(int *a) { a[0] = NEAR + FAR; }\n'
+    out = cpu.zeros(1, np.int32)
+    cpu.RawKernel(code, "k", options=("-Iinc",))((1,), (1,), (out,))
+    assert int(out[0]) == 3
+
+
+def test_the_hosts_headers_may_be_included() -> None:
+    headers = "cmath cstdio ctime cfloat cstdint cassert climits algorithm limits type_traits math.h stdio.h time.h"
+    code = "".join(f"#include <{name}>\n" for name in headers.split()) + (
+        'extern "C" __global__ void k(float *a) {\n'
+        "  assert(a != nullptr);\n"
+        "  a[0] = std::fmax(fmaxf(a[1], 2.0f), std::max(1.0f, 0.5f)) + (clock() == 0 ? 1 : 0) + FLT_EPSILON * 0;\n"
+        '  printf("%g\\n", a[0]);\n}\n'
+    )
+    out = cpu.zeros(2, np.float32)
+    cpu.RawKernel(code, "k")((1,), (1,), (out,))
+    assert float(out[0]) == 2.0
+
+
+def test_what_nobody_wrote_is_nan() -> None:
+    """On the CPU alone: a GPU shows what the kernel before left."""
+    code = (
+        'extern "C" __global__ void k(float *a, float *b) {\n  __shared__ float s[64];\n  extern __shared__ float d[];\n'
+        "  b[0] = s[0], b[1] = s[63], b[2] = d[0], b[3] = d[99];\n  __syncthreads();\n"
+        "  for (int i = 0; i < 64; ++i) s[i] = d[i] = 1;\n}\n"
+    )
+    a, b = cpu.empty((3, 5), np.float32), cpu.zeros(4, np.float32)
+    assert np.isnan(a).all()
+    for _ in range(2):  # the second launch finds nothing of the first
+        cpu.RawKernel(code, "k")((3,), (1,), (a, b), shared_mem=400)
+        assert np.isnan(b).all()
+    assert np.isnan(cpu.empty(7, np.float16)).all() and np.isnan(cpu.empty(7, cpu.bfloat16).astype(np.float32)).all()
+
+
+def test_printf_is_shown_in_the_order_of_blocks(capfd: pytest.CaptureFixture[str]) -> None:
+    code = (
+        'extern "C" __global__ void k(int n) {\n  if (blockIdx.x == 0) for (volatile int i = 0; i < 300000; ++i) {}\n'
+        '  if (threadIdx.x < 2) printf("%d %s %.2f %lld %%\\n", blockIdx.x * 10 + threadIdx.x, "is", n * 0.5, 1ll << 40);'
+        "\n  __syncthreads();\n"
+        '  if (threadIdx.x == 3) printf("[%u]\\n", blockIdx.x);\n}\n'
+    )
+    cpu.RawKernel(code, "k")((50,), (4,), (np.int32(5),))
+    lines = [f"{10 * b + t} is 2.50 {1 << 40} %" if t < 2 else f"[{b}]" for b in range(50) for t in range(3)]
+    assert capfd.readouterr().out.splitlines() == lines
+
+
+def test_long_output_of_a_kernel_is_complete(capfd: pytest.CaptureFixture[str]) -> None:
+    code = 'extern "C" __global__ void k() { for (int i = 0; i < 100; ++i) printf("%0100d\\n", i); }\n'
+    cpu.RawKernel(code, "k")((1,), (64,), ())
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == 6400 and lines == [f"{i % 100:0100d}" for i in range(6400)]

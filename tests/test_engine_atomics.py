@@ -1,0 +1,206 @@
+"""Atomics on the CPU engine, with many blocks on the same addresses, against what any order must give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from backends import compiled, on_each_device
+
+SOURCE = r"""
+#define AT (blockIdx.x * blockDim.x + threadIdx.x)
+
+template <typename T>
+__global__ void add(T *total, const T *in, T *before) { before[AT] = atomicAdd(total, in[AT]); }
+template <typename T>
+__global__ void subtract(T *total, const T *in, T *before) { before[AT] = atomicSub(total, in[AT]); }
+template <typename T>
+__global__ void smallest(T *total, const T *in, T *before) { before[AT] = atomicMin(total, in[AT]); }
+template <typename T>
+__global__ void largest(T *total, const T *in, T *before) { before[AT] = atomicMax(total, in[AT]); }
+template <typename T>
+__global__ void conjunction(T *total, const T *in, T *before) { before[AT] = atomicAnd(total, in[AT]); }
+template <typename T>
+__global__ void disjunction(T *total, const T *in, T *before) { before[AT] = atomicOr(total, in[AT]); }
+template <typename T>
+__global__ void exclusive(T *total, const T *in, T *before) { before[AT] = atomicXor(total, in[AT]); }
+template <typename T>
+__global__ void exchange(T *total, const T *in, T *before) { before[AT] = atomicExch(total, in[AT]); }
+
+extern "C" __global__ void wrap(unsigned *total, unsigned limit, unsigned *before, int down) {
+  before[AT] = down ? atomicDec(total, limit) : atomicInc(total, limit);
+}
+template <typename T>
+__global__ void compare(T *total, T *before) {  // an increment, the hard way
+  T old = *total, assumed;
+  do {
+    assumed = old;
+    old = atomicCAS(total, assumed, assumed + 1);
+  } while (assumed != old);
+  before[AT] = old;
+}
+extern "C" __global__ void float_maximum(float *total, const float *in) {  // as kernels write it, by the bits
+  float value = in[AT];
+  if (value >= 0) atomicMax((int *)total, __float_as_int(value));
+  else atomicMin((unsigned *)total, __float_as_uint(value));
+}
+extern "C" __global__ void histogram(const unsigned char *in, int n, int *bins) {
+  __shared__ int own[256];
+  for (int i = threadIdx.x; i < 256; i += blockDim.x) own[i] = 0;
+  __syncthreads();
+  for (int i = AT; i < n; i += gridDim.x * blockDim.x) atomicAdd_block(&own[in[i]], 1);
+  __syncthreads();
+  for (int i = threadIdx.x; i < 256; i += blockDim.x) atomicAdd(&bins[i], own[i]);
+}
+extern "C" __global__ void guarded(volatile int *value, int *lock) {  // one thread of a block at a time in a lock
+  if (threadIdx.x == 0) {
+    while (atomicCAS(lock, 0, 1) != 0) __nanosleep(10);
+    __threadfence();
+    for (int i = 0; i < 10; ++i) value[i] = value[i] + 1;
+    __threadfence();
+    atomicExch(lock, 0);
+  }
+}
+__device__ unsigned done_blocks;
+extern "C" __global__ void last_block_sums(const int *in, int *partial, int *out) {
+  __shared__ bool last;
+  __shared__ int sum;
+  if (threadIdx.x == 0) sum = 0;
+  __syncthreads();
+  atomicAdd(&sum, in[AT]);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    partial[blockIdx.x] = sum;
+    __threadfence();
+    last = atomicInc(&done_blocks, gridDim.x - 1) == gridDim.x - 1;
+    sum = 0;
+  }
+  __syncthreads();
+  if (last) {
+    for (int i = threadIdx.x; i < gridDim.x; i += blockDim.x) atomicAdd(&sum, ((volatile int *)partial)[i]);
+    __syncthreads();
+    if (threadIdx.x == 0) out[0] = sum;
+  }
+}
+"""
+TYPES = {"int": "i4", "unsigned": "u4", "unsigned long long": "u8", "float": "f4", "double": "f8", "long long": "i8"}
+WORDS = ("int", "unsigned", "unsigned long long")
+OPERATIONS = {
+    "add": (*WORDS, "float", "double"),
+    "subtract": ("int", "unsigned"),
+    **dict.fromkeys(("smallest", "largest"), (*WORDS, "long long")),
+    **dict.fromkeys(("conjunction", "disjunction", "exclusive"), WORDS),
+    "exchange": (*WORDS, "float"),
+    "compare": WORDS,
+}
+NAMES = tuple(f"{operation}<{c_type}>" for operation, types in OPERATIONS.items() for c_type in types)
+GRID, BLOCK = 37, 96
+N = GRID * BLOCK
+CASES = [(operation, c_type) for operation, types in OPERATIONS.items() if operation != "compare" for c_type in types]
+
+
+def kernel(cp: Any, name: str) -> Any:
+    """A kernel of SOURCE."""
+    return compiled(cp, SOURCE, NAMES).get_function(name)
+
+
+def scalar(a: Any, cp: Any) -> Any:
+    return cp.asnumpy(a).reshape(-1)[0]
+
+
+@on_each_device
+@pytest.mark.parametrize(("operation", "c_type"), CASES)
+def test_every_operation_of_every_type(cp: Any, operation: str, c_type: str) -> None:
+    rng, dtype = np.random.default_rng(len(operation)), np.dtype(TYPES[c_type])
+    x = rng.integers(-(2**20) if dtype.kind in "if" else 0, 2**20, N).astype(dtype)
+    start = 12345
+    if operation in ("conjunction", "disjunction", "exclusive"):
+        ones = ~np.array(0, dtype)
+        x = (ones ^ (1 << rng.integers(0, 8 * dtype.itemsize - 1, N).astype(dtype))) if operation == "conjunction" else x
+        x[:] = x | 1 if operation == "conjunction" else x
+        start = int(ones) if operation == "conjunction" else 0
+    if operation == "add" and dtype.kind == "f":
+        x %= 16  # so that a float's sum is exact in any order
+    total, before = cp.full(1, start, dtype), cp.zeros(N, dtype)
+    kernel(cp, f"{operation}<{c_type}>")((GRID,), (BLOCK,), (total, cp.asarray(x), before))
+    got, befores = scalar(total, cp), cp.asnumpy(before)
+    first = np.array([start], dtype)
+    with np.errstate(over="ignore"):
+        expected = {
+            "add": lambda: np.add.reduce(np.concatenate([first, x]), dtype=dtype),
+            "subtract": lambda: np.subtract(first[0], np.add.reduce(x, dtype=dtype), dtype=dtype),
+            "smallest": lambda: min(first[0], x.min()),
+            "largest": lambda: max(first[0], x.max()),
+            "conjunction": lambda: np.bitwise_and.reduce(np.concatenate([first, x])),
+            "disjunction": lambda: np.bitwise_or.reduce(x),
+            "exclusive": lambda: np.bitwise_xor.reduce(x),
+            "exchange": lambda: got,
+        }[operation]()
+    assert got == expected
+    if operation == "exchange":  # what went in came out, but for the last
+        np.testing.assert_array_equal(np.sort(np.append(befores, got)), np.sort(np.append(x, first)))
+    if operation in ("add", "subtract"):  # each saw another state: before + in is the next one's before
+        with np.errstate(over="ignore"):
+            after = befores + x if operation == "add" else befores - x
+        np.testing.assert_array_equal(np.sort(np.append(after, first)), np.sort(np.append(befores, got)))
+    assert (befores == first[0]).any()
+
+
+@on_each_device
+@pytest.mark.parametrize("down", [False, True])
+def test_counters_that_wrap(cp: Any, down: bool) -> None:
+    limit = 99
+    total, before = cp.full(1, 40, np.uint32), cp.zeros(N, np.uint32)
+    args = (total, np.uint32(limit), before, np.int32(down))
+    kernel(cp, "wrap")((GRID,), (BLOCK,), args)
+    expected = (40 + (-1 if down else 1) * np.arange(N + 1)) % (limit + 1)
+    assert scalar(total, cp) == expected[-1]
+    np.testing.assert_array_equal(np.sort(cp.asnumpy(before)), np.sort(expected[:-1]))
+    for start, after in ((1000, limit if down else 0), (0, limit if down else 1)):  # beyond the limit, and zero
+        total[...] = start
+        kernel(cp, "wrap")((1,), (1,), args)
+        assert scalar(total, cp) == after
+
+
+@on_each_device
+@pytest.mark.parametrize("c_type", OPERATIONS["compare"])
+def test_compare_and_swap(cp: Any, c_type: str) -> None:
+    total, before = cp.zeros(1, TYPES[c_type]), cp.zeros(N, TYPES[c_type])
+    kernel(cp, f"compare<{c_type}>")((GRID,), (BLOCK,), (total, before))
+    assert scalar(total, cp) == N
+    np.testing.assert_array_equal(np.sort(cp.asnumpy(before)), np.arange(N))
+
+
+@on_each_device
+@pytest.mark.parametrize("shift", [-10, 0, 10])
+def test_maximum_of_floats_by_their_bits(cp: Any, shift: int) -> None:
+    x = (np.random.default_rng(0).standard_normal(N) + shift).astype(np.float32)
+    total = cp.full(1, -np.inf, np.float32)
+    kernel(cp, "float_maximum")((GRID,), (BLOCK,), (total, cp.asarray(x)))
+    assert scalar(total, cp) == x.max()
+
+
+@on_each_device
+def test_histogram_in_shared_memory(cp: Any) -> None:
+    x = np.random.default_rng(0).integers(0, 256, 50_000).astype(np.uint8)
+    bins = cp.zeros(256, np.int32)
+    kernel(cp, "histogram")((9,), (100,), (cp.asarray(x), np.int32(x.size), bins))
+    np.testing.assert_array_equal(cp.asnumpy(bins), np.bincount(x, minlength=256))
+
+
+@on_each_device
+def test_a_lock_between_blocks(cp: Any) -> None:
+    value, lock = cp.zeros(10, np.int32), cp.zeros(1, np.int32)
+    kernel(cp, "guarded")((200,), (33,), (value, lock))
+    assert (cp.asnumpy(value) == 200).all() and scalar(lock, cp) == 0
+
+
+@on_each_device
+def test_the_last_block_sees_what_the_others_wrote(cp: Any) -> None:
+    x = np.random.default_rng(0).integers(-99, 99, N).astype(np.int32)
+    partial, out = cp.zeros(GRID, np.int32), cp.zeros(1, np.int32)
+    for _ in range(20):
+        out[...] = 0
+        kernel(cp, "last_block_sums")((GRID,), (BLOCK,), (cp.asarray(x), partial, out))
+        assert scalar(out, cp) == x.sum()

@@ -1,0 +1,573 @@
+"""What goes wrong in a kernel on the CPU engine is a Python exception that names thread, line and array element."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import cpu
+from helpers.cpu import CompileError, LaunchError
+
+SOURCE = r"""
+extern "C" __global__ void write_wild(float *a, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i == 70) a[i * n] = 1;  // write_wild
+}
+extern "C" __global__ void read_wild(const float *a, float *b, int at) {
+  if (threadIdx.y == 1 && threadIdx.x == 2)
+    b[0] = a[at];  // read_wild
+}
+__device__ float load(const float *p) {
+  return *p;  // load
+}
+extern "C" __global__ void through_function(const float *a, float *b, int at) {
+  b[0] = load(a + at);
+}
+extern "C" __global__ void through_intrinsic(const float *a, float *b, int at) {
+  if (b) b[1] = 0;
+  b[0] = __ldg(&a[at]);  // through_intrinsic
+}
+extern "C" __global__ void through_atomic(int *a, int at) {
+  a[0] = 1;
+  atomicAdd(&a[at], 1);  // through_atomic
+}
+extern "C" __global__ void through_library(unsigned char *a, int n) {
+  a[0] = 3;
+  memset(a, 7, n);  // through_library
+}
+extern "C" __global__ void through_printf(int n) {
+  printf("%s\n", (const char *)(size_t)n);  // through_printf
+}
+extern "C" __global__ void misaligned(float *a, int at) {
+  *(float4 *)(a + at) = make_float4(1, 2, 3, 4);  // misaligned
+}
+extern "C" __global__ void past_static(float *out, int at) {
+  __shared__ float tile[64];
+  tile[threadIdx.x] = 1;
+  __syncthreads();
+  tile[at + threadIdx.x] = 2;  // past_static
+  __syncthreads();
+  out[threadIdx.x] = tile[threadIdx.x];
+}
+extern "C" __global__ void past_dynamic(float *out, int at) {
+  extern __shared__ float tile[];
+  tile[threadIdx.x] = 1;
+  __syncthreads();
+  out[threadIdx.x] = tile[at];  // past_dynamic
+}
+__device__ __noinline__ int deep(int n, volatile int *out) {
+  volatile int local[64];
+  for (int i = 0; i < 64; ++i) local[i] = n + out[0];
+  return n ? deep(n - 1, out) + local[n % 64] : 0;  // deep
+}
+extern "C" __global__ void overflow(int *out, int n) { out[0] = deep(n, out); }
+extern "C" __global__ void large_local(int *out, int n) {
+  volatile int local[200000];  // 800 KB
+  for (int i = 0; i < n; ++i) local[i] = i;
+  out[0] = local[n / 2];
+}
+extern "C" __global__ void divide(int *a, int b) {
+  a[0] = a[1] / b;  // divide
+}
+extern "C" __global__ void some_leave(float *a, int n) {
+  if (threadIdx.x >= n) return;
+  a[threadIdx.x] = 1;
+  __syncthreads();  // some_leave
+}
+extern "C" __global__ void two_barriers(float *a) {
+  if (threadIdx.x < 40) {
+    a[0] = 1;
+    __syncthreads();  // first barrier
+  } else {
+    a[1] = 1;
+    __syncthreads();  // second barrier
+  }
+}
+extern "C" __global__ void one_sided(int *a) {
+  if (threadIdx.x < 16) a[threadIdx.x] = __shfl_sync(0xffffffff, a[threadIdx.x], 3);  // one_sided
+  else __syncthreads();
+}
+extern "C" __global__ void not_named(int *a) {
+  a[threadIdx.x] = __shfl_sync(0x0000ffff, a[threadIdx.x], 3);  // not_named
+}
+extern "C" __global__ void different(int *a) {
+  if (threadIdx.x % 2) {
+    a[0] = __shfl_sync(0xffffffff, a[0], 3);  // different shuffle
+  } else {
+    a[1] = __ballot_sync(0xffffffff, a[1]);  // different ballot
+  }
+}
+extern "C" __global__ void other_mask(int *a) {
+  a[0] = __any_sync(threadIdx.x < 8 ? 0xff : 0xffffffff, 1);  // other_mask
+}
+extern "C" __global__ void asserting(const int *a, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  assert(i < n && a[i] >= 0);  // asserting
+}
+extern "C" __global__ void trapping(int n) {
+  if (blockIdx.x == n) __trap();  // trapping
+}
+extern "C" __global__ void each_block_fails(float *a, int first) {
+  if (blockIdx.x >= first && threadIdx.x == 5) a[-1 - (int)blockIdx.x] = 0;
+}
+extern "C" __global__ void good(float *a) { a[threadIdx.x] = threadIdx.x; }
+extern "C" __global__ void prints_then_fails(int *a) {
+  printf("before\n");
+  assert(a == nullptr);
+}
+"""
+
+
+def line_of(marker: str) -> int:
+    """The line of SOURCE that ends with `// marker`."""
+    return next(n for n, text in enumerate(SOURCE.splitlines(), 1) if text.endswith(f"// {marker}"))
+
+
+@functools.cache
+def module() -> Any:
+    return cpu.RawModule(code=SOURCE)
+
+
+def launch(name: str, grid: Any, block: Any, args: tuple[Any, ...], **how: Any) -> None:
+    module().get_function(name)(grid, block, args, **how)
+
+
+def failure(name: str, grid: Any, block: Any, args: tuple[Any, ...], **how: Any) -> str:
+    """The message of a launch that fails, after which the engine still works."""
+    with pytest.raises(LaunchError) as caught:
+        launch(name, grid, block, args, **how)
+    a = cpu.empty(32, np.float32)
+    launch("good", (1,), (32,), (a,))
+    np.testing.assert_array_equal(a, np.arange(32))
+    return str(caught.value)
+
+
+def assert_says(message: str, *parts: str, marker: str = "") -> None:
+    for part in parts:
+        assert part in message, f"{part!r} is not in: {message}"
+    if marker:
+        line = line_of(marker)
+        assert f"kernel.cu:{line}" in message, message
+        assert message.endswith(f"\n{line:>6} | {SOURCE.splitlines()[line - 1]}"), message
+
+
+f32, i32 = np.float32, np.int32
+# Which access it was is told by x86 processors alone.
+WRITE, READ = ("write to", "read of") if platform.machine() in ("x86_64", "AMD64") else ("access to", "access to")
+
+
+def test_a_wild_write() -> None:
+    a = cpu.zeros(100, f32)
+    message = failure("write_wild", (3,), (32,), (a, i32(10)))
+    assert_says(message, f"illegal {WRITE} a[700], which has 100 elements", marker="write_wild")
+    assert_says(message, "[write_wild, block (2,0,0), thread (6,0,0); SIG")
+
+
+def test_a_wild_read_in_two_dimensions() -> None:
+    a, b = cpu.zeros((8, 4), f32), cpu.zeros(1, f32)
+    message = failure("read_wild", (2, 2), (4, 2), (a, b, i32(-4)))
+    assert_says(message, f"illegal {READ} a[-4], which has 32 elements", marker="read_wild")
+    assert_says(message, "block (0,0,0), thread (2,1,0)")
+
+
+@pytest.mark.parametrize("size", [64, 128, 1024, 4096, 64 * 1000])
+def test_just_past_the_end(size: int) -> None:
+    """Arrays of a multiple of 256 bytes end where a guard begins; others have up to 255 bytes of slack."""
+    a, b = cpu.ones(size, f32), cpu.zeros(2, f32)
+    launch("read_wild", (1,), (4, 2), (a, b, i32(size - 1)))
+    message = failure("read_wild", (1,), (4, 2), (a, b, i32(size)))
+    assert_says(message, f"a[{size}], which has {size:,} elements", marker="read_wild")
+
+
+@pytest.mark.parametrize(("at", "what"), [(10**6, "far from every array"), (10**9, "far from every array")])
+def test_far_away(at: int, what: str) -> None:
+    message = failure("read_wild", (1,), (4, 2), (cpu.zeros(8, f32), cpu.zeros(1, f32), i32(at)))
+    assert_says(message, "illegal", "address 0x", what, marker="read_wild")
+
+
+def test_null_pointers() -> None:
+    b = cpu.zeros(1, f32)
+    assert_says(failure("read_wild", (1,), (4, 2), (None, b, i32(0))), "a null pointer", marker="read_wild")
+    message = failure("read_wild", (1,), (4, 2), (None, b, i32(25)))
+    assert_says(message, "address 100: a null pointer and an index", marker="read_wild")
+
+
+def test_the_line_of_an_inlined_function_and_of_an_intrinsic() -> None:
+    a, b = cpu.zeros(64, f32), cpu.zeros(2, f32)
+    assert_says(failure("through_function", (1,), (1,), (a, b, i32(64))), "a[64]", marker="load")
+    assert_says(failure("through_intrinsic", (1,), (1,), (a, b, i32(64))), "a[64]", marker="through_intrinsic")
+    a = cpu.zeros(64, i32)
+    assert_says(failure("through_atomic", (1,), (1,), (a, i32(64))), "a[64]", marker="through_atomic")
+
+
+def test_the_line_of_a_call_into_a_library() -> None:
+    message = failure("through_library", (1,), (1,), (cpu.zeros(4096, np.uint8), i32(8192)))
+    assert_says(message, "a[4096], which has 4,096 elements", marker="through_library")
+    assert_says(failure("through_printf", (1,), (1,), (i32(8),)), "address 8: a null pointer", marker="through_printf")
+
+
+def test_array_computed_by_numpy_is_guarded_too() -> None:
+    a, b = cpu.ones(64, f32) * 2, cpu.zeros(1, f32)
+    assert_says(failure("read_wild", (1,), (4, 2), (a, b, i32(64))), "a[64], which has 64 elements", marker="read_wild")
+    view = a[16:32]
+    launch("read_wild", (1,), (4, 2), (view, b, i32(47)))
+    assert b[0] == 2
+    assert_says(failure("read_wild", (1,), (4, 2), (view, b, i32(48))), "a[48], which has 16 elements")
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors read any address")
+def test_a_misaligned_vector() -> None:
+    a = cpu.zeros(64, f32)
+    launch("misaligned", (1,), (1,), (a, i32(4)))
+    assert_says(failure("misaligned", (1,), (1,), (a, i32(1))), "misaligned address", "float4", marker="misaligned")
+
+
+@pytest.mark.skipif(not cpu.compiler.sys.platform.startswith("linux"), reason="static arrays are guarded on Linux alone")
+def test_past_the_end_of_static_shared_memory() -> None:
+    out = cpu.zeros(32, f32)
+    launch("past_static", (1,), (32,), (out, i32(32)))
+    message = failure("past_static", (1,), (32,), (out, i32(33)))
+    assert_says(message, "__shared__ tile of 256 bytes, 0 bytes past its end", "thread (31,0,0)", marker="past_static")
+    assert_says(failure("past_static", (2,), (32,), (out, i32(100_000))), "bytes past its end", marker="past_static")
+
+
+def test_past_the_end_of_dynamic_shared_memory() -> None:
+    out = cpu.zeros(32, f32)
+    launch("past_dynamic", (1,), (32,), (out, i32(31)), shared_mem=128)
+    message = failure("past_dynamic", (1,), (32,), (out, i32(33)), shared_mem=128)
+    assert_says(message, "dynamic shared memory of 128 bytes, 4 bytes past its end", marker="past_dynamic")
+    launch("past_dynamic", (1,), (1,), (out, i32(0)), shared_mem=8)
+    assert out[0] == 1
+
+
+def test_stack_overflow() -> None:
+    out = cpu.zeros(1, i32)
+    launch("overflow", (2,), (64,), (out, i32(100)))
+    message = failure("overflow", (2,), (64,), (out, i32(100_000)))
+    assert_says(message, "local arrays do not fit the engine's stack of 256 KB", "[overflow, block (0,0,0)")
+    assert_says(failure("large_local", (1,), (2,), (out, i32(5))), "do not fit the engine's stack of 256 KB")
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors do not stop for it")
+def test_integer_division() -> None:
+    a = cpu.asarray(np.array([0, -(2**31)], i32))
+    launch("divide", (1,), (1,), (a, i32(2)))
+    assert a[0] == -(2**30)
+    for by in (0, -1):
+        message = failure("divide", (1,), (1,), (a, i32(by)))
+        assert_says(message, "integer division by zero", "a GPU does not stop for it", "SIGFPE", marker="divide")
+
+
+def test_threads_that_leave_before_a_barrier() -> None:
+    a = cpu.zeros(64, f32)
+    launch("some_leave", (2,), (64,), (a, i32(64)))
+    message = failure("some_leave", (2,), (64,), (a, i32(50)))
+    assert_says(message, "barrier divergence: 50 of 64 threads wait in __syncthreads()", "14 have left", marker="some_leave")
+    assert_says(message, "the first is thread (50,0,0)", "guard the work, not the barrier")
+
+
+def test_two_different_barriers() -> None:
+    message = failure("two_barriers", (1,), (64,), (cpu.zeros(2, f32),))
+    first, second = line_of("first barrier"), line_of("second barrier")
+    assert_says(message, "barrier divergence", f"waits in __syncthreads() at kernel.cu:{first}", f"kernel.cu:{second}")
+
+
+def test_a_warp_that_waits_for_lanes_that_never_come() -> None:
+    message = failure("one_sided", (1,), (32,), (cpu.zeros(32, i32),))
+    assert_says(message, "deadlock in warp 0", "in __shfl_sync with mask 0xffffffff", "lanes 0xffff0000", marker="one_sided")
+    message = failure("other_mask", (1,), (64,), (cpu.zeros(32, i32),))
+    assert_says(message, "deadlock in warp 0", "mask 0xffffffff, and lanes 0x000000ff of that mask", marker="other_mask")
+
+
+def test_lanes_in_different_operations() -> None:
+    message = failure("different", (1,), (32,), (cpu.zeros(2, i32),))
+    shuffle, ballot = line_of("different shuffle"), line_of("different ballot")
+    assert_says(message, "the lanes of a warp meet in different operations")
+    assert_says(message, f"in __ballot_sync at kernel.cu:{ballot}", f"in __shfl_sync at kernel.cu:{shuffle}")
+
+
+def test_a_mask_without_the_own_lane() -> None:
+    message = failure("not_named", (1,), (32,), (cpu.zeros(32, i32),))
+    assert_says(message, "lane 16 calls __shfl_sync with mask 0x0000ffff, which does not name the lane itself")
+    assert_says(message, "thread (16,0,0)", marker="not_named")
+
+
+def test_assertions_and_traps() -> None:
+    a = cpu.zeros(100, i32)
+    launch("asserting", (3,), (32,), (a, i32(96)))
+    a[40] = -1
+    message = failure("asserting", (3,), (32,), (a, i32(96)))
+    assert_says(message, "assertion failed: i < n && a[i] >= 0", "block (1,0,0), thread (8,0,0)", marker="asserting")
+    assert_says(failure("trapping", (9,), (3,), (i32(4),)), "__trap()", "block (4,0,0)", marker="trapping")
+
+
+def test_assertions_can_be_switched_off() -> None:
+    code = '#include <assert.h>\nextern "C" __global__ void k(int *a) { assert(a[0] == 1); a[1] = 5; }\n'
+    a = cpu.zeros(2, i32)
+    cpu.RawKernel(code, "k", options=("-DNDEBUG",))((1,), (1,), (a,))
+    assert a[1] == 5
+
+
+def test_the_first_failing_block_is_told() -> None:
+    a = cpu.zeros(64, f32)
+    for first in (0, 3, 17):
+        messages = {failure("each_block_fails", (40,), (32,), (a, i32(first))) for _ in range(8)}
+        assert len(messages) == 1
+        assert_says(messages.pop(), f"a[{-1 - first}]", f"block ({first},0,0), thread (5,0,0)")
+
+
+def test_what_was_printed_before_the_failure_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    failure("prints_then_fails", (1,), (1,), (cpu.zeros(1, i32),))
+    assert capfd.readouterr().out == "before\n"
+
+
+def test_three_hundred_failing_launches() -> None:
+    a, b = cpu.zeros(64, f32), cpu.zeros(64, i32)
+    cases = [
+        ("write_wild", (a, i32(1 << 20)), 96),
+        ("some_leave", (a, i32(3)), 64),
+        ("overflow", (b, i32(100_000)), 64),
+        ("one_sided", (b,), 32),
+        ("asserting", (b, i32(0)), 1024),
+        ("different", (b,), 64),
+    ]
+    for turn in range(300):
+        name, args, threads = cases[turn % len(cases)]
+        with pytest.raises(LaunchError):
+            launch(name, (4,), (threads,), args)
+    launch("good", (1,), (64,), (a,))
+    np.testing.assert_array_equal(a, np.arange(64))
+
+
+# ---------------------------------------------------------------- what the compiler says
+
+
+def compile_error(code: str, **how: Any) -> str:
+    with pytest.raises(CompileError) as caught:
+        cpu.RawModule(code=code, **how).compile()
+    return str(caught.value)
+
+
+def test_a_compile_error_shows_the_line() -> None:
+    code = 'extern "C" __global__ void k(float *a) {\n  float b = 1;\n\ta[0] = b + undeclared;\n}\n'
+    lines = compile_error(code).splitlines()
+    assert re.match(r"kernel\.cu:3: error: .*undeclared", lines[0])
+    assert lines[1] == "     3 |     a[0] = b + undeclared;"
+    assert "^" in lines[2]
+
+
+def test_a_compile_error_follows_line_directives() -> None:
+    code = '#line 1 "mine.cu"\n\nextern "C" __global__ void k(float *a) {\n#line 70 "other.cuh"\n  a[0] = 1\n}\n'
+    message = compile_error(code)
+    assert re.search(r"other\.cuh:7[01]: error: ", message), message
+    assert "| }" in message or "a[0] = 1" in message
+
+
+def test_an_error_in_a_template_names_its_line() -> None:
+    code = "template <typename T>\n__global__ void k(T *a) {\n  a[0].field = 1;\n}\n"
+    message = compile_error(code, name_expressions=("k<float>",))
+    assert "kernel.cu:3: error: " in message and "a[0].field = 1;" in message
+
+
+def test_a_missing_header_and_an_error_in_a_users_header(tmp_path: Any) -> None:
+    assert "kernel.cu:1: " in compile_error('#include "nowhere.cuh"\n')
+    (tmp_path / "broken.cuh").write_text("int f() {\n  return nothing;\n}\n")
+    message = compile_error('#include "broken.cuh"\n', options=(f"-I{tmp_path}",))
+    assert re.search(r"broken\.cuh:2: error: .*nothing", message), message
+
+
+def test_inline_ptx_is_refused() -> None:
+    code = 'extern "C" __global__ void k(int *a) {\n  asm volatile("mov.u32 %0, %laneid;" : "=r"(a[0]));\n}\n'
+    message = compile_error(code)
+    assert message.startswith("line 2: `asm volatile") and "inline PTX" in message and "GPU only" in message
+    cpu.RawModule(code='// asm("x")\nextern "C" __global__ void k() { /* asm("x") */ }\n').compile()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("-Dn=1", "--frobnicate"), "unrecognized option '--frobnicate'; the CPU engine takes -D, -I, -U and -std"),
+        (("-D",), "the option -D stands last and has no value"),
+        (("-lcublas",), "unrecognized option '-lcublas'"),
+    ],
+)
+def test_wrong_options(options: tuple[str, ...], says: str) -> None:
+    assert says in compile_error('extern "C" __global__ void k() {}\n', options=options)
+
+
+def test_options_as_one_string() -> None:
+    with pytest.raises(TypeError, match=r"options is a tuple of strings, not one string: options=\('-DN=1',\)"):
+        cpu.RawModule(code="", options="-DN=1").compile()
+
+
+def test_options_for_a_gpu_have_no_effect() -> None:
+    options = ("--use_fast_math", "-lineinfo", "--gpu-architecture=sm_90", "--maxrregcount=64", "-G", "--std=c++20")
+    cpu.RawModule(code='extern "C" __global__ void k() {}\n', options=options).compile()
+
+
+def test_unknown_kernels() -> None:
+    with pytest.raises(LaunchError, match=r"the source has no kernel 'bad'; it has write_wild, read_wild"):
+        module().get_function("bad")
+    with pytest.raises(LaunchError, match=r"no kernel 'k'; it has no __global__ function"):
+        cpu.RawModule(code="__device__ int f() { return 1; }\n").get_function("k")
+    code = "template <typename T> __global__ void k(T *a) {}\n"
+    with pytest.raises(LaunchError, match=r"k is a template: name an instance in name_expressions, such as 'k<float>'"):
+        cpu.RawModule(code=code, name_expressions=("k<int>",)).get_function("k")
+    with pytest.raises(LaunchError, match="the preprocessor leaves it out, or a namespace holds it"):
+        cpu.RawModule(code="namespace a { __global__ void k() {} }\n").get_function("k")
+    message = compile_error(code, name_expressions=("k<int>", "q<int>"))
+    assert re.match(r"name expression q<int>: .*q", message) and len(message.splitlines()) == 1
+
+
+@pytest.mark.skipif(not cpu.compiler.sys.platform.startswith("linux"), reason="symbols are read from ELF")
+def test_a_kernel_without_extern_c() -> None:
+    """As on a GPU, where only its mangled name is known."""
+    code = "__global__ void k(int *a) { a[0] = 5; }\n"
+    with pytest.raises(LaunchError, match=r"k is not declared extern \"C\".*'_Z1kPi' only.*name_expressions=\('k',\)"):
+        cpu.RawModule(code=code).get_function("k")
+    a = cpu.zeros(1, i32)
+    cpu.RawModule(code=code, name_expressions=("k",)).get_function("k")((1,), (1,), (a,))
+    assert a[0] == 5
+
+
+def test_unknown_variables() -> None:
+    loaded = cpu.RawModule(code="__constant__ float c[4]; static __device__ int s; __global__ void k() { s = 1; }\n")
+    assert loaded.get_global("c").nbytes == 16
+    for name in ("s", "nothing", "k"):
+        with pytest.raises(LaunchError, match=f"no variable '{name}' that is neither static nor const"):
+            loaded.get_global(name)
+
+
+def test_a_function_without_a_body() -> None:
+    code = 'extern "C" __device__ int helper(int);\nextern "C" __global__ void k(int *a) { a[0] = helper(1); }\n'
+    assert compile_error(code) == "helper is declared, but nowhere defined"
+
+
+@pytest.mark.skipif(not cpu.compiler.sys.platform.startswith("linux"), reason="sizes are read from ELF")
+def test_too_much_static_shared_memory() -> None:
+    code = "extern \"C\" __global__ void k(float *a) {{ __shared__ float s[{n}]; s[threadIdx.x] = a[0]; __syncthreads(); a[0] = s[5]; }}\n"
+    assert cpu.RawKernel(code.format(n=12288), "k").shared_size_bytes == 49152
+    with pytest.raises(CompileError, match=r"k declares 49,156 bytes of static __shared__ memory; .* 49,152 \(0xc000\)"):
+        cpu.RawModule(code=code.format(n=12289)).get_function("k")
+
+
+def test_too_much_dynamic_shared_memory() -> None:
+    kernel = module().get_function("past_dynamic")
+    out = cpu.zeros(4, f32)
+    with pytest.raises(LaunchError, match=r"shared_mem = 60,000 bytes.* max_dynamic_shared_size_bytes = 60000 before"):
+        kernel((1,), (4,), (out, i32(0)), shared_mem=60_000)
+    kernel.max_dynamic_shared_size_bytes = 60_000
+    kernel((1,), (4,), (out, i32(3)), shared_mem=60_000)
+    assert (out == 1).all()
+    kernel.max_dynamic_shared_size_bytes = 227 * 1024
+    kernel((1,), (4,), (out, i32(3)), shared_mem=227 * 1024)
+    for size in (227 * 1024 + 1, -1):
+        with pytest.raises(LaunchError, match="is refused: at most 232,448 bytes"):
+            kernel.max_dynamic_shared_size_bytes = size
+    with pytest.raises(LaunchError, match="shared_mem = -4"):
+        kernel((1,), (4,), (out, i32(0)), shared_mem=-4)
+
+
+# ---------------------------------------------------------------- launches that are refused
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "error", "says"),
+    [
+        ((1,), (1025,), LaunchError, r"a block of \(1025, 1, 1\) has 1,025 threads; a GPU takes 1,024 at most"),
+        ((1,), (32, 33), LaunchError, "1,056 threads"),
+        ((1,), (1, 1, 65), LaunchError, r"block\.z = 65: a GPU takes 1 to 64"),
+        ((0,), (1,), LaunchError, r"grid\.x = 0: a GPU takes 1 to 2,147,483,647"),
+        ((1, 65536), (1,), LaunchError, r"grid\.y = 65,536: a GPU takes 1 to 65,535"),
+        ((2**31,), (1,), LaunchError, r"grid\.x = 2,147,483,648"),
+        ((1,), (0,), LaunchError, r"block\.x = 0"),
+        ((1,), (-3,), LaunchError, r"block\.x = -3"),
+        (1, (1,), TypeError, r"grid is a tuple of one to three sizes: \(1,\)"),
+        ((1,), 32, TypeError, r"block is a tuple of one to three sizes: \(32,\)"),
+        ((1, 1, 1, 1), (1,), TypeError, "grid is a tuple of one to three sizes"),
+        ((), (1,), TypeError, "grid is a tuple of one to three sizes"),
+        ((1.5,), (1,), TypeError, "grid holds whole numbers; got 1.5 of type float"),
+        ((1,), (True,), TypeError, "block holds whole numbers; got True"),
+    ],
+)
+def test_wrong_grids_and_blocks(grid: Any, block: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        launch("good", grid, block, (cpu.zeros(1, f32),))
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "says"),
+    [
+        ((), TypeError, "read_wild takes 3 arguments, got 0: missing const float32"),
+        ((None, None), TypeError, r"got 2: missing int32 at\. .*The signature is read_wild\(const float32\* a, float32\* b"),
+        ((None, None, i32(0), 1), TypeError, "takes 3 arguments, got 4"),
+        ([None, None, 0.5], TypeError, r"argument 2 \(int32 at\) of read_wild got a Python float.*cp.int32\(0.5\)"),
+        ((None, None, f32(1)), TypeError, r"argument 2 \(int32 at\) of read_wild got a float32"),
+        ((None, None, np.int64(1)), TypeError, "got a int64"),
+        ((None, None, True), TypeError, "got a bool"),
+        ((None, None, 2**31), TypeError, "2147483648 does not fit int32"),
+        ((None, None, "1"), TypeError, r"is a scalar: give it cp.int32\(...\); got str '1'"),
+        ((None, None, None), TypeError, "is a scalar"),
+        ((np.zeros(3, f32), None, 0), TypeError, r"argument 0 \(const float32\* a\).* is a NumPy array.*cp.asarray"),
+        ((5, None, 0), TypeError, "must be a device array; got int 5"),
+        ((None, cpu.zeros(3), 0), TypeError, r"dtype is float64, the kernel reads float32; .*astype\(cp.float32\)"),
+        (7, TypeError, "args is a tuple with one value for each parameter of read_wild"),
+    ],
+)
+def test_wrong_arguments(args: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        launch("read_wild", (1,), (1,), args)
+
+
+def test_right_arguments() -> None:
+    a, b = cpu.ones(4, f32), cpu.zeros(1, f32)
+    for at in (3, i32(3), np.asarray(3, i32)):
+        b[...] = 0
+        launch("read_wild", [1], [4, 2], [a, b, at])
+        assert b[0] == 1
+
+
+def test_wrong_structs() -> None:
+    code = 'struct S { int a; float b; };\nextern "C" __global__ void k(S s, float4 v, int *out) { out[0] = s.a + (int)v.w; }\n'
+    kernel, out = cpu.RawKernel(code, "k"), cpu.zeros(1, i32)
+    s, v = np.array((3, 0.5), "i4,f4"), np.array([1, 2, 3, 4], f32)
+    kernel((1,), (1,), (s, v, out))
+    assert out[0] == 7
+    with pytest.raises(TypeError, match="parameter 's' of k is a struct of 8 bytes; got int32 of 4"):
+        kernel((1,), (1,), (i32(1), v, out))
+    with pytest.raises(TypeError, match="parameter 'v' of k is a struct of 16 bytes; got float32 of 4"):
+        kernel((1,), (1,), (s, f32(1), out))
+
+
+# ---------------------------------------------------------------- the engine's face
+
+
+def test_what_the_engine_is_not() -> None:
+    for name in ("matmul", "random", "linalg", "sum"):
+        with pytest.raises(AttributeError, match=rf"the CPU engine has no '{name}': it is not CuPy .*cp.asnumpy"):
+            getattr(cpu, name)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: cpu.RawModule(), TypeError, "exactly one of code and path"),
+        (lambda: cpu.RawModule(code="", path="x.cubin"), TypeError, "exactly one of code and path"),
+        (lambda: cpu.RawModule(path="x.cubin"), TypeError, "only a GPU runs; give the source as code="),
+        (lambda: cpu.RawModule(code=b"x"), TypeError, "code is the source text, a str; got bytes"),
+        (lambda: cpu.RawModule(code="", enable_cooperative_groups=True), ValueError, "grid-wide synchronisation"),
+        (lambda: cpu.empty((-1, 2)), ValueError, "negative dimensions"),
+        (lambda: cpu.empty((1 << 60,), f32), MemoryError, "out of memory: no 4611686018427387904 bytes"),
+        (lambda: cpu.empty((1 << 44,), f32), MemoryError, "out of memory: no 70368744177664 bytes"),
+        (lambda: cpu.cuda.Device(1), ValueError, "one device, number 0; got 1"),
+        (lambda: cpu.cuda.get_elapsed_time(cpu.cuda.Event(), cpu.cuda.Event()), ValueError, "must be recorded"),
+    ],
+)
+def test_wrong_calls(call: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        call()
