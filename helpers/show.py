@@ -206,7 +206,7 @@ def code(file: str, piece: str | tuple[int, int], *, to: str = "") -> Text:
     if not 1 <= first <= last <= len(lines):
         raise IndexError(f"{file} has lines 1 to {len(lines)}; asked for {first} to {last}")
     body = textwrap.dedent("\n".join(lines[first - 1 : last]))
-    return Text(f"[{file}](../kernels/{file}), lines {first}–{last}:\n\n```cpp\n{body}\n```")
+    return Text(f"[{file}](../kernels/{file}), lines {first}–{last}:\n\n```c++\n{body}\n```")
 
 
 def diff(file_a: str, file_b: str, *, context: int = 2) -> Html:

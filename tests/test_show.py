@@ -55,7 +55,7 @@ def test_code_shows_what_is_there() -> None:
     lines = (KERNELS / "01_naive.cu").read_text("utf-8").splitlines()
     first, last = show.sections("01_naive.cu")["epilogue: divide once"]
     text = show.code("01_naive.cu", "epilogue")._repr_markdown_()
-    assert text.startswith(f"[01_naive.cu](../kernels/01_naive.cu), lines {first}–{last}:\n\n```cpp\n// ---- epilogue")
+    assert text.startswith(f"[01_naive.cu](../kernels/01_naive.cu), lines {first}–{last}:\n\n```c++\n// ---- epilogue")
     assert [line.strip() for line in text.splitlines()[3:-1]] == [line.strip() for line in lines[first - 1 : last]]
     assert text == show.code("01_naive.cu", (first, last)).markdown == repr(show.code("01_naive.cu", (first, last)))
     both = show.code("01_naive.cu", "output", to="epilogue").markdown
