@@ -187,7 +187,9 @@ extern "C" __global__ void scalars(double *out, bool a, signed char b, unsigned 
 extern "C" __global__ void nulls(const float *a, void *b, int *out) { out[0] = (a == nullptr) + 2 * (b == NULL); }
 extern "C" __global__ void no_parameters() {}
 extern "C" __global__ void increment(int *a, int n) { if (threadIdx.x < n) a[threadIdx.x] += 100; }
-extern "C" __global__ void neighbours(const int *a, int *b, int n) { if (threadIdx.x < n) b[threadIdx.x] += a[threadIdx.x]; }
+extern "C" __global__ void neighbours(const int *a, int *b, int n) {
+  if (threadIdx.x < n) b[threadIdx.x] += a[threadIdx.x];
+}
 
 // ---------------------------------------------------------------- barriers
 extern "C" __global__ void barriers(const int *in, int *out) {
@@ -509,7 +511,8 @@ def test_the_hosts_headers_may_be_included() -> None:
 def test_what_nobody_wrote_is_nan() -> None:
     """On the CPU alone: a GPU shows what the kernel before left."""
     code = (
-        'extern "C" __global__ void k(float *a, float *b) {\n  __shared__ float s[64];\n  extern __shared__ float d[];\n'
+        'extern "C" __global__ void k(float *a, float *b) {\n'
+        "  __shared__ float s[64];\n  extern __shared__ float d[];\n"
         "  b[0] = s[0], b[1] = s[63], b[2] = d[0], b[3] = d[99];\n  __syncthreads();\n"
         "  for (int i = 0; i < 64; ++i) s[i] = d[i] = 1;\n}\n"
     )
@@ -524,8 +527,9 @@ def test_what_nobody_wrote_is_nan() -> None:
 def test_printf_is_shown_in_the_order_of_blocks(capfd: pytest.CaptureFixture[str]) -> None:
     code = (
         'extern "C" __global__ void k(int n) {\n  if (blockIdx.x == 0) for (volatile int i = 0; i < 300000; ++i) {}\n'
-        '  if (threadIdx.x < 2) printf("%d %s %.2f %lld %%\\n", blockIdx.x * 10 + threadIdx.x, "is", n * 0.5, 1ll << 40);'
-        "\n  __syncthreads();\n"
+        "  int place = blockIdx.x * 10 + threadIdx.x;\n"
+        '  if (threadIdx.x < 2) printf("%d %s %.2f %lld %%\\n", place, "is", n * 0.5, 1ll << 40);\n'
+        "  __syncthreads();\n"
         '  if (threadIdx.x == 3) printf("[%u]\\n", blockIdx.x);\n}\n'
     )
     cpu.RawKernel(code, "k")((50,), (4,), (np.int32(5),))

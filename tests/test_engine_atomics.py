@@ -117,7 +117,11 @@ def test_every_operation_of_every_type(cp: Any, operation: str, c_type: str) -> 
     start = 12345
     if operation in ("conjunction", "disjunction", "exclusive"):
         ones = ~np.array(0, dtype)
-        x = (ones ^ (1 << rng.integers(0, 8 * dtype.itemsize - 1, N).astype(dtype))) if operation == "conjunction" else x
+        x = (
+            (ones ^ (1 << rng.integers(0, 8 * dtype.itemsize - 1, N).astype(dtype)))
+            if operation == "conjunction"
+            else x
+        )
         x[:] = x | 1 if operation == "conjunction" else x
         start = int(ones) if operation == "conjunction" else 0
     if operation == "add" and dtype.kind == "f":

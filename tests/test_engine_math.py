@@ -204,14 +204,18 @@ extern "C" __global__ void mixed(double *out) {
   __sincosf(0.25f, &s, &c), out[k++] = s, out[k++] = c;
   sincospif(0.25f, &s, &c), out[k++] = s, out[k++] = c;
   out[k++] = fmaf(2, 3, 4), out[k++] = __fmaf_rn(2, 3, 4), out[k++] = __fdividef(7, 2), out[k++] = __powf(2, 0.5f);
-  out[k++] = norm3df(1, 2, 2), out[k++] = rnorm3df(1, 2, 2), out[k++] = norm4df(1, 1, 1, 1), out[k++] = rnorm4d(1, 1, 1, 1);
+  out[k++] = norm3df(1, 2, 2), out[k++] = rnorm3df(1, 2, 2);
+  out[k++] = norm4df(1, 1, 1, 1), out[k++] = rnorm4d(1, 1, 1, 1);
   float v[4] = {1, 2, 3, 4};
   out[k++] = normf(4, v), out[k++] = __saturatef(1.5f), out[k++] = __saturatef(-1), out[k++] = __saturatef(nanf(""));
-  out[k++] = ldexpf(1.5f, 4), out[k++] = ilogbf(10), out[k++] = isnan(nanf("")) + 2 * isinf(INFINITY) + 4 * isfinite(1.0f);
+  out[k++] = ldexpf(1.5f, 4), out[k++] = ilogbf(10);
+  out[k++] = isnan(nanf("")) + 2 * isinf(INFINITY) + 4 * isfinite(1.0f);
   int e;
   out[k++] = frexpf(10, &e), out[k++] = e, out[k++] = modff(2.75f, &s), out[k++] = s, out[k++] = signbit(-0.0f) != 0;
-  out[k++] = llrintf(2.5f), out[k++] = lroundf(2.5f), out[k++] = nextafterf(1, 2), out[k++] = abs(-3.5f), out[k++] = abs(-4);
-  out[k++] = __fadd_rn(0.1f, 0.2f), out[k++] = __fmul_rn(0.1f, 0.3f), out[k++] = __frcp_rn(3), out[k++] = __fdiv_rn(1, 3);
+  out[k++] = llrintf(2.5f), out[k++] = lroundf(2.5f), out[k++] = nextafterf(1, 2);
+  out[k++] = abs(-3.5f), out[k++] = abs(-4);
+  out[k++] = __fadd_rn(0.1f, 0.2f), out[k++] = __fmul_rn(0.1f, 0.3f);
+  out[k++] = __frcp_rn(3), out[k++] = __fdiv_rn(1, 3);
   // 1 - x * x rounded twice: a fused operation would give another number
   float x = 1.0f + (float)out[0] * 1e-4f;
   out[k++] = __fsub_rn(1.0f, __fmul_rn(x, x));
@@ -244,7 +248,8 @@ extern "C" __global__ void bits(const unsigned *in, unsigned *out, int n) {
   unsigned long long both = (unsigned long long)a << 32 | b;
 #define OUT(value) out[k++ * n + i] = (unsigned)(value)
   OUT(__popc(a)); OUT(__popcll(both)); OUT(__clz(a)); OUT(__clzll(both)); OUT(__ffs(a)); OUT(__ffsll(both));
-  OUT(__brev(a)); OUT(__brevll(both)); OUT(__brevll(both) >> 32); OUT(__byte_perm(a, b, 0x7250)); OUT(__byte_perm(a, b, b));
+  OUT(__brev(a)); OUT(__brevll(both)); OUT(__brevll(both) >> 32);
+  OUT(__byte_perm(a, b, 0x7250)); OUT(__byte_perm(a, b, b));
   OUT(__funnelshift_l(a, b, b)); OUT(__funnelshift_r(a, b, b)); OUT(__funnelshift_lc(a, b, 32 + b % 2));
   OUT(__funnelshift_rc(a, b, 31 + b % 2)); OUT(__mulhi((int)a, (int)b)); OUT(__umulhi(a, b)); OUT(__mul24(a, b));
   OUT(__umul24(a, b)); OUT(__dp4a((int)a, (int)b, 5)); OUT(__dp4a(a, b, 5u)); OUT(__sad((int)a, (int)b, 7u));
@@ -264,7 +269,23 @@ def test_mixed_types_and_single_values(cp: Any) -> None:
     f = np.float32
     x = f(1) + f(5) * f(1e-4)
     s, c = math.sin, math.cos
-    expected = [5, 2**32 - 3, 2, 2**40, 1.25, 1, 3e9, 100, -(2**40), s(0.5), c(0.5), s(0.25), c(0.25), 0.5**0.5, 0.5**0.5]
+    expected = [
+        5,
+        2**32 - 3,
+        2,
+        2**40,
+        1.25,
+        1,
+        3e9,
+        100,
+        -(2**40),
+        s(0.5),
+        c(0.5),
+        s(0.25),
+        c(0.25),
+        0.5**0.5,
+        0.5**0.5,
+    ]
     expected += [10, 10, 3.5, 2**0.5, 3, 1 / 3, 2, 0.5, 30**0.5, 1, 0, 0, 24, 3, 7, 0.625, 4, 0.75, 2, 1, 2, 3]
     expected += [1 + 2.0**-23, 3.5, 4, f(0.1) + f(0.2), f(0.1) * f(0.3), f(1) / f(3), f(1) / f(3), f(1) - x * x]
     got = cp.asnumpy(out)

@@ -194,7 +194,9 @@ def test_each_lane_may_read_another(cp: Any) -> None:
 
 def by_warp(x: np.ndarray, f: Callable[[np.ndarray], Any]) -> np.ndarray:
     """f of each warp of a block, at each of its lanes."""
-    return np.concatenate([np.broadcast_to(np.asarray(f(x[i : i + 32])), x[i : i + 32].shape) for i in range(0, len(x), 32)])
+    return np.concatenate(
+        [np.broadcast_to(np.asarray(f(x[i : i + 32])), x[i : i + 32].shape) for i in range(0, len(x), 32)]
+    )
 
 
 def ballot(flags: Any) -> int:

@@ -7,6 +7,7 @@ takes only what `asarray` and its friends made, and `asnumpy` (or `.get()`) brin
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from typing import Any
 
@@ -16,6 +17,18 @@ import numpy as np
 from .runtime import library
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class _Memory:
+    """Bytes between guards, given back when the last array in them is gone."""
+
+    def __init__(self, size: int) -> None:
+        self.address, self.size = library().engine_allocate(size), size
+        if not self.address:
+            raise MemoryError
+        weakref.finalize(self, library().engine_release, self.address, size).atexit = False
+        self.__array_interface__ = {"version": 3, "data": (self.address, False), "shape": (size,), "typestr": "|u1"}
+
 
 class ndarray(np.ndarray):
     """A device array. Arithmetic, slicing and views are NumPy's."""
@@ -35,12 +48,12 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") ->
     shape = (int(shape),) if np.isscalar(shape) else tuple(int(n) for n in shape)
     if any(n < 0 for n in shape):
         raise ValueError(f"negative dimensions are not allowed: {shape}")
-    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-    allocated = max(size, 1)
-    address = library().engine_allocate(allocated)
-    if not address:
-        raise MemoryError(f"out of memory: no {size} bytes for an array of shape {shape} and dtype {kind}")
-    return np.ndarray.__new__(ndarray, shape, kind, np.asarray(_Memory(address, allocated)), 0, None, order)
+    size = math.prod(shape) * kind.itemsize
+    try:
+        memory = _Memory(max(size, 1))
+    except MemoryError:
+        raise MemoryError(f"out of memory: no {size} bytes for an array of shape {shape} and dtype {kind}") from None
+    return np.ndarray.__new__(ndarray, shape, kind, np.asarray(memory), 0, None, order)
 
 
 def _filled(shape: Any, value: Any, dtype: Any) -> ndarray:
@@ -115,6 +128,13 @@ def asnumpy(a: Any) -> np.ndarray:
     return a.get() if isinstance(a, ndarray) else np.asarray(a)
 
 
+def _owner(a: np.ndarray) -> np.ndarray:
+    """The array at the end of a chain of views."""
+    while isinstance(a.base, np.ndarray):
+        a = a.base
+    return a
+
+
 class Lent:
     """The arrays of a launch, while it lasts.
 
@@ -131,10 +151,7 @@ class Lent:
 
     def address(self, value: ndarray) -> int:
         """Where the kernel finds the array's first element."""
-        owner: np.ndarray = value
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        address = value.ctypes.data
+        owner, address = _owner(value), value.ctypes.data
         if owner.base is None:
             if id(owner) not in self._places:
                 place = empty(owner.nbytes, np.uint8)
@@ -142,7 +159,7 @@ class Lent:
                 self._places[id(owner)] = (owner, place)
             place = self._places[id(owner)][1]
             address += place.ctypes.data - owner.ctypes.data
-            owner = place
+            owner = _owner(place)
         if isinstance(owner.base, _Memory):
             self._blocks[owner.base.address] = owner.base
         return address

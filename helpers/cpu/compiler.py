@@ -98,7 +98,7 @@ def _machine_flags() -> tuple[str, ...]:
 @functools.cache
 def _headers_hash() -> str:
     digest = hashlib.sha256()
-    for path in sorted([*INCLUDE.rglob("*"), HERE / "engine.h"]):
+    for path in sorted([*INCLUDE.rglob("*"), *HERE.glob("*.h")]):
         if path.is_file():
             digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -129,31 +129,46 @@ def flags(*, line_info: bool = True) -> list[str]:
 
 
 def _preprocessed(text: str, options: list[str]) -> str:
-    """The text with its includes pasted in, where it includes files of the user's: they may change."""
-    included = re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M)
-    if all((INCLUDE / name).exists() for name in included) and options.count("-I") + _joined(options) <= 1:
+    """The text with its includes pasted in, where it may include files of the user's: they change."""
+    names = re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M)
+    ours = all((INCLUDE / name).exists() or (HERE / name).exists() for name in names)
+    if ours and not any(re.match("-I.", option) for option in options):
         return ""
-    done = subprocess.run(
-        [*compiler()[0], *options, "-E", "-x", "c++", "-"], input=text, capture_output=True, text=True, check=False
-    )
-    return done.stdout
+    command = [*compiler()[0], *options, "-E", "-x", "c++", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True).stdout
 
 
-def _joined(options: list[str]) -> int:
-    return sum(option.startswith("-I") and option != "-I" for option in options)
+# The checked build: every access calls a hook of the engine first. -O1 keeps accesses as the source has them, one line
+# at a time; vectorized ones would be others than a GPU's. The library that belongs to -fsanitize=thread is not linked:
+# the engine has the functions itself.
+_CHECKED_GCC = ["--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1"]
+_CHECKED_CLANG = ["-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-distinguish-volatile=1"]
 
 
-def build(text: str, extra: list[str], kind: str = "kernel") -> tuple[Path | None, str]:
+def _checked_flags(profiled: bool) -> list[str]:
+    own = [*_CHECKED_CLANG, "-fno-vectorize"] if _is_clang() else [*_CHECKED_GCC, "-fno-tree-vectorize"]
+    own.append("-fno-slp-vectorize" if _is_clang() else "-fno-tree-slp-vectorize")
+    kept = [flag for flag in flags() if flag not in ("-O2", "-shared")]
+    if profiled:  # a call at each basic block; blocks stay in the order of the source
+        own += ["-fsanitize-coverage=trace-pc", *([] if _is_clang() else ["-fno-reorder-blocks"])]
+    return [*kept, "-O1", "-fsanitize=thread", *own, "-DENGINE_CHECKED", "-fno-builtin-memcpy", "-c"]
+
+
+def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "") -> tuple[Path | None, str]:
     """Compile C++ `text` into a shared library, or take it from the cache.
 
     Includes in quotes are looked for in the current folder, as NVRTC does.
+
+    Args:
+        checked: "checked": every memory access calls the engine's checker; "profiled": every basic block as well.
 
     Returns:
         (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed.
     """
     command, version = compiler()
-    options = [*flags(), *extra, "-iquote", os.getcwd()]
-    parts = [text, version, *command, *flags(), *extra, _headers_hash(), _preprocessed(text, options)]
+    own = _checked_flags(checked == "profiled") if checked else flags()
+    options = [*own, *extra, "-iquote", os.getcwd()]
+    parts = [text, version, *command, *own, *extra, _headers_hash(), _preprocessed(text, options)]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = cache_dir()
     target = folder / f"{kind}-{key}.so"
@@ -162,11 +177,15 @@ def build(text: str, extra: list[str], kind: str = "kernel") -> tuple[Path | Non
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
         source, output = Path(scratch) / "kernel.cpp", Path(scratch) / "kernel.so"
         source.write_text(text)
-        done = subprocess.run(
-            [*command, *options, str(source), "-o", str(output)], capture_output=True, text=True, cwd=scratch
-        )
-        if done.returncode != 0:
-            return None, done.stderr
+        steps = [[*options, str(source), "-o", str(output)]]
+        if checked:
+            compiled = Path(scratch) / "kernel.o"
+            link = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+            steps = [[*options, str(source), "-o", str(compiled)], ["-shared", str(compiled), "-o", str(output), *link]]
+        for step in steps:
+            done = subprocess.run([*command, *step], capture_output=True, text=True, cwd=scratch)
+            if done.returncode != 0:
+                return None, done.stderr
         os.replace(output, target)
     return target, done.stderr
 
@@ -180,7 +199,7 @@ def engine_library() -> Path:
     Raises:
         CompileError: the compiler cannot build the engine (too old for C++17, for instance).
     """
-    text = (HERE / "engine.cpp").read_text()
+    text = "\n".join(f'#line 1 "{name}"\n{(HERE / name).read_text()}' for name in ("engine.cpp", "checker.cpp"))
     more = os.environ.get("COURSE_ENGINE_FLAGS", "").split()
     path, diagnostics = build(text, ["-I", str(HERE), "-w", *more], kind="engine")
     if path is None:

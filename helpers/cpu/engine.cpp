@@ -6,6 +6,7 @@
 #define _XOPEN_SOURCE 700  // <ucontext.h> wants it, and
 #define _DARWIN_C_SOURCE   // dladdr and MAP_ANONYMOUS want this beside it
 #endif
+#include "checker.h"
 #include "engine.h"
 
 #include <dlfcn.h>
@@ -17,6 +18,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <unistd.h>
+#include <unwind.h>
 
 #include <algorithm>
 #include <atomic>
@@ -127,10 +129,10 @@ enum FailureKind : int { NONE = 0, MESSAGE = 1, FAULT = 2, CANCELLED = 3 };
 extern "C" struct EngineFailure {
   int kind;
   int signal, is_write, line;
-  uint64_t block, address, module_pc;
+  uint64_t block, address, place;                    // place: in the module, 0 if not known
   uint64_t static_base, dynamic_base, dynamic_size;  // where the block's shared memory was
   unsigned thread;
-  char file[256], module[512], message[2048];
+  char file[256], message[2048];
 };
 
 struct Fiber {
@@ -346,6 +348,11 @@ void try_collective(Worker &w, unsigned warp, unsigned mask) {
              " in " + first->name + " at " + place(first->file, first->line) + ", lane " + std::to_string(lane) +
              " in " + lanes[lane]->name + " at " + place(lanes[lane]->file, lanes[lane]->line));
   }
+  if (checking()) {
+    check_collective();
+    check_merge_warp(warp, w.n_threads);
+    if (strcmp(first->name, "__syncwarp") == 0) check_warp_sync(warp, here);
+  }
   first->run(lanes, here);
   for (unsigned lane = 0; lane < WARP; ++lane)
     if (lanes[lane]) w.fibers[warp * WARP + lane].collective = nullptr;
@@ -399,23 +406,18 @@ void redirect(Worker &w, ucontext_t *u) {
 #endif
 }
 
-// Where the fault happened: program counter, stack pointer, and the register of return addresses (0 if there is none).
-struct Registers {
-  uintptr_t pc, sp, link;
-};
-Registers registers_of(const ucontext_t *u) {
+uintptr_t pc_of(const ucontext_t *u) {
 #if defined(__linux__) && defined(__x86_64__)
-  return {(uintptr_t)u->uc_mcontext.gregs[REG_RIP], (uintptr_t)u->uc_mcontext.gregs[REG_RSP], 0};
+  return (uintptr_t)u->uc_mcontext.gregs[REG_RIP];
 #elif defined(__linux__) && defined(__aarch64__)
-  return {(uintptr_t)u->uc_mcontext.pc, (uintptr_t)u->uc_mcontext.sp, (uintptr_t)u->uc_mcontext.regs[30]};
+  return u->uc_mcontext.pc;
 #elif defined(__APPLE__) && defined(__x86_64__)
-  return {(uintptr_t)u->uc_mcontext->__ss.__rip, (uintptr_t)u->uc_mcontext->__ss.__rsp, 0};
+  return u->uc_mcontext->__ss.__rip;
 #elif defined(__APPLE__) && defined(__aarch64__)
-  return {(uintptr_t)u->uc_mcontext->__ss.__pc, (uintptr_t)u->uc_mcontext->__ss.__sp,
-          (uintptr_t)u->uc_mcontext->__ss.__lr};
+  return u->uc_mcontext->__ss.__pc;
 #else
   (void)u;
-  return {0, 0, 0};
+  return 0;
 #endif
 }
 
@@ -424,19 +426,22 @@ uintptr_t base_of(uintptr_t code) {
   return code && dladdr((void *)code, &where) ? (uintptr_t)where.dli_fbase : 0;
 }
 
-// The place in the kernel's own library: the fault's, or where the kernel called the function it happened in, such as
-// the memset that a compiler makes of a loop. Return addresses are looked for on the stack.
-uintptr_t pc_in_kernel(const Worker &w, const Registers &at) {
-  uintptr_t kernel = base_of((uintptr_t)pool->launch.run);
-  if (base_of(at.pc) == kernel) return at.pc;
-  if (at.link && base_of(at.link) == kernel) return at.link - 1;
-  uintptr_t stack = (uintptr_t)w.current->stack, end = stack + STACK_BYTES;
-  if (at.sp < stack || at.sp >= end) return 0;
-  for (uintptr_t p = (at.sp + 7) & ~(uintptr_t)7; p + 8 <= end; p += 8) {
-    uintptr_t value = *(const uintptr_t *)p;
-    if (value && base_of(value) == kernel) return value - 1;
-  }
-  return 0;
+// The place in the kernel's own library: the fault's, or where the kernel called the function it happened in, such as the
+// memset that a compiler makes of a loop. 0 where it is not found.
+uintptr_t place_in_kernel(uintptr_t pc) {
+  struct Search {
+    uintptr_t kernel, found;
+  } search = {base_of((uintptr_t)pool->launch.run), 0};
+  if (base_of(pc) == search.kernel) return pc - search.kernel;
+  auto look = [](_Unwind_Context *frame, void *data) {
+    Search *s = (Search *)data;
+    uintptr_t returns_to = _Unwind_GetIP(frame);
+    if (base_of(returns_to) != s->kernel) return _URC_NO_REASON;
+    s->found = returns_to - 1 - s->kernel;
+    return _URC_END_OF_STACK;
+  };
+  _Unwind_Backtrace(look, &search);
+  return search.found;
 }
 
 const int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
@@ -459,13 +464,7 @@ void on_fault(int signal, siginfo_t *info, void *context) {
   f.static_base = (uint64_t)w->static_base;
   f.dynamic_base = (uint64_t)w->dynamic;
   f.dynamic_size = pool->launch.dynamic_shared;
-  Registers at = registers_of(u);
-  uintptr_t pc = pc_in_kernel(*w, at);
-  Dl_info where;
-  if (dladdr((void *)(pc ? pc : at.pc), &where) && where.dli_fname) {
-    f.module_pc = (pc ? pc : at.pc) - (uintptr_t)where.dli_fbase;
-    copy_text(f.module, sizeof f.module, where.dli_fname);
-  }
+  f.place = place_in_kernel(pc_of(u));
 #if defined(__linux__) && defined(__x86_64__)
   f.is_write = (u->uc_mcontext.gregs[REG_ERR] & 2) ? 1 : 0;
   // Not canonical, or a misaligned vector access: the processor does not say which address.
@@ -589,11 +588,13 @@ void run_block(Worker &w, uint64_t block) {
     unsigned lanes = std::min(n - i * WARP, WARP);
     w.ready[i] = w.alive[i] = lanes == WARP ? ~0u : (1u << lanes) - 1;
   }
+  if (checking()) check_block(block, w.n_warps, w.static_base, w.dynamic);
   w.current = &w.fibers[0];
   w.critical = 1;
   w.in_fiber = true;
   switch_to(w.main, w.current->context);
   w.in_fiber = false;
+  if (checking()) check_block_end(w.n_threads);
 }
 
 void work(Worker *mine) {
@@ -667,6 +668,10 @@ int engine_barrier(BarrierOp op, int predicate, const char *file, int line) {
     }
     other.at_barrier = false;
     other.predicate = result;
+  }
+  if (checking()) {
+    check_merge(w.n_threads);
+    check_barrier();
   }
   for (unsigned i = 0; i < w.n_warps; ++i) w.ready[i] = w.alive[i];
   w.arrived = 0;
@@ -742,6 +747,11 @@ int engine_printf(const char *format, ...) {
   return length;
 }
 
+const void *engine_stack_top() {
+  const Fiber &f = *this_worker->current;
+  return f.stack + STACK_BYTES - f.lane.linear % 15 * 256;
+}
+
 void engine_fail(const char *message, const char *file, int line) { fail(here(), file, line, message); }
 
 // ---------------------------------------------------------------- what Python calls
@@ -780,7 +790,7 @@ int engine_start(const EngineLaunch *launch, unsigned n_workers) {
     if (!started) break;
     pool->workers.push_back(worker);
   }
-  pool->running = (unsigned)std::min<uint64_t>(pool->workers.size(), pool->total);
+  pool->running = (unsigned)std::min<uint64_t>({n_workers, pool->workers.size(), pool->total});
   for (unsigned i = 0; i < pool->running; ++i) {
     pool->workers[i]->called = true;
     pool->workers[i]->start.notify_one();

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,6 +175,7 @@ class RawModule:
         self.name_expressions = tuple(name_expressions or ())
         self._entries: dict[str, _CEntry] = {}
         self._library: runtime.KernelLibrary | None = None
+        self._checked = ""  # "checked" or "profiled": built so that every access calls the checker, see checked.py
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile now rather than at the first `get_function`.
@@ -199,12 +199,13 @@ class RawModule:
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
         text = (
-            f'#include "cuda_runtime.h"\n{_own_headers(self.code)}{macros}#line 1 "{_NAME}"\n{body}\n#line 1 "{_ENTRIES}"\n'
+            f'#include "cuda_runtime.h"\n{_own_headers(self.code)}{macros}#line 1 "{_NAME}"\n{body}\n'
+            f'#line 1 "{_ENTRIES}"\n'
             f'extern "C" const engine::Entry *engine_entries(int *engine_count) {{\n'
             f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
             f"*engine_count = {len(names)};\nreturn engine_table;\n}}\n"
         )
-        path, diagnostics = compiler.build(text, options)
+        path, diagnostics = compiler.build(text, options, checked=self._checked)
         if path is None:
             # The text shows kernels that the preprocessor leaves out, or that a namespace holds: do without them.
             blamed = {int(line) for line in re.findall(rf"^{_ENTRIES}:(\d+):", diagnostics, re.M)}
@@ -222,7 +223,7 @@ class RawModule:
                 name = undefined.group(1) or undefined.group(2)
                 raise CompileError(f"{name} is declared, but nowhere defined") from None
             path.unlink(missing_ok=True)  # a broken file in the cache
-            library = runtime.KernelLibrary(compiler.build(text, options)[0])
+            library = runtime.KernelLibrary(compiler.build(text, options, checked=self._checked)[0])
         library.handle.engine_entries.restype = ctypes.POINTER(_CEntry)
         count = ctypes.c_int()
         table = library.handle.engine_entries(ctypes.byref(count))
@@ -415,11 +416,20 @@ class RawKernel:
             values = [self._pack(lent, *pair) for pair in zip(self.parameters, args, strict=True)]
             pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
             ended = runtime.launch(self._request(pointers, grid, block, shared_mem))
+            overrun = lent.overrun()
         runtime.echo(ended.printed)
+        given = list(zip(self.parameters, args, values, strict=True))
         if ended.failure is not None:
-            raise LaunchError(self._tell(ended.failure, grid, block, list(zip(self.parameters, args, values, strict=True))))
+            raise LaunchError(self._tell(ended.failure, grid, block, given))
+        if overrun is not None:
+            raise LaunchError(
+                f"{self.name} wrote to {self._describe(overrun, given, None)}. It was seen after the launch, so the "
+                "thread is not known: look for an index that no condition keeps inside the array"
+            )
 
-    def _request(self, pointers: ctypes.Array, grid: Sequence[int], block: Sequence[int], shared: int) -> runtime.Launch:
+    def _request(
+        self, pointers: ctypes.Array, grid: Sequence[int], block: Sequence[int], shared: int
+    ) -> runtime.Launch:
         arrays = self._shared_arrays
         return runtime.Launch(
             self._run,
@@ -486,14 +496,11 @@ class RawKernel:
             file = failure.file.decode(errors="replace")
             message = failure.message.decode(errors="replace")
             return f"{file}:{failure.line}: {message} [{who}]{quote(file, failure.line)}"
-        module = failure.module.decode(errors="replace")
-        where, text = f"in {Path(module).name}" if module else "at an unknown line", ""
-        if module == self._library.name:
-            places = symbols.places_of(self._library.path, failure.module_pc)
-            # A line of the source rather than of a header whose function was inlined there.
-            place = next((place for place in places if place in table), places[0] if places else None)
-            where = f"at {place[0]}:{place[1]}" if place else "at an unknown line"
-            text = quote(*place) if place else ""
+        # A line of the source rather than of a header whose function was inlined there.
+        places = symbols.places_of(self._library.path, failure.place) if failure.place else []
+        place = next((place for place in places if place in table), places[0] if places else None)
+        where = f"at {place[0]}:{place[1]}" if place else "at an unknown line"
+        text = quote(*place) if place else ""
         verb = {1: "write to", 0: "read of"}.get(failure.is_write, "access to")
         if failure.message == b"stack":
             what = "the thread's local arrays do not fit the engine's stack of 256 KB"
@@ -507,12 +514,13 @@ class RawKernel:
                 "multiple of its size, or the pointer is no address at all"
             )
         else:
-            what = f"illegal {verb} {self._describe(failure, args)}"
+            what = f"illegal {verb} {self._describe(failure.address, args, failure)}"
         return f"{what} {where} [{who}; {runtime.signal_name(failure.signal)}]{text}"
 
-    def _describe(self, failure: runtime.Failure, args: Sequence[tuple[Parameter, Any, Any]]) -> str:
+    def _describe(
+        self, address: int, args: Sequence[tuple[Parameter, Any, Any]], failure: runtime.Failure | None
+    ) -> str:
         """An address in terms of the arguments and of shared memory, where it lies in or near one."""
-        address = failure.address
         if address < 4096:
             return "a null pointer" if address == 0 else f"address {address}: a null pointer and an index"
         near: list[tuple[int, str]] = []
@@ -521,14 +529,15 @@ class RawKernel:
                 inside = address - packed.value
                 element = f"{parameter.name or 'an array'}[{inside // value.dtype.itemsize}]"
                 near.append((_distance(inside, value.nbytes), f"{element}, which has {value.size:,} elements"))
-        for shared in self._shared_arrays if failure.static_base else ():
-            inside = address - failure.static_base - shared.offset
-            near.append((_distance(inside, shared.size), _byte(f"__shared__ {shared.name}", inside, shared.size)))
-        if failure.dynamic_size:
-            inside = address - failure.dynamic_base
-            near.append(
-                (_distance(inside, failure.dynamic_size), _byte("dynamic shared memory", inside, failure.dynamic_size))
-            )
+        pieces = []
+        if failure is not None and failure.static_base:
+            base = failure.static_base
+            pieces = [(f"__shared__ {s.name}", base + s.offset, s.size) for s in self._shared_arrays]
+        if failure is not None and failure.dynamic_size:
+            pieces.append(("dynamic shared memory", failure.dynamic_base, failure.dynamic_size))
+        for name, begin, size in pieces:
+            text = f"byte {address - begin} of {name}, which has {size:,} bytes"
+            near.append((_distance(address - begin, size), text))
         distance, text = min(near, default=(_FAR, ""), key=lambda pair: pair[0])
         return text if distance < _FAR else f"address 0x{address:x}, which is far from every array"
 
@@ -538,10 +547,6 @@ _FAR = 1 << 20  # the guards around arrays are as wide
 
 def _distance(inside: int, size: int) -> int:
     return max(-inside, inside - (size - 1), 0)
-
-
-def _byte(what: str, inside: int, size: int) -> str:
-    return f"byte {inside} of {what}, which has {size:,} bytes"
 
 
 def _size(what: str, sizes: Sequence[int]) -> tuple[int, int, int]:

@@ -56,13 +56,12 @@ class Failure(ctypes.Structure):
         ("line", ctypes.c_int),
         ("block", ctypes.c_uint64),
         ("address", ctypes.c_uint64),
-        ("module_pc", ctypes.c_uint64),
+        ("place", ctypes.c_uint64),
         ("static_base", ctypes.c_uint64),
         ("dynamic_base", ctypes.c_uint64),
         ("dynamic_size", ctypes.c_uint64),
         ("thread", ctypes.c_uint),
         ("file", ctypes.c_char * 256),
-        ("module", ctypes.c_char * 512),
         ("message", ctypes.c_char * 2048),
     ]
 
@@ -89,6 +88,8 @@ def library() -> ctypes.CDLL:
     lib.engine_wait.argtypes = [ctypes.c_int]
     lib.engine_result.argtypes = [ctypes.POINTER(Failure)]
     lib.engine_printed.restype = ctypes.c_char_p
+    lib.engine_check_start.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint64]
+    lib.engine_check_start.restype = None
     return lib
 
 
@@ -110,7 +111,7 @@ class Ended:
     printed: str
 
 
-def launch(request: Launch) -> Ended:
+def launch(request: Launch, workers: int | None = None) -> Ended:
     """Run a launch to its end.
 
     Raises:
@@ -120,7 +121,7 @@ def launch(request: Launch) -> Ended:
     lib = library()
     with _launching:
         try:
-            if lib.engine_start(ctypes.byref(request), n_workers()) != 0:
+            if lib.engine_start(ctypes.byref(request), workers or n_workers()) != 0:
                 raise MemoryError("the system gives the CPU engine no memory for its stacks, or no thread")
             # Short waits, so that Python sees an interrupt while the kernel runs.
             while not lib.engine_wait(50):
@@ -163,7 +164,6 @@ class KernelLibrary:
         else:
             self.handle = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
         self._in_memory.add(path)
-        self.name = self.handle._name  # what faults call it
         self.handle.engine_entries.restype = ctypes.c_void_p
         entries = self.symbols.find("engine_entries")
         self._base = ctypes.cast(self.handle.engine_entries, ctypes.c_void_p).value - entries.value if entries else 0

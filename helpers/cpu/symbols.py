@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ import numpy as np
 
 # Elf64_Shdr and Elf64_Sym of <elf.h>.
 _SECTION = np.dtype(
-    [("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("address", "<u8"), ("offset", "<u8"), ("size", "<u8")]
-    + [("link", "<u4"), ("info", "<u4"), ("alignment", "<u8"), ("entry_size", "<u8")]
+    {
+        "names": ["name", "type", "flags", "address", "offset", "size", "link", "info", "alignment", "entry_size"],
+        "formats": ["<u4", "<u4", "<u8", "<u8", "<u8", "<u8", "<u4", "<u4", "<u8", "<u8"],
+    }
 )
 _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
@@ -59,12 +61,22 @@ class Table:
         return any(s.is_variable and s.is_writable and s.size and "completed" not in s.name for s in self.symbols)
 
 
-@functools.lru_cache(maxsize=64)
 def table(path: Path) -> Table:
-    """The symbol table of a library; an empty one where it is not 64-bit little-endian ELF."""
+    """The symbol table of a library; an empty one where it is not 64-bit little-endian ELF.
+
+    Raises:
+        OSError: the file is broken.
+    """
     data = path.read_bytes()
     if data[:6] != b"\x7fELF\x02\x01":
         return Table((), 1)
+    try:
+        return _read_elf(data)
+    except (ValueError, IndexError, struct.error) as error:
+        raise OSError(f"{path} is broken: {error}") from None
+
+
+def _read_elf(data: bytes) -> Table:
     (offset,) = struct.unpack_from("<Q", data, 0x28)
     _, count, names_index = struct.unpack_from("<HHH", data, 0x3A)
     sections = np.frombuffer(data, _SECTION, count, offset)
@@ -148,54 +160,56 @@ def _plain(symbol: str) -> str:
     return last
 
 
+@dataclass(frozen=True)
+class _Span:
+    """Addresses from begin to end that belong to a line."""
+
+    begin: int
+    end: int
+    file: str
+    line: int
+
+
 def places_of(path: Path, address: int) -> list[tuple[str, int]]:
     """(file, line) of an address in the library, from its DWARF.
 
     The first is where the instruction was written; where that was inlined, the calls follow, from inside out.
     """
+    rows, calls = _lines(path)
+    found = [span for span in rows if span.begin <= address < span.end][:1]
+    found += [span for span in reversed(calls) if span.begin <= address < span.end]
+    return [(span.file, span.line) for span in found]
+
+
+@functools.lru_cache(maxsize=16)
+def _lines(path: Path) -> tuple[list[_Span], list[_Span]]:
+    """The line table of a library, and the calls that were inlined, each before those inside it."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
+    rows: list[_Span] = []
+    calls: list[_Span] = []
     try:
         with path.open("rb") as file:
             elf = ELFFile(file)
-            if not elf.has_dwarf_info():
-                return []
-            dwarf = elf.get_dwarf_info()
-            for unit in dwarf.iter_CUs():
+            dwarf = elf.get_dwarf_info() if elf.has_dwarf_info() else None
+            for unit in dwarf.iter_CUs() if dwarf else ():
                 program = dwarf.line_program_for_CU(unit)
-                row = program and _row(program, address)
-                if row:
-                    calls = list(_inlined(dwarf, unit, address))
-                    files = program["file_entry"]
-                    return [(files[index - 1].name.decode(), line) for index, line in (row, *calls)]
+                if program is None:
+                    continue
+                files = [entry.name.decode() for entry in program["file_entry"]]
+                before = None
+                for state in (entry.state for entry in program.get_entries() if entry.state is not None):
+                    if before is not None and before.address < state.address:
+                        rows.append(_Span(before.address, state.address, files[before.file - 1], before.line))
+                    before = None if state.end_sequence else state
+                for die in unit.iter_DIEs():  # parents come before their children
+                    if die.tag == "DW_TAG_inlined_subroutine":
+                        at = [die.attributes[f"DW_AT_call_{what}"].value for what in ("file", "line")]
+                        calls += [_Span(low, high, files[at[0] - 1], at[1]) for low, high in _ranges(dwarf, unit, die)]
     except ELFError:
         pass
-    return []
-
-
-def _row(program: Any, address: int) -> tuple[int, int] | None:
-    """(file index, line) of an address in a line table."""
-    before = None
-    for entry in program.get_entries():
-        state = entry.state
-        if state is None:
-            continue
-        if before is not None and before.address <= address < state.address:
-            return before.file, before.line
-        before = None if state.end_sequence else state
-    return None
-
-
-def _inlined(dwarf: Any, unit: Any, address: int) -> Iterable[tuple[int, int]]:
-    """(file index, line) of the calls whose inlined bodies hold the address, innermost first."""
-    holding = []
-    for die in unit.iter_DIEs():  # parents come before their children
-        if die.tag != "DW_TAG_inlined_subroutine":
-            continue
-        if any(low <= address < high for low, high in _ranges(dwarf, unit, die)):
-            holding.append((die.attributes["DW_AT_call_file"].value, die.attributes["DW_AT_call_line"].value))
-    return reversed(holding)
+    return rows, calls
 
 
 def _ranges(dwarf: Any, unit: Any, die: Any) -> Iterator[tuple[int, int]]:

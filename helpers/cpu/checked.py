@@ -1,0 +1,293 @@
+"""A checked run of one launch: what every memory access of the kernel told the engine.
+
+The arrays are copied to storage of their own between wide pads, so that an access past an end is written down and
+harms nothing; what the kernel wrote is copied back. Blocks run one after the other on one OS thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import arguments, module, runtime, source, symbols
+from .array import Lent, empty, ndarray
+
+ARRAY, STATIC_SHARED, DYNAMIC_SHARED = 0, 1, 2
+UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
+RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED = 1, 2, 3, 4
+
+_PAD = 1 << 20  # bytes before and after each array in which an access is still told, not a fault
+
+
+class _Region(ctypes.Structure):
+    _fields_ = [
+        ("address", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("kind", ctypes.c_uint32),
+        ("element", ctypes.c_uint32),
+        ("writable", ctypes.c_uint32),
+        ("fetches", ctypes.c_void_p),
+        ("state", ctypes.c_void_p),
+    ]
+
+
+class _Site(ctypes.Structure):
+    _fields_ = [
+        ("pc", ctypes.c_uint64),
+        ("region", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("is_write", ctypes.c_uint32),
+        ("is_atomic", ctypes.c_uint32),
+        ("count", ctypes.c_uint64),
+        ("requests", ctypes.c_uint64),
+        ("sectors", ctypes.c_uint64),
+        ("wavefronts", ctypes.c_uint64),
+        ("worst", ctypes.c_uint64),
+        ("worst_lanes", ctypes.c_uint32),
+        ("worst_offsets", ctypes.c_uint32 * 32),
+    ]
+
+
+class _Finding(ctypes.Structure):
+    _fields_ = [
+        ("kind", ctypes.c_int),
+        ("region", ctypes.c_uint32),
+        ("offset", ctypes.c_int64),
+        ("count", ctypes.c_uint64),
+        ("pc", ctypes.c_uint64),
+        ("other_pc", ctypes.c_uint64),
+        ("block", ctypes.c_uint64),
+        ("other_block", ctypes.c_uint64),
+        ("size", ctypes.c_uint32),
+        ("thread", ctypes.c_uint32),
+        ("other_thread", ctypes.c_uint32),
+        ("is_write", ctypes.c_uint32),
+        ("other_is_write", ctypes.c_uint32),
+    ]
+
+
+@dataclass
+class Region:
+    """One array of the launch, or one `__shared__` array. fetches, state: per element; empty for shared memory."""
+
+    name: str
+    kind: int
+    size: int
+    dtype: np.dtype | None
+    writable: bool
+    fetches: np.ndarray
+    state: np.ndarray
+
+
+@dataclass(frozen=True)
+class Site:
+    """One instruction and one region it touches.
+
+    count: accesses, one for each thread. requests: by warps, of lanes that execute it together. sectors: 32-byte pieces
+    of global memory that the requests touch. wavefronts: turns that shared memory needs for them. worst: the offset in
+    bytes at which each lane of the costliest request went; lanes that took no part are not in it.
+    """
+
+    place: tuple[str, int] | None
+    region: int
+    size: int
+    is_write: bool
+    is_atomic: bool
+    count: int
+    requests: int
+    sectors: int
+    wavefronts: int
+    worst: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Access:
+    """One side of a finding."""
+
+    place: tuple[str, int] | None
+    block: tuple[int, int, int]
+    thread: tuple[int, int, int]
+    is_write: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the checker found, once for each pair of places; count says how often."""
+
+    kind: int
+    region: int
+    offset: int
+    size: int
+    count: int
+    access: Access
+    other: Access | None
+
+
+@dataclass
+class Observed:
+    """Everything a checked run saw. failure: why it stopped before its end, in words, or None."""
+
+    regions: list[Region]
+    sites: list[Site]
+    found: list[Found]
+    barriers: int  # by blocks
+    collectives: int  # shuffles, votes and other warp-wide operations, by warps
+    failure: str | None
+
+
+class _Places:
+    """Lines of the source for addresses of the kernel's library; each is looked up once."""
+
+    def __init__(self, kernel: module.RawKernel) -> None:
+        self._library = kernel._library
+        self._table = source.line_table(kernel.code, module._NAME)
+        self._known: dict[int, tuple[str, int] | None] = {}
+
+    def of(self, pc: int) -> tuple[str, int] | None:
+        """The place in the source of the access whose hook returns to `pc`."""
+        if pc not in self._known:
+            places = symbols.places_of(self._library.path, pc - 1 - self._library._base)
+            self._known[pc] = next((p for p in places if p in self._table), places[0] if places else None)
+        return self._known[pc]
+
+
+def observe(
+    kernel: module.RawKernel,
+    grid: Sequence[int],
+    block: Sequence[int],
+    args: Sequence[Any],
+    shared_mem: int = 0,
+    *,
+    profile: bool = False,
+) -> Observed:
+    """Run the launch on the checked build and say what it saw.
+
+    Args:
+        kernel: of the engine; its source is compiled a second time, with the hooks.
+        grid, block, args, shared_mem: as for a launch.
+
+    Raises:
+        TypeError, LaunchError, CompileError: as a launch does, for what is refused before it starts.
+    """
+    original = kernel._module
+    twin = module.RawModule(code=original.code, options=original.options, name_expressions=original.name_expressions)
+    twin._checked = "profiled" if profile else "checked"
+    checked = twin.get_function(kernel.name)
+    grid, block = module._size("grid", grid), module._size("block", block)
+    checked._max_dynamic = kernel.max_dynamic_shared_size_bytes
+    checked._check_limits(grid, block, shared_mem)
+    arguments.check_all(kernel.name, checked.parameters, args, ndarray, contiguous=False)
+
+    regions, told, values, copies = [], [], [], []
+    known: dict[int, int] = {}  # address of an array -> its place between pads, where it is passed twice
+    for parameter, value in zip(checked.parameters, args, strict=True):
+        if parameter.kind != "p" or value is None or value.nbytes == 0:
+            values.append(checked._pack(Lent(), parameter, value))
+            continue
+        begin = value.ctypes.data
+        if begin not in known:
+            place = empty(value.nbytes + 2 * _PAD, np.uint8)
+            start = (place.ctypes.data + _PAD + 255) // 256 * 256
+            ctypes.memmove(start, begin, value.nbytes)
+            known[begin] = start
+            copies.append((place, start, value))
+            regions.append(_array_region(parameter, value, start, told))
+        values.append(ctypes.c_void_p(known[begin]))
+    for shared in checked._shared_arrays:
+        told.append(_Region(shared.offset, shared.size, STATIC_SHARED, 4, 1, None, None))
+        regions.append(Region(shared.name, STATIC_SHARED, shared.size, None, True, np.empty(0), np.empty(0)))
+    if shared_mem:
+        told.append(_Region(0, shared_mem, DYNAMIC_SHARED, 4, 1, None, None))
+        regions.append(
+            Region("dynamic shared memory", DYNAMIC_SHARED, shared_mem, None, True, np.empty(0), np.empty(0))
+        )
+
+    lib = runtime.library()
+    table = (_Region * max(len(told), 1))(*told)
+    pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
+    lib.engine_check_start(table, len(told), checked._library._base if profile else 0)
+    try:
+        ended = runtime.launch(checked._request(pointers, grid, block, shared_mem), workers=1)
+    finally:
+        lib.engine_check_stop()
+    runtime.echo(ended.printed)
+    for _, start, value in copies:
+        if value.flags.c_contiguous:
+            ctypes.memmove(value.ctypes.data, start, value.nbytes)
+    failure = None
+    if ended.failure is not None:
+        failure = checked._tell(ended.failure, grid, block, list(zip(checked.parameters, args, values, strict=True)))
+    places = _Places(checked)
+    counts = ctypes.c_uint64(), ctypes.c_uint64()
+    lib.engine_check_counts(*map(ctypes.byref, counts))
+    found = _found(lib, places, grid, block)
+    return Observed(regions, _sites(lib, places), found, counts[0].value, counts[1].value, failure)
+
+
+def _array_region(parameter: arguments.Parameter, value: np.ndarray, start: int, told: list[_Region]) -> Region:
+    elements = value.nbytes // value.dtype.itemsize
+    fetches = np.zeros(elements, np.uint32)
+    writable = not parameter.is_const
+    state = np.full(elements, INITIAL, np.uint8)
+    if writable and value.dtype.kind == "f":
+        # Poison or NaN at the start: nobody has given the element a value yet.
+        state[np.isnan(np.ascontiguousarray(value).reshape(-1))] = UNWRITTEN
+    told.append(
+        _Region(
+            start,
+            value.nbytes,
+            ARRAY,
+            value.dtype.itemsize,
+            int(writable),
+            fetches.ctypes.data,
+            state.ctypes.data if writable else None,
+        )
+    )
+    return Region(parameter.name, ARRAY, value.nbytes, value.dtype, writable, fetches, state)
+
+
+def _sites(lib: ctypes.CDLL, places: _Places) -> list[Site]:
+    count = lib.engine_check_sites(None, 0)
+    out = (_Site * max(count, 1))()
+    lib.engine_check_sites(out, count)
+    return [
+        Site(
+            places.of(s.pc),
+            s.region,
+            s.size,
+            bool(s.is_write),
+            bool(s.is_atomic),
+            s.count,
+            s.requests,
+            s.sectors,
+            s.wavefronts,
+            {lane: s.worst_offsets[lane] for lane in range(32) if s.worst_lanes >> lane & 1},
+        )
+        for s in out[:count]
+    ]
+
+
+def _found(lib: ctypes.CDLL, places: _Places, grid: Sequence[int], block: Sequence[int]) -> list[Found]:
+    out = ctypes.POINTER(_Finding)()
+    count = lib.engine_check_findings(ctypes.byref(out))
+    found = []
+    for f in (out[i] for i in range(count)):
+        mine = Access(places.of(f.pc), _index(f.block, grid), _index(f.thread, block), bool(f.is_write))
+        other = None
+        if f.other_pc:
+            other = Access(
+                places.of(f.other_pc),
+                _index(f.other_block, grid),
+                _index(f.other_thread, block),
+                bool(f.other_is_write),
+            )
+        found.append(Found(f.kind, f.region, f.offset, f.size, f.count, mine, other))
+    return found
+
+
+def _index(linear: int, sizes: Sequence[int]) -> tuple[int, int, int]:
+    return linear % sizes[0], linear // sizes[0] % sizes[1], linear // sizes[0] // sizes[1]

@@ -1,0 +1,60 @@
+// The books of a checked run, shared by engine.cpp, checker.cpp and Python.
+#pragma once
+#include "engine.h"
+
+enum EngineRegionKind { ENGINE_ARRAY = 0, ENGINE_STATIC_SHARED = 1, ENGINE_DYNAMIC_SHARED = 2 };
+enum EngineState : unsigned char { ENGINE_UNWRITTEN = 0, ENGINE_INITIAL = 1, ENGINE_WRITTEN = 2 };
+enum EngineFindingKind {
+  ENGINE_RACE = 1,
+  ENGINE_OUT_OF_BOUNDS = 2,
+  ENGINE_UNINITIALISED = 3,
+  ENGINE_MISALIGNED = 4,
+};
+
+extern "C" {
+
+struct EngineRegion {
+  uint64_t address, bytes;
+  uint32_t kind, element;   // element: bytes
+  uint32_t writable;        // 0: the kernel's parameter is a pointer to const
+  uint32_t *fetches;        // per element, how often it was read; or null
+  unsigned char *state;     // per element, an EngineState; or null
+};
+
+struct EngineSite {  // one instruction of the kernel, and one region it touches
+  uint64_t pc;
+  uint32_t region, size, is_write, is_atomic;
+  uint64_t count;                          // accesses, one for each thread
+  uint64_t requests, sectors, wavefronts;  // by warps; 0 without a profile
+  uint64_t worst;                          // sectors or wavefronts of the costliest request
+  uint32_t worst_lanes, worst_offsets[32]; // its lanes, and where in the region each of them went, in bytes
+};
+
+struct EngineFinding {
+  int kind;
+  uint32_t region;
+  int64_t offset;
+  uint64_t count, pc, other_pc, block, other_block;
+  uint32_t size, thread, other_thread, is_write, other_is_write;
+};
+
+// What Python calls, before and after a launch.
+void engine_check_start(const EngineRegion *regions, unsigned n, uint64_t profiled_code);  // 0: no profile
+void engine_check_stop();
+void engine_check_counts(uint64_t *barriers, uint64_t *collectives);
+unsigned engine_check_findings(const EngineFinding **out);
+unsigned engine_check_sites(EngineSite *out, unsigned most);  // returns how many there are
+}
+
+// What the engine tells the checker.
+bool checking();
+void check_ignore(const void *begin, size_t bytes);
+void check_block(uint64_t block, unsigned n_warps, const void *static_shared, const void *dynamic_shared);
+void check_block_end(unsigned n_threads);
+void check_barrier();
+void check_warp_sync(unsigned warp, unsigned mask);
+void check_collective();
+void check_fence();
+void check_merge(unsigned n_threads);                     // all lanes have arrived: at a barrier, or at the end
+void check_merge_warp(unsigned warp, unsigned n_threads);  // a warp's lanes have met
+extern "C" const void *engine_stack_top();                // of the fiber that runs

@@ -1,0 +1,368 @@
+"""The CPU engine among processes: interrupts, forks, threads, the cache of builds, compilers, settings."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import cpu
+
+ROOT = Path(__file__).resolve().parent.parent
+ADD = 'extern "C" __global__ void add(int *a, int n) { a[blockIdx.x * blockDim.x + threadIdx.x] += n; }\n'
+PRELUDE = f"""
+import os, signal, sys, time
+import numpy as np
+from helpers import cpu
+ADD = {ADD!r}
+def good():
+    a = cpu.zeros(640, np.int32)
+    cpu.RawKernel(ADD, "add")((10,), (64,), (a, np.int32(3)))
+    return bool((a == 3).all())
+"""
+
+
+def python(code: str, *, prelude: str = PRELUDE, **environment: str) -> subprocess.Popen[str]:
+    """A process of its own that runs `code` after PRELUDE; an empty value unsets a variable."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.Popen(
+        [sys.executable, "-c", prelude + code],
+        env={name: value for name, value in env.items() if value},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def output(process: subprocess.Popen[str], *, status: int = 0) -> str:
+    """What it printed; it must have ended as expected."""
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == status, f"{process.returncode}\n{out}\n{err}"
+    return out if status == 0 else err
+
+
+# ---------------------------------------------------------------- interrupts
+
+ENDLESS = {
+    "loop": "for (volatile int i = 0;; ++i) {}",
+    "barriers": "for (;;) __syncthreads();",
+    "shuffles": "for (;;) a[0] = __shfl_xor_sync(~0u, a[0], 1);",
+    "waiting": "while (*(volatile int *)a == 0) __nanosleep(100);",
+    "library": "for (;;) a[1] = (int)(1e6f * powf(sinf((float)a[1]), 2.5f));",
+    "printing": 'for (;;) { if (a[1]++ % 4096 == 0) printf("x"); }',
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_an_endless_launch_is_interrupted(kind: str) -> None:
+    kernel = f'extern "C" __global__ void endless(int *a) {{ {ENDLESS[kind]} }}\n'
+    code = f"""
+kernel, a = cpu.RawKernel({kernel!r}, "endless"), cpu.zeros(4, np.int32)
+kernel.compile()
+good()
+for turn in range(3):
+    print("started", flush=True)
+    try:
+        kernel((64,), (64,), (a,))
+    except KeyboardInterrupt:
+        print("interrupted", time.time(), good(), flush=True)
+"""
+    process = python(code)
+    assert process.stdout is not None
+    for _ in range(3):
+        assert process.stdout.readline() == "started\n"
+        time.sleep(0.15)
+        sent = time.time()
+        process.send_signal(signal.SIGINT)
+        word, at, good = process.stdout.readline().split()
+        assert word == "interrupted" and good == "True"
+        assert float(at) - sent < 1
+    output(process)
+
+
+def test_interrupts_at_any_moment_leave_the_engine_well() -> None:
+    code = """
+kernel, a = cpu.RawKernel(ADD, "add"), cpu.zeros(64 * 64, np.int32)
+kernel.compile()
+caught = 0
+print("started", flush=True)
+end = time.monotonic() + 1.2
+while time.monotonic() < end:
+    try:
+        kernel((64,), (64,), (a, np.int32(1)))
+    except KeyboardInterrupt:
+        caught += 1
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print(caught, good())
+"""
+    process = python(code)
+    assert process.stdout is not None
+    process.stdout.readline()
+    for _ in range(40):
+        time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+    caught, good = output(process).split()
+    assert int(caught) > 20 and good == "True"
+
+
+# ---------------------------------------------------------------- forks, threads, other signals
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_forked_children_launch_on_their_own() -> None:
+    code = """
+import warnings
+warnings.simplefilter("ignore")  # of fork in a process with threads: that is what this is about
+assert good()
+a = cpu.ones(64, np.int32)
+children = []
+for _ in range(4):
+    pid = os.fork()
+    if pid == 0:
+        cpu.RawKernel(ADD, "add")((1,), (64,), (a, np.int32(1)))
+        own = bool((a == 2).all())
+        try:
+            cpu.RawKernel(ADD, "add")((2,), (1024,), (a, np.int32(1)))
+        except cpu.LaunchError as error:
+            os._exit(7 if good() and own and "a[64]" in str(error) else 1)
+        os._exit(2)
+    children.append(pid)
+print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children], good(), bool((a == 1).all()))
+"""
+    assert output(python(code)).strip() == "[7, 7, 7, 7] True True"
+
+
+def test_threads_of_python_launch_one_after_the_other() -> None:
+    kernel = cpu.RawKernel(ADD, "add")
+    arrays = [cpu.zeros(640, np.int32) for _ in range(6)]
+
+    def many(a: Any) -> None:
+        for _ in range(100):
+            kernel((10,), (64,), (a, np.int32(1)))
+
+    threads = [threading.Thread(target=many, args=(a,)) for a in arrays]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all((a == 100).all() for a in arrays)
+
+
+def test_a_crash_that_is_not_a_kernels_is_told_by_whoever_listens() -> None:
+    code = """
+import ctypes, faulthandler
+assert good()
+faulthandler.enable()
+assert good()
+ctypes.string_at(8)
+"""
+    err = output(python(code), status=-signal.SIGSEGV)
+    assert "Fatal Python error: Segmentation fault" in err and "ctypes" in err
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="counts pages as Linux does")
+def test_memory_is_given_back() -> None:
+    def pages() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    def use() -> None:
+        a = cpu.zeros((256, 1024), np.float32)
+        cpu.RawKernel(ADD, "add")((1,), (64,), ((a * 2).astype(np.int32), np.int32(1)))
+        view = a[5:]
+        del a
+        view[...] = 1
+
+    for _ in range(20):
+        use()
+    before = pages()
+    for _ in range(300):
+        use()
+    assert pages() - before < 2000, "300 arrays of 1 MB have left more than 8 MB behind"
+
+
+# ---------------------------------------------------------------- the cache of builds
+
+
+def builds(folder: Path) -> list[str]:
+    return sorted(path.name.partition("-")[0] for path in folder.iterdir())
+
+
+def test_parallel_builds_leave_one_good_file(tmp_path: Path) -> None:
+    processes = [python("print(good())", COURSE_CACHE=str(tmp_path)) for _ in range(4)]
+    assert [output(process).strip() for process in processes] == ["True"] * 4
+    assert builds(tmp_path) == ["engine", "kernel"]
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    # Warm: nothing is built, and the compiler is not called for more than its version.
+    code = """
+import subprocess
+run, calls = subprocess.run, []
+subprocess.run = lambda command, **how: (calls.append(command[-1]), run(command, **how))[1]
+print(good(), calls, "elftools" in sys.modules)
+"""
+    assert output(python(code, COURSE_CACHE=str(tmp_path))).strip() == "True ['--version'] False"
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+    # Files that a crash or a full disk has spoiled are built again.
+    kernel = next(tmp_path.glob("kernel-*"))
+    engine = next(tmp_path.glob("engine-*"))
+    good = kernel.read_bytes()
+    for bad in (b"", b"not a library", good[:100], good[: len(good) // 2]):
+        kernel.write_bytes(bad)
+        assert output(python("print(good(), good())", COURSE_CACHE=str(tmp_path))).strip() == "True True", len(bad)
+    engine.write_bytes(b"\x7fELF, but no more")
+    assert output(python("print(good())", COURSE_CACHE=str(tmp_path))).strip() == "True"
+    assert builds(tmp_path) == ["engine", "kernel"]
+
+
+def test_a_cache_that_cannot_be_written_is_replaced() -> None:
+    code = "print(cpu.compiler.cache_dir())"
+    folder = output(python(code, COURSE_CACHE="/dev/null/cache", TMPDIR="/tmp")).strip()
+    assert re.fullmatch(r"/tmp/attention-course-\d+", folder)
+
+
+# ---------------------------------------------------------------- compilers and settings
+
+
+def test_no_compiler(tmp_path: Path) -> None:
+    code = """
+cpu.compiler.importlib.util.find_spec = lambda name: None  # no ziglang either
+try:
+    good()
+except cpu.NoCompilerError as error:
+    print(error)
+"""
+    text = output(python(code, PATH=str(tmp_path), CXX=""))
+    for part in (
+        "C++17 compiler and found none",
+        "sudo apt install g++",
+        "xcode-select --install",
+        "pip install ziglang",
+    ):
+        assert part in text
+    assert "NoCompilerError" not in text
+
+
+def test_the_users_compiler_is_taken_first(tmp_path: Path) -> None:
+    command, _ = cpu.compiler.compiler()
+    mine = tmp_path / "my compiler"
+    mine.mkdir()
+    script = mine / "cxx"
+    script.write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path}/calls"\nexec {" ".join(command)} "$@"\n')
+    script.chmod(0o755)
+    (tmp_path / "broken").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "broken").chmod(0o755)
+    code = "print(cpu.compiler.compiler()[0], good())"
+    path = f"{mine}{os.pathsep}{os.environ['PATH']}"
+    assert output(python(code, CXX="cxx", PATH=path, COURSE_CACHE=str(tmp_path / "c"))).strip() == "('cxx',) True"
+    assert len((tmp_path / "calls").read_text().splitlines()) == 3  # its version, the engine, the kernel
+    assert output(python(code, CXX=str(tmp_path / "broken"))).endswith("True\n")  # one that fails is passed over
+
+
+UCONTEXT = r"""
+SOURCE = '''
+extern "C" __global__ void scan(int *a) {
+  __shared__ int s[1024];
+  int t = threadIdx.x;
+  s[t] = a[t];
+  __syncthreads();
+  for (int step = 1; step < blockDim.x; step *= 2) {
+    int add = t >= step ? s[t - step] : 0;
+    __syncthreads();
+    s[t] += add;
+    __syncthreads();
+  }
+  a[t] = s[t];
+}
+extern "C" __global__ void sum(int *a) {
+  int v = a[threadIdx.x];
+  if (threadIdx.x % 32 > 20) return;
+  for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step) * (threadIdx.x % 32 + step < 21);
+  a[threadIdx.x] = __ballot_sync(~0u, v > 0) != 0;
+}
+extern "C" __global__ void wild(int *a) { a[threadIdx.x * 100] = 1; }
+extern "C" __global__ void half_way(int *a) { if (threadIdx.x < 7) __syncthreads(); }
+extern "C" __global__ void deep(volatile int *a, int n) {
+  volatile int local[100000];
+  for (int i = 0; i < n; ++i) local[i] = a[0];
+}
+extern "C" __global__ void endless(int *a) { for (;;) a[0] = __any_sync(~0u, a[0]); }
+'''
+module = cpu.RawModule(code=SOURCE)
+a = cpu.ones(1024, np.int32)
+for _ in range(20):
+    a[...] = 1
+    module.get_function("scan")((1,), (1024,), (a,))
+    assert (a == np.arange(1, 1025)).all()
+module.get_function("sum")((3,), (96,), (a,))
+cases = [("wild", (a,), "a[1100]"), ("half_way", (a,), "divergence"), ("deep", (a, np.int32(9)), "stack")]
+for name, args, says in cases:
+    for _ in range(20):
+        try:
+            module.get_function(name)((4,), (64,), args)
+            raise SystemExit(f"{name} did not fail")
+        except cpu.LaunchError as error:
+            assert says in str(error), error
+import threading
+threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
+try:
+    module.get_function("endless")((9,), (64,), (a,))
+except KeyboardInterrupt:
+    print(good())
+"""
+
+
+def test_the_portable_way_to_switch_fibers() -> None:
+    """ucontext, for processors that no assembly is written for: the same kernels, the same errors."""
+    assert output(python(UCONTEXT, COURSE_ENGINE_FLAGS="-DENGINE_UCONTEXT")).strip() == "True"
+
+
+@pytest.mark.parametrize("value", ["0", "17", "-1", "many", "2.5"])
+def test_wrong_numbers_of_threads(value: str) -> None:
+    code = "try:\n    good()\nexcept ValueError as error:\n    print(error)"
+    said = output(python(code, COURSE_CPU_THREADS=value)).strip()
+    assert said == f"COURSE_CPU_THREADS is a number from 1 to 16, not {value!r}"
+
+
+@pytest.mark.parametrize("count", [1, 16])
+def test_numbers_of_threads(count: int) -> None:
+    code = "print(good(), cpu.cuda.runtime.getDeviceProperties(0)['multiProcessorCount'], cpu.cuda.describe())"
+    said = output(python(code, COURSE_CPU_THREADS=str(count)))
+    assert said.startswith(f"True {count} CPU engine, {count} thread")
+
+
+def test_the_switch_between_devices() -> None:
+    code = "from helpers.device import ON_GPU, cp, describe\nprint(ON_GPU, cp.__name__, describe())"
+    said = output(python(code, prelude="", COURSE_DEVICE="cpu"))
+    assert said.startswith("False helpers.cpu CPU engine, ") and "kernels compiled by" in said
+    assert output(python(code, prelude="", COURSE_DEVICE="CPU")).startswith("False helpers.cpu")
+    err = output(python(code, prelude="", COURSE_DEVICE="tpu"), status=1)
+    assert err.endswith("ValueError: COURSE_DEVICE is 'cpu' or 'gpu', not 'tpu'\n")
+    # With no GPU to be seen, on a machine with one as well.
+    for wish, starts in (("", "False helpers.cpu"), ("gpu", "")):
+        process = python(code, prelude="", COURSE_DEVICE=wish, CUDA_VISIBLE_DEVICES="-1")
+        if starts:
+            assert output(process).startswith(starts)
+        else:
+            err = output(process, status=1)
+            assert "RuntimeError: COURSE_DEVICE=gpu, but there is no GPU to use: " in err
+            assert "Unset it to run on the CPU." in err
+
+
+def test_a_tiny_launch_costs_little() -> None:
+    kernel, a = cpu.RawKernel(ADD, "add"), cpu.zeros(32, np.int32)
+    kernel((1,), (32,), (a, np.int32(1)))
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        kernel((1,), (32,), (a, np.int32(1)))
+        times.append(time.perf_counter() - start)
+    assert sorted(times)[20] < 1e-3, f"{sorted(times)[20] * 1e6:.0f} µs"  # measured: 40 µs; a busy machine takes longer
