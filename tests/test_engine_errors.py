@@ -543,18 +543,20 @@ def test_wrong_grids_and_blocks(grid: Any, block: Any, error: type[Exception], s
         ((None, None, i32(0), 1), TypeError, "takes 3 arguments, got 4"),
         ([None, None, 0.5], TypeError, r"argument 2 \(int32 at\) of read_wild got a Python float.*cp.int32\(0.5\)"),
         ((None, None, f32(1)), TypeError, r"argument 2 \(int32 at\) of read_wild got a float32"),
-        ((None, None, np.int64(1)), TypeError, "got a int64"),
+        ((None, None, np.int64(1)), TypeError, "got an int64"),
         ((None, None, True), TypeError, "got a bool"),
         ((None, None, 2**31), TypeError, "2147483648 does not fit int32"),
         ((None, None, "1"), TypeError, r"is a scalar: give it cp.int32\(...\); got str '1'"),
         ((None, None, None), TypeError, "is a scalar"),
         ((np.zeros(3, f32), None, 0), TypeError, r"argument 0 \(const float32\* a\).* is a NumPy array.*cp.asarray"),
         ((5, None, 0), TypeError, "must be a device array; got int 5"),
-        ((None, cpu.zeros(3), 0), TypeError, r"dtype is float64, the kernel reads float32; .*astype\(cp.float32\)"),
+        ((None, np.float64, 0), TypeError, r"dtype is float64, the kernel reads float32; .*astype\(cp.float32\)"),
         (7, TypeError, "args is a tuple with one value for each parameter of read_wild"),
     ],
 )
 def test_wrong_arguments(args: Any, error: type[Exception], says: str) -> None:
+    if isinstance(args, tuple):  # a type stands for an array of it
+        args = tuple(cpu.zeros(3, a) if isinstance(a, type) else a for a in args)
     with pytest.raises(error, match=says):
         launch("read_wild", (1,), (1,), args)
 

@@ -157,4 +157,6 @@ def _check_scalar(where: str, parameter: Parameter, value: Any) -> None:
         return
     passed = {"Python float": " (CuPy passes a Python float as 8 bytes of float64: the kernel would read garbage)"}
     passed["Python int"] = " (CuPy passes a Python int as int64: the kernel would read garbage)"
-    raise TypeError(f"{where} got a {got}{passed.get(got, '')}; write cp.{dtype.name}({value!r:.40})")
+    shown = value.item() if isinstance(value, (np.generic, np.ndarray)) else value
+    article = "an" if got[0] in "ai" else "a"
+    raise TypeError(f"{where} got {article} {got}{passed.get(got, '')}; write cp.{dtype.name}({shown!r:.40})")

@@ -55,19 +55,19 @@ struct Event {
   uintptr_t address;
   uint64_t key;  // what goes first is smaller: the deeper call, then the earlier code (relative to the module)
 };
+constexpr unsigned FULL = 1024;  // events of a lane after which it lets the other lanes catch up: a warp's fit the cache
 struct LaneTrace {
-  std::vector<Event> events;
-  uintptr_t last_jump_target = 0;
+  unsigned n = 0;
+  uintptr_t last_block = 0;  // the basic block it entered last
+  Event events[FULL];
 };
 struct Profile {
   bool wanted = false, running = false;
   uintptr_t base = 0;              // of the kernel's code
   std::vector<LaneTrace> lanes;    // by thread of the block
-  uint64_t held = 0;               // events in memory
 };
 Checker c;
 Profile profile;
-constexpr uint64_t MOST_EVENTS = 128u << 20;  // 2 GB
 
 // What the last access of an instruction found, so that the next one finds it in a glance.
 struct Cached {
@@ -255,11 +255,10 @@ __attribute__((noinline)) void access_books(Cached &hint, uintptr_t a, unsigned 
 }
 
 inline void remember_event(uintptr_t address, uintptr_t pc, void *frame) {
-  const engine::Lane *me = engine_lane();
-  if (__builtin_expect(++profile.held > MOST_EVENTS, 0))
-    engine_fail("this launch is too large to profile: it makes too many accesses between two barriers", "", 0);
   const uint32_t above = (uint32_t)((uintptr_t)frame - (uintptr_t)engine_stack_top());  // the deeper, the smaller
-  profile.lanes[me->linear].events.push_back({address, (uint64_t)above << 32 | (uint32_t)(pc - profile.base)});
+  LaneTrace &lane = profile.lanes[engine_lane()->linear];
+  lane.events[lane.n++] = {address, (uint64_t)above << 32 | (uint32_t)(pc - profile.base)};
+  if (__builtin_expect(lane.n == FULL, 0)) engine_pause();
 }
 
 // How many 32-byte sectors of global memory, or turns of shared memory, a request of these lanes takes.
@@ -335,32 +334,46 @@ void count_request(uintptr_t pc, const uintptr_t *addresses, const unsigned char
 
 // Replay what the lanes of a warp did as a GPU would have: the lanes whose next instruction comes first in the code go
 // first, together, and the others wait for them. Lanes that left a loop early wait behind it for those still in it.
-void merge_warp(unsigned first, unsigned n) {
+// The lanes in `unfinished` will go on: where one of them has no more events, nobody knows yet what comes next.
+void merge_warp(unsigned first, unsigned n, unsigned unfinished) {
+  LaneTrace *lanes = &profile.lanes[first];
   const Event *at[32], *end[32];
-  uint64_t left = 0;
+  unsigned there = 0;  // lanes with events left
   for (unsigned i = 0; i < n; ++i) {
-    const auto &events = profile.lanes[first + i].events;
-    at[i] = events.data();
-    end[i] = at[i] + events.size();
-    left += events.size();
+    at[i] = lanes[i].events;
+    end[i] = at[i] + lanes[i].n;
+    if (lanes[i].n) there |= 1u << i;
   }
-  profile.held -= left;
-  while (left) {
-    uint64_t next = ~0ull;
-    for (unsigned i = 0; i < n; ++i)
-      if (at[i] != end[i] && at[i]->key < next) next = at[i]->key;
-    uintptr_t addresses[32];
-    unsigned char lanes[32];
+  uintptr_t addresses[32];
+  unsigned char who[32];
+  while (there && !(unfinished & ~there)) {
+    const uint64_t guess = at[__builtin_ctz(there)]->key;
+    uint64_t next = guess, different = 0;
     unsigned together = 0;
     for (unsigned i = 0; i < n; ++i) {
-      if (at[i] == end[i] || at[i]->key != next) continue;
-      lanes[together] = (unsigned char)i;
-      addresses[together++] = at[i]++->address;
+      if (!(there >> i & 1)) continue;
+      const Event &e = *at[i];
+      different |= e.key ^ guess;
+      next = std::min(next, e.key);
+      who[together] = (unsigned char)i;
+      addresses[together++] = e.address;
     }
-    left -= together;
-    if (addresses[0]) count_request(profile.base + (uint32_t)next, addresses, lanes, together);
+    if (different) {  // the warp has diverged: only those who come first
+      together = 0;
+      for (unsigned i = 0; i < n; ++i) {
+        if (!(there >> i & 1) || at[i]->key != next) continue;
+        who[together] = (unsigned char)i;
+        addresses[together++] = at[i]->address;
+      }
+    }
+    for (unsigned k = 0; k < together; ++k)
+      if (++at[who[k]] == end[who[k]]) there &= ~(1u << who[k]);
+    if (addresses[0]) count_request(profile.base + (uint32_t)next, addresses, who, together);
   }
-  for (unsigned i = 0; i < n; ++i) profile.lanes[first + i].events.clear();
+  for (unsigned i = 0; i < n; ++i) {
+    lanes[i].n = (unsigned)(end[i] - at[i]);
+    if (lanes[i].n) memmove(lanes[i].events, at[i], lanes[i].n * sizeof(Event));
+  }
 }
 
 __attribute__((noinline)) void access_first(uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc, void *frame) {
@@ -423,7 +436,7 @@ void check_block(uint64_t block, unsigned n_warps, const void *static_shared, co
   forget();  // shared memory may have moved
   c.block_begins.push_back(c.epoch);
   c.block_numbers.push_back(block);
-  for (LaneTrace &lane : profile.lanes) lane = {std::move(lane.events), 0};
+  for (LaneTrace &lane : profile.lanes) lane.n = 0, lane.last_block = 0;
   c.warp_epoch.assign(n_warps, c.epoch);
   c.lane_epochs.assign(n_warps, {});
   c.acquired.clear();
@@ -440,11 +453,11 @@ void check_block(uint64_t block, unsigned n_warps, const void *static_shared, co
 
 void check_merge(unsigned n_threads) {
   if (!profile.running) return;
-  for (unsigned first = 0; first < n_threads; first += 32) merge_warp(first, std::min(32u, n_threads - first));
+  for (unsigned first = 0; first < n_threads; first += 32) merge_warp(first, std::min(32u, n_threads - first), 0);
 }
 
-void check_merge_warp(unsigned warp, unsigned n_threads) {
-  if (profile.running) merge_warp(warp * 32, std::min(32u, n_threads - warp * 32));
+void check_merge_warp(unsigned warp, unsigned n_threads, unsigned unfinished) {
+  if (profile.running) merge_warp(warp * 32, std::min(32u, n_threads - warp * 32), unfinished);
 }
 
 void check_barrier() {
@@ -508,8 +521,8 @@ void __sanitizer_cov_trace_pc() {
   if (!profile.running) return;
   const uintptr_t pc = (uintptr_t)CALLER;
   LaneTrace &lane = profile.lanes[engine_lane()->linear];
-  if (pc <= lane.last_jump_target) remember_event(0, pc, __builtin_frame_address(0));
-  lane.last_jump_target = pc;
+  if (pc <= lane.last_block) remember_event(0, pc, __builtin_frame_address(0));
+  lane.last_block = pc;
 }
 void __tsan_func_entry(void *) {}
 void __tsan_func_exit() {}

@@ -56,5 +56,6 @@ void check_warp_sync(unsigned warp, unsigned mask);
 void check_collective();
 void check_fence();
 void check_merge(unsigned n_threads);                     // all lanes have arrived: at a barrier, or at the end
-void check_merge_warp(unsigned warp, unsigned n_threads);  // a warp's lanes have met
+void check_merge_warp(unsigned warp, unsigned n_threads, unsigned unfinished);  // unfinished: lanes that will go on
+extern "C" void engine_pause();                            // the fiber that runs lets its warp catch up
 extern "C" const void *engine_stack_top();                // of the fiber that runs

@@ -157,6 +157,7 @@ struct Worker {
   Fiber *current = nullptr;
   unsigned n_threads = 0, n_warps = 0, warp = 0;
   unsigned ready[MAX_THREADS / WARP], alive[MAX_THREADS / WARP];
+  unsigned paused[MAX_THREADS / WARP];  // lanes of a profiled kernel whose trace is full
   unsigned finished = 0, arrived = 0;
   int barrier_sum = 0;
   uint64_t block = 0;
@@ -243,6 +244,13 @@ Fiber *next_ready(Worker &w) {
   // Stay in the warp while one of its lanes can run: its data are warm, and collectives complete early.
   for (unsigned i = 0, at = w.warp; i < w.n_warps; ++i, at = at + 1 == w.n_warps ? 0 : at + 1) {
     if (w.ready[at]) {
+      w.warp = at;
+      return &w.fibers[at * WARP + __builtin_ctz(w.ready[at])];
+    }
+    if (w.paused[at]) {  // all lanes of the warp have come as far as they could: their traces are merged
+      check_merge_warp(at, w.n_threads, w.paused[at]);
+      w.ready[at] = w.paused[at];
+      w.paused[at] = 0;
       w.warp = at;
       return &w.fibers[at * WARP + __builtin_ctz(w.ready[at])];
     }
@@ -350,7 +358,7 @@ void try_collective(Worker &w, unsigned warp, unsigned mask) {
   }
   if (checking()) {
     check_collective();
-    check_merge_warp(warp, w.n_threads);
+    check_merge_warp(warp, w.n_threads, w.paused[warp]);
     if (strcmp(first->name, "__syncwarp") == 0) check_warp_sync(warp, here);
   }
   first->run(lanes, here);
@@ -586,6 +594,7 @@ void run_block(Worker &w, uint64_t block) {
   }
   for (unsigned i = 0; i < w.n_warps; ++i) {
     unsigned lanes = std::min(n - i * WARP, WARP);
+    w.paused[i] = 0;
     w.ready[i] = w.alive[i] = lanes == WARP ? ~0u : (1u << lanes) - 1;
   }
   if (checking()) check_block(block, w.n_warps, w.static_base, w.dynamic);
@@ -745,6 +754,15 @@ int engine_printf(const char *format, ...) {
   if (!pool->printed.empty() && pool->printed.back().first == w.block) pool->printed.back().second += text;
   else pool->printed.emplace_back(w.block, text);
   return length;
+}
+
+void engine_pause() {
+  Worker &w = here();
+  Critical guard(w);
+  Fiber &f = *w.current;
+  set_waiting(w, f);
+  w.paused[f.lane.linear / WARP] |= 1u << (f.lane.linear % WARP);
+  schedule(w);
 }
 
 const void *engine_stack_top() {

@@ -1,0 +1,224 @@
+"""From a .cu file to a checked launch: helpers/kernel.py, on this machine's device."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import kernel
+from helpers.device import ON_GPU, cp
+
+CODE = r"""
+extern "C" __global__ void scale(const float *__restrict__ in, float *out, int n, float factor) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = factor * in[i];
+}
+template <typename T, int TIMES>
+__global__ void repeat(const T *in, T *out, const int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = in[i] * T(TIMES);
+}
+extern "C" __global__ void __launch_bounds__(256) many(unsigned char a, const long long b, double c, bool d,
+                                                       const void *e, float4 f, unsigned int *g, size_t h) {
+  g[0] = a + (unsigned)b + (unsigned)c + d + (e == nullptr) + (unsigned)f.w + (unsigned)h;
+}
+extern "C" __global__ void dynamic(float *out, int n) {
+  extern __shared__ float tile[];
+  for (int i = threadIdx.x; i < n; i += blockDim.x) tile[i] = i;
+  __syncthreads();
+  for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = tile[n - 1 - i];
+}
+"""
+f32, i32 = np.float32, np.int32
+
+
+def scale() -> kernel.Kernel:
+    return kernel.load(CODE, "scale")
+
+
+def test_a_launch() -> None:
+    x, out = cp.asarray(np.arange(100, dtype=f32)), cp.zeros(100, f32)
+    scale()((4,), (32,), (x, out, i32(100), f32(0.5)))
+    np.testing.assert_array_equal(cp.asnumpy(out), np.arange(100) * 0.5)
+    scale()([4], [32], [x, out, 50, np.asarray(2, f32)])  # lists, a Python int, an array without axes
+    np.testing.assert_array_equal(cp.asnumpy(out), np.arange(100) * np.where(np.arange(100) < 50, 2, 0.5))
+
+
+def test_a_template_and_defines() -> None:
+    x, out = cp.asarray(np.arange(9, dtype=np.int16)), cp.zeros(9, np.int16)
+    kernel.load(CODE, "repeat<short, 3>")((1,), (32,), (x, out, 9))
+    np.testing.assert_array_equal(cp.asnumpy(out), 3 * np.arange(9))
+    code = 'extern "C" __global__ void k(int *a) { a[0] = WIDTH * 10 + HEIGHT; }\n'
+    out = cp.zeros(1, i32)
+    kernel.load(code, "k", defines={"WIDTH": 4, "HEIGHT": 2})((1,), (1,), (out,))
+    assert int(out[0]) == 42
+    assert kernel.options({"A": 1, "B": "x"}) == ("-std=c++17", "-DA=1", "-DB=x")
+
+
+def test_a_module_of_ones_own() -> None:
+    module = cp.RawModule(code=CODE, name_expressions=("repeat<float, 2>",))
+    x, out = cp.ones(3, f32), cp.zeros(3, f32)
+    for code in (None, CODE):
+        kernel.typed(module, "repeat<float, 2>", code)((1,), (3,), (x, out, 3))
+        assert (cp.asnumpy(out) == 2).all()
+    with pytest.raises(
+        ValueError, match=r"the source has no kernel 'missing'; its kernels: scale, repeat, many, dynamic"
+    ):
+        kernel.typed(module, "missing")
+
+
+def test_parameters_are_read_from_the_source() -> None:
+    found = [(p.name, p.kind, p.dtype, p.is_const) for p in kernel.load(CODE, "many").parameters]
+    assert found == [
+        ("a", "s", "uint8", False),
+        ("b", "s", "int64", False),
+        ("c", "s", "float64", False),
+        ("d", "s", "bool", False),
+        ("e", "p", "void", True),
+        ("f", "S", "float32", False),
+        ("g", "p", "uint32", False),
+        ("h", "s", "uint64", False),
+    ]
+
+
+def test_every_kind_of_argument() -> None:
+    out = cp.zeros(1, np.uint32)
+    vector = np.array([(1, 2, 3, 4)], np.dtype("f4,f4,f4,f4"))
+    args = (
+        np.uint8(1),
+        10,
+        np.float64(100),
+        np.bool_(True),
+        None,
+        vector if not ON_GPU else vector[0],
+        out,
+        np.uint64(1000),
+    )
+    kernel.load(CODE, "many")((1,), (1,), args)
+    assert int(out[0]) == 1 + 10 + 100 + 1 + 1 + 4 + 1000
+    args = (2**8 - 1, -1, 0.0, np.bool_(False), out, *args[5:])
+    kernel.load(CODE, "many")((1,), (1,), args)
+    assert int(out[0]) == 255 - 1 + 4 + 1000
+
+
+def good() -> tuple[Any, ...]:
+    return cp.ones(64, f32), cp.zeros(64, f32), i32(64), f32(2)
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "error", "says"),
+    [
+        (0, np.ones(64, f32), TypeError, r"argument 0 \(const float32\* in\) of scale is a NumPy array.*cp\.asarray"),
+        (0, 3, TypeError, r"argument 0 .* must be a device array; got int 3"),
+        (
+            0,
+            lambda: cp.ones(64, np.float64),
+            TypeError,
+            r"dtype is float64, the kernel reads float32.*astype\(cp\.float32\)",
+        ),
+        (
+            1,
+            lambda: cp.ones((8, 16), f32)[:, ::2],
+            ValueError,
+            r"argument 1 \(float32\* out\) .*a view with gaps.*ascontiguousarray",
+        ),
+        (1, lambda: cp.ones((8, 8), f32).T, ValueError, r"shape \(8, 8\), strides \(4, 32\) bytes"),
+        (2, f32(64), TypeError, r"argument 2 \(int32 n\) of scale got a float32; write cp\.int32\(64\.0\)"),
+        (2, np.int64(64), TypeError, r"got an int64; write cp\.int32\(64\)"),
+        (2, 64.0, TypeError, r"got a Python float \(CuPy passes a Python float as 8 bytes of float64"),
+        (2, 2**31, TypeError, "2147483648 does not fit int32"),
+        (2, -(2**31) - 1, TypeError, "does not fit int32"),
+        (2, True, TypeError, "got a bool"),
+        (2, "64", TypeError, r"is a scalar: give it cp\.int32\(\.\.\.\); got str '64'"),
+        (3, 2.0, TypeError, r"argument 3 \(float32 factor\) of scale got a Python float.*write cp\.float32\(2\.0\)"),
+        (3, 2, TypeError, r"got a Python int \(CuPy passes a Python int as int64.*write cp\.float32\(2\)"),
+        (3, np.float64(2), TypeError, "got a float64"),
+        (3, None, TypeError, "is a scalar"),
+    ],
+)
+def test_a_wrong_argument(index: int, value: Any, error: type[Exception], says: str) -> None:
+    args = list(good())
+    args[index] = value() if callable(value) else value
+    with pytest.raises(error, match=says):
+        scale()((2,), (32,), tuple(args))
+    assert not cp.asnumpy(args[1]).any() or index == 1, "nothing was launched"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (lambda: good()[:3], r"scale takes 4 arguments, got 3: missing float32 factor\. \(CuPy does not count them"),
+        (lambda: (*good(), 1), r"scale takes 4 arguments, got 5\. .*scale\(const float32\* in, float32\* out, int32 n"),
+        (lambda: (), "got 0: missing const float32. in, float32. out, int32 n, float32 factor"),
+        (lambda: good()[0], "args is a tuple with one value for each parameter of scale"),
+    ],
+)
+def test_a_wrong_number_of_arguments(args: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        scale()((2,), (32,), args())
+
+
+def test_a_null_pointer_is_none() -> None:
+    kernel.load(CODE, "scale")((1,), (32,), (None, None, 0, f32(1)))
+
+
+@pytest.mark.parametrize("size", [1000, 12 * 1024, 20 * 1024, 40 * 1024])
+def test_dynamic_shared_memory_is_opted_into(size: int) -> None:
+    out = cp.zeros(size, f32)
+    kernel.load(CODE, "dynamic")((1,), (256,), (out, size), shared_mem=4 * size)
+    np.testing.assert_array_equal(cp.asnumpy(out), np.arange(size)[::-1])
+
+
+def test_more_shared_memory_than_there_is() -> None:
+    with pytest.raises(ValueError, match=r"dynamic asks for 1,048,576 bytes of dynamic shared memory beside 0 static"):
+        kernel.load(CODE, "dynamic")((1,), (32,), (cp.zeros(4, f32), 4), shared_mem=1 << 20)
+
+
+def test_attributes() -> None:
+    assert scale().attributes["shared_size_bytes"] == 0
+    assert scale().attributes["max_threads_per_block"] == 1024
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(FileNotFoundError, match=r"no kernel file '99_lost\.cu' in kernels/; there are: 01_naive\.cu"):
+        kernel.load("99_lost.cu", "lost")
+
+
+def test_includes_are_pasted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "main.cu").write_text('// first\n  #include "part.cuh"\n#include <cuda_fp16.h>\nlast\n')
+    (tmp_path / "part.cuh").write_text('#pragma once\n#include "deep.cuh"\npart\n')
+    (tmp_path / "deep.cuh").write_text("deep\n")
+    monkeypatch.setattr(kernel, "KERNELS", tmp_path)
+    assert kernel.source("main.cu").splitlines() == [
+        '#line 1 "main.cu"',
+        "// first",
+        '#line 1 "part.cuh"',
+        "#pragma once",
+        '#line 1 "deep.cuh"',
+        "deep",
+        '#line 3 "part.cuh"',
+        "part",
+        '#line 3 "main.cu"',
+        "#include <cuda_fp16.h>",
+        "last",
+    ]
+
+
+def test_an_error_names_the_file_and_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.cu").write_text(
+        '#include "part.cuh"\nextern "C" __global__ void k(int *a) {\n  a[0] = part() + lost;\n}\n'
+    )
+    (tmp_path / "part.cuh").write_text("__device__ int part() {\n  return 1;\n}\n")
+    monkeypatch.setattr(kernel, "KERNELS", tmp_path)
+    with pytest.raises(Exception, match=r"broken\.cu[:(]3\)?: error: .*lost") as caught:
+        kernel.load("broken.cu", "k")
+    assert re.search("CompileE", type(caught.value).__name__)
+
+
+def test_a_kernel_is_compiled_once() -> None:
+    assert kernel.load(CODE, "scale") is scale()
+    assert kernel.load(CODE, "scale", defines={"X": 1}) is not scale()
