@@ -74,6 +74,7 @@ struct Cached {
   uintptr_t pc = 0, begin = 0, span = 0;  // an access at begin .. begin + span lies in the region
   uint64_t *count = nullptr;
   uint32_t *fetches = nullptr;            // where one element is read: its count is all there is to keep
+  Cell *cells = nullptr;                  // where shared memory is read, a cell at a time
   Region *region = nullptr;
   uint32_t index = 0, site = 0, shift = 0;
 };
@@ -159,6 +160,7 @@ void refine(Region &r, unsigned grain) {
   r.cells.swap(fine);
   r.grain = grain;
   r.shift = (unsigned)__builtin_ctz(grain);
+  forget();  // who remembers the old cells
 }
 
 // Two reads since the last barrier are kept, by threads of different warps if there are such: whoever writes next
@@ -240,15 +242,6 @@ __attribute__((noinline)) void access_books(Cached &hint, uintptr_t a, unsigned 
     for (size_t i = element; i < end; ++i) {
       if (kind == WRITE) told.state[i] = ENGINE_WRITTEN;
       else if (told.state[i] == ENGINE_UNWRITTEN) report(ENGINE_UNINITIALISED, hint.index, a, size, pc, thread, false);
-    }
-  }
-  if (size == r.grain && kind == READ) {
-    // The common case: written before the last barrier, and now only read.
-    Cell &cell = r.cells[offset >> r.shift];
-    if (cell.write < c.barrier_tag && (cell.write >= c.block_tag || told.kind == ENGINE_ARRAY) &&
-        (cell.write >= c.block_tag || cell.write == 0)) {
-      remember_read(cell, tag_of(c.epoch, thread, atomic), hint.site);
-      return;
     }
   }
   check_order(r, hint.index, a, size, kind, atomic, pc, thread, hint.site);
@@ -392,6 +385,7 @@ __attribute__((noinline)) void access_first(uintptr_t a, unsigned size, Kind kin
   hint.count = &c.sites[hint.site].count;
   const bool plain = kind == READ && r.cells.empty() && size == r.told->element;
   hint.fetches = plain ? r.told->fetches : nullptr;
+  hint.cells = r.told->kind != ENGINE_ARRAY && size == r.grain ? r.cells.data() : nullptr;
   hint.shift = (unsigned)__builtin_ctz(size);
   if (profile.running) remember_event(a, pc, frame);
   ++*hint.count;
@@ -407,8 +401,19 @@ inline __attribute__((always_inline)) void access(void *address, unsigned size, 
   if (__builtin_expect(hint.pc != pc || offset > hint.span, 0)) return access_first(a, size, kind, atomic, pc, frame);
   if (profile.running) remember_event(a, pc, frame);
   ++*hint.count;
-  if (hint.fetches && (a & (size - 1)) == 0) ++hint.fetches[offset >> hint.shift];
-  else access_books(hint, a, size, kind, atomic, pc);
+  if (hint.fetches && (a & (size - 1)) == 0) {
+    ++hint.fetches[offset >> hint.shift];
+    return;
+  }
+  if (kind == READ && hint.cells && (a & (size - 1)) == 0) {
+    // The common case: written by this block before the last barrier, and now only read.
+    Cell &cell = hint.cells[offset >> hint.shift];
+    if (cell.write < c.barrier_tag && cell.write >= c.block_tag) {
+      remember_read(cell, tag_of(c.epoch, engine_lane()->linear, atomic), hint.site);
+      return;
+    }
+  }
+  access_books(hint, a, size, kind, atomic, pc);
 }
 
 }  // namespace
