@@ -73,6 +73,7 @@ class Kernel:
             there = ", ".join(arguments.source.kernels(text)) or "none"
             raise ValueError(f"the source has no kernel {name!r}; its kernels: {there}")
         self.name = name
+        self.code, self.options = text, tuple(module.options)  # what a checked run of the same kernel compiles
         self.parameters = found
         self.function = module.get_function(name)
 

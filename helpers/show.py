@@ -612,7 +612,7 @@ def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
         accesses: {name: word index of each lane}, words of 4 bytes.
     """
     colours = ListedColormap([IDLE, READ, WRITE])
-    fig, axes = figure(0.5 + 2.5 * len(accesses), 3.7, columns=len(accesses))
+    fig, axes = figure(0.5 + 2.5 * len(accesses), 3.7 if len(accesses) > 1 else 4.0, columns=len(accesses))
     counts = []
     for ax, (name, words) in zip(np.atleast_1d(axes), accesses.items(), strict=True):
         words = np.ravel(words).astype(int)
@@ -632,7 +632,7 @@ def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
         counts.append(f"{name}: {count}")
     np.atleast_1d(axes)[0].set_ylabel("lane")
     handles = [Patch(color=READ, label="served in the first turn"), Patch(color=WRITE, label="has to wait")]
-    fig.legend(handles=handles, loc="outside lower left", ncols=2)
+    fig.legend(handles=handles, loc="outside lower left", ncols=min(2, len(accesses)))
     return Picture(fig, f"banks asked by the lanes of a warp: {'; '.join(counts)}")
 
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,8 @@ KINDS = {
 class Finding:
     """One thing that is wrong. file, line: of the access; other_*: of the earlier access that it collides with.
 
-    kind: race, out of bounds, uninitialised, misaligned, never written, barrier divergence, deadlock, or stopped.
+    kind: race, out of bounds, uninitialised, misaligned, never written, barrier divergence, deadlock, endless loop, or
+    stopped (a failed assertion, a division by zero).
     block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
     count: how often the same two lines did the same.
     """
@@ -56,22 +58,23 @@ class Finding:
     count: int = 1
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.message}" + (f" ({self.count} times)" if self.count > 1 else "")
+        return f"{self.kind}: {self.message}" + (f" ({self.count:,} times)" if self.count > 1 else "")
 
 
 @dataclass
 class Figures:
     """What an array, or a line of the source, cost.
 
-    read, written: bytes that threads asked for. loads, stores: requests, one for each instruction of a warp. sectors:
-    32-byte pieces of global memory touched by them; wavefronts: turns of shared memory. ideal: the fewest sectors or
-    wavefronts that the same bytes need. atomics: accesses that were atomic.
+    read, written: bytes that threads asked for. loads, stores: requests, one for each instruction of a warp;
+    shared_requests: those of them that went to shared memory. sectors: 32-byte pieces of global memory touched by the
+    others; wavefronts: turns of shared memory. atomics: accesses that were atomic.
     """
 
     read: int = 0
     written: int = 0
     loads: int = 0
     stores: int = 0
+    shared_requests: int = 0
     sectors: int = 0
     wavefronts: int = 0
     atomics: int = 0
@@ -84,14 +87,20 @@ class Figures:
     @property
     def sectors_per_request(self) -> float:
         """4 is a warp reading 32 neighbouring words; 1 is all lanes at one word; 32 is each lane somewhere else."""
-        return self.sectors / self.requests if self.requests else 0.0
+        requests = self.requests - self.shared_requests
+        return self.sectors / requests if requests else 0.0
+
+    @property
+    def wavefronts_per_request(self) -> float:
+        """1 is no bank conflict; 32 is a warp whose lanes all wait for the same bank."""
+        return self.wavefronts / self.shared_requests if self.shared_requests else 0.0
 
     @property
     def conflicts(self) -> int:
         """Turns of shared memory beyond one for each request."""
-        return max(self.wavefronts - self.requests, 0) if self.wavefronts else 0
+        return max(self.wavefronts - self.shared_requests, 0)
 
-    def add(self, site: checked.Site) -> None:
+    def add(self, site: checked.Site, *, is_shared: bool) -> None:
         """Count one instruction in."""
         size = site.count * site.size
         if site.is_write:
@@ -100,18 +109,110 @@ class Figures:
         else:
             self.read += size
             self.loads += site.requests
+        self.shared_requests += site.requests if is_shared else 0
         self.sectors += site.sectors
         self.wavefronts += site.wavefronts
         self.atomics += site.count if site.is_atomic and site.is_write else 0
+
+
+_Row = tuple[str, float, str, str]  # mark, share of all bytes, figures, code
+_COLUMNS = (("bytes", 13), ("share", 5), ("requests", 10), ("sect/req", 8), ("wave/req", 8))
+
+
+class Listing(str):
+    """A listing of source with figures: a text, and HTML in Jupyter."""
+
+    rows: list[_Row]
+
+    def __new__(cls, rows: list[_Row]) -> Listing:
+        listing = super().__new__(cls, "\n".join(f"{figures} {code}".rstrip() for _, _, figures, code in rows))
+        listing.rows = rows
+        return listing
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        lines = []
+        for mark, share, figures, code in self.rows:
+            colour = "rgba(213,94,0,0.30)" if mark == "!" else f"rgba(0,114,178,{0.5 * share:.2f})"
+            style = f" style='background:{colour}'" if mark == "!" or share >= 0.01 else ""
+            lines.append(f"<span{style}>{html.escape(f'{figures} {code}'.rstrip())}</span>")
+        return "<pre style='white-space:pre;overflow-x:auto;line-height:1.35'>" + "\n".join(lines) + "</pre>"
+
+
+def _columns(f: Figures, total: int) -> str:
+    """What a line, or one array of it, asked for, under _COLUMNS."""
+    size = f.read + f.written
+    per = [f"{value:.1f}" if value else "" for value in (f.sectors_per_request, f.wavefronts_per_request)]
+    values = (f"{size:,}", f"{size / total:.0%}", f"{f.requests:,}", *per)
+    return " ".join(f"{value:>{width}}" for value, (_, width) in zip(values, _COLUMNS, strict=True))
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as text: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = [[r[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(r[1:], widths[1:], strict=True))] for r in rows]
+    return ["  ".join(row).rstrip() for row in aligned]
+
+
+def _html_table(rows: Sequence[Sequence[str]]) -> str:
+    """The same rows for Jupyter, in the colours of its theme."""
+    body = ""
+    for row, tag in zip(rows, ["th"] + ["td"] * len(rows), strict=False):
+        body += "<tr>"
+        for column, value in enumerate(row):
+            align = "right" if column else "left"
+            body += f"<{tag} style='padding:2px 10px;text-align:{align}'>{html.escape(value)}</{tag}>"
+        body += "</tr>"
+    return f"<table>{body}</table>"
+
+
+def fetch_maps(fetches: Mapping[str, np.ndarray]) -> Any:
+    """How often each element was fetched, as images on one colour scale: {title: `Report.fetches[array]`, ...}."""
+    from helpers import show
+
+    images = {}
+    for name, counts in fetches.items():
+        low, high = int(counts.min()), int(counts.max())
+        times = f"{low:,} times each" if low == high else f"{low:,} to {high:,} times"
+        images[f"{name}: {times}"] = np.atleast_2d(counts)
+    return show.heatmap(images, xlabel="column", ylabel="row", colour="fetches")
+
+
+class Table:
+    """Figures side by side: a text, and HTML in Jupyter."""
+
+    def __init__(self, rows: Sequence[Sequence[str]]) -> None:
+        self.rows = [tuple(row) for row in rows]
+
+    def __repr__(self) -> str:
+        return "\n".join(_table(self.rows))
+
+    def _repr_html_(self) -> str:
+        return _html_table(self.rows)
+
+
+def compare(*reports: Report) -> Table:
+    """Bytes that the threads asked of each array of global memory, a column for each report."""
+    arrays = dict.fromkeys(name for report in reports for name in report.traffic)
+    rows = [("bytes asked for", *(report.name for report in reports))]
+    for name in arrays:
+        figures = [report.traffic.get(name) for report in reports]
+        rows.append((name, *(f"{f.read + f.written:,}" if f else "" for f in figures)))
+    totals = [sum(f.read + f.written for f in report.traffic.values()) for report in reports]
+    rows.append(("together", *(f"{total:,}" for total in totals)))
+    requests = [sum(f.requests for f in report.traffic.values()) for report in reports]
+    return Table([*rows, ("requests of warps", *(f"{number:,}" for number in requests))])
 
 
 @dataclass
 class Report:
     """What a checked run saw.
 
-    findings: [] when clean. traffic: figures by array of global memory. shared: by `__shared__` array. by_line: by (file,
-    line). fetches: by array, how often each element was read, in the array's shape. barriers: reached, by blocks.
-    collectives: shuffles, votes and their like, by warps.
+    findings: [] when clean. traffic: figures by array of global memory. shared: by `__shared__` array. by_line: by
+    (file, line). fetches: by array, how often each element was read, in the array's shape. barriers: reached, by
+    blocks. collectives: shuffles, votes and their like, by warps.
     """
 
     name: str
@@ -124,6 +225,7 @@ class Report:
     barriers: int
     collectives: int
     worst: dict[tuple[str, int], list[tuple[str, int, dict[int, int]]]] = field(default_factory=dict, repr=False)
+    by_access: dict[tuple[str, int], dict[str, Figures]] = field(default_factory=dict, repr=False)  # by_line, by array
 
     @property
     def clean(self) -> bool:
@@ -147,67 +249,76 @@ class Report:
             per = f"{f.sectors_per_request:.2f}" if f.requests else ""
             rows.append((name, f"{f.read:,}", f"{f.written:,}", f"{f.requests:,}", per, ""))
         for name, f in self.shared.items():
-            rows.append(
-                (f"__shared__ {name}", f"{f.read:,}", f"{f.written:,}", f"{f.requests:,}", "", f"{f.conflicts:,}")
-            )
+            name = name if " " in name else f"__shared__ {name}"
+            rows.append((name, f"{f.read:,}", f"{f.written:,}", f"{f.requests:,}", "", f"{f.conflicts:,}"))
         return rows
 
-    _HEAD = ("array", "bytes read", "written", "requests", "sectors/request", "bank conflicts")
+    _HEAD = ("array", "bytes read", "bytes written", "requests", "sectors/request", "bank conflicts")
+
+    def _notes(self) -> list[str]:
+        counted = [
+            f"{number:,} {name}{'' if number == 1 else 's'}"
+            for number, name in ((self.barriers, "barrier"), (self.collectives, "warp-wide operation"))
+            if number
+        ]
+        return [
+            *([f"{', '.join(counted)}, counted once for each block or warp."] if counted else []),
+            "A request is one instruction of one warp. A sector is 32 bytes: 32 neighbouring words are 4.",
+            "Bytes are what the threads asked for. Caches answer most of it: memory moves less.",
+        ]
 
     def __str__(self) -> str:
-        rows = [self._HEAD, *self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(self._HEAD))]
-        lines = [f"{self.name}: {self.summary()}", *(f"  {finding}" for finding in self.findings)]
-        for row in rows:
-            lines.append("  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]))
-        lines.append(f"{self.barriers:,} barriers (by blocks), {self.collectives:,} warp-wide operations")
-        lines.append("Bytes are those that threads asked for. Caches answer most of them: memory moves fewer.")
-        return "\n".join(line.rstrip() for line in lines)
+        lines = [f"{self.name}: {self.summary()}"]
+        for finding in self.findings:
+            lines += textwrap.wrap(str(finding), 100, initial_indent="  ", subsequent_indent="    ")
+        return "\n".join([*lines, *_table([self._HEAD, *self._rows()]), *self._notes()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        cell = "padding:2px 10px;text-align:right"
-        head = "".join(f"<th style='{cell}'>{html.escape(name)}</th>" for name in self._HEAD)
-        body = "".join(
-            "<tr>" + "".join(f"<td style='{cell}'>{html.escape(value)}</td>" for value in row) + "</tr>" for row in self._rows()
-        )
         colour = "rgba(0,158,115,0.25)" if self.clean else "rgba(213,94,0,0.25)"
         found = "".join(f"<li><code>{html.escape(str(f))}</code></li>" for f in self.findings)
+        notes = "<br/>".join(map(html.escape, self._notes()))
+        summary = f"<span style='background:{colour};padding:1px 6px'>{self.summary()}</span>"
         return (
-            f"<p><b>{html.escape(self.name)}</b>: <span style='background:{colour};padding:1px 6px'>{self.summary()}</span></p>"
-            f"{f'<ul>{found}</ul>' if found else ''}<table><tr>{head}</tr>{body}</table>"
-            f"<p>{self.barriers:,} barriers (by blocks), {self.collectives:,} warp-wide operations. Bytes are those that threads "
-            "asked for. Caches answer most of them: memory moves fewer.</p>"
+            f"<p><b>{html.escape(self.name)}</b>: {summary}</p>"
+            f"{f'<ul>{found}</ul>' if found else ''}{_html_table([self._HEAD, *self._rows()])}"
+            f"<p style='font-size:90%;opacity:0.8'>{notes}</p>"
         )
 
-    def source(self, *, around: int | None = None) -> str:
-        """The source with bytes, requests, and sectors or wavefronts per request beside each line that touches memory.
+    def source(self, *, around: int | None = None) -> Listing:
+        """The source with what each line asked for beside it: bytes, requests, and what a request costs.
 
-        around: only such lines, with so many lines around each; the whole source where it is None.
+        A line that touches several arrays at different costs has a row for each below it. `!` marks the lines of the
+        findings. In Jupyter the lines with the most bytes are shaded.
+
+        Args:
+            around: only the lines that touch memory or have findings, with so many lines around each; None: all.
         """
         table = source.line_table(self.code, "kernel.cu")
         total = sum(f.read + f.written for f in self.by_line.values()) or 1
         flagged = {(f.file, f.line) for f in self.findings} | {(f.other_file, f.other_line) for f in self.findings}
         near = None
         if around is not None:
-            near = {(file, line + k) for file, line in [*self.by_line, *flagged] if line for k in range(-around, around + 1)}
-        lines = [f"{'bytes':>13} {'%':>4} {'requests':>10} {'per request':>12}"]
+            steps = range(-around, around + 1)
+            near = {(file, line + k) for file, line in [*self.by_line, *flagged] if line for k in steps}
+        rows: list[_Row] = [("", 0.0, " ".join(f"{name:>{width}}" for name, width in _COLUMNS), "")]
+        blank = " " * len(rows[0][2])
         for (file, number), text in table.items():
             if near is not None and (file, number) not in near:
-                if lines[-1] != "...":
-                    lines.append("...")
+                if rows[-1][3] != "...":
+                    rows.append(("", 0.0, blank, "..."))
                 continue
             f = self.by_line.get((file, number))
-            figures = " " * 42
-            if f is not None:
-                size = f.read + f.written
-                pieces = f.sectors + f.wavefronts
-                per = f"{pieces / f.requests:.1f} {'sect' if f.sectors else 'wave'}" if f.requests else ""
-                figures = f"{size:13,} {size / total:4.0%} {f.requests:10,} {per:>12}"
+            share = (f.read + f.written) / total if f else 0.0
             mark = "!" if (file, number) in flagged else "|"
-            lines.append(f"{figures} {mark} {number:4} {text}".rstrip())
-        return "\n".join(lines)
+            rows.append((mark, share, _columns(f, total) if f else blank, f"{mark} {number:4} {text}"))
+            parts = self.by_access.get((file, number), {})
+            if len({p.sectors_per_request for p in parts.values() if p.sectors}) > 1 or (
+                len({p.wavefronts_per_request for p in parts.values() if p.wavefronts}) > 1
+            ):
+                rows += [("", 0.0, _columns(p, total), f"|        of which {name}") for name, p in parts.items()]
+        return Listing(rows)
 
     # ------------------------------------------------------------------------------------ as pictures
 
@@ -217,13 +328,10 @@ class Report:
         Raises:
             KeyError: no such array; the message names those there are.
         """
-        from helpers import show
-
         for name in arrays:
             if name not in self.fetches:
                 raise KeyError(f"no array {name!r}; there are: {', '.join(self.fetches)}")
-        images = {f"{name}: fetched": np.atleast_2d(self.fetches[name]) for name in arrays}
-        return show.heatmap(images, xlabel="column", ylabel="row", colour="fetches")
+        return fetch_maps({name: self.fetches[name] for name in arrays})
 
     def banks(self, line: int, array: str | None = None) -> Any:
         """Which lane hits which bank of shared memory, in the costliest request of a line.
@@ -233,24 +341,38 @@ class Report:
         """
         from helpers import show
 
-        found = {}
+        found: dict[str, list[int]] = {}
         for (_, number), samples in self.worst.items():
-            for name, size, offsets in samples if number == line else ():
+            for name, _size, offsets in samples if number == line else ():
                 if name in self.shared and (array is None or name == array):
                     words = [offsets[lane] // 4 for lane in sorted(offsets)]
-                    found[f"{name}, line {line}"] = words
+                    title = f"{name}, line {line}"
+                    if show.turns(words) > show.turns(found.get(title, [0])) or title not in found:
+                        found[title] = words
         if not found:
             lines = sorted({n for (_, n), samples in self.worst.items() if any(s[0] in self.shared for s in samples)})
-            raise KeyError(f"line {line} touches no shared memory; these do: {', '.join(map(str, lines)) or 'none'}")
+            what = f"the shared array {array!r}" if array is not None else "no shared memory"
+            verb = "does not touch" if array is not None else "touches"
+            there = ", ".join(map(str, lines)) or "none"
+            raise KeyError(f"line {line} {verb} {what}; lines that touch shared memory: {there}")
         return show.bank_picture(found)
 
 
-def xray(kernel: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int = 0) -> Report:
+def xray(
+    kernel: Any,
+    grid: Sequence[int],
+    block: Sequence[int],
+    args: Sequence[Any],
+    shared_mem: int = 0,
+    *,
+    timeout: float = 60.0,
+) -> Report:
     """Run a launch on the checked build, and report what it saw.
 
     Args:
         kernel: a `helpers.kernel.Kernel`, or a kernel of the CPU engine.
         grid, block, args, shared_mem: as for a launch. The arrays hold the kernel's results afterwards.
+        timeout: seconds that one block may take; after that its loop is taken for an endless one.
 
     Raises:
         TypeError, LaunchError, CompileError: for a launch that is refused before it starts. What goes wrong while it
@@ -258,7 +380,7 @@ def xray(kernel: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[
     """
     engine_kernel = _engine_kernel(kernel)
     given = [cpu.asarray(cp.asnumpy(a)) if ON_GPU and isinstance(a, cp.ndarray) else a for a in args]
-    seen = checked.observe(engine_kernel, grid, block, given, shared_mem, profile=True)
+    seen = checked.observe(engine_kernel, grid, block, given, shared_mem, profile=True, timeout=timeout)
     if ON_GPU:
         for a, b in zip(args, given, strict=True):
             if isinstance(a, cp.ndarray) and a is not b:
@@ -285,11 +407,15 @@ def _report(kernel: Any, seen: checked.Observed, args: Sequence[Any]) -> Report:
     worst: dict[tuple[str, int], list[tuple[str, int, dict[int, int]]]] = {}
     for region in seen.regions:
         (traffic if region.kind == checked.ARRAY else shared)[region.name] = Figures()
+    by_access: dict[tuple[str, int], dict[str, Figures]] = {}
     for site in seen.sites:
         region = seen.regions[site.region]
-        (traffic if region.kind == checked.ARRAY else shared)[region.name].add(site)
+        is_shared = region.kind != checked.ARRAY
+        (shared if is_shared else traffic)[region.name].add(site, is_shared=is_shared)
         if site.place:
-            by_line.setdefault(site.place, Figures()).add(site)
+            by_line.setdefault(site.place, Figures()).add(site, is_shared=is_shared)
+            parts = by_access.setdefault(site.place, {})
+            parts.setdefault(region.name, Figures()).add(site, is_shared=is_shared)
             if site.worst:
                 worst.setdefault(site.place, []).append((region.name, site.size, site.worst))
     arrays = {p.name: a for p, a in zip(kernel.parameters, args, strict=True) if p.kind == "p" and a is not None}
@@ -298,13 +424,45 @@ def _report(kernel: Any, seen: checked.Observed, args: Sequence[Any]) -> Report:
         for r in seen.regions
         if r.kind == checked.ARRAY and r.name in arrays and arrays[r.name].size == r.fetches.size
     }
-    findings = [_finding(seen, found) for found in seen.found]
-    findings += [f for r in seen.regions if (f := _never_written(r))]
-    if seen.failure is not None:
-        findings.append(_stopped(seen.failure))
+    findings = _merged(seen)
+    if seen.stopped is not None:
+        end = _stopped(seen, seen.stopped)
+        if not any((f.kind, f.line) == (end.kind, end.line) for f in findings):  # else the access has told it already
+            findings.append(end)
+    else:
+        findings += [f for r in seen.regions if (f := _never_written(r))]
     return Report(
-        kernel.name, kernel.code, findings, traffic, shared, by_line, fetches, seen.barriers, seen.collectives, worst
+        kernel.name,
+        kernel.code,
+        findings,
+        traffic,
+        shared,
+        by_line,
+        fetches,
+        seen.barriers,
+        seen.collectives,
+        worst,
+        by_access,
     )
+
+
+def _merged(seen: checked.Observed) -> list[Finding]:
+    """One finding for one bug, counted together.
+
+    Inlined copies of a line are one line. Two lines that race are told once, whichever came first and whatever each did.
+    A read that races with the write it should have waited for may find nothing written yet: the race is the bug.
+    """
+    merged: dict[tuple[Any, ...], Finding] = {}
+    racing = set()
+    for found in seen.found:
+        f = _finding(seen, found)
+        sides = (f.file, f.line), (f.other_file, f.other_line)
+        key = (f.kind, f.array, frozenset(sides))
+        known = merged.get(key)
+        merged[key] = f if known is None else replace(known, count=known.count + f.count)
+        if f.kind == "race":
+            racing |= {(f.array, side) for side in sides}
+    return [f for f in merged.values() if f.kind != "uninitialised" or (f.array, (f.file, f.line)) not in racing]
 
 
 def _at(access: checked.Access) -> str:
@@ -322,19 +480,22 @@ def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
     index = found.offset // element
     verb = "write of" if found.access.is_write else "read of"
     name = region.name if region else "memory"
-    where = f"__shared__ {name}" if region and region.kind != checked.ARRAY else name
-    what = f"{verb} {where}[{index}]" if region and region.dtype is not None else f"{verb} {where}+{found.offset}B"
+    what = f"{verb} {name}[{index}]"
+    if region is None or region.dtype is None:
+        piece = f"word {index}" if found.offset % 4 == 0 else f"byte {found.offset}"
+        what = f"{verb} {piece} of {name if ' ' in name else f'__shared__ {name}'}"
     kind = KINDS[found.kind]
     if found.kind == checked.RACE and found.other is not None:
         theirs = "write" if found.other.is_write else "read"
         message = f"{what} by {_at(found.access)} races with {theirs} by {_at(found.other)}"
     elif found.kind == checked.OUT_OF_BOUNDS:
-        size = f"{region.size // element:,} elements" if region and region.dtype is not None else f"{region.size:,} bytes"
+        size = f"{region.size // element:,} elements" if region.dtype is not None else f"{region.size:,} bytes"
         message = f"{what}, which has {size}, by {_at(found.access)}"
     elif found.kind == checked.UNINITIALISED:
         message = f"{what}, which nobody has written, by {_at(found.access)}"
     else:
-        message = f"{what}: {found.size} bytes at an address that is no multiple of {found.size}, by {_at(found.access)}"
+        size = f"{found.size} bytes at an address that is no multiple of {found.size}"
+        message = f"{what}: {size}, by {_at(found.access)}"
     file, line = found.access.place or (None, None)
     other_file, other_line = (found.other.place if found.other else None) or (None, None)
     return Finding(
@@ -361,17 +522,34 @@ def _never_written(region: checked.Region) -> Finding | None:
     left = np.flatnonzero(region.state == checked.UNWRITTEN)
     if left.size == 0:
         return None
-    message = f"{left.size:,} of {region.state.size:,} elements of {region.name} were never written, the first is {region.name}[{left[0]}]"
+    count = f"{left.size:,} of {region.state.size:,} elements of {region.name}"
+    message = f"{count} were never written, the first is {region.name}[{left[0]}]"
     return Finding("never written", message, array=region.name, index=int(left[0]))
 
 
-def _stopped(failure: str) -> Finding:
+def _stopped(seen: checked.Observed, stopped: checked.Stopped) -> Finding:
     """What ended the launch, as a finding."""
-    first = failure.partition("\n")[0]
-    kind = next((k for k in ("barrier divergence", "deadlock") if k in first), "stopped")
-    if first.startswith("illegal"):
+    text = stopped.message
+    kind = "stopped"
+    if stopped.expired:
+        kind = "endless loop"
+    elif text.startswith("barrier divergence"):
+        kind = "barrier divergence"
+    elif "deadlock" in text or "meet in different operations" in text or "does not name the lane itself" in text:
+        kind = "deadlock"
+    elif text.startswith("illegal"):
         kind = "out of bounds"
-    elif first.startswith("misaligned"):
+    elif text.startswith("misaligned"):
         kind = "misaligned"
-    place = re.search(r"([\w.\-]+\.(?:cu|cuh|h)|cell):(\d+)", first)
-    return Finding(kind, first, place.group(1) if place else None, int(place.group(2)) if place else None)
+    region = seen.regions[stopped.region] if stopped.region is not None else None
+    index = None
+    if region is not None and stopped.offset is not None:
+        index = stopped.offset // (region.dtype.itemsize if region.dtype is not None else 4)
+    file, line = stopped.place or (None, None)
+    others = [(f, int(n)) for f, n in re.findall(r"([\w.\-]+):(\d+)", text) if (f, int(n)) != stopped.place]
+    other_file, other_line = others[0] if others else (None, None)
+    message = f"{text.removeprefix(f'{kind}: ')}, in {_at(checked.Access(stopped.place, stopped.block, stopped.thread, False))}"
+    name = region.name if region else None
+    return Finding(
+        kind, message, file, line, stopped.block, stopped.thread, name, index, other_file, other_line
+    )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers import kernel
-from helpers.device import ON_GPU, cp
+from helpers.device import cp
 
 CODE = r"""
 extern "C" __global__ void scale(const float *__restrict__ in, float *out, int n, float factor) {
@@ -94,7 +94,7 @@ def test_every_kind_of_argument() -> None:
         np.float64(100),
         np.bool_(True),
         None,
-        vector if not ON_GPU else vector[0],
+        vector,
         out,
         np.uint64(1000),
     )

@@ -7,13 +7,15 @@ harms nothing; what the kernel wrote is copied back. Blocks run one after the ot
 from __future__ import annotations
 
 import ctypes
+import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from . import arguments, module, runtime, source, symbols
+from . import arguments, compiler, module, runtime, source, symbols
 from .array import Lent, empty, ndarray
 
 ARRAY, STATIC_SHARED, DYNAMIC_SHARED = 0, 1, 2
@@ -127,16 +129,35 @@ class Found:
     other: Access | None
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """Why a launch stopped before its end: in words, where, and who. place: None where it is not known.
+
+    region, offset: for an access outside of all arrays, the nearest one and the byte in it; else None.
+    """
+
+    message: str
+    place: tuple[str, int] | None
+    block: tuple[int, int, int]
+    thread: tuple[int, int, int]
+    expired: bool  # it took too long
+    region: int | None = None
+    offset: int | None = None
+
+
 @dataclass
 class Observed:
-    """Everything a checked run saw. failure: why it stopped before its end, in words, or None."""
+    """Everything a checked run saw. stopped: None where it came to its end."""
 
     regions: list[Region]
     sites: list[Site]
     found: list[Found]
     barriers: int  # by blocks
     collectives: int  # shuffles, votes and other warp-wide operations, by warps
-    failure: str | None
+    stopped: Stopped | None
+
+
+_observing = threading.Lock()
 
 
 class _Places:
@@ -154,6 +175,11 @@ class _Places:
             self._known[pc] = next((p for p in places if p in self._table), places[0] if places else None)
         return self._known[pc]
 
+    def near(self, offset: int) -> tuple[str, int] | None:
+        """The place of the instruction at an offset in the library, or of the next one that the source has a line for."""
+        found = [self.of(self._library._base + offset + 1 + step) for step in range(128)]
+        return next((place for place in found if place in self._table), found[0])
+
 
 def observe(
     kernel: module.RawKernel,
@@ -163,12 +189,15 @@ def observe(
     shared_mem: int = 0,
     *,
     profile: bool = False,
+    timeout: float = 60.0,
 ) -> Observed:
     """Run the launch on the checked build and say what it saw.
 
     Args:
         kernel: of the engine; its source is compiled a second time, with the hooks.
         grid, block, args, shared_mem: as for a launch.
+        profile: count requests, sectors and wavefronts as well.
+        timeout: seconds that one block may take before the launch is stopped.
 
     Raises:
         TypeError, LaunchError, CompileError: as a launch does, for what is refused before it starts.
@@ -197,7 +226,7 @@ def observe(
             copies.append((place, start, value))
             regions.append(_array_region(parameter, value, start, told))
         values.append(ctypes.c_void_p(known[begin]))
-    for shared in checked._shared_arrays:
+    for shared in (s for s in checked._shared_arrays if not s.is_guard):
         told.append(_Region(shared.offset, shared.size, STATIC_SHARED, 4, 1, None, None))
         regions.append(Region(shared.name, STATIC_SHARED, shared.size, None, True, np.empty(0), np.empty(0)))
     if shared_mem:
@@ -205,27 +234,67 @@ def observe(
         regions.append(
             Region("dynamic shared memory", DYNAMIC_SHARED, shared_mem, None, True, np.empty(0), np.empty(0))
         )
+    ours = len(told)
+    # What is seen of the compiler's own flags, behind all others, is left out of the result.
+    told += [_Region(s.offset, s.size, STATIC_SHARED, 4, 1, None, None) for s in checked._shared_arrays if s.is_guard]
 
     lib = runtime.library()
     table = (_Region * max(len(told), 1))(*told)
     pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
-    lib.engine_check_start(table, len(told), checked._library._base if profile else 0)
-    try:
-        ended = runtime.launch(checked._request(pointers, grid, block, shared_mem), workers=1)
-    finally:
-        lib.engine_check_stop()
+    request = checked._request(pointers, grid, block, shared_mem)
+    if checked._shared_arrays:
+        request.static_end += compiler.REDZONE  # just past the last array is a finding, not a fault
+    with _observing:  # the checker has one set of books
+        lib.engine_check_start(table, len(told), checked._library._base if profile else 0)
+        try:
+            ended = runtime.launch(request, workers=1, timeout=timeout)
+        finally:
+            lib.engine_check_stop()
+        places = _Places(checked)
+        counts = ctypes.c_uint64(), ctypes.c_uint64()
+        lib.engine_check_counts(*map(ctypes.byref, counts))
+        found = [f for f in _found(lib, places, grid, block) if f.region < ours or f.kind == OUT_OF_BOUNDS]
+        sites = [site for site in _sites(lib, places) if site.region < ours]
     runtime.echo(ended.printed)
     for _, start, value in copies:
         if value.flags.c_contiguous:
             ctypes.memmove(value.ctypes.data, start, value.nbytes)
-    failure = None
+    stopped = None
     if ended.failure is not None:
-        failure = checked._tell(ended.failure, grid, block, list(zip(checked.parameters, args, values, strict=True)))
-    places = _Places(checked)
-    counts = ctypes.c_uint64(), ctypes.c_uint64()
-    lib.engine_check_counts(*map(ctypes.byref, counts))
-    found = _found(lib, places, grid, block)
-    return Observed(regions, _sites(lib, places), found, counts[0].value, counts[1].value, failure)
+        given = list(zip(checked.parameters, args, values, strict=True))
+        stopped = _stopped(checked, ended.failure, grid, block, given, places, told, timeout)
+    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped)
+
+
+def _stopped(
+    kernel: module.RawKernel,
+    failure: runtime.Failure,
+    grid: Sequence[int],
+    block: Sequence[int],
+    given: list[tuple[arguments.Parameter, Any, Any]],
+    places: _Places,
+    told: list[_Region],
+    timeout: float,
+) -> Stopped:
+    expired = failure.kind == runtime.EXPIRED
+    region = offset = None
+    if failure.kind == runtime.MESSAGE:
+        message = failure.message.decode(errors="replace")
+        place = (failure.file.decode(errors="replace"), failure.line) if failure.file else None
+    else:
+        place = places.near(failure.place) if failure.place else None
+        message = f"its block was still running after {timeout:g} s"
+        if not expired:
+            # "illegal read of a[5], which has 4 elements": the place and the thread are told apart from it.
+            message = re.split(r" at (?:an unknown line|\S+:\d+) \[", kernel._tell(failure, grid, block, given))[0]
+    if message.startswith("illegal"):
+        bases = {ARRAY: 0, STATIC_SHARED: failure.static_base, DYNAMIC_SHARED: failure.dynamic_base}
+        for i, r in enumerate(told):
+            inside = failure.address - bases[r.kind] - r.address
+            if -2 * _PAD < inside < r.bytes + 2 * _PAD:  # the guards of the engine's memory are as wide again
+                region, offset = i, inside
+    who = _index(failure.block, grid), _index(failure.thread, block)
+    return Stopped(message, place, *who, expired, region, offset)
 
 
 def _array_region(parameter: arguments.Parameter, value: np.ndarray, start: int, told: list[_Region]) -> Region:

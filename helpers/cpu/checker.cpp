@@ -33,6 +33,21 @@ struct Region {
   std::vector<Cell> cells;  // empty for arrays that the kernel cannot write
 };
 
+// Order between threads that no barrier joins: a fence, then an atomic write of a word, releases what came before the
+// fence; whoever reads that word by an atomic takes it up, and hands it on at his barriers and by his own releases.
+// (By the letter a fence belongs after the read too. Sound kernels leave it to the __syncthreads that follows.)
+typedef std::unordered_map<uint64_t, size_t> Known;  // word -> how many of its releases
+struct Fence {
+  uint64_t epoch = 0, barrier_epoch = 0, warp_epoch = 0;  // when, and what this thread knew of others then
+};
+struct Release {
+  uint64_t block_epoch, barrier_epoch, warp_epoch;
+  unsigned warp;
+  bool own_block;                                     // by __threadfence_block
+  std::vector<std::pair<unsigned, uint64_t>> fences;  // of threads: all they did up to this epoch
+  Known known;
+};
+
 struct Checker {
   bool wanted = false, running = false;  // running: inside a block, where there is a thread to ask about
   std::vector<Region> regions;
@@ -40,15 +55,18 @@ struct Checker {
   std::deque<EngineSite> sites;  // a site stays where it is: its count is pointed at
   std::vector<EngineFinding> findings;
   std::unordered_map<uint64_t, uint32_t> site_index, finding_index;
-  uint64_t epoch = 1, barrier_epoch = 1, block_epoch = 1, block = 0, fence_epoch = 0;
+  uint64_t epoch = 1, barrier_epoch = 1, block_epoch = 1, block = 0;
   uint64_t barriers = 0, collectives = 0;
   Tag barrier_tag = 0, block_tag = 0;  // the smallest tags since then
   std::vector<uint64_t> block_begins;                     // epoch at which each block began, to name a block by an epoch
   std::vector<uint64_t> block_numbers;
   std::vector<uint64_t> warp_epoch;                       // of the last full __syncwarp, by warp
   std::vector<std::vector<uint64_t>> lane_epochs;         // by warp: [lane][other], of their last partial one
-  std::unordered_map<uint64_t, std::vector<std::pair<uint64_t, uint64_t>>> released;  // word -> (block epoch, fence epoch)
-  std::unordered_map<uint64_t, uint64_t> acquired;        // block epoch -> its fence epoch, as this block knows it
+  std::vector<Fence> fences[2];                           // by scope (device, block) and thread of the running block
+  std::unordered_map<uint64_t, std::vector<Release>> releases;                        // by word, in their order
+  std::unordered_map<uint64_t, std::vector<std::pair<uint64_t, size_t>>> released_by;  // by block epoch: word, place
+  Known known;                                            // to all threads of the running block
+  std::unordered_map<unsigned, Known> known_to;           // to one of them
 };
 // A lane's accesses since its warp was last merged. address 0: a jump backwards, that is, one more turn of a loop.
 struct Event {
@@ -137,20 +155,91 @@ void report(int kind, uint32_t region, uintptr_t address, unsigned size, uintptr
   c.findings.push_back(f);
 }
 
+size_t known_releases(unsigned thread, uint64_t word) {
+  auto all = c.known.find(word);
+  size_t found = all == c.known.end() ? 0 : all->second;
+  auto own = c.known_to.find(thread);
+  if (own == c.known_to.end()) return found;
+  auto mine = own->second.find(word);
+  return mine == own->second.end() ? found : std::max(found, mine->second);
+}
+
+void learn(Known &to, const Known &from) {
+  for (const auto &entry : from) {
+    size_t &now = to[entry.first];
+    now = std::max(now, entry.second);
+  }
+}
+
+// Words of shared memory are others in each block.
+uint64_t word_of(uintptr_t address) {
+  for (const Region &r : c.regions)
+    if (r.told->kind != ENGINE_ARRAY && address >= r.begin && address < r.end) return address ^ c.block_epoch << 48;
+  return address;
+}
+
+// An atomic reads a word.
+void take_up(uintptr_t address) {
+  if (!c.running || c.releases.empty()) return;
+  const uint64_t word = word_of(address);
+  auto found = c.releases.find(word);
+  if (found == c.releases.end()) return;
+  const unsigned thread = engine_lane()->linear;
+  const size_t before = known_releases(thread, word);
+  Known &mine = c.known_to[thread];
+  for (size_t i = before; i < found->second.size(); ++i) learn(mine, found->second[i].known);
+  mine[word] = found->second.size();
+}
+
+// An atomic writes a word.
+void release(uintptr_t address) {
+  if (!c.running || c.fences[0].empty()) return;
+  const unsigned thread = engine_lane()->linear, warp = thread / 32;
+  for (int scope = 0; scope < 2; ++scope) {
+    const std::vector<Fence> &fences = c.fences[scope];
+    const Fence &mine = fences[thread];
+    if (scope == 1 && mine.epoch <= c.fences[0][thread].epoch) continue;
+    Release r = {c.block_epoch, mine.barrier_epoch, mine.warp_epoch, warp, scope == 1, {}, c.known};
+    for (unsigned i = 0; i < fences.size(); ++i) {  // those whose fence this thread has behind it
+      const uint64_t until = i == thread ? ~0ull : i / 32 == warp ? std::max(c.warp_epoch[warp], c.barrier_epoch) : c.barrier_epoch;
+      if (fences[i].epoch && fences[i].epoch < until) r.fences.emplace_back(i, fences[i].epoch);
+    }
+    if (r.fences.empty()) continue;
+    auto own = c.known_to.find(thread);
+    if (own != c.known_to.end()) learn(r.known, own->second);
+    const uint64_t word = word_of(address);
+    c.released_by[c.block_epoch].emplace_back(word, c.releases[word].size());
+    c.releases[word].push_back(std::move(r));
+  }
+}
+
+// Has `thread` taken up a release that came after `before`?
+bool released(Tag before, unsigned thread) {
+  if (c.releases.empty()) return false;
+  const uint64_t epoch = epoch_of(before), block = *(std::upper_bound(c.block_begins.begin(), c.block_begins.end(), epoch) - 1);
+  auto found = c.released_by.find(block);
+  if (found == c.released_by.end()) return false;
+  const unsigned who = thread_of(before);
+  for (const auto &place : found->second) {
+    const Release &r = c.releases[place.first][place.second];
+    bool covers = epoch < r.barrier_epoch || (who / 32 == r.warp && epoch < r.warp_epoch);
+    for (size_t i = 0; i < r.fences.size() && !covers; ++i) covers = r.fences[i].first == who && epoch <= r.fences[i].second;
+    if (covers && !(r.own_block && block != c.block_epoch) && known_releases(thread, place.first) > place.second) return true;
+  }
+  return false;
+}
+
 // Did `before` happen before what `thread` of the running block does now?
 bool ordered(Tag before, unsigned thread) {
   uint64_t epoch = epoch_of(before);
-  if (epoch < c.block_epoch) {  // another block: only what it released by fence and atomic, and this one took up
-    auto after = std::upper_bound(c.block_begins.begin(), c.block_begins.end(), epoch);
-    auto known = c.acquired.find(*(after - 1));
-    return known != c.acquired.end() && epoch <= known->second;
-  }
+  if (epoch < c.block_epoch) return released(before, thread);  // another block
   if (thread_of(before) == thread || epoch < c.barrier_epoch) return true;
   unsigned warp = thread / 32;
-  if (thread_of(before) / 32 != warp) return false;
+  if (thread_of(before) / 32 != warp) return released(before, thread);
   if (epoch < c.warp_epoch[warp]) return true;
   const auto &lanes = c.lane_epochs[warp];
-  return !lanes.empty() && epoch < lanes[thread % 32 * 32 + thread_of(before) % 32];
+  if (!lanes.empty() && epoch < lanes[thread % 32 * 32 + thread_of(before) % 32]) return true;
+  return released(before, thread);
 }
 
 // The first access smaller than a cell splits all cells.
@@ -444,8 +533,10 @@ void check_block(uint64_t block, unsigned n_warps, const void *static_shared, co
   for (LaneTrace &lane : profile.lanes) lane.n = 0, lane.last_block = 0;
   c.warp_epoch.assign(n_warps, c.epoch);
   c.lane_epochs.assign(n_warps, {});
-  c.acquired.clear();
-  c.fence_epoch = 0;
+  c.fences[0].clear();
+  c.fences[1].clear();
+  c.known.clear();
+  c.known_to.clear();
   for (Region &r : c.regions) {
     const void *now = r.told->kind == ENGINE_STATIC_SHARED ? static_shared
                       : r.told->kind == ENGINE_DYNAMIC_SHARED ? dynamic_shared : nullptr;
@@ -469,12 +560,21 @@ void check_barrier() {
   ++c.barriers;
   c.barrier_epoch = ++c.epoch;
   c.barrier_tag = tag_of(c.epoch, 0, false);
+  for (const auto &one : c.known_to) learn(c.known, one.second);
+  c.known_to.clear();
 }
 
 void check_collective() { ++c.collectives; }
 
 void check_warp_sync(unsigned warp, unsigned mask) {
   ++c.epoch;
+  if (!c.known_to.empty()) {
+    Known all;
+    for (unsigned lane = 0; lane < 32; ++lane)
+      if (mask >> lane & 1) learn(all, c.known_to[warp * 32 + lane]);
+    for (unsigned lane = 0; lane < 32; ++lane)
+      if (mask >> lane & 1) c.known_to[warp * 32 + lane] = all;
+  }
   if (mask == ~0u) {
     c.warp_epoch[warp] = c.epoch;
     return;
@@ -486,8 +586,16 @@ void check_warp_sync(unsigned warp, unsigned mask) {
       if ((mask >> a & 1) && (mask >> b & 1)) lanes[a * 32 + b] = c.epoch;
 }
 
-// Writes before the fence are released by the block's next atomic.
-void check_fence() { c.fence_epoch = c.epoch++; }
+void check_fence(bool own_block) {
+  const unsigned thread = engine_lane()->linear;
+  for (int scope = own_block; scope < 2; ++scope) {
+    auto &fences = c.fences[scope];
+    if (c.fences[0].empty()) c.fences[0].resize(c.warp_epoch.size() * 32);
+    if (fences.empty()) fences.resize(c.warp_epoch.size() * 32);
+    fences[thread] = {c.epoch, c.barrier_epoch, c.warp_epoch[thread / 32]};
+  }
+  ++c.epoch;
+}
 
 // ---------------------------------------------------------------- what the compiler calls
 
@@ -500,8 +608,14 @@ extern "C" {
   void __tsan_unaligned_read##SIZE(void *p) { access(p, SIZE, READ, false, CALLER); }                      \
   void __tsan_unaligned_write##SIZE(void *p) { access(p, SIZE, WRITE, false, CALLER); }                    \
   /* volatile is how older kernels signal each other: no race by itself */                                 \
-  void __tsan_volatile_read##SIZE(void *p) { access(p, SIZE, READ, true, CALLER); }                        \
-  void __tsan_volatile_write##SIZE(void *p) { access(p, SIZE, WRITE, true, CALLER); }                      \
+  void __tsan_volatile_read##SIZE(void *p) {                                                               \
+    take_up((uintptr_t)p);                                                                                 \
+    access(p, SIZE, READ, true, CALLER);                                                                   \
+  }                                                                                                        \
+  void __tsan_volatile_write##SIZE(void *p) {                                                              \
+    access(p, SIZE, WRITE, true, CALLER);                                                                  \
+    release((uintptr_t)p);                                                                                 \
+  }                                                                                                        \
   void __tsan_unaligned_volatile_read##SIZE(void *p) { access(p, SIZE, READ, true, CALLER); }              \
   void __tsan_unaligned_volatile_write##SIZE(void *p) { access(p, SIZE, WRITE, true, CALLER); }
 HOOKS(1)
@@ -533,33 +647,44 @@ void __tsan_func_entry(void *) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void **, void *) {}
 void __tsan_vptr_read(void **) {}
-void __tsan_atomic_thread_fence(int) { if (c.running) check_fence(); }
+void __tsan_atomic_thread_fence(int order) {
+  if (c.running) check_fence(order != __ATOMIC_SEQ_CST);  // as cuda_runtime.h spells __threadfence_block
+}
 void __tsan_atomic_signal_fence(int) {}
 
 // One OS thread runs the blocks of a checked launch, so the plain operation is atomic enough.
 #define ATOMICS(BITS, T)                                                                                   \
   T __tsan_atomic##BITS##_load(const volatile T *p, int) {                                                 \
+    take_up((uintptr_t)p);                                                                                 \
     access((void *)p, BITS / 8, READ, true, CALLER);                                                       \
     return *p;                                                                                             \
   }                                                                                                        \
   void __tsan_atomic##BITS##_store(volatile T *p, T v, int) {                                              \
+    take_up((uintptr_t)p);                                                                                 \
     access((void *)p, BITS / 8, WRITE, true, CALLER);                                                      \
+    release((uintptr_t)p);                                                                                 \
     *p = v;                                                                                                \
   }                                                                                                        \
   T __tsan_atomic##BITS##_exchange(volatile T *p, T v, int) {                                              \
+    take_up((uintptr_t)p);                                                                                 \
     access((void *)p, BITS / 8, WRITE, true, CALLER);                                                      \
+    release((uintptr_t)p);                                                                                 \
     T old = *p;                                                                                            \
     *p = v;                                                                                                \
     return old;                                                                                            \
   }                                                                                                        \
   int __tsan_atomic##BITS##_compare_exchange_strong(volatile T *p, T *expected, T v, int, int) {           \
+    take_up((uintptr_t)p);                                                                                 \
     access((void *)p, BITS / 8, WRITE, true, CALLER);                                                      \
+    release((uintptr_t)p);                                                                                 \
     if (*p == *expected) { *p = v; return 1; }                                                             \
     *expected = *p;                                                                                        \
     return 0;                                                                                              \
   }                                                                                                        \
   int __tsan_atomic##BITS##_compare_exchange_weak(volatile T *p, T *expected, T v, int, int) {             \
+    take_up((uintptr_t)p);                                                                                 \
     access((void *)p, BITS / 8, WRITE, true, CALLER);                                                      \
+    release((uintptr_t)p);                                                                                 \
     if (*p == *expected) { *p = v; return 1; }                                                             \
     *expected = *p;                                                                                        \
     return 0;                                                                                              \

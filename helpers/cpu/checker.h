@@ -54,7 +54,7 @@ void check_block_end(unsigned n_threads);
 void check_barrier();
 void check_warp_sync(unsigned warp, unsigned mask);
 void check_collective();
-void check_fence();
+void check_fence(bool own_block);
 void check_merge(unsigned n_threads);                     // all lanes have arrived: at a barrier, or at the end
 void check_merge_warp(unsigned warp, unsigned n_threads, unsigned unfinished);  // unfinished: lanes that will go on
 extern "C" void engine_pause();                            // the fiber that runs lets its warp catch up

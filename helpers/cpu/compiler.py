@@ -104,23 +104,50 @@ def _headers_hash() -> str:
     return digest.hexdigest()
 
 
+# Not every compiler has every one of these.
+_WISHES = (
+    "-fno-semantic-interposition",
+    "-fno-gnu-unique",  # two modules never share a static
+    "-fno-finite-loops",  # an endless loop stays one, to be interrupted: in C++ it may be deleted
+    "-fno-optimize-sibling-calls",  # a fault in memset finds the line that called it
+    "-fstack-clash-protection",  # a large local array meets the guard of its stack
+    "-mtls-dialect=" + ("trad" if platform.machine() in ("aarch64", "arm64") else "gnu"),  # see __tls_get_addr
+)
+
+
+@functools.cache
+def _granted() -> tuple[str, ...]:
+    """Those of _WISHES and of this processor's flags that the compiler takes: asked once, then kept beside the builds."""
+    command, version = compiler()
+    wishes = (*_WISHES, *_machine_flags())
+    key = hashlib.sha256("\0".join([version, *command, *wishes]).encode()).hexdigest()[:32]
+    folder = cache_dir()
+    kept = folder / f"flags-{key}.txt"
+    if kept.exists():
+        return tuple(kept.read_text().split())
+    with tempfile.TemporaryDirectory(dir=folder, prefix="asking-") as scratch:
+
+        def takes(*flags: str) -> bool:
+            (Path(scratch) / "empty.cpp").write_text("int nothing;\n")
+            asked = [*command, "-Werror", *flags, "-c", "empty.cpp", "-o", "empty.o"]
+            return subprocess.run(asked, capture_output=True, cwd=scratch).returncode == 0
+
+        found = wishes if takes(*wishes) else tuple(flag for flag in wishes if takes(flag))
+        (Path(scratch) / "flags").write_text("\n".join(found))
+        os.replace(Path(scratch) / "flags", kept)
+    return found
+
+
 def flags(*, line_info: bool = True) -> list[str]:
     """The flags of the fast build.
 
-    No -ffast-math (it makes -INFINITY undefined); -fno-strict-aliasing because kernels cast float* to float4*;
-    -fno-gnu-unique so that two modules never share a static; -fstack-clash-protection so that a large local array
-    meets the guard of its stack; -fno-optimize-sibling-calls so that a fault in memset finds the line that called it;
-    -mtls-dialect so that the address of a __shared__ array is asked of the engine.
+    No -ffast-math (it makes -INFINITY undefined); -fno-strict-aliasing because kernels cast float* to float4*.
     """
     command, _ = compiler()
     found = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"]
-    found += ["-fno-semantic-interposition", "-fno-optimize-sibling-calls", "-fstack-clash-protection", "-pthread"]
-    found += _machine_flags()
+    found += ["-pthread", *_granted()]
     if line_info:
         found += ["-g1", "-gdwarf-4"]  # DWARF 5 with #line names the generated file
-    if not _is_clang():
-        dialect = {"x86_64": "gnu", "aarch64": "trad"}.get(platform.machine())
-        found += ["-fno-gnu-unique", *([f"-mtls-dialect={dialect}"] if dialect else [])]
     if command[-2:] == ("ziglang", "c++"):
         found.append("-fno-sanitize=undefined")
     if sys.platform == "darwin":
@@ -151,7 +178,26 @@ def _checked_flags(profiled: bool) -> list[str]:
     kept = [flag for flag in flags() if flag not in ("-O2", "-shared")]
     if profiled:  # a call at each basic block; blocks stay in the order of the source
         own += ["-fsanitize-coverage=trace-pc", *([] if _is_clang() else ["-fno-reorder-blocks"])]
-    return [*kept, "-O1", "-fsanitize=thread", *own, "-DENGINE_CHECKED", "-fno-builtin-memcpy", "-c"]
+    return [*kept, "-O1", "-fsanitize=thread", *own, f"-DENGINE_CHECKED={REDZONE}", "-fno-builtin-memcpy", "-S"]
+
+
+REDZONE = 4096  # bytes between two __shared__ arrays: what a row of a tile takes, and more
+
+
+def _with_redzones(assembly: str) -> str:
+    """The assembly with a gap before each `__shared__` array, in which no access is right.
+
+    Arrays begin at multiples of 128 bytes, so at bank 0. A compiler for macOS spells them otherwise: then no gaps.
+    """
+    lines, inside = [], False
+    for line in assembly.splitlines():
+        directive = re.match(r"\s*\.(section\s+(\S+)|text|data|bss|previous|pushsection|popsection)", line)
+        if directive:
+            inside = (directive.group(2) or "").startswith(".tbss")
+        elif inside and re.match(r"[A-Za-z_]\S*:", line):
+            lines.append(f"\t.zero {REDZONE}\n\t.balign 128")
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "") -> tuple[Path | None, str]:
@@ -179,13 +225,15 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
         source.write_text(text)
         steps = [[*options, str(source), "-o", str(output)]]
         if checked:
-            compiled = Path(scratch) / "kernel.o"
+            compiled = Path(scratch) / "kernel.s"
             link = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
             steps = [[*options, str(source), "-o", str(compiled)], ["-shared", str(compiled), "-o", str(output), *link]]
         for step in steps:
             done = subprocess.run([*command, *step], capture_output=True, text=True, cwd=scratch)
             if done.returncode != 0:
                 return None, done.stderr
+            if checked and step is steps[0]:
+                compiled.write_text(_with_redzones(compiled.read_text()))
         os.replace(output, target)
     return target, done.stderr
 

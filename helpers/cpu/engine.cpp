@@ -47,6 +47,7 @@ constexpr size_t STACK_BYTES = 256 * 1024;  // address space only: pages are use
 constexpr size_t DYNAMIC_BYTES = 256 * 1024;
 constexpr size_t STATIC_BYTES = 16 << 20;   // the __shared__ arrays of all kernels of a module
 constexpr size_t GUARD_BYTES = 1 << 20;     // no-man's-land around arrays: also a stride of many rows ends in it
+constexpr size_t CHECKED_SLACK = 16 * 1024; // between dynamic shared memory and its guard, in a checked run
 constexpr unsigned char POISON = 0xFF;      // as float, half or double: NaN
 
 // ---------------------------------------------------------------- switching stacks
@@ -124,7 +125,7 @@ extern "C" struct EngineLaunch {
   char *(*anchor)();
 };
 
-enum FailureKind : int { NONE = 0, MESSAGE = 1, FAULT = 2, CANCELLED = 3 };
+enum FailureKind : int { NONE = 0, MESSAGE = 1, FAULT = 2, CANCELLED = 3, EXPIRED = 4 };
 
 extern "C" struct EngineFailure {
   int kind;
@@ -170,9 +171,6 @@ struct Worker {
   pthread_t os_thread;
 };
 
-#ifdef __GLIBC__
-__attribute__((tls_model("initial-exec")))  // one instruction instead of a call; other C libraries may refuse it
-#endif
 thread_local Worker *this_worker = nullptr;
 
 struct Pool {
@@ -184,7 +182,7 @@ struct Pool {
   EngineLaunch launch;
   uint64_t total = 0;
   std::atomic<uint64_t> next{0}, stop_at{0};
-  std::atomic<bool> cancelled{false};
+  std::atomic<bool> cancelled{false}, expired{false};  // expired: cancelled by the watchdog, who asks where it was
   EngineFailure failure;
   std::vector<std::pair<uint64_t, std::string>> printed;
 };
@@ -316,10 +314,30 @@ bool release_activemask(Worker &w) {
   fail(w, at_barrier->file, at_barrier->line, text);
 }
 
+uintptr_t place_in_kernel(uintptr_t pc);
+
+// Where the current fiber was when the watchdog had waited long enough.
+void note_expired(Worker &w, EngineFailure &f, uintptr_t pc) {
+  memset(&f, 0, sizeof f);
+  f.kind = EXPIRED;
+  f.block = w.block;
+  f.thread = w.current->lane.linear;
+  f.place = place_in_kernel(pc);
+}
+
+[[noreturn]] void leave_cancelled(Worker &w) {
+  if (pool->expired.load()) {
+    note_expired(w, w.fault, (uintptr_t)&leave_cancelled);
+    record(w.fault);
+  }
+  leave_block(w);
+  __builtin_unreachable();
+}
+
 // The current fiber waits or has ended: continue with another, or with the block's end.
 void schedule(Worker &w) {
   Fiber *from = w.current, *to = next_ready(w);
-  if (pool->cancelled.load(std::memory_order_relaxed)) leave_block(w);
+  if (pool->cancelled.load(std::memory_order_relaxed)) leave_cancelled(w);
   if (!to && w.finished < w.n_threads) {
     if (!release_activemask(w)) diagnose_stuck(w);
     to = next_ready(w);
@@ -390,7 +408,7 @@ void fiber_main() {
 void rescue_main() {
   Worker &w = *this_worker;
   w.critical++;
-  if (w.fault.kind == FAULT) record(w.fault);
+  if (w.fault.kind == FAULT || w.fault.kind == EXPIRED) record(w.fault);
   leave_block(w);
 }
 
@@ -490,7 +508,11 @@ void on_fault(int signal, siginfo_t *info, void *context) {
 void on_interrupt(int, siginfo_t *, void *context) {
   Worker *w = this_worker;
   if (!w || !w->in_fiber || w->critical > 0 || !pool->cancelled.load()) return;
+  const uintptr_t pc = pc_of((ucontext_t *)context);
+  // The hooks of a checked run allocate memory: they are asked again when they are done.
+  if (checking() && base_of(pc) != base_of((uintptr_t)pool->launch.run)) return;
   w->fault.kind = NONE;
+  if (pool->expired.load()) note_expired(*w, w->fault, pc);
   redirect(*w, (ucontext_t *)context);
 }
 
@@ -576,6 +598,7 @@ void run_block(Worker &w, uint64_t block) {
   if (w.static_base) memset(w.static_base + l.static_begin, POISON, l.static_end - l.static_begin);
   size_t dynamic = (l.dynamic_shared + 127) / 128 * 128;
   w.dynamic = w.dynamic_limit - dynamic;
+  if (checking()) w.dynamic = (char *)w.dynamic - CHECKED_SLACK;  // just past the end is a finding, not a fault
   if (dynamic) memset(w.dynamic, POISON, dynamic);
 
   uint3 index = {(unsigned)(block % l.grid[0]), (unsigned)(block / l.grid[0] % l.grid[1]),
@@ -722,7 +745,7 @@ unsigned engine_activemask(const char *file, int line) {
 void engine_yield() {
   Worker &w = here();
   Critical guard(w);
-  if (pool->cancelled.load(std::memory_order_relaxed)) leave_block(w);
+  if (pool->cancelled.load(std::memory_order_relaxed)) leave_cancelled(w);
   Fiber *from = w.current;
   for (unsigned i = 1; i < w.n_threads; ++i) {
     unsigned at = (from->lane.linear + i) % w.n_threads;
@@ -787,7 +810,7 @@ int engine_start(const EngineLaunch *launch, unsigned n_workers) {
   pool->total = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
   pool->next = 0;
   pool->stop_at = ~0ull;
-  pool->cancelled = false;
+  pool->cancelled = pool->expired = false;
   pool->printed.clear();
   memset(&pool->failure, 0, sizeof pool->failure);
   while (pool->workers.size() < n_workers) {
@@ -822,12 +845,21 @@ int engine_wait(int milliseconds) {
   return pool->done.wait_for(lock, std::chrono::milliseconds(milliseconds), [] { return pool->running == 0; }) ? 1 : 0;
 }
 
+// How many blocks have begun: a sign of life.
+uint64_t engine_blocks() { return pool->next.load(); }
+
 void engine_cancel() {
   if (!pool || pool->pid != getpid()) return;
   pool->cancelled = true;
-  while (!engine_wait(20))
+  while (!engine_wait(checking() ? 1 : 20))
     for (Worker *worker : pool->workers)
       if (worker->in_fiber) pthread_kill(worker->os_thread, SIGURG);
+}
+
+// As engine_cancel, and the result says where the kernel was.
+void engine_expire() {
+  pool->expired = true;
+  engine_cancel();
 }
 
 void engine_result(EngineFailure *failure) { *failure = pool->failure; }

@@ -340,7 +340,7 @@ class RawKernel:
             name: self._library.symbol_at(other.function) or name for name, other in self._module._entries.items()
         }
         self._shared_arrays = symbols.shared_arrays(self._library.symbols, everyone)[self.name]
-        self._static_shared = sum(shared.size for shared in self._shared_arrays)
+        self._static_shared = sum(shared.size for shared in self._shared_arrays if not shared.is_guard)
         if self._static_shared > SHARED_PER_BLOCK:
             raise CompileError(
                 f"{self.name} declares {self._static_shared:,} bytes of static __shared__ memory; a GPU's limit is "
@@ -532,7 +532,8 @@ class RawKernel:
         pieces = []
         if failure is not None and failure.static_base:
             base = failure.static_base
-            pieces = [(f"__shared__ {s.name}", base + s.offset, s.size) for s in self._shared_arrays]
+            arrays = (s for s in self._shared_arrays if not s.is_guard)
+            pieces = [(f"__shared__ {s.name}", base + s.offset, s.size) for s in arrays]
         if failure is not None and failure.dynamic_size:
             pieces.append(("dynamic shared memory", failure.dynamic_base, failure.dynamic_size))
         for name, begin, size in pieces:

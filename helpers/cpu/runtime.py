@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -66,7 +67,7 @@ class Failure(ctypes.Structure):
     ]
 
 
-NONE, MESSAGE, FAULT = 0, 1, 2
+NONE, MESSAGE, FAULT, EXPIRED = 0, 1, 2, 4
 
 
 @functools.cache
@@ -88,6 +89,7 @@ def library() -> ctypes.CDLL:
     lib.engine_wait.argtypes = [ctypes.c_int]
     lib.engine_result.argtypes = [ctypes.POINTER(Failure)]
     lib.engine_printed.restype = ctypes.c_char_p
+    lib.engine_blocks.restype = ctypes.c_uint64
     lib.engine_check_start.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint64]
     lib.engine_check_start.restype = None
     return lib
@@ -111,8 +113,11 @@ class Ended:
     printed: str
 
 
-def launch(request: Launch, workers: int | None = None) -> Ended:
+def launch(request: Launch, workers: int | None = None, timeout: float | None = None) -> Ended:
     """Run a launch to its end.
+
+    Args:
+        timeout: seconds that one block may take; then the launch is stopped, and its failure is EXPIRED.
 
     Raises:
         KeyboardInterrupt: the user interrupted it; the launch has been stopped.
@@ -124,8 +129,13 @@ def launch(request: Launch, workers: int | None = None) -> Ended:
             if lib.engine_start(ctypes.byref(request), workers or n_workers()) != 0:
                 raise MemoryError("the system gives the CPU engine no memory for its stacks, or no thread")
             # Short waits, so that Python sees an interrupt while the kernel runs.
+            begun, since = 0, time.monotonic()
             while not lib.engine_wait(50):
-                pass
+                now = lib.engine_blocks()
+                if now != begun:
+                    begun, since = now, time.monotonic()
+                elif timeout is not None and time.monotonic() - since > timeout:
+                    lib.engine_expire()
         except BaseException:
             lib.engine_cancel()
             raise

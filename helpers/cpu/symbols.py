@@ -119,11 +119,15 @@ def name_at(symbols: Table, address: int) -> str | None:
 
 @dataclass(frozen=True)
 class SharedArray:
-    """A static `__shared__` array: its place in the thread-local segment."""
+    """A static `__shared__` array: its place in the thread-local segment.
+
+    is_guard: no array, but the flag that g++ keeps beside one whose type has constructors.
+    """
 
     name: str
     offset: int
     size: int
+    is_guard: bool = False
 
 
 def shared_arrays(symbols: Table, mangled: Mapping[str, str]) -> dict[str, list[SharedArray]]:
@@ -144,9 +148,11 @@ def shared_arrays(symbols: Table, mangled: Mapping[str, str]) -> dict[str, list[
     for symbol in symbols.symbols:
         if not symbol.is_thread_local or "engine_anchor_byte" in symbol.name:
             continue
-        holders = [name for name, prefix in prefixes.items() if symbol.name.startswith(prefix)]
+        is_guard = symbol.name.startswith("_ZGV")
+        owner = symbol.name.replace("_ZGV", "_Z", 1) if is_guard else symbol.name
+        holders = [name for name, prefix in prefixes.items() if owner.startswith(prefix)]
         for name in holders or mangled:
-            found[name].append(SharedArray(_plain(symbol.name), symbol.value, symbol.size))
+            found[name].append(SharedArray(_plain(symbol.name), symbol.value, symbol.size, is_guard))
     return found
 
 

@@ -75,7 +75,7 @@ static inline int __syncthreads_or(int predicate, ENGINE_HERE) {
   return engine_barrier(engine::BarrierOp::any, predicate, file, line);
 }
 static inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 static inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 // ---------------------------------------------------------------- time, output, stopping

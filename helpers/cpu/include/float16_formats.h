@@ -14,7 +14,7 @@ static inline float native_to_float(unsigned short half) { return __builtin_ia32
 static inline unsigned short native_from_float(float value) {
   return (unsigned short)__builtin_ia32_vcvtps2ph(Floats{value}, 0)[0];  // 0: to nearest even
 }
-#elif defined(__F16C__) || defined(__aarch64__)
+#elif (defined(__F16C__) && __clang_major__ >= 15) || defined(__aarch64__)
 #define ENGINE_NATIVE_HALF 1
 #ifdef __aarch64__
 typedef __fp16 Native;

@@ -56,7 +56,11 @@ struct alignas(2) ENGINE_H {
 struct alignas(4) ENGINE_H2 {
   ENGINE_H x, y;
 
+#ifdef ENGINE_CHECKED
+  ENGINE_COPIES(ENGINE_H2)
+#else
   ENGINE_H2() = default;
+#endif
   constexpr ENGINE_H2(const ENGINE_H &low, const ENGINE_H &high) : x(low), y(high) {}
   ENGINE_H2(const ENGINE_RAW2 &raw) : x(ENGINE_RAW{raw.x}), y(ENGINE_RAW{raw.y}) {}
   operator ENGINE_RAW2() const { return ENGINE_RAW2{x.engine_bits, y.engine_bits}; }
