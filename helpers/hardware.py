@@ -4,8 +4,8 @@
     python3 -m helpers.hardware record counters.csv     # anywhere: writes notebooks/measured/nvidia-h200-counters.json
     python3 -m helpers.hardware                         # prints the recorded table
 
-`ours` is what the checked run counts, `hardware` what Nsight Compute reads off the chip. Where they differ, the row says
-why. Bytes at DRAM stand beside them: caches answer most of what threads ask for.
+`ours` is what the checked run counts, `hardware` what Nsight Compute reads off the chip. Where they differ, the row
+says why. Bytes at DRAM stand beside them: caches answer most of what threads ask for.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from helpers.cpu import checked
 
 RECORD = Path(__file__).resolve().parent.parent / "notebooks" / "measured" / "nvidia-h200-counters.json"
 
-# figure -> Nsight Compute's metric. "data_bytes": bytes that threads ask for. A sector is 32 bytes, a wavefront one turn
-# of shared memory.
+# figure -> Nsight Compute's metric. A sector is 32 bytes, a wavefront one turn of shared memory.
 FIGURES = {
     "global load bytes": "smsp__sass_data_bytes_mem_global_op_ld.sum",
     "global load requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
@@ -38,20 +37,26 @@ FIGURES = {
     "global store sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
     "shared load bytes": "smsp__sass_data_bytes_mem_shared_op_ld.sum",
     "shared load requests": "smsp__sass_inst_executed_op_shared_ld.sum",
-    "shared load wavefronts": "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "shared load wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
     "shared store bytes": "smsp__sass_data_bytes_mem_shared_op_st.sum",
     "shared store requests": "smsp__sass_inst_executed_op_shared_st.sum",
-    "shared store wavefronts": "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "shared store wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
 }
 # Recorded beside them; a checked run has no such figure.
 BESIDE = {
     "dram bytes read": "dram__bytes_read.sum",
     "dram bytes written": "dram__bytes_write.sum",
-    "l1tex wavefronts, shared loads": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
-    "l1tex wavefronts, shared stores": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
-    "l1tex bank conflicts, shared loads": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
-    "l1tex bank conflicts, shared stores": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
+    "bank conflicts, shared loads": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
+    "bank conflicts, shared stores": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
 }
+# Bytes that threads ask for, of all memories: a warp's accesses of each width, times 32 lanes.
+ASKED = "bytes asked for"
+WIDTHS = {
+    4: "smsp__sass_inst_executed_op_memory_32b.sum",
+    8: "smsp__sass_inst_executed_op_memory_64b.sum",
+    16: "smsp__sass_inst_executed_op_memory_128b.sum",
+}
+METRICS = (*FIGURES.values(), *BESIDE.values(), *WIDTHS.values())
 
 WORDS = 1 << 15  # of `in` and of `out` in the patterns
 WIDE = (4, 128)  # grid, block
@@ -69,7 +74,11 @@ PATTERNS: dict[str, tuple[int, int | tuple[int, int], str]] = {
     "every_second_lane": (*WIDE, "if (t % 2 == 0) out[i] = in[i];"),
     "blocks_of_40": (4, 40, "out[i] = in[i];"),
     "transpose": (4, (32, 32), "__shared__ float s[32][32]; s[y][x] = in[i]; __syncthreads(); out[i] = s[x][y];"),
-    "transpose_padded": (4, (32, 32), "__shared__ float s[32][33]; s[y][x] = in[i]; __syncthreads(); out[i] = s[x][y];"),
+    "transpose_padded": (
+        4,
+        (32, 32),
+        "__shared__ float s[32][33]; s[y][x] = in[i]; __syncthreads(); out[i] = s[x][y];",
+    ),
     "transpose_swizzled": (
         4,
         (32, 32),
@@ -85,8 +94,8 @@ PATTERNS: dict[str, tuple[int, int | tuple[int, int], str]] = {
     "shared_float4_pairs": (*WIDE, "SHARED(float4, t / 2)"),
     "shared_float2_halves": (*WIDE, "SHARED(float2, t % 16)"),
     "shared_float4_quarters": (*WIDE, "SHARED(float4, t % 8)"),
-    "shared_float2_every_third": (*WIDE, "SHARED(float2, t & ~2)"),
-    "shared_float4_every_third": (*WIDE, "SHARED(float4, t & ~2)"),
+    "shared_float2_two_apart": (*WIDE, "SHARED(float2, t & ~2)"),
+    "shared_float4_two_apart": (*WIDE, "SHARED(float4, t & ~2)"),
     "shared_float2_mixed": (*WIDE, "SHARED(float2, t % 32 < 16 ? t / 2 : t)"),
     "shared_float4_mixed": (*WIDE, "SHARED(float4, t % 32 < 16 ? t / 2 : t)"),
     "shared_float2_even_lanes": (*WIDE, "SOME(float2, t % 2 == 0, t / 2)"),
@@ -105,7 +114,8 @@ PATTERNS: dict[str, tuple[int, int | tuple[int, int], str]] = {
     ),
 }
 _SHARED = (
-    "#define SHARED(T, INDEX) __shared__ T s[128]; s[t] = ((const T *)in)[i]; __syncthreads(); ((T *)out)[i] = s[INDEX];\n"
+    "#define SHARED(T, INDEX) __shared__ T s[128]; s[t] = ((const T *)in)[i]; __syncthreads(); "
+    "((T *)out)[i] = s[INDEX];\n"
     "#define SOME(T, WHEN, INDEX) __shared__ T s[128]; s[t] = ((const T *)in)[i]; __syncthreads(); "
     "if (WHEN) ((T *)out)[i] = s[INDEX];\n"
 )
@@ -119,7 +129,8 @@ def pattern_code() -> str:
         if isinstance(block, int):
             where = "const int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;"
         kernels.append(
-            f'extern "C" __global__ void {name}(const float *__restrict__ in, float *__restrict__ out) {{ {where} {body} }}'
+            f'extern "C" __global__ void {name}(const float *__restrict__ in, float *__restrict__ out) '
+            f"{{ {where} {body} }}"
         )
     return _SHARED + "\n".join(kernels) + "\n"
 
@@ -142,7 +153,9 @@ def patterns() -> list[Launch]:
     found = []
     for name, (grid, block, _) in PATTERNS.items():
         arrays = (np.arange(WORDS, dtype=np.float32), np.zeros(WORDS, np.float32))
-        found.append(Launch(name, code, kernel.options(), (grid,), (block,) if isinstance(block, int) else block, arrays))
+        found.append(
+            Launch(name, code, kernel.options(), (grid,), (block,) if isinstance(block, int) else block, arrays)
+        )
     return found
 
 
@@ -164,8 +177,8 @@ def stages(n: int = 1024, d: int = 64) -> list[Launch]:
     return found
 
 
-# What the GPU's compiler makes of the stages, written out: 01 keeps the row of Q in registers, 02 and 03 read four words
-# of a row of K and V at once.
+# What the GPU's compiler makes of the stages, written out: 01 keeps the row of Q in registers, 02 and 03 read four
+# words of a row of K and V at once.
 _ROW = ("  const float* q = Q + (size_t)row * HEAD_DIM;\n",)
 _ROW += ("  float q[HEAD_DIM];\n  for (int c = 0; c < HEAD_DIM; ++c) q[c] = Q[(size_t)row * HEAD_DIM + c];\n",)
 _SCORES = (
@@ -236,6 +249,7 @@ def ours(launch: Launch) -> dict[str, int]:
         total[f"{kind} bytes"] += site.count * site.size
         total[f"{kind} requests"] += site.requests
         total[f"{kind} {'sectors' if is_global else 'wavefronts'}"] += site.sectors if is_global else site.wavefronts
+    total[ASKED] = sum(count for name, count in total.items() if name.endswith("bytes"))
     return {name: count for name, count in total.items() if count}
 
 
@@ -250,7 +264,9 @@ def launch_all() -> None:
         raise RuntimeError("this needs a GPU and CuPy; `record` and the table do not")
     for launch in everything():
         function = cp.RawModule(code=launch.code, options=launch.options).get_function(launch.name)
-        function(launch.grid, launch.block, tuple(cp.asarray(a) if isinstance(a, np.ndarray) else a for a in launch.args))
+        function(
+            launch.grid, launch.block, tuple(cp.asarray(a) if isinstance(a, np.ndarray) else a for a in launch.args)
+        )
         cp.cuda.Device().synchronize()
 
 
@@ -262,14 +278,16 @@ def measure(target: Path) -> None:
     """
     asked = subprocess.run(["ncu", "--query-metrics"], capture_output=True, text=True)
     known = {line.split()[0] for line in asked.stdout.splitlines() if line.strip()}
-    wanted = [*FIGURES.values(), *BESIDE.values()]
+    wanted = METRICS
     metrics = [name for name in wanted if name.rpartition(".")[0] in known]
     print("not known to this ncu:", sorted(set(wanted) - set(metrics)), file=sys.stderr)
     names = "|".join(launch.name for launch in everything())
     command = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base"]
     command += ["--kernel-name-base", "function", "-k", f"regex:^({names})$", "--metrics", ",".join(metrics)]
     command += ["--print-kernel-base", "function", "--log-file", str(target)]
-    done = subprocess.run([*command, sys.executable, "-m", "helpers.hardware", "launch"], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "helpers.hardware", "launch"], capture_output=True, text=True
+    )
     if done.returncode != 0:
         raise RuntimeError(f"ncu ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
 
@@ -294,7 +312,7 @@ def parse(text: str) -> dict[str, dict[str, int]]:
         values = dict(zip(head, row, strict=True))
         counts = {}
         for column, unit in zip(head, units, strict=True):
-            if column not in {*FIGURES.values(), *BESIDE.values()}:
+            if column not in METRICS:
                 continue
             if unit not in ("", "byte", "sector", "request", "inst"):
                 raise ValueError(f"{column} comes in {unit!r}; ask for --print-units base")
@@ -303,23 +321,42 @@ def parse(text: str) -> dict[str, dict[str, int]]:
     return found
 
 
-# kernel -> figure -> why the two counts differ, or count different things.
-WHY: dict[str, dict[str, str]] = {}
+_WORDS_ONCE = "counts something else: a word that several lanes of a request ask for counts once"
+_ROW_KEPT = "the compiler keeps the row of Q in registers, read once and not once for each key: see naive_as_compiled"
+_FOUR_WORDS = "the compiler reads four words of K_smem or V_smem at once (128-bit loads): see {}_as_compiled"
+_WHOLE_WARPS = "counts whole warps; here some lanes take no part"
+
+
+def _why(name: str, figure: str) -> str:
+    """Why a figure of a kernel differs. Empty where no reason is known."""
+    if name == "naive" and figure in (ASKED, "global load requests", "global load sectors"):
+        return _ROW_KEPT
+    if name in ("tiled", "online_softmax") and figure in ("shared load requests", "shared load wavefronts"):
+        return _FOUR_WORDS.format(name)
+    if figure in ("global load bytes", "shared load bytes"):
+        return _WORDS_ONCE
+    partial = name.endswith("_lanes") or name in ("every_second_lane", "blocks_of_40", "shared_float4_rows_padded")
+    if figure == ASKED and partial:
+        return _WHOLE_WARPS
+    return ""
 
 
 def rows(measured: dict[str, dict[str, int]], launches: Iterable[Launch]) -> list[dict[str, Any]]:
-    """The record's rows: a kernel, its figures as [ours, hardware], what differs and why."""
+    """The record's rows: each kernel's figures, ours and the hardware's, and why, where they differ by over 1 %."""
     found = []
     for launch in launches:
         counts, mine = measured[launch.name], ours(launch)
+        theirs = {figure: counts[metric] for figure, metric in FIGURES.items()}
+        theirs[ASKED] = 32 * sum(width * counts[metric] for width, metric in WIDTHS.items())
         figures = {}
-        for figure, metric in FIGURES.items():
-            if metric in counts and (mine.get(figure) or counts[metric]):
-                own, theirs = mine.get(figure, 0), counts[metric]
-                row = {"ours": own, "hardware": theirs, "ratio": round(own / theirs, 4) if theirs else None}
-                why = WHY.get(launch.name, {}).get(figure)
-                figures[figure] = {**row, "why": why} if why else row
-        beside = {name: counts[metric] for name, metric in BESIDE.items() if metric in counts}
+        for figure, hardware in theirs.items():
+            own = mine.get(figure, 0)
+            if own or hardware:
+                ratio = round(own / hardware, 4) if hardware else None
+                figures[figure] = {"ours": own, "hardware": hardware, "ratio": ratio}
+                if abs(own - hardware) > 0.01 * hardware:
+                    figures[figure]["why"] = _why(launch.name, figure)
+        beside = {name: counts[metric] for name, metric in BESIDE.items()}
         found.append(
             {"kernel": launch.name, "grid": launch.grid, "block": launch.block, "figures": figures, "beside": beside}
         )
@@ -331,8 +368,8 @@ def record(source: Path, target: Path = RECORD) -> None:
     how = {
         "ours": "a checked run of the CPU engine (helpers/xray.py)",
         "hardware": "Nsight Compute, one launch of each kernel, caches flushed before it, clocks left alone",
-        "device": "NVIDIA H200, kernels compiled by NVRTC 13.0 through CuPy 14.2.0",
-        "metrics": {**FIGURES, **BESIDE},
+        "device": "NVIDIA H200, Nsight Compute 2025.3.1",
+        "metrics": {**FIGURES, **BESIDE, ASKED: " + ".join(f"32 * {w} * {m}" for w, m in WIDTHS.items())},
         "command": "python3 -m helpers.hardware measure FILE; python3 -m helpers.hardware record FILE",
     }
     found = {"how": how, "rows": rows(parse(source.read_text()), everything())}

@@ -67,7 +67,8 @@ class Figures:
 
     read, written: bytes that threads asked for. loads, stores: requests, one for each instruction of a warp;
     shared_requests: those of them that went to shared memory. sectors: 32-byte pieces of global memory touched by the
-    others; wavefronts: turns of shared memory. atomics: accesses that were atomic.
+    others; wavefronts: turns of shared memory; conflicts: turns beyond what lanes so wide need: one for 4 bytes each,
+    four for 16. atomics: accesses that were atomic.
     """
 
     read: int = 0
@@ -77,6 +78,7 @@ class Figures:
     shared_requests: int = 0
     sectors: int = 0
     wavefronts: int = 0
+    conflicts: int = 0
     atomics: int = 0
 
     @property
@@ -92,13 +94,8 @@ class Figures:
 
     @property
     def wavefronts_per_request(self) -> float:
-        """1 is no bank conflict; 32 is a warp whose lanes all wait for the same bank."""
+        """For words, 1 is no bank conflict, and 32 is a warp whose lanes all wait for the same bank."""
         return self.wavefronts / self.shared_requests if self.shared_requests else 0.0
-
-    @property
-    def conflicts(self) -> int:
-        """Turns of shared memory beyond one for each request."""
-        return max(self.wavefronts - self.shared_requests, 0)
 
     def add(self, site: checked.Site, *, is_shared: bool) -> None:
         """Count one instruction in."""
@@ -112,6 +109,7 @@ class Figures:
         self.shared_requests += site.requests if is_shared else 0
         self.sectors += site.sectors
         self.wavefronts += site.wavefronts
+        self.conflicts += max(site.wavefronts - site.requests * max(1, site.size // 4), 0)
         self.atomics += site.count if site.is_atomic and site.is_write else 0
 
 
@@ -449,7 +447,7 @@ def _report(kernel: Any, seen: checked.Observed, args: Sequence[Any]) -> Report:
 def _merged(seen: checked.Observed) -> list[Finding]:
     """One finding for one bug, counted together.
 
-    Inlined copies of a line are one line. Two lines that race are told once, whichever came first and whatever each did.
+    Inlined copies of a line are one line. Two lines that race are told once, whichever of them came first.
     A read that races with the write it should have waited for may find nothing written yet: the race is the bug.
     """
     merged: dict[tuple[Any, ...], Finding] = {}
@@ -548,8 +546,7 @@ def _stopped(seen: checked.Observed, stopped: checked.Stopped) -> Finding:
     file, line = stopped.place or (None, None)
     others = [(f, int(n)) for f, n in re.findall(r"([\w.\-]+):(\d+)", text) if (f, int(n)) != stopped.place]
     other_file, other_line = others[0] if others else (None, None)
-    message = f"{text.removeprefix(f'{kind}: ')}, in {_at(checked.Access(stopped.place, stopped.block, stopped.thread, False))}"
+    who = _at(checked.Access(stopped.place, stopped.block, stopped.thread, False))
+    message = f"{text.removeprefix(f'{kind}: ')}, in {who}"
     name = region.name if region else None
-    return Finding(
-        kind, message, file, line, stopped.block, stopped.thread, name, index, other_file, other_line
-    )
+    return Finding(kind, message, file, line, stopped.block, stopped.thread, name, index, other_file, other_line)

@@ -247,7 +247,9 @@ def no_count(nb: Notebook) -> None:
 
 
 def swapped(nb: Notebook) -> None:
-    nb["cells"][:] = [*nb["cells"][:-6], *nb["cells"][-3:], *nb["cells"][-6:-3]]
+    cells = nb["cells"]
+    measure, exercise_ = (cells.index(cell_with(nb, heading)) for heading in ("## Measure", "## Exercise"))
+    nb["cells"] = [*cells[:measure], *cells[exercise_:], *cells[measure:exercise_]]
 
 
 def exception(nb: Notebook) -> None:

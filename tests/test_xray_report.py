@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from helpers import cpu, kernel, show, xray
 from helpers.check import make_inputs
+from helpers.cpu import checked
 from helpers.device import cp
 from helpers.xray import Figures, Finding, Report
 
@@ -114,9 +115,17 @@ def test_assert_clean() -> None:
         synthetic(findings=[RACE]).assert_clean()
 
 
-def test_conflicts_are_of_shared_requests_alone() -> None:
-    line = Figures(read=128, written=128, loads=1, stores=1, shared_requests=1, sectors=4, wavefronts=2)
-    assert (line.requests, line.sectors_per_request, line.wavefronts_per_request, line.conflicts) == (2, 4, 2, 1)
+def site(size: int, *, requests: int = 1, sectors: int = 0, wavefronts: int = 0) -> checked.Site:
+    return checked.Site(("k.cu", 1), 0, size, False, False, 32 * requests, requests, sectors, wavefronts, {})
+
+
+def test_conflicts_are_turns_beyond_what_the_width_needs() -> None:
+    line = Figures()
+    line.add(site(4, sectors=4), is_shared=False)
+    line.add(site(4, wavefronts=2), is_shared=True)  # two lanes at one bank
+    line.add(site(16, wavefronts=4), is_shared=True)  # float4: four turns move 512 bytes, and none is lost
+    line.add(site(16, wavefronts=2), is_shared=True)  # a broadcast of one: fewer than four
+    assert (line.requests, line.sectors_per_request, line.conflicts) == (4, 4, 1)
     nothing = Figures()
     assert (nothing.sectors_per_request, nothing.wavefronts_per_request, nothing.conflicts) == (0, 0, 0)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -157,9 +156,6 @@ class Observed:
     stopped: Stopped | None
 
 
-_observing = threading.Lock()
-
-
 class _Places:
     """Lines of the source for addresses of the kernel's library; each is looked up once."""
 
@@ -176,7 +172,7 @@ class _Places:
         return self._known[pc]
 
     def near(self, offset: int) -> tuple[str, int] | None:
-        """The place of the instruction at an offset in the library, or of the next one that the source has a line for."""
+        """The place of the instruction at an offset in the library, or of the next one with a line of the source."""
         found = [self.of(self._library._base + offset + 1 + step) for step in range(128)]
         return next((place for place in found if place in self._table), found[0])
 
@@ -244,7 +240,7 @@ def observe(
     request = checked._request(pointers, grid, block, shared_mem)
     if checked._shared_arrays:
         request.static_end += compiler.REDZONE  # just past the last array is a finding, not a fault
-    with _observing:  # the checker has one set of books
+    with runtime.exclusive():  # the checker has one set of books
         lib.engine_check_start(table, len(told), checked._library._base if profile else 0)
         try:
             ended = runtime.launch(request, workers=1, timeout=timeout)

@@ -302,9 +302,10 @@ void check_order(Region &r, uint32_t index, uintptr_t a, unsigned size, Kind kin
 }
 
 // Whatever is no array, no shared memory and no stack of ours: a wild pointer, or just beside an array.
-__attribute__((noinline)) void outside(uintptr_t a, unsigned size, Kind kind, uintptr_t pc, unsigned thread) {
+// Returns whether it was beside an array.
+__attribute__((noinline)) bool outside(uintptr_t a, unsigned size, Kind kind, uintptr_t pc, unsigned thread) {
   for (const auto &range : c.ignored)
-    if (a >= range.first && a < range.second) return;
+    if (a >= range.first && a < range.second) return false;
   uint32_t nearest = ~0u;
   uintptr_t best = ~(uintptr_t)0;
   for (uint32_t i = 0; i < c.regions.size(); ++i) {
@@ -312,8 +313,9 @@ __attribute__((noinline)) void outside(uintptr_t a, unsigned size, Kind kind, ui
     uintptr_t distance = a + size > r.end && a >= r.begin ? a + size - r.end : a < r.begin ? r.begin - a : 0;
     if (distance < best) best = distance, nearest = i;
   }
-  if (best > (1u << 20)) return;  // constants, globals of the module: not the arrays' business
+  if (best > (1u << 20)) return false;  // constants, globals of the module: not the arrays' business
   report(ENGINE_OUT_OF_BOUNDS, nearest, a, size, pc, thread, kind == WRITE);
+  return true;
 }
 
 __attribute__((noinline)) void access_books(Cached &hint, uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc) {
@@ -340,12 +342,13 @@ inline void remember_event(uintptr_t address, uintptr_t pc, void *frame) {
   const uint32_t above = (uint32_t)((uintptr_t)frame - (uintptr_t)engine_stack_top());  // the deeper, the smaller
   LaneTrace &lane = profile.lanes[engine_lane()->linear];
   lane.events[lane.n++] = {address, (uint64_t)above << 32 | (uint32_t)(pc - profile.base)};
-  if (__builtin_expect(lane.n == FULL, 0)) engine_pause();
+  while (__builtin_expect(lane.n == FULL, 0)) engine_pause();  // again, if the others could not catch up yet
 }
 
 // How many 32-byte sectors of global memory, or turns of shared memory, a request of these lanes takes.
-void count_pieces(EngineSite &site, const Region &region, const uintptr_t *addresses, unsigned n) {
-const unsigned size = site.size;
+void count_pieces(EngineSite &site, const Region &region, const uintptr_t *addresses, const unsigned char *lanes,
+                  unsigned n) {
+  const unsigned size = site.size;
   bool one_word = size <= 4, row = size == 4;  // the two usual patterns need no sorting
   for (unsigned i = 1; i < n; ++i) {
     one_word = one_word && addresses[i] == addresses[0];
@@ -369,17 +372,30 @@ const unsigned size = site.size;
     return;
   }
   // Shared memory: 32 banks of 4 bytes. A bank gives one word in a turn, to all that want it. Lanes with 8 or 16 bytes
-  // each are served in groups of 16 or 8.
-  const unsigned group = size <= 4 ? 32 : 128 / size;
-  for (unsigned first = 0; first < n; first += group) {
+  // each are served in groups of 16 or 8; of 32 or 16 where every lane i shares its address with lane i ^ 1, or every one
+  // with lane i ^ 2, or that lane takes no part (measured on an H200: helpers/hardware.py).
+  unsigned group = size <= 4 ? 32 : 128 / size;
+  if (size > 4) {
+    uintptr_t of[32] = {};
+    bool paired[2] = {true, true};
+    for (unsigned i = 0; i < n; ++i) of[lanes[i]] = addresses[i];
+    for (unsigned i = 0; i < n; ++i)
+      for (unsigned k = 0; k < 2; ++k) {
+        const uintptr_t other = of[lanes[i] ^ (1 << k)];
+        paired[k] = paired[k] && (other == 0 || other == addresses[i]);
+      }
+    if (paired[0] || paired[1]) group *= 2;
+  }
+  for (unsigned first = 0; first < n;) {
     uintptr_t words[32 * 4];
-    unsigned found = 0, per_bank[32] = {}, turns = 1;
-    for (unsigned i = first; i < n && i < first + group; ++i)
+    unsigned found = 0, per_bank[32] = {}, turns = 1, i = first;
+    for (; i < n && lanes[i] / group == lanes[first] / group; ++i)
       for (uintptr_t word = addresses[i] / 4; word <= (addresses[i] + size - 1) / 4; ++word) words[found++] = word;
     std::sort(words, words + found);
     found = (unsigned)(std::unique(words, words + found) - words);
-    for (unsigned i = 0; i < found; ++i) turns = std::max(turns, ++per_bank[words[i] % 32]);
+    for (unsigned k = 0; k < found; ++k) turns = std::max(turns, ++per_bank[words[k] % 32]);
     site.wavefronts += turns;
+    first = i;
   }
 }
 
@@ -402,7 +418,7 @@ void count_request(uintptr_t pc, const uintptr_t *addresses, const unsigned char
   EngineSite &site = c.sites[hint.site];
   site.requests++;
   const uint64_t before = site.sectors + site.wavefronts;
-  count_pieces(site, *hint.region, addresses, n);
+  count_pieces(site, *hint.region, addresses, lanes, n);
   const uint64_t cost = site.sectors + site.wavefronts - before;
   if (cost > site.worst) {  // kept as an example, to draw
     site.worst = cost;
@@ -462,7 +478,11 @@ __attribute__((noinline)) void access_first(uintptr_t a, unsigned size, Kind kin
   if (!c.running) return;
   uint32_t index = 0;
   while (index < c.regions.size() && !(a >= c.regions[index].begin && a + size <= c.regions[index].end)) ++index;
-  if (index == c.regions.size()) return outside(a, size, kind, pc, engine_lane()->linear);
+  if (index == c.regions.size()) {
+    // The lane keeps in step with the others of its warp, which may be inside.
+    if (outside(a, size, kind, pc, engine_lane()->linear) && profile.running) remember_event(a, pc, frame);
+    return;
+  }
   Region &r = c.regions[index];
   Cached &hint = cache[(pc >> 1 ^ pc >> 9) & 4095];
   hint.pc = pc;
@@ -688,6 +708,14 @@ void __tsan_atomic_signal_fence(int) {}
     if (*p == *expected) { *p = v; return 1; }                                                             \
     *expected = *p;                                                                                        \
     return 0;                                                                                              \
+  }                                                                                                        \
+  T __tsan_atomic##BITS##_compare_exchange_val(volatile T *p, T expected, T v, int, int) { /* clang's */   \
+    take_up((uintptr_t)p);                                                                                 \
+    access((void *)p, BITS / 8, WRITE, true, CALLER);                                                      \
+    release((uintptr_t)p);                                                                                 \
+    T old = *p;                                                                                            \
+    if (old == expected) *p = v;                                                                           \
+    return old;                                                                                            \
   }
 ATOMICS(8, uint8_t)
 ATOMICS(16, uint16_t)

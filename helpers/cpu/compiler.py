@@ -117,7 +117,7 @@ _WISHES = (
 
 @functools.cache
 def _granted() -> tuple[str, ...]:
-    """Those of _WISHES and of this processor's flags that the compiler takes: asked once, then kept beside the builds."""
+    """Those of _WISHES and of this processor's flags that the compiler takes: asked once, kept beside the builds."""
     command, version = compiler()
     wishes = (*_WISHES, *_machine_flags())
     key = hashlib.sha256("\0".join([version, *command, *wishes]).encode()).hexdigest()[:32]
@@ -149,7 +149,7 @@ def flags(*, line_info: bool = True) -> list[str]:
     if line_info:
         found += ["-g1", "-gdwarf-4"]  # DWARF 5 with #line names the generated file
     if command[-2:] == ("ziglang", "c++"):
-        found.append("-fno-sanitize=undefined")
+        found += ["-fno-sanitize=undefined", "-UNDEBUG"]  # what zig adds by itself
     if sys.platform == "darwin":
         found += ["-undefined", "dynamic_lookup"]
     return found
@@ -170,6 +170,7 @@ def _preprocessed(text: str, options: list[str]) -> str:
 # the engine has the functions itself.
 _CHECKED_GCC = ["--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1"]
 _CHECKED_CLANG = ["-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-distinguish-volatile=1"]
+_CHECKED_CLANG += ["-mllvm", "-tsan-instrument-read-before-write=1"]  # a += 1 reads too
 
 
 def _checked_flags(profiled: bool) -> list[str]:
@@ -227,6 +228,7 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
         if checked:
             compiled = Path(scratch) / "kernel.s"
             link = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+            link += ["-gdwarf-4"] if _is_clang() else []  # its assembler would write another version's line table
             steps = [[*options, str(source), "-o", str(compiled)], ["-shared", str(compiled), "-o", str(output), *link]]
         for step in steps:
             done = subprocess.run([*command, *step], capture_output=True, text=True, cwd=scratch)

@@ -80,7 +80,7 @@ def _host_options(options: Iterable[str]) -> tuple[list[str], str]:
         kind, value = option[:2], option[2:]
         if kind == "-I" and value:
             found.append("-I" + os.path.abspath(value))  # the compiler runs in another folder
-        elif kind in ("-D", "-U") and value.startswith("__"):
+        elif kind in ("-D", "-U") and re.match(r"__|NDEBUG\b", value):
             found.append(option)  # the language's own, such as __CUDA_NO_HALF_OPERATORS__: for the headers too
         elif kind == "-D" and value:
             name, equals, text = value.partition("=")

@@ -17,13 +17,13 @@ from typing import ClassVar
 
 from . import compiler, symbols
 
-_launching = threading.Lock()  # one launch at a time, as one stream has it
+_launching = threading.RLock()  # one launch at a time, as one stream has it
 
 
 def _after_fork() -> None:
     """A child process has none of its parent's threads, so none of its launches either."""
     global _launching
-    _launching = threading.Lock()
+    _launching = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -143,6 +143,11 @@ def launch(request: Launch, workers: int | None = None, timeout: float | None = 
         lib.engine_result(ctypes.byref(failure))
         printed = lib.engine_printed().decode(errors="replace")
     return Ended(failure if failure.kind != NONE else None, printed)
+
+
+def exclusive() -> threading.RLock:
+    """For `with`: what a launch needs around it that no other thread's launch may come between."""
+    return _launching
 
 
 def signal_name(number: int) -> str:

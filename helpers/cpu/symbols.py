@@ -27,7 +27,7 @@ _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
 _SYMTAB = 2
-_OBJECT, _TLS = 1, 6
+_OBJECT, _SECTION_NAME, _FILE, _TLS = 1, 3, 4, 6
 _LOCAL = 0
 _WRITE, _THREAD_LOCAL = 1, 0x400
 
@@ -47,7 +47,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Table:
-    """The symbols of a library and the alignment of its thread-local segment."""
+    """The symbols of a library's own source, and the alignment of its thread-local segment."""
 
     symbols: tuple[Symbol, ...]
     alignment: int
@@ -58,7 +58,7 @@ class Table:
 
     def has_state(self) -> bool:
         """Whether the library keeps variables from one launch to the next."""
-        return any(s.is_variable and s.is_writable and s.size and "completed" not in s.name for s in self.symbols)
+        return any(s.is_variable and s.is_writable and s.size and "engine_table" not in s.name for s in self.symbols)
 
 
 def table(path: Path) -> Table:
@@ -87,14 +87,17 @@ def _read_elf(data: bytes) -> Table:
 
     names = int(sections[names_index]["offset"])
     read_only = [text(names, int(s["name"])).startswith(".data.rel.ro") for s in sections]
-    writable = [bool(s["flags"] & _WRITE) and not r for s, r in zip(sections, read_only, strict=True)]
-    alignment = max([int(s["alignment"]) for s in sections if s["flags"] & _THREAD_LOCAL], default=1)
+    writable = [bool(int(s["flags"]) & _WRITE) and not r for s, r in zip(sections, read_only, strict=True)]
+    alignment = max([int(s["alignment"]) for s in sections if int(s["flags"]) & _THREAD_LOCAL], default=1)
     found = []
     for section in sections[sections["type"] == _SYMTAB]:
         strings = int(sections[section["link"]]["offset"])
+        ours = False  # what is local belongs to the file named before it: not all are the source (zig adds its own)
         for raw in np.frombuffer(data, _SYMBOL, int(section["size"]) // _SYMBOL.itemsize, int(section["offset"])):
-            kind, home = int(raw["info"]) & 15, int(raw["section"])
-            if kind > _TLS or home == 0:
+            kind, home, is_local = int(raw["info"]) & 15, int(raw["section"]), int(raw["info"]) >> 4 == _LOCAL
+            if kind == _FILE:
+                ours = text(strings, int(raw["name"])) == "kernel.cpp"
+            if kind in (_FILE, _SECTION_NAME) or kind > _TLS or home == 0 or (is_local and not ours):
                 continue
             found.append(
                 Symbol(
@@ -103,7 +106,7 @@ def _read_elf(data: bytes) -> Table:
                     int(raw["size"]),
                     kind == _OBJECT,
                     kind == _TLS,
-                    int(raw["info"]) >> 4 == _LOCAL,
+                    is_local,
                     home < count and writable[home],
                 )
             )

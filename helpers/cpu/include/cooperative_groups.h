@@ -90,6 +90,14 @@ class thread_block : public thread_group {
 };
 inline thread_block this_thread_block() { return thread_block(); }
 
+// What a GPU needs for tiles of several warps. The engine offers none of those, but a source may have them and not use them.
+template <unsigned MaxBlockSize = 1024>
+struct block_tile_memory {
+  unsigned char engine_unused[MaxBlockSize / 32 * 16];
+};
+template <unsigned MaxBlockSize>
+inline thread_block this_thread_block(block_tile_memory<MaxBlockSize> &) { return thread_block(); }
+
 class grid_group : public thread_group {
  public:
   bool is_valid() const { return false; }  // as in any launch that is not a cooperative one

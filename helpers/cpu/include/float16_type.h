@@ -299,7 +299,18 @@ static inline ENGINE_H atomicAdd(ENGINE_H *address, ENGINE_H value) {
   return engine::atomic_update(address, [=](ENGINE_H old) { return __hadd(old, value); });
 }
 static inline ENGINE_H2 atomicAdd(ENGINE_H2 *address, ENGINE_H2 value) {
-  return engine::atomic_update(address, [=](ENGINE_H2 old) { return __hadd2(old, value); });
+  // As a word: clang's atomics want trivially copyable types, which pairs are not in a checked build.
+  auto pair_of = [](unsigned int word) {
+    ENGINE_H2 pair;
+    __builtin_memcpy((void *)&pair, &word, sizeof pair);
+    return pair;
+  };
+  return pair_of(engine::atomic_update((unsigned int *)address, [=](unsigned int old) {
+    const ENGINE_H2 sum = __hadd2(pair_of(old), value);
+    unsigned int word;
+    __builtin_memcpy(&word, &sum, sizeof word);
+    return word;
+  }));
 }
 
 // ---------------------------------------------------------------- operators

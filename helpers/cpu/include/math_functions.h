@@ -159,7 +159,13 @@ static inline double rnorm(int n, const double *v) { return 1 / norm(n, v); }
 static inline float rnormf(int n, const float *v) { return 1 / normf(n, v); }
 static inline float fdividef(float a, float b) { return a / b; }
 static inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
-#ifndef __GLIBC__  // names of GNU's library that CUDA has as well
+#ifdef __APPLE__  // lacks what Linux's libraries share with CUDA
+static inline float j0f(float x) { return (float)j0(x); }
+static inline float j1f(float x) { return (float)j1(x); }
+static inline float jnf(int n, float x) { return (float)jn(n, x); }
+static inline float y0f(float x) { return (float)y0(x); }
+static inline float y1f(float x) { return (float)y1(x); }
+static inline float ynf(int n, float x) { return (float)yn(n, x); }
 static inline float exp10f(float x) { return (float)pow(10.0, (double)x); }
 static inline double exp10(double x) { return pow(10.0, x); }
 static inline void sincosf(float x, float *s, float *c) { *s = sinf(x), *c = cosf(x); }
