@@ -41,7 +41,7 @@ RACE = Finding(
 def synthetic(**changes: object) -> Report:
     far, near = Figures(read=128, loads=1, sectors=32), Figures(read=256, loads=2, sectors=2)
     both = Figures(read=384, loads=3, sectors=34)
-    tile = Figures(written=128, stores=1, shared_requests=1, wavefronts=32)
+    tile = Figures(written=128, stores=1, shared_requests=1, wavefronts=32, conflicts=31)
     given = {
         "name": "k<half>",
         "code": CODE,
