@@ -122,6 +122,8 @@ def _compiled(code: str, options: tuple[str, ...], arch: str, name: str) -> Comp
         nvrtc.addNameExpression(program, name)
         # -ftz=true is what RawModule adds on its own.
         wanted = (*core.assemble_cupy_compiler_options(options), "-ftz=true", f"-arch={arch}", "--ptxas-options=-v")
+        if nvrtc.getVersion() >= (12, 9):
+            wanted = (*wanted, "-no-cache")  # what NVRTC takes from its cache, it does not assemble: no log then
         try:
             nvrtc.compileProgram(program, wanted)
         except nvrtc.NVRTCError as error:

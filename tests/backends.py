@@ -1,7 +1,4 @@
-"""Where the tests of CUDA's features run: on the CPU engine always, and on a GPU too where there is one.
-
-On a GPU the same tests judge the tests: what they expect of the engine is what the GPU does.
-"""
+"""Where the tests of CUDA's features run: on the CPU engine, on a machine with a GPU too."""
 
 from __future__ import annotations
 
@@ -10,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from helpers import cpu, device
+from helpers import cpu
 
 BACKENDS = [pytest.param(cpu, id="cpu")]
-if device.ON_GPU:
-    BACKENDS.append(pytest.param(device.cp, id="gpu"))
 
 on_each_device = pytest.mark.parametrize("cp", BACKENDS)
 
