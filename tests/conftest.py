@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,10 @@ from helpers import cpu, device, kernel, stages
 # The same examples at every run: a test that fails once fails always. No deadline: a machine may be busy.
 hypothesis.settings.register_profile("course", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("course")
+
+# A shell starts its background jobs with Ctrl-C ignored, and they hand that on: tests that interrupt would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import weakref
 from typing import Any
 
@@ -23,7 +24,9 @@ class _Memory:
     """Bytes between guards, given back when the last array in them is gone."""
 
     def __init__(self, size: int) -> None:
-        self.address, self.size = library().engine_allocate(size), size
+        # Some systems promise more memory than there is, and end the process that believes them.
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self.address, self.size = library().engine_allocate(size) if size <= there else None, size
         if not self.address:
             raise MemoryError
         weakref.finalize(self, library().engine_release, self.address, size).atexit = False
