@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import functools
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +16,7 @@ from helpers import cpu, device, kernel, stages
 hypothesis.settings.register_profile("course", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("course")
 
-# A shell starts its background jobs with Ctrl-C ignored, and they hand that on: tests that interrupt would wait for ever.
+# A shell starts its background jobs with Ctrl-C ignored, and they hand it on: tests that interrupt would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
