@@ -8,6 +8,9 @@
 The launch runs on the CPU engine's checked build, on a GPU machine too. Names follow compute-sanitizer and Nsight
 Compute, which come next in a reader's life. **Bytes here are what the threads asked for.** A GPU's caches answer most
 requests, so its memory moves less: there is no cache model here.
+
+What is not seen: an access that jumps from one `__shared__` array right into another (more than 4 KB past its end; the
+address is all there is to judge by), a memcpy whose size is not known at compile time, and FLOPs.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from helpers import cpu
-from helpers.cpu import checked, source
+from helpers import cpu, timeline
+from helpers.cpu import checked, module, source
 from helpers.device import ON_GPU, cp
 
 KINDS = {
@@ -30,6 +33,8 @@ KINDS = {
     checked.OUT_OF_BOUNDS: "out of bounds",
     checked.UNINITIALISED: "uninitialised",
     checked.MISALIGNED: "misaligned",
+    checked.IN_FLIGHT: "not waited for",
+    checked.NEVER_WAITED: "never waited for",
 }
 
 
@@ -37,7 +42,7 @@ KINDS = {
 class Finding:
     """One thing that is wrong. file, line: of the access; other_*: of the earlier access that it collides with.
 
-    kind: race, out of bounds, uninitialised, misaligned, never written, barrier divergence, deadlock, endless loop, or
+    kind: race, out of bounds, uninitialised, misaligned, not waited for, never waited for, never written, barrier divergence, deadlock, endless loop, or
     stopped (a failed assertion, a division by zero).
     block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
     count: how often the same two lines did the same.
@@ -224,6 +229,9 @@ class Report:
     collectives: int
     worst: dict[tuple[str, int], list[tuple[str, int, dict[int, int]]]] = field(default_factory=dict, repr=False)
     by_access: dict[tuple[str, int], dict[str, Figures]] = field(default_factory=dict, repr=False)  # by_line, by array
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    passed: dict[int, list[timeline.Step]] = field(default_factory=dict, repr=False)  # by block
 
     @property
     def clean(self) -> bool:
@@ -334,26 +342,109 @@ class Report:
     def banks(self, line: int, array: str | None = None) -> Any:
         """Which lane hits which bank of shared memory, in the costliest request of a line.
 
+        Lanes with 8 or 16 bytes each are served in groups, of 16 or 8 lanes: there is a picture for each, with a row
+        for each word of a lane.
+
         Raises:
             KeyError: the line reads and writes no shared memory.
         """
         from helpers import show
 
-        found: dict[str, list[int]] = {}
+        found: dict[str, tuple[int, dict[int, int]]] = {}  # array -> bytes of a lane, where each lane goes
         for (_, number), samples in self.worst.items():
-            for name, _size, offsets in samples if number == line else ():
-                if name in self.shared and (array is None or name == array):
-                    words = [offsets[lane] // 4 for lane in sorted(offsets)]
-                    title = f"{name}, line {line}"
-                    if show.turns(words) > show.turns(found.get(title, [0])) or title not in found:
-                        found[title] = words
+            for name, size, offsets in samples if number == line else ():
+                if name not in self.shared or (array is not None and name != array):
+                    continue
+                phases = [show.turns(words) for words in _phases(size, offsets).values()]
+                if name not in found or sum(phases) > sum(map(show.turns, _phases(*found[name]).values())):
+                    found[name] = size, offsets
         if not found:
             lines = sorted({n for (_, n), samples in self.worst.items() if any(s[0] in self.shared for s in samples)})
             what = f"the shared array {array!r}" if array is not None else "no shared memory"
             verb = "does not touch" if array is not None else "touches"
             there = ", ".join(map(str, lines)) or "none"
             raise KeyError(f"line {line} {verb} {what}; lines that touch shared memory: {there}")
-        return show.bank_picture(found)
+        pictures, lanes_of = {}, []
+        for name, (size, offsets) in found.items():
+            for first, words in _phases(size, offsets).items():
+                words_each = max(1, size // 4)
+                lanes = [lane for lane in sorted(offsets) if lane >= first][: len(words) // words_each]
+                pictures[f"{name}, line {line}" + (f", from lane {first}" if size > 4 else "")] = words
+                lanes_of.append((lanes, words_each))
+        picture = show.bank_picture(pictures)
+        for ax, (lanes, words_each) in zip(picture.figure.axes, lanes_of, strict=True):
+            if words_each > 1:  # a lane has a row for each of its words
+                ax.set_yticks([(i + 0.5) * words_each for i in range(len(lanes))], lanes, fontsize=7)
+        return picture
+
+    def steps(self, block: int | Sequence[int] = 0) -> list[timeline.Step]:
+        """What the warps of a block did between its barriers, in order: `timeline` as data.
+
+        Memory instructions only. Threads of a warp are together where a GPU would keep them together.
+
+        Args:
+            block: its number, x first, or its index (x, y, z).
+
+        Raises:
+            IndexError: the grid has no such block. KeyError: its steps were too many to keep.
+        """
+        if not isinstance(block, int):
+            x, y, z = (*block, 0, 0)[:3]
+            block = x + self.grid[0] * (y + self.grid[1] * z)
+        n_blocks = self.grid[0] * self.grid[1] * self.grid[2]
+        if not 0 <= block < n_blocks:
+            raise IndexError(f"the grid has blocks 0 to {n_blocks - 1}; asked for {block}")
+        if block not in self.passed:
+            raise KeyError(f"block {block} left no steps: it touched no memory, or the launch is too long to keep them")
+        return self.passed[block]
+
+    def timeline(self, block: int | Sequence[int] = 0, *, intervals: tuple[int, int] = (0, 6)) -> Any:
+        """Which thread of a block was where between its barriers.
+
+        From left to right: the memory instructions of each warp, in its order, up to the barrier where it waits for the
+        others. Each time a count doubles, its box is one unit wider. Where a box is not as high as its warp, the
+        warp has diverged. Time is not known: a GPU's warps take turns as it likes.
+
+        Args:
+            block: its number or index, as for `steps`. intervals: the first one to draw, and one past the last.
+        """
+        steps = self.steps(block)
+        first, last = intervals
+        drawn = [step for step in steps if first <= step.interval < last]
+        if not drawn:
+            raise IndexError(f"intervals 0 to {steps[-1].interval} have steps; asked for {first} to {last - 1}")
+        number = next(n for n, s in self.passed.items() if s is steps)
+        n_threads = self.block[0] * self.block[1] * self.block[2]
+        skipped = len({step.interval for step in steps if step.interval >= last})
+        return timeline.picture(self.name, checked.index(number, self.grid), n_threads, drawn, skipped)
+
+
+def _phases(size: int, offsets: Mapping[int, int]) -> dict[int, list[int]]:
+    """The words that lanes of a request ask at once: 8 bytes go by 16 lanes, 16 bytes by 8; {first lane: words}."""
+    group = 32 if size <= 4 else 128 // size
+    if size > 4 and any(all(offsets.get(i ^ k, o) == o for i, o in offsets.items()) for k in (1, 2)):
+        group *= 2  # pairs of lanes share an address
+    phases: dict[int, list[int]] = {}
+    for lane in sorted(offsets):
+        first = lane // group * group
+        words = range(offsets[lane] // 4, (offsets[lane] + size - 1) // 4 + 1)
+        phases.setdefault(first, []).extend(words)
+    return phases
+
+
+def _steps(seen: checked.Observed, passed: checked.Passed) -> list[timeline.Step]:
+    """The steps of one block, those of the same line and lanes put together."""
+    counts: dict[tuple[Any, ...], int] = {}
+    for interval, warp, number, lanes, count in passed.steps:
+        site = seen.sites[number]
+        where = "global" if seen.regions[site.region].kind == checked.ARRAY else "shared"
+        what = "atomic" if site.is_atomic else f"{'write' if site.is_write else 'read'} {where}"
+        threads = tuple(32 * warp + lane for lane in range(32) if lanes >> lane & 1)
+        key = (interval, warp, site.place[1] if site.place else 0, what, threads)
+        counts[key] = counts.get(key, 0) + count
+    ends = dict(enumerate(line for _, line in passed.barriers))
+    in_order = sorted(counts.items(), key=lambda item: item[0][0])
+    return [timeline.Step(*key, count, ends.get(key[0])) for key, count in in_order]
 
 
 def xray(
@@ -377,13 +468,19 @@ def xray(
         runs is a finding.
     """
     engine_kernel = _engine_kernel(kernel)
+    if kernel is not engine_kernel:  # as a launch of helpers.kernel does
+        limit = max(shared_mem, engine_kernel.max_dynamic_shared_size_bytes)
+        engine_kernel.max_dynamic_shared_size_bytes = limit
     given = [cpu.asarray(cp.asnumpy(a)) if ON_GPU and isinstance(a, cp.ndarray) else a for a in args]
     seen = checked.observe(engine_kernel, grid, block, given, shared_mem, profile=True, timeout=timeout)
     if ON_GPU:
         for a, b in zip(args, given, strict=True):
             if isinstance(a, cp.ndarray) and a is not b:
                 a[...] = cp.asarray(cpu.asnumpy(b))
-    return _report(engine_kernel, seen, given)
+    report = _report(engine_kernel, seen, given)
+    report.grid, report.block = module._size("grid", grid), module._size("block", block)
+    report.passed = {number: _steps(seen, passed) for number, passed in seen.passed.items()}
+    return report
 
 
 def _engine_kernel(kernel: Any) -> Any:
@@ -448,7 +545,8 @@ def _merged(seen: checked.Observed) -> list[Finding]:
     """One finding for one bug, counted together.
 
     Inlined copies of a line are one line. Two lines that race are told once, whichever of them came first.
-    A read that races with the write it should have waited for may find nothing written yet: the race is the bug.
+    A read that races with the write it should have waited for may find nothing written yet: the race is the bug. One
+    that meets an asynchronous copy in flight races with its landing: the missing wait is the bug.
     """
     merged: dict[tuple[Any, ...], Finding] = {}
     racing = set()
@@ -460,6 +558,8 @@ def _merged(seen: checked.Observed) -> list[Finding]:
         merged[key] = f if known is None else replace(known, count=known.count + f.count)
         if f.kind == "race":
             racing |= {(f.array, side) for side in sides}
+    for _, array, sides in [key for key in merged if key[0] == "not waited for"]:
+        merged.pop(("race", array, sides), None)
     return [f for f in merged.values() if f.kind != "uninitialised" or (f.array, (f.file, f.line)) not in racing]
 
 
@@ -489,6 +589,11 @@ def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
     elif found.kind == checked.OUT_OF_BOUNDS:
         size = f"{region.size // element:,} elements" if region.dtype is not None else f"{region.size:,} bytes"
         message = f"{what}, which has {size}, by {_at(found.access)}"
+    elif found.kind == checked.IN_FLIGHT and found.other is not None:
+        message = f"{what} by {_at(found.access)}, while the asynchronous copy to it by {_at(found.other)} is in flight"
+    elif found.kind == checked.NEVER_WAITED:
+        what = what.replace("write of", "the asynchronous copy to")
+        message = f"{what} was not waited for when its thread ended, by {_at(found.access)}"
     elif found.kind == checked.UNINITIALISED:
         message = f"{what}, which nobody has written, by {_at(found.access)}"
     else:

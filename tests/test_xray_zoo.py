@@ -1056,6 +1056,55 @@ extern "C" __global__ void tile_of(const float *in, float *out, int n) {
   __syncthreads();
   for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = tile[n - 1 - i];
 }
+extern "C" __global__ void same_value(const float *in, float *out) {
+  __shared__ float sums[2];
+  float x = in[threadIdx.x];
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  sums[threadIdx.x / 32] = x;  // all lanes of the warp write what all have
+  __syncthreads();
+  out[threadIdx.x] = sums[0] + sums[1];
+}
+extern "C" __global__ void own_value(const float *in, float *out) {
+  __shared__ float sums[2];
+  sums[threadIdx.x / 32] = in[threadIdx.x];
+  __syncthreads();
+  out[threadIdx.x] = sums[0] + sums[1];
+}
+extern "C" __global__ void guess(unsigned *sum) {
+  unsigned old = *sum, assumed;
+  do {
+    assumed = old;
+    old = atomicCAS(sum, assumed, assumed + 1);
+  } while (old != assumed);
+}
+extern "C" __global__ void no_guess(unsigned *sum, unsigned *out) {
+  atomicAdd(sum, 1);
+  out[blockIdx.x * blockDim.x + threadIdx.x] = *sum;
+}
+struct alignas(16) Packed {
+  Packed() = default;
+  __device__ explicit Packed(int4 bits) { memcpy(&x, &bits, sizeof bits); }
+  float x[4];
+};
+__device__ Packed load(const float *from) { return Packed{*reinterpret_cast<const int4 *>(from)}; }
+extern "C" __global__ void packed(const float *in, float *out) {
+  extern __shared__ char bytes[];
+  Packed *s = reinterpret_cast<Packed *>(bytes);
+  s[threadIdx.x] = load(in + 4 * threadIdx.x);
+  __syncthreads();
+  out[threadIdx.x] = s[threadIdx.x ^ 1].x[0];
+}
+__shared__ float4 of_the_module[64];
+extern "C" __global__ void late(const float *in, float *out, int n) {
+  float x = in[threadIdx.x];
+  if (threadIdx.x % 2) x += in[threadIdx.x + 64];
+  of_the_module[threadIdx.x] = make_float4(x, x, x, x);
+  __syncthreads();
+  if (threadIdx.x >= 32)
+    for (int i = 0; i < n; ++i) x += of_the_module[threadIdx.x ^ i].x;
+  __syncthreads();
+  out[threadIdx.x] = x;
+}
 extern "C" __global__ void neighbour(float *a) {
   a[threadIdx.x + 1] += 1;
 }
@@ -1066,6 +1115,55 @@ extern "C" __global__ void neighbour(float *a) {
 def others() -> cpu.RawModule:
     names = ("turned<32>", "turned<64>")
     return cpu.RawModule(code=OTHERS, options=("-std=c++17",), name_expressions=names)
+
+
+def test_lanes_that_write_the_same_value_do_not_race() -> None:
+    xray(others().get_function("same_value"), (1,), (64,), (some(64), out(64))).assert_clean()
+    report = xray(others().get_function("own_value"), (1,), (64,), (some(64), out(64)))
+    assert [(f.kind, f.array) for f in report.findings] == [("race", "sums")]
+
+
+def test_a_guess_that_atomic_cas_checks_is_no_race() -> None:
+    total = zeros(1, np.uint32)
+    xray(others().get_function("guess"), (3,), (64,), (total,)).assert_clean()
+    assert total[0] == 192
+    report = xray(others().get_function("no_guess"), (3,), (64,), (zeros(1, np.uint32), zeros(192, np.uint32)))
+    assert {f.kind for f in report.findings} == {"race"}
+
+
+def test_constants_of_the_host_are_there() -> None:
+    code = """__constant__ float c[2];
+    extern "C" __global__ void constants(float *out) { out[threadIdx.x] = c[threadIdx.x % 2]; }"""
+    module = cpu.RawModule(code=code)
+    module.get_global("c").view(np.float32)[...] = [3, 4]
+    got = out(32)
+    xray(module.get_function("constants"), (1,), (32,), (got,)).assert_clean()
+    assert got.tolist() == [3, 4] * 16
+
+
+def test_a_struct_copied_by_memcpy_is_seen() -> None:
+    report = xray(others().get_function("packed"), (1,), (64,), (some(256), out(64)), 1024)
+    report.assert_clean()
+    assert report.shared["dynamic shared memory"].written == 1024
+
+
+def test_the_timeline_tells_who_waits() -> None:
+    report = xray(others().get_function("late"), (2,), (64,), (some(128), zeros(64, np.float32), np.int32(8)))
+    first = OTHERS.splitlines().index('extern "C" __global__ void late(const float *in, float *out, int n) {') - 1
+    got = [(s.interval, s.warp, s.line - first, s.what, len(s.threads), s.count) for s in report.steps(1)]
+    before = [(1, "read global", 32), (2, "read global", 16), (3, "write shared", 32)]
+    assert got == [
+        *((0, warp, line, what, lanes, 1) for warp in (0, 1) for line, what, lanes in before),
+        (1, 1, 6, "read shared", 32, 8),
+        (2, 0, 8, "write global", 32, 1),
+        (2, 1, 8, "write global", 32, 1),
+    ]
+    assert [s.barrier and s.barrier - first for s in report.steps((1, 0))[::3]] == [4, 4, 7]
+    assert report.steps(0)[1].threads == tuple(range(1, 32, 2))
+    assert "(warp 1 is the last)" in repr(report.timeline(1))
+    assert report.timeline(1).png() == report.timeline(1).png()
+    with pytest.raises(IndexError, match="blocks 0 to 1; asked for 2"):
+        report.timeline(2)
 
 
 def test_branches_are_requests_of_their_own_and_race_with_nobody() -> None:

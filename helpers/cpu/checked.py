@@ -19,7 +19,7 @@ from .array import Lent, empty, ndarray
 
 ARRAY, STATIC_SHARED, DYNAMIC_SHARED = 0, 1, 2
 UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
-RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED = 1, 2, 3, 4
+RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED = range(1, 7)
 
 _PAD = 1 << 20  # bytes before and after each array in which an access is still told, not a fault
 
@@ -51,6 +51,21 @@ class _Site(ctypes.Structure):
         ("worst_lanes", ctypes.c_uint32),
         ("worst_offsets", ctypes.c_uint32 * 32),
     ]
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        ("block", ctypes.c_uint64),
+        ("interval", ctypes.c_uint32),
+        ("warp", ctypes.c_uint32),
+        ("site", ctypes.c_uint32),
+        ("lanes", ctypes.c_uint32),
+        ("count", ctypes.c_uint64),
+    ]
+
+
+class _Barrier(ctypes.Structure):
+    _fields_ = [("block", ctypes.c_uint64), ("file", ctypes.c_char_p), ("line", ctypes.c_int)]
 
 
 class _Finding(ctypes.Structure):
@@ -105,6 +120,17 @@ class Site:
     worst: dict[int, int]
 
 
+@dataclass
+class Passed:
+    """What the warps of one block did, in their order. sites: indices into `Observed.sites`.
+
+    steps: (interval between barriers, warp, site, mask of the lanes, how often). barriers: their places, in order.
+    """
+
+    steps: list[tuple[int, int, int, int, int]]
+    barriers: list[tuple[str, int]]
+
+
 @dataclass(frozen=True)
 class Access:
     """One side of a finding."""
@@ -154,6 +180,7 @@ class Observed:
     barriers: int  # by blocks
     collectives: int  # shuffles, votes and other warp-wide operations, by warps
     stopped: Stopped | None
+    passed: dict[int, Passed]  # by block, with a profile; the last blocks are missing where there are too many
 
 
 class _Places:
@@ -168,7 +195,10 @@ class _Places:
         """The place in the source of the access whose hook returns to `pc`."""
         if pc not in self._known:
             places = symbols.places_of(self._library.path, pc - 1 - self._library._base)
-            self._known[pc] = next((p for p in places if p in self._table), places[0] if places else None)
+            ours = [place for place in places if place in self._table]
+            # Of an instruction's wrapper in a header that is pasted in, the line that calls it says more.
+            ours.sort(key=lambda place: place[0].endswith((".cuh", ".h")))
+            self._known[pc] = next(iter(ours or places), None)
         return self._known[pc]
 
     def near(self, offset: int) -> tuple[str, int] | None:
@@ -202,6 +232,8 @@ def observe(
     twin = module.RawModule(code=original.code, options=original.options, name_expressions=original.name_expressions)
     twin._checked = "profiled" if profile else "checked"
     checked = twin.get_function(kernel.name)
+    for name in sorted(original._asked):
+        twin.get_global(name)[...] = original.get_global(name)
     grid, block = module._size("grid", grid), module._size("block", block)
     checked._max_dynamic = kernel.max_dynamic_shared_size_bytes
     checked._check_limits(grid, block, shared_mem)
@@ -250,8 +282,12 @@ def observe(
         counts = ctypes.c_uint64(), ctypes.c_uint64()
         lib.engine_check_counts(*map(ctypes.byref, counts))
         found = [f for f in _found(lib, places, grid, block) if f.region < ours or f.kind == OUT_OF_BOUNDS]
-        sites = [site for site in _sites(lib, places) if site.region < ours]
+        every_site = _sites(lib, places)
+        passed = _passed(lib, [site.region < ours for site in every_site])
+        sites = [site for site in every_site if site.region < ours]
     runtime.echo(ended.printed)
+    for name in sorted(original._asked):
+        original.get_global(name)[...] = twin.get_global(name)
     for _, start, value in copies:
         if value.flags.c_contiguous:
             ctypes.memmove(value.ctypes.data, start, value.nbytes)
@@ -259,7 +295,7 @@ def observe(
     if ended.failure is not None:
         given = list(zip(checked.parameters, args, values, strict=True))
         stopped = _stopped(checked, ended.failure, grid, block, given, places, told, timeout)
-    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped)
+    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed)
 
 
 def _stopped(
@@ -289,7 +325,7 @@ def _stopped(
             inside = failure.address - bases[r.kind] - r.address
             if -2 * _PAD < inside < r.bytes + 2 * _PAD:  # the guards of the engine's memory are as wide again
                 region, offset = i, inside
-    who = _index(failure.block, grid), _index(failure.thread, block)
+    who = index(failure.block, grid), index(failure.thread, block)
     return Stopped(message, place, *who, expired, region, offset)
 
 
@@ -336,23 +372,41 @@ def _sites(lib: ctypes.CDLL, places: _Places) -> list[Site]:
     ]
 
 
+def _passed(lib: ctypes.CDLL, kept: list[bool]) -> dict[int, Passed]:
+    """By block; sites are numbered without those that are not kept."""
+    number = [sum(kept[:i]) for i in range(len(kept))]
+    steps, whole = ctypes.POINTER(_Step)(), ctypes.c_uint64()
+    barriers = ctypes.POINTER(_Barrier)()
+    n_steps = lib.engine_check_steps(ctypes.byref(steps), ctypes.byref(whole))
+    n_barriers = lib.engine_check_barriers(ctypes.byref(barriers))
+    passed: dict[int, Passed] = {}
+    for s in (steps[i] for i in range(n_steps)):
+        if kept[s.site] and s.block < whole.value:
+            mine = passed.setdefault(s.block, Passed([], []))
+            mine.steps.append((s.interval, s.warp, number[s.site], s.lanes, s.count))
+    for b in (barriers[i] for i in range(n_barriers)):
+        if b.block < whole.value:
+            passed.setdefault(b.block, Passed([], [])).barriers.append((b.file.decode(errors="replace"), b.line))
+    return passed
+
+
 def _found(lib: ctypes.CDLL, places: _Places, grid: Sequence[int], block: Sequence[int]) -> list[Found]:
     out = ctypes.POINTER(_Finding)()
     count = lib.engine_check_findings(ctypes.byref(out))
     found = []
     for f in (out[i] for i in range(count)):
-        mine = Access(places.of(f.pc), _index(f.block, grid), _index(f.thread, block), bool(f.is_write))
+        mine = Access(places.of(f.pc), index(f.block, grid), index(f.thread, block), bool(f.is_write))
         other = None
         if f.other_pc:
             other = Access(
                 places.of(f.other_pc),
-                _index(f.other_block, grid),
-                _index(f.other_thread, block),
+                index(f.other_block, grid),
+                index(f.other_thread, block),
                 bool(f.other_is_write),
             )
         found.append(Found(f.kind, f.region, f.offset, f.size, f.count, mine, other))
     return found
 
 
-def _index(linear: int, sizes: Sequence[int]) -> tuple[int, int, int]:
+def index(linear: int, sizes: Sequence[int]) -> tuple[int, int, int]:
     return linear % sizes[0], linear // sizes[0] % sizes[1], linear // sizes[0] // sizes[1]

@@ -20,6 +20,7 @@ Tag tag_of(uint64_t epoch, unsigned thread, bool atomic) { return epoch << 11 | 
 uint64_t epoch_of(Tag t) { return t >> 11; }
 unsigned thread_of(Tag t) { return (unsigned)(t >> 1) & 1023; }
 bool is_atomic(Tag t) { return t & 1; }
+constexpr uint64_t IN_FLIGHT = ~0ull >> 11;  // epoch of a write by a cp.async that has not been waited for
 
 struct Cell {  // of `grain` bytes
   Tag write = 0, read = 0, other_read = 0;
@@ -48,6 +49,25 @@ struct Release {
   Known known;
 };
 
+// A race that may still turn out to be none; the next write, or the next event that orders accesses, tells.
+struct SameValue {  // two lanes of a warp wrote one place by one instruction: no race where the value is the same
+  bool is_open = false;
+  uint32_t region, site;
+  uintptr_t address, pc;
+  unsigned size, thread;
+  Tag other;
+  unsigned char first[16];
+};
+// A plain read beside atomic writes, as CUDA's own example of a loop around atomicCAS begins: the atomicCAS tells the
+// thread whether what it read still holds. A race if no such follows.
+struct Guess {
+  uint32_t region, site;
+  uintptr_t address, pc;
+  unsigned size, thread;
+  Tag other;
+  uint32_t other_site;
+};
+
 struct Checker {
   bool wanted = false, running = false;  // running: inside a block, where there is a thread to ask about
   std::vector<Region> regions;
@@ -65,6 +85,13 @@ struct Checker {
   std::vector<Fence> fences[2];                           // by scope (device, block) and thread of the running block
   std::unordered_map<uint64_t, std::vector<Release>> releases;                        // by word, in their order
   std::unordered_map<uint64_t, std::vector<std::pair<uint64_t, size_t>>> released_by;  // by block epoch: word, place
+  SameValue same_value;
+  std::vector<Guess> guesses;
+  std::vector<EngineStep> steps;        // with a profile
+  std::vector<uint32_t> last_step;      // by site and warp, one more than its index
+  std::vector<EngineBarrier> reached;   // barriers
+  uint64_t whole = ~0ull;               // from this block on, steps are missing: there were too many
+  uint32_t interval = 0;
   Known known;                                            // to all threads of the running block
   std::unordered_map<unsigned, Known> known_to;           // to one of them
 };
@@ -103,6 +130,7 @@ void forget() {
   std::fill(requests_cache, requests_cache + 4096, Cached());
 }
 
+constexpr size_t MOST_GUESSES = 4096, MOST_STEPS = 1 << 20;
 enum Kind { READ = 0, WRITE = 1 };
 
 uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, bool atomic) {
@@ -153,6 +181,20 @@ void report(int kind, uint32_t region, uintptr_t address, unsigned size, uintptr
   }
   c.finding_index[key] = (uint32_t)c.findings.size();
   c.findings.push_back(f);
+}
+
+void settle_same_value() {
+  SameValue &s = c.same_value;
+  if (!s.is_open) return;
+  s.is_open = false;
+  if (memcmp((const void *)s.address, s.first, s.size) != 0)
+    report(ENGINE_RACE, s.region, s.address, s.size, s.pc, s.thread, true, s.other, s.site, true);
+}
+
+void settle_guesses() {
+  for (const Guess &g : c.guesses)
+    report(ENGINE_RACE, g.region, g.address, g.size, g.pc, g.thread, false, g.other, g.other_site, true);
+  c.guesses.clear();
 }
 
 size_t known_releases(unsigned thread, uint64_t word) {
@@ -268,6 +310,7 @@ inline void remember_read(Cell &cell, Tag mine, uint32_t site) {
 
 void check_order(Region &r, uint32_t index, uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc,
                  unsigned thread, uint32_t site) {
+  if (kind == WRITE) settle_same_value();  // the write before this one is done
   if (size < r.grain) refine(r, size);
   const size_t first = (a - r.begin) >> r.shift, last = (a + size - 1 - r.begin) >> r.shift;
   const Tag mine = tag_of(c.epoch, thread, atomic);
@@ -275,11 +318,23 @@ void check_order(Region &r, uint32_t index, uintptr_t a, unsigned size, Kind kin
   for (size_t i = first; i <= last; ++i) {
     Cell &cell = r.cells[i];
     if (kind == READ && cell.read == mine) continue;  // again in the same epoch: nothing can have changed unseen
+    if (epoch_of(cell.write) == IN_FLIGHT) {
+      report(ENGINE_IN_FLIGHT, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true);
+      continue;
+    }
     if (kind == READ && shared && epoch_of(cell.write) < c.block_epoch) {
       report(ENGINE_UNINITIALISED, index, a, size, pc, thread, false);
     }
-    if (cell.write && !(atomic && is_atomic(cell.write)) && (!shared || epoch_of(cell.write) >= c.block_epoch) &&
-        !ordered(cell.write, thread)) {
+    const bool races = cell.write && !(atomic && is_atomic(cell.write)) && (!shared || epoch_of(cell.write) >= c.block_epoch) &&
+                       !ordered(cell.write, thread);
+    if (races && kind == WRITE && cell.write_site == site && thread_of(cell.write) / 32 == thread / 32 &&
+        epoch_of(cell.write) >= c.block_epoch && size <= 16) {
+      SameValue &s = c.same_value;
+      s = {true, index, site, a, pc, size, thread, cell.write, {}};
+      memcpy(s.first, (const void *)a, size);
+    } else if (races && kind == READ && is_atomic(cell.write) && c.guesses.size() < MOST_GUESSES) {
+      c.guesses.push_back({index, site, a, pc, size, thread, cell.write, cell.write_site});
+    } else if (races) {
       report(ENGINE_RACE, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true);
     }
     if (kind == WRITE) {
@@ -298,6 +353,20 @@ void check_order(Region &r, uint32_t index, uintptr_t a, unsigned size, Kind kin
     } else {
       remember_read(cell, mine, site);
     }
+  }
+}
+
+// An atomicCAS of a word: what its thread read of it before, without an atomic, was a guess.
+void compare(uintptr_t a, unsigned size) {
+  if (!c.running) return;
+  const unsigned thread = engine_lane()->linear;
+  auto mine = [&](const Guess &g) { return g.thread == thread && g.address < a + size && a < g.address + g.size; };
+  c.guesses.erase(std::remove_if(c.guesses.begin(), c.guesses.end(), mine), c.guesses.end());
+  for (Region &r : c.regions) {
+    if (a < r.begin || a + size > r.end || r.cells.empty()) continue;
+    for (size_t i = (a - r.begin) >> r.shift; i <= (a + size - 1 - r.begin) >> r.shift; ++i)
+      for (Tag *read : {&r.cells[i].read, &r.cells[i].other_read})
+        if (*read >= c.block_tag && thread_of(*read) == thread) *read |= 1;
   }
 }
 
@@ -399,8 +468,27 @@ void count_pieces(EngineSite &site, const Region &region, const uintptr_t *addre
   }
 }
 
+void remember_step(uint32_t site, uint32_t warp, uint32_t lanes) {
+  const size_t place = (size_t)site * 32 + warp;
+  if (place >= c.last_step.size()) c.last_step.resize(std::max(2 * c.last_step.size(), place + 32));
+  uint32_t &last = c.last_step[place];
+  if (last) {
+    EngineStep &step = c.steps[last - 1];
+    if (step.interval == c.interval && step.lanes == lanes && step.block == c.block) {
+      step.count++;
+      return;
+    }
+  }
+  if (c.steps.size() == MOST_STEPS) {
+    c.whole = std::min(c.whole, c.block);
+    return;
+  }
+  c.steps.push_back({c.block, c.interval, warp, site, lanes, 1});
+  last = (uint32_t)c.steps.size();
+}
+
 // One instruction of a warp: the lanes that execute it together, and where each of them reads or writes.
-void count_request(uintptr_t pc, const uintptr_t *addresses, const unsigned char *lanes, unsigned n) {
+void count_request(uintptr_t pc, const uintptr_t *addresses, const unsigned char *lanes, unsigned n, unsigned warp) {
   Cached &hint = requests_cache[(pc >> 1 ^ pc >> 9) & 4095];
   if (hint.pc != pc || addresses[0] < hint.begin || addresses[0] - hint.begin > hint.span) {
     uint32_t i = 0;
@@ -417,6 +505,9 @@ void count_request(uintptr_t pc, const uintptr_t *addresses, const unsigned char
   }
   EngineSite &site = c.sites[hint.site];
   site.requests++;
+  uint32_t mask = 0;
+  for (unsigned i = 0; i < n; ++i) mask |= 1u << lanes[i];
+  remember_step(hint.site, warp, mask);
   const uint64_t before = site.sectors + site.wavefronts;
   count_pieces(site, *hint.region, addresses, lanes, n);
   const uint64_t cost = site.sectors + site.wavefronts - before;
@@ -466,7 +557,7 @@ void merge_warp(unsigned first, unsigned n, unsigned unfinished) {
     }
     for (unsigned k = 0; k < together; ++k)
       if (++at[who[k]] == end[who[k]]) there &= ~(1u << who[k]);
-    if (addresses[0]) count_request(profile.base + (uint32_t)next, addresses, who, together);
+    if (addresses[0]) count_request(profile.base + (uint32_t)next, addresses, who, together, first / 32);
   }
   for (unsigned i = 0; i < n; ++i) {
     lanes[i].n = (unsigned)(end[i] - at[i]);
@@ -537,12 +628,15 @@ void check_ignore(const void *begin, size_t bytes) {
 
 void check_block_end(unsigned n_threads) {
   check_merge(n_threads);
+  settle_same_value();
+  settle_guesses();
   c.running = profile.running = false;
   forget();
 }
 
 void check_block(uint64_t block, unsigned n_warps, const void *static_shared, const void *dynamic_shared) {
   c.block = block;
+  c.interval = 0;
   c.running = true;
   profile.running = profile.wanted;
   c.block_epoch = c.barrier_epoch = ++c.epoch;
@@ -576,8 +670,12 @@ void check_merge_warp(unsigned warp, unsigned n_threads, unsigned unfinished) {
   if (profile.running) merge_warp(warp * 32, std::min(32u, n_threads - warp * 32), unfinished);
 }
 
-void check_barrier() {
+void check_barrier(const char *file, int line) {
+  settle_same_value();
+  settle_guesses();
   ++c.barriers;
+  ++c.interval;
+  if (profile.running && c.reached.size() < MOST_STEPS) c.reached.push_back({c.block, file, line});
   c.barrier_epoch = ++c.epoch;
   c.barrier_tag = tag_of(c.epoch, 0, false);
   for (const auto &one : c.known_to) learn(c.known, one.second);
@@ -587,6 +685,7 @@ void check_barrier() {
 void check_collective() { ++c.collectives; }
 
 void check_warp_sync(unsigned warp, unsigned mask) {
+  settle_same_value();
   ++c.epoch;
   if (!c.known_to.empty()) {
     Known all;
@@ -616,6 +715,8 @@ void check_fence(bool own_block) {
   }
   ++c.epoch;
 }
+
+#include "checker_async.h"
 
 // ---------------------------------------------------------------- what the compiler calls
 
@@ -647,7 +748,8 @@ HOOKS(16)
 
 static void range(void *p, size_t bytes, Kind kind, void *caller) {
   for (size_t i = 0; i < bytes;) {
-    unsigned size = bytes - i >= 4 && ((uintptr_t)p + i) % 4 == 0 ? 4 : 1;
+    unsigned size = 16;  // in pieces as wide as a GPU would take them
+    while (size > 1 && (size > bytes - i || ((uintptr_t)p + i) % size)) size /= 2;
     access((char *)p + i, size, kind, false, caller);
     i += size;
   }
@@ -694,6 +796,7 @@ void __tsan_atomic_signal_fence(int) {}
     return old;                                                                                            \
   }                                                                                                        \
   int __tsan_atomic##BITS##_compare_exchange_strong(volatile T *p, T *expected, T v, int, int) {           \
+    compare((uintptr_t)p, BITS / 8);                                                                       \
     take_up((uintptr_t)p);                                                                                 \
     access((void *)p, BITS / 8, WRITE, true, CALLER);                                                      \
     release((uintptr_t)p);                                                                                 \
@@ -702,6 +805,7 @@ void __tsan_atomic_signal_fence(int) {}
     return 0;                                                                                              \
   }                                                                                                        \
   int __tsan_atomic##BITS##_compare_exchange_weak(volatile T *p, T *expected, T v, int, int) {             \
+    compare((uintptr_t)p, BITS / 8);                                                                       \
     take_up((uintptr_t)p);                                                                                 \
     access((void *)p, BITS / 8, WRITE, true, CALLER);                                                      \
     release((uintptr_t)p);                                                                                 \
@@ -710,6 +814,7 @@ void __tsan_atomic_signal_fence(int) {}
     return 0;                                                                                              \
   }                                                                                                        \
   T __tsan_atomic##BITS##_compare_exchange_val(volatile T *p, T expected, T v, int, int) { /* clang's */   \
+    compare((uintptr_t)p, BITS / 8);                                                                       \
     take_up((uintptr_t)p);                                                                                 \
     access((void *)p, BITS / 8, WRITE, true, CALLER);                                                      \
     release((uintptr_t)p);                                                                                 \
@@ -757,6 +862,17 @@ void engine_check_counts(uint64_t *barriers, uint64_t *collectives) {
 unsigned engine_check_findings(const EngineFinding **out) {
   *out = c.findings.data();
   return (unsigned)c.findings.size();
+}
+
+unsigned engine_check_steps(const EngineStep **out, uint64_t *whole) {
+  *out = c.steps.data();
+  *whole = c.whole;
+  return (unsigned)c.steps.size();
+}
+
+unsigned engine_check_barriers(const EngineBarrier **out) {
+  *out = c.reached.data();
+  return (unsigned)c.reached.size();
 }
 
 unsigned engine_check_sites(EngineSite *out, unsigned most) {

@@ -9,6 +9,8 @@ enum EngineFindingKind {
   ENGINE_OUT_OF_BOUNDS = 2,
   ENGINE_UNINITIALISED = 3,
   ENGINE_MISALIGNED = 4,
+  ENGINE_IN_FLIGHT = 5,     // touched while a cp.async has not been waited for
+  ENGINE_NEVER_WAITED = 6,  // a cp.async, until the end of its thread
 };
 
 extern "C" {
@@ -30,6 +32,18 @@ struct EngineSite {  // one instruction of the kernel, and one region it touches
   uint32_t worst_lanes, worst_offsets[32]; // its lanes, and where in the region each of them went, in bytes
 };
 
+struct EngineStep {  // what lanes of a warp executed together between two barriers of a block
+  uint64_t block;
+  uint32_t interval, warp, site, lanes;  // interval: how many barriers came before it in the block
+  uint64_t count;                        // how often
+};
+
+struct EngineBarrier {
+  uint64_t block;
+  const char *file;
+  int line;
+};
+
 struct EngineFinding {
   int kind;
   uint32_t region;
@@ -43,6 +57,8 @@ void engine_check_start(const EngineRegion *regions, unsigned n, uint64_t profil
 void engine_check_stop();
 void engine_check_counts(uint64_t *barriers, uint64_t *collectives);
 unsigned engine_check_findings(const EngineFinding **out);
+unsigned engine_check_steps(const EngineStep **out, uint64_t *whole);  // whole: blocks before this one have all theirs
+unsigned engine_check_barriers(const EngineBarrier **out);
 unsigned engine_check_sites(EngineSite *out, unsigned most);  // returns how many there are
 }
 
@@ -51,10 +67,13 @@ bool checking();
 void check_ignore(const void *begin, size_t bytes);
 void check_block(uint64_t block, unsigned n_warps, const void *static_shared, const void *dynamic_shared);
 void check_block_end(unsigned n_threads);
-void check_barrier();
+void check_barrier(const char *file, int line);
 void check_warp_sync(unsigned warp, unsigned mask);
 void check_collective();
 void check_fence(bool own_block);
+void check_async_issue(void *target, unsigned bytes, void *caller, void *frame);  // by the thread that runs
+void check_async_landed(void *target, unsigned bytes);
+void check_async_left(void *target, unsigned bytes, void *caller);
 void check_merge(unsigned n_threads);                     // all lanes have arrived: at a barrier, or at the end
 void check_merge_warp(unsigned warp, unsigned n_threads, unsigned unfinished);  // unfinished: lanes that will go on
 extern "C" void engine_pause();                            // the fiber that runs lets its warp catch up

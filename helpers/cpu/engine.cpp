@@ -46,7 +46,9 @@ constexpr unsigned MAX_THREADS = 1024;
 constexpr size_t STACK_BYTES = 256 * 1024;  // address space only: pages are used when they are touched
 constexpr size_t DYNAMIC_BYTES = 256 * 1024;
 constexpr size_t STATIC_BYTES = 16 << 20;   // the __shared__ arrays of all kernels of a module
+constexpr unsigned STATIC_OFFSET = 1u << 30; // of __shared__ arrays that the C library has placed, in shared addresses
 constexpr size_t GUARD_BYTES = 1 << 20;     // no-man's-land around arrays: also a stride of many rows ends in it
+constexpr size_t SHARED_WINDOW = 3 * GUARD_BYTES + STATIC_BYTES + DYNAMIC_BYTES;
 constexpr size_t CHECKED_SLACK = 16 * 1024; // between dynamic shared memory and its guard, in a checked run
 constexpr unsigned char POISON = 0xFF;      // as float, half or double: NaN
 
@@ -136,6 +138,14 @@ extern "C" struct EngineFailure {
   char file[256], message[2048];
 };
 
+// What a cp.async has read and not written yet.
+struct AsyncCopy {
+  char *target;
+  engine::Words data;
+  unsigned bytes, group;
+  void *caller;  // where the kernel asked for it
+};
+
 struct Fiber {
   Lane lane;
   Context context;
@@ -145,11 +155,14 @@ struct Fiber {
   int line;
   Collective *collective;    // not null while it waits for its warp
   bool at_barrier, at_activemask, finished;
+  std::vector<AsyncCopy> copies;  // not landed yet, in their order
+  unsigned groups;                // of them, that are committed so far in the block
 };
 
 struct Worker {
   std::vector<Fiber> fibers;   // as many as the largest block so far
   char *stacks = nullptr;
+  char *shared = nullptr;  // where the addresses of shared memory count from: both windows and their guards
   char *static_limit = nullptr, *dynamic_limit = nullptr;  // the ends of both windows: a guard begins there
   char *static_base = nullptr;                             // of the module's thread-local segment, in this launch
   char *rescue = nullptr, *signal_stack = nullptr;         // a stack to leave a faulting fiber on; the handlers' own
@@ -356,6 +369,7 @@ void set_waiting(Worker &w, Fiber &f) { w.ready[f.lane.linear / WARP] &= ~(1u <<
 
 // Run the operation of the lanes that wait with `mask`, if none that can still come is missing.
 void try_collective(Worker &w, unsigned warp, unsigned mask) {
+  if (mask & w.ready[warp]) return;  // somebody can still run and come
   Collective *lanes[WARP] = {};
   unsigned here = 0;
   for (unsigned lane = 0; lane < WARP && warp * WARP + lane < w.n_threads; ++lane) {
@@ -385,6 +399,23 @@ void try_collective(Worker &w, unsigned warp, unsigned mask) {
   w.ready[warp] |= here;
 }
 
+// The first `n` copies of a thread arrive.
+void land(Fiber &f, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    const AsyncCopy &copy = f.copies[i];
+    memcpy(copy.target, &copy.data, copy.bytes);
+    if (checking()) check_async_landed(copy.target, copy.bytes);
+  }
+  f.copies.erase(f.copies.begin(), f.copies.begin() + n);
+}
+
+// A thread has ended and not waited for these.
+void leave_copies(Fiber &f) {
+  if (checking())
+    for (const AsyncCopy &copy : f.copies) check_async_left(copy.target, copy.bytes, copy.caller);
+  f.copies.clear();
+}
+
 void fiber_main() {
   Worker &w = *this_worker;
   w.critical--;
@@ -392,6 +423,7 @@ void fiber_main() {
   w.critical++;
   Fiber &f = *w.current;
   unsigned warp = f.lane.linear / WARP;
+  leave_copies(f);
   f.finished = true;
   w.finished++;
   set_waiting(w, f);
@@ -549,7 +581,7 @@ size_t page_bytes() {
 
 // The memory of a worker: only addresses, until somebody touches them. False: there is none.
 bool equip(Worker &w) {
-  char *shared = map_pages(3 * GUARD_BYTES + STATIC_BYTES + DYNAMIC_BYTES, PROT_NONE);
+  char *shared = w.shared = map_pages(SHARED_WINDOW, PROT_NONE);
   w.stacks = map_pages(STACK_BYTES * MAX_THREADS);
   w.rescue = map_pages(STACK_BYTES);
   w.signal_stack = map_pages(STACK_BYTES);
@@ -611,6 +643,8 @@ void run_block(Worker &w, uint64_t block) {
     f.lane.grid_size = dim3(l.grid[0], l.grid[1], l.grid[2]);
     f.lane.linear = i;
     f.collective = nullptr;
+    f.copies.clear();
+    f.groups = 0;
     f.at_barrier = f.at_activemask = f.finished = false;
     // Stacks start at different offsets in their page, else all of them fight for the same cache sets.
     prepare(f.context, f.stack + page, STACK_BYTES - page - i % 15 * 256, fiber_main);
@@ -703,7 +737,7 @@ int engine_barrier(BarrierOp op, int predicate, const char *file, int line) {
   }
   if (checking()) {
     check_merge(w.n_threads);
-    check_barrier();
+    check_barrier(file, line);
   }
   for (unsigned i = 0; i < w.n_warps; ++i) w.ready[i] = w.alive[i];
   w.arrived = 0;
@@ -755,6 +789,50 @@ void engine_yield() {
     switch_to(from->context, w.current->context);
     return;
   }
+}
+
+// Shared memory has addresses of 32 bits of its own.
+unsigned engine_shared_offset(const void *pointer, const char *file, int line) {
+  Worker &w = here();
+  const char *p = (const char *)pointer;
+  if (p >= w.shared && p <= w.shared + SHARED_WINDOW) return (unsigned)(p - w.shared);
+  if (w.static_base && p >= w.static_base && p <= w.static_base + STATIC_BYTES) return STATIC_OFFSET + (unsigned)(p - w.static_base);
+  fail(w, file, line, "a generic address becomes one of shared memory, but it is not in shared memory");
+}
+
+void *engine_shared_pointer(unsigned offset, unsigned bytes, const char *name, const char *file, int line) {
+  Worker &w = here();
+  char text[256];
+  if (offset % bytes) {
+    snprintf(text, sizeof text, "misaligned address: %s takes an address that is a multiple of %u bytes, and 0x%x is %u past one",
+             name, bytes, offset, offset % bytes);
+    fail(w, file, line, text);
+  }
+  if (offset < SHARED_WINDOW) return w.shared + offset;
+  if (w.static_base && offset >= STATIC_OFFSET && offset - STATIC_OFFSET < STATIC_BYTES) return w.static_base + (offset - STATIC_OFFSET);
+  snprintf(text, sizeof text, "%s takes an address within shared memory (__cvta_generic_to_shared), and 0x%x is none", name, offset);
+  fail(w, file, line, text);
+}
+
+void engine_async_copy(void *target, engine::Words data, unsigned bytes) {
+  Worker &w = here();
+  void *caller = __builtin_return_address(0);
+  if (checking()) check_async_issue(target, bytes, caller, __builtin_frame_address(0));
+  __atomic_fetch_or((char *)target, 0, __ATOMIC_RELAXED);  // a wild target faults here, where its line is known
+  Critical guard(w);
+  Fiber &f = *w.current;
+  f.copies.push_back({(char *)target, data, bytes, f.groups, caller});
+}
+
+void engine_async_commit() { here().current->groups++; }
+
+void engine_async_wait(unsigned pending) {
+  Worker &w = here();
+  Critical guard(w);
+  Fiber &f = *w.current;
+  size_t n = 0;
+  while (n < f.copies.size() && (pending == ~0u || f.copies[n].group + (uint64_t)pending < f.groups)) ++n;
+  if (n) land(f, n);
 }
 
 char *engine_static_shared() { return this_worker->static_base; }

@@ -37,6 +37,12 @@ struct Collective {
   int line;
 };
 
+// Registers of one lane that an instruction takes or gives; unused ones are 0.
+typedef unsigned Words __attribute__((vector_size(16)));
+
+// The products of tensor cores: K, then the type of the elements. HALF: accumulators of 16 bits.
+enum Mma { K16_F16, K16_BF16, K16_HALF, K8_F16, K8_BF16, K8_HALF, K8_TF32, K4_TF32 };
+
 enum class BarrierOp { none, count, all, any };
 
 template <typename T>
@@ -57,6 +63,18 @@ char *engine_static_shared();
 void *engine_dynamic_shared();
 unsigned engine_dynamic_shared_size();
 long long engine_clock();
+void engine_whole_warp(const char *name, const char *file, int line);  // returns when all 32 lanes have come
+engine::Words engine_mma(engine::Mma kind, engine::Words a, engine::Words b, engine::Words c, const char *file, int line);
+// How many 8 x 8 matrices, 8 more where they are transposed; the row that this lane has read. Back: a word of each.
+engine::Words engine_ldmatrix(int kind, engine::Words row, const char *file, int line);
+// The same backwards: words in, the row that this lane has to write out.
+engine::Words engine_stmatrix(int kind, engine::Words words, const char *file, int line);
+unsigned engine_shared_offset(const void *pointer, const char *file, int line);
+void *engine_shared_pointer(unsigned offset, unsigned bytes, const char *name, const char *file, int line);
+// cp.async: the data wait in a queue of the thread until it waits for their group.
+void engine_async_copy(void *target, engine::Words data, unsigned bytes);
+void engine_async_commit();
+void engine_async_wait(unsigned pending);  // groups that may be left; ~0: none, and what is not committed lands as well
 int engine_printf(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void engine_fail(const char *message, const char *file, int line) __attribute__((noreturn));
 }

@@ -175,6 +175,7 @@ class RawModule:
         self.name_expressions = tuple(name_expressions or ())
         self._entries: dict[str, _CEntry] = {}
         self._library: runtime.KernelLibrary | None = None
+        self._asked: set[str] = set()  # variables that the host may have written
         self._checked = ""  # "checked" or "profiled": built so that every access calls the checker, see checked.py
 
     def compile(self, log_stream: Any = None) -> None:
@@ -198,8 +199,9 @@ class RawModule:
         options = ["-I", str(compiler.INCLUDE), "-w", *flags]
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
+        ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body else ""
         text = (
-            f'#include "cuda_runtime.h"\n{_own_headers(self.code)}{macros}#line 1 "{_NAME}"\n{body}\n'
+            f'#include "cuda_runtime.h"\n{ptx}{_own_headers(self.code)}{macros}#line 1 "{_NAME}"\n{body}\n'
             f'#line 1 "{_ENTRIES}"\n'
             f'extern "C" const engine::Entry *engine_entries(int *engine_count) {{\n'
             f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
@@ -272,6 +274,7 @@ class RawModule:
         memory = self._library.variable(name)
         if memory is None:
             raise LaunchError(f"the source has no variable {name!r} that is neither static nor const")
+        self._asked.add(name)
         return np.frombuffer(memory, dtype=np.uint8).view(array.ndarray)
 
 

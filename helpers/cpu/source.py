@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from . import ptx
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -127,27 +129,41 @@ def _function_bodies(clean: str) -> list[tuple[int, int, str]]:
     return bodies
 
 
+_ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:volatile\b|__volatile__\b)?\s*\(")
+
+
+def _asm_error(code: str, at: int, message: str) -> str:
+    """What is wrong with the asm statement at an index of the code, with its place and what could be written."""
+    table = line_table(code[:at] + "\0" + code[at:], "")
+    file, line = next(place for place, text in table.items() if "\0" in text)
+    return (
+        f"{file + ':' if file else 'line '}{line}: `{table[file, line].replace(chr(0), '').strip()}` is inline PTX, and "
+        f"{message}. The engine knows: {', '.join(ptx.known())}. Say the same with one of these or in CUDA C++, or run "
+        "this kernel on a GPU"
+    )
+
+
 def translate(code: str) -> str:
     """The source as a host compiler takes it; its lines keep their numbers.
 
-    Two constructs have no spelling in C++. `extern __shared__ T name[];`, an array whose size is chosen at the launch,
+    Some constructs have no spelling in C++. `extern __shared__ T name[];`, an array whose size is chosen at the launch,
     becomes a pointer to the launch's dynamic shared memory, in the function that declares it, or, where the file
     declares it, in each function that uses it. `__shared__ alignas(n)` gets an attribute that may stand after
-    __shared__. Everything else is done by the headers.
+    __shared__. An asm statement becomes calls of the engine. Everything else is done by the headers.
 
     Raises:
-        ValueError: the source uses inline PTX, which no host compiler understands.
+        ValueError: an asm statement that the engine cannot follow, see ptx.py.
     """
     clean = blank_comments(code)
-    asm = re.search(r"\b(asm|__asm__|__asm)\b\s*(volatile|__volatile__)?\s*\(", clean)
-    if asm:
-        line = clean.count("\n", 0, asm.start()) + 1
-        text = code.splitlines()[line - 1].strip()
-        raise ValueError(
-            f"line {line}: `{text}` is inline PTX, which runs on a GPU only; the CPU engine executes C++. "
-            "Say the same in CUDA C++, or run this kernel on a GPU"
-        )
     edits: list[tuple[int, int, str]] = []  # begin, end, new text
+    for match in _ASM.finditer(clean):
+        end = _matching(clean, match.end() - 1)
+        try:
+            new = ptx.rewrite(code[match.end() : end])
+        except ValueError as error:
+            raise ValueError(_asm_error(code, match.start(), str(error))) from None
+        broken = "\\\n" if "\\\n" in code[match.start() : end] else "\n"  # in a macro, lines go on
+        edits.append((match.start(), end + 1, new + broken * code.count("\n", match.start(), end)))
     for match in re.finditer(r"\b__shared__\s+(alignas)\s*\(", clean):
         edits.append((match.start(1), match.end(1), "ENGINE_ALIGNAS"))
     declared = list(_EXTERN_SHARED.finditer(clean))

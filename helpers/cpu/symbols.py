@@ -151,7 +151,7 @@ def shared_arrays(symbols: Table, mangled: Mapping[str, str]) -> dict[str, list[
     for symbol in symbols.symbols:
         if not symbol.is_thread_local or "engine_anchor_byte" in symbol.name:
             continue
-        is_guard = symbol.name.startswith("_ZGV")
+        is_guard = symbol.name.startswith("_ZGV") or symbol.name == "__tls_guard"
         owner = symbol.name.replace("_ZGV", "_Z", 1) if is_guard else symbol.name
         holders = [name for name, prefix in prefixes.items() if owner.startswith(prefix)]
         for name in holders or mangled:

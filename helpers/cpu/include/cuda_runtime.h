@@ -87,6 +87,15 @@ static inline unsigned long long __globaltimer() { return (unsigned long long)en
 static inline void __nanosleep(unsigned) { engine_yield(); }
 static inline void __brkpt() {}
 static inline void __trap(ENGINE_HERE) { engine_fail("the kernel called __trap()", file, line); }
+// Addresses within shared memory; the pointers of the engine are generic and global ones at once.
+static inline size_t __cvta_generic_to_shared(const void *pointer, ENGINE_HERE) {
+  return engine_shared_offset(pointer, file, line);
+}
+static inline void *__cvta_shared_to_generic(size_t address, ENGINE_HERE) {
+  return engine_shared_pointer((unsigned)address, 1, "__cvta_shared_to_generic", file, line);
+}
+static inline size_t __cvta_generic_to_global(const void *pointer) { return (size_t)pointer; }
+static inline void *__cvta_global_to_generic(size_t address) { return (void *)address; }
 static inline unsigned __dynamic_smem_size() { return engine_dynamic_shared_size(); }
 
 #define printf(...) engine_printf(__VA_ARGS__)

@@ -1,0 +1,3 @@
+// As CUDA spells it too.
+#pragma once
+#include "cuda_pipeline.h"
