@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
@@ -182,6 +183,25 @@ def test_banks() -> None:
 def test_banks_draws_the_costliest_request() -> None:
     samples = [("tile", 4, {lane: word * lane for lane in range(32)}) for word in (4, 128, 8)]
     assert "32 turns" in repr(synthetic(worst={("k.cu", 4): samples}).banks(4))
+
+
+@pytest.mark.parametrize(
+    ("size", "pitch", "turns"),
+    [(8, 8, [1, 1]), (8, 128, [16, 16]), (16, 16, [1, 1, 1, 1]), (16, 128, [8, 8, 8, 8]), (16, 144, [1, 1, 1, 1])],
+)
+def test_banks_draws_every_word_in_its_phase(size: int, pitch: int, turns: list[int]) -> None:
+    samples = [("tile", size, {lane: pitch * lane for lane in range(32)})]
+    picture = synthetic(worst={("k.cu", 4): samples}).banks(4)
+    assert [int(n) for n in re.findall(r": (\d+) turn", repr(picture))] == turns
+    for ax in picture.figure.axes:  # 32 words in a phase, one row each
+        assert ax.get_ylim() == (32, 0)
+        assert len(ax.get_yticks()) == 128 // size
+
+
+def test_lanes_of_a_pair_at_one_address_are_served_together() -> None:
+    """What a phase of 16-byte reads is where neighbouring lanes want the same: 16 lanes of them, in one turn."""
+    samples = [("tile", 16, {lane: 16 * (lane // 2) for lane in range(32)})]
+    assert repr(synthetic(worst={("k.cu", 4): samples}).banks(4)).count(": 1 turn") == 2
 
 
 @pytest.mark.parametrize("count", [1, 2])
