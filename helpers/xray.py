@@ -42,8 +42,8 @@ KINDS = {
 class Finding:
     """One thing that is wrong. file, line: of the access; other_*: of the earlier access that it collides with.
 
-    kind: race, out of bounds, uninitialised, misaligned, not waited for, never waited for, never written, barrier divergence, deadlock, endless loop, or
-    stopped (a failed assertion, a division by zero).
+    kind: race, out of bounds, uninitialised, misaligned, not waited for, never waited for (asynchronous copies), never
+    written, barrier divergence, deadlock, endless loop, or stopped (a failed assertion, a division by zero).
     block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
     count: how often the same two lines did the same.
     """

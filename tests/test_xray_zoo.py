@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backends import in_place_of_bind
 
 from helpers import cpu, kernel, reference, stages
 from helpers.check import check, make_inputs
@@ -830,7 +831,7 @@ WAITING = [
         """NAME(const float *in, float *out) {
   float x = in[threadIdx.x];
   if (threadIdx.x < 16) x += __shfl_xor_sync(0xffffffffu, x, 1);  // here
-  __syncthreads();
+  __syncthreads();  // there
   out[threadIdx.x] = x;
 }
 """,
@@ -1312,7 +1313,7 @@ def test_a_report_fits_a_hundred_columns() -> None:
     assert str(look("shared", SHARED_RACES[0], fixed=True)).startswith("read_too_early_fixed: 0 findings\n")
 
 
-@pytest.mark.parametrize("name", list(stages.LADDER))
+@pytest.mark.parametrize("name", [name for name, stage in stages.LADDER.items() if "float32" in stage.dtypes])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (33, 31, 3), (65, 63, 8), (127, 257, 64), (65, 33, 128)], ids=str)
 def test_the_stages_are_clean(name: str, shape: tuple[int, int, int], cpu_engine: Any, monkeypatch: Any) -> None:
     reports = []
@@ -1320,7 +1321,7 @@ def test_the_stages_are_clean(name: str, shape: tuple[int, int, int], cpu_engine
     def checked(self: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
         reports.append(xray(self, grid, block, args, shared_mem))
 
-    monkeypatch.setattr(kernel.Kernel, "__call__", checked)
+    monkeypatch.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
     n, n_kv, d = shape
     q, k, v = make_inputs(n, n_kv, d)
     got = cpu.asnumpy(stages.LADDER[name](q, k, v))

@@ -238,7 +238,8 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
             if done.returncode != 0:
                 return None, done.stderr
             if checked and step is steps[0]:
-                compiled.write_text(_with_redzones(compiled.read_text()))
+                # latin-1: strings in the debug information need not be text.
+                compiled.write_text(_with_redzones(compiled.read_text("latin-1")), "latin-1")
         os.replace(output, target)
     return target, done.stderr
 
@@ -257,7 +258,8 @@ def engine_library() -> Path:
     """
     text = "\n".join(f'#line 1 "{name}"\n{(HERE / name).read_text()}' for name in _PARTS)
     more = os.environ.get("COURSE_ENGINE_FLAGS", "").split()
-    path, diagnostics = build(text, ["-I", str(HERE), "-w", *more], kind="engine")
+    # -O3 unrolls the loops of the tensor cores.
+    path, diagnostics = build(text, ["-O3", "-I", str(HERE), "-w", *more], kind="engine")
     if path is None:
         raise CompileError(f"{compiler()[1]} could not build the CPU engine:\n{diagnostics}")
     return path

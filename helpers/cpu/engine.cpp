@@ -8,6 +8,7 @@
 #endif
 #include "checker.h"
 #include "engine.h"
+#include "switch_stacks.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -52,68 +53,6 @@ constexpr size_t SHARED_WINDOW = 3 * GUARD_BYTES + STATIC_BYTES + DYNAMIC_BYTES;
 constexpr size_t CHECKED_SLACK = 16 * 1024; // between dynamic shared memory and its guard, in a checked run
 constexpr unsigned char POISON = 0xFF;      // as float, half or double: NaN
 
-// ---------------------------------------------------------------- switching stacks
-
-#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(ENGINE_UCONTEXT)
-#define ENGINE_ASSEMBLY 1
-// engine_switch(&saved, target): keep what the ABI says a call must keep, and continue on another stack.
-extern "C" void engine_switch(void **saved, void *target);
-#ifdef __APPLE__
-#define SYMBOL "_engine_switch"
-#else
-#define SYMBOL "engine_switch"
-#endif
-#ifdef __x86_64__
-asm(".text\n.globl " SYMBOL "\n" SYMBOL ":\n"
-    "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
-    "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
-    "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n"
-    "ret\n");
-#else
-asm(".text\n.globl " SYMBOL "\n.p2align 2\n" SYMBOL ":\n"
-    "sub sp, sp, #160\n"
-    "stp x19, x20, [sp, #0]\n stp x21, x22, [sp, #16]\n stp x23, x24, [sp, #32]\n stp x25, x26, [sp, #48]\n"
-    "stp x27, x28, [sp, #64]\n stp x29, x30, [sp, #80]\n"
-    "stp d8, d9, [sp, #96]\n stp d10, d11, [sp, #112]\n stp d12, d13, [sp, #128]\n stp d14, d15, [sp, #144]\n"
-    "mov x9, sp\n str x9, [x0]\n mov sp, x1\n"
-    "ldp x19, x20, [sp, #0]\n ldp x21, x22, [sp, #16]\n ldp x23, x24, [sp, #32]\n ldp x25, x26, [sp, #48]\n"
-    "ldp x27, x28, [sp, #64]\n ldp x29, x30, [sp, #80]\n"
-    "ldp d8, d9, [sp, #96]\n ldp d10, d11, [sp, #112]\n ldp d12, d13, [sp, #128]\n ldp d14, d15, [sp, #144]\n"
-    "add sp, sp, #160\n ret\n");
-#endif
-struct Context {
-  void *sp = nullptr;
-};
-void switch_to(Context &from, Context &to) { engine_switch(&from.sp, to.sp); }
-void prepare(Context &context, char *stack, size_t bytes, void (*entry)()) {
-  uintptr_t top = (uintptr_t)(stack + bytes) & ~(uintptr_t)15;
-#ifdef __x86_64__
-  void **sp = (void **)top;
-  *--sp = nullptr;          // so that `entry` starts with the alignment of a called function
-  *--sp = (void *)entry;    // where the first switch returns to
-  for (int i = 0; i < 6; ++i) *--sp = nullptr;
-#else
-  void **sp = (void **)(top - 160);
-  memset(sp, 0, 160);
-  sp[11] = (void *)entry;   // x30
-#endif
-  context.sp = sp;
-}
-#else
-// Any other ABI: slower (two system calls a switch), but POSIX.
-struct Context {
-  ucontext_t state;
-};
-void switch_to(Context &from, Context &to) { swapcontext(&from.state, &to.state); }
-void prepare(Context &context, char *stack, size_t bytes, void (*entry)()) {
-  getcontext(&context.state);
-  context.state.uc_stack.ss_sp = stack;
-  context.state.uc_stack.ss_size = bytes;
-  context.state.uc_link = nullptr;
-  makecontext(&context.state, entry, 0);
-}
-#endif
-
 // ---------------------------------------------------------------- a launch
 
 extern "C" struct EngineLaunch {
@@ -154,6 +93,7 @@ struct Fiber {
   const char *file;          // where it waits
   int line;
   Collective *collective;    // not null while it waits for its warp
+  int named;                 // the named barrier where it waits, or -1
   bool at_barrier, at_activemask, finished;
   std::vector<AsyncCopy> copies;  // not landed yet, in their order
   unsigned groups;                // of them, that are committed so far in the block
@@ -174,6 +114,7 @@ struct Worker {
   unsigned paused[MAX_THREADS / WARP];  // lanes of a profiled kernel whose trace is full
   unsigned finished = 0, arrived = 0;
   int barrier_sum = 0;
+  unsigned named_arrived[16];  // at bar.sync and bar.arrive, by number
   uint64_t block = 0;
   void *dynamic = nullptr;
   bool called = false;         // there is a launch to take part in
@@ -294,13 +235,14 @@ bool release_activemask(Worker &w) {
 }
 
 [[noreturn]] void diagnose_stuck(Worker &w) {
-  const Fiber *at_barrier = nullptr, *at_collective = nullptr, *finished = nullptr;
+  const Fiber *at_barrier = nullptr, *at_collective = nullptr, *at_named = nullptr, *finished = nullptr;
   unsigned n_barrier = 0, n_finished = 0;
   for (unsigned i = 0; i < w.n_threads; ++i) {
     const Fiber &f = w.fibers[i];
     if (f.finished) { n_finished++; if (!finished) finished = &f; }
     else if (f.at_barrier) { n_barrier++; if (!at_barrier) at_barrier = &f; }
     else if (f.collective && !at_collective) at_collective = &f;
+    else if (f.named >= 0 && !at_named) at_named = &f;
   }
   if (at_collective) {
     const Collective &c = *at_collective->collective;
@@ -311,12 +253,29 @@ bool release_activemask(Worker &w) {
       const Collective *other = w.fibers[i].collective;
       if (!other || other->mask != c.mask || other->run != c.run) missing |= 1u << lane;
     }
+    std::string elsewhere;
+    if (missing) {
+      const unsigned lane = (unsigned)__builtin_ctz(missing);
+      const Fiber &f = w.fibers[warp * WARP + lane];
+      const Collective *other = f.collective;
+      elsewhere = ": lane " + std::to_string(lane) + " waits in " + (other ? other->name : "__syncthreads()") + " at " +
+                  (other ? place(other->file, other->line) : place(f.file, f.line));
+    }
     char text[512];
     snprintf(text, sizeof text,
-             "deadlock in warp %u: %s waits at %s in %s with mask 0x%08x, and lanes 0x%08x of that mask never come",
-             warp, name_of(*at_collective).c_str(), place(c.file, c.line).c_str(), c.name, c.mask, missing);
+             "deadlock in warp %u: %s waits at %s in %s with mask 0x%08x, and lanes 0x%08x of that mask never come%s",
+             warp, name_of(*at_collective).c_str(), place(c.file, c.line).c_str(), c.name, c.mask, missing,
+             elsewhere.c_str());
+    std::string().swap(elsewhere);  // no destructor runs after this
     w.current = const_cast<Fiber *>(at_collective);
     fail(w, c.file, c.line, text);
+  }
+  if (at_named) {
+    w.current = const_cast<Fiber *>(at_named);
+    fail(w, at_named->file, at_named->line,
+         "deadlock: " + name_of(*at_named) + " waits in bar.sync " + std::to_string(at_named->named) + " at " +
+             place(at_named->file, at_named->line) + ", where " + std::to_string(w.named_arrived[at_named->named]) +
+             " threads have arrived, and no more will come");
   }
   std::string text = "barrier divergence: " + std::to_string(n_barrier) + " of " + std::to_string(w.n_threads) +
                      " threads wait in __syncthreads() at " + place(at_barrier->file, at_barrier->line) + ", but " +
@@ -624,6 +583,7 @@ void run_block(Worker &w, uint64_t block) {
   w.n_warps = (n + WARP - 1) / WARP;
   w.finished = w.arrived = w.warp = 0;
   w.barrier_sum = 0;
+  memset(w.named_arrived, 0, sizeof w.named_arrived);
   w.block = block;
   w.failed = false;
   // A GPU leaves what the block before left; NaN is the honest form of "nobody wrote this".
@@ -645,6 +605,7 @@ void run_block(Worker &w, uint64_t block) {
     f.collective = nullptr;
     f.copies.clear();
     f.groups = 0;
+    f.named = -1;
     f.at_barrier = f.at_activemask = f.finished = false;
     // Stacks start at different offsets in their page, else all of them fight for the same cache sets.
     prepare(f.context, f.stack + page, STACK_BYTES - page - i % 15 * 256, fiber_main);
@@ -746,6 +707,35 @@ int engine_barrier(BarrierOp op, int predicate, const char *file, int line) {
   return f.predicate;
 }
 
+void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const char *file, int line) {
+  Worker &w = here();
+  Critical guard(w);
+  Fiber &f = *w.current;
+  if (number > 15 || n_threads % WARP || n_threads > w.n_threads || !n_threads)
+    fail(w, file, line, "bar.sync takes a number from 0 to 15, and a count of threads that is a multiple of 32 and not "
+                        "more than the block has");
+  f.file = file;
+  f.line = line;
+  if (waits) {
+    f.named = (int)number;
+    set_waiting(w, f);
+  }
+  if (++w.named_arrived[number] == n_threads) {
+    w.named_arrived[number] = 0;
+    if (checking()) {  // taken for a barrier of the whole block: a race with who takes no part may go unseen
+      for (unsigned i = 0; i < w.n_warps; ++i) check_merge_warp(i, w.n_threads, w.ready[i] | w.paused[i]);
+      check_barrier(file, line);
+    }
+    for (unsigned i = 0; i < w.n_threads; ++i) {
+      Fiber &other = w.fibers[i];
+      if (other.named != (int)number) continue;
+      other.named = -1;
+      w.ready[i / WARP] |= 1u << (i % WARP);
+    }
+  }
+  if (waits) schedule(w);
+}
+
 void engine_collective(Collective *mine) {
   Worker &w = here();
   Critical guard(w);
@@ -791,12 +781,19 @@ void engine_yield() {
   }
 }
 
+int engine_is_shared(const void *pointer) {
+  const Worker &w = here();
+  const char *p = (const char *)pointer;
+  return (p >= w.shared && p <= w.shared + SHARED_WINDOW) ||
+         (w.static_base && p >= w.static_base && p <= w.static_base + STATIC_BYTES);
+}
+
 // Shared memory has addresses of 32 bits of its own.
 unsigned engine_shared_offset(const void *pointer, const char *file, int line) {
   Worker &w = here();
   const char *p = (const char *)pointer;
   if (p >= w.shared && p <= w.shared + SHARED_WINDOW) return (unsigned)(p - w.shared);
-  if (w.static_base && p >= w.static_base && p <= w.static_base + STATIC_BYTES) return STATIC_OFFSET + (unsigned)(p - w.static_base);
+  if (engine_is_shared(p)) return STATIC_OFFSET + (unsigned)(p - w.static_base);
   fail(w, file, line, "a generic address becomes one of shared memory, but it is not in shared memory");
 }
 
@@ -804,13 +801,16 @@ void *engine_shared_pointer(unsigned offset, unsigned bytes, const char *name, c
   Worker &w = here();
   char text[256];
   if (offset % bytes) {
-    snprintf(text, sizeof text, "misaligned address: %s takes an address that is a multiple of %u bytes, and 0x%x is %u past one",
-             name, bytes, offset, offset % bytes);
+    snprintf(text, sizeof text,
+             "misaligned address: %s takes an address that is a multiple of %u bytes, and 0x%x is %u past one", name,
+             bytes, offset, offset % bytes);
     fail(w, file, line, text);
   }
   if (offset < SHARED_WINDOW) return w.shared + offset;
-  if (w.static_base && offset >= STATIC_OFFSET && offset - STATIC_OFFSET < STATIC_BYTES) return w.static_base + (offset - STATIC_OFFSET);
-  snprintf(text, sizeof text, "%s takes an address within shared memory (__cvta_generic_to_shared), and 0x%x is none", name, offset);
+  if (w.static_base && offset >= STATIC_OFFSET && offset - STATIC_OFFSET < STATIC_BYTES)
+    return w.static_base + (offset - STATIC_OFFSET);
+  snprintf(text, sizeof text, "%s takes an address within shared memory (__cvta_generic_to_shared), and 0x%x is none",
+           name, offset);
   fail(w, file, line, text);
 }
 
@@ -818,7 +818,9 @@ void engine_async_copy(void *target, engine::Words data, unsigned bytes) {
   Worker &w = here();
   void *caller = __builtin_return_address(0);
   if (checking()) check_async_issue(target, bytes, caller, __builtin_frame_address(0));
-  __atomic_fetch_or((char *)target, 0, __ATOMIC_RELAXED);  // a wild target faults here, where its line is known
+  // A wild target faults here, where its line is known, and as a write.
+  const volatile char nothing = 0;
+  __atomic_fetch_or((char *)target, nothing, __ATOMIC_RELAXED);
   Critical guard(w);
   Fiber &f = *w.current;
   f.copies.push_back({(char *)target, data, bytes, f.groups, caller});

@@ -57,6 +57,7 @@ extern "C" {
 const engine::Lane *engine_lane() __attribute__((const));
 void engine_collective(engine::Collective *mine);
 int engine_barrier(engine::BarrierOp op, int predicate, const char *file, int line);
+void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const char *file, int line);
 unsigned engine_activemask(const char *file, int line);
 void engine_yield();
 char *engine_static_shared();
@@ -66,10 +67,11 @@ long long engine_clock();
 void engine_whole_warp(const char *name, const char *file, int line);  // returns when all 32 lanes have come
 engine::Words engine_mma(engine::Mma kind, engine::Words a, engine::Words b, engine::Words c, const char *file, int line);
 // How many 8 x 8 matrices, 8 more where they are transposed; the row that this lane has read. Back: a word of each.
-engine::Words engine_ldmatrix(int kind, engine::Words row, const char *file, int line);
+engine::Words engine_ldmatrix(const char *name, int kind, engine::Words row, const char *file, int line);
 // The same backwards: words in, the row that this lane has to write out.
-engine::Words engine_stmatrix(int kind, engine::Words words, const char *file, int line);
+engine::Words engine_stmatrix(const char *name, int kind, engine::Words words, const char *file, int line);
 unsigned engine_shared_offset(const void *pointer, const char *file, int line);
+int engine_is_shared(const void *pointer);
 void *engine_shared_pointer(unsigned offset, unsigned bytes, const char *name, const char *file, int line);
 // cp.async: the data wait in a queue of the thread until it waits for their group.
 void engine_async_copy(void *target, engine::Words data, unsigned bytes);

@@ -2,7 +2,7 @@
 
     asm volatile("cp.async.wait_group %0;" :: "n"(1) : "memory");
 
-becomes a block of C++ on the same line. Each operand is evaluated once, in the order of the statement.
+becomes a statement of C++ on the same line. Each operand is evaluated once, in the order of the statement.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+_SPACE = "engine::ptx::"
+
 
 @dataclass(frozen=True)
 class _Instruction:
     """How an instruction is written and what it becomes.
 
-    shown: in messages. pattern: of its name with all modifiers. operands: d is a register that is written, r one that is
-    read or an immediate, i an immediate, m an address in brackets; {d4} is four registers in braces.
-    code: the C++, with the operands by number, and the groups of the pattern by name.
+    shown: in messages. pattern: of its name with all modifiers. operands: d is a register that is written, r one
+    that is read or an immediate, i an immediate, m an address in brackets; {d4} is four registers in braces.
+    code: the C++, with the operands by number, and the groups of the pattern by name; $ is the engine's namespace.
     """
 
     shown: str
@@ -28,7 +30,7 @@ class _Instruction:
     def cpp(self, match: re.Match[str], operands: list[list[str]]) -> str:
         """The C++ of one use: its match of the pattern, and its operands in groups."""
         named = {name: _CPP.get(found, found) for name, found in match.groupdict().items()}
-        return self.code.format(*(", ".join(group) for group in operands), **named)
+        return self.code.replace("$", _SPACE).format(*(", ".join(group) for group in operands), **named)
 
 
 # What modifiers are in C++. None: one that was left out.
@@ -59,7 +61,8 @@ def _products() -> list[_Instruction]:
         ("K4_TF32", (4, 2, 1, 4), "m16n8k4.row.col.f32.tf32.tf32.f32"),
     ):
         name = f"mma.sync.aligned.{types}"
-        code = f"take(engine_mma(engine::{kind}, words({{1}}), words({{2}}), words({{3}}), __FILE__, __LINE__), {{0}});"
+        call = f"engine_mma(engine::{kind}, $words({{1}}), $words({{2}}), $words({{3}}), __FILE__, __LINE__)"
+        code = f"$take({call}, {{0}});"
         found.append(_Instruction(name, re.escape(name), f"{{d{d}}} {{r{a}}} {{r{b}}} {{r{c}}}", code))
     return found
 
@@ -70,7 +73,7 @@ _KNOWN = [
             "ldmatrix.sync.aligned.m8n8.{x1,x2,x4}{.trans}.shared{::cta}.b16",
             "ldmatrix" + _MATRICES.format(n=n),
             f"{{d{n}}} m",
-            "take(ldmatrix<{n}, {trans}>({1}), {0});",
+            "$take($ldmatrix<{n}, {trans}>({1}), {0});",
         )
         for n in (1, 2, 4)
     ),
@@ -79,7 +82,7 @@ _KNOWN = [
             "stmatrix.sync.aligned.m8n8.{x1,x2,x4}{.trans}.shared{::cta}.b16",
             "stmatrix" + _MATRICES.format(n=n),
             f"m {{r{n}}}",
-            "stmatrix<{n}, {trans}>({0}, words({1}));",
+            "$stmatrix<{n}, {trans}>({0}, $words({1}));",
         )
         for n in (1, 2, 4)
     ),
@@ -92,8 +95,8 @@ _KNOWN = [
             code,
         )
         for operands, code in (
-            ("m m i", "cp_async<{2}, {least}>({0}, {1});"),
-            ("m m i r", "cp_async<{2}, {least}>({0}, {1}, {3});"),
+            ("m m i", "$cp_async<{2}, {least}>({0}, {1});"),
+            ("m m i r", "$cp_async<{2}, {least}>({0}, {1}, {3});"),
         )
     ),
     _Instruction("cp.async.commit_group", r"cp\.async\.commit_group", "", "engine_async_commit();"),
@@ -103,34 +106,50 @@ _KNOWN = [
         "{ex2,lg2,rcp,rsqrt,sqrt,sin,cos}.approx{.ftz}.f32",
         r"(?P<f>ex2|lg2|rcp|rsqrt|sqrt|sin|cos)\.approx(?P<ftz>\.ftz)?\.f32",
         "d r",
-        "set({0}, {f}<{ftz}>({1}));",
+        "$set({0}, ${f}<{ftz}>({1}));",
     ),
-    _Instruction("tanh.approx.f32", r"tanh\.approx\.f32", "d r", "set({0}, tanh_<false>({1}));"),
-    _Instruction("ex2.approx.f16x2", r"ex2\.approx\.(?P<f>f16)x2", "d r", "set({0}, ex2_pair<{f}, false>({1}));"),
+    _Instruction("tanh.approx.f32", r"tanh\.approx\.f32", "d r", "$set({0}, $tanh_<false>({1}));"),
+    _Instruction("ex2.approx.f16x2", r"ex2\.approx\.(?P<f>f16)x2", "d r", "$set({0}, $ex2_pair<{f}, false>({1}));"),
     _Instruction(
-        "ex2.approx.ftz.bf16x2", r"ex2\.approx\.ftz\.(?P<f>bf16)x2", "d r", "set({0}, ex2_pair<{f}, true>({1}));"
+        "ex2.approx.ftz.bf16x2", r"ex2\.approx\.ftz\.(?P<f>bf16)x2", "d r", "$set({0}, $ex2_pair<{f}, true>({1}));"
     ),
     _Instruction(
-        "tanh.approx.{f16x2,bf16x2}", r"tanh\.approx\.(?P<f>f16|bf16)x2", "d r", "set({0}, tanh_pair<{f}>({1}));"
+        "tanh.approx.{f16x2,bf16x2}", r"tanh\.approx\.(?P<f>f16|bf16)x2", "d r", "$set({0}, $tanh_pair<{f}>({1}));"
     ),
     _Instruction(
         "cvt.{rn,rz}{.relu}.{f16x2,bf16x2}.f32",
         rf"{_CONVERT}x2\.f32",
         "d r r",
-        "set({0}, cvt_pair<{f}, {mode}, {relu}>({1}, {2}));",
+        "$set({0}, $cvt_pair<{f}, {mode}, {relu}>({1}, {2}));",
     ),
     _Instruction(
-        "cvt.{rn,rz}{.relu}.{f16,bf16}.f32", rf"{_CONVERT}\.f32", "d r", "set({0}, cvt_one<{f}, {mode}, {relu}>({1}));"
+        "cvt.{rn,rz}{.relu}.{f16,bf16}.f32",
+        rf"{_CONVERT}\.f32",
+        "d r",
+        "$set({0}, $cvt_one<{f}, {mode}, {relu}>({1}));",
     ),
-    _Instruction("mov.{b,u,s,f}{16,32,64}", r"mov\.(?:[bus](?:16|32|64)|f32|f64)", "d r", "set({0}, {1});"),
-    _Instruction("prmt.b32", r"prmt\.b32", "d r r r", "set({0}, prmt({1}, {2}, {3}));"),
-    _Instruction("lop3.b32", r"lop3\.b32", "d r r r i", "set({0}, lop3<{4}>({1}, {2}, {3}));"),
+    _Instruction("mov.{b,u,s,f}{16,32,64}", r"mov\.(?:[bus](?:16|32|64)|f32|f64)", "d r", "$set({0}, {1});"),
+    _Instruction("prmt.b32", r"prmt\.b32", "d r r r", "$set({0}, $prmt({1}, {2}, {3}));"),
+    _Instruction("lop3.b32", r"lop3\.b32", "d r r r i", "$set({0}, $lop3<{4}>({1}, {2}, {3}));"),
+    *(
+        _Instruction(
+            "{bar,barrier}{.cta}.{sync,arrive}{.aligned} number{, threads}",
+            rf"(?:bar|barrier)(?:\.cta)?\.{kind}(?:\.aligned)?",
+            operands,
+            code,
+        )
+        for kind, operands, code in (
+            ("sync", "r", "$bar_sync({0}, $block_threads(), true);"),
+            ("sync", "r r", "$bar_sync({0}, {1}, true);"),
+            ("arrive", "r r", "$bar_sync({0}, {1}, false);"),
+        )
+    ),
     _Instruction("bar.warp.sync", r"bar\.warp\.sync", "r", "__syncwarp({0});"),
 ]
 _SPECIAL = {
     "laneid": "engine::lane_id()",
-    "warpid": "warp_id()",
-    "smid": "sm_id()",
+    "warpid": "$warp_id()",
+    "smid": "$sm_id()",
     **{
         f"{ptx}.{axis}": f"{cuda}.{axis}"
         for ptx, cuda in (("tid", "threadIdx"), ("ntid", "blockDim"), ("ctaid", "blockIdx"), ("nctaid", "gridDim"))
@@ -236,7 +255,7 @@ class _Statement:
         if compared := re.fullmatch(r"setp\.(eq|ne|lt|le|gt|ge)\.([bus]32|f32)\s+(\w+)\s*,(.*)", text, re.S):
             operator = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}[compared.group(1)]
             kind = {"s": "int", "f": "float"}.get(compared.group(2)[0], "unsigned")
-            left, right = (f"as<{kind}>({self._value(part)})" for part in _split(compared.group(4)))
+            left, right = (f"{_SPACE}as<{kind}>({self._value(part)})" for part in _split(compared.group(4)))
             return f"{guard}{self._register(compared.group(3))} = {left} {operator} {right};"
         name, _, rest = " ".join(text.split()).partition(" ")
         given = _split(rest)
@@ -297,7 +316,7 @@ class _Statement:
         if special := re.fullmatch(r"%%?([a-z]\w*(?:\.\w)?)", text):
             if special.group(1) not in _SPECIAL or (self.operands and not text.startswith("%%")):
                 raise ValueError(f"{text} is no special register that the engine knows, written as %%name")
-            return _SPECIAL[special.group(1)]
+            return _SPECIAL[special.group(1)].replace("$", _SPACE)
         if re.fullmatch(r"-?(?:\d+|0[xX][0-9a-fA-F]+)[uU]?", text):
             return text
         if match := re.fullmatch(r"0[fF]([0-9a-fA-F]{8})", text):
@@ -306,7 +325,7 @@ class _Statement:
 
 
 def rewrite(inside: str) -> str:
-    """What stands between the parentheses of an asm statement, as a block of C++.
+    """What stands between the parentheses of an asm statement, as one C++ statement.
 
     Raises:
         ValueError: what the engine cannot follow.
@@ -324,7 +343,7 @@ def rewrite(inside: str) -> str:
         if letter == "n":
             setup.append(f"constexpr auto engine_{number} = {operand.expression};")
         elif operand.constraint[0] in "=+":
-            setup.append(f"auto &engine_{number} = out<'{letter}'>({operand.expression});")
+            setup.append(f"auto &engine_{number} = {_SPACE}out<'{letter}'>({operand.expression});")
         else:
-            setup.append(f"const auto engine_{number} = in<'{letter}'>({operand.expression});")
-    return " ".join(["{ using namespace engine::ptx;", *setup, _Statement(template, operands).calls, "}"])
+            setup.append(f"const auto engine_{number} = {_SPACE}in<'{letter}'>({operand.expression});")
+    return " ".join(["({", *setup, _Statement(template, operands).calls, "})"])  # one statement, with its own ;

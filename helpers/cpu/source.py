@@ -136,8 +136,9 @@ def _asm_error(code: str, at: int, message: str) -> str:
     """What is wrong with the asm statement at an index of the code, with its place and what could be written."""
     table = line_table(code[:at] + "\0" + code[at:], "")
     file, line = next(place for place, text in table.items() if "\0" in text)
+    text = table[file, line].replace("\0", "").strip()
     return (
-        f"{file + ':' if file else 'line '}{line}: `{table[file, line].replace(chr(0), '').strip()}` is inline PTX, and "
+        f"{file + ':' if file else 'line '}{line}: `{text}` is inline PTX, and "
         f"{message}. The engine knows: {', '.join(ptx.known())}. Say the same with one of these or in CUDA C++, or run "
         "this kernel on a GPU"
     )

@@ -1,5 +1,5 @@
-// Tensor cores: what mma.sync, ldmatrix and stmatrix do with the registers of a warp. Each lane brings its registers; the
-// last one to come computes for all of them.
+// Tensor cores: what mma.sync, ldmatrix and stmatrix do with the registers of a warp. Each lane brings its registers;
+// the last one to come computes for all of them.
 //
 // Lane l = 4 g + t holds rows g and g + 8, and of a row neighbours in pairs, as the PTX ISA draws it.
 #include "engine.h"
@@ -39,7 +39,7 @@ unsigned half_of(double value) {
   unsigned all = bits_of(cut);
   if ((double)cut != value && !(all & 1)) all += __builtin_fabs((double)cut) > __builtin_fabs(value) ? -1 : 1;
   const unsigned sign = all >> 16 & 0x8000, magnitude = all & 0x7FFFFFFF;
-  if (magnitude >= 0x477FF000) return sign | 0x7C00;  // 65520 and more
+  if (magnitude >= 0x477FF000) return sign | 0x7C00;                                             // 65520 and more
   if (magnitude < 0x38800000) return sign | (bits_of(float_of(magnitude) + 0.5f) - 0x3F000000);  // subnormal
   return sign | (((magnitude + 0xFFF + (magnitude >> 13 & 1)) >> 13) - (112 << 10));
 }
@@ -49,18 +49,19 @@ struct Registers : Collective {
   engine::Words a, b, c, d;
 };
 
-void need_whole_warp(Collective *const *lanes, unsigned mask) {
+void need_whole_warp(Collective* const* lanes, unsigned mask) {
   if (mask == ~0u) return;
-  const Collective *first = lanes[__builtin_ctz(mask)];
+  const Collective* first = lanes[__builtin_ctz(mask)];
   char text[256];
-  snprintf(text, sizeof text,
-           "%s needs all 32 lanes of the warp, and lanes 0x%08x have left the kernel or were never started", first->name,
-           ~mask);
+  snprintf(
+      text, sizeof text,
+      "%s needs all 32 lanes of the warp, and lanes 0x%08x have left the kernel or were never started", first->name,
+      ~mask);
   engine_fail(text, first->file, first->line);
 }
 
-engine::Words together(Registers &mine, const char *name, void (*run)(Collective *const *, unsigned), const char *file,
-                      int line) {
+engine::Words together(
+    Registers& mine, const char* name, void (*run)(Collective* const*, unsigned), const char* file, int line) {
   mine.name = name;
   mine.run = run;
   mine.mask = ~0u;
@@ -72,7 +73,7 @@ engine::Words together(Registers &mine, const char *name, void (*run)(Collective
 
 // ---------------------------------------------------------------- mma.sync
 
-const char *const MMA_NAMES[] = {
+const char* const MMA_NAMES[] = {
     "mma.sync.m16n8k16 (f16)", "mma.sync.m16n8k16 (bf16)", "mma.sync.m16n8k16 (f16, f16 accumulators)",
     "mma.sync.m16n8k8 (f16)",  "mma.sync.m16n8k8 (bf16)",  "mma.sync.m16n8k8 (f16, f16 accumulators)",
     "mma.sync.m16n8k8 (tf32)", "mma.sync.m16n8k4 (tf32)"};
@@ -83,15 +84,16 @@ struct Operands {
 };
 
 template <int WORDS, bool HALF>
-void gather(Operands &o, Collective *const *lanes) {
+void gather(Operands& o, Collective* const* lanes) {
   for (int lane = 0; lane < 32; ++lane) {
-    const Registers &r = *static_cast<Registers *>(lanes[lane]);
+    const Registers& r = *static_cast<Registers*>(lanes[lane]);
     const int g = lane / 4, t = lane % 4;
-    for (int i = 0; i < WORDS / 2; ++i) ((int *)&o.a[g + i % 2 * 8])[t + i / 2 * 4] = (int)r.a[i];
-    for (int i = 0; i < WORDS / 4; ++i) ((int *)&o.b[t + i * 4])[g] = (int)r.b[i];
-    for (int i = 0; i < 4; ++i) {
-      const unsigned c = HALF ? bits_of(half_to_float(r.c[i / 2] >> i % 2 * 16 & 0xFFFF)) : (unsigned)r.c[i];
-      ((int *)&o.c[g + i / 2 * 8])[2 * t + i % 2] = (int)c;
+    for (int i = 0; i < WORDS / 2; ++i) ((int*)&o.a[g + i % 2 * 8])[t + i / 2 * 4] = (int)r.a[i];
+    for (int i = 0; i < WORDS / 4; ++i) ((int*)&o.b[t + i * 4])[g] = (int)r.b[i];
+    for (int i = 0; i < 2; ++i) {  // two neighbours of row g, then of row g + 8
+      float* c = (float*)&o.c[g + 8 * i] + 2 * t;
+      if (HALF) c[0] = half_to_float(r.c[i] & 0xFFFF), c[1] = half_to_float(r.c[i] >> 16);
+      else memcpy(c, (const char*)&r.c + 8 * i, 8);
     }
   }
 }
@@ -105,7 +107,7 @@ constexpr int NO_EXPONENT = -2000;  // of zero, which has no say in what is the 
 
 // Of a format with so many bits each. special: which of them are infinite or NaN.
 template <int EXPONENT, int MANTISSA>
-inline Parts apart(Ints bits, Ints &special) {
+inline Parts apart(Ints bits, Ints& special) {
   const int top = (1 << EXPONENT) - 1, sign = (int)(1u << (EXPONENT + MANTISSA));
   const Ints biased = bits >> MANTISSA & top, mantissa = bits & ((1 << MANTISSA) - 1), normal = biased > 0;
   const Ints zero = (biased | mantissa) == 0;
@@ -119,23 +121,24 @@ inline Parts apart(Ints bits, Ints &special) {
 
 struct Binary16 {
   static constexpr int halves = 2;
-  static Parts part(Ints words, int half, Ints &special) { return apart<5, 10>(words >> 16 * half & 0xFFFF, special); }
+  static Parts part(Ints words, int half, Ints& special) { return apart<5, 10>(words >> 16 * half & 0xFFFF, special); }
   static double value(int word, int half) { return half_to_float((unsigned)word >> 16 * half & 0xFFFF); }
 };
 struct Bfloat16 {
   static constexpr int halves = 2;
-  static Parts part(Ints words, int half, Ints &special) { return apart<8, 7>(words >> 16 * half & 0xFFFF, special); }
+  static Parts part(Ints words, int half, Ints& special) { return apart<8, 7>(words >> 16 * half & 0xFFFF, special); }
   static double value(int word, int half) { return float_of((unsigned)word >> 16 * half << 16); }
 };
 struct Tf32 {  // a float without its last 13 bits
   static constexpr int halves = 1;
-  static Parts part(Ints words, int, Ints &special) { return apart<8, 10>(words >> 13 & 0x7FFFF, special); }
+  static Parts part(Ints words, int, Ints& special) { return apart<8, 10>(words >> 13 & 0x7FFFF, special); }
   static double value(int word, int) { return float_of((unsigned)word & 0xFFFFE000u); }
 };
 
-// One row of D = A B + C as the hardware of compute capability 9.0 computes it (measured on an H200, bit for bit): the
-// exact products and the addend are cut off, not rounded, 25 bits behind the first bit of the largest exponent among them,
-// and then summed exactly. A product's exponent is the sum of its factors', even where the product is 2 or more.
+// One row of D = A B + C as GPUs of compute capability 9.0 compute it (measured on an H200, bit for bit; NVIDIA
+// documents none of it, and other GPUs may differ in the last bits): the exact products and the addend are cut off, not
+// rounded, 25 bits behind the largest exponent among them, and then summed exactly. A product's exponent is the sum of
+// its factors', even where the product is 2 or more.
 constexpr int FRACTION = 25, LEAST = -133;  // LEAST: no exponent counts as less
 
 inline Ints larger(Ints x, Ints y) {
@@ -144,7 +147,7 @@ inline Ints larger(Ints x, Ints y) {
 }
 
 template <typename Format, int WORDS>
-inline Doubles sum_of_products(const Parts *a, const Parts (*b)[8], const Parts &c) {
+inline Doubles sum_of_products(const Parts* a, const Parts (*b)[8], const Parts& c) {
   Ints top = larger(c.exponent, Ints{} + LEAST);
   for (int h = 0; h < Format::halves; ++h)
     for (int j = 0; j < WORDS; ++j) top = larger(top, a[h].exponent[j] + b[h][j].exponent);
@@ -153,7 +156,8 @@ inline Doubles sum_of_products(const Parts *a, const Parts (*b)[8], const Parts 
     const Ints biased = exponent + base;
     return __builtin_convertvector(significand * (Row)((biased & (biased > 0)) << 23), Ints);
   };
-  Ints sums[2] = {cut(c.significand, c.exponent), Ints{}};  // two, so that 32 bits are enough
+  // Numbers that fit 32 bits: below 2^27 each, so that two sums are enough.
+  Ints sums[2] = {cut(c.significand, c.exponent), Ints{}};
   for (int h = 0; h < Format::halves; ++h)
     for (int j = 0; j < WORDS; ++j)
       sums[h] += cut(a[h].significand[j] * b[h][j].significand, a[h].exponent[j] + b[h][j].exponent);
@@ -164,18 +168,18 @@ inline Doubles sum_of_products(const Parts *a, const Parts (*b)[8], const Parts 
 
 // Where a factor or the addend is infinite or NaN, floating-point arithmetic has the answer.
 template <typename Format, int WORDS>
-double special_sum(const Operands &o, int m, int n) {
+double special_sum(const Operands& o, int m, int n) {
   double sum = float_of((unsigned)o.c[m][n]);
   for (int j = 0; j < WORDS; ++j)
     for (int h = 0; h < Format::halves; ++h) sum += Format::value(o.a[m][j], h) * Format::value(o.b[j][n], h);
   return sum;
 }
 
-void give_halves(const Doubles *d, Collective *const *lanes) {
+void give_halves(const Doubles* d, Collective* const* lanes) {
   for (int lane = 0; lane < 32; ++lane) {
-    Registers &r = *static_cast<Registers *>(lanes[lane]);
+    Registers& r = *static_cast<Registers*>(lanes[lane]);
     for (int i = 0; i < 2; ++i) {
-      const double *pair = (const double *)&d[lane / 4 + 8 * i] + lane % 4 * 2;
+      const double* pair = (const double*)&d[lane / 4 + 8 * i] + lane % 4 * 2;
       auto one = [](double x) {
         const unsigned half = half_of(x);
         return x != x ? 0x7FFF : half == 0x8000 ? 0 : half;  // there is no -0
@@ -188,7 +192,7 @@ void give_halves(const Doubles *d, Collective *const *lanes) {
 constexpr long long MAGNITUDE = ~0ull >> 1, TOO_LARGE = 0x47F0000000000000;  // of doubles: all but the sign; 2^128
 
 template <typename Format, int WORDS, bool HALF>
-void multiply(Collective *const *lanes) {
+void multiply(Collective* const* lanes) {
   Operands o = {};
   gather<WORDS, HALF>(o, lanes);
   Ints special = {};
@@ -210,95 +214,95 @@ void multiply(Collective *const *lanes) {
     }
   if (HALF) return give_halves(d, lanes);
   // Towards zero: where the conversion went away from it, one step back. What is too large is infinite, -0 is 0.
-  Row rows[16];
+  Ints rows[16];
   for (int m = 0; m < 16; ++m) {
     Row near = __builtin_convertvector(d[m], Row);
     const Doubles back = __builtin_convertvector(near, Doubles);
     const Longs size = (Longs)d[m] & MAGNITUDE, away = (((Longs)back & MAGNITUDE) > size) & (size < TOO_LARGE);
-    rows[m] = (Row)((Ints)near + __builtin_convertvector(away, Ints)) + 0.0f;
+    const Row cut = (Row)((Ints)near + __builtin_convertvector(away, Ints)) + 0.0f;
+    const Ints nan = cut != cut;
+    rows[m] = (nan & 0x7FFFFFFF) | ((Ints)cut & ~nan);
   }
   for (int lane = 0; lane < 32; ++lane) {
-    Registers &r = *static_cast<Registers *>(lanes[lane]);
-    for (int i = 0; i < 4; ++i) {
-      const float value = rows[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
-      r.d[i] = value != value ? 0x7FFFFFFF : bits_of(value);
-    }
+    Registers& r = *static_cast<Registers*>(lanes[lane]);
+    for (int i = 0; i < 2; ++i) memcpy((char*)&r.d + 8 * i, (int*)&rows[lane / 4 + 8 * i] + lane % 4 * 2, 8);
   }
 }
 
-void run_mma(Collective *const *lanes, unsigned mask) {
+void run_mma(Collective* const* lanes, unsigned mask) {
   need_whole_warp(lanes, mask);
-  static void (*const RUN[])(Collective *const *) = {
-      multiply<Binary16, 8, false>, multiply<Bfloat16, 8, false>, multiply<Binary16, 8, true>,
-      multiply<Binary16, 4, false>, multiply<Bfloat16, 4, false>, multiply<Binary16, 4, true>,
-      multiply<Tf32, 8, false>,     multiply<Tf32, 4, false>};
-  RUN[static_cast<Registers *>(lanes[0])->kind](lanes);
+  static void (*const RUN[])(Collective* const*) = {multiply<Binary16, 8, false>, multiply<Bfloat16, 8, false>,
+                                                    multiply<Binary16, 8, true>,  multiply<Binary16, 4, false>,
+                                                    multiply<Bfloat16, 4, false>, multiply<Binary16, 4, true>,
+                                                    multiply<Tf32, 8, false>,     multiply<Tf32, 4, false>};
+  RUN[static_cast<Registers*>(lanes[0])->kind](lanes);
 }
 
 // ---------------------------------------------------------------- ldmatrix, stmatrix
 
 // Lane 8 i + r brings row r of matrix i and receives, of each matrix, two neighbours of row g; transposed, of column g.
-void run_load(Collective *const *lanes, unsigned mask) {
+void run_load(Collective* const* lanes, unsigned mask) {
   need_whole_warp(lanes, mask);
-  const int n = static_cast<Registers *>(lanes[0])->kind & 7;
-  const bool transposed = static_cast<Registers *>(lanes[0])->kind & 8;
+  const int n = static_cast<Registers*>(lanes[0])->kind & 7;
+  const bool transposed = static_cast<Registers*>(lanes[0])->kind & 8;
   unsigned short rows[32][8];
-  for (int lane = 0; lane < 8 * n; ++lane) memcpy(rows[lane], &static_cast<Registers *>(lanes[lane])->a, 16);
+  for (int lane = 0; lane < 8 * n; ++lane) memcpy(rows[lane], &static_cast<Registers*>(lanes[lane])->a, 16);
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, t = lane % 4;
     for (int i = 0; i < n; ++i) {
-      const unsigned short *low = transposed ? &rows[8 * i + 2 * t][g] : &rows[8 * i + g][2 * t];
-      static_cast<Registers *>(lanes[lane])->d[i] = low[0] | (unsigned)low[transposed ? 8 : 1] << 16;
+      const unsigned short* low = transposed ? &rows[8 * i + 2 * t][g] : &rows[8 * i + g][2 * t];
+      static_cast<Registers*>(lanes[lane])->d[i] = low[0] | (unsigned)low[transposed ? 8 : 1] << 16;
     }
   }
 }
 
 // The same backwards: each lane leaves with the row that it has to write.
-void run_store(Collective *const *lanes, unsigned mask) {
+void run_store(Collective* const* lanes, unsigned mask) {
   need_whole_warp(lanes, mask);
-  const int n = static_cast<Registers *>(lanes[0])->kind & 7;
-  const bool transposed = static_cast<Registers *>(lanes[0])->kind & 8;
+  const int n = static_cast<Registers*>(lanes[0])->kind & 7;
+  const bool transposed = static_cast<Registers*>(lanes[0])->kind & 8;
   unsigned short rows[32][8];
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, t = lane % 4;
     for (int i = 0; i < n; ++i) {
-      const unsigned word = static_cast<Registers *>(lanes[lane])->a[i];
-      unsigned short *low = transposed ? &rows[8 * i + 2 * t][g] : &rows[8 * i + g][2 * t];
+      const unsigned word = static_cast<Registers*>(lanes[lane])->a[i];
+      unsigned short* low = transposed ? &rows[8 * i + 2 * t][g] : &rows[8 * i + g][2 * t];
       low[0] = (unsigned short)word;
       low[transposed ? 8 : 1] = (unsigned short)(word >> 16);
     }
   }
-  for (int lane = 0; lane < 8 * n; ++lane) memcpy(&static_cast<Registers *>(lanes[lane])->d, rows[lane], 16);
+  for (int lane = 0; lane < 8 * n; ++lane) memcpy(&static_cast<Registers*>(lanes[lane])->d, rows[lane], 16);
 }
 
 }  // namespace
 
 extern "C" {
 
-void engine_whole_warp(const char *name, const char *file, int line) {
+void engine_whole_warp(const char* name, const char* file, int line) {
   Registers mine;
   together(mine, name, need_whole_warp, file, line);
 }
 
-engine::Words engine_mma(engine::Mma kind, engine::Words a, engine::Words b, engine::Words c, const char *file, int line) {
+engine::Words engine_mma(
+    engine::Mma kind, engine::Words a, engine::Words b, engine::Words c, const char* file, int line) {
   Registers mine;
   mine.kind = kind;
   mine.a = a, mine.b = b, mine.c = c, mine.d = engine::Words{};
   return together(mine, MMA_NAMES[kind], run_mma, file, line);
 }
 
-engine::Words engine_ldmatrix(int kind, engine::Words row, const char *file, int line) {
+engine::Words engine_ldmatrix(const char* name, int kind, engine::Words row, const char* file, int line) {
   Registers mine;
   mine.kind = kind;
   mine.a = row, mine.d = engine::Words{};
-  return together(mine, kind & 8 ? "ldmatrix.trans" : "ldmatrix", run_load, file, line);
+  return together(mine, name, run_load, file, line);
 }
 
-engine::Words engine_stmatrix(int kind, engine::Words words, const char *file, int line) {
+engine::Words engine_stmatrix(const char* name, int kind, engine::Words words, const char* file, int line) {
   Registers mine;
   mine.kind = kind;
   mine.a = words, mine.d = engine::Words{};
-  return together(mine, kind & 8 ? "stmatrix.trans" : "stmatrix", run_store, file, line);
+  return together(mine, name, run_store, file, line);
 }
 
 }  // extern "C"

@@ -5,7 +5,8 @@
 typedef size_t __pipeline_t;  // not used: a thread has one queue
 
 // The last `zfill` bytes are not read and become zeros. 4, 8 or 16 bytes, both addresses multiples of it.
-ENGINE_INLINE void __pipeline_memcpy_async(void *target, const void *source, size_t bytes, size_t zfill = 0, ENGINE_HERE) {
+ENGINE_INLINE void __pipeline_memcpy_async(
+    void* target, const void* source, size_t bytes, size_t zfill = 0, ENGINE_HERE) {
   const unsigned given = (unsigned)(bytes - zfill), to = engine_shared_offset(target, file, line);
   if (bytes == 4) engine::ptx::cp_async<4, 4>(to, source, given, file, line);
   else if (bytes == 8) engine::ptx::cp_async<8, 4>(to, source, given, file, line);

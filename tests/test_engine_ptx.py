@@ -1,0 +1,435 @@
+"""asm statements on the CPU engine: how they are read, what each instruction computes, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from backends import compiled, on_each_device
+
+from helpers import cpu
+
+# ------------------------------------------------------------------------------------ functions
+
+FUNCTIONS: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "ex2": ("ex2.approx.f32", np.exp2),
+    "ex2_ftz": ("ex2.approx.ftz.f32", np.exp2),
+    "lg2": ("lg2.approx.f32", np.log2),
+    "rcp_ftz": ("rcp.approx.ftz.f32", np.reciprocal),
+    "rsqrt_ftz": ("rsqrt.approx.ftz.f32", lambda x: 1 / np.sqrt(x)),
+    "sqrt_ftz": ("sqrt.approx.ftz.f32", np.sqrt),
+}
+PAIRS = {
+    "cvt_f16": ("cvt.rn.f16x2.f32", np.float16, False),
+    "cvt_bf16": ("cvt.rn.bf16x2.f32", ml_dtypes.bfloat16, False),
+    "cvt_relu_f16": ("cvt.rn.relu.f16x2.f32", np.float16, True),
+    "cvt_relu_bf16": ("cvt.rn.relu.bf16x2.f32", ml_dtypes.bfloat16, True),
+}
+EX2_PAIRS = {"ex2_f16": ("ex2.approx.f16x2", np.float16), "ex2_bf16": ("ex2.approx.ftz.bf16x2", ml_dtypes.bfloat16)}
+
+
+def functions_source() -> str:
+    text = ""
+    for name, (instruction, _) in FUNCTIONS.items():
+        text += f"""
+extern "C" __global__ void {name}(const float *x, float *y) {{
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  asm volatile("{instruction} %0, %1;" : "=f"(y[i]) : "f"(x[i]));
+}}"""
+    for name, (instruction, *_) in PAIRS.items():
+        text += f"""
+extern "C" __global__ void {name}(const float *high, const float *low, unsigned *y) {{
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  asm("{instruction} %0, %1, %2;" : "=r"(y[i]) : "f"(high[i]), "f"(low[i]));
+}}"""
+    for name, (instruction, _) in EX2_PAIRS.items():
+        text += f"""
+extern "C" __global__ void {name}(const unsigned *x, unsigned *y) {{
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  asm("{instruction} %0, %1;" : "=r"(y[i]) : "r"(x[i]));
+}}"""
+    return text
+
+
+def numbers(n: int = 4096) -> np.ndarray:
+    """float32 of all sizes, subnormals, infinities and NaN among them."""
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 2**32, n, dtype=np.uint64).astype(np.uint32).view(np.float32).copy()
+    x[n // 4 :] = rng.uniform(-140, 140, n - n // 4)
+    x[n // 2 :] = -np.exp2(rng.uniform(-30, 6, n - n // 2))
+    x[3 * n // 4 :] = rng.uniform(0, 4, n // 4)
+    x[:10] = [0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 1e-40, -1e-40, 65520]
+    return x
+
+
+@on_each_device
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(cp: Any, name: str) -> None:
+    """Within 2 units of the last place, as the PTX ISA promises of a GPU; special values are exact."""
+    instruction, f = FUNCTIONS[name]
+    x = numbers()
+    y = cp.zeros(len(x), np.float32)
+    compiled(cp, functions_source()).get_function(name)((len(x) // 64,), (64,), (cp.asarray(x), y))
+    got = cp.asnumpy(y)
+    flush = (lambda v: np.where(np.abs(v) < 2.0**-126, np.copysign(0, v), v)) if ".ftz" in instruction else lambda v: v
+    with np.errstate(all="ignore"):
+        exact = f(flush(x.astype(np.float64)))
+        nearest = flush(exact.astype(np.float32))
+        step = np.spacing(np.maximum(np.abs(exact), 2.0**-126).astype(np.float32)).astype(np.float64)
+        off = np.abs(got.astype(np.float64) - exact) / step
+    special = ~np.isfinite(nearest) | (nearest == 0)
+    np.testing.assert_array_equal(got[special], nearest[special])
+    near_one = (x > 0.5) & (x < 2) if name == "lg2" else np.zeros(len(x), bool)  # there lg2 has an absolute bound
+    assert (off[~special & ~near_one] <= 2).all()
+    assert (np.abs(got.astype(np.float64)[near_one] - exact[near_one]) <= 2.0**-22).all()
+    if ".ftz" in instruction:
+        assert not ((got != 0) & (np.abs(got) < 2.0**-126)).any()
+    if name.startswith("ex2"):
+        assert got[3] == 0 and got[2] == np.inf and np.isnan(got[4]) and got[0] == 1
+
+
+@on_each_device
+@pytest.mark.parametrize("name", PAIRS)
+def test_conversions_of_pairs(cp: Any, name: str) -> None:
+    _, dtype, relu = PAIRS[name]
+    high, low = numbers(), numbers()[::-1].copy()
+    y = cp.zeros(len(high), np.uint32)
+    compiled(cp, functions_source()).get_function(name)(
+        (len(high) // 64,), (64,), (cp.asarray(high), cp.asarray(low), y)
+    )
+    got = cp.asnumpy(y)
+    for x, bits in ((high, got >> 16), (low, got & 0xFFFF)):
+        with np.errstate(over="ignore", invalid="ignore"):
+            expected = np.where(relu & (x <= 0), 0, x).astype(np.float32).astype(dtype).view(np.uint16)
+        np.testing.assert_array_equal(bits, np.where(np.isnan(x), 0x7FFF, expected))
+
+
+@on_each_device
+@pytest.mark.parametrize("name", EX2_PAIRS)
+def test_powers_of_two_of_pairs(cp: Any, name: str) -> None:
+    _, dtype = EX2_PAIRS[name]
+    x = np.arange(65536, dtype=np.uint32)
+    y = cp.zeros(len(x), np.uint32)
+    pairs = x | x[::-1] << np.uint32(16)
+    compiled(cp, functions_source()).get_function(name)((256,), (256,), (cp.asarray(pairs), y))
+    got = cp.asnumpy(y)
+    with np.errstate(all="ignore"):
+        exact = np.exp2(x.astype(np.uint16).view(dtype).astype(np.float64)).astype(np.float32)
+        if dtype is not np.float16:
+            exact = np.where(exact < 2.0**-126, 0, exact)
+        expected = exact.astype(dtype).view(np.uint16).astype(np.int64)
+    number = ~np.isnan(exact)
+    assert np.abs((got & 0xFFFF).astype(np.int64) - expected)[number].max() <= 1
+    np.testing.assert_array_equal(got & 0xFFFF, (got >> 16)[::-1])
+    assert ((got & 0xFFFF)[~number] == 0x7FFF).all()
+
+
+# ------------------------------------------------------------------------------------ statements
+
+STATEMENTS = r"""
+#define ADD_ONE(TO, FROM)                       \
+  asm volatile("mov.b32 %0, %1;"                \
+               : "=r"(TO)                       \
+               : "r"((FROM) + 1));
+template <int N>
+__device__ __forceinline__ int immediate() {
+  int found;
+  asm("mov.s32 %0, %1;" : "=r"(found) : "n"(N * 2));
+  return found;
+}
+__device__ int counter;
+__device__ int next() { return ++counter; }
+struct Pair { int first, second; };
+
+extern "C" __global__ void integers(const unsigned *x, unsigned *y) {
+  int t = threadIdx.x;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y[t]) : "r"(x[t]), "r"(x[t + 32]), "r"(x[t + 64]));
+  asm("lop3.b32 %0, %1, %2, %3, 0xE8;" : "=r"(y[t + 32]) : "r"(x[t]), "r"(x[t + 32]), "r"(x[t + 64]));
+  asm volatile("lop3.b32 %0, %1, %2, %3, %4;"
+                       : "=r"(y[t + 64]) : "r"(x[t]), "r"(x[t + 32]), "r"(x[t + 64]), "n"(0x96));
+}
+extern "C" __global__ void forms(int *y) {
+  int i = 0, big = 7;
+  Pair pair = {3, 4};
+  asm volatile("{\n\t"
+               "  .reg .pred p;          // a predicate of its own\n\t"
+               "  .reg .b32 a, b;\n\t"
+               "  mov.b32 a, %2; /* and a register */\n\t"
+               "  setp.ne.b32 p, a, 0;\n\t"
+               "  @p mov.b32 %0, 0x1F;\n\t"
+               "  @!p mov.b32 %1, -5;\n\t"
+               "}\n"
+               : "+r"(y[0]), "+r"(y[1])
+               : "r"(big));
+  asm("mov.b32 %0, %1; mov.b32 %1, %2;" : "=r"(y[2]), "+r"(big) : "r"(pair.first > 2 ? pair.second : 0));
+  y[3] = big;
+  if (big == 4)
+    ADD_ONE(y[4], big)
+  else
+    asm("mov.b32 %0, 99;" : "=r"(y[4]));
+  y[5] = immediate<21>();
+  asm("mov.u32 %0, %%laneid;" : "=r"(y[6]));
+  asm("mov.b32 %0, %1;" : "=r"(y[7 + i++]) : "r"(next()));
+  y[8] = i * 100 + counter;
+  y[9] = __LINE__;
+  unsigned short h = 9;
+  long long wide = 1ll << 40;
+  asm("mov.b16 %0, %1;" : "=h"(h) : "h"((unsigned short)7));
+  asm("mov.b64 %0, %1;" : "=l"(wide) : "l"(wide + 1));
+  y[10] = h + (int)(wide >> 40) * 10 + (int)(wide & 1) * 100;
+  float one;
+  asm("mov.f32 %0, 0f3F800000;" : "=f"(one));
+  y[11] = (int)one;
+  asm volatile("" ::: "memory");
+  // asm("unknown;");
+}
+extern "C" __global__ void special(unsigned *y) {
+  unsigned *mine = y + (blockIdx.x * blockDim.x + threadIdx.x) * 5;
+  asm("mov.u32 %0, %%laneid;" : "=r"(mine[0]));
+  asm("mov.u32 %0, %%warpid;" : "=r"(mine[1]));
+  asm("mov.u32 %0, %%tid.x;" : "=r"(mine[2]));
+  asm("mov.u32 %0, %%ctaid.x;" : "=r"(mine[3]));
+  asm("mov.u32 %0, %%ntid.x;" : "=r"(mine[4]));
+  asm("bar.warp.sync 0xffffffff;");
+}
+// Two pairs of warps, each with a barrier of its own: the first hands numbers on, the second adds them up.
+extern "C" __global__ void pairs(const int *in, int *out, int turns) {
+  __shared__ int s[2][32];
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pair = warp / 2, sum = 0;
+  for (int i = 0; i < turns; ++i) {
+    if (warp % 2 == 0) {
+      if (i) asm volatile("bar.sync %0, 64;" :: "r"(4 + pair) : "memory");  // hazard: the old numbers are still read
+      s[pair][lane] = in[(2 * i + pair) * 32 + lane];
+      asm volatile("bar.arrive %0, 64;" :: "r"(1 + pair) : "memory");
+    } else {
+      asm volatile("barrier.cta.sync %0, 64;" :: "r"(1 + pair) : "memory");  // hazard: the numbers are not there yet
+      sum += s[pair][31 - lane];
+      if (i + 1 < turns) asm volatile("bar.sync %0, %1;" :: "r"(4 + pair), "r"(64) : "memory");
+    }
+  }
+  asm volatile("bar.sync 0;");
+  if (warp % 2) out[pair * 32 + lane] = sum;
+}
+"""
+
+
+@on_each_device
+def test_integers(cp: Any) -> None:
+    x = np.random.default_rng(0).integers(0, 2**32, 96).astype(np.uint32)
+    y = cp.zeros(96, np.uint32)
+    compiled(cp, STATEMENTS).get_function("integers")((1,), (32,), (cp.asarray(x), y))
+    a, b, c = x.reshape(3, 32)
+    got = cp.asnumpy(y).reshape(3, 32)
+    octets = np.concatenate([a[:, None].view(np.uint8), b[:, None].view(np.uint8)], axis=1)
+    for lane in range(32):
+        picked = 0
+        for i in range(4):
+            selector = int(c[lane]) >> 4 * i & 15
+            value = int(octets[lane, selector & 7])
+            picked |= (value if selector < 8 else 255 * (value >> 7)) << 8 * i
+        assert got[0, lane] == picked
+    np.testing.assert_array_equal(got[1], (a & b) | (a & c) | (b & c))
+    np.testing.assert_array_equal(got[2], a ^ b ^ c)
+
+
+@on_each_device
+def test_forms_of_statements(cp: Any) -> None:
+    y = cp.full(16, -1, np.int32)
+    module = cp.RawModule(code=STATEMENTS, options=("-std=c++17",))  # a counter of its own
+    module.get_function("forms")((1,), (1,), (y,))
+    line = STATEMENTS[: STATEMENTS.index("__LINE__")].count("\n") + 1
+    expected = [31, -1, 7, 4, 5, 42, 0, 1, 101, line, 7 + 10 + 100, 1]
+    assert cp.asnumpy(y)[:12].tolist() == expected
+
+
+@on_each_device
+def test_special_registers(cp: Any) -> None:
+    y = cp.zeros((2, 80, 5), np.uint32)
+    compiled(cp, STATEMENTS).get_function("special")((2,), (80,), (y,))
+    got, t = cp.asnumpy(y), np.arange(80)
+    for block in range(2):
+        lane, warp, *others = got[block].T
+        np.testing.assert_array_equal([lane, *others], [t % 32, t, 0 * t + block, 0 * t + 80])
+        # On a GPU %warpid is a place in the SM: the same for all lanes, and no more is promised.
+        np.testing.assert_array_equal(warp, t // 32 if cp is cpu else warp[t // 32 * 32])
+
+
+@on_each_device
+def test_numbered_barriers(cp: Any) -> None:
+    x = np.random.default_rng(3).integers(0, 100, (7, 2, 32)).astype(np.int32)
+    out = cp.zeros((2, 32), np.int32)
+    compiled(cp, STATEMENTS).get_function("pairs")((1,), (128,), (cp.asarray(x), out, np.int32(7)))
+    np.testing.assert_array_equal(cp.asnumpy(out), x.sum(0)[:, ::-1])
+
+
+# ------------------------------------------------------------------------------------ errors
+
+
+def refused(statement: str, before: str = "") -> str:
+    """What the compiler says to a kernel with this statement in its third line."""
+    code = f'extern "C" __global__ void k(int *a, float *f, long long *w) {{\n{before}\n  {statement}\n}}\n'
+    with pytest.raises(cpu.CompileError) as caught:
+        cpu.RawModule(code=code).compile()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ('asm("wgmma.fence.sync.aligned;");', "does not know the instruction wgmma.fence.sync.aligned"),
+        (
+            'asm("mov.b32 %0, %1;" : "=r"(a[0]) : "r"(1)); asm("tanh.approx.f64 %0, %0;" : "+r"(a[0]));',
+            "tanh.approx.f64",
+        ),
+        ('asm("mov.b32 %0, %2;" : "=r"(a[0]) : "r"(1));', "no operand %2"),
+        ('asm("mov.b32 %0;" : "=r"(a[0]));', "mov.b32 takes 2 operands, not 1"),
+        ('asm("mov.b32 %0, %1;" :: "r"(a[0]), "r"(1));', 'writes to %0, whose constraint is "r"'),
+        ('asm("mov.b32 %0, %1;" : "=r"(a[0]), "=r"(a[1]));', 'reads %1, whose constraint is "=r"'),
+        ('asm("mov.b32 %0, %1;" : "=r"(a[0]) : "m"(a[1]));', 'the constraint "m"'),
+        ('asm("mov.b32 %0, x;" : "=r"(a[0]));', "x is no operand and no register"),
+        ('asm("mov.u32 %0, %laneid;" : "=r"(a[0]));', "%laneid"),
+        ('asm("mov.u32 %0, %%nothing;" : "=r"(a[0]));', "%%nothing"),
+        ('asm(TEXT : "=r"(a[0]));', "no string literal"),
+        ('asm("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0}, [%1];" : "=r"(a[0]) : "r"(1));', "takes 2 registers"),
+        ('asm("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, %1;" : "=r"(a[0]) : "r"(1));', "address in brackets"),
+    ],
+)
+def test_what_cannot_be_followed_is_named(statement: str, says: str) -> None:
+    message = refused(statement)
+    assert message.startswith("line 3: `asm(") and says in message, message
+    assert "The engine knows: ldmatrix.sync" in message and "cp.async.wait_group" in message
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ('asm("mov.b32 %0, %1;" : "=r"(a[0]) : "r"(1.0f));', "than its constraint says"),
+        ('asm("mov.b32 %0, %1;" : "=r"(w[0]) : "r"(1));', "than its constraint says"),
+        ('asm("mov.f32 %0, %1;" : "=f"(f[0]) : "f"(1.0));', "than its constraint says"),
+        ('asm("mov.b32 %0, %1;" : "=l"(w[0]) : "r"(1));', "another size"),
+        ('asm("cp.async.wait_group %0;" :: "n"(a[0]));', "constant"),
+        ('asm("cp.async.cg.shared.global [%0], [%1], 4;" :: "r"(0), "l"(w));', "cp.async.cg copies 16 bytes"),
+    ],
+)
+def test_operands_of_other_types_are_compile_errors(statement: str, says: str) -> None:
+    message = refused(statement)
+    assert says in message, message
+
+
+def test_the_file_of_a_pasted_header_is_named() -> None:
+    code = '#line 1 "ptx.cuh"\n__device__ void f() {\n  asm volatile("nothing;");\n}\n#line 1 "k.cu"\n'
+    with pytest.raises(cpu.CompileError, match=r"^ptx\.cuh:2: `asm volatile\(\"nothing;\"\);` is inline PTX"):
+        cpu.RawModule(code=code).compile()
+
+
+BROKEN = r"""
+#include <mma.h>
+using namespace nvcuda;
+#define LOAD(ADDRESS) \
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r) : "r"(ADDRESS) : "memory")
+#define MMA(R)                                                                                                    \
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %4}, {%4}, {%0, %1, %2, %3};" \
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(R))
+__device__ unsigned at(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+extern "C" __global__ void nobody_else(float *out) {
+  if (threadIdx.x < 32) asm volatile("bar.sync 3, 64;");
+  out[threadIdx.x] = 1;
+}
+extern "C" __global__ void odd_count(float *out) {
+  asm volatile("bar.sync 3, 50;");
+  out[threadIdx.x] = 1;
+}
+extern "C" __global__ void misaligned(float *out) {
+  __shared__ __align__(16) unsigned short s[256];
+  unsigned r;
+  LOAD(at(s + 9 * (threadIdx.x % 8)));
+  out[threadIdx.x] = (float)r;
+}
+extern "C" __global__ void global_address(float *out) {
+  unsigned r;
+  LOAD((unsigned)__cvta_generic_to_shared(out));
+  out[threadIdx.x] = (float)r;
+}
+extern "C" __global__ void half_a_warp(float *out) {
+  float d[4] = {0, 0, 0, 0};
+  if (threadIdx.x % 32 < 16) MMA(0u);
+  __syncthreads();
+  out[threadIdx.x] = d[0];
+}
+extern "C" __global__ void some_have_left(float *out) {
+  float d[4] = {0, 0, 0, 0};
+  if (threadIdx.x == 5) return;
+  MMA(0u);
+  out[threadIdx.x] = d[0];
+}
+extern "C" __global__ void small_block(float *out) {
+  float d[4] = {0, 0, 0, 0};
+  MMA(0u);
+  out[threadIdx.x] = d[0];
+}
+extern "C" __global__ void two_operations(float *out) {
+  float d[4] = {0, 0, 0, 0};
+  if (threadIdx.x < 16) MMA(0u);
+  else __syncwarp();
+  out[threadIdx.x] = d[0];
+}
+extern "C" __global__ void wmma_misaligned(float *out) {
+  wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
+  wmma::load_matrix_sync(c, out + 4, 16, wmma::mem_row_major);
+}
+extern "C" __global__ void wmma_distance(float *out) {
+  wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
+  wmma::load_matrix_sync(c, out, 18, wmma::mem_row_major);
+}
+extern "C" __global__ void wmma_half_a_warp(float *out) {
+  wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
+  wmma::fill_fragment(c, 1.0f);
+  if (threadIdx.x >= 16) return;
+  wmma::store_matrix_sync(out, c, 16, wmma::mem_row_major);
+}
+extern "C" __global__ void wild_load(float *out) {
+  wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
+  wmma::load_matrix_sync(c, out + 100000, 16, wmma::mem_row_major);
+  out[0] = c.x[0];
+}
+"""
+
+
+@functools.cache
+def broken() -> Any:
+    return cpu.RawModule(code=BROKEN)
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "says"),
+    [
+        ("nobody_else", 64, "waits in bar.sync 3 at kernel.cu:"),
+        ("odd_count", 64, "bar.sync takes a number from 0 to 15"),
+        ("misaligned", 32, "misaligned address: ldmatrix takes an address that is a multiple of 16 bytes"),
+        ("global_address", 32, "not in shared memory"),
+        (
+            "half_a_warp",
+            32,
+            "mma.sync.m16n8k8 (f16) with mask 0xffffffff, and lanes 0xffff0000 of that mask never come: "
+            "lane 16 waits in __syncthreads() at",
+        ),
+        ("some_have_left", 32, "needs all 32 lanes of the warp, and lanes 0x00000020 have left"),
+        ("small_block", 48, "needs all 32 lanes of the warp, and lanes 0xffff0000 have left the kernel or were never"),
+        ("two_operations", 32, "meet in different operations"),
+        ("wmma_misaligned", 32, "misaligned address: wmma takes matrices at multiples of 32 bytes"),
+        ("wmma_distance", 32, "multiple of 16 bytes"),
+        ("wmma_half_a_warp", 32, "wmma::store_matrix_sync needs all 32 lanes"),
+        ("wild_load", 32, "illegal read of out["),
+    ],
+)
+def test_errors_at_run_time_name_line_and_thread(name: str, block: int, says: str) -> None:
+    with pytest.raises(cpu.LaunchError) as caught:
+        broken().get_function(name)((1,), (block,), (cpu.zeros(1024, np.float32),))
+    message = str(caught.value)
+    assert says in message and f"[{name}, block (0,0,0), thread (" in message, message
+    begin = next(i for i, text in enumerate(BROKEN.splitlines(), 1) if f"void {name}(" in text)
+    assert any(f"kernel.cu:{line}" in message for line in range(begin + 1, begin + 5)), message
