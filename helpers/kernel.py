@@ -10,13 +10,16 @@ arguments for five. A typed launch compares them with the kernel's signature fir
 from __future__ import annotations
 
 import functools
+import importlib.util
+import os
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from helpers.cpu import arguments
-from helpers.device import cp
+from helpers.device import ON_GPU, cp
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 
@@ -49,6 +52,29 @@ def source(file: str) -> str:
 def options(defines: Mapping[str, Any] | None = None) -> tuple[str, ...]:
     """Compiler options for `RawModule`: {"HEAD_DIM": 64} becomes ("-std=c++17", "-DHEAD_DIM=64")."""
     return (*OPTIONS, *(f"-D{name}={value}" for name, value in (defines or {}).items()))
+
+
+@functools.cache
+def wmma_headers() -> tuple[str, ...]:
+    """The option that lets NVRTC compile `#include <mma.h>`: nothing on the CPU, whose engine has its own.
+
+    mma.h includes crt/mma.h, which comes with the compiler nvcc, in a folder that CuPy does not tell NVRTC of.
+    """
+    if not ON_GPU:
+        return ()
+    folder = header_folder("crt/mma.h")
+    return () if folder is None else (f"-I{folder}",)
+
+
+def header_folder(header: str) -> Path | None:
+    """The folder of the CUDA toolkit, a wheel's or an installed one's, with this header; None where there is none."""
+    spec = importlib.util.find_spec("nvidia")
+    wheels = [Path(p) for p in spec.submodule_search_locations or ()] if spec else []
+    folders = [wheel / part / "include" for wheel in wheels for part in ("cuda_nvcc", "cu13")]
+    nvcc = shutil.which("nvcc")
+    roots = [os.environ.get("CUDA_PATH"), nvcc and Path(nvcc).resolve().parent.parent, "/usr/local/cuda"]
+    folders += [Path(root) / "include" for root in roots if root]
+    return next((folder for folder in folders if (folder / header).is_file()), None)
 
 
 class Kernel:
@@ -89,13 +115,22 @@ class Kernel:
             TypeError: an argument is missing, too many, or of another type than the kernel's.
             ValueError: an array with gaps, or more shared memory than the device has.
         """
+        self.bind(grid, block, args, shared_mem=shared_mem)()
+
+    def bind(
+        self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0
+    ) -> Callable[[], None]:
+        """The same with the launch left out: everything is checked now, and calling the result only launches."""
         arguments.check_all(self.name, self.parameters, args, cp.ndarray, contiguous=True)
         if shared_mem:
             self._opt_in(shared_mem)
-        self.function(tuple(grid), tuple(block), tuple(args), shared_mem=shared_mem)
+        launch = tuple(grid), tuple(block), tuple(args)
+        return lambda: self.function(*launch, shared_mem=shared_mem)
 
     def _opt_in(self, shared_mem: int) -> None:
         """A launch may ask for more than 48 KB of shared memory only after saying so; static memory counts as well."""
+        if shared_mem <= self.function.max_dynamic_shared_size_bytes:
+            return
         static = self.function.attributes["shared_size_bytes"]
         most = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["sharedMemPerBlockOptin"]
         if static + shared_mem > most:
@@ -103,8 +138,7 @@ class Kernel:
                 f"{self.name} asks for {shared_mem:,} bytes of dynamic shared memory beside {static:,} static ones; "
                 f"this device gives a block {most:,}. Choose smaller tiles: -DBLOCK_M=..., -DBLOCK_N=..."
             )
-        if shared_mem > self.function.max_dynamic_shared_size_bytes:
-            self.function.max_dynamic_shared_size_bytes = shared_mem
+        self.function.max_dynamic_shared_size_bytes = shared_mem
 
     @property
     def attributes(self) -> dict[str, int]:
@@ -127,7 +161,8 @@ def load(file_or_code: str, name: str, *, defines: Mapping[str, Any] | None = No
         defines: sizes by name, such as {"HEAD_DIM": 64}.
     """
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
-    return _compiled(code, options(defines), name)
+    headers = wmma_headers() if "<mma.h>" in code else ()
+    return _compiled(code, (*options(defines), *headers), name)
 
 
 def typed(module: Any, name: str, code: str | None = None) -> Kernel:

@@ -45,9 +45,7 @@ def softmax(s: np.ndarray) -> np.ndarray:
         raise ValueError(f"softmax needs at least one score in a row: s has shape {s.shape}.")
     m = s.max(axis=-1, keepdims=True)
     if not np.isfinite(m).all():
-        raise ValueError(
-            "softmax needs a finite maximum in each row: a row of s holds NaN or +inf, or only -inf."
-        )
+        raise ValueError("softmax needs a finite maximum in each row: a row of s holds NaN or +inf, or only -inf.")
     p = np.exp(s - m)
     p /= p.sum(axis=-1, keepdims=True)
     return p
@@ -59,6 +57,8 @@ def attention(
     v: np.ndarray,
     *,
     softmax_scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
     return_lse: bool = False,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """softmax(softmax_scale * q k^T) v, computed in float64 (Vaswani et al. 2017, section 3.2.1).
@@ -66,14 +66,18 @@ def attention(
     q: (..., N, d), k: (..., N_kv, d), v: (..., N_kv, d_v), any real dtype, finite. Leading axes (batch,
     heads) broadcast against each other. softmax_scale: 1 / sqrt(d) where it is None.
 
+    causal, window: which keys a row sees, as visible() defines it. A row that sees none has o = 0, lse = -inf.
+
     Returns o (..., N, d_v) float64; with return_lse=True (o, lse), where lse (..., N) is the natural
     logarithm of the sum of exp(scaled scores) of each row. Query rows go through in chunks: at most
     CHUNK_BYTES of scores (or one row's) are held at one time, so N = 16384 needs no 2 GiB.
 
     Raises ValueError for shapes that do not fit, for NaN or inf in an input, for a softmax_scale that is not
-    finite; TypeError for what is not a NumPy array of real numbers.
+    finite, for a window that is none; TypeError for what is not a NumPy array of real numbers.
     """
     q, k, v, batch, scale = _arguments(q, k, v, softmax_scale)
+    left, right = _window(window, causal)
+    masked = (left, right) != (-1, -1)
     (n, _), n_kv = q.shape[-2:], k.shape[-2]
     o = np.empty((*batch, n, v.shape[-1]))
     lse = np.empty((*batch, n))
@@ -87,12 +91,28 @@ def attention(
             rows = slice(start, min(start + step, n))
             s = np.matmul(q[head][rows], k[head].T, out=scores[: rows.stop - start])
             s *= scale
+            if masked:
+                s[~_seen(np.arange(rows.start, rows.stop), n, n_kv, left, right)] = -np.inf
             m = s.max(axis=-1, keepdims=True)
+            m[m == -np.inf] = 0.0  # a row that sees nothing: exp(-inf - 0) is 0, where -inf - -inf would be NaN
             np.exp(np.subtract(s, m, out=s), out=s)
             l = s.sum(axis=-1, keepdims=True)  # noqa: E741 - the name that the papers use
-            o[head][rows] = (s @ v[head]) / l
-            lse[head][rows] = (m + np.log(l))[:, 0]
+            empty = l == 0.0
+            o[head][rows] = (s @ v[head]) / np.where(empty, 1.0, l)
+            lse[head][rows] = np.where(empty, -np.inf, m + np.log(np.where(empty, 1.0, l)))[:, 0]
     return (o, lse) if return_lse else o
+
+
+def visible(n: int, n_kv: int, *, causal: bool = False, window: tuple[int, int] | None = None) -> np.ndarray:
+    """Which keys each query row sees: (n, n_kv) bool.
+
+    The diagonal ends at the bottom right, as FlashAttention defines it: the last query stands at the last key, and
+    row i at key i + n_kv - n. causal=True hides the keys after it. window=(left, right) leaves that many keys before
+    it and after it; -1 is no limit. With both, no key after the diagonal is seen.
+
+    Raises ValueError or TypeError for a window that is no pair of ints of at least -1.
+    """
+    return _seen(np.arange(n), n, n_kv, *_window(window, causal))
 
 
 def online_softmax_trace(
@@ -115,13 +135,9 @@ def online_softmax_trace(
     """
     q, k, v, batch, scale = _arguments(q, k, v, softmax_scale)
     if batch:
-        raise ValueError(
-            f"the trace is of one head: expected q (N, d), k and v (N_kv, d), got leading axes {batch}."
-        )
+        raise ValueError(f"the trace is of one head: expected q (N, d), k and v (N_kv, d), got leading axes {batch}.")
     if isinstance(block_n, bool) or not isinstance(block_n, int | np.integer) or block_n < 1:
-        raise ValueError(
-            f"block_n is the number of keys in a tile: expected an int of at least 1, got {block_n!r}."
-        )
+        raise ValueError(f"block_n is the number of keys in a tile: expected an int of at least 1, got {block_n!r}.")
     n, n_kv = len(q), len(k)
     tiles = -(-n_kv // block_n)
     m_trace, l_trace, rescale_trace = (np.empty((tiles, n)) for _ in range(3))
@@ -139,6 +155,32 @@ def online_softmax_trace(
         m_i = m_new
         m_trace[tile], l_trace[tile], rescale_trace[tile] = m_i, l_i, rescale
     return OnlineSoftmaxTrace(m_trace, l_trace, rescale_trace, acc / l_i[:, None], m_i + np.log(l_i))
+
+
+def _window(window: tuple[int, int] | None, causal: bool) -> tuple[int, int]:
+    """(left, right), -1 for no limit; causal is a right of 0."""
+    if window is None:
+        window = (-1, -1)
+    form = "window is (left, right), ints of at least -1, or None"
+    if not isinstance(window, tuple | list) or len(window) != 2:
+        raise TypeError(f"{form}: got {window!r}.")
+    for size in window:
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise TypeError(f"{form}: got {window!r}.")
+        if size < -1:
+            raise ValueError(f"{form}: got {window!r}.")
+    return int(window[0]), 0 if causal else int(window[1])
+
+
+def _seen(rows: np.ndarray, n: int, n_kv: int, left: int, right: int) -> np.ndarray:
+    """visible() for some of the rows."""
+    offset = np.arange(n_kv) - (rows[:, None] + n_kv - n)  # 0 on the diagonal
+    seen = np.ones(offset.shape, bool)
+    if left >= 0:
+        seen &= offset >= -left
+    if right >= 0:
+        seen &= offset <= right
+    return seen
 
 
 def _real(name: str, a: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ The sizes are compiled into the kernel, so this is where they are chosen.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 KB = 1024
@@ -59,8 +60,62 @@ class Tiles:
         return 16 * (self.block_m * row + self.block_n * (k_row + v_row)) + p
 
     def blocks(self, head_dim: int, limit: int) -> int:
-        """How many blocks a multiprocessor with that limit has room for, as far as shared memory goes."""
+        """How many blocks a multiprocessor with that limit has shared memory for."""
         return PER_MULTIPROCESSOR[limit] // (self.shared_bytes(head_dim) + RESERVED)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What one multiprocessor of a GPU has. limit: bytes of shared memory of one block; shared: of all its blocks."""
+
+    name: str
+    arch: str
+    limit: int
+    shared: int
+    threads: int
+    registers: int = 65536
+
+    def resident(self, threads: int, registers: int, shared_bytes: int) -> tuple[int, str]:
+        """How many blocks run on a multiprocessor at a time, and what there is too little of for one more.
+
+        Args:
+            threads: of a block; registers: of a thread; shared_bytes: of a block.
+        """
+        warps = -(-threads // 32)
+        # Each of the 4 schedulers has a quarter of the registers. A warp takes them in units of 256: 8 for a lane.
+        warps_there = 4 * (self.registers // 4 // (32 * (-(-registers // 8) * 8)))
+        room = {
+            "shared memory": self.shared // (shared_bytes + RESERVED) if shared_bytes <= self.limit else 0,
+            "registers": warps_there // warps,
+            "threads": self.threads // threads,
+        }
+        what = min(room, key=lambda name: room[name])
+        return room[what], what
+
+
+GPUS = (
+    Gpu("T4", "sm_75", 64 * KB, 64 * KB, 1024),
+    Gpu("A100", "sm_80", 163 * KB, 164 * KB, 2048),
+    Gpu("RTX 4090", "sm_89", 99 * KB, 100 * KB, 1536),
+    Gpu("H100", "sm_90", 227 * KB, 228 * KB, 2048),
+)
+
+
+def this_gpu() -> Gpu | None:
+    """The GPU of this machine, or None on the CPU engine."""
+    from helpers.device import ON_GPU, cp
+
+    if not ON_GPU:
+        return None
+    found = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)
+    return Gpu(
+        found["name"].decode(),
+        f"sm_{found['major']}{found['minor']}",
+        found["sharedMemPerBlockOptin"],
+        found["sharedMemPerMultiprocessor"],
+        found["maxThreadsPerMultiProcessor"],
+        found["regsPerMultiprocessor"],
+    )
 
 
 # (head_dim, limit in KB) -> sizes, and TFLOP/s of an H200 whose multiprocessors were given as many blocks as a GPU with
@@ -121,6 +176,64 @@ def pick(head_dim: int, shared_limit: int = 48 * KB) -> Tiles:
     if tflops is not None:
         why += f"; the best with as many blocks on an H200, at head_dim {column}: {tflops} TFLOP/s"
     return replace(tiles, why=why)
+
+
+# ---- 06 and 07, in half types
+
+
+def wmma_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
+    """SHARED_BYTES of 06: tiles of Q, K and V with 8 elements of padding to a row, and S."""
+    rows = sizes["BLOCK_M"] + 2 * sizes["BLOCK_N"]
+    return 2 * (_fragments(head_dim) + 8) * rows + 4 * sizes["BLOCK_M"] * (sizes["BLOCK_N"] + 4)
+
+
+def mma_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
+    """Of 07: tiles of Q, and two each of K and V."""
+    return 2 * _fragments(head_dim) * (sizes["BLOCK_M"] + 4 * sizes["BLOCK_N"])
+
+
+def _fragments(head_dim: int) -> int:
+    """Elements of a row in shared memory: filled up to whole fragments of 16."""
+    return -(-head_dim // 16) * 16
+
+
+# The first that fits is taken. From 129 on, acc of 32 rows would not fit a warp's registers: 16 rows each.
+_WMMA = {
+    64: ({"BLOCK_M": 128, "BLOCK_N": 32, "MIN_BLOCKS": 3},),
+    128: ({"BLOCK_M": 128, "BLOCK_N": 32, "MIN_BLOCKS": 2}, {"BLOCK_M": 64, "BLOCK_N": 32, "MIN_BLOCKS": 2}),
+}
+_MMA = {
+    128: ({"BLOCK_M": 128, "BLOCK_N": 64, "WARPS": 4, "MIN_BLOCKS": 2},),
+    256: (
+        {"BLOCK_M": 128, "BLOCK_N": 64, "WARPS": 8, "MIN_BLOCKS": 1},
+        {"BLOCK_M": 128, "BLOCK_N": 32, "WARPS": 8, "MIN_BLOCKS": 1},
+        {"BLOCK_M": 64, "BLOCK_N": 32, "WARPS": 4, "MIN_BLOCKS": 1},
+    ),
+}
+
+
+def pick_wmma(head_dim: int, shared_limit: int) -> dict[str, int]:
+    """The -D options of 06, without HEAD_DIM. ValueError where no tile fits, or head_dim is above 128."""
+    return _first(_WMMA, wmma_shared_bytes, head_dim, shared_limit)
+
+
+def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
+    """The -D options of 07, without HEAD_DIM. ValueError where no tile fits, or head_dim is above 256."""
+    return _first(_MMA, mma_shared_bytes, head_dim, shared_limit)
+
+
+def _first(
+    table: Mapping[int, Sequence[Mapping[str, int]]],
+    shared_bytes: Callable[[int, Mapping[str, int]], int],
+    head_dim: int,
+    shared_limit: int,
+) -> dict[str, int]:
+    if not 1 <= head_dim <= max(table):
+        raise ValueError(f"head_dim = {head_dim}; these tiles are for 1 to {max(table)}")
+    for sizes in table[min(most for most in table if most >= head_dim)]:
+        if shared_bytes(head_dim, sizes) <= shared_limit:
+            return dict(sizes)
+    raise ValueError(f"shared_limit = {shared_limit:,} bytes; no tile for head_dim = {head_dim} fits")
 
 
 def table() -> str:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import reference
-from helpers.reference import attention, online_softmax_trace, softmax
+from helpers.reference import attention, online_softmax_trace, softmax, visible
 
 
 def literal(q, k, v, scale):
@@ -38,9 +38,7 @@ def normal(*shape, seed=0, mean=0.25):
     return np.random.default_rng(seed).standard_normal(shape) + mean
 
 
-@pytest.mark.parametrize(
-    "n, n_kv, d, d_v", [(1, 1, 1, 1), (1, 7, 3, 3), (5, 1, 2, 4), (3, 33, 8, 8), (17, 5, 13, 3)]
-)
+@pytest.mark.parametrize("n, n_kv, d, d_v", [(1, 1, 1, 1), (1, 7, 3, 3), (5, 1, 2, 4), (3, 33, 8, 8), (17, 5, 13, 3)])
 @pytest.mark.parametrize("scale", [None, 0.0, -0.7, 3.0])
 def test_equals_the_literal_triple_loop(n, n_kv, d, d_v, scale):
     q, k, v = normal(n, d, seed=1), normal(n_kv, d, seed=2), normal(n_kv, d_v, seed=3)
@@ -210,9 +208,7 @@ def test_online_trace_equals_the_direct_result(n, n_kv, d, block_n, size):
 
 def test_online_trace_default_scale():
     q, k, v = normal(4, 9), normal(6, 9, seed=1), normal(6, 9, seed=2)
-    np.testing.assert_allclose(
-        online_softmax_trace(q, k, v, 4).output, attention(q, k, v), rtol=0, atol=1e-14
-    )
+    np.testing.assert_allclose(online_softmax_trace(q, k, v, 4).output, attention(q, k, v), rtol=0, atol=1e-14)
 
 
 @settings(max_examples=40, deadline=None)
@@ -225,6 +221,58 @@ def test_any_shape_against_the_loop_and_the_trace(n, n_kv, d, block_n, size, see
     o_loop, _ = literal(q, k, v, 1 / math.sqrt(d))
     np.testing.assert_allclose(attention(q, k, v), o_loop, rtol=0, atol=1e-10)
     np.testing.assert_allclose(online_softmax_trace(q, k, v, block_n).output, o_loop, rtol=0, atol=1e-10)
+
+
+def sees(i, j, n, n_kv, causal, window):
+    """Whether query i sees key j, as FlashAttention's documentation reads."""
+    at = i + n_kv - n  # the key that the query stands at: the last query stands at the last key
+    left, right = window or (-1, -1)
+    return not (causal and j > at) and (left == -1 or j >= at - left) and (right == -1 or j <= at + right)
+
+
+MASKS = [(causal, w) for causal in (False, True) for w in (None, (-1, -1), (2, 3), (0, 0), (-1, 1), (4, -1), (99, 99))]
+
+
+@pytest.mark.parametrize("n, n_kv", [(1, 1), (5, 5), (4, 9), (9, 4), (1, 7), (7, 1), (13, 12)])
+@pytest.mark.parametrize("causal, window", MASKS)
+def test_masks_equal_the_literal_loop(n, n_kv, causal, window, monkeypatch):
+    """The loop over the keys that a row sees, and no others."""
+    q, k, v = normal(2, n, 3, seed=1), normal(2, n_kv, 3, seed=2), normal(2, n_kv, 4, seed=3)
+    mask = np.array([[sees(i, j, n, n_kv, causal, window) for j in range(n_kv)] for i in range(n)])
+    np.testing.assert_array_equal(visible(n, n_kv, causal=causal, window=window), mask)
+    expected, expected_lse = np.zeros((2, n, 4)), np.full((2, n), -np.inf)
+    for head, i in np.ndindex(2, n):
+        if mask[i].any():
+            one = literal(q[head, i : i + 1], k[head, mask[i]], v[head, mask[i]], 0.7)
+            expected[head, i], expected_lse[head, i] = one[0][0], one[1][0]
+    for limit in (reference.CHUNK_BYTES, 1):  # rows one by one as well: a chunk must know where it begins
+        monkeypatch.setattr(reference, "CHUNK_BYTES", limit)
+        with np.errstate(all="raise", under="ignore"):
+            o, lse = attention(q, k, v, softmax_scale=0.7, causal=causal, window=window, return_lse=True)
+        np.testing.assert_allclose(o, expected, rtol=0, atol=1e-14)
+        np.testing.assert_allclose(lse, expected_lse, rtol=0, atol=1e-13)
+
+
+def test_causal_is_aligned_at_the_bottom_right():
+    """The two pictures of FlashAttention's documentation: (2, 5) and (5, 2)."""
+    np.testing.assert_array_equal(visible(2, 5, causal=True), [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
+    np.testing.assert_array_equal(visible(5, 2, causal=True), [[0, 0], [0, 0], [0, 0], [1, 0], [1, 1]])
+    q, k, v = normal(5, 3), normal(2, 3, seed=1), normal(2, 3, seed=2)
+    o, lse = attention(q, k, v, causal=True, return_lse=True)
+    np.testing.assert_array_equal(o[:3], 0)
+    np.testing.assert_array_equal(lse[:3], -np.inf)
+    np.testing.assert_array_equal(o[3], v[0])
+
+
+@pytest.mark.parametrize(
+    "window, error",
+    [((1,), TypeError), ((1, 2, 3), TypeError), (4, TypeError), ("ab", TypeError), ((1.0, 2), TypeError),
+     ((True, 1), TypeError), ((None, 1), TypeError), ((-2, 0), ValueError), ((0, -5), ValueError)],
+)  # fmt: skip
+def test_a_window_is_a_pair_of_ints(window, error):
+    for function in (lambda: attention(ONES, ONES, ONES, window=window), lambda: visible(3, 3, window=window)):
+        with pytest.raises(error, match=r"window is \(left, right\), ints of at least -1, or None: got"):
+            function()
 
 
 ONES = np.ones((4, 3))

@@ -5,6 +5,7 @@ A new stage adds a row to STAGES.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import time
@@ -25,6 +26,7 @@ from helpers.stages import LADDER, Stage
 
 SIZES = (1, 2, 31, 32, 33, 63, 64, 65, 127, 257, 1000)
 HEAD_DIMS = (1, 3, 8, 32, 40, 64, 80, 128)
+STEPS = (*HEAD_DIMS, 256)  # each head dimension pairs the sizes in its own way
 
 
 @dataclass(frozen=True)
@@ -35,23 +37,30 @@ class Row:
     head_dims: tuple[int, ...] = HEAD_DIMS  # those tried; each is a compilation
     max_head_dim: int = 128
     tolerance: float = check.TOLERANCE  # on unit-normal inputs
+    other_tiles: tuple[dict[str, int], ...] = ({"BLOCK_M": 1, "BLOCK_N": 1}, {"BLOCK_M": 96, "BLOCK_N": 5})
 
     @property
     def stage(self) -> Stage:
         return LADDER[self.name]
 
 
+ONE_WARP = {"BLOCK_M": 16, "BLOCK_N": 8, "THREADS": 32, "THREADS_X": 8}
+TWO_WARPS = {"BLOCK_M": 64, "BLOCK_N": 20, "THREADS": 64, "THREADS_X": 4}
+
 STAGES = (
     Row("naive"),
     Row("tiled"),
     Row("online_softmax"),
+    Row("register_tiles", (*HEAD_DIMS, 256), 256, other_tiles=(ONE_WARP, TWO_WARPS)),
+    Row("heads_and_masks", (*HEAD_DIMS, 256), 256, other_tiles=(ONE_WARP, TWO_WARPS)),
 )
 
 every_stage = pytest.mark.parametrize("row", STAGES, ids=lambda row: row.name)
 
 
 def test_every_stage_has_its_row() -> None:
-    assert [row.name for row in STAGES] == list(LADDER)
+    """Those that take float32; the half types have a file of their own."""
+    assert [row.name for row in STAGES] == [stage.name for stage in LADDER.values() if "float32" in stage.dtypes]
 
 
 def attend(row: Row, q: Any, k: Any, v: Any, **options: Any) -> np.ndarray:
@@ -75,7 +84,7 @@ def problem(n: int, n_kv: int, d: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 def pairs(head_dim: int) -> list[tuple[int, int]]:
     """Every N and every N_kv once, paired otherwise for each head dimension; equal ones at 64."""
-    shift = HEAD_DIMS.index(head_dim) - HEAD_DIMS.index(64)
+    shift = STEPS.index(head_dim) - STEPS.index(64)
     return [(n, SIZES[(i + shift) % len(SIZES)]) for i, n in enumerate(SIZES)]
 
 
@@ -101,10 +110,10 @@ def test_sizes_around_its_own_tiles(row: Row) -> None:
 
 
 @every_stage
-@pytest.mark.parametrize("tiles", [{"BLOCK_M": 1, "BLOCK_N": 1}, {"BLOCK_M": 96, "BLOCK_N": 5}], ids=str)
-def test_other_tile_sizes(row: Row, tiles: dict[str, int]) -> None:
+@pytest.mark.parametrize("which", [0, 1])
+def test_other_tile_sizes(row: Row, which: int) -> None:
     q, k, v, expected = problem(100, 33, 32)
-    sizes = {name: size for name, size in tiles.items() if name in row.stage.defines(32)}
+    sizes = {name: size for name, size in row.other_tiles[which].items() if name in row.stage.defines(32)}
     check.check(row.name, attend(row, q, k, v, sizes=sizes), expected, tolerance=row.tolerance)
 
 
@@ -324,6 +333,52 @@ def test_inputs_are_left_alone(row: Row) -> None:
         np.testing.assert_array_equal(before, cp.asnumpy(after))
 
 
+@every_stage
+@pytest.mark.parametrize("heads", [(1,), (3,), (1, 1), (2, 3)], ids=str)
+def test_heads_and_batches(row: Row, heads: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((*heads, n, 40), dtype=np.float32) + np.float32(0.25) for n in (65, 33, 33))
+    o = attend(row, q, k, v)
+    check.check(row.name, o, reference.attention(q, k, v), tolerance=row.tolerance)
+    for head in np.ndindex(heads):
+        np.testing.assert_array_equal(o[head], attend(row, q[head], k[head], v[head]))
+
+
+@every_stage
+def test_an_output_of_ones_own(row: Row) -> None:
+    q, k, v, expected = problem(65, 33, 32)
+    out = cp.full(q.shape, cp.nan, dtype=cp.float32)
+    run, o = row.stage.prepare(q, k, v, out=out)
+    run()
+    assert o is out
+    check.check(row.name, out, expected, tolerance=row.tolerance)
+    for wrong in (out[:-1], out.astype(cp.float64), cp.asarray(np.zeros((32, 65), np.float32)).T):
+        with pytest.raises(ValueError, match="out is written in place"):
+            row.stage.prepare(q, k, v, out=wrong)
+
+
+@every_stage
+def test_why_not(row: Row) -> None:
+    stage = row.stage
+    assert stage.why_not(head_dim=64, dtype=stage.dtypes[0]) is None
+    assert stage.why_not(head_dim=64, dtype="int8") == f"it takes {' or '.join(stage.dtypes)}, not int8"
+    assert f"to {stage.max_head_dim}" in stage.why_not(head_dim=stage.max_head_dim + 1, dtype=stage.dtypes[0])
+    wishes = {"causal": True, "window": (1, 2), "gqa": True, "varlen": True, "return_lse": True}
+    for wish, value in wishes.items():
+        feature = "lse" if wish == "return_lse" else wish
+        reason = stage.why_not(head_dim=64, dtype=stage.dtypes[0], **{wish: value})
+        assert (reason is None) == (feature in stage.features), reason
+    if "causal" not in stage.features:
+        q, k, v, _ = problem(65, 33, 32)
+        with pytest.raises(ValueError, match=f"stage {row.name} cannot: it has no causal=True"):
+            stage(q, k, v, causal=True)
+
+
+def test_an_old_gpu_is_told_what_it_lacks() -> None:
+    stage = dataclasses.replace(LADDER["naive"], min_cc=990)
+    assert "it needs compute capability 99.0 for float32; this GPU has" in stage.why_not(head_dim=8)
+
+
 # ---- what it refuses
 
 TOO_LARGE = max(row.max_head_dim for row in STAGES) + 1
@@ -344,17 +399,37 @@ BAD: dict[str, tuple[Callable[[Any, Any, Any], tuple[Any, Any, Any]], type[Excep
     "q of one axis": (
         lambda q, k, v: (q[0], k, v),
         ValueError,
-        "q has shape (8,); this stage takes one head: (rows, head_dim)",
+        "q has shape (8,); a stage takes (rows, head_dim), (heads, rows, head_dim) or (batch, heads, rows, head_dim)",
     ),
     "k of three axes": (
         lambda q, k, v: (q, k[None], v),
         ValueError,
-        "k has shape (1, 6, 8); this stage takes one head: (rows, head_dim)",
+        "the axes before the rows differ: q (5, 8), k (1, 6, 8), v (6, 8)",
+    ),
+    "other batches": (
+        lambda q, k, v: (np.stack([[q]] * 2), np.stack([[k]] * 3), np.stack([[v]] * 3)),
+        ValueError,
+        "the axes before the rows differ: q (2, 1, 5, 8), k (3, 1, 6, 8), v (3, 1, 6, 8)",
+    ),
+    "five axes": (
+        lambda q, k, v: tuple(a[None, None, None] for a in (q, k, v)),
+        ValueError,
+        "q has shape (1, 1, 1, 5, 8); a stage takes (rows, head_dim)",
+    ),
+    "no head": (
+        lambda q, k, v: tuple(a[None][:0] for a in (q, k, v)),
+        ValueError,
+        "q has shape (0, 5, 8); at least one head is needed",
+    ),
+    "heads that do not divide": (
+        lambda q, k, v: (np.stack([q] * 3), np.stack([k] * 2), np.stack([v] * 2)),
+        ValueError,
+        "3 heads of q cannot share 2 heads of k and v: it must divide them",
     ),
     "v a number": (
         lambda q, k, v: (q, k, v[0, :1].reshape(())),
         ValueError,
-        "v has shape (); this stage takes one head",
+        "v has shape (); a stage takes (rows, head_dim)",
     ),
     "no query": (lambda q, k, v: (q[:0], k, v), ValueError, "q has shape (0, 8); at least one row is needed"),
     "no key": (lambda q, k, v: (q, k[:0], v[:0]), ValueError, "k has shape (0, 8); at least one row is needed"),

@@ -1,0 +1,540 @@
+"""flash_attention and flash_attention_varlen: every feature with every other at awkward sizes, laws, and wrong use.
+
+A call is compared with the float64 reference; a law, such as "the order of keys is nothing", with another call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from backends import in_place_of_bind
+
+from helpers import attention, kernel, reference
+from helpers.attention import flash_attention, flash_attention_varlen
+from helpers.check import check
+from helpers.device import ON_GPU, cp
+from helpers.stages import LADDER, Stage, _address
+from helpers.xray import xray
+
+STRIDED = [stage for stage in LADDER.values() if "float32" in stage.dtypes and "varlen" in stage.features]
+Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def inputs(batch: int, n: int, n_kv: int, heads: int, kv_heads: int, d: int, seed: int = 0) -> Inputs:
+    """(batch, seq, heads, head_dim), float32, of a mean that is not 0."""
+    rng = np.random.default_rng([seed, n, n_kv, heads, d])
+    shapes = (batch, n, heads, d), (batch, n_kv, kv_heads, d), (batch, n_kv, kv_heads, d)
+    q, k, v = (rng.standard_normal(shape, dtype=np.float32) + np.float32(0.25) for shape in shapes)
+    return q, k, v
+
+
+def expected(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """o and lse by the reference: heads first, and those of k and v repeated."""
+    q, k, v = (a.swapaxes(-3, -2) for a in (q, k, v))
+    share = q.shape[-3] // k.shape[-3]
+    o, lse = reference.attention(q, k.repeat(share, -3), v.repeat(share, -3), return_lse=True, **options)
+    return o.swapaxes(-3, -2), lse
+
+
+def check_both(name: str, got: tuple[Any, Any], want: tuple[np.ndarray, np.ndarray]) -> None:
+    for what, a, b in zip(("o", "lse"), got, want, strict=True):
+        check(f"{name}: {what}", a, b)
+
+
+# ---- every feature with every other
+
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "shape": ((1, 1), (1, 130), (130, 1), (63, 65), (65, 63), (129, 33), (33, 200), (128, 64), (257, 129)),
+    "mask": (None, "causal", (0, 0), (5, 3), (40, -1), (-1, 2), (70, 0), "causal and (9, 9)"),
+    "heads": ((1, 1), (3, 3), (4, 2), (6, 1)),
+    "head_dim": (3, 8, 40, 64, 128),
+    "batch": (1, 3),
+    "layout": ("dense", "heads first", "rows with gaps", "slices of one array", "odd address", "backwards"),
+    "scale": (None, 0.7, -0.5),  # over the root of head_dim: the logits stay near unit-normal
+    "return_lse": (True, False),
+}
+
+
+def pairwise(factors: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """Cases in which every value of a factor meets every value of each other one."""
+    names = list(factors)
+    sizes = [len(factors[name]) for name in names]
+    pairs = itertools.combinations(range(len(names)), 2)
+    left = {(a, i, b, j) for a, b in pairs for i in range(sizes[a]) for j in range(sizes[b])}
+    rng = np.random.default_rng(0)
+    while left:
+        a, i, b, j = min(left)
+        tries = rng.integers(0, sizes, size=(50, len(names)))  # the one that meets most of what is left
+        tries[:, a], tries[:, b] = i, j
+        covered = [{p for p in left if t[p[0]] == p[1] and t[p[2]] == p[3]} for t in tries]
+        best = max(range(len(tries)), key=lambda t: len(covered[t]))
+        left -= covered[best]
+        yield {name: factors[name][index] for name, index in zip(names, tries[best], strict=True)}
+
+
+CASES = list(pairwise(FACTORS))
+
+
+def test_every_pair_of_values_occurs() -> None:
+    for a, b in itertools.combinations(FACTORS, 2):
+        met = {(str(case[a]), str(case[b])) for case in CASES}
+        assert len(met) == len(FACTORS[a]) * len(FACTORS[b])
+
+
+def laid_out(a: np.ndarray, layout: str) -> Any:
+    """The same numbers as a device array of another layout."""
+    if layout == "heads first":
+        return cp.asarray(np.ascontiguousarray(a.swapaxes(1, 2))).swapaxes(1, 2)
+    if layout == "rows with gaps":
+        return cp.asarray(np.pad(a, ((0, 0), (0, 2), (0, 0), (0, 5))))[:, : a.shape[1], :, : a.shape[3]]
+    if layout == "slices of one array":
+        return cp.asarray(np.stack([a, -a, a], axis=2))[:, :, 2]
+    if layout == "odd address":
+        flat = cp.asarray(np.concatenate([[np.float32(7)], a.ravel()]))
+        return flat[1:].reshape(a.shape)
+    if layout == "backwards":
+        return cp.asarray(np.ascontiguousarray(a[:, :, :, ::-1]))[:, :, :, ::-1]
+    return cp.asarray(a)
+
+
+def options_of(case: dict[str, Any]) -> dict[str, Any]:
+    causal = "causal" in str(case["mask"])
+    window = {"causal": None, "causal and (9, 9)": (9, 9)}.get(case["mask"], case["mask"])
+    scale = case["scale"] and case["scale"] / case["head_dim"] ** 0.5
+    return {"causal": causal, "window": window, "softmax_scale": scale}
+
+
+@pytest.mark.parametrize("stage", STRIDED, ids=lambda stage: stage.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())).replace(" ", ""))
+def test_features_together(stage: Stage, case: dict[str, Any]) -> None:
+    q, k, v = inputs(case["batch"], *case["shape"], *case["heads"], case["head_dim"])
+    options = options_of(case)
+    given = (laid_out(a, case["layout"]) for a in (q, k, v))
+    got = flash_attention(*given, **options, return_lse=case["return_lse"], stage=stage.name)
+    want = expected(q, k, v, **options)
+    check_both(stage.name, got if case["return_lse"] else (got, want[1]), want)
+
+
+LENGTHS = {
+    "several": ((3, 70, 1, 33, 129), (5, 40, 90, 33, 1)),
+    "empty ones": ((0, 7, 0, 66, 0, 5), (0, 0, 4, 130, 0, 31)),
+    "one": ((65,), (33,)),
+    "nothing at all": ((0, 0), (0, 0)),
+    "no keys": ((5, 3), (0, 0)),
+}
+
+
+def packed(lengths: str, heads: int, kv_heads: int, d: int) -> tuple[Inputs, tuple[np.ndarray, np.ndarray]]:
+    cu = tuple(np.cumsum([0, *side], dtype=np.int32) for side in LENGTHS[lengths])
+    q, k, v = inputs(1, int(cu[0][-1]), int(cu[1][-1]), heads, kv_heads, d)
+    return (q[0], k[0], v[0]), cu
+
+
+def each_sequence(cu: tuple[np.ndarray, np.ndarray]) -> Iterator[tuple[slice, slice]]:
+    for i in range(len(cu[0]) - 1):
+        yield slice(cu[0][i], cu[0][i + 1]), slice(cu[1][i], cu[1][i + 1])
+
+
+@pytest.mark.parametrize("stage", STRIDED, ids=lambda stage: stage.name)
+@pytest.mark.parametrize("mask", ["none", "causal", (5, 3), (40, -1)], ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize(("heads", "d"), [((4, 2), 40), ((1, 1), 3), ((3, 3), 64)], ids=str)
+def test_packed_sequences(stage: Stage, lengths: str, mask: Any, heads: tuple[int, int], d: int) -> None:
+    (q, k, v), cu = packed(lengths, *heads, d)
+    options = {"causal": mask == "causal", "window": mask if isinstance(mask, tuple) else None}
+    o, lse = flash_attention_varlen(q, k, v, *cu, **options, return_lse=True, stage=stage.name)
+    assert o.shape == q.shape and lse.shape == (heads[0], len(q))
+    want_o, want_lse = np.zeros(o.shape), np.full(lse.shape, -np.inf)
+    for rows, keys in each_sequence(cu):
+        if len(q[rows]) and len(k[keys]):
+            want_o[rows], want_lse[:, rows] = expected(q[rows], k[keys], v[keys], **options)
+    if len(q):
+        check_both(stage.name, (o, lse), (want_o, want_lse))
+
+
+# ---- laws
+
+
+@pytest.mark.parametrize("n, n_kv", [(33, 129), (130, 65)])
+def test_the_order_of_keys_is_nothing(n: int, n_kv: int) -> None:
+    q, k, v = inputs(2, n, n_kv, 2, 1, 40)
+    order = np.random.default_rng(1).permutation(n_kv)
+    first = flash_attention(q, k, v, return_lse=True)
+    check_both("permuted", flash_attention(q, k[:, order], v[:, order], return_lse=True), first)
+
+
+@pytest.mark.parametrize("constant", [-30.0, 3.0, 50.0])
+def test_a_constant_added_to_a_rows_logits_moves_only_lse(constant: float) -> None:
+    """One more word: the constant in q, 1 in k, anything in v."""
+    q, k, v = inputs(1, 65, 130, 2, 2, 39)
+    options = {"softmax_scale": 0.25, "window": (60, 2), "return_lse": True}
+    o, lse = flash_attention(q, k, v, **options)
+    q, k = (np.concatenate([a, np.full_like(a[..., :1], x)], -1) for a, x in ((q, 4 * constant), (k, 1)))
+    moved, moved_lse = flash_attention(q, k, np.concatenate([v, v[..., :1]], -1), **options)
+    check("o", moved[..., :-1], o, tolerance=3e-5)  # a logit of 50 is itself rounded by 2e-6
+    check("lse", moved_lse, lse + np.float32(constant), tolerance=3e-5)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+def test_shared_heads_equal_repeated_heads(kv_heads: int) -> None:
+    q, k, v = inputs(2, 65, 70, 6, kv_heads, 40)
+    shared = flash_attention(q, k, v, causal=True, return_lse=True)
+    repeated = flash_attention(q, *(a.repeat(6 // kv_heads, 2) for a in (k, v)), causal=True, return_lse=True)
+    for a, b in zip(shared, repeated, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (9, 4)}], ids=str)
+def test_packed_equals_a_loop(options: dict[str, Any]) -> None:
+    (q, k, v), cu = packed("several", 4, 2, 40)
+    o, lse = flash_attention_varlen(q, k, v, *cu, **options, return_lse=True)
+    for rows, keys in each_sequence(cu):
+        one, one_lse = flash_attention(*(a[None] for a in (q[rows], k[keys], v[keys])), **options, return_lse=True)
+        np.testing.assert_array_equal(o[rows], one[0])
+        np.testing.assert_array_equal(lse[:, rows], one_lse[0])
+
+
+@pytest.mark.parametrize("length", [1, 31, 64, 129, 199])
+def test_a_causal_prefix_stands_alone(length: int) -> None:
+    """What comes later changes nothing: generating token by token rests on it."""
+    q, k, v = inputs(1, 200, 200, 2, 1, 40)
+    whole = flash_attention(q, k, v, causal=True)
+    prefix = flash_attention(*(a[:, :length] for a in (q, k, v)), causal=True)
+    np.testing.assert_array_equal(whole[:, :length], prefix)
+    last = flash_attention(q[:, length - 1 : length], k[:, :length], v[:, :length], causal=True)
+    check("the last query alone", last, prefix[:, -1:])
+
+
+def test_a_window_without_limits_is_none() -> None:
+    q, k, v = inputs(1, 70, 130, 2, 2, 40)
+    plain, causal = flash_attention(q, k, v), flash_attention(q, k, v, causal=True)
+    for window in ((-1, -1), (1000, 1000), (2**31, 2**40), [129, 69]):
+        np.testing.assert_array_equal(flash_attention(q, k, v, window=window), plain)
+        np.testing.assert_array_equal(flash_attention(q, k, v, window=window, causal=True), causal)
+    np.testing.assert_array_equal(flash_attention(q, k, v, window=(-1, 0)), causal)
+
+
+def test_keys_out_of_sight_have_no_influence() -> None:
+    q, k, v = inputs(1, 64, 200, 1, 1, 40)
+    seen = reference.visible(64, 200, window=(20, 30)).any(axis=0)
+    assert 0 < (~seen).sum() < 200
+    before = flash_attention(q, k, v, window=(20, 30))
+    k[:, ~seen], v[:, ~seen] = np.nan, np.inf
+    np.testing.assert_array_equal(flash_attention(q, k, v, window=(20, 30)), before)
+
+
+def test_two_halves_of_the_keys_merge_by_lse() -> None:
+    q, k, v = inputs(2, 65, 130, 4, 2, 40)
+    whole, whole_lse = flash_attention(q, k, v, return_lse=True)
+    halves = [flash_attention(q, k[:, part], v[:, part], return_lse=True) for part in (slice(57), slice(57, None))]
+    lse = np.logaddexp(*(lse.astype(float) for _, lse in halves))
+    weights = [np.exp(part - lse).swapaxes(1, 2)[..., None] for _, part in halves]
+    check_both("merged", (sum(w * o for w, (o, _) in zip(weights, halves, strict=True)), lse), (whole, whole_lse))
+
+
+def test_twice_the_values_is_twice_the_output() -> None:
+    q, k, v = inputs(1, 65, 130, 2, 2, 64)
+    np.testing.assert_array_equal(flash_attention(q, k, 2 * v, causal=True), 2 * flash_attention(q, k, v, causal=True))
+
+
+# ---- which arrays, which stage
+
+
+def test_the_output_is_of_the_kind_that_came() -> None:
+    q, k, v = inputs(2, 5, 6, 2, 2, 8)
+    o, lse = flash_attention(q, k, v, return_lse=True)
+    assert type(o) is type(lse) is np.ndarray
+    device = flash_attention(*(cp.asarray(a) for a in (q, k, v)))
+    assert isinstance(device, cp.ndarray) and device.shape == q.shape and device.flags.c_contiguous
+    np.testing.assert_array_equal(cp.asnumpy(device), o)
+    cu = np.array([0, 5], np.int32), cp.asarray(np.array([0, 6], np.int32))
+    assert type(flash_attention_varlen(q[0], k[0], v[0], *cu)) is np.ndarray
+
+
+class Tensor:
+    """Another library's array: only what DLPack asks for."""
+
+    def __init__(self, array: np.ndarray, device: int = 1) -> None:
+        self.array, self.device = array, device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device, 0
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+
+def test_an_array_of_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = inputs(2, 33, 40, 4, 2, 8)
+    library = types.ModuleType("some_library")
+    library.from_dlpack = lambda a: Tensor(np.from_dlpack(a))
+    monkeypatch.setitem(sys.modules, "some_library", library)
+    monkeypatch.setattr(Tensor, "__module__", "some_library.tensors")
+    tensors = [Tensor(a.swapaxes(1, 2).copy().swapaxes(1, 2)) for a in (q, k, v)]
+    o, lse = flash_attention(*tensors, causal=True, return_lse=True)
+    assert isinstance(o, Tensor) and isinstance(lse, Tensor)
+    check_both("tensors", (o.array, lse.array), expected(q, k, v, causal=True))
+    mixed = flash_attention(q, tensors[1], cp.asarray(v), causal=True)
+    np.testing.assert_array_equal(mixed, o.array)
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_torch_tensors(where: str) -> None:
+    torch = pytest.importorskip("torch")
+    if where == "cuda" and not (ON_GPU and torch.cuda.is_available()):
+        pytest.skip("no GPU that torch can use")
+    q, k, v = inputs(2, 65, 70, 4, 2, 40)
+    tensors = [torch.from_numpy(a).to(where) for a in (q, k, v)]
+    o, lse = flash_attention(*tensors, causal=True, return_lse=True)
+    assert isinstance(o, torch.Tensor) and o.device.type == lse.device.type == where
+    check_both("torch", (o.cpu().numpy(), lse.cpu().numpy()), expected(q, k, v, causal=True))
+
+
+@pytest.mark.parametrize("layout", FACTORS["layout"])
+def test_views_are_read_where_they_lie(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    take = in_place_of_bind(lambda self, grid, block, args, **_: seen.extend(args[:4]))
+    monkeypatch.setattr(kernel.Kernel, "bind", take)
+    arrays = [laid_out(a, layout) for a in inputs(2, 33, 40, 4, 2, 8)]
+    o = flash_attention(*arrays)
+    same = [_address(a) == _address(b) for a, b in zip(seen, (*arrays, o), strict=True)]
+    assert same == [layout != "backwards"] * 3 + [True]
+
+
+@pytest.mark.parametrize(
+    "stage", [stage for stage in LADDER.values() if "float32" in stage.dtypes], ids=lambda s: s.name
+)
+def test_every_stage_by_name_and_by_number(stage: Stage) -> None:
+    q, k, v = inputs(2, 33, 40, 3, 3, 40)
+    for arrays in ((q, k, v), [laid_out(a, "heads first") for a in (q, k, v)]):
+        o = flash_attention(*arrays, stage=stage.name)
+        assert o.shape == q.shape
+        check(stage.name, o, expected(q, k, v)[0])
+        np.testing.assert_array_equal(cp.asnumpy(flash_attention(*arrays, stage=stage.number)), cp.asnumpy(o))
+
+
+def test_the_last_stage_that_can_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    take = in_place_of_bind(lambda self, *args, **options: names.append(self.name))
+    monkeypatch.setattr(kernel.Kernel, "bind", take)
+    q, k, v = inputs(1, 5, 6, 2, 2, 8)
+    flash_attention(q, k, v)
+    flash_attention(q, k, v, causal=True)
+    able = [[s.name for s in LADDER.values() if s.why_not(head_dim=8, causal=c) is None] for c in (False, True)]
+    assert names == [able[0][-1], able[1][-1]]
+    with pytest.raises(ValueError, match=r"no stage can: naive: head_dim = 300; this stage takes 1 to 128; tiled:"):
+        flash_attention(*inputs(1, 5, 6, 2, 2, 300))
+
+
+# ---- what it refuses
+
+BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
+    "a list": (
+        lambda q, k, v: flash_attention(q.tolist(), k, v),
+        TypeError,
+        "q is an array of NumPy or the device, or",
+    ),
+    "nothing": (lambda q, k, v: flash_attention(q, k, None), TypeError, "got NoneType"),
+    "float64": (
+        lambda q, k, v: flash_attention(*(a.astype(np.float64) for a in (q, k, v))),
+        TypeError,
+        "q is float64; the stages take bfloat16, float16, float32: q.astype('float32')",
+    ),
+    "two dtypes": (
+        lambda q, k, v: flash_attention(q, k, v.astype(np.float16)),
+        TypeError,
+        "v is float16 and q is float32: one dtype for all is needed",
+    ),
+    "three axes": (
+        lambda q, k, v: flash_attention(q[0], k, v),
+        ValueError,
+        "q has shape (5, 4, 8); 4 axes are needed: (batch, seq, heads, head_dim)",
+    ),
+    "four axes, packed": (
+        lambda q, k, v: flash_attention_varlen(q, k, v, CU_Q, CU_K),
+        ValueError,
+        "q has shape (2, 5, 4, 8); 3 axes are needed: (tokens, heads, head_dim)",
+    ),
+    "batches": (lambda q, k, v: flash_attention(q[:1], k, v), ValueError, "q has 1 batches and k has 2"),
+    "a key without a value": (
+        lambda q, k, v: flash_attention(q, k, v[:, :5]),
+        ValueError,
+        "k has shape (2, 6, 2, 8) and v (2, 5, 2, 8): each key needs its value",
+    ),
+    "head_dim": (
+        lambda q, k, v: flash_attention(q[..., :7], k, v),
+        ValueError,
+        "head_dim differs: q has shape (2, 5, 4, 7) and k (2, 6, 2, 8)",
+    ),
+    "heads that do not divide": (
+        lambda q, k, v: flash_attention(q[:, :, :3], k, v),
+        ValueError,
+        "3 heads of q cannot share 2 heads of k and v: kv_heads must divide heads",
+    ),
+    "no query": (lambda q, k, v: flash_attention(q[:, :0], k, v), ValueError, "no axis may be empty"),
+    "no kv_heads": (lambda q, k, v: flash_attention(q, k[:, :, :0], v[:, :, :0]), ValueError, "no axis may be empty"),
+    "a window of one": (
+        lambda q, k, v: flash_attention(q, k, v, window=(3,)),
+        TypeError,
+        "window is a pair (left, right) of ints, -1 for unlimited, or None; got tuple (3,)",
+    ),
+    "a window of floats": (lambda q, k, v: flash_attention(q, k, v, window=(1.0, 2)), TypeError, "got (1.0, 2)"),
+    "a window below -1": (
+        lambda q, k, v: flash_attention(q, k, v, window=(3, -2)),
+        ValueError,
+        "got (3, -2), where -2 is below -1",
+    ),
+    "a mask for causal": (
+        lambda q, k, v: flash_attention(q, k, v, causal=np.ones((5, 6), bool)),
+        TypeError,
+        "causal is True or False; got ndarray",
+    ),
+    "a scale that is a string": (
+        lambda q, k, v: flash_attention(q, k, v, softmax_scale="0.1"),
+        TypeError,
+        "softmax_scale is a number, or None",
+    ),
+    "a stage that is not there": (
+        lambda q, k, v: flash_attention(q, k, v, stage="fast"),
+        ValueError,
+        "stage='fast' is none of the ladder; there are: 1 naive, 2 tiled, ",
+    ),
+    "a stage that cannot": (
+        lambda q, k, v: flash_attention(q, k, v, stage="naive", causal=True),
+        ValueError,
+        "stage naive cannot: it has no k and v with fewer heads than q. Stages that can: heads_and_masks",
+    ),
+    "a stage that has no mask": (
+        lambda q, k, v: flash_attention(k, k, v, stage=4, window=(3, 3)),
+        ValueError,
+        "stage register_tiles cannot: it has no window=(3, 3). Stages that can: heads_and_masks",
+    ),
+    "a stage that has no lse": (
+        lambda q, k, v: flash_attention(k, k, v, stage=2, return_lse=True),
+        ValueError,
+        "stage tiled cannot: it has no return_lse=True. Stages that can: heads_and_masks",
+    ),
+    "a stage that has no lengths": (
+        lambda q, k, v: flash_attention_varlen(k[0], k[0], v[0], CU_K, CU_K, stage=3),
+        ValueError,
+        "stage online_softmax cannot: it has no packed sequences of several lengths. Stages that can: heads_and_masks",
+    ),
+    "lengths in int64": (
+        lambda q, k, v: flash_attention_varlen(q[0], k[0], v[0], CU_Q.astype(np.int64), CU_K),
+        TypeError,
+        "cu_seqlens_q is int64; int32 is needed: cu_seqlens_q.astype('int32')",
+    ),
+    "a list of lengths": (
+        lambda q, k, v: flash_attention_varlen(q[0], k[0], v[0], [0, 5], CU_K),
+        TypeError,
+        "cu_seqlens_q is an array of NumPy or the device, or one with __dlpack__; got list",
+    ),
+    "lengths, not sums": (
+        lambda q, k, v: flash_attention_varlen(q[0], k[0], v[0], np.array([2, 3], np.int32), CU_K),
+        ValueError,
+        "cu_seqlens_q begins with 2; the first sequence begins at 0",
+    ),
+    "sums that fall": (
+        lambda q, k, v: flash_attention_varlen(q[0], k[0], v[0], CU_Q, np.array([0, 4, 3, 6], np.int32)),
+        ValueError,
+        "cu_seqlens_k falls from 4 to 3 at 2; a sequence cannot end before it begins",
+    ),
+    "sums that end early": (
+        lambda q, k, v: flash_attention_varlen(q[0], k[0], v[0], CU_Q, np.array([0, 2, 5], np.int32)),
+        ValueError,
+        "cu_seqlens_k ends at 5, and k has 6 tokens",
+    ),
+    "no sequence": (
+        lambda q, k, v: flash_attention_varlen(q[0], k[0], v[0], CU_Q[:1], CU_K[:1]),
+        ValueError,
+        "cu_seqlens_q has shape (1,); (sequences + 1,) is needed",
+    ),
+    "two numbers of sequences": (
+        lambda q, k, v: flash_attention_varlen(q[0], k[0], v[0], CU_Q, np.array([0, 6], np.int32)),
+        ValueError,
+        "cu_seqlens_q tells of 2 sequences and cu_seqlens_k of 1",
+    ),
+    "on some other device": (
+        lambda q, k, v: flash_attention(Tensor(q, device=10), k, v),
+        TypeError,
+        "q lies on a device of DLPack's type 10; the CPU (1) or a CUDA GPU (2) is needed",
+    ),
+}
+CU_Q, CU_K = np.array([0, 2, 5], np.int32), np.array([0, 3, 6], np.int32)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_refused(case: str) -> None:
+    call, error, message = BAD[case]
+    with pytest.raises(error, match=re.escape(message)):
+        call(*inputs(2, 5, 6, 4, 2, 8))
+
+
+@pytest.mark.skipif(ON_GPU, reason="where there is a GPU, its arrays are welcome")
+def test_an_array_on_a_gpu_that_is_not_there() -> None:
+    q, k, v = inputs(1, 5, 6, 2, 2, 8)
+    with pytest.raises(TypeError, match="q lies on a GPU, and the kernels run on the CPU engine here"):
+        flash_attention(Tensor(q, device=2), k, v)
+
+
+# ---- the kernel, checked
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1, 1), (2, 33, 31, 2, 1, 3), (1, 130, 65, 4, 2, 40)], ids=str)
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (7, 3), "return_lse": True}], ids=str)
+def test_a_checked_run_is_clean(
+    shape: tuple[int, ...], mask: dict[str, Any], cpu_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No race, nothing out of bounds, nothing left unwritten; and only the keys that somebody sees are read."""
+    monkeypatch.setattr(attention, "cp", cpu_engine)
+    monkeypatch.setattr(attention, "ON_GPU", False)
+    reports = []
+
+    def checked(self: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
+        self._opt_in(shared_mem)
+        reports.append(xray(self, grid, block, args, shared_mem))
+
+    monkeypatch.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
+    for stage in STRIDED:
+        reports.clear()
+        batch, n, n_kv, heads, _, d = shape
+        flash_attention(*inputs(*shape), **mask, stage=stage.name)
+        (report,) = reports
+        assert report.findings == []
+        assert report.traffic["O"].written == 4 * batch * n * heads * d
+        options = {name: mask[name] for name in mask if name != "return_lse"}
+        seen = reference.visible(n, n_kv, **options)
+        rows = stage.defines(d)["BLOCK_M"]
+        spans = [np.flatnonzero(seen[first : first + rows].any(axis=0)) for first in range(0, n, rows)]
+        keys = sum(int(span[-1] - span[0] + 1) for span in spans if span.size)
+        assert report.traffic["K"].read == report.traffic["V"].read == 4 * batch * heads * keys * d
+
+
+@pytest.mark.parametrize("stage", STRIDED, ids=lambda stage: stage.name)
+def test_offsets_beyond_two_to_the_31(stage: Stage, cpu_engine: Any) -> None:
+    """Rows so far apart that 32 bits do not count to the last. Only the pages with rows in them are ever touched."""
+    n, d, step = 40, 8, 2**26 + 4
+    assert n * step > 2**31
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    try:
+        memory = np.frombuffer(mmap.mmap(-1, 4 * n * step, flags=flags), np.float32)
+    except (OSError, ValueError, OverflowError) as error:
+        pytest.skip(f"no such address space: {error}")
+    views = [
+        np.lib.stride_tricks.as_strided(memory[64 * i :], (n, d), (4 * step, 4)).view(cpu_engine.ndarray)
+        for i in range(4)
+    ]
+    arrays = [a[0, :, 0] for a in inputs(1, n, n, 1, 1, d)]
+    for view, a in zip(views, arrays, strict=False):
+        view[...] = a
+    run, o = stage.prepare(*views[:3], causal=True, out=views[3])
+    run()
+    check("far apart", o, reference.attention(*arrays, causal=True))

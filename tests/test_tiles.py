@@ -1,0 +1,89 @@
+"""The table of tile sizes: what it picks fits, is right, and compiles for every architecture with hardly a spill."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from helpers import compile_report, cpu, kernel, tiles
+from helpers.check import check, make_inputs
+from helpers.reference import attention
+from helpers.tiles import GPUS, KB, LIMITS, MAX_HEAD_DIM, Tiles, pick
+
+FILE = "04_register_tiles.cu"
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("head_dim", range(1, MAX_HEAD_DIM + 1, 7))
+def test_every_pick_fits_its_limit(head_dim: int, limit: int) -> None:
+    found = pick(head_dim, limit)
+    assert found.shared_bytes(head_dim) <= limit
+    assert found.blocks(head_dim, limit) >= 1
+    assert f"{found.shared_bytes(head_dim):,} of {limit:,} bytes" in found.why
+
+
+def test_a_limit_between_two_of_the_table_takes_the_smaller_one() -> None:
+    assert pick(64, 100 * KB) == pick(64, 99 * KB)
+    assert pick(64, 1000 * KB) == pick(64, 227 * KB)
+
+
+@pytest.mark.parametrize(("head_dim", "limit", "words"), [(0, 48 * KB, "1 to 256"), (257, 48 * KB, "1 to 256")])
+def test_what_no_tile_is_for_is_refused(head_dim: int, limit: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        pick(head_dim, limit)
+    with pytest.raises(ValueError, match="at least 49,152"):
+        pick(64, 48 * KB - 1)
+
+
+@pytest.mark.parametrize("head_dim", (1, 33, 64, 100, 128, 256))
+@pytest.mark.parametrize("limit", LIMITS)
+def test_shared_bytes_is_the_size_of_the_kernels_struct(head_dim: int, limit: int) -> None:
+    found = pick(head_dim, limit)
+    code = kernel.source(FILE) + f'\nstatic_assert(sizeof(Shared) == {found.shared_bytes(head_dim)}, "size");\n'
+    options = ("-std=c++17", *(f"-D{name}={size}" for name, size in {"HEAD_DIM": head_dim, **found.defines}.items()))
+    cpu.RawModule(code=code, options=options).compile()
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("head_dim", (32, 64, 96, 128, 256))
+def test_every_entry_is_right(head_dim: int, limit: int) -> None:
+    found = pick(head_dim, limit)
+    n, n_kv = found.block_m + 3, 2 * found.block_n + 5
+    q, k, v = make_inputs(n, n_kv, head_dim)
+    options = ("-std=c++17", *(f"-D{name}={size}" for name, size in {"HEAD_DIM": head_dim, **found.defines}.items()))
+    run = cpu.RawModule(code=kernel.source(FILE), options=options).get_function("register_tiles")
+    run.max_dynamic_shared_size_bytes = found.shared_bytes(head_dim)
+    o = cpu.full(q.shape, np.nan, dtype=np.float32)
+    args = (*map(cpu.asarray, (q, k, v)), o, np.int32(n), np.int32(n_kv), np.float32(head_dim**-0.5))
+    run((-(-n // found.block_m), 1), (found.threads,), args, shared_mem=found.shared_bytes(head_dim))
+    assert check(f"{found.defines}", cpu.asnumpy(o), attention(q, k, v))
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("head_dim", (64, 128))
+def test_a_block_runs_on_every_gpu_of_the_table(gpu: tiles.Gpu, head_dim: int) -> None:
+    found = pick(head_dim, gpu.limit)
+    try:
+        report = compile_report.compile_report(FILE, {"HEAD_DIM": head_dim, **found.defines}, gpu.arch)
+    except compile_report.NvrtcMissing as error:
+        pytest.skip(str(error))
+    assert report.spill_bytes <= 64, report  # a few words before the loop, none in it
+    blocks, _ = gpu.resident(found.threads, report.registers, found.shared_bytes(head_dim))
+    assert blocks >= 1
+
+
+def test_what_limits_the_number_of_blocks() -> None:
+    h100 = GPUS[-1]
+    assert h100.name == "H100"
+    # As Nsight Compute says of the launch with 255 registers and 101,376 bytes on an H200: both allow two blocks.
+    assert h100.resident(128, 255, 101_376)[0] == 2
+    assert h100.resident(128, 255, 1_000) == (2, "registers")
+    assert h100.resident(128, 32, 101_376) == (2, "shared memory")
+    assert h100.resident(1024, 16, 0) == (2, "threads")
+    assert h100.resident(128, 32, 228 * KB) == (0, "shared memory")
+
+
+def test_tiles_say_what_a_thread_has() -> None:
+    assert Tiles(128, 64, 128, 8).scores == (8, 8)
+    assert Tiles(128, 96, 256, 16).scores == (8, 6)
+    assert len(tiles.table().splitlines()) == len(LIMITS) * 6
