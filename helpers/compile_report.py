@@ -120,6 +120,9 @@ def _compiled(code: str, options: tuple[str, ...], arch: str, name: str) -> Comp
     try:
         # A name expression makes the instance of a template, and gives the name that the assembler will use.
         nvrtc.addNameExpression(program, name)
+        folder = kernel.header_folder("crt/mma.h") if re.search(r"#\s*include\s*<mma\.h>", code) else None
+        if folder is not None:  # mma.h includes it, and CuPy does not tell NVRTC where it is
+            options = (*options, f"-I{folder}")
         # -ftz=true is what RawModule adds on its own.
         wanted = (*core.assemble_cupy_compiler_options(options), "-ftz=true", f"-arch={arch}", "--ptxas-options=-v")
         if nvrtc.getVersion() >= (12, 9):

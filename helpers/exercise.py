@@ -344,3 +344,72 @@ def _one_barrier(trial: Trial) -> None:
         hint = "with two tiles that take turns, one barrier is enough"
         count, wanted = np.array([barriers]), np.array([1])
         trial.expect("barriers in the kernel", "the text of the cell", count, wanted, hint=hint)
+
+
+@grader("04_register_tile")
+def _register_tile(trial: Trial) -> None:
+    for n, n_kv, d in SIZES:
+        q, k, v = trial.inputs(n, n_kv, d)
+        run = trial.kernel("tile_lse", HEAD_DIM=d)
+        m, lse = trial.empty(n), trial.empty(n)
+        args = (*map(trial.xp.asarray, (q, k)), m, lse, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
+        run((-(-n // 64),), (128,), args)
+        parts = attention_parts(q, k, v)
+        hint = "a thread sees 4 of a tile's 32 keys: are all 16 products in s, and are all 8 threads of the row asked?"
+        trial.expect("M, the row maxima", where(n, n_kv, d), m, parts["m"], hint=hint)
+        hint = "l_i is the sum over one thread's keys; the row's sum is that of its 8 threads"
+        trial.expect("LSE", where(n, n_kv, d), lse, parts["m"] + np.log(parts["l"]), hint=hint)
+
+
+@grader("05_sliding_window")
+def _sliding_window(trial: Trial) -> None:
+    block = 64
+    # (N, N_kv, d) and the window: more keys than rows, more rows than keys, a window of one key, one of all keys.
+    cases = (((33, 65, 8), 5), ((130, 31, 3), 7), ((64, 1, 8), 0), ((63, 257, 3), 300), ((1, 1, 8), 0))
+    for (n, n_kv, d), left in cases:
+        q, k, v = trial.inputs(n, n_kv, d)
+        run = trial.kernel("sliding_window", HEAD_DIM=d, BLOCK_M=block)
+        o, lse = trial.empty(n, d), trial.empty(n)
+        visited = trial.xp.full(n, -1, dtype=np.int32)
+        sizes = np.int32(n), np.int32(n_kv), np.int32(left), np.float32(1 / math.sqrt(d))
+        run((-(-n // block),), (block,), (*map(trial.xp.asarray, (q, k, v)), o, lse, visited, *sizes))
+        expected, expected_lse = reference.attention(q, k, v, window=(left, 0), return_lse=True)
+        seen = reference.visible(n, n_kv, window=(left, 0)).sum(axis=1)
+        at = f"{where(n, n_kv, d)}, left = {left}"
+        hint = "row i stands at key i + N_kv - N; the first key it may see is not before 0, the last not after N_kv - 1"
+        trial.expect("keys visited by each row", at, visited, seen, hint=hint)
+        hint = "if rows that see nothing are NaN: 1 / 0 is infinite, and 0 times infinity is NaN"
+        trial.expect("O", at, o, expected, hint=hint)
+        trial.expect("lse", at, lse, expected_lse, hint=hint)
+
+
+@grader("07_two_products")
+def _two_products(trial: Trial) -> None:
+    from helpers.xray import xray  # which draws pictures: no other exercise waits for that
+
+    code = _with_ptx(trial.code)
+    for n, n_kv in ((16, 16), (1, 1), (33, 17), (64, 50)):
+        q, k, v = (a.astype(np.float16) for a in trial.inputs(n, n_kv, 64))
+        trial.code = code
+        run = trial.kernel("two_products")
+        o = trial.empty(n, 64)
+        grid, args = (-(-n // 16),), (*map(trial.xp.asarray, (q, k, v)), o, np.int32(n), np.int32(n_kv))
+        run(grid, (32,), args)
+        s, values = q.astype(np.float64) @ k.astype(np.float64).T, v.astype(np.float64)
+        rounding = np.abs(s.astype(np.float16).astype(np.float64) @ values - s @ values).max()
+        at = f"N = {n}, N_kv = {n_kv}"
+        hint = "rows g and g + 8, columns 2t and 2t + 1 of S[0] are keys 2t and 2t + 1, of S[1] keys 2t + 8 and 2t + 9"
+        trial.expect("O", at, o, s @ values, hint=hint, tolerance=max(2 * float(rounding), 1e-3))
+        if not trial.on_gpu and n == 16:  # one block of whole tiles is enough to see how shared memory is asked
+            typed = kernel.typed(cpu.RawModule(code=code, options=kernel.options({})), "two_products", code)
+            conflicts = sum(figures.conflicts for figures in xray(typed, grid, (32,), args).shared.values())
+            hint = "ldmatrix reads the same chunk of 8 rows at once: which places may they not share?"
+            trial.expect("bank conflicts", at, np.array([conflicts]), np.array([0]), hint=hint)
+
+
+def _with_ptx(code: str) -> str:
+    """A cell's text with ptx.cuh in it; line numbers go on as in the cell."""
+    include = '#include "ptx.cuh"\n'
+    before, _, after = code.partition(include)
+    line = before.count("\n") + 2  # the text begins with a #line of its own
+    return f'{before}{kernel.source("ptx.cuh")}#line {line} "cell"\n{after}' if include in code else code

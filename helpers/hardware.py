@@ -11,6 +11,7 @@ says why. Bytes at DRAM stand beside them: caches answer most of what threads as
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import subprocess
 import sys
@@ -276,23 +277,74 @@ def measure(target: Path) -> None:
     Raises:
         RuntimeError: ncu is missing or failed; the message is its own.
     """
-    asked = subprocess.run(["ncu", "--query-metrics"], capture_output=True, text=True)
-    known = {line.split()[0] for line in asked.stdout.splitlines() if line.strip()}
-    wanted = METRICS
-    metrics = [name for name in wanted if name.rpartition(".")[0] in known]
+    ncu(target, METRICS, [launch.name for launch in everything()], ("helpers.hardware", "launch"))
+
+
+@functools.cache
+def known_metrics() -> frozenset[str]:
+    """The base names of the metrics that this ncu has for this GPU. Raises RuntimeError where there is no ncu."""
+    try:
+        asked = subprocess.run(["ncu", "--query-metrics"], capture_output=True, text=True)
+    except OSError as error:
+        raise RuntimeError(f"Nsight Compute is needed, as `ncu` on the path: {error}") from None
+    return frozenset(line.split()[0] for line in asked.stdout.splitlines() if line.strip())
+
+
+def _is_known(metric: str, known: frozenset[str]) -> bool:
+    """What is known is a metric's base name; figures of the launch are always there."""
+    return metric.split(".")[0] in known or metric.startswith("launch__")
+
+
+def first_known(metrics: Sequence[str]) -> str:
+    """The first of some metrics that this ncu has; the first of all where it has none."""
+    return next((name for name in metrics if _is_known(name, known_metrics())), metrics[0])
+
+
+def ncu(target: Path, wanted: Sequence[str], kernels: Sequence[str], words: Sequence[str], *options: str) -> None:
+    """Run `python3 -m WORDS` under Nsight Compute, and write its CSV of these kernels' metrics.
+
+    A metric that this ncu does not know is left out, and named on stderr.
+
+    Raises:
+        RuntimeError: ncu is missing or failed; the message is its own.
+    """
+    known = known_metrics()
+    metrics = [name for name in wanted if _is_known(name, known)]
     print("not known to this ncu:", sorted(set(wanted) - set(metrics)), file=sys.stderr)
-    names = "|".join(launch.name for launch in everything())
-    command = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base"]
-    command += ["--kernel-name-base", "function", "-k", f"regex:^({names})$", "--metrics", ",".join(metrics)]
+    command = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", *options]
+    command += [
+        "--kernel-name-base",
+        "function",
+        "-k",
+        f"regex:^({'|'.join(kernels)})$",
+        "--metrics",
+        ",".join(metrics),
+    ]
     command += ["--print-kernel-base", "function", "--log-file", str(target)]
-    done = subprocess.run(
-        [*command, sys.executable, "-m", "helpers.hardware", "launch"], capture_output=True, text=True
-    )
+    done = subprocess.run([*command, sys.executable, "-m", *words], capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"ncu ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
 
 
 # ------------------------------------------------------------------------------------------------ the record
+
+
+def launches_of(text: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
+    """Nsight Compute's raw page as CSV -> a pair for each launch: the kernel, and column -> (value, unit).
+
+    Raises:
+        ValueError: the text has no such table.
+    """
+    lines = text.splitlines()
+    start = next((n for n, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        raise ValueError(f"no table of ncu --csv --page raw in: {text[:300]!r}")
+    head, units, *table = [row for row in csv.reader(lines[start:]) if row and not row[0].startswith("==")]
+    found = []
+    for row in table:
+        columns = dict(zip(head, zip(row, units, strict=True), strict=True))
+        found.append((columns["Kernel Name"][0].split("(")[0], columns))
+    return found
 
 
 def parse(text: str) -> dict[str, dict[str, int]]:
@@ -301,23 +353,16 @@ def parse(text: str) -> dict[str, dict[str, int]]:
     Raises:
         ValueError: the text has no such table, or a unit that is no base unit.
     """
-    lines = text.splitlines()
-    start = next((n for n, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if start is None:
-        raise ValueError(f"no table of ncu --csv --page raw in: {text[:300]!r}")
-    table = [row for row in csv.reader(lines[start:]) if row and not row[0].startswith("==")]
-    head, units = table[0], table[1]
     found: dict[str, dict[str, int]] = {}
-    for row in table[2:]:
-        values = dict(zip(head, row, strict=True))
+    for name, columns in launches_of(text):
         counts = {}
-        for column, unit in zip(head, units, strict=True):
+        for column, (value, unit) in columns.items():
             if column not in METRICS:
                 continue
             if unit not in ("", "byte", "sector", "request", "inst"):
                 raise ValueError(f"{column} comes in {unit!r}; ask for --print-units base")
-            counts[column] = round(float(values[column].replace(",", "")))
-        found[values["Kernel Name"].split("(")[0]] = counts
+            counts[column] = round(float(value.replace(",", "")))
+        found[name] = counts
     return found
 
 

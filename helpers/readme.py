@@ -9,58 +9,100 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from helpers import measured
+from helpers.peers import MAIN_PEER, roof_name
+from helpers.stages import LADDER
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 RECORD = ROOT / "notebooks" / "measured" / "nvidia-h200.json"
 PLOT = ROOT / "notebooks" / "measured" / "ladder.png"
-SHAPE = (1, 1, 16384, 64)
-PEER = "SDPA efficient"
 BEGIN, END = "<!-- table: made by course.py bench --readme -->", "<!-- end of table -->"
 
-_LESSONS = (
-    ("00_attention", None, "what attention computes, what it costs, how the course works"),
-    ("01_naive", "naive", "one thread per query row: correct first"),
-    ("02_tiled", "tiled", "K and V tiles in shared memory; barriers and banks"),
-    ("03_online_softmax", "online_softmax", "one pass: the recurrence of FlashAttention"),
+# The columns: (batch, heads, rows, head_dim), type. Those that the record lacks are left out.
+COLUMNS = (
+    ((1, 1, 16384, 64), "float32"),
+    ((4, 16, 4096, 64), "float32"),
+    ((4, 16, 4096, 128), "float32"),
+    ((4, 16, 4096, 64), "bfloat16"),
+    ((4, 16, 4096, 128), "bfloat16"),
 )
+PEERS = ("SDPA efficient", "SDPA math", "SDPA flash", "SDPA cuDNN")
 
 
-def table(record: dict[str, Any]) -> str:
-    """The notebooks as a Markdown table, with the recorded time of each stage and its ratio to the peer."""
-    by_name = {r["name"]: r for r in record["results"] if tuple(r["shape"]) == SHAPE and r["kind"] in ("stage", "peer")}
-    peer = by_name[PEER]
+def _columns(record: Mapping[str, Any]) -> list[tuple[str, str, dict[str, dict[str, Any]]]]:
+    """(heading, type, results by name) of each column that the record can fill."""
+    found = []
+    for shape, dtype in COLUMNS:
+        results = {r["name"]: r for r in measured.measurements(shape, dtype=dtype, record=record)}
+        stage = any(r["kind"] == "stage" for r in results.values())
+        if stage and MAIN_PEER[dtype] in results:
+            batch, heads, n, head_dim = shape
+            many = f"{batch} × {heads} heads" if batch * heads > 1 else "one head"
+            found.append((f"{dtype}<br>{many}<br>N = {n}, d = {head_dim}", dtype, results))
+    return found
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """The recorded stages as a Markdown table: TFLOP/s, and in brackets the speed beside the peer of the column."""
+    columns = _columns(record)
     lines = [
-        f"| notebook | what you learn | ms | TFLOP/s | speed against {PEER} |",
-        "|---|---|---:|---:|---:|",
+        "| notebook | the idea | " + " | ".join(heading for heading, *_ in columns) + " |",
+        "|---|---|" + "---:|" * len(columns),
+        _row(
+            _link(0, "attention"), "what attention computes, what it costs, how the course works", [""] * len(columns)
+        ),
     ]
-    for notebook, stage, lesson in _LESSONS:
-        link = f"[{notebook}](notebooks/{notebook}.ipynb)"
-        if stage is None:
-            lines.append(f"| {link} | {lesson} | | | |")
-            continue
-        r = by_name[stage]
-        lines.append(f"| {link} | {lesson} | {r['ms']:.2f} | {r['tflops']:.1f} | {peer['ms'] / r['ms']:.2f} |")
-    for name in (PEER, "SDPA math"):
-        r = by_name[name]
-        ratio = f"{peer['ms'] / r['ms']:.2f}"
-        lines.append(f"| *peer* | PyTorch, {name} backend | {r['ms']:.2f} | {r['tflops']:.1f} | {ratio} |")
-    roof = next(r for r in record["results"] if r["name"] == "matmul")
-    lines.append(f"| *roof* | PyTorch, float32 matrix product, 8192³ | | {roof['tflops']:.1f} | |")
+    for stage in LADDER.values():
+        cells = [_cell(results.get(stage.name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
+        if any(cells):
+            lines.append(_row(_link(stage.number, stage.name), stage.idea, cells))
+    for name in PEERS:
+        cells = [_cell(results.get(name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
+        if any(cells):
+            lines.append(_row("*peer*", f"PyTorch, {name}", cells))
+    roofs = {r["name"]: r["tflops"] for r in record["results"] if r["kind"] == "roof"}
+    cells = [_number(roofs[roof_name(dtype)]) for _, dtype, _ in columns]
+    lines.append(_row("*roof*", "PyTorch, matrix product, 8192³", cells))
     device = record["device"]
-    n, d = SHAPE[2:]
     lines += [
         "",
-        f"One head, N = {n:,}, d = {d}, float32, median of many launches on one {device['name']} "
-        f"(driver {device['driver']}, CuPy {device['cupy']}, NVRTC {device['nvrtc']}, PyTorch {device['torch']}); "
-        "all in one run, in [nvidia-h200.json](notebooks/measured/nvidia-h200.json).",
+        "TFLOP/s, and in brackets the speed beside PyTorch's SDPA: its memory-efficient backend in float32"
+        + (", its FlashAttention-2 in bfloat16" if any(dtype == "bfloat16" for _, dtype, _ in columns) else "")
+        + f". Median of many launches on one {device['name']} (driver {device['driver']}, CuPy {device['cupy']}, "
+        f"NVRTC {device['nvrtc']}, PyTorch {device['torch']}); all in one run, "
+        "in [nvidia-h200.json](notebooks/measured/nvidia-h200.json).",
     ]
     return "\n".join(lines)
 
 
-def with_table(text: str, record: dict[str, Any]) -> str:
+def _link(number: int, name: str) -> str:
+    """The notebook's name, as a link where there is one."""
+    title = f"{number:02}_{name}"
+    return f"[{title}](notebooks/{title}.ipynb)" if (ROOT / "notebooks" / f"{title}.ipynb").is_file() else title
+
+
+def _row(first: str, second: str, cells: list[str]) -> str:
+    return f"| {first} | {second} | " + " | ".join(cells) + " |"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _cell(result: Mapping[str, Any] | None, peer: Mapping[str, Any]) -> str:
+    if result is None:
+        return ""
+    if result is peer:
+        return f"{_number(result['tflops'])} (1)"
+    return f"{_number(result['tflops'])} ({peer['ms'] / result['ms']:.2f})"
+
+
+def with_table(text: str, record: Mapping[str, Any]) -> str:
     """README's text with the table between its markers made anew.
 
     Raises:
@@ -72,12 +114,17 @@ def with_table(text: str, record: dict[str, Any]) -> str:
     return re.sub(pattern, lambda _: f"{BEGIN}\n\n{table(record)}\n\n{END}", text, flags=re.S)
 
 
+def picture(record: Mapping[str, Any]) -> measured.Picture:
+    """The ladder at the table's columns, a row of panels for each type."""
+    by_type: dict[str, list[tuple[int, ...]]] = {}
+    for shape, dtype in COLUMNS:
+        if any(r["kind"] == "stage" for r in measured.measurements(shape, dtype=dtype, record=record)):
+            by_type.setdefault(dtype, []).append(shape)
+    return measured.measured_overview(by_type, record=record)
+
+
 def write() -> None:
     """Make README's table and plot from the record."""
-    from helpers import show
-
     record = json.loads(RECORD.read_text())
     README.write_text(with_table(README.read_text(), record))
-    names = ("naive", "tiled", "online_softmax", "SDPA math", PEER)
-    picture = show.measured_bars(SHAPE, names, quantity="tflops", record=record)
-    PLOT.write_bytes(picture.png())
+    PLOT.write_bytes(picture(record).png())

@@ -5,126 +5,55 @@
     show.grid_picture(n=200, block=64)             a picture; the last value of a cell is displayed
 
 Every function returns an object that Jupyter displays. Texts and diffs are the same at every run. A picture is a PNG
-on white, which is readable in a dark theme; its repr is a sentence that says what it shows.
+on white, which is readable in a dark theme; its repr is a sentence that says what it shows. What is drawn from the
+record of a GPU run is in measured.py, and has its names here too.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
 import html
-import io
-import json
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from helpers.kernel import KERNELS
-
-RECORD = Path(__file__).resolve().parent.parent / "notebooks" / "measured" / "nvidia-h200.json"
-NO_RECORD = "no GPU run is recorded yet"
-
-# One palette for the whole course (Okabe and Ito's, which colour-blind readers can tell apart).
-CPU, GPU, PEER, ROOF = "#E69F00", "#0072B2", "#8C8C8C", "#222222"
-READ, WRITE, MOVED, IDLE = "#0072B2", "#D55E00", "#A6D3EE", "#E8E8E8"
-LINES = (GPU, WRITE, "#009E73", CPU, "#CC79A7", "#222222")
-
-STYLE = {
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.prop_cycle": matplotlib.cycler(color=LINES),
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same figure everywhere
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "legend.frameon": False,
-    "lines.linewidth": 2,
-}
-
-
-# ------------------------------------------------------------------------------------------ what Jupyter displays
-
-
-class Text:
-    """Markdown for Jupyter."""
-
-    def __init__(self, markdown: str) -> None:
-        self.markdown = markdown
-
-    def _repr_markdown_(self) -> str:
-        return self.markdown
-
-    def __repr__(self) -> str:
-        return self.markdown
-
-
-class Html:
-    """HTML for Jupyter, with a plain text for every other reader."""
-
-    def __init__(self, markup: str, text: str) -> None:
-        self.markup, self.text = markup, text
-
-    def _repr_html_(self) -> str:
-        return self.markup
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-class Picture:
-    """A matplotlib figure for Jupyter, as PNG.
-
-    figure: the Figure, open to changes until it is displayed. alt: one sentence that says what it shows.
-    """
-
-    DPI = 130
-
-    def __init__(self, figure: Figure, alt: str) -> None:
-        self.figure, self.alt = figure, alt
-
-    def png(self) -> bytes:
-        """The picture as a PNG file."""
-        file = io.BytesIO()
-        with matplotlib.rc_context(STYLE):
-            self.figure.savefig(file, format="png", dpi=self.DPI, metadata={"Software": None})
-        return file.getvalue()
-
-    def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
-        width, height = self.figure.get_size_inches()
-        return self.png(), {"width": round(width * 96), "height": round(height * 96)}
-
-    def __repr__(self) -> str:
-        return f"<picture: {self.alt}>"
-
-
-def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: the function draws in the course's style."""
-
-    @functools.wraps(draw)
-    def inside(*args: Any, **kwargs: Any) -> Any:
-        with matplotlib.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    return inside
-
-
-@styled
-def figure(width: float = 7.0, height: float = 3.2, *, rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
-    """An empty figure in the course's style and its axes (one Axes, or an array of them). Sizes in inches."""
-    fig = Figure(figsize=(width, height), layout="constrained")
-    return fig, fig.subplots(rows, columns)
-
+from helpers.measured import (  # noqa: F401 - part of this face
+    NO_RECORD,
+    RECORD,
+    bytes_text,
+    measured_bars,
+    measured_ladder,
+    measured_memory,
+    measured_roofline,
+    measured_times,
+    measurements,
+    recorded,
+)
+from helpers.picture import (  # noqa: F401 - part of this face
+    CPU,
+    GPU,
+    IDLE,
+    LINES,
+    MOVED,
+    PEER,
+    READ,
+    ROOF,
+    STYLE,
+    WRITE,
+    Html,
+    Picture,
+    Text,
+    figure,
+    styled,
+)
 
 # ------------------------------------------------------------------------------------------------- source text
 
@@ -227,129 +156,6 @@ def diff(file_a: str, file_b: str, *, context: int = 2) -> Html:
     summary = f"{file_a} → {file_b}: {added} lines new, {removed} gone"
     pre = "font-family: monospace; white-space: pre; line-height: 1.35; overflow-x: auto; font-size: 0.9em"
     return Html(f'<p><b>{html.escape(summary)}</b></p><div style="{pre}">{"".join(rows)}</div>', summary)
-
-
-# --------------------------------------------------------------------------------------- recorded measurements
-
-
-def recorded(path: Path | str = RECORD) -> dict[str, Any] | None:
-    """The recorded GPU run: {"device": {...}, "how": {...}, "results": [...]}, or None where there is none."""
-    path = Path(path)
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def measurements(
-    shape: Sequence[int], names: Sequence[str] | None = None, *, dtype: str = "float32", record: Any = None
-) -> list[dict[str, Any]]:
-    """The recorded results at one shape (batch, heads, n, head_dim), in the order of `names` or of the record.
-
-    Stages with other tile sizes (kind "variant") or another text ("experiment") are left out: see `recorded()`.
-    """
-    record = recorded() if record is None else record
-    fitting = [
-        r
-        for r in (record or {}).get("results", ())
-        if list(r["shape"]) == list(shape) and r.get("dtype") == dtype and r["kind"] in ("stage", "peer", "roof")
-    ]
-    if names is None:
-        return fitting
-    by_name = {r["name"]: r for r in fitting}
-    return [by_name[name] for name in names if name in by_name]
-
-
-@styled
-def measured_bars(
-    shape: Sequence[int],
-    names: Sequence[str] | None = None,
-    *,
-    quantity: str = "ms",
-    dtype: str = "float32",
-    log: bool = False,
-    record: Any = None,
-) -> Picture | Text:
-    """Recorded times (quantity="ms") or speeds ("tflops") of stages and their peers at one shape.
-
-    Args:
-        shape: (batch, heads, n, head_dim).
-        names: which, from top to bottom; all at that shape where it is None.
-        log: a logarithmic axis.
-        record: another record than the committed one.
-
-    Returns:
-        A picture; where nothing is recorded, a sentence that says so.
-    """
-    record = recorded() if record is None else record
-    if record is None:
-        return Text(f"*({NO_RECORD})*")
-    results = [r for r in measurements(shape, names, dtype=dtype, record=record) if r.get(quantity) is not None]
-    if not results:
-        return Text(f"*(the record has no {quantity} at shape {tuple(shape)}, {dtype})*")
-    values = [r[quantity] for r in results]
-    fig, ax = figure(7, 0.9 + 0.36 * len(results))
-    colours = [{"stage": GPU, "peer": PEER}.get(r["kind"], ROOF) for r in results]
-    bars = ax.barh([r["name"] for r in results], values, color=colours, height=0.7)
-    ax.bar_label(bars, [f"{value:.3g}" for value in values], padding=4)
-    ax.invert_yaxis()
-    if log:
-        ax.set_xscale("log")
-    ax.margins(x=0.12)
-    unit = {"ms": "milliseconds (less is better)", "tflops": "TFLOP/s (more is better)"}.get(quantity, quantity)
-    device = record["device"].get("name", "GPU")
-    ax.set_xlabel(f"{unit}; recorded on {device}")
-    batch, heads, n, head_dim = shape
-    ax.set_title(f"batch {batch}, heads {heads}, N = {n}, d = {head_dim}, {dtype}")
-    kinds = {"stage": ("this course", GPU), "peer": ("peers", PEER), "roof": ("roof", ROOF)}
-    present = [kinds[kind] for kind in kinds if any(r["kind"] == kind for r in results)]
-    if len(present) > 1:
-        handles = [Patch(color=colour, label=label) for label, colour in present]
-        ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1))
-    return Picture(fig, "; ".join(f"{r['name']}: {r[quantity]:.3g} {quantity}" for r in results))
-
-
-@styled
-def measured_ladder(
-    shapes: Sequence[Sequence[int]],
-    names: Sequence[str],
-    *,
-    roof: str = "matmul",
-    dtype: str = "float32",
-    record: Any = None,
-) -> Picture | Text:
-    """Recorded TFLOP/s at several shapes side by side, on one scale, each bar with its share of a roof of the same run.
-
-    Args:
-        shapes: (batch, heads, n, head_dim) each.
-        names: stages and peers, from top to bottom.
-        roof: the name of a recorded roof; drawn as a dashed line.
-        record: another record than the committed one.
-
-    Returns:
-        A picture; where nothing is recorded, a sentence that says so.
-    """
-    record = recorded() if record is None else record
-    if record is None:
-        return Text(f"*({NO_RECORD})*")
-    top = next(r["tflops"] for r in record["results"] if r["name"] == roof and r["kind"] == "roof")
-    fig, axes = figure(8.6, 1.2 + 0.36 * len(names), columns=len(shapes))
-    told = []
-    for ax, (batch, heads, n, head_dim) in zip(np.atleast_1d(axes), shapes, strict=True):
-        results = {r["name"]: r for r in measurements((batch, heads, n, head_dim), names, dtype=dtype, record=record)}
-        values = [results[name]["tflops"] if name in results else 0.0 for name in names]
-        colours = [GPU if name in results and results[name]["kind"] == "stage" else PEER for name in names]
-        bars = ax.barh(range(len(names)), values, color=colours, height=0.7)
-        texts = [f"{value:.3g}  ({value / top:.1%})" if value else "not recorded" for value in values]
-        ax.bar_label(bars, texts, padding=4, fontsize=9)
-        ax.axvline(top, color=ROOF, linewidth=1, linestyle="--")
-        ax.set_xlim(0, 1.08 * top)
-        ax.set_ylim(len(names) - 0.4, -0.6)
-        ax.set_yticks(range(len(names)), names if ax is np.atleast_1d(axes)[0] else [])
-        ax.set_title(f"N = {n}, d = {head_dim}, {dtype}" + f", {batch} × {heads} heads" * (batch * heads > 1))
-        told += [f"N = {n}, {name}: {text}" for name, text in zip(names, texts, strict=True)]
-    fig.supxlabel(
-        f"TFLOP/s (more is better); dashed: {roof}, {top:.3g}; recorded on {record['device'].get('name', 'GPU')}",
-        fontsize=10,
-    )
-    return Picture(fig, f"TFLOP/s and share of {roof}: {'; '.join(told)}")
 
 
 # ---------------------------------------------------------------------------------------------------- pictures
@@ -485,21 +291,12 @@ def memory_against_n(
     ax.set_yscale("log", base=2)
     ax.set_xticks(n, [f"{int(x)}" for x in n], fontsize=9)
     ticks = [2**p for p in range(18, 38, 4)]
-    ax.set_yticks(ticks, [_bytes(t) for t in ticks])
+    ax.set_yticks(ticks, [bytes_text(t) for t in ticks])
     ax.set(xlabel="N", ylabel="memory", title=f"One head, d = {d}, float32")
     ax.margins(y=0.09)  # room for the topmost card's name
     ax.legend(loc="lower right")
-    alt = f"memory against N: at N = {lengths[-1]} the scores take {_bytes(4 * lengths[-1] ** 2)}, "
-    return Picture(fig, alt + f"Q, K, V and O together {_bytes(16 * lengths[-1] * d)}")
-
-
-def _bytes(size: float) -> str:
-    """1536 -> '1.5 KiB'."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} TiB"
+    alt = f"memory against N: at N = {lengths[-1]} the scores take {bytes_text(4 * lengths[-1] ** 2)}, "
+    return Picture(fig, alt + f"Q, K, V and O together {bytes_text(16 * lengths[-1] * d)}")
 
 
 @styled
@@ -624,7 +421,7 @@ def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
         ax.invert_yaxis()
         ax.set_aspect("equal")
         count = f"{turns(words)} turn{'s' * (turns(words) > 1)}"
-        ax.set_title(f"{name}\n{count}", fontsize=10)
+        ax.set_title(f"{textwrap.fill(name, 26)}\n{count}", fontsize=10)
         ax.set_xticks([0.5, 8.5, 16.5, 24.5, 31.5], [0, 8, 16, 24, 31])
         ax.set_yticks([0.5, 8.5, 16.5, 24.5, 31.5], [0, 8, 16, 24, 31])
         ax.set_xlabel("bank")
@@ -703,3 +500,37 @@ def running_softmax(traces: Mapping[str, Any], rows: Sequence[int]) -> Picture:
             ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(rows), fontsize=9)
     return Picture(fig, f"m_i, l_i and the rows that rescale, tile after tile; {'; '.join(told)}")
+
+
+@styled
+def measured_steps(
+    shape: Sequence[int], steps: Mapping[str, Mapping[str, str]], *, title: str = "", record: Any = None
+) -> Picture | Text:
+    """Recorded TFLOP/s of variants and experiments at one shape, one bar each; one below the best so far is marked.
+
+    Args:
+        shape: (batch, heads, n, head_dim).
+        steps: {label: what the record's result has, such as {"kind": "experiment", "name": "register_tiles: ..."}}.
+        record: another record than the committed one.
+
+    Returns:
+        A picture; where one of them is not recorded, a sentence that says so.
+    """
+    record = recorded() if record is None else record
+    results = [r for r in (record or {}).get("results", ()) if tuple(r["shape"]) == tuple(shape)]
+    found = {label: next((r for r in results if (r | wanted) == r), None) for label, wanted in steps.items()}
+    missing = [label for label, result in found.items() if result is None]
+    if missing:
+        return Text(f"*(not yet recorded: {', '.join(missing)})*")
+    values = [result["tflops"] for result in found.values()]
+    slower = [value < 0.99 * max(values[:i], default=0.0) for i, value in enumerate(values)]  # less is noise
+    fig, ax = figure(7.6, 1.1 + 0.36 * len(values))
+    bars = ax.barh(list(found), values, color=[WRITE if less else GPU for less in slower], height=0.7)
+    texts = [f"{value:.1f}{'  slower' * less}" for value, less in zip(values, slower, strict=True)]
+    ax.bar_label(bars, texts, padding=4)
+    ax.invert_yaxis()
+    ax.margins(x=0.14)
+    batch, heads, n, head_dim = shape
+    ax.set_title(title or f"batch {batch}, heads {heads}, N = {n}, d = {head_dim}")
+    ax.set_xlabel(f"TFLOP/s (more is better); recorded on {record['device'].get('name', 'a GPU')}")
+    return Picture(fig, "; ".join(f"{label}: {text} TFLOP/s" for label, text in zip(found, texts, strict=True)))

@@ -22,7 +22,7 @@ def main() -> int:
     print(describe())
     if ON_GPU:
         cp.cuda.set_allocator(None)  # CuPy's pool hands out slices of large blocks: an overrun would land in one
-    for stage in LADDER.values():
+    for stage in (stage for stage in LADDER.values() if "float32" in stage.dtypes):
         for n, n_kv, head_dim in SHAPES:
             q, k, v = make_inputs(n, n_kv, head_dim, seed=n + n_kv)
             check(f"{stage.name} {n}x{n_kv}x{head_dim}", stage(q, k, v), reference.attention(q, k, v))

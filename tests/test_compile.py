@@ -40,7 +40,10 @@ def compile_all(
     file: str, defines: dict[str, int] | None, architectures: tuple[str, ...], record_row: Callable[..., None]
 ) -> list[CompileReport]:
     """The file for each architecture, and a row of the printed table."""
-    name = STAGES[file].name if file in STAGES else None
+    name = None
+    if file in STAGES:
+        name = STAGES[file].kernel_name(STAGES[file].dtypes[0])
+        architectures = tuple(arch for arch in architectures if int(arch.removeprefix("sm_")) >= STAGES[file].min_cc)
     begin = time.perf_counter()
     found = [compile_report(file, defines, arch, name=name) for arch in architectures]
     seconds = time.perf_counter() - begin
@@ -88,6 +91,7 @@ def test_a_launch_uses_what_the_report_says(name: str) -> None:
     stage = LADDER[name]
     defines = stage.defines(40)
     properties = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)
+    name = stage.kernel_name(stage.dtypes[0])
     report = compile_report(stage.file, defines, f"sm_{properties['major']}{properties['minor']}", name=name)
     attributes = kernel.load(stage.file, name, defines=defines).attributes
     assert attributes["num_regs"] == report.registers

@@ -5,24 +5,50 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from helpers import show
+from helpers import measured, show
 from helpers.kernel import KERNELS
 
 FILES = sorted(path.name for path in KERNELS.glob("*.cu"))
+
+
+def result(
+    name: str, kind: str, shape: tuple[int, ...], ms: float, tflops: float | None, **more: Any
+) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "shape": list(shape), "dtype": "float32", "ms": ms, "tflops": tflops, **more}
+
 
 RECORD = {
     "device": {"name": "Some GPU"},
     "how": {},
     "results": [
-        {"name": "first", "kind": "stage", "shape": [1, 1, 8, 4], "dtype": "float32", "ms": 2.0, "tflops": 0.5},
-        {"name": "second", "kind": "peer", "shape": [1, 1, 8, 4], "dtype": "float32", "ms": 1.0, "tflops": 1.0},
-        {"name": "half", "kind": "stage", "shape": [1, 1, 8, 4], "dtype": "float16", "ms": 0.5, "tflops": 2.0},
-        {"name": "first", "kind": "stage", "shape": [1, 1, 16, 4], "dtype": "float32", "ms": 9.0, "tflops": None},
+        result("matmul", "roof", (8, 8, 8), 1.0, 2.0),
+        result("matmul float16", "roof", (8, 8, 8), 1.0, 16.0) | {"dtype": "float16"},
+        result("copy", "roof", (64,), 1.0, None, gbps=100.0),
+        result("first", "stage", (1, 1, 8, 4), 2.0, 0.5, extra_bytes=256),
+        result("second", "peer", (1, 1, 8, 4), 1.0, 1.0, extra_bytes=0),
+        result("half", "stage", (1, 1, 8, 4), 0.5, 2.0) | {"dtype": "float16"},
+        result("first", "stage", (1, 1, 16, 4), 9.0, None, extra_bytes=1024),
+        result("second", "peer", (1, 1, 16, 4), 2.0, 4.0, extra_bytes=0),
+        result("first", "stage", (1, 1, 8, 4), 7.0, 0.1, causal=True),
+        result("first", "variant", (1, 1, 8, 4), 77.0, 0.1),
+        *(result("swept", "stage", (16 // n, 512, n, 4), 0.5 * n, 1.0) for n in (16, 4, 8)),
     ],
+}
+COUNTED = {
+    "rows": [
+        {
+            "stage": "first",
+            "dtype": "float32",
+            "flop": 1000.0,
+            "figures": {"dram bytes read": 60.0, "dram bytes written": 40.0},
+        },
+        {"stage": "half", "dtype": "float16", "error": "it failed", "figures": {}},
+    ]
 }
 
 
@@ -92,11 +118,12 @@ def test_diff_shows_the_change_and_nothing_else() -> None:
 
 
 def test_without_a_record_nothing_is_plotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "RECORD", tmp_path / "none.json")
     assert show.recorded(tmp_path / "none.json") is None
-    monkeypatch.setattr(show, "recorded", lambda: None)
+    monkeypatch.setattr(measured, "recorded", lambda: None)
     assert show.measurements((1, 1, 8, 4)) == []
-    assert show.NO_RECORD in show.measured_bars((1, 1, 8, 4))._repr_markdown_()
+    pictures = [show.measured_bars((1, 1, 8, 4)), show.measured_ladder([(1, 1, 8, 4)]), show.measured_roofline()]
+    for text in (*pictures, show.measured_times(), show.measured_memory()):
+        assert show.NO_RECORD in text._repr_markdown_()
 
 
 def test_measurements_come_from_the_record(tmp_path: Path) -> None:
@@ -109,6 +136,8 @@ def test_measurements_come_from_the_record(tmp_path: Path) -> None:
     assert names((1, 1, 8, 4), ["second", "third", "first"]) == ["second", "first"]
     assert names((1, 1, 8, 4), dtype="float16") == ["half"]
     assert names((2, 1, 8, 4)) == []
+    assert [r["ms"] for r in show.measurements((1, 1, 8, 4), ["first"], record=record)] == [2.0]
+    assert [r["ms"] for r in show.measurements((1, 1, 8, 4), causal=True, record=record)] == [7.0]
 
 
 def test_measured_bars() -> None:
@@ -118,8 +147,57 @@ def test_measured_bars() -> None:
     assert [bar.get_width() for bar in ax.patches] == [2.0, 1.0]
     assert "Some GPU" in ax.get_xlabel()
     assert show.measured_bars((1, 1, 8, 4), ["second"], quantity="tflops", record=RECORD).alt == "second: 1 tflops"
-    nothing = show.measured_bars((1, 1, 16, 4), quantity="tflops", record=RECORD)
+    nothing = show.measured_bars((1, 1, 16, 4), ["first"], quantity="tflops", record=RECORD)
     assert "no tflops at shape (1, 1, 16, 4)" in repr(nothing)
+    assert show.measured_bars((1, 1, 8, 4), causal=True, record=RECORD).alt == "first: 7 ms"
+
+
+def test_measured_ladder_shares_the_roof_of_its_type() -> None:
+    picture = show.measured_ladder([(1, 1, 8, 4)], record=RECORD)
+    assert picture.alt == "TFLOP/s and share of matmul: N = 8, first: 0.5  (25.0%); N = 8, second: 1  (50.0%)"
+    assert [bar.get_width() for bar in picture.figure.axes[0].patches] == [0.5, 1.0]
+    half = show.measured_ladder([(1, 1, 8, 4)], ["half", "none"], dtype="float16", record=RECORD)
+    assert half.alt.endswith("share of matmul float16: N = 8, half: 2  (12.5%); N = 8, none: not recorded")
+    assert "no bfloat16" in repr(show.measured_ladder([(1, 1, 8, 4)], dtype="bfloat16", record=RECORD))
+
+
+def test_overview_has_a_row_for_each_type() -> None:
+    shapes = {"float32": [(1, 1, 8, 4), (1, 1, 16, 4)], "float16": [(1, 1, 8, 4)]}
+    record = {**RECORD, "results": [r for r in RECORD["results"] if r["tflops"] or r["name"] == "copy"]}
+    picture = measured.measured_overview(shapes, record=record)
+    assert len(picture.figure.axes) == 3
+    assert "float32 (1, 1, 16, 4) second: 4  (200.0%)" in picture.alt and "half: 2  (12.5%)" in picture.alt
+    assert size_of(picture.png())[0] > 300
+
+
+def test_measured_roofline_says_whose_bytes() -> None:
+    """A stage stands at its counted FLOP per byte; where nothing is counted, at those of Q, K, V and O moved once."""
+    picture = show.measured_roofline((1, 1, 8, 4), dtypes=("float32", "float16"), record=RECORD, counted=COUNTED)
+    marks = [line for line in picture.figure.axes[0].lines if line.get_marker() == "o"]
+    assert [line.get_xydata().tolist() for line in marks] == [[[10.0, 0.5]], [[1024 / 256, 2.0]]]
+    assert [line.get_markerfacecolor() == "white" for line in marks] == [False, True]
+    assert "first: 10 FLOP per byte (counted), 0.5 TFLOP/s" in picture.alt and "half, float16: 4 FLOP" in picture.alt
+    assert "ring: least bytes" in picture.figure.axes[0].get_xlabel()
+    roofs = [line.get_ydata().tolist() for line in picture.figure.axes[0].lines if line.get_marker() != "o"]
+    assert [2.0, 2.0] in roofs and [16.0, 16.0] in roofs
+    assert "no stage" in repr(show.measured_roofline((3, 1, 8, 4), record=RECORD, counted=COUNTED))
+
+
+def test_measured_times_have_slopes() -> None:
+    picture = show.measured_times(head_dim=4, record=RECORD)
+    assert "first: N^2.17, 9 ms at N = 16; second: N^1.00, 2 ms at N = 16" in picture.alt
+    many = show.measured_times(head_dim=4, tokens=16, record=RECORD)
+    (line,) = many.figure.axes[0].lines
+    assert line.get_xydata().tolist() == [[4, 2], [8, 4], [16, 8]] and "swept: N^1.00" in many.alt
+    assert "several N" in repr(show.measured_times(head_dim=5, record=RECORD))
+    assert measured.slope([1, 2, 4], [9, 1, 8]) == pytest.approx(3)
+
+
+def test_measured_memory_adds_what_was_allocated() -> None:
+    picture = show.measured_memory(head_dim=4, record=RECORD)
+    lines = {line.get_label(): line.get_xydata().tolist() for line in picture.figure.axes[0].lines}
+    assert lines == {"first": [[8, 512 + 256], [16, 1024 + 1024]], "second": [[8, 512], [16, 1024]]}
+    assert "second: 1 KiB at N = 16, N^1.00" in picture.alt
 
 
 # --------------------------------------------------------------------------------------------------------- pictures
@@ -141,6 +219,10 @@ PICTURES = {
     "banks": lambda: show.bank_picture({"column": np.arange(32) * 64, "row": np.arange(32)}),
     "one bank": lambda: show.bank_picture({"broadcast": [5] * 32}),
     "bars": lambda: show.measured_bars((1, 1, 8, 4), record=RECORD, log=True),
+    "ladder": lambda: show.measured_ladder([(1, 1, 8, 4)], record=RECORD),
+    "all roofs": lambda: show.measured_roofline((1, 1, 8, 4), record=RECORD, counted=COUNTED),
+    "times": lambda: show.measured_times(head_dim=4, record=RECORD),
+    "bytes": lambda: show.measured_memory(head_dim=4, record=RECORD),
 }
 
 

@@ -1,0 +1,150 @@
+"""What is timed: a shape, a type, a mask; its inputs; and which of the output's rows are checked against float64."""
+
+from __future__ import annotations
+
+import functools
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from helpers import reference
+from helpers.check import TOLERANCE, make_inputs
+from helpers.device import cp
+
+TYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+SAMPLED_ROWS = 256  # of the output are compared with float64: enough to see any wrong tile, cheap at any N
+SAMPLED_HEADS = 4
+
+Shape = tuple[int, int, int, int]  # (batch, heads, rows, head_dim)
+
+
+def flops(n: int, n_kv: int, head_dim: int, *, causal: bool = False) -> float:
+    """Floating-point operations of attention as everybody counts them: two matrix products, softmax left out.
+
+    A causal mask halves them.
+    """
+    return 4 * n * n_kv * head_dim / (2 if causal else 1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One piece of work: as many queries as keys, causal or not."""
+
+    shape: Shape
+    dtype: str = "float32"
+    causal: bool = False
+
+    @property
+    def flops(self) -> float:
+        """Of all heads together."""
+        batch, heads, n, head_dim = self.shape
+        return batch * heads * flops(n, n, head_dim, causal=self.causal)
+
+    @property
+    def bytes(self) -> int:
+        """Of Q, K, V and O: the least that a kernel can move."""
+        return 4 * math.prod(self.shape) * np.dtype(TYPES[self.dtype]).itemsize
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))} {self.dtype}{' causal' * self.causal}"
+
+
+@functools.lru_cache(maxsize=1)
+def _normal(shape: Shape) -> tuple[np.ndarray, ...]:
+    """q, k, v in float32, made side by side; each head has its own values."""
+    *lead, head_dim = shape
+    with ThreadPoolExecutor(3) as pool:
+        arrays = pool.map(lambda seed: make_inputs(math.prod(lead), 1, head_dim, seed=seed)[0], (1, 2, 3))
+        return tuple(a.reshape(shape) for a in arrays)
+
+
+class Inputs:
+    """q, k and v of a shape and a type (batch, heads, N, d), on the host and where they are asked for."""
+
+    def __init__(self, shape: Shape, dtype: str = "float32") -> None:
+        self.shape, self.dtype = tuple(shape), dtype
+        self.host = tuple(a.astype(TYPES[dtype], copy=False) for a in _normal(self.shape))
+        self._samples: dict[bool, Sample] = {}
+
+    @functools.cached_property
+    def device(self) -> tuple[Any, ...]:
+        """As arrays of the device."""
+        return tuple(cp.asarray(a) for a in self.host)
+
+    @functools.cached_property
+    def torch(self) -> tuple[Any, ...]:
+        """As PyTorch's tensors on the GPU; rounded there, to the nearest, so the same values bit for bit."""
+        import torch
+
+        dtype = getattr(torch, self.dtype)
+        return tuple(torch.from_numpy(a).cuda().to(dtype) for a in _normal(self.shape))
+
+    def sample(self, causal: bool = False) -> Sample:
+        """Some rows of some heads of the output, and what they should be; made once."""
+        if causal not in self._samples:
+            self._samples[causal] = Sample(self, causal)
+        return self._samples[causal]
+
+
+class Sample:
+    """Rows and heads of an output that are compared with float64: the first, the last, and others by chance.
+
+    expected: (heads, rows, d) float64. tolerance: 1e-5 in float32. In a half type it is twice the error of NumPy
+    attention that rounds P and O to that type, on the same (rounded) inputs and the same rows.
+    """
+
+    def __init__(self, inputs: Inputs, causal: bool = False, seed: int = 1) -> None:
+        batch, heads, n, head_dim = inputs.shape
+        rng = np.random.default_rng(seed)
+        self.heads = _some(rng, batch * heads, SAMPLED_HEADS)
+        self.rows = _some(rng, n, SAMPLED_ROWS // len(self.heads))
+        q, k, v = (a.reshape(batch * heads, n, head_dim) for a in inputs.host)
+        dtype, half = TYPES[inputs.dtype], inputs.dtype != "float32"
+        hidden = np.arange(n) > self.rows[:, None]
+        expected, rounding = [], 0.0
+        for head in self.heads:
+            keys, values = k[head].astype(np.float64), v[head].astype(np.float64)
+            s = q[head][self.rows].astype(np.float64) @ keys.T / math.sqrt(head_dim)
+            if causal:
+                s[hidden] = -np.inf
+            p = np.exp(s - s.max(axis=-1, keepdims=True))
+            total = p.sum(axis=-1, keepdims=True)
+            expected.append(p @ values / total)
+            if half:
+                rounded = (p.astype(dtype).astype(np.float64) @ values / total).astype(dtype)
+                rounding = max(rounding, float(np.max(np.abs(rounded.astype(np.float64) - expected[-1]))))
+        self.expected = np.stack(expected)
+        self.tolerance = 2 * rounding if half else TOLERANCE
+
+    def error(self, o: Any) -> float:
+        """Largest absolute error of an output (batch, heads, N, d), of any kind of array; NaN if a value is NaN."""
+        errors = []
+        for head, expected in zip(self.heads.tolist(), self.expected, strict=True):
+            got = as_numpy(o[head // o.shape[1], head % o.shape[1]])[self.rows]
+            errors.append(np.max(np.abs(got.astype(np.float64) - expected)))
+        return float(np.max(errors))  # NumPy's max hands NaN on
+
+
+def _some(rng: np.random.Generator, count: int, most: int) -> np.ndarray:
+    """At most `most` of range(count), sorted; the first and the last are among them."""
+    chosen = rng.choice(count, size=min(count, most), replace=False)
+    if len(chosen) > 1:
+        chosen = np.concatenate(([0, count - 1], np.setdiff1d(chosen, [0, count - 1])[: len(chosen) - 2]))
+    return np.unique(chosen)
+
+
+def as_numpy(a: Any) -> np.ndarray:
+    """An array of the device, of PyTorch or of NumPy as NumPy's; half types of PyTorch come as float32."""
+    if hasattr(a, "cpu"):
+        return a.float().cpu().numpy()
+    return cp.asnumpy(a)
+
+
+def error_on_sample(o: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray, seed: int = 1) -> float:
+    """Largest absolute error of some rows of `o` (N, d) against float64; NaN if a sampled value is NaN."""
+    rows = _some(np.random.default_rng(seed), q.shape[0], SAMPLED_ROWS)
+    return float(np.max(np.abs(cp.asnumpy(o)[rows] - reference.attention(q[rows], k, v))))

@@ -1,0 +1,127 @@
+"""The record of a run: what was timed, what was not and why, as JSON and as a table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from helpers import peers
+from helpers.cases import Case
+
+
+@dataclass
+class Result:
+    """One line of the record."""
+
+    name: str
+    kind: str  # "stage", "peer", "roof"; a stage with other tile sizes is a "variant", with other text an "experiment"
+    shape: list[int]
+    dtype: str
+    ms: float
+    ms_min: float
+    ms_max: float
+    launches: int
+    tflops: float | None = None
+    gbps: float | None = None
+    max_error: float | None = None
+    note: str = ""
+    wrong_launches: int | None = None  # of an experiment, out of checked_launches
+    causal: bool = False
+    tolerance: float | None = None
+    checked_launches: int | None = None
+    extra_bytes: int | None = None  # device memory beyond q, k, v and the output
+    clocks: dict[str, float] = field(default_factory=dict)  # while it was timed
+
+
+@dataclass
+class Note:
+    """Something that was not timed, and why. failed: it should have been."""
+
+    name: str
+    kind: str
+    why: str
+    cases: list[str]
+    failed: bool = False
+
+
+@dataclass
+class Record:
+    """Everything that is needed to read the figures, and to measure them again."""
+
+    device: dict[str, Any]
+    how: dict[str, Any]
+    results: list[Result] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    def add_note(self, name: str, kind: str, why: str, case: Case | None, *, failed: bool = False) -> None:
+        """Note why something was not timed; the cases of one reason stand together."""
+        for note in self.notes:
+            if (note.name, note.kind, note.why) == (name, kind, why):
+                note.cases.append(str(case))
+                return
+        self.notes.append(Note(name, kind, why, [str(case)], failed))
+
+    def save(self, path: Path) -> None:
+        """Write as JSON, a result a line. The file is whole at any time."""
+        head = json.dumps({"device": self.device, "how": self.how}, indent=1).removesuffix("\n}")
+        parts = [
+            f' "{name}": [\n' + ",\n".join(f"  {json.dumps(_rounded(asdict(item)))}" for item in items) + "\n ]"
+            for name, items in (("results", self.results), ("notes", self.notes))
+        ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + ".part")
+        unfinished.write_text(",\n".join([head, *parts]) + "\n}\n")
+        unfinished.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        """A record that `save` wrote."""
+        found = json.loads(path.read_text())
+        results = [Result(**r) for r in found["results"]]
+        return cls(found["device"], found["how"], results, [Note(**n) for n in found.get("notes", [])])
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to six digits, which is more than a clock can tell."""
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def table(record: Record) -> str:
+    """The results as text: case by case, each line with its share of the roof and its speed beside each peer's."""
+    roofs = {r.name: r for r in record.results if r.kind == "roof"}
+    lines = [
+        f"{r.name:18}{r.tflops or r.gbps:9.1f} {'TFLOP/s' if r.tflops else 'GB/s'}, {r.ms:.3f} ms {_clocks(r)}".rstrip()
+        for r in roofs.values()
+    ]
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for r in record.results:
+        if r.kind != "roof":
+            groups.setdefault((tuple(r.shape), r.dtype, r.causal), []).append(r)
+    for (shape, dtype, causal), results in groups.items():
+        others = [r for r in results if r.kind == "peer"]
+        roof = roofs.get(peers.roof_name(dtype))
+        width = max(18, *(len(r.name) for r in results)) + 1
+        head = f"{'':{width}}{'ms':>10}{'spread':>8}{'TFLOP/s':>9}" + f"{'of roof':>9}" * (roof is not None)
+        head += "".join(f"{'x ' + peer.name.removeprefix('SDPA '):>12}" for peer in others)
+        lines += ["", str(Case(shape, dtype, causal)), head + f"{'max error':>11}"]
+        for r in results:
+            line = f"{r.name:{width}}{r.ms:10.3f}{(r.ms_max - r.ms_min) / r.ms:8.1%}{r.tflops:9.3g}"
+            line += f"{r.tflops / roof.tflops:9.1%}" if roof else ""
+            line += "".join(f"{peer.ms / r.ms:12.3f}" for peer in others)
+            wrong = f"  {r.wrong_launches} of {r.checked_launches} launches wrong" if r.wrong_launches else ""
+            lines.append(f"{line}{r.max_error:11.1e}  {r.note}{wrong}".rstrip())
+    if record.notes:
+        lines += ["", "not timed:"]
+        for note in record.notes:
+            where = note.cases[0] if len(note.cases) == 1 else f"{len(note.cases)} cases, first {note.cases[0]}"
+            lines.append(f"{'[FAIL] ' * note.failed}{note.name} ({where}): {note.why}")
+    return "\n".join(lines)
+
+
+def _clocks(r: Result) -> str:
+    units = {"sm_mhz": "MHz", "memory_mhz": "MHz memory", "watts": "W", "celsius": "°C"}
+    return " ".join(f"{value:.0f} {units[name]}" for name, value in r.clocks.items())

@@ -1,0 +1,343 @@
+"""Stages 06 and 07, on tensor cores, in half types: sizes, masks, lengths, large logits, tiles, planted bugs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from helpers import check, cpu, kernel, reference, stages, tiles
+from helpers.attention import flash_attention, flash_attention_varlen
+from helpers.device import cp
+from helpers.stages import LADDER
+
+TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+NAMES = ("wmma", "mma")
+SIZES = ((1, 1), (2, 1000), (31, 64), (33, 1), (64, 63), (65, 257), (127, 32), (128, 128), (129, 65), (257, 127))
+HEAD_DIMS = {"wmma": (8, 64, 72, 128), "mma": (8, 64, 72, 96, 128, 256)}
+
+every_stage = pytest.mark.parametrize("name", NAMES)
+every_type = pytest.mark.parametrize("dtype", TYPES)
+
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def inputs(shape: tuple[int, ...], n_kv: int, kv_heads: int, dtype: str, *, grow: float = 1.0) -> Arrays:
+    """q of `shape`, (batch, heads, N, d), and k, v, with means that are not zero; logits `grow` times as large."""
+    batch, _, _, d = shape
+    rng = np.random.default_rng([*shape, n_kv, kv_heads])
+    kv = (batch, kv_heads, n_kv, d)
+    q, k, v = rng.standard_normal(shape) + 0.3, rng.standard_normal(kv) + 0.2, rng.standard_normal(kv) + 0.5
+    return tuple(a.astype(TYPES[dtype]) for a in (q * grow**0.5, k * grow**0.5, v))
+
+
+def expected(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray, float]:
+    """Output and lse in float64, and the tolerance: twice the error of NumPy attention that rounds P and O to the type.
+
+    Where the rounding happens to be kind, one step of the type at the largest output is allowed.
+    """
+    dtype, group = q.dtype, q.shape[1] // k.shape[1]
+    q, k, v = (a.astype(np.float64) for a in (q, np.repeat(k, group, 1), np.repeat(v, group, 1)))
+    options.setdefault("softmax_scale", q.shape[-1] ** -0.5)
+    o, lse = reference.attention(q, k, v, return_lse=True, **options)
+    s = options["softmax_scale"] * q @ k.swapaxes(-1, -2)
+    i, j = np.arange(s.shape[-2])[:, None] + s.shape[-1] - s.shape[-2], np.arange(s.shape[-1])
+    left, right = options.get("window") or (-1, -1)
+    right = 0 if options.get("causal") else right
+    s[..., (left >= 0) & (j < i - left) | (right >= 0) & (j > i + right)] = -np.inf
+    largest = s.max(-1, keepdims=True)
+    p = np.exp(s - np.where(np.isfinite(largest), largest, 0))
+    total = p.sum(-1, keepdims=True)
+    rounded = (p.astype(dtype).astype(np.float64) @ v / np.where(total > 0, total, 1)).astype(dtype)
+    step = float(ml_dtypes.finfo(dtype).eps) * np.abs(o).max(initial=0)
+    return o, lse, max(2 * np.abs(rounded.astype(np.float64) - o).max(initial=0), step)
+
+
+def check_both(name: str, got: tuple[Any, Any], q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> None:
+    o, lse, tolerance = expected(q, k, v, **options)
+    check.check(name, got[0], o, tolerance=tolerance)
+    seen = np.isfinite(lse)
+    got_lse = cp.asnumpy(got[1])
+    assert got_lse.dtype == np.float32 and np.array_equal(np.isneginf(got_lse), ~seen)
+    check.check(
+        f"{name}, lse",
+        np.where(seen, got_lse, 0),
+        np.where(seen, lse, 0),
+        tolerance=1e-5 * (1 + np.abs(lse[seen]).max(initial=0)),
+    )
+
+
+def run(name: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> tuple[Any, Any]:
+    return LADDER[name](q, k, v, return_lse=True, **options)
+
+
+# ---- values
+
+
+@pytest.mark.parametrize(("name", "d"), [(name, d) for name in NAMES for d in HEAD_DIMS[name]])
+@every_type
+def test_sizes(name: str, d: int, dtype: str) -> None:
+    if dtype == "bfloat16" and d not in (64, 128):
+        pytest.skip("each head dimension is a compilation; bfloat16 has two")
+    for n, n_kv in SIZES:
+        q, k, v = inputs((1, 2, n, d), n_kv, 2, dtype)
+        check_both(f"{name} {n} x {n_kv}", run(name, q, k, v), q, k, v)
+
+
+MASKS = {
+    "causal": {"causal": True},
+    "window": {"window": (70, 20)},
+    "left": {"window": (40, -1)},
+    "right": {"window": (-1, 33)},
+    "diagonal": {"window": (0, 0)},
+    "causal window": {"causal": True, "window": (100, -1)},
+    "wider than all": {"window": (5000, 5000)},
+}
+
+
+@every_stage
+@every_type
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("n", "n_kv"), [(200, 200), (129, 333), (333, 129), (1, 300), (300, 1)])
+def test_masks(name: str, dtype: str, mask: str, n: int, n_kv: int) -> None:
+    """Batch 2, four heads of Q to one of K and V. With more rows than keys some rows see nothing: 0 and -inf."""
+    q, k, v = inputs((2, 4, n, 64), n_kv, 1, dtype)
+    check_both(f"{name}, {mask}", run(name, q, k, v, **MASKS[mask]), q, k, v, **MASKS[mask])
+
+
+@every_stage
+@every_type
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_lengths(name: str, dtype: str, causal: bool) -> None:
+    rows, keys = (3, 130, 0, 64, 1, 70), (200, 130, 5, 0, 70, 33)
+    cu_q, cu_k = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys))
+    q, k, v = (a[0].swapaxes(0, 1) for a in inputs((1, 4, sum(rows), 64), sum(keys), 2, dtype))
+    o, lse = flash_attention_varlen(q, k, v, cu_q, cu_k, causal=causal, return_lse=True, stage=name)
+    o, lse = cp.asnumpy(o), cp.asnumpy(lse)
+    for i in range(len(rows)):
+        own, its = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
+        one = tuple(a[part].swapaxes(0, 1)[None] for a, part in ((q, own), (k, its), (v, its)))
+        if rows[i] and keys[i]:
+            check_both(f"{name}, sequence {i}", (o[own].swapaxes(0, 1)[None], lse[None, :, own]), *one, causal=causal)
+        else:
+            assert not o[own].any() and np.isneginf(lse[:, own]).all()
+
+
+@every_stage
+def test_layouts(name: str) -> None:
+    """(batch, seq, heads, head_dim), slices of one array, and rows that do not start at multiples of 16 bytes."""
+    q, k, v = inputs((2, 2, 70, 64), 90, 2, "float16")
+    o = cp.asnumpy(run(name, q, k, v, causal=True)[0])
+    together = cp.asarray(np.concatenate([k, v], axis=-1).swapaxes(1, 2))
+    odd = cp.asarray(np.pad(q.swapaxes(1, 2), ((0, 0), (0, 0), (0, 0), (0, 3))))[..., :64]
+    got = flash_attention(odd, together[..., :64], together[..., 64:], causal=True, stage=name)
+    assert np.array_equal(cp.asnumpy(got).swapaxes(1, 2), o)
+
+
+@every_stage
+@every_type
+@pytest.mark.parametrize("scale", [1.0, 1e-3, -0.125, 0.0])
+def test_scales(name: str, dtype: str, scale: float) -> None:
+    q, k, v = inputs((1, 1, 130, 64), 150, 1, dtype)
+    check_both(f"{name}, scale {scale}", run(name, q, k, v, softmax_scale=scale), q, k, v, softmax_scale=scale)
+
+
+@every_stage
+@pytest.mark.parametrize("order", ["as they come", "rising", "falling"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_large_logits(name: str, order: str, causal: bool) -> None:
+    """Scores far beyond the largest float16, 65504; every tile raises the maximum, or none does."""
+    q, k, v = inputs((1, 1, 130, 64), 300, 1, "float16", grow=20000.0)
+    if order != "as they come":
+        q = np.abs(q)
+        length = np.linspace(0.01, 1, 300) if order == "rising" else np.linspace(1, 0.01, 300)
+        k = (np.abs(k) * length[None, None, :, None]).astype(np.float16)
+    assert np.abs(q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2)).max() > 1e5
+    check_both(f"{name}, {order}", run(name, q, k, v, causal=causal), q, k, v, causal=causal)
+
+
+@every_stage
+def test_maxima_that_rise_slowly(name: str) -> None:
+    """Each tile's maximum is larger than m_i, by less than makes it worth a rescale; and in the end by more."""
+    q = np.full((1, 1, 40, 64), 1.0, np.float16)
+    steps = np.linspace(0, 3, 640) + 0.01 * np.random.default_rng(1).standard_normal(640)
+    k = np.repeat(steps[None, None, :, None], 64, -1).astype(np.float16)
+    v = inputs((1, 1, 1, 64), 640, 1, "float16")[2]
+    check_both(name, run(name, q, k, v, softmax_scale=0.25), q, k, v, softmax_scale=0.25)
+
+
+# ---- sizes of tiles
+
+
+@every_stage
+@pytest.mark.parametrize("limit", [64 * 1024, 99 * 1024, 163 * 1024, 227 * 1024])
+def test_tiles_fit_the_shared_memory(name: str, limit: int) -> None:
+    pick, shared_bytes = getattr(tiles, f"pick_{name}"), getattr(tiles, f"{name}_shared_bytes")
+    least, most = (99 * 1024 if name == "mma" else 0), LADDER[name].max_head_dim  # 07 needs sm_80
+    for head_dim in range(8, most + 1, 8):
+        if limit >= least:
+            assert shared_bytes(head_dim, pick(head_dim, limit)) <= limit
+    with pytest.raises(ValueError, match=f"1 to {most}"):
+        pick(most + 8, limit)
+    with pytest.raises(ValueError, match="no tile for head_dim = 128 fits"):
+        pick(128, 16 * 1024)
+
+
+@pytest.mark.parametrize("sizes", [dict(s) for rows in tiles._MMA.values() for s in rows], ids=str)
+def test_every_tile_of_07_is_right(sizes: dict[str, int]) -> None:
+    q, k, v = inputs((1, 1, 150, 160 if sizes["WARPS"] == 8 else 64), 200, 1, "float16")
+    launch, got = LADDER["mma"].prepare(q, k, v, causal=True, return_lse=True, sizes=sizes)
+    launch()
+    check_both(f"mma {sizes}", got, q, k, v, causal=True)
+
+
+def test_few_blocks_get_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two heads of 200 rows are 4 blocks of 128 rows, or 8 of 64."""
+    grids = []
+    monkeypatch.setattr(kernel.Kernel, "bind", lambda self, grid, *args, **more: grids.append(grid) or (lambda: None))
+    for multiprocessors in (7, 8):
+        monkeypatch.setattr(stages, "_multiprocessors", lambda *_, many=multiprocessors: many)
+        LADDER["mma"].prepare(*inputs((1, 2, 200, 64), 100, 2, "float16"))
+    assert grids == [(2, 2, 1), (4, 2, 1)]
+
+
+# ---- planted bugs
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One change of a kernel's text that makes it wrong; `old` occurs once, or `times`.
+
+    race: it shows for certain on the CPU engine only.
+    """
+
+    name: str
+    old: str
+    new: str
+    times: int = 1
+    race: bool = False
+
+    def plant(self, text: str) -> str:
+        assert text.count(self.old) == self.times, f"{self.name}: {self.old!r} is there {text.count(self.old)} times"
+        return text.replace(self.old, self.new)
+
+
+def changed(name: str, old: str, new: str = "", **more: Any) -> Bug:
+    return Bug(name, old, new, **more)
+
+
+BUGS: dict[str, tuple[Bug, ...]] = {
+    "wmma": (
+        changed(
+            "no barrier before P V",
+            "    __syncthreads();  // hazard: P and V are read",
+            "    // P and V are read",
+            race=True,
+        ),
+        changed("no barrier after P V", "    __syncthreads();  // hazard: K is read", "    // K is read", race=True),
+        changed(
+            "no barrier after Q and K",
+            "  __syncthreads();  // hazard: Q and K are read",
+            "  // Q and K are read",
+            race=True,
+        ),
+        changed("acc is not rescaled", "s_row[c] *= rescale;", ";"),
+        changed("l_i is not rescaled", "      l_i *= rescale;\n"),
+        changed("rescaled the wrong way", "exp2f(m_i - m_new)", "exp2f(m_new - m_i)"),
+        changed("m_i never follows", "#define RAISE 8.0f", "#define RAISE 1e30f", times=1),
+        changed("K is not transposed", "tc::col_major> key;", "tc::row_major> key;"),
+        changed("P is read with the stride of S", "+ k, 2 * S_STRIDE);", "+ k, S_STRIDE);"),
+        changed("second half of P is the first", "P_smem + 16 * m * 2 * S_STRIDE + k", "P_smem + k"),
+        changed("second half of Q is the first", "Q_smem + 16 * m * STRIDE + k", "Q_smem + k"),
+        changed("a key too many", "first + j > high", "first + j > high + 1"),
+        changed("a key too few", "first + j < low", "first + j <= low"),
+        changed("full tiles end late", "first + BLOCK_N > full_end", "first > full_end"),
+        changed("wrong head of K and V", "head / (gridDim.y / kv_heads)", "head % kv_heads"),
+        changed("no maximum for rows that see nothing", "m_i == NEG_INF ? 0.0f : m_i", "m_i"),
+        changed("rows past the end are read", "r >= end || ", "", race=True),
+        changed("no division", "l_i > 0.0f ? 1.0f / l_i : 0.0f", "1.0f"),
+        changed("lse in units of log2", "LN_2 * (m_i", "(m_i"),
+    ),
+    "mma": (
+        changed(
+            "no wait for the copies",
+            "    cp_async_wait<0>();\n    __syncthreads();  // hazard: the tile",
+            "    __syncthreads();  // hazard: the tile",
+            race=True,
+        ),
+        changed("no barrier in the loop", "    __syncthreads();  // hazard: the tile", "    // the tile", race=True),
+        changed(
+            "waits for all but the newest copies",
+            "    cp_async_wait<0>();\n    __syncthreads();  // hazard: the tile",
+            "    cp_async_wait<1>();\n    __syncthreads();  // hazard: the tile",
+            race=True,
+        ),
+        changed(
+            "the next tile overwrites this one", "K_smem + (here ^ TILE) + piece", "K_smem + here + piece", race=True
+        ),
+        changed("always the first half of V_smem", "v_lane + here", "v_lane"),
+        changed("swizzled on the way out alone", "piece = swizzled(r, c)", "piece = 16 * (r * CHUNKS + c)"),
+        changed("not swizzled along a row", "(address ^ 32 * k % WIDTH)", "(address + 32 * k % WIDTH)"),
+        changed("halves of K's fragment exchanged", "S[m][2 * n], a[m], b[0], b[1]", "S[m][2 * n], a[m], b[1], b[0]"),
+        changed(
+            "halves of V's fragment exchanged", "acc[m][2 * n], a[m], b[0], b[1]", "acc[m][2 * n], a[m], b[1], b[0]"
+        ),
+        changed(
+            "registers of P exchanged",
+            "&S[m][2 * k + i / 2][i % 2 * 2]",
+            "&S[m][2 * k + i % 2][i / 2 * 2]",
+        ),
+        changed("V is not transposed", "ldmatrix_trans(b, ", "ldmatrix(b, "),
+        changed("acc is not rescaled", "acc[m][n][2 * h] *= rescale, acc[m][n][2 * h + 1] *= rescale;", ";"),
+        changed(
+            "half of acc is not rescaled",
+            "acc[m][n][2 * h] *= rescale, acc[m][n][2 * h + 1] *= rescale;",
+            "acc[m][n][2 * h] *= rescale;",
+        ),
+        changed("l_i is not rescaled", "      l_i[m][h] *= rescale;\n"),
+        changed("m_i never follows", "#define RAISE 8.0f", "#define RAISE 1e30f"),
+        changed("maxima of two lanes out of four", "      x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));\n"),
+        changed("sums of two lanes out of four", "      l += __shfl_xor_sync(0xffffffff, l, 2);\n"),
+        changed("a key too many", "key + 8 * n + e > high", "key + 8 * n + e > high + 1"),
+        changed("a key too few", "key + 8 * n + e < low", "key + 8 * n + e <= low"),
+        changed("full tiles end late", "next > full_end", "first > full_end"),
+        changed("wrong head of K and V", "head / (gridDim.y / kv_heads)", "head % kv_heads"),
+        changed("no maximum for rows that see nothing", "x == NEG_INF ? 0.0f : x * to_log2", "x * to_log2"),
+        changed("rows past the end are read", "i < left && ", "", race=True),
+        changed("the sign of the scale is lost", "^= 0x80008000", "^= 0"),
+        changed("lse of scores before the scale", "m_i[m][h] * size + logf(l)", "m_i[m][h] + logf(l)"),
+    ),
+}
+CASES = [(name, bug) for name, bugs in BUGS.items() for bug in bugs]
+WITH_BUG: tuple[dict[str, Any], ...] = (
+    {"n": 150, "n_kv": 200, "window": (90, 15)},
+    {"n": 200, "n_kv": 130, "causal": True, "softmax_scale": -0.2},  # rows that see nothing
+    {"n": 40, "n_kv": 300, "grow": 4000.0},
+)
+
+
+def check_with(name: str, text: str) -> None:
+    """A few calls with another text of the kernel: heads that share K and V, tails, masks, large logits."""
+    for case in WITH_BUG:
+        options = dict(case)
+        q, k, v = inputs((1, 4, options.pop("n"), 32), options.pop("n_kv"), 2, "float16", grow=options.pop("grow", 1.0))
+        launch, (o, lse) = LADDER[name].prepare(q, k, v, source=text, return_lse=True, **options)
+        launch()
+        check_both(name, (o, lse), q, k, v, **options)
+
+
+@every_stage
+def test_kernel_without_a_bug_passes(name: str) -> None:
+    check_with(name, kernel.source(LADDER[name].file))
+
+
+@pytest.mark.parametrize(("name", "bug"), CASES, ids=[f"{name}-{bug.name}" for name, bug in CASES])
+def test_bug_is_seen(name: str, bug: Bug, request: pytest.FixtureRequest) -> None:
+    if bug.race:
+        request.getfixturevalue("cpu_engine")
+    text = bug.plant(kernel.source(LADDER[name].file))
+    with pytest.raises((AssertionError, cpu.LaunchError)):
+        check_with(name, text)
