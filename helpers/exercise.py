@@ -383,6 +383,29 @@ def _sliding_window(trial: Trial) -> None:
         trial.expect("lse", at, lse, expected_lse, hint=hint)
 
 
+@grader("06_row_of_scores")
+def _row_of_scores(trial: Trial) -> None:
+    from helpers.xray import xray  # which draws pictures: no other exercise waits for that
+
+    for n, n_kv, d in ((33, 65, 16), (1, 1, 16), (16, 16, 64), (16, 257, 64), (50, 31, 16)):
+        q, k, _ = (a.astype(np.float16) for a in trial.inputs(n, n_kv, d))
+        headers = kernel.wmma_headers() if trial.on_gpu else ()
+        module = trial.xp.RawModule(code=trial.code, options=(*kernel.options({"HEAD_DIM": d}), *headers))
+        run = kernel.typed(module, "row_lse", trial.code)
+        lse, grid = trial.empty(n), (-(-n // 16),)
+        args = (*map(trial.xp.asarray, (q, k)), lse, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
+        run(grid, (32,), args)
+        if not trial.on_gpu and n == 33:  # first: a race may be why lse is wrong
+            races = [finding for finding in xray(run, grid, (32,), args).findings if finding.kind == "race"]
+            hint = "a lane reads a row of S that other lanes have not stored yet: what makes a warp wait for itself?"
+            trial.expect("races", where(n, n_kv, d), np.array([len(races)]), np.array([0]), hint=hint)
+            lse[...] = math.nan
+            run(grid, (32,), args)
+        _, expected = reference.attention(q, k, k, return_lse=True)
+        hint = "K^T: row j of K is column j of the right operand. And which keys of the last tile are none?"
+        trial.expect("lse", where(n, n_kv, d), lse, expected, hint=hint, tolerance=1e-4)
+
+
 @grader("07_two_products")
 def _two_products(trial: Trial) -> None:
     from helpers.xray import xray  # which draws pictures: no other exercise waits for that

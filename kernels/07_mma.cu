@@ -39,6 +39,7 @@
 #define LOG2_E 1.4426950408889634f
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows move in pieces of 16 bytes; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
+static_assert(THREADS / SPAN % 8 == 0, "threads copy every eighth row, or the swizzle would change from row to row");
 
 using Statistics = float[TILES_M][2];           // per row of this thread: g and g + 8 of each 16-row tile
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
