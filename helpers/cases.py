@@ -78,7 +78,10 @@ class Inputs:
     @functools.cached_property
     def torch(self) -> tuple[Any, ...]:
         """As PyTorch's tensors on the GPU; rounded there, to the nearest, so the same values bit for bit."""
-        import torch
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError("tensors of PyTorch need PyTorch: pip install torch") from error
 
         dtype = getattr(torch, self.dtype)
         return tuple(torch.from_numpy(a).cuda().to(dtype) for a in _normal(self.shape))

@@ -150,12 +150,12 @@ NUMPY = Peer("NumPy", _numpy, ("float32",))
 
 def numba_simulator() -> Peer | None:
     """Numba's CUDA simulator, which runs kernels written in Python with no GPU; None where it is not to be had."""
+    if importlib.util.find_spec("numba") is None:
+        return None
     if "numba" not in sys.modules:
         os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # read once, at Numba's import
-    try:
-        from numba.core import config
-    except ImportError:
-        return None
+    from numba.core import config
+
     return Peer("Numba's simulator", _numba, ("float32",), causal=False) if config.ENABLE_CUDASIM else None
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "environment.yml").read_text(encoding="utf-8")
 
 # Used where they are found, never needed: peers to measure against, and what course.py reads versions with.
-OPTIONAL = {"torch", "triton", "packaging", "pip"}
+OPTIONAL = {"torch", "triton", "numba", "packaging", "pip"}
 # Modules whose distribution is named otherwise, for a system where it is not installed.
 ELSEWHERE = {"cupy": "cupy-cuda12x", "cupy_backends": "cupy-cuda12x"}
 # Modules of this repository.
