@@ -114,6 +114,13 @@ struct Profile {
 Checker c;
 Profile profile;
 
+struct Running {  // what every access asks of the thread that runs
+  unsigned thread;
+  uintptr_t stack_top;
+  LaneTrace *trace;
+};
+Running runs;
+
 // What the last access of an instruction found, so that the next one finds it in a glance.
 struct Cached {
   uintptr_t pc = 0, begin = 0, span = 0;  // an access at begin .. begin + span lies in the region
@@ -226,7 +233,7 @@ void take_up(uintptr_t address) {
   const uint64_t word = word_of(address);
   auto found = c.releases.find(word);
   if (found == c.releases.end()) return;
-  const unsigned thread = engine_lane()->linear;
+  const unsigned thread = runs.thread;
   const size_t before = known_releases(thread, word);
   Known &mine = c.known_to[thread];
   for (size_t i = before; i < found->second.size(); ++i) learn(mine, found->second[i].known);
@@ -236,7 +243,7 @@ void take_up(uintptr_t address) {
 // An atomic writes a word.
 void release(uintptr_t address) {
   if (!c.running || c.fences[0].empty()) return;
-  const unsigned thread = engine_lane()->linear, warp = thread / 32;
+  const unsigned thread = runs.thread, warp = thread / 32;
   for (int scope = 0; scope < 2; ++scope) {
     const std::vector<Fence> &fences = c.fences[scope];
     const Fence &mine = fences[thread];
@@ -359,7 +366,7 @@ void check_order(Region &r, uint32_t index, uintptr_t a, unsigned size, Kind kin
 // An atomicCAS of a word: what its thread read of it before, without an atomic, was a guess.
 void compare(uintptr_t a, unsigned size) {
   if (!c.running) return;
-  const unsigned thread = engine_lane()->linear;
+  const unsigned thread = runs.thread;
   auto mine = [&](const Guess &g) { return g.thread == thread && g.address < a + size && a < g.address + g.size; };
   c.guesses.erase(std::remove_if(c.guesses.begin(), c.guesses.end(), mine), c.guesses.end());
   for (Region &r : c.regions) {
@@ -394,7 +401,7 @@ __attribute__((noinline)) void access_books(Cached &hint, uintptr_t a, unsigned 
   if (told.fetches && kind == READ) {
     for (size_t i = offset / told.element; i * told.element < offset + size; ++i) told.fetches[i]++;
   }
-  const unsigned thread = engine_lane()->linear;
+  const unsigned thread = runs.thread;
   if (__builtin_expect((a & (size - 1)) != 0, 0)) report(ENGINE_MISALIGNED, hint.index, a, size, pc, thread, kind == WRITE);
   if (r.cells.empty()) return;
   if (told.state) {
@@ -408,8 +415,8 @@ __attribute__((noinline)) void access_books(Cached &hint, uintptr_t a, unsigned 
 }
 
 inline void remember_event(uintptr_t address, uintptr_t pc, void *frame) {
-  const uint32_t above = (uint32_t)((uintptr_t)frame - (uintptr_t)engine_stack_top());  // the deeper, the smaller
-  LaneTrace &lane = profile.lanes[engine_lane()->linear];
+  const uint32_t above = (uint32_t)((uintptr_t)frame - runs.stack_top);  // the deeper, the smaller
+  LaneTrace &lane = *runs.trace;
   lane.events[lane.n++] = {address, (uint64_t)above << 32 | (uint32_t)(pc - profile.base)};
   while (__builtin_expect(lane.n == FULL, 0)) engine_pause();  // again, if the others could not catch up yet
 }
@@ -571,7 +578,7 @@ __attribute__((noinline)) void access_first(uintptr_t a, unsigned size, Kind kin
   while (index < c.regions.size() && !(a >= c.regions[index].begin && a + size <= c.regions[index].end)) ++index;
   if (index == c.regions.size()) {
     // The lane keeps in step with the others of its warp, which may be inside.
-    if (outside(a, size, kind, pc, engine_lane()->linear) && profile.running) remember_event(a, pc, frame);
+    if (outside(a, size, kind, pc, runs.thread) && profile.running) remember_event(a, pc, frame);
     return;
   }
   Region &r = c.regions[index];
@@ -609,7 +616,7 @@ inline __attribute__((always_inline)) void access(void *address, unsigned size, 
     // The common case: written by this block before the last barrier, and now only read.
     Cell &cell = hint.cells[offset >> hint.shift];
     if (cell.write < c.barrier_tag && cell.write >= c.block_tag) {
-      remember_read(cell, tag_of(c.epoch, engine_lane()->linear, atomic), hint.site);
+      remember_read(cell, tag_of(c.epoch, runs.thread, atomic), hint.site);
       return;
     }
   }
@@ -632,6 +639,10 @@ void check_block_end(unsigned n_threads) {
   settle_guesses();
   c.running = profile.running = false;
   forget();
+}
+
+void check_switch(unsigned thread, const void *stack_top) {
+  runs = {thread, (uintptr_t)stack_top, profile.lanes.empty() ? nullptr : &profile.lanes[thread]};
 }
 
 void check_block(uint64_t block, unsigned n_warps, const void *static_shared, const void *dynamic_shared) {
@@ -706,7 +717,7 @@ void check_warp_sync(unsigned warp, unsigned mask) {
 }
 
 void check_fence(bool own_block) {
-  const unsigned thread = engine_lane()->linear;
+  const unsigned thread = runs.thread;
   for (int scope = own_block; scope < 2; ++scope) {
     auto &fences = c.fences[scope];
     if (c.fences[0].empty()) c.fences[0].resize(c.warp_epoch.size() * 32);
@@ -761,7 +772,7 @@ void __tsan_init() {}
 void __sanitizer_cov_trace_pc() {
   if (!profile.running) return;
   const uintptr_t pc = (uintptr_t)CALLER;
-  LaneTrace &lane = profile.lanes[engine_lane()->linear];
+  LaneTrace &lane = *runs.trace;
   if (pc <= lane.last_block) remember_event(0, pc, __builtin_frame_address(0));
   lane.last_block = pc;
 }

@@ -67,6 +67,7 @@ bool checking();
 void check_ignore(const void *begin, size_t bytes);
 void check_block(uint64_t block, unsigned n_warps, const void *static_shared, const void *dynamic_shared);
 void check_block_end(unsigned n_threads);
+void check_switch(unsigned thread, const void *stack_top);  // this thread of the block runs from now on
 void check_barrier(const char *file, int line);
 void check_warp_sync(unsigned warp, unsigned mask);
 void check_collective();
@@ -77,4 +78,3 @@ void check_async_left(void *target, unsigned bytes, void *caller);
 void check_merge(unsigned n_threads);                     // all lanes have arrived: at a barrier, or at the end
 void check_merge_warp(unsigned warp, unsigned n_threads, unsigned unfinished);  // unfinished: lanes that will go on
 extern "C" void engine_pause();                            // the fiber that runs lets its warp catch up
-extern "C" const void *engine_stack_top();                // of the fiber that runs

@@ -20,7 +20,7 @@ void for_cells(uintptr_t a, unsigned bytes, F f) {
 }  // namespace
 
 void check_async_issue(void* target, unsigned bytes, void* caller, void* frame) {
-  const unsigned thread = engine_lane()->linear;
+  const unsigned thread = runs.thread;
   access_first((uintptr_t)target, bytes, WRITE, false, (uintptr_t)caller, frame);
   for_cells((uintptr_t)target, bytes, [&](Cell& cell) {
     cell.write = tag_of(IN_FLIGHT, thread, false);
@@ -29,7 +29,7 @@ void check_async_issue(void* target, unsigned bytes, void* caller, void* frame) 
 }
 
 void check_async_landed(void* target, unsigned bytes) {
-  const Tag now = tag_of(c.epoch, engine_lane()->linear, false);
+  const Tag now = tag_of(c.epoch, runs.thread, false);
   for_cells((uintptr_t)target, bytes, [&](Cell& cell) {
     if (cell.write == tag_of(IN_FLIGHT, thread_of(now), false)) cell.write = now;
   });
@@ -40,7 +40,7 @@ void check_async_left(void* target, unsigned bytes, void* caller) {
   for (uint32_t i = 0; i < c.regions.size(); ++i) {
     const Region& r = c.regions[i];
     if ((uintptr_t)target < r.begin || (uintptr_t)target >= r.end) continue;
-    report(ENGINE_NEVER_WAITED, i, (uintptr_t)target, bytes, (uintptr_t)caller, engine_lane()->linear, true);
+    report(ENGINE_NEVER_WAITED, i, (uintptr_t)target, bytes, (uintptr_t)caller, runs.thread, true);
     return;
   }
 }

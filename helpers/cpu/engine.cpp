@@ -306,6 +306,11 @@ void note_expired(Worker &w, EngineFailure &f, uintptr_t pc) {
   __builtin_unreachable();
 }
 
+void set_current(Worker &w, Fiber *to) {
+  w.current = to;
+  if (checking()) check_switch(to->lane.linear, to->stack + STACK_BYTES - to->lane.linear % 15 * 256);
+}
+
 // The current fiber waits or has ended: continue with another, or with the block's end.
 void schedule(Worker &w) {
   Fiber *from = w.current, *to = next_ready(w);
@@ -320,7 +325,7 @@ void schedule(Worker &w) {
     switch_to(from->context, w.main);
     return;
   }
-  w.current = to;
+  set_current(w, to);
   switch_to(from->context, to->context);
 }
 
@@ -616,7 +621,7 @@ void run_block(Worker &w, uint64_t block) {
     w.ready[i] = w.alive[i] = lanes == WARP ? ~0u : (1u << lanes) - 1;
   }
   if (checking()) check_block(block, w.n_warps, w.static_base, w.dynamic);
-  w.current = &w.fibers[0];
+  set_current(w, &w.fibers[0]);
   w.critical = 1;
   w.in_fiber = true;
   switch_to(w.main, w.current->context);
@@ -775,7 +780,7 @@ void engine_yield() {
     unsigned at = (from->lane.linear + i) % w.n_threads;
     if (!(w.ready[at / WARP] >> (at % WARP) & 1)) continue;
     w.warp = at / WARP;
-    w.current = &w.fibers[at];
+    set_current(w, &w.fibers[at]);
     switch_to(from->context, w.current->context);
     return;
   }
@@ -866,11 +871,6 @@ void engine_pause() {
   set_waiting(w, f);
   w.paused[f.lane.linear / WARP] |= 1u << (f.lane.linear % WARP);
   schedule(w);
-}
-
-const void *engine_stack_top() {
-  const Fiber &f = *this_worker->current;
-  return f.stack + STACK_BYTES - f.lane.linear % 15 * 256;
 }
 
 void engine_fail(const char *message, const char *file, int line) { fail(here(), file, line, message); }
