@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ def measured_ladder(
         record: another record than the committed one.
 
     Returns:
-        A picture; where nothing is recorded, a sentence that says so.
+        A picture of those shapes that the record has; where it has none, a sentence that says so.
     """
     record = recorded() if record is None else record
     if record is None:
@@ -153,16 +154,17 @@ def measured_ladder(
         tuple(shape): {r["name"]: r for r in measurements(shape, names, dtype=dtype, causal=causal, record=record)}
         for shape in shapes
     }
+    at = {shape: results for shape, results in at.items() if results}  # a panel without a bar says nothing
     names = list(dict.fromkeys(name for results in at.values() for name in results)) if names is None else names
-    if top is None or not names:
+    if top is None or not at:
         return Text(f"*(the record has no {dtype} at {', '.join(map(str, shapes))})*")
-    fig, axes = figure(8.6, 1.2 + 0.36 * len(names), columns=len(shapes))
+    fig, axes = figure(8.6, 1.2 + 0.36 * len(names), columns=len(at))
     told = []
     for ax, (shape, results) in zip(np.atleast_1d(axes), at.items(), strict=True):
         texts = _ladder_panel(ax, results, names, top)
         if ax is not np.atleast_1d(axes)[0]:
             ax.set_yticklabels([])
-        ax.set_title(_heading(shape, dtype, causal), fontsize=10)
+        ax.set_title(textwrap.fill(_heading(shape, dtype, causal), 84 // len(at)), fontsize=10)
         told += [f"N = {shape[2]}, {name}: {text}" for name, text in zip(names, texts, strict=True)]
     fig.supxlabel(f"TFLOP/s (more is better); dashed: {roof}, {top:.3g}; recorded on {_gpu(record)}", fontsize=10)
     return Picture(fig, f"TFLOP/s and share of {roof}: {'; '.join(told)}")

@@ -346,7 +346,8 @@ def matrices(masks: Mapping[str, np.ndarray], *, title: str = "", legend: Mappin
         bottom = height - above - size[1]
         ax = fig.add_axes((left / width, bottom / height, size[0] / width, size[1] / height))
         left += slot
-        ax.pcolormesh(mask, cmap=colours, vmin=0, vmax=3, edgecolors="white", linewidth=0.5)
+        lines = 0.5 if cell > 0.05 else 0  # around cells so small they would hide the colour
+        ax.pcolormesh(mask, cmap=colours, vmin=0, vmax=3, edgecolors="white", linewidth=lines)
         ax.invert_yaxis()
         ax.set_title(name, fontsize=10)
         ax.set_xticks([])
