@@ -137,12 +137,11 @@ class Bench:
                 yield launch
             return
         stage = LADDER[job.what.stage] if job.kind == "experiment" else job.what
-        mask = {"causal": True} if job.case.causal else {}
         arrays, prepared = inputs.device, []
 
         def launch() -> Any:
             if not prepared:
-                prepared.append(stage.prepare(*arrays, **mask, source=source, sizes=job.sizes or None))
+                prepared.append(stage.prepare(*arrays, causal=job.case.causal, source=source, sizes=job.sizes or None))
             run, o = prepared[0]
             run()
             return o
@@ -167,8 +166,7 @@ class Bench:
         code = experiment.apply(kernel.source(LADDER[experiment.stage].file))
         whole = None
         if experiment.launches > 1:  # a race may show in one row alone
-            mask = {"causal": True} if job.case.causal else {}
-            whole = cp.asarray(reference.attention(*inputs.host, **mask))
+            whole = cp.asarray(reference.attention(*inputs.host, causal=job.case.causal))
         wrong, worst = 0, 0.0
         with self._ready(job, inputs, code) as launch:
             for _ in range(experiment.launches):
@@ -232,8 +230,7 @@ def cases(*, on_gpu: bool = ON_GPU, quick: bool = False) -> list[Case]:
 
 def why_not(stage: Stage, case: Case) -> str | None:
     """Why a stage cannot do a case on this device, or None."""
-    mask = {"causal": True} if case.causal else {}
-    return stage.why_not(head_dim=case.shape[3], dtype=case.dtype, **mask)
+    return stage.why_not(head_dim=case.shape[3], dtype=case.dtype, causal=case.causal)
 
 
 def plan(

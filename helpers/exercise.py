@@ -122,7 +122,8 @@ class Trial:
 
     def kernel(self, name: str, **defines: int) -> Callable[..., None]:
         """The learner's kernel `name`, compiled with -DNAME=value, launched as kernel(grid, block, args)."""
-        module = self.xp.RawModule(code=self.code, options=kernel.options(defines))
+        headers = kernel.headers(self.code) if self.on_gpu else ()
+        module = self.xp.RawModule(code=self.code, options=(*kernel.options(defines), *headers))
         # The CPU engine checks arguments by itself; on a GPU the typed launch does.
         return kernel.typed(module, name, self.code) if self.on_gpu else module.get_function(name)
 
@@ -389,9 +390,7 @@ def _row_of_scores(trial: Trial) -> None:
 
     for n, n_kv, d in ((33, 65, 16), (1, 1, 16), (16, 16, 64), (16, 257, 64), (50, 31, 16)):
         q, k, _ = (a.astype(np.float16) for a in trial.inputs(n, n_kv, d))
-        headers = kernel.wmma_headers() if trial.on_gpu else ()
-        module = trial.xp.RawModule(code=trial.code, options=(*kernel.options({"HEAD_DIM": d}), *headers))
-        run = kernel.typed(module, "row_lse", trial.code)
+        run = trial.kernel("row_lse", HEAD_DIM=d)
         lse, grid = trial.empty(n), (-(-n // 16),)
         args = (*map(trial.xp.asarray, (q, k)), lse, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
         run(grid, (32,), args)
@@ -410,10 +409,9 @@ def _row_of_scores(trial: Trial) -> None:
 def _two_products(trial: Trial) -> None:
     from helpers.xray import xray  # which draws pictures: no other exercise waits for that
 
-    code = _with_ptx(trial.code)
+    trial.code = _with_ptx(trial.code)
     for n, n_kv in ((16, 16), (1, 1), (33, 17), (64, 50)):
         q, k, v = (a.astype(np.float16) for a in trial.inputs(n, n_kv, 64))
-        trial.code = code
         run = trial.kernel("two_products")
         o = trial.empty(n, 64)
         grid, args = (-(-n // 16),), (*map(trial.xp.asarray, (q, k, v)), o, np.int32(n), np.int32(n_kv))
@@ -424,8 +422,7 @@ def _two_products(trial: Trial) -> None:
         hint = "rows g and g + 8, columns 2t and 2t + 1 of S[0] are keys 2t and 2t + 1, of S[1] keys 2t + 8 and 2t + 9"
         trial.expect("O", at, o, s @ values, hint=hint, tolerance=max(2 * float(rounding), 1e-3))
         if not trial.on_gpu and n == 16:  # one block of whole tiles is enough to see how shared memory is asked
-            typed = kernel.typed(cpu.RawModule(code=code, options=kernel.options({})), "two_products", code)
-            conflicts = sum(figures.conflicts for figures in xray(typed, grid, (32,), args).shared.values())
+            conflicts = sum(figures.conflicts for figures in xray(run, grid, (32,), args).shared.values())
             hint = "ldmatrix reads the same chunk of 8 rows at once: which places may they not share?"
             trial.expect("bank conflicts", at, np.array([conflicts]), np.array([0]), hint=hint)
 

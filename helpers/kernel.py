@@ -66,6 +66,11 @@ def wmma_headers() -> tuple[str, ...]:
     return () if folder is None else (f"-I{folder}",)
 
 
+def headers(code: str) -> tuple[str, ...]:
+    """The options for the headers that a source includes and CuPy does not find: `wmma_headers` where it needs them."""
+    return wmma_headers() if "<mma.h>" in code else ()
+
+
 def header_folder(header: str) -> Path | None:
     """The folder of the CUDA toolkit, a wheel's or an installed one's, with this header; None where there is none."""
     spec = importlib.util.find_spec("nvidia")
@@ -161,8 +166,7 @@ def load(file_or_code: str, name: str, *, defines: Mapping[str, Any] | None = No
         defines: sizes by name, such as {"HEAD_DIM": 64}.
     """
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
-    headers = wmma_headers() if "<mma.h>" in code else ()
-    return _compiled(code, (*options(defines), *headers), name)
+    return _compiled(code, (*options(defines), *headers(code)), name)
 
 
 def typed(module: Any, name: str, code: str | None = None) -> Kernel:

@@ -226,7 +226,7 @@ class Stage:
             sequences=q4.shape[0] if cu_q is None else len(cu_q) - 1,
         )
         defines = self.defines(head_dim)
-        if self.few_blocks and 2 * _blocks(problem, defines) <= _multiprocessors(cp, cp.cuda.Device().id):
+        if self.few_blocks and 2 * _blocks(problem, defines) <= _multiprocessors():
             defines.update(self.few_blocks)
         defines.update(sizes or {})
         if self.scalar_loads and not all(_aligned(a) for a in (q4, k4, v4, o4)):
@@ -424,18 +424,22 @@ def _shared_tiles(head_dim: int) -> dict[str, int]:
 
 def _register_tiles(head_dim: int) -> dict[str, int]:
     """What `helpers.tiles` picks for this device's shared memory."""
-    return tiles.pick(head_dim, _most_shared(cp, cp.cuda.Device().id)).defines
+    return tiles.pick(head_dim, _most_shared()).defines
 
 
 @functools.cache
-def _most_shared(device: Any, number: int) -> int:
-    """Bytes of shared memory that a block may opt in to. Asking a GPU takes a millisecond: not at every call."""
-    return device.cuda.runtime.getDeviceProperties(number)["sharedMemPerBlockOptin"]
+def _properties(device: Any, number: int) -> Mapping[str, Any]:
+    """What a device says of itself. Asking a GPU takes a millisecond: not at every call."""
+    return device.cuda.runtime.getDeviceProperties(number)
 
 
-@functools.cache
-def _multiprocessors(device: Any, number: int) -> int:
-    return device.cuda.runtime.getDeviceProperties(number)["multiProcessorCount"]
+def _most_shared() -> int:
+    """Bytes of shared memory that a block may opt in to."""
+    return _properties(cp, cp.cuda.Device().id)["sharedMemPerBlockOptin"]
+
+
+def _multiprocessors() -> int:
+    return _properties(cp, cp.cuda.Device().id)["multiProcessorCount"]
 
 
 def _register_tiles_shared(sizes: Mapping[str, int]) -> int:
@@ -444,11 +448,11 @@ def _register_tiles_shared(sizes: Mapping[str, int]) -> int:
 
 
 def _wmma_tiles(head_dim: int) -> dict[str, int]:
-    return tiles.pick_wmma(head_dim, _most_shared(cp, cp.cuda.Device().id))
+    return tiles.pick_wmma(head_dim, _most_shared())
 
 
 def _mma_tiles(head_dim: int) -> dict[str, int]:
-    return tiles.pick_mma(head_dim, _most_shared(cp, cp.cuda.Device().id))
+    return tiles.pick_mma(head_dim, _most_shared())
 
 
 EVERYTHING = frozenset({"heads", "gqa", "causal", "window", "varlen", "lse", "strides"})

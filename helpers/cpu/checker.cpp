@@ -729,6 +729,32 @@ void check_fence(bool own_block) {
 
 #include "checker_async.h"
 
+// One OS thread runs the blocks of a checked launch, so the plain operation is atomic enough. These are inlined: the
+// frame and the caller are the hook's.
+template <typename T>
+__attribute__((always_inline)) inline void before_atomic_write(volatile T *p, void *caller) {
+  take_up((uintptr_t)p);
+  access((void *)p, sizeof(T), WRITE, true, caller);
+  release((uintptr_t)p);
+}
+
+template <typename T>
+__attribute__((always_inline)) inline T compare_exchange(volatile T *p, T expected, T v, void *caller) {
+  compare((uintptr_t)p, sizeof(T));
+  before_atomic_write(p, caller);
+  T old = *p;
+  if (old == expected) *p = v;
+  return old;
+}
+
+template <typename T>
+__attribute__((always_inline)) inline int compare_exchange_at(volatile T *p, T *expected, T v, void *caller) {
+  T old = compare_exchange(p, *expected, v, caller);
+  if (old == *expected) return 1;
+  *expected = old;
+  return 0;
+}
+
 // ---------------------------------------------------------------- what the compiler calls
 
 extern "C" {
@@ -785,7 +811,6 @@ void __tsan_atomic_thread_fence(int order) {
 }
 void __tsan_atomic_signal_fence(int) {}
 
-// One OS thread runs the blocks of a checked launch, so the plain operation is atomic enough.
 #define ATOMICS(BITS, T)                                                                                   \
   T __tsan_atomic##BITS##_load(const volatile T *p, int) {                                                 \
     take_up((uintptr_t)p);                                                                                 \
@@ -793,45 +818,23 @@ void __tsan_atomic_signal_fence(int) {}
     return *p;                                                                                             \
   }                                                                                                        \
   void __tsan_atomic##BITS##_store(volatile T *p, T v, int) {                                              \
-    take_up((uintptr_t)p);                                                                                 \
-    access((void *)p, BITS / 8, WRITE, true, CALLER);                                                      \
-    release((uintptr_t)p);                                                                                 \
+    before_atomic_write(p, CALLER);                                                                        \
     *p = v;                                                                                                \
   }                                                                                                        \
   T __tsan_atomic##BITS##_exchange(volatile T *p, T v, int) {                                              \
-    take_up((uintptr_t)p);                                                                                 \
-    access((void *)p, BITS / 8, WRITE, true, CALLER);                                                      \
-    release((uintptr_t)p);                                                                                 \
+    before_atomic_write(p, CALLER);                                                                        \
     T old = *p;                                                                                            \
     *p = v;                                                                                                \
     return old;                                                                                            \
   }                                                                                                        \
   int __tsan_atomic##BITS##_compare_exchange_strong(volatile T *p, T *expected, T v, int, int) {           \
-    compare((uintptr_t)p, BITS / 8);                                                                       \
-    take_up((uintptr_t)p);                                                                                 \
-    access((void *)p, BITS / 8, WRITE, true, CALLER);                                                      \
-    release((uintptr_t)p);                                                                                 \
-    if (*p == *expected) { *p = v; return 1; }                                                             \
-    *expected = *p;                                                                                        \
-    return 0;                                                                                              \
+    return compare_exchange_at(p, expected, v, CALLER);                                                    \
   }                                                                                                        \
   int __tsan_atomic##BITS##_compare_exchange_weak(volatile T *p, T *expected, T v, int, int) {             \
-    compare((uintptr_t)p, BITS / 8);                                                                       \
-    take_up((uintptr_t)p);                                                                                 \
-    access((void *)p, BITS / 8, WRITE, true, CALLER);                                                      \
-    release((uintptr_t)p);                                                                                 \
-    if (*p == *expected) { *p = v; return 1; }                                                             \
-    *expected = *p;                                                                                        \
-    return 0;                                                                                              \
+    return compare_exchange_at(p, expected, v, CALLER);                                                    \
   }                                                                                                        \
   T __tsan_atomic##BITS##_compare_exchange_val(volatile T *p, T expected, T v, int, int) { /* clang's */   \
-    compare((uintptr_t)p, BITS / 8);                                                                       \
-    take_up((uintptr_t)p);                                                                                 \
-    access((void *)p, BITS / 8, WRITE, true, CALLER);                                                      \
-    release((uintptr_t)p);                                                                                 \
-    T old = *p;                                                                                            \
-    if (old == expected) *p = v;                                                                           \
-    return old;                                                                                            \
+    return compare_exchange(p, expected, v, CALLER);                                                       \
   }
 ATOMICS(8, uint8_t)
 ATOMICS(16, uint16_t)
