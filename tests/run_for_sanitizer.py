@@ -1,6 +1,6 @@
 """Every stage at awkward sizes, once: the program to run under compute-sanitizer on a GPU.
 
-    PYTHONPATH=. compute-sanitizer --tool memcheck --error-exitcode 1 python3 tests/run_for_sanitizer.py
+    PYTHONPATH=. compute-sanitizer --tool memcheck --error-exitcode 1 python3 tests/run_for_sanitizer.py [STAGE ...]
 
 The other tools: racecheck, synccheck, initcheck. Checks the results too, so a silent failure is none.
 """
@@ -8,26 +8,93 @@ The other tools: racecheck, synccheck, initcheck. Checks the results too, so a s
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+
+import numpy as np
 
 from helpers import reference
+from helpers.cases import TYPES
 from helpers.check import check, make_inputs
 from helpers.device import ON_GPU, cp, describe
-from helpers.stages import LADDER
+from helpers.stages import LADDER, Stage
 
-SHAPES = ((1, 1, 1), (33, 31, 3), (65, 63, 8), (64, 127, 40), (127, 257, 64), (63, 65, 80), (65, 33, 128))
+# (rows, keys, head_dim, causal, window); where a stage knows masks, it has two batches of 4 heads, and 2 of K and V
+SHAPES = (
+    (1, 1, 8, False, None),
+    (33, 31, 3, False, None),
+    (65, 63, 8, True, None),
+    (64, 127, 40, False, None),
+    (127, 257, 64, True, None),
+    (133, 100, 64, False, (30, 9)),
+    (63, 65, 80, False, None),
+    (65, 133, 128, True, (40, 0)),
+    (40, 33, 200, True, None),
+)
+PACKED = (0, 70, 70, 71, 103), (0, 33, 50, 50, 180)  # queries and keys of four sequences, one end to end with the next
 
 
-def main() -> int:
+def run(stage: Stage, dtype: str) -> None:
+    """All that the stage can do of the above. Raises CheckFailed for a wrong result."""
+    masks = "causal" in stage.features
+    for n, n_kv, head_dim, causal, window in SHAPES:
+        if stage.why_not(head_dim=head_dim, dtype=dtype) is None:
+            mask = {"causal": causal, "window": window} if masks else {}
+            heads = ((2, 4), (2, 2)) if masks else ((1, 2), (1, 2))
+            compare(stage, dtype, f"{n}x{n_kv}x{head_dim}", *random(heads, n, n_kv, head_dim, dtype), **mask)
+    if "varlen" in stage.features:
+        cu_q, cu_k = (np.array(ends, dtype=np.int32) for ends in PACKED)
+        q, k, v = (a[0] for a in random(((1, 4), (1, 2)), cu_q[-1], cu_k[-1], 64, dtype))
+        launch, o = stage.prepare(q, k, v, causal=True, cu_seqlens=(cu_q, cu_k))
+        launch()
+        o = cp.asnumpy(o)
+        for i in range(len(cu_q) - 1):
+            rows, keys = slice(*cu_q[i : i + 2]), slice(*cu_k[i : i + 2])
+            if rows.start < rows.stop and keys.start < keys.stop:
+                wanted = exact(q[:, rows], k[:, keys], v[:, keys], causal=True)
+                check(f"{stage.name} {dtype} sequence {i}", o[:, rows], wanted, tolerance=near(dtype))
+
+
+def random(heads: Sequence[tuple[int, int]], n: int, n_kv: int, head_dim: int, dtype: str) -> tuple[np.ndarray, ...]:
+    """q of heads[0] and k, v of heads[1], each (batch, heads, rows, head_dim)."""
+    return tuple(
+        make_inputs(batch * count * rows, 1, head_dim, seed=seed)[0]
+        .reshape(batch, count, rows, head_dim)
+        .astype(TYPES[dtype])
+        for seed, ((batch, count), rows) in enumerate(zip((*heads, heads[1]), (n, n_kv, n_kv), strict=True))
+    )
+
+
+def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, **mask: object) -> np.ndarray:
+    """Attention in float64, with K and V repeated for the heads that share them."""
+    shared = q.shape[-3] // k.shape[-3]
+    k, v = (np.repeat(a, shared, axis=-3) for a in (k, v))
+    return reference.attention(*(a.astype(np.float64) for a in (q, k, v)), **mask)
+
+
+def near(dtype: str) -> float:
+    """The tolerance: rounding of P and O to the type, for values of a few units."""
+    return 1e-5 if dtype == "float32" else 4 * float(np.finfo(np.float16).eps) * (8 if dtype == "bfloat16" else 1)
+
+
+def compare(stage: Stage, dtype: str, where: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, **mask: object) -> None:
+    """Run once; raises CheckFailed for a wrong result."""
+    wishes = {"return_lse": True} if "lse" in stage.features else {}
+    got = stage(q, k, v, **mask, **wishes)
+    o = got[0] if wishes else got
+    check(f"{stage.name} {dtype} {where}", o, exact(q, k, v, **mask), tolerance=near(dtype))
+
+
+def main(names: Sequence[str]) -> int:
     """Run; the exit status is 0 when every result is right."""
     print(describe())
     if ON_GPU:
         cp.cuda.set_allocator(None)  # CuPy's pool hands out slices of large blocks: an overrun would land in one
-    for stage in (stage for stage in LADDER.values() if "float32" in stage.dtypes):
-        for n, n_kv, head_dim in SHAPES:
-            q, k, v = make_inputs(n, n_kv, head_dim, seed=n + n_kv)
-            check(f"{stage.name} {n}x{n_kv}x{head_dim}", stage(q, k, v), reference.attention(q, k, v))
+    for stage in LADDER.values():
+        for dtype in stage.dtypes:
+            if (not names or stage.name in names) and stage.why_not(head_dim=64, dtype=dtype) is None:
+                run(stage, dtype)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
