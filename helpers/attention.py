@@ -49,7 +49,8 @@ def flash_attention(
 
     Returns:
         The output, of q's shape, dtype and kind of array; with return_lse, (o, lse). A query that sees no key gets 0,
-        and lse -inf.
+        and lse -inf. A launch with few blocks gets smaller tiles: in another batch, or of another length, the same
+        query may differ in the last bits.
 
     Raises:
         TypeError: no array, a dtype that no stage takes, arguments of the wrong type.

@@ -181,8 +181,15 @@ class Bench:
 
 
 def tiles(stage: Stage, case: Case, sizes: Mapping[str, int] | None = None) -> str:
-    """The sizes that a stage is compiled with, as "BLOCK_M=64 BLOCK_N=16"."""
-    return " ".join(f"{name}={value}" for name, value in {**stage.tiles(case.shape[3]), **(sizes or {})}.items())
+    """The sizes that a stage is compiled with for a case, as "BLOCK_M=64 BLOCK_N=16"."""
+    defines = {**_own(stage, case), **(sizes or {})}
+    return " ".join(f"{name}={value}" for name, value in defines.items() if name != "HEAD_DIM")
+
+
+def _own(stage: Stage, case: Case) -> dict[str, int]:
+    """The -D options that a stage chooses for a case."""
+    batch, heads, rows, head_dim = case.shape
+    return stage.defines_for(head_dim, rows, batch * heads, uneven=case.causal)
 
 
 def _torch_cuda() -> Any | None:
@@ -290,7 +297,7 @@ def compile_all(jobs: Sequence[Job]) -> None:
             stage = LADDER[job.what.stage]
             source = job.what.apply(kernel.source(stage.file))
         one = cp.zeros((1, 1, 1, job.case.shape[3]), dtype=TYPES[job.case.dtype])
-        stage.prepare(one, one, one, source=source, sizes=job.sizes or None)
+        stage.prepare(one, one, one, source=source, sizes={**_own(stage, job.case), **job.sizes})
 
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         for future in [pool.submit(compile_one, job) for job in jobs if job.kind not in ("roof", "peer")]:

@@ -13,6 +13,7 @@ from helpers.cases import Case
 ONE_HEAD = (Case((1, 1, 4096, 64)), Case((1, 1, 16384, 64)))
 HEADS = (Case((4, 16, 4096, 64)), Case((4, 16, 4096, 128)))
 HALF_HEADS = tuple(Case(case.shape, "bfloat16") for case in HEADS)
+HALF_128 = HALF_HEADS[1:]
 FLOAT16_HEADS = tuple(Case(case.shape, "float16") for case in HEADS)
 FEW_BLOCKS = tuple(Case((1, 16, 512, head_dim), "bfloat16") for head_dim in (64, 128))
 
@@ -52,19 +53,22 @@ class Experiment:
 
 _TILED = tuple({"BLOCK_M": m, "BLOCK_N": 16} for m in (32, 64, 128))
 _ONLINE = tuple({"BLOCK_M": m, "BLOCK_N": n} for m, n in ((32, 16), (64, 8), (64, 16), (64, 32), (128, 16)))
-_REGISTER = tuple(
-    dict(zip(("BLOCK_M", "BLOCK_N", "THREADS", "THREADS_X"), sizes, strict=True))
-    for sizes in ((128, 64, 128, 8), (128, 64, 256, 16), (64, 32, 128, 8), (64, 64, 64, 8), (128, 32, 256, 8))
-)
-_TALLER = tuple(
-    dict(zip(("BLOCK_M", "BLOCK_N", "THREADS", "THREADS_X"), sizes, strict=True))
-    for sizes in ((64, 64, 128, 8), (128, 128, 256, 16), (128, 128, 128, 8))  # the last: 8 x 16 scores, which spill
-)
+
+
+def _register_tiles(*rows: tuple[int, int, int, int]) -> tuple[dict[str, int], ...]:
+    """Sizes of 04, a row each."""
+    return tuple(dict(zip(("BLOCK_M", "BLOCK_N", "THREADS", "THREADS_X"), row, strict=True)) for row in rows)
+
+
+_REGISTER = _register_tiles((128, 64, 128, 8), (128, 64, 256, 16), (64, 32, 128, 8), (64, 64, 64, 8), (128, 32, 256, 8))
+_TALLER = _register_tiles((64, 64, 128, 8), (128, 128, 256, 16), (128, 128, 128, 8))  # the last: 8 x 16 scores, spilled
+_FEW = _register_tiles((128, 64, 128, 8), (64, 64, 128, 16), (32, 64, 128, 16), (32, 128, 128, 16))
 _MMA = (
     {"BLOCK_N": 32},
+    {"BLOCK_N": 64},
     {"BLOCK_N": 128},
-    {"BLOCK_M": 64, "MIN_BLOCKS": 3},
-    {"BLOCK_M": 256, "WARPS": 8, "MIN_BLOCKS": 1},
+    {"BLOCK_M": 64, "BLOCK_N": 64, "MIN_BLOCKS": 3},
+    {"BLOCK_M": 256, "BLOCK_N": 64, "WARPS": 8, "MIN_BLOCKS": 1},
 )
 
 # What the stages' own sizes were chosen from.
@@ -75,10 +79,11 @@ VARIANTS = (
     Variant("register_tiles", _REGISTER, HEADS),
     Variant("register_tiles", _TALLER, HEADS[:1]),
     Variant("register_tiles", _REGISTER[:1] + _TALLER[:2], ONE_HEAD[1:]),
+    Variant("register_tiles", _FEW, ONE_HEAD[:1]),
     Variant("register_tiles", ({},), (Case((1, 1, 131072, 128)),)),  # where S would take 69 GB
     Variant("mma", _MMA, HALF_HEADS),
     Variant("mma", ({"BLOCK_N": 32, "MIN_BLOCKS": 3}, {"BLOCK_N": 96}), HALF_HEADS[:1]),
-    Variant("mma", ({"BLOCK_M": 128}, {"BLOCK_M": 64}), FEW_BLOCKS),
+    Variant("mma", tuple({"BLOCK_M": m, "BLOCK_N": n} for m, n in ((128, 64), (64, 64), (64, 128))), FEW_BLOCKS),
 )
 
 _BEFORE = "    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the one before\n"
@@ -212,7 +217,7 @@ _CLIMB_07 = (
     ("rescale when it pays", _COPIES_FIRST, {}),
 )
 CLIMB_07 = tuple(
-    Experiment(f"climb {number}, {idea}", "mma", missing, HALF_HEADS, (sizes,))
+    Experiment(f"climb {number}, {idea}", "mma", missing, HALF_128, (sizes,))
     for number, (idea, missing, sizes) in enumerate(_CLIMB_07, 1)
 )
 # 06: tiles fetched when they are wanted, not before.
@@ -250,13 +255,13 @@ EXPERIMENTS = (
     Experiment("first rows first", "heads_and_masks", (_FIRST_ROWS,), CAUSAL_HEADS),
     Experiment("head by head", "heads_and_masks", _HEAD_BY_HEAD, CAUSAL_HEADS),
     # 07: the same.
-    Experiment("no swizzle", "mma", (_SWIZZLE,), HALF_HEADS),
-    Experiment("rescale at every tile", "mma", (_VOTE,), HALF_HEADS),
-    Experiment("rescale when a maximum moves", "mma", (_RAISE,), HALF_HEADS),
-    Experiment("all weights before the product", "mma", _NO_OVERLAP, HALF_HEADS),
-    Experiment("16 rows a warp", "mma", (), HALF_HEADS, ({"BLOCK_M": 128, "WARPS": 8},)),
-    Experiment("addresses by the formula", "mma", _FORMULAS, HALF_HEADS),
-    Experiment("one tile at a time", "mma", _ONE_TILE, HALF_HEADS),
+    Experiment("no swizzle", "mma", (_SWIZZLE,), HALF_128),
+    Experiment("rescale at every tile", "mma", (_VOTE,), HALF_128),
+    Experiment("rescale when a maximum moves", "mma", (_RAISE,), HALF_128),
+    Experiment("all weights before the product", "mma", _NO_OVERLAP, HALF_128),
+    Experiment("16 rows a warp", "mma", (), HALF_128, ({"BLOCK_M": 128, "WARPS": 8},)),
+    Experiment("addresses by the formula", "mma", _FORMULAS, HALF_128),
+    Experiment("one tile at a time", "mma", _ONE_TILE, HALF_128),
     *CLIMB_07,
     Experiment("rescale when a maximum moves", "wmma", (_RAISE,), FLOAT16_HEADS),
     Experiment("rescale at every tile", "wmma", (_WMMA_VOTE,), FLOAT16_HEADS),

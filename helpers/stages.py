@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -82,13 +82,26 @@ class Stage:
     head_dim_step: int = 1  # head_dim is a multiple of it
     threads: Callable[[Mapping[str, int]], int] = lambda sizes: sizes["BLOCK_M"]
     shared_bytes: Callable[[Mapping[str, int]], int] = lambda sizes: 0  # dynamic shared memory
-    few_blocks: Mapping[str, int] = field(default_factory=dict)  # sizes, where its own leave half a GPU idle
+    few_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # sizes, where its own leave half a GPU idle
     scalar_loads: bool = False  # -DVECTOR=0 compiles it for rows that do not start at multiples of 16 bytes
     needs_aligned: bool = False  # such rows are copied, as it has no other way
 
     def defines(self, head_dim: int) -> dict[str, int]:
         """The -D options for a head dimension: HEAD_DIM and the tile sizes."""
         return {"HEAD_DIM": head_dim, **self.tiles(head_dim)}
+
+    def defines_for(self, head_dim: int, rows: int, heads: int, *, uneven: bool = False) -> dict[str, int]:
+        """The -D options for one launch: other sizes where its own leave half a GPU idle.
+
+        Args:
+            rows: of q, in the longest sequence. heads: of all sequences together.
+            uneven: a mask such as causal=True, which leaves half of the blocks less than half of the work.
+        """
+        defines = self.defines(head_dim)
+        blocks = -(-rows // defines["BLOCK_M"]) * heads
+        if (1 if uneven else 2) * blocks <= _multiprocessors():
+            defines.update(self.few_blocks(head_dim))
+        return defines
 
     def kernel_name(self, dtype: str = "float32") -> str:
         """The kernel's name; for a template, the instance of a dtype."""
@@ -225,9 +238,8 @@ class Stage:
             rows=q.shape[-2] if cu_q is None else int(np.diff(cu_q).max(initial=0)),
             sequences=q4.shape[0] if cu_q is None else len(cu_q) - 1,
         )
-        defines = self.defines(head_dim)
-        if self.few_blocks and 2 * _blocks(problem, defines) <= _multiprocessors():
-            defines.update(self.few_blocks)
+        uneven = (limits[0] < 0) != (limits[1] < 0)
+        defines = self.defines_for(head_dim, problem.rows, problem.q.shape[1] * problem.sequences, uneven=uneven)
         defines.update(sizes or {})
         if self.scalar_loads and not all(_aligned(a) for a in (q4, k4, v4, o4)):
             defines["VECTOR"] = 0
@@ -400,10 +412,6 @@ def _strided(problem: Problem, sizes: Mapping[str, int]) -> list[Launch]:
     return [Launch((-(-problem.rows // sizes["BLOCK_M"]), heads, problem.sequences), args)]
 
 
-def _blocks(problem: Problem, sizes: Mapping[str, int]) -> int:
-    return -(-problem.rows // sizes["BLOCK_M"]) * problem.q.shape[1] * problem.sequences
-
-
 def _check_grid(size: int, what: str) -> None:
     if size > MAX_GRID_YZ:
         raise ValueError(f"{size:,} {what}; one launch takes {MAX_GRID_YZ:,} at most")
@@ -455,6 +463,15 @@ def _mma_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_mma(head_dim, _most_shared())
 
 
+def _few_register_tiles(head_dim: int) -> dict[str, int]:
+    few = tiles.pick_few(head_dim, _most_shared())
+    return few.defines if few else {}
+
+
+def _few_mma_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_few_mma(head_dim, _most_shared())
+
+
 EVERYTHING = frozenset({"heads", "gqa", "causal", "window", "varlen", "lse", "strides"})
 
 _STAGES = (
@@ -478,6 +495,7 @@ _STAGES = (
         tiles=_register_tiles,
         launches=_heads_in_grid,
         max_head_dim=tiles.MAX_HEAD_DIM,
+        few_blocks=_few_register_tiles,
         threads=lambda sizes: sizes["THREADS"],
         shared_bytes=_register_tiles_shared,
         scalar_loads=True,
@@ -488,6 +506,7 @@ _STAGES = (
         launches=_strided,
         features=EVERYTHING,
         max_head_dim=tiles.MAX_HEAD_DIM,
+        few_blocks=_few_register_tiles,
         threads=lambda sizes: sizes["THREADS"],
         shared_bytes=_register_tiles_shared,
         scalar_loads=True,
@@ -506,7 +525,7 @@ _STAGES = (
     Stage(
         *(7, "mma", "07_mma.cu", "FlashAttention-2: mma.sync, swizzled tiles, cp.async"),
         tiles=_mma_tiles,
-        few_blocks={"BLOCK_M": 64, "WARPS": 4},  # 16 rows a warp in place of 32
+        few_blocks=_few_mma_tiles,
         launches=_strided,
         features=EVERYTHING,
         dtypes=("float16", "bfloat16"),

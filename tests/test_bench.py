@@ -196,8 +196,8 @@ class Fake:
     ) -> None:
         self.name, self.dtypes, self.causal, self.act = name, dtypes, causal, act
 
-    def tiles(self, head_dim: int) -> dict[str, int]:
-        return {"BLOCK_M": head_dim}
+    def defines_for(self, head_dim: int, rows: int, heads: int, *, uneven: bool = False) -> dict[str, int]:
+        return {"HEAD_DIM": head_dim, "BLOCK_M": head_dim}
 
     def why_not(self, *, head_dim: int, dtype: str, causal: bool = False) -> str | None:
         if dtype not in self.dtypes:
@@ -465,7 +465,7 @@ def test_all_kernels_are_compiled_before_the_clock_starts(monkeypatch: pytest.Mo
     seen = []
 
     def prepare(self: Any, q: Any, k: Any, v: Any, *, source: Any = None, sizes: Any = None) -> Any:
-        seen.append((self.name, q.shape[-1], q.dtype.name, sizes and dict(sizes), source is not None))
+        seen.append((self.name, q.shape[-1], q.dtype.name, dict(sizes), source is not None))
         raise ValueError("does not compile")
 
     monkeypatch.setattr(Fake, "prepare", prepare)
@@ -480,9 +480,9 @@ def test_all_kernels_are_compiled_before_the_clock_starts(monkeypatch: pytest.Mo
     ]
     bench.compile_all(jobs)
     assert sorted(seen, key=str) == [
-        ("half", 16, "bfloat16", None, False),
-        ("plain", 16, "float32", {"BLOCK_M": 8}, False),
-        ("plain", 24, "float32", None, True),
+        ("half", 16, "bfloat16", {"HEAD_DIM": 16, "BLOCK_M": 16}, False),
+        ("plain", 16, "float32", {"HEAD_DIM": 16, "BLOCK_M": 8}, False),
+        ("plain", 24, "float32", {"HEAD_DIM": 24, "BLOCK_M": 24}, True),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,22 +187,32 @@ def test_tiles_fit_the_shared_memory(name: str, limit: int) -> None:
         pick(128, 16 * 1024)
 
 
-@pytest.mark.parametrize("sizes", [dict(s) for rows in tiles._MMA.values() for s in rows], ids=str)
-def test_every_tile_of_07_is_right(sizes: dict[str, int]) -> None:
-    q, k, v = inputs((1, 1, 150, 160 if sizes["WARPS"] == 8 else 64), 200, 1, "float16")
+@pytest.mark.parametrize("pick", [tiles.pick_mma, tiles.pick_few_mma], ids=["many blocks", "few blocks"])
+@pytest.mark.parametrize("limit", [99 * 1024, 163 * 1024, 227 * 1024])
+@pytest.mark.parametrize("head_dim", [32, 48, 64, 80, 96, 128, 136, 256])
+def test_every_tile_of_07_is_right(head_dim: int, limit: int, pick: Callable[[int, int], dict[str, int]]) -> None:
+    sizes = pick(head_dim, limit)
+    assert tiles.mma_shared_bytes(head_dim, sizes) <= limit
+    q, k, v = inputs((1, 1, 150, head_dim), 200, 1, "float16")
     launch, got = LADDER["mma"].prepare(q, k, v, causal=True, return_lse=True, sizes=sizes)
     launch()
     check_both(f"mma {sizes}", got, q, k, v, causal=True)
 
 
 def test_few_blocks_get_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two heads of 200 rows are 4 blocks of 128 rows, or 8 of 64."""
+    """Two heads of 200 rows are 4 blocks of 128 rows, or 8 of 64. A causal mask halves the work of some of them."""
     grids = []
     monkeypatch.setattr(kernel.Kernel, "bind", lambda self, grid, *args, **more: grids.append(grid) or (lambda: None))
-    for multiprocessors in (7, 8):
-        monkeypatch.setattr(stages, "_multiprocessors", lambda *_, many=multiprocessors: many)
-        LADDER["mma"].prepare(*inputs((1, 2, 200, 64), 100, 2, "float16"))
-    assert grids == [(2, 2, 1), (4, 2, 1)]
+    for multiprocessors, mask in ((7, {}), (8, {}), (3, {"causal": True}), (4, {"causal": True}), (4, {})):
+        monkeypatch.setattr(stages, "_multiprocessors", lambda many=multiprocessors: many)
+        LADDER["mma"].prepare(*inputs((1, 2, 200, 64), 100, 2, "float16"), **mask)
+    assert grids == [(2, 2, 1), (4, 2, 1), (2, 2, 1), (4, 2, 1), (2, 2, 1)]
+
+
+@pytest.mark.parametrize(("limit", "block_n"), [(99, 64), (163, 128), (227, 128)])
+def test_many_keys_a_tile_only_where_two_blocks_have_room(limit: int, block_n: int) -> None:
+    assert tiles.pick_mma(64, limit * 1024)["BLOCK_N"] == block_n
+    assert tiles.pick_mma(48, limit * 1024)["BLOCK_N"] == tiles.pick_mma(128, limit * 1024)["BLOCK_N"] == 64
 
 
 # ---- planted bugs

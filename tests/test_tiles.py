@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from helpers import compile_report, cpu, kernel, tiles
 from helpers.check import check, make_inputs
 from helpers.reference import attention
-from helpers.tiles import GPUS, KB, LIMITS, MAX_HEAD_DIM, Tiles, pick
+from helpers.tiles import GPUS, KB, LIMITS, MAX_HEAD_DIM, Tiles, pick, pick_few
 
 FILE = "04_register_tiles.cu"
 
@@ -20,6 +22,17 @@ def test_every_pick_fits_its_limit(head_dim: int, limit: int) -> None:
     assert found.shared_bytes(head_dim) <= limit
     assert found.blocks(head_dim, limit) >= 1
     assert f"{found.shared_bytes(head_dim):,} of {limit:,} bytes" in found.why
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("head_dim", range(1, MAX_HEAD_DIM + 1, 7))
+def test_few_blocks_get_fewer_rows_each(head_dim: int, limit: int) -> None:
+    few = pick_few(head_dim, limit)
+    if few is None:
+        assert head_dim > 128 or limit <= 64 * KB
+    else:
+        assert few.block_m < pick(head_dim, limit).block_m
+        assert few.shared_bytes(head_dim) <= limit
 
 
 def test_a_limit_between_two_of_the_table_takes_the_smaller_one() -> None:
@@ -44,10 +57,13 @@ def test_shared_bytes_is_the_size_of_the_kernels_struct(head_dim: int, limit: in
     cpu.RawModule(code=code, options=options).compile()
 
 
+@pytest.mark.parametrize("choose", [pick, pick_few])
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("head_dim", (32, 64, 96, 128, 256))
-def test_every_entry_is_right(head_dim: int, limit: int) -> None:
-    found = pick(head_dim, limit)
+def test_every_entry_is_right(head_dim: int, limit: int, choose: Callable[[int, int], Tiles | None]) -> None:
+    found = choose(head_dim, limit)
+    if found is None:
+        return  # few blocks get the tiles of many
     n, n_kv = found.block_m + 3, 2 * found.block_n + 5
     q, k, v = make_inputs(n, n_kv, head_dim)
     options = ("-std=c++17", *(f"-D{name}={size}" for name, size in {"HEAD_DIM": head_dim, **found.defines}.items()))
