@@ -55,9 +55,7 @@ class Result:
         """Nothing: as the last value of a cell, it has printed its line already."""
 
 
-def check(
-    name: str, out: Any, expected: Any, *, tolerance: float = TOLERANCE, must_pass: bool = True
-) -> Result:
+def check(name: str, out: Any, expected: Any, *, tolerance: float = TOLERANCE, must_pass: bool = True) -> Result:
     """Compare out with expected, element by element, by absolute error; print one line, [PASS] or [FAIL].
 
     name: what the line calls the output. out: an array of the device or of NumPy, any real dtype. expected:
@@ -76,9 +74,7 @@ def check(
     if want.size == 0:
         raise ValueError(f"expected has shape {want.shape}: there is nothing to compare.")
     if np.isnan(want).any():
-        raise ValueError(
-            f"expected holds {int(np.isnan(want).sum())} NaN: mend the reference's inputs first."
-        )
+        raise ValueError(f"expected holds {int(np.isnan(want).sum())} NaN: mend the reference's inputs first.")
     result = _compare(name, got, want, float(tolerance))
     print(result.message)
     if must_pass and not result.passed:
@@ -98,9 +94,7 @@ def make_inputs(
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise ValueError(f"{label} is {size!r}: expected an int of at least 1.")
     rng = np.random.default_rng(seed)
-    q, k, v = (
-        rng.standard_normal(s, dtype=np.float32) + np.float32(mean) for s in ((n, d), (n_kv, d), (n_kv, d))
-    )
+    q, k, v = (rng.standard_normal(s, dtype=np.float32) + np.float32(mean) for s in ((n, d), (n_kv, d), (n_kv, d)))
     return q, k, v
 
 
@@ -198,9 +192,7 @@ def _compare(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> 
     if got.shape != want.shape:
         message = f"[FAIL] {name}: shape {got.shape}, expected {want.shape}"
         nans = int(np.isnan(got).sum())
-        return Result(
-            name, False, math.inf, tolerance, wrong=want.size, nan=nans, total=want.size, message=message
-        )
+        return Result(name, False, math.inf, tolerance, wrong=want.size, nan=nans, total=want.size, message=message)
     same = got == want  # also where both are the same inf, whose difference would be NaN
     error = np.abs(np.subtract(got, want, where=~same, out=np.zeros(want.shape)))
     error = np.where(np.isnan(error), np.inf, error)
@@ -271,9 +263,7 @@ def _numbers(label: str, a: Any) -> np.ndarray:
         raise TypeError(f"{label} is not an array: {error}") from error
     # "V" lets in bfloat16, which ml_dtypes adds to NumPy as a dtype of its own.
     if a.dtype.kind not in "buifV" or a.dtype.names is not None:
-        raise TypeError(
-            f"{label} is {type(a).__name__} of dtype {a.dtype}: expected an array of real numbers."
-        )
+        raise TypeError(f"{label} is {type(a).__name__} of dtype {a.dtype}: expected an array of real numbers.")
     try:
         return a.astype(np.float64)
     except (TypeError, ValueError) as error:

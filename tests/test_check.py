@@ -90,10 +90,7 @@ def test_nan_never_passes(capsys, everywhere):
     assert (result.nan, result.wrong) == ((15, 15) if everywhere else (2, 3))
     assert result.worst == ((0, 0) if everywhere else (3, 1)) and result.worst_row == result.worst[0]
     text = capsys.readouterr().out
-    assert (
-        text.startswith(f"[FAIL] poisoned: NaN at row {result.worst_row}, column ")
-        and f"; {result.nan} NaN" in text
-    )
+    assert text.startswith(f"[FAIL] poisoned: NaN at row {result.worst_row}, column ") and f"; {result.nan} NaN" in text
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf])
@@ -123,9 +120,7 @@ def test_a_wrong_shape_never_passes(capsys, shape):
 
 def test_must_pass_false_prints_and_goes_on(capsys):
     result = check("broken", np.ones((2, 2)), np.zeros((2, 2)), must_pass=False)
-    assert not result.passed and capsys.readouterr().out.startswith(
-        "[FAIL] broken: max error 1.0e+00 > 1.0e-05"
-    )
+    assert not result.passed and capsys.readouterr().out.startswith("[FAIL] broken: max error 1.0e+00 > 1.0e-05")
     assert check("whole", np.ones(2), np.ones(2), must_pass=False).passed
 
 
@@ -165,9 +160,7 @@ def test_any_number_of_axes(shape, index, words):
 def test_many_wrong_rows_are_shortened():
     out = np.zeros((40, 2))
     out[::4, 1] = 1
-    assert (
-        "in 10 of 40 rows (0, 4, 8, 12, ...)" in check("x", out, np.zeros((40, 2)), must_pass=False).message
-    )
+    assert "in 10 of 40 rows (0, 4, 8, 12, ...)" in check("x", out, np.zeros((40, 2)), must_pass=False).message
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int32])
@@ -228,9 +221,7 @@ def test_a_reference_that_means_nothing_is_refused():
         check("x", np.empty((0, 4)), np.empty((0, 4)), must_pass=False)
 
 
-@pytest.mark.parametrize(
-    "bad", [None, "text", object(), np.ones(2) * 1j, [[1.0], [1.0, 2.0]], np.zeros(2, "f4,f4")]
-)
+@pytest.mark.parametrize("bad", [None, "text", object(), np.ones(2) * 1j, [[1.0], [1.0, 2.0]], np.zeros(2, "f4,f4")])
 def test_what_is_no_array_is_a_type_error(bad):
     with pytest.raises(TypeError, match=r"^out "):
         check("x", bad, np.ones(2), must_pass=False)
@@ -249,10 +240,7 @@ def test_make_inputs():
         assert abs(a.mean() - 0.25) < 0.03 and abs(a.std() - 1) < 0.03
     for a, b in zip(make_inputs(300, 400, 64), (q, k, v), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert (
-        np.abs(np.corrcoef([q.ravel()[:19200], k.ravel()[:19200], v.ravel()[:19200]]) - np.eye(3)).max()
-        < 0.05
-    )
+    assert np.abs(np.corrcoef([q.ravel()[:19200], k.ravel()[:19200], v.ravel()[:19200]]) - np.eye(3)).max() < 0.05
     assert not np.array_equal(make_inputs(300, 400, 64, seed=1)[0], q)
     assert abs(make_inputs(300, 400, 64, mean=-2.0)[2].mean() + 2) < 0.03
     # Zeros, a forgotten key, or the mean of V are not within the tolerance of the right answer.
@@ -275,11 +263,7 @@ def test_real_inputs_are_what_the_file_says():
     assert whole == "".join(text.lower().split())
     assert REAL_INPUTS.stat().st_size < 1_500_000
     assert set(facts) == {"model", "model_sha256", "licence", "layer", "text_source", "made_by"}
-    assert (
-        "all-MiniLM-L6-v2" in facts["model"]
-        and "Apache-2.0" in facts["licence"]
-        and "1859" in facts["text_source"]
-    )
+    assert "all-MiniLM-L6-v2" in facts["model"] and "Apache-2.0" in facts["licence"] and "1859" in facts["text_source"]
     assert Path(REAL_INPUTS.parents[2], facts["made_by"]).is_file()
     seen = set()
     for head in range(12):
@@ -431,9 +415,7 @@ def test_planted_bugs_stay_outside_the_tolerance(d, size):
     assert not check("tail", online(s, v, bug="tail"), expected, tolerance=tolerance, must_pass=False)
     # At d = 1 the scale is 1; at logits of 1e3 one key has all the weight, scaled or not.
     if d > 1 and size in (None, 30):
-        assert not check(
-            "no scale", online(sequential(q, k, 1), v), expected, tolerance=tolerance, must_pass=False
-        )
+        assert not check("no scale", online(sequential(q, k, 1), v), expected, tolerance=tolerance, must_pass=False)
 
 
 def test_unit_normal_inputs_need_no_more_than_1e_5():
@@ -441,10 +423,7 @@ def test_unit_normal_inputs_need_no_more_than_1e_5():
     for d in (1, 8, 32, 64, 128):
         q, k, v = make_inputs(100, 333, d, seed=d)
         for finish in (one_pass, base_two, online):
-            assert (
-                check("float32", finish(sequential(q, k, 1 / math.sqrt(d)), v), attention(q, k, v)).max_error
-                < 3e-6
-            )
+            assert check("float32", finish(sequential(q, k, 1 / math.sqrt(d)), v), attention(q, k, v)).max_error < 3e-6
         assert 1e-5 <= tolerance_for(q, k) < 2.5e-5
 
 

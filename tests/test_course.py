@@ -20,10 +20,13 @@ from pathlib import Path
 
 import pytest
 
-from helpers import course
+from helpers import environment, host_compiler, progress, requirements, script
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SCRIPT = REPOSITORY / "helpers" / "course.py"
+HELPERS = REPOSITORY / "helpers"
+SCRIPT = HELPERS / "course.py"
+# The script and the modules that it imports: what a Python without packages, or one that is too old, runs.
+MODULES = ("course", "script", "requirements", "environment", "progress", "host_compiler", "commands")
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the set-up is tested on Linux and macOS")
 needs_venv = pytest.mark.skipif(find_spec("ensurepip") is None, reason="this Python cannot make a .venv")
@@ -55,9 +58,10 @@ def ladder(argv):
     print(json.dumps({"name": "ladder", "argv": argv, "prefix": sys.prefix, "path": sys.path}), flush=True)
     if "sleep" in argv:
         time.sleep(60)
-    return 7 if "fail" in argv else None
+    return 7 if "fail" in argv else 0
 def bench(argv):
     print(json.dumps({"name": "bench", "argv": argv}), flush=True)
+    return 0
 """
 
 
@@ -78,7 +82,7 @@ def make_wheel(folder: Path, name: str, version: str = "9.0") -> None:
 
 
 class TinyCourse:
-    """A copy of course.py in a folder of its own, with a list of tiny wheels that lie beside it."""
+    """A copy of course.py and its modules in a folder of its own, with a list of tiny wheels that lie beside it."""
 
     def __init__(self, root: Path, wheels: Path) -> None:
         self.root, self.wheels = root, wheels
@@ -88,7 +92,8 @@ class TinyCourse:
     def write(self) -> TinyCourse:
         for folder in ("helpers", "tests", "notebooks"):
             (self.root / folder).mkdir(parents=True)
-        shutil.copy(SCRIPT, self.script)
+        for name in MODULES:
+            shutil.copy(HELPERS / f"{name}.py", self.root / "helpers")
         (self.root / "environment.yml").write_text(ENVIRONMENT)
         (self.root / "helpers" / "bench.py").write_text(BENCH)
         self.wheels.mkdir(exist_ok=True)
@@ -98,11 +103,7 @@ class TinyCourse:
 
     def environment(self, *, network: bool = True, **changes: str | None) -> dict[str, str]:
         """This machine's, without its pip settings; the network is the folder of wheels, or is down."""
-        kept = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(("PIP_", "CONDA_", "COURSE_"))
-        }
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "CONDA_", "COURSE_"))}
         for key in ("PYTHONPATH", "VIRTUAL_ENV", "JUPYTER_PATH", "CXX", "JUPYTER_PORT"):
             kept.pop(key, None)
         kept["PIP_CONFIG_FILE"] = os.devnull
@@ -189,7 +190,7 @@ def test_the_list_is_what_conda_reads() -> None:
     text = (REPOSITORY / "environment.yml").read_text()
     tree = yaml.safe_load(text)
     blocks = [entry["pip"] for entry in tree["dependencies"] if isinstance(entry, dict)]
-    assert course.read_list(text) == (tree["name"], blocks[0])
+    assert requirements.read_list(text) == (tree["name"], blocks[0])
 
 
 def test_the_list_keeps_markers_and_drops_comments_and_quotes() -> None:
@@ -217,15 +218,13 @@ variables:
         "quoted>=1; python_version < '3.12'",
         "a @ https://example.org/a.whl#sha256=0",
     ]
-    assert course.read_list(text) == ("right", wanted)
+    assert requirements.read_list(text) == ("right", wanted)
 
 
-@pytest.mark.parametrize(
-    "text", ["name: x\ndependencies:\n  - pip\n", "dependencies:\n  - pip:\n    - a\n", ""]
-)
+@pytest.mark.parametrize("text", ["name: x\ndependencies:\n  - pip\n", "dependencies:\n  - pip:\n    - a\n", ""])
 def test_a_list_without_name_or_block_is_refused(text: str) -> None:
-    with pytest.raises(course.Problem, match=r"environment.yml has no (pip: block|name:)"):
-        course.read_list(text)
+    with pytest.raises(script.Problem, match=r"environment.yml has no (pip: block|name:)"):
+        requirements.read_list(text)
 
 
 def test_a_missing_list_is_named(new: TinyCourse) -> None:
@@ -237,15 +236,14 @@ def test_a_missing_list_is_named(new: TinyCourse) -> None:
 # -------------------------------------------------------------------------------------------- which Python
 
 
-def test_an_old_python_can_read_the_script() -> None:
-    tree = ast.parse(SCRIPT.read_text(encoding="utf-8"), feature_version=(3, 6))
+@pytest.mark.parametrize("name", MODULES)
+def test_an_old_python_can_read_the_script(name: str) -> None:
+    tree = ast.parse((HELPERS / f"{name}.py").read_text(encoding="utf-8"), feature_version=(3, 6))
     for node in ast.walk(tree):
         # These parse in Python 3.6 but do not run there.
         notes = [getattr(node, "annotation", None), getattr(node, "returns", None)]
         for note in notes:
-            assert not isinstance(note, ast.BinOp | ast.Subscript), (
-                f"line {node.lineno}: quote this annotation"
-            )
+            assert not isinstance(note, ast.BinOp | ast.Subscript), f"line {node.lineno}: quote this annotation"
         if isinstance(node, ast.ImportFrom):
             assert node.module != "__future__", "from __future__ import annotations came with Python 3.7"
 
@@ -369,15 +367,13 @@ def test_a_venv_without_stamp_is_finished_in_place(copied: TinyCourse) -> None:
         ("config", "an earlier set-up was stopped"),
     ],
 )
-def test_a_broken_venv_is_noticed(
-    copied: TinyCourse, monkeypatch: pytest.MonkeyPatch, harm: str, why: str
-) -> None:
+def test_a_broken_venv_is_noticed(copied: TinyCourse, monkeypatch: pytest.MonkeyPatch, harm: str, why: str) -> None:
     site = next(copied.venv.glob("lib/python*/site-packages"))
     stamp, python = copied.venv / "course.json", copied.venv / "bin" / "python"
     for name, path in {"VENV": copied.venv, "VENV_PYTHON": python, "STAMP": stamp}.items():
-        monkeypatch.setattr(course, name, path)
-    _, requirements = course.read_list(ENVIRONMENT)
-    assert course.venv_needs(requirements) == ("ready", "")
+        monkeypatch.setattr(environment, name, path)
+    _, items = requirements.read_list(ENVIRONMENT)
+    assert environment.venv_needs(items) == ("ready", "")
     if harm == "record":
         (site / "ruff-9.0.dist-info" / "RECORD").unlink()
     elif harm == "tilde":
@@ -394,7 +390,7 @@ def test_a_broken_venv_is_noticed(
             python.chmod(0o755)
         else:
             python.symlink_to("/nowhere/python3")
-    need, said = course.venv_needs(requirements)
+    need, said = environment.venv_needs(items)
     assert need == "make" and why in said
 
 
@@ -523,7 +519,7 @@ def test_a_full_disk_is_said(copied: TinyCourse) -> None:
     ],
 )
 def test_a_failure_is_explained(line: str, wanted: str) -> None:
-    problem = course.explain("installing", ["first", line])
+    problem = progress.explain("installing", ["first", line])
     assert wanted in str(problem)
     assert "run the same command again" in str(problem)
 
@@ -558,12 +554,12 @@ def test_without_a_compiler_and_network_it_goes_on(made: TinyCourse, tmp_path: P
 def test_the_compiler_of_cxx_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    assert course.compiler() is None
+    assert host_compiler.compiler() is None
     own = tmp_path / "my-c++"
     own.write_text("#!/bin/sh\n")
     own.chmod(0o755)
     monkeypatch.setenv("CXX", "my-c++ -O1")
-    assert course.compiler() == str(own)
+    assert host_compiler.compiler() == str(own)
 
 
 # ------------------------------------------------------------------------------------------- the commands
@@ -577,9 +573,7 @@ def test_help_needs_no_set_up(new: TinyCourse, words: list[str]) -> None:
     assert out.startswith("usage: course.py")
     assert not new.venv.exists()
     if words == ["--help"]:
-        assert all(
-            name in out for name in ("lab", "ladder", "test", "bench", "--this-python", ".venv", "examples")
-        )
+        assert all(name in out for name in ("lab", "ladder", "test", "bench", "--this-python", ".venv", "examples"))
 
 
 def test_without_a_command_it_shows_the_help(new: TinyCourse) -> None:
@@ -606,9 +600,7 @@ def test_ladder_and_bench_get_their_arguments_and_give_their_code(made: TinyCour
 def test_it_works_from_any_folder(made: TinyCourse, tmp_path: Path) -> None:
     ladder = made.told("ladder", cwd=tmp_path)["ladder"]
     assert ladder["path"][0] == str(made.root)
-    assert str(made.root / "helpers") not in ladder["path"], (
-        "helpers/ holds modules of a package, not top-level ones"
-    )
+    assert str(made.root / "helpers") not in ladder["path"], "helpers/ holds modules of a package, not top-level ones"
     test = made.told("test", cwd=tmp_path)["pytest"]
     assert test["cwd"] == str(made.root)
 
@@ -708,24 +700,18 @@ def test_the_real_jupyterlab_starts_here(taken: int, tmp_path: Path) -> None:
         "--no-browser",
         "--IdentityProvider.token=open",
     ]
-    env = dict(
-        os.environ, JUPYTER_PORT=str(taken), JUPYTER_CONFIG_DIR=str(tmp_path), JUPYTER_DATA_DIR=str(tmp_path)
-    )
+    env = dict(os.environ, JUPYTER_PORT=str(taken), JUPYTER_CONFIG_DIR=str(tmp_path), JUPYTER_DATA_DIR=str(tmp_path))
     env["JUPYTER_RUNTIME_DIR"] = str(tmp_path)
     log = tmp_path / "log"
     with log.open("w") as file:
-        child = subprocess.Popen(
-            argv, stdout=file, stderr=file, env=env, cwd=tmp_path, start_new_session=True
-        )
+        child = subprocess.Popen(argv, stdout=file, stderr=file, env=env, cwd=tmp_path, start_new_session=True)
     try:
         url = r"http://(localhost|127\.0\.0\.1):(\d+)/lab\S*"
         wait_for(lambda: child.poll() is not None or re.search(url, log.read_text()), "JupyterLab", 60)
         found = re.search(url, log.read_text())
         assert found, log.read_text()
         assert int(found[2]) != taken
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{found[2]}/api/contents/helpers?token=open", timeout=20
-        ) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{found[2]}/api/contents/helpers?token=open", timeout=20) as page:
             names = [entry["name"] for entry in json.load(page)["content"]]
         assert "course.py" in names
     finally:
@@ -736,9 +722,7 @@ def test_the_real_jupyterlab_starts_here(taken: int, tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------- the notebooks
 
 
-@pytest.mark.skipif(
-    find_spec("nbval") is None or find_spec("xdist") is None, reason="nbval or xdist is not installed"
-)
+@pytest.mark.skipif(find_spec("nbval") is None or find_spec("xdist") is None, reason="nbval or xdist is not installed")
 def test_notebooks_run_on_this_python_and_find_helpers(new: TinyCourse, tmp_path: Path) -> None:
     """The real pytest and nbval; a python3 kernel of the user's that is broken must not be taken."""
     for name in ("own", "data"):

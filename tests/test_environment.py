@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from helpers import course
+from helpers import requirements
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "environment.yml").read_text(encoding="utf-8")
 
-# Used where they are found, never needed: peers to measure against, and what course.py reads versions with.
+# Used where they are found, never needed: peers to measure against, and what the set-up reads versions with.
 OPTIONAL = {"torch", "triton", "numba", "packaging", "pip"}
 # Modules whose distribution is named otherwise, for a system where it is not installed.
 ELSEWHERE = {"cupy": "cupy-cuda12x", "cupy_backends": "cupy-cuda12x"}
@@ -29,13 +29,13 @@ OURS = {"helpers", "tests", *(path.stem for path in ROOT.glob("tests/*.py"))}
 
 def listed() -> dict[str, str]:
     """The listed distributions by their canonical names, each with the comment on its line."""
-    _, requirements = course.read_list(TEXT)
+    _, items = requirements.read_list(TEXT)
     found = {}
-    for requirement in requirements:
+    for requirement in items:
         name = re.match(r"[\w.-]+", requirement)
         assert name, f"{requirement!r} is no requirement"
         line = next(line for line in TEXT.splitlines() if line.strip().startswith(f"- {name[0]}"))
-        found[course.canonical(name[0])] = line.partition(" #")[2].strip()
+        found[requirements.canonical(name[0])] = line.partition(" #")[2].strip()
     return found
 
 
@@ -48,7 +48,7 @@ def installed() -> Mapping[str, list[str]]:
 def distributions(module: str) -> set[str]:
     """Canonical names of the distributions that bring a top-level module."""
     names = installed().get(module) or [ELSEWHERE.get(module, module)]
-    return {course.canonical(name) for name in names}
+    return {requirements.canonical(name) for name in names}
 
 
 class Imports(ast.NodeVisitor):
@@ -147,9 +147,7 @@ def test_all_that_is_listed_is_used_or_says_why() -> None:
         for module, _, _ in Imports(ast.parse(text, filename=name)).found:
             imported |= distributions(module)
     idle = [name for name, reason in listed().items() if name not in imported and not reason]
-    assert not idle, (
-        f"nobody imports {idle}: take them out of environment.yml, or write the reason on their line"
-    )
+    assert not idle, f"nobody imports {idle}: take them out of environment.yml, or write the reason on their line"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +189,7 @@ def test_cells_of_notebooks_are_read_without_their_magics() -> None:
 
 
 def test_the_oldest_python_is_the_same_everywhere() -> None:
-    oldest = "{}.{}".format(*course.OLDEST)
+    oldest = "{}.{}".format(*requirements.OLDEST)
     assert f"- python>={oldest}\n" in TEXT
     assert f'target-version = "py{oldest.replace(".", "")}"' in (ROOT / "pyproject.toml").read_text()
     workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()

@@ -105,11 +105,7 @@ def forward(w: dict[str, np.ndarray], ids: np.ndarray) -> Iterator[tuple[np.ndar
 
     # Every token is of "sentence A", hence row 0 of the token types.
     x = w["embeddings.word_embeddings.weight"][ids]
-    x = (
-        x
-        + w["embeddings.token_type_embeddings.weight"][0]
-        + w["embeddings.position_embeddings.weight"][: len(ids)]
-    )
+    x = x + w["embeddings.token_type_embeddings.weight"][0] + w["embeddings.position_embeddings.weight"][: len(ids)]
     x = layer_norm(x, "embeddings.LayerNorm")
     erf = np.vectorize(math.erf, otypes=[np.float64])  # GELU by erf, as the model was trained
 
@@ -161,9 +157,7 @@ def check() -> int:
                 same_form = old.shape == new.shape and old.dtype == new.dtype
                 ok = same_form and bool((np.abs(old - new) <= np.spacing(np.abs(new))).all())
                 what = (
-                    f"{int((old != new).sum())} of {new.size} values differ (in the last bit)"
-                    if ok
-                    else "other values"
+                    f"{int((old != new).sum())} of {new.size} values differ (in the last bit)" if ok else "other values"
                 )
             print(f"{name:13s} {'as made here' if ok else 'DIFFERS'}: {what}")
             bad += not ok
@@ -209,13 +203,9 @@ def verify() -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Make, check or verify minilm_qkv.npz (see the top of this script)."
-    )
+    parser = argparse.ArgumentParser(description="Make, check or verify minilm_qkv.npz (see the top of this script).")
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument(
-        "--check", action="store_true", help="compare the file that is there with a fresh one"
-    )
+    choice.add_argument("--check", action="store_true", help="compare the file that is there with a fresh one")
     choice.add_argument("--verify", action="store_true", help="compare the forward pass with PyTorch's")
     arguments = parser.parse_args()
     if arguments.check:

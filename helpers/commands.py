@@ -1,0 +1,106 @@
+"""What the command does once all is in place: lab, ladder, test and bench. Each gives the exit code."""
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+
+from helpers.script import ROOT, become, say
+
+
+def lab(words: "list[str]") -> int:
+    """Start JupyterLab in the root of the repository, at the first notebook. Does not come back."""
+    words, named = absolute(words)
+    argv = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}"]
+    if not any(re.match(r"--(port|\w+\.port)\b", word) for word in words):
+        wanted = os.environ.get("JUPYTER_PORT", "")
+        wanted = int(wanted) if wanted.isdigit() else 8888
+        port = next((port for port in range(wanted, min(wanted + 100, 65536)) if not in_use(port)), wanted)
+        if port != wanted:
+            say(f"port {wanted} is in use: JupyterLab takes {port} (its address is in the lines below)")
+            argv.append(f"--ServerApp.port={port}")
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        argv.append("--allow-root")  # a container: Jupyter would refuse, though it serves this machine only
+    argv += words
+    if not named:
+        pages = [*sorted(ROOT.glob("notebooks/00*.ipynb")), ROOT / "README.md"]
+        argv += [str(page) for page in pages if page.is_file()][:1]
+    say("starting JupyterLab; Ctrl-C twice ends it")
+    os.chdir(str(ROOT))
+    become(argv, dict(os.environ))
+    return 0
+
+
+def ladder(words: "list[str]") -> int:
+    """helpers.bench.ladder: each stage on this machine's device."""
+    from helpers import bench
+
+    return bench.ladder(words)
+
+
+def test(words: "list[str]", quick: bool) -> int:
+    """ruff, then pytest over tests and notebooks. 0 if both pass."""
+    begin = time.monotonic()
+    ruff = run([sys.executable, "-m", "ruff", "check", "."])
+    if ruff == 130:
+        return 130
+    words, named = absolute(words)
+    argv = [sys.executable, "-m", "pytest"]
+    folders = ["tests"] if quick else ["tests", "notebooks"]
+    argv += [] if named else [folder for folder in folders if (ROOT / folder).is_dir()]
+    if not quick:
+        argv += ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120"]
+        if (ROOT / "tests" / "sanitize.cfg").is_file():
+            argv += ["--nbval-sanitize-with", "tests/sanitize.cfg"]
+    # A file's tests share a worker: the cells of a notebook need one another.
+    pytest = run([*argv, "-n", "2", "--dist", "loadfile", *words])
+    minutes, seconds = divmod(round(time.monotonic() - begin), 60)
+    verdict = {0: "passed", 130: "stopped"}
+    parts = f"ruff {verdict.get(ruff, 'FAILED')}, pytest {verdict.get(pytest, 'FAILED')}"
+    print(f"course: {parts} in {minutes} min {seconds} s", flush=True)
+    return pytest or ruff
+
+
+def bench(words: "list[str]") -> int:
+    """helpers.bench.bench: the ladder with peers, on a GPU."""
+    from helpers import bench
+
+    return bench.bench(words)
+
+
+def absolute(words: "list[str]") -> "tuple[list[str], bool]":
+    """The words, paths in them made absolute (they are typed in the user's folder); whether there are any."""
+    result, any_path = [], False
+    for word in words:
+        path, colons, rest = word.partition("::")
+        if path and not path.startswith("-") and os.path.exists(path) and (os.sep in path or "." in path):
+            word, any_path = os.path.abspath(path) + colons + rest, True
+        result.append(word)
+    return result, any_path
+
+
+def in_use(port: int) -> bool:
+    """Whether something on this machine listens at the port."""
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe_socket:
+            probe_socket.settimeout(0.5)
+            if probe_socket.connect_ex((host, port)) == 0:
+                return True
+    return False
+
+
+def run(argv: "list[str]") -> int:
+    """Run a program in the repository's root; its exit code, or 130 after Ctrl-C."""
+    child = subprocess.Popen(argv, cwd=str(ROOT))
+    try:
+        return child.wait()
+    except KeyboardInterrupt:  # a terminal tells the child as well: let it clean up
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            child.wait(20)
+            return 130
+        child.kill()
+        child.wait()
+        return 130

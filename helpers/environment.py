@@ -1,0 +1,278 @@
+"""The .venv beside environment.yml: what state it is in, and how it is made, filled, mended and entered.
+
+A stamp in it remembers what the last complete set-up installed, so that a later start needs no network. A set-up that
+was stopped, a folder that was moved, a list that has changed: each is noticed, and no more is done than it needs.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from helpers.progress import follow, no_venv_text
+from helpers.requirements import OLDEST, ROOM, canonical, fingerprint
+from helpers.script import CACHE, ROOT, Problem, command_line, restart, say
+
+VENV = ROOT / ".venv"
+VENV_PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+STAMP = VENV / "course.json"
+READY = "COURSE_READY"  # set for one start only: the parent has just checked .venv
+
+
+def enter(requirements: "list[str]") -> None:
+    """Go on in .venv, brought in order first: course.py starts again on its Python, unless this is it.
+
+    Raises Problem with what the user can do if the set-up fails.
+    """
+    if os.environ.pop(READY, None) != str(VENV):
+        try:
+            set_up(requirements)
+        except OSError as error:
+            raise Problem(
+                f"the set-up stopped: {error}\nMend: see that {ROOT} is yours to write in and that the disk "
+                f"has room, or copy the course elsewhere. Then run: {command_line('python3')}"
+            ) from None
+    if not inside_venv():
+        restart(str(VENV_PYTHON), dict(os.environ, **{READY: str(VENV)}))
+
+
+def set_up(requirements: "list[str]") -> None:
+    """Bring .venv in order, if it is not.
+
+    Raises Problem with what the user can do if that fails.
+    """
+    need, why = venv_needs(requirements)
+    if need == "ready":
+        return
+    with only_one():
+        need, why = venv_needs(requirements)  # again: another course.py may just have finished it
+        if need == "move" and os.name == "nt":
+            need = "make"  # its launchers are binaries with the old place inside
+        if need == "move":
+            say(f"{why}: mending its scripts")
+            move_venv(read_stamp()["home"])
+            need, why = venv_needs(requirements)
+        if need == "ready":
+            return
+        if need == "make":
+            leave_venv()
+            make_venv(why)
+        else:
+            say(why)
+        with contextlib.suppress(FileNotFoundError):
+            STAMP.unlink()  # from here on .venv is half made, until the new stamp
+        begin = time.monotonic()
+        install(requirements, f"installing the list of environment.yml ({ROOM}, once)")
+        write_stamp(new_stamp(requirements))
+        say(f"installed in {time.monotonic() - begin:.0f} s")
+
+
+def venv_needs(requirements: "list[str]") -> "tuple[str, str]":
+    """What has to be done to .venv, and why: ready, install (the list), move (its scripts) or make (all)."""
+    if not os.path.lexists(str(VENV)):
+        return "make", "first run"
+    if not VENV_PYTHON.exists() or not (VENV / "pyvenv.cfg").is_file():
+        gone = VENV_PYTHON.is_symlink() and not VENV_PYTHON.exists()
+        cause = "the Python it was made from is gone" if gone else "an earlier set-up was stopped"
+        return "make", f".venv does not work ({cause})"
+    found = probe()
+    if found is None:
+        return "make", ".venv does not work (its Python does not start)"
+    version, folder = found
+    if tuple(int(part) for part in version.split(".")) < OLDEST:
+        return "make", f".venv was made with Python {version}, which is too old"
+    stamp = read_stamp()
+    if stamp and stamp.get("python") != version:
+        return "make", f".venv was made with Python {stamp.get('python')}, which is {version} now"
+    names, torn = installed(folder)
+    if torn:
+        return "make", ".venv holds a half-written package (an earlier set-up was stopped)"
+    if not stamp:
+        return "install", ".venv is half made (an earlier set-up was stopped, or it was made by hand)"
+    if stamp.get("home") != str(VENV.resolve()):
+        return "move", f".venv was moved here from {stamp.get('home')}"
+    if stamp.get("list") != fingerprint(requirements):
+        return "install", "the list in environment.yml has changed"
+    lost = sorted(set(stamp.get("packages", [])) - names)
+    if lost:
+        return "install", f".venv has lost {', '.join(lost[:3])}{' and more' if len(lost) > 3 else ''}"
+    return "ready", ""
+
+
+def probe() -> "tuple[str, Path] | None":
+    """("3.12", site-packages) of the Python in .venv, or None if it does not start."""
+    code = "import sys, sysconfig as s; print('%d.%d' % sys.version_info[:2]); print(s.get_paths()['purelib'])"
+    try:
+        answer = subprocess.run(
+            [str(VENV_PYTHON), "-I", "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+            check=True,
+        )
+        version, folder = answer.stdout.decode().splitlines()
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return version, Path(folder)
+
+
+def installed(folder: Path) -> "tuple[set[str], bool]":
+    """Names of the distributions in site-packages, and whether one of them was left half written.
+
+    pip writes RECORD last, and renames what it is replacing to ~name; either leftover means it was killed.
+    """
+    names, torn = set(), False
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(str(folder)):
+            if entry.endswith(".dist-info"):
+                names.add(canonical(entry.split("-")[0]))
+                torn = torn or not (folder / entry / "RECORD").is_file()
+            torn = torn or entry.startswith("~")
+    return names, torn
+
+
+def read_stamp() -> dict:
+    """What the last complete set-up wrote, or {}."""
+    try:
+        stamp = json.loads(STAMP.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) else {}
+
+
+def new_stamp(requirements: "list[str]") -> dict:
+    """What the stamp says of a .venv that is complete now.
+
+    Raises Problem if its Python does not start.
+    """
+    found = probe()
+    if found is None:
+        raise Problem(f"the Python in {VENV} does not start. Delete that folder and run this again.")
+    return {
+        "list": fingerprint(requirements),
+        "python": found[0],
+        "home": str(VENV.resolve()),
+        "packages": sorted(installed(found[1])[0]),
+    }
+
+
+def write_stamp(stamp: dict) -> None:
+    """Write the stamp of a complete set-up, all of it or nothing."""
+    draft = STAMP.with_suffix(".tmp")
+    draft.write_text(json.dumps(stamp, indent=1), encoding="utf-8")
+    os.replace(str(draft), str(STAMP))
+
+
+@contextlib.contextmanager
+def only_one():
+    """Hold the lock of the set-up. The system frees it when the process ends, however it ends."""
+    CACHE.mkdir(exist_ok=True)
+    with open(str(CACHE / "course.lock"), "a") as lock:
+        waiting = "another course.py is setting up .venv: waiting for it (Ctrl-C stops waiting)"
+        if os.name == "nt":
+            import msvcrt
+
+            said = False
+            while True:
+                try:
+                    msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)
+                    break
+                except OSError:
+                    if not said:
+                        say(waiting)
+                    said = True
+                    time.sleep(1)
+        else:
+            import fcntl
+
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(waiting)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError:
+                pass  # a network file system without locks: go on without
+        yield
+
+
+def make_venv(why: str) -> None:
+    """Make .venv, without the packages; what is there goes.
+
+    Raises Problem if this Python cannot, or if the disk does not let it.
+    """
+    if VENV.exists() and not VENV.is_dir():
+        raise Problem(f"{VENV} is a file, a folder is wanted. Move it away and run the same command again.")
+    if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
+        raise Problem(no_venv_text())
+    title = f"{why}: making .venv with Python {sys.version.split()[0]}"
+    follow([sys.executable, "-m", "venv", "--clear", str(VENV)], title, pip_variables())
+
+
+def install(requirements: "list[str]", title: str) -> None:
+    """pip install into .venv.
+
+    Raises Problem if pip fails.
+    """
+    env = dict(pip_variables(), PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1", PYTHONUNBUFFERED="1")
+    env.setdefault("PIP_RETRIES", "3")
+    folder = probe()
+    if folder is not None and "pip" not in installed(folder[1])[0]:
+        follow([str(VENV_PYTHON), "-I", "-m", "ensurepip", "--default-pip"], "putting pip into .venv", env)
+    # Plain `-m pip`: under -I, pip would not read the PIP_ variables set here.
+    follow([str(VENV_PYTHON), "-m", "pip", "install", "--prefer-binary", *requirements], title, env)
+
+
+def pip_variables() -> "dict[str, str]":
+    """The environment variables for a set-up, without settings that would send the packages elsewhere."""
+    stray = ("PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_DRY_RUN")
+    return {key: value for key, value in os.environ.items() if key not in stray}
+
+
+def move_venv(old: str) -> None:
+    """Write the new place of .venv into its scripts, which name the Python of the old one."""
+    new = str(VENV.resolve())
+    for path in [VENV / "pyvenv.cfg", *VENV_PYTHON.parent.iterdir()]:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > 1 << 20:
+            continue
+        text = path.read_bytes()
+        if old.encode() in text and b"\0" not in text:
+            path.write_bytes(text.replace(old.encode(), new.encode()))
+    write_stamp(dict(read_stamp(), home=new))
+
+
+def inside_venv() -> bool:
+    """Whether this process runs on the Python of .venv."""
+    return os.path.realpath(sys.prefix) == str(VENV.resolve())
+
+
+def leave_venv() -> None:
+    """Before .venv is made anew: if this very process runs on it, start again on the Python it came from."""
+    if not inside_venv():
+        return
+    # Before Python 3.11, sys._base_executable is .venv's own link; on Windows there is no link to follow.
+    base = getattr(sys, "_base_executable", "") if os.name == "nt" else os.path.realpath(sys.executable)
+    if not base or os.path.realpath(os.path.dirname(base)) == str(VENV_PYTHON.parent.resolve()):
+        raise Problem(f".venv must be made anew and cannot do it itself. Run: {command_line('python3')}")
+    restart(base, dict(os.environ))
+
+
+def put_first(name: str, entry: str, others: str) -> None:
+    """Set a path-like environment variable to `entry`, then the others without it."""
+    rest = [other for other in others.split(os.pathsep) if other and other != entry]
+    os.environ[name] = os.pathsep.join([entry, *rest])
+
+
+def set_variables(python_is_ours: bool) -> None:
+    """Let all that is started from here (workers, notebook kernels) find `helpers`, and this Python first."""
+    # What a PYTHONPATH of the user's holds was not made for .venv.
+    put_first("PYTHONPATH", str(ROOT), "" if python_is_ours else os.environ.get("PYTHONPATH", ""))
+    kernels = os.path.join(sys.prefix, "share", "jupyter")  # before a python3 kernel installed for the user
+    put_first("JUPYTER_PATH", kernels, os.environ.get("JUPYTER_PATH", ""))
+    if python_is_ours:
+        os.environ.pop("PYTHONHOME", None)
+        os.environ["VIRTUAL_ENV"] = str(VENV)
+        put_first("PATH", str(VENV_PYTHON.parent), os.environ.get("PATH", os.defpath))

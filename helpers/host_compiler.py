@@ -1,0 +1,57 @@
+"""The C++ compiler that kernels need where there is no GPU: the machine's own or, if it has none, ziglang in .venv."""
+
+import importlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+
+from helpers.environment import install, only_one
+from helpers.progress import follow
+from helpers.script import Problem, say
+
+COMPILER_MEND = "Mend: sudo apt install g++, or sudo dnf install gcc-c++, or on macOS xcode-select --install."
+WARM_UP = "from helpers.cpu import compiler; compiler.engine_library()"
+
+
+def need_compiler(may_install: bool) -> None:
+    """See that kernels can be compiled for the CPU: with no compiler, install ziglang, which brings one.
+
+    A failure is said and not raised: with a GPU the notebooks run without.
+    """
+    if os.name == "nt":
+        say("on Windows kernels run on an NVIDIA GPU only. To run them on the CPU, use WSL:")
+        say("wsl --install, then the same command in its window")
+        return
+    if compiler() or importlib.util.find_spec("ziglang"):
+        return
+    if not may_install:
+        say(f"no C++ compiler found: kernels run on a GPU only. {COMPILER_MEND} Or: pip install ziglang")
+        return
+    try:
+        with only_one():
+            importlib.invalidate_caches()
+            if importlib.util.find_spec("ziglang"):  # another course.py has just installed it
+                return
+            install(["ziglang"], "no C++ compiler found: installing one into .venv (ziglang, 100 MB, once)")
+            # The first compilation builds zig's own C++ library: done here, where a line says so.
+            follow([sys.executable, "-c", WARM_UP], "compiling the CPU engine with it (a minute or two, once)")
+            importlib.invalidate_caches()
+    except (Problem, OSError) as problem:
+        say(str(problem))
+        say(f"going on without a C++ compiler: kernels run on a GPU only. {COMPILER_MEND}")
+
+
+def compiler() -> "str | None":
+    """The C++ compiler that the CPU engine will find, or None."""
+    for name in (os.environ.get("CXX", "").split(" ")[0], "c++", "g++", "clang++"):
+        path = shutil.which(name) if name else None
+        if path and sys.platform == "darwin" and path.startswith("/usr/bin/"):
+            # On macOS these are always there and ask for the developer tools in a window.
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            if subprocess.call(["/usr/bin/xcode-select", "-p"], **quiet):
+                path = None
+        if path:
+            return path
+    return None

@@ -1,0 +1,137 @@
+"""One long step of the set-up: a line of progress while it runs and, if it fails, the likely reason and what to do.
+
+What the step prints goes to .cache/setup.log. Only its news are shown and, after a failure, its last lines.
+"""
+
+import collections
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+from helpers.requirements import KNOWN, ROOM, the_list
+from helpers.script import CACHE, ROOT, Problem, command_line, say
+
+LOG = CACHE / "setup.log"
+DISK = r"No space left on device|Errno 28|not enough space on the disk|Disk quota exceeded"
+CERTIFICATE = r"CERTIFICATE_VERIFY_FAILED|SSLCertVerificationError"
+NETWORK = (
+    r"NewConnectionError|NameResolutionError|name resolution|Name or service not known|getaddrinfo failed|"
+    r"nodename nor servname|Network is unreachable|No route to host|Connection refused|Connection reset|"
+    r"ConnectTimeout|ReadTimeout|Max retries exceeded|ProxyError|RemoteDisconnected|IncompleteRead"
+)
+ENSUREPIP = r"ensurepip is not available|No module named '?(ensurepip|venv)"
+
+
+def follow(argv: "list[str]", title: str, env: "dict[str, str] | None" = None) -> None:
+    """Run a step of the set-up with a line of progress.
+
+    Raises Problem, with the last lines of what the step printed, if it fails.
+    """
+    log = collections.deque(maxlen=2000)  # type: collections.deque[str]
+    with Progress(title) as progress, contextlib.ExitStack() as stack:
+        file = None
+        with contextlib.suppress(OSError):  # a full disk must not hide the message about the full disk
+            file = stack.enter_context(open(str(LOG), "w", encoding="utf-8"))
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        child = subprocess.Popen(argv, env=env, cwd=str(ROOT), **pipe)
+        try:
+            for raw in child.stdout:
+                line = raw.decode("utf-8", "replace").rstrip()
+                log.append(line)
+                progress.follow(line)
+                if file:
+                    with contextlib.suppress(OSError):
+                        print(line, file=file, flush=True)
+            code = child.wait()
+        except BaseException:
+            child.terminate()
+            child.wait()
+            raise
+    if code:
+        raise explain(title, list(log))
+
+
+class Progress:
+    """What a long step does: one line that rewrites itself in a terminal, a line now and then in a log."""
+
+    def __init__(self, title: str) -> None:
+        self.title, self.state = title, "working"
+        self.begin = time.monotonic()
+        self.done = threading.Event()
+        self.terminal = sys.stderr.isatty()
+        self.thread = threading.Thread(target=self._show, daemon=True)
+
+    def _show(self) -> None:
+        while not self.done.wait(0.5 if self.terminal else 15):
+            seconds = time.monotonic() - self.begin
+            text = f"course: {seconds:4.0f} s  {self.state}"
+            if self.terminal:
+                width = shutil.get_terminal_size().columns - 1
+                print("\r" + text[:width].ljust(width), end="", file=sys.stderr, flush=True)
+            else:
+                print(text, file=sys.stderr, flush=True)
+
+    def __enter__(self) -> "Progress":
+        say(self.title)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        self.thread.join()
+        if self.terminal:
+            blank = " " * (shutil.get_terminal_size().columns - 1)
+            print("\r" + blank, end="\r", file=sys.stderr, flush=True)
+
+    def follow(self, line: str) -> None:
+        """Take the news out of a line of pip's."""
+        match = re.match(r"\s*(Collecting|Downloading|Using cached|Building|Installing collected)\s*(.*)", line)
+        if match:
+            what, name = match.groups()
+            name = re.sub(r"^(\S+?)-\d\S*", r"\1", name)  # a file's name down to its package
+            self.state = "writing the files" if what.startswith("Installing") else f"{what.lower()} {name}"
+
+
+def explain(doing: str, log: "list[str]") -> Problem:
+    """The message for a step of the set-up that failed, from what it printed."""
+    text = "\n".join(log)
+    version = "{}.{}".format(*sys.version_info[:2])
+    if re.search(ENSUREPIP, text):
+        return Problem(no_venv_text())
+    if re.search(DISK, text, re.I):
+        folders = [str(ROOT), os.environ.get("TMPDIR", "/tmp")]
+        free = [f"{path} has {shutil.disk_usage(path).free / 1e9:.1f} GB" for path in folders if os.path.isdir(path)]
+        why = f"the disk is full. {ROOM} are needed here, and 1 GB for temporary files ({', '.join(free)})."
+        mend = "free some space, or set TMPDIR to a folder that has it."
+    elif re.search(CERTIFICATE, text):
+        why = "the certificate of the package index was refused. A proxy often puts its own in place."
+        mend = "set PIP_CERT to the file of your network's certificate."
+    elif re.search(NETWORK, text):
+        why = "there is no network, or the package index does not answer. Only the set-up needs it."
+        mend = "connect, or set HTTPS_PROXY or PIP_INDEX_URL as your network wants it."
+    elif re.search(r"from versions: |No matching distribution", text):
+        why = f"the package index has no such file for Python {version} on this system, or does not answer."
+        mend = f"see that the network works; or change system: {KNOWN}."
+    else:
+        why = f"its last lines are above; {KNOWN}."
+        mend = "do as the lines say, or delete .venv to start over."
+    tail = "\n".join("    " + line[:150] for line in [line for line in log if line.strip()][-8:])
+    where = f"\n    (all of it: {LOG})" if LOG.is_file() else ""
+    again = f"Then run the same command again: {command_line('python3')}"
+    return Problem(f"{doing} failed:\n{tail}{where}\n{why}\nMend: {mend}\n{again}")
+
+
+def no_venv_text() -> str:
+    """What to do about a Python without venv or ensurepip, as Debian and Ubuntu ship it."""
+    version = "{}.{}".format(*sys.version_info[:2])
+    return (
+        f"this Python ({sys.executable}) cannot make a .venv: its module venv or ensurepip is missing.\n"
+        f"Mend on Debian or Ubuntu: sudo apt install python3-venv   (or python{version}-venv)\n"
+        f"Without root rights: conda env create -f environment.yml && conda activate {the_list()[0]}\n"
+        f"Then run the same command again: {command_line('python3')}"
+    )
