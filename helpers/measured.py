@@ -250,7 +250,7 @@ def measured_roofline(
     bytes_per_flop = {
         (row["stage"], row["dtype"]): (row["figures"]["dram bytes read"] + row["figures"]["dram bytes written"])
         / row["flop"]
-        for row in (counted or {"rows": []})["rows"]
+        for row in utilisation.select(counted or {"rows": []}, head_dim=shape[3], dtype="all")
         if "dram bytes read" in row.get("figures", {})
     }
     roofs = _roofs(record)

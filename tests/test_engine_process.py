@@ -33,7 +33,8 @@ def good():
 
 def python(code: str, *, prelude: str = PRELUDE, **environment: str) -> subprocess.Popen[str]:
     """A process of its own that runs `code` after PRELUDE; an empty value unsets a variable."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": paths, **environment}
     return subprocess.Popen(
         [sys.executable, "-c", prelude + code],
         env={name: value for name, value in env.items() if value},
@@ -181,7 +182,7 @@ def test_memory_is_given_back() -> None:
         del a
         view[...] = 1
 
-    for _ in range(20):
+    for _ in range(300):  # by then each thread of the engine has had a block, and stacks for it
         use()
     before = pages()
     for _ in range(300):

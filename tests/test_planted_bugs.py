@@ -358,7 +358,7 @@ def masked_inputs(stage: Stage, kind: str) -> tuple[list[Any], dict[str, Any]]:
 def run_masked_check(stage: Stage, text: str, kind: str) -> None:
     """The output and lse of a call with strides, shared heads and masks."""
     arrays, options = masked_inputs(stage, kind)
-    run, (o, lse) = stage.prepare(*arrays, source=text, return_lse=True, **options)
+    run, (o, lse) = stage.prepare(*arrays, source=text, sizes=stage.tiles(HEAD_DIM), return_lse=True, **options)
     run()
     q, k, v, o, lse = (stages.cp.asnumpy(a) for a in (*arrays, o, lse))
     cu_q, cu_k = options.pop("cu_seqlens", ([0, q.shape[-2]], [0, k.shape[-2]]))
@@ -376,7 +376,7 @@ def run_check(stage: Stage, text: str, kind: str) -> None:
     if kind not in ("unit-normal", "large logits"):
         return run_masked_check(stage, text, kind)
     q, k, v = make_inputs(stage, kind)
-    run, o = stage.prepare(q, k, v, source=text)
+    run, o = stage.prepare(q, k, v, source=text, sizes=stage.tiles(HEAD_DIM))
     run()
     tolerance = check.TOLERANCE if kind == "unit-normal" else check.tolerance_for(q, k)
     check.check(stage.name, o, reference.attention(q, k, v), tolerance=tolerance)
