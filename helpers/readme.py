@@ -99,7 +99,8 @@ def _cell(result: Mapping[str, Any] | None, peer: Mapping[str, Any]) -> str:
         return ""
     if result is peer:
         return f"{_number(result['tflops'])} (1)"
-    return f"{_number(result['tflops'])} ({peer['ms'] / result['ms']:.2f})"
+    ratio = peer["ms"] / result["ms"]
+    return f"{_number(result['tflops'])} ({ratio:{'.2f' if ratio > 0.01 else '.1g'}})"
 
 
 def with_table(text: str, record: Mapping[str, Any]) -> str:
