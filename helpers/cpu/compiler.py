@@ -19,7 +19,8 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-INCLUDE = HERE / "include"
+INCLUDE = HERE / "include"  # the headers that kernels see
+ENGINE = HERE / "engine"  # the sources of the engine's own library
 
 
 class CompileError(Exception):
@@ -98,7 +99,7 @@ def _machine_flags() -> tuple[str, ...]:
 @functools.cache
 def _headers_hash() -> str:
     digest = hashlib.sha256()
-    for path in sorted([*INCLUDE.rglob("*"), *HERE.glob("*.h")]):
+    for path in sorted([*INCLUDE.rglob("*"), *ENGINE.glob("*.h")]):
         if path.is_file():
             digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -158,7 +159,7 @@ def flags(*, line_info: bool = True) -> list[str]:
 def _preprocessed(text: str, options: list[str]) -> str:
     """The text with its includes pasted in, where it may include files of the user's: they change."""
     names = re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M)
-    ours = all((INCLUDE / name).exists() or (HERE / name).exists() for name in names)
+    ours = all((INCLUDE / name).exists() or (ENGINE / name).exists() for name in names)
     if ours and not any(re.match("-I.", option) for option in options):
         return ""
     command = [*compiler()[0], *options, "-E", "-x", "c++", "-"]
@@ -244,7 +245,10 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
     return target, done.stderr
 
 
-_PARTS = ("engine.cpp", "checker.cpp", "tensor_core.cpp")
+# One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
+# worker.h come first: it says what it wants of the system's headers, before any of them is read.
+_PARTS = ("kernel_calls", "scheduler", "async_copies", "failure", "faults", "memory", "launch", "tensor_core")
+_PARTS += ("checker", "checker_hooks", "checker_access", "checker_order", "checker_async", "checker_profile")
 
 
 @functools.cache
@@ -256,10 +260,10 @@ def engine_library() -> Path:
     Raises:
         CompileError: the compiler cannot build the engine (too old for C++17, for instance).
     """
-    text = "\n".join(f'#line 1 "{name}"\n{(HERE / name).read_text()}' for name in _PARTS)
+    text = "\n".join(f'#line 1 "{name}.cpp"\n{(ENGINE / name).with_suffix(".cpp").read_text()}' for name in _PARTS)
     more = os.environ.get("COURSE_ENGINE_FLAGS", "").split()
     # -O3 unrolls the loops of the tensor cores.
-    path, diagnostics = build(text, ["-O3", "-I", str(HERE), "-w", *more], kind="engine")
+    path, diagnostics = build(text, ["-O3", "-I", str(ENGINE), "-w", *more], kind="engine")
     if path is None:
         raise CompileError(f"{compiler()[1]} could not build the CPU engine:\n{diagnostics}")
     return path

@@ -31,7 +31,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Launch(ctypes.Structure):
-    """`EngineLaunch` of engine.cpp."""
+    """`EngineLaunch` of engine/worker.h."""
 
     _fields_ = [
         ("run", ctypes.c_void_p),
@@ -48,7 +48,7 @@ class Launch(ctypes.Structure):
 
 
 class Failure(ctypes.Structure):
-    """`EngineFailure` of engine.cpp."""
+    """`EngineFailure` of engine/worker.h."""
 
     _fields_ = [
         ("kind", ctypes.c_int),
@@ -67,7 +67,7 @@ class Failure(ctypes.Structure):
     ]
 
 
-NONE, MESSAGE, FAULT, EXPIRED = 0, 1, 2, 4
+NONE, MESSAGE, FAULT, EXPIRED = range(4)
 
 
 @functools.cache

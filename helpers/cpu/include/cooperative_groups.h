@@ -19,27 +19,37 @@ static inline int nth_lane(unsigned mask, unsigned rank) {
 // Every lane gets the values of all, by rank, and does the rest itself: a functor of the source then runs in its own
 // thread, with that thread's indices and errors.
 template <typename Value>
-struct Gathered { Value values[32]; };
+struct Gathered {
+  Value values[32];
+};
 template <typename Value>
-void run_gather(Collective *const *lanes, unsigned mask) {
+void run_gather(Collective* const* lanes, unsigned mask) {
   typedef Exchange<Value, Gathered<Value>> Part;
-  Part *first = static_cast<Part *>(lanes[__builtin_ctz(mask)]);
+  Part* first = static_cast<Part*>(lanes[__builtin_ctz(mask)]);
   int count = 0;
-  for_lanes(mask, [&](int lane) { first->out.values[count++] = static_cast<Part *>(lanes[lane])->in; });
+  for_lanes(mask, [&](int lane) { first->out.values[count++] = static_cast<Part*>(lanes[lane])->in; });
   for_lanes(mask & (mask - 1), [&](int lane) {
-    Part *part = static_cast<Part *>(lanes[lane]);
+    Part* part = static_cast<Part*>(lanes[lane]);
     for (int rank = 0; rank < count; ++rank) part->out.values[rank] = first->out.values[rank];
   });
 }
 
 template <typename Type>
-struct Decayed { typedef Type type; };
+struct Decayed {
+  typedef Type type;
+};
 template <typename Type>
-struct Decayed<const Type> { typedef Type type; };
+struct Decayed<const Type> {
+  typedef Type type;
+};
 template <typename Type>
-struct Decayed<Type &> { typedef typename Decayed<Type>::type type; };
+struct Decayed<Type&> {
+  typedef typename Decayed<Type>::type type;
+};
 template <typename Type>
-struct Decayed<Type &&> { typedef typename Decayed<Type>::type type; };
+struct Decayed<Type&&> {
+  typedef typename Decayed<Type>::type type;
+};
 
 }  // namespace engine
 
@@ -48,7 +58,7 @@ namespace cooperative_groups {
 // ---------------------------------------------------------------- any group, its kind known when it runs
 
 class thread_group;
-inline thread_group tiled_partition(const thread_group &parent, unsigned tile_size, ENGINE_HERE);
+inline thread_group tiled_partition(const thread_group& parent, unsigned tile_size, ENGINE_HERE);
 
 class thread_group {
  public:
@@ -63,7 +73,7 @@ class thread_group {
   unsigned mask, tile_rank, tile_count;  // of lanes: which ones, and which part of their parent they are
   thread_group(Kind kind_, unsigned mask_ = 0, unsigned rank = 0, unsigned count = 1)
       : kind(kind_), mask(mask_), tile_rank(rank), tile_count(count) {}
-  friend thread_group tiled_partition(const thread_group &parent, unsigned tile_size, const char *file, int line);
+  friend thread_group tiled_partition(const thread_group& parent, unsigned tile_size, const char* file, int line);
 };
 
 // ---------------------------------------------------------------- the block and the grid
@@ -82,7 +92,7 @@ class thread_block : public thread_group {
   // All of the waiting is done at the wait: a correct kernel cannot tell.
   struct arrival_token {};
   arrival_token barrier_arrive() const { return arrival_token(); }
-  void barrier_wait(arrival_token &&, ENGINE_HERE) const { __syncthreads(file, line); }
+  void barrier_wait(arrival_token&&, ENGINE_HERE) const { __syncthreads(file, line); }
 
  private:
   thread_block() : thread_group(Kind::block) {}
@@ -90,13 +100,16 @@ class thread_block : public thread_group {
 };
 inline thread_block this_thread_block() { return thread_block(); }
 
-// What a GPU needs for tiles of several warps. The engine offers none of those, but a source may have them and not use them.
+// What a GPU needs for tiles of several warps. The engine offers none of those, but a source may have them and not use
+// them.
 template <unsigned MaxBlockSize = 1024>
 struct block_tile_memory {
   unsigned char engine_unused[MaxBlockSize / 32 * 16];
 };
 template <unsigned MaxBlockSize>
-inline thread_block this_thread_block(block_tile_memory<MaxBlockSize> &) { return thread_block(); }
+inline thread_block this_thread_block(block_tile_memory<MaxBlockSize>&) {
+  return this_thread_block();
+}
 
 class grid_group : public thread_group {
  public:
@@ -116,13 +129,12 @@ class grid_group : public thread_group {
   static unsigned long long thread_rank() { return block_rank() * thread_block::size() + thread_block::thread_rank(); }
   static dim3 dim_blocks() { return gridDim; }
   static dim3 group_dim() { return gridDim; }
-  static dim3 dim_threads() {
-    return dim3(gridDim.x * blockDim.x, gridDim.y * blockDim.y, gridDim.z * blockDim.z);
-  }
+  static dim3 dim_threads() { return dim3(gridDim.x * blockDim.x, gridDim.y * blockDim.y, gridDim.z * blockDim.z); }
   static dim3 block_index() { return blockIdx; }
   static dim3 thread_index() {
-    return dim3(blockIdx.x * blockDim.x + threadIdx.x, blockIdx.y * blockDim.y + threadIdx.y,
-                blockIdx.z * blockDim.z + threadIdx.z);
+    return dim3(
+        blockIdx.x * blockDim.x + threadIdx.x, blockIdx.y * blockDim.y + threadIdx.y,
+        blockIdx.z * blockDim.z + threadIdx.z);
   }
 
  private:
@@ -167,7 +179,7 @@ class lane_group : public thread_group {
     return engine::pack_bits(match("group.match_any", value, file, line), mask);
   }
   template <typename Value>
-  unsigned match_all(Value value, int &predicate, ENGINE_HERE) const {
+  unsigned match_all(Value value, int& predicate, ENGINE_HERE) const {
     unsigned same = engine::pack_bits(match("group.match_all", value, file, line), mask);
     predicate = same == everyone();
     return predicate ? same : 0;
@@ -175,16 +187,16 @@ class lane_group : public thread_group {
 
   // For reduce.h, scan.h and the partitions, not part of CUDA's interface.
   template <typename Value>
-  engine::Gathered<Value> engine_gather(const char *name, Value value, const char *file, int line) const {
+  engine::Gathered<Value> engine_gather(const char* name, Value value, const char* file, int line) const {
     typedef engine::Gathered<Value> All;
     return engine::exchange<Value, All>(name, engine::run_gather<Value>, mask, value, 0, file, line);
   }
   unsigned engine_mask() const { return mask; }
-  unsigned engine_vote(const char *name, int predicate, const char *file, int line) const {
+  unsigned engine_vote(const char* name, int predicate, const char* file, int line) const {
     return vote(name, predicate, file, line);
   }
   template <typename Value>
-  unsigned engine_match(const char *name, Value value, const char *file, int line) const {
+  unsigned engine_match(const char* name, Value value, const char* file, int line) const {
     return match(name, value, file, line);
   }
 
@@ -193,16 +205,16 @@ class lane_group : public thread_group {
   unsigned lanes() const { return (unsigned)__builtin_popcount(mask); }
   unsigned everyone() const { return 0xFFFFFFFFu >> (32 - lanes()); }
   template <typename Value>
-  Value read(const char *name, Value value, unsigned rank, const char *file, int line) const {
+  Value read(const char* name, Value value, unsigned rank, const char* file, int line) const {
     static_assert(sizeof(Value) <= 32, "a group moves values of at most 32 bytes");
     int source = engine::nth_lane(mask, rank);
     return engine::exchange<Value, Value>(name, engine::run_shuffle<Value>, mask, value, source, file, line);
   }
-  unsigned vote(const char *name, int predicate, const char *file, int line) const {
+  unsigned vote(const char* name, int predicate, const char* file, int line) const {
     return engine::exchange<int, unsigned>(name, engine::run_ballot, mask, predicate, 0, file, line);
   }
   template <typename Value>
-  unsigned match(const char *name, Value value, const char *file, int line) const {
+  unsigned match(const char* name, Value value, const char* file, int line) const {
     return engine::exchange<Value, unsigned>(name, engine::run_match<Value>, mask, value, 0, file, line);
   }
 };
@@ -229,8 +241,9 @@ class thread_block_tile;
 // Size lanes next to each other.
 template <unsigned Size>
 class thread_block_tile<Size, void> : public lane_group {
-  static_assert(Size == 1 || Size == 2 || Size == 4 || Size == 8 || Size == 16 || Size == 32,
-                "a tile has 1, 2, 4, 8, 16 or 32 threads (tiles of several warps are not offered by the CPU engine)");
+  static_assert(
+      Size == 1 || Size == 2 || Size == 4 || Size == 8 || Size == 16 || Size == 32,
+      "a tile has 1, 2, 4, 8, 16 or 32 threads (tiles of several warps are not offered by the CPU engine)");
 
  public:
   static constexpr unsigned size() { return Size; }
@@ -252,26 +265,26 @@ inline thread_block_tile<1, void> this_thread() { return thread_block_tile<1, vo
 template <unsigned Size, typename Parent>
 class thread_block_tile : public thread_block_tile<Size, void> {
  public:
-  explicit thread_block_tile(const Parent &parent)
-      : thread_block_tile<Size, void>((unsigned)parent.thread_rank() / Size,
-                                      ((unsigned)parent.size() + Size - 1) / Size) {}
+  explicit thread_block_tile(const Parent& parent)
+      : thread_block_tile<Size, void>(
+            (unsigned)parent.thread_rank() / Size, ((unsigned)parent.size() + Size - 1) / Size) {}
 };
 
 // ---------------------------------------------------------------- partitions
 
 template <unsigned Size>
-inline thread_block_tile<Size, thread_block> tiled_partition(const thread_block &parent) {
+inline thread_block_tile<Size, thread_block> tiled_partition(const thread_block& parent) {
   return thread_block_tile<Size, thread_block>(parent);
 }
 template <unsigned Size, unsigned ParentSize, typename Grandparent>
 inline thread_block_tile<Size, thread_block_tile<ParentSize, Grandparent>> tiled_partition(
-    const thread_block_tile<ParentSize, Grandparent> &parent) {
+    const thread_block_tile<ParentSize, Grandparent>& parent) {
   static_assert(Size <= ParentSize, "a tile is not larger than the group it is cut from");
   return thread_block_tile<Size, thread_block_tile<ParentSize, Grandparent>>(parent);
 }
 
 // The size known only when it runs. The lanes of the parent are cut by rank.
-inline coalesced_group tiled_partition(const coalesced_group &parent, unsigned tile_size, ENGINE_HERE) {
+inline coalesced_group tiled_partition(const coalesced_group& parent, unsigned tile_size, ENGINE_HERE) {
   if (tile_size == 0 || tile_size > 32 || (tile_size & (tile_size - 1)))
     engine_fail("tiled_partition() takes a tile of 1, 2, 4, 8, 16 or 32 threads", file, line);
   if (parent.size() <= tile_size) return parent;
@@ -280,14 +293,14 @@ inline coalesced_group tiled_partition(const coalesced_group &parent, unsigned t
     mask |= 1u << engine::nth_lane(parent.engine_mask(), i);
   return coalesced_group::engine_of(mask, rank, (parent.size() + tile_size - 1) / tile_size);
 }
-inline thread_group tiled_partition(const thread_block &parent, unsigned tile_size, ENGINE_HERE) {
+inline thread_group tiled_partition(const thread_block& parent, unsigned tile_size, ENGINE_HERE) {
   unsigned warp = parent.thread_rank() / 32, left = parent.size() - warp * 32;
   coalesced_group lanes = coalesced_group::engine_of(left < 32 ? (1u << left) - 1 : 0xFFFFFFFFu, 0, 1);
   coalesced_group tile = tiled_partition(lanes, tile_size, file, line);
-  return coalesced_group::engine_of(tile.engine_mask(), parent.thread_rank() / tile_size,
-                                    (parent.size() + tile_size - 1) / tile_size);
+  return coalesced_group::engine_of(
+      tile.engine_mask(), parent.thread_rank() / tile_size, (parent.size() + tile_size - 1) / tile_size);
 }
-inline thread_group tiled_partition(const thread_group &parent, unsigned tile_size, const char *file, int line) {
+inline thread_group tiled_partition(const thread_group& parent, unsigned tile_size, const char* file, int line) {
   if (parent.kind == thread_group::Kind::grid)
     engine_fail("tiled_partition() takes a block or a tile, not the grid", file, line);
   if (parent.kind == thread_group::Kind::block) return tiled_partition(this_thread_block(), tile_size, file, line);
@@ -296,19 +309,19 @@ inline thread_group tiled_partition(const thread_group &parent, unsigned tile_si
 }
 
 // The lanes of a group that agree with this one. (thread_block has no lanes: make a tile of it first.)
-inline coalesced_group binary_partition(const lane_group &parent, bool predicate, ENGINE_HERE) {
+inline coalesced_group binary_partition(const lane_group& parent, bool predicate, ENGINE_HERE) {
   unsigned mask = parent.engine_mask(), yes = parent.engine_vote("binary_partition", predicate, file, line);
   if (yes == 0 || yes == mask) return coalesced_group::engine_of(mask, 0, 1);
   return coalesced_group::engine_of(predicate ? yes : mask & ~yes, predicate, 2);
 }
 template <typename Label>
-inline coalesced_group labeled_partition(const lane_group &parent, Label label, ENGINE_HERE) {
+inline coalesced_group labeled_partition(const lane_group& parent, Label label, ENGINE_HERE) {
   unsigned same = parent.engine_match("labeled_partition", label, file, line), first = same & -same;
   unsigned leaders = parent.engine_vote("labeled_partition", 1u << engine::lane_id() == first, file, line);
-  return coalesced_group::engine_of(same, (unsigned)__builtin_popcount(leaders & (first - 1)),
-                                    (unsigned)__builtin_popcount(leaders));
+  return coalesced_group::engine_of(
+      same, (unsigned)__builtin_popcount(leaders & (first - 1)), (unsigned)__builtin_popcount(leaders));
 }
-inline coalesced_group labeled_partition(const lane_group &parent, bool label, ENGINE_HERE) {
+inline coalesced_group labeled_partition(const lane_group& parent, bool label, ENGINE_HERE) {
   return binary_partition(parent, label, file, line);
 }
 
@@ -324,42 +337,60 @@ inline unsigned long long thread_group::thread_rank() const {
          : kind == Kind::grid ? grid_group::thread_rank()
                               : (unsigned long long)__builtin_popcount(mask & ((1u << engine::lane_id()) - 1));
 }
-inline void thread_group::sync(const char *file, int line) const {
+inline void thread_group::sync(const char* file, int line) const {
   if (kind == Kind::block) thread_block::sync(file, line);
   else if (kind == Kind::grid) grid_group::sync(file, line);
   else engine::exchange<int, int>("group.sync", engine::run_nothing, mask, 0, 0, file, line);
 }
 
 template <typename Group>
-inline void sync(const Group &group, ENGINE_HERE) { group.sync(file, line); }
+inline void sync(const Group& group, ENGINE_HERE) {
+  group.sync(file, line);
+}
 template <typename Group>
-inline auto thread_rank(const Group &group) -> decltype(group.thread_rank()) { return group.thread_rank(); }
+inline auto thread_rank(const Group& group) -> decltype(group.thread_rank()) {
+  return group.thread_rank();
+}
 template <typename Group>
-inline auto group_size(const Group &group) -> decltype(group.size()) { return group.size(); }
+inline auto group_size(const Group& group) -> decltype(group.size()) {
+  return group.size();
+}
 
 template <typename Group, typename Function, typename... Arguments>
-inline void invoke_one(const Group &group, Function &&function, Arguments &&...arguments) {
-  if (group.thread_rank() == 0) function(static_cast<Arguments &&>(arguments)...);
+inline void invoke_one(const Group& group, Function&& function, Arguments&&... arguments) {
+  if (group.thread_rank() == 0) function(static_cast<Arguments&&>(arguments)...);
 }
 template <typename Group, typename Function, typename... Arguments>
-inline auto invoke_one_broadcast(const Group &group, Function &&function, Arguments &&...arguments)
-    -> decltype(function(static_cast<Arguments &&>(arguments)...)) {
-  decltype(function(static_cast<Arguments &&>(arguments)...)) result{};
-  if (group.thread_rank() == 0) result = function(static_cast<Arguments &&>(arguments)...);
+inline auto invoke_one_broadcast(const Group& group, Function&& function, Arguments&&... arguments)
+    -> decltype(function(static_cast<Arguments&&>(arguments)...)) {
+  decltype(function(static_cast<Arguments&&>(arguments)...)) result{};
+  if (group.thread_rank() == 0) result = function(static_cast<Arguments&&>(arguments)...);
   return group.shfl(result, 0);
 }
 
 template <typename Value>
-struct plus { Value operator()(Value a, Value b) const { return a + b; } };
+struct plus {
+  Value operator()(Value a, Value b) const { return a + b; }
+};
 template <typename Value>
-struct less { Value operator()(Value a, Value b) const { return b < a ? b : a; } };
+struct less {
+  Value operator()(Value a, Value b) const { return b < a ? b : a; }
+};
 template <typename Value>
-struct greater { Value operator()(Value a, Value b) const { return a < b ? b : a; } };
+struct greater {
+  Value operator()(Value a, Value b) const { return a < b ? b : a; }
+};
 template <typename Value>
-struct bit_and { Value operator()(Value a, Value b) const { return a & b; } };
+struct bit_and {
+  Value operator()(Value a, Value b) const { return a & b; }
+};
 template <typename Value>
-struct bit_or { Value operator()(Value a, Value b) const { return a | b; } };
+struct bit_or {
+  Value operator()(Value a, Value b) const { return a | b; }
+};
 template <typename Value>
-struct bit_xor { Value operator()(Value a, Value b) const { return a ^ b; } };
+struct bit_xor {
+  Value operator()(Value a, Value b) const { return a ^ b; }
+};
 
 }  // namespace cooperative_groups

@@ -41,9 +41,13 @@
 
 namespace engine {  // of a number or of a type, as alignas takes both
 template <size_t N>
-constexpr size_t alignment() { return N; }
+constexpr size_t alignment() {
+  return N;
+}
 template <typename T>
-constexpr size_t alignment() { return alignof(T); }
+constexpr size_t alignment() {
+  return alignof(T);
+}
 }  // namespace engine
 
 #define threadIdx (engine_lane()->thread_index)
@@ -55,12 +59,12 @@ static constexpr int warpSize = 32;
 #ifdef __linux__
 // What compilers call for the address of a thread-local variable. A kernel's only ones are its __shared__ arrays, and
 // the engine keeps those between guards: an index past their end is a fault with a line, not a broken heap.
-extern "C" __attribute__((visibility("hidden"), used)) void *__tls_get_addr(size_t *module_and_offset) {
+extern "C" __attribute__((visibility("hidden"), used)) void* __tls_get_addr(size_t* module_and_offset) {
   return engine_static_shared() + module_and_offset[1];
 }
 #endif
 static thread_local char engine_anchor_byte;
-extern "C" char *engine_anchor() { return &engine_anchor_byte; }
+extern "C" char* engine_anchor() { return &engine_anchor_byte; }
 
 // ---------------------------------------------------------------- barriers and fences
 
@@ -88,14 +92,14 @@ static inline void __nanosleep(unsigned) { engine_yield(); }
 static inline void __brkpt() {}
 static inline void __trap(ENGINE_HERE) { engine_fail("the kernel called __trap()", file, line); }
 // Addresses within shared memory; the pointers of the engine are generic and global ones at once.
-static inline size_t __cvta_generic_to_shared(const void *pointer, ENGINE_HERE) {
+static inline size_t __cvta_generic_to_shared(const void* pointer, ENGINE_HERE) {
   return engine_shared_offset(pointer, file, line);
 }
-static inline void *__cvta_shared_to_generic(size_t address, ENGINE_HERE) {
+static inline void* __cvta_shared_to_generic(size_t address, ENGINE_HERE) {
   return engine_shared_pointer((unsigned)address, 1, "__cvta_shared_to_generic", file, line);
 }
-static inline size_t __cvta_generic_to_global(const void *pointer) { return (size_t)pointer; }
-static inline void *__cvta_global_to_generic(size_t address) { return (void *)address; }
+static inline size_t __cvta_generic_to_global(const void* pointer) { return (size_t)pointer; }
+static inline void* __cvta_global_to_generic(size_t address) { return (void*)address; }
 static inline unsigned __dynamic_smem_size() { return engine_dynamic_shared_size(); }
 
 #define printf(...) engine_printf(__VA_ARGS__)

@@ -1,10 +1,10 @@
 // Atomics. Blocks do run at the same time, so these are the host's own.
 #pragma once
-#include "../engine.h"
+#include "../engine/engine.h"
 
 namespace engine {
 template <typename T, typename F>
-ENGINE_INLINE T atomic_update(T *address, F next) {
+ENGINE_INLINE T atomic_update(T* address, F next) {
   T before, after;
   __atomic_load(address, &before, __ATOMIC_RELAXED);
   do after = next(before);
@@ -13,29 +13,35 @@ ENGINE_INLINE T atomic_update(T *address, F next) {
 }
 }  // namespace engine
 
-#define ENGINE_ATOMIC(NAME, EXPRESSION)                                                                \
-  template <typename T>                                                                                \
-  ENGINE_INLINE T NAME(T *address, engine::Plain<T> value) {                                           \
-    return engine::atomic_update(address, [=](T old) -> T { return EXPRESSION; });                     \
-  }                                                                                                    \
-  template <typename T>                                                                                \
-  ENGINE_INLINE T NAME##_block(T *address, engine::Plain<T> value) { return NAME(address, value); }    \
-  template <typename T>                                                                                \
-  ENGINE_INLINE T NAME##_system(T *address, engine::Plain<T> value) { return NAME(address, value); }
+#define ENGINE_ATOMIC(NAME, EXPRESSION)                                            \
+  template <typename T>                                                            \
+  ENGINE_INLINE T NAME(T* address, engine::Plain<T> value) {                       \
+    return engine::atomic_update(address, [=](T old) -> T { return EXPRESSION; }); \
+  }                                                                                \
+  template <typename T>                                                            \
+  ENGINE_INLINE T NAME##_block(T* address, engine::Plain<T> value) {               \
+    return NAME(address, value);                                                   \
+  }                                                                                \
+  template <typename T>                                                            \
+  ENGINE_INLINE T NAME##_system(T* address, engine::Plain<T> value) {              \
+    return NAME(address, value);                                                   \
+  }
+// clang-format off
 ENGINE_ATOMIC(atomicAdd, old + value)
 ENGINE_ATOMIC(atomicSub, old - value)
 ENGINE_ATOMIC(atomicExch, ((void)old, value))
 ENGINE_ATOMIC(atomicMin, value < old ? value : old)
 ENGINE_ATOMIC(atomicMax, old < value ? value : old)
-ENGINE_ATOMIC(atomicAnd, old &value)
+ENGINE_ATOMIC(atomicAnd, old & value)
 ENGINE_ATOMIC(atomicOr, old | value)
 ENGINE_ATOMIC(atomicXor, old ^ value)
 ENGINE_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
 ENGINE_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
+// clang-format on
 #undef ENGINE_ATOMIC
 
 template <typename T>
-ENGINE_INLINE T atomicCAS(T *address, engine::Plain<T> compare, engine::Plain<T> value) {
+ENGINE_INLINE T atomicCAS(T* address, engine::Plain<T> compare, engine::Plain<T> value) {
   __atomic_compare_exchange(address, &compare, &value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   return compare;
 }

@@ -4,16 +4,20 @@
 #include <math.h>
 #include <string.h>
 
-#include "../engine.h"
+#include "../engine/engine.h"
 
 // ---------------------------------------------------------------- loads and stores: a host has no such hints
 
-#define ENGINE_LOAD(NAME) \
-  template <typename T>   \
-  ENGINE_INLINE T NAME(const T *p) { return *p; }
-#define ENGINE_STORE(NAME) \
-  template <typename T>    \
-  ENGINE_INLINE void NAME(T *p, engine::Plain<T> v) { *p = v; }
+#define ENGINE_LOAD(NAME)            \
+  template <typename T>              \
+  ENGINE_INLINE T NAME(const T* p) { \
+    return *p;                       \
+  }
+#define ENGINE_STORE(NAME)                            \
+  template <typename T>                               \
+  ENGINE_INLINE void NAME(T* p, engine::Plain<T> v) { \
+    *p = v;                                           \
+  }
 ENGINE_LOAD(__ldg)
 ENGINE_LOAD(__ldcg)
 ENGINE_LOAD(__ldca)
@@ -59,9 +63,7 @@ template <typename To>
 static inline To saturating(double v, double low, double high, To lowest, To highest, To of_nan) {
   return v != v ? of_nan : v <= low ? lowest : v >= high ? highest : To(v);
 }
-static inline int to_int(double v, int of_nan) {
-  return saturating<int>(v, -0x1p31, 0x1p31, INT_MIN, INT_MAX, of_nan);
-}
+static inline int to_int(double v, int of_nan) { return saturating<int>(v, -0x1p31, 0x1p31, INT_MIN, INT_MAX, of_nan); }
 static inline unsigned to_uint(double v, unsigned of_nan) {
   return saturating<unsigned>(v, 0.0, 0x1p32, 0u, UINT_MAX, of_nan);
 }
@@ -91,20 +93,20 @@ static inline float from_double(double v, Toward mode) {
 }  // namespace engine
 
 // (A NaN becomes 0, except from double or to 64 bits.)
-#define ENGINE_CONVERT(SUFFIX, ROUND, MODE)                                                                     \
-  static inline int __float2int_##SUFFIX(float v) { return engine::to_int(ROUND((double)v), 0); }               \
-  static inline unsigned __float2uint_##SUFFIX(float v) { return engine::to_uint(ROUND((double)v), 0); }        \
-  static inline long long __float2ll_##SUFFIX(float v) { return engine::to_ll(ROUND((double)v)); }              \
-  static inline unsigned long long __float2ull_##SUFFIX(float v) { return engine::to_ull(ROUND((double)v)); }   \
-  static inline int __double2int_##SUFFIX(double v) { return engine::to_int(ROUND(v), INT_MIN); }               \
-  static inline unsigned __double2uint_##SUFFIX(double v) { return engine::to_uint(ROUND(v), 1u << 31); }       \
-  static inline long long __double2ll_##SUFFIX(double v) { return engine::to_ll(ROUND(v)); }                    \
-  static inline unsigned long long __double2ull_##SUFFIX(double v) { return engine::to_ull(ROUND(v)); }         \
-  static inline float __int2float_##SUFFIX(int v) { return engine::from_integer<float>(v, MODE); }              \
-  static inline float __uint2float_##SUFFIX(unsigned v) { return engine::from_integer<float>(v, MODE); }        \
-  static inline float __ll2float_##SUFFIX(long long v) { return engine::from_integer<float>(v, MODE); }         \
-  static inline float __ull2float_##SUFFIX(unsigned long long v) { return engine::from_integer<float>(v, MODE); }   \
-  static inline double __ll2double_##SUFFIX(long long v) { return engine::from_integer<double>(v, MODE); }      \
+#define ENGINE_CONVERT(SUFFIX, ROUND, MODE)                                                                          \
+  static inline int __float2int_##SUFFIX(float v) { return engine::to_int(ROUND((double)v), 0); }                    \
+  static inline unsigned __float2uint_##SUFFIX(float v) { return engine::to_uint(ROUND((double)v), 0); }             \
+  static inline long long __float2ll_##SUFFIX(float v) { return engine::to_ll(ROUND((double)v)); }                   \
+  static inline unsigned long long __float2ull_##SUFFIX(float v) { return engine::to_ull(ROUND((double)v)); }        \
+  static inline int __double2int_##SUFFIX(double v) { return engine::to_int(ROUND(v), INT_MIN); }                    \
+  static inline unsigned __double2uint_##SUFFIX(double v) { return engine::to_uint(ROUND(v), 1u << 31); }            \
+  static inline long long __double2ll_##SUFFIX(double v) { return engine::to_ll(ROUND(v)); }                         \
+  static inline unsigned long long __double2ull_##SUFFIX(double v) { return engine::to_ull(ROUND(v)); }              \
+  static inline float __int2float_##SUFFIX(int v) { return engine::from_integer<float>(v, MODE); }                   \
+  static inline float __uint2float_##SUFFIX(unsigned v) { return engine::from_integer<float>(v, MODE); }             \
+  static inline float __ll2float_##SUFFIX(long long v) { return engine::from_integer<float>(v, MODE); }              \
+  static inline float __ull2float_##SUFFIX(unsigned long long v) { return engine::from_integer<float>(v, MODE); }    \
+  static inline double __ll2double_##SUFFIX(long long v) { return engine::from_integer<double>(v, MODE); }           \
   static inline double __ull2double_##SUFFIX(unsigned long long v) { return engine::from_integer<double>(v, MODE); } \
   static inline float __double2float_##SUFFIX(double v) { return engine::from_double(v, MODE); }
 ENGINE_CONVERT(rn, nearbyint, engine::Toward::nearest)

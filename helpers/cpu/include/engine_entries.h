@@ -7,13 +7,13 @@ namespace engine {
 template <typename T>
 struct Name {  // any other type: only its size is known
   static constexpr char kind = 'S';
-  static constexpr const char *text = "struct";
+  static constexpr const char* text = "struct";
 };
-#define ENGINE_NAME(T, TEXT)                       \
-  template <>                                      \
-  struct Name<T> {                                 \
-    static constexpr char kind = 's';              \
-    static constexpr const char *text = TEXT;      \
+#define ENGINE_NAME(T, TEXT)                  \
+  template <>                                 \
+  struct Name<T> {                            \
+    static constexpr char kind = 's';         \
+    static constexpr const char* text = TEXT; \
   };
 ENGINE_NAME(float, "float32")
 ENGINE_NAME(double, "float64")
@@ -49,62 +49,83 @@ ENGINE_NAMES(double, "float64")
 #undef ENGINE_NAMES
 
 template <typename T>
-struct Unqualified { typedef T type; static constexpr bool is_const = false; };
+struct Unqualified {
+  typedef T type;
+  static constexpr bool is_const = false;
+};
 template <typename T>
-struct Unqualified<const T> { typedef T type; static constexpr bool is_const = true; };
+struct Unqualified<const T> {
+  typedef T type;
+  static constexpr bool is_const = true;
+};
 template <typename T>
-struct Unqualified<volatile T> { typedef T type; static constexpr bool is_const = false; };
+struct Unqualified<volatile T> {
+  typedef T type;
+  static constexpr bool is_const = false;
+};
 
 // kind: 'p' pointer, 's' scalar, 'S' struct by value
-struct Parameter { char kind; const char *text; bool is_const; unsigned size; };
+struct Parameter {
+  char kind;
+  const char* text;
+  bool is_const;
+  unsigned size;
+};
 
 template <typename T>
 struct Describe {
   static constexpr Parameter value = {Name<T>::kind, Name<T>::text, false, (unsigned)sizeof(T)};
 };
 template <typename T>
-struct Describe<T *> {
+struct Describe<T*> {
   typedef typename Unqualified<T>::type E;
   static constexpr Parameter value = {'p', Name<E>::text, Unqualified<T>::is_const, (unsigned)sizeof(E)};
 };
 template <>
-struct Describe<void *> { static constexpr Parameter value = {'p', "void", false, 1}; };
+struct Describe<void*> {
+  static constexpr Parameter value = {'p', "void", false, 1};
+};
 template <>
-struct Describe<const void *> { static constexpr Parameter value = {'p', "void", true, 1}; };
+struct Describe<const void*> {
+  static constexpr Parameter value = {'p', "void", true, 1};
+};
 
 template <size_t... I>
 struct Indices {};
 template <size_t N, size_t... I>
 struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
 template <size_t... I>
-struct MakeIndices<0, I...> { typedef Indices<I...> type; };
+struct MakeIndices<0, I...> {
+  typedef Indices<I...> type;
+};
 
 template <auto Function, typename Type = decltype(Function)>
 struct Kernel;
 template <auto Function, typename... A>
 struct Kernel<Function, void (*)(A...)> {
   template <size_t... I>
-  static void call(void **args, Indices<I...>) {
+  static void call(void** args, Indices<I...>) {
     (void)args;
-    Function(*static_cast<typename Unqualified<A>::type *>(args[I])...);
+    Function(*static_cast<typename Unqualified<A>::type*>(args[I])...);
   }
-  static void run(void **args) { call(args, typename MakeIndices<sizeof...(A)>::type()); }
+  static void run(void** args) { call(args, typename MakeIndices<sizeof...(A)>::type()); }
   static constexpr int count = sizeof...(A);
-  static constexpr Parameter parameters[sizeof...(A) + 1] = {Describe<typename Unqualified<A>::type>::value..., {0, "", false, 0}};
+  static constexpr Parameter parameters[sizeof...(A) + 1] = {
+      Describe<typename Unqualified<A>::type>::value..., {0, "", false, 0}};
 };
 
 struct Entry {
-  const char *name;
-  void *function;
-  void (*run)(void **);
+  const char* name;
+  void* function;
+  void (*run)(void**);
   int count;
-  const Parameter *parameters;
+  const Parameter* parameters;
 };
 
 template <auto Function>
-static inline Entry entry(const char *name) {
+static inline Entry entry(const char* name) {
   typedef Kernel<Function> K;
-  return Entry{name, (void *)Function, K::run, K::count, K::parameters};
+  return Entry{name, (void*)Function, K::run, K::count, K::parameters};
 }
 
 }  // namespace engine

@@ -12,8 +12,12 @@
 #define ENGINE_JOIN_(a, b, c) a##b##c
 #define ENGINE_JOIN(a, b, c) ENGINE_JOIN_(a, b, c)
 
-struct alignas(2) ENGINE_RAW { unsigned short x; };
-struct alignas(4) ENGINE_RAW2 { unsigned short x, y; };
+struct alignas(2) ENGINE_RAW {
+  unsigned short x;
+};
+struct alignas(4) ENGINE_RAW2 {
+  unsigned short x, y;
+};
 
 // ---------------------------------------------------------------- the types
 
@@ -21,17 +25,19 @@ struct alignas(2) ENGINE_H {
   unsigned short engine_bits;
 
   ENGINE_H() = default;  // trivial, so that `__shared__ half s[64];` is as uninitialised as on a GPU
-  constexpr ENGINE_H(const ENGINE_RAW &raw) : engine_bits(raw.x) {}
+  constexpr ENGINE_H(const ENGINE_RAW& raw) : engine_bits(raw.x) {}
   operator ENGINE_RAW() const { return ENGINE_RAW{engine_bits}; }
   operator ENGINE_RAW() const volatile { return ENGINE_RAW{engine_bits}; }
-  ENGINE_H &operator=(const ENGINE_RAW &raw) { return engine_bits = raw.x, *this; }
-  volatile ENGINE_H &operator=(const ENGINE_RAW &raw) volatile { return engine_bits = raw.x, *this; }
+  ENGINE_H& operator=(const ENGINE_RAW& raw) { return engine_bits = raw.x, *this; }
+  volatile ENGINE_H& operator=(const ENGINE_RAW& raw) volatile { return engine_bits = raw.x, *this; }
 
   static constexpr ENGINE_H engine_of_bits(unsigned short all) { return ENGINE_H(ENGINE_RAW{all}); }
   static ENGINE_H engine_of(float value) { return engine_of_bits(ENGINE_FORMAT::from_float(value)); }
   static ENGINE_H engine_of(double value) { return engine_of(engine::to_odd(value)); }
   template <typename Int>
-  static ENGINE_H engine_of_integer(Int value) { return engine_of(engine::integer_to_odd(value)); }
+  static ENGINE_H engine_of_integer(Int value) {
+    return engine_of(engine::integer_to_odd(value));
+  }
   float engine_value() const { return ENGINE_FORMAT::to_float(engine_bits); }
 
 #if !ENGINE_NO_CONVERSIONS
@@ -41,13 +47,17 @@ struct alignas(2) ENGINE_H {
   ENGINE_H(double value) : ENGINE_H(engine_of(value)) {}
   operator float() const { return engine_value(); }
   operator bool() const { return (engine_bits & 0x7FFF) != 0; }
-#define ENGINE_FROM(T) ENGINE_H(T value) : ENGINE_H(engine_of_integer(value)) {}
-#define ENGINE_TO(T) operator T() const { return engine::float_to_integer<T>(truncf(engine_value())); }
+#define ENGINE_FROM(T) \
+  ENGINE_H(T value) : ENGINE_H(engine_of_integer(value)) {}
+#define ENGINE_TO(T) \
+  operator T() const { return engine::float_to_integer<T>(truncf(engine_value())); }
+  // clang-format off
   ENGINE_FROM(short) ENGINE_FROM(int) ENGINE_FROM(long) ENGINE_FROM(long long)
   ENGINE_FROM(unsigned short) ENGINE_FROM(unsigned int) ENGINE_FROM(unsigned long) ENGINE_FROM(unsigned long long)
   ENGINE_TO(char) ENGINE_TO(signed char) ENGINE_TO(short) ENGINE_TO(int) ENGINE_TO(long) ENGINE_TO(long long)
   ENGINE_TO(unsigned char) ENGINE_TO(unsigned short) ENGINE_TO(unsigned int) ENGINE_TO(unsigned long)
   ENGINE_TO(unsigned long long)
+  // clang-format on
 #undef ENGINE_FROM
 #undef ENGINE_TO
 #endif
@@ -61,8 +71,8 @@ struct alignas(4) ENGINE_H2 {
 #else
   ENGINE_H2() = default;
 #endif
-  constexpr ENGINE_H2(const ENGINE_H &low, const ENGINE_H &high) : x(low), y(high) {}
-  ENGINE_H2(const ENGINE_RAW2 &raw) : x(ENGINE_RAW{raw.x}), y(ENGINE_RAW{raw.y}) {}
+  constexpr ENGINE_H2(const ENGINE_H& low, const ENGINE_H& high) : x(low), y(high) {}
+  ENGINE_H2(const ENGINE_RAW2& raw) : x(ENGINE_RAW{raw.x}), y(ENGINE_RAW{raw.y}) {}
   operator ENGINE_RAW2() const { return ENGINE_RAW2{x.engine_bits, y.engine_bits}; }
 };
 
@@ -78,23 +88,23 @@ static inline ENGINE_H ENGINE_JOIN(__double2, ENGINE_WORD, )(double a) { return 
 static inline float ENGINE_JOIN(__, ENGINE_WORD, 2float)(ENGINE_H a) { return a.engine_value(); }
 
 // Each rounding mode: from a float, from the integers, and to the integers.
-#define ENGINE_INTEGER(T, NAME, SUFFIX, MODE, WHOLE)                                                        \
-  static inline T ENGINE_JOIN(__, ENGINE_WORD, 2##NAME##_##SUFFIX)(ENGINE_H a) {                            \
-    return engine::float_to_integer<T>(WHOLE(a.engine_value()));                                            \
-  }                                                                                                         \
-  static inline ENGINE_H ENGINE_JOIN(__##NAME##2, ENGINE_WORD, _##SUFFIX)(T a) {                            \
-    float top = engine::integer_to_odd(a);                                                                  \
-    return ENGINE_H::engine_of_bits(ENGINE_FORMAT::from_float(top, engine::Round::MODE));                   \
+#define ENGINE_INTEGER(T, NAME, SUFFIX, MODE, WHOLE)                                      \
+  static inline T ENGINE_JOIN(__, ENGINE_WORD, 2##NAME##_##SUFFIX)(ENGINE_H a) {          \
+    return engine::float_to_integer<T>(WHOLE(a.engine_value()));                          \
+  }                                                                                       \
+  static inline ENGINE_H ENGINE_JOIN(__##NAME##2, ENGINE_WORD, _##SUFFIX)(T a) {          \
+    float top = engine::integer_to_odd(a);                                                \
+    return ENGINE_H::engine_of_bits(ENGINE_FORMAT::from_float(top, engine::Round::MODE)); \
   }
-#define ENGINE_ROUND(SUFFIX, MODE, WHOLE)                                                                   \
-  static inline ENGINE_H ENGINE_JOIN(__float2, ENGINE_WORD, _##SUFFIX)(float a) {                           \
-    return ENGINE_H::engine_of_bits(ENGINE_FORMAT::from_float(a, engine::Round::MODE));                     \
-  }                                                                                                         \
-  ENGINE_INTEGER(short, short, SUFFIX, MODE, WHOLE)                                                         \
-  ENGINE_INTEGER(unsigned short, ushort, SUFFIX, MODE, WHOLE)                                               \
-  ENGINE_INTEGER(int, int, SUFFIX, MODE, WHOLE)                                                             \
-  ENGINE_INTEGER(unsigned int, uint, SUFFIX, MODE, WHOLE)                                                   \
-  ENGINE_INTEGER(long long, ll, SUFFIX, MODE, WHOLE)                                                        \
+#define ENGINE_ROUND(SUFFIX, MODE, WHOLE)                                               \
+  static inline ENGINE_H ENGINE_JOIN(__float2, ENGINE_WORD, _##SUFFIX)(float a) {       \
+    return ENGINE_H::engine_of_bits(ENGINE_FORMAT::from_float(a, engine::Round::MODE)); \
+  }                                                                                     \
+  ENGINE_INTEGER(short, short, SUFFIX, MODE, WHOLE)                                     \
+  ENGINE_INTEGER(unsigned short, ushort, SUFFIX, MODE, WHOLE)                           \
+  ENGINE_INTEGER(int, int, SUFFIX, MODE, WHOLE)                                         \
+  ENGINE_INTEGER(unsigned int, uint, SUFFIX, MODE, WHOLE)                               \
+  ENGINE_INTEGER(long long, ll, SUFFIX, MODE, WHOLE)                                    \
   ENGINE_INTEGER(unsigned long long, ull, SUFFIX, MODE, WHOLE)
 ENGINE_ROUND(rn, nearest, nearbyintf)
 ENGINE_ROUND(rz, zero, truncf)
@@ -153,26 +163,27 @@ static inline ENGINE_H2 __lowhigh2highlow(ENGINE_H2 a) { return ENGINE_H2(a.y, a
   static inline ENGINE_H2 PAIR(ENGINE_H2 a) { return ENGINE_H2(NAME(a.x), NAME(a.y)); }
 #define ENGINE_PAIR2(PAIR, NAME) \
   static inline ENGINE_H2 PAIR(ENGINE_H2 a, ENGINE_H2 b) { return ENGINE_H2(NAME(a.x, b.x), NAME(a.y, b.y)); }
-#define ENGINE_PAIR3(PAIR, NAME)                                                 \
-  static inline ENGINE_H2 PAIR(ENGINE_H2 a, ENGINE_H2 b, ENGINE_H2 c) {          \
-    return ENGINE_H2(NAME(a.x, b.x, c.x), NAME(a.y, b.y, c.y));                  \
+#define ENGINE_PAIR3(PAIR, NAME)                                        \
+  static inline ENGINE_H2 PAIR(ENGINE_H2 a, ENGINE_H2 b, ENGINE_H2 c) { \
+    return ENGINE_H2(NAME(a.x, b.x, c.x), NAME(a.y, b.y, c.y));         \
   }
-#define ENGINE_BINARY(NAME, PAIR, EXPRESSION)                                    \
-  static inline ENGINE_H NAME(ENGINE_H a, ENGINE_H b) {                          \
-    float x = a.engine_value(), y = b.engine_value();                            \
-    return ENGINE_H::engine_of(EXPRESSION);                                      \
-  }                                                                              \
+#define ENGINE_BINARY(NAME, PAIR, EXPRESSION)           \
+  static inline ENGINE_H NAME(ENGINE_H a, ENGINE_H b) { \
+    float x = a.engine_value(), y = b.engine_value();   \
+    return ENGINE_H::engine_of(EXPRESSION);             \
+  }                                                     \
   ENGINE_PAIR2(PAIR, NAME)
-#define ENGINE_FMA(NAME, PAIR, CLAMP)                                                                         \
-  static inline ENGINE_H NAME(ENGINE_H a, ENGINE_H b, ENGINE_H c) {                                           \
-    float sum = engine::to_odd(engine::fma_to_odd(a.engine_value(), b.engine_value(), c.engine_value()));     \
-    return ENGINE_H::engine_of(CLAMP(sum));                                                                   \
-  }                                                                                                           \
+#define ENGINE_FMA(NAME, PAIR, CLAMP)                                                                     \
+  static inline ENGINE_H NAME(ENGINE_H a, ENGINE_H b, ENGINE_H c) {                                       \
+    float sum = engine::to_odd(engine::fma_to_odd(a.engine_value(), b.engine_value(), c.engine_value())); \
+    return ENGINE_H::engine_of(CLAMP(sum));                                                               \
+  }                                                                                                       \
   ENGINE_PAIR3(PAIR, NAME)
 #define ENGINE_AS_IT_IS(x) (x)
 #define ENGINE_RELU(x) ((x) <= 0.0f ? 0.0f : (x))
 
 // (A GPU's compiler may fuse __hmul and __hadd; the _rn forms forbid it. Here nothing is fused.)
+// clang-format off
 ENGINE_BINARY(__hadd, __hadd2, x + y)
 ENGINE_BINARY(__hsub, __hsub2, x - y)
 ENGINE_BINARY(__hmul, __hmul2, x * y)
@@ -186,6 +197,7 @@ ENGINE_BINARY(__hmul_sat, __hmul2_sat, __saturatef(x * y))
 ENGINE_FMA(__hfma, __hfma2, ENGINE_AS_IT_IS)
 ENGINE_FMA(__hfma_sat, __hfma2_sat, __saturatef)
 ENGINE_FMA(__hfma_relu, __hfma2_relu, ENGINE_RELU)
+// clang-format on
 
 static inline bool __hisnan(ENGINE_H a) { return a.engine_value() != a.engine_value(); }
 static inline ENGINE_H __hneg(ENGINE_H a) {
@@ -205,16 +217,16 @@ static inline ENGINE_H2 __hisnan2(ENGINE_H2 a) {
 
 // A NaN loses against a number, and +0 is more than -0: equal numbers differ at most in the sign bit, so "and" keeps
 // it clear where one of them has it clear.
-#define ENGINE_EXTREME(NAME, PAIR, MORE, ZERO)                                                                \
-  static inline ENGINE_H NAME(ENGINE_H a, ENGINE_H b) {                                                       \
-    float x = a.engine_value(), y = b.engine_value();                                                         \
-    if (x != x || y != y) return x != x ? (y != y ? ENGINE_H::engine_of_bits(0x7FFF) : b) : a;                \
-    return x == y ? ENGINE_H::engine_of_bits(a.engine_bits ZERO b.engine_bits) : x MORE y ? a : b;            \
-  }                                                                                                           \
-  static inline ENGINE_H NAME##_nan(ENGINE_H a, ENGINE_H b) {                                                 \
-    return __hisnan(a) || __hisnan(b) ? ENGINE_H::engine_of_bits(0x7FFF) : NAME(a, b);                        \
-  }                                                                                                           \
-  ENGINE_PAIR2(PAIR, NAME)                                                                                    \
+#define ENGINE_EXTREME(NAME, PAIR, MORE, ZERO)                                                     \
+  static inline ENGINE_H NAME(ENGINE_H a, ENGINE_H b) {                                            \
+    float x = a.engine_value(), y = b.engine_value();                                              \
+    if (x != x || y != y) return x != x ? (y != y ? ENGINE_H::engine_of_bits(0x7FFF) : b) : a;     \
+    return x == y ? ENGINE_H::engine_of_bits(a.engine_bits ZERO b.engine_bits) : x MORE y ? a : b; \
+  }                                                                                                \
+  static inline ENGINE_H NAME##_nan(ENGINE_H a, ENGINE_H b) {                                      \
+    return __hisnan(a) || __hisnan(b) ? ENGINE_H::engine_of_bits(0x7FFF) : NAME(a, b);             \
+  }                                                                                                \
+  ENGINE_PAIR2(PAIR, NAME)                                                                         \
   ENGINE_PAIR2(PAIR##_nan, NAME##_nan)
 ENGINE_EXTREME(__hmax, __hmax2, >, &)
 ENGINE_EXTREME(__hmin, __hmin2, <, |)
@@ -227,19 +239,20 @@ static inline ENGINE_H2 __hcmadd(ENGINE_H2 a, ENGINE_H2 b, ENGINE_H2 c) {
 // ---------------------------------------------------------------- comparisons
 
 // Each as bool, as a pair of 1.0 and 0.0, as a pair of masks, and as "both".
-#define ENGINE_COMPARE(OP, EXPRESSION)                                                                        \
-  static inline bool __h##OP(ENGINE_H a, ENGINE_H b) {                                                        \
-    float x = a.engine_value(), y = b.engine_value();                                                         \
-    return EXPRESSION;                                                                                        \
-  }                                                                                                           \
-  static inline ENGINE_H2 __h##OP##2(ENGINE_H2 a, ENGINE_H2 b) {                                              \
-    return ENGINE_H2(ENGINE_H::engine_of(__h##OP(a.x, b.x) ? 1.0f : 0.0f),                                    \
-                     ENGINE_H::engine_of(__h##OP(a.y, b.y) ? 1.0f : 0.0f));                                   \
-  }                                                                                                           \
-  static inline unsigned __h##OP##2_mask(ENGINE_H2 a, ENGINE_H2 b) {                                          \
-    return (__h##OP(a.x, b.x) ? 0xFFFFu : 0) | (__h##OP(a.y, b.y) ? 0xFFFF0000u : 0);                         \
-  }                                                                                                           \
+#define ENGINE_COMPARE(OP, EXPRESSION)                                                                               \
+  static inline bool __h##OP(ENGINE_H a, ENGINE_H b) {                                                               \
+    float x = a.engine_value(), y = b.engine_value();                                                                \
+    return EXPRESSION;                                                                                               \
+  }                                                                                                                  \
+  static inline ENGINE_H2 __h##OP##2(ENGINE_H2 a, ENGINE_H2 b) {                                                     \
+    return ENGINE_H2(                                                                                                \
+        ENGINE_H::engine_of(__h##OP(a.x, b.x) ? 1.0f : 0.0f), ENGINE_H::engine_of(__h##OP(a.y, b.y) ? 1.0f : 0.0f)); \
+  }                                                                                                                  \
+  static inline unsigned __h##OP##2_mask(ENGINE_H2 a, ENGINE_H2 b) {                                                 \
+    return (__h##OP(a.x, b.x) ? 0xFFFFu : 0) | (__h##OP(a.y, b.y) ? 0xFFFF0000u : 0);                                \
+  }                                                                                                                  \
   static inline bool __hb##OP##2(ENGINE_H2 a, ENGINE_H2 b) { return __h##OP(a.x, b.x) && __h##OP(a.y, b.y); }
+// clang-format off
 ENGINE_COMPARE(eq, x == y)
 ENGINE_COMPARE(ne, x < y || x > y)
 ENGINE_COMPARE(lt, x < y)
@@ -252,15 +265,16 @@ ENGINE_COMPARE(ltu, !(x >= y))
 ENGINE_COMPARE(leu, !(x > y))
 ENGINE_COMPARE(gtu, !(x <= y))
 ENGINE_COMPARE(geu, !(x < y))
+// clang-format on
 
 // ---------------------------------------------------------------- functions
 
 // Computed in double, so that the last bit is right wherever the host's library comes from.
-#define ENGINE_FUNCTION(NAME, PAIR, EXPRESSION)            \
-  static inline ENGINE_H NAME(ENGINE_H a) {                \
-    double x = a.engine_value();                           \
-    return ENGINE_H::engine_of((double)(EXPRESSION));      \
-  }                                                        \
+#define ENGINE_FUNCTION(NAME, PAIR, EXPRESSION)       \
+  static inline ENGINE_H NAME(ENGINE_H a) {           \
+    double x = a.engine_value();                      \
+    return ENGINE_H::engine_of((double)(EXPRESSION)); \
+  }                                                   \
   ENGINE_PAIR1(PAIR, NAME)
 ENGINE_FUNCTION(hsqrt, h2sqrt, sqrt(x))
 ENGINE_FUNCTION(hrsqrt, h2rsqrt, 1.0 / sqrt(x))
@@ -284,6 +298,7 @@ ENGINE_FUNCTION(hrint, h2rint, nearbyint(x))
 // CUDA's sqrt(float) also takes a half. The host has a sqrt(long double) as well, and could not choose.
 #define ENGINE_FLOAT_FUNCTION(NAME) \
   static inline float NAME(ENGINE_H a) { return NAME(a.engine_value()); }
+// clang-format off
 ENGINE_FLOAT_FUNCTION(sqrt) ENGINE_FLOAT_FUNCTION(cbrt) ENGINE_FLOAT_FUNCTION(exp) ENGINE_FLOAT_FUNCTION(exp2)
 ENGINE_FLOAT_FUNCTION(expm1) ENGINE_FLOAT_FUNCTION(log) ENGINE_FLOAT_FUNCTION(log2) ENGINE_FLOAT_FUNCTION(log10)
 ENGINE_FLOAT_FUNCTION(log1p) ENGINE_FLOAT_FUNCTION(sin) ENGINE_FLOAT_FUNCTION(cos) ENGINE_FLOAT_FUNCTION(tan)
@@ -291,21 +306,22 @@ ENGINE_FLOAT_FUNCTION(asin) ENGINE_FLOAT_FUNCTION(acos) ENGINE_FLOAT_FUNCTION(at
 ENGINE_FLOAT_FUNCTION(cosh) ENGINE_FLOAT_FUNCTION(tanh) ENGINE_FLOAT_FUNCTION(erf) ENGINE_FLOAT_FUNCTION(erfc)
 ENGINE_FLOAT_FUNCTION(fabs) ENGINE_FLOAT_FUNCTION(floor) ENGINE_FLOAT_FUNCTION(ceil) ENGINE_FLOAT_FUNCTION(trunc)
 ENGINE_FLOAT_FUNCTION(round) ENGINE_FLOAT_FUNCTION(rint)
+// clang-format on
 #undef ENGINE_FLOAT_FUNCTION
 #endif
 
-// Not the template of cuda_runtime.h, which needs the operators that a source may switch off.
-static inline ENGINE_H atomicAdd(ENGINE_H *address, ENGINE_H value) {
+    // Not the template of cuda_runtime.h, which needs the operators that a source may switch off.
+    static inline ENGINE_H atomicAdd(ENGINE_H* address, ENGINE_H value) {
   return engine::atomic_update(address, [=](ENGINE_H old) { return __hadd(old, value); });
 }
-static inline ENGINE_H2 atomicAdd(ENGINE_H2 *address, ENGINE_H2 value) {
+static inline ENGINE_H2 atomicAdd(ENGINE_H2* address, ENGINE_H2 value) {
   // As a word: clang's atomics want trivially copyable types, which pairs are not in a checked build.
   auto pair_of = [](unsigned int word) {
     ENGINE_H2 pair;
-    __builtin_memcpy((void *)&pair, &word, sizeof pair);
+    __builtin_memcpy((void*)&pair, &word, sizeof pair);
     return pair;
   };
-  return pair_of(engine::atomic_update((unsigned int *)address, [=](unsigned int old) {
+  return pair_of(engine::atomic_update((unsigned int*)address, [=](unsigned int old) {
     const ENGINE_H2 sum = __hadd2(pair_of(old), value);
     unsigned int word;
     __builtin_memcpy(&word, &sum, sizeof word);
@@ -315,35 +331,44 @@ static inline ENGINE_H2 atomicAdd(ENGINE_H2 *address, ENGINE_H2 value) {
 
 // ---------------------------------------------------------------- operators
 
-#define ENGINE_OPERATORS(T, ADD, SUB, MUL, DIV, NEG, ONE)                                     \
-  static inline T operator+(const T &a, const T &b) { return ADD(a, b); }                     \
-  static inline T operator-(const T &a, const T &b) { return SUB(a, b); }                     \
-  static inline T operator*(const T &a, const T &b) { return MUL(a, b); }                     \
-  static inline T operator/(const T &a, const T &b) { return DIV(a, b); }                     \
-  static inline T &operator+=(T &a, const T &b) { return a = ADD(a, b); }                     \
-  static inline T &operator-=(T &a, const T &b) { return a = SUB(a, b); }                     \
-  static inline T &operator*=(T &a, const T &b) { return a = MUL(a, b); }                     \
-  static inline T &operator/=(T &a, const T &b) { return a = DIV(a, b); }                     \
-  static inline T operator+(const T &a) { return a; }                                         \
-  static inline T operator-(const T &a) { return NEG(a); }                                    \
-  static inline T &operator++(T &a) { return a = ADD(a, ONE); }                               \
-  static inline T &operator--(T &a) { return a = SUB(a, ONE); }                               \
-  static inline T operator++(T &a, int) { T before = a; a = ADD(a, ONE); return before; }     \
-  static inline T operator--(T &a, int) { T before = a; a = SUB(a, ONE); return before; }
-#define ENGINE_RELATIONS(T, EQ, NEU, LT, LE, GT, GE)                                          \
-  static inline bool operator==(const T &a, const T &b) { return EQ(a, b); }                  \
-  static inline bool operator!=(const T &a, const T &b) { return NEU(a, b); }                 \
-  static inline bool operator<(const T &a, const T &b) { return LT(a, b); }                   \
-  static inline bool operator<=(const T &a, const T &b) { return LE(a, b); }                  \
-  static inline bool operator>(const T &a, const T &b) { return GT(a, b); }                   \
-  static inline bool operator>=(const T &a, const T &b) { return GE(a, b); }
+#define ENGINE_OPERATORS(T, ADD, SUB, MUL, DIV, NEG, ONE)                 \
+  static inline T operator+(const T& a, const T& b) { return ADD(a, b); } \
+  static inline T operator-(const T& a, const T& b) { return SUB(a, b); } \
+  static inline T operator*(const T& a, const T& b) { return MUL(a, b); } \
+  static inline T operator/(const T& a, const T& b) { return DIV(a, b); } \
+  static inline T& operator+=(T& a, const T& b) { return a = ADD(a, b); } \
+  static inline T& operator-=(T& a, const T& b) { return a = SUB(a, b); } \
+  static inline T& operator*=(T& a, const T& b) { return a = MUL(a, b); } \
+  static inline T& operator/=(T& a, const T& b) { return a = DIV(a, b); } \
+  static inline T operator+(const T& a) { return a; }                     \
+  static inline T operator-(const T& a) { return NEG(a); }                \
+  static inline T& operator++(T& a) { return a = ADD(a, ONE); }           \
+  static inline T& operator--(T& a) { return a = SUB(a, ONE); }           \
+  static inline T operator++(T& a, int) {                                 \
+    T before = a;                                                         \
+    a = ADD(a, ONE);                                                      \
+    return before;                                                        \
+  }                                                                       \
+  static inline T operator--(T& a, int) {                                 \
+    T before = a;                                                         \
+    a = SUB(a, ONE);                                                      \
+    return before;                                                        \
+  }
+#define ENGINE_RELATIONS(T, EQ, NEU, LT, LE, GT, GE)                          \
+  static inline bool operator==(const T& a, const T& b) { return EQ(a, b); }  \
+  static inline bool operator!=(const T& a, const T& b) { return NEU(a, b); } \
+  static inline bool operator<(const T& a, const T& b) { return LT(a, b); }   \
+  static inline bool operator<=(const T& a, const T& b) { return LE(a, b); }  \
+  static inline bool operator>(const T& a, const T& b) { return GT(a, b); }   \
+  static inline bool operator>=(const T& a, const T& b) { return GE(a, b); }
 #if !ENGINE_NO_OPERATORS
 ENGINE_OPERATORS(ENGINE_H, __hadd, __hsub, __hmul, __hdiv, __hneg, ENGINE_H::engine_of(1.0f))
 ENGINE_RELATIONS(ENGINE_H, __heq, __hneu, __hlt, __hle, __hgt, __hge)
 #endif
 #if !ENGINE_NO_OPERATORS2
-ENGINE_OPERATORS(ENGINE_H2, __hadd2, __hsub2, __hmul2, __h2div, __hneg2,
-                 ENGINE_H2(ENGINE_H::engine_of(1.0f), ENGINE_H::engine_of(1.0f)))
+ENGINE_OPERATORS(
+    ENGINE_H2, __hadd2, __hsub2, __hmul2, __h2div, __hneg2,
+    ENGINE_H2(ENGINE_H::engine_of(1.0f), ENGINE_H::engine_of(1.0f)))
 ENGINE_RELATIONS(ENGINE_H2, __hbeq2, __hbneu2, __hblt2, __hble2, __hbgt2, __hbge2)
 #endif
 

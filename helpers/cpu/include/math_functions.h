@@ -9,11 +9,17 @@
 namespace engine {
 // Inlined, unlike libm's, with its rule that a NaN loses against a number.
 template <typename T>
-static inline T max_of(T a, T b) { return a > b || b != b ? a : b; }
+static inline T max_of(T a, T b) {
+  return a > b || b != b ? a : b;
+}
 template <typename T>
-static inline T min_of(T a, T b) { return a < b || b != b ? a : b; }
+static inline T min_of(T a, T b) {
+  return a < b || b != b ? a : b;
+}
 template <typename T>
-struct IsFloating { static constexpr bool value = T(0.5) != T(0); };
+struct IsFloating {
+  static constexpr bool value = T(0.5) != T(0);
+};
 }  // namespace engine
 
 static inline float engine_fmaxf(float a, float b) { return engine::max_of(a, b); }
@@ -23,9 +29,13 @@ static inline float engine_fmin(float a, float b) { return engine::min_of(a, b);
 static inline double engine_fmax(double a, double b) { return engine::max_of(a, b); }
 static inline double engine_fmin(double a, double b) { return engine::min_of(a, b); }
 template <typename A, typename B>
-static inline double engine_fmax(A a, B b) { return engine::max_of<double>(a, b); }
+static inline double engine_fmax(A a, B b) {
+  return engine::max_of<double>(a, b);
+}
 template <typename A, typename B>
-static inline double engine_fmin(A a, B b) { return engine::min_of<double>(a, b); }
+static inline double engine_fmin(A a, B b) {
+  return engine::min_of<double>(a, b);
+}
 namespace std {
 using ::engine_fmax;
 using ::engine_fmaxf;
@@ -87,7 +97,8 @@ static inline double scaled_erfc(double x) {
 // The modified Bessel functions by their power series, whose terms are all positive.
 static inline double bessel_i(int order, double x) {
   double half = x / 2, term = order ? half : 1, sum = term;
-  for (int k = 1; k < 400 && fabs(term) > 1e-18 * fabs(sum); ++k) sum += term *= half * half / (k * (double)(k + order));
+  for (int k = 1; k < 400 && fabs(term) > 1e-18 * fabs(sum); ++k)
+    sum += term *= half * half / (k * (double)(k + order));
   return sum;
 }
 // sin(pi x) and cos(pi x), exact where x is a multiple of one half.
@@ -116,11 +127,11 @@ static inline double norm(T... v) {
 #define cospif engine_cospif
 
 // In float and in double: sinpif and sinpi. Computed in double, so that the last bit of a float is right.
-#define ENGINE_MATH1(NAME, EXPRESSION)                                   \
-  static inline float NAME##f(float a) {                                 \
-    double x = a;                                                        \
-    return (float)(EXPRESSION);                                          \
-  }                                                                      \
+#define ENGINE_MATH1(NAME, EXPRESSION)   \
+  static inline float NAME##f(float a) { \
+    double x = a;                        \
+    return (float)(EXPRESSION);          \
+  }                                      \
   static inline double NAME(double x) { return EXPRESSION; }
 ENGINE_MATH1(engine_rsqrt, 1.0 / sqrt(x))
 ENGINE_MATH1(rcbrt, 1.0 / cbrt(x))
@@ -135,28 +146,28 @@ ENGINE_MATH1(cyl_bessel_i0, engine::bessel_i(0, x))
 ENGINE_MATH1(cyl_bessel_i1, engine::bessel_i(1, x))
 #undef ENGINE_MATH1
 
-#define ENGINE_MATH(T, SUFFIX)                                                                                       \
-  static inline T rhypot##SUFFIX(T a, T b) { return (T)(1 / hypot((double)a, (double)b)); }                          \
-  static inline T norm3d##SUFFIX(T a, T b, T c) { return (T)engine::norm(a, b, c); }                  \
-  static inline T rnorm3d##SUFFIX(T a, T b, T c) { return (T)(1 / engine::norm(a, b, c)); }           \
-  static inline T norm4d##SUFFIX(T a, T b, T c, T d) { return (T)engine::norm(a, b, c, d); }          \
-  static inline T rnorm4d##SUFFIX(T a, T b, T c, T d) { return (T)(1 / engine::norm(a, b, c, d)); }   \
-  static inline void sincospi##SUFFIX(T x, T *s, T *c) { *s = engine_sinpi##SUFFIX(x), *c = engine_cospi##SUFFIX(x); }
+#define ENGINE_MATH(T, SUFFIX)                                                                      \
+  static inline T rhypot##SUFFIX(T a, T b) { return (T)(1 / hypot((double)a, (double)b)); }         \
+  static inline T norm3d##SUFFIX(T a, T b, T c) { return (T)engine::norm(a, b, c); }                \
+  static inline T rnorm3d##SUFFIX(T a, T b, T c) { return (T)(1 / engine::norm(a, b, c)); }         \
+  static inline T norm4d##SUFFIX(T a, T b, T c, T d) { return (T)engine::norm(a, b, c, d); }        \
+  static inline T rnorm4d##SUFFIX(T a, T b, T c, T d) { return (T)(1 / engine::norm(a, b, c, d)); } \
+  static inline void sincospi##SUFFIX(T x, T* s, T* c) { *s = engine_sinpi##SUFFIX(x), *c = engine_cospi##SUFFIX(x); }
 ENGINE_MATH(float, f)
 ENGINE_MATH(double, )
 #undef ENGINE_MATH
-static inline double norm(int n, const double *v) {
+static inline double norm(int n, const double* v) {
   double sum = 0;
   for (int i = 0; i < n; ++i) sum += v[i] * v[i];
   return sqrt(sum);
 }
-static inline float normf(int n, const float *v) {
+static inline float normf(int n, const float* v) {
   double sum = 0;
   for (int i = 0; i < n; ++i) sum += (double)v[i] * v[i];
   return (float)sqrt(sum);
 }
-static inline double rnorm(int n, const double *v) { return 1 / norm(n, v); }
-static inline float rnormf(int n, const float *v) { return 1 / normf(n, v); }
+static inline double rnorm(int n, const double* v) { return 1 / norm(n, v); }
+static inline float rnormf(int n, const float* v) { return 1 / normf(n, v); }
 static inline float fdividef(float a, float b) { return a / b; }
 static inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
 #ifdef __APPLE__  // lacks what Linux's libraries share with CUDA
@@ -168,8 +179,8 @@ static inline float y1f(float x) { return (float)y1(x); }
 static inline float ynf(int n, float x) { return (float)yn(n, x); }
 static inline float exp10f(float x) { return (float)pow(10.0, (double)x); }
 static inline double exp10(double x) { return pow(10.0, x); }
-static inline void sincosf(float x, float *s, float *c) { *s = sinf(x), *c = cosf(x); }
-static inline void sincos(double x, double *s, double *c) { *s = sin(x), *c = cos(x); }
+static inline void sincosf(float x, float* s, float* c) { *s = sinf(x), *c = cosf(x); }
+static inline void sincos(double x, double* s, double* c) { *s = sin(x), *c = cos(x); }
 #endif
 
 // ---------------------------------------------------------------- intrinsics
@@ -193,17 +204,19 @@ static inline void sincos(double x, double *s, double *c) { *s = sin(x), *c = co
 
 // Only round-to-nearest is offered: a host has no per-operation rounding mode. The compiler may fuse a product and a
 // sum into one operation, but not these.
-#define ENGINE_UNFUSED(T, NAME, EXPRESSION)                          \
-  static inline T NAME(T a, T b) {                                   \
-    volatile T result = EXPRESSION;                                  \
-    return result;                                                   \
+#define ENGINE_UNFUSED(T, NAME, EXPRESSION) \
+  static inline T NAME(T a, T b) {          \
+    volatile T result = EXPRESSION;         \
+    return result;                          \
   }
+// clang-format off
 ENGINE_UNFUSED(float, __fadd_rn, a + b)
 ENGINE_UNFUSED(float, __fsub_rn, a - b)
 ENGINE_UNFUSED(float, __fmul_rn, a * b)
 ENGINE_UNFUSED(double, __dadd_rn, a + b)
 ENGINE_UNFUSED(double, __dsub_rn, a - b)
 ENGINE_UNFUSED(double, __dmul_rn, a * b)
+// clang-format on
 #undef ENGINE_UNFUSED
 static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float __frcp_rn(float a) { return 1.0f / a; }

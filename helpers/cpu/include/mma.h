@@ -1,12 +1,12 @@
 // nvcuda::wmma: matrix fragments and their product on tensor cores.
 //
-// Which lane holds which element is not promised by CUDA; here it is what GPUs of compute capability 8.0 and more do (held
-// against an H200): the registers of two mma.m16n8k16, so with lane l = 4 g + t, in m16n16k16,
+// Which lane holds which element is not promised by CUDA; here it is what GPUs of compute capability 8.0 and more do
+// (held against an H200): the registers of two mma.m16n8k16, so with lane l = 4 g + t, in m16n16k16,
 //   A:            x[0], x[1] = (g, 2t), (g, 2t+1)   x[2], x[3] = row g + 8     x[4..7] = the same 8 columns on
 //   B:            x[0], x[1] = (2t, g), (2t+1, g)   x[2], x[3] = 8 rows down   x[4..7] = the same 8 columns on
 //   accumulator:  as A
-// m32n8k16 has the 32 rows as twice 16, and m8n32k16 is that transposed. Factors of __half fill 16 elements: what is left
-// over repeats the others.
+// m32n8k16 has the 32 rows as twice 16, and m8n32k16 is that transposed. Factors of __half fill 16 elements: what is
+// left over repeats the others.
 #pragma once
 #include "cuda_bf16.h"
 

@@ -1,6 +1,6 @@
 // Warp-wide operations: shuffles, votes, matches, reductions.
 #pragma once
-#include "../engine.h"
+#include "../engine/engine.h"
 #include <string.h>
 
 namespace engine {
@@ -16,8 +16,9 @@ struct Exchange : Collective {
 };
 
 template <typename In, typename Out>
-static inline Out exchange(const char *name, void (*run)(Collective *const *, unsigned), unsigned mask, In in,
-                           int source, const char *file, int line) {
+static inline Out exchange(
+    const char* name, void (*run)(Collective* const*, unsigned), unsigned mask, In in, int source, const char* file,
+    int line) {
   Exchange<In, Out> mine;
   mine.name = name;
   mine.run = run;
@@ -36,79 +37,83 @@ static inline void for_lanes(unsigned mask, F f) {
 }
 
 template <typename T>
-void run_shuffle(Collective *const *lanes, unsigned mask) {
+void run_shuffle(Collective* const* lanes, unsigned mask) {
   for_lanes(mask, [&](int lane) {
-    auto *mine = static_cast<Exchange<T, T> *>(lanes[lane]);
-    auto *other = static_cast<Exchange<T, T> *>(lanes[mine->source]);
+    auto* mine = static_cast<Exchange<T, T>*>(lanes[lane]);
+    auto* other = static_cast<Exchange<T, T>*>(lanes[mine->source]);
     // A lane that takes no part has no value to give: what comes is poison, as its value is undefined on a GPU.
     if (other) mine->out = other->in;
-    else memset((void *)&mine->out, 0xFF, sizeof(T));
+    else memset((void*)&mine->out, 0xFF, sizeof(T));
   });
 }
 
 template <typename T>
-static inline T shuffle(const char *name, unsigned mask, T value, int source, const char *file, int line) {
+static inline T shuffle(const char* name, unsigned mask, T value, int source, const char* file, int line) {
   static_assert(sizeof(T) <= 8, "a shuffle moves values of at most 8 bytes");
   return exchange<T, T>(name, run_shuffle<T>, mask, value, source, file, line);
 }
 
 // Every lane gets the same answer, computed once from all the values: f(accumulated, value).
 template <typename T, typename F>
-void run_fold(Collective *const *lanes, unsigned mask) {
-  T total = static_cast<Exchange<T, T> *>(lanes[__builtin_ctz(mask)])->in;
-  for_lanes(mask & (mask - 1), [&](int lane) { total = F()(total, static_cast<Exchange<T, T> *>(lanes[lane])->in); });
-  for_lanes(mask, [&](int lane) { static_cast<Exchange<T, T> *>(lanes[lane])->out = total; });
+void run_fold(Collective* const* lanes, unsigned mask) {
+  T total = static_cast<Exchange<T, T>*>(lanes[__builtin_ctz(mask)])->in;
+  for_lanes(mask & (mask - 1), [&](int lane) { total = F()(total, static_cast<Exchange<T, T>*>(lanes[lane])->in); });
+  for_lanes(mask, [&](int lane) { static_cast<Exchange<T, T>*>(lanes[lane])->out = total; });
 }
 
-static inline void run_nothing(Collective *const *, unsigned) {}
+static inline void run_nothing(Collective* const*, unsigned) {}
 
-static inline void run_ballot(Collective *const *lanes, unsigned mask) {
+static inline void run_ballot(Collective* const* lanes, unsigned mask) {
   unsigned votes = 0;
-  for_lanes(mask, [&](int lane) { votes |= (unsigned)(static_cast<Exchange<int, unsigned> *>(lanes[lane])->in != 0) << lane; });
-  for_lanes(mask, [&](int lane) { static_cast<Exchange<int, unsigned> *>(lanes[lane])->out = votes; });
+  for_lanes(mask, [&](int lane) {
+    votes |= (unsigned)(static_cast<Exchange<int, unsigned>*>(lanes[lane])->in != 0) << lane;
+  });
+  for_lanes(mask, [&](int lane) { static_cast<Exchange<int, unsigned>*>(lanes[lane])->out = votes; });
 }
 
-static inline void run_all(Collective *const *lanes, unsigned mask) {
+static inline void run_all(Collective* const* lanes, unsigned mask) {
   unsigned every = 1;
-  for_lanes(mask, [&](int lane) { every &= static_cast<Exchange<int, unsigned> *>(lanes[lane])->in != 0; });
-  for_lanes(mask, [&](int lane) { static_cast<Exchange<int, unsigned> *>(lanes[lane])->out = every; });
+  for_lanes(mask, [&](int lane) { every &= static_cast<Exchange<int, unsigned>*>(lanes[lane])->in != 0; });
+  for_lanes(mask, [&](int lane) { static_cast<Exchange<int, unsigned>*>(lanes[lane])->out = every; });
 }
 
-static inline void run_uniform(Collective *const *lanes, unsigned mask) {
-  bool first = static_cast<Exchange<int, unsigned> *>(lanes[__builtin_ctz(mask)])->in != 0;
+static inline void run_uniform(Collective* const* lanes, unsigned mask) {
+  bool first = static_cast<Exchange<int, unsigned>*>(lanes[__builtin_ctz(mask)])->in != 0;
   unsigned same = 1;
-  for_lanes(mask, [&](int lane) { same &= (static_cast<Exchange<int, unsigned> *>(lanes[lane])->in != 0) == first; });
-  for_lanes(mask, [&](int lane) { static_cast<Exchange<int, unsigned> *>(lanes[lane])->out = same; });
+  for_lanes(mask, [&](int lane) { same &= (static_cast<Exchange<int, unsigned>*>(lanes[lane])->in != 0) == first; });
+  for_lanes(mask, [&](int lane) { static_cast<Exchange<int, unsigned>*>(lanes[lane])->out = same; });
 }
 
 template <typename T>
-void run_match(Collective *const *lanes, unsigned mask) {
+void run_match(Collective* const* lanes, unsigned mask) {
   for_lanes(mask, [&](int lane) {
-    auto *mine = static_cast<Exchange<T, unsigned> *>(lanes[lane]);
+    auto* mine = static_cast<Exchange<T, unsigned>*>(lanes[lane]);
     mine->out = 0;
     for_lanes(mask, [&](int other) {
-      if (memcmp(&mine->in, &static_cast<Exchange<T, unsigned> *>(lanes[other])->in, sizeof(T)) == 0)
+      if (memcmp(&mine->in, &static_cast<Exchange<T, unsigned>*>(lanes[other])->in, sizeof(T)) == 0)
         mine->out |= 1u << other;
     });
   });
 }
 
 template <typename T>
-void run_match_all(Collective *const *lanes, unsigned mask) {
-  const T &first = static_cast<Exchange<T, unsigned> *>(lanes[__builtin_ctz(mask)])->in;
+void run_match_all(Collective* const* lanes, unsigned mask) {
+  const T& first = static_cast<Exchange<T, unsigned>*>(lanes[__builtin_ctz(mask)])->in;
   bool same = true;
   for_lanes(mask, [&](int lane) {
-    same &= memcmp(&first, &static_cast<Exchange<T, unsigned> *>(lanes[lane])->in, sizeof(T)) == 0;
+    same &= memcmp(&first, &static_cast<Exchange<T, unsigned>*>(lanes[lane])->in, sizeof(T)) == 0;
   });
-  for_lanes(mask, [&](int lane) { static_cast<Exchange<T, unsigned> *>(lanes[lane])->out = same ? mask : 0; });
+  for_lanes(mask, [&](int lane) { static_cast<Exchange<T, unsigned>*>(lanes[lane])->out = same ? mask : 0; });
 }
 
+// clang-format off
 struct Add { template <typename T> T operator()(T a, T b) const { return a + b; } };
 struct Min { template <typename T> T operator()(T a, T b) const { return b < a ? b : a; } };
 struct Max { template <typename T> T operator()(T a, T b) const { return a < b ? b : a; } };
 struct And { template <typename T> T operator()(T a, T b) const { return a & b; } };
 struct Or { template <typename T> T operator()(T a, T b) const { return a | b; } };
 struct Xor { template <typename T> T operator()(T a, T b) const { return a ^ b; } };
+// clang-format on
 
 }  // namespace engine
 
@@ -119,7 +124,8 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu, ENGINE_HERE) {
 template <typename T>
 static inline T __shfl_sync(unsigned mask, T value, int source, int width = 32, ENGINE_HERE) {
   unsigned lane = engine::lane_id(), segment = lane & ~(unsigned)(width - 1);
-  return engine::shuffle("__shfl_sync", mask, value, (int)(segment | ((unsigned)source & (unsigned)(width - 1))), file, line);
+  return engine::shuffle(
+      "__shfl_sync", mask, value, (int)(segment | ((unsigned)source & (unsigned)(width - 1))), file, line);
 }
 template <typename T>
 static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, ENGINE_HERE) {
@@ -129,13 +135,15 @@ static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width
 template <typename T>
 static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, ENGINE_HERE) {
   int lane = (int)engine::lane_id();
-  return engine::shuffle("__shfl_down_sync", mask, value,
-                         (lane & (width - 1)) + (int)delta >= width ? lane : lane + (int)delta, file, line);
+  return engine::shuffle(
+      "__shfl_down_sync", mask, value, (lane & (width - 1)) + (int)delta >= width ? lane : lane + (int)delta, file,
+      line);
 }
 template <typename T>
 static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, ENGINE_HERE) {
   int lane = (int)engine::lane_id(), source = lane ^ lane_mask;
-  return engine::shuffle("__shfl_xor_sync", mask, value, source >= (lane & ~(width - 1)) + width ? lane : source, file, line);
+  return engine::shuffle(
+      "__shfl_xor_sync", mask, value, source >= (lane & ~(width - 1)) + width ? lane : source, file, line);
 }
 
 static inline unsigned __ballot_sync(unsigned mask, int predicate, ENGINE_HERE) {
@@ -155,16 +163,17 @@ static inline unsigned __match_any_sync(unsigned mask, T value, ENGINE_HERE) {
   return engine::exchange<T, unsigned>("__match_any_sync", engine::run_match<T>, mask, value, 0, file, line);
 }
 template <typename T>
-static inline unsigned __match_all_sync(unsigned mask, T value, int *predicate, ENGINE_HERE) {
-  unsigned same = engine::exchange<T, unsigned>("__match_all_sync", engine::run_match_all<T>, mask, value, 0, file, line);
+static inline unsigned __match_all_sync(unsigned mask, T value, int* predicate, ENGINE_HERE) {
+  unsigned same =
+      engine::exchange<T, unsigned>("__match_all_sync", engine::run_match_all<T>, mask, value, 0, file, line);
   *predicate = same != 0;
   return same;
 }
 static inline unsigned __activemask(ENGINE_HERE) { return engine_activemask(file, line); }
 
-#define ENGINE_REDUCE(NAME, OP, T)                                                                         \
-  static inline T NAME(unsigned mask, T value, ENGINE_HERE) {                                              \
-    return engine::exchange<T, T>(#NAME, engine::run_fold<T, engine::OP>, mask, value, 0, file, line);     \
+#define ENGINE_REDUCE(NAME, OP, T)                                                                     \
+  static inline T NAME(unsigned mask, T value, ENGINE_HERE) {                                          \
+    return engine::exchange<T, T>(#NAME, engine::run_fold<T, engine::OP>, mask, value, 0, file, line); \
   }
 ENGINE_REDUCE(__reduce_add_sync, Add, unsigned)
 ENGINE_REDUCE(__reduce_add_sync, Add, int)

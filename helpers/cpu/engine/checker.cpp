@@ -1,0 +1,162 @@
+// A checked run from outside: the lists of sites and findings, the blocks as the engine announces them, and the
+// functions by which Python opens the books, closes them and reads them.
+//
+// Apart from the parts that judge accesses: this one keeps lists.
+#include "books.h"
+
+namespace {
+
+// One for each instruction, region and way of access.
+uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, bool atomic) {
+  uint64_t key = (uint64_t)pc * 1024 + region * 4 + kind * 2 + atomic;
+  auto found = books.site_index.find(key);
+  if (found != books.site_index.end()) return found->second;
+  EngineSite site;
+  memset(&site, 0, sizeof site);
+  site.pc = pc;
+  site.region = region;
+  site.size = size;
+  site.is_write = kind == WRITE;
+  site.is_atomic = atomic;
+  books.sites.push_back(site);
+  return books.site_index[key] = (uint32_t)books.sites.size() - 1;
+}
+
+// The block that ran at an epoch.
+uint64_t block_at(uint64_t epoch) {
+  auto after = std::upper_bound(books.block_begins.begin(), books.block_begins.end(), epoch);
+  return books.block_numbers[after - books.block_begins.begin() - 1];
+}
+
+// The same finding again only counts: same instructions, same region, same kind.
+void report(
+    int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write, Tag other,
+    uint32_t other_site, bool other_write) {
+  uintptr_t other_pc = other ? books.sites[other_site].pc : 0;
+  uint64_t key = (((uint64_t)pc * 31 + other_pc) * 31 + region) * 16 + kind;
+  auto found = books.finding_index.find(key);
+  if (found != books.finding_index.end()) {
+    books.findings[found->second].count++;
+    return;
+  }
+  EngineFinding f;
+  memset(&f, 0, sizeof f);
+  f.kind = kind;
+  f.count = 1;
+  f.region = region;
+  f.offset = (int64_t)(address - (region < books.regions.size() ? books.regions[region].begin : 0));
+  f.size = size;
+  f.is_write = write;
+  f.pc = pc;
+  f.block = books.block;
+  f.thread = thread;
+  if (other) {
+    f.other_pc = other_pc;
+    f.other_block = block_at(epoch_of(other));
+    f.other_thread = thread_of(other);
+    f.other_is_write = other_write;
+  }
+  books.finding_index[key] = (uint32_t)books.findings.size();
+  books.findings.push_back(f);
+}
+
+}  // namespace
+
+bool checking() { return books.wanted; }
+
+void check_block(uint64_t block, unsigned n_warps, const void* static_shared, const void* dynamic_shared) {
+  books.block = block;
+  books.interval = 0;
+  books.running = true;
+  profile.running = profile.wanted;
+  books.block_epoch = books.barrier_epoch = ++books.epoch;
+  books.block_tag = books.barrier_tag = tag_of(books.epoch, 0, false);
+  forget();  // shared memory may have moved
+  books.block_begins.push_back(books.epoch);
+  books.block_numbers.push_back(block);
+  for (LaneTrace& lane : profile.lanes) lane.n = 0, lane.last_block = 0;
+  books.warp_epoch.assign(n_warps, books.epoch);
+  books.lane_epochs.assign(n_warps, {});
+  books.fences[0].clear();  // fences and what is known of releases belong to threads, and these are new ones
+  books.fences[1].clear();
+  books.known.clear();
+  books.known_to.clear();
+  for (Region& r : books.regions) {
+    const void* now = r.told->kind == ENGINE_STATIC_SHARED    ? static_shared
+                      : r.told->kind == ENGINE_DYNAMIC_SHARED ? dynamic_shared
+                                                              : nullptr;
+    if (now) {
+      r.begin = (uintptr_t)now + r.told->address;  // of shared memory: the offset in it
+      r.end = r.begin + r.told->bytes;
+    }
+  }
+}
+
+void check_block_end(unsigned n_threads) {
+  check_merge(n_threads);
+  settle_same_value();
+  settle_guesses();
+  books.running = profile.running = false;
+  forget();
+}
+
+void check_switch(unsigned thread, const void* stack_top) {
+  current = {thread, (uintptr_t)stack_top, profile.lanes.empty() ? nullptr : &profile.lanes[thread]};
+}
+
+void check_collective() { ++books.collectives; }
+
+extern "C" {
+
+void engine_check_start(const EngineRegion* regions, unsigned n, uint64_t profiled_code) {
+  books = Books();
+  profile = Profile();
+  profile.base = profiled_code;
+  profile.wanted = profiled_code != 0;
+  if (profile.wanted) profile.lanes.resize(1024);
+  forget();
+  books.regions.resize(n);
+  for (unsigned i = 0; i < n; ++i) {
+    Region& r = books.regions[i];
+    r.told = const_cast<EngineRegion*>(&regions[i]);
+    r.begin = regions[i].address;
+    r.end = r.begin + regions[i].bytes;
+    // 4 bytes a cell, until a smaller access splits them. What nobody can write needs no order.
+    if (regions[i].writable) r.cells.resize((regions[i].bytes + 3) / 4);
+  }
+  books.wanted = true;
+}
+
+void engine_check_stop() {
+  books.wanted = books.running = profile.wanted = profile.running = false;
+  profile.lanes.clear();
+  forget();
+}
+
+void engine_check_counts(uint64_t* barriers, uint64_t* collectives) {
+  *barriers = books.barriers;
+  *collectives = books.collectives;
+}
+
+unsigned engine_check_findings(const EngineFinding** out) {
+  *out = books.findings.data();
+  return (unsigned)books.findings.size();
+}
+
+unsigned engine_check_steps(const EngineStep** out, uint64_t* whole) {
+  *out = books.steps.data();
+  *whole = books.whole;
+  return (unsigned)books.steps.size();
+}
+
+unsigned engine_check_barriers(const EngineBarrier** out) {
+  *out = books.reached.data();
+  return (unsigned)books.reached.size();
+}
+
+unsigned engine_check_sites(EngineSite* out, unsigned most) {
+  for (unsigned i = 0; i < most && i < books.sites.size(); ++i) out[i] = books.sites[i];
+  return (unsigned)books.sites.size();
+}
+
+}  // extern "C"

@@ -1,0 +1,81 @@
+// What the checker, the engine and Python (checked.py) tell each other of a checked run.
+//
+// Apart from books.h, which the checker's own parts alone see: whoever calls the checker needs no more than this.
+#pragma once
+#include "engine.h"
+
+enum EngineRegionKind { ENGINE_ARRAY = 0, ENGINE_STATIC_SHARED = 1, ENGINE_DYNAMIC_SHARED = 2 };
+enum EngineState : unsigned char { ENGINE_UNWRITTEN = 0, ENGINE_INITIAL = 1, ENGINE_WRITTEN = 2 };
+enum EngineFindingKind {
+  ENGINE_RACE = 1,
+  ENGINE_OUT_OF_BOUNDS = 2,
+  ENGINE_UNINITIALISED = 3,
+  ENGINE_MISALIGNED = 4,
+  ENGINE_IN_FLIGHT = 5,     // touched while a cp.async has not been waited for
+  ENGINE_NEVER_WAITED = 6,  // a cp.async, until the end of its thread
+};
+
+extern "C" {
+
+struct EngineRegion {
+  uint64_t address, bytes;
+  uint32_t kind, element;  // element: bytes
+  uint32_t writable;       // 0: the kernel's parameter is a pointer to const
+  uint32_t* fetches;       // per element, how often it was read; or null
+  unsigned char* state;    // per element, an EngineState; or null
+};
+
+struct EngineSite {  // one instruction of the kernel, and one region it touches
+  uint64_t pc;
+  uint32_t region, size, is_write, is_atomic;
+  uint64_t count;                           // accesses, one for each thread
+  uint64_t requests, sectors, wavefronts;   // by warps; 0 without a profile
+  uint64_t worst;                           // sectors or wavefronts of the costliest request
+  uint32_t worst_lanes, worst_offsets[32];  // its lanes, and where in the region each of them went, in bytes
+};
+
+struct EngineStep {  // what lanes of a warp executed together between two barriers of a block
+  uint64_t block;
+  uint32_t interval, warp, site, lanes;  // interval: how many barriers came before it in the block
+  uint64_t count;                        // how often
+};
+
+struct EngineBarrier {
+  uint64_t block;
+  const char* file;
+  int line;
+};
+
+struct EngineFinding {
+  int kind;
+  uint32_t region;
+  int64_t offset;
+  uint64_t count, pc, other_pc, block, other_block;
+  uint32_t size, thread, other_thread, is_write, other_is_write;
+};
+
+// What Python calls, before and after a launch.
+void engine_check_start(const EngineRegion* regions, unsigned n, uint64_t profiled_code);  // 0: no profile
+void engine_check_stop();
+void engine_check_counts(uint64_t* barriers, uint64_t* collectives);
+unsigned engine_check_findings(const EngineFinding** out);
+unsigned engine_check_steps(const EngineStep** out, uint64_t* whole);  // whole: blocks before this one have all theirs
+unsigned engine_check_barriers(const EngineBarrier** out);
+unsigned engine_check_sites(EngineSite* out, unsigned most);  // returns how many there are
+}
+
+// What the engine tells the checker.
+bool checking();
+void check_block(uint64_t block, unsigned n_warps, const void* static_shared, const void* dynamic_shared);
+void check_block_end(unsigned n_threads);
+void check_switch(unsigned thread, const void* stack_top);  // this thread of the block runs from now on
+void check_barrier(const char* file, int line);
+void check_warp_sync(unsigned warp, unsigned mask);
+void check_collective();
+void check_fence(bool own_block);
+void check_async_issue(void* target, unsigned bytes, void* caller, void* frame);  // by the thread that runs
+void check_async_landed(void* target, unsigned bytes);
+void check_async_left(void* target, unsigned bytes, void* caller);
+void check_merge(unsigned n_threads);  // all lanes have arrived: at a barrier, or at the end
+void check_merge_warp(unsigned warp, unsigned n_threads, unsigned unfinished);  // unfinished: lanes that will go on
+extern "C" void engine_pause();  // the engine's: the fiber that runs lets its warp catch up

@@ -1,0 +1,150 @@
+// One access in the books, where a glance did not suffice: bounds, alignment, bytes nobody has written, and whether
+// what others did with the same bytes came before.
+//
+// checker_hooks.cpp has the glance. The functions it calls here are not inlined, so that the hooks stay short.
+#include "books.h"
+
+namespace {
+
+// The first access smaller than a cell splits all cells.
+__attribute__((noinline)) void refine(Region& r, unsigned grain) {
+  std::vector<Cell> fine(r.cells.size() * (r.grain / grain));
+  for (size_t i = 0; i < fine.size(); ++i) fine[i] = r.cells[i * grain / r.grain];
+  r.cells.swap(fine);
+  r.grain = grain;
+  r.shift = (unsigned)__builtin_ctz(grain);
+  forget();  // who remembers the old cells
+}
+
+// The access against those before it, cell by cell; then it is the last one.
+void check_order(
+    Region& r, uint32_t index, uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc, unsigned thread,
+    uint32_t site) {
+  if (kind == WRITE) settle_same_value();  // the write before this one is done
+  if (size < r.grain) refine(r, size);
+  const size_t first = (a - r.begin) >> r.shift, last = (a + size - 1 - r.begin) >> r.shift;
+  const Tag mine = tag_of(books.epoch, thread, atomic);
+  const bool shared = r.told->kind != ENGINE_ARRAY;
+  for (size_t i = first; i <= last; ++i) {
+    Cell& cell = r.cells[i];
+    if (kind == READ && cell.read == mine) continue;  // again in the same epoch: nothing can have changed unseen
+    if (epoch_of(cell.write) == IN_FLIGHT) {
+      report(ENGINE_IN_FLIGHT, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true);
+      continue;
+    }
+    if (kind == READ && shared && epoch_of(cell.write) < books.block_epoch) {
+      report(ENGINE_UNINITIALISED, index, a, size, pc, thread, false);
+    }
+    const bool races = cell.write && !(atomic && is_atomic(cell.write)) &&
+                       (!shared || epoch_of(cell.write) >= books.block_epoch) && !ordered(cell.write, thread);
+    if (races && kind == WRITE && cell.write_site == site && thread_of(cell.write) / 32 == thread / 32 &&
+        epoch_of(cell.write) >= books.block_epoch && size <= 16) {
+      SameValue& s = books.same_value;
+      s = {true, index, site, a, pc, size, thread, cell.write, {}};
+      memcpy(s.first, (const void*)a, size);
+    } else if (races && kind == READ && is_atomic(cell.write) && books.guesses.size() < MOST_GUESSES) {
+      books.guesses.push_back({index, site, a, pc, size, thread, cell.write, cell.write_site});
+    } else if (races) {
+      report(ENGINE_RACE, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true);
+    }
+    if (kind == WRITE) {
+      // Two reads by different threads are remembered, from different warps if there are such.
+      const Tag reads[2] = {cell.read, cell.other_read};
+      const uint32_t read_sites[2] = {cell.read_site, cell.other_read_site};
+      for (int k = 0; k < 2; ++k) {
+        if (!reads[k] || (atomic && is_atomic(reads[k])) || (shared && epoch_of(reads[k]) < books.block_epoch))
+          continue;
+        if (!ordered(reads[k], thread)) {
+          report(ENGINE_RACE, index, a, size, pc, thread, true, reads[k], read_sites[k], false);
+          break;
+        }
+      }
+      cell.write = mine;
+      cell.write_site = site;
+    } else {
+      remember_read(cell, mine, site);
+    }
+  }
+}
+
+// An atomicCAS of a word: what its thread read of it before, without an atomic, was a guess.
+void compare(uintptr_t a, unsigned size) {
+  if (!books.running) return;
+  const unsigned thread = current.thread;
+  auto mine = [&](const Guess& g) { return g.thread == thread && g.address < a + size && a < g.address + g.size; };
+  books.guesses.erase(std::remove_if(books.guesses.begin(), books.guesses.end(), mine), books.guesses.end());
+  for_cells(a, size, [&](Cell& cell) {
+    for (Tag* read : {&cell.read, &cell.other_read})
+      if (*read >= books.block_tag && thread_of(*read) == thread) *read |= 1;  // is atomic
+  });
+}
+
+// Whatever is no array, no shared memory and no stack of ours: a wild pointer, or just beside an array.
+// Returns whether it was beside an array.
+__attribute__((noinline)) bool outside(uintptr_t a, unsigned size, Kind kind, uintptr_t pc, unsigned thread) {
+  uint32_t nearest = ~0u;
+  uintptr_t best = ~(uintptr_t)0;
+  for (uint32_t i = 0; i < books.regions.size(); ++i) {
+    const Region& r = books.regions[i];
+    uintptr_t distance = a + size > r.end && a >= r.begin ? a + size - r.end : a < r.begin ? r.begin - a : 0;
+    if (distance < best) best = distance, nearest = i;
+  }
+  if (best > (1u << 20)) return false;  // constants, globals of the module: not the arrays' business
+  report(ENGINE_OUT_OF_BOUNDS, nearest, a, size, pc, thread, kind == WRITE);
+  return true;
+}
+
+__attribute__((noinline)) void access_books(
+    Cached& hint, uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc) {
+  Region& r = *hint.region;
+  EngineRegion& told = *r.told;
+  const size_t offset = a - r.begin;
+  if (told.fetches && kind == READ) {  // of each element, as a float4 reads four
+    for (size_t i = offset / told.element; i * told.element < offset + size; ++i) told.fetches[i]++;
+  }
+  const unsigned thread = current.thread;
+  if (__builtin_expect((a & (size - 1)) != 0, 0))
+    report(ENGINE_MISALIGNED, hint.index, a, size, pc, thread, kind == WRITE);
+  if (r.cells.empty()) return;
+  if (told.state) {
+    size_t element = offset / told.element, end = (offset + size + told.element - 1) / told.element;
+    for (size_t i = element; i < end; ++i) {
+      if (kind == WRITE) told.state[i] = ENGINE_WRITTEN;
+      else if (told.state[i] == ENGINE_UNWRITTEN) report(ENGINE_UNINITIALISED, hint.index, a, size, pc, thread, false);
+    }
+  }
+  check_order(r, hint.index, a, size, kind, atomic, pc, thread, hint.site);
+}
+
+__attribute__((noinline)) void access_first(
+    uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc, void* frame) {
+  if (!books.running) return;
+  uint32_t index = 0;
+  while (index < books.regions.size() && !(a >= books.regions[index].begin && a + size <= books.regions[index].end))
+    ++index;
+  if (index == books.regions.size()) {
+    // The lane keeps in step with the others of its warp, which may be inside.
+    if (outside(a, size, kind, pc, current.thread) && profile.running) remember_event(a, pc, frame);
+    return;
+  }
+  Region& r = books.regions[index];
+  Cached& hint = slot_of(cache, pc);
+  // What the next access of this instruction will ask. The shortcuts are for one whole element, or one whole cell.
+  hint.pc = pc;
+  hint.begin = r.begin;
+  hint.span = r.end - r.begin - size;
+  hint.index = index;
+  hint.region = &r;
+  hint.site = site_for(pc, index, size, kind, atomic);
+  hint.count = &books.sites[hint.site].count;
+  const bool plain = kind == READ && r.cells.empty() && size == r.told->element;
+  hint.fetches = plain ? r.told->fetches : nullptr;
+  hint.cells = r.told->kind != ENGINE_ARRAY && size == r.grain ? r.cells.data() : nullptr;
+  hint.shift = (unsigned)__builtin_ctz(size);
+  if (profile.running) remember_event(a, pc, frame);
+  ++*hint.count;
+  if (hint.fetches && (a & (size - 1)) == 0) ++hint.fetches[(a - r.begin) >> hint.shift];
+  else access_books(hint, a, size, kind, atomic, pc);
+}
+
+}  // namespace

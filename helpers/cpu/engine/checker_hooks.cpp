@@ -1,0 +1,146 @@
+// What the compiler's -fsanitize=thread calls before every access of an instrumented kernel, and -fsanitize-coverage at
+// every basic block. The library that belongs to them is not linked: these take its names.
+//
+// Nearly all the time of a checked run is spent here, so an access that repeats is a glance at what its instruction
+// found the last time. The glance is inlined into each hook: the caller it sees is the kernel, the frame is the hook's.
+#include "books.h"
+
+namespace {
+
+inline __attribute__((always_inline)) void access(void* address, unsigned size, Kind kind, bool atomic, void* caller) {
+  const uintptr_t a = (uintptr_t)address, pc = (uintptr_t)caller;
+  void* const frame = __builtin_frame_address(0);  // the hook's, as this is inlined
+  Cached& hint = slot_of(cache, pc);
+  const uintptr_t offset = a - hint.begin;
+  if (__builtin_expect(hint.pc != pc || offset > hint.span, 0)) return access_first(a, size, kind, atomic, pc, frame);
+  if (profile.running) remember_event(a, pc, frame);
+  ++*hint.count;
+  if (hint.fetches && (a & (size - 1)) == 0) {
+    ++hint.fetches[offset >> hint.shift];
+    return;
+  }
+  if (kind == READ && hint.cells && (a & (size - 1)) == 0) {
+    // The common case: written by this block before the last barrier, and now only read.
+    Cell& cell = hint.cells[offset >> hint.shift];
+    if (cell.write < books.barrier_tag && cell.write >= books.block_tag) {
+      remember_read(cell, tag_of(books.epoch, current.thread, atomic), hint.site);
+      return;
+    }
+  }
+  access_books(hint, a, size, kind, atomic, pc);
+}
+
+// One OS thread runs the blocks of a checked launch, so the plain operation is atomic enough. These are inlined: the
+// frame and the caller are the hook's.
+template <typename T>
+__attribute__((always_inline)) inline void before_atomic_write(volatile T* p, void* caller) {
+  take_up((uintptr_t)p);
+  access((void*)p, sizeof(T), WRITE, true, caller);
+  release((uintptr_t)p);
+}
+
+template <typename T>
+__attribute__((always_inline)) inline T compare_exchange(volatile T* p, T expected, T v, void* caller) {
+  compare((uintptr_t)p, sizeof(T));
+  before_atomic_write(p, caller);
+  T old = *p;
+  if (old == expected) *p = v;
+  return old;
+}
+
+template <typename T>
+__attribute__((always_inline)) inline int compare_exchange_at(volatile T* p, T* expected, T v, void* caller) {
+  T old = compare_exchange(p, *expected, v, caller);
+  if (old == *expected) return 1;
+  *expected = old;
+  return 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+#define CALLER __builtin_return_address(0)
+#define HOOKS(SIZE)                                                                           \
+  void __tsan_read##SIZE(void* p) { access(p, SIZE, READ, false, CALLER); }                   \
+  void __tsan_write##SIZE(void* p) { access(p, SIZE, WRITE, false, CALLER); }                 \
+  void __tsan_unaligned_read##SIZE(void* p) { access(p, SIZE, READ, false, CALLER); }         \
+  void __tsan_unaligned_write##SIZE(void* p) { access(p, SIZE, WRITE, false, CALLER); }       \
+  /* volatile is how older kernels signal each other: no race by itself */                    \
+  void __tsan_volatile_read##SIZE(void* p) {                                                  \
+    take_up((uintptr_t)p);                                                                    \
+    access(p, SIZE, READ, true, CALLER);                                                      \
+  }                                                                                           \
+  void __tsan_volatile_write##SIZE(void* p) {                                                 \
+    access(p, SIZE, WRITE, true, CALLER);                                                     \
+    release((uintptr_t)p);                                                                    \
+  }                                                                                           \
+  void __tsan_unaligned_volatile_read##SIZE(void* p) { access(p, SIZE, READ, true, CALLER); } \
+  void __tsan_unaligned_volatile_write##SIZE(void* p) { access(p, SIZE, WRITE, true, CALLER); }
+HOOKS(1)
+HOOKS(2)
+HOOKS(4)
+HOOKS(8)
+HOOKS(16)
+#undef HOOKS
+
+static void range(void* p, size_t bytes, Kind kind, void* caller) {
+  for (size_t i = 0; i < bytes;) {
+    unsigned size = 16;  // in pieces as wide as a GPU would take them
+    while (size > 1 && (size > bytes - i || ((uintptr_t)p + i) % size)) size /= 2;
+    access((char*)p + i, size, kind, false, caller);
+    i += size;
+  }
+}
+void __tsan_read_range(void* p, size_t bytes) { range(p, bytes, READ, CALLER); }
+void __tsan_write_range(void* p, size_t bytes) { range(p, bytes, WRITE, CALLER); }
+void __tsan_init() {}
+// At the start of every basic block of a profiled kernel.
+void __sanitizer_cov_trace_pc() {
+  if (!profile.running) return;
+  const uintptr_t pc = (uintptr_t)CALLER;
+  LaneTrace& lane = *current.trace;
+  if (pc <= lane.last_block) remember_event(0, pc, __builtin_frame_address(0));
+  lane.last_block = pc;
+}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**) {}
+void __tsan_atomic_thread_fence(int order) {
+  if (books.running) check_fence(order != __ATOMIC_SEQ_CST);  // as cuda_runtime.h spells __threadfence_block
+}
+void __tsan_atomic_signal_fence(int) {}
+
+#define ATOMICS(BITS, T)                                                                                 \
+  T __tsan_atomic##BITS##_load(const volatile T* p, int) {                                               \
+    take_up((uintptr_t)p);                                                                               \
+    access((void*)p, BITS / 8, READ, true, CALLER);                                                      \
+    return *p;                                                                                           \
+  }                                                                                                      \
+  void __tsan_atomic##BITS##_store(volatile T* p, T v, int) {                                            \
+    before_atomic_write(p, CALLER);                                                                      \
+    *p = v;                                                                                              \
+  }                                                                                                      \
+  T __tsan_atomic##BITS##_exchange(volatile T* p, T v, int) {                                            \
+    before_atomic_write(p, CALLER);                                                                      \
+    T old = *p;                                                                                          \
+    *p = v;                                                                                              \
+    return old;                                                                                          \
+  }                                                                                                      \
+  int __tsan_atomic##BITS##_compare_exchange_strong(volatile T* p, T* expected, T v, int, int) {         \
+    return compare_exchange_at(p, expected, v, CALLER);                                                  \
+  }                                                                                                      \
+  int __tsan_atomic##BITS##_compare_exchange_weak(volatile T* p, T* expected, T v, int, int) {           \
+    return compare_exchange_at(p, expected, v, CALLER);                                                  \
+  }                                                                                                      \
+  T __tsan_atomic##BITS##_compare_exchange_val(volatile T* p, T expected, T v, int, int) { /* clang's */ \
+    return compare_exchange(p, expected, v, CALLER);                                                     \
+  }
+ATOMICS(8, uint8_t)
+ATOMICS(16, uint16_t)
+ATOMICS(32, uint32_t)
+ATOMICS(64, uint64_t)
+#undef ATOMICS
+
+}  // extern "C"

@@ -1,0 +1,166 @@
+// Which of two accesses came first, if the kernel says so at all. Without an order between them they are a race.
+//
+// Order comes from __syncthreads and __syncwarp, as epochs, and between blocks from a fence and an atomic of one word,
+// as releases. A shuffle orders no memory: where it stood for a __syncwarp, that one's absence would go unseen.
+#include "books.h"
+
+namespace {
+
+// The second write is done by now: if it was of another value than the first, they race.
+void settle_same_value() {
+  SameValue& s = books.same_value;
+  if (!s.is_open) return;
+  s.is_open = false;
+  if (memcmp((const void*)s.address, s.first, s.size) != 0)
+    report(ENGINE_RACE, s.region, s.address, s.size, s.pc, s.thread, true, s.other, s.site, true);
+}
+
+// No atomicCAS came to test them in time.
+void settle_guesses() {
+  for (const Guess& g : books.guesses)
+    report(ENGINE_RACE, g.region, g.address, g.size, g.pc, g.thread, false, g.other, g.other_site, true);
+  books.guesses.clear();
+}
+
+// How many releases of a word a thread knows of, by itself or as one of the block.
+size_t known_releases(unsigned thread, uint64_t word) {
+  auto all = books.known.find(word);
+  size_t found = all == books.known.end() ? 0 : all->second;
+  auto own = books.known_to.find(thread);
+  if (own == books.known_to.end()) return found;
+  auto mine = own->second.find(word);
+  return mine == own->second.end() ? found : std::max(found, mine->second);
+}
+
+void learn(Known& to, const Known& from) {
+  for (const auto& entry : from) {
+    size_t& now = to[entry.first];
+    now = std::max(now, entry.second);
+  }
+}
+
+// Words of shared memory are others in each block.
+uint64_t word_of(uintptr_t address) {
+  for (const Region& r : books.regions)
+    if (r.told->kind != ENGINE_ARRAY && address >= r.begin && address < r.end) return address ^ books.block_epoch << 48;
+  return address;
+}
+
+// An atomic reads a word.
+void take_up(uintptr_t address) {
+  if (!books.running || books.releases.empty()) return;
+  const uint64_t word = word_of(address);
+  auto found = books.releases.find(word);
+  if (found == books.releases.end()) return;
+  const unsigned thread = current.thread;
+  const size_t before = known_releases(thread, word);
+  Known& mine = books.known_to[thread];
+  for (size_t i = before; i < found->second.size(); ++i) learn(mine, found->second[i].known);
+  mine[word] = found->second.size();
+}
+
+// An atomic writes a word.
+void release(uintptr_t address) {
+  if (!books.running || books.fences[0].empty()) return;
+  const unsigned thread = current.thread, warp = thread / 32;
+  for (int scope = 0; scope < 2; ++scope) {
+    const std::vector<Fence>& fences = books.fences[scope];
+    const Fence& mine = fences[thread];
+    // The device's fence is one for the block too: the block's own only counts where it came later.
+    if (scope == 1 && mine.epoch <= books.fences[0][thread].epoch) continue;
+    Release r = {books.block_epoch, mine.barrier_epoch, mine.warp_epoch, warp, scope == 1, {}, books.known};
+    for (unsigned i = 0; i < fences.size(); ++i) {  // those whose fence this thread has behind it
+      const uint64_t until = i == thread      ? ~0ull
+                             : i / 32 == warp ? std::max(books.warp_epoch[warp], books.barrier_epoch)
+                                              : books.barrier_epoch;
+      if (fences[i].epoch && fences[i].epoch < until) r.fences.emplace_back(i, fences[i].epoch);
+    }
+    if (r.fences.empty()) continue;
+    auto own = books.known_to.find(thread);
+    if (own != books.known_to.end()) learn(r.known, own->second);
+    const uint64_t word = word_of(address);
+    books.released_by[books.block_epoch].emplace_back(word, books.releases[word].size());
+    books.releases[word].push_back(std::move(r));
+  }
+}
+
+// Has `thread` taken up a release that came after `before`?
+bool released(Tag before, unsigned thread) {
+  if (books.releases.empty()) return false;
+  const uint64_t epoch = epoch_of(before),
+                 block = *(std::upper_bound(books.block_begins.begin(), books.block_begins.end(), epoch) - 1);
+  auto found = books.released_by.find(block);
+  if (found == books.released_by.end()) return false;
+  const unsigned who = thread_of(before);
+  for (const auto& place : found->second) {
+    const Release& r = books.releases[place.first][place.second];
+    bool covers = epoch < r.barrier_epoch || (who / 32 == r.warp && epoch < r.warp_epoch);
+    for (size_t i = 0; i < r.fences.size() && !covers; ++i)
+      covers = r.fences[i].first == who && epoch <= r.fences[i].second;
+    if (covers && !(r.own_block && block != books.block_epoch) && known_releases(thread, place.first) > place.second)
+      return true;
+  }
+  return false;
+}
+
+// Did `before` happen before what `thread` of the running block does now?
+bool ordered(Tag before, unsigned thread) {
+  uint64_t epoch = epoch_of(before);
+  if (epoch < books.block_epoch) return released(before, thread);  // another block
+  if (thread_of(before) == thread || epoch < books.barrier_epoch) return true;
+  unsigned warp = thread / 32;
+  if (thread_of(before) / 32 != warp) return released(before, thread);
+  // Within a warp there may also have been a __syncwarp, of all lanes or of these two.
+  if (epoch < books.warp_epoch[warp]) return true;
+  const auto& lanes = books.lane_epochs[warp];
+  if (!lanes.empty() && epoch < lanes[thread % 32 * 32 + thread_of(before) % 32]) return true;
+  return released(before, thread);
+}
+
+}  // namespace
+
+void check_barrier(const char* file, int line) {
+  settle_same_value();
+  settle_guesses();
+  ++books.barriers;
+  ++books.interval;
+  if (profile.running && books.reached.size() < MOST_STEPS) books.reached.push_back({books.block, file, line});
+  books.barrier_epoch = ++books.epoch;
+  books.barrier_tag = tag_of(books.epoch, 0, false);
+  // What one thread has taken up, all of them know from here on.
+  for (const auto& one : books.known_to) learn(books.known, one.second);
+  books.known_to.clear();
+}
+
+void check_warp_sync(unsigned warp, unsigned mask) {
+  settle_same_value();
+  ++books.epoch;
+  if (!books.known_to.empty()) {  // the lanes that met know what one of them did
+    Known all;
+    for (unsigned lane = 0; lane < 32; ++lane)
+      if (mask >> lane & 1) learn(all, books.known_to[warp * 32 + lane]);
+    for (unsigned lane = 0; lane < 32; ++lane)
+      if (mask >> lane & 1) books.known_to[warp * 32 + lane] = all;
+  }
+  if (mask == ~0u) {
+    books.warp_epoch[warp] = books.epoch;
+    return;
+  }
+  // Of some lanes only: then order is a matter of pairs.
+  auto& lanes = books.lane_epochs[warp];
+  if (lanes.empty()) lanes.assign(32 * 32, 0);
+  for (unsigned a = 0; a < 32; ++a)
+    for (unsigned b = 0; b < 32; ++b)
+      if ((mask >> a & 1) && (mask >> b & 1)) lanes[a * 32 + b] = books.epoch;
+}
+
+void check_fence(bool own_block) {
+  const unsigned thread = current.thread;
+  for (int scope = own_block; scope < 2; ++scope) {
+    auto& fences = books.fences[scope];
+    if (books.fences[0].empty()) books.fences[0].resize(books.warp_epoch.size() * 32);
+    if (fences.empty()) fences.resize(books.warp_epoch.size() * 32);
+    fences[thread] = {books.epoch, books.barrier_epoch, books.warp_epoch[thread / 32]};
+  }
+  ++books.epoch;
+}

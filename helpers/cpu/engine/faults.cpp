@@ -1,0 +1,141 @@
+// Signals: a kernel's fault (SIGSEGV and kin) becomes a failure of its block, and a cancelled launch is torn out of its
+// kernels. All that knows the registers of a processor and the frames of a system is here.
+//
+// A handler notes what happened in memory of the worker's own and returns onto another stack. There rescue_main does as
+// ordinary code what a handler may not: lock the pool's mutex, and leave the block.
+#include "worker.h"
+
+namespace {
+
+void rescue_main() {
+  Worker& w = here();
+  w.critical++;  // a fault from here on is the engine's own
+  if (w.fault.kind == FAULT || w.fault.kind == EXPIRED) record(w.fault);
+  leave_block(w);
+}
+
+// Let the handler return into rescue_main on a stack that is known to be good.
+void redirect(Worker& w, ucontext_t* u) {
+  uintptr_t top = ((uintptr_t)(w.rescue + STACK_BYTES) & ~(uintptr_t)15) - 64;
+#if defined(__linux__) && defined(__x86_64__)
+  u->uc_mcontext.gregs[REG_RSP] = (greg_t)(top - 8);  // as if rescue_main had been called
+  u->uc_mcontext.gregs[REG_RIP] = (greg_t)rescue_main;
+#elif defined(__linux__) && defined(__aarch64__)
+  u->uc_mcontext.sp = top;
+  u->uc_mcontext.pc = (uintptr_t)rescue_main;
+#elif defined(__APPLE__) && defined(__x86_64__)
+  u->uc_mcontext->__ss.__rsp = top - 8;
+  u->uc_mcontext->__ss.__rip = (uintptr_t)rescue_main;
+#elif defined(__APPLE__) && defined(__aarch64__)
+  u->uc_mcontext->__ss.__sp = top;
+  u->uc_mcontext->__ss.__pc = (uintptr_t)rescue_main;
+#else
+  rescue_main();  // leaves the handler by switching stacks; unblocks nothing it needs
+#endif
+}
+
+uintptr_t pc_of(const ucontext_t* u) {
+#if defined(__linux__) && defined(__x86_64__)
+  return (uintptr_t)u->uc_mcontext.gregs[REG_RIP];
+#elif defined(__linux__) && defined(__aarch64__)
+  return u->uc_mcontext.pc;
+#elif defined(__APPLE__) && defined(__x86_64__)
+  return u->uc_mcontext->__ss.__rip;
+#elif defined(__APPLE__) && defined(__aarch64__)
+  return u->uc_mcontext->__ss.__pc;
+#else
+  (void)u;
+  return 0;
+#endif
+}
+
+uintptr_t base_of(uintptr_t code) {
+  Dl_info where;
+  return code && dladdr((void*)code, &where) ? (uintptr_t)where.dli_fbase : 0;
+}
+
+// The place in the kernel's own library: the fault's, or where the kernel called the function it happened in, such as
+// the memset that a compiler makes of a loop. 0 where it is not found.
+uintptr_t place_in_kernel(uintptr_t pc) {
+  struct Search {
+    uintptr_t kernel, found;
+  } search = {base_of((uintptr_t)pool->launch.run), 0};
+  if (base_of(pc) == search.kernel) return pc - search.kernel;
+  auto look = [](_Unwind_Context* frame, void* data) {
+    Search* s = (Search*)data;
+    uintptr_t returns_to = _Unwind_GetIP(frame);
+    if (base_of(returns_to) != s->kernel) return _URC_NO_REASON;
+    s->found = returns_to - 1 - s->kernel;
+    return _URC_END_OF_STACK;
+  };
+  _Unwind_Backtrace(look, &search);
+  return search.found;
+}
+
+struct sigaction previous[64];  // by signal: whose handlers were there before
+
+void on_fault(int signal, siginfo_t* info, void* context) {
+  Worker* w = this_worker;
+  if (!w || !w->in_fiber || w->critical > 0) {  // not a kernel's fault: whoever was asked before us is asked
+    sigaction(signal, &previous[signal], nullptr);
+    return;
+  }
+  ucontext_t* u = (ucontext_t*)context;
+  EngineFailure& f = w->fault;
+  memset(&f, 0, sizeof f);
+  f.kind = FAULT;
+  f.signal = signal;
+  f.address = (uint64_t)info->si_addr;
+  f.block = w->block;
+  f.thread = w->current->lane.linear;
+  f.static_base = (uint64_t)w->static_base;
+  f.dynamic_base = (uint64_t)w->dynamic;
+  f.dynamic_size = pool->launch.dynamic_shared;
+  f.place = place_in_kernel(pc_of(u));
+#if defined(__linux__) && defined(__x86_64__)
+  f.is_write = (u->uc_mcontext.gregs[REG_ERR] & 2) ? 1 : 0;
+  // Not canonical, or a misaligned vector access: the processor does not say which address.
+  if (info->si_code == SI_KERNEL) copy_text(f.message, sizeof f.message, "misaligned");
+#else
+  f.is_write = -1;
+#endif
+  // In the guard page below the fiber's stack, or near it: a large frame may step over it.
+  uintptr_t stack = (uintptr_t)w->current->stack;
+  if ((uintptr_t)info->si_addr >= stack - 65536 && (uintptr_t)info->si_addr < stack + 16384)
+    copy_text(f.message, sizeof f.message, "stack");
+  redirect(*w, u);
+}
+
+// SIGURG, which the system itself never sends unasked: a cancelled launch is torn out of its kernels.
+void on_interrupt(int, siginfo_t*, void* context) {
+  Worker* w = this_worker;
+  if (!w || !w->in_fiber || w->critical > 0 || !pool->cancelled.load()) return;
+  const uintptr_t pc = pc_of((ucontext_t*)context);
+  // The hooks of a checked run allocate memory: they are asked again when they are done.
+  if (checking() && base_of(pc) != base_of((uintptr_t)pool->launch.run)) return;
+  w->fault.kind = NONE;
+  if (pool->expired.load()) note_expired(*w, w->fault, pc);
+  redirect(*w, (ucontext_t*)context);
+}
+
+// On a stack of the handlers' own: the fiber's may be what is full.
+void install_handlers() {
+  struct sigaction action, now;
+  memset(&action, 0, sizeof action);
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+  action.sa_sigaction = on_fault;
+  for (int signal : FAULTS) {  // looked at before every launch: others (faulthandler) install theirs at any time
+    sigaction(signal, nullptr, &now);
+    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault) continue;
+    previous[signal] = now;
+    sigaction(signal, &action, nullptr);
+  }
+  sigaction(SIGURG, nullptr, &now);
+  if (!((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_interrupt)) {
+    action.sa_sigaction = on_interrupt;
+    sigaction(SIGURG, &action, nullptr);
+  }
+}
+
+}  // namespace

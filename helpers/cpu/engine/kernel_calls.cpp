@@ -1,0 +1,196 @@
+// What compiled kernels call: the functions of engine.h but for asynchronous copies and tensor cores.
+//
+// Each begins with a Critical wherever an interrupt would leave the block half changed. Whoever waits is taken out of
+// the ready lanes first and then schedules; whoever completes a barrier makes the others ready.
+#include "worker.h"
+
+extern "C" {
+
+const engine::Lane* engine_lane() { return &this_worker->current->lane; }
+
+int engine_barrier(BarrierOp op, int predicate, const char* file, int line) {
+  Worker& w = here();
+  Critical guard(w);
+  Fiber& f = *w.current;
+  if (w.arrived == 0) w.barrier_sum = 0;
+  w.barrier_sum += predicate ? 1 : 0;
+  f.file = file;
+  f.line = line;
+  f.at_barrier = true;
+  set_waiting(w, f);
+  if (++w.arrived < w.n_threads) {
+    schedule(w);
+    return f.predicate;
+  }
+  int result = op == BarrierOp::count ? w.barrier_sum
+               : op == BarrierOp::all ? w.barrier_sum == (int)w.n_threads
+                                      : w.barrier_sum > 0;
+  for (unsigned i = 0; i < w.n_threads; ++i) {
+    Fiber& other = w.fibers[i];
+    if (other.line != line) {
+      fail(
+          w, other.file, other.line,
+          "barrier divergence: " + name_of(other) + " waits in __syncthreads() at " + place(other.file, other.line) +
+              ", " + name_of(f) + " in another one at " + place(file, line) +
+              ". All threads of a block must meet in the same barrier");
+    }
+    other.at_barrier = false;
+    other.predicate = result;
+  }
+  // The books first: a thread that goes on would be noted on the old side of the barrier.
+  if (checking()) {
+    check_merge(w.n_threads);
+    check_barrier(file, line);
+  }
+  for (unsigned i = 0; i < w.n_warps; ++i) w.ready[i] = w.alive[i];
+  w.arrived = 0;
+  w.warp = 0;  // the first warp goes first after every barrier
+  schedule(w);
+  return f.predicate;
+}
+
+void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const char* file, int line) {
+  Worker& w = here();
+  Critical guard(w);
+  Fiber& f = *w.current;
+  if (number > 15 || n_threads % WARP || n_threads > w.n_threads || !n_threads)
+    fail(
+        w, file, line,
+        "bar.sync takes a number from 0 to 15, and a count of threads that is a multiple of 32 and not "
+        "more than the block has");
+  f.file = file;
+  f.line = line;
+  if (waits) {
+    f.named = (int)number;
+    set_waiting(w, f);
+  }
+  if (++w.named_arrived[number] == n_threads) {
+    w.named_arrived[number] = 0;
+    if (checking()) {  // taken for a barrier of the whole block: a race with who takes no part may go unseen
+      for (unsigned i = 0; i < w.n_warps; ++i) check_merge_warp(i, w.n_threads, w.ready[i] | w.paused[i]);
+      check_barrier(file, line);
+    }
+    for (unsigned i = 0; i < w.n_threads; ++i) {
+      Fiber& other = w.fibers[i];
+      if (other.named != (int)number) continue;
+      other.named = -1;
+      w.ready[i / WARP] |= 1u << (i % WARP);
+    }
+  }
+  if (waits) schedule(w);
+}
+
+void engine_collective(Collective* mine) {
+  Worker& w = here();
+  Critical guard(w);
+  Fiber& f = *w.current;
+  unsigned warp = f.lane.linear / WARP, lane = f.lane.linear % WARP;
+  if (!(mine->mask >> lane & 1)) {
+    char text[256];
+    snprintf(
+        text, sizeof text, "lane %u calls %s with mask 0x%08x, which does not name the lane itself", lane, mine->name,
+        mine->mask);
+    fail(w, mine->file, mine->line, text);
+  }
+  f.collective = mine;
+  set_waiting(w, f);
+  try_collective(w, warp, mine->mask);
+  schedule(w);  // also where it is complete: then the lanes go on in their order, as at the start
+}
+
+unsigned engine_activemask(const char* file, int line) {
+  Worker& w = here();
+  Critical guard(w);
+  Fiber& f = *w.current;
+  f.file = file;
+  f.line = line;
+  f.at_activemask = true;
+  set_waiting(w, f);
+  schedule(w);
+  return (unsigned)f.predicate;
+}
+
+// A thread that waits for another one by looking again and again must let it run: __nanosleep does.
+void engine_yield() {
+  Worker& w = here();
+  Critical guard(w);
+  if (pool->cancelled.load(std::memory_order_relaxed)) leave_cancelled(w);
+  Fiber* from = w.current;
+  for (unsigned i = 1; i < w.n_threads; ++i) {
+    unsigned at = (from->lane.linear + i) % w.n_threads;
+    if (!(w.ready[at / WARP] >> (at % WARP) & 1)) continue;
+    w.warp = at / WARP;
+    set_current(w, &w.fibers[at]);
+    switch_to(from->context, w.current->context);
+    return;
+  }
+}
+
+int engine_is_shared(const void* pointer) {
+  const Worker& w = here();
+  const char* p = (const char*)pointer;
+  return (p >= w.shared && p <= w.shared + SHARED_WINDOW) ||
+         (w.static_base && p >= w.static_base && p <= w.static_base + STATIC_BYTES);
+}
+
+// Shared memory has addresses of 32 bits of its own, as PTX sees them.
+unsigned engine_shared_offset(const void* pointer, const char* file, int line) {
+  Worker& w = here();
+  const char* p = (const char*)pointer;
+  if (p >= w.shared && p <= w.shared + SHARED_WINDOW) return (unsigned)(p - w.shared);
+  if (engine_is_shared(p)) return STATIC_OFFSET + (unsigned)(p - w.static_base);
+  fail(w, file, line, "a generic address becomes one of shared memory, but it is not in shared memory");
+}
+
+void* engine_shared_pointer(unsigned offset, unsigned bytes, const char* name, const char* file, int line) {
+  Worker& w = here();
+  char text[256];
+  if (offset % bytes) {
+    snprintf(
+        text, sizeof text,
+        "misaligned address: %s takes an address that is a multiple of %u bytes, and 0x%x is %u past one", name, bytes,
+        offset, offset % bytes);
+    fail(w, file, line, text);
+  }
+  if (offset < SHARED_WINDOW) return w.shared + offset;
+  if (w.static_base && offset >= STATIC_OFFSET && offset - STATIC_OFFSET < STATIC_BYTES)
+    return w.static_base + (offset - STATIC_OFFSET);
+  snprintf(
+      text, sizeof text, "%s takes an address within shared memory (__cvta_generic_to_shared), and 0x%x is none", name,
+      offset);
+  fail(w, file, line, text);
+}
+
+char* engine_static_shared() { return this_worker->static_base; }
+void* engine_dynamic_shared() { return this_worker->dynamic; }
+unsigned engine_dynamic_shared_size() { return (unsigned)pool->launch.dynamic_shared; }
+
+long long engine_clock() { return (long long)std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+int engine_printf(const char* format, ...) {
+  Worker& w = here();
+  char text[4096];
+  va_list arguments;
+  va_start(arguments, format);
+  int length = vsnprintf(text, sizeof text, format, arguments);  // a bad %s is the kernel's fault, so not critical yet
+  va_end(arguments);
+  Critical guard(w);
+  std::lock_guard<std::mutex> lock(pool->mutex);
+  if (!pool->printed.empty() && pool->printed.back().first == w.block) pool->printed.back().second += text;
+  else pool->printed.emplace_back(w.block, text);
+  return length;
+}
+
+// The trace of the fiber that runs is full: the rest of its warp must catch up before it is merged.
+void engine_pause() {
+  Worker& w = here();
+  Critical guard(w);
+  Fiber& f = *w.current;
+  set_waiting(w, f);
+  w.paused[f.lane.linear / WARP] |= 1u << (f.lane.linear % WARP);
+  schedule(w);
+}
+
+void engine_fail(const char* message, const char* file, int line) { fail(here(), file, line, message); }
+
+}  // extern "C"

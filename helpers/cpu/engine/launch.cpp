@@ -1,0 +1,208 @@
+// A launch from start to end: workers that take blocks from the pool, and the functions by which Python starts a
+// launch, waits for it, cancels it and asks how it ended.
+//
+// Workers are kept from launch to launch. The mutex of the pool orders everything here: what engine_start writes under
+// it, a worker sees when it wakes, and what workers wrote, engine_wait's caller sees when the last one is done.
+#include "worker.h"
+
+namespace {
+
+// The memory of a worker: only addresses, until somebody touches them. False: there is none.
+bool equip(Worker& w) {
+  w.shared = map_pages(SHARED_WINDOW, PROT_NONE);
+  w.stacks = map_pages(STACK_BYTES * MAX_THREADS);
+  w.rescue = map_pages(STACK_BYTES);
+  w.signal_stack = map_pages(STACK_BYTES);
+  if (!w.shared || !w.stacks || !w.rescue || !w.signal_stack) return false;
+  char* window = w.shared + GUARD_BYTES;
+  mprotect(window, STATIC_BYTES, PROT_READ | PROT_WRITE);
+  w.static_limit = window + STATIC_BYTES;
+  window = w.static_limit + GUARD_BYTES;
+  mprotect(window, DYNAMIC_BYTES, PROT_READ | PROT_WRITE);
+  w.dynamic_limit = window + DYNAMIC_BYTES;
+  return true;
+}
+
+unsigned threads_of(const EngineLaunch& l) { return l.block[0] * l.block[1] * l.block[2]; }
+
+void add_fibers(Worker& w, unsigned n) {
+  for (unsigned i = (unsigned)w.fibers.size(); i < n; ++i) {
+    Fiber f = {};
+    f.stack = w.stacks + i * STACK_BYTES;
+    mprotect(f.stack, page_bytes(), PROT_NONE);  // a recursion without end is a fault, not the next fiber's stack
+    w.fibers.push_back(f);
+  }
+}
+
+// Place the kernel's static __shared__ arrays so that they end where a guard begins.
+void place_static(Worker& w) {
+  const EngineLaunch& l = pool->launch;
+  w.static_base = nullptr;
+  if (!l.anchor || l.static_begin == l.static_end) return;
+  w.static_base = w.static_limit - l.static_end;
+  w.static_base -= (uintptr_t)w.static_base % l.static_align;
+  // Where compilers do not ask engine_static_shared() for thread-locals, they are where the C library put them.
+  char* anchor = l.anchor();
+  if (anchor != w.static_base + l.anchor_offset) w.static_base = anchor - l.anchor_offset;
+}
+
+void run_block(Worker& w, uint64_t block) {
+  const EngineLaunch& l = pool->launch;
+  const size_t page = page_bytes();
+  const unsigned n = threads_of(l);
+  w.n_threads = n;
+  w.n_warps = (n + WARP - 1) / WARP;
+  w.finished = w.arrived = w.warp = 0;
+  w.barrier_sum = 0;
+  memset(w.named_arrived, 0, sizeof w.named_arrived);
+  w.block = block;
+  // A GPU leaves what the block before left; NaN is the honest form of "nobody wrote this".
+  if (w.static_base) memset(w.static_base + l.static_begin, POISON, l.static_end - l.static_begin);
+  size_t dynamic = (l.dynamic_shared + 127) / 128 * 128;
+  w.dynamic = w.dynamic_limit - dynamic;
+  if (checking()) w.dynamic = (char*)w.dynamic - CHECKED_SLACK;  // just past the end is a finding, not a fault
+  if (dynamic) memset(w.dynamic, POISON, dynamic);
+
+  uint3 index = {
+      (unsigned)(block % l.grid[0]), (unsigned)(block / l.grid[0] % l.grid[1]),
+      (unsigned)(block / l.grid[0] / l.grid[1])};
+  for (unsigned i = 0; i < n; ++i) {
+    Fiber& f = w.fibers[i];
+    f.lane.thread_index = {i % l.block[0], i / l.block[0] % l.block[1], i / l.block[0] / l.block[1]};
+    f.lane.block_index = index;
+    f.lane.block_size = dim3(l.block[0], l.block[1], l.block[2]);
+    f.lane.grid_size = dim3(l.grid[0], l.grid[1], l.grid[2]);
+    f.lane.linear = i;
+    f.collective = nullptr;
+    f.copies.clear();
+    f.groups = 0;
+    f.named = -1;
+    f.at_barrier = f.at_activemask = f.finished = false;
+    prepare(f.context, f.stack + page, STACK_BYTES - page - stack_offset(i), fiber_main);
+  }
+  for (unsigned i = 0; i < w.n_warps; ++i) {
+    unsigned lanes = std::min(n - i * WARP, WARP);
+    w.paused[i] = 0;
+    w.ready[i] = w.alive[i] = lanes == WARP ? ~0u : (1u << lanes) - 1;
+  }
+  if (checking()) check_block(block, w.n_warps, w.static_base, w.dynamic);
+  set_current(w, &w.fibers[0]);
+  w.critical = 1;  // before in_fiber: else an interrupt in between would take the worker's stack for a kernel's
+  w.in_fiber = true;
+  switch_to(w.main, w.current->context);
+  w.in_fiber = false;
+  if (checking()) check_block_end(w.n_threads);
+}
+
+// An OS thread's whole life.
+void work(Worker* mine) {
+  Worker& w = *mine;
+  this_worker = mine;
+  w.os_thread = pthread_self();
+  stack_t signals;
+  memset(&signals, 0, sizeof signals);
+  signals.ss_size = STACK_BYTES;
+  signals.ss_sp = w.signal_stack;
+  sigaltstack(&signals, nullptr);
+  for (;;) {
+    {
+      std::unique_lock<std::mutex> lock(pool->mutex);
+      w.start.wait(lock, [&] { return w.called; });
+      w.called = false;
+    }
+    add_fibers(w, threads_of(pool->launch));
+    place_static(w);
+    for (;;) {
+      uint64_t block = pool->next.fetch_add(1);
+      if (block >= pool->total || block >= pool->stop_at.load() || pool->cancelled.load()) break;
+      run_block(w, block);
+    }
+    std::lock_guard<std::mutex> lock(pool->mutex);
+    if (--pool->running == 0) pool->done.notify_all();
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// 0; -1: a launch is under way; -2: the system gives no memory or no thread.
+int engine_start(const EngineLaunch* launch, unsigned n_workers) {
+  if (!pool || pool->pid != getpid()) {  // threads do not survive a fork: the child starts a pool of its own
+    pool = new Pool;
+    pool->pid = getpid();
+  }
+  install_handlers();
+  std::lock_guard<std::mutex> lock(pool->mutex);
+  if (pool->running) return -1;
+  pool->launch = *launch;
+  pool->total = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
+  pool->next = 0;
+  pool->stop_at = ~0ull;
+  pool->cancelled = pool->expired = false;
+  pool->printed.clear();
+  memset(&pool->failure, 0, sizeof pool->failure);
+  while (pool->workers.size() < n_workers) {
+    Worker* worker = new Worker;
+    sigset_t all, before;  // signals meant for the program go to its own threads; faults are always ours
+    sigfillset(&all);
+    for (int signal : FAULTS) sigdelset(&all, signal);
+    sigdelset(&all, SIGURG);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool started = equip(*worker);
+    try {
+      if (started) std::thread(work, worker).detach();
+    } catch (const std::system_error&) {
+      started = false;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (!started && pool->workers.empty()) return -2;
+    if (!started) break;  // fewer than asked for will do
+    pool->workers.push_back(worker);
+  }
+  pool->running = (unsigned)std::min<uint64_t>({n_workers, pool->workers.size(), pool->total});
+  for (unsigned i = 0; i < pool->running; ++i) {
+    pool->workers[i]->called = true;
+    pool->workers[i]->start.notify_one();
+  }
+  return 0;
+}
+
+// 1 when the launch has ended, 0 when the time ran out first.
+int engine_wait(int milliseconds) {
+  std::unique_lock<std::mutex> lock(pool->mutex);
+  return pool->done.wait_for(lock, std::chrono::milliseconds(milliseconds), [] { return pool->running == 0; }) ? 1 : 0;
+}
+
+// How many blocks have begun: a sign of life.
+uint64_t engine_blocks() { return pool->next.load(); }
+
+// Returns when all workers have left their kernels. They are asked again and again: an interrupt that meets the
+// engine's own code is ignored, and in_fiber may be old by the time it is looked at.
+void engine_cancel() {
+  if (!pool || pool->pid != getpid()) return;
+  pool->cancelled = true;
+  while (!engine_wait(checking() ? 1 : 20))
+    for (Worker* worker : pool->workers)
+      if (worker->in_fiber) pthread_kill(worker->os_thread, SIGURG);
+}
+
+// As engine_cancel, and the result says where the kernel was.
+void engine_expire() {
+  pool->expired = true;
+  engine_cancel();
+}
+
+void engine_result(EngineFailure* failure) { *failure = pool->failure; }
+
+// What the kernels printed, in the order of their blocks; the caller copies it before the next launch.
+const char* engine_printed() {
+  static std::string text;
+  std::stable_sort(
+      pool->printed.begin(), pool->printed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  text.clear();
+  for (const auto& piece : pool->printed) text += piece.second;
+  return text.c_str();
+}
+
+}  // extern "C"

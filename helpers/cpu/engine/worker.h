@@ -1,0 +1,197 @@
+// What the engine's parts share: a launch, the fibers of a block, the worker that runs them, the pool of workers.
+//
+// A CUDA thread is a fiber. A worker is an OS thread that runs one block at a time, so fibers of a block need no locks;
+// workers meet in the pool alone. compiler.py joins all parts into one translation unit, in its order: what is declared
+// here stays local to it, and one part's small functions are inlined into another's.
+#pragma once
+#if defined(__APPLE__) && !defined(_XOPEN_SOURCE)
+#define _XOPEN_SOURCE 700  // <ucontext.h> wants it, and
+#define _DARWIN_C_SOURCE   // dladdr and MAP_ANONYMOUS want this beside it
+#endif
+#include "checker.h"
+#include "engine.h"
+#include "switch_stacks.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+#include <unwind.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using engine::BarrierOp;
+using engine::Collective;
+using engine::Lane;
+
+constexpr unsigned WARP = 32;
+constexpr unsigned MAX_THREADS = 1024;
+constexpr size_t STACK_BYTES = 256 * 1024;  // address space only: pages are used when they are touched
+constexpr size_t DYNAMIC_BYTES = 256 * 1024;
+constexpr size_t STATIC_BYTES = 16 << 20;     // the __shared__ arrays of all kernels of a module
+constexpr unsigned STATIC_OFFSET = 1u << 30;  // of __shared__ arrays that the C library has placed, in shared addresses
+constexpr size_t GUARD_BYTES = 1 << 20;       // no-man's-land around arrays: also a stride of many rows ends in it
+constexpr size_t SHARED_WINDOW = 3 * GUARD_BYTES + STATIC_BYTES + DYNAMIC_BYTES;
+constexpr size_t CHECKED_SLACK = 16 * 1024;  // between dynamic shared memory and its guard, in a checked run
+constexpr unsigned char POISON = 0xFF;       // as float, half or double: NaN
+
+// ---------------------------------------------------------------- a launch; runtime.py has the same two structs
+
+extern "C" struct EngineLaunch {
+  void (*run)(void** args);
+  void** args;
+  unsigned grid[3], block[3];
+  uint64_t dynamic_shared;
+  // The static __shared__ arrays are the thread-local segment of the kernel's module. Of it the kernel uses the bytes
+  // from static_begin to static_end; `anchor` gives the address of the byte at anchor_offset.
+  uint64_t static_begin, static_end, static_align, anchor_offset;
+  char* (*anchor)();
+};
+
+enum FailureKind : int { NONE, MESSAGE, FAULT, EXPIRED };
+
+extern "C" struct EngineFailure {
+  int kind;
+  int signal, is_write, line;
+  uint64_t block, address, place;                    // place: in the module, 0 if not known
+  uint64_t static_base, dynamic_base, dynamic_size;  // where the block's shared memory was
+  unsigned thread;
+  char file[256], message[2048];
+};
+
+// ---------------------------------------------------------------- who runs it
+
+// What a cp.async has read and not written yet.
+struct AsyncCopy {
+  char* target;
+  engine::Words data;
+  unsigned bytes, group;
+  void* caller;  // where the kernel asked for it
+};
+
+struct Fiber {
+  Lane lane;
+  Context context;
+  char* stack;
+  int predicate;     // result of the barrier or of activemask
+  const char* file;  // where it waits
+  int line;
+  Collective* collective;  // not null while it waits for its warp
+  int named;               // the named barrier where it waits, or -1
+  bool at_barrier, at_activemask, finished;
+  std::vector<AsyncCopy> copies;  // not landed yet, in their order
+  unsigned groups;                // of them, that are committed so far in the block
+};
+
+struct Worker {
+  // Memory, mapped once and kept from launch to launch.
+  std::vector<Fiber> fibers;  // as many as the largest block so far
+  char* stacks = nullptr;
+  char* shared = nullptr;  // where the addresses of shared memory count from: both windows and their guards
+  char *static_limit = nullptr, *dynamic_limit = nullptr;  // the ends of both windows: a guard begins there
+  char* static_base = nullptr;                             // of the module's thread-local segment, in this launch
+  char *rescue = nullptr, *signal_stack = nullptr;         // a stack to leave a faulting fiber on; the handlers' own
+  Context main;                                            // the worker's own stack, between blocks
+
+  // The block that runs. Bit l of a warp's masks is its lane l.
+  Fiber* current = nullptr;
+  unsigned n_threads = 0, n_warps = 0, warp = 0;
+  unsigned ready[MAX_THREADS / WARP], alive[MAX_THREADS / WARP];
+  unsigned paused[MAX_THREADS / WARP];  // lanes of a profiled kernel whose trace is full
+  unsigned finished = 0, arrived = 0;
+  int barrier_sum = 0;
+  unsigned named_arrived[16];  // at bar.sync and bar.arrive, by number
+  uint64_t block = 0;
+  void* dynamic = nullptr;
+
+  // What signal handlers and other threads look at. A handler runs between any two instructions of this thread: were
+  // a flag kept in a register, or two changes of it made one, it would tear away what it must not.
+  bool called = false;  // there is a launch to take part in; under the pool's mutex
+  std::condition_variable start;
+  volatile bool in_fiber = false;
+  volatile int critical = 0;  // > 0: the engine's own code runs, do not tear it away
+  EngineFailure fault;        // filled in by the signal handler
+  pthread_t os_thread;
+};
+
+thread_local Worker* this_worker = nullptr;
+
+Worker& here() { return *this_worker; }
+
+// Stacks start at different offsets in their page, else all of them fight for the same cache sets.
+unsigned stack_offset(unsigned thread) { return thread % 15 * 256; }
+
+// The engine's own code is not torn away by an interrupt; a kernel's is.
+struct Critical {
+  Worker& w;
+  explicit Critical(Worker& worker) : w(worker) { w.critical++; }
+  ~Critical() { w.critical--; }
+};
+
+// The mutex guards all but the atomics; workers only read `launch` and `total` while a launch runs.
+struct Pool {
+  std::mutex mutex;
+  std::condition_variable done;
+  std::vector<Worker*> workers;
+  pid_t pid = 0;
+  unsigned running = 0;
+  EngineLaunch launch;
+  uint64_t total = 0;
+  std::atomic<uint64_t> next{0}, stop_at{0};
+  std::atomic<bool> cancelled{false}, expired{false};  // expired: cancelled by the watchdog, who asks where it was
+  EngineFailure failure;
+  std::vector<std::pair<uint64_t, std::string>> printed;  // by block
+};
+
+Pool* pool = nullptr;
+
+// ---------------------------------------------------------------- what one part does for the others
+
+// failure.cpp
+void copy_text(char* to, size_t bytes, const char* from);
+void record(const EngineFailure& failure);
+[[noreturn]] void leave_block(Worker& w);
+[[noreturn]] void fail(Worker& w, const char* file, int line, std::string message);
+std::string name_of(const Fiber& f);
+std::string place(const char* file, int line);
+[[noreturn]] void diagnose_stuck(Worker& w);
+void note_expired(Worker& w, EngineFailure& f, uintptr_t pc);
+[[noreturn]] void leave_cancelled(Worker& w);
+
+// faults.cpp
+const int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+uintptr_t place_in_kernel(uintptr_t pc);
+void install_handlers();
+
+// scheduler.cpp
+void set_current(Worker& w, Fiber* to);
+void set_waiting(Worker& w, Fiber& f);
+void schedule(Worker& w);
+void try_collective(Worker& w, unsigned warp, unsigned mask);
+void fiber_main();
+
+// async_copies.cpp
+void leave_copies(Fiber& f);
+
+// memory.cpp
+// Null where there are none; reserved: also where they are more than the machine has.
+char* map_pages(size_t bytes, int protection = PROT_READ | PROT_WRITE, bool reserved = false);
+size_t page_bytes();
+
+}  // namespace
