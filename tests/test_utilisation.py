@@ -18,6 +18,7 @@ import pytest
 
 from helpers import hardware, peers, show, utilisation
 from helpers.cases import Case
+from helpers.experiments import CLIMB, CLIMB_07, Experiment
 from helpers.stages import LADDER
 
 MS, READ = "gpu__time_duration.sum", "dram__bytes_read.sum"
@@ -168,6 +169,28 @@ def test_each_stage_is_counted_in_its_first_type() -> None:
             assert [row for row in found if row[0] == name] == [(name, d, dtype) for d in dims for dtype in types]
 
 
+def test_the_steps_are_counted_where_they_are_timed() -> None:
+    found = [(experiment.name, case.shape[3], case.dtype) for experiment, case in utilisation.experiment_cases()]
+    assert [row for row in found if row[2] == "float32"] == [(step.name, 64, "float32") for step in CLIMB]
+    if LADDER["mma"].why_not(head_dim=128, dtype="bfloat16") is None:
+        assert [row for row in found if row[2] != "float32"] == [(step.name, 128, "bfloat16") for step in CLIMB_07]
+
+
+def test_steps_are_a_run_a_line() -> None:
+    def row(name: str, kind: str, **figures: float) -> dict[str, Any]:
+        return {"stage": name, "kind": kind, "dtype": "float32", "shape": [1, 1, 8, 64], "figures": figures}
+
+    record = {"rows": [row("k: one", "experiment", registers=40, ms=1.25), row("k", "stage", registers=8)]}
+    text = utilisation.steps(
+        {"first": "k: one", "last": "k", "other": "none"}, ["registers", "ms"], head_dim=64, record=record
+    )
+    assert [line.split() for line in text.split("\n")] == [
+        *(["registers", "ms"], ["first", "40", "1.25"], ["last", "8"], ["other"])
+    ]
+    assert utilisation.select(record) == [record["rows"][1]]
+    assert utilisation.steps({"": "none"}, ["ms"], head_dim=64, record={"rows": []}).split() == ["ms"]
+
+
 def test_peers_are_counted_where_stages_stand_beside_them() -> None:
     found = [(peer.name, case.shape, case.dtype) for peer, case in utilisation.peer_cases()]
     for d in (64, 128):
@@ -190,6 +213,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=fake_cuda))
     monkeypatch.setitem(sys.modules, "cupy.cuda", fake_cuda)
     monkeypatch.setattr(utilisation, "ON_GPU", True)
+    monkeypatch.setattr(utilisation, "experiment_cases", lambda: [])
     synchronize = SimpleNamespace(Device=lambda: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(utilisation, "cp", SimpleNamespace(RawModule=lambda **_: kernel, cuda=synchronize))
     return seen
@@ -198,11 +222,12 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_each_run_follows_a_mark_with_its_number(
     events: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def prepare(name: str, fails: bool, q: Any, *_: Any) -> tuple[Any, Any]:
+    def prepare(name: str, fails: bool, q: Any, *_: Any, source: Any, sizes: Any) -> tuple[Any, Any]:
         def run() -> None:
             if fails and events[-1][0] == utilisation.MARK:
                 raise RuntimeError("it broke")
-            events.append((name, *q.shape))
+            events.append((source or name, *q.shape))
+            assert sizes == ({"BLOCK_M": 8} if source else None)
 
         return run, q
 
@@ -213,11 +238,17 @@ def test_each_run_follows_a_mark_with_its_number(
             return float("nan") if o.shape[3] == 128 else 0.0
 
     inputs = lambda shape, dtype: SimpleNamespace(device=(np.empty(shape), None, None), sample=Sample)  # noqa: E731
-    ladder = {name: SimpleNamespace(prepare=partial(prepare, name, name == "bad")) for name in ("slow", "bad", "fast")}
+    ladder = {
+        name: SimpleNamespace(prepare=partial(prepare, name, name == "bad"), file="fast.cu")
+        for name in ("slow", "bad", "fast")
+    }
+    step = Experiment("a step", "fast", (("fast", "faster"),), sizes=({"BLOCK_M": 8},))
     cases = [(name, Case((1, 2, 8, d))) for name, d in (("slow", 64), ("bad", 64), ("fast", 64), ("fast", 128))]
     monkeypatch.setattr(utilisation, "LADDER", ladder)
     monkeypatch.setattr(utilisation, "Inputs", inputs)
     monkeypatch.setattr(utilisation, "cases", lambda: cases)
+    monkeypatch.setattr(utilisation, "experiment_cases", lambda: [(step, Case((1, 2, 8, 64)))])
+    monkeypatch.setattr(utilisation.kernel, "source", lambda file: file.removesuffix(".cu"))
     monkeypatch.setattr(utilisation, "elapsed", lambda run: 11.0 if events[-1][0] == "slow" else 1.0)
 
     @contextlib.contextmanager
@@ -239,23 +270,25 @@ def test_each_run_follows_a_mark_with_its_number(
         on = event == "start" or (on and event != "stop")
         if on and event != "start":
             counted.append(event)
-    mark = [(utilisation.MARK, (number,)) for number in range(9)]
+    mark = [(utilisation.MARK, (number,)) for number in range(10)]
     wide = ("fast", 1, 2, 8, 128)
     assert counted == [
         *(mark[1], ("slow", 1, 1, 8, 64), mark[2], mark[3], ("fast", 1, 2, 8, 64), mark[4], wide),
-        *(mark[5], "peer", mark[6], "peer", mark[7], "product"),
+        *(mark[5], ("faster", 1, 2, 8, 64), mark[6], "peer", mark[7], "peer", mark[8], "product"),
     ]
     written = json.loads((tmp_path / "launched.json").read_text())
     assert written["peers"] == "PyTorch 9"
     assert [(row["stage"], row.get("error", "")) for row in written["rows"]] == [
         *(("slow", ""), ("bad", "RuntimeError: it broke"), ("fast", "")),
-        *(("fast", "AssertionError: max error nan > 1.0e+00"), ("peer", ""), ("peer", ""), ("product", "")),
+        *(("fast", "AssertionError: max error nan > 1.0e+00"), ("fast: a step", "")),
+        *(("peer", ""), ("peer", ""), ("product", "")),
         ("copy", "MemoryError: too large"),
     ]
     slow, *_, peer, product_row, _ = written["rows"]
     assert slow == {
         **{"stage": "slow", "kind": "stage", "dtype": "float32", "shape": [1, 1, 8, 64], "flop": 4.0 * 8 * 8 * 64}
     }
+    assert written["rows"][4]["kind"] == "experiment"
     assert (peer["kind"], peer["dtype"], peer["shape"]) == ("peer", "bfloat16", [*utilisation.SHAPE[:3], 128])
     assert (product_row["kind"], product_row["shape"], product_row["flop"]) == ("roof", [8, 8, 8], 1024.0)
 
