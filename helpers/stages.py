@@ -83,6 +83,7 @@ class Stage:
     threads: Callable[[Mapping[str, int]], int] = lambda sizes: sizes["BLOCK_M"]
     shared_bytes: Callable[[Mapping[str, int]], int] = lambda sizes: 0  # dynamic shared memory
     few_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # sizes, where its own leave half a GPU idle
+    lone_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # where no multiprocessor has two blocks
     scalar_loads: bool = False  # -DVECTOR=0 compiles it for rows that do not start at multiples of 16 bytes
     needs_aligned: bool = False  # such rows are copied, as it has no other way
 
@@ -91,7 +92,7 @@ class Stage:
         return {"HEAD_DIM": head_dim, **self.tiles(head_dim)}
 
     def defines_for(self, head_dim: int, rows: int, heads: int, *, uneven: bool = False) -> dict[str, int]:
-        """The -D options for one launch: other sizes where its own leave half a GPU idle.
+        """The -D options for one launch: other sizes where its own give few blocks, or each multiprocessor one.
 
         Args:
             rows: of q, in the longest sequence. heads: of all sequences together.
@@ -101,6 +102,8 @@ class Stage:
         blocks = -(-rows // defines["BLOCK_M"]) * heads
         if (1 if uneven else 2) * blocks <= _multiprocessors():
             defines.update(self.few_blocks(head_dim))
+        elif blocks <= _multiprocessors():
+            defines.update(self.lone_blocks(head_dim))
         return defines
 
     def kernel_name(self, dtype: str = "float32") -> str:
@@ -468,6 +471,11 @@ def _few_register_tiles(head_dim: int) -> dict[str, int]:
     return few.defines if few else {}
 
 
+def _lone_register_tiles(head_dim: int) -> dict[str, int]:
+    lone = tiles.pick_lone(head_dim, _most_shared())
+    return lone.defines if lone else {}
+
+
 def _few_mma_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_few_mma(head_dim, _most_shared())
 
@@ -496,6 +504,7 @@ _STAGES = (
         launches=_heads_in_grid,
         max_head_dim=tiles.MAX_HEAD_DIM,
         few_blocks=_few_register_tiles,
+        lone_blocks=_lone_register_tiles,
         threads=lambda sizes: sizes["THREADS"],
         shared_bytes=_register_tiles_shared,
         scalar_loads=True,
@@ -507,6 +516,7 @@ _STAGES = (
         features=EVERYTHING,
         max_head_dim=tiles.MAX_HEAD_DIM,
         few_blocks=_few_register_tiles,
+        lone_blocks=_lone_register_tiles,
         threads=lambda sizes: sizes["THREADS"],
         shared_bytes=_register_tiles_shared,
         scalar_loads=True,

@@ -181,6 +181,8 @@ def pick(head_dim: int, shared_limit: int = 48 * KB) -> Tiles:
 # Where a launch has few blocks, what counts is that every multiprocessor has one. Up to this head_dim: fewer rows a
 # block. On an H200, one head of 4096 rows: 29.6 TFLOP/s for 9.6 at 64, 24.6 for 11.3 at 128.
 _FEW = {64: (32, 128, 128, 16), 128: (32, 64, 128, 16)}
+# Where each has one and none a second, twice the threads a block: one head of 16384 rows, 43.0 for 39.0 TFLOP/s.
+_LONE = {64: (128, 128, 256, 16)}
 
 
 def pick_few(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
@@ -190,10 +192,27 @@ def pick_few(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
         ValueError: as `pick` does.
     """
     usual = pick(head_dim, shared_limit)
-    for most, sizes in _FEW.items():
+    found = _other(_FEW, head_dim, shared_limit, "fewer rows a block: more blocks")
+    return found if found and found.block_m < usual.block_m else None
+
+
+def pick_lone(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
+    """The tiles for a launch that gives a multiprocessor one block at most; None where `pick` has no better ones.
+
+    Raises:
+        ValueError: as `pick` does.
+    """
+    usual = pick(head_dim, shared_limit)
+    found = _other(_LONE, head_dim, shared_limit, "a block that is alone has room for twice the threads")
+    return found if found and (found.block_m, found.threads) == (usual.block_m, 2 * usual.threads) else None
+
+
+def _other(table: Mapping[int, tuple[int, int, int, int]], head_dim: int, shared_limit: int, why: str) -> Tiles | None:
+    """The table's tiles for a head dimension, where they fit."""
+    for most, sizes in table.items():
         if head_dim <= most:
-            tiles = Tiles(*sizes, why="fewer rows a block: more blocks")
-            return tiles if tiles.shared_bytes(head_dim) <= shared_limit and sizes[0] < usual.block_m else None
+            tiles = Tiles(*sizes, why=why)
+            return tiles if tiles.shared_bytes(head_dim) <= shared_limit else None
     return None
 
 

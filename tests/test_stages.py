@@ -20,7 +20,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from helpers import check, kernel, reference
+from helpers import check, kernel, reference, stages
 from helpers.device import cp
 from helpers.stages import LADDER, Stage
 
@@ -100,10 +100,10 @@ def test_sizes(row: Row, n: int, n_kv: int, d: int) -> None:
 
 
 @every_stage
-@pytest.mark.parametrize("few", [False, True])
-def test_sizes_around_its_own_tiles(row: Row, few: bool) -> None:
-    """few: those for a launch of few blocks."""
-    tiles = {**row.stage.defines(32), **(row.stage.few_blocks(32) if few else {})}
+@pytest.mark.parametrize("blocks", ["many", "few", "lone"])
+def test_sizes_around_its_own_tiles(row: Row, blocks: str) -> None:
+    other = {"many": {}, "few": row.stage.few_blocks(32), "lone": row.stage.lone_blocks(32)}[blocks]
+    tiles = {**row.stage.defines(32), **other}
     block_m, block_n = tiles["BLOCK_M"], tiles.get("BLOCK_N", 1)
     for n in (block_m - 1, block_m, block_m + 1, 2 * block_m):
         for n_kv in (max(block_n - 1, 1), block_n, block_n + 1, 2 * block_n):
@@ -119,6 +119,24 @@ def test_other_tile_sizes(row: Row, which: int) -> None:
     q, k, v, expected = problem(100, 33, 32)
     sizes = {name: size for name, size in row.other_tiles[which].items() if name in row.stage.defines(32)}
     check.check(row.name, attend(row, q, k, v, sizes=sizes), expected, tolerance=row.tolerance)
+
+
+def test_the_tiles_of_a_launch_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 132 multiprocessors: all have two blocks, or one, or less than half of them have one."""
+    monkeypatch.setattr(stages, "_multiprocessors", lambda: 132)
+    monkeypatch.setattr(stages, "_most_shared", lambda: 227 * 1024)
+    stage = LADDER["heads_and_masks"]
+
+    def block(rows: int, heads: int, **mask: bool) -> tuple[int, int]:
+        sizes = stage.defines_for(64, rows, heads, **mask)
+        return sizes["BLOCK_M"], sizes["THREADS"]
+
+    assert block(4096, 5) == (128, 128)  # 160 blocks
+    assert block(16384, 1) == block(4096, 4) == (128, 256)  # 128
+    assert block(8192, 1) == block(1000, 8) == (32, 128)  # 64
+    assert block(8576, 1) == (128, 256)  # 67 are more than half
+    assert block(16384, 1, uneven=True) == (32, 128)
+    assert block(17024, 1, uneven=True) == (128, 128)  # 133
 
 
 # ---- values

@@ -10,7 +10,7 @@ import pytest
 from helpers import compile_report, cpu, kernel, tiles
 from helpers.check import check, make_inputs
 from helpers.reference import attention
-from helpers.tiles import GPUS, KB, LIMITS, MAX_HEAD_DIM, Tiles, pick, pick_few
+from helpers.tiles import GPUS, KB, LIMITS, MAX_HEAD_DIM, Tiles, pick, pick_few, pick_lone
 
 FILE = "04_register_tiles.cu"
 
@@ -35,6 +35,13 @@ def test_few_blocks_get_fewer_rows_each(head_dim: int, limit: int) -> None:
         assert few.shared_bytes(head_dim) <= limit
 
 
+def test_a_lone_block_gets_twice_the_threads() -> None:
+    usual, lone = pick(64, 227 * KB), pick_lone(64, 227 * KB)
+    assert lone is not None and (lone.block_m, lone.threads) == (usual.block_m, 2 * usual.threads)
+    assert lone.shared_bytes(64) <= 227 * KB
+    assert pick_lone(64, 163 * KB) is pick_lone(65, 227 * KB) is None
+
+
 def test_a_limit_between_two_of_the_table_takes_the_smaller_one() -> None:
     assert pick(64, 100 * KB) == pick(64, 99 * KB)
     assert pick(64, 1000 * KB) == pick(64, 227 * KB)
@@ -57,13 +64,13 @@ def test_shared_bytes_is_the_size_of_the_kernels_struct(head_dim: int, limit: in
     cpu.RawModule(code=code, options=options).compile()
 
 
-@pytest.mark.parametrize("choose", [pick, pick_few])
+@pytest.mark.parametrize("choose", [pick, pick_few, pick_lone])
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("head_dim", (32, 64, 96, 128, 256))
 def test_every_entry_is_right(head_dim: int, limit: int, choose: Callable[[int, int], Tiles | None]) -> None:
     found = choose(head_dim, limit)
     if found is None:
-        return  # few blocks get the tiles of many
+        return  # these get the usual tiles
     n, n_kv = found.block_m + 3, 2 * found.block_n + 5
     q, k, v = make_inputs(n, n_kv, head_dim)
     options = ("-std=c++17", *(f"-D{name}={size}" for name, size in {"HEAD_DIM": head_dim, **found.defines}.items()))
