@@ -181,8 +181,9 @@ def pick(head_dim: int, shared_limit: int = 48 * KB) -> Tiles:
 # Where a launch has few blocks, what counts is that every multiprocessor has one. Up to this head_dim: fewer rows a
 # block. On an H200, one head of 4096 rows: 29.6 TFLOP/s for 9.6 at 64, 24.6 for 11.3 at 128.
 _FEW = {64: (32, 128, 128, 16), 128: (32, 64, 128, 16)}
-# Where each has one and none a second, twice the threads a block: one head of 16384 rows, 43.0 for 39.0 TFLOP/s.
-_LONE = {64: (128, 128, 256, 16)}
+# Where each has one and none a second, twice the threads a block: one head of 16384 rows, 43.1 for 39.2 TFLOP/s at 64.
+# Not at 32: 27.7 for 37.0.
+_LONE = {32: None, 64: (128, 128, 256, 16)}
 
 
 def pick_few(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
@@ -207,13 +208,13 @@ def pick_lone(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
     return found if found and (found.block_m, found.threads) == (usual.block_m, 2 * usual.threads) else None
 
 
-def _other(table: Mapping[int, tuple[int, int, int, int]], head_dim: int, shared_limit: int, why: str) -> Tiles | None:
-    """The table's tiles for a head dimension, where they fit."""
-    for most, sizes in table.items():
-        if head_dim <= most:
-            tiles = Tiles(*sizes, why=why)
-            return tiles if tiles.shared_bytes(head_dim) <= shared_limit else None
-    return None
+def _other(
+    table: Mapping[int, tuple[int, int, int, int] | None], head_dim: int, shared_limit: int, why: str
+) -> Tiles | None:
+    """The table's tiles for a head dimension, where there are some and they fit."""
+    sizes = next((sizes for most, sizes in table.items() if head_dim <= most), None)
+    found = Tiles(*sizes, why=why) if sizes else None
+    return found if found and found.shared_bytes(head_dim) <= shared_limit else None
 
 
 # ---- 06 and 07, in half types

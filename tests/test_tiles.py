@@ -39,7 +39,7 @@ def test_a_lone_block_gets_twice_the_threads() -> None:
     usual, lone = pick(64, 227 * KB), pick_lone(64, 227 * KB)
     assert lone is not None and (lone.block_m, lone.threads) == (usual.block_m, 2 * usual.threads)
     assert lone.shared_bytes(64) <= 227 * KB
-    assert pick_lone(64, 163 * KB) is pick_lone(65, 227 * KB) is None
+    assert pick_lone(64, 163 * KB) is pick_lone(65, 227 * KB) is pick_lone(32, 227 * KB) is None
 
 
 def test_a_limit_between_two_of_the_table_takes_the_smaller_one() -> None:
