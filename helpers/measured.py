@@ -19,6 +19,7 @@ from matplotlib.patches import Patch
 from helpers.cases import Case
 from helpers.peers import roof_name
 from helpers.picture import GPU, LINES, PEER, ROOF, Picture, Text, figure, styled
+from helpers.stages import LADDER
 
 RECORD = Path(__file__).resolve().parent.parent / "notebooks" / "measured" / "nvidia-h200.json"
 NO_RECORD = "no GPU run is recorded yet"
@@ -66,7 +67,7 @@ def _gpu(record: Mapping[str, Any]) -> str:
 
 def _heading(shape: Sequence[int], dtype: str = "", causal: bool = False) -> str:
     batch, heads, n, head_dim = shape
-    many = f", {batch} × {heads} heads" if batch * heads > 1 else ""
+    many = f", {batch}\u00a0×\u00a0{heads}\u00a0heads" if batch * heads > 1 else ""  # not to be broken
     return f"N = {n}, d = {head_dim}{', ' * bool(dtype)}{dtype}{many}{', causal' * causal}"
 
 
@@ -281,12 +282,15 @@ def measured_roofline(
         ax.plot([1e3 * tflops / gbps, high], [tflops, tflops], color=ROOF)
         text = f"{dtype} matrix product: {tflops:,.3g} TFLOP/s"
         at_ridge = (1e3 * tflops / gbps, tflops)
-        ax.annotate(text, at_ridge, xytext=(14, -12), textcoords="offset points", fontsize=9)
+        ax.annotate(text, at_ridge, xytext=(14, 4 if tflops == peak else -12), textcoords="offset points", fontsize=9)
     for i, (label, intensity, tflops, seen) in enumerate(marks):
         colour = LINES[i % len(LINES)]
         style = {"color": colour} if seen else {"color": colour, "markerfacecolor": "white"}
         text = f"{label}: {_short(intensity)} FLOP per byte, {tflops:.3g} TFLOP/s"
-        ax.plot(intensity, tflops, "o", markersize=8, label=text, **style)
+        name, _, half = label.partition(",")
+        ax.plot(intensity, tflops, "s" if half else "o", markersize=8, label=text, **style)
+        number = f"{LADDER[name].number:02}" if name in LADDER else ""
+        ax.annotate(number, (intensity, tflops), xytext=(7, -3), textcoords="offset points", fontsize=8)
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(0.3 * min(t for *_, t, _ in marks), 3 * peak))
     by = "filled: bytes counted by Nsight Compute" if any(m[3] for m in marks) else ""
     by += "; " * bool(by) + "ring: least bytes" if not all(m[3] for m in marks) else ""

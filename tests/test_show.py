@@ -173,12 +173,12 @@ def test_overview_has_a_row_for_each_type() -> None:
 def test_measured_roofline_says_whose_bytes() -> None:
     """A stage stands at its counted FLOP per byte; where nothing is counted, at those of Q, K, V and O moved once."""
     picture = show.measured_roofline((1, 1, 8, 4), dtypes=("float32", "float16"), record=RECORD, counted=COUNTED)
-    marks = [line for line in picture.figure.axes[0].lines if line.get_marker() == "o"]
+    marks = [line for line in picture.figure.axes[0].lines if line.get_marker() in ("o", "s")]
     assert [line.get_xydata().tolist() for line in marks] == [[[10.0, 0.5]], [[1024 / 256, 2.0]]]
     assert [line.get_markerfacecolor() == "white" for line in marks] == [False, True]
     assert "first: 10 FLOP per byte (counted), 0.5 TFLOP/s" in picture.alt and "half, float16: 4 FLOP" in picture.alt
     assert "ring: least bytes" in picture.figure.axes[0].get_xlabel()
-    roofs = [line.get_ydata().tolist() for line in picture.figure.axes[0].lines if line.get_marker() != "o"]
+    roofs = [line.get_ydata().tolist() for line in picture.figure.axes[0].lines if line.get_marker() not in ("o", "s")]
     assert [2.0, 2.0] in roofs and [16.0, 16.0] in roofs
     assert "no stage" in repr(show.measured_roofline((3, 1, 8, 4), record=RECORD, counted=COUNTED))
 
