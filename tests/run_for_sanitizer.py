@@ -77,11 +77,16 @@ def near(dtype: str) -> float:
 
 
 def compare(stage: Stage, dtype: str, where: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, **mask: object) -> None:
-    """Run once; raises CheckFailed for a wrong result."""
+    """Run with the tiles of a large launch, and with each of its others; raises CheckFailed for a wrong result."""
     wishes = {"return_lse": True} if "lse" in stage.features else {}
-    got = stage(q, k, v, **mask, **wishes)
-    o = got[0] if wishes else got
-    check(f"{stage.name} {dtype} {where}", o, exact(q, k, v, **mask), tolerance=near(dtype))
+    own = stage.tiles(q.shape[-1])
+    others = ({**own, **few(q.shape[-1])} for few in (stage.few_blocks, stage.lone_blocks))
+    for sizes in (own, *(other for other in others if other != own)):
+        launch, got = stage.prepare(q, k, v, **mask, **wishes, sizes=sizes)
+        launch()
+        o = got[0] if wishes else got
+        tiles = " ".join(str(size) for size in sizes.values())
+        check(f"{stage.name} {dtype} {where}, tiles {tiles}", o, exact(q, k, v, **mask), tolerance=near(dtype))
 
 
 def main(names: Sequence[str]) -> int:
