@@ -19,10 +19,10 @@ from matplotlib.patches import Patch
 from helpers.cases import Case
 from helpers.peers import roof_name
 from helpers.picture import GPU, LINES, PEER, ROOF, Picture, Text, figure, styled
+from helpers.record import NO_RECORD
 from helpers.stages import LADDER
 
 RECORD = Path(__file__).resolve().parent.parent / "notebooks" / "measured" / "nvidia-h200.json"
-NO_RECORD = "no GPU run is recorded yet"
 
 
 def recorded(path: Path | str = RECORD) -> dict[str, Any] | None:

@@ -10,6 +10,8 @@ from typing import Any
 from helpers import peers
 from helpers.cases import Case
 
+NO_RECORD = "no GPU run is recorded yet"
+
 
 @dataclass
 class Result:

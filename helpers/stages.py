@@ -481,6 +481,15 @@ def _few_mma_tiles(head_dim: int) -> dict[str, int]:
 
 
 EVERYTHING = frozenset({"heads", "gqa", "causal", "window", "varlen", "lse", "strides"})
+_REGISTER_TILED: Mapping[str, Any] = {  # 05 has the tiles of 04
+    "tiles": _register_tiles,
+    "few_blocks": _few_register_tiles,
+    "lone_blocks": _lone_register_tiles,
+    "threads": lambda sizes: sizes["THREADS"],
+    "shared_bytes": _register_tiles_shared,
+    "max_head_dim": tiles.MAX_HEAD_DIM,
+    "scalar_loads": True,
+}
 
 _STAGES = (
     Stage(
@@ -500,26 +509,14 @@ _STAGES = (
     ),
     Stage(
         *(4, "register_tiles", "04_register_tiles.cu", "a register tile per thread, float4"),
-        tiles=_register_tiles,
         launches=_heads_in_grid,
-        max_head_dim=tiles.MAX_HEAD_DIM,
-        few_blocks=_few_register_tiles,
-        lone_blocks=_lone_register_tiles,
-        threads=lambda sizes: sizes["THREADS"],
-        shared_bytes=_register_tiles_shared,
-        scalar_loads=True,
+        **_REGISTER_TILED,
     ),
     Stage(
         *(5, "heads_and_masks", "05_heads_and_masks.cu", "strides, masks, lengths: only the tiles that are seen"),
-        tiles=_register_tiles,
         launches=_strided,
         features=EVERYTHING,
-        max_head_dim=tiles.MAX_HEAD_DIM,
-        few_blocks=_few_register_tiles,
-        lone_blocks=_lone_register_tiles,
-        threads=lambda sizes: sizes["THREADS"],
-        shared_bytes=_register_tiles_shared,
-        scalar_loads=True,
+        **_REGISTER_TILED,
     ),
     Stage(
         *(6, "wmma", "06_wmma.cu", "tensor cores by the WMMA interface"),

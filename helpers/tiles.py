@@ -9,6 +9,7 @@ The sizes are compiled into the kernel, so this is where they are chosen.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -61,7 +62,7 @@ class Tiles:
 
     def blocks(self, head_dim: int, limit: int) -> int:
         """How many blocks a multiprocessor with that limit has shared memory for."""
-        return PER_MULTIPROCESSOR[limit] // (self.shared_bytes(head_dim) + RESERVED)
+        return _room(self.shared_bytes(head_dim), limit)
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,7 @@ _MEASURED: dict[tuple[int, int], tuple[int, int, int, int, float | None]] = {
 }
 
 
+@functools.cache
 def pick(head_dim: int, shared_limit: int = 48 * KB) -> Tiles:
     """The tiles for a head dimension where a block may have `shared_limit` bytes of shared memory.
 
@@ -163,7 +165,7 @@ def pick(head_dim: int, shared_limit: int = 48 * KB) -> Tiles:
         raise ValueError(f"head_dim = {head_dim}; these tiles are for 1 to {MAX_HEAD_DIM}")
     if shared_limit < min(LIMITS):
         raise ValueError(f"shared_limit = {shared_limit:,} bytes; every GPU gives a block at least {min(LIMITS):,}")
-    limit = max(known for known in LIMITS if known <= shared_limit)
+    limit = _known(shared_limit)
     column = min(known for known, _ in _MEASURED if known >= head_dim)
     *sizes, tflops = _MEASURED[column, limit // KB]
     tiles = Tiles(*sizes)
@@ -178,6 +180,16 @@ def pick(head_dim: int, shared_limit: int = 48 * KB) -> Tiles:
     return replace(tiles, why=why)
 
 
+def _known(shared_limit: int) -> int:
+    """The largest limit of the table that a GPU with this one keeps."""
+    return max((limit for limit in LIMITS if limit <= shared_limit), default=min(LIMITS))
+
+
+def _room(shared_bytes: int, limit: int) -> int:
+    """For how many such blocks a multiprocessor has shared memory, where one block may have `limit` bytes."""
+    return PER_MULTIPROCESSOR[limit] // (shared_bytes + RESERVED)
+
+
 # Where a launch has few blocks, what counts is that every multiprocessor has one. Up to this head_dim: fewer rows a
 # block. On an H200, one head of 4096 rows: 29.6 TFLOP/s for 9.6 at 64, 24.6 for 11.3 at 128.
 _FEW = {64: (32, 128, 128, 16), 128: (32, 64, 128, 16)}
@@ -186,6 +198,7 @@ _FEW = {64: (32, 128, 128, 16), 128: (32, 64, 128, 16)}
 _LONE = {32: None, 64: (128, 128, 256, 16)}
 
 
+@functools.cache
 def pick_few(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
     """The tiles for a launch whose blocks would leave half a GPU idle; None where `pick` has no better ones.
 
@@ -197,6 +210,7 @@ def pick_few(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
     return found if found and found.block_m < usual.block_m else None
 
 
+@functools.cache
 def pick_lone(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
     """The tiles for a launch that gives a multiprocessor one block at most; None where `pick` has no better ones.
 
@@ -263,9 +277,8 @@ def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     """The -D options of 07, without HEAD_DIM. ValueError where no tile fits, or head_dim is above 256."""
     sizes = _first(_MMA, mma_shared_bytes, head_dim, shared_limit)
     wide = {**sizes, "BLOCK_N": _MMA_WIDE.get(_fragments(head_dim), sizes["BLOCK_N"])}
-    limit = max((known for known in LIMITS if known <= shared_limit), default=min(LIMITS))
-    fits = wide["MIN_BLOCKS"] * (mma_shared_bytes(head_dim, wide) + RESERVED) <= PER_MULTIPROCESSOR[limit]
-    return wide if fits else sizes
+    blocks = _room(mma_shared_bytes(head_dim, wide), _known(shared_limit))
+    return wide if blocks >= wide["MIN_BLOCKS"] else sizes
 
 
 def pick_few_mma(head_dim: int, shared_limit: int) -> dict[str, int]:

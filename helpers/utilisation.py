@@ -28,6 +28,7 @@ from helpers import hardware, kernel, peers
 from helpers.cases import Case, Inputs
 from helpers.device import ON_GPU, cp, describe
 from helpers.experiments import CLIMB, CLIMB_07, Experiment
+from helpers.record import NO_RECORD
 from helpers.stages import LADDER
 from helpers.timing import elapsed
 
@@ -319,7 +320,7 @@ def table(
     """The recorded figures as text, a stage a column, a few columns side by side. For the rest see `select`."""
     record = record or recorded()
     if record is None:
-        return "no GPU run is recorded yet"
+        return NO_RECORD
     wanted = select(record, stages, head_dim=head_dim, dtype=dtype)
     shown = [row for row in wanted if row["figures"]]
     lines: list[tuple[str, Callable[[Mapping[str, Any]], Any]]] = [
@@ -358,7 +359,7 @@ def steps(
     """
     record = record or recorded()
     if record is None:
-        return "no GPU run is recorded yet"
+        return NO_RECORD
     width = max(map(len, names)) + 2
     lines = [" " * width + "".join(f"{figure:>{len(figure) + 3}}" for figure in figures)]
     for label, name in names.items():

@@ -5,49 +5,16 @@ A check that passes is worth what it would have caught. A new stage adds its bug
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from planted import ALL, Bug
 
 from helpers import check, cpu, kernel, reference, stages
 from helpers.stages import LADDER, Stage
 
 HEAD_DIM = 32
-ALL = -1
-
-
-@dataclass(frozen=True)
-class Bug:
-    """One change of a kernel's text that makes it wrong.
-
-    old occurs `times` times in the kernel; the one numbered `which` becomes new, or ALL of them.
-    inputs: the inputs that show it. error: how it shows.
-    cpu_only: it shows on the CPU engine for certain and on a GPU by luck (a race, memory that nobody wrote), or would
-    leave a GPU's context unusable (an address out of bounds).
-    """
-
-    name: str
-    old: str
-    new: str
-    times: int = 1
-    which: int = 0
-    inputs: str = "unit-normal"
-    error: type[Exception] = check.CheckFailed
-    cpu_only: bool = False
-
-    def plant(self, text: str) -> str:
-        found = text.count(self.old)
-        assert found == self.times, (
-            f"the kernel has changed: {self.old!r} was there {self.times} times and is there {found} times. "
-            f"Write the bug {self.name!r} anew for the kernel as it is now."
-        )
-        if self.which == ALL:
-            return text.replace(self.old, self.new)
-        pieces = text.split(self.old)
-        before, after = self.old.join(pieces[: self.which + 1]), self.old.join(pieces[self.which + 1 :])
-        return before + self.new + after
 
 
 def out_of_bounds(name: str, old: str, new: str, **more: Any) -> Bug:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from planted import ALL, Bug
 
 from helpers import check, cpu, kernel, reference, stages, tiles
 from helpers.attention import flash_attention, flash_attention_varlen
@@ -218,27 +218,8 @@ def test_many_keys_a_tile_only_where_two_blocks_have_room(limit: int, block_n: i
 # ---- planted bugs
 
 
-@dataclass(frozen=True)
-class Bug:
-    """One change of a kernel's text that makes it wrong; `old` occurs once, or `times`.
-
-    cpu_only: it shows on the CPU engine for certain and on a GPU by luck (a race), or would leave a GPU's context
-    unusable (an address out of bounds, or one that is not aligned).
-    """
-
-    name: str
-    old: str
-    new: str
-    times: int = 1
-    cpu_only: bool = False
-
-    def plant(self, text: str) -> str:
-        assert text.count(self.old) == self.times, f"{self.name}: {self.old!r} is there {text.count(self.old)} times"
-        return text.replace(self.old, self.new)
-
-
 def changed(name: str, old: str, new: str = "", **more: Any) -> Bug:
-    return Bug(name, old, new, **more)
+    return Bug(name, old, new, which=ALL, **more)
 
 
 BUGS: dict[str, tuple[Bug, ...]] = {
