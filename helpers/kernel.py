@@ -24,6 +24,7 @@ from helpers.device import ON_GPU, cp
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 
 OPTIONS = ("-std=c++17",)
+_INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 
 
 def source(file: str) -> str:
@@ -41,7 +42,7 @@ def source(file: str) -> str:
         raise FileNotFoundError(f"no kernel file {file!r} in {KERNELS.name}/; there are: {names}")
     lines = [f'#line 1 "{file}"']
     for number, text in enumerate(path.read_text().splitlines(), start=1):
-        include = re.match(r'\s*#\s*include\s+"([^"]+)"', text)
+        include = _INCLUDE.match(text) if "#" in text else None  # at every call of a stage: most lines have none
         if include and (KERNELS / include.group(1)).is_file():
             lines += [source(include.group(1)).rstrip("\n"), f'#line {number + 1} "{file}"']
         else:
