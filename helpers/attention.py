@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from helpers.device import ON_GPU, cp
-from helpers.stages import LADDER, Stage, mask_window
+from helpers.ladder.stages import LADDER, Stage, mask_window
 
 _CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
 

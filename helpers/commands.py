@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from helpers.script import ROOT, become, say
+from helpers.setup.script import ROOT, become, say
 
 
 def lab(words: "list[str]") -> int:
@@ -35,8 +35,8 @@ def lab(words: "list[str]") -> int:
 
 
 def ladder(words: "list[str]") -> int:
-    """helpers.bench.ladder: each stage on this machine's device."""
-    from helpers import bench
+    """helpers.record.bench.ladder: each stage on this machine's device."""
+    from helpers.record import bench
 
     return bench.ladder(words)
 
@@ -65,8 +65,8 @@ def test(words: "list[str]", quick: bool) -> int:
 
 
 def bench(words: "list[str]") -> int:
-    """helpers.bench.bench: the ladder with peers, on a GPU."""
-    from helpers import bench
+    """helpers.record.bench.bench: the ladder with peers, on a GPU."""
+    from helpers.record import bench
 
     return bench.bench(words)
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from helpers import kernel
-from helpers.cpu import CompileError, source
+from helpers.cpu import CompileError
+from helpers.cuda_source import source
 
 # Turing (RTX 20, T4), Ampere (A100; RTX 30), Ada (RTX 40, L4), Hopper (H100, H200), Blackwell (RTX 50).
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")

@@ -23,9 +23,10 @@ if __name__ == "__main__":  # Python has put this script's folder in front, but 
     ours = (str(here), str(here.parent))
     sys.path[:] = [ours[1], *[entry for entry in sys.path if os.path.realpath(entry or ".") not in ours]]
 
-from helpers import commands, environment, host_compiler
-from helpers.requirements import ROOM, is_conda, need_python, the_list, use_this_python
-from helpers.script import Problem, say
+from helpers import commands
+from helpers.setup import environment, host_compiler
+from helpers.setup.requirements import ROOM, is_conda, need_python, the_list, use_this_python
+from helpers.setup.script import Problem, say
 
 LAB = "open the course in JupyterLab, at the first notebook"
 LADDER = "run each stage on this machine's device: check, max error, time, TFLOP/s, in a table"

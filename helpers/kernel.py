@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from helpers.cpu import arguments
+from helpers.cuda_source import signatures
+from helpers.cuda_source import source as cuda_text
 from helpers.device import ON_GPU, cp
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
@@ -100,9 +101,9 @@ class Kernel:
             ValueError: the source has no kernel of that name.
         """
         text = code if code is not None else module.code
-        found = arguments.from_source(text, name)
+        found = signatures.from_source(text, name)
         if found is None:
-            there = ", ".join(arguments.source.kernels(text)) or "none"
+            there = ", ".join(cuda_text.kernels(text)) or "none"
             raise ValueError(f"the source has no kernel {name!r}; its kernels: {there}")
         self.name = name
         self.code, self.options = text, tuple(module.options)  # what a checked run of the same kernel compiles
@@ -127,7 +128,7 @@ class Kernel:
         self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0
     ) -> Callable[[], None]:
         """The same with the launch left out: everything is checked now, and calling the result only launches."""
-        arguments.check_all(self.name, self.parameters, args, cp.ndarray, contiguous=True)
+        signatures.check_all(self.name, self.parameters, args, cp.ndarray, contiguous=True)
         if shared_mem:
             self._opt_in(shared_mem)
         launch = tuple(grid), tuple(block), tuple(args)

@@ -10,7 +10,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-from helpers import cpu, device, kernel, stages
+from helpers import cpu, device, kernel
+from helpers.ladder import stages
 
 # The same examples at every run: a test that fails once fails always. No deadline: a machine may be busy.
 hypothesis.settings.register_profile("course", deadline=None, derandomize=True, print_blob=True)

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from backends import in_place_of_bind
 
-from helpers import attention, kernel, reference, stages
+from helpers import attention, kernel, reference
 from helpers.attention import flash_attention, flash_attention_varlen
 from helpers.check import check
 from helpers.device import ON_GPU, cp
-from helpers.stages import LADDER, Stage, _address
+from helpers.ladder import stages
+from helpers.ladder.stages import LADDER, Stage, _address
 from helpers.xray import xray
 
 STRIDED = [stage for stage in LADDER.values() if "float32" in stage.dtypes and "varlen" in stage.features]

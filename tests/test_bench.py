@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import bench, cases, experiments, kernel, peers, readme, reference, timing
-from helpers.cases import Case, Inputs
+from helpers import kernel, reference
 from helpers.device import ON_GPU, cp
-from helpers.record import Note
-from helpers.stages import LADDER
+from helpers.ladder.stages import LADDER
+from helpers.record import bench, cases, experiments, peers, readme, timing
+from helpers.record.cases import Case, Inputs
+from helpers.record.results import Note
 
 SMALL = (2, 3, 48, 16)
 

@@ -20,13 +20,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers import environment, host_compiler, progress, requirements, script
+from helpers.setup import environment, host_compiler, progress, requirements, script
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 HELPERS = REPOSITORY / "helpers"
 SCRIPT = HELPERS / "course.py"
 # The script and the modules that it imports: what a Python without packages, or one that is too old, runs.
-MODULES = ("course", "script", "requirements", "environment", "progress", "host_compiler", "commands")
+SETUP = ("__init__", "environment", "host_compiler", "progress", "requirements", "script")
+MODULES = ("course", "commands", *(f"setup/{name}" for name in SETUP))
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the set-up is tested on Linux and macOS")
 needs_venv = pytest.mark.skipif(find_spec("ensurepip") is None, reason="this Python cannot make a .venv")
@@ -90,12 +91,12 @@ class TinyCourse:
         self.script = root / "helpers" / "course.py"
 
     def write(self) -> TinyCourse:
-        for folder in ("helpers", "tests", "notebooks"):
+        for folder in ("helpers/setup", "helpers/record", "tests", "notebooks"):
             (self.root / folder).mkdir(parents=True)
         for name in MODULES:
-            shutil.copy(HELPERS / f"{name}.py", self.root / "helpers")
+            shutil.copy(HELPERS / f"{name}.py", self.root / "helpers" / f"{name}.py")
         (self.root / "environment.yml").write_text(ENVIRONMENT)
-        (self.root / "helpers" / "bench.py").write_text(BENCH)
+        (self.root / "helpers" / "record" / "bench.py").write_text(BENCH)
         self.wheels.mkdir(exist_ok=True)
         for name in ("pytest", "ruff", "jupyterlab"):
             make_wheel(self.wheels, name)
@@ -737,7 +738,7 @@ def test_notebooks_run_on_this_python_and_find_helpers(new: TinyCourse, tmp_path
         "execution_count": 1,
         "id": "one",
         "metadata": {},
-        "source": "import sys, helpers.bench\nprint(sys.prefix)",
+        "source": "import sys, helpers.record.bench\nprint(sys.prefix)",
         "outputs": [{"name": "stdout", "output_type": "stream", "text": sys.prefix + "\n"}],
     }
     notebook = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import requirements
+from helpers.setup import requirements
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "environment.yml").read_text(encoding="utf-8")

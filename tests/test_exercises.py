@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers import compile_report, cpu, exercise
-from helpers.cpu import source
-from helpers.exercise import GRADERS, cell, cuda, grade, skeleton, solution
+from helpers import compile_report, cpu
+from helpers.cuda_source import source
+from helpers.exercises import exercise
+from helpers.exercises.exercise import GRADERS, cell, cuda, grade, skeleton, solution
 
 NAMES = sorted(path.stem for path in exercise.FOLDER.glob("*.cu"))
 FIRST = "01_coalesced_scores"

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from helpers import exercise, show
+from helpers.draw import show
+from helpers.exercises import exercise
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from planted import ALL, Bug
 
-from helpers import check, cpu, kernel, reference, stages
-from helpers.stages import LADDER, Stage
+from helpers import check, cpu, kernel, reference
+from helpers.ladder import stages
+from helpers.ladder.stages import LADDER, Stage
 
 HEAD_DIM = 32
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import measured, show
+from helpers.draw import record_plots as measured
+from helpers.draw import show
 from helpers.kernel import KERNELS
 
 FILES = sorted(path.name for path in KERNELS.glob("*.cu"))

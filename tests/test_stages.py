@@ -20,9 +20,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from helpers import check, kernel, reference, stages
+from helpers import check, kernel, reference
 from helpers.device import cp
-from helpers.stages import LADDER, Stage
+from helpers.ladder import stages
+from helpers.ladder.stages import LADDER, Stage
 
 SIZES = (1, 2, 31, 32, 33, 63, 64, 65, 127, 257, 1000)
 HEAD_DIMS = (1, 3, 8, 32, 40, 64, 80, 128)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from planted import ALL, Bug
 
-from helpers import check, cpu, kernel, reference, stages, tiles
+from helpers import check, cpu, kernel, reference
 from helpers.attention import flash_attention, flash_attention_varlen
 from helpers.device import cp
-from helpers.stages import LADDER
+from helpers.ladder import stages, tiles
+from helpers.ladder.stages import LADDER
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 NAMES = ("wmma", "mma")

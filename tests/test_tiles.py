@@ -7,10 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from helpers import compile_report, cpu, kernel, tiles
+from helpers import compile_report, cpu, kernel
 from helpers.check import check, make_inputs
+from helpers.ladder import tiles
+from helpers.ladder.tiles import GPUS, KB, LIMITS, MAX_HEAD_DIM, Tiles, pick, pick_few, pick_lone
 from helpers.reference import attention
-from helpers.tiles import GPUS, KB, LIMITS, MAX_HEAD_DIM, Tiles, pick, pick_few, pick_lone
 
 FILE = "04_register_tiles.cu"
 

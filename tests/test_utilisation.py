@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import hardware, peers, show, utilisation
-from helpers.cases import Case
-from helpers.experiments import CLIMB, CLIMB_07, Experiment
-from helpers.stages import LADDER
+from helpers.draw import show
+from helpers.ladder.stages import LADDER
+from helpers.record import counters as utilisation
+from helpers.record import peers
+from helpers.record import xray_vs_ncu as hardware
+from helpers.record.cases import Case
+from helpers.record.experiments import CLIMB, CLIMB_07, Experiment
 
 MS, READ = "gpu__time_duration.sum", "dram__bytes_read.sum"
 OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"

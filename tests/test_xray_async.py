@@ -10,8 +10,9 @@ import pytest
 from backends import in_place_of_bind
 from test_xray_zoo import Bug, out, some
 
-from helpers import cpu, kernel, reference, stages
+from helpers import cpu, kernel, reference
 from helpers.check import make_inputs
+from helpers.ladder import stages
 from helpers.xray import Report, xray
 
 HEAD = r"""

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from helpers import cpu, hardware, kernel
+from helpers import cpu, kernel
 from helpers.check import make_inputs
+from helpers.record import xray_vs_ncu as hardware
 from helpers.xray import xray
 
 # Loads and stores of one warp in each pattern, as (requests, sectors) in global and (requests, wavefronts) in shared

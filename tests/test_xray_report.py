@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from helpers import cpu, kernel, show, xray
+from helpers import cpu, kernel
 from helpers.check import make_inputs
 from helpers.cpu import checked
 from helpers.device import cp
-from helpers.xray import Figures, Finding, Report
+from helpers.draw import show
+from helpers.xray import Figures, Finding, Report, xray
 
 CODE = """#line 1 "k.cu"
 __shared__ float tile[32];

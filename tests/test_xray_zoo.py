@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from backends import in_place_of_bind
 
-from helpers import cpu, kernel, reference, stages
+from helpers import cpu, kernel, reference
 from helpers.check import check, make_inputs
+from helpers.ladder import stages
 from helpers.xray import Finding, Report, xray
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from . import arguments, compiler, module, runtime, source, symbols
+from ..cuda_source import signatures, source
+from . import compiler, module, runtime, symbols
 from .array import Lent, empty, ndarray
 
 ARRAY, STATIC_SHARED, DYNAMIC_SHARED = 0, 1, 2
@@ -237,7 +238,7 @@ def observe(
     grid, block = module._size("grid", grid), module._size("block", block)
     checked._max_dynamic = kernel.max_dynamic_shared_size_bytes
     checked._check_limits(grid, block, shared_mem)
-    arguments.check_all(kernel.name, checked.parameters, args, ndarray, contiguous=False)
+    signatures.check_all(kernel.name, checked.parameters, args, ndarray, contiguous=False)
 
     regions, told, values, copies = [], [], [], []
     known: dict[int, int] = {}  # address of an array -> its place between pads, where it is passed twice
@@ -303,7 +304,7 @@ def _stopped(
     failure: runtime.Failure,
     grid: Sequence[int],
     block: Sequence[int],
-    given: list[tuple[arguments.Parameter, Any, Any]],
+    given: list[tuple[signatures.Parameter, Any, Any]],
     places: _Places,
     told: list[_Region],
     timeout: float,
@@ -329,7 +330,7 @@ def _stopped(
     return Stopped(message, place, *who, expired, region, offset)
 
 
-def _array_region(parameter: arguments.Parameter, value: np.ndarray, start: int, told: list[_Region]) -> Region:
+def _array_region(parameter: signatures.Parameter, value: np.ndarray, start: int, told: list[_Region]) -> Region:
     elements = value.nbytes // value.dtype.itemsize
     fetches = np.zeros(elements, np.uint32)
     writable = not parameter.is_const

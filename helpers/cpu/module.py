@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from . import arguments, array, compiler, runtime, source, symbols
-from .arguments import Parameter
+from ..cuda_source import signatures, source
+from ..cuda_source.signatures import Parameter
+from . import array, compiler, runtime, symbols
 from .compiler import CompileError
+from .translate import translate
 
 # What the engine lets a launch ask for: the limits of a GPU of compute capability 9.0.
 MAX_THREADS_PER_BLOCK = 1024
@@ -192,7 +194,7 @@ class RawModule:
 
     def _build(self, plain: list[str], log_stream: Any = None) -> None:
         try:
-            body = source.translate(self.code)
+            body = translate(self.code)
         except ValueError as error:
             raise CompileError(str(error)) from None
         flags, macros = _host_options(self.options)
@@ -335,7 +337,7 @@ class RawKernel:
             raw = entry.parameters[index]
             name = names[index] if len(names) == entry.count else ""
             kind, dtype = raw.kind.decode(), raw.text.decode()
-            if kind == "s" and raw.size != arguments.dtype_of(dtype).itemsize:
+            if kind == "s" and raw.size != signatures.dtype_of(dtype).itemsize:
                 kind = "S"  # float4 by value: of the dtype float32, but no scalar
             self.parameters.append(Parameter(name, kind, dtype, raw.is_const, raw.size))
         self._run = entry.run
@@ -414,7 +416,7 @@ class RawKernel:
         self._make()
         grid, block = _size("grid", grid), _size("block", block)
         self._check_limits(grid, block, shared_mem)
-        arguments.check_all(self.name, self.parameters, args, array.ndarray, contiguous=False)
+        signatures.check_all(self.name, self.parameters, args, array.ndarray, contiguous=False)
         with array.Lent() as lent:
             values = [self._pack(lent, *pair) for pair in zip(self.parameters, args, strict=True)]
             pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
@@ -477,7 +479,7 @@ class RawKernel:
                     f"got {type(value).__name__} of {data.nbytes}"
                 )
             return (ctypes.c_byte * parameter.size).from_buffer_copy(data.tobytes())
-        dtype = arguments.dtype_of(parameter.dtype)
+        dtype = signatures.dtype_of(parameter.dtype)
         return (ctypes.c_byte * dtype.itemsize).from_buffer_copy(np.asarray(value, dtype).tobytes())
 
     def _tell(

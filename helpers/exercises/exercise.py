@@ -1,6 +1,6 @@
 """Exercises: a skeleton made from its solution, a cell that compiles and grades itself.
 
-    from helpers import exercise        # in a notebook: adds the cell magic
+    from helpers.exercises import exercise        # in a notebook: adds the cell magic
 
     %%cuda 01_coalesced_scores
     ...CUDA C++...

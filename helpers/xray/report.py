@@ -24,9 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from helpers import cpu, timeline
-from helpers.cpu import checked, module, source
+from helpers import cpu
+from helpers.cpu import checked, module
+from helpers.cuda_source import source
 from helpers.device import ON_GPU, cp
+from helpers.draw import timeline
 
 KINDS = {
     checked.RACE: "race",
@@ -173,7 +175,7 @@ def _html_table(rows: Sequence[Sequence[str]]) -> str:
 
 def fetch_maps(fetches: Mapping[str, np.ndarray]) -> Any:
     """How often each element was fetched, as images on one colour scale: {title: `Report.fetches[array]`, ...}."""
-    from helpers import show
+    from helpers.draw import show
 
     images = {}
     for name, counts in fetches.items():
@@ -348,7 +350,7 @@ class Report:
         Raises:
             KeyError: the line reads and writes no shared memory.
         """
-        from helpers import show
+        from helpers.draw import show
 
         found: dict[str, tuple[int, dict[int, int]]] = {}  # array -> bytes of a lane, where each lane goes
         for (_, number), samples in self.worst.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 
-from helpers.picture import IDLE, LINES, READ, WRITE, Picture, figure, styled
+from helpers.draw.picture import IDLE, LINES, READ, WRITE, Picture, figure, styled
 
 WARP = 32
 COLOURS = {

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers import measured
-from helpers.peers import MAIN_PEER, roof_name
-from helpers.stages import LADDER
+from helpers.draw import record_plots as measured
+from helpers.ladder.stages import LADDER
+from helpers.record.peers import MAIN_PEER, roof_name
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 RECORD = ROOT / "notebooks" / "measured" / "nvidia-h200.json"
 PLOT = ROOT / "notebooks" / "measured" / "ladder.png"

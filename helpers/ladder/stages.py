@@ -1,6 +1,6 @@
 """The ladder: one callable per stage, all with the same signature.
 
-    from helpers.stages import LADDER
+    from helpers.ladder.stages import LADDER
     o = LADDER["online_softmax"](q, k, v)
 
 This is the only launch geometry outside the notebooks. A new stage is one `.cu` file and one entry here. For models,
@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from helpers import kernel, tiles
-from helpers.cpu.arguments import dtype_of
+from helpers import kernel
+from helpers.cuda_source.signatures import dtype_of
 from helpers.device import cp
+from helpers.ladder import tiles
 
 MAX_HEAD_DIM = 128
 MAX_ROWS = 2**29  # in a sequence; a window so wide is unlimited. The kernels add such numbers in 32 bits
@@ -434,7 +435,7 @@ def _shared_tiles(head_dim: int) -> dict[str, int]:
 
 
 def _register_tiles(head_dim: int) -> dict[str, int]:
-    """What `helpers.tiles` picks for this device's shared memory."""
+    """What `helpers.ladder.tiles` picks for this device's shared memory."""
     return tiles.pick(head_dim, _most_shared()).defines
 
 

@@ -1,6 +1,6 @@
 """The record of a GPU run, read and drawn: the ladder, the roofline, time and memory against N.
 
-Where nothing is recorded, each picture is a sentence that says so. See helpers.bench for what is recorded, and how.
+Where nothing is recorded, each picture is a sentence that says so. helpers.record.bench says what is recorded, and how.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from helpers.cases import Case
-from helpers.peers import roof_name
-from helpers.picture import GPU, LINES, PEER, ROOF, Picture, Text, figure, styled
-from helpers.record import NO_RECORD
-from helpers.stages import LADDER
+from helpers.draw.picture import GPU, LINES, PEER, ROOF, Picture, Text, figure, styled
+from helpers.ladder.stages import LADDER
+from helpers.record.cases import Case
+from helpers.record.peers import roof_name
+from helpers.record.results import NO_RECORD
 
-RECORD = Path(__file__).resolve().parent.parent / "notebooks" / "measured" / "nvidia-h200.json"
+RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidia-h200.json"
 
 
 def recorded(path: Path | str = RECORD) -> dict[str, Any] | None:
@@ -240,9 +240,9 @@ def measured_roofline(
 
     Args:
         shape: (batch, heads, n, head_dim), at which the speed was recorded.
-        counted: another record of helpers.utilisation than the committed one.
+        counted: another record of helpers.record.counters than the committed one.
     """
-    from helpers import utilisation  # which imports the stages
+    from helpers.record import counters as utilisation  # which imports the stages
 
     record = recorded() if record is None else record
     if record is None:

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from helpers.cases import Inputs
 from helpers.device import ON_GPU
+from helpers.record.cases import Inputs
 
 
 @dataclass(frozen=True)

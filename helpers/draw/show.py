@@ -24,20 +24,7 @@ from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from helpers.kernel import KERNELS
-from helpers.measured import (  # noqa: F401 - part of this face
-    NO_RECORD,
-    RECORD,
-    bytes_text,
-    measured_bars,
-    measured_ladder,
-    measured_memory,
-    measured_roofline,
-    measured_times,
-    measurements,
-    recorded,
-)
-from helpers.picture import (  # noqa: F401 - part of this face
+from helpers.draw.picture import (  # noqa: F401 - part of this face
     CPU,
     GPU,
     IDLE,
@@ -54,6 +41,19 @@ from helpers.picture import (  # noqa: F401 - part of this face
     figure,
     styled,
 )
+from helpers.draw.record_plots import (  # noqa: F401 - part of this face
+    NO_RECORD,
+    RECORD,
+    bytes_text,
+    measured_bars,
+    measured_ladder,
+    measured_memory,
+    measured_roofline,
+    measured_times,
+    measurements,
+    recorded,
+)
+from helpers.kernel import KERNELS
 
 # ------------------------------------------------------------------------------------------------- source text
 

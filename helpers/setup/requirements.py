@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 
-from helpers.script import ROOT, Problem, command_line, say
+from helpers.setup.script import ROOT, Problem, command_line, say
 
 OLDEST = (3, 10)
 KNOWN = "known to work are Python 3.10 to 3.13 on Linux (glibc) or macOS, 64 bits"

@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from helpers.progress import follow, no_venv_text
-from helpers.requirements import OLDEST, ROOM, canonical, fingerprint
-from helpers.script import CACHE, ROOT, Problem, command_line, restart, say
+from helpers.setup.progress import follow, no_venv_text
+from helpers.setup.requirements import OLDEST, ROOM, canonical, fingerprint
+from helpers.setup.script import CACHE, ROOT, Problem, command_line, restart, say
 
 VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")

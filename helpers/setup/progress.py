@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 
-from helpers.requirements import KNOWN, ROOM, the_list
-from helpers.script import CACHE, ROOT, Problem, command_line, say
+from helpers.setup.requirements import KNOWN, ROOM, the_list
+from helpers.setup.script import CACHE, ROOT, Problem, command_line, say
 
 LOG = CACHE / "setup.log"
 DISK = r"No space left on device|Errno 28|not enough space on the disk|Disk quota exceeded"

@@ -1,7 +1,7 @@
 """What each stage makes a GPU do: bytes at DRAM, occupancy, issued instructions, busy pipes, by Nsight Compute.
 
-    python3 -m helpers.utilisation measure FILE    # on a machine with a GPU and Nsight Compute (ncu): writes JSON
-    python3 -m helpers.utilisation                 # anywhere: prints the recorded table
+    python3 -m helpers.record.counters measure FILE    # on a machine with a GPU and Nsight Compute (ncu): writes JSON
+    python3 -m helpers.record.counters                 # anywhere: prints the recorded table
 
 All stages of the ladder, at one shape and, from 04 on, at one with wider heads; the steps that led to 04 and 07; beside
 them PyTorch's attention and matrix products, where PyTorch is installed. A stage that takes long gets one head: its
@@ -24,15 +24,17 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from helpers import hardware, kernel, peers
-from helpers.cases import Case, Inputs
+from helpers import kernel
 from helpers.device import ON_GPU, cp, describe
-from helpers.experiments import CLIMB, CLIMB_07, Experiment
-from helpers.record import NO_RECORD
-from helpers.stages import LADDER
-from helpers.timing import elapsed
+from helpers.ladder.stages import LADDER
+from helpers.record import peers
+from helpers.record import xray_vs_ncu as hardware
+from helpers.record.cases import Case, Inputs
+from helpers.record.experiments import CLIMB, CLIMB_07, Experiment
+from helpers.record.results import NO_RECORD
+from helpers.record.timing import elapsed
 
-RECORD = Path(__file__).resolve().parent.parent / "notebooks" / "measured" / "nvidia-h200-stages.json"
+RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidia-h200-stages.json"
 SHAPE = (1, 16, 4096, 64)
 WIDE = 128  # the other head_dim,
 WIDE_FROM = 4  # from this stage on
@@ -252,7 +254,7 @@ def measure(target: Path) -> None:
         table, file = Path(folder, "ncu.csv"), Path(folder, "launched.json")
         taken = {figure: hardware.first_known(metrics) for figure, metrics in FIGURES.items()}
         asked = [metric for metric in taken.values() if metric not in UNASKED]
-        words = ("helpers.utilisation", "launch", str(file))
+        words = ("helpers.record.counters", "launch", str(file))
         hardware.ncu(table, asked, [".*"], words, "--profile-from-start", "off")
         launched = json.loads(file.read_text())
         found = rows(launched["rows"], table.read_text())
@@ -265,7 +267,7 @@ def measure(target: Path) -> None:
         "what": "one run each, caches flushed before each launch, clocks left alone; the stages' output was checked",
         "metrics": taken,
         "seconds": round(time.monotonic() - began, 1),
-        "command": "python3 -m helpers.utilisation measure FILE",
+        "command": "python3 -m helpers.record.counters measure FILE",
     }
     target.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(f"  {json.dumps(row)}" for row in found)

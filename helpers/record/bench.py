@@ -25,13 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from helpers import kernel, peers, readme, reference
-from helpers.cases import TYPES, Case, Inputs, error_on_sample, flops
+from helpers import kernel, reference
 from helpers.device import ON_GPU, cp, describe
-from helpers.experiments import EXPERIMENTS, VARIANTS
-from helpers.record import Record, Result, table
-from helpers.stages import LADDER, Stage
-from helpers.timing import Clocks, measure
+from helpers.ladder.stages import LADDER, Stage
+from helpers.record import peers, readme
+from helpers.record.cases import TYPES, Case, Inputs, error_on_sample, flops
+from helpers.record.experiments import EXPERIMENTS, VARIANTS
+from helpers.record.results import Record, Result, table
+from helpers.record.timing import Clocks, measure
 
 __all__ = ["Case", "Record", "Result", "bench", "error_on_sample", "flops", "ladder", "measure", "table"]
 

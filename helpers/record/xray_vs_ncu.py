@@ -1,8 +1,8 @@
 """The X-ray's counters beside a GPU's own, for the same launches.
 
-    python3 -m helpers.hardware measure counters.csv    # on a machine with a GPU and Nsight Compute (ncu)
-    python3 -m helpers.hardware record counters.csv     # anywhere: writes notebooks/measured/nvidia-h200-counters.json
-    python3 -m helpers.hardware                         # prints the recorded table
+    python3 -m helpers.record.xray_vs_ncu measure FILE   # on a machine with a GPU and Nsight Compute (ncu): writes CSV
+    python3 -m helpers.record.xray_vs_ncu record FILE    # anywhere: makes the record of that CSV
+    python3 -m helpers.record.xray_vs_ncu                # prints the recorded table
 
 `ours` is what the checked run counts, `hardware` what Nsight Compute reads off the chip. Where they differ, the row
 says why. Bytes at DRAM stand beside them: caches answer most of what threads ask for.
@@ -26,7 +26,7 @@ from helpers import cpu, kernel
 from helpers.check import make_inputs
 from helpers.cpu import checked
 
-RECORD = Path(__file__).resolve().parent.parent / "notebooks" / "measured" / "nvidia-h200-counters.json"
+RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidia-h200-counters.json"
 
 # figure -> Nsight Compute's metric. A sector is 32 bytes, a wavefront one turn of shared memory.
 FIGURES = {
@@ -277,7 +277,7 @@ def measure(target: Path) -> None:
     Raises:
         RuntimeError: ncu is missing or failed; the message is its own.
     """
-    ncu(target, METRICS, [launch.name for launch in everything()], ("helpers.hardware", "launch"))
+    ncu(target, METRICS, [launch.name for launch in everything()], ("helpers.record.xray_vs_ncu", "launch"))
 
 
 @functools.cache
@@ -415,7 +415,7 @@ def record(source: Path, target: Path = RECORD) -> None:
         "hardware": "Nsight Compute, one launch of each kernel, caches flushed before it, clocks left alone",
         "device": "NVIDIA H200, Nsight Compute 2025.3.1",
         "metrics": {**FIGURES, **BESIDE, ASKED: " + ".join(f"32 * {w} * {m}" for w, m in WIDTHS.items())},
-        "command": "python3 -m helpers.hardware measure FILE; python3 -m helpers.hardware record FILE",
+        "command": "python3 -m helpers.record.xray_vs_ncu measure FILE, then the same with record",
     }
     found = {"how": how, "rows": rows(parse(source.read_text()), everything())}
     target.write_text(json.dumps(found, indent=1) + "\n")

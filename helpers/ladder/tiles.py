@@ -1,7 +1,7 @@
 """Tile sizes of the register-tiled kernels (04 and 05): which for a head dimension and a GPU's shared memory, and why.
 
-    python3 -m helpers.tiles            # the table
-    from helpers.tiles import pick
+    python3 -m helpers.ladder.tiles            # the table
+    from helpers.ladder.tiles import pick
     print(pick(64, 99 * 1024).why)
 
 The sizes are compiled into the kernel, so this is where they are chosen.

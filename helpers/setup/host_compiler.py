@@ -7,9 +7,9 @@ import shutil
 import subprocess
 import sys
 
-from helpers.environment import install, only_one
-from helpers.progress import follow
-from helpers.script import Problem, say
+from helpers.setup.environment import install, only_one
+from helpers.setup.progress import follow
+from helpers.setup.script import Problem, say
 
 COMPILER_MEND = "Mend: sudo apt install g++, or sudo dnf install gcc-c++, or on macOS xcode-select --install."
 WARM_UP = "from helpers.cpu import compiler; compiler.engine_library()"

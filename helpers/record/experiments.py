@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from helpers.cases import Case
+from helpers.record.cases import Case
 
 ONE_HEAD = (Case((1, 1, 4096, 64)), Case((1, 1, 16384, 64)))
 HEADS = (Case((4, 16, 4096, 64)), Case((4, 16, 4096, 128)))

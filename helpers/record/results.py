@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers import peers
-from helpers.cases import Case
+from helpers.record import peers
+from helpers.record.cases import Case
 
 NO_RECORD = "no GPU run is recorded yet"
 

@@ -1,0 +1,90 @@
+"""What a host compiler needs changed in CUDA C++ that its headers cannot give it."""
+
+from __future__ import annotations
+
+import re
+
+from ..cuda_source.source import blank_comments, line_table, matching_bracket
+from . import ptx
+
+_EXTERN_SHARED = re.compile(
+    r"\bextern\b(?P<head>[^;{}=]*?\b__shared__\b[^;{}=]*?)\b(?P<name>\w+)\s*\[\s*\](?P<rest>(?:\s*\[[^\]]*\])*)\s*;"
+)
+
+
+_FUNCTION_HEAD = re.compile(r"\)\s*(?:(?:const|noexcept|override|final)\b\s*)*(?:->[^;{}]*|:[^;{}]*)?\s*$")
+
+
+def _function_bodies(clean: str) -> list[tuple[int, int, str]]:
+    """Of each outermost function: where its body's brace opens and closes, and the text before, with its parameters."""
+    bodies, open_braces, before = [], [], 0
+    for match in re.finditer(r"[{};]", clean):
+        at = match.start()
+        if match.group() == "{":
+            head = clean[before:at]
+            inside = bool(open_braces) and open_braces[-1] is not None
+            open_braces.append((at, head) if inside or _FUNCTION_HEAD.search(head) else None)
+        elif match.group() == "}" and open_braces:
+            opened = open_braces.pop()
+            if opened is not None and not (open_braces and open_braces[-1] is not None):
+                bodies.append((opened[0], at, opened[1]))
+        before = at + 1
+    return bodies
+
+
+_ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:volatile\b|__volatile__\b)?\s*\(")
+
+
+def _asm_error(code: str, at: int, message: str) -> str:
+    """What is wrong with the asm statement at an index of the code, with its place and what could be written."""
+    table = line_table(code[:at] + "\0" + code[at:], "")
+    file, line = next(place for place, text in table.items() if "\0" in text)
+    text = table[file, line].replace("\0", "").strip()
+    return (
+        f"{file + ':' if file else 'line '}{line}: `{text}` is inline PTX, and "
+        f"{message}. The engine knows: {', '.join(ptx.known())}. Say the same with one of these or in CUDA C++, or run "
+        "this kernel on a GPU"
+    )
+
+
+def translate(code: str) -> str:
+    """The source as a host compiler takes it; its lines keep their numbers.
+
+    Some constructs have no spelling in C++. `extern __shared__ T name[];`, an array whose size is chosen at the launch,
+    becomes a pointer to the launch's dynamic shared memory, in the function that declares it, or, where the file
+    declares it, in each function that uses it. `__shared__ alignas(n)` gets an attribute that may stand after
+    __shared__. An asm statement becomes calls of the engine. Everything else is done by the headers.
+
+    Raises:
+        ValueError: an asm statement that the engine cannot follow, see ptx.py.
+    """
+    clean = blank_comments(code)
+    edits: list[tuple[int, int, str]] = []  # begin, end, new text
+    for match in _ASM.finditer(clean):
+        end = matching_bracket(clean, match.end() - 1)
+        try:
+            new = ptx.rewrite(code[match.end() : end])
+        except ValueError as error:
+            raise ValueError(_asm_error(code, match.start(), str(error))) from None
+        broken = "\\\n" if "\\\n" in code[match.start() : end] else "\n"  # in a macro, lines go on
+        edits.append((match.start(), end + 1, new + broken * code.count("\n", match.start(), end)))
+    for match in re.finditer(r"\b__shared__\s+(alignas)\s*\(", clean):
+        edits.append((match.start(1), match.end(1), "ENGINE_ALIGNAS"))
+    declared = list(_EXTERN_SHARED.finditer(clean))
+    bodies = _function_bodies(clean) if declared else []
+    for match in declared:
+        edits = [edit for edit in edits if not match.start() <= edit[0] < match.end()]
+        kind = re.sub(r"\b(__align__|alignas|__attribute__)\s*\([^;]*?\)+|\b__shared__\b", " ", match.group("head"))
+        kind, name, rest = " ".join(kind.split()), match.group("name"), match.group("rest").strip()
+        pointer = f"(*const {name}){rest}" if rest else f"*const {name}"
+        new = f"{kind} {pointer} = ({kind} (*){rest})engine_dynamic_shared();"
+        if not any(begin < match.start() < end for begin, end, _ in bodies):
+            for begin, end, head in bodies:
+                word = rf"\b{name}\b"
+                if re.search(word, clean[begin:end]) and not re.search(word, head):
+                    edits.append((begin + 1, begin + 1, f" {new}"))
+            new = ""
+        edits.append((match.start(), match.end(), new + "\n" * match.group(0).count("\n")))
+    for begin, end, new in sorted(edits, reverse=True):
+        code = code[:begin] + new + code[end:]
+    return code

@@ -1,0 +1,117 @@
+"""CUDA C++ read as text: comments, brackets, the kernels that it declares, the lines that a compiler speaks of."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One parameter of a kernel as its source spells it."""
+
+    name: str
+    type: str  # without const, __restrict__ and the star: "float", "int", "__half", ...
+    pointer: bool
+    const: bool
+
+
+def blank_comments(code: str) -> str:
+    """The code with comments and string contents replaced by spaces; every other character keeps its place."""
+
+    def blank(match: re.Match[str]) -> str:
+        text = match.group(0)
+        if text[0] in "\"'":
+            return text[0] + re.sub(r"[^\n]", " ", text[1:-1]) + text[-1]
+        return re.sub(r"[^\n]", " ", text)
+
+    pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''
+    return re.sub(pattern, blank, code, flags=re.S)
+
+
+def matching_bracket(text: str, start: int, opening: str = "(", closing: str = ")") -> int:
+    """Index of the bracket that closes the one at `start`, or -1."""
+    depth = 0
+    for index in range(start, len(text)):
+        if text[index] == opening:
+            depth += 1
+        elif text[index] == closing:
+            depth -= 1
+            if depth == 0:
+                return index
+    return -1
+
+
+def _split_commas(text: str) -> list[str]:
+    parts, depth, start = [], 0, 0
+    for index, char in enumerate(text):
+        if char in "(<[{":
+            depth += 1
+        elif char in ")>]}":
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    parts.append(text[start:])
+    return [part.strip() for part in parts if part.strip() and part.strip() != "void"]
+
+
+def _parameter(text: str) -> Declared:
+    text = re.sub(r"\b(__restrict__|__restrict|restrict|__grid_constant__|volatile)\b", " ", text.split("=")[0])
+    array = "[" in text
+    text = re.sub(r"\[[^\]]*\]", " ", text)
+    pointer = "*" in text or array
+    const = bool(re.search(r"\bconst\b[^*]*\*", text)) or (array and "const" in text)
+    words = re.sub(r"\bconst\b|\*|&", " ", text)
+    match = re.fullmatch(r"\s*(.*?[\s>])\s*(\w+)\s*", words, flags=re.S)
+    if match is None:
+        return Declared("", " ".join(words.split()), pointer, const)
+    return Declared(match.group(2), " ".join(match.group(1).split()), pointer, const)
+
+
+def kernels(code: str) -> dict[str, list[Declared]]:
+    """Each `__global__` function of the source with its parameters, in the order of the text.
+
+    A template is found under its plain name; `is_template` tells it apart.
+    """
+    text = blank_comments(code)
+    found: dict[str, list[Declared]] = {}
+    for start in re.finditer(r"\b__global__\b", text):
+        at = start.end()
+        while True:  # step over __launch_bounds__(...) and attributes to the name before its parameters
+            opening = text.find("(", at)
+            if opening < 0:
+                break
+            name = re.search(r"(\w+)\s*$", text[at:opening])
+            closing = matching_bracket(text, opening)
+            if name is None or closing < 0:
+                break
+            if name.group(1) in ("__launch_bounds__", "__cluster_dims__", "__attribute__", "__align__", "__maxnreg__"):
+                at = closing + 1
+                continue
+            if ";" not in text[at:opening] and "{" not in text[at:opening]:
+                found[name.group(1)] = [_parameter(part) for part in _split_commas(text[opening + 1 : closing])]
+            break
+    return found
+
+
+def is_template(code: str, name: str) -> bool:
+    """Whether the kernel `name` is a template, which only a name expression can call."""
+    text = blank_comments(code)
+    match = re.search(r"(\btemplate\s*<[^;{}]*)?\b__global__\b[^;{}]*?\b" + re.escape(name) + r"\s*\(", text)
+    return bool(match and match.group(1))
+
+
+def line_table(code: str, name: str) -> dict[tuple[str, int], str]:
+    """The text of each line under the name and number that compilers report, `#line` directives followed."""
+    table: dict[tuple[str, int], str] = {}
+    number, file = 1, name
+    for text in code.splitlines():
+        directive = re.match(r'\s*#\s*line\s+(\d+)(?:\s+"([^"]*)")?', text)
+        if directive:
+            number = int(directive.group(1))
+            file = directive.group(2) or file
+            continue
+        table[file, number] = text
+        number += 1
+    return table
