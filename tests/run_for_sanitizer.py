@@ -15,7 +15,7 @@ import numpy as np
 from helpers import reference
 from helpers.check import check, make_inputs
 from helpers.device import ON_GPU, cp, describe
-from helpers.ladder.stages import LADDER, Stage
+from helpers.ladder import LADDER, Stage
 from helpers.record.cases import TYPES
 
 # (rows, keys, head_dim, causal, window); where a stage knows masks, it has two batches of 4 heads, and 2 of K and V

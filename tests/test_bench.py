@@ -22,7 +22,7 @@ import pytest
 
 from helpers import kernel, reference
 from helpers.device import ON_GPU, cp
-from helpers.ladder.stages import LADDER
+from helpers.ladder import LADDER
 from helpers.record import bench, cases, experiments, peers, readme, timing
 from helpers.record.cases import Case, Inputs
 from helpers.record.results import Note

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from helpers.draw import show
-from helpers.ladder.stages import LADDER
+from helpers.ladder import LADDER
 from helpers.record import counters as utilisation
 from helpers.record import peers
 from helpers.record import xray_vs_ncu as hardware

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from helpers.draw.picture import GPU, LINES, PEER, ROOF, Picture, Text, figure, styled
-from helpers.ladder.stages import LADDER
+from helpers.ladder import LADDER
 from helpers.record.cases import Case
 from helpers.record.peers import roof_name
 from helpers.record.results import NO_RECORD

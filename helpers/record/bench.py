@@ -27,7 +27,7 @@ import numpy as np
 
 from helpers import kernel, reference
 from helpers.device import ON_GPU, cp, describe
-from helpers.ladder.stages import LADDER, Stage
+from helpers.ladder import LADDER, Stage
 from helpers.record import peers, readme
 from helpers.record.cases import TYPES, Case, Inputs, error_on_sample, flops
 from helpers.record.experiments import EXPERIMENTS, VARIANTS

@@ -26,7 +26,7 @@ from typing import Any
 
 from helpers import kernel
 from helpers.device import ON_GPU, cp, describe
-from helpers.ladder.stages import LADDER
+from helpers.ladder import LADDER
 from helpers.record import peers
 from helpers.record import xray_vs_ncu as hardware
 from helpers.record.cases import Case, Inputs

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.draw import record_plots as measured
-from helpers.ladder.stages import LADDER
+from helpers.ladder import LADDER
 from helpers.record.peers import MAIN_PEER, roof_name
 
 ROOT = Path(__file__).resolve().parents[2]
