@@ -23,6 +23,7 @@ MAX_BLOCK = (1024, 1024, 64)
 MAX_GRID = (2**31 - 1, 65535, 65535)
 SHARED_PER_BLOCK = 48 * 1024
 SHARED_PER_BLOCK_OPTIN = 227 * 1024
+SHARED_PER_MULTIPROCESSOR = 228 * 1024
 
 _NAME = "kernel.cu"  # what a source without a #line of its own is called in messages
 _ENTRIES, _FIRST_ENTRY = "entries", 3  # the table of kernels after the source, and its first line with a kernel
