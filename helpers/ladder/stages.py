@@ -21,6 +21,7 @@ from helpers import kernel
 from helpers.cuda_source.signatures import dtype_of
 from helpers.device import cp
 from helpers.ladder import tiles
+from helpers.ladder.params import attention_params
 
 MAX_HEAD_DIM = 128
 MAX_ROWS = 2**29  # in a sequence; a window so wide is unlimited. The kernels add such numbers in 32 bits
@@ -398,21 +399,26 @@ def _heads_in_grid(problem: Problem, sizes: Mapping[str, int]) -> list[Launch]:
 
 
 def _strided(problem: Problem, sizes: Mapping[str, int]) -> list[Launch]:
-    """From 05 on: grid (query tile, head, sequence), and three strides, in elements, for each of q, k, v and o."""
+    """From 05 on: grid (query tile, head, sequence), and AttentionParams by value."""
     arrays = problem.q, problem.k, problem.v, problem.o
     heads, kv_heads = problem.q.shape[1], problem.k.shape[1]
     _check_grid(heads, "heads")
     _check_grid(problem.sequences, "sequences")
     packed = problem.cu_seqlens_q is not None  # then there is one batch, and all sequences are in it
-    steps = [(0 if packed else a.strides[0], a.strides[2], a.strides[1]) for a in arrays]  # batch, row, head
-    strides = [cp.int64(step // a.itemsize) for a, three in zip(arrays, steps, strict=True) for step in three]
-    scalars = cp.int32(problem.q.shape[2]), cp.int32(problem.k.shape[2]), cp.int32(kv_heads)
-    window = (cp.int32(size) for size in problem.window)
-    args = (
-        *(_span(a) for a in arrays),
-        *(problem.lse, problem.cu_seqlens_q, problem.cu_seqlens_k),
-        *(*scalars, *strides, *window, cp.float32(problem.scale)),
+    strides = {
+        name: tuple((0 if packed and axis == 0 else a.strides[axis]) // a.itemsize for axis in (0, 2, 1))
+        for name, a in zip("qkvo", arrays, strict=True)
+    }
+    params = attention_params(
+        strides,
+        n=problem.q.shape[2],
+        n_kv=problem.k.shape[2],
+        heads=heads,
+        kv_heads=kv_heads,
+        window=problem.window,
+        softmax_scale=problem.scale,
     )
+    args = *(_span(a) for a in arrays), problem.lse, problem.cu_seqlens_q, problem.cu_seqlens_k, params
     return [Launch((-(-problem.rows // sizes["BLOCK_M"]), heads, problem.sequences), args)]
 
 
