@@ -15,6 +15,7 @@ from ..cuda_source import signatures, source
 from ..cuda_source.signatures import Parameter
 from . import array, compiler, runtime, symbols
 from .compiler import CompileError
+from .copies import extent_of
 from .translate import translate
 
 # What the engine lets a launch ask for: the limits of a GPU of compute capability 9.0.
@@ -532,9 +533,11 @@ class RawKernel:
         near: list[tuple[int, str]] = []
         for parameter, value, packed in args:
             if parameter.kind == "p" and value is not None and value.nbytes:
+                begin, end = (at - value.ctypes.data for at in extent_of(value))
                 inside = address - packed.value
                 element = f"{parameter.name or 'an array'}[{inside // value.dtype.itemsize}]"
-                near.append((_distance(inside, value.nbytes), f"{element}, which has {value.size:,} elements"))
+                size = (end - begin) // value.dtype.itemsize  # a view with gaps reaches further than its elements
+                near.append((_distance(inside - begin, end - begin), f"{element}, which has {size:,} elements"))
         pieces = []
         if failure is not None and failure.static_base:
             base = failure.static_base
