@@ -346,7 +346,8 @@ class RawKernel:
         everyone = {
             name: self._library.symbol_at(other.function) or name for name, other in self._module._entries.items()
         }
-        self._shared_arrays = symbols.shared_arrays(self._library.symbols, everyone)[self.name]
+        arrays = symbols.shared_arrays(self._library.symbols, everyone)[self.name]
+        self._shared_arrays = [array for array in arrays if not source.is_only_declared(self.code, array.name)]
         self._static_shared = sum(shared.size for shared in self._shared_arrays if not shared.is_guard)
         if self._static_shared > SHARED_PER_BLOCK:
             raise CompileError(
