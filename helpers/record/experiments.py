@@ -120,7 +120,7 @@ _LANES = (
     ),
 )
 _NO_PADDING = (_K_PADDING, _P_PADDING)
-_EXP = (("scale * LOG2_E * word", "scale * word"), ("exp2f(", "expf("))
+_EXP = (("softmax_scale * LOG2_E", "softmax_scale"), ("exp2f(", "expf("))
 _WORDS = (  # volatile: else the compiler joins four loads of a word to one of a float4 again
     (
         "// This thread's rows of one column of Q or P.",
