@@ -1,7 +1,7 @@
 // 04 register tiles: as fast as float32 gets on CUDA cores. A thread owns a tile of S and a tile of O.
 //
-// Since 03: THREADS_X threads share a row, and a thread computes TILE_M x TILE_N scores in registers, so a word read from
-// shared memory serves 8 multiplications, not one. Tiles are copied as float4 while the one before is still in use; exp2f,
+// Since 03: THREADS_X threads share a row, and a thread computes TILE_M x TILE_N scores in registers, so a word read
+// from shared memory serves 8 multiplications, not one. Tiles are copied as float4 while the one before is in use; exp2f,
 // one instruction, replaces expf; blockIdx.y is the head. The recurrence is still FlashAttention's online softmax
 // (Milakov and Gimelshein, 2018; Dao et al., 2022). The steps that lead here, one idea each, are in steps/.
 //
@@ -90,7 +90,7 @@ __device__ __forceinline__ void load_tile(
     const bool in_bounds = first + j < N_kv;
     const float* row = source + (size_t)(in_bounds ? first + j : 0) * HEAD_DIM;
 #if ASYNC
-    // Asynchronous: it uses no registers, and the thread waits only in wait_for_copies(). Past the end it reads 0 bytes.
+    // Asynchronous: uses no registers, and the thread waits only in wait_for_copies(). Past the end it reads 0 bytes.
     const unsigned target = static_cast<unsigned>(__cvta_generic_to_shared(&tile[j][c]));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(row + 4 * c),
                  "r"(in_bounds ? 16 : 0)

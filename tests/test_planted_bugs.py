@@ -27,8 +27,8 @@ def no_barrier(name: str, which: int, times: int) -> Bug:
 
 
 NAIVE = (
-    Bug("no scale", "s[j] = scale * dot;", "s[j] = dot;"),
-    Bug("scale twice", "s[j] = scale * dot;", "s[j] = scale * scale * dot;"),
+    Bug("no scale", "s[j] = softmax_scale * dot;", "s[j] = dot;"),
+    Bug("scale twice", "s[j] = softmax_scale * dot;", "s[j] = softmax_scale * softmax_scale * dot;"),
     Bug("last word of the head forgotten", "c < HEAD_DIM; ++c) dot", "c < HEAD_DIM - 1; ++c) dot"),
     Bug("dot goes on from the key before", "float dot = 0.0f;", "float dot = j > 0 ? s[j - 1] : 0.0f;"),
     Bug("no maximum subtracted", "expf(s[j] - m_i)", "expf(s[j])", inputs="large logits"),
@@ -56,14 +56,14 @@ NAIVE = (
 
 # What tiled and online_softmax have in common: the loads, the scores, the epilogue.
 TILES = (
-    Bug("no scale", "scale * s[j]", "s[j]"),
-    Bug("scale twice", "scale * s[j]", "scale * scale * s[j]"),
+    Bug("no scale", "softmax_scale * s[j]", "s[j]"),
+    Bug("scale twice", "softmax_scale * s[j]", "softmax_scale * softmax_scale * s[j]"),
     Bug("last word of the head forgotten", "c < HEAD_DIM; ++c) {", "c < HEAD_DIM - 1; ++c) {"),
     Bug("scores do not start at 0", "s[j] = 0.0f;", "s[j] = 0.5f * j;"),
-    Bug("no test of the tail's scores", "first + j < N_kv ? scale * s[j] : NEG_INF", "scale * s[j]"),
-    Bug("tail scores one key too many", "first + j < N_kv ? scale", "first + j <= N_kv ? scale"),
-    Bug("tail scores one key too few", "first + j < N_kv ? scale", "first + j < N_kv - 1 ? scale"),
-    Bug("tail's scores are 0, not -inf", "scale * s[j] : NEG_INF", "scale * s[j] : 0.0f"),
+    Bug("no test of the tail's scores", "first + j < N_kv ? softmax_scale * s[j] : NEG_INF", "softmax_scale * s[j]"),
+    Bug("tail scores one key too many", "first + j < N_kv ? softmax_scale", "first + j <= N_kv ? softmax_scale"),
+    Bug("tail scores one key too few", "first + j < N_kv ? softmax_scale", "first + j < N_kv - 1 ? softmax_scale"),
+    Bug("tail's scores are 0, not -inf", "softmax_scale * s[j] : NEG_INF", "softmax_scale * s[j] : 0.0f"),
     Bug("tail loads one key too few", "first + j < N_kv ? source", "first + j < N_kv - 1 ? source"),
     out_of_bounds("tail loads one key too many", "first + j < N_kv ? source", "first + j <= N_kv ? source"),
     out_of_bounds(
