@@ -174,6 +174,25 @@ __device__ __forceinline__ float row_allreduce(float a, Op op) {
   return a;
 }
 
+// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
+__device__ __forceinline__ void online_softmax_row(
+    float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[4 * TILE_D4]) {
+  float m_new = m_i;
+#pragma unroll
+  for (int j = 0; j < TILE_N; j += 2) m_new = max3(m_new, s[j], s[(j + 1) % TILE_N]);
+  m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
+  const float rescale = exp2f(m_i - m_new);  // 0 at the first tile, where m_i is -inf; 1 if the maximum stays
+  m_i = m_new;
+  l_i *= rescale;
+#pragma unroll
+  for (int c = 0; c < 4 * TILE_D4; ++c) acc[c] *= rescale;
+#pragma unroll
+  for (int j = 0; j < TILE_N; ++j) {
+    s[j] = exp2f(s[j] - m_new);
+    l_i += s[j];
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const float* __restrict__ Q,  // [heads, N, HEAD_DIM]
     const float* __restrict__ K,  // [heads, N_kv, HEAD_DIM]
@@ -223,22 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
           if (first + x + j * THREADS_X >= N_kv) s[i][j] = NEG_INF;
 
 #pragma unroll
-    for (int i = 0; i < TILE_M; ++i) {
-      float m_new = m_i[i];
-#pragma unroll
-      for (int j = 0; j < TILE_N; j += 2) m_new = max3(m_new, s[i][j], s[i][(j + 1) % TILE_N]);
-      m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
-      const float rescale = exp2f(m_i[i] - m_new);  // 0 at the first tile, where m_i is -inf; 1 if the maximum stays
-      m_i[i] = m_new;
-      l_i[i] *= rescale;
-#pragma unroll
-      for (int c = 0; c < 4 * TILE_D4; ++c) acc[i][c] *= rescale;
-#pragma unroll
-      for (int j = 0; j < TILE_N; ++j) {
-        s[i][j] = exp2f(s[i][j] - m_new);
-        l_i[i] += s[i][j];
-      }
-    }
+    for (int i = 0; i < TILE_M; ++i) online_softmax_row(s[i], m_i[i], l_i[i], acc[i]);
 #pragma unroll
     for (int j = 0; j < TILE_N; ++j)
 #pragma unroll
