@@ -44,7 +44,7 @@ __device__ __forceinline__ void row_scores(
 #pragma unroll
     for (int j = 0; j < BLOCK_N; ++j) s[j] += q_c * K_smem[j][c];
   }
-  // A key past the end scores -inf, so that its weight is exactly exp(-inf) = 0.
+  // A key past the end scores -inf, so that its weight is exactly 0.
 #pragma unroll
   for (int j = 0; j < BLOCK_N; ++j) s[j] = first + j < N_kv ? softmax_scale * s[j] : NEG_INF;
 }

@@ -127,7 +127,12 @@ REGISTER_TILES = (
         inputs="large logits",
     ),
     Bug("some of a row's threads are not asked", "bit <= THREADS_X;", "bit < THREADS_X;"),
-    Bug("a score not in the maximum", "fmaxf(fmaxf(a, b), c)", "fmaxf(a, b)", inputs="large logits"),
+    Bug(
+        "a score not in the maximum",
+        "m_new = fmaxf(m_new, s[j])",
+        "m_new = fmaxf(m_new, s[j / 2])",
+        inputs="large logits",
+    ),
     Bug("no rescale of l_i", "  l_i *= rescale;\n", ""),
     Bug("no rescale of acc", "acc[c] *= rescale;", ";"),
     Bug("rescale the wrong way", "exp2f(m_i - m_new)", "exp2f(m_new - m_i)"),
