@@ -1,11 +1,11 @@
 // 01 naive: one thread per query row, its scores kept in an N x N_kv scratch in global memory.
 //
-// The definition, typed in: S = scale * Q K^T, P = softmax(S) along each row, O = P V. Correct first.
-// Slow and hungry, and it shows where: every thread reads all of K and V for itself, and S is N x N_kv.
+// The definition as it stands: S = softmax_scale * Q K^T, P = softmax(S) along each row, O = P V. Correct first.
+// It is slow and takes much memory, and shows why: every thread reads all of K and V for itself, and S is N x N_kv.
 //
 // Launch   grid ceil(N / BLOCK_M), block BLOCK_M; no shared memory
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); S (N, N_kv); float32, row-major; any N, N_kv >= 1
-// Asks for Q, K, V: N N_kv HEAD_DIM words each; S: N N_kv words stored twice and loaded twice; O: stored once
+// Traffic  Q, K, V: N N_kv HEAD_DIM words requested each; S: N N_kv words stored twice and loaded twice; O: stored once
 
 #ifndef BLOCK_M
 #define BLOCK_M 64  // B_r, query rows per block: one per thread
@@ -22,20 +22,20 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) naive(
     const float* __restrict__ V,  // [N_kv, HEAD_DIM]
     float* __restrict__ S,        // [N, N_kv] scratch: first scores, then exp(score - m_i)
     float* __restrict__ O,        // [N, HEAD_DIM]
-    int N, int N_kv, float scale) {
-  // ---- prologue: which row is mine
+    int N, int N_kv, float softmax_scale) {
+  // ---- prologue: the row of this thread
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
-  if (row >= N) return;  // the last block's tail; allowed, because no barrier follows
+  if (row >= N) return;  // past the end, in the last block; a thread may leave early because no barrier follows
   const float* q = Q + (size_t)row * HEAD_DIM;
   float* s = S + (size_t)row * N_kv;
 
-  // ---- scores, and the largest of them
+  // ---- scores, and their maximum
   float m_i = NEG_INF;
   for (int j = 0; j < N_kv; ++j) {
     const float* k = K + (size_t)j * HEAD_DIM;
     float dot = 0.0f;
     for (int c = 0; c < HEAD_DIM; ++c) dot += q[c] * k[c];
-    s[j] = scale * dot;
+    s[j] = softmax_scale * dot;
     m_i = fmaxf(m_i, s[j]);
   }
 

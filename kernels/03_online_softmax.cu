@@ -1,11 +1,12 @@
 // 03 online softmax: one pass. The output so far is rescaled whenever a tile brings a larger maximum.
 //
 // Since 02: pass 1 is gone. m_i, l_i and acc together are always right for the keys seen so far, so K is read once. This
-// is FlashAttention's recurrence (Dao et al., 2022, algorithm 1), with the division left to the end (Dao, 2023).
+// is the online softmax (Milakov and Gimelshein, 2018) as FlashAttention uses it (Dao et al., 2022, algorithm 1), with the
+// division left to the end (Dao, 2023).
 //
 // Launch   grid ceil(N / BLOCK_M), block BLOCK_M; 4 (BLOCK_M Q_STRIDE + 2 BLOCK_N HEAD_DIM) bytes of shared memory
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1
-// Asks for Q: N HEAD_DIM words; K and V once each: ceil(N / BLOCK_M) N_kv HEAD_DIM words; O: stored once
+// Traffic  Q: N HEAD_DIM words; K and V once each: ceil(N / BLOCK_M) N_kv HEAD_DIM words; O: stored once
 
 #ifndef BLOCK_M
 #define BLOCK_M 128  // B_r, query rows per block: one per thread
@@ -17,7 +18,7 @@
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O
 #endif
 #define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
-#define Q_STRIDE (HEAD_DIM | 1)             // odd: the 32 lanes of a warp, each in its own row of Q_smem, hit 32 banks
+constexpr int Q_STRIDE = HEAD_DIM | 1;      // odd: the 32 lanes of a warp, each in its own row of Q_smem, use 32 banks
 static_assert(BLOCK_M <= 1024 && HEAD_DIM <= 128, "a block has at most 1024 threads; acc must fit the registers");
 static_assert(
     4 * (BLOCK_M * Q_STRIDE + 2 * BLOCK_N * HEAD_DIM) <= 48 * 1024,
@@ -32,9 +33,9 @@ __device__ __forceinline__ void load_tile(
   }
 }
 
-// This thread's row against the BLOCK_N keys of the tile. Each word of q serves all of them before the next is read.
+// The scores of this thread's row and the BLOCK_N keys of the tile. Each word of q is read once and serves all of them.
 __device__ __forceinline__ void row_scores(
-    float (&s)[BLOCK_N], const float* q, const float (*K_smem)[HEAD_DIM], int first, int N_kv, float scale) {
+    float (&s)[BLOCK_N], const float* q, const float (*K_smem)[HEAD_DIM], int first, int N_kv, float softmax_scale) {
 #pragma unroll
   for (int j = 0; j < BLOCK_N; ++j) s[j] = 0.0f;
 #pragma unroll 4
@@ -43,9 +44,9 @@ __device__ __forceinline__ void row_scores(
 #pragma unroll
     for (int j = 0; j < BLOCK_N; ++j) s[j] += q_c * K_smem[j][c];
   }
-  // A key past the end scores -inf, so that exp gives it exactly no weight.
+  // A key past the end scores -inf, so that its weight is exactly 0.
 #pragma unroll
-  for (int j = 0; j < BLOCK_N; ++j) s[j] = first + j < N_kv ? scale * s[j] : NEG_INF;
+  for (int j = 0; j < BLOCK_N; ++j) s[j] = first + j < N_kv ? softmax_scale * s[j] : NEG_INF;
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_M) online_softmax(
@@ -53,13 +54,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) online_softmax(
     const float* __restrict__ K,  // [N_kv, HEAD_DIM]
     const float* __restrict__ V,  // [N_kv, HEAD_DIM]
     float* __restrict__ O,        // [N, HEAD_DIM]
-    int N, int N_kv, float scale) {
-  // ---- prologue: which row is mine; Q's rows into shared memory
+    int N, int N_kv, float softmax_scale) {
+  // ---- prologue: the row of this thread; Q's rows into shared memory
   __shared__ float Q_smem[BLOCK_M][Q_STRIDE];
   __shared__ __align__(16) float K_smem[BLOCK_N][HEAD_DIM];
   __shared__ __align__(16) float V_smem[BLOCK_N][HEAD_DIM];
   const int first_row = blockIdx.x * BLOCK_M;
-  const int row = first_row + threadIdx.x;  // may lie past N: such a thread loads and waits with the others
+  const int row = first_row + threadIdx.x;  // may be past N: such a thread still loads and waits with the others
   const float* q = Q_smem[threadIdx.x];
   // No barrier follows these stores: the second one of the loop below comes before the first read.
   for (int i = threadIdx.x; i < BLOCK_M * HEAD_DIM; i += BLOCK_M) {
@@ -76,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) online_softmax(
     load_tile(V_smem, V, first, N_kv);
     __syncthreads();  // hazard: the tile is read before another thread has written its part of it
     float s[BLOCK_N];
-    row_scores(s, q, K_smem, first, N_kv, scale);
+    row_scores(s, q, K_smem, first, N_kv, softmax_scale);
 
     float m_new = m_i;
 #pragma unroll

@@ -1,12 +1,13 @@
-// 04 register tiles: as fast as fp32 goes without tensor cores. A thread owns a tile of S and a tile of O.
+// 04 register tiles: as fast as float32 gets on CUDA cores. A thread owns a tile of S and a tile of O.
 //
-// Since 03: THREADS_X threads share a row, and a thread computes TILE_M x TILE_N scores of S in registers, so a word read
-// from shared memory serves 8 multiplications, not one. Tiles are copied as float4 while the one before is still in use;
-// Q carries scale * log2(e), so that exp2f, one instruction, does for exp; blockIdx.y is the head.
+// Since 03: THREADS_X threads share a row, and a thread computes TILE_M x TILE_N scores in registers, so a word read
+// from shared memory serves 8 multiplications, not one. Tiles are copied as float4 while the one before is in use; exp2f,
+// one instruction, replaces expf; blockIdx.y is the head. The recurrence is still FlashAttention's online softmax
+// (Milakov and Gimelshein, 2018; Dao et al., 2022). The steps that lead here, one idea each, are in steps/.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of dynamic shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1
-// Asks for Q: heads N HEAD_DIM words; K and V once each: heads ceil(N / BLOCK_M) N_kv HEAD_DIM words; O: stored once
+// Traffic  Q: heads N HEAD_DIM words; K and V once each: heads ceil(N / BLOCK_M) N_kv HEAD_DIM words; O: stored once
 
 #ifndef BLOCK_M
 #define BLOCK_M 64  // B_r, query rows per block
@@ -21,40 +22,41 @@
 #define THREADS 128  // per block
 #endif
 #ifndef THREADS_X
-#define THREADS_X 8  // of them share a row
+#define THREADS_X 8  // threads that share a row
 #endif
 #ifndef VECTOR
-#define VECTOR (HEAD_DIM % 4 == 0)  // rows start at multiples of 16 bytes, and move as float4
+#define VECTOR (HEAD_DIM % 4 == 0)  // global memory is read and written as float4: rows start at multiples of 16 bytes
 #endif
 #ifndef ASYNC
-#define ASYNC (VECTOR && __CUDA_ARCH__ >= 800)  // cp.async, which Turing lacks
+#define ASYNC (VECTOR && __CUDA_ARCH__ >= 800)  // K and V are copied by cp.async, which Turing lacks
 #endif
 #define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
-#define LOG2_E 1.4426950408889634f
+constexpr float LOG2_E = 1.4426950408889634f;
 
-#define THREADS_Y (THREADS / THREADS_X)
-#define TILE_M (BLOCK_M / THREADS_Y)                     // rows of S and O per thread
-#define TILE_N (BLOCK_N / THREADS_X)                     // columns of S per thread: x, x + THREADS_X, ...
-#define D4 ((HEAD_DIM + 3) / 4)                          // float4 in a row; zeros fill the last one
-#define TILE_D4 ((D4 + THREADS_X - 1) / THREADS_X)       // float4 of a row of O per thread: x, x + THREADS_X, ...
-#define COPIES ((BLOCK_N * D4 + THREADS - 1) / THREADS)  // float4 of a tile of K or V per thread
+constexpr int THREADS_Y = THREADS / THREADS_X;
+constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread
+constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
+
+constexpr int D4 = (HEAD_DIM + 3) / 4;                     // float4 per row; the last one is filled with zeros
+constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of O per thread: x, x + THREADS_X, ...
+constexpr int TILE_D = 4 * TILE_D4;
+constexpr int COPIES = (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile of K or V per thread
 static_assert(THREADS % 32 == 0 && THREADS_X >= 4 && 32 % (2 * THREADS_X) == 0, "two rows' threads must fit a warp");
 static_assert(
     BLOCK_M % (4 * THREADS_Y) == 0 && BLOCK_N % THREADS_X == 0, "each thread needs the same tile, of 4 rows or 8");
 
-// Q and P lie with the rows of S side by side: a thread reads four rows of one column as a float4. The padding puts what
-// a quarter of a warp wants at once in 32 banks: of K 8 rows, an odd number of float4 apart; of P 4 columns, 2 float4 each.
+// Q and P are stored transposed: a thread reads four rows of one column as a float4. The padding avoids bank conflicts
+// within a quarter of a warp, which reads 8 rows of K (an odd number of float4 apart) or stores 4 columns of P.
 struct __align__(16) Shared {
   float Q[4 * D4][BLOCK_M], P[BLOCK_N][BLOCK_M + 8];
   float4 K[BLOCK_N][D4 | 1], V[BLOCK_N][TILE_D4 * THREADS_X];
 };
 
-__device__ __forceinline__ float max3(float a, float b, float c) { return fmaxf(fmaxf(a, b), c); }
 __device__ __forceinline__ float word(const float4& a, int i) {
   return i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
 }
 
-// Row i of a thread's tile, within the block: groups of four, as float4 has them.
+// The row within the block that is row i of a thread's tile: groups of four, which one float4 holds.
 __device__ __forceinline__ int row_of(int i, int y) { return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4; }
 
 // Words 4c .. 4c + 3 of a row; zeros past its end.
@@ -62,9 +64,10 @@ __device__ __forceinline__ float4 load4(const float* __restrict__ row, int c) {
 #if VECTOR
   return reinterpret_cast<const float4*>(row)[c];
 #else
-  const int left = HEAD_DIM - 4 * c;
+  const int cols_left = HEAD_DIM - 4 * c;
   row += 4 * c;
-  return make_float4(row[0], left > 1 ? row[1] : 0.0f, left > 2 ? row[2] : 0.0f, left > 3 ? row[3] : 0.0f);
+  return make_float4(
+      row[0], cols_left > 1 ? row[1] : 0.0f, cols_left > 2 ? row[2] : 0.0f, cols_left > 3 ? row[3] : 0.0f);
 #endif
 }
 
@@ -77,38 +80,39 @@ __device__ __forceinline__ void store4(float* row, int c, float4 a) {
 #endif
 }
 
-// The block copies rows first .. first + BLOCK_N - 1 of K or V. Rows past the end become zeros.
+// The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows past the end become zeros.
 template <int WIDTH>
-__device__ __forceinline__ void copy_tile(
+__device__ __forceinline__ void load_tile(
     float4 (*tile)[WIDTH], const float* __restrict__ source, int first, int N_kv) {
 #pragma unroll
   for (int i = 0; i < COPIES; ++i) {
     const int e = i * THREADS + threadIdx.x, j = e / D4, c = e % D4;
     if (BLOCK_N * D4 % THREADS != 0 && e >= BLOCK_N * D4) break;
-    const bool there = first + j < N_kv;
-    const float* row = source + (size_t)(there ? first + j : 0) * HEAD_DIM;
+    const bool in_bounds = first + j < N_kv;
+    const float* row = source + (size_t)(in_bounds ? first + j : 0) * HEAD_DIM;
 #if ASYNC
-    // The copy goes on by itself, through no register, until wait_for_copies(). Of a row past the end 0 bytes are read.
+    // Asynchronous: uses no registers, and the thread waits only in wait_for_copies(). Past the end it reads 0 bytes.
     const unsigned target = static_cast<unsigned>(__cvta_generic_to_shared(&tile[j][c]));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(row + 4 * c), "r"(there ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(row + 4 * c),
+                 "r"(in_bounds ? 16 : 0)
                  : "memory");
 #else
-    tile[j][c] = there ? load4(row, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    tile[j][c] = in_bounds ? load4(row, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #endif
   }
 }
 
-// This thread's own copies have arrived; a barrier makes that true of the others'.
+// Waits for this thread's own copies; the other threads' need a barrier as well.
 __device__ __forceinline__ void wait_for_copies() {
 #if ASYNC
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
 
-// Column by column, tile += a b^T. Down one column and up the next, so that two neighbouring multiplications always share an
-// operand: the registers have two banks, and three different operands take two turns.
+// tile += a b^T, column by column in serpentine order: down one column and up the next, so that consecutive FFMAs share
+// an operand. The register file has two banks, so three operands that are all new can take two cycles.
 template <int COLUMNS>
-__device__ __forceinline__ void add_product(
+__device__ __forceinline__ void outer_product(
     float (&tile)[TILE_M][COLUMNS], const float (&a)[TILE_M], const float (&b)[COLUMNS]) {
 #pragma unroll
   for (int j = 0; j < COLUMNS; ++j)
@@ -128,8 +132,8 @@ __device__ __forceinline__ void load_rows(float (&a)[TILE_M], const float* colum
   }
 }
 
-// s = this thread's tile of Q K^T. Four columns of Q and of K: 16 float4 read for 256 multiplications, if the tile is 8 x 8.
-__device__ __forceinline__ void tile_scores(float (&s)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
+// s = this thread's tile of Q K^T. Four columns of Q and K at a time: with 8 x 8 scores, 16 float4 serve 256 FFMAs.
+__device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
 #pragma unroll 1
   for (int c = 0; c < D4; ++c) {
     float4 k[TILE_N];
@@ -141,34 +145,48 @@ __device__ __forceinline__ void tile_scores(float (&s)[TILE_M][TILE_N], const Sh
       load_rows(q_column, smem.Q[4 * c + i], y);
 #pragma unroll
       for (int j = 0; j < TILE_N; ++j) k_column[j] = word(k[j], i);
-      add_product(s, q_column, k_column);
+      outer_product(s, q_column, k_column);
     }
   }
 }
 
 // acc += this thread's tile of P V.
-__device__ __forceinline__ void add_values(float (&acc)[TILE_M][4 * TILE_D4], const Shared& smem, int x, int y) {
+__device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
 #pragma unroll 16
   for (int j = 0; j < BLOCK_N; ++j) {
-    float p_column[TILE_M], v_row[4 * TILE_D4];
+    float p_column[TILE_M], v_row[TILE_D];
     load_rows(p_column, smem.P[j], y);
 #pragma unroll
-    for (int c = 0; c < TILE_D4; ++c) {
-      const float4 v = smem.V[j][x + c * THREADS_X];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v_row[4 * c + i] = word(v, i);
-    }
-    add_product(acc, p_column, v_row);
+    for (int c = 0; c < TILE_D; ++c) v_row[c] = word(smem.V[j][x + c / 4 * THREADS_X], c % 4);
+    outer_product(acc, p_column, v_row);
   }
 }
 
-// The largest, or the sum, over the threads of a row: they differ in bit 0 of their lane and in bits 2 and up.
+// The maximum or the sum over the threads of a row, which differ in bit 0 of their lane and in bits 2 and up.
 template <typename Op>
-__device__ __forceinline__ float over_row(float a, Op op) {
+__device__ __forceinline__ float row_allreduce(float a, Op op) {
   a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
 #pragma unroll
   for (int bit = 4; bit <= THREADS_X; bit *= 2) a = op(a, __shfl_xor_sync(0xffffffff, a, bit));
   return a;
+}
+
+// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
+__device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
+  float m_new = m_i;
+#pragma unroll
+  for (int j = 0; j < TILE_N; ++j) m_new = fmaxf(m_new, s[j]);
+  m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
+  const float rescale = exp2f(m_i - m_new);  // 0 at the first tile, where m_i is -inf; 1 if the maximum stays
+  m_i = m_new;
+  l_i *= rescale;
+#pragma unroll
+  for (int c = 0; c < TILE_D; ++c) acc[c] *= rescale;
+#pragma unroll
+  for (int j = 0; j < TILE_N; ++j) {
+    s[j] = exp2f(s[j] - m_new);
+    l_i += s[j];
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
@@ -176,40 +194,42 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const float* __restrict__ K,  // [heads, N_kv, HEAD_DIM]
     const float* __restrict__ V,  // [heads, N_kv, HEAD_DIM]
     float* __restrict__ O,        // [heads, N, HEAD_DIM]
-    int N, int N_kv, float scale) {
-  // ---- prologue: which tile is mine; Q's rows and K's first tile into shared memory
+    int N, int N_kv, float softmax_scale) {
+  // ---- prologue: the rows and columns of this thread; Q's rows and K's first tile into shared memory
   extern __shared__ float4 dynamic_smem[];
   Shared& smem = *reinterpret_cast<Shared*>(dynamic_smem);
-  // Lanes 0 to 3 are a square of two rows by two columns, and so on: of float4, a warp is served in 2 turns if neighbours
-  // want the same, and in 4 if not.
+  const int first_row = blockIdx.x * BLOCK_M;
+  // Lanes 0 to 3 are a square of two rows by two columns, and so on: a warp's float4 load takes 2 wavefronts if
+  // neighbouring lanes read the same address, and 4 if not.
   const int x = threadIdx.x / 4 % (THREADS_X / 2) * 2 + threadIdx.x % 2;
   const int y = threadIdx.x / (2 * THREADS_X) * 2 + threadIdx.x / 2 % 2;
-  const int first_row = blockIdx.x * BLOCK_M;
   Q += ((size_t)blockIdx.y * N + first_row) * HEAD_DIM;
   O += ((size_t)blockIdx.y * N + first_row) * HEAD_DIM;
   K += (size_t)blockIdx.y * N_kv * HEAD_DIM;
   V += (size_t)blockIdx.y * N_kv * HEAD_DIM;
-  copy_tile(smem.K, K, 0, N_kv);
+  load_tile(smem.K, K, 0, N_kv);
+  // S comes out in units of log2, and with it m_i, here and in all later kernels: exp(x) is exp2(x * log2(e)).
+  const float softmax_scale_log2 = softmax_scale * LOG2_E;
   for (int e = threadIdx.x; e < BLOCK_M * D4; e += THREADS) {
     const int r = e % BLOCK_M, c = e / BLOCK_M;
     const float4 q = first_row + r < N ? load4(Q + r * HEAD_DIM, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int i = 0; i < 4; ++i) smem.Q[4 * c + i][r] = scale * LOG2_E * word(q, i);
+    for (int i = 0; i < 4; ++i) smem.Q[4 * c + i][r] = softmax_scale_log2 * word(q, i);
   }
-  // V_smem may be wider than a row. Nobody copies to those columns and nobody stores their sums; zeros keep them harmless.
+  // smem.V may be wider than a row. Copies do not write those columns and O has no place for their sums: zeros will do.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D4 * THREADS_X - D4); e += THREADS)
     smem.V[e % BLOCK_N][D4 + e / BLOCK_N] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  float m_i[TILE_M], l_i[TILE_M];  // m_i as a power of 2; l_i over this thread's columns alone
+  float m_i[TILE_M], l_i[TILE_M];  // l_i: of this thread's columns only, until the epilogue
   for (int i = 0; i < TILE_M; ++i) m_i[i] = NEG_INF, l_i[i] = 0.0f;
   wait_for_copies();
   __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
-  float acc[TILE_M][4 * TILE_D4] = {};
+  float acc[TILE_M][TILE_D] = {};
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    copy_tile(smem.V, V, first, N_kv);  // on its way while the scores are computed
+    load_tile(smem.V, V, first, N_kv);  // in flight while the scores are computed
     float s[TILE_M][TILE_N] = {};
-    tile_scores(s, smem, x, y);
-    // A key past the end scores -inf, so that exp2 gives it exactly no weight.
+    gemm_qk(s, smem, x, y);
+    // A key past the end scores -inf, so that its weight is exactly 0.
     if (first + BLOCK_N > N_kv)
 #pragma unroll
       for (int j = 0; j < TILE_N; ++j)
@@ -218,22 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
           if (first + x + j * THREADS_X >= N_kv) s[i][j] = NEG_INF;
 
 #pragma unroll
-    for (int i = 0; i < TILE_M; ++i) {
-      float m_new = m_i[i];
-#pragma unroll
-      for (int j = 0; j < TILE_N; j += 2) m_new = max3(m_new, s[i][j], s[i][(j + 1) % TILE_N]);
-      m_new = over_row(m_new, [](float a, float b) { return fmaxf(a, b); });
-      const float rescale = exp2f(m_i[i] - m_new);  // 0 at the first tile, where m_i is -inf; 1 if the maximum stays
-      m_i[i] = m_new;
-      l_i[i] *= rescale;
-#pragma unroll
-      for (int c = 0; c < 4 * TILE_D4; ++c) acc[i][c] *= rescale;
-#pragma unroll
-      for (int j = 0; j < TILE_N; ++j) {
-        s[i][j] = exp2f(s[i][j] - m_new);
-        l_i[i] += s[i][j];
-      }
-    }
+    for (int i = 0; i < TILE_M; ++i) online_softmax_row(s[i], m_i[i], l_i[i], acc[i]);
 #pragma unroll
     for (int j = 0; j < TILE_N; ++j)
 #pragma unroll
@@ -242,8 +247,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
             make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
     wait_for_copies();
     __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
-    copy_tile(smem.K, K, first + BLOCK_N, N_kv);  // on its way while V is used; past the last tile it is zeros
-    add_values(acc, smem, x, y);
+    load_tile(smem.K, K, first + BLOCK_N, N_kv);  // in flight while V is used; past the last tile it is zeros
+    gemm_pv(acc, smem, x, y);
     wait_for_copies();
     __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
   }
@@ -251,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
   // ---- epilogue: the row's sum; divide once
 #pragma unroll
   for (int i = 0; i < TILE_M; ++i) {
-    const float inverse = 1.0f / over_row(l_i[i], [](float a, float b) { return a + b; });
+    const float inverse = 1.0f / row_allreduce(l_i[i], [](float a, float b) { return a + b; });
     const int r = row_of(i, y);
 #pragma unroll
     for (int c = 0; c < TILE_D4; ++c) {

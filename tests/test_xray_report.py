@@ -279,7 +279,7 @@ def test_a_race_names_both_lines() -> None:
 def test_the_bank_picture_is_of_the_launch() -> None:
     line = kernel.source("02_tiled.cu").splitlines().index("    const float q_c = q[c];")
     assert "Q_smem, line" in repr(tiled().banks(line)) and ": 1 turn>" in repr(tiled().banks(line))
-    even = tiled(("#define Q_STRIDE (HEAD_DIM | 1)", "#define Q_STRIDE HEAD_DIM"))
+    even = tiled(("Q_STRIDE = HEAD_DIM | 1", "Q_STRIDE = HEAD_DIM"))
     assert "16 turns" in repr(even.banks(line))  # rows of 16 words: two of them fill the banks
     f = even.by_line["02_tiled.cu", line]
     assert even.shared["Q_smem"].conflicts == 15 * f.requests

@@ -95,7 +95,7 @@ _DIVIDING = (  # the end of the loop over tiles divides; so acc is first multipl
 )
 _LOOP_END = "  }\n\n  // ---- epilogue"
 _RECIPROCAL = "    const float r = 1.0f / l_i;\n" + _DIVIDE.format("*= r") + _LOOP_END
-_STRIDE = ("#define Q_STRIDE (HEAD_DIM | 1)", "#define Q_STRIDE HEAD_DIM")
+_STRIDE = ("Q_STRIDE = HEAD_DIM | 1", "Q_STRIDE = HEAD_DIM")
 _OWN = _ONLINE[-1:]
 
 # ---- 04_register_tiles.cu
@@ -120,7 +120,7 @@ _LANES = (
     ),
 )
 _NO_PADDING = (_K_PADDING, _P_PADDING)
-_EXP = (("scale * LOG2_E * word", "scale * word"), ("exp2f(", "expf("))
+_EXP = (("softmax_scale * LOG2_E", "softmax_scale"), ("exp2f(", "expf("))
 _WORDS = (  # volatile: else the compiler joins four loads of a word to one of a float4 again
     (
         "// This thread's rows of one column of Q or P.",

@@ -10,7 +10,7 @@
 #define BLOCK_M 64
 #endif
 
-extern "C" __global__ void safe_softmax(const float* S, float* P, int N, int N_kv) {
+extern "C" __global__ void __launch_bounds__(BLOCK_M) safe_softmax(const float* S, float* P, int N, int N_kv) {
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
   if (row >= N) return;
   const float* s = S + (size_t)row * N_kv;  // my row of S: s[0] ... s[N_kv - 1]

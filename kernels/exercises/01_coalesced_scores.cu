@@ -1,7 +1,7 @@
-// Exercise 01: the naive kernel, with a scratch that the 32 lanes of a warp write side by side.
+// Exercise 01: the naive kernel, with coalesced stores to the scratch.
 //
-// Lane after lane holds row after row. All lanes store the score of key j in the same instruction. Where S is (N, N_kv)
-// those 32 words lie N_kv apart. Make S (N_kv, N), the transpose, and they are neighbours.
+// Consecutive lanes hold consecutive rows, and all lanes store the score of key j in the same instruction. If S is
+// (N, N_kv), those 32 words are N_kv apart. If S is (N_kv, N), the transpose, they are neighbours: the store is coalesced.
 //
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); S (N_kv, N); float32, row-major
 
@@ -13,7 +13,7 @@
 #endif
 #define NEG_INF __int_as_float(0xff800000)
 
-// Where the score of (row, j) lies in the scratch.
+// The index of the score of (row, j) in the scratch.
 __device__ __forceinline__ size_t at(int row, int j, int N, int N_kv) {
   // BEGIN hole: about 1 line - the index of S[j][row], an array of N_kv rows and N columns
   // DEFAULT: return (size_t)row * N_kv + j;  // this is S[row][j], as in 01_naive.cu
@@ -21,9 +21,9 @@ __device__ __forceinline__ size_t at(int row, int j, int N, int N_kv) {
   // END hole
 }
 
-extern "C" __global__ void naive_coalesced(
+extern "C" __global__ void __launch_bounds__(BLOCK_M) naive_coalesced(
     const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, float* __restrict__ S,
-    float* __restrict__ O, int N, int N_kv, float scale) {
+    float* __restrict__ O, int N, int N_kv, float softmax_scale) {
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
   if (row >= N) return;
   const float* q = Q + (size_t)row * HEAD_DIM;
@@ -33,8 +33,8 @@ extern "C" __global__ void naive_coalesced(
     const float* k = K + (size_t)j * HEAD_DIM;
     float dot = 0.0f;
     for (int c = 0; c < HEAD_DIM; ++c) dot += q[c] * k[c];
-    S[at(row, j, N, N_kv)] = scale * dot;
-    m_i = fmaxf(m_i, scale * dot);
+    S[at(row, j, N, N_kv)] = softmax_scale * dot;
+    m_i = fmaxf(m_i, softmax_scale * dot);
   }
 
   float l_i = 0.0f;

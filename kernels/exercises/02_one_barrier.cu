@@ -1,7 +1,8 @@
 // Exercise 02: pass 1 of the tiled kernel, with one barrier a tile where 02_tiled.cu has two.
 //
 // The barrier before a load protects the tile that slow threads still read. It is not needed if the load goes to another
-// tile. So take two tiles in turn, and leave that barrier out. The result is LSE = log(sum of exp(score)) of each row.
+// tile. So use two tiles alternately (double buffering), and leave that barrier out. The result is
+// LSE = log(sum of exp(score)) of each row.
 //
 // Shapes   Q (N, HEAD_DIM); K (N_kv, HEAD_DIM); LSE (N); float32, row-major
 
@@ -16,8 +17,9 @@
 #endif
 #define NEG_INF __int_as_float(0xff800000)
 
-extern "C" __global__ void row_lse(
-    const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ LSE, int N, int N_kv, float scale) {
+extern "C" __global__ void __launch_bounds__(BLOCK_M) row_lse(
+    const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ LSE, int N, int N_kv,
+    float softmax_scale) {
   // BEGIN hole: about 1 line - room for two tiles
   // DEFAULT: __shared__ float K_smem[1][BLOCK_N][HEAD_DIM];
   __shared__ float K_smem[2][BLOCK_N][HEAD_DIM];
@@ -29,7 +31,7 @@ extern "C" __global__ void row_lse(
 
   float m_i = NEG_INF, l_i = 0.0f;
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    // BEGIN hole: about 1 line - the tile of this round: 0, then 1, then 0 again
+    // BEGIN hole: about 1 line - the tile of this iteration: 0, then 1, then 0 again
     // DEFAULT: float (*tile)[HEAD_DIM] = K_smem[0];
     float (*tile)[HEAD_DIM] = K_smem[first / BLOCK_N % 2];
     // END hole
@@ -43,7 +45,7 @@ extern "C" __global__ void row_lse(
       float s = 0.0f;
 #pragma unroll
       for (int c = 0; c < HEAD_DIM; ++c) s += q[c] * tile[j][c];
-      s *= scale;
+      s *= softmax_scale;
       // BEGIN hole: about 4 lines - one more score: bring m_i and l_i up to date
       const float m_new = fmaxf(m_i, s);
       l_i *= expf(m_i - m_new);

@@ -1,4 +1,4 @@
-// Exercise 03: attention over the first and over the other keys, in two launches, then merged.
+// Exercise 03: attention over the first keys and over the rest, in two launches, then merged.
 //
 // online_softmax_part goes over keys first_key .. last_key - 1 and leaves m_i, l_i and acc; it does not divide. merge makes
 // attention over all the keys out of two such triples. A part may have no keys: its m is -inf, its l and acc are 0.
@@ -14,9 +14,9 @@
 #define NEG_INF __int_as_float(0xff800000)
 
 // One thread per query row, one key at a time: the loop of 03_online_softmax.cu with BLOCK_N = 1. Nothing to do here.
-extern "C" __global__ void online_softmax_part(
+extern "C" __global__ void __launch_bounds__(BLOCK_M) online_softmax_part(
     const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, float* __restrict__ acc_part,
-    float* __restrict__ m_part, float* __restrict__ l_part, int N, int first_key, int last_key, float scale) {
+    float* __restrict__ m_part, float* __restrict__ l_part, int N, int first_key, int last_key, float softmax_scale) {
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
   if (row >= N) return;
 
@@ -24,7 +24,7 @@ extern "C" __global__ void online_softmax_part(
   for (int j = first_key; j < last_key; ++j) {
     float s = 0.0f;
     for (int c = 0; c < HEAD_DIM; ++c) s += Q[(size_t)row * HEAD_DIM + c] * K[(size_t)j * HEAD_DIM + c];
-    s *= scale;
+    s *= softmax_scale;
     const float m_new = fmaxf(m_i, s);
     const float rescale = expf(m_i - m_new), p = expf(s - m_new);
     m_i = m_new;
@@ -38,7 +38,7 @@ extern "C" __global__ void online_softmax_part(
 }
 
 // One thread per element of O.
-extern "C" __global__ void merge(
+extern "C" __global__ void __launch_bounds__(BLOCK_M) merge(
     const float* __restrict__ acc_1, const float* __restrict__ m_1, const float* __restrict__ l_1,
     const float* __restrict__ acc_2, const float* __restrict__ m_2, const float* __restrict__ l_2,
     float* __restrict__ O, float* __restrict__ lse, int N) {

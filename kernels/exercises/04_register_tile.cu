@@ -1,4 +1,4 @@
-// Exercise 04: a register tile, and a row that eight threads share.
+// Exercise 04: a register tile, and rows that eight threads share.
 //
 // 128 threads share 64 rows and 32 keys. Thread (x, y) has a tile of 4 x 4 scores: rows y, y + 16, y + 32, y + 48 against
 // keys x, x + 8, x + 16, x + 24. The 8 threads of a row are neighbours: lanes that differ in their last 3 bits.
@@ -9,15 +9,15 @@
 #ifndef HEAD_DIM
 #define HEAD_DIM 64
 #endif
-#define BLOCK_M 64    // rows per block
-#define BLOCK_N 32    // keys per tile
-#define THREADS 128   // per block
-#define THREADS_X 8   // of them share a row
-#define THREADS_Y 16  // rows of threads
-#define TILE 4        // rows and keys per thread
 #define NEG_INF __int_as_float(0xff800000)
+constexpr int BLOCK_M = 64;                     // rows per block
+constexpr int BLOCK_N = 32;                     // keys per tile
+constexpr int THREADS = 128;                    // per block
+constexpr int THREADS_X = 8;                    // threads that share a row
+constexpr int THREADS_Y = THREADS / THREADS_X;  // rows of threads
+constexpr int TILE = 4;                         // rows and keys per thread
 
-// The largest of the eight values that the threads of a row have.
+// The maximum over the eight threads of a row.
 __device__ float row_max(float a) {
   // BEGIN hole: about 2 lines - three exchanges: with the lane whose bit 0 differs, then bit 1, then bit 2
   for (int bit = 1; bit < THREADS_X; bit *= 2) a = fmaxf(a, __shfl_xor_sync(0xffffffff, a, bit));
@@ -25,7 +25,7 @@ __device__ float row_max(float a) {
   return a;
 }
 
-// Their sum.
+// The sum over them.
 __device__ float row_sum(float a) {
   // BEGIN hole: about 2 lines - the same, with a sum
   for (int bit = 1; bit < THREADS_X; bit *= 2) a += __shfl_xor_sync(0xffffffff, a, bit);
@@ -33,10 +33,10 @@ __device__ float row_sum(float a) {
   return a;
 }
 
-extern "C" __global__ void tile_lse(
+extern "C" __global__ void __launch_bounds__(THREADS) tile_lse(
     const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ M, float* __restrict__ LSE, int N,
-    int N_kv, float scale) {
-  // Rows of an odd length: neighbours, who read the same column of different rows, ask different banks.
+    int N_kv, float softmax_scale) {
+  // Rows have an odd length, so that lanes reading one column of different rows use different banks.
   __shared__ float Q_smem[BLOCK_M][HEAD_DIM | 1], K_smem[BLOCK_N][HEAD_DIM | 1];
   const int x = threadIdx.x % THREADS_X, y = threadIdx.x / THREADS_X;
   const int first_row = blockIdx.x * BLOCK_M;
@@ -73,11 +73,11 @@ extern "C" __global__ void tile_lse(
       float m_new = m_i[i];
 #pragma unroll
       for (int j = 0; j < TILE; ++j) {
-        s[i][j] = first + x + j * THREADS_X < N_kv ? scale * s[i][j] : NEG_INF;
+        s[i][j] = first + x + j * THREADS_X < N_kv ? softmax_scale * s[i][j] : NEG_INF;
         m_new = fmaxf(m_new, s[i][j]);
       }
       m_new = row_max(m_new);
-      l_i[i] *= expf(m_i[i] - m_new);  // of this thread's keys alone
+      l_i[i] *= expf(m_i[i] - m_new);  // of this thread's keys only
       m_i[i] = m_new;
 #pragma unroll
       for (int j = 0; j < TILE; ++j) l_i[i] += expf(s[i][j] - m_new);

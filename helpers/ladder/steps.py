@@ -1,0 +1,157 @@
+"""The climbs: the steps between a stage and the one before it, each a kernel file that differs by one idea.
+
+    from helpers.ladder.steps import BEFORE, CLIMBS
+    show.diff(BEFORE["register_tiles"], CLIMBS["register_tiles"][0].file)
+
+A step is a Stage, so whatever runs, checks or measures a stage runs, checks or measures a step. The last element of a
+climb is the stage itself. A new climb adds a block below and its entries in CLIMBS and BEFORE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from helpers.ladder import tiles
+from helpers.ladder.stages import LADDER, Stage, _most_shared
+
+Sizes = Mapping[str, int]
+
+
+def _no_other_sizes(head_dim: int) -> Sizes:
+    """A step has one set of sizes for all grids, so that two steps differ by their text alone."""
+    return {}
+
+
+def _step(target: Stage, file: str, idea: str, **changed: Any) -> Stage:
+    """A step of the climb to target: the stage with another file, and what that file needs otherwise."""
+    return replace(target, file=file, idea=idea, few_blocks=_no_other_sizes, lone_blocks=_no_other_sizes, **changed)
+
+
+def _first_that_fits(
+    candidates: Callable[[int], list[dict[str, int]]], shared_bytes: Callable[[Sizes], int]
+) -> Callable[[int], dict[str, int]]:
+    """HEAD_DIM -> the first candidate for which a block of this device has shared memory; ValueError for none."""
+
+    def pick(head_dim: int) -> dict[str, int]:
+        most = _most_shared()
+        for sizes in candidates(head_dim):
+            if shared_bytes({"HEAD_DIM": head_dim, **sizes}) <= most:
+                return sizes
+        raise ValueError(f"head_dim = {head_dim}: no tile fits {most:,} bytes of shared memory")
+
+    return pick
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+# ---- 03 -> 04
+
+
+def _row_shared(sizes: Sizes) -> int:
+    """sizeof(Shared), in bytes: K, V and Q, whose rows have an odd length."""
+    d = sizes["HEAD_DIM"]
+    return _up(4 * (2 * sizes["BLOCK_N"] * d + sizes["BLOCK_M"] * (d | 1)), 16)
+
+
+def _row_and_p_shared(sizes: Sizes) -> int:
+    """The same and P."""
+    return _up(_row_shared(sizes) + 4 * sizes["BLOCK_N"] * sizes["BLOCK_M"], 16)
+
+
+def _words_shared(*, k_odd: bool, p_padding: int, q_transposed: bool) -> Callable[[Sizes], int]:
+    """sizeof(Shared) of the steps whose tiles of K and V are words, not float4."""
+
+    def shared_bytes(sizes: Sizes) -> int:
+        d, m, n = sizes["HEAD_DIM"], sizes["BLOCK_M"], sizes["BLOCK_N"]
+        v_row = _up(d, sizes["THREADS_X"])
+        q = m * (_up(d, 4) if q_transposed else d | 1)
+        return _up(4 * (n * ((d | 1 if k_odd else v_row) + v_row) + q + n * (m + p_padding)), 16)
+
+    return shared_bytes
+
+
+def _float4_shared(sizes: Sizes) -> int:
+    """sizeof(Shared) of the steps whose rows of P have 4 words of padding, where the stage's have 8."""
+    return LADDER["register_tiles"].shared_bytes(sizes) - 4 * 4 * sizes["BLOCK_N"]
+
+
+def _one_row(head_dim: int) -> list[dict[str, int]]:
+    return [{"BLOCK_M": rows, "BLOCK_N": 16} for rows in (128, 64, 32)]
+
+
+def _two_rows(head_dim: int) -> list[dict[str, int]]:
+    """Two rows a thread, or one where the accumulators of two would not fit the registers."""
+    rows_per_thread = 2 if head_dim <= 64 else 1
+    return [{**sizes, "THREADS": sizes["BLOCK_M"] // rows_per_thread} for sizes in _one_row(head_dim)]
+
+
+def _four_by_four(head_dim: int) -> list[dict[str, int]]:
+    sizes = ((64, 32, 128, 8), (32, 32, 64, 8), (16, 16, 32, 8))
+    return [tiles.Tiles(*size).defines for size in sizes]
+
+
+def _as_the_stage(head_dim: int) -> list[dict[str, int]]:
+    """The stage's sizes, such as 8 x 8 scores a thread; smaller ones where a step's own padding leaves no room."""
+    return [LADDER["register_tiles"].tiles(head_dim), *_four_by_four(head_dim)]
+
+
+def _register_tiles() -> tuple[Stage, ...]:
+    target = LADDER["register_tiles"]
+
+    def step(
+        file: str,
+        idea: str,
+        candidates: Callable[[int], list[dict[str, int]]] = _as_the_stage,
+        shared_bytes: Callable[[Sizes], int] = target.shared_bytes,
+        **changed: Any,
+    ) -> Stage:
+        return _step(
+            target,
+            f"steps/{file}",
+            idea,
+            tiles=_first_that_fits(candidates, shared_bytes),
+            shared_bytes=shared_bytes,
+            max_head_dim=128,
+            **changed,
+        )
+
+    word_by_word: dict[str, Any] = {"scalar_loads": False}  # no float4 from global memory yet, so no -DVECTOR
+    by_rows: dict[str, Any] = {**word_by_word, "threads": lambda sizes: sizes.get("THREADS", sizes["BLOCK_M"])}
+    unpadded = _words_shared(k_odd=False, p_padding=0, q_transposed=False)
+    padded = _words_shared(k_odd=True, p_padding=4, q_transposed=False)
+    transposed = _words_shared(k_odd=True, p_padding=4, q_transposed=True)
+    return (
+        step("04_01_heads_in_grid.cu", "heads in the grid", _one_row, _row_shared, **by_rows),
+        step("04_02_two_products.cu", "two products as functions", _one_row, _row_shared, **by_rows),
+        step("04_03_softmax_of_a_row.cu", "the softmax of a row as a function", _one_row, _row_shared, **by_rows),
+        step("04_04_rows_per_thread.cu", "two rows a thread", _two_rows, _row_shared, **by_rows),
+        step("04_05_p_in_shared_memory.cu", "P through shared memory", _two_rows, _row_and_p_shared, **by_rows),
+        step("04_06_shared_rows.cu", "4 x 4 scores a thread", _four_by_four, unpadded, **word_by_word),
+        step("04_07_eight_by_eight.cu", "8 x 8 scores a thread", _as_the_stage, unpadded, **word_by_word),
+        step("04_08_padded_rows.cu", "rows of K and P padded", _as_the_stage, padded, **word_by_word),
+        step("04_09_float4_q_and_p.cu", "float4 from Q and P", _as_the_stage, transposed, **word_by_word),
+        step("04_10_float4_k_and_v.cu", "float4 from K and V", _as_the_stage, _float4_shared, **word_by_word),
+        step("04_11_float4_from_global.cu", "float4 from global memory", _as_the_stage, _float4_shared),
+        step("04_12_lanes_in_squares.cu", "lanes in squares"),
+        step("04_13_serpentine.cu", "serpentine order of the FFMAs"),
+        step("04_14_exp2.cu", "exp2 for exp"),
+        step("04_15_loads_ahead.cu", "tiles loaded ahead"),
+        target,
+    )
+
+
+# ---- all climbs
+
+# The climb to each stage that has one, its last element the stage itself.
+CLIMBS: Mapping[str, tuple[Stage, ...]] = {
+    "register_tiles": _register_tiles(),
+}
+
+# The file that the first step of each climb is reached from.
+BEFORE: Mapping[str, str] = {
+    "register_tiles": "03_online_softmax.cu",
+}

@@ -1,0 +1,197 @@
+// 04, step 10, float4 from K and V: a thread reads four columns of K or V in one instruction.
+//
+// Since step 9: rows of K and V are stored as float4, filled up with zeros, and Q K^T goes four columns at a time.
+//
+// Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of dynamic shared memory
+// Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1
+// Traffic  Q: heads N HEAD_DIM words; K and V once each: heads ceil(N / BLOCK_M) N_kv HEAD_DIM words; O: stored once
+
+#ifndef BLOCK_M
+#define BLOCK_M 128  // B_r, query rows per block
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 64  // B_c, keys per tile
+#endif
+#ifndef HEAD_DIM
+#define HEAD_DIM 64  // d, the length of a row of Q, K, V, O
+#endif
+#ifndef THREADS
+#define THREADS 128  // per block
+#endif
+#ifndef THREADS_X
+#define THREADS_X 8  // threads that share a row
+#endif
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+constexpr int THREADS_Y = THREADS / THREADS_X;
+constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread
+constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
+
+constexpr int D4 = (HEAD_DIM + 3) / 4;                     // float4 per row; the last one is filled with zeros
+constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of O per thread: x, x + THREADS_X, ...
+constexpr int TILE_D = 4 * TILE_D4;
+static_assert(32 % THREADS_X == 0 && TILE_M % 4 == 0 && BLOCK_N % THREADS_X == 0, "four rows make a float4");
+
+// Q and P are stored transposed: a thread reads four rows of one column as a float4.
+struct __align__(16) Shared {
+  float Q[4 * D4][BLOCK_M], P[BLOCK_N][BLOCK_M + 4];
+  float4 K[BLOCK_N][D4 | 1], V[BLOCK_N][TILE_D4 * THREADS_X];
+};
+
+__device__ __forceinline__ float word(const float4& a, int i) {
+  return i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
+}
+
+// The row within the block that is row i of a thread's tile: groups of four, which one float4 holds.
+__device__ __forceinline__ int row_of(int i, int y) { return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4; }
+
+// The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows past the end become zeros.
+template <int WIDTH>
+__device__ __forceinline__ void load_tile(
+    float4 (*tile)[WIDTH], const float* __restrict__ source, int first, int N_kv) {
+  for (int i = threadIdx.x; i < BLOCK_N * 4 * D4; i += THREADS) {
+    const int j = i / (4 * D4), c = i % (4 * D4);
+    const bool in_bounds = first + j < N_kv && c < HEAD_DIM;
+    reinterpret_cast<float*>(tile[j])[c] = in_bounds ? source[(size_t)(first + j) * HEAD_DIM + c] : 0.0f;
+  }
+}
+
+// tile += a b^T
+template <int COLUMNS>
+__device__ __forceinline__ void outer_product(
+    float (&tile)[TILE_M][COLUMNS], const float (&a)[TILE_M], const float (&b)[COLUMNS]) {
+#pragma unroll
+  for (int j = 0; j < COLUMNS; ++j)
+#pragma unroll
+    for (int i = 0; i < TILE_M; ++i) tile[i][j] += a[i] * b[j];
+}
+
+// This thread's rows of one column of Q or P.
+__device__ __forceinline__ void load_rows(float (&a)[TILE_M], const float* column, int y) {
+#pragma unroll
+  for (int i = 0; i < TILE_M; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(column + row_of(i, y));
+    a[i] = four.x, a[i + 1] = four.y, a[i + 2] = four.z, a[i + 3] = four.w;
+  }
+}
+
+// s = this thread's tile of Q K^T. Four columns of Q and K at a time: with 8 x 8 scores, 16 float4 serve 256 FFMAs.
+__device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
+#pragma unroll 1
+  for (int c = 0; c < D4; ++c) {
+    float4 k[TILE_N];
+#pragma unroll
+    for (int j = 0; j < TILE_N; ++j) k[j] = smem.K[x + j * THREADS_X][c];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float q_column[TILE_M], k_column[TILE_N];
+      load_rows(q_column, smem.Q[4 * c + i], y);
+#pragma unroll
+      for (int j = 0; j < TILE_N; ++j) k_column[j] = word(k[j], i);
+      outer_product(s, q_column, k_column);
+    }
+  }
+}
+
+// acc += this thread's tile of P V.
+__device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
+#pragma unroll 16
+  for (int j = 0; j < BLOCK_N; ++j) {
+    float p_column[TILE_M], v_row[TILE_D];
+    load_rows(p_column, smem.P[j], y);
+#pragma unroll
+    for (int c = 0; c < TILE_D; ++c) v_row[c] = word(smem.V[j][x + c / 4 * THREADS_X], c % 4);
+    outer_product(acc, p_column, v_row);
+  }
+}
+
+// The maximum or the sum over the threads of a row, which differ in the last bits of their lane.
+template <typename Op>
+__device__ __forceinline__ float row_allreduce(float a, Op op) {
+#pragma unroll
+  for (int bit = 1; bit < THREADS_X; bit *= 2) a = op(a, __shfl_xor_sync(0xffffffff, a, bit));
+  return a;
+}
+
+// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
+__device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
+  float m_new = m_i;
+#pragma unroll
+  for (int j = 0; j < TILE_N; ++j) m_new = fmaxf(m_new, s[j]);
+  m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
+  const float rescale = expf(m_i - m_new);  // 0 at the first tile, where m_i is -inf; 1 if the maximum stays
+  m_i = m_new;
+  l_i *= rescale;
+#pragma unroll
+  for (int c = 0; c < TILE_D; ++c) acc[c] *= rescale;
+#pragma unroll
+  for (int j = 0; j < TILE_N; ++j) {
+    s[j] = expf(s[j] - m_new);
+    l_i += s[j];
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
+    const float* __restrict__ Q,  // [heads, N, HEAD_DIM]
+    const float* __restrict__ K,  // [heads, N_kv, HEAD_DIM]
+    const float* __restrict__ V,  // [heads, N_kv, HEAD_DIM]
+    float* __restrict__ O,        // [heads, N, HEAD_DIM]
+    int N, int N_kv, float softmax_scale) {
+  // ---- prologue: the row of this thread; Q's rows into shared memory
+  extern __shared__ float4 dynamic_smem[];
+  Shared& smem = *reinterpret_cast<Shared*>(dynamic_smem);
+  const int first_row = blockIdx.x * BLOCK_M;
+  const int x = threadIdx.x % THREADS_X, y = threadIdx.x / THREADS_X;
+  Q += ((size_t)blockIdx.y * N + first_row) * HEAD_DIM;
+  O += ((size_t)blockIdx.y * N + first_row) * HEAD_DIM;
+  K += (size_t)blockIdx.y * N_kv * HEAD_DIM;
+  V += (size_t)blockIdx.y * N_kv * HEAD_DIM;
+  // No barrier follows these stores: the second one of the loop below comes before the first read.
+  for (int i = threadIdx.x; i < BLOCK_M * 4 * D4; i += THREADS) {
+    const int r = i % BLOCK_M, c = i / BLOCK_M;
+    smem.Q[c][r] = first_row + r < N && c < HEAD_DIM ? Q[r * HEAD_DIM + c] : 0.0f;
+  }
+  // smem.V may be wider than a row. Copies do not write those columns and O has no place for their sums: zeros will do.
+  for (int e = threadIdx.x; e < BLOCK_N * (TILE_D4 * THREADS_X - D4); e += THREADS)
+    smem.V[e % BLOCK_N][D4 + e / BLOCK_N] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  float m_i[TILE_M], l_i[TILE_M];  // l_i: of this thread's columns only, until the epilogue
+  for (int i = 0; i < TILE_M; ++i) m_i[i] = NEG_INF, l_i[i] = 0.0f;
+
+  // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
+  float acc[TILE_M][TILE_D] = {};
+  for (int first = 0; first < N_kv; first += BLOCK_N) {
+    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the one before
+    load_tile(smem.K, K, first, N_kv);
+    load_tile(smem.V, V, first, N_kv);
+    __syncthreads();  // hazard: the tile is read before another thread has written its part of it
+    float s[TILE_M][TILE_N] = {};
+    gemm_qk(s, smem, x, y);
+    // A key past the end scores -inf, so that its weight is exactly 0.
+#pragma unroll
+    for (int j = 0; j < TILE_N; ++j)
+#pragma unroll
+      for (int i = 0; i < TILE_M; ++i) s[i][j] = first + x + j * THREADS_X < N_kv ? softmax_scale * s[i][j] : NEG_INF;
+
+#pragma unroll
+    for (int i = 0; i < TILE_M; ++i) online_softmax_row(s[i], m_i[i], l_i[i], acc[i]);
+#pragma unroll
+    for (int j = 0; j < TILE_N; ++j)
+#pragma unroll
+      for (int i = 0; i < TILE_M; i += 4)
+        *reinterpret_cast<float4*>(&smem.P[x + j * THREADS_X][row_of(i, y)]) =
+            make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
+    __syncthreads();  // hazard: P is read before another thread has written its part of it
+    gemm_pv(acc, smem, x, y);
+  }
+
+  // ---- epilogue: the row's sum; divide once
+#pragma unroll
+  for (int i = 0; i < TILE_M; ++i) {
+    const float inverse = 1.0f / row_allreduce(l_i[i], [](float a, float b) { return a + b; });
+    const int r = row_of(i, y);
+#pragma unroll
+    for (int c = 0; c < TILE_D; ++c) {
+      const int column = 4 * (x + c / 4 * THREADS_X) + c % 4;
+      if (first_row + r < N && column < HEAD_DIM) O[r * HEAD_DIM + column] = acc[i][c] * inverse;
+    }
+  }
+}
