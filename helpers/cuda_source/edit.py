@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 
-# A string, which is kept, or a comment: one alone on its line takes the line with it, one behind code the spaces before.
+# A string, which is kept, or a comment: alone on its line it takes the line with it, behind code the spaces before it.
 _COMMENT = re.compile(
     r'"(?:\\.|[^"\\\n])*"|(?P<comment>^[ \t]*//[^\n]*\n|[ \t]*//[^\n]*|[ \t]*/\*.*?\*/)', re.MULTILINE | re.DOTALL
 )
