@@ -12,15 +12,28 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from helpers.device import ON_GPU, cp
-from helpers.ladder.stages import LADDER, Stage, mask_window
+from helpers import device
+from helpers.ladder import LADDER, Stage
+from helpers.ladder.call import (
+    BATCHED,
+    MAX_ROWS,
+    PACKED,
+    check_cu_seqlens,
+    check_model_arrays,
+    mask_window,
+    softmax_scale_of,
+)
+from helpers.ladder.contract import Ready
+from helpers.ladder.kinds import DeviceArrays, TorchTensors, kind_of, kind_of_all
+from helpers.ladder.layout import four_axes
 
 _CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
-
 
 def flash_attention(
     q: Any,
@@ -57,16 +70,12 @@ def flash_attention(
         ValueError: shapes that do not fit each other; a malformed window; a stage that cannot do this: the message
             says why, and which stages can.
     """
-    arrays = _arrays(q, k, v, ("batch", "seq", "heads", "head_dim"))
-    shape_q, shape_k = arrays[0].shape, arrays[1].shape
-    if shape_q[0] != shape_k[0]:
-        raise ValueError(f"q has {shape_q[0]} batches and k has {shape_k[0]}: one number is needed")
-    if 0 in (*shape_q, *shape_k):
-        raise ValueError(f"q has shape {shape_q} and k {shape_k}: no axis may be empty")
-    mask_window(window, causal)
-    wishes = {"causal": causal, "window": window, "return_lse": return_lse}
-    chosen = _choose(stage, *arrays, **wishes)
-    return _run(chosen, q, arrays, (0, 2, 1, 3), softmax_scale=softmax_scale, **wishes)
+    wishes = _Wishes(causal, window, softmax_scale, return_lse, stage)
+    kind = kind_of_all(q, k, v)
+    key = None if kind is None else wishes.key(kind, q, k, v)
+    if key is not None and (known := _KNOWN.get(key)) is not None:
+        return known(kind, q, k, v)
+    return _first(kind, key, (q, k, v), BATCHED, wishes)
 
 
 def flash_attention_varlen(
@@ -80,6 +89,8 @@ def flash_attention_varlen(
     window: tuple[int, int] | None = None,
     softmax_scale: float | None = None,
     return_lse: bool = False,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     stage: str | int | None = None,
 ) -> Any:
     """flash_attention of sequences of several lengths, packed one after the other with no padding.
@@ -90,8 +101,12 @@ def flash_attention_varlen(
     Args:
         q: (tokens, heads, head_dim).
         k, v: (tokens_kv, kv_heads, head_dim).
-        cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32: 0, then the tokens up to the end of each sequence. They are
-            read by the host, so that a mistake is an error; a device array is waited for.
+        cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32: 0, then the tokens up to the end of each sequence. Without
+            max_seqlen_q and max_seqlen_k the host reads them, so that a mistake is an error; a device array is waited
+            for.
+        max_seqlen_q, max_seqlen_k: at least the rows of the longest sequence of q and of k. With both, the host does
+            not read cu_seqlens, so that the call can be captured in a CUDA graph. On a GPU nothing is then known to be
+            wrong: with a max_seqlen_q that is too small, rows at the end of a sequence are not written.
         The others: as flash_attention has them; the diagonal of causal and window is each sequence's own.
 
     Returns:
@@ -101,99 +116,234 @@ def flash_attention_varlen(
         TypeError, ValueError: as flash_attention, and for cu_seqlens that are not int32, do not begin at 0, fall, or do
         not end at the number of tokens.
     """
-    arrays = _arrays(q, k, v, ("tokens", "heads", "head_dim"))
-    cu_q = _cu_seqlens("cu_seqlens_q", cu_seqlens_q, "q", len(arrays[0]))
-    cu_k = _cu_seqlens("cu_seqlens_k", cu_seqlens_k, "k", len(arrays[1]))
-    if len(cu_q) != len(cu_k):
-        raise ValueError(f"cu_seqlens_q tells of {len(cu_q) - 1} sequences and cu_seqlens_k of {len(cu_k) - 1}")
-    if 0 in (*arrays[0].shape[1:], *arrays[1].shape[1:]):
-        raise ValueError(f"q has shape {arrays[0].shape} and k {arrays[1].shape}: there are no heads, or no head_dim")
-    mask_window(window, causal)
-    wishes = {"causal": causal, "window": window, "return_lse": return_lse}
-    chosen = _choose(stage, *arrays, varlen=True, **wishes)
-    return _run(chosen, q, arrays, (1, 0, 2), softmax_scale=softmax_scale, cu_seqlens=(cu_q, cu_k), **wishes)
+    wishes = _Wishes(causal, window, softmax_scale, return_lse, stage)
+    longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
+    kind = kind_of_all(q, k, v, cu_seqlens_q, cu_seqlens_k)
+    key = None if kind is None else wishes.key(kind, q, k, v, cu_seqlens_q, cu_seqlens_k, longest)
+    if key is not None and (known := _KNOWN.get(key)) is not None:
+        return known(kind, q, k, v, cu_seqlens_q, cu_seqlens_k)
+    return _first(kind, key, (q, k, v), PACKED, wishes, (cu_seqlens_q, cu_seqlens_k), longest)
 
 
-def _run(chosen: Stage, like: Any, arrays: tuple[Any, ...], heads_first: tuple[int, ...], **options: Any) -> Any:
-    """The stage on views whose heads come before the rows; the output in the order and the kind of array that came."""
-    q = arrays[0]
-    with q.device if ON_GPU else contextlib.nullcontext():
-        out = cp.empty(q.shape, dtype=q.dtype).transpose(heads_first) if "strides" in chosen.features else None
-        run, result = chosen.prepare(*(a.transpose(heads_first) for a in arrays), out=out, **options)
-        run()
-        o, lse = result if options["return_lse"] else (result, None)
-        o = _as_kind_of(like, o.transpose(heads_first))  # an exchange of two axes undoes itself
-        return o if lse is None else (o, _as_kind_of(like, lse))
+# ---- what has been called before
 
 
-def _choose(wanted: str | int | None, q: Any, k: Any, v: Any, **wishes: Any) -> Stage:
-    """The stage to use. Later stages are faster."""
-    asked = {"head_dim": q.shape[-1], "dtype": q.dtype.name, "gqa": q.shape[-2] != k.shape[-2], **wishes}
-    reasons = {name: stage.why_not(**asked) for name, stage in LADDER.items()}
-    able = [name for name, reason in reasons.items() if reason is None]
+@dataclass(frozen=True)
+class _Wishes:
+    """The options of a call."""
+
+    causal: bool
+    window: tuple[int, int] | None
+    softmax_scale: float | None
+    return_lse: bool
+    stage: str | int | None
+
+    def key(self, kind: DeviceArrays | TorchTensors, *arrays: Any) -> tuple[Hashable, ...] | None:
+        """All that a call depends on but addresses; None where the options are of types that are to be checked.
+
+        1 and True are equal as keys, so types are compared: causal=1 is an error, and has to stay one.
+        """
+        window = self.window
+        plain = (
+            type(self.causal) is bool
+            and type(self.return_lse) is bool
+            and type(self.softmax_scale) in _NUMBERS
+            and type(self.stage) in _NAMES
+            and (window is None or (type(window) is tuple and all(type(size) is int for size in window)))
+        )
+        if not plain:
+            return None
+        described = [a if type(a) is int else kind.describe(a) for a in arrays]
+        return kind, self.causal, window, self.softmax_scale, self.return_lse, self.stage, *described
+
+
+_NUMBERS, _NAMES = (type(None), float, int), (type(None), str, int)
+
+
+class _Known:
+    """A call that was checked, planned and compiled before: only its arrays are new."""
+
+    def __init__(self, ready: Ready, lse_shape: tuple[int, ...] | None) -> None:
+        self._ready, self._lse_shape = ready, lse_shape
+
+    def __call__(self, kind: DeviceArrays | TorchTensors, q: Any, k: Any, v: Any, *cu_seqlens: Any) -> Any:
+        """Launch. The arrays are like the first call's: same shapes, strides, dtypes, alignment and device."""
+        with kind.on_device_of(q):
+            o = kind.empty_like(q)
+            lse = None if self._lse_shape is None else kind.empty(self._lse_shape, "float32", q)
+            arrays = {"q": q, "k": k, "v": v, "o": o}
+            if lse is not None:
+                arrays["lse"] = lse
+            if cu_seqlens:
+                arrays["cu_seqlens_q"], arrays["cu_seqlens_k"] = cu_seqlens
+            if not device.ON_GPU:
+                heads_first = _HEADS_FIRST[BATCHED if q.ndim == 4 else PACKED]
+                views = {n: four_axes(a.transpose(heads_first)) if n in "qkvo" else a for n, a in arrays.items()}
+                self._ready.bind(views)()
+                return o if lse is None else (o, lse)
+            for name, spec in self._ready.scratch.items():
+                arrays[name] = kind.empty(spec.shape, spec.dtype.name, q)
+            self._ready.launch({name: kind.pointer(a) for name, a in arrays.items()}, kind.stream(q))
+        return o if lse is None else (o, lse)
+
+
+_KNOWN: dict[tuple[Hashable, ...], _Known] = {}
+_MOST_KNOWN = 1024  # lengths that change at every call would else fill the memory
+
+
+def forget() -> None:
+    """Forget all earlier calls: the next one of each kind is checked and planned again."""
+    _KNOWN.clear()
+
+
+# ---- the first call of its kind
+
+_HEADS_FIRST = {BATCHED: (0, 2, 1, 3), PACKED: (1, 0, 2)}
+
+
+def _first(
+    kind: DeviceArrays | TorchTensors | None,
+    key: tuple[Hashable, ...] | None,
+    given: tuple[Any, Any, Any],
+    axes: tuple[str, ...],
+    wishes: _Wishes,
+    cu_seqlens: tuple[Any, Any] | None = None,
+    longest: int | None = None,
+) -> Any:
+    """Check the call, choose a stage, launch it; and keep what was worked out, if nothing had to be copied."""
+    like = given[0]
+    with contextlib.ExitStack() as contexts:
+        if kind is not None:
+            contexts.enter_context(kind.on_device_of(like))
+            contexts.enter_context(kind.on_stream_of(like))
+        arrays = tuple(_on_device(name, a, kind) for name, a in zip("qkv", given, strict=True))
+        q, k, _ = arrays
+        if kind is None and device.ON_GPU:
+            contexts.enter_context(q.device)
+        check_model_arrays(*arrays, axes)
+        cu = None
+        if cu_seqlens is not None:
+            cu = tuple(_on_device(f"cu_seqlens_{of}", a, kind) for of, a in zip("qk", cu_seqlens, strict=True))
+            for of, given_cu, a in zip("qk", cu, (q, k), strict=True):
+                check_cu_seqlens(f"cu_seqlens_{of}", given_cu, of, len(a), numbers=False)
+            if len(cu[0]) != len(cu[1]):
+                raise ValueError(
+                    f"cu_seqlens_q tells of {len(cu[0]) - 1} sequences and cu_seqlens_k of {len(cu[1]) - 1}"
+                )
+        limits = mask_window(wishes.window, wishes.causal)
+        chosen = _choose(wishes, q, k, varlen=cu is not None)
+        scale = softmax_scale_of(wishes.softmax_scale, q.shape[-1])
+        ours = kind or kind_of(q)
+        out, lse_shape = None, (q.shape[0], q.shape[2], q.shape[1]) if cu is None else (q.shape[1], q.shape[0])
+        lse = ours.empty(lse_shape, "float32", like if kind else q) if wishes.return_lse else None
+        if q.size == 0:  # packed sequences without a token
+            out = ours.empty_like(like if kind else q)
+        else:
+            views = [a.transpose(_HEADS_FIRST[axes]) for a in arrays]
+            in_place = "strides" in chosen.features
+            out = ours.empty_like(like if kind else q) if in_place else None
+            o = ours.array(out).transpose(_HEADS_FIRST[axes]) if in_place else device.cp.empty(views[0].shape, q.dtype)
+            ready, held = chosen.ready(
+                *(*views, o, None if lse is None else ours.array(lse), cu, longest), softmax_scale=scale, window=limits
+            )
+            ready.bind(held)()
+            if key is not None and in_place and all(chosen.reads(a) for a in views):
+                if len(_KNOWN) >= _MOST_KNOWN:
+                    _KNOWN.clear()
+                _KNOWN[key] = _Known(ready, lse_shape if wishes.return_lse else None)
+            if out is None:
+                out = o.transpose(_HEADS_FIRST[axes])  # an exchange of two axes undoes itself
+                if kind is not None and not isinstance(like, device.cp.ndarray):
+                    out = _as_kind_of(like, out)
+        if kind is not None:
+            return out if lse is None else (out, lse)
+        out = _as_kind_of(like, out)
+        return out if lse is None else (out, _as_kind_of(like, lse))
+
+
+def _choose(wishes: _Wishes, q: Any, k: Any, *, varlen: bool) -> Stage:
+    """The stage that was asked for, or the last that can. Later stages are faster."""
+    asked = {
+        "head_dim": q.shape[-1],
+        "dtype": q.dtype.name,
+        "gqa": q.shape[-2] != k.shape[-2],
+        "varlen": varlen,
+        "causal": wishes.causal,
+        "window": wishes.window,
+        "return_lse": wishes.return_lse,
+    }
+    forward = {name: stage for name, stage in LADDER.items() if stage.direction == "forward"}
+    wanted = wishes.stage
     if wanted is None:
-        if able:
-            return LADDER[able[-1]]
-        known = sorted({dtype for stage in LADDER.values() for dtype in stage.dtypes})
+        for stage in reversed(forward.values()):
+            if stage.why_not(**asked) is None:
+                return stage
+        known = sorted({dtype for stage in forward.values() for dtype in stage.dtypes})
         if q.dtype.name not in known:
             raise TypeError(f"q is {q.dtype}; the stages take {', '.join(known)}: q.astype('float32')")
-        raise ValueError("no stage can: " + "; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
-    name = next((s.name for s in LADDER.values() if wanted in (s.name, s.number) and wanted is not True), None)
-    if name is None:
-        there = ", ".join(f"{stage.number} {stage.name}" for stage in LADDER.values())
+        reasons = (f"{name}: {stage.why_not(**asked)}" for name, stage in forward.items())
+        raise ValueError("no stage can: " + "; ".join(reasons))
+    stage = next((s for s in forward.values() if wanted in (s.name, s.number) and wanted is not True), None)
+    if stage is None:
+        there = ", ".join(f"{stage.number} {stage.name}" for stage in forward.values())
         raise ValueError(f"stage={wanted!r} is none of the ladder; there are: {there}")
-    if reasons[name]:
-        raise ValueError(f"stage {name} cannot: {reasons[name]}. Stages that can: {', '.join(able) or 'none'}")
-    return LADDER[name]
+    if reason := stage.why_not(**asked):
+        able = ", ".join(name for name, other in forward.items() if other.why_not(**asked) is None)
+        raise ValueError(f"stage {stage.name} cannot: {reason}. Stages that can: {able or 'none'}")
+    return stage
 
 
-def _arrays(q: Any, k: Any, v: Any, axes: tuple[str, ...]) -> tuple[Any, Any, Any]:
-    """q, k and v on the device, and of shapes that fit each other."""
-    arrays = tuple(_on_device(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
-    form = f"({', '.join(axes)})"
-    for name, a in zip("qkv", arrays, strict=True):
-        if a.ndim != len(axes):
-            raise ValueError(f"{name} has shape {a.shape}; {len(axes)} axes are needed: {form}")
-        if a.dtype != arrays[0].dtype:
-            raise TypeError(f"{name} is {a.dtype} and q is {arrays[0].dtype}: one dtype for all is needed")
-        if ON_GPU and a.device != arrays[0].device:
-            raise ValueError(f"{name} lies on {a.device} and q on {arrays[0].device}: one device for all is needed")
-    q, k, v = arrays
-    if k.shape != v.shape:
-        raise ValueError(f"k has shape {k.shape} and v {v.shape}: each key needs its value, of the same head_dim")
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"head_dim differs: q has shape {q.shape} and k {k.shape}")
-    if k.shape[-2] and q.shape[-2] % k.shape[-2]:
-        raise ValueError(
-            f"{q.shape[-2]} heads of q cannot share {k.shape[-2]} heads of k and v: kv_heads must divide heads ({form})"
-        )
-    return arrays
+def _longest(
+    cu_seqlens_q: Any, cu_seqlens_k: Any, q: Any, k: Any, max_seqlen_q: int | None, max_seqlen_k: int | None
+) -> int | None:
+    """Rows of the longest sequence of q: as the caller says, or from the numbers, which are then checked."""
+    for name, most in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        whole = isinstance(most, (int, np.integer)) and not isinstance(most, bool)
+        if most is not None and not (whole and 0 <= most < MAX_ROWS):
+            raise TypeError(f"{name} is a whole number of rows, or None; got {type(most).__name__} {most!r:.40}")
+    given = max_seqlen_q is not None and max_seqlen_k is not None
+    if given and device.ON_GPU:
+        return int(max_seqlen_q)
+    longest = []
+    for of, given_cu, a, most in (("q", cu_seqlens_q, q, max_seqlen_q), ("k", cu_seqlens_k, k, max_seqlen_k)):
+        if getattr(a, "ndim", 0) != len(PACKED):
+            return None  # which is refused further on
+        name = f"cu_seqlens_{of}"
+        cu = device.cp.asnumpy(_on_device(name, given_cu, kind_of(given_cu)))
+        check_cu_seqlens(name, cu, of, len(a))
+        longest.append(int(np.diff(cu).max()))
+        if most is not None and longest[-1] > most:
+            raise ValueError(f"max_seqlen_{of} = {most}, and the longest sequence of {of} has {longest[-1]} rows")
+    return int(max_seqlen_q) if given else longest[0]
 
 
-def _on_device(name: str, a: Any) -> Any:
-    if isinstance(a, cp.ndarray):
+def _on_device(name: str, a: Any, kind: DeviceArrays | TorchTensors | None) -> Any:
+    """A device array of a's memory if a is of a kind, or lies on a GPU; else a copy on the device."""
+    if kind is not None:
+        return kind.array(a)
+    if isinstance(a, device.cp.ndarray):
         return a
     if isinstance(a, np.ndarray):
-        return cp.asarray(a)
+        return device.cp.asarray(a)
     if not hasattr(a, "__dlpack__"):
         raise TypeError(f"{name} is an array of NumPy or the device, or one with __dlpack__; got {type(a).__name__}")
     where = int(a.__dlpack_device__()[0])
     if where not in (_CPU, _CUDA, _CUDA_HOST, _MANAGED):
         raise TypeError(f"{name} lies on a device of DLPack's type {where}; the CPU (1) or a CUDA GPU (2) is needed")
-    if where != _CPU and not ON_GPU:
+    if where != _CPU and not device.ON_GPU:
         raise TypeError(f"{name} lies on a GPU, and the kernels run on the CPU engine here: move it to the CPU")
     try:
-        return cp.asarray(np.from_dlpack(a)) if where == _CPU else cp.from_dlpack(a)
+        return device.cp.asarray(np.from_dlpack(a)) if where == _CPU else device.cp.from_dlpack(a)
     except (BufferError, RuntimeError) as error:
         raise TypeError(f"{name}, a {type(a).__name__}, does not come through DLPack: {error}") from error
 
 
 def _as_kind_of(like: Any, a: Any) -> Any:
     """A device array as the kind of array that `like` is, where it lies."""
-    if isinstance(like, cp.ndarray):
+    if isinstance(like, device.cp.ndarray):
         return a
     if isinstance(like, np.ndarray) or int(like.__dlpack_device__()[0]) == _CPU:
-        a = cp.asnumpy(a)
+        a = device.cp.asnumpy(a)
     if isinstance(like, np.ndarray):
         return a
     library = sys.modules[type(like).__module__.partition(".")[0]]
@@ -201,20 +351,3 @@ def _as_kind_of(like: Any, a: Any) -> Any:
         getattr(library, "dlpack", None), "from_dlpack", None
     )
     return from_dlpack(a) if from_dlpack else a
-
-
-def _cu_seqlens(name: str, given: Any, of: str, tokens: int) -> np.ndarray:
-    cu = cp.asnumpy(_on_device(name, given))
-    if cu.dtype != np.int32:
-        raise TypeError(f"{name} is {cu.dtype}; int32 is needed: {name}.astype('int32')")
-    if cu.ndim != 1 or cu.size < 2:
-        raise ValueError(f"{name} has shape {cu.shape}; (sequences + 1,) is needed, for one sequence or more")
-    if cu[0] != 0:
-        raise ValueError(f"{name} begins with {cu[0]}; the first sequence begins at 0")
-    falls = np.flatnonzero(np.diff(cu) < 0)
-    if falls.size:
-        i = int(falls[0])
-        raise ValueError(f"{name} falls from {cu[i]} to {cu[i + 1]} at {i + 1}; a sequence cannot end before it begins")
-    if cu[-1] != tokens:
-        raise ValueError(f"{name} ends at {cu[-1]}, and {of} has {tokens} tokens")
-    return cu

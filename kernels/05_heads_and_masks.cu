@@ -9,6 +9,8 @@
 //          cu_seqlens: no batch, N is all tokens; float32, the words of a row side by side, other strides in elements
 // Asks for Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
 
+#include "attention_params.cuh"
+
 #ifndef BLOCK_M
 #define BLOCK_M 64  // B_r, query rows per block
 #endif
@@ -182,9 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     float* __restrict__ lse,               // [batch, heads, N], or [heads, N] packed; null where nobody asks
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence begins in Q; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1], where it begins in K and V
-    int N, int N_kv, int kv_heads, long long q_batch, long long q_row, long long q_head, long long k_batch,
-    long long k_row, long long k_head, long long v_batch, long long v_row, long long v_head, long long o_batch,
-    long long o_row, long long o_head, int window_left, int window_right, float scale) {
+    const AttentionParams params) {
   // ---- prologue: which tile is mine, which keys it sees; Q's rows and K's first tile into shared memory
   extern __shared__ float4 dynamic_smem[];
   Shared& smem = *reinterpret_cast<Shared*>(dynamic_smem);
@@ -196,28 +196,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
   const unsigned number = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   const unsigned pair = number % (gridDim.y * gridDim.z);
   const int first_row = (gridDim.x - 1 - number / (gridDim.y * gridDim.z)) * BLOCK_M;
-  const int head = pair % gridDim.y, sequence = pair / gridDim.y, kv_head = head / (gridDim.y / kv_heads);
+  const int head = pair % gridDim.y, sequence = pair / gridDim.y, kv_head = head / (gridDim.y / params.kv_heads);
 
   const bool packed = cu_seqlens_q != nullptr;
   const long long q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
-  const int q_len = packed ? cu_seqlens_q[sequence + 1] - (int)q_first : N;
-  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - (int)k_first : N_kv;
+  const int q_len = packed ? cu_seqlens_q[sequence + 1] - (int)q_first : params.N;
+  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - (int)k_first : params.N_kv;
   if (first_row >= q_len) return;  // the whole block: its sequence is shorter than the longest
-  Q += sequence * q_batch + (q_first + first_row) * q_row + head * q_head;
-  O += sequence * o_batch + (q_first + first_row) * o_row + head * o_head;
-  K += sequence * k_batch + k_first * k_row + kv_head * k_head;
-  V += sequence * v_batch + k_first * v_row + kv_head * v_head;
+  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
+  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
+  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
+  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
 
   // Row i stands at key i + kv_len - q_len, so that the last row stands at the last key.
-  const int lowest = window_left < 0 ? -FAR : kv_len - q_len - window_left;
-  const int highest = window_right < 0 ? FAR : kv_len - q_len + window_right;
+  const int lowest = params.window_left < 0 ? -FAR : kv_len - q_len - params.window_left;
+  const int highest = params.window_right < 0 ? FAR : kv_len - q_len + params.window_right;
   const int last_row = min(first_row + BLOCK_M, q_len) - 1;
   const int begin = max(first_row + lowest, 0), end = min(last_row + highest + 1, kv_len);
-  copy_tile(smem.K, K, k_row, begin, end);
+  copy_tile(smem.K, K, params.k.row, begin, end);
   for (int e = threadIdx.x; e < BLOCK_M * D4; e += THREADS) {
     const int r = e % BLOCK_M, c = e / BLOCK_M;
-    const float4 q = first_row + r < q_len ? load4(Q + r * q_row, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int i = 0; i < 4; ++i) smem.Q[4 * c + i][r] = scale * LOG2_E * word(q, i);
+    const float4 q = first_row + r < q_len ? load4(Q + r * params.q.row, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int i = 0; i < 4; ++i) smem.Q[4 * c + i][r] = params.softmax_scale * LOG2_E * word(q, i);
   }
   // V_smem may be wider than a row. Nobody copies to those columns and nobody stores their sums; zeros keep them harmless.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D4 * THREADS_X - D4); e += THREADS)
@@ -230,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[TILE_M][4 * TILE_D4] = {};
   for (int first = begin; first < end; first += BLOCK_N) {
-    copy_tile(smem.V, V, v_row, first, end);  // on its way while the scores are computed
+    copy_tile(smem.V, V, params.v.row, first, end);  // on its way while the scores are computed
     float s[TILE_M][TILE_N] = {};
     tile_scores(s, smem, x, y);
     // Not every row sees the whole tile? A key out of a row's sight scores -inf: exp2 gives it exactly no weight.
@@ -270,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
             make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
     wait_for_copies();
     __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
-    copy_tile(smem.K, K, k_row, first + BLOCK_N, end);  // on its way while V is used; past the last tile it is zeros
+    copy_tile(smem.K, K, params.k.row, first + BLOCK_N, end);  // on its way while V is used; past the last tile it is zeros
     add_values(acc, smem, x, y);
     wait_for_copies();
     __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
@@ -283,14 +283,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that saw nothing is 0
     const int r = row_of(i, y);
     if (lse && x == 0 && first_row + r < q_len) {
-      const long long row = packed ? (long long)head * N + q_first : ((long long)sequence * gridDim.y + head) * N;
+      const long long row = packed ? (long long)head * params.N + q_first : ((long long)sequence * gridDim.y + head) * params.N;
       lse[row + first_row + r] = LN_2 * (m_i[i] + log2f(sum));  // and its lse is -inf
     }
 #pragma unroll
     for (int c = 0; c < TILE_D4; ++c) {
       const float* a = acc[i] + 4 * c;
       const float4 o = make_float4(a[0] * inverse, a[1] * inverse, a[2] * inverse, a[3] * inverse);
-      if (first_row + r < q_len && x + c * THREADS_X < D4) store4(O + r * o_row, x + c * THREADS_X, o);
+      if (first_row + r < q_len && x + c * THREADS_X < D4) store4(O + r * params.o.row, x + c * THREADS_X, o);
     }
   }
 }

@@ -12,6 +12,7 @@
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <mma.h>
+#include "attention_params.cuh"
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 128
@@ -143,37 +144,35 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) wmma(
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1] where each sequence of Q begins; null: N rows each
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    int N, int N_kv, int kv_heads, long long q_batch, long long q_row, long long q_head, long long k_batch,
-    long long k_row, long long k_head, long long v_batch, long long v_row, long long v_head, long long o_batch,
-    long long o_row, long long o_head, int window_left, int window_right, float scale) {
+    const AttentionParams params) {
   // ---- prologue: which tile of which head is mine, which keys it sees
   int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
   // The last rows of a causal mask see the most keys: the tiles of all heads that hold them start first.
-  if (window_right >= 0) {
+  if (params.window_right >= 0) {
     const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
     tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
   }
-  const int kv_head = head / (gridDim.y / kv_heads);
+  const int kv_head = head / (gridDim.y / params.kv_heads);
   const int q_first = cu_seqlens_q ? cu_seqlens_q[sequence] : 0, k_first = cu_seqlens_k ? cu_seqlens_k[sequence] : 0;
-  const int q_len = cu_seqlens_q ? cu_seqlens_q[sequence + 1] - q_first : N;
-  const int kv_len = cu_seqlens_k ? cu_seqlens_k[sequence + 1] - k_first : N_kv;
+  const int q_len = cu_seqlens_q ? cu_seqlens_q[sequence + 1] - q_first : params.N;
+  const int kv_len = cu_seqlens_k ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
   const int first_row = tile * BLOCK_M;
   if (first_row >= q_len) return;  // the whole block, before any barrier
-  Q += (cu_seqlens_q ? q_first * q_row : sequence * q_batch) + head * q_head;
-  O += (cu_seqlens_q ? q_first * o_row : sequence * o_batch) + head * o_head;
-  K += (cu_seqlens_k ? k_first * k_row : sequence * k_batch) + kv_head * k_head;
-  V += (cu_seqlens_k ? k_first * v_row : sequence * v_batch) + kv_head * v_head;
+  Q += (cu_seqlens_q ? q_first * params.q.row : sequence * params.q.batch) + head * params.q.head;
+  O += (cu_seqlens_q ? q_first * params.o.row : sequence * params.o.batch) + head * params.o.head;
+  K += (cu_seqlens_k ? k_first * params.k.row : sequence * params.k.batch) + kv_head * params.k.head;
+  V += (cu_seqlens_k ? k_first * params.v.row : sequence * params.v.batch) + kv_head * params.v.head;
 
   // Row i stands at key i + kv_len - q_len. This lane's row sees keys low .. high; all rows of the block see some of
   // begin .. end - 1, and all see full_begin .. full_end - 1.
   const int row = first_row + threadIdx.x, place = row + kv_len - q_len;
   const int first_place = place - threadIdx.x, last_place = min(first_row + BLOCK_M, q_len) - 1 + kv_len - q_len;
-  const int low = window_left < 0 ? 0 : place - window_left;
-  const int high = window_right < 0 ? kv_len - 1 : min(kv_len - 1, place + window_right);
-  const int begin = window_left < 0 ? 0 : max(0, first_place - window_left) / BLOCK_N * BLOCK_N;
-  const int end = window_right < 0 ? kv_len : min(kv_len, last_place + window_right + 1);
-  const int full_begin = window_left < 0 ? 0 : last_place - window_left;
-  const int full_end = window_right < 0 ? kv_len : min(kv_len, first_place + window_right + 1);
+  const int low = params.window_left < 0 ? 0 : place - params.window_left;
+  const int high = params.window_right < 0 ? kv_len - 1 : min(kv_len - 1, place + params.window_right);
+  const int begin = params.window_left < 0 ? 0 : max(0, first_place - params.window_left) / BLOCK_N * BLOCK_N;
+  const int end = params.window_right < 0 ? kv_len : min(kv_len, last_place + params.window_right + 1);
+  const int full_begin = params.window_left < 0 ? 0 : last_place - params.window_left;
+  const int full_end = params.window_right < 0 ? kv_len : min(kv_len, first_place + params.window_right + 1);
 
   extern __shared__ __align__(128) unsigned char raw[];
   T* Q_smem = reinterpret_cast<T*>(raw);
@@ -183,20 +182,20 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) wmma(
   float* S_smem = reinterpret_cast<float*>(V_smem + BLOCK_N * STRIDE) + warp_row * S_STRIDE;  // of this warp
   float* s_row = S_smem + threadIdx.x % 32 * S_STRIDE;                                        // of this lane
 #pragma unroll 4
-  for (int i = 0; i < CHUNKS; ++i) put(Q_smem, fetch(Q, q_row, first_row, q_len, i), i);
+  for (int i = 0; i < CHUNKS; ++i) put(Q_smem, fetch(Q, params.q.row, first_row, q_len, i), i);
   uint4 next[FETCHES];
-  fetch_tile(next, K, k_row, begin, kv_len);
+  fetch_tile(next, K, params.k.row, begin, kv_len);
   put_tile(K_smem, next);
   Accumulator acc[2][ROW / 16];
 #pragma unroll
   for (int n = 0; n < ROW / 16; ++n) tc::fill_fragment(acc[0][n], 0.0f), tc::fill_fragment(acc[1][n], 0.0f);
   float m_i = NEG_INF, l_i = 0.0f;  // m_i in units of log2
-  const float to_log2 = scale * LOG2_E;
+  const float to_log2 = params.softmax_scale * LOG2_E;
   __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
   for (int first = begin; first < end; first += BLOCK_N) {
-    fetch_tile(next, V, v_row, first, kv_len);  // on its way while the scores are computed
+    fetch_tile(next, V, params.v.row, first, kv_len);  // on its way while the scores are computed
     scores(S_smem, Q_smem + warp_row * STRIDE, K_smem);
     put_tile(V_smem, next);
     __syncwarp();  // hazard: a row of S is read before the other lanes have stored their part of it
@@ -244,7 +243,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) wmma(
       *reinterpret_cast<uint4*>(p_row + j) = make_uint4(p[0], p[1], p[2], p[3]);
     }
     __syncthreads();  // hazard: P and V are read before others have written their part; K is overwritten while read
-    fetch_tile(next, K, k_row, first + BLOCK_N, kv_len);  // on its way while V is used; past the last tile: zeros
+    fetch_tile(next, K, params.k.row, first + BLOCK_N, kv_len);  // on its way while V is used; past the last tile: zeros
     weigh(acc, reinterpret_cast<const T*>(S_smem), V_smem);
     put_tile(K_smem, next);
     __syncthreads();  // hazard: K is read before others have written their part; P and V are overwritten while read
@@ -254,7 +253,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) wmma(
   const float inverse = l_i > 0.0f ? 1.0f / l_i : 0.0f;
   if (lse && row < q_len) {
     const long long start = cu_seqlens_q ? (long long)head * cu_seqlens_q[gridDim.z] + q_first
-                                         : ((long long)sequence * gridDim.y + head) * N;
+                                         : ((long long)sequence * gridDim.y + head) * params.N;
     lse[start + row] = l_i > 0.0f ? LN_2 * (m_i + log2f(l_i)) : NEG_INF;
   }
 #pragma unroll
@@ -266,7 +265,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) wmma(
 #pragma unroll
       for (int i = 0; i < 4; ++i) o[i] = pack(T(), s_row[c + 2 * i] * inverse, s_row[c + 2 * i + 1] * inverse);
       if (row < q_len && 16 * n + c < HEAD_DIM)
-        *reinterpret_cast<uint4*>(O + row * o_row + 16 * n + c) = make_uint4(o[0], o[1], o[2], o[3]);
+        *reinterpret_cast<uint4*>(O + row * params.o.row + 16 * n + c) = make_uint4(o[0], o[1], o[2], o[3]);
     }
   }
 }

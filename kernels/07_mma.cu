@@ -12,6 +12,7 @@
 //          (heads, tokens)
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Asks for Q and O once; K and V: for each tile of rows, the tiles of which some row sees a key
+#include "attention_params.cuh"
 #include "ptx.cuh"
 
 #ifndef HEAD_DIM
@@ -191,35 +192,33 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
         const int* __restrict__ cu_seqlens_q,  // [sequences + 1] where each sequence of Q begins; null: N rows each
         const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-        int N, int N_kv, int kv_heads, long long q_batch, long long q_row, long long q_head, long long k_batch,
-        long long k_row, long long k_head, long long v_batch, long long v_row, long long v_head, long long o_batch,
-        long long o_row, long long o_head, int window_left, int window_right, float scale) {
+        const AttentionParams params) {
   // ---- prologue: which tile of which head is mine, which keys it sees
   // Causal: the last rows see the most keys. The tiles of all heads that hold them start first, and light ones fill the
   // gaps at the end. Otherwise the tiles of a head are neighbours, so that they find K and V in the L2 cache.
   int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
-  if (window_right >= 0) {
+  if (params.window_right >= 0) {
     const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
     tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
   }
-  const int kv_head = head / (gridDim.y / kv_heads);
+  const int kv_head = head / (gridDim.y / params.kv_heads);
   const int q_first = cu_seqlens_q ? cu_seqlens_q[sequence] : 0, k_first = cu_seqlens_k ? cu_seqlens_k[sequence] : 0;
-  const int q_len = cu_seqlens_q ? cu_seqlens_q[sequence + 1] - q_first : N;
-  const int kv_len = cu_seqlens_k ? cu_seqlens_k[sequence + 1] - k_first : N_kv;
+  const int q_len = cu_seqlens_q ? cu_seqlens_q[sequence + 1] - q_first : params.N;
+  const int kv_len = cu_seqlens_k ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
   const int first_row = tile * BLOCK_M;
   if (first_row >= q_len) return;  // the whole block, before any barrier
-  Q += (cu_seqlens_q ? q_first * q_row : sequence * q_batch) + head * q_head;
-  O += (cu_seqlens_q ? q_first * o_row : sequence * o_batch) + head * o_head;
-  K += (cu_seqlens_k ? k_first * k_row : sequence * k_batch) + kv_head * k_head;
-  V += (cu_seqlens_k ? k_first * v_row : sequence * v_batch) + kv_head * v_head;
+  Q += (cu_seqlens_q ? q_first * params.q.row : sequence * params.q.batch) + head * params.q.head;
+  O += (cu_seqlens_q ? q_first * params.o.row : sequence * params.o.batch) + head * params.o.head;
+  K += (cu_seqlens_k ? k_first * params.k.row : sequence * params.k.batch) + kv_head * params.k.head;
+  V += (cu_seqlens_k ? k_first * params.v.row : sequence * params.v.batch) + kv_head * params.v.head;
 
   // Row i stands at key i + kv_len - q_len. Of keys begin .. end - 1 each is seen by some row of the block, and of
   // full_begin .. full_end - 1 by all.
   const int first_place = first_row + kv_len - q_len, last_place = min(first_row + BLOCK_M, q_len) - 1 + kv_len - q_len;
-  const int begin = window_left < 0 ? 0 : max(0, first_place - window_left) / BLOCK_N * BLOCK_N;
-  const int end = window_right < 0 ? kv_len : min(kv_len, last_place + window_right + 1);
-  const int full_begin = window_left < 0 ? 0 : last_place - window_left;
-  const int full_end = window_right < 0 ? kv_len : min(kv_len, first_place + window_right + 1);
+  const int begin = params.window_left < 0 ? 0 : max(0, first_place - params.window_left) / BLOCK_N * BLOCK_N;
+  const int end = params.window_right < 0 ? kv_len : min(kv_len, last_place + params.window_right + 1);
+  const int full_begin = params.window_left < 0 ? 0 : last_place - params.window_left;
+  const int full_end = params.window_right < 0 ? kv_len : min(kv_len, first_place + params.window_right + 1);
 
   // Each lane names one row to ldmatrix: k_lane is its own address in the first fragment of the tile.
   extern __shared__ __align__(128) unsigned char raw[];
@@ -239,17 +238,17 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) m_i[m][h] = NEG_INF, l_i[m][h] = shift[m][h] = 0.0f;
-  const float size = fmaxf(fabsf(scale), 1e-30f);  // 0 times -inf would be NaN
+  const float size = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
   const float to_log2 = size * LOG2_E;
 
-  K += (begin + r) * k_row + 8 * c;
-  V += (begin + r) * v_row + 8 * c;
+  K += (begin + r) * params.k.row + 8 * c;
+  V += (begin + r) * params.v.row + 8 * c;
   if (begin < end) {
-    load_tile<BLOCK_M>(Q_smem + piece, Q + (first_row + r) * q_row + 8 * c, q_row, q_len - first_row - r);
-    load_tile<BLOCK_N>(K_smem + piece, K, k_row, kv_len - begin - r);
-    load_tile<BLOCK_N>(V_smem + piece, V, v_row, kv_len - begin - r);
+    load_tile<BLOCK_M>(Q_smem + piece, Q + (first_row + r) * params.q.row + 8 * c, params.q.row, q_len - first_row - r);
+    load_tile<BLOCK_N>(K_smem + piece, K, params.k.row, kv_len - begin - r);
+    load_tile<BLOCK_N>(V_smem + piece, V, params.v.row, kv_len - begin - r);
     cp_async_commit();
-    if (scale < 0.0f) {  // maxima are looked for before the scaling: the sign goes into Q
+    if (params.softmax_scale < 0.0f) {  // maxima are looked for before the scaling: the sign goes into Q
       cp_async_wait<0>();
       __syncthreads();  // hazard: words are turned round before others' copies have landed
       for (int i = threadIdx.x; i < BLOCK_M * ROW / 2; i += THREADS) reinterpret_cast<unsigned*>(raw)[i] ^= 0x80008000;
@@ -267,14 +266,14 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     // Not before the scores: the copies would stand in the way of ldmatrix.
     const int next = first + BLOCK_N;
     if (next < end) {
-      K += BLOCK_N * k_row;
-      V += BLOCK_N * v_row;
-      load_tile<BLOCK_N>(K_smem + (here ^ TILE) + piece, K, k_row, kv_len - next - r);
-      load_tile<BLOCK_N>(V_smem + (here ^ TILE) + piece, V, v_row, kv_len - next - r);
+      K += BLOCK_N * params.k.row;
+      V += BLOCK_N * params.v.row;
+      load_tile<BLOCK_N>(K_smem + (here ^ TILE) + piece, K, params.k.row, kv_len - next - r);
+      load_tile<BLOCK_N>(V_smem + (here ^ TILE) + piece, V, params.v.row, kv_len - next - r);
       cp_async_commit();
     }
     if (first < full_begin || next > full_end)
-      mask(S, first + 2 * t, first_place + warp_row + g, kv_len, window_left, window_right);
+      mask(S, first + 2 * t, first_place + warp_row + g, kv_len, params.window_left, params.window_right);
     follow_maxima(S, m_i, l_i, shift, acc, to_log2);
     weigh<T>(acc, S, l_i, shift, to_log2, v_lane + here);
   }
@@ -291,12 +290,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
       if (row >= q_len) continue;
       if (lse && t == 0) {
         const long long start = cu_seqlens_q ? (long long)head * cu_seqlens_q[gridDim.z] + q_first
-                                             : ((long long)sequence * gridDim.y + head) * N;
+                                             : ((long long)sequence * gridDim.y + head) * params.N;
         lse[start + row] = m_i[m][h] * size + logf(l);
       }
 #pragma unroll
       for (int n = 0; n < HEAD_DIM / 8; ++n)
-        *reinterpret_cast<unsigned*>(O + row * o_row + 8 * n + 2 * t) =
+        *reinterpret_cast<unsigned*>(O + row * params.o.row + 8 * n + 2 * t) =
             pack(T(), acc[m][n][2 * h] * inverse, acc[m][n][2 * h + 1] * inverse);
     }
 }

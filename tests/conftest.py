@@ -10,8 +10,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from helpers import cpu, device, kernel
-from helpers.ladder import stages
+from helpers import attention, cpu, device, kernel
 
 # The same examples at every run: a test that fails once fails always. No deadline: a machine may be busy.
 hypothesis.settings.register_profile("course", deadline=None, derandomize=True, print_blob=True)
@@ -57,6 +56,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line("  ".join([first.strip().ljust(widths[0]), *others]))
 
 
+@pytest.fixture(autouse=True)
+def each_test_makes_first_calls() -> None:
+    """What was worked out for the calls of other tests is forgotten."""
+    attention.forget()
+
+
 @pytest.fixture
 def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """helpers.cpu, and the stages run on it for the length of a test, on a machine with a GPU as well.
@@ -69,6 +74,7 @@ def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
         except cpu.NoCompilerError as error:
             pytest.skip(str(error))
         monkeypatch.setattr(kernel, "cp", cpu)
-        monkeypatch.setattr(stages, "cp", cpu)
+        monkeypatch.setattr(device, "cp", cpu)
+        monkeypatch.setattr(device, "ON_GPU", False)
     monkeypatch.setattr(kernel, "_compiled", functools.lru_cache(kernel._compiled.__wrapped__))
     return cpu

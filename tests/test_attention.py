@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from backends import in_place_of_bind
 
-from helpers import attention, kernel, reference
+from helpers import kernel, reference
 from helpers.attention import flash_attention, flash_attention_varlen
 from helpers.check import check
 from helpers.device import ON_GPU, cp
-from helpers.ladder import stages
-from helpers.ladder.stages import LADDER, Stage, _address
+from helpers.ladder import LADDER, Stage, limits
+from helpers.ladder.layout import address
 from helpers.xray import xray
 
 STRIDED = [stage for stage in LADDER.values() if "float32" in stage.dtypes and "varlen" in stage.features]
@@ -167,7 +167,7 @@ def test_packed_sequences(stage: Stage, lengths: str, mask: Any, heads: tuple[in
 @pytest.fixture
 def same_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """No launch has few blocks: equal to the last bit are only sums over equal tiles."""
-    monkeypatch.setattr(stages, "_multiprocessors", lambda: 0)
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 0)
 
 
 @pytest.mark.parametrize("n, n_kv", [(33, 129), (130, 65)])
@@ -315,7 +315,7 @@ def test_views_are_read_where_they_lie(layout: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kernel.Kernel, "bind", take)
     arrays = [laid_out(a, layout) for a in inputs(2, 33, 40, 4, 2, 8)]
     o = flash_attention(*arrays)
-    same = [_address(a) == _address(b) for a, b in zip(seen, (*arrays, o), strict=True)]
+    same = [address(a) == address(b) for a, b in zip(seen, (*arrays, o), strict=True)]
     assert same == [layout != "backwards"] * 3 + [True]
 
 
@@ -504,8 +504,6 @@ def test_a_checked_run_is_clean(
     shape: tuple[int, ...], mask: dict[str, Any], cpu_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No race, nothing out of bounds, nothing left unwritten; and only the keys that somebody sees are read."""
-    monkeypatch.setattr(attention, "cp", cpu_engine)
-    monkeypatch.setattr(attention, "ON_GPU", False)
     reports = []
 
     def checked(self: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:

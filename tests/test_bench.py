@@ -26,7 +26,7 @@ from helpers import kernel, reference
 from helpers.attention import flash_attention_varlen
 from helpers.device import ON_GPU, cp
 from helpers.draw import show
-from helpers.ladder.stages import LADDER
+from helpers.ladder import LADDER
 from helpers.record import bench, cases, experiments, host_cost, peers, plan, readme, run, timing
 from helpers.record.cases import Case, Inputs
 from helpers.record.plan import Job
@@ -196,7 +196,7 @@ def test_tensors_are_read_as_float32() -> None:
 class Fake:
     """A stage whose kernel is NumPy."""
 
-    idea, number, max_head_dim = "an idea", 0, 128
+    idea, number, max_head_dim, direction = "an idea", 0, 128, "forward"
 
     def __init__(
         self,
@@ -234,8 +234,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """fakes(stage, ...): the ladder is these, at two small cases; no peer, variant or experiment."""
 
     def use(*stages: Fake) -> None:
-        for module in (bench, plan):
-            monkeypatch.setattr(module, "LADDER", {stage.name: stage for stage in stages})
+        monkeypatch.setattr(plan, "LADDER", {stage.name: stage for stage in stages})
         monkeypatch.setattr(plan, "cases", lambda **_: [Case(SMALL), Case(SMALL, "float32", True)])
         monkeypatch.setattr(bench, "BUDGET_S", 0.001)
         monkeypatch.setattr(experiments, "VARIANTS", ())
@@ -660,8 +659,8 @@ def test_ladder_prints_a_line_for_each_stage(capsys: pytest.CaptureFixture[str])
 
 def test_ladder_takes_the_first_type_that_works_and_says_what_cannot(fakes: Any, capsys: Any) -> None:
     fakes(Fake("half", ("bfloat16",)), Fake("none", ()), Fake("plain"))
-    bench.LADDER["none"].dtypes = ("float32",)
-    bench.LADDER["none"].why_not = lambda **_: "needs another GPU"
+    plan.LADDER["none"].dtypes = ("float32",)
+    plan.LADDER["none"].why_not = lambda **_: "needs another GPU"
     assert bench.ladder(["--n", "20", "--d", "8"]) == 0
     text = capsys.readouterr().out
     assert "1x1x20x8 bfloat16" in text and "[SKIP] none: needs another GPU" in text and "[PASS] plain" in text

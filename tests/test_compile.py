@@ -15,7 +15,7 @@ from helpers import kernel
 from helpers.compile_report import ARCHITECTURES, CompileReport, compile_report
 from helpers.cpu import CompileError
 from helpers.device import ON_GPU, cp
-from helpers.ladder.stages import LADDER
+from helpers.ladder import LADDER
 
 try:
     reports.nvrtc_version()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from helpers.draw import show
-from helpers.ladder.stages import LADDER
+from helpers.ladder import LADDER
 from helpers.ladder.steps import CLIMBS
 from helpers.record import counters, ncu, peers, profile_stages, xray_vs_ncu
 from helpers.record.cases import Case

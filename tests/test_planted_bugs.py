@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from planted import ALL, Bug
 
-from helpers import check, cpu, kernel, reference
-from helpers.ladder import stages
-from helpers.ladder.stages import LADDER, Stage
+from helpers import check, cpu, device, kernel, reference
+from helpers.ladder import LADDER, Stage
 
 HEAD_DIM = 32
 
@@ -312,7 +311,7 @@ def masked_inputs(stage: Stage, kind: str) -> tuple[list[Any], dict[str, Any]]:
     n, n_kv = sizes["BLOCK_M"] + 6, 5 if kind == "nothing to see" else 3 * sizes["BLOCK_N"] + 4
 
     def normal(*shape: int) -> Any:
-        return stages.cp.asarray(rng.standard_normal(shape, dtype=np.float32) + np.float32(0.25))
+        return device.cp.asarray(rng.standard_normal(shape, dtype=np.float32) + np.float32(0.25))
 
     q = normal(2, n, 4, HEAD_DIM).swapaxes(1, 2)
     k, v = normal(2, n_kv, 2, HEAD_DIM).swapaxes(1, 2), normal(2, 2, n_kv, HEAD_DIM + 4)[..., :HEAD_DIM]
@@ -328,7 +327,7 @@ def run_masked_check(stage: Stage, text: str, kind: str) -> None:
     arrays, options = masked_inputs(stage, kind)
     run, (o, lse) = stage.prepare(*arrays, source=text, sizes=stage.tiles(HEAD_DIM), return_lse=True, **options)
     run()
-    q, k, v, o, lse = (stages.cp.asnumpy(a) for a in (*arrays, o, lse))
+    q, k, v, o, lse = (device.cp.asnumpy(a) for a in (*arrays, o, lse))
     cu_q, cu_k = options.pop("cu_seqlens", ([0, q.shape[-2]], [0, k.shape[-2]]))
     k, v = (a.repeat(2, axis=-3) for a in (k, v))
     for i in range(len(cu_q) - 1):

@@ -22,8 +22,7 @@ from hypothesis.extra import numpy as hnp
 
 from helpers import check, kernel, reference
 from helpers.device import cp
-from helpers.ladder import stages
-from helpers.ladder.stages import LADDER, Stage
+from helpers.ladder import LADDER, Stage, limits
 
 SIZES = (1, 2, 31, 32, 33, 63, 64, 65, 127, 257, 1000)
 HEAD_DIMS = (1, 3, 8, 32, 40, 64, 80, 128)
@@ -124,8 +123,8 @@ def test_other_tile_sizes(row: Row, which: int) -> None:
 
 def test_the_tiles_of_a_launch_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 132 multiprocessors: all have two blocks, or one, or less than half of them have one."""
-    monkeypatch.setattr(stages, "_multiprocessors", lambda: 132)
-    monkeypatch.setattr(stages, "_most_shared", lambda: 227 * 1024)
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(limits, "most_shared", lambda: 227 * 1024)
     stage = LADDER["heads_and_masks"]
 
     def block(rows: int, heads: int, **mask: bool) -> tuple[int, int]:

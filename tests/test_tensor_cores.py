@@ -13,8 +13,7 @@ from planted import ALL, Bug
 from helpers import check, cpu, kernel, reference
 from helpers.attention import flash_attention, flash_attention_varlen
 from helpers.device import cp
-from helpers.ladder import stages, tiles
-from helpers.ladder.stages import LADDER
+from helpers.ladder import LADDER, limits, tiles
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 NAMES = ("wmma", "mma")
@@ -205,7 +204,7 @@ def test_few_blocks_get_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     grids = []
     monkeypatch.setattr(kernel.Kernel, "bind", lambda self, grid, *args, **more: grids.append(grid) or (lambda: None))
     for multiprocessors, mask in ((7, {}), (8, {}), (3, {"causal": True}), (4, {"causal": True}), (4, {})):
-        monkeypatch.setattr(stages, "_multiprocessors", lambda many=multiprocessors: many)
+        monkeypatch.setattr(limits, "multiprocessors", lambda many=multiprocessors: many)
         LADDER["mma"].prepare(*inputs((1, 2, 200, 64), 100, 2, "float16"), **mask)
     assert grids == [(2, 2, 1), (4, 2, 1), (2, 2, 1), (4, 2, 1), (2, 2, 1)]
 

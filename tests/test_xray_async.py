@@ -12,7 +12,7 @@ from test_xray_zoo import Bug, out, some
 
 from helpers import cpu, kernel, reference
 from helpers.check import make_inputs
-from helpers.ladder import stages
+from helpers.ladder import LADDER
 from helpers.xray import Report, xray
 
 HEAD = r"""
@@ -463,11 +463,11 @@ def test_the_stages_with_tensor_cores_are_clean(
     monkeypatch.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
     n, n_kv, d = shape
     q, k, v = (x.astype(np.float16) for x in make_inputs(n, n_kv, d))
-    got = cpu.asnumpy(stages.LADDER[stage](q, k, v, causal=causal))
+    got = cpu.asnumpy(LADDER[stage](q, k, v, causal=causal))
     (report,) = reports
     report.assert_clean()
     assert report.traffic["O"].written == 2 * n * d
     expected = reference.attention(*(x.astype(np.float32) for x in (q, k, v)), causal=causal)
     np.testing.assert_allclose(got.astype(np.float32), expected, atol=0.01)
     files = {file for file, _ in report.by_line}
-    assert files == {stages.LADDER[stage].file}, "lines of wrappers in headers are told as the kernel's"
+    assert files == {LADDER[stage].file}, "lines of wrappers in headers are told as the kernel's"

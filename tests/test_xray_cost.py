@@ -16,7 +16,7 @@ import pytest
 from helpers import cpu, kernel
 from helpers.check import make_inputs
 from helpers.cpu import checked, runtime
-from helpers.ladder.stages import LADDER
+from helpers.ladder import LADDER
 
 N, D = 256, 64
 

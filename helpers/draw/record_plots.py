@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from helpers.draw.picture import GPU, LINES, PEER, ROOF, WRITE, Picture, Text, figure, styled
-from helpers.ladder.stages import LADDER
+from helpers.ladder import LADDER
 from helpers.record import counters
 from helpers.record.cases import Case
 from helpers.record.results import NO_RECORD, RECORD, roof_name

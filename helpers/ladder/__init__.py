@@ -1,5 +1,12 @@
-"""The ladder: what a stage is, and the table of all stages."""
+"""The ladder: what a stage is (contract), and the table of all stages.
 
-from helpers.ladder.stages import LADDER, Stage
+    from helpers.ladder import LADDER
+    o = LADDER["online_softmax"](q, k, v)
 
-__all__ = ["LADDER", "Stage"]
+For models, which hold (batch, seq, heads, head_dim), see `helpers.attention`.
+"""
+
+from helpers.ladder.contract import Launch, Stage
+from helpers.ladder.table import LADDER
+
+__all__ = ["LADDER", "Launch", "Stage"]

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from helpers.device import ON_GPU, describe
-from helpers.ladder.stages import LADDER
 from helpers.record import peers, readme
 from helpers.record.cases import Case
-from helpers.record.plan import Job, plan, still_to_do, why_not
+from helpers.record.plan import Job, forward, plan, still_to_do, why_not
 from helpers.record.results import Record, results_table
 from helpers.record.run import (
     INTERRUPTED,
@@ -35,21 +34,22 @@ BUDGET_S, QUICK_BUDGET_S = 0.15, 0.03  # for one measurement
 
 def ladder(argv: Sequence[str] = ()) -> int:
     """Each stage on this machine's device: checked, then timed, in a table. Returns the exit status."""
-    widest = max(stage.max_head_dim for stage in LADDER.values())
+    stages = forward()
+    widest = max(stage.max_head_dim for stage in stages.values())
     parser = argparse.ArgumentParser(prog="course.py ladder", description="Check and time each stage on this machine.")
     parser.add_argument(
         "--n", type=int, default=4096 if ON_GPU else 1024, help="query and key rows (default %(default)s)"
     )
     parser.add_argument("--d", type=int, default=64, help=f"head dimension, 1 to {widest} (default %(default)s)")
-    parser.add_argument("--stage", choices=list(LADDER), action="append", help="only this stage; may be repeated")
+    parser.add_argument("--stage", choices=list(stages), action="append", help="only this stage; may be repeated")
     wish = parser.parse_args(argv)
     if wish.n < 1 or not 1 <= wish.d <= widest:
         parser.error(f"--n is at least 1 and --d is 1 to {widest}; got --n {wish.n} --d {wish.d}")
     print(describe())
     record = Record({}, {})
     jobs, skipped = [], []
-    for name in wish.stage or LADDER:
-        stage = LADDER[name]
+    for name in wish.stage or stages:
+        stage = stages[name]
         cases = [Case((1, 1, wish.n, wish.d), dtype) for dtype in stage.dtypes]
         reasons = [why_not(stage, case) for case in cases]
         possible = [case for case, why in zip(cases, reasons, strict=True) if why is None]
@@ -88,7 +88,7 @@ def bench(argv: Sequence[str] = ()) -> int:
         action=argparse.BooleanOptionalAction,
         help="with PyTorch (by default where it is installed), or without",
     )
-    parser.add_argument("--stage", choices=list(LADDER), action="append", help="only this stage; may be repeated")
+    parser.add_argument("--stage", choices=list(forward()), action="append", help="only this stage; may be repeated")
     parser.add_argument("--within", type=float, default=math.inf, metavar="SECONDS", help="leave out what takes longer")
     parser.add_argument("--resume", action="store_true", help="measure only what FILE has not")
     parser.add_argument("--readme", action="store_true", help="only write README's table and plot from the record")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helpers.cuda_source.edit import edit
-from helpers.ladder.stages import Stage
+from helpers.ladder import Stage
 from helpers.ladder.steps import CLIMBS
 from helpers.record.cases import Case
 
@@ -147,8 +147,8 @@ _HEAD_BY_HEAD = (
 )
 
 # ---- 06_wmma.cu: tiles are fetched when they are wanted, not before
-_NEXT_V = "fetch_tile(next, V, v_row, first, kv_len);"
-_NEXT_K = "fetch_tile(next, K, k_row, first + BLOCK_N, kv_len);"
+_NEXT_V = "fetch_tile(next, V, params.v.row, first, kv_len);"
+_NEXT_K = "fetch_tile(next, K, params.k.row, first + BLOCK_N, kv_len);"
 _NOT_AHEAD = (
     (_NEXT_V, ""),
     ("put_tile(V_smem, next);", _NEXT_V + " put_tile(V_smem, next);"),

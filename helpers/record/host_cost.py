@@ -17,7 +17,7 @@ from typing import Any
 
 from helpers.attention import flash_attention, flash_attention_varlen
 from helpers.device import cp
-from helpers.ladder.stages import LADDER
+from helpers.ladder import LADDER
 from helpers.record.cases import Case, Inputs
 from helpers.record.timing import Timing
 
@@ -101,7 +101,8 @@ def _packed(arrays: Callable[[Inputs], tuple[Any, ...]], with_most: bool, inputs
 def _prepared(inputs: Inputs) -> Ready:
     """The stage that flash_attention takes."""
     dtype, head_dim = CASE.dtype, CASE.shape[3]
-    able = [s for s in LADDER.values() if s.why_not(head_dim=head_dim, dtype=dtype, causal=True) is None]
+    forward = [stage for stage in LADDER.values() if stage.direction == "forward"]
+    able = [stage for stage in forward if stage.why_not(head_dim=head_dim, dtype=dtype, causal=True) is None]
     run, o = able[-1].prepare(*inputs.device, causal=True)
     yield run, lambda _: o
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from helpers import kernel
 from helpers.device import ON_GPU
-from helpers.ladder.stages import LADDER, Stage
+from helpers.ladder import LADDER, Stage
 from helpers.record import experiments, host_cost, peers
 from helpers.record.cases import Case
 from helpers.record.results import Measurement, Record
@@ -86,6 +86,11 @@ def cases(*, on_gpu: bool = ON_GPU, quick: bool = False) -> list[Case]:
     return list(dict.fromkeys(found))
 
 
+def forward() -> dict[str, Stage]:
+    """The stages that compute attention, by name: what the cases, the peers and the checks are of."""
+    return {name: stage for name, stage in LADDER.items() if stage.direction == "forward"}
+
+
 def why_not(stage: Stage, case: Case) -> str | None:
     """Why a stage cannot do a case on this device, or None."""
     return stage.why_not(head_dim=case.shape[3], dtype=case.dtype, causal=case.causal)
@@ -99,7 +104,7 @@ def plan(
     Args:
         only: names of stages; the other stages, with their variants, steps and experiments, are left out.
     """
-    stages = {name: stage for name, stage in LADDER.items() if not only or name in only}
+    stages = {name: stage for name, stage in forward().items() if not only or name in only}
     torch = peers.torch_on_gpu() if with_peers and on_gpu else None
     others = peers.TORCH if torch else () if on_gpu else (peers.NUMPY,)
     jobs = [Job("roof", roof.name, roof) for roof in peers.TORCH_ROOFS] if torch else []

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from helpers.device import ON_GPU, cp
-from helpers.ladder.stages import LADDER, Stage
+from helpers.ladder import LADDER, Stage
 from helpers.record import ncu, peers
 from helpers.record.cases import Case, Inputs
 from helpers.record.counters import FIGURES, SHAPE, WIDE
 from helpers.record.experiments import WMMA, Step, steps
+from helpers.record.plan import forward
 from helpers.record.results import MAIN_PEER
 from helpers.record.timing import elapsed
 
@@ -43,7 +44,7 @@ _UNITS = {"nsecond": 1e-6, "ns": 1e-6, "usecond": 1e-3, "us": 1e-3, "msecond": 1
 def cases() -> Iterator[tuple[str, Case]]:
     """Each stage of the ladder with its cases; those that this device cannot run are left out."""
     for head_dim in (SHAPE[3], WIDE):
-        for name, stage in LADDER.items():
+        for name, stage in forward().items():
             if head_dim == SHAPE[3] or stage.number >= WIDE_FROM:
                 takes = [dtype for dtype in TYPES if stage.why_not(head_dim=head_dim, dtype=dtype) is None]
                 for dtype in takes if name in ALL_TYPES else takes[:1]:

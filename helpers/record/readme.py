@@ -20,7 +20,7 @@ from PIL import Image, PngImagePlugin  # comes with matplotlib
 
 from helpers.draw import record_plots
 from helpers.draw.picture import Picture
-from helpers.ladder.stages import LADDER
+from helpers.ladder import LADDER
 from helpers.record.results import MAIN_PEER, RECORD, roof_name
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,0 +1,375 @@
+"""What a stage is: one or more launches of one or more kernels of a file, and a table entry that says all the rest.
+
+    o = LADDER["online_softmax"](q, k, v)
+
+A stage is a `Stage`; the table of them is in table.py, how they are launched in launches.py. A call is checked in
+call.py, becomes a `Call`, and a `Ready` of it needs nothing more than the arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from helpers import device, kernel
+from helpers.ladder import limits
+from helpers.ladder.call import Call, Spec, check_stage_arrays, mask_window, softmax_scale_of
+from helpers.ladder.layout import four_axes, is_aligned, span
+
+MAX_HEAD_DIM = 128
+_C_NAMES = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """An argument that is a part of an array: array[index]."""
+
+    name: str
+    index: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of one kernel.
+
+    args: an array by its name or as a `Part`; None for a null pointer; NumPy scalars and structs as they are.
+    """
+
+    kernel: str  # its name in the file, or the name of an instance of a template
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_bytes: int
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One rung of the ladder: attention by one kernel file. See `__call__` and `prepare`.
+
+    features: what it can beyond plain attention, out of
+        gqa      fewer heads in k and v than in q
+        causal, window, varlen (packed sequences), lse (the log-sum-exp)
+        strides  any array whose rows are contiguous, with no copy
+    """
+
+    number: int
+    name: str  # of the stage, and of its kernel where it has one
+    file: str
+    idea: str
+    tiles: Callable[[int], dict[str, int]]  # HEAD_DIM -> the sizes it is compiled with
+    launches: Callable[[Stage, Call, Mapping[str, int]], Sequence[Launch]]
+    scratch: Callable[[Call, Mapping[str, int]], Mapping[str, Spec]] = lambda call, sizes: {}  # arrays between launches
+    direction: str = "forward"  # or backward, decode
+    features: frozenset[str] = frozenset()
+    dtypes: tuple[str, ...] = ("float32",)
+    min_cc: int = 0  # compute capability, 80 for 8.0; 0 is any
+    max_head_dim: int = MAX_HEAD_DIM
+    head_dim_step: int = 1  # head_dim is a multiple of it
+    threads: Callable[[Mapping[str, int]], int] = lambda sizes: sizes["BLOCK_M"]
+    shared_bytes: Callable[[Mapping[str, int]], int] = lambda sizes: 0  # dynamic shared memory
+    few_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # sizes, where its own leave half a GPU idle
+    lone_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # where no multiprocessor has two blocks
+    variant: Callable[[Call], Mapping[str, int]] = lambda call: {}  # -D options that a call needs, such as VECTOR=0
+    needs_aligned: bool = False  # rows that do not start at multiples of 16 bytes are copied
+
+    # ---- what it is compiled with
+
+    def defines(self, head_dim: int) -> dict[str, int]:
+        """The -D options for a head dimension: HEAD_DIM and the tile sizes."""
+        return {"HEAD_DIM": head_dim, **self.tiles(head_dim)}
+
+    def defines_for(self, head_dim: int, rows: int, heads: int, *, uneven: bool = False) -> dict[str, int]:
+        """The -D options for one launch: other sizes where its own give few blocks, or each multiprocessor one.
+
+        Args:
+            rows: of q, in the longest sequence. heads: of all sequences together.
+            uneven: a mask such as causal=True, which leaves half of the blocks less than half of the work.
+        """
+        defines = self.defines(head_dim)
+        blocks = -(-rows // defines["BLOCK_M"]) * heads
+        if (1 if uneven else 2) * blocks <= limits.multiprocessors():
+            defines.update(self.few_blocks(head_dim))
+        elif blocks <= limits.multiprocessors():
+            defines.update(self.lone_blocks(head_dim))
+        return defines
+
+    def kernel_name(self, dtype: str = "float32", name: str | None = None) -> str:
+        """A kernel's name, the stage's own if none is given; for a template, the instance of a dtype."""
+        name = name or self.name
+        return f"{name}<{_C_NAMES[dtype]}>" if dtype in _C_NAMES else name
+
+    def launch(
+        self, grid: tuple[int, ...], sizes: Mapping[str, int], args: tuple[Any, ...], name: str | None = None
+    ) -> Launch:
+        """A launch with the stage's own block and shared memory. name: of another kernel than the stage's own."""
+        block, shared = (self.threads(sizes),), self.shared_bytes(sizes)
+        return Launch(name or self.name, grid, block, shared, args)
+
+    # ---- what it can do
+
+    def why_not(
+        self,
+        *,
+        head_dim: int,
+        dtype: str = "float32",
+        gqa: bool = False,
+        causal: bool = False,
+        window: tuple[int, int] | None = None,
+        varlen: bool = False,
+        return_lse: bool = False,
+    ) -> str | None:
+        """The reason it cannot do this, on this device; None where it can."""
+        if dtype not in self.dtypes:
+            return f"it takes {' or '.join(self.dtypes)}, not {dtype}"
+        if not 1 <= head_dim <= self.max_head_dim or head_dim % self.head_dim_step:
+            multiples = f", multiples of {self.head_dim_step}" if self.head_dim_step > 1 else ""
+            return f"head_dim = {head_dim}; this stage takes {self.head_dim_step} to {self.max_head_dim}{multiples}"
+        wishes = {
+            "gqa": gqa and "k and v with fewer heads than q",
+            "causal": causal and "causal=True",
+            "window": window is not None and tuple(window) != (-1, -1) and f"window={window}",
+            "varlen": varlen and "packed sequences of several lengths",
+            "lse": return_lse and "return_lse=True",
+        }
+        for feature, wish in wishes.items():
+            if wish and feature not in self.features:
+                return f"it has no {wish}"
+        here, needed = limits.compute_capability(), max(self.min_cc, 80 if dtype == "bfloat16" else 0)
+        if here < needed:
+            return f"it needs compute capability {needed / 10} for {dtype}; this GPU has {here / 10}"
+        return None
+
+    def reads(self, a: Any) -> bool:
+        """Whether the kernel can read (or write) an array where it is, with no copy."""
+        if a.size == 0:
+            return True
+        if "strides" in self.features:
+            rows = a.strides[-1] == a.itemsize or a.shape[-1] == 1
+            as_it_is = rows and min(a.strides) >= 0
+        else:
+            as_it_is = a.flags.c_contiguous
+        return as_it_is and not (self.needs_aligned and not is_aligned(a))
+
+    def readable(self, a: Any) -> Any:
+        """The array as the kernel can read it: itself wherever that is possible, else a copy."""
+        if self.reads(a):
+            return a
+        dense = device.cp.ascontiguousarray(a)
+        return device.cp.array(a) if dense is a else dense
+
+    # ---- a call
+
+    def __call__(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int, int] | None = None,
+        return_lse: bool = False,
+    ) -> Any:
+        """softmax(softmax_scale * q k^T) v, for each head.
+
+        Args:
+            q: (N, d), (heads, N, d) or (batch, heads, N, d), NumPy or device array, of a dtype of the stage; N >= 1
+                and 1 <= d <= its max_head_dim.
+            k, v: the same with N_kv >= 1 rows. With the feature gqa, heads may be any divisor of q's.
+            softmax_scale: 1 / sqrt(d) where it is not given.
+            causal: row i sees keys up to i + N_kv - N: the last row sees all (bottom-right, as in FlashAttention).
+            window: (left, right): how many keys before and after that diagonal a row sees; -1 for all of them.
+            return_lse: also the log of the sum of exp(scaled scores) of each row, float32 without the axis d.
+
+        Returns:
+            The output, of q's shape and dtype, a device array; with return_lse, (o, lse). A row that sees no key is 0,
+            and its lse -inf.
+
+        Raises:
+            TypeError: an array of another dtype; a softmax_scale that is no number; a window that is no pair of ints.
+            ValueError: shapes that do not fit each other or the stage; something the stage cannot do; a
+                softmax_scale that float32 cannot hold.
+        """
+        run, result = self.prepare(
+            q, k, v, softmax_scale=softmax_scale, causal=causal, window=window, return_lse=return_lse
+        )
+        run()
+        return result
+
+    def prepare(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int, int] | None = None,
+        return_lse: bool = False,
+        cu_seqlens: tuple[Any, Any] | None = None,
+        out: Any = None,
+        source: str | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> tuple[Callable[[], None], Any]:
+        """Everything but the launch: a function that launches, and what it writes. For timing and experiments.
+
+        Args, where `__call__` does not have them:
+            cu_seqlens: (cu_seqlens_q, cu_seqlens_k), where each sequence of the packed tokens begins and the last one
+                ends; NumPy int32, as `helpers.attention.flash_attention_varlen` has checked them. q is then
+                (heads, tokens, d).
+            out: a device array to write, in a layout that the stage reads without a copy. Without it a new one, filled
+                with NaN, so that a row nobody writes shows.
+            source: another text of the kernel in place of the file's.
+            sizes: tile sizes in place of the stage's own, such as {"BLOCK_M": 32}.
+        """
+        check_stage_arrays(self.name, self.dtypes, q, k, v, empty=cu_seqlens is not None)
+        limits_of_mask = mask_window(window, causal)
+        reason = self.why_not(
+            head_dim=q.shape[-1],
+            dtype=q.dtype.name,
+            gqa=q.shape[:-2] != k.shape[:-2],
+            causal=causal,
+            window=window,
+            varlen=cu_seqlens is not None,
+            return_lse=return_lse,
+        )
+        if reason:
+            raise ValueError(reason if reason.startswith("head_dim") else f"stage {self.name} cannot: {reason}")
+        scale = softmax_scale_of(softmax_scale, q.shape[-1])
+        cp = device.cp
+        if q.size == 0:  # packed sequences without a token
+            o = cp.empty(q.shape, dtype=q.dtype) if out is None else out
+            return (lambda: None), (o, cp.empty(q.shape[:-1], dtype=cp.float32)) if return_lse else o
+        o = cp.full(q.shape, cp.nan, dtype=q.dtype) if out is None else out
+        if o.shape != q.shape or o.dtype != q.dtype or not self.reads(o):
+            got = f"shape {o.shape}, strides {o.strides}, dtype {o.dtype}"
+            raise ValueError(f"out is written in place, so it must be as stage {self.name} takes q; got {got}")
+        lse = cp.full(q.shape[:-1], cp.nan, dtype=cp.float32) if return_lse else None
+        rows = None
+        if cu_seqlens is not None:
+            rows = int(np.diff(cp.asnumpy(cu_seqlens[0])).max(initial=0))
+            cu_seqlens = tuple(cp.asarray(cu) for cu in cu_seqlens)
+        ready, arrays = self.ready(
+            *(cp.asarray(a) for a in (q, k, v)),
+            *(o, lse, cu_seqlens, rows),
+            softmax_scale=scale,
+            window=limits_of_mask,
+            source=source,
+            sizes=sizes,
+        )
+        return ready.bind(arrays), (o, lse) if return_lse else o
+
+    def ready(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        o: Any,
+        lse: Any,
+        cu_seqlens: tuple[Any, Any] | None,
+        rows: int | None,
+        *,
+        softmax_scale: float,
+        window: tuple[int, int],
+        source: str | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> tuple[Ready, dict[str, Any]]:
+        """A forward call that has been checked, compiled; and its arrays by name.
+
+        Args:
+            q, k, v, o: device arrays (..., rows, head_dim). lse, cu_seqlens: device arrays, or None.
+            rows: of the longest sequence, where they are packed.
+        """
+        arrays = {name: four_axes(self.readable(a)) for name, a in zip("qkv", (q, k, v), strict=True)}
+        arrays["o"] = four_axes(o)
+        if lse is not None:
+            arrays["lse"] = lse
+        if cu_seqlens is not None:
+            arrays["cu_seqlens_q"], arrays["cu_seqlens_k"] = cu_seqlens
+        batch, heads, n, head_dim = arrays["q"].shape
+        call = Call(
+            {name: Spec.of(a) for name, a in arrays.items()},
+            softmax_scale,
+            window,
+            rows=n if rows is None else rows,
+            sequences=batch if cu_seqlens is None else len(cu_seqlens[0]) - 1,
+            aligned=all(is_aligned(arrays[name]) for name in "qkvo"),
+        )
+        defines = self.defines_for(head_dim, call.rows, heads * call.sequences, uneven=call.uneven)
+        defines.update(sizes or {})
+        defines.update(self.variant(call))
+        return Ready(self, call, defines, source), arrays
+
+
+class Ready:
+    """A call's launches, planned and compiled. It depends on no address: see `bind` and `launch`."""
+
+    def __init__(self, stage: Stage, call: Call, sizes: Mapping[str, int], source: str | None = None) -> None:
+        """
+        Args:
+            sizes: the -D options. source: another text of the kernel in place of the stage's file.
+
+        Raises:
+            ValueError: more heads or sequences than a grid has room for; the source has no such kernel.
+        """
+        self.scratch = stage.scratch(call, sizes)
+        self.launches = list(stage.launches(stage, call, sizes))
+        self._strides = {name: spec.strides for name, spec in call.arrays.items()}
+        dtype = call.arrays["q"].dtype.name
+        text = source or stage.file
+        names = {launch.kernel: stage.kernel_name(dtype, launch.kernel) for launch in self.launches}
+        loaded = {plain: kernel.load(text, name, defines=sizes) for plain, name in names.items()}
+        self._kernels = [loaded[launch.kernel] for launch in self.launches]
+
+    def bind(self, arrays: Mapping[str, Any]) -> Callable[[], None]:
+        """A function that launches on these arrays. Every argument is compared with the kernel's signature, now.
+
+        Raises:
+            TypeError, ValueError: as `helpers.kernel.Kernel.bind`.
+        """
+        held = {**arrays, **{name: device.cp.empty(s.shape, dtype=s.dtype) for name, s in self.scratch.items()}}
+        bound = []
+        for launch, compiled in zip(self.launches, self._kernels, strict=True):
+            args = tuple(_argument(arg, held) for arg in launch.args)
+            bound.append(compiled.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes))
+
+        def run() -> None:
+            for each in bound:
+                each()
+
+        return run
+
+    def launch(self, pointers: Mapping[str, int], stream: Any = None) -> None:
+        """Launch on a GPU, with nothing checked: for arrays that are like those of an earlier `bind`.
+
+        Args:
+            pointers: addresses of the arrays, and of those of `scratch`, by name.
+            stream: anything with the stream's `ptr`; CuPy's current one if it is None.
+        """
+        for launch, compiled in zip(self.launches, self._kernels, strict=True):
+            args = tuple(
+                [
+                    pointers[arg]
+                    if type(arg) is str
+                    else pointers[arg.name] + sum(map(int.__mul__, arg.index, self._strides[arg.name]))
+                    if type(arg) is Part
+                    else arg
+                    for arg in launch.args
+                ]
+            )
+            compiled.function(launch.grid, launch.block, args, shared_mem=launch.shared_bytes, stream=stream)
+
+
+def _argument(arg: Any, arrays: Mapping[str, Any]) -> Any:
+    """An argument of a launch, with the arrays in place of their names."""
+    if isinstance(arg, str):
+        return span(arrays[arg])
+    if isinstance(arg, Part):
+        return arrays[arg.name][arg.index]
+    return arg
+
+
+

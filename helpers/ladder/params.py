@@ -1,0 +1,43 @@
+"""The struct of kernels/attention_params.cuh as NumPy has it: what a launch is told besides its pointers.
+
+CuPy passes a NumPy array of one element by value, whatever its dtype, and so does the CPU engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+STRIDES = np.dtype([(name, np.int64) for name in ("batch", "row", "head")], align=True)
+ATTENTION_PARAMS = np.dtype(
+    [
+        *((name, STRIDES) for name in "qkvo"),
+        *((name, np.int32) for name in ("N", "N_kv", "heads", "kv_heads", "window_left", "window_right")),
+        ("softmax_scale", np.float32),
+    ],
+    align=True,
+)
+
+
+def attention_params(
+    strides: Mapping[str, tuple[int, int, int]],
+    *,
+    n: int,
+    n_kv: int,
+    heads: int,
+    kv_heads: int,
+    window: tuple[int, int],
+    softmax_scale: float,
+) -> Any:
+    """One AttentionParams, an array of shape (1,).
+
+    Args:
+        strides: of q, k, v and o: from one batch, row and head to the next, in elements. Packed sequences: batch is 0.
+        n, n_kv: rows of q and of k; where sequences are packed, all tokens.
+        window: (left, right): how many keys before and after the diagonal a row sees; -1 for no limit.
+    """
+    params = np.zeros(1, dtype=ATTENTION_PARAMS)
+    params[0] = (*(strides[name] for name in "qkvo"), n, n_kv, heads, kv_heads, *window, softmax_scale)
+    return params

@@ -1,0 +1,126 @@
+"""The table of stages. Launch geometry stands here, in launches.py and in the notebooks that teach it, nowhere else.
+
+A new stage is one `.cu` file and one entry of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from helpers.ladder import limits, tiles
+from helpers.ladder.contract import Stage
+from helpers.ladder.launches import heads_in_grid, one_head_each, scores_of_one_head, strided
+
+# ---- the sizes they are compiled with
+
+
+def _shared_tiles(head_dim: int) -> dict[str, int]:
+    """The most query rows whose Q_smem, K_smem and V_smem fit 48 KB: each tile then serves that many rows."""
+    block_n = 16
+    row_stride = head_dim | 1
+    for block_m in (128, 64, 32):
+        if 4 * (block_m * row_stride + 2 * block_n * head_dim) <= 48 * 1024:
+            break
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n}
+
+
+def _register_tiles(head_dim: int) -> dict[str, int]:
+    """What `helpers.ladder.tiles` picks for this device's shared memory."""
+    return tiles.pick(head_dim, limits.most_shared()).defines
+
+
+def _register_tiles_shared(sizes: Mapping[str, int]) -> int:
+    chosen = tiles.Tiles(sizes["BLOCK_M"], sizes["BLOCK_N"], sizes["THREADS"], sizes["THREADS_X"])
+    return chosen.shared_bytes(sizes["HEAD_DIM"])
+
+
+def _wmma_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_wmma(head_dim, limits.most_shared())
+
+
+def _mma_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_mma(head_dim, limits.most_shared())
+
+
+def _few_register_tiles(head_dim: int) -> dict[str, int]:
+    few = tiles.pick_few(head_dim, limits.most_shared())
+    return few.defines if few else {}
+
+
+def _lone_register_tiles(head_dim: int) -> dict[str, int]:
+    lone = tiles.pick_lone(head_dim, limits.most_shared())
+    return lone.defines if lone else {}
+
+
+def _few_mma_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_few_mma(head_dim, limits.most_shared())
+
+
+EVERYTHING = frozenset({"gqa", "causal", "window", "varlen", "lse", "strides"})
+_REGISTER_TILED: Mapping[str, Any] = {  # 05 has the tiles of 04
+    "tiles": _register_tiles,
+    "few_blocks": _few_register_tiles,
+    "lone_blocks": _lone_register_tiles,
+    "threads": lambda sizes: sizes["THREADS"],
+    "shared_bytes": _register_tiles_shared,
+    "max_head_dim": tiles.MAX_HEAD_DIM,
+    "variant": lambda call: {} if call.aligned else {"VECTOR": 0},
+}
+
+_STAGES = (
+    Stage(
+        *(1, "naive", "01_naive.cu", "one thread per query row"),
+        tiles=lambda head_dim: {"BLOCK_M": 64},
+        launches=one_head_each,
+        scratch=scores_of_one_head,
+    ),
+    Stage(
+        *(2, "tiled", "02_tiled.cu", "K and V tiles in shared memory, two passes"),
+        tiles=_shared_tiles,
+        launches=one_head_each,
+    ),
+    Stage(
+        *(3, "online_softmax", "03_online_softmax.cu", "running max and sum, one pass"),
+        tiles=_shared_tiles,
+        launches=one_head_each,
+    ),
+    Stage(
+        *(4, "register_tiles", "04_register_tiles.cu", "a register tile per thread, float4"),
+        launches=heads_in_grid,
+        **_REGISTER_TILED,
+    ),
+    Stage(
+        *(5, "heads_and_masks", "05_heads_and_masks.cu", "strides, masks, lengths: only the tiles that are seen"),
+        launches=strided,
+        features=EVERYTHING,
+        **_REGISTER_TILED,
+    ),
+    Stage(
+        *(6, "wmma", "06_wmma.cu", "tensor cores by the WMMA interface"),
+        tiles=_wmma_tiles,
+        launches=strided,
+        features=EVERYTHING,
+        dtypes=("float16", "bfloat16"),
+        min_cc=75,
+        head_dim_step=8,
+        shared_bytes=lambda sizes: tiles.wmma_shared_bytes(sizes["HEAD_DIM"], sizes),
+        needs_aligned=True,
+    ),
+    Stage(
+        *(7, "mma", "07_mma.cu", "FlashAttention-2: mma.sync, swizzled tiles, cp.async"),
+        tiles=_mma_tiles,
+        few_blocks=_few_mma_tiles,
+        launches=strided,
+        features=EVERYTHING,
+        dtypes=("float16", "bfloat16"),
+        min_cc=80,
+        max_head_dim=256,
+        head_dim_step=8,
+        threads=lambda sizes: 32 * sizes["WARPS"],
+        shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
+        needs_aligned=True,
+    ),
+)
+
+LADDER: Mapping[str, Stage] = {stage.name: stage for stage in _STAGES}

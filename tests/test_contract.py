@@ -1,0 +1,308 @@
+"""The contract of a stage: several launches of several kernels with scratch, in either direction; calls made again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import attention, kernel, reference
+from helpers.attention import flash_attention, flash_attention_varlen
+from helpers.check import check
+from helpers.device import ON_GPU, cp
+from helpers.ladder import LADDER, Launch, Stage
+from helpers.ladder.call import Call, Spec
+from helpers.ladder.contract import Part, Ready
+
+# Two kernels of one file: the gradient of sum(O * dO) with respect to V, by way of P in scratch memory.
+GRADIENT_OF_V = """
+extern "C" __global__ void weights(const float* Q, const float* K, float* P, int n, int n_kv, float softmax_scale) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  float sum = 0.0f;
+  for (int j = 0; j < n_kv; ++j) {
+    float s = 0.0f;
+    for (int c = 0; c < HEAD_DIM; ++c) s += Q[i * HEAD_DIM + c] * K[j * HEAD_DIM + c];
+    P[i * n_kv + j] = expf(softmax_scale * s);
+    sum += P[i * n_kv + j];
+  }
+  for (int j = 0; j < n_kv; ++j) P[i * n_kv + j] /= sum;
+}
+
+extern "C" __global__ void gradient(const float* P, const float* dO, float* dV, int n, int n_kv) {
+  const int j = blockIdx.x * blockDim.x + threadIdx.x;
+  if (j >= n_kv) return;
+  for (int c = 0; c < HEAD_DIM; ++c) {
+    float sum = 0.0f;
+    for (int i = 0; i < n; ++i) sum += P[i * n_kv + j] * dO[i * HEAD_DIM + c];
+    dV[j * HEAD_DIM + c] = sum;
+  }
+}
+"""
+
+
+def _scratch(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
+    return {"P": Spec.dense((call.arrays["q"].shape[2], call.arrays["k"].shape[2]), np.float32)}
+
+
+def _launches(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+    """For each head a launch of each kernel."""
+    n, n_kv = (np.int32(call.arrays[name].shape[2]) for name in "qk")
+    rows, keys = ((-(-int(size) // sizes["BLOCK_M"]),) for size in (n, n_kv))
+    scale = np.float32(call.softmax_scale)
+    found = []
+    for head in np.ndindex(call.arrays["q"].shape[:2]):
+        first = (Part("q", head), Part("k", head), "P", n, n_kv, scale)
+        found.append(stage.launch(rows, sizes, first, "weights"))
+        found.append(stage.launch(keys, sizes, ("P", Part("do", head), Part("dv", head), n, n_kv), "gradient"))
+    return found
+
+
+BACKWARD = Stage(
+    *(99, "gradient_of_v", GRADIENT_OF_V, "P again, then its product with dO"),
+    tiles=lambda head_dim: {"BLOCK_M": 32},
+    launches=_launches,
+    scratch=_scratch,
+    direction="backward",
+)
+
+
+def heads(rng: np.random.Generator, n: int) -> Any:
+    return cp.asarray(rng.standard_normal((2, 3, n, 8), dtype=np.float32))
+
+
+def test_a_backward_stage_of_two_kernels_with_scratch() -> None:
+    rng = np.random.default_rng(5)
+    arrays = {"q": heads(rng, 33), "k": heads(rng, 40), "do": heads(rng, 33)}
+    arrays["dv"] = cp.full(arrays["k"].shape, cp.nan, dtype=cp.float32)
+    call = Call({name: Spec.of(a) for name, a in arrays.items()}, 0.25, (-1, -1), rows=33, sequences=2, aligned=True)
+    ready = Ready(BACKWARD, call, BACKWARD.defines(8))
+    assert [launch.kernel for launch in ready.launches] == ["weights", "gradient"] * 6
+    ready.bind(arrays)()
+    q, k, do = (cp.asnumpy(arrays[name]).astype(np.float64) for name in ("q", "k", "do"))
+    p = reference.softmax(0.25 * q @ k.swapaxes(-1, -2))
+    check("dV", arrays["dv"], p.swapaxes(-1, -2) @ do)
+
+
+def test_only_forward_stages_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = np.ones((1, 5, 2, 8), np.float32)
+    last = list(LADDER.values())[-1]
+    monkeypatch.setattr(attention, "LADDER", {**LADDER, "gradient_of_v": BACKWARD})
+    assert cp.asnumpy(flash_attention(q, q, q)).shape == q.shape
+    with pytest.raises(ValueError, match=f"stage=99 is none of the ladder; there are: 1 naive, .*{last.name}$"):
+        flash_attention(q, q, q, stage=99)
+
+
+def test_a_named_stage_is_the_only_one_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(self: Stage, **_: Any) -> None:
+        assert self.name == "heads_and_masks"
+
+    monkeypatch.setattr(Stage, "why_not", asked)
+    q = np.ones((1, 5, 2, 8), np.float32)
+    flash_attention(q, q, q, stage="heads_and_masks")
+
+
+# ---- calls made again
+
+
+def model_inputs(*shape: int, dtype: str = "float32", seed: int = 0) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(seed)
+    return tuple(cp.asarray((rng.standard_normal(shape) + 0.25).astype(dtype)) for _ in range(3))
+
+
+def exact(q: Any, k: Any, v: Any, **options: Any) -> np.ndarray:
+    arrays = (cp.asnumpy(a).astype(np.float64).swapaxes(1, 2) for a in (q, k, v))
+    return reference.attention(*arrays, **options).swapaxes(1, 2)
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of q that were checked, call after call."""
+    seen: list[tuple[int, ...]] = []
+    check_model_arrays = attention.check_model_arrays
+    monkeypatch.setattr(
+        attention, "check_model_arrays", lambda q, *more: seen.append(q.shape) or check_model_arrays(q, *more)
+    )
+    return seen
+
+
+def test_a_call_is_checked_once_and_its_arrays_may_change(checks: list[tuple[int, ...]]) -> None:
+    for seed in range(3):
+        arrays = model_inputs(2, 33, 4, 8, seed=seed)
+        check(f"call {seed}", flash_attention(*arrays, causal=True), exact(*arrays, causal=True))
+    assert len(checks) == 1
+
+
+OTHER_CALLS: dict[str, Any] = {
+    "shape": lambda q, k, v: flash_attention(q[:, :20], k, v),
+    "strides": lambda q, k, v: flash_attention(q[:, ::2], k[:, ::2], v[:, ::2]),
+    "causal": lambda q, k, v: flash_attention(q, k, v, causal=True),
+    "window": lambda q, k, v: flash_attention(q, k, v, window=(5, 5)),
+    "another window": lambda q, k, v: flash_attention(q, k, v, window=(5, 6)),
+    "scale": lambda q, k, v: flash_attention(q, k, v, softmax_scale=0.5),
+    "lse": lambda q, k, v: flash_attention(q, k, v, return_lse=True),
+    "stage": lambda q, k, v: flash_attention(q, k, v, stage="heads_and_masks"),
+    "dtype": lambda q, k, v: flash_attention(*(a.astype("float16") for a in (q, k, v))),
+    "alignment": lambda q, k, v: flash_attention(q[..., 1:5], k[..., 1:5], v[..., 1:5]),
+    "aligned": lambda q, k, v: flash_attention(q[..., :4], k[..., :4], v[..., :4]),
+}
+
+
+def test_what_a_call_depends_on_is_in_its_key(checks: list[tuple[int, ...]]) -> None:
+    """Each differs from all others in one thing, and is checked and right at its first call and at its second."""
+    arrays = model_inputs(2, 33, 4, 8)
+    first = {name: call(*arrays) for name, call in OTHER_CALLS.items()}
+    assert len(checks) == len(OTHER_CALLS)
+    for name, call in OTHER_CALLS.items():
+        for once, again in zip(_all(first[name]), _all(call(*arrays)), strict=True):
+            np.testing.assert_array_equal(cp.asnumpy(once), cp.asnumpy(again), err_msg=name)
+    assert len(checks) == len(OTHER_CALLS)
+    windowed = {name: cp.asnumpy(first[name]) for name in ("causal", "window", "another window", "scale")}
+    check("another window", windowed["another window"], exact(*arrays, window=(5, 6)))
+    assert len({a.tobytes() for a in windowed.values()}) == len(windowed)
+
+
+def _all(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def test_equal_keys_of_other_types_are_refused_after_a_good_call_too() -> None:
+    arrays = model_inputs(1, 5, 2, 8)
+    flash_attention(*arrays, causal=True, window=(1, 0), softmax_scale=1.0, stage=5)
+    for wrong in ({"causal": 1}, {"window": (True, 0)}, {"softmax_scale": True}, {"stage": True}):
+        with pytest.raises((TypeError, ValueError)):
+            flash_attention(*arrays, **{"causal": True, "window": (1, 0), "softmax_scale": 1.0, "stage": 5, **wrong})
+
+
+def test_a_call_that_copies_is_checked_each_time(checks: list[tuple[int, ...]]) -> None:
+    q, k, v = model_inputs(1, 33, 2, 8)
+    for seed in range(2):
+        q, k, v = model_inputs(1, 33, 2, 8, seed=seed)
+        check("backwards", flash_attention(q[:, ::-1], k, v), exact(q, k, v)[:, ::-1])
+    assert len(checks) == 2
+
+
+def test_few_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_MOST_KNOWN", 3)
+    monkeypatch.setattr(kernel.Kernel, "bind", lambda self, *_, **__: lambda: None)
+    for n in range(1, 10):
+        flash_attention(*model_inputs(1, n, 2, 8))
+        assert len(attention._KNOWN) <= 3
+
+
+# ---- packed lengths without a read by the host
+
+CU = np.array([0, 5, 5, 33], np.int32)
+
+
+def packed_inputs() -> tuple[Any, ...]:
+    return (*(a[0] for a in model_inputs(1, 33, 4, 8)), cp.asarray(CU), cp.asarray(CU))
+
+
+@pytest.mark.parametrize("most", [28, 100])
+def test_the_longest_sequence_given_by_the_caller(most: int, checks: list[tuple[int, ...]]) -> None:
+    arrays = packed_inputs()
+    expected = flash_attention_varlen(*arrays, causal=True)
+    for _ in range(2):
+        o = flash_attention_varlen(*arrays, causal=True, max_seqlen_q=most, max_seqlen_k=most)
+        np.testing.assert_array_equal(cp.asnumpy(o), cp.asnumpy(expected))
+    assert len(checks) == 1 + (most != 28)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, "28", 2**29])
+def test_a_longest_sequence_that_is_no_number_of_rows(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="max_seqlen_k is a whole number of rows, or None; got"):
+        flash_attention_varlen(*packed_inputs(), max_seqlen_q=28, max_seqlen_k=wrong)
+
+
+@pytest.mark.skipif(ON_GPU, reason="there the numbers are not read")
+def test_a_longest_sequence_that_is_too_short() -> None:
+    with pytest.raises(ValueError, match="max_seqlen_q = 27, and the longest sequence of q has 28 rows"):
+        flash_attention_varlen(*packed_inputs(), max_seqlen_q=27, max_seqlen_k=28)
+
+
+# ---- CUDA graphs and streams, on a GPU
+
+on_gpu = pytest.mark.skipif(not ON_GPU, reason="the CPU engine has no graphs")
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_call_in_a_cupy_graph(dtype: str, packed: bool) -> None:
+    arrays = model_inputs(2, 65, 4, 64, dtype=dtype)
+    more: dict[str, Any] = {"causal": True}
+    call = flash_attention
+    if packed:
+        cu = cp.asarray(np.array([0, 30, 65], np.int32))
+        arrays, call = (*(a[0] for a in arrays), cu, cu), flash_attention_varlen
+        more |= {"max_seqlen_q": 35, "max_seqlen_k": 35}
+    expected = cp.asnumpy(call(*arrays, **more))
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        call(*arrays, **more)
+        stream.begin_capture()
+        o = call(*arrays, **more)
+        graph = stream.end_capture()
+        kept, arrays[0][...] = arrays[0].copy(), 0
+        graph.launch()
+        stream.synchronize()
+        assert not np.array_equal(cp.asnumpy(o), expected)
+        arrays[0][...] = kept
+        graph.launch()
+        stream.synchronize()
+        np.testing.assert_array_equal(cp.asnumpy(o), expected)
+
+
+@on_gpu
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_call_in_a_torch_graph(packed: bool) -> None:
+    torch = pytest.importorskip("torch")
+    arrays = [torch.randn(2, 65, 4, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
+    more: dict[str, Any] = {"causal": True}
+    call = flash_attention
+    if packed:
+        cu = torch.tensor([0, 30, 65], dtype=torch.int32, device="cuda")
+        arrays, call = [*(a[0] for a in arrays), cu, cu], flash_attention_varlen
+        more |= {"max_seqlen_q": 35, "max_seqlen_k": 35}
+    expected = call(*arrays, **more)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = call(*arrays, **more)
+    o.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(o, expected)
+
+
+@on_gpu
+def test_torch_calls_run_on_torchs_current_stream() -> None:
+    torch = pytest.importorskip("torch")
+    arrays = [torch.zeros(1, 65, 4, 64, dtype=torch.float16, device="cuda") for _ in range(3)]
+    values = [torch.randn_like(a) for a in arrays]
+    expected = flash_attention(*values)
+    flash_attention(*arrays)
+    torch.cuda.synchronize()
+    for _ in range(2):  # the first call of its kind in this stream's layout, and one that is known
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            for a, value in zip(arrays, values, strict=True):
+                a.copy_(value)
+            o = flash_attention(*arrays)
+        stream.synchronize()
+        assert torch.equal(o, expected)
+        for a in arrays:
+            a.zero_()
+        torch.cuda.synchronize()
+        attention.forget()
+
+
+def test_a_stage_can_be_another_ones_variant() -> None:
+    """As the steps of a climb are."""
+    q, k, v = (np.random.default_rng(0).standard_normal((33, 8), dtype=np.float32) for _ in range(3))
+    step = dataclasses.replace(LADDER["online_softmax"], tiles=lambda head_dim: {"BLOCK_M": 32, "BLOCK_N": 8})
+    check("a step", step(q, k, v), reference.attention(q, k, v))
