@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from helpers import reference
@@ -185,6 +186,56 @@ def tolerance_for(q: Any, k: Any, softmax_scale: float | None = None) -> float:
             "float32 cannot hold their softmax. Use smaller q, k or softmax_scale."
         )
     return tolerance
+
+
+class Expected(NamedTuple):
+    """What a kernel should give: o and lse in float64, and the absolute error that passes for o."""
+
+    o: np.ndarray
+    lse: np.ndarray
+    tolerance: float
+
+
+def expect(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softmax_scale: float | None = None,
+) -> Expected:
+    """Attention of arrays as models have them, in float64, and how near a kernel has to come.
+
+    float32 has to be within 1e-5. In a half type the inputs are exact, P and O are rounded: NumPy rounds these two and
+    nothing else, and a kernel may have twice its error, or one step of the type at the largest output.
+
+    Args:
+        q: (batch, seq, heads, d), or without batch, or (rows, d), of float32 or a half type.
+        k, v: the same with kv_heads, which divide heads.
+        causal, window, softmax_scale: as `reference.attention` has them.
+
+    Returns:
+        o as q; lse (batch, heads, seq); the tolerance.
+    """
+    dtype = np.asarray(q).dtype
+    q, k, v = (np.asarray(a).astype(np.float64) for a in (q, k, v))
+    if q.ndim > 2:
+        share = q.shape[-2] // k.shape[-2]
+        q, k, v = (a.swapaxes(-3, -2) for a in (q, k.repeat(share, -2), v.repeat(share, -2)))
+    options = {"causal": causal, "window": window}
+    o, lse = reference.attention(q, k, v, softmax_scale=softmax_scale, return_lse=True, **options)
+    tolerance = TOLERANCE
+    if dtype.itemsize == 2:
+        scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+        s = np.where(reference.visible(q.shape[-2], k.shape[-2], **options), scale * q @ k.swapaxes(-1, -2), -np.inf)
+        largest = s.max(axis=-1, keepdims=True)
+        p = np.exp(s - np.where(np.isfinite(largest), largest, 0.0))
+        total = p.sum(axis=-1, keepdims=True)
+        rounded = (p.astype(dtype).astype(np.float64) @ v / np.where(total > 0.0, total, 1.0)).astype(dtype)
+        one_step = float(ml_dtypes.finfo(dtype).eps) * np.abs(o).max(initial=0.0)
+        tolerance = max(2 * float(np.abs(rounded.astype(np.float64) - o).max(initial=0.0)), one_step)
+    return Expected(o.swapaxes(-3, -2) if q.ndim > 2 else o, lse, tolerance)
 
 
 def _compare(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> CheckResult:

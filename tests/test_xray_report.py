@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from helpers import cpu, kernel
+from helpers import cpu, kernel, xray
 from helpers.check import make_inputs
 from helpers.cpu import checked
 from helpers.device import cp
 from helpers.draw import show
-from helpers.xray import Figures, Finding, Report, xray
+from helpers.xray import Figures, Finding, Report
 
 CODE = """#line 1 "k.cu"
 __shared__ float tile[32];

@@ -1330,3 +1330,29 @@ def test_the_stages_are_clean(name: str, shape: tuple[int, int, int], cpu_engine
     assert report.findings == []
     assert report.traffic["O"].written == 4 * n * d
     assert check(name, got, reference.attention(q, k, v)).passed
+
+
+UNTOUCHED = """extern "C" __global__ void k(TYPE *out, int n) {
+  __shared__ TYPE s[64];
+  __shared__ TYPE left_out[64];
+  if (n) s[threadIdx.x] = 1;
+  out[threadIdx.x] = s[threadIdx.x];
+}
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float", "int", "double"])
+@pytest.mark.parametrize("store", [True, False])
+def test_a_shared_array_that_no_line_writes(dtype: str, store: bool) -> None:
+    """A compiler that sees no store might take the array for zeros."""
+    code = UNTOUCHED.replace("TYPE", dtype).replace("if (n)", "if (n)" if store else "//")
+    function = cpu.RawModule(code=code).get_function("k")
+    a = cpu.zeros(64, dtype={"float": "f4", "int": "i4", "double": "f8"}[dtype])
+    function((1,), (64,), (a, np.int32(0)))
+    assert (a == -1).all() if dtype == "int" else np.isnan(a).all()
+    assert function.shared_size_bytes == 64 * a.itemsize
+    report = xray(function, (1,), (64,), (a, np.int32(0)))
+    assert [(f.kind, f.array, f.line) for f in report.findings] == [("uninitialised", "s", 5)]
+    assert list(report.shared) == ["s"]
+    if store:
+        xray(function, (1,), (64,), (a, np.int32(1))).assert_clean()

@@ -131,8 +131,8 @@ def asnumpy(a: Any) -> np.ndarray:
     return a.get() if isinstance(a, ndarray) else np.asarray(a)
 
 
-def _owner(a: np.ndarray) -> np.ndarray:
-    """The array at the end of a chain of views."""
+def owner_of(a: np.ndarray) -> np.ndarray:
+    """The array at the end of a chain of views: the one whose memory it is."""
     while isinstance(a.base, np.ndarray):
         a = a.base
     return a
@@ -154,7 +154,7 @@ class Lent:
 
     def address(self, value: ndarray) -> int:
         """Where the kernel finds the array's first element."""
-        owner, address = _owner(value), value.ctypes.data
+        owner, address = owner_of(value), value.ctypes.data
         if owner.base is None:
             if id(owner) not in self._places:
                 place = empty(owner.nbytes, np.uint8)
@@ -162,7 +162,7 @@ class Lent:
                 self._places[id(owner)] = (owner, place)
             place = self._places[id(owner)][1]
             address += place.ctypes.data - owner.ctypes.data
-            owner = _owner(place)
+            owner = owner_of(place)
         if isinstance(owner.base, _Memory):
             self._blocks[owner.base.address] = owner.base
         return address

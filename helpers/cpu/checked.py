@@ -1,7 +1,7 @@
 """A checked run of one launch: what every memory access of the kernel told the engine.
 
-The arrays are copied to storage of their own between wide pads, so that an access past an end is written down and
-harms nothing; what the kernel wrote is copied back. Blocks run one after the other on one OS thread.
+The arrays are copied (see copies.py), so that an access past an end is noted and harms nothing; what the kernel wrote
+is copied back. Blocks run one after the other on one OS thread.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import numpy as np
 
 from ..cuda_source import signatures, source
 from . import compiler, module, runtime, symbols
-from .array import Lent, empty, ndarray
+from .array import Lent, ndarray
+from .copies import PAD, Copies, Given, Memory
 
 ARRAY, STATIC_SHARED, DYNAMIC_SHARED = 0, 1, 2
 UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
 RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED = range(1, 7)
-
-_PAD = 1 << 20  # bytes before and after each array in which an access is still told, not a fault
 
 
 class _Region(ctypes.Structure):
@@ -87,9 +86,28 @@ class _Finding(ctypes.Structure):
     ]
 
 
-@dataclass
+@dataclass(frozen=True)
+class Part:
+    """One array of a region: begin and end are bytes in it, itemsize that of its elements.
+
+    fetches, state: of its elements, in its shape; None where arrays with elements of other sizes share the memory.
+    """
+
+    name: str
+    begin: int
+    end: int
+    itemsize: int
+    writable: bool
+    fetches: np.ndarray | None
+    state: np.ndarray | None
+
+
+@dataclass(frozen=True)
 class Region:
-    """One array of the launch, or one `__shared__` array. fetches, state: per element; empty for shared memory."""
+    """The memory of one array of the launch, or of several that overlap; or one `__shared__` array.
+
+    fetches, state: per element of the smallest size among them; empty for shared memory. parts: the arrays.
+    """
 
     name: str
     kind: int
@@ -98,6 +116,11 @@ class Region:
     writable: bool
     fetches: np.ndarray
     state: np.ndarray
+    parts: tuple[Part, ...] = ()
+
+    def part_at(self, offset: int) -> Part | None:
+        """The first array that has the byte at an offset in the region, else the nearest; None for shared memory."""
+        return min(self.parts, key=lambda part: max(part.begin - offset, offset - (part.end - 1), 0), default=None)
 
 
 @dataclass(frozen=True)
@@ -240,21 +263,20 @@ def observe(
     checked._check_limits(grid, block, shared_mem)
     signatures.check_all(kernel.name, checked.parameters, args, ndarray, contiguous=False)
 
-    regions, told, values, copies = [], [], [], []
-    known: dict[int, int] = {}  # address of an array -> its place between pads, where it is passed twice
-    for parameter, value in zip(checked.parameters, args, strict=True):
-        if parameter.kind != "p" or value is None or value.nbytes == 0:
-            values.append(checked._pack(Lent(), parameter, value))
-            continue
-        begin = value.ctypes.data
-        if begin not in known:
-            place = empty(value.nbytes + 2 * _PAD, np.uint8)
-            start = (place.ctypes.data + _PAD + 255) // 256 * 256
-            ctypes.memmove(start, begin, value.nbytes)
-            known[begin] = start
-            copies.append((place, start, value))
-            regions.append(_array_region(parameter, value, start, told))
-        values.append(ctypes.c_void_p(known[begin]))
+    given = [
+        Given(number, parameter.name, value, not parameter.is_const)
+        for number, (parameter, value) in enumerate(zip(checked.parameters, args, strict=True))
+        if parameter.kind == "p" and value is not None and value.nbytes
+    ]
+    copies = Copies(given)
+    regions = [_array_region(memory) for memory in copies.memories]
+    told = [_told(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
+    values = [
+        ctypes.c_void_p(copies.addresses[number])
+        if number in copies.addresses
+        else checked._pack(Lent(), parameter, value)
+        for number, (parameter, value) in enumerate(zip(checked.parameters, args, strict=True))
+    ]
     for shared in (s for s in checked._shared_arrays if not s.is_guard):
         told.append(_Region(shared.offset, shared.size, STATIC_SHARED, 4, 1, None, None))
         regions.append(Region(shared.name, STATIC_SHARED, shared.size, None, True, np.empty(0), np.empty(0)))
@@ -289,13 +311,11 @@ def observe(
     runtime.echo(ended.printed)
     for name in sorted(original._asked):
         original.get_global(name)[...] = twin.get_global(name)
-    for _, start, value in copies:
-        if value.flags.c_contiguous:
-            ctypes.memmove(value.ctypes.data, start, value.nbytes)
+    copies.copy_back()
     stopped = None
     if ended.failure is not None:
-        given = list(zip(checked.parameters, args, values, strict=True))
-        stopped = _stopped(checked, ended.failure, grid, block, given, places, told, timeout)
+        passed_in = list(zip(checked.parameters, args, values, strict=True))
+        stopped = _stopped(checked, ended.failure, grid, block, passed_in, places, told, timeout)
     return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed)
 
 
@@ -324,32 +344,32 @@ def _stopped(
         bases = {ARRAY: 0, STATIC_SHARED: failure.static_base, DYNAMIC_SHARED: failure.dynamic_base}
         for i, r in enumerate(told):
             inside = failure.address - bases[r.kind] - r.address
-            if -2 * _PAD < inside < r.bytes + 2 * _PAD:  # the guards of the engine's memory are as wide again
+            if -2 * PAD < inside < r.bytes + 2 * PAD:  # the guards of the engine's memory are as wide again
                 region, offset = i, inside
     who = index(failure.block, grid), index(failure.thread, block)
     return Stopped(message, place, *who, expired, region, offset)
 
 
-def _array_region(parameter: signatures.Parameter, value: np.ndarray, start: int, told: list[_Region]) -> Region:
-    elements = value.nbytes // value.dtype.itemsize
+def _array_region(memory: Memory) -> Region:
+    elements = memory.size // memory.dtype.itemsize
     fetches = np.zeros(elements, np.uint32)
-    writable = not parameter.is_const
     state = np.full(elements, INITIAL, np.uint8)
-    if writable and value.dtype.kind == "f":
-        # Poison or NaN at the start: nobody has given the element a value yet.
-        state[np.isnan(np.ascontiguousarray(value).reshape(-1))] = UNWRITTEN
-    told.append(
-        _Region(
-            start,
-            value.nbytes,
-            ARRAY,
-            value.dtype.itemsize,
-            int(writable),
-            fetches.ctypes.data,
-            state.ctypes.data if writable else None,
-        )
-    )
-    return Region(parameter.name, ARRAY, value.nbytes, value.dtype, writable, fetches, state)
+    parts = []
+    for argument in memory.arguments:
+        known = memory.view(state, argument)
+        if known is not None and argument.writable and argument.value.dtype.kind == "f":
+            # Poison or NaN at the start: nobody has given the element a value yet.
+            known[np.isnan(argument.value)] = UNWRITTEN
+        fetched = memory.view(fetches, argument)
+        item = argument.value.dtype.itemsize
+        parts.append(Part(argument.name, argument.begin, argument.end, item, argument.writable, fetched, known))
+    return Region(memory.name, ARRAY, memory.size, memory.dtype, memory.writable, fetches, state, tuple(parts))
+
+
+def _told(memory: Memory, region: Region) -> _Region:
+    state = region.state.ctypes.data if region.writable else None
+    item, fetches = memory.dtype.itemsize, region.fetches.ctypes.data
+    return _Region(memory.address, memory.size, ARRAY, item, int(region.writable), fetches, state)
 
 
 def _sites(lib: ctypes.CDLL, places: _Places) -> list[Site]:

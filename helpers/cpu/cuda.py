@@ -9,6 +9,8 @@ from typing import Any
 from . import compiler, module
 from . import runtime as _engine
 
+MULTIPROCESSORS = 2  # see getDeviceProperties
+
 
 def is_available() -> bool:
     """False: there is no GPU behind this."""
@@ -99,19 +101,27 @@ class runtime:
 
     @staticmethod
     def getDeviceProperties(device: int = 0) -> dict[str, Any]:
-        """CUDA's names for what a launch may ask for; sizes in bytes."""
+        """CUDA's names for what a launch may ask for; sizes in bytes.
+
+        The same on every machine, whatever its cores: a launch sizes its tiles by them, and tiles decide the order in
+        which sums are made, so the last bits of a result. The limits are those of compute capability 9.0. Two
+        multiprocessors, because few blocks are what fills them: a test of usual size takes a stage's own tiles.
+        """
         return {
             "name": f"CPU engine ({platform.machine()})".encode(),
             "major": 9,
             "minor": 0,
             "warpSize": 32,
-            "multiProcessorCount": _engine.n_workers(),
+            "multiProcessorCount": MULTIPROCESSORS,
             "maxThreadsPerBlock": module.MAX_THREADS_PER_BLOCK,
             "maxThreadsDim": module.MAX_BLOCK,
             "maxGridSize": module.MAX_GRID,
             "sharedMemPerBlock": module.SHARED_PER_BLOCK,
             "sharedMemPerBlockOptin": module.SHARED_PER_BLOCK_OPTIN,
+            "sharedMemPerMultiprocessor": module.SHARED_PER_MULTIPROCESSOR,
+            "maxThreadsPerMultiProcessor": 2048,
             "regsPerBlock": 65536,
+            "regsPerMultiprocessor": 65536,
         }
 
 

@@ -15,6 +15,7 @@ from ..cuda_source import signatures, source
 from ..cuda_source.signatures import Parameter
 from . import array, compiler, runtime, symbols
 from .compiler import CompileError
+from .copies import extent_of
 from .translate import translate
 
 # What the engine lets a launch ask for: the limits of a GPU of compute capability 9.0.
@@ -23,6 +24,7 @@ MAX_BLOCK = (1024, 1024, 64)
 MAX_GRID = (2**31 - 1, 65535, 65535)
 SHARED_PER_BLOCK = 48 * 1024
 SHARED_PER_BLOCK_OPTIN = 227 * 1024
+SHARED_PER_MULTIPROCESSOR = 228 * 1024
 
 _NAME = "kernel.cu"  # what a source without a #line of its own is called in messages
 _ENTRIES, _FIRST_ENTRY = "entries", 3  # the table of kernels after the source, and its first line with a kernel
@@ -344,7 +346,8 @@ class RawKernel:
         everyone = {
             name: self._library.symbol_at(other.function) or name for name, other in self._module._entries.items()
         }
-        self._shared_arrays = symbols.shared_arrays(self._library.symbols, everyone)[self.name]
+        arrays = symbols.shared_arrays(self._library.symbols, everyone)[self.name]
+        self._shared_arrays = [array for array in arrays if not source.is_only_declared(self.code, array.name)]
         self._static_shared = sum(shared.size for shared in self._shared_arrays if not shared.is_guard)
         if self._static_shared > SHARED_PER_BLOCK:
             raise CompileError(
@@ -531,9 +534,11 @@ class RawKernel:
         near: list[tuple[int, str]] = []
         for parameter, value, packed in args:
             if parameter.kind == "p" and value is not None and value.nbytes:
+                begin, end = (at - value.ctypes.data for at in extent_of(value))
                 inside = address - packed.value
                 element = f"{parameter.name or 'an array'}[{inside // value.dtype.itemsize}]"
-                near.append((_distance(inside, value.nbytes), f"{element}, which has {value.size:,} elements"))
+                size = (end - begin) // value.dtype.itemsize  # a view with gaps reaches further than its elements
+                near.append((_distance(inside - begin, end - begin), f"{element}, which has {size:,} elements"))
         pieces = []
         if failure is not None and failure.static_base:
             base = failure.static_base

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from . import source
+from . import source, structs
+from .c_types import ELEMENT_OF, SCALAR_OF, dtype_of, key_of, vector_of
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Parameter:
     """One parameter of a kernel: kind 'p' pointer, 's' scalar, 'S' struct by value.
 
     dtype is NumPy's name, "void" for void*, or "struct" for a type of which only the size (0: not even that) is known.
+    type: what the source calls a struct. layout: its fields, where the source declares it and it is plain.
     """
 
     name: str
@@ -29,48 +30,12 @@ class Parameter:
     dtype: str
     is_const: bool = False
     size: int = 0
+    type: str = ""
+    layout: np.dtype | None = None
 
     def __str__(self) -> str:
-        return f"{'const ' if self.is_const else ''}{self.dtype}{'*' if self.kind == 'p' else ''} {self.name}".strip()
-
-
-_SCALARS = {
-    "float32": "float",
-    "float64": "double",
-    "float16": "half __half",
-    "bfloat16": "__nv_bfloat16 nv_bfloat16",
-    "int8": "char signed_char int8_t",
-    "uint8": "unsigned_char uint8_t",
-    "int16": "short int16_t",
-    "uint16": "unsigned_short uint16_t",
-    "int32": "int int32_t signed",
-    "uint32": "unsigned unsigned_int uint32_t uint",
-    "int64": "long long_long int64_t ptrdiff_t",
-    "uint64": "unsigned_long unsigned_long_long uint64_t size_t",
-    "bool": "bool",
-    "void": "void",
-}
-_VECTORS = {  # with 1 to 4 elements
-    "float32": "float",
-    "float64": "double",
-    "int8": "char",
-    "uint8": "uchar",
-    "int16": "short",
-    "uint16": "ushort",
-    "int32": "int",
-    "uint32": "uint",
-    "int64": "long longlong",
-    "uint64": "ulong ulonglong",
-}
-_PAIRS = {"float16": "half2 __half2", "bfloat16": "nv_bfloat162 __nv_bfloat162"}
-_SCALAR_OF = {c_name: dtype for dtype, names in _SCALARS.items() for c_name in names.split()}
-_ELEMENT_OF = {f"{name}{n}": dtype for dtype, names in _VECTORS.items() for name in names.split() for n in (1, 2, 3, 4)}
-_ELEMENT_OF |= {c_name: dtype for dtype, names in _PAIRS.items() for c_name in names.split()}
-
-
-def dtype_of(name: str) -> np.dtype:
-    """The dtype of a parameter's name for it; NumPy alone does not know bfloat16."""
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+        kind = self.type if self.dtype == "struct" and self.type else self.dtype
+        return f"{'const ' if self.is_const else ''}{kind}{'*' if self.kind == 'p' else ''} {self.name}".strip()
 
 
 def from_source(code: str, name: str) -> list[Parameter] | None:
@@ -78,13 +43,18 @@ def from_source(code: str, name: str) -> list[Parameter] | None:
     found = source.kernels(code).get(re.sub(r"<.*", "", name).split("::")[-1])
     if found is None:
         return None
-    parameters = []
-    for raw in found:
-        c_name = re.sub(r"\s+", "_", raw.type.removeprefix("cuda::").removeprefix("std::"))
-        dtype = _SCALAR_OF.get(c_name) or _ELEMENT_OF.get(c_name, "struct")
-        kind = "p" if raw.pointer else "s" if c_name in _SCALAR_OF else "S"
-        parameters.append(Parameter(raw.name, kind, dtype, raw.const))
-    return parameters
+    return [_parameter(code, raw) for raw in found]
+
+
+def _parameter(code: str, raw: source.Declared) -> Parameter:
+    key = key_of(raw.type)
+    dtype = SCALAR_OF.get(key) or ELEMENT_OF.get(key, "struct")
+    if raw.pointer or key in SCALAR_OF:
+        return Parameter(raw.name, "p" if raw.pointer else "s", dtype, raw.const, type=raw.type)
+    layout = structs.dtype_of_struct(code, raw.type) if dtype == "struct" else None
+    vector = vector_of(raw.type)
+    size = layout.itemsize if layout is not None else vector[0].itemsize * vector[1] if vector else 0
+    return Parameter(raw.name, "S", dtype, raw.const, size, raw.type, layout)
 
 
 def check_all(kernel: str, parameters: Sequence[Parameter], args: Any, array_type: type, contiguous: bool) -> None:
@@ -115,6 +85,8 @@ def check_all(kernel: str, parameters: Sequence[Parameter], args: Any, array_typ
             _check_pointer(where, parameter, value, array_type, contiguous)
         elif parameter.kind == "s":
             _check_scalar(where, parameter, value)
+        elif parameter.type and parameter.size:  # else nothing is known, as of a typedef: the engine compares sizes
+            _check_struct(where, parameter, value, array_type)
 
 
 def _check_pointer(where: str, parameter: Parameter, value: Any, array_type: type, contiguous: bool) -> None:
@@ -160,3 +132,24 @@ def _check_scalar(where: str, parameter: Parameter, value: Any) -> None:
     shown = value.item() if isinstance(value, (np.generic, np.ndarray)) else value
     article = "an" if got[0] in "ai" else "a"
     raise TypeError(f"{where} got {article} {got}{passed.get(got, '')}; write cp.{dtype.name}({shown!r:.40})")
+
+
+def _check_struct(where: str, parameter: Parameter, value: Any, array_type: type) -> None:
+    wish = f"{where} is a struct of {parameter.size} bytes by value: give it a NumPy array of size 1 with its fields"
+    if isinstance(value, array_type):
+        raise TypeError(f"{wish}; of a device array a kernel gets the address")
+    if not isinstance(value, np.ndarray):  # a NumPy scalar neither: CuPy passes those of 1, 2, 4, 8 and 16 bytes only
+        raise TypeError(f"{wish}; got {type(value).__name__} {value!r:.60}")
+    if value.size != 1:
+        raise TypeError(f"{wish}; got one of shape {value.shape}")
+    if parameter.layout is not None:
+        found = structs.difference(parameter.layout, value.dtype)
+        if found:
+            raise TypeError(
+                f"{where}: the array's dtype is not the struct of the source: {found}. "
+                "Write np.dtype([...], align=True) with the struct's fields in their order"
+            )
+    elif value.nbytes != parameter.size:
+        raise TypeError(
+            f"{where} is a struct of {parameter.size} bytes; got {type(value).__name__} of {value.nbytes} bytes"
+        )

@@ -102,6 +102,12 @@ def is_template(code: str, name: str) -> bool:
     return bool(match and match.group(1))
 
 
+def is_only_declared(code: str, name: str) -> bool:
+    """Whether the one place that mentions a name declares a `__shared__` array: a GPU's compiler leaves it out."""
+    text = blank_comments(code)
+    return len(re.findall(rf"\b{name}\b", text)) == 1 and bool(re.search(rf"__shared__[^;(]*\b{name}\b", text))
+
+
 def line_table(code: str, name: str) -> dict[tuple[str, int], str]:
     """The text of each line under the name and number that compilers report, `#line` directives followed."""
     table: dict[tuple[str, int], str] = {}

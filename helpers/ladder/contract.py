@@ -225,6 +225,37 @@ class Stage:
             source: another text of the kernel in place of the file's.
             sizes: tile sizes in place of the stage's own, such as {"BLOCK_M": 32}.
         """
+        ready, arrays, result = self.plan(
+            q,
+            k,
+            v,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window=window,
+            return_lse=return_lse,
+            cu_seqlens=cu_seqlens,
+            out=out,
+            source=source,
+            sizes=sizes,
+        )
+        return (lambda: None) if ready is None else ready.bind(arrays), result
+
+    def plan(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int, int] | None = None,
+        return_lse: bool = False,
+        cu_seqlens: tuple[Any, Any] | None = None,
+        out: Any = None,
+        source: str | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> tuple[Ready | None, dict[str, Any], Any]:
+        """What `prepare` binds: the launches (None where nothing is to do), the arrays by name, and what is written."""
         check_stage_arrays(self.name, self.dtypes, q, k, v, empty=cu_seqlens is not None)
         limits_of_mask = mask_window(window, causal)
         reason = self.why_not(
@@ -242,7 +273,7 @@ class Stage:
         cp = device.cp
         if q.size == 0:  # packed sequences without a token
             o = cp.empty(q.shape, dtype=q.dtype) if out is None else out
-            return (lambda: None), (o, cp.empty(q.shape[:-1], dtype=cp.float32)) if return_lse else o
+            return None, {}, (o, cp.empty(q.shape[:-1], dtype=cp.float32)) if return_lse else o
         o = cp.full(q.shape, cp.nan, dtype=q.dtype) if out is None else out
         if o.shape != q.shape or o.dtype != q.dtype or not self.reads(o):
             got = f"shape {o.shape}, strides {o.strides}, dtype {o.dtype}"
@@ -260,7 +291,7 @@ class Stage:
             source=source,
             sizes=sizes,
         )
-        return ready.bind(arrays), (o, lse) if return_lse else o
+        return ready, arrays, (o, lse) if return_lse else o
 
     def ready(
         self,
@@ -330,17 +361,24 @@ class Ready:
         Raises:
             TypeError, ValueError: as `helpers.kernel.Kernel.bind`.
         """
-        held = {**arrays, **{name: device.cp.empty(s.shape, dtype=s.dtype) for name, s in self.scratch.items()}}
-        bound = []
-        for launch, compiled in zip(self.launches, self._kernels, strict=True):
-            args = tuple(_argument(arg, held) for arg in launch.args)
-            bound.append(compiled.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes))
+        bound = [
+            compiled.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
+            for launch, compiled, args in self.filled(arrays)
+        ]
 
         def run() -> None:
             for each in bound:
                 each()
 
         return run
+
+    def filled(self, arrays: Mapping[str, Any]) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
+        """Each launch with its kernel, and its arguments with arrays in place of their names; scratch is made here."""
+        held = {**arrays, **{name: device.cp.empty(s.shape, dtype=s.dtype) for name, s in self.scratch.items()}}
+        return [
+            (launch, compiled, tuple(_argument(arg, held) for arg in launch.args))
+            for launch, compiled in zip(self.launches, self._kernels, strict=True)
+        ]
 
     def launch(self, pointers: Mapping[str, int], stream: Any = None) -> None:
         """Launch on a GPU, with nothing checked: for arrays that are like those of an earlier `bind`.

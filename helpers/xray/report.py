@@ -515,19 +515,14 @@ def _report(kernel: Any, seen: checked.Observed, args: Sequence[Any]) -> Report:
             parts.setdefault(region.name, Figures()).add(site, is_shared=is_shared)
             if site.worst:
                 worst.setdefault(site.place, []).append((region.name, site.size, site.worst))
-    arrays = {p.name: a for p, a in zip(kernel.parameters, args, strict=True) if p.kind == "p" and a is not None}
-    fetches = {
-        r.name: r.fetches.reshape(arrays[r.name].shape)
-        for r in seen.regions
-        if r.kind == checked.ARRAY and r.name in arrays and arrays[r.name].size == r.fetches.size
-    }
+    fetches = {part.name: part.fetches for r in seen.regions for part in r.parts if part.fetches is not None}
     findings = _merged(seen)
     if seen.stopped is not None:
         end = _stopped(seen, seen.stopped)
         if not any((f.kind, f.line) == (end.kind, end.line) for f in findings):  # else the access has told it already
             findings.append(end)
     else:
-        findings += [f for r in seen.regions if (f := _never_written(r))]
+        findings += [f for r in seen.regions for part in r.parts if (f := _never_written(part))]
     return Report(
         kernel.name,
         kernel.code,
@@ -574,14 +569,23 @@ def _triple(index: tuple[int, int, int]) -> str:
     return f"({index[0]},{index[1]},{index[2]})"
 
 
+def _element(region: checked.Region | None, offset: int) -> tuple[str, int, int | None]:
+    """A byte of a region as an array, an index in it and how many elements that array reaches over.
+
+    Of shared memory: its name, the index of the word, and None.
+    """
+    part = region.part_at(offset) if region else None
+    if part is None:
+        return region.name if region else "memory", offset // 4, None
+    return part.name, (offset - part.begin) // part.itemsize, (part.end - part.begin) // part.itemsize
+
+
 def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
     region = seen.regions[found.region] if found.region < len(seen.regions) else None
-    element = region.dtype.itemsize if region and region.dtype is not None else 4
-    index = found.offset // element
     verb = "write of" if found.access.is_write else "read of"
-    name = region.name if region else "memory"
+    name, index, elements = _element(region, found.offset)
     what = f"{verb} {name}[{index}]"
-    if region is None or region.dtype is None:
+    if elements is None:
         piece = f"word {index}" if found.offset % 4 == 0 else f"byte {found.offset}"
         what = f"{verb} {piece} of {name if ' ' in name else f'__shared__ {name}'}"
     kind = KINDS[found.kind]
@@ -589,7 +593,7 @@ def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
         theirs = "write" if found.other.is_write else "read"
         message = f"{what} by {_at(found.access)} races with {theirs} by {_at(found.other)}"
     elif found.kind == checked.OUT_OF_BOUNDS:
-        size = f"{region.size // element:,} elements" if region.dtype is not None else f"{region.size:,} bytes"
+        size = f"{elements:,} elements" if elements is not None else f"{region.size:,} bytes"
         message = f"{what}, which has {size}, by {_at(found.access)}"
     elif found.kind == checked.IN_FLIGHT and found.other is not None:
         message = f"{what} by {_at(found.access)}, while the asynchronous copy to it by {_at(found.other)} is in flight"
@@ -620,16 +624,16 @@ def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
     )
 
 
-def _never_written(region: checked.Region) -> Finding | None:
+def _never_written(part: checked.Part) -> Finding | None:
     """An array that the kernel may write, with elements that had no value before and have none after."""
-    if region.kind != checked.ARRAY or not region.writable:
+    if not part.writable or part.state is None:
         return None
-    left = np.flatnonzero(region.state == checked.UNWRITTEN)
+    left = np.flatnonzero(part.state == checked.UNWRITTEN)
     if left.size == 0:
         return None
-    count = f"{left.size:,} of {region.state.size:,} elements of {region.name}"
-    message = f"{count} were never written, the first is {region.name}[{left[0]}]"
-    return Finding("never written", message, array=region.name, index=int(left[0]))
+    count = f"{left.size:,} of {part.state.size:,} elements of {part.name}"
+    message = f"{count} were never written, the first is {part.name}[{left[0]}]"
+    return Finding("never written", message, array=part.name, index=int(left[0]))
 
 
 def _stopped(seen: checked.Observed, stopped: checked.Stopped) -> Finding:
@@ -647,13 +651,12 @@ def _stopped(seen: checked.Observed, stopped: checked.Stopped) -> Finding:
     elif text.startswith("misaligned"):
         kind = "misaligned"
     region = seen.regions[stopped.region] if stopped.region is not None else None
-    index = None
+    name = index = None
     if region is not None and stopped.offset is not None:
-        index = stopped.offset // (region.dtype.itemsize if region.dtype is not None else 4)
+        name, index, _ = _element(region, stopped.offset)
     file, line = stopped.place or (None, None)
     others = [(f, int(n)) for f, n in re.findall(r"([\w.\-]+):(\d+)", text) if (f, int(n)) != stopped.place]
     other_file, other_line = others[0] if others else (None, None)
     who = _at(checked.Access(stopped.place, stopped.block, stopped.thread, False))
     message = f"{text.removeprefix(f'{kind}: ')}, in {who}"
-    name = region.name if region else None
     return Finding(kind, message, file, line, stopped.block, stopped.thread, name, index, other_file, other_line)

@@ -25,7 +25,9 @@
 #define __host__
 #define __constant__
 #define __managed__
-#define __shared__ thread_local  // a block stays on one OS thread, so this is one copy per block
+// A block stays on one OS thread, so this is one copy per block. used: a compiler that sees no write would fold the
+// reads to 0, where a GPU reads whatever is there.
+#define __shared__ thread_local __attribute__((used))
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __maxnreg__(...)

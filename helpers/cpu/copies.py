@@ -1,0 +1,162 @@
+"""The arrays of a checked launch, in storage of their own.
+
+Arrays that overlap are one memory to a kernel, and views of one array have a distance that a kernel may rely on. So
+arguments that overlap, or that lie near each other in one owner, are copied as one piece, with wide pads around it, in
+which an access past an end is noted and harms nothing. What the kernel wrote is copied back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .array import empty, ndarray, owner_of
+
+PAD = 1 << 20  # bytes before and after each piece
+ALIGNMENT = 256  # of every allocation, as CuPy has it
+
+
+def extent(address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
+    """The addresses of an array's first byte and of the one after its last; strides in bytes, which may be negative."""
+    if 0 in shape:
+        return address, address
+    reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
+    return address + sum(r for r in reach if r < 0), address + sum(r for r in reach if r > 0) + itemsize
+
+
+def extent_of(value: np.ndarray) -> tuple[int, int]:
+    """`extent` of a NumPy array."""
+    return extent(value.ctypes.data, value.shape, value.strides, value.itemsize)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A device array of a launch. number: of the kernel's parameter. writable: it is no pointer to const."""
+
+    number: int
+    name: str
+    value: ndarray
+    writable: bool
+
+
+@dataclass(frozen=True)
+class Argument(Given):
+    """The same, and where it is now.
+
+    address: of its first element, in the copy. begin, end: its first byte in the region of memory that it may share
+    with others, and the one after its last.
+    """
+
+    address: int
+    begin: int
+    end: int
+
+
+@dataclass
+class Memory:
+    """Arguments that overlap: one region of memory. dtype: of the smallest elements among them."""
+
+    address: int
+    size: int
+    arguments: list[Argument]
+
+    @property
+    def name(self) -> str:
+        """The name of the argument, or of all of them."""
+        return ", ".join(argument.name for argument in self.arguments)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the smallest elements."""
+        return min((a.value.dtype for a in self.arguments), key=lambda dtype: dtype.itemsize)
+
+    @property
+    def writable(self) -> bool:
+        """Whether one of the kernel's pointers to it is no pointer to const."""
+        return any(argument.writable for argument in self.arguments)
+
+    def view(self, per_element: np.ndarray, argument: Argument) -> np.ndarray | None:
+        """What is known of each element of the region, in the argument's shape; None where elements differ in size."""
+        item, strides = self.dtype.itemsize, argument.value.strides
+        first = argument.address - self.address
+        if argument.value.itemsize != item or any(step % item for step in (first, *strides)):
+            return None
+        steps = [step // item * per_element.itemsize for step in strides]
+        start = per_element[first // item :]
+        return np.lib.stride_tricks.as_strided(start, argument.value.shape, steps)
+
+
+@dataclass
+class _Piece:
+    """Memory that is copied as one: what was there first, and the copy."""
+
+    begin: int
+    end: int
+    owner: np.ndarray
+    given: list[Given]
+    storage: ndarray | None = None
+    start: int = 0  # of the copy
+
+
+class Copies:
+    """The copies of a launch's arrays.
+
+    memories: in the order of the parameters. addresses: by number of the parameter, what the kernel gets.
+    """
+
+    def __init__(self, arrays: Sequence[Given]) -> None:
+        """Copy arrays so that what overlaps, or lies near in one owner, keeps its relative places.
+
+        Args:
+            arrays: device arrays of at least one byte.
+        """
+        self._pieces = _pieces(arrays)
+        self.memories: list[Memory] = []
+        for piece in self._pieces:
+            size = piece.end - piece.begin
+            piece.storage = empty(size + 2 * PAD + 2 * ALIGNMENT, np.uint8)
+            start = -(-(piece.storage.ctypes.data + PAD) // ALIGNMENT) * ALIGNMENT
+            piece.start = start + (piece.begin - extent_of(piece.owner)[0]) % ALIGNMENT
+            ctypes.memmove(piece.start, piece.begin, size)
+            self.memories += _memories(piece)
+        self.memories.sort(key=lambda memory: min(a.number for a in memory.arguments))
+        self.addresses = {a.number: a.address for memory in self.memories for a in memory.arguments}
+
+    def copy_back(self) -> None:
+        """What the kernel wrote becomes the arrays' contents."""
+        for piece in self._pieces:
+            ctypes.memmove(piece.begin, piece.start, piece.end - piece.begin)
+
+
+def _pieces(arrays: Sequence[Given]) -> list[_Piece]:
+    pieces: list[_Piece] = []
+    for given in sorted(arrays, key=lambda given: extent_of(given.value)[0]):
+        begin, end = extent_of(given.value)
+        owner, last = owner_of(given.value), pieces[-1] if pieces else None
+        if last and (begin < last.end or (owner is last.owner and begin - last.end <= PAD)):
+            last.end = max(last.end, end)
+            last.given.append(given)
+        else:
+            pieces.append(_Piece(begin, end, owner, [given]))
+    return pieces
+
+
+def _memories(piece: _Piece) -> list[Memory]:
+    """The regions of a piece: one for arguments that overlap."""
+    found: list[Memory] = []
+    moved = piece.start - piece.begin
+    for given in piece.given:  # by address
+        begin, end = (address + moved for address in extent_of(given.value))
+        if not found or begin >= found[-1].address + found[-1].size:
+            found.append(Memory(begin, 0, []))
+        memory = found[-1]
+        memory.size = max(memory.size, end - memory.address)
+        inside = begin - memory.address, end - memory.address
+        first = given.value.ctypes.data + moved
+        memory.arguments.append(Argument(given.number, given.name, given.value, given.writable, first, *inside))
+    for memory in found:
+        memory.arguments.sort(key=lambda argument: argument.number)
+    return found

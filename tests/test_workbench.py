@@ -1,0 +1,77 @@
+"""build, run, look and expect: what notebooks do with a kernel."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from helpers import kernel, reference
+from helpers.check import TOLERANCE, check, expect, make_inputs
+from helpers.ladder import LADDER
+from helpers.workbench import build, look, run, stage_of
+
+HALF = next(name for name, stage in reversed(LADDER.items()) if "float16" in stage.dtypes)
+
+
+def model(heads: int, kv_heads: int, n: int, n_kv: int, dtype: type) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(3)
+    shapes = (2, n, heads, 16), (2, n_kv, kv_heads, 16), (2, n_kv, kv_heads, 16)
+    return tuple((rng.standard_normal(shape) + 0.25).astype(dtype) for shape in shapes)
+
+
+@pytest.mark.parametrize("name", [name for name, stage in LADDER.items() if "float32" in stage.dtypes])
+def test_one_head(name: str) -> None:
+    q, k, v = make_inputs(33, 40, 16)
+    check(name, run(name, q, k, v), expect(q, k, v).o)
+    report = look(name, q, k, v)
+    report.assert_clean()
+    assert report.traffic["O"].written == 4 * q.size
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (9, 3), "softmax_scale": 0.5}], ids=str)
+def test_arrays_of_a_model(dtype: type, mask: dict) -> None:
+    arrays = model(4, 2, 33, 20, dtype)
+    expected = expect(*arrays, **mask)
+    assert expected.o.shape == arrays[0].shape and expected.lse.shape == (2, 4, 33)
+    assert (expected.tolerance == TOLERANCE) == (dtype is np.float32)
+    name = "heads_and_masks" if dtype is np.float32 else HALF
+    check(name, run(name, *arrays, **mask), expected.o, tolerance=expected.tolerance)
+
+
+def test_the_tolerance_of_half_types_is_that_of_rounding() -> None:
+    """An error of four roundings of P is refused, and so is one of a thousandth of the largest output."""
+    q, k, v = model(1, 1, 40, 40, np.float16)
+    expected = expect(q, k, v)
+    eps = float(np.finfo(np.float16).eps)
+    assert eps * np.abs(expected.o).max() <= expected.tolerance < 4 * eps * np.abs(v).max()
+    off = expected.o + 2 * expected.tolerance
+    assert not check("off", off, expected.o, tolerance=expected.tolerance, must_pass=False)
+
+
+def test_rows_that_see_nothing() -> None:
+    q, k, v = model(2, 2, 40, 20, np.float16)
+    expected = expect(q, k, v, causal=True)
+    assert np.isneginf(expected.lse[:, :, :20]).all() and not expected.o[:, :20].any()
+    check("some rows see no key", run(HALF, q, k, v, causal=True), expected.o, tolerance=expected.tolerance)
+
+
+def test_another_text_and_other_sizes() -> None:
+    q, k, v = make_inputs(33, 40, 16)
+    code = kernel.source("03_online_softmax.cu").replace("acc[c] / l_i", "2.0f * acc[c] / l_i")
+    check("doubled", run("online_softmax", q, k, v, code=code), 2 * reference.attention(q, k, v))
+    small = {"BLOCK_M": 32, "BLOCK_N": 8}
+    report = look("online_softmax", q, k, v, sizes=small)
+    assert report.traffic["K"].read == 2 * 4 * k.size, "two blocks of 32 rows"
+    built = build("online_softmax", 16, code=code, sizes=small)
+    assert built.name == "online_softmax" and built.code == code and "-DBLOCK_N=8" in built.options
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(ValueError, match="no stage 'fast'; there are: naive, tiled"):
+        stage_of("fast")
+    heads = (np.stack([a] * 2) for a in make_inputs(5, 5, 8))
+    with pytest.raises(ValueError, match="2 launches; look at one"):
+        look("tiled", *heads)
+    assert stage_of(LADDER["tiled"]) is LADDER["tiled"]

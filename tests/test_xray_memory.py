@@ -1,0 +1,154 @@
+"""The X-ray's copies of a launch's arrays: views with gaps, and arrays that share memory, give what a launch gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import cpu, kernel
+from helpers.xray import Report, xray
+
+CODE = r"""#line 1 "k.cu"
+extern "C" __global__ void shift(const float *in, float *out, int n) {
+  int i = threadIdx.x;
+  if (i < n) out[i] = in[i];
+}
+extern "C" __global__ void strided(const float *in, float *out, int n, int step) {
+  int i = threadIdx.x;
+  if (i < n) out[step * i] = in[step * i] + 1.0f;
+}
+extern "C" __global__ void halves(const unsigned short *in, float *out, int n) {
+  int i = threadIdx.x;
+  if (i < n) out[i] = in[2 * i + 1];
+}
+extern "C" __global__ void reaching(const float *in, float *out, int n) {
+  int i = threadIdx.x;
+  if (i < n) out[i] = in[i + 16] + 1.0f;
+}
+struct Size { int n; float by; };
+extern "C" __global__ void sized(const float *in, float *out, const Size size) {
+  int i = threadIdx.x;
+  if (i < size.n) out[i] = in[i] * size.by;
+}
+"""
+Arrays = tuple[np.ndarray, ...]  # the memory, the arguments that are views of it
+
+
+def numbers(n: int) -> Any:
+    return cpu.asarray(np.arange(n, dtype=np.float32))
+
+
+def both(name: str, arrays: Callable[[], Arrays], *rest: Any, n: int = 32) -> Report:
+    """The report of a launch, after comparing its results with the launch's."""
+    launched, seen = arrays(), arrays()
+    function = cpu.RawModule(code=CODE).get_function(name)
+    function((1,), (n,), (*launched[1:], *rest))
+    report = xray(function, (1,), (n,), (*seen[1:], *rest))
+    np.testing.assert_array_equal(seen[0], launched[0])
+    return report
+
+
+def overlapping(begin: int, end: int) -> Arrays:
+    a = numbers(32)
+    return a, a[begin : begin + 8], a[end : end + 8]
+
+
+def test_arrays_that_overlap() -> None:
+    report = both("shift", lambda: overlapping(0, 1), np.int32(8))
+    race = report.findings[0]
+    assert [f.kind for f in report.findings] == ["race"] and race.line == race.other_line == 3
+    assert race.message.startswith("read of in[1] by") and race.count == 7
+    assert list(report.traffic) == ["in, out"]
+    assert (report.traffic["in, out"].read, report.traffic["in, out"].written) == (32, 32)
+    assert report.fetches["in"].tolist() == [1] * 8 and report.fetches["out"].tolist() == [1] * 7 + [0]
+    # One sector of 8 words, and two where they begin at a word that is no multiple of 8.
+    assert report.traffic["in, out"].sectors == 3
+
+
+@pytest.mark.parametrize("places", [(0, 8), (8, 0), (0, 12), (12, 3)])
+def test_parts_of_one_array_that_do_not_overlap(places: tuple[int, int]) -> None:
+    report = both("shift", lambda: overlapping(*places), np.int32(8))
+    report.assert_clean()
+    assert {name: (f.read, f.written) for name, f in report.traffic.items()} == {"in": (32, 0), "out": (0, 32)}
+
+
+def test_the_distance_of_two_parts_is_kept() -> None:
+    """A pointer to one array reaches the other, 16 elements on, in a launch and here."""
+    report = both("reaching", lambda: overlapping(0, 16), np.int32(8))
+    report.assert_clean()
+    assert (report.traffic["out"].read, report.traffic["out"].written) == (32, 32)
+
+
+def test_the_same_place_at_two_lengths() -> None:
+    def arrays(lengths: Sequence[int]) -> Arrays:
+        a = numbers(16)
+        return a, a[: lengths[0]], a[: lengths[1]]
+
+    for lengths in ((4, 16), (16, 4), (16, 16)):
+        report = both("shift", lambda lengths=lengths: arrays(lengths), np.int32(16))
+        assert [f.kind for f in report.findings] == [], lengths
+        assert {name: f.size for name, f in report.fetches.items()} == dict(zip(("in", "out"), lengths, strict=True))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_view_with_gaps(order: int) -> None:
+    def arrays() -> Arrays:
+        a, out = numbers(64).reshape(8, 8), cpu.full((8, 8), np.nan, dtype=np.float32)
+        return out, a[::order, 3], out[::order, 5]
+
+    report = both("strided", arrays, np.int32(8), np.int32(8 * order))
+    report.assert_clean()
+    assert report.fetches["in"].tolist() == [1] * 8
+    assert report.traffic["out"].written == 32
+
+
+def test_elements_of_a_view_that_nobody_writes() -> None:
+    def arrays() -> Arrays:
+        out = cpu.full((8, 8), np.nan, dtype=np.float32)
+        return out, numbers(64).reshape(8, 8)[:, 0], out[:, 0]
+
+    report = both("strided", arrays, np.int32(6), np.int32(8))
+    assert [str(f) for f in report.findings] == [
+        "never written: 2 of 8 elements of out were never written, the first is out[6]"
+    ]
+
+
+def test_past_the_end_of_a_view_with_gaps() -> None:
+    a, out = numbers(64).reshape(8, 8), cpu.zeros((9, 8), dtype=np.float32)
+    function = cpu.RawModule(code=CODE).get_function("strided")
+    report = xray(function, (1,), (32,), (a[:, 3], out[:, 5], np.int32(9), np.int32(8)))
+    assert [(f.kind, f.array, f.index) for f in report.findings] == [("out of bounds", "in", 64)]
+    assert "read of in[64], which has 57 elements" in report.findings[0].message
+
+
+def test_one_memory_with_elements_of_two_sizes() -> None:
+    def arrays() -> Arrays:
+        a = numbers(16)
+        return a, a.view(np.uint16), a
+
+    report = both("halves", arrays, np.int32(16))
+    report.assert_clean()
+    assert report.fetches["in"].tolist() == [0, 1] * 16 and "out" not in report.fetches
+
+
+def test_an_array_in_numpys_memory() -> None:
+    def arrays() -> Arrays:
+        a = numbers(9) + 1  # what NumPy computes lies in memory of its own
+        return a, a[:8], a[1:]
+
+    assert [f.kind for f in both("shift", arrays, np.int32(8)).findings] == ["race"]
+
+
+def test_a_struct_by_value() -> None:
+    size = np.zeros(1, np.dtype([("n", "i4"), ("by", "f4")], align=True))
+    size[0] = 5, 0.5
+    both("sized", lambda: overlapping(0, 8), size).assert_clean()
+    a = numbers(32)
+    loaded = kernel.load(CODE, "sized")
+    xray(loaded, (1,), (32,), (a[:8], a[8:16], size)).assert_clean()
+    assert a[8:16].tolist() == [0, 0.5, 1, 1.5, 2, 13, 14, 15]
+    with pytest.raises(TypeError, match="parameter 'size' of sized is a struct of 8 bytes; got int32 of 4"):
+        xray(loaded, (1,), (32,), (a[:8], a[8:16], np.int32(5)))
