@@ -128,7 +128,7 @@ VARIANTS = (
 # ---- 02_tiled.cu: both passes have the barrier
 _BEFORE = (("    __syncthreads();\n    load_tile(K_smem", "    load_tile(K_smem"),)
 _AFTER = (("    __syncthreads();\n    float s[BLOCK_N];", "    float s[BLOCK_N];"),)
-_STRIDE = (("#define Q_STRIDE (HEAD_DIM | 1)", "#define Q_STRIDE HEAD_DIM"),)
+_STRIDE = (("HEAD_DIM | 1", "HEAD_DIM"),)
 
 # ---- 03_online_softmax.cu: the end of the loop over tiles divides; so acc is first multiplied by the old sum again
 _LOOP_END = "  }\n\n  if (row < N)"
@@ -157,7 +157,7 @@ _NOT_AHEAD = (
 )
 
 # ---- 06_wmma.cu and 07_mma.cu: how far a maximum moves before acc is rescaled to it
-_AT_ANY_MOVE = (("#define RAISE 8.0f", "#define RAISE 0.0f"),)
+_AT_ANY_MOVE = ((" 8.0f", " 0.0f"),)
 _AT_EVERY_TILE_06 = (("if (__any_sync(", "if (true || __any_sync("),)
 _AT_EVERY_TILE_07 = (("if (!__any_sync(", "if (false && !__any_sync("),)
 
