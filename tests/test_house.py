@@ -1,0 +1,88 @@
+"""The map of the house, helpers/README.md, is true: what there is, and which way imports point."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HELPERS = Path(__file__).resolve().parent.parent / "helpers"
+
+# From the ground up. A module imports its own package and what stands on lower floors, nothing beside it or above.
+FLOORS = (
+    ("setup", "reference", "cuda_source"),
+    ("cpu",),
+    ("device",),
+    ("kernel", "check"),
+    ("compile_report", "ladder", "draw"),
+    ("attention", "xray"),
+    ("record", "workbench", "exercises"),
+    ("show",),
+    ("commands",),
+    ("course",),
+)
+FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
+# These stay within a few packages of others: old Pythons read setup, and cpu could be lifted out with cuda_source.
+ONLY = {
+    "setup": {"packaging", "pip"},  # where it is there
+    "reference": {"numpy"},
+    "cuda_source": {"numpy", "ml_dtypes"},
+    "cpu": {"numpy", "ml_dtypes", "elftools"},
+}
+STANDARD = set(__import__("sys").stdlib_module_names)
+
+
+def files() -> list[Path]:
+    ours = (path for path in sorted(HELPERS.rglob("*.py")) if "data" not in path.parts)
+    return [path for path in ours if path != HELPERS / "__init__.py"]
+
+
+def room(path: Path) -> str:
+    """The package or the module directly below helpers."""
+    return path.relative_to(HELPERS).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and full name of each module that a file imports, inside functions too."""
+    package = ["helpers", *path.relative_to(HELPERS).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            name = ".".join([*base, *(node.module or "").split(".")]).strip(".")
+            if name == "helpers" or (node.level and not node.module):
+                yield from ((node.lineno, f"{name}.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, name
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(HELPERS)))
+def test_imports_point_down(path: Path) -> None:
+    own = room(path)
+    assert own in FLOOR, f"{own} has no floor: write it into FLOORS and into helpers/README.md"
+    for line, name in imported(path):
+        top, _, rest = name.partition(".")
+        if top == "helpers":
+            target = rest.partition(".")[0]
+            where = f"{path.name}:{line} imports {name}"
+            assert target == own or FLOOR[target] < FLOOR[own], f"{where}, which is not below {own}"
+        elif own in ONLY:
+            assert top in STANDARD | ONLY[own], f"{path.name}:{line}: {own} does without {top}"
+
+
+def test_the_gpu_needs_nothing_of_the_engine() -> None:
+    """Only the switch between the two, the X-ray and what draws on it know the engine."""
+    known = {room(path) for path in files() for _, name in imported(path) if name.startswith("helpers.cpu")}
+    assert known - {"cpu"} <= {"device", "xray", "exercises", "compile_report", "record", "setup"}
+
+
+def test_the_map_names_every_room_and_no_other() -> None:
+    text = (HELPERS / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `(\w+)(?:/|\.py)`", text, re.M))
+    rooms = {room(path) for path in files()} | {"data"}
+    assert named == rooms
+    assert rooms - {"data"} == set(FLOOR)
