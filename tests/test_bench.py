@@ -484,6 +484,8 @@ def test_a_lost_device_is_left_for_another_process(fakes: Any, tmp_path: Path, m
         run_bench(path)
     (words,) = started
     assert words[3:] == ["--no-peers", "--json", str(path), "--resume"]
+    exec(words[2].partition("sys.exit")[0], there := {})
+    assert there["bench"] is bench, "what the new process runs is there"
     monkeypatch.setattr(run, "_alive", lambda: True)
     assert bench.bench(words[3:]) == 1
     record = json.loads(path.read_text())
@@ -505,6 +507,7 @@ def test_a_record_goes_to_json_and_back(monkeypatch: pytest.MonkeyPatch, tmp_pat
         assert r["max_error"] <= r["tolerance"]
         case = Case(tuple(r["shape"]), r["dtype"], r["causal"])
         assert r["tflops"] == pytest.approx(case.flops / r["ms"] / 1e9, rel=1e-4)
+    assert len(Record.load(readme.RECORD).results) > 300, "the committed record, of before there were steps, is read"
     again = Record.load(path)
     again.save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == path.read_text()
