@@ -17,15 +17,15 @@ TOLERANCE = 1e-5  # float32 against float64, unit-normal inputs
 
 
 class CheckFailed(AssertionError):
-    """An output that does not match. `result` holds the Result."""
+    """An output that does not match. `result` holds the CheckResult."""
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: CheckResult) -> None:
         super().__init__(result.message)
         self.result = result
 
 
 @dataclass(frozen=True)
-class Result:
+class CheckResult:
     """What check() found. True in an `if` when the check passed.
 
     max_error: largest absolute error; inf where an element is NaN or the shape is wrong.
@@ -56,7 +56,7 @@ class Result:
         """Nothing: as the last value of a cell, it has printed its line already."""
 
 
-def check(name: str, out: Any, expected: Any, *, tolerance: float = TOLERANCE, must_pass: bool = True) -> Result:
+def check(name: str, out: Any, expected: Any, *, tolerance: float = TOLERANCE, must_pass: bool = True) -> CheckResult:
     """Compare out with expected, element by element, by absolute error; print one line, [PASS] or [FAIL].
 
     name: what the line calls the output. out: an array of the device or of NumPy, any real dtype. expected:
@@ -238,12 +238,12 @@ def expect(
     return Expected(o.swapaxes(-3, -2) if q.ndim > 2 else o, lse, tolerance)
 
 
-def _compare(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> Result:
-    """The Result of check() for float64 arrays."""
+def _compare(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> CheckResult:
+    """The CheckResult of check() for float64 arrays."""
     if got.shape != want.shape:
         message = f"[FAIL] {name}: shape {got.shape}, expected {want.shape}"
         nans = int(np.isnan(got).sum())
-        return Result(name, False, math.inf, tolerance, wrong=want.size, nan=nans, total=want.size, message=message)
+        return CheckResult(name, False, math.inf, tolerance, want.size, nans, want.size, message)
     same = got == want  # also where both are the same inf, whose difference would be NaN
     error = np.abs(np.subtract(got, want, where=~same, out=np.zeros(want.shape)))
     error = np.where(np.isnan(error), np.inf, error)
@@ -269,7 +269,7 @@ def _compare(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> 
             what += f" (got {got[worst]:.7g}, expected {want[worst]:.7g})"
         where = f", in {len(wrong_rows)} of {rows} rows ({_ranges(wrong_rows)})" if want.ndim else ""
         message = f"[FAIL] {name}: {what}; {wrong} of {want.size} elements wrong{where}; {nans} NaN"
-    return Result(
+    return CheckResult(
         name,
         wrong == 0,
         max_error,

@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     )
     entries = top.add_subparsers(dest="command", metavar="{lab,ladder,test,bench}", title="commands")
     more = "What follows -- goes to {}."
-    other = "Other arguments go to helpers/bench.py, whose --help is shown here once .venv exists."
+    other = "Other arguments go to helpers/record/bench.py, whose --help is shown here once .venv exists."
     entries.add_parser("lab", help=LAB, parents=[own], description=f"{LAB}. {more.format('JupyterLab')}")
     entries.add_parser("ladder", help=LADDER, parents=[own], description=f"{LADDER}. {other}")
     tests = entries.add_parser("test", help=TEST, parents=[own], description=f"{TEST}. {more.format('pytest')}")
@@ -83,7 +83,7 @@ def work(arguments: "list[str]") -> int:
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     own, words = arguments[:cut], arguments[cut + 1 :]
     name, requirements = the_list()
-    # The help of ladder and bench is that of helpers/bench.py, if it can run without a set-up.
+    # The help of ladder and bench is that of helpers/record/bench.py, if it can run without a set-up.
     passed_on = len(own) > 1 and own[0] in ("ladder", "bench") and {"-h", "--help"} & set(own)
     if passed_on and environment.venv_needs(requirements)[0] == "ready":
         own, words = [word for word in own if word not in ("-h", "--help")], ["--help", *words]

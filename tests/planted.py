@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from helpers import check
+from helpers.cuda_source.edit import edit
 
 ALL = -1
 
@@ -29,13 +30,12 @@ class Bug:
     cpu_only: bool = False
 
     def plant(self, text: str) -> str:
-        found = text.count(self.old)
-        assert found == self.times, (
-            f"the kernel has changed: {self.old!r} was there {self.times} times and is there {found} times. "
-            f"Write the bug {self.name!r} anew for the kernel as it is now."
-        )
-        if self.which == ALL:
-            return text.replace(self.old, self.new)
-        pieces = text.split(self.old)
-        before, after = self.old.join(pieces[: self.which + 1]), self.old.join(pieces[self.which + 1 :])
-        return before + self.new + after
+        """The text with the bug in it. AssertionError where it is not the kernel that the bug was written for."""
+        only = None if self.which == ALL else self.which
+        try:
+            return edit(text, (self.old, self.new), count=self.times, only=only)
+        except ValueError as error:
+            raise AssertionError(
+                f"the kernel has changed: {self.old!r} was there {self.times} times. {error}. "
+                f"Write the bug {self.name!r} anew for the kernel as it is now."
+            ) from None

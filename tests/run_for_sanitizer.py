@@ -1,4 +1,4 @@
-"""Every stage at awkward sizes, once: the program to run under compute-sanitizer on a GPU.
+"""Every stage, and every step of a climb, at awkward sizes, once: the program to run under compute-sanitizer on a GPU.
 
     PYTHONPATH=. compute-sanitizer --tool memcheck --error-exitcode 1 python3 tests/run_for_sanitizer.py [STAGE ...]
 
@@ -16,6 +16,7 @@ from helpers import reference
 from helpers.check import check, make_inputs
 from helpers.device import ON_GPU, cp, describe
 from helpers.ladder import LADDER, Stage
+from helpers.ladder.steps import CLIMBS
 from helpers.record.cases import TYPES
 
 # (rows, keys, head_dim, causal, window); where a stage knows masks, it has two batches of 4 heads, and 2 of K and V
@@ -30,6 +31,7 @@ SHAPES = (
     (65, 133, 128, True, (40, 0)),
     (40, 33, 200, True, None),
 )
+OF_A_STEP = (SHAPES[1], SHAPES[3], (133, 257, 128, False, None))  # in each of its types; tails, and more than one tile
 PACKED = (0, 70, 70, 71, 103), (0, 33, 50, 50, 180)  # queries and keys of four sequences, one end to end with the next
 
 
@@ -52,6 +54,16 @@ def run(stage: Stage, dtype: str) -> None:
             if rows.start < rows.stop and keys.start < keys.stop:
                 wanted = exact(q[:, rows], k[:, keys], v[:, keys], causal=True)
                 check(f"{stage.name} {dtype} sequence {i}", o[:, rows], wanted, tolerance=near(dtype))
+
+
+def run_step(step: Stage, dtype: str) -> None:
+    """A step of a climb, without a mask. Raises CheckFailed for a wrong result."""
+    for n, n_kv, head_dim, *_ in OF_A_STEP:
+        if step.why_not(head_dim=head_dim, dtype=dtype) is None:
+            q, k, v = random(((1, 2), (1, 2)), n, n_kv, head_dim, dtype)
+            launch, o = step.prepare(q, k, v)
+            launch()
+            check(f"{step.file} {dtype} {n}x{n_kv}x{head_dim}", o, exact(q, k, v), tolerance=near(dtype))
 
 
 def random(heads: Sequence[tuple[int, int]], n: int, n_kv: int, head_dim: int, dtype: str) -> tuple[np.ndarray, ...]:
@@ -95,9 +107,14 @@ def main(names: Sequence[str]) -> int:
     if ON_GPU:
         cp.cuda.set_allocator(None)  # CuPy's pool hands out slices of large blocks: an overrun would land in one
     for stage in LADDER.values():
-        for dtype in stage.dtypes:
+        for dtype in stage.dtypes if stage.direction == "forward" else ():
             if (not names or stage.name in names) and stage.why_not(head_dim=64, dtype=dtype) is None:
                 run(stage, dtype)
+    for of, climb in CLIMBS.items():
+        for step in climb[:-1]:  # the last is the stage
+            for dtype in step.dtypes:
+                if (not names or of in names) and step.why_not(head_dim=64, dtype=dtype) is None:
+                    run_step(step, dtype)
     return 0
 
 

@@ -6,6 +6,7 @@ Clocks, stages and peers are made up where a real one could not be told from a w
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import json
 import os
@@ -15,17 +16,22 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers import kernel, reference
+from helpers.attention import flash_attention_varlen
 from helpers.device import ON_GPU, cp
+from helpers.draw import show
 from helpers.ladder import LADDER
-from helpers.record import bench, cases, experiments, peers, readme, timing
+from helpers.record import bench, cases, experiments, host_cost, peers, plan, readme, run, timing
 from helpers.record.cases import Case, Inputs
-from helpers.record.results import Note
+from helpers.record.plan import Job
+from helpers.record.results import Measurement, Note, Record, results_table
+from helpers.record.run import JobRunner, WrongOutput
 
 SMALL = (2, 3, 48, 16)
 
@@ -121,20 +127,20 @@ def test_clocks_are_the_medians_of_their_time(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_flops_are_two_matrix_products() -> None:
-    assert bench.flops(3, 5, 7) == 2 * 3 * 5 * 7 + 2 * 3 * 5 * 7
-    assert bench.flops(8, 8, 4, causal=True) == bench.flops(8, 8, 4) / 2
-    assert Case((2, 3, 10, 4)).flops == 6 * bench.flops(10, 10, 4)
+    assert cases.flops(3, 5, 7) == 2 * 3 * 5 * 7 + 2 * 3 * 5 * 7
+    assert cases.flops(8, 8, 4, causal=True) == cases.flops(8, 8, 4) / 2
+    assert Case((2, 3, 10, 4)).flops == 6 * cases.flops(10, 10, 4)
     assert [Case((2, 3, 10, 4), dtype).bytes for dtype in cases.TYPES] == [4 * 960, 2 * 960, 2 * 960]
 
 
-def test_error_on_sample_sees_a_wrong_row_and_nan() -> None:
-    q, k, v = cases.make_inputs(40, 30, 4, seed=3)
-    o = reference.attention(q, k, v)
-    assert bench.error_on_sample(cp.asarray(o), q, k, v) == 0.0
-    o[17] += 0.5
-    assert bench.error_on_sample(cp.asarray(o), q, k, v) == pytest.approx(0.5)
-    o[17, 0] = np.nan
-    assert np.isnan(bench.error_on_sample(cp.asarray(o), q, k, v))
+def test_a_sample_sees_a_wrong_row_and_nan() -> None:
+    inputs = Inputs((1, 1, 40, 4))
+    o = reference.attention(*inputs.host)
+    assert inputs.sample().error(cp.asarray(o)) < 1e-14
+    o[0, 0, 17] += 0.5
+    assert inputs.sample().error(cp.asarray(o)) == pytest.approx(0.5)
+    o[0, 0, 17, 0] = np.nan
+    assert np.isnan(inputs.sample().error(cp.asarray(o)))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -190,12 +196,18 @@ def test_tensors_are_read_as_float32() -> None:
 class Fake:
     """A stage whose kernel is NumPy."""
 
-    file, idea, number = "01_naive.cu", "", 0
+    idea, number, max_head_dim, direction = "an idea", 0, 128, "forward"
 
     def __init__(
-        self, name: str, dtypes: tuple[str, ...] = ("float32",), *, causal: bool = True, act: Any = None
+        self,
+        name: str,
+        dtypes: tuple[str, ...] = ("float32",),
+        *,
+        causal: bool = True,
+        act: Any = None,
+        file: str = "01_naive.cu",
     ) -> None:
-        self.name, self.dtypes, self.causal, self.act = name, dtypes, causal, act
+        self.name, self.dtypes, self.causal, self.act, self.file = name, dtypes, causal, act, file
 
     def defines_for(self, head_dim: int, rows: int, heads: int, *, uneven: bool = False) -> dict[str, int]:
         return {"HEAD_DIM": head_dim, "BLOCK_M": head_dim}
@@ -222,11 +234,13 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """fakes(stage, ...): the ladder is these, at two small cases; no peer, variant or experiment."""
 
     def use(*stages: Fake) -> None:
-        monkeypatch.setattr(bench, "LADDER", {stage.name: stage for stage in stages})
-        monkeypatch.setattr(bench, "cases", lambda **_: [Case(SMALL), Case(SMALL, "float32", True)])
+        monkeypatch.setattr(plan, "LADDER", {stage.name: stage for stage in stages})
+        monkeypatch.setattr(plan, "cases", lambda **_: [Case(SMALL), Case(SMALL, "float32", True)])
         monkeypatch.setattr(bench, "BUDGET_S", 0.001)
-        monkeypatch.setattr(bench, "VARIANTS", ())
-        monkeypatch.setattr(bench, "EXPERIMENTS", ())
+        monkeypatch.setattr(experiments, "VARIANTS", ())
+        monkeypatch.setattr(experiments, "EXPERIMENTS", ())
+        monkeypatch.setattr(experiments, "CLIMBS", {})
+        monkeypatch.setattr(host_cost, "calls", lambda with_torch: ())
         monkeypatch.setattr(peers, "torch_on_gpu", lambda: None)
         monkeypatch.setattr(peers, "numba_simulator", lambda: None)
 
@@ -234,7 +248,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_cases_of_the_record() -> None:
-    found = bench.cases(on_gpu=True)
+    found = plan.cases(on_gpu=True)
     assert len(found) == len(set(found))
     for shape, causal in itertools.product(
         ((1, 1, 16384, 64), (1, 1, 4096, 64), (1, 16, 4096, 64), (4, 16, 4096, 64), (4, 16, 4096, 128)), (False, True)
@@ -247,15 +261,15 @@ def test_cases_of_the_record() -> None:
         assert (16384 // n, 2048 // head_dim, n, head_dim) in sweep
     runs = [key for key, _ in itertools.groupby(found, key=lambda c: (c.shape, c.dtype))]
     assert len(runs) == len(set(runs)), "inputs are made once"
-    assert set(bench.cases(on_gpu=True, quick=True)) < set(found) and len(bench.cases(on_gpu=False)) == 2
+    assert set(plan.cases(on_gpu=True, quick=True)) < set(found) and len(plan.cases(on_gpu=False)) == 2
 
 
 def test_plan_notes_what_cannot_be_and_keeps_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     stages = Fake("plain", causal=False), Fake("half", ("bfloat16", "float16"))
-    monkeypatch.setattr(bench, "LADDER", {stage.name: stage for stage in stages})
+    monkeypatch.setattr(plan, "LADDER", {stage.name: stage for stage in stages})
     monkeypatch.setattr(peers, "torch_on_gpu", lambda: "PyTorch")
-    record = bench.Record({}, {})
-    jobs = bench.plan(record, on_gpu=True)
+    record = Record({}, {})
+    jobs = plan.plan(record, on_gpu=True)
     assert len({job.key for job in jobs}) == len(jobs)
     assert {job.case.dtype for job in jobs if job.name == "plain"} == {"float32"}
     assert not any(job.case.causal for job in jobs if job.name == "plain")
@@ -268,24 +282,26 @@ def test_plan_notes_what_cannot_be_and_keeps_the_rest(monkeypatch: pytest.Monkey
     why = {(note.name, note.why) for note in record.notes}
     assert {("plain", "no causal"), ("plain", "no bfloat16"), ("half", "no float32")} <= why
     assert sum(len(n.cases) for n in record.notes if n.name == "plain") + sum(j.name == "plain" for j in jobs) == len(
-        bench.cases(on_gpu=True)
+        plan.cases(on_gpu=True)
     )
-    only = bench.plan(bench.Record({}, {}), on_gpu=True, only=["half"], with_peers=False)
+    only = plan.plan(Record({}, {}), on_gpu=True, only=["half"], with_peers=False)
     assert {job.name for job in only} == {"half"}
 
 
 def test_variants_and_experiments_are_planned_on_a_gpu_alone() -> None:
-    kinds = lambda **kwargs: [job.kind for job in bench.plan(bench.Record({}, {}), with_peers=False, **kwargs)]  # noqa: E731
+    kinds = lambda **kwargs: [job.kind for job in plan.plan(Record({}, {}), with_peers=False, **kwargs)]  # noqa: E731
     full = kinds(on_gpu=True)
     there = lambda found: sum(len(a.cases) * len(a.sizes) for a in found if a.stage in LADDER)  # noqa: E731
-    assert full.count("variant") == there(bench.VARIANTS) and full.count("experiment") == there(bench.EXPERIMENTS)
+    assert full.count("variant") == there(experiments.VARIANTS)
+    assert full.count("experiment") == there(experiments.EXPERIMENTS)
+    assert full.count("step") == len(list(experiments.steps())) and full.count("host") == len(host_cost.calls(False))
     assert {*kinds(on_gpu=True, quick=True), *kinds(on_gpu=False)} == {"stage", "peer"}
 
 
 # ------------------------------------------------------------------------------------------------------ the run
 
 
-def run(path: Path, *words: str) -> tuple[int, dict[str, Any]]:
+def run_bench(path: Path, *words: str) -> tuple[int, dict[str, Any]]:
     status = bench.bench(["--no-peers", "--json", str(path), *words])
     return status, json.loads(path.read_text())
 
@@ -295,7 +311,7 @@ def test_a_wrong_stage_is_noted_and_not_timed(fakes: Any, tmp_path: Path) -> Non
         o[-1, -1, -1, 0] = cp.nan
 
     fakes(Fake("wrong", act=spoil), Fake("right"))
-    status, record = run(tmp_path / "r.json")
+    status, record = run_bench(tmp_path / "r.json")
     assert status == 1
     assert [r["name"] for r in record["results"] if r["kind"] == "stage"] == ["right", "right"]
     (note,) = (n for n in record["notes"] if n["name"] == "wrong")
@@ -307,7 +323,7 @@ def test_a_crash_is_noted_and_the_rest_is_measured(fakes: Any, tmp_path: Path, c
         raise MemoryError("no room\nfor it")
 
     fakes(Fake("first"), Fake("broken", act=crash), Fake("last"))
-    status, record = run(tmp_path / "r.json")
+    status, record = run_bench(tmp_path / "r.json")
     names = [r["name"] for r in record["results"] if r["kind"] == "stage"]
     assert status == 1 and names == ["first", "last", "first", "last"]
     assert [n["why"] for n in record["notes"]] == ["MemoryError: no room"]
@@ -323,9 +339,9 @@ def test_an_interrupted_run_is_written_and_goes_on(fakes: Any, tmp_path: Path) -
             raise KeyboardInterrupt
 
     fakes(Fake("first"), Fake("second", act=interrupt))
-    status, record = run(tmp_path / "r.json")
+    status, record = run_bench(tmp_path / "r.json")
     assert status == 130 and [r["name"] for r in record["results"]][:1] == ["first"] and len(record["how"]["done"]) < 3
-    status, record = run(tmp_path / "r.json", "--resume")
+    status, record = run_bench(tmp_path / "r.json", "--resume")
     stages = [(r["name"], r["causal"]) for r in record["results"] if r["kind"] == "stage"]
     assert status == 0 and "done" not in record["how"]
     assert stages == [("first", False), ("second", False), ("first", True), ("second", True)]
@@ -333,20 +349,105 @@ def test_an_interrupted_run_is_written_and_goes_on(fakes: Any, tmp_path: Path) -
 
 def test_what_is_left_when_the_time_is_over_is_noted(fakes: Any, tmp_path: Path) -> None:
     fakes(Fake("first"))
-    status, record = run(tmp_path / "r.json", "--within", "0")
+    status, record = run_bench(tmp_path / "r.json", "--within", "0")
     assert status == 0 and not [r for r in record["results"] if r["kind"] == "stage"] and "done" not in record["how"]
     (note,) = (n for n in record["notes"] if n["name"] == "first")
     assert note["why"] == "0 s were over" and len(note["cases"]) == 2
 
 
-def test_the_sweep_comes_last_and_is_timed_for_less() -> None:
-    jobs = bench.plan(bench.Record({}, {}), on_gpu=True, with_peers=False)
-    swept = [
-        job.kind == "stage" and job.case.dtype == "bfloat16" and job.case.shape not in bench.SHAPES for job in jobs
+def test_a_finished_record_is_not_measured_again(fakes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what it has, in each of its tile sizes, and not what failed; what has been added since is."""
+
+    def crash(o: Any) -> None:
+        raise MemoryError("no room")
+
+    def variants(*rows: int) -> None:
+        sizes = tuple({"BLOCK_M": size} for size in rows)
+        monkeypatch.setattr(experiments, "VARIANTS", (experiments.Variant("first", sizes, (Case(SMALL),)),))
+
+    monkeypatch.setattr(bench, "plan", lambda record, **_: plan.plan(record, on_gpu=True, with_peers=False))
+    fakes(Fake("first"), Fake("broken", act=crash))
+    variants(8, 16)
+    assert run_bench(tmp_path / "r.json")[0] == 1
+    status, before = run_bench(tmp_path / "r.json", "--resume")
+    stages = [(r["name"], r["kind"], r["causal"], r["note"]) for r in before["results"]]
+    assert status == 1 and len(stages) == len(set(stages)) == 2 + 2
+    assert [len(note["cases"]) for note in before["notes"]] == [2]
+
+    fakes(Fake("first"), Fake("broken"), Fake("new"))
+    variants(8, 16, 32)
+    _, after = run_bench(tmp_path / "r.json", "--resume")
+    assert after["results"][: len(stages)] == before["results"]
+    added = [(r["name"], r["kind"], r["note"]) for r in after["results"][len(stages) :]]
+    assert added == [("new", "stage", "BLOCK_M=16"), ("new", "stage", "BLOCK_M=16"), ("first", "variant", "BLOCK_M=32")]
+
+
+def test_what_was_left_is_measured_by_a_resumed_run(fakes: Any, tmp_path: Path) -> None:
+    """And its note goes; that of a run which has no time either stays, once."""
+    fakes(Fake("first"), Fake("second"))
+    run_bench(tmp_path / "r.json", "--within", "0")
+    _, record = run_bench(tmp_path / "r.json", "--within", "0", "--resume")
+    assert [len(n["cases"]) for n in record["notes"] if n["name"] == "first"] == [2]
+    run_bench(tmp_path / "r.json", "--stage", "first", "--resume")
+    status, record = run_bench(tmp_path / "r.json", "--stage", "first", "--resume")
+    assert status == 0 and [r["name"] for r in record["results"] if r["kind"] == "stage"] == ["first", "first"]
+    assert "first" not in [note["name"] for note in record["notes"]]
+    assert [(n["why"], len(n["cases"])) for n in record["notes"] if n["name"] == "second"] == [("0 s were over", 2)]
+
+
+def test_steps_are_checked_and_recorded_in_their_order(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step is the stage, which has its own lines; a wrong step is not timed."""
+
+    def spoil(o: Any) -> None:
+        o[...] = 0
+
+    last = Fake("last")
+    fakes(last)
+    monkeypatch.setattr(
+        experiments,
+        "CLIMBS",
+        {"last": (Fake("last", file="steps/1_a.cu"), Fake("last", file="steps/2_b.cu", act=spoil), last)},
+    )
+    monkeypatch.setattr(experiments, "HEADS", (Case(SMALL),))
+    jobs = [job for job in plan.plan(Record({}, {}), on_gpu=True, with_peers=False) if job.kind == "step"]
+    assert [(job.name, job.what.number, job.case) for job in jobs] == [
+        ("last: 1_a", 1, Case(SMALL)),
+        ("last: 2_b", 2, Case(SMALL)),
     ]
+    right = JobRunner(0.001).run(jobs[0])
+    assert (right.step, right.idea, right.note) == (1, "an idea", "BLOCK_M=16") and right.max_error <= right.tolerance
+    with pytest.raises(WrongOutput):
+        JobRunner(0.001).run(jobs[1])
+
+
+def test_a_climb_is_read_and_drawn_in_its_order() -> None:
+    def line(name: str, kind: str, tflops: float, **more: Any) -> dict[str, Any]:
+        at = {"shape": list(SMALL), "dtype": "float16", "causal": False}
+        return {"name": name, "kind": kind, "tflops": tflops, **at, **more}
+
+    results = [
+        line("k", "stage", 30.0),
+        line("k", "stage", 99.0, causal=True),
+        line("k: b", "step", 18.0, step=2, idea="a detour"),
+        line("k: a", "step", 20.0, step=1, idea="first"),
+        line("k: a", "step", 5.0, step=1, idea="first", dtype="float32"),
+        line("l: a", "step", 7.0, step=1, idea="another's"),
+    ]
+    record = {"device": {"name": "a GPU"}, "results": results}
+    assert [r["tflops"] for r in show.climb("k", SMALL, dtype="float16", record=record)] == [20.0, 18.0, 30.0]
+    picture = show.measured_climb("k", SMALL, dtype="float16", record=record)
+    assert picture.alt == "1  first: 20.0 TFLOP/s; 2  a detour: 18.0  -10% TFLOP/s; 3  k: 30.0  +67% TFLOP/s"
+    assert len({bar.get_facecolor() for bar in picture.figure.axes[0].patches}) == 2, "one that is slower is marked"
+    assert show.climb("k", SMALL, dtype="bfloat16", record=record) == []
+    assert "not yet recorded" in repr(show.measured_climb("m", SMALL, record=record))
+
+
+def test_the_sweep_comes_last_and_is_timed_for_less() -> None:
+    jobs = plan.plan(Record({}, {}), on_gpu=True, with_peers=False)
+    swept = [job.kind == "stage" and job.case.dtype == "bfloat16" and job.case.shape not in plan.SHAPES for job in jobs]
     assert swept == sorted(swept) and any(swept)
     for job, side in zip(jobs, swept, strict=True):
-        assert job.share == (bench.SIDE_SHARE if side or job.kind in ("variant", "experiment") else 1.0)
+        assert job.share == (plan.SIDE_SHARE if side or job.kind in ("variant", "step", "experiment") else 1.0)
 
 
 def test_sigterm_writes_the_record(fakes: Any, tmp_path: Path) -> None:
@@ -356,7 +457,7 @@ def test_sigterm_writes_the_record(fakes: Any, tmp_path: Path) -> None:
     fakes(Fake("first"), Fake("second", act=lambda o: os.kill(os.getpid(), signal.SIGTERM)))
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        status, record = run(tmp_path / "r.json")
+        status, record = run_bench(tmp_path / "r.json")
         after = signal.getsignal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -377,13 +478,15 @@ def test_a_lost_device_is_left_for_another_process(fakes: Any, tmp_path: Path, m
         raise SystemExit
 
     fakes(Fake("first"), Fake("bad", act=crash), Fake("last"))
-    monkeypatch.setattr(bench, "_alive", lambda: False)
+    monkeypatch.setattr(run, "_alive", lambda: False)
     monkeypatch.setattr(bench.os, "execv", start)
     with pytest.raises(SystemExit):
-        run(path)
+        run_bench(path)
     (words,) = started
     assert words[3:] == ["--no-peers", "--json", str(path), "--resume"]
-    monkeypatch.setattr(bench, "_alive", lambda: True)
+    exec(words[2].partition("sys.exit")[0], there := {})
+    assert there["bench"] is bench, "what the new process runs is there"
+    monkeypatch.setattr(run, "_alive", lambda: True)
     assert bench.bench(words[3:]) == 1
     record = json.loads(path.read_text())
     stages = [r["name"] for r in record["results"] if r["kind"] == "stage"]
@@ -392,28 +495,29 @@ def test_a_lost_device_is_left_for_another_process(fakes: Any, tmp_path: Path, m
 
 def test_a_record_goes_to_json_and_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The real stages and NumPy, at a small shape on the CPU; on a GPU at those of --quick."""
-    monkeypatch.setattr(bench, "ON_CPU", (1, 1, 80, 16))
+    monkeypatch.setattr(plan, "ON_CPU", (1, 1, 80, 16))
     path = tmp_path / "folder" / "record.json"
     assert bench.bench(["--quick", "--no-peers", "--json", str(path)]) == 0
     record = json.loads(path.read_text())
     assert {r["name"] for r in record["results"] if r["kind"] == "stage"} == set(LADDER)
-    fields = {f.name for f in dataclasses.fields(bench.Result)}
+    fields = {f.name for f in dataclasses.fields(Measurement)}
     for r in record["results"]:
         assert set(r) == fields
         assert r["ms_min"] <= r["ms"] <= r["ms_max"]
         assert r["max_error"] <= r["tolerance"]
         case = Case(tuple(r["shape"]), r["dtype"], r["causal"])
         assert r["tflops"] == pytest.approx(case.flops / r["ms"] / 1e9, rel=1e-4)
-    again = bench.Record.load(path)
+    assert len(Record.load(readme.RECORD).results) > 300, "the committed record, of before there were steps, is read"
+    again = Record.load(path)
     again.save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == path.read_text()
 
 
 def test_memory_beyond_the_inputs_is_counted(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     held = iter([1000, 1000 + cp.empty(SMALL, dtype=cp.float32).nbytes + 77])
-    monkeypatch.setattr(bench, "_held", lambda *, peak=False: next(held))
+    monkeypatch.setattr(run, "_held", lambda *, peak=False: next(held))
     stage = Fake("one")
-    assert bench.Bench(0.001).run(bench.Job("stage", "one", stage, Case(SMALL))).extra_bytes == 77
+    assert JobRunner(0.001).run(Job("stage", "one", stage, Case(SMALL))).extra_bytes == 77
 
 
 def test_peers_are_timed_like_stages() -> None:
@@ -421,21 +525,21 @@ def test_peers_are_timed_like_stages() -> None:
     def ready(inputs: Inputs, causal: bool) -> Any:
         yield lambda: reference.attention(*inputs.host, causal=causal)
 
-    runner = bench.Bench(0.001)
-    r = runner.run(bench.Job("peer", "other", peers.Peer("other", ready), Case(SMALL, "float16", True)))
+    runner = JobRunner(0.001)
+    r = runner.run(Job("peer", "other", peers.Peer("other", ready), Case(SMALL, "float16", True)))
     assert (r.kind, r.dtype, r.causal) == ("peer", "float16", True) and r.max_error < 1e-14
 
     @contextmanager
     def deaf(inputs: Inputs, causal: bool) -> Any:
         yield lambda: reference.attention(*inputs.host)
 
-    with pytest.raises(bench.WrongOutput):
-        runner.run(bench.Job("peer", "other", peers.Peer("other", deaf), Case(SMALL, "float16", True)))
+    with pytest.raises(WrongOutput):
+        runner.run(Job("peer", "other", peers.Peer("other", deaf), Case(SMALL, "float16", True)))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_numpy_is_a_peer(causal: bool) -> None:
-    r = bench.Bench(0.001).run(bench.Job("peer", "NumPy", peers.NUMPY, Case(SMALL, "float32", causal)))
+    r = JobRunner(0.001).run(Job("peer", "NumPy", peers.NUMPY, Case(SMALL, "float32", causal)))
     assert r.max_error <= 1e-5
     assert peers.NUMPY.why_not("float16", False) and not peers.NUMPY.why_not("float32", True)
 
@@ -444,20 +548,20 @@ def test_numbas_simulator_is_a_peer() -> None:
     peer = peers.numba_simulator()
     if peer is None:
         pytest.skip("there is no Numba, or it was imported without its simulator")
-    assert bench.Bench(0.001).run(bench.Job("peer", peer.name, peer, Case((1, 2, 33, 4)))).max_error <= 1e-5
+    assert JobRunner(0.001).run(Job("peer", peer.name, peer, Case((1, 2, 33, 4)))).max_error <= 1e-5
 
 
 def test_table_sets_each_line_beside_its_peers() -> None:
     common = {"shape": [1, 1, 8, 4], "ms_min": 1.0, "ms_max": 1.0, "launches": 3, "dtype": "float16"}
     results = [
-        bench.Result("matmul float16", "roof", **common, ms=1.0, tflops=100.0),
-        bench.Result("ours", "stage", **common, ms=2.0, tflops=25.0, max_error=1e-4),
-        bench.Result("SDPA flash", "peer", **common, ms=1.0, tflops=50.0, max_error=1e-4),
+        Measurement("matmul float16", "roof", **common, ms=1.0, tflops=100.0),
+        Measurement("ours", "stage", **common, ms=2.0, tflops=25.0, max_error=1e-4),
+        Measurement("SDPA flash", "peer", **common, ms=1.0, tflops=50.0, max_error=1e-4),
     ]
-    record = bench.Record({}, {}, results, [Note("naive", "stage", "no causal", ["a", "b"])])
-    lines = {line.split("  ")[0]: line.split() for line in bench.table(record).splitlines()}
+    record = Record({}, {}, results, [Note("naive", "stage", "no causal", ["a", "b"])])
+    lines = {line.split("  ")[0]: line.split() for line in results_table(record).splitlines()}
     assert lines["ours"][4:6] == ["25.0%", "0.500"] and lines["SDPA flash"][5:7] == ["50.0%", "1.000"]
-    assert "naive (2 cases, first a): no causal" in bench.table(record)
+    assert "naive (2 cases, first a): no causal" in results_table(record)
 
 
 def test_all_kernels_are_compiled_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,20 +574,79 @@ def test_all_kernels_are_compiled_before_the_clock_starts(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Fake, "prepare", prepare)
     half, plain = Fake("half", ("bfloat16",)), Fake("plain")
-    monkeypatch.setattr(bench, "LADDER", {"half": half, "plain": plain})
-    experiment = experiments.Experiment("other", "plain", (("scale", "scale"),))
+    monkeypatch.setattr(plan, "LADDER", {"half": half, "plain": plain})
+    experiment = experiments.Experiment("other", "plain", (("scale * dot", "scale * dot"),))
     jobs = [
-        bench.Job("peer", "NumPy", peers.NUMPY, Case(SMALL)),
-        bench.Job("stage", "half", half, Case(SMALL, "bfloat16", True)),
-        bench.Job("variant", "plain", plain, Case(SMALL), {"BLOCK_M": 8}),
-        bench.Job("experiment", "plain: other", experiment, Case((1, 1, 9, 24))),
+        Job("peer", "NumPy", peers.NUMPY, Case(SMALL)),
+        Job("stage", "half", half, Case(SMALL, "bfloat16", True)),
+        Job("variant", "plain", plain, Case(SMALL), {"BLOCK_M": 8}),
+        Job("experiment", "plain: other", experiment, Case((1, 1, 9, 24))),
     ]
-    bench.compile_all(jobs)
+    run.compile_all(jobs)
     assert sorted(seen, key=str) == [
         ("half", 16, "bfloat16", {"HEAD_DIM": 16, "BLOCK_M": 16}, False),
         ("plain", 16, "float32", {"HEAD_DIM": 16, "BLOCK_M": 8}, False),
         ("plain", 24, "float32", {"HEAD_DIM": 24, "BLOCK_M": 24}, True),
     ]
+
+
+# -------------------------------------------------------------------------------------------------------- the host
+
+
+def test_the_host_is_timed_between_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median of batches after the first; the GPU is waited for outside of the time, and never within a batch."""
+    now, events = [0], []
+
+    def call() -> None:
+        events.append("call")
+        now[0] += {0: 900, 1: 40, 2: 20}.get(events.count("wait") - 1, 30) * 1000
+
+    def wait() -> None:
+        events.append("wait")
+        now[0] += 10**9
+
+    monkeypatch.setattr(host_cost.time, "perf_counter_ns", lambda: now[0])
+    device = SimpleNamespace(synchronize=wait)
+    monkeypatch.setattr(host_cost, "cp", SimpleNamespace(cuda=SimpleNamespace(Device=lambda: device)))
+    t = host_cost.host_time(call, batches=3, calls=4)
+    assert (t.ms, t.ms_min, t.ms_max, t.launches) == pytest.approx((0.030, 0.020, 0.040, 12))
+    assert events == [*["wait", *4 * ["call"]] * 4, "wait"]
+
+
+@pytest.mark.parametrize("call", host_cost.calls(False), ids=lambda call: call.name)
+def test_calls_whose_host_cost_is_recorded_are_right(call: host_cost.HostCall) -> None:
+    if "max_seqlen" in call.name and "max_seqlen_q" not in inspect.signature(flash_attention_varlen).parameters:
+        pytest.skip("packed lengths have no max_seqlen yet")
+    inputs = Inputs(host_cost.CASE.shape, host_cost.CASE.dtype)
+    with call.ready(inputs) as (run_it, output):
+        o = output(run_it())
+        assert o.shape == host_cost.CASE.shape
+        assert inputs.sample(True).error(o) <= inputs.sample(True).tolerance
+
+
+def test_host_costs_are_planned_checked_and_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def ready(inputs: Inputs) -> Any:
+        right = reference.attention(*inputs.host, causal=True)
+        yield lambda: right, lambda o: o
+
+    @contextmanager
+    def wrong(inputs: Inputs) -> Any:
+        yield lambda: 0 * inputs.host[0], lambda o: o
+
+    monkeypatch.setattr(run, "host_time", lambda call: timing.Timing(0.0375, 0.03, 0.045, 2000))
+    job = Job("host", "one call", host_cost.HostCall("one call", ready, "a note"), host_cost.CASE)
+    r = JobRunner(0.001).run(job)
+    assert (r.kind, r.ms, r.launches, r.shape, r.causal) == ("host", 0.0375, 2000, [1, 4, 64, 64], True)
+    assert "one call      37.5 µs   40.0%  a note" in results_table(Record({}, {}, [r]))
+    with pytest.raises(WrongOutput):
+        JobRunner(0.001).run(Job("host", "x", host_cost.HostCall("x", wrong), host_cost.CASE))
+    names = {call.name for call in host_cost.calls(True)}
+    kinds = ("CuPy arrays", "torch tensors")
+    assert {
+        f"flash_attention{how}, {kind}" for how in ("", "_varlen", "_varlen with max_seqlen") for kind in kinds
+    } < names
+    assert {"a prepared launch", "SDPA, torch tensors"} < names and len(names) == 8
 
 
 # ---------------------------------------------------------------------------------------------------- the ladder
@@ -499,18 +662,24 @@ def test_ladder_prints_a_line_for_each_stage(capsys: pytest.CaptureFixture[str])
 
 def test_ladder_takes_the_first_type_that_works_and_says_what_cannot(fakes: Any, capsys: Any) -> None:
     fakes(Fake("half", ("bfloat16",)), Fake("none", ()), Fake("plain"))
-    bench.LADDER["none"].dtypes = ("float32",)
-    bench.LADDER["none"].why_not = lambda **_: "needs another GPU"
+    plan.LADDER["none"].dtypes = ("float32",)
+    plan.LADDER["none"].why_not = lambda **_: "needs another GPU"
     assert bench.ladder(["--n", "20", "--d", "8"]) == 0
     text = capsys.readouterr().out
     assert "1x1x20x8 bfloat16" in text and "[SKIP] none: needs another GPU" in text and "[PASS] plain" in text
 
 
-@pytest.mark.parametrize("argv", [["--n", "0"], ["--d", "129"], ["--stage", "nonsense"]])
+@pytest.mark.parametrize("argv", [["--n", "0"], ["--d", "257"], ["--stage", "nonsense"]])
 def test_ladder_refuses_sizes_it_cannot_run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.ladder(argv)
     assert "--" in capsys.readouterr().err
+
+
+def test_ladder_takes_the_widest_head_of_any_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.ladder(["--n", "40", "--d", "256", "--stage", "naive", "--stage", "register_tiles"]) == 0
+    text = capsys.readouterr().out
+    assert "[PASS] register_tiles" in text and "[SKIP] naive: head_dim = 256" in text
 
 
 def test_ladder_reports_a_wrong_stage(fakes: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -523,16 +692,16 @@ def test_ladder_reports_a_wrong_stage(fakes: Any, capsys: pytest.CaptureFixture[
 # ------------------------------------------------------------------------------------------------------ experiments
 
 
-@pytest.mark.parametrize("experiment", bench.EXPERIMENTS, ids=lambda e: f"{e.stage}: {e.name}")
+@pytest.mark.parametrize("experiment", experiments.EXPERIMENTS, ids=lambda e: f"{e.stage}: {e.name}")
 def test_experiments_change_the_text_they_name(experiment: experiments.Experiment) -> None:
     few = dataclasses.replace(experiment, launches=min(experiment.launches, 2))
     measured = experiment.cases[0]
-    why = bench.why_not(LADDER[experiment.stage], measured)
+    why = plan.why_not(LADDER[experiment.stage], measured)
     if why:
         pytest.skip(why)
     case = Case((1, 1, 100, measured.shape[3]), measured.dtype, measured.causal)
-    job = bench.Job("experiment", experiment.name, few, case, experiment.sizes[0])
-    r = bench.Bench(0.001).run(job)
+    job = Job("experiment", experiment.name, few, case, experiment.sizes[0])
+    r = JobRunner(0.001).run(job)
     # The engine runs threads in turn, so there a missing barrier is always wrong; another text never is.
     if not ON_GPU:
         assert r.wrong_launches == (few.launches if experiment.launches > 1 and "barrier" in experiment.name else 0)
@@ -541,10 +710,10 @@ def test_experiments_change_the_text_they_name(experiment: experiments.Experimen
 def test_an_experiment_on_another_text_is_refused() -> None:
     experiment = experiments.Experiment("x", "naive", (("no such text", ""),))
     with pytest.raises(ValueError, match="mend the experiment"):
-        bench.Bench(0.001).run(bench.Job("experiment", "x", experiment, Case((1, 1, 8, 8))))
+        JobRunner(0.001).run(Job("experiment", "x", experiment, Case((1, 1, 8, 8))))
 
 
-@pytest.mark.parametrize("measured", [*bench.VARIANTS, *bench.EXPERIMENTS], ids=lambda m: m.stage)
+@pytest.mark.parametrize("measured", [*experiments.VARIANTS, *experiments.EXPERIMENTS], ids=lambda m: m.stage)
 def test_sizes_are_some_that_the_kernel_has(measured: Any) -> None:
     if measured.stage not in LADDER:
         pytest.skip(f"there is no stage {measured.stage}")
@@ -560,19 +729,45 @@ def test_readme_has_the_table_of_the_record() -> None:
     record = json.loads(readme.RECORD.read_text())
     text = readme.README.read_text()
     assert readme.with_table(text, record) == text, "run: python3 helpers/course.py bench --readme"
-    assert readme.PLOT.is_file()
+    assert readme.plotted() == readme.digest(record), "another record's plot: python3 helpers/course.py bench --readme"
+
+
+def test_the_plot_is_known_by_what_it_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A bar, a roof or another GPU changes the digest; what is not drawn does not. It is written into the file."""
+    record = json.loads(readme.RECORD.read_text())
+    digests = [readme.digest(record)]
+    at = [(tuple(r["shape"]), r["dtype"], r["kind"], r["causal"]) for r in record["results"]]
+    shape, dtype = readme.COLUMNS[0]
+    record["results"][at.index((shape, dtype, "stage", True))]["tflops"] *= 2
+    assert readme.digest(record) == digests[0], "no causal mask in the plot"
+    for kind in ("stage", "peer", "roof"):
+        index = next(
+            i
+            for i, found in enumerate(at)
+            if found[2] == kind and (kind == "roof" or found == (shape, dtype, kind, False))
+        )
+        record["results"][index]["tflops"] *= 1.001
+        digests.append(readme.digest(record))
+    record["device"]["name"] = "another GPU"
+    digests.append(readme.digest(record))
+    assert len(set(digests)) == 5
+    monkeypatch.setattr(readme, "PLOT", tmp_path / "plot.png")
+    readme.PLOT.write_bytes(readme.plot(record))
+    assert readme.plotted() == digests[-1]
+    readme.PLOT.write_bytes(readme.picture(record).png())
+    assert readme.plotted() is None
 
 
 def test_readme_tells_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other figures give another table; columns that are not recorded are left out."""
     record = json.loads(readme.RECORD.read_text())
-    head = readme.table(record).splitlines()[0]
+    head = readme.ladder_table(record).splitlines()[0]
     recorded = {(tuple(r["shape"]), r["dtype"]) for r in record["results"] if r["kind"] == "stage"}
     assert head.count("N = ") == sum(column in recorded for column in readme.COLUMNS)
     for r in record["results"]:
         if r["name"] == "tiled" and r["kind"] == "stage":
             r["tflops"], r["ms"] = 12.34, 1e3
-    (line,) = (line for line in readme.table(record).splitlines() if "02_tiled" in line)
+    (line,) = (line for line in readme.ladder_table(record).splitlines() if "02_tiled" in line)
     assert "12.3 (0.0" in line
     shape, dtype = (4, 16, 4096, 64), "bfloat16"
     common = {"shape": list(shape), "dtype": dtype, "causal": False}
@@ -582,7 +777,7 @@ def test_readme_tells_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
         {"name": "matmul bfloat16", "kind": "roof", "tflops": 700.0, **common, "shape": [8, 8, 8]},
     ]
     monkeypatch.setattr(readme, "COLUMNS", ((shape, dtype),))
-    text = readme.table(record)
+    text = readme.ladder_table(record)
     for cells in ("| 123 (0.50) |", "| 247 (1) |", "| 700 |"):
         assert cells in text
     assert readme.picture(record).alt.startswith("bfloat16 (4, 16, 4096, 64)")

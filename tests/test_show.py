@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.draw import record_plots as measured
 from helpers.draw import show
 from helpers.kernel import KERNELS
+from helpers.record import plots as measured
 
 FILES = sorted(path.name for path in KERNELS.glob("*.cu"))
 

@@ -15,7 +15,7 @@ import pytest
 from helpers import check, kernel, reference
 from helpers import compile_report as reports
 from helpers.device import cp
-from helpers.ladder.stages import LADDER, Stage
+from helpers.ladder import LADDER, Stage
 from helpers.ladder.steps import BEFORE, CLIMBS
 from helpers.xray import xray
 

@@ -226,17 +226,15 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "wmma": (
         changed(
             "no barrier before P V",
-            "    __syncthreads();  // hazard: P and V are read",
-            "    // P and V are read",
+            "    __syncthreads();\n    fetch_tile(next, K",
+            "    fetch_tile(next, K",
             cpu_only=True,
         ),
-        changed(
-            "no barrier after P V", "    __syncthreads();  // hazard: K is read", "    // K is read", cpu_only=True
-        ),
+        changed("no barrier after P V", "    __syncthreads();\n  }\n", "  }\n", cpu_only=True),
         changed(
             "no barrier after Q and K",
-            "  __syncthreads();  // hazard: Q and K are read",
-            "  // Q and K are read",
+            "  __syncthreads();\n\n  for (int first = begin",
+            "  for (int first = begin",
             cpu_only=True,
         ),
         changed("acc is not rescaled", "s_row[c] *= rescale;", ";"),
@@ -259,17 +257,15 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "mma": (
         changed(
             "no wait for the copies",
-            "    cp_async_wait<0>();\n    __syncthreads();  // hazard: the tile",
-            "    __syncthreads();  // hazard: the tile",
+            "    cp_async_wait<0>();\n    __syncthreads();\n    Scores",
+            "    __syncthreads();\n    Scores",
             cpu_only=True,
         ),
-        changed(
-            "no barrier in the loop", "    __syncthreads();  // hazard: the tile", "    // the tile", cpu_only=True
-        ),
+        changed("no barrier in the loop", "    __syncthreads();\n    Scores", "    Scores", cpu_only=True),
         changed(
             "waits for all but the newest copies",
-            "    cp_async_wait<0>();\n    __syncthreads();  // hazard: the tile",
-            "    cp_async_wait<1>();\n    __syncthreads();  // hazard: the tile",
+            "    cp_async_wait<0>();\n    __syncthreads();\n    Scores",
+            "    cp_async_wait<1>();\n    __syncthreads();\n    Scores",
             cpu_only=True,
         ),
         changed(

@@ -41,11 +41,14 @@ from helpers.draw.picture import (  # noqa: F401 - part of this face
     figure,
     styled,
 )
-from helpers.draw.record_plots import (  # noqa: F401 - part of this face
+from helpers.kernel import KERNELS
+from helpers.record.plots import (  # noqa: F401 - part of this face
     NO_RECORD,
     RECORD,
     bytes_text,
+    climb,
     measured_bars,
+    measured_climb,
     measured_ladder,
     measured_memory,
     measured_roofline,
@@ -53,7 +56,6 @@ from helpers.draw.record_plots import (  # noqa: F401 - part of this face
     measurements,
     recorded,
 )
-from helpers.kernel import KERNELS
 
 # ------------------------------------------------------------------------------------------------- source text
 

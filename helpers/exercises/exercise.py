@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from helpers import cpu, kernel, reference
-from helpers.check import TOLERANCE, Result, check, make_inputs, tolerance_for
+from helpers.check import TOLERANCE, CheckResult, check, make_inputs, tolerance_for
 from helpers.device import ON_GPU, cp
 
 FOLDER = kernel.KERNELS / "exercises"
@@ -113,7 +113,7 @@ class Trial:
 
     def __init__(self, name: str, code: str, device: Any, on_gpu: bool) -> None:
         self.name, self.code, self.xp, self.on_gpu = name, code, device, on_gpu
-        self.found: dict[str, list[tuple[Result, str, str]]] = {}  # output -> (result, where, hint)
+        self.found: dict[str, list[tuple[CheckResult, str, str]]] = {}  # output -> (result, where, hint)
         self.rng = np.random.default_rng()
 
     def inputs(self, n: int, n_kv: int, d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from helpers.ladder import tiles
-from helpers.ladder.stages import LADDER, Stage, _most_shared
+from helpers.ladder import limits, tiles
+from helpers.ladder.contract import Stage
+from helpers.ladder.table import LADDER
 
 Sizes = Mapping[str, int]
 
@@ -35,7 +36,7 @@ def _first_that_fits(
     """HEAD_DIM -> the first candidate for which a block of this device has shared memory; ValueError for none."""
 
     def pick(head_dim: int) -> dict[str, int]:
-        most = _most_shared()
+        most = limits.most_shared()
         for sizes in candidates(head_dim):
             if shared_bytes({"HEAD_DIM": head_dim, **sizes}) <= most:
                 return sizes
@@ -119,7 +120,7 @@ def _register_tiles() -> tuple[Stage, ...]:
             **changed,
         )
 
-    word_by_word: dict[str, Any] = {"scalar_loads": False}  # no float4 from global memory yet, so no -DVECTOR
+    word_by_word: dict[str, Any] = {"variant": lambda call: {}}  # no float4 from global memory yet, so no -DVECTOR
     by_rows: dict[str, Any] = {**word_by_word, "threads": lambda sizes: sizes.get("THREADS", sizes["BLOCK_M"])}
     unpadded = _words_shared(k_odd=False, p_padding=0, q_transposed=False)
     padded = _words_shared(k_odd=True, p_padding=4, q_transposed=False)

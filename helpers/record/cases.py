@@ -11,7 +11,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from helpers import reference
 from helpers.check import TOLERANCE, make_inputs
 from helpers.device import cp
 
@@ -145,9 +144,3 @@ def as_numpy(a: Any) -> np.ndarray:
     if hasattr(a, "cpu"):
         return a.float().cpu().numpy()
     return cp.asnumpy(a)
-
-
-def error_on_sample(o: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray, seed: int = 1) -> float:
-    """Largest absolute error of some rows of `o` (N, d) against float64; NaN if a sampled value is NaN."""
-    rows = _some(np.random.default_rng(seed), q.shape[0], SAMPLED_ROWS)
-    return float(np.max(np.abs(cp.asnumpy(o)[rows] - reference.attention(q[rows], k, v))))

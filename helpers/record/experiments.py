@@ -1,14 +1,21 @@
-"""What is measured beside the stages as they are: other tile sizes, and kernels whose text is changed.
+"""What is measured beside the stages as they are: other tile sizes, the steps of a climb, single ideas taken out.
 
-Notebooks read them from the record. To add one is to add data: a Variant, or an Experiment.
+Notebooks read them from the record. To add one is to add data: a Variant, an Experiment, or a step in
+helpers.ladder.steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from helpers.cuda_source.edit import edit
+from helpers.ladder import Stage
+from helpers.ladder.steps import CLIMBS
 from helpers.record.cases import Case
+
+WMMA, MMA = "wmma", "mma"  # the names of stages 06 and 07
 
 ONE_HEAD = (Case((1, 1, 4096, 64)), Case((1, 1, 16384, 64)))
 HEADS = (Case((4, 16, 4096, 64)), Case((4, 16, 4096, 128)))
@@ -16,6 +23,38 @@ HALF_HEADS = tuple(Case(case.shape, "bfloat16") for case in HEADS)
 HALF_128 = HALF_HEADS[1:]
 FLOAT16_HEADS = tuple(Case(case.shape, "float16") for case in HEADS)
 FEW_BLOCKS = tuple(Case((1, 16, 512, head_dim), "bfloat16") for head_dim in (64, 128))
+
+# Where the steps to a stage are timed; a stage that is not named here: at HEADS, in the first type that it takes.
+CLIMB_CASES = {"register_tiles": HEADS[:1], "flash_wmma": FLOAT16_HEADS, "flash_mma": HALF_128}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step on the way to a stage, as it is measured. number: from 1, in the order of the climb."""
+
+    of: str  # the stage that the climb ends at
+    number: int
+    stage: Stage
+    case: Case
+
+    @property
+    def name(self) -> str:
+        """In the record: the stage it leads to, and its file."""
+        return f"{self.of}: {Path(self.stage.file).stem}"
+
+
+def steps(only: Mapping[str, object] | None = None) -> Iterator[Step]:
+    """The steps before each stage that has a climb, with their cases; the last step is the stage itself, and left out.
+
+    Args:
+        only: names of stages; the climbs to others are left out.
+    """
+    for of, climb in CLIMBS.items():
+        if only is None or of in only:
+            cases = CLIMB_CASES.get(of) or [Case(case.shape, climb[-1].dtypes[0]) for case in HEADS]
+            for number, stage in enumerate(climb[:-1], 1):
+                for case in cases:
+                    yield Step(of, number, stage, case)
 
 
 @dataclass(frozen=True)
@@ -31,8 +70,8 @@ class Variant:
 class Experiment:
     """A stage with changes (old, new) to its text: what a notebook says of a GPU, measured.
 
-    launches: how often the output is compared; more than one for races, and then every row is. An output may be
-    wrong: the record says how many were.
+    hits: how often each `old` is in the text. launches: how often the output is compared; more than one for races, and
+    then every row is. An output may be wrong: the record says how many were.
     """
 
     name: str
@@ -41,14 +80,14 @@ class Experiment:
     cases: tuple[Case, ...] = ONE_HEAD[:1]
     sizes: tuple[Mapping[str, int], ...] = ({},)
     launches: int = 1
+    hits: int = 1
 
     def apply(self, code: str) -> str:
         """The changed text. Raises ValueError where it is not the text that the changes were made for."""
-        for old, new in self.changes:
-            if old not in code:
-                raise ValueError(f"the kernel has no {old!r}: mend the experiment {self.name!r}")
-            code = code.replace(old, new)
-        return code
+        try:
+            return edit(code, *self.changes, count=self.hits)
+        except ValueError as error:
+            raise ValueError(f"mend the experiment {self.name!r} of {self.stage}: {error}") from None
 
 
 _TILED = tuple({"BLOCK_M": m, "BLOCK_N": 16} for m in (32, 64, 128))
@@ -81,189 +120,75 @@ VARIANTS = (
     Variant("register_tiles", _REGISTER[:1] + _TALLER[:2], ONE_HEAD[1:]),
     Variant("register_tiles", _FEW, ONE_HEAD[:1]),
     Variant("register_tiles", ({},), (Case((1, 1, 131072, 128)),)),  # where S would take 69 GB
-    Variant("mma", _MMA, HALF_HEADS),
-    Variant("mma", ({"BLOCK_N": 32, "MIN_BLOCKS": 3}, {"BLOCK_N": 96}), HALF_HEADS[:1]),
-    Variant("mma", tuple({"BLOCK_M": m, "BLOCK_N": n} for m, n in ((128, 64), (64, 64), (64, 128))), FEW_BLOCKS),
+    Variant(MMA, _MMA, HALF_HEADS),
+    Variant(MMA, ({"BLOCK_N": 32, "MIN_BLOCKS": 3}, {"BLOCK_N": 96}), HALF_HEADS[:1]),
+    Variant(MMA, tuple({"BLOCK_M": m, "BLOCK_N": n} for m, n in ((128, 64), (64, 64), (64, 128))), FEW_BLOCKS),
 )
 
-_BEFORE = "    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the one before\n"
-_AFTER = "    __syncthreads();  // hazard: the tile is read before another thread has written its part of it\n"
+# ---- 02_tiled.cu: both passes have the barrier
+_BEFORE = (("    __syncthreads();\n    load_tile(K_smem", "    load_tile(K_smem"),)
+_AFTER = (("    __syncthreads();\n    float s[BLOCK_N];", "    float s[BLOCK_N];"),)
+_STRIDE = (("HEAD_DIM | 1", "HEAD_DIM"),)
+
+# ---- 03_online_softmax.cu: the end of the loop over tiles divides; so acc is first multiplied by the old sum again
+_LOOP_END = "  }\n\n  if (row < N)"
+_DIVIDING = (("acc[c] *= rescale;", "acc[c] *= l_i;"), ("= acc[c] / l_i;", "= acc[c];"))
 _DIVIDE = "#pragma unroll\n    for (int c = 0; c < HEAD_DIM; ++c) acc[c] {};\n"
-_DIVIDING = (  # the end of the loop over tiles divides; so acc is first multiplied by the old sum again
-    ("acc[c] *= rescale;", "acc[c] *= l_i;"),
-    ("= acc[c] / l_i;", "= acc[c];"),
-)
-_LOOP_END = "  }\n\n  // ---- epilogue"
-_RECIPROCAL = "    const float r = 1.0f / l_i;\n" + _DIVIDE.format("*= r") + _LOOP_END
-_STRIDE = ("Q_STRIDE = HEAD_DIM | 1", "Q_STRIDE = HEAD_DIM")
+_BY_THE_SUM = (_LOOP_END, _DIVIDE.format("/= l_i") + _LOOP_END)
+_BY_A_RECIPROCAL = (_LOOP_END, "    const float r = 1.0f / l_i;\n" + _DIVIDE.format("*= r") + _LOOP_END)
 _OWN = _ONLINE[-1:]
-
-# ---- 04_register_tiles.cu
-_SERPENTINE = ("const int i = j % 2 == 0 ? n : TILE_M - 1 - n;", "const int i = n;")
-_K_PADDING = ("K[BLOCK_N][D4 | 1]", "K[BLOCK_N][D4]")
-_P_PADDING = ("P[BLOCK_N][BLOCK_M + 8]", "P[BLOCK_N][BLOCK_M]")
-_LANES = (
-    (
-        "const int x = threadIdx.x / 4 % (THREADS_X / 2) * 2 + threadIdx.x % 2;",
-        "const int x = threadIdx.x % THREADS_X;",
-    ),
-    (
-        "const int y = threadIdx.x / (2 * THREADS_X) * 2 + threadIdx.x / 2 % 2;",
-        "const int y = threadIdx.x / THREADS_X;",
-    ),
-    (
-        """  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
-#pragma unroll
-  for (int bit = 4; bit <= THREADS_X; bit *= 2)""",
-        """#pragma unroll
-  for (int bit = 1; bit < THREADS_X; bit *= 2)""",
-    ),
-)
-_NO_PADDING = (_K_PADDING, _P_PADDING)
-_EXP = (("softmax_scale * LOG2_E", "softmax_scale"), ("exp2f(", "expf("))
-_WORDS = (  # volatile: else the compiler joins four loads of a word to one of a float4 again
-    (
-        "// This thread's rows of one column of Q or P.",
-        "__device__ __forceinline__ float4 words(const volatile float* a) {\n"
-        "  return make_float4(a[0], a[1], a[2], a[3]);\n}\n\n// This thread's rows of one column of Q or P.",
-    ),
-    ("*reinterpret_cast<const float4*>(column + row_of(i, y))", "words(column + row_of(i, y))"),
-    ("k[j] = smem.K[x + j * THREADS_X][c];", "k[j] = words(&smem.K[x + j * THREADS_X][c].x);"),
-    ("const float4 v = smem.V[j][x + c * THREADS_X];", "const float4 v = words(&smem.V[j][x + c * THREADS_X].x);"),
-)
-_4_X_4 = {"BLOCK_M": 64, "BLOCK_N": 32, "THREADS": 128, "THREADS_X": 8}
-
-# Up to the kernel of 04, one idea at a time: (idea, what is not in it yet, sizes). The last, cp.async, makes the stage.
-_CLIMB = (
-    ("4 x 4 scores a thread", (*_WORDS, *_NO_PADDING, *_LANES, _SERPENTINE, *_EXP), {**_4_X_4, "VECTOR": 0}),
-    ("8 x 8 scores a thread", (*_WORDS, *_NO_PADDING, *_LANES, _SERPENTINE, *_EXP), {"VECTOR": 0}),
-    ("float4 from shared memory", (*_NO_PADDING, *_LANES, _SERPENTINE, *_EXP), {"VECTOR": 0}),
-    ("rows of K and P padded", (*_LANES, _SERPENTINE, *_EXP), {"VECTOR": 0}),
-    ("float4 from global memory", (*_LANES, _SERPENTINE, *_EXP), {"ASYNC": 0}),
-    ("lanes in squares", (_SERPENTINE, *_EXP), {"ASYNC": 0}),
-    ("down one column, up the next", _EXP, {"ASYNC": 0}),
-    ("exp2 for exp", (), {"ASYNC": 0}),
-)
-CLIMB = tuple(
-    Experiment(f"climb {number}, {idea}", "register_tiles", missing, (Case((4, 16, 4096, 64)),), (sizes,))
-    for number, (idea, missing, sizes) in enumerate(_CLIMB, 1)
-)
 
 # ---- 05_heads_and_masks.cu: the order in which blocks start
 CAUSAL_HEADS = (Case((1, 16, 4096, 64), causal=True), Case((4, 16, 4096, 64), causal=True))
-_LAST_ROWS = "(gridDim.x - 1 - number / (gridDim.y * gridDim.z))"
-_FIRST_ROWS = (_LAST_ROWS, "(number / (gridDim.y * gridDim.z))")
+_FIRST_ROWS = (("gridDim.x - 1 - ", ""),)
 _HEAD_BY_HEAD = (
-    (_LAST_ROWS, "blockIdx.x"),
-    ("const unsigned pair = number % (gridDim.y * gridDim.z);", "const unsigned pair = number / gridDim.x;"),
+    ("gridDim.x - 1 - number / (gridDim.y * gridDim.z)", "blockIdx.x"),
+    ("number % (gridDim.y * gridDim.z)", "number / gridDim.x"),
 )
 
-# ---- 06_wmma.cu and 07_mma.cu
-_SWIZZLE = ("(chunk % SPAN ^ row / (8 / SPAN) % SPAN)", "chunk % SPAN")
-_RAISE = ("#define RAISE 8.0f", "#define RAISE 0.0f")
-_VOTE = ("if (!__any_sync(0xffffffff, left_behind)) return;", "")
-_KEYS = "#pragma unroll\n  for (int k = 0; k < BLOCK_N / 16; ++k) {\n"
-_FORMAT = "    // The accumulators of 2 x 8 keys lie as an operand of 16 keys must: only the width changes.\n"
-_COLUMNS = "#pragma unroll\n    for (int n = 0; n < ROW / 16; ++n) {\n      unsigned b[4];\n      ldmatrix_trans("
-_NO_OVERLAP = (  # all of P first, then all of P V
-    (
-        _KEYS + _FORMAT + "    unsigned a[TILES_M][4];\n",
-        "  unsigned P[BLOCK_N / 16][TILES_M][4];\n" + _KEYS + "    auto& a = P[k];\n",
-    ),
-    (_COLUMNS, "  }\n" + _KEYS + "    const auto& a = P[k];\n" + _COLUMNS),
-)
-
-# Up to the kernel of 07, one idea at a time: what is not in it yet is put back. The last, copies, makes the stage.
-_NO_SWIZZLE = (_SWIZZLE, ("return (address ^ 32 * k % WIDTH) + 32 * k / WIDTH * WIDTH;", "return address + 32 * k;"))
-_LANE = "threadIdx.x % 32"
-_FORMULAS = (  # every address worked out from its row and its chunk
-    (
-        "along(q_lane, k) + 32 * m * ROW",
-        f"q_lane + swizzled(threadIdx.x / 32 * 16 * TILES_M + 16 * m + {_LANE} % 16, 2 * k + {_LANE} / 16)",
-    ),
-    (
-        "along(k_lane, k) + 32 * n * ROW",
-        f"k_lane + swizzled(16 * n + {_LANE} / 16 * 8 + {_LANE} % 8, 2 * k + {_LANE} / 8 % 2)",
-    ),
-    ("along(v_lane, n) + 32 * k * ROW", f"v_lane + swizzled(16 * k + {_LANE} % 16, 2 * n + {_LANE} / 16)"),
-    ("scores<T>(S, q_lane, k_lane + here);", "scores<T>(S, Q_smem, K_smem + here);"),
-    ("to_log2, v_lane + here);", "to_log2, V_smem + here);"),
-)
-_DECLARE = "    const int next = first + BLOCK_N;\n"
-_ASK = """    if (next < end) {
-      K += BLOCK_N * k_row;
-      V += BLOCK_N * v_row;
-      load_tile<BLOCK_N>(K_smem + (here ^ TILE) + piece, K, k_row, kv_len - next - r);
-      load_tile<BLOCK_N>(V_smem + (here ^ TILE) + piece, V, v_row, kv_len - next - r);
-      cp_async_commit();
-    }
-"""
-_COMMENT = "    // Not before the scores: the copies would stand in the way of ldmatrix.\n"
-_COPIES_FIRST = ((_COMMENT + _DECLARE + _ASK, ""), ("    Scores S = {};\n", _DECLARE + _ASK + "    Scores S = {};\n"))
-_ONE_TILE = (  # the next is asked for when this one is used up
-    (_COMMENT + _DECLARE + _ASK, _DECLARE),
-    ("first += BLOCK_N, here ^= TILE)", "first += BLOCK_N)"),
-    (
-        "to_log2, v_lane + here);\n",
-        "to_log2, v_lane + here);\n    __syncthreads();\n" + _ASK.replace("(here ^ TILE)", "here"),
-    ),
-)
-_CLIMB_07 = (
-    ("first version", (*_ONE_TILE, *_NO_SWIZZLE, *_FORMULAS, _VOTE), {"BLOCK_M": 128, "WARPS": 8}),
-    ("swizzle", (*_ONE_TILE, *_FORMULAS, _VOTE), {"BLOCK_M": 128, "WARPS": 8}),
-    ("32 rows a warp", (*_ONE_TILE, *_FORMULAS, _VOTE), {}),
-    ("next tile under way", (*_COPIES_FIRST, *_FORMULAS, _VOTE), {}),
-    ("addresses by exclusive or", (*_COPIES_FIRST, _VOTE), {}),
-    ("rescale when it pays", _COPIES_FIRST, {}),
-)
-CLIMB_07 = tuple(
-    Experiment(f"climb {number}, {idea}", "mma", missing, HALF_128, (sizes,))
-    for number, (idea, missing, sizes) in enumerate(_CLIMB_07, 1)
-)
-# 06: tiles fetched when they are wanted, not before.
-_NEXT_V = "fetch_tile(next, V, v_row, first, kv_len);"
-_NEXT_K = "fetch_tile(next, K, k_row, first + BLOCK_N, kv_len);"
+# ---- 06_wmma.cu: tiles are fetched when they are wanted, not before
+_NEXT_V = "fetch_tile(next, V, params.v.row, first, kv_len);"
+_NEXT_K = "fetch_tile(next, K, params.k.row, first + BLOCK_N, kv_len);"
 _NOT_AHEAD = (
     (_NEXT_V, ""),
     ("put_tile(V_smem, next);", _NEXT_V + " put_tile(V_smem, next);"),
     (_NEXT_K, ""),
     ("    put_tile(K_smem, next);\n", "    __syncthreads();\n" + _NEXT_K + "\n    put_tile(K_smem, next);\n"),
 )
-_WMMA_VOTE = ("if (__any_sync(0xffffffff, m_new > m_i + RAISE)) {", "{")
 
+# ---- 06_wmma.cu and 07_mma.cu: how far a maximum moves before acc is rescaled to it
+_AT_ANY_MOVE = ((" 8.0f", " 0.0f"),)
+_AT_EVERY_TILE_06 = (("if (__any_sync(", "if (true || __any_sync("),)
+_AT_EVERY_TILE_07 = (("if (!__any_sync(", "if (false && !__any_sync("),)
+
+# ---- 07_mma.cu: all of P first, then all of P V
+_KEYS = "#pragma unroll\n  for (int k = 0; k < BLOCK_N / 16; ++k) {\n"
+_PACKED = "a[m][i] = pack(T(), x, y);\n      }\n"
+_NO_OVERLAP = (
+    (_KEYS + "    unsigned a[TILES_M][4];\n", f"  unsigned P[BLOCK_N / 16][TILES_M][4];\n{_KEYS}    auto& a = P[k];\n"),
+    (_PACKED, f"{_PACKED}  }}\n{_KEYS}    const auto& a = P[k];\n"),
+)
+
+# What the steps of a climb do not say: a race, an idea in two halves, a choice that a climb has no step for, and an
+# idea at a shape or in a type at which the climb is not timed.
 EXPERIMENTS = (
-    Experiment("no barrier before the load", "tiled", ((_BEFORE, ""),), sizes=_TILED, launches=50),
-    Experiment("no barrier after the load", "tiled", ((_AFTER, ""),), sizes=_TILED, launches=50),
-    Experiment("Q_STRIDE is even", "tiled", (_STRIDE,), sizes=_TILED, launches=50),
-    Experiment(
-        "divide at every tile",
-        "online_softmax",
-        (*_DIVIDING, (_LOOP_END, _DIVIDE.format("/= l_i") + _LOOP_END)),
-        ONE_HEAD,
-        _OWN,
-    ),
-    Experiment("one reciprocal per tile", "online_softmax", (*_DIVIDING, (_LOOP_END, _RECIPROCAL)), ONE_HEAD, _OWN),
-    # 04: what each idea brings, taken out of the finished kernel.
-    Experiment("one column of S after the other", "register_tiles", (_SERPENTINE,), HEADS),
-    Experiment("rows of K at even distances", "register_tiles", (_K_PADDING,), HEADS),
-    Experiment("rows of P unpadded", "register_tiles", (_P_PADDING,), HEADS),
-    Experiment("threads of a warp in rows", "register_tiles", _LANES, HEADS),
+    Experiment("no barrier before the load", "tiled", _BEFORE, sizes=_TILED, launches=50, hits=2),
+    Experiment("no barrier after the load", "tiled", _AFTER, sizes=_TILED, launches=50, hits=2),
+    Experiment("Q_STRIDE is even", "tiled", _STRIDE, sizes=_TILED, launches=50),
+    Experiment("divide at every tile", "online_softmax", (*_DIVIDING, _BY_THE_SUM), ONE_HEAD, _OWN),
+    Experiment("one reciprocal per tile", "online_softmax", (*_DIVIDING, _BY_A_RECIPROCAL), ONE_HEAD, _OWN),
+    Experiment("one column of S after the other", "register_tiles", (("j % 2 == 0 ? n : TILE_M - 1 - n", "n"),), HEADS),
+    Experiment("rows of K at even distances", "register_tiles", (("[D4 | 1]", "[D4]"),), HEADS),
+    Experiment("rows of P unpadded", "register_tiles", (("[BLOCK_M + 8]", "[BLOCK_M]"),), HEADS),
     Experiment("copies wait in registers", "register_tiles", (), HEADS, ({"ASYNC": 0},)),
     Experiment("word by word", "register_tiles", (), HEADS, ({"VECTOR": 0},)),
-    *CLIMB,
-    # 05: which rows come first.
-    Experiment("first rows first", "heads_and_masks", (_FIRST_ROWS,), CAUSAL_HEADS),
+    Experiment("first rows first", "heads_and_masks", _FIRST_ROWS, CAUSAL_HEADS),
     Experiment("head by head", "heads_and_masks", _HEAD_BY_HEAD, CAUSAL_HEADS),
-    # 07: the same.
-    Experiment("no swizzle", "mma", (_SWIZZLE,), HALF_128),
-    Experiment("rescale at every tile", "mma", (_VOTE,), HALF_128),
-    Experiment("rescale when a maximum moves", "mma", (_RAISE,), HALF_128),
-    Experiment("all weights before the product", "mma", _NO_OVERLAP, HALF_128),
-    Experiment("16 rows a warp", "mma", (), HALF_128, ({"BLOCK_M": 128, "WARPS": 8},)),
-    Experiment("addresses by the formula", "mma", _FORMULAS, HALF_128),
-    Experiment("one tile at a time", "mma", _ONE_TILE, HALF_128),
-    *CLIMB_07,
-    Experiment("rescale when a maximum moves", "wmma", (_RAISE,), FLOAT16_HEADS),
-    Experiment("rescale at every tile", "wmma", (_WMMA_VOTE,), FLOAT16_HEADS),
-    Experiment("tiles fetched when wanted", "wmma", _NOT_AHEAD, FLOAT16_HEADS),
+    Experiment("rescale when a maximum moves", WMMA, _AT_ANY_MOVE, FLOAT16_HEADS),
+    Experiment("rescale at every tile", WMMA, _AT_EVERY_TILE_06, FLOAT16_HEADS),
+    Experiment("tiles fetched when wanted", WMMA, _NOT_AHEAD, FLOAT16_HEADS),
+    Experiment("rescale when a maximum moves", MMA, _AT_ANY_MOVE, HALF_128),
+    Experiment("rescale at every tile", MMA, _AT_EVERY_TILE_07, HALF_128),
+    Experiment("all weights before the product", MMA, _NO_OVERLAP, HALF_128),
+    Experiment("16 rows a warp", MMA, (), HALF_128, ({"BLOCK_M": 128, "WARPS": 8},)),
 )

@@ -20,6 +20,7 @@ import numpy as np
 
 from helpers.device import ON_GPU
 from helpers.record.cases import Inputs
+from helpers.record.results import roof_name
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,6 @@ TORCH = (
     Peer("SDPA cuDNN", _sdpa("CUDNN_ATTENTION"), HALVES),
     Peer("SDPA math", _sdpa("MATH"), sweep=False),  # its N x N scores of 32 heads take 80 GB
 )
-# The peer that a stage is set beside, by type: the fastest of PyTorch's in float32, FlashAttention-2 in half types.
-MAIN_PEER = {"float32": "SDPA efficient", "float16": "SDPA flash", "bfloat16": "SDPA flash"}
-
-
-def roof_name(dtype: str) -> str:
-    """The name of a type's matrix product in the record."""
-    return "matmul" if dtype == "float32" else f"matmul {dtype}"
 
 
 def _matmul(dtype: str, n: int = 8192) -> Roof:

@@ -2,24 +2,29 @@
 
     python3 helpers/course.py bench --readme      writes both again
 
-A test compares the table with the record, so README never says what nobody measured.
+Tests compare the table, and the figures noted in the plot's file, with the record, so README never says what nobody
+measured.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.draw import record_plots as measured
+from PIL import Image, PngImagePlugin  # comes with matplotlib
+
+from helpers.draw.picture import Picture
 from helpers.ladder import LADDER
-from helpers.record.peers import MAIN_PEER, roof_name
+from helpers.record import plots
+from helpers.record.results import MAIN_PEER, RECORD, roof_name
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-RECORD = ROOT / "notebooks" / "measured" / "nvidia-h200.json"
 PLOT = ROOT / "notebooks" / "measured" / "ladder.png"
 BEGIN, END = "<!-- table: made by course.py bench --readme -->", "<!-- end of table -->"
 
@@ -38,7 +43,7 @@ def _columns(record: Mapping[str, Any]) -> list[tuple[str, str, dict[str, dict[s
     """(heading, type, results by name) of each column that the record can fill."""
     found = []
     for shape, dtype in COLUMNS:
-        results = {r["name"]: r for r in measured.measurements(shape, dtype=dtype, record=record)}
+        results = {r["name"]: r for r in plots.measurements(shape, dtype=dtype, record=record)}
         stage = any(r["kind"] == "stage" for r in results.values())
         if stage and MAIN_PEER[dtype] in results:
             batch, heads, n, head_dim = shape
@@ -47,7 +52,7 @@ def _columns(record: Mapping[str, Any]) -> list[tuple[str, str, dict[str, dict[s
     return found
 
 
-def table(record: Mapping[str, Any]) -> str:
+def ladder_table(record: Mapping[str, Any]) -> str:
     """The recorded stages as a Markdown table: TFLOP/s, and in brackets the speed beside the peer of the column."""
     columns = _columns(record)
     lines = [
@@ -112,20 +117,45 @@ def with_table(text: str, record: Mapping[str, Any]) -> str:
     pattern = re.escape(BEGIN) + r".*?" + re.escape(END)
     if not re.search(pattern, text, flags=re.S):
         raise ValueError(f"README.md has no part between {BEGIN!r} and {END!r}")
-    return re.sub(pattern, lambda _: f"{BEGIN}\n\n{table(record)}\n\n{END}", text, flags=re.S)
+    return re.sub(pattern, lambda _: f"{BEGIN}\n\n{ladder_table(record)}\n\n{END}", text, flags=re.S)
 
 
-def picture(record: Mapping[str, Any]) -> measured.Picture:
+def picture(record: Mapping[str, Any]) -> Picture:
     """The ladder at the table's columns, a row of panels for each type."""
     by_type: dict[str, list[tuple[int, ...]]] = {}
     for shape, dtype in COLUMNS:
-        if any(r["kind"] == "stage" for r in measured.measurements(shape, dtype=dtype, record=record)):
+        if any(r["kind"] == "stage" for r in plots.measurements(shape, dtype=dtype, record=record)):
             by_type.setdefault(dtype, []).append(shape)
-    return measured.measured_overview(by_type, record=record)
+    return plots.measured_overview(by_type, record=record)
+
+
+def digest(record: Mapping[str, Any]) -> str:
+    """A hash of all that the plot shows of the record: each bar, each roof, the name of the GPU."""
+    shown = [
+        [shape, dtype, r["name"], r["kind"], r["tflops"]]
+        for shape, dtype in COLUMNS
+        for r in plots.measurements(shape, dtype=dtype, record=record)
+    ]
+    roofs = [[r["name"], r.get("tflops")] for r in record["results"] if r["kind"] == "roof"]
+    return hashlib.sha256(json.dumps([shown, roofs, record["device"]["name"]]).encode()).hexdigest()
+
+
+def plot(record: Mapping[str, Any]) -> bytes:
+    """The picture as PNG, with the digest of what it shows in its text."""
+    noted, file = PngImagePlugin.PngInfo(), io.BytesIO()
+    noted.add_text("record", digest(record))
+    Image.open(io.BytesIO(picture(record).png())).save(file, "PNG", optimize=True, pnginfo=noted)
+    return file.getvalue()
+
+
+def plotted() -> str | None:
+    """The digest that the plot's file has; None for a picture without one."""
+    with Image.open(PLOT) as image:
+        return image.text.get("record")
 
 
 def write() -> None:
     """Make README's table and plot from the record."""
     record = json.loads(RECORD.read_text())
     README.write_text(with_table(README.read_text(), record))
-    PLOT.write_bytes(picture(record).png())
+    PLOT.write_bytes(plot(record))

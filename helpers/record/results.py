@@ -1,24 +1,39 @@
-"""The record of a run: what was timed, what was not and why, as JSON and as a table."""
+"""The record of a run: what was timed, what was not and why, as JSON and as a table.
+
+Reading it needs neither a GPU nor what measures.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers.record import peers
 from helpers.record.cases import Case
 
+RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidia-h200.json"
 NO_RECORD = "no GPU run is recorded yet"
+# The peer that a stage is set beside, by type: the fastest of PyTorch's in float32, FlashAttention-2 in half types.
+MAIN_PEER = {"float32": "SDPA efficient", "float16": "SDPA flash", "bfloat16": "SDPA flash"}
+
+
+def roof_name(dtype: str) -> str:
+    """The name of a type's matrix product in the record."""
+    return "matmul" if dtype == "float32" else f"matmul {dtype}"
 
 
 @dataclass
-class Result:
-    """One line of the record."""
+class Measurement:
+    """One line of the record. Times are in milliseconds: of the device, or of the host where the kind is "host".
+
+    kind: "stage", "peer" or "roof"; "variant", a stage with other tile sizes; "step", one on the way to a stage;
+    "experiment", a stage with another text; "host", what a call takes on the host.
+    """
 
     name: str
-    kind: str  # "stage", "peer", "roof"; a stage with other tile sizes is a "variant", with other text an "experiment"
+    kind: str
     shape: list[int]
     dtype: str
     ms: float
@@ -35,17 +50,20 @@ class Result:
     checked_launches: int | None = None
     extra_bytes: int | None = None  # device memory beyond q, k, v and the output
     clocks: dict[str, float] = field(default_factory=dict)  # while it was timed
+    step: int | None = None  # of a step: its number in the climb, from 1
+    idea: str = ""  # of a step
 
 
 @dataclass
 class Note:
-    """Something that was not timed, and why. failed: it should have been."""
+    """Something that was not timed, and why. failed: it should have been. left: there was no time for it."""
 
     name: str
     kind: str
     why: str
     cases: list[str]
     failed: bool = False
+    left: bool = False
 
 
 @dataclass
@@ -54,16 +72,26 @@ class Record:
 
     device: dict[str, Any]
     how: dict[str, Any]
-    results: list[Result] = field(default_factory=list)
+    results: list[Measurement] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
-    def add_note(self, name: str, kind: str, why: str, case: Case | None, *, failed: bool = False) -> None:
+    def add_note(
+        self, name: str, kind: str, why: str, case: Case | None, *, failed: bool = False, left: bool = False
+    ) -> None:
         """Note why something was not timed; the cases of one reason stand together."""
         for note in self.notes:
             if (note.name, note.kind, note.why) == (name, kind, why):
                 note.cases.append(str(case))
                 return
-        self.notes.append(Note(name, kind, why, [str(case)], failed))
+        self.notes.append(Note(name, kind, why, [str(case)], failed, left))
+
+    def forget_left(self, planned: Iterable[tuple[str, str, str]]) -> None:
+        """Take back the notes on what there was no time for, where it is (kind, name, case) that is planned again."""
+        planned = set(planned)
+        for note in self.notes:
+            if note.left:
+                note.cases = [case for case in note.cases if (note.kind, note.name, case) not in planned]
+        self.notes = [note for note in self.notes if note.cases]
 
     def save(self, path: Path) -> None:
         """Write as JSON, a result a line. The file is whole at any time."""
@@ -81,7 +109,7 @@ class Record:
     def load(cls, path: Path) -> Record:
         """A record that `save` wrote."""
         found = json.loads(path.read_text())
-        results = [Result(**r) for r in found["results"]]
+        results = [Measurement(**r) for r in found["results"]]
         return cls(found["device"], found["how"], results, [Note(**n) for n in found.get("notes", [])])
 
 
@@ -92,20 +120,20 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def table(record: Record) -> str:
+def results_table(record: Record) -> str:
     """The results as text: case by case, each line with its share of the roof and its speed beside each peer's."""
     roofs = {r.name: r for r in record.results if r.kind == "roof"}
     lines = [
         f"{r.name:18}{r.tflops or r.gbps:9.1f} {'TFLOP/s' if r.tflops else 'GB/s'}, {r.ms:.3f} ms {_clocks(r)}".rstrip()
         for r in roofs.values()
     ]
-    groups: dict[tuple[Any, ...], list[Result]] = {}
+    groups: dict[tuple[Any, ...], list[Measurement]] = {}
     for r in record.results:
-        if r.kind != "roof":
+        if r.kind not in ("roof", "host"):
             groups.setdefault((tuple(r.shape), r.dtype, r.causal), []).append(r)
     for (shape, dtype, causal), results in groups.items():
         others = [r for r in results if r.kind == "peer"]
-        roof = roofs.get(peers.roof_name(dtype))
+        roof = roofs.get(roof_name(dtype))
         width = max(18, *(len(r.name) for r in results)) + 1
         head = f"{'':{width}}{'ms':>10}{'spread':>8}{'TFLOP/s':>9}" + f"{'of roof':>9}" * (roof is not None)
         beside = {peer.name: f"  x {peer.name.removeprefix('SDPA ')}" for peer in others}
@@ -117,6 +145,7 @@ def table(record: Record) -> str:
             line += "".join(f"{peer.ms / r.ms:{max(12, len(beside[peer.name]))}.3f}" for peer in others)
             wrong = f"  {r.wrong_launches} of {r.checked_launches} launches wrong" if r.wrong_launches else ""
             lines.append(f"{line}{r.max_error:11.1e}  {r.note}{wrong}".rstrip())
+    lines += _host_lines([r for r in record.results if r.kind == "host"])
     if record.notes:
         lines += ["", "not timed:"]
         for note in record.notes:
@@ -125,6 +154,18 @@ def table(record: Record) -> str:
     return "\n".join(lines)
 
 
-def _clocks(r: Result) -> str:
+def _host_lines(results: list[Measurement]) -> list[str]:
+    """What calls take on the host, a line each."""
+    if not results:
+        return []
+    width = max(len(r.name) for r in results) + 1
+    case = Case(tuple(results[0].shape), results[0].dtype, results[0].causal)
+    lines = ["", f"{case}: on the host, a call"]
+    for r in results:
+        lines.append(f"{r.name:{width}}{1e3 * r.ms:9.1f} µs{(r.ms_max - r.ms_min) / r.ms:8.1%}  {r.note}".rstrip())
+    return lines
+
+
+def _clocks(r: Measurement) -> str:
     units = {"sm_mhz": "MHz", "memory_mhz": "MHz memory", "watts": "W", "celsius": "°C"}
     return " ".join(f"{value:.0f} {units[name]}" for name, value in r.clocks.items())

@@ -10,10 +10,7 @@ says why. Bytes at DRAM stand beside them: caches answer most of what threads as
 
 from __future__ import annotations
 
-import csv
-import functools
 import json
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +22,8 @@ import numpy as np
 from helpers import cpu, kernel
 from helpers.check import make_inputs
 from helpers.cpu import checked
+from helpers.cuda_source.edit import edit
+from helpers.record import ncu
 
 RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidia-h200-counters.json"
 
@@ -137,7 +136,7 @@ def pattern_code() -> str:
 
 
 @dataclass(frozen=True)
-class Launch:
+class CountedLaunch:
     """One kernel to count: its source, options, and launch. args: NumPy arrays and scalars."""
 
     name: str
@@ -148,19 +147,19 @@ class Launch:
     args: tuple[Any, ...]
 
 
-def patterns() -> list[Launch]:
+def patterns() -> list[CountedLaunch]:
     """The patterns' launches."""
     code = pattern_code()
     found = []
     for name, (grid, block, _) in PATTERNS.items():
         arrays = (np.arange(WORDS, dtype=np.float32), np.zeros(WORDS, np.float32))
         found.append(
-            Launch(name, code, kernel.options(), (grid,), (block,) if isinstance(block, int) else block, arrays)
+            CountedLaunch(name, code, kernel.options(), (grid,), (block,) if isinstance(block, int) else block, arrays)
         )
     return found
 
 
-def stages(n: int = 1024, d: int = 64) -> list[Launch]:
+def stages(n: int = 1024, d: int = 64) -> list[CountedLaunch]:
     """Stages 01 to 03 at n rows and keys of d words, with the tile sizes of their files."""
     q, k, v = make_inputs(n, n, d, seed=0)
     scale = (np.int32(n), np.int32(n), np.float32(d**-0.5))
@@ -174,7 +173,7 @@ def stages(n: int = 1024, d: int = 64) -> list[Launch]:
         file = {"naive": "01_naive.cu", "tiled": "02_tiled.cu", "online_softmax": "03_online_softmax.cu"}[name]
         options = kernel.options({"HEAD_DIM": d, "BLOCK_M": block_m})
         args = (q, k, v, *scratch, out, *scale)
-        found.append(Launch(name, kernel.source(file), options, (-(-n // block_m),), (block_m,), args))
+        found.append(CountedLaunch(name, kernel.source(file), options, (-(-n // block_m),), (block_m,), args))
     return found
 
 
@@ -210,7 +209,7 @@ _OUTPUT = (
 )
 
 
-def as_compiled() -> list[Launch]:
+def as_compiled() -> list[CountedLaunch]:
     """The stages with their source changed to what the GPU's compiler makes of it.
 
     Raises:
@@ -218,22 +217,18 @@ def as_compiled() -> list[Launch]:
     """
     found = []
     for launch in stages():
-        code = launch.code
-        for old, new in (_ROW,) if launch.name == "naive" else (_SCORES, _OUTPUT):
-            if code.count(old) != 1:
-                raise ValueError(f"{launch.name} has no {old!r}: mend helpers/hardware.py")
-            code = code.replace(old, new)
+        code = edit(launch.code, *((_ROW,) if launch.name == "naive" else (_SCORES, _OUTPUT)))
         name = f"{launch.name}_as_compiled"
         found.append(replace(launch, name=name, code=code.replace(f" {launch.name}(", f" {name}(")))
     return found
 
 
-def everything() -> list[Launch]:
+def everything() -> list[CountedLaunch]:
     """All launches of the record."""
     return [*patterns(), *stages(), *as_compiled()]
 
 
-def ours(launch: Launch) -> dict[str, int]:
+def ours(launch: CountedLaunch) -> dict[str, int]:
     """The figures of a checked run, zeros left out.
 
     Raises:
@@ -271,80 +266,17 @@ def launch_all() -> None:
         cp.cuda.Device().synchronize()
 
 
-def measure(target: Path) -> None:
-    """Launch everything under Nsight Compute and write its CSV. The GPU's clocks are left alone.
+def profile(target: Path) -> None:
+    """Launch everything under Nsight Compute and write its CSV, stamped with what measured. Clocks are left alone.
 
     Raises:
         RuntimeError: ncu is missing or failed; the message is its own.
     """
-    ncu(target, METRICS, [launch.name for launch in everything()], ("helpers.record.xray_vs_ncu", "launch"))
-
-
-@functools.cache
-def known_metrics() -> frozenset[str]:
-    """The base names of the metrics that this ncu has for this GPU. Raises RuntimeError where there is no ncu."""
-    try:
-        asked = subprocess.run(["ncu", "--query-metrics"], capture_output=True, text=True)
-    except OSError as error:
-        raise RuntimeError(f"Nsight Compute is needed, as `ncu` on the path: {error}") from None
-    return frozenset(line.split()[0] for line in asked.stdout.splitlines() if line.strip())
-
-
-def _is_known(metric: str, known: frozenset[str]) -> bool:
-    """What is known is a metric's base name; figures of the launch are always there."""
-    return metric.split(".")[0] in known or metric.startswith("launch__")
-
-
-def first_known(metrics: Sequence[str]) -> str:
-    """The first of some metrics that this ncu has; the first of all where it has none."""
-    return next((name for name in metrics if _is_known(name, known_metrics())), metrics[0])
-
-
-def ncu(target: Path, wanted: Sequence[str], kernels: Sequence[str], words: Sequence[str], *options: str) -> None:
-    """Run `python3 -m WORDS` under Nsight Compute, and write its CSV of these kernels' metrics.
-
-    A metric that this ncu does not know is left out, and named on stderr.
-
-    Raises:
-        RuntimeError: ncu is missing or failed; the message is its own.
-    """
-    known = known_metrics()
-    metrics = [name for name in wanted if _is_known(name, known)]
-    print("not known to this ncu:", sorted(set(wanted) - set(metrics)), file=sys.stderr)
-    command = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", *options]
-    command += [
-        "--kernel-name-base",
-        "function",
-        "-k",
-        f"regex:^({'|'.join(kernels)})$",
-        "--metrics",
-        ",".join(metrics),
-    ]
-    command += ["--print-kernel-base", "function", "--log-file", str(target)]
-    done = subprocess.run([*command, sys.executable, "-m", *words], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"ncu ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    ncu.profile(target, METRICS, [launch.name for launch in everything()], ("helpers.record.xray_vs_ncu", "launch"))
+    ncu.stamp(target)
 
 
 # ------------------------------------------------------------------------------------------------ the record
-
-
-def launches_of(text: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
-    """Nsight Compute's raw page as CSV -> a pair for each launch: the kernel, and column -> (value, unit).
-
-    Raises:
-        ValueError: the text has no such table.
-    """
-    lines = text.splitlines()
-    start = next((n for n, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if start is None:
-        raise ValueError(f"no table of ncu --csv --page raw in: {text[:300]!r}")
-    head, units, *table = [row for row in csv.reader(lines[start:]) if row and not row[0].startswith("==")]
-    found = []
-    for row in table:
-        columns = dict(zip(head, zip(row, units, strict=True), strict=True))
-        found.append((columns["Kernel Name"][0].split("(")[0], columns))
-    return found
 
 
 def parse(text: str) -> dict[str, dict[str, int]]:
@@ -354,7 +286,7 @@ def parse(text: str) -> dict[str, dict[str, int]]:
         ValueError: the text has no such table, or a unit that is no base unit.
     """
     found: dict[str, dict[str, int]] = {}
-    for name, columns in launches_of(text):
+    for name, columns in ncu.launches_of(text):
         counts = {}
         for column, (value, unit) in columns.items():
             if column not in METRICS:
@@ -386,7 +318,7 @@ def _why(name: str, figure: str) -> str:
     return ""
 
 
-def rows(measured: dict[str, dict[str, int]], launches: Iterable[Launch]) -> list[dict[str, Any]]:
+def rows(measured: dict[str, dict[str, int]], launches: Iterable[CountedLaunch]) -> list[dict[str, Any]]:
     """The record's rows: each kernel's figures, ours and the hardware's, and why, where they differ by over 1 %."""
     found = []
     for launch in launches:
@@ -409,19 +341,24 @@ def rows(measured: dict[str, dict[str, int]], launches: Iterable[Launch]) -> lis
 
 
 def record(source: Path, target: Path = RECORD) -> None:
-    """Write the JSON record from Nsight Compute's CSV and checked runs of the same launches."""
+    """Write the JSON record from Nsight Compute's CSV and checked runs of the same launches.
+
+    Raises:
+        ValueError: the CSV does not say which device it is of, or has no table.
+    """
+    text = source.read_text()
     how = {
-        "ours": "a checked run of the CPU engine (helpers/xray.py)",
+        "ours": "a checked run of the CPU engine (helpers.xray)",
         "hardware": "Nsight Compute, one launch of each kernel, caches flushed before it, clocks left alone",
-        "device": "NVIDIA H200, Nsight Compute 2025.3.1",
+        **ncu.stamped(text),
         "metrics": {**FIGURES, **BESIDE, ASKED: " + ".join(f"32 * {w} * {m}" for w, m in WIDTHS.items())},
         "command": "python3 -m helpers.record.xray_vs_ncu measure FILE, then the same with record",
     }
-    found = {"how": how, "rows": rows(parse(source.read_text()), everything())}
+    found = {"how": how, "rows": rows(parse(text), everything())}
     target.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def table(kernels: Sequence[str] | None = None) -> str:
+def comparison_table(kernels: Sequence[str] | None = None) -> str:
     """The recorded rows as text: our figure, the hardware's, the ratio; why, where they differ.
 
     Args:
@@ -448,9 +385,9 @@ def main(words: Sequence[str]) -> None:
     if list(words) == ["launch"]:
         launch_all()
     elif len(words) == 2 and words[0] in ("measure", "record"):
-        (measure if words[0] == "measure" else record)(Path(words[1]))
+        (profile if words[0] == "measure" else record)(Path(words[1]))
     elif not words:
-        print(table())
+        print(comparison_table())
     else:
         sys.exit(__doc__)
 

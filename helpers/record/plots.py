@@ -1,6 +1,6 @@
 """The record of a GPU run, read and drawn: the ladder, the roofline, time and memory against N.
 
-Where nothing is recorded, each picture is a sentence that says so. helpers.record.bench says what is recorded, and how.
+Where nothing is recorded, each picture is a sentence that says so. helpers.record.plan says what is recorded.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from helpers.draw.picture import GPU, LINES, PEER, ROOF, Picture, Text, figure, styled
+from helpers.draw.picture import GPU, LINES, PEER, ROOF, WRITE, Picture, Text, figure, styled
 from helpers.ladder import LADDER
+from helpers.record import counters
 from helpers.record.cases import Case
-from helpers.record.peers import roof_name
-from helpers.record.results import NO_RECORD
-
-RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidia-h200.json"
+from helpers.record.results import NO_RECORD, RECORD, roof_name
 
 
 def recorded(path: Path | str = RECORD) -> dict[str, Any] | None:
@@ -41,7 +40,8 @@ def measurements(
 ) -> list[dict[str, Any]]:
     """The recorded results at one shape (batch, heads, n, head_dim), in the order of `names` or of the record.
 
-    Stages with other tile sizes (kind "variant") or another text ("experiment") are left out: see `recorded()`.
+    Stages with other tile sizes (kind "variant") or another text ("experiment"), steps and the host's times are left
+    out: see `climb` and `recorded()`.
     """
     record = recorded() if record is None else record
     wanted = (tuple(shape), dtype, causal)
@@ -55,6 +55,24 @@ def measurements(
         return fitting
     by_name = {r["name"]: r for r in fitting}
     return [by_name[name] for name in names if name in by_name]
+
+
+def climb(stage: str, shape: Sequence[int], *, dtype: str = "float32", record: Any = None) -> list[dict[str, Any]]:
+    """The recorded steps to a stage at one shape, in the order of the climb, and the stage itself as the last.
+
+    Each has "name", "tflops", "ms", "ms_min", "ms_max" and more; steps have "step", from 1, and "idea". Without a mask.
+    Empty where no step is recorded.
+    """
+    record = recorded() if record is None else record
+    found = [
+        r
+        for r in (record or {}).get("results", ())
+        if (tuple(r["shape"]), r["dtype"], r.get("causal", False)) == (tuple(shape), dtype, False)
+        and r["kind"] == "step"
+        and r["name"].startswith(f"{stage}: ")
+    ]
+    found.sort(key=lambda r: r["step"])
+    return found and [*found, *measurements(shape, [stage], dtype=dtype, record=record)]
 
 
 def _roofs(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -190,6 +208,37 @@ def _ladder_panel(ax: Any, results: Mapping[str, Any], names: Sequence[str], top
 
 
 @styled
+def measured_climb(
+    stage: str, shape: Sequence[int], *, dtype: str = "float32", title: str = "", record: Any = None
+) -> Picture | Text:
+    """Recorded TFLOP/s of the steps to a stage, one bar each, and what each gains over the one before.
+
+    Args:
+        shape: (batch, heads, n, head_dim).
+        record: another record than the committed one.
+
+    Returns:
+        A picture; a bar below the one before has another colour. Where no step is recorded, a sentence that says so.
+    """
+    record = recorded() if record is None else record
+    steps = climb(stage, shape, dtype=dtype, record=record)
+    if not steps:
+        return Text(f"*({NO_RECORD if record is None else 'not yet recorded'}: the steps to {stage})*")
+    values = [r["tflops"] for r in steps]
+    ideas = [f"{r['step']}  {r['idea']}" if r["kind"] == "step" else f"{len(steps)}  {stage}" for r in steps]
+    gains = [value / before - 1 for before, value in pairwise(values)]
+    texts = [f"{values[0]:.1f}", *(f"{v:.1f}  {gain:+.0%}" for v, gain in zip(values[1:], gains, strict=True))]
+    fig, ax = figure(7.6, 1.1 + 0.36 * len(values))
+    colours = [GPU, *(WRITE if gain < -0.01 else GPU for gain in gains)]  # less is noise
+    ax.bar_label(ax.barh(ideas, values, color=colours, height=0.7), texts, padding=4)
+    ax.invert_yaxis()
+    ax.margins(x=0.16)
+    ax.set_title(title or _heading(shape, dtype))
+    ax.set_xlabel(f"TFLOP/s (more is better); recorded on {_gpu(record)}")
+    return Picture(fig, "; ".join(f"{idea}: {text} TFLOP/s" for idea, text in zip(ideas, texts, strict=True)))
+
+
+@styled
 def measured_overview(shapes: Mapping[str, Sequence[Sequence[int]]], *, record: Mapping[str, Any]) -> Picture:
     """The ladder as README shows it: a panel for each type and shape, a row for each type.
 
@@ -242,16 +291,14 @@ def measured_roofline(
         shape: (batch, heads, n, head_dim), at which the speed was recorded.
         counted: another record of helpers.record.counters than the committed one.
     """
-    from helpers.record import counters as utilisation  # which imports the stages
-
     record = recorded() if record is None else record
     if record is None:
         return Text(f"*({NO_RECORD})*")
-    counted = utilisation.recorded() if counted is None else counted
+    counted = counters.recorded() if counted is None else counted
     bytes_per_flop = {
         (row["stage"], row["dtype"]): (row["figures"]["dram bytes read"] + row["figures"]["dram bytes written"])
         / row["flop"]
-        for row in utilisation.select(counted or {"rows": []}, head_dim=shape[3], dtype="all")
+        for row in counters.select(counted or {"rows": []}, head_dim=shape[3], dtype="all")
         if "dram bytes read" in row.get("figures", {})
     }
     roofs = _roofs(record)

@@ -1,0 +1,62 @@
+"""Changing the text of a kernel for an experiment, and being told when it is no longer the text one knew."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+# A string, which is kept, or a comment: alone on its line it takes the line with it, behind code the spaces before it.
+_COMMENT = re.compile(
+    r'"(?:\\.|[^"\\\n])*"|(?P<comment>^[ \t]*//[^\n]*\n|[ \t]*//[^\n]*|[ \t]*/\*.*?\*/)', re.MULTILINE | re.DOTALL
+)
+
+
+def edit(text: str, *changes: tuple[str, str], count: int = 1, only: int | None = None) -> str:
+    """The text with each change (old, new) made, one after the other.
+
+    Comments are not looked at: `old` is code alone, and is found although a comment stands inside or behind it. What
+    is replaced is the text from its first character to its last, comments in between included.
+
+    Args:
+        count: how often each `old` is there; all of them are replaced.
+        only: replace the one with this number alone, counted from 0.
+
+    Raises:
+        ValueError: an `old` that is not there exactly `count` times, with the nearest line of the text; an empty one;
+            one with a comment.
+    """
+    for old, new in changes:
+        if "//" in old or "/*" in old or not old.strip():
+            raise ValueError(f"{old!r}: a pattern is code, without a comment")
+        kept = _code(text)
+        code = "".join(text[i] for i in kept)
+        hits = _hits(code, old)
+        if len(hits) != count:
+            times = "once" if count == 1 else f"{count} times"
+            found = f"is there {len(hits)} times, and not {times}" if hits else "is not there"
+            raise ValueError(f"{old!r} {found}; the nearest line: {_nearest(old, code)!r}")
+        for hit in reversed(hits if only is None else [hits[only]]):
+            text = text[: kept[hit]] + new + text[kept[hit + len(old) - 1] + 1 :]
+    return text
+
+
+def _code(text: str) -> list[int]:
+    """Where the characters are that belong to no comment."""
+    kept, end = [], 0
+    for match in _COMMENT.finditer(text):
+        if match["comment"]:
+            kept += range(end, match.start())
+            end = match.end()
+    return [*kept, *range(end, len(text))]
+
+
+def _hits(code: str, old: str) -> list[int]:
+    return [match.start() for match in re.finditer(re.escape(old), code)]
+
+
+def _nearest(old: str, code: str) -> str:
+    """The line of the code that is most like the first line of `old` that the code has not."""
+    lines = [line.strip() for line in code.splitlines() if line.strip()]
+    wanted = [line.strip() for line in old.splitlines() if line.strip()]
+    missing = next((line for line in wanted if not any(line in there for there in lines)), wanted[0])
+    return (difflib.get_close_matches(missing, lines, n=1, cutoff=0.0) or [""])[0]
