@@ -16,7 +16,6 @@ address is all there is to judge by), a memcpy whose size is not known at compil
 from __future__ import annotations
 
 import html
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from helpers import cpu
-from helpers.cpu import checked, module
+from helpers.cpu import checked, failures, module
 from helpers.cuda_source import source
 from helpers.device import ON_GPU, cp
 from helpers.draw import timeline
@@ -37,6 +36,14 @@ KINDS = {
     checked.MISALIGNED: "misaligned",
     checked.IN_FLIGHT: "not waited for",
     checked.NEVER_WAITED: "never waited for",
+}
+
+_STOPPED = {
+    **dict.fromkeys(failures.DIVERGENCE, "barrier divergence"),
+    **dict.fromkeys(failures.DEADLOCK, "deadlock"),
+    **dict.fromkeys(failures.MISALIGNED, "misaligned"),
+    failures.Reason.ILLEGAL_ACCESS: "out of bounds",
+    failures.Reason.EXPIRED: "endless loop",
 }
 
 
@@ -638,25 +645,13 @@ def _never_written(part: checked.Part) -> Finding | None:
 
 def _stopped(seen: checked.Observed, stopped: checked.Stopped) -> Finding:
     """What ended the launch, as a finding."""
-    text = stopped.message
-    kind = "stopped"
-    if stopped.expired:
-        kind = "endless loop"
-    elif text.startswith("barrier divergence"):
-        kind = "barrier divergence"
-    elif "deadlock" in text or "meet in different operations" in text or "does not name the lane itself" in text:
-        kind = "deadlock"
-    elif text.startswith("illegal"):
-        kind = "out of bounds"
-    elif text.startswith("misaligned"):
-        kind = "misaligned"
+    kind = _STOPPED.get(stopped.reason, "stopped")
     region = seen.regions[stopped.region] if stopped.region is not None else None
     name = index = None
     if region is not None and stopped.offset is not None:
         name, index, _ = _element(region, stopped.offset)
     file, line = stopped.place or (None, None)
-    others = [(f, int(n)) for f, n in re.findall(r"([\w.\-]+):(\d+)", text) if (f, int(n)) != stopped.place]
-    other_file, other_line = others[0] if others else (None, None)
+    other_file, other_line = stopped.other_place or (None, None)
     who = _at(checked.Access(stopped.place, stopped.block, stopped.thread, False))
-    message = f"{text.removeprefix(f'{kind}: ')}, in {who}"
+    message = f"{stopped.message.removeprefix(f'{kind}: ')}, in {who}"
     return Finding(kind, message, file, line, stopped.block, stopped.thread, name, index, other_file, other_line)
