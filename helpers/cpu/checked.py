@@ -66,7 +66,7 @@ class Site:
     """One instruction and one region it touches.
 
     count: accesses, one for each thread. requests: by warps, of lanes that execute it together. sectors: 32-byte pieces
-    of global memory that the requests touch. wavefronts: turns that shared memory needs for them. worst: the offset in
+    of global memory that the requests touch. wavefronts: of shared memory, that they take. worst: the offset in
     bytes at which each lane of the costliest request went; lanes that took no part are not in it.
     """
 
@@ -145,6 +145,8 @@ class Observed:
     collectives: int  # shuffles, votes and other warp-wide operations, by warps
     stopped: Stopped | None
     passed: dict[int, Passed]  # by block, with a profile; the last blocks are missing where there are too many
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
 
 
 class _Places:
@@ -242,7 +244,7 @@ def observe(
     stopped = None
     if ended.failure is not None:
         stopped = _stopped(prepared, ended.failure, places, told, timeout)
-    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed)
+    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block)
 
 
 def _stopped(

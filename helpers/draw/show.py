@@ -24,6 +24,7 @@ from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from helpers.draw.banks import BANKS, wavefronts
 from helpers.draw.picture import (  # noqa: F401 - part of this face
     CPU,
     GPU,
@@ -393,18 +394,9 @@ def warp_picture(accesses: Mapping[str, tuple[tuple[int, int], Sequence[int]]], 
     return picture
 
 
-BANKS = 32  # of shared memory: word w lies in bank w % 32, and a bank hands out one word at a time
-
-
-def turns(words: Sequence[int]) -> int:
-    """How often shared memory must go for one access of a warp: the most different words that share a bank."""
-    banks = [word % BANKS for word in {int(word) for word in np.ravel(words)}]
-    return max(map(banks.count, banks))
-
-
 @styled
 def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
-    """Which bank of shared memory each lane of a warp asks, in one instruction.
+    """Which bank of shared memory each lane of a warp requests, in one instruction.
 
     Args:
         accesses: {name: word index of each lane}, words of 4 bytes.
@@ -421,7 +413,7 @@ def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
         ax.pcolormesh(cells, cmap=colours, vmin=0, vmax=2, edgecolors="white", linewidth=0.3)
         ax.invert_yaxis()
         ax.set_aspect("equal")
-        count = f"{turns(words)} turn{'s' * (turns(words) > 1)}"
+        count = f"{wavefronts(words)} wavefront{'s' * (wavefronts(words) > 1)}"
         ax.set_title(f"{textwrap.fill(name, 26)}\n{count}", fontsize=10)
         ax.set_xticks([0.5, 8.5, 16.5, 24.5, 31.5], [0, 8, 16, 24, 31])
         ax.set_yticks([0.5, 8.5, 16.5, 24.5, 31.5], [0, 8, 16, 24, 31])
@@ -429,9 +421,9 @@ def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
         ax.spines[:].set_visible(False)
         counts.append(f"{name}: {count}")
     np.atleast_1d(axes)[0].set_ylabel("lane")
-    handles = [Patch(color=READ, label="served in the first turn"), Patch(color=WRITE, label="has to wait")]
+    handles = [Patch(color=READ, label="served in the first wavefront"), Patch(color=WRITE, label="has to wait")]
     fig.legend(handles=handles, loc="outside lower left", ncols=min(2, len(accesses)))
-    return Picture(fig, f"banks asked by the lanes of a warp: {'; '.join(counts)}")
+    return Picture(fig, f"banks requested by the lanes of a warp: {'; '.join(counts)}")
 
 
 @styled

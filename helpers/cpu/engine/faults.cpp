@@ -101,8 +101,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 #endif
   // In the guard page below the fiber's stack, or near it: a large frame may step over it.
   uintptr_t stack = (uintptr_t)w->current->stack;
-  if ((uintptr_t)info->si_addr >= stack - 65536 && (uintptr_t)info->si_addr < stack + 16384)
-    f.reason = STACK_OVERFLOW;
+  if ((uintptr_t)info->si_addr >= stack - 65536 && (uintptr_t)info->si_addr < stack + 16384) f.reason = STACK_OVERFLOW;
   redirect(*w, u);
 }
 

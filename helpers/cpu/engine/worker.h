@@ -67,21 +67,21 @@ extern "C" struct EngineLaunch {
 // Why a block was given up, and in which fields the details are; failures.py makes words of them.
 enum FailureReason : int {
   NONE,
-  STATED,                // message: by the kernel (an assertion, a trap) or by a header that refuses something
-  MISALIGNED,            // message: what is to be aligned
-  LEFT_BEFORE_BARRIER,   // count threads wait at file:line; other_count have left, first of all other_thread
-  TWO_BARRIERS,          // other_thread waits at file:line, thread at other_file:other_line
-  LANES_NEVER_COME,      // thread waits in name for mask; lanes of it never come; other_lane waits in other_name
-  NAMED_BARRIER_STARVED, // thread waits in barrier `number`, where count have arrived
-  NOT_IN_OWN_MASK,       // lane calls name with mask
-  DIFFERENT_OPERATIONS,  // lane is in name at file:line, other_lane in other_name at other_file:other_line
-  INCOMPLETE_WARP,       // name is for whole warps, and lanes are missing
-  WRONG_NAMED_BARRIER,   // its number or its count of threads
-  NO_SHARED_POINTER,     // a generic address that is not in shared memory
-  SHARED_MISALIGNED,     // name takes multiples of count bytes, and address is none
-  OUTSIDE_SHARED,        // name takes an address within shared memory, and address is none
-  ILLEGAL_ACCESS,        // of address; is_write: -1 where it is not known
-  MISALIGNED_ACCESS,     // the processor does not say of which address
+  STATED,                 // message: by the kernel (an assertion, a trap) or by a header that refuses something
+  MISALIGNED,             // message: what is to be aligned
+  LEFT_BEFORE_BARRIER,    // count threads wait at file:line; other_count have left, first of all other_thread
+  TWO_BARRIERS,           // other_thread waits at file:line, thread at other_file:other_line
+  LANES_NEVER_COME,       // thread waits in name for mask; lanes of it never come; other_lane waits in other_name
+  NAMED_BARRIER_STARVED,  // thread waits in barrier `number`, where count have arrived
+  NOT_IN_OWN_MASK,        // lane calls name with mask
+  DIFFERENT_OPERATIONS,   // lane is in name at file:line, other_lane in other_name at other_file:other_line
+  INCOMPLETE_WARP,        // name is for whole warps, and lanes are missing
+  WRONG_NAMED_BARRIER,    // its number or its count of threads
+  NO_SHARED_POINTER,      // a generic address that is not in shared memory
+  SHARED_MISALIGNED,      // name takes multiples of count bytes, and address is none
+  OUTSIDE_SHARED,         // name takes an address within shared memory, and address is none
+  ILLEGAL_ACCESS,         // of address; is_write: -1 where it is not known
+  MISALIGNED_ACCESS,      // the processor does not say of which address
   STACK_OVERFLOW,
   WRONG_DIVISION,
   TRAPPED,
