@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import kernel, reference
+from helpers import kernel, reference, show
 from helpers.attention import flash_attention_varlen
 from helpers.device import ON_GPU, cp
-from helpers.draw import show
 from helpers.ladder import LADDER
 from helpers.record import bench, cases, experiments, host_cost, peers, plan, readme, run, timing
 from helpers.record.cases import Case, Inputs

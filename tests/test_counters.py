@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.draw import show
+from helpers import show
 from helpers.ladder import LADDER
 from helpers.ladder.steps import CLIMBS
 from helpers.record import counters, ncu, peers, profile_stages, xray_vs_ncu

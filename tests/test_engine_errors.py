@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import platform
 import re
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from helpers import cpu
-from helpers.cpu import CompileError, LaunchError
+from helpers.cpu import CompileError, LaunchError, failures, runtime, structures
 
 SOURCE = r"""
 extern "C" __global__ void write_wild(float *a, int n) {
@@ -613,3 +614,37 @@ def test_what_the_engine_is_not() -> None:
 def test_wrong_calls(call: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         call()
+
+
+# ---------------------------------------------------------------- what Python and the engine's C++ both declare
+
+
+def test_structs_that_do_not_match_the_engine() -> None:
+    lib = runtime.library()
+    structures.check(lib)
+
+    class Old:
+        """An engine of another version, whose launch has one field more."""
+
+        @staticmethod
+        def engine_size_of(name: bytes) -> int:
+            return lib.engine_size_of(name) + (8 if name == b"EngineLaunch" else 0)
+
+    size = ctypes.sizeof(structures.LaunchRequest)
+    with pytest.raises(
+        RuntimeError, match=rf"does not match .* C\+\+: EngineLaunch: {size} in Python, {size + 8} in C"
+    ):
+        structures.check(Old)
+
+
+def test_every_reason_has_words() -> None:
+    """Distinct ones, of which the fields are part."""
+    said = set()
+    for reason in list(structures.Reason)[1:]:
+        failure = structures.Failure(reason=reason, file=b"k.cu", line=7, other_file=b"l.cu", other_line=8)
+        failure.name, failure.other_name, failure.message, failure.lanes = b"__shfl_sync", b"bar", b"assertion", 5
+        failure.count = 3
+        said.add(failures.words(failure, (64, 1, 1), lambda address: f"a[{address}]"))
+    assert len(said) == len(structures.Reason) - 1
+    assert "illegal read of a[0]" in said and "assertion" in said
+    assert any("deadlock in warp 0: thread (0,0,0) waits at k.cu:7 in __shfl_sync" in text for text in said)

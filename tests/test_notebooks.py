@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from helpers.draw import show
+from helpers import show
 from helpers.exercises import exercise
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.draw import show
+from helpers import show
+from helpers.draw import banks
 from helpers.kernel import KERNELS
 from helpers.record import plots as measured
 
@@ -255,14 +256,14 @@ def test_warp_picture_counts_sectors() -> None:
     assert alt == "one instruction of a warp: store: 32 words, 32 sectors; load: 1 word, 1 sector"
 
 
-def test_bank_picture_counts_turns() -> None:
+def test_bank_picture_counts_wavefronts() -> None:
     """An odd stride meets 32 banks, an even one fewer; one word for all is a broadcast."""
     lane = np.arange(32)
     accesses = ((lane, 1), (lane * 2, 2), (lane * 65, 1), (lane * 64, 32), (lane * 0 + 7, 1), (lane // 16 * 32, 2))
-    for words, turns in accesses:
-        assert show.turns(words) == turns
+    for words, count in accesses:
+        assert banks.wavefronts(words) == count
     picture = show.bank_picture({"q": lane * 64, "k": lane * 0 + 7})
-    assert picture.alt == "banks asked by the lanes of a warp: q: 32 turns; k: 1 turn"
+    assert picture.alt == "banks requested by the lanes of a warp: q: 32 wavefronts; k: 1 wavefront"
     cells = [np.asarray(ax.collections[0].get_array()).reshape(32, 32) for ax in picture.figure.axes]
     assert [(np.count_nonzero(c == 1), np.count_nonzero(c == 2)) for c in cells] == [(1, 31), (32, 0)]
 

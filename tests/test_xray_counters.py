@@ -7,6 +7,8 @@ import pytest
 
 from helpers import cpu, kernel
 from helpers.check import make_inputs
+from helpers.cpu import checked
+from helpers.draw import banks
 from helpers.record import xray_vs_ncu as hardware
 from helpers.xray import xray
 
@@ -273,3 +275,35 @@ def test_parse():
 def test_table():
     text = hardware.comparison_table(["online_softmax"])
     assert "128-bit loads" in text and "dram bytes read" in text and "naive" not in text
+
+
+# ------------------------------------------------------------------------------------- the rule of banks, stated twice
+
+GATHER = """extern "C" __global__ void gather(const int *at, float *out) {
+  __shared__ TYPE s[512];
+  for (int i = threadIdx.x; i < 512; i += 32) s[i] = TYPE();
+  __syncthreads();
+  int i = 32 * blockIdx.x + threadIdx.x;
+  if (at[i] < 0) return;
+  TYPE x = s[at[i]];
+  out[i] = *(float *)&x;
+}
+"""
+
+
+@pytest.mark.parametrize(("type_name", "size"), [("float", 4), ("float2", 8), ("float4", 16)])
+def test_the_engine_and_python_have_one_rule_of_banks(type_name: str, size: int) -> None:
+    rng = np.random.default_rng(size)
+    patterns = [rng.integers(0, 512, 32) for _ in range(12)]
+    patterns += [rng.integers(0, 24, 32) for _ in range(4)]
+    pairs = np.arange(32) // 2 * 17 % 512
+    patterns += [pairs, pairs[np.arange(32) ^ 2 & 29], np.arange(32) * 32 // 2, np.arange(32) * 9 % 512]
+    patterns += [np.where(rng.random(32) < 0.5, -1, pattern) for pattern in patterns[-4:]]
+    at = np.concatenate(patterns).astype(np.int32)
+    function = cpu.RawModule(code=GATHER.replace("TYPE", type_name)).get_function("gather")
+    args = cpu.asarray(at), cpu.zeros(at.size, np.float32)
+    seen = checked.observe(function, (len(patterns),), (32,), args, profile=True)
+    reads = [site for site in seen.sites if seen.regions[site.region].kind != checked.ARRAY and not site.is_write]
+    counted = sum(site.wavefronts for site in reads)
+    lanes = [{lane: size * int(i) for lane, i in enumerate(pattern) if i >= 0} for pattern in patterns]
+    assert counted == sum(banks.wavefronts_of_request(size, offsets) for offsets in lanes)

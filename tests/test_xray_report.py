@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from helpers import cpu, kernel, xray
+from helpers import cpu, kernel, show, xray
 from helpers.check import make_inputs
 from helpers.cpu import checked
 from helpers.device import cp
-from helpers.draw import show
-from helpers.xray import Figures, Finding, Report
+from helpers.xray import Figures, Finding, Report, run
 
 CODE = """#line 1 "k.cu"
 __shared__ float tile[32];
@@ -95,7 +94,7 @@ def test_html_has_the_same_words_as_the_text() -> None:
     report = synthetic(findings=[RACE])
     tree = parsed(report._repr_html_())
     rows = [texts(row) for row in tree.iter("tr")]
-    assert rows[0] == list(Report._HEAD)
+    assert rows[0] == list(Report.HEAD)
     assert rows[1:] == [list(row) for row in report._rows()]
     assert [str(RACE)] == ["".join(item.itertext()) for item in tree.iter("li")]
     assert "k<half>" in "".join(tree.itertext())
@@ -121,11 +120,11 @@ def site(size: int, *, requests: int = 1, sectors: int = 0, wavefronts: int = 0)
     return checked.Site(("k.cu", 1), 0, size, False, False, 32 * requests, requests, sectors, wavefronts, {})
 
 
-def test_conflicts_are_turns_beyond_what_the_width_needs() -> None:
+def test_conflicts_are_wavefronts_beyond_what_the_width_needs() -> None:
     line = Figures()
     line.add(site(4, sectors=4), is_shared=False)
     line.add(site(4, wavefronts=2), is_shared=True)  # two lanes at one bank
-    line.add(site(16, wavefronts=4), is_shared=True)  # float4: four turns move 512 bytes, and none is lost
+    line.add(site(16, wavefronts=4), is_shared=True)  # float4: four wavefronts move 512 bytes, and none is lost
     line.add(site(16, wavefronts=2), is_shared=True)  # a broadcast of one: fewer than four
     assert (line.requests, line.sectors_per_request, line.conflicts) == (4, 4, 1)
     nothing = Figures()
@@ -172,7 +171,7 @@ def test_heatmap() -> None:
 
 def test_banks() -> None:
     picture = synthetic().banks(4)
-    assert "tile, line 4: 32 turns" in repr(picture)
+    assert "tile, line 4: 32 wavefronts" in repr(picture)
     with pytest.raises(KeyError, match="line 3 touches no shared memory; lines that touch shared memory: 4"):
         synthetic().banks(3)
     with pytest.raises(KeyError, match="line 4 does not touch the shared array 'other'"):
@@ -183,26 +182,26 @@ def test_banks() -> None:
 
 def test_banks_draws_the_costliest_request() -> None:
     samples = [("tile", 4, {lane: word * lane for lane in range(32)}) for word in (4, 128, 8)]
-    assert "32 turns" in repr(synthetic(worst={("k.cu", 4): samples}).banks(4))
+    assert "32 wavefronts" in repr(synthetic(worst={("k.cu", 4): samples}).banks(4))
 
 
 @pytest.mark.parametrize(
-    ("size", "pitch", "turns"),
+    ("size", "pitch", "wavefronts"),
     [(8, 8, [1, 1]), (8, 128, [16, 16]), (16, 16, [1, 1, 1, 1]), (16, 128, [8, 8, 8, 8]), (16, 144, [1, 1, 1, 1])],
 )
-def test_banks_draws_every_word_in_its_phase(size: int, pitch: int, turns: list[int]) -> None:
+def test_banks_draws_every_word_in_its_phase(size: int, pitch: int, wavefronts: list[int]) -> None:
     samples = [("tile", size, {lane: pitch * lane for lane in range(32)})]
     picture = synthetic(worst={("k.cu", 4): samples}).banks(4)
-    assert [int(n) for n in re.findall(r": (\d+) turn", repr(picture))] == turns
+    assert [int(n) for n in re.findall(r": (\d+) wavefront", repr(picture))] == wavefronts
     for ax in picture.figure.axes:  # 32 words in a phase, one row each
         assert ax.get_ylim() == (32, 0)
         assert len(ax.get_yticks()) == 128 // size
 
 
 def test_lanes_of_a_pair_at_one_address_are_served_together() -> None:
-    """What a phase of 16-byte reads is where neighbouring lanes want the same: 16 lanes of them, in one turn."""
+    """What a phase of 16-byte reads is where neighbouring lanes want the same: 16 lanes of them, in one wavefront."""
     samples = [("tile", 16, {lane: 16 * (lane // 2) for lane in range(32)})]
-    assert repr(synthetic(worst={("k.cu", 4): samples}).banks(4)).count(": 1 turn") == 2
+    assert repr(synthetic(worst={("k.cu", 4): samples}).banks(4)).count(": 1 wavefront") == 2
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -278,9 +277,9 @@ def test_a_race_names_both_lines() -> None:
 
 def test_the_bank_picture_is_of_the_launch() -> None:
     line = kernel.source("02_tiled.cu").splitlines().index("    const float q_c = q[c];")
-    assert "Q_smem, line" in repr(tiled().banks(line)) and ": 1 turn>" in repr(tiled().banks(line))
+    assert "Q_smem, line" in repr(tiled().banks(line)) and ": 1 wavefront>" in repr(tiled().banks(line))
     even = tiled(("Q_STRIDE = HEAD_DIM | 1", "Q_STRIDE = HEAD_DIM"))
-    assert "16 turns" in repr(even.banks(line))  # rows of 16 words: two of them fill the banks
+    assert "16 wavefronts" in repr(even.banks(line))  # rows of 16 words: two of them fill the banks
     f = even.by_line["02_tiled.cu", line]
     assert even.shared["Q_smem"].conflicts == 15 * f.requests
     even.assert_clean()
@@ -298,7 +297,7 @@ def test_a_kernel_of_the_course_on_any_device() -> None:
     # As on a GPU machine, where only the text and the options of the kernel are of use to the engine.
     there = SimpleNamespace(name=loaded.name, code=loaded.code, options=loaded.options, function=object())
     given = [cpu.asarray(cp.asnumpy(a)) if isinstance(a, cp.ndarray) else a for a in args]
-    engine_kernel = xray._engine_kernel(there)
+    engine_kernel = run.engine_kernel(there)
     assert repr(xray.xray(engine_kernel, (2,), (32,), given)) == repr(expected)
     with pytest.raises(TypeError, match="got object"):
-        xray._engine_kernel(object())
+        run.engine_kernel(object())

@@ -7,83 +7,21 @@ is copied back. Blocks run one after the other on one OS thread.
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..cuda_source import signatures, source
-from . import compiler, module, runtime, symbols
-from .array import Lent, ndarray
+from ..cuda_source import source
+from . import compiler, failures, module, runtime, symbols
 from .copies import PAD, Copies, Given, Memory
+from .failures import index
+from .structures import CheckedBarrier, CheckedFinding, CheckedRegion, CheckedSite, CheckedStep, Failure, Reason
 
 ARRAY, STATIC_SHARED, DYNAMIC_SHARED = 0, 1, 2
 UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
 RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED = range(1, 7)
-
-
-class _Region(ctypes.Structure):
-    _fields_ = [
-        ("address", ctypes.c_uint64),
-        ("bytes", ctypes.c_uint64),
-        ("kind", ctypes.c_uint32),
-        ("element", ctypes.c_uint32),
-        ("writable", ctypes.c_uint32),
-        ("fetches", ctypes.c_void_p),
-        ("state", ctypes.c_void_p),
-    ]
-
-
-class _Site(ctypes.Structure):
-    _fields_ = [
-        ("pc", ctypes.c_uint64),
-        ("region", ctypes.c_uint32),
-        ("size", ctypes.c_uint32),
-        ("is_write", ctypes.c_uint32),
-        ("is_atomic", ctypes.c_uint32),
-        ("count", ctypes.c_uint64),
-        ("requests", ctypes.c_uint64),
-        ("sectors", ctypes.c_uint64),
-        ("wavefronts", ctypes.c_uint64),
-        ("worst", ctypes.c_uint64),
-        ("worst_lanes", ctypes.c_uint32),
-        ("worst_offsets", ctypes.c_uint32 * 32),
-    ]
-
-
-class _Step(ctypes.Structure):
-    _fields_ = [
-        ("block", ctypes.c_uint64),
-        ("interval", ctypes.c_uint32),
-        ("warp", ctypes.c_uint32),
-        ("site", ctypes.c_uint32),
-        ("lanes", ctypes.c_uint32),
-        ("count", ctypes.c_uint64),
-    ]
-
-
-class _Barrier(ctypes.Structure):
-    _fields_ = [("block", ctypes.c_uint64), ("file", ctypes.c_char_p), ("line", ctypes.c_int)]
-
-
-class _Finding(ctypes.Structure):
-    _fields_ = [
-        ("kind", ctypes.c_int),
-        ("region", ctypes.c_uint32),
-        ("offset", ctypes.c_int64),
-        ("count", ctypes.c_uint64),
-        ("pc", ctypes.c_uint64),
-        ("other_pc", ctypes.c_uint64),
-        ("block", ctypes.c_uint64),
-        ("other_block", ctypes.c_uint64),
-        ("size", ctypes.c_uint32),
-        ("thread", ctypes.c_uint32),
-        ("other_thread", ctypes.c_uint32),
-        ("is_write", ctypes.c_uint32),
-        ("other_is_write", ctypes.c_uint32),
-    ]
 
 
 @dataclass(frozen=True)
@@ -128,7 +66,7 @@ class Site:
     """One instruction and one region it touches.
 
     count: accesses, one for each thread. requests: by warps, of lanes that execute it together. sectors: 32-byte pieces
-    of global memory that the requests touch. wavefronts: turns that shared memory needs for them. worst: the offset in
+    of global memory that the requests touch. wavefronts: of shared memory, that they take. worst: the offset in
     bytes at which each lane of the costliest request went; lanes that took no part are not in it.
     """
 
@@ -180,16 +118,18 @@ class Found:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Why a launch stopped before its end: in words, where, and who. place: None where it is not known.
+    """Why a launch stopped before its end, where, and who. place: None where it is not known.
 
+    reason, message: the engine's, and in words. other_place: of the other side, such as another barrier.
     region, offset: for an access outside of all arrays, the nearest one and the byte in it; else None.
     """
 
+    reason: Reason
     message: str
     place: tuple[str, int] | None
+    other_place: tuple[str, int] | None
     block: tuple[int, int, int]
     thread: tuple[int, int, int]
-    expired: bool  # it took too long
     region: int | None = None
     offset: int | None = None
 
@@ -205,20 +145,22 @@ class Observed:
     collectives: int  # shuffles, votes and other warp-wide operations, by warps
     stopped: Stopped | None
     passed: dict[int, Passed]  # by block, with a profile; the last blocks are missing where there are too many
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
 
 
 class _Places:
     """Lines of the source for addresses of the kernel's library; each is looked up once."""
 
     def __init__(self, kernel: module.RawKernel) -> None:
-        self._library = kernel._library
-        self._table = source.line_table(kernel.code, module._NAME)
+        self._library = kernel.library
+        self._table = source.line_table(kernel.code, module.SOURCE_NAME)
         self._known: dict[int, tuple[str, int] | None] = {}
 
     def of(self, pc: int) -> tuple[str, int] | None:
         """The place in the source of the access whose hook returns to `pc`."""
         if pc not in self._known:
-            places = symbols.places_of(self._library.path, pc - 1 - self._library._base)
+            places = symbols.places_of(self._library.path, pc - 1 - self._library.base)
             ours = [place for place in places if place in self._table]
             # Of an instruction's wrapper in a header that is pasted in, the line that calls it says more.
             ours.sort(key=lambda place: place[0].endswith((".cuh", ".h")))
@@ -227,7 +169,7 @@ class _Places:
 
     def near(self, offset: int) -> tuple[str, int] | None:
         """The place of the instruction at an offset in the library, or of the next one with a line of the source."""
-        found = [self.of(self._library._base + offset + 1 + step) for step in range(128)]
+        found = [self.of(self._library.base + offset + 1 + step) for step in range(128)]
         return next((place for place in found if place in self._table), found[0])
 
 
@@ -252,17 +194,8 @@ def observe(
     Raises:
         TypeError, LaunchError, CompileError: as a launch does, for what is refused before it starts.
     """
-    original = kernel._module
-    twin = module.RawModule(code=original.code, options=original.options, name_expressions=original.name_expressions)
-    twin._checked = "profiled" if profile else "checked"
-    checked = twin.get_function(kernel.name)
-    for name in sorted(original._asked):
-        twin.get_global(name)[...] = original.get_global(name)
-    grid, block = module._size("grid", grid), module._size("block", block)
-    checked._max_dynamic = kernel.max_dynamic_shared_size_bytes
-    checked._check_limits(grid, block, shared_mem)
-    signatures.check_all(kernel.name, checked.parameters, args, ndarray, contiguous=False)
-
+    checked = kernel.instrumented(profile=profile)
+    grid, block = checked.check(grid, block, args, shared_mem)
     given = [
         Given(number, parameter.name, value, not parameter.is_const)
         for number, (parameter, value) in enumerate(zip(checked.parameters, args, strict=True))
@@ -271,34 +204,31 @@ def observe(
     copies = Copies(given)
     regions = [_array_region(memory) for memory in copies.memories]
     told = [_told(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
-    values = [
-        ctypes.c_void_p(copies.addresses[number])
-        if number in copies.addresses
-        else checked._pack(Lent(), parameter, value)
-        for number, (parameter, value) in enumerate(zip(checked.parameters, args, strict=True))
-    ]
-    for shared in (s for s in checked._shared_arrays if not s.is_guard):
-        told.append(_Region(shared.offset, shared.size, STATIC_SHARED, 4, 1, None, None))
+    for shared in (s for s in checked.shared_arrays if not s.is_guard):
+        told.append(CheckedRegion(shared.offset, shared.size, STATIC_SHARED, 4, 1, None, None))
         regions.append(Region(shared.name, STATIC_SHARED, shared.size, None, True, np.empty(0), np.empty(0)))
     if shared_mem:
-        told.append(_Region(0, shared_mem, DYNAMIC_SHARED, 4, 1, None, None))
+        told.append(CheckedRegion(0, shared_mem, DYNAMIC_SHARED, 4, 1, None, None))
         regions.append(
             Region("dynamic shared memory", DYNAMIC_SHARED, shared_mem, None, True, np.empty(0), np.empty(0))
         )
     ours = len(told)
     # What is seen of the compiler's own flags, behind all others, is left out of the result.
-    told += [_Region(s.offset, s.size, STATIC_SHARED, 4, 1, None, None) for s in checked._shared_arrays if s.is_guard]
+    told += [
+        CheckedRegion(s.offset, s.size, STATIC_SHARED, 4, 1, None, None) for s in checked.shared_arrays if s.is_guard
+    ]
 
     lib = runtime.library()
-    table = (_Region * max(len(told), 1))(*told)
-    pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
-    request = checked._request(pointers, grid, block, shared_mem)
-    if checked._shared_arrays:
-        request.static_end += compiler.REDZONE  # just past the last array is a finding, not a fault
+    table = (CheckedRegion * max(len(told), 1))(*told)
+    prepared = checked.prepare(
+        grid, block, args, shared_mem, lambda number, value: copies.addresses.get(number, value.ctypes.data)
+    )
+    if checked.shared_arrays:
+        prepared.request.static_end += compiler.REDZONE  # just past the last array is a finding, not a fault
     with runtime.exclusive():  # the checker has one set of books
-        lib.engine_check_start(table, len(told), checked._library._base if profile else 0)
+        lib.engine_check_start(table, len(told), checked.library.base if profile else 0)
         try:
-            ended = runtime.launch(request, workers=1, timeout=timeout)
+            ended = runtime.launch(prepared.request, workers=1, timeout=timeout)
         finally:
             lib.engine_check_stop()
         places = _Places(checked)
@@ -309,45 +239,35 @@ def observe(
         passed = _passed(lib, [site.region < ours for site in every_site])
         sites = [site for site in every_site if site.region < ours]
     runtime.echo(ended.printed)
-    for name in sorted(original._asked):
-        original.get_global(name)[...] = twin.get_global(name)
+    kernel.module.copy_variables(checked.module)
     copies.copy_back()
     stopped = None
     if ended.failure is not None:
-        passed_in = list(zip(checked.parameters, args, values, strict=True))
-        stopped = _stopped(checked, ended.failure, grid, block, passed_in, places, told, timeout)
-    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed)
+        stopped = _stopped(prepared, ended.failure, places, told, timeout)
+    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block)
 
 
 def _stopped(
-    kernel: module.RawKernel,
-    failure: runtime.Failure,
-    grid: Sequence[int],
-    block: Sequence[int],
-    given: list[tuple[signatures.Parameter, Any, Any]],
+    prepared: module.PreparedLaunch,
+    failure: Failure,
     places: _Places,
-    told: list[_Region],
+    told: list[CheckedRegion],
     timeout: float,
 ) -> Stopped:
-    expired = failure.kind == runtime.EXPIRED
-    region = offset = None
-    if failure.kind == runtime.MESSAGE:
-        message = failure.message.decode(errors="replace")
-        place = (failure.file.decode(errors="replace"), failure.line) if failure.file else None
-    else:
-        place = places.near(failure.place) if failure.place else None
+    reason = Reason(failure.reason)
+    message = prepared.words(failure)
+    if reason == Reason.EXPIRED:
         message = f"its block was still running after {timeout:g} s"
-        if not expired:
-            # "illegal read of a[5], which has 4 elements": the place and the thread are told apart from it.
-            message = re.split(r" at (?:an unknown line|\S+:\d+) \[", kernel._tell(failure, grid, block, given))[0]
-    if message.startswith("illegal"):
+    place = failures.place_of(failure) or (places.near(failure.place) if failure.place else None)
+    region = offset = None
+    if reason == Reason.ILLEGAL_ACCESS:
         bases = {ARRAY: 0, STATIC_SHARED: failure.static_base, DYNAMIC_SHARED: failure.dynamic_base}
         for i, r in enumerate(told):
             inside = failure.address - bases[r.kind] - r.address
             if -2 * PAD < inside < r.bytes + 2 * PAD:  # the guards of the engine's memory are as wide again
                 region, offset = i, inside
-    who = index(failure.block, grid), index(failure.thread, block)
-    return Stopped(message, place, *who, expired, region, offset)
+    who = failures.index(failure.block, prepared.grid), failures.index(failure.thread, prepared.block)
+    return Stopped(reason, message, place, failures.other_place_of(failure), *who, region, offset)
 
 
 def _array_region(memory: Memory) -> Region:
@@ -366,15 +286,15 @@ def _array_region(memory: Memory) -> Region:
     return Region(memory.name, ARRAY, memory.size, memory.dtype, memory.writable, fetches, state, tuple(parts))
 
 
-def _told(memory: Memory, region: Region) -> _Region:
+def _told(memory: Memory, region: Region) -> CheckedRegion:
     state = region.state.ctypes.data if region.writable else None
     item, fetches = memory.dtype.itemsize, region.fetches.ctypes.data
-    return _Region(memory.address, memory.size, ARRAY, item, int(region.writable), fetches, state)
+    return CheckedRegion(memory.address, memory.size, ARRAY, item, int(region.writable), fetches, state)
 
 
 def _sites(lib: ctypes.CDLL, places: _Places) -> list[Site]:
     count = lib.engine_check_sites(None, 0)
-    out = (_Site * max(count, 1))()
+    out = (CheckedSite * max(count, 1))()
     lib.engine_check_sites(out, count)
     return [
         Site(
@@ -396,8 +316,8 @@ def _sites(lib: ctypes.CDLL, places: _Places) -> list[Site]:
 def _passed(lib: ctypes.CDLL, kept: list[bool]) -> dict[int, Passed]:
     """By block; sites are numbered without those that are not kept."""
     number = [sum(kept[:i]) for i in range(len(kept))]
-    steps, whole = ctypes.POINTER(_Step)(), ctypes.c_uint64()
-    barriers = ctypes.POINTER(_Barrier)()
+    steps, whole = ctypes.POINTER(CheckedStep)(), ctypes.c_uint64()
+    barriers = ctypes.POINTER(CheckedBarrier)()
     n_steps = lib.engine_check_steps(ctypes.byref(steps), ctypes.byref(whole))
     n_barriers = lib.engine_check_barriers(ctypes.byref(barriers))
     passed: dict[int, Passed] = {}
@@ -412,7 +332,7 @@ def _passed(lib: ctypes.CDLL, kept: list[bool]) -> dict[int, Passed]:
 
 
 def _found(lib: ctypes.CDLL, places: _Places, grid: Sequence[int], block: Sequence[int]) -> list[Found]:
-    out = ctypes.POINTER(_Finding)()
+    out = ctypes.POINTER(CheckedFinding)()
     count = lib.engine_check_findings(ctypes.byref(out))
     found = []
     for f in (out[i] for i in range(count)):
@@ -427,7 +347,3 @@ def _found(lib: ctypes.CDLL, places: _Places, grid: Sequence[int], block: Sequen
             )
         found.append(Found(f.kind, f.region, f.offset, f.size, f.count, mine, other))
     return found
-
-
-def index(linear: int, sizes: Sequence[int]) -> tuple[int, int, int]:
-    return linear % sizes[0], linear // sizes[0] % sizes[1], linear // sizes[0] // sizes[1]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..cuda_source import signatures, source
 from ..cuda_source.signatures import Parameter
-from . import array, compiler, runtime, symbols
+from . import array, compiler, failures, runtime, structures, symbols
 from .compiler import CompileError
 from .copies import extent_of
+from .structures import Entry, EntryParameter, LaunchRequest
 from .translate import translate
 
 # What the engine lets a launch ask for: the limits of a GPU of compute capability 9.0.
@@ -26,31 +27,12 @@ SHARED_PER_BLOCK = 48 * 1024
 SHARED_PER_BLOCK_OPTIN = 227 * 1024
 SHARED_PER_MULTIPROCESSOR = 228 * 1024
 
-_NAME = "kernel.cu"  # what a source without a #line of its own is called in messages
+SOURCE_NAME = "kernel.cu"  # what a source without a #line of its own is called in messages
 _ENTRIES, _FIRST_ENTRY = "entries", 3  # the table of kernels after the source, and its first line with a kernel
 
 
 class LaunchError(RuntimeError):
     """A launch that a GPU would refuse, or that failed while it ran."""
-
-
-class _CParameter(ctypes.Structure):
-    _fields_ = [
-        ("kind", ctypes.c_char),
-        ("text", ctypes.c_char_p),
-        ("is_const", ctypes.c_bool),
-        ("size", ctypes.c_uint),
-    ]
-
-
-class _CEntry(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("run", ctypes.c_void_p),
-        ("count", ctypes.c_int),
-        ("parameters", ctypes.POINTER(_CParameter)),
-    ]
 
 
 _GPU_ONLY = re.compile(
@@ -111,7 +93,7 @@ def _own_headers(code: str) -> str:
 
 def _explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
     """The compiler's errors, each with its line of the source."""
-    table = source.line_table(code, _NAME)
+    table = source.line_table(code, SOURCE_NAME)
     table |= {(_ENTRIES, line): f"name expression {name}" for line, name in enumerate(names, _FIRST_ENTRY)}
     shown: list[str] = []
     elsewhere: list[str] = []  # in headers: told only where the source itself is not blamed
@@ -177,10 +159,10 @@ class RawModule:
         self.code = code
         self.options = tuple(options) if not isinstance(options, str) else options
         self.name_expressions = tuple(name_expressions or ())
-        self._entries: dict[str, _CEntry] = {}
+        self._entries: dict[str, Entry] = {}
         self._library: runtime.KernelLibrary | None = None
         self._asked: set[str] = set()  # variables that the host may have written
-        self._checked = ""  # "checked" or "profiled": built so that every access calls the checker, see checked.py
+        self._instrumented = ""  # "checked" or "profiled": see `instrumented`
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile now rather than at the first `get_function`.
@@ -205,13 +187,15 @@ class RawModule:
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
         ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body else ""
         text = (
-            f'#include "cuda_runtime.h"\n{ptx}{_own_headers(self.code)}{macros}#line 1 "{_NAME}"\n{body}\n'
+            f'#include "cuda_runtime.h"\n{ptx}{_own_headers(self.code)}{macros}#line 1 "{SOURCE_NAME}"\n{body}\n'
             f'#line 1 "{_ENTRIES}"\n'
-            f'extern "C" const engine::Entry *engine_entries(int *engine_count) {{\n'
+            f'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {{\n'
             f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
-            f"*engine_count = {len(names)};\nreturn engine_table;\n}}\n"
+            f"*engine_count = {len(names)};\n"
+            "engine_sizes[0] = sizeof(engine::Entry), engine_sizes[1] = sizeof(engine::Parameter);\n"
+            "return engine_table;\n}\n"
         )
-        path, diagnostics = compiler.build(text, options, checked=self._checked)
+        path, diagnostics = compiler.build(text, options, checked=self._instrumented)
         if path is None:
             # The text shows kernels that the preprocessor leaves out, or that a namespace holds: do without them.
             blamed = {int(line) for line in re.findall(rf"^{_ENTRIES}:(\d+):", diagnostics, re.M)}
@@ -229,12 +213,29 @@ class RawModule:
                 name = undefined.group(1) or undefined.group(2)
                 raise CompileError(f"{name} is declared, but nowhere defined") from None
             path.unlink(missing_ok=True)  # a broken file in the cache
-            library = runtime.KernelLibrary(compiler.build(text, options, checked=self._checked)[0])
-        library.handle.engine_entries.restype = ctypes.POINTER(_CEntry)
-        count = ctypes.c_int()
-        table = library.handle.engine_entries(ctypes.byref(count))
+            library = runtime.KernelLibrary(compiler.build(text, options, checked=self._instrumented)[0])
+        library.handle.engine_entries.restype = ctypes.POINTER(Entry)
+        count, sizes = ctypes.c_int(), (ctypes.c_uint * 2)()
+        table = library.handle.engine_entries(ctypes.byref(count), sizes)
+        ours = {"Entry": ctypes.sizeof(Entry), "Parameter": ctypes.sizeof(EntryParameter)}
+        structures.compare({name: (size, theirs) for (name, size), theirs in zip(ours.items(), sizes, strict=True)})
         self._entries = {table[index].name.decode(): table[index] for index in range(count.value)}
         self._library = library
+
+    def instrumented(self, *, profile: bool) -> RawModule:
+        """The same source, built so that every memory access calls the engine's checker: for checked.py.
+
+        Its variables have the values that the host gave to this module's. profile: every basic block calls it as well.
+        """
+        twin = RawModule(code=self.code, options=self.options, name_expressions=self.name_expressions)
+        twin._instrumented = "profiled" if profile else "checked"
+        twin.copy_variables(self)
+        return twin
+
+    def copy_variables(self, other: RawModule) -> None:
+        """The variables that a host has asked for, here or there, get the values that they have in `other`."""
+        for name in sorted(other._asked | self._asked):
+            self.get_global(name)[...] = other.get_global(name)
 
     def get_function(self, name: str) -> RawKernel:
         """The kernel of that name, or of that name expression.
@@ -247,7 +248,7 @@ class RawModule:
         self._find(name)
         return RawKernel._of(self, name)
 
-    def _find(self, name: str) -> tuple[runtime.KernelLibrary, _CEntry]:
+    def _find(self, name: str) -> tuple[runtime.KernelLibrary, Entry]:
         library, entry = self._library, self._entries.get(name)
         if entry is None:
             found = source.kernels(self.code)
@@ -416,41 +417,96 @@ class RawKernel:
                 block never reaches, a deadlock, an assertion. It names block, thread and line.
             KeyboardInterrupt: interrupted; the launch has been stopped.
         """
-        self._make()
-        grid, block = _size("grid", grid), _size("block", block)
-        self._check_limits(grid, block, shared_mem)
-        signatures.check_all(self.name, self.parameters, args, array.ndarray, contiguous=False)
+        sizes = self.check(grid, block, args, shared_mem)
         with array.Lent() as lent:
-            values = [self._pack(lent, *pair) for pair in zip(self.parameters, args, strict=True)]
-            pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
-            ended = runtime.launch(self._request(pointers, grid, block, shared_mem))
+            prepared = self.prepare(*sizes, args, shared_mem, lambda _, value: lent.address(value))
+            ended = runtime.launch(prepared.request)
             overrun = lent.overrun()
         runtime.echo(ended.printed)
-        given = list(zip(self.parameters, args, values, strict=True))
         if ended.failure is not None:
-            raise LaunchError(self._tell(ended.failure, grid, block, given))
+            raise LaunchError(self._tell(ended.failure, prepared))
         if overrun is not None:
             raise LaunchError(
-                f"{self.name} wrote to {self._describe(overrun, given, None)}. It was seen after the launch, so the "
+                f"{self.name} wrote to {prepared.describe(overrun, None)}. It was seen after the launch, so the "
                 "thread is not known: look for an index that no condition keeps inside the array"
             )
 
-    def _request(
-        self, pointers: ctypes.Array, grid: Sequence[int], block: Sequence[int], shared: int
-    ) -> runtime.Launch:
+    # ------------------------------------------------------------------------------------ a launch in its parts
+
+    @property
+    def module(self) -> RawModule:
+        """The module that it is a kernel of."""
+        return self._module
+
+    @property
+    def library(self) -> runtime.KernelLibrary:
+        """Its compiled module in memory."""
+        self._make()
+        return self._library
+
+    @property
+    def shared_arrays(self) -> list[symbols.SharedArray]:
+        """Its static `__shared__` arrays, and the flags that a compiler keeps beside them."""
+        self._make()
+        return self._shared_arrays
+
+    def instrumented(self, *, profile: bool) -> RawKernel:
+        """The same kernel of `RawModule.instrumented`, with the same limit of dynamic shared memory."""
+        twin = self._module.instrumented(profile=profile).get_function(self.name)
+        twin._max_dynamic = self.max_dynamic_shared_size_bytes
+        return twin
+
+    def check(
+        self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int = 0
+    ) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """Refuse a launch as calling the kernel does.
+
+        Returns:
+            grid and block, with three sizes each.
+
+        Raises:
+            TypeError, LaunchError: as for a launch.
+        """
+        self._make()
+        sizes = _size("grid", grid), _size("block", block)
+        self._check_limits(*sizes, shared_mem)
+        signatures.check_all(self.name, self.parameters, args, array.ndarray, contiguous=False)
+        return sizes
+
+    def prepare(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        args: Sequence[Any],
+        shared_mem: int,
+        locate: Callable[[int, array.ndarray], int],
+    ) -> PreparedLaunch:
+        """A launch that `check` has let through, as `runtime.launch` takes it.
+
+        Args:
+            locate: (number of the parameter, array) -> the address that the kernel gets for it.
+        """
+        values = [
+            ctypes.c_void_p(0 if value is None else locate(number, value))
+            if parameter.kind == "p"
+            else self._pack(parameter, value)
+            for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True))
+        ]
+        pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
         arrays = self._shared_arrays
-        return runtime.Launch(
+        request = LaunchRequest(
             self._run,
             ctypes.addressof(pointers),
             (ctypes.c_uint * 3)(*grid),
             (ctypes.c_uint * 3)(*block),
-            int(shared),
+            int(shared_mem),
             min((shared.offset for shared in arrays), default=0),
             max((shared.offset + shared.size for shared in arrays), default=0),
             self._library.symbols.alignment,
             self._library.anchor_offset,
             self._library.anchor,
         )
+        return PreparedLaunch(self, grid, block, tuple(args), values, pointers, request)
 
     def _check_limits(self, grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int) -> None:
         threads = block[0] * block[1] * block[2]
@@ -470,10 +526,8 @@ class RawKernel:
                 f"{SHARED_PER_BLOCK_OPTIN - self._static_shared:,} (a GPU says: invalid argument)"
             )
 
-    def _pack(self, lent: array.Lent, parameter: Parameter, value: Any) -> Any:
-        """An argument as a C value."""
-        if parameter.kind == "p":
-            return ctypes.c_void_p(0 if value is None else lent.address(value))
+    def _pack(self, parameter: Parameter, value: Any) -> Any:
+        """A scalar or a struct as a C value."""
         if parameter.kind == "S":
             data = np.asarray(value)
             if data.nbytes != parameter.size:
@@ -485,54 +539,51 @@ class RawKernel:
         dtype = signatures.dtype_of(parameter.dtype)
         return (ctypes.c_byte * dtype.itemsize).from_buffer_copy(np.asarray(value, dtype).tobytes())
 
-    def _tell(
-        self,
-        failure: runtime.Failure,
-        grid: Sequence[int],
-        block: Sequence[int],
-        args: Sequence[tuple[Parameter, Any, Any]],
-    ) -> str:
+    def _tell(self, failure: structures.Failure, prepared: PreparedLaunch) -> str:
         """A failed launch in words."""
-        who = f"{self.name}, block {_index(failure.block, grid)}, thread {_index(failure.thread, block)}"
-        table = source.line_table(self.code, _NAME)
+        block_at, thread_at = (
+            failures.index(failure.block, prepared.grid),
+            failures.index(failure.thread, prepared.block),
+        )
+        who = f"{self.name}, block {failures.triple(block_at)}, thread {failures.triple(thread_at)}"
+        table = source.line_table(self.code, SOURCE_NAME)
+        what = prepared.words(failure)
 
-        def quote(file: str, line: int) -> str:
-            text = table.get((file, line))
-            return f"\n{line:>6} | {text.rstrip()}" if text is not None else ""
+        def quote(place: tuple[str, int]) -> str:
+            return f"\n{place[1]:>6} | {table[place].rstrip()}" if place in table else ""
 
-        if failure.kind == runtime.MESSAGE:
-            file = failure.file.decode(errors="replace")
-            message = failure.message.decode(errors="replace")
-            return f"{file}:{failure.line}: {message} [{who}]{quote(file, failure.line)}"
+        place = failures.place_of(failure)
+        if place is not None:
+            return f"{place[0]}:{place[1]}: {what} [{who}]{quote(place)}"
         # A line of the source rather than of a header whose function was inlined there.
         places = symbols.places_of(self._library.path, failure.place) if failure.place else []
         place = next((place for place in places if place in table), places[0] if places else None)
         where = f"at {place[0]}:{place[1]}" if place else "at an unknown line"
-        text = quote(*place) if place else ""
-        verb = {1: "write to", 0: "read of"}.get(failure.is_write, "access to")
-        if failure.message == b"stack":
-            what = "the thread's local arrays do not fit the engine's stack of 256 KB"
-        elif failure.signal == signal.SIGFPE:
-            what = "integer division by zero or out of range (a GPU does not stop for it: the result is garbage)"
-        elif failure.signal == signal.SIGILL:
-            what = "the thread ran into a trap that the compiler put where the code's behaviour is undefined"
-        elif failure.message == b"misaligned":
-            what = (
-                "misaligned address: a vector type (float4, int2, ...) is read or written at an address that is not a "
-                "multiple of its size, or the pointer is no address at all"
-            )
-        else:
-            what = f"illegal {verb} {self._describe(failure.address, args, failure)}"
-        return f"{what} {where} [{who}; {runtime.signal_name(failure.signal)}]{text}"
+        return f"{what} {where} [{who}; {runtime.signal_name(failure.signal)}]{quote(place) if place else ''}"
 
-    def _describe(
-        self, address: int, args: Sequence[tuple[Parameter, Any, Any]], failure: runtime.Failure | None
-    ) -> str:
+
+@dataclass(frozen=True)
+class PreparedLaunch:
+    """A launch that only has to be run. values and pointers are what `request` points to: it lives as long as they."""
+
+    kernel: RawKernel
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    args: tuple[Any, ...]
+    values: list[Any]
+    pointers: ctypes.Array
+    request: LaunchRequest
+
+    def words(self, failure: structures.Failure) -> str:
+        """Why it failed, without who and where."""
+        return failures.words(failure, self.block, lambda address: self.describe(address, failure))
+
+    def describe(self, address: int, failure: structures.Failure | None) -> str:
         """An address in terms of the arguments and of shared memory, where it lies in or near one."""
         if address < 4096:
             return "a null pointer" if address == 0 else f"address {address}: a null pointer and an index"
         near: list[tuple[int, str]] = []
-        for parameter, value, packed in args:
+        for parameter, value, packed in zip(self.kernel.parameters, self.args, self.values, strict=True):
             if parameter.kind == "p" and value is not None and value.nbytes:
                 begin, end = (at - value.ctypes.data for at in extent_of(value))
                 inside = address - packed.value
@@ -542,7 +593,7 @@ class RawKernel:
         pieces = []
         if failure is not None and failure.static_base:
             base = failure.static_base
-            arrays = (s for s in self._shared_arrays if not s.is_guard)
+            arrays = (s for s in self.kernel.shared_arrays if not s.is_guard)
             pieces = [(f"__shared__ {s.name}", base + s.offset, s.size) for s in arrays]
         if failure is not None and failure.dynamic_size:
             pieces.append(("dynamic shared memory", failure.dynamic_base, failure.dynamic_size))
@@ -570,8 +621,3 @@ def _size(what: str, sizes: Sequence[int]) -> tuple[int, int, int]:
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
             raise TypeError(f"{what} holds whole numbers; got {value!r} of type {type(value).__name__}")
     return tuple(int(v) for v in values) + (1,) * (3 - len(values))
-
-
-def _index(linear: int, sizes: Sequence[int]) -> str:
-    x, y, z = linear % sizes[0], linear // sizes[0] % sizes[1], linear // sizes[0] // sizes[1]
-    return f"({x},{y},{z})"

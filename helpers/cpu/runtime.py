@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from . import compiler, symbols
+from . import compiler, structures, symbols
+from .structures import Failure, LaunchRequest, Reason
 
 _launching = threading.RLock()  # one launch at a time, as one stream has it
 
@@ -30,62 +31,27 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class Launch(ctypes.Structure):
-    """`EngineLaunch` of engine/worker.h."""
-
-    _fields_ = [
-        ("run", ctypes.c_void_p),
-        ("args", ctypes.c_void_p),
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("dynamic_shared", ctypes.c_uint64),
-        ("static_begin", ctypes.c_uint64),
-        ("static_end", ctypes.c_uint64),
-        ("static_align", ctypes.c_uint64),
-        ("anchor_offset", ctypes.c_uint64),
-        ("anchor", ctypes.c_void_p),
-    ]
-
-
-class Failure(ctypes.Structure):
-    """`EngineFailure` of engine/worker.h."""
-
-    _fields_ = [
-        ("kind", ctypes.c_int),
-        ("signal", ctypes.c_int),
-        ("is_write", ctypes.c_int),
-        ("line", ctypes.c_int),
-        ("block", ctypes.c_uint64),
-        ("address", ctypes.c_uint64),
-        ("place", ctypes.c_uint64),
-        ("static_base", ctypes.c_uint64),
-        ("dynamic_base", ctypes.c_uint64),
-        ("dynamic_size", ctypes.c_uint64),
-        ("thread", ctypes.c_uint),
-        ("file", ctypes.c_char * 256),
-        ("message", ctypes.c_char * 2048),
-    ]
-
-
-NONE, MESSAGE, FAULT, EXPIRED = range(4)
-
-
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded engine. Its symbols are global: the kernels' libraries find them when they are loaded."""
+    """The loaded engine. Its symbols are global: the kernels' libraries find them when they are loaded.
+
+    Raises:
+        RuntimeError: its structs are not those of structures.py.
+    """
     try:
         lib = ctypes.CDLL(str(compiler.engine_library()), mode=ctypes.RTLD_GLOBAL)
     except OSError:  # a broken file in the cache
         compiler.engine_library().unlink(missing_ok=True)
         compiler.engine_library.cache_clear()
         lib = ctypes.CDLL(str(compiler.engine_library()), mode=ctypes.RTLD_GLOBAL)
+    structures.check(lib)
     lib.engine_allocate.restype = ctypes.c_void_p
     lib.engine_allocate.argtypes = [ctypes.c_size_t]
     lib.engine_release.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     lib.engine_release.restype = None
     lib.engine_overrun.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     lib.engine_overrun.restype = ctypes.c_int64
-    lib.engine_start.argtypes = [ctypes.POINTER(Launch), ctypes.c_uint]
+    lib.engine_start.argtypes = [ctypes.POINTER(LaunchRequest), ctypes.c_uint]
     lib.engine_wait.argtypes = [ctypes.c_int]
     lib.engine_result.argtypes = [ctypes.POINTER(Failure)]
     lib.engine_printed.restype = ctypes.c_char_p
@@ -113,11 +79,11 @@ class Ended:
     printed: str
 
 
-def launch(request: Launch, workers: int | None = None, timeout: float | None = None) -> Ended:
+def launch(request: LaunchRequest, workers: int | None = None, timeout: float | None = None) -> Ended:
     """Run a launch to its end.
 
     Args:
-        timeout: seconds that one block may take; then the launch is stopped, and its failure is EXPIRED.
+        timeout: seconds that one block may take; then the launch is stopped, and its failure's reason is EXPIRED.
 
     Raises:
         KeyboardInterrupt: the user interrupted it; the launch has been stopped.
@@ -142,7 +108,7 @@ def launch(request: Launch, workers: int | None = None, timeout: float | None = 
         failure = Failure()
         lib.engine_result(ctypes.byref(failure))
         printed = lib.engine_printed().decode(errors="replace")
-    return Ended(failure if failure.kind != NONE else None, printed)
+    return Ended(failure if failure.reason != Reason.NONE else None, printed)
 
 
 def exclusive() -> threading.RLock:
@@ -159,7 +125,10 @@ def signal_name(number: int) -> str:
 
 
 class KernelLibrary:
-    """A compiled module in memory. Its state is its own, as that of a module on a GPU: a second one starts afresh."""
+    """A compiled module in memory. Its state is its own, as that of a module on a GPU: a second one starts afresh.
+
+    base: the address from which those of its symbols count.
+    """
 
     _in_memory: ClassVar[set[Path]] = set()
 
@@ -181,21 +150,21 @@ class KernelLibrary:
         self._in_memory.add(path)
         self.handle.engine_entries.restype = ctypes.c_void_p
         entries = self.symbols.find("engine_entries")
-        self._base = ctypes.cast(self.handle.engine_entries, ctypes.c_void_p).value - entries.value if entries else 0
+        self.base = ctypes.cast(self.handle.engine_entries, ctypes.c_void_p).value - entries.value if entries else 0
         self.anchor = ctypes.cast(self.handle.engine_anchor, ctypes.c_void_p).value
         offsets = [s.value for s in self.symbols.symbols if s.is_thread_local and "engine_anchor_byte" in s.name]
         self.anchor_offset = offsets[0] if offsets else 0
 
     def symbol_at(self, address: int) -> str | None:
         """The linker symbol of the function at an address; None where symbols are not known."""
-        return symbols.name_at(self.symbols, address - self._base)
+        return symbols.name_at(self.symbols, address - self.base)
 
     def variable(self, name: str) -> ctypes.Array | None:
         """The bytes of a variable of external linkage; None where there is none."""
         symbol = self.symbols.find(name)
         if symbol is None or not symbol.is_variable:
             return None
-        return (ctypes.c_byte * symbol.size).from_address(self._base + symbol.value)
+        return (ctypes.c_byte * symbol.size).from_address(self.base + symbol.value)
 
 
 def echo(text: str) -> None:

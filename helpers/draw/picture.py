@@ -100,3 +100,13 @@ def figure(width: float = 7.0, height: float = 3.2, *, rows: int = 1, columns: i
     """An empty figure in the course's style and its axes (one Axes, or an array of them). Sizes in inches."""
     fig = Figure(figsize=(width, height), layout="constrained")
     return fig, fig.subplots(rows, columns)
+
+
+
+def bytes_text(size: float) -> str:
+    """1536 -> '1.5 KiB'."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"

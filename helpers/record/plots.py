@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from helpers.draw.picture import GPU, LINES, PEER, ROOF, WRITE, Picture, Text, figure, styled
+from helpers.draw.picture import GPU, LINES, PEER, ROOF, WRITE, Picture, Text, bytes_text, figure, styled
 from helpers.ladder import LADDER
 from helpers.record import counters
 from helpers.record.cases import Case
@@ -455,10 +455,35 @@ def measured_memory(
     return Picture(fig, f"memory against N: {'; '.join(told)}")
 
 
-def bytes_text(size: float) -> str:
-    """1536 -> '1.5 KiB'."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} TiB"
+@styled
+def measured_steps(
+    shape: Sequence[int], steps: Mapping[str, Mapping[str, str]], *, title: str = "", record: Any = None
+) -> Picture | Text:
+    """Recorded TFLOP/s of variants and experiments at one shape, one bar each; one below the best so far is marked.
+
+    Args:
+        shape: (batch, heads, n, head_dim).
+        steps: {label: what the record's result has, such as {"kind": "experiment", "name": "register_tiles: ..."}}.
+        record: another record than the committed one.
+
+    Returns:
+        A picture; where one of them is not recorded, a sentence that says so.
+    """
+    record = recorded() if record is None else record
+    results = [r for r in (record or {}).get("results", ()) if tuple(r["shape"]) == tuple(shape)]
+    found = {label: next((r for r in results if (r | wanted) == r), None) for label, wanted in steps.items()}
+    missing = [label for label, result in found.items() if result is None]
+    if missing:
+        return Text(f"*(not yet recorded: {', '.join(missing)})*")
+    values = [result["tflops"] for result in found.values()]
+    slower = [value < 0.99 * max(values[:i], default=0.0) for i, value in enumerate(values)]  # less is noise
+    fig, ax = figure(7.6, 1.1 + 0.36 * len(values))
+    bars = ax.barh(list(found), values, color=[WRITE if less else GPU for less in slower], height=0.7)
+    texts = [f"{value:.1f}{'  slower' * less}" for value, less in zip(values, slower, strict=True)]
+    ax.bar_label(bars, texts, padding=4)
+    ax.invert_yaxis()
+    ax.margins(x=0.14)
+    batch, heads, n, head_dim = shape
+    ax.set_title(title or f"batch {batch}, heads {heads}, N = {n}, d = {head_dim}")
+    ax.set_xlabel(f"TFLOP/s (more is better); recorded on {record['device'].get('name', 'a GPU')}")
+    return Picture(fig, "; ".join(f"{label}: {text} TFLOP/s" for label, text in zip(found, texts, strict=True)))

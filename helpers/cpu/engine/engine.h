@@ -82,4 +82,6 @@ void engine_async_commit();
 void engine_async_wait(unsigned pending);  // groups that may be left; ~0: none, and what is not committed lands as well
 int engine_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 void engine_fail(const char* message, const char* file, int line) __attribute__((noreturn));
+// rule: what is to be at a multiple of what
+void engine_misaligned(const char* rule, const char* file, int line) __attribute__((noreturn));
 }

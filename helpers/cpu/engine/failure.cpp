@@ -1,6 +1,6 @@
-// How a block is given up from inside: the failure in words, and the way out of its fibers to the worker.
+// How a block is given up from inside: the failure with its details, and the way out of its fibers to the worker.
 //
-// Apart from the scheduler, because most of it is spelling. Nothing here returns to the kernel: fibers are left where
+// The words are Python's (failures.py). Nothing here returns to the kernel: fibers are left where
 // they are, so no destructor runs in them, and whatever holds memory is emptied by hand first.
 #include "worker.h"
 
@@ -11,7 +11,7 @@ void copy_text(char* to, size_t bytes, const char* from) { snprintf(to, bytes, "
 // The failure of the lowest block is the one that is told, so a failing launch says the same every time.
 void record(const EngineFailure& failure) {
   std::lock_guard<std::mutex> lock(pool->mutex);
-  if (pool->failure.kind != NONE && failure.block >= pool->failure.block) return;
+  if (pool->failure.reason != NONE && failure.block >= pool->failure.block) return;
   pool->failure = failure;
   pool->stop_at = failure.block;  // atomic, as workers look at it between blocks without the mutex
 }
@@ -23,35 +23,35 @@ void record(const EngineFailure& failure) {
   __builtin_unreachable();
 }
 
-[[noreturn]] void fail(Worker& w, const char* file, int line, std::string message) {
-  w.critical++;  // an interrupt in here would leave the pool's mutex locked for ever
+// Of the fiber that runs, with a line of the source; the caller fills in what its reason needs.
+EngineFailure failure_at(const Worker& w, FailureReason reason, const char* file, int line) {
   EngineFailure f;
   memset(&f, 0, sizeof f);
-  f.kind = MESSAGE;
+  f.reason = reason;
   f.block = w.block;
   f.thread = w.current ? w.current->lane.linear : 0;
   f.line = line;
   copy_text(f.file, sizeof f.file, file);
-  copy_text(f.message, sizeof f.message, message.c_str());
-  record(f);
-  std::string().swap(message);  // no destructor runs after this
+  return f;
+}
+
+[[noreturn]] void fail(Worker& w, const EngineFailure& failure) {
+  w.critical++;  // an interrupt in here would leave the pool's mutex locked for ever
+  record(failure);
   leave_block(w);
 }
 
-std::string name_of(const Fiber& f) {
-  char text[96];
-  snprintf(text, sizeof text, "thread (%u,%u,%u)", f.lane.thread_index.x, f.lane.thread_index.y, f.lane.thread_index.z);
-  return text;
+void set_other_place(EngineFailure& f, const char* file, int line) {
+  copy_text(f.other_file, sizeof f.other_file, file);
+  f.other_line = line;
 }
-
-std::string place(const char* file, int line) { return std::string(file ? file : "?") + ":" + std::to_string(line); }
 
 // No fiber can run and not all have ended: say who waits where, and for whom in vain.
 [[noreturn]] void diagnose_stuck(Worker& w) {
-  const Fiber *at_barrier = nullptr, *at_collective = nullptr, *at_named = nullptr, *finished = nullptr;
+  Fiber *at_barrier = nullptr, *at_collective = nullptr, *at_named = nullptr, *finished = nullptr;
   unsigned n_barrier = 0, n_finished = 0;
   for (unsigned i = 0; i < w.n_threads; ++i) {
-    const Fiber& f = w.fibers[i];
+    Fiber& f = w.fibers[i];
     if (f.finished) {
       n_finished++;
       if (!finished) finished = &f;
@@ -64,52 +64,45 @@ std::string place(const char* file, int line) { return std::string(file ? file :
   // A warp that waits for a lane says more than a barrier that waits for that warp, so it comes first.
   if (at_collective) {
     const Collective& c = *at_collective->collective;
-    unsigned warp = at_collective->lane.linear / WARP, missing = 0;  // missing: lanes that wait elsewhere
-    for (unsigned lane = 0; lane < WARP; ++lane) {
+    w.current = at_collective;
+    EngineFailure failure = failure_at(w, LANES_NEVER_COME, c.file, c.line);
+    copy_text(failure.name, sizeof failure.name, c.name);
+    failure.mask = c.mask;
+    const unsigned warp = at_collective->lane.linear / WARP;
+    for (unsigned lane = 0; lane < WARP; ++lane) {  // those that wait elsewhere
       unsigned i = warp * WARP + lane;
       if (!(c.mask >> lane & 1) || i >= w.n_threads || w.fibers[i].finished) continue;
       const Collective* other = w.fibers[i].collective;
-      if (!other || other->mask != c.mask || other->run != c.run) missing |= 1u << lane;
+      if (!other || other->mask != c.mask || other->run != c.run) failure.lanes |= 1u << lane;
     }
-    std::string elsewhere;
-    if (missing) {
-      const unsigned lane = (unsigned)__builtin_ctz(missing);
-      const Fiber& f = w.fibers[warp * WARP + lane];
+    if (failure.lanes) {
+      failure.other_lane = (unsigned)__builtin_ctz(failure.lanes);
+      const Fiber& f = w.fibers[warp * WARP + failure.other_lane];
       const Collective* other = f.collective;
-      elsewhere = ": lane " + std::to_string(lane) + " waits in " + (other ? other->name : "__syncthreads()") + " at " +
-                  (other ? place(other->file, other->line) : place(f.file, f.line));
+      copy_text(failure.other_name, sizeof failure.other_name, other ? other->name : "__syncthreads()");
+      set_other_place(failure, other ? other->file : f.file, other ? other->line : f.line);
     }
-    char text[512];
-    snprintf(
-        text, sizeof text,
-        "deadlock in warp %u: %s waits at %s in %s with mask 0x%08x, and lanes 0x%08x of that mask never come%s", warp,
-        name_of(*at_collective).c_str(), place(c.file, c.line).c_str(), c.name, c.mask, missing, elsewhere.c_str());
-    std::string().swap(elsewhere);  // no destructor runs after this
-    w.current = const_cast<Fiber*>(at_collective);
-    fail(w, c.file, c.line, text);
+    fail(w, failure);
   }
   if (at_named) {
-    w.current = const_cast<Fiber*>(at_named);
-    fail(
-        w, at_named->file, at_named->line,
-        "deadlock: " + name_of(*at_named) + " waits in bar.sync " + std::to_string(at_named->named) + " at " +
-            place(at_named->file, at_named->line) + ", where " + std::to_string(w.named_arrived[at_named->named]) +
-            " threads have arrived, and no more will come");
+    w.current = at_named;
+    EngineFailure failure = failure_at(w, NAMED_BARRIER_STARVED, at_named->file, at_named->line);
+    failure.number = (unsigned)at_named->named;
+    failure.count = w.named_arrived[at_named->named];
+    fail(w, failure);
   }
-  std::string text = "barrier divergence: " + std::to_string(n_barrier) + " of " + std::to_string(w.n_threads) +
-                     " threads wait in __syncthreads() at " + place(at_barrier->file, at_barrier->line) + ", but " +
-                     std::to_string(n_finished) + " have left the kernel and will never come (the first is " +
-                     name_of(*finished) +
-                     "). Every thread of a block must reach every barrier: guard the work, "
-                     "not the barrier";
-  w.current = const_cast<Fiber*>(at_barrier);
-  fail(w, at_barrier->file, at_barrier->line, std::move(text));
+  w.current = at_barrier;
+  EngineFailure failure = failure_at(w, LEFT_BEFORE_BARRIER, at_barrier->file, at_barrier->line);
+  failure.count = n_barrier;
+  failure.other_count = n_finished;
+  failure.other_thread = finished->lane.linear;
+  fail(w, failure);
 }
 
 // Where the current fiber was when the watchdog had waited long enough.
 void note_expired(Worker& w, EngineFailure& f, uintptr_t pc) {
   memset(&f, 0, sizeof f);
-  f.kind = EXPIRED;
+  f.reason = EXPIRED;
   f.block = w.block;
   f.thread = w.current->lane.linear;
   f.place = place_in_kernel(pc);

@@ -10,7 +10,7 @@ namespace {
 void rescue_main() {
   Worker& w = here();
   w.critical++;  // a fault from here on is the engine's own
-  if (w.fault.kind == FAULT || w.fault.kind == EXPIRED) record(w.fault);
+  if (w.fault.reason != NONE) record(w.fault);
   leave_block(w);
 }
 
@@ -83,7 +83,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   ucontext_t* u = (ucontext_t*)context;
   EngineFailure& f = w->fault;
   memset(&f, 0, sizeof f);
-  f.kind = FAULT;
+  f.reason = signal == SIGFPE ? WRONG_DIVISION : signal == SIGILL ? TRAPPED : ILLEGAL_ACCESS;
   f.signal = signal;
   f.address = (uint64_t)info->si_addr;
   f.block = w->block;
@@ -95,14 +95,13 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 #if defined(__linux__) && defined(__x86_64__)
   f.is_write = (u->uc_mcontext.gregs[REG_ERR] & 2) ? 1 : 0;
   // Not canonical, or a misaligned vector access: the processor does not say which address.
-  if (info->si_code == SI_KERNEL) copy_text(f.message, sizeof f.message, "misaligned");
+  if (info->si_code == SI_KERNEL && f.reason == ILLEGAL_ACCESS) f.reason = MISALIGNED_ACCESS;
 #else
   f.is_write = -1;
 #endif
   // In the guard page below the fiber's stack, or near it: a large frame may step over it.
   uintptr_t stack = (uintptr_t)w->current->stack;
-  if ((uintptr_t)info->si_addr >= stack - 65536 && (uintptr_t)info->si_addr < stack + 16384)
-    copy_text(f.message, sizeof f.message, "stack");
+  if ((uintptr_t)info->si_addr >= stack - 65536 && (uintptr_t)info->si_addr < stack + 16384) f.reason = STACK_OVERFLOW;
   redirect(*w, u);
 }
 
@@ -113,7 +112,7 @@ void on_interrupt(int, siginfo_t*, void* context) {
   const uintptr_t pc = pc_of((ucontext_t*)context);
   // The hooks of a checked run allocate memory: they are asked again when they are done.
   if (checking() && base_of(pc) != base_of((uintptr_t)pool->launch.run)) return;
-  w->fault.kind = NONE;
+  w->fault.reason = NONE;
   if (pool->expired.load()) note_expired(*w, w->fault, pc);
   redirect(*w, (ucontext_t*)context);
 }

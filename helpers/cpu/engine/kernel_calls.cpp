@@ -28,11 +28,10 @@ int engine_barrier(BarrierOp op, int predicate, const char* file, int line) {
   for (unsigned i = 0; i < w.n_threads; ++i) {
     Fiber& other = w.fibers[i];
     if (other.line != line) {
-      fail(
-          w, other.file, other.line,
-          "barrier divergence: " + name_of(other) + " waits in __syncthreads() at " + place(other.file, other.line) +
-              ", " + name_of(f) + " in another one at " + place(file, line) +
-              ". All threads of a block must meet in the same barrier");
+      EngineFailure failure = failure_at(w, TWO_BARRIERS, other.file, other.line);
+      failure.other_thread = other.lane.linear;
+      set_other_place(failure, file, line);
+      fail(w, failure);
     }
     other.at_barrier = false;
     other.predicate = result;
@@ -54,10 +53,7 @@ void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const 
   Critical guard(w);
   Fiber& f = *w.current;
   if (number > 15 || n_threads % WARP || n_threads > w.n_threads || !n_threads)
-    fail(
-        w, file, line,
-        "bar.sync takes a number from 0 to 15, and a count of threads that is a multiple of 32 and not "
-        "more than the block has");
+    fail(w, failure_at(w, WRONG_NAMED_BARRIER, file, line));
   f.file = file;
   f.line = line;
   if (waits) {
@@ -86,11 +82,11 @@ void engine_collective(Collective* mine) {
   Fiber& f = *w.current;
   unsigned warp = f.lane.linear / WARP, lane = f.lane.linear % WARP;
   if (!(mine->mask >> lane & 1)) {
-    char text[256];
-    snprintf(
-        text, sizeof text, "lane %u calls %s with mask 0x%08x, which does not name the lane itself", lane, mine->name,
-        mine->mask);
-    fail(w, mine->file, mine->line, text);
+    EngineFailure failure = failure_at(w, NOT_IN_OWN_MASK, mine->file, mine->line);
+    failure.lane = lane;
+    failure.mask = mine->mask;
+    copy_text(failure.name, sizeof failure.name, mine->name);
+    fail(w, failure);
   }
   f.collective = mine;
   set_waiting(w, f);
@@ -139,26 +135,21 @@ unsigned engine_shared_offset(const void* pointer, const char* file, int line) {
   const char* p = (const char*)pointer;
   if (p >= w.shared && p <= w.shared + SHARED_WINDOW) return (unsigned)(p - w.shared);
   if (engine_is_shared(p)) return STATIC_OFFSET + (unsigned)(p - w.static_base);
-  fail(w, file, line, "a generic address becomes one of shared memory, but it is not in shared memory");
+  fail(w, failure_at(w, NO_SHARED_POINTER, file, line));
 }
 
 void* engine_shared_pointer(unsigned offset, unsigned bytes, const char* name, const char* file, int line) {
   Worker& w = here();
-  char text[256];
-  if (offset % bytes) {
-    snprintf(
-        text, sizeof text,
-        "misaligned address: %s takes an address that is a multiple of %u bytes, and 0x%x is %u past one", name, bytes,
-        offset, offset % bytes);
-    fail(w, file, line, text);
+  if (offset % bytes == 0) {
+    if (offset < SHARED_WINDOW) return w.shared + offset;
+    if (w.static_base && offset >= STATIC_OFFSET && offset - STATIC_OFFSET < STATIC_BYTES)
+      return w.static_base + (offset - STATIC_OFFSET);
   }
-  if (offset < SHARED_WINDOW) return w.shared + offset;
-  if (w.static_base && offset >= STATIC_OFFSET && offset - STATIC_OFFSET < STATIC_BYTES)
-    return w.static_base + (offset - STATIC_OFFSET);
-  snprintf(
-      text, sizeof text, "%s takes an address within shared memory (__cvta_generic_to_shared), and 0x%x is none", name,
-      offset);
-  fail(w, file, line, text);
+  EngineFailure failure = failure_at(w, offset % bytes ? SHARED_MISALIGNED : OUTSIDE_SHARED, file, line);
+  copy_text(failure.name, sizeof failure.name, name);
+  failure.address = offset;
+  failure.count = bytes;
+  fail(w, failure);
 }
 
 char* engine_static_shared() { return this_worker->static_base; }
@@ -191,6 +182,16 @@ void engine_pause() {
   schedule(w);
 }
 
-void engine_fail(const char* message, const char* file, int line) { fail(here(), file, line, message); }
+void engine_fail(const char* message, const char* file, int line) {
+  EngineFailure failure = failure_at(here(), STATED, file, line);
+  copy_text(failure.message, sizeof failure.message, message);
+  fail(here(), failure);
+}
+
+void engine_misaligned(const char* rule, const char* file, int line) {
+  EngineFailure failure = failure_at(here(), MISALIGNED, file, line);
+  copy_text(failure.message, sizeof failure.message, rule);
+  fail(here(), failure);
+}
 
 }  // extern "C"

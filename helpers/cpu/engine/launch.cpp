@@ -193,6 +193,19 @@ void engine_expire() {
   engine_cancel();
 }
 
+// How large a struct is that Python has as well, and how many reasons there are: 0 for a name that is not known.
+uint64_t engine_size_of(const char* name) {
+  const std::pair<const char*, uint64_t> sizes[] = {
+      {"EngineLaunch", sizeof(EngineLaunch)},   {"EngineFailure", sizeof(EngineFailure)},
+      {"EngineRegion", sizeof(EngineRegion)},   {"EngineSite", sizeof(EngineSite)},
+      {"EngineStep", sizeof(EngineStep)},       {"EngineBarrier", sizeof(EngineBarrier)},
+      {"EngineFinding", sizeof(EngineFinding)}, {"FailureReason", N_REASONS},
+  };
+  for (const auto& [known, size] : sizes)
+    if (strcmp(known, name) == 0) return size;
+  return 0;
+}
+
 void engine_result(EngineFailure* failure) { *failure = pool->failure; }
 
 // What the kernels printed, in the order of their blocks; the caller copies it before the next launch.

@@ -90,12 +90,13 @@ void try_collective(Worker& w, unsigned warp, unsigned mask) {
   const Collective* first = lanes[__builtin_ctz(arrived)];
   for (unsigned lane = 0; lane < WARP; ++lane) {
     if (!lanes[lane] || lanes[lane]->run == first->run) continue;
-    fail(
-        w, lanes[lane]->file, lanes[lane]->line,
-        std::string("the lanes of a warp meet in different operations: lane ") +
-            std::to_string(__builtin_ctz(arrived)) + " in " + first->name + " at " + place(first->file, first->line) +
-            ", lane " + std::to_string(lane) + " in " + lanes[lane]->name + " at " +
-            place(lanes[lane]->file, lanes[lane]->line));
+    EngineFailure failure = failure_at(w, DIFFERENT_OPERATIONS, lanes[lane]->file, lanes[lane]->line);
+    failure.lane = lane;
+    copy_text(failure.name, sizeof failure.name, lanes[lane]->name);
+    failure.other_lane = (unsigned)__builtin_ctz(arrived);
+    copy_text(failure.other_name, sizeof failure.other_name, first->name);
+    set_other_place(failure, first->file, first->line);
+    fail(w, failure);
   }
   if (checking()) {
     check_collective();

@@ -52,12 +52,10 @@ struct Registers : Collective {
 void need_whole_warp(Collective* const* lanes, unsigned mask) {
   if (mask == ~0u) return;
   const Collective* first = lanes[__builtin_ctz(mask)];
-  char text[256];
-  snprintf(
-      text, sizeof text,
-      "%s needs all 32 lanes of the warp, and lanes 0x%08x have left the kernel or were never started", first->name,
-      ~mask);
-  engine_fail(text, first->file, first->line);
+  EngineFailure failure = failure_at(here(), INCOMPLETE_WARP, first->file, first->line);
+  copy_text(failure.name, sizeof failure.name, first->name);
+  failure.lanes = ~mask;
+  fail(here(), failure);
 }
 
 engine::Words together(

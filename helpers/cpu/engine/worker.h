@@ -51,7 +51,7 @@ constexpr size_t SHARED_WINDOW = 3 * GUARD_BYTES + STATIC_BYTES + DYNAMIC_BYTES;
 constexpr size_t CHECKED_SLACK = 16 * 1024;  // between dynamic shared memory and its guard, in a checked run
 constexpr unsigned char POISON = 0xFF;       // as float, half or double: NaN
 
-// ---------------------------------------------------------------- a launch; runtime.py has the same two structs
+// ---------------------------------------------------------------- a launch; structures.py has the same two structs
 
 extern "C" struct EngineLaunch {
   void (*run)(void** args);
@@ -64,15 +64,38 @@ extern "C" struct EngineLaunch {
   char* (*anchor)();
 };
 
-enum FailureKind : int { NONE, MESSAGE, FAULT, EXPIRED };
+// Why a block was given up, and in which fields the details are; failures.py makes words of them.
+enum FailureReason : int {
+  NONE,
+  STATED,                 // message: by the kernel (an assertion, a trap) or by a header that refuses something
+  MISALIGNED,             // message: what is to be aligned
+  LEFT_BEFORE_BARRIER,    // count threads wait at file:line; other_count have left, first of all other_thread
+  TWO_BARRIERS,           // other_thread waits at file:line, thread at other_file:other_line
+  LANES_NEVER_COME,       // thread waits in name for mask; lanes of it never come; other_lane waits in other_name
+  NAMED_BARRIER_STARVED,  // thread waits in barrier `number`, where count have arrived
+  NOT_IN_OWN_MASK,        // lane calls name with mask
+  DIFFERENT_OPERATIONS,   // lane is in name at file:line, other_lane in other_name at other_file:other_line
+  INCOMPLETE_WARP,        // name is for whole warps, and lanes are missing
+  WRONG_NAMED_BARRIER,    // its number or its count of threads
+  NO_SHARED_POINTER,      // a generic address that is not in shared memory
+  SHARED_MISALIGNED,      // name takes multiples of count bytes, and address is none
+  OUTSIDE_SHARED,         // name takes an address within shared memory, and address is none
+  ILLEGAL_ACCESS,         // of address; is_write: -1 where it is not known
+  MISALIGNED_ACCESS,      // the processor does not say of which address
+  STACK_OVERFLOW,
+  WRONG_DIVISION,
+  TRAPPED,
+  EXPIRED,  // the watchdog had waited long enough
+  N_REASONS
+};
 
 extern "C" struct EngineFailure {
-  int kind;
-  int signal, is_write, line;
+  int reason;
+  int signal, is_write, line, other_line;
   uint64_t block, address, place;                    // place: in the module, 0 if not known
   uint64_t static_base, dynamic_base, dynamic_size;  // where the block's shared memory was
-  unsigned thread;
-  char file[256], message[2048];
+  unsigned thread, other_thread, lane, other_lane, mask, lanes, number, count, other_count;
+  char file[256], other_file[256], name[96], other_name[96], message[512];
 };
 
 // ---------------------------------------------------------------- who runs it
@@ -167,9 +190,9 @@ Pool* pool = nullptr;
 void copy_text(char* to, size_t bytes, const char* from);
 void record(const EngineFailure& failure);
 [[noreturn]] void leave_block(Worker& w);
-[[noreturn]] void fail(Worker& w, const char* file, int line, std::string message);
-std::string name_of(const Fiber& f);
-std::string place(const char* file, int line);
+EngineFailure failure_at(const Worker& w, FailureReason reason, const char* file, int line);
+void set_other_place(EngineFailure& f, const char* file, int line);
+[[noreturn]] void fail(Worker& w, const EngineFailure& failure);
 [[noreturn]] void diagnose_stuck(Worker& w);
 void note_expired(Worker& w, EngineFailure& f, uintptr_t pc);
 [[noreturn]] void leave_cancelled(Worker& w);

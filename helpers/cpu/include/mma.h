@@ -84,10 +84,9 @@ ENGINE_INLINE Position position(int lane, int i) {
 
 template <typename T>
 ENGINE_INLINE void check(const void* pointer, unsigned ldm, const char* file, int line) {
-  if ((uintptr_t)pointer % 32 != 0)
-    engine_fail("misaligned address: wmma takes matrices at multiples of 32 bytes", file, line);
+  if ((uintptr_t)pointer % 32 != 0) engine_misaligned("wmma takes matrices at multiples of 32 bytes", file, line);
   if (ldm * sizeof(T) % 16 != 0)
-    engine_fail("misaligned address: wmma takes a distance of rows that is a multiple of 16 bytes", file, line);
+    engine_misaligned("wmma takes a distance of rows that is a multiple of 16 bytes", file, line);
 }
 
 // A factor comes in words, as GPUs load it: each word is of one of the lane's 8 x 8 matrices, in pairs along K. From

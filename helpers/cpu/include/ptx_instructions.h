@@ -87,7 +87,7 @@ template <int Bytes>
 ENGINE_INLINE void async_copy(void* target, const void* source, unsigned given, ENGINE_HERE) {
   static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "cp.async copies 4, 8 or 16 bytes");
   if ((uintptr_t)source % Bytes != 0)
-    engine_fail("misaligned address: cp.async reads from an address that is a multiple of its size", file, line);
+    engine_misaligned("cp.async reads from an address that is a multiple of its size", file, line);
   if (given > Bytes) engine_fail("cp.async: src-size is more than cp-size", file, line);
   Words data = {};
   if (given == Bytes) {

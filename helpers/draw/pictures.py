@@ -1,20 +1,8 @@
-"""What a learner looks at: pieces of a kernel, the diff of two stages, pictures, recorded measurements.
-
-    show.code("01_naive.cu", "softmax")            a piece of a kernel, by the name of its section
-    show.diff("02_tiled.cu", "03_online_softmax.cu")
-    show.grid_picture(n=200, block=64)             a picture; the last value of a cell is displayed
-
-Every function returns an object that Jupyter displays. Texts and diffs are the same at every run. A picture is a PNG
-on white, which is readable in a dark theme; its repr is a sentence that says what it shows. What is drawn from the
-record of a GPU run is in measured.py, and has its names here too.
-"""
+"""Pictures of what attention does and of how a kernel does it: maps, lines, grids, warps, banks."""
 
 from __future__ import annotations
 
-import difflib
-import html
 import math
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,8 +12,8 @@ from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from helpers.draw.picture import (  # noqa: F401 - part of this face
-    CPU,
+from helpers.draw.banks import BANKS, wavefronts
+from helpers.draw.picture import (
     GPU,
     IDLE,
     LINES,
@@ -33,134 +21,12 @@ from helpers.draw.picture import (  # noqa: F401 - part of this face
     PEER,
     READ,
     ROOF,
-    STYLE,
     WRITE,
-    Html,
     Picture,
-    Text,
+    bytes_text,
     figure,
     styled,
 )
-from helpers.kernel import KERNELS
-from helpers.record.plots import (  # noqa: F401 - part of this face
-    NO_RECORD,
-    RECORD,
-    bytes_text,
-    climb,
-    measured_bars,
-    measured_climb,
-    measured_ladder,
-    measured_memory,
-    measured_roofline,
-    measured_times,
-    measurements,
-    recorded,
-)
-
-# ------------------------------------------------------------------------------------------------- source text
-
-
-def _lines(file: str) -> list[str]:
-    path = KERNELS / file
-    if not path.is_file():
-        names = ", ".join(sorted(p.relative_to(KERNELS).as_posix() for p in KERNELS.rglob("*.cu*")))
-        raise FileNotFoundError(f"no kernel file {file!r}; there are: {names}")
-    return path.read_text(encoding="utf-8").splitlines()
-
-
-def sections(file: str) -> dict[str, tuple[int, int]]:
-    """The pieces of a kernel file by name, each with its first and last line, both counted from 1.
-
-    "header" is the comment at the top, "sizes" the #defines and static_asserts, "signature" the entry's head. Then
-    every `// ---- name` section of the entry, and every `__device__` function with the comment above it.
-    """
-    lines = _lines(file)
-
-    def first_match(pattern: str, start: int) -> int:
-        """Index of the first line from `start` on that the pattern is found in; the last line if there is none."""
-        return next((i for i in range(start, len(lines)) if re.search(pattern, lines[i])), len(lines) - 1)
-
-    found: dict[str, tuple[int, int]] = {}
-    comment = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
-    if comment:
-        found["header"] = (1, comment)
-    sizes = [i for i, line in enumerate(lines) if re.match(r"#\s*(if|define|endif)|static_assert", line)]
-    if sizes:
-        found["sizes"] = (
-            sizes[0] + 1,
-            first_match(r";$" if "static_assert" in lines[sizes[-1]] else "", sizes[-1]) + 1,
-        )
-    for i, line in enumerate(lines):
-        heading = re.match(r"\s*// ---- (.*)", line)
-        if heading:
-            stop = first_match(r"^\s*// ---- |^}", i + 1)
-            while not lines[stop - 1].strip():
-                stop -= 1
-            found[heading[1].strip()] = (i + 1, stop)
-        elif "__global__" in line and "signature" not in found:
-            found["signature"] = (i + 1, first_match(r"\{$", i) + 1)
-        elif function := re.match(r"__device__ .*?(\w+)\(", line):
-            above = i
-            while above and lines[above - 1].startswith(("//", "template")):
-                above -= 1
-            found[function[1]] = (above + 1, first_match(r"^}" if not line.endswith("}") else "", i) + 1)
-    return found
-
-
-def _find(file: str, piece: str) -> tuple[int, int]:
-    """First and last line of the piece whose name is, or begins with, `piece`."""
-    names = sections(file)
-    fitting = [name for name in names if name == piece] or [name for name in names if name.startswith(piece)]
-    if len(fitting) != 1:
-        raise KeyError(f"{file} has {len(fitting)} pieces named {piece!r}...; there are: {' | '.join(names)}")
-    return names[fitting[0]]
-
-
-def code(file: str, piece: str | tuple[int, int], *, to: str = "") -> Text:
-    """A piece of a kernel, with its file and lines as caption.
-
-    Args:
-        file: in kernels/, such as "01_naive.cu".
-        piece: the beginning of a section's name (see `sections`: "header", "sizes", "signature", "prologue", ...), or
-            (first, last) line numbers, counted from 1.
-        to: the piece that is shown last, with all between; `piece` alone where it is empty.
-
-    Raises:
-        FileNotFoundError: no such file. KeyError: no such section, or several that begin so. IndexError: no such lines.
-    """
-    lines = _lines(file)
-    if isinstance(piece, str):
-        first, last = _find(file, piece)
-        last = _find(file, to)[1] if to else last
-    else:
-        first, last = piece
-    if not 1 <= first <= last <= len(lines):
-        raise IndexError(f"{file} has lines 1 to {len(lines)}; asked for {first} to {last}")
-    body = textwrap.dedent("\n".join(lines[first - 1 : last]))
-    return Text(f"[{file}](../kernels/{file}), lines {first}–{last}:\n\n```c++\n{body}\n```")
-
-
-def diff(file_a: str, file_b: str, *, context: int = 2) -> Html:
-    """What changed from one kernel to the next, line by line, `context` unchanged lines around each change.
-
-    Green with + is new, red with - is gone. Comments at the top of the files are left out.
-    """
-    a, b = ([*_lines(f)] for f in (file_a, file_b))
-    a, b = a[sections(file_a).get("header", (0, 0))[1] :], b[sections(file_b).get("header", (0, 0))[1] :]
-    colours = {"+": "rgba(46, 160, 67, 0.22)", "-": "rgba(248, 81, 73, 0.22)", "@": "rgba(128, 128, 128, 0.15)"}
-    rows, added, removed = [], 0, 0
-    for line in list(difflib.unified_diff(a, b, lineterm="", n=context))[2:]:
-        kind = line[0]
-        added, removed = added + (kind == "+"), removed + (kind == "-")
-        background = f' style="background: {colours[kind]}"' if kind in colours else ""
-        text = "⋯" if kind == "@" else line
-        rows.append(f"<div{background}>{html.escape(text) or '&nbsp;'}</div>")
-    summary = f"{file_a} → {file_b}: {added} lines new, {removed} gone"
-    pre = "font-family: monospace; white-space: pre; line-height: 1.35; overflow-x: auto; font-size: 0.9em"
-    return Html(f'<p><b>{html.escape(summary)}</b></p><div style="{pre}">{"".join(rows)}</div>', summary)
-
-
-# ---------------------------------------------------------------------------------------------------- pictures
 
 
 @styled
@@ -395,18 +261,9 @@ def warp_picture(accesses: Mapping[str, tuple[tuple[int, int], Sequence[int]]], 
     return picture
 
 
-BANKS = 32  # of shared memory: word w lies in bank w % 32, and a bank hands out one word at a time
-
-
-def turns(words: Sequence[int]) -> int:
-    """How often shared memory must go for one access of a warp: the most different words that share a bank."""
-    banks = [word % BANKS for word in {int(word) for word in np.ravel(words)}]
-    return max(map(banks.count, banks))
-
-
 @styled
 def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
-    """Which bank of shared memory each lane of a warp asks, in one instruction.
+    """Which bank of shared memory each lane of a warp requests, in one instruction.
 
     Args:
         accesses: {name: word index of each lane}, words of 4 bytes.
@@ -423,7 +280,7 @@ def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
         ax.pcolormesh(cells, cmap=colours, vmin=0, vmax=2, edgecolors="white", linewidth=0.3)
         ax.invert_yaxis()
         ax.set_aspect("equal")
-        count = f"{turns(words)} turn{'s' * (turns(words) > 1)}"
+        count = f"{wavefronts(words)} wavefront{'s' * (wavefronts(words) > 1)}"
         ax.set_title(f"{textwrap.fill(name, 26)}\n{count}", fontsize=10)
         ax.set_xticks([0.5, 8.5, 16.5, 24.5, 31.5], [0, 8, 16, 24, 31])
         ax.set_yticks([0.5, 8.5, 16.5, 24.5, 31.5], [0, 8, 16, 24, 31])
@@ -431,9 +288,9 @@ def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
         ax.spines[:].set_visible(False)
         counts.append(f"{name}: {count}")
     np.atleast_1d(axes)[0].set_ylabel("lane")
-    handles = [Patch(color=READ, label="served in the first turn"), Patch(color=WRITE, label="has to wait")]
+    handles = [Patch(color=READ, label="served in the first wavefront"), Patch(color=WRITE, label="has to wait")]
     fig.legend(handles=handles, loc="outside lower left", ncols=min(2, len(accesses)))
-    return Picture(fig, f"banks asked by the lanes of a warp: {'; '.join(counts)}")
+    return Picture(fig, f"banks requested by the lanes of a warp: {'; '.join(counts)}")
 
 
 @styled
@@ -503,37 +360,3 @@ def running_softmax(traces: Mapping[str, Any], rows: Sequence[int]) -> Picture:
             ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(rows), fontsize=9)
     return Picture(fig, f"m_i, l_i and the rows that rescale, tile after tile; {'; '.join(told)}")
-
-
-@styled
-def measured_steps(
-    shape: Sequence[int], steps: Mapping[str, Mapping[str, str]], *, title: str = "", record: Any = None
-) -> Picture | Text:
-    """Recorded TFLOP/s of variants and experiments at one shape, one bar each; one below the best so far is marked.
-
-    Args:
-        shape: (batch, heads, n, head_dim).
-        steps: {label: what the record's result has, such as {"kind": "experiment", "name": "register_tiles: ..."}}.
-        record: another record than the committed one.
-
-    Returns:
-        A picture; where one of them is not recorded, a sentence that says so.
-    """
-    record = recorded() if record is None else record
-    results = [r for r in (record or {}).get("results", ()) if tuple(r["shape"]) == tuple(shape)]
-    found = {label: next((r for r in results if (r | wanted) == r), None) for label, wanted in steps.items()}
-    missing = [label for label, result in found.items() if result is None]
-    if missing:
-        return Text(f"*(not yet recorded: {', '.join(missing)})*")
-    values = [result["tflops"] for result in found.values()]
-    slower = [value < 0.99 * max(values[:i], default=0.0) for i, value in enumerate(values)]  # less is noise
-    fig, ax = figure(7.6, 1.1 + 0.36 * len(values))
-    bars = ax.barh(list(found), values, color=[WRITE if less else GPU for less in slower], height=0.7)
-    texts = [f"{value:.1f}{'  slower' * less}" for value, less in zip(values, slower, strict=True)]
-    ax.bar_label(bars, texts, padding=4)
-    ax.invert_yaxis()
-    ax.margins(x=0.14)
-    batch, heads, n, head_dim = shape
-    ax.set_title(title or f"batch {batch}, heads {heads}, N = {n}, d = {head_dim}")
-    ax.set_xlabel(f"TFLOP/s (more is better); recorded on {record['device'].get('name', 'a GPU')}")
-    return Picture(fig, "; ".join(f"{label}: {text} TFLOP/s" for label, text in zip(found, texts, strict=True)))

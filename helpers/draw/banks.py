@@ -1,0 +1,45 @@
+"""The rule of shared memory's banks: how many wavefronts one request of a warp takes.
+
+32 banks of 4 bytes: word w lies in bank w % 32, and a bank hands out one word in a wavefront, to all lanes that want
+it. Measured on an H200 (helpers/record/xray_vs_ncu.py). The engine counts by the same rule, in checker_profile.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+BANKS = 32
+
+
+def wavefronts(words: Sequence[int]) -> int:
+    """Of lanes that are served together: the most different words that share a bank. words: of 4 bytes, by index."""
+    banks = [word % BANKS for word in {int(word) for word in np.ravel(words)}]
+    return max(map(banks.count, banks))
+
+
+def phases(size: int, offsets: Mapping[int, int]) -> dict[int, list[int]]:
+    """The words that lanes request together: lanes with 8 bytes each go 16 at a time, with 16 bytes 8 at a time.
+
+    Twice as many where every lane i shares its address with lane i ^ 1, or every one with lane i ^ 2.
+
+    Args:
+        size: bytes of each lane. offsets: {lane: where it goes, in bytes}.
+
+    Returns:
+        {first lane: indices of words}, in the order of the lanes.
+    """
+    group = 32 if size <= 4 else 128 // size
+    if size > 4 and any(all(offsets.get(i ^ k, o) == o for i, o in offsets.items()) for k in (1, 2)):
+        group *= 2
+    found: dict[int, list[int]] = {}
+    for lane in sorted(offsets):
+        words = range(offsets[lane] // 4, (offsets[lane] + size - 1) // 4 + 1)
+        found.setdefault(lane // group * group, []).extend(words)
+    return found
+
+
+def wavefronts_of_request(size: int, offsets: Mapping[int, int]) -> int:
+    """Of all phases together; the arguments are those of `phases`."""
+    return sum(map(wavefronts, phases(size, offsets).values()))

@@ -1,0 +1,114 @@
+"""Pieces of kernels and the diff of two of them, as Jupyter shows them."""
+
+from __future__ import annotations
+
+import difflib
+import html
+import re
+import textwrap
+
+from helpers.draw.picture import Html, Text
+from helpers.kernel import KERNELS
+
+
+def _lines(file: str) -> list[str]:
+    path = KERNELS / file
+    if not path.is_file():
+        names = ", ".join(sorted(p.relative_to(KERNELS).as_posix() for p in KERNELS.rglob("*.cu*")))
+        raise FileNotFoundError(f"no kernel file {file!r}; there are: {names}")
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def sections(file: str) -> dict[str, tuple[int, int]]:
+    """The pieces of a kernel file by name, each with its first and last line, both counted from 1.
+
+    "header" is the comment at the top, "sizes" the #defines and static_asserts, "signature" the entry's head. Then
+    every `// ---- name` section of the entry, and every `__device__` function with the comment above it.
+    """
+    lines = _lines(file)
+
+    def first_match(pattern: str, start: int) -> int:
+        """Index of the first line from `start` on that the pattern is found in; the last line if there is none."""
+        return next((i for i in range(start, len(lines)) if re.search(pattern, lines[i])), len(lines) - 1)
+
+    found: dict[str, tuple[int, int]] = {}
+    comment = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
+    if comment:
+        found["header"] = (1, comment)
+    sizes = [i for i, line in enumerate(lines) if re.match(r"#\s*(if|define|endif)|static_assert", line)]
+    if sizes:
+        found["sizes"] = (
+            sizes[0] + 1,
+            first_match(r";$" if "static_assert" in lines[sizes[-1]] else "", sizes[-1]) + 1,
+        )
+    for i, line in enumerate(lines):
+        heading = re.match(r"\s*// ---- (.*)", line)
+        if heading:
+            stop = first_match(r"^\s*// ---- |^}", i + 1)
+            while not lines[stop - 1].strip():
+                stop -= 1
+            found[heading[1].strip()] = (i + 1, stop)
+        elif "__global__" in line and "signature" not in found:
+            found["signature"] = (i + 1, first_match(r"\{$", i) + 1)
+        elif function := re.match(r"__device__ .*?(\w+)\(", line):
+            above = i
+            while above and lines[above - 1].startswith(("//", "template")):
+                above -= 1
+            found[function[1]] = (above + 1, first_match(r"^}" if not line.endswith("}") else "", i) + 1)
+    return found
+
+
+def _find(file: str, piece: str) -> tuple[int, int]:
+    """First and last line of the piece whose name is, or begins with, `piece`."""
+    names = sections(file)
+    fitting = [name for name in names if name == piece] or [name for name in names if name.startswith(piece)]
+    if len(fitting) != 1:
+        raise KeyError(f"{file} has {len(fitting)} pieces named {piece!r}...; there are: {' | '.join(names)}")
+    return names[fitting[0]]
+
+
+def code(file: str, piece: str | tuple[int, int], *, to: str = "") -> Text:
+    """A piece of a kernel, with its file and lines as caption.
+
+    Args:
+        file: in kernels/, such as "01_naive.cu".
+        piece: the beginning of a section's name (see `sections`: "header", "sizes", "signature", "prologue", ...), or
+            (first, last) line numbers, counted from 1.
+        to: the piece that is shown last, with all between; `piece` alone where it is empty.
+
+    Raises:
+        FileNotFoundError: no such file. KeyError: no such section, or several that begin so. IndexError: no such lines.
+    """
+    lines = _lines(file)
+    if isinstance(piece, str):
+        first, last = _find(file, piece)
+        last = _find(file, to)[1] if to else last
+    else:
+        first, last = piece
+    if not 1 <= first <= last <= len(lines):
+        raise IndexError(f"{file} has lines 1 to {len(lines)}; asked for {first} to {last}")
+    body = textwrap.dedent("\n".join(lines[first - 1 : last]))
+    return Text(f"[{file}](../kernels/{file}), lines {first}–{last}:\n\n```c++\n{body}\n```")
+
+
+def diff(file_a: str, file_b: str, *, context: int = 2) -> Html:
+    """What changed from one kernel to the next, line by line, `context` unchanged lines around each change.
+
+    Green with + is new, red with - is gone. Comments at the top of the files are left out.
+    """
+    a, b = ([*_lines(f)] for f in (file_a, file_b))
+    a, b = a[sections(file_a).get("header", (0, 0))[1] :], b[sections(file_b).get("header", (0, 0))[1] :]
+    colours = {"+": "rgba(46, 160, 67, 0.22)", "-": "rgba(248, 81, 73, 0.22)", "@": "rgba(128, 128, 128, 0.15)"}
+    rows, added, removed = [], 0, 0
+    for line in list(difflib.unified_diff(a, b, lineterm="", n=context))[2:]:
+        kind = line[0]
+        added, removed = added + (kind == "+"), removed + (kind == "-")
+        background = f' style="background: {colours[kind]}"' if kind in colours else ""
+        text = "⋯" if kind == "@" else line
+        rows.append(f"<div{background}>{html.escape(text) or '&nbsp;'}</div>")
+    summary = f"{file_a} → {file_b}: {added} lines new, {removed} gone"
+    pre = "font-family: monospace; white-space: pre; line-height: 1.35; overflow-x: auto; font-size: 0.9em"
+    return Html(f'<p><b>{html.escape(summary)}</b></p><div style="{pre}">{"".join(rows)}</div>', summary)
+
+
+# ---------------------------------------------------------------------------------------------------- pictures

@@ -1,0 +1,113 @@
+"""What arrays and lines of the source cost in a checked run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from helpers.cpu import checked
+from helpers.draw import timeline
+
+Line = tuple[str, int]  # file and number
+
+
+@dataclass
+class Figures:
+    """What an array, or a line of the source, cost.
+
+    read, written: bytes that threads requested. loads, stores: requests, one for each instruction of a warp;
+    shared_requests: those of them that went to shared memory. sectors: 32-byte pieces of global memory touched by the
+    others; wavefronts: of shared memory; conflicts: wavefronts beyond what lanes so wide need: one for 4 bytes
+    each, four for 16. atomics: accesses that were atomic.
+    """
+
+    read: int = 0
+    written: int = 0
+    loads: int = 0
+    stores: int = 0
+    shared_requests: int = 0
+    sectors: int = 0
+    wavefronts: int = 0
+    conflicts: int = 0
+    atomics: int = 0
+
+    @property
+    def requests(self) -> int:
+        """Instructions of warps that touched it."""
+        return self.loads + self.stores
+
+    @property
+    def sectors_per_request(self) -> float:
+        """4 is a warp reading 32 neighbouring words; 1 is all lanes at one word; 32 is each lane somewhere else."""
+        requests = self.requests - self.shared_requests
+        return self.sectors / requests if requests else 0.0
+
+    @property
+    def wavefronts_per_request(self) -> float:
+        """For words, 1 is no bank conflict, and 32 is a warp whose lanes all wait for the same bank."""
+        return self.wavefronts / self.shared_requests if self.shared_requests else 0.0
+
+    def add(self, site: checked.Site, *, is_shared: bool) -> None:
+        """Count one instruction in."""
+        size = site.count * site.size
+        if site.is_write:
+            self.written += size
+            self.stores += site.requests
+        else:
+            self.read += size
+            self.loads += site.requests
+        self.shared_requests += site.requests if is_shared else 0
+        self.sectors += site.sectors
+        self.wavefronts += site.wavefronts
+        self.conflicts += max(site.wavefronts - site.requests * max(1, site.size // 4), 0)
+        self.atomics += site.count if site.is_atomic and site.is_write else 0
+
+
+@dataclass
+class Tables:
+    """The figures of a run by array, by line, and by both; see the fields of Report that have these names."""
+
+    traffic: dict[str, Figures] = field(default_factory=dict)
+    shared: dict[str, Figures] = field(default_factory=dict)
+    by_line: dict[Line, Figures] = field(default_factory=dict)
+    by_access: dict[Line, dict[str, Figures]] = field(default_factory=dict)
+    worst: dict[Line, list[tuple[str, int, dict[int, int]]]] = field(default_factory=dict)
+
+
+def tables(seen: checked.Observed) -> Tables:
+    """Count the sites of a run into their arrays and lines."""
+    found = Tables()
+    for region in seen.regions:
+        (found.traffic if region.kind == checked.ARRAY else found.shared)[region.name] = Figures()
+    for site in seen.sites:
+        region = seen.regions[site.region]
+        is_shared = region.kind != checked.ARRAY
+        (found.shared if is_shared else found.traffic)[region.name].add(site, is_shared=is_shared)
+        if site.place:
+            found.by_line.setdefault(site.place, Figures()).add(site, is_shared=is_shared)
+            parts = found.by_access.setdefault(site.place, {})
+            parts.setdefault(region.name, Figures()).add(site, is_shared=is_shared)
+            if site.worst:
+                found.worst.setdefault(site.place, []).append((region.name, site.size, site.worst))
+    return found
+
+
+def fetches(seen: checked.Observed) -> dict[str, np.ndarray]:
+    """How often each element of each array was read, in the array's shape."""
+    return {part.name: part.fetches for r in seen.regions for part in r.parts if part.fetches is not None}
+
+
+def steps(seen: checked.Observed, passed: checked.Passed) -> list[timeline.Step]:
+    """The steps of one block, those of the same line and lanes put together."""
+    counts: dict[tuple[int, int, int, str, tuple[int, ...]], int] = {}
+    for interval, warp, number, lanes, count in passed.steps:
+        site = seen.sites[number]
+        where = "global" if seen.regions[site.region].kind == checked.ARRAY else "shared"
+        what = "atomic" if site.is_atomic else f"{'write' if site.is_write else 'read'} {where}"
+        threads = tuple(32 * warp + lane for lane in range(32) if lanes >> lane & 1)
+        key = (interval, warp, site.place[1] if site.place else 0, what, threads)
+        counts[key] = counts.get(key, 0) + count
+    ends = dict(enumerate(line for _, line in passed.barriers))
+    in_order = sorted(counts.items(), key=lambda item: item[0][0])
+    return [timeline.Step(*key, count, ends.get(key[0])) for key, count in in_order]

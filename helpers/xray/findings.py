@@ -1,0 +1,174 @@
+"""What is wrong with a launch, in words: findings of a checked run, one for one bug."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from helpers.cpu import checked, failures
+
+KINDS = {
+    checked.RACE: "race",
+    checked.OUT_OF_BOUNDS: "out of bounds",
+    checked.UNINITIALISED: "uninitialised",
+    checked.MISALIGNED: "misaligned",
+    checked.IN_FLIGHT: "not waited for",
+    checked.NEVER_WAITED: "never waited for",
+}
+
+_STOPPED = {
+    **dict.fromkeys(failures.DIVERGENCE, "barrier divergence"),
+    **dict.fromkeys(failures.DEADLOCK, "deadlock"),
+    **dict.fromkeys(failures.MISALIGNED, "misaligned"),
+    failures.Reason.ILLEGAL_ACCESS: "out of bounds",
+    failures.Reason.EXPIRED: "endless loop",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong. file, line: of the access; other_*: of the earlier access that it collides with.
+
+    kind: race, out of bounds, uninitialised, misaligned, not waited for, never waited for (asynchronous copies), never
+    written, barrier divergence, deadlock, endless loop, or stopped (a failed assertion, a division by zero).
+    block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
+    count: how often the same two lines did the same.
+    """
+
+    kind: str
+    message: str
+    file: str | None = None
+    line: int | None = None
+    block: tuple[int, int, int] | None = None
+    thread: tuple[int, int, int] | None = None
+    array: str | None = None
+    index: int | None = None
+    other_file: str | None = None
+    other_line: int | None = None
+    other_block: tuple[int, int, int] | None = None
+    other_thread: tuple[int, int, int] | None = None
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}" + (f" ({self.count:,} times)" if self.count > 1 else "")
+
+
+def of_run(seen: checked.Observed) -> list[Finding]:
+    """Everything that a checked run found, what ended it, and what it left unwritten; [] when clean."""
+    findings = _merged(seen)
+    if seen.stopped is None:
+        return findings + [f for r in seen.regions for part in r.parts if (f := _never_written(part))]
+    end = _stopped(seen, seen.stopped)
+    if any((f.kind, f.line) == (end.kind, end.line) for f in findings):  # the access has told it already
+        return findings
+    return [*findings, end]
+
+
+def _merged(seen: checked.Observed) -> list[Finding]:
+    """One finding for one bug, counted together.
+
+    Inlined copies of a line are one line. Two lines that race are told once, whichever of them came first.
+    A read that races with the write it should have waited for may find nothing written yet: the race is the bug. One
+    that meets an asynchronous copy in flight races with its landing: the missing wait is the bug.
+    """
+    merged: dict[tuple[Any, ...], Finding] = {}
+    racing = set()
+    for found in seen.found:
+        f = _finding(seen, found)
+        sides = (f.file, f.line), (f.other_file, f.other_line)
+        key = (f.kind, f.array, frozenset(sides))
+        known = merged.get(key)
+        merged[key] = f if known is None else replace(known, count=known.count + f.count)
+        if f.kind == "race":
+            racing |= {(f.array, side) for side in sides}
+    for _, array, sides in [key for key in merged if key[0] == "not waited for"]:
+        merged.pop(("race", array, sides), None)
+    return [f for f in merged.values() if f.kind != "uninitialised" or (f.array, (f.file, f.line)) not in racing]
+
+
+def _at(access: checked.Access) -> str:
+    place = f"{access.place[0]}:{access.place[1]}" if access.place else "an unknown line"
+    return f"block {failures.triple(access.block)} thread {failures.triple(access.thread)} at {place}"
+
+
+def _element(region: checked.Region | None, offset: int) -> tuple[str, int, int | None]:
+    """A byte of a region as an array, an index in it and how many elements that array reaches over.
+
+    Of shared memory: its name, the index of the word, and None.
+    """
+    part = region.part_at(offset) if region else None
+    if part is None:
+        return region.name if region else "memory", offset // 4, None
+    return part.name, (offset - part.begin) // part.itemsize, (part.end - part.begin) // part.itemsize
+
+
+def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
+    region = seen.regions[found.region] if found.region < len(seen.regions) else None
+    verb = "write of" if found.access.is_write else "read of"
+    name, index, elements = _element(region, found.offset)
+    what = f"{verb} {name}[{index}]"
+    if elements is None:
+        piece = f"word {index}" if found.offset % 4 == 0 else f"byte {found.offset}"
+        what = f"{verb} {piece} of {name if ' ' in name else f'__shared__ {name}'}"
+    kind = KINDS[found.kind]
+    if found.kind == checked.RACE and found.other is not None:
+        theirs = "write" if found.other.is_write else "read"
+        message = f"{what} by {_at(found.access)} races with {theirs} by {_at(found.other)}"
+    elif found.kind == checked.OUT_OF_BOUNDS:
+        size = f"{elements:,} elements" if elements is not None else f"{region.size:,} bytes"
+        message = f"{what}, which has {size}, by {_at(found.access)}"
+    elif found.kind == checked.IN_FLIGHT and found.other is not None:
+        message = f"{what} by {_at(found.access)}, while the asynchronous copy to it by {_at(found.other)} is in flight"
+    elif found.kind == checked.NEVER_WAITED:
+        what = what.replace("write of", "the asynchronous copy to")
+        message = f"{what} was not waited for when its thread ended, by {_at(found.access)}"
+    elif found.kind == checked.UNINITIALISED:
+        message = f"{what}, which nobody has written, by {_at(found.access)}"
+    else:
+        size = f"{found.size} bytes at an address that is no multiple of {found.size}"
+        message = f"{what}: {size}, by {_at(found.access)}"
+    file, line = found.access.place or (None, None)
+    other_file, other_line = (found.other.place if found.other else None) or (None, None)
+    return Finding(
+        kind,
+        message,
+        file,
+        line,
+        found.access.block,
+        found.access.thread,
+        name,
+        index,
+        other_file,
+        other_line,
+        found.other.block if found.other else None,
+        found.other.thread if found.other else None,
+        found.count,
+    )
+
+
+def _never_written(part: checked.Part) -> Finding | None:
+    """An array that the kernel may write, with elements that had no value before and have none after."""
+    if not part.writable or part.state is None:
+        return None
+    left = np.flatnonzero(part.state == checked.UNWRITTEN)
+    if left.size == 0:
+        return None
+    count = f"{left.size:,} of {part.state.size:,} elements of {part.name}"
+    message = f"{count} were never written, the first is {part.name}[{left[0]}]"
+    return Finding("never written", message, array=part.name, index=int(left[0]))
+
+
+def _stopped(seen: checked.Observed, stopped: checked.Stopped) -> Finding:
+    """What ended the launch, as a finding."""
+    kind = _STOPPED.get(stopped.reason, "stopped")
+    region = seen.regions[stopped.region] if stopped.region is not None else None
+    name = index = None
+    if region is not None and stopped.offset is not None:
+        name, index, _ = _element(region, stopped.offset)
+    file, line = stopped.place or (None, None)
+    other_file, other_line = stopped.other_place or (None, None)
+    who = _at(checked.Access(stopped.place, stopped.block, stopped.thread, False))
+    message = f"{stopped.message.removeprefix(f'{kind}: ')}, in {who}"
+    return Finding(kind, message, file, line, stopped.block, stopped.thread, name, index, other_file, other_line)
