@@ -56,12 +56,39 @@ def test(words: "list[str]", quick: bool) -> int:
         if (ROOT / "tests" / "sanitize.cfg").is_file():
             argv += ["--nbval-sanitize-with", "tests/sanitize.cfg"]
     # A file's tests share a worker: the cells of a notebook need one another.
-    pytest = run([*argv, "-n", "2", "--dist", "loadfile", *words])
+    pytest = run([*argv, "-n", str(workers()), "--dist", "loadfile", *words])
     minutes, seconds = divmod(round(time.monotonic() - begin), 60)
     verdict = {0: "passed", 130: "stopped"}
     parts = f"ruff {verdict.get(ruff, 'FAILED')}, pytest {verdict.get(pytest, 'FAILED')}"
     print(f"course: {parts} in {minutes} min {seconds} s", flush=True)
     return pytest or ruff
+
+
+WORKER_BYTES = 3 << 29  # a worker of pytest, the notebook's kernel and the compiler that it runs: 1.5 GB
+
+
+def workers() -> int:
+    """How many processes test: the cores that this one may use, as far as its memory goes; at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _numbers("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of all cores in so many of a clock
+    if len(quota) == 2:
+        cores = min(cores, -(-quota[0] // quota[1]))
+    return max(1, min(cores, memory() // WORKER_BYTES))
+
+
+def memory() -> int:
+    """Bytes that this process and its children may take: the machine's, or fewer in a container."""
+    found = _numbers("/sys/fs/cgroup/memory.max") + _numbers("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # names that not every system has
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(found) if found else 1 << 62
+
+
+def _numbers(path: str) -> "list[int]":
+    """The whole numbers in a file of the system's; none where there is no such file, or where it says "max"."""
+    with contextlib.suppress(OSError, ValueError), open(path) as file:
+        return [int(word) for word in file.read().split()]
+    return []
 
 
 def bench(words: "list[str]") -> int:

@@ -1,16 +1,24 @@
-"""Where the tests of CUDA's features run: on the CPU engine, on a machine with a GPU too."""
+"""Where the tests of CUDA's features run: on the CPU engine, and on the GPU where there is one.
+
+Every source that such a test compiles on the CPU engine must be CUDA C++ for a GPU as well: NVRTC, which needs no GPU,
+compiles it too, where it is installed.
+"""
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from helpers import cpu
+from helpers import compile_report, cpu, device
+from helpers import kernel as kernels
 
 BACKENDS = [pytest.param(cpu, id="cpu")]
+if device.ON_GPU:
+    BACKENDS.append(pytest.param(device.cp, id="gpu"))
 
 on_each_device = pytest.mark.parametrize("cp", BACKENDS)
 
@@ -19,6 +27,31 @@ on_each_device = pytest.mark.parametrize("cp", BACKENDS)
 def compiled(cp: Any, code: str, names: tuple[str, ...] = (), options: tuple[str, ...] = ("-std=c++17",)) -> Any:
     """A module, compiled once for all the tests that share its source."""
     return cp.RawModule(code=code, options=options, name_expressions=names or None)
+
+
+@functools.lru_cache
+def refused_by_nvrtc(code: str, names: tuple[str, ...], options: tuple[str, ...]) -> str:
+    """What NVRTC says against the source, "" where it compiles it or is not installed. It stops at PTX."""
+    try:
+        compile_report.nvrtc_version()
+    except compile_report.NvrtcMissing:
+        return ""
+    from cupy._core import core
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(code, "kernel.cu", [], [])
+    try:
+        for name in names:
+            nvrtc.addNameExpression(program, name)
+        folder = kernels.header_folder("crt/mma.h") if re.search(r"#\s*include\s*<mma\.h>", code) else None
+        options = (*options, f"-I{folder}") if folder else options
+        try:
+            nvrtc.compileProgram(program, (*core.assemble_cupy_compiler_options(options), "-arch=compute_90"))
+        except nvrtc.NVRTCError as error:
+            return f"{error}:\n{nvrtc.getProgramLog(program).strip()}"
+        return ""
+    finally:
+        nvrtc.destroyProgram(program)
 
 
 def in_place_of_bind(launch: Callable[..., object]) -> Callable[..., Callable[[], object]]:

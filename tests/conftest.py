@@ -9,6 +9,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from backends import refused_by_nvrtc
 
 from helpers import attention, cpu, device, kernel
 
@@ -78,3 +79,19 @@ def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(device, "ON_GPU", False)
     monkeypatch.setattr(kernel, "_compiled", functools.lru_cache(kernel._compiled.__wrapped__))
     return cpu
+
+
+@pytest.fixture(autouse=True)
+def _a_gpu_takes_the_same_source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test of each device compiles for the CPU engine, NVRTC compiles as well."""
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is None or callspec.params.get("cp") is not cpu:
+        return
+    compile_for_cpu = cpu.RawModule.compile
+
+    def compile_for_both(module: cpu.RawModule, log_stream: Any = None) -> None:
+        compile_for_cpu(module, log_stream)
+        refused = refused_by_nvrtc(module.code, module.name_expressions, module.options)
+        assert not refused, f"the CPU engine takes this source, but NVRTC does not: {refused}"
+
+    monkeypatch.setattr(cpu.RawModule, "compile", compile_for_both)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import commands
 from helpers.setup import environment, host_compiler, progress, requirements, script
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -615,7 +616,7 @@ def test_the_tests_run_in_the_venv_with_all_options(made: TinyCourse) -> None:
     ruff, pytest_told = (json.loads(line) for line in out.splitlines()[:2])
     assert ruff["argv"] == ["check", "."]
     line = "tests notebooks --nbval --nbval-current-env --nbval-cell-timeout 120"
-    line += " --nbval-sanitize-with tests/sanitize.cfg -n 2 --dist loadfile -k naive"
+    line += f" --nbval-sanitize-with tests/sanitize.cfg -n {commands.workers()} --dist loadfile -k naive"
     assert pytest_told["argv"] == line.split()
     assert pytest_told["prefix"] == str(made.venv)
     env = pytest_told["env"]
@@ -632,7 +633,33 @@ def test_chosen_tests_and_quick(made: TinyCourse, tmp_path: Path) -> None:
     argv = made.told("test", "--", "test_one.py::test_x", "-x", cwd=tmp_path)["pytest"]["argv"]
     assert f"{tmp_path}/test_one.py::test_x" in argv and "tests" not in argv and argv[-1] == "-x"
     argv = made.told("test", "--quick")["pytest"]["argv"]
-    assert argv == ["tests", "-n", "2", "--dist", "loadfile"]
+    assert argv == ["tests", "-n", str(commands.workers()), "--dist", "loadfile"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "gigabytes", "expected"), [(1, 64, 1), (2, 23.5, 2), (16, 128, 16), (16, 8, 5), (4, 1, 1), (64, 30, 20)]
+)
+def test_all_cores_test_where_their_memory_is_enough(
+    monkeypatch: pytest.MonkeyPatch, cores: int, gigabytes: float, expected: int
+) -> None:
+    monkeypatch.setattr(commands.os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
+    monkeypatch.setattr(commands, "memory", lambda: int(gigabytes * 2**30))
+    monkeypatch.setattr(commands, "_numbers", lambda path: [])
+    assert commands.workers() == expected
+
+
+def test_a_container_has_fewer_cores_and_less_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = commands.memory()
+    assert 2**28 < machine < 2**50
+    files = {"/sys/fs/cgroup/cpu.max": "250000 100000", "/sys/fs/cgroup/memory.max": str(4 << 30)}
+    monkeypatch.setattr(commands, "_numbers", lambda path: [int(word) for word in files.get(path, "").split()])
+    monkeypatch.setattr(commands.os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    assert commands.memory() == min(machine, 4 << 30)
+    monkeypatch.setattr(commands, "memory", lambda: 64 << 30)
+    assert commands.workers() == 3  # two and a half cores
+    monkeypatch.undo()
+    (tmp_path / "max").write_text("max 100000\n")
+    assert commands._numbers(str(tmp_path / "max")) == commands._numbers(str(tmp_path / "none")) == []
 
 
 @needs_venv

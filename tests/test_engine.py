@@ -13,6 +13,7 @@ from backends import compiled, on_each_device
 from helpers import cpu
 
 SOURCE = r"""
+#include <cuda/std/cstdint>
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 
@@ -62,11 +63,11 @@ extern "C" __global__ void shared_dynamic_file(const int *in, int *out) {
   out[at] = from_dynamic(TILE - 1 - threadIdx.x);
 }
 extern "C" __global__ void shared_rows(const int *in, int *out) {
-  extern int __shared__ tile[][8];
+  extern int __shared__ rows[][8];  // another name: a file's dynamic arrays of one name have one type
   int at = blockIdx.x * TILE + threadIdx.x;
-  tile[threadIdx.x / 8][threadIdx.x % 8] = in[at];
+  rows[threadIdx.x / 8][threadIdx.x % 8] = in[at];
   __syncthreads();
-  out[at] = tile[7 - threadIdx.x / 8][7 - threadIdx.x % 8];
+  out[at] = rows[7 - threadIdx.x / 8][7 - threadIdx.x % 8];
 }
 extern "C" __global__ void shared_volatile(const int *in, int *out) {
   static __shared__ volatile int tile[TILE];

@@ -197,7 +197,7 @@ OTHERS = r"""
 extern "C" __global__ void mixed(double *out) {
   int k = 0;
   float s, c;
-  out[k++] = max(3, 5), out[k++] = max(-3, 5u), out[k++] = min(2.5f, 2), out[k++] = max(1ll << 40, 7);
+  out[k++] = max(3, 5), out[k++] = max(-3, 5u), out[k++] = min(2.5f, 2.0f), out[k++] = max(1ll << 40, 7ll);
   out[k++] = min(1.5, 1.25f), out[k++] = max(true, false), out[k++] = umax(3000000000u, 1u);
   out[k++] = min((unsigned char)200, (unsigned char)100), out[k++] = llmin(-1ll << 40, 0);
   sincosf(0.5f, &s, &c), out[k++] = s, out[k++] = c;
@@ -209,7 +209,7 @@ extern "C" __global__ void mixed(double *out) {
   float v[4] = {1, 2, 3, 4};
   out[k++] = normf(4, v), out[k++] = __saturatef(1.5f), out[k++] = __saturatef(-1), out[k++] = __saturatef(nanf(""));
   out[k++] = ldexpf(1.5f, 4), out[k++] = ilogbf(10);
-  out[k++] = isnan(nanf("")) + 2 * isinf(INFINITY) + 4 * isfinite(1.0f);
+  out[k++] = isnan(nanf("")) + 2 * isinf(__int_as_float(0x7f800000)) + 4 * isfinite(1.0f);
   int e;
   out[k++] = frexpf(10, &e), out[k++] = e, out[k++] = modff(2.75f, &s), out[k++] = s, out[k++] = signbit(-0.0f) != 0;
   out[k++] = llrintf(2.5f), out[k++] = lroundf(2.5f), out[k++] = nextafterf(1, 2);

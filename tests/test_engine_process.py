@@ -91,27 +91,37 @@ for turn in range(3):
 
 
 def test_interrupts_at_any_moment_leave_the_engine_well() -> None:
+    """At any moment of a launch: one between two launches would end the process itself, and is only counted."""
     code = """
 kernel, a = cpu.RawKernel(ADD, "add"), cpu.zeros(64 * 64, np.int32)
 kernel.compile()
-caught = 0
+inside, between, caught = False, 0, 0
+def interrupt(*_):
+    global inside, between
+    if inside:
+        inside = False
+        raise KeyboardInterrupt
+    between += 1
+signal.signal(signal.SIGINT, interrupt)
 print("started", flush=True)
-end = time.monotonic() + 1.2
-while time.monotonic() < end:
+end = time.monotonic() + 60
+while caught < 30 and time.monotonic() < end:
     try:
+        inside = True
         kernel((64,), (64,), (a, np.int32(1)))
+        inside = False
     except KeyboardInterrupt:
         caught += 1
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-print(caught, good())
+print(caught, between, good())
 """
     process = python(code)
     assert process.stdout is not None
     process.stdout.readline()
-    for _ in range(40):
+    while process.poll() is None:
         time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-    caught, good = output(process).split()
+    caught, _, good = output(process).split()
     assert int(caught) > 20 and good == "True"
 
 
@@ -193,6 +203,10 @@ def test_memory_is_given_back() -> None:
 # ---------------------------------------------------------------- the cache of builds
 
 
+# g++ reads the engine's headers precompiled.
+BUILDS = ["engine", "flags", *(["headers"] if cpu.compiler._is_gcc_on_linux() else []), "kernel"]
+
+
 def builds(folder: Path) -> list[str]:
     return sorted(path.name.partition("-")[0] for path in folder.iterdir())
 
@@ -201,7 +215,7 @@ def test_parallel_builds_leave_one_good_file(tmp_path: Path) -> None:
     own = {"COURSE_CACHE": str(tmp_path), "COURSE_ENGINE_FLAGS": "-O0"}  # the engine itself is built sooner so
     processes = [python("print(good())", **own) for _ in range(3)]
     assert [output(process).strip() for process in processes] == ["True"] * 3
-    assert builds(tmp_path) == ["engine", "flags", "kernel"]
+    assert builds(tmp_path) == BUILDS
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     # Warm: nothing is built, and the compiler is not called for more than its version.
     code = """
@@ -222,7 +236,7 @@ print(good(), calls, "elftools" in sys.modules)
         assert output(python("print(good(), good())", **own)).strip() == "True True", len(bad)
     engine.write_bytes(b"\x7fELF, but no more")
     assert output(python("print(good())", **own)).strip() == "True"
-    assert builds(tmp_path) == ["engine", "flags", "kernel"]
+    assert builds(tmp_path) == BUILDS
 
 
 def test_a_cache_that_cannot_be_written_is_replaced() -> None:
@@ -326,7 +340,7 @@ except KeyboardInterrupt:
 
 def test_the_portable_way_to_switch_fibers() -> None:
     """ucontext, for processors that no assembly is written for: the same kernels, the same errors."""
-    assert output(python(UCONTEXT, COURSE_ENGINE_FLAGS="-DENGINE_UCONTEXT")).strip() == "True"
+    assert output(python(UCONTEXT, COURSE_ENGINE_FLAGS="-DENGINE_UCONTEXT -O1")).strip() == "True"
 
 
 @pytest.mark.parametrize("value", ["0", "17", "-1", "many", "2.5"])

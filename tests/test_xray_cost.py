@@ -1,13 +1,13 @@
 """What a checked run costs, beside one thread of the fast build; the table stands at the end of the test run.
 
-The goals are 30 times for findings and bytes and 70 times with the profile. The limits asserted here are loose, because
-machines that run tests are busy.
+The goals are 30 times for findings and bytes and 70 times with the profile. All three are measured in turns, in seconds
+of processor time; the limits asserted here are loose, because what else the machine does still shows in its caches.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,17 @@ from helpers.ladder import LADDER
 N, D = 256, 64
 
 
-def _best(run: Callable[[], object], times: int = 3) -> float:
-    """Milliseconds of the fastest of some runs, after one to compile."""
-    run()
-    best = float("inf")
-    for _ in range(times):
-        began = time.perf_counter()
+def _best(runs: Sequence[Callable[[], object]], turns: int = 4) -> list[float]:
+    """Milliseconds of processor time of the fastest of some runs of each, in turns, after one of each to compile."""
+    for run in runs:
         run()
-        best = min(best, time.perf_counter() - began)
-    return best * 1e3
+    best = [float("inf")] * len(runs)
+    for _ in range(turns):
+        for i, run in enumerate(runs):
+            began = time.process_time()
+            run()
+            best[i] = min(best[i], time.process_time() - began)
+    return [1e3 * seconds for seconds in best]
 
 
 @pytest.mark.parametrize("name", [name for name, stage in LADDER.items() if stage.number <= 3])
@@ -45,9 +47,13 @@ def test_cost(name: str, record_row: Callable[..., None], monkeypatch: pytest.Mo
     grid, block = (-(-N // sizes["BLOCK_M"]),), (sizes["BLOCK_M"],)
 
     monkeypatch.setattr(runtime, "n_workers", lambda: 1)
-    fast = _best(lambda: function(grid, block, args), times=8)
-    bytes_ms = _best(lambda: checked.observe(function, grid, block, args))
-    profile_ms = _best(lambda: checked.observe(function, grid, block, args, profile=True))
+    fast, bytes_ms, profile_ms = _best(
+        [
+            lambda: function(grid, block, args),
+            lambda: checked.observe(function, grid, block, args),
+            lambda: checked.observe(function, grid, block, args, profile=True),
+        ]
+    )
     record_row(
         f"cost of a checked run, N = {N}, d = {D}, against one thread of the fast build",
         stage=name,
@@ -57,5 +63,5 @@ def test_cost(name: str, record_row: Callable[..., None], monkeypatch: pytest.Mo
         profiled_ms=f"{profile_ms:.0f}",
         profiled_times=f"{profile_ms / fast:.0f}",
     )
-    assert bytes_ms < 1000
-    assert profile_ms < 2000
+    assert bytes_ms < 150 * fast
+    assert profile_ms < 350 * fast

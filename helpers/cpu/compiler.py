@@ -1,11 +1,16 @@
 """Find a C++ compiler, compile with it, keep what it built.
 
 Builds are cached by content: the key is a hash over the source, the flags, the compiler's own version and the engine's
-headers. A build is written under a temporary name and moved into place, so parallel processes never see half a file.
+headers. A build is written under a temporary name and moved into place, so parallel processes never see half a file;
+of several that want the same build, one compiles and the others wait for it.
+
+Most of the time that g++ takes for a small kernel goes into the engine's own headers. So they are precompiled, once for
+each list of them that a source begins with and each set of options.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -16,7 +21,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # no file locks here: two processes may then build the same
+    fcntl = None
 
 HERE = Path(__file__).resolve().parent
 INCLUDE = HERE / "include"  # the headers that kernels see
@@ -83,6 +95,10 @@ def _is_clang() -> bool:
     return "clang" in version.lower() or "zig" in " ".join(command)
 
 
+def _is_gcc_on_linux() -> bool:
+    return sys.platform == "linux" and not _is_clang()
+
+
 @functools.cache
 def _machine_flags() -> tuple[str, ...]:
     """Flags for this processor. AVX2 and FMA where it has them: a GPU fuses multiply and add as well."""
@@ -145,14 +161,13 @@ def flags(*, line_info: bool = True) -> list[str]:
     No -ffast-math (it makes -INFINITY undefined); -fno-strict-aliasing because kernels cast float* to float4*.
     """
     command, _ = compiler()
-    found = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"]
+    found = ["-std=c++17", "-O2", "-fPIC", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"]
     found += ["-pthread", *_granted()]
     if line_info:
-        found += ["-g1", "-gdwarf-4"]  # DWARF 5 with #line names the generated file
+        # DWARF 5 with #line names the generated file. -g1 is last: -gdwarf-4 after it asks for types and variables too.
+        found += ["-gdwarf-4", "-g1"]
     if command[-2:] == ("ziglang", "c++"):
         found += ["-fno-sanitize=undefined", "-UNDEBUG"]  # what zig adds by itself
-    if sys.platform == "darwin":
-        found += ["-undefined", "dynamic_lookup"]
     return found
 
 
@@ -180,10 +195,10 @@ _CHECKED_CLANG += ["-mllvm", "-tsan-instrument-read-before-write=1"]  # a += 1 r
 def _checked_flags(profiled: bool) -> list[str]:
     own = [*_CHECKED_CLANG, "-fno-vectorize"] if _is_clang() else [*_CHECKED_GCC, "-fno-tree-vectorize", *_INLINED]
     own.append("-fno-slp-vectorize" if _is_clang() else "-fno-tree-slp-vectorize")
-    kept = [flag for flag in flags() if flag not in ("-O2", "-shared")]
+    kept = [flag for flag in flags() if flag != "-O2"]
     if profiled:  # a call at each basic block; blocks stay in the order of the source
         own += ["-fsanitize-coverage=trace-pc", *([] if _is_clang() else ["-fno-reorder-blocks"])]
-    return [*kept, "-O1", "-fsanitize=thread", *own, f"-DENGINE_CHECKED={REDZONE}", "-S"]
+    return [*kept, "-O1", "-fsanitize=thread", *own, f"-DENGINE_CHECKED={REDZONE}"]
 
 
 REDZONE = 4096  # bytes between two __shared__ arrays: what a row of a tile takes, and more
@@ -205,6 +220,106 @@ def _with_redzones(assembly: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _locked(path: Path) -> IO[str] | None:
+    while True:
+        try:
+            file = open(path, "w")  # noqa: SIM115
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except FileNotFoundError:  # removed by the process that had the lock before: this lock is of no file
+            continue
+        except OSError:  # a file system without locks
+            return None
+
+
+@contextlib.contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Of the processes that want to write `target`, one at a time. A lock ends with the process that holds it."""
+    path = target.with_name(f"{target.name}.lock")
+    file = _locked(path) if fcntl else None
+    try:
+        yield
+    finally:
+        if file is not None:
+            path.unlink(missing_ok=True)
+            file.close()
+
+
+_OWN_INCLUDE = re.compile(r'#include ["<]([^">]+)[">]\n')
+
+
+def _own_includes(text: str) -> str:
+    """The lines at the beginning of the text that include the engine's own headers."""
+    end = 0
+    while (match := _OWN_INCLUDE.match(text, end)) and (INCLUDE / match[1]).is_file():
+        end = match.end()
+    return text[:end]
+
+
+def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
+    """A header that holds what the text includes first, precompiled for these options; and the rest of the text.
+
+    The header is None where there is nothing to gain: another compiler than g++, macros that the headers may ask for.
+    """
+    includes = _own_includes(text)
+    if not includes or not _is_gcc_on_linux() or any(re.match("-[DU]_", option) for option in options):
+        return None, text
+    command, version = compiler()
+    options = [option for option in options if not re.match("-I.", option)]  # folders of the user's
+    key = hashlib.sha256("\0".join([includes, version, *command, *options, _headers_hash()]).encode()).hexdigest()[:32]
+    folder = cache_dir() / f"headers-{key}"
+    if not folder.exists():
+        with _alone(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as scratch:
+            if not folder.exists():
+                made = Path(scratch) / "made"
+                made.mkdir()
+                (made / "engine.h").write_text(includes)
+                how = ["-x", "c++-header", "engine.h", "-o", "engine.h.gch"]
+                if subprocess.run([*command, *options, *how], capture_output=True, cwd=made).returncode != 0:
+                    return None, text
+                made.rename(folder)
+    return folder / "engine.h", text[len(includes) :]
+
+
+# Names in assembly that only the C++ library has: operators new and delete, std's, type information, exceptions.
+_OF_THE_CPP_LIBRARY = re.compile(r"\b(_Zn|_Zd|_ZS|_ZNS|_ZNKS|_ZT|_ZG|__cxa_|__gxx_|__dynamic_cast|_Unwind_)")
+
+
+def _link_flags(assembly: str, checked: str) -> list[str]:
+    found = ["-shared"]
+    if sys.platform == "darwin":
+        found += ["-undefined", "dynamic_lookup"]
+    if checked and _is_clang():
+        found.append("-gdwarf-4")  # its assembler would write another version's line table
+    if _is_gcc_on_linux() and not _OF_THE_CPP_LIBRARY.search(assembly):
+        found += ["-nodefaultlibs", "-lm", "-lgcc", "-lc"]  # a linker takes longest to read what nobody calls
+    return found
+
+
+def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple[bool, str]:
+    """Compile and link `text` in the folder of `output`: whether the compiler took it, and what it printed."""
+    command, scratch = compiler()[0], output.parent
+    source, compiled = scratch / "kernel.cpp", scratch / "kernel.s"
+    source.write_text(text)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=scratch)
+
+    if not checked and not _is_gcc_on_linux():
+        done = run(*options, *_link_flags("", ""), str(source), "-o", str(output))
+        return done.returncode == 0, done.stderr
+    done = run(*options, "-S", str(source), "-o", str(compiled))
+    if done.returncode != 0:
+        return False, done.stderr
+    assembly = compiled.read_text("latin-1")  # strings in the debug information need not be text
+    if checked:
+        assembly = _with_redzones(assembly)
+        compiled.write_text(assembly, "latin-1")
+    linked = run(str(compiled), "-o", str(output), *_link_flags(assembly, checked))
+    return linked.returncode == 0, done.stderr + linked.stderr
+
+
 def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "") -> tuple[Path | None, str]:
     """Compile C++ `text` into a shared library, or take it from the cache.
 
@@ -217,32 +332,30 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
         (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed.
     """
     command, version = compiler()
-    own = _checked_flags(checked == "profiled") if checked else flags()
-    options = [*own, *extra, "-iquote", os.getcwd()]
-    parts = [text, version, *command, *own, *extra, _headers_hash(), _preprocessed(text, options)]
+    own = [*(_checked_flags(checked == "profiled") if checked else flags()), *extra]
+    options = [*own, "-iquote", os.getcwd()]
+    parts = [text, version, *command, *own, _headers_hash(), _preprocessed(text, options)]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = cache_dir()
     target = folder / f"{kind}-{key}.so"
     if target.exists():
         return target, ""
-    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
-        source, output = Path(scratch) / "kernel.cpp", Path(scratch) / "kernel.so"
-        source.write_text(text)
-        steps = [[*options, str(source), "-o", str(output)]]
-        if checked:
-            compiled = Path(scratch) / "kernel.s"
-            link = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
-            link += ["-gdwarf-4"] if _is_clang() else []  # its assembler would write another version's line table
-            steps = [[*options, str(source), "-o", str(compiled)], ["-shared", str(compiled), "-o", str(output), *link]]
-        for step in steps:
-            done = subprocess.run([*command, *step], capture_output=True, text=True, cwd=scratch)
-            if done.returncode != 0:
-                return None, done.stderr
-            if checked and step is steps[0]:
-                # latin-1: strings in the debug information need not be text.
-                compiled.write_text(_with_redzones(compiled.read_text("latin-1")), "latin-1")
+    with _alone(target), tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
+        if target.exists():  # another process has built it meanwhile
+            return target, ""
+        output = Path(scratch) / "kernel.so"
+        header, rest = _precompiled(text, own)
+        included = ["-include", str(header)] if header else []
+        good, diagnostics = _compile(rest, [*options, *included], checked, output)
+        if not good and header and not re.search(r":\d+: error: ", diagnostics):
+            # Not a line of the source is blamed: was it the precompiled header, spoiled by a crash or a full disk?
+            good, diagnostics = _compile(text, options, checked, output)
+            if good:
+                shutil.rmtree(header.parent, ignore_errors=True)
+        if not good:
+            return None, diagnostics
         os.replace(output, target)
-    return target, done.stderr
+    return target, diagnostics
 
 
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with

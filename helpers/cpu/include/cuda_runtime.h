@@ -1,7 +1,10 @@
 // CUDA C++ for a host compiler: the part of the language that kernels use, on top of engine.h.
 // Every kernel is compiled with this header in front of it, as NVRTC does with its own.
 #pragma once
-// The host's headers come before the names below are given away; a source may include them again.
+// The host's headers come before the names below are given away; a source may include them again. libstdc++'s <math.h>
+// would bring std::sph_bessel and its like, which take longer to read than all of the engine's headers.
+#include <cstddef>
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS
 #include <limits.h>
 #include <math.h>
 #include <stddef.h>
