@@ -17,9 +17,9 @@ from helpers.ladder import stages, tiles
 from helpers.ladder.stages import LADDER
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-NAMES = ("wmma", "mma")
+NAMES = ("flash_wmma", "flash_mma")
 SIZES = ((1, 1), (2, 1000), (31, 64), (33, 1), (64, 63), (65, 257), (127, 32), (128, 128), (129, 65), (257, 127))
-HEAD_DIMS = {"wmma": (8, 64, 72, 128), "mma": (8, 64, 72, 96, 128, 256)}
+HEAD_DIMS = {"flash_wmma": (8, 64, 72, 128), "flash_mma": (8, 64, 72, 96, 128, 256)}
 
 every_stage = pytest.mark.parametrize("name", NAMES)
 every_type = pytest.mark.parametrize("dtype", TYPES)
@@ -178,7 +178,7 @@ def test_maxima_that_rise_slowly(name: str) -> None:
 @pytest.mark.parametrize("limit", [64 * 1024, 99 * 1024, 163 * 1024, 227 * 1024])
 def test_tiles_fit_the_shared_memory(name: str, limit: int) -> None:
     pick, shared_bytes = getattr(tiles, f"pick_{name}"), getattr(tiles, f"{name}_shared_bytes")
-    least, most = (99 * 1024 if name == "mma" else 0), LADDER[name].max_head_dim  # 07 needs sm_80
+    least, most = (99 * 1024 if name == "flash_mma" else 0), LADDER[name].max_head_dim  # 07 needs sm_80
     for head_dim in range(8, most + 1, 8):
         if limit >= least:
             assert shared_bytes(head_dim, pick(head_dim, limit)) <= limit
@@ -195,7 +195,7 @@ def test_every_tile_of_07_is_right(head_dim: int, limit: int, pick: Callable[[in
     sizes = pick(head_dim, limit)
     assert tiles.mma_shared_bytes(head_dim, sizes) <= limit
     q, k, v = inputs((1, 1, 150, head_dim), 200, 1, "float16")
-    launch, got = LADDER["mma"].prepare(q, k, v, causal=True, return_lse=True, sizes=sizes)
+    launch, got = LADDER["flash_mma"].prepare(q, k, v, causal=True, return_lse=True, sizes=sizes)
     launch()
     check_both(f"mma {sizes}", got, q, k, v, causal=True)
 
@@ -206,7 +206,7 @@ def test_few_blocks_get_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel.Kernel, "bind", lambda self, grid, *args, **more: grids.append(grid) or (lambda: None))
     for multiprocessors, mask in ((7, {}), (8, {}), (3, {"causal": True}), (4, {"causal": True}), (4, {})):
         monkeypatch.setattr(stages, "_multiprocessors", lambda many=multiprocessors: many)
-        LADDER["mma"].prepare(*inputs((1, 2, 200, 64), 100, 2, "float16"), **mask)
+        LADDER["flash_mma"].prepare(*inputs((1, 2, 200, 64), 100, 2, "float16"), **mask)
     assert grids == [(2, 2, 1), (4, 2, 1), (2, 2, 1), (4, 2, 1), (2, 2, 1)]
 
 
@@ -224,7 +224,7 @@ def changed(name: str, old: str, new: str = "", **more: Any) -> Bug:
 
 
 BUGS: dict[str, tuple[Bug, ...]] = {
-    "wmma": (
+    "flash_wmma": (
         changed(
             "no barrier before P V",
             "    __syncthreads();  // hazard: P and V are read",
@@ -257,7 +257,7 @@ BUGS: dict[str, tuple[Bug, ...]] = {
         changed("no division", "l_i > 0.0f ? 1.0f / l_i : 0.0f", "1.0f"),
         changed("lse in units of log2", "LN_2 * (m_i", "(m_i"),
     ),
-    "mma": (
+    "flash_mma": (
         changed(
             "no wait for the copies",
             "    cp_async_wait<0>();\n    __syncthreads();  // hazard: the tile",

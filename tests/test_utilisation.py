@@ -167,7 +167,7 @@ def test_each_stage_is_counted_in_its_first_type() -> None:
     for name, stage in LADDER.items():
         if name in first:
             assert (first[name] == "float32") == ("float32" in stage.dtypes)
-            types = ["bfloat16", "float16"] if name == "wmma" else [first[name]]
+            types = ["bfloat16", "float16"] if name == "flash_wmma" else [first[name]]
             dims = [64, 128] if stage.number >= 4 else [64]
             assert [row for row in found if row[0] == name] == [(name, d, dtype) for d in dims for dtype in types]
 
@@ -175,7 +175,7 @@ def test_each_stage_is_counted_in_its_first_type() -> None:
 def test_the_steps_are_counted_where_they_are_timed() -> None:
     found = [(experiment.name, case.shape[3], case.dtype) for experiment, case in utilisation.experiment_cases()]
     assert [row for row in found if row[2] == "float32"] == [(step.name, 64, "float32") for step in CLIMB]
-    if LADDER["mma"].why_not(head_dim=128, dtype="bfloat16") is None:
+    if LADDER["flash_mma"].why_not(head_dim=128, dtype="bfloat16") is None:
         assert [row for row in found if row[2] != "float32"] == [(step.name, 128, "bfloat16") for step in CLIMB_07]
 
 

@@ -88,6 +88,7 @@ class Stage:
     lone_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # where no multiprocessor has two blocks
     scalar_loads: bool = False  # -DVECTOR=0 compiles it for rows that do not start at multiples of 16 bytes
     needs_aligned: bool = False  # such rows are copied, as it has no other way
+    exact_shift_above: float = math.inf  # -DEXACT_SHIFT=1 compiles it for a larger |softmax_scale|
 
     def defines(self, head_dim: int) -> dict[str, int]:
         """The -D options for a head dimension: HEAD_DIM and the tile sizes."""
@@ -248,6 +249,8 @@ class Stage:
         defines.update(sizes or {})
         if self.scalar_loads and not all(_aligned(a) for a in (q4, k4, v4, o4)):
             defines["VECTOR"] = 0
+        if abs(scale) > self.exact_shift_above:
+            defines["EXACT_SHIFT"] = 1
         compiled = kernel.load(source or self.file, self.kernel_name(dtype), defines=defines)
         block, shared = self.threads(defines), self.shared_bytes(defines)
         launches = self.launches(problem, defines)
@@ -526,7 +529,7 @@ _STAGES = (
         **_REGISTER_TILED,
     ),
     Stage(
-        *(6, "wmma", "06_wmma.cu", "tensor cores by the WMMA interface"),
+        *(6, "flash_wmma", "06_wmma.cu", "tensor cores by the WMMA interface"),
         tiles=_wmma_tiles,
         launches=_strided,
         features=EVERYTHING,
@@ -537,7 +540,7 @@ _STAGES = (
         needs_aligned=True,
     ),
     Stage(
-        *(7, "mma", "07_mma.cu", "FlashAttention-2: mma.sync, swizzled tiles, cp.async"),
+        *(7, "flash_mma", "07_mma.cu", "FlashAttention-2: mma.sync, swizzled tiles, cp.async"),
         tiles=_mma_tiles,
         few_blocks=_few_mma_tiles,
         launches=_strided,
@@ -549,6 +552,7 @@ _STAGES = (
         threads=lambda sizes: 32 * sizes["WARPS"],
         shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
         needs_aligned=True,
+        exact_shift_above=2**10,  # below, the kernel is right up to |q k| = 90,000: |m_i| stays under 2^27, see weight()
     ),
 )
 

@@ -40,7 +40,7 @@ WIDE = 128  # the other head_dim,
 WIDE_FROM = 4  # from this stage on
 SLOW_MS = 10.0  # more than this, and one head is enough
 TYPES = ("float32", "bfloat16", "float16")  # a stage is counted in the first of these that it takes,
-ALL_TYPES = ("wmma",)  # these in all that they take
+ALL_TYPES = ("flash_wmma",)  # these in all that they take
 MARK = "utilisation_mark"
 COLUMNS = 5  # of the table, side by side
 
@@ -290,7 +290,7 @@ def select(
     """Some of a record's rows, in its order.
 
     Args:
-        stages: these alone, peers, matrix products and steps too ("SDPA flash", "matmul", "mma: climb 2, swizzle"); or
+        stages: these alone, peers, matrix products and steps too ("SDPA flash", "matmul", "flash_mma: climb 2, swizzle"); or
             all but the steps.
         head_dim: a number, or "all". A row that has none, such as a matrix product's, is always taken.
         dtype: a type, "all", or "first" for the first in which each was counted.

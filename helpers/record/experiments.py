@@ -81,9 +81,9 @@ VARIANTS = (
     Variant("register_tiles", _REGISTER[:1] + _TALLER[:2], ONE_HEAD[1:]),
     Variant("register_tiles", _FEW, ONE_HEAD[:1]),
     Variant("register_tiles", ({},), (Case((1, 1, 131072, 128)),)),  # where S would take 69 GB
-    Variant("mma", _MMA, HALF_HEADS),
-    Variant("mma", ({"BLOCK_N": 32, "MIN_BLOCKS": 3}, {"BLOCK_N": 96}), HALF_HEADS[:1]),
-    Variant("mma", tuple({"BLOCK_M": m, "BLOCK_N": n} for m, n in ((128, 64), (64, 64), (64, 128))), FEW_BLOCKS),
+    Variant("flash_mma", _MMA, HALF_HEADS),
+    Variant("flash_mma", ({"BLOCK_N": 32, "MIN_BLOCKS": 3}, {"BLOCK_N": 96}), HALF_HEADS[:1]),
+    Variant("flash_mma", tuple({"BLOCK_M": m, "BLOCK_N": n} for m, n in ((128, 64), (64, 64), (64, 128))), FEW_BLOCKS),
 )
 
 _BEFORE = "    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the one before\n"
@@ -217,7 +217,7 @@ _CLIMB_07 = (
     ("rescale when it pays", _COPIES_FIRST, {}),
 )
 CLIMB_07 = tuple(
-    Experiment(f"climb {number}, {idea}", "mma", missing, HALF_128, (sizes,))
+    Experiment(f"climb {number}, {idea}", "flash_mma", missing, HALF_128, (sizes,))
     for number, (idea, missing, sizes) in enumerate(_CLIMB_07, 1)
 )
 # 06: tiles fetched when they are wanted, not before.
@@ -255,15 +255,15 @@ EXPERIMENTS = (
     Experiment("first rows first", "heads_and_masks", (_FIRST_ROWS,), CAUSAL_HEADS),
     Experiment("head by head", "heads_and_masks", _HEAD_BY_HEAD, CAUSAL_HEADS),
     # 07: the same.
-    Experiment("no swizzle", "mma", (_SWIZZLE,), HALF_128),
-    Experiment("rescale at every tile", "mma", (_VOTE,), HALF_128),
-    Experiment("rescale when a maximum moves", "mma", (_RAISE,), HALF_128),
-    Experiment("all weights before the product", "mma", _NO_OVERLAP, HALF_128),
-    Experiment("16 rows a warp", "mma", (), HALF_128, ({"BLOCK_M": 128, "WARPS": 8},)),
-    Experiment("addresses by the formula", "mma", _FORMULAS, HALF_128),
-    Experiment("one tile at a time", "mma", _ONE_TILE, HALF_128),
+    Experiment("no swizzle", "flash_mma", (_SWIZZLE,), HALF_128),
+    Experiment("rescale at every tile", "flash_mma", (_VOTE,), HALF_128),
+    Experiment("rescale when a maximum moves", "flash_mma", (_RAISE,), HALF_128),
+    Experiment("all weights before the product", "flash_mma", _NO_OVERLAP, HALF_128),
+    Experiment("16 rows a warp", "flash_mma", (), HALF_128, ({"BLOCK_M": 128, "WARPS": 8},)),
+    Experiment("addresses by the formula", "flash_mma", _FORMULAS, HALF_128),
+    Experiment("one tile at a time", "flash_mma", _ONE_TILE, HALF_128),
     *CLIMB_07,
-    Experiment("rescale when a maximum moves", "wmma", (_RAISE,), FLOAT16_HEADS),
-    Experiment("rescale at every tile", "wmma", (_WMMA_VOTE,), FLOAT16_HEADS),
-    Experiment("tiles fetched when wanted", "wmma", _NOT_AHEAD, FLOAT16_HEADS),
+    Experiment("rescale when a maximum moves", "flash_wmma", (_RAISE,), FLOAT16_HEADS),
+    Experiment("rescale at every tile", "flash_wmma", (_WMMA_VOTE,), FLOAT16_HEADS),
+    Experiment("tiles fetched when wanted", "flash_wmma", _NOT_AHEAD, FLOAT16_HEADS),
 )
