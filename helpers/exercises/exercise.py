@@ -396,7 +396,7 @@ def _row_of_scores(trial: Trial) -> None:
         run(grid, (32,), args)
         if not trial.on_gpu and n == 33:  # first: a race may be why lse is wrong
             races = [finding for finding in xray(run, grid, (32,), args).findings if finding.kind == "race"]
-            hint = "a lane reads a row of S that other lanes have not stored yet: what makes the lanes of a warp wait for each other?"
+            hint = "a lane reads a row of S that other lanes have not stored yet: how do lanes wait for each other?"
             trial.expect("races", where(n, n_kv, d), np.array([len(races)]), np.array([0]), hint=hint)
             lse[...] = math.nan
             run(grid, (32,), args)

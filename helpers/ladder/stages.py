@@ -552,7 +552,7 @@ _STAGES = (
         threads=lambda sizes: 32 * sizes["WARPS"],
         shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
         needs_aligned=True,
-        exact_shift_above=2**10,  # below, the kernel is right up to |q k| = 90,000: |m_i| stays under 2^27, see weight()
+        exact_shift_above=2**10,  # below it |m_i| < 2^27 while |q k| < 90,000: see weight() in the kernel
     ),
 )
 

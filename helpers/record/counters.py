@@ -290,8 +290,8 @@ def select(
     """Some of a record's rows, in its order.
 
     Args:
-        stages: these alone, peers, matrix products and steps too ("SDPA flash", "matmul", "flash_mma: climb 2, swizzle"); or
-            all but the steps.
+        stages: these alone, peers, matrix products and steps too ("SDPA flash", "flash_mma: climb 2, swizzle");
+            or all but the steps.
         head_dim: a number, or "all". A row that has none, such as a matrix product's, is always taken.
         dtype: a type, "all", or "first" for the first in which each was counted.
     """
