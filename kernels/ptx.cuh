@@ -1,4 +1,4 @@
-// The instructions that stage 07 needs and CUDA C++ has no name for: one asm in each function, nothing else.
+// The instructions that stage 07 needs and CUDA C++ has no name for: one asm statement per function, nothing else.
 //
 // Lane l = 4 g + t of a warp holds, of an m16n8k16 product, D += A B (g = l / 4 is 0..7, t = l % 4 is 0..3):
 //   A, 16 x 16: a[0] = (g, 2t), (g, 2t+1)   a[1] = the same of row g+8   a[2], a[3] = the same of columns 2t+8, 2t+9
@@ -9,22 +9,22 @@
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 
-// The instructions take addresses within shared memory, of 32 bits.
+// A 32-bit address within shared memory, which is what these instructions take.
 __device__ __forceinline__ unsigned smem_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Four 8 x 8 matrices of 2-byte elements. Lane l names the row l % 8 of matrix l / 8 (16 bytes, aligned) and receives,
-// of matrix i, the elements (g, 2t) and (g, 2t+1) in r[i].
-__device__ __forceinline__ void ldmatrix(unsigned (&r)[4], unsigned row) {
+// Four 8 x 8 matrices of 2-byte elements. Lane l gives the address of row l % 8 of matrix l / 8 (16 bytes, aligned) and
+// receives elements (g, 2t) and (g, 2t+1) of matrix i in r[i].
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], unsigned row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(row)
                : "memory");
 }
 
-// The same, transposed on the way: the elements (2t, g) and (2t+1, g).
-__device__ __forceinline__ void ldmatrix_trans(unsigned (&r)[4], unsigned row) {
+// The same, transposed on the way: elements (2t, g) and (2t+1, g).
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&r)[4], unsigned row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(row)
@@ -32,7 +32,7 @@ __device__ __forceinline__ void ldmatrix_trans(unsigned (&r)[4], unsigned row) {
 }
 
 // D += A B on the tensor cores, in float32. The type of the elements is the overload's first argument.
-__device__ __forceinline__ void mma_16x8x16(__half, float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+__device__ __forceinline__ void mma_m16n8k16(__half, float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -40,7 +40,7 @@ __device__ __forceinline__ void mma_16x8x16(__half, float (&d)[4], const unsigne
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-__device__ __forceinline__ void mma_16x8x16(
+__device__ __forceinline__ void mma_m16n8k16(
     __nv_bfloat16, float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -49,24 +49,17 @@ __device__ __forceinline__ void mma_16x8x16(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// 16 bytes from global to shared memory behind the thread's back: no register holds them, nobody waits. Only the first
-// `bytes` are read (0 or 16 here); the rest becomes zeros.
+// Asynchronous 16-byte copy from global to shared memory: it uses no registers, and the thread does not wait. Only the
+// first `bytes` are read (0 or 16 here); the rest becomes zeros.
 __device__ __forceinline__ void cp_async(unsigned target, const void* source, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
 }
 
-// Everything this thread has asked for since the last commit becomes one group.
+// All copies that this thread has started since the last commit become one group.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until at most PENDING of this thread's groups are on their way. Other threads' copies need a barrier as well.
+// Waits until at most PENDING of this thread's groups are in flight. The other threads' copies need a barrier as well.
 template <int PENDING>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-// 2^x by the special function unit; -inf gives exactly 0.
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }

@@ -376,8 +376,8 @@ def _sliding_window(trial: Trial) -> None:
         run((-(-n // block),), (block,), (*map(trial.xp.asarray, (q, k, v)), o, lse, visited, *sizes))
         expected, expected_lse = reference.attention(q, k, v, window=(left, 0), return_lse=True)
         seen = reference.visible(n, n_kv, window=(left, 0)).sum(axis=1)
-        at = f"{where(n, n_kv, d)}, left = {left}"
-        hint = "row i stands at key i + N_kv - N; the first key it may see is not before 0, the last not after N_kv - 1"
+        at = f"{where(n, n_kv, d)}, window_left = {left}"
+        hint = "row i is at key i + N_kv - N; the first key it may see is not before 0, the last not after N_kv - 1"
         trial.expect("keys visited by each row", at, visited, seen, hint=hint)
         hint = "if rows that see nothing are NaN: 1 / 0 is infinite, and 0 times infinity is NaN"
         trial.expect("O", at, o, expected, hint=hint)
@@ -396,7 +396,7 @@ def _row_of_scores(trial: Trial) -> None:
         run(grid, (32,), args)
         if not trial.on_gpu and n == 33:  # first: a race may be why lse is wrong
             races = [finding for finding in xray(run, grid, (32,), args).findings if finding.kind == "race"]
-            hint = "a lane reads a row of S that other lanes have not stored yet: what makes a warp wait for itself?"
+            hint = "a lane reads a row of S that other lanes have not stored yet: how do lanes wait for each other?"
             trial.expect("races", where(n, n_kv, d), np.array([len(races)]), np.array([0]), hint=hint)
             lse[...] = math.nan
             run(grid, (32,), args)
@@ -423,7 +423,7 @@ def _two_products(trial: Trial) -> None:
         trial.expect("O", at, o, s @ values, hint=hint, tolerance=max(2 * float(rounding), 1e-3))
         if not trial.on_gpu and n == 16:  # one block of whole tiles is enough to see how shared memory is asked
             conflicts = sum(figures.conflicts for figures in xray(run, grid, (32,), args).shared.values())
-            hint = "ldmatrix reads the same chunk of 8 rows at once: which places may they not share?"
+            hint = "ldmatrix reads the same chunk of 8 rows at once: which banks may they not share?"
             trial.expect("bank conflicts", at, np.array([conflicts]), np.array([0]), hint=hint)
 
 

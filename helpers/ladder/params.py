@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+UNLIMITED = 2**29  # a window without a limit, as attention_params.cuh has it
+
 STRIDES = np.dtype([(name, np.int64) for name in ("batch", "row", "head")], align=True)
 ATTENTION_PARAMS = np.dtype(
     [
@@ -39,5 +41,6 @@ def attention_params(
         window: (left, right): how many keys before and after the diagonal a row sees; -1 for no limit.
     """
     params = np.zeros(1, dtype=ATTENTION_PARAMS)
-    params[0] = (*(strides[name] for name in "qkvo"), n, n_kv, heads, kv_heads, *window, softmax_scale)
+    limits = (UNLIMITED if side < 0 else side for side in window)
+    params[0] = (*(strides[name] for name in "qkvo"), n, n_kv, heads, kv_heads, *limits, softmax_scale)
     return params

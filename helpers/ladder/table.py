@@ -57,6 +57,8 @@ def _few_mma_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_few_mma(head_dim, limits.most_shared())
 
 
+EXACT_SHIFT_ABOVE = 2**10  # |softmax_scale|. Below it |m_i| < 2^27 while |q k| < 90,000: see weight() in 07
+
 EVERYTHING = frozenset({"gqa", "causal", "window", "varlen", "lse", "strides"})
 _REGISTER_TILED: Mapping[str, Any] = {  # 05 has the tiles of 04
     "tiles": _register_tiles,
@@ -97,7 +99,7 @@ _STAGES = (
         **_REGISTER_TILED,
     ),
     Stage(
-        *(6, "wmma", "06_wmma.cu", "tensor cores by the WMMA interface"),
+        *(6, "flash_wmma", "06_wmma.cu", "tensor cores by the WMMA interface"),
         tiles=_wmma_tiles,
         launches=strided,
         features=EVERYTHING,
@@ -108,7 +110,7 @@ _STAGES = (
         needs_aligned=True,
     ),
     Stage(
-        *(7, "mma", "07_mma.cu", "FlashAttention-2: mma.sync, swizzled tiles, cp.async"),
+        *(7, "flash_mma", "07_mma.cu", "FlashAttention-2: mma.sync, swizzled tiles, cp.async"),
         tiles=_mma_tiles,
         few_blocks=_few_mma_tiles,
         launches=strided,
@@ -120,6 +122,7 @@ _STAGES = (
         threads=lambda sizes: 32 * sizes["WARPS"],
         shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
         needs_aligned=True,
+        variant=lambda call: {"EXACT_SHIFT": 1} if abs(call.softmax_scale) > EXACT_SHIFT_ABOVE else {},
     ),
 )
 

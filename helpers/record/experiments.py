@@ -15,7 +15,7 @@ from helpers.ladder import Stage
 from helpers.ladder.steps import CLIMBS
 from helpers.record.cases import Case
 
-WMMA, MMA = "wmma", "mma"  # the names of stages 06 and 07
+WMMA, MMA = "flash_wmma", "flash_mma"
 
 ONE_HEAD = (Case((1, 1, 4096, 64)), Case((1, 1, 16384, 64)))
 HEADS = (Case((4, 16, 4096, 64)), Case((4, 16, 4096, 128)))
@@ -142,13 +142,13 @@ _OWN = _ONLINE[-1:]
 CAUSAL_HEADS = (Case((1, 16, 4096, 64), causal=True), Case((4, 16, 4096, 64), causal=True))
 _FIRST_ROWS = (("gridDim.x - 1 - ", ""),)
 _HEAD_BY_HEAD = (
-    ("gridDim.x - 1 - number / (gridDim.y * gridDim.z)", "blockIdx.x"),
-    ("number % (gridDim.y * gridDim.z)", "number / gridDim.x"),
+    ("tile = gridDim.x - 1 - block / heads, ", ""),
+    ("head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;", ";"),
 )
 
 # ---- 06_wmma.cu: tiles are fetched when they are wanted, not before
-_NEXT_V = "fetch_tile(next, V, params.v.row, first, kv_len);"
-_NEXT_K = "fetch_tile(next, K, params.k.row, first + BLOCK_N, kv_len);"
+_NEXT_V = "fetch_tile(next, V, params.v.row, first, end);"
+_NEXT_K = "fetch_tile(next, K, params.k.row, first + BLOCK_N, end);"
 _NOT_AHEAD = (
     (_NEXT_V, ""),
     ("put_tile(V_smem, next);", _NEXT_V + " put_tile(V_smem, next);"),

@@ -1,4 +1,4 @@
-// Exercise 06: the log-sum-exp of each row of scale * Q K^T, with the product by a tensor core. One warp, 16 rows.
+// Exercise 06: the log-sum-exp of each row of softmax_scale * Q K^T; a tensor core computes the product.
 //
 // Launch   grid ceil(N / 16), block 32: a warp has 16 rows of Q and goes over the keys, 16 at a time
 // Shapes   Q (N, HEAD_DIM), K (N_kv, HEAD_DIM): float16, HEAD_DIM a multiple of 16; lse (N): float32
@@ -8,13 +8,13 @@
 #ifndef HEAD_DIM
 #define HEAD_DIM 64
 #endif
-#define STRIDE (HEAD_DIM + 8)  // of a row in Q_smem and K_smem, in elements
-#define S_STRIDE 20            // of a row in S_smem
 #define NEG_INF __int_as_float(0xff800000)
+constexpr int STRIDE = HEAD_DIM + 8;  // of a row in Q_smem and K_smem, in elements
+constexpr int S_STRIDE = 20;          // of a row in S_smem
 
 namespace tc = nvcuda::wmma;
 
-// 16 rows from `first` on; what lies past the end becomes zeros.
+// The warp copies 16 rows from `first` on; rows past the end become zeros.
 __device__ void load_tile(__half* tile, const __half* source, int first, int end) {
   for (int i = threadIdx.x; i < 16 * HEAD_DIM; i += 32) {
     const int r = i / HEAD_DIM, c = i % HEAD_DIM;
@@ -22,7 +22,8 @@ __device__ void load_tile(__half* tile, const __half* source, int first, int end
   }
 }
 
-extern "C" __global__ void row_lse(const __half* Q, const __half* K, float* lse, int N, int N_kv, float scale) {
+extern "C" __global__ void __launch_bounds__(32)
+    row_lse(const __half* Q, const __half* K, float* lse, int N, int N_kv, float softmax_scale) {
   __shared__ __align__(128) __half Q_smem[16 * STRIDE], K_smem[16 * STRIDE];
   __shared__ __align__(128) float S_smem[16 * S_STRIDE];
   const int lane = threadIdx.x, first_row = blockIdx.x * 16;
@@ -38,11 +39,11 @@ extern "C" __global__ void row_lse(const __half* Q, const __half* K, float* lse,
     tc::fill_fragment(S, 0.0f);
     for (int k = 0; k < HEAD_DIM; k += 16) {
       // BEGIN hole: about 5 lines - S += Q K^T for columns k .. k + 15: two fragments, loaded and multiplied
-      tc::fragment<tc::matrix_a, 16, 16, 16, __half, tc::row_major> q;
-      tc::fragment<tc::matrix_b, 16, 16, 16, __half, tc::col_major> key;
-      tc::load_matrix_sync(q, Q_smem + k, STRIDE);
-      tc::load_matrix_sync(key, K_smem + k, STRIDE);
-      tc::mma_sync(S, q, key, S);
+      tc::fragment<tc::matrix_a, 16, 16, 16, __half, tc::row_major> q_frag;
+      tc::fragment<tc::matrix_b, 16, 16, 16, __half, tc::col_major> k_frag;
+      tc::load_matrix_sync(q_frag, Q_smem + k, STRIDE);
+      tc::load_matrix_sync(k_frag, K_smem + k, STRIDE);
+      tc::mma_sync(S, q_frag, k_frag, S);
       // END hole
     }
 
@@ -53,8 +54,8 @@ extern "C" __global__ void row_lse(const __half* Q, const __half* K, float* lse,
 
     for (int j = 0; lane < 16 && j < 16; ++j) {  // lane r has row r; 16 lanes have none
       // BEGIN hole: about 1 line - a key past the end was filled with zeros, which is a score of 0: it must not count
-      // DEFAULT: const float s = scale * S_smem[lane * S_STRIDE + j];
-      const float s = first + j < N_kv ? scale * S_smem[lane * S_STRIDE + j] : NEG_INF;
+      // DEFAULT: const float s = softmax_scale * S_smem[lane * S_STRIDE + j];
+      const float s = first + j < N_kv ? softmax_scale * S_smem[lane * S_STRIDE + j] : NEG_INF;
       // END hole
       const float m_new = fmaxf(m_i, s);
       l_i = l_i * expf(m_i - m_new) + expf(s - m_new);

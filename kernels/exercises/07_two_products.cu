@@ -1,23 +1,23 @@
-// Exercise 07: O = (Q K^T) V by one warp, with nothing but registers between the two products. No softmax, no scale.
+// Exercise 07: O = (Q K^T) V by one warp, with only registers between the two products. No softmax, no scale.
 //
 // Launch   grid ceil(N / 16), block 32: a warp has 16 rows of Q and goes over the keys, 16 at a time
 // Shapes   Q (N, 64), K, V (N_kv, 64): float16; O (N, 64): float32
 #include "ptx.cuh"
 
-// Where chunk `chunk` (16 bytes, 0 .. 7) of row `row` lies in a tile, in bytes. A row is 128 bytes: 32 banks.
-__device__ unsigned place(unsigned row, unsigned chunk) {
-  // BEGIN hole: about 1 line - eight neighbouring rows keep the same chunk in eight different places of their rows
+// The byte offset of chunk `chunk` (16 bytes, 0 .. 7) of row `row` in a tile. A row is 128 bytes: 32 banks.
+__device__ unsigned swizzle(unsigned row, unsigned chunk) {
+  // BEGIN hole: about 1 line - eight neighbouring rows keep the same chunk at eight different offsets in their rows
   // DEFAULT: return 128 * row + 16 * chunk;
   return 128 * row + 16 * (chunk ^ row % 8);
   // END hole
 }
 
-// The warp asks for 16 rows from `first` on; what lies past the end becomes zeros.
+// The warp copies 16 rows from `first` on; rows past the end become zeros.
 __device__ void load_tile(unsigned tile, const __half* source, int first, int end) {
   for (int i = threadIdx.x; i < 16 * 8; i += 32) {
     const int r = i / 8, c = i % 8;
-    const bool there = first + r < end;
-    cp_async(tile + place(r, c), source + (there ? (first + r) * 64 + 8 * c : 0), there ? 16 : 0);
+    const bool in_bounds = first + r < end;
+    cp_async(tile + swizzle(r, c), source + (in_bounds ? (first + r) * 64 + 8 * c : 0), in_bounds ? 16 : 0);
   }
 }
 
@@ -26,7 +26,8 @@ __device__ unsigned pack(float x, float y) {  // x in the lower half
   return reinterpret_cast<const unsigned&>(both);
 }
 
-extern "C" __global__ void two_products(const __half* Q, const __half* K, const __half* V, float* O, int N, int N_kv) {
+extern "C" __global__ void __launch_bounds__(32)
+    two_products(const __half* Q, const __half* K, const __half* V, float* O, int N, int N_kv) {
   __shared__ __align__(128) __half Q_smem[16 * 64], K_smem[16 * 64], V_smem[16 * 64];
   const unsigned q = smem_address(Q_smem), k = smem_address(K_smem), v = smem_address(V_smem);
   const unsigned lane = threadIdx.x, g = lane / 4, t = lane % 4;
@@ -40,21 +41,21 @@ extern "C" __global__ void two_products(const __half* Q, const __half* K, const 
     load_tile(v, V, first, N_kv);
     cp_async_commit();
     cp_async_wait<0>();
-    __syncwarp();  // hazard: the tiles are read before other lanes' copies have landed
+    __syncwarp();  // hazard: the tiles are read before the other lanes' copies have arrived
 
-    // S: two accumulators, keys 0 .. 7 and keys 8 .. 15. Of a matrix, lane 8 i + j names row j of its quarter i.
+    // S: two accumulators, keys 0 .. 7 and keys 8 .. 15. Lane 8 i + j gives the address of row j of 8 x 8 matrix i.
     float S[2][4] = {};
     for (int step = 0; step < 4; ++step) {
       unsigned a[4], b[4];
-      ldmatrix(a, q + place(lane % 16, 2 * step + lane / 16));
-      ldmatrix(b, k + place(lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
-      mma_16x8x16(__half(), S[0], a, b[0], b[1]);
-      mma_16x8x16(__half(), S[1], a, b[2], b[3]);
+      ldmatrix_x4(a, q + swizzle(lane % 16, 2 * step + lane / 16));
+      ldmatrix_x4(b, k + swizzle(lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
+      mma_m16n8k16(__half(), S[0], a, b[0], b[1]);
+      mma_m16n8k16(__half(), S[1], a, b[2], b[3]);
     }
 
-    // S as the left operand of S V. The header of ptx.cuh says who has what.
+    // S as the left operand of S V. The header of ptx.cuh says which lane has which elements.
     unsigned a[4];
-    // BEGIN hole: about 4 lines - a[0] to a[3], by pack(x, y), out of S[0] and S[1]: all that is needed is in this lane
+    // BEGIN hole: about 4 lines - a[0] to a[3], by pack(x, y), out of S[0] and S[1]: this lane has all that it needs
     // DEFAULT: a[0] = a[1] = a[2] = a[3] = pack(1.0f, 1.0f);
     a[0] = pack(S[0][0], S[0][1]);
     a[1] = pack(S[0][2], S[0][3]);
@@ -64,9 +65,9 @@ extern "C" __global__ void two_products(const __half* Q, const __half* K, const 
 
     for (int n = 0; n < 4; ++n) {
       unsigned b[4];
-      ldmatrix_trans(b, v + place(lane % 16, 2 * n + lane / 16));
-      mma_16x8x16(__half(), acc[2 * n], a, b[0], b[1]);
-      mma_16x8x16(__half(), acc[2 * n + 1], a, b[2], b[3]);
+      ldmatrix_x4_trans(b, v + swizzle(lane % 16, 2 * n + lane / 16));
+      mma_m16n8k16(__half(), acc[2 * n], a, b[0], b[1]);
+      mma_m16n8k16(__half(), acc[2 * n + 1], a, b[2], b[3]);
     }
   }
 
