@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers import cpu, kernel
-from helpers.xray import Report, xray
+from helpers.xray import Report, run, xray
 
 CODE = r"""#line 1 "k.cu"
 extern "C" __global__ void shift(const float *in, float *out, int n) {
@@ -152,3 +153,56 @@ def test_a_struct_by_value() -> None:
     assert a[8:16].tolist() == [0, 0.5, 1, 1.5, 2, 13, 14, 15]
     with pytest.raises(TypeError, match="parameter 'size' of sized is a struct of 8 bytes; got int32 of 4"):
         xray(loaded, (1,), (32,), (a[:8], a[8:16], np.int32(5)))
+
+
+# ------------------------------------------------------------------------------------------------ arrays of a GPU
+
+
+class OnGpu:
+    """As much of a CuPy array as the X-ray asks for, in the memory of a NumPy array."""
+
+    def __init__(self, shape: Any, dtype: Any, memptr: Any, strides: Any = None) -> None:
+        self.host = np.ndarray(shape, dtype, memptr.mem.host.data, memptr.offset, strides)
+        self.shape, self.dtype, self.strides, self.itemsize = (
+            shape,
+            self.host.dtype,
+            self.host.strides,
+            np.dtype(dtype).itemsize,
+        )
+        self.data = SimpleNamespace(mem=memptr.mem, ptr=memptr.mem.ptr + memptr.offset)
+
+    def __setitem__(self, at: Any, value: np.ndarray) -> None:
+        self.host[at] = value
+
+
+def test_arrays_of_a_gpu_keep_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pointer(mem: Any, offset: int) -> Any:
+        return SimpleNamespace(mem=mem, offset=offset)
+
+    fake = SimpleNamespace(
+        ndarray=OnGpu,
+        uint8=np.uint8,
+        cuda=SimpleNamespace(MemoryPointer=pointer),
+        asnumpy=lambda a: a.host.copy(),
+        asarray=lambda a: a,
+    )
+    monkeypatch.setattr(run, "cp", fake)
+    monkeypatch.setattr(run, "ON_GPU", True)
+    function = cpu.RawModule(code=CODE).get_function("shift")
+    strided = cpu.RawModule(code=CODE).get_function("strided")
+    for places, kinds in (((3, 4), ["race"]), ((3, 20), []), ((20, 3), [])):
+        memory = SimpleNamespace(host=np.arange(64, dtype=np.float32), ptr=1 << 20)
+        a, b = (OnGpu((8,), np.float32, pointer(memory, 4 * place)) for place in places)
+        report = xray(function, (1,), (32,), (a, b, np.int32(8)))
+        assert [f.kind for f in report.findings] == kinds
+        expected = np.arange(64, dtype=np.float32)
+        for i in range(8):
+            expected[places[1] + i] = expected[places[0] + i]
+        np.testing.assert_array_equal(memory.host, expected)
+        assert report.traffic[list(report.traffic)[-1]].sectors == (
+            4 if kinds else 2
+        )  # each from a word that begins no sector
+    memory = SimpleNamespace(host=np.arange(64, dtype=np.float32), ptr=1 << 20)
+    a, b = (OnGpu((8,), np.float32, pointer(memory, 4 * place), (-32,)) for place in (7 * 8 + 1, 7 * 8 + 2))
+    xray(strided, (1,), (32,), (a, b, np.int32(8), np.int32(-8)))
+    np.testing.assert_array_equal(memory.host[2::8], np.arange(64)[1::8] + 1)

@@ -1,12 +1,12 @@
 // The profile of a checked run: fibers run one after the other, and this finds out what the lanes of a warp would have
-// done together on a GPU, and what each such request costs in sectors of global memory or turns of shared memory.
+// done together on a GPU, and what each such request costs in sectors of global memory or wavefronts of shared memory.
 //
 // Apart from the other books, as only a profiled run comes here: it costs as much again as all of them.
 #include "books.h"
 
 namespace {
 
-// How many 32-byte sectors of global memory, or turns of shared memory, a request of these lanes takes.
+// How many 32-byte sectors of global memory, or wavefronts of shared memory, a request of these lanes takes.
 void count_pieces(
     EngineSite& site, const Region& region, const uintptr_t* addresses, const unsigned char* lanes, unsigned n) {
   const unsigned size = site.size;
@@ -32,9 +32,10 @@ void count_pieces(
     site.wavefronts++;
     return;
   }
-  // Shared memory: 32 banks of 4 bytes. A bank gives one word in a turn, to all that want it. Lanes with 8 or 16 bytes
+  // Shared memory: 32 banks of 4 bytes. A bank gives one word in a wavefront, to all that want it. Lanes with 8 or 16 bytes
   // each are served in groups of 16 or 8; of 32 or 16 where every lane i shares its address with lane i ^ 1, or every
-  // one with lane i ^ 2, or that lane takes no part (measured on an H200: helpers/hardware.py).
+  // one with lane i ^ 2, or that lane takes no part (measured on an H200: helpers/record/xray_vs_ncu.py).
+  // helpers/draw/banks.py has the same rule, and a test compares them.
   unsigned group = size <= 4 ? 32 : 128 / size;
   if (size > 4) {
     uintptr_t of[32] = {};
@@ -49,13 +50,13 @@ void count_pieces(
   }
   for (unsigned first = 0; first < n;) {
     uintptr_t words[32 * 4];
-    unsigned found = 0, per_bank[32] = {}, turns = 1, i = first;
+    unsigned found = 0, per_bank[32] = {}, wavefronts = 1, i = first;
     for (; i < n && lanes[i] / group == lanes[first] / group; ++i)
       for (uintptr_t word = addresses[i] / 4; word <= (addresses[i] + size - 1) / 4; ++word) words[found++] = word;
     std::sort(words, words + found);
     found = (unsigned)(std::unique(words, words + found) - words);
-    for (unsigned k = 0; k < found; ++k) turns = std::max(turns, ++per_bank[words[k] % 32]);
-    site.wavefronts += turns;
+    for (unsigned k = 0; k < found; ++k) wavefronts = std::max(wavefronts, ++per_bank[words[k] % 32]);
+    site.wavefronts += wavefronts;
     first = i;
   }
 }
