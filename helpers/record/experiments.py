@@ -129,7 +129,10 @@ _WORDS = (  # volatile: else the compiler joins four loads of a word to one of a
     ),
     ("*reinterpret_cast<const float4*>(column + row_of(i, y))", "words(column + row_of(i, y))"),
     ("k[j] = smem.K[x + j * THREADS_X][c];", "k[j] = words(&smem.K[x + j * THREADS_X][c].x);"),
-    ("const float4 v = smem.V[j][x + c * THREADS_X];", "const float4 v = words(&smem.V[j][x + c * THREADS_X].x);"),
+    (
+        "word(smem.V[j][x + c / 4 * THREADS_X], c % 4)",
+        "reinterpret_cast<const volatile float*>(&smem.V[j][x + c / 4 * THREADS_X])[c % 4]",
+    ),
 )
 _4_X_4 = {"BLOCK_M": 64, "BLOCK_N": 32, "THREADS": 128, "THREADS_X": 8}
 
