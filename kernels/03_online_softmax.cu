@@ -1,8 +1,8 @@
 // 03 online softmax: one pass. The output so far is rescaled whenever a tile brings a larger maximum.
 //
-// Since 02: pass 1 is gone. m_i, l_i and acc together are always right for the keys seen so far, so K is read once. This
-// is the online softmax (Milakov and Gimelshein, 2018) as FlashAttention uses it (Dao et al., 2022, algorithm 1), with the
-// division left to the end (Dao, 2023).
+// Since 02: pass 1 is gone. m_i, l_i and acc together are always right for the keys seen so far, so K is read once.
+// This is the online softmax (Milakov and Gimelshein, 2018) as FlashAttention uses it (Dao et al., 2022, algorithm 1),
+// with the division left to the end (Dao, 2023).
 //
 // Launch   grid ceil(N / BLOCK_M), block BLOCK_M; 4 (BLOCK_M Q_STRIDE + 2 BLOCK_N HEAD_DIM) bytes of shared memory
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1

@@ -1,9 +1,9 @@
 // 04 register tiles: as fast as float32 gets on CUDA cores. A thread owns a tile of S and a tile of O.
 //
 // Since 03: THREADS_X threads share a row, and a thread computes TILE_M x TILE_N scores in registers, so a word read
-// from shared memory serves 8 multiplications, not one. Tiles are copied as float4 while the one before is in use; exp2f,
-// one instruction, replaces expf; blockIdx.y is the head. The recurrence is still FlashAttention's online softmax
-// (Milakov and Gimelshein, 2018; Dao et al., 2022). The steps that lead here, one idea each, are in steps/.
+// from shared memory serves 8 multiplications, not one. Tiles are copied as float4 while the one before is in use;
+// exp2f, one instruction, replaces expf; blockIdx.y is the head. The recurrence is still FlashAttention's online
+// softmax (Milakov and Gimelshein, 2018; Dao et al., 2022). The steps that lead here, one idea each, are in steps/.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of dynamic shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1

@@ -70,11 +70,11 @@ def test_nvrtc_takes_it(name: str) -> None:
         ("acc[c] / l_i;", "acc[c] / l_i", "does not compile:\ncell:5"),
         ("HEAD_DIM + c] = acc", "HEAD + c] = acc", "does not compile:\ncell:5"),
         ("if (row >= N) return;", "", "stopped while it ran: illegal read of Q["),
-        ("void naive_coalesced(", "void mine(", "no kernel 'naive_coalesced'; it has mine"),
+        ("naive_coalesced(", "mine(", "no kernel 'naive_coalesced'; it has mine"),
         ("float* __restrict__ O, int N", "float* __restrict__ O, float* X, int N", "takes 9 arguments, got 8"),
         ("acc[c] / l_i;", "acc[c];", "[FAIL] O: wrong at "),
         ("O[(size_t)row", "if (row != 5) O[(size_t)row", "8 NaN"),
-        ("scale * dot;", "dot;", "[FAIL] O: wrong at "),
+        ("softmax_scale * dot;", "dot;", "[FAIL] O: wrong at "),
     ],
 )
 def test_a_mistake_is_told_in_a_few_lines(old: str, new: str, words: str) -> None:

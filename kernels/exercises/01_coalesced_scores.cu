@@ -1,7 +1,7 @@
 // Exercise 01: the naive kernel, with coalesced stores to the scratch.
 //
 // Consecutive lanes hold consecutive rows, and all lanes store the score of key j in the same instruction. If S is
-// (N, N_kv), those 32 words are N_kv apart. If S is (N_kv, N), the transpose, they are neighbours: the store is coalesced.
+// (N, N_kv), those 32 words are N_kv apart. If it is (N_kv, N), the transpose, they are neighbours: a coalesced store.
 //
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); S (N_kv, N); float32, row-major
 

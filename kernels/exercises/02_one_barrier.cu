@@ -1,7 +1,7 @@
 // Exercise 02: pass 1 of the tiled kernel, with one barrier a tile where 02_tiled.cu has two.
 //
-// The barrier before a load protects the tile that slow threads still read. It is not needed if the load goes to another
-// tile. So use two tiles alternately (double buffering), and leave that barrier out. The result is
+// The barrier before a load protects the tile that slow threads still read. It is not needed if the load goes to
+// another tile. So use two tiles alternately (double buffering), and leave that barrier out. The result is
 // LSE = log(sum of exp(score)) of each row.
 //
 // Shapes   Q (N, HEAD_DIM); K (N_kv, HEAD_DIM); LSE (N); float32, row-major

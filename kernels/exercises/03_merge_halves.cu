@@ -1,7 +1,7 @@
 // Exercise 03: attention over the first keys and over the rest, in two launches, then merged.
 //
-// online_softmax_part goes over keys first_key .. last_key - 1 and leaves m_i, l_i and acc; it does not divide. merge makes
-// attention over all the keys out of two such triples. A part may have no keys: its m is -inf, its l and acc are 0.
+// online_softmax_part goes over keys first_key .. last_key - 1 and leaves m_i, l_i and acc; it does not divide. merge
+// makes attention over all the keys out of two such triples. Where a part has no keys, m is -inf, and l and acc are 0.
 //
 // Shapes   Q, acc, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); m, l, lse (N); float32, row-major
 

@@ -1,7 +1,7 @@
 // 04, step 9, float4 from Q and P: a thread reads four rows of a column of Q or P in one instruction.
 //
-// Since step 8: Q is stored transposed, as P was, and a thread's rows come in groups of four neighbours. That is a quarter
-// of the requests for Q and P. K and V follow in the next step.
+// Since step 8: Q is stored transposed, as P was, and a thread's rows come in groups of four neighbours. That is a
+// quarter of the requests for Q and P. K and V follow in the next step.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of dynamic shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1

@@ -1,6 +1,7 @@
 // 04, step 12, lanes in squares: neighbouring lanes read the same float4 more often.
 //
-// Since step 11: a quarter of a warp covers 2 rows by 4 columns of threads, not one row by 8, and lanes 0 to 3 are a square.
+// Since step 11: a quarter of a warp covers 2 rows by 4 columns of threads, not one row by 8, and lanes 0 to 3 are a
+// square.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of dynamic shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1

@@ -1,6 +1,7 @@
 // 04, step 14, exp2: S and m_i are in units of log2, so that exp2f, one instruction, replaces expf.
 //
-// Since step 13: Q carries softmax_scale * log2(e), so S needs no scaling of its own and only the last tile needs a mask.
+// Since step 13: Q carries softmax_scale * log2(e), so S needs no scaling of its own and only the last tile needs a
+// mask.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of dynamic shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1

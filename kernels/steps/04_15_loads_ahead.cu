@@ -1,7 +1,7 @@
 // 04, step 15, loads ahead: V is loaded while the scores are computed, and the next tile of K while V is used.
 //
-// Since step 14: two barriers a tile in place of three. The loads still pass through registers, so a thread waits for them
-// before it computes; the last step, 04_register_tiles.cu, makes them asynchronous.
+// Since step 14: two barriers a tile in place of three. The loads still pass through registers, so a thread waits for
+// them before it computes; the last step, 04_register_tiles.cu, makes them asynchronous.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of dynamic shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1
