@@ -151,25 +151,31 @@ CLIMB = tuple(
 
 # ---- 05_heads_and_masks.cu: the order in which blocks start
 CAUSAL_HEADS = (Case((1, 16, 4096, 64), causal=True), Case((4, 16, 4096, 64), causal=True))
-_LAST_ROWS = "(gridDim.x - 1 - number / (gridDim.y * gridDim.z))"
-_FIRST_ROWS = (_LAST_ROWS, "(number / (gridDim.y * gridDim.z))")
+_FIRST_ROWS = ("tile = gridDim.x - 1 - block / heads,", "tile = block / heads,")
 _HEAD_BY_HEAD = (
-    (_LAST_ROWS, "blockIdx.x"),
-    ("const unsigned pair = number % (gridDim.y * gridDim.z);", "const unsigned pair = number / gridDim.x;"),
+    ("if (params.window_right < UNLIMITED) {", "{"),
+    ("tile = gridDim.x - 1 - block / heads,", "tile = blockIdx.x,"),
+    ("head = block % heads % gridDim.y,", "head = block / gridDim.x % gridDim.y,"),
+    ("sequence = block % heads / gridDim.y;", "sequence = block / gridDim.x / gridDim.y;"),
 )
 
 # ---- 06_wmma.cu and 07_mma.cu
-_SWIZZLE = ("(chunk % SPAN ^ row / (8 / SPAN) % SPAN)", "chunk % SPAN")
-_RAISE = ("#define RAISE 8.0f", "#define RAISE 0.0f")
-_VOTE = ("if (!__any_sync(0xffffffff, left_behind)) return;", "")
+_SWIZZLE = ("(chunk % S ^ row / (8 / S) % S)", "chunk % S")
+_RAISE = ("#define RESCALE_THRESHOLD 8.0f", "#define RESCALE_THRESHOLD 0.0f")
+_VOTE = ("if (!__any_sync(0xffffffff, exceeded)) return;", "")
 _KEYS = "#pragma unroll\n  for (int k = 0; k < BLOCK_N / 16; ++k) {\n"
-_FORMAT = "    // The accumulators of 2 x 8 keys lie as an operand of 16 keys must: only the width changes.\n"
-_COLUMNS = "#pragma unroll\n    for (int n = 0; n < ROW / 16; ++n) {\n      unsigned b[4];\n      ldmatrix_trans("
+_COLUMNS = """#pragma unroll
+    for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
+      unsigned b[4];
+      ldmatrix_x4_trans("""
+_WEIGHTS = """#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+"""
 _NO_OVERLAP = (  # all of P first, then all of P V
-    (
-        _KEYS + _FORMAT + "    unsigned a[TILES_M][4];\n",
-        "  unsigned P[BLOCK_N / 16][TILES_M][4];\n" + _KEYS + "    auto& a = P[k];\n",
-    ),
+    ("v_lane) {\n" + _KEYS, "v_lane) {\n  unsigned P[BLOCK_N / 16][TILES_M][4];\n" + _KEYS),
+    ("    unsigned a[TILES_M][4];\n" + _WEIGHTS, "    auto& a = P[k];\n" + _WEIGHTS),
     (_COLUMNS, "  }\n" + _KEYS + "    const auto& a = P[k];\n" + _COLUMNS),
 )
 
@@ -178,34 +184,37 @@ _NO_SWIZZLE = (_SWIZZLE, ("return (address ^ 32 * k % WIDTH) + 32 * k / WIDTH * 
 _LANE = "threadIdx.x % 32"
 _FORMULAS = (  # every address worked out from its row and its chunk
     (
-        "along(q_lane, k) + 32 * m * ROW",
-        f"q_lane + swizzled(threadIdx.x / 32 * 16 * TILES_M + 16 * m + {_LANE} % 16, 2 * k + {_LANE} / 16)",
+        "swizzle_advance_k(q_lane, k) + 32 * m * HEAD_DIM_PADDED",
+        f"q_lane + swizzle(threadIdx.x / 32 * 16 * TILES_M + 16 * m + {_LANE} % 16, 2 * k + {_LANE} / 16)",
     ),
     (
-        "along(k_lane, k) + 32 * n * ROW",
-        f"k_lane + swizzled(16 * n + {_LANE} / 16 * 8 + {_LANE} % 8, 2 * k + {_LANE} / 8 % 2)",
+        "swizzle_advance_k(k_lane, k) + 32 * n * HEAD_DIM_PADDED",
+        f"k_lane + swizzle(16 * n + {_LANE} / 16 * 8 + {_LANE} % 8, 2 * k + {_LANE} / 8 % 2)",
     ),
-    ("along(v_lane, n) + 32 * k * ROW", f"v_lane + swizzled(16 * k + {_LANE} % 16, 2 * n + {_LANE} / 16)"),
-    ("scores<T>(S, q_lane, k_lane + here);", "scores<T>(S, Q_smem, K_smem + here);"),
-    ("to_log2, v_lane + here);", "to_log2, V_smem + here);"),
+    (
+        "swizzle_advance_k(v_lane, n) + 32 * k * HEAD_DIM_PADDED",
+        f"v_lane + swizzle(16 * k + {_LANE} % 16, 2 * n + {_LANE} / 16)",
+    ),
+    ("gemm_qk<T>(S, q_lane, k_lane + stage_offset);", "gemm_qk<T>(S, Q_smem, K_smem + stage_offset);"),
+    ("softmax_scale_log2, v_lane + stage_offset);", "softmax_scale_log2, V_smem + stage_offset);"),
 )
 _DECLARE = "    const int next = first + BLOCK_N;\n"
-_ASK = """    if (next < end) {
-      K += BLOCK_N * k_row;
-      V += BLOCK_N * v_row;
-      load_tile<BLOCK_N>(K_smem + (here ^ TILE) + piece, K, k_row, kv_len - next - r);
-      load_tile<BLOCK_N>(V_smem + (here ^ TILE) + piece, V, v_row, kv_len - next - r);
+_COPY = """    if (next < end) {
+      K += BLOCK_N * params.k.row;
+      V += BLOCK_N * params.v.row;
+      load_tile<BLOCK_N>(K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row);
+      load_tile<BLOCK_N>(V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
       cp_async_commit();
     }
 """
-_COMMENT = "    // Not before the scores: the copies would stand in the way of ldmatrix.\n"
-_COPIES_FIRST = ((_COMMENT + _DECLARE + _ASK, ""), ("    Scores S = {};\n", _DECLARE + _ASK + "    Scores S = {};\n"))
-_ONE_TILE = (  # the next is asked for when this one is used up
-    (_COMMENT + _DECLARE + _ASK, _DECLARE),
-    ("first += BLOCK_N, here ^= TILE)", "first += BLOCK_N)"),
+_COPIES_FIRST = ((_DECLARE + _COPY, ""), ("    Scores S = {};\n", _DECLARE + _COPY + "    Scores S = {};\n"))
+_ONE_TILE = (  # the next is requested when this one is used up
+    (_DECLARE + _COPY, _DECLARE),
+    ("first += BLOCK_N, stage_offset ^= TILE)", "first += BLOCK_N)"),
     (
-        "to_log2, v_lane + here);\n",
-        "to_log2, v_lane + here);\n    __syncthreads();\n" + _ASK.replace("(here ^ TILE)", "here"),
+        "softmax_scale_log2, v_lane + stage_offset);\n",
+        "softmax_scale_log2, v_lane + stage_offset);\n    __syncthreads();\n"
+        + _COPY.replace("(stage_offset ^ TILE)", "stage_offset"),
     ),
 )
 _CLIMB_07 = (
@@ -221,15 +230,15 @@ CLIMB_07 = tuple(
     for number, (idea, missing, sizes) in enumerate(_CLIMB_07, 1)
 )
 # 06: tiles fetched when they are wanted, not before.
-_NEXT_V = "fetch_tile(next, V, v_row, first, kv_len);"
-_NEXT_K = "fetch_tile(next, K, k_row, first + BLOCK_N, kv_len);"
+_NEXT_V = "fetch_tile(next, V, params.v.row, first, end);"
+_NEXT_K = "fetch_tile(next, K, params.k.row, first + BLOCK_N, end);"
 _NOT_AHEAD = (
     (_NEXT_V, ""),
     ("put_tile(V_smem, next);", _NEXT_V + " put_tile(V_smem, next);"),
     (_NEXT_K, ""),
     ("    put_tile(K_smem, next);\n", "    __syncthreads();\n" + _NEXT_K + "\n    put_tile(K_smem, next);\n"),
 )
-_WMMA_VOTE = ("if (__any_sync(0xffffffff, m_new > m_i + RAISE)) {", "{")
+_WMMA_VOTE = ("if (__any_sync(0xffffffff, m_new > m_i + RESCALE_THRESHOLD)) {", "{")
 
 EXPERIMENTS = (
     Experiment("no barrier before the load", "tiled", ((_BEFORE, ""),), sizes=_TILED, launches=50),
