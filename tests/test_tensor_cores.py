@@ -351,7 +351,7 @@ BUGS: dict[str, tuple[Bug, ...]] = {
 }
 CASES = [(name, bug) for name, bugs in BUGS.items() for bug in bugs]
 WITH_BUG: tuple[dict[str, Any], ...] = (
-    {"n": 150, "n_kv": 200, "window": (90, 15)},
+    {"n": 150, "n_kv": 200, "window": (90, 90)},
     {"n": 200, "n_kv": 130, "causal": True, "softmax_scale": -0.2},  # rows that see nothing
     {"n": 40, "n_kv": 300, "grow": 4000.0},
 )
