@@ -30,7 +30,7 @@ from helpers.ladder.call import (
     softmax_scale_of,
 )
 from helpers.ladder.contract import Ready
-from helpers.ladder.kinds import DeviceArrays, TorchTensors, kind_of, kind_of_all
+from helpers.ladder.kinds import DeviceArrays, TorchTensors, kind_of, kind_of_all, on_device
 from helpers.ladder.layout import four_axes
 
 _CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
@@ -70,12 +70,12 @@ def flash_attention(
         ValueError: shapes that do not fit each other; a malformed window; a stage that cannot do this: the message
             says why, and which stages can.
     """
-    wishes = _Wishes(causal, window, softmax_scale, return_lse, stage)
-    kind = kind_of_all(q, k, v)
-    key = None if kind is None else wishes.key(kind, q, k, v)
-    if key is not None and (known := _KNOWN.get(key)) is not None:
-        return known(kind, q, k, v)
-    return _first(kind, key, (q, k, v), BATCHED, wishes)
+    kind, key = kind_of_all(q, k, v), None
+    if kind is not None:
+        key = _key(kind, (causal, softmax_scale, return_lse, stage), window, (q, k, v))
+        if (known := _known(key)) is not None:
+            return known(kind, q, k, v)
+    return _first(kind, key, (q, k, v), BATCHED, _Wishes(causal, window, softmax_scale, return_lse, stage))
 
 
 def flash_attention_varlen(
@@ -116,12 +116,14 @@ def flash_attention_varlen(
         TypeError, ValueError: as flash_attention, and for cu_seqlens that are not int32, do not begin at 0, fall, or do
         not end at the number of tokens.
     """
-    wishes = _Wishes(causal, window, softmax_scale, return_lse, stage)
     longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
-    kind = kind_of_all(q, k, v, cu_seqlens_q, cu_seqlens_k)
-    key = None if kind is None else wishes.key(kind, q, k, v, cu_seqlens_q, cu_seqlens_k, longest)
-    if key is not None and (known := _KNOWN.get(key)) is not None:
-        return known(kind, q, k, v, cu_seqlens_q, cu_seqlens_k)
+    kind, key = kind_of_all(q, k, v, cu_seqlens_q, cu_seqlens_k), None
+    if kind is not None:
+        arrays = q, k, v, cu_seqlens_q, cu_seqlens_k
+        key = _key(kind, (causal, softmax_scale, return_lse, stage, longest), window, arrays)
+        if (known := _known(key)) is not None:
+            return known(kind, *arrays)
+    wishes = _Wishes(causal, window, softmax_scale, return_lse, stage)
     return _first(kind, key, (q, k, v), PACKED, wishes, (cu_seqlens_q, cu_seqlens_k), longest)
 
 
@@ -138,53 +140,55 @@ class _Wishes:
     return_lse: bool
     stage: str | int | None
 
-    def key(self, kind: DeviceArrays | TorchTensors, *arrays: Any) -> tuple[Hashable, ...] | None:
-        """All that a call depends on but addresses; None where the options are of types that are to be checked.
 
-        1 and True are equal as keys, so types are compared: causal=1 is an error, and has to stay one.
-        """
-        window = self.window
-        plain = (
-            type(self.causal) is bool
-            and type(self.return_lse) is bool
-            and type(self.softmax_scale) in _NUMBERS
-            and type(self.stage) in _NAMES
-            and (window is None or (type(window) is tuple and all(type(size) is int for size in window)))
-        )
-        if not plain:
-            return None
-        described = [a if type(a) is int else kind.describe(a) for a in arrays]
-        return kind, self.causal, window, self.softmax_scale, self.return_lse, self.stage, *described
+def _key(
+    kind: DeviceArrays | TorchTensors, options: tuple[Any, ...], window: Any, arrays: tuple[Any, ...]
+) -> tuple[Hashable, ...]:
+    """All that a call depends on but addresses.
+
+    True and 1 are equal as keys, so types belong to it: causal=1 is an error, and stays one after causal=True.
+    """
+    types = tuple(map(type, options))
+    return kind, options, types, window if window is None else repr(window), *map(kind.describe, arrays)
 
 
-_NUMBERS, _NAMES = (type(None), float, int), (type(None), str, int)
+def _known(key: tuple[Hashable, ...]) -> _Known | None:
+    """The earlier call with this key; None for a new one, or where an option cannot be a key, and is to be refused."""
+    try:
+        return _KNOWN.get(key)
+    except TypeError:
+        return None
 
 
 class _Known:
     """A call that was checked, planned and compiled before: only its arrays are new."""
 
-    def __init__(self, ready: Ready, lse_shape: tuple[int, ...] | None) -> None:
-        self._ready, self._lse_shape = ready, lse_shape
+    def __init__(self, ready: Ready, lse_shape: tuple[int, ...] | None, device_id: int, packed: bool) -> None:
+        self._ready, self._lse_shape, self._device_id = ready, lse_shape, device_id
+        self._names = ("q", "k", "v", *(("cu_seqlens_q", "cu_seqlens_k") if packed else ()), "o")
+        self._names += ("lse",) if lse_shape is not None else ()
+        self._scratch = [(spec.shape, spec.dtype.name) for spec in ready.scratch.values()]
+        self._launches = ready.direct((*self._names, *ready.scratch)) if device.ON_GPU else []
 
-    def __call__(self, kind: DeviceArrays | TorchTensors, q: Any, k: Any, v: Any, *cu_seqlens: Any) -> Any:
+    def __call__(self, kind: DeviceArrays | TorchTensors, q: Any, *others: Any) -> Any:
         """Launch. The arrays are like the first call's: same shapes, strides, dtypes, alignment and device."""
-        with kind.on_device_of(q):
-            o = kind.empty_like(q)
-            lse = None if self._lse_shape is None else kind.empty(self._lse_shape, "float32", q)
-            arrays = {"q": q, "k": k, "v": v, "o": o}
-            if lse is not None:
-                arrays["lse"] = lse
-            if cu_seqlens:
-                arrays["cu_seqlens_q"], arrays["cu_seqlens_k"] = cu_seqlens
-            if not device.ON_GPU:
+        with on_device(self._device_id):
+            arrays = [q, *others, kind.empty_like(q)]
+            result = arrays[-1]
+            if self._lse_shape is not None:
+                arrays.append(kind.empty(self._lse_shape, "float32", q))
+                result = tuple(arrays[-2:])
+            if device.ON_GPU:
+                arrays += [kind.empty(shape, dtype, q) for shape, dtype in self._scratch]
+                addresses, stream = list(map(kind.pointer, arrays)), kind.stream(q)
+                for launch in self._launches:
+                    launch(addresses, stream)
+            else:
                 heads_first = _HEADS_FIRST[BATCHED if q.ndim == 4 else PACKED]
-                views = {n: four_axes(a.transpose(heads_first)) if n in "qkvo" else a for n, a in arrays.items()}
+                named = zip(self._names, arrays, strict=True)
+                views = {name: four_axes(a.transpose(heads_first)) if name in "qkvo" else a for name, a in named}
                 self._ready.bind(views)()
-                return o if lse is None else (o, lse)
-            for name, spec in self._ready.scratch.items():
-                arrays[name] = kind.empty(spec.shape, spec.dtype.name, q)
-            self._ready.launch({name: kind.pointer(a) for name, a in arrays.items()}, kind.stream(q))
-        return o if lse is None else (o, lse)
+        return result
 
 
 _KNOWN: dict[tuple[Hashable, ...], _Known] = {}
@@ -214,7 +218,7 @@ def _first(
     like = given[0]
     with contextlib.ExitStack() as contexts:
         if kind is not None:
-            contexts.enter_context(kind.on_device_of(like))
+            contexts.enter_context(on_device(kind.device_id(like)))
             contexts.enter_context(kind.on_stream_of(like))
         arrays = tuple(_on_device(name, a, kind) for name, a in zip("qkv", given, strict=True))
         q, k, _ = arrays
@@ -250,7 +254,7 @@ def _first(
             if key is not None and in_place and all(chosen.reads(a) for a in views):
                 if len(_KNOWN) >= _MOST_KNOWN:
                     _KNOWN.clear()
-                _KNOWN[key] = _Known(ready, lse_shape if wishes.return_lse else None)
+                _KNOWN[key] = _Known(ready, lse_shape if wishes.return_lse else None, kind.device_id(like), cu is not None)
             if out is None:
                 out = o.transpose(_HEADS_FIRST[axes])  # an exchange of two axes undoes itself
                 if kind is not None and not isinstance(like, device.cp.ndarray):

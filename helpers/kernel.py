@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from helpers.cuda_source import signatures
 from helpers.cuda_source import source as cuda_text
 from helpers.device import ON_GPU, cp
@@ -131,7 +133,9 @@ class Kernel:
         signatures.check_all(self.name, self.parameters, args, cp.ndarray, contiguous=True)
         if shared_mem:
             self._opt_in(shared_mem)
-        launch = tuple(grid), tuple(block), tuple(args)
+        # CuPy asks a struct for its fields at every launch, which takes 13 us for 24 of them; plain bytes have none.
+        plain = [a.view(f"V{a.itemsize}") if isinstance(a, np.ndarray) and a.dtype.names and ON_GPU else a for a in args]
+        launch = tuple(grid), tuple(block), tuple(plain)
         return lambda: self.function(*launch, shared_mem=shared_mem)
 
     def _opt_in(self, shared_mem: int) -> None:

@@ -8,6 +8,7 @@ call.py, becomes a `Call`, and a `Ready` of it needs nothing more than the array
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -380,25 +381,56 @@ class Ready:
             for launch, compiled in zip(self.launches, self._kernels, strict=True)
         ]
 
-    def launch(self, pointers: Mapping[str, int], stream: Any = None) -> None:
-        """Launch on a GPU, with nothing checked: for arrays that are like those of an earlier `bind`.
+    def direct(self, names: Sequence[str]) -> list[DirectLaunch]:
+        """The launches for a GPU without any check, for arrays that are like those of an earlier `bind`.
 
         Args:
-            pointers: addresses of the arrays, and of those of `scratch`, by name.
-            stream: anything with the stream's `ptr`; CuPy's current one if it is None.
+            names: of the arrays and of those of `scratch`, in the order in which their addresses will be given.
         """
-        for launch, compiled in zip(self.launches, self._kernels, strict=True):
-            args = tuple(
-                [
-                    pointers[arg]
-                    if type(arg) is str
-                    else pointers[arg.name] + sum(map(int.__mul__, arg.index, self._strides[arg.name]))
-                    if type(arg) is Part
-                    else arg
-                    for arg in launch.args
-                ]
-            )
-            compiled.function(launch.grid, launch.block, args, shared_mem=launch.shared_bytes, stream=stream)
+        slots = {name: 8 * i for i, name in enumerate(names)}
+        return [
+            DirectLaunch(launch, compiled.function, slots, self._strides)
+            for launch, compiled in zip(self.launches, self._kernels, strict=True)
+        ]
+
+
+class DirectLaunch:
+    """A launch whose arguments are laid out but for the addresses of its arrays: the driver's call, and little else."""
+
+    def __init__(
+        self, launch: Launch, function: Any, slots: Mapping[str, int], strides: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        """
+        Args:
+            slots: where the address of each array will be, in bytes from the first. strides: of the arrays, in bytes.
+        """
+        self._function = function.kernel  # CuPy's, which holds the module
+        grid, block = (tuple(size) + (1,) * (3 - len(size)) for size in (launch.grid, launch.block))
+        self._sizes = (*grid, *block, launch.shared_bytes)
+        self._launch = device.cp.cuda.driver.launchKernel
+        self._kept: list[np.ndarray] = []  # what constant arguments point to
+        self._arguments: list[tuple[bool, int]] = []  # (in the slots?, offset or address)
+        self._parts: list[tuple[int, int]] = []  # (slot of the array, bytes to the part)
+        extra = 8 * len(slots)
+        for arg in launch.args:
+            if isinstance(arg, str):
+                self._arguments.append((True, slots[arg]))
+            elif isinstance(arg, Part):
+                self._arguments.append((True, extra + 8 * len(self._parts)))
+                steps = sum(i * step for i, step in zip(arg.index, strides[arg.name], strict=False))
+                self._parts.append((slots[arg.name] // 8, steps))
+            else:
+                self._kept.append(np.zeros(1, np.int64) if arg is None else np.array(arg, copy=True))
+                self._arguments.append((False, self._kept[-1].ctypes.data))
+        self._values = ctypes.c_int64 * (len(slots) + len(self._parts))
+        self._pointers = ctypes.c_int64 * len(self._arguments)
+
+    def __call__(self, addresses: Sequence[int], stream: int) -> None:
+        """Launch on the arrays at these addresses, in the order of the names, on the stream of this handle."""
+        values = self._values(*addresses, *[addresses[slot] + offset for slot, offset in self._parts])
+        first = ctypes.addressof(values)
+        pointers = self._pointers(*[first + place if in_slots else place for in_slots, place in self._arguments])
+        self._launch(self._function.ptr, *self._sizes, stream, ctypes.addressof(pointers), 0)
 
 
 def _argument(arg: Any, arrays: Mapping[str, Any]) -> Any:
@@ -408,6 +440,3 @@ def _argument(arg: Any, arrays: Mapping[str, Any]) -> Any:
     if isinstance(arg, Part):
         return arrays[arg.name][arg.index]
     return arg
-
-
-

@@ -15,15 +15,6 @@ from helpers import device
 from helpers.cuda_source.signatures import dtype_of
 
 
-class Stream:
-    """A stream that another library made, as CuPy's launches take it."""
-
-    __slots__ = ("ptr",)
-
-    def __init__(self, ptr: int) -> None:
-        self.ptr = ptr
-
-
 class DeviceArrays:
     """CuPy's arrays, or the CPU engine's."""
 
@@ -39,22 +30,20 @@ class DeviceArrays:
         return a.data.ptr
 
     def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
-        """A new array on the device of `like`, which is the current one inside `on_device_of`."""
+        """A new array on the device of `like`, which is the current one."""
         return device.cp.empty(shape, dtype=dtype_of(dtype))
 
     def empty_like(self, a: Any) -> Any:
         """A new C-contiguous array of a's shape and dtype."""
         return device.cp.empty(a.shape, dtype=a.dtype)
 
-    def stream(self, a: Any) -> Any:
-        """None: CuPy's current stream."""
-        return None
+    def stream(self, a: Any) -> int:
+        """The handle of CuPy's current stream."""
+        return device.cp.cuda.get_current_stream().ptr
 
-    def on_device_of(self, a: Any) -> contextlib.AbstractContextManager[Any]:
-        """A context in which a's device is the current one."""
-        if device.ON_GPU and a.data.device_id != device.cp.cuda.runtime.getDevice():
-            return a.device
-        return _NOTHING
+    def device_id(self, a: Any) -> int:
+        """The number of a's device."""
+        return a.data.device_id if device.ON_GPU else 0
 
     def on_stream_of(self, a: Any) -> contextlib.AbstractContextManager[Any]:
         """A context in which CuPy launches where a's library does."""
@@ -87,18 +76,17 @@ class TorchTensors:
         """A new C-contiguous tensor of a's shape and dtype."""
         return self._torch.empty(a.shape, dtype=a.dtype, device=a.device)
 
-    def stream(self, a: Any) -> Stream:
-        """PyTorch's current stream on a's device."""
-        return Stream(self._torch.cuda.current_stream(a.get_device()).cuda_stream)
+    def stream(self, a: Any) -> int:
+        """The handle of PyTorch's current stream on a's device."""
+        return self._torch.cuda.current_stream(a.get_device()).cuda_stream
 
-    def on_device_of(self, a: Any) -> contextlib.AbstractContextManager[Any]:
-        """A context in which a's device is the current one."""
-        index = a.get_device()
-        return _NOTHING if index == device.cp.cuda.runtime.getDevice() else device.cp.cuda.Device(index)
+    def device_id(self, a: Any) -> int:
+        """The number of a's device."""
+        return a.get_device()
 
     def on_stream_of(self, a: Any) -> contextlib.AbstractContextManager[Any]:
         """A context in which CuPy launches on PyTorch's current stream."""
-        return device.cp.cuda.ExternalStream(self.stream(a).ptr, a.get_device())
+        return device.cp.cuda.ExternalStream(self.stream(a), a.get_device())
 
     def array(self, a: Any) -> Any:
         """A CuPy array of the tensor's memory."""
@@ -115,6 +103,12 @@ class TorchTensors:
 _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 _DEVICE = DeviceArrays()
 _TORCH: list[TorchTensors] = []
+
+
+def on_device(number: int) -> contextlib.AbstractContextManager[Any]:
+    """A context in which the device of that number is the current one."""
+    here = not device.ON_GPU or number == device.cp.cuda.runtime.getDevice()
+    return _NOTHING if here else device.cp.cuda.Device(number)
 
 
 def kind_of(a: Any) -> DeviceArrays | TorchTensors | None:
