@@ -29,7 +29,7 @@ except reports.NvrtcMissing as error:
 
 MOST_CHANGED_LINES = 60
 # Steps that are no single lesson, and their changed lines: helpers/ladder/steps.py says why.
-LARGER = {"steps/06_01_half_types.cu": 104, "steps/06_02_row_per_lane.cu": 293}
+LARGER = {"steps/06_01_half_types.cu": 107, "steps/06_02_row_per_lane.cu": 294}
 STEPS = [step for climb in CLIMBS.values() for step in climb[:-1]]  # the last one is a stage, tested as such
 FLOAT_STEPS = [step for step in STEPS if "float32" in step.dtypes]
 HALF_STEPS = [step for step in STEPS if "float16" in step.dtypes]

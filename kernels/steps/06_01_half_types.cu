@@ -20,7 +20,7 @@
 #define BLOCK_N 32  // B_c, keys per tile
 #endif
 #ifndef HEAD_DIM
-#define HEAD_DIM 64  // d, the length of a row of Q, K, V, O
+#define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 128
 #endif
 #ifndef THREADS
 #define THREADS 128  // per block
@@ -40,8 +40,9 @@ constexpr int TILE_M = BLOCK_M / THREADS_Y;                // rows of S and O pe
 constexpr int TILE_N = BLOCK_N / THREADS_X;                // columns of S per thread: x, x + THREADS_X, ...
 constexpr int D4 = HEAD_DIM / 4;                           // groups of four columns per row
 constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of O per thread: x, x + THREADS_X, ...
-constexpr int CHUNKS = HEAD_DIM / 8, STRIDE = (HEAD_DIM + 15) / 16 * 16 + 8;  // of 16 bytes in a row; a row of K_smem
-constexpr int COPIES = (BLOCK_N * CHUNKS + THREADS - 1) / THREADS;            // chunks of a tile of K or V per thread
+constexpr int CHUNKS = HEAD_DIM / 8;                       // of 16 bytes in a row of K or V
+constexpr int STRIDE = (HEAD_DIM + 15) / 16 * 16 + 8;      // elements from one row of K to the next in shared memory
+constexpr int COPIES = (BLOCK_N * CHUNKS + THREADS - 1) / THREADS;  // chunks of a tile of K or V per thread
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "rows are copied 16 bytes at a time; acc must fit the registers");
 static_assert(THREADS % 32 == 0 && THREADS_X >= 4 && 32 % (2 * THREADS_X) == 0, "two rows' threads must fit a warp");
 static_assert(

@@ -1,4 +1,4 @@
-// 06, step 2, a row per lane: neither maxima nor sums need a shuffle, and P stays in registers. Slower, on CUDA cores.
+// 06, step 2, a row per lane: no shuffles, and P in registers; but more loads from shared memory for each FFMA.
 //
 // Since step 1: tensor cores will replace the register tiles, so they go; Q keeps its type, for tensor cores to read.
 //
