@@ -145,14 +145,51 @@ def _register_tiles() -> tuple[Stage, ...]:
     )
 
 
+# ---- 05 -> 06
+
+
+def _half_register_tiles_shared(sizes: Sizes) -> int:
+    """sizeof(Shared<T>), in bytes, of the register tiles with K and V in a half type; Q and P are float32."""
+    d, m, n = sizes["HEAD_DIM"], sizes["BLOCK_M"], sizes["BLOCK_N"]
+    k_row, v_row = _up(d, 16) + 8, _up(d, 4 * sizes["THREADS_X"])
+    return _up(4 * (d * m + n * (m + 8)) + 2 * n * (k_row + v_row), 16)
+
+
+def _without_s_shared(sizes: Sizes) -> int:
+    """SHARED_BYTES of the step that has no S in shared memory yet."""
+    return LADDER["flash_wmma"].shared_bytes(sizes) - 4 * sizes["BLOCK_M"] * (sizes["BLOCK_N"] + 4)
+
+
+def _flash_wmma() -> tuple[Stage, ...]:
+    target, before = LADDER["flash_wmma"], LADDER["heads_and_masks"]
+
+    def step(file: str, idea: str, **changed: Any) -> Stage:
+        return _step(target, f"steps/{file}", idea, **changed)
+
+    # Both first steps change more lines than a lesson should: the first for all loads and stores of another type, the
+    # second because the register tiles go at once, most of its lines by being removed.
+    in_register_tiles: dict[str, Any] = {"tiles": before.tiles, "threads": before.threads}
+    return (
+        step("06_01_half_types.cu", "half types", shared_bytes=_half_register_tiles_shared, **in_register_tiles),
+        step("06_02_row_per_lane.cu", "a row per lane", shared_bytes=_without_s_shared),
+        step("06_03_qk_by_wmma.cu", "Q K^T by WMMA"),
+        step("06_04_p_in_half.cu", "P in the half type"),
+        step("06_05_pv_by_wmma.cu", "P V by WMMA"),
+        step("06_06_lazy_rescale.cu", "the lazy rescale"),
+        target,
+    )
+
+
 # ---- all climbs
 
 # The climb to each stage that has one, its last element the stage itself.
 CLIMBS: Mapping[str, tuple[Stage, ...]] = {
     "register_tiles": _register_tiles(),
+    "flash_wmma": _flash_wmma(),
 }
 
 # The file that the first step of each climb is reached from.
 BEFORE: Mapping[str, str] = {
     "register_tiles": "03_online_softmax.cu",
+    "flash_wmma": "05_heads_and_masks.cu",
 }

@@ -1,0 +1,308 @@
+// 06, step 1, half types: Q, K, V and O are float16 or bfloat16, so global memory holds and moves half as many bytes.
+//
+// Since 05: K and V keep their type in shared memory; every sum and product is still float32, in the register tiles.
+//
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block THREADS, sizeof(Shared) bytes
+//          of dynamic shared memory
+// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
+//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or
+//          (heads, tokens)
+// Needs    sm_75 for float16, sm_80 for bfloat16; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
+// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+#include "attention_params.cuh"
+
+#ifndef BLOCK_M
+#define BLOCK_M 64  // B_r, query rows per block
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 32  // B_c, keys per tile
+#endif
+#ifndef HEAD_DIM
+#define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 128
+#endif
+#ifndef THREADS
+#define THREADS 128  // per block
+#endif
+#ifndef THREADS_X
+#define THREADS_X 8  // threads that share a row
+#endif
+#ifndef ASYNC
+#define ASYNC (__CUDA_ARCH__ >= 800)  // K and V are copied by cp.async, which Turing lacks
+#endif
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
+
+constexpr int THREADS_Y = THREADS / THREADS_X;
+constexpr int TILE_M = BLOCK_M / THREADS_Y;                // rows of S and O per thread
+constexpr int TILE_N = BLOCK_N / THREADS_X;                // columns of S per thread: x, x + THREADS_X, ...
+constexpr int D4 = HEAD_DIM / 4;                           // groups of four columns per row
+constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of O per thread: x, x + THREADS_X, ...
+constexpr int CHUNKS = HEAD_DIM / 8;                       // of 16 bytes in a row of K or V
+constexpr int STRIDE = (HEAD_DIM + 15) / 16 * 16 + 8;      // elements from one row of K to the next in shared memory
+constexpr int COPIES = (BLOCK_N * CHUNKS + THREADS - 1) / THREADS;  // chunks of a tile of K or V per thread
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(THREADS % 32 == 0 && THREADS_X >= 4 && 32 % (2 * THREADS_X) == 0, "two rows' threads must fit a warp");
+static_assert(
+    BLOCK_M % (4 * THREADS_Y) == 0 && BLOCK_N % THREADS_X == 0, "each thread needs the same tile, of 4 rows or 8");
+
+// Q and P are stored transposed: a thread reads four rows of one column as a float4. The padding avoids bank conflicts
+// within a quarter of a warp, which reads 8 rows of K (an odd number of chunks apart) or stores 4 columns of P.
+template <typename T>
+struct __align__(16) Shared {
+  float Q[4 * D4][BLOCK_M], P[BLOCK_N][BLOCK_M + 8];
+  T K[BLOCK_N][STRIDE], V[BLOCK_N][4 * TILE_D4 * THREADS_X];
+};
+
+__device__ __forceinline__ float max3(float a, float b, float c) { return fmaxf(fmaxf(a, b), c); }
+__device__ __forceinline__ float word(const float4& a, int i) {
+  return i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
+}
+
+// The row within the block that is row i of a thread's tile: groups of four, which one float4 holds.
+__device__ __forceinline__ int row_of(int i, int y) { return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4; }
+
+__device__ __forceinline__ unsigned pack(__half, float x, float y) {
+  const __half2 both = __floats2half2_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+// Elements 4c .. 4c + 3 of a row, in float32.
+template <typename T>
+__device__ __forceinline__ float4 load4(const T* __restrict__ row, int c) {
+  const uint2 four = reinterpret_cast<const uint2*>(row)[c];
+  const T* a = reinterpret_cast<const T*>(&four);
+  return make_float4(a[0], a[1], a[2], a[3]);
+}
+
+template <typename T>
+__device__ __forceinline__ void store4(T* row, int c, float4 a) {
+  reinterpret_cast<uint2*>(row)[c] = make_uint2(pack(T(), a.x, a.y), pack(T(), a.z, a.w));
+}
+
+// The block copies rows first .. first + BLOCK_N - 1 of K or V. Rows from end on become zeros.
+template <int WIDTH, typename T>
+__device__ __forceinline__ void load_tile(
+    T (*tile)[WIDTH], const T* __restrict__ source, long long stride, int first, int end) {
+#pragma unroll
+  for (int i = 0; i < COPIES; ++i) {
+    const int e = i * THREADS + threadIdx.x, j = e / CHUNKS, c = 8 * (e % CHUNKS);
+    if (BLOCK_N * CHUNKS % THREADS != 0 && e >= BLOCK_N * CHUNKS) break;
+    const bool in_bounds = first + j < end;
+    const T* chunk = source + (in_bounds ? first + j : 0) * stride + c;
+#if ASYNC
+    // Asynchronous: uses no registers, and the thread waits only in wait_for_copies(). Past the end it reads 0 bytes.
+    const unsigned target = static_cast<unsigned>(__cvta_generic_to_shared(&tile[j][c]));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(chunk), "r"(in_bounds ? 16 : 0)
+                 : "memory");
+#else
+    *reinterpret_cast<uint4*>(&tile[j][c]) =
+        in_bounds ? *reinterpret_cast<const uint4*>(chunk) : make_uint4(0, 0, 0, 0);
+#endif
+  }
+}
+
+// Waits for this thread's own copies; the other threads' need a barrier as well.
+__device__ __forceinline__ void wait_for_copies() {
+#if ASYNC
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// tile += a b^T, column by column in serpentine order: down one column and up the next, so that consecutive FFMAs share
+// an operand. The register file has two banks, so three operands that are all new can take two cycles.
+template <int COLUMNS>
+__device__ __forceinline__ void outer_product(
+    float (&tile)[TILE_M][COLUMNS], const float (&a)[TILE_M], const float (&b)[COLUMNS]) {
+#pragma unroll
+  for (int j = 0; j < COLUMNS; ++j)
+#pragma unroll
+    for (int n = 0; n < TILE_M; ++n) {
+      const int i = j % 2 == 0 ? n : TILE_M - 1 - n;
+      tile[i][j] += a[i] * b[j];
+    }
+}
+
+// This thread's rows of one column of Q or P.
+__device__ __forceinline__ void load_rows(float (&a)[TILE_M], const float* column, int y) {
+#pragma unroll
+  for (int i = 0; i < TILE_M; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(column + row_of(i, y));
+    a[i] = four.x, a[i + 1] = four.y, a[i + 2] = four.z, a[i + 3] = four.w;
+  }
+}
+
+// s = this thread's tile of Q K^T. Four columns of Q and K at a time: with 8 x 8 scores, 16 float4 serve 256 FFMAs.
+template <typename T>
+__device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared<T>& smem, int x, int y) {
+#pragma unroll 1
+  for (int c = 0; c < D4; ++c) {
+    float4 k[TILE_N];
+#pragma unroll
+    for (int j = 0; j < TILE_N; ++j) k[j] = load4(smem.K[x + j * THREADS_X], c);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float q_column[TILE_M], k_column[TILE_N];
+      load_rows(q_column, smem.Q[4 * c + i], y);
+#pragma unroll
+      for (int j = 0; j < TILE_N; ++j) k_column[j] = word(k[j], i);
+      outer_product(s, q_column, k_column);
+    }
+  }
+}
+
+// acc += this thread's tile of P V.
+template <typename T>
+__device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][4 * TILE_D4], const Shared<T>& smem, int x, int y) {
+#pragma unroll 16
+  for (int j = 0; j < BLOCK_N; ++j) {
+    float p_column[TILE_M], v_row[4 * TILE_D4];
+    load_rows(p_column, smem.P[j], y);
+#pragma unroll
+    for (int c = 0; c < TILE_D4; ++c) {
+      const float4 v = load4(smem.V[j], x + c * THREADS_X);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v_row[4 * c + i] = word(v, i);
+    }
+    outer_product(acc, p_column, v_row);
+  }
+}
+
+// The maximum or the sum over the threads of a row, which differ in bit 0 of their lane and in bits 2 and up.
+template <typename Op>
+__device__ __forceinline__ float row_allreduce(float a, Op op) {
+  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
+#pragma unroll
+  for (int bit = 4; bit <= THREADS_X; bit *= 2) a = op(a, __shfl_xor_sync(0xffffffff, a, bit));
+  return a;
+}
+
+// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
+__device__ __forceinline__ void online_softmax_row(
+    float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[4 * TILE_D4]) {
+  float m_new = m_i;
+#pragma unroll
+  for (int j = 0; j < TILE_N; j += 2) m_new = max3(m_new, s[j], s[(j + 1) % TILE_N]);
+  m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
+  const float rescale = exp2f(m_i - m_new);  // 0 at the first key; 1 if the maximum stays
+  m_i = m_new;
+  l_i *= rescale;
+#pragma unroll
+  for (int c = 0; c < 4 * TILE_D4; ++c) acc[c] *= rescale;
+#pragma unroll
+  for (int j = 0; j < TILE_N; ++j) {
+    s[j] = exp2f(s[j] - m_new);
+    l_i += s[j];
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) flash_wmma(
+    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
+    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
+    const AttentionParams params) {
+  // ---- prologue: which tile of which head is mine, which keys its rows see
+  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
+  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
+  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
+  if (params.window_right < UNLIMITED) {
+    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
+    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
+  }
+  const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
+  const bool packed = cu_seqlens_q != nullptr;
+  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
+  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
+  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
+  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
+  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
+  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
+
+  // Row i is at key i + kv_len - q_len, so that the last row is at the last key: first_pos and last_pos are the tile's.
+  // Keys begin .. end - 1 are all that its rows see; full_begin .. full_end - 1 are seen by every row and need no mask.
+  const int first_pos = first_row + kv_len - q_len, last_pos = min(first_row + BLOCK_M, q_len) - 1 + kv_len - q_len;
+  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
+  const int full_begin = last_pos - params.window_left, full_end = min(first_pos + params.window_right + 1, end);
+
+  extern __shared__ float4 dynamic_smem[];
+  Shared<T>& smem = *reinterpret_cast<Shared<T>*>(dynamic_smem);
+  // Lanes 0 to 3 are a square of two rows by two columns, and so on: a warp's float4 load takes 2 wavefronts if
+  // neighbouring lanes read the same address, and 4 if not.
+  const int x = threadIdx.x / 4 % (THREADS_X / 2) * 2 + threadIdx.x % 2;
+  const int y = threadIdx.x / (2 * THREADS_X) * 2 + threadIdx.x / 2 % 2;
+  load_tile(smem.K, K, params.k.row, begin, end);
+  const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
+  for (int e = threadIdx.x; e < BLOCK_M * D4; e += THREADS) {
+    const int r = e % BLOCK_M, c = e / BLOCK_M;
+    const float4 q = first_row + r < q_len ? load4(Q + r * params.q.row, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int i = 0; i < 4; ++i) smem.Q[4 * c + i][r] = softmax_scale_log2 * word(q, i);
+  }
+  // smem.V may be wider than a row. Copies do not write those columns and O has no place for their sums: zeros will do.
+  for (int e = threadIdx.x; e < BLOCK_N * (4 * TILE_D4 * THREADS_X - HEAD_DIM); e += THREADS)
+    smem.V[e % BLOCK_N][HEAD_DIM + e / BLOCK_N] = 0.0f;
+  float m_i[TILE_M], l_i[TILE_M];  // m_i in units of log2; l_i of this thread's columns only, until the epilogue
+  for (int i = 0; i < TILE_M; ++i) m_i[i] = LOWEST, l_i[i] = 0.0f;
+  wait_for_copies();
+  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+
+  // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
+  float acc[TILE_M][4 * TILE_D4] = {};
+  for (int first = begin; first < end; first += BLOCK_N) {
+    load_tile(smem.V, V, params.v.row, first, end);  // in flight while the scores are computed
+    float s[TILE_M][TILE_N] = {};
+    gemm_qk(s, smem, x, y);
+    // A key that a row does not see scores -inf, so that exp2 gives it exactly no weight.
+    if (first < full_begin || first + BLOCK_N > full_end)
+#pragma unroll
+      for (int i = 0; i < TILE_M; ++i) {
+        const int row_pos = first_pos + row_of(i, y) - first - x;  // relative to the thread's first key
+        const int low = row_pos - params.window_left, high = min(row_pos + params.window_right, end - 1 - first - x);
+#pragma unroll
+        for (int j = 0; j < TILE_N; ++j)
+          if (j * THREADS_X < low || j * THREADS_X > high) s[i][j] = NEG_INF;
+      }
+
+#pragma unroll
+    for (int i = 0; i < TILE_M; ++i) online_softmax_row(s[i], m_i[i], l_i[i], acc[i]);
+#pragma unroll
+    for (int j = 0; j < TILE_N; ++j)
+#pragma unroll
+      for (int i = 0; i < TILE_M; i += 4)
+        *reinterpret_cast<float4*>(&smem.P[x + j * THREADS_X][row_of(i, y)]) =
+            make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
+    wait_for_copies();
+    __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
+    load_tile(smem.K, K, params.k.row, first + BLOCK_N, end);  // in flight while V is used; past the end: zeros
+    gemm_pv(acc, smem, x, y);
+    wait_for_copies();
+    __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
+  }
+
+  // ---- epilogue: the row's sum; divide once
+  if (lse) lse += ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first + first_row;
+#pragma unroll
+  for (int i = 0; i < TILE_M; ++i) {
+    const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
+    const int r = row_of(i, y);
+    if (first_row + r >= q_len) continue;
+    if (lse && x == 0) lse[r] = LN_2 * (m_i[i] + log2f(sum));
+#pragma unroll
+    for (int c = 0; c < TILE_D4; ++c) {
+      const float* a = acc[i] + 4 * c;
+      const float4 o = make_float4(a[0] * inverse, a[1] * inverse, a[2] * inverse, a[3] * inverse);
+      if (x + c * THREADS_X < D4) store4(O + r * params.o.row, x + c * THREADS_X, o);
+    }
+  }
+}
