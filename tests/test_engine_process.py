@@ -254,10 +254,11 @@ def test_headers_are_precompiled_once_and_mended(tmp_path: Path, monkeypatch: py
         return list(compiled)
 
     def headers() -> list[Path]:
-        return sorted(tmp_path.glob("headers-*"))
+        return sorted(path for path in tmp_path.glob("headers-*") if path.is_dir())
 
     assert "-include" in build("")[0] and len(headers()) == 1
     assert "-include" in build("#define N 3")[0] and len(headers()) == 1
+    assert "-include" in build("#include <cuda_fp16.h>")[0] and len(headers()) == 1  # perhaps nobody asks again
     assert "-include" in build("#include <cuda_fp16.h>")[0] and len(headers()) == 2
     # Macros that the headers ask for: they are read as the source wants them.
     assert "-include" not in build("#include <cuda_fp16.h>", "-D__CUDA_NO_HALF_OPERATORS__")[0]
@@ -276,6 +277,12 @@ def test_headers_are_precompiled_once_and_mended(tmp_path: Path, monkeypatch: py
         build("")
         build("")
     assert headers() == before
+
+    # A month later, with other headers or another compiler, they are dropped.
+    for folder in before:
+        os.utime(folder, (time.time() - 31 * 86400,) * 2)
+    build("", "-std=c++20")
+    assert len(headers()) == 1 and headers()[0] not in before
 
 
 def test_a_kernel_that_needs_the_cpp_library_is_linked_with_it() -> None:
