@@ -163,6 +163,11 @@ def _one_tile_shared(sizes: Sizes) -> int:
     return 2 * _padded(sizes["HEAD_DIM"]) * (sizes["BLOCK_M"] + 2 * sizes["BLOCK_N"])
 
 
+def _swizzled_shared(sizes: Sizes) -> int:
+    """Of Q and one tile each of K and V, in rows without padding."""
+    return 2 * _up(sizes["HEAD_DIM"], 16) * (sizes["BLOCK_M"] + 2 * sizes["BLOCK_N"])
+
+
 def _as_wmma(head_dim: int) -> list[dict[str, int]]:
     """The sizes of 06; fewer rows a block where there is little shared memory."""
     return [{"BLOCK_M": rows, "BLOCK_N": 32, "MIN_BLOCKS": 2} for rows in (128, 64)]
@@ -204,6 +209,15 @@ def _flash_mma() -> tuple[Stage, ...]:
         step("07_05_softmax_as_a_function.cu", "the softmax as a function", wmma.shared_bytes, **by_rows),
         step("07_06_four_lanes_a_row.cu", "four lanes share a row", wmma.shared_bytes, **by_rows),
         step("07_07_s_in_registers.cu", "S in registers", _p_shared, **by_rows),
+        step("07_08_p_in_registers.cu", "P in registers", _one_tile_shared, **by_rows),
+        step("07_09_wider_tiles.cu", "64 keys a tile", _one_tile_shared, **no_shift),
+        step("07_10_swizzle.cu", "swizzle", _swizzled_shared, **no_shift),
+        step("07_11_double_buffering.cu", "double buffering", **no_shift),
+        step("07_12_addresses_by_xor.cu", "addresses by exclusive or", **no_shift),
+        step("07_13_addresses_of_copies.cu", "addresses of the copies", **no_shift),
+        step("07_14_scale_in_ffma.cu", "the scale in an FFMA"),
+        step("07_15_masks_as_bits.cu", "masks as bits"),
+        step("07_16_lazy_rescale.cu", "rescale when it pays"),
         target,
     )
 

@@ -65,39 +65,36 @@ __device__ __forceinline__ void load_tile(T* tile, const T* __restrict__ source,
   cp_async_commit();
 }
 
-// S = Q K^T for the 32 rows of a warp, 32 keys at a time, into the warp's part of shared memory.
+// S = Q K^T for the 32 rows of a warp, into the warp's part of shared memory.
 template <typename T>
 __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T* K_smem) {
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
+  float S[2][BLOCK_N / 8][4] = {};
 #pragma unroll
-  for (int keys = 0; keys < BLOCK_N; keys += 32) {
-    float S[2][4][4] = {};
-#pragma unroll 2  // unrolled fully it would take more registers than there are
-    for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
-      unsigned a[2][4];
+  for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
+    unsigned a[2][4];
 #pragma unroll
-      for (int m = 0; m < 2; ++m)
-        ldmatrix_x4(a[m], smem_address(Q_smem + (16 * m + lane_id % 16) * STRIDE + k + lane_id / 16 * 8));
+    for (int m = 0; m < 2; ++m)
+      ldmatrix_x4(a[m], smem_address(Q_smem + (16 * m + lane_id % 16) * STRIDE + k + lane_id / 16 * 8));
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        // K^T: the rows of K are the columns of the right operand.
-        unsigned b[4];
-        const int key = keys + 16 * n + lane_id / 16 * 8 + lane_id % 8;
-        ldmatrix_x4(b, smem_address(K_smem + key * STRIDE + k + lane_id / 8 % 2 * 8));
+    for (int n = 0; n < BLOCK_N / 16; ++n) {
+      // K^T: the rows of K are the columns of the right operand.
+      unsigned b[4];
+      const int key = 16 * n + lane_id / 16 * 8 + lane_id % 8;
+      ldmatrix_x4(b, smem_address(K_smem + key * STRIDE + k + lane_id / 8 % 2 * 8));
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          mma_m16n8k16(T(), S[m][2 * n], a[m], b[0], b[1]);
-          mma_m16n8k16(T(), S[m][2 * n + 1], a[m], b[2], b[3]);
-        }
+      for (int m = 0; m < 2; ++m) {
+        mma_m16n8k16(T(), S[m][2 * n], a[m], b[0], b[1]);
+        mma_m16n8k16(T(), S[m][2 * n + 1], a[m], b[2], b[3]);
       }
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i)  // row 8 i + g
-#pragma unroll
-      for (int n = 0; n < 4; ++n)
-        *reinterpret_cast<float2*>(S_smem + (8 * i + g) * S_STRIDE + keys + 8 * n + 2 * t) =
-            make_float2(S[i / 2][n][i % 2 * 2], S[i / 2][n][i % 2 * 2 + 1]);
   }
+#pragma unroll
+  for (int i = 0; i < 4; ++i)  // row 8 i + g
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+      *reinterpret_cast<float2*>(S_smem + (8 * i + g) * S_STRIDE + 8 * n + 2 * t) =
+          make_float2(S[i / 2][n][i % 2 * 2], S[i / 2][n][i % 2 * 2 + 1]);
 }
 
 // The maximum or the sum over the four lanes of a row.

@@ -64,31 +64,42 @@ __device__ __forceinline__ void load_tile(T* tile, const T* __restrict__ source,
   cp_async_commit();
 }
 
-// S = Q K^T for the 32 rows of a warp, 32 keys at a time.
+// S = Q K^T for the 32 rows of a warp.
 template <typename T>
 __device__ __forceinline__ void gemm_qk(Scores& S, const T* Q_smem, const T* K_smem) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
-  for (int keys = 0; keys < BLOCK_N; keys += 32) {
-#pragma unroll 2  // unrolled fully it would take more registers than there are
-    for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
-      unsigned a[2][4];
+  for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
+    unsigned a[2][4];
 #pragma unroll
-      for (int m = 0; m < 2; ++m)
-        ldmatrix_x4(a[m], smem_address(Q_smem + (16 * m + lane_id % 16) * STRIDE + k + lane_id / 16 * 8));
+    for (int m = 0; m < 2; ++m)
+      ldmatrix_x4(a[m], smem_address(Q_smem + (16 * m + lane_id % 16) * STRIDE + k + lane_id / 16 * 8));
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        // K^T: the rows of K are the columns of the right operand.
-        unsigned b[4];
-        const int key = keys + 16 * n + lane_id / 16 * 8 + lane_id % 8;
-        ldmatrix_x4(b, smem_address(K_smem + key * STRIDE + k + lane_id / 8 % 2 * 8));
+    for (int n = 0; n < BLOCK_N / 16; ++n) {
+      // K^T: the rows of K are the columns of the right operand.
+      unsigned b[4];
+      const int key = 16 * n + lane_id / 16 * 8 + lane_id % 8;
+      ldmatrix_x4(b, smem_address(K_smem + key * STRIDE + k + lane_id / 8 % 2 * 8));
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          mma_m16n8k16(T(), S[m][keys / 8 + 2 * n], a[m], b[0], b[1]);
-          mma_m16n8k16(T(), S[m][keys / 8 + 2 * n + 1], a[m], b[2], b[3]);
-        }
+      for (int m = 0; m < 2; ++m) {
+        mma_m16n8k16(T(), S[m][2 * n], a[m], b[0], b[1]);
+        mma_m16n8k16(T(), S[m][2 * n + 1], a[m], b[2], b[3]);
       }
     }
+  }
+}
+
+// A key that a row does not see scores -inf, so that exp2 gives it exactly no weight. row_pos, the position of the
+// thread's first row among the keys, and end are relative to the thread's first key.
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window_left, int window_right) {
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const int low = row_pos + 8 * i - window_left, high = min(row_pos + 8 * i + window_right, end - 1);
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (8 * n + e < low || 8 * n + e > high) S[i / 2][n][i % 2 * 2 + e] = NEG_INF;
   }
 }
 
@@ -204,14 +215,9 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     gemm_qk(S, Q_smem + warp_row * STRIDE, K_smem);
 #pragma unroll
     for (int i = 0; i < BLOCK_N; ++i) S[i / 4 % 2][i / 8][i % 4] *= softmax_scale_log2;
-    // A key that a row does not see scores -inf, so that exp2 gives it exactly no weight.
     if (first < full_begin || first + BLOCK_N > full_end) {
-#pragma unroll
-      for (int i = 0; i < BLOCK_N; ++i) {
-        const int row_pos = first_pos + warp_row + i / 2 % 4 * 8 + g, col_idx = first + i / 8 * 8 + 2 * t + i % 2;
-        const int low = row_pos - params.window_left, high = min(row_pos + params.window_right, end - 1);
-        if (col_idx < low || col_idx > high) S[i / 4 % 2][i / 8][i % 4] = NEG_INF;
-      }
+      const int col_idx = first + 2 * t;  // of this lane's first key
+      mask(S, first_pos + warp_row + g - col_idx, end - col_idx, params.window_left, params.window_right);
     }
     online_softmax_rescale(S, m_i, l_i, acc);
     cp_async_wait<0>();

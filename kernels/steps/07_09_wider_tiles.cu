@@ -1,7 +1,7 @@
 // 07, step 9, 64 keys a tile: the registers and the shared memory that P and the copies held pay for larger tiles.
 //
-// Since step 8: half as many tiles, each with the same barriers. The loops are unrolled over the whole tile, and WARPS says
-// how many warps share it, so that HEAD_DIM may be 256 with one MMA atom a warp.
+// Since step 8: half as many tiles, each with the same barriers. A warp has TILES_M MMA atoms of 16 rows: two, or one
+// where HEAD_DIM is above 128. That is a first version of 07: no swizzle, no tile ahead, addresses by the formula.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, SHARED_BYTES bytes
 //          of dynamic shared memory
@@ -46,7 +46,7 @@ static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whol
 
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
-using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];  // accumulators: 16 rows and 8 columns each
+using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
 
 __device__ __forceinline__ unsigned pack(__half, float x, float y) {
   const __half2 both = __floats2half2_rn(x, y);
@@ -81,6 +81,7 @@ __device__ __forceinline__ void gemm_qk(Scores& S, const T* Q_smem, const T* K_s
       ldmatrix_x4(a[m], smem_address(Q_smem + (16 * m + lane_id % 16) * STRIDE + k + lane_id / 16 * 8));
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n) {
+      // K^T: the rows of K are the columns of the right operand.
       unsigned b[4];
       const int key = 16 * n + lane_id / 16 * 8 + lane_id % 8;
       ldmatrix_x4(b, smem_address(K_smem + key * STRIDE + k + lane_id / 8 % 2 * 8));
@@ -90,6 +91,20 @@ __device__ __forceinline__ void gemm_qk(Scores& S, const T* Q_smem, const T* K_s
         mma_m16n8k16(T(), S[m][2 * n + 1], a[m], b[2], b[3]);
       }
     }
+  }
+}
+
+// A key that a row does not see scores -inf, so that exp2 gives it exactly no weight. row_pos, the position of the
+// thread's first row among the keys, and end are relative to the thread's first key.
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window_left, int window_right) {
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const int low = row_pos + 8 * i - window_left, high = min(row_pos + 8 * i + window_right, end - 1);
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (8 * n + e < low || 8 * n + e > high) S[i / 2][n][i % 2 * 2 + e] = NEG_INF;
   }
 }
 
@@ -204,15 +219,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     Scores S = {};
     gemm_qk(S, Q_smem + warp_row * STRIDE, K_smem);
 #pragma unroll
-    for (int i = 0; i < BLOCK_N; ++i) S[i / 4 % 2][i / 8][i % 4] *= softmax_scale_log2;
-    // A key that a row does not see scores -inf, so that exp2 gives it exactly no weight.
+    for (int i = 0; i < TILES_M * BLOCK_N / 2; ++i) S[i / 4 % TILES_M][i / 4 / TILES_M][i % 4] *= softmax_scale_log2;
     if (first < full_begin || first + BLOCK_N > full_end) {
-#pragma unroll
-      for (int i = 0; i < BLOCK_N; ++i) {
-        const int row_pos = first_pos + warp_row + i / 2 % 4 * 8 + g, col_idx = first + i / 8 * 8 + 2 * t + i % 2;
-        const int low = row_pos - params.window_left, high = min(row_pos + params.window_right, end - 1);
-        if (col_idx < low || col_idx > high) S[i / 4 % 2][i / 8][i % 4] = NEG_INF;
-      }
+      const int col_idx = first + 2 * t;  // of this lane's first key
+      mask(S, first_pos + warp_row + g - col_idx, end - col_idx, params.window_left, params.window_right);
     }
     online_softmax_rescale(S, m_i, l_i, acc);
     cp_async_wait<0>();
