@@ -69,7 +69,7 @@ template <typename T>
 __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T* K_smem) {
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   float S[2][BLOCK_N / 8][4] = {};
-#pragma unroll
+#pragma unroll 2  // unrolled fully it would take more registers than there are
   for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
     unsigned a[2][4];
 #pragma unroll
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
     __syncwarp();  // hazard: a row of S is read before the other lanes have stored their part of it
     Scores S;
-    float(&s)[BLOCK_N] = S[0];  // this lane's row
+    float (&s)[BLOCK_N] = S[0];  // this lane's row
 #pragma unroll
     for (int j = 0; j < BLOCK_N; j += 4) {
       const float4 four = *reinterpret_cast<const float4*>(s_row + j);

@@ -41,7 +41,7 @@ static_assert(BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0, "a lane has a row; scores 
 
 constexpr int ROWS = 4;  // of S and O per thread: g, g + 8, ... of its warp's
 using Statistics = float[ROWS];
-using Scores = float[2][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
+using Scores = float[2][BLOCK_N / 8][4];          // accumulators of S: 16 rows and 8 keys each
 using Output = float[2][HEAD_DIM_PADDED / 8][4];  // accumulators: 16 rows and 8 columns each
 
 __device__ __forceinline__ unsigned pack(__half, float x, float y) {
@@ -70,7 +70,7 @@ template <typename T>
 __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T* K_smem) {
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   float S[2][BLOCK_N / 8][4] = {};
-#pragma unroll
+#pragma unroll 2  // unrolled fully it would take more registers than there are
   for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
     unsigned a[2][4];
 #pragma unroll

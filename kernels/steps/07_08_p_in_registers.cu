@@ -40,7 +40,7 @@ static_assert(BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0, "a lane has a row; scores 
 
 constexpr int ROWS = 4;  // of S and O per thread: g, g + 8, ... of its warp's
 using Statistics = float[ROWS];
-using Scores = float[2][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
+using Scores = float[2][BLOCK_N / 8][4];          // accumulators of S: 16 rows and 8 keys each
 using Output = float[2][HEAD_DIM_PADDED / 8][4];  // accumulators: 16 rows and 8 columns each
 
 __device__ __forceinline__ unsigned pack(__half, float x, float y) {
@@ -68,7 +68,7 @@ __device__ __forceinline__ void load_tile(T* tile, const T* __restrict__ source,
 template <typename T>
 __device__ __forceinline__ void gemm_qk(Scores& S, const T* Q_smem, const T* K_smem) {
   const int lane_id = threadIdx.x % 32;
-#pragma unroll
+#pragma unroll 2  // unrolled fully it would take more registers than there are
   for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
     unsigned a[2][4];
 #pragma unroll

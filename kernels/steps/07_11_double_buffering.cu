@@ -81,8 +81,7 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned Q_smem, unsigned K_s
   for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k) {
     unsigned a[TILES_M][4];
 #pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-      ldmatrix_x4(a[m], Q_smem + swizzle(16 * m + lane_id % 16, 2 * k + lane_id / 16));
+    for (int m = 0; m < TILES_M; ++m) ldmatrix_x4(a[m], Q_smem + swizzle(16 * m + lane_id % 16, 2 * k + lane_id / 16));
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n) {
       // K^T: the rows of K are the columns of the right operand.
