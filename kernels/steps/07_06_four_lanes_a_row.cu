@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
-  // ---- prologue: which tile of which head is mine, which keys its rows see
+  // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
   // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
   int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     for (int i = 0; i < BLOCK_N; ++i)
       S[i / 4 % 2][i / 8][i % 4] =
           softmax_scale_log2 * S_smem[(i / 2 % 4 * 8 + g) * S_STRIDE + i / 8 * 8 + 2 * t + i % 2];
-    // A key that a row does not see scores -inf, so that exp2 gives it exactly no weight.
+    // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end)) {
 #pragma unroll
       for (int i = 0; i < BLOCK_N; ++i) {

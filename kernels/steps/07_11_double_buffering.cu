@@ -96,7 +96,7 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned Q_smem, unsigned K_s
   }
 }
 
-// A key that a row does not see scores -inf, so that exp2 gives it exactly no weight. row_pos, the position of the
+// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position of the
 // thread's first row among the keys, and end are relative to the thread's first key.
 __device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lowest, int highest) {
 #pragma unroll
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
-  // ---- prologue: which tile of which head is mine, which keys its rows see
+  // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
   // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
   int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;

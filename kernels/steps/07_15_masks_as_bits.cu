@@ -74,15 +74,15 @@ __device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
   return reinterpret_cast<const unsigned&>(both);
 }
 
-// This thread's share of a tile of ROWS rows. SWIZZLE_CHUNKS threads copy a row: `target` and `source` are the thread's
-// first chunk, rows_left is how many rows there are from there on. What is past the end becomes zeros.
-template <int ROWS, typename T>
+// This thread's share of a tile. SWIZZLE_CHUNKS threads copy a row: `target` and `source` are the thread's first chunk,
+// rows_left is how many rows there are from there on. What is past the end becomes zeros.
+template <int TILE_ROWS, typename T>
 __device__ __forceinline__ void load_tile(
     unsigned target, const T* __restrict__ source, long long stride, int rows_left) {
   constexpr int STEP = THREADS / SWIZZLE_CHUNKS;  // a multiple of 8, so that the swizzle stays as it is
 #pragma unroll
-  for (int i = 0; i < ROWS; i += STEP, source += STEP * stride) {
-    if (i + STEP > ROWS && i + threadIdx.x / SWIZZLE_CHUNKS >= ROWS) break;
+  for (int i = 0; i < TILE_ROWS; i += STEP, source += STEP * stride) {
+    if (i + STEP > TILE_ROWS && i + threadIdx.x / SWIZZLE_CHUNKS >= TILE_ROWS) break;
 #pragma unroll
     for (int j = 0; j < CHUNKS; j += SWIZZLE_CHUNKS) {
       const bool in_bounds = i < rows_left && 8 * (threadIdx.x % SWIZZLE_CHUNKS + j) < HEAD_DIM;
@@ -112,14 +112,14 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   }
 }
 
-// One bit for each key of a thread's row, 8 n and 8 n + 1: those before `limit`. The compiler tests seven bits with one
-// instruction, R2P, where two comparisons a score would take 14.
+// One bit for each of a thread's keys 8 n and 8 n + 1: set for those before `limit`. The compiler turns seven such bits
+// into predicates with one instruction, R2P; with low and high compared for each score there would be 14 comparisons.
 __device__ __forceinline__ unsigned keys_before(int limit) {
   const int keys = min(max(limit, 0), BLOCK_N);
   return (1ull << (keys / 8 * 2 + min(keys % 8, 2))) - 1;
 }
 
-// A key that a row does not see scores -inf, so that exp2 gives it exactly no weight. row_pos, the position of the
+// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position of the
 // thread's first row among the keys, and end are relative to the thread's first key.
 __device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lowest, int highest) {
 #pragma unroll
@@ -162,8 +162,8 @@ __device__ __forceinline__ void online_softmax_rescale(
 }
 
 // The weight of a score, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i, the same product
-// for the row's largest s, is rounded. At |m_i| = 2^27 that is worth 2^4, and a weight of 2^(8 + 4) still fits float16.
-// EXACT_SHIFT rounds both alike, so that the largest weight is 1 at any scale.
+// for the row's largest s, is rounded. While |m_i| < 2^27 that is worth 2^4 at most, and 2^(8 + 4) still fits float16.
+// EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
 __device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
   return exp2f(EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
 }
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
-  // ---- prologue: which tile of which head is mine, which keys its rows see
+  // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
   // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
   int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
