@@ -26,6 +26,7 @@ from helpers.ladder.call import (
     PACKED,
     check_cu_seqlens,
     check_model_arrays,
+    longest_of,
     mask_window,
     softmax_scale_of,
 )
@@ -228,8 +229,8 @@ def _first(
         cu = None
         if cu_seqlens is not None:
             cu = tuple(_on_device(f"cu_seqlens_{of}", a, kind) for of, a in zip("qk", cu_seqlens, strict=True))
-            for of, given_cu, a in zip("qk", cu, (q, k), strict=True):
-                check_cu_seqlens(f"cu_seqlens_{of}", given_cu, of, len(a), numbers=False)
+            for of, given_cu in zip("qk", cu, strict=True):
+                check_cu_seqlens(f"cu_seqlens_{of}", given_cu)
             if len(cu[0]) != len(cu[1]):
                 raise ValueError(
                     f"cu_seqlens_q tells of {len(cu[0]) - 1} sequences and cu_seqlens_k of {len(cu[1]) - 1}"
@@ -254,7 +255,8 @@ def _first(
             if key is not None and in_place and all(chosen.reads(a) for a in views):
                 if len(_KNOWN) >= _MOST_KNOWN:
                     _KNOWN.clear()
-                _KNOWN[key] = _Known(ready, lse_shape if wishes.return_lse else None, kind.device_id(like), cu is not None)
+                shape = lse_shape if wishes.return_lse else None
+                _KNOWN[key] = _Known(ready, shape, kind.device_id(like), packed=cu is not None)
             if out is None:
                 out = o.transpose(_HEADS_FIRST[axes])  # an exchange of two axes undoes itself
                 if kind is not None and not isinstance(like, device.cp.ndarray):
@@ -305,20 +307,22 @@ def _longest(
         whole = isinstance(most, (int, np.integer)) and not isinstance(most, bool)
         if most is not None and not (whole and 0 <= most < MAX_ROWS):
             raise TypeError(f"{name} is a whole number of rows, or None; got {type(most).__name__} {most!r:.40}")
-    given = max_seqlen_q is not None and max_seqlen_k is not None
-    if given and device.ON_GPU:
+    told = max_seqlen_q is not None and max_seqlen_k is not None
+    if told and device.ON_GPU:
         return int(max_seqlen_q)
-    longest = []
+    longest: list[int] = []
+    host = None
     for of, given_cu, a, most in (("q", cu_seqlens_q, q, max_seqlen_q), ("k", cu_seqlens_k, k, max_seqlen_k)):
         if getattr(a, "ndim", 0) != len(PACKED):
             return None  # which is refused further on
-        name = f"cu_seqlens_{of}"
-        cu = device.cp.asnumpy(_on_device(name, given_cu, kind_of(given_cu)))
-        check_cu_seqlens(name, cu, of, len(a))
-        longest.append(int(np.diff(cu).max()))
+        if of == "q" or cu_seqlens_k is not cu_seqlens_q:  # one array for both is read once
+            kind = kind_of(given_cu)
+            given = _on_device(f"cu_seqlens_{of}", given_cu, None) if kind is None else given_cu
+            host = (kind or kind_of(given)).host(given)
+        longest.append(longest_of(f"cu_seqlens_{of}", host, of, a.shape[0]))
         if most is not None and longest[-1] > most:
             raise ValueError(f"max_seqlen_{of} = {most}, and the longest sequence of {of} has {longest[-1]} rows")
-    return int(max_seqlen_q) if given else longest[0]
+    return int(max_seqlen_q) if told else longest[0]
 
 
 def _on_device(name: str, a: Any, kind: DeviceArrays | TorchTensors | None) -> Any:

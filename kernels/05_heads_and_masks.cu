@@ -218,11 +218,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
   K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
   V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
 
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key: first_pos and last_pos are the tile's.
-  // Keys begin .. end - 1 are all that its rows see; full_begin .. full_end - 1 are seen by every row and need no mask.
-  const int first_pos = first_row + kv_len - q_len, last_pos = min(first_row + BLOCK_M, q_len) - 1 + kv_len - q_len;
-  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
-  const int full_begin = last_pos - params.window_left, full_end = min(first_pos + params.window_right + 1, end);
+  // Row i sees keys i + lowest .. i + highest; without a window, the last row sees up to the last key. Keys
+  // begin .. end - 1 are all that some row of the tile sees.
+  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
+  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
+  const int begin = max(first_row + lowest, 0), end = min(last_row + highest + 1, kv_len);
 
   extern __shared__ float4 dynamic_smem[];
   Shared& smem = *reinterpret_cast<Shared*>(dynamic_smem);
@@ -252,11 +252,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
-    if (first < full_begin || first + BLOCK_N > full_end)
+    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end))
 #pragma unroll
       for (int i = 0; i < TILE_M; ++i) {
-        const int row_pos = first_pos + row_of(i, y) - first - x;  // relative to the thread's first key
-        const int low = row_pos - params.window_left, high = min(row_pos + params.window_right, end - 1 - first - x);
+        const int row_pos = first_row + row_of(i, y) - first - x;  // relative to the thread's first key
+        const int low = row_pos + lowest, high = min(row_pos + highest, end - 1 - first - x);
 #pragma unroll
         for (int j = 0; j < TILE_N; ++j)
           if (j * THREADS_X < low || j * THREADS_X > high) s[i][j] = NEG_INF;

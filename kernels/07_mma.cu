@@ -127,10 +127,10 @@ __device__ __forceinline__ unsigned keys_before(int limit) {
 
 // A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position of the
 // thread's first row among the keys, and end are relative to the thread's first key.
-__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window_left, int window_right) {
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lowest, int highest) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    const int low = row_pos + 8 * i - window_left, high = row_pos + 8 * i + window_right;
+    const int low = row_pos + 8 * i + lowest, high = row_pos + 8 * i + highest;
     const unsigned seen = keys_before(min(high + 1, end)) & ~keys_before(low);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
@@ -162,16 +162,17 @@ __device__ __forceinline__ void online_softmax_rescale(
     m_new[i] = fmaxf(m_i[i], s_max * softmax_scale_log2);
     exceeded |= m_new[i] > m_i[i] + RESCALE_THRESHOLD;
   }
-  if (!__any_sync(0xffffffff, exceeded)) return;
+  if (__any_sync(0xffffffff, exceeded)) {
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    m_new[i] = row_allreduce(m_new[i], [](float a, float b) { return fmaxf(a, b); });
-    const float rescale = exp2f(m_i[i] - m_new[i]);  // 0 at the first key; 1 if the maximum stays
-    m_i[i] = m_new[i];
-    l_i[i] *= rescale;
+    for (int i = 0; i < ROWS; ++i) {
+      m_new[i] = row_allreduce(m_new[i], [](float a, float b) { return fmaxf(a, b); });
+      const float rescale = exp2f(m_i[i] - m_new[i]);  // 0 at the first key; 1 if the maximum stays
+      m_i[i] = m_new[i];
+      l_i[i] *= rescale;
 #pragma unroll
-    for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
-      acc[i / 2][n][i % 2 * 2] *= rescale, acc[i / 2][n][i % 2 * 2 + 1] *= rescale;
+      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
+        acc[i / 2][n][i % 2 * 2] *= rescale, acc[i / 2][n][i % 2 * 2 + 1] *= rescale;
+    }
   }
 }
 
@@ -239,11 +240,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
   V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
 
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key: first_pos and last_pos are the tile's.
-  // Keys begin .. end - 1 are all that its rows see; full_begin .. full_end - 1 are seen by every row and need no mask.
-  const int first_pos = first_row + kv_len - q_len, last_pos = min(first_row + BLOCK_M, q_len) - 1 + kv_len - q_len;
-  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
-  const int full_begin = last_pos - params.window_left, full_end = min(first_pos + params.window_right + 1, end);
+  // Row i sees keys i + lowest .. i + highest; without a window, the last row sees up to the last key. Keys
+  // begin .. end - 1 are all that some row of the tile sees.
+  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
+  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
+  const int begin = max(first_row + lowest, 0), end = min(last_row + highest + 1, kv_len);
 
   // Each lane gives one row's address to ldmatrix: k_lane is its own in the first fragment of the tile.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
@@ -296,9 +297,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
       load_tile<BLOCK_N>(V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
       cp_async_commit();
     }
-    if (first < full_begin || first + BLOCK_N > full_end) {
+    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end)) {
       const int col_idx = first + 2 * t;  // of this lane's first key
-      mask(S, first_pos + warp_row + g - col_idx, end - col_idx, params.window_left, params.window_right);
+      mask(S, first_row + warp_row + g - col_idx, end - col_idx, lowest, highest);
     }
     online_softmax_rescale(S, m_i, l_i, acc, softmax_scale_log2);
     gemm_pv<T>(acc, S, m_i, l_i, softmax_scale_log2, v_lane + stage_offset);

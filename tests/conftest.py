@@ -1,11 +1,18 @@
 """What the tests share: tables at the end of a run, the CPU engine on a machine with a GPU, hypothesis's settings."""
+# ruff: noqa: E402 (NumPy reads its settings when it is imported)
 
 from __future__ import annotations
 
 import functools
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from helpers.commands import ONE_THREAD
+
+for _name, _count in ONE_THREAD.items():
+    os.environ.setdefault(_name, _count)
 
 import hypothesis
 import pytest

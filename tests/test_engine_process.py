@@ -239,6 +239,71 @@ print(good(), calls, "elftools" in sys.modules)
     assert builds(tmp_path) == BUILDS
 
 
+@pytest.mark.skipif(not cpu.compiler._is_gcc_on_linux(), reason="headers are precompiled for g++ on Linux")
+def test_headers_are_precompiled_once_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu.empty(1)  # the engine itself comes from the usual cache
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
+    compiled, compile_one = [], cpu.compiler._compile
+    monkeypatch.setattr(cpu.compiler, "_compile", lambda *how: compiled.append(how[1]) or compile_one(*how))
+
+    def build(more: str, *options: str) -> list[list[str]]:
+        """The options of the compilers that a kernel took; its text is another each time."""
+        compiled.clear()
+        code = f"{more}\n// {time.time_ns()}\n{ADD}"
+        cpu.RawModule(code=code, options=("-std=c++17", *options)).compile()
+        return list(compiled)
+
+    def headers() -> list[Path]:
+        return sorted(path for path in tmp_path.glob("headers-*") if path.is_dir())
+
+    assert "-include" in build("")[0] and len(headers()) == 1
+    assert "-include" in build("#define N 3")[0] and len(headers()) == 1
+    assert "-include" in build("#include <cuda_fp16.h>")[0] and len(headers()) == 1  # perhaps nobody asks again
+    assert "-include" in build("#include <cuda_fp16.h>")[0] and len(headers()) == 2
+    # Macros that the headers ask for: they are read as the source wants them.
+    assert "-include" not in build("#include <cuda_fp16.h>", "-D__CUDA_NO_HALF_OPERATORS__")[0]
+    with pytest.raises(cpu.CompileError):
+        build("#include <cuda_fp16.h>\n__device__ half sum(half a) { return a + a; }", "-D__CUDA_NO_HALF_OPERATORS__")
+    with pytest.raises(cpu.CompileError, match=r"kernel.cu:1: error: .*wrong"):
+        build("wrong;")
+    assert len(compiled) == 1, "an error of the source is no fault of the headers"
+
+    # A crash or a full disk has spoiled them: the kernel is compiled without, and the next one makes them anew.
+    before = headers()
+    folder = next(folder for folder in before if "fp16" not in folder.joinpath("engine.h").read_text())
+    precompiled = folder / "engine.h.gch"
+    for bad in (b"", precompiled.read_bytes()[:100_000]):
+        precompiled.write_bytes(bad)
+        build("")
+        build("")
+    assert headers() == before
+
+    # A month later, with other headers or another compiler, they are dropped.
+    for folder in before:
+        os.utime(folder, (time.time() - 31 * 86400,) * 2)
+    build("", "-std=c++20")
+    assert len(headers()) == 1 and headers()[0] not in before
+
+
+def test_a_kernel_that_needs_the_cpp_library_is_linked_with_it() -> None:
+    code = """
+struct Shape { virtual __device__ int area() const { return 0; } virtual __device__ ~Shape() {} };
+struct Square : Shape {
+  int side;
+  __device__ Square(int s) : side(s) {}
+  __device__ int area() const override { return side * side; }
+};
+extern "C" __global__ void areas(int *out) {
+  const Shape *shape = new Square(threadIdx.x);
+  out[threadIdx.x] = shape->area();
+  delete shape;
+}
+"""
+    out = cpu.zeros(8, np.int32)
+    cpu.RawKernel(code, "areas")((1,), (8,), (out,))
+    np.testing.assert_array_equal(out, np.arange(8) ** 2)
+
+
 def test_a_cache_that_cannot_be_written_is_replaced() -> None:
     code = "print(cpu.compiler.cache_dir())"
     folder = output(python(code, COURSE_CACHE="/dev/null/cache", TMPDIR="/tmp")).strip()

@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -260,18 +261,29 @@ def _own_includes(text: str) -> str:
 def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
     """A header that holds what the text includes first, precompiled for these options; and the rest of the text.
 
-    The header is None where there is nothing to gain: another compiler than g++, macros that the headers may ask for.
+    A list of headers that is met for the first time may stay the only one of its kind: of it, the first header alone
+    comes precompiled. The header is None where there is nothing to gain: another compiler than g++, or macros that the
+    headers may ask for.
     """
     includes = _own_includes(text)
     if not includes or not _is_gcc_on_linux() or any(re.match("-[DU]_", option) for option in options):
         return None, text
     command, version = compiler()
     options = [option for option in options if not re.match("-I.", option)]  # folders of the user's
-    key = hashlib.sha256("\0".join([includes, version, *command, *options, _headers_hash()]).encode()).hexdigest()[:32]
-    folder = cache_dir() / f"headers-{key}"
+
+    def place(includes: str) -> Path:
+        parts = [includes, version, *command, *options, _headers_hash()]
+        return cache_dir() / f"headers-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}"
+
+    folder, first = place(includes), includes.partition("\n")[0] + "\n"
+    met = folder.with_suffix(".met")
+    if includes != first and not folder.exists() and not met.exists():
+        met.touch()
+        includes, folder = first, place(first)
     if not folder.exists():
         with _alone(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as scratch:
             if not folder.exists():
+                _drop_old_headers(folder.parent)
                 made = Path(scratch) / "made"
                 made.mkdir()
                 (made / "engine.h").write_text(includes)
@@ -280,6 +292,14 @@ def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
                     return None, text
                 made.rename(folder)
     return folder / "engine.h", text[len(includes) :]
+
+
+def _drop_old_headers(folder: Path, days: int = 30) -> None:
+    """They take 10 MB each, and half a second to make: those of another day's engine or compiler need not stay."""
+    for old in folder.glob("headers-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > days * 86400:
+                old.unlink() if old.is_file() else shutil.rmtree(old)
 
 
 # Names in assembly that only the C++ library has: operators new and delete, std's, type information, exceptions.

@@ -188,22 +188,23 @@ def check_model_arrays(q: Any, k: Any, v: Any, axes: tuple[str, ...]) -> None:
         raise ValueError(f"q has shape {q.shape} and k {k.shape}: there are no heads, or no head_dim")
 
 
-def check_cu_seqlens(name: str, cu: Any, of: str, tokens: int, *, numbers: bool = True) -> None:
-    """TypeError or ValueError where cu is not int32 (sequences + 1,) and, with `numbers`, not 0, ..., tokens rising.
-
-    The numbers of a device array are not looked at: give a NumPy array for that.
-    """
+def check_cu_seqlens(name: str, cu: Any) -> None:
+    """TypeError or ValueError where cu is not int32 (sequences + 1,). The numbers are not looked at."""
     if cu.dtype != np.int32:
         raise TypeError(f"{name} is {cu.dtype}; int32 is needed: {name}.astype('int32')")
     if cu.ndim != 1 or cu.size < 2:
         raise ValueError(f"{name} has shape {cu.shape}; (sequences + 1,) is needed, for one sequence or more")
-    if not numbers:
-        return
+
+
+def longest_of(name: str, cu: np.ndarray, of: str, tokens: int) -> int:
+    """Rows of the longest sequence. TypeError or ValueError where cu is not int32, rising from 0 to `tokens`."""
+    check_cu_seqlens(name, cu)
     if cu[0] != 0:
         raise ValueError(f"{name} begins with {cu[0]}; the first sequence begins at 0")
-    falls = np.flatnonzero(np.diff(cu) < 0)
-    if falls.size:
-        i = int(falls[0])
+    rows = cu[1:] - cu[:-1]
+    if rows.min() < 0:
+        i = int(np.flatnonzero(rows < 0)[0])
         raise ValueError(f"{name} falls from {cu[i]} to {cu[i + 1]} at {i + 1}; a sequence cannot end before it begins")
     if cu[-1] != tokens:
         raise ValueError(f"{name} ends at {cu[-1]}, and {of} has {tokens} tokens")
+    return int(rows.max())

@@ -53,6 +53,10 @@ class DeviceArrays:
         """A device array of the same memory."""
         return a
 
+    def host(self, a: Any) -> Any:
+        """A NumPy copy; it waits for the device."""
+        return device.cp.asnumpy(a)
+
 
 class TorchTensors:
     """PyTorch's tensors on a GPU: its memory, its current stream, its allocator."""
@@ -87,6 +91,10 @@ class TorchTensors:
     def on_stream_of(self, a: Any) -> contextlib.AbstractContextManager[Any]:
         """A context in which CuPy launches on PyTorch's current stream."""
         return device.cp.cuda.ExternalStream(self.stream(a), a.get_device())
+
+    def host(self, a: Any) -> Any:
+        """A NumPy copy; it waits for the device. Not of bfloat16, which NumPy lacks."""
+        return a.cpu().numpy()
 
     def array(self, a: Any) -> Any:
         """A CuPy array of the tensor's memory."""

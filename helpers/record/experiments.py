@@ -158,8 +158,7 @@ _NOT_AHEAD = (
 
 # ---- 06_wmma.cu and 07_mma.cu: how far a maximum moves before acc is rescaled to it
 _AT_ANY_MOVE = ((" 8.0f", " 0.0f"),)
-_AT_EVERY_TILE_06 = (("if (__any_sync(", "if (true || __any_sync("),)
-_AT_EVERY_TILE_07 = (("if (!__any_sync(", "if (false && !__any_sync("),)
+_AT_EVERY_TILE = (("if (__any_sync(", "if (true || __any_sync("),)
 
 # ---- 07_mma.cu: all of P first, then all of P V
 _KEYS = "#pragma unroll\n  for (int k = 0; k < BLOCK_N / 16; ++k) {\n"
@@ -185,10 +184,10 @@ EXPERIMENTS = (
     Experiment("first rows first", "heads_and_masks", _FIRST_ROWS, CAUSAL_HEADS),
     Experiment("head by head", "heads_and_masks", _HEAD_BY_HEAD, CAUSAL_HEADS),
     Experiment("rescale when a maximum moves", WMMA, _AT_ANY_MOVE, FLOAT16_HEADS),
-    Experiment("rescale at every tile", WMMA, _AT_EVERY_TILE_06, FLOAT16_HEADS),
+    Experiment("rescale at every tile", WMMA, _AT_EVERY_TILE, FLOAT16_HEADS),
     Experiment("tiles fetched when wanted", WMMA, _NOT_AHEAD, FLOAT16_HEADS),
     Experiment("rescale when a maximum moves", MMA, _AT_ANY_MOVE, HALF_128),
-    Experiment("rescale at every tile", MMA, _AT_EVERY_TILE_07, HALF_128),
+    Experiment("rescale at every tile", MMA, _AT_EVERY_TILE, HALF_128),
     Experiment("all weights before the product", MMA, _NO_OVERLAP, HALF_128),
     Experiment("16 rows a warp", MMA, (), HALF_128, ({"BLOCK_M": 128, "WARPS": 8},)),
 )

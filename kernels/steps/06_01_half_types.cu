@@ -36,8 +36,9 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
 
 constexpr int THREADS_Y = THREADS / THREADS_X;
-constexpr int TILE_M = BLOCK_M / THREADS_Y;                // rows of S and O per thread
-constexpr int TILE_N = BLOCK_N / THREADS_X;                // columns of S per thread: x, x + THREADS_X, ...
+constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread
+constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
+
 constexpr int D4 = HEAD_DIM / 4;                           // groups of four columns per row
 constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of O per thread: x, x + THREADS_X, ...
 constexpr int CHUNKS = HEAD_DIM / 8;                       // of 16 bytes in a row of K or V
@@ -56,7 +57,6 @@ struct __align__(16) Shared {
   T K[BLOCK_N][STRIDE], V[BLOCK_N][4 * TILE_D4 * THREADS_X];
 };
 
-__device__ __forceinline__ float max3(float a, float b, float c) { return fmaxf(fmaxf(a, b), c); }
 __device__ __forceinline__ float word(const float4& a, int i) {
   return i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
 }
@@ -87,7 +87,7 @@ __device__ __forceinline__ void store4(T* row, int c, float4 a) {
   reinterpret_cast<uint2*>(row)[c] = make_uint2(pack(T(), a.x, a.y), pack(T(), a.z, a.w));
 }
 
-// The block copies rows first .. first + BLOCK_N - 1 of K or V. Rows from end on become zeros.
+// The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows from end on become zeros.
 template <int WIDTH, typename T>
 __device__ __forceinline__ void load_tile(
     T (*tile)[WIDTH], const T* __restrict__ source, long long stride, int first, int end) {
@@ -163,7 +163,7 @@ template <typename T>
 __device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][4 * TILE_D4], const Shared<T>& smem, int x, int y) {
 #pragma unroll 16
   for (int j = 0; j < BLOCK_N; ++j) {
-    float p_column[TILE_M], v_row[4 * TILE_D4];
+    float p_column[TILE_M], v_row[TILE_D];
     load_rows(p_column, smem.P[j], y);
 #pragma unroll
     for (int c = 0; c < TILE_D4; ++c) {
@@ -185,17 +185,16 @@ __device__ __forceinline__ float row_allreduce(float a, Op op) {
 }
 
 // One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
-__device__ __forceinline__ void online_softmax_row(
-    float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[4 * TILE_D4]) {
+__device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
   float m_new = m_i;
 #pragma unroll
-  for (int j = 0; j < TILE_N; j += 2) m_new = max3(m_new, s[j], s[(j + 1) % TILE_N]);
+  for (int j = 0; j < TILE_N; ++j) m_new = fmaxf(m_new, s[j]);
   m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
   const float rescale = exp2f(m_i - m_new);  // 0 at the first key; 1 if the maximum stays
   m_i = m_new;
   l_i *= rescale;
 #pragma unroll
-  for (int c = 0; c < 4 * TILE_D4; ++c) acc[c] *= rescale;
+  for (int c = 0; c < TILE_D; ++c) acc[c] *= rescale;
 #pragma unroll
   for (int j = 0; j < TILE_N; ++j) {
     s[j] = exp2f(s[j] - m_new);
@@ -210,7 +209,7 @@ __global__ void __launch_bounds__(THREADS) flash_wmma(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
-  // ---- prologue: which tile of which head is mine, which keys its rows see
+  // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
   // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
   int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
@@ -229,11 +228,11 @@ __global__ void __launch_bounds__(THREADS) flash_wmma(
   K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
   V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
 
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key: first_pos and last_pos are the tile's.
-  // Keys begin .. end - 1 are all that its rows see; full_begin .. full_end - 1 are seen by every row and need no mask.
-  const int first_pos = first_row + kv_len - q_len, last_pos = min(first_row + BLOCK_M, q_len) - 1 + kv_len - q_len;
-  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
-  const int full_begin = last_pos - params.window_left, full_end = min(first_pos + params.window_right + 1, end);
+  // Row i sees keys i + lowest .. i + highest; without a window, the last row sees up to the last key. Keys
+  // begin .. end - 1 are all that some row of the tile sees.
+  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
+  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
+  const int begin = max(first_row + lowest, 0), end = min(last_row + highest + 1, kv_len);
 
   extern __shared__ float4 dynamic_smem[];
   Shared<T>& smem = *reinterpret_cast<Shared<T>*>(dynamic_smem);
@@ -257,17 +256,17 @@ __global__ void __launch_bounds__(THREADS) flash_wmma(
   __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
-  float acc[TILE_M][4 * TILE_D4] = {};
+  float acc[TILE_M][TILE_D] = {};
   for (int first = begin; first < end; first += BLOCK_N) {
     load_tile(smem.V, V, params.v.row, first, end);  // in flight while the scores are computed
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);
-    // A key that a row does not see scores -inf, so that exp2 gives it exactly no weight.
-    if (first < full_begin || first + BLOCK_N > full_end)
+    // A key that a row does not see scores -inf, so that its weight is exactly 0.
+    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end))
 #pragma unroll
       for (int i = 0; i < TILE_M; ++i) {
-        const int row_pos = first_pos + row_of(i, y) - first - x;  // relative to the thread's first key
-        const int low = row_pos - params.window_left, high = min(row_pos + params.window_right, end - 1 - first - x);
+        const int row_pos = first_row + row_of(i, y) - first - x;  // relative to the thread's first key
+        const int low = row_pos + lowest, high = min(row_pos + highest, end - 1 - first - x);
 #pragma unroll
         for (int j = 0; j < TILE_N; ++j)
           if (j * THREADS_X < low || j * THREADS_X > high) s[i][j] = NEG_INF;

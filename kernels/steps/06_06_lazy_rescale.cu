@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
-  // ---- prologue: which tile of which head is mine, which keys its rows see
+  // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
   // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
   int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
@@ -152,11 +152,11 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
   K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
   V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
 
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key: first_pos and last_pos are the tile's.
-  // Keys begin .. end - 1 are all that its rows see; full_begin .. full_end - 1 are seen by every row and need no mask.
-  const int first_pos = first_row + kv_len - q_len, last_pos = min(first_row + BLOCK_M, q_len) - 1 + kv_len - q_len;
-  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
-  const int full_begin = last_pos - params.window_left, full_end = min(first_pos + params.window_right + 1, end);
+  // Row i sees keys i + lowest .. i + highest; without a window, the last row sees up to the last key. Keys
+  // begin .. end - 1 are all that some row of the tile sees.
+  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
+  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
+  const int begin = max(first_row + lowest, 0), end = min(last_row + highest + 1, kv_len);
 
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   T* Q_smem = reinterpret_cast<T*>(dynamic_smem);
@@ -165,8 +165,8 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
   const int r = threadIdx.x, warp_row = r / 32 * 32;  // this lane's row of the tile, the first one of its warp
   float* S_smem = reinterpret_cast<float*>(V_smem + BLOCK_N * STRIDE) + warp_row * S_STRIDE;  // of this warp
   float* s_row = S_smem + r % 32 * S_STRIDE;                                                  // of this lane
-  const int row_pos = first_pos + r, low = row_pos - params.window_left;
-  const int high = min(row_pos + params.window_right, end - 1);  // it sees keys low .. high
+  const int row_pos = first_row + r, low = row_pos + lowest;
+  const int high = min(row_pos + highest, end - 1);  // it sees keys low .. high
   load_tile<BLOCK_N>(K_smem, K, params.k.row, begin, end);
   load_tile<BLOCK_M>(Q_smem, Q, params.q.row, 0, q_len - first_row);
   Accumulator acc[2][HEAD_DIM_PADDED / 16];
@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
       s[j] = softmax_scale_log2 * four.x, s[j + 1] = softmax_scale_log2 * four.y;
       s[j + 2] = softmax_scale_log2 * four.z, s[j + 3] = softmax_scale_log2 * four.w;
     }
-    // A key that a row does not see scores -inf, so that exp2 gives it exactly no weight.
-    if (first < full_begin || first + BLOCK_N > full_end) {
+    // A key that a row does not see scores -inf, so that its weight is exactly 0.
+    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end)) {
 #pragma unroll
       for (int j = 0; j < BLOCK_N; ++j)
         if (first + j < low || first + j > high) s[j] = NEG_INF;
