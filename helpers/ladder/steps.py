@@ -145,14 +145,93 @@ def _register_tiles() -> tuple[Stage, ...]:
     )
 
 
+# ---- 06 -> 07
+
+
+def _padded(head_dim: int) -> int:
+    """Elements of a row in shared memory: whole fragments of 16, and 16 bytes of padding."""
+    return _up(head_dim, 16) + 8
+
+
+def _p_shared(sizes: Sizes) -> int:
+    """SHARED_BYTES where P is stored: 128 rows with 16 bytes of padding each."""
+    return _one_tile_shared(sizes) + 2 * sizes["BLOCK_M"] * (sizes["BLOCK_N"] + 8)
+
+
+def _one_tile_shared(sizes: Sizes) -> int:
+    """SHARED_BYTES of Q and one tile each of K and V, in padded rows."""
+    return 2 * _padded(sizes["HEAD_DIM"]) * (sizes["BLOCK_M"] + 2 * sizes["BLOCK_N"])
+
+
+def _swizzled_shared(sizes: Sizes) -> int:
+    """Of Q and one tile each of K and V, in rows without padding."""
+    return 2 * _up(sizes["HEAD_DIM"], 16) * (sizes["BLOCK_M"] + 2 * sizes["BLOCK_N"])
+
+
+def _as_wmma(head_dim: int) -> list[dict[str, int]]:
+    """The sizes of 06; fewer rows a block where there is little shared memory."""
+    return [{"BLOCK_M": rows, "BLOCK_N": 32, "MIN_BLOCKS": 2} for rows in (128, 64)]
+
+
+def _as_mma(head_dim: int) -> list[dict[str, int]]:
+    """Sizes of 07 with 64 keys a tile at any head dimension up to 128."""
+    if head_dim <= 128:
+        return [{"BLOCK_M": 128, "BLOCK_N": 64, "WARPS": 4, "MIN_BLOCKS": 2}]
+    small = {"BLOCK_M": 64, "BLOCK_N": 32, "WARPS": 4}
+    return [{**sizes, "MIN_BLOCKS": 1} for sizes in ({"BLOCK_M": 128, "BLOCK_N": 64, "WARPS": 8}, small)]
+
+
+def _flash_mma() -> tuple[Stage, ...]:
+    target, wmma = LADDER["flash_mma"], LADDER["flash_wmma"]
+
+    def step(
+        file: str,
+        idea: str,
+        shared_bytes: Callable[[Sizes], int] = target.shared_bytes,
+        candidates: Callable[[int], list[dict[str, int]]] = _as_mma,
+        **changed: Any,
+    ) -> Stage:
+        chosen = _first_that_fits(candidates, shared_bytes)
+        return _step(target, f"steps/{file}", idea, tiles=chosen, shared_bytes=shared_bytes, **changed)
+
+    no_shift: dict[str, Any] = {"variant": lambda call: {}}  # scores are scaled before their maximum is found
+    by_rows: dict[str, Any] = {
+        **no_shift,
+        "candidates": _as_wmma,
+        "threads": lambda sizes: sizes["BLOCK_M"],
+        "max_head_dim": wmma.max_head_dim,
+    }
+    return (
+        step("07_01_cp_async.cu", "cp.async", wmma.shared_bytes, **by_rows),
+        step("07_02_mma_qk.cu", "mma.sync for Q K^T", wmma.shared_bytes, **by_rows),
+        step("07_03_mma_pv.cu", "mma.sync for P V", wmma.shared_bytes, **by_rows),
+        step("07_04_o_from_registers.cu", "O from the registers", wmma.shared_bytes, **by_rows),
+        step("07_05_softmax_as_a_function.cu", "the softmax as a function", wmma.shared_bytes, **by_rows),
+        step("07_06_four_lanes_a_row.cu", "four lanes share a row", wmma.shared_bytes, **by_rows),
+        step("07_07_s_in_registers.cu", "S in registers", _p_shared, **by_rows),
+        step("07_08_p_in_registers.cu", "P in registers", _one_tile_shared, **by_rows),
+        step("07_09_wider_tiles.cu", "64 keys a tile", _one_tile_shared, **no_shift),
+        step("07_10_swizzle.cu", "swizzle", _swizzled_shared, **no_shift),
+        step("07_11_double_buffering.cu", "double buffering", **no_shift),
+        step("07_12_addresses_by_xor.cu", "addresses by exclusive or", **no_shift),
+        step("07_13_addresses_of_copies.cu", "addresses of the copies", **no_shift),
+        step("07_14_scale_in_ffma.cu", "the scale in an FFMA"),
+        step("07_15_masks_as_bits.cu", "masks as bits"),
+        step("07_16_lazy_rescale.cu", "rescale when it pays"),
+        target,
+    )
+
+
 # ---- all climbs
 
 # The climb to each stage that has one, its last element the stage itself.
 CLIMBS: Mapping[str, tuple[Stage, ...]] = {
     "register_tiles": _register_tiles(),
+    "flash_mma": _flash_mma(),
 }
 
 # The file that the first step of each climb is reached from.
 BEFORE: Mapping[str, str] = {
     "register_tiles": "03_online_softmax.cu",
+    "flash_mma": "06_wmma.cu",
 }

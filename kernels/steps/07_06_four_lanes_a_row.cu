@@ -1,0 +1,248 @@
+// 07, step 6, four lanes share a row: each lane reads the scores that the tensor cores gave it, of four rows.
+//
+// Since step 5: maxima meet by two shuffles, sums after the last tile, and the rows of acc are the lane's own. Now
+// the shared-memory round trip of S serves nothing; the next step leaves it out.
+//
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
+//          of dynamic shared memory
+// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
+//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or
+//          (heads, tokens)
+// Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
+// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+#include "attention_params.cuh"
+#include "ptx.cuh"
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 128
+#endif
+#ifndef BLOCK_M
+#define BLOCK_M 128  // B_r, query rows per block: one for each thread, 32 for each warp
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 32  // B_c, keys per tile
+#endif
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS (HEAD_DIM <= 64 ? 3 : 2)  // per SM: what the compiler keeps registers free for
+#endif
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
+
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
+constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
+constexpr int STRIDE = HEAD_DIM_PADDED + 8;  // 16 bytes of padding: eight rows of a fragment are in different banks
+constexpr int S_STRIDE = BLOCK_N + 4;        // the same for float4 of S; P overlays S with 2 S_STRIDE elements a row
+constexpr int SHARED_BYTES = 2 * STRIDE * (BLOCK_M + 2 * BLOCK_N) + 4 * BLOCK_M * S_STRIDE;
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0, "a lane has a row; scores are computed 32 keys at a time");
+
+constexpr int ROWS = 4;  // of S and O per thread: g, g + 8, ... of its warp's
+using Statistics = float[ROWS];
+using Scores = float[2][BLOCK_N / 8][4];          // accumulators of S: 16 rows and 8 keys each
+using Output = float[2][HEAD_DIM_PADDED / 8][4];  // accumulators: 16 rows and 8 columns each
+
+__device__ __forceinline__ unsigned pack(__half, float x, float y) {
+  const __half2 both = __floats2half2_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+// This thread's share of a tile of ROWS rows, from row `first` on. Rows from end on become zeros.
+template <int ROWS, typename T>
+__device__ __forceinline__ void load_tile(T* tile, const T* __restrict__ source, long long stride, int first, int end) {
+#pragma unroll
+  for (int e = threadIdx.x; e < ROWS * CHUNKS; e += BLOCK_M) {
+    const int r = first + e / CHUNKS, c = 8 * (e % CHUNKS);
+    cp_async(smem_address(tile + e / CHUNKS * STRIDE + c), source + r * stride + c, r < end && c < HEAD_DIM ? 16 : 0);
+  }
+  cp_async_commit();
+}
+
+// S = Q K^T for the 32 rows of a warp, into the warp's part of shared memory.
+template <typename T>
+__device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T* K_smem) {
+  const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
+  float S[2][BLOCK_N / 8][4] = {};
+#pragma unroll 2  // unrolled fully it would take more registers than there are
+  for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
+    unsigned a[2][4];
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+      ldmatrix_x4(a[m], smem_address(Q_smem + (16 * m + lane_id % 16) * STRIDE + k + lane_id / 16 * 8));
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 16; ++n) {
+      // K^T: the rows of K are the columns of the right operand.
+      unsigned b[4];
+      const int key = 16 * n + lane_id / 16 * 8 + lane_id % 8;
+      ldmatrix_x4(b, smem_address(K_smem + key * STRIDE + k + lane_id / 8 % 2 * 8));
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        mma_m16n8k16(T(), S[m][2 * n], a[m], b[0], b[1]);
+        mma_m16n8k16(T(), S[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i)  // row 8 i + g
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+      *reinterpret_cast<float2*>(S_smem + (8 * i + g) * S_STRIDE + 8 * n + 2 * t) =
+          make_float2(S[i / 2][n][i % 2 * 2], S[i / 2][n][i % 2 * 2 + 1]);
+}
+
+// The maximum or the sum over the four lanes of a row.
+template <typename Op>
+__device__ __forceinline__ float row_allreduce(float a, Op op) {
+  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
+  return op(a, __shfl_xor_sync(0xffffffff, a, 2));
+}
+
+// The new maximum, and everything so far rescaled to it.
+__device__ __forceinline__ void online_softmax_rescale(const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc) {
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    float m_new = m_i[i];
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+      m_new = fmaxf(m_new, fmaxf(S[i / 2][n][i % 2 * 2], S[i / 2][n][i % 2 * 2 + 1]));
+    m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
+    const float rescale = exp2f(m_i[i] - m_new);  // 0 at the first key; 1 if the maximum stays
+    m_i[i] = m_new;
+    l_i[i] *= rescale;
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
+      acc[i / 2][n][i % 2 * 2] *= rescale, acc[i / 2][n][i % 2 * 2 + 1] *= rescale;
+  }
+}
+
+// acc += P V for the 32 rows of a warp.
+template <typename T>
+__device__ __forceinline__ void gemm_pv(Output& acc, const T* P_smem, const T* V_smem) {
+  const int lane_id = threadIdx.x % 32;
+#pragma unroll 1
+  for (int k = 0; k < BLOCK_N; k += 16) {
+    unsigned a[2][4];
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+      ldmatrix_x4(a[m], smem_address(P_smem + (16 * m + lane_id % 16) * 2 * S_STRIDE + k + lane_id / 16 * 8));
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
+      unsigned b[4];
+      ldmatrix_x4_trans(b, smem_address(V_smem + (k + lane_id % 16) * STRIDE + 16 * n + lane_id / 16 * 8));
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        mma_m16n8k16(T(), acc[m][2 * n], a[m], b[0], b[1]);
+        mma_m16n8k16(T(), acc[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
+    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
+    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
+    const AttentionParams params) {
+  // ---- prologue: which tile of which head is mine, which keys its rows see
+  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
+  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
+  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
+  if (params.window_right < UNLIMITED) {
+    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
+    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
+  }
+  const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
+  const bool packed = cu_seqlens_q != nullptr;
+  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
+  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
+  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
+  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
+  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
+  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
+
+  // Row i is at key i + kv_len - q_len, so that the last row is at the last key: first_pos and last_pos are the tile's.
+  // Keys begin .. end - 1 are all that its rows see; full_begin .. full_end - 1 are seen by every row and need no mask.
+  const int first_pos = first_row + kv_len - q_len, last_pos = min(first_row + BLOCK_M, q_len) - 1 + kv_len - q_len;
+  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
+  const int full_begin = last_pos - params.window_left, full_end = min(first_pos + params.window_right + 1, end);
+
+  extern __shared__ __align__(128) unsigned char dynamic_smem[];
+  T* Q_smem = reinterpret_cast<T*>(dynamic_smem);
+  T* K_smem = Q_smem + BLOCK_M * STRIDE;
+  T* V_smem = K_smem + BLOCK_N * STRIDE;
+  const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
+  const int warp_row = threadIdx.x / 32 * 32;
+  float* S_smem = reinterpret_cast<float*>(V_smem + BLOCK_N * STRIDE) + warp_row * S_STRIDE;  // of this warp
+  T* P_smem = reinterpret_cast<T*>(S_smem);
+  load_tile<BLOCK_N>(K_smem, K, params.k.row, begin, end);
+  load_tile<BLOCK_M>(Q_smem, Q, params.q.row, 0, q_len - first_row);
+  Output acc = {};
+  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) m_i[i] = LOWEST, l_i[i] = 0.0f;
+  const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
+  cp_async_wait<0>();
+  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+
+  // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
+  for (int first = begin; first < end; first += BLOCK_N) {
+    load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);  // in flight while the scores are computed
+    gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
+    __syncwarp();  // hazard: a row of S is read before the other lanes have stored their part of it
+    Scores S;
+#pragma unroll
+    for (int i = 0; i < BLOCK_N; ++i)
+      S[i / 4 % 2][i / 8][i % 4] =
+          softmax_scale_log2 * S_smem[(i / 2 % 4 * 8 + g) * S_STRIDE + i / 8 * 8 + 2 * t + i % 2];
+    // A key that a row does not see scores -inf, so that exp2 gives it exactly no weight.
+    if (first < full_begin || first + BLOCK_N > full_end) {
+#pragma unroll
+      for (int i = 0; i < BLOCK_N; ++i) {
+        const int row_pos = first_pos + warp_row + i / 2 % 4 * 8 + g, col_idx = first + i / 8 * 8 + 2 * t + i % 2;
+        const int low = row_pos - params.window_left, high = min(row_pos + params.window_right, end - 1);
+        if (col_idx < low || col_idx > high) S[i / 4 % 2][i / 8][i % 4] = NEG_INF;
+      }
+    }
+    online_softmax_rescale(S, m_i, l_i, acc);
+    __syncwarp();  // hazard: P overwrites what another lane still loads
+#pragma unroll
+    for (int i = 0; i < BLOCK_N; i += 2) {
+      const int row = i / 2 % 4;
+      const float x = exp2f(S[row / 2][i / 8][i % 4] - m_i[row]), y = exp2f(S[row / 2][i / 8][i % 4 + 1] - m_i[row]);
+      l_i[row] += x + y;
+      *reinterpret_cast<unsigned*>(P_smem + (8 * row + g) * 2 * S_STRIDE + i / 8 * 8 + 2 * t) = pack(T(), x, y);
+    }
+    cp_async_wait<0>();
+    __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
+    load_tile<BLOCK_N>(K_smem, K, params.k.row, first + BLOCK_N, end);  // in flight while V is used
+    gemm_pv(acc, P_smem, V_smem);
+    cp_async_wait<0>();
+    __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
+  }
+
+  // ---- epilogue: the row's sum; divide once
+  if (lse) lse += ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first + first_row;
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
+    const int r = warp_row + 8 * i + g;
+    if (first_row + r >= q_len) continue;
+    if (lse && t == 0) lse[r] = LN_2 * (m_i[i] + log2f(sum));
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; ++n)
+      *reinterpret_cast<unsigned*>(O + r * params.o.row + 8 * n + 2 * t) =
+          pack(T(), acc[i / 2][n][i % 2 * 2] * inverse, acc[i / 2][n][i % 2 * 2 + 1] * inverse);
+  }
+}

@@ -1,0 +1,253 @@
+// 07, step 10, swizzle: the chunks of a row are permuted, so that ldmatrix meets no bank conflict without padding.
+//
+// Since step 9: rows are as long as their data, so a tile is smaller by 16 bytes a row, and tiles start at multiples of
+// 128 bytes. Addresses are 32-bit, within shared memory, which is what ldmatrix and cp.async take.
+//
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2 HEAD_DIM_PADDED
+//          (BLOCK_M + 2 BLOCK_N) bytes of dynamic shared memory
+// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
+//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or
+//          (heads, tokens)
+// Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
+// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
+#include "attention_params.cuh"
+#include "ptx.cuh"
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 256
+#endif
+#ifndef BLOCK_M
+#define BLOCK_M 128  // B_r, query rows per block
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 64  // B_c, keys per tile
+#endif
+#ifndef WARPS
+#define WARPS 4  // per block; each has BLOCK_M / WARPS of its rows
+#endif
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS 2  // per SM: what the compiler keeps registers free for
+#endif
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
+
+constexpr int THREADS = 32 * WARPS;
+constexpr int TILES_M = BLOCK_M / (16 * WARPS);             // MMA atoms of 16 rows in a warp tile
+constexpr int ROWS = 2 * TILES_M;                           // of S and O per thread: g, g + 8, ... of its warp's
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
+constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it, for cp.async and ldmatrix
+constexpr int SWIZZLE_CHUNKS = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;  // neighbours that the swizzle permutes
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
+
+using Statistics = float[ROWS];
+using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
+using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
+
+// The byte offset of a chunk in its tile. ldmatrix reads the same chunk of eight neighbouring rows: the exclusive or
+// puts these eight in different banks.
+__device__ __forceinline__ unsigned swizzle(unsigned row, unsigned chunk) {
+  constexpr unsigned S = SWIZZLE_CHUNKS;
+  return 16 * (row * CHUNKS + chunk / S * S + (chunk % S ^ row / (8 / S) % S));
+}
+
+__device__ __forceinline__ unsigned pack(__half, float x, float y) {
+  const __half2 both = __floats2half2_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+// This thread's share of a tile of ROWS rows, from row `first` on. Rows from end on become zeros.
+template <int ROWS, typename T>
+__device__ __forceinline__ void load_tile(
+    unsigned tile, const T* __restrict__ source, long long stride, int first, int end) {
+#pragma unroll
+  for (int e = threadIdx.x; e < ROWS * CHUNKS; e += THREADS) {
+    const int r = first + e / CHUNKS, c = 8 * (e % CHUNKS);
+    cp_async(tile + swizzle(e / CHUNKS, e % CHUNKS), source + r * stride + c, r < end && c < HEAD_DIM ? 16 : 0);
+  }
+  cp_async_commit();
+}
+
+// S = Q K^T for this warp's rows.
+template <typename T>
+__device__ __forceinline__ void gemm_qk(Scores& S, unsigned Q_smem, unsigned K_smem) {
+  const int lane_id = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k) {
+    unsigned a[TILES_M][4];
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m) ldmatrix_x4(a[m], Q_smem + swizzle(16 * m + lane_id % 16, 2 * k + lane_id / 16));
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 16; ++n) {
+      // K^T: the rows of K are the columns of the right operand.
+      unsigned b[4];
+      ldmatrix_x4(b, K_smem + swizzle(16 * n + lane_id / 16 * 8 + lane_id % 8, 2 * k + lane_id / 8 % 2));
+#pragma unroll
+      for (int m = 0; m < TILES_M; ++m) {
+        mma_m16n8k16(T(), S[m][2 * n], a[m], b[0], b[1]);
+        mma_m16n8k16(T(), S[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// A key that a row does not see scores -inf, so that exp2 gives it exactly no weight. row_pos, the position of the
+// thread's first row among the keys, and end are relative to the thread's first key.
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window_left, int window_right) {
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const int low = row_pos + 8 * i - window_left, high = min(row_pos + 8 * i + window_right, end - 1);
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (8 * n + e < low || 8 * n + e > high) S[i / 2][n][i % 2 * 2 + e] = NEG_INF;
+  }
+}
+
+// The maximum or the sum over the four lanes of a row.
+template <typename Op>
+__device__ __forceinline__ float row_allreduce(float a, Op op) {
+  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
+  return op(a, __shfl_xor_sync(0xffffffff, a, 2));
+}
+
+// The new maximum, and everything so far rescaled to it.
+__device__ __forceinline__ void online_softmax_rescale(const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc) {
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    float m_new = m_i[i];
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+      m_new = fmaxf(m_new, fmaxf(S[i / 2][n][i % 2 * 2], S[i / 2][n][i % 2 * 2 + 1]));
+    m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
+    const float rescale = exp2f(m_i[i] - m_new);  // 0 at the first key; 1 if the maximum stays
+    m_i[i] = m_new;
+    l_i[i] *= rescale;
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
+      acc[i / 2][n][i % 2 * 2] *= rescale, acc[i / 2][n][i % 2 * 2 + 1] *= rescale;
+  }
+}
+
+// acc += P V, 16 keys after 16 keys: while the tensor cores work on some, this thread computes the weights of the next.
+template <typename T>
+__device__ __forceinline__ void gemm_pv(
+    Output& acc, const Scores& S, const Statistics& m_i, Statistics& l_i, unsigned V_smem) {
+  const int lane_id = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < BLOCK_N / 16; ++k) {
+    // The accumulators of 2 x 8 keys have the layout that the left operand of 16 keys needs: only the width changes.
+    unsigned a[TILES_M][4];
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* s = &S[m][2 * k + i / 2][i % 2 * 2];
+        const int row = 2 * m + i % 2;
+        const float x = exp2f(s[0] - m_i[row]), y = exp2f(s[1] - m_i[row]);
+        l_i[row] += x + y;
+        a[m][i] = pack(T(), x, y);
+      }
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
+      unsigned b[4];
+      ldmatrix_x4_trans(b, V_smem + swizzle(16 * k + lane_id % 16, 2 * n + lane_id / 16));
+#pragma unroll
+      for (int m = 0; m < TILES_M; ++m) {
+        mma_m16n8k16(T(), acc[m][2 * n], a[m], b[0], b[1]);
+        mma_m16n8k16(T(), acc[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
+    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
+    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
+    const AttentionParams params) {
+  // ---- prologue: which tile of which head is mine, which keys its rows see
+  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
+  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
+  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
+  if (params.window_right < UNLIMITED) {
+    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
+    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
+  }
+  const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
+  const bool packed = cu_seqlens_q != nullptr;
+  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
+  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
+  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
+  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
+  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
+  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
+
+  // Row i is at key i + kv_len - q_len, so that the last row is at the last key: first_pos and last_pos are the tile's.
+  // Keys begin .. end - 1 are all that its rows see; full_begin .. full_end - 1 are seen by every row and need no mask.
+  const int first_pos = first_row + kv_len - q_len, last_pos = min(first_row + BLOCK_M, q_len) - 1 + kv_len - q_len;
+  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
+  const int full_begin = last_pos - params.window_left, full_end = min(first_pos + params.window_right + 1, end);
+
+  extern __shared__ __align__(128) unsigned char dynamic_smem[];
+  constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V
+  const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;
+  const unsigned V_smem = K_smem + TILE;
+  const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
+  const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
+  load_tile<BLOCK_N>(K_smem, K, params.k.row, begin, end);
+  load_tile<BLOCK_M>(Q_smem, Q, params.q.row, 0, q_len - first_row);
+  Output acc = {};
+  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) m_i[i] = LOWEST, l_i[i] = 0.0f;
+  const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
+  cp_async_wait<0>();
+  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+
+  // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
+  for (int first = begin; first < end; first += BLOCK_N) {
+    load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);  // in flight while the scores are computed
+    Scores S = {};
+    gemm_qk<T>(S, Q_smem + 2 * warp_row * HEAD_DIM_PADDED, K_smem);
+#pragma unroll
+    for (int i = 0; i < TILES_M * BLOCK_N / 2; ++i) S[i / 4 % TILES_M][i / 4 / TILES_M][i % 4] *= softmax_scale_log2;
+    if (first < full_begin || first + BLOCK_N > full_end) {
+      const int col_idx = first + 2 * t;  // of this lane's first key
+      mask(S, first_pos + warp_row + g - col_idx, end - col_idx, params.window_left, params.window_right);
+    }
+    online_softmax_rescale(S, m_i, l_i, acc);
+    cp_async_wait<0>();
+    __syncthreads();  // hazard: V is read before the others' copies have arrived; K is replaced while in use
+    load_tile<BLOCK_N>(K_smem, K, params.k.row, first + BLOCK_N, end);  // in flight while V is used
+    gemm_pv<T>(acc, S, m_i, l_i, V_smem);
+    cp_async_wait<0>();
+    __syncthreads();  // hazard: K is read before another thread has written its part; V is replaced while in use
+  }
+
+  // ---- epilogue: the row's sum; divide once
+  if (lse) lse += ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first + first_row;
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
+    const int r = warp_row + 8 * i + g;
+    if (first_row + r >= q_len) continue;
+    if (lse && t == 0) lse[r] = LN_2 * (m_i[i] + log2f(sum));
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; ++n)
+      *reinterpret_cast<unsigned*>(O + r * params.o.row + 8 * n + 2 * t) =
+          pack(T(), acc[i / 2][n][i % 2 * 2] * inverse, acc[i / 2][n][i % 2 * 2 + 1] * inverse);
+  }
+}

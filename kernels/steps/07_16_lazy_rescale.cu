@@ -1,0 +1,316 @@
+// 07, step 16, rescale when it pays: m_i follows a row's maximum only when that exceeds it by RESCALE_THRESHOLD.
+//
+// Since step 15: the lazy rescale of FlashAttention-4, which 06 has and step 5 dropped. Most tiles take no rescale, and
+// no shuffles for the maximum either.
+//
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2 HEAD_DIM_PADDED
+//          (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
+// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
+//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or
+//          (heads, tokens)
+// Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
+// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
+#include "attention_params.cuh"
+#include "ptx.cuh"
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 256
+#endif
+#ifndef BLOCK_M
+#define BLOCK_M 128  // B_r, query rows per block
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 64  // B_c, keys per tile
+#endif
+#ifndef WARPS
+#define WARPS 4  // per block; each has BLOCK_M / WARPS of its rows
+#endif
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS 2  // per SM: what the compiler keeps registers free for
+#endif
+#ifndef EXACT_SHIFT
+#define EXACT_SHIFT 0  // 1: for a softmax_scale so large that m_i's rounding is worth many powers of 2; see gemm_pv
+#endif
+#ifndef RESCALE_THRESHOLD
+#define RESCALE_THRESHOLD 8.0f  // m_i is updated only when a row's maximum exceeds it by more, in powers of 2
+#endif
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
+
+constexpr int THREADS = 32 * WARPS;
+constexpr int TILES_M = BLOCK_M / (16 * WARPS);             // MMA atoms of 16 rows in a warp tile
+constexpr int ROWS = 2 * TILES_M;                           // of S and O per thread: g, g + 8, ... of its warp's
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
+constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it, for cp.async and ldmatrix
+constexpr int SWIZZLE_CHUNKS = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;  // neighbours that the swizzle permutes
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
+static_assert(BLOCK_N <= 128, "mask() has one bit per key of a thread");
+static_assert(THREADS / SWIZZLE_CHUNKS % 8 == 0, "a thread's rows must be multiples of 8 apart to share one swizzle");
+
+using Statistics = float[ROWS];
+using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
+using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
+
+// The byte offset of a chunk in its tile. ldmatrix reads the same chunk of eight neighbouring rows: the exclusive or
+// puts these eight in different banks.
+__device__ __forceinline__ unsigned swizzle(unsigned row, unsigned chunk) {
+  constexpr unsigned S = SWIZZLE_CHUNKS;
+  return 16 * (row * CHUNKS + chunk / S * S + (chunk % S ^ row / (8 / S) % S));
+}
+
+// The same row, 16 k elements further. Because tiles start at multiples of 128 bytes, that is an exclusive or of
+// addresses: one instruction, and often none.
+__device__ __forceinline__ unsigned swizzle_advance_k(unsigned address, unsigned k) {
+  constexpr unsigned WIDTH = 16 * SWIZZLE_CHUNKS;
+  return (address ^ 32 * k % WIDTH) + 32 * k / WIDTH * WIDTH;
+}
+
+__device__ __forceinline__ unsigned pack(__half, float x, float y) {
+  const __half2 both = __floats2half2_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+// This thread's share of a tile of ROWS rows. SWIZZLE_CHUNKS threads copy a row: `target` and `source` are the thread's
+// first chunk, rows_left is how many rows there are from there on. What is past the end becomes zeros.
+template <int ROWS, typename T>
+__device__ __forceinline__ void load_tile(
+    unsigned target, const T* __restrict__ source, long long stride, int rows_left) {
+  constexpr int STEP = THREADS / SWIZZLE_CHUNKS;  // a multiple of 8, so that the swizzle stays as it is
+#pragma unroll
+  for (int i = 0; i < ROWS; i += STEP, source += STEP * stride) {
+    if (i + STEP > ROWS && i + threadIdx.x / SWIZZLE_CHUNKS >= ROWS) break;
+#pragma unroll
+    for (int j = 0; j < CHUNKS; j += SWIZZLE_CHUNKS) {
+      const bool in_bounds = i < rows_left && 8 * (threadIdx.x % SWIZZLE_CHUNKS + j) < HEAD_DIM;
+      cp_async(target + 16 * (i * CHUNKS + j), source + 8 * j, in_bounds ? 16 : 0);
+    }
+  }
+}
+
+// S = Q K^T for this warp's rows.
+template <typename T>
+__device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_lane) {
+#pragma unroll
+  for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k) {
+    unsigned a[TILES_M][4];
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m) ldmatrix_x4(a[m], swizzle_advance_k(q_lane, k) + 32 * m * HEAD_DIM_PADDED);
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 16; ++n) {
+      unsigned b[4];
+      ldmatrix_x4(b, swizzle_advance_k(k_lane, k) + 32 * n * HEAD_DIM_PADDED);
+#pragma unroll
+      for (int m = 0; m < TILES_M; ++m) {
+        mma_m16n8k16(T(), S[m][2 * n], a[m], b[0], b[1]);
+        mma_m16n8k16(T(), S[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// One bit for each key of a thread's row, 8 n and 8 n + 1: those before `limit`. The compiler tests seven bits with one
+// instruction, R2P, where two comparisons a score would take 14.
+__device__ __forceinline__ unsigned keys_before(int limit) {
+  const int keys = min(max(limit, 0), BLOCK_N);
+  return (1ull << (keys / 8 * 2 + min(keys % 8, 2))) - 1;
+}
+
+// A key that a row does not see scores -inf, so that exp2 gives it exactly no weight. row_pos, the position of the
+// thread's first row among the keys, and end are relative to the thread's first key.
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window_left, int window_right) {
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const int low = row_pos + 8 * i - window_left, high = row_pos + 8 * i + window_right;
+    const unsigned seen = keys_before(min(high + 1, end)) & ~keys_before(low);
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (!(seen >> (2 * n + e) & 1)) S[i / 2][n][i % 2 * 2 + e] = NEG_INF;
+  }
+}
+
+// The maximum or the sum over the four lanes of a row.
+template <typename Op>
+__device__ __forceinline__ float row_allreduce(float a, Op op) {
+  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
+  return op(a, __shfl_xor_sync(0xffffffff, a, 2));
+}
+
+// The new maximum, and everything so far rescaled to it. Rescaling takes time, so it is done only when some weight
+// would exceed 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division by l_i at the end cancels them.
+__device__ __forceinline__ void online_softmax_rescale(
+    const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc, float softmax_scale_log2) {
+  Statistics m_new;
+  bool exceeded = false;
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    float s_max = NEG_INF;  // of this lane's keys
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+      s_max = fmaxf(s_max, fmaxf(S[i / 2][n][i % 2 * 2], S[i / 2][n][i % 2 * 2 + 1]));
+    m_new[i] = fmaxf(m_i[i], s_max * softmax_scale_log2);
+    exceeded |= m_new[i] > m_i[i] + RESCALE_THRESHOLD;
+  }
+  if (!__any_sync(0xffffffff, exceeded)) return;
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    m_new[i] = row_allreduce(m_new[i], [](float a, float b) { return fmaxf(a, b); });
+    const float rescale = exp2f(m_i[i] - m_new[i]);  // 0 at the first key; 1 if the maximum stays
+    m_i[i] = m_new[i];
+    l_i[i] *= rescale;
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
+      acc[i / 2][n][i % 2 * 2] *= rescale, acc[i / 2][n][i % 2 * 2 + 1] *= rescale;
+  }
+}
+
+// The weight of a score, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i, the same product
+// for the row's largest s, is rounded. At |m_i| = 2^27 that is worth 2^4, and a weight of 2^(8 + 4) still fits float16.
+// EXACT_SHIFT rounds both alike, so that the largest weight is 1 at any scale.
+__device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
+  return exp2f(EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
+}
+
+// acc += P V, 16 keys after 16 keys: while the tensor cores work on some, this thread computes the weights of the next.
+template <typename T>
+__device__ __forceinline__ void gemm_pv(
+    Output& acc, const Scores& S, const Statistics& m_i, Statistics& l_i, float softmax_scale_log2, unsigned v_lane) {
+#pragma unroll
+  for (int k = 0; k < BLOCK_N / 16; ++k) {
+    // The accumulators of 2 x 8 keys have the layout that the left operand of 16 keys needs: only the width changes.
+    unsigned a[TILES_M][4];
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* s = &S[m][2 * k + i / 2][i % 2 * 2];
+        const int row = 2 * m + i % 2;
+        const float x = weight(s[0], softmax_scale_log2, m_i[row]), y = weight(s[1], softmax_scale_log2, m_i[row]);
+        l_i[row] += x + y;
+        a[m][i] = pack(T(), x, y);
+      }
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
+      unsigned b[4];
+      ldmatrix_x4_trans(b, swizzle_advance_k(v_lane, n) + 32 * k * HEAD_DIM_PADDED);
+#pragma unroll
+      for (int m = 0; m < TILES_M; ++m) {
+        mma_m16n8k16(T(), acc[m][2 * n], a[m], b[0], b[1]);
+        mma_m16n8k16(T(), acc[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
+    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
+    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
+    const AttentionParams params) {
+  // ---- prologue: which tile of which head is mine, which keys its rows see
+  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
+  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
+  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
+  if (params.window_right < UNLIMITED) {
+    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
+    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
+  }
+  const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
+  const bool packed = cu_seqlens_q != nullptr;
+  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
+  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
+  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
+  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
+  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
+  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
+
+  // Row i is at key i + kv_len - q_len, so that the last row is at the last key: first_pos and last_pos are the tile's.
+  // Keys begin .. end - 1 are all that its rows see; full_begin .. full_end - 1 are seen by every row and need no mask.
+  const int first_pos = first_row + kv_len - q_len, last_pos = min(first_row + BLOCK_M, q_len) - 1 + kv_len - q_len;
+  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
+  const int full_begin = last_pos - params.window_left, full_end = min(first_pos + params.window_right + 1, end);
+
+  // Each lane gives one row's address to ldmatrix: k_lane is its own in the first fragment of the tile.
+  extern __shared__ __align__(128) unsigned char dynamic_smem[];
+  constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V; there are two of each
+  const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;
+  const unsigned V_smem = K_smem + 2 * TILE;
+  const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
+  const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
+  const unsigned q_lane = Q_smem + swizzle(warp_row + lane_id % 16, lane_id / 16);
+  const unsigned k_lane = K_smem + swizzle(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
+  const unsigned v_lane = V_smem + swizzle(lane_id % 16, lane_id / 16);
+  const int copy_row = threadIdx.x / SWIZZLE_CHUNKS, copy_chunk = threadIdx.x % SWIZZLE_CHUNKS;  // this thread copies
+  const unsigned copy_offset = swizzle(copy_row, copy_chunk);
+  Q += copy_row * params.q.row + 8 * copy_chunk;
+  K += (begin + copy_row) * params.k.row + 8 * copy_chunk;
+  V += (begin + copy_row) * params.v.row + 8 * copy_chunk;
+  if (begin < end) {
+    load_tile<BLOCK_M>(Q_smem + copy_offset, Q, params.q.row, q_len - first_row - copy_row);
+    load_tile<BLOCK_N>(K_smem + copy_offset, K, params.k.row, end - begin - copy_row);
+    load_tile<BLOCK_N>(V_smem + copy_offset, V, params.v.row, end - begin - copy_row);
+    cp_async_commit();
+    if (params.softmax_scale < 0.0f) {  // maxima are found before the scaling, so the sign goes into Q
+      cp_async_wait<0>();
+      __syncthreads();  // hazard: signs would be flipped before the other threads' copies have arrived
+      for (int i = threadIdx.x; i < BLOCK_M * HEAD_DIM_PADDED / 2; i += THREADS)
+        reinterpret_cast<unsigned*>(dynamic_smem)[i] ^= 0x80008000;
+    }
+  }
+  Output acc = {};
+  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) m_i[i] = LOWEST, l_i[i] = 0.0f;
+  const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
+  const float softmax_scale_log2 = abs_scale * LOG2_E;
+
+  // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
+  unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use; the next tile arrives in the other one
+  for (int first = begin; first < end; first += BLOCK_N, stage_offset ^= TILE) {
+    cp_async_wait<0>();
+    __syncthreads();  // hazard: the tile is read before the others' copies have arrived; the one before is replaced
+    const int next = first + BLOCK_N;
+    if (next < end) {
+      K += BLOCK_N * params.k.row;
+      V += BLOCK_N * params.v.row;
+      load_tile<BLOCK_N>(K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row);
+      load_tile<BLOCK_N>(V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
+      cp_async_commit();
+    }
+    Scores S = {};
+    gemm_qk<T>(S, q_lane, k_lane + stage_offset);
+    if (first < full_begin || first + BLOCK_N > full_end) {
+      const int col_idx = first + 2 * t;  // of this lane's first key
+      mask(S, first_pos + warp_row + g - col_idx, end - col_idx, params.window_left, params.window_right);
+    }
+    online_softmax_rescale(S, m_i, l_i, acc, softmax_scale_log2);
+    gemm_pv<T>(acc, S, m_i, l_i, softmax_scale_log2, v_lane + stage_offset);
+  }
+
+  // ---- epilogue: the row's sum; divide once
+  if (lse) lse += ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first + first_row;
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
+    const int r = warp_row + 8 * i + g;
+    if (first_row + r >= q_len) continue;
+    if (lse && t == 0) lse[r] = LN_2 * (m_i[i] + log2f(sum));
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; ++n)
+      *reinterpret_cast<unsigned*>(O + r * params.o.row + 8 * n + 2 * t) =
+          pack(T(), acc[i / 2][n][i % 2 * 2] * inverse, acc[i / 2][n][i % 2 * 2 + 1] * inverse);
+  }
+}
