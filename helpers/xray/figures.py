@@ -100,8 +100,11 @@ def fetches(seen: checked.Observed) -> dict[str, np.ndarray]:
 
 def steps(seen: checked.Observed, passed: checked.Passed) -> list[timeline.Step]:
     """The steps of one block, those of the same line and lanes put together."""
+    together: dict[tuple[int, int, int, int], int] = {}  # in words for each line, not for each of its many steps
+    for *same, count in passed.steps:
+        together[tuple(same)] = together.get(tuple(same), 0) + count
     counts: dict[tuple[int, int, int, str, tuple[int, ...]], int] = {}
-    for interval, warp, number, lanes, count in passed.steps:
+    for (interval, warp, number, lanes), count in together.items():
         site = seen.sites[number]
         where = "global" if seen.regions[site.region].kind == checked.ARRAY else "shared"
         what = "atomic" if site.is_atomic else f"{'write' if site.is_write else 'read'} {where}"
