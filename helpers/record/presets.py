@@ -4,8 +4,8 @@
     python3 -m helpers.record.presets                 # anywhere: prints the recorded table
 
 A launch asks for more dynamic shared memory than its kernel uses, so that a multiprocessor has as many blocks as one of
-the other GPU has room for. The other GPU's clocks, caches and tensor cores stay unknown: what carries over is which tile
-is faster where only so many blocks fit.
+the other GPU has room for. The other GPU's clocks, caches and tensor cores stay unknown: what carries over is which
+tile is faster where only so many blocks fit.
 """
 
 from __future__ import annotations
