@@ -55,13 +55,17 @@ def test(words: "list[str]", quick: bool) -> int:
     words, named = absolute(words)
     argv = [sys.executable, "-m", "pytest"]
     folders = ["tests"] if quick else ["tests", "notebooks"]
-    argv += [] if named else [folder for folder in folders if (ROOT / folder).is_dir()]
+    processes = workers()
+    if not named:
+        argv += [folder for folder in folders if (ROOT / folder).is_dir()]
+        files = [path for folder in folders for path in (ROOT / folder).glob("*") if path.suffix in (".py", ".ipynb")]
+        processes = max(1, min(processes, len(files)))  # each takes seconds to start
     if not quick:
         argv += ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120"]
         if (ROOT / "tests" / "sanitize.cfg").is_file():
             argv += ["--nbval-sanitize-with", "tests/sanitize.cfg"]
     # A file's tests share a worker: the cells of a notebook need one another.
-    pytest = run([*argv, "-n", str(workers()), "--dist", "loadfile", *words], {**ONE_THREAD, **os.environ})
+    pytest = run([*argv, "-n", str(processes), "--dist", "loadfile", *words], {**ONE_THREAD, **os.environ})
     minutes, seconds = divmod(round(time.monotonic() - begin), 60)
     verdict = {0: "passed", 130: "stopped"}
     parts = f"ruff {verdict.get(ruff, 'FAILED')}, pytest {verdict.get(pytest, 'FAILED')}"

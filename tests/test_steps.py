@@ -30,8 +30,8 @@ except reports.NvrtcMissing as error:
 MOST_CHANGED_LINES = 60
 # Steps that are no single lesson, and their changed lines: helpers/ladder/steps.py says why.
 LARGER = {
-    "steps/06_01_half_types.cu": 112,
-    "steps/06_02_row_per_lane.cu": 293,
+    "steps/06_01_half_types.cu": 111,
+    "steps/06_02_row_per_lane.cu": 294,
     "steps/07_06_four_lanes_a_row.cu": 77,
 }
 STEPS = [step for climb in CLIMBS.values() for step in climb[:-1]]  # the last one is a stage, tested as such

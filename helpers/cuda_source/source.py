@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -16,14 +17,18 @@ class Declared:
     const: bool
 
 
+@functools.lru_cache(maxsize=32)  # a source is read for its kernels, its includes and its translation
 def blank_comments(code: str) -> str:
     """The code with comments and string contents replaced by spaces; every other character keeps its place."""
+
+    def spaces(text: str) -> str:
+        return "\n".join(" " * len(line) for line in text.split("\n"))
 
     def blank(match: re.Match[str]) -> str:
         text = match.group(0)
         if text[0] in "\"'":
-            return text[0] + re.sub(r"[^\n]", " ", text[1:-1]) + text[-1]
-        return re.sub(r"[^\n]", " ", text)
+            return text[0] + spaces(text[1:-1]) + text[-1]
+        return spaces(text)
 
     pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''
     return re.sub(pattern, blank, code, flags=re.S)

@@ -273,8 +273,20 @@ def pick_wmma(head_dim: int, shared_limit: int) -> dict[str, int]:
     return _first(_WMMA, wmma_shared_bytes, head_dim, shared_limit)
 
 
+# Where a block may have less: the fastest of the 20 tiles of `helpers.record.presets` on an H200 whose multiprocessors
+# were given as many blocks as a GPU with that limit has room for. (head_dim
+# from, to, BLOCK_M, BLOCK_N, WARPS, MIN_BLOCKS)
+_MMA_PRESETS: Mapping[int, Sequence[tuple[int, int, int, int, int, int]]] = {
+    99 * KB: ((65, 96, 256, 64, 8, 1), (97, 128, 256, 32, 8, 1)),
+    163 * KB: ((97, 128, 128, 48, 4, 2),),
+}
+
+
 def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     """The -D options of 07, without HEAD_DIM. ValueError where no tile fits, or head_dim is above 256."""
+    for least, most, *sizes in _MMA_PRESETS.get(_known(shared_limit), ()):
+        if least <= head_dim <= most:
+            return dict(zip(("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS"), sizes, strict=True))
     sizes = _first(_MMA, mma_shared_bytes, head_dim, shared_limit)
     wide = {**sizes, "BLOCK_N": _MMA_WIDE.get(_fragments(head_dim), sizes["BLOCK_N"])}
     blocks = _room(mma_shared_bytes(head_dim, wide), _known(shared_limit))

@@ -100,13 +100,18 @@ def fetches(seen: checked.Observed) -> dict[str, np.ndarray]:
 
 def steps(seen: checked.Observed, passed: checked.Passed) -> list[timeline.Step]:
     """The steps of one block, those of the same line and lanes put together."""
+    words: dict[int, tuple[int, str]] = {}  # of each site, which many steps share
+    threads: dict[tuple[int, int], tuple[int, ...]] = {}
     counts: dict[tuple[int, int, int, str, tuple[int, ...]], int] = {}
     for interval, warp, number, lanes, count in passed.steps:
-        site = seen.sites[number]
-        where = "global" if seen.regions[site.region].kind == checked.ARRAY else "shared"
-        what = "atomic" if site.is_atomic else f"{'write' if site.is_write else 'read'} {where}"
-        threads = tuple(32 * warp + lane for lane in range(32) if lanes >> lane & 1)
-        key = (interval, warp, site.place[1] if site.place else 0, what, threads)
+        if number not in words:
+            site = seen.sites[number]
+            where = "global" if seen.regions[site.region].kind == checked.ARRAY else "shared"
+            what = "atomic" if site.is_atomic else f"{'write' if site.is_write else 'read'} {where}"
+            words[number] = site.place[1] if site.place else 0, what
+        if (warp, lanes) not in threads:
+            threads[warp, lanes] = tuple(32 * warp + lane for lane in range(32) if lanes >> lane & 1)
+        key = (interval, warp, *words[number], threads[warp, lanes])
         counts[key] = counts.get(key, 0) + count
     ends = dict(enumerate(line for _, line in passed.barriers))
     in_order = sorted(counts.items(), key=lambda item: item[0][0])

@@ -41,6 +41,7 @@ constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + 
 
 constexpr int D4 = HEAD_DIM / 4;                           // groups of four columns per row
 constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of O per thread: x, x + THREADS_X, ...
+constexpr int TILE_D = 4 * TILE_D4;
 constexpr int CHUNKS = HEAD_DIM / 8;                       // of 16 bytes in a row of K or V
 constexpr int STRIDE = (HEAD_DIM + 15) / 16 * 16 + 8;      // elements from one row of K to the next in shared memory
 constexpr int COPIES = (BLOCK_N * CHUNKS + THREADS - 1) / THREADS;  // chunks of a tile of K or V per thread
@@ -160,7 +161,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared
 
 // acc += this thread's tile of P V.
 template <typename T>
-__device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][4 * TILE_D4], const Shared<T>& smem, int x, int y) {
+__device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shared<T>& smem, int x, int y) {
 #pragma unroll 16
   for (int j = 0; j < BLOCK_N; ++j) {
     float p_column[TILE_M], v_row[TILE_D];
