@@ -210,7 +210,7 @@ def test_xray_of_a_half_step_is_clean(step: Stage, monkeypatch: pytest.MonkeyPat
 def test_spills_where_they_are_said_to_be(step: Stage) -> None:
     for arch in ("sm_80", "sm_90"):
         report = reports.compile_report(step.file, step.defines(128), arch, name=step.kernel_name("float16"))
-        assert report.spill_bytes <= (400 if step.file in SPILLS else 0), report
+        assert report.spill_bytes <= (800 if step.file in SPILLS else 0), report
 
 
 def test_a_step_finds_the_includes_of_the_kernels(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
