@@ -72,8 +72,9 @@ __device__ __forceinline__ void put(T* tile, uint4 chunk, int i) {
 template <int ROWS, typename T>
 __device__ __forceinline__ void load_tile(T* tile, const T* __restrict__ source, long long stride, int first, int end) {
 #pragma unroll
-  for (int e = threadIdx.x; e < ROWS * CHUNKS; e += BLOCK_M) {
-    const int r = first + e / CHUNKS, c = 8 * (e % CHUNKS);
+  for (int i = 0; i < ROWS * CHUNKS; i += BLOCK_M) {
+    const int e = i + threadIdx.x, r = first + e / CHUNKS, c = 8 * (e % CHUNKS);
+    if (ROWS * CHUNKS % BLOCK_M != 0 && e >= ROWS * CHUNKS) break;
     cp_async(smem_address(tile + e / CHUNKS * STRIDE + c), source + r * stride + c, r < end && c < HEAD_DIM ? 16 : 0);
   }
   cp_async_commit();

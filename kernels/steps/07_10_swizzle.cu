@@ -67,8 +67,9 @@ template <int ROWS, typename T>
 __device__ __forceinline__ void load_tile(
     unsigned tile, const T* __restrict__ source, long long stride, int first, int end) {
 #pragma unroll
-  for (int e = threadIdx.x; e < ROWS * CHUNKS; e += THREADS) {
-    const int r = first + e / CHUNKS, c = 8 * (e % CHUNKS);
+  for (int i = 0; i < ROWS * CHUNKS; i += THREADS) {
+    const int e = i + threadIdx.x, r = first + e / CHUNKS, c = 8 * (e % CHUNKS);
+    if (ROWS * CHUNKS % THREADS != 0 && e >= ROWS * CHUNKS) break;
     cp_async(tile + swizzle(e / CHUNKS, e % CHUNKS), source + r * stride + c, r < end && c < HEAD_DIM ? 16 : 0);
   }
   cp_async_commit();
