@@ -259,8 +259,8 @@ def no_barrier(name: str, which: int, times: int) -> Bug:
 SHARED = (
     changed("full tiles end late", "|| first + BLOCK_N > min(first_row", "|| first > min(first_row"),
     changed("full for the first row is full for all", "first < last_row + lowest", "first < first_row + lowest"),
-    changed("begins where the last row does", "max(first_row + lowest", "max(last_row + lowest"),
-    changed("ends where the first row does", "end = min(last_row + highest", "end = min(first_row + highest"),
+    changed("begins where the last row does", "max(first_pos -", "max(last_pos -"),
+    changed("ends where the first row does", "end = min(last_pos +", "end = min(first_pos +"),
     changed("wrong head of K and V", "head / (params.heads / params.kv_heads)", "head % params.kv_heads"),
     changed("O without the head", " + head * params.o.head"),
     changed("no maximum for rows that see nothing", "= LOWEST,", "= NEG_INF,"),

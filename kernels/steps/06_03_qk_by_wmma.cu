@@ -145,11 +145,12 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
   K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
   V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
 
-  // Row i sees keys i + lowest .. i + highest; without a window, the last row sees up to the last key. Keys
-  // begin .. end - 1 are all that some row of the tile sees.
+  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
+  // keys begin .. end - 1 are all that some row of the tile sees.
   const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
-  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
-  const int begin = max(first_row + lowest, 0), end = min(last_row + highest + 1, kv_len);
+  const int first_pos = first_row + kv_len - q_len, last_row = min(first_row + BLOCK_M, q_len) - 1;
+  const int last_pos = min(first_row + BLOCK_M, q_len) - 1 + kv_len - q_len;
+  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
 
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   T* Q_smem = reinterpret_cast<T*>(dynamic_smem);
