@@ -1,8 +1,7 @@
 // 04, step 5, P in shared memory: both products read their operands, a column and a row at a time, from shared memory.
 //
-// Since step 4: P makes a round trip through shared memory. Both products are sums of outer products, of a column of Q
-// or P and a row of K^T or V. Slower than the step before: kept, because now any thread may use any column of P, and
-// from step 6 on they do.
+// Since step 4: P makes a round trip through shared memory, and both products are sums of outer products. Slower than
+// the step before: kept, because from step 6 on a thread needs columns of P that other threads have computed.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of dynamic shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1

@@ -1,9 +1,7 @@
 // 04, step 6, shared rows: THREADS_X threads share a row, so a thread's tile has 4 x 4 scores and few columns of O.
 //
-// Since step 5: a word of K or V serves 4 multiplications, and a row of acc takes an eighth of the registers, at any
-// HEAD_DIM, so that tiles can grow.
-// Much slower than the step before: kept, because all that follows builds on it. At HEAD_DIM 64 the 8 lanes that share
-// a row read 8 words of one bank of K, in 8 wavefronts; larger tiles (step 7) and padding (step 8) repay it.
+// Since step 5: a word of K or V serves 4 multiplications, and a row of acc takes an eighth of the registers. Slower
+// than the step before, by bank conflicts: kept, because all that follows builds on it; steps 7 and 8 repay it.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of dynamic shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1
