@@ -262,14 +262,14 @@ BUGS["heads_and_masks"] = (
     Bug(
         "the window is a key long",
         "low = row_pos + lowest",
-        "low = row_pos - params.window_left - 1",
+        "low = row_pos + lowest - 1",
         inputs="window",
     ),
     Bug("the window has no left border", "j * THREADS_X < low || ", "", inputs="window"),
     Bug(
         "keys past the end",
         "min(row_pos + highest, end - 1 - first - x)",
-        "row_pos + params.window_right",
+        "row_pos + highest",
     ),
     Bug(
         "tiles across the diagonal count as full",

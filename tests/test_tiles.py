@@ -11,6 +11,7 @@ from helpers import compile_report, cpu, kernel
 from helpers.check import check, make_inputs
 from helpers.ladder import tiles
 from helpers.ladder.tiles import GPUS, KB, LIMITS, MAX_HEAD_DIM, Tiles, pick, pick_few, pick_lone
+from helpers.record import presets
 from helpers.reference import attention
 
 FILE = "04_register_tiles.cu"
@@ -111,3 +112,33 @@ def test_tiles_say_what_a_thread_has() -> None:
     assert Tiles(128, 64, 128, 8).scores == (8, 8)
     assert Tiles(128, 96, 256, 16).scores == (8, 6)
     assert len(tiles.table().splitlines()) == len(LIMITS) * 6
+
+
+# ---- 07 on GPUs with less shared memory
+
+
+@pytest.mark.parametrize("gpu", presets.OTHERS, ids=lambda gpu: gpu.arch)
+@pytest.mark.parametrize("head_dim", presets.HEAD_DIMS)
+def test_mma_takes_the_tile_that_was_fastest_with_as_many_blocks(gpu: tiles.Gpu, head_dim: int) -> None:
+    """Of both speeds together, 4 % at most are left for a tile that fits several head dimensions."""
+    record = presets.recorded()
+    assert record is not None
+    found = presets.best(record, gpu.arch, head_dim)
+    own = tiles.pick_mma(head_dim, gpu.limit)
+    (row,) = (row for row in found if all(row[name] == own[name] for name in presets.NAMES))
+    assert row["full"] + row["causal"] >= 0.96 * (found[0]["full"] + found[0]["causal"]), presets.presets_table(record)
+
+
+@pytest.mark.parametrize("gpu", presets.OTHERS, ids=lambda gpu: gpu.arch)
+@pytest.mark.parametrize("head_dim", [80, 96, 128])
+def test_mma_has_the_blocks_that_its_preset_counts_on(gpu: tiles.Gpu, head_dim: int) -> None:
+    """By NVRTC's registers and the rule of occupancy. An A100 has two blocks at 128, where 64 keys a tile left one."""
+    sizes = {"HEAD_DIM": head_dim, **tiles.pick_mma(head_dim, gpu.limit)}
+    try:
+        report = compile_report.compile_report("07_mma.cu", sizes, gpu.arch, name="flash_mma<__half>")
+    except compile_report.NvrtcMissing as error:
+        pytest.skip(str(error))
+    assert report.spill_bytes <= 16
+    blocks, _ = gpu.resident(32 * sizes["WARPS"], report.registers, tiles.mma_shared_bytes(head_dim, sizes))
+    warps = blocks * sizes["WARPS"]
+    assert warps == 8, "two blocks of 4 warps, or one of 8"
