@@ -240,7 +240,7 @@ def sectors(words: Sequence[int]) -> int:
 
 
 @styled
-def warp_picture(accesses: Mapping[str, tuple[tuple[int, int], Sequence[int]]], *, verb: str = "asked for") -> Picture:
+def warp_picture(accesses: Mapping[str, tuple[tuple[int, int], Sequence[int]]], *, verb: str = "requested") -> Picture:
     """What the 32 lanes of a warp touch in one instruction, and what memory moves for it.
 
     Args:

@@ -59,13 +59,13 @@ def ladder_table(record: Mapping[str, Any]) -> str:
         "| notebook | the idea | " + " | ".join(heading for heading, *_ in columns) + " |",
         "|---|---|" + "---:|" * len(columns),
         _row(
-            _link(0, "attention"), "what attention computes, what it costs, how the course works", [""] * len(columns)
+            _link("00_attention"), "what attention computes, what it costs, how the course works", [""] * len(columns)
         ),
     ]
     for stage in LADDER.values():
         cells = [_cell(results.get(stage.name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
         if any(cells):
-            lines.append(_row(_link(stage.number, stage.name), stage.idea, cells))
+            lines.append(_row(_link(Path(stage.file).stem), stage.idea, cells))
     for name in PEERS:
         cells = [_cell(results.get(name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
         if any(cells):
@@ -85,9 +85,8 @@ def ladder_table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _link(number: int, name: str) -> str:
+def _link(title: str) -> str:
     """The notebook's name, as a link where there is one."""
-    title = f"{number:02}_{name}"
     return f"[{title}](notebooks/{title}.ipynb)" if (ROOT / "notebooks" / f"{title}.ipynb").is_file() else title
 
 
