@@ -15,7 +15,7 @@ import numpy as np
 from helpers import reference
 from helpers.check import check, make_inputs
 from helpers.device import ON_GPU, cp, describe
-from helpers.ladder import LADDER, Stage
+from helpers.ladder import FORWARD, Stage
 from helpers.ladder.steps import CLIMBS
 from helpers.record.cases import TYPES
 
@@ -106,7 +106,7 @@ def main(names: Sequence[str]) -> int:
     print(describe())
     if ON_GPU:
         cp.cuda.set_allocator(None)  # CuPy's pool hands out slices of large blocks: an overrun would land in one
-    for stage in LADDER.values():
+    for stage in FORWARD.values():
         for dtype in stage.dtypes if stage.direction == "forward" else ():
             if (not names or stage.name in names) and stage.why_not(head_dim=64, dtype=dtype) is None:
                 run(stage, dtype)

@@ -21,11 +21,11 @@ from helpers import kernel, reference
 from helpers.attention import flash_attention, flash_attention_varlen
 from helpers.check import check
 from helpers.device import ON_GPU, cp
-from helpers.ladder import LADDER, Stage, limits
+from helpers.ladder import FORWARD, Stage, limits
 from helpers.ladder.layout import address
 from helpers.xray import xray
 
-STRIDED = [stage for stage in LADDER.values() if "float32" in stage.dtypes and "varlen" in stage.features]
+STRIDED = [stage for stage in FORWARD.values() if "float32" in stage.dtypes and "varlen" in stage.features]
 Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -320,7 +320,7 @@ def test_views_are_read_where_they_lie(layout: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "stage", [stage for stage in LADDER.values() if "float32" in stage.dtypes], ids=lambda s: s.name
+    "stage", [stage for stage in FORWARD.values() if "float32" in stage.dtypes], ids=lambda s: s.name
 )
 def test_every_stage_by_name_and_by_number(stage: Stage) -> None:
     q, k, v = inputs(2, 33, 40, 3, 3, 40)
@@ -338,7 +338,7 @@ def test_the_last_stage_that_can_is_chosen(monkeypatch: pytest.MonkeyPatch) -> N
     q, k, v = inputs(1, 5, 6, 2, 2, 8)
     flash_attention(q, k, v)
     flash_attention(q, k, v, causal=True)
-    able = [[s.name for s in LADDER.values() if s.why_not(head_dim=8, causal=c) is None] for c in (False, True)]
+    able = [[s.name for s in FORWARD.values() if s.why_not(head_dim=8, causal=c) is None] for c in (False, True)]
     assert names == [able[0][-1], able[1][-1]]
     with pytest.raises(ValueError, match=r"no stage can: naive: head_dim = 300; this stage takes 1 to 128; tiled:"):
         flash_attention(*inputs(1, 5, 6, 2, 2, 300))

@@ -12,7 +12,7 @@ import pytest
 from planted import ALL, Bug
 
 from helpers import check, cpu, device, kernel, reference
-from helpers.ladder import LADDER, Stage
+from helpers.ladder import FORWARD, LADDER, Stage
 
 HEAD_DIM = 32
 
@@ -331,7 +331,7 @@ BUGS["heads_and_masks"] = (
         "Q += sequence * params.q.batch + first_row",
         inputs="packed",
     ),
-    Bug("lse of sequences over each other", "params.N + q_first + first_row", "params.N + first_row", inputs="packed"),
+    Bug("lse of sequences over each other", "* params.N + q_first;", "* params.N;", inputs="packed"),
     Bug("lse in powers of 2", "LN_2 * (m_i[i]", "(m_i[i]", inputs="views"),
     Bug("lse without the maximum", "m_i[i] + log2f(sum)", "log2f(sum)", inputs="views"),
     Bug("lse of two bases", "log2f(sum)", "logf(sum)", inputs="views"),
@@ -414,7 +414,7 @@ def run_check(stage: Stage, text: str, kind: str) -> None:
 
 
 def test_every_stage_has_its_bugs() -> None:
-    assert list(BUGS) == [stage.name for stage in LADDER.values() if "float32" in stage.dtypes]
+    assert list(BUGS) == [stage.name for stage in FORWARD.values() if "float32" in stage.dtypes]
     for bugs in BUGS.values():
         names = [bug.name for bug in bugs]
         assert len(set(names)) == len(names)

@@ -268,7 +268,7 @@ SHARED = (
     changed("no division", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f"),
     changed("division by zero", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum"),
     changed("lse in units of log2", "LN_2 * (m_i", "(m_i"),
-    changed("lse of another row", ") lse[r] =", ") lse[r ^ 1] ="),
+    changed("lse of another row", "+ first_row + r] =", "+ first_row + (r ^ 1)] ="),
     changed("m_i is never updated", "#define RESCALE_THRESHOLD 8.0f", "#define RESCALE_THRESHOLD 1e38f"),
 )
 

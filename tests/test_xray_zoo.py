@@ -17,7 +17,7 @@ from backends import in_place_of_bind
 
 from helpers import cpu, kernel, reference
 from helpers.check import check, make_inputs
-from helpers.ladder import LADDER
+from helpers.ladder import FORWARD, LADDER
 from helpers.xray import Finding, Report, xray
 
 
@@ -1314,7 +1314,7 @@ def test_a_report_fits_a_hundred_columns() -> None:
     assert str(look("shared", SHARED_RACES[0], fixed=True)).startswith("read_too_early_fixed: 0 findings\n")
 
 
-@pytest.mark.parametrize("name", [name for name, stage in LADDER.items() if "float32" in stage.dtypes])
+@pytest.mark.parametrize("name", [name for name, stage in FORWARD.items() if "float32" in stage.dtypes])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (33, 31, 3), (65, 63, 8), (127, 257, 64), (65, 33, 128)], ids=str)
 def test_the_stages_are_clean(name: str, shape: tuple[int, int, int], cpu_engine: Any, monkeypatch: Any) -> None:
     reports = []

@@ -64,6 +64,7 @@ class Stage:
     launches: Callable[[Stage, Call, Mapping[str, int]], Sequence[Launch]]
     scratch: Callable[[Call, Mapping[str, int]], Mapping[str, Spec]] = lambda call, sizes: {}  # arrays between launches
     direction: str = "forward"  # or backward, decode
+    kernels: tuple[str, ...] = ()  # their names in the file, where there are several
     features: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = ("float32",)
     min_cc: int = 0  # compute capability, 80 for 8.0; 0 is any
@@ -101,6 +102,10 @@ class Stage:
         """A kernel's name, the stage's own if none is given; for a template, the instance of a dtype."""
         name = name or self.name
         return f"{name}<{_C_NAMES[dtype]}>" if dtype in _C_NAMES else name
+
+    def kernel_names(self, dtype: str = "float32") -> tuple[str, ...]:
+        """The names of all its kernels, as `kernel_name` has them."""
+        return tuple(self.kernel_name(dtype, name) for name in self.kernels or (self.name,))
 
     def launch(
         self, grid: tuple[int, ...], sizes: Mapping[str, int], args: tuple[Any, ...], name: str | None = None

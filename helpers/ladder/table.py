@@ -127,3 +127,4 @@ _STAGES = (
 )
 
 LADDER: Mapping[str, Stage] = {stage.name: stage for stage in _STAGES}
+FORWARD: Mapping[str, Stage] = {name: stage for name, stage in LADDER.items() if stage.direction == "forward"}

@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
   // keys begin .. end - 1 are all that some row of the tile sees.
   const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
-  const int first_pos = first_row + kv_len - q_len, last_row = min(first_row + BLOCK_M, q_len) - 1;
-  const int last_pos = min(first_row + BLOCK_M, q_len) - 1 + kv_len - q_len;
+  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
+  const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
   const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
 
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
@@ -254,11 +254,13 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   }
 
   // ---- epilogue: the row's sum; divide once
-  if (lse) lse += ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first + first_row;
   const float sum = l_i;                                  // this lane has the whole row
   const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
   const bool in_bounds = first_row + r < q_len;
-  if (lse && in_bounds) lse[r] = LN_2 * (m_i + log2f(sum));
+  if (lse && in_bounds) {
+    const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
+    lse[head_row + first_row + r] = LN_2 * (m_i + log2f(sum));
+  }
 #pragma unroll
   for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
     store_acc_columns(S_smem, acc, n);

@@ -228,8 +228,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
   // keys begin .. end - 1 are all that some row of the tile sees.
   const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
-  const int first_pos = first_row + kv_len - q_len, last_row = min(first_row + BLOCK_M, q_len) - 1;
-  const int last_pos = min(first_row + BLOCK_M, q_len) - 1 + kv_len - q_len;
+  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
+  const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
   const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
 
   // Each lane gives one row's address to ldmatrix: k_lane is its own in the first fragment of the tile.
@@ -290,14 +290,16 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   }
 
   // ---- epilogue: the row's sum; divide once
-  if (lse) lse += ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first + first_row;
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
     const int r = warp_row + 8 * i + g;
     if (first_row + r >= q_len) continue;
-    if (lse && t == 0) lse[r] = LN_2 * (m_i[i] + log2f(sum));
+    if (lse && t == 0) {
+      const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
+      lse[head_row + first_row + r] = LN_2 * (m_i[i] + log2f(sum));
+    }
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n)
       *reinterpret_cast<unsigned*>(O + r * params.o.row + 8 * n + 2 * t) =
