@@ -17,8 +17,9 @@ from typing import Any
 
 from helpers.attention import flash_attention, flash_attention_varlen
 from helpers.device import cp
-from helpers.ladder import LADDER
+from helpers.ladder import FORWARD
 from helpers.record.cases import Case, Inputs
+from helpers.record.peers import torch_on_gpu
 from helpers.record.timing import Timing
 
 CASE = Case((1, 4, 64, 64), "float16", causal=True)  # (batch, heads, tokens, head_dim); calls get (1, 64, 4, 64)
@@ -76,8 +77,7 @@ def _device_arrays(inputs: Inputs) -> tuple[Any, ...]:
 
 
 def _tensors(inputs: Inputs) -> tuple[Any, ...]:
-    import torch
-
+    torch = torch_on_gpu()
     cu_seqlens = torch.tensor([0, CASE.shape[2]], dtype=torch.int32, device="cuda")
     return (*(a.transpose(1, 2).contiguous() for a in inputs.torch), cu_seqlens)
 
@@ -101,8 +101,7 @@ def _packed(arrays: Callable[[Inputs], tuple[Any, ...]], with_most: bool, inputs
 def _prepared(inputs: Inputs) -> Ready:
     """The stage that flash_attention takes."""
     dtype, head_dim = CASE.dtype, CASE.shape[3]
-    forward = [stage for stage in LADDER.values() if stage.direction == "forward"]
-    able = [stage for stage in forward if stage.why_not(head_dim=head_dim, dtype=dtype, causal=True) is None]
+    able = [stage for stage in FORWARD.values() if stage.why_not(head_dim=head_dim, dtype=dtype, causal=True) is None]
     run, o = able[-1].prepare(*inputs.device, causal=True)
     yield run, lambda _: o
 
@@ -110,8 +109,7 @@ def _prepared(inputs: Inputs) -> Ready:
 @contextlib.contextmanager
 def _sdpa(inputs: Inputs) -> Ready:
     """With the backend that PyTorch takes by itself."""
-    import torch
-
+    torch = torch_on_gpu()
     q, k, v = inputs.torch
     with torch.no_grad():
         yield lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True), lambda o: o
