@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from helpers import cpu, kernel, show, xray
 from helpers.check import make_inputs
 from helpers.cpu import checked
+from helpers.cuda_source.edit import edit
 from helpers.device import cp
 from helpers.xray import Figures, Finding, Report, run
 
@@ -228,11 +229,8 @@ def test_compare() -> None:
 # -------------------------------------------------------------------------------------------------- of a real launch
 
 
-def tiled(*changes: tuple[str, str], n: int = 70, n_kv: int = 40) -> Report:
-    code = kernel.source("02_tiled.cu")
-    for old, new in changes:
-        assert old in code
-        code = code.replace(old, new)
+def tiled(*changes: tuple[str, str], n: int = 70, n_kv: int = 40, hits: int = 1) -> Report:
+    code = edit(kernel.source("02_tiled.cu"), *changes, count=hits)
     options = kernel.options({"HEAD_DIM": 16, "BLOCK_M": 64})
     q, k, v = map(cpu.asarray, make_inputs(n, n_kv, 16))
     o = cpu.full((n, 16), np.nan, dtype=np.float32)
@@ -262,8 +260,7 @@ def test_inlined_copies_of_a_line_are_one_finding() -> None:
 
 
 def test_a_race_names_both_lines() -> None:
-    barrier = "__syncthreads();  // hazard: the tile is read before"
-    report = tiled((barrier, "// gone: "))
+    report = tiled(("__syncthreads();\n    float s[BLOCK_N];", ";\n    float s[BLOCK_N];"), hits=2)
     lines = kernel.source("02_tiled.cu").splitlines()
     races = [f for f in report.findings if f.kind == "race" and f.array == "K_smem"]
     assert races
