@@ -25,7 +25,7 @@ import pytest
 from helpers import kernel, reference, show
 from helpers.attention import flash_attention_varlen
 from helpers.device import ON_GPU, cp
-from helpers.ladder import LADDER
+from helpers.ladder import FORWARD, LADDER
 from helpers.record import bench, cases, experiments, host_cost, peers, plan, readme, run, timing
 from helpers.record.cases import Case, Inputs
 from helpers.record.plan import Job
@@ -498,7 +498,7 @@ def test_a_record_goes_to_json_and_back(monkeypatch: pytest.MonkeyPatch, tmp_pat
     path = tmp_path / "folder" / "record.json"
     assert bench.bench(["--quick", "--no-peers", "--json", str(path)]) == 0
     record = json.loads(path.read_text())
-    assert {r["name"] for r in record["results"] if r["kind"] == "stage"} == set(LADDER)
+    assert {r["name"] for r in record["results"] if r["kind"] == "stage"} == set(FORWARD)
     fields = {f.name for f in dataclasses.fields(Measurement)}
     for r in record["results"]:
         assert set(r) == fields
@@ -654,7 +654,7 @@ def test_host_costs_are_planned_checked_and_printed(monkeypatch: pytest.MonkeyPa
 def test_ladder_prints_a_line_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.ladder(["--n", "70", "--d", "16"]) == 0
     text = capsys.readouterr().out
-    for name, stage in LADDER.items():
+    for name, stage in FORWARD.items():
         tolerance = r"1\.0e-05" if "float32" in stage.dtypes else r"\S+"
         assert re.search(rf"\[PASS\] {name}: output matches reference \(max error: \S+ <= {tolerance}\)", text)
 

@@ -13,7 +13,7 @@ from helpers import attention, kernel, reference
 from helpers.attention import flash_attention, flash_attention_varlen
 from helpers.check import check
 from helpers.device import ON_GPU, cp
-from helpers.ladder import LADDER, Launch, Stage
+from helpers.ladder import FORWARD, LADDER, Launch, Stage
 from helpers.ladder.call import Call, Spec
 from helpers.ladder.contract import Part, Ready
 
@@ -89,7 +89,7 @@ def test_a_backward_stage_of_two_kernels_with_scratch() -> None:
 
 def test_only_forward_stages_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     q = np.ones((1, 5, 2, 8), np.float32)
-    last = list(LADDER.values())[-1]
+    last = list(FORWARD.values())[-1]
     monkeypatch.setattr(attention, "LADDER", {**LADDER, "gradient_of_v": BACKWARD})
     assert cp.asnumpy(flash_attention(q, q, q)).shape == q.shape
     with pytest.raises(ValueError, match=f"stage=99 is none of the ladder; there are: 1 naive, .*{last.name}$"):
