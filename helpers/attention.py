@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from helpers import device
-from helpers.ladder import LADDER, Stage
+from helpers.ladder import LADDER, Stage, forward_of
 from helpers.ladder.call import (
     BATCHED,
     MAX_ROWS,
@@ -231,6 +231,8 @@ def _first(
             cu = tuple(_on_device(f"cu_seqlens_{of}", a, kind) for of, a in zip("qk", cu_seqlens, strict=True))
             for of, given_cu in zip("qk", cu, strict=True):
                 check_cu_seqlens(f"cu_seqlens_{of}", given_cu)
+            if not all(given_cu.flags.c_contiguous for given_cu in cu):  # a kernel gets a pointer and no stride
+                cu, key = tuple(map(device.cp.ascontiguousarray, cu)), None
             if len(cu[0]) != len(cu[1]):
                 raise ValueError(
                     f"cu_seqlens_q tells of {len(cu[0]) - 1} sequences and cu_seqlens_k of {len(cu[1]) - 1}"
@@ -278,7 +280,7 @@ def _choose(wishes: _Wishes, q: Any, k: Any, *, varlen: bool) -> Stage:
         "window": wishes.window,
         "return_lse": wishes.return_lse,
     }
-    forward = {name: stage for name, stage in LADDER.items() if stage.direction == "forward"}
+    forward = forward_of(LADDER)
     wanted = wishes.stage
     if wanted is None:
         for stage in reversed(forward.values()):

@@ -107,7 +107,7 @@ def main(names: Sequence[str]) -> int:
     if ON_GPU:
         cp.cuda.set_allocator(None)  # CuPy's pool hands out slices of large blocks: an overrun would land in one
     for stage in FORWARD.values():
-        for dtype in stage.dtypes if stage.direction == "forward" else ():
+        for dtype in stage.dtypes:
             if (not names or stage.name in names) and stage.why_not(head_dim=64, dtype=dtype) is None:
                 run(stage, dtype)
     for of, climb in CLIMBS.items():

@@ -306,3 +306,14 @@ def test_a_stage_can_be_another_ones_variant() -> None:
     q, k, v = (np.random.default_rng(0).standard_normal((33, 8), dtype=np.float32) for _ in range(3))
     step = dataclasses.replace(LADDER["online_softmax"], tiles=lambda head_dim: {"BLOCK_M": 32, "BLOCK_N": 8})
     check("a step", step(q, k, v), reference.attention(q, k, v))
+
+
+def test_lengths_in_a_view_with_gaps() -> None:
+    """The kernel gets a pointer and no stride: such a view is copied, at each call."""
+    q, k, v, cu, _ = packed_inputs()
+    gaps = cp.asarray(np.stack([CU, CU + 1], axis=1).ravel())[::2]
+    expected = cp.asnumpy(flash_attention_varlen(q, k, v, cu, cu, causal=True))
+    for more in ({}, {"max_seqlen_q": 28, "max_seqlen_k": 28}):
+        for _ in range(2):
+            o = flash_attention_varlen(q, k, v, gaps, gaps, causal=True, **more)
+            np.testing.assert_array_equal(cp.asnumpy(o), expected)

@@ -127,4 +127,11 @@ _STAGES = (
 )
 
 LADDER: Mapping[str, Stage] = {stage.name: stage for stage in _STAGES}
-FORWARD: Mapping[str, Stage] = {name: stage for name, stage in LADDER.items() if stage.direction == "forward"}
+
+
+def forward_of(stages: Mapping[str, Stage]) -> dict[str, Stage]:
+    """Those that compute the output."""
+    return {name: stage for name, stage in stages.items() if stage.direction == "forward"}
+
+
+FORWARD: Mapping[str, Stage] = forward_of(LADDER)

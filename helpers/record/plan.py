@@ -9,7 +9,7 @@ from typing import Any
 
 from helpers import kernel
 from helpers.device import ON_GPU
-from helpers.ladder import LADDER, Stage
+from helpers.ladder import LADDER, Stage, forward_of
 from helpers.record import experiments, host_cost, peers
 from helpers.record.cases import Case
 from helpers.record.results import Measurement, Record
@@ -88,7 +88,7 @@ def cases(*, on_gpu: bool = ON_GPU, quick: bool = False) -> list[Case]:
 
 def forward() -> dict[str, Stage]:
     """The stages that compute attention, by name: what the cases, the peers and the checks are of."""
-    return {name: stage for name, stage in LADDER.items() if stage.direction == "forward"}
+    return forward_of(LADDER)
 
 
 def why_not(stage: Stage, case: Case) -> str | None:
