@@ -168,7 +168,15 @@ ENGINE_INLINE unsigned tanh_pair(unsigned pair) {
 
 // ---------------------------------------------------------------- integers, special registers
 
-ENGINE_INLINE unsigned prmt(unsigned a, unsigned b, unsigned selector) { return __byte_perm(a, b, selector); }
+ENGINE_INLINE unsigned prmt(unsigned a, unsigned b, unsigned selector) {
+  unsigned r = 0;
+  for (int i = 0; i < 4; ++i) {
+    unsigned byte = __byte_perm(a, b, selector >> (4 * i)) & 0xFF;
+    if (selector >> (4 * i) & 8) byte = byte & 0x80 ? 0xFF : 0;  // the sign, repeated
+    r |= byte << (8 * i);
+  }
+  return r;
+}
 
 template <unsigned Table>
 ENGINE_INLINE unsigned lop3(unsigned a, unsigned b, unsigned c) {
