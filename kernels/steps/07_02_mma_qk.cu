@@ -221,15 +221,18 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
       const float rescale = exp2f(m_i - m_new);
       m_i = m_new;
       l_i *= rescale;
+      // Nothing says which rows a lane's elements of acc are in. But a fragment of the row factors lies as acc does.
+      __syncwarp();  // hazard: a row of S is overwritten while another lane still reads it
+      S_smem[r % 32] = rescale;
+      __syncwarp();  // hazard: a factor is loaded before its lane has stored it
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
-        store_acc_columns(S_smem, acc, n);
+      for (int m = 0; m < 2; ++m) {
+        Accumulator factor;  // a column stride of 0: the same 16 factors in every column
+        tc::load_matrix_sync(factor, S_smem + 16 * m, 0, tc::mem_col_major);
 #pragma unroll
-        for (int c = 0; c < 16; ++c) s_row[c] *= rescale;
-        __syncwarp();  // hazard: a fragment is loaded before the other lanes have rescaled their rows
+        for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n)
 #pragma unroll
-        for (int m = 0; m < 2; ++m)
-          tc::load_matrix_sync(acc[m][n], S_smem + 16 * m * S_STRIDE, S_STRIDE, tc::mem_row_major);
+          for (int e = 0; e < factor.num_elements; ++e) acc[m][n].x[e] *= factor.x[e];
       }
     }
     __syncwarp();  // hazard: P overwrites what another lane still loads

@@ -1,7 +1,7 @@
-// 06, step 6, the lazy rescale: acc is rescaled only where a maximum has risen far, as in FlashAttention-4.
+// 06, step 7, the lazy rescale: acc is rescaled only where a maximum has risen far, as in FlashAttention-4.
 //
-// Since step 5: m_i may be less than a row's maximum, so weights are as large as 2^RESCALE_THRESHOLD. The division by
-// l_i cancels that, and the round trip of acc through shared memory is rare.
+// Since step 6: m_i may be less than a row's maximum, so weights are as large as 2^RESCALE_THRESHOLD. The division by
+// l_i cancels that, and acc is seldom rescaled.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
 //          of dynamic shared memory
@@ -204,15 +204,18 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
       const float rescale = exp2f(m_i - m_new);
       m_i = m_new;
       l_i *= rescale;
+      // Nothing says which rows a lane's elements of acc are in. But a fragment of the row factors lies as acc does.
+      __syncwarp();  // hazard: a row of S is overwritten while another lane still reads it
+      S_smem[r % 32] = rescale;
+      __syncwarp();  // hazard: a factor is loaded before its lane has stored it
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
-        store_acc_columns(S_smem, acc, n);
+      for (int m = 0; m < 2; ++m) {
+        Accumulator factor;  // a column stride of 0: the same 16 factors in every column
+        tc::load_matrix_sync(factor, S_smem + 16 * m, 0, tc::mem_col_major);
 #pragma unroll
-        for (int c = 0; c < 16; ++c) s_row[c] *= rescale;
-        __syncwarp();  // hazard: a fragment is loaded before the other lanes have rescaled their rows
+        for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n)
 #pragma unroll
-        for (int m = 0; m < 2; ++m)
-          tc::load_matrix_sync(acc[m][n], S_smem + 16 * m * S_STRIDE, S_STRIDE, tc::mem_row_major);
+          for (int e = 0; e < factor.num_elements; ++e) acc[m][n].x[e] *= factor.x[e];
       }
     }
     __syncwarp();  // hazard: P overwrites what another lane still loads

@@ -1,0 +1,253 @@
+// 06, step 6, a fragment of factors: acc is rescaled in its registers.
+//
+// Since step 5: fragments of one kind lie alike, whatever their map is. A fragment loaded from the 32 row factors, with
+// a stride of 0 between its columns, has the factor of its row beside each element of acc.
+//
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
+//          of dynamic shared memory
+// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
+//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or
+//          (heads, tokens)
+// Needs    sm_75 for float16, sm_80 for bfloat16; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
+// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+#include <mma.h>
+#include "attention_params.cuh"
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 128
+#endif
+#ifndef BLOCK_M
+#define BLOCK_M 128  // B_r, query rows per block: one for each thread, 32 for each warp
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 32  // B_c, keys per tile
+#endif
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS (HEAD_DIM <= 64 ? 3 : 2)  // per SM: what the compiler keeps registers free for
+#endif
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
+
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
+constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
+constexpr int STRIDE = HEAD_DIM_PADDED + 8;  // 16 bytes of padding: eight rows of a fragment are in different banks
+constexpr int S_STRIDE = BLOCK_N + 4;        // the same for float4 of S; P overlays S with 2 S_STRIDE elements a row
+constexpr int SHARED_BYTES = 2 * STRIDE * (BLOCK_M + 2 * BLOCK_N) + 4 * BLOCK_M * S_STRIDE;
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0, "a lane has a row; scores are computed 32 keys at a time");
+
+namespace tc = nvcuda::wmma;
+using Accumulator = tc::fragment<tc::accumulator, 16, 16, 16, float>;
+
+__device__ __forceinline__ unsigned pack(__half, float x, float y) {
+  const __half2 both = __floats2half2_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+// The block copies rows first .. first + ROWS - 1 of Q, K or V. Rows from end on become zeros.
+template <int ROWS, typename T>
+__device__ __forceinline__ void load_tile(T* tile, const T* __restrict__ source, long long stride, int first, int end) {
+#pragma unroll 4
+  for (int e = threadIdx.x; e < ROWS * CHUNKS; e += BLOCK_M) {
+    const int r = first + e / CHUNKS, c = 8 * (e % CHUNKS);
+    uint4 chunk = make_uint4(0, 0, 0, 0);
+    if (r < end && c < HEAD_DIM) chunk = *reinterpret_cast<const uint4*>(source + r * stride + c);
+    *reinterpret_cast<uint4*>(tile + e / CHUNKS * STRIDE + c) = chunk;
+  }
+}
+
+// S = Q K^T for the 32 rows of a warp, 32 keys at a time, into the warp's part of shared memory.
+template <typename T>
+__device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T* K_smem) {
+#pragma unroll
+  for (int keys = 0; keys < BLOCK_N; keys += 32) {
+    Accumulator S[2][2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int n = 0; n < 2; ++n) tc::fill_fragment(S[m][n], 0.0f);
+#pragma unroll 2  // unrolled fully it would take more registers than there are
+    for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
+      tc::fragment<tc::matrix_a, 16, 16, 16, T, tc::row_major> q_frag[2];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) tc::load_matrix_sync(q_frag[m], Q_smem + 16 * m * STRIDE + k, STRIDE);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        // K^T: the rows of K are the columns of the right operand.
+        tc::fragment<tc::matrix_b, 16, 16, 16, T, tc::col_major> k_frag;
+        tc::load_matrix_sync(k_frag, K_smem + (keys + 16 * n) * STRIDE + k, STRIDE);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) tc::mma_sync(S[m][n], q_frag[m], k_frag, S[m][n]);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        tc::store_matrix_sync(S_smem + 16 * m * S_STRIDE + keys + 16 * n, S[m][n], S_STRIDE, tc::mem_row_major);
+  }
+}
+
+// acc += P V for the 32 rows of a warp.
+template <typename T>
+__device__ __forceinline__ void gemm_pv(Accumulator (&acc)[2][HEAD_DIM_PADDED / 16], const T* P_smem, const T* V_smem) {
+#pragma unroll 1
+  for (int k = 0; k < BLOCK_N; k += 16) {
+    tc::fragment<tc::matrix_a, 16, 16, 16, T, tc::row_major> p_frag[2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) tc::load_matrix_sync(p_frag[m], P_smem + 16 * m * 2 * S_STRIDE + k, 2 * S_STRIDE);
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
+      tc::fragment<tc::matrix_b, 16, 16, 16, T, tc::row_major> v_frag;
+      tc::load_matrix_sync(v_frag, V_smem + k * STRIDE + 16 * n, STRIDE);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) tc::mma_sync(acc[m][n], p_frag[m], v_frag, acc[m][n]);
+    }
+  }
+}
+
+// Columns 16 n .. 16 n + 15 of acc, into shared memory, where each lane finds its row of them.
+__device__ __forceinline__ void store_acc_columns(
+    float* S_smem, const Accumulator (&acc)[2][HEAD_DIM_PADDED / 16], int n) {
+  __syncwarp();  // hazard: overwritten while another lane still reads its row
+#pragma unroll
+  for (int m = 0; m < 2; ++m) tc::store_matrix_sync(S_smem + 16 * m * S_STRIDE, acc[m][n], S_STRIDE, tc::mem_row_major);
+  __syncwarp();  // hazard: a row is read before the other lanes have stored their part of it
+}
+
+template <typename T>
+__global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
+    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
+    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
+    const AttentionParams params) {
+  // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
+  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
+  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
+  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
+  if (params.window_right < UNLIMITED) {
+    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
+    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
+  }
+  const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
+  const bool packed = cu_seqlens_q != nullptr;
+  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
+  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
+  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
+  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
+  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
+  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
+
+  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
+  // keys begin .. end - 1 are all that some row of the tile sees.
+  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
+  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
+  const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
+  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
+
+  extern __shared__ __align__(128) unsigned char dynamic_smem[];
+  T* Q_smem = reinterpret_cast<T*>(dynamic_smem);
+  T* K_smem = Q_smem + BLOCK_M * STRIDE;
+  T* V_smem = K_smem + BLOCK_N * STRIDE;
+  const int r = threadIdx.x, warp_row = r / 32 * 32;  // this lane's row of the tile, the first one of its warp
+  float* S_smem = reinterpret_cast<float*>(V_smem + BLOCK_N * STRIDE) + warp_row * S_STRIDE;  // of this warp
+  float* s_row = S_smem + r % 32 * S_STRIDE;                                                  // of this lane
+  const int row_pos = first_row + r, low = row_pos + lowest;
+  const int high = min(row_pos + highest, end - 1);  // it sees keys low .. high
+  load_tile<BLOCK_N>(K_smem, K, params.k.row, begin, end);
+  load_tile<BLOCK_M>(Q_smem, Q, params.q.row, 0, q_len - first_row);
+  Accumulator acc[2][HEAD_DIM_PADDED / 16];
+#pragma unroll
+  for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) tc::fill_fragment(acc[0][n], 0.0f), tc::fill_fragment(acc[1][n], 0.0f);
+  float m_i = LOWEST, l_i = 0.0f;  // m_i in units of log2
+  const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
+  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+
+  // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
+  for (int first = begin; first < end; first += BLOCK_N) {
+    load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);
+    gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
+    __syncwarp();  // hazard: a row of S is read before the other lanes have stored their part of it
+    float s[BLOCK_N], m_new = m_i;
+#pragma unroll
+    for (int j = 0; j < BLOCK_N; j += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(s_row + j);
+      s[j] = softmax_scale_log2 * four.x, s[j + 1] = softmax_scale_log2 * four.y;
+      s[j + 2] = softmax_scale_log2 * four.z, s[j + 3] = softmax_scale_log2 * four.w;
+    }
+    // A key that a row does not see scores -inf, so that its weight is exactly 0.
+    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end)) {
+#pragma unroll
+      for (int j = 0; j < BLOCK_N; ++j)
+        if (first + j < low || first + j > high) s[j] = NEG_INF;
+    }
+#pragma unroll
+    for (int j = 0; j < BLOCK_N; ++j) m_new = fmaxf(m_new, s[j]);
+
+    const float rescale = exp2f(m_i - m_new);
+    m_i = m_new;
+    l_i *= rescale;
+    // Nothing says which rows a lane's elements of acc are in. But a fragment of the row factors lies as acc does.
+    __syncwarp();  // hazard: a row of S is overwritten while another lane still reads it
+    S_smem[r % 32] = rescale;
+    __syncwarp();  // hazard: a factor is loaded before its lane has stored it
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      Accumulator factor;  // a column stride of 0: the same 16 factors in every column
+      tc::load_matrix_sync(factor, S_smem + 16 * m, 0, tc::mem_col_major);
+#pragma unroll
+      for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n)
+#pragma unroll
+        for (int e = 0; e < factor.num_elements; ++e) acc[m][n].x[e] *= factor.x[e];
+    }
+    __syncwarp();  // hazard: P overwrites what another lane still loads
+    T* p_row = reinterpret_cast<T*>(s_row);
+#pragma unroll
+    for (int j = 0; j < BLOCK_N; j += 8) {
+      unsigned p[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float x = exp2f(s[j + 2 * i] - m_i), y = exp2f(s[j + 2 * i + 1] - m_i);
+        l_i += x + y;
+        p[i] = pack(T(), x, y);
+      }
+      *reinterpret_cast<uint4*>(p_row + j) = make_uint4(p[0], p[1], p[2], p[3]);
+    }
+    __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
+    load_tile<BLOCK_N>(K_smem, K, params.k.row, first + BLOCK_N, end);  // past the end: zeros
+    gemm_pv(acc, reinterpret_cast<const T*>(S_smem), V_smem);
+    __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
+  }
+
+  // ---- epilogue: the row's sum; divide once
+  const float sum = l_i;                                  // this lane has the whole row
+  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
+  const bool in_bounds = first_row + r < q_len;
+  if (lse && in_bounds) {
+    const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
+    lse[head_row + first_row + r] = LN_2 * (m_i + log2f(sum));
+  }
+#pragma unroll
+  for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
+    store_acc_columns(S_smem, acc, n);
+#pragma unroll
+    for (int c = 0; c < 16; c += 8) {
+      unsigned o[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[i] = pack(T(), s_row[c + 2 * i] * inverse, s_row[c + 2 * i + 1] * inverse);
+      if (in_bounds && 16 * n + c < HEAD_DIM)
+        *reinterpret_cast<uint4*>(O + r * params.o.row + 16 * n + c) = make_uint4(o[0], o[1], o[2], o[3]);
+    }
+  }
+}
