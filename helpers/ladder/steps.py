@@ -176,7 +176,6 @@ def _flash_wmma() -> tuple[Stage, ...]:
         step("06_04_p_in_half.cu", "P in the half type"),
         step("06_05_pv_by_wmma.cu", "P V by WMMA"),
         step("06_06_fragment_of_factors.cu", "a fragment of factors"),
-        step("06_07_lazy_rescale.cu", "the lazy rescale"),
         target,
     )
 
