@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -340,13 +340,23 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
     return linked.returncode == 0, done.stderr + linked.stderr
 
 
-def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "") -> tuple[Path | None, str]:
+def build(
+    text: str,
+    extra: list[str],
+    kind: str = "kernel",
+    *,
+    checked: str = "",
+    expand: Callable[[str, list[str]], tuple[str, str]] | None = None,
+    expand_key: str = "",
+) -> tuple[Path | None, str]:
     """Compile C++ `text` into a shared library, or take it from the cache.
 
     Includes in quotes are looked for in the current folder, as NVRTC does.
 
     Args:
         checked: "checked": every memory access calls the engine's checker; "profiled": every basic block as well.
+        expand: (text, flags) -> what is compiled in its place, "" where that failed; and diagnostics. It is called
+            only where there is something to build, so what else it depends on stands in expand_key.
 
     Returns:
         (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed.
@@ -354,7 +364,7 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
     command, version = compiler()
     own = [*(_checked_flags(checked == "profiled") if checked else flags()), *extra]
     options = [*own, "-iquote", os.getcwd()]
-    parts = [text, version, *command, *own, _headers_hash(), _preprocessed(text, options)]
+    parts = [text, version, *command, *own, _headers_hash(), _preprocessed(text, options), expand_key]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = cache_dir()
     target = folder / f"{kind}-{key}.so"
@@ -364,7 +374,11 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
         if target.exists():  # another process has built it meanwhile
             return target, ""
         output = Path(scratch) / "kernel.so"
-        header, rest = _precompiled(text, own)
+        if expand:
+            text, diagnostics = expand(text, options)
+            if not text:
+                return None, diagnostics
+        header, rest = (None, text) if expand else _precompiled(text, own)
         included = ["-include", str(header)] if header else []
         good, diagnostics = _compile(rest, [*options, *included], checked, output)
         if not good and header and not re.search(r":\d+: error: ", diagnostics):
@@ -381,7 +395,8 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
 # worker.h come first: it says what it wants of the system's headers, before any of them is read.
 _PARTS = ("kernel_calls", "scheduler", "async_copies", "failure", "faults", "memory", "launch", "tensor_core")
-_PARTS += ("checker", "checker_hooks", "checker_access", "checker_order", "checker_async", "checker_profile")
+_PARTS += ("rounding", "checker", "checker_hooks", "checker_access", "checker_order", "checker_async")
+_PARTS += ("checker_profile",)
 
 
 @functools.cache

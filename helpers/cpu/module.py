@@ -7,13 +7,14 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..cuda_source import signatures, source
 from ..cuda_source.signatures import Parameter
-from . import array, compiler, failures, runtime, structures, symbols
+from . import array, compiler, failures, libraries, runtime, structures, symbols
 from .compiler import CompileError
 from .copies import extent_of
 from .structures import Entry, EntryParameter, LaunchRequest
@@ -163,6 +164,7 @@ class RawModule:
         self._library: runtime.KernelLibrary | None = None
         self._asked: set[str] = set()  # variables that the host may have written
         self._instrumented = ""  # "checked" or "profiled": see `instrumented`
+        self._uses_libraries: bool | None = None  # CUB and its kin; None: not known yet
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile now rather than at the first `get_function`.
@@ -182,10 +184,13 @@ class RawModule:
         except ValueError as error:
             raise CompileError(str(error)) from None
         flags, macros = _host_options(self.options)
-        options = ["-I", str(compiler.INCLUDE), "-w", *flags]
+        if self._uses_libraries is None:
+            self._uses_libraries = bool(libraries.options()) and libraries.needed(self.code)
+        options = [*(libraries.options() if self._uses_libraries else []), "-I", str(compiler.INCLUDE), "-w", *flags]
+        options += libraries.cupy_options() if "cupy/" in self.code or self._uses_libraries else []
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
-        ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body else ""
+        ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body or self._uses_libraries else ""
         text = (
             f'#include "cuda_runtime.h"\n{ptx}{_own_headers(self.code)}{macros}#line 1 "{SOURCE_NAME}"\n{body}\n'
             f'#line 1 "{_ENTRIES}"\n'
@@ -195,8 +200,12 @@ class RawModule:
             "engine_sizes[0] = sizeof(engine::Entry), engine_sizes[1] = sizeof(engine::Parameter);\n"
             "return engine_table;\n}\n"
         )
-        path, diagnostics = compiler.build(text, options, checked=self._instrumented)
+        path, diagnostics = self._library_of(text, options)
         if path is None:
+            # Included by a header of the user's?
+            if not self._uses_libraries and libraries.missing(diagnostics) and libraries.options():
+                self._uses_libraries = True
+                return self._build(plain, log_stream)
             # The text shows kernels that the preprocessor leaves out, or that a namespace holds: do without them.
             blamed = {int(line) for line in re.findall(rf"^{_ENTRIES}:(\d+):", diagnostics, re.M)}
             unknown = [name for line, name in enumerate(plain, _FIRST_ENTRY) if line in blamed]
@@ -213,7 +222,7 @@ class RawModule:
                 name = undefined.group(1) or undefined.group(2)
                 raise CompileError(f"{name} is declared, but nowhere defined") from None
             path.unlink(missing_ok=True)  # a broken file in the cache
-            library = runtime.KernelLibrary(compiler.build(text, options, checked=self._instrumented)[0])
+            library = runtime.KernelLibrary(self._library_of(text, options)[0])
         library.handle.engine_entries.restype = ctypes.POINTER(Entry)
         count, sizes = ctypes.c_int(), (ctypes.c_uint * 2)()
         table = library.handle.engine_entries(ctypes.byref(count), sizes)
@@ -221,6 +230,13 @@ class RawModule:
         structures.compare({name: (size, theirs) for (name, size), theirs in zip(ours.items(), sizes, strict=True)})
         self._entries = {table[index].name.decode(): table[index] for index in range(count.value)}
         self._library = library
+
+    def _library_of(self, text: str, options: list[str]) -> tuple[Path | None, str]:
+        """The compiled text, None where the compiler refused it; and what the compiler printed."""
+        if not self._uses_libraries:
+            return compiler.build(text, options, checked=self._instrumented)
+        key = libraries.translation_hash()
+        return compiler.build(text, options, checked=self._instrumented, expand=libraries.expanded, expand_key=key)
 
     def instrumented(self, *, profile: bool) -> RawModule:
         """The same source, built so that every memory access calls the engine's checker: for checked.py.

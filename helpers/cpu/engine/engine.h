@@ -45,6 +45,10 @@ enum Mma { K16_F16, K16_BF16, K16_HALF, K8_F16, K8_BF16, K8_HALF, K8_TF32, K4_TF
 
 enum class BarrierOp { none, count, all, any };
 
+// Rounding modes, and the operations that have them.
+enum class Toward { nearest, zero, up, down };
+enum class Operation { add, multiply, divide, root, fma };
+
 template <typename T>
 struct Same {
   typedef T type;
@@ -66,6 +70,7 @@ char* engine_static_shared();
 void* engine_dynamic_shared();
 unsigned engine_dynamic_shared_size();
 long long engine_clock();
+double engine_rounded(engine::Operation operation, engine::Toward mode, double a, double b, double c);
 void engine_whole_warp(const char* name, const char* file, int line);  // returns when all 32 lanes have come
 engine::Words engine_mma(
     engine::Mma kind, engine::Words a, engine::Words b, engine::Words c, const char* file, int line);
