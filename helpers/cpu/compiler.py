@@ -392,6 +392,13 @@ def build(
     return target, diagnostics
 
 
+def warnings(text: str, extra: list[str]) -> str:
+    """What the compiler thinks of C++ that it has taken."""
+    command = [*compiler()[0], *flags(line_info=False), *(option for option in extra if option != "-w")]
+    command += ["-Wall", "-fsyntax-only", "-iquote", os.getcwd(), "-x", "c++", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True).stderr
+
+
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
 # worker.h come first: it says what it wants of the system's headers, before any of them is read.
 _PARTS = ("kernel_calls", "scheduler", "async_copies", "failure", "faults", "memory", "launch", "tensor_core")

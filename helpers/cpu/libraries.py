@@ -44,6 +44,11 @@ def cupy_options() -> list[str]:
     return ["-I", str(folder())] if folder() else []
 
 
+def translate_cucomplex(code: str) -> str:
+    """The code with CuPy's bridge, which makes cuComplex CuPy's `complex<float>`, in place of cuComplex.h."""
+    return re.sub(r"^(\s*#\s*include\s*)<\s*cuComplex\.h\s*>", r"\1<cupy/cuComplex_bridge.h>", code, flags=re.M)
+
+
 def needed(code: str) -> bool:
     """Whether the source includes a header of CUB, libcu++ or Thrust that the engine has none of its own for."""
     names = _INCLUDE.findall(blank_comments(code))

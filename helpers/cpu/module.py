@@ -125,6 +125,13 @@ def _explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
     return "\n".join(shown or elsewhere) or diagnostics.strip()
 
 
+def _warnings(diagnostics: str, code: str) -> str:
+    """Of a compiler's warnings, those about lines of the source."""
+    table = source.line_table(code, SOURCE_NAME)
+    found = re.findall(r"^(.+?):(\d+):(?:\d+:)? (warning: .*)$", diagnostics, re.M)
+    return "".join(f"{file}:{line}: {text}\n" for file, line, text in found if (file, int(line)) in table)
+
+
 class RawModule:
     """CUDA C++ source whose kernels run on the CPU; the parameters are `cupy.RawModule`'s.
 
@@ -158,6 +165,9 @@ class RawModule:
         if enable_cooperative_groups:
             raise ValueError("grid-wide synchronisation is not offered by the CPU engine")
         self.code = code
+        self._translates_cucomplex = translate_cucomplex
+        if translate_cucomplex and libraries.folder() is None:
+            raise ValueError("translate_cucomplex takes headers of CuPy's, which is not installed here")
         self.options = tuple(options) if not isinstance(options, str) else options
         self.name_expressions = tuple(name_expressions or ())
         self._entries: dict[str, Entry] = {}
@@ -179,20 +189,22 @@ class RawModule:
             self._build([name for name in plain if name not in self.name_expressions], log_stream)
 
     def _build(self, plain: list[str], log_stream: Any = None) -> None:
+        code = libraries.translate_cucomplex(self.code) if self._translates_cucomplex else self.code
         try:
-            body = translate(self.code)
+            body = translate(code)
         except ValueError as error:
             raise CompileError(str(error)) from None
         flags, macros = _host_options(self.options)
         if self._uses_libraries is None:
             self._uses_libraries = bool(libraries.options()) and libraries.needed(self.code)
         options = [*(libraries.options() if self._uses_libraries else []), "-I", str(compiler.INCLUDE), "-w", *flags]
-        options += libraries.cupy_options() if "cupy/" in self.code or self._uses_libraries else []
+        options += libraries.cupy_options() if "cupy/" in code or self._uses_libraries else []
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
         ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body or self._uses_libraries else ""
+        bridge = "#include <cupy/complex.cuh>\n" if self._translates_cucomplex else ""
         text = (
-            f'#include "cuda_runtime.h"\n{ptx}{_own_headers(self.code)}{macros}#line 1 "{SOURCE_NAME}"\n{body}\n'
+            f'#include "cuda_runtime.h"\n{ptx}{_own_headers(code)}{macros}{bridge}#line 1 "{SOURCE_NAME}"\n{body}\n'
             f'#line 1 "{_ENTRIES}"\n'
             f'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {{\n'
             f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
@@ -213,7 +225,7 @@ class RawModule:
                 return self._build([name for name in plain if name not in unknown], log_stream)
             raise CompileError(_explain(diagnostics, self.code, names))
         if log_stream is not None:
-            log_stream.write(diagnostics)
+            log_stream.write(_warnings(compiler.warnings(text, options), self.code))
         try:
             library = runtime.KernelLibrary(path)
         except (OSError, AttributeError) as error:
@@ -230,6 +242,10 @@ class RawModule:
         structures.compare({name: (size, theirs) for (name, size), theirs in zip(ours.items(), sizes, strict=True)})
         self._entries = {table[index].name.decode(): table[index] for index in range(count.value)}
         self._library = library
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To be pickled: the source and how it is compiled, not what was made of it."""
+        return self.__dict__ | {"_entries": {}, "_library": None, "_asked": set()}
 
     def _library_of(self, text: str, options: list[str]) -> tuple[Path | None, str]:
         """The compiled text, None where the compiler refused it; and what the compiler printed."""
@@ -273,7 +289,9 @@ class RawModule:
                 hint = ": the preprocessor leaves it out, or a namespace holds it"
                 if source.is_template(self.code, name):
                     hint = f"; {name} is a template: name an instance in name_expressions, such as '{name}<float>'"
-            raise LaunchError(f"the source has no kernel {name!r}{hint}")
+            raise LaunchError(
+                f"the source has no kernel {name!r}{hint} (a GPU says: CUDA_ERROR_NOT_FOUND: named symbol not found)"
+            )
         symbol = library.symbol_at(entry.function)
         if name not in self.name_expressions and symbol not in (None, name):
             raise LaunchError(
@@ -318,6 +336,7 @@ class RawKernel:
             code=code,
             options=options,
             name_expressions=names,
+            translate_cucomplex=translate_cucomplex,
             enable_cooperative_groups=enable_cooperative_groups,
         )
         self.name = name
@@ -330,6 +349,10 @@ class RawKernel:
         kernel._module, kernel.name, kernel._max_dynamic, kernel._made = module, name, None, False
         kernel._make()
         return kernel
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To be pickled: the module and the name."""
+        return {"_module": self._module, "name": self.name, "_max_dynamic": self._max_dynamic, "_made": False}
 
     @property
     def code(self) -> str:
@@ -433,6 +456,7 @@ class RawKernel:
                 block never reaches, a deadlock, an assertion. It names block, thread and line.
             KeyboardInterrupt: interrupted; the launch has been stopped.
         """
+        args = self.arguments(args)
         sizes = self.check(grid, block, args, shared_mem)
         with array.Lent() as lent:
             prepared = self.prepare(*sizes, args, shared_mem, lambda _, value: lent.address(value))
@@ -471,6 +495,33 @@ class RawKernel:
         twin = self._module.instrumented(profile=profile).get_function(self.name)
         twin._max_dynamic = self.max_dynamic_shared_size_bytes
         return twin
+
+    def arguments(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments with arrays in place of addresses: of `array.data.ptr`, say, the bytes from there on.
+
+        Raises:
+            TypeError: an address for a pointer is in no device array.
+        """
+        self._make()
+        if not isinstance(args, (tuple, list)) or len(args) != len(self.parameters):
+            return args  # refused with the others' words
+        return tuple(
+            self._array_at(parameter, value) if parameter.kind == "p" and signatures.is_address(value) else value
+            for parameter, value in zip(self.parameters, args, strict=True)
+        )
+
+    def _array_at(self, parameter: Parameter, value: Any) -> array.ndarray:
+        address = int(getattr(value, "ptr", value))
+        found = array.at(address)
+        if found is None:
+            raise TypeError(
+                f"parameter {parameter} of {self.name} is a pointer and got the number {address} (0x{address:x}), "
+                "which is no address in a device array that still lives"
+            )
+        if parameter.dtype in ("void", "struct"):
+            return found
+        dtype = signatures.dtype_of(parameter.dtype)
+        return found if address % dtype.itemsize else found[: found.size // dtype.itemsize * dtype.itemsize].view(dtype)
 
     def check(
         self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int = 0
