@@ -89,7 +89,9 @@ def test_rounded_bit_for_bit(cp: Any, name: str) -> None:
             got, wanted = got[~np.isnan(values)], wanted[~np.isnan(values)]
             values = values[~np.isnan(values)]
         different = got != wanted
-        shown = [(v, hex(g), hex(w)) for v, g, w in zip(values[different], got[different], wanted[different])][:4]
+        shown = [
+            (v, hex(g), hex(w)) for v, g, w in zip(values[different], got[different], wanted[different], strict=True)
+        ][:4]
         assert not different.any(), f"row {row}: {shown}"
 
 
