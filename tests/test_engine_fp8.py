@@ -197,3 +197,34 @@ def test_a_product_of_scaled_numbers(cp: Any) -> None:
     kernel((1,), (1,), (cp.asarray(a.view(np.uint8)), cp.asarray(b.view(np.uint8)), np.float32(0.5), out))
     exact = (a.astype(np.float64) * b.astype(np.float64)).sum() * 0.5 + 16 + 8
     np.testing.assert_allclose(cp.asnumpy(out), [exact], rtol=1e-6)
+
+
+@on_each_device
+def test_powers_of_two(cp: Any) -> None:
+    code = """
+    #include <cuda_fp8.h>
+    extern "C" __global__ void scales(const float* in, unsigned char* out, float* back) {
+      int i = threadIdx.x, n = blockDim.x;
+      out[i] = __nv_fp8_e8m0(in[i]).__x;
+      out[n + i] = __nv_cvt_float_to_e8m0(in[i], __NV_NOSAT, cudaRoundPosInf);
+      out[2 * n + i] = __nv_cvt_float_to_e8m0(in[i], __NV_SATFINITE, cudaRoundZero);
+      __nv_fp8_e8m0 scale;
+      scale.__x = (unsigned char)i;
+      back[i] = float(scale);
+    }"""
+    rng = np.random.default_rng(6)
+    powers = 2.0 ** np.arange(-126, 128).astype(np.float64)
+    values = np.concatenate([powers[::3], powers[::4] * 1.5, powers[1::5] * (1 + 2**-20), rng.uniform(0, 9, 40)])
+    values = np.append(values, [3e38, np.inf, np.nan])[:256].astype(np.float32)
+    values = np.append(values, np.ones(256 - values.size, np.float32))
+    out, back = cp.zeros((3, 256), cp.uint8), cp.zeros(256, cp.float32)
+    compiled(cp, code).get_function("scales")((1,), (256,), (cp.asarray(values), out, back))
+    with np.errstate(invalid="ignore", over="ignore"):
+        exponent = np.log2(values.astype(np.float64)) + 127
+    up, down = np.ceil(exponent), np.floor(exponent)
+    nan, large = np.isnan(values), up >= 255
+    np.testing.assert_array_equal(cp.asnumpy(out)[0], np.where(nan, 255, np.where(large, 254, up)))
+    np.testing.assert_array_equal(cp.asnumpy(out)[1], np.where(nan | large, 255, up))
+    np.testing.assert_array_equal(cp.asnumpy(out)[2], np.where(nan, 255, np.minimum(down, 254)))
+    expected = np.append(2.0 ** (np.arange(255) - 127.0), np.nan).astype(np.float32)
+    np.testing.assert_array_equal(cp.asnumpy(back), expected)

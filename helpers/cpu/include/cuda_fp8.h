@@ -156,3 +156,5 @@ ENGINE_FP8(__nv_fp8_e5m2, __nv_fp8x2_e5m2, __nv_fp8x4_e5m2, __NV_E5M2)
 #undef ENGINE_FP8
 #undef ENGINE_FP8_FROM
 #undef ENGINE_FP8_TO
+
+#include "cuda_e8m0.h"
