@@ -177,12 +177,13 @@ class RawModule:
             self._build([name for name in plain if name not in self.name_expressions], log_stream)
 
     def _build(self, plain: list[str], log_stream: Any = None) -> None:
-        try:
-            body = translate(self.code)
-        except ValueError as error:
-            raise CompileError(str(error)) from None
         flags, macros = _host_options(self.options)
         options = ["-I", str(compiler.INCLUDE), "-w", *flags]
+        before = f'#include "cuda_runtime.h"\n{_own_headers(self.code)}{macros}'
+        try:
+            body = translate(self.code, lambda code: compiler.expanded(before, code, SOURCE_NAME, options))
+        except ValueError as error:
+            raise CompileError(str(error)) from None
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
         ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body else ""
