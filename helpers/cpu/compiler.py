@@ -182,6 +182,39 @@ def _preprocessed(text: str, options: list[str]) -> str:
     return subprocess.run(command, input=text, capture_output=True, text=True).stdout
 
 
+# What the translation still has to find: these stay as they are written.
+_KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__")
+
+
+def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
+    """The source after the preprocessor: macros expanded, the user's includes pasted in, lines told by #line.
+
+    before: lines that come before the source, and stay out. name: what the source is called. extra: options.
+    Kept beside the builds where no file of the user's goes into it. None where the preprocessor refused.
+    """
+    marker = "#pragma engine_source_begins"
+    kept = "".join(f"#undef {word}\n" for word in _KEPT)
+    text = f'{before}{kept}{marker}\n#line 1 "{name}"\n{code}\n'
+    options = [*flags(), *extra, "-iquote", os.getcwd()]
+    parts = [text, compiler()[1], *compiler()[0], *options, _headers_hash()]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    target = cache_dir() / f"expanded-{key[:32]}.cpp"
+    own = not re.search(r'^\s*#\s*include\s*"', code, re.M) and not any(re.match("-I.", option) for option in extra)
+    if own and target.exists():
+        return target.read_text()
+    command = [*compiler()[0], *options, "-E", "-x", "c++", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    if done.returncode != 0:
+        return None
+    # `# 12 "kernel.cu" 2` would also say where includes begin and end.
+    found = re.sub(r'^# (\d+ "[^"\n]*").*$', r"#line \1", done.stdout.partition(marker + "\n")[2], flags=re.M)
+    if own:
+        with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix="expanding-", delete=False) as file:
+            file.write(found)
+        os.replace(file.name, target)
+    return found
+
+
 # The checked build: every access calls a hook of the engine first. -O1 keeps accesses as the source has them, one line
 # at a time; vectorized ones would be others than a GPU's. The library that belongs to -fsanitize=thread is not linked:
 # the engine has the functions itself.
@@ -402,7 +435,7 @@ def warnings(text: str, extra: list[str]) -> str:
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
 # worker.h come first: it says what it wants of the system's headers, before any of them is read.
 _PARTS = ("kernel_calls", "scheduler", "async_copies", "failure", "faults", "memory", "launch", "tensor_core")
-_PARTS += ("rounding", "checker", "checker_hooks", "checker_access", "checker_order", "checker_async")
+_PARTS += ("tensor_other", "rounding", "checker", "checker_hooks", "checker_access", "checker_order", "checker_async")
 _PARTS += ("checker_profile",)
 
 

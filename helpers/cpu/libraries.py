@@ -21,7 +21,7 @@ from . import compiler, ptx
 
 _INCLUDE = re.compile(r"^\s*#\s*include\s*<([^>]+)>", re.M)
 _LIBRARY = re.compile(r"(cub|thrust|cuda|nv)/")
-_MISSING = re.compile(r"fatal error: '?((?:cub|thrust|cuda|nv|cupy)/[\w./]+)'?(?:: No such file| file not found)")
+_MISSING = re.compile(r"error: '?((?:cub|thrust|cuda|nv|cupy)/[\w./]+)'?(?:: No such file| file not found)")
 SHIMS = compiler.INCLUDE / "libraries"  # headers of ours in place of theirs
 
 
@@ -61,6 +61,15 @@ def missing(diagnostics: str) -> str:
     return found[1] if found else ""
 
 
+def whose(header: str) -> str:
+    """Whose header it is, for a machine that does not have it."""
+    owner = {"cub": "CUB", "thrust": "Thrust", "cupy": "CuPy"}.get(header.partition("/")[0], "libcu++")
+    return (
+        f"{header} is a header of {owner}, which comes with CuPy: the CPU engine compiles it where CuPy is installed "
+        "(pip install cupy-cuda12x, which needs no GPU for this)"
+    )
+
+
 @functools.cache
 def options() -> list[str]:
     """What the compiler needs for CUB, libcu++ and Thrust; their folders come before the engine's own.
@@ -82,11 +91,12 @@ def options() -> list[str]:
 def translation_hash() -> str:
     """Of the files of Python that `expanded` depends on: a part of the key of what was built with it."""
     digest = hashlib.sha256()
-    for path in (Path(__file__), Path(ptx.__file__)):
+    for path in (Path(__file__), *sorted(Path(ptx.__file__).parent.glob("*.py"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
+FIRST = 1_000_000  # numbers of the libraries' asm statements; those of the source come from 0
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:volatile\b|__volatile__\b)?\s*\(")
 # Translated PTX speaks of what cuda_runtime.h has as macros, which the preprocessor is done with.
 _MACROS = "".join(
@@ -111,11 +121,11 @@ def expanded(text: str, flags: Sequence[str]) -> tuple[str, str]:
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode != 0:
         return "", done.stderr
-    code = done.stdout
+    code = ptx.raw_strings(done.stdout)
     lines = [(match.start(), match[2]) for match in _LINE.finditer(code)]
     ours = (str(folder()), str(compiler.INCLUDE))
     pieces, end, near = [_MACROS], 0, 0
-    for match in _ASM.finditer(code):
+    for number, match in enumerate(_ASM.finditer(code)):
         if match.start() < end:
             continue
         while near + 1 < len(lines) and lines[near + 1][0] < match.start():
@@ -124,7 +134,7 @@ def expanded(text: str, flags: Sequence[str]) -> tuple[str, str]:
         if file.startswith("/") and not file.startswith(ours):
             continue
         close = _closing(code, match.end())
-        pieces += [code[end : match.start()], _statement(code[match.end() : close])]
+        pieces += [code[end : match.start()], _statement(code[match.end() : close], FIRST + number)]
         pieces.append("\n" * code.count("\n", match.start(), close))
         end = close + 1
     return "".join([*pieces, code[end:]]), done.stderr
@@ -143,11 +153,11 @@ def _closing(code: str, at: int) -> int:
     return len(code)
 
 
-def _statement(inside: str) -> str:
+def _statement(inside: str, number: int) -> str:
     """One asm statement as C++."""
     inside = re.sub(r'^\s*# \d+ "[^\n]*$', "", inside, flags=re.M)
     try:
-        return ptx.rewrite(inside)
+        return ptx.rewrite(inside, number)
     except ValueError as error:
         message = str(error).replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
         return f'engine_fail("inline PTX of a library: {message}", __FILE__, __LINE__)'

@@ -190,15 +190,16 @@ class RawModule:
 
     def _build(self, plain: list[str], log_stream: Any = None) -> None:
         code = libraries.translate_cucomplex(self.code) if self._translates_cucomplex else self.code
-        try:
-            body = translate(code)
-        except ValueError as error:
-            raise CompileError(str(error)) from None
         flags, macros = _host_options(self.options)
         if self._uses_libraries is None:
             self._uses_libraries = bool(libraries.options()) and libraries.needed(self.code)
         options = [*(libraries.options() if self._uses_libraries else []), "-I", str(compiler.INCLUDE), "-w", *flags]
         options += libraries.cupy_options() if "cupy/" in code or self._uses_libraries else []
+        before = f'#include "cuda_runtime.h"\n{_own_headers(code)}{macros}'
+        try:
+            body = translate(code, lambda code: compiler.expanded(before, code, SOURCE_NAME, options))
+        except ValueError as error:
+            raise CompileError(str(error)) from None
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
         ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body or self._uses_libraries else ""
@@ -218,6 +219,8 @@ class RawModule:
             if not self._uses_libraries and libraries.missing(diagnostics) and libraries.options():
                 self._uses_libraries = True
                 return self._build(plain, log_stream)
+            if not libraries.options() and (header := libraries.missing(diagnostics)):
+                raise CompileError(f"{_explain(diagnostics, self.code, names)}\n{libraries.whose(header)}")
             # The text shows kernels that the preprocessor leaves out, or that a namespace holds: do without them.
             blamed = {int(line) for line in re.findall(rf"^{_ENTRIES}:(\d+):", diagnostics, re.M)}
             unknown = [name for line, name in enumerate(plain, _FIRST_ENTRY) if line in blamed]

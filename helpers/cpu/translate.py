@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from ..cuda_source.source import blank_comments, line_table, matching_bracket
+from ..cuda_source.source import blank_comments, line_table
 from . import ptx
 
 _EXTERN_SHARED = re.compile(
@@ -32,22 +33,37 @@ def _function_bodies(clean: str) -> list[tuple[int, int, str]]:
     return bodies
 
 
-_ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:volatile\b|__volatile__\b)?\s*\(")
-
-
-def _asm_error(code: str, at: int, message: str) -> str:
-    """What is wrong with the asm statement at an index of the code, with its place and what could be written."""
+def _asm_error(code: str, original: str, at: int, message: str) -> str:
+    """What is wrong with the asm statement at an index of the code, with its place in the original source."""
     table = line_table(code[:at] + "\0" + code[at:], "")
     file, line = next(place for place, text in table.items() if "\0" in text)
-    text = table[file, line].replace("\0", "").strip()
-    return (
-        f"{file + ':' if file else 'line '}{line}: `{text}` is inline PTX, and "
-        f"{message}. The engine knows: {', '.join(ptx.known())}. Say the same with one of these or in CUDA C++, or run "
-        "this kernel on a GPU"
-    )
+    text = line_table(original, "").get((file, line), table[file, line]).replace("\0", "").strip()
+    return f"{file + ':' if file else 'line '}{line}: `{text}` is inline PTX, and {message}"
 
 
-def translate(code: str) -> str:
+def _in_macro(code: str, at: int) -> bool:
+    """Whether the place is in a #define."""
+    begin = code.rfind("\n", 0, at) + 1
+    while begin and code[: begin - 1].endswith("\\"):
+        begin = code.rfind("\n", 0, begin - 1) + 1
+    return bool(re.match(r"\s*#\s*define\b", code[begin:at]))
+
+
+def _asm_edits(code: str, original: str) -> list[tuple[int, int, str]]:
+    """asm statements as calls of the engine: begin, end, new text."""
+    edits = []
+    for number, (begin, opening, end, is_volatile) in enumerate(ptx.statements(blank_comments(code))):
+        try:
+            if _in_macro(code, begin):
+                raise ptx.Unreadable("it stands in a macro")
+            new = ptx.rewrite(code[opening + 1 : end], number, is_volatile=is_volatile)
+        except ptx.Unreadable as error:
+            raise ptx.Unreadable(_asm_error(code, original, begin, str(error))) from None
+        edits.append((begin, end + 1, new + "\n" * code.count("\n", begin, end)))
+    return edits
+
+
+def translate(code: str, expanded: Callable[[str], str | None] = lambda code: None) -> str:
     """The source as a host compiler takes it; its lines keep their numbers.
 
     Some constructs have no spelling in C++. `extern __shared__ T name[];`, an array whose size is chosen at the launch,
@@ -55,19 +71,24 @@ def translate(code: str) -> str:
     declares it, in each function that uses it. `__shared__ alignas(n)` gets an attribute that may stand after
     __shared__. An asm statement becomes calls of the engine. Everything else is done by the headers.
 
+    Args:
+        expanded: the source after the preprocessor, with its lines told by #line; None where that cannot be had. It is
+            asked for where asm statements depend on it: in macros, with macros among their strings, or left out.
+
     Raises:
-        ValueError: an asm statement that the engine cannot follow, see ptx.py.
+        ValueError: an asm statement that the engine cannot follow, see ptx.
     """
+    original = code
+    code = ptx.raw_strings(code)
+    try:
+        edits = _asm_edits(code, original)
+    except ptx.Unreadable:
+        code = expanded(code)
+        if code is None:
+            raise
+        code = ptx.raw_strings(code)
+        edits = _asm_edits(code, original)
     clean = blank_comments(code)
-    edits: list[tuple[int, int, str]] = []  # begin, end, new text
-    for match in _ASM.finditer(clean):
-        end = matching_bracket(clean, match.end() - 1)
-        try:
-            new = ptx.rewrite(code[match.end() : end])
-        except ValueError as error:
-            raise ValueError(_asm_error(code, match.start(), str(error))) from None
-        broken = "\\\n" if "\\\n" in code[match.start() : end] else "\n"  # in a macro, lines go on
-        edits.append((match.start(), end + 1, new + broken * code.count("\n", match.start(), end)))
     for match in re.finditer(r"\b__shared__\s+(alignas)\s*\(", clean):
         edits.append((match.start(1), match.end(1), "ENGINE_ALIGNAS"))
     declared = list(_EXTERN_SHARED.finditer(clean))

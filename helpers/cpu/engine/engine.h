@@ -43,6 +43,13 @@ typedef unsigned Words __attribute__((vector_size(16)));
 // The products of tensor cores: K, then the type of the elements. HALF: accumulators of 16 bits.
 enum Mma { K16_F16, K16_BF16, K16_HALF, K8_F16, K8_BF16, K8_HALF, K8_TF32, K4_TF32 };
 
+// Other products of a warp, with n = 8: m x k numbers of so many bits; 64: of double.
+struct Products {
+  int m, k, bits;
+  bool a_signed, b_signed, saturated;
+  char how;  // '*', or of bits: '^' and '&', whose ones are counted
+};
+
 enum class BarrierOp { none, count, all, any };
 
 // Rounding modes, and the operations that have them.
@@ -66,6 +73,8 @@ int engine_barrier(engine::BarrierOp op, int predicate, const char* file, int li
 void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const char* file, int line);
 unsigned engine_activemask(const char* file, int line);
 void engine_yield();
+void engine_exit() __attribute__((noreturn));  // of this thread
+unsigned engine_carry(int set);                // the thread's carry flag; set: 0 or 1, or -1 to leave it
 char* engine_static_shared();
 void* engine_dynamic_shared();
 unsigned engine_dynamic_shared_size();
@@ -74,6 +83,8 @@ double engine_rounded(engine::Operation operation, engine::Toward mode, double a
 void engine_whole_warp(const char* name, const char* file, int line);  // returns when all 32 lanes have come
 engine::Words engine_mma(
     engine::Mma kind, engine::Words a, engine::Words b, engine::Words c, const char* file, int line);
+engine::Words engine_mma_other(
+    const engine::Products* form, engine::Words a, engine::Words b, engine::Words c, const char* file, int line);
 // How many 8 x 8 matrices, 8 more where they are transposed; the row that this lane has read. Back: a word of each.
 engine::Words engine_ldmatrix(const char* name, int kind, engine::Words row, const char* file, int line);
 // The same backwards: words in, the row that this lane has to write out.

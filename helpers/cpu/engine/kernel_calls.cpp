@@ -122,6 +122,18 @@ void engine_yield() {
   }
 }
 
+void engine_exit() {
+  Worker& w = here();
+  w.critical++;
+  end_fiber(w);
+}
+
+unsigned engine_carry(int set) {
+  bool& carry = this_worker->current->carry;
+  if (set >= 0) carry = set;
+  return carry;
+}
+
 int engine_is_shared(const void* pointer) {
   const Worker& w = here();
   const char* p = (const char*)pointer;
