@@ -9,7 +9,7 @@ import pytest
 from backends import compiled, on_each_device
 
 from helpers import cpu
-from helpers.cpu import libraries
+from helpers.cpu import checked, libraries
 
 pytestmark = pytest.mark.skipif(not libraries.options(), reason="CuPy's CUB and libcu++ are not installed")
 THREADS = 128
@@ -232,7 +232,7 @@ extern "C" __global__ void kernel(const int* x, int* out) {
     s[t] = x[t] + round;
     cuda::barrier<cuda::thread_scope_block>::arrival_token token = barrier.arrive();
     int own = 3 * t;
-    barrier.wait(std::move(token));
+    barrier.wait(cuda::std::move(token));
     out[round * 128 + t] = s[127 - t] + own;
     barrier.arrive_and_wait();
   }
@@ -245,7 +245,7 @@ extern "C" __global__ void copies(const int* x, int* out) {
   if (t == 0) init(&barrier, blockDim.x);
   __syncthreads();
   cuda::memcpy_async(s + t, x + t, sizeof(int), barrier);
-  cuda::memcpy_async(s + 128 + 4 * (t % 64), x + 128 + 4 * (t % 64), cuda::aligned_size_t<16>(16), barrier);
+  if (t < 64) cuda::memcpy_async(s + 128 + 4 * t, x + 128 + 4 * t, cuda::aligned_size_t<16>(16), barrier);
   barrier.arrive_and_wait();
   out[t] = s[127 - t];
   out[128 + t] = s[255 - t];
@@ -256,7 +256,7 @@ extern "C" __global__ void copies(const int* x, int* out) {
 @on_each_device
 def test_barriers_that_are_split_in_two(cp: Any) -> None:
     x, out = integers(), cp.zeros((3, THREADS), cp.int32)
-    launch(cp, BARRIER.replace("std::move", "cuda::std::move"), cp.asarray(x), out)
+    launch(cp, BARRIER, cp.asarray(x), out)
     expected = [x[::-1] + k + 3 * np.arange(THREADS) for k in range(3)]
     np.testing.assert_array_equal(cp.asnumpy(out), expected)
 
@@ -264,9 +264,22 @@ def test_barriers_that_are_split_in_two(cp: Any) -> None:
 @on_each_device
 def test_copies_that_arrive_at_a_barrier(cp: Any) -> None:
     x, out = integers(4 * THREADS), cp.zeros(2 * THREADS, cp.int32)
-    launch(cp, BARRIER.replace("std::move", "cuda::std::move"), cp.asarray(x), out, name="copies")
+    launch(cp, BARRIER, cp.asarray(x), out, name="copies")
     expected = np.append(x[:128][::-1], x[128:256][::-1])
     np.testing.assert_array_equal(cp.asnumpy(out), expected)
+
+
+def test_the_xray_knows_the_order_that_a_barrier_makes() -> None:
+    def findings(code: str, name: str) -> list[int]:
+        kernel = cpu.RawModule(code=code).get_function(name)
+        args = cpu.asarray(integers(4 * THREADS)), cpu.zeros(3 * THREADS, cpu.int32)
+        return [found.kind for found in checked.observe(kernel, (1,), (THREADS,), args).found]
+
+    assert findings(BARRIER, "kernel") == [] and findings(BARRIER, "copies") == []
+    unwaited = BARRIER.replace("barrier.wait(cuda::std::move(token));", "")
+    assert checked.RACE in findings(unwaited, "kernel")
+    unwaited = BARRIER.replace("  barrier.arrive_and_wait();\n  out[t]", "  barrier.arrive();\n  out[t]")
+    assert unwaited != BARRIER and checked.RACE in findings(unwaited, "copies")
 
 
 PIPELINE = """
@@ -357,8 +370,7 @@ def test_atomics(cp: Any) -> None:
     n = 4 * THREADS
     ints, order = cp.zeros(4, cp.int32), cp.zeros(n, cp.int32)
     f, d, wide = cp.zeros(1, cp.float32), cp.zeros(1, cp.float64), cp.zeros(1, cp.uint64)
-    code = ATOMIC.replace("counter", "counter_of_the_test")
-    launch(cp, code, ints, f, d, wide, order, blocks=4)
+    launch(cp, ATOMIC, ints, f, d, wide, order, blocks=4)
     np.testing.assert_array_equal(cp.asnumpy(ints), [n * (n - 1) // 2, 255, 2**20 - 1, n - 1])
     assert cp.asnumpy(f)[0] == n / 2 and cp.asnumpy(d)[0] == n / 4 and cp.asnumpy(wide)[0] == n << 32 | n
     start = cp.asnumpy(order).min()
@@ -419,6 +431,21 @@ def test_a_header_of_ones_own_may_include_them(tmp_path: Any) -> None:
     module = cpu.RawModule(code=code, options=(f"-I{tmp_path}",))
     module.get_function("kernel")((1,), (32,), (out,))
     assert cpu.asnumpy(out)[0] == 496
+
+
+def test_cub_as_a_whole() -> None:
+    """NVRTC refuses <cub/cub.cuh>, nvcc takes it: here it is what kernels may call."""
+    code = """
+    #include <cub/cub.cuh>
+    extern "C" __global__ void kernel(int* out) {
+      typedef cub::BlockReduce<int, 64> Reduce;
+      __shared__ typename Reduce::TempStorage storage;
+      int sum = Reduce(storage).Sum(threadIdx.x);
+      if (threadIdx.x == 0) *out = sum;
+    }"""
+    out = cpu.zeros(1, cpu.int32)
+    cpu.RawModule(code=code).get_function("kernel")((1,), (64,), (out,))
+    assert cpu.asnumpy(out)[0] == 2016
 
 
 def test_without_cupy_the_message_says_whose_headers_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
