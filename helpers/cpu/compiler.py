@@ -435,8 +435,8 @@ def warnings(text: str, extra: list[str]) -> str:
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
 # worker.h come first: it says what it wants of the system's headers, before any of them is read.
 _PARTS = ("kernel_calls", "scheduler", "async_copies", "failure", "faults", "memory", "launch", "tensor_core")
-_PARTS += ("tensor_other", "rounding", "checker", "checker_hooks", "checker_access", "checker_order", "checker_async")
-_PARTS += ("checker_profile",)
+_PARTS += ("tensor_other", "rounding", "board")
+_PARTS += ("checker", "checker_hooks", "checker_access", "checker_order", "checker_async", "checker_profile")
 
 
 @functools.cache
