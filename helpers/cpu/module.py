@@ -181,7 +181,7 @@ class RawModule:
         options = ["-I", str(compiler.INCLUDE), "-w", *flags]
         before = f'#include "cuda_runtime.h"\n{_own_headers(self.code)}{macros}'
         try:
-            body = translate(self.code, lambda code: compiler.expanded(before, code, SOURCE_NAME, options))
+            body = translate(self.code, lambda code: compiler.expanded(before, code, SOURCE_NAME, options), SOURCE_NAME)
         except ValueError as error:
             raise CompileError(str(error)) from None
         names = [*plain, *self.name_expressions]

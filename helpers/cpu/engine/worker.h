@@ -118,7 +118,7 @@ struct Fiber {
   Collective* collective;  // not null while it waits for its warp
   int named;               // the named barrier where it waits, or -1
   bool at_barrier, at_activemask, finished;
-  bool carry;  // of add.cc and its like
+  bool carry;                     // of add.cc and its like
   std::vector<AsyncCopy> copies;  // not landed yet, in their order
   unsigned groups;                // of them, that are committed so far in the block
 };
