@@ -481,6 +481,13 @@ PAIRS["setp_f16"] = (
     2,
     lambda a, b: (a > b).astype(np.float64),
 )
+PAIRS["set_f16"] = ("set.gtu.f16x2.f16x2 %0, %1, %2;", "f16", 2, lambda a, b: (a > b).astype(np.float64))
+PAIRS["set_mask"] = (
+    "{ .reg .b32 m; set.le.u32.bf16x2 m, %1, %2; and.b32 %0, m, 0x3F803F80; }",
+    "bf16",
+    2,
+    lambda a, b: (a <= b).astype(np.float64),
+)
 PAIR_SOURCE = "".join(kernel(name, text, "r" * (count + 1)) for name, (text, _, count, _) in PAIRS.items())
 
 

@@ -182,6 +182,7 @@ def _preprocessed(text: str, options: list[str]) -> str:
     return subprocess.run(command, input=text, capture_output=True, text=True).stdout
 
 
+OF_THE_SYSTEM = "/* of the system */"  # behind a #line
 # What the translation still has to find: these stay as they are written.
 _KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__")
 
@@ -206,8 +207,10 @@ def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode != 0:
         return None
-    # `# 12 "kernel.cu" 2` would also say where includes begin and end.
-    found = re.sub(r'^# (\d+ "[^"\n]*").*$', r"#line \1", done.stdout.partition(marker + "\n")[2], flags=re.M)
+    # `# 12 "kernel.cu" 2 3` also says where includes begin and end, and, by the 3, that the file is the system's.
+    found = done.stdout.partition(marker + "\n")[2]
+    found = re.sub(r'^# (\d+ "[^"\n]*").* 3\b.*$', rf"#line \1 {OF_THE_SYSTEM}", found, flags=re.M)
+    found = re.sub(r'^# (\d+ "[^"\n]*").*$', r"#line \1", found, flags=re.M)
     if own:
         with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix="expanding-", delete=False) as file:
             file.write(found)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from ..cuda_source.source import blank_comments, line_table
-from . import ptx
+from . import compiler, ptx
 
 _EXTERN_SHARED = re.compile(
     r"\bextern\b(?P<head>[^;{}=]*?\b__shared__\b[^;{}=]*?)\b(?P<name>\w+)\s*\[\s*\](?P<rest>(?:\s*\[[^\]]*\])*)\s*;"
@@ -33,12 +33,12 @@ def _function_bodies(clean: str) -> list[tuple[int, int, str]]:
     return bodies
 
 
-def _asm_error(code: str, original: str, at: int, message: str) -> str:
+def _asm_error(code: str, original: str, name: str, at: int, message: str) -> str:
     """What is wrong with the asm statement at an index of the code, with its place in the original source."""
-    table = line_table(code[:at] + "\0" + code[at:], "")
+    table = line_table(code[:at] + "\0" + code[at:], name)
     file, line = next(place for place, text in table.items() if "\0" in text)
-    text = line_table(original, "").get((file, line), table[file, line]).replace("\0", "").strip()
-    return f"{file + ':' if file else 'line '}{line}: `{text}` is inline PTX, and {message}"
+    text = line_table(original, name).get((file, line), table[file, line]).replace("\0", "").strip()
+    return f"{file}:{line}: `{text}` is inline PTX, and {message}"
 
 
 def _in_macro(code: str, at: int) -> bool:
@@ -49,21 +49,29 @@ def _in_macro(code: str, at: int) -> bool:
     return bool(re.match(r"\s*#\s*define\b", code[begin:at]))
 
 
-def _asm_edits(code: str, original: str) -> list[tuple[int, int, str]]:
+def _asm_edits(code: str, original: str, name: str) -> list[tuple[int, int, str]]:
     """asm statements as calls of the engine: begin, end, new text."""
     edits = []
     for number, (begin, opening, end, is_volatile) in enumerate(ptx.statements(blank_comments(code))):
+        if compiler.OF_THE_SYSTEM in code[(at := code.rfind("\n#line", 0, begin) + 1) : code.find("\n", at)]:
+            continue
         try:
             if _in_macro(code, begin):
                 raise ptx.Unreadable("it stands in a macro")
             new = ptx.rewrite(code[opening + 1 : end], number, is_volatile=is_volatile)
         except ptx.Unreadable as error:
-            raise ptx.Unreadable(_asm_error(code, original, begin, str(error))) from None
+            raise ptx.Unreadable(_asm_error(code, original, name, begin, str(error))) from None
         edits.append((begin, end + 1, new + "\n" * code.count("\n", begin, end)))
     return edits
 
 
-def translate(code: str, expanded: Callable[[str], str | None] = lambda code: None) -> str:
+def _includes_more(code: str) -> bool:
+    """Whether the source includes headers that are not the engine's own: they may hold asm statements."""
+    names = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', code, re.M)
+    return not all((compiler.INCLUDE / name).is_file() for name in names)
+
+
+def translate(code: str, expanded: Callable[[str], str | None] = lambda code: None, name: str = "kernel.cu") -> str:
     """The source as a host compiler takes it; its lines keep their numbers.
 
     Some constructs have no spelling in C++. `extern __shared__ T name[];`, an array whose size is chosen at the launch,
@@ -73,21 +81,25 @@ def translate(code: str, expanded: Callable[[str], str | None] = lambda code: No
 
     Args:
         expanded: the source after the preprocessor, with its lines told by #line; None where that cannot be had. It is
-            asked for where asm statements depend on it: in macros, with macros among their strings, or left out.
+            asked for where asm statements depend on it: in macros, in headers, with macros among their strings.
+        name: what the source is called in messages.
 
     Raises:
         ValueError: an asm statement that the engine cannot follow, see ptx.
     """
     original = code
     code = ptx.raw_strings(code)
+    if _includes_more(code) and (found := expanded(code)) is not None:
+        found = ptx.raw_strings(found)
+        code = found if any(ptx.statements(blank_comments(found))) or _EXTERN_SHARED.search(found) else code
     try:
-        edits = _asm_edits(code, original)
+        edits = _asm_edits(code, original, name)
     except ptx.Unreadable:
         code = expanded(code)
         if code is None:
             raise
         code = ptx.raw_strings(code)
-        edits = _asm_edits(code, original)
+        edits = _asm_edits(code, original, name)
     clean = blank_comments(code)
     for match in re.finditer(r"\b__shared__\s+(alignas)\s*\(", clean):
         edits.append((match.start(1), match.end(1), "ENGINE_ALIGNAS"))

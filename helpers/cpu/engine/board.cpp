@@ -1,8 +1,9 @@
-// What threads of several warps show each other: a pointer each, by their number in the block. A block's fibers share
-// an OS thread, and blocks on others have boards of their own.
+// What threads of several warps show each other: a pointer each, which belongs to the fiber and so to its block.
 #include "worker.h"
 
-extern "C" const void** engine_board() {
-  static thread_local const void* board[MAX_THREADS];
-  return board;
-}
+extern "C" {
+
+void engine_show(const void* value) { here().current->shown = value; }
+const void* engine_shown(unsigned thread) { return here().fibers[thread].shown; }
+
+}  // extern "C"

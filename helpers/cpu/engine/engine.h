@@ -96,7 +96,8 @@ void* engine_shared_pointer(unsigned offset, unsigned bytes, const char* name, c
 void engine_async_copy(void* target, engine::Words data, unsigned bytes);
 void engine_async_commit();
 void engine_async_wait(unsigned pending);  // groups that may be left; ~0: none, and what is not committed lands as well
-const void** engine_board();               // a place for a pointer of each thread of the block
+void engine_show(const void* value);       // to the other threads of the block,
+const void* engine_shown(unsigned thread);  // which see what each has shown last
 int engine_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 void engine_fail(const char* message, const char* file, int line) __attribute__((noreturn));
 // rule: what is to be at a multiple of what

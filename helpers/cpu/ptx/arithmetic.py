@@ -308,6 +308,24 @@ def _setp(use: Use) -> str:
     )
 
 
+_ONE = {"f32": "0x3f800000u", "f16": "0x3c00u", "bf16": "0x3f80u"}
+
+
+@instruction("set.{eq,ne,lt,...}{.ftz}.{u32,f16x2}.f16x2 d, a, b", "set.{eq,ne,lt,...}.{u32,bf16x2}.bf16x2 d, a, b")
+def _set_pair(use: Use) -> str:
+    """In each half all ones, or 1."""
+    to, kind = use.types("u32 s32 f16x2 bf16x2", 2)
+    if not kind.endswith("x2") or to not in ("u32", "s32", kind):
+        raise Unknown
+    half = kind[:-2]
+    yes = _ONE[half] if to == kind else "0xffffu"
+    compared = _compared(use, half, "engine_a.{0}", "engine_b.{0}")
+    use.done(3)
+    high, low = (compared.format(part) for part in ("high", "low"))
+    found = use.write(0, f"(({high} ? {yes} : 0u) << 16 | ({low} ? {yes} : 0u))")
+    return f"const auto engine_a = {use.read(1, kind)}, engine_b = {use.read(2, kind)}; {found}"
+
+
 @instruction("set.{eq,ne,lt,...}{.and,.or,.xor}{.ftz}.{u32,s32,f32}.type d, a, b{, c}")
 def _set(use: Use) -> str:
     to, kind = use.types(f"{_INTEGERS} b16 b32 b64 {_FLOATS}", 2)

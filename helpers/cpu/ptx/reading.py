@@ -18,6 +18,10 @@ class Unreadable(ValueError):
     """What stands in an asm statement is not what the language has there, or depends on the preprocessor."""
 
 
+class Refused(Exception):
+    """What an assembler may take, but the engine does not: a failure of the thread that comes there."""
+
+
 @dataclass(frozen=True)
 class Operand:
     """One operand of an asm statement. constraint: with = or + where it is written."""

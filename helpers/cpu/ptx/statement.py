@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from . import reading
-from .reading import Operand, Unreadable
+from .reading import Operand, Refused, Unreadable
 from .use import SPACE, TYPES, Use, nearest, written
 
 _LANES = {"eq": "1u << engine::lane_id()", "lt": "$lanes_below()", "le": "$lanes_below() * 2 + 1"}
@@ -74,9 +74,13 @@ class Statement:
         if guarded := re.match(r"@\s*(!?\s*[\w$%]+)\s+", text):
             guard, text = f"if ({self.predicate(guarded.group(1))}) ", text[guarded.end() :]
         use = Use(text, self)
-        code = written(use)
+        try:
+            code = written(use)
+            said = _unknown(use.name or text)
+        except Refused as error:
+            code, said = None, str(error)
         if code is None:
-            code = f'$unknown("{_sentence(use.name or text)}");'
+            code = _failure(said)
         return f"{guard}{{ {code.replace('$', SPACE)} }}"
 
     # ------------------------------------------------------------ registers and labels
@@ -148,7 +152,7 @@ class Statement:
             return self._register(text)
         if special := re.fullmatch(r"%%?([a-z]\w*(?:\.\w)?)", text):
             if special.group(1) not in _SPECIAL:
-                raise Unreadable(f"{text} is no special register that the engine knows")
+                raise Refused(f"the CPU engine does not know the special register {text}")
             return _SPECIAL[special.group(1)].replace("$", SPACE)
         return self._register(text)
 
@@ -194,15 +198,18 @@ class Statement:
         return f"({found.strip()})" if len(kinds) > 1 else found.strip()
 
 
-def _sentence(name: str) -> str:
-    """What the engine says of an instruction that it does not know, as the inside of a string literal."""
+def _unknown(name: str) -> str:
+    """What the engine says of an instruction that it does not know."""
     like = nearest(name)
-    hint = f" The nearest that it knows: {like}." if like else ""
-    text = (
-        f"inline PTX: the CPU engine does not know the instruction {name}.{hint} Say the same in CUDA C++, or run this "
-        "kernel on a GPU"
+    return f"the CPU engine does not know the instruction {name}" + (
+        f". The nearest that it knows: {like}" if like else ""
     )
-    return re.sub(r'["\\]', r"\\\g<0>", text)
+
+
+def _failure(said: str) -> str:
+    """A statement of C++ that stops the thread, with its line."""
+    text = f"inline PTX: {said}. Say it in another way, in CUDA C++ perhaps, or run this kernel on a GPU"
+    return '$unknown("' + re.sub(r'["\\]', r"\\\g<0>", text) + '");'
 
 
 def rewrite(inside: str, unique: int = 0, *, is_volatile: bool = True) -> str:
@@ -220,7 +227,10 @@ def rewrite(inside: str, unique: int = 0, *, is_volatile: bool = True) -> str:
     operands = [operand for part in parts[1:3] for operand in reading.operands(part)]
     for operand in operands:
         if operand.letter not in ("r", "l", "f", "d", "h", "n", "q"):
-            raise Unreadable(f'the constraint "{operand.constraint}" is none of r, l, f, d, h, q, n')
+            if template.strip():  # a host's own assembly, in a function that is none of a kernel's
+                said = f'the constraint "{operand.constraint}" is none of r, l, f, d, h, q, n'
+                return "({ " + _failure(said).replace("$", SPACE) + " })"
+            return f"({{ {_BARRIER} }})"
     statement = Statement(template, operands, unique)
     before, after = [], []
     if "memory" in "".join(parts[3:]) or (is_volatile and re.search(r"\bldu?\.", template)):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .reading import Unreadable, split
+from .reading import Refused, Unreadable, split
 
 if TYPE_CHECKING:
     from .statement import Statement
@@ -97,13 +97,13 @@ class Use:
 
         Raises:
             Unknown: a modifier is left over.
-            Unreadable: there are more operands, or fewer.
+            Refused: there are more operands, or fewer.
         """
         if self._left:
             raise Unknown
         if counts and len(self.operands) not in counts:
             wanted = " or ".join(map(str, counts))
-            raise Unreadable(f"{self.name} takes {wanted} operands, not {len(self.operands)}")
+            raise Refused(f"{self.name} takes {wanted} operands, not {len(self.operands)}")
 
     # ------------------------------------------------------------ operands
 
@@ -146,7 +146,7 @@ class Use:
         text = self.operands[number]
         found = split(text[1:-1]) if text.startswith("{") else [text]
         if count is not None and len(found) != count:
-            raise Unreadable(f"{self.name} takes {count} registers where it has {text}")
+            raise Refused(f"{self.name} takes {count} registers where it has {text}")
         return found
 
     def targets(self, number: int, count: int | None = None) -> list[str]:
@@ -225,11 +225,21 @@ def nearest(name: str) -> str:
 
 
 def written(use: Use) -> str | None:
-    """The C++ of an instruction, None where the engine does not know it."""
+    """The C++ of an instruction, None where the engine does not know it.
+
+    Raises:
+        Refused: it knows the instruction, but not with these operands.
+    """
+    refused = None
     for writer in _WRITERS.get(use.opcode, ()):
         kept = list(use._left), list(use.operands)
         try:
             return writer(use)
         except Unknown:
-            use._left, use.operands = list(kept[0]), list(kept[1])
+            pass
+        except Refused as error:
+            refused = error
+        use._left, use.operands = kept
+    if refused is not None:
+        raise refused
     return None

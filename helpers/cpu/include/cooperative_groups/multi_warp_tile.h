@@ -18,13 +18,14 @@ class multi_warp_tile {
   int any(int predicate, ENGINE_HERE) const { return count(predicate, file, line) > 0; }
   int all(int predicate, ENGINE_HERE) const { return count(predicate, file, line) == threads(); }
 
-  // For reduce.h and scan.h: f(pointers to the values of all threads of the tile, by rank; their number).
+  // For reduce.h and scan.h: f(the value of a rank, the number of ranks), once everybody has shown his value.
   template <typename Value, typename F>
   auto engine_with_all(const Value& value, F f, const char* file, int line) const {
-    const void** board = engine_board() + engine_lane()->linear / Size * Size;
-    board[thread_rank()] = &value;
+    const unsigned first = engine_lane()->linear / Size * Size;
+    engine_show(&value);
     sync(file, line);
-    auto result = f((const Value* const*)board, threads());
+    auto result =
+        f([=](unsigned rank) -> const Value& { return *(const Value*)engine_shown(first + rank); }, threads());
     sync(file, line);  // the values are on their threads' stacks
     return result;
   }
@@ -43,9 +44,9 @@ class multi_warp_tile {
   unsigned count(int predicate, const char* file, int line) const {
     return engine_with_all(
         predicate,
-        [](const int* const* all, unsigned n) {
+        [](auto of, unsigned n) {
           unsigned sum = 0;
-          for (unsigned i = 0; i < n; ++i) sum += *all[i] != 0;
+          for (unsigned i = 0; i < n; ++i) sum += of(i) != 0;
           return sum;
         },
         file, line);

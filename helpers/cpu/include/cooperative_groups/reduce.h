@@ -24,12 +24,12 @@ inline auto reduce(const Group& group, Value&& value, Op&& op, ENGINE_HERE) -> t
     const Type mine = value;
     return group.engine_with_all(
         mine,
-        [&](const Type* const* all, unsigned n) {
+        [&](auto of, unsigned n) {
           Type warps[32], lanes[32];
           unsigned filled = 0;
           for (unsigned first = 0; first < n; first += 32, ++filled) {
             const unsigned count = n - first < 32 ? n - first : 32;
-            for (unsigned i = 0; i < count; ++i) lanes[i] = *all[first + i];
+            for (unsigned i = 0; i < count; ++i) lanes[i] = of(first + i);
             warps[filled] = engine_fold(lanes, count, op);
           }
           return engine_fold(warps, filled, op);

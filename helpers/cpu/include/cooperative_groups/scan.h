@@ -14,9 +14,9 @@ inline Type engine_scan(
   if constexpr (engine::several_warps<Group>) {
     return group.engine_with_all(
         value,
-        [&](const Type* const* all, unsigned) {
-          Type sum = count ? *all[0] : Type{};
-          for (unsigned i = 1; i < count; ++i) sum = op(sum, *all[i]);
+        [&](auto of, unsigned) {
+          Type sum = count ? of(0) : Type{};
+          for (unsigned i = 1; i < count; ++i) sum = op(sum, of(i));
           return sum;
         },
         file, line);
