@@ -418,13 +418,14 @@ def test_the_standard_library_for_devices(cp: Any) -> None:
 
 
 def test_a_header_of_ones_own_may_include_them(tmp_path: Any) -> None:
-    (tmp_path / "sums.cuh").write_text("#pragma once\n#include <cub/warp/warp_reduce.cuh>\n")
+    lane = 'inline __device__ int lane() { int i; asm("mov.u32 %0, %%laneid;" : "=r"(i)); return i; }\n'
+    (tmp_path / "sums.cuh").write_text(f"#pragma once\n#include <cub/warp/warp_reduce.cuh>\n{lane}")
     code = """
     #include <sums.cuh>
     extern "C" __global__ void kernel(int* out) {
       typedef cub::WarpReduce<int> Reduce;
       __shared__ typename Reduce::TempStorage storage;
-      int sum = Reduce(storage).Sum(threadIdx.x);
+      int sum = Reduce(storage).Sum(lane());
       if (threadIdx.x == 0) *out = sum;
     }"""
     out = cpu.zeros(1, cpu.int32)

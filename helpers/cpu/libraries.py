@@ -96,7 +96,6 @@ def translation_hash() -> str:
     return digest.hexdigest()
 
 
-FIRST = 1_000_000  # numbers of the libraries' asm statements; those of the source come from 0
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:volatile\b|__volatile__\b)?\s*\(")
 # Translated PTX speaks of what cuda_runtime.h has as macros, which the preprocessor is done with.
 _MACROS = "".join(
@@ -108,7 +107,7 @@ _MACROS = "".join(
         "gridDim": "grid_size",
     }.items()
 )
-_LINE = re.compile(r'^# (\d+) "([^"]*)"', re.M)
+_LINE = re.compile(r'^# \d+ "([^"]*)"(.*)$', re.M)  # a file, and a 3 where it is the system's
 
 
 def expanded(text: str, flags: Sequence[str]) -> tuple[str, str]:
@@ -122,7 +121,7 @@ def expanded(text: str, flags: Sequence[str]) -> tuple[str, str]:
     if done.returncode != 0:
         return "", done.stderr
     code = ptx.raw_strings(done.stdout)
-    lines = [(match.start(), match[2]) for match in _LINE.finditer(code)]
+    lines = [(match.start(), match[1], "3" in match[2].split()) for match in _LINE.finditer(code)]
     ours = (str(folder()), str(compiler.INCLUDE))
     pieces, end, near = [_MACROS], 0, 0
     for number, match in enumerate(_ASM.finditer(code)):
@@ -130,11 +129,11 @@ def expanded(text: str, flags: Sequence[str]) -> tuple[str, str]:
             continue
         while near + 1 < len(lines) and lines[near + 1][0] < match.start():
             near += 1
-        file = lines[near][1]
-        if file.startswith("/") and not file.startswith(ours):
+        _, file, of_the_system = lines[near]
+        if of_the_system and not file.startswith(ours):
             continue
         close = _closing(code, match.end())
-        pieces += [code[end : match.start()], _statement(code[match.end() : close], FIRST + number)]
+        pieces += [code[end : match.start()], _statement(code[match.end() : close], number)]
         pieces.append("\n" * code.count("\n", match.start(), close))
         end = close + 1
     return "".join([*pieces, code[end:]]), done.stderr
@@ -160,4 +159,4 @@ def _statement(inside: str, number: int) -> str:
         return ptx.rewrite(inside, number)
     except ValueError as error:
         message = str(error).replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-        return f'engine_fail("inline PTX of a library: {message}", __FILE__, __LINE__)'
+        return f'engine_fail("inline PTX: {message}", __FILE__, __LINE__)'

@@ -197,7 +197,12 @@ class RawModule:
         options += libraries.cupy_options() if "cupy/" in code or self._uses_libraries else []
         before = f'#include "cuda_runtime.h"\n{_own_headers(code)}{macros}'
         try:
-            body = translate(code, lambda code: compiler.expanded(before, code, SOURCE_NAME, options), SOURCE_NAME)
+            body = translate(
+                code,
+                lambda code: compiler.expanded(before, code, SOURCE_NAME, options),
+                SOURCE_NAME,
+                keep_asm=self._uses_libraries,
+            )
         except ValueError as error:
             raise CompileError(str(error)) from None
         names = [*plain, *self.name_expressions]

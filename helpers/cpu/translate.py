@@ -71,7 +71,13 @@ def _includes_more(code: str) -> bool:
     return not all((compiler.INCLUDE / name).is_file() for name in names)
 
 
-def translate(code: str, expanded: Callable[[str], str | None] = lambda code: None, name: str = "kernel.cu") -> str:
+def translate(
+    code: str,
+    expanded: Callable[[str], str | None] = lambda code: None,
+    name: str = "kernel.cu",
+    *,
+    keep_asm: bool = False,
+) -> str:
     """The source as a host compiler takes it; its lines keep their numbers.
 
     Some constructs have no spelling in C++. `extern __shared__ T name[];`, an array whose size is chosen at the launch,
@@ -83,17 +89,18 @@ def translate(code: str, expanded: Callable[[str], str | None] = lambda code: No
         expanded: the source after the preprocessor, with its lines told by #line; None where that cannot be had. It is
             asked for where asm statements depend on it: in macros, in headers, with macros among their strings.
         name: what the source is called in messages.
+        keep_asm: asm statements stay for a later hand: libraries.py rewrites them together with those of libraries.
 
     Raises:
         ValueError: an asm statement that the engine cannot follow, see ptx.
     """
     original = code
     code = ptx.raw_strings(code)
-    if _includes_more(code) and (found := expanded(code)) is not None:
+    if not keep_asm and _includes_more(code) and (found := expanded(code)) is not None:
         found = ptx.raw_strings(found)
         code = found if any(ptx.statements(blank_comments(found))) or _EXTERN_SHARED.search(found) else code
     try:
-        edits = _asm_edits(code, original, name)
+        edits = [] if keep_asm else _asm_edits(code, original, name)
     except ptx.Unreadable:
         code = expanded(code)
         if code is None:

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <cstdio>
 #include <ctime>
+#include <initializer_list>  // NVRTC knows it in every source
 
 #include "vector_types.h"
 
