@@ -195,6 +195,7 @@ def observe(
         TypeError, LaunchError, CompileError: as a launch does, for what is refused before it starts.
     """
     checked = kernel.instrumented(profile=profile)
+    args = checked.arguments(args)
     grid, block = checked.check(grid, block, args, shared_mem)
     given = [
         Given(number, parameter.name, value, not parameter.is_const)

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -180,6 +180,42 @@ def _preprocessed(text: str, options: list[str]) -> str:
         return ""
     command = [*compiler()[0], *options, "-E", "-x", "c++", "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True).stdout
+
+
+OF_THE_SYSTEM = "/* of the system */"  # behind a #line
+# What the translation still has to find: these stay as they are written.
+_KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__")
+
+
+def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
+    """The source after the preprocessor: macros expanded, the user's includes pasted in, lines told by #line.
+
+    before: lines that come before the source, and stay out. name: what the source is called. extra: options.
+    Kept beside the builds where no file of the user's goes into it. None where the preprocessor refused.
+    """
+    marker = "#pragma engine_source_begins"
+    kept = "".join(f"#undef {word}\n" for word in _KEPT)
+    text = f'{before}{kept}{marker}\n#line 1 "{name}"\n{code}\n'
+    options = [*flags(), *extra, "-iquote", os.getcwd()]
+    parts = [text, compiler()[1], *compiler()[0], *options, _headers_hash()]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    target = cache_dir() / f"expanded-{key[:32]}.cpp"
+    own = not re.search(r'^\s*#\s*include\s*"', code, re.M) and not any(re.match("-I.", option) for option in extra)
+    if own and target.exists():
+        return target.read_text()
+    command = [*compiler()[0], *options, "-E", "-x", "c++", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    if done.returncode != 0:
+        return None
+    # `# 12 "kernel.cu" 2 3` also says where includes begin and end, and, by the 3, that the file is the system's.
+    found = done.stdout.partition(marker + "\n")[2]
+    found = re.sub(r'^# (\d+ "[^"\n]*").* 3\b.*$', rf"#line \1 {OF_THE_SYSTEM}", found, flags=re.M)
+    found = re.sub(r'^# (\d+ "[^"\n]*").*$', r"#line \1", found, flags=re.M)
+    if own:
+        with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix="expanding-", delete=False) as file:
+            file.write(found)
+        os.replace(file.name, target)
+    return found
 
 
 # The checked build: every access calls a hook of the engine first. -O1 keeps accesses as the source has them, one line
@@ -340,13 +376,23 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
     return linked.returncode == 0, done.stderr + linked.stderr
 
 
-def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "") -> tuple[Path | None, str]:
+def build(
+    text: str,
+    extra: list[str],
+    kind: str = "kernel",
+    *,
+    checked: str = "",
+    expand: Callable[[str, list[str]], tuple[str, str]] | None = None,
+    expand_key: str = "",
+) -> tuple[Path | None, str]:
     """Compile C++ `text` into a shared library, or take it from the cache.
 
     Includes in quotes are looked for in the current folder, as NVRTC does.
 
     Args:
         checked: "checked": every memory access calls the engine's checker; "profiled": every basic block as well.
+        expand: (text, flags) -> what is compiled in its place, "" where that failed; and diagnostics. It is called
+            only where there is something to build, so what else it depends on stands in expand_key.
 
     Returns:
         (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed.
@@ -354,7 +400,7 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
     command, version = compiler()
     own = [*(_checked_flags(checked == "profiled") if checked else flags()), *extra]
     options = [*own, "-iquote", os.getcwd()]
-    parts = [text, version, *command, *own, _headers_hash(), _preprocessed(text, options)]
+    parts = [text, version, *command, *own, _headers_hash(), _preprocessed(text, options), expand_key]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = cache_dir()
     target = folder / f"{kind}-{key}.so"
@@ -364,7 +410,11 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
         if target.exists():  # another process has built it meanwhile
             return target, ""
         output = Path(scratch) / "kernel.so"
-        header, rest = _precompiled(text, own)
+        if expand:
+            text, diagnostics = expand(text, options)
+            if not text:
+                return None, diagnostics
+        header, rest = (None, text) if expand else _precompiled(text, own)
         included = ["-include", str(header)] if header else []
         good, diagnostics = _compile(rest, [*options, *included], checked, output)
         if not good and header and not re.search(r":\d+: error: ", diagnostics):
@@ -378,9 +428,17 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
     return target, diagnostics
 
 
+def warnings(text: str, extra: list[str]) -> str:
+    """What the compiler thinks of C++ that it has taken."""
+    command = [*compiler()[0], *flags(line_info=False), *(option for option in extra if option != "-w")]
+    command += ["-Wall", "-fsyntax-only", "-iquote", os.getcwd(), "-x", "c++", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True).stderr
+
+
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
 # worker.h come first: it says what it wants of the system's headers, before any of them is read.
 _PARTS = ("kernel_calls", "scheduler", "async_copies", "failure", "faults", "memory", "launch", "tensor_core")
+_PARTS += ("tensor_other", "rounding", "board")
 _PARTS += ("checker", "checker_hooks", "checker_access", "checker_order", "checker_async", "checker_profile")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..cuda_source import signatures, source
 from ..cuda_source.signatures import Parameter
-from . import array, compiler, failures, runtime, structures, symbols
+from . import array, compiler, failures, libraries, runtime, structures, symbols
 from .compiler import CompileError
 from .copies import extent_of
 from .structures import Entry, EntryParameter, LaunchRequest
@@ -129,6 +129,13 @@ def _explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
 _LOADED: dict[tuple[Path, tuple[str, ...]], runtime.KernelLibrary] = {}
 
 
+def _warnings(diagnostics: str, code: str) -> str:
+    """Of a compiler's warnings, those about lines of the source."""
+    table = source.line_table(code, SOURCE_NAME)
+    found = re.findall(r"^(.+?):(\d+):(?:\d+:)? (warning: .*)$", diagnostics, re.M)
+    return "".join(f"{file}:{line}: {text}\n" for file, line, text in found if (file, int(line)) in table)
+
+
 class RawModule:
     """CUDA C++ source whose kernels run on the CPU; the parameters are `cupy.RawModule`'s.
 
@@ -162,12 +169,16 @@ class RawModule:
         if enable_cooperative_groups:
             raise ValueError("grid-wide synchronisation is not offered by the CPU engine")
         self.code = code
+        self._translates_cucomplex = translate_cucomplex
+        if translate_cucomplex and libraries.folder() is None:
+            raise ValueError("translate_cucomplex takes headers of CuPy's, which is not installed here")
         self.options = tuple(options) if not isinstance(options, str) else options
         self.name_expressions = tuple(name_expressions or ())
         self._entries: dict[str, Entry] = {}
         self._library: runtime.KernelLibrary | None = None
         self._asked: set[str] = set()  # variables that the host may have written
         self._instrumented = ""  # "checked" or "profiled": see `instrumented`
+        self._uses_libraries: bool | None = None  # CUB and its kin; None: not known yet
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile now rather than at the first `get_function`.
@@ -182,17 +193,28 @@ class RawModule:
             self._build([name for name in plain if name not in self.name_expressions], log_stream)
 
     def _build(self, plain: list[str], log_stream: Any = None) -> None:
+        code = libraries.translate_cucomplex(self.code) if self._translates_cucomplex else self.code
+        flags, macros = _host_options(self.options)
+        if self._uses_libraries is None:
+            self._uses_libraries = bool(libraries.options()) and libraries.needed(self.code)
+        options = [*(libraries.options() if self._uses_libraries else []), "-I", str(compiler.INCLUDE), "-w", *flags]
+        options += libraries.cupy_options() if "cupy/" in code or self._uses_libraries else []
+        before = f'#include "cuda_runtime.h"\n{_own_headers(code)}{macros}'
         try:
-            body = translate(self.code)
+            body = translate(
+                code,
+                lambda code: compiler.expanded(before, code, SOURCE_NAME, options),
+                SOURCE_NAME,
+                keep_asm=self._uses_libraries,
+            )
         except ValueError as error:
             raise CompileError(str(error)) from None
-        flags, macros = _host_options(self.options)
-        options = ["-I", str(compiler.INCLUDE), "-w", *flags]
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
-        ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body else ""
+        ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body or self._uses_libraries else ""
+        bridge = "#include <cupy/complex.cuh>\n" if self._translates_cucomplex else ""
         text = (
-            f'#include "cuda_runtime.h"\n{ptx}{_own_headers(self.code)}{macros}#line 1 "{SOURCE_NAME}"\n{body}\n'
+            f'#include "cuda_runtime.h"\n{ptx}{_own_headers(code)}{macros}{bridge}#line 1 "{SOURCE_NAME}"\n{body}\n'
             f'#line 1 "{_ENTRIES}"\n'
             f'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {{\n'
             f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
@@ -200,8 +222,14 @@ class RawModule:
             "engine_sizes[0] = sizeof(engine::Entry), engine_sizes[1] = sizeof(engine::Parameter);\n"
             "return engine_table;\n}\n"
         )
-        path, diagnostics = compiler.build(text, options, checked=self._instrumented)
+        path, diagnostics = self._library_of(text, options)
         if path is None:
+            # Included by a header of the user's?
+            if not self._uses_libraries and libraries.missing(diagnostics) and libraries.options():
+                self._uses_libraries = True
+                return self._build(plain, log_stream)
+            if not libraries.options() and (header := libraries.missing(diagnostics)):
+                raise CompileError(f"{_explain(diagnostics, self.code, names)}\n{libraries.whose(header)}")
             # The text shows kernels that the preprocessor leaves out, or that a namespace holds: do without them.
             blamed = {int(line) for line in re.findall(rf"^{_ENTRIES}:(\d+):", diagnostics, re.M)}
             unknown = [name for line, name in enumerate(plain, _FIRST_ENTRY) if line in blamed]
@@ -209,7 +237,7 @@ class RawModule:
                 return self._build([name for name in plain if name not in unknown], log_stream)
             raise CompileError(_explain(diagnostics, self.code, names))
         if log_stream is not None:
-            log_stream.write(diagnostics)
+            log_stream.write(_warnings(compiler.warnings(text, options), self.code))
         try:
             library = _LOADED.get((path, self.options)) or runtime.KernelLibrary(path)
         except (OSError, AttributeError) as error:
@@ -218,7 +246,7 @@ class RawModule:
                 name = undefined.group(1) or undefined.group(2)
                 raise CompileError(f"{name} is declared, but nowhere defined") from None
             path.unlink(missing_ok=True)  # a broken file in the cache
-            library = runtime.KernelLibrary(compiler.build(text, options, checked=self._instrumented)[0])
+            library = runtime.KernelLibrary(self._library_of(text, options)[0])
         library.handle.engine_entries.restype = ctypes.POINTER(Entry)
         count, sizes = ctypes.c_int(), (ctypes.c_uint * 2)()
         table = library.handle.engine_entries(ctypes.byref(count), sizes)
@@ -228,6 +256,17 @@ class RawModule:
         self._library = library
         if not self._instrumented:
             _LOADED[path, self.options] = library
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To be pickled: the source and how it is compiled, not what was made of it."""
+        return self.__dict__ | {"_entries": {}, "_library": None, "_asked": set()}
+
+    def _library_of(self, text: str, options: list[str]) -> tuple[Path | None, str]:
+        """The compiled text, None where the compiler refused it; and what the compiler printed."""
+        if not self._uses_libraries:
+            return compiler.build(text, options, checked=self._instrumented)
+        key = libraries.translation_hash()
+        return compiler.build(text, options, checked=self._instrumented, expand=libraries.expanded, expand_key=key)
 
     def instrumented(self, *, profile: bool) -> RawModule:
         """The same source, built so that every memory access calls the engine's checker: for checked.py.
@@ -264,7 +303,9 @@ class RawModule:
                 hint = ": the preprocessor leaves it out, or a namespace holds it"
                 if source.is_template(self.code, name):
                     hint = f"; {name} is a template: name an instance in name_expressions, such as '{name}<float>'"
-            raise LaunchError(f"the source has no kernel {name!r}{hint}")
+            raise LaunchError(
+                f"the source has no kernel {name!r}{hint} (a GPU says: CUDA_ERROR_NOT_FOUND: named symbol not found)"
+            )
         symbol = library.symbol_at(entry.function)
         if name not in self.name_expressions and symbol not in (None, name):
             raise LaunchError(
@@ -309,6 +350,7 @@ class RawKernel:
             code=code,
             options=options,
             name_expressions=names,
+            translate_cucomplex=translate_cucomplex,
             enable_cooperative_groups=enable_cooperative_groups,
         )
         self.name = name
@@ -321,6 +363,10 @@ class RawKernel:
         kernel._module, kernel.name, kernel._max_dynamic, kernel._made = module, name, None, False
         kernel._make()
         return kernel
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To be pickled: the module and the name."""
+        return {"_module": self._module, "name": self.name, "_max_dynamic": self._max_dynamic, "_made": False}
 
     @property
     def code(self) -> str:
@@ -424,6 +470,7 @@ class RawKernel:
                 block never reaches, a deadlock, an assertion. It names block, thread and line.
             KeyboardInterrupt: interrupted; the launch has been stopped.
         """
+        args = self.arguments(args)
         sizes = self.check(grid, block, args, shared_mem)
         with array.Lent() as lent:
             prepared = self.prepare(*sizes, args, shared_mem, lambda _, value: lent.address(value))
@@ -462,6 +509,33 @@ class RawKernel:
         twin = self._module.instrumented(profile=profile).get_function(self.name)
         twin._max_dynamic = self.max_dynamic_shared_size_bytes
         return twin
+
+    def arguments(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments with arrays in place of addresses: of `array.data.ptr`, say, the bytes from there on.
+
+        Raises:
+            TypeError: an address for a pointer is in no device array.
+        """
+        self._make()
+        if not isinstance(args, (tuple, list)) or len(args) != len(self.parameters):
+            return args  # refused with the others' words
+        return tuple(
+            self._array_at(parameter, value) if parameter.kind == "p" and signatures.is_address(value) else value
+            for parameter, value in zip(self.parameters, args, strict=True)
+        )
+
+    def _array_at(self, parameter: Parameter, value: Any) -> array.ndarray:
+        address = int(getattr(value, "ptr", value))
+        found = array.at(address)
+        if found is None:
+            raise TypeError(
+                f"parameter {parameter} of {self.name} is a pointer and got the number {address} (0x{address:x}), "
+                "which is no address in a device array that still lives"
+            )
+        if parameter.dtype in ("void", "struct"):
+            return found
+        dtype = signatures.dtype_of(parameter.dtype)
+        return found if address % dtype.itemsize else found[: found.size // dtype.itemsize * dtype.itemsize].view(dtype)
 
     def check(
         self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int = 0

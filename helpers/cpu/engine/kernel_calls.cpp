@@ -122,11 +122,25 @@ void engine_yield() {
   }
 }
 
+void engine_exit() {
+  Worker& w = here();
+  w.critical++;
+  end_fiber(w);
+}
+
+unsigned engine_carry(int set) {
+  bool& carry = this_worker->current->carry;
+  if (set >= 0) carry = set;
+  return carry;
+}
+
 int engine_is_shared(const void* pointer) {
   const Worker& w = here();
+  auto inside = [&](const char* p) { return p >= w.shared && p <= w.shared + SHARED_WINDOW; };
   const char* p = (const char*)pointer;
-  return (p >= w.shared && p <= w.shared + SHARED_WINDOW) ||
-         (w.static_base && p >= w.static_base && p <= w.static_base + STATIC_BYTES);
+  if (inside(p)) return true;
+  // What lies past the window is no array of the kernel, unless the C library has placed them somewhere else.
+  return w.static_base && !inside(w.static_base) && p >= w.static_base && p <= w.static_base + STATIC_BYTES;
 }
 
 // Shared memory has addresses of 32 bits of its own, as PTX sees them.

@@ -77,7 +77,7 @@ void run_block(Worker& w, uint64_t block) {
     f.copies.clear();
     f.groups = 0;
     f.named = -1;
-    f.at_barrier = f.at_activemask = f.finished = false;
+    f.at_barrier = f.at_activemask = f.finished = f.carry = false;
     prepare(f.context, f.stack + page, STACK_BYTES - page - stack_offset(i), fiber_main);
   }
   for (unsigned i = 0; i < w.n_warps; ++i) {

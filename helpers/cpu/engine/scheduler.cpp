@@ -116,6 +116,11 @@ void fiber_main() {
   w.critical--;
   pool->launch.run(pool->launch.args);
   w.critical++;
+  end_fiber(w);
+}
+
+// At the end of the kernel's function, or in the midst of it.
+void end_fiber(Worker& w) {
   Fiber& f = *w.current;
   unsigned warp = f.lane.linear / WARP;
   leave_copies(f);

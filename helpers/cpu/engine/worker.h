@@ -112,12 +112,14 @@ struct Fiber {
   Lane lane;
   Context context;
   char* stack;
-  int predicate;     // result of the barrier or of activemask
-  const char* file;  // where it waits
+  int predicate;      // result of the barrier or of activemask
+  const void* shown;  // to other threads: see board.cpp
+  const char* file;   // where it waits
   int line;
   Collective* collective;  // not null while it waits for its warp
   int named;               // the named barrier where it waits, or -1
   bool at_barrier, at_activemask, finished;
+  bool carry;                     // of add.cc and its like
   std::vector<AsyncCopy> copies;  // not landed yet, in their order
   unsigned groups;                // of them, that are committed so far in the block
 };
@@ -208,6 +210,7 @@ void set_waiting(Worker& w, Fiber& f);
 void schedule(Worker& w);
 void try_collective(Worker& w, unsigned warp, unsigned mask);
 void fiber_main();
+[[noreturn]] void end_fiber(Worker& w);
 
 // async_copies.cpp
 void leave_copies(Fiber& f);

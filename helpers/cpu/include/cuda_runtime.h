@@ -12,6 +12,7 @@
 #include <string.h>
 #include <cstdio>
 #include <ctime>
+#include <initializer_list>  // NVRTC knows it in every source
 
 #include "vector_types.h"
 
@@ -105,13 +106,25 @@ static inline void* __cvta_shared_to_generic(size_t address, ENGINE_HERE) {
 }
 static inline size_t __cvta_generic_to_global(const void* pointer) { return (size_t)pointer; }
 static inline void* __cvta_global_to_generic(size_t address) { return (void*)address; }
+// Where a pointer points to. Constant, local and global memory are one here.
+static inline unsigned __isShared(const void* pointer) { return engine_is_shared(pointer) != 0; }
+static inline unsigned __isClusterShared(const void* pointer) { return engine_is_shared(pointer) != 0; }
+static inline unsigned __isGlobal(const void* pointer) { return !engine_is_shared(pointer); }
+static inline unsigned __isConstant(const void*) { return 0; }
+static inline unsigned __isGridConstant(const void*) { return 0; }
+static inline unsigned __isLocal(const void*) { return 0; }
 static inline unsigned __dynamic_smem_size() { return engine_dynamic_shared_size(); }
 
 #define printf(...) engine_printf(__VA_ARGS__)
 #include "assert.h"
+#ifdef ENGINE_LIBRARIES
+#include "libraries/runtime_api.h"
+#endif
 
 #include "device_atomic_functions.h"
 #include "device_functions.h"
 #include "engine_entries.h"
 #include "math_functions.h"
+#include "rounding_functions.h"
+#include "simd_functions.h"
 #include "warp_functions.h"
