@@ -7,13 +7,14 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..cuda_source import signatures, source
 from ..cuda_source.signatures import Parameter
-from . import array, compiler, failures, runtime, structures, symbols
+from . import arithmetic, array, compiler, failures, runtime, structures, symbols
 from .compiler import CompileError
 from .copies import extent_of
 from .structures import Entry, EntryParameter, LaunchRequest
@@ -182,20 +183,27 @@ class RawModule:
         except ValueError as error:
             raise CompileError(str(error)) from None
         flags, macros = _host_options(self.options)
-        options = ["-I", str(compiler.INCLUDE), "-w", *flags]
+        options = ["-I", str(compiler.INCLUDE), *flags]
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
         ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body else ""
-        text = (
-            f'#include "cuda_runtime.h"\n{ptx}{_own_headers(self.code)}{macros}#line 1 "{SOURCE_NAME}"\n{body}\n'
-            f'#line 1 "{_ENTRIES}"\n'
-            f'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {{\n'
-            f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
-            f"*engine_count = {len(names)};\n"
-            "engine_sizes[0] = sizeof(engine::Entry), engine_sizes[1] = sizeof(engine::Parameter);\n"
-            "return engine_table;\n}\n"
-        )
-        path, diagnostics = compiler.build(text, options, checked=self._instrumented)
+
+        def whole(body: str) -> str:
+            return (
+                f'#include "cuda_runtime.h"\n{ptx}{_own_headers(self.code)}{macros}#line 1 "{SOURCE_NAME}"\n{body}\n'
+                f'#line 1 "{_ENTRIES}"\n'
+                f'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {{\n'
+                f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
+                f"*engine_count = {len(names)};\n"
+                "engine_sizes[0] = sizeof(engine::Entry), engine_sizes[1] = sizeof(engine::Parameter);\n"
+                "return engine_table;\n}\n"
+            )
+
+        def build() -> tuple[Path | None, str]:
+            text, plain = whole(arithmetic.edited(body)), whole(body)
+            return compiler.build(text, options, checked=self._instrumented, plain=plain)
+
+        path, diagnostics = build()
         if path is None:
             # The text shows kernels that the preprocessor leaves out, or that a namespace holds: do without them.
             blamed = {int(line) for line in re.findall(rf"^{_ENTRIES}:(\d+):", diagnostics, re.M)}
@@ -213,7 +221,7 @@ class RawModule:
                 name = undefined.group(1) or undefined.group(2)
                 raise CompileError(f"{name} is declared, but nowhere defined") from None
             path.unlink(missing_ok=True)  # a broken file in the cache
-            library = runtime.KernelLibrary(compiler.build(text, options, checked=self._instrumented)[0])
+            library = runtime.KernelLibrary(build()[0])
         library.handle.engine_entries.restype = ctypes.POINTER(Entry)
         count, sizes = ctypes.c_int(), (ctypes.c_uint * 2)()
         table = library.handle.engine_entries(ctypes.byref(count), sizes)

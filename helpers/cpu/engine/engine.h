@@ -81,6 +81,8 @@ void engine_async_copy(void* target, engine::Words data, unsigned bytes);
 void engine_async_commit();
 void engine_async_wait(unsigned pending);  // groups that may be left; ~0: none, and what is not committed lands as well
 int engine_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// Of a checked run; elsewhere it does nothing. what, value: checker.h
+void engine_note(int what, unsigned long long value);
 void engine_fail(const char* message, const char* file, int line) __attribute__((noreturn));
 // rule: what is to be at a multiple of what
 void engine_misaligned(const char* rule, const char* file, int line) __attribute__((noreturn));

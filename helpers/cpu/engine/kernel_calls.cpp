@@ -126,7 +126,7 @@ int engine_is_shared(const void* pointer) {
   const Worker& w = here();
   const char* p = (const char*)pointer;
   return (p >= w.shared && p <= w.shared + SHARED_WINDOW) ||
-         (w.static_base && p >= w.static_base && p <= w.static_base + STATIC_BYTES);
+         (w.static_base && p >= w.static_base && p <= w.static_base + pool->launch.static_end);
 }
 
 // Shared memory has addresses of 32 bits of its own, as PTX sees them.

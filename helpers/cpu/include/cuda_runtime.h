@@ -110,6 +110,7 @@ static inline unsigned __dynamic_smem_size() { return engine_dynamic_shared_size
 #define printf(...) engine_printf(__VA_ARGS__)
 #include "assert.h"
 
+#include "arithmetic.h"
 #include "device_atomic_functions.h"
 #include "device_functions.h"
 #include "engine_entries.h"
