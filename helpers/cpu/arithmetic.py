@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 
-from ..cuda_source.source import blank_comments
+from ..cuda_source.source import blank_comments, matching_bracket
 
 Edit = tuple[int, int, str]  # begin, end, new text
 
@@ -27,7 +27,8 @@ _WORD = r"(?:unsigned|signed|long|short|int|char)"
 _FIXED = r"(?:std\s*::\s*)?(?:u?int(?:8|16|32|64)_t|size_t|ptrdiff_t|uintptr_t|intptr_t)|uint|uchar|ushort|ulong"
 _INTEGER = rf"(?:{_WORD}(?:\s+{_WORD})*|{_FIXED})"
 _BEFORE_A_CAST = {"return", "case", "else", "do"}  # words; any other before "(int)" makes it no cast
-_NO_OPERAND = {"const", "noexcept", "override", "final", "volatile", "__restrict__", "throw", "mutable"}
+_NO_INTEGERS = {"void", "bool", "float", "double", "half", "__half", "half2", "__half2", "__nv_bfloat16", "dim3"}
+_NO_OPERAND = {"const", "noexcept", "override", "final", "volatile", "__restrict__", "throw", "mutable"} | {"and", "or"}
 
 
 def _last_word(clean: str, at: int) -> str:
@@ -58,7 +59,7 @@ def _hidden(clean: str) -> list[tuple[int, int]]:
     return found
 
 
-def _shifts(clean: str) -> Iterable[Edit]:
+def _shifts(clean: str) -> Iterator[Edit]:
     """Each << and >> that is an operator.
 
     `>>` also closes two template lists. It is taken for that wherever two `<` after names are open beside it: of a real
@@ -91,31 +92,37 @@ def _shifts(clean: str) -> Iterable[Edit]:
 
 
 def _types(clean: str) -> str:
-    """A pattern of the types that may be integers: the language's, and the names that the source gives to types."""
+    """A pattern of types that may be integers: the language's, and names of types as the source shows them."""
     names = set(re.findall(r"\b(?:typename|class)\s+(\w+)\s*(?=[,>=])", clean))
     names |= set(re.findall(r"\busing\s+(\w+)\s*=", clean))
     names |= set(re.findall(rf"\btypedef\s+{_INTEGER}\s+(\w+)\s*;", clean))
-    own = "".join(f"|{name}" for name in sorted(names, key=len, reverse=True))
-    return rf"(?:{_INTEGER}{own})"
+    return "|".join([_INTEGER, *sorted(names, key=len, reverse=True)])
 
 
-def _casts(clean: str) -> Iterable[Edit]:
+def _casts(clean: str) -> Iterator[Edit]:
     types = _types(clean)
-    for match in re.finditer(rf"\(\s*((?:const\s+)?{types})\s*\)(?=\s*([\w(~!+*&-]|\.\d)(.?))", clean):
-        before = _last_word(clean, match.start())
+    # Of a name that is not known: only a cast may stand right before a name or a number.
+    name = rf"(?:((?:const\s+)?(?:{types}))|([A-Za-z_]\w*))"
+    for match in re.finditer(rf"\(\s*{name}\s*\)(?=\s*([\w(~!+*&-]|\.\d)(.?))", clean):
+        before, known = _last_word(clean, match.start()), match.group(1)
         operand = re.compile(r"\s*(\w*)").match(clean, match.end()).group(1)
-        if operand in _NO_OPERAND or match.group(2) + match.group(3) == "->":
+        if operand in _NO_OPERAND or match.group(3) + match.group(4) == "->":
             continue
         if (_is_word(before) and before not in _BEFORE_A_CAST) or before in ("]", ""):
             continue
-        yield match.end(), match.end(), f"(::engine_to<{' '.join(match.group(1).split())}>)"
-    for match in re.finditer(rf"\bstatic_cast\s*<\s*((?:const\s+)?{types})\s*>\s*(?=\()", clean):
-        broken = "\n" * match.group().count("\n")
-        yield match.start(), match.end(), f"::engine_static_cast<{' '.join(match.group(1).split())}>{broken}"
-    for match in re.finditer(rf"\b({_WORD}|{_FIXED})\s*(?=\(\s*[^\s)*])", clean):
-        before = _last_word(clean, match.start())
-        if before and (before in "=(,+-*/%&|^!?:[{;" or before == "return"):
-            yield match.start(), match.end(), f"::engine_cast<{' '.join(match.group(1).split())}>"
+        if known or (operand and match.group(2) not in _NO_INTEGERS and before != ")"):
+            yield match.end(), match.end(), f"(::engine_to<{' '.join((known or match.group(2)).split())}>)"
+    calls = [rf"\bstatic_cast\s*<\s*((?:const\s+)?(?:{types}|[A-Za-z_]\w*))\s*>\s*(\()"]
+    calls.append(rf"\b({_WORD}|{_FIXED})\s*(\()(?=\s*[^\s)*])")
+    for number, pattern in enumerate(calls):
+        for match in re.finditer(pattern, clean):
+            before = _last_word(clean, match.start())
+            if number == 1 and not (before and (before in "=(,+-*/%&|^!?:[{;" or before == "return")):
+                continue
+            closing = matching_bracket(clean, match.start(2))
+            if closing > 0 and match.group(1) not in _NO_INTEGERS:
+                yield match.end(), match.end(), f"(::engine_in<{' '.join(match.group(1).split())}>)("
+                yield closing, closing, ")"
 
 
 def edited(code: str) -> str:
@@ -133,26 +140,31 @@ def original(text: str) -> str:
     """A piece of an edited source, such as the text of an assertion, as it was."""
     text = re.sub(r" ::engine_(?:left|right) (?:<<|>>|=)", "", text)
     text = re.sub(r"\(::engine_to<[^<>]*>\)", "", text)
-    return re.sub(r"::engine_((?:static_)?cast)<([^<>]*)>", _plain_cast, text)
-
-
-def _plain_cast(match: re.Match[str]) -> str:
-    return match.group(2) if match.group(1) == "cast" else f"static_cast<{match.group(2)}>"
+    while match := re.search(r"\(::engine_in<[^<>]*>\)\(", text):
+        closing = matching_bracket(text, match.end() - 1)
+        text = text[: match.start()] + text[match.end() : closing] + text[closing + 1 :] if closing > 0 else text
+        if closing < 0:
+            break
+    return text
 
 
 SILENT = "-Wfloat-conversion"  # a compiler's name for what `with_soft_conversions` edits
 
 
 def _line_starts(text: str) -> dict[tuple[str, int], int]:
-    """Where each line begins that a compiler speaks of; a place that the text has twice is left out."""
+    """Where each line begins: as compilers speak of it, and as ("", its number in the text).
+
+    A place that the text has twice is left out.
+    """
     starts: dict[tuple[str, int], int] = {}
     twice = set()
     file, number, at = "", 1, 0
-    for line in text.splitlines(keepends=True):
+    for whole, line in enumerate(text.splitlines(keepends=True), start=1):
+        starts["", whole] = at
         directive = re.match(r'\s*#\s*(?:line)?\s*(\d+)(?:\s+"([^"]*)")?', line)
         if directive:
             number, file = int(directive.group(1)), directive.group(2) or file
-        else:
+        elif file:
             twice |= {(file, number)} & starts.keys()
             starts[file, number] = at
             number += 1
@@ -160,30 +172,43 @@ def _line_starts(text: str) -> dict[tuple[str, int], int]:
     return {place: start for place, start in starts.items() if place not in twice}
 
 
-def with_soft_conversions(text: str, diagnostics: str) -> str:
-    """The text with a wrapper around each real number that silently becomes an integer.
+_OF_CLANG = re.compile(
+    r"^.+?:\d+:(?P<caret>\d+):\{(?P<line>\d+):(?P<first>\d+)-(?P=line):(?P<last>\d+)\}.*turns floating-point.*"
+    rf"\[{SILENT}\]$",
+    re.M,
+)
 
-    Args:
-        diagnostics: g++'s of this text, in its JSON format: they tell where such an expression begins and ends.
-    """
-    try:
-        told = json.loads(diagnostics)
-    except ValueError:
-        return text
-    starts = _line_starts(text)
-    found: set[Edit] = set()
-    for warning in told:
+
+def _told(diagnostics: str) -> Iterator[tuple[tuple[str, int], tuple[int, int, int]]]:
+    """Of each such expression its line, and in it the columns of its begin, its operator and its end."""
+    if not diagnostics.startswith("["):
+        for match in _OF_CLANG.finditer(diagnostics):
+            yield ("", int(match["line"])), (int(match["first"]) - 1, int(match["caret"]) - 1, int(match["last"]) - 1)
+        return
+    for warning in json.loads(diagnostics):
         if warning.get("option") != SILENT or "may change value" not in warning["message"]:
             continue
         place = warning["locations"][0]
         caret = place["caret"]
         first, last = place.get("start", caret), place.get("finish", caret)
-        start = starts.get((caret["file"], caret["line"]))
-        if start is None or not first["line"] == last["line"] == caret["line"]:
-            continue
-        line = text[start : text.find("\n", start)]
-        if line.isascii():  # columns are bytes
-            columns = (first["byte-column"] - 1, caret["byte-column"] - 1, last["byte-column"])
+        if first["line"] == last["line"] == caret["line"]:
+            columns = first["byte-column"] - 1, caret["byte-column"] - 1, last["byte-column"]
+            yield (caret["file"], caret["line"]), columns
+
+
+def with_soft_conversions(text: str, diagnostics: str) -> str:
+    """The text with a wrapper around each real number that silently becomes an integer.
+
+    Args:
+        diagnostics: a compiler's of this text. g++'s in its JSON format, clang's with the ranges of sources: they tell
+            where such an expression begins and ends.
+    """
+    starts = _line_starts(text)
+    found: set[Edit] = set()
+    for place, columns in _told(diagnostics):
+        start = starts.get(place)
+        line = text[start : text.find("\n", start)] if start is not None else ""
+        if line and line.isascii():  # columns are bytes
             found |= set(_soft(line, start, *columns))
     for begin, end, new in sorted(found, reverse=True):
         text = text[:begin] + new + text[end:]
@@ -192,6 +217,9 @@ def with_soft_conversions(text: str, diagnostics: str) -> str:
 
 def _soft(line: str, start: int, first: int, caret: int, last: int) -> list[Edit]:
     """The edits for the expression line[first:last], whose operator is at `caret`; none where it goes on elsewhere."""
+    if line[last - 1] in "([":  # g++ leaves out what the brackets hold, where a template's parameters are in it
+        pair = "()" if line[last - 1] == "(" else "[]"
+        last = matching_bracket(line, last - 1, *pair) + 1 or last
     expression, after = line[first:last], line[last : last + 1]
     if line.lstrip().startswith("#") or any(expression.count(a) != expression.count(b) for a, b in ("()", "[]", "{}")):
         return []
@@ -200,4 +228,6 @@ def _soft(line: str, start: int, first: int, caret: int, last: int) -> list[Edit
     if re.match(r"[-+*/]=", line[caret:]):
         begin, middle, end = start + first, start + caret, start + last
         return [(begin, begin, "::engine_at("), (middle, middle, ")"), (end, end, ")"), (middle + 2, middle + 2, "(")]
+    if re.match(r"[&|^%]=|<<=|>>=|=(?!=)", line[caret:]):
+        return []
     return [(start + first, start + first, "::engine_soft("), (start + last, start + last, ")")]

@@ -331,9 +331,10 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
     return linked.returncode == 0, done.stderr + linked.stderr
 
 
-def _as_json(text: str, options: list[str]) -> str:
-    """g++'s warnings of real numbers that silently become integers, with where each expression begins and ends."""
-    how = [arithmetic.SILENT, "-fsyntax-only", "-fdiagnostics-format=json", "-x", "c++", "-"]
+def _silent_conversions(text: str, options: list[str]) -> str:
+    """Warnings of real numbers that silently become integers, with where each expression begins and ends."""
+    ranges = "-fdiagnostics-print-source-range-info" if _is_clang() else "-fdiagnostics-format=json"
+    how = [arithmetic.SILENT, "-fsyntax-only", ranges, "-x", "c++", "-"]
     return subprocess.run([*compiler()[0], *options, *how], input=text, capture_output=True, text=True).stderr
 
 
@@ -380,9 +381,9 @@ def build(
         if plain is None:
             good, diagnostics = attempt(text, "-w")
         else:
-            good, diagnostics = attempt(text, "-w" if _is_clang() else arithmetic.SILENT)
+            good, diagnostics = attempt(text, arithmetic.SILENT)
             silent = good and arithmetic.SILENT in diagnostics
-            softer = arithmetic.with_soft_conversions(text, _as_json(text, options)) if silent else text
+            softer = arithmetic.with_soft_conversions(text, _silent_conversions(text, options)) if silent else text
             if softer != text and not attempt(softer, "-w")[0]:
                 good, _ = attempt(text, "-w")
             if not good and plain != text:

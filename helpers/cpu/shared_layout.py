@@ -17,13 +17,21 @@ ROUND = 128  # a multiple of it is where the first array of a function lies, in 
 
 _SECTION = re.compile(r"\s*\.(section\s+([^\s,]+)|text|data|bss|previous|pushsection|popsection)")
 _LABEL = re.compile(r"([A-Za-z_][\w.$]*):")
-_SPACE = re.compile(r"\s*\.(?:zero|skip|space)\b")
+_SPACE = re.compile(r"\s*\.(?:zero|skip|space|byte|short|value|2byte|long|4byte|quad|8byte)\b")
 
 
 @dataclass
 class _Variable:
     name: str
     lines: list[str]
+
+    @property
+    def is_flag(self) -> bool:
+        return self.name.startswith("_ZGV") or self.name == "__tls_guard"
+
+    def with_gap(self) -> list[str]:
+        at = next(i for i, line in enumerate(self.lines) if _LABEL.match(line))  # behind .align, which so stays true
+        return [*self.lines[:at], f"\t.zero {REDZONE}", *self.lines[at:]]
 
 
 def _owner(name: str) -> str:
@@ -67,15 +75,14 @@ def laid_out(assembly: str, *, backwards: bool, redzones: bool) -> str:
         return assembly
     kept += pending
     kept.append('\t.section\t.tbss,"awT",@nobits')
-    before = None
+    groups: dict[str, list[_Variable]] = {}
     for variable in reversed(variables) if backwards else variables:
-        owner = _owner(variable.name)
-        if owner != before:
-            kept.append(f"\t.balign {ROUND}")
-        before = owner
-        body = variable.lines
-        if redzones:  # behind the alignment, so that it stays
-            at = next(i for i, line in enumerate(body) if _LABEL.match(line))
-            body = [*body[:at], f"\t.zero {REDZONE}", *body[at:]]
-        kept += body
+        groups.setdefault(_owner(variable.name), []).append(variable)
+    for group in groups.values():
+        # Of an array whose type has constructors, compilers keep a flag: not between the arrays, as GPUs have none.
+        kept += [line for variable in group if variable.is_flag for line in variable.lines]
+        kept.append(f"\t.balign {ROUND}")
+        for variable in group:
+            if not variable.is_flag:
+                kept += variable.with_gap() if redzones else variable.lines
     return "\n".join([*kept, "\t.text"]) + "\n"

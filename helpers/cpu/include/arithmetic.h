@@ -2,7 +2,7 @@
 // not fit the integer they become. arithmetic.py puts these names into a kernel's source, so that its operators keep
 // their precedence:
 //   a << b       a << ::engine_left << b            a <<= b     a <<= ::engine_left = b
-//   (int)x       (int)(::engine_to<int>)x           int(x)      ::engine_cast<int>(x)
+//   (int)x       (int)(::engine_to<int>)x           int(x)      int((::engine_in<int>)(x))
 // and where a compiler says that a real number silently becomes an integer:
 //   i = x        i = ::engine_soft(x)               i += x      ::engine_at(i) += (x)
 #pragma once
@@ -134,24 +134,24 @@ ENGINE_NOW auto right_shift(L value, const R& count) {
   else return value >> count;
 }
 
-#define ENGINE_SHIFT(SIDE, OP, FUNCTION)                                                        \
-  template <typename T>                                                                         \
-  ENGINE_NOW auto operator OP(const T & value, SIDE) {                                          \
-    return Before<T, __is_class(T) || __is_union(T)>::of(value);                                \
-  }                                                                                             \
-  template <typename L, typename R>                                                             \
-  ENGINE_NOW auto operator OP(const Number<L>& left, const R& count) {                          \
-    return FUNCTION<L>(left.value, count);                                                      \
-  }                                                                                             \
-  template <typename L, typename R>                                                             \
-  ENGINE_NOW decltype(auto) operator OP(const Thing<L>& left, const R& count) {                 \
-    return left.value OP count;                                                                 \
-  }                                                                                             \
-  template <typename T, typename R>                                                             \
-  ENGINE_NOW T& operator OP##=(T& target, const SIDE::By<R>& by) {                              \
-    if constexpr (__is_class(T) || __is_union(T)) target OP## = by.count;                       \
-    else target = (typename Bare<T>::type)(target OP SIDE() OP by.count);                       \
-    return target;                                                                              \
+#define ENGINE_SHIFT(SIDE, OP, FUNCTION)                                        \
+  template <typename T>                                                         \
+  ENGINE_NOW auto operator OP(const T& value, SIDE) {                           \
+    return Before < T, __is_class(T) || __is_union(T) > ::of(value);            \
+  }                                                                             \
+  template <typename L, typename R>                                             \
+  ENGINE_NOW auto operator OP(const Number<L>& left, const R& count) {          \
+    return FUNCTION<L>(left.value, count);                                      \
+  }                                                                             \
+  template <typename L, typename R>                                             \
+  ENGINE_NOW decltype(auto) operator OP(const Thing<L>& left, const R& count) { \
+    return left.value OP count;                                                 \
+  }                                                                             \
+  template <typename T, typename R>                                             \
+  ENGINE_NOW T& operator OP## = (T & target, const SIDE::By<R>& by) {           \
+    if constexpr (__is_class(T) || __is_union(T)) target OP## = by.count;       \
+    else target = (typename Bare<T>::type)(target OP SIDE() OP by.count);       \
+    return target;                                                              \
   }
 ENGINE_SHIFT(Left, <<, left_shift)
 ENGINE_SHIFT(Right, >>, right_shift)
@@ -180,11 +180,24 @@ ENGINE_NOW To saturated(From v) {
 
 template <typename To, typename From>
 ENGINE_NOW To cast(const From& v) {
-  typedef typename Bare<From>::type F;
-  if constexpr (IsInteger<typename Bare<To>::type>::value && IsFloat<F>::value)
-    return saturated<typename Bare<To>::type, F>(v);
+  if constexpr (IsFloat<typename Bare<From>::type>::value) return saturated<To, typename Bare<From>::type>(v);
   else return (To)v;
 }
+template <typename To>
+struct Integer {  // an integer made of anything
+  To value;
+  template <typename From>
+  ENGINE_NOW Integer(const From& v) : value(cast<To>(v)) {}
+  ENGINE_NOW operator To() const { return value; }
+};
+template <typename To, bool is_integer>
+struct Into {
+  typedef To type;
+};
+template <typename To>
+struct Into<To, true> {
+  typedef Integer<typename Bare<To>::type> type;
+};
 
 template <bool>
 struct When {};
@@ -203,10 +216,10 @@ struct Soft {  // becomes what it is assigned to
 template <typename T>
 struct At {
   T& target;
-#define ENGINE_UPDATE(OP)                                                \
-  template <typename V>                                                  \
-  ENGINE_NOW T& operator OP##=(const V& v) const {                       \
-    return target = cast<typename Bare<T>::type>(target OP v), target;   \
+#define ENGINE_UPDATE(OP)                                              \
+  template <typename V>                                                \
+  ENGINE_NOW T& operator OP## = (const V& v) const {                   \
+    return target = cast<typename Bare<T>::type>(target OP v), target; \
   }
   ENGINE_UPDATE(+)
   ENGINE_UPDATE(-)
@@ -221,20 +234,9 @@ constexpr engine::Left engine_left{};
 constexpr engine::Right engine_right{};
 
 template <typename To>
-struct engine_to {
-  To value;
-  template <typename From>
-  ENGINE_NOW engine_to(const From& v) : value(engine::cast<To>(v)) {}
-  ENGINE_NOW operator To() const { return value; }
-};
-template <typename To, typename From>
-ENGINE_NOW To engine_cast(const From& v) {
-  return engine::cast<To>(v);
-}
-template <typename To, typename From>
-ENGINE_NOW To engine_static_cast(const From& v) {
-  return engine::cast<To>(v);
-}
+using engine_to = typename engine::Into<To, engine::IsInteger<typename engine::Bare<To>::type>::value>::type;
+template <typename To>
+using engine_in = engine_to<To>;  // where parentheses were added
 template <typename T>
 ENGINE_NOW decltype(auto) engine_soft(T&& v) {
   typedef typename engine::Bare<T>::type F;
