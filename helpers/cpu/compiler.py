@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -126,8 +126,8 @@ def _headers_hash() -> str:
 
 @functools.cache
 def _edits_hash() -> str:
-    both = Path(arithmetic.__file__).read_bytes() + Path(shared_layout.__file__).read_bytes()
-    return hashlib.sha256(both).hexdigest()
+    ours = ("arithmetic.py", "shared_layout.py", "refusals.py", "translate.py")
+    return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in ours)).hexdigest()
 
 
 # Not every compiler has every one of these.
@@ -180,6 +180,13 @@ def flags(*, line_info: bool = True) -> list[str]:
     if command[-2:] == ("ziglang", "c++"):
         found += ["-fno-sanitize=undefined", "-UNDEBUG"]  # what zig adds by itself
     return found
+
+
+def preprocess(text: str, options: list[str]) -> str:
+    """The text as the preprocessor leaves it, with line markers; "" where it refuses."""
+    command = [*compiler()[0], "-std=c++17", "-w", "-iquote", os.getcwd(), *options, "-E", "-x", "c++", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    return done.stdout if done.returncode == 0 else ""
 
 
 def _preprocessed(text: str, options: list[str]) -> str:
@@ -339,7 +346,13 @@ def _silent_conversions(text: str, options: list[str]) -> str:
 
 
 def build(
-    text: str, extra: list[str], kind: str = "kernel", *, checked: str = "", plain: str | None = None
+    text: str,
+    extra: list[str],
+    kind: str = "kernel",
+    *,
+    checked: str = "",
+    plain: str | None = None,
+    refuse: Callable[[], str] = str,
 ) -> tuple[Path | None, str]:
     """Compile C++ `text` into a shared library, or take it from the cache.
 
@@ -349,6 +362,7 @@ def build(
         checked: "checked": every memory access calls the engine's checker; "profiled": every basic block as well.
         plain: what to compile where the compiler refuses `text`, which is this one with the edits of arithmetic.py.
             With it, real numbers that silently become integers are edited too.
+        refuse: asked before anything is compiled; what it answers, if not "", is told instead of doing so.
 
     Returns:
         (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed.
@@ -365,6 +379,9 @@ def build(
     with _alone(target), tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
         if target.exists():  # another process has built it meanwhile
             return target, ""
+        refused = refuse()
+        if refused:
+            return None, refused
         output = Path(scratch) / "kernel.so"
 
         def attempt(text: str, *warnings: str) -> tuple[bool, str]:
@@ -384,10 +401,10 @@ def build(
             good, diagnostics = attempt(text, arithmetic.SILENT)
             silent = good and arithmetic.SILENT in diagnostics
             softer = arithmetic.with_soft_conversions(text, _silent_conversions(text, options)) if silent else text
-            if softer != text and not attempt(softer, "-w")[0]:
-                good, _ = attempt(text, "-w")
+            if softer != text and not attempt(softer)[0]:
+                good, _ = attempt(text)
             if not good and plain != text:
-                good, diagnostics = attempt(plain, "-w")
+                good, diagnostics = attempt(plain)
         if not good:
             return None, diagnostics
         os.replace(output, target)

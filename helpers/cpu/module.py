@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..cuda_source import signatures, source
 from ..cuda_source.signatures import Parameter
-from . import arithmetic, array, compiler, failures, runtime, structures, symbols
+from . import arithmetic, array, compiler, failures, refusals, runtime, structures, symbols
 from .compiler import CompileError
 from .copies import extent_of
 from .structures import Entry, EntryParameter, LaunchRequest
@@ -42,6 +42,10 @@ _GPU_ONLY = re.compile(
     r"-?restrict|-?device-as-default-execution-space|-?default-device|-?split-compile.*|-?jit.*)$"
 )
 
+
+# What a GPU's compiler refuses too: arrays of a size that only the run knows, arithmetic on void*, exceptions, types at
+# run time.
+_STRICT = ("-Werror=vla", "-Werror=pointer-arith", "-fno-exceptions", "-fno-rtti")
 
 _LONG = {"--define-macro": "-D", "--include-path": "-I", "--undefine-macro": "-U"}
 
@@ -137,6 +141,9 @@ class RawModule:
         TypeError, ValueError: wrong arguments. Compiling is lazy: see `compile`.
     """
 
+    # Asked before a module is compiled; what it raises ends that. helpers/nvrtc.py puts NVRTC here.
+    ask_first: ClassVar[Callable[[RawModule], None] | None] = None
+
     def __init__(
         self,
         *,
@@ -158,6 +165,7 @@ class RawModule:
         if enable_cooperative_groups:
             raise ValueError("grid-wide synchronisation is not offered by the CPU engine")
         self.code = code
+        self._backend, self._jitify = backend, jitify
         self.options = tuple(options) if not isinstance(options, str) else options
         self.name_expressions = tuple(name_expressions or ())
         self._entries: dict[str, Entry] = {}
@@ -173,6 +181,8 @@ class RawModule:
             NoCompilerError: there is no C++ compiler.
         """
         if self._library is None:
+            if self.ask_first is not None:
+                self.ask_first()
             found = source.kernels(self.code)
             plain = [name for name in found if not source.is_template(self.code, name)]
             self._build([name for name in plain if name not in self.name_expressions], log_stream)
@@ -183,7 +193,7 @@ class RawModule:
         except ValueError as error:
             raise CompileError(str(error)) from None
         flags, macros = _host_options(self.options)
-        options = ["-I", str(compiler.INCLUDE), *flags]
+        options = ["-I", str(compiler.INCLUDE), *_STRICT, *flags]
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
         ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body else ""
@@ -201,7 +211,15 @@ class RawModule:
 
         def build() -> tuple[Path | None, str]:
             text, plain = whole(arithmetic.edited(body)), whole(body)
-            return compiler.build(text, options, checked=self._instrumented, plain=plain)
+            return compiler.build(text, options, checked=self._instrumented, plain=plain, refuse=refuse)
+
+        def refuse() -> str:
+            if self._backend != "nvrtc" or self._jitify or refusals.OTHER_RULES & set(self.options):
+                return ""
+            folders = [Path(flag[2:]) for flag in (*flags, f"-I{compiler.INCLUDE}") if flag.startswith("-I")]
+            text = f'{macros}#line 1 "{SOURCE_NAME}"\n{refusals.for_preprocessor(self.code, folders[:-1])}'
+            found = refusals.first(compiler.preprocess(text, [*refusals.PREPROCESSOR, *flags]))
+            return f"{found[0]}:{found[1]}: error: {found[2]}" if found else ""
 
         path, diagnostics = build()
         if path is None:
@@ -235,7 +253,8 @@ class RawModule:
 
         Its variables have the values that the host gave to this module's. profile: every basic block calls it as well.
         """
-        twin = RawModule(code=self.code, options=self.options, name_expressions=self.name_expressions)
+        how = {"backend": self._backend, "jitify": self._jitify}
+        twin = RawModule(code=self.code, options=self.options, name_expressions=self.name_expressions, **how)
         twin._instrumented = "profiled" if profile else "checked"
         twin.copy_variables(self)
         return twin
@@ -309,6 +328,8 @@ class RawKernel:
         self._module = RawModule(
             code=code,
             options=options,
+            backend=backend,
+            jitify=jitify,
             name_expressions=names,
             enable_cooperative_groups=enable_cooperative_groups,
         )
@@ -363,6 +384,10 @@ class RawKernel:
                 f"{self.name} declares {self._static_shared:,} bytes of static __shared__ memory; a GPU's limit is "
                 f"{SHARED_PER_BLOCK:,} (0xc000). Use smaller tiles, or dynamic memory: extern __shared__ float s[];"
             )
+        plain = re.sub(r"<.*", "", self.name).split("::")[-1]
+        defined = dict(re.findall(r"^#define (\w+) (.*)$", _host_options(self.options)[1], re.M))
+        bounds = source.launch_bounds(self.code, plain, defined)
+        self._most_threads = min(bounds or MAX_THREADS_PER_BLOCK, MAX_THREADS_PER_BLOCK)
         self._made = True
 
     @property
@@ -372,7 +397,7 @@ class RawKernel:
         return {
             "shared_size_bytes": self._static_shared,
             "max_dynamic_shared_size_bytes": self.max_dynamic_shared_size_bytes,
-            "max_threads_per_block": MAX_THREADS_PER_BLOCK,
+            "max_threads_per_block": self._most_threads,
         }
 
     @property
@@ -383,7 +408,7 @@ class RawKernel:
     @property
     def max_threads_per_block(self) -> int:
         """The largest block the kernel can be launched with."""
-        return MAX_THREADS_PER_BLOCK
+        return self.attributes["max_threads_per_block"]
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
@@ -521,6 +546,11 @@ class RawKernel:
         if threads > MAX_THREADS_PER_BLOCK:
             raise LaunchError(
                 f"a block of {block} has {threads:,} threads; a GPU takes {MAX_THREADS_PER_BLOCK:,} at most"
+            )
+        if threads > self._most_threads:
+            raise LaunchError(
+                f"a block of {block} has {threads:,} threads; {self.name} is compiled for {self._most_threads:,} at "
+                "most, by its __launch_bounds__ (a GPU refuses the launch)"
             )
         for what, sizes, limits in (("block", block, MAX_BLOCK), ("grid", grid, MAX_GRID)):
             for axis, size, limit in zip("xyz", sizes, limits, strict=True):
