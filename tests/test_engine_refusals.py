@@ -14,6 +14,9 @@ from helpers import cpu, nvrtc
 K = 'extern "C" __global__ void k'
 HOST = "is a function of the host: write __device__"
 
+HEADERS = ("iostream", "vector", "cstdio", "stdio.h", "cmath", "math.h", "cstdint", "stdint.h", "algorithm", "limits")
+HEADERS += ("cfloat", "float.h", "type_traits", "string.h", "stdlib.h", "array", "tuple", "functional", "time.h")
+
 # name: (source, the line that is blamed, what is said of it)
 FORMS: dict[str, tuple[str, int, str]] = {
     "a host function": (f"int f(int x) {{ return x; }}\n{K}(int *o) {{ o[0] = f(1); }}", 1, HOST),
@@ -67,10 +70,7 @@ FORMS: dict[str, tuple[str, int, str]] = {
     ),
     **{
         f"<{header}>": (f"#include <{header}>\n{K}(int *o) {{ o[0] = 1; }}", 1, f"<{header}> is a header of the host")
-        for header in (
-            "iostream vector cstdio stdio.h cmath math.h cstdint stdint.h algorithm limits cfloat float.h type_traits "
-            "string.h stdlib.h array tuple functional time.h"
-        ).split()
+        for header in HEADERS
     },
     "thread_local": (f"{K}(int *o) {{\n  thread_local int n;\n  o[0] = n;\n}}", 2, "thread_local"),
     "initialised __shared__": (f"{K}(int *o) {{\n  __shared__ int a = 3;\n  o[0] = a;\n}}", 2, "a is in shared memory"),

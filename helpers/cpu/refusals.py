@@ -136,8 +136,8 @@ def _of_function(clean: str, at: int, head: str) -> Iterator[tuple[int, str]]:
         yield (
             at,
             (
-                f"{named.group(1)} is a function of the host: write __device__ before it (NVRTC refuses a function that "
-                "does not say __device__ or __global__)"
+                f"{named.group(1)} is a function of the host: write __device__ before it (NVRTC refuses a function "
+                "that says neither __device__ nor __global__)"
             ),
         )
     if "__global__" in plain and not re.search(r"\bvoid\b", plain[: named.start()]):
@@ -186,7 +186,8 @@ def _of_file(clean: str, bodies: list[tuple[int, int, str]]) -> Iterator[tuple[i
             yield (
                 variable.start(),
                 (
-                    f"{variable.group(1)} is a variable of the host: write __device__, __constant__ or constexpr before it"
+                    f"{variable.group(1)} is a variable of the host: write __device__, __constant__ or constexpr "
+                    "before it"
                 ),
             )
 
