@@ -279,9 +279,9 @@ def test_integer_division() -> None:
     a = cpu.asarray(np.array([0, -(2**31)], i32))
     launch("divide", (1,), (1,), (a, i32(2)))
     assert a[0] == -(2**30)
-    for by in (0, -1):
-        message = failure("divide", (1,), (1,), (a, i32(by)))
-        assert_says(message, "integer division by zero", "a GPU does not stop for it", "SIGFPE", marker="divide")
+    for by, quotient in ((0, -1), (-1, -(2**31))):
+        launch("divide", (1,), (1,), (a, i32(by)))
+        assert a[0] == quotient
 
 
 def test_threads_that_leave_before_a_barrier() -> None:
@@ -337,7 +337,8 @@ def test_assertions_can_be_switched_off() -> None:
     code = 'extern "C" __global__ void k(int *a) { assert(a[0] == 1); a[1] = 5; }\n'
     for header in ("", "#include <assert.h>\n", "#define NDEBUG\n#include <cassert>\n"):
         a = cpu.zeros(2, i32)
-        cpu.RawKernel(header + code, "k", options=() if "NDEBUG" in header else ("-DNDEBUG",))((1,), (1,), (a,))
+        how = {"options": () if "NDEBUG" in header else ("-DNDEBUG",), "backend": "nvcc" if "<c" in header else "nvrtc"}
+        cpu.RawKernel(header + code, "k", **how)((1,), (1,), (a,))
         assert a[1] == 5
 
 
@@ -404,7 +405,7 @@ def test_an_error_in_a_template_names_its_line() -> None:
 
 def test_a_missing_header_and_an_error_in_a_users_header(tmp_path: Any) -> None:
     assert "kernel.cu:1: " in compile_error('#include "nowhere.cuh"\n')
-    (tmp_path / "broken.cuh").write_text("int f() {\n  return nothing;\n}\n")
+    (tmp_path / "broken.cuh").write_text("__device__ int f() {\n  return nothing;\n}\n")
     message = compile_error('#include "broken.cuh"\n', options=(f"-I{tmp_path}",))
     assert re.search(r"broken\.cuh:2: error: .*nothing", message), message
 

@@ -432,7 +432,7 @@ extern "C" __global__ void two_operations(float *out) {
 }
 extern "C" __global__ void wmma_misaligned(float *out) {
   wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
-  wmma::load_matrix_sync(c, out + 4, 16, wmma::mem_row_major);
+  wmma::load_matrix_sync(c, out + 2, 16, wmma::mem_row_major);
 }
 extern "C" __global__ void wmma_distance(float *out) {
   wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
@@ -473,7 +473,7 @@ def broken() -> Any:
         ("some_have_left", 32, "needs all 32 lanes of the warp, and lanes 0x00000020 have left"),
         ("small_block", 48, "needs all 32 lanes of the warp, and lanes 0xffff0000 have left the kernel or were never"),
         ("two_operations", 32, "meet in different operations"),
-        ("wmma_misaligned", 32, "misaligned address: wmma takes matrices at multiples of 32 bytes"),
+        ("wmma_misaligned", 32, "misaligned address: wmma takes matrices at multiples of 16 bytes"),
         ("wmma_distance", 32, "multiple of 16 bytes"),
         ("wmma_half_a_warp", 32, "wmma::store_matrix_sync needs all 32 lanes"),
         ("wild_load", 32, "illegal read of out["),

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from ..cuda_source import source
-from . import compiler, failures, module, runtime, symbols
+from . import failures, module, runtime, shared_layout, symbols
 from .copies import PAD, Copies, Given, Memory
 from .failures import index
 from .structures import CheckedBarrier, CheckedFinding, CheckedRegion, CheckedSite, CheckedStep, Failure, Reason
 
 ARRAY, STATIC_SHARED, DYNAMIC_SHARED = 0, 1, 2
 UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
-RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED = range(1, 7)
+RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED, NOTED = range(1, 8)
+SHIFT, CONVERSION, DIVISION, WMMA = range(1, 5)  # what is noted
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ def observe(
         grid, block, args, shared_mem, lambda number, value: copies.addresses.get(number, value.ctypes.data)
     )
     if checked.shared_arrays:
-        prepared.request.static_end += compiler.REDZONE  # just past the last array is a finding, not a fault
+        prepared.request.static_end += shared_layout.REDZONE  # just past the last array is a finding, not a fault
     with runtime.exclusive():  # the checker has one set of books
         lib.engine_check_start(table, len(told), checked.library.base if profile else 0)
         try:
@@ -235,7 +236,7 @@ def observe(
         places = _Places(checked)
         counts = ctypes.c_uint64(), ctypes.c_uint64()
         lib.engine_check_counts(*map(ctypes.byref, counts))
-        found = [f for f in _found(lib, places, grid, block) if f.region < ours or f.kind == OUT_OF_BOUNDS]
+        found = [f for f in _found(lib, places, grid, block) if f.region < ours or f.kind in (OUT_OF_BOUNDS, NOTED)]
         every_site = _sites(lib, places)
         passed = _passed(lib, [site.region < ours for site in every_site])
         sites = [site for site in every_site if site.region < ours]

@@ -31,6 +31,8 @@ try:
 except ImportError:  # no file locks here: two processes may then build the same
     fcntl = None
 
+from . import arithmetic, shared_layout
+
 HERE = Path(__file__).resolve().parent
 INCLUDE = HERE / "include"  # the headers that kernels see
 ENGINE = HERE / "engine"  # the sources of the engine's own library
@@ -122,11 +124,19 @@ def _headers_hash() -> str:
     return digest.hexdigest()
 
 
+@functools.cache
+def _edits_hash() -> str:
+    ours = ("arithmetic.py", "shared_layout.py", "refusals.py", "translate.py")
+    return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in ours)).hexdigest()
+
+
 # Not every compiler has every one of these.
 _WISHES = (
     "-fno-semantic-interposition",
     "-fno-gnu-unique",  # two modules never share a static
     "-fno-finite-loops",  # an endless loop stays one, to be interrupted: in C++ it may be deleted
+    "-fno-isolate-erroneous-paths-dereference",  # x / 0 divides, rather than being a trap
+    "-fno-strict-float-cast-overflow",  # clang's: real numbers that become integers saturate
     "-fno-optimize-sibling-calls",  # a fault in memset finds the line that called it
     "-fstack-clash-protection",  # a large local array meets the guard of its stack
     "-mtls-dialect=" + ("trad" if platform.machine() in ("aarch64", "arm64") else "gnu"),  # see __tls_get_addr
@@ -170,6 +180,13 @@ def flags(*, line_info: bool = True) -> list[str]:
     if command[-2:] == ("ziglang", "c++"):
         found += ["-fno-sanitize=undefined", "-UNDEBUG"]  # what zig adds by itself
     return found
+
+
+def preprocess(text: str, options: list[str]) -> str:
+    """The text as the preprocessor leaves it, with line markers; "" where it refuses."""
+    command = [*compiler()[0], "-std=c++17", "-w", "-iquote", os.getcwd(), *options, "-E", "-x", "c++", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    return done.stdout if done.returncode == 0 else ""
 
 
 def _preprocessed(text: str, options: list[str]) -> str:
@@ -235,26 +252,8 @@ def _checked_flags(profiled: bool) -> list[str]:
     kept = [flag for flag in flags() if flag != "-O2"]
     if profiled:  # a call at each basic block; blocks stay in the order of the source
         own += ["-fsanitize-coverage=trace-pc", *([] if _is_clang() else ["-fno-reorder-blocks"])]
-    return [*kept, "-O1", "-fsanitize=thread", *own, f"-DENGINE_CHECKED={REDZONE}"]
-
-
-REDZONE = 4096  # bytes between two __shared__ arrays: what a row of a tile takes, and more
-
-
-def _with_redzones(assembly: str) -> str:
-    """The assembly with a gap before each `__shared__` array, in which no access is right.
-
-    Arrays begin at multiples of 128 bytes, so at bank 0. A compiler for macOS spells them otherwise: then no gaps.
-    """
-    lines, inside = [], False
-    for line in assembly.splitlines():
-        directive = re.match(r"\s*\.(section\s+(\S+)|text|data|bss|previous|pushsection|popsection)", line)
-        if directive:
-            inside = (directive.group(2) or "").startswith(".tbss")
-        elif inside and re.match(r"[A-Za-z_]\S*:", line):
-            lines.append(f"\t.zero {REDZONE}\n\t.balign 128")
-        lines.append(line)
-    return "\n".join(lines) + "\n"
+    sanitized = "-fsanitize=thread,shift-exponent,float-cast-overflow"
+    return [*kept, "-O1", sanitized, *own, f"-DENGINE_CHECKED={shared_layout.REDZONE}"]
 
 
 def _locked(path: Path) -> IO[str] | None:
@@ -346,7 +345,7 @@ def _link_flags(assembly: str, checked: str) -> list[str]:
     found = ["-shared"]
     if sys.platform == "darwin":
         found += ["-undefined", "dynamic_lookup"]
-    if checked and _is_clang():
+    if _is_clang():
         found.append("-gdwarf-4")  # its assembler would write another version's line table
     if _is_gcc_on_linux() and not _OF_THE_CPP_LIBRARY.search(assembly):
         found += ["-nodefaultlibs", "-lm", "-lgcc", "-lc"]  # a linker takes longest to read what nobody calls
@@ -362,18 +361,24 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=scratch)
 
-    if not checked and not _is_gcc_on_linux():
+    if not checked and sys.platform != "linux":
         done = run(*options, *_link_flags("", ""), str(source), "-o", str(output))
         return done.returncode == 0, done.stderr
     done = run(*options, "-S", str(source), "-o", str(compiled))
     if done.returncode != 0:
         return False, done.stderr
     assembly = compiled.read_text("latin-1")  # strings in the debug information need not be text
-    if checked:
-        assembly = _with_redzones(assembly)
-        compiled.write_text(assembly, "latin-1")
+    assembly = shared_layout.laid_out(assembly, backwards=not _is_clang(), redzones=bool(checked))
+    compiled.write_text(assembly, "latin-1")
     linked = run(str(compiled), "-o", str(output), *_link_flags(assembly, checked))
     return linked.returncode == 0, done.stderr + linked.stderr
+
+
+def _silent_conversions(text: str, options: list[str]) -> str:
+    """Warnings of real numbers that silently become integers, with where each expression begins and ends."""
+    ranges = "-fdiagnostics-print-source-range-info" if _is_clang() else "-fdiagnostics-format=json"
+    how = [arithmetic.SILENT, "-fsyntax-only", ranges, "-x", "c++", "-"]
+    return subprocess.run([*compiler()[0], *options, *how], input=text, capture_output=True, text=True).stderr
 
 
 def build(
@@ -384,6 +389,8 @@ def build(
     checked: str = "",
     expand: Callable[[str, list[str]], tuple[str, str]] | None = None,
     expand_key: str = "",
+    plain: str | None = None,
+    refuse: Callable[[], str] = str,
 ) -> tuple[Path | None, str]:
     """Compile C++ `text` into a shared library, or take it from the cache.
 
@@ -393,6 +400,9 @@ def build(
         checked: "checked": every memory access calls the engine's checker; "profiled": every basic block as well.
         expand: (text, flags) -> what is compiled in its place, "" where that failed; and diagnostics. It is called
             only where there is something to build, so what else it depends on stands in expand_key.
+        plain: what to compile where the compiler refuses `text`, which is this one with the edits of arithmetic.py.
+            With it, real numbers that silently become integers are edited too.
+        refuse: asked before anything is compiled; what it answers, if not "", is told instead of doing so.
 
     Returns:
         (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed.
@@ -400,7 +410,8 @@ def build(
     command, version = compiler()
     own = [*(_checked_flags(checked == "profiled") if checked else flags()), *extra]
     options = [*own, "-iquote", os.getcwd()]
-    parts = [text, version, *command, *own, _headers_hash(), _preprocessed(text, options), expand_key]
+    parts = [text, plain or "", version, *command, *own, _headers_hash(), _edits_hash()]
+    parts += [_preprocessed(text, options), expand_key]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = cache_dir()
     target = folder / f"{kind}-{key}.so"
@@ -409,19 +420,36 @@ def build(
     with _alone(target), tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
         if target.exists():  # another process has built it meanwhile
             return target, ""
+        refused = refuse()
+        if refused:
+            return None, refused
         output = Path(scratch) / "kernel.so"
-        if expand:
-            text, diagnostics = expand(text, options)
-            if not text:
-                return None, diagnostics
-        header, rest = (None, text) if expand else _precompiled(text, own)
-        included = ["-include", str(header)] if header else []
-        good, diagnostics = _compile(rest, [*options, *included], checked, output)
-        if not good and header and not re.search(r":\d+: error: ", diagnostics):
-            # Not a line of the source is blamed: was it the precompiled header, spoiled by a crash or a full disk?
-            good, diagnostics = _compile(text, options, checked, output)
-            if good:
-                shutil.rmtree(header.parent, ignore_errors=True)
+
+        def attempt(text: str, *warnings: str) -> tuple[bool, str]:
+            if expand:
+                text, diagnostics = expand(text, options)
+                if not text:
+                    return False, diagnostics
+            header, rest = (None, text) if expand else _precompiled(text, own)
+            included = ["-include", str(header)] if header else []
+            good, diagnostics = _compile(rest, [*options, *warnings, *included], checked, output)
+            if not good and header and not re.search(r":\d+: error: ", diagnostics):
+                # Not a line of the source is blamed: was it the precompiled header, spoiled by a crash or a full disk?
+                good, diagnostics = _compile(text, [*options, *warnings], checked, output)
+                if good:
+                    shutil.rmtree(header.parent, ignore_errors=True)
+            return good, diagnostics
+
+        if plain is None:
+            good, diagnostics = attempt(text, "-w")
+        else:
+            good, diagnostics = attempt(text, *(["-w"] if expand else [arithmetic.SILENT]))
+            silent = good and arithmetic.SILENT in diagnostics
+            softer = arithmetic.with_soft_conversions(text, _silent_conversions(text, options)) if silent else text
+            if softer != text and not attempt(softer)[0]:
+                good, _ = attempt(text)
+            if not good and plain != text:
+                good, diagnostics = attempt(plain)
         if not good:
             return None, diagnostics
         os.replace(output, target)
@@ -437,9 +465,9 @@ def warnings(text: str, extra: list[str]) -> str:
 
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
 # worker.h come first: it says what it wants of the system's headers, before any of them is read.
-_PARTS = ("kernel_calls", "scheduler", "async_copies", "failure", "faults", "memory", "launch", "tensor_core")
-_PARTS += ("tensor_other", "rounding", "board")
-_PARTS += ("checker", "checker_hooks", "checker_access", "checker_order", "checker_async", "checker_profile")
+_PARTS = ("kernel_calls", "scheduler", "async_copies", "failure", "division", "faults", "memory", "launch")
+_PARTS += ("tensor_core", "tensor_other", "rounding", "board", "checker", "checker_notes", "checker_hooks")
+_PARTS += ("checker_access", "checker_order", "checker_async", "checker_profile")
 
 
 @functools.cache
@@ -454,7 +482,7 @@ def engine_library() -> Path:
     text = "\n".join(f'#line 1 "{name}.cpp"\n{(ENGINE / name).with_suffix(".cpp").read_text()}' for name in _PARTS)
     more = os.environ.get("COURSE_ENGINE_FLAGS", "").split()
     # -O3 unrolls the loops of the tensor cores.
-    path, diagnostics = build(text, ["-O3", "-I", str(ENGINE), "-w", *more], kind="engine")
+    path, diagnostics = build(text, ["-O3", "-I", str(ENGINE), *more], kind="engine")
     if path is None:
         raise CompileError(f"{compiler()[1]} could not build the CPU engine:\n{diagnostics}")
     return path

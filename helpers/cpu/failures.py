@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from . import arithmetic
 from .structures import Failure, Reason
 
 _PLAIN = {
@@ -72,7 +73,7 @@ def words(failure: Failure, block: Sequence[int], describe: Callable[[int], str]
     if reason in _PLAIN:
         return _PLAIN[reason]
     if reason == Reason.STATED:
-        return message
+        return arithmetic.original(message)
     if reason == Reason.MISALIGNED:
         return f"misaligned address: {message}"
     if reason == Reason.LEFT_BEFORE_BARRIER:

@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..cuda_source import signatures, source
 from ..cuda_source.signatures import Parameter
-from . import array, compiler, failures, libraries, runtime, structures, symbols
+from . import arithmetic, array, compiler, failures, libraries, refusals, runtime, structures, symbols
 from .compiler import CompileError
 from .copies import extent_of
 from .structures import Entry, EntryParameter, LaunchRequest
@@ -42,6 +42,10 @@ _GPU_ONLY = re.compile(
     r"-?restrict|-?device-as-default-execution-space|-?default-device|-?split-compile.*|-?jit.*)$"
 )
 
+
+# What a GPU's compiler refuses too: arrays of a size that only the run knows, arithmetic on void*, exceptions, types at
+# run time.
+_STRICT = ("-Werror=vla", "-Werror=pointer-arith", "-fno-exceptions", "-fno-rtti")
 
 _LONG = {"--define-macro": "-D", "--include-path": "-I", "--undefine-macro": "-U"}
 
@@ -148,6 +152,9 @@ class RawModule:
         TypeError, ValueError: wrong arguments. Compiling is lazy: see `compile`.
     """
 
+    # Asked before a module is compiled; what it raises ends that. helpers/nvrtc.py puts NVRTC here.
+    ask_first: ClassVar[Callable[[RawModule], None] | None] = None
+
     def __init__(
         self,
         *,
@@ -172,6 +179,7 @@ class RawModule:
         self._translates_cucomplex = translate_cucomplex
         if translate_cucomplex and libraries.folder() is None:
             raise ValueError("translate_cucomplex takes headers of CuPy's, which is not installed here")
+        self._backend, self._jitify = backend, jitify
         self.options = tuple(options) if not isinstance(options, str) else options
         self.name_expressions = tuple(name_expressions or ())
         self._entries: dict[str, Entry] = {}
@@ -188,6 +196,8 @@ class RawModule:
             NoCompilerError: there is no C++ compiler.
         """
         if self._library is None:
+            if self.ask_first is not None:
+                self.ask_first()
             found = source.kernels(self.code)
             plain = [name for name in found if not source.is_template(self.code, name)]
             self._build([name for name in plain if name not in self.name_expressions], log_stream)
@@ -197,7 +207,8 @@ class RawModule:
         flags, macros = _host_options(self.options)
         if self._uses_libraries is None:
             self._uses_libraries = bool(libraries.options()) and libraries.needed(self.code)
-        options = [*(libraries.options() if self._uses_libraries else []), "-I", str(compiler.INCLUDE), "-w", *flags]
+        options = libraries.options() if self._uses_libraries else []
+        options = [*options, "-I", str(compiler.INCLUDE), *_STRICT, *flags]
         options += libraries.cupy_options() if "cupy/" in code or self._uses_libraries else []
         before = f'#include "cuda_runtime.h"\n{_own_headers(code)}{macros}'
         try:
@@ -213,16 +224,31 @@ class RawModule:
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
         ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body or self._uses_libraries else ""
         bridge = "#include <cupy/complex.cuh>\n" if self._translates_cucomplex else ""
-        text = (
-            f'#include "cuda_runtime.h"\n{ptx}{_own_headers(code)}{macros}{bridge}#line 1 "{SOURCE_NAME}"\n{body}\n'
-            f'#line 1 "{_ENTRIES}"\n'
-            f'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {{\n'
-            f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
-            f"*engine_count = {len(names)};\n"
-            "engine_sizes[0] = sizeof(engine::Entry), engine_sizes[1] = sizeof(engine::Parameter);\n"
-            "return engine_table;\n}\n"
-        )
-        path, diagnostics = self._library_of(text, options)
+
+        def whole(body: str) -> str:
+            return (
+                f'#include "cuda_runtime.h"\n{ptx}{_own_headers(code)}{macros}{bridge}#line 1 "{SOURCE_NAME}"\n{body}\n'
+                f'#line 1 "{_ENTRIES}"\n'
+                f'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {{\n'
+                f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
+                f"*engine_count = {len(names)};\n"
+                "engine_sizes[0] = sizeof(engine::Entry), engine_sizes[1] = sizeof(engine::Parameter);\n"
+                "return engine_table;\n}\n"
+            )
+
+        def refuse() -> str:
+            if self._backend != "nvrtc" or self._jitify or refusals.OTHER_RULES & set(self.options):
+                return ""
+            folders = [Path(flag[2:]) for flag in (*flags, f"-I{compiler.INCLUDE}") if flag.startswith("-I")]
+            text = f'{macros}#line 1 "{SOURCE_NAME}"\n{refusals.for_preprocessor(self.code, folders[:-1])}'
+            found = refusals.first(compiler.preprocess(text, [*refusals.PREPROCESSOR, *flags]))
+            return f"{found[0]}:{found[1]}: error: {found[2]}" if found else ""
+
+        text = whole(arithmetic.edited(body))
+        changes: dict[str, Any] = {"plain": whole(body), "refuse": refuse}
+        if self._uses_libraries:
+            changes |= {"expand": libraries.expanded, "expand_key": libraries.translation_hash()}
+        path, diagnostics = compiler.build(text, options, checked=self._instrumented, **changes)
         if path is None:
             # Included by a header of the user's?
             if not self._uses_libraries and libraries.missing(diagnostics) and libraries.options():
@@ -246,7 +272,8 @@ class RawModule:
                 name = undefined.group(1) or undefined.group(2)
                 raise CompileError(f"{name} is declared, but nowhere defined") from None
             path.unlink(missing_ok=True)  # a broken file in the cache
-            library = runtime.KernelLibrary(self._library_of(text, options)[0])
+            built = compiler.build(text, options, checked=self._instrumented, **changes)
+            library = runtime.KernelLibrary(built[0])
         library.handle.engine_entries.restype = ctypes.POINTER(Entry)
         count, sizes = ctypes.c_int(), (ctypes.c_uint * 2)()
         table = library.handle.engine_entries(ctypes.byref(count), sizes)
@@ -261,19 +288,13 @@ class RawModule:
         """To be pickled: the source and how it is compiled, not what was made of it."""
         return self.__dict__ | {"_entries": {}, "_library": None, "_asked": set()}
 
-    def _library_of(self, text: str, options: list[str]) -> tuple[Path | None, str]:
-        """The compiled text, None where the compiler refused it; and what the compiler printed."""
-        if not self._uses_libraries:
-            return compiler.build(text, options, checked=self._instrumented)
-        key = libraries.translation_hash()
-        return compiler.build(text, options, checked=self._instrumented, expand=libraries.expanded, expand_key=key)
-
     def instrumented(self, *, profile: bool) -> RawModule:
         """The same source, built so that every memory access calls the engine's checker: for checked.py.
 
         Its variables have the values that the host gave to this module's. profile: every basic block calls it as well.
         """
-        twin = RawModule(code=self.code, options=self.options, name_expressions=self.name_expressions)
+        how = {"backend": self._backend, "jitify": self._jitify, "translate_cucomplex": self._translates_cucomplex}
+        twin = RawModule(code=self.code, options=self.options, name_expressions=self.name_expressions, **how)
         twin._instrumented = "profiled" if profile else "checked"
         twin.copy_variables(self)
         return twin
@@ -349,6 +370,8 @@ class RawKernel:
         self._module = RawModule(
             code=code,
             options=options,
+            backend=backend,
+            jitify=jitify,
             name_expressions=names,
             translate_cucomplex=translate_cucomplex,
             enable_cooperative_groups=enable_cooperative_groups,
@@ -408,6 +431,10 @@ class RawKernel:
                 f"{self.name} declares {self._static_shared:,} bytes of static __shared__ memory; a GPU's limit is "
                 f"{SHARED_PER_BLOCK:,} (0xc000). Use smaller tiles, or dynamic memory: extern __shared__ float s[];"
             )
+        plain = re.sub(r"<.*", "", self.name).split("::")[-1]
+        defined = dict(re.findall(r"^#define (\w+) (.*)$", _host_options(self.options)[1], re.M))
+        bounds = source.launch_bounds(self.code, plain, defined)
+        self._most_threads = min(bounds or MAX_THREADS_PER_BLOCK, MAX_THREADS_PER_BLOCK)
         self._made = True
 
     @property
@@ -417,7 +444,7 @@ class RawKernel:
         return {
             "shared_size_bytes": self._static_shared,
             "max_dynamic_shared_size_bytes": self.max_dynamic_shared_size_bytes,
-            "max_threads_per_block": MAX_THREADS_PER_BLOCK,
+            "max_threads_per_block": self._most_threads,
         }
 
     @property
@@ -428,7 +455,7 @@ class RawKernel:
     @property
     def max_threads_per_block(self) -> int:
         """The largest block the kernel can be launched with."""
-        return MAX_THREADS_PER_BLOCK
+        return self.attributes["max_threads_per_block"]
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
@@ -594,6 +621,11 @@ class RawKernel:
         if threads > MAX_THREADS_PER_BLOCK:
             raise LaunchError(
                 f"a block of {block} has {threads:,} threads; a GPU takes {MAX_THREADS_PER_BLOCK:,} at most"
+            )
+        if threads > self._most_threads:
+            raise LaunchError(
+                f"a block of {block} has {threads:,} threads; {self.name} is compiled for {self._most_threads:,} at "
+                "most, by its __launch_bounds__ (a GPU refuses the launch)"
             )
         for what, sizes, limits in (("block", block, MAX_BLOCK), ("grid", grid, MAX_GRID)):
             for axis, size, limit in zip("xyz", sizes, limits, strict=True):

@@ -16,7 +16,7 @@ _EXTERN_SHARED = re.compile(
 _FUNCTION_HEAD = re.compile(r"\)\s*(?:(?:const|noexcept|override|final)\b\s*)*(?:->[^;{}]*|:[^;{}]*)?\s*$")
 
 
-def _function_bodies(clean: str) -> list[tuple[int, int, str]]:
+def function_bodies(clean: str) -> list[tuple[int, int, str]]:
     """Of each outermost function: where its body's brace opens and closes, and the text before, with its parameters."""
     bodies, open_braces, before = [], [], 0
     for match in re.finditer(r"[{};]", clean):
@@ -111,7 +111,7 @@ def translate(
     for match in re.finditer(r"\b__shared__\s+(alignas)\s*\(", clean):
         edits.append((match.start(1), match.end(1), "ENGINE_ALIGNAS"))
     declared = list(_EXTERN_SHARED.finditer(clean))
-    bodies = _function_bodies(clean) if declared else []
+    bodies = function_bodies(clean) if declared else []
     for match in declared:
         edits = [edit for edit in edits if not match.start() <= edit[0] < match.end()]
         kind = re.sub(r"\b(__align__|alignas|__attribute__)\s*\([^;]*?\)+|\b__shared__\b", " ", match.group("head"))

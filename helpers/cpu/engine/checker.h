@@ -13,7 +13,16 @@ enum EngineFindingKind {
   ENGINE_MISALIGNED = 4,
   ENGINE_IN_FLIGHT = 5,     // touched while a cp.async has not been waited for
   ENGINE_NEVER_WAITED = 6,  // a cp.async, until the end of its thread
+  ENGINE_NOTED = 7,         // no access: size is an EngineNote, offset its value, region NO_REGION
 };
+
+enum EngineNote : unsigned {
+  NOTE_SHIFT = 1,       // by a count that is not below the width; the count
+  NOTE_CONVERSION = 2,  // of a real number to an integer that has no such number; its bits as double
+  NOTE_DIVISION = 3,    // of an integer by zero; the dividend
+  NOTE_WMMA = 4,        // a matrix at a multiple of 16 bytes, where CUDA asks for 32; the address
+};
+constexpr uint32_t NO_REGION = ~0u;
 
 extern "C" {
 
@@ -76,6 +85,7 @@ void check_fence(bool own_block);
 void check_async_issue(void* target, unsigned bytes, void* caller, void* frame);  // by the thread that runs
 void check_async_landed(void* target, unsigned bytes);
 void check_async_left(void* target, unsigned bytes, void* caller);
+void check_note(EngineNote what, uint64_t value, const void* caller);
 void check_merge(unsigned n_threads);  // all lanes have arrived: at a barrier, or at the end
 void check_merge_warp(unsigned warp, unsigned n_threads, unsigned unfinished);  // unfinished: lanes that will go on
 extern "C" void engine_pause();  // the engine's: the fiber that runs lets its warp catch up

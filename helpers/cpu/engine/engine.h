@@ -99,6 +99,8 @@ void engine_async_wait(unsigned pending);  // groups that may be left; ~0: none,
 void engine_show(const void* value);       // to the other threads of the block,
 const void* engine_shown(unsigned thread);  // which see what each has shown last
 int engine_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// Of a checked run; elsewhere it does nothing. what, value: checker.h
+void engine_note(int what, unsigned long long value);
 void engine_fail(const char* message, const char* file, int line) __attribute__((noreturn));
 // rule: what is to be at a multiple of what
 void engine_misaligned(const char* rule, const char* file, int line) __attribute__((noreturn));

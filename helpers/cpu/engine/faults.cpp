@@ -81,6 +81,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     return;
   }
   ucontext_t* u = (ucontext_t*)context;
+  if (signal == SIGFPE && divide_as_a_gpu(u)) return;
   EngineFailure& f = w->fault;
   memset(&f, 0, sizeof f);
   f.reason = signal == SIGFPE ? WRONG_DIVISION : signal == SIGILL ? TRAPPED : ILLEGAL_ACCESS;

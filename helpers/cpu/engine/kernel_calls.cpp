@@ -140,7 +140,8 @@ int engine_is_shared(const void* pointer) {
   const char* p = (const char*)pointer;
   if (inside(p)) return true;
   // What lies past the window is no array of the kernel, unless the C library has placed them somewhere else.
-  return w.static_base && !inside(w.static_base) && p >= w.static_base && p <= w.static_base + STATIC_BYTES;
+  return w.static_base && !inside(w.static_base) && p >= w.static_base &&
+         p <= w.static_base + pool->launch.static_end;
 }
 
 // Shared memory has addresses of 32 bits of its own, as PTX sees them.

@@ -199,6 +199,9 @@ void set_other_place(EngineFailure& f, const char* file, int line);
 void note_expired(Worker& w, EngineFailure& f, uintptr_t pc);
 [[noreturn]] void leave_cancelled(Worker& w);
 
+// division.cpp
+bool divide_as_a_gpu(ucontext_t* u);
+
 // faults.cpp
 const int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 uintptr_t place_in_kernel(uintptr_t pc);

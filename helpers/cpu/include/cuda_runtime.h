@@ -121,6 +121,7 @@ static inline unsigned __dynamic_smem_size() { return engine_dynamic_shared_size
 #include "libraries/runtime_api.h"
 #endif
 
+#include "arithmetic.h"
 #include "device_atomic_functions.h"
 #include "device_functions.h"
 #include "engine_entries.h"

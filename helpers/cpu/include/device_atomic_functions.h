@@ -13,34 +13,56 @@ ENGINE_INLINE T atomic_update(T* address, F next) {
 }
 }  // namespace engine
 
-#define ENGINE_ATOMIC(NAME, EXPRESSION)                                            \
-  template <typename T>                                                            \
-  ENGINE_INLINE T NAME(T* address, engine::Plain<T> value) {                       \
-    return engine::atomic_update(address, [=](T old) -> T { return EXPRESSION; }); \
-  }                                                                                \
-  template <typename T>                                                            \
-  ENGINE_INLINE T NAME##_block(T* address, engine::Plain<T> value) {               \
-    return NAME(address, value);                                                   \
-  }                                                                                \
-  template <typename T>                                                            \
-  ENGINE_INLINE T NAME##_system(T* address, engine::Plain<T> value) {              \
-    return NAME(address, value);                                                   \
+namespace engine {
+// The types that CUDA has each of them for. For others there is no such function, and the line that calls it is told.
+template <typename T, typename U>
+struct SameType {
+  static constexpr bool value = false;
+};
+template <typename T>
+struct SameType<T, T> {
+  static constexpr bool value = true;
+};
+template <typename T, typename... Types>
+constexpr bool is_one_of = (engine::SameType<T, Types>::value || ...);
+template <bool>
+struct Exists {};
+template <>
+struct Exists<true> {
+  typedef int type;
+};
+typedef unsigned long long ull;
+}  // namespace engine
+
+#define ENGINE_ATOMIC(NAME, EXPRESSION, ...)                                                  \
+  template <typename T, typename engine::Exists<engine::is_one_of<T, __VA_ARGS__>>::type = 0> \
+  ENGINE_INLINE T NAME(T* address, engine::Plain<T> value) {                                  \
+    return engine::atomic_update(address, [=](T old) -> T { return EXPRESSION; });            \
+  }                                                                                           \
+  template <typename T, typename engine::Exists<engine::is_one_of<T, __VA_ARGS__>>::type = 0> \
+  ENGINE_INLINE T NAME##_block(T* address, engine::Plain<T> value) {                          \
+    return NAME(address, value);                                                              \
+  }                                                                                           \
+  template <typename T, typename engine::Exists<engine::is_one_of<T, __VA_ARGS__>>::type = 0> \
+  ENGINE_INLINE T NAME##_system(T* address, engine::Plain<T> value) {                         \
+    return NAME(address, value);                                                              \
   }
 // clang-format off
-ENGINE_ATOMIC(atomicAdd, old + value)
-ENGINE_ATOMIC(atomicSub, old - value)
-ENGINE_ATOMIC(atomicExch, ((void)old, value))
-ENGINE_ATOMIC(atomicMin, value < old ? value : old)
-ENGINE_ATOMIC(atomicMax, old < value ? value : old)
-ENGINE_ATOMIC(atomicAnd, old & value)
-ENGINE_ATOMIC(atomicOr, old | value)
-ENGINE_ATOMIC(atomicXor, old ^ value)
-ENGINE_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
-ENGINE_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
+ENGINE_ATOMIC(atomicAdd, old + value, int, unsigned, engine::ull, float, double)
+ENGINE_ATOMIC(atomicSub, old - value, int, unsigned)
+ENGINE_ATOMIC(atomicExch, ((void)old, value), int, unsigned, engine::ull, float)
+ENGINE_ATOMIC(atomicMin, value < old ? value : old, int, unsigned, long long, engine::ull)
+ENGINE_ATOMIC(atomicMax, old < value ? value : old, int, unsigned, long long, engine::ull)
+ENGINE_ATOMIC(atomicAnd, old & value, int, unsigned, long long, engine::ull)
+ENGINE_ATOMIC(atomicOr, old | value, int, unsigned, long long, engine::ull)
+ENGINE_ATOMIC(atomicXor, old ^ value, int, unsigned, long long, engine::ull)
+ENGINE_ATOMIC(atomicInc, old >= value ? 0 : old + 1, unsigned)
+ENGINE_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1, unsigned)
 // clang-format on
 #undef ENGINE_ATOMIC
 
-template <typename T>
+template <
+    typename T, typename engine::Exists<engine::is_one_of<T, int, unsigned, engine::ull, unsigned short>>::type = 0>
 ENGINE_INLINE T atomicCAS(T* address, engine::Plain<T> compare, engine::Plain<T> value) {
   __atomic_compare_exchange(address, &compare, &value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   return compare;

@@ -76,7 +76,8 @@ struct Bits<16> {
 
 template <typename T>
 ENGINE_INLINE void check(const void* pointer, unsigned ldm, const char* file, int line) {
-  if ((uintptr_t)pointer % 32 != 0) engine_misaligned("wmma takes matrices at multiples of 32 bytes", file, line);
+  if ((uintptr_t)pointer % 16 != 0) engine_misaligned("wmma takes matrices at multiples of 16 bytes", file, line);
+  if ((uintptr_t)pointer % 32 != 0) engine_note(4, (uintptr_t)pointer);  // the documentation says 32
   if (ldm * sizeof(T) % 16 != 0)
     engine_misaligned("wmma takes a distance of rows that is a multiple of 16 bytes", file, line);
 }
