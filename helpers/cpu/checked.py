@@ -17,7 +17,16 @@ from ..cuda_source import source
 from . import compiler, failures, module, runtime, symbols
 from .copies import PAD, Copies, Given, Memory
 from .failures import index
-from .structures import CheckedBarrier, CheckedFinding, CheckedRegion, CheckedSite, CheckedStep, Failure, Reason
+from .structures import (
+    CheckedBarrier,
+    CheckedFinding,
+    CheckedLeft,
+    CheckedRegion,
+    CheckedSite,
+    CheckedStep,
+    Failure,
+    Reason,
+)
 
 ARRAY, STATIC_SHARED, DYNAMIC_SHARED = 0, 1, 2
 UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
@@ -134,6 +143,16 @@ class Stopped:
     offset: int | None = None
 
 
+@dataclass(frozen=True)
+class Left:
+    """A barrier that some threads of a block had left the kernel before: how many, and the first of them."""
+
+    place: tuple[str, int]
+    block: tuple[int, int, int]
+    count: int
+    thread: tuple[int, int, int]
+
+
 @dataclass
 class Observed:
     """Everything a checked run saw. stopped: None where it came to its end."""
@@ -147,6 +166,7 @@ class Observed:
     passed: dict[int, Passed]  # by block, with a profile; the last blocks are missing where there are too many
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
+    left: tuple[Left, ...] = ()
 
 
 class _Places:
@@ -238,13 +258,14 @@ def observe(
         every_site = _sites(lib, places)
         passed = _passed(lib, [site.region < ours for site in every_site])
         sites = [site for site in every_site if site.region < ours]
+        left = _left(lib, grid, block)
     runtime.echo(ended.printed)
     kernel.module.copy_variables(checked.module)
     copies.copy_back()
     stopped = None
     if ended.failure is not None:
         stopped = _stopped(prepared, ended.failure, places, told, timeout)
-    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block)
+    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block, left)
 
 
 def _stopped(
@@ -329,6 +350,20 @@ def _passed(lib: ctypes.CDLL, kept: list[bool]) -> dict[int, Passed]:
         if b.block < whole.value:
             passed.setdefault(b.block, Passed([], [])).barriers.append((b.file.decode(errors="replace"), b.line))
     return passed
+
+
+def _left(lib: ctypes.CDLL, grid: Sequence[int], block: Sequence[int]) -> tuple[Left, ...]:
+    out = ctypes.POINTER(CheckedLeft)()
+    count = lib.engine_check_left(ctypes.byref(out))
+    return tuple(
+        Left(
+            (one.file.decode(errors="replace"), one.line),
+            index(one.block, grid),
+            one.count,
+            index(one.thread, block),
+        )
+        for one in out[:count]
+    )
 
 
 def _found(lib: ctypes.CDLL, places: _Places, grid: Sequence[int], block: Sequence[int]) -> list[Found]:

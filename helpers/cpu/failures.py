@@ -25,7 +25,7 @@ _PLAIN = {
 }
 
 # What each reason is called as a finding.
-DIVERGENCE = (Reason.LEFT_BEFORE_BARRIER, Reason.TWO_BARRIERS)
+DIVERGENCE = (Reason.TWO_BARRIERS,)
 DEADLOCK = (
     Reason.LANES_NEVER_COME,
     Reason.NAMED_BARRIER_STARVED,
@@ -75,16 +75,15 @@ def words(failure: Failure, block: Sequence[int], describe: Callable[[int], str]
         return message
     if reason == Reason.MISALIGNED:
         return f"misaligned address: {message}"
-    if reason == Reason.LEFT_BEFORE_BARRIER:
+    if reason == Reason.LEFT_BEFORE_GRID_SYNC:
         return (
-            f"barrier divergence: {failure.count} of {block[0] * block[1] * block[2]} threads wait in __syncthreads() "
-            f"at {here}, but {failure.other_count} have left the kernel and will never come (the first is "
-            f"{other_thread}). Every thread of a block must reach every barrier: guard the work, not the barrier"
+            f"deadlock: {failure.count} blocks wait in grid.sync() at {here}, but {failure.other_count} have ended "
+            "without it and will never come: every block of the grid must reach every grid.sync()"
         )
     if reason == Reason.TWO_BARRIERS:
         return (
             f"barrier divergence: {other_thread} waits in __syncthreads() at {here}, {thread} in another one at "
-            f"{there}. All threads of a block must meet in the same barrier"
+            f"{there}. All threads of a block that have not left the kernel must meet in the same barrier"
         )
     if reason == Reason.LANES_NEVER_COME:
         elsewhere = f": lane {failure.other_lane} waits in {other_name} at {there}" if failure.lanes else ""

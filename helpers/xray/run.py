@@ -48,6 +48,7 @@ def xray(
         name=function.name,
         code=function.code,
         findings=findings.of_run(seen),
+        notes=findings.notes(seen),
         traffic=tables.traffic,
         shared=tables.shared,
         by_line=tables.by_line,

@@ -128,6 +128,7 @@ struct Books {
 
   SameValue same_value;
   std::vector<Guess> guesses;
+  std::vector<EngineLeft> left;  // one for each barrier
 
   // With a profile.
   std::vector<EngineStep> steps;

@@ -106,6 +106,12 @@ void check_switch(unsigned thread, const void* stack_top) {
 
 void check_collective() { ++books.collectives; }
 
+void check_left(const char* file, int line, unsigned count, unsigned thread) {
+  for (const EngineLeft& known : books.left)
+    if (known.line == line && strcmp(known.file, file) == 0) return;
+  books.left.push_back({books.block, file, line, count, thread});
+}
+
 extern "C" {
 
 void engine_check_start(const EngineRegion* regions, unsigned n, uint64_t profiled_code) {
@@ -152,6 +158,11 @@ unsigned engine_check_steps(const EngineStep** out, uint64_t* whole) {
 unsigned engine_check_barriers(const EngineBarrier** out) {
   *out = books.reached.data();
   return (unsigned)books.reached.size();
+}
+
+unsigned engine_check_left(const EngineLeft** out) {
+  *out = books.left.data();
+  return (unsigned)books.left.size();
 }
 
 unsigned engine_check_sites(EngineSite* out, unsigned most) {

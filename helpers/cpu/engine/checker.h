@@ -46,6 +46,13 @@ struct EngineBarrier {
   int line;
 };
 
+struct EngineLeft {  // a barrier that some threads of a block had left the kernel before: no error, but worth a note
+  uint64_t block;
+  const char* file;
+  int line;
+  uint32_t count, thread;  // how many had left, and the first of them
+};
+
 struct EngineFinding {
   int kind;
   uint32_t region;
@@ -61,6 +68,7 @@ void engine_check_counts(uint64_t* barriers, uint64_t* collectives);
 unsigned engine_check_findings(const EngineFinding** out);
 unsigned engine_check_steps(const EngineStep** out, uint64_t* whole);  // whole: blocks before this one have all theirs
 unsigned engine_check_barriers(const EngineBarrier** out);
+unsigned engine_check_left(const EngineLeft** out);
 unsigned engine_check_sites(EngineSite* out, unsigned most);  // returns how many there are
 }
 
@@ -70,6 +78,7 @@ void check_block(uint64_t block, unsigned n_warps, const void* static_shared, co
 void check_block_end(unsigned n_threads);
 void check_switch(unsigned thread, const void* stack_top);  // this thread of the block runs from now on
 void check_barrier(const char* file, int line);
+void check_left(const char* file, int line, unsigned count, unsigned thread);
 void check_warp_sync(unsigned warp, unsigned mask);
 void check_collective();
 void check_fence(bool own_block);

@@ -54,7 +54,7 @@ void run_block(Worker& w, uint64_t block) {
   w.n_warps = (n + WARP - 1) / WARP;
   w.finished = w.arrived = w.warp = 0;
   w.barrier_sum = 0;
-  memset(w.named_arrived, 0, sizeof w.named_arrived);
+  w.named_open = 0;
   w.block = block;
   // A GPU leaves what the block before left; NaN is the honest form of "nobody wrote this".
   if (w.static_base) memset(w.static_base + l.static_begin, POISON, l.static_end - l.static_begin);
@@ -200,6 +200,7 @@ uint64_t engine_size_of(const char* name) {
       {"EngineRegion", sizeof(EngineRegion)},   {"EngineSite", sizeof(EngineSite)},
       {"EngineStep", sizeof(EngineStep)},       {"EngineBarrier", sizeof(EngineBarrier)},
       {"EngineFinding", sizeof(EngineFinding)}, {"FailureReason", N_REASONS},
+      {"EngineLeft", sizeof(EngineLeft)},
   };
   for (const auto& [known, size] : sizes)
     if (strcmp(known, name) == 0) return size;

@@ -69,7 +69,7 @@ enum FailureReason : int {
   NONE,
   STATED,                 // message: by the kernel (an assertion, a trap) or by a header that refuses something
   MISALIGNED,             // message: what is to be aligned
-  LEFT_BEFORE_BARRIER,    // count threads wait at file:line; other_count have left, first of all other_thread
+  LEFT_BEFORE_GRID_SYNC,  // count blocks wait in grid.sync() at file:line; other_count have ended without it
   TWO_BARRIERS,           // other_thread waits at file:line, thread at other_file:other_line
   LANES_NEVER_COME,       // thread waits in name for mask; lanes of it never come; other_lane waits in other_name
   NAMED_BARRIER_STARVED,  // thread waits in barrier `number`, where count have arrived
@@ -139,7 +139,9 @@ struct Worker {
   unsigned paused[MAX_THREADS / WARP];  // lanes of a profiled kernel whose trace is full
   unsigned finished = 0, arrived = 0;
   int barrier_sum = 0;
-  unsigned named_arrived[16];  // at bar.sync and bar.arrive, by number
+  engine::BarrierOp barrier_op;
+  // bar.sync and bar.arrive, by number: how many threads have arrived and how many have to, and of which warps.
+  unsigned named_open = 0, named_arrived[16], named_expected[16], named_warps[16], named_lanes[16][MAX_THREADS / WARP];
   uint64_t block = 0;
   void* dynamic = nullptr;
 
@@ -205,6 +207,8 @@ void install_handlers();
 // scheduler.cpp
 void set_current(Worker& w, Fiber* to);
 void set_waiting(Worker& w, Fiber& f);
+void complete_barrier(Worker& w);
+void complete_named(Worker& w, unsigned number);
 void schedule(Worker& w);
 void try_collective(Worker& w, unsigned warp, unsigned mask);
 void fiber_main();

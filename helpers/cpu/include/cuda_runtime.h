@@ -22,6 +22,9 @@
 #define __CUDACC_RTC__ 1
 #define __CUDACC_VER_MAJOR__ 12
 #define __CUDACC_VER_MINOR__ 9
+#define __CUDACC_VER_BUILD__ 86
+#define __CUDA_ARCH_LIST__ 900
+#define CUDART_VERSION 12090  // as NVRTC and nvcc have it in every source; CUDA_VERSION comes with <cuda.h>
 
 #define __global__
 #define __device__
