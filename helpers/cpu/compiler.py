@@ -302,8 +302,11 @@ def _drop_old_headers(folder: Path, days: int = 30) -> None:
                 old.unlink() if old.is_file() else shutil.rmtree(old)
 
 
-# Names in assembly that only the C++ library has: operators new and delete, std's, type information, exceptions.
-_OF_THE_CPP_LIBRARY = re.compile(r"\b(_Zn|_Zd|_ZS|_ZNS|_ZNKS|_ZT|_ZG|__cxa_|__gxx_|__dynamic_cast|_Unwind_)")
+# Names in assembly that only the C++ library has: std's, type information, exceptions, and those operators new and
+# delete that cuda_runtime.h does not give a kernel itself.
+_OF_THE_CPP_LIBRARY = re.compile(
+    r"\b(_Zn(?![wa]m\b)|_Zd(?![la]Pvm?\b)|_ZS|_ZNS|_ZNKS|_ZT|_ZG|__cxa_|__gxx_|__dynamic_cast|_Unwind_)"
+)
 
 
 def _link_flags(assembly: str, checked: str) -> list[str]:

@@ -12,7 +12,9 @@ _PLAIN = {
         "block has"
     ),
     Reason.NO_SHARED_POINTER: "a generic address becomes one of shared memory, but it is not in shared memory",
-    Reason.STACK_OVERFLOW: "the thread's local arrays do not fit the engine's stack of 256 KB",
+    Reason.STACK_OVERFLOW: (
+        "the thread's local arrays do not fit the engine's stack of 256 KB, or a recursion has no end"
+    ),
     Reason.WRONG_DIVISION: (
         "integer division by zero or out of range (a GPU does not stop for it: the result is garbage)"
     ),
@@ -21,7 +23,11 @@ _PLAIN = {
         "misaligned address: a vector type (float4, int2, ...) is read or written at an address that is not a "
         "multiple of its size, or the pointer is no address at all"
     ),
-    Reason.EXPIRED: "its block was still running when the time was up",
+    Reason.EXPIRED: (
+        "the block was still running when its time was up: a loop without an end, or a wait for something that never "
+        "comes"
+    ),
+    Reason.ABORTED: "the kernel was aborted: it called abort(), or a check of the C library stopped it",
 }
 
 # What each reason is called as a finding.

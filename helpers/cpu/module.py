@@ -93,6 +93,8 @@ def _own_headers(code: str) -> str:
 
 def _explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
     """The compiler's errors, each with its line of the source."""
+    refused = r"exception handling disabled, use .?-fexceptions.? to enable|cannot use '\w+' with exceptions disabled"
+    diagnostics = re.sub(refused, "device code does not support exception handling", diagnostics)
     table = source.line_table(code, SOURCE_NAME)
     table |= {(_ENTRIES, line): f"name expression {name}" for line, name in enumerate(names, _FIRST_ENTRY)}
     shown: list[str] = []
@@ -182,7 +184,7 @@ class RawModule:
         except ValueError as error:
             raise CompileError(str(error)) from None
         flags, macros = _host_options(self.options)
-        options = ["-I", str(compiler.INCLUDE), "-w", *flags]
+        options = ["-I", str(compiler.INCLUDE), "-w", "-fno-exceptions", *flags]
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
         ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body else ""
@@ -420,11 +422,15 @@ class RawKernel:
         sizes = self.check(grid, block, args, shared_mem)
         with array.Lent() as lent:
             prepared = self.prepare(*sizes, args, shared_mem, lambda _, value: lent.address(value))
-            ended = runtime.launch(prepared.request)
+            limit = runtime.time_limit()
+            ended = runtime.launch(prepared.request, timeout=limit)
             overrun = lent.overrun()
         runtime.echo(ended.printed)
         if ended.failure is not None:
-            raise LaunchError(self._tell(ended.failure, prepared))
+            told = self._tell(ended.failure, prepared)
+            if ended.failure.reason == structures.Reason.EXPIRED:
+                told += f"\nA block may take {limit:g} s; COURSE_CPU_TIMEOUT allows another number, and 0 any time"
+            raise LaunchError(told)
         if overrun is not None:
             raise LaunchError(
                 f"{self.name} wrote to {prepared.describe(overrun, None)}. It was seen after the launch, so the "
@@ -557,9 +563,12 @@ class RawKernel:
             return f"{place[0]}:{place[1]}: {what} [{who}]{quote(place)}"
         # A line of the source rather than of a header whose function was inlined there.
         places = symbols.places_of(self._library.path, failure.place) if failure.place else []
+        if failure.reason == structures.Reason.EXPIRED:  # an empty loop has no line of its own, but that of its caller
+            places = [place for place in places if place in table]
         place = next((place for place in places if place in table), places[0] if places else None)
         where = f"at {place[0]}:{place[1]}" if place else "at an unknown line"
-        return f"{what} {where} [{who}; {runtime.signal_name(failure.signal)}]{quote(place) if place else ''}"
+        signal = f"; {runtime.signal_name(failure.signal)}" if failure.signal else ""
+        return f"{what} {where} [{who}{signal}]{quote(place) if place else ''}"
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class Reason(IntEnum):
     WRONG_DIVISION = 17
     TRAPPED = 18
     EXPIRED = 19
+    ABORTED = 20
 
 
 class Failure(ctypes.Structure):

@@ -82,6 +82,10 @@ void engine_async_commit();
 void engine_async_wait(unsigned pending);  // groups that may be left; ~0: none, and what is not committed lands as well
 int engine_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 void engine_fail(const char* message, const char* file, int line) __attribute__((noreturn));
+// returns_to: in the kernel, which tells the line
+void engine_stop(const char* message, const void* returns_to) __attribute__((noreturn));
+void* engine_malloc(size_t bytes);
+void engine_free(void* pointer, const char* name, const void* returns_to);
 // rule: what is to be at a multiple of what
 void engine_misaligned(const char* rule, const char* file, int line) __attribute__((noreturn));
 }

@@ -41,6 +41,14 @@ EngineFailure failure_at(const Worker& w, FailureReason reason, const char* file
   leave_block(w);
 }
 
+// STATED, in a function that the kernel called and that does not know its line.
+[[noreturn]] void fail_at_call(Worker& w, const char* message, const void* returns_to) {
+  EngineFailure failure = failure_at(w, STATED, "", 0);
+  copy_text(failure.message, sizeof failure.message, message);
+  failure.place = place_in_kernel((uintptr_t)returns_to - 1);
+  fail(w, failure);
+}
+
 void set_other_place(EngineFailure& f, const char* file, int line) {
   copy_text(f.other_file, sizeof f.other_file, file);
   f.other_line = line;

@@ -49,6 +49,23 @@ uintptr_t pc_of(const ucontext_t* u) {
 #endif
 }
 
+uintptr_t sp_of(const ucontext_t* u) {
+#if defined(__linux__) && defined(__x86_64__)
+  return (uintptr_t)u->uc_mcontext.gregs[REG_RSP];
+#elif defined(__linux__) && defined(__aarch64__)
+  return u->uc_mcontext.sp;
+#else
+  (void)u;
+  return 0;
+#endif
+}
+
+#ifdef SI_KERNEL
+constexpr int SI_KERNEL_CODE = SI_KERNEL;  // the system says of no address, as where it finds no room for a handler
+#else
+constexpr int SI_KERNEL_CODE = -1000;
+#endif
+
 uintptr_t base_of(uintptr_t code) {
   Dl_info where;
   return code && dladdr((void*)code, &where) ? (uintptr_t)where.dli_fbase : 0;
@@ -72,18 +89,33 @@ uintptr_t place_in_kernel(uintptr_t pc) {
   return search.found;
 }
 
+// A frame of this many bytes may step over the guard page of a stack, and so many above it are too few for a handler.
+constexpr uintptr_t LARGE_FRAME = 65536, LAST_BYTES = 16384;
+
+bool stack_is_full(const Worker& w, uintptr_t at) {
+  const uintptr_t stack = (uintptr_t)w.current->stack;
+  return at >= stack - LARGE_FRAME && at < stack + LAST_BYTES;
+}
+
 struct sigaction previous[64];  // by signal: whose handlers were there before
 
 void on_fault(int signal, siginfo_t* info, void* context) {
   Worker* w = this_worker;
-  if (!w || !w->in_fiber || w->critical > 0) {  // not a kernel's fault: whoever was asked before us is asked
+  ucontext_t* u = (ucontext_t*)context;
+  // A kernel that has used up its stack may notice it in the engine's own code, which holds no lock there.
+  const uintptr_t at = info->si_code == SI_KERNEL_CODE ? sp_of(u) : (uintptr_t)info->si_addr;
+  const bool full = w && w->in_fiber && signal != SIGABRT && stack_is_full(*w, at);
+  if (!w || !w->in_fiber || (w->critical > 0 && !full)) {  // not a kernel's: whoever was asked before us is asked
     sigaction(signal, &previous[signal], nullptr);
+    if (signal == SIGABRT) raise(signal);  // abort() does not ask twice
     return;
   }
-  ucontext_t* u = (ucontext_t*)context;
   EngineFailure& f = w->fault;
   memset(&f, 0, sizeof f);
-  f.reason = signal == SIGFPE ? WRONG_DIVISION : signal == SIGILL ? TRAPPED : ILLEGAL_ACCESS;
+  f.reason = signal == SIGFPE    ? WRONG_DIVISION
+             : signal == SIGILL  ? TRAPPED
+             : signal == SIGABRT ? ABORTED
+                                 : ILLEGAL_ACCESS;
   f.signal = signal;
   f.address = (uint64_t)info->si_addr;
   f.block = w->block;
@@ -99,9 +131,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 #else
   f.is_write = -1;
 #endif
-  // In the guard page below the fiber's stack, or near it: a large frame may step over it.
-  uintptr_t stack = (uintptr_t)w->current->stack;
-  if ((uintptr_t)info->si_addr >= stack - 65536 && (uintptr_t)info->si_addr < stack + 16384) f.reason = STACK_OVERFLOW;
+  if (full) f.reason = STACK_OVERFLOW;
   redirect(*w, u);
 }
 

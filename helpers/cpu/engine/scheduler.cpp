@@ -116,7 +116,8 @@ void complete_named(Worker& w, unsigned number) {
   for (unsigned i = 0; i < w.n_threads; ++i) {
     Fiber& other = w.fibers[i];
     if (other.named != (int)number) continue;
-    if (!waiting && checking()) {  // taken for a barrier of the whole block: a race with who takes no part may go unseen
+    if (!waiting &&
+        checking()) {  // taken for a barrier of the whole block: a race with who takes no part may go unseen
       for (unsigned k = 0; k < w.n_warps; ++k) check_merge_warp(k, w.n_threads, w.ready[k] | w.paused[k]);
       check_barrier(other.file, other.line);
     }

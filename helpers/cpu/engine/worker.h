@@ -17,6 +17,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -31,6 +32,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -86,6 +88,7 @@ enum FailureReason : int {
   WRONG_DIVISION,
   TRAPPED,
   EXPIRED,  // the watchdog had waited long enough
+  ABORTED,  // by abort(), or by a check of the C library's
   N_REASONS
 };
 
@@ -195,12 +198,13 @@ void record(const EngineFailure& failure);
 EngineFailure failure_at(const Worker& w, FailureReason reason, const char* file, int line);
 void set_other_place(EngineFailure& f, const char* file, int line);
 [[noreturn]] void fail(Worker& w, const EngineFailure& failure);
+[[noreturn]] void fail_at_call(Worker& w, const char* message, const void* returns_to);
 [[noreturn]] void diagnose_stuck(Worker& w);
 void note_expired(Worker& w, EngineFailure& f, uintptr_t pc);
 [[noreturn]] void leave_cancelled(Worker& w);
 
 // faults.cpp
-const int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+const int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 uintptr_t place_in_kernel(uintptr_t pc);
 void install_handlers();
 
