@@ -588,7 +588,6 @@ def test_what_the_engine_is_not() -> None:
         (lambda: cpu.RawModule(code="", path="x.cubin"), TypeError, "exactly one of code and path"),
         (lambda: cpu.RawModule(path="x.cubin"), TypeError, "only a GPU runs; give the source as code="),
         (lambda: cpu.RawModule(code=b"x"), TypeError, "code is the source text, a str; got bytes"),
-        (lambda: cpu.RawModule(code="", enable_cooperative_groups=True), ValueError, "grid-wide synchronisation"),
         (lambda: cpu.empty((-1, 2)), ValueError, "negative dimensions"),
         (lambda: cpu.empty((1 << 60,), f32), MemoryError, "out of memory: no 4611686018427387904 bytes"),
         (lambda: cpu.empty((1 << 44,), f32), MemoryError, "out of memory: no 70368744177664 bytes"),

@@ -215,7 +215,8 @@ def observe(
         TypeError, LaunchError, CompileError: as a launch does, for what is refused before it starts.
     """
     checked = kernel.instrumented(profile=profile)
-    grid, block = checked.check(grid, block, args, shared_mem)
+    cooperative = checked.enable_cooperative_groups
+    grid, block = checked.check(grid, block, args, shared_mem, cooperative=cooperative)
     given = [
         Given(number, parameter.name, value, not parameter.is_const)
         for number, (parameter, value) in enumerate(zip(checked.parameters, args, strict=True))
@@ -241,7 +242,12 @@ def observe(
     lib = runtime.library()
     table = (CheckedRegion * max(len(told), 1))(*told)
     prepared = checked.prepare(
-        grid, block, args, shared_mem, lambda number, value: copies.addresses.get(number, value.ctypes.data)
+        grid,
+        block,
+        args,
+        shared_mem,
+        lambda number, value: copies.addresses.get(number, value.ctypes.data),
+        cooperative=cooperative,
     )
     if checked.shared_arrays:
         prepared.request.static_end += compiler.REDZONE  # just past the last array is a finding, not a fault

@@ -383,7 +383,17 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
 
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
 # worker.h come first: it says what it wants of the system's headers, before any of them is read.
-_PARTS = ("kernel_calls", "scheduler", "async_copies", "failure", "faults", "memory", "launch", "tensor_core")
+_PARTS = (
+    "kernel_calls",
+    "scheduler",
+    "residents",
+    "async_copies",
+    "failure",
+    "faults",
+    "memory",
+    "launch",
+    "tensor_core",
+)
 _PARTS += ("checker", "checker_hooks", "checker_access", "checker_order", "checker_async", "checker_profile")
 
 

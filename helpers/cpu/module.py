@@ -13,7 +13,7 @@ import numpy as np
 
 from ..cuda_source import signatures, source
 from ..cuda_source.signatures import Parameter
-from . import array, compiler, failures, runtime, structures, symbols
+from . import array, compiler, failures, residency, runtime, structures, symbols
 from .compiler import CompileError
 from .copies import extent_of
 from .structures import Entry, EntryParameter, LaunchRequest
@@ -156,8 +156,7 @@ class RawModule:
             raise TypeError("path names a compiled cubin or PTX file, which only a GPU runs; give the source as code=")
         if not isinstance(code, str):
             raise TypeError(f"code is the source text, a str; got {type(code).__name__}")
-        if enable_cooperative_groups:
-            raise ValueError("grid-wide synchronisation is not offered by the CPU engine")
+        self.enable_cooperative_groups = bool(enable_cooperative_groups)
         self.code = code
         self.options = tuple(options) if not isinstance(options, str) else options
         self.name_expressions = tuple(name_expressions or ())
@@ -229,7 +228,12 @@ class RawModule:
 
         Its variables have the values that the host gave to this module's. profile: every basic block calls it as well.
         """
-        twin = RawModule(code=self.code, options=self.options, name_expressions=self.name_expressions)
+        twin = RawModule(
+            code=self.code,
+            options=self.options,
+            name_expressions=self.name_expressions,
+            enable_cooperative_groups=self.enable_cooperative_groups,
+        )
         twin._instrumented = "profiled" if profile else "checked"
         twin.copy_variables(self)
         return twin
@@ -412,6 +416,8 @@ class RawKernel:
             grid, block: one to three sizes.
             args: device arrays for pointers (or None for a null pointer), NumPy scalars for scalars.
             shared_mem: bytes of dynamic shared memory.
+            enable_cooperative_groups: all blocks are on the device at once, and may meet in grid.sync(). Also where
+                the kernel was made with it.
 
         Raises:
             TypeError: an argument is missing, too many, or not of the kernel's type.
@@ -419,9 +425,12 @@ class RawKernel:
                 block never reaches, a deadlock, an assertion. It names block, thread and line.
             KeyboardInterrupt: interrupted; the launch has been stopped.
         """
-        sizes = self.check(grid, block, args, shared_mem)
+        cooperative = enable_cooperative_groups or self.enable_cooperative_groups
+        sizes = self.check(grid, block, args, shared_mem, cooperative=cooperative)
         with array.Lent() as lent:
-            prepared = self.prepare(*sizes, args, shared_mem, lambda _, value: lent.address(value))
+            prepared = self.prepare(
+                *sizes, args, shared_mem, lambda _, value: lent.address(value), cooperative=cooperative
+            )
             limit = runtime.time_limit()
             ended = runtime.launch(prepared.request, timeout=limit)
             overrun = lent.overrun()
@@ -438,6 +447,11 @@ class RawKernel:
             )
 
     # ------------------------------------------------------------------------------------ a launch in its parts
+
+    @property
+    def enable_cooperative_groups(self) -> bool:
+        """Whether all its launches are cooperative ones."""
+        return self._module.enable_cooperative_groups
 
     @property
     def module(self) -> RawModule:
@@ -463,7 +477,13 @@ class RawKernel:
         return twin
 
     def check(
-        self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int = 0
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[Any],
+        shared_mem: int = 0,
+        *,
+        cooperative: bool = False,
     ) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """Refuse a launch as calling the kernel does.
 
@@ -475,7 +495,7 @@ class RawKernel:
         """
         self._make()
         sizes = _size("grid", grid), _size("block", block)
-        self._check_limits(*sizes, shared_mem)
+        self._check_limits(*sizes, shared_mem, cooperative)
         signatures.check_all(self.name, self.parameters, args, array.ndarray, contiguous=False)
         return sizes
 
@@ -486,6 +506,8 @@ class RawKernel:
         args: Sequence[Any],
         shared_mem: int,
         locate: Callable[[int, array.ndarray], int],
+        *,
+        cooperative: bool = False,
     ) -> PreparedLaunch:
         """A launch that `check` has let through, as `runtime.launch` takes it.
 
@@ -511,10 +533,12 @@ class RawKernel:
             self._library.symbols.alignment,
             self._library.anchor_offset,
             self._library.anchor,
+            residency.blocks_at_once(block[0] * block[1] * block[2], self._static_shared + int(shared_mem)),
+            int(cooperative),
         )
         return PreparedLaunch(self, grid, block, tuple(args), values, pointers, request)
 
-    def _check_limits(self, grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int) -> None:
+    def _check_limits(self, grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int, cooperative: bool) -> None:
         threads = block[0] * block[1] * block[2]
         if threads > MAX_THREADS_PER_BLOCK:
             raise LaunchError(
@@ -530,6 +554,15 @@ class RawKernel:
                 f"{self.max_dynamic_shared_size_bytes:,} (48 KB less {self._static_shared:,} static, if not raised). "
                 f"Set kernel.max_dynamic_shared_size_bytes = {shared_mem} before the launch, up to "
                 f"{SHARED_PER_BLOCK_OPTIN - self._static_shared:,} (a GPU says: invalid argument)"
+            )
+
+        blocks, shared = grid[0] * grid[1] * grid[2], self._static_shared + shared_mem
+        if cooperative and blocks > residency.blocks_at_once(threads, shared):
+            raise LaunchError(
+                f"a cooperative launch has all its blocks on the GPU at once: {blocks:,} blocks of {threads:,} threads "
+                f"with {shared:,} bytes of shared memory are too many. An H200 holds "
+                f"{residency.blocks_on_gpu(threads, shared):,} of them at most, and the CPU engine has stacks for "
+                f"{residency.most_threads():,} threads at once. Let each block do the work of several"
             )
 
     def _pack(self, parameter: Parameter, value: Any) -> Any:

@@ -24,6 +24,8 @@ class LaunchRequest(ctypes.Structure):
         ("static_align", ctypes.c_uint64),
         ("anchor_offset", ctypes.c_uint64),
         ("anchor", ctypes.c_void_p),
+        ("most_blocks", ctypes.c_uint64),
+        ("cooperative", ctypes.c_uint64),
     ]
 
 

@@ -28,6 +28,12 @@ uint64_t block_at(uint64_t epoch) {
   return books.block_numbers[after - books.block_begins.begin() - 1];
 }
 
+void note_begin() {
+  books.block_begins.push_back(books.epoch);
+  books.block_numbers.push_back(books.block);
+  books.block_epochs.push_back(books.block_epoch);
+}
+
 // The same finding again only counts: same instructions, same region, same kind.
 void report(
     int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write, Tag other,
@@ -72,8 +78,7 @@ void check_block(uint64_t block, unsigned n_warps, const void* static_shared, co
   books.block_epoch = books.barrier_epoch = ++books.epoch;
   books.block_tag = books.barrier_tag = tag_of(books.epoch, 0, false);
   forget();  // shared memory may have moved
-  books.block_begins.push_back(books.epoch);
-  books.block_numbers.push_back(block);
+  note_begin();
   for (LaneTrace& lane : profile.lanes) lane.n = 0, lane.last_block = 0;
   books.warp_epoch.assign(n_warps, books.epoch);
   books.lane_epochs.assign(n_warps, {});
@@ -99,6 +104,41 @@ void check_block_end(unsigned n_threads) {
   books.running = profile.running = false;
   forget();
 }
+
+// Memory that every block has for itself has books of its own as well. Traces are merged, though their warps are somewhere
+// in the middle of the code: lanes that would have gone together may be counted apart.
+void* check_set_aside(unsigned n_threads) {
+  check_merge(n_threads);
+  settle_same_value();
+  for (Region& r : books.regions)
+    if (r.told->kind != ENGINE_ARRAY) {
+      books.shared_regions.push_back(r);
+      std::fill(r.cells.begin(), r.cells.end(), Cell());
+    }
+  BlockBooks* kept = new BlockBooks;
+  std::swap(*kept, static_cast<BlockBooks&>(books));
+  books.interleaved = true;
+  books.running = profile.running = false;
+  return kept;
+}
+
+void check_bring_back(void* kept) {
+  static_cast<BlockBooks&>(books) = std::move(*(BlockBooks*)kept);
+  check_drop(kept);
+  size_t i = 0;
+  for (Region& r : books.regions)
+    if (r.told->kind != ENGINE_ARRAY) r = std::move(books.shared_regions[i++]);
+  books.shared_regions.clear();
+  books.running = true;
+  profile.running = profile.wanted;
+  ++books.epoch;
+  note_begin();
+  forget();
+}
+
+void check_drop(void* kept) { delete (BlockBooks*)kept; }
+
+void check_grid_sync() { books.grid_epoch = ++books.epoch; }
 
 void check_switch(unsigned thread, const void* stack_top) {
   current = {thread, (uintptr_t)stack_top, profile.lanes.empty() ? nullptr : &profile.lanes[thread]};

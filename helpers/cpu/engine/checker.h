@@ -76,6 +76,10 @@ unsigned engine_check_sites(EngineSite* out, unsigned most);  // returns how man
 bool checking();
 void check_block(uint64_t block, unsigned n_warps, const void* static_shared, const void* dynamic_shared);
 void check_block_end(unsigned n_threads);
+void* check_set_aside(unsigned n_threads);  // the running block's part of the books, while others run
+void check_bring_back(void* kept);
+void check_drop(void* kept);
+void check_grid_sync();
 void check_switch(unsigned thread, const void* stack_top);  // this thread of the block runs from now on
 void check_barrier(const char* file, int line);
 void check_left(const char* file, int line, unsigned count, unsigned thread);

@@ -62,6 +62,9 @@ int engine_barrier(engine::BarrierOp op, int predicate, const char* file, int li
 void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const char* file, int line);
 unsigned engine_activemask(const char* file, int line);
 void engine_yield();
+void engine_look(const void* address);  // by a thread that may be waiting for another one
+void engine_grid_sync(const char* file, int line);
+int engine_cooperative();
 char* engine_static_shared();
 void* engine_dynamic_shared();
 unsigned engine_dynamic_shared_size();

@@ -97,6 +97,29 @@ bool stack_is_full(const Worker& w, uintptr_t at) {
   return at >= stack - LARGE_FRAME && at < stack + LAST_BYTES;
 }
 
+// The code of the kernel that runs, so that a handler need not ask the system's loader, which has a lock.
+void find_code() {
+#ifdef __linux__
+  auto look = [](dl_phdr_info* object, size_t, void*) {
+    const uintptr_t at = (uintptr_t)pool->launch.run;
+    for (int i = 0; i < object->dlpi_phnum; ++i) {
+      const auto& segment = object->dlpi_phdr[i];
+      const uintptr_t begin = object->dlpi_addr + segment.p_vaddr, end = begin + segment.p_memsz;
+      if (segment.p_type != PT_LOAD || at < begin || at >= end) continue;
+      pool->code_begin = begin;
+      pool->code_end = end;
+      return 1;
+    }
+    return 0;
+  };
+  dl_iterate_phdr(look, nullptr);
+#else
+  Dl_info where;  // the functions of one source follow each other
+  if (dladdr((void*)pool->launch.run, &where)) pool->code_begin = (uintptr_t)where.dli_fbase;
+  pool->code_end = pool->code_begin + (16 << 20);
+#endif
+}
+
 struct sigaction previous[64];  // by signal: whose handlers were there before
 
 void on_fault(int signal, siginfo_t* info, void* context) {
@@ -135,19 +158,27 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   redirect(*w, u);
 }
 
-// SIGURG, which the system itself never sends unasked: a cancelled launch is torn out of its kernels.
+// SIGURG, which the system itself never sends unasked: a cancelled launch is torn out of its kernels, and a thread that
+// runs for long lets others run. It is handled on the fiber's own stack, where all its registers wait meanwhile.
 void on_interrupt(int, siginfo_t*, void* context) {
   Worker* w = this_worker;
-  if (!w || !w->in_fiber || w->critical > 0 || !pool->cancelled.load()) return;
+  if (!w || !w->in_fiber || w->critical > 0 || w->interrupted) return;
+  w->interrupted = true;  // the next signal may come while this one is looked at: else handlers would fill the stack
   const uintptr_t pc = pc_of((ucontext_t*)context);
-  // The hooks of a checked run allocate memory: they are asked again when they are done.
-  if (checking() && base_of(pc) != base_of((uintptr_t)pool->launch.run)) return;
-  w->fault.reason = NONE;
-  if (pool->expired.load()) note_expired(*w, w->fault, pc);
-  redirect(*w, (ucontext_t*)context);
+  if (!pool->cancelled.load()) {
+    // A library's function may hold a lock, and in a checked run the order of threads is the same every time.
+    if (pc >= pool->code_begin && pc < pool->code_end && !checking()) preempt(*w);
+  } else if (!checking() || base_of(pc) == base_of((uintptr_t)pool->launch.run)) {
+    // (The hooks of a checked run allocate memory: they are asked again when they are done.)
+    w->fault.reason = NONE;
+    if (pool->expired.load()) note_expired(*w, w->fault, pc);
+    // A thread that is just about to begin has no line to tell: it is asked again.
+    if (w->fault.reason == NONE || w->fault.place || ++w->unplaced > 20) redirect(*w, (ucontext_t*)context);
+  }
+  w->interrupted = false;
 }
 
-// On a stack of the handlers' own: the fiber's may be what is full.
+// Faults on a stack of the handlers' own: the fiber's may be what is full.
 void install_handlers() {
   struct sigaction action, now;
   memset(&action, 0, sizeof action);
@@ -163,6 +194,7 @@ void install_handlers() {
   sigaction(SIGURG, nullptr, &now);
   if (!((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_interrupt)) {
     action.sa_sigaction = on_interrupt;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;
     sigaction(SIGURG, &action, nullptr);
   }
 }

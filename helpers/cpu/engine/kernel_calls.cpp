@@ -89,16 +89,19 @@ unsigned engine_activemask(const char* file, int line) {
 void engine_yield() {
   Worker& w = here();
   Critical guard(w);
-  if (pool->cancelled.load(std::memory_order_relaxed)) leave_cancelled(w);
-  Fiber* from = w.current;
-  for (unsigned i = 1; i < w.n_threads; ++i) {
-    unsigned at = (from->lane.linear + i) % w.n_threads;
-    if (!(w.ready[at / WARP] >> (at % WARP) & 1)) continue;
-    w.warp = at / WARP;
-    set_current(w, &w.fibers[at]);
-    switch_to(from->context, w.current->context);
-    return;
-  }
+  let_others_run(w);
+}
+
+// A thread has looked at what others write, or failed to take what others hold. After so many times in a row at the
+// same place it waits for them.
+void engine_look(const void* address) {
+  constexpr unsigned PATIENCE = 8;
+  if (!this_worker) return;
+  Fiber& f = *here().current;
+  if (f.watched != address) f.watched = address, f.looks = 0;
+  if (++f.looks < PATIENCE) return;
+  f.looks = 0;
+  engine_yield();
 }
 
 int engine_is_shared(const void* pointer) {

@@ -57,7 +57,7 @@ void schedule(Worker& w) {
   Fiber *from = w.current, *to = next_ready(w);
   // Without this look, a block that does little but switch would be in the engine's own code at nearly every interrupt,
   // and go on. Relaxed: no data hang on it, and seen late it costs one more turn.
-  if (pool->cancelled.load(std::memory_order_relaxed)) leave_cancelled(w);
+  if (pool->cancelled.load(std::memory_order_relaxed) && !from->finished) leave_cancelled(w);
   if (!to && w.finished < w.n_threads) {
     if (!release_activemask(w)) diagnose_stuck(w);
     to = next_ready(w);
@@ -105,7 +105,7 @@ void complete_barrier(Worker& w) {
     }
   }
   for (unsigned i = 0; i < w.n_warps; ++i) w.ready[i] = w.alive[i];
-  w.arrived = 0;
+  w.arrived = w.idle = 0;
   w.warp = 0;  // the first warp goes first after every barrier
 }
 
@@ -125,6 +125,7 @@ void complete_named(Worker& w, unsigned number) {
     other.named = -1;
     w.ready[i / WARP] |= 1u << (i % WARP);
   }
+  w.idle = 0;
 }
 
 // The current fiber has left the kernel. Whoever waited only for it goes on without it, as on a GPU.
@@ -172,6 +173,7 @@ void try_collective(Worker& w, unsigned warp, unsigned mask) {
   for (unsigned lane = 0; lane < WARP; ++lane)
     if (lanes[lane]) w.fibers[warp * WARP + lane].collective = nullptr;
   w.ready[warp] |= arrived;
+  w.idle = 0;
 }
 
 // Where each fiber begins. It is never returned from: the stack holds no frame to return to.
@@ -185,6 +187,7 @@ void fiber_main() {
   leave_copies(f);
   f.finished = true;
   w.finished++;
+  w.idle = 0;
   set_waiting(w, f);
   w.alive[warp] &= ~(1u << (f.lane.linear % WARP));
   // Lanes that only waited for this one go on without it, as on a GPU.

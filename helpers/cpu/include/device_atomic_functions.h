@@ -13,35 +13,39 @@ ENGINE_INLINE T atomic_update(T* address, F next) {
 }
 }  // namespace engine
 
-#define ENGINE_ATOMIC(NAME, EXPRESSION)                                            \
-  template <typename T>                                                            \
-  ENGINE_INLINE T NAME(T* address, engine::Plain<T> value) {                       \
-    return engine::atomic_update(address, [=](T old) -> T { return EXPRESSION; }); \
-  }                                                                                \
-  template <typename T>                                                            \
-  ENGINE_INLINE T NAME##_block(T* address, engine::Plain<T> value) {               \
-    return NAME(address, value);                                                   \
-  }                                                                                \
-  template <typename T>                                                            \
-  ENGINE_INLINE T NAME##_system(T* address, engine::Plain<T> value) {              \
-    return NAME(address, value);                                                   \
+// IS_LOOK: whether it only read what others write, or did not get what others hold.
+#define ENGINE_ATOMIC(NAME, EXPRESSION, IS_LOOK)                                    \
+  template <typename T>                                                             \
+  ENGINE_INLINE T NAME(T* address, engine::Plain<T> value) {                        \
+    T old = engine::atomic_update(address, [=](T old) -> T { return EXPRESSION; }); \
+    if (IS_LOOK) engine_look(address);                                              \
+    return old;                                                                     \
+  }                                                                                 \
+  template <typename T>                                                             \
+  ENGINE_INLINE T NAME##_block(T* address, engine::Plain<T> value) {                \
+    return NAME(address, value);                                                    \
+  }                                                                                 \
+  template <typename T>                                                             \
+  ENGINE_INLINE T NAME##_system(T* address, engine::Plain<T> value) {               \
+    return NAME(address, value);                                                    \
   }
 // clang-format off
-ENGINE_ATOMIC(atomicAdd, old + value)
-ENGINE_ATOMIC(atomicSub, old - value)
-ENGINE_ATOMIC(atomicExch, ((void)old, value))
-ENGINE_ATOMIC(atomicMin, value < old ? value : old)
-ENGINE_ATOMIC(atomicMax, old < value ? value : old)
-ENGINE_ATOMIC(atomicAnd, old & value)
-ENGINE_ATOMIC(atomicOr, old | value)
-ENGINE_ATOMIC(atomicXor, old ^ value)
-ENGINE_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
-ENGINE_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
+ENGINE_ATOMIC(atomicAdd, old + value, value == T(0))
+ENGINE_ATOMIC(atomicSub, old - value, value == T(0))
+ENGINE_ATOMIC(atomicExch, ((void)old, value), old == value)
+ENGINE_ATOMIC(atomicMin, value < old ? value : old, false)
+ENGINE_ATOMIC(atomicMax, old < value ? value : old, false)
+ENGINE_ATOMIC(atomicAnd, old & value, false)
+ENGINE_ATOMIC(atomicOr, old | value, value == T(0))
+ENGINE_ATOMIC(atomicXor, old ^ value, false)
+ENGINE_ATOMIC(atomicInc, old >= value ? 0 : old + 1, false)
+ENGINE_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1, false)
 // clang-format on
 #undef ENGINE_ATOMIC
 
 template <typename T>
 ENGINE_INLINE T atomicCAS(T* address, engine::Plain<T> compare, engine::Plain<T> value) {
-  __atomic_compare_exchange(address, &compare, &value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  if (!__atomic_compare_exchange(address, &compare, &value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+    engine_look(address);
   return compare;
 }
