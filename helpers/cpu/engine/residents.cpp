@@ -187,18 +187,18 @@ void let_others_run(Worker& w) {
   }
   // A block that only looks is set aside when each of its threads has had its turn; one that meets in barriers between
   // its looks, when they have become many.
-  if (w.idle++ < n_ready && ++w.looks < 4 * w.n_threads + 64) {
-    for (unsigned i = 1; i < w.n_threads; ++i) {
-      unsigned at = (from->lane.linear + i) % w.n_threads;
-      if (!(w.ready[at / WARP] >> (at % WARP) & 1)) continue;
-      w.warp = at / WARP;
-      set_current(w, &w.fibers[at]);
-      switch_to(from->context, w.current->context);
-      return;
-    }
+  if (w.idle++ >= n_ready || ++w.looks >= 4 * w.n_threads + 64) {
+    w.idle = w.looks = 0;
+    if (!w.parked.empty() || may_begin()) return park(w);
   }
-  w.idle = w.looks = 0;
-  if (!w.parked.empty() || may_begin()) park(w);
+  for (unsigned i = 1; i < w.n_threads; ++i) {
+    unsigned at = (from->lane.linear + i) % w.n_threads;
+    if (!(w.ready[at / WARP] >> (at % WARP) & 1)) continue;
+    w.warp = at / WARP;
+    set_current(w, &w.fibers[at]);
+    switch_to(from->context, w.current->context);
+    return;
+  }
 }
 
 // A thread that has been running ever since the last look may wait for what another one does: others are let run. Where
@@ -212,8 +212,8 @@ void nudge(std::chrono::microseconds since) {
     else worker->same_block += since;
     const bool same_thread = fiber && fiber == worker->seen && block == worker->seen_block;
     if (fiber && worker->same_block >= (pool->shared_out ? SHORT_TURN : LONG_TURN)) {
-      worker->give_way = true;
-      pool->shared_out = true;
+      worker->give_way = pool->shared_out = true;
+      worker->same_block = std::chrono::microseconds(0);
     }
     if (same_thread || (fiber && worker->give_way)) {
       if (!pool->code_end) find_code();
