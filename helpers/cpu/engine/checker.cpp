@@ -28,6 +28,10 @@ uint64_t block_at(uint64_t epoch) {
   return books.block_numbers[after - books.block_begins.begin() - 1];
 }
 
+bool is_own(const Region& r) {  // of each block
+  return r.told->kind == ENGINE_STATIC_SHARED || r.told->kind == ENGINE_DYNAMIC_SHARED;
+}
+
 void note_begin() {
   books.block_begins.push_back(books.epoch);
   books.block_numbers.push_back(books.block);
@@ -111,7 +115,7 @@ void* check_set_aside(unsigned n_threads) {
   check_merge(n_threads);
   settle_same_value();
   for (Region& r : books.regions)
-    if (r.told->kind != ENGINE_ARRAY) {
+    if (is_own(r)) {
       books.shared_regions.push_back(r);
       std::fill(r.cells.begin(), r.cells.end(), Cell());
     }
@@ -127,7 +131,7 @@ void check_bring_back(void* kept) {
   check_drop(kept);
   size_t i = 0;
   for (Region& r : books.regions)
-    if (r.told->kind != ENGINE_ARRAY) r = std::move(books.shared_regions[i++]);
+    if (is_own(r)) r = std::move(books.shared_regions[i++]);
   books.shared_regions.clear();
   books.running = true;
   profile.running = profile.wanted;
