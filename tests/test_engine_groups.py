@@ -339,7 +339,7 @@ engine_only = pytest.mark.skipif(ON_GPU, reason="the message is the engine's")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("whole_grid", r"kernel\.cu:8: grid\.sync\(\) needs all blocks .* launch a second one.*\n.*grid\.sync"),
+        ("whole_grid", r"kernel\.cu:8: grid\.sync\(\) needs a cooperative launch.*_groups=True.*\n.*grid\.sync"),
         ("lonely_shuffle", r"kernel\.cu:1[35]: .*(group\.shfl_down|group\.sync).*\n.*tile\.s"),
         ("odd_tile", r"kernel\.cu:18: tiled_partition\(\) takes a tile of 1, 2, 4, 8, 16 or 32.*\n.*thread_group g"),
     ],

@@ -460,7 +460,7 @@ def broken() -> Any:
 @pytest.mark.parametrize(
     ("name", "block", "says"),
     [
-        ("nobody_else", 64, "waits in bar.sync 3 at kernel.cu:"),
+        ("nobody_else", 96, "waits in bar.sync 3 at kernel.cu:"),
         ("odd_count", 64, "bar.sync takes a number from 0 to 15"),
         ("misaligned", 32, "misaligned address: ldmatrix takes an address that is a multiple of 16 bytes"),
         ("global_address", 32, "not in shared memory"),

@@ -17,7 +17,16 @@ from ..cuda_source import source
 from . import failures, module, runtime, shared_layout, symbols
 from .copies import PAD, Copies, Given, Memory
 from .failures import index
-from .structures import CheckedBarrier, CheckedFinding, CheckedRegion, CheckedSite, CheckedStep, Failure, Reason
+from .structures import (
+    CheckedBarrier,
+    CheckedFinding,
+    CheckedLeft,
+    CheckedRegion,
+    CheckedSite,
+    CheckedStep,
+    Failure,
+    Reason,
+)
 
 ARRAY, STATIC_SHARED, DYNAMIC_SHARED = 0, 1, 2
 UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
@@ -135,6 +144,16 @@ class Stopped:
     offset: int | None = None
 
 
+@dataclass(frozen=True)
+class Left:
+    """A barrier that some threads of a block had left the kernel before: how many, and the first of them."""
+
+    place: tuple[str, int]
+    block: tuple[int, int, int]
+    count: int
+    thread: tuple[int, int, int]
+
+
 @dataclass
 class Observed:
     """Everything a checked run saw. stopped: None where it came to its end."""
@@ -148,6 +167,7 @@ class Observed:
     passed: dict[int, Passed]  # by block, with a profile; the last blocks are missing where there are too many
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
+    left: tuple[Left, ...] = ()
 
 
 class _Places:
@@ -197,7 +217,8 @@ def observe(
     """
     checked = kernel.instrumented(profile=profile)
     args = checked.arguments(args)
-    grid, block = checked.check(grid, block, args, shared_mem)
+    cooperative = checked.enable_cooperative_groups
+    grid, block = checked.check(grid, block, args, shared_mem, cooperative=cooperative)
     given = [
         Given(number, parameter.name, value, not parameter.is_const)
         for number, (parameter, value) in enumerate(zip(checked.parameters, args, strict=True))
@@ -223,7 +244,12 @@ def observe(
     lib = runtime.library()
     table = (CheckedRegion * max(len(told), 1))(*told)
     prepared = checked.prepare(
-        grid, block, args, shared_mem, lambda number, value: copies.addresses.get(number, value.ctypes.data)
+        grid,
+        block,
+        args,
+        shared_mem,
+        lambda number, value: copies.addresses.get(number, value.ctypes.data),
+        cooperative=cooperative,
     )
     if checked.shared_arrays:
         prepared.request.static_end += shared_layout.REDZONE  # just past the last array is a finding, not a fault
@@ -240,13 +266,14 @@ def observe(
         every_site = _sites(lib, places)
         passed = _passed(lib, [site.region < ours for site in every_site])
         sites = [site for site in every_site if site.region < ours]
+        left = _left(lib, grid, block)
     runtime.echo(ended.printed)
     kernel.module.copy_variables(checked.module)
     copies.copy_back()
     stopped = None
     if ended.failure is not None:
         stopped = _stopped(prepared, ended.failure, places, told, timeout)
-    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block)
+    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block, left)
 
 
 def _stopped(
@@ -331,6 +358,20 @@ def _passed(lib: ctypes.CDLL, kept: list[bool]) -> dict[int, Passed]:
         if b.block < whole.value:
             passed.setdefault(b.block, Passed([], [])).barriers.append((b.file.decode(errors="replace"), b.line))
     return passed
+
+
+def _left(lib: ctypes.CDLL, grid: Sequence[int], block: Sequence[int]) -> tuple[Left, ...]:
+    out = ctypes.POINTER(CheckedLeft)()
+    count = lib.engine_check_left(ctypes.byref(out))
+    return tuple(
+        Left(
+            (one.file.decode(errors="replace"), one.line),
+            index(one.block, grid),
+            one.count,
+            index(one.thread, block),
+        )
+        for one in out[:count]
+    )
 
 
 def _found(lib: ctypes.CDLL, places: _Places, grid: Sequence[int], block: Sequence[int]) -> list[Found]:

@@ -337,8 +337,11 @@ def _drop_old_headers(folder: Path, days: int = 30) -> None:
                 old.unlink() if old.is_file() else shutil.rmtree(old)
 
 
-# Names in assembly that only the C++ library has: operators new and delete, std's, type information, exceptions.
-_OF_THE_CPP_LIBRARY = re.compile(r"\b(_Zn|_Zd|_ZS|_ZNS|_ZNKS|_ZT|_ZG|__cxa_|__gxx_|__dynamic_cast|_Unwind_)")
+# Names in assembly that only the C++ library has: std's, type information, exceptions, and those operators new and
+# delete that cuda_runtime.h does not give a kernel itself.
+_OF_THE_CPP_LIBRARY = re.compile(
+    r"\b(_Zn(?![wa]m\b)|_Zd(?![la]Pvm?\b)|_ZS|_ZNS|_ZNKS|_ZT|_ZG|__cxa_|__gxx_|__dynamic_cast|_Unwind_)"
+)
 
 
 def _link_flags(assembly: str, checked: str) -> list[str]:
@@ -465,9 +468,9 @@ def warnings(text: str, extra: list[str]) -> str:
 
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
 # worker.h come first: it says what it wants of the system's headers, before any of them is read.
-_PARTS = ("kernel_calls", "scheduler", "async_copies", "failure", "division", "faults", "memory", "launch")
-_PARTS += ("tensor_core", "tensor_other", "rounding", "board", "checker", "checker_notes", "checker_hooks")
-_PARTS += ("checker_access", "checker_order", "checker_async", "checker_profile")
+_PARTS = ("kernel_calls", "scheduler", "residents", "async_copies", "failure", "division", "faults", "memory")
+_PARTS += ("launch", "tensor_core", "tensor_other", "rounding", "board", "checker", "checker_notes")
+_PARTS += ("checker_hooks", "checker_access", "checker_order", "checker_async", "checker_profile")
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..cuda_source import signatures, source
 from ..cuda_source.signatures import Parameter
-from . import arithmetic, array, compiler, failures, libraries, refusals, runtime, structures, symbols
+from . import arithmetic, array, compiler, failures, libraries, refusals, residency, runtime, structures, symbols
 from .compiler import CompileError
 from .copies import extent_of
 from .structures import Entry, EntryParameter, LaunchRequest
@@ -98,6 +98,8 @@ def _own_headers(code: str) -> str:
 
 def _explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
     """The compiler's errors, each with its line of the source."""
+    refused = r"exception handling disabled, use .?-fexceptions.? to enable|cannot use '\w+' with exceptions disabled"
+    diagnostics = re.sub(refused, "device code does not support exception handling", diagnostics)
     table = source.line_table(code, SOURCE_NAME)
     table |= {(_ENTRIES, line): f"name expression {name}" for line, name in enumerate(names, _FIRST_ENTRY)}
     shown: list[str] = []
@@ -173,8 +175,7 @@ class RawModule:
             raise TypeError("path names a compiled cubin or PTX file, which only a GPU runs; give the source as code=")
         if not isinstance(code, str):
             raise TypeError(f"code is the source text, a str; got {type(code).__name__}")
-        if enable_cooperative_groups:
-            raise ValueError("grid-wide synchronisation is not offered by the CPU engine")
+        self.enable_cooperative_groups = bool(enable_cooperative_groups)
         self.code = code
         self._translates_cucomplex = translate_cucomplex
         if translate_cucomplex and libraries.folder() is None:
@@ -293,8 +294,15 @@ class RawModule:
 
         Its variables have the values that the host gave to this module's. profile: every basic block calls it as well.
         """
-        how = {"backend": self._backend, "jitify": self._jitify, "translate_cucomplex": self._translates_cucomplex}
-        twin = RawModule(code=self.code, options=self.options, name_expressions=self.name_expressions, **how)
+        twin = RawModule(
+            code=self.code,
+            options=self.options,
+            name_expressions=self.name_expressions,
+            backend=self._backend,
+            jitify=self._jitify,
+            translate_cucomplex=self._translates_cucomplex,
+            enable_cooperative_groups=self.enable_cooperative_groups,
+        )
         twin._instrumented = "profiled" if profile else "checked"
         twin.copy_variables(self)
         return twin
@@ -490,6 +498,8 @@ class RawKernel:
             grid, block: one to three sizes.
             args: device arrays for pointers (or None for a null pointer), NumPy scalars for scalars.
             shared_mem: bytes of dynamic shared memory.
+            enable_cooperative_groups: all blocks are on the device at once, and may meet in grid.sync(). Also where
+                the kernel was made with it.
 
         Raises:
             TypeError: an argument is missing, too many, or not of the kernel's type.
@@ -498,14 +508,21 @@ class RawKernel:
             KeyboardInterrupt: interrupted; the launch has been stopped.
         """
         args = self.arguments(args)
-        sizes = self.check(grid, block, args, shared_mem)
+        cooperative = enable_cooperative_groups or self.enable_cooperative_groups
+        sizes = self.check(grid, block, args, shared_mem, cooperative=cooperative)
         with array.Lent() as lent:
-            prepared = self.prepare(*sizes, args, shared_mem, lambda _, value: lent.address(value))
-            ended = runtime.launch(prepared.request)
+            prepared = self.prepare(
+                *sizes, args, shared_mem, lambda _, value: lent.address(value), cooperative=cooperative
+            )
+            limit = runtime.time_limit()
+            ended = runtime.launch(prepared.request, timeout=limit)
             overrun = lent.overrun()
         runtime.echo(ended.printed)
         if ended.failure is not None:
-            raise LaunchError(self._tell(ended.failure, prepared))
+            told = self._tell(ended.failure, prepared)
+            if ended.failure.reason == structures.Reason.EXPIRED:
+                told += f"\nA block may take {limit:g} s; COURSE_CPU_TIMEOUT allows another number, and 0 any time"
+            raise LaunchError(told)
         if overrun is not None:
             raise LaunchError(
                 f"{self.name} wrote to {prepared.describe(overrun, None)}. It was seen after the launch, so the "
@@ -513,6 +530,11 @@ class RawKernel:
             )
 
     # ------------------------------------------------------------------------------------ a launch in its parts
+
+    @property
+    def enable_cooperative_groups(self) -> bool:
+        """Whether all its launches are cooperative ones."""
+        return self._module.enable_cooperative_groups
 
     @property
     def module(self) -> RawModule:
@@ -565,7 +587,13 @@ class RawKernel:
         return found if address % dtype.itemsize else found[: found.size // dtype.itemsize * dtype.itemsize].view(dtype)
 
     def check(
-        self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int = 0
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[Any],
+        shared_mem: int = 0,
+        *,
+        cooperative: bool = False,
     ) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """Refuse a launch as calling the kernel does.
 
@@ -577,7 +605,7 @@ class RawKernel:
         """
         self._make()
         sizes = _size("grid", grid), _size("block", block)
-        self._check_limits(*sizes, shared_mem)
+        self._check_limits(*sizes, shared_mem, cooperative)
         signatures.check_all(self.name, self.parameters, args, array.ndarray, contiguous=False)
         return sizes
 
@@ -588,6 +616,8 @@ class RawKernel:
         args: Sequence[Any],
         shared_mem: int,
         locate: Callable[[int, array.ndarray], int],
+        *,
+        cooperative: bool = False,
     ) -> PreparedLaunch:
         """A launch that `check` has let through, as `runtime.launch` takes it.
 
@@ -613,10 +643,12 @@ class RawKernel:
             self._library.symbols.alignment,
             self._library.anchor_offset,
             self._library.anchor,
+            residency.blocks_at_once(block[0] * block[1] * block[2], self._static_shared + int(shared_mem)),
+            int(cooperative),
         )
         return PreparedLaunch(self, grid, block, tuple(args), values, pointers, request)
 
-    def _check_limits(self, grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int) -> None:
+    def _check_limits(self, grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int, cooperative: bool) -> None:
         threads = block[0] * block[1] * block[2]
         if threads > MAX_THREADS_PER_BLOCK:
             raise LaunchError(
@@ -637,6 +669,15 @@ class RawKernel:
                 f"{self.max_dynamic_shared_size_bytes:,} (48 KB less {self._static_shared:,} static, if not raised). "
                 f"Set kernel.max_dynamic_shared_size_bytes = {shared_mem} before the launch, up to "
                 f"{SHARED_PER_BLOCK_OPTIN - self._static_shared:,} (a GPU says: invalid argument)"
+            )
+
+        blocks, shared = grid[0] * grid[1] * grid[2], self._static_shared + shared_mem
+        if cooperative and blocks > residency.blocks_at_once(threads, shared):
+            raise LaunchError(
+                f"a cooperative launch has all its blocks on the GPU at once: {blocks:,} blocks of {threads:,} threads "
+                f"with {shared:,} bytes of shared memory are too many. An H200 holds "
+                f"{residency.blocks_on_gpu(threads, shared):,} of them at most, and the CPU engine has stacks for "
+                f"{residency.most_threads():,} threads at once. Let each block do the work of several"
             )
 
     def _pack(self, parameter: Parameter, value: Any) -> Any:
@@ -670,9 +711,12 @@ class RawKernel:
             return f"{place[0]}:{place[1]}: {what} [{who}]{quote(place)}"
         # A line of the source rather than of a header whose function was inlined there.
         places = symbols.places_of(self._library.path, failure.place) if failure.place else []
+        if failure.reason == structures.Reason.EXPIRED:  # an empty loop has no line of its own, but that of its caller
+            places = [place for place in places if place in table]
         place = next((place for place in places if place in table), places[0] if places else None)
         where = f"at {place[0]}:{place[1]}" if place else "at an unknown line"
-        return f"{what} {where} [{who}; {runtime.signal_name(failure.signal)}]{quote(place) if place else ''}"
+        signal = f"; {runtime.signal_name(failure.signal)}" if failure.signal else ""
+        return f"{what} {where} [{who}{signal}]{quote(place) if place else ''}"
 
 
 @dataclass(frozen=True)

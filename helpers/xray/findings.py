@@ -75,6 +75,17 @@ def of_run(seen: checked.Observed) -> list[Finding]:
     return [*findings, end]
 
 
+def notes(seen: checked.Observed) -> list[str]:
+    """What is no error, and still worth a look: threads that had left the kernel when their block met at a barrier."""
+    total = seen.block[0] * seen.block[1] * seen.block[2]
+    return [
+        f"{left.count} of {total} threads of block {failures.triple(left.block)} had left the kernel before the "
+        f"barrier at {left.place[0]}:{left.place[1]}, the first is thread {failures.triple(left.thread)}. A GPU does "
+        "not wait for them (since Volta, sm_70). A thread that stays, without a row of its own, can still help to load"
+        for left in seen.left
+    ]
+
+
 def _merged(seen: checked.Observed) -> list[Finding]:
     """One finding for one bug, counted together.
 

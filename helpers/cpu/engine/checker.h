@@ -55,6 +55,13 @@ struct EngineBarrier {
   int line;
 };
 
+struct EngineLeft {  // a barrier that some threads of a block had left the kernel before: no error, but worth a note
+  uint64_t block;
+  const char* file;
+  int line;
+  uint32_t count, thread;  // how many had left, and the first of them
+};
+
 struct EngineFinding {
   int kind;
   uint32_t region;
@@ -70,6 +77,7 @@ void engine_check_counts(uint64_t* barriers, uint64_t* collectives);
 unsigned engine_check_findings(const EngineFinding** out);
 unsigned engine_check_steps(const EngineStep** out, uint64_t* whole);  // whole: blocks before this one have all theirs
 unsigned engine_check_barriers(const EngineBarrier** out);
+unsigned engine_check_left(const EngineLeft** out);
 unsigned engine_check_sites(EngineSite* out, unsigned most);  // returns how many there are
 }
 
@@ -77,8 +85,13 @@ unsigned engine_check_sites(EngineSite* out, unsigned most);  // returns how man
 bool checking();
 void check_block(uint64_t block, unsigned n_warps, const void* static_shared, const void* dynamic_shared);
 void check_block_end(unsigned n_threads);
+void* check_set_aside(unsigned n_threads);  // the running block's part of the books, while others run
+void check_bring_back(void* kept);
+void check_drop(void* kept);
+void check_grid_sync();
 void check_switch(unsigned thread, const void* stack_top);  // this thread of the block runs from now on
 void check_barrier(const char* file, int line);
+void check_left(const char* file, int line, unsigned count, unsigned thread);
 void check_warp_sync(unsigned warp, unsigned mask);
 void check_collective();
 void check_fence(bool own_block);

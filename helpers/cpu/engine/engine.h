@@ -75,6 +75,9 @@ unsigned engine_activemask(const char* file, int line);
 void engine_yield();
 void engine_exit() __attribute__((noreturn));  // of this thread
 unsigned engine_carry(int set);                // the thread's carry flag; set: 0 or 1, or -1 to leave it
+void engine_look(const void* address);         // by a thread that may be waiting for another one
+void engine_grid_sync(const char* file, int line);
+int engine_cooperative();
 char* engine_static_shared();
 void* engine_dynamic_shared();
 unsigned engine_dynamic_shared_size();
@@ -102,6 +105,10 @@ int engine_printf(const char* format, ...) __attribute__((format(printf, 1, 2)))
 // Of a checked run; elsewhere it does nothing. what, value: checker.h
 void engine_note(int what, unsigned long long value);
 void engine_fail(const char* message, const char* file, int line) __attribute__((noreturn));
+// returns_to: in the kernel, which tells the line
+void engine_stop(const char* message, const void* returns_to) __attribute__((noreturn));
+void* engine_malloc(size_t bytes);
+void engine_free(void* pointer, const char* name, const void* returns_to);
 // rule: what is to be at a multiple of what
 void engine_misaligned(const char* rule, const char* file, int line) __attribute__((noreturn));
 }

@@ -112,13 +112,14 @@ inline thread_block this_thread_block(block_tile_memory<MaxBlockSize>&) {
 
 class grid_group : public thread_group {
  public:
-  bool is_valid() const { return false; }  // as in any launch that is not a cooperative one
-  static void sync(ENGINE_HERE) {
-    engine_fail(
-        "grid.sync() needs all blocks of the grid to be on the machine at once (a cooperative launch); the CPU engine "
-        "runs one block after another. End the kernel here and launch a second one",
-        file, line);
-  }
+  bool is_valid() const { return engine_cooperative() != 0; }
+  static void sync(ENGINE_HERE) { engine_grid_sync(file, line); }
+
+  // All of the waiting is done at the wait: a correct kernel cannot tell.
+  struct arrival_token {};
+  arrival_token barrier_arrive() const { return arrival_token(); }
+  void barrier_wait(arrival_token&&, ENGINE_HERE) const { engine_grid_sync(file, line); }
+
   static unsigned long long num_blocks() { return (unsigned long long)gridDim.x * gridDim.y * gridDim.z; }
   static unsigned long long block_rank() {
     return ((unsigned long long)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
