@@ -196,6 +196,8 @@ _CHECKED_CLANG += ["-mllvm", "-tsan-instrument-read-before-write=1"]  # a += 1 r
 def _checked_flags(profiled: bool) -> list[str]:
     own = [*_CHECKED_CLANG, "-fno-vectorize"] if _is_clang() else [*_CHECKED_GCC, "-fno-tree-vectorize", *_INLINED]
     own.append("-fno-slp-vectorize" if _is_clang() else "-fno-tree-slp-vectorize")
+    if not _is_clang() and platform.machine() in ("x86_64", "AMD64"):
+        own.append("-mstringop-strategy=libcall")  # a memcpy that is no plain load and store stays a call: see _COPIES
     kept = [flag for flag in flags() if flag != "-O2"]
     if profiled:  # a call at each basic block; blocks stay in the order of the source
         own += ["-fsanitize-coverage=trace-pc", *([] if _is_clang() else ["-fno-reorder-blocks"])]
@@ -203,6 +205,18 @@ def _checked_flags(profiled: bool) -> list[str]:
 
 
 REDZONE = 4096  # bytes between two __shared__ arrays: what a row of a tile takes, and more
+
+
+_COPIES = re.compile(r"^(\s+(?:call|callq|bl)\s+_?)(memcpy|memmove|memset)\b", re.M)
+
+
+def _instrumented(assembly: str) -> str:
+    """The assembly of a checked build, with what the compiler's own options do not give it.
+
+    Calls of memcpy, memmove and memset go to the checker's: g++ tells nobody of them, and clang expects a library that
+    takes their names.
+    """
+    return _with_redzones(_COPIES.sub(r"\1engine_checked_\2", assembly))
 
 
 def _with_redzones(assembly: str) -> str:
@@ -334,7 +348,7 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
         return False, done.stderr
     assembly = compiled.read_text("latin-1")  # strings in the debug information need not be text
     if checked:
-        assembly = _with_redzones(assembly)
+        assembly = _instrumented(assembly)
         compiled.write_text(assembly, "latin-1")
     linked = run(str(compiled), "-o", str(output), *_link_flags(assembly, checked))
     return linked.returncode == 0, done.stderr + linked.stderr

@@ -140,6 +140,8 @@ struct Books {
 Books books;
 Profile profile;
 
+constexpr size_t STACK_REACH = 256 * 1024;  // of a thread's stack: what lies so far below its top is local
+
 struct Running {  // what every access asks of the thread that runs
   unsigned thread;
   uintptr_t stack_top;

@@ -92,8 +92,48 @@ static void range(void* p, size_t bytes, Kind kind, void* caller) {
     i += size;
   }
 }
-void __tsan_read_range(void* p, size_t bytes) { range(p, bytes, READ, CALLER); }
-void __tsan_write_range(void* p, size_t bytes) { range(p, bytes, WRITE, CALLER); }
+// A copied struct is told as two ranges, and then it may be a call of memcpy: what was told is not told again.
+static struct {
+  void* p;
+  size_t bytes;
+  uintptr_t pc;
+} told[2];
+
+static void range_once(void* p, size_t bytes, Kind kind, void* caller) {
+  const uintptr_t pc = (uintptr_t)caller;
+  const bool again = told[kind].p == p && told[kind].bytes == bytes && pc > told[kind].pc && pc < told[kind].pc + 128;
+  told[kind].p = nullptr;
+  const bool is_local = (uintptr_t)p < current.stack_top && (uintptr_t)p + STACK_REACH > current.stack_top;
+  if (!again && !is_local) range(p, bytes, kind, caller);
+}
+
+void __tsan_read_range(void* p, size_t bytes) {
+  range(p, bytes, READ, CALLER);
+  told[READ] = {p, bytes, (uintptr_t)CALLER};
+}
+void __tsan_write_range(void* p, size_t bytes) {
+  range(p, bytes, WRITE, CALLER);
+  told[WRITE] = {p, bytes, (uintptr_t)CALLER};
+}
+// What an instrumented kernel calls for memcpy and its like (compiler.py): newer clangs by the second names.
+#define COPIES(PREFIX)                                                   \
+  void* PREFIX##memcpy(void* target, const void* source, size_t bytes) { \
+    range_once((void*)source, bytes, READ, CALLER);                      \
+    range_once(target, bytes, WRITE, CALLER);                            \
+    return memmove(target, source, bytes);                               \
+  }                                                                      \
+  void* PREFIX##memmove(void* target, const void* source, size_t bytes) {\
+    range_once((void*)source, bytes, READ, CALLER);                      \
+    range_once(target, bytes, WRITE, CALLER);                            \
+    return memmove(target, source, bytes);                               \
+  }                                                                      \
+  void* PREFIX##memset(void* target, int value, size_t bytes) {          \
+    range_once(target, bytes, WRITE, CALLER);                            \
+    return memset(target, value, bytes);                                 \
+  }
+COPIES(engine_checked_)
+COPIES(__tsan_)
+#undef COPIES
 void __tsan_init() {}
 // At the start of every basic block of a profiled kernel.
 void __sanitizer_cov_trace_pc() {

@@ -35,6 +35,7 @@ struct Collective {
   unsigned mask;
   const char* file;
   int line;
+  bool is_barrier = false;  // it orders the lanes' accesses to memory: a shuffle or a vote does not
 };
 
 // Registers of one lane that an instruction takes or gives; unused ones are 0.
