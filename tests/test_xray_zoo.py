@@ -279,7 +279,7 @@ GLOBAL_RACES = [
         "race",
         """NAME(const float *in, float *out) {
   int i = blockIdx.x * 63 + threadIdx.x;
-  out[i] = in[i];  // here // there
+  out[i] = in[i] + blockIdx.x;  // here // there
 }
 """,
         (("* 63", "* 64"),),

@@ -10,7 +10,7 @@ import zoo
 from zoo import SYNC, Bug, out, some
 
 from helpers import cpu
-from helpers.xray import Report
+from helpers.xray import Report, xray
 
 GROUPS = "#include <cooperative_groups.h>\n#include <cooperative_groups/memcpy_async.h>\n"
 
@@ -185,7 +185,142 @@ COPIES = [
     ),
 ]
 
-MODULES = {"groups": GROUP_BARRIERS, "copies": COPIES}
+VOLATILE = [
+    Bug(
+        "volatile_tail",
+        "race",
+        """NAME(const float *in, float *out) {
+  __shared__ float s[64];
+  int t = threadIdx.x;
+  s[t] = in[t];
+  __syncthreads();
+  if (t < 32) {
+    volatile float *v = s;
+    for (int half = 32; half > 0; half /= 2) {
+      float sum = v[t] + v[t + half];  // there
+      /* no barrier */
+      v[t] = sum;  // here
+      /* no barrier */
+    }
+  }
+  if (t == 0) out[0] = s[0];
+}
+""",
+        (("/* no barrier */", "__syncwarp();"),),
+        lambda: (some(64), out(1)),
+        array="s",
+    ),
+    Bug(
+        "volatile_between_warps",
+        "race",
+        """NAME(const int *in, int *out) {
+  volatile __shared__ int s[64];
+  s[threadIdx.x] = in[threadIdx.x];  // here
+  /* no barrier */
+  out[threadIdx.x] = s[63 - threadIdx.x];  // there
+}
+""",
+        (SYNC,),
+        lambda: (some(64, "i4"), cpu.zeros(64, "i4")),
+        array="s",
+    ),
+    Bug(
+        "volatile_in_global_memory",
+        "race",
+        """NAME(volatile float *a, float *out) {
+  int t = threadIdx.x;
+  a[t] = 2 * t;  // here
+  /* no barrier */
+  out[t] = a[t ^ 1];  // there
+}
+""",
+        (("/* no barrier */", "__syncwarp();"),),
+        lambda: (cpu.zeros(64, "f4"), out(64)),
+        array="a",
+    ),
+    Bug(
+        "volatile_flag_without_fence",
+        "race",
+        """NAME(volatile int *flag, float *box, float *out) {
+  if (threadIdx.x == 0) {
+    box[0] = 3;
+    /* no fence */
+    flag[0] = 1;  // there
+  }
+  if (threadIdx.x == 40) {
+    while (flag[0] == 0) __nanosleep(100);  // here
+    out[0] = 1;
+  }
+}
+""",
+        (("/* no fence */", "__threadfence_block();"),),
+        lambda: (cpu.zeros(1, "i4"), out(1), out(1)),
+        array="flag",
+        at_thread=40,
+    ),
+    Bug(
+        "volatile_beside_plain",
+        "race",
+        """NAME(const float *in, float *out) {
+  __shared__ float s[64];
+  volatile float *v = s;
+  v[threadIdx.x] = in[threadIdx.x];  // here
+  /* no barrier */
+  out[threadIdx.x] = s[63 - threadIdx.x];  // there
+}
+""",
+        (SYNC,),
+        lambda: (some(64), out(64)),
+        array="s",
+    ),
+]
+
+SAME_VALUE = [
+    Bug(
+        "a_flag_by_two_warps",
+        "same value",
+        """NAME(const float *in, int *found) {
+  if (in[threadIdx.x] > 30) found[0] = 1;  // here // there
+}
+""",
+        (("> 30", "> 31"),),
+        lambda: (some(64), cpu.zeros(1, "i4")),
+        array="found",
+        index=0,
+        at_thread=32,
+    ),
+    Bug(
+        "a_flag_by_two_blocks",
+        "same value",
+        """NAME(const float *in, int *found) {
+  if (threadIdx.x == 0) found[0] = 1;  // here // there
+}
+""",
+        (("found[0] = 1;", "atomicExch(&found[0], 1);"),),
+        lambda: (some(64), cpu.zeros(1, "i4")),
+        grid=2,
+        array="found",
+        at_block=1,
+    ),
+    Bug(
+        "two_lines_with_one_value",
+        "same value",
+        """NAME(const float *in, float *out) {
+  __shared__ float4 total;
+  if (threadIdx.x == 3) total = make_float4(1, 2, 3, in[0]);  // there
+  if (threadIdx.x == 7) total = make_float4(1, 2, 3, in[1]);  // here
+  __syncthreads();
+  out[threadIdx.x] = total.x + total.w;
+}
+""",
+        (("if (threadIdx.x == 7)", "__syncthreads();\n  if (threadIdx.x == 7)"),),
+        lambda: (cpu.ones(64, "f4"), out(64)),
+        array="total",
+        at_thread=7,
+    ),
+]
+
+MODULES = {"groups": GROUP_BARRIERS, "copies": COPIES, "volatile": VOLATILE, "values": SAME_VALUE}
 ZOO = [pytest.param(group, bug, id=bug.name) for group, bugs in MODULES.items() for bug in bugs]
 
 
@@ -206,3 +341,42 @@ def test_each_bug_is_found_where_it_is(group: str, bug: Bug) -> None:
 @pytest.mark.parametrize(("group", "bug"), ZOO)
 def test_the_fixed_twin_is_clean(group: str, bug: Bug) -> None:
     assert look(group, bug, fixed=True).findings == []
+
+
+LOOKED_AT = """#line 1 "k.cu"
+extern "C" __global__ void several(const float *in, float *out, int *flag) {
+  flag[0] = threadIdx.x < 64 ? 1 : 2;
+  out[threadIdx.x] = in[threadIdx.x];
+}
+extern "C" __global__ void turns(volatile int *turn, volatile float *box, float *out) {  // two blocks take turns
+  if (threadIdx.x != 0) return;
+  if (blockIdx.x == 0) {
+    box[0] = 5;
+    __threadfence();
+    turn[0] = 1;
+  } else {
+    while (turn[0] == 0) __nanosleep(100);
+    out[0] = box[0];
+  }
+}
+"""
+
+
+def test_a_race_of_other_values_too_is_a_race() -> None:
+    function = cpu.RawModule(code=LOOKED_AT).get_function("several")
+    (found,) = xray(function, (1,), (96,), (some(96), out(96), cpu.zeros(1, "i4"))).findings
+    assert (found.kind, found.line, found.other_line, found.array) == ("race", 2, 2, "flag")
+    assert "same value" not in found.message
+
+
+def test_what_the_messages_say() -> None:
+    report = look("values", SAME_VALUE[0], fixed=False)
+    assert str(report.findings[0]).endswith("; both wrote the same value, so it is the same whichever comes last")
+    report = look("volatile", VOLATILE[0], fixed=False)
+    assert "both are volatile, which orders nothing between threads" in report.findings[0].message
+    assert "both are" not in look("volatile", VOLATILE[4], fixed=False).findings[0].message
+
+
+def test_blocks_that_signal_by_volatile_are_clean() -> None:
+    function = cpu.RawModule(code=LOOKED_AT).get_function("turns")
+    xray(function, (2,), (32,), (cpu.zeros(1, "i4"), cpu.zeros(1, "f4"), out(1))).assert_clean()

@@ -22,6 +22,7 @@ from .structures import CheckedBarrier, CheckedFinding, CheckedRegion, CheckedSi
 ARRAY, STATIC_SHARED, DYNAMIC_SHARED = 0, 1, 2
 UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
 RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED = range(1, 7)
+SAME_VALUE = 11
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Found:
-    """What the checker found, once for each pair of places; count says how often."""
+    """What the checker found, once for each pair of places; count says how often. is_volatile: both accesses are."""
 
     kind: int
     region: int
@@ -114,6 +115,7 @@ class Found:
     count: int
     access: Access
     other: Access | None
+    is_volatile: bool = False
 
 
 @dataclass(frozen=True)
@@ -345,5 +347,5 @@ def _found(lib: ctypes.CDLL, places: _Places, grid: Sequence[int], block: Sequen
                 index(f.other_thread, block),
                 bool(f.other_is_write),
             )
-        found.append(Found(f.kind, f.region, f.offset, f.size, f.count, mine, other))
+        found.append(Found(f.kind, f.region, f.offset, f.size, f.count, mine, other, bool(f.is_volatile)))
     return found

@@ -153,6 +153,7 @@ class CheckedFinding(ctypes.Structure):
         ("other_thread", ctypes.c_uint32),
         ("is_write", ctypes.c_uint32),
         ("other_is_write", ctypes.c_uint32),
+        ("is_volatile", ctypes.c_uint32),
     ]
 
 

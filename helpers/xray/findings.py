@@ -16,6 +16,7 @@ KINDS = {
     checked.MISALIGNED: "misaligned",
     checked.IN_FLIGHT: "not waited for",
     checked.NEVER_WAITED: "never waited for",
+    checked.SAME_VALUE: "same value",
 }
 
 _STOPPED = {
@@ -31,8 +32,9 @@ _STOPPED = {
 class Finding:
     """One thing that is wrong. file, line: of the access; other_*: of the earlier access that it collides with.
 
-    kind: race, out of bounds, uninitialised, misaligned, not waited for, never waited for (asynchronous copies), never
-    written, barrier divergence, deadlock, endless loop, or stopped (a failed assertion, a division by zero).
+    kind: race, same value (a race of writes of one value: the result is the same), out of bounds, uninitialised,
+    misaligned, not waited for, never waited for (asynchronous copies), never written, barrier divergence, deadlock,
+    endless loop, or stopped (a failed assertion, a division by zero).
     block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
     count: how often the same two lines did the same.
     """
@@ -72,6 +74,7 @@ def _merged(seen: checked.Observed) -> list[Finding]:
     Inlined copies of a line are one line. Two lines that race are told once, whichever of them came first.
     A read that races with the write it should have waited for may find nothing written yet: the race is the bug. One
     that meets an asynchronous copy in flight races with its landing: the missing wait is the bug.
+    Two lines that write the same value here and another one there are a race.
     """
     merged: dict[tuple[Any, ...], Finding] = {}
     racing = set()
@@ -83,8 +86,11 @@ def _merged(seen: checked.Observed) -> list[Finding]:
         merged[key] = f if known is None else replace(known, count=known.count + f.count)
         if f.kind == "race":
             racing |= {(f.array, side) for side in sides}
-    for _, array, sides in [key for key in merged if key[0] == "not waited for"]:
-        merged.pop(("race", array, sides), None)
+    for kind, array, sides in list(merged):
+        if kind == "not waited for":
+            merged.pop(("race", array, sides), None)
+        elif kind == "race":
+            merged.pop(("same value", array, sides), None)
     return [f for f in merged.values() if f.kind != "uninitialised" or (f.array, (f.file, f.line)) not in racing]
 
 
@@ -116,6 +122,11 @@ def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
     if found.kind == checked.RACE and found.other is not None:
         theirs = "write" if found.other.is_write else "read"
         message = f"{what} by {_at(found.access)} races with {theirs} by {_at(found.other)}"
+        if found.is_volatile:
+            message += "; both are volatile, which orders nothing between threads: a barrier has to"
+    elif found.kind == checked.SAME_VALUE and found.other is not None:
+        message = f"{what} by {_at(found.access)} races with write by {_at(found.other)}"
+        message += "; both wrote the same value, so it is the same whichever comes last"
     elif found.kind == checked.OUT_OF_BOUNDS:
         size = f"{elements:,} elements" if elements is not None else f"{region.size:,} bytes"
         message = f"{what}, which has {size}, by {_at(found.access)}"

@@ -7,8 +7,8 @@
 namespace {
 
 // One for each instruction, region and way of access.
-uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, bool atomic) {
-  uint64_t key = (uint64_t)pc * 1024 + region * 4 + kind * 2 + atomic;
+uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, How how) {
+  uint64_t key = (uint64_t)pc * 4096 + region * 4 + kind * 2 + (how == ATOMIC);
   auto found = books.site_index.find(key);
   if (found != books.site_index.end()) return found->second;
   EngineSite site;
@@ -17,7 +17,7 @@ uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, bool 
   site.region = region;
   site.size = size;
   site.is_write = kind == WRITE;
-  site.is_atomic = atomic;
+  site.is_atomic = how == ATOMIC;
   books.sites.push_back(site);
   return books.site_index[key] = (uint32_t)books.sites.size() - 1;
 }
@@ -31,7 +31,7 @@ uint64_t block_at(uint64_t epoch) {
 // The same finding again only counts: same instructions, same region, same kind.
 void report(
     int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write, Tag other,
-    uint32_t other_site, bool other_write) {
+    uint32_t other_site, bool other_write, How how) {
   uintptr_t other_pc = other ? books.sites[other_site].pc : 0;
   uint64_t key = (((uint64_t)pc * 31 + other_pc) * 31 + region) * 16 + kind;
   auto found = books.finding_index.find(key);
@@ -55,6 +55,7 @@ void report(
     f.other_block = block_at(epoch_of(other));
     f.other_thread = thread_of(other);
     f.other_is_write = other_write;
+    f.is_volatile = how >= VOLATILE && how_of(other) >= VOLATILE;
   }
   books.finding_index[key] = (uint32_t)books.findings.size();
   books.findings.push_back(f);
@@ -70,7 +71,7 @@ void check_block(uint64_t block, unsigned n_warps, const void* static_shared, co
   books.running = true;
   profile.running = profile.wanted;
   books.block_epoch = books.barrier_epoch = ++books.epoch;
-  books.block_tag = books.barrier_tag = tag_of(books.epoch, 0, false);
+  books.block_tag = books.barrier_tag = tag_of(books.epoch, 0, PLAIN);
   forget();  // shared memory may have moved
   books.block_begins.push_back(books.epoch);
   books.block_numbers.push_back(block);

@@ -13,6 +13,7 @@ enum EngineFindingKind {
   ENGINE_MISALIGNED = 4,
   ENGINE_IN_FLIGHT = 5,     // touched while a cp.async has not been waited for
   ENGINE_NEVER_WAITED = 6,  // a cp.async, until the end of its thread
+  ENGINE_SAME_VALUE = 11,   // a race of two writes of one value
 };
 
 extern "C" {
@@ -52,6 +53,7 @@ struct EngineFinding {
   int64_t offset;
   uint64_t count, pc, other_pc, block, other_block;
   uint32_t size, thread, other_thread, is_write, other_is_write;
+  uint32_t is_volatile;  // both sides
 };
 
 // What Python calls, before and after a launch.

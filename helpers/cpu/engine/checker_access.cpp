@@ -18,12 +18,12 @@ __attribute__((noinline)) void refine(Region& r, unsigned grain) {
 
 // The access against those before it, cell by cell; then it is the last one.
 void check_order(
-    Region& r, uint32_t index, uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc, unsigned thread,
+    Region& r, uint32_t index, uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, unsigned thread,
     uint32_t site) {
   if (kind == WRITE) settle_same_value();  // the write before this one is done
   if (size < r.grain) refine(r, size);
   const size_t first = (a - r.begin) >> r.shift, last = (a + size - 1 - r.begin) >> r.shift;
-  const Tag mine = tag_of(books.epoch, thread, atomic);
+  const Tag mine = tag_of(books.epoch, thread, how);
   const bool shared = r.told->kind != ENGINE_ARRAY;
   for (size_t i = first; i <= last; ++i) {
     Cell& cell = r.cells[i];
@@ -35,27 +35,29 @@ void check_order(
     if (kind == READ && shared && epoch_of(cell.write) < books.block_epoch) {
       report(ENGINE_UNINITIALISED, index, a, size, pc, thread, false);
     }
-    const bool races = cell.write && !(atomic && is_atomic(cell.write)) &&
-                       (!shared || epoch_of(cell.write) >= books.block_epoch) && !ordered(cell.write, thread);
-    if (races && kind == WRITE && cell.write_site == site && thread_of(cell.write) / 32 == thread / 32 &&
-        epoch_of(cell.write) >= books.block_epoch && size <= 16) {
+    const bool races = cell.write && (!shared || epoch_of(cell.write) >= books.block_epoch) &&
+                       !ordered(cell.write, thread) && !may_meet(cell.write, mine);
+    if (races && kind == WRITE && how != ATOMIC && how_of(cell.write) != ATOMIC && size <= 16) {
+      const bool one_step = cell.write_site == site && thread_of(cell.write) / 32 == thread / 32 &&
+                            epoch_of(cell.write) >= books.block_epoch;
       SameValue& s = books.same_value;
-      s = {true, index, site, a, pc, size, thread, cell.write, {}};
-      memcpy(s.first, (const void*)a, size);
-    } else if (races && kind == READ && is_atomic(cell.write) && books.guesses.size() < MOST_GUESSES) {
+      if (!s.is_open || s.one_step) {  // else the first bytes of this access have told it
+        s = {true, one_step, how, index, cell.write_site, a, pc, size, thread, cell.write, {}};
+        memcpy(s.first, (const void*)a, size);
+      }
+    } else if (races && kind == READ && how == PLAIN && how_of(cell.write) != PLAIN && books.guesses.size() < MOST_GUESSES) {
       books.guesses.push_back({index, site, a, pc, size, thread, cell.write, cell.write_site});
     } else if (races) {
-      report(ENGINE_RACE, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true);
+      report(ENGINE_RACE, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true, how);
     }
     if (kind == WRITE) {
       // Two reads by different threads are remembered, from different warps if there are such.
       const Tag reads[2] = {cell.read, cell.other_read};
       const uint32_t read_sites[2] = {cell.read_site, cell.other_read_site};
       for (int k = 0; k < 2; ++k) {
-        if (!reads[k] || (atomic && is_atomic(reads[k])) || (shared && epoch_of(reads[k]) < books.block_epoch))
-          continue;
-        if (!ordered(reads[k], thread)) {
-          report(ENGINE_RACE, index, a, size, pc, thread, true, reads[k], read_sites[k], false);
+        if (!reads[k] || (shared && epoch_of(reads[k]) < books.block_epoch)) continue;
+        if (!ordered(reads[k], thread) && !may_meet(reads[k], mine)) {
+          report(ENGINE_RACE, index, a, size, pc, thread, true, reads[k], read_sites[k], false, how);
           break;
         }
       }
@@ -75,7 +77,7 @@ void compare(uintptr_t a, unsigned size) {
   books.guesses.erase(std::remove_if(books.guesses.begin(), books.guesses.end(), mine), books.guesses.end());
   for_cells(a, size, [&](Cell& cell) {
     for (Tag* read : {&cell.read, &cell.other_read})
-      if (*read >= books.block_tag && thread_of(*read) == thread) *read |= 1;  // is atomic
+      if (*read >= books.block_tag && thread_of(*read) == thread) *read = (*read & ~(Tag)3) | ATOMIC;
   });
 }
 
@@ -95,7 +97,7 @@ __attribute__((noinline)) bool outside(uintptr_t a, unsigned size, Kind kind, ui
 }
 
 __attribute__((noinline)) void access_books(
-    Cached& hint, uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc) {
+    Cached& hint, uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc) {
   Region& r = *hint.region;
   EngineRegion& told = *r.told;
   const size_t offset = a - r.begin;
@@ -113,11 +115,11 @@ __attribute__((noinline)) void access_books(
       else if (told.state[i] == ENGINE_UNWRITTEN) report(ENGINE_UNINITIALISED, hint.index, a, size, pc, thread, false);
     }
   }
-  check_order(r, hint.index, a, size, kind, atomic, pc, thread, hint.site);
+  check_order(r, hint.index, a, size, kind, how, pc, thread, hint.site);
 }
 
 __attribute__((noinline)) void access_first(
-    uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc, void* frame) {
+    uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, void* frame) {
   if (!books.running) return;
   uint32_t index = 0;
   while (index < books.regions.size() && !(a >= books.regions[index].begin && a + size <= books.regions[index].end))
@@ -135,7 +137,7 @@ __attribute__((noinline)) void access_first(
   hint.span = r.end - r.begin - size;
   hint.index = index;
   hint.region = &r;
-  hint.site = site_for(pc, index, size, kind, atomic);
+  hint.site = site_for(pc, index, size, kind, how);
   hint.count = &books.sites[hint.site].count;
   const bool plain = kind == READ && r.cells.empty() && size == r.told->element;
   hint.fetches = plain ? r.told->fetches : nullptr;
@@ -144,7 +146,7 @@ __attribute__((noinline)) void access_first(
   if (profile.running) remember_event(a, pc, frame);
   ++*hint.count;
   if (hint.fetches && (a & (size - 1)) == 0) ++hint.fetches[(a - r.begin) >> hint.shift];
-  else access_books(hint, a, size, kind, atomic, pc);
+  else access_books(hint, a, size, kind, how, pc);
 }
 
 }  // namespace

@@ -7,12 +7,12 @@
 
 namespace {
 
-inline __attribute__((always_inline)) void access(void* address, unsigned size, Kind kind, bool atomic, void* caller) {
+inline __attribute__((always_inline)) void access(void* address, unsigned size, Kind kind, How how, void* caller) {
   const uintptr_t a = (uintptr_t)address, pc = (uintptr_t)caller;
   void* const frame = __builtin_frame_address(0);  // the hook's, as this is inlined
   Cached& hint = slot_of(cache, pc);
   const uintptr_t offset = a - hint.begin;
-  if (__builtin_expect(hint.pc != pc || offset > hint.span, 0)) return access_first(a, size, kind, atomic, pc, frame);
+  if (__builtin_expect(hint.pc != pc || offset > hint.span, 0)) return access_first(a, size, kind, how, pc, frame);
   if (profile.running) remember_event(a, pc, frame);
   ++*hint.count;
   if (hint.fetches && (a & (size - 1)) == 0) {
@@ -23,11 +23,11 @@ inline __attribute__((always_inline)) void access(void* address, unsigned size, 
     // The common case: written by this block before the last barrier, and now only read.
     Cell& cell = hint.cells[offset >> hint.shift];
     if (cell.write < books.barrier_tag && cell.write >= books.block_tag) {
-      remember_read(cell, tag_of(books.epoch, current.thread, atomic), hint.site);
+      remember_read(cell, tag_of(books.epoch, current.thread, how), hint.site);
       return;
     }
   }
-  access_books(hint, a, size, kind, atomic, pc);
+  access_books(hint, a, size, kind, how, pc);
 }
 
 // One OS thread runs the blocks of a checked launch, so the plain operation is atomic enough. These are inlined: the
@@ -35,7 +35,7 @@ inline __attribute__((always_inline)) void access(void* address, unsigned size, 
 template <typename T>
 __attribute__((always_inline)) inline void before_atomic_write(volatile T* p, void* caller) {
   take_up((uintptr_t)p);
-  access((void*)p, sizeof(T), WRITE, true, caller);
+  access((void*)p, sizeof(T), WRITE, ATOMIC, caller);
   release((uintptr_t)p);
 }
 
@@ -62,21 +62,21 @@ extern "C" {
 
 #define CALLER __builtin_return_address(0)
 #define HOOKS(SIZE)                                                                           \
-  void __tsan_read##SIZE(void* p) { access(p, SIZE, READ, false, CALLER); }                   \
-  void __tsan_write##SIZE(void* p) { access(p, SIZE, WRITE, false, CALLER); }                 \
-  void __tsan_unaligned_read##SIZE(void* p) { access(p, SIZE, READ, false, CALLER); }         \
-  void __tsan_unaligned_write##SIZE(void* p) { access(p, SIZE, WRITE, false, CALLER); }       \
-  /* volatile is how older kernels signal each other: no race by itself */                    \
+  void __tsan_read##SIZE(void* p) { access(p, SIZE, READ, PLAIN, CALLER); }                   \
+  void __tsan_write##SIZE(void* p) { access(p, SIZE, WRITE, PLAIN, CALLER); }                 \
+  void __tsan_unaligned_read##SIZE(void* p) { access(p, SIZE, READ, PLAIN, CALLER); }         \
+  void __tsan_unaligned_write##SIZE(void* p) { access(p, SIZE, WRITE, PLAIN, CALLER); }       \
+  /* volatile is how older kernels signal each other: it may carry an order, see may_meet */  \
   void __tsan_volatile_read##SIZE(void* p) {                                                  \
     take_up((uintptr_t)p);                                                                    \
-    access(p, SIZE, READ, true, CALLER);                                                      \
+    access(p, SIZE, READ, VOLATILE, CALLER);                                                      \
   }                                                                                           \
   void __tsan_volatile_write##SIZE(void* p) {                                                 \
-    access(p, SIZE, WRITE, true, CALLER);                                                     \
+    access(p, SIZE, WRITE, volatile_write(), CALLER);                                                     \
     release((uintptr_t)p);                                                                    \
   }                                                                                           \
-  void __tsan_unaligned_volatile_read##SIZE(void* p) { access(p, SIZE, READ, true, CALLER); } \
-  void __tsan_unaligned_volatile_write##SIZE(void* p) { access(p, SIZE, WRITE, true, CALLER); }
+  void __tsan_unaligned_volatile_read##SIZE(void* p) { access(p, SIZE, READ, VOLATILE, CALLER); } \
+  void __tsan_unaligned_volatile_write##SIZE(void* p) { access(p, SIZE, WRITE, volatile_write(), CALLER); }
 HOOKS(1)
 HOOKS(2)
 HOOKS(4)
@@ -88,7 +88,7 @@ static void range(void* p, size_t bytes, Kind kind, void* caller) {
   for (size_t i = 0; i < bytes;) {
     unsigned size = 16;  // in pieces as wide as a GPU would take them
     while (size > 1 && (size > bytes - i || ((uintptr_t)p + i) % size)) size /= 2;
-    access((char*)p + i, size, kind, false, caller);
+    access((char*)p + i, size, kind, PLAIN, caller);
     i += size;
   }
 }
@@ -155,7 +155,7 @@ void __tsan_atomic_signal_fence(int) {}
 #define ATOMICS(BITS, T)                                                                                 \
   T __tsan_atomic##BITS##_load(const volatile T* p, int) {                                               \
     take_up((uintptr_t)p);                                                                               \
-    access((void*)p, BITS / 8, READ, true, CALLER);                                                      \
+    access((void*)p, BITS / 8, READ, ATOMIC, CALLER);                                                    \
     return *p;                                                                                           \
   }                                                                                                      \
   void __tsan_atomic##BITS##_store(volatile T* p, T v, int) {                                            \
