@@ -30,6 +30,8 @@ def zeros(n: int, dtype: Any = np.int32) -> Any:
 class Bug:
     """A kernel NAME with one bug. The finding is at the line with `// here`, its other side at `// there`.
 
+    SELF is its name, for what stands outside of it.
+
     fix: (old, new) texts that make the twin. array, index, block, thread: of the finding, where one value is right.
     """
 
@@ -56,6 +58,7 @@ class Bug:
             assert old in code, f"{self.name}: nothing to fix"
             code = code.replace(old, new)
         name = f"{self.name}_fixed" if fixed else self.name
+        code = code.replace("SELF", name)
         return f'#line 1 "{name}.cu"\n' + code.replace("NAME", f'extern "C" __global__ void {name}')
 
 

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 
 from ..cuda_source import source
-from . import compiler, failures, module, runtime, symbols
-from .copies import PAD, Copies, Given, Memory
+from . import compiler, failures, module, runtime, symbols, variables
+from .array import is_fresh
+from .copies import PAD, Argument, Copies, Given, Memory
 from .failures import index
 from .structures import CheckedBarrier, CheckedFinding, CheckedRegion, CheckedSite, CheckedStep, Failure, Reason
 
-ARRAY, STATIC_SHARED, DYNAMIC_SHARED = 0, 1, 2
+ARRAY, STATIC_SHARED, DYNAMIC_SHARED, VARIABLE = range(4)
 UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
 RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED = range(1, 7)
-SAME_VALUE = 11
+SAME_VALUE, CONST_WRITTEN = 11, 12
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Region:
-    """The memory of one array of the launch, or of several that overlap; or one `__shared__` array.
+    """The memory of one array of the launch, or of several that overlap; one `__shared__` array, or one variable.
 
-    fetches, state: per element of the smallest size among them; empty for shared memory. parts: the arrays.
+    fetches, state: per element of the smallest size among them; empty where it is no array of the launch. parts: the
+    arrays. writable: the kernel does not take it as const, and it is not `__constant__`.
     """
 
     name: str
@@ -56,6 +58,18 @@ class Region:
     fetches: np.ndarray
     state: np.ndarray
     parts: tuple[Part, ...] = ()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether each block has its own."""
+        return self.kind in (STATIC_SHARED, DYNAMIC_SHARED)
+
+    @property
+    def label(self) -> str:
+        """The name as a declaration begins with it."""
+        if self.kind == VARIABLE:
+            return f"{'__device__' if self.writable else '__constant__'} {self.name}"
+        return f"__shared__ {self.name}" if self.kind == STATIC_SHARED else self.name
 
     def part_at(self, offset: int) -> Part | None:
         """The first array that has the byte at an offset in the region, else the nearest; None for shared memory."""
@@ -206,14 +220,14 @@ def observe(
     copies = Copies(given)
     regions = [_array_region(memory) for memory in copies.memories]
     told = [_told(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
-    for shared in (s for s in checked.shared_arrays if not s.is_guard):
-        told.append(CheckedRegion(shared.offset, shared.size, STATIC_SHARED, 4, 1, None, None))
-        regions.append(Region(shared.name, STATIC_SHARED, shared.size, None, True, np.empty(0), np.empty(0)))
-    if shared_mem:
-        told.append(CheckedRegion(0, shared_mem, DYNAMIC_SHARED, 4, 1, None, None))
-        regions.append(
-            Region("dynamic shared memory", DYNAMIC_SHARED, shared_mem, None, True, np.empty(0), np.empty(0))
-        )
+    held = [(s.name, STATIC_SHARED, s.offset, s.size, True) for s in checked.shared_arrays if not s.is_guard]
+    held.append(("dynamic shared memory", DYNAMIC_SHARED, 0, shared_mem, True))  # also where it has 0 bytes
+    for variable in variables.of_module(checked.library.symbols, checked.code):
+        address = checked.library.base + variable.offset
+        held.append((variable.name, VARIABLE, address, variable.size, not variable.is_constant))
+    for name, kind, address, size, writable in held:
+        told.append(CheckedRegion(address, size, kind, 4, int(writable), None, None))
+        regions.append(Region(name, kind, size, None, writable, np.empty(0), np.empty(0)))
     ours = len(told)
     # What is seen of the compiler's own flags, behind all others, is left out of the result.
     told += [
@@ -263,9 +277,9 @@ def _stopped(
     place = failures.place_of(failure) or (places.near(failure.place) if failure.place else None)
     region = offset = None
     if reason == Reason.ILLEGAL_ACCESS:
-        bases = {ARRAY: 0, STATIC_SHARED: failure.static_base, DYNAMIC_SHARED: failure.dynamic_base}
+        bases = {STATIC_SHARED: failure.static_base, DYNAMIC_SHARED: failure.dynamic_base}
         for i, r in enumerate(told):
-            inside = failure.address - bases[r.kind] - r.address
+            inside = failure.address - bases.get(r.kind, 0) - r.address
             if -2 * PAD < inside < r.bytes + 2 * PAD:  # the guards of the engine's memory are as wide again
                 region, offset = i, inside
     who = failures.index(failure.block, prepared.grid), failures.index(failure.thread, prepared.block)
@@ -279,17 +293,31 @@ def _array_region(memory: Memory) -> Region:
     parts = []
     for argument in memory.arguments:
         known = memory.view(state, argument)
-        if known is not None and argument.writable and argument.value.dtype.kind == "f":
-            # Poison or NaN at the start: nobody has given the element a value yet.
-            known[np.isnan(argument.value)] = UNWRITTEN
+        if known is not None:
+            known[_unwritten(argument)] = UNWRITTEN
         fetched = memory.view(fetches, argument)
         item = argument.value.dtype.itemsize
         parts.append(Part(argument.name, argument.begin, argument.end, item, argument.writable, fetched, known))
     return Region(memory.name, ARRAY, memory.size, memory.dtype, memory.writable, fetches, state, tuple(parts))
 
 
+def _unwritten(argument: Argument) -> np.ndarray:
+    """Of each element, whether nobody has given it a value before the launch.
+
+    What `empty` makes is poison: bytes of 0xFF. No other number of a float has its bits. Among integers it is -1: there the whole
+    array has to be as it was made. What the kernel may write counts as unwritten where it is any NaN.
+    """
+    value, item = argument.value, argument.value.dtype.itemsize
+    if value.dtype.kind == "f" and argument.writable:
+        return np.isnan(value)
+    if item not in (1, 2, 4, 8) or (value.dtype.kind in "iu" and not is_fresh(value)):
+        return np.zeros(value.shape, bool)
+    return np.asarray(value).view(f"u{item}") == 2 ** (8 * item) - 1
+
+
 def _told(memory: Memory, region: Region) -> CheckedRegion:
-    state = region.state.ctypes.data if region.writable else None
+    watched = region.writable or (region.state == UNWRITTEN).any()
+    state = region.state.ctypes.data if watched else None
     item, fetches = memory.dtype.itemsize, region.fetches.ctypes.data
     return CheckedRegion(memory.address, memory.size, ARRAY, item, int(region.writable), fetches, state)
 

@@ -204,7 +204,7 @@ def _checked_flags(profiled: bool) -> list[str]:
     return [*kept, "-O1", "-fsanitize=thread", *own, f"-DENGINE_CHECKED={REDZONE}"]
 
 
-REDZONE = 4096  # bytes between two __shared__ arrays: what a row of a tile takes, and more
+REDZONE = 4096  # bytes between two __shared__ arrays or variables: what a row of a tile takes, and more
 
 
 _COPIES = re.compile(r"^(\s+(?:call|callq|bl)\s+_?)(memcpy|memmove|memset)\b", re.M)
@@ -219,20 +219,30 @@ def _instrumented(assembly: str) -> str:
     return _with_redzones(_COPIES.sub(r"\1engine_checked_\2", assembly))
 
 
+_HOLDING = (".tbss", ".bss", ".data")  # sections of variables
+_LOCAL = re.compile(r"^\s+\.local\s+(\S+)\n\s+\.comm\s+\1,(\d+),(\d+)$", re.M)
+
+
 def _with_redzones(assembly: str) -> str:
-    """The assembly with a gap before each `__shared__` array, in which no access is right.
+    """The assembly with a gap before each `__shared__` array and each variable, in which no access is right.
 
     Arrays begin at multiples of 128 bytes, so at bank 0. A compiler for macOS spells them otherwise: then no gaps.
     """
-    lines, inside = [], False
+    gap = f"\t.zero {REDZONE}\n\t.balign 128"
+    statics = rf"\t.pushsection .bss\n{gap}\n\t.type \1, @object\n\t.size \1, \2\n\1:\n\t.zero \2\n\t.popsection"
+    lines, inside, held = [], "", set()
     for line in assembly.splitlines():
-        directive = re.match(r"\s*\.(section\s+(\S+)|text|data|bss|previous|pushsection|popsection)", line)
+        directive = re.match(r"\s*\.(section\s+([^\s,]+)|text|data|bss|previous|pushsection|popsection)", line)
         if directive:
-            inside = (directive.group(2) or "").startswith(".tbss")
+            section = directive.group(2) or f".{directive.group(1)}"
+            inside = section if section.startswith(_HOLDING) and not section.startswith(".data.rel.ro") else ""
         elif inside and re.match(r"[A-Za-z_]\S*:", line):
-            lines.append(f"\t.zero {REDZONE}\n\t.balign 128")
+            lines.append(gap)
+            held.add(inside)
         lines.append(line)
-    return "\n".join(lines) + "\n"
+    text, n_statics = _LOCAL.subn(statics, "\n".join(lines) + "\n")
+    held |= {".bss"} if n_statics else set()
+    return text + "".join(f"\t{section}\n{gap}\n" for section in sorted(held & {".bss", ".data"}))
 
 
 def _locked(path: Path) -> IO[str] | None:
@@ -369,6 +379,7 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
     own = [*(_checked_flags(checked == "profiled") if checked else flags()), *extra]
     options = [*own, "-iquote", os.getcwd()]
     parts = [text, version, *command, *own, _headers_hash(), _preprocessed(text, options)]
+    parts += [Path(__file__).read_text()] if checked else []  # which edits its assembly
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = cache_dir()
     target = folder / f"{kind}-{key}.so"

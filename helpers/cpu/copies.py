@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .array import empty, ndarray, owner_of
+from .array import empty, ndarray, owner_of, written
 
 PAD = 1 << 20  # bytes before and after each piece
 ALIGNMENT = 256  # of every allocation, as CuPy has it
@@ -129,6 +129,7 @@ class Copies:
         """What the kernel wrote becomes the arrays' contents."""
         for piece in self._pieces:
             ctypes.memmove(piece.begin, piece.start, piece.end - piece.begin)
+            written(piece.owner)
 
 
 def _pieces(arrays: Sequence[Given]) -> list[_Piece]:

@@ -17,6 +17,7 @@ KINDS = {
     checked.IN_FLIGHT: "not waited for",
     checked.NEVER_WAITED: "never waited for",
     checked.SAME_VALUE: "same value",
+    checked.CONST_WRITTEN: "write to const",
 }
 
 _STOPPED = {
@@ -33,8 +34,8 @@ class Finding:
     """One thing that is wrong. file, line: of the access; other_*: of the earlier access that it collides with.
 
     kind: race, same value (a race of writes of one value: the result is the same), out of bounds, uninitialised,
-    misaligned, not waited for, never waited for (asynchronous copies), never written, barrier divergence, deadlock,
-    endless loop, or stopped (a failed assertion, a division by zero).
+    write to const, misaligned, not waited for, never waited for (asynchronous copies), never written, barrier
+    divergence, deadlock, endless loop, or stopped (a failed assertion, a division by zero).
     block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
     count: how often the same two lines did the same.
     """
@@ -63,7 +64,9 @@ def of_run(seen: checked.Observed) -> list[Finding]:
     if seen.stopped is None:
         return findings + [f for r in seen.regions for part in r.parts if (f := _never_written(part))]
     end = _stopped(seen, seen.stopped)
-    if any((f.kind, f.line) == (end.kind, end.line) for f in findings):  # the access has told it already
+    forgotten = _is_forgotten(_region(seen, seen.stopped.region))
+    told = {(f.kind, f.array if forgotten else f.line) for f in findings}
+    if (end.kind, end.array if forgotten else end.line) in told:  # by an access
         return findings
     return [*findings, end]
 
@@ -74,14 +77,15 @@ def _merged(seen: checked.Observed) -> list[Finding]:
     Inlined copies of a line are one line. Two lines that race are told once, whichever of them came first.
     A read that races with the write it should have waited for may find nothing written yet: the race is the bug. One
     that meets an asynchronous copy in flight races with its landing: the missing wait is the bug.
-    Two lines that write the same value here and another one there are a race.
+    Two lines that write the same value here and another one there are a race. Whatever line uses dynamic shared memory
+    that the launch has forgotten, it is one bug.
     """
     merged: dict[tuple[Any, ...], Finding] = {}
     racing = set()
     for found in seen.found:
         f = _finding(seen, found)
         sides = (f.file, f.line), (f.other_file, f.other_line)
-        key = (f.kind, f.array, frozenset(sides))
+        key = (f.kind, f.array, frozenset(() if _is_forgotten(_region(seen, found.region)) else sides))
         known = merged.get(key)
         merged[key] = f if known is None else replace(known, count=known.count + f.count)
         if f.kind == "race":
@@ -92,6 +96,15 @@ def _merged(seen: checked.Observed) -> list[Finding]:
         elif kind == "race":
             merged.pop(("same value", array, sides), None)
     return [f for f in merged.values() if f.kind != "uninitialised" or (f.array, (f.file, f.line)) not in racing]
+
+
+def _region(seen: checked.Observed, number: int | None) -> checked.Region | None:
+    return seen.regions[number] if number is not None and number < len(seen.regions) else None
+
+
+def _is_forgotten(region: checked.Region | None) -> bool:
+    """Whether it is the dynamic shared memory of a launch that gave none."""
+    return region is not None and region.size == 0
 
 
 def _at(access: checked.Access) -> str:
@@ -111,13 +124,13 @@ def _element(region: checked.Region | None, offset: int) -> tuple[str, int, int 
 
 
 def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
-    region = seen.regions[found.region] if found.region < len(seen.regions) else None
+    region = _region(seen, found.region)
     verb = "write of" if found.access.is_write else "read of"
     name, index, elements = _element(region, found.offset)
     what = f"{verb} {name}[{index}]"
     if elements is None:
         piece = f"word {index}" if found.offset % 4 == 0 else f"byte {found.offset}"
-        what = f"{verb} {piece} of {name if ' ' in name else f'__shared__ {name}'}"
+        what = f"{verb} {piece} of {region.label if region else name}"
     kind = KINDS[found.kind]
     if found.kind == checked.RACE and found.other is not None:
         theirs = "write" if found.other.is_write else "read"
@@ -128,13 +141,17 @@ def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
         message = f"{what} by {_at(found.access)} races with write by {_at(found.other)}"
         message += "; both wrote the same value, so it is the same whichever comes last"
     elif found.kind == checked.OUT_OF_BOUNDS:
-        size = f"{elements:,} elements" if elements is not None else f"{region.size:,} bytes"
+        size = f"{elements:,} elements" if elements is not None else f"{region.size if region else 0:,} bytes"
+        size += ", as the launch gave no shared_mem" if _is_forgotten(region) else ""
         message = f"{what}, which has {size}, by {_at(found.access)}"
     elif found.kind == checked.IN_FLIGHT and found.other is not None:
         message = f"{what} by {_at(found.access)}, while the asynchronous copy to it by {_at(found.other)} is in flight"
     elif found.kind == checked.NEVER_WAITED:
         what = what.replace("write of", "the asynchronous copy to")
         message = f"{what} was not waited for when its thread ended, by {_at(found.access)}"
+    elif found.kind == checked.CONST_WRITTEN:
+        why = "which no kernel may write" if region.kind == checked.VARIABLE else "which the kernel takes as const"
+        message = f"{what}, {why}, by {_at(found.access)}"
     elif found.kind == checked.UNINITIALISED:
         message = f"{what}, which nobody has written, by {_at(found.access)}"
     else:
@@ -174,7 +191,7 @@ def _never_written(part: checked.Part) -> Finding | None:
 def _stopped(seen: checked.Observed, stopped: checked.Stopped) -> Finding:
     """What ended the launch, as a finding."""
     kind = _STOPPED.get(stopped.reason, "stopped")
-    region = seen.regions[stopped.region] if stopped.region is not None else None
+    region = _region(seen, stopped.region)
     name = index = None
     if region is not None and stopped.offset is not None:
         name, index, _ = _element(region, stopped.offset)

@@ -40,6 +40,8 @@ struct Region {
   uintptr_t begin = 0, end = 0;
   unsigned grain = 4, shift = 2;
   std::vector<Cell> cells;  // empty for arrays that the kernel cannot write
+
+  bool is_shared() const { return told->kind == ENGINE_STATIC_SHARED || told->kind == ENGINE_DYNAMIC_SHARED; }
 };
 
 // ---------------------------------------------------------------- order
@@ -60,7 +62,7 @@ struct Release {
 };
 
 // A race that may still turn out to be none; the next write, or the next event that orders accesses, tells.
-struct SameValue {  // two threads wrote one place: another thing where the value is the same
+struct SameValue {                 // two threads wrote one place: another thing where the value is the same
   bool is_open = false, one_step;  // one_step: lanes of a warp, by one instruction, which is then no race at all
   How how;
   uint32_t region, other_site;
@@ -82,6 +84,7 @@ struct Guess {
 
 // ---------------------------------------------------------------- a profile
 
+constexpr size_t VARIABLE_REDZONE = 4096;  // beside each variable of a module: compiler.py puts it there
 constexpr size_t MOST_GUESSES = 4096, MOST_STEPS = 1 << 20;
 
 // A lane's accesses since its warp was last merged. address 0: a jump backwards, that is, one more turn of a loop.

@@ -4,7 +4,7 @@
 #pragma once
 #include "engine.h"
 
-enum EngineRegionKind { ENGINE_ARRAY = 0, ENGINE_STATIC_SHARED = 1, ENGINE_DYNAMIC_SHARED = 2 };
+enum EngineRegionKind { ENGINE_ARRAY = 0, ENGINE_STATIC_SHARED = 1, ENGINE_DYNAMIC_SHARED = 2, ENGINE_VARIABLE = 3 };
 enum EngineState : unsigned char { ENGINE_UNWRITTEN = 0, ENGINE_INITIAL = 1, ENGINE_WRITTEN = 2 };
 enum EngineFindingKind {
   ENGINE_RACE = 1,
@@ -14,6 +14,7 @@ enum EngineFindingKind {
   ENGINE_IN_FLIGHT = 5,     // touched while a cp.async has not been waited for
   ENGINE_NEVER_WAITED = 6,  // a cp.async, until the end of its thread
   ENGINE_SAME_VALUE = 11,   // a race of two writes of one value
+  ENGINE_CONST_WRITTEN = 12,
 };
 
 extern "C" {
@@ -21,7 +22,7 @@ extern "C" {
 struct EngineRegion {
   uint64_t address, bytes;
   uint32_t kind, element;  // element: bytes
-  uint32_t writable;       // 0: the kernel's parameter is a pointer to const
+  uint32_t writable;       // 0: the kernel's parameter is a pointer to const, the variable __constant__
   uint32_t* fetches;       // per element, how often it was read; or null
   unsigned char* state;    // per element, an EngineState; or null
 };

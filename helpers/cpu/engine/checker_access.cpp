@@ -16,6 +16,12 @@ __attribute__((noinline)) void refine(Region& r, unsigned grain) {
   forget();  // who remembers the old cells
 }
 
+// Somebody writes what is const: from now on its accesses need an order.
+__attribute__((noinline)) void open_cells(Region& r) {
+  r.cells.resize((r.told->bytes + r.grain - 1) / r.grain);
+  forget();
+}
+
 // The access against those before it, cell by cell; then it is the last one.
 void check_order(
     Region& r, uint32_t index, uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, unsigned thread,
@@ -24,7 +30,7 @@ void check_order(
   if (size < r.grain) refine(r, size);
   const size_t first = (a - r.begin) >> r.shift, last = (a + size - 1 - r.begin) >> r.shift;
   const Tag mine = tag_of(books.epoch, thread, how);
-  const bool shared = r.told->kind != ENGINE_ARRAY;
+  const bool shared = r.is_shared();
   for (size_t i = first; i <= last; ++i) {
     Cell& cell = r.cells[i];
     if (kind == READ && cell.read == mine) continue;  // again in the same epoch: nothing can have changed unseen
@@ -45,7 +51,8 @@ void check_order(
         s = {true, one_step, how, index, cell.write_site, a, pc, size, thread, cell.write, {}};
         memcpy(s.first, (const void*)a, size);
       }
-    } else if (races && kind == READ && how == PLAIN && how_of(cell.write) != PLAIN && books.guesses.size() < MOST_GUESSES) {
+    } else if (
+        races && kind == READ && how == PLAIN && how_of(cell.write) != PLAIN && books.guesses.size() < MOST_GUESSES) {
       books.guesses.push_back({index, site, a, pc, size, thread, cell.write, cell.write_site});
     } else if (races) {
       report(ENGINE_RACE, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true, how);
@@ -89,9 +96,11 @@ __attribute__((noinline)) bool outside(uintptr_t a, unsigned size, Kind kind, ui
   for (uint32_t i = 0; i < books.regions.size(); ++i) {
     const Region& r = books.regions[i];
     uintptr_t distance = a + size > r.end && a >= r.begin ? a + size - r.end : a < r.begin ? r.begin - a : 0;
+    // Beside the module's variables there is other data of the module's: of their redzones alone it is sure.
+    if (r.told->kind == ENGINE_VARIABLE && distance > VARIABLE_REDZONE) continue;
     if (distance < best) best = distance, nearest = i;
   }
-  if (best > (1u << 20)) return false;  // constants, globals of the module: not the arrays' business
+  if (best > (1u << 20)) return false;  // constants: not the arrays' business
   report(ENGINE_OUT_OF_BOUNDS, nearest, a, size, pc, thread, kind == WRITE);
   return true;
 }
@@ -107,7 +116,6 @@ __attribute__((noinline)) void access_books(
   const unsigned thread = current.thread;
   if (__builtin_expect((a & (size - 1)) != 0, 0))
     report(ENGINE_MISALIGNED, hint.index, a, size, pc, thread, kind == WRITE);
-  if (r.cells.empty()) return;
   if (told.state) {
     size_t element = offset / told.element, end = (offset + size + told.element - 1) / told.element;
     for (size_t i = element; i < end; ++i) {
@@ -115,11 +123,16 @@ __attribute__((noinline)) void access_books(
       else if (told.state[i] == ENGINE_UNWRITTEN) report(ENGINE_UNINITIALISED, hint.index, a, size, pc, thread, false);
     }
   }
-  check_order(r, hint.index, a, size, kind, how, pc, thread, hint.site);
+  if (r.cells.empty() && kind == READ) return;
+  const uint32_t index = hint.index, site = hint.site;
+  if (!told.writable) {
+    if (kind == WRITE) report(ENGINE_CONST_WRITTEN, index, a, size, pc, thread, true);
+    if (r.cells.empty()) open_cells(r);
+  }
+  check_order(r, index, a, size, kind, how, pc, thread, site);
 }
 
-__attribute__((noinline)) void access_first(
-    uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, void* frame) {
+__attribute__((noinline)) void access_first(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, void* frame) {
   if (!books.running) return;
   uint32_t index = 0;
   while (index < books.regions.size() && !(a >= books.regions[index].begin && a + size <= books.regions[index].end))
@@ -139,9 +152,9 @@ __attribute__((noinline)) void access_first(
   hint.region = &r;
   hint.site = site_for(pc, index, size, kind, how);
   hint.count = &books.sites[hint.site].count;
-  const bool plain = kind == READ && r.cells.empty() && size == r.told->element;
+  const bool plain = kind == READ && r.cells.empty() && !r.told->state && size == r.told->element;
   hint.fetches = plain ? r.told->fetches : nullptr;
-  hint.cells = r.told->kind != ENGINE_ARRAY && size == r.grain ? r.cells.data() : nullptr;
+  hint.cells = r.is_shared() && size == r.grain ? r.cells.data() : nullptr;
   hint.shift = (unsigned)__builtin_ctz(size);
   if (profile.running) remember_event(a, pc, frame);
   ++*hint.count;

@@ -61,20 +61,20 @@ __attribute__((always_inline)) inline int compare_exchange_at(volatile T* p, T* 
 extern "C" {
 
 #define CALLER __builtin_return_address(0)
-#define HOOKS(SIZE)                                                                           \
-  void __tsan_read##SIZE(void* p) { access(p, SIZE, READ, PLAIN, CALLER); }                   \
-  void __tsan_write##SIZE(void* p) { access(p, SIZE, WRITE, PLAIN, CALLER); }                 \
-  void __tsan_unaligned_read##SIZE(void* p) { access(p, SIZE, READ, PLAIN, CALLER); }         \
-  void __tsan_unaligned_write##SIZE(void* p) { access(p, SIZE, WRITE, PLAIN, CALLER); }       \
-  /* volatile is how older kernels signal each other: it may carry an order, see may_meet */  \
-  void __tsan_volatile_read##SIZE(void* p) {                                                  \
-    take_up((uintptr_t)p);                                                                    \
+#define HOOKS(SIZE)                                                                               \
+  void __tsan_read##SIZE(void* p) { access(p, SIZE, READ, PLAIN, CALLER); }                       \
+  void __tsan_write##SIZE(void* p) { access(p, SIZE, WRITE, PLAIN, CALLER); }                     \
+  void __tsan_unaligned_read##SIZE(void* p) { access(p, SIZE, READ, PLAIN, CALLER); }             \
+  void __tsan_unaligned_write##SIZE(void* p) { access(p, SIZE, WRITE, PLAIN, CALLER); }           \
+  /* volatile is how older kernels signal each other: it may carry an order, see may_meet */      \
+  void __tsan_volatile_read##SIZE(void* p) {                                                      \
+    take_up((uintptr_t)p);                                                                        \
     access(p, SIZE, READ, VOLATILE, CALLER);                                                      \
-  }                                                                                           \
-  void __tsan_volatile_write##SIZE(void* p) {                                                 \
-    access(p, SIZE, WRITE, volatile_write(), CALLER);                                                     \
-    release((uintptr_t)p);                                                                    \
-  }                                                                                           \
+  }                                                                                               \
+  void __tsan_volatile_write##SIZE(void* p) {                                                     \
+    access(p, SIZE, WRITE, volatile_write(), CALLER);                                             \
+    release((uintptr_t)p);                                                                        \
+  }                                                                                               \
   void __tsan_unaligned_volatile_read##SIZE(void* p) { access(p, SIZE, READ, VOLATILE, CALLER); } \
   void __tsan_unaligned_volatile_write##SIZE(void* p) { access(p, SIZE, WRITE, volatile_write(), CALLER); }
 HOOKS(1)
@@ -116,20 +116,20 @@ void __tsan_write_range(void* p, size_t bytes) {
   told[WRITE] = {p, bytes, (uintptr_t)CALLER};
 }
 // What an instrumented kernel calls for memcpy and its like (compiler.py): newer clangs by the second names.
-#define COPIES(PREFIX)                                                   \
-  void* PREFIX##memcpy(void* target, const void* source, size_t bytes) { \
-    range_once((void*)source, bytes, READ, CALLER);                      \
-    range_once(target, bytes, WRITE, CALLER);                            \
-    return memmove(target, source, bytes);                               \
-  }                                                                      \
-  void* PREFIX##memmove(void* target, const void* source, size_t bytes) {\
-    range_once((void*)source, bytes, READ, CALLER);                      \
-    range_once(target, bytes, WRITE, CALLER);                            \
-    return memmove(target, source, bytes);                               \
-  }                                                                      \
-  void* PREFIX##memset(void* target, int value, size_t bytes) {          \
-    range_once(target, bytes, WRITE, CALLER);                            \
-    return memset(target, value, bytes);                                 \
+#define COPIES(PREFIX)                                                    \
+  void* PREFIX##memcpy(void* target, const void* source, size_t bytes) {  \
+    range_once((void*)source, bytes, READ, CALLER);                       \
+    range_once(target, bytes, WRITE, CALLER);                             \
+    return memmove(target, source, bytes);                                \
+  }                                                                       \
+  void* PREFIX##memmove(void* target, const void* source, size_t bytes) { \
+    range_once((void*)source, bytes, READ, CALLER);                       \
+    range_once(target, bytes, WRITE, CALLER);                             \
+    return memmove(target, source, bytes);                                \
+  }                                                                       \
+  void* PREFIX##memset(void* target, int value, size_t bytes) {           \
+    range_once(target, bytes, WRITE, CALLER);                             \
+    return memset(target, value, bytes);                                  \
   }
 COPIES(engine_checked_)
 COPIES(__tsan_)

@@ -44,7 +44,7 @@ void learn(Known& to, const Known& from) {
 // Words of shared memory are others in each block.
 uint64_t word_of(uintptr_t address) {
   for (const Region& r : books.regions)
-    if (r.told->kind != ENGINE_ARRAY && address >= r.begin && address < r.end) return address ^ books.block_epoch << 48;
+    if (r.is_shared() && address >= r.begin && address < r.end) return address ^ books.block_epoch << 48;
   return address;
 }
 
