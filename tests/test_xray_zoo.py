@@ -961,7 +961,7 @@ extern "C" __global__ void leavers(const float *in, float *out, int n) {
   int t = threadIdx.x;
   if (t >= n) return;
   float x = in[t];
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(__activemask(), x, step);
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(__activemask(), x, 0);
   __syncwarp(__activemask());
   out[t] = x;
 }

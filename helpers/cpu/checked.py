@@ -18,12 +18,14 @@ from . import compiler, failures, module, runtime, symbols, variables
 from .array import is_fresh
 from .copies import PAD, Argument, Copies, Given, Memory
 from .failures import index
+from .locals import OwnArrays
 from .structures import CheckedBarrier, CheckedFinding, CheckedRegion, CheckedSite, CheckedStep, Failure, Reason
 
 ARRAY, STATIC_SHARED, DYNAMIC_SHARED, VARIABLE = range(4)
 UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
 RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED = range(1, 7)
-SAME_VALUE, CONST_WRITTEN = 11, 12
+SAME_VALUE, CONST_WRITTEN, INACTIVE_LANE, LOCAL_BOUNDS = range(11, 15)
+WITHOUT_REGION = (OUT_OF_BOUNDS, INACTIVE_LANE, LOCAL_BOUNDS)  # kinds that may be of none of the launch's memory
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,13 @@ class Access:
 
 @dataclass(frozen=True)
 class Found:
-    """What the checker found, once for each pair of places; count says how often. is_volatile: both accesses are."""
+    """What the checker found, once for each pair of places.
+
+    count: how often. is_volatile: both accesses are.
+
+    shuffle: of a read from a lane that takes no part: the operation, that lane and the mask. local: of an index that is
+    outside: the array, which is the thread's own, and its type; offset is the index.
+    """
 
     kind: int
     region: int
@@ -130,6 +138,8 @@ class Found:
     access: Access
     other: Access | None
     is_volatile: bool = False
+    shuffle: tuple[str, int, int] | None = None
+    local: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -248,9 +258,10 @@ def observe(
         finally:
             lib.engine_check_stop()
         places = _Places(checked)
+        own = OwnArrays(checked.code, module.SOURCE_NAME, [region.name for region in regions])
         counts = ctypes.c_uint64(), ctypes.c_uint64()
         lib.engine_check_counts(*map(ctypes.byref, counts))
-        found = [f for f in _found(lib, places, grid, block) if f.region < ours or f.kind == OUT_OF_BOUNDS]
+        found = [f for f in _found(lib, places, own, grid, block) if f.region < ours or f.kind in WITHOUT_REGION]
         every_site = _sites(lib, places)
         passed = _passed(lib, [site.region < ours for site in every_site])
         sites = [site for site in every_site if site.region < ours]
@@ -304,8 +315,8 @@ def _array_region(memory: Memory) -> Region:
 def _unwritten(argument: Argument) -> np.ndarray:
     """Of each element, whether nobody has given it a value before the launch.
 
-    What `empty` makes is poison: bytes of 0xFF. No other number of a float has its bits. Among integers it is -1: there the whole
-    array has to be as it was made. What the kernel may write counts as unwritten where it is any NaN.
+    What `empty` makes is poison: bytes of 0xFF. No other number of a float has its bits. Among integers it is -1:
+    there the whole array has to be as it was made. What the kernel may write counts as unwritten where it is any NaN.
     """
     value, item = argument.value, argument.value.dtype.itemsize
     if value.dtype.kind == "f" and argument.writable:
@@ -361,12 +372,20 @@ def _passed(lib: ctypes.CDLL, kept: list[bool]) -> dict[int, Passed]:
     return passed
 
 
-def _found(lib: ctypes.CDLL, places: _Places, grid: Sequence[int], block: Sequence[int]) -> list[Found]:
+def _found(lib: ctypes.CDLL, places: _Places, own: OwnArrays, grid: Sequence[int], block: Sequence[int]) -> list[Found]:
     out = ctypes.POINTER(CheckedFinding)()
     count = lib.engine_check_findings(ctypes.byref(out))
     found = []
     for f in (out[i] for i in range(count)):
-        mine = Access(places.of(f.pc), index(f.block, grid), index(f.thread, block), bool(f.is_write))
+        place = (f.file.decode(errors="replace"), f.line) if f.file else places.of(f.pc)
+        mine = Access(place, index(f.block, grid), index(f.thread, block), bool(f.is_write))
+        shuffle = (f.name.decode(), f.source, f.mask) if f.kind == INACTIVE_LANE else None
+        local = None
+        if f.kind == LOCAL_BOUNDS:
+            name = own.name_at(*place, f.source) if place else None
+            if name is None:
+                continue
+            local = name, f.name.decode().strip("'")
         other = None
         if f.other_pc:
             other = Access(
@@ -375,5 +394,7 @@ def _found(lib: ctypes.CDLL, places: _Places, grid: Sequence[int], block: Sequen
                 index(f.other_thread, block),
                 bool(f.other_is_write),
             )
-        found.append(Found(f.kind, f.region, f.offset, f.size, f.count, mine, other, bool(f.is_volatile)))
+        found.append(
+            Found(f.kind, f.region, f.offset, f.size, f.count, mine, other, bool(f.is_volatile), shuffle, local)
+        )
     return found

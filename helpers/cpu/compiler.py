@@ -200,6 +200,7 @@ def _checked_flags(profiled: bool) -> list[str]:
         own.append("-mstringop-strategy=libcall")  # a memcpy that is no plain load and store stays a call: see _COPIES
     kept = [flag for flag in flags() if flag != "-O2"]
     if profiled:  # a call at each basic block; blocks stay in the order of the source
+        own.append("-fsanitize=array-bounds" if _is_clang() else "-fsanitize=bounds")  # see checker_local.cpp
         own += ["-fsanitize-coverage=trace-pc", *([] if _is_clang() else ["-fno-reorder-blocks"])]
     return [*kept, "-O1", "-fsanitize=thread", *own, f"-DENGINE_CHECKED={REDZONE}"]
 
@@ -406,7 +407,15 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
 # worker.h come first: it says what it wants of the system's headers, before any of them is read.
 _PARTS = ("kernel_calls", "scheduler", "async_copies", "failure", "faults", "memory", "launch", "tensor_core")
-_PARTS += ("checker", "checker_hooks", "checker_access", "checker_order", "checker_async", "checker_profile")
+_PARTS += (
+    "checker",
+    "checker_hooks",
+    "checker_access",
+    "checker_order",
+    "checker_async",
+    "checker_profile",
+    "checker_local",
+)
 
 
 @functools.cache

@@ -18,6 +18,8 @@ KINDS = {
     checked.NEVER_WAITED: "never waited for",
     checked.SAME_VALUE: "same value",
     checked.CONST_WRITTEN: "write to const",
+    checked.INACTIVE_LANE: "inactive lane",
+    checked.LOCAL_BOUNDS: "out of bounds",
 }
 
 _STOPPED = {
@@ -34,8 +36,8 @@ class Finding:
     """One thing that is wrong. file, line: of the access; other_*: of the earlier access that it collides with.
 
     kind: race, same value (a race of writes of one value: the result is the same), out of bounds, uninitialised,
-    write to const, misaligned, not waited for, never waited for (asynchronous copies), never written, barrier
-    divergence, deadlock, endless loop, or stopped (a failed assertion, a division by zero).
+    write to const, inactive lane (of a shuffle), misaligned, not waited for, never waited for (asynchronous copies),
+    never written, barrier divergence, deadlock, endless loop, or stopped (a failed assertion, a division by zero).
     block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
     count: how often the same two lines did the same.
     """
@@ -123,7 +125,30 @@ def _element(region: checked.Region | None, offset: int) -> tuple[str, int, int 
     return part.name, (offset - part.begin) // part.itemsize, (part.end - part.begin) // part.itemsize
 
 
+def _inactive_lane(found: checked.Found, name: str, source: int, mask: int) -> Finding:
+    """A lane reads from one that takes no part."""
+    why = "takes no part in it" if mask >> source & 1 else f"is not in its mask 0x{mask:08x}"
+    what = f"{name} reads from lane {source}, which {why}, so its value is undefined: it must not be used"
+    file, line = found.access.place or (None, None)
+    block, thread = found.access.block, found.access.thread
+    message = f"{what}, by {_at(found.access)}"
+    return Finding("inactive lane", message, file, line, block, thread, count=found.count)
+
+
+def _outside_local(found: checked.Found, array: str, declared: str) -> Finding:
+    """An index past the end of an array of the thread's own."""
+    file, line = found.access.place or (None, None)
+    block, thread = found.access.block, found.access.thread
+    elements = declared.partition("[")[2].partition("]")[0]  # float [4], or float[4]
+    message = f"access of {array}[{found.offset}], which has {elements} elements, by {_at(found.access)}"
+    return Finding("out of bounds", message, file, line, block, thread, array, found.offset, count=found.count)
+
+
 def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
+    if found.shuffle is not None:
+        return _inactive_lane(found, *found.shuffle)
+    if found.local is not None:
+        return _outside_local(found, *found.local)
     region = _region(seen, found.region)
     verb = "write of" if found.access.is_write else "read of"
     name, index, elements = _element(region, found.offset)

@@ -210,6 +210,8 @@ void for_cells(uintptr_t a, unsigned bytes, F f) {
 // ---------------------------------------------------------------- what one part does for the others
 
 // checker.cpp
+void add_finding(const EngineFinding& f, uint64_t key);
+EngineFinding finding_at(int kind, const char* file, int line);
 uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, How how);
 void report(
     int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write,

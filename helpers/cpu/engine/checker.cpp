@@ -28,27 +28,42 @@ uint64_t block_at(uint64_t epoch) {
   return books.block_numbers[after - books.block_begins.begin() - 1];
 }
 
-// The same finding again only counts: same instructions, same region, same kind.
-void report(
-    int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write, Tag other,
-    uint32_t other_site, bool other_write, How how) {
-  uintptr_t other_pc = other ? books.sites[other_site].pc : 0;
-  uint64_t key = (((uint64_t)pc * 31 + other_pc) * 31 + region) * 16 + kind;
+// The same finding again only counts. key: what makes it the same.
+void add_finding(const EngineFinding& f, uint64_t key) {
   auto found = books.finding_index.find(key);
   if (found != books.finding_index.end()) {
     books.findings[found->second].count++;
     return;
   }
+  books.finding_index[key] = (uint32_t)books.findings.size();
+  books.findings.push_back(f);
+}
+
+// A finding of the thread that runs, whose place is known.
+EngineFinding finding_at(int kind, const char* file, int line) {
   EngineFinding f;
   memset(&f, 0, sizeof f);
   f.kind = kind;
   f.count = 1;
+  f.region = ~0u;
+  f.block = books.block;
+  f.thread = current.thread;
+  f.file = file;
+  f.line = line;
+  return f;
+}
+
+// Of an access: the same are the same instructions, in the same region, in the same way.
+void report(
+    int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write, Tag other,
+    uint32_t other_site, bool other_write, How how) {
+  const uintptr_t other_pc = other ? books.sites[other_site].pc : 0;
+  EngineFinding f = finding_at(kind, nullptr, 0);
   f.region = region;
   f.offset = (int64_t)(address - (region < books.regions.size() ? books.regions[region].begin : 0));
   f.size = size;
   f.is_write = write;
   f.pc = pc;
-  f.block = books.block;
   f.thread = thread;
   if (other) {
     f.other_pc = other_pc;
@@ -57,8 +72,7 @@ void report(
     f.other_is_write = other_write;
     f.is_volatile = how >= VOLATILE && how_of(other) >= VOLATILE;
   }
-  books.finding_index[key] = (uint32_t)books.findings.size();
-  books.findings.push_back(f);
+  add_finding(f, (((uint64_t)pc * 31 + other_pc) * 31 + region) * 16 + kind);
 }
 
 }  // namespace
@@ -106,6 +120,15 @@ void check_switch(unsigned thread, const void* stack_top) {
 }
 
 void check_collective() { ++books.collectives; }
+
+void check_no_such_lane(const engine::Collective& operation, unsigned lane, unsigned source) {
+  EngineFinding f = finding_at(ENGINE_INACTIVE_LANE, operation.file, operation.line);
+  f.thread = current.thread / 32 * 32 + lane;
+  f.mask = operation.mask;
+  f.source = source;
+  f.name = operation.name;
+  add_finding(f, ((uint64_t)(uintptr_t)operation.file * 65536 + (unsigned)operation.line) * 16 + ENGINE_INACTIVE_LANE);
+}
 
 extern "C" {
 

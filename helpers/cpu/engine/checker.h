@@ -15,6 +15,8 @@ enum EngineFindingKind {
   ENGINE_NEVER_WAITED = 6,  // a cp.async, until the end of its thread
   ENGINE_SAME_VALUE = 11,   // a race of two writes of one value
   ENGINE_CONST_WRITTEN = 12,
+  ENGINE_INACTIVE_LANE = 13,  // a shuffle asks for the value of a lane that takes no part
+  ENGINE_LOCAL_BOUNDS = 14,   // an index past the size that a type gives: maybe of an array of the thread's own
 };
 
 extern "C" {
@@ -55,6 +57,11 @@ struct EngineFinding {
   uint64_t count, pc, other_pc, block, other_block;
   uint32_t size, thread, other_thread, is_write, other_is_write;
   uint32_t is_volatile;  // both sides
+  // Of a warp-wide operation or of an index, whose place is known without pc: name of the operation and its lane source,
+  // or of the array's type, with the index as offset and its column as source.
+  uint32_t mask, source;
+  int32_t line;
+  const char *file, *name;
 };
 
 // What Python calls, before and after a launch.
@@ -75,6 +82,7 @@ void check_switch(unsigned thread, const void* stack_top);  // this thread of th
 void check_barrier(const char* file, int line);
 void check_warp_sync(unsigned warp, unsigned mask);
 void check_collective();
+void check_no_such_lane(const engine::Collective& operation, unsigned lane, unsigned source);
 void check_fence(bool own_block);
 void check_async_issue(void* target, unsigned bytes, void* caller, void* frame);  // by the thread that runs
 void check_async_landed(void* target, unsigned bytes);

@@ -44,9 +44,13 @@ void run_shuffle(Collective* const* lanes, unsigned mask) {
   for_lanes(mask, [&](int lane) {
     auto* mine = static_cast<Exchange<T, T>*>(lanes[lane]);
     auto* other = static_cast<Exchange<T, T>*>(lanes[mine->source]);
+    if (other) {
+      mine->out = other->in;
+      return;
+    }
     // A lane that takes no part has no value to give: what comes is poison, as its value is undefined on a GPU.
-    if (other) mine->out = other->in;
-    else memset((void*)&mine->out, 0xFF, sizeof(T));
+    memset((void*)&mine->out, 0xFF, sizeof(T));
+    engine_no_such_lane(mine, (unsigned)lane, (unsigned)mine->source);
   });
 }
 
