@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..cuda_source import source
-from . import compiler, failures, module, runtime, symbols, variables
-from .array import is_fresh
+from . import compiler, failures, module, runtime, symbols, unset, variables
+from .array import is_fresh, ndarray
 from .copies import PAD, Argument, Copies, Given, Memory
 from .failures import index
 from .locals import OwnArrays
@@ -25,6 +25,7 @@ ARRAY, STATIC_SHARED, DYNAMIC_SHARED, VARIABLE = range(4)
 UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
 RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED = range(1, 7)
 SAME_VALUE, CONST_WRITTEN, INACTIVE_LANE, LOCAL_BOUNDS = range(11, 15)
+UNSET_LOCAL = 16  # found here, not by the engine
 WITHOUT_REGION = (OUT_OF_BOUNDS, INACTIVE_LANE, LOCAL_BOUNDS)  # kinds that may be of none of the launch's memory
 
 
@@ -265,6 +266,8 @@ def observe(
         every_site = _sites(lib, places)
         passed = _passed(lib, [site.region < ours for site in every_site])
         sites = [site for site in every_site if site.region < ours]
+        if profile and ended.failure is None and not found and unset.has_candidates(checked.code):
+            found += _unset_locals(lib, kernel, given, copies, (grid, block, args, shared_mem), places, timeout)
     runtime.echo(ended.printed)
     kernel.module.copy_variables(checked.module)
     copies.copy_back()
@@ -272,6 +275,39 @@ def observe(
     if ended.failure is not None:
         stopped = _stopped(prepared, ended.failure, places, told, timeout)
     return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block)
+
+
+def _unset_locals(
+    lib: ctypes.CDLL,
+    kernel: module.RawKernel,
+    given: list[Given],
+    copies: Copies,
+    launch: tuple[Any, ...],
+    places: _Places,
+    timeout: float,
+) -> list[Found]:
+    """What depends on local variables that nobody gave a value, as one finding at the write that shows it."""
+    # Once for each kernel and form of its launch: this is about the code, and the values in the arrays seldom matter.
+    grid, block, args, shared_mem = launch
+    scalars = tuple(np.asarray(value).tobytes() for value in args if not isinstance(value, ndarray))
+    form = (grid, block, shared_mem, scalars, tuple((g.number, g.value.shape, g.value.strides) for g in given))
+    if form in kernel.known_set:
+        return []
+    different = unset.find(kernel, lambda: Copies(given, pad=0), copies, launch, min(timeout, 10.0))
+    if different is None:
+        kernel.known_set.add(form)
+        return []
+    if different.failure is not None:
+        place = failures.place_of(different.failure)
+        who = Access(place, index(different.failure.block, grid), index(different.failure.thread, block), False)
+        return [Found(UNSET_LOCAL, -1, 0, 0, 1, who, None)]
+    number, thread = ctypes.c_uint64(), ctypes.c_uint()
+    lib.engine_check_writer.restype = ctypes.c_uint64
+    lib.engine_check_writer.argtypes = [ctypes.c_uint, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p]
+    at = different.memory, different.offset
+    pc = lib.engine_check_writer(*at, ctypes.byref(number), ctypes.byref(thread))
+    writer = Access(places.of(pc) if pc else None, index(number.value, grid), index(thread.value, block), True)
+    return [Found(UNSET_LOCAL, *at, 1, 1, writer, None)]
 
 
 def _stopped(

@@ -134,10 +134,9 @@ _WISHES = (
 
 
 @functools.cache
-def _granted() -> tuple[str, ...]:
-    """Those of _WISHES and of this processor's flags that the compiler takes: asked once, kept beside the builds."""
+def _granted(wishes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the wishes that the compiler takes: asked once, kept beside the builds."""
     command, version = compiler()
-    wishes = (*_WISHES, *_machine_flags())
     key = hashlib.sha256("\0".join([version, *command, *wishes]).encode()).hexdigest()[:32]
     folder = cache_dir()
     kept = folder / f"flags-{key}.txt"
@@ -156,6 +155,17 @@ def _granted() -> tuple[str, ...]:
     return found
 
 
+def filling(value: str) -> tuple[str, ...]:
+    """Flags that fill local variables without a value: with "zero", or with a "pattern" that is no small number.
+
+    () where the compiler cannot.
+    """
+    flag = f"-ftrivial-auto-var-init={value}"
+    # Older clangs take zeros only with a second flag, and newer ones do not know that.
+    enabling = "-enable-trivial-auto-var-init-zero-knowing-it-will-be-removed-from-clang"
+    return _granted((flag,)) or (_granted((flag, enabling)) if _is_clang() else ())
+
+
 def flags(*, line_info: bool = True) -> list[str]:
     """The flags of the fast build.
 
@@ -163,7 +173,7 @@ def flags(*, line_info: bool = True) -> list[str]:
     """
     command, _ = compiler()
     found = ["-std=c++17", "-O2", "-fPIC", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"]
-    found += ["-pthread", *_granted()]
+    found += ["-pthread", *_granted((*_WISHES, *_machine_flags()))]
     if line_info:
         # DWARF 5 with #line names the generated file. -g1 is last: -gdwarf-4 after it asks for types and variables too.
         found += ["-gdwarf-4", "-g1"]

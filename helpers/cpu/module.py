@@ -163,6 +163,7 @@ class RawModule:
         self._library: runtime.KernelLibrary | None = None
         self._asked: set[str] = set()  # variables that the host may have written
         self._instrumented = ""  # "checked" or "profiled": see `instrumented`
+        self._filling: tuple[str, ...] = ()  # flags: see `filled`
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile now rather than at the first `get_function`.
@@ -182,7 +183,7 @@ class RawModule:
         except ValueError as error:
             raise CompileError(str(error)) from None
         flags, macros = _host_options(self.options)
-        options = ["-I", str(compiler.INCLUDE), "-w", *flags]
+        options = ["-I", str(compiler.INCLUDE), "-w", *flags, *self._filling]
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
         ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body else ""
@@ -229,6 +230,13 @@ class RawModule:
         """
         twin = RawModule(code=self.code, options=self.options, name_expressions=self.name_expressions)
         twin._instrumented = "profiled" if profile else "checked"
+        twin.copy_variables(self)
+        return twin
+
+    def filled(self, value: str) -> RawModule:
+        """The same source, built so that local variables without a value begin with one: see `compiler.filling`."""
+        twin = RawModule(code=self.code, options=self.options, name_expressions=self.name_expressions)
+        twin._filling = compiler.filling(value)
         twin.copy_variables(self)
         return twin
 
@@ -307,13 +315,19 @@ class RawKernel:
         self.name = name
         self._max_dynamic: int | None = None
         self._made = False
+        self._forget_filled()
 
     @classmethod
     def _of(cls, module: RawModule, name: str) -> RawKernel:
         kernel = cls.__new__(cls)
         kernel._module, kernel.name, kernel._max_dynamic, kernel._made = module, name, None, False
+        kernel._forget_filled()
         kernel._make()
         return kernel
+
+    def _forget_filled(self) -> None:
+        self._filled: dict[str, RawKernel] = {}  # by what their local variables are filled with
+        self.known_set: set[tuple[Any, ...]] = set()  # forms of launches that use no variable without a value
 
     @property
     def code(self) -> str:
@@ -454,6 +468,15 @@ class RawKernel:
         """The same kernel of `RawModule.instrumented`, with the same limit of dynamic shared memory."""
         twin = self._module.instrumented(profile=profile).get_function(self.name)
         twin._max_dynamic = self.max_dynamic_shared_size_bytes
+        return twin
+
+    def filled(self, value: str) -> RawKernel:
+        """The same kernel of `RawModule.filled`."""
+        twin = self._filled.get(value)
+        if twin is None:
+            twin = self._module.filled(value).get_function(self.name)
+            if not twin.library.symbols.has_state():  # else it starts afresh each time
+                self._filled[value] = twin
         return twin
 
     def check(

@@ -20,6 +20,7 @@ KINDS = {
     checked.CONST_WRITTEN: "write to const",
     checked.INACTIVE_LANE: "inactive lane",
     checked.LOCAL_BOUNDS: "out of bounds",
+    checked.UNSET_LOCAL: "uninitialised",
 }
 
 _STOPPED = {
@@ -101,7 +102,7 @@ def _merged(seen: checked.Observed) -> list[Finding]:
 
 
 def _region(seen: checked.Observed, number: int | None) -> checked.Region | None:
-    return seen.regions[number] if number is not None and number < len(seen.regions) else None
+    return seen.regions[number] if number is not None and 0 <= number < len(seen.regions) else None
 
 
 def _is_forgotten(region: checked.Region | None) -> bool:
@@ -174,6 +175,9 @@ def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
     elif found.kind == checked.NEVER_WAITED:
         what = what.replace("write of", "the asynchronous copy to")
         message = f"{what} was not waited for when its thread ended, by {_at(found.access)}"
+    elif found.kind == checked.UNSET_LOCAL:
+        what = f"the {what}" if region else "whether the launch fails"
+        message = f"{what} depends on a local variable that nobody has given a value, by {_at(found.access)}"
     elif found.kind == checked.CONST_WRITTEN:
         why = "which no kernel may write" if region.kind == checked.VARIABLE else "which the kernel takes as const"
         message = f"{what}, {why}, by {_at(found.access)}"

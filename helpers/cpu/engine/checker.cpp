@@ -178,6 +178,15 @@ unsigned engine_check_barriers(const EngineBarrier** out) {
   return (unsigned)books.reached.size();
 }
 
+uint64_t engine_check_writer(unsigned region, uint64_t offset, uint64_t* block, unsigned* thread) {
+  const Region& r = books.regions[region];
+  const size_t i = offset >> r.shift;
+  if (i >= r.cells.size() || !r.cells[i].write) return 0;
+  *block = block_at(epoch_of(r.cells[i].write));
+  *thread = thread_of(r.cells[i].write);
+  return books.sites[r.cells[i].write_site].pc;
+}
+
 unsigned engine_check_sites(EngineSite* out, unsigned most) {
   for (unsigned i = 0; i < most && i < books.sites.size(); ++i) out[i] = books.sites[i];
   return (unsigned)books.sites.size();

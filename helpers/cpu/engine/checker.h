@@ -71,6 +71,8 @@ void engine_check_counts(uint64_t* barriers, uint64_t* collectives);
 unsigned engine_check_findings(const EngineFinding** out);
 unsigned engine_check_steps(const EngineStep** out, uint64_t* whole);  // whole: blocks before this one have all theirs
 unsigned engine_check_barriers(const EngineBarrier** out);
+// Of the last write of a byte of a region: its pc, or 0 where there was none.
+uint64_t engine_check_writer(unsigned region, uint64_t offset, uint64_t* block, unsigned* thread);
 unsigned engine_check_sites(EngineSite* out, unsigned most);  // returns how many there are
 }
 
