@@ -398,3 +398,15 @@ def test_what_the_messages_say() -> None:
     assert message("variables", 4).startswith("write of word 48 of __device__ past_a_variable_table, which has 192 ")
     assert message("const", 0).startswith(f"write of in[0], which the kernel takes as const, {where}")
     assert "which no kernel may write" in message("const", 2)
+
+
+def test_structs_of_minus_one_are_numbers() -> None:
+    """Bytes of 0xFF in a struct are what `empty` left only where nobody has written the array."""
+    pairs = np.dtype([("a", "i4"), ("b", "i4")])
+    code = """struct Pair { int a, b; };
+    extern "C" __global__ void k(const Pair *in, int *out) { out[threadIdx.x] = in[threadIdx.x].b; }"""
+    function = cpu.RawModule(code=code).get_function("k")
+    given = cpu.asarray(np.full(64, -1, np.int64)).view(pairs)
+    xray(function, (1,), (64,), (given, zeros(64))).assert_clean()
+    report = xray(function, (1,), (64,), (cpu.empty(64, pairs), zeros(64)))
+    assert [f.kind for f in report.findings] == ["uninitialised"]

@@ -14,69 +14,19 @@ from typing import Any
 import numpy as np
 
 from ..cuda_source import source
-from . import compiler, failures, module, runtime, symbols, unset, variables
-from .array import is_fresh, ndarray
-from .copies import PAD, Argument, Copies, Given, Memory
+from . import failures, module, runtime, symbols, unset
+from .array import ndarray
+from .assembly import REDZONE
+from .copies import PAD, Copies, Given
 from .failures import index
 from .locals import OwnArrays
+from .regions import DYNAMIC_SHARED, STATIC_SHARED, Region, regions_of
 from .structures import CheckedBarrier, CheckedFinding, CheckedRegion, CheckedSite, CheckedStep, Failure, Reason
 
-ARRAY, STATIC_SHARED, DYNAMIC_SHARED, VARIABLE = range(4)
-UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
 RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED = range(1, 7)
 SAME_VALUE, CONST_WRITTEN, INACTIVE_LANE, LOCAL_BOUNDS = range(11, 15)
 UNSET_LOCAL = 16  # found here, not by the engine
 WITHOUT_REGION = (OUT_OF_BOUNDS, INACTIVE_LANE, LOCAL_BOUNDS)  # kinds that may be of none of the launch's memory
-
-
-@dataclass(frozen=True)
-class Part:
-    """One array of a region: begin and end are bytes in it, itemsize that of its elements.
-
-    fetches, state: of its elements, in its shape; None where arrays with elements of other sizes share the memory.
-    """
-
-    name: str
-    begin: int
-    end: int
-    itemsize: int
-    writable: bool
-    fetches: np.ndarray | None
-    state: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class Region:
-    """The memory of one array of the launch, or of several that overlap; one `__shared__` array, or one variable.
-
-    fetches, state: per element of the smallest size among them; empty where it is no array of the launch. parts: the
-    arrays. writable: the kernel does not take it as const, and it is not `__constant__`.
-    """
-
-    name: str
-    kind: int
-    size: int
-    dtype: np.dtype | None
-    writable: bool
-    fetches: np.ndarray
-    state: np.ndarray
-    parts: tuple[Part, ...] = ()
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether each block has its own."""
-        return self.kind in (STATIC_SHARED, DYNAMIC_SHARED)
-
-    @property
-    def label(self) -> str:
-        """The name as a declaration begins with it."""
-        if self.kind == VARIABLE:
-            return f"{'__device__' if self.writable else '__constant__'} {self.name}"
-        return f"__shared__ {self.name}" if self.kind == STATIC_SHARED else self.name
-
-    def part_at(self, offset: int) -> Part | None:
-        """The first array that has the byte at an offset in the region, else the nearest; None for shared memory."""
-        return min(self.parts, key=lambda part: max(part.begin - offset, offset - (part.end - 1), 0), default=None)
 
 
 @dataclass(frozen=True)
@@ -229,16 +179,7 @@ def observe(
         if parameter.kind == "p" and value is not None and value.nbytes
     ]
     copies = Copies(given)
-    regions = [_array_region(memory) for memory in copies.memories]
-    told = [_told(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
-    held = [(s.name, STATIC_SHARED, s.offset, s.size, True) for s in checked.shared_arrays if not s.is_guard]
-    held.append(("dynamic shared memory", DYNAMIC_SHARED, 0, shared_mem, True))  # also where it has 0 bytes
-    for variable in variables.of_module(checked.library.symbols, checked.code):
-        address = checked.library.base + variable.offset
-        held.append((variable.name, VARIABLE, address, variable.size, not variable.is_constant))
-    for name, kind, address, size, writable in held:
-        told.append(CheckedRegion(address, size, kind, 4, int(writable), None, None))
-        regions.append(Region(name, kind, size, None, writable, np.empty(0), np.empty(0)))
+    regions, told = regions_of(checked, copies, shared_mem)
     ours = len(told)
     # What is seen of the compiler's own flags, behind all others, is left out of the result.
     told += [
@@ -251,7 +192,7 @@ def observe(
         grid, block, args, shared_mem, lambda number, value: copies.addresses.get(number, value.ctypes.data)
     )
     if checked.shared_arrays:
-        prepared.request.static_end += compiler.REDZONE  # just past the last array is a finding, not a fault
+        prepared.request.static_end += REDZONE  # just past the last array is a finding, not a fault
     with runtime.exclusive():  # the checker has one set of books
         lib.engine_check_start(table, len(told), checked.library.base if profile else 0)
         try:
@@ -331,42 +272,6 @@ def _stopped(
                 region, offset = i, inside
     who = failures.index(failure.block, prepared.grid), failures.index(failure.thread, prepared.block)
     return Stopped(reason, message, place, failures.other_place_of(failure), *who, region, offset)
-
-
-def _array_region(memory: Memory) -> Region:
-    elements = memory.size // memory.dtype.itemsize
-    fetches = np.zeros(elements, np.uint32)
-    state = np.full(elements, INITIAL, np.uint8)
-    parts = []
-    for argument in memory.arguments:
-        known = memory.view(state, argument)
-        if known is not None:
-            known[_unwritten(argument)] = UNWRITTEN
-        fetched = memory.view(fetches, argument)
-        item = argument.value.dtype.itemsize
-        parts.append(Part(argument.name, argument.begin, argument.end, item, argument.writable, fetched, known))
-    return Region(memory.name, ARRAY, memory.size, memory.dtype, memory.writable, fetches, state, tuple(parts))
-
-
-def _unwritten(argument: Argument) -> np.ndarray:
-    """Of each element, whether nobody has given it a value before the launch.
-
-    What `empty` makes is poison: bytes of 0xFF. No other number of a float has its bits. Among integers it is -1:
-    there the whole array has to be as it was made. What the kernel may write counts as unwritten where it is any NaN.
-    """
-    value, item = argument.value, argument.value.dtype.itemsize
-    if value.dtype.kind == "f" and argument.writable:
-        return np.isnan(value)
-    if item not in (1, 2, 4, 8) or (value.dtype.kind in "iu" and not is_fresh(value)):
-        return np.zeros(value.shape, bool)
-    return np.asarray(value).view(f"u{item}") == 2 ** (8 * item) - 1
-
-
-def _told(memory: Memory, region: Region) -> CheckedRegion:
-    watched = region.writable or (region.state == UNWRITTEN).any()
-    state = region.state.ctypes.data if watched else None
-    item, fetches = memory.dtype.itemsize, region.fetches.ctypes.data
-    return CheckedRegion(memory.address, memory.size, ARRAY, item, int(region.writable), fetches, state)
 
 
 def _sites(lib: ctypes.CDLL, places: _Places) -> list[Site]:

@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from .assembly import REDZONE, instrumented
+
 try:
     import fcntl
 except ImportError:  # no file locks here: two processes may then build the same
@@ -207,53 +209,14 @@ def _checked_flags(profiled: bool) -> list[str]:
     own = [*_CHECKED_CLANG, "-fno-vectorize"] if _is_clang() else [*_CHECKED_GCC, "-fno-tree-vectorize", *_INLINED]
     own.append("-fno-slp-vectorize" if _is_clang() else "-fno-tree-slp-vectorize")
     if not _is_clang() and platform.machine() in ("x86_64", "AMD64"):
-        own.append("-mstringop-strategy=libcall")  # a memcpy that is no plain load and store stays a call: see _COPIES
+        own.append(
+            "-mstringop-strategy=libcall"
+        )  # a memcpy that is no plain load and store stays a call: see assembly.py
     kept = [flag for flag in flags() if flag != "-O2"]
     if profiled:  # a call at each basic block; blocks stay in the order of the source
         own.append("-fsanitize=array-bounds" if _is_clang() else "-fsanitize=bounds")  # see checker_local.cpp
         own += ["-fsanitize-coverage=trace-pc", *([] if _is_clang() else ["-fno-reorder-blocks"])]
     return [*kept, "-O1", "-fsanitize=thread", *own, f"-DENGINE_CHECKED={REDZONE}"]
-
-
-REDZONE = 4096  # bytes between two __shared__ arrays or variables: what a row of a tile takes, and more
-
-
-_COPIES = re.compile(r"^(\s+(?:call|callq|bl)\s+_?)(memcpy|memmove|memset)\b", re.M)
-
-
-def _instrumented(assembly: str) -> str:
-    """The assembly of a checked build, with what the compiler's own options do not give it.
-
-    Calls of memcpy, memmove and memset go to the checker's: g++ tells nobody of them, and clang expects a library that
-    takes their names.
-    """
-    return _with_redzones(_COPIES.sub(r"\1engine_checked_\2", assembly))
-
-
-_HOLDING = (".tbss", ".bss", ".data")  # sections of variables
-_LOCAL = re.compile(r"^\s+\.local\s+(\S+)\n\s+\.comm\s+\1,(\d+),(\d+)$", re.M)
-
-
-def _with_redzones(assembly: str) -> str:
-    """The assembly with a gap before each `__shared__` array and each variable, in which no access is right.
-
-    Arrays begin at multiples of 128 bytes, so at bank 0. A compiler for macOS spells them otherwise: then no gaps.
-    """
-    gap = f"\t.zero {REDZONE}\n\t.balign 128"
-    statics = rf"\t.pushsection .bss\n{gap}\n\t.type \1, @object\n\t.size \1, \2\n\1:\n\t.zero \2\n\t.popsection"
-    lines, inside, held = [], "", set()
-    for line in assembly.splitlines():
-        directive = re.match(r"\s*\.(section\s+([^\s,]+)|text|data|bss|previous|pushsection|popsection)", line)
-        if directive:
-            section = directive.group(2) or f".{directive.group(1)}"
-            inside = section if section.startswith(_HOLDING) and not section.startswith(".data.rel.ro") else ""
-        elif inside and re.match(r"[A-Za-z_]\S*:", line):
-            lines.append(gap)
-            held.add(inside)
-        lines.append(line)
-    text, n_statics = _LOCAL.subn(statics, "\n".join(lines) + "\n")
-    held |= {".bss"} if n_statics else set()
-    return text + "".join(f"\t{section}\n{gap}\n" for section in sorted(held & {".bss", ".data"}))
 
 
 def _locked(path: Path) -> IO[str] | None:
@@ -369,7 +332,7 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
         return False, done.stderr
     assembly = compiled.read_text("latin-1")  # strings in the debug information need not be text
     if checked:
-        assembly = _instrumented(assembly)
+        assembly = instrumented(assembly)
         compiled.write_text(assembly, "latin-1")
     linked = run(str(compiled), "-o", str(output), *_link_flags(assembly, checked))
     return linked.returncode == 0, done.stderr + linked.stderr
@@ -390,7 +353,7 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
     own = [*(_checked_flags(checked == "profiled") if checked else flags()), *extra]
     options = [*own, "-iquote", os.getcwd()]
     parts = [text, version, *command, *own, _headers_hash(), _preprocessed(text, options)]
-    parts += [Path(__file__).read_text()] if checked else []  # which edits its assembly
+    parts += [(HERE / "assembly.py").read_text()] if checked else []
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = cache_dir()
     target = folder / f"{kind}-{key}.so"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from helpers.cpu import checked
+from helpers.cpu import checked, regions
 from helpers.draw import timeline
 
 Line = tuple[str, int]  # file and number
@@ -75,16 +75,16 @@ class Tables:
     worst: dict[Line, list[tuple[str, int, dict[int, int]]]] = field(default_factory=dict)
 
 
-def _is_constant(region: checked.Region) -> bool:
+def _is_constant(region: regions.Region) -> bool:
     """Constants have a cache of their own, which reads a word for all lanes at once: no sectors tell their cost."""
-    return region.kind == checked.VARIABLE and not region.writable
+    return region.kind == regions.VARIABLE and not region.writable
 
 
 def tables(seen: checked.Observed) -> Tables:
     """Count the sites of a run into their arrays and lines."""
     found = Tables()
     for region in seen.regions:
-        if region.size and region.kind != checked.VARIABLE:
+        if region.size and region.kind != regions.VARIABLE:
             (found.shared if region.is_shared else found.traffic)[region.name] = Figures()
     for site in seen.sites:
         region = seen.regions[site.region]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.cpu import checked, failures
+from helpers.cpu import checked, failures, regions
 
 KINDS = {
     checked.RACE: "race",
@@ -101,11 +101,11 @@ def _merged(seen: checked.Observed) -> list[Finding]:
     return [f for f in merged.values() if f.kind != "uninitialised" or (f.array, (f.file, f.line)) not in racing]
 
 
-def _region(seen: checked.Observed, number: int | None) -> checked.Region | None:
+def _region(seen: checked.Observed, number: int | None) -> regions.Region | None:
     return seen.regions[number] if number is not None and 0 <= number < len(seen.regions) else None
 
 
-def _is_forgotten(region: checked.Region | None) -> bool:
+def _is_forgotten(region: regions.Region | None) -> bool:
     """Whether it is the dynamic shared memory of a launch that gave none."""
     return region is not None and region.size == 0
 
@@ -115,7 +115,7 @@ def _at(access: checked.Access) -> str:
     return f"block {failures.triple(access.block)} thread {failures.triple(access.thread)} at {place}"
 
 
-def _element(region: checked.Region | None, offset: int) -> tuple[str, int, int | None]:
+def _element(region: regions.Region | None, offset: int) -> tuple[str, int, int | None]:
     """A byte of a region as an array, an index in it and how many elements that array reaches over.
 
     Of shared memory: its name, the index of the word, and None.
@@ -179,7 +179,7 @@ def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
         what = f"the {what}" if region else "whether the launch fails"
         message = f"{what} depends on a local variable that nobody has given a value, by {_at(found.access)}"
     elif found.kind == checked.CONST_WRITTEN:
-        why = "which no kernel may write" if region.kind == checked.VARIABLE else "which the kernel takes as const"
+        why = "which no kernel may write" if region.kind == regions.VARIABLE else "which the kernel takes as const"
         message = f"{what}, {why}, by {_at(found.access)}"
     elif found.kind == checked.UNINITIALISED:
         message = f"{what}, which nobody has written, by {_at(found.access)}"
@@ -205,11 +205,11 @@ def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
     )
 
 
-def _never_written(part: checked.Part) -> Finding | None:
+def _never_written(part: regions.Part) -> Finding | None:
     """An array that the kernel may write, with elements that had no value before and have none after."""
     if not part.writable or part.state is None:
         return None
-    left = np.flatnonzero(part.state == checked.UNWRITTEN)
+    left = np.flatnonzero(part.state == regions.UNWRITTEN)
     if left.size == 0:
         return None
     count = f"{left.size:,} of {part.state.size:,} elements of {part.name}"

@@ -84,7 +84,7 @@ struct Guess {
 
 // ---------------------------------------------------------------- a profile
 
-constexpr size_t VARIABLE_REDZONE = 4096;  // beside each variable of a module: compiler.py puts it there
+constexpr size_t VARIABLE_REDZONE = 4096;  // beside each variable of a module: assembly.py puts it there
 constexpr size_t MOST_GUESSES = 4096, MOST_STEPS = 1 << 20;
 
 // A lane's accesses since its warp was last merged. address 0: a jump backwards, that is, one more turn of a loop.

@@ -115,7 +115,7 @@ void __tsan_write_range(void* p, size_t bytes) {
   range(p, bytes, WRITE, CALLER);
   told[WRITE] = {p, bytes, (uintptr_t)CALLER};
 }
-// What an instrumented kernel calls for memcpy and its like (compiler.py): newer clangs by the second names.
+// What an instrumented kernel calls for memcpy and its like (assembly.py): newer clangs by the second names.
 #define COPIES(PREFIX)                                                    \
   void* PREFIX##memcpy(void* target, const void* source, size_t bytes) {  \
     range_once((void*)source, bytes, READ, CALLER);                       \
