@@ -188,6 +188,7 @@ class RawModule:
         self._asked: set[str] = set()  # variables that the host may have written
         self._instrumented = ""  # "checked" or "profiled": see `instrumented`
         self._uses_libraries: bool | None = None  # CUB and its kin; None: not known yet
+        self._filling: tuple[str, ...] = ()  # flags: see `filled`
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile now rather than at the first `get_function`.
@@ -209,7 +210,7 @@ class RawModule:
         if self._uses_libraries is None:
             self._uses_libraries = bool(libraries.options()) and libraries.needed(self.code)
         options = libraries.options() if self._uses_libraries else []
-        options = [*options, "-I", str(compiler.INCLUDE), *_STRICT, *flags]
+        options = [*options, "-I", str(compiler.INCLUDE), *_STRICT, *flags, *self._filling]
         options += libraries.cupy_options() if "cupy/" in code or self._uses_libraries else []
         before = f'#include "cuda_runtime.h"\n{_own_headers(code)}{macros}'
         try:
@@ -307,6 +308,13 @@ class RawModule:
         twin.copy_variables(self)
         return twin
 
+    def filled(self, value: str) -> RawModule:
+        """The same source, built so that local variables without a value begin with one: see `compiler.filling`."""
+        twin = RawModule(code=self.code, options=self.options, name_expressions=self.name_expressions)
+        twin._filling = compiler.filling(value)
+        twin.copy_variables(self)
+        return twin
+
     def copy_variables(self, other: RawModule) -> None:
         """The variables that a host has asked for, here or there, get the values that they have in `other`."""
         for name in sorted(other._asked | self._asked):
@@ -387,17 +395,24 @@ class RawKernel:
         self.name = name
         self._max_dynamic: int | None = None
         self._made = False
+        self._forget_filled()
 
     @classmethod
     def _of(cls, module: RawModule, name: str) -> RawKernel:
         kernel = cls.__new__(cls)
         kernel._module, kernel.name, kernel._max_dynamic, kernel._made = module, name, None, False
+        kernel._forget_filled()
         kernel._make()
         return kernel
 
     def __getstate__(self) -> dict[str, Any]:
         """To be pickled: the module and the name."""
-        return {"_module": self._module, "name": self.name, "_max_dynamic": self._max_dynamic, "_made": False}
+        kept = {"_module": self._module, "name": self.name, "_max_dynamic": self._max_dynamic}
+        return kept | {"_made": False, "_filled": {}, "known_set": set()}
+
+    def _forget_filled(self) -> None:
+        self._filled: dict[str, RawKernel] = {}  # by what their local variables are filled with
+        self.known_set: set[tuple[Any, ...]] = set()  # forms of launches that use no variable without a value
 
     @property
     def code(self) -> str:
@@ -585,6 +600,15 @@ class RawKernel:
             return found
         dtype = signatures.dtype_of(parameter.dtype)
         return found if address % dtype.itemsize else found[: found.size // dtype.itemsize * dtype.itemsize].view(dtype)
+
+    def filled(self, value: str) -> RawKernel:
+        """The same kernel of `RawModule.filled`."""
+        twin = self._filled.get(value)
+        if twin is None:
+            twin = self._module.filled(value).get_function(self.name)
+            if not twin.library.symbols.has_state():  # else it starts afresh each time
+                self._filled[value] = twin
+        return twin
 
     def check(
         self,
