@@ -10,9 +10,9 @@ PTX), whose products are those of compute capability 9.0 bit for bit; asynchrono
 `<cuda_pipeline.h>`), which land at their wait and not before; and the other instructions of inline PTX that
 `ptx.known()` lists.
 
-Blocks may wait for each other, in grid.sync() of a cooperative launch or by looking at memory again and again: as many as
-an H200 holds at once, if the engine has stacks for their threads (residency.py). A block that is still running after 60 s,
-or after the seconds in `COURSE_CPU_TIMEOUT`, is taken for one that never ends.
+Blocks may wait for each other, in grid.sync() of a cooperative launch or by looking at memory again and again: as many
+as an H200 holds at once, if the engine has stacks for their threads (residency.py). A block that is still running after
+60 s, or after the seconds in `COURSE_CPU_TIMEOUT`, is taken for one that never ends.
 """
 
 from __future__ import annotations
