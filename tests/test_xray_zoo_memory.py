@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zoo
+from backends import refused_by_nvrtc
 from zoo import SYNC, Bug, out, some, zeros
 
 from helpers import cpu
@@ -317,6 +318,11 @@ def module(group: str) -> cpu.RawModule:
 
 def look(group: str, bug: Bug, *, fixed: bool) -> Report:
     return zoo.look(module(group), bug, fixed=fixed)
+
+
+@pytest.mark.parametrize("group", MODULES)
+def test_nvrtc_takes_the_kernels(group: str) -> None:
+    assert refused_by_nvrtc(module(group).code, (), ("-std=c++17",)) == ""
 
 
 @pytest.mark.parametrize(("group", "bug"), ZOO)

@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import pytest
 import zoo
+from backends import refused_by_nvrtc
 from zoo import SYNC, Bug, out, some
 
 from helpers import cpu
@@ -37,7 +38,7 @@ GROUP_BARRIERS = [
         """NAME(const float *in, float *out) {
   __shared__ float s[64];
   auto block = cooperative_groups::this_thread_block();
-  auto tile = cooperative_groups::tiled_partition<8>(cooperative_groups::tiled_partition<16>(block));
+  auto tile = cooperative_groups::tiled_partition<8>(cooperative_groups::tiled_partition<32>(block));
   int t = threadIdx.x;
   s[t] = in[t];  // here
   cooperative_groups::sync(tile);
@@ -173,14 +174,14 @@ COPIES = [
         at_thread=63,
     ),
     Bug(
-        "memmove_over_its_neighbour",
+        "memcpy_over_its_neighbour",
         "race",
         """NAME(float *a, int bytes) {
-  memmove(a + 2 * threadIdx.x, a + 2 * threadIdx.x + 1, bytes);  // here // there
+  memcpy(a + 2 * threadIdx.x, a + 200 + threadIdx.x, bytes);  // here // there
 }
 """,
-        (("1, bytes)", "1, bytes - 4)"),),
-        lambda: (some(130), np.int32(8)),
+        ((", bytes);", ", bytes - 4);"),),
+        lambda: (some(300), np.int32(12)),
         array="a",
     ),
 ]
@@ -331,6 +332,11 @@ def module(group: str) -> cpu.RawModule:
 
 def look(group: str, bug: Bug, *, fixed: bool) -> Report:
     return zoo.look(module(group), bug, fixed=fixed)
+
+
+@pytest.mark.parametrize("group", MODULES)
+def test_nvrtc_takes_the_kernels(group: str) -> None:
+    assert refused_by_nvrtc(module(group).code, (), ("-std=c++17",)) == ""
 
 
 @pytest.mark.parametrize(("group", "bug"), ZOO)

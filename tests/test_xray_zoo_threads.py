@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import pytest
 import zoo
+from backends import refused_by_nvrtc
 from zoo import Bug, out, some, zeros
 
 from helpers import cpu
@@ -219,6 +220,11 @@ def look(group: str, bug: Bug, *, fixed: bool) -> Report:
     if group == "unset" and not compiler.filling("pattern"):
         pytest.skip("this compiler cannot fill local variables")
     return zoo.look(module(group), bug, fixed=fixed)
+
+
+@pytest.mark.parametrize("group", MODULES)
+def test_nvrtc_takes_the_kernels(group: str) -> None:
+    assert refused_by_nvrtc(module(group).code, (), ("-std=c++17",)) == ""
 
 
 @pytest.mark.parametrize(("group", "bug"), ZOO)

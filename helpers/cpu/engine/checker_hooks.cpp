@@ -85,11 +85,19 @@ HOOKS(8)
 HOOKS(16)
 #undef HOOKS
 
-static void range(void* p, size_t bytes, Kind kind, void* caller) {
+// Whether a write of many pieces, all told before the first is done, changes what is there.
+enum Change { SAME, OTHER, UNKNOWN };
+
+static void range(void* p, size_t bytes, Kind kind, void* caller, Change change = UNKNOWN) {
   for (size_t i = 0; i < bytes;) {
     unsigned size = 16;  // in pieces as wide as a GPU would take them
     while (size > 1 && (size > bytes - i || ((uintptr_t)p + i) % size)) size /= 2;
     access((char*)p + i, size, kind, PLAIN, caller);
+    // Two writes of one place: of lanes of a warp by one instruction nothing is said where the values are not known.
+    if (kind == WRITE && change != SAME && books.same_value.is_open && (change == OTHER || size < bytes)) {
+      if (change == UNKNOWN && books.same_value.one_step) books.same_value.is_open = false;
+      else settle_same_value(true);
+    }
     i += size;
   }
 }
@@ -100,12 +108,12 @@ static struct {
   uintptr_t pc;
 } told[2];
 
-static void range_once(void* p, size_t bytes, Kind kind, void* caller) {
+static void range_once(void* p, size_t bytes, Kind kind, void* caller, Change change = UNKNOWN) {
   const uintptr_t pc = (uintptr_t)caller;
   const bool again = told[kind].p == p && told[kind].bytes == bytes && pc > told[kind].pc && pc < told[kind].pc + 128;
   told[kind].p = nullptr;
   const bool is_local = (uintptr_t)p < current.stack_top && (uintptr_t)p + STACK_REACH > current.stack_top;
-  if (!again && !is_local) range(p, bytes, kind, caller);
+  if (!again && !is_local) range(p, bytes, kind, caller, change);
 }
 
 void __tsan_read_range(void* p, size_t bytes) {
@@ -117,19 +125,28 @@ void __tsan_write_range(void* p, size_t bytes) {
   told[WRITE] = {p, bytes, (uintptr_t)CALLER};
 }
 // What an instrumented kernel calls for memcpy and its like (assembly.py): newer clangs by the second names.
+static void told_copy(void* target, const void* source, size_t bytes, void* caller) {
+  range_once((void*)source, bytes, READ, caller);
+  range_once(target, bytes, WRITE, caller, memcmp(target, source, bytes) ? OTHER : SAME);
+}
+
+static void told_fill(void* target, int value, size_t bytes, void* caller) {
+  const unsigned char* p = (const unsigned char*)target;
+  const bool same = std::all_of(p, p + bytes, [&](unsigned char byte) { return byte == (unsigned char)value; });
+  range_once(target, bytes, WRITE, caller, same ? SAME : OTHER);
+}
+
 #define COPIES(PREFIX)                                                    \
   void* PREFIX##memcpy(void* target, const void* source, size_t bytes) {  \
-    range_once((void*)source, bytes, READ, CALLER);                       \
-    range_once(target, bytes, WRITE, CALLER);                             \
+    told_copy(target, source, bytes, CALLER);                             \
     return memmove(target, source, bytes);                                \
   }                                                                       \
   void* PREFIX##memmove(void* target, const void* source, size_t bytes) { \
-    range_once((void*)source, bytes, READ, CALLER);                       \
-    range_once(target, bytes, WRITE, CALLER);                             \
+    told_copy(target, source, bytes, CALLER);                             \
     return memmove(target, source, bytes);                                \
   }                                                                       \
   void* PREFIX##memset(void* target, int value, size_t bytes) {           \
-    range_once(target, bytes, WRITE, CALLER);                             \
+    told_fill(target, value, bytes, CALLER);                              \
     return memset(target, value, bytes);                                  \
   }
 COPIES(engine_checked_)
