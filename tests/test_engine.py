@@ -351,12 +351,16 @@ def test_variables_of_the_module(cp: Any) -> None:
     np.testing.assert_allclose(cp.asnumpy(out), expected, rtol=1e-6, atol=1e-6)
     assert int(cp.asnumpy(cp.ndarray((1,), np.int32, module.get_global("counter")))[0]) == 43
 
-    again = cp.RawModule(code=SOURCE, name_expressions=NAMES)  # its variables are its own, and start afresh
+    again = cp.RawModule(code=SOURCE, name_expressions=NAMES)  # the same source: the same module, and its variables
     again.get_function("variables")((1,), (16,), (out, counts))
+    assert int(cp.asnumpy(counts)[0]) == 44
+
+    other = cp.RawModule(code=SOURCE + "\n", name_expressions=NAMES)  # its variables are its own, and start afresh
+    other.get_function("variables")((1,), (16,), (out, counts))
     assert int(cp.asnumpy(counts)[0]) == 1
     expected = np.resize([0.5, 1.5, 2.5], 16).astype(np.float32)
     np.testing.assert_array_equal(cp.asnumpy(out), expected)
-    assert int(cp.asnumpy(cp.ndarray((1,), np.int32, module.get_global("counter")))[0]) == 43
+    assert int(cp.asnumpy(cp.ndarray((1,), np.int32, module.get_global("counter")))[0]) == 44
 
 
 @on_each_device

@@ -8,7 +8,8 @@ the cores. It knows nothing of attention and imports nothing of the course.
 Of a GPU's hardware it has: warp-wide operations; tensor cores (`<mma.h>`; mma.sync, ldmatrix and stmatrix as inline
 PTX), whose products are those of compute capability 9.0 bit for bit; asynchronous copies (cp.async,
 `<cuda_pipeline.h>`), which land at their wait and not before; and the other instructions of inline PTX that
-`ptx.known()` lists.
+`ptx.known()` lists. Instructions that it does not know (wgmma, TMA, those of clusters) stop the thread that reaches
+them, with their line and the nearest that it knows.
 """
 
 from __future__ import annotations

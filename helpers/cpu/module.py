@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,10 @@ def _explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
     return "\n".join(shown or elsewhere) or diagnostics.strip()
 
 
+# Modules of the same source and options are one in memory, as they are with CuPy: they share their variables.
+_LOADED: dict[tuple[Path, tuple[str, ...]], runtime.KernelLibrary] = {}
+
+
 class RawModule:
     """CUDA C++ source whose kernels run on the CPU; the parameters are `cupy.RawModule`'s.
 
@@ -207,7 +212,7 @@ class RawModule:
         if log_stream is not None:
             log_stream.write(diagnostics)
         try:
-            library = runtime.KernelLibrary(path)
+            library = _LOADED.get((path, self.options)) or runtime.KernelLibrary(path)
         except (OSError, AttributeError) as error:
             undefined = re.search(r"undefined symbol: (\w+)|symbol not found.*'_(\w+)'", str(error))
             if undefined:
@@ -222,6 +227,8 @@ class RawModule:
         structures.compare({name: (size, theirs) for (name, size), theirs in zip(ours.items(), sizes, strict=True)})
         self._entries = {table[index].name.decode(): table[index] for index in range(count.value)}
         self._library = library
+        if not self._instrumented:
+            _LOADED[path, self.options] = library
 
     def instrumented(self, *, profile: bool) -> RawModule:
         """The same source, built so that every memory access calls the engine's checker: for checked.py.

@@ -144,12 +144,8 @@ static inline unsigned __fns(unsigned mask, unsigned base, int n) {
 static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   unsigned long long both = (unsigned long long)y << 32 | x;
   unsigned r = 0;
-  for (int i = 0; i < 4; ++i) {
-    unsigned s = selector >> (4 * i) & 0xF, byte = (unsigned)(both >> (8 * (s & 7)) & 0xFF);
-    if (s & 8) byte = byte & 0x80 ? 0xFF : 0;  // replicate the sign
-    r |= byte << (8 * i);
-  }
-  return r;
+  for (int i = 0; i < 4; ++i) r |= (unsigned)(both >> (8 * (selector >> (4 * i) & 7)) & 0xFF) << (8 * i);
+  return r;  // bit 3 of a selector, with which prmt repeats the sign, is dropped
 }
 static inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
   return (unsigned)((((unsigned long long)high << 32 | low) << (shift & 31)) >> 32);
