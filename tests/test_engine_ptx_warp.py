@@ -114,7 +114,9 @@ def test_an_error_in_a_macro_names_the_line_of_its_use() -> None:
 
 
 def test_macros_of_the_options_and_of_the_users_headers(tmp_path: Any) -> None:
-    (tmp_path / "own.cuh").write_text('#define SET(x) asm("mov.b32 %0, " NUMBER ";" : "=r"(x))\n')
+    text = '#include <cuda_fp16.h>\n#define SET(x) asm("mov.b32 %0, " NUMBER ";" : "=r"(x))\n'
+    (tmp_path / "own.cuh").write_text(text)
+    (tmp_path / "shared.cuh").write_text("#include <cuda_fp16.h>\n#define SHARED extern __shared__ int s[]\n")
     includes = '#include <stdlib.h>\n#include <algorithm>\n#include "own.cuh"\n'
     code = includes + 'extern "C" __global__ void k(int *a) {\n  SET(a[0]);\n}\n'
     for number in (5, 6):
@@ -122,6 +124,9 @@ def test_macros_of_the_options_and_of_the_users_headers(tmp_path: Any) -> None:
         options = (f"-I{tmp_path}", f'-DNUMBER="{number}"')
         cpu.RawModule(code=code, options=options).get_function("k")((1,), (1,), (y,))
         assert y[0] == number
+    code = '#include "shared.cuh"\nextern "C" __global__ void k(int *a) {\n  SHARED;\n  s[1] = 3;\n  a[0] = s[1];\n}\n'
+    cpu.RawModule(code=code, options=(f"-I{tmp_path}",)).get_function("k")((1,), (1,), (y,), shared_mem=8)
+    assert y[0] == 3
 
 
 # ------------------------------------------------------------------------------------ lanes

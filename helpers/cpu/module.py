@@ -184,16 +184,25 @@ class RawModule:
     def _build(self, plain: list[str], log_stream: Any = None) -> None:
         flags, macros = _host_options(self.options)
         options = ["-I", str(compiler.INCLUDE), "-w", *flags]
-        before = f'#include "cuda_runtime.h"\n{_own_headers(self.code)}{macros}'
+        first, ptx = '#include "cuda_runtime.h"\n', "#include <ptx_instructions.h>\n"
+        then = f"{_own_headers(self.code)}{macros}"
+        was_expanded = False
+
+        def expanded(code: str) -> str | None:
+            nonlocal was_expanded
+            was_expanded = True
+            return compiler.expanded(first + ptx + then, code, SOURCE_NAME, options)
+
         try:
-            body = translate(self.code, lambda code: compiler.expanded(before, code, SOURCE_NAME, options), SOURCE_NAME)
+            body = translate(self.code, expanded, SOURCE_NAME)
         except ValueError as error:
             raise CompileError(str(error)) from None
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
-        ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body else ""
+        if "engine::ptx::" not in body and not was_expanded:  # (expanded text lacks what this includes)
+            ptx = ""
         text = (
-            f'#include "cuda_runtime.h"\n{ptx}{_own_headers(self.code)}{macros}#line 1 "{SOURCE_NAME}"\n{body}\n'
+            f'{first}{ptx}{then}#line 1 "{SOURCE_NAME}"\n{body}\n'
             f'#line 1 "{_ENTRIES}"\n'
             f'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {{\n'
             f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
