@@ -211,7 +211,7 @@ def _preprocessed(text: str, options: list[str]) -> str:
     return subprocess.run(command, input=text, capture_output=True, text=True).stdout
 
 
-OF_THE_SYSTEM = "/* of the system */"  # behind a #line
+OF_THE_SYSTEM = "/* of the system */"  # behind the #line of a header that is no part of the source
 # What the translation still has to find: these stay as they are written.
 _KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__")
 
@@ -238,7 +238,8 @@ def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
         return None
     # `# 12 "kernel.cu" 2 3` also says where includes begin and end, and, by the 3, that the file is the system's.
     found = done.stdout.partition(marker + "\n")[2]
-    found = re.sub(r'^# (\d+ "[^"\n]*").* 3\b.*$', rf"#line \1 {OF_THE_SYSTEM}", found, flags=re.M)
+    theirs = rf'^# (\d+ "{re.escape(str(INCLUDE))}[^"\n]*"|\d+ "[^"\n]*"(?=.* 3\b)).*$'
+    found = re.sub(theirs, rf"#line \1 {OF_THE_SYSTEM}", found, flags=re.M)
     found = re.sub(r'^# (\d+ "[^"\n]*").*$', r"#line \1", found, flags=re.M)
     if own:
         with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix="expanding-", delete=False) as file:

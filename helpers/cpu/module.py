@@ -212,24 +212,28 @@ class RawModule:
         options = libraries.options() if self._uses_libraries else []
         options = [*options, "-I", str(compiler.INCLUDE), *_STRICT, *flags, *self._filling]
         options += libraries.cupy_options() if "cupy/" in code or self._uses_libraries else []
-        before = f'#include "cuda_runtime.h"\n{_own_headers(code)}{macros}'
+        first, ptx = '#include "cuda_runtime.h"\n', "#include <ptx_instructions.h>\n"
+        then = f"{_own_headers(code)}{macros}"
+        was_expanded = False
+
+        def expanded(code: str) -> str | None:
+            nonlocal was_expanded
+            was_expanded = True
+            return compiler.expanded(first + ptx + then, code, SOURCE_NAME, options)
+
         try:
-            body = translate(
-                code,
-                lambda code: compiler.expanded(before, code, SOURCE_NAME, options),
-                SOURCE_NAME,
-                keep_asm=self._uses_libraries,
-            )
+            body = translate(code, expanded, SOURCE_NAME, keep_asm=self._uses_libraries)
         except ValueError as error:
             raise CompileError(str(error)) from None
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
-        ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body or self._uses_libraries else ""
+        if "engine::ptx::" not in body and not was_expanded and not self._uses_libraries:
+            ptx = ""  # (expanded text lacks what this includes)
         bridge = "#include <cupy/complex.cuh>\n" if self._translates_cucomplex else ""
 
         def whole(body: str) -> str:
             return (
-                f'#include "cuda_runtime.h"\n{ptx}{_own_headers(code)}{macros}{bridge}#line 1 "{SOURCE_NAME}"\n{body}\n'
+                f'{first}{ptx}{then}{bridge}#line 1 "{SOURCE_NAME}"\n{body}\n'
                 f'#line 1 "{_ENTRIES}"\n'
                 f'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {{\n'
                 f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
