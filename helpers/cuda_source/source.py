@@ -107,6 +107,11 @@ def is_template(code: str, name: str) -> bool:
     return bool(match and match.group(1))
 
 
+def has_dynamic_shared(code: str) -> bool:
+    """Whether the source declares an `extern __shared__` array, whose size is chosen at the launch."""
+    return bool(re.search(r"\bextern\b[^;{}=]*\b__shared__", blank_comments(code)))
+
+
 def is_only_declared(code: str, name: str) -> bool:
     """Whether the one place that mentions a name declares a `__shared__` array: a GPU's compiler leaves it out."""
     text = blank_comments(code)

@@ -38,6 +38,8 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
+// What a macro's `extern __shared__ T name[]` becomes. A capture is legal in functions alone, as the memory is.
+#define ENGINE_EXTERN_SHARED(...) [&] { return (__VA_ARGS__*)engine_dynamic_shared(); }()
 #define ENGINE_ALIGNAS(...) __attribute__((aligned(engine::alignment<__VA_ARGS__>())))
 #define __builtin_align__(n) __align__(n)
 #ifndef __clang__
