@@ -10,7 +10,7 @@ import pytest
 from backends import compiled, on_each_device
 
 from helpers import cpu
-from helpers.cpu import CompileError, LaunchError, diagnostics
+from helpers.cpu import CompileError, LaunchError, messages
 
 KERNEL = 'extern "C" __global__ void k(float *a) {{\n{body}\n}}\n'
 
@@ -112,7 +112,7 @@ def test_a_header_of_cuda_that_the_engine_lacks(header: str) -> None:
 
 
 def test_the_headers_that_are_named_compile() -> None:
-    names = diagnostics.available_headers()
+    names = messages.available_headers()
     assert not [name for name in names if "engine" in name]
     cpu.RawModule(code="".join(f"#include <{name}>\n" for name in names) + KERNEL.format(body="")).compile()
 
@@ -211,3 +211,32 @@ def test_what_the_engine_does_not_have_is_blamed_only_where_it_is_used() -> None
     code = "// tex2D\n#define LAUNCH child<<<1, 1>>>()\n" + KERNEL.format(body="  a[0] = nothing;")
     first, *_ = refusal(code)
     assert re.match(r"kernel\.cu:4: error: .*nothing", first)
+
+
+# ---------------------------------------------------------------- declarations of the host that stand beside kernels
+
+
+BESIDE = """
+__device__ void run(float *a, int n, cudaStream_t stream = 0, cudaEvent_t done = 0);
+__device__ cudaError_t check(const cudaDeviceProp &of, cudaMemcpyKind, cudaGraphExec_t *, cudaIpcMemHandle_t *);
+struct Plan {
+  cudaStream_t stream;
+  cudaPitchedPtr pitched;
+  cudaExtent extent;
+  cudaMemPool_t pool;
+};
+extern "C" __global__ void k(int *a) {
+  a[0] = cudaSuccess;
+  a[1] = cudaErrorIllegalAddress;
+  a[2] = cudaErrorLaunchFailure;
+  a[3] = cudaMemcpyDeviceToHost;
+  a[4] = sizeof(Plan);
+}
+"""
+
+
+@on_each_device
+def test_types_of_the_runtime_api(cp: Any) -> None:
+    a = cp.zeros(5, np.int32)
+    compiled(cp, BESIDE).get_function("k")((1,), (1,), (a,))
+    assert cp.asnumpy(a).tolist() == [0, 700, 719, 2, 72]

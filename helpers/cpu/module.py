@@ -13,10 +13,10 @@ import numpy as np
 
 from ..cuda_source import signatures, source
 from ..cuda_source.signatures import Parameter
-from . import array, compiler, diagnostics, failures, runtime, structures, symbols
+from . import array, compiler, failures, messages, runtime, structures, symbols
 from .compiler import CompileError
 from .copies import extent_of
-from .diagnostics import ENTRIES, FIRST_ENTRY, SOURCE_NAME
+from .messages import SOURCE_NAME
 from .structures import Entry, EntryParameter, LaunchRequest
 from .translate import translate
 
@@ -28,6 +28,8 @@ SHARED_PER_BLOCK = 48 * 1024
 SHARED_PER_BLOCK_OPTIN = 227 * 1024
 SHARED_PER_MULTIPROCESSOR = 228 * 1024
 
+_ENTRIES, _FIRST_ENTRY = messages.ENTRIES, messages.FIRST_ENTRY
+
 
 class LaunchError(RuntimeError):
     """A launch that a GPU would refuse, or that failed while it ran."""
@@ -36,7 +38,8 @@ class LaunchError(RuntimeError):
 _GPU_ONLY = re.compile(
     r"-(-?use_fast_math|lineinfo|-?generate-line-info|G|-device-debug|arch.*|-gpu-architecture.*|-?ptxas-options.*|"
     r"Xptxas.*|-?maxrregcount.*|-?ftz.*|-?prec-div.*|-?prec-sqrt.*|-?fmad.*|-?extra-device-vectorization|w|-?dopt.*|"
-    r"dc|-?relocatable-device-code.*|-?rdc.*|-?restrict|-?device-as-default-execution-space|-?default-device|-?split-compile.*|-?jit.*)$"
+    r"dc|-?relocatable-device-code.*|-?rdc.*|-?restrict|-?device-as-default-execution-space|-?default-device|"
+    r"-?split-compile.*|-?jit.*)$"
 )
 
 
@@ -153,30 +156,30 @@ class RawModule:
         ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body else ""
         text = (
             f'#include "cuda_runtime.h"\n{ptx}{_own_headers(self.code)}{macros}#line 1 "{SOURCE_NAME}"\n{body}\n'
-            f'#line 1 "{ENTRIES}"\n'
+            f'#line 1 "{_ENTRIES}"\n'
             f'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {{\n'
             f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
             f"*engine_count = {len(names)};\n"
             "engine_sizes[0] = sizeof(engine::Entry), engine_sizes[1] = sizeof(engine::Parameter);\n"
             "return engine_table;\n}\n"
         )
-        path, printed = compiler.build(text, options, checked=self._instrumented)
+        path, diagnostics = compiler.build(text, options, checked=self._instrumented)
         if path is None:
             # The text shows kernels that the preprocessor leaves out, or that a namespace holds: do without them.
-            blamed = {int(line) for line in re.findall(rf"^{ENTRIES}:(\d+):", printed, re.M)}
-            unknown = [name for line, name in enumerate(plain, FIRST_ENTRY) if line in blamed]
+            blamed = {int(line) for line in re.findall(rf"^{_ENTRIES}:(\d+):", diagnostics, re.M)}
+            unknown = [name for line, name in enumerate(plain, _FIRST_ENTRY) if line in blamed]
             if unknown:
                 return self._build([name for name in plain if name not in unknown], log_stream)
-            raise CompileError(diagnostics.explain(printed, self.code, names))
+            raise CompileError(messages.explain(diagnostics, self.code, names))
         if log_stream is not None:
-            log_stream.write(printed)
+            log_stream.write(diagnostics)
         try:
             library = runtime.KernelLibrary(path)
         except (OSError, AttributeError) as error:
             undefined = re.search(r"undefined symbol: (\w+)|symbol not found.*'_(\w+)'", str(error))
             if undefined:
                 name = undefined.group(1) or undefined.group(2)
-                raise CompileError(diagnostics.undefined(name, self.code)) from None
+                raise CompileError(messages.undefined(name, self.code)) from None
             path.unlink(missing_ok=True)  # a broken file in the cache
             library = runtime.KernelLibrary(compiler.build(text, options, checked=self._instrumented)[0])
         library.handle.engine_entries.restype = ctypes.POINTER(Entry)

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <ctime>
 
+#include "driver_types.h"
 #include "vector_types.h"
 
 // ---------------------------------------------------------------- the language
