@@ -163,6 +163,8 @@ def test_balanced_braces_are_not_blamed() -> None:
     """An error that speaks of braces, in a source where each has its partner."""
     first, *_ = refusal(KERNEL.format(body="  a[0] = 1\n#ifdef NOTHING\n  {\n#endif"))
     assert re.match(r"kernel\.cu:[236]: error: expected", first), first
+    first, *_ = refusal("#define BEGIN \\\n  { \\\n  {\n#define END \\\n  }\n" + KERNEL.format(body="  a[0] = 1"))
+    assert re.match(r"kernel\.cu:[78]: error: expected", first), first
 
 
 # ---------------------------------------------------------------- static assertions

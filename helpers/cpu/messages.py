@@ -144,8 +144,9 @@ def _branches(clean: str, *, first: bool) -> list[str]:
             skipping[-1] = True
         elif word == "endif" and skipping:
             skipping.pop()
-        in_directive = (in_directive or bool(directive)) and line.rstrip().endswith("\\")
-        kept.append("" if directive or in_directive or any(skipping) else line)
+        in_directive = in_directive or bool(directive)
+        kept.append("" if in_directive or any(skipping) else line)
+        in_directive = in_directive and line.rstrip().endswith("\\")
     return kept
 
 
