@@ -226,6 +226,7 @@ struct Plan {
   cudaPitchedPtr pitched;
   cudaExtent extent;
   cudaMemPool_t pool;
+  cudaIpcMemHandle_t handle;
 };
 extern "C" __global__ void k(int *a) {
   a[0] = cudaSuccess;
@@ -241,4 +242,4 @@ extern "C" __global__ void k(int *a) {
 def test_types_of_the_runtime_api(cp: Any) -> None:
     a = cp.zeros(5, np.int32)
     compiled(cp, BESIDE).get_function("k")((1,), (1,), (a,))
-    assert cp.asnumpy(a).tolist() == [0, 700, 719, 2, 72]
+    assert cp.asnumpy(a).tolist() == [0, 700, 719, 2, 136]

@@ -1,5 +1,5 @@
-// The types of the host's runtime API, which NVRTC knows in every source: declarations beside kernels name them. Nothing
-// here can be called, and the structs have no members.
+// The types of the host's runtime API, which NVRTC knows in every source: declarations beside kernels name them. No
+// function of it is here, and a struct that only the host fills has no members.
 #pragma once
 
 typedef struct CUstream_st* cudaStream_t;
@@ -14,13 +14,18 @@ typedef const struct cudaArray* cudaArray_const_t;
 typedef struct cudaMipmappedArray* cudaMipmappedArray_t;
 struct cudaDeviceProp;
 struct cudaFuncAttributes;
-struct cudaIpcEventHandle_st;
-struct cudaIpcMemHandle_st;
 struct cudaLaunchConfig_st;
 struct cudaMemcpy3DParms;
 struct cudaPointerAttributes;
-typedef struct cudaIpcEventHandle_st cudaIpcEventHandle_t;
-typedef struct cudaIpcMemHandle_st cudaIpcMemHandle_t;
+typedef struct cudaIpcEventHandle_st {
+  char reserved[64];
+} cudaIpcEventHandle_t;
+typedef struct cudaIpcMemHandle_st {
+  char reserved[64];
+} cudaIpcMemHandle_t;
+struct cudaMemPoolPtrExportData {
+  unsigned char reserved[64];
+};
 typedef struct cudaLaunchConfig_st cudaLaunchConfig_t;
 
 struct cudaPitchedPtr {
@@ -40,6 +45,12 @@ enum cudaMemcpyKind {
   cudaMemcpyDeviceToHost = 2,
   cudaMemcpyDeviceToDevice = 3,
   cudaMemcpyDefault = 4
+};
+enum cudaFuncCache {
+  cudaFuncCachePreferNone = 0,
+  cudaFuncCachePreferShared = 1,
+  cudaFuncCachePreferL1 = 2,
+  cudaFuncCachePreferEqual = 3
 };
 enum cudaMemAllocationHandleType {
   cudaMemHandleTypeNone = 0x0,
