@@ -39,6 +39,9 @@ def explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
         code: the source text.
         names: the kernels and name expressions of the table `ENTRIES`, in their order.
     """
+    # A kernel's build may have exceptions off; the words of a GPU's compiler say why.
+    refused = r"exception handling disabled, use .?-fexceptions.? to enable|cannot use '\w+' with exceptions disabled"
+    diagnostics = re.sub(refused, "device code does not support exception handling", diagnostics)
     table = source.line_table(code, SOURCE_NAME)
     found = _errors(diagnostics)
     unclosed = _unbalanced_brace(code)
