@@ -243,3 +243,36 @@ def test_types_of_the_runtime_api(cp: Any) -> None:
     a = cp.zeros(5, np.int32)
     compiled(cp, BESIDE).get_function("k")((1,), (1,), (a,))
     assert cp.asnumpy(a).tolist() == [0, 700, 719, 2, 136]
+
+
+# ---------------------------------------------------------------- names that NVRTC leaves to the source
+
+
+OWN_NAMES = """
+typedef unsigned long long int uint64_t;
+using int64_t = long long;
+typedef unsigned int uint32_t;  // uint64_t of 8 bytes
+static __device__ __forceinline__ unsigned long long __globaltimer() { return 7; }
+__device__ uint64_t twice(uint64_t a) { return 2 * a; }
+__device__ int total(std::initializer_list<int> all) {
+  int sum = 0;
+  for (int one : all) sum += one;
+  return sum;
+}
+extern "C" __global__ void k(uint64_t *a, int64_t *b, uint32_t c) {
+  atomicAdd(&a[0], (uint64_t)1 << 40);
+  a[1] = twice(a[1]);
+  a[2] = std::move(b[0]) + c;
+  a[3] = __globaltimer();
+  b[0] = sizeof(uint64_t) + total({1, 2, 3});
+  b[1] = (int64_t)-5 / 2;
+}
+"""
+
+
+@on_each_device
+def test_names_that_the_source_declares_itself(cp: Any) -> None:
+    a, b = cp.asarray(np.array([3, 5, 0, 0], np.uint64)), cp.asarray(np.array([100, 0], np.int64))
+    compiled(cp, OWN_NAMES).get_function("k")((1,), (1,), (a, b, np.uint32(9)))
+    assert cp.asnumpy(a).tolist() == [3 + 2**40, 10, 109, 7]
+    assert cp.asnumpy(b).tolist() == [14, -2]

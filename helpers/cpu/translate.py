@@ -71,6 +71,27 @@ def _asm_error(code: str, at: int, message: str) -> str:
     )
 
 
+_LONG_LONG = re.compile(
+    r"\btypedef\b[\w\s]*\blong\s+long\b[\w\s]*?\b(u?int64_t)\s*;|\busing\s+(u?int64_t)\s*=[\w\s]*\blong\s+long\b[\w\s]*;"
+)
+
+
+def _with_own_integers(code: str) -> str:
+    """The code with the names int64_t and uint64_t made its own, where it declares them as long long.
+
+    NVRTC has neither without a header, and sources for it bring theirs. A host's are of another type, of the same size.
+    """
+    found = {match[1] or match[2] for match in _LONG_LONG.finditer(blank_comments(code))}
+    if not found:
+        return code
+    words = re.compile(rf"(?<!std::)\b({'|'.join(found)})\b")
+    pieces, end = [], 0
+    for match in words.finditer(blank_comments(code)):
+        pieces += [code[end : match.start()], f"engine_{match[1]}"]
+        end = match.end()
+    return "".join(pieces) + code[end:]
+
+
 def translate(code: str) -> str:
     """The source as a host compiler takes it; its lines keep their numbers.
 
@@ -83,6 +104,7 @@ def translate(code: str) -> str:
     Raises:
         ValueError: an asm statement that the engine cannot follow, see ptx.py.
     """
+    code = _with_own_integers(code)
     clean = blank_comments(code)
     edits: list[tuple[int, int, str]] = []  # begin, end, new text
     for match in _ASM.finditer(clean):

@@ -12,6 +12,8 @@
 #include <string.h>
 #include <cstdio>
 #include <ctime>
+#include <initializer_list>
+#include <utility>
 
 #include "driver_types.h"
 #include "vector_types.h"
@@ -95,7 +97,6 @@ static inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_C
 static inline long long clock64() { return engine_clock(); }
 static inline clock_t engine_clock32() { return (clock_t)(int)engine_clock(); }
 #define clock engine_clock32
-static inline unsigned long long __globaltimer() { return (unsigned long long)engine_clock(); }
 static inline void __nanosleep(unsigned) { engine_yield(); }
 static inline void __brkpt() {}
 static inline void __trap(ENGINE_HERE) { engine_fail("the kernel called __trap()", file, line); }
