@@ -227,6 +227,7 @@ struct Plan {
   cudaExtent extent;
   cudaMemPool_t pool;
   cudaIpcMemHandle_t handle;
+  cudaMemLocation where;
 };
 extern "C" __global__ void k(int *a) {
   a[0] = cudaSuccess;
@@ -242,7 +243,7 @@ extern "C" __global__ void k(int *a) {
 def test_types_of_the_runtime_api(cp: Any) -> None:
     a = cp.zeros(5, np.int32)
     compiled(cp, BESIDE).get_function("k")((1,), (1,), (a,))
-    assert cp.asnumpy(a).tolist() == [0, 700, 719, 2, 136]
+    assert cp.asnumpy(a).tolist() == [0, 700, 719, 2, 144]
 
 
 # ---------------------------------------------------------------- names that NVRTC leaves to the source
@@ -259,13 +260,19 @@ __device__ int total(std::initializer_list<int> all) {
   for (int one : all) sum += one;
   return sum;
 }
+struct Pair {
+  int first, second;
+  __device__ Pair(int a, int b) : first(a), second(b) {}
+};
 extern "C" __global__ void k(uint64_t *a, int64_t *b, uint32_t c) {
   atomicAdd(&a[0], (uint64_t)1 << 40);
   a[1] = twice(a[1]);
   a[2] = std::move(b[0]) + c;
   a[3] = __globaltimer();
   b[0] = sizeof(uint64_t) + total({1, 2, 3});
-  b[1] = (int64_t)-5 / 2;
+  __shared__ alignas(8) unsigned char room[sizeof(Pair)];
+  Pair *pair = new (room) Pair(-5, 2);
+  b[1] = (int64_t)pair->first / pair->second;
 }
 """
 
@@ -276,3 +283,11 @@ def test_names_that_the_source_declares_itself(cp: Any) -> None:
     compiled(cp, OWN_NAMES).get_function("k")((1,), (1,), (a, b, np.uint32(9)))
     assert cp.asnumpy(a).tolist() == [3 + 2**40, 10, 109, 7]
     assert cp.asnumpy(b).tolist() == [14, -2]
+
+
+def test_a_kernel_with_the_size_of_its_blocks() -> None:
+    """A GPU's launch counts clusters then, so this stays on the engine."""
+    code = 'extern "C" __global__ void __block_size__((32, 1, 1)) k(int *a) {\n  a[threadIdx.x] = threadIdx.x;\n}\n'
+    a = cpu.zeros(32, np.int32)
+    cpu.RawModule(code=code).get_function("k")((1,), (32,), (a,))
+    assert (a == np.arange(32)).all()

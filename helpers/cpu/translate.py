@@ -36,6 +36,27 @@ def _extern_in_macros(code: str, clean: str) -> list[tuple[int, int, str]]:
     return edits
 
 
+_LONG_LONG = re.compile(
+    r"\btypedef\b[\w\s]*\blong\s+long\b[\w\s]*?\b(u?int64_t)\s*;|\busing\s+(u?int64_t)\s*=[\w\s]*\blong\s+long\b[\w\s]*;"
+)
+
+
+def _with_own_integers(code: str) -> str:
+    """The code with the names int64_t and uint64_t made its own, where it declares them as long long.
+
+    NVRTC has neither without a header, and sources for it bring theirs. A host's are of another type, of the same size.
+    """
+    found = {match[1] or match[2] for match in _LONG_LONG.finditer(blank_comments(code))}
+    if not found:
+        return code
+    words = re.compile(rf"(?<!std::)\b({'|'.join(found)})\b")
+    pieces, end = [], 0
+    for match in words.finditer(blank_comments(code)):
+        pieces += [code[end : match.start()], f"engine_{match[1]}"]
+        end = match.end()
+    return "".join(pieces) + code[end:]
+
+
 _FUNCTION_HEAD = re.compile(r"\)\s*(?:(?:const|noexcept|override|final)\b\s*)*(?:->[^;{}]*|:[^;{}]*)?\s*$")
 
 
@@ -69,27 +90,6 @@ def _asm_error(code: str, at: int, message: str) -> str:
         f"{message}. The engine knows: {', '.join(ptx.known())}. Say the same with one of these or in CUDA C++, or run "
         "this kernel on a GPU"
     )
-
-
-_LONG_LONG = re.compile(
-    r"\btypedef\b[\w\s]*\blong\s+long\b[\w\s]*?\b(u?int64_t)\s*;|\busing\s+(u?int64_t)\s*=[\w\s]*\blong\s+long\b[\w\s]*;"
-)
-
-
-def _with_own_integers(code: str) -> str:
-    """The code with the names int64_t and uint64_t made its own, where it declares them as long long.
-
-    NVRTC has neither without a header, and sources for it bring theirs. A host's are of another type, of the same size.
-    """
-    found = {match[1] or match[2] for match in _LONG_LONG.finditer(blank_comments(code))}
-    if not found:
-        return code
-    words = re.compile(rf"(?<!std::)\b({'|'.join(found)})\b")
-    pieces, end = [], 0
-    for match in words.finditer(blank_comments(code)):
-        pieces += [code[end : match.start()], f"engine_{match[1]}"]
-        end = match.end()
-    return "".join(pieces) + code[end:]
 
 
 def translate(code: str) -> str:

@@ -91,7 +91,14 @@ def kernels(code: str) -> dict[str, list[Declared]]:
             closing = matching_bracket(text, opening)
             if name is None or closing < 0:
                 break
-            if name.group(1) in ("__launch_bounds__", "__cluster_dims__", "__attribute__", "__align__", "__maxnreg__"):
+            if name.group(1) in (
+                "__launch_bounds__",
+                "__cluster_dims__",
+                "__block_size__",
+                "__attribute__",
+                "__align__",
+                "__maxnreg__",
+            ):
                 at = closing + 1
                 continue
             if ";" not in text[at:opening] and "{" not in text[at:opening]:

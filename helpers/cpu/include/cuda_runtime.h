@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <ctime>
 #include <initializer_list>
+#include <new>
 #include <utility>
 
 #include "driver_types.h"
@@ -38,6 +39,7 @@
 #define __launch_bounds__(...)
 #define __maxnreg__(...)
 #define __cluster_dims__(...)
+#define __block_size__(...)
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
