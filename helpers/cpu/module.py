@@ -14,9 +14,22 @@ import numpy as np
 
 from ..cuda_source import signatures, source
 from ..cuda_source.signatures import Parameter
-from . import arithmetic, array, compiler, failures, libraries, refusals, residency, runtime, structures, symbols
+from . import (
+    arithmetic,
+    array,
+    compiler,
+    failures,
+    libraries,
+    messages,
+    refusals,
+    residency,
+    runtime,
+    structures,
+    symbols,
+)
 from .compiler import CompileError
 from .copies import extent_of
+from .messages import SOURCE_NAME
 from .structures import Entry, EntryParameter, LaunchRequest
 from .translate import translate
 
@@ -28,8 +41,7 @@ SHARED_PER_BLOCK = 48 * 1024
 SHARED_PER_BLOCK_OPTIN = 227 * 1024
 SHARED_PER_MULTIPROCESSOR = 228 * 1024
 
-SOURCE_NAME = "kernel.cu"  # what a source without a #line of its own is called in messages
-_ENTRIES, _FIRST_ENTRY = "entries", 3  # the table of kernels after the source, and its first line with a kernel
+_ENTRIES, _FIRST_ENTRY = messages.ENTRIES, messages.FIRST_ENTRY
 
 
 class LaunchError(RuntimeError):
@@ -39,7 +51,8 @@ class LaunchError(RuntimeError):
 _GPU_ONLY = re.compile(
     r"-(-?use_fast_math|lineinfo|-?generate-line-info|G|-device-debug|arch.*|-gpu-architecture.*|-?ptxas-options.*|"
     r"Xptxas.*|-?maxrregcount.*|-?ftz.*|-?prec-div.*|-?prec-sqrt.*|-?fmad.*|-?extra-device-vectorization|w|-?dopt.*|"
-    r"-?restrict|-?device-as-default-execution-space|-?default-device|-?split-compile.*|-?jit.*)$"
+    r"dc|-?relocatable-device-code.*|-?rdc.*|-?restrict|-?device-as-default-execution-space|-?default-device|"
+    r"-?split-compile.*|-?jit.*)$"
 )
 
 
@@ -94,41 +107,6 @@ def _own_headers(code: str) -> str:
         return ""
     names = re.findall(r"^\s*#\s*include\s*<([^>]+)>", text, re.M)
     return "".join(f"#include <{name}>\n" for name in names if (compiler.INCLUDE / name).is_file())
-
-
-def _explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
-    """The compiler's errors, each with its line of the source."""
-    refused = r"exception handling disabled, use .?-fexceptions.? to enable|cannot use '\w+' with exceptions disabled"
-    diagnostics = re.sub(refused, "device code does not support exception handling", diagnostics)
-    table = source.line_table(code, SOURCE_NAME)
-    table |= {(_ENTRIES, line): f"name expression {name}" for line, name in enumerate(names, _FIRST_ENTRY)}
-    shown: list[str] = []
-    elsewhere: list[str] = []  # in headers: told only where the source itself is not blamed
-    told: set[str] = set()
-    for text in diagnostics.splitlines():
-        match = re.match(r"(.+?):(\d+):(?:(\d+):)? (?:fatal )?(error|note): (.*)", text)
-        if not match or (match.group(4) == "note" and not shown):
-            continue
-        file, line, column, kind, message = match.groups()
-        if (file, int(line)) not in table:
-            if kind == "error":
-                elsewhere.append(f"{file.rpartition('/')[2]}:{line}: error: {message}")
-            continue
-        if file == _ENTRIES:  # the first error of each: the others only follow from it
-            if kind == "error" and line not in told:
-                shown.append(f"{table[file, int(line)]}: {message}")
-            told.add(line)
-            continue
-        shown.append(f"{file}:{line}: {kind}: {message}")
-        if kind == "error":
-            stripped = table[file, int(line)].expandtabs(4)
-            shown.append(f"{line:>6} | {stripped}")
-            if column:
-                shown.append(" " * (8 + int(column)) + "^")
-        if len(shown) > 24:
-            shown.append("(and more)")
-            break
-    return "\n".join(shown or elsewhere) or diagnostics.strip()
 
 
 # Modules of the same source and options are one in memory, as they are with CuPy: they share their variables.
@@ -261,13 +239,13 @@ class RawModule:
                 self._uses_libraries = True
                 return self._build(plain, log_stream)
             if not libraries.options() and (header := libraries.missing(diagnostics)):
-                raise CompileError(f"{_explain(diagnostics, self.code, names)}\n{libraries.whose(header)}")
+                raise CompileError(f"{messages.explain(diagnostics, self.code, names)}\n{libraries.whose(header)}")
             # The text shows kernels that the preprocessor leaves out, or that a namespace holds: do without them.
             blamed = {int(line) for line in re.findall(rf"^{_ENTRIES}:(\d+):", diagnostics, re.M)}
             unknown = [name for line, name in enumerate(plain, _FIRST_ENTRY) if line in blamed]
             if unknown:
                 return self._build([name for name in plain if name not in unknown], log_stream)
-            raise CompileError(_explain(diagnostics, self.code, names))
+            raise CompileError(messages.explain(diagnostics, self.code, names))
         if log_stream is not None:
             log_stream.write(_warnings(compiler.warnings(text, options), self.code))
         try:
@@ -276,7 +254,7 @@ class RawModule:
             undefined = re.search(r"undefined symbol: (\w+)|symbol not found.*'_(\w+)'", str(error))
             if undefined:
                 name = undefined.group(1) or undefined.group(2)
-                raise CompileError(f"{name} is declared, but nowhere defined") from None
+                raise CompileError(messages.undefined(name, self.code)) from None
             path.unlink(missing_ok=True)  # a broken file in the cache
             built = compiler.build(text, options, checked=self._instrumented, **changes)
             library = runtime.KernelLibrary(built[0])
@@ -782,6 +760,13 @@ class PreparedLaunch:
             pieces = [(f"__shared__ {s.name}", base + s.offset, s.size) for s in arrays]
         if failure is not None and failure.dynamic_size:
             pieces.append(("dynamic shared memory", failure.dynamic_base, failure.dynamic_size))
+        elif failure is not None and failure.dynamic_base and source.has_dynamic_shared(self.kernel.code):
+            inside = address - failure.dynamic_base
+            text = (
+                f"byte {inside} of dynamic shared memory (extern __shared__), but the launch gave 0 bytes of dynamic "
+                "shared memory: kernel(grid, block, args, shared_mem=bytes)"
+            )
+            near.append((_distance(inside, 1), text))
         for name, begin, size in pieces:
             text = f"byte {address - begin} of {name}, which has {size:,} bytes"
             near.append((_distance(address - begin, size), text))

@@ -13,6 +13,51 @@ _EXTERN_SHARED = re.compile(
 )
 
 
+_DEFINE = re.compile(r"^[ \t]*#[ \t]*define\b(?:\\\n|[^\n])*", re.M)
+_EXTERN_IN_MACRO = re.compile(
+    r"\bextern\b(?P<head>(?:(?!\bextern\b)[^;{}=])*?\b__shared__\b[^;{}=]*?)(?P<name>\w+(?:\s*##\s*\w+)*)\s*\[\s*\]"
+)
+_ALIGNMENT = re.compile(r"\b(__align__|alignas|__attribute__)\s*\([^;]*?\)+|\b__shared__\b")
+
+
+def _extern_in_macros(code: str, clean: str) -> list[tuple[int, int, str]]:
+    """Edits for each `extern __shared__ T name[]` that a macro holds: a pointer, as a function may declare it.
+
+    Where the macro is used outside of a function, ENGINE_EXTERN_SHARED does not compile.
+    """
+    edits = []
+    for define in _DEFINE.finditer(clean):
+        if "__shared__" not in define.group():
+            continue
+        for match in _EXTERN_IN_MACRO.finditer(clean, define.start(), define.end()):
+            kind = " ".join(_ALIGNMENT.sub(" ", match.group("head").replace("\\\n", " ")).split())
+            broken = "\\\n" * code.count("\n", match.start(), match.end())
+            new = f"{kind} *const {match.group('name')} = ENGINE_EXTERN_SHARED({kind}){broken}"
+            edits.append((match.start(), match.end(), new))
+    return edits
+
+
+_LONG_LONG = re.compile(
+    r"\btypedef\b[\w\s]*\blong\s+long\b[\w\s]*?\b(u?int64_t)\s*;|\busing\s+(u?int64_t)\s*=[\w\s]*\blong\s+long\b[\w\s]*;"
+)
+
+
+def _with_own_integers(code: str) -> str:
+    """The code with the names int64_t and uint64_t made its own, where it declares them as long long.
+
+    NVRTC has neither without a header, and sources for it bring theirs. A host's are of another type, of the same size.
+    """
+    found = {match[1] or match[2] for match in _LONG_LONG.finditer(blank_comments(code))}
+    if not found:
+        return code
+    words = re.compile(rf"(?<!std::)\b({'|'.join(found)})\b")
+    pieces, end = [], 0
+    for match in words.finditer(blank_comments(code)):
+        pieces += [code[end : match.start()], f"engine_{match[1]}"]
+        end = match.end()
+    return "".join(pieces) + code[end:]
+
+
 _FUNCTION_HEAD = re.compile(r"\)\s*(?:(?:const|noexcept|override|final)\b\s*)*(?:->[^;{}]*|:[^;{}]*)?\s*$")
 
 
@@ -82,8 +127,9 @@ def translate(
 
     Some constructs have no spelling in C++. `extern __shared__ T name[];`, an array whose size is chosen at the launch,
     becomes a pointer to the launch's dynamic shared memory, in the function that declares it, or, where the file
-    declares it, in each function that uses it. `__shared__ alignas(n)` gets an attribute that may stand after
-    __shared__. An asm statement becomes calls of the engine. Everything else is done by the headers.
+    declares it, in each function that uses it; a macro that declares it declares the pointer. `__shared__ alignas(n)`
+    gets an attribute that may stand after __shared__. An asm statement becomes calls of the engine. Everything else is
+    done by the headers.
 
     Args:
         expanded: the source after the preprocessor, with its lines told by #line; None where that cannot be had. It is
@@ -95,7 +141,7 @@ def translate(
         ValueError: an asm statement that the engine cannot follow, see ptx.
     """
     original = code
-    code = ptx.raw_strings(code)
+    code = ptx.raw_strings(_with_own_integers(code))
     if not keep_asm and _includes_more(code) and (found := expanded(code)) is not None:
         found = ptx.raw_strings(found)
         code = found if any(ptx.statements(blank_comments(found))) or _EXTERN_SHARED.search(found) else code
@@ -110,11 +156,17 @@ def translate(
     clean = blank_comments(code)
     for match in re.finditer(r"\b__shared__\s+(alignas)\s*\(", clean):
         edits.append((match.start(1), match.end(1), "ENGINE_ALIGNAS"))
-    declared = list(_EXTERN_SHARED.finditer(clean))
+    in_macros = _extern_in_macros(code, clean)
+    edits += in_macros
+    declared = [
+        match
+        for match in _EXTERN_SHARED.finditer(clean)
+        if not any(begin <= match.start() < end for begin, end, _ in in_macros)
+    ]
     bodies = function_bodies(clean) if declared else []
     for match in declared:
         edits = [edit for edit in edits if not match.start() <= edit[0] < match.end()]
-        kind = re.sub(r"\b(__align__|alignas|__attribute__)\s*\([^;]*?\)+|\b__shared__\b", " ", match.group("head"))
+        kind = _ALIGNMENT.sub(" ", match.group("head"))
         kind, name, rest = " ".join(kind.split()), match.group("name"), match.group("rest").strip()
         pointer = f"(*const {name}){rest}" if rest else f"*const {name}"
         new = f"{kind} {pointer} = ({kind} (*){rest})engine_dynamic_shared();"

@@ -92,7 +92,14 @@ def kernels(code: str) -> dict[str, list[Declared]]:
             closing = matching_bracket(text, opening)
             if name is None or closing < 0:
                 break
-            if name.group(1) in ("__launch_bounds__", "__cluster_dims__", "__attribute__", "__align__", "__maxnreg__"):
+            if name.group(1) in (
+                "__launch_bounds__",
+                "__cluster_dims__",
+                "__block_size__",
+                "__attribute__",
+                "__align__",
+                "__maxnreg__",
+            ):
                 at = closing + 1
                 continue
             if ";" not in text[at:opening] and "{" not in text[at:opening]:
@@ -136,6 +143,11 @@ def is_template(code: str, name: str) -> bool:
     text = blank_comments(code)
     match = re.search(r"(\btemplate\s*<[^;{}]*)?\b__global__\b[^;{}]*?\b" + re.escape(name) + r"\s*\(", text)
     return bool(match and match.group(1))
+
+
+def has_dynamic_shared(code: str) -> bool:
+    """Whether the source declares an `extern __shared__` array, whose size is chosen at the launch."""
+    return bool(re.search(r"\bextern\b[^;{}=]*\b__shared__", blank_comments(code)))
 
 
 def is_only_declared(code: str, name: str) -> bool:

@@ -13,7 +13,10 @@
 #include <cstdio>
 #include <ctime>
 #include <initializer_list>  // NVRTC knows it in every source
+#include <new>
+#include <utility>
 
+#include "driver_types.h"
 #include "vector_types.h"
 
 // ---------------------------------------------------------------- the language
@@ -39,9 +42,12 @@
 #define __launch_bounds__(...)
 #define __maxnreg__(...)
 #define __cluster_dims__(...)
+#define __block_size__(...)
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
+// What a macro's `extern __shared__ T name[]` becomes. A capture is legal in functions alone, as the memory is.
+#define ENGINE_EXTERN_SHARED(...) [&] { return (__VA_ARGS__*)engine_dynamic_shared(); }()
 #define ENGINE_ALIGNAS(...) __attribute__((aligned(engine::alignment<__VA_ARGS__>())))
 #define __builtin_align__(n) __align__(n)
 #ifndef __clang__
@@ -96,7 +102,6 @@ static inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_C
 static inline long long clock64() { return engine_clock(); }
 static inline clock_t engine_clock32() { return (clock_t)(int)engine_clock(); }
 #define clock engine_clock32
-static inline unsigned long long __globaltimer() { return (unsigned long long)engine_clock(); }
 static inline void __nanosleep(unsigned) { engine_yield(); }
 static inline void __brkpt() {}
 static inline void __trap(ENGINE_HERE) { engine_fail("the kernel called __trap()", file, line); }
