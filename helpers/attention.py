@@ -36,6 +36,7 @@ from helpers.ladder.layout import four_axes
 
 _CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
 
+
 def flash_attention(
     q: Any,
     k: Any,

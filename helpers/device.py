@@ -2,7 +2,8 @@
 
     from helpers.device import cp
 
-`COURSE_DEVICE=cpu` or `COURSE_DEVICE=gpu` decides it by hand.
+`COURSE_DEVICE=cpu` or `COURSE_DEVICE=gpu` decides it by hand. `COURSE_NVRTC=1`: on the CPU engine, NVRTC compiles each
+kernel first, and what it refuses is refused (see nvrtc.py).
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ def _choose() -> tuple[ModuleType, bool]:
             reason = f"CuPy does not import ({type(error).__name__}: {error})"
     if wish == "gpu":
         raise RuntimeError(f"COURSE_DEVICE=gpu, but there is no GPU to use: {reason}. Unset it to run on the CPU.")
-    from helpers import cpu
+    from helpers import cpu, nvrtc
 
+    if os.environ.get("COURSE_NVRTC", "") not in ("", "0"):
+        nvrtc.check_first()
     return cpu, False
 
 

@@ -10,10 +10,7 @@ arguments for five. A typed launch compares them with the kernel's signature fir
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ import numpy as np
 from helpers.cuda_source import signatures
 from helpers.cuda_source import source as cuda_text
 from helpers.device import ON_GPU, cp
+from helpers.nvrtc import header_folder
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 
@@ -73,17 +71,6 @@ def wmma_headers() -> tuple[str, ...]:
 def headers(code: str) -> tuple[str, ...]:
     """The options for the headers that a source includes and CuPy does not find: `wmma_headers` where it needs them."""
     return wmma_headers() if "<mma.h>" in code else ()
-
-
-def header_folder(header: str) -> Path | None:
-    """The folder of the CUDA toolkit, a wheel's or an installed one's, with this header; None where there is none."""
-    spec = importlib.util.find_spec("nvidia")
-    wheels = [Path(p) for p in spec.submodule_search_locations or ()] if spec else []
-    folders = [wheel / part / "include" for wheel in wheels for part in ("cuda_nvcc", "cu13")]
-    nvcc = shutil.which("nvcc")
-    roots = [os.environ.get("CUDA_PATH"), nvcc and Path(nvcc).resolve().parent.parent, "/usr/local/cuda"]
-    folders += [Path(root) / "include" for root in roots if root]
-    return next((folder for folder in folders if (folder / header).is_file()), None)
 
 
 def _without_fields(arg: Any) -> Any:

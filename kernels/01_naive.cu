@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) naive(
     int N, int N_kv, float softmax_scale) {
   // ---- prologue: the row of this thread
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
-  if (row >= N) return;  // past the end, in the last block; a thread may leave early because no barrier follows
+  if (row >= N) return;  // past the end, in the last block: this thread has no row of its own
   const float* q = Q + (size_t)row * HEAD_DIM;
   float* s = S + (size_t)row * N_kv;
 

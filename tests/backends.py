@@ -26,7 +26,8 @@ on_each_device = pytest.mark.parametrize("cp", BACKENDS)
 @functools.lru_cache
 def compiled(cp: Any, code: str, names: tuple[str, ...] = (), options: tuple[str, ...] = ("-std=c++17",)) -> Any:
     """A module, compiled once for all the tests that share its source."""
-    return cp.RawModule(code=code, options=options, name_expressions=names or None)
+    folders = kernels.headers(code) if cp is not cpu else ()
+    return cp.RawModule(code=code, options=(*options, *folders), name_expressions=names or None)
 
 
 @functools.lru_cache

@@ -80,11 +80,6 @@ extern "C" __global__ void large_local(int *out, int n) {
 extern "C" __global__ void divide(int *a, int b) {
   a[0] = a[1] / b;  // divide
 }
-extern "C" __global__ void some_leave(float *a, int n) {
-  if (threadIdx.x >= n) return;
-  a[threadIdx.x] = 1;
-  __syncthreads();  // some_leave
-}
 extern "C" __global__ void two_barriers(float *a) {
   if (threadIdx.x < 40) {
     a[0] = 1;
@@ -279,19 +274,9 @@ def test_integer_division() -> None:
     a = cpu.asarray(np.array([0, -(2**31)], i32))
     launch("divide", (1,), (1,), (a, i32(2)))
     assert a[0] == -(2**30)
-    for by in (0, -1):
-        message = failure("divide", (1,), (1,), (a, i32(by)))
-        assert_says(message, "integer division by zero", "a GPU does not stop for it", "SIGFPE", marker="divide")
-
-
-def test_threads_that_leave_before_a_barrier() -> None:
-    a = cpu.zeros(64, f32)
-    launch("some_leave", (2,), (64,), (a, i32(64)))
-    message = failure("some_leave", (2,), (64,), (a, i32(50)))
-    assert_says(
-        message, "barrier divergence: 50 of 64 threads wait in __syncthreads()", "14 have left", marker="some_leave"
-    )
-    assert_says(message, "the first is thread (50,0,0)", "guard the work, not the barrier")
+    for by, quotient in ((0, -1), (-1, -(2**31))):
+        launch("divide", (1,), (1,), (a, i32(by)))
+        assert a[0] == quotient
 
 
 def test_two_different_barriers() -> None:
@@ -337,7 +322,8 @@ def test_assertions_can_be_switched_off() -> None:
     code = 'extern "C" __global__ void k(int *a) { assert(a[0] == 1); a[1] = 5; }\n'
     for header in ("", "#include <assert.h>\n", "#define NDEBUG\n#include <cassert>\n"):
         a = cpu.zeros(2, i32)
-        cpu.RawKernel(header + code, "k", options=() if "NDEBUG" in header else ("-DNDEBUG",))((1,), (1,), (a,))
+        how = {"options": () if "NDEBUG" in header else ("-DNDEBUG",), "backend": "nvcc" if "<c" in header else "nvrtc"}
+        cpu.RawKernel(header + code, "k", **how)((1,), (1,), (a,))
         assert a[1] == 5
 
 
@@ -358,7 +344,7 @@ def test_three_hundred_failing_launches() -> None:
     a, b = cpu.zeros(64, f32), cpu.zeros(64, i32)
     cases = [
         ("write_wild", (a, i32(11)), 96),
-        ("some_leave", (a, i32(3)), 64),
+        ("two_barriers", (a,), 64),
         ("overflow", (b, i32(100_000)), 64),
         ("one_sided", (b,), 32),
         ("asserting", (b, i32(0)), 1024),
@@ -404,16 +390,15 @@ def test_an_error_in_a_template_names_its_line() -> None:
 
 def test_a_missing_header_and_an_error_in_a_users_header(tmp_path: Any) -> None:
     assert "kernel.cu:1: " in compile_error('#include "nowhere.cuh"\n')
-    (tmp_path / "broken.cuh").write_text("int f() {\n  return nothing;\n}\n")
+    (tmp_path / "broken.cuh").write_text("__device__ int f() {\n  return nothing;\n}\n")
     message = compile_error('#include "broken.cuh"\n', options=(f"-I{tmp_path}",))
     assert re.search(r"broken\.cuh:2: error: .*nothing", message), message
 
 
 def test_unknown_inline_ptx_is_refused() -> None:
     code = 'extern "C" __global__ void k(int *a) {\n  asm volatile("vote.any.u32 %0, 1;" : "=r"(a[0]));\n}\n'
-    message = compile_error(code)
-    assert message.startswith("line 2: `asm volatile") and "vote.any.u32" in message
-    assert "engine knows: ldmatrix" in message
+    with pytest.raises(cpu.LaunchError, match=r"kernel\.cu:2: .*not know the instruction vote\.any\.u32"):
+        cpu.RawKernel(code, "k")((1,), (1,), (cpu.zeros(1, np.int32),))
     cpu.RawModule(code='// asm("x")\nextern "C" __global__ void k() { /* asm("x") */ }\n').compile()
 
 
@@ -603,7 +588,6 @@ def test_what_the_engine_is_not() -> None:
         (lambda: cpu.RawModule(code="", path="x.cubin"), TypeError, "exactly one of code and path"),
         (lambda: cpu.RawModule(path="x.cubin"), TypeError, "only a GPU runs; give the source as code="),
         (lambda: cpu.RawModule(code=b"x"), TypeError, "code is the source text, a str; got bytes"),
-        (lambda: cpu.RawModule(code="", enable_cooperative_groups=True), ValueError, "grid-wide synchronisation"),
         (lambda: cpu.empty((-1, 2)), ValueError, "negative dimensions"),
         (lambda: cpu.empty((1 << 60,), f32), MemoryError, "out of memory: no 4611686018427387904 bytes"),
         (lambda: cpu.empty((1 << 44,), f32), MemoryError, "out of memory: no 70368744177664 bytes"),

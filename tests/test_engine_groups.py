@@ -339,7 +339,7 @@ engine_only = pytest.mark.skipif(ON_GPU, reason="the message is the engine's")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("whole_grid", r"kernel\.cu:8: grid\.sync\(\) needs all blocks .* launch a second one.*\n.*grid\.sync"),
+        ("whole_grid", r"kernel\.cu:8: grid\.sync\(\) needs a cooperative launch.*_groups=True.*\n.*grid\.sync"),
         ("lonely_shuffle", r"kernel\.cu:1[35]: .*(group\.shfl_down|group\.sync).*\n.*tile\.s"),
         ("odd_tile", r"kernel\.cu:18: tiled_partition\(\) takes a tile of 1, 2, 4, 8, 16 or 32.*\n.*thread_group g"),
     ],
@@ -360,7 +360,7 @@ def test_a_forgotten_wait_shows() -> None:
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("cg::tiled_partition<64>(block).sync();", "a tile has 1, 2, 4, 8, 16 or 32 threads"),
+        ("cg::tiled_partition<48>(block).sync();", "a tile has 1, 2, 4, 8, 16, 32, 64, .* or 1024 threads"),
         ("cg::reduce(block, 1, cg::plus<int>());", r"reduce\(\) takes a tile or a coalesced group"),
         ("cg::tiled_partition<8>(cg::tiled_partition<4>(block)).sync();", "a tile is not larger than the group"),
     ],
@@ -372,3 +372,54 @@ def test_what_does_not_compile_says_why(statement: str, message: str) -> None:
     )
     with pytest.raises(cp.CompileError, match=message):
         cp.RawModule(code=code).compile()
+
+
+SEVERAL_WARPS = """
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+namespace cg = cooperative_groups;
+template <int SIZE>
+__global__ void tiles(const int *x, int *out) {
+  __shared__ int s[1024];
+  cg::thread_block block = cg::this_thread_block();
+  cg::thread_block_tile<SIZE, cg::thread_block> tile = cg::tiled_partition<SIZE>(block);
+  cg::thread_block_tile<32, cg::thread_block_tile<SIZE, cg::thread_block>> warp = cg::tiled_partition<32>(tile);
+  int t = threadIdx.x, n = blockDim.x;
+  s[t] = x[t];
+  tile.sync();
+  out[t] = s[t / SIZE * SIZE + SIZE - 1 - tile.thread_rank()];
+  tile.sync();
+  out[n + t] = cg::reduce(tile, x[t], cg::plus<int>());
+  out[2 * n + t] = cg::reduce(tile, x[t], cg::greater<int>());
+  out[3 * n + t] = tile.meta_group_rank() * 10000 + tile.meta_group_size() * 100 + tile.any(x[t] == 7) * 10;
+  out[3 * n + t] += tile.all(x[t] > -200) + (tile.num_threads() == SIZE) * 2 + warp.meta_group_rank() * 1000000;
+  out[4 * n + t] = cg::reduce(warp, x[t], cg::plus<int>());
+}
+"""
+
+
+@pytest.mark.parametrize(("size", "threads"), [(64, 256), (128, 256), (256, 1024), (512, 512), (64, 1024)])
+def test_tiles_of_several_warps(size: int, threads: int) -> None:
+    name = f"tiles<{size}>"
+    x = np.random.default_rng(size).integers(-100, 100, threads).astype(np.int32)
+    out = cp.zeros((5, threads), np.int32)
+    kernel = cp.RawModule(code=SEVERAL_WARPS, options=("-std=c++17",), name_expressions=(name,)).get_function(name)
+    kernel((1,), (threads,), (cp.asarray(x), out))
+    parts, tile = x.reshape(-1, size), np.arange(threads) // size
+    told = tile * 10000 + threads // size * 100 + (parts == 7).any(1)[tile] * 10 + 1 + 2
+    told += np.arange(threads) % size // 32 * 1000000
+    expected = [parts[:, ::-1].ravel(), parts.sum(1)[tile], parts.max(1)[tile], told]
+    expected.append(x.reshape(-1, 32).sum(1).repeat(32))
+    np.testing.assert_array_equal(cp.asnumpy(out), expected)
+
+
+@engine_only
+def test_a_thread_that_does_not_come_to_its_tile() -> None:
+    code = (
+        "#include <cooperative_groups.h>\nnamespace cg = cooperative_groups;\n"
+        'extern "C" __global__ void lonely(float *x) {\n'
+        "  auto tile = cg::tiled_partition<64>(cg::this_thread_block());\n"
+        "  if (threadIdx.x < 96) tile.sync();\n}\n"
+    )
+    with pytest.raises(cp.LaunchError, match=r"kernel\.cu:5: .*\n.*tile\.sync"):
+        cp.RawModule(code=code).get_function("lonely")((1,), (128,), (cp.zeros(1, np.float32),))

@@ -160,7 +160,9 @@ def test_inverse_functions(cp: Any, name: str) -> None:
     f, low, high = INVERSES[name]
     for dtype, suffix in ((np.float32, "f"), (np.float64, "")):
         x = inputs(low, high, dtype)
-        np.testing.assert_allclose(f(run(cp, name + suffix, x, dtype)), x, rtol=16 * np.finfo(dtype).eps)
+        # CUDA allows normcdfinvf 5 ulp, and at 0.001 the way back to x makes ten of each.
+        ulp = 50 if name == "normcdfinv" else 16
+        np.testing.assert_allclose(f(run(cp, name + suffix, x, dtype)), x, rtol=ulp * np.finfo(dtype).eps)
     assert np.isclose(run(cp, "erfinvf", np.full(N, 1e-10, np.float32), np.float32)[0], 1e-10 * math.sqrt(math.pi) / 2)
 
 
@@ -326,9 +328,8 @@ def _bytes(v: int, signed: bool) -> list[int]:
 def _byte_perm(a: int, b: int, selector: int) -> int:
     both, result = b << 32 | a, 0
     for i in range(4):
-        s = selector >> 4 * i & 15
-        byte = both >> 8 * (s & 7) & 255
-        result |= ((255 if byte & 128 else 0) if s & 8 else byte) << 8 * i
+        s = selector >> 4 * i & 7  # bit 3, with which prmt repeats the sign, is dropped by the intrinsic
+        result |= (both >> 8 * s & 255) << 8 * i
     return result
 
 

@@ -372,7 +372,10 @@ extern "C" __global__ void sum(int *a) {
   a[threadIdx.x] = __ballot_sync(~0u, v > 0) != 0;
 }
 extern "C" __global__ void wild(int *a) { a[threadIdx.x * 100] = 1; }
-extern "C" __global__ void half_way(int *a) { if (threadIdx.x < 7) __syncthreads(); }
+extern "C" __global__ void half_way(int *a) {
+  if (threadIdx.x < 7) __syncthreads();
+  else __syncthreads();
+}
 extern "C" __global__ void deep(volatile int *a, int n) {
   volatile int local[100000];
   for (int i = 0; i < n; ++i) local[i] = a[0];

@@ -15,6 +15,7 @@ HELPERS = Path(__file__).resolve().parent.parent / "helpers"
 FLOORS = (
     ("setup", "reference", "cuda_source"),
     ("cpu",),
+    ("nvrtc",),
     ("device",),
     ("kernel", "check"),
     ("compile_report", "ladder", "draw"),
@@ -77,7 +78,7 @@ def test_imports_point_down(path: Path) -> None:
 def test_the_gpu_needs_nothing_of_the_engine() -> None:
     """Only the switch between the two, the X-ray and what draws on it know the engine."""
     known = {room(path) for path in files() for _, name in imported(path) if name.startswith("helpers.cpu")}
-    assert known - {"cpu"} <= {"device", "xray", "exercises", "compile_report", "record", "setup"}
+    assert known - {"cpu"} <= {"device", "nvrtc", "xray", "exercises", "compile_report", "record", "setup"}
 
 
 def test_the_map_names_every_room_and_no_other() -> None:

@@ -36,7 +36,18 @@ LARGER = {
     "steps/07_04_o_from_registers.cu": 61,
     "steps/07_06_four_lanes_a_row.cu": 77,
 }
-SPILLS = {("steps/06_02_row_per_lane.cu", "sm_90"): 120}  # bytes, as its header says
+# Bytes that spill on sm_90, as the headers say: of 06_02 at its usual head dimension, of the steps to 07 at 128 only.
+SPILLS = {
+    "steps/06_02_row_per_lane.cu": 120,
+    "steps/07_09_wider_tiles.cu": 720,
+    "steps/07_10_swizzle.cu": 424,
+    "steps/07_11_double_buffering.cu": 192,
+    "steps/07_12_addresses_by_xor.cu": 176,
+    "steps/07_13_addresses_of_copies.cu": 80,
+    "steps/07_14_scale_in_ffma.cu": 80,
+    "steps/07_15_masks_as_bits.cu": 80,
+    "steps/07_16_lazy_rescale.cu": 20,
+}
 STEPS = [step for climb in CLIMBS.values() for step in climb[:-1]]  # the last one is a stage, tested as such
 FLOAT_STEPS = [step for step in STEPS if "float32" in step.dtypes]
 HALF_STEPS = [step for step in STEPS if "float16" in step.dtypes]
@@ -99,11 +110,14 @@ def test_each_step_is_small(name: str) -> None:
 @pytest.mark.skipif(bool(missing), reason=missing)
 @every_step
 def test_registers_and_shared_memory(step: Stage) -> None:
-    """No step spills, and the launch gives a block exactly the shared memory that the text declares."""
+    """A step spills only where its header says so, and the launch gives a block the shared memory that it declares.
+
+    On sm_90 the steps to 07 have a head dimension of 128, where registers are scarcest.
+    """
     for arch in ("sm_80", "sm_90"):
         if int(arch.removeprefix("sm_")) < step.min_cc:
             continue
-        defines = step.defines(64)
+        defines = step.defines(128 if arch == "sm_90" and "/07_" in step.file else 64)
         code = kernel.source(step.file)
         texts = {
             "struct __align__(16) Shared": "sizeof(Shared)",
@@ -114,7 +128,7 @@ def test_registers_and_shared_memory(step: Stage) -> None:
         for size in declared:
             code += f'static_assert({size} == {step.shared_bytes(defines)}, "helpers/ladder/steps.py differs");\n'
         report = reports.compile_report(code, defines, arch, name=step.kernel_name(step.dtypes[0]))
-        assert report.spill_bytes == SPILLS.get((step.file, arch), 0), report
+        assert report.spill_bytes == (SPILLS.get(step.file, 0) if arch == "sm_90" else 0), report
         assert bool(report.stack_bytes) == bool(report.spill_bytes), report
 
 

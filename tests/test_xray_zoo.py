@@ -780,20 +780,25 @@ MISALIGNED = [
 
 WAITING = [
     Bug(
-        "left_before_the_barrier",
+        "barrier_of_some",
         "barrier divergence",
         """NAME(const float *in, float *out, int n) {
   __shared__ float s[64];
   int t = threadIdx.x;
-  if (t >= n) return;
-  s[t] = in[t];
+  if (t < n) {
+    s[t] = in[t];
+    __syncthreads();  // there
+    out[t] = s[n - 1 - t];
+  }
   __syncthreads();  // here
-  out[t] = s[n - 1 - t];
+  if (t >= n) out[t] = s[t - n];
 }
 """,
-        (("if (t >= n) return;\n  s[t]", "if (t < n) s[t]"), ("  out[t]", "  if (t < n) out[t]")),
-        lambda: (some(64), out(50), np.int32(50)),
-        at_thread=0,
+        (
+            ("    __syncthreads();  // there\n    out[t] = s[n - 1 - t];\n  }\n", "  }\n"),
+            ("if (t >= n) out[t] = s[t - n]", "out[t] = s[t % n]"),
+        ),
+        lambda: (some(64), out(64), np.int32(50)),
     ),
     Bug(
         "two_barriers",
@@ -820,6 +825,7 @@ WAITING = [
     sum += in[i];
     __syncthreads();  // here
   }
+  __syncthreads();  // there
   out[threadIdx.x] = sum;
 }
 """,

@@ -8,7 +8,11 @@ the cores. It knows nothing of attention and imports nothing of the course.
 Of a GPU's hardware it has: warp-wide operations; tensor cores (`<mma.h>`; mma.sync, ldmatrix and stmatrix as inline
 PTX), whose products are those of compute capability 9.0 bit for bit; asynchronous copies (cp.async,
 `<cuda_pipeline.h>`), which land at their wait and not before; and the other instructions of inline PTX that
-`ptx.known()` lists.
+`ptx.known()` lists. README.md, beside this file, says what works, what differs from a GPU and what is refused.
+
+Blocks may wait for each other, in grid.sync() of a cooperative launch or by looking at memory again and again: as many
+as an H200 holds at once, if the engine has stacks for their threads (residency.py). A block that is still running after
+60 s, or after the seconds in `COURSE_CPU_TIMEOUT`, is taken for one that never ends.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from .module import LaunchError, RawKernel, RawModule
 float16, float32, float64 = _np.float16, _np.float32, _np.float64
 int8, int16, int32, int64 = _np.int8, _np.int16, _np.int32, _np.int64
 uint8, uint16, uint32, uint64 = _np.uint8, _np.uint16, _np.uint32, _np.uint64
+complex64, complex128 = _np.complex64, _np.complex128
 bool_ = _np.bool_
 dtype = _np.dtype
 inf, nan, pi = float("inf"), float("nan"), _np.pi

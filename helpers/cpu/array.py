@@ -20,6 +20,10 @@ from .runtime import library
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 
 
+_live: weakref.WeakValueDictionary[int, _Memory] = weakref.WeakValueDictionary()  # by address
+_asked: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()  # in NumPy's memory, by address
+
+
 class _Memory:
     """Bytes between guards, given back when the last array in them is gone."""
 
@@ -30,11 +34,61 @@ class _Memory:
         if not self.address:
             raise MemoryError
         weakref.finalize(self, library().engine_release, self.address, size).atexit = False
+        _live[self.address] = self
         self.__array_interface__ = {"version": 3, "data": (self.address, False), "shape": (size,), "typestr": "|u1"}
+
+
+class MemoryPointer:
+    """An address in device memory, which it keeps alive, as `cupy.cuda.MemoryPointer`.
+
+    ptr: the address, as an int. A kernel takes either for a pointer.
+    """
+
+    def __init__(self, mem: np.ndarray, offset: int = 0) -> None:
+        self.mem, self.ptr = mem, mem.ctypes.data + int(offset)
+
+    def __int__(self) -> int:
+        return self.ptr
+
+    def __add__(self, offset: int) -> MemoryPointer:
+        return MemoryPointer(self.mem, self.ptr - self.mem.ctypes.data + int(offset))
+
+    def __sub__(self, offset: int) -> MemoryPointer:
+        return self + -int(offset)
+
+    def copy_from(self, mem: Any, size: int) -> None:
+        """Copy bytes from an address: of device memory, or of a host's as a ctypes pointer."""
+        source = mem.ptr if isinstance(mem, MemoryPointer) else ctypes.cast(mem, ctypes.c_void_p).value
+        ctypes.memmove(self.ptr, source, size)
+
+    copy_from_device = copy_from_host = copy_from
+
+    def memset(self, value: int, size: int) -> None:
+        """Set bytes."""
+        ctypes.memset(self.ptr, value, size)
 
 
 class ndarray(np.ndarray):
     """A device array. Arithmetic, slicing and views are NumPy's."""
+
+    def __new__(
+        cls, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None, order: str = "C"
+    ) -> ndarray:
+        """An array on memory that is there already, which it aliases: `get_global`'s, or a MemoryPointer."""
+        if memptr is None:
+            return empty(shape, dtype, order)
+        offset = 0
+        if isinstance(memptr, MemoryPointer):
+            memptr, offset = memptr.mem.reshape(-1).view(np.uint8), memptr.ptr - memptr.mem.ctypes.data
+        return np.ndarray.__new__(cls, shape, dtype, memptr, offset, strides, order)
+
+    @property
+    def data(self) -> MemoryPointer:
+        """Where it begins, as `cupy.ndarray.data`; `.data.ptr` is the address."""
+        owner = owner_of(self)
+        if owner.base is None:
+            _asked[owner.ctypes.data] = owner
+        return MemoryPointer(self)
 
     def get(self) -> np.ndarray:
         """A copy as a plain NumPy array, as `cupy.ndarray.get` gives it."""
@@ -129,6 +183,19 @@ def arange(*args: Any, dtype: Any = None) -> ndarray:
 def asnumpy(a: Any) -> np.ndarray:
     """A NumPy copy of a device array; anything else goes through `numpy.asarray`."""
     return a.get() if isinstance(a, ndarray) else np.asarray(a)
+
+
+def at(address: int) -> ndarray | None:
+    """The bytes from an address to the end of the device array that it lies in, without a dtype; None if in none."""
+    for block in list(_live.values()):
+        if block.address <= address < block.address + block.size:
+            inside = address - block.address
+            return np.ndarray.__new__(ndarray, (block.size - inside,), "V1", np.asarray(block), inside)
+    for owner in list(_asked.values()):
+        inside = address - owner.ctypes.data
+        if 0 <= inside < owner.nbytes and owner.flags.contiguous:
+            return owner.reshape(-1).view("V1")[inside:].view(ndarray)
+    return None
 
 
 def owner_of(a: np.ndarray) -> np.ndarray:

@@ -14,14 +14,24 @@ from typing import Any
 import numpy as np
 
 from ..cuda_source import source
-from . import compiler, failures, module, runtime, symbols
+from . import failures, module, runtime, shared_layout, symbols
 from .copies import PAD, Copies, Given, Memory
 from .failures import index
-from .structures import CheckedBarrier, CheckedFinding, CheckedRegion, CheckedSite, CheckedStep, Failure, Reason
+from .structures import (
+    CheckedBarrier,
+    CheckedFinding,
+    CheckedLeft,
+    CheckedRegion,
+    CheckedSite,
+    CheckedStep,
+    Failure,
+    Reason,
+)
 
 ARRAY, STATIC_SHARED, DYNAMIC_SHARED = 0, 1, 2
 UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
-RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED = range(1, 7)
+RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED, NOTED = range(1, 8)
+SHIFT, CONVERSION, DIVISION, WMMA = range(1, 5)  # what is noted
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,16 @@ class Stopped:
     offset: int | None = None
 
 
+@dataclass(frozen=True)
+class Left:
+    """A barrier that some threads of a block had left the kernel before: how many, and the first of them."""
+
+    place: tuple[str, int]
+    block: tuple[int, int, int]
+    count: int
+    thread: tuple[int, int, int]
+
+
 @dataclass
 class Observed:
     """Everything a checked run saw. stopped: None where it came to its end."""
@@ -147,6 +167,7 @@ class Observed:
     passed: dict[int, Passed]  # by block, with a profile; the last blocks are missing where there are too many
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
+    left: tuple[Left, ...] = ()
 
 
 class _Places:
@@ -195,7 +216,9 @@ def observe(
         TypeError, LaunchError, CompileError: as a launch does, for what is refused before it starts.
     """
     checked = kernel.instrumented(profile=profile)
-    grid, block = checked.check(grid, block, args, shared_mem)
+    args = checked.arguments(args)
+    cooperative = checked.enable_cooperative_groups
+    grid, block = checked.check(grid, block, args, shared_mem, cooperative=cooperative)
     given = [
         Given(number, parameter.name, value, not parameter.is_const)
         for number, (parameter, value) in enumerate(zip(checked.parameters, args, strict=True))
@@ -221,10 +244,15 @@ def observe(
     lib = runtime.library()
     table = (CheckedRegion * max(len(told), 1))(*told)
     prepared = checked.prepare(
-        grid, block, args, shared_mem, lambda number, value: copies.addresses.get(number, value.ctypes.data)
+        grid,
+        block,
+        args,
+        shared_mem,
+        lambda number, value: copies.addresses.get(number, value.ctypes.data),
+        cooperative=cooperative,
     )
     if checked.shared_arrays:
-        prepared.request.static_end += compiler.REDZONE  # just past the last array is a finding, not a fault
+        prepared.request.static_end += shared_layout.REDZONE  # just past the last array is a finding, not a fault
     with runtime.exclusive():  # the checker has one set of books
         lib.engine_check_start(table, len(told), checked.library.base if profile else 0)
         try:
@@ -234,17 +262,18 @@ def observe(
         places = _Places(checked)
         counts = ctypes.c_uint64(), ctypes.c_uint64()
         lib.engine_check_counts(*map(ctypes.byref, counts))
-        found = [f for f in _found(lib, places, grid, block) if f.region < ours or f.kind == OUT_OF_BOUNDS]
+        found = [f for f in _found(lib, places, grid, block) if f.region < ours or f.kind in (OUT_OF_BOUNDS, NOTED)]
         every_site = _sites(lib, places)
         passed = _passed(lib, [site.region < ours for site in every_site])
         sites = [site for site in every_site if site.region < ours]
+        left = _left(lib, grid, block)
     runtime.echo(ended.printed)
     kernel.module.copy_variables(checked.module)
     copies.copy_back()
     stopped = None
     if ended.failure is not None:
         stopped = _stopped(prepared, ended.failure, places, told, timeout)
-    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block)
+    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block, left)
 
 
 def _stopped(
@@ -329,6 +358,20 @@ def _passed(lib: ctypes.CDLL, kept: list[bool]) -> dict[int, Passed]:
         if b.block < whole.value:
             passed.setdefault(b.block, Passed([], [])).barriers.append((b.file.decode(errors="replace"), b.line))
     return passed
+
+
+def _left(lib: ctypes.CDLL, grid: Sequence[int], block: Sequence[int]) -> tuple[Left, ...]:
+    out = ctypes.POINTER(CheckedLeft)()
+    count = lib.engine_check_left(ctypes.byref(out))
+    return tuple(
+        Left(
+            (one.file.decode(errors="replace"), one.line),
+            index(one.block, grid),
+            one.count,
+            index(one.thread, block),
+        )
+        for one in out[:count]
+    )
 
 
 def _found(lib: ctypes.CDLL, places: _Places, grid: Sequence[int], block: Sequence[int]) -> list[Found]:

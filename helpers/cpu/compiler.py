@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +30,8 @@ try:
     import fcntl
 except ImportError:  # no file locks here: two processes may then build the same
     fcntl = None
+
+from . import arithmetic, shared_layout
 
 HERE = Path(__file__).resolve().parent
 INCLUDE = HERE / "include"  # the headers that kernels see
@@ -122,11 +124,19 @@ def _headers_hash() -> str:
     return digest.hexdigest()
 
 
+@functools.cache
+def _edits_hash() -> str:
+    ours = ("arithmetic.py", "shared_layout.py", "refusals.py", "translate.py")
+    return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in ours)).hexdigest()
+
+
 # Not every compiler has every one of these.
 _WISHES = (
     "-fno-semantic-interposition",
     "-fno-gnu-unique",  # two modules never share a static
     "-fno-finite-loops",  # an endless loop stays one, to be interrupted: in C++ it may be deleted
+    "-fno-isolate-erroneous-paths-dereference",  # x / 0 divides, rather than being a trap
+    "-fno-strict-float-cast-overflow",  # clang's: real numbers that become integers saturate
     "-fno-optimize-sibling-calls",  # a fault in memset finds the line that called it
     "-fstack-clash-protection",  # a large local array meets the guard of its stack
     "-mtls-dialect=" + ("trad" if platform.machine() in ("aarch64", "arm64") else "gnu"),  # see __tls_get_addr
@@ -172,6 +182,13 @@ def flags(*, line_info: bool = True) -> list[str]:
     return found
 
 
+def preprocess(text: str, options: list[str]) -> str:
+    """The text as the preprocessor leaves it, with line markers; "" where it refuses."""
+    command = [*compiler()[0], "-std=c++17", "-w", "-iquote", os.getcwd(), *options, "-E", "-x", "c++", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    return done.stdout if done.returncode == 0 else ""
+
+
 def _preprocessed(text: str, options: list[str]) -> str:
     """The text with its includes pasted in, where it may include files of the user's: they change."""
     names = re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M)
@@ -180,6 +197,42 @@ def _preprocessed(text: str, options: list[str]) -> str:
         return ""
     command = [*compiler()[0], *options, "-E", "-x", "c++", "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True).stdout
+
+
+OF_THE_SYSTEM = "/* of the system */"  # behind a #line
+# What the translation still has to find: these stay as they are written.
+_KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__")
+
+
+def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
+    """The source after the preprocessor: macros expanded, the user's includes pasted in, lines told by #line.
+
+    before: lines that come before the source, and stay out. name: what the source is called. extra: options.
+    Kept beside the builds where no file of the user's goes into it. None where the preprocessor refused.
+    """
+    marker = "#pragma engine_source_begins"
+    kept = "".join(f"#undef {word}\n" for word in _KEPT)
+    text = f'{before}{kept}{marker}\n#line 1 "{name}"\n{code}\n'
+    options = [*flags(), *extra, "-iquote", os.getcwd()]
+    parts = [text, compiler()[1], *compiler()[0], *options, _headers_hash()]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    target = cache_dir() / f"expanded-{key[:32]}.cpp"
+    own = not re.search(r'^\s*#\s*include\s*"', code, re.M) and not any(re.match("-I.", option) for option in extra)
+    if own and target.exists():
+        return target.read_text()
+    command = [*compiler()[0], *options, "-E", "-x", "c++", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    if done.returncode != 0:
+        return None
+    # `# 12 "kernel.cu" 2 3` also says where includes begin and end, and, by the 3, that the file is the system's.
+    found = done.stdout.partition(marker + "\n")[2]
+    found = re.sub(r'^# (\d+ "[^"\n]*").* 3\b.*$', rf"#line \1 {OF_THE_SYSTEM}", found, flags=re.M)
+    found = re.sub(r'^# (\d+ "[^"\n]*").*$', r"#line \1", found, flags=re.M)
+    if own:
+        with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix="expanding-", delete=False) as file:
+            file.write(found)
+        os.replace(file.name, target)
+    return found
 
 
 # The checked build: every access calls a hook of the engine first. -O1 keeps accesses as the source has them, one line
@@ -199,26 +252,8 @@ def _checked_flags(profiled: bool) -> list[str]:
     kept = [flag for flag in flags() if flag != "-O2"]
     if profiled:  # a call at each basic block; blocks stay in the order of the source
         own += ["-fsanitize-coverage=trace-pc", *([] if _is_clang() else ["-fno-reorder-blocks"])]
-    return [*kept, "-O1", "-fsanitize=thread", *own, f"-DENGINE_CHECKED={REDZONE}"]
-
-
-REDZONE = 4096  # bytes between two __shared__ arrays: what a row of a tile takes, and more
-
-
-def _with_redzones(assembly: str) -> str:
-    """The assembly with a gap before each `__shared__` array, in which no access is right.
-
-    Arrays begin at multiples of 128 bytes, so at bank 0. A compiler for macOS spells them otherwise: then no gaps.
-    """
-    lines, inside = [], False
-    for line in assembly.splitlines():
-        directive = re.match(r"\s*\.(section\s+(\S+)|text|data|bss|previous|pushsection|popsection)", line)
-        if directive:
-            inside = (directive.group(2) or "").startswith(".tbss")
-        elif inside and re.match(r"[A-Za-z_]\S*:", line):
-            lines.append(f"\t.zero {REDZONE}\n\t.balign 128")
-        lines.append(line)
-    return "\n".join(lines) + "\n"
+    sanitized = "-fsanitize=thread,shift-exponent,float-cast-overflow"
+    return [*kept, "-O1", sanitized, *own, f"-DENGINE_CHECKED={shared_layout.REDZONE}"]
 
 
 def _locked(path: Path) -> IO[str] | None:
@@ -302,15 +337,18 @@ def _drop_old_headers(folder: Path, days: int = 30) -> None:
                 old.unlink() if old.is_file() else shutil.rmtree(old)
 
 
-# Names in assembly that only the C++ library has: operators new and delete, std's, type information, exceptions.
-_OF_THE_CPP_LIBRARY = re.compile(r"\b(_Zn|_Zd|_ZS|_ZNS|_ZNKS|_ZT|_ZG|__cxa_|__gxx_|__dynamic_cast|_Unwind_)")
+# Names in assembly that only the C++ library has: std's, type information, exceptions, and those operators new and
+# delete that cuda_runtime.h does not give a kernel itself.
+_OF_THE_CPP_LIBRARY = re.compile(
+    r"\b(_Zn(?![wa]m\b)|_Zd(?![la]Pvm?\b)|_ZS|_ZNS|_ZNKS|_ZT|_ZG|__cxa_|__gxx_|__dynamic_cast|_Unwind_)"
+)
 
 
 def _link_flags(assembly: str, checked: str) -> list[str]:
     found = ["-shared"]
     if sys.platform == "darwin":
         found += ["-undefined", "dynamic_lookup"]
-    if checked and _is_clang():
+    if _is_clang():
         found.append("-gdwarf-4")  # its assembler would write another version's line table
     if _is_gcc_on_linux() and not _OF_THE_CPP_LIBRARY.search(assembly):
         found += ["-nodefaultlibs", "-lm", "-lgcc", "-lc"]  # a linker takes longest to read what nobody calls
@@ -326,27 +364,48 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=scratch)
 
-    if not checked and not _is_gcc_on_linux():
+    if not checked and sys.platform != "linux":
         done = run(*options, *_link_flags("", ""), str(source), "-o", str(output))
         return done.returncode == 0, done.stderr
     done = run(*options, "-S", str(source), "-o", str(compiled))
     if done.returncode != 0:
         return False, done.stderr
     assembly = compiled.read_text("latin-1")  # strings in the debug information need not be text
-    if checked:
-        assembly = _with_redzones(assembly)
-        compiled.write_text(assembly, "latin-1")
+    assembly = shared_layout.laid_out(assembly, backwards=not _is_clang(), redzones=bool(checked))
+    compiled.write_text(assembly, "latin-1")
     linked = run(str(compiled), "-o", str(output), *_link_flags(assembly, checked))
     return linked.returncode == 0, done.stderr + linked.stderr
 
 
-def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "") -> tuple[Path | None, str]:
+def _silent_conversions(text: str, options: list[str]) -> str:
+    """Warnings of real numbers that silently become integers, with where each expression begins and ends."""
+    ranges = "-fdiagnostics-print-source-range-info" if _is_clang() else "-fdiagnostics-format=json"
+    how = [arithmetic.SILENT, "-fsyntax-only", ranges, "-x", "c++", "-"]
+    return subprocess.run([*compiler()[0], *options, *how], input=text, capture_output=True, text=True).stderr
+
+
+def build(
+    text: str,
+    extra: list[str],
+    kind: str = "kernel",
+    *,
+    checked: str = "",
+    expand: Callable[[str, list[str]], tuple[str, str]] | None = None,
+    expand_key: str = "",
+    plain: str | None = None,
+    refuse: Callable[[], str] = str,
+) -> tuple[Path | None, str]:
     """Compile C++ `text` into a shared library, or take it from the cache.
 
     Includes in quotes are looked for in the current folder, as NVRTC does.
 
     Args:
         checked: "checked": every memory access calls the engine's checker; "profiled": every basic block as well.
+        expand: (text, flags) -> what is compiled in its place, "" where that failed; and diagnostics. It is called
+            only where there is something to build, so what else it depends on stands in expand_key.
+        plain: what to compile where the compiler refuses `text`, which is this one with the edits of arithmetic.py.
+            With it, real numbers that silently become integers are edited too.
+        refuse: asked before anything is compiled; what it answers, if not "", is told instead of doing so.
 
     Returns:
         (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed.
@@ -354,7 +413,8 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
     command, version = compiler()
     own = [*(_checked_flags(checked == "profiled") if checked else flags()), *extra]
     options = [*own, "-iquote", os.getcwd()]
-    parts = [text, version, *command, *own, _headers_hash(), _preprocessed(text, options)]
+    parts = [text, plain or "", version, *command, *own, _headers_hash(), _edits_hash()]
+    parts += [_preprocessed(text, options), expand_key]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = cache_dir()
     target = folder / f"{kind}-{key}.so"
@@ -363,25 +423,54 @@ def build(text: str, extra: list[str], kind: str = "kernel", *, checked: str = "
     with _alone(target), tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
         if target.exists():  # another process has built it meanwhile
             return target, ""
+        refused = refuse()
+        if refused:
+            return None, refused
         output = Path(scratch) / "kernel.so"
-        header, rest = _precompiled(text, own)
-        included = ["-include", str(header)] if header else []
-        good, diagnostics = _compile(rest, [*options, *included], checked, output)
-        if not good and header and not re.search(r":\d+: error: ", diagnostics):
-            # Not a line of the source is blamed: was it the precompiled header, spoiled by a crash or a full disk?
-            good, diagnostics = _compile(text, options, checked, output)
-            if good:
-                shutil.rmtree(header.parent, ignore_errors=True)
+
+        def attempt(text: str, *warnings: str) -> tuple[bool, str]:
+            if expand:
+                text, diagnostics = expand(text, options)
+                if not text:
+                    return False, diagnostics
+            header, rest = (None, text) if expand else _precompiled(text, own)
+            included = ["-include", str(header)] if header else []
+            good, diagnostics = _compile(rest, [*options, *warnings, *included], checked, output)
+            if not good and header and not re.search(r":\d+: error: ", diagnostics):
+                # Not a line of the source is blamed: was it the precompiled header, spoiled by a crash or a full disk?
+                good, diagnostics = _compile(text, [*options, *warnings], checked, output)
+                if good:
+                    shutil.rmtree(header.parent, ignore_errors=True)
+            return good, diagnostics
+
+        if plain is None:
+            good, diagnostics = attempt(text, "-w")
+        else:
+            good, diagnostics = attempt(text, *(["-w"] if expand else [arithmetic.SILENT]))
+            silent = good and arithmetic.SILENT in diagnostics
+            softer = arithmetic.with_soft_conversions(text, _silent_conversions(text, options)) if silent else text
+            if softer != text and not attempt(softer)[0]:
+                good, _ = attempt(text)
+            if not good and plain != text:
+                good, diagnostics = attempt(plain)
         if not good:
             return None, diagnostics
         os.replace(output, target)
     return target, diagnostics
 
 
+def warnings(text: str, extra: list[str]) -> str:
+    """What the compiler thinks of C++ that it has taken."""
+    command = [*compiler()[0], *flags(line_info=False), *(option for option in extra if option != "-w")]
+    command += ["-Wall", "-fsyntax-only", "-iquote", os.getcwd(), "-x", "c++", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True).stderr
+
+
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
 # worker.h come first: it says what it wants of the system's headers, before any of them is read.
-_PARTS = ("kernel_calls", "scheduler", "async_copies", "failure", "faults", "memory", "launch", "tensor_core")
-_PARTS += ("checker", "checker_hooks", "checker_access", "checker_order", "checker_async", "checker_profile")
+_PARTS = ("kernel_calls", "scheduler", "residents", "async_copies", "failure", "division", "faults", "memory")
+_PARTS += ("launch", "tensor_core", "tensor_other", "rounding", "board", "checker", "checker_notes")
+_PARTS += ("checker_hooks", "checker_access", "checker_order", "checker_async", "checker_profile")
 
 
 @functools.cache
@@ -396,7 +485,7 @@ def engine_library() -> Path:
     text = "\n".join(f'#line 1 "{name}.cpp"\n{(ENGINE / name).with_suffix(".cpp").read_text()}' for name in _PARTS)
     more = os.environ.get("COURSE_ENGINE_FLAGS", "").split()
     # -O3 unrolls the loops of the tensor cores.
-    path, diagnostics = build(text, ["-O3", "-I", str(ENGINE), "-w", *more], kind="engine")
+    path, diagnostics = build(text, ["-O3", "-I", str(ENGINE), *more], kind="engine")
     if path is None:
         raise CompileError(f"{compiler()[1]} could not build the CPU engine:\n{diagnostics}")
     return path

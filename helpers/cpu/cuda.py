@@ -6,8 +6,10 @@ import platform
 import time
 from typing import Any
 
-from . import compiler, module
+from . import array, module
+from . import compiler as _compiler
 from . import runtime as _engine
+from .array import MemoryPointer
 
 MULTIPROCESSORS = 2  # see getDeviceProperties
 
@@ -15,6 +17,30 @@ MULTIPROCESSORS = 2  # see getDeviceProperties
 def is_available() -> bool:
     """False: there is no GPU behind this."""
     return False
+
+
+def alloc(size: int) -> MemoryPointer:
+    """Device memory of so many bytes, as `cupy.cuda.alloc`: poisoned, and given back with the last pointer to it."""
+    return MemoryPointer(array.empty(size, "uint8"))
+
+
+class compiler:
+    """`cp.cuda.compiler`: the exception of a source that does not compile."""
+
+    CompileException = _compiler.CompileError
+
+
+class driver:
+    """`cp.cuda.driver`: the exception of a launch, or of a name that a module does not have."""
+
+    CUDADriverError = module.LaunchError
+
+
+class memory:
+    """`cp.cuda.memory`."""
+
+    MemoryPointer = MemoryPointer
+    alloc = staticmethod(alloc)
 
 
 class Event:
@@ -127,4 +153,4 @@ class runtime:
 
 def describe() -> str:
     """One line: how many threads run the blocks, and which compiler made the kernels."""
-    return f"CPU engine, {_engine.n_workers()} threads, kernels compiled by {compiler.compiler()[1]}"
+    return f"CPU engine, {_engine.n_workers()} threads, kernels compiled by {_compiler.compiler()[1]}"

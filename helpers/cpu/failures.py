@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from . import arithmetic
 from .structures import Failure, Reason
 
 _PLAIN = {
@@ -12,7 +13,9 @@ _PLAIN = {
         "block has"
     ),
     Reason.NO_SHARED_POINTER: "a generic address becomes one of shared memory, but it is not in shared memory",
-    Reason.STACK_OVERFLOW: "the thread's local arrays do not fit the engine's stack of 256 KB",
+    Reason.STACK_OVERFLOW: (
+        "the thread's local arrays do not fit the engine's stack of 256 KB, or a recursion has no end"
+    ),
     Reason.WRONG_DIVISION: (
         "integer division by zero or out of range (a GPU does not stop for it: the result is garbage)"
     ),
@@ -21,11 +24,15 @@ _PLAIN = {
         "misaligned address: a vector type (float4, int2, ...) is read or written at an address that is not a "
         "multiple of its size, or the pointer is no address at all"
     ),
-    Reason.EXPIRED: "its block was still running when the time was up",
+    Reason.EXPIRED: (
+        "the block was still running when its time was up: a loop without an end, or a wait for something that never "
+        "comes"
+    ),
+    Reason.ABORTED: "the kernel was aborted: it called abort(), or a check of the C library stopped it",
 }
 
 # What each reason is called as a finding.
-DIVERGENCE = (Reason.LEFT_BEFORE_BARRIER, Reason.TWO_BARRIERS)
+DIVERGENCE = (Reason.TWO_BARRIERS,)
 DEADLOCK = (
     Reason.LANES_NEVER_COME,
     Reason.NAMED_BARRIER_STARVED,
@@ -72,19 +79,18 @@ def words(failure: Failure, block: Sequence[int], describe: Callable[[int], str]
     if reason in _PLAIN:
         return _PLAIN[reason]
     if reason == Reason.STATED:
-        return message
+        return arithmetic.original(message)
     if reason == Reason.MISALIGNED:
         return f"misaligned address: {message}"
-    if reason == Reason.LEFT_BEFORE_BARRIER:
+    if reason == Reason.LEFT_BEFORE_GRID_SYNC:
         return (
-            f"barrier divergence: {failure.count} of {block[0] * block[1] * block[2]} threads wait in __syncthreads() "
-            f"at {here}, but {failure.other_count} have left the kernel and will never come (the first is "
-            f"{other_thread}). Every thread of a block must reach every barrier: guard the work, not the barrier"
+            f"deadlock: {failure.count} blocks wait in grid.sync() at {here}, but {failure.other_count} have ended "
+            "without it and will never come: every block of the grid must reach every grid.sync()"
         )
     if reason == Reason.TWO_BARRIERS:
         return (
             f"barrier divergence: {other_thread} waits in __syncthreads() at {here}, {thread} in another one at "
-            f"{there}. All threads of a block must meet in the same barrier"
+            f"{there}. All threads of a block that have not left the kernel must meet in the same barrier"
         )
     if reason == Reason.LANES_NEVER_COME:
         elsewhere = f": lane {failure.other_lane} waits in {other_name} at {there}" if failure.lanes else ""

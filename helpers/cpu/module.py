@@ -7,13 +7,26 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..cuda_source import signatures, source
 from ..cuda_source.signatures import Parameter
-from . import array, compiler, failures, messages, runtime, structures, symbols
+from . import (
+    arithmetic,
+    array,
+    compiler,
+    failures,
+    libraries,
+    messages,
+    refusals,
+    residency,
+    runtime,
+    structures,
+    symbols,
+)
 from .compiler import CompileError
 from .copies import extent_of
 from .messages import SOURCE_NAME
@@ -42,6 +55,10 @@ _GPU_ONLY = re.compile(
     r"-?split-compile.*|-?jit.*)$"
 )
 
+
+# What a GPU's compiler refuses too: arrays of a size that only the run knows, arithmetic on void*, exceptions, types at
+# run time.
+_STRICT = ("-Werror=vla", "-Werror=pointer-arith", "-fno-exceptions", "-fno-rtti")
 
 _LONG = {"--define-macro": "-D", "--include-path": "-I", "--undefine-macro": "-U"}
 
@@ -92,6 +109,17 @@ def _own_headers(code: str) -> str:
     return "".join(f"#include <{name}>\n" for name in names if (compiler.INCLUDE / name).is_file())
 
 
+# Modules of the same source and options are one in memory, as they are with CuPy: they share their variables.
+_LOADED: dict[tuple[Path, tuple[str, ...]], runtime.KernelLibrary] = {}
+
+
+def _warnings(diagnostics: str, code: str) -> str:
+    """Of a compiler's warnings, those about lines of the source."""
+    table = source.line_table(code, SOURCE_NAME)
+    found = re.findall(r"^(.+?):(\d+):(?:\d+:)? (warning: .*)$", diagnostics, re.M)
+    return "".join(f"{file}:{line}: {text}\n" for file, line, text in found if (file, int(line)) in table)
+
+
 class RawModule:
     """CUDA C++ source whose kernels run on the CPU; the parameters are `cupy.RawModule`'s.
 
@@ -103,6 +131,9 @@ class RawModule:
     Raises:
         TypeError, ValueError: wrong arguments. Compiling is lazy: see `compile`.
     """
+
+    # Asked before a module is compiled; what it raises ends that. helpers/nvrtc.py puts NVRTC here.
+    ask_first: ClassVar[Callable[[RawModule], None] | None] = None
 
     def __init__(
         self,
@@ -122,15 +153,19 @@ class RawModule:
             raise TypeError("path names a compiled cubin or PTX file, which only a GPU runs; give the source as code=")
         if not isinstance(code, str):
             raise TypeError(f"code is the source text, a str; got {type(code).__name__}")
-        if enable_cooperative_groups:
-            raise ValueError("grid-wide synchronisation is not offered by the CPU engine")
+        self.enable_cooperative_groups = bool(enable_cooperative_groups)
         self.code = code
+        self._translates_cucomplex = translate_cucomplex
+        if translate_cucomplex and libraries.folder() is None:
+            raise ValueError("translate_cucomplex takes headers of CuPy's, which is not installed here")
+        self._backend, self._jitify = backend, jitify
         self.options = tuple(options) if not isinstance(options, str) else options
         self.name_expressions = tuple(name_expressions or ())
         self._entries: dict[str, Entry] = {}
         self._library: runtime.KernelLibrary | None = None
         self._asked: set[str] = set()  # variables that the host may have written
         self._instrumented = ""  # "checked" or "profiled": see `instrumented`
+        self._uses_libraries: bool | None = None  # CUB and its kin; None: not known yet
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile now rather than at the first `get_function`.
@@ -140,31 +175,66 @@ class RawModule:
             NoCompilerError: there is no C++ compiler.
         """
         if self._library is None:
+            if self.ask_first is not None:
+                self.ask_first()
             found = source.kernels(self.code)
             plain = [name for name in found if not source.is_template(self.code, name)]
             self._build([name for name in plain if name not in self.name_expressions], log_stream)
 
     def _build(self, plain: list[str], log_stream: Any = None) -> None:
+        code = libraries.translate_cucomplex(self.code) if self._translates_cucomplex else self.code
+        flags, macros = _host_options(self.options)
+        if self._uses_libraries is None:
+            self._uses_libraries = bool(libraries.options()) and libraries.needed(self.code)
+        options = libraries.options() if self._uses_libraries else []
+        options = [*options, "-I", str(compiler.INCLUDE), *_STRICT, *flags]
+        options += libraries.cupy_options() if "cupy/" in code or self._uses_libraries else []
+        before = f'#include "cuda_runtime.h"\n{_own_headers(code)}{macros}'
         try:
-            body = translate(self.code)
+            body = translate(
+                code,
+                lambda code: compiler.expanded(before, code, SOURCE_NAME, options),
+                SOURCE_NAME,
+                keep_asm=self._uses_libraries,
+            )
         except ValueError as error:
             raise CompileError(str(error)) from None
-        flags, macros = _host_options(self.options)
-        options = ["-I", str(compiler.INCLUDE), "-w", *flags]
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
-        ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body else ""
-        text = (
-            f'#include "cuda_runtime.h"\n{ptx}{_own_headers(self.code)}{macros}#line 1 "{SOURCE_NAME}"\n{body}\n'
-            f'#line 1 "{_ENTRIES}"\n'
-            f'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {{\n'
-            f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
-            f"*engine_count = {len(names)};\n"
-            "engine_sizes[0] = sizeof(engine::Entry), engine_sizes[1] = sizeof(engine::Parameter);\n"
-            "return engine_table;\n}\n"
-        )
-        path, diagnostics = compiler.build(text, options, checked=self._instrumented)
+        ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body or self._uses_libraries else ""
+        bridge = "#include <cupy/complex.cuh>\n" if self._translates_cucomplex else ""
+
+        def whole(body: str) -> str:
+            return (
+                f'#include "cuda_runtime.h"\n{ptx}{_own_headers(code)}{macros}{bridge}#line 1 "{SOURCE_NAME}"\n{body}\n'
+                f'#line 1 "{_ENTRIES}"\n'
+                f'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {{\n'
+                f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
+                f"*engine_count = {len(names)};\n"
+                "engine_sizes[0] = sizeof(engine::Entry), engine_sizes[1] = sizeof(engine::Parameter);\n"
+                "return engine_table;\n}\n"
+            )
+
+        def refuse() -> str:
+            if self._backend != "nvrtc" or self._jitify or refusals.OTHER_RULES & set(self.options):
+                return ""
+            folders = [Path(flag[2:]) for flag in (*flags, f"-I{compiler.INCLUDE}") if flag.startswith("-I")]
+            text = f'{macros}#line 1 "{SOURCE_NAME}"\n{refusals.for_preprocessor(self.code, folders[:-1])}'
+            found = refusals.first(compiler.preprocess(text, [*refusals.PREPROCESSOR, *flags]))
+            return f"{found[0]}:{found[1]}: error: {found[2]}" if found else ""
+
+        text = whole(arithmetic.edited(body))
+        changes: dict[str, Any] = {"plain": whole(body), "refuse": refuse}
+        if self._uses_libraries:
+            changes |= {"expand": libraries.expanded, "expand_key": libraries.translation_hash()}
+        path, diagnostics = compiler.build(text, options, checked=self._instrumented, **changes)
         if path is None:
+            # Included by a header of the user's?
+            if not self._uses_libraries and libraries.missing(diagnostics) and libraries.options():
+                self._uses_libraries = True
+                return self._build(plain, log_stream)
+            if not libraries.options() and (header := libraries.missing(diagnostics)):
+                raise CompileError(f"{messages.explain(diagnostics, self.code, names)}\n{libraries.whose(header)}")
             # The text shows kernels that the preprocessor leaves out, or that a namespace holds: do without them.
             blamed = {int(line) for line in re.findall(rf"^{_ENTRIES}:(\d+):", diagnostics, re.M)}
             unknown = [name for line, name in enumerate(plain, _FIRST_ENTRY) if line in blamed]
@@ -172,16 +242,17 @@ class RawModule:
                 return self._build([name for name in plain if name not in unknown], log_stream)
             raise CompileError(messages.explain(diagnostics, self.code, names))
         if log_stream is not None:
-            log_stream.write(diagnostics)
+            log_stream.write(_warnings(compiler.warnings(text, options), self.code))
         try:
-            library = runtime.KernelLibrary(path)
+            library = _LOADED.get((path, self.options)) or runtime.KernelLibrary(path)
         except (OSError, AttributeError) as error:
             undefined = re.search(r"undefined symbol: (\w+)|symbol not found.*'_(\w+)'", str(error))
             if undefined:
                 name = undefined.group(1) or undefined.group(2)
                 raise CompileError(messages.undefined(name, self.code)) from None
             path.unlink(missing_ok=True)  # a broken file in the cache
-            library = runtime.KernelLibrary(compiler.build(text, options, checked=self._instrumented)[0])
+            built = compiler.build(text, options, checked=self._instrumented, **changes)
+            library = runtime.KernelLibrary(built[0])
         library.handle.engine_entries.restype = ctypes.POINTER(Entry)
         count, sizes = ctypes.c_int(), (ctypes.c_uint * 2)()
         table = library.handle.engine_entries(ctypes.byref(count), sizes)
@@ -189,13 +260,27 @@ class RawModule:
         structures.compare({name: (size, theirs) for (name, size), theirs in zip(ours.items(), sizes, strict=True)})
         self._entries = {table[index].name.decode(): table[index] for index in range(count.value)}
         self._library = library
+        if not self._instrumented:
+            _LOADED[path, self.options] = library
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To be pickled: the source and how it is compiled, not what was made of it."""
+        return self.__dict__ | {"_entries": {}, "_library": None, "_asked": set()}
 
     def instrumented(self, *, profile: bool) -> RawModule:
         """The same source, built so that every memory access calls the engine's checker: for checked.py.
 
         Its variables have the values that the host gave to this module's. profile: every basic block calls it as well.
         """
-        twin = RawModule(code=self.code, options=self.options, name_expressions=self.name_expressions)
+        twin = RawModule(
+            code=self.code,
+            options=self.options,
+            name_expressions=self.name_expressions,
+            backend=self._backend,
+            jitify=self._jitify,
+            translate_cucomplex=self._translates_cucomplex,
+            enable_cooperative_groups=self.enable_cooperative_groups,
+        )
         twin._instrumented = "profiled" if profile else "checked"
         twin.copy_variables(self)
         return twin
@@ -225,7 +310,9 @@ class RawModule:
                 hint = ": the preprocessor leaves it out, or a namespace holds it"
                 if source.is_template(self.code, name):
                     hint = f"; {name} is a template: name an instance in name_expressions, such as '{name}<float>'"
-            raise LaunchError(f"the source has no kernel {name!r}{hint}")
+            raise LaunchError(
+                f"the source has no kernel {name!r}{hint} (a GPU says: CUDA_ERROR_NOT_FOUND: named symbol not found)"
+            )
         symbol = library.symbol_at(entry.function)
         if name not in self.name_expressions and symbol not in (None, name):
             raise LaunchError(
@@ -269,7 +356,10 @@ class RawKernel:
         self._module = RawModule(
             code=code,
             options=options,
+            backend=backend,
+            jitify=jitify,
             name_expressions=names,
+            translate_cucomplex=translate_cucomplex,
             enable_cooperative_groups=enable_cooperative_groups,
         )
         self.name = name
@@ -282,6 +372,10 @@ class RawKernel:
         kernel._module, kernel.name, kernel._max_dynamic, kernel._made = module, name, None, False
         kernel._make()
         return kernel
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To be pickled: the module and the name."""
+        return {"_module": self._module, "name": self.name, "_max_dynamic": self._max_dynamic, "_made": False}
 
     @property
     def code(self) -> str:
@@ -323,6 +417,10 @@ class RawKernel:
                 f"{self.name} declares {self._static_shared:,} bytes of static __shared__ memory; a GPU's limit is "
                 f"{SHARED_PER_BLOCK:,} (0xc000). Use smaller tiles, or dynamic memory: extern __shared__ float s[];"
             )
+        plain = re.sub(r"<.*", "", self.name).split("::")[-1]
+        defined = dict(re.findall(r"^#define (\w+) (.*)$", _host_options(self.options)[1], re.M))
+        bounds = source.launch_bounds(self.code, plain, defined)
+        self._most_threads = min(bounds or MAX_THREADS_PER_BLOCK, MAX_THREADS_PER_BLOCK)
         self._made = True
 
     @property
@@ -332,7 +430,7 @@ class RawKernel:
         return {
             "shared_size_bytes": self._static_shared,
             "max_dynamic_shared_size_bytes": self.max_dynamic_shared_size_bytes,
-            "max_threads_per_block": MAX_THREADS_PER_BLOCK,
+            "max_threads_per_block": self._most_threads,
         }
 
     @property
@@ -343,7 +441,7 @@ class RawKernel:
     @property
     def max_threads_per_block(self) -> int:
         """The largest block the kernel can be launched with."""
-        return MAX_THREADS_PER_BLOCK
+        return self.attributes["max_threads_per_block"]
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
@@ -378,6 +476,8 @@ class RawKernel:
             grid, block: one to three sizes.
             args: device arrays for pointers (or None for a null pointer), NumPy scalars for scalars.
             shared_mem: bytes of dynamic shared memory.
+            enable_cooperative_groups: all blocks are on the device at once, and may meet in grid.sync(). Also where
+                the kernel was made with it.
 
         Raises:
             TypeError: an argument is missing, too many, or not of the kernel's type.
@@ -385,14 +485,22 @@ class RawKernel:
                 block never reaches, a deadlock, an assertion. It names block, thread and line.
             KeyboardInterrupt: interrupted; the launch has been stopped.
         """
-        sizes = self.check(grid, block, args, shared_mem)
+        args = self.arguments(args)
+        cooperative = enable_cooperative_groups or self.enable_cooperative_groups
+        sizes = self.check(grid, block, args, shared_mem, cooperative=cooperative)
         with array.Lent() as lent:
-            prepared = self.prepare(*sizes, args, shared_mem, lambda _, value: lent.address(value))
-            ended = runtime.launch(prepared.request)
+            prepared = self.prepare(
+                *sizes, args, shared_mem, lambda _, value: lent.address(value), cooperative=cooperative
+            )
+            limit = runtime.time_limit()
+            ended = runtime.launch(prepared.request, timeout=limit)
             overrun = lent.overrun()
         runtime.echo(ended.printed)
         if ended.failure is not None:
-            raise LaunchError(self._tell(ended.failure, prepared))
+            told = self._tell(ended.failure, prepared)
+            if ended.failure.reason == structures.Reason.EXPIRED:
+                told += f"\nA block may take {limit:g} s; COURSE_CPU_TIMEOUT allows another number, and 0 any time"
+            raise LaunchError(told)
         if overrun is not None:
             raise LaunchError(
                 f"{self.name} wrote to {prepared.describe(overrun, None)}. It was seen after the launch, so the "
@@ -400,6 +508,11 @@ class RawKernel:
             )
 
     # ------------------------------------------------------------------------------------ a launch in its parts
+
+    @property
+    def enable_cooperative_groups(self) -> bool:
+        """Whether all its launches are cooperative ones."""
+        return self._module.enable_cooperative_groups
 
     @property
     def module(self) -> RawModule:
@@ -424,8 +537,41 @@ class RawKernel:
         twin._max_dynamic = self.max_dynamic_shared_size_bytes
         return twin
 
+    def arguments(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments with arrays in place of addresses: of `array.data.ptr`, say, the bytes from there on.
+
+        Raises:
+            TypeError: an address for a pointer is in no device array.
+        """
+        self._make()
+        if not isinstance(args, (tuple, list)) or len(args) != len(self.parameters):
+            return args  # refused with the others' words
+        return tuple(
+            self._array_at(parameter, value) if parameter.kind == "p" and signatures.is_address(value) else value
+            for parameter, value in zip(self.parameters, args, strict=True)
+        )
+
+    def _array_at(self, parameter: Parameter, value: Any) -> array.ndarray:
+        address = int(getattr(value, "ptr", value))
+        found = array.at(address)
+        if found is None:
+            raise TypeError(
+                f"parameter {parameter} of {self.name} is a pointer and got the number {address} (0x{address:x}), "
+                "which is no address in a device array that still lives"
+            )
+        if parameter.dtype in ("void", "struct"):
+            return found
+        dtype = signatures.dtype_of(parameter.dtype)
+        return found if address % dtype.itemsize else found[: found.size // dtype.itemsize * dtype.itemsize].view(dtype)
+
     def check(
-        self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int = 0
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[Any],
+        shared_mem: int = 0,
+        *,
+        cooperative: bool = False,
     ) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """Refuse a launch as calling the kernel does.
 
@@ -437,7 +583,7 @@ class RawKernel:
         """
         self._make()
         sizes = _size("grid", grid), _size("block", block)
-        self._check_limits(*sizes, shared_mem)
+        self._check_limits(*sizes, shared_mem, cooperative)
         signatures.check_all(self.name, self.parameters, args, array.ndarray, contiguous=False)
         return sizes
 
@@ -448,6 +594,8 @@ class RawKernel:
         args: Sequence[Any],
         shared_mem: int,
         locate: Callable[[int, array.ndarray], int],
+        *,
+        cooperative: bool = False,
     ) -> PreparedLaunch:
         """A launch that `check` has let through, as `runtime.launch` takes it.
 
@@ -473,14 +621,21 @@ class RawKernel:
             self._library.symbols.alignment,
             self._library.anchor_offset,
             self._library.anchor,
+            residency.blocks_at_once(block[0] * block[1] * block[2], self._static_shared + int(shared_mem)),
+            int(cooperative),
         )
         return PreparedLaunch(self, grid, block, tuple(args), values, pointers, request)
 
-    def _check_limits(self, grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int) -> None:
+    def _check_limits(self, grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int, cooperative: bool) -> None:
         threads = block[0] * block[1] * block[2]
         if threads > MAX_THREADS_PER_BLOCK:
             raise LaunchError(
                 f"a block of {block} has {threads:,} threads; a GPU takes {MAX_THREADS_PER_BLOCK:,} at most"
+            )
+        if threads > self._most_threads:
+            raise LaunchError(
+                f"a block of {block} has {threads:,} threads; {self.name} is compiled for {self._most_threads:,} at "
+                "most, by its __launch_bounds__ (a GPU refuses the launch)"
             )
         for what, sizes, limits in (("block", block, MAX_BLOCK), ("grid", grid, MAX_GRID)):
             for axis, size, limit in zip("xyz", sizes, limits, strict=True):
@@ -492,6 +647,15 @@ class RawKernel:
                 f"{self.max_dynamic_shared_size_bytes:,} (48 KB less {self._static_shared:,} static, if not raised). "
                 f"Set kernel.max_dynamic_shared_size_bytes = {shared_mem} before the launch, up to "
                 f"{SHARED_PER_BLOCK_OPTIN - self._static_shared:,} (a GPU says: invalid argument)"
+            )
+
+        blocks, shared = grid[0] * grid[1] * grid[2], self._static_shared + shared_mem
+        if cooperative and blocks > residency.blocks_at_once(threads, shared):
+            raise LaunchError(
+                f"a cooperative launch has all its blocks on the GPU at once: {blocks:,} blocks of {threads:,} threads "
+                f"with {shared:,} bytes of shared memory are too many. An H200 holds "
+                f"{residency.blocks_on_gpu(threads, shared):,} of them at most, and the CPU engine has stacks for "
+                f"{residency.most_threads():,} threads at once. Let each block do the work of several"
             )
 
     def _pack(self, parameter: Parameter, value: Any) -> Any:
@@ -525,9 +689,12 @@ class RawKernel:
             return f"{place[0]}:{place[1]}: {what} [{who}]{quote(place)}"
         # A line of the source rather than of a header whose function was inlined there.
         places = symbols.places_of(self._library.path, failure.place) if failure.place else []
+        if failure.reason == structures.Reason.EXPIRED:  # an empty loop has no line of its own, but that of its caller
+            places = [place for place in places if place in table]
         place = next((place for place in places if place in table), places[0] if places else None)
         where = f"at {place[0]}:{place[1]}" if place else "at an unknown line"
-        return f"{what} {where} [{who}; {runtime.signal_name(failure.signal)}]{quote(place) if place else ''}"
+        signal = f"; {runtime.signal_name(failure.signal)}" if failure.signal else ""
+        return f"{what} {where} [{who}{signal}]{quote(place) if place else ''}"
 
 
 @dataclass(frozen=True)

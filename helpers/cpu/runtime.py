@@ -71,6 +71,22 @@ def n_workers() -> int:
     return int(chosen) if chosen else min(cores, 16)
 
 
+def time_limit() -> float | None:
+    """Seconds that a block may take: 60, or what `COURSE_CPU_TIMEOUT` says; None where that is 0.
+
+    Raises:
+        ValueError: it says something that is no number of seconds.
+    """
+    chosen = os.environ.get("COURSE_CPU_TIMEOUT", "60")
+    try:
+        seconds = float(chosen)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"COURSE_CPU_TIMEOUT is a number of seconds, and 0 stands for no limit; got {chosen!r}")
+    return seconds or None
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a launch ended: a failure or none, and what the kernel printed."""
@@ -83,7 +99,8 @@ def launch(request: LaunchRequest, workers: int | None = None, timeout: float | 
     """Run a launch to its end.
 
     Args:
-        timeout: seconds that one block may take; then the launch is stopped, and its failure's reason is EXPIRED.
+        timeout: seconds that one block may take, by the clock and of the processor's time; then the launch is stopped,
+            and its failure's reason is EXPIRED.
 
     Raises:
         KeyboardInterrupt: the user interrupted it; the launch has been stopped.
@@ -95,12 +112,12 @@ def launch(request: LaunchRequest, workers: int | None = None, timeout: float | 
             if lib.engine_start(ctypes.byref(request), workers or n_workers()) != 0:
                 raise MemoryError("the system gives the CPU engine no memory for its stacks, or no thread")
             # Short waits, so that Python sees an interrupt while the kernel runs.
-            begun, since = 0, time.monotonic()
+            begun, since, used = 0, time.monotonic(), time.process_time()
             while not lib.engine_wait(50):
                 now = lib.engine_blocks()
                 if now != begun:
-                    begun, since = now, time.monotonic()
-                elif timeout is not None and time.monotonic() - since > timeout:
+                    begun, since, used = now, time.monotonic(), time.process_time()
+                elif timeout is not None and min(time.monotonic() - since, time.process_time() - used) > timeout:
                     lib.engine_expire()
         except BaseException:
             lib.engine_cancel()

@@ -24,6 +24,8 @@ class LaunchRequest(ctypes.Structure):
         ("static_align", ctypes.c_uint64),
         ("anchor_offset", ctypes.c_uint64),
         ("anchor", ctypes.c_void_p),
+        ("most_blocks", ctypes.c_uint64),
+        ("cooperative", ctypes.c_uint64),
     ]
 
 
@@ -33,7 +35,7 @@ class Reason(IntEnum):
     NONE = 0
     STATED = 1
     MISALIGNED = 2
-    LEFT_BEFORE_BARRIER = 3
+    LEFT_BEFORE_GRID_SYNC = 3
     TWO_BARRIERS = 4
     LANES_NEVER_COME = 5
     NAMED_BARRIER_STARVED = 6
@@ -50,6 +52,7 @@ class Reason(IntEnum):
     WRONG_DIVISION = 17
     TRAPPED = 18
     EXPIRED = 19
+    ABORTED = 20
 
 
 class Failure(ctypes.Structure):
@@ -156,6 +159,18 @@ class CheckedFinding(ctypes.Structure):
     ]
 
 
+class CheckedLeft(ctypes.Structure):
+    """`EngineLeft` of engine/checker.h."""
+
+    _fields_ = [
+        ("block", ctypes.c_uint64),
+        ("file", ctypes.c_char_p),
+        ("line", ctypes.c_int),
+        ("count", ctypes.c_uint32),
+        ("thread", ctypes.c_uint32),
+    ]
+
+
 class EntryParameter(ctypes.Structure):
     """`engine::Parameter` of include/engine_entries.h."""
 
@@ -187,6 +202,7 @@ _IN_THE_ENGINE = {
     "EngineStep": ctypes.sizeof(CheckedStep),
     "EngineBarrier": ctypes.sizeof(CheckedBarrier),
     "EngineFinding": ctypes.sizeof(CheckedFinding),
+    "EngineLeft": ctypes.sizeof(CheckedLeft),
     "FailureReason": len(Reason),
 }
 

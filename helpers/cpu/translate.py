@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from ..cuda_source.source import blank_comments, line_table, matching_bracket
-from . import ptx
+from ..cuda_source.source import blank_comments, line_table
+from . import compiler, ptx
 
 _EXTERN_SHARED = re.compile(
     r"\bextern\b(?P<head>[^;{}=]*?\b__shared__\b[^;{}=]*?)\b(?P<name>\w+)\s*\[\s*\](?P<rest>(?:\s*\[[^\]]*\])*)\s*;"
@@ -60,7 +61,7 @@ def _with_own_integers(code: str) -> str:
 _FUNCTION_HEAD = re.compile(r"\)\s*(?:(?:const|noexcept|override|final)\b\s*)*(?:->[^;{}]*|:[^;{}]*)?\s*$")
 
 
-def _function_bodies(clean: str) -> list[tuple[int, int, str]]:
+def function_bodies(clean: str) -> list[tuple[int, int, str]]:
     """Of each outermost function: where its body's brace opens and closes, and the text before, with its parameters."""
     bodies, open_braces, before = [], [], 0
     for match in re.finditer(r"[{};]", clean):
@@ -77,22 +78,51 @@ def _function_bodies(clean: str) -> list[tuple[int, int, str]]:
     return bodies
 
 
-_ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:volatile\b|__volatile__\b)?\s*\(")
-
-
-def _asm_error(code: str, at: int, message: str) -> str:
-    """What is wrong with the asm statement at an index of the code, with its place and what could be written."""
-    table = line_table(code[:at] + "\0" + code[at:], "")
+def _asm_error(code: str, original: str, name: str, at: int, message: str) -> str:
+    """What is wrong with the asm statement at an index of the code, with its place in the original source."""
+    table = line_table(code[:at] + "\0" + code[at:], name)
     file, line = next(place for place, text in table.items() if "\0" in text)
-    text = table[file, line].replace("\0", "").strip()
-    return (
-        f"{file + ':' if file else 'line '}{line}: `{text}` is inline PTX, and "
-        f"{message}. The engine knows: {', '.join(ptx.known())}. Say the same with one of these or in CUDA C++, or run "
-        "this kernel on a GPU"
-    )
+    text = line_table(original, name).get((file, line), table[file, line]).replace("\0", "").strip()
+    return f"{file}:{line}: `{text}` is inline PTX, and {message}"
 
 
-def translate(code: str) -> str:
+def _in_macro(code: str, at: int) -> bool:
+    """Whether the place is in a #define."""
+    begin = code.rfind("\n", 0, at) + 1
+    while begin and code[: begin - 1].endswith("\\"):
+        begin = code.rfind("\n", 0, begin - 1) + 1
+    return bool(re.match(r"\s*#\s*define\b", code[begin:at]))
+
+
+def _asm_edits(code: str, original: str, name: str) -> list[tuple[int, int, str]]:
+    """asm statements as calls of the engine: begin, end, new text."""
+    edits = []
+    for number, (begin, opening, end, is_volatile) in enumerate(ptx.statements(blank_comments(code))):
+        if compiler.OF_THE_SYSTEM in code[(at := code.rfind("\n#line", 0, begin) + 1) : code.find("\n", at)]:
+            continue
+        try:
+            if _in_macro(code, begin):
+                raise ptx.Unreadable("it stands in a macro")
+            new = ptx.rewrite(code[opening + 1 : end], number, is_volatile=is_volatile)
+        except ptx.Unreadable as error:
+            raise ptx.Unreadable(_asm_error(code, original, name, begin, str(error))) from None
+        edits.append((begin, end + 1, new + "\n" * code.count("\n", begin, end)))
+    return edits
+
+
+def _includes_more(code: str) -> bool:
+    """Whether the source includes headers that are not the engine's own: they may hold asm statements."""
+    names = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', code, re.M)
+    return not all((compiler.INCLUDE / name).is_file() for name in names)
+
+
+def translate(
+    code: str,
+    expanded: Callable[[str], str | None] = lambda code: None,
+    name: str = "kernel.cu",
+    *,
+    keep_asm: bool = False,
+) -> str:
     """The source as a host compiler takes it; its lines keep their numbers.
 
     Some constructs have no spelling in C++. `extern __shared__ T name[];`, an array whose size is chosen at the launch,
@@ -101,20 +131,29 @@ def translate(code: str) -> str:
     gets an attribute that may stand after __shared__. An asm statement becomes calls of the engine. Everything else is
     done by the headers.
 
+    Args:
+        expanded: the source after the preprocessor, with its lines told by #line; None where that cannot be had. It is
+            asked for where asm statements depend on it: in macros, in headers, with macros among their strings.
+        name: what the source is called in messages.
+        keep_asm: asm statements stay for a later hand: libraries.py rewrites them together with those of libraries.
+
     Raises:
-        ValueError: an asm statement that the engine cannot follow, see ptx.py.
+        ValueError: an asm statement that the engine cannot follow, see ptx.
     """
-    code = _with_own_integers(code)
+    original = code
+    code = ptx.raw_strings(_with_own_integers(code))
+    if not keep_asm and _includes_more(code) and (found := expanded(code)) is not None:
+        found = ptx.raw_strings(found)
+        code = found if any(ptx.statements(blank_comments(found))) or _EXTERN_SHARED.search(found) else code
+    try:
+        edits = [] if keep_asm else _asm_edits(code, original, name)
+    except ptx.Unreadable:
+        code = expanded(code)
+        if code is None:
+            raise
+        code = ptx.raw_strings(code)
+        edits = _asm_edits(code, original, name)
     clean = blank_comments(code)
-    edits: list[tuple[int, int, str]] = []  # begin, end, new text
-    for match in _ASM.finditer(clean):
-        end = matching_bracket(clean, match.end() - 1)
-        try:
-            new = ptx.rewrite(code[match.end() : end])
-        except ValueError as error:
-            raise ValueError(_asm_error(code, match.start(), str(error))) from None
-        broken = "\\\n" if "\\\n" in code[match.start() : end] else "\n"  # in a macro, lines go on
-        edits.append((match.start(), end + 1, new + broken * code.count("\n", match.start(), end)))
     for match in re.finditer(r"\b__shared__\s+(alignas)\s*\(", clean):
         edits.append((match.start(1), match.end(1), "ENGINE_ALIGNAS"))
     in_macros = _extern_in_macros(code, clean)
@@ -124,7 +163,7 @@ def translate(code: str) -> str:
         for match in _EXTERN_SHARED.finditer(clean)
         if not any(begin <= match.start() < end for begin, end, _ in in_macros)
     ]
-    bodies = _function_bodies(clean) if declared else []
+    bodies = function_bodies(clean) if declared else []
     for match in declared:
         edits = [edit for edit in edits if not match.start() <= edit[0] < match.end()]
         kind = _ALIGNMENT.sub(" ", match.group("head"))

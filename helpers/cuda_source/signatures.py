@@ -90,13 +90,14 @@ def check_all(kernel: str, parameters: Sequence[Parameter], args: Any, array_typ
 
 
 def _check_pointer(where: str, parameter: Parameter, value: Any, array_type: type, contiguous: bool) -> None:
-    if value is None:
+    if value is None or is_address(value):
         return
     if not isinstance(value, array_type):
         if isinstance(value, np.ndarray):
             raise TypeError(f"{where} is a NumPy array; a kernel takes device arrays: cp.asarray(...)")
         raise TypeError(f"{where} must be a device array; got {type(value).__name__} {value!r:.60}")
-    if parameter.dtype not in ("void", "struct") and value.dtype.name != parameter.dtype:
+    untyped = parameter.dtype in ("void", "struct") or value.dtype == np.dtype("V1")
+    if not untyped and value.dtype.name != parameter.dtype and not _is_complex(parameter, value):
         raise TypeError(
             f"{where}: the array's dtype is {value.dtype.name}, the kernel reads {parameter.dtype}; "
             f"give it array.astype(cp.{parameter.dtype})"
@@ -106,6 +107,19 @@ def _check_pointer(where: str, parameter: Parameter, value: Any, array_type: typ
             f"{where} is a view with gaps (shape {value.shape}, strides {value.strides} bytes); a kernel gets only its "
             "pointer and would read the wrong elements: give it cp.ascontiguousarray(...)"
         )
+
+
+def is_address(value: Any) -> bool:
+    """A pointer as a number, such as `array.data.ptr`; a small one is an argument in the wrong place."""
+    is_number = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+    return hasattr(value, "ptr") or (is_number and int(value) >= 1 << 16)
+
+
+def _is_complex(parameter: Parameter, value: Any) -> bool:
+    """Whether the array holds complex numbers, and the kernel reads pairs: cuComplex is a float2."""
+    pairs = {"float32": ("complex64", 8, "float2"), "float64": ("complex128", 16, "double2")}
+    dtype, size, name = pairs.get(parameter.dtype, ("", 0, ""))
+    return value.dtype.name == dtype and (parameter.size == size or key_of(parameter.type) == name)
 
 
 def _check_scalar(where: str, parameter: Parameter, value: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -105,6 +106,36 @@ def kernels(code: str) -> dict[str, list[Declared]]:
                 found[name.group(1)] = [_parameter(part) for part in _split_commas(text[opening + 1 : closing])]
             break
     return found
+
+
+def launch_bounds(code: str, name: str, macros: Mapping[str, str]) -> int | None:
+    """The most threads that a block of a kernel may have, by its `__launch_bounds__`; None where that is not plain.
+
+    Args:
+        macros: those given to the compiler. Of the source's own names, `#define` and constexpr integers are followed.
+    """
+    text = blank_comments(code)
+    found = re.findall(rf"\b__launch_bounds__\s*(\((?:[^()]|\([^()]*\))*\))[^;{{}}()]*\b{re.escape(name)}\s*\(", text)
+    if len(found) != 1 or is_template(code, name):
+        return None
+    first = _split_commas(found[0][1:-1])[:1]
+    defined: dict[str, set[str]] = {}
+    constant = r"\bconstexpr\s+(?:unsigned\s+)?(?:int|unsigned|size_t)\s+(\w+)\s*=\s*([^;]+);"
+    for pattern in (r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+([^\n]+)$", constant):
+        for match in re.finditer(pattern, text, re.M):
+            defined.setdefault(match.group(1), set()).add(match.group(2).strip())
+    known = {name: values.pop() for name, values in defined.items() if len(values) == 1} | dict(macros)
+    expression = first[0] if first else ""
+    for _ in range(8):
+        expression = re.sub(r"\b[A-Za-z_]\w*\b", lambda m: f"({known.get(m.group(), m.group())})", expression)
+    expression = re.sub(r"(?<=\d)[uUlL]+\b", "", expression)
+    if not re.fullmatch(r"[\d\s()+*/-]+", expression) or "**" in expression:
+        return None
+    try:
+        value = eval(expression.replace("/", "//"), {"__builtins__": {}})  # digits, brackets and + - * / alone
+    except (SyntaxError, ArithmeticError, TypeError):
+        return None
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def is_template(code: str, name: str) -> bool:

@@ -102,7 +102,6 @@ def figure(width: float = 7.0, height: float = 3.2, *, rows: int = 1, columns: i
     return fig, fig.subplots(rows, columns)
 
 
-
 def bytes_text(size: float) -> str:
     """1536 -> '1.5 KiB'."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):

@@ -136,4 +136,3 @@ def kind_of_all(*arrays: Any) -> DeviceArrays | TorchTensors | None:
     """The kind of all the arrays; None if they are of several."""
     first = kind_of(arrays[0])
     return first if first is not None and all(kind_of(a) is first for a in arrays[1:]) else None
-

@@ -175,7 +175,7 @@ def _flash_wmma() -> tuple[Stage, ...]:
         step("06_03_qk_by_wmma.cu", "Q K^T by WMMA"),
         step("06_04_p_in_half.cu", "P in the half type"),
         step("06_05_pv_by_wmma.cu", "P V by WMMA"),
-        step("06_06_lazy_rescale.cu", "the lazy rescale"),
+        step("06_06_fragment_of_factors.cu", "a fragment of factors"),
         target,
     )
 

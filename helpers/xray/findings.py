@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,13 @@ KINDS = {
     checked.NEVER_WAITED: "never waited for",
 }
 
+_NOTED = {
+    checked.SHIFT: "shift",
+    checked.CONVERSION: "conversion",
+    checked.DIVISION: "division by zero",
+    checked.WMMA: "misaligned",
+}
+
 _STOPPED = {
     **dict.fromkeys(failures.DIVERGENCE, "barrier divergence"),
     **dict.fromkeys(failures.DEADLOCK, "deadlock"),
@@ -32,7 +40,8 @@ class Finding:
     """One thing that is wrong. file, line: of the access; other_*: of the earlier access that it collides with.
 
     kind: race, out of bounds, uninitialised, misaligned, not waited for, never waited for (asynchronous copies), never
-    written, barrier divergence, deadlock, endless loop, or stopped (a failed assertion, a division by zero).
+    written, barrier divergence, deadlock, endless loop, division by zero, shift or conversion (out of range), or
+    stopped (a failed assertion).
     block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
     count: how often the same two lines did the same.
     """
@@ -64,6 +73,17 @@ def of_run(seen: checked.Observed) -> list[Finding]:
     if any((f.kind, f.line) == (end.kind, end.line) for f in findings):  # the access has told it already
         return findings
     return [*findings, end]
+
+
+def notes(seen: checked.Observed) -> list[str]:
+    """What is no error, and still worth a look: threads that had left the kernel when their block met at a barrier."""
+    total = seen.block[0] * seen.block[1] * seen.block[2]
+    return [
+        f"{left.count} of {total} threads of block {failures.triple(left.block)} had left the kernel before the "
+        f"barrier at {left.place[0]}:{left.place[1]}, the first is thread {failures.triple(left.thread)}. A GPU does "
+        "not wait for them (since Volta, sm_70). A thread that stays, without a row of its own, can still help to load"
+        for left in seen.left
+    ]
 
 
 def _merged(seen: checked.Observed) -> list[Finding]:
@@ -104,7 +124,30 @@ def _element(region: checked.Region | None, offset: int) -> tuple[str, int, int 
     return part.name, (offset - part.begin) // part.itemsize, (part.end - part.begin) // part.itemsize
 
 
+def _noted(found: checked.Found) -> Finding:
+    """What is no access: arithmetic without a result in C++, and addresses that hardware takes all the same."""
+    if found.size == checked.SHIFT:
+        count = found.offset if abs(found.offset) < 1 << 31 else found.offset & 0xFFFFFFFF
+        message = f"by {count} bits, the width or more: a GPU gives 0 (of a negative number -1), this run may not"
+    elif found.size == checked.CONVERSION:
+        (value,) = struct.unpack("<d", struct.pack("<q", found.offset))
+        message = f"of {value:g} to an integer that has no such number: a GPU gives the nearest there is"
+        if value != value:
+            message = "of NaN to an integer: a GPU gives 0 (of a double, or in 64 bits, only the top bit is set)"
+        message += ", this run may not"
+    elif found.size == checked.DIVISION:
+        message = "of an integer; neither C++ nor PTX says what it gives (an H200's quotient has all bits set)"
+    else:
+        message = "a matrix of wmma at a multiple of 16 bytes: GPUs take it, but CUDA asks for multiples of 32"
+    file, line = found.access.place or (None, None)
+    access = found.access
+    message = f"{message}, by {_at(access)}"
+    return Finding(_NOTED[found.size], message, file, line, access.block, access.thread, count=found.count)
+
+
 def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
+    if found.kind == checked.NOTED:
+        return _noted(found)
     region = seen.regions[found.region] if found.region < len(seen.regions) else None
     verb = "write of" if found.access.is_write else "read of"
     name, index, elements = _element(region, found.offset)

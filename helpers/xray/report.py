@@ -37,7 +37,7 @@ class Report:
 
     findings: [] when clean. traffic: figures by array of global memory. shared: by `__shared__` array. by_line: by
     (file, line). fetches: by array, how often each element was read, in the array's shape. barriers: reached, by
-    blocks. collectives: shuffles, votes and their like, by warps.
+    blocks. collectives: shuffles, votes and their like, by warps. notes: what is no error, and worth a look.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Report:
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (1, 1, 1)
     passed: dict[int, list[timeline.Step]] = field(default_factory=dict, repr=False)  # by block
+    notes: list[str] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
@@ -99,6 +100,8 @@ class Report:
         lines = [f"{self.name}: {self.summary()}"]
         for finding in self.findings:
             lines += textwrap.wrap(str(finding), 100, initial_indent="  ", subsequent_indent="    ")
+        for note in self.notes:
+            lines += textwrap.wrap(f"note: {note}", 100, initial_indent="  ", subsequent_indent="    ")
         return "\n".join([*lines, *text_table([self.HEAD, *self._rows()]), *self._notes()])
 
     __repr__ = __str__
@@ -106,6 +109,7 @@ class Report:
     def _repr_html_(self) -> str:
         colour = "rgba(0,158,115,0.25)" if self.clean else "rgba(213,94,0,0.25)"
         found = "".join(f"<li><code>{html.escape(str(f))}</code></li>" for f in self.findings)
+        found += "".join(f"<li>note: {html.escape(note)}</li>" for note in self.notes)
         notes = "<br/>".join(map(html.escape, self._notes()))
         summary = f"<span style='background:{colour};padding:1px 6px'>{self.summary()}</span>"
         return (

@@ -48,6 +48,7 @@ def xray(
         name=function.name,
         code=function.code,
         findings=findings.of_run(seen),
+        notes=findings.notes(seen),
         traffic=tables.traffic,
         shared=tables.shared,
         by_line=tables.by_line,
@@ -112,7 +113,9 @@ def engine_kernel(kernel: Any) -> Any:
     if code is None or options is None:
         raise TypeError(f"xray takes a kernel of helpers.kernel or of the CPU engine; got {type(kernel).__name__}")
     names = (kernel.name,) if "<" in kernel.name else None
-    return cpu.RawModule(code=code, options=options, name_expressions=names).get_function(kernel.name)
+    cooperative = getattr(kernel, "enable_cooperative_groups", False)
+    module = cpu.RawModule(code=code, options=options, name_expressions=names, enable_cooperative_groups=cooperative)
+    return module.get_function(kernel.name)
 
 
 def compare(*reports: Report) -> Table:

@@ -28,9 +28,6 @@
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS (HEAD_DIM <= 64 ? 3 : 2)  // per SM: what the compiler keeps registers free for
 #endif
-#ifndef RESCALE_THRESHOLD
-#define RESCALE_THRESHOLD 8.0f  // m_i is updated only when a row's maximum exceeds it by more, in powers of 2
-#endif
 #define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
@@ -194,7 +191,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   cp_async_wait<0>();
   __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
 
-  // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
+  // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   for (int first = begin; first < end; first += BLOCK_N) {
     load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);  // in flight while the scores are computed
     gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
@@ -215,22 +212,21 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
 #pragma unroll
     for (int j = 0; j < BLOCK_N; ++j) m_new = fmaxf(m_new, s[j]);
 
-    // Weights up to 2^RESCALE_THRESHOLD do no harm, because the division by l_i cancels them, and few tiles raise a
-    // maximum further than that.
-    if (__any_sync(0xffffffff, m_new > m_i + RESCALE_THRESHOLD)) {
-      const float rescale = exp2f(m_i - m_new);
-      m_i = m_new;
-      l_i *= rescale;
+    const float rescale = exp2f(m_i - m_new);
+    m_i = m_new;
+    l_i *= rescale;
+    // Nothing says which rows a lane's elements of acc are in. But a fragment of the row factors lies as acc does.
+    __syncwarp();  // hazard: a row of S is overwritten while another lane still reads it
+    S_smem[r % 32] = rescale;
+    __syncwarp();  // hazard: a factor is loaded before its lane has stored it
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
-        store_acc_columns(S_smem, acc, n);
+    for (int m = 0; m < 2; ++m) {
+      Accumulator factor;  // a column stride of 0: the same 16 factors in every column
+      tc::load_matrix_sync(factor, S_smem + 16 * m, 0, tc::mem_col_major);
 #pragma unroll
-        for (int c = 0; c < 16; ++c) s_row[c] *= rescale;
-        __syncwarp();  // hazard: a fragment is loaded before the other lanes have rescaled their rows
+      for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n)
 #pragma unroll
-        for (int m = 0; m < 2; ++m)
-          tc::load_matrix_sync(acc[m][n], S_smem + 16 * m * S_STRIDE, S_STRIDE, tc::mem_row_major);
-      }
+        for (int e = 0; e < factor.num_elements; ++e) acc[m][n].x[e] *= factor.x[e];
     }
     __syncwarp();  // hazard: P overwrites what another lane still loads
     T* p_row = reinterpret_cast<T*>(s_row);

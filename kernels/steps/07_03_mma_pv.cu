@@ -1,7 +1,7 @@
 // 07, step 3, mma.sync for P V: acc is rescaled where it is, in the registers of the tensor cores' output.
 //
-// Since step 2: with a documented layout, rescaling acc needs no shared-memory round trip. The factor of row r, which
-// lane r knows, goes by a shuffle to the four lanes that hold the row of acc.
+// Since step 2: with a documented layout, the factor of row r, which lane r knows, goes by a shuffle to the four lanes
+// that hold the row of acc, and no longer through shared memory.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
 //          of dynamic shared memory
@@ -26,9 +26,6 @@
 #endif
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS (HEAD_DIM <= 64 ? 3 : 2)  // per SM: what the compiler keeps registers free for
-#endif
-#ifndef RESCALE_THRESHOLD
-#define RESCALE_THRESHOLD 8.0f  // m_i is updated only when a row's maximum exceeds it by more, in powers of 2
 #endif
 #define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
@@ -198,7 +195,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   cp_async_wait<0>();
   __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
 
-  // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
+  // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   for (int first = begin; first < end; first += BLOCK_N) {
     load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);  // in flight while the scores are computed
     gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
@@ -219,19 +216,15 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
 #pragma unroll
     for (int j = 0; j < BLOCK_N; ++j) m_new = fmaxf(m_new, s[j]);
 
-    // Weights up to 2^RESCALE_THRESHOLD do no harm, because the division by l_i cancels them, and few tiles raise a
-    // maximum further than that.
-    if (__any_sync(0xffffffff, m_new > m_i + RESCALE_THRESHOLD)) {
-      const float rescale = exp2f(m_i - m_new);
-      m_i = m_new;
-      l_i *= rescale;
+    const float rescale = exp2f(m_i - m_new);
+    m_i = m_new;
+    l_i *= rescale;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {  // row 8 i + g, whose factor another lane has
-        const float factor = __shfl_sync(0xffffffff, rescale, 8 * i + g);
+    for (int i = 0; i < 4; ++i) {  // row 8 i + g, whose factor another lane has
+      const float factor = __shfl_sync(0xffffffff, rescale, 8 * i + g);
 #pragma unroll
-        for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
-          acc[i / 2][n][i % 2 * 2] *= factor, acc[i / 2][n][i % 2 * 2 + 1] *= factor;
-      }
+      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
+        acc[i / 2][n][i % 2 * 2] *= factor, acc[i / 2][n][i % 2 * 2 + 1] *= factor;
     }
     __syncwarp();  // hazard: P overwrites what another lane still loads
     T* p_row = reinterpret_cast<T*>(s_row);

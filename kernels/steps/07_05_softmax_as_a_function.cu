@@ -1,6 +1,6 @@
-// 07, step 5, the softmax as a function: online_softmax_rescale, at every tile.
+// 07, step 5, the softmax as a function: online_softmax_rescale.
 //
-// Since step 4: the code has moved, and the vote of 06 is gone, because a rescale is now one FMUL an element.
+// Since step 4: the code has moved; nothing else has changed.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
 //          of dynamic shared memory

@@ -103,7 +103,25 @@ struct Profile {
 
 // ---------------------------------------------------------------- the books
 
-struct Books {
+// What of the books belongs to the running block: it is kept apart while the block waits for others.
+struct BlockBooks {
+  // Order by barriers. Epochs at which the block began, and passed its last barrier.
+  uint64_t barrier_epoch = 1, block_epoch = 1, block = 0;
+  Tag barrier_tag = 0, block_tag = 0;              // the smallest tags since then
+  std::vector<uint64_t> warp_epoch;                // of the last full __syncwarp, by warp
+  std::vector<std::vector<uint64_t>> lane_epochs;  // by warp: [lane][other], of their last partial one
+
+  // Order by fences and atomics.
+  std::vector<Fence> fences[2];                  // by scope (device, block) and thread
+  Known known;                                   // to all threads of the block
+  std::unordered_map<unsigned, Known> known_to;  // to one of them
+
+  std::vector<Guess> guesses;
+  uint32_t interval = 0;               // how many barriers it has passed
+  std::vector<Region> shared_regions;  // of a block that is set aside
+};
+
+struct Books : BlockBooks {
   bool wanted = false, running = false;  // running: inside a block, where there is a thread to ask about
   std::vector<Region> regions;
   std::deque<EngineSite> sites;  // a site stays where it is: its count is pointed at
@@ -111,30 +129,22 @@ struct Books {
   std::unordered_map<uint64_t, uint32_t> site_index, finding_index;
   uint64_t barriers = 0, collectives = 0;
 
-  // Order by barriers. Epochs at which the running block began, and passed its last barrier.
-  uint64_t epoch = 1, barrier_epoch = 1, block_epoch = 1, block = 0;
-  Tag barrier_tag = 0, block_tag = 0;              // the smallest tags since then
-  std::vector<uint64_t> block_begins;              // epoch at which each block began, to name a block by an epoch
-  std::vector<uint64_t> block_numbers;             // of those blocks
-  std::vector<uint64_t> warp_epoch;                // of the last full __syncwarp, by warp
-  std::vector<std::vector<uint64_t>> lane_epochs;  // by warp: [lane][other], of their last partial one
+  uint64_t epoch = 1, grid_epoch = 0;                 // grid_epoch: of the last grid.sync()
+  bool interleaved = false;                           // blocks have waited for others
+  std::vector<uint64_t> block_begins;                 // epoch at which each block began or went on, to name a block
+  std::vector<uint64_t> block_numbers, block_epochs;  // of those blocks, and when they began
 
-  // Order by fences and atomics.
-  std::vector<Fence> fences[2];  // by scope (device, block) and thread of the running block
   std::unordered_map<uint64_t, std::vector<Release>> releases;                         // by word, in their order
   std::unordered_map<uint64_t, std::vector<std::pair<uint64_t, size_t>>> released_by;  // by block epoch: word, place
-  Known known;                                   // to all threads of the running block
-  std::unordered_map<unsigned, Known> known_to;  // to one of them
 
   SameValue same_value;
-  std::vector<Guess> guesses;
+  std::vector<EngineLeft> left;  // one for each barrier
 
   // With a profile.
   std::vector<EngineStep> steps;
   std::vector<uint32_t> last_step;     // by site and warp, one more than its index
   std::vector<EngineBarrier> reached;  // barriers
   uint64_t whole = ~0ull;              // from this block on, steps are missing: there were too many
-  uint32_t interval = 0;
 };
 
 Books books;
@@ -208,6 +218,7 @@ void report(
     Tag other = 0, uint32_t other_site = 0, bool other_write = false);
 
 // checker_order.cpp
+bool same_block(uint64_t epoch);
 bool ordered(Tag before, unsigned thread);
 void take_up(uintptr_t address);
 void release(uintptr_t address);

@@ -28,6 +28,16 @@ uint64_t block_at(uint64_t epoch) {
   return books.block_numbers[after - books.block_begins.begin() - 1];
 }
 
+bool is_own(const Region& r) {  // of each block
+  return r.told->kind == ENGINE_STATIC_SHARED || r.told->kind == ENGINE_DYNAMIC_SHARED;
+}
+
+void note_begin() {
+  books.block_begins.push_back(books.epoch);
+  books.block_numbers.push_back(books.block);
+  books.block_epochs.push_back(books.block_epoch);
+}
+
 // The same finding again only counts: same instructions, same region, same kind.
 void report(
     int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write, Tag other,
@@ -72,8 +82,7 @@ void check_block(uint64_t block, unsigned n_warps, const void* static_shared, co
   books.block_epoch = books.barrier_epoch = ++books.epoch;
   books.block_tag = books.barrier_tag = tag_of(books.epoch, 0, false);
   forget();  // shared memory may have moved
-  books.block_begins.push_back(books.epoch);
-  books.block_numbers.push_back(block);
+  note_begin();
   for (LaneTrace& lane : profile.lanes) lane.n = 0, lane.last_block = 0;
   books.warp_epoch.assign(n_warps, books.epoch);
   books.lane_epochs.assign(n_warps, {});
@@ -100,11 +109,52 @@ void check_block_end(unsigned n_threads) {
   forget();
 }
 
+// Memory that every block has for itself has books of its own as well. Traces are merged, though their warps are somewhere
+// in the middle of the code: lanes that would have gone together may be counted apart.
+void* check_set_aside(unsigned n_threads) {
+  check_merge(n_threads);
+  settle_same_value();
+  for (Region& r : books.regions)
+    if (is_own(r)) {
+      books.shared_regions.push_back(r);
+      std::fill(r.cells.begin(), r.cells.end(), Cell());
+    }
+  BlockBooks* kept = new BlockBooks;
+  std::swap(*kept, static_cast<BlockBooks&>(books));
+  books.interleaved = true;
+  books.running = profile.running = false;
+  return kept;
+}
+
+void check_bring_back(void* kept) {
+  static_cast<BlockBooks&>(books) = std::move(*(BlockBooks*)kept);
+  check_drop(kept);
+  size_t i = 0;
+  for (Region& r : books.regions)
+    if (is_own(r)) r = std::move(books.shared_regions[i++]);
+  books.shared_regions.clear();
+  books.running = true;
+  profile.running = profile.wanted;
+  ++books.epoch;
+  note_begin();
+  forget();
+}
+
+void check_drop(void* kept) { delete (BlockBooks*)kept; }
+
+void check_grid_sync() { books.grid_epoch = ++books.epoch; }
+
 void check_switch(unsigned thread, const void* stack_top) {
   current = {thread, (uintptr_t)stack_top, profile.lanes.empty() ? nullptr : &profile.lanes[thread]};
 }
 
 void check_collective() { ++books.collectives; }
+
+void check_left(const char* file, int line, unsigned count, unsigned thread) {
+  for (const EngineLeft& known : books.left)
+    if (known.line == line && strcmp(known.file, file) == 0) return;
+  books.left.push_back({books.block, file, line, count, thread});
+}
 
 extern "C" {
 
@@ -152,6 +202,11 @@ unsigned engine_check_steps(const EngineStep** out, uint64_t* whole) {
 unsigned engine_check_barriers(const EngineBarrier** out) {
   *out = books.reached.data();
   return (unsigned)books.reached.size();
+}
+
+unsigned engine_check_left(const EngineLeft** out) {
+  *out = books.left.data();
+  return (unsigned)books.left.size();
 }
 
 unsigned engine_check_sites(EngineSite* out, unsigned most) {

@@ -13,7 +13,16 @@ enum EngineFindingKind {
   ENGINE_MISALIGNED = 4,
   ENGINE_IN_FLIGHT = 5,     // touched while a cp.async has not been waited for
   ENGINE_NEVER_WAITED = 6,  // a cp.async, until the end of its thread
+  ENGINE_NOTED = 7,         // no access: size is an EngineNote, offset its value, region NO_REGION
 };
+
+enum EngineNote : unsigned {
+  NOTE_SHIFT = 1,       // by a count that is not below the width; the count
+  NOTE_CONVERSION = 2,  // of a real number to an integer that has no such number; its bits as double
+  NOTE_DIVISION = 3,    // of an integer by zero; the dividend
+  NOTE_WMMA = 4,        // a matrix at a multiple of 16 bytes, where CUDA asks for 32; the address
+};
+constexpr uint32_t NO_REGION = ~0u;
 
 extern "C" {
 
@@ -46,6 +55,13 @@ struct EngineBarrier {
   int line;
 };
 
+struct EngineLeft {  // a barrier that some threads of a block had left the kernel before: no error, but worth a note
+  uint64_t block;
+  const char* file;
+  int line;
+  uint32_t count, thread;  // how many had left, and the first of them
+};
+
 struct EngineFinding {
   int kind;
   uint32_t region;
@@ -61,6 +77,7 @@ void engine_check_counts(uint64_t* barriers, uint64_t* collectives);
 unsigned engine_check_findings(const EngineFinding** out);
 unsigned engine_check_steps(const EngineStep** out, uint64_t* whole);  // whole: blocks before this one have all theirs
 unsigned engine_check_barriers(const EngineBarrier** out);
+unsigned engine_check_left(const EngineLeft** out);
 unsigned engine_check_sites(EngineSite* out, unsigned most);  // returns how many there are
 }
 
@@ -68,14 +85,20 @@ unsigned engine_check_sites(EngineSite* out, unsigned most);  // returns how man
 bool checking();
 void check_block(uint64_t block, unsigned n_warps, const void* static_shared, const void* dynamic_shared);
 void check_block_end(unsigned n_threads);
+void* check_set_aside(unsigned n_threads);  // the running block's part of the books, while others run
+void check_bring_back(void* kept);
+void check_drop(void* kept);
+void check_grid_sync();
 void check_switch(unsigned thread, const void* stack_top);  // this thread of the block runs from now on
 void check_barrier(const char* file, int line);
+void check_left(const char* file, int line, unsigned count, unsigned thread);
 void check_warp_sync(unsigned warp, unsigned mask);
 void check_collective();
 void check_fence(bool own_block);
 void check_async_issue(void* target, unsigned bytes, void* caller, void* frame);  // by the thread that runs
 void check_async_landed(void* target, unsigned bytes);
 void check_async_left(void* target, unsigned bytes, void* caller);
+void check_note(EngineNote what, uint64_t value, const void* caller);
 void check_merge(unsigned n_threads);  // all lanes have arrived: at a barrier, or at the end
 void check_merge_warp(unsigned warp, unsigned n_threads, unsigned unfinished);  // unfinished: lanes that will go on
 extern "C" void engine_pause();  // the engine's: the fiber that runs lets its warp catch up

@@ -38,7 +38,7 @@ void check_order(
     const bool races = cell.write && !(atomic && is_atomic(cell.write)) &&
                        (!shared || epoch_of(cell.write) >= books.block_epoch) && !ordered(cell.write, thread);
     if (races && kind == WRITE && cell.write_site == site && thread_of(cell.write) / 32 == thread / 32 &&
-        epoch_of(cell.write) >= books.block_epoch && size <= 16) {
+        same_block(epoch_of(cell.write)) && size <= 16) {
       SameValue& s = books.same_value;
       s = {true, index, site, a, pc, size, thread, cell.write, {}};
       memcpy(s.first, (const void*)a, size);
@@ -75,7 +75,7 @@ void compare(uintptr_t a, unsigned size) {
   books.guesses.erase(std::remove_if(books.guesses.begin(), books.guesses.end(), mine), books.guesses.end());
   for_cells(a, size, [&](Cell& cell) {
     for (Tag* read : {&cell.read, &cell.other_read})
-      if (*read >= books.block_tag && thread_of(*read) == thread) *read |= 1;  // is atomic
+      if (*read && same_block(epoch_of(*read)) && thread_of(*read) == thread) *read |= 1;  // is atomic
   });
 }
 

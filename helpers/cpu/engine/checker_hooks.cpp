@@ -68,6 +68,7 @@ extern "C" {
   void __tsan_unaligned_write##SIZE(void* p) { access(p, SIZE, WRITE, false, CALLER); }       \
   /* volatile is how older kernels signal each other: no race by itself */                    \
   void __tsan_volatile_read##SIZE(void* p) {                                                  \
+    engine_look(p);                                                                           \
     take_up((uintptr_t)p);                                                                    \
     access(p, SIZE, READ, true, CALLER);                                                      \
   }                                                                                           \
@@ -114,6 +115,7 @@ void __tsan_atomic_signal_fence(int) {}
 
 #define ATOMICS(BITS, T)                                                                                 \
   T __tsan_atomic##BITS##_load(const volatile T* p, int) {                                               \
+    engine_look((const void*)p);                                                                         \
     take_up((uintptr_t)p);                                                                               \
     access((void*)p, BITS / 8, READ, true, CALLER);                                                      \
     return *p;                                                                                           \

@@ -84,11 +84,21 @@ void release(uintptr_t address) {
   }
 }
 
+// Of the block that ran at an epoch: when it began.
+uint64_t block_epoch_at(uint64_t epoch) {
+  auto after = std::upper_bound(books.block_begins.begin(), books.block_begins.end(), epoch);
+  return books.block_epochs[after - books.block_begins.begin() - 1];
+}
+
+// Was it the running block?
+bool same_block(uint64_t epoch) {
+  return books.interleaved ? block_epoch_at(epoch) == books.block_epoch : epoch >= books.block_epoch;
+}
+
 // Has `thread` taken up a release that came after `before`?
 bool released(Tag before, unsigned thread) {
   if (books.releases.empty()) return false;
-  const uint64_t epoch = epoch_of(before),
-                 block = *(std::upper_bound(books.block_begins.begin(), books.block_begins.end(), epoch) - 1);
+  const uint64_t epoch = epoch_of(before), block = block_epoch_at(epoch);
   auto found = books.released_by.find(block);
   if (found == books.released_by.end()) return false;
   const unsigned who = thread_of(before);
@@ -106,7 +116,8 @@ bool released(Tag before, unsigned thread) {
 // Did `before` happen before what `thread` of the running block does now?
 bool ordered(Tag before, unsigned thread) {
   uint64_t epoch = epoch_of(before);
-  if (epoch < books.block_epoch) return released(before, thread);  // another block
+  if (epoch < books.grid_epoch) return true;
+  if (!same_block(epoch)) return released(before, thread);
   if (thread_of(before) == thread || epoch < books.barrier_epoch) return true;
   unsigned warp = thread / 32;
   if (thread_of(before) / 32 != warp) return released(before, thread);

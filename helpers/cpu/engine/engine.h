@@ -43,7 +43,18 @@ typedef unsigned Words __attribute__((vector_size(16)));
 // The products of tensor cores: K, then the type of the elements. HALF: accumulators of 16 bits.
 enum Mma { K16_F16, K16_BF16, K16_HALF, K8_F16, K8_BF16, K8_HALF, K8_TF32, K4_TF32 };
 
+// Other products of a warp, with n = 8: m x k numbers of so many bits; 64: of double.
+struct Products {
+  int m, k, bits;
+  bool a_signed, b_signed, saturated;
+  char how;  // '*', or of bits: '^' and '&', whose ones are counted
+};
+
 enum class BarrierOp { none, count, all, any };
+
+// Rounding modes, and the operations that have them.
+enum class Toward { nearest, zero, up, down };
+enum class Operation { add, multiply, divide, root, fma };
 
 template <typename T>
 struct Same {
@@ -62,13 +73,21 @@ int engine_barrier(engine::BarrierOp op, int predicate, const char* file, int li
 void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const char* file, int line);
 unsigned engine_activemask(const char* file, int line);
 void engine_yield();
+void engine_exit() __attribute__((noreturn));  // of this thread
+unsigned engine_carry(int set);                // the thread's carry flag; set: 0 or 1, or -1 to leave it
+void engine_look(const void* address);         // by a thread that may be waiting for another one
+void engine_grid_sync(const char* file, int line);
+int engine_cooperative();
 char* engine_static_shared();
 void* engine_dynamic_shared();
 unsigned engine_dynamic_shared_size();
 long long engine_clock();
+double engine_rounded(engine::Operation operation, engine::Toward mode, double a, double b, double c);
 void engine_whole_warp(const char* name, const char* file, int line);  // returns when all 32 lanes have come
 engine::Words engine_mma(
     engine::Mma kind, engine::Words a, engine::Words b, engine::Words c, const char* file, int line);
+engine::Words engine_mma_other(
+    const engine::Products* form, engine::Words a, engine::Words b, engine::Words c, const char* file, int line);
 // How many 8 x 8 matrices, 8 more where they are transposed; the row that this lane has read. Back: a word of each.
 engine::Words engine_ldmatrix(const char* name, int kind, engine::Words row, const char* file, int line);
 // The same backwards: words in, the row that this lane has to write out.
@@ -80,8 +99,16 @@ void* engine_shared_pointer(unsigned offset, unsigned bytes, const char* name, c
 void engine_async_copy(void* target, engine::Words data, unsigned bytes);
 void engine_async_commit();
 void engine_async_wait(unsigned pending);  // groups that may be left; ~0: none, and what is not committed lands as well
+void engine_show(const void* value);       // to the other threads of the block,
+const void* engine_shown(unsigned thread);  // which see what each has shown last
 int engine_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// Of a checked run; elsewhere it does nothing. what, value: checker.h
+void engine_note(int what, unsigned long long value);
 void engine_fail(const char* message, const char* file, int line) __attribute__((noreturn));
+// returns_to: in the kernel, which tells the line
+void engine_stop(const char* message, const void* returns_to) __attribute__((noreturn));
+void* engine_malloc(size_t bytes);
+void engine_free(void* pointer, const char* name, const void* returns_to);
 // rule: what is to be at a multiple of what
 void engine_misaligned(const char* rule, const char* file, int line) __attribute__((noreturn));
 }

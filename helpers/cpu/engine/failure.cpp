@@ -41,6 +41,14 @@ EngineFailure failure_at(const Worker& w, FailureReason reason, const char* file
   leave_block(w);
 }
 
+// STATED, in a function that the kernel called and that does not know its line.
+[[noreturn]] void fail_at_call(Worker& w, const char* message, const void* returns_to) {
+  EngineFailure failure = failure_at(w, STATED, "", 0);
+  copy_text(failure.message, sizeof failure.message, message);
+  failure.place = place_in_kernel((uintptr_t)returns_to - 1);
+  fail(w, failure);
+}
+
 void set_other_place(EngineFailure& f, const char* file, int line) {
   copy_text(f.other_file, sizeof f.other_file, file);
   f.other_line = line;
@@ -48,17 +56,10 @@ void set_other_place(EngineFailure& f, const char* file, int line) {
 
 // No fiber can run and not all have ended: say who waits where, and for whom in vain.
 [[noreturn]] void diagnose_stuck(Worker& w) {
-  Fiber *at_barrier = nullptr, *at_collective = nullptr, *at_named = nullptr, *finished = nullptr;
-  unsigned n_barrier = 0, n_finished = 0;
+  Fiber *at_collective = nullptr, *at_named = nullptr;
   for (unsigned i = 0; i < w.n_threads; ++i) {
     Fiber& f = w.fibers[i];
-    if (f.finished) {
-      n_finished++;
-      if (!finished) finished = &f;
-    } else if (f.at_barrier) {
-      n_barrier++;
-      if (!at_barrier) at_barrier = &f;
-    } else if (f.collective && !at_collective) at_collective = &f;
+    if (f.collective && !at_collective) at_collective = &f;
     else if (f.named >= 0 && !at_named) at_named = &f;
   }
   // A warp that waits for a lane says more than a barrier that waits for that warp, so it comes first.
@@ -84,18 +85,11 @@ void set_other_place(EngineFailure& f, const char* file, int line) {
     }
     fail(w, failure);
   }
-  if (at_named) {
-    w.current = at_named;
-    EngineFailure failure = failure_at(w, NAMED_BARRIER_STARVED, at_named->file, at_named->line);
-    failure.number = (unsigned)at_named->named;
-    failure.count = w.named_arrived[at_named->named];
-    fail(w, failure);
-  }
-  w.current = at_barrier;
-  EngineFailure failure = failure_at(w, LEFT_BEFORE_BARRIER, at_barrier->file, at_barrier->line);
-  failure.count = n_barrier;
-  failure.other_count = n_finished;
-  failure.other_thread = finished->lane.linear;
+  // A barrier of the block cannot be what is left: it lets its threads go as soon as all who live have come.
+  w.current = at_named;
+  EngineFailure failure = failure_at(w, NAMED_BARRIER_STARVED, at_named->file, at_named->line);
+  failure.number = (unsigned)at_named->named;
+  failure.count = w.named_arrived[at_named->named];
   fail(w, failure);
 }
 

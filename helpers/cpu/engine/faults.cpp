@@ -49,6 +49,23 @@ uintptr_t pc_of(const ucontext_t* u) {
 #endif
 }
 
+uintptr_t sp_of(const ucontext_t* u) {
+#if defined(__linux__) && defined(__x86_64__)
+  return (uintptr_t)u->uc_mcontext.gregs[REG_RSP];
+#elif defined(__linux__) && defined(__aarch64__)
+  return u->uc_mcontext.sp;
+#else
+  (void)u;
+  return 0;
+#endif
+}
+
+#ifdef SI_KERNEL
+constexpr int SI_KERNEL_CODE = SI_KERNEL;  // the system says of no address, as where it finds no room for a handler
+#else
+constexpr int SI_KERNEL_CODE = -1000;
+#endif
+
 uintptr_t base_of(uintptr_t code) {
   Dl_info where;
   return code && dladdr((void*)code, &where) ? (uintptr_t)where.dli_fbase : 0;
@@ -72,18 +89,57 @@ uintptr_t place_in_kernel(uintptr_t pc) {
   return search.found;
 }
 
+// A frame of this many bytes may step over the guard page of a stack, and so many above it are too few for a handler.
+constexpr uintptr_t LARGE_FRAME = 65536, LAST_BYTES = 16384;
+
+bool stack_is_full(const Worker& w, uintptr_t at) {
+  const uintptr_t stack = (uintptr_t)w.current->stack;
+  return at >= stack - LARGE_FRAME && at < stack + LAST_BYTES;
+}
+
+// The code of the kernel that runs, so that a handler need not ask the system's loader, which has a lock.
+void find_code() {
+#ifdef __linux__
+  auto look = [](dl_phdr_info* object, size_t, void*) {
+    const uintptr_t at = (uintptr_t)pool->launch.run;
+    for (int i = 0; i < object->dlpi_phnum; ++i) {
+      const auto& segment = object->dlpi_phdr[i];
+      const uintptr_t begin = object->dlpi_addr + segment.p_vaddr, end = begin + segment.p_memsz;
+      if (segment.p_type != PT_LOAD || at < begin || at >= end) continue;
+      pool->code_begin = begin;
+      pool->code_end = end;
+      return 1;
+    }
+    return 0;
+  };
+  dl_iterate_phdr(look, nullptr);
+#else
+  Dl_info where;  // the functions of one source follow each other
+  if (dladdr((void*)pool->launch.run, &where)) pool->code_begin = (uintptr_t)where.dli_fbase;
+  pool->code_end = pool->code_begin + (16 << 20);
+#endif
+}
+
 struct sigaction previous[64];  // by signal: whose handlers were there before
 
 void on_fault(int signal, siginfo_t* info, void* context) {
   Worker* w = this_worker;
-  if (!w || !w->in_fiber || w->critical > 0) {  // not a kernel's fault: whoever was asked before us is asked
+  ucontext_t* u = (ucontext_t*)context;
+  // A kernel that has used up its stack may notice it in the engine's own code, which holds no lock there.
+  const uintptr_t at = info->si_code == SI_KERNEL_CODE ? sp_of(u) : (uintptr_t)info->si_addr;
+  const bool full = w && w->in_fiber && signal != SIGABRT && stack_is_full(*w, at);
+  if (!w || !w->in_fiber || (w->critical > 0 && !full)) {  // not a kernel's: whoever was asked before us is asked
     sigaction(signal, &previous[signal], nullptr);
+    if (signal == SIGABRT) raise(signal);  // abort() does not ask twice
     return;
   }
-  ucontext_t* u = (ucontext_t*)context;
+  if (signal == SIGFPE && divide_as_a_gpu(u)) return;
   EngineFailure& f = w->fault;
   memset(&f, 0, sizeof f);
-  f.reason = signal == SIGFPE ? WRONG_DIVISION : signal == SIGILL ? TRAPPED : ILLEGAL_ACCESS;
+  f.reason = signal == SIGFPE    ? WRONG_DIVISION
+             : signal == SIGILL  ? TRAPPED
+             : signal == SIGABRT ? ABORTED
+                                 : ILLEGAL_ACCESS;
   f.signal = signal;
   f.address = (uint64_t)info->si_addr;
   f.block = w->block;
@@ -99,25 +155,31 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 #else
   f.is_write = -1;
 #endif
-  // In the guard page below the fiber's stack, or near it: a large frame may step over it.
-  uintptr_t stack = (uintptr_t)w->current->stack;
-  if ((uintptr_t)info->si_addr >= stack - 65536 && (uintptr_t)info->si_addr < stack + 16384) f.reason = STACK_OVERFLOW;
+  if (full) f.reason = STACK_OVERFLOW;
   redirect(*w, u);
 }
 
-// SIGURG, which the system itself never sends unasked: a cancelled launch is torn out of its kernels.
+// SIGURG, which the system itself never sends unasked: a cancelled launch is torn out of its kernels, and a thread that
+// runs for long lets others run. It is handled on the fiber's own stack, where all its registers wait meanwhile.
 void on_interrupt(int, siginfo_t*, void* context) {
   Worker* w = this_worker;
-  if (!w || !w->in_fiber || w->critical > 0 || !pool->cancelled.load()) return;
+  if (!w || !w->in_fiber || w->critical > 0 || w->interrupted) return;
+  w->interrupted = true;  // the next signal may come while this one is looked at: else handlers would fill the stack
   const uintptr_t pc = pc_of((ucontext_t*)context);
-  // The hooks of a checked run allocate memory: they are asked again when they are done.
-  if (checking() && base_of(pc) != base_of((uintptr_t)pool->launch.run)) return;
-  w->fault.reason = NONE;
-  if (pool->expired.load()) note_expired(*w, w->fault, pc);
-  redirect(*w, (ucontext_t*)context);
+  if (!pool->cancelled.load()) {
+    // A library's function may hold a lock, and in a checked run the order of threads is the same every time.
+    if (pc >= pool->code_begin && pc < pool->code_end && !checking()) preempt(*w);
+  } else if (!checking() || base_of(pc) == base_of((uintptr_t)pool->launch.run)) {
+    // (The hooks of a checked run allocate memory: they are asked again when they are done.)
+    w->fault.reason = NONE;
+    if (pool->expired.load()) note_expired(*w, w->fault, pc);
+    // A thread that is just about to begin has no line to tell: it is asked again.
+    if (w->fault.reason == NONE || w->fault.place || ++w->unplaced > 20) redirect(*w, (ucontext_t*)context);
+  }
+  w->interrupted = false;
 }
 
-// On a stack of the handlers' own: the fiber's may be what is full.
+// Faults on a stack of the handlers' own: the fiber's may be what is full.
 void install_handlers() {
   struct sigaction action, now;
   memset(&action, 0, sizeof action);
@@ -133,6 +195,7 @@ void install_handlers() {
   sigaction(SIGURG, nullptr, &now);
   if (!((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_interrupt)) {
     action.sa_sigaction = on_interrupt;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;
     sigaction(SIGURG, &action, nullptr);
   }
 }

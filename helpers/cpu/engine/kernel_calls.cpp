@@ -14,36 +14,12 @@ int engine_barrier(BarrierOp op, int predicate, const char* file, int line) {
   Fiber& f = *w.current;
   if (w.arrived == 0) w.barrier_sum = 0;
   w.barrier_sum += predicate ? 1 : 0;
+  w.barrier_op = op;
   f.file = file;
   f.line = line;
   f.at_barrier = true;
   set_waiting(w, f);
-  if (++w.arrived < w.n_threads) {
-    schedule(w);
-    return f.predicate;
-  }
-  int result = op == BarrierOp::count ? w.barrier_sum
-               : op == BarrierOp::all ? w.barrier_sum == (int)w.n_threads
-                                      : w.barrier_sum > 0;
-  for (unsigned i = 0; i < w.n_threads; ++i) {
-    Fiber& other = w.fibers[i];
-    if (other.line != line) {
-      EngineFailure failure = failure_at(w, TWO_BARRIERS, other.file, other.line);
-      failure.other_thread = other.lane.linear;
-      set_other_place(failure, file, line);
-      fail(w, failure);
-    }
-    other.at_barrier = false;
-    other.predicate = result;
-  }
-  // The books first: a thread that goes on would be noted on the old side of the barrier.
-  if (checking()) {
-    check_merge(w.n_threads);
-    check_barrier(file, line);
-  }
-  for (unsigned i = 0; i < w.n_warps; ++i) w.ready[i] = w.alive[i];
-  w.arrived = 0;
-  w.warp = 0;  // the first warp goes first after every barrier
+  if (++w.arrived == w.n_threads - w.finished) complete_barrier(w);
   schedule(w);
   return f.predicate;
 }
@@ -52,7 +28,9 @@ void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const 
   Worker& w = here();
   Critical guard(w);
   Fiber& f = *w.current;
-  if (number > 15 || n_threads % WARP || n_threads > w.n_threads || !n_threads)
+  const unsigned everyone = w.n_warps * WARP, warp = f.lane.linear / WARP;
+  if (n_threads == w.n_threads) n_threads = everyone;  // a GPU counts whole warps
+  if (number > 15 || n_threads % WARP || n_threads > everyone || !n_threads)
     fail(w, failure_at(w, WRONG_NAMED_BARRIER, file, line));
   f.file = file;
   f.line = line;
@@ -60,19 +38,20 @@ void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const 
     f.named = (int)number;
     set_waiting(w, f);
   }
-  if (++w.named_arrived[number] == n_threads) {
-    w.named_arrived[number] = 0;
-    if (checking()) {  // taken for a barrier of the whole block: a race with who takes no part may go unseen
-      for (unsigned i = 0; i < w.n_warps; ++i) check_merge_warp(i, w.n_threads, w.ready[i] | w.paused[i]);
-      check_barrier(file, line);
-    }
-    for (unsigned i = 0; i < w.n_threads; ++i) {
-      Fiber& other = w.fibers[i];
-      if (other.named != (int)number) continue;
-      other.named = -1;
-      w.ready[i / WARP] |= 1u << (i % WARP);
-    }
+  if (!(w.named_open >> number & 1)) {
+    w.named_open |= 1u << number;
+    w.named_arrived[number] = w.named_warps[number] = 0;
+    w.named_expected[number] = n_threads;
   }
+  // Lanes that have left the kernel count with their warp: with this one, or, in a barrier of the whole block, with any.
+  for (unsigned i = n_threads == everyone ? 0 : warp; i <= (n_threads == everyone ? w.n_warps - 1 : warp); ++i) {
+    if (w.named_warps[number] >> i & 1) continue;
+    w.named_warps[number] |= 1u << i;
+    w.named_lanes[number][i] = ~w.alive[i];
+    w.named_arrived[number] += (unsigned)__builtin_popcount(~w.alive[i]);
+  }
+  w.named_lanes[number][warp] |= 1u << (f.lane.linear % WARP);
+  if (++w.named_arrived[number] == n_threads) complete_named(w, number);
   if (waits) schedule(w);
 }
 
@@ -110,23 +89,40 @@ unsigned engine_activemask(const char* file, int line) {
 void engine_yield() {
   Worker& w = here();
   Critical guard(w);
-  if (pool->cancelled.load(std::memory_order_relaxed)) leave_cancelled(w);
-  Fiber* from = w.current;
-  for (unsigned i = 1; i < w.n_threads; ++i) {
-    unsigned at = (from->lane.linear + i) % w.n_threads;
-    if (!(w.ready[at / WARP] >> (at % WARP) & 1)) continue;
-    w.warp = at / WARP;
-    set_current(w, &w.fibers[at]);
-    switch_to(from->context, w.current->context);
-    return;
-  }
+  let_others_run(w);
+}
+
+// A thread has looked at what others write, or failed to take what others hold. After so many times in a row at the
+// same place it waits for them.
+void engine_look(const void* address) {
+  constexpr unsigned PATIENCE = 8;
+  if (!this_worker) return;
+  Fiber& f = *here().current;
+  if (f.watched != address) f.watched = address, f.looks = 0;
+  if (++f.looks < PATIENCE) return;
+  f.looks = 0;
+  engine_yield();
+}
+
+void engine_exit() {
+  Worker& w = here();
+  w.critical++;
+  end_fiber(w);
+}
+
+unsigned engine_carry(int set) {
+  bool& carry = this_worker->current->carry;
+  if (set >= 0) carry = set;
+  return carry;
 }
 
 int engine_is_shared(const void* pointer) {
   const Worker& w = here();
+  auto inside = [&](const char* p) { return p >= w.shared && p <= w.shared + SHARED_WINDOW; };
   const char* p = (const char*)pointer;
-  return (p >= w.shared && p <= w.shared + SHARED_WINDOW) ||
-         (w.static_base && p >= w.static_base && p <= w.static_base + STATIC_BYTES);
+  if (inside(p)) return true;
+  // What lies past the window is no array of the kernel, unless the C library has placed them somewhere else.
+  return w.static_base && !inside(w.static_base) && p >= w.static_base && p <= w.static_base + pool->launch.static_end;
 }
 
 // Shared memory has addresses of 32 bits of its own, as PTX sees them.

@@ -7,31 +7,37 @@
 
 namespace {
 
-// The memory of a worker: only addresses, until somebody touches them. False: there is none.
-bool equip(Worker& w) {
-  w.shared = map_pages(SHARED_WINDOW, PROT_NONE);
-  w.stacks = map_pages(STACK_BYTES * MAX_THREADS);
-  w.rescue = map_pages(STACK_BYTES);
-  w.signal_stack = map_pages(STACK_BYTES);
-  if (!w.shared || !w.stacks || !w.rescue || !w.signal_stack) return false;
-  char* window = w.shared + GUARD_BYTES;
-  mprotect(window, STATIC_BYTES, PROT_READ | PROT_WRITE);
-  w.static_limit = window + STATIC_BYTES;
-  window = w.static_limit + GUARD_BYTES;
-  mprotect(window, DYNAMIC_BYTES, PROT_READ | PROT_WRITE);
-  w.dynamic_limit = window + DYNAMIC_BYTES;
-  return true;
-}
-
 unsigned threads_of(const EngineLaunch& l) { return l.block[0] * l.block[1] * l.block[2]; }
 
-void add_fibers(Worker& w, unsigned n) {
-  for (unsigned i = (unsigned)w.fibers.size(); i < n; ++i) {
-    Fiber f = {};
-    f.stack = w.stacks + i * STACK_BYTES;
-    mprotect(f.stack, page_bytes(), PROT_NONE);  // a recursion without end is a fault, not the next fiber's stack
-    w.fibers.push_back(f);
+// The shared memory of a block, and its fibers: only addresses, until somebody touches them. False: there are none.
+bool equip(Block& b) {
+  if (!b.shared) {
+    b.shared = map_pages(SHARED_WINDOW, PROT_NONE);
+    if (!b.shared) return false;
+    char* window = b.shared + GUARD_BYTES;
+    mprotect(window, STATIC_BYTES, PROT_READ | PROT_WRITE);
+    b.static_limit = window + STATIC_BYTES;
+    window = b.static_limit + GUARD_BYTES;
+    mprotect(window, DYNAMIC_BYTES, PROT_READ | PROT_WRITE);
+    b.dynamic_limit = window + DYNAMIC_BYTES;
   }
+  const unsigned n = threads_of(pool->launch);
+  if (n > b.n_stacks) {
+    if (b.stacks) munmap(b.stacks, STACK_BYTES * b.n_stacks);
+    b.fibers.clear();
+    b.n_stacks = 0;
+    b.stacks = map_pages(STACK_BYTES * n);
+    if (!b.stacks) return false;
+    b.n_stacks = n;
+  }
+  for (unsigned i = (unsigned)b.fibers.size(); i < n; ++i) {
+    Fiber f = {};
+    f.stack = b.stacks + i * STACK_BYTES;
+    // A recursion without end is a fault, not the next fiber's stack.
+    if (mprotect(f.stack, page_bytes(), PROT_NONE) != 0) return false;
+    b.fibers.push_back(f);
+  }
+  return true;
 }
 
 // Place the kernel's static __shared__ arrays so that they end where a guard begins.
@@ -46,7 +52,7 @@ void place_static(Worker& w) {
   if (anchor != w.static_base + l.anchor_offset) w.static_base = anchor - l.anchor_offset;
 }
 
-void run_block(Worker& w, uint64_t block) {
+void begin_block(Worker& w, uint64_t block) {
   const EngineLaunch& l = pool->launch;
   const size_t page = page_bytes();
   const unsigned n = threads_of(l);
@@ -54,8 +60,10 @@ void run_block(Worker& w, uint64_t block) {
   w.n_warps = (n + WARP - 1) / WARP;
   w.finished = w.arrived = w.warp = 0;
   w.barrier_sum = 0;
-  memset(w.named_arrived, 0, sizeof w.named_arrived);
+  w.named_open = w.idle = w.looks = 0;
+  w.grid_led = w.at_grid = false;
   w.block = block;
+  place_static(w);
   // A GPU leaves what the block before left; NaN is the honest form of "nobody wrote this".
   if (w.static_base) memset(w.static_base + l.static_begin, POISON, l.static_end - l.static_begin);
   size_t dynamic = (l.dynamic_shared + 127) / 128 * 128;
@@ -77,7 +85,9 @@ void run_block(Worker& w, uint64_t block) {
     f.copies.clear();
     f.groups = 0;
     f.named = -1;
-    f.at_barrier = f.at_activemask = f.finished = false;
+    f.watched = nullptr;
+    f.looks = 0;
+    f.at_barrier = f.at_activemask = f.finished = f.carry = false;
     prepare(f.context, f.stack + page, STACK_BYTES - page - stack_offset(i), fiber_main);
   }
   for (unsigned i = 0; i < w.n_warps; ++i) {
@@ -87,11 +97,6 @@ void run_block(Worker& w, uint64_t block) {
   }
   if (checking()) check_block(block, w.n_warps, w.static_base, w.dynamic);
   set_current(w, &w.fibers[0]);
-  w.critical = 1;  // before in_fiber: else an interrupt in between would take the worker's stack for a kernel's
-  w.in_fiber = true;
-  switch_to(w.main, w.current->context);
-  w.in_fiber = false;
-  if (checking()) check_block_end(w.n_threads);
 }
 
 // An OS thread's whole life.
@@ -110,13 +115,7 @@ void work(Worker* mine) {
       w.start.wait(lock, [&] { return w.called; });
       w.called = false;
     }
-    add_fibers(w, threads_of(pool->launch));
-    place_static(w);
-    for (;;) {
-      uint64_t block = pool->next.fetch_add(1);
-      if (block >= pool->total || block >= pool->stop_at.load() || pool->cancelled.load()) break;
-      run_block(w, block);
-    }
+    run_blocks(w);
     std::lock_guard<std::mutex> lock(pool->mutex);
     if (--pool->running == 0) pool->done.notify_all();
   }
@@ -137,7 +136,13 @@ int engine_start(const EngineLaunch* launch, unsigned n_workers) {
   if (pool->running) return -1;
   pool->launch = *launch;
   pool->total = (uint64_t)launch->grid[0] * launch->grid[1] * launch->grid[2];
-  pool->next = 0;
+  pool->next = pool->ended = 0;
+  pool->grid_turn = pool->grid_arrived = 0;
+  pool->slice = LONG_SLICE;
+  pool->looked = std::chrono::steady_clock::now();
+  pool->shared_out = false;
+  pool->code_begin = pool->code_end = 0;
+  for (Worker* worker : pool->workers) worker->seen = 0;
   pool->stop_at = ~0ull;
   pool->cancelled = pool->expired = false;
   pool->printed.clear();
@@ -149,7 +154,9 @@ int engine_start(const EngineLaunch* launch, unsigned n_workers) {
     for (int signal : FAULTS) sigdelset(&all, signal);
     sigdelset(&all, SIGURG);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = equip(*worker);
+    worker->rescue = map_pages(STACK_BYTES);
+    worker->signal_stack = map_pages(STACK_BYTES);
+    bool started = worker->rescue && worker->signal_stack && equip(*worker);
     try {
       if (started) std::thread(work, worker).detach();
     } catch (const std::system_error&) {
@@ -161,6 +168,9 @@ int engine_start(const EngineLaunch* launch, unsigned n_workers) {
     pool->workers.push_back(worker);
   }
   pool->running = (unsigned)std::min<uint64_t>({n_workers, pool->workers.size(), pool->total});
+  for (unsigned i = 0; i < pool->running; ++i)
+    if (!equip(*pool->workers[i])) pool->running = i;  // fewer will do
+  if (!pool->running) return -2;
   for (unsigned i = 0; i < pool->running; ++i) {
     pool->workers[i]->called = true;
     pool->workers[i]->start.notify_one();
@@ -170,12 +180,22 @@ int engine_start(const EngineLaunch* launch, unsigned n_workers) {
 
 // 1 when the launch has ended, 0 when the time ran out first.
 int engine_wait(int milliseconds) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
   std::unique_lock<std::mutex> lock(pool->mutex);
-  return pool->done.wait_for(lock, std::chrono::milliseconds(milliseconds), [] { return pool->running == 0; }) ? 1 : 0;
+  for (;;) {
+    if (pool->done.wait_until(lock, std::min(until, pool->looked + pool->slice), [] { return pool->running == 0; }))
+      return 1;
+    const auto now = std::chrono::steady_clock::now();
+    if (now >= pool->looked + pool->slice) {
+      nudge(std::chrono::duration_cast<std::chrono::microseconds>(now - pool->looked));
+      pool->looked = now;
+    }
+    if (now >= until) return 0;
+  }
 }
 
-// How many blocks have begun: a sign of life.
-uint64_t engine_blocks() { return pool->next.load(); }
+// How many blocks have begun, and how many have ended: a sign of life.
+uint64_t engine_blocks() { return pool->next.load() + pool->ended.load(); }
 
 // Returns when all workers have left their kernels. They are asked again and again: an interrupt that meets the
 // engine's own code is ignored, and in_fiber may be old by the time it is looked at.
@@ -200,6 +220,7 @@ uint64_t engine_size_of(const char* name) {
       {"EngineRegion", sizeof(EngineRegion)},   {"EngineSite", sizeof(EngineSite)},
       {"EngineStep", sizeof(EngineStep)},       {"EngineBarrier", sizeof(EngineBarrier)},
       {"EngineFinding", sizeof(EngineFinding)}, {"FailureReason", N_REASONS},
+      {"EngineLeft", sizeof(EngineLeft)},
   };
   for (const auto& [known, size] : sizes)
     if (strcmp(known, name) == 0) return size;

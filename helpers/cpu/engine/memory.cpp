@@ -31,9 +31,62 @@ struct Rounded {
   }
 };
 
+// malloc and new in kernels. Apart from the C library's: a kernel may be torn away at any of its instructions, and a
+// lock of the C library's would stay locked. As large as CUDA's heap is, if nobody asks for more.
+struct DeviceHeap {
+  std::mutex mutex;
+  std::unordered_map<void*, size_t> sizes;
+  size_t used = 0;
+};
+constexpr size_t HEAP_BYTES = 8 << 20;
+
+DeviceHeap& device_heap() {
+  static DeviceHeap* heap = new DeviceHeap;  // never destroyed: what kernels have allocated outlives every launch
+  return *heap;
+}
+
 }  // namespace
 
 extern "C" {
+
+void* engine_malloc(size_t bytes) {
+  if (!this_worker) return malloc(bytes);  // a constructor, when the module is loaded
+  Critical guard(here());
+  DeviceHeap& heap = device_heap();
+  std::lock_guard<std::mutex> lock(heap.mutex);
+  const size_t rounded = (std::max<size_t>(bytes, 1) + 15) / 16 * 16;
+  if (rounded < bytes || rounded > HEAP_BYTES - heap.used) return nullptr;
+  void* p = malloc(rounded);
+  if (!p) return nullptr;
+  memset(p, POISON, rounded);
+  heap.sizes[p] = rounded;
+  heap.used += rounded;
+  return p;
+}
+
+void engine_free(void* p, const char* name, const void* returns_to) {
+  if (!p) return;
+  if (!this_worker) return free(p);
+  Critical guard(here());
+  DeviceHeap& heap = device_heap();
+  {
+    std::lock_guard<std::mutex> lock(heap.mutex);
+    auto found = heap.sizes.find(p);
+    if (found != heap.sizes.end()) {
+      heap.used -= found->second;
+      heap.sizes.erase(found);
+      free(p);
+      return;
+    }
+  }
+  char message[160];
+  snprintf(
+      message, sizeof message, "%s of a pointer that no malloc() or new of a kernel gave, or that is free already",
+      name);
+  fail_at_call(here(), message, returns_to);
+}
+
+void engine_stop(const char* message, const void* returns_to) { fail_at_call(here(), message, returns_to); }
 
 // Poisoned memory; null: there is none.
 void* engine_allocate(size_t bytes) {

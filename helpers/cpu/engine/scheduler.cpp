@@ -57,7 +57,7 @@ void schedule(Worker& w) {
   Fiber *from = w.current, *to = next_ready(w);
   // Without this look, a block that does little but switch would be in the engine's own code at nearly every interrupt,
   // and go on. Relaxed: no data hang on it, and seen late it costs one more turn.
-  if (pool->cancelled.load(std::memory_order_relaxed)) leave_cancelled(w);
+  if (pool->cancelled.load(std::memory_order_relaxed) && !from->finished) leave_cancelled(w);
   if (!to && w.finished < w.n_threads) {
     if (!release_activemask(w)) diagnose_stuck(w);
     to = next_ready(w);
@@ -73,6 +73,71 @@ void schedule(Worker& w) {
 }
 
 void set_waiting(Worker& w, Fiber& f) { w.ready[f.lane.linear / WARP] &= ~(1u << (f.lane.linear % WARP)); }
+
+// All threads that have not left the kernel wait in __syncthreads: they go on, if it is the same one.
+void complete_barrier(Worker& w) {
+  Fiber* last = w.current;
+  for (unsigned i = 0; !last->at_barrier; ++i) last = &w.fibers[i];  // where an exit completes it
+  const int result = w.barrier_op == BarrierOp::count ? w.barrier_sum
+                     : w.barrier_op == BarrierOp::all ? w.barrier_sum == (int)w.arrived
+                                                      : w.barrier_sum > 0;
+  for (unsigned i = 0; i < w.n_threads; ++i) {
+    Fiber& other = w.fibers[i];
+    if (!other.at_barrier) continue;
+    if (other.line != last->line) {
+      w.current = last;
+      EngineFailure failure = failure_at(w, TWO_BARRIERS, other.file, other.line);
+      failure.other_thread = other.lane.linear;
+      set_other_place(failure, last->file, last->line);
+      fail(w, failure);
+    }
+    other.at_barrier = false;
+    other.predicate = result;
+  }
+  // The books first: a thread that goes on would be noted on the old side of the barrier.
+  if (checking()) {
+    check_merge(w.n_threads);
+    check_barrier(last->file, last->line);
+    if (w.finished) {
+      unsigned gone = 0;
+      while (!w.fibers[gone].finished) ++gone;
+      check_left(last->file, last->line, w.finished, gone);
+    }
+  }
+  for (unsigned i = 0; i < w.n_warps; ++i) w.ready[i] = w.alive[i];
+  w.arrived = w.idle = 0;
+  w.warp = 0;  // the first warp goes first after every barrier
+}
+
+// As many threads have arrived at a barrier with a number as it waits for.
+void complete_named(Worker& w, unsigned number) {
+  w.named_open &= ~(1u << number);
+  const Fiber* waiting = nullptr;
+  for (unsigned i = 0; i < w.n_threads; ++i) {
+    Fiber& other = w.fibers[i];
+    if (other.named != (int)number) continue;
+    if (!waiting &&
+        checking()) {  // taken for a barrier of the whole block: a race with who takes no part may go unseen
+      for (unsigned k = 0; k < w.n_warps; ++k) check_merge_warp(k, w.n_threads, w.ready[k] | w.paused[k]);
+      check_barrier(other.file, other.line);
+    }
+    waiting = &other;
+    other.named = -1;
+    w.ready[i / WARP] |= 1u << (i % WARP);
+  }
+  w.idle = 0;
+}
+
+// The current fiber has left the kernel. Whoever waited only for it goes on without it, as on a GPU.
+void leave_barriers(Worker& w, unsigned warp, unsigned lane) {
+  if (w.arrived && w.arrived == w.n_threads - w.finished) complete_barrier(w);
+  for (unsigned open = w.named_open; open; open &= open - 1) {
+    const unsigned number = (unsigned)__builtin_ctz(open);
+    if (!(w.named_warps[number] >> warp & 1) || (w.named_lanes[number][warp] >> lane & 1)) continue;
+    w.named_lanes[number][warp] |= 1u << lane;
+    if (++w.named_arrived[number] == w.named_expected[number]) complete_named(w, number);
+  }
+}
 
 // Run the operation of the lanes that wait with `mask`, if none that can still come is missing.
 void try_collective(Worker& w, unsigned warp, unsigned mask) {
@@ -108,6 +173,7 @@ void try_collective(Worker& w, unsigned warp, unsigned mask) {
   for (unsigned lane = 0; lane < WARP; ++lane)
     if (lanes[lane]) w.fibers[warp * WARP + lane].collective = nullptr;
   w.ready[warp] |= arrived;
+  w.idle = 0;
 }
 
 // Where each fiber begins. It is never returned from: the stack holds no frame to return to.
@@ -116,16 +182,23 @@ void fiber_main() {
   w.critical--;
   pool->launch.run(pool->launch.args);
   w.critical++;
+  end_fiber(w);
+}
+
+// At the end of the kernel's function, or in the midst of it.
+void end_fiber(Worker& w) {
   Fiber& f = *w.current;
   unsigned warp = f.lane.linear / WARP;
   leave_copies(f);
   f.finished = true;
   w.finished++;
+  w.idle = 0;
   set_waiting(w, f);
   w.alive[warp] &= ~(1u << (f.lane.linear % WARP));
   // Lanes that only waited for this one go on without it, as on a GPU.
   for (unsigned lane = 0; lane < WARP && warp * WARP + lane < w.n_threads; ++lane)
     if (Collective* c = w.fibers[warp * WARP + lane].collective) try_collective(w, warp, c->mask);
+  leave_barriers(w, warp, f.lane.linear % WARP);
   schedule(w);
   __builtin_unreachable();
 }

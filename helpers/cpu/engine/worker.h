@@ -13,10 +13,14 @@
 #include "switch_stacks.h"
 
 #include <dlfcn.h>
+#ifdef __linux__
+#include <link.h>
+#endif
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -27,10 +31,12 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -49,7 +55,9 @@ constexpr unsigned STATIC_OFFSET = 1u << 30;  // of __shared__ arrays that the C
 constexpr size_t GUARD_BYTES = 1 << 20;       // no-man's-land around arrays: also a stride of many rows ends in it
 constexpr size_t SHARED_WINDOW = 3 * GUARD_BYTES + STATIC_BYTES + DYNAMIC_BYTES;
 constexpr size_t CHECKED_SLACK = 16 * 1024;  // between dynamic shared memory and its guard, in a checked run
-constexpr unsigned char POISON = 0xFF;       // as float, half or double: NaN
+constexpr std::chrono::microseconds LONG_SLICE{50'000}, SHORT_SLICE{100};  // a thread's time before others are let run
+constexpr std::chrono::microseconds LONG_TURN{2'000'000}, SHORT_TURN{20'000};  // a block's
+constexpr unsigned char POISON = 0xFF;                                         // as float, half or double: NaN
 
 // ---------------------------------------------------------------- a launch; structures.py has the same two structs
 
@@ -62,6 +70,8 @@ extern "C" struct EngineLaunch {
   // from static_begin to static_end; `anchor` gives the address of the byte at anchor_offset.
   uint64_t static_begin, static_end, static_align, anchor_offset;
   char* (*anchor)();
+  uint64_t most_blocks;  // so many may have begun at once
+  uint64_t cooperative;  // 1: all blocks do, and may meet in grid.sync()
 };
 
 // Why a block was given up, and in which fields the details are; failures.py makes words of them.
@@ -69,7 +79,7 @@ enum FailureReason : int {
   NONE,
   STATED,                 // message: by the kernel (an assertion, a trap) or by a header that refuses something
   MISALIGNED,             // message: what is to be aligned
-  LEFT_BEFORE_BARRIER,    // count threads wait at file:line; other_count have left, first of all other_thread
+  LEFT_BEFORE_GRID_SYNC,  // count blocks wait in grid.sync() at file:line; other_count have ended without it
   TWO_BARRIERS,           // other_thread waits at file:line, thread at other_file:other_line
   LANES_NEVER_COME,       // thread waits in name for mask; lanes of it never come; other_lane waits in other_name
   NAMED_BARRIER_STARVED,  // thread waits in barrier `number`, where count have arrived
@@ -86,6 +96,7 @@ enum FailureReason : int {
   WRONG_DIVISION,
   TRAPPED,
   EXPIRED,  // the watchdog had waited long enough
+  ABORTED,  // by abort(), or by a check of the C library's
   N_REASONS
 };
 
@@ -112,36 +123,58 @@ struct Fiber {
   Lane lane;
   Context context;
   char* stack;
-  int predicate;     // result of the barrier or of activemask
-  const char* file;  // where it waits
+  int predicate;      // result of the barrier or of activemask
+  const void* shown;  // to other threads: see board.cpp
+  const char* file;   // where it waits
   int line;
   Collective* collective;  // not null while it waits for its warp
   int named;               // the named barrier where it waits, or -1
   bool at_barrier, at_activemask, finished;
+  bool carry;           // of add.cc and its like
+  const void* watched;  // where it looks again and again, and how often it has
+  unsigned looks;
   std::vector<AsyncCopy> copies;  // not landed yet, in their order
   unsigned groups;                // of them, that are committed so far in the block
 };
 
-struct Worker {
+// What belongs to one block alone. A worker is the block that it runs; others wait beside it, each with its own memory.
+struct Block {
   // Memory, mapped once and kept from launch to launch.
   std::vector<Fiber> fibers;  // as many as the largest block so far
   char* stacks = nullptr;
+  unsigned n_stacks = 0;
   char* shared = nullptr;  // where the addresses of shared memory count from: both windows and their guards
   char *static_limit = nullptr, *dynamic_limit = nullptr;  // the ends of both windows: a guard begins there
   char* static_base = nullptr;                             // of the module's thread-local segment, in this launch
-  char *rescue = nullptr, *signal_stack = nullptr;         // a stack to leave a faulting fiber on; the handlers' own
-  Context main;                                            // the worker's own stack, between blocks
 
-  // The block that runs. Bit l of a warp's masks is its lane l.
+  // Bit l of a warp's masks is its lane l.
   Fiber* current = nullptr;
   unsigned n_threads = 0, n_warps = 0, warp = 0;
   unsigned ready[MAX_THREADS / WARP], alive[MAX_THREADS / WARP];
   unsigned paused[MAX_THREADS / WARP];  // lanes of a profiled kernel whose trace is full
   unsigned finished = 0, arrived = 0;
   int barrier_sum = 0;
-  unsigned named_arrived[16];  // at bar.sync and bar.arrive, by number
+  engine::BarrierOp barrier_op;
+  // bar.sync and bar.arrive, by number: how many threads have arrived and how many have to, and of which warps.
+  unsigned named_open = 0, named_arrived[16], named_expected[16], named_warps[16], named_lanes[16][MAX_THREADS / WARP];
   uint64_t block = 0;
   void* dynamic = nullptr;
+
+  // Waiting for other blocks: see residents.cpp.
+  unsigned idle = 0;   // threads that were let run, one after the other, since one of them did more than look
+  unsigned looks = 0;  // the same since the block was set aside
+  bool grid_led = false, at_grid = false;  // one of its threads waits in grid.sync() for all of them
+  uint64_t grid_turn = 0;                  // which grid.sync() that is
+  void* books = nullptr;                   // the checker's, of a block that is set aside
+  std::vector<char> left_behind;           // its static arrays, where those of other blocks have the same place
+};
+
+struct Worker : Block {
+  char *rescue = nullptr, *signal_stack = nullptr;  // a stack to leave a faulting fiber on; the handlers' own
+  Context main;                                     // the worker's own stack, between blocks
+  bool parking = false;                             // the block that ran has not ended, but waits for others
+  std::deque<Block*> parked;                        // blocks that have begun and wait; the one that ran last is last
+  std::vector<Block*> spare;                        // memory for more
 
   // What signal handlers and other threads look at. A handler runs between any two instructions of this thread: were
   // a flag kept in a register, or two changes of it made one, it would tear away what it must not.
@@ -151,6 +184,11 @@ struct Worker {
   volatile int critical = 0;  // > 0: the engine's own code runs, do not tear it away
   EngineFailure fault;        // filled in by the signal handler
   pthread_t os_thread;
+  uint64_t seen = 0, seen_block = 0;        // which thread ran when somebody looked last
+  std::chrono::microseconds same_block{0};  // how long the block has been running
+  volatile bool give_way = false;           // it is to be set aside
+  unsigned unplaced = 0;                    // how often it was stopped at no line of the kernel
+  volatile bool interrupted = false;        // a handler is at work, before it lets others run
 };
 
 thread_local Worker* this_worker = nullptr;
@@ -176,10 +214,17 @@ struct Pool {
   unsigned running = 0;
   EngineLaunch launch;
   uint64_t total = 0;
-  std::atomic<uint64_t> next{0}, stop_at{0};
+  std::atomic<uint64_t> next{0}, ended{0}, stop_at{0};
   std::atomic<bool> cancelled{false}, expired{false};  // expired: cancelled by the watchdog, who asks where it was
   EngineFailure failure;
   std::vector<std::pair<uint64_t, std::string>> printed;  // by block
+  uint64_t grid_turn = 0, grid_arrived = 0;               // of grid.sync(): how often all have met, and who waits
+  EngineFailure grid_waiter;                              // the first of those, if it waits for ever
+  std::condition_variable turned;
+  std::chrono::microseconds slice;  // how often to look whether a thread has been running for long
+  std::chrono::steady_clock::time_point looked;
+  uintptr_t code_begin = 0, code_end = 0;  // of the kernel; found when a thread has been running for long
+  bool shared_out = false;                 // a block ran so long without an end that others have had a part of its time
 };
 
 Pool* pool = nullptr;
@@ -193,21 +238,39 @@ void record(const EngineFailure& failure);
 EngineFailure failure_at(const Worker& w, FailureReason reason, const char* file, int line);
 void set_other_place(EngineFailure& f, const char* file, int line);
 [[noreturn]] void fail(Worker& w, const EngineFailure& failure);
+[[noreturn]] void fail_at_call(Worker& w, const char* message, const void* returns_to);
 [[noreturn]] void diagnose_stuck(Worker& w);
 void note_expired(Worker& w, EngineFailure& f, uintptr_t pc);
 [[noreturn]] void leave_cancelled(Worker& w);
 
+// division.cpp
+bool divide_as_a_gpu(ucontext_t* u);
+
 // faults.cpp
-const int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+const int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 uintptr_t place_in_kernel(uintptr_t pc);
 void install_handlers();
+void find_code();
 
 // scheduler.cpp
 void set_current(Worker& w, Fiber* to);
 void set_waiting(Worker& w, Fiber& f);
+void complete_barrier(Worker& w);
+void complete_named(Worker& w, unsigned number);
 void schedule(Worker& w);
 void try_collective(Worker& w, unsigned warp, unsigned mask);
 void fiber_main();
+[[noreturn]] void end_fiber(Worker& w);
+
+// launch.cpp
+bool equip(Block& b);
+void begin_block(Worker& w, uint64_t block);
+
+// residents.cpp
+void let_others_run(Worker& w);
+void preempt(Worker& w);
+void run_blocks(Worker& w);
+void nudge(std::chrono::microseconds since);
 
 // async_copies.cpp
 void leave_copies(Fiber& f);

@@ -100,8 +100,7 @@ class thread_block : public thread_group {
 };
 inline thread_block this_thread_block() { return thread_block(); }
 
-// What a GPU needs for tiles of several warps. The engine offers none of those, but a source may have them and not use
-// them.
+// What a GPU needs for tiles of several warps, and the engine does not.
 template <unsigned MaxBlockSize = 1024>
 struct block_tile_memory {
   unsigned char engine_unused[MaxBlockSize / 32 * 16];
@@ -113,13 +112,14 @@ inline thread_block this_thread_block(block_tile_memory<MaxBlockSize>&) {
 
 class grid_group : public thread_group {
  public:
-  bool is_valid() const { return false; }  // as in any launch that is not a cooperative one
-  static void sync(ENGINE_HERE) {
-    engine_fail(
-        "grid.sync() needs all blocks of the grid to be on the machine at once (a cooperative launch); the CPU engine "
-        "runs one block after another. End the kernel here and launch a second one",
-        file, line);
-  }
+  bool is_valid() const { return engine_cooperative() != 0; }
+  static void sync(ENGINE_HERE) { engine_grid_sync(file, line); }
+
+  // All of the waiting is done at the wait: a correct kernel cannot tell.
+  struct arrival_token {};
+  arrival_token barrier_arrive() const { return arrival_token(); }
+  void barrier_wait(arrival_token&&, ENGINE_HERE) const { engine_grid_sync(file, line); }
+
   static unsigned long long num_blocks() { return (unsigned long long)gridDim.x * gridDim.y * gridDim.z; }
   static unsigned long long block_rank() {
     return ((unsigned long long)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
@@ -243,7 +243,7 @@ template <unsigned Size>
 class thread_block_tile<Size, void> : public lane_group {
   static_assert(
       Size == 1 || Size == 2 || Size == 4 || Size == 8 || Size == 16 || Size == 32,
-      "a tile has 1, 2, 4, 8, 16 or 32 threads (tiles of several warps are not offered by the CPU engine)");
+      "a tile has 1, 2, 4, 8, 16, 32, 64, 128, 256, 512 or 1024 threads");
 
  public:
   static constexpr unsigned size() { return Size; }
@@ -261,6 +261,10 @@ class thread_block_tile<Size, void> : public lane_group {
   friend thread_block_tile<1, void> this_thread();
 };
 inline thread_block_tile<1, void> this_thread() { return thread_block_tile<1, void>(0, 1); }
+
+}  // namespace cooperative_groups
+#include "cooperative_groups/multi_warp_tile.h"
+namespace cooperative_groups {
 
 template <unsigned Size, typename Parent>
 class thread_block_tile : public thread_block_tile<Size, void> {

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <cstdio>
 #include <ctime>
-#include <initializer_list>
+#include <initializer_list>  // NVRTC knows it in every source, and placement new and std::move
 #include <new>
 #include <utility>
 
@@ -26,6 +26,9 @@
 #define __CUDACC_RTC__ 1
 #define __CUDACC_VER_MAJOR__ 12
 #define __CUDACC_VER_MINOR__ 9
+#define __CUDACC_VER_BUILD__ 86
+#define __CUDA_ARCH_LIST__ 900
+#define CUDART_VERSION 12090  // as NVRTC and nvcc have it in every source; CUDA_VERSION comes with <cuda.h>
 
 #define __global__
 #define __device__
@@ -111,13 +114,54 @@ static inline void* __cvta_shared_to_generic(size_t address, ENGINE_HERE) {
 }
 static inline size_t __cvta_generic_to_global(const void* pointer) { return (size_t)pointer; }
 static inline void* __cvta_global_to_generic(size_t address) { return (void*)address; }
+// Where a pointer points to. Constant, local and global memory are one here.
+static inline unsigned __isShared(const void* pointer) { return engine_is_shared(pointer) != 0; }
+static inline unsigned __isClusterShared(const void* pointer) { return engine_is_shared(pointer) != 0; }
+static inline unsigned __isGlobal(const void* pointer) { return !engine_is_shared(pointer); }
+static inline unsigned __isConstant(const void*) { return 0; }
+static inline unsigned __isGridConstant(const void*) { return 0; }
+static inline unsigned __isLocal(const void*) { return 0; }
 static inline unsigned __dynamic_smem_size() { return engine_dynamic_shared_size(); }
 
 #define printf(...) engine_printf(__VA_ARGS__)
-#include "assert.h"
 
+#ifdef __linux__
+// A kernel's calls of these reach the definitions here, as they are its library's own: the C library's would end Python,
+// or leave a lock locked in a kernel that is torn away. (abort() comes back as a signal.)
+#define ENGINE_OWN(NAME) __asm__(NAME) __attribute__((visibility("hidden"), used))
+#define ENGINE_OWN_STOP(NAME)                                                                           \
+  extern "C" void engine_own_##NAME(int) ENGINE_OWN(#NAME);                                             \
+  extern "C" void engine_own_##NAME(int) {                                                              \
+    engine_stop("the kernel called " #NAME "(): a kernel ends by return", __builtin_return_address(0)); \
+  }
+#define ENGINE_OWN_NEW(NAME, SYMBOL)                             \
+  extern "C" void* engine_own_##NAME(size_t) ENGINE_OWN(SYMBOL); \
+  extern "C" void* engine_own_##NAME(size_t bytes) { return engine_malloc(bytes); }
+#define ENGINE_OWN_DELETE(NAME, SYMBOL, WORDS)                 \
+  extern "C" void engine_own_##NAME(void*) ENGINE_OWN(SYMBOL); \
+  extern "C" void engine_own_##NAME(void* p) { engine_free(p, WORDS, __builtin_return_address(0)); }
+ENGINE_OWN_STOP(exit)
+ENGINE_OWN_STOP(_Exit)
+ENGINE_OWN_STOP(quick_exit)
+ENGINE_OWN_NEW(malloc, "malloc")
+ENGINE_OWN_NEW(new, "_Znwm")
+ENGINE_OWN_NEW(new_array, "_Znam")
+ENGINE_OWN_DELETE(free, "free", "free()")
+ENGINE_OWN_DELETE(delete, "_ZdlPv", "delete")
+ENGINE_OWN_DELETE(delete_array, "_ZdaPv", "delete[]")
+ENGINE_OWN_DELETE(delete_sized, "_ZdlPvm", "delete")
+ENGINE_OWN_DELETE(delete_array_sized, "_ZdaPvm", "delete[]")
+#endif
+#include "assert.h"
+#ifdef ENGINE_LIBRARIES
+#include "libraries/runtime_api.h"
+#endif
+
+#include "arithmetic.h"
 #include "device_atomic_functions.h"
 #include "device_functions.h"
 #include "engine_entries.h"
 #include "math_functions.h"
+#include "rounding_functions.h"
+#include "simd_functions.h"
 #include "warp_functions.h"

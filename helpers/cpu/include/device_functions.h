@@ -75,7 +75,6 @@ static inline unsigned long long to_ull(double v) {
 }
 
 // `rounded` is `exact` to nearest; step to the neighbour that another mode asks for.
-enum class Toward { nearest, zero, up, down };
 template <typename To, typename Exact>
 static inline To directed(To rounded, Exact exact, Exact back, Toward mode) {
   if (mode == Toward::zero) mode = exact < Exact(0) ? Toward::up : Toward::down;
@@ -144,12 +143,8 @@ static inline unsigned __fns(unsigned mask, unsigned base, int n) {
 static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   unsigned long long both = (unsigned long long)y << 32 | x;
   unsigned r = 0;
-  for (int i = 0; i < 4; ++i) {
-    unsigned s = selector >> (4 * i) & 0xF, byte = (unsigned)(both >> (8 * (s & 7)) & 0xFF);
-    if (s & 8) byte = byte & 0x80 ? 0xFF : 0;  // replicate the sign
-    r |= byte << (8 * i);
-  }
-  return r;
+  for (int i = 0; i < 4; ++i) r |= (unsigned)(both >> (8 * (selector >> (4 * i) & 7)) & 0xFF) << (8 * i);
+  return r;  // bit 3 of a selector, with which prmt repeats the sign, is dropped
 }
 static inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
   return (unsigned)((((unsigned long long)high << 32 | low) << (shift & 31)) >> 32);
@@ -181,17 +176,3 @@ static inline int __hadd(int a, int b) { return (int)(((long long)a + b) >> 1); 
 static inline int __rhadd(int a, int b) { return (int)(((long long)a + b + 1) >> 1); }
 static inline unsigned __uhadd(unsigned a, unsigned b) { return (unsigned)(((unsigned long long)a + b) >> 1); }
 static inline unsigned __urhadd(unsigned a, unsigned b) { return (unsigned)(((unsigned long long)a + b + 1) >> 1); }
-
-// Dot products of four bytes, and of two of them with two halves of 16 bits.
-static inline int __dp4a(int a, int b, int c) {
-  for (int i = 0; i < 32; i += 8) c += (signed char)(a >> i) * (signed char)(b >> i);
-  return c;
-}
-static inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
-  for (int i = 0; i < 32; i += 8) c += (unsigned)(unsigned char)(a >> i) * (unsigned char)(b >> i);
-  return c;
-}
-static inline int __dp2a_lo(int a, int b, int c) {
-  return c + (short)a * (signed char)b + (short)(a >> 16) * (signed char)(b >> 8);
-}
-static inline int __dp2a_hi(int a, int b, int c) { return __dp2a_lo(a, b >> 16, c); }

@@ -22,14 +22,14 @@ struct alignas(4) ENGINE_RAW2 {
 // ---------------------------------------------------------------- the types
 
 struct alignas(2) ENGINE_H {
-  unsigned short engine_bits;
+  unsigned short __x;
 
   ENGINE_H() = default;  // trivial, so that `__shared__ half s[64];` is as uninitialised as on a GPU
-  constexpr ENGINE_H(const ENGINE_RAW& raw) : engine_bits(raw.x) {}
-  operator ENGINE_RAW() const { return ENGINE_RAW{engine_bits}; }
-  operator ENGINE_RAW() const volatile { return ENGINE_RAW{engine_bits}; }
-  ENGINE_H& operator=(const ENGINE_RAW& raw) { return engine_bits = raw.x, *this; }
-  volatile ENGINE_H& operator=(const ENGINE_RAW& raw) volatile { return engine_bits = raw.x, *this; }
+  constexpr ENGINE_H(const ENGINE_RAW& raw) : __x(raw.x) {}
+  operator ENGINE_RAW() const { return ENGINE_RAW{__x}; }
+  operator ENGINE_RAW() const volatile { return ENGINE_RAW{__x}; }
+  ENGINE_H& operator=(const ENGINE_RAW& raw) { return __x = raw.x, *this; }
+  volatile ENGINE_H& operator=(const ENGINE_RAW& raw) volatile { return __x = raw.x, *this; }
 
   static constexpr ENGINE_H engine_of_bits(unsigned short all) { return ENGINE_H(ENGINE_RAW{all}); }
   static ENGINE_H engine_of(float value) { return engine_of_bits(ENGINE_FORMAT::from_float(value)); }
@@ -38,7 +38,7 @@ struct alignas(2) ENGINE_H {
   static ENGINE_H engine_of_integer(Int value) {
     return engine_of(engine::integer_to_odd(value));
   }
-  float engine_value() const { return ENGINE_FORMAT::to_float(engine_bits); }
+  float engine_value() const { return ENGINE_FORMAT::to_float(__x); }
 
 #if !ENGINE_NO_CONVERSIONS
   // Exactly CUDA's set: with one more or one less, other expressions would be ambiguous than on a GPU.
@@ -46,7 +46,7 @@ struct alignas(2) ENGINE_H {
   ENGINE_H(float value) : ENGINE_H(engine_of(value)) {}
   ENGINE_H(double value) : ENGINE_H(engine_of(value)) {}
   operator float() const { return engine_value(); }
-  operator bool() const { return (engine_bits & 0x7FFF) != 0; }
+  operator bool() const { return (__x & 0x7FFF) != 0; }
 #define ENGINE_FROM(T) \
   ENGINE_H(T value) : ENGINE_H(engine_of_integer(value)) {}
 #define ENGINE_TO(T) \
@@ -73,7 +73,7 @@ struct alignas(4) ENGINE_H2 {
 #endif
   constexpr ENGINE_H2(const ENGINE_H& low, const ENGINE_H& high) : x(low), y(high) {}
   ENGINE_H2(const ENGINE_RAW2& raw) : x(ENGINE_RAW{raw.x}), y(ENGINE_RAW{raw.y}) {}
-  operator ENGINE_RAW2() const { return ENGINE_RAW2{x.engine_bits, y.engine_bits}; }
+  operator ENGINE_RAW2() const { return ENGINE_RAW2{x.__x, y.__x}; }
 };
 
 namespace engine {
@@ -119,8 +119,8 @@ static inline unsigned char ENGINE_JOIN(__, ENGINE_WORD, 2uchar_rz)(ENGINE_H a) 
   return engine::float_to_integer<unsigned char>(truncf(a.engine_value()));
 }
 
-static inline short ENGINE_JOIN(__, ENGINE_WORD, _as_short)(ENGINE_H a) { return (short)a.engine_bits; }
-static inline unsigned short ENGINE_JOIN(__, ENGINE_WORD, _as_ushort)(ENGINE_H a) { return a.engine_bits; }
+static inline short ENGINE_JOIN(__, ENGINE_WORD, _as_short)(ENGINE_H a) { return (short)a.__x; }
+static inline unsigned short ENGINE_JOIN(__, ENGINE_WORD, _as_ushort)(ENGINE_H a) { return a.__x; }
 static inline ENGINE_H ENGINE_JOIN(__short_as_, ENGINE_WORD, )(short a) {
   return ENGINE_H::engine_of_bits((unsigned short)a);
 }
@@ -200,33 +200,27 @@ ENGINE_FMA(__hfma_relu, __hfma2_relu, ENGINE_RELU)
 // clang-format on
 
 static inline bool __hisnan(ENGINE_H a) { return a.engine_value() != a.engine_value(); }
-static inline ENGINE_H __hneg(ENGINE_H a) {
-  return ENGINE_H::engine_of_bits(__hisnan(a) ? 0x7FFF : a.engine_bits ^ 0x8000);
-}
-static inline ENGINE_H __habs(ENGINE_H a) {
-  return ENGINE_H::engine_of_bits(__hisnan(a) ? 0x7FFF : a.engine_bits & 0x7FFF);
-}
+static inline ENGINE_H __hneg(ENGINE_H a) { return ENGINE_H::engine_of_bits(__hisnan(a) ? 0x7FFF : a.__x ^ 0x8000); }
+static inline ENGINE_H __habs(ENGINE_H a) { return ENGINE_H::engine_of_bits(__hisnan(a) ? 0x7FFF : a.__x & 0x7FFF); }
 ENGINE_PAIR1(__hneg2, __hneg)
 ENGINE_PAIR1(__habs2, __habs)
-static inline int __hisinf(ENGINE_H a) {
-  return fabsf(a.engine_value()) != INFINITY ? 0 : a.engine_bits >> 15 ? -1 : 1;
-}
+static inline int __hisinf(ENGINE_H a) { return fabsf(a.engine_value()) != INFINITY ? 0 : a.__x >> 15 ? -1 : 1; }
 static inline ENGINE_H2 __hisnan2(ENGINE_H2 a) {
   return ENGINE_H2(ENGINE_H::engine_of(__hisnan(a.x) ? 1.0f : 0.0f), ENGINE_H::engine_of(__hisnan(a.y) ? 1.0f : 0.0f));
 }
 
 // A NaN loses against a number, and +0 is more than -0: equal numbers differ at most in the sign bit, so "and" keeps
 // it clear where one of them has it clear.
-#define ENGINE_EXTREME(NAME, PAIR, MORE, ZERO)                                                     \
-  static inline ENGINE_H NAME(ENGINE_H a, ENGINE_H b) {                                            \
-    float x = a.engine_value(), y = b.engine_value();                                              \
-    if (x != x || y != y) return x != x ? (y != y ? ENGINE_H::engine_of_bits(0x7FFF) : b) : a;     \
-    return x == y ? ENGINE_H::engine_of_bits(a.engine_bits ZERO b.engine_bits) : x MORE y ? a : b; \
-  }                                                                                                \
-  static inline ENGINE_H NAME##_nan(ENGINE_H a, ENGINE_H b) {                                      \
-    return __hisnan(a) || __hisnan(b) ? ENGINE_H::engine_of_bits(0x7FFF) : NAME(a, b);             \
-  }                                                                                                \
-  ENGINE_PAIR2(PAIR, NAME)                                                                         \
+#define ENGINE_EXTREME(NAME, PAIR, MORE, ZERO)                                                 \
+  static inline ENGINE_H NAME(ENGINE_H a, ENGINE_H b) {                                        \
+    float x = a.engine_value(), y = b.engine_value();                                          \
+    if (x != x || y != y) return x != x ? (y != y ? ENGINE_H::engine_of_bits(0x7FFF) : b) : a; \
+    return x == y ? ENGINE_H::engine_of_bits(a.__x ZERO b.__x) : x MORE y ? a : b;             \
+  }                                                                                            \
+  static inline ENGINE_H NAME##_nan(ENGINE_H a, ENGINE_H b) {                                  \
+    return __hisnan(a) || __hisnan(b) ? ENGINE_H::engine_of_bits(0x7FFF) : NAME(a, b);         \
+  }                                                                                            \
+  ENGINE_PAIR2(PAIR, NAME)                                                                     \
   ENGINE_PAIR2(PAIR##_nan, NAME##_nan)
 ENGINE_EXTREME(__hmax, __hmax2, >, &)
 ENGINE_EXTREME(__hmin, __hmin2, <, |)

@@ -201,28 +201,3 @@ static inline void sincos(double x, double* s, double* c) { *s = sin(x), *c = co
 #define __sincosf(x, s, c) sincosf(x, s, c)
 #define __fdividef(a, b) ((float)(a) / (float)(b))
 #define __frsqrt_rn(x) rsqrtf(x)
-
-// Only round-to-nearest is offered: a host has no per-operation rounding mode. The compiler may fuse a product and a
-// sum into one operation, but not these.
-#define ENGINE_UNFUSED(T, NAME, EXPRESSION) \
-  static inline T NAME(T a, T b) {          \
-    volatile T result = EXPRESSION;         \
-    return result;                          \
-  }
-// clang-format off
-ENGINE_UNFUSED(float, __fadd_rn, a + b)
-ENGINE_UNFUSED(float, __fsub_rn, a - b)
-ENGINE_UNFUSED(float, __fmul_rn, a * b)
-ENGINE_UNFUSED(double, __dadd_rn, a + b)
-ENGINE_UNFUSED(double, __dsub_rn, a - b)
-ENGINE_UNFUSED(double, __dmul_rn, a * b)
-// clang-format on
-#undef ENGINE_UNFUSED
-static inline float __fdiv_rn(float a, float b) { return a / b; }
-static inline float __frcp_rn(float a) { return 1.0f / a; }
-static inline float __fsqrt_rn(float a) { return sqrtf(a); }
-static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-static inline double __ddiv_rn(double a, double b) { return a / b; }
-static inline double __drcp_rn(double a) { return 1.0 / a; }
-static inline double __dsqrt_rn(double a) { return sqrt(a); }
-static inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }

@@ -8,7 +8,7 @@
 // m32n8k16 has the 32 rows as twice 16, and m8n32k16 is that transposed. Factors of __half fill 16 elements: what is
 // left over repeats the others.
 #pragma once
-#include "cuda_bf16.h"
+#include "mma_types.h"
 
 namespace nvcuda {
 namespace wmma {
@@ -69,22 +69,15 @@ template <>
 struct Bits<8> {
   typedef unsigned long long type;
 };
-
-struct Position {
-  int row, column;
+template <>
+struct Bits<16> {
+  typedef Words type;
 };
-
-// Of element i of a lane's accumulator.
-template <int M>
-ENGINE_INLINE Position position(int lane, int i) {
-  const int row = lane / 4 + i / 2 % 2 * 8, pair = lane % 4 * 2 + i % 2, far = i / 4;
-  if (M == 8) return {pair, row + 16 * far};
-  return M == 32 ? Position{row + 16 * far, pair} : Position{row, pair + 8 * far};
-}
 
 template <typename T>
 ENGINE_INLINE void check(const void* pointer, unsigned ldm, const char* file, int line) {
-  if ((uintptr_t)pointer % 32 != 0) engine_misaligned("wmma takes matrices at multiples of 32 bytes", file, line);
+  if ((uintptr_t)pointer % 16 != 0) engine_misaligned("wmma takes matrices at multiples of 16 bytes", file, line);
+  if ((uintptr_t)pointer % 32 != 0) engine_note(4, (uintptr_t)pointer);  // the documentation says 32
   if (ldm * sizeof(T) % 16 != 0)
     engine_misaligned("wmma takes a distance of rows that is a multiple of 16 bytes", file, line);
 }
@@ -178,39 +171,58 @@ namespace wmma {
 
 template <typename Use, int M, int N, int K, typename T, typename Layout = void>
 struct fragment {
+  template <typename Other>
+  static constexpr bool engine_is = engine::wmma::IsSame<T, Other>::value;
+  static constexpr bool engine_sums = engine::wmma::IsSame<Use, accumulator>::value;
+  static constexpr bool engine_is_half = engine_is<__half>;
+  static constexpr bool engine_wide = K == 16 && ((M == 16 && N == 16) || (M == 32 && N == 8) || (M == 8 && N == 32));
+  static constexpr bool engine_is_of_wide = engine_is_half || engine_is<__nv_bfloat16> || engine_is<signed char> ||
+                                            engine_is<unsigned char> ||
+                                            (engine_sums && (engine_is<float> || engine_is<int>));
+  static constexpr bool engine_is_of_tf32 = engine_is<precision::tf32> || (engine_sums && engine_is<float>);
   static_assert(
-      K == 16 && ((M == 16 && N == 16) || (M == 32 && N == 8) || (M == 8 && N == 32)),
-      "the engine has wmma fragments of 16 x 16 x 16, 32 x 8 x 16 and 8 x 32 x 16");
-  static constexpr bool engine_is_half = engine::wmma::IsSame<T, __half>::value;
+      engine_wide || (M == 16 && N == 16 && K == 8) || (M == 8 && N == 8 && K == 4),
+      "the engine has wmma fragments of 16 x 16 x 16, 32 x 8 x 16 and 8 x 32 x 16, of 16 x 16 x 8 for tf32 and of "
+      "8 x 8 x 4 for double");
   static_assert(
-      engine_is_half || engine::wmma::IsSame<T, __nv_bfloat16>::value ||
-          (engine::wmma::IsSame<T, float>::value && engine::wmma::IsSame<Use, accumulator>::value),
-      "the engine has wmma fragments of __half and __nv_bfloat16, and accumulators of float and __half");
-  typedef T element_type;
-  typedef T storage_element_type;
+      engine_wide ? engine_is_of_wide
+      : K == 8    ? engine_is_of_tf32
+                  : engine_is<double>,
+      "the engine has wmma fragments of __half, __nv_bfloat16, signed char and unsigned char with accumulators of "
+      "float, __half and int; of tf32 in 16 x 16 x 8; and of double in 8 x 8 x 4");
+  typedef typename engine::wmma::Element<T>::type element_type;
+  typedef element_type storage_element_type;
   static constexpr int num_elements = engine::wmma::held<Use, M, N, K, T>(), num_storage_elements = num_elements;
-  T x[num_elements];
+  element_type x[num_elements];
 
   // Of a factor: whether it has 16 rows (columns in m8n32k16, where all is transposed) for each mma, or 8.
   static constexpr bool engine_is_tall = engine::wmma::IsSame<Use, matrix_a>::value == (M != 8);
   static constexpr int engine_words = engine::wmma::different<Use, M, N, K>() / 2;
   static inline __attribute__((always_inline)) engine::wmma::Position engine_position(int lane, int i) {
-    return engine::wmma::position<M>(lane, i);
+    return K == 4 ? engine::wmma::Position{lane / 4, lane % 4 * 2 + i} : engine::wmma::position<M>(lane, i);
   }
 };
 
 template <typename Use, int M, int N, int K, typename T, typename Layout>
-ENGINE_INLINE void fill_fragment(fragment<Use, M, N, K, T, Layout>& f, const engine::Plain<T>& value) {
-  for (T& x : f.x) x = value;
+ENGINE_INLINE void fill_fragment(
+    fragment<Use, M, N, K, T, Layout>& f, const typename engine::wmma::Element<T>::type& value) {
+  for (auto& x : f.x) x = value;
 }
 
 template <typename Use, int M, int N, int K, typename T, typename Layout>
 ENGINE_INLINE void load_matrix_sync(
-    fragment<Use, M, N, K, T, Layout>& f, const engine::Plain<T>* from, unsigned ldm, ENGINE_HERE) {
+    fragment<Use, M, N, K, T, Layout>& f, const typename engine::wmma::Element<T>::type* from, unsigned ldm,
+    ENGINE_HERE) {
   static_assert(
       !engine::wmma::IsSame<Layout, void>::value, "load_matrix_sync of an accumulator takes its layout as well");
   constexpr bool along_k = engine::wmma::IsSame<Layout, row_major>::value == engine::wmma::IsSame<Use, matrix_a>::value;
-  engine::wmma::load_factor(f, from, ldm, along_k, file, line);
+  if constexpr (engine::wmma::Element<T>::other) {
+    engine::wmma::check<typename engine::wmma::Element<T>::type>(from, ldm, file, line);
+    engine::wmma::load_other<engine::wmma::IsSame<Use, matrix_a>::value>(f, from, ldm, along_k);
+    engine_whole_warp("wmma::load_matrix_sync", file, line);
+  } else {
+    engine::wmma::load_factor(f, from, ldm, along_k, file, line);
+  }
 }
 template <int M, int N, int K, typename T>
 ENGINE_INLINE void load_matrix_sync(
@@ -226,20 +238,29 @@ ENGINE_INLINE void store_matrix_sync(
 template <int M, int N, int K, typename D, typename T, typename LayoutA, typename LayoutB, typename C>
 ENGINE_INLINE void mma_sync(
     fragment<accumulator, M, N, K, D>& d, const fragment<matrix_a, M, N, K, T, LayoutA>& a,
-    const fragment<matrix_b, M, N, K, T, LayoutB>& b, const fragment<accumulator, M, N, K, C>& c, bool = false,
-    ENGINE_HERE) {
+    const fragment<matrix_b, M, N, K, T, LayoutB>& b, const fragment<accumulator, M, N, K, C>& c,
+    bool saturates = false, ENGINE_HERE) {
   static_assert(engine::wmma::IsSame<C, D>::value, "the engine has both accumulators of one type");
-  constexpr bool half = engine::wmma::IsSame<T, __half>::value, small = sizeof(D) == 2;
-  static_assert(half || !small, "accumulators of __half take factors of __half");
-  constexpr engine::Mma kind = small ? engine::K16_HALF : half ? engine::K16_F16 : engine::K16_BF16;
-  // Two products of 16 x 8: side by side, or stacked where the matrix has 32 rows (or 32 columns, all transposed).
-  for (int i = 0; i < 2; ++i) {
-    const T *tall = M == 8 ? b.x : a.x, *wide = M == 8 ? a.x : b.x;
-    const engine::Words words = engine_mma(
-        kind, engine::wmma::registers(tall + (M == 16 ? 0 : 8 * i), 16),
-        engine::wmma::registers(wide + (M == 16 ? 4 * i : 0), 8), engine::wmma::registers(c.x + 4 * i, 4 * sizeof(C)),
-        file, line);
-    __builtin_memcpy((void*)(d.x + 4 * i), &words, 4 * sizeof(D));
+  if constexpr (sizeof(typename engine::wmma::Element<T>::type) == 1 || K == 4) {
+    static_assert(engine::wmma::IsSame<C, int>::value || K == 4, "factors of 8 bits are summed in accumulators of int");
+    engine::wmma::multiply<M, N, K>(d, a, b, c, saturates, file, line);
+  } else {
+    constexpr bool half = engine::wmma::IsSame<T, __half>::value, small = sizeof(D) == 2, tf32 = K == 8;
+    static_assert(!engine::wmma::IsSame<C, int>::value, "accumulators of int take factors of 8 bits");
+    static_assert(half || !small, "accumulators of __half take factors of __half");
+    constexpr engine::Mma kind = tf32    ? engine::K8_TF32
+                                 : small ? engine::K16_HALF
+                                 : half  ? engine::K16_F16
+                                         : engine::K16_BF16;
+    // Two products of 16 x 8: side by side, or stacked where the matrix has 32 rows (or 32 columns, all transposed).
+    for (int i = 0; i < 2; ++i) {
+      const auto *tall = M == 8 ? b.x : a.x, *wide = M == 8 ? a.x : b.x;
+      const engine::Words words = engine_mma(
+          kind, engine::wmma::registers(tall + (M == 16 ? 0 : 8 * i), 16),
+          engine::wmma::registers(wide + (M == 16 ? (tf32 ? 2 : 4) * i : 0), 8),
+          engine::wmma::registers(c.x + 4 * i, 4 * sizeof(C)), file, line);
+      __builtin_memcpy((void*)(d.x + 4 * i), &words, 4 * sizeof(D));
+    }
   }
 }
 

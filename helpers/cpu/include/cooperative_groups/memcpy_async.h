@@ -3,6 +3,9 @@
 #pragma once
 #include "../cooperative_groups.h"
 
+#ifdef ENGINE_LIBRARIES
+#include <cuda/__barrier/aligned_size.h>
+#else
 namespace cuda {
 // A number of bytes that is promised to be a multiple of Alignment, as are the addresses.
 template <size_t Alignment>
@@ -12,6 +15,7 @@ struct aligned_size_t {
   constexpr operator size_t() const { return value; }
 };
 }  // namespace cuda
+#endif
 
 namespace cooperative_groups {
 

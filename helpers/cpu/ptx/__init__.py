@@ -1,0 +1,19 @@
+"""Inline PTX for a host compiler: asm statements become calls of what `include/ptx_instructions.h` defines.
+
+    asm volatile("cp.async.wait_group %0;" :: "n"(1) : "memory");
+
+becomes a statement of C++ on the same line. Each operand is evaluated once, in the order of the statement. An
+instruction that the engine does not know becomes a failure of the thread that reaches it, with its line.
+
+`reading` takes a statement apart, `statement` puts it together again; `use` is one instruction with its operands. What
+instructions there are is in `memory`, `arithmetic`, `conversion`, `control`, `warp` and `matrix`.
+"""
+
+from __future__ import annotations
+
+from . import arithmetic, control, conversion, matrix, mbarriers, memory, warp  # noqa: F401  (each tells `use` its instructions)
+from .reading import Unreadable, raw_strings, statements
+from .statement import rewrite
+from .use import known
+
+__all__ = ["Unreadable", "known", "raw_strings", "rewrite", "statements"]

@@ -1,0 +1,77 @@
+"""Barriers, branches, how a thread ends, and what only steers the hardware."""
+
+from __future__ import annotations
+
+from .use import Unknown, Use, instruction
+
+
+@instruction("bar{.cta}.{sync,arrive} number{, threads}", "barrier{.cta}.{sync,arrive}{.aligned} number{, threads}")
+def _bar(use: Use) -> str:
+    use.skip("cta", "aligned")
+    kind = use.one("sync", "arrive", default=None)
+    if use.flag("warp"):
+        raise Unknown
+    if kind == "arrive":
+        use.done(2)
+    else:
+        use.done(1, 2)
+    threads = use.read(1, "u32") if len(use.operands) == 2 else "$block_threads()"
+    return f"$bar_sync({use.read(0, 'u32')}, {threads}, {'true' if kind == 'sync' else 'false'});"
+
+
+@instruction(
+    "bar{.cta}.red.{popc.u32,and.pred,or.pred} d, 0, p", "barrier{.cta}.red.{popc.u32,and.pred,or.pred} d, 0, p"
+)
+def _bar_red(use: Use) -> str:
+    use.skip("cta", "aligned")
+    use.one("red", default=None)
+    how = use.one("popc", "and", "or", default=None)
+    use.types("u32 pred")
+    use.done(3)
+    if use.operands[1].strip() != "0":
+        raise Unknown  # the engine's numbered barriers do not count
+    call = f"__syncthreads_{how.replace('popc', 'count')}({use.read(2, 'pred')})"
+    return use.write(0, f"(unsigned){call}" if how == "popc" else f"({call} != 0)")
+
+
+@instruction("bar.warp.sync mask")
+def _bar_warp(use: Use) -> str:
+    use.one("warp", default=None)
+    use.one("sync", default=None)
+    use.done(1)
+    return f"__syncwarp({use.read(0, 'b32')});"
+
+
+@instruction("bra{.uni} label")
+def _bra(use: Use) -> str:
+    use.skip("uni")
+    use.done(1)
+    return use.jump(0)
+
+
+@instruction("exit", "ret{.uni}")
+def _exit(use: Use) -> str:
+    # (ret: functions are inlined into their kernel before the statement is assembled.)
+    use.skip("uni")
+    use.done(0)
+    return "engine_exit();"
+
+
+@instruction("trap")
+def _trap(use: Use) -> str:
+    use.done(0)
+    return '$unknown("the kernel executed the instruction trap");'
+
+
+@instruction("brkpt", "pmevent a", "griddepcontrol.{wait,launch_dependents}", "setmaxnreg.{inc,dec}.sync.aligned.u32 n")
+def _nothing(use: Use) -> str:
+    use.matching(r"\w+")
+    use.done(0, 1)
+    return ""
+
+
+@instruction("nanosleep.u32 t")
+def _nanosleep(use: Use) -> str:
+    use.types("u32")
+    use.done(1)
+    return f"__nanosleep({use.read(0, 'u32')});"

@@ -1,0 +1,109 @@
+"""mbarrier and the copies that arrive at one: what cuda::barrier and cuda::pipeline are made of."""
+
+from __future__ import annotations
+
+from .use import Use, instruction
+
+_NAMES = "$mbarrier::"
+_PLACE = "__FILE__, __LINE__"
+
+
+def _at(use: Use, number: int, space: str) -> str:
+    return f"{_NAMES}at<$Space::{space}>({use.address(number)}, {_PLACE})"
+
+
+def _space(use: Use) -> str:
+    found = use.one("shared::cta", "shared::cluster", "shared")
+    return "shared" if found else "generic"
+
+
+@instruction("mbarrier.{init,inval,expect_tx,complete_tx}{.shared}.b64 [a]{, n}")
+def _change(use: Use) -> str:
+    what = use.one("init", "inval", "expect_tx", "complete_tx", default=None)
+    use.skip("relaxed", "cta", "cluster")
+    space = _space(use)
+    use.types("b64")
+    use.done(1 if what == "inval" else 2)
+    word = _at(use, 0, space)
+    if what == "inval":
+        return f"{_NAMES}inval({word});"
+    if what == "init":
+        return f"{_NAMES}init({word}, {use.read(1, 'u32')}, {_PLACE});"
+    return f"{_NAMES}{what.replace('tx', 'bytes')}({word}, {use.read(1, 'u32')});"
+
+
+@instruction("mbarrier.{arrive,arrive_drop}{.noComplete}{.expect_tx}{.shared}.b64 {state,_}, [a]{, count}")
+def _arrive(use: Use) -> str:
+    what = use.one("arrive", "arrive_drop", default=None)
+    expects = use.flag("expect_tx")
+    use.skip("noComplete", "release", "relaxed", "cta", "cluster")
+    space = _space(use)
+    use.types("b64")
+    if use.operands and use.operands[0].startswith("["):  # no state is asked for
+        use.operands.insert(0, "_")
+    use.done(2, 3)
+    given = use.read(2, "u32") if len(use.operands) == 3 else "1u"
+    count, extra = ("1u", given) if expects else (given, "0u")
+    call = f"{_NAMES}arrive({_at(use, 1, space)}, {count}, {extra}, {str(what == 'arrive_drop').lower()}, {_PLACE})"
+    return f"(void){call};" if use.operands[0].strip() == "_" else use.write(0, call)
+
+
+@instruction("mbarrier.{test_wait,try_wait}{.parity}{.acquire}{.cta}{.shared}.b64 p, [a], state{, time}")
+def _wait(use: Use) -> str:
+    use.one("test_wait", "try_wait", default=None)
+    parity = use.flag("parity")
+    use.skip("acquire", "relaxed", "cta", "cluster")
+    space = _space(use)
+    use.types("b64")
+    use.done(3, 4)
+    phase = f"({use.read(2, 'u32')} & 1ull) << 63" if parity else use.read(2, "b64")
+    return use.write(0, f"{_NAMES}is_over({_at(use, 1, space)}, {phase})")
+
+
+@instruction("mbarrier.pending_count.b64 n, state")
+def _pending(use: Use) -> str:
+    use.one("pending_count", default=None)
+    use.types("b64")
+    use.done(2)
+    return use.write(0, f"(unsigned)({use.read(1, 'b64')} & {_NAMES}COUNT)")
+
+
+@instruction("cp.async.mbarrier.arrive{.noinc}{.shared}.b64 [a]")
+def _copies_arrive(use: Use) -> str:
+    use.one("async", default=None)
+    use.one("mbarrier", default=None)
+    use.one("arrive", default=None)
+    noinc, space = use.flag("noinc"), _space(use)
+    use.types("b64")
+    use.done(1)
+    # The copies so far arrive now. Without .noinc the arrival was not counted before: it cancels itself.
+    arrive = f" (void){_NAMES}arrive({_at(use, 0, space)}, 1u, 0u, false, {_PLACE});" if noinc else ""
+    return f"engine_async_wait(~0u);{arrive}"
+
+
+@instruction(
+    "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [to], [from], size, [mbarrier]",
+    "cp.async.bulk.global.shared::cta.bulk_group [to], [from], size",
+)
+def _bulk(use: Use) -> str:
+    use.one("async", default=None)
+    use.one("bulk", default=None)
+    hint = 1 if use.flag("L2::cache_hint") else 0
+    if use.flag("commit_group"):
+        use.done(0)
+        return ""
+    if use.flag("wait_group"):
+        use.skip("read")
+        use.done(1)
+        return ""
+    if use.modifiers[2:4] == ["global", "shared::cta"]:
+        use.skip("global", "shared::cta")
+        use.one("bulk_group", default=None)
+        use.done(3 + hint)
+        return f"{_NAMES}bulk_store({use.address(0)}, {use.address(1)}, {use.read(2, 'u32')}, {_PLACE});"
+    use.one("shared::cluster", "shared::cta", default=None)
+    use.one("global", default=None)
+    use.one("mbarrier::complete_tx::bytes", default=None)
+    use.done(4 + hint)
+    size = use.read(2, "u32")
+    return f"{_NAMES}bulk_copy({use.address(0)}, {use.address(1)}, {size}, {use.address(3)}, {_PLACE});"

@@ -1,0 +1,245 @@
+"""One use of an instruction: its name and modifiers, its operands as C++, and the table of those who write it.
+
+Assemblers take modifiers in any order, so the writers of instructions ask for those that they know, by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .reading import Refused, Unreadable, split
+
+if TYPE_CHECKING:
+    from .statement import Statement
+
+SPACE = "engine::ptx::"
+
+# The types of PTX in C++; $ is the namespace.
+TYPES = {
+    "pred": "bool",
+    **{f"{kind}8": name for kind, name in (("u", "unsigned char"), ("s", "signed char"), ("b", "unsigned char"))},
+    **{f"{kind}16": name for kind, name in (("u", "unsigned short"), ("s", "short"), ("b", "unsigned short"))},
+    **{f"{kind}32": name for kind, name in (("u", "unsigned"), ("s", "int"), ("b", "unsigned"))},
+    **{f"{kind}64": name for kind, name in (("u", "unsigned long long"), ("s", "long long"))},
+    "b64": "unsigned long long",
+    "b128": "$B128",
+    "f32": "float",
+    "f64": "double",
+    "f16": "$F16",
+    "bf16": "$Bf16",
+    "f16x2": "$F16x2",
+    "bf16x2": "$Bf16x2",
+}
+ROUND = {"rn": "nearest", "rz": "zero", "rp": "up", "rm": "down", "rna": "away", "": "any"}
+
+
+class Unknown(Exception):
+    """The engine does not have this form of the instruction."""
+
+
+class Use:
+    """An instruction in a statement: of `add.rn.f32 %0, %1, %2`, the opcode "add", modifiers and operands.
+
+    Operands are counted from 0. What is written comes as a statement of C++, what is read as an expression.
+    """
+
+    def __init__(self, text: str, statement: Statement) -> None:
+        # The name ends where the operands begin; `{`, `[` may stand right behind it.
+        name, self._rest = re.fullmatch(r"([\w.:]*)\s*(.*)", text, re.S).groups()
+        self.name = name
+        self.opcode, *self.modifiers = name.split(".")
+        self._left = list(self.modifiers)
+        self.operands = split(self._rest)
+        self._statement = statement
+
+    # ------------------------------------------------------------ modifiers
+
+    def one(self, *names: str, default: str | None = "") -> str:
+        """Which of the modifiers is there; `default` where none is, and Unknown where that is None."""
+        for name in names:
+            if name in self._left:
+                self._left.remove(name)
+                return name
+        if default is None:
+            raise Unknown
+        return default
+
+    def flag(self, name: str) -> bool:
+        """Whether the modifier is there."""
+        return bool(self.one(name))
+
+    def skip(self, *names: str) -> None:
+        """Modifiers that change nothing here."""
+        for name in names:
+            self.one(name)
+
+    def matching(self, pattern: str) -> list[str]:
+        """All modifiers of this form, in their order."""
+        found = [name for name in self._left if re.fullmatch(pattern, name)]
+        self._left = [name for name in self._left if name not in found]
+        return found
+
+    def types(self, allowed: str = "", count: int = 1) -> list[str]:
+        """The modifiers that are types, as many as are asked for. allowed: their names; all where it is empty."""
+        known = allowed.split() or list(TYPES)
+        found = [name for name in self._left if name in known]
+        if len(found) != count:
+            raise Unknown
+        for name in found:
+            self._left.remove(name)
+        return found
+
+    def done(self, *counts: int) -> None:
+        """All modifiers were asked for, and there are so many operands.
+
+        Raises:
+            Unknown: a modifier is left over.
+            Refused: there are more operands, or fewer.
+        """
+        if self._left:
+            raise Unknown
+        if counts and len(self.operands) not in counts:
+            wanted = " or ".join(map(str, counts))
+            raise Refused(f"{self.name} takes {wanted} operands, not {len(self.operands)}")
+
+    # ------------------------------------------------------------ operands
+
+    def read(self, number: int, kind: str = "", *, wide: bool = False) -> str:
+        """An operand as an expression of a type of PTX; as its register has it where there is none.
+
+        wide: the register may be wider than the type.
+        """
+        return self.value(self.operands[number], kind, wide=wide)
+
+    def value(self, text: str, kind: str = "", *, wide: bool = False) -> str:
+        """The same of a part of an operand."""
+        if kind == "pred":
+            return self._statement.predicate(text)
+        number = self._statement.constant(text)
+        if not kind:
+            return self._statement.value(text) if number is None else number
+        cpp = TYPES.get(kind, kind)
+        if number is not None:
+            return f"$constant<{cpp}>({number})"
+        return f"${'low_as' if wide else 'as'}<{cpp}>({self._statement.value(text)})"
+
+    def immediate(self, number: int) -> str:
+        """An operand that must be a constant."""
+        text = self.operands[number]
+        found = self._statement.constant(text)
+        if found is None:
+            raise Unreadable(f"{self.name} takes a constant where it has {text}")
+        return found
+
+    def target(self, number: int) -> str:
+        """The register that an operand names."""
+        return self._statement.target(self.operands[number])
+
+    def write(self, number: int, expression: str, *, wide: bool = False) -> str:
+        return f"$assign{'_wide' if wide else ''}({self.target(number)}, {expression});"
+
+    def group(self, number: int, count: int | None = None) -> list[str]:
+        """The parts of an operand in braces. A single register may stand without them."""
+        text = self.operands[number]
+        found = split(text[1:-1]) if text.startswith("{") else [text]
+        if count is not None and len(found) != count:
+            raise Refused(f"{self.name} takes {count} registers where it has {text}")
+        return found
+
+    def targets(self, number: int, count: int | None = None) -> list[str]:
+        return [self._statement.target(part) for part in self.group(number, count)]
+
+    def values(self, number: int, count: int | None = None, kind: str = "", *, wide: bool = False) -> list[str]:
+        return [self.value(part, kind, wide=wide) for part in self.group(number, count)]
+
+    def address(self, number: int) -> str:
+        """An operand in brackets, as base and offset: two arguments."""
+        text = self.operands[number]
+        if not (text.startswith("[") and text.endswith("]")):
+            raise Unreadable(f"{self.name} takes an address in brackets where it has {text}")
+        match = re.fullmatch(r"\s*([\w%$]+)\s*(?:([+-])\s*(.*?))?\s*", text[1:-1], re.S)
+        if match is None:
+            raise Unknown
+        base, sign, offset = match.groups()
+        number_of = self._statement.constant(offset) if offset else "0"
+        if number_of is None:
+            raise Unreadable(f"the address {text} is no register and a constant")
+        value = self._statement.constant(base)
+        value = self._statement.value(base) if value is None else f"(unsigned long long)({value})"
+        return f"{value}, {'-' if sign == '-' else ''}(long long)({number_of})"
+
+    def is_predicate(self, number: int) -> bool:
+        return self._statement.is_predicate(self.operands[number])
+
+    def jump(self, number: int) -> str:
+        """To the label that an operand names."""
+        return self._statement.jump(self.operands[number])
+
+
+# ---------------------------------------------------------------- the table
+
+Writer = Callable[[Use], str]
+_WRITERS: dict[str, list[Writer]] = {}
+_SHOWN: dict[str, list[str]] = {}
+
+
+def instruction(*shown: str, opcodes: str = "") -> Callable[[Writer], Writer]:
+    """Register a function that writes the C++ of instructions; it raises Unknown for forms that it does not have.
+
+    shown: how the instructions are written, for messages: "add{.sat}.type d, a, b". opcodes: of them, where the
+    first words of `shown` do not say it.
+    """
+
+    def registered(writer: Writer) -> Writer:
+        for text in shown:
+            name = re.match(r"\w+", text)
+            for opcode in opcodes.split() or ([name.group()] if name else []):
+                if writer not in _WRITERS.setdefault(opcode, []):
+                    _WRITERS[opcode].append(writer)
+                _SHOWN.setdefault(opcode, []).append(text.replace("*", opcode, 1))
+        return writer
+
+    return registered
+
+
+def known() -> list[str]:
+    """The instructions that the engine knows, as they are written."""
+    return list(dict.fromkeys(text for texts in _SHOWN.values() for text in texts))
+
+
+def nearest(name: str) -> str:
+    """The known instruction that is most like a name, "" where none is."""
+    opcode = name.split(".")[0]
+    shown = _SHOWN.get(opcode, [])
+    if shown:
+        return max(shown, key=lambda text: difflib.SequenceMatcher(None, text.split(" ")[0], name).ratio())
+    whole = {text.split(" ")[0]: text for text in known()}
+    if close := difflib.get_close_matches(name, whole, 1, 0.7):
+        return whole[close[0]]
+    if close := difflib.get_close_matches(opcode, _SHOWN, 1, 0.6):
+        return _SHOWN[close[0]][0]
+    return ""
+
+
+def written(use: Use) -> str | None:
+    """The C++ of an instruction, None where the engine does not know it.
+
+    Raises:
+        Refused: it knows the instruction, but not with these operands.
+    """
+    refused = None
+    for writer in _WRITERS.get(use.opcode, ()):
+        kept = list(use._left), list(use.operands)
+        try:
+            return writer(use)
+        except Unknown:
+            pass
+        except Refused as error:
+            refused = error
+        use._left, use.operands = kept
+    if refused is not None:
+        raise refused
+    return None

@@ -1,0 +1,247 @@
+"""Barriers wait for the threads that have not left the kernel, as a GPU's do since Volta (sm_70)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from backends import compiled, on_each_device
+
+from helpers import cpu
+from helpers.xray import xray
+
+LEAVING = r"""
+extern "C" __global__ void reversed(const int *in, int *out, int n) {  // n of the block's threads stay
+  __shared__ int s[256];
+  const int t = threadIdx.x;
+  if (t >= n) return;
+  s[t] = in[t];
+  __syncthreads();  // first
+  const int other = s[n - 1 - t];
+  __syncthreads();  // second
+  s[t] = 2 * other;
+  __syncthreads();
+  out[t] = s[t] + s[n - 1 - t];
+}
+extern "C" __global__ void first_threads_leave(int *out, int n) {
+  __shared__ int s;
+  if (threadIdx.x < n) {
+    if (threadIdx.x == n - 1) s = 41;
+    return;
+  }
+  __syncthreads();
+  out[threadIdx.x] = s + 1;
+}
+extern "C" __global__ void folds(const int *in, int *out, int n) {
+  if (threadIdx.x >= n) return;
+  const int x = in[threadIdx.x];
+  out[threadIdx.x] = __syncthreads_count(x > 3);
+  out[256 + threadIdx.x] = __syncthreads_and(x > 3);
+  out[512 + threadIdx.x] = __syncthreads_or(x > 3);
+}
+extern "C" __global__ void uneven_loop(const int *in, int *out, int n) {  // a thread leaves when its part is done
+  __shared__ int total;
+  if (threadIdx.x == 0) total = 0;
+  __syncthreads();
+  for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    atomicAdd(&total, in[i]);
+    __syncthreads();
+    if (i + blockDim.x >= n) out[threadIdx.x] = total >= in[i];
+  }
+}
+extern "C" __global__ void numbered(int *out) {  // warps 0 and 1 meet in barrier 1, and some of their lanes have left
+  __shared__ int s[64];
+  const int t = threadIdx.x;
+  if (t >= 64 || t % 32 >= 20) return;
+  s[t] = t;
+  asm volatile("bar.sync 1, 64;" ::: "memory");
+  out[t] = s[t ^ 32];
+}
+extern "C" __global__ void late_exit(int *out) {  // lanes leave while the others wait in the barrier already
+  __shared__ int s[64];
+  const int t = threadIdx.x;
+  if (t % 32 < 16) {
+    s[t] = t;
+    asm volatile("barrier.sync 2, 64;" ::: "memory");
+    out[t] = s[t ^ 32];
+  } else {
+    out[t] = -t;
+  }
+}
+extern "C" __global__ void unnumbered(int *out) {  // of the whole block: a whole warp has left
+  __shared__ int s[128];
+  const int t = threadIdx.x;
+  if (t >= 64 && t < 96) return;
+  s[t] = t;
+  asm volatile("bar.sync 3;" ::: "memory");
+  out[t] = s[127 - t < 64 || 127 - t >= 96 ? 127 - t : t];
+}
+extern "C" __global__ void warp_wide(int *out) {  // a full mask, and lanes that have left
+  const int t = threadIdx.x;
+  if (t % 3 == 0) return;
+  __syncwarp();
+  out[t] = (int)__ballot_sync(0xffffffffu, t % 2);
+  out[32 + t] = __reduce_add_sync(0xffffffffu, t);
+  out[64 + t] = __all_sync(0xffffffffu, t % 3);
+}
+"""
+
+
+def kernel(cp: Any, name: str) -> Any:
+    return compiled(cp, LEAVING).get_function(name)
+
+
+@on_each_device
+@pytest.mark.parametrize(("threads", "n"), [(64, 64), (64, 40), (160, 64), (256, 100), (128, 1), (50, 33)])
+def test_threads_that_return_before_barriers(cp: Any, threads: int, n: int) -> None:
+    x = np.random.default_rng(1).integers(0, 100, 256, dtype=np.int32)
+    out = cp.zeros(256, np.int32)
+    kernel(cp, "reversed")((3,), (threads,), (cp.asarray(x), out, np.int32(n)))
+    expected = np.zeros(256, np.int32)
+    expected[:n] = 2 * x[n - 1 :: -1][:n] + 2 * x[:n]
+    np.testing.assert_array_equal(cp.asnumpy(out), expected)
+
+
+@on_each_device
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 63])
+def test_what_threads_wrote_before_they_left_is_seen_behind_the_barrier(cp: Any, n: int) -> None:
+    out = cp.zeros(64, np.int32)
+    kernel(cp, "first_threads_leave")((1,), (64,), (out, np.int32(n)))
+    np.testing.assert_array_equal(cp.asnumpy(out), np.where(np.arange(64) < n, 0, 42))
+
+
+@on_each_device
+@pytest.mark.parametrize("n", [1, 32, 50, 90, 96])
+def test_barriers_that_count_count_those_who_are_there(cp: Any, n: int) -> None:
+    for x in (np.arange(96) % 7, np.full(96, 5), np.zeros(96)):
+        out = cp.zeros(768, np.int32)
+        kernel(cp, "folds")((1,), (96,), (cp.asarray(x.astype(np.int32)), out, np.int32(n)))
+        got, there = cp.asnumpy(out).reshape(3, 256)[:, :n], x[:n] > 3
+        np.testing.assert_array_equal(got[0], there.sum())
+        np.testing.assert_array_equal(got[1] != 0, there.all())
+        np.testing.assert_array_equal(got[2] != 0, there.any())
+
+
+@on_each_device
+def test_a_barrier_in_a_loop_of_uneven_length(cp: Any) -> None:
+    out = cp.zeros(64, np.int32)
+    kernel(cp, "uneven_loop")((1,), (64,), (cp.ones(100, np.int32), out, np.int32(100)))
+    np.testing.assert_array_equal(cp.asnumpy(out), 1)
+
+
+@on_each_device
+def test_numbered_barriers_count_warps(cp: Any) -> None:
+    """Lanes that have left count with their warp, as bar.sync's count of threads is one of warps."""
+    t = np.arange(64)
+    out = cp.full(64, -1, np.int32)
+    kernel(cp, "numbered")((1,), (96,), (out,))
+    np.testing.assert_array_equal(cp.asnumpy(out), np.where(t % 32 < 20, t ^ 32, -1))
+    kernel(cp, "late_exit")((1,), (64,), (out,))
+    np.testing.assert_array_equal(cp.asnumpy(out), np.where(t % 32 < 16, t ^ 32, -t))
+    out, t = cp.full(128, -1, np.int32), np.arange(128)
+    kernel(cp, "unnumbered")((1,), (128,), (out,))
+    gone = (t >= 64) & (t < 96)
+    np.testing.assert_array_equal(cp.asnumpy(out), np.where(gone, -1, np.where(gone[::-1], t, 127 - t)))
+
+
+@on_each_device
+def test_warp_wide_operations_of_lanes_that_are_there(cp: Any) -> None:
+    t = np.arange(32)
+    there = t % 3 != 0
+    out = cp.full(96, -1, np.int32)
+    kernel(cp, "warp_wide")((1,), (32,), (out,))
+    ballot = np.array(sum(1 << int(i) for i in t[there & (t % 2 == 1)])).astype(np.uint32).view(np.int32)
+    expected = [np.where(there, value, -1) for value in (ballot, t[there].sum(), 1)]
+    np.testing.assert_array_equal(cp.asnumpy(out).reshape(3, 32), expected)
+
+
+# ---------------------------------------------------------------- what stays an error, and what is a note
+
+WRONG = r"""
+extern "C" __global__ void other_barrier(float *a, int n) {
+  if (threadIdx.x >= n) return;
+  if (threadIdx.x % 2) {
+    a[0] = 1;
+    __syncthreads();  // odd
+  } else {
+    a[1] = 1;
+    __syncthreads();  // even
+  }
+}
+extern "C" __global__ void exit_shows_it(float *a) {  // the last thread leaves, and the others wait apart
+  if (threadIdx.x < 20) __syncthreads();  // low
+  else if (threadIdx.x < 63) __syncthreads();  // high
+}
+extern "C" __global__ void whole_warp_missing(float *a) {  // bar.sync with a count waits for warps, and one has left
+  if (threadIdx.x >= 32) return;
+  asm volatile("bar.sync 1, 64;" ::: "memory");
+  a[threadIdx.x] = 1;
+}
+extern "C" __global__ void not_a_warp(float *a) { asm volatile("bar.sync 1, 40;" ::: "memory"); }
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("other_barrier", r"barrier divergence: .*at kernel\.cu:6.* kernel\.cu:9.*that have not left the kernel"),
+        ("exit_shows_it", r"barrier divergence: thread \(20,0,0\) waits .*kernel\.cu:14.* kernel\.cu:13"),
+        ("whole_warp_missing", r"deadlock: thread \(0,0,0\) waits in bar\.sync 1 at kernel\.cu:18, where 32 threads"),
+        ("not_a_warp", "bar.sync takes a number from 0 to 15, and a count of threads that is a multiple of 32"),
+    ],
+)
+def test_living_threads_at_different_barriers(name: str, says: str) -> None:
+    a = cpu.zeros(64, np.float32)
+    args = (a, np.int32(50)) if name == "other_barrier" else (a,)
+    with pytest.raises(cpu.LaunchError, match=says):
+        cpu.RawModule(code=WRONG).get_function(name)((2,), (96 if name == "whole_warp_missing" else 64,), args)
+
+
+def test_an_early_return_is_a_note_of_the_xray() -> None:
+    x, out = cpu.asarray(np.arange(256, dtype=np.int32)), cpu.zeros(256, np.int32)
+    function = cpu.RawModule(code=LEAVING).get_function("reversed")
+    report = xray(function, (1,), (64,), (x, out, np.int32(64)))
+    assert report.clean and report.notes == []
+    report = xray(function, (1,), (64,), (x, out, np.int32(50)))
+    assert report.clean, "the kernel is right"
+    assert len(report.notes) == 3, "one for each barrier"
+    assert "14 of 64 threads of block (0,0,0) had left the kernel before the barrier at kernel.cu:7" in report.notes[0]
+    assert "the first is thread (50,0,0)" in report.notes[0]
+    assert "note: 14 of 64 threads" in str(report) and "note: 14 of 64 threads" in report._repr_html_()
+
+
+# ---------------------------------------------------------------- versions that a source asks for
+
+VERSIONS = r"""
+#include <cuda_runtime.h>
+#if CUDART_VERSION >= 9000 && __CUDACC_VER_MAJOR__ >= 9 && defined(__CUDACC_VER_BUILD__)
+#define BRANCH 1
+#else
+#define BRANCH 2
+#endif
+extern "C" __global__ void branch(int *out) {
+  out[0] = BRANCH;
+#if CUDART_VERSION == __CUDACC_VER_MAJOR__ * 1000 + __CUDACC_VER_MINOR__ * 10
+  out[1] = 1;
+#endif
+#ifdef CUDA_VERSION
+  out[1] = 2;
+#endif
+}
+"""
+
+
+@on_each_device
+def test_the_runtimes_version(cp: Any) -> None:
+    """CUDART_VERSION is there in every source; CUDA_VERSION is the driver's, and comes with <cuda.h> alone."""
+    out = cp.zeros(2, np.int32)
+    compiled(cp, VERSIONS).get_function("branch")((1,), (1,), (out,))
+    assert cp.asnumpy(out).tolist() == [1, 1]
+
+
+def test_the_drivers_version() -> None:
+    """NVRTC finds no <cuda.h>; a file for nvcc includes it and takes its modern branch here."""
+    out = cpu.zeros(2, np.int32)
+    cpu.RawModule(code="#include <cuda.h>\n" + VERSIONS).get_function("branch")((1,), (1,), (out,))
+    assert out.tolist() == [1, 2]

@@ -1,0 +1,384 @@
+"""Inline PTX that reads and writes memory: loads, stores, atomics, their order, addresses, what a checked run sees."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from backends import compiled, on_each_device
+
+from helpers import cpu
+from helpers.cpu import checked
+
+LOADS = {
+    # text of the instruction, its results' constraints, the bytes that one thread reads
+    "u8": ("ld.global.u8 %0, [%1];", "r", 1),
+    "s8": ("ld.global.s8 %0, [%1];", "r", 1),
+    "u16": ("ld.global.nc.u16 %0, [%1];", "h", 2),
+    "s16": ("ld.global.ca.s16 %0, [%1];", "r", 2),
+    "b32": ("ld.cg.global.b32 %0, [%1];", "r", 4),
+    "f32": ("ld.global.nc.L1::no_allocate.L2::128B.f32 %0, [%1];", "f", 4),
+    "f32_bits": ("ld.global.f32 %0, [%1];", "r", 4),
+    "u64": ("ld.global.cs.u64 %0, [%1];", "l", 8),
+    "f64": ("ld.f64 %0, [%1];", "d", 8),
+    "v2_u8": ("{ .reg .u8 a, b; ld.global.v2.u8 {a, b}, [%2]; cvt.u32.u8 %0, a; cvt.u32.u8 %1, b; }", "rr", 2),
+    "v4_u16": ("ld.global.lu.v4.u16 {%0, %1, %2, %3}, [%4];", "hhhh", 8),
+    "v2_f32": ("ld.global.v2.f32 {%0, %1}, [%2];", "ff", 8),
+    "v4_f32": ("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];", "ffff", 16),
+    "v4_u32": ("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];", "rrrr", 16),
+    "v2_u64": ("ld.global.v2.u64 {%0, %1}, [%2];", "ll", 16),
+    "v2_f64": ("ld.global.f64.v2 {%0, %1}, [%2];", "dd", 16),
+    "b128": ("{ .reg .b128 t; ld.global.b128 t, [%2]; mov.b128 {%0, %1}, t; }", "ll", 16),
+    "volatile": ("ld.volatile.global.u32 %0, [%1];", "r", 4),
+    "relaxed": ("ld.relaxed.gpu.global.u32 %0, [%1];", "r", 4),
+    "acquire": ("ld.acquire.sys.global.u64 %0, [%1];", "l", 8),
+    "acquire_cta": ("ld.global.acquire.cta.f32 %0, [%1];", "f", 4),
+    "hint": (
+        "{ .reg .b64 p; createpolicy.fractional.L2::evict_last.b64 p, 1.0; ld.global.L2::cache_hint.b32 %0, [%1], p; }",
+        "r",
+        4,
+    ),
+}
+NUMPY = {"r": np.uint32, "l": np.uint64, "f": np.float32, "d": np.float64, "h": np.uint16}
+CPP = {"r": "unsigned", "l": "unsigned long long", "f": "float", "d": "double", "h": "unsigned short"}
+
+
+def loads_source() -> str:
+    """Each kernel: thread t reads its bytes at x + t * bytes, and writes each result as 8 bytes."""
+    code = ""
+    for name, (text, letters, size) in LOADS.items():
+        outs = ", ".join(f'"={letter}"(r{i})' for i, letter in enumerate(letters))
+        declared = " ".join(f"{CPP[letter]} r{i};" for i, letter in enumerate(letters))
+        stored = " ".join(f"*({CPP[c]} *)(y + t * {len(letters)} + {i}) = r{i};" for i, c in enumerate(letters))
+        code += f"""
+extern "C" __global__ void load_{name}(const unsigned char *x, unsigned long long *y) {{
+  int t = threadIdx.x;
+  {declared}
+  asm volatile("{text}" : {outs} : "l"(x + t * {size}) : "memory");
+  {stored}
+}}"""
+    return code
+
+
+LOADS_SOURCE = loads_source()
+
+
+@on_each_device
+@pytest.mark.parametrize("name", LOADS)
+def test_loads(cp: Any, name: str) -> None:
+    _, letters, size = LOADS[name]
+    x = np.random.default_rng(0).integers(0, 256, 32 * size).astype(np.uint8)
+    y = cp.zeros((32, len(letters)), np.uint64)
+    compiled(cp, LOADS_SOURCE).get_function(f"load_{name}")((1,), (32,), (cp.asarray(x), y))
+    part = size // len(letters)
+    signed = name.startswith("s")
+    whole = x.reshape(32, len(letters), part).view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[part])[
+        ..., 0
+    ]
+    if signed:
+        whole = whole.view(f"i{part}").astype(np.int32).view(np.uint32)
+    np.testing.assert_array_equal(cp.asnumpy(y), whole.astype(np.uint64))
+
+
+STORES_SOURCE = r"""
+extern "C" __global__ void stores(unsigned *y, const unsigned *x) {
+  unsigned char *at = (unsigned char *)(y + threadIdx.x * 32);
+  unsigned a = x[4 * threadIdx.x], b = x[4 * threadIdx.x + 1], c = x[4 * threadIdx.x + 2], d = x[4 * threadIdx.x + 3];
+  unsigned long long both = (unsigned long long)b << 32 | a;
+  asm volatile("st.global.u8 [%0], %1;" :: "l"(at), "r"(a) : "memory");
+  asm volatile("st.global.b16 [%0 + 2], %1;" :: "l"(at), "h"((unsigned short)b) : "memory");
+  asm volatile("st.global.wt.u32 [%0+%2], %1;" :: "l"(at), "r"(c), "n"(4) : "memory");
+  asm volatile("st.global.cg.b64 [%0+8], %1;" :: "l"(at), "l"(both) : "memory");
+  asm volatile("st.global.v4.u32 [%0+16], {%1, %2, %3, %4};" :: "l"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  asm volatile("st.global.cs.v2.f32 [%0+32], {%1, %2};" :: "l"(at), "f"(__uint_as_float(a)), "f"(__uint_as_float(b)));
+  asm volatile("st.volatile.global.u32 [%0+40], %1;" :: "l"(at), "r"(d) : "memory");
+  asm volatile("st.release.gpu.global.u32 [%0+44], %1;" :: "l"(at), "r"(a) : "memory");
+  asm volatile("st.relaxed.cta.global.f64 [%0+48], %1;" :: "l"(at), "d"(__longlong_as_double(both)) : "memory");
+  asm volatile("st.b32 [%0+-8], 17;" :: "l"(at + 64) : "memory");
+  asm volatile("st.global.L1::no_allocate.v2.b64 [%0+64], {%1, %1};" :: "l"(at), "l"(both) : "memory");
+  asm volatile("{ .reg .pred p; setp.gt.u32 p, %1, 0x7fffffff;\n"
+               "  @p st.global.b32 [%0+80], %1; @!p st.global.b32 [%0+84], %1; }" :: "l"(at), "r"(a) : "memory");
+}
+"""
+
+
+@on_each_device
+def test_stores(cp: Any) -> None:
+    x = np.random.default_rng(1).integers(0, 2**32, (32, 4)).astype(np.uint32)
+    y = cp.zeros((32, 32), np.uint32)
+    compiled(cp, STORES_SOURCE).get_function("stores")((1,), (32,), (y, cp.asarray(x)))
+    a, b, c, d = x.T
+    expected = np.zeros((32, 32), np.uint32)
+    expected[:, 0] = (a & 255) | (b & 0xFFFF) << 16
+    expected[:, 1] = c
+    expected[:, 2:4] = expected[:, 8:10] = expected[:, 12:14] = expected[:, 16:18] = expected[:, 18:20] = x[:, :2]
+    expected[:, 4:8] = x
+    expected[:, 10], expected[:, 11] = d, a
+    expected[:, 14] = 17
+    expected[:, 20], expected[:, 21] = np.where(a >> 31, a, 0), np.where(a >> 31, 0, a)
+    np.testing.assert_array_equal(cp.asnumpy(y), expected)
+
+
+SHARED_SOURCE = r"""
+extern "C" __global__ void shared(const float *x, float *y) {
+  __shared__ float s[128];
+  extern __shared__ float dynamic[];
+  int t = threadIdx.x;
+  unsigned at = (unsigned)__cvta_generic_to_shared(s), wide, more;
+  asm volatile("{ .reg .u64 p; cvta.to.shared.u64 p, %1; cvt.u32.u64 %0, p; }" : "=r"(wide) : "l"(dynamic));
+  asm volatile("st.shared.f32 [%0], %1;" :: "r"(at + 4 * t), "f"(x[t]) : "memory");
+  asm volatile("st.shared::cta.v2.f32 [%0], {%1, %1};" :: "r"(wide + 8 * t), "f"(2 * x[t]) : "memory");
+  asm volatile("bar.sync 0;" ::: "memory");
+  float a, b, c, d, e;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4+256];" : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
+               : "r"(at + 16 * (t % 16)) : "memory");
+  asm volatile("{ .reg .u64 p; cvta.shared.u64 p, %1; ld.f32 %0, [p]; }"
+               : "=f"(e) : "l"((unsigned long long)(wide + 8 * (127 - t))));
+  y[t] = a + 10 * b + 100 * c + 1000 * d;
+  y[t + 128] = e;
+  asm volatile("{ .reg .pred p, q; isspacep.shared p, %1; isspacep.global q, %2; and.pred p, p, q;\n"
+               "  selp.u32 %0, 1, 0, p; }" : "=r"(more) : "l"(s), "l"(y));
+  y[t + 256] = (float)more;
+  asm volatile("prefetch.global.L2 [%0]; fence.proxy.async;" :: "l"(y));
+}
+"""
+
+
+@on_each_device
+def test_shared_memory(cp: Any) -> None:
+    x = np.arange(128, dtype=np.float32)
+    y = cp.zeros((3, 128), np.float32)
+    compiled(cp, SHARED_SOURCE).get_function("shared")((1,), (128,), (cp.asarray(x), y), shared_mem=1024)
+    first = 64 + 4 * (np.arange(128) % 16)
+    got = cp.asnumpy(y)
+    np.testing.assert_array_equal(got[0], sum((first + i) * 10.0**i for i in range(4)))
+    np.testing.assert_array_equal(got[1], 2 * x[::-1])
+    np.testing.assert_array_equal(got[2], 1)
+
+
+ATOMICS_SOURCE = r"""
+extern "C" __global__ void atomics(unsigned *y, unsigned long long *w, float *f, double *d, unsigned *pairs,
+                                   unsigned *old) {
+  __shared__ unsigned s[2];
+  int t = blockIdx.x * blockDim.x + threadIdx.x;
+  if (threadIdx.x < 2) s[threadIdx.x] = 0;
+  __syncthreads();
+  unsigned at = (unsigned)__cvta_generic_to_shared(s), mine;
+  asm volatile("atom.global.add.u32 %0, [%1], 1;" : "=r"(mine) : "l"(y) : "memory");
+  old[mine] = 1;
+  asm volatile("red.relaxed.gpu.global.add.s32 [%0+4], %1;" :: "l"(y), "r"(-3) : "memory");
+  asm volatile("red.global.max.s32 [%0+8], %1;" :: "l"(y), "r"(t - 1000) : "memory");
+  asm volatile("red.global.min.u32 [%0+12], %1;" :: "l"(y), "r"(t + 5) : "memory");
+  asm volatile("red.global.or.b32 [%0+16], %1;" :: "l"(y), "r"(1 << t % 32) : "memory");
+  asm volatile("red.global.and.b32 [%0+20], %1;" :: "l"(y), "r"(~(1 << t % 8)) : "memory");
+  asm volatile("atom.global.inc.u32 %0, [%1], 9;" : "=r"(mine) : "l"(y + 6) : "memory");
+  asm volatile("atom.cta.shared.add.u32 %0, [%1], %2;" : "=r"(mine) : "r"(at), "r"(t) : "memory");
+  asm volatile("red.shared.xor.b32 [%0], %1;" :: "r"(at + 4), "r"(t) : "memory");
+  asm volatile("red.global.add.u64 [%0], %1;" :: "l"(w), "l"(1ull << 33) : "memory");
+  asm volatile("red.global.add.f32 [%0], 0f3F000000;" :: "l"(f) : "memory");
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %1};" :: "l"(f + 2), "f"(1.0f) : "memory");
+  asm volatile("red.global.add.f64 [%0], %1;" :: "l"(d), "d"(0.25) : "memory");
+  asm volatile("red.global.add.noftz.f16x2 [%0], %1;" :: "l"(pairs), "r"(0x3C004000) : "memory");
+  asm volatile("red.global.add.noftz.bf16x2 [%0], %1;" :: "l"(pairs + 1), "r"(0x3F804000) : "memory");
+  if (t == 0) {
+    asm volatile("atom.acq_rel.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(old[300]) : "l"(y + 7), "r"(42) : "memory");
+    asm volatile("atom.global.cas.b32 %0, [%1], %2, %3;" : "=r"(old[301]) : "l"(y + 7), "r"(42), "r"(43) : "memory");
+    asm volatile("atom.global.cas.b64 %0, [%1], %2, %3;" : "=l"(w[2]) : "l"(w + 1), "l"(7ull), "l"(8ull) : "memory");
+    asm volatile("membar.gl; fence.acq_rel.gpu; fence.sc.cta; membar.cta;" ::: "memory");
+  }
+  __syncthreads();
+  if (threadIdx.x < 2) old[302 + 2 * blockIdx.x + threadIdx.x] = s[threadIdx.x];
+}
+"""
+
+
+@on_each_device
+def test_atomics(cp: Any) -> None:
+    y = cp.asarray(np.array([0, 0, 2**31, 2**32 - 1, 0, 2**32 - 1, 0, 5], np.uint32))
+    w, f, d = cp.zeros(3, np.uint64), cp.zeros(4, np.float32), cp.zeros(1, np.float64)
+    pairs, old = cp.zeros(2, np.uint32), cp.zeros(310, np.uint32)
+    compiled(cp, ATOMICS_SOURCE).get_function("atomics")((2,), (128,), (y, w, f, d, pairs, old))
+    expected = [256, 2**32 - 768, 2**32 + 255 - 1000, 5, 2**32 - 1, 2**32 - 256, 256 % 10, 43]
+    assert cp.asnumpy(y).tolist() == expected
+    assert cp.asnumpy(w).tolist() == [256 << 33, 0, 0]
+    assert cp.asnumpy(f).tolist() == [128, 0, 256, 256] and cp.asnumpy(d)[0] == 64
+    halves = cp.asnumpy(pairs).view(np.uint16)
+    assert halves.view(np.float16)[:2].tolist() == [512, 256]
+    assert halves[2:].tolist() == [0x4400, 0x4380]  # sums of 2 and of 1 in bfloat16: no more comes of 512 and 256
+    got = cp.asnumpy(old)
+    np.testing.assert_array_equal(got[:256], 1)
+    numbers = np.arange(256).reshape(2, 128)
+    assert got[300:302].tolist() == [5, 42]
+    assert got[302:306].tolist() == [v for row in numbers for v in (int(row.sum()), int(np.bitwise_xor.reduce(row)))]
+
+
+COPIES_SOURCE = r"""
+extern "C" __global__ void copies(const int *x, int *y) {
+  __shared__ __align__(16) int s[128];
+  int t = threadIdx.x;
+  unsigned at = (unsigned)__cvta_generic_to_shared(s + 4 * t);
+  asm volatile("{ .reg .pred p; .reg .b64 h; setp.eq.u32 p, %2, 3;\n"
+               "  createpolicy.fractional.L2::evict_first.b64 h, 1.0;\n"
+               "  @!p cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, h; }"
+               :: "r"(at), "l"(x + 4 * t), "r"(t) : "memory");
+  if (t == 3) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; cp.async.ca.shared.global.L2::128B [%0], [%1+0], 8, p; }"
+                 :: "r"(at), "l"(x + 4 * t), "r"(1) : "memory");
+    asm volatile("cp.async.ca.shared::cta.global [%0 + 8], [%1 + 8], %2;"
+                 :: "r"(at), "l"(x + 4 * t), "n"(8) : "memory");
+  }
+  asm volatile("cp.async.commit_group; cp.async.wait_group 0;" ::: "memory");
+  for (int i = 0; i < 4; ++i) y[4 * t + i] = s[4 * t + i];
+}
+"""
+
+
+@on_each_device
+def test_asynchronous_copies(cp: Any) -> None:
+    x = np.arange(1, 129, dtype=np.int32)
+    y = cp.zeros(128, np.int32)
+    compiled(cp, COPIES_SOURCE).get_function("copies")((1,), (32,), (cp.asarray(x), y))
+    x[12:14] = 0  # the predicate: the source is not read
+    np.testing.assert_array_equal(cp.asnumpy(y), x)
+
+
+# ------------------------------------------------------------------------------------ what is wrong
+
+BROKEN = r"""
+extern "C" __global__ void misaligned(const float *x, float *y) {
+  float a, b;
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "l"(x + 1));
+  y[0] = a + b;
+}
+extern "C" __global__ void misaligned_shared(const float *x, float *y) {
+  __shared__ float s[32];
+  asm volatile("st.shared.v4.f32 [%0], {%1, %1, %1, %1};" :: "r"((unsigned)__cvta_generic_to_shared(s + 1)), "f"(x[0]));
+  y[0] = s[0];
+}
+extern "C" __global__ void past_the_end(const float *x, float *y) {
+  float a;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(a) : "l"(x + 1000) : "memory");
+  y[0] = a;
+}
+extern "C" __global__ void not_shared(const float *x, float *y) {
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(y[0]) : "r"(0x20000000));
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("misaligned", "misaligned address: ld, st, atom and red take an address that is a multiple of what they"),
+        ("misaligned_shared", "misaligned address: st takes an address that is a multiple of 16 bytes"),
+        ("past_the_end", "illegal read of x["),
+        ("not_shared", "ld takes an address within shared memory"),
+    ],
+)
+def test_errors_name_the_line(name: str, says: str) -> None:
+    with pytest.raises(cpu.LaunchError) as caught:
+        compiled(cpu, BROKEN).get_function(name)((1,), (1,), (cpu.zeros(4, np.float32), cpu.zeros(4, np.float32)))
+    begin = next(i for i, text in enumerate(BROKEN.splitlines(), 1) if f"void {name}(" in text)
+    line = next(i for i, text in enumerate(BROKEN.splitlines(), 1) if i > begin and "asm" in text)
+    message = str(caught.value)
+    assert says in message and re.search(rf"kernel\.cu:{line}\b", message), message
+
+
+CHECKED_SOURCE = r"""
+extern "C" __global__ void race(const float *x, float *y) {
+  __shared__ float s[64];
+  unsigned at = (unsigned)__cvta_generic_to_shared(s);
+  float v = 0;
+  asm volatile("st.shared.f32 [%0], %1;" :: "r"(at + 4 * threadIdx.x), "f"(x[threadIdx.x]) : "memory");
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at + 4 * (63 - threadIdx.x)) : "memory");
+  y[threadIdx.x] = v;
+}
+extern "C" __global__ void fixed(const float *x, float *y) {
+  __shared__ float s[64];
+  unsigned at = (unsigned)__cvta_generic_to_shared(s);
+  float v = 0;
+  asm volatile("st.shared.f32 [%0], %1;" :: "r"(at + 4 * threadIdx.x), "f"(x[threadIdx.x]) : "memory");
+  asm volatile("bar.sync 0;" ::: "memory");
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at + 4 * (63 - threadIdx.x)) : "memory");
+  y[threadIdx.x] = v;
+}
+extern "C" __global__ void bounds(const float *x, float *y) {
+  float a, b;
+  asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "l"(x + 2 * threadIdx.x));
+  y[threadIdx.x] = a + b;
+}
+extern "C" __global__ void hand_over(int *flag, float *y) {
+  if (blockIdx.x == 0) {
+    y[0] = 3;
+    asm volatile("st.release.gpu.global.s32 [%0], 1;" :: "l"(flag) : "memory");
+  } else {
+    int seen;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+    if (seen) y[1] = y[0];
+  }
+}
+extern "C" __global__ void no_hand_over(int *flag, float *y) {
+  if (blockIdx.x == 0) {
+    y[0] = 3;
+    asm volatile("st.relaxed.gpu.global.s32 [%0], 1;" :: "l"(flag) : "memory");
+  } else {
+    int seen;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+    if (seen) y[1] = y[0];
+  }
+}
+extern "C" __global__ void counted(unsigned *n) {
+  asm volatile("red.global.add.u32 [%0], 1;" :: "l"(n) : "memory");
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "grid", "kind"),
+    [
+        ("race", 1, checked.RACE),
+        ("fixed", 1, None),
+        ("bounds", 1, checked.OUT_OF_BOUNDS),
+        ("hand_over", 2, None),
+        ("no_hand_over", 2, checked.RACE),
+        ("counted", 2, None),
+    ],
+)
+def test_a_checked_run_sees_every_access(name: str, grid: int, kind: int | None) -> None:
+    kernel = compiled(cpu, CHECKED_SOURCE).get_function(name)
+    first = cpu.zeros(4, np.int32) if "hand_over" in name else cpu.zeros(64, np.float32)
+    args = (cpu.zeros(1, np.uint32),) if name == "counted" else (first, cpu.zeros(64, np.float32))
+    seen = checked.observe(kernel, (grid,), (64 if "hand_over" not in name else 1,), args)
+    kinds = {found.kind for found in seen.found} - ({checked.UNINITIALISED} if name == "race" else set())
+    assert kinds == ({kind} if kind else set()), seen.found
+    begin = next(i for i, text in enumerate(CHECKED_SOURCE.splitlines(), 1) if f"void {name}(" in text)
+    end = next(
+        (i for i, text in enumerate(CHECKED_SOURCE.splitlines(), 1) if i > begin and "__global__" in text), 10**6
+    )
+    assert all(site.place and begin < site.place[1] < end for site in seen.sites), seen.sites
+
+
+SPINNING = r"""
+extern "C" __global__ void spin(int *flags, int *y) {
+  if (blockIdx.x == 0) {
+    for (int i = 0; i < 3; ++i) asm volatile("nanosleep.u32 100;");
+    asm volatile("st.global.s32 [%0], 5;" :: "l"(flags) : "memory");
+  } else {
+    int seen;
+    do {
+      asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(seen) : "l"(flags));
+      asm volatile("nanosleep.u32 20;");
+    } while (seen != 5);
+    y[0] = seen;
+  }
+}
+"""
+
+
+@on_each_device
+def test_a_volatile_load_is_done_every_time(cp: Any) -> None:
+    flags, y = cp.zeros(1, np.int32), cp.zeros(1, np.int32)
+    compiled(cp, SPINNING).get_function("spin")((2,), (1,), (flags, y))
+    assert cp.asnumpy(y)[0] == 5

@@ -1,0 +1,287 @@
+"""What NVRTC refuses, the engine refuses: the common forms, each with its line. NVRTC itself is asked where it is
+installed, so that no form here is legal CUDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from backends import on_each_device
+
+from helpers import cpu, nvrtc
+
+K = 'extern "C" __global__ void k'
+HOST = "is a function of the host: write __device__"
+
+HEADERS = ("iostream", "vector", "cstdio", "stdio.h", "cmath", "math.h", "cstdint", "stdint.h", "algorithm", "limits")
+HEADERS += ("cfloat", "float.h", "type_traits", "string.h", "stdlib.h", "array", "tuple", "functional", "time.h")
+
+# name: (source, the line that is blamed, what is said of it)
+FORMS: dict[str, tuple[str, int, str]] = {
+    "a host function": (f"int f(int x) {{ return x; }}\n{K}(int *o) {{ o[0] = f(1); }}", 1, HOST),
+    "a host function that nobody calls": (f"\nint f(int x) {{ return x; }}\n{K}(int *o) {{ o[0] = 1; }}", 2, HOST),
+    "a host template": (f"template <class T> T f(T x) {{ return x; }}\n{K}(int *o) {{ o[0] = f(1); }}", 1, HOST),
+    "a constexpr function": (f"constexpr int f(int x) {{ return x; }}\n{K}(int *o) {{ o[0] = f(1); }}", 1, HOST),
+    "a static function": (f"static inline int f() {{ return 1; }}\n{K}(int *o) {{ o[0] = f(); }}", 1, HOST),
+    "a function in a namespace": (
+        f"namespace n {{\nint f() {{ return 1; }}\n}}\n{K}(int *o) {{ o[0] = n::f(); }}",
+        2,
+        HOST,
+    ),
+    "a host operator": (
+        f"struct S {{ int v; }};\nS operator+(S a, S b) {{ return a; }}\n{K}(int *o) {{ S s{{1}}; o[0] = (s + s).v; }}",
+        2,
+        HOST,
+    ),
+    "a host method": (f"struct S {{\n  int f() {{ return 1; }}\n}};\n{K}(int *o) {{ S s; o[0] = s.f(); }}", 2, HOST),
+    "a virtual host method": (
+        f"struct S {{ virtual int f() {{ return 1; }} }};\n{K}(int *o) {{ S s; o[0] = s.f(); }}",
+        1,
+        HOST,
+    ),
+    "a host constructor": (
+        f"struct S {{\n  int v;\n  S(int x) : v(x) {{}}\n}};\n{K}(int *o) {{ S s(3); o[0] = s.v; }}",
+        3,
+        HOST,
+    ),
+    "a host destructor": (f"struct S {{\n  ~S() {{}}\n}};\n{K}(int *o) {{ o[0] = 1; }}", 2, HOST),
+    "a function of __host__": (
+        f"__host__ int f() {{ return 1; }}\n{K}(int *o) {{ o[0] = f(); }}",
+        1,
+        "__host__ function",
+    ),
+    "main": (f"{K}(int *o) {{ o[0] = 1; }}\nint main() {{ return 0; }}", 2, HOST),
+    "a host variable": (f"int n = 3;\n{K}(int *o) {{ o[0] = n; }}", 1, "n is a variable of the host"),
+    "a host array": (
+        f"float table[4] = {{1, 2}};\n{K}(float *o) {{ o[0] = table[1]; }}",
+        1,
+        "table is a variable of the host",
+    ),
+    "a static variable of the file": (
+        f"static int n;\n{K}(int *o) {{ o[0] = n++; }}",
+        1,
+        "n is a variable of the host",
+    ),
+    "a variable that is never used": (
+        f"unsigned int n[2];\n{K}(int *o) {{ o[0] = 1; }}",
+        1,
+        "n is a variable of the host",
+    ),
+    **{
+        f"<{header}>": (f"#include <{header}>\n{K}(int *o) {{ o[0] = 1; }}", 1, f"<{header}> is a header of the host")
+        for header in HEADERS
+    },
+    "thread_local": (f"{K}(int *o) {{\n  thread_local int n;\n  o[0] = n;\n}}", 2, "thread_local"),
+    "initialised __shared__": (f"{K}(int *o) {{\n  __shared__ int a = 3;\n  o[0] = a;\n}}", 2, "a is in shared memory"),
+    "an initialised __shared__ array": (
+        f"{K}(int *o) {{\n  __shared__ int a[2] = {{1, 2}};\n  o[0] = a[0];\n}}",
+        2,
+        "cannot be initialised where it is declared",
+    ),
+    "__shared__ in braces": (
+        f"{K}(int *o) {{\n  __shared__ int a[2]{{}};\n  o[0] = a[0];\n}}",
+        2,
+        "a is in shared memory",
+    ),
+    "a write to __constant__": (f"__constant__ int c;\n{K}(int *o) {{\n  c += o[0];\n}}", 3, "c is __constant__"),
+    "a counter in __constant__": (f"__constant__ int c;\n{K}(int *o) {{\n  o[0] = c++;\n}}", 3, "c is __constant__"),
+    "__constant__ in a function": (
+        f"{K}(int *o) {{\n  __constant__ int c = 3;\n  o[0] = c;\n}}",
+        2,
+        "neither __device__ nor",
+    ),
+    "__device__ in a function": (
+        f"{K}(int *o) {{\n  __device__ int c = 3;\n  o[0] = c;\n}}",
+        2,
+        "neither __device__ nor",
+    ),
+    "an array of unknown size": (f"{K}(int *o, int n) {{\n  int a[n];\n  a[0] = 1;\n  o[0] = a[0];\n}}", 2, "variable"),
+    "a __shared__ array of unknown size": (
+        f"{K}(int *o, int n) {{\n  __shared__ int a[n];\n  a[0] = 1;\n  o[0] = a[0];\n}}",
+        2,
+        "",
+    ),
+    "arithmetic on void*": (f"{K}(void *o) {{\n  *(int *)(o + 4) = 1;\n}}", 2, "void"),
+    "throw": (f"{K}(int *o) {{\n  throw 1;\n}}", 2, "exception"),
+    "try": (f"{K}(int *o) {{\n  try {{ o[0] = 1; }} catch (int) {{ o[0] = 2; }}\n}}", 2, "exception"),
+    "typeid": (f"{K}(int *o) {{\n  o[0] = typeid(int).name()[0];\n}}", 2, "typeid"),
+    "a kernel that returns a value": ('extern "C" __global__ int k(int *o) {\n  return 1;\n}', 1, "those return void"),
+    "a kernel that is __device__ too": ('extern "C" __global__ __device__ void k(int *o) {}', 1, "at once"),
+    "atomicMax of float": (f"{K}(float *o) {{\n  atomicMax(o, 1.0f);\n}}", 2, "atomicMax"),
+    "atomicMin of double": (f"{K}(double *o) {{\n  atomicMin(o, 1.0);\n}}", 2, "atomicMin"),
+    "atomicAdd of long long": (f"{K}(long long *o) {{\n  atomicAdd(o, 1LL);\n}}", 2, "atomicAdd"),
+    "atomicAdd of unsigned long": (f"{K}(unsigned long *o) {{\n  atomicAdd(o, 1UL);\n}}", 2, "atomicAdd"),
+    "atomicAdd of short": (f"{K}(short *o) {{\n  atomicAdd(o, 1);\n}}", 2, "atomicAdd"),
+    "atomicAdd of bool": (f"{K}(bool *o) {{\n  atomicAdd(o, true);\n}}", 2, "atomicAdd"),
+    "atomicSub of float": (f"{K}(float *o) {{\n  atomicSub(o, 1.0f);\n}}", 2, "atomicSub"),
+    "atomicExch of double": (f"{K}(double *o) {{\n  atomicExch(o, 1.0);\n}}", 2, "atomicExch"),
+    "atomicCAS of float": (f"{K}(float *o) {{\n  atomicCAS(o, 1.0f, 2.0f);\n}}", 2, "atomicCAS"),
+    "atomicCAS of short": (f"{K}(short *o) {{\n  atomicCAS(o, (short)1, (short)2);\n}}", 2, "atomicCAS"),
+    "atomicInc of int": (f"{K}(int *o) {{\n  atomicInc(o, 5);\n}}", 2, "atomicInc"),
+    "atomicAnd of float": (f"{K}(float *o) {{\n  atomicAnd(o, 1.0f);\n}}", 2, "atomicAnd"),
+    "a write through const": (f"{K}(const int *o) {{\n  o[0] = 1;\n}}", 2, ""),
+    "a write to threadIdx": (f"{K}(int *o) {{\n  threadIdx.x = 3;\n}}", 2, ""),
+    "float4 + float4": (f"{K}(float4 *o) {{\n  o[0] = o[1] + o[2];\n}}", 2, "operator+"),
+    "three numbers for a float4": (f"{K}(float4 *o) {{\n  o[0] = make_float4(1, 2, 3);\n}}", 2, "make_float4"),
+    "__shfl": (f"{K}(int *o) {{\n  o[0] = __shfl(o[1], 2);\n}}", 2, "__shfl"),
+    "half without its header": (f"{K}(float *o) {{\n  half h = 1;\n}}", 2, "half"),
+    "std::vector": (f"{K}(int *o) {{\n  std::vector<int> v;\n}}", 2, "vector"),
+    "cudaMalloc": (f"{K}(int *o) {{\n  cudaMalloc(&o, 4);\n}}", 2, "cudaMalloc"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_refused(name: str) -> None:
+    code, line, says = FORMS[name]
+    with pytest.raises(cpu.CompileError) as caught:
+        cpu.RawModule(code=f"{code}\n", options=("-std=c++17",)).compile()
+    message = str(caught.value)
+    assert f"kernel.cu:{line}: error: " in message and says in message, message
+    assert f"{line:>6} | {code.splitlines()[line - 1]}" in message
+    if nvrtc.version() is not None:
+        assert nvrtc.refusal(f"{code}\n", ("-std=c++17",)), "NVRTC takes it"
+
+
+LEGAL = r"""
+#ifndef __CUDACC_RTC__  // the host's part of a file for two compilers
+#include <iostream>
+int host_variable = 3;
+int main() { return 0; }
+#endif
+#define DEVICE __device__ __forceinline__
+template <int N = (1 << 2)> DEVICE int from_macro(int x) { return x + N; }
+namespace outer { namespace inner {
+struct __align__(8) Pair {
+  int a = 1, b;
+  Pair() = default;
+  DEVICE Pair(int x) : a(x), b{x} {}
+  __device__ __host__ int sum() const { return a + b; }
+  __device__ operator int() const { return sum(); }
+  DEVICE int operator()(int x) const { return a * x; }
+ private:
+  __device__ static int hidden() { return 3; }
+};
+enum class Color : int { red, green };
+union Word { int i; float f; };
+}}
+__device__ int declared(int x);
+int declared(int x) { return x + 1; }
+__constant__ int table[2] = {1, 2};
+__constant__ float scale = 2.5f;
+__device__ int counter;
+const int size = 4;
+constexpr int more[2] = {5, 6};
+static __device__ int hidden_counter = 7;
+typedef struct __align__(16) { float x[4]; } Four;
+extern "C" __global__ void __launch_bounds__(64, 2) k(int *o) {
+  __shared__ int a[size], b;
+  extern __shared__ int dynamic[];
+  const outer::inner::Pair pair(2);
+  auto twice = [](int x) { return 2 * x; };
+  auto once = [&](int x) -> int { return x + pair.a; };
+  int local[2] = {more[0], (int)scale};
+  if (threadIdx.x == 0) b = 1, a[0] = table[0], counter = hidden_counter;
+  __syncthreads();
+  int table_of_mine = 3, scale = 4;
+  scale = 5;
+  bool same = b == 1 && table[1] == 2;
+  o[0] = pair + pair(2) + twice(1) + once(2) + from_macro(1) + declared(1) + a[0] + local[0] + local[1] + counter + b;
+  o[1] = table_of_mine + scale + same + sizeof(Four) + (int)outer::inner::Color::green;
+}
+"""
+
+
+@on_each_device
+def test_what_is_legal_is_taken(cp: Any) -> None:
+    out = cp.zeros(2, np.int32)
+    cp.RawModule(code=LEGAL, options=("-std=c++17",)).get_function("k")((1,), (1,), (out,), shared_mem=16)
+    assert cp.asnumpy(out).tolist() == [4 + 4 + 2 + 4 + 5 + 2 + 1 + 5 + 2 + 7 + 1, 3 + 5 + 1 + 16 + 1]
+
+
+def test_a_host_function_is_a_device_function_where_the_options_say_so() -> None:
+    out = cpu.zeros(1, np.int32)
+    code = f"#include <stdint.h>\nint f(int x) {{ return x + 1; }}\n{K}(int32_t *o) {{ o[0] = f(1); }}"
+    cpu.RawModule(code=code, options=("-default-device",)).get_function("k")((1,), (1,), (out,))
+    assert out[0] == 2
+
+
+BOUNDED = r"""
+#define WARPS 2
+constexpr int THREADS = 32 * WARPS;
+extern "C" __global__ void __launch_bounds__(THREADS, 1) plain(int *o) { o[threadIdx.x] = 1; }
+extern "C" __global__ __launch_bounds__(BLOCK) void defined(int *o) { o[threadIdx.x] = 2; }
+template <int N> __global__ void __launch_bounds__(N) templated(int *o) { o[threadIdx.x] = 3; }
+"""
+
+
+@on_each_device
+def test_launch_bounds(cp: Any) -> None:
+    options = ("-std=c++17", "-DBLOCK=96")
+    module = cp.RawModule(code=BOUNDED, options=options, name_expressions=("templated<32>",))
+    refused = cpu.LaunchError if cp is cpu else Exception
+    for name, most in (("plain", 64), ("defined", 96)):
+        kernel = module.get_function(name)
+        assert kernel.max_threads_per_block == most
+        out = cp.zeros(1024, np.int32)
+        kernel((1,), (most,), (out,))
+        assert (cp.asnumpy(out) > 0).sum() == most
+        with pytest.raises(refused):
+            kernel((1,), (most + 32,), (out,))
+    if cp is cpu:
+        with pytest.raises(cpu.LaunchError, match="compiled for 64 at most, by its __launch_bounds__"):
+            module.get_function("plain")((1,), (8, 9), (cp.zeros(1024, np.int32),))
+
+
+# ---------------------------------------------------------------- NVRTC first
+
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.version() is None, reason="NVRTC is not installed")
+
+
+@pytest.fixture
+def asked_first() -> Any:
+    nvrtc.check_first()
+    yield
+    nvrtc.check_first(False)
+
+
+@needs_nvrtc
+@pytest.mark.usefixtures("asked_first")
+def test_nvrtc_is_asked_first() -> None:
+    code = f"{K}(float *o, int n) {{\n  o[0] = n ?: 3;\n  o[1] = INFINITY;\n}}\n"
+    with pytest.raises(cpu.CompileError) as caught:
+        cpu.RawModule(code=code).compile()
+    message = str(caught.value)
+    assert "NVRTC refuses this source, as it would for a GPU" in message
+    assert "kernel.cu:2: error: expected an expression\n     2 |   o[0] = n ?: 3;" in message
+    assert 'kernel.cu:3: error: identifier "INFINITY" is undefined' in message
+    nvrtc.check_first(False)
+    out = cpu.zeros(2, np.float32)
+    cpu.RawKernel(code, "k")((1,), (1,), (out, np.int32(0)))
+    assert out[0] == 3
+
+
+@needs_nvrtc
+@pytest.mark.usefixtures("asked_first")
+def test_nvrtc_takes_what_is_right_and_its_answer_is_kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu.empty(1)
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
+    code = "#include <mma.h>\ntemplate <typename T> __global__ void set(T *o) {\n  o[0] = N;\n}\n"
+    how = {"options": ("-std=c++17", "-DN=3"), "name_expressions": ("set<float>",)}
+    out = cpu.zeros(1, np.float32)
+    cpu.RawModule(code=code, **how).get_function("set<float>")((1,), (1,), (out,))
+    assert out[0] == 3
+    (kept,) = tmp_path.glob("nvrtc-*.txt")
+    assert kept.read_text() == ""
+    nvrtc.refusal.cache_clear()
+    monkeypatch.setattr(nvrtc, "_compile", lambda *_: pytest.fail("asked again"))
+    cpu.RawModule(code=code, **how).compile()
+
+
+@needs_nvrtc
+@pytest.mark.usefixtures("asked_first")
+def test_nvrtc_is_asked_of_lines_by_their_own_names() -> None:
+    code = f'#line 7 "mine.cu"\n{K}(float *o) {{\n  o[0] = nothing;\n}}\n'
+    with pytest.raises(cpu.CompileError, match=r"mine.cu:8: error: identifier .nothing. is undefined\n +8 \|   o\[0\]"):
+        cpu.RawModule(code=code).compile()

@@ -1,0 +1,194 @@
+"""What would end the process, or never end, stops the launch with its line: Python goes on."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from backends import compiled, on_each_device
+
+from helpers import cpu
+from helpers.xray import xray
+
+SOURCE = r"""
+#include <stdlib.h>
+extern "C" __global__ void aborts(int *a) {
+  if (threadIdx.x == 5) abort();  // aborts
+  a[threadIdx.x] = 1;
+}
+extern "C" __global__ void exits(int *a) {
+  if (blockIdx.x == 1) exit(a[0]);  // exits
+}
+extern "C" __global__ void exits_at_once(int *a) {
+  _Exit(a[0]);  // exits_at_once
+}
+extern "C" __global__ void frees_an_argument(int *a) {
+  free(a);  // frees_an_argument
+}
+extern "C" __global__ void frees_twice(int *a) {
+  int *p = (int *)malloc(64);
+  p[0] = a[0];
+  free(p);
+  a[1] = p != a;
+  free(p);  // frees_twice
+}
+__device__ int *kept;
+extern "C" __global__ void deletes_the_middle(int *a) {
+  kept = new int[16];
+  kept[3] = a[0];
+  a[1] = kept[3];
+  delete[] (kept + 1);  // deletes_the_middle
+}
+extern "C" __global__ void asserts(int *a) {
+  assert(a[0] == 1);  // asserts
+}
+__device__ __noinline__ int deeper(int n, int *a) {
+  volatile int local[16];
+  local[n % 16] = n;
+  __syncwarp();  // so that the stack also ends within the engine's own code
+  return n < 0 ? 0 : deeper(n + 1, a) + local[a[0]];
+}
+extern "C" __global__ void recursion(int *a) { a[1] = deeper(a[0], a); }
+extern "C" __global__ void endless(volatile int *a) {
+  while (a[0] == 0) a[1]++;  // endless
+}
+extern "C" __global__ void endless_barriers(volatile int *a) {
+  while (a[0] == 0)
+    __syncthreads();  // endless_barriers
+}
+extern "C" __global__ void good(int *a) { a[threadIdx.x] = threadIdx.x; }
+"""
+
+
+@functools.cache
+def module() -> Any:
+    return cpu.RawModule(code=SOURCE)
+
+
+def failure(name: str, threads: int = 32) -> str:
+    """The message of a launch that fails, after which the engine still works."""
+    a = cpu.zeros(64, np.int32)
+    with pytest.raises(cpu.LaunchError) as caught:
+        module().get_function(name)((3,), (threads,), (a,))
+    module().get_function("good")((1,), (64,), (a,))
+    np.testing.assert_array_equal(a, np.arange(64))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("aborts", "the kernel was aborted: it called abort()"),
+        ("exits", "the kernel called exit(): a kernel ends by return"),
+        ("exits_at_once", "the kernel called _Exit()"),
+        ("frees_an_argument", "free() of a pointer that no malloc() or new of a kernel gave"),
+        ("frees_twice", "free() of a pointer that no malloc() or new of a kernel gave, or that is free already"),
+        ("deletes_the_middle", "delete[] of a pointer that no malloc()"),
+        ("asserts", "assertion failed: a[0] == 1"),
+    ],
+)
+def test_python_lives_and_knows_the_line(name: str, says: str) -> None:
+    for _ in range(3):
+        message = failure(name)
+        assert says in message
+        line = next(n for n, text in enumerate(SOURCE.splitlines(), 1) if text.endswith(f"// {name}"))
+        assert f"kernel.cu:{line}" in message and f"\n{line:>6} | " in message
+        assert re.search(
+            rf"\[{name}, block \({int(name == 'exits')},0,0\), thread \({5 * (name == 'aborts')},0,0\)", message
+        )
+
+
+def test_a_recursion_without_end() -> None:
+    for threads in (1, 64):
+        assert "do not fit the engine's stack of 256 KB, or a recursion has no end" in failure("recursion", threads)
+
+
+@pytest.mark.parametrize("name", ["endless", "endless_barriers"])
+def test_a_plain_launch_ends_when_its_time_is_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0.2")
+    message = failure(name)
+    assert "was still running when its time was up: a loop without an end, or a wait for something that" in message
+    assert message.endswith("A block may take 0.2 s; COURSE_CPU_TIMEOUT allows another number, and 0 any time")
+    line = next(n for n, text in enumerate(SOURCE.splitlines(), 1) if text.endswith(f"// {name}"))
+    assert f"kernel.cu:{line}" in message
+
+
+@pytest.mark.parametrize("value", ["-1", "soon", "inf", "nan"])
+def test_wrong_time_limits(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", value)
+    with pytest.raises(ValueError, match="COURSE_CPU_TIMEOUT is a number of seconds"):
+        module().get_function("good")((1,), (64,), (cpu.zeros(64, np.int32),))
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0")
+    module().get_function("good")((1,), (64,), (cpu.zeros(64, np.int32),))
+
+
+@pytest.mark.parametrize("statement", ["throw 1;", "try { a[0] = 1; } catch (...) { a[0] = 2; }"])
+def test_exceptions_are_refused(statement: str) -> None:
+    """As NVRTC does, in its words."""
+    with pytest.raises(cpu.CompileError, match=r"kernel\.cu:1: error: device code does not support exception handling"):
+        cpu.RawModule(code=f'extern "C" __global__ void k(int *a) {{ {statement} }}\n').compile()
+
+
+def test_the_xray_stops_there_too() -> None:
+    for name in ("aborts", "exits", "frees_an_argument"):
+        report = xray(module().get_function(name), (3,), (32,), (cpu.zeros(64, np.int32),))
+        line = next(n for n, text in enumerate(SOURCE.splitlines(), 1) if text.endswith(f"// {name}"))
+        assert [(f.kind, f.line) for f in report.findings] == [("stopped", line)], report
+
+
+HEAP = r"""
+struct Node {
+  int value;
+  Node *next;
+};
+extern "C" __global__ void lists(const int *in, int *out, int n) {
+  Node *head = nullptr;
+  for (int i = 0; i < n; ++i) {
+    Node *node = (Node *)malloc(sizeof(Node));
+    node->value = in[threadIdx.x * n + i];
+    node->next = head;
+    head = node;
+  }
+  int *copy = new int[n];
+  int i = 0, sum = 0;
+  while (head) {
+    Node *next = head->next;
+    copy[i++] = head->value;
+    free(head);
+    head = next;
+  }
+  for (i = 0; i < n; ++i) sum = sum * 3 + copy[i];
+  delete[] copy;
+  free(nullptr);
+  out[threadIdx.x] = sum;
+}
+__device__ int *kept;
+extern "C" __global__ void greedy(int *out, size_t bytes) {
+  kept = (int *)malloc(bytes);
+  out[0] = kept == nullptr;
+}
+extern "C" __global__ void keep(int value) {
+  kept = new int;
+  *kept = value;
+}
+extern "C" __global__ void take(int *out) {
+  out[0] = *kept;
+  delete kept;
+}
+"""
+
+
+@on_each_device
+def test_the_heap_of_a_kernel(cp: Any) -> None:
+    x, out = np.random.default_rng(2).integers(0, 9, (64, 10)).astype(np.int32), cp.zeros(64, np.int32)
+    for _ in range(30):  # 64 KB each time: nothing is left behind
+        compiled(cp, HEAP).get_function("lists")((1,), (64,), (cp.asarray(x), out, np.int32(10)))
+    np.testing.assert_array_equal(cp.asnumpy(out), (x * 3 ** np.arange(10)).sum(axis=1))
+    compiled(cp, HEAP).get_function("greedy")((1,), (1,), (out, np.uint64(1 << 40)))
+    assert cp.asnumpy(out)[0] == 1, "no such memory: a null pointer"
+    compiled(cp, HEAP).get_function("keep")((1,), (1,), (np.int32(77),))
+    compiled(cp, HEAP).get_function("take")((1,), (1,), (out,))
+    assert cp.asnumpy(out)[0] == 77, "it outlives the launch"
