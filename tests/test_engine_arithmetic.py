@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import math
 import platform
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
+from helpers import cpu, kernel
 from helpers.cpu import arithmetic
+from helpers.ladder import LADDER
 from helpers.xray import xray
 
 i32, u32, i64, u64 = np.int32, np.uint32, np.int64, np.uint64
@@ -80,8 +82,8 @@ def test_shifts_clamp(cp: Any, value: str, count: str) -> None:
     x, n = np.array([v for v, _ in pairs], dtype), np.array([c for _, c in pairs], INTEGERS[count][0])
     out = [cp.zeros(size, dtype) for size in (x.size, x.size, 2 * x.size, x.size)]
     names = tuple(f"shifts<{a}, {b}>" for a in INTEGERS for b in ("int", "unsigned", "long long", "unsigned char"))
-    kernel = compiled(cp, SHIFTS, names).get_function(f"shifts<{value}, {count}>")
-    kernel((1,), (x.size,), (*out, cp.asarray(x), cp.asarray(n)))
+    function = compiled(cp, SHIFTS, names).get_function(f"shifts<{value}, {count}>")
+    function((1,), (x.size,), (*out, cp.asarray(x), cp.asarray(n)))
     wide = max(bits, 32), signed or bits < 32  # narrow numbers become int
     left, right = (np.array([shift(v, c, *wide, r) for v, c in pairs], object) for r in (False, True))
     wrapped = [np.array([int(v) & ((1 << bits) - 1) for v in side], u64).astype(dtype) for side in (left, right)]
@@ -161,8 +163,8 @@ def test_conversions_saturate(cp: Any, integer: str, real: str) -> None:
     names = tuple(f"convert<{a}, {b}>" for a in INTEGERS for b in ("float", "double"))
     x = np.array(REALS, np.float32 if real == "float" else np.float64)
     out = cp.zeros((7, x.size), dtype)
-    kernel = compiled(cp, CONVERSIONS, names).get_function(f"convert<{integer}, {real}>")
-    kernel((1,), (x.size,), (out, cp.asarray(x), cp.zeros(1, dtype)))
+    function = compiled(cp, CONVERSIONS, names).get_function(f"convert<{integer}, {real}>")
+    function((1,), (x.size,), (out, cp.asarray(x), cp.zeros(1, dtype)))
     expected = [converted(v, real == "double", bits, signed) for v in x.tolist()]
     for row in cp.asnumpy(out):
         np.testing.assert_array_equal(row, np.array(expected, dtype))
@@ -254,11 +256,11 @@ DIVIDES = 'extern "C" __global__ void mean(int *out, const int *sum, int n) {\n 
 
 
 def test_the_xray_reports_divisions_by_zero() -> None:
-    kernel = cpu.RawKernel(DIVIDES, "mean")
+    function = cpu.RawKernel(DIVIDES, "mean")
     out, total = cpu.zeros(1, i32), cpu.asarray(np.array([6], i32))
-    assert xray(kernel, (1,), (1,), (out, total, i32(3))).clean and out[0] == 2
+    assert xray(function, (1,), (1,), (out, total, i32(3))).clean and out[0] == 2
     if platform.machine() in ("x86_64", "AMD64"):
-        (finding,) = xray(kernel, (1,), (1,), (out, total, i32(0))).findings
+        (finding,) = xray(function, (1,), (1,), (out, total, i32(0))).findings
         assert (finding.kind, finding.line, out[0]) == ("division by zero", 2, -1)
 
 
@@ -266,10 +268,10 @@ def test_the_xray_reports_what_is_not_mended(tmp_path: Any) -> None:
     """A header of one's own is compiled as it is, so its results may differ from a GPU's."""
     (tmp_path / "own.h").write_text(HEADER)
     code = '#include "own.h"\nextern "C" __global__ void user(int *o, int n, float f) {\n  o[0] = of_header(n, f);\n}\n'
-    kernel = cpu.RawKernel(code, "user", options=(f"-I{tmp_path}",))
+    function = cpu.RawKernel(code, "user", options=(f"-I{tmp_path}",))
     out = cpu.zeros(1, i32)
-    assert xray(kernel, (1,), (1,), (out, i32(31), np.float32(2e9))).clean
-    found = xray(kernel, (1,), (1,), (out, i32(37), np.float32(-1e10))).findings
+    assert xray(function, (1,), (1,), (out, i32(31), np.float32(2e9))).clean
+    found = xray(function, (1,), (1,), (out, i32(37), np.float32(-1e10))).findings
     assert {f.kind for f in found} == {"shift", "conversion"}
     told = {f.kind: str(f) for f in found}
     assert "by 37 bits" in told["shift"] and "-1e+10 to an integer" in told["conversion"]
@@ -277,9 +279,9 @@ def test_the_xray_reports_what_is_not_mended(tmp_path: Any) -> None:
 
 def test_the_xray_is_silent_where_results_are_a_gpus() -> None:
     code = 'extern "C" __global__ void mended(int *o, int n, float f) {\n  o[0] = (1 << n) + (int)f;\n  o[1] = f;\n}\n'
-    kernel = cpu.RawKernel(code, "mended")
+    function = cpu.RawKernel(code, "mended")
     out = cpu.zeros(2, i32)
-    assert xray(kernel, (1,), (1,), (out, i32(32), np.float32(1e10))).clean
+    assert xray(function, (1,), (1,), (out, i32(32), np.float32(1e10))).clean
     assert out.tolist() == [2**31 - 1] * 2
 
 
@@ -314,6 +316,7 @@ def test_edits_and_back(code: str, edited: str) -> None:
         "void f(int) const;",
         "auto g = [](int) -> int { return 1; };",
         "int (*h)(int) = 0;",
+        "void load(unsigned (&r)[4]);",
         "T operator<<(T a, int n);",
     ],
 )
@@ -333,6 +336,20 @@ def test_a_source_that_the_edits_would_break_is_compiled_as_it_is() -> None:
     assert out[0] == 8
 
 
+@pytest.mark.parametrize("stage", LADDER.values(), ids=lambda stage: stage.file)
+def test_the_courses_kernels_are_compiled_as_edited(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, compile_one = [], cpu.compiler._compile
+
+    def counted(*how: Any) -> tuple[bool, str]:
+        taken.append(compile_one(*how))
+        return taken[-1]
+
+    monkeypatch.setattr(cpu.compiler, "_compile", counted)
+    code = f"{kernel.source(stage.file)}// {time.time_ns()}\n"
+    cpu.RawModule(code=code, options=kernel.options(stage.defines(64))).compile()
+    assert [good for good, _ in taken] == [True], taken[0][1]
+
+
 def test_an_error_shows_the_line_as_it_is_written() -> None:
     code = 'extern "C" __global__ void wrong(int *out, int n, float f) {\n  out[0] = (int)f << n + missing;\n}\n'
     with pytest.raises(cpu.CompileError) as caught:
@@ -346,6 +363,6 @@ def test_an_assertion_shows_its_text_as_it_is_written() -> None:
         '#include <assert.h>\nextern "C" __global__ void claims(int n, float f) {\n'
         "  assert((1 << n) == (int)f && static_cast<int>(f) > 0);\n}\n"
     )
-    kernel = cpu.RawKernel(code, "claims")
+    function = cpu.RawKernel(code, "claims")
     with pytest.raises(cpu.LaunchError, match=r"\(1 << n\) == \(int\)f && static_cast<int>\(f\) > 0 \["):
-        kernel((1,), (1,), (i32(3), np.float32(9)))
+        function((1,), (1,), (i32(3), np.float32(9)))

@@ -114,7 +114,9 @@ def test_an_error_in_a_macro_names_the_line_of_its_use() -> None:
 
 
 def test_macros_of_the_options_and_of_the_users_headers(tmp_path: Any) -> None:
-    (tmp_path / "own.cuh").write_text('#define SET(x) asm("mov.b32 %0, " NUMBER ";" : "=r"(x))\n')
+    text = '#include <cuda_fp16.h>\n#define SET(x) asm("mov.b32 %0, " NUMBER ";" : "=r"(x))\n'
+    (tmp_path / "own.cuh").write_text(text)
+    (tmp_path / "shared.cuh").write_text("#include <cuda_fp16.h>\n#define SHARED extern __shared__ int s[]\n")
     includes = '#include <stdlib.h>\n#include <algorithm>\n#include "own.cuh"\n'
     code = includes + 'extern "C" __global__ void k(int *a) {\n  SET(a[0]);\n}\n'
     for number in (5, 6):
@@ -122,6 +124,9 @@ def test_macros_of_the_options_and_of_the_users_headers(tmp_path: Any) -> None:
         options = (f"-I{tmp_path}", f'-DNUMBER="{number}"')
         cpu.RawModule(code=code, options=options).get_function("k")((1,), (1,), (y,))
         assert y[0] == number
+    code = '#include "shared.cuh"\nextern "C" __global__ void k(int *a) {\n  SHARED;\n  s[1] = 3;\n  a[0] = s[1];\n}\n'
+    cpu.RawModule(code=code, options=(f"-I{tmp_path}",)).get_function("k")((1,), (1,), (y,), shared_mem=8)
+    assert y[0] == 3
 
 
 # ------------------------------------------------------------------------------------ lanes
@@ -392,6 +397,13 @@ extern "C" __global__ void orders(const unsigned *x, unsigned *y) {
   asm volatile("ldmatrix.sync.aligned.trans.m8n8.x2.shared::cta.b16 {%0, %1}, [%2+0];"
                : "=r"(a[0]), "=r"(a[1]) : "r"((unsigned)at));
   y[t + 128] = a[0], y[t + 160] = a[1];
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {_, %0, _, %1}, [%2];" : "=r"(a[0]), "=r"(a[1]) : "l"(at));
+  y[t + 192] = a[0], y[t + 224] = a[1];
+  float d[2];
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, _, %1, _}, {%2, %2}, {%2},\n"
+               "  {1.5, 0., 0f40000000, 0.};"
+               : "=f"(d[0]), "=f"(d[1]) : "r"(0));
+  y[t + 256] = __float_as_uint(d[0]), y[t + 288] = __float_as_uint(d[1]);
 }
 """
 
@@ -415,10 +427,12 @@ def test_moved_matrix(cp: Any) -> None:
 
 
 @on_each_device
-def test_modifiers_in_another_order(cp: Any) -> None:
+def test_modifiers_in_another_order_and_registers_left_out(cp: Any) -> None:
     x = np.arange(256, dtype=np.uint16).reshape(4, 8, 8)
-    y = cp.zeros(192, np.uint32)
+    y = cp.zeros(320, np.uint32)
     compiled(cp, MORE).get_function("orders")((1,), (32,), (cp.asarray(x.reshape(-1).view(np.uint32)), y))
-    got = cp.asnumpy(y).view(np.uint16).reshape(6, 8, 8)
+    got = cp.asnumpy(y)[:256].view(np.uint16).reshape(8, 8, 8)
     np.testing.assert_array_equal(got[:4], x)
-    np.testing.assert_array_equal(got[4:], x[:2].transpose(0, 2, 1))
+    np.testing.assert_array_equal(got[4:6], x[:2].transpose(0, 2, 1))
+    np.testing.assert_array_equal(got[6:], x[1::2])
+    np.testing.assert_array_equal(cp.asnumpy(y)[256:].view(np.float32), np.repeat([1.5, 2.0], 32))

@@ -174,9 +174,15 @@ const int size = 4;
 constexpr int more[2] = {5, 6};
 static __device__ int hidden_counter = 7;
 typedef struct __align__(16) { float x[4]; } Four;
+struct Scaled { float scale; };
 extern "C" __global__ void __launch_bounds__(64, 2) k(int *o) {
   __shared__ int a[size], b;
   extern __shared__ int dynamic[];
+  __shared__ union { int i; float f; } either;
+  __shared__ float odd[size == 4 ? 2 : 3];
+  Scaled scaled;
+  scaled.scale = 2.0f;
+  if (threadIdx.x == 0) either.i = 0, odd[1] = scaled.scale;
   const outer::inner::Pair pair(2);
   auto twice = [](int x) { return 2 * x; };
   auto once = [&](int x) -> int { return x + pair.a; };

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import in_place_of_bind
-from test_xray_zoo import Bug, out, some
+from zoo import Bug, out, some
 
 from helpers import cpu, kernel, reference
 from helpers.check import make_inputs

@@ -7,7 +7,7 @@ import pytest
 
 from helpers import cpu, kernel
 from helpers.check import make_inputs
-from helpers.cpu import checked
+from helpers.cpu import checked, regions
 from helpers.draw import banks
 from helpers.record import xray_vs_ncu as hardware
 from helpers.xray import xray
@@ -303,7 +303,7 @@ def test_the_engine_and_python_have_one_rule_of_banks(type_name: str, size: int)
     function = cpu.RawModule(code=GATHER.replace("TYPE", type_name)).get_function("gather")
     args = cpu.asarray(at), cpu.zeros(at.size, np.float32)
     seen = checked.observe(function, (len(patterns),), (32,), args, profile=True)
-    reads = [site for site in seen.sites if seen.regions[site.region].kind != checked.ARRAY and not site.is_write]
+    reads = [site for site in seen.sites if seen.regions[site.region].kind != regions.ARRAY and not site.is_write]
     counted = sum(site.wavefronts for site in reads)
     lanes = [{lane: size * int(i) for lane, i in enumerate(pattern) if i >= 0} for pattern in patterns]
     assert counted == sum(banks.wavefronts_of_request(size, offsets) for offsets in lanes)

@@ -7,68 +7,18 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+import zoo
 from backends import in_place_of_bind
+from zoo import SYNC, Bug, out, some, zeros
 
 from helpers import cpu, kernel, reference
 from helpers.check import check, make_inputs
 from helpers.ladder import FORWARD, LADDER
 from helpers.xray import Finding, Report, xray
-
-
-def out(n: int, dtype: Any = np.float32) -> Any:
-    """An array that nobody has written yet."""
-    return cpu.full(n, np.nan, dtype=dtype)
-
-
-def some(n: int, dtype: Any = np.float32) -> Any:
-    """0, 1, 2, ..."""
-    return cpu.asarray(np.arange(n).astype(dtype))
-
-
-def zeros(n: int, dtype: Any = np.int32) -> Any:
-    return cpu.zeros(n, dtype=dtype)
-
-
-@dataclass(frozen=True)
-class Bug:
-    """A kernel NAME with one bug. The finding is at the line with `// here`, its other side at `// there`.
-
-    fix: (old, new) texts that make the twin. array, index, block, thread: of the finding, where one value is right.
-    """
-
-    name: str
-    kind: str
-    code: str
-    fix: tuple[tuple[str, str], ...]
-    args: Callable[[], Sequence[Any]]
-    grid: int = 1
-    block: int = 64
-    shared_mem: int = 0
-    array: str | None = None
-    index: int | None = None
-    at_block: int | None = None
-    at_thread: int | None = None
-
-    def line(self, mark: str) -> int | None:
-        lines = [n for n, text in enumerate(self.code.splitlines(), start=1) if f"// {mark}" in text]
-        return lines[0] if lines else None
-
-    def text(self, *, fixed: bool) -> str:
-        code = self.code
-        for old, new in self.fix if fixed else ():
-            assert old in code, f"{self.name}: nothing to fix"
-            code = code.replace(old, new)
-        name = f"{self.name}_fixed" if fixed else self.name
-        return f'#line 1 "{name}.cu"\n' + code.replace("NAME", f'extern "C" __global__ void {name}')
-
-
-SYNC = ("/* no barrier */", "__syncthreads();")
 
 SHARED_RACES = [
     Bug(
@@ -329,7 +279,7 @@ GLOBAL_RACES = [
         "race",
         """NAME(const float *in, float *out) {
   int i = blockIdx.x * 63 + threadIdx.x;
-  out[i] = in[i];  // here // there
+  out[i] = in[i] + blockIdx.x;  // here // there
 }
 """,
         (("* 63", "* 64"),),
@@ -958,40 +908,16 @@ ZOO = [pytest.param(group, bug, id=bug.name) for group, bugs in MODULES.items() 
 
 @functools.cache
 def module(group: str) -> cpu.RawModule:
-    """Every kernel of a group and its twin, compiled together."""
-    texts = [bug.text(fixed=fixed) for bug in MODULES[group] for fixed in (False, True)]
-    return cpu.RawModule(code="".join(texts), options=("-std=c++17",))
+    return zoo.module(MODULES[group])
 
 
 def look(group: str, bug: Bug, *, fixed: bool) -> Report:
-    kernel = module(group).get_function(f"{bug.name}_fixed" if fixed else bug.name)
-    timeout = 0.3 if bug.kind == "endless loop" and not fixed else 60.0
-    return xray(kernel, (bug.grid,), (bug.block,), bug.args(), bug.shared_mem, timeout=timeout)
-
-
-def linear(index: tuple[int, int, int] | None) -> int | None:
-    return index[0] if index is not None and index[1:] == (0, 0) else None
+    return zoo.look(module(group), bug, fixed=fixed)
 
 
 @pytest.mark.parametrize(("group", "bug"), ZOO)
 def test_each_bug_is_found_where_it_is(group: str, bug: Bug) -> None:
-    report = look(group, bug, fixed=False)
-    assert [f.kind for f in report.findings] == [bug.kind], report.findings
-    found = report.findings[0]
-    assert not report.clean and found.message
-    here, there = bug.line("here"), bug.line("there")
-    if here is not None:
-        assert found.file == f"{bug.name}.cu"
-        assert {found.line, found.other_line} == {here, there}, found
-        assert f"{bug.name}.cu:{here}" in found.message
-        assert there is None or found.message.count(f"{bug.name}.cu:{there}") >= 1 + (here == there)
-    for got, wanted in (
-        (found.array, bug.array),
-        (found.index, bug.index),
-        (linear(found.block), bug.at_block),
-        (linear(found.thread), bug.at_thread),
-    ):
-        assert wanted is None or got == wanted, found
+    zoo.assert_found(look(group, bug, fixed=False), bug)
 
 
 @pytest.mark.parametrize(("group", "bug"), ZOO)
@@ -1041,7 +967,7 @@ extern "C" __global__ void leavers(const float *in, float *out, int n) {
   int t = threadIdx.x;
   if (t >= n) return;
   float x = in[t];
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(__activemask(), x, step);
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(__activemask(), x, 0);
   __syncwarp(__activemask());
   out[t] = x;
 }

@@ -113,7 +113,7 @@ def _casts(clean: str) -> Iterator[Edit]:
         if known or (operand and match.group(2) not in _NO_INTEGERS and before != ")"):
             yield match.end(), match.end(), f"(::engine_to<{' '.join((known or match.group(2)).split())}>)"
     calls = [rf"\bstatic_cast\s*<\s*((?:const\s+)?(?:{types}|[A-Za-z_]\w*))\s*>\s*(\()"]
-    calls.append(rf"\b({_WORD}|{_FIXED})\s*(\()(?=\s*[^\s)*])")
+    calls.append(rf"\b({_WORD}|{_FIXED})\s*(\()(?=\s*[^\s)*&])")  # int (&row)[4] declares
     for number, pattern in enumerate(calls):
         for match in re.finditer(pattern, clean):
             before = _last_word(clean, match.start())

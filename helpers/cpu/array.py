@@ -35,6 +35,7 @@ class _Memory:
             raise MemoryError
         weakref.finalize(self, library().engine_release, self.address, size).atexit = False
         _live[self.address] = self
+        self.is_fresh = True  # no line of the host's and no launch has written it
         self.__array_interface__ = {"version": 3, "data": (self.address, False), "shape": (size,), "typestr": "|u1"}
 
 
@@ -89,6 +90,14 @@ class ndarray(np.ndarray):
         if owner.base is None:
             _asked[owner.ctypes.data] = owner
         return MemoryPointer(self)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        written(self)
+        super().__setitem__(key, value)
+
+    def fill(self, value: Any) -> None:
+        """All elements become `value`."""
+        self[...] = value
 
     def get(self) -> np.ndarray:
         """A copy as a plain NumPy array, as `cupy.ndarray.get` gives it."""
@@ -205,6 +214,19 @@ def owner_of(a: np.ndarray) -> np.ndarray:
     return a
 
 
+def written(a: np.ndarray) -> None:
+    """Somebody writes the array, or a part of it."""
+    memory = owner_of(a).base
+    if isinstance(memory, _Memory):
+        memory.is_fresh = False
+
+
+def is_fresh(a: np.ndarray) -> bool:
+    """Whether the array is as `empty` made it: nobody has written a byte of its memory."""
+    owner = owner_of(a)
+    return isinstance(owner.base, _Memory) and owner.base.is_fresh and bool((owner == 0xFF).all())
+
+
 class Lent:
     """The arrays of a launch, while it lasts.
 
@@ -222,6 +244,7 @@ class Lent:
     def address(self, value: ndarray) -> int:
         """Where the kernel finds the array's first element."""
         owner, address = owner_of(value), value.ctypes.data
+        written(value)
         if owner.base is None:
             if id(owner) not in self._places:
                 place = empty(owner.nbytes, np.uint8)

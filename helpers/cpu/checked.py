@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 
 from ..cuda_source import source
-from . import failures, module, runtime, shared_layout, symbols
-from .copies import PAD, Copies, Given, Memory
+from . import failures, module, runtime, shared_layout, symbols, unset
+from .array import ndarray
+from .copies import PAD, Copies, Given
 from .failures import index
+from .locals import OwnArrays
+from .regions import DYNAMIC_SHARED, STATIC_SHARED, Region, regions_of
 from .structures import (
     CheckedBarrier,
     CheckedFinding,
@@ -28,47 +31,11 @@ from .structures import (
     Reason,
 )
 
-ARRAY, STATIC_SHARED, DYNAMIC_SHARED = 0, 1, 2
-UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
 RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED, NOTED = range(1, 8)
 SHIFT, CONVERSION, DIVISION, WMMA = range(1, 5)  # what is noted
-
-
-@dataclass(frozen=True)
-class Part:
-    """One array of a region: begin and end are bytes in it, itemsize that of its elements.
-
-    fetches, state: of its elements, in its shape; None where arrays with elements of other sizes share the memory.
-    """
-
-    name: str
-    begin: int
-    end: int
-    itemsize: int
-    writable: bool
-    fetches: np.ndarray | None
-    state: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class Region:
-    """The memory of one array of the launch, or of several that overlap; or one `__shared__` array.
-
-    fetches, state: per element of the smallest size among them; empty for shared memory. parts: the arrays.
-    """
-
-    name: str
-    kind: int
-    size: int
-    dtype: np.dtype | None
-    writable: bool
-    fetches: np.ndarray
-    state: np.ndarray
-    parts: tuple[Part, ...] = ()
-
-    def part_at(self, offset: int) -> Part | None:
-        """The first array that has the byte at an offset in the region, else the nearest; None for shared memory."""
-        return min(self.parts, key=lambda part: max(part.begin - offset, offset - (part.end - 1), 0), default=None)
+SAME_VALUE, CONST_WRITTEN, INACTIVE_LANE, LOCAL_BOUNDS = range(11, 15)
+UNSET_LOCAL = 16  # found here, not by the engine
+WITHOUT_REGION = (OUT_OF_BOUNDS, NOTED, INACTIVE_LANE, LOCAL_BOUNDS)  # kinds that may be of none of the launch's memory
 
 
 @dataclass(frozen=True)
@@ -115,7 +82,13 @@ class Access:
 
 @dataclass(frozen=True)
 class Found:
-    """What the checker found, once for each pair of places; count says how often."""
+    """What the checker found, once for each pair of places.
+
+    count: how often. is_volatile: both accesses are.
+
+    shuffle: of a read from a lane that takes no part: the operation, that lane and the mask. local: of an index that is
+    outside: the array, which is the thread's own, and its type; offset is the index.
+    """
 
     kind: int
     region: int
@@ -124,6 +97,9 @@ class Found:
     count: int
     access: Access
     other: Access | None
+    is_volatile: bool = False
+    shuffle: tuple[str, int, int] | None = None
+    local: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -225,16 +201,7 @@ def observe(
         if parameter.kind == "p" and value is not None and value.nbytes
     ]
     copies = Copies(given)
-    regions = [_array_region(memory) for memory in copies.memories]
-    told = [_told(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
-    for shared in (s for s in checked.shared_arrays if not s.is_guard):
-        told.append(CheckedRegion(shared.offset, shared.size, STATIC_SHARED, 4, 1, None, None))
-        regions.append(Region(shared.name, STATIC_SHARED, shared.size, None, True, np.empty(0), np.empty(0)))
-    if shared_mem:
-        told.append(CheckedRegion(0, shared_mem, DYNAMIC_SHARED, 4, 1, None, None))
-        regions.append(
-            Region("dynamic shared memory", DYNAMIC_SHARED, shared_mem, None, True, np.empty(0), np.empty(0))
-        )
+    regions, told = regions_of(checked, copies, shared_mem)
     ours = len(told)
     # What is seen of the compiler's own flags, behind all others, is left out of the result.
     told += [
@@ -260,12 +227,15 @@ def observe(
         finally:
             lib.engine_check_stop()
         places = _Places(checked)
+        own = OwnArrays(checked.code, module.SOURCE_NAME, [region.name for region in regions])
         counts = ctypes.c_uint64(), ctypes.c_uint64()
         lib.engine_check_counts(*map(ctypes.byref, counts))
-        found = [f for f in _found(lib, places, grid, block) if f.region < ours or f.kind in (OUT_OF_BOUNDS, NOTED)]
+        found = [f for f in _found(lib, places, own, grid, block) if f.region < ours or f.kind in WITHOUT_REGION]
         every_site = _sites(lib, places)
         passed = _passed(lib, [site.region < ours for site in every_site])
         sites = [site for site in every_site if site.region < ours]
+        if profile and ended.failure is None and not found and unset.has_candidates(checked.code):
+            found += _unset_locals(lib, kernel, given, copies, (grid, block, args, shared_mem), places, timeout)
         left = _left(lib, grid, block)
     runtime.echo(ended.printed)
     kernel.module.copy_variables(checked.module)
@@ -274,6 +244,39 @@ def observe(
     if ended.failure is not None:
         stopped = _stopped(prepared, ended.failure, places, told, timeout)
     return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block, left)
+
+
+def _unset_locals(
+    lib: ctypes.CDLL,
+    kernel: module.RawKernel,
+    given: list[Given],
+    copies: Copies,
+    launch: tuple[Any, ...],
+    places: _Places,
+    timeout: float,
+) -> list[Found]:
+    """What depends on local variables that nobody gave a value, as one finding at the write that shows it."""
+    # Once for each kernel and form of its launch: this is about the code, and the values in the arrays seldom matter.
+    grid, block, args, shared_mem = launch
+    scalars = tuple(np.asarray(value).tobytes() for value in args if not isinstance(value, ndarray))
+    form = (grid, block, shared_mem, scalars, tuple((g.number, g.value.shape, g.value.strides) for g in given))
+    if form in kernel.known_set:
+        return []
+    different = unset.find(kernel, lambda: Copies(given, pad=0), copies, launch, min(timeout, 10.0))
+    if different is None:
+        kernel.known_set.add(form)
+        return []
+    if different.failure is not None:
+        place = failures.place_of(different.failure)
+        who = Access(place, index(different.failure.block, grid), index(different.failure.thread, block), False)
+        return [Found(UNSET_LOCAL, -1, 0, 0, 1, who, None)]
+    number, thread = ctypes.c_uint64(), ctypes.c_uint()
+    lib.engine_check_writer.restype = ctypes.c_uint64
+    lib.engine_check_writer.argtypes = [ctypes.c_uint, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p]
+    at = different.memory, different.offset
+    pc = lib.engine_check_writer(*at, ctypes.byref(number), ctypes.byref(thread))
+    writer = Access(places.of(pc) if pc else None, index(number.value, grid), index(thread.value, block), True)
+    return [Found(UNSET_LOCAL, *at, 1, 1, writer, None)]
 
 
 def _stopped(
@@ -290,35 +293,13 @@ def _stopped(
     place = failures.place_of(failure) or (places.near(failure.place) if failure.place else None)
     region = offset = None
     if reason == Reason.ILLEGAL_ACCESS:
-        bases = {ARRAY: 0, STATIC_SHARED: failure.static_base, DYNAMIC_SHARED: failure.dynamic_base}
+        bases = {STATIC_SHARED: failure.static_base, DYNAMIC_SHARED: failure.dynamic_base}
         for i, r in enumerate(told):
-            inside = failure.address - bases[r.kind] - r.address
+            inside = failure.address - bases.get(r.kind, 0) - r.address
             if -2 * PAD < inside < r.bytes + 2 * PAD:  # the guards of the engine's memory are as wide again
                 region, offset = i, inside
     who = failures.index(failure.block, prepared.grid), failures.index(failure.thread, prepared.block)
     return Stopped(reason, message, place, failures.other_place_of(failure), *who, region, offset)
-
-
-def _array_region(memory: Memory) -> Region:
-    elements = memory.size // memory.dtype.itemsize
-    fetches = np.zeros(elements, np.uint32)
-    state = np.full(elements, INITIAL, np.uint8)
-    parts = []
-    for argument in memory.arguments:
-        known = memory.view(state, argument)
-        if known is not None and argument.writable and argument.value.dtype.kind == "f":
-            # Poison or NaN at the start: nobody has given the element a value yet.
-            known[np.isnan(argument.value)] = UNWRITTEN
-        fetched = memory.view(fetches, argument)
-        item = argument.value.dtype.itemsize
-        parts.append(Part(argument.name, argument.begin, argument.end, item, argument.writable, fetched, known))
-    return Region(memory.name, ARRAY, memory.size, memory.dtype, memory.writable, fetches, state, tuple(parts))
-
-
-def _told(memory: Memory, region: Region) -> CheckedRegion:
-    state = region.state.ctypes.data if region.writable else None
-    item, fetches = memory.dtype.itemsize, region.fetches.ctypes.data
-    return CheckedRegion(memory.address, memory.size, ARRAY, item, int(region.writable), fetches, state)
 
 
 def _sites(lib: ctypes.CDLL, places: _Places) -> list[Site]:
@@ -374,12 +355,20 @@ def _left(lib: ctypes.CDLL, grid: Sequence[int], block: Sequence[int]) -> tuple[
     )
 
 
-def _found(lib: ctypes.CDLL, places: _Places, grid: Sequence[int], block: Sequence[int]) -> list[Found]:
+def _found(lib: ctypes.CDLL, places: _Places, own: OwnArrays, grid: Sequence[int], block: Sequence[int]) -> list[Found]:
     out = ctypes.POINTER(CheckedFinding)()
     count = lib.engine_check_findings(ctypes.byref(out))
     found = []
     for f in (out[i] for i in range(count)):
-        mine = Access(places.of(f.pc), index(f.block, grid), index(f.thread, block), bool(f.is_write))
+        place = (f.file.decode(errors="replace"), f.line) if f.file else places.of(f.pc)
+        mine = Access(place, index(f.block, grid), index(f.thread, block), bool(f.is_write))
+        shuffle = (f.name.decode(), f.source, f.mask) if f.kind == INACTIVE_LANE else None
+        local = None
+        if f.kind == LOCAL_BOUNDS:
+            name = own.name_at(*place, f.source) if place else None
+            if name is None:
+                continue
+            local = name, f.name.decode().strip("'")
         other = None
         if f.other_pc:
             other = Access(
@@ -388,5 +377,7 @@ def _found(lib: ctypes.CDLL, places: _Places, grid: Sequence[int], block: Sequen
                 index(f.other_thread, block),
                 bool(f.other_is_write),
             )
-        found.append(Found(f.kind, f.region, f.offset, f.size, f.count, mine, other))
+        found.append(
+            Found(f.kind, f.region, f.offset, f.size, f.count, mine, other, bool(f.is_volatile), shuffle, local)
+        )
     return found

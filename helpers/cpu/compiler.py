@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from .assembly import instrumented
+
 try:
     import fcntl
 except ImportError:  # no file locks here: two processes may then build the same
@@ -144,10 +146,9 @@ _WISHES = (
 
 
 @functools.cache
-def _granted() -> tuple[str, ...]:
-    """Those of _WISHES and of this processor's flags that the compiler takes: asked once, kept beside the builds."""
+def _granted(wishes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the wishes that the compiler takes: asked once, kept beside the builds."""
     command, version = compiler()
-    wishes = (*_WISHES, *_machine_flags())
     key = hashlib.sha256("\0".join([version, *command, *wishes]).encode()).hexdigest()[:32]
     folder = cache_dir()
     kept = folder / f"flags-{key}.txt"
@@ -166,6 +167,17 @@ def _granted() -> tuple[str, ...]:
     return found
 
 
+def filling(value: str) -> tuple[str, ...]:
+    """Flags that fill local variables without a value: with "zero", or with a "pattern" that is no small number.
+
+    () where the compiler cannot.
+    """
+    flag = f"-ftrivial-auto-var-init={value}"
+    # Older clangs take zeros only with a second flag, and newer ones do not know that.
+    enabling = "-enable-trivial-auto-var-init-zero-knowing-it-will-be-removed-from-clang"
+    return _granted((flag,)) or (_granted((flag, enabling)) if _is_clang() else ())
+
+
 def flags(*, line_info: bool = True) -> list[str]:
     """The flags of the fast build.
 
@@ -173,7 +185,7 @@ def flags(*, line_info: bool = True) -> list[str]:
     """
     command, _ = compiler()
     found = ["-std=c++17", "-O2", "-fPIC", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"]
-    found += ["-pthread", *_granted()]
+    found += ["-pthread", *_granted((*_WISHES, *_machine_flags()))]
     if line_info:
         # DWARF 5 with #line names the generated file. -g1 is last: -gdwarf-4 after it asks for types and variables too.
         found += ["-gdwarf-4", "-g1"]
@@ -199,7 +211,7 @@ def _preprocessed(text: str, options: list[str]) -> str:
     return subprocess.run(command, input=text, capture_output=True, text=True).stdout
 
 
-OF_THE_SYSTEM = "/* of the system */"  # behind a #line
+OF_THE_SYSTEM = "/* of the system */"  # behind the #line of a header that is no part of the source
 # What the translation still has to find: these stay as they are written.
 _KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__")
 
@@ -226,7 +238,8 @@ def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
         return None
     # `# 12 "kernel.cu" 2 3` also says where includes begin and end, and, by the 3, that the file is the system's.
     found = done.stdout.partition(marker + "\n")[2]
-    found = re.sub(r'^# (\d+ "[^"\n]*").* 3\b.*$', rf"#line \1 {OF_THE_SYSTEM}", found, flags=re.M)
+    theirs = rf'^# (\d+ "{re.escape(str(INCLUDE))}[^"\n]*"|\d+ "[^"\n]*"(?=.* 3\b)).*$'
+    found = re.sub(theirs, rf"#line \1 {OF_THE_SYSTEM}", found, flags=re.M)
     found = re.sub(r'^# (\d+ "[^"\n]*").*$', r"#line \1", found, flags=re.M)
     if own:
         with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix="expanding-", delete=False) as file:
@@ -249,8 +262,11 @@ _CHECKED_CLANG += ["-mllvm", "-tsan-instrument-read-before-write=1"]  # a += 1 r
 def _checked_flags(profiled: bool) -> list[str]:
     own = [*_CHECKED_CLANG, "-fno-vectorize"] if _is_clang() else [*_CHECKED_GCC, "-fno-tree-vectorize", *_INLINED]
     own.append("-fno-slp-vectorize" if _is_clang() else "-fno-tree-slp-vectorize")
+    if not _is_clang() and platform.machine() in ("x86_64", "AMD64"):
+        own.append("-mstringop-strategy=libcall")  # a memcpy that is no load and store stays a call: see assembly.py
     kept = [flag for flag in flags() if flag != "-O2"]
     if profiled:  # a call at each basic block; blocks stay in the order of the source
+        own.append("-fsanitize=array-bounds" if _is_clang() else "-fsanitize=bounds")  # see checker_local.cpp
         own += ["-fsanitize-coverage=trace-pc", *([] if _is_clang() else ["-fno-reorder-blocks"])]
     sanitized = "-fsanitize=thread,shift-exponent,float-cast-overflow"
     return [*kept, "-O1", sanitized, *own, f"-DENGINE_CHECKED={shared_layout.REDZONE}"]
@@ -372,6 +388,8 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
         return False, done.stderr
     assembly = compiled.read_text("latin-1")  # strings in the debug information need not be text
     assembly = shared_layout.laid_out(assembly, backwards=not _is_clang(), redzones=bool(checked))
+    if checked:
+        assembly = instrumented(assembly)
     compiled.write_text(assembly, "latin-1")
     linked = run(str(compiled), "-o", str(output), *_link_flags(assembly, checked))
     return linked.returncode == 0, done.stderr + linked.stderr
@@ -415,6 +433,7 @@ def build(
     options = [*own, "-iquote", os.getcwd()]
     parts = [text, plain or "", version, *command, *own, _headers_hash(), _edits_hash()]
     parts += [_preprocessed(text, options), expand_key]
+    parts += [(HERE / "assembly.py").read_text()] if checked else []
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = cache_dir()
     target = folder / f"{kind}-{key}.so"
@@ -470,7 +489,7 @@ def warnings(text: str, extra: list[str]) -> str:
 # worker.h come first: it says what it wants of the system's headers, before any of them is read.
 _PARTS = ("kernel_calls", "scheduler", "residents", "async_copies", "failure", "division", "faults", "memory")
 _PARTS += ("launch", "tensor_core", "tensor_other", "rounding", "board", "checker", "checker_notes")
-_PARTS += ("checker_hooks", "checker_access", "checker_order", "checker_async", "checker_profile")
+_PARTS += ("checker_hooks", "checker_access", "checker_order", "checker_async", "checker_profile", "checker_local")
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .array import empty, ndarray, owner_of
+from .array import empty, ndarray, owner_of, written
 
 PAD = 1 << 20  # bytes before and after each piece
 ALIGNMENT = 256  # of every allocation, as CuPy has it
@@ -107,18 +107,18 @@ class Copies:
     memories: in the order of the parameters. addresses: by number of the parameter, what the kernel gets.
     """
 
-    def __init__(self, arrays: Sequence[Given]) -> None:
+    def __init__(self, arrays: Sequence[Given], pad: int = PAD) -> None:
         """Copy arrays so that what overlaps, or lies near in one owner, keeps its relative places.
 
         Args:
-            arrays: device arrays of at least one byte.
+            arrays: device arrays of at least one byte. pad: bytes before and after each piece.
         """
         self._pieces = _pieces(arrays)
         self.memories: list[Memory] = []
         for piece in self._pieces:
             size = piece.end - piece.begin
-            piece.storage = empty(size + 2 * PAD + 2 * ALIGNMENT, np.uint8)
-            start = -(-(piece.storage.ctypes.data + PAD) // ALIGNMENT) * ALIGNMENT
+            piece.storage = empty(size + 2 * pad + 2 * ALIGNMENT, np.uint8)
+            start = -(-(piece.storage.ctypes.data + pad) // ALIGNMENT) * ALIGNMENT
             piece.start = start + (piece.begin - extent_of(piece.owner)[0]) % ALIGNMENT
             ctypes.memmove(piece.start, piece.begin, size)
             self.memories += _memories(piece)
@@ -129,6 +129,7 @@ class Copies:
         """What the kernel wrote becomes the arrays' contents."""
         for piece in self._pieces:
             ctypes.memmove(piece.begin, piece.start, piece.end - piece.begin)
+            written(piece.owner)
 
 
 def _pieces(arrays: Sequence[Given]) -> list[_Piece]:

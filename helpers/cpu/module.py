@@ -166,6 +166,7 @@ class RawModule:
         self._asked: set[str] = set()  # variables that the host may have written
         self._instrumented = ""  # "checked" or "profiled": see `instrumented`
         self._uses_libraries: bool | None = None  # CUB and its kin; None: not known yet
+        self._filling: tuple[str, ...] = ()  # flags: see `filled`
 
     def compile(self, log_stream: Any = None) -> None:
         """Compile now rather than at the first `get_function`.
@@ -187,26 +188,30 @@ class RawModule:
         if self._uses_libraries is None:
             self._uses_libraries = bool(libraries.options()) and libraries.needed(self.code)
         options = libraries.options() if self._uses_libraries else []
-        options = [*options, "-I", str(compiler.INCLUDE), *_STRICT, *flags]
+        options = [*options, "-I", str(compiler.INCLUDE), *_STRICT, *flags, *self._filling]
         options += libraries.cupy_options() if "cupy/" in code or self._uses_libraries else []
-        before = f'#include "cuda_runtime.h"\n{_own_headers(code)}{macros}'
+        first, ptx = '#include "cuda_runtime.h"\n', "#include <ptx_instructions.h>\n"
+        then = f"{_own_headers(code)}{macros}"
+        was_expanded = False
+
+        def expanded(code: str) -> str | None:
+            nonlocal was_expanded
+            was_expanded = True
+            return compiler.expanded(first + ptx + then, code, SOURCE_NAME, options)
+
         try:
-            body = translate(
-                code,
-                lambda code: compiler.expanded(before, code, SOURCE_NAME, options),
-                SOURCE_NAME,
-                keep_asm=self._uses_libraries,
-            )
+            body = translate(code, expanded, SOURCE_NAME, keep_asm=self._uses_libraries)
         except ValueError as error:
             raise CompileError(str(error)) from None
         names = [*plain, *self.name_expressions]
         entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
-        ptx = "#include <ptx_instructions.h>\n" if "engine::ptx::" in body or self._uses_libraries else ""
+        if "engine::ptx::" not in body and not was_expanded and not self._uses_libraries:
+            ptx = ""  # (expanded text lacks what this includes)
         bridge = "#include <cupy/complex.cuh>\n" if self._translates_cucomplex else ""
 
         def whole(body: str) -> str:
             return (
-                f'#include "cuda_runtime.h"\n{ptx}{_own_headers(code)}{macros}{bridge}#line 1 "{SOURCE_NAME}"\n{body}\n'
+                f'{first}{ptx}{then}{bridge}#line 1 "{SOURCE_NAME}"\n{body}\n'
                 f'#line 1 "{_ENTRIES}"\n'
                 f'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {{\n'
                 f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
@@ -282,6 +287,13 @@ class RawModule:
             enable_cooperative_groups=self.enable_cooperative_groups,
         )
         twin._instrumented = "profiled" if profile else "checked"
+        twin.copy_variables(self)
+        return twin
+
+    def filled(self, value: str) -> RawModule:
+        """The same source, built so that local variables without a value begin with one: see `compiler.filling`."""
+        twin = RawModule(code=self.code, options=self.options, name_expressions=self.name_expressions)
+        twin._filling = compiler.filling(value)
         twin.copy_variables(self)
         return twin
 
@@ -365,17 +377,24 @@ class RawKernel:
         self.name = name
         self._max_dynamic: int | None = None
         self._made = False
+        self._forget_filled()
 
     @classmethod
     def _of(cls, module: RawModule, name: str) -> RawKernel:
         kernel = cls.__new__(cls)
         kernel._module, kernel.name, kernel._max_dynamic, kernel._made = module, name, None, False
+        kernel._forget_filled()
         kernel._make()
         return kernel
 
     def __getstate__(self) -> dict[str, Any]:
         """To be pickled: the module and the name."""
-        return {"_module": self._module, "name": self.name, "_max_dynamic": self._max_dynamic, "_made": False}
+        kept = {"_module": self._module, "name": self.name, "_max_dynamic": self._max_dynamic}
+        return kept | {"_made": False, "_filled": {}, "known_set": set()}
+
+    def _forget_filled(self) -> None:
+        self._filled: dict[str, RawKernel] = {}  # by what their local variables are filled with
+        self.known_set: set[tuple[Any, ...]] = set()  # forms of launches that use no variable without a value
 
     @property
     def code(self) -> str:
@@ -563,6 +582,15 @@ class RawKernel:
             return found
         dtype = signatures.dtype_of(parameter.dtype)
         return found if address % dtype.itemsize else found[: found.size // dtype.itemsize * dtype.itemsize].view(dtype)
+
+    def filled(self, value: str) -> RawKernel:
+        """The same kernel of `RawModule.filled`."""
+        twin = self._filled.get(value)
+        if twin is None:
+            twin = self._module.filled(value).get_function(self.name)
+            if not twin.library.symbols.has_state():  # else it starts afresh each time
+                self._filled[value] = twin
+        return twin
 
     def check(
         self,

@@ -130,6 +130,8 @@ def _of_function(clean: str, at: int, head: str) -> Iterator[tuple[int, str]]:
     named = re.search(r"(~?\w+|operator\s*[^\s\w(]+|operator\s*\(\s*\))\s*\(", plain)
     if named is None or "(" not in plain or re.search(r"[=\[]", plain[: named.start()].replace("[[", "")):
         return  # a struct with attributes; a lambda, or an initialiser
+    if re.search(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b", plain[: named.start()]):
+        return  # a macro of a header that is not read here may say it
     at += named.start()
     declared = rf"\b__(?:device|global)__\b[^;{{}}]*\b{re.escape(named.group(1))}\s*\("
     if not _ANNOTATED.search(plain) and not re.search(declared, clean):
@@ -149,10 +151,10 @@ def _of_function(clean: str, at: int, head: str) -> Iterator[tuple[int, str]]:
 
 
 def _of_shared(clean: str) -> Iterator[tuple[int, str]]:
-    for match in re.finditer(r"(\bextern\s+)?\b__shared__\b([^;{}=]*)([={;])", clean):
-        # `__shared__ union { ... } storage;` declares a type in passing.
-        declares_a_type = match.group(3) == "{" and re.search(r"\b(?:struct|union|class)\s*\w*\s*$", match.group(2))
-        if match.group(3) != ";" and not declares_a_type and "(" not in _plain_head(match.group(2)):
+    for match in re.finditer(r"(\bextern\s+)?\b__shared__\b((?:\[[^\]]*\]|[^;{}=\[])*)([={;])", clean):
+        if re.search(r"\b(?:struct|union|class)\b", match.group(2)):
+            continue  # its members follow
+        if match.group(3) != ";" and "(" not in _plain_head(match.group(2)):
             name = re.search(r"(\w+)\s*(?:\[[^\]]*\]\s*)*$", match.group(2))
             what = name.group(1) if name else "it"
             yield (
@@ -199,6 +201,6 @@ def _of_constants(clean: str) -> Iterator[tuple[int, str]]:
         name = declared.group(1)
         if len(re.findall(rf"(?:\w|\*|&)\s+{name}\b\s*[\[=;,){{]|,\s*{name}\s*=", clean)) > 1:
             continue  # another variable of that name may be meant
-        written = rf"\b{name}\b\s*(?:[-+*/%&|^]|<<|>>)?=(?!=)|\b{name}\b\s*(?:\+\+|--)|(?:\+\+|--)\s*{name}\b"
+        written = rf"(?<![.>\w]){name}\b\s*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)|(?:\+\+|--)\s*{name}\b"
         for match in re.finditer(written, clean[declared.end() :]):
             yield declared.end() + match.start(), f"{name} is __constant__: a kernel cannot write to it"

@@ -156,6 +156,12 @@ class CheckedFinding(ctypes.Structure):
         ("other_thread", ctypes.c_uint32),
         ("is_write", ctypes.c_uint32),
         ("other_is_write", ctypes.c_uint32),
+        ("is_volatile", ctypes.c_uint32),
+        ("mask", ctypes.c_uint32),
+        ("source", ctypes.c_uint32),
+        ("line", ctypes.c_int32),
+        ("file", ctypes.c_char_p),
+        ("name", ctypes.c_char_p),
     ]
 
 

@@ -155,11 +155,11 @@ def shared_arrays(symbols: Table, mangled: Mapping[str, str]) -> dict[str, list[
         owner = symbol.name.replace("_ZGV", "_Z", 1) if is_guard else symbol.name
         holders = [name for name, prefix in prefixes.items() if owner.startswith(prefix)]
         for name in holders or mangled:
-            found[name].append(SharedArray(_plain(symbol.name), symbol.value, symbol.size, is_guard))
+            found[name].append(SharedArray(plain_name(symbol.name), symbol.value, symbol.size, is_guard))
     return found
 
 
-def _plain(symbol: str) -> str:
+def plain_name(symbol: str) -> str:
     """`tile` of _ZZ5tiledE4tile: the last name in a linker symbol."""
     last = symbol
     for match in re.finditer(r"(\d+)(?=[A-Za-z_])", symbol):

@@ -240,7 +240,7 @@ def ours(launch: CountedLaunch) -> dict[str, int]:
     assert not seen.found and seen.stopped is None, (launch.name, seen.found, seen.stopped)
     total = dict.fromkeys(FIGURES, 0)
     for site in seen.sites:
-        is_global = seen.regions[site.region].kind == checked.ARRAY
+        is_global = not seen.regions[site.region].is_shared
         kind = f"{'global' if is_global else 'shared'} {'store' if site.is_write else 'load'}"
         total[f"{kind} bytes"] += site.count * site.size
         total[f"{kind} requests"] += site.requests

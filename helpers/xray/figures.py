@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from helpers.cpu import checked
+from helpers.cpu import checked, regions
 from helpers.draw import timeline
 
 Line = tuple[str, int]  # file and number
@@ -75,15 +75,24 @@ class Tables:
     worst: dict[Line, list[tuple[str, int, dict[int, int]]]] = field(default_factory=dict)
 
 
+def _is_constant(region: regions.Region) -> bool:
+    """Constants have a cache of their own, which reads a word for all lanes at once: no sectors tell their cost."""
+    return region.kind == regions.VARIABLE and not region.writable
+
+
 def tables(seen: checked.Observed) -> Tables:
     """Count the sites of a run into their arrays and lines."""
     found = Tables()
     for region in seen.regions:
-        (found.traffic if region.kind == checked.ARRAY else found.shared)[region.name] = Figures()
+        if region.size and region.kind != regions.VARIABLE:
+            (found.shared if region.is_shared else found.traffic)[region.name] = Figures()
     for site in seen.sites:
         region = seen.regions[site.region]
-        is_shared = region.kind != checked.ARRAY
-        (found.shared if is_shared else found.traffic)[region.name].add(site, is_shared=is_shared)
+        is_shared = region.is_shared
+        if _is_constant(region):
+            continue
+        table = found.shared if is_shared else found.traffic
+        table.setdefault(region.name, Figures()).add(site, is_shared=is_shared)
         if site.place:
             found.by_line.setdefault(site.place, Figures()).add(site, is_shared=is_shared)
             parts = found.by_access.setdefault(site.place, {})
@@ -104,9 +113,11 @@ def steps(seen: checked.Observed, passed: checked.Passed) -> list[timeline.Step]
     threads: dict[tuple[int, int], tuple[int, ...]] = {}
     counts: dict[tuple[int, int, int, str, tuple[int, ...]], int] = {}
     for interval, warp, number, lanes, count in passed.steps:
+        site = seen.sites[number]
+        if _is_constant(seen.regions[site.region]):
+            continue
         if number not in words:
-            site = seen.sites[number]
-            where = "global" if seen.regions[site.region].kind == checked.ARRAY else "shared"
+            where = "shared" if seen.regions[site.region].is_shared else "global"
             what = "atomic" if site.is_atomic else f"{'write' if site.is_write else 'read'} {where}"
             words[number] = site.place[1] if site.place else 0, what
         if (warp, lanes) not in threads:

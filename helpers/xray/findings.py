@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.cpu import checked, failures
+from helpers.cpu import checked, failures, regions
 
 KINDS = {
     checked.RACE: "race",
@@ -17,6 +17,11 @@ KINDS = {
     checked.MISALIGNED: "misaligned",
     checked.IN_FLIGHT: "not waited for",
     checked.NEVER_WAITED: "never waited for",
+    checked.SAME_VALUE: "same value",
+    checked.CONST_WRITTEN: "write to const",
+    checked.INACTIVE_LANE: "inactive lane",
+    checked.LOCAL_BOUNDS: "out of bounds",
+    checked.UNSET_LOCAL: "uninitialised",
 }
 
 _NOTED = {
@@ -39,8 +44,9 @@ _STOPPED = {
 class Finding:
     """One thing that is wrong. file, line: of the access; other_*: of the earlier access that it collides with.
 
-    kind: race, out of bounds, uninitialised, misaligned, not waited for, never waited for (asynchronous copies), never
-    written, barrier divergence, deadlock, endless loop, division by zero, shift or conversion (out of range), or
+    kind: race, same value (a race of writes of one value: the result is the same), out of bounds, uninitialised,
+    write to const, inactive lane (of a shuffle), misaligned, not waited for, never waited for (asynchronous copies),
+    never written, barrier divergence, deadlock, endless loop, division by zero, shift or conversion (out of range), or
     stopped (a failed assertion).
     block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
     count: how often the same two lines did the same.
@@ -70,7 +76,9 @@ def of_run(seen: checked.Observed) -> list[Finding]:
     if seen.stopped is None:
         return findings + [f for r in seen.regions for part in r.parts if (f := _never_written(part))]
     end = _stopped(seen, seen.stopped)
-    if any((f.kind, f.line) == (end.kind, end.line) for f in findings):  # the access has told it already
+    forgotten = _is_forgotten(_region(seen, seen.stopped.region))
+    told = {(f.kind, f.array if forgotten else f.line) for f in findings}
+    if (end.kind, end.array if forgotten else end.line) in told:  # by an access
         return findings
     return [*findings, end]
 
@@ -92,20 +100,34 @@ def _merged(seen: checked.Observed) -> list[Finding]:
     Inlined copies of a line are one line. Two lines that race are told once, whichever of them came first.
     A read that races with the write it should have waited for may find nothing written yet: the race is the bug. One
     that meets an asynchronous copy in flight races with its landing: the missing wait is the bug.
+    Two lines that write the same value here and another one there are a race. Whatever line uses dynamic shared memory
+    that the launch has forgotten, it is one bug.
     """
     merged: dict[tuple[Any, ...], Finding] = {}
     racing = set()
     for found in seen.found:
         f = _finding(seen, found)
         sides = (f.file, f.line), (f.other_file, f.other_line)
-        key = (f.kind, f.array, frozenset(sides))
+        key = (f.kind, f.array, frozenset(() if _is_forgotten(_region(seen, found.region)) else sides))
         known = merged.get(key)
         merged[key] = f if known is None else replace(known, count=known.count + f.count)
         if f.kind == "race":
             racing |= {(f.array, side) for side in sides}
-    for _, array, sides in [key for key in merged if key[0] == "not waited for"]:
-        merged.pop(("race", array, sides), None)
+    for kind, array, sides in list(merged):
+        if kind == "not waited for":
+            merged.pop(("race", array, sides), None)
+        elif kind == "race":
+            merged.pop(("same value", array, sides), None)
     return [f for f in merged.values() if f.kind != "uninitialised" or (f.array, (f.file, f.line)) not in racing]
+
+
+def _region(seen: checked.Observed, number: int | None) -> regions.Region | None:
+    return seen.regions[number] if number is not None and 0 <= number < len(seen.regions) else None
+
+
+def _is_forgotten(region: regions.Region | None) -> bool:
+    """Whether it is the dynamic shared memory of a launch that gave none."""
+    return region is not None and region.size == 0
 
 
 def _at(access: checked.Access) -> str:
@@ -113,7 +135,7 @@ def _at(access: checked.Access) -> str:
     return f"block {failures.triple(access.block)} thread {failures.triple(access.thread)} at {place}"
 
 
-def _element(region: checked.Region | None, offset: int) -> tuple[str, int, int | None]:
+def _element(region: regions.Region | None, offset: int) -> tuple[str, int, int | None]:
     """A byte of a region as an array, an index in it and how many elements that array reaches over.
 
     Of shared memory: its name, the index of the word, and None.
@@ -145,28 +167,63 @@ def _noted(found: checked.Found) -> Finding:
     return Finding(_NOTED[found.size], message, file, line, access.block, access.thread, count=found.count)
 
 
+def _inactive_lane(found: checked.Found, name: str, source: int, mask: int) -> Finding:
+    """A lane reads from one that takes no part."""
+    why = "takes no part in it" if mask >> source & 1 else f"is not in its mask 0x{mask:08x}"
+    what = f"{name} reads from lane {source}, which {why}, so its value is undefined: it must not be used"
+    file, line = found.access.place or (None, None)
+    block, thread = found.access.block, found.access.thread
+    message = f"{what}, by {_at(found.access)}"
+    return Finding("inactive lane", message, file, line, block, thread, count=found.count)
+
+
+def _outside_local(found: checked.Found, array: str, declared: str) -> Finding:
+    """An index past the end of an array of the thread's own."""
+    file, line = found.access.place or (None, None)
+    block, thread = found.access.block, found.access.thread
+    elements = declared.partition("[")[2].partition("]")[0]  # float [4], or float[4]
+    message = f"access of {array}[{found.offset}], which has {elements} elements, by {_at(found.access)}"
+    return Finding("out of bounds", message, file, line, block, thread, array, found.offset, count=found.count)
+
+
 def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
     if found.kind == checked.NOTED:
         return _noted(found)
-    region = seen.regions[found.region] if found.region < len(seen.regions) else None
+    if found.shuffle is not None:
+        return _inactive_lane(found, *found.shuffle)
+    if found.local is not None:
+        return _outside_local(found, *found.local)
+    region = _region(seen, found.region)
     verb = "write of" if found.access.is_write else "read of"
     name, index, elements = _element(region, found.offset)
     what = f"{verb} {name}[{index}]"
     if elements is None:
         piece = f"word {index}" if found.offset % 4 == 0 else f"byte {found.offset}"
-        what = f"{verb} {piece} of {name if ' ' in name else f'__shared__ {name}'}"
+        what = f"{verb} {piece} of {region.label if region else name}"
     kind = KINDS[found.kind]
     if found.kind == checked.RACE and found.other is not None:
         theirs = "write" if found.other.is_write else "read"
         message = f"{what} by {_at(found.access)} races with {theirs} by {_at(found.other)}"
+        if found.is_volatile:
+            message += "; both are volatile, which orders nothing between threads: a barrier has to"
+    elif found.kind == checked.SAME_VALUE and found.other is not None:
+        message = f"{what} by {_at(found.access)} races with write by {_at(found.other)}"
+        message += "; both wrote the same value, so it is the same whichever comes last"
     elif found.kind == checked.OUT_OF_BOUNDS:
-        size = f"{elements:,} elements" if elements is not None else f"{region.size:,} bytes"
+        size = f"{elements:,} elements" if elements is not None else f"{region.size if region else 0:,} bytes"
+        size += ", as the launch gave no shared_mem" if _is_forgotten(region) else ""
         message = f"{what}, which has {size}, by {_at(found.access)}"
     elif found.kind == checked.IN_FLIGHT and found.other is not None:
         message = f"{what} by {_at(found.access)}, while the asynchronous copy to it by {_at(found.other)} is in flight"
     elif found.kind == checked.NEVER_WAITED:
         what = what.replace("write of", "the asynchronous copy to")
         message = f"{what} was not waited for when its thread ended, by {_at(found.access)}"
+    elif found.kind == checked.UNSET_LOCAL:
+        what = f"the {what}" if region else "whether the launch fails"
+        message = f"{what} depends on a local variable that nobody has given a value, by {_at(found.access)}"
+    elif found.kind == checked.CONST_WRITTEN:
+        why = "which no kernel may write" if region.kind == regions.VARIABLE else "which the kernel takes as const"
+        message = f"{what}, {why}, by {_at(found.access)}"
     elif found.kind == checked.UNINITIALISED:
         message = f"{what}, which nobody has written, by {_at(found.access)}"
     else:
@@ -191,11 +248,11 @@ def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
     )
 
 
-def _never_written(part: checked.Part) -> Finding | None:
+def _never_written(part: regions.Part) -> Finding | None:
     """An array that the kernel may write, with elements that had no value before and have none after."""
     if not part.writable or part.state is None:
         return None
-    left = np.flatnonzero(part.state == checked.UNWRITTEN)
+    left = np.flatnonzero(part.state == regions.UNWRITTEN)
     if left.size == 0:
         return None
     count = f"{left.size:,} of {part.state.size:,} elements of {part.name}"
@@ -206,7 +263,7 @@ def _never_written(part: checked.Part) -> Finding | None:
 def _stopped(seen: checked.Observed, stopped: checked.Stopped) -> Finding:
     """What ended the launch, as a finding."""
     kind = _STOPPED.get(stopped.reason, "stopped")
-    region = seen.regions[stopped.region] if stopped.region is not None else None
+    region = _region(seen, stopped.region)
     name = index = None
     if region is not None and stopped.offset is not None:
         name, index, _ = _element(region, stopped.offset)

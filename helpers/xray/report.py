@@ -9,8 +9,10 @@ The launch runs on the CPU engine's checked build, on a GPU machine too. Names f
 Compute, which come next in a reader's life. **Bytes here are what the threads requested.** A GPU's caches serve most
 requests, so its memory moves less: there is no cache model here.
 
-What is not seen: an access that jumps from one `__shared__` array right into another (more than 4 KB past its end; the
-address is all there is to judge by), a memcpy whose size is not known at compile time, and FLOPs.
+What is not seen: an access that jumps from one `__shared__` array or variable right into another (more than 4 KB past
+its end; the address is all there is to judge by), one past a local array through a pointer, and FLOPs. Local variables
+are registers, whose accesses nobody can watch: a value that nobody gave is found where the results depend on it.
+Volatile accesses by threads of different blocks are taken for signals, which is what they are for.
 """
 
 from __future__ import annotations

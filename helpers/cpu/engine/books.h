@@ -20,13 +20,15 @@ namespace {
 
 enum Kind { READ = 0, WRITE = 1 };
 
+enum How { PLAIN = 0, ATOMIC = 1, VOLATILE = 2, SIGNAL = 3 };  // SIGNAL: a volatile write after a fence of its thread
+
 // When and by whom: the epoch counts every event that can order accesses, so a later epoch is a later time.
-typedef uint64_t Tag;  // epoch << 11 | thread << 1 | is atomic
-Tag tag_of(uint64_t epoch, unsigned thread, bool atomic) { return epoch << 11 | (uint64_t)thread << 1 | atomic; }
-uint64_t epoch_of(Tag t) { return t >> 11; }
-unsigned thread_of(Tag t) { return (unsigned)(t >> 1) & 1023; }
-bool is_atomic(Tag t) { return t & 1; }
-constexpr uint64_t IN_FLIGHT = ~0ull >> 11;  // epoch of a write by a cp.async that has not been waited for
+typedef uint64_t Tag;  // epoch << 12 | thread << 2 | how
+Tag tag_of(uint64_t epoch, unsigned thread, How how) { return epoch << 12 | (uint64_t)thread << 2 | how; }
+uint64_t epoch_of(Tag t) { return t >> 12; }
+unsigned thread_of(Tag t) { return (unsigned)(t >> 2) & 1023; }
+How how_of(Tag t) { return (How)(t & 3); }
+constexpr uint64_t IN_FLIGHT = ~0ull >> 12;  // epoch of a write by a cp.async that has not been waited for
 
 struct Cell {  // of `grain` bytes
   Tag write = 0, read = 0, other_read = 0;
@@ -38,6 +40,8 @@ struct Region {
   uintptr_t begin = 0, end = 0;
   unsigned grain = 4, shift = 2;
   std::vector<Cell> cells;  // empty for arrays that the kernel cannot write
+
+  bool is_shared() const { return told->kind == ENGINE_STATIC_SHARED || told->kind == ENGINE_DYNAMIC_SHARED; }
 };
 
 // ---------------------------------------------------------------- order
@@ -58,9 +62,10 @@ struct Release {
 };
 
 // A race that may still turn out to be none; the next write, or the next event that orders accesses, tells.
-struct SameValue {  // two lanes of a warp wrote one place by one instruction: no race where the value is the same
-  bool is_open = false;
-  uint32_t region, site;
+struct SameValue {                 // two threads wrote one place: another thing where the value is the same
+  bool is_open = false, one_step;  // one_step: lanes of a warp, by one instruction, which is then no race at all
+  How how;
+  uint32_t region, other_site;
   uintptr_t address, pc;
   unsigned size, thread;
   Tag other;
@@ -79,6 +84,7 @@ struct Guess {
 
 // ---------------------------------------------------------------- a profile
 
+constexpr size_t VARIABLE_REDZONE = 4096;  // beside each variable of a module: assembly.py puts it there
 constexpr size_t MOST_GUESSES = 4096, MOST_STEPS = 1 << 20;
 
 // A lane's accesses since its warp was last merged. address 0: a jump backwards, that is, one more turn of a loop.
@@ -150,6 +156,8 @@ struct Books : BlockBooks {
 Books books;
 Profile profile;
 
+constexpr size_t STACK_REACH = 256 * 1024;  // of a thread's stack: what lies so far below its top is local
+
 struct Running {  // what every access asks of the thread that runs
   unsigned thread;
   uintptr_t stack_top;
@@ -212,22 +220,26 @@ void for_cells(uintptr_t a, unsigned bytes, F f) {
 // ---------------------------------------------------------------- what one part does for the others
 
 // checker.cpp
-uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, bool atomic);
+void add_finding(const EngineFinding& f, uint64_t key);
+EngineFinding finding_at(int kind, const char* file, int line);
+uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, How how);
 void report(
     int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write,
-    Tag other = 0, uint32_t other_site = 0, bool other_write = false);
+    Tag other = 0, uint32_t other_site = 0, bool other_write = false, How how = PLAIN);
 
 // checker_order.cpp
 bool same_block(uint64_t epoch);
 bool ordered(Tag before, unsigned thread);
+bool may_meet(Tag before, Tag mine);
+How volatile_write();
 void take_up(uintptr_t address);
 void release(uintptr_t address);
-void settle_same_value();
+void settle_same_value(bool differs = false);
 void settle_guesses();
 
 // checker_access.cpp
-void access_first(uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc, void* frame);
-void access_books(Cached& hint, uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc);
+void access_first(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, void* frame);
+void access_books(Cached& hint, uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc);
 void compare(uintptr_t a, unsigned size);
 
 }  // namespace

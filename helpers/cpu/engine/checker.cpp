@@ -7,8 +7,8 @@
 namespace {
 
 // One for each instruction, region and way of access.
-uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, bool atomic) {
-  uint64_t key = (uint64_t)pc * 1024 + region * 4 + kind * 2 + atomic;
+uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, How how) {
+  uint64_t key = (uint64_t)pc * 4096 + region * 4 + kind * 2 + (how == ATOMIC);
   auto found = books.site_index.find(key);
   if (found != books.site_index.end()) return found->second;
   EngineSite site;
@@ -17,7 +17,7 @@ uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, bool 
   site.region = region;
   site.size = size;
   site.is_write = kind == WRITE;
-  site.is_atomic = atomic;
+  site.is_atomic = how == ATOMIC;
   books.sites.push_back(site);
   return books.site_index[key] = (uint32_t)books.sites.size() - 1;
 }
@@ -28,46 +28,57 @@ uint64_t block_at(uint64_t epoch) {
   return books.block_numbers[after - books.block_begins.begin() - 1];
 }
 
-bool is_own(const Region& r) {  // of each block
-  return r.told->kind == ENGINE_STATIC_SHARED || r.told->kind == ENGINE_DYNAMIC_SHARED;
-}
-
 void note_begin() {
   books.block_begins.push_back(books.epoch);
   books.block_numbers.push_back(books.block);
   books.block_epochs.push_back(books.block_epoch);
 }
 
-// The same finding again only counts: same instructions, same region, same kind.
-void report(
-    int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write, Tag other,
-    uint32_t other_site, bool other_write) {
-  uintptr_t other_pc = other ? books.sites[other_site].pc : 0;
-  uint64_t key = (((uint64_t)pc * 31 + other_pc) * 31 + region) * 16 + kind;
+// The same finding again only counts. key: what makes it the same.
+void add_finding(const EngineFinding& f, uint64_t key) {
   auto found = books.finding_index.find(key);
   if (found != books.finding_index.end()) {
     books.findings[found->second].count++;
     return;
   }
+  books.finding_index[key] = (uint32_t)books.findings.size();
+  books.findings.push_back(f);
+}
+
+// A finding of the thread that runs, whose place is known.
+EngineFinding finding_at(int kind, const char* file, int line) {
   EngineFinding f;
   memset(&f, 0, sizeof f);
   f.kind = kind;
   f.count = 1;
+  f.region = ~0u;
+  f.block = books.block;
+  f.thread = current.thread;
+  f.file = file;
+  f.line = line;
+  return f;
+}
+
+// Of an access: the same are the same instructions, in the same region, in the same way.
+void report(
+    int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write, Tag other,
+    uint32_t other_site, bool other_write, How how) {
+  const uintptr_t other_pc = other ? books.sites[other_site].pc : 0;
+  EngineFinding f = finding_at(kind, nullptr, 0);
   f.region = region;
   f.offset = (int64_t)(address - (region < books.regions.size() ? books.regions[region].begin : 0));
   f.size = size;
   f.is_write = write;
   f.pc = pc;
-  f.block = books.block;
   f.thread = thread;
   if (other) {
     f.other_pc = other_pc;
     f.other_block = block_at(epoch_of(other));
     f.other_thread = thread_of(other);
     f.other_is_write = other_write;
+    f.is_volatile = how >= VOLATILE && how_of(other) >= VOLATILE;
   }
-  books.finding_index[key] = (uint32_t)books.findings.size();
-  books.findings.push_back(f);
+  add_finding(f, (((uint64_t)pc * 31 + other_pc) * 31 + region) * 16 + kind);
 }
 
 }  // namespace
@@ -80,7 +91,7 @@ void check_block(uint64_t block, unsigned n_warps, const void* static_shared, co
   books.running = true;
   profile.running = profile.wanted;
   books.block_epoch = books.barrier_epoch = ++books.epoch;
-  books.block_tag = books.barrier_tag = tag_of(books.epoch, 0, false);
+  books.block_tag = books.barrier_tag = tag_of(books.epoch, 0, PLAIN);
   forget();  // shared memory may have moved
   note_begin();
   for (LaneTrace& lane : profile.lanes) lane.n = 0, lane.last_block = 0;
@@ -115,7 +126,7 @@ void* check_set_aside(unsigned n_threads) {
   check_merge(n_threads);
   settle_same_value();
   for (Region& r : books.regions)
-    if (is_own(r)) {
+    if (r.is_shared()) {
       books.shared_regions.push_back(r);
       std::fill(r.cells.begin(), r.cells.end(), Cell());
     }
@@ -131,7 +142,7 @@ void check_bring_back(void* kept) {
   check_drop(kept);
   size_t i = 0;
   for (Region& r : books.regions)
-    if (is_own(r)) r = std::move(books.shared_regions[i++]);
+    if (r.is_shared()) r = std::move(books.shared_regions[i++]);
   books.shared_regions.clear();
   books.running = true;
   profile.running = profile.wanted;
@@ -154,6 +165,15 @@ void check_left(const char* file, int line, unsigned count, unsigned thread) {
   for (const EngineLeft& known : books.left)
     if (known.line == line && strcmp(known.file, file) == 0) return;
   books.left.push_back({books.block, file, line, count, thread});
+}
+
+void check_no_such_lane(const engine::Collective& operation, unsigned lane, unsigned source) {
+  EngineFinding f = finding_at(ENGINE_INACTIVE_LANE, operation.file, operation.line);
+  f.thread = current.thread / 32 * 32 + lane;
+  f.mask = operation.mask;
+  f.source = source;
+  f.name = operation.name;
+  add_finding(f, ((uint64_t)(uintptr_t)operation.file * 65536 + (unsigned)operation.line) * 16 + ENGINE_INACTIVE_LANE);
 }
 
 extern "C" {
@@ -207,6 +227,15 @@ unsigned engine_check_barriers(const EngineBarrier** out) {
 unsigned engine_check_left(const EngineLeft** out) {
   *out = books.left.data();
   return (unsigned)books.left.size();
+}
+
+uint64_t engine_check_writer(unsigned region, uint64_t offset, uint64_t* block, unsigned* thread) {
+  const Region& r = books.regions[region];
+  const size_t i = offset >> r.shift;
+  if (i >= r.cells.size() || !r.cells[i].write) return 0;
+  *block = block_at(epoch_of(r.cells[i].write));
+  *thread = thread_of(r.cells[i].write);
+  return books.sites[r.cells[i].write_site].pc;
 }
 
 unsigned engine_check_sites(EngineSite* out, unsigned most) {

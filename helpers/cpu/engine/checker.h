@@ -4,7 +4,7 @@
 #pragma once
 #include "engine.h"
 
-enum EngineRegionKind { ENGINE_ARRAY = 0, ENGINE_STATIC_SHARED = 1, ENGINE_DYNAMIC_SHARED = 2 };
+enum EngineRegionKind { ENGINE_ARRAY = 0, ENGINE_STATIC_SHARED = 1, ENGINE_DYNAMIC_SHARED = 2, ENGINE_VARIABLE = 3 };
 enum EngineState : unsigned char { ENGINE_UNWRITTEN = 0, ENGINE_INITIAL = 1, ENGINE_WRITTEN = 2 };
 enum EngineFindingKind {
   ENGINE_RACE = 1,
@@ -14,6 +14,10 @@ enum EngineFindingKind {
   ENGINE_IN_FLIGHT = 5,     // touched while a cp.async has not been waited for
   ENGINE_NEVER_WAITED = 6,  // a cp.async, until the end of its thread
   ENGINE_NOTED = 7,         // no access: size is an EngineNote, offset its value, region NO_REGION
+  ENGINE_SAME_VALUE = 11,   // a race of two writes of one value
+  ENGINE_CONST_WRITTEN = 12,
+  ENGINE_INACTIVE_LANE = 13,  // a shuffle asks for the value of a lane that takes no part
+  ENGINE_LOCAL_BOUNDS = 14,   // an index past the size that a type gives: maybe of an array of the thread's own
 };
 
 enum EngineNote : unsigned {
@@ -29,7 +33,7 @@ extern "C" {
 struct EngineRegion {
   uint64_t address, bytes;
   uint32_t kind, element;  // element: bytes
-  uint32_t writable;       // 0: the kernel's parameter is a pointer to const
+  uint32_t writable;       // 0: the kernel's parameter is a pointer to const, the variable __constant__
   uint32_t* fetches;       // per element, how often it was read; or null
   unsigned char* state;    // per element, an EngineState; or null
 };
@@ -68,6 +72,12 @@ struct EngineFinding {
   int64_t offset;
   uint64_t count, pc, other_pc, block, other_block;
   uint32_t size, thread, other_thread, is_write, other_is_write;
+  uint32_t is_volatile;  // both sides
+  // Of a warp-wide operation or of an index, whose place is known without pc: name of the operation and its lane source,
+  // or of the array's type, with the index as offset and its column as source.
+  uint32_t mask, source;
+  int32_t line;
+  const char *file, *name;
 };
 
 // What Python calls, before and after a launch.
@@ -78,6 +88,8 @@ unsigned engine_check_findings(const EngineFinding** out);
 unsigned engine_check_steps(const EngineStep** out, uint64_t* whole);  // whole: blocks before this one have all theirs
 unsigned engine_check_barriers(const EngineBarrier** out);
 unsigned engine_check_left(const EngineLeft** out);
+// Of the last write of a byte of a region: its pc, or 0 where there was none.
+uint64_t engine_check_writer(unsigned region, uint64_t offset, uint64_t* block, unsigned* thread);
 unsigned engine_check_sites(EngineSite* out, unsigned most);  // returns how many there are
 }
 
@@ -94,6 +106,7 @@ void check_barrier(const char* file, int line);
 void check_left(const char* file, int line, unsigned count, unsigned thread);
 void check_warp_sync(unsigned warp, unsigned mask);
 void check_collective();
+void check_no_such_lane(const engine::Collective& operation, unsigned lane, unsigned source);
 void check_fence(bool own_block);
 void check_async_issue(void* target, unsigned bytes, void* caller, void* frame);  // by the thread that runs
 void check_async_landed(void* target, unsigned bytes);

@@ -16,15 +16,21 @@ __attribute__((noinline)) void refine(Region& r, unsigned grain) {
   forget();  // who remembers the old cells
 }
 
+// Somebody writes what is const: from now on its accesses need an order.
+__attribute__((noinline)) void open_cells(Region& r) {
+  r.cells.resize((r.told->bytes + r.grain - 1) / r.grain);
+  forget();
+}
+
 // The access against those before it, cell by cell; then it is the last one.
 void check_order(
-    Region& r, uint32_t index, uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc, unsigned thread,
+    Region& r, uint32_t index, uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, unsigned thread,
     uint32_t site) {
   if (kind == WRITE) settle_same_value();  // the write before this one is done
   if (size < r.grain) refine(r, size);
   const size_t first = (a - r.begin) >> r.shift, last = (a + size - 1 - r.begin) >> r.shift;
-  const Tag mine = tag_of(books.epoch, thread, atomic);
-  const bool shared = r.told->kind != ENGINE_ARRAY;
+  const Tag mine = tag_of(books.epoch, thread, how);
+  const bool shared = r.is_shared();
   for (size_t i = first; i <= last; ++i) {
     Cell& cell = r.cells[i];
     if (kind == READ && cell.read == mine) continue;  // again in the same epoch: nothing can have changed unseen
@@ -35,27 +41,30 @@ void check_order(
     if (kind == READ && shared && epoch_of(cell.write) < books.block_epoch) {
       report(ENGINE_UNINITIALISED, index, a, size, pc, thread, false);
     }
-    const bool races = cell.write && !(atomic && is_atomic(cell.write)) &&
-                       (!shared || epoch_of(cell.write) >= books.block_epoch) && !ordered(cell.write, thread);
-    if (races && kind == WRITE && cell.write_site == site && thread_of(cell.write) / 32 == thread / 32 &&
-        same_block(epoch_of(cell.write)) && size <= 16) {
+    const bool races = cell.write && (!shared || epoch_of(cell.write) >= books.block_epoch) &&
+                       !ordered(cell.write, thread) && !may_meet(cell.write, mine);
+    if (races && kind == WRITE && how != ATOMIC && how_of(cell.write) != ATOMIC && size <= 16) {
+      const bool one_step =
+          cell.write_site == site && thread_of(cell.write) / 32 == thread / 32 && same_block(epoch_of(cell.write));
       SameValue& s = books.same_value;
-      s = {true, index, site, a, pc, size, thread, cell.write, {}};
-      memcpy(s.first, (const void*)a, size);
-    } else if (races && kind == READ && is_atomic(cell.write) && books.guesses.size() < MOST_GUESSES) {
+      if (!s.is_open || s.one_step) {  // else the first bytes of this access have told it
+        s = {true, one_step, how, index, cell.write_site, a, pc, size, thread, cell.write, {}};
+        memcpy(s.first, (const void*)a, size);
+      }
+    } else if (
+        races && kind == READ && how == PLAIN && how_of(cell.write) != PLAIN && books.guesses.size() < MOST_GUESSES) {
       books.guesses.push_back({index, site, a, pc, size, thread, cell.write, cell.write_site});
     } else if (races) {
-      report(ENGINE_RACE, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true);
+      report(ENGINE_RACE, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true, how);
     }
     if (kind == WRITE) {
       // Two reads by different threads are remembered, from different warps if there are such.
       const Tag reads[2] = {cell.read, cell.other_read};
       const uint32_t read_sites[2] = {cell.read_site, cell.other_read_site};
       for (int k = 0; k < 2; ++k) {
-        if (!reads[k] || (atomic && is_atomic(reads[k])) || (shared && epoch_of(reads[k]) < books.block_epoch))
-          continue;
-        if (!ordered(reads[k], thread)) {
-          report(ENGINE_RACE, index, a, size, pc, thread, true, reads[k], read_sites[k], false);
+        if (!reads[k] || (shared && epoch_of(reads[k]) < books.block_epoch)) continue;
+        if (!ordered(reads[k], thread) && !may_meet(reads[k], mine)) {
+          report(ENGINE_RACE, index, a, size, pc, thread, true, reads[k], read_sites[k], false, how);
           break;
         }
       }
@@ -75,7 +84,7 @@ void compare(uintptr_t a, unsigned size) {
   books.guesses.erase(std::remove_if(books.guesses.begin(), books.guesses.end(), mine), books.guesses.end());
   for_cells(a, size, [&](Cell& cell) {
     for (Tag* read : {&cell.read, &cell.other_read})
-      if (*read && same_block(epoch_of(*read)) && thread_of(*read) == thread) *read |= 1;  // is atomic
+      if (*read && same_block(epoch_of(*read)) && thread_of(*read) == thread) *read = (*read & ~(Tag)3) | ATOMIC;
   });
 }
 
@@ -87,15 +96,17 @@ __attribute__((noinline)) bool outside(uintptr_t a, unsigned size, Kind kind, ui
   for (uint32_t i = 0; i < books.regions.size(); ++i) {
     const Region& r = books.regions[i];
     uintptr_t distance = a + size > r.end && a >= r.begin ? a + size - r.end : a < r.begin ? r.begin - a : 0;
+    // Beside the module's variables there is other data of the module's: of their redzones alone it is sure.
+    if (r.told->kind == ENGINE_VARIABLE && distance > VARIABLE_REDZONE) continue;
     if (distance < best) best = distance, nearest = i;
   }
-  if (best > (1u << 20)) return false;  // constants, globals of the module: not the arrays' business
+  if (best > (1u << 20)) return false;  // constants: not the arrays' business
   report(ENGINE_OUT_OF_BOUNDS, nearest, a, size, pc, thread, kind == WRITE);
   return true;
 }
 
 __attribute__((noinline)) void access_books(
-    Cached& hint, uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc) {
+    Cached& hint, uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc) {
   Region& r = *hint.region;
   EngineRegion& told = *r.told;
   const size_t offset = a - r.begin;
@@ -105,7 +116,6 @@ __attribute__((noinline)) void access_books(
   const unsigned thread = current.thread;
   if (__builtin_expect((a & (size - 1)) != 0, 0))
     report(ENGINE_MISALIGNED, hint.index, a, size, pc, thread, kind == WRITE);
-  if (r.cells.empty()) return;
   if (told.state) {
     size_t element = offset / told.element, end = (offset + size + told.element - 1) / told.element;
     for (size_t i = element; i < end; ++i) {
@@ -113,11 +123,16 @@ __attribute__((noinline)) void access_books(
       else if (told.state[i] == ENGINE_UNWRITTEN) report(ENGINE_UNINITIALISED, hint.index, a, size, pc, thread, false);
     }
   }
-  check_order(r, hint.index, a, size, kind, atomic, pc, thread, hint.site);
+  if (r.cells.empty() && kind == READ) return;
+  const uint32_t index = hint.index, site = hint.site;
+  if (!told.writable) {
+    if (kind == WRITE) report(ENGINE_CONST_WRITTEN, index, a, size, pc, thread, true);
+    if (r.cells.empty()) open_cells(r);
+  }
+  check_order(r, index, a, size, kind, how, pc, thread, site);
 }
 
-__attribute__((noinline)) void access_first(
-    uintptr_t a, unsigned size, Kind kind, bool atomic, uintptr_t pc, void* frame) {
+__attribute__((noinline)) void access_first(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, void* frame) {
   if (!books.running) return;
   uint32_t index = 0;
   while (index < books.regions.size() && !(a >= books.regions[index].begin && a + size <= books.regions[index].end))
@@ -135,16 +150,16 @@ __attribute__((noinline)) void access_first(
   hint.span = r.end - r.begin - size;
   hint.index = index;
   hint.region = &r;
-  hint.site = site_for(pc, index, size, kind, atomic);
+  hint.site = site_for(pc, index, size, kind, how);
   hint.count = &books.sites[hint.site].count;
-  const bool plain = kind == READ && r.cells.empty() && size == r.told->element;
+  const bool plain = kind == READ && r.cells.empty() && !r.told->state && size == r.told->element;
   hint.fetches = plain ? r.told->fetches : nullptr;
-  hint.cells = r.told->kind != ENGINE_ARRAY && size == r.grain ? r.cells.data() : nullptr;
+  hint.cells = r.is_shared() && size == r.grain ? r.cells.data() : nullptr;
   hint.shift = (unsigned)__builtin_ctz(size);
   if (profile.running) remember_event(a, pc, frame);
   ++*hint.count;
   if (hint.fetches && (a & (size - 1)) == 0) ++hint.fetches[(a - r.begin) >> hint.shift];
-  else access_books(hint, a, size, kind, atomic, pc);
+  else access_books(hint, a, size, kind, how, pc);
 }
 
 }  // namespace

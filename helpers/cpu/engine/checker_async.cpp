@@ -7,17 +7,18 @@
 
 void check_async_issue(void* target, unsigned bytes, void* caller, void* frame) {
   const unsigned thread = current.thread;
-  access_first((uintptr_t)target, bytes, WRITE, false, (uintptr_t)caller, frame);
+  access_first((uintptr_t)target, bytes, WRITE, PLAIN, (uintptr_t)caller, frame);
+  settle_same_value(true);  // its value is not there yet to compare
   for_cells((uintptr_t)target, bytes, [&](Cell& cell) {
-    cell.write = tag_of(IN_FLIGHT, thread, false);
+    cell.write = tag_of(IN_FLIGHT, thread, PLAIN);
     cell.read = cell.other_read = 0;  // compared with this write; the next access asks again
   });
 }
 
 void check_async_landed(void* target, unsigned bytes) {
-  const Tag now = tag_of(books.epoch, current.thread, false);
+  const Tag now = tag_of(books.epoch, current.thread, PLAIN);
   for_cells((uintptr_t)target, bytes, [&](Cell& cell) {
-    if (cell.write == tag_of(IN_FLIGHT, thread_of(now), false)) cell.write = now;
+    if (cell.write == tag_of(IN_FLIGHT, thread_of(now), PLAIN)) cell.write = now;
   });
 }
 

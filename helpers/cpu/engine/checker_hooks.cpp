@@ -7,12 +7,12 @@
 
 namespace {
 
-inline __attribute__((always_inline)) void access(void* address, unsigned size, Kind kind, bool atomic, void* caller) {
+inline __attribute__((always_inline)) void access(void* address, unsigned size, Kind kind, How how, void* caller) {
   const uintptr_t a = (uintptr_t)address, pc = (uintptr_t)caller;
   void* const frame = __builtin_frame_address(0);  // the hook's, as this is inlined
   Cached& hint = slot_of(cache, pc);
   const uintptr_t offset = a - hint.begin;
-  if (__builtin_expect(hint.pc != pc || offset > hint.span, 0)) return access_first(a, size, kind, atomic, pc, frame);
+  if (__builtin_expect(hint.pc != pc || offset > hint.span, 0)) return access_first(a, size, kind, how, pc, frame);
   if (profile.running) remember_event(a, pc, frame);
   ++*hint.count;
   if (hint.fetches && (a & (size - 1)) == 0) {
@@ -23,11 +23,11 @@ inline __attribute__((always_inline)) void access(void* address, unsigned size, 
     // The common case: written by this block before the last barrier, and now only read.
     Cell& cell = hint.cells[offset >> hint.shift];
     if (cell.write < books.barrier_tag && cell.write >= books.block_tag) {
-      remember_read(cell, tag_of(books.epoch, current.thread, atomic), hint.site);
+      remember_read(cell, tag_of(books.epoch, current.thread, how), hint.site);
       return;
     }
   }
-  access_books(hint, a, size, kind, atomic, pc);
+  access_books(hint, a, size, kind, how, pc);
 }
 
 // One OS thread runs the blocks of a checked launch, so the plain operation is atomic enough. These are inlined: the
@@ -35,7 +35,7 @@ inline __attribute__((always_inline)) void access(void* address, unsigned size, 
 template <typename T>
 __attribute__((always_inline)) inline void before_atomic_write(volatile T* p, void* caller) {
   take_up((uintptr_t)p);
-  access((void*)p, sizeof(T), WRITE, true, caller);
+  access((void*)p, sizeof(T), WRITE, ATOMIC, caller);
   release((uintptr_t)p);
 }
 
@@ -61,23 +61,23 @@ __attribute__((always_inline)) inline int compare_exchange_at(volatile T* p, T* 
 extern "C" {
 
 #define CALLER __builtin_return_address(0)
-#define HOOKS(SIZE)                                                                           \
-  void __tsan_read##SIZE(void* p) { access(p, SIZE, READ, false, CALLER); }                   \
-  void __tsan_write##SIZE(void* p) { access(p, SIZE, WRITE, false, CALLER); }                 \
-  void __tsan_unaligned_read##SIZE(void* p) { access(p, SIZE, READ, false, CALLER); }         \
-  void __tsan_unaligned_write##SIZE(void* p) { access(p, SIZE, WRITE, false, CALLER); }       \
-  /* volatile is how older kernels signal each other: no race by itself */                    \
-  void __tsan_volatile_read##SIZE(void* p) {                                                  \
-    engine_look(p);                                                                           \
-    take_up((uintptr_t)p);                                                                    \
-    access(p, SIZE, READ, true, CALLER);                                                      \
-  }                                                                                           \
-  void __tsan_volatile_write##SIZE(void* p) {                                                 \
-    access(p, SIZE, WRITE, true, CALLER);                                                     \
-    release((uintptr_t)p);                                                                    \
-  }                                                                                           \
-  void __tsan_unaligned_volatile_read##SIZE(void* p) { access(p, SIZE, READ, true, CALLER); } \
-  void __tsan_unaligned_volatile_write##SIZE(void* p) { access(p, SIZE, WRITE, true, CALLER); }
+#define HOOKS(SIZE)                                                                               \
+  void __tsan_read##SIZE(void* p) { access(p, SIZE, READ, PLAIN, CALLER); }                       \
+  void __tsan_write##SIZE(void* p) { access(p, SIZE, WRITE, PLAIN, CALLER); }                     \
+  void __tsan_unaligned_read##SIZE(void* p) { access(p, SIZE, READ, PLAIN, CALLER); }             \
+  void __tsan_unaligned_write##SIZE(void* p) { access(p, SIZE, WRITE, PLAIN, CALLER); }           \
+  /* volatile is how older kernels signal each other: it may carry an order, see may_meet */      \
+  void __tsan_volatile_read##SIZE(void* p) {                                                      \
+    engine_look(p);                                                                               \
+    take_up((uintptr_t)p);                                                                        \
+    access(p, SIZE, READ, VOLATILE, CALLER);                                                      \
+  }                                                                                               \
+  void __tsan_volatile_write##SIZE(void* p) {                                                     \
+    access(p, SIZE, WRITE, volatile_write(), CALLER);                                             \
+    release((uintptr_t)p);                                                                        \
+  }                                                                                               \
+  void __tsan_unaligned_volatile_read##SIZE(void* p) { access(p, SIZE, READ, VOLATILE, CALLER); } \
+  void __tsan_unaligned_volatile_write##SIZE(void* p) { access(p, SIZE, WRITE, volatile_write(), CALLER); }
 HOOKS(1)
 HOOKS(2)
 HOOKS(4)
@@ -85,16 +85,73 @@ HOOKS(8)
 HOOKS(16)
 #undef HOOKS
 
-static void range(void* p, size_t bytes, Kind kind, void* caller) {
+// Whether a write of many pieces, all told before the first is done, changes what is there.
+enum Change { SAME, OTHER, UNKNOWN };
+
+static void range(void* p, size_t bytes, Kind kind, void* caller, Change change = UNKNOWN) {
   for (size_t i = 0; i < bytes;) {
     unsigned size = 16;  // in pieces as wide as a GPU would take them
     while (size > 1 && (size > bytes - i || ((uintptr_t)p + i) % size)) size /= 2;
-    access((char*)p + i, size, kind, false, caller);
+    access((char*)p + i, size, kind, PLAIN, caller);
+    // Two writes of one place: of lanes of a warp by one instruction nothing is said where the values are not known.
+    if (kind == WRITE && change != SAME && books.same_value.is_open && (change == OTHER || size < bytes)) {
+      if (change == UNKNOWN && books.same_value.one_step) books.same_value.is_open = false;
+      else settle_same_value(true);
+    }
     i += size;
   }
 }
-void __tsan_read_range(void* p, size_t bytes) { range(p, bytes, READ, CALLER); }
-void __tsan_write_range(void* p, size_t bytes) { range(p, bytes, WRITE, CALLER); }
+// A copied struct is told as two ranges, and then it may be a call of memcpy: what was told is not told again.
+static struct {
+  void* p;
+  size_t bytes;
+  uintptr_t pc;
+} told[2];
+
+static void range_once(void* p, size_t bytes, Kind kind, void* caller, Change change = UNKNOWN) {
+  const uintptr_t pc = (uintptr_t)caller;
+  const bool again = told[kind].p == p && told[kind].bytes == bytes && pc > told[kind].pc && pc < told[kind].pc + 128;
+  told[kind].p = nullptr;
+  const bool is_local = (uintptr_t)p < current.stack_top && (uintptr_t)p + STACK_REACH > current.stack_top;
+  if (!again && !is_local) range(p, bytes, kind, caller, change);
+}
+
+void __tsan_read_range(void* p, size_t bytes) {
+  range(p, bytes, READ, CALLER);
+  told[READ] = {p, bytes, (uintptr_t)CALLER};
+}
+void __tsan_write_range(void* p, size_t bytes) {
+  range(p, bytes, WRITE, CALLER);
+  told[WRITE] = {p, bytes, (uintptr_t)CALLER};
+}
+// What an instrumented kernel calls for memcpy and its like (assembly.py): newer clangs by the second names.
+static void told_copy(void* target, const void* source, size_t bytes, void* caller) {
+  range_once((void*)source, bytes, READ, caller);
+  range_once(target, bytes, WRITE, caller, memcmp(target, source, bytes) ? OTHER : SAME);
+}
+
+static void told_fill(void* target, int value, size_t bytes, void* caller) {
+  const unsigned char* p = (const unsigned char*)target;
+  const bool same = std::all_of(p, p + bytes, [&](unsigned char byte) { return byte == (unsigned char)value; });
+  range_once(target, bytes, WRITE, caller, same ? SAME : OTHER);
+}
+
+#define COPIES(PREFIX)                                                    \
+  void* PREFIX##memcpy(void* target, const void* source, size_t bytes) {  \
+    told_copy(target, source, bytes, CALLER);                             \
+    return memmove(target, source, bytes);                                \
+  }                                                                       \
+  void* PREFIX##memmove(void* target, const void* source, size_t bytes) { \
+    told_copy(target, source, bytes, CALLER);                             \
+    return memmove(target, source, bytes);                                \
+  }                                                                       \
+  void* PREFIX##memset(void* target, int value, size_t bytes) {           \
+    told_fill(target, value, bytes, CALLER);                              \
+    return memset(target, value, bytes);                                  \
+  }
+COPIES(engine_checked_)
+COPIES(__tsan_)
+#undef COPIES
 void __tsan_init() {}
 // At the start of every basic block of a profiled kernel.
 void __sanitizer_cov_trace_pc() {
@@ -117,7 +174,7 @@ void __tsan_atomic_signal_fence(int) {}
   T __tsan_atomic##BITS##_load(const volatile T* p, int) {                                               \
     engine_look((const void*)p);                                                                         \
     take_up((uintptr_t)p);                                                                               \
-    access((void*)p, BITS / 8, READ, true, CALLER);                                                      \
+    access((void*)p, BITS / 8, READ, ATOMIC, CALLER);                                                    \
     return *p;                                                                                           \
   }                                                                                                      \
   void __tsan_atomic##BITS##_store(volatile T* p, T v, int) {                                            \

@@ -6,13 +6,15 @@
 
 namespace {
 
-// The second write is done by now: if it was of another value than the first, they race.
-void settle_same_value() {
+// The second write is done by now: if it was of another value than the first, they race. differs: it was.
+void settle_same_value(bool differs) {
   SameValue& s = books.same_value;
   if (!s.is_open) return;
   s.is_open = false;
-  if (memcmp((const void*)s.address, s.first, s.size) != 0)
-    report(ENGINE_RACE, s.region, s.address, s.size, s.pc, s.thread, true, s.other, s.site, true);
+  differs = differs || memcmp((const void*)s.address, s.first, s.size) != 0;
+  if (!differs && s.one_step) return;
+  const int kind = differs ? ENGINE_RACE : ENGINE_SAME_VALUE;
+  report(kind, s.region, s.address, s.size, s.pc, s.thread, true, s.other, s.other_site, true, s.how);
 }
 
 // No atomicCAS came to test them in time.
@@ -42,7 +44,7 @@ void learn(Known& to, const Known& from) {
 // Words of shared memory are others in each block.
 uint64_t word_of(uintptr_t address) {
   for (const Region& r : books.regions)
-    if (r.told->kind != ENGINE_ARRAY && address >= r.begin && address < r.end) return address ^ books.block_epoch << 48;
+    if (r.is_shared() && address >= r.begin && address < r.end) return address ^ books.block_epoch << 48;
   return address;
 }
 
@@ -113,6 +115,22 @@ bool released(Tag before, unsigned thread) {
   return false;
 }
 
+// Two accesses without an order that are no race, or not by themselves: atomics, and volatile ones where they signal.
+// By the PTX memory model all of these are strong operations. But volatile orders nothing, so what threads of a block
+// hand over by it has no defined value, unless the write comes after a fence, as that of a flag does; and lanes of a
+// warp do not wait for each other's flags.
+bool may_meet(Tag before, Tag mine) {
+  const How theirs = how_of(before), ours = how_of(mine);
+  if (theirs == PLAIN || ours == PLAIN) return false;
+  if (theirs == ATOMIC || ours == ATOMIC || !same_block(epoch_of(before))) return true;
+  return thread_of(before) / 32 != thread_of(mine) / 32 && (theirs == SIGNAL || ours == SIGNAL);
+}
+
+How volatile_write() {
+  const auto& fences = books.fences[1];  // with those of the device's
+  return books.running && !fences.empty() && fences[current.thread].epoch ? SIGNAL : VOLATILE;
+}
+
 // Did `before` happen before what `thread` of the running block does now?
 bool ordered(Tag before, unsigned thread) {
   uint64_t epoch = epoch_of(before);
@@ -137,7 +155,7 @@ void check_barrier(const char* file, int line) {
   ++books.interval;
   if (profile.running && books.reached.size() < MOST_STEPS) books.reached.push_back({books.block, file, line});
   books.barrier_epoch = ++books.epoch;
-  books.barrier_tag = tag_of(books.epoch, 0, false);
+  books.barrier_tag = tag_of(books.epoch, 0, PLAIN);
   // What one thread has taken up, all of them know from here on.
   for (const auto& one : books.known_to) learn(books.known, one.second);
   books.known_to.clear();

@@ -15,7 +15,7 @@ void count_pieces(
     one_word = one_word && addresses[i] == addresses[0];
     row = row && addresses[i] == addresses[0] + 4 * i;
   }
-  if (region.told->kind == ENGINE_ARRAY) {
+  if (!region.is_shared()) {
     if (one_word || row) {
       site.sectors += (addresses[n - 1] + size - 1) / 32 - addresses[0] / 32 + 1;
       return;

@@ -35,6 +35,7 @@ struct Collective {
   unsigned mask;
   const char* file;
   int line;
+  bool is_barrier = false;  // it orders the lanes' accesses to memory: a shuffle or a vote does not
 };
 
 // Registers of one lane that an instruction takes or gives; unused ones are 0.
@@ -69,6 +70,7 @@ extern "C" {
 // The same fiber always gets the same answer, so the compiler may keep it over barriers.
 const engine::Lane* engine_lane() __attribute__((const));
 void engine_collective(engine::Collective* mine);
+void engine_no_such_lane(const engine::Collective* mine, unsigned lane, unsigned source);  // as it takes no part
 int engine_barrier(engine::BarrierOp op, int predicate, const char* file, int line);
 void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const char* file, int line);
 unsigned engine_activemask(const char* file, int line);

@@ -73,6 +73,10 @@ void engine_collective(Collective* mine) {
   schedule(w);  // also where it is complete: then the lanes go on in their order, as at the start
 }
 
+void engine_no_such_lane(const Collective* mine, unsigned lane, unsigned source) {
+  if (checking()) check_no_such_lane(*mine, lane, source);
+}
+
 unsigned engine_activemask(const char* file, int line) {
   Worker& w = here();
   Critical guard(w);

@@ -167,7 +167,7 @@ void try_collective(Worker& w, unsigned warp, unsigned mask) {
     check_collective();
     check_merge_warp(warp, w.n_threads, w.paused[warp]);
     // A shuffle is no fence: were it taken for one, a missing __syncwarp would go unseen.
-    if (strcmp(first->name, "__syncwarp") == 0) check_warp_sync(warp, arrived);
+    if (first->is_barrier) check_warp_sync(warp, arrived);
   }
   first->run(lanes, arrived);
   for (unsigned lane = 0; lane < WARP; ++lane)

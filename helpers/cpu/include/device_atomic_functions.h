@@ -11,6 +11,13 @@ ENGINE_INLINE T atomic_update(T* address, F next) {
   while (!__atomic_compare_exchange(address, &before, &after, true, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
   return before;
 }
+// An exchange may be the first write of a word, so it is told from an update, which reads the word.
+template <typename T>
+ENGINE_INLINE T atomic_exchange(T* address, T value) {
+  T before;
+  __atomic_exchange(address, &value, &before, __ATOMIC_ACQ_REL);
+  return before;
+}
 }  // namespace engine
 
 namespace engine {
@@ -34,11 +41,12 @@ struct Exists<true> {
 typedef unsigned long long ull;
 }  // namespace engine
 
+#define ENGINE_UPDATE(EXPRESSION) engine::atomic_update(address, [=](T old) -> T { return EXPRESSION; })
 // IS_LOOK: whether it only read what others write, or did not get what others hold.
-#define ENGINE_ATOMIC(NAME, EXPRESSION, IS_LOOK, ...)                                         \
+#define ENGINE_ATOMIC(NAME, RESULT, IS_LOOK, ...)                                             \
   template <typename T, typename engine::Exists<engine::is_one_of<T, __VA_ARGS__>>::type = 0> \
   ENGINE_INLINE T NAME(T* address, engine::Plain<T> value) {                                  \
-    T old = engine::atomic_update(address, [=](T old) -> T { return EXPRESSION; });           \
+    T old = RESULT;                                                                           \
     if (IS_LOOK) engine_look(address);                                                        \
     return old;                                                                               \
   }                                                                                           \
@@ -51,18 +59,19 @@ typedef unsigned long long ull;
     return NAME(address, value);                                                              \
   }
 // clang-format off
-ENGINE_ATOMIC(atomicAdd, old + value, value == T(0), int, unsigned, engine::ull, float, double)
-ENGINE_ATOMIC(atomicSub, old - value, value == T(0), int, unsigned)
-ENGINE_ATOMIC(atomicExch, ((void)old, value), old == value, int, unsigned, engine::ull, float)
-ENGINE_ATOMIC(atomicMin, value < old ? value : old, false, int, unsigned, long long, engine::ull)
-ENGINE_ATOMIC(atomicMax, old < value ? value : old, false, int, unsigned, long long, engine::ull)
-ENGINE_ATOMIC(atomicAnd, old & value, false, int, unsigned, long long, engine::ull)
-ENGINE_ATOMIC(atomicOr, old | value, value == T(0), int, unsigned, long long, engine::ull)
-ENGINE_ATOMIC(atomicXor, old ^ value, false, int, unsigned, long long, engine::ull)
-ENGINE_ATOMIC(atomicInc, old >= value ? 0 : old + 1, false, unsigned)
-ENGINE_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1, false, unsigned)
+ENGINE_ATOMIC(atomicAdd, ENGINE_UPDATE(old + value), value == T(0), int, unsigned, engine::ull, float, double)
+ENGINE_ATOMIC(atomicSub, ENGINE_UPDATE(old - value), value == T(0), int, unsigned)
+ENGINE_ATOMIC(atomicExch, engine::atomic_exchange(address, value), old == value, int, unsigned, engine::ull, float)
+ENGINE_ATOMIC(atomicMin, ENGINE_UPDATE(value < old ? value : old), false, int, unsigned, long long, engine::ull)
+ENGINE_ATOMIC(atomicMax, ENGINE_UPDATE(old < value ? value : old), false, int, unsigned, long long, engine::ull)
+ENGINE_ATOMIC(atomicAnd, ENGINE_UPDATE(old & value), false, int, unsigned, long long, engine::ull)
+ENGINE_ATOMIC(atomicOr, ENGINE_UPDATE(old | value), value == T(0), int, unsigned, long long, engine::ull)
+ENGINE_ATOMIC(atomicXor, ENGINE_UPDATE(old ^ value), false, int, unsigned, long long, engine::ull)
+ENGINE_ATOMIC(atomicInc, ENGINE_UPDATE(old >= value ? 0 : old + 1), false, unsigned)
+ENGINE_ATOMIC(atomicDec, ENGINE_UPDATE(old == 0 || old > value ? value : old - 1), false, unsigned)
 // clang-format on
 #undef ENGINE_ATOMIC
+#undef ENGINE_UPDATE
 
 template <
     typename T, typename engine::Exists<engine::is_one_of<T, int, unsigned, engine::ull, unsigned short>>::type = 0>

@@ -15,6 +15,8 @@ struct Exchange : Collective {
   int source;  // of a shuffle: the lane to read from
 };
 
+static inline void run_nothing(Collective* const*, unsigned) {}
+
 template <typename In, typename Out>
 static inline Out exchange(
     const char* name, void (*run)(Collective* const*, unsigned), unsigned mask, In in, int source, const char* file,
@@ -27,6 +29,7 @@ static inline Out exchange(
   mine.line = line;
   mine.in = in;
   mine.source = source;
+  mine.is_barrier = run == run_nothing;
   engine_collective(&mine);
   return mine.out;
 }
@@ -41,9 +44,13 @@ void run_shuffle(Collective* const* lanes, unsigned mask) {
   for_lanes(mask, [&](int lane) {
     auto* mine = static_cast<Exchange<T, T>*>(lanes[lane]);
     auto* other = static_cast<Exchange<T, T>*>(lanes[mine->source]);
+    if (other) {
+      mine->out = other->in;
+      return;
+    }
     // A lane that takes no part has no value to give: what comes is poison, as its value is undefined on a GPU.
-    if (other) mine->out = other->in;
-    else memset((void*)&mine->out, 0xFF, sizeof(T));
+    memset((void*)&mine->out, 0xFF, sizeof(T));
+    engine_no_such_lane(mine, (unsigned)lane, (unsigned)mine->source);
   });
 }
 
@@ -60,8 +67,6 @@ void run_fold(Collective* const* lanes, unsigned mask) {
   for_lanes(mask & (mask - 1), [&](int lane) { total = F()(total, static_cast<Exchange<T, T>*>(lanes[lane])->in); });
   for_lanes(mask, [&](int lane) { static_cast<Exchange<T, T>*>(lanes[lane])->out = total; });
 }
-
-static inline void run_nothing(Collective* const*, unsigned) {}
 
 static inline void run_ballot(Collective* const* lanes, unsigned mask) {
   unsigned votes = 0;

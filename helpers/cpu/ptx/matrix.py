@@ -65,7 +65,9 @@ def _numbers(shape: str) -> tuple[int, int]:
 def _registers(use: Use, d: int, a: int, b: int, c: int, call: str) -> str:
     """`call` with the registers of A, B and C in it, and what it gives in those of D."""
     use.done(4)
-    factors = [f"$words({', '.join(use.values(i, n))})" for i, n in ((1, a), (2, b), (3, c))]
+    addend = "f32" if "f32" in use.modifiers else "b32"
+    registers = use.values(1, a, "b32"), use.values(2, b, "b32"), use.values(3, c, addend)
+    factors = [f"$words({', '.join(group)})" for group in registers]
     return f"$take({call.format(*factors)}, {', '.join(use.targets(0, d))});"
 
 

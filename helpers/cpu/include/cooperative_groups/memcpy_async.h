@@ -21,14 +21,14 @@ namespace cooperative_groups {
 
 // The bytes in chunks of 16, dealt to the threads in turn.
 template <typename Group, typename Element, typename Bytes>
-inline void memcpy_async(const Group& group, Element* target, const Element* source, const Bytes& bytes) {
+ENGINE_INLINE void memcpy_async(const Group& group, Element* target, const Element* source, const Bytes& bytes) {
   size_t total = (size_t)bytes, stride = (size_t)group.size() * 16;
   for (size_t at = (size_t)group.thread_rank() * 16; at < total; at += stride)
     memcpy((char*)target + at, (const char*)source + at, total - at < 16 ? total - at : 16);
 }
 // The same in elements: as many as both sides have.
 template <typename Group, typename Element, typename TargetCount, typename SourceCount>
-inline void memcpy_async(
+ENGINE_INLINE void memcpy_async(
     const Group& group, Element* target, const TargetCount& target_count, const Element* source,
     const SourceCount& source_count) {
   size_t count = (size_t)target_count < (size_t)source_count ? (size_t)target_count : (size_t)source_count;

@@ -2,6 +2,10 @@
 #pragma once
 #include "floats.h"
 
+// Of an engine that lets other threads run where one looks at the same word again and again: it declares this for an
+// address, and that one is called. This is for one that does not.
+static inline void engine_look(...) {}
+
 namespace engine {
 namespace ptx {
 
@@ -59,7 +63,9 @@ struct Vector {
 template <typename T, int N, Space S, Order O, Scope Fence, typename A>
 ENGINE_INLINE Vector<T, N> load(A base, long long offset, const char* name, ENGINE_HERE) {
   typedef typename AccessOf<sizeof(T) * N>::type R;
-  const R found = read<O, R>(pointer<S, sizeof(R), A>(base, offset, name, file, line));
+  const void* const p = pointer<S, sizeof(R), A>(base, offset, name, file, line);
+  const R found = read<O, R>(p);
+  if (O != Order::weak) engine_look(p);
   fence(Fence);
   return as<Vector<T, N>>(found);
 }
@@ -103,7 +109,13 @@ template <typename Op, typename T, int N, Space S, Scope Before, Scope After, ty
 ENGINE_INLINE Vector<T, N> atomic(A base, long long offset, const char* name, Vector<T, N> values, ENGINE_HERE) {
   char* p = (char*)pointer<S, sizeof(T) * N, A>(base, offset, name, file, line);
   fence(Before);
-  for (int i = 0; i < N; ++i) values.v[i] = update<Op, T>(p + i * sizeof(T), values.v[i]);
+  for (int i = 0; i < N; ++i) {
+    const T value = values.v[i];
+    values.v[i] = update<Op, T>(p + i * sizeof(T), value);
+    // It only read what others write, or did not get what others hold.
+    const Raw<T> old = as<Raw<T>>(values.v[i]), next = as<Raw<T>>(Op::next(values.v[i], value));
+    if (old == next) engine_look((const void*)p);
+  }
   fence(After);
   return values;
 }
@@ -114,7 +126,8 @@ ENGINE_INLINE T compare_and_swap(A base, long long offset, const char* name, T e
   R* p = (R*)pointer<S, sizeof(T), A>(base, offset, name, file, line);
   R old = as<R>(expected), desired = as<R>(value);
   fence(Before);
-  __atomic_compare_exchange(p, &old, &desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  if (!__atomic_compare_exchange(p, &old, &desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+    engine_look((const void*)p);
   fence(After);
   return as<T>(old);
 }

@@ -159,10 +159,14 @@ template <typename... T>
 ENGINE_INLINE Words words(T... values) {
   return Words{as<unsigned>(values)...};
 }
+template <typename T>
+ENGINE_INLINE void take_one(unsigned word, T& target) {
+  if constexpr (!is<T, Nowhere>) target = as<typename Bare<T>::type>(word);
+}
 template <typename... T>
-ENGINE_INLINE void take(Words found, T&... targets) {
+ENGINE_INLINE void take(Words found, T&&... targets) {
   int i = 0;
-  ((targets = as<typename Bare<T>::type>((unsigned)found[i++])), ...);
+  (take_one((unsigned)found[i++], targets), ...);
 }
 
 // A register made of smaller ones, the first lowest, and taken apart.
@@ -176,16 +180,12 @@ ENGINE_INLINE To pack(T... parts) {
 }
 template <typename T, typename P>
 ENGINE_INLINE void unpack_one(T whole, unsigned size, unsigned& at, P& part) {
-  __builtin_memcpy((void*)&part, (const char*)&whole + at, size);
-  at += size;
-}
-template <typename T>
-ENGINE_INLINE void unpack_one(T, unsigned size, unsigned& at, const Nowhere&) {
+  if constexpr (!is<P, Nowhere>) __builtin_memcpy((void*)&part, (const char*)&whole + at, size);
   at += size;
 }
 template <typename P>
 constexpr bool fits_part(unsigned bytes) {
-  return is<P, const Nowhere> || is<P, Nowhere> || sizeof(P) == bytes;
+  return is<P, Nowhere> || sizeof(P) == bytes;
 }
 template <typename T, typename... P>
 ENGINE_INLINE void unpack(T whole, P&&... parts) {

@@ -1,0 +1,36 @@
+// Arrays of a thread's own. Their accesses have no hook, as they are in registers on a GPU and many on each line; where the
+// compiler knows how many elements there are, -fsanitize=bounds compares the index and calls this with one that is outside.
+//
+// It is called for every array with a known size, shared ones too, whose rows kernels index as one long row: there the
+// address decides, see checker_access.cpp. Python tells the two apart by the name in the source (locals.py).
+#include "books.h"
+
+namespace {
+
+struct Descriptor {  // of a type, as the compiler lays it out
+  uint16_t kind, info;
+  char name[1];
+};
+struct OutOfBounds {
+  const char* file;
+  uint32_t line, column;
+  const Descriptor *array, *index;
+};
+
+// An integer as the compiler hands it over: info is whether it has a sign, and the logarithm of its bits.
+int64_t value_of(const Descriptor& type, uint64_t raw) {
+  const unsigned bits = 1u << (type.info >> 1);
+  if (!(type.info & 1) || bits >= 64) return (int64_t)raw;
+  return (int64_t)(raw << (64 - bits)) >> (64 - bits);
+}
+
+}  // namespace
+
+extern "C" void __ubsan_handle_out_of_bounds(const OutOfBounds* where, uint64_t index) {
+  if (!books.running) return;
+  EngineFinding f = finding_at(ENGINE_LOCAL_BOUNDS, where->file, (int)where->line);
+  f.source = where->column;
+  f.offset = value_of(*where->index, index);
+  f.name = where->array->name;
+  add_finding(f, (uint64_t)(uintptr_t)where * 16 + ENGINE_LOCAL_BOUNDS);
+}

@@ -1,0 +1,121 @@
+"""What memory a checked run knows: the launch's arrays, its `__shared__` arrays, the variables of the module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import module, variables
+from .array import is_fresh
+from .copies import Argument, Copies, Memory
+from .structures import CheckedRegion
+
+ARRAY, STATIC_SHARED, DYNAMIC_SHARED, VARIABLE = range(4)
+UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array of a region: begin and end are bytes in it, itemsize that of its elements.
+
+    fetches, state: of its elements, in its shape; None where arrays with elements of other sizes share the memory.
+    """
+
+    name: str
+    begin: int
+    end: int
+    itemsize: int
+    writable: bool
+    fetches: np.ndarray | None
+    state: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Region:
+    """The memory of one array of the launch, or of several that overlap; one `__shared__` array, or one variable.
+
+    fetches, state: per element of the smallest size among them; empty where it is no array of the launch. parts: the
+    arrays. writable: the kernel does not take it as const, and it is not `__constant__`.
+    """
+
+    name: str
+    kind: int
+    size: int
+    dtype: np.dtype | None
+    writable: bool
+    fetches: np.ndarray
+    state: np.ndarray
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether each block has its own."""
+        return self.kind in (STATIC_SHARED, DYNAMIC_SHARED)
+
+    @property
+    def label(self) -> str:
+        """The name as a declaration begins with it."""
+        if self.kind == VARIABLE:
+            return f"{'__device__' if self.writable else '__constant__'} {self.name}"
+        return f"__shared__ {self.name}" if self.kind == STATIC_SHARED else self.name
+
+    def part_at(self, offset: int) -> Part | None:
+        """The first array that has the byte at an offset in the region, else the nearest; None for shared memory."""
+        return min(self.parts, key=lambda part: max(part.begin - offset, offset - (part.end - 1), 0), default=None)
+
+
+def regions_of(kernel: module.RawKernel, copies: Copies, shared_mem: int) -> tuple[list[Region], list[CheckedRegion]]:
+    """The regions of a launch, and the same as the engine is told them. kernel: of the checked build."""
+    regions = [_array_region(memory) for memory in copies.memories]
+    told = [_told(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
+    held = [(s.name, STATIC_SHARED, s.offset, s.size, True) for s in kernel.shared_arrays if not s.is_guard]
+    held.append(("dynamic shared memory", DYNAMIC_SHARED, 0, shared_mem, True))  # also where it has 0 bytes
+    for variable in variables.of_module(kernel.library.symbols, kernel.code):
+        address = kernel.library.base + variable.offset
+        held.append((variable.name, VARIABLE, address, variable.size, not variable.is_constant))
+    for name, kind, address, size, writable in held:
+        told.append(CheckedRegion(address, size, kind, 4, int(writable), None, None))
+        regions.append(Region(name, kind, size, None, writable, np.empty(0), np.empty(0)))
+    return regions, told
+
+
+def _array_region(memory: Memory) -> Region:
+    elements = memory.size // memory.dtype.itemsize
+    fetches = np.zeros(elements, np.uint32)
+    state = np.full(elements, INITIAL, np.uint8)
+    parts = []
+    for argument in memory.arguments:
+        known = memory.view(state, argument)
+        if known is not None:
+            known[_unwritten(argument)] = UNWRITTEN
+        fetched = memory.view(fetches, argument)
+        item = argument.value.dtype.itemsize
+        parts.append(Part(argument.name, argument.begin, argument.end, item, argument.writable, fetched, known))
+    return Region(memory.name, ARRAY, memory.size, memory.dtype, memory.writable, fetches, state, tuple(parts))
+
+
+def _unwritten(argument: Argument) -> np.ndarray:
+    """Of each element, whether nobody has given it a value before the launch.
+
+    What `empty` makes is poison: bytes of 0xFF. No number of a float has its bits. Among integers it is -1, so
+    there the whole array has to be as it was made. What the kernel may write counts as unwritten where it is any NaN.
+    """
+    value, item = argument.value, argument.value.dtype.itemsize
+    if value.dtype.kind == "f" and argument.writable:
+        return np.isnan(value)
+    if item not in (1, 2, 4, 8) or not (_is_float(value.dtype) or is_fresh(value)):
+        return np.zeros(value.shape, bool)
+    return np.asarray(value).view(f"u{item}") == 2 ** (8 * item) - 1
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    """Whether elements of 0xFF are no number. ml_dtypes' own types have the kind of a struct."""
+    return dtype.kind in "fcb" or (dtype.kind == "V" and dtype.type is not np.void)
+
+
+def _told(memory: Memory, region: Region) -> CheckedRegion:
+    watched = region.writable or (region.state == UNWRITTEN).any()
+    state = region.state.ctypes.data if watched else None
+    item, fetches = memory.dtype.itemsize, region.fetches.ctypes.data
+    return CheckedRegion(memory.address, memory.size, ARRAY, item, int(region.writable), fetches, state)

@@ -1,0 +1,287 @@
+"""More of the zoo: local arrays and variables of a thread, and shuffles from lanes that take no part."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import zoo
+from backends import refused_by_nvrtc
+from zoo import Bug, out, some, zeros
+
+from helpers import cpu
+from helpers.cpu import compiler
+from helpers.xray import Report, xray
+
+SHUFFLES = [
+    Bug(
+        "half_a_warp_reads_the_other",
+        "inactive lane",
+        """NAME(const float *in, float *out) {
+  float x = in[threadIdx.x];
+  if (threadIdx.x < 16) {
+    x += __shfl_xor_sync(0x0000ffffu, x, 16);  // here
+  }
+  out[threadIdx.x] = x;
+}
+""",
+        (("x, 16)", "x, 8)"),),
+        lambda: (some(32), out(32)),
+        block=32,
+        at_thread=0,
+    ),
+    Bug(
+        "a_block_of_half_a_warp",
+        "inactive lane",
+        """NAME(const float *in, float *out) {
+  float x = in[threadIdx.x];
+  for (int step = 16; step > 0; step /= 2) x += __shfl_down_sync(0xffffffffu, x, step);  // here
+  if (threadIdx.x == 0) out[0] = x;
+}
+""",
+        (("step = 16", "step = 8"), ("x, step)", "x, step, 16)")),
+        lambda: (some(16), out(1)),
+        block=16,
+    ),
+    Bug(
+        "lanes_that_have_left",
+        "inactive lane",
+        """NAME(const float *in, float *out, int n) {
+  if (threadIdx.x >= n) return;
+  float x = in[threadIdx.x];
+  out[threadIdx.x] = x + __shfl_down_sync(0xffffffffu, x, 1);  // here
+}
+""",
+        (("x + __shfl_down_sync", "x + __shfl_up_sync"),),
+        lambda: (some(32), out(20), np.int32(20)),
+        block=32,
+        at_thread=19,
+    ),
+    Bug(
+        "broadcast_from_an_inactive_lane",
+        "inactive lane",
+        """NAME(const int *in, int *out) {
+  int x = in[threadIdx.x];
+  if (threadIdx.x % 2) x = __shfl_sync(0xaaaaaaaau, x, 0);  // here
+  out[threadIdx.x] = x;
+}
+""",
+        (("x, 0)", "x, 1)"),),
+        lambda: (some(64, np.int32), zeros(64)),
+        at_thread=1,
+    ),
+]
+
+LOCAL_ARRAYS = [
+    Bug(
+        "one_accumulator_too_many",
+        "out of bounds",
+        """NAME(const float *in, float *out, int n) {
+  float acc[4] = {};
+  for (int i = 0; i <= n; ++i) acc[i] += in[threadIdx.x + i];  // here
+  out[threadIdx.x] = acc[0] + acc[1] + acc[2] + acc[3];
+}
+""",
+        (("i <= n", "i < n"),),
+        lambda: (some(72), out(64), np.int32(4)),
+        array="acc",
+        index=4,
+        at_thread=0,
+    ),
+    Bug(
+        "before_a_row",
+        "out of bounds",
+        """NAME(const float *in, float *out, int back) {
+  __shared__ float tile[8][8];
+  float rows[2][9];
+  tile[0][threadIdx.x] = in[threadIdx.x];  // one row of 64: the address is inside
+  __syncthreads();
+  for (int i = 0; i < 9; ++i) rows[0][i] = rows[1][i] = tile[0][(threadIdx.x + i) % 64];
+  float sum = 0;
+  for (int i = 0; i < 9; ++i) sum += rows[1][i] - rows[1][8 - i] * tile[0][i];
+  out[threadIdx.x] = rows[0][back] + sum;  // here
+}
+""",
+        (("rows[0][back]", "rows[0][back + 1]"),),
+        lambda: (some(64), out(64), np.int32(-1)),
+        array="rows",
+        index=-1,
+        at_thread=0,
+    ),
+    Bug(
+        "past_a_table_in_the_code",
+        "out of bounds",
+        """NAME(const int *in, float *out) {
+  const float steps[3] = {1, 2, 4};
+  out[threadIdx.x] = steps[in[threadIdx.x] % 4];  // here
+}
+""",
+        (("% 4", "% 3"),),
+        lambda: (some(64, np.int32), out(64)),
+        array="steps",
+        index=3,
+        at_thread=3,
+    ),
+    Bug(
+        "an_array_by_reference",
+        "out of bounds",
+        """__device__ void SELF_fill(float (&row)[8], const float *in, int n) {
+  for (int i = 0; i < n; ++i) row[i] = in[i];  // here
+}
+NAME(const float *in, float *out, int n) {
+  float kept[8] = {};
+  SELF_fill(kept, in, n);
+  out[threadIdx.x] = kept[threadIdx.x % 8];
+}
+""",
+        (("i < n", "i < n - 1"),),
+        lambda: (some(64), out(64), np.int32(9)),
+        array="row",
+        index=8,
+    ),
+]
+
+UNSET = [
+    Bug(
+        "a_sum_from_nothing",
+        "uninitialised",
+        """NAME(const float *in, float *out, int n) {
+  float sum;
+  for (int i = 0; i < n; ++i) sum += in[i];
+  out[threadIdx.x] = sum;  // here
+}
+""",
+        (("float sum;", "float sum = 0;"),),
+        lambda: (some(64), out(64), np.int32(64)),
+        array="out",
+        index=0,
+        at_thread=0,
+    ),
+    Bug(
+        "accumulators_from_nothing",
+        "uninitialised",
+        """NAME(const float *in, float *out, int n) {
+  float acc[4];
+  for (int i = 1; i < 4; ++i) acc[i] = 0;
+  for (int i = 0; i < n; ++i) acc[i % 4] += in[i];
+  out[threadIdx.x] = acc[threadIdx.x % 4];  // here
+}
+""",
+        (("int i = 1", "int i = 0"),),
+        lambda: (some(64), out(64), np.int32(64)),
+        array="out",
+        index=0,
+        at_thread=0,
+    ),
+    Bug(
+        "set_in_one_branch",
+        "uninitialised",
+        """NAME(const float *in, float *out, int n) {
+  float x;
+  if (threadIdx.x < n) x = in[threadIdx.x];
+  out[threadIdx.x] = 2 * x;  // here
+}
+""",
+        (("  out[threadIdx.x]", "  if (threadIdx.x < n) out[threadIdx.x]"),),
+        lambda: (some(64), zeros(64, np.float32), np.int32(50)),
+        array="out",
+        index=50,
+        at_thread=50,
+    ),
+    Bug(
+        "an_integer_from_nothing",
+        "uninitialised",
+        """NAME(const int *in, int *out) {
+  int most[2];
+  if (in[threadIdx.x] > 60) most[1] = in[threadIdx.x];
+  most[0] = 1;
+  out[threadIdx.x] = most[in[threadIdx.x] & 1];  // here
+}
+""",
+        (("int most[2];", "int most[2] = {};"),),
+        lambda: (some(64, np.int32), zeros(64)),
+        array="out",
+        index=1,
+        at_thread=1,
+    ),
+]
+
+MODULES = {"shuffles": SHUFFLES, "arrays": LOCAL_ARRAYS, "unset": UNSET}
+ZOO = [pytest.param(group, bug, id=bug.name) for group, bugs in MODULES.items() for bug in bugs]
+
+
+@functools.cache
+def module(group: str) -> cpu.RawModule:
+    return zoo.module(MODULES[group])
+
+
+def look(group: str, bug: Bug, *, fixed: bool) -> Report:
+    if group == "unset" and not compiler.filling("pattern"):
+        pytest.skip("this compiler cannot fill local variables")
+    return zoo.look(module(group), bug, fixed=fixed)
+
+
+@pytest.mark.parametrize("group", MODULES)
+def test_nvrtc_takes_the_kernels(group: str) -> None:
+    assert refused_by_nvrtc(module(group).code, (), ("-std=c++17",)) == ""
+
+
+@pytest.mark.parametrize(("group", "bug"), ZOO)
+def test_each_bug_is_found_where_it_is(group: str, bug: Bug) -> None:
+    zoo.assert_found(look(group, bug, fixed=False), bug)
+
+
+@pytest.mark.parametrize(("group", "bug"), ZOO)
+def test_the_fixed_twin_is_clean(group: str, bug: Bug) -> None:
+    assert look(group, bug, fixed=True).findings == []
+
+
+def test_what_the_messages_say() -> None:
+    (found,) = look("shuffles", SHUFFLES[0], fixed=False).findings
+    assert found.message == (
+        "__shfl_xor_sync reads from lane 16, which is not in its mask 0x0000ffff, so its value is undefined: it must "
+        "not be used, by block (0,0,0) thread (0,0,0) at half_a_warp_reads_the_other.cu:4"
+    )
+    assert found.count == 16 and found.array is None
+    (found,) = look("shuffles", SHUFFLES[2], fixed=False).findings
+    assert "reads from lane 20, which takes no part in it" in found.message
+    (found,) = look("arrays", LOCAL_ARRAYS[0], fixed=False).findings
+    where = "by block (0,0,0) thread (0,0,0) at one_accumulator_too_many.cu:3"
+    assert found.message == f"access of acc[4], which has 4 elements, {where}"
+    (found,) = look("unset", UNSET[0], fixed=False).findings
+    depends = "depends on a local variable that nobody has given a value"
+    where = "by block (0,0,0) thread (0,0,0) at a_sum_from_nothing.cu:4"
+    assert found.message == f"the write of out[0] {depends}, {where}"
+
+
+STATEFUL = """#line 1 "k.cu"
+__device__ int calls;
+__device__ float scale;
+extern "C" __global__ void k(const float *in, float *out, long long *when) {
+  float x;
+  if (threadIdx.x == 0) atomicAdd(&calls, 1);
+  x = in[threadIdx.x];
+  out[threadIdx.x] = scale * x;
+  when[threadIdx.x] = clock64();
+}
+"""
+
+
+def test_variables_are_used_once_and_a_clock_is_no_bug() -> None:
+    """Further launches of the X-ray's own leave no trace: the variables and the output are those of one launch."""
+    module = cpu.RawModule(code=STATEFUL)
+    module.get_global("scale").view(np.float32)[...] = 3
+    calls = module.get_global("calls").view(np.int32)
+    got = out(64)
+    xray(module.get_function("k"), (1,), (64,), (some(64), got, zeros(64, np.int64))).assert_clean()
+    assert np.array_equal(cpu.asnumpy(got), 3 * np.arange(64))
+    assert calls[0] == 1
+
+
+def test_a_launch_of_another_form_is_looked_at_again() -> None:
+    function = module("unset").get_function("set_in_one_branch")
+    xray(function, (1,), (64,), (some(64), zeros(64, np.float32), np.int32(64))).assert_clean()
+    xray(function, (1,), (64,), (some(64), zeros(64, np.float32), np.int32(64))).assert_clean()
+    report = xray(function, (1,), (64,), (some(64), zeros(64, np.float32), np.int32(63)))
+    assert [(f.kind, f.index) for f in report.findings] == [("uninitialised", 63)]
