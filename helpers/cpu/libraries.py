@@ -110,11 +110,15 @@ _MACROS = "".join(
 _LINE = re.compile(r'^# \d+ "([^"]*)"(.*)$', re.M)  # a file, and a 3 where it is the system's
 
 
+_LABEL = re.compile(r'\s*"\w+"\s*')  # a declaration's name for the linker, as those of malloc in cuda_runtime.h
+
+
 def expanded(text: str, flags: Sequence[str]) -> tuple[str, str]:
     """The text, which includes ptx_instructions.h, with its includes pasted in and all inline PTX translated; and the
     preprocessor's own words.
 
-    The C library's headers hold asm of their own, which names symbols of the linker: that stays.
+    The C library's headers hold asm of their own, which names symbols of the linker: that stays, and so do the engine's
+    own names for the linker.
     """
     command = [*compiler.compiler()[0], *flags, "-E", "-x", "c++", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
@@ -133,6 +137,8 @@ def expanded(text: str, flags: Sequence[str]) -> tuple[str, str]:
         if of_the_system and not file.startswith(ours):
             continue
         close = _closing(code, match.end())
+        if _LABEL.fullmatch(code, match.end(), close):
+            continue
         pieces += [code[end : match.start()], _statement(code[match.end() : close], number)]
         pieces.append("\n" * code.count("\n", match.start(), close))
         end = close + 1
