@@ -197,6 +197,7 @@ def test_a_static_assertion_of_a_header() -> None:
     ("before", "body", "line", "says"),
     [
         ("__global__ void child(float *a) {}\n", "  child<<<1, 32>>>(a);", 3, "dynamic parallelism"),
+        ("__device__ void two(float *a) {\n  k<<<1, 32>>>(a);\n}\n", "", 2, "kernels are launched from Python"),
         ("texture<float, 2> t;\n", "  a[0] = tex2D(t, 1, 2);", 1, "has no textures"),
         ("", "  a[0] = tex1Dfetch<float>((cudaTextureObject_t)a, 1);", 2, "has no textures"),
         ("", "  surf2Dwrite(a[0], (cudaSurfaceObject_t)a, 1, 2);", 2, "has no surfaces"),

@@ -110,11 +110,15 @@ _MACROS = "".join(
 _LINE = re.compile(r'^# \d+ "([^"]*)"(.*)$', re.M)  # a file, and a 3 where it is the system's
 
 
+_LABEL = re.compile(r'\s*"\w+"\s*')  # a declaration's name for the linker, as those of malloc in cuda_runtime.h
+
+
 def expanded(text: str, flags: Sequence[str]) -> tuple[str, str]:
     """The text, which includes ptx_instructions.h, with its includes pasted in and all inline PTX translated; and the
     preprocessor's own words.
 
-    The C library's headers and cuda_runtime.h hold asm of their own, which names symbols of the linker: that stays.
+    The C library's headers hold asm of their own, which names symbols of the linker: that stays, and so do the engine's
+    own names for the linker.
     """
     command = [*compiler.compiler()[0], *flags, "-E", "-x", "c++", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
@@ -122,7 +126,7 @@ def expanded(text: str, flags: Sequence[str]) -> tuple[str, str]:
         return "", done.stderr
     code = ptx.raw_strings(done.stdout)
     lines = [(match.start(), match[1], "3" in match[2].split()) for match in _LINE.finditer(code)]
-    ours, names_symbols = (str(folder()), str(compiler.INCLUDE)), str(compiler.INCLUDE / "cuda_runtime.h")
+    ours = (str(folder()), str(compiler.INCLUDE))
     pieces, end, near = [_MACROS], 0, 0
     for number, match in enumerate(_ASM.finditer(code)):
         if match.start() < end:
@@ -130,9 +134,11 @@ def expanded(text: str, flags: Sequence[str]) -> tuple[str, str]:
         while near + 1 < len(lines) and lines[near + 1][0] < match.start():
             near += 1
         _, file, of_the_system = lines[near]
-        if (of_the_system and not file.startswith(ours)) or file == names_symbols:
+        if of_the_system and not file.startswith(ours):
             continue
         close = _closing(code, match.end())
+        if _LABEL.fullmatch(code, match.end(), close):
+            continue
         pieces += [code[end : match.start()], _statement(code[match.end() : close], number)]
         pieces.append("\n" * code.count("\n", match.start(), close))
         end = close + 1

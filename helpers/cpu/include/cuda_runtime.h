@@ -12,7 +12,7 @@
 #include <string.h>
 #include <cstdio>
 #include <ctime>
-#include <initializer_list>  // NVRTC knows it in every source
+#include <initializer_list>  // NVRTC knows it in every source, and placement new and std::move
 #include <new>
 #include <utility>
 

@@ -70,7 +70,6 @@ enum cudaMemAllocationHandleType {
   cudaMemHandleTypeWin32Kmt = 0x4,
   cudaMemHandleTypeFabric = 0x8
 };
-#ifndef ENGINE_LIBRARIES
 enum cudaSharedMemConfig {
   cudaSharedMemBankSizeDefault = 0,
   cudaSharedMemBankSizeFourByte = 1,
@@ -98,4 +97,3 @@ enum cudaError {
   cudaErrorUnknown = 999
 };
 typedef enum cudaError cudaError_t;
-#endif

@@ -8,13 +8,8 @@
 #define CUDART_VERSION 12090
 #endif
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorNotSupported = 801, cudaErrorUnknown = 999 };
-enum cudaSharedMemConfig {
-  cudaSharedMemBankSizeDefault,
-  cudaSharedMemBankSizeFourByte,
-  cudaSharedMemBankSizeEightByte
-};
-typedef struct CUstream_st* cudaStream_t;
+#include "../driver_types.h"
+
 static inline const char* cudaGetErrorString(cudaError_t) { return "an error of the CUDA runtime"; }
 static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 static inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
