@@ -88,9 +88,8 @@ LL, ULL = (-(1 << 63), (1 << 63) - 1), (0, M64)
 def byte_perm(x: int, y: int, s: int) -> int:
     both, result = y << 32 | x, 0
     for i in range(4):
-        pick = s >> 4 * i & 15
-        byte = both >> 8 * (pick & 7) & 255
-        result |= ((255 if byte >> 7 else 0) if pick & 8 else byte) << 8 * i
+        pick = s >> 4 * i & 7  # bit 3, with which prmt repeats the sign, is dropped by the intrinsic
+        result |= (both >> 8 * pick & 255) << 8 * i
     return result
 
 

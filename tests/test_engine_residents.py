@@ -102,7 +102,10 @@ extern "C" __global__ void within(int *unused, int *out) {  // a warp waits for 
   __syncthreads();
   if (threadIdx.x == 0)
     while (go == 0);
-  if (threadIdx.x == 40) go = 7;
+  if (threadIdx.x == 40) {
+    __threadfence_block();
+    go = 7;
+  }
   out[blockIdx.x * blockDim.x + threadIdx.x] = threadIdx.x == 0 ? go : 7;
 }
 """

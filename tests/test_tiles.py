@@ -9,7 +9,7 @@ import pytest
 
 from helpers import compile_report, cpu, kernel
 from helpers.check import check, make_inputs
-from helpers.ladder import tiles
+from helpers.ladder import LADDER, tiles
 from helpers.ladder.tiles import GPUS, KB, LIMITS, MAX_HEAD_DIM, Tiles, pick, pick_few, pick_lone
 from helpers.record import presets
 from helpers.reference import attention
@@ -120,13 +120,25 @@ def test_tiles_say_what_a_thread_has() -> None:
 @pytest.mark.parametrize("gpu", presets.OTHERS, ids=lambda gpu: gpu.arch)
 @pytest.mark.parametrize("head_dim", presets.HEAD_DIMS)
 def test_mma_takes_the_tile_that_was_fastest_with_as_many_blocks(gpu: tiles.Gpu, head_dim: int) -> None:
-    """Of both speeds together, 4 % at most are left for a tile that fits several head dimensions."""
+    """Of both speeds together, 4 % at most are left for a tile that fits several head dimensions.
+
+    The speeds are an H200's. A tile does not count that spills where it is compiled for the GPU it is meant for.
+    """
     record = presets.recorded()
     assert record is not None
     found = presets.best(record, gpu.arch, head_dim)
     own = tiles.pick_mma(head_dim, gpu.limit)
     (row,) = (row for row in found if all(row[name] == own[name] for name in presets.NAMES))
-    assert row["full"] + row["causal"] >= 0.96 * (found[0]["full"] + found[0]["causal"]), presets.presets_table(record)
+    for faster in found:
+        if row["full"] + row["causal"] >= 0.96 * (faster["full"] + faster["causal"]):
+            return
+        defines = {"HEAD_DIM": head_dim, **{name: faster[name] for name in presets.NAMES}}
+        stage = LADDER["flash_mma"]
+        try:
+            report = compile_report.compile_report(stage.file, defines, gpu.arch, name=stage.kernel_name("bfloat16"))
+        except compile_report.NvrtcMissing as error:
+            pytest.skip(str(error))
+        assert report.spill_bytes, presets.presets_table(record)
 
 
 @pytest.mark.parametrize("gpu", presets.OTHERS, ids=lambda gpu: gpu.arch)

@@ -126,13 +126,15 @@ LOCAL_ARRAYS = [
     Bug(
         "an_array_by_reference",
         "out of bounds",
-        """__device__ void SELF_fill(float (&row)[8], const float *in, int n) {
-  for (int i = 0; i < n; ++i) row[i] = in[i];  // here
+        """__device__ float SELF_sum(const float (&row)[8], int n) {
+  float sum = 0;
+  for (int i = 0; i < n; ++i) sum += row[i];  // here
+  return sum;
 }
 NAME(const float *in, float *out, int n) {
-  float kept[8] = {};
-  SELF_fill(kept, in, n);
-  out[threadIdx.x] = kept[threadIdx.x % 8];
+  float kept[8];
+  for (int i = 0; i < 8; ++i) kept[i] = in[(threadIdx.x + i) % 64];
+  out[threadIdx.x] = SELF_sum(kept, n);
 }
 """,
         (("i < n", "i < n - 1"),),

@@ -92,9 +92,16 @@ uintptr_t place_in_kernel(uintptr_t pc) {
 // A frame of this many bytes may step over the guard page of a stack, and so many above it are too few for a handler.
 constexpr uintptr_t LARGE_FRAME = 65536, LAST_BYTES = 16384;
 
-bool stack_is_full(const Worker& w, uintptr_t at) {
-  const uintptr_t stack = (uintptr_t)w.current->stack;
-  return at >= stack - LARGE_FRAME && at < stack + LAST_BYTES;
+// Of the thread that runs; or of the one that has just switched away, when its registers found no room: it is the thread
+// that runs then.
+bool stack_is_full(Worker& w, uintptr_t at) {
+  uintptr_t stack = (uintptr_t)w.current->stack;
+  if (at >= stack - LARGE_FRAME && at < stack + LAST_BYTES) return true;
+  const uintptr_t i = (at - (uintptr_t)w.stacks) / STACK_BYTES;
+  if (at < (uintptr_t)w.stacks || i >= w.fibers.size()) return false;
+  if (at >= (uintptr_t)w.fibers[i].stack + LAST_BYTES) return false;
+  w.current = &w.fibers[i];
+  return true;
 }
 
 // The code of the kernel that runs, so that a handler need not ask the system's loader, which has a lock.

@@ -21,11 +21,15 @@ extern "C" void engine_switch(void** saved, void* target);
 #endif
 // clang-format off: a line for each group of registers
 #ifdef __x86_64__
-asm(".text\n.globl " SYMBOL "\n" SYMBOL ":\n"
-    "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
+#define PUSH(R) "pushq %" R "\n.cfi_adjust_cfa_offset 8\n"  // where the stack is full, the line is still found
+#define POP(R) "popq %" R "\n.cfi_adjust_cfa_offset -8\n"
+asm(".text\n.globl " SYMBOL "\n" SYMBOL ":\n.cfi_startproc\n"
+    PUSH("rbp") PUSH("rbx") PUSH("r12") PUSH("r13") PUSH("r14") PUSH("r15")
     "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
-    "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n"
-    "ret\n");
+    POP("r15") POP("r14") POP("r13") POP("r12") POP("rbx") POP("rbp")
+    "ret\n.cfi_endproc\n");
+#undef PUSH
+#undef POP
 #else
 asm(".text\n.globl " SYMBOL "\n.p2align 2\n" SYMBOL ":\n"
     "sub sp, sp, #160\n"
