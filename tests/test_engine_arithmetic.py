@@ -236,7 +236,12 @@ def test_divisions_do_not_trap(cp: Any, kind: str) -> None:
     expected = np.array(quotients, u64).astype(dtype)
     np.testing.assert_array_equal(cp.asnumpy(out), expected)
     np.testing.assert_array_equal(cp.asnumpy(again), expected)
-    np.testing.assert_array_equal(cp.asnumpy(rest), np.array(remainders, dtype))
+    found, wanted = cp.asnumpy(rest), np.array(remainders, dtype)
+    if cp is not cpu:  # PTX does not say what it gives: on an H200 what the quotient is, or the dividend
+        by_zero = np.array([y == 0 for _, y in pairs])
+        assert ((found == wanted) | (found == expected))[by_zero].all()
+        wanted[by_zero] = found[by_zero]
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors divide otherwise")

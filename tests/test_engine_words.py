@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
+from helpers import cpu
+
+SMALLEST_NORMAL = 2.0**-126  # of float32
+
 KERNEL = """
 extern "C" __global__ void apply(const unsigned* a, const unsigned* b, const unsigned* c, unsigned* out) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -238,6 +242,8 @@ def test_rounding_modes(cp: Any, kind: type[np.floating]) -> None:
             if exact is None or abs(exact) > Fraction(float(np.finfo(kind).max)):
                 continue
             wanted = rounded(exact, mode, kind)
+            if cp is not cpu and kind == np.float32 and any(0 < abs(v) < SMALLEST_NORMAL for v in (x, y, z, wanted)):
+                continue  # CuPy compiles with -ftz=true
             assert result == wanted, f"{call} of {x!r}, {y!r}, {z!r}: {result!r}, and not {wanted!r}"
             checked += 1
     assert checked > 3000

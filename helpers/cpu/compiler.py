@@ -178,6 +178,9 @@ def filling(value: str) -> tuple[str, ...]:
     return _granted((flag,)) or (_granted((flag, enabling)) if _is_clang() else ())
 
 
+_NO_FORTIFY = "-U_FORTIFY_SOURCE"
+
+
 def flags(*, line_info: bool = True) -> list[str]:
     """The flags of the fast build.
 
@@ -189,6 +192,7 @@ def flags(*, line_info: bool = True) -> list[str]:
     if line_info:
         # DWARF 5 with #line names the generated file. -g1 is last: -gdwarf-4 after it asks for types and variables too.
         found += ["-gdwarf-4", "-g1"]
+    found.append(_NO_FORTIFY)  # some systems' g++ defines it, and memcpy becomes another function
     if command[-2:] == ("ziglang", "c++"):
         found += ["-fno-sanitize=undefined", "-UNDEBUG"]  # what zig adds by itself
     return found
@@ -317,7 +321,7 @@ def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
     headers may ask for.
     """
     includes = _own_includes(text)
-    if not includes or not _is_gcc_on_linux() or any(re.match("-[DU]_", option) for option in options):
+    if not includes or not _is_gcc_on_linux() or any(re.match("-[DU]_", o) and o != _NO_FORTIFY for o in options):
         return None, text
     command, version = compiler()
     options = [option for option in options if not re.match("-I.", option)]  # folders of the user's

@@ -15,6 +15,9 @@
 #include <initializer_list>  // NVRTC knows it in every source, and placement new and std::move
 #include <new>
 #include <utility>
+#ifdef ENGINE_LIBRARIES
+#include <string>  // some of its versions say __attribute__((__noinline__)), which is a macro below
+#endif
 
 #include "driver_types.h"
 #include "vector_types.h"
