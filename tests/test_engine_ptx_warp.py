@@ -401,7 +401,7 @@ extern "C" __global__ void orders(const unsigned *x, unsigned *y) {
   y[t + 192] = a[0], y[t + 224] = a[1];
   float d[2];
   asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, _, %1, _}, {%2, %2}, {%2},\n"
-               "  {0f3FC00000, 0., 0f40000000, 0.};"
+               "  {0f3FC00000, 0f00000000, 0f40000000, 0f00000000};"
                : "=f"(d[0]), "=f"(d[1]) : "r"(0));
   y[t + 256] = __float_as_uint(d[0]), y[t + 288] = __float_as_uint(d[1]);
 }

@@ -235,7 +235,7 @@ def observe(
         passed = _passed(lib, [site.region < ours for site in every_site])
         sites = [site for site in every_site if site.region < ours]
         if profile and ended.failure is None and not found and unset.has_candidates(checked.code):
-            found += _unset_locals(lib, kernel, given, copies, (grid, block, args, shared_mem), places, timeout)
+            found += _of_locals(lib, kernel, given, copies, (grid, block, args, shared_mem), places, own, timeout)
         left = _left(lib, grid, block)
     runtime.echo(ended.printed)
     kernel.module.copy_variables(checked.module)
@@ -246,16 +246,19 @@ def observe(
     return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block, left)
 
 
-def _unset_locals(
+def _of_locals(
     lib: ctypes.CDLL,
     kernel: module.RawKernel,
     given: list[Given],
     copies: Copies,
     launch: tuple[Any, ...],
     places: _Places,
+    own: OwnArrays,
     timeout: float,
 ) -> list[Found]:
-    """What depends on local variables that nobody gave a value, as one finding at the write that shows it."""
+    """Indices past the end of a thread's own arrays; else what depends on local variables that nobody gave a value, as
+    one finding at the write that shows it.
+    """
     # Once for each kernel and form of its launch: this is about the code, and the values in the arrays seldom matter.
     grid, block, args, shared_mem = launch
     scalars = tuple(np.asarray(value).tobytes() for value in args if not isinstance(value, ndarray))
@@ -263,6 +266,9 @@ def _unset_locals(
     if form in kernel.known_set:
         return []
     different = unset.find(kernel, lambda: Copies(given, pad=0), copies, launch, min(timeout, 10.0))
+    overruns = [found for found in _found(lib, places, own, grid, block) if found.kind == LOCAL_BOUNDS]
+    if overruns:
+        return overruns
     if different is None:
         kernel.known_set.add(form)
         return []

@@ -178,6 +178,11 @@ def filling(value: str) -> tuple[str, ...]:
     return _granted((flag,)) or (_granted((flag, enabling)) if _is_clang() else ())
 
 
+def bounds() -> tuple[str, ...]:
+    """Flags that compare each index with the size of its array, where the type tells it."""
+    return ("-fsanitize=array-bounds" if _is_clang() else "-fsanitize=bounds",)
+
+
 _NO_FORTIFY = "-U_FORTIFY_SOURCE"
 
 
@@ -270,7 +275,6 @@ def _checked_flags(profiled: bool) -> list[str]:
         own.append("-mstringop-strategy=libcall")  # a memcpy that is no load and store stays a call: see assembly.py
     kept = [flag for flag in flags() if flag != "-O2"]
     if profiled:  # a call at each basic block; blocks stay in the order of the source
-        own.append("-fsanitize=array-bounds" if _is_clang() else "-fsanitize=bounds")  # see checker_local.cpp
         own += ["-fsanitize-coverage=trace-pc", *([] if _is_clang() else ["-fno-reorder-blocks"])]
     sanitized = "-fsanitize=thread,shift-exponent,float-cast-overflow"
     return [*kept, "-O1", sanitized, *own, f"-DENGINE_CHECKED={shared_layout.REDZONE}"]

@@ -291,9 +291,12 @@ class RawModule:
         return twin
 
     def filled(self, value: str) -> RawModule:
-        """The same source, built so that local variables without a value begin with one: see `compiler.filling`."""
+        """The same source, built so that local variables without a value begin with one: see `compiler.filling`.
+
+        And so that each index is compared with the size of the array, where its type has one.
+        """
         twin = RawModule(code=self.code, options=self.options, name_expressions=self.name_expressions)
-        twin._filling = compiler.filling(value)
+        twin._filling = (*compiler.filling(value), *compiler.bounds())
         twin.copy_variables(self)
         return twin
 

@@ -7,6 +7,8 @@ A build costs more than a run, so there is one build first, with a value that no
 compared with the checked run's. Two builds may round differently, too; so where they differ, a third one has the last
 word, which differs from the second one in that value alone.
 
+These builds also compare each index with the size of an array where its type tells it: see engine/checker_local.cpp.
+
 A variable that is used where it makes no difference, as a maximum of larger numbers, stays unseen.
 """
 
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..cuda_source.source import blank_comments
-from . import compiler, module, runtime
+from . import module, runtime
 from .copies import Copies
 from .structures import Failure
 
@@ -41,10 +43,15 @@ class Difference:
     failure: Failure | None
 
 
+# A declaration of an array, as far as the text can tell.
+_ARRAY = re.compile(r"(?:[;{}(]|\bconst)\s*[A-Za-z_][\w:<>]*[\s*&(]+[A-Za-z_]\w*\)?\s*\[[^\]]+\]")
+
+
 @functools.lru_cache(maxsize=64)
 def has_candidates(code: str) -> bool:
-    """Whether the source declares a variable without a value, and the compiler can give it one."""
-    return _UNSET.search(blank_comments(code)) is not None and bool(compiler.filling("pattern"))
+    """Whether the source declares a variable without a value, or an array: then `find` has something to look for."""
+    clean = blank_comments(code)
+    return _UNSET.search(clean) is not None or _ARRAY.search(clean) is not None
 
 
 def find(

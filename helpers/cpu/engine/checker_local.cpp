@@ -1,5 +1,7 @@
 // Arrays of a thread's own. Their accesses have no hook, as they are in registers on a GPU and many on each line; where the
 // compiler knows how many elements there are, -fsanitize=bounds compares the index and calls this with one that is outside.
+// The checked builds do without it, as loads stay loads then that a compiler makes one of; a fast build has it, which runs
+// once after the checked one (unset.py), and whose findings join that one's.
 //
 // It is called for every array with a known size, shared ones too, whose rows kernels index as one long row: there the
 // address decides, see checker_access.cpp. Python tells the two apart by the name in the source (locals.py).
@@ -27,8 +29,9 @@ int64_t value_of(const Descriptor& type, uint64_t raw) {
 }  // namespace
 
 extern "C" void __ubsan_handle_out_of_bounds(const OutOfBounds* where, uint64_t index) {
-  if (!books.running) return;
   EngineFinding f = finding_at(ENGINE_LOCAL_BOUNDS, where->file, (int)where->line);
+  f.block = this_worker->block;
+  f.thread = this_worker->current->lane.linear;
   f.source = where->column;
   f.offset = value_of(*where->index, index);
   f.name = where->array->name;

@@ -23,8 +23,11 @@ namespace cooperative_groups {
 template <typename Group, typename Element, typename Bytes>
 ENGINE_INLINE void memcpy_async(const Group& group, Element* target, const Element* source, const Bytes& bytes) {
   size_t total = (size_t)bytes, stride = (size_t)group.size() * 16;
-  for (size_t at = (size_t)group.thread_rank() * 16; at < total; at += stride)
-    memcpy((char*)target + at, (const char*)source + at, total - at < 16 ? total - at : 16);
+  for (size_t at = (size_t)group.thread_rank() * 16; at < total; at += stride) {
+    if (total - at >= 16)
+      __builtin_memcpy((char*)target + at, (const char*)source + at, 16);  // one access, and checked
+    else memcpy((char*)target + at, (const char*)source + at, total - at);
+  }
 }
 // The same in elements: as many as both sides have.
 template <typename Group, typename Element, typename TargetCount, typename SourceCount>
