@@ -221,7 +221,8 @@ class RawModule:
             )
 
         def refuse() -> str:
-            if self._backend != "nvrtc" or self._jitify or refusals.OTHER_RULES & set(self.options):
+            other_rules = self._uses_libraries or self._jitify or refusals.OTHER_RULES & set(self.options)
+            if self._backend != "nvrtc" or other_rules:  # (macros of libraries are not known here)
                 return ""
             folders = [Path(flag[2:]) for flag in (*flags, f"-I{compiler.INCLUDE}") if flag.startswith("-I")]
             text = f'{macros}#line 1 "{SOURCE_NAME}"\n{refusals.for_preprocessor(self.code, folders[:-1])}'

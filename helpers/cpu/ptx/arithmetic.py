@@ -134,7 +134,7 @@ def _function(use: Use) -> str:
     use.types("f32")
     use.one("approx", default=None)
     ftz = use.opcode != "tanh" and use.flag("ftz")
-    name = use.opcode if use.opcode in ("ex2", "lg2", "rcp", "rsqrt") else use.opcode + "_"
+    name = use.opcode if use.opcode in ("ex2", "lg2", "rcp") else use.opcode + "_"
     return _call(use, f"${name}<{_truth(ftz)}>", "f32", 1)
 
 

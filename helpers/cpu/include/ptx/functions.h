@@ -14,7 +14,7 @@ namespace ptx {
 ENGINE_APPROX(ex2, exp2f(x))
 ENGINE_APPROX(lg2, log2f(x))
 ENGINE_APPROX(rcp, 1.0f / x)
-ENGINE_APPROX(rsqrt, (float)(1.0 / sqrt((double)x)))
+ENGINE_APPROX(rsqrt_, (float)(1.0 / sqrt((double)x)))
 ENGINE_APPROX(sqrt_, sqrtf(x))
 ENGINE_APPROX(sin_, sinf(x))
 ENGINE_APPROX(cos_, cosf(x))
