@@ -563,3 +563,14 @@ def test_long_output_of_a_kernel_is_complete(capfd: pytest.CaptureFixture[str]) 
     cpu.RawKernel(code, "k")((1,), (64,), ())
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) == 6400 and lines == [f"{i % 100:0100d}" for i in range(6400)]
+
+
+@on_each_device
+def test_a_template_that_nobody_uses_may_name_what_there_is_not(cp: Any) -> None:
+    code = """
+template <typename T> __host__ __device__ T least(T a, T b) { return std::min(a, b); }
+extern "C" __global__ void fill(int *out) { out[threadIdx.x] = threadIdx.x; }
+"""
+    out = cp.zeros(8, np.int32)
+    compiled(cp, code).get_function("fill")((1,), (8,), (out,))
+    np.testing.assert_array_equal(cp.asnumpy(out), np.arange(8))

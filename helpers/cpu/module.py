@@ -60,6 +60,8 @@ _GPU_ONLY = re.compile(
 # run time.
 _STRICT = ("-Werror=vla", "-Werror=pointer-arith", "-fno-exceptions", "-fno-rtti")
 
+_NO_STD_MIN = re.compile(r"(?:min|max). is not a member of .std|no member named .(?:min|max). in namespace .std")
+
 _LONG = {"--define-macro": "-D", "--include-path": "-I", "--undefine-macro": "-U"}
 
 
@@ -166,6 +168,7 @@ class RawModule:
         self._asked: set[str] = set()  # variables that the host may have written
         self._instrumented = ""  # "checked" or "profiled": see `instrumented`
         self._uses_libraries: bool | None = None  # CUB and its kin; None: not known yet
+        self._with_algorithm = False  # std::min is to be found
         self._filling: tuple[str, ...] = ()  # flags: see `filled`
 
     def compile(self, log_stream: Any = None) -> None:
@@ -191,7 +194,7 @@ class RawModule:
         options = [*options, "-I", str(compiler.INCLUDE), *_STRICT, *flags, *self._filling]
         options += libraries.cupy_options() if "cupy/" in code or self._uses_libraries else []
         first, ptx = '#include "cuda_runtime.h"\n', "#include <ptx_instructions.h>\n"
-        then = f"{_own_headers(code)}{macros}"
+        then = f"{'#include <algorithm>' + chr(10) if self._with_algorithm else ''}{_own_headers(code)}{macros}"
         was_expanded = False
 
         def expanded(code: str) -> str | None:
@@ -238,6 +241,10 @@ class RawModule:
             # Included by a header of the user's?
             if not self._uses_libraries and libraries.missing(diagnostics) and libraries.options():
                 self._uses_libraries = True
+                return self._build(plain, log_stream)
+            # NVRTC, which has none, does not look into templates that nobody uses.
+            if not self._with_algorithm and _NO_STD_MIN.search(diagnostics):
+                self._with_algorithm = True
                 return self._build(plain, log_stream)
             if not libraries.options() and (header := libraries.missing(diagnostics)):
                 raise CompileError(f"{messages.explain(diagnostics, self.code, names)}\n{libraries.whose(header)}")
