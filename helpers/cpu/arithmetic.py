@@ -13,6 +13,7 @@ matters: see engine/checker_notes.cpp. Nothing here changes a line's number.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -125,6 +126,7 @@ def _casts(clean: str) -> Iterator[Edit]:
                 yield closing, closing, ")"
 
 
+@functools.lru_cache(maxsize=64)  # a kernel's checked builds ask again
 def edited(code: str) -> str:
     """The source with the engine's names between its tokens; its lines keep their numbers."""
     clean = blank_comments(code)

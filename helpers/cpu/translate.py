@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 
@@ -47,6 +48,8 @@ def _with_own_integers(code: str) -> str:
 
     NVRTC has neither without a header, and sources for it bring theirs. A host's are of another type, of the same size.
     """
+    if "int64_t" not in code:
+        return code
     found = {match[1] or match[2] for match in _LONG_LONG.finditer(blank_comments(code))}
     if not found:
         return code
@@ -61,7 +64,8 @@ def _with_own_integers(code: str) -> str:
 _FUNCTION_HEAD = re.compile(r"\)\s*(?:(?:const|noexcept|override|final)\b\s*)*(?:->[^;{}]*|:[^;{}]*)?\s*$")
 
 
-def function_bodies(clean: str) -> list[tuple[int, int, str]]:
+@functools.lru_cache(maxsize=64)
+def function_bodies(clean: str) -> tuple[tuple[int, int, str], ...]:
     """Of each outermost function: where its body's brace opens and closes, and the text before, with its parameters."""
     bodies, open_braces, before = [], [], 0
     for match in re.finditer(r"[{};]", clean):
@@ -75,7 +79,7 @@ def function_bodies(clean: str) -> list[tuple[int, int, str]]:
             if opened is not None and not (open_braces and open_braces[-1] is not None):
                 bodies.append((opened[0], at, opened[1]))
         before = at + 1
-    return bodies
+    return tuple(bodies)
 
 
 def _asm_error(code: str, original: str, name: str, at: int, message: str) -> str:
@@ -94,7 +98,8 @@ def _in_macro(code: str, at: int) -> bool:
     return bool(re.match(r"\s*#\s*define\b", code[begin:at]))
 
 
-def _asm_edits(code: str, original: str, name: str) -> list[tuple[int, int, str]]:
+@functools.lru_cache(maxsize=64)  # a kernel's checked builds ask again
+def _asm_edits(code: str, original: str, name: str) -> tuple[tuple[int, int, str], ...]:
     """asm statements as calls of the engine: begin, end, new text."""
     edits = []
     for number, (begin, opening, end, is_volatile) in enumerate(ptx.statements(blank_comments(code))):
@@ -107,7 +112,7 @@ def _asm_edits(code: str, original: str, name: str) -> list[tuple[int, int, str]
         except ptx.Unreadable as error:
             raise ptx.Unreadable(_asm_error(code, original, name, begin, str(error))) from None
         edits.append((begin, end + 1, new + "\n" * code.count("\n", begin, end)))
-    return edits
+    return tuple(edits)
 
 
 def _includes_more(code: str) -> bool:
@@ -146,13 +151,13 @@ def translate(
         found = ptx.raw_strings(found)
         code = found if any(ptx.statements(blank_comments(found))) or _EXTERN_SHARED.search(found) else code
     try:
-        edits = [] if keep_asm else _asm_edits(code, original, name)
+        edits = [] if keep_asm else [*_asm_edits(code, original, name)]
     except ptx.Unreadable:
         code = expanded(code)
         if code is None:
             raise
         code = ptx.raw_strings(code)
-        edits = _asm_edits(code, original, name)
+        edits = [*_asm_edits(code, original, name)]
     clean = blank_comments(code)
     for match in re.finditer(r"\b__shared__\s+(alignas)\s*\(", clean):
         edits.append((match.start(1), match.end(1), "ENGINE_ALIGNAS"))
@@ -163,7 +168,7 @@ def translate(
         for match in _EXTERN_SHARED.finditer(clean)
         if not any(begin <= match.start() < end for begin, end, _ in in_macros)
     ]
-    bodies = function_bodies(clean) if declared else []
+    bodies = function_bodies(clean) if declared else ()
     for match in declared:
         edits = [edit for edit in edits if not match.start() <= edit[0] < match.end()]
         kind = _ALIGNMENT.sub(" ", match.group("head"))
