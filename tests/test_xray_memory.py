@@ -206,3 +206,27 @@ def test_arrays_of_a_gpu_keep_what_they_share(monkeypatch: pytest.MonkeyPatch) -
     a, b = (OnGpu((8,), np.float32, pointer(memory, 4 * place), (-32,)) for place in (7 * 8 + 1, 7 * 8 + 2))
     xray(strided, (1,), (32,), (a, b, np.int32(8), np.int32(-8)))
     np.testing.assert_array_equal(memory.host[2::8], np.arange(64)[1::8] + 1)
+
+
+def test_a_kernel_is_looked_at_as_it_was_compiled() -> None:
+    code = """#include <stdlib.h>
+extern "C" __global__ void fill(int *out) {
+  int own[4];
+  for (int i = 0; i < 4; ++i) own[i] = i;
+  out[threadIdx.x] = own[threadIdx.x % 4];
+}
+"""
+    out = cpu.zeros(32, np.int32)
+    kernel = cpu.RawModule(code=code, backend="nvcc").get_function("fill")  # NVRTC has no headers of the host
+    assert xray(kernel, (1,), (32,), (out,)).clean
+    np.testing.assert_array_equal(out, np.arange(32) % 4)
+
+
+def test_each_build_for_a_look_starts_with_variables_of_its_own() -> None:
+    code = """__device__ int launches;
+extern "C" __global__ void count(int *out) { out[0] = ++launches; }
+"""
+    for _ in range(2):
+        out = cpu.zeros(1, np.int32)
+        cpu.RawModule(code=code).get_function("count").filled("zero")((1,), (1,), (out,))
+        assert out[0] == 1

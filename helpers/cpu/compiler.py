@@ -128,7 +128,7 @@ def _headers_hash() -> str:
 
 @functools.cache
 def _edits_hash() -> str:
-    ours = ("arithmetic.py", "shared_layout.py", "refusals.py", "translate.py")
+    ours = ("arithmetic.py", "assembly.py", "shared_layout.py", "refusals.py", "translate.py")
     return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in ours)).hexdigest()
 
 
@@ -441,7 +441,6 @@ def build(
     options = [*own, "-iquote", os.getcwd()]
     parts = [text, plain or "", version, *command, *own, _headers_hash(), _edits_hash()]
     parts += [_preprocessed(text, options), expand_key]
-    parts += [(HERE / "assembly.py").read_text()] if checked else []
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = cache_dir()
     target = folder / f"{kind}-{key}.so"
@@ -488,7 +487,7 @@ def build(
 
 def warnings(text: str, extra: list[str]) -> str:
     """What the compiler thinks of C++ that it has taken."""
-    command = [*compiler()[0], *flags(line_info=False), *(option for option in extra if option != "-w")]
+    command = [*compiler()[0], *flags(line_info=False), *extra]
     command += ["-Wall", "-fsyntax-only", "-iquote", os.getcwd(), "-x", "c++", "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True).stderr
 

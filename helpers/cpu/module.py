@@ -256,8 +256,9 @@ class RawModule:
             raise CompileError(messages.explain(diagnostics, self.code, names))
         if log_stream is not None:
             log_stream.write(_warnings(compiler.warnings(text, options), self.code))
+        shared = not (self._instrumented or self._filling)  # else its variables start afresh
         try:
-            library = _LOADED.get((path, self.options)) or runtime.KernelLibrary(path)
+            library = (_LOADED.get((path, self.options)) if shared else None) or runtime.KernelLibrary(path)
         except (OSError, AttributeError) as error:
             undefined = re.search(r"undefined symbol: (\w+)|symbol not found.*'_(\w+)'", str(error))
             if undefined:
@@ -273,27 +274,31 @@ class RawModule:
         structures.compare({name: (size, theirs) for (name, size), theirs in zip(ours.items(), sizes, strict=True)})
         self._entries = {table[index].name.decode(): table[index] for index in range(count.value)}
         self._library = library
-        if not self._instrumented:
+        if shared:
             _LOADED[path, self.options] = library
 
     def __getstate__(self) -> dict[str, Any]:
         """To be pickled: the source and how it is compiled, not what was made of it."""
         return self.__dict__ | {"_entries": {}, "_library": None, "_asked": set()}
 
+    def _twin(self) -> RawModule:
+        """A module of the same source, to be built in another way."""
+        return RawModule(
+            code=self.code,
+            options=self.options,
+            backend=self._backend,
+            translate_cucomplex=self._translates_cucomplex,
+            enable_cooperative_groups=self.enable_cooperative_groups,
+            name_expressions=self.name_expressions,
+            jitify=self._jitify,
+        )
+
     def instrumented(self, *, profile: bool) -> RawModule:
         """The same source, built so that every memory access calls the engine's checker: for checked.py.
 
         Its variables have the values that the host gave to this module's. profile: every basic block calls it as well.
         """
-        twin = RawModule(
-            code=self.code,
-            options=self.options,
-            name_expressions=self.name_expressions,
-            backend=self._backend,
-            jitify=self._jitify,
-            translate_cucomplex=self._translates_cucomplex,
-            enable_cooperative_groups=self.enable_cooperative_groups,
-        )
+        twin = self._twin()
         twin._instrumented = "profiled" if profile else "checked"
         twin.copy_variables(self)
         return twin
@@ -303,7 +308,7 @@ class RawModule:
 
         And so that each index is compared with the size of the array, where its type has one.
         """
-        twin = RawModule(code=self.code, options=self.options, name_expressions=self.name_expressions)
+        twin = self._twin()
         twin._filling = (*compiler.filling(value), *compiler.bounds())
         twin.copy_variables(self)
         return twin

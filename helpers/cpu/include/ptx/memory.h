@@ -2,10 +2,6 @@
 #pragma once
 #include "floats.h"
 
-// Of an engine that lets other threads run where one looks at the same word again and again: it declares this for an
-// address, and that one is called. This is for one that does not.
-static inline void engine_look(...) {}
-
 namespace engine {
 namespace ptx {
 
