@@ -13,7 +13,7 @@ HELPERS = Path(__file__).resolve().parent.parent / "helpers"
 
 # From the ground up. A module imports its own package and what stands on lower floors, nothing beside it or above.
 FLOORS = (
-    ("setup", "reference", "cuda_source"),
+    ("setup", "reference", "cuda_source", "predict"),
     ("cpu",),
     ("nvrtc",),
     ("device",),

@@ -1,0 +1,111 @@
+"""Predictions: taken or refused, compared with the answer, and never waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import predict as module
+from helpers.predict import board, predict
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_asked", {})
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+def test_without_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    gib = predict("S", unit="GiB")
+    assert printed(capsys) == "S: write a number of GiB for the dots after guess=, and run this cell.\n"
+    gib.answer(64.0, because="4 bytes a score.")
+    assert printed(capsys) == "S: 64 GiB. No guess yet.\n4 bytes a score.\n"
+    assert str(board()) == "0 right of 0 guesses; 1 predictions."
+
+
+@pytest.mark.parametrize(
+    "guess, answer, words, right",
+    [
+        (64, 64.0, "Your guess, 64, is right.", True),
+        (60, 64, "Your guess, 60, is right.", True),
+        (57, 64, "Your guess: 57, 1.12× too little.", False),
+        (128, 64, "Your guess: 128, 2× too much.", False),
+        (-2, 3, "Your guess: -2, 5 away.", False),
+        (0, 3, "Your guess: 0, 3 away.", False),
+        (0, 0, "Your guess, 0, is right.", True),
+        (1, 0, "Your guess: 1, 1 away.", False),
+        (1e6, np.int64(4_000_000), "Your guess: 1,000,000, 4× too little.", False),
+        (0.5, np.float32(0.125), "Your guess: 0.5, 4× too much.", False),
+    ],
+)
+def test_how_far_off(guess: float, answer: Any, words: str, right: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = predict("x", guess=guess)
+    asked.answer(answer, slips={57: "57 forgets Q.", 128: "128 counts S twice."})
+    out = printed(capsys)
+    assert words in out and asked.right() is right
+    assert ("57 forgets" in out) == (guess == 57) and ("128 counts" in out) == (guess == 128)
+
+
+def test_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = predict("slowest", choices=("scores", "softmax"), guess="scores")
+    asked.answer("softmax", slips={"scores": "Scores are arithmetic."})
+    out = printed(capsys)
+    assert "slowest: softmax. Your guess: scores.\nScores are arithmetic." in out
+    with pytest.raises(ValueError, match="expected one of 'scores', 'softmax'"):
+        predict("slowest", choices=("scores", "softmax"), guess="loads")
+    with pytest.raises(TypeError, match="expected one of"):
+        predict("slowest", choices=("scores", "softmax"), guess=1)
+    with pytest.raises(ValueError, match="none of the choices"):
+        asked.answer("loads")
+
+
+@pytest.mark.parametrize("guess", ["64", None, True, [1]])
+def test_a_guess_is_a_number(guess: Any) -> None:
+    with pytest.raises(TypeError, match="expected a number of GiB"):
+        predict("S", unit="GiB", guess=guess)
+    with pytest.raises(ValueError, match="expected a number"):
+        predict("S", guess=float("nan"))
+
+
+def test_a_cell_that_runs_again_keeps_the_typed_guess() -> None:
+    predict("S").take(3)
+    assert predict("S").guess == 3 and predict("S", unit="GiB").guess is None
+
+
+def test_the_board(capsys: pytest.CaptureFixture[str]) -> None:
+    predict("a", guess=1, unit="ms").answer(1.0)
+    predict("b", guess=4000).answer(1000)
+    predict("c").answer(0)
+    predict("never answered", guess=1)
+    predict("d", choices=("x", "y"), guess="y").answer("x")
+    assert board()._repr_markdown_().splitlines()[2:6] == [
+        "| a | 1 ms | 1 ms | right |",
+        "| b | 4,000 | 1,000 | 4× too much |",
+        "| c | – | 0 |  |",
+        "| d | y | x |  |",
+    ]
+    assert str(board()) == "1 right of 3 guesses; 4 predictions."
+
+
+def test_the_line_to_type_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In JupyterLab the guess comes from a widget, in whatever form people type numbers."""
+    widgets = pytest.importorskip("ipywidgets")
+    display = pytest.importorskip("IPython.display")
+    shown: list[Any] = []
+    monkeypatch.setattr(module, "_is_jupyterlab", lambda: True)
+    monkeypatch.setattr(display, "display", shown.append)
+    asked = predict("S", unit="GiB")
+    line, note = shown.pop().children
+    assert isinstance(line, widgets.Text)
+    line.value = "1,024"
+    assert asked.guess == 1024 and note.value == ""
+    line.value = "many"
+    assert asked.guess == 1024 and note.value == "a number, please"
+    choice = predict("which", choices=("x", "y"))
+    shown.pop().children[0].value = "y"
+    assert choice.guess == "y"
