@@ -6,13 +6,18 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from helpers.commands import ONE_THREAD
 
 for _name, _count in ONE_THREAD.items():
     os.environ.setdefault(_name, _count)
+
+# Exercises that tests solve are not the reader's progress; kernels of notebooks inherit this.
+os.environ["COURSE_PROGRESS"] = str(Path(tempfile.mkdtemp(prefix="course-progress-")) / "progress.json")
 
 import hypothesis
 import pytest

@@ -98,6 +98,12 @@ def diff(file_a: str, file_b: str, *, context: int = 2) -> Html:
     """
     a, b = ([*_lines(f)] for f in (file_a, file_b))
     a, b = a[sections(file_a).get("header", (0, 0))[1] :], b[sections(file_b).get("header", (0, 0))[1] :]
+    return diff_of("\n".join(a), "\n".join(b), f"{file_a} → {file_b}", context=context)
+
+
+def diff_of(text_a: str, text_b: str, title: str, *, context: int = 2) -> Html:
+    """The same of two texts; the title stands before the counts."""
+    a, b = text_a.splitlines(), text_b.splitlines()
     colours = {"+": "rgba(46, 160, 67, 0.22)", "-": "rgba(248, 81, 73, 0.22)", "@": "rgba(128, 128, 128, 0.15)"}
     rows, added, removed = [], 0, 0
     for line in list(difflib.unified_diff(a, b, lineterm="", n=context))[2:]:
@@ -106,9 +112,14 @@ def diff(file_a: str, file_b: str, *, context: int = 2) -> Html:
         background = f' style="background: {colours[kind]}"' if kind in colours else ""
         text = "⋯" if kind == "@" else line
         rows.append(f"<div{background}>{html.escape(text) or '&nbsp;'}</div>")
-    summary = f"{file_a} → {file_b}: {added} lines new, {removed} gone"
+    summary = f"{title}: {added} lines new, {removed} gone"
     pre = "font-family: monospace; white-space: pre; line-height: 1.35; overflow-x: auto; font-size: 0.9em"
     return Html(f'<p><b>{html.escape(summary)}</b></p><div style="{pre}">{"".join(rows)}</div>', summary)
+
+
+def folded(shown: Html) -> Html:
+    """The same, folded under its text: a click opens it."""
+    return Html(f"<details><summary>{html.escape(shown.text)}</summary>{shown.markup}</details>", shown.text)
 
 
 # ---------------------------------------------------------------------------------------------------- pictures

@@ -156,6 +156,7 @@ _NOT_AHEAD = (
     ("    put_tile(K_smem, next);\n", "    __syncthreads();\n" + _NEXT_K + "\n    put_tile(K_smem, next);\n"),
 )
 
+
 # ---- 06_wmma.cu and 07_mma.cu: how far a maximum moves before acc is rescaled to it
 def _voted(far: str) -> tuple[tuple[str, str], ...]:
     """06 with a vote: if no maximum of the warp has moved so far, m_i and acc stay as they are."""

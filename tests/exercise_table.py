@@ -1,0 +1,94 @@
+"""The tables of typical answers to exercises, and the one check that all of them go through.
+
+    TABLE = {
+        "02_load_tile": (
+            Wrong("forgets the tail", (("first + j < N_kv ? K[", "true ? K["),), "awkward", "elements wrong"),
+            Right("with a while loop", (("for (int i", "int i"),)),
+        ),
+    }
+
+    @pytest.mark.parametrize("name, answer", cases(TABLE))
+    def test_answer(name: str, answer: Answer) -> None:
+        check(name, answer)
+
+An answer is our solution, without its markers, with some pieces of text replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from helpers.exercises import exercise, hints, table
+
+Edits = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A typical wrong answer.
+
+    edits: (old, new), each old text occurs in ours at that time, and its first occurrence is replaced. row: the one
+    that must fail: "compiles", "first", "awkward", "X-ray" or "limit". words: in the printed text. symptom: the one
+    that the hint is for, if it matters.
+    """
+
+    name: str
+    edits: Edits
+    row: str
+    words: str = ""
+    symptom: str = ""
+
+
+@dataclass(frozen=True)
+class Right:
+    """A form that is as right as ours."""
+
+    name: str
+    edits: Edits
+
+
+Answer = Wrong | Right
+Table = Mapping[str, Sequence[Answer]]
+
+
+def row_title(word: str) -> str:
+    """The row of the table that has this word in its title."""
+    (title,) = (title for title in table.ROWS if word in title)
+    return title
+
+
+def edited(name: str, edits: Edits) -> str:
+    """Our solution with the edits."""
+    text = exercise.ours(name)
+    for old, new in edits:
+        assert old in text, f"{name} has no {old!r}"
+        text = text.replace(old, new, 1)
+    return text
+
+
+def cases(answers: Table) -> list[Any]:
+    """The answers of a table, for pytest.mark.parametrize("name, answer", ...)."""
+    return [
+        pytest.param(name, answer, id=f"{name}: {answer.name}")
+        for name, several in answers.items()
+        for answer in several
+    ]
+
+
+def check(name: str, answer: Answer) -> None:
+    """Grade an answer, and see that it passes, or fails in its row, in a few lines and with a hint."""
+    hints.forget()
+    found = exercise.grade(name, edited(name, answer.edits))
+    if isinstance(answer, Right):
+        assert found, found.text
+        return
+    title = row_title(answer.row)
+    assert title in found.failed(), f"{title!r} did not fail:\n{found.text}"
+    assert answer.words in found.text, found.text
+    assert not answer.symptom or found.symptom == answer.symptom, f"symptom {found.symptom!r}:\n{found.text}"
+    assert "Hint 1 of " in found.text and "Traceback" not in found.text, found.text
+    assert len(found.text.splitlines()) <= 16, found.text
