@@ -116,6 +116,15 @@ def test_a_plain_launch_ends_when_its_time_is_up(name: str, monkeypatch: pytest.
     assert f"kernel.cu:{line}" in message
 
 
+@pytest.mark.parametrize("loop", ["for (;;) {}", "for (int j = 0; j < 9;) a[0] += 1;"])
+def test_a_loop_that_is_one_jump_has_the_line_before_it(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers drop stores that nobody can see and make one jump of the rest, which has no line of its own."""
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0.2")
+    text = f'extern "C" __global__ void k(int *a) {{\n  a[1] = 1;\n  if (threadIdx.x < 64)\n    {loop}\n}}\n'
+    with pytest.raises(cpu.LaunchError, match=r"(at|near) kernel\.cu:[1-4] "):
+        cpu.RawModule(code=text).get_function("k")((1,), (32,), (cpu.zeros(64, np.int32),))
+
+
 @pytest.mark.parametrize("value", ["-1", "soon", "inf", "nan"])
 def test_wrong_time_limits(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COURSE_CPU_TIMEOUT", value)

@@ -737,6 +737,9 @@ class RawKernel:
             places = [place for place in places if place in table]
         place = next((place for place in places if place in table), places[0] if places else None)
         where = f"at {place[0]}:{place[1]}" if place else "at an unknown line"
+        if place is None and failure.reason == structures.Reason.EXPIRED:
+            place = symbols.place_before(self._library.path, failure.place, {file for file, _ in table})
+            where = f"near {place[0]}:{place[1]}" if place else where
         signal = f"; {runtime.signal_name(failure.signal)}" if failure.signal else ""
         return f"{what} {where} [{who}{signal}]{quote(place) if place else ''}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,6 +188,16 @@ def places_of(path: Path, address: int) -> list[tuple[str, int]]:
     found = [span for span in rows if span.begin <= address < span.end][:1]
     found += [span for span in reversed(calls) if span.begin <= address < span.end]
     return [(span.file, span.line) for span in found]
+
+
+def place_before(path: Path, address: int, files: Collection[str], most: int = 256) -> tuple[str, int] | None:
+    """(file, line) of the nearest instruction before an address that is of one of these files.
+
+    For an empty loop, which compilers make one jump of that has no line of its own.
+    """
+    near = [span for span in _lines(path)[0] if span.file in files and 0 <= address - span.begin < most]
+    last = max(near, key=lambda span: span.begin, default=None)
+    return (last.file, last.line) if last is not None else None
 
 
 @functools.lru_cache(maxsize=16)

@@ -17,9 +17,10 @@ from helpers.exercises import graders as _graders  # noqa: F401 (its modules reg
 from helpers.exercises.grade import grade
 from helpers.exercises.magic import best, compare, cuda, register
 from helpers.exercises.progress import Board, minutes
+from helpers.exercises.registry import EXERCISES
 from helpers.exercises.table import Grade
 from helpers.exercises.texts import FOLDER, cell, ours, skeleton, solution
-from helpers.exercises.trial import EXERCISES, Trial
+from helpers.exercises.trial import Trial
 
 __all__ = [
     "FOLDER",

@@ -58,6 +58,8 @@ GENERIC: dict[str, tuple[str, ...]] = {
         "An index is outside its array. The line above names the array, the index and the thread.",
         "For which value of each index is this the largest? Compare it with the array's size.",
     ),
+    "finding": ("The line above names what the kernel does there, and which thread. May it do that at all?",),
+    "stopped": ("The message says what the launch asked for, or what stopped it, and where.",),
     "race": (
         "One thread reads what another has not written yet, or writes what another still reads: see the two lines.",
         "What makes threads wait for each other between these two lines, in every turn of the loop?",
@@ -138,7 +140,7 @@ def of_message(message: str) -> tuple[str, ...]:
         return ("deadlock",)
     if "illegal" in message or "misaligned" in message or "wrote to" in message:
         return ("crash", "bounds")
-    return ("crash",)
+    return ("stopped", "crash")
 
 
 def forget() -> None:

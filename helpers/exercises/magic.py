@@ -6,7 +6,7 @@ import sys
 
 from helpers.exercises import progress, texts
 from helpers.exercises.grade import grade
-from helpers.exercises.trial import EXERCISES
+from helpers.exercises.registry import EXERCISES
 
 
 def cuda(line: str, cell: str) -> None:

@@ -10,21 +10,26 @@ import contextlib
 import json
 import os
 import tempfile
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from helpers import kernel
 from helpers.exercises import texts
-from helpers.exercises.trial import EXERCISES
+from helpers.exercises.registry import EXERCISES
 
 
 @dataclass
 class Entry:
-    """One exercise. tries: all of them. solved: once, at least. text: the last one that was right."""
+    """One exercise. tries: all of them. solved: once, at least. text: the last one that was right.
+
+    skeleton: a number that stands for the skeleton then; where the exercise has changed since, the text is of no use.
+    """
 
     tries: int = 0
     solved: bool = False
     text: str = ""
+    skeleton: int = 0
 
 
 _session: dict[str, Entry] = {}  # also there where the file cannot be written
@@ -38,9 +43,11 @@ def file() -> Path:
 def read() -> dict[str, Entry]:
     """All entries, by exercise: those of the file, and of this session where the file has none."""
     known: dict[str, Entry] = {}
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
         for name, entry in json.loads(file().read_text(encoding="utf-8"))["exercises"].items():
-            known[str(name)] = Entry(int(entry["tries"]), bool(entry["solved"]), str(entry["text"]))
+            known[str(name)] = Entry(
+                int(entry["tries"]), bool(entry["solved"]), str(entry["text"]), int(entry["skeleton"])
+            )
     for name, entry in _session.items():
         there = known.get(name)
         if there is None or there.tries < entry.tries:
@@ -56,7 +63,7 @@ def note(name: str, code: str, *, passed: bool) -> None:
     entry = entries.setdefault(name, Entry())
     entry.tries += 1
     if passed:
-        entry.solved, entry.text = True, code
+        entry.solved, entry.text, entry.skeleton = True, code, _version(name)
     _session[name] = entry
     with contextlib.suppress(OSError, ValueError, TypeError):
         target = file()
@@ -74,7 +81,11 @@ def note(name: str, code: str, *, passed: bool) -> None:
 def solved_text(name: str) -> str | None:
     """The learner's last right text; None if there is none."""
     entry = read().get(name)
-    return entry.text if entry is not None and entry.solved and entry.text else None
+    return entry.text if entry is not None and entry.text and entry.skeleton == _version(name) else None
+
+
+def _version(name: str) -> int:
+    return zlib.crc32(texts.skeleton(name).encode())
 
 
 def minutes(notebook: str) -> int:

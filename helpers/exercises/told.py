@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -60,8 +61,20 @@ def quoted(code: str, line: int | None) -> list[str]:
     return [f"{line:>6} | {lines[line - 2].rstrip()}"] if line is not None and 0 <= line - 2 < len(lines) else []
 
 
-def endless(place: str, seconds: float) -> str:
-    """A loop without an end."""
+def endless(found: Finding, code: str, seconds: float) -> str:
+    """A loop without an end, as the X-ray found it."""
+    place = f"at {found.file}:{found.line}" if found.line else "at an unknown line"
+    return "\n".join([_endless(place, seconds), *quoted(code, found.line if found.file == "cell" else None)])
+
+
+def endless_launch(message: str, code: str, seconds: float) -> str:
+    """The same of a launch that the engine has stopped; message: the engine's."""
+    place = message.partition("never comes ")[2].partition(" [")[0]
+    line = re.search(r"\bcell:(\d+)", place)
+    return "\n".join([_endless(place, seconds), *quoted(code, int(line[1]) if line else None)])
+
+
+def _endless(place: str, seconds: float) -> str:
     return f"stopped after {seconds:g} s: a loop without an end, or a wait for what never comes, {place}"
 
 

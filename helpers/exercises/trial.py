@@ -1,4 +1,4 @@
-"""What a grader works with: one trial of a learner's text on one device, and the registry of all exercises.
+"""What a grader works with: one trial of a learner's text on one device.
 
 from helpers.exercises.trial import Trial, exercise
 
@@ -19,18 +19,20 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from helpers import cpu, kernel
 from helpers.check import TOLERANCE, check, make_inputs
+from helpers.compile_report import CompileReport, NvrtcMissing, compile_report
 from helpers.cuda_source import source
 from helpers.exercises import hints, table, texts, told
-from helpers.exercises.hints import Hints
+from helpers.exercises.registry import EXERCISES, exercise
 from helpers.exercises.table import Row
 from helpers.xray import Figures, Report, xray
+
+__all__ = ["EXERCISES", "Stopped", "Trial", "exercise"]
 
 Size = TypeVar("Size")
 
@@ -39,58 +41,29 @@ class Stopped(Exception):
     """The trial ends here: a row that failed has said why."""
 
 
-@dataclass(frozen=True)
-class Exercise:
-    """One exercise. grade: its grader. minutes: what it takes a learner. hints: by symptom, in their order."""
-
-    name: str
-    grade: Callable[[Trial], None]
-    minutes: int
-    hints: Hints
-
-    def calls(self, method: str) -> bool:
-        """Whether the grader calls this method of its trial."""
-        return method in self.grade.__code__.co_names
-
-
-EXERCISES: dict[str, Exercise] = {}
-
-
-def exercise(
-    name: str, *, minutes: int, hints: Hints | None = None
-) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
-    """Decorator: this function grades the exercise `name`.
-
-    Args:
-        minutes: what a learner needs. hints: by symptom, one or several, for the first, second, ... failing try; those
-            under "" are for all other symptoms.
-    """
-
-    def register(function: Callable[[Trial], None]) -> Callable[[Trial], None]:
-        EXERCISES[name] = Exercise(name, function, minutes, dict(hints or {}))
-        return function
-
-    return register
-
-
 class Trial:
     """One grading on one device: compiles the learner's text, launches it, and fills the rows of the table.
 
-    code: the learner's text. plain: without comments. xp: CuPy or the CPU engine. report: of the last checked launch,
-    at the first size; None on a GPU. rng: for inputs that no method here makes.
+    code: the learner's text. plain: without comments. xp: CuPy or the CPU engine. reports: the X-rays of the launches
+    at the first size, none on a GPU; report: the last of them, or None. rng: for inputs that no method here makes.
     """
 
     def __init__(self, name: str, code: str, device: Any, on_gpu: bool, timeout: float = 10.0) -> None:
         self.name, self.code, self.xp, self.on_gpu = name, code, device, on_gpu
         self.plain = source.blank_comments(code)
         self.rng = np.random.default_rng()
-        self.report: Report | None = None
+        self.reports: list[Report] = []
         self.rows = {title: Row() for title in table.ROWS}
         self.has_awkward_sizes: bool | None = None  # not known before `sizes`
         self._timeout = timeout
         self._at_first = True
         self._kernels: dict[Any, Callable[..., None]] = {}
         self._passed: dict[str, list[float]] = {table.FIRST: [], table.AWKWARD: []}  # largest errors
+
+    @property
+    def report(self) -> Report | None:
+        """The X-ray of the last launch at the first size."""
+        return self.reports[-1] if self.reports else None
 
     # ------------------------------------------------------------------------------------------ what graders call
 
@@ -153,8 +126,7 @@ class Trial:
         except Exception as error:
             message = str(error).partition("\nA block may take")[0]
             if "its time was up" in message:
-                _, _, place = message.partition("never comes ")
-                message = told.endless(place.partition(" [")[0], self._timeout)
+                message = told.endless_launch(message, self.code, self._timeout)
             self._stop(size, message, *hints.of_message(str(error)))
 
     def figures(self, array: str) -> Figures:
@@ -202,6 +174,13 @@ class Trial:
             detected = (*detected[:-1], "tail", "wrong") if detected[-1] == "wrong" else (*detected, "tail")
         at_front = [symptom] if symptom and "empty" not in detected else []
         row.fail(lines, *at_front, *detected, *([symptom] if symptom else []))
+
+    def compiled(self, name: str, arch: str = "sm_80", **defines: int) -> CompileReport | None:
+        """Registers, spills and shared memory of the learner's kernel, by NVRTC; None where that is not installed."""
+        try:
+            return compile_report(texts.complete(self.code), defines, arch, name=name)
+        except NvrtcMissing:
+            return None
 
     def limit(
         self,
@@ -251,7 +230,8 @@ class Trial:
     def _look(self, run: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared: int) -> None:
         """The X-ray of a launch; the arrays have their old values again afterwards."""
         before = [(a, np.array(a, subok=False)) for a in args if isinstance(a, cpu.ndarray)]
-        self.report = report = xray(run, grid, block, args, shared, timeout=self._timeout)
+        report = xray(run, grid, block, args, shared, timeout=self._timeout)
+        self.reports.append(report)
         for array, values in before:
             np.asarray(array).view(np.ndarray)[...] = values
         row = self.rows[table.XRAY]
@@ -259,12 +239,10 @@ class Trial:
         found = [finding for finding in report.findings if finding.kind != "never written"]
         endless = next((finding for finding in found if finding.kind == "endless loop"), None)
         if endless is not None:
-            place = f"at {endless.file}:{endless.line}" if endless.line else "at an unknown line"
-            message = told.endless(place, self._timeout)
-            self._stop(table.FIRST, "\n".join([message, *told.quoted(self.code, endless.line)]), "never ends")
+            self._stop(table.FIRST, told.endless(endless, self.code, self._timeout), "never ends")
         if found:
             row.fail(
-                told.findings(found, self.code), *dict.fromkeys(hints.OF_FINDING.get(f.kind, "bounds") for f in found)
+                told.findings(found, self.code), *dict.fromkeys(hints.OF_FINDING.get(f.kind, "finding") for f in found)
             )
         elif row.passed is None:
             row.passed = True

@@ -31,6 +31,10 @@ extern "C" __global__ void __launch_bounds__(32)
             "At N = N_kv = 100,000 the index does not fit in 32 bits. In which type is the product computed?",
             "Make one factor 64 bits wide before the product: (size_t)j * N, not (size_t)(j * N).",
         ),
+        "race": (
+            "Two threads use the same element of S. For which two pairs (row, j) does at() give the same index?",
+            "j * N + row with row < N is another number for every pair; a shorter factor than N is not.",
+        ),
         "bounds": (
             "Which is the largest index that at() gives, and how many elements has S?",
             "j goes up to N_kv - 1 and row up to N - 1: the element after the last is N_kv * N.",

@@ -1,0 +1,190 @@
+"""What is kept of a learner's tries: hints that go on, the progress file, the board, our lines beside theirs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import kernel
+from helpers.device import cp
+from helpers.exercises import exercise, hints, magic
+from helpers.exercises import progress as kept
+
+NAME = "00_safe_softmax"
+WRONG = exercise.ours(NAME).replace("expf(s[j] - m_i)", "expf(s[j])")
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "progress.json"
+    monkeypatch.setenv("COURSE_PROGRESS", str(path))
+    monkeypatch.setattr(kept, "_session", {})
+    hints.forget()
+    return path
+
+
+def hint_of(code: str) -> str:
+    return exercise.grade(NAME, code).text.splitlines()[-1].partition(": ")[0]
+
+
+# -------------------------------------------------------------------------------------------------------------- hints
+
+
+def test_hints_go_on_with_the_tries_of_a_symptom() -> None:
+    assert [hint_of(WRONG) for _ in range(4)] == [f"Hint {i} of 3" for i in (1, 2, 3, 3)]
+    assert hint_of(WRONG + "oops").startswith("Hint 1 of "), "another symptom begins with its first hint"
+
+
+def test_the_skeleton_counts_as_no_try() -> None:
+    assert [hint_of(exercise.skeleton(NAME)) for _ in range(2)] == ["Hint 1 of 3"] * 2
+    assert hint_of(WRONG) == "Hint 1 of 3"
+
+
+@pytest.mark.parametrize(
+    "symptoms, own, wanted",
+    [
+        (("tail",), {"tail": "mine", "": "any"}, "Hint 1 of 1: mine"),
+        (("index", "wrong"), {"wrong": ("a", "b")}, "Hint 1 of 2: a"),
+        (("wrong",), {"": "any"}, "Hint 1 of 1: any"),
+        (("crash", "bounds"), {"": "any"}, f"Hint 1 of 3: {hints.GENERIC['crash'][0]}"),
+        (("crash", "bounds"), {"bounds": "mine"}, "Hint 1 of 1: mine"),
+        (("no such symptom",), {}, ""),
+    ],
+)
+def test_which_hint(symptoms: tuple[str, ...], own: dict[str, Any], wanted: str) -> None:
+    assert hints.hint("x", own, symptoms) == wanted
+
+
+def test_every_symptom_has_a_hint_that_is_always_true() -> None:
+    assert set(hints.OF_FINDING.values()) <= set(hints.GENERIC)
+    assert all(hints.hint("y", {}, (symptom,)) for symptom in hints.GENERIC)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32, np.uint64, "bfloat16"])
+def test_what_nobody_wrote_is_recognised(dtype: Any) -> None:
+    a = np.zeros((3, 4), np.dtype(dtype) if dtype != "bfloat16" else np.dtype(__import__("ml_dtypes").bfloat16))
+    hints.poison(a)
+    assert hints.untouched(a).all()
+    a[1] = np.nan if a.dtype.kind != "i" and a.dtype.kind != "u" else 0
+    assert hints.untouched(a).sum() == 8 and not hints.untouched(a)[1].any()
+
+
+@pytest.mark.parametrize(
+    "change, place",
+    [
+        (lambda a: a[::-1], (5, 0)),
+        (lambda a: np.roll(a, 1, axis=1), (0, 7)),
+        (lambda a: 2 * a, None),
+        (lambda a: a + 1e-3, None),
+        (lambda a: np.zeros_like(a), None),
+        (lambda a: a, None),
+    ],
+)
+def test_values_in_other_places(change: Callable[[np.ndarray], np.ndarray], place: tuple[int, int] | None) -> None:
+    expected = np.random.default_rng(0).standard_normal((6, 8))
+    assert hints.displaced(change(expected).astype(np.float32), expected, 1e-5) == place
+
+
+# ------------------------------------------------------------------------------------------------------- the progress
+
+
+def test_tries_are_kept(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exercise.cuda(NAME, exercise.skeleton(NAME))
+    assert not file.exists(), "the skeleton as it is is no try"
+    exercise.cuda(NAME, WRONG)
+    assert "1 try" in repr(exercise.progress())
+    exercise.cuda(NAME, exercise.ours(NAME))
+    exercise.cuda(NAME, WRONG)
+    entry = json.loads(file.read_text())["exercises"][NAME]
+    assert entry.pop("skeleton")
+    assert entry == {"tries": 3, "solved": True, "text": exercise.ours(NAME)}
+    kept._session.clear()  # another session
+    shown = exercise.progress()
+    assert "solved" in repr(shown) and f"1 of {len(exercise.GRADERS)} exercises solved" in repr(shown)
+    assert "| 00 | safe softmax | " in shown._repr_markdown_()
+    assert "Solved. exercise.compare" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"exercises": []}', '{"exercises": {"00_safe_softmax": 1}}', "\0"])
+def test_a_broken_file_never_breaks_grading(text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(text)
+    exercise.cuda(NAME, exercise.ours(NAME))
+    assert "[FAIL]" not in capsys.readouterr().out
+    assert kept.read()[NAME].solved and json.loads(file.read_text())["exercises"]
+
+
+def test_a_file_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path / "no" / "folder" / "x.json"))
+    kept.note(NAME, exercise.ours(NAME), passed=True)
+    assert kept.read()[NAME].solved, "this session still has it"
+    monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path))  # a folder
+    kept.note(NAME, WRONG, passed=False)
+    assert kept.read()[NAME].tries == 2 and not list(tmp_path.glob(".progress-*"))
+
+
+def test_the_file_is_not_committed() -> None:
+    root = kernel.KERNELS.parent
+    assert ".progress.json" in (root / ".gitignore").read_text().split()
+
+
+def test_minutes() -> None:
+    assert exercise.minutes("00") == exercise.minutes("00_attention") >= exercise.GRADERS[NAME].minutes
+    assert exercise.minutes("99") == 0
+
+
+# ----------------------------------------------------------------------------------------------------- ours and theirs
+
+
+def test_best_is_the_learners_once_solved() -> None:
+    text, whose = exercise.best(NAME)
+    assert whose == "ours" and "BEGIN hole" not in text
+    mine = exercise.ours(NAME).replace("float m_i", "/* mine */ float m_i")
+    kept.note(NAME, mine, passed=True)
+    kept.note(NAME, WRONG, passed=False)
+    text, whose = exercise.best(NAME)
+    assert whose == "yours" and "/* mine */" in text
+    run = kernel.load(text, "safe_softmax", defines={"BLOCK_M": 64})
+    p = cp.empty((1, 2), np.float32)
+    run((1,), (64,), (cp.zeros((1, 2), np.float32), p, np.int32(1), np.int32(2)))
+    np.testing.assert_array_equal(cp.asnumpy(p), 0.5)
+
+
+def test_a_text_of_an_exercise_that_has_changed_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.note(NAME, exercise.ours(NAME), passed=True)
+    monkeypatch.setattr(kept.texts, "skeleton", lambda name: "another one")
+    assert exercise.best(NAME)[1] == "ours" and "1 of" in repr(exercise.progress())
+
+
+def test_compare() -> None:
+    assert "not solved yet" in exercise.compare(NAME)._repr_markdown_()
+    kept.note(NAME, exercise.ours(NAME).replace("s[j] - m_i", "-m_i + s[j]"), passed=True)
+    shown = exercise.compare(NAME)
+    assert repr(shown) == f"{NAME}: yours → ours: 1 lines new, 1 gone"
+    markup = shown._repr_html_()
+    assert markup.startswith("<details><summary>") and "-m_i + s[j]" in markup and "BEGIN hole" not in markup
+
+
+def test_the_difference_is_shown_once_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(magic, "_shell", lambda: object())
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=shown.append))
+    exercise.cuda(NAME, WRONG)
+    assert not shown
+    exercise.cuda(NAME, exercise.ours(NAME))
+    assert len(shown) == 1 and "yours → ours" in repr(shown[0])
+
+
+def test_an_interrupt_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(name: str, code: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(magic, "grade", interrupted)
+    exercise.cuda(NAME, WRONG)
+    assert capsys.readouterr().out == f"[FAIL] {NAME}: interrupted\n"

@@ -1,0 +1,42 @@
+"""Typical answers to the exercises of notebook 00."""
+
+from __future__ import annotations
+
+import pytest
+from exercise_table import Answer, Right, Wrong, cases, check
+
+TABLE = {
+    "00_safe_softmax": (
+        Wrong(
+            "nothing subtracted", (("expf(s[j] - m_i)", "expf(s[j])"),), "first", "scores near -1000 or 1000", "large"
+        ),
+        Wrong("a maximum that starts at 0", (("float m_i = s[0];", "float m_i = 0.0f;"),), "first", "", "large"),
+        Wrong("the last key is left out", (("j < N_kv; ++j) m_i", "j < N_kv - 1; ++j) m_i"),), "first", "", "large"),
+        Wrong("the minimum", (("fmaxf(m_i", "fminf(m_i"),), "first", "", "large"),
+        Wrong(
+            "only the first score",
+            (("  for (int j = 1; j < N_kv; ++j) m_i = fmaxf(m_i, s[j]);\n", ""),),
+            "first",
+            "",
+            "large",
+        ),
+        Wrong(
+            "the neighbour's score",
+            (("expf(s[j] - m_i)", "expf(s[j / 2] - m_i)"),),
+            "first",
+            "of ordinary scores",
+            "wrong",
+        ),
+        Wrong("one key too many", (("j < N_kv; ++j) m_i", "j <= N_kv; ++j) m_i"),), "X-ray", "out of bounds"),
+        Wrong("no guard", (("if (row >= N) return;", ""),), "first", "illegal read of S[", "crash"),
+        Wrong("no semicolon", (("float m_i = s[0];", "float m_i = s[0]"),), "compiles", "cell:", "compile"),
+        Right("minus infinity at first", (("float m_i = s[0];", "float m_i = -INFINITY;"), ("int j = 1", "int j = 0"))),
+        Right("with an if", (("m_i = fmaxf(m_i, s[j]);", "if (s[j] > m_i) m_i = s[j];"),)),
+        Right("with exp2f", (("expf(s[j] - m_i)", "exp2f((s[j] - m_i) * 1.44269504f)"),)),
+    )
+}
+
+
+@pytest.mark.parametrize("name, answer", cases(TABLE))
+def test_answer(name: str, answer: Answer) -> None:
+    check(name, answer)
