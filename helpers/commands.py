@@ -45,6 +45,10 @@ def ladder(words: "list[str]") -> int:
 # thread the tests of the masks of 06 and 07 took 29 s of two cores, without it 13 s.
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL")}
 
+# The tests compile over a thousand kernels, most of them for one launch. At -O1 a build and its run take a sixth less.
+# What tests the engine itself is compiled as everywhere else: see tests/conftest.py.
+QUICK_BUILDS = {"COURSE_CPU_OPTIMISATION": "1"}
+
 
 def test(words: "list[str]", quick: bool) -> int:
     """ruff, then pytest over tests and notebooks. 0 if both pass."""
@@ -65,7 +69,8 @@ def test(words: "list[str]", quick: bool) -> int:
         if (ROOT / "tests" / "sanitize.cfg").is_file():
             argv += ["--nbval-sanitize-with", "tests/sanitize.cfg"]
     # A file's tests share a worker: the cells of a notebook need one another.
-    pytest = run([*argv, "-n", str(processes), "--dist", "loadfile", *words], {**ONE_THREAD, **os.environ})
+    argv += ["-n", str(processes), "--dist", "loadfile", *words]
+    pytest = run(argv, {**ONE_THREAD, **QUICK_BUILDS, **os.environ})
     minutes, seconds = divmod(round(time.monotonic() - begin), 60)
     verdict = {0: "passed", 130: "stopped"}
     parts = f"ruff {verdict.get(ruff, 'FAILED')}, pytest {verdict.get(pytest, 'FAILED')}"

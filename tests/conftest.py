@@ -70,6 +70,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _the_engine_as_it_ships(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`course.py test` compiles kernels with less optimisation; the engine's own tests have what its users have."""
+    if request.path.name.startswith(("test_engine", "test_xray", "test_tensor_cores")):
+        monkeypatch.delenv("COURSE_CPU_OPTIMISATION", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def each_test_makes_first_calls() -> None:
     """What was worked out for the calls of other tests is forgotten."""
     attention.forget()

@@ -104,6 +104,29 @@ def test_the_first_known_metric_of_a_figure_is_taken() -> None:
     assert profile_stages.rows([LOOPS], text)[0]["figures"]["tensor pipe %"] == 2.0
 
 
+def test_warp_states_are_those_of_the_longest_launch() -> None:
+    """Its clocks per instruction; a state that no warp was in is left out."""
+    states = [counters.stall_metric(counters.STALLS[name]) for name in ("issued", "barrier", "branch")]
+    metrics = {MS: "nsecond", "launch__grid_size": "", **dict.fromkeys(states, "inst")}
+    first, second = ("loops", "10", "64", "1", "0.5", "0"), ("loops", "30", "64", "1", "2.25", "0")
+    text = csv_of((profile_stages.MARK, "1", "1", "0", "0", "0"), first, second, metrics=metrics)
+    (row,) = profile_stages.rows([LOOPS], text)
+    assert row["stalls"] == {"issued": 1.0, "barrier": 2.25}
+    (row,) = profile_stages.rows([BROKEN], text)
+    assert "stalls" not in row
+
+
+def test_the_table_of_warp_states() -> None:
+    """Issued first, then the largest; small ones left out, but not out of the sum."""
+    stalls = {"issued": 1.0, "branch": 0.05, "barrier": 0.5, "busy pipe": 2.0}
+    record = record_of({**FLASH, "stalls": stalls}, {**LOOPS, "stalls": {"issued": 1.0}}, HALF)
+    text = counters.stalls_table(["loops", "SDPA flash"], head_dim=64, record=record)
+    head, *lines = text.splitlines()
+    assert head.split() == ["loops", "float32", "SDPA", "flash", "bfloat16"]
+    assert [line.split()[0] for line in lines] == ["issued", "busy", "barrier", "together"]
+    assert lines[1].split() == ["busy", "pipe", "2"] and lines[-1].split() == ["together", "1", "3.55"]
+
+
 def record_of(*rows: dict[str, Any]) -> dict[str, Any]:
     return {"rows": [{"figures": {"ms": float(i), "registers": 80.0}, **row} for i, row in enumerate(rows)]}
 
@@ -218,6 +241,12 @@ def test_peers_are_counted_where_stages_stand_beside_them() -> None:
         ]
 
 
+def test_experiments_that_a_notebook_explains_are_counted() -> None:
+    """They compile as their stage does, from a text of their own."""
+    found = {experiment.name: case for experiment, case in profile_stages.experiment_cases()}
+    assert found["Q_STRIDE is even"] == Case((1, 1, 4096, 64)) and len(found) == len(set(found))
+
+
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A profiler that notes when it starts and stops, a kernel that notes the marks, and no CUDA."""
@@ -229,6 +258,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setitem(sys.modules, "cupy.cuda", fake_cuda)
     monkeypatch.setattr(profile_stages, "ON_GPU", True)
     monkeypatch.setattr(profile_stages, "step_cases", lambda: [])
+    monkeypatch.setattr(profile_stages, "experiment_cases", lambda: [])
     synchronize = SimpleNamespace(Device=lambda: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(profile_stages, "cp", SimpleNamespace(RawModule=lambda **_: kernel, cuda=synchronize))
     return seen
@@ -237,7 +267,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_each_run_follows_a_mark_with_its_number(
     events: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def prepare(name: str, fails: bool, q: Any, *_: Any) -> tuple[Any, Any]:
+    def prepare(name: str, fails: bool, q: Any, *_: Any, source: None) -> tuple[Any, Any]:
         def run() -> None:
             if fails and events[-1][0] == profile_stages.MARK:
                 raise RuntimeError("it broke")
@@ -276,6 +306,7 @@ def test_each_run_follows_a_mark_with_its_number(
     monkeypatch.setattr(peers, "TORCH", (peers.Peer("peer", ready), peers.Peer("other", ready, sweep=False)))
     monkeypatch.setattr(peers, "TORCH_ROOFS", (product, copy, replace(copy, quantity="tflops")))
     monkeypatch.setattr(peers, "torch_on_gpu", lambda: SimpleNamespace(__version__="9"))
+    monkeypatch.setattr(profile_stages, "ONE_HEAD", ("other",))
     profile_stages.launch_all(tmp_path / "launched.json")
 
     counted, on = [], False
@@ -287,17 +318,18 @@ def test_each_run_follows_a_mark_with_its_number(
     wide = ("fast", 1, 2, 8, 128)
     assert counted == [
         *(mark[1], ("slow", 1, 1, 8, 64), mark[2], mark[3], ("fast", 1, 2, 8, 64), mark[4], wide),
-        *(mark[5], ("nearly", 1, 2, 8, 64), mark[6], "peer", mark[7], "peer", mark[8], "product"),
+        *(mark[5], ("nearly", 1, 2, 8, 64), mark[6], "peer", mark[7], "peer", mark[8], "peer", mark[9], "product"),
     ]
     written = json.loads((tmp_path / "launched.json").read_text())
     assert written["peers"] == "PyTorch 9"
     assert [(row["stage"], row.get("error", "")) for row in written["rows"]] == [
         *(("slow", ""), ("bad", "RuntimeError: it broke"), ("fast", "")),
         *(("fast", "AssertionError: max error nan > 1.0e+00"), ("fast: nearly", "")),
-        *(("peer", ""), ("peer", ""), ("product", "")),
+        *(("peer", ""), ("peer", ""), ("other, one head", ""), ("product", "")),
         ("copy", "MemoryError: too large"),
     ]
-    slow, *_, peer, product_row, _ = written["rows"]
+    slow, *_, peer, one_head, product_row, _ = written["rows"]
+    assert (one_head["kind"], one_head["shape"]) == ("experiment", [1, 1, *counters.SHAPE[2:]])
     assert slow == {
         **{"stage": "slow", "kind": "stage", "dtype": "float32", "shape": [1, 1, 8, 64], "flop": 4.0 * 8 * 8 * 64}
     }

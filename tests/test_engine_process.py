@@ -452,3 +452,14 @@ def test_a_tiny_launch_costs_little() -> None:
         kernel((1,), (32,), (a, np.int32(1)))
         times.append(time.perf_counter() - start)
     assert sorted(times)[20] < 1e-3, f"{sorted(times)[20] * 1e6:.0f} µs"  # measured: 40 µs; a busy machine takes longer
+
+
+def test_the_level_of_optimisation_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the fast build; the checked build keeps its own. The engine's own tests run as its users do."""
+    assert "COURSE_CPU_OPTIMISATION" not in os.environ and "-O2" in cpu.compiler.flags()
+    monkeypatch.setenv("COURSE_CPU_OPTIMISATION", "1")
+    assert "-O1" in cpu.compiler.flags() and "-O2" not in cpu.compiler.flags()
+    assert [flag for flag in cpu.compiler._checked_flags(True) if flag.startswith("-O")] == ["-O1"]
+    monkeypatch.setenv("COURSE_CPU_OPTIMISATION", "fast")
+    with pytest.raises(ValueError, match="a number from 0 to 3, not 'fast'"):
+        cpu.compiler.flags()

@@ -21,7 +21,7 @@ FLOORS = (
     ("compile_report", "ladder", "draw"),
     ("attention", "xray"),
     ("record", "workbench", "exercises"),
-    ("show",),
+    ("show", "pages"),
     ("commands",),
     ("course",),
 )

@@ -186,14 +186,26 @@ def bounds() -> tuple[str, ...]:
 _NO_FORTIFY = "-U_FORTIFY_SOURCE"
 
 
+def optimisation() -> int:
+    """The -O level of the fast build: 2, or what `COURSE_CPU_OPTIMISATION` says. 1 compiles faster, and runs slower.
+
+    Raises:
+        ValueError: it says something else than 0 to 3.
+    """
+    chosen = os.environ.get("COURSE_CPU_OPTIMISATION", "2")
+    if chosen not in ("0", "1", "2", "3"):
+        raise ValueError(f"COURSE_CPU_OPTIMISATION is a number from 0 to 3, not {chosen!r}")
+    return int(chosen)
+
+
 def flags(*, line_info: bool = True) -> list[str]:
     """The flags of the fast build.
 
     No -ffast-math (it makes -INFINITY undefined); -fno-strict-aliasing because kernels cast float* to float4*.
     """
     command, _ = compiler()
-    found = ["-std=c++17", "-O2", "-fPIC", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"]
-    found += ["-pthread", *_granted((*_WISHES, *_machine_flags()))]
+    found = ["-std=c++17", f"-O{optimisation()}", "-fPIC", "-pthread"]
+    found += ["-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math", *_granted((*_WISHES, *_machine_flags()))]
     if line_info:
         # DWARF 5 with #line names the generated file. -g1 is last: -gdwarf-4 after it asks for types and variables too.
         found += ["-gdwarf-4", "-g1"]
@@ -273,7 +285,7 @@ def _checked_flags(profiled: bool) -> list[str]:
     own.append("-fno-slp-vectorize" if _is_clang() else "-fno-tree-slp-vectorize")
     if not _is_clang() and platform.machine() in ("x86_64", "AMD64"):
         own.append("-mstringop-strategy=libcall")  # a memcpy that is no load and store stays a call: see assembly.py
-    kept = [flag for flag in flags() if flag != "-O2"]
+    kept = [flag for flag in flags() if not flag.startswith("-O")]
     if profiled:  # a call at each basic block; blocks stay in the order of the source
         own += ["-fsanitize-coverage=trace-pc", *([] if _is_clang() else ["-fno-reorder-blocks"])]
     sanitized = "-fsanitize=thread,shift-exponent,float-cast-overflow"

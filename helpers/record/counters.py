@@ -57,6 +57,32 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "blocks": ("launch__grid_size",),
     "threads a block": ("launch__block_size",),
 }
+# Why a warp issued nothing: Nsight Compute's warp states, each in clocks that a warp spent so per instruction issued.
+STALLS: dict[str, str] = {
+    "issued": "selected",
+    "another warp was issued": "not_selected",
+    "result of shared memory or exp2": "short_scoreboard",
+    "result of global memory": "long_scoreboard",
+    "barrier": "barrier",
+    "fixed latency": "wait",
+    "busy pipe": "math_pipe_throttle",
+    "full queue to memory and exp2": "mio_throttle",
+    "full queue to global memory": "lg_throttle",
+    "dispatch": "dispatch_stall",
+    "no instruction": "no_instruction",
+    "branch": "branch_resolving",
+    "constant": "imc_miss",
+    "memory fence": "membar",
+    "stores before the end": "drain",
+    "sleeping": "sleeping",
+    "texture queue": "tex_throttle",
+    "other": "misc",
+}
+
+
+def stall_metric(state: str) -> str:
+    """Nsight Compute's name of one of the STALLS."""
+    return f"smsp__average_warps_issue_stalled_{state}_per_issue_active.ratio"
 
 
 def recorded(path: Path | None = None) -> dict[str, Any] | None:
@@ -159,6 +185,39 @@ def climb_table(
     for label, row in zip(labels, found, strict=True):
         cells = (f"{_text(row['figures'].get(figure)):>{len(figure) + 3}}" for figure in figures)
         lines.append(f"{label:{width}}" + "".join(cells))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def stalls_table(
+    names: Sequence[str],
+    *,
+    head_dim: int,
+    dtype: str = "first",
+    record: Mapping[str, Any] | None = None,
+    least: float = 0.1,
+) -> str:
+    """What the warps waited for as text: a state a line, a stage, step or peer a column.
+
+    A number is the clocks that a warp spent in that state for each instruction that it issued (Nsight Compute's warp
+    states). The states of a column add up to the clocks between two instructions of one warp.
+
+    Args:
+        names: as in `select`. least: states with fewer clocks in every column are left out.
+    """
+    record = record or recorded()
+    if record is None:
+        return NO_RECORD
+    found = select(record, names, head_dim=head_dim, dtype=dtype)
+    rows = sorted((row for row in found if row.get("stalls")), key=lambda row: names.index(row["stage"]))
+    states = [s for s in STALLS if any(row["stalls"].get(s, 0) >= least for row in rows)]
+    states.sort(key=lambda s: (s != "issued", -max(row["stalls"].get(s, 0) for row in rows)))
+    wide = max((len(s) for s in states), default=0) + 2
+    heads = [f"{row['stage'].partition(': ')[2] or row['stage']} {row['dtype']}" for row in rows]
+    lines = [" " * wide + "".join(f"  {head:>12}" for head in heads)]
+    for state in [*states, "together"]:
+        each = (row["stalls"].get(state) if state != "together" else sum(row["stalls"].values()) for row in rows)
+        cells = (f"  {_text(value):>{max(12, len(head))}}" for value, head in zip(each, heads, strict=True))
+        lines.append(f"{state:{wide}}" + "".join(cells))
     return "\n".join(line.rstrip() for line in lines)
 
 

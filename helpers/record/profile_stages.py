@@ -21,18 +21,20 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from helpers import kernel
 from helpers.device import ON_GPU, cp
 from helpers.ladder import LADDER, Stage
 from helpers.record import ncu, peers
 from helpers.record.cases import Case, Inputs
-from helpers.record.counters import FIGURES, SHAPE, WIDE
-from helpers.record.experiments import WMMA, Step, steps
+from helpers.record.counters import FIGURES, SHAPE, STALLS, WIDE, stall_metric
+from helpers.record.experiments import EXPERIMENTS, WMMA, Experiment, Step, steps
 from helpers.record.plan import forward
 from helpers.record.results import MAIN_PEER
 from helpers.record.timing import elapsed
 
 WIDE_FROM = 4  # from this stage on, at the other head_dim too
 SLOW_MS = 10.0  # more than this, and one head is enough
+ONE_HEAD = ("SDPA efficient", "SDPA math")  # counted at one head too, where the second is the faster
 TYPES = ("float32", "bfloat16", "float16")  # a stage is counted in the first of these that it takes,
 ALL_TYPES = (WMMA,)  # these in all that they take
 MARK = "utilisation_mark"
@@ -68,21 +70,28 @@ def peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
                 yield peer, Case((*SHAPE[:3], head_dim), dtype)
 
 
+def experiment_cases() -> Iterator[tuple[Experiment, Case]]:
+    """The experiments whose effect notebooks explain by counters, each at its stage's own sizes."""
+    for experiment in EXPERIMENTS:
+        if experiment.counted:
+            yield experiment, experiment.cases[0]
+
+
 def _entry(name: str, kind: str, case: Case) -> dict[str, Any]:
     return {"stage": name, "kind": kind, "dtype": case.dtype, "shape": list(case.shape), "flop": case.flops}
 
 
 @contextlib.contextmanager
-def _ready(stage: Stage, entry: dict[str, Any], case: Case) -> Iterator[Callable[[], Any]]:
+def _ready(stage: Stage, entry: dict[str, Any], case: Case, source: str | None = None) -> Iterator[Callable[[], Any]]:
     """A stage's run, which has run before. The output is checked at the end. A slow one's entry becomes one head's."""
     inputs = Inputs(case.shape, case.dtype)
-    run, o = stage.prepare(*inputs.device)
+    run, o = stage.prepare(*inputs.device, source=source)
     run()
     if elapsed(run) > SLOW_MS:
         case = Case((1, 1, *case.shape[2:]), case.dtype)
         entry.update(_entry(entry["stage"], entry["kind"], case))
         inputs = Inputs(case.shape, case.dtype)
-        run, o = stage.prepare(*inputs.device)
+        run, o = stage.prepare(*inputs.device, source=source)
     yield run
     sample = inputs.sample()
     error = sample.error(o)
@@ -103,9 +112,17 @@ def _runs(with_peers: bool) -> Iterator[tuple[dict[str, Any], AbstractContextMan
     for step, case in step_cases():
         entry = _entry(step.name, "step", case) | {"of": step.of, "step": step.number, "idea": step.stage.idea}
         yield entry, _ready(step.stage, entry, case)
+    for experiment, case in experiment_cases():
+        stage = LADDER[experiment.stage]
+        entry = _entry(f"{experiment.stage}: {experiment.name}", "experiment", case)
+        yield entry, _ready(stage, entry, case, experiment.apply(kernel.source(stage.file)))
     if with_peers:
         for peer, case in peer_cases():
             yield _entry(peer.name, "peer", case), peer.ready(Inputs(case.shape, case.dtype), False)
+        for peer in peers.TORCH:
+            if peer.name in ONE_HEAD:
+                entry = _entry(f"{peer.name}, one head", "experiment", Case((1, 1, *SHAPE[2:])))
+                yield entry, peer.ready(Inputs((1, 1, *SHAPE[2:]), "float32"), False)
         for roof in peers.TORCH_ROOFS:
             if roof.quantity == "tflops":
                 entry = {"stage": roof.name, "kind": "roof", "dtype": roof.dtype, "shape": list(roof.shape)}
@@ -164,6 +181,8 @@ def rows(launched: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any
         if not seen:
             row.setdefault("error", "no launch of it was counted")
         row["figures"] = {} if "error" in row else _figures([columns for _, columns in seen])
+        if stalls := {} if "error" in row else _stalls([columns for _, columns in seen]):
+            row["stalls"] = stalls
         found.append(row)
     return found
 
@@ -189,6 +208,14 @@ def _figures(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, flo
     return figures
 
 
+def _stalls(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, float]:
+    """Clocks in each of the STALLS per instruction issued, of a run's longest launch; those of 0 are left out."""
+    (duration,) = FIGURES["ms"]
+    longest = max(launches, key=lambda columns: _number(*columns[duration]) if duration in columns else 0.0)
+    found = {state: _number(*longest.get(stall_metric(name), ("", ""))) for state, name in STALLS.items()}
+    return {state: float(f"{value:.4g}") for state, value in found.items() if math.isfinite(value) and value > 0}
+
+
 def _number(value: str, unit: str) -> float:
     """A figure of Nsight Compute's; times in milliseconds. NaN for what is no number."""
     try:
@@ -207,7 +234,7 @@ def write_record(target: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         table, file = Path(folder, "ncu.csv"), Path(folder, "launched.json")
         taken = {figure: ncu.first_known(metrics) for figure, metrics in FIGURES.items()}
-        asked = [metric for metric in taken.values() if metric not in UNASKED]
+        asked = [metric for metric in taken.values() if metric not in UNASKED] + [*map(stall_metric, STALLS.values())]
         words = ("helpers.record.profile_stages", "launch", str(file))
         ncu.profile(table, asked, [".*"], words, "--profile-from-start", "off")
         launched = json.loads(file.read_text())
@@ -218,6 +245,7 @@ def write_record(target: Path) -> None:
         "peers": launched["peers"],
         "what": "one run each, caches flushed before each launch, clocks left alone; the stages' output was checked",
         "metrics": taken,
+        "stalls": "clocks a warp spent in each state per instruction issued: " + stall_metric("*"),
         "seconds": round(time.monotonic() - began, 1),
         "command": "python3 -m helpers.record.counters measure FILE",
     }
