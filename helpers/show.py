@@ -54,6 +54,7 @@ from helpers.record.plots import (  # noqa: F401 - part of this face
     NO_RECORD,
     RECORD,
     climb,
+    experiment_times,
     measured_bars,
     measured_climb,
     measured_ladder,

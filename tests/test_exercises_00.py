@@ -6,6 +6,26 @@ import pytest
 from exercise_table import Answer, Right, Wrong, cases, check
 
 TABLE = {
+    "00_first_kernel": (
+        Wrong("no block", (("blockIdx.x * BLOCK + threadIdx.x", "threadIdx.x"),), "first", "Z"),
+        Wrong("no guard", (("if (i < n) ", ""),), "first", "illegal", "crash"),
+        Wrong("one too many", (("i < n", "i <= n"),), "first", "illegal read of X[192]", "crash"),
+        Wrong("one too few", (("i < n", "i < n - 1"),), "first", "Z", "empty"),
+        Wrong("the block's number alone", (("blockIdx.x * BLOCK + threadIdx.x", "blockIdx.x"),), "first", "Z"),
+        Wrong(
+            "threads and blocks exchanged",
+            (("blockIdx.x * BLOCK + threadIdx.x", "threadIdx.x * gridDim.x + blockIdx.x * BLOCK"),),
+            "first",
+        ),
+        Wrong("no factor", (("a * X[i]", "X[i]"),), "first", "Z", "wrong"),
+        Wrong("a misspelt name", (("threadIdx.x", "threadidx.x"),), "compiles", "threadidx"),
+        Right("by blockDim", (("blockIdx.x * BLOCK", "blockIdx.x * blockDim.x"),)),
+        Right("an early return", (("if (i < n) Z[i]", "if (i >= n) return;\n  Z[i]"),)),
+        Right(
+            "another assignment of elements",
+            (("blockIdx.x * BLOCK + threadIdx.x", "threadIdx.x * gridDim.x + blockIdx.x"),),
+        ),
+    ),
     "00_safe_softmax": (
         Wrong(
             "nothing subtracted", (("expf(s[j] - m_i)", "expf(s[j])"),), "first", "scores near -1000 or 1000", "large"
@@ -33,7 +53,7 @@ TABLE = {
         Right("minus infinity at first", (("float m_i = s[0];", "float m_i = -INFINITY;"), ("int j = 1", "int j = 0"))),
         Right("with an if", (("m_i = fmaxf(m_i, s[j]);", "if (s[j] > m_i) m_i = s[j];"),)),
         Right("with exp2f", (("expf(s[j] - m_i)", "exp2f((s[j] - m_i) * 1.44269504f)"),)),
-    )
+    ),
 }
 
 

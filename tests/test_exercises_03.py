@@ -2,70 +2,113 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from exercise_table import Answer, Right, Wrong, cases, check
 
+from helpers import reference
+from helpers.check import make_inputs
+
+RESCALE = "    const float rescale = expf(m_i - m_new);\n"
+RESCALE_ACC = "    for (int c = 0; c < HEAD_DIM; ++c) acc[c] *= rescale;\n"
+ALL_AGAIN = """    for (int c = 0; c < HEAD_DIM; ++c) acc[c] = 0.0f;
+    for (int j = 0; j < first; ++j) {
+      float dot = 0.0f;
+      for (int c = 0; c < HEAD_DIM; ++c) dot += Q[row * HEAD_DIM + c] * K[j * HEAD_DIM + c];
+      const float p = expf(softmax_scale * dot - m_new);
+      l_i += p;
+      for (int c = 0; c < HEAD_DIM; ++c) acc[c] += p * V[j * HEAD_DIM + c];
+    }
+"""
+
+M = "m_new == NEG_INF ? 0.0f : m_new;"
+KEPT = "m_i = m_new;", "m_i = m;"
+INVERSE = "l_i > 0.0f ? 1.0f / l_i : 0.0f;"
+
+BARRIER, LOAD, WEIGHTS, USE = "    __syncthreads();\n", "    for (int i", "    if (half == 0)", "    for (int c"
+WRITTEN = "      l_smem[r] = l_i;\n"
+USED = "V_smem[j][half * (HEAD_DIM / 2) + c];\n    }\n"
+NOT_THIRD = (BARRIER + USE, USE)
+
+PARTS = "acc_1[i] * rescale_1 + acc_2[i] * rescale_2"
+MAXIMUM = "fmaxf(m_1[row], m_2[row])"
+
 TABLE = {
+    "03_rescale": (
+        Wrong("acc is not rescaled", ((RESCALE_ACC, ""),), "first", "O"),
+        Wrong("l_i is not rescaled", (("    l_i *= rescale;\n", ""),), "first", "O"),
+        Wrong("one element of acc", ((RESCALE_ACC, "    acc[0] *= rescale;\n"),), "first"),
+        Wrong("the wrong way round", (("expf(m_i - m_new)", "expf(m_new - m_i)"),), "first", "", "nan"),
+        Wrong("m_i too early", ((RESCALE, "    m_i = m_new;\n" + RESCALE),), "first", "O"),
+        Wrong("a quotient of maxima", (("expf(m_i - m_new)", "m_i / m_new"),), "first"),
+        Wrong("divides by the factor", (("l_i *= rescale", "l_i /= rescale"),), "first"),
+        Wrong("two exponentials", (("expf(m_i - m_new)", "expf(m_i) / expf(m_new)"),), "awkward", "large", "large"),
+        Wrong(
+            "sums the keys so far again",
+            (("    l_i *= rescale;\n", "    l_i = 0.0f;\n"), (RESCALE_ACC, ALL_AGAIN)),
+            "limit",
+            "bytes of K read",
+            "limit",
+        ),
+        Right("only where the maximum grows", (("l_i *= rescale;", "if (rescale < 1.0f) l_i *= rescale;"),)),
+        Right("by exp2", (("expf(m_i - m_new)", "exp2f(1.44269504f * (m_i - m_new))"),)),
+        Right("without a variable", (("l_i *= rescale", "l_i *= expf(m_i - m_new)"),)),
+    ),
+    "03_no_key": (
+        Wrong("only the division", ((M, "m_new;"),), "first", "NaN", "nan"),
+        Wrong("only the loop", ((INVERSE, "1.0f / l_i;"),), "first", "NaN", "nan"),
+        Wrong("never a negative maximum", ((M, "fmaxf(m_new, 0.0f);"), KEPT), "awkward", "large scores", "large"),
+        Wrong("subtracts nothing", ((M, "0.0f;"), KEPT), "awkward", "large scores", "large"),
+        Wrong("the wrong way round", ((M, "m_new == NEG_INF ? m_new : 0.0f;"),), "first", "NaN", "nan"),
+        Wrong(
+            "returns before the stores",
+            (("  float m_i = NEG_INF", "  if (last < 0) return;\n  float m_i = NEG_INF"),),
+            "first",
+            "",
+            "empty",
+        ),
+        Wrong("l_i is changed", ((INVERSE, "1.0f / (l_i += l_i == 0.0f); l_i += 0.5f;"),), "first", "lse", "lse"),
+        Wrong("no weight at all", ((INVERSE, "0.0f;"),), "first", "O"),
+        Right("a large negative number", ((M, "fmaxf(m_new, -1e30f);"),)),
+        Right("asks l_i", ((INVERSE, "l_i == 0.0f ? 0.0f : 1.0f / l_i;"),)),
+        Right("asks m_i", ((INVERSE, "m_i == NEG_INF ? 0.0f : 1.0f / l_i;"),)),
+    ),
+    "03_find_the_race": (
+        Wrong("as it was", (NOT_THIRD,), "X-ray", "race: ", "race"),
+        Wrong("one too many elsewhere", (NOT_THIRD, (LOAD, BARRIER + LOAD)), "X-ray", "race: ", "race"),
+        Wrong("none before the load", ((BARRIER + LOAD, LOAD),), "X-ray", "race: ", "race"),
+        Wrong("none after the load", ((BARRIER + WEIGHTS, WEIGHTS),), "X-ray", "race: ", "race"),
+        Wrong("inside the if", (NOT_THIRD, (WRITTEN, WRITTEN + BARRIER)), "X-ray", "", "deadlock"),
+        Wrong("after the use", (NOT_THIRD, (USED, USED + BARRIER)), "X-ray", "race: ", "race"),
+        Wrong("in every iteration", (("acc[c] *=", "__syncthreads(); acc[c] *="),), "limit", "3 tiles", "barriers"),
+        Wrong("a fence", ((BARRIER + USE, "    __threadfence_block();\n" + USE),), "X-ray", "race: ", "race"),
+        Right("a barrier of the warp", ((BARRIER + USE, "    __syncwarp();\n" + USE),)),
+        Right("the first at the end", ((BARRIER + LOAD, LOAD), (USED, USED + BARRIER))),
+    ),
     "03_merge_halves": (
+        Wrong("added as they are", ((PARTS, "acc_1[i] + acc_2[i]"),), "first", "O"),
+        Wrong("l of one part", ((" + l_2[row] * rescale_2", ""),), "first"),
+        Wrong("factors exchanged", ((PARTS, "acc_1[i] * rescale_2 + acc_2[i] * rescale_1"),), "first", "O"),
+        Wrong("the smaller maximum", ((MAXIMUM, "fminf(m_1[row], m_2[row])"),), "awkward", "", "nan"),
+        Wrong("the maximum of the first part", ((MAXIMUM, "m_1[row]"),), "awkward", "", "nan"),
+        Wrong("no maximum", ((MAXIMUM, "0.0f"),), "awkward", "large scores"),
         Wrong(
-            "l is not rescaled",
-            (("l_1[row] * rescale_1 + l_2[row] * rescale_2", "l_1[row] + l_2[row]"),),
-            "first",
-            "O at",
+            "the mean of both", ((f"({PARTS}) / l", "(acc_1[i] / l_1[row] + acc_2[i] / l_2[row]) / 2"),), "first", "O"
         ),
-        Wrong(
-            "acc is not rescaled",
-            (("acc_1[i] * rescale_1 + acc_2[i] * rescale_2", "acc_1[i] + acc_2[i]"),),
-            "first",
-            "O at",
-            "wrong",
-        ),
-        Wrong(
-            "factors exchanged",
-            (
-                ("expf(m_1[row] - m)", "expf(m_2[row] - m)"),
-                ("rescale_2 = expf(m_2[row] - m)", "rescale_2 = expf(m_1[row] - m)"),
-            ),
-            "first",
-            "O at",
-            "wrong",
-        ),
-        Wrong("the sign turned round", (("expf(m_1[row] - m)", "expf(m - m_1[row])"),), "first", "O at"),
-        Wrong("no maximum subtracted", (("fmaxf(m_1[row], m_2[row])", "0.0f"),), "awkward", "large scores", "large"),
-        Wrong("the sum of both maxima", (("fmaxf(m_1[row], m_2[row])", "m_1[row] + m_2[row]"),), "awkward", ""),
-        Wrong("the first part's maximum", (("fmaxf(m_1[row], m_2[row])", "m_1[row]"),), "awkward", ""),
-        Wrong(
-            "the second part's maximum", (("fmaxf(m_1[row], m_2[row])", "m_2[row]"),), "awkward", "NaN at row", "nan"
-        ),
-        Wrong("not divided", (("acc_2[i] * rescale_2) / l", "acc_2[i] * rescale_2)"),), "first", "O at", "wrong"),
-        Wrong(
-            "m of i, not of row",
-            (("fmaxf(m_1[row], m_2[row])", "fmaxf(m_1[i], m_2[i])"),),
-            "first",
-            "illegal read of m_",
-            "crash",
-        ),
-        Wrong(
-            "lse of the smaller maximum",
-            (("m + logf(l)", "fminf(m_1[row], m_2[row]) + logf(l)"),),
-            "first",
-            "lse = m + log(l)",
-            "lse",
-        ),
-        Right("with an if", (("fmaxf(m_1[row], m_2[row])", "m_1[row] > m_2[row] ? m_1[row] : m_2[row]"),)),
-        Right(
-            "divided first",
-            (
-                (
-                    "(acc_1[i] * rescale_1 + acc_2[i] * rescale_2) / l",
-                    "acc_1[i] * (rescale_1 / l) + acc_2[i] * (rescale_2 / l)",
-                ),
-            ),
-        ),
-    )
+        Wrong("lse of the first part", (("m + logf(l)", "m_1[row] + logf(l_1[row])"),), "first", "lse", "lse"),
+        Right("no exponential of 0", (("expf(m_2[row] - m)", "m == m_2[row] ? 1.0f : expf(m_2[row] - m)"),)),
+        Right("divided one by one", ((f"({PARTS}) / l", "acc_1[i] * (rescale_1 / l) + acc_2[i] * (rescale_2 / l)"),)),
+    ),
 }
 
 
 @pytest.mark.parametrize("name, answer", cases(TABLE))
 def test_answer(name: str, answer: Answer) -> None:
     check(name, answer)
+
+
+def test_the_reference_agrees_about_a_row_without_a_key() -> None:
+    """O = 0 and lse = -inf, which the exercise 03_no_key asks for."""
+    q, k, v = make_inputs(5, 3, 4)
+    o, lse = reference.attention(q, k, v, window=(1, 0), return_lse=True)
+    assert (o[:2] == 0).all() and (lse[:2] == -np.inf).all() and np.isfinite(lse[2:]).all()

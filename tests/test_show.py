@@ -295,3 +295,15 @@ def test_roofline_puts_each_mark_on_the_lower_roof() -> None:
     }
     assert dots == {"left: 2.0": [[2, 8]], "right: 100.0": [[100, 50]]}
     assert picture.alt.startswith("roofs meet at 12.5 FLOP per byte")
+
+
+def test_experiment_times_are_those_of_one_stage_at_one_shape() -> None:
+    more = [
+        result("first: an idea", "experiment", (1, 1, 8, 4), 3.0, 0.3),
+        result("first: an idea", "experiment", (1, 1, 16, 4), 30.0, 0.3),
+        result("other: an idea", "experiment", (1, 1, 8, 4), 4.0, 0.2),
+    ]
+    record = RECORD | {"results": RECORD["results"] + more}
+    assert show.experiment_times("first", (1, 1, 8, 4), record=record) == {"first": 2.0, "an idea": 3.0}
+    assert show.experiment_times("first", (1, 1, 8, 4), causal=True, record=record) == {"first": 7.0}
+    assert show.experiment_times("nothing", (1, 1, 8, 4), record=record) == {}

@@ -487,3 +487,21 @@ def measured_steps(
     ax.set_title(title or f"batch {batch}, heads {heads}, N = {n}, d = {head_dim}")
     ax.set_xlabel(f"TFLOP/s (more is better); recorded on {record['device'].get('name', 'a GPU')}")
     return Picture(fig, "; ".join(f"{label}: {text} TFLOP/s" for label, text in zip(found, texts, strict=True)))
+
+
+def experiment_times(
+    stage: str, shape: Sequence[int], *, dtype: str = "float32", causal: bool = False, record: Any = None
+) -> dict[str, float]:
+    """Recorded milliseconds of a stage and of its experiments, each under its own name; {} without a record.
+
+    Args:
+        shape: (batch, heads, n, head_dim). record: another record than the committed one.
+    """
+    record = recorded() if record is None else record
+    wanted, found = (tuple(shape), dtype, causal), {}
+    for r in (record or {}).get("results", ()):
+        name, _, experiment = r["name"].partition(": ")
+        at = tuple(r["shape"]), r.get("dtype"), r.get("causal", False)
+        if name == stage and at == wanted and r["kind"] in ("stage", "experiment"):
+            found[experiment or name] = r["ms"]
+    return found

@@ -12,6 +12,38 @@ from helpers.exercises.trial import Trial, exercise
 
 
 @exercise(
+    "00_first_kernel",
+    minutes=5,
+    hints={
+        "race": (
+            "Several threads write the same element. How does a thread know in which block it is?",
+            "Blocks are numbered by blockIdx.x, and each has BLOCK threads: where do the numbers of block 1 begin?",
+            "i = blockIdx.x * BLOCK + threadIdx.x",
+        ),
+        "empty": (
+            "Elements of the later blocks are never written. Do all blocks compute the same numbers?",
+            "i = blockIdx.x * BLOCK + threadIdx.x",
+        ),
+        "crash": (
+            "The grid is rounded up to whole blocks, so some threads have no element. What must they not do?",
+            "Load and store only if (i < n).",
+        ),
+        "bounds": "Some threads have no element: load and store only if (i < n).",
+        "wrong": "Z[i] is a times X[i] plus Y[i].",
+    },
+)
+def first_kernel(trial: Trial) -> None:
+    """An element-wise sum: several blocks, the last of them incomplete."""
+    block = 128
+    for n in trial.sizes(192, 1, 128, 129, 1000):
+        run = trial.kernel("axpy", BLOCK=block)
+        x, y = trial.rng.standard_normal((2, n)).astype(np.float32) + np.float32(0.5)
+        z, a = trial.empty(n), np.float32(trial.rng.uniform(1.5, 3))
+        trial.launch(run, blocks(n, block), (block,), (*map(trial.xp.asarray, (x, y)), z, a, np.int32(n)))
+        trial.expect("Z", z, a.astype(np.float64) * x + y, at=f"n = {n}")
+
+
+@exercise(
     "00_safe_softmax",
     minutes=5,
     hints={
