@@ -86,3 +86,27 @@ def look(
 def _heads_first(a: Any) -> Any:
     """(batch, seq, heads, head_dim) with its middle axes exchanged; arrays of fewer axes as they are."""
     return cp.asarray(a).transpose(0, 2, 1, 3) if a.ndim == 4 else cp.asarray(a)
+
+
+def fetched_keys(stage: str | Stage, q: Any, k: Any, v: Any, *, sizes: Mapping[str, int], **options: Any) -> np.ndarray:
+    """(rows of q, rows of k): 1 where the block of a row fetches the key, else 0, by the X-ray.
+
+    The launch runs with a grid of one block, of two, and so on: what one more block fetches is what its rows need.
+
+    Args:
+        q, k, v: of one head, (rows, head_dim). sizes: the tile sizes, BLOCK_M among them.
+
+    Raises:
+        ValueError: arrays of several heads.
+    """
+    if q.ndim != 2:
+        raise ValueError(f"q has shape {q.shape}: give the arrays of one head")
+    ready, arrays, _ = stage_of(stage).plan(*map(cp.asarray, (q, k, v)), sizes=sizes, **options)
+    ((launch, compiled, args),) = ready.filled(arrays)
+    keys, before, rows = np.zeros((len(q), len(k)), int), 0, sizes["BLOCK_M"]
+    for block in range(launch.grid[0]):
+        report = xray(compiled, (block + 1, 1, 1), launch.block, args, launch.shared_bytes)
+        now = report.fetches["K"].reshape(len(k), -1)[:, 0]
+        keys[block * rows : (block + 1) * rows] = now - before
+        before = now
+    return keys

@@ -1,8 +1,8 @@
-// 05 heads and masks: what a model needs of attention. The tiles of 04, but only those that some row sees.
+// 05 heads and masks: attention as models use it. The tiles of 04, without those that no row of a block sees.
 //
 // Since 04: tensors have strides, so (batch, seq, heads, HEAD_DIM) is read in place. Several heads of Q may share one
-// head of K and V (GQA). Packed sequences have lengths of their own. A row sees a window of keys: tiles outside of it
-// are skipped, tiles across its border are masked, tiles inside run as in 04.
+// head of K and V (GQA). Packed sequences differ in length. A row sees a window of keys: tiles outside it are skipped,
+// tiles across its border are masked, tiles inside it run as in 04.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block THREADS, sizeof(Shared) bytes
 //          of dynamic shared memory

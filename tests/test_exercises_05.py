@@ -5,51 +5,79 @@ from __future__ import annotations
 import pytest
 from exercise_table import Answer, Right, Wrong, cases, check
 
+POS = "const int row_pos = row + N_kv - N;"
+BEGIN, END = "max(row_pos - window_left, 0)", "min(row_pos + 1, N_kv)"
+INVERSE, LSE = "l_i == 0.0f ? 0.0f : 1.0f / l_i", "l_i == 0.0f ? NEG_INF : m_i + logf(l_i)"
+
+LAST, TILES_END = "first_row + BLOCK_M - 1 + N_kv - N", "min(last_pos + 1, N_kv)"
+HIDE = "if (first + j > row + N_kv - N) s = NEG_INF;"
+
+GROUP = "head / (heads / kv_heads)"
+Q_AT = "(size_t)row * q_row_stride + (size_t)head * q_head_stride"
+KV_AT = "(size_t)kv_head * kv_head_stride"
+
 TABLE = {
     "05_sliding_window": (
-        Wrong("rows begin at key 0", (("row + N_kv - N", "row"),), "first", "keys visited by each row", "visited"),
+        Wrong("one key short", ((END, "min(row_pos, N_kv)"),), "first", "keys visited", "visited"),
+        Wrong("one key too far back", ((BEGIN, "max(row_pos - window_left - 1, 0)"),), "first", "", "visited"),
+        Wrong("one key too few back", ((BEGIN, "max(row_pos - window_left + 1, 0)"),), "first", "", "visited"),
+        Wrong("the diagonal from the top left", ((POS, "const int row_pos = row;"),), "first", "", "visited"),
+        Wrong("no key before the first", ((BEGIN, "row_pos - window_left"),), "awkward", "illegal read", "crash"),
+        Wrong("the future too", ((END, "N_kv"),), "first", "", "visited"),
+        Wrong("0 times infinity", ((INVERSE, "1.0f / l_i"),), "awkward", "NaN", "nan"),
+        Wrong("an lse of 0", ((LSE, "l_i == 0.0f ? 0.0f : m_i + logf(l_i)"),), "awkward", "lse", "lse"),
+        Right("end is not limited to N_kv", ((END, "row_pos + 1"),)),
+        Right("the maximum tells", ((INVERSE, "m_i == NEG_INF ? 0.0f : 1.0f / l_i"), (LSE, "m_i + logf(l_i)"))),
+    ),
+    "05_causal_tiles": (
+        Wrong("every tile", ((TILES_END, "N_kv"),), "limit", "3 blocks: 240 (the limit: at most 176)", "tiles"),
+        Wrong("a tile too many", ((TILES_END, "min(last_pos + 1 + BLOCK_N, N_kv)"),), "limit", "", "tiles"),
+        Wrong("one key short", ((TILES_END, "min(last_pos, N_kv)"),), "first", "lse", "missing"),
+        Wrong("the first row's keys", ((LAST, "first_row + N_kv - N"),), "first", "", "missing"),
+        Wrong("a row does not see its own key", ((HIDE, HIDE.replace(">", ">=")),), "first", "", "missing"),
+        Wrong("one key of the future", ((HIDE, HIDE.replace("- N)", "- N + 1)")),), "first", "", "future"),
+        Wrong("nothing is hidden", ((HIDE, ""),), "first", "", "future"),
+        Wrong("only what is past the end", ((HIDE, "if (first + j >= end) s = NEG_INF;"),), "first", "", "future"),
         Wrong(
-            "not the key itself",
-            (("min(row_pos + 1, N_kv)", "min(row_pos, N_kv)"),),
-            "first",
-            "keys visited",
-            "visited",
-        ),
-        Wrong(
-            "one key too few",
-            (("row_pos - window_left", "row_pos - window_left + 1"),),
-            "first",
-            "keys visited",
-            "visited",
-        ),
-        Wrong("no window", (("max(row_pos - window_left, 0)", "0"),), "first", "keys visited", "visited"),
-        Wrong(
-            "before key 0",
-            (("max(row_pos - window_left, 0)", "row_pos - window_left"),),
+            "the diagonal from the top left",
+            ((LAST, "first_row + BLOCK_M - 1"), (HIDE, HIDE.replace(" + N_kv - N", ""))),
             "awkward",
-            "illegal read of K[",
-            "crash",
         ),
-        Wrong("1 / 0", (("l_i == 0.0f ? 0.0f : 1.0f / l_i", "1.0f / l_i"),), "awkward", "NaN at row", "nan"),
+        Wrong("the mask from the top left", ((HIDE, HIDE.replace(" + N_kv - N", "")),), "awkward"),
+        Wrong("beyond the last key", ((TILES_END, "last_pos + 1"),), "X-ray", "out of bounds", "crash"),
         Wrong(
-            "lse of no key is 0",
-            (("l_i == 0.0f ? NEG_INF : m_i", "l_i == 0.0f ? 0.0f : m_i"),),
-            "awkward",
-            "lse at",
-            "lse",
+            "m_i starts at minus infinity", (("float m_i = LOWEST", "float m_i = NEG_INF"),), "awkward", "NaN", "nan"
         ),
-        Wrong("all later keys too", (("min(row_pos + 1, N_kv)", "N_kv"),), "first", "keys visited", "visited"),
-        Wrong("not divided", (("l_i == 0.0f ? 0.0f : 1.0f / l_i", "1.0f"),), "first", "O at", "wrong"),
-        Right("without the upper bound, which cannot be reached", (("min(row_pos + 1, N_kv)", "row_pos + 1"),)),
+        Wrong(
+            "a block without keys leaves",
+            ((TILES_END + ";", TILES_END + ";\n  if (end <= 0) return;"),),
+            "awkward",
+            "never",
+            "empty",
+        ),
+        Right("the last row that exists", ((LAST, "min(first_row + BLOCK_M, N) - 1 + N_kv - N"),)),
         Right(
-            "keys asked, not the sum",
+            "in other words",
             (
-                ("l_i == 0.0f ? 0.0f : 1.0f / l_i", "keys == 0 ? 0.0f : 1.0f / l_i"),
-                ("l_i == 0.0f ? NEG_INF : m_i + logf(l_i)", "keys == 0 ? NEG_INF : m_i + logf(l_i)"),
+                (HIDE, "s = row + N_kv - N >= first + j ? s : NEG_INF;"),
+                (TILES_END, "N_kv < last_pos + 1 ? N_kv : last_pos + 1"),
             ),
         ),
-        Right("logf(0) is minus infinity", (("l_i == 0.0f ? NEG_INF : m_i + logf(l_i)", "m_i + logf(l_i)"),)),
-    )
+    ),
+    "05_group_of_heads": (
+        Wrong("modulo", ((GROUP, "head % kv_heads"),), "first", "", "modulo"),
+        Wrong("by the number of groups", ((GROUP, "head / kv_heads"),), "awkward", "", "tail"),
+        Wrong("the head of Q", ((GROUP, "head"),), "first"),
+        Wrong("always head 0", ((GROUP, "0"),), "first"),
+        Wrong("Q without its head", ((Q_AT, "(size_t)row * q_row_stride"),), "X-ray", "race: ", "race"),
+        Wrong("strides exchanged", ((Q_AT, "(size_t)row * q_head_stride + (size_t)head * q_row_stride"),), "first"),
+        Wrong("heads first", ((Q_AT, "((size_t)head * N + row) * HEAD_DIM"),), "first"),
+        Wrong("one layout of Q", ((Q_AT, "((size_t)row * heads + head) * HEAD_DIM"),), "awkward", "", "tail"),
+        Wrong("one layout of K", ((KV_AT, "(size_t)kv_head * HEAD_DIM"),), "awkward", "", "tail"),
+        Wrong("the stride of Q for K", ((KV_AT, "(size_t)kv_head * q_head_stride"),), "awkward"),
+        Right("multiplied first", ((GROUP, "head * kv_heads / heads"),)),
+        Right("the sum the other way round", ((Q_AT, "(size_t)(head * q_head_stride + row * q_row_stride)"),)),
+    ),
 }
 
 

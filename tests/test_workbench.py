@@ -9,7 +9,7 @@ import pytest
 from helpers import kernel, reference
 from helpers.check import TOLERANCE, check, expect, make_inputs
 from helpers.ladder import FORWARD, LADDER
-from helpers.workbench import build, look, run, stage_of
+from helpers.workbench import build, fetched_keys, look, run, stage_of
 
 HALF = next(name for name, stage in reversed(FORWARD.items()) if "float16" in stage.dtypes)
 
@@ -75,3 +75,17 @@ def test_what_cannot_be() -> None:
     with pytest.raises(ValueError, match="2 launches; look at one"):
         look("tiled", *heads)
     assert stage_of(LADDER["tiled"]) is LADDER["tiled"]
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (20, 3)])
+def test_fetched_keys_are_those_that_a_row_of_the_block_sees(window: tuple[int, int]) -> None:
+    sizes = {"BLOCK_M": 64, "BLOCK_N": 32, "THREADS": 128, "THREADS_X": 8}
+    found = fetched_keys("heads_and_masks", *make_inputs(100, 130, 8), sizes=sizes, window=window)
+    seen = reference.visible(100, 130, window=window)
+    for rows in (slice(0, 64), slice(64, 100)):
+        assert (found[rows] == seen[rows].any(axis=0)).all()
+
+
+def test_fetched_keys_of_several_heads_are_refused() -> None:
+    with pytest.raises(ValueError, match="one head"):
+        fetched_keys("heads_and_masks", *model(2, 2, 8, 8, np.float32), sizes={"BLOCK_M": 64})
