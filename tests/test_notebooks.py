@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from helpers import show
+from helpers import pages, show
 from helpers.exercises import exercise
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +34,13 @@ SECTIONS = (
     "What limits us now",
 )
 WITHOUT_KERNEL = ("Predict", "Check", "Exercise", "What limits us now")  # 00 is NumPy
+
+# Words of prose: at most 60 % of what 00 to 07 had when readers took up to 90 minutes for one of them.
+MOST_WORDS = {"00": 1780, "01": 1415, "02": 2140, "03": 1940, "04": 2660, "05": 1600, "06": 1960, "07": 1960}
+MOST_WORDS_OF_OTHERS = 2000
+MOST_WORDS_OF_TITLE = 190
+MOST_CELLS = 85
+STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as many again|the face of|turned round)\b")
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
 MACHINE_PATH = re.compile(r"(?<![\w.\])}-])/(?:home|root|tmp|work|usr|Users|mnt|opt|var|private|builds?)/\w|[A-Z]:\\\w")
@@ -134,7 +141,9 @@ def is_small_and_plain(notebook: Notebook, path: Path) -> Iterator[str]:
     if len(set(ids)) != len(ids):
         yield "two cells have the same id"
     for cell in notebook["cells"]:
-        if set(cell["metadata"]) - {"tags"} or tags(cell) - TAGS:
+        collapsed = cell["metadata"].get("jupyter", {})
+        known = set(collapsed) <= {"outputs_hidden", "source_hidden"} and set(collapsed.values()) <= {True}
+        if set(cell["metadata"]) - {"tags", "jupyter"} or tags(cell) - TAGS or not known:
             yield f"cell {cell['id']}: metadata {cell['metadata']}"
         if any("widget" in kind for kind, _ in output_texts(cell)):
             yield f"cell {cell['id']} shows a widget, which nobody sees who only reads"
@@ -189,6 +198,68 @@ def holds_the_skeletons(notebook: Notebook, path: Path) -> Iterator[str]:
                 yield f"cell {cell['id']} does not show how the skeleton fails"
 
 
+def has_first_screen(notebook: Notebook, path: Path) -> Iterator[str]:
+    """What one needs, what one will be able to do, how long it takes and where it runs: before anything else."""
+    title = text(notebook["cells"][0]["source"])
+    for part in ("**You need:**", "**You will be able to:**", "[Glossary](glossary.md)"):
+        if part not in title:
+            yield f"the title cell lacks {part!r}"
+    bullets = re.findall(r"^- .+$", title.partition("**You will be able to:**")[2], re.M)
+    if not 3 <= len(bullets) <= 5:
+        yield f"{len(bullets)} things that one will be able to do, expected 3 to 5"
+    if len(title.split()) > MOST_WORDS_OF_TITLE:
+        yield f"the first screen has {len(title.split())} words, at most {MOST_WORDS_OF_TITLE}"
+    try:
+        current = pages.screen(path, notebook) == title
+    except ValueError as error:
+        yield str(error)
+    else:
+        if not current:
+            yield "minutes or devices of the first screen are old: run python3 -m helpers.pages"
+
+
+def is_short(notebook: Notebook, path: Path) -> Iterator[str]:
+    found, most = pages.words(notebook), MOST_WORDS.get(path.name[:2], MOST_WORDS_OF_OTHERS)
+    if found > most:
+        yield f"{found} words of prose, at most {most}: cut"
+    if len(notebook["cells"]) > MOST_CELLS:
+        yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS}"
+
+
+def asks_before_it_tells(notebook: Notebook, path: Path) -> Iterator[str]:
+    """Each prediction is a line to write a number into, and its answer comes later, in a collapsed cell."""
+    cells = code_cells(notebook)
+    asked: dict[str, int] = {}
+    for number, cell in enumerate(cells):
+        for name in re.findall(r"^(\w+) = predict\(", text(cell["source"]), re.M):
+            asked[name] = number
+            if "guess=..." not in text(cell["source"]):
+                yield f"cell {cell['id']} ships with a guess"
+    answered = {}
+    for number, cell in enumerate(cells):
+        for name in re.findall(r"\b(\w+)\.answer\(", text(cell["source"])):
+            answered[name] = number
+            if not cell["metadata"].get("jupyter", {}).get("outputs_hidden"):
+                yield f"cell {cell['id']} shows the answer {name}: set jupyter.outputs_hidden"
+    if not 3 <= len(asked) <= 6:
+        yield f"{len(asked)} predictions, expected 3 to 6"
+    for name, number in asked.items():
+        if answered.get(name, -1) <= number:
+            yield f"the prediction {name} has no answer in a later cell"
+    if cells and not any(re.search(r"^board\(\)$", text(cell["source"]), re.M) for cell in cells[-3:]):
+        yield "no board() among the last cells"
+    prose = "\n".join(text(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    if found := re.search(r"\*+Predict:", prose):
+        yield f"{prose[found.start() :][:60]!r}: ask by predict(), or ask a plain question"
+
+
+def speaks_plainly(notebook: Notebook, path: Path) -> Iterator[str]:
+    """Words that this course once used where English has others."""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown" and (found := STILTED.search(text(cell["source"]))):
+            yield f"cell {cell['id']} says {found[0]!r}"
+
+
 RULES: tuple[Callable[[Notebook, Path], Iterator[str]], ...] = (
     executed,
     has_title,
@@ -201,6 +272,10 @@ RULES: tuple[Callable[[Notebook, Path], Iterator[str]], ...] = (
     shows_the_kernels_of_today,
     copies_no_kernel,
     holds_the_skeletons,
+    has_first_screen,
+    is_short,
+    asks_before_it_tells,
+    speaks_plainly,
 )
 
 
@@ -273,6 +348,10 @@ def passing_skeleton(nb: Notebook) -> None:
     cell_with(nb, "%%cuda")["outputs"] = []
 
 
+def open_answer(nb: Notebook) -> None:
+    cell_with(nb, ".answer(")["metadata"] = {}
+
+
 BROKEN = {
     "no count": (executed, no_count),
     "out of order": (executed, swapped),
@@ -297,6 +376,17 @@ BROKEN = {
     "drifted skeleton": (holds_the_skeletons, change_source("// TODO", "// TO DO")),
     "unknown exercise": (holds_the_skeletons, change_source("%%cuda 01", "%%cuda 1")),
     "no failure shown": (holds_the_skeletons, passing_skeleton),
+    "nothing needed": (has_first_screen, change_source("**You need:**", "Before this:")),
+    "no verbs": (has_first_screen, change_source("\n- ", "\n* ")),
+    "old minutes": (has_first_screen, change_source("to read and run", "to skim")),
+    "long": (is_short, change_source("## Predict", "word " * 2000 + "\n\n## Predict")),
+    "answer in the open": (asks_before_it_tells, open_answer),
+    "a guess is there": (asks_before_it_tells, change_source("guess=...", "guess=1")),
+    "no answer": (asks_before_it_tells, change_source(".answer(", ".take(")),
+    "no board": (asks_before_it_tells, change_source("board()", "None")),
+    "old form of a prediction": (asks_before_it_tells, change_source("## Predict", "*Predict: what?*\n\n## Predict")),
+    "stilted": (speaks_plainly, change_source("## Predict", "Its gift is speed: its gift.\n\n## Predict")),
+    "unknown collapse": (is_small_and_plain, lambda nb: nb["cells"][0]["metadata"].update(jupyter={"hidden": True})),
 }
 
 
