@@ -246,8 +246,9 @@ def asks_before_it_tells(notebook: Notebook, path: Path) -> Iterator[str]:
     for name, number in asked.items():
         if answered.get(name, -1) <= number:
             yield f"the prediction {name} has no answer in a later cell"
-    if cells and not any(re.search(r"^board\(\)$", text(cell["source"]), re.M) for cell in cells[-3:]):
-        yield "no board() among the last cells"
+    boards = [n for n, cell in enumerate(cells) if re.search(r"^board\(\)$", text(cell["source"]), re.M)]
+    if len(boards) != 1 or boards[0] <= max(answered.values(), default=-1):
+        yield "no board() after the last answer"
     prose = "\n".join(text(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
     if found := re.search(r"\*+Predict:", prose):
         yield f"{prose[found.start() :][:60]!r}: ask by predict(), or ask a plain question"
