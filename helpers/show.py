@@ -64,4 +64,5 @@ from helpers.record.plots import (  # noqa: F401 - part of this face
     measured_times,
     measurements,
     recorded,
+    variant_times,
 )

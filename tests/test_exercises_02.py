@@ -7,7 +7,118 @@ from exercise_table import Answer, Right, Wrong, cases, check
 
 ONE_TILE = ("K_smem[2]", "K_smem[1]"), ("K_smem[first / BLOCK_N % 2]", "K_smem[0]")
 
+FOR_WORDS = "  for (int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += BLOCK_M) {"
+A_ROW_EACH = "  for (int c = 0, j = threadIdx.x; j < BLOCK_N && c < HEAD_DIM; ++c) {"
+STRIDE, PLACE = "HEAD_DIM + 4;", "return r * STRIDE + c;"
+AFTER_SCORES = ("scores[threadIdx.x] = s;\n    __syncthreads();\n", "scores[threadIdx.x] = s;\n")
+AFTER_MAXIMUM = "    }\n    __syncthreads();\n"
+END_OF_LOOP = ("    m_i = m_new;\n", "    m_i = m_new;\n    __syncthreads();\n")
+LATE = "    const float m_new = maximum;\n    __syncthreads();"
+
 TABLE = {
+    "02_load_tile": (
+        Wrong("forgets the tail", (("first + j < N_kv ? ", "true ? "),), "awkward", "SUM", "tail"),
+        Wrong("lets one row too many in", (("first + j < N_kv ? ", "first + j <= N_kv ? "),), "awkward", "SUM", "tail"),
+        Wrong(
+            "skips missing rows, which keep old words",
+            (("    tile[j][c] = first + j < N_kv ? ", "    if (first + j < N_kv) tile[j][c] = true ? "),),
+            "awkward",
+            "SUM",
+        ),
+        Wrong("a word for each thread", ((FOR_WORDS, "  { const int i = threadIdx.x;"),), "first", "", "unset"),
+        Wrong("steps of the warp", (("i += BLOCK_M", "i += 32"),), "X-ray", "", ""),
+        Wrong(
+            "every thread copies all", ((FOR_WORDS, "  for (int i = 0; i < BLOCK_N * HEAD_DIM; ++i) {"),), "X-ray", ""
+        ),
+        Wrong(
+            "the tile's rows for those of K", (("source[(size_t)(first + j)", "source[(size_t)(j)"),), "first", "SUM"
+        ),
+        Wrong(
+            "rows and columns exchanged", (("[(size_t)(first + j) * HEAD_DIM + c]", "[first + j + c * N_kv]"),), "first"
+        ),
+        Wrong(
+            "a row for each thread",
+            ((FOR_WORDS, A_ROW_EACH), ("    const int j = i / HEAD_DIM, c = i % HEAD_DIM;\n", "")),
+            "limit",
+            "sectors of K: ",
+            "sectors",
+        ),
+        Wrong(
+            "a run of words for each thread",
+            ((FOR_WORDS, "  for (int n = 0, i; n < 2; ++n) {\n    i = 2 * threadIdx.x + n;"),),
+            "limit",
+            "sectors of K: ",
+            "sectors",
+        ),
+        Right(
+            "a while loop",
+            ((FOR_WORDS, "  int i = threadIdx.x - BLOCK_M;\n  while ((i += BLOCK_M) < BLOCK_N * HEAD_DIM) {"),),
+        ),
+        Right(
+            "a column for each thread",
+            (
+                (FOR_WORDS, "  for (int j = threadIdx.x / HEAD_DIM; j < BLOCK_N; j += BLOCK_M / HEAD_DIM) {"),
+                ("const int j = i / HEAD_DIM, c = i % HEAD_DIM;", "const int c = threadIdx.x % HEAD_DIM;"),
+            ),
+        ),
+        Right(
+            "zeros, then words",
+            (
+                (
+                    "    tile[j][c] = first + j < N_kv ? ",
+                    "    tile[j][c] = 0.0f;\n    if (first + j < N_kv) tile[j][c] = true ? ",
+                ),
+            ),
+        ),
+    ),
+    "02_no_conflicts": (
+        Wrong("stride 64", ((STRIDE, "HEAD_DIM;"),), "limit", "bank conflicts of a block: ", "conflicts"),
+        Wrong("stride 65", ((STRIDE, "HEAD_DIM + 1;"),), "limit", "bank conflicts of a block: ", "conflicts"),
+        Wrong("stride 66", ((STRIDE, "HEAD_DIM + 2;"),), "limit", "bank conflicts of a block: ", "conflicts"),
+        Wrong("stride 72", ((STRIDE, "HEAD_DIM + 8;"),), "limit", "bank conflicts of a block: ", "conflicts"),
+        Wrong("stride 100", ((STRIDE, "HEAD_DIM + 36;"),), "limit", "bytes of shared memory: 12,800", "bytes"),
+        Wrong("stride 76", ((STRIDE, "HEAD_DIM + 12;"),), "limit", "bytes of shared memory: 9,728", "bytes"),
+        Wrong("two rows in one place", ((PLACE, "return r / 2 * STRIDE + c;"),), "first", "PART"),
+        Wrong("rows too short", ((STRIDE, "4;"),), "first", "illegal write to ", "crash"),
+        Wrong("writer and reader differ", (("x = tile[place(r, c)]", "x = tile[r * HEAD_DIM + c]"),), "first", "PART"),
+        Wrong("outside the tile", ((PLACE, "return r * (STRIDE + 1) + c;"),), "X-ray", "out of bounds", "crash"),
+        Right("stride 68 as a number", ((STRIDE, "68;"),)),
+        Right(
+            "words permuted, nothing padded", ((STRIDE, "HEAD_DIM;"), (PLACE, "return r * STRIDE + (c ^ 4 * (r % 8));"))
+        ),
+        Right("words turned round", ((STRIDE, "HEAD_DIM;"), (PLACE, "return r * STRIDE + (c + 4 * r) % HEAD_DIM;"))),
+    ),
+    "02_which_barrier": (
+        Wrong("as it was", ((AFTER_MAXIMUM, "    }\n"), END_OF_LOOP), "X-ray", "race: ", "race"),
+        Wrong("the second one left out", ((AFTER_MAXIMUM, "    }\n"),), "X-ray", "race: ", "race"),
+        Wrong("the first one moved instead", (AFTER_SCORES, END_OF_LOOP), "X-ray", "race: ", "race"),
+        Wrong(
+            "a third one",
+            (END_OF_LOOP,),
+            "limit",
+            "barriers of a block in 3 tiles: 9 (the limit: at most 6)",
+            "barriers",
+        ),
+        Wrong("a barrier of the warp", ((AFTER_MAXIMUM, "    }\n    __syncwarp();\n"),), "X-ray", "race: ", "race"),
+        Wrong("a fence", ((AFTER_MAXIMUM, "    }\n    __threadfence_block();\n"),), "X-ray", "race: ", "race"),
+        Wrong("inside the if", ((AFTER_MAXIMUM, "      __syncthreads();\n    }\n"),), "first", "", "deadlock"),
+        Wrong(
+            "after the maximum is read",
+            (("    __syncthreads();\n    const float m_new = maximum;", LATE),),
+            "X-ray",
+            "race: ",
+            "race",
+        ),
+        Right(
+            "every thread finds the maximum",
+            (
+                ("if (threadIdx.x == 0) {\n      float m = m_i;", "float m_new = m_i; {"),
+                ("m = fmaxf(m, scores[k]);\n      maximum = m;", "m_new = fmaxf(m_new, scores[k]);"),
+                ("    const float m_new = maximum;\n", ""),
+            ),
+        ),
+        Right("the last thread finds it", (("threadIdx.x == 0", "threadIdx.x == THREADS - 1"),)),
+    ),
     "02_one_barrier": (
         Wrong("one tile, one barrier", ONE_TILE, "X-ray", "race: ", "race"),
         Wrong(
@@ -46,7 +157,7 @@ TABLE = {
                 ),
             ),
         ),
-    )
+    ),
 }
 
 

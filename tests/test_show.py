@@ -128,6 +128,14 @@ def test_without_a_record_nothing_is_plotted(tmp_path: Path, monkeypatch: pytest
         assert show.NO_RECORD in text._repr_markdown_()
 
 
+def test_variants_come_from_the_record() -> None:
+    one = {"kind": "variant", "name": "tiled", "shape": [1, 1, 64, 8], "ms": 2.0, "note": "BLOCK_M=32 BLOCK_N=16"}
+    two, other = one | {"ms": 1.0, "note": "BLOCK_M=64 BLOCK_N=16"}, one | {"name": "naive"}
+    record = {"results": [one, other, one | {"kind": "stage"}, two]}
+    assert show.variant_times("tiled", (1, 1, 64, 8), "BLOCK_M", record=record) == {32: 2.0, 64: 1.0}
+    assert show.variant_times("tiled", (1, 1, 99, 8), "BLOCK_M", record=record) == {}
+
+
 def test_measurements_come_from_the_record(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text(json.dumps(RECORD))

@@ -489,6 +489,22 @@ def measured_steps(
     return Picture(fig, "; ".join(f"{label}: {text} TFLOP/s" for label, text in zip(found, texts, strict=True)))
 
 
+def variant_times(stage: str, shape: Sequence[int], size: str, *, record: Any = None) -> dict[int, float]:
+    """Recorded milliseconds of a stage with other tile sizes: {value of `size`: ms}, in the record's order.
+
+    Args:
+        shape: (batch, heads, n, head_dim). size: the size that is varied, such as "BLOCK_M".
+        record: another record than the committed one.
+    """
+    record = recorded() if record is None else record
+    found = {}
+    for r in (record or {}).get("results", ()):
+        if (r["kind"], r["name"], tuple(r["shape"])) == ("variant", stage, tuple(shape)):
+            sizes = dict(part.split("=") for part in r["note"].split())
+            found[int(sizes[size])] = r["ms"]
+    return found
+
+
 def experiment_times(
     stage: str, shape: Sequence[int], *, dtype: str = "float32", causal: bool = False, record: Any = None
 ) -> dict[str, float]:
