@@ -33,6 +33,8 @@ from helpers.draw.picture import (  # noqa: F401 - part of this face
 )
 from helpers.draw.pictures import (  # noqa: F401 - part of this face
     bank_picture,
+    chunk_places,
+    fragments,
     grid_picture,
     heatmap,
     lines,
@@ -64,5 +66,7 @@ from helpers.record.plots import (  # noqa: F401 - part of this face
     measured_times,
     measurements,
     recorded,
+    result,
+    times_as_fast,
     variant_times,
 )

@@ -1,10 +1,10 @@
 // 07 flash_mma: FlashAttention-2 on tensor cores. P never leaves the registers between the two products.
 //
-// Since 06: mma.sync in place of WMMA. The layout of its fragments is documented, so a lane knows the row and the key
-// of each of its numbers: masks, maxima and the rescale (lazy as in FlashAttention-4) stay in registers, and S's
+// Since 06: mma.sync in place of WMMA. The layout of its fragments is documented, so each lane can compute the row and
+// the key of its elements: masks, maxima and the rescale (lazy as in FlashAttention-4) stay in registers, and S's
 // accumulators, packed to half the width, are the left operand of P V (Dao, 2023). cp.async copies the next tile while
-// this one is in use (double buffering); tiles are swizzled, so that ldmatrix meets no bank conflict; a warp tile has
-// 32 rows, two MMA atoms, so that a fragment of K or V serves twice.
+// this one is in use (double buffering); tiles are swizzled, so that ldmatrix has no bank conflicts; a warp tile has
+// 32 rows, two MMA atoms, so that each fragment of K or V is used twice.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2 HEAD_DIM_PADDED
 //          (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
@@ -118,8 +118,8 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   }
 }
 
-// One bit for each of a thread's keys 8 n and 8 n + 1: set for those before `limit`. The compiler turns seven such bits
-// into predicates with one instruction, R2P; with low and high compared for each score there would be 14 comparisons.
+// One bit for each of a thread's keys 8 n and 8 n + 1: set for those before `limit`. The compiler moves up to
+// seven such bits into predicates by one instruction, R2P, instead of comparing each key with low and high.
 __device__ __forceinline__ unsigned keys_before(int limit) {
   const int keys = min(max(limit, 0), BLOCK_N);
   return (1ull << (keys / 8 * 2 + min(keys % 8, 2))) - 1;
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
   const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
 
-  // Each lane gives one row's address to ldmatrix: k_lane is its own in the first fragment of the tile.
+  // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first fragment of the tile.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V; there are two of each
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     Scores S = {};
     gemm_qk<T>(S, q_lane, k_lane + stage_offset);
 
-    // Not before the scores: the copies would delay ldmatrix.
+    // Issued after the scores: issued before them, a tile takes 75 more instructions, most of them register moves.
     const int next = first + BLOCK_N;
     if (next < end) {
       K += BLOCK_N * params.k.row;

@@ -1,4 +1,5 @@
-// The instructions that stage 07 needs and CUDA C++ has no name for: one asm statement per function, nothing else.
+// PTX instructions of stage 07, one asm statement per function: ldmatrix and mma.sync, which CUDA C++ has no functions
+// for, and cp.async, whose CUDA C++ name is __pipeline_memcpy_async.
 //
 // Lane l = 4 g + t of a warp holds, of an m16n8k16 product, D += A B (g = l / 4 is 0..7, t = l % 4 is 0..3):
 //   A, 16 x 16: a[0] = (g, 2t), (g, 2t+1)   a[1] = the same of row g+8   a[2], a[3] = the same of columns 2t+8, 2t+9

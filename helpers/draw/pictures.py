@@ -360,3 +360,53 @@ def running_softmax(traces: Mapping[str, Any], rows: Sequence[int]) -> Picture:
             ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(rows), fontsize=9)
     return Picture(fig, f"m_i, l_i and the rows that rescale, tile after tile; {'; '.join(told)}")
+
+
+@styled
+def fragments(held: Mapping[str, np.ndarray]) -> Picture:
+    """16 x 16 matrices, in each cell the lane that holds the element; neighbours that one lane holds share a number.
+
+    Args:
+        held: {name: places}; places[lane, i] is 16 * row + column of element i of the lane's fragment. Where several
+            lanes hold an element, the picture has the lowest.
+    """
+    fig, panels = figure(2.8 * len(held), 3.1, columns=len(held))
+    for ax, (name, places) in zip(np.atleast_1d(panels), held.items(), strict=True):
+        lane_of = np.full(256, -1)
+        for lane in reversed(range(len(places))):
+            lane_of[places[lane]] = lane
+        cells = lane_of.reshape(16, 16)
+        ax.pcolormesh(cells // 4 % 8, cmap="Set3", vmin=0, vmax=11)  # lanes 0 to 3 have one colour, 4 to 7 the next
+        same = np.pad(cells, 1, constant_values=-1)
+        for row, column in np.ndindex(16, 16):
+            lane, up, down = cells[row, column], same[row, column + 1], same[row + 2, column + 1]
+            left, right = same[row + 1, column], same[row + 1, column + 2]
+            if lane not in (up, left):
+                x, y = column + (1.0 if right == lane else 0.5), row + (1.0 if down == lane else 0.5)
+                ax.text(x, y, lane, ha="center", va="center", fontsize=7)
+        ax.invert_yaxis()
+        ax.set(title=f"{name}: which lane", xlabel="column", xticks=[], yticks=[], aspect="equal")
+    np.atleast_1d(panels)[0].set_ylabel("row")
+    return Picture(fig, f"matrices of 16 x 16, in each cell the lane that holds the element: {', '.join(held)}")
+
+
+@styled
+def chunk_places(places: Mapping[str, np.ndarray], *, marked: int = 3) -> Picture:
+    """Rows of a tile in shared memory: each cell is a place of 16 bytes, its number the chunk of the row stored there.
+
+    Args:
+        places: {title: place}; place[row, chunk], from 0. marked: the chunk in colour, in every row.
+    """
+    fig, panels = figure(3.5 * len(places), 2.7, columns=len(places))
+    for ax, (title, place) in zip(np.atleast_1d(panels), places.items(), strict=True):
+        chunk_at = np.zeros(place.shape, int)
+        np.put_along_axis(chunk_at, place, np.arange(place.shape[1])[None].repeat(len(place), 0), axis=1)
+        ax.pcolormesh(chunk_at == marked, cmap="Oranges", vmin=0, vmax=2, edgecolors="white")
+        for (row, at), chunk in np.ndenumerate(chunk_at):
+            ax.text(at + 0.5, row + 0.5, chunk, ha="center", va="center")
+        ax.invert_yaxis()
+        ticks = {"xticks": range(place.shape[1] + 1), "yticks": range(len(place) + 1)}
+        ax.set(title=title, xlabel="place in the row: 4 banks each", ylabel="row", **ticks)
+    return Picture(
+        fig, f"which 16-byte chunk of each row is stored where: {', '.join(places)}; chunk {marked} is marked"
+    )

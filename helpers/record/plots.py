@@ -489,6 +489,21 @@ def measured_steps(
     return Picture(fig, "; ".join(f"{label}: {text} TFLOP/s" for label, text in zip(found, texts, strict=True)))
 
 
+def result(*, record: Any = None, **wanted: Any) -> dict[str, Any] | None:
+    """The first recorded result with all of these values, such as name=, kind=, dtype=, shape=, note=; or None."""
+    record = recorded() if record is None else record
+    wanted = {key: list(value) if isinstance(value, tuple) else value for key, value in wanted.items()}
+    return next((r for r in (record or {}).get("results", ()) if {**r, **wanted} == r), None)
+
+
+def times_as_fast(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
+    """How many times as fast one recorded result is as another: 1.23×, and from .. to if one's spread is above 5 %."""
+    text = f"{slower['ms'] / faster['ms']:.2f}×"
+    if all(r["ms_max"] - r["ms_min"] <= 0.05 * r["ms"] for r in (slower, faster)):
+        return text
+    return f"{text} ({slower['ms_min'] / faster['ms_max']:.2f} to {slower['ms_max'] / faster['ms_min']:.2f})"
+
+
 def variant_times(stage: str, shape: Sequence[int], size: str, *, record: Any = None) -> dict[int, float]:
     """Recorded milliseconds of a stage with other tile sizes: {value of `size`: ms}, in the record's order.
 

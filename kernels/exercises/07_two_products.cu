@@ -2,15 +2,11 @@
 //
 // Launch   grid ceil(N / 16), block 32: a warp has 16 rows of Q and goes over the keys, 16 at a time
 // Shapes   Q (N, 64), K, V (N_kv, 64): float16; O (N, 64): float32
+// Limit    no bank conflict
 #include "ptx.cuh"
 
 // The byte offset of chunk `chunk` (16 bytes, 0 .. 7) of row `row` in a tile. A row is 128 bytes: 32 banks.
-__device__ unsigned swizzle(unsigned row, unsigned chunk) {
-  // BEGIN hole: about 1 line - eight neighbouring rows keep the same chunk at eight different offsets in their rows
-  // DEFAULT: return 128 * row + 16 * chunk;
-  return 128 * row + 16 * (chunk ^ row % 8);
-  // END hole
-}
+__device__ unsigned swizzle(unsigned row, unsigned chunk) { return 128 * row + 16 * (chunk ^ row % 8); }
 
 // The warp copies 16 rows from `first` on; rows past the end become zeros.
 __device__ void load_tile(unsigned tile, const __half* source, int first, int end) {
@@ -53,9 +49,9 @@ extern "C" __global__ void __launch_bounds__(32)
       mma_m16n8k16(__half(), S[1], a, b[2], b[3]);
     }
 
-    // S as the left operand of S V. The header of ptx.cuh says which lane has which elements.
+    // S as the left operand of S V. The header of ptx.cuh lists the elements of each lane.
     unsigned a[4];
-    // BEGIN hole: about 4 lines - a[0] to a[3], by pack(x, y), out of S[0] and S[1]: this lane has all that it needs
+    // BEGIN hole: about 4 lines - a[0] to a[3], by pack(x, y), out of S[0] and S[1]: all of them are in this lane
     // DEFAULT: a[0] = a[1] = a[2] = a[3] = pack(1.0f, 1.0f);
     a[0] = pack(S[0][0], S[0][1]);
     a[1] = pack(S[0][2], S[0][3]);
@@ -64,8 +60,11 @@ extern "C" __global__ void __launch_bounds__(32)
     // END hole
 
     for (int n = 0; n < 4; ++n) {
-      unsigned b[4];
+      unsigned b[4];  // 16 columns of V: b[0] and b[1] for the first 8 of them, b[2] and b[3] for the others
+      // BEGIN hole: about 1 line - load b; each 8 x 8 matrix has keys in its rows, and B holds keys along a column
+      // DEFAULT: b[0] = b[1] = b[2] = b[3] = 0;
       ldmatrix_x4_trans(b, v + swizzle(lane % 16, 2 * n + lane / 16));
+      // END hole
       mma_m16n8k16(__half(), acc[2 * n], a, b[0], b[1]);
       mma_m16n8k16(__half(), acc[2 * n + 1], a, b[2], b[3]);
     }

@@ -1,7 +1,7 @@
-// 07, step 2, mma.sync for Q K^T: the product in the instructions that WMMA hides.
+// 07, step 2, mma.sync for Q K^T: the product by the instructions that WMMA compiles to.
 //
-// Since step 1: ldmatrix loads the fragments, and their layout is documented (ptx.cuh), so a lane knows the row and the
-// key of each score. It stores them itself; the rest stays as it is.
+// Since step 1: ldmatrix loads the fragments, and their layout is documented (ptx.cuh), so each lane can compute
+// the row and the key of its scores. It stores them itself; the rest stays as it is.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
 //          of dynamic shared memory

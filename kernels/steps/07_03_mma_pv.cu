@@ -1,7 +1,7 @@
 // 07, step 3, mma.sync for P V: acc is rescaled where it is, in the registers of the tensor cores' output.
 //
-// Since step 2: with a documented layout, the factor of row r, which lane r knows, goes by a shuffle to the four lanes
-// that hold the row of acc, and no longer through shared memory.
+// Since step 2: the layout is documented, so a shuffle passes the factor of row r from lane r to the four lanes that
+// hold the row of acc; it no longer goes through shared memory.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
 //          of dynamic shared memory

@@ -1,6 +1,6 @@
 // 07, step 4, O from the registers: the epilogue's shared-memory round trip goes as well, and Q comes by cp.async.
 //
-// Since step 3: each lane divides and stores what it has of acc; the sum of a row comes by a shuffle.
+// Since step 3: each lane divides and stores its elements of acc; a shuffle passes it the sum of each row.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
 //          of dynamic shared memory

@@ -1,4 +1,4 @@
-// 07, step 10, swizzle: the chunks of a row are permuted, so that ldmatrix meets no bank conflict without padding.
+// 07, step 10, swizzle: the chunks of a row are permuted, so that ldmatrix has no bank conflicts without padding.
 //
 // Since step 9: rows are as long as their data, so a tile is smaller by 16 bytes a row, and tiles start at multiples of
 // 128 bytes. Addresses are 32-bit, within shared memory, which is what ldmatrix and cp.async take.

@@ -1,7 +1,7 @@
-// 07, step 12, addresses by exclusive or: a fragment's address is made from the first one's by one instruction.
+// 07, step 12, addresses by exclusive or: one instruction makes a fragment's address from that of the first fragment.
 //
-// Since step 11: the swizzle's formula is evaluated once a lane, before the loop. Along a row, only the bits change
-// that an exclusive or reaches; down a column, the swizzle repeats after eight rows.
+// Since step 11: each lane evaluates the swizzle's formula once, before the loop. Along a row, an exclusive or with a
+// constant gives the next address; down a column, the swizzle repeats after eight rows.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2 HEAD_DIM_PADDED
 //          (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
   const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
 
-  // Each lane gives one row's address to ldmatrix: k_lane is its own in the first fragment of the tile.
+  // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first fragment of the tile.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V; there are two of each
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;

@@ -1,7 +1,7 @@
 // 07, step 13, addresses of the copies: each thread copies the same columns of every row that it copies.
 //
-// Since step 12: a thread's rows are multiples of 8 apart, so its chunks have one swizzle, and its pointers move by
-// constant steps. What is left of the formula is evaluated once.
+// Since step 12: a thread's rows are multiples of 8 apart, so all its chunks have the same swizzle, and its pointers
+// advance by constant steps. The rest of the formula is evaluated once.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2 HEAD_DIM_PADDED
 //          (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
   const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
 
-  // Each lane gives one row's address to ldmatrix: k_lane is its own in the first fragment of the tile.
+  // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first fragment of the tile.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V; there are two of each
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;

@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
   const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
 
-  // Each lane gives one row's address to ldmatrix: k_lane is its own in the first fragment of the tile.
+  // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first fragment of the tile.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V; there are two of each
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;

@@ -1,7 +1,7 @@
-// 07, step 15, masks as bits: whether a row sees a key is a bit, of which the compiler tests seven at once.
+// 07, step 15, masks as bits: one bit per key says whether a row sees it, and one R2P instruction tests up to seven.
 //
 // Since step 14: two comparisons for each of a thread's keys become two shifts for all keys of a row. Only tiles at the
-// edge of a mask gain from it.
+// edge of a mask are faster for it.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2 HEAD_DIM_PADDED
 //          (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
@@ -112,8 +112,8 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   }
 }
 
-// One bit for each of a thread's keys 8 n and 8 n + 1: set for those before `limit`. The compiler turns seven such bits
-// into predicates with one instruction, R2P; with low and high compared for each score there would be 14 comparisons.
+// One bit for each of a thread's keys 8 n and 8 n + 1: set for those before `limit`. The compiler moves up to
+// seven such bits into predicates by one instruction, R2P, instead of comparing each key with low and high.
 __device__ __forceinline__ unsigned keys_before(int limit) {
   const int keys = min(max(limit, 0), BLOCK_N);
   return (1ull << (keys / 8 * 2 + min(keys % 8, 2))) - 1;
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
   const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
 
-  // Each lane gives one row's address to ldmatrix: k_lane is its own in the first fragment of the tile.
+  // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first fragment of the tile.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V; there are two of each
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;

@@ -1,0 +1,68 @@
+"""The recorded SASS of 07's tile loop: how it is cut out, and that it is the code that Nsight Compute counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.ladder.steps import CLIMBS
+from helpers.record import counters, sass_loop
+from helpers.record.sass_loop import Instruction
+
+# address, opcode, text: a loop of four lines, of which a branch skips one; a copy that a branch skips stays.
+LISTING = [
+    Instruction(0x00, "MOV", "MOV R0, R1"),
+    Instruction(0x10, "HMMA", "HMMA R0, R1, R2, R0"),
+    Instruction(0x20, "BRA", "@P0 BRA `(.L_x_2)"),
+    Instruction(0x30, "FSEL", "FSEL R0, R1, R2, P0"),
+    Instruction(0x40, "BRA", "@P1 BRA `(.L_x_3)"),
+    Instruction(0x50, "LDGSTS", "LDGSTS [R0], [R2]"),
+    Instruction(0x60, "HMMA", "HMMA R4, R1, R2, R4"),
+    Instruction(0x70, "BRA", "@P0 BRA `(.L_x_1)"),
+    Instruction(0x80, "EXIT", "EXIT"),
+]
+LABELS = {".L_x_1": 0x10, ".L_x_2": 0x40, ".L_x_3": 0x60}
+
+
+def test_the_tile_loop_is_cut_out() -> None:
+    assert [i.address for i in sass_loop.tile_loop(LISTING, LABELS)] == [0x10, 0x20, 0x40, 0x50, 0x60, 0x70]
+
+
+@pytest.mark.parametrize(
+    "text, moves",
+    [("IMAD.MOV.U32 R1, RZ, RZ, R2", True), ("MOV R1, R2", True), ("IMAD.MOV.U32 R1, RZ, RZ, 0x4", False)],
+)
+def test_moves(text: str, moves: bool) -> None:
+    assert sass_loop._is_move(Instruction(0, "IMAD", text)) == moves
+
+
+def test_the_record_is_of_the_steps_of_today() -> None:
+    record = sass_loop.recorded()
+    assert record is not None
+    climb = CLIMBS["flash_mma"]
+    assert [(row["step"], row["file"]) for row in record["steps"]] == [
+        (number, climb[number - 1].file) for number in range(sass_loop.FIRST, len(climb) + 1)
+    ]
+    assert record["excerpts"].keys() == sass_loop.EXCERPTS.keys()
+    for row in record["steps"]:
+        assert sum(row["opcodes"].values()) == row["instructions"]
+        # 2 products of 32 rows, 64 keys and 128 columns
+        assert row["opcodes"]["HMMA"] == 2 * 32 * 64 * sass_loop.HEAD_DIM // (16 * 8 * 16)
+
+
+def test_the_record_counts_what_nsight_compute_counted() -> None:
+    """Instructions of a warp for a tile; the counted ones include the prologue, the epilogue and what is rare."""
+    counted = counters.recorded()
+    assert counted is not None
+    names = {f"flash_mma: {stage.file[6:-3]}": number for number, stage in enumerate(CLIMBS["flash_mma"], start=1)}
+    names["flash_mma"] = len(CLIMBS["flash_mma"])
+    for row in counters.select(counted, list(names), head_dim=sass_loop.HEAD_DIM):
+        if (found := sass_loop.instructions(names[row["stage"]])) is not None:
+            tiles = 16 * (4096 // 32) * (4096 // 64)  # heads, warps, tiles
+            assert found < row["figures"]["instructions"] / tiles < 1.06 * found, row["stage"]
+
+
+def test_a_table_and_excerpts() -> None:
+    lines = sass_loop.table(("HMMA", "moves")).splitlines()
+    assert len(lines) == 1 + len(CLIMBS["flash_mma"]) - sass_loop.FIRST + 1
+    assert lines[-1].split()[-2:] == ["256", "5"]
+    assert "HMMA" in sass_loop.excerpt("second product") and "MOV" in sass_loop.excerpt("register moves")
