@@ -17,7 +17,10 @@ import numpy as np
 
 from helpers import kernel
 from helpers.device import cp
+from helpers.draw.picture import Html
+from helpers.draw.sources import diff
 from helpers.ladder import LADDER, Stage
+from helpers.ladder.steps import BEFORE, CLIMBS
 from helpers.xray import Report, xray
 
 
@@ -110,3 +113,27 @@ def fetched_keys(stage: str | Stage, q: Any, k: Any, v: Any, *, sizes: Mapping[s
         keys[block * rows : (block + 1) * rows] = now - before
         before = now
     return keys
+
+
+def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> Html:
+    """What step n of the climb to a stage changes; folded: to be opened by a click on its idea."""
+    climb = CLIMBS[stage]
+    files = [BEFORE[stage], *(step.file for step in climb)]
+    made = diff(files[n - 1], files[n], context=context)
+    if not folded:
+        return made
+    summary = f"step {n}, {climb[n - 1].idea}"
+    return Html(f"<details><summary>{summary}</summary>{made.markup}</details>", made.text)
+
+
+def shared_per_1000(
+    stage: str | Stage, rows: int, head_dim: int, sizes: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Requests, wavefronts and conflicts of a kernel's dynamic shared memory for 1000 multiply-adds of a warp.
+
+    By the X-ray of one head with as many keys as rows; only the multiply-adds of the two products count.
+    """
+    report = look(stage, *np.random.default_rng(0).standard_normal((3, rows, head_dim), dtype=np.float32), sizes=sizes)
+    seen = report.shared["dynamic shared memory"]
+    warp_ffmas = 2 * rows * rows * head_dim / 32
+    return {name: round(1000 * getattr(seen, name) / warp_ffmas) for name in ("requests", "wavefronts", "conflicts")}

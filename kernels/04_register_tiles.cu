@@ -1,9 +1,9 @@
 // 04 register tiles: as fast as float32 gets on CUDA cores. A thread owns a tile of S and a tile of O.
 //
 // Since 03: THREADS_X threads share a row, and a thread computes TILE_M x TILE_N scores in registers, so a word read
-// from shared memory serves 8 multiplications, not one. Tiles are copied as float4 while the one before is in use;
-// exp2f, one instruction, replaces expf; blockIdx.y is the head. The recurrence is still FlashAttention's online
-// softmax (Milakov and Gimelshein, 2018; Dao et al., 2022). The steps that lead here, one idea each, are in steps/.
+// from shared memory serves 8 multiplications, not one. Tiles are copied as float4 while the previous one is in use.
+// exp2f replaces expf, and blockIdx.y is the head. The recurrence is still FlashAttention's online softmax (Milakov and
+// Gimelshein, 2018; Dao et al., 2022). The steps that lead here, one idea each, are in steps/.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of dynamic shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1
@@ -56,7 +56,7 @@ __device__ __forceinline__ float word(const float4& a, int i) {
   return i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
 }
 
-// The row within the block that is row i of a thread's tile: groups of four, which one float4 holds.
+// The row of the block that is row i of a thread's tile. Rows come in groups of four, because one float4 holds four.
 __device__ __forceinline__ int row_of(int i, int y) { return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4; }
 
 // Words 4c .. 4c + 3 of a row; zeros past its end.
@@ -110,7 +110,7 @@ __device__ __forceinline__ void wait_for_copies() {
 }
 
 // tile += a b^T, column by column in serpentine order: down one column and up the next, so that consecutive FFMAs share
-// an operand. The register file has two banks, so three operands that are all new can take two cycles.
+// an operand, which the compiler then marks .reuse: it is not read from the register file a second time.
 template <int COLUMNS>
 __device__ __forceinline__ void outer_product(
     float (&tile)[TILE_M][COLUMNS], const float (&a)[TILE_M], const float (&b)[COLUMNS]) {
@@ -171,7 +171,7 @@ __device__ __forceinline__ float row_allreduce(float a, Op op) {
   return a;
 }
 
-// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
+// One row: finds the new maximum, rescales all sums so far to it, and replaces s, a row of S, by the row of P.
 __device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
   float m_new = m_i;
 #pragma unroll
@@ -215,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const float4 q = first_row + r < N ? load4(Q + r * HEAD_DIM, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int i = 0; i < 4; ++i) smem.Q[4 * c + i][r] = softmax_scale_log2 * word(q, i);
   }
-  // smem.V may be wider than a row. Copies do not write those columns and O has no place for their sums: zeros will do.
+  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums: zeros keep them finite.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D4 * THREADS_X - D4); e += THREADS)
     smem.V[e % BLOCK_N][D4 + e / BLOCK_N] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   float m_i[TILE_M], l_i[TILE_M];  // l_i: of this thread's columns only, until the epilogue

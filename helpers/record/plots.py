@@ -536,3 +536,54 @@ def experiment_times(
         if name == stage and at == wanted and r["kind"] in ("stage", "experiment"):
             found[experiment or name] = r["ms"]
     return found
+
+
+def sass(kernel: str, options: str = "-ftz=true", *, file: str = "sass-04.json") -> dict[str, Any]:
+    """What a compiler made of a kernel: {"kernel", "options", "instructions": lines of SASS, and counts of them}.
+
+    Args:
+        kernel, options: as the record has them. file: in notebooks/measured/.
+
+    Raises:
+        KeyError: there is no such row; the message lists those there are.
+    """
+    rows = json.loads((RECORD.parent / file).read_text(encoding="utf-8"))["rows"]
+    for row in rows:
+        if (row["kernel"], row["options"]) == (kernel, options):
+            return row
+    raise KeyError(f"no {kernel!r} with {options!r}; there are: {[(row['kernel'], row['options']) for row in rows]}")
+
+
+@styled
+def measured_tiles(
+    shape: Sequence[int], *, threads: int = 128, threads_x: int = 8, record: Any = None
+) -> Picture | Text:
+    """Recorded TFLOP/s of 04 with other register tiles, as a heat map: rows of a thread's tile against its keys.
+
+    Args:
+        shape: (batch, heads, n, head_dim). threads, threads_x: of a block, and of a row; the same for all tiles.
+        record: another record than the committed one.
+    """
+    record = recorded() if record is None else record
+    found: dict[tuple[int, int], float] = {}
+    for r in (record or {}).get("results", ()):
+        if r["name"] == "register_tiles" and r["kind"] == "variant" and tuple(r["shape"]) == tuple(shape):
+            sizes = {name: int(size) for name, _, size in (word.partition("=") for word in r["note"].split())}
+            if (sizes.get("THREADS"), sizes.get("THREADS_X")) == (threads, threads_x):
+                found[sizes["BLOCK_M"] * threads_x // threads, sizes["BLOCK_N"] // threads_x] = r["tflops"]
+    if not found:
+        return Text(f"*({NO_RECORD})*")
+    rows, keys = (sorted({tile[axis] for tile in found}) for axis in (0, 1))
+    speeds = np.array([[found.get((m, n), np.nan) for n in keys] for m in rows])
+    fig, ax = figure(1.9 + 0.9 * len(keys), 1.3 + 0.55 * len(rows))
+    image = ax.imshow(speeds, cmap="viridis", vmin=0, aspect="auto")
+    for (i, j), speed in np.ndenumerate(speeds):
+        dark = not np.isnan(speed) and speed < 0.6 * np.nanmax(speeds)
+        text = "–" if np.isnan(speed) else f"{speed:.1f}"
+        ax.text(j, i, text, ha="center", va="center", color="white" if dark else "black")
+    ax.set_xticks(range(len(keys)), keys)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set(xlabel="keys a thread", ylabel="rows a thread")
+    ax.set_title(f"{threads} threads, {_heading(shape)}; recorded on {_gpu(record)}", fontsize=9)
+    fig.colorbar(image, label="TFLOP/s")
+    return Picture(fig, "; ".join(f"{m} x {n} scores: {found[m, n]:.1f} TFLOP/s" for m, n in sorted(found)))

@@ -19,7 +19,7 @@ constexpr int TILE = 4;                         // rows and keys per thread
 
 // The maximum over the eight threads of a row.
 __device__ float row_max(float a) {
-  // BEGIN hole: about 2 lines - three exchanges: with the lane whose bit 0 differs, then bit 1, then bit 2
+  // BEGIN hole: about 2 lines - three exchanges, with the lanes that differ in bit 0, in bit 1 and in bit 2
   for (int bit = 1; bit < THREADS_X; bit *= 2) a = fmaxf(a, __shfl_xor_sync(0xffffffff, a, bit));
   // END hole
   return a;
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile_lse(
       float q[TILE], k[TILE];
 #pragma unroll
       for (int i = 0; i < TILE; ++i) q[i] = Q_smem[y + i * THREADS_Y][c], k[i] = K_smem[x + i * THREADS_X][c];
-      // BEGIN hole: about 4 lines - 16 multiply-adds: every q with every k. All loops unrolled, so that s stays in registers
+      // BEGIN hole: about 4 lines - 16 multiply-adds: every q with every k. Unroll all loops: s stays in registers
 #pragma unroll
       for (int i = 0; i < TILE; ++i)
 #pragma unroll

@@ -65,7 +65,7 @@ __device__ __forceinline__ void gemm_pv(
       for (int i = 0; i < TILE_M; ++i) acc[i][c] += p[i][j] * smem.V[j][c];
 }
 
-// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
+// One row: finds the new maximum, rescales all sums so far to it, and replaces s, a row of S, by the row of P.
 __device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
   float m_new = m_i;
 #pragma unroll

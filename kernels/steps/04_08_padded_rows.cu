@@ -89,7 +89,7 @@ __device__ __forceinline__ float row_allreduce(float a, Op op) {
   return a;
 }
 
-// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
+// One row: finds the new maximum, rescales all sums so far to it, and replaces s, a row of S, by the row of P.
 __device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
   float m_new = m_i;
 #pragma unroll
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const int r = i / HEAD_DIM, c = i % HEAD_DIM;
     smem.Q[r][c] = first_row + r < N ? Q[(size_t)(first_row + r) * HEAD_DIM + c] : 0.0f;
   }
-  // smem.V may be wider than a row. Copies do not write those columns and O has no place for their sums: zeros will do.
+  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums: zeros keep them finite.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D * THREADS_X - HEAD_DIM); e += THREADS)
     smem.V[e % BLOCK_N][HEAD_DIM + e / BLOCK_N] = 0.0f;
   float m_i[TILE_M], l_i[TILE_M];  // l_i: of this thread's columns only, until the epilogue

@@ -37,7 +37,7 @@ struct __align__(16) Shared {
   float K[BLOCK_N][HEAD_DIM | 1], V[BLOCK_N][TILE_D * THREADS_X];
 };
 
-// The row within the block that is row i of a thread's tile: groups of four, which one float4 holds.
+// The row of the block that is row i of a thread's tile. Rows come in groups of four, because one float4 holds four.
 __device__ __forceinline__ int row_of(int i, int y) { return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4; }
 
 // The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows past the end become zeros.
@@ -100,7 +100,7 @@ __device__ __forceinline__ float row_allreduce(float a, Op op) {
   return a;
 }
 
-// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
+// One row: finds the new maximum, rescales all sums so far to it, and replaces s, a row of S, by the row of P.
 __device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
   float m_new = m_i;
 #pragma unroll
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const int r = i % BLOCK_M, c = i / BLOCK_M;
     smem.Q[c][r] = first_row + r < N && c < HEAD_DIM ? Q[r * HEAD_DIM + c] : 0.0f;
   }
-  // smem.V may be wider than a row. Copies do not write those columns and O has no place for their sums: zeros will do.
+  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums: zeros keep them finite.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D * THREADS_X - HEAD_DIM); e += THREADS)
     smem.V[e % BLOCK_N][HEAD_DIM + e / BLOCK_N] = 0.0f;
   float m_i[TILE_M], l_i[TILE_M];  // l_i: of this thread's columns only, until the epilogue

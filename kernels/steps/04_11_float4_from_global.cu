@@ -44,7 +44,7 @@ __device__ __forceinline__ float word(const float4& a, int i) {
   return i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
 }
 
-// The row within the block that is row i of a thread's tile: groups of four, which one float4 holds.
+// The row of the block that is row i of a thread's tile. Rows come in groups of four, because one float4 holds four.
 __device__ __forceinline__ int row_of(int i, int y) { return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4; }
 
 // Words 4c .. 4c + 3 of a row; zeros past its end.
@@ -136,7 +136,7 @@ __device__ __forceinline__ float row_allreduce(float a, Op op) {
   return a;
 }
 
-// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
+// One row: finds the new maximum, rescales all sums so far to it, and replaces s, a row of S, by the row of P.
 __device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
   float m_new = m_i;
 #pragma unroll
@@ -175,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const float4 q = first_row + r < N ? load4(Q + r * HEAD_DIM, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int i = 0; i < 4; ++i) smem.Q[4 * c + i][r] = word(q, i);
   }
-  // smem.V may be wider than a row. Copies do not write those columns and O has no place for their sums: zeros will do.
+  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums: zeros keep them finite.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D4 * THREADS_X - D4); e += THREADS)
     smem.V[e % BLOCK_N][D4 + e / BLOCK_N] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   float m_i[TILE_M], l_i[TILE_M];  // l_i: of this thread's columns only, until the epilogue

@@ -1,0 +1,51 @@
+"""What notebooks show of a climb: diffs, shared memory for 1000 multiply-adds, SASS, tiles, lanes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from helpers.draw.pictures import lane_pictures
+from helpers.ladder.steps import CLIMBS
+from helpers.record.plots import measured_tiles, sass
+from helpers.workbench import shared_per_1000, step_diff
+
+SHAPE = (4, 16, 4096, 64)
+
+
+def test_a_step_is_shown_against_the_one_before() -> None:
+    whole, folded = step_diff("register_tiles", 8), step_diff("register_tiles", 8, folded=True)
+    assert "04_07_eight_by_eight.cu → steps/04_08_padded_rows.cu" in str(whole)
+    assert whole.text == folded.text
+    assert folded.markup == f"<details><summary>step 8, rows of K and P padded</summary>{whole.markup}</details>"
+
+
+def test_shared_memory_for_1000_multiply_adds() -> None:
+    seen = shared_per_1000(CLIMBS["register_tiles"][5], 64, 32)  # 4 x 4 scores, unpadded
+    assert seen["wavefronts"] == seen["requests"] + seen["conflicts"]
+    assert seen["conflicts"] > seen["requests"]
+
+
+def test_sass_is_read_by_kernel_and_options() -> None:
+    assert sass("exp2f")["instructions"] == ["MUFU.EX2 R5, R0"]
+    assert len(sass("exp2f", "-ftz=false")["instructions"]) == 4
+    with pytest.raises(KeyError, match="exp2f"):
+        sass("exp3f")
+
+
+def test_tiles_are_placed_by_rows_and_keys_of_a_thread() -> None:
+    def result(block_m: int, threads: int, tflops: float) -> dict[str, object]:
+        note = f"BLOCK_M={block_m} BLOCK_N=64 THREADS={threads} THREADS_X=8"
+        return {"name": "register_tiles", "kind": "variant", "shape": list(SHAPE), "note": note, "tflops": tflops}
+
+    results = [result(128, 128, 45.0), result(64, 128, 40.0), result(128, 256, 1.0)]
+    record = {"device": {"name": "GPU"}, "results": results}
+    assert measured_tiles(SHAPE, record=record).alt == "4 x 8 scores: 40.0 TFLOP/s; 8 x 8 scores: 45.0 TFLOP/s"
+    assert "record" in str(measured_tiles(SHAPE, record={"results": []}))
+
+
+def test_lanes_are_drawn_where_they_are() -> None:
+    lane = np.arange(32)
+    assert (
+        lane_pictures({"row by row": (lane % 8, lane // 8)}).alt == "lanes of a warp as a tile of threads: row by row"
+    )
