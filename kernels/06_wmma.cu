@@ -1,9 +1,9 @@
-// 06 flash_wmma: both products on tensor cores, by the C++ interface that every GPU with tensor cores has.
+// 06 flash_wmma: both products on tensor cores, by WMMA, the C++ interface that every GPU with tensor cores supports.
 //
 // Since 05: float16 or bfloat16 in and out, sums and statistics in float32. A warp multiplies fragments of 16 x 16.
-// WMMA does not say which lane holds which element of a fragment, so S makes a shared-memory round trip: each lane gets
-// a row, and P goes back the same way. acc stays in registers: it is rescaled by a fragment of its row factors, which
-// lies as acc does.
+// WMMA does not specify which lane holds which element of a fragment, so S makes a shared-memory round trip: each lane
+// reads a row, and P goes back the same way. acc stays in registers: it is rescaled by a fragment of its row factors,
+// which has the same layout.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
 //          of dynamic shared memory
@@ -93,7 +93,7 @@ __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T*
     for (int m = 0; m < 2; ++m)
 #pragma unroll
       for (int n = 0; n < 2; ++n) tc::fill_fragment(S[m][n], 0.0f);
-#pragma unroll 2  // unrolled fully it would take more registers than there are
+#pragma unroll 2  // fully unrolled, it spills on some architectures
     for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
       tc::fragment<tc::matrix_a, 16, 16, 16, T, tc::row_major> q_frag[2];
 #pragma unroll
@@ -133,7 +133,7 @@ __device__ __forceinline__ void gemm_pv(Accumulator (&acc)[2][HEAD_DIM_PADDED / 
   }
 }
 
-// Columns 16 n .. 16 n + 15 of acc, into shared memory, where each lane finds its row of them.
+// Stores columns 16 n .. 16 n + 15 of acc to shared memory, so that each lane can read its row of them.
 __device__ __forceinline__ void store_acc_columns(
     float* S_smem, const Accumulator (&acc)[2][HEAD_DIM_PADDED / 16], int n) {
   __syncwarp();  // hazard: overwritten while another lane still reads its row
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
     const float rescale = exp2f(m_i - m_new);
     m_i = m_new;
     l_i *= rescale;
-    // Nothing says which rows a lane's elements of acc are in. But a fragment of the row factors lies as acc does.
+    // Which rows a lane's elements of acc are in is unspecified, but a fragment of the row factors has the same layout.
     __syncwarp();  // hazard: a row of S is overwritten while another lane still reads it
     S_smem[r % 32] = rescale;
     __syncwarp();  // hazard: a factor is loaded before its lane has stored it

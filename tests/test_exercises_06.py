@@ -5,6 +5,25 @@ from __future__ import annotations
 import pytest
 from exercise_table import Answer, Right, Wrong, cases, check
 
+STORE = "    if (lane < 16) factors[lane] = rescale;\n"
+LOAD = "tc::load_matrix_sync(factor, factors, 0, tc::mem_col_major);"
+MULTIPLY = """    for (int n = 0; n < HEAD_DIM / 16; ++n)
+      for (int e = 0; e < factor.num_elements; ++e) acc[n].x[e] *= factor.x[e];
+"""
+TRIP = """    __shared__ __align__(128) float trip[16 * 16];
+    for (int n = 0; n < HEAD_DIM / 16; ++n) {
+      __syncwarp();
+      tc::store_matrix_sync(trip, acc[n], 16, tc::mem_row_major);
+      __syncwarp();
+      for (int j = 0; lane < 16 && j < 16; ++j) trip[lane * 16 + j] *= rescale;
+      __syncwarp();
+      tc::load_matrix_sync(acc[n], trip, 16, tc::mem_row_major);
+    }
+"""
+READ = "for (int j = 0; j < 16; ++j) s[j] = S_smem[lane % 16 * S_STRIDE + j];\n"
+MISSING = "    __syncwarp();\n    for (int j = 0; lane < 16"
+NOT_THERE = (MISSING, "    for (int j = 0; lane < 16")
+
 TABLE = {
     "06_row_of_scores": (
         Wrong(
@@ -65,7 +84,67 @@ TABLE = {
                 ),
             ),
         ),
-    )
+    ),
+    "06_factor_fragment": (
+        Wrong("no rescaling", ((MULTIPLY, ""),), "first", "O at"),
+        Wrong("by columns", (("0, tc::mem_col_major", "0, tc::mem_row_major"),), "first"),
+        Wrong("one of the accumulators", (("acc[n].x[e] *=", "if (n == 0) acc[n].x[e] *="),), "first"),
+        Wrong("half of the elements", (("e < factor.num_elements", "e < 4"),), "first"),
+        Wrong("divides", (("acc[n].x[e] *=", "acc[n].x[e] /="),), "first"),
+        Wrong("a stride of 16", ((LOAD, LOAD.replace("0,", "16,")),), "X-ray", "how far apart are two columns?"),
+        Wrong("no barrier after the store", ((STORE + "    __syncwarp();\n", STORE),), "X-ray", "race", "race"),
+        Wrong("no barrier before the store", (("    __syncwarp();\n" + STORE, STORE),), "X-ray", "race", "race"),
+        Wrong("a factor for each two lanes", ((STORE, STORE.replace("factors[lane]", "factors[lane / 2]")),), "X-ray"),
+        Wrong("acc makes the trip", ((MULTIPLY, TRIP),), "limit", "for a tile: ", "trip"),
+        Right("barriers of the block", (("    __syncwarp();\n" + STORE, "    __syncthreads();\n" + STORE),)),
+        Right("all lanes store", (("if (lane < 16) factors[lane]", "if (lane >= 16) factors[lane - 16]"),)),
+        Right(
+            "elements first",
+            ((MULTIPLY, MULTIPLY.replace("acc[n].x[e] *= factor.x[e]", "acc[n].x[e] = factor.x[e] * acc[n].x[e]")),),
+        ),
+    ),
+    "06_find_the_race": (
+        Wrong("the bug", (NOT_THERE,), "X-ray", "race", "race"),
+        Wrong(
+            "before the row is read",
+            (NOT_THERE, ("    float s[16];\n", "    float s[16];\n    __syncwarp();\n")),
+            "X-ray",
+            "race",
+        ),
+        Wrong(
+            "for half of the lanes",
+            ((MISSING, "    if (lane < 16) __syncwarp(0xffff);\n    for (int j = 0; lane < 16"),),
+            "X-ray",
+        ),
+        Wrong(
+            "in every turn",
+            (NOT_THERE, (READ, READ.replace("s[j] =", "{ __syncwarp(); s[j] =").replace(";\n", "; }\n"))),
+            "X-ray",
+        ),
+        Wrong(
+            "everywhere",
+            (("    float s[16];\n", "    __syncwarp();\n    float s[16];\n"),),
+            "limit",
+            "barriers in the text: 5",
+            "barriers",
+        ),
+        Wrong(
+            "P elsewhere",
+            (
+                NOT_THERE,
+                (
+                    "__half* P_smem = reinterpret_cast<__half*>(S_smem);",
+                    "__shared__ __align__(128) __half P_smem[16 * P_STRIDE];",
+                ),
+            ),
+            "limit",
+            "bytes of shared memory: ",
+            "bytes",
+        ),
+        Wrong("another one is gone", (("    __syncwarp();\n    tc::store", "    tc::store"),), "X-ray", "race", "race"),
+        Right("a block's barrier", ((MISSING, MISSING.replace("__syncwarp", "__syncthreads")),)),
+        Right("with its mask", ((MISSING, MISSING.replace("__syncwarp()", "__syncwarp(0xffffffff)")),)),
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-// 06, step 1, half types: Q, K, V and O are float16 or bfloat16, so global memory holds and moves half as many bytes.
+// 06, step 1, half types: Q, K, V and O are float16 or bfloat16, so they take half as many bytes in global memory.
 //
 // Since 05: K and V keep their type in shared memory; every sum and product is still float32, in the register tiles.
 //

@@ -1,7 +1,7 @@
 // 06, step 2, a row per lane: no shuffles, and P in registers; but more loads from shared memory for each FFMA.
 //
-// Since step 1: tensor cores will replace the register tiles, so they go; Q keeps its type, for tensor cores to read.
-// Slower than the step before, and kept: on sm_90 it also spills 120 bytes at its 168 registers a thread.
+// Since step 1: the register tiles are removed, because tensor cores will replace them; Q keeps its type for them.
+// Slower than the step before, and kept for its layout. On sm_90 it also spills 120 bytes at 168 registers a thread.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
 //          of dynamic shared memory

@@ -1,6 +1,6 @@
 // 06, step 3, Q K^T by WMMA: the tensor cores compute S, fragments of 16 x 16 at a time.
 //
-// Since step 2: WMMA does not say which lane holds what, so S makes a shared-memory round trip, to a row per lane.
+// Since step 2: WMMA does not specify which lane holds what, so S makes a shared-memory round trip: a lane reads a row.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
 //          of dynamic shared memory
@@ -81,7 +81,7 @@ __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T*
     for (int m = 0; m < 2; ++m)
 #pragma unroll
       for (int n = 0; n < 2; ++n) tc::fill_fragment(S[m][n], 0.0f);
-#pragma unroll 2  // unrolled fully it would take more registers than there are
+#pragma unroll 2  // fully unrolled, it spills on some architectures
     for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
       tc::fragment<tc::matrix_a, 16, 16, 16, T, tc::row_major> q_frag[2];
 #pragma unroll

@@ -1,4 +1,4 @@
-// 06, step 4, P in the half type: P goes back to shared memory as the second product on tensor cores will need it.
+// 06, step 4, P in the half type: P goes back to shared memory, in the type that tensor cores will need.
 //
 // Since step 3: P is rounded to the type of V and overlays S, row by row. l_i adds up the weights before the rounding.
 //
@@ -81,7 +81,7 @@ __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T*
     for (int m = 0; m < 2; ++m)
 #pragma unroll
       for (int n = 0; n < 2; ++n) tc::fill_fragment(S[m][n], 0.0f);
-#pragma unroll 2  // unrolled fully it would take more registers than there are
+#pragma unroll 2  // fully unrolled, it spills on some architectures
     for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
       tc::fragment<tc::matrix_a, 16, 16, 16, T, tc::row_major> q_frag[2];
 #pragma unroll

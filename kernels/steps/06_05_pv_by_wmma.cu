@@ -1,7 +1,7 @@
-// 06, step 5, P V by WMMA: acc is fragments of a warp, so that the tensor cores add P V to it.
+// 06, step 5, P V by WMMA: a warp holds acc in fragments, so that the tensor cores can add P V to it.
 //
-// Since step 4: no lane knows which rows its elements of acc belong to. At every tile acc makes a shared-memory round
-// trip, 16 columns at a time, in which each lane rescales its row; so does the output.
+// Since step 4: which rows a lane's elements of acc belong to is unspecified. At every tile acc makes a shared-memory
+// round trip, 16 columns at a time, in which each lane rescales its row; so does the output.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
 //          of dynamic shared memory
@@ -74,7 +74,7 @@ __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T*
     for (int m = 0; m < 2; ++m)
 #pragma unroll
       for (int n = 0; n < 2; ++n) tc::fill_fragment(S[m][n], 0.0f);
-#pragma unroll 2  // unrolled fully it would take more registers than there are
+#pragma unroll 2  // fully unrolled, it spills on some architectures
     for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
       tc::fragment<tc::matrix_a, 16, 16, 16, T, tc::row_major> q_frag[2];
 #pragma unroll
@@ -114,7 +114,7 @@ __device__ __forceinline__ void gemm_pv(Accumulator (&acc)[2][HEAD_DIM_PADDED / 
   }
 }
 
-// Columns 16 n .. 16 n + 15 of acc, into shared memory, where each lane finds its row of them.
+// Stores columns 16 n .. 16 n + 15 of acc to shared memory, so that each lane can read its row of them.
 __device__ __forceinline__ void store_acc_columns(
     float* S_smem, const Accumulator (&acc)[2][HEAD_DIM_PADDED / 16], int n) {
   __syncwarp();  // hazard: overwritten while another lane still reads its row

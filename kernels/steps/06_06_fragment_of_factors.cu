@@ -1,7 +1,7 @@
 // 06, step 6, a fragment of factors: acc is rescaled in its registers.
 //
-// Since step 5: fragments of one kind lie alike, whatever their map is. A fragment loaded from the 32 row factors, with
-// a stride of 0 between its columns, has the factor of its row beside each element of acc.
+// Since step 5: fragments of one type have one layout, whatever it is. In a fragment loaded from the row factors, with
+// a stride of 0 between its columns, element e is the factor of the row that element e of acc belongs to.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
 //          of dynamic shared memory
@@ -74,7 +74,7 @@ __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T*
     for (int m = 0; m < 2; ++m)
 #pragma unroll
       for (int n = 0; n < 2; ++n) tc::fill_fragment(S[m][n], 0.0f);
-#pragma unroll 2  // unrolled fully it would take more registers than there are
+#pragma unroll 2  // fully unrolled, it spills on some architectures
     for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
       tc::fragment<tc::matrix_a, 16, 16, 16, T, tc::row_major> q_frag[2];
 #pragma unroll
@@ -114,7 +114,7 @@ __device__ __forceinline__ void gemm_pv(Accumulator (&acc)[2][HEAD_DIM_PADDED / 
   }
 }
 
-// Columns 16 n .. 16 n + 15 of acc, into shared memory, where each lane finds its row of them.
+// Stores columns 16 n .. 16 n + 15 of acc to shared memory, so that each lane can read its row of them.
 __device__ __forceinline__ void store_acc_columns(
     float* S_smem, const Accumulator (&acc)[2][HEAD_DIM_PADDED / 16], int n) {
   __syncwarp();  // hazard: overwritten while another lane still reads its row
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
     const float rescale = exp2f(m_i - m_new);
     m_i = m_new;
     l_i *= rescale;
-    // Nothing says which rows a lane's elements of acc are in. But a fragment of the row factors lies as acc does.
+    // Which rows a lane's elements of acc are in is unspecified, but a fragment of the row factors has the same layout.
     __syncwarp();  // hazard: a row of S is overwritten while another lane still reads it
     S_smem[r % 32] = rescale;
     __syncwarp();  // hazard: a factor is loaded before its lane has stored it

@@ -84,7 +84,7 @@ template <typename T>
 __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T* K_smem) {
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   float S[2][BLOCK_N / 8][4] = {};
-#pragma unroll 2  // unrolled fully it would take more registers than there are
+#pragma unroll 2  // fully unrolled, it spills on some architectures
   for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
     unsigned a[2][4];
 #pragma unroll
@@ -129,7 +129,7 @@ __device__ __forceinline__ void gemm_pv(Accumulator (&acc)[2][HEAD_DIM_PADDED / 
   }
 }
 
-// Columns 16 n .. 16 n + 15 of acc, into shared memory, where each lane finds its row of them.
+// Stores columns 16 n .. 16 n + 15 of acc to shared memory, so that each lane can read its row of them.
 __device__ __forceinline__ void store_acc_columns(
     float* S_smem, const Accumulator (&acc)[2][HEAD_DIM_PADDED / 16], int n) {
   __syncwarp();  // hazard: overwritten while another lane still reads its row
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     const float rescale = exp2f(m_i - m_new);
     m_i = m_new;
     l_i *= rescale;
-    // Nothing says which rows a lane's elements of acc are in. But a fragment of the row factors lies as acc does.
+    // Which rows a lane's elements of acc are in is unspecified, but a fragment of the row factors has the same layout.
     __syncwarp();  // hazard: a row of S is overwritten while another lane still reads it
     S_smem[r % 32] = rescale;
     __syncwarp();  // hazard: a factor is loaded before its lane has stored it

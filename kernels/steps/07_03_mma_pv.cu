@@ -82,7 +82,7 @@ template <typename T>
 __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T* K_smem) {
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   float S[2][BLOCK_N / 8][4] = {};
-#pragma unroll 2  // unrolled fully it would take more registers than there are
+#pragma unroll 2  // fully unrolled, it spills on some architectures
   for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
     unsigned a[2][4];
 #pragma unroll
@@ -132,7 +132,7 @@ __device__ __forceinline__ void gemm_pv(Output& acc, const T* P_smem, const T* V
   }
 }
 
-// Columns 16 n .. 16 n + 15 of acc, into shared memory, where each lane finds its row of them.
+// Stores columns 16 n .. 16 n + 15 of acc to shared memory, so that each lane can read its row of them.
 __device__ __forceinline__ void store_acc_columns(float* S_smem, const Output& acc, int n) {
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   __syncwarp();  // hazard: overwritten while another lane still reads its row

@@ -69,7 +69,7 @@ __device__ __forceinline__ void load_tile(T* tile, const T* __restrict__ source,
 template <typename T>
 __device__ __forceinline__ void gemm_qk(Scores& S, const T* Q_smem, const T* K_smem) {
   const int lane_id = threadIdx.x % 32;
-#pragma unroll 2  // unrolled fully it would take more registers than there are
+#pragma unroll 2  // fully unrolled, it spills on some architectures
   for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
     unsigned a[2][4];
 #pragma unroll

@@ -1,0 +1,23 @@
+"""Recorded SASS: it is read as it was written, and says what notebook 06 concludes from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.record import sass
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_fragments_of_bfloat16_take_four_loads(head_dim: int) -> None:
+    half, brain = (sass.instance("06", dtype, head_dim)["counts"] for dtype in ("float16", "bfloat16"))
+    assert half["LDSM"] and not half["LD"] and not half["MOVM"]
+    assert brain["LD"] == 4 * half["LDSM"] and not brain["LDSM"] and brain["MOVM"]
+    assert all(half[kind] == brain[kind] for kind in ("HMMA", "LDS", "STS", "LDG", "STG"))
+
+
+def test_tables() -> None:
+    table = sass.counts_table("06").splitlines()
+    assert table[1].split() == ["float16", "bfloat16"] and any(line.split() == ["LDSM", "14", "0"] for line in table)
+    assert sum("MOVM" in line for line in sass.lines("06", "bfloat16").splitlines()) == 4
+    with pytest.raises(KeyError, match="float32"):
+        sass.instance("06", "float32")
