@@ -7,7 +7,8 @@ import pytest
 
 from helpers.draw.pictures import lane_pictures
 from helpers.ladder.steps import CLIMBS
-from helpers.record.plots import measured_tiles, sass
+from helpers.record.plots import measured_tiles
+from helpers.record.sass import compiled
 from helpers.workbench import shared_per_1000, step_diff
 
 SHAPE = (4, 16, 4096, 64)
@@ -27,10 +28,10 @@ def test_shared_memory_for_1000_multiply_adds() -> None:
 
 
 def test_sass_is_read_by_kernel_and_options() -> None:
-    assert sass("exp2f")["instructions"] == ["MUFU.EX2 R5, R0"]
-    assert len(sass("exp2f", "-ftz=false")["instructions"]) == 4
+    assert compiled("exp2f")["instructions"] == ["MUFU.EX2 R5, R0"]
+    assert len(compiled("exp2f", "-ftz=false")["instructions"]) == 4
     with pytest.raises(KeyError, match="exp2f"):
-        sass("exp3f")
+        compiled("exp3f")
 
 
 def test_tiles_are_placed_by_rows_and_keys_of_a_thread() -> None:

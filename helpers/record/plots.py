@@ -538,22 +538,6 @@ def experiment_times(
     return found
 
 
-def sass(kernel: str, options: str = "-ftz=true", *, file: str = "sass-04.json") -> dict[str, Any]:
-    """What a compiler made of a kernel: {"kernel", "options", "instructions": lines of SASS, and counts of them}.
-
-    Args:
-        kernel, options: as the record has them. file: in notebooks/measured/.
-
-    Raises:
-        KeyError: there is no such row; the message lists those there are.
-    """
-    rows = json.loads((RECORD.parent / file).read_text(encoding="utf-8"))["rows"]
-    for row in rows:
-        if (row["kernel"], row["options"]) == (kernel, options):
-            return row
-    raise KeyError(f"no {kernel!r} with {options!r}; there are: {[(row['kernel'], row['options']) for row in rows]}")
-
-
 @styled
 def measured_tiles(
     shape: Sequence[int], *, threads: int = 128, threads_x: int = 8, record: Any = None

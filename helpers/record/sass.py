@@ -3,8 +3,10 @@
     from helpers.record import sass
     print(sass.counts_table("06"))
     print(sass.lines("06", "float16"))
+    sass.compiled("exp2f", "-ftz=true")["instructions"]
 
-`notebooks/measured/sass-06.json` says in "how" which compiler, architecture and options it is of. Loops count once.
+The records, `notebooks/measured/sass-NN.json`, say in "how" which compiler, architecture and options they are of. Loops
+count once. That of 07 is made and read by sass_loop.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "notebooks" / "measured"
 
 
 def recorded(stage: str) -> dict[str, Any]:
-    """The record of a stage: {"how": {...}, "instances": [...]}, each with "counts", and some with "lines"."""
+    """The record of a stage: "how", and "instances" of a template (06) or "rows" of pieces of code (04)."""
     return json.loads((FOLDER / f"sass-{stage}.json").read_text(encoding="utf-8"))
 
 
@@ -44,3 +46,19 @@ def lines(stage: str, dtype: str, head_dim: int = 64) -> str:
     """The recorded excerpt of one instance, an instruction a line, after its address in the kernel."""
     found = instance(stage, dtype, head_dim)
     return "\n".join([f"{found['kernel']}:", *(f"  {line}" for line in found["lines"])])
+
+
+def compiled(kernel: str, options: str = "-ftz=true", *, stage: str = "04") -> dict[str, Any]:
+    """What a compiler made of a kernel: {"kernel", "options", "instructions": lines of SASS, and counts of them}.
+
+    Args:
+        kernel, options: as the record has them. stage: whose record.
+
+    Raises:
+        KeyError: there is no such row; the message lists those there are.
+    """
+    rows = recorded(stage)["rows"]
+    for row in rows:
+        if (row["kernel"], row["options"]) == (kernel, options):
+            return row
+    raise KeyError(f"no {kernel!r} with {options!r}; there are: {[(row['kernel'], row['options']) for row in rows]}")
