@@ -24,7 +24,7 @@ if __name__ == "__main__":  # Python has put this script's folder in front, but 
     sys.path[:] = [ours[1], *[entry for entry in sys.path if os.path.realpath(entry or ".") not in ours]]
 
 from helpers import commands
-from helpers.setup import environment, host_compiler
+from helpers.setup import environment, host_compiler, startup
 from helpers.setup.requirements import ROOM, is_conda, need_python, the_list, use_this_python
 from helpers.setup.script import Problem, say
 
@@ -106,6 +106,8 @@ def work(arguments: "list[str]") -> int:
     else:
         environment.enter(requirements)
     environment.set_variables(python_is_ours=not theirs)
+    if not getattr(options, "this_python", False):
+        startup.write()
     host_compiler.need_compiler(may_install=not theirs)
     if options.command == "lab":
         return commands.lab(words)

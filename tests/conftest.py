@@ -17,7 +17,8 @@ for _name, _count in ONE_THREAD.items():
     os.environ.setdefault(_name, _count)
 
 # Exercises that tests solve are not the reader's progress; kernels of notebooks inherit this.
-os.environ["COURSE_PROGRESS"] = str(Path(tempfile.mkdtemp(prefix="course-progress-")) / "progress.json")
+_progress = tempfile.TemporaryDirectory(prefix="course-progress-")  # removed when the tests end
+os.environ["COURSE_PROGRESS"] = str(Path(_progress.name) / "progress.json")
 
 import hypothesis
 import pytest

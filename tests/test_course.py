@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 HELPERS = REPOSITORY / "helpers"
 SCRIPT = HELPERS / "course.py"
 # The script and the modules that it imports: what a Python without packages, or one that is too old, runs.
-SETUP = ("__init__", "environment", "host_compiler", "progress", "requirements", "script")
+SETUP = ("__init__", "environment", "host_compiler", "progress", "requirements", "script", "startup")
 MODULES = ("course", "commands", *(f"setup/{name}" for name in SETUP))
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the set-up is tested on Linux and macOS")
@@ -706,6 +706,7 @@ def test_lab_opens_the_first_notebook(made: TinyCourse, taken: int) -> None:
     lab = made.told("lab", "--", "--no-browser")["jupyterlab"]
     assert lab["argv"][-2:] == ["--no-browser", str(made.root / "notebooks" / "00_attention.ipynb")]
     assert lab["cwd"] == str(made.root)
+    assert (made.venv / "etc" / "ipython" / "ipython_config.py").is_file()
     chosen = str(made.root / "notebooks" / "01_naive.ipynb")
     assert made.told("lab", "--", "notebooks/01_naive.ipynb")["jupyterlab"]["argv"][-1] == chosen
 

@@ -85,11 +85,16 @@ def test_what_nobody_wrote_is_recognised(dtype: Any) -> None:
         (lambda a: a + 1e-3, None),
         (lambda a: np.zeros_like(a), None),
         (lambda a: a, None),
+        (lambda a: np.where(a > 1, np.inf, a), None),
     ],
 )
 def test_values_in_other_places(change: Callable[[np.ndarray], np.ndarray], place: tuple[int, int] | None) -> None:
     expected = np.random.default_rng(0).standard_normal((6, 8))
     assert hints.displaced(change(expected).astype(np.float32), expected, 1e-5) == place
+
+
+def test_expected_infinities_are_no_hint() -> None:
+    assert hints.displaced(np.zeros(4, np.float32), np.array([0.0, -np.inf, 1.0, 2.0]), 1e-5) is None
 
 
 # ------------------------------------------------------------------------------------------------------- the progress
@@ -178,6 +183,8 @@ def test_the_difference_is_shown_once_solved(monkeypatch: pytest.MonkeyPatch) ->
     exercise.cuda(NAME, WRONG)
     assert not shown
     exercise.cuda(NAME, exercise.ours(NAME))
+    assert "the same as ours" in repr(shown.pop())
+    exercise.cuda(NAME, exercise.ours(NAME).replace("s[j] - m_i", "-m_i + s[j]"))
     assert len(shown) == 1 and "yours → ours" in repr(shown[0])
 
 

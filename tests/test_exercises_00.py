@@ -9,7 +9,7 @@ TABLE = {
     "00_first_kernel": (
         Wrong("no block", (("blockIdx.x * BLOCK + threadIdx.x", "threadIdx.x"),), "first", "Z"),
         Wrong("no guard", (("if (i < n) ", ""),), "first", "illegal", "crash"),
-        Wrong("one too many", (("i < n", "i <= n"),), "first", "illegal read of X[192]", "crash"),
+        Wrong("one too many", (("i < n", "i <= n"),), "first", "illegal read of ", "crash"),
         Wrong("one too few", (("i < n", "i < n - 1"),), "first", "Z", "empty"),
         Wrong("the block's number alone", (("blockIdx.x * BLOCK + threadIdx.x", "blockIdx.x"),), "first", "Z"),
         Wrong(

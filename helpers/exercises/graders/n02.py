@@ -15,7 +15,7 @@ from helpers.exercises.trial import Trial, exercise
     minutes=10,
     hints={
         "race": (
-            "A fast thread loads the next tile while slow threads still read. Into which tile must it load?",
+            "The two lines above need a barrier between them, or two different tiles. Which is it here?",
             "Two tiles need two arrays in shared memory, and iterations that use them in turn: 0, 1, 0, 1, ...",
             "first / BLOCK_N is the number of the iteration; its remainder by 2 chooses the tile.",
         ),
