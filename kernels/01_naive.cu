@@ -13,7 +13,7 @@
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
 static_assert(BLOCK_M <= 1024 && HEAD_DIM <= 128, "a block has at most 1024 threads; acc must fit the registers");
 
 extern "C" __global__ void __launch_bounds__(BLOCK_M) naive(

@@ -16,7 +16,7 @@
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
 constexpr int Q_STRIDE = HEAD_DIM | 1;      // odd: the 32 lanes of a warp, each in its own row of Q_smem, use 32 banks
 static_assert(BLOCK_M <= 1024 && HEAD_DIM <= 128, "a block has at most 1024 threads; acc must fit the registers");
 static_assert(
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) tiled(
 
   // ---- pass 1: the row's maximum and sum. A larger maximum shrinks the sum so far (Milakov and Gimelshein, 2018)
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the one before
+    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
     load_tile(K_smem, K, first, N_kv);
     __syncthreads();  // hazard: the tile is read before another thread has written its part of it
     float s[BLOCK_N];
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) tiled(
   // ---- pass 2: the same scores again, now with the final maximum, and the output
   float acc[HEAD_DIM] = {};
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the one before
+    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
     load_tile(K_smem, K, first, N_kv);
     load_tile(V_smem, V, first, N_kv);
     __syncthreads();  // hazard: the tile is read before another thread has written its part of it

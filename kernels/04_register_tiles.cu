@@ -30,7 +30,7 @@
 #ifndef ASYNC
 #define ASYNC (VECTOR && __CUDA_ARCH__ >= 800)  // K and V are copied by cp.async, which Turing lacks
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
 constexpr float LOG2_E = 1.4426950408889634f;
 
 constexpr int THREADS_Y = THREADS / THREADS_X;

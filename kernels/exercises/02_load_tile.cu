@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M)
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
   float sum = 0.0f;
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the one before
+    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
     load_tile(K_smem, K, first, N_kv);
     __syncthreads();  // hazard: the tile is read before another thread has written its part of it
     for (int c = 0; c < HEAD_DIM; ++c) {

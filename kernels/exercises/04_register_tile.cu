@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile_lse(
   float m_i[TILE], l_i[TILE];
   for (int i = 0; i < TILE; ++i) m_i[i] = NEG_INF, l_i[i] = 0.0f;
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the one before
+    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
     for (int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += THREADS) {
       const int j = i / HEAD_DIM, c = i % HEAD_DIM;
       K_smem[j][c] = first + j < N_kv ? K[(size_t)(first + j) * HEAD_DIM + c] : 0.0f;

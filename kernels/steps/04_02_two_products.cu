@@ -16,7 +16,7 @@
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
 constexpr int Q_STRIDE = HEAD_DIM | 1;      // odd: the 32 lanes of a warp, each in its own row of smem.Q, use 32 banks
 static_assert(BLOCK_M <= 1024 && HEAD_DIM <= 128, "a block has at most 1024 threads; acc must fit the registers");
 
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) register_tiles(
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[HEAD_DIM] = {};
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the one before
+    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
     load_tile(smem.K, K, first, N_kv);
     load_tile(smem.V, V, first, N_kv);
     __syncthreads();  // hazard: the tile is read before another thread has written its part of it

@@ -22,7 +22,7 @@
 #ifndef THREADS_X
 #define THREADS_X 8  // threads that share a row
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
 constexpr int THREADS_Y = THREADS / THREADS_X;
 constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread: y, y + THREADS_Y, ...
 constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[TILE_M][TILE_D] = {};
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the one before
+    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
     load_tile(smem.K, K, first, N_kv);
     load_tile(smem.V, V, first, N_kv);
     __syncthreads();  // hazard: the tile is read before another thread has written its part of it

@@ -25,7 +25,7 @@
 #ifndef VECTOR
 #define VECTOR (HEAD_DIM % 4 == 0)  // global memory is read and written as float4: rows start at multiples of 16 bytes
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
 constexpr float LOG2_E = 1.4426950408889634f;
 
 constexpr int THREADS_Y = THREADS / THREADS_X;

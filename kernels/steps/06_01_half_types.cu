@@ -31,7 +31,7 @@
 #ifndef ASYNC
 #define ASYNC (__CUDA_ARCH__ >= 800)  // K and V are copied by cp.async, which Turing lacks
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
 
@@ -118,7 +118,7 @@ __device__ __forceinline__ void wait_for_copies() {
 }
 
 // tile += a b^T, column by column in serpentine order: down one column and up the next, so that consecutive FFMAs share
-// an operand. The register file has two banks, so three operands that are all new can take two cycles.
+// an operand, which the compiler then marks .reuse: it is not read from the register file a second time.
 template <int COLUMNS>
 __device__ __forceinline__ void outer_product(
     float (&tile)[TILE_M][COLUMNS], const float (&a)[TILE_M], const float (&b)[COLUMNS]) {

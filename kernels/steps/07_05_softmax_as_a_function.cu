@@ -26,7 +26,7 @@
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS (HEAD_DIM <= 64 ? 3 : 2)  // per SM: what the compiler keeps registers free for
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC knows no INFINITY
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
 
