@@ -42,8 +42,8 @@ constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + 
 constexpr int D4 = HEAD_DIM / 4;                           // groups of four columns per row
 constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of O per thread: x, x + THREADS_X, ...
 constexpr int TILE_D = 4 * TILE_D4;
-constexpr int CHUNKS = HEAD_DIM / 8;                       // of 16 bytes in a row of K or V
-constexpr int STRIDE = (HEAD_DIM + 15) / 16 * 16 + 8;      // elements from one row of K to the next in shared memory
+constexpr int CHUNKS = HEAD_DIM / 8;                   // of 16 bytes in a row of K or V
+constexpr int STRIDE = (HEAD_DIM + 15) / 16 * 16 + 8;  // elements from one row of K to the next in shared memory
 constexpr int COPIES = (BLOCK_N * CHUNKS + THREADS - 1) / THREADS;  // chunks of a tile of K or V per thread
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "rows are copied 16 bytes at a time; acc must fit the registers");
 static_assert(THREADS % 32 == 0 && THREADS_X >= 4 && 32 % (2 * THREADS_X) == 0, "two rows' threads must fit a warp");
