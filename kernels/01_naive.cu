@@ -1,7 +1,7 @@
 // 01 naive: one thread per query row, its scores kept in an N x N_kv scratch in global memory.
 //
-// The definition as it stands: S = softmax_scale * Q K^T, P = softmax(S) along each row, O = P V. Correct first.
-// It is slow and takes much memory, and shows why: every thread reads all of K and V for itself, and S is N x N_kv.
+// It follows the definition: S = softmax_scale * Q K^T, P = softmax(S) along each row, O = P V.
+// Every thread reads all of K and V for itself, and S takes N x N_kv words: the later stages remove both.
 //
 // Launch   grid ceil(N / BLOCK_M), block BLOCK_M; no shared memory
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); S (N, N_kv); float32, row-major; any N, N_kv >= 1
@@ -14,7 +14,7 @@
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O
 #endif
 #define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
-static_assert(BLOCK_M <= 1024 && HEAD_DIM <= 128, "a block has at most 1024 threads; acc must fit the registers");
+static_assert(BLOCK_M <= 1024 && HEAD_DIM <= 128, "a block has at most 1024 threads; acc must fit in registers");
 
 extern "C" __global__ void __launch_bounds__(BLOCK_M) naive(
     const float* __restrict__ Q,  // [N, HEAD_DIM]
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) naive(
     int N, int N_kv, float softmax_scale) {
   // ---- prologue: the row of this thread
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
-  if (row >= N) return;  // past the end, in the last block: this thread has no row of its own
+  if (row >= N) return;  // in the last block, threads past the end have no row
   const float* q = Q + (size_t)row * HEAD_DIM;
   float* s = S + (size_t)row * N_kv;
 
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) naive(
     m_i = fmaxf(m_i, s[j]);
   }
 
-  // ---- softmax: m_i is subtracted because exp(89) is already infinite in float32
+  // ---- softmax: m_i is subtracted because exp(89) is infinite in float32
   float l_i = 0.0f;
   for (int j = 0; j < N_kv; ++j) {
     s[j] = expf(s[j] - m_i);

@@ -5,7 +5,48 @@ from __future__ import annotations
 import pytest
 from exercise_table import Answer, Right, Wrong, cases, check
 
+INDEX = "S[(size_t)row * N_kv + j]"
+STORE = f"{INDEX} = softmax_scale * dot;"
+SUM = "for (int c = 0; c < HEAD_DIM; ++c) dot += q[c] * k[c];"
+AHEAD = "c + 1 < HEAD_DIM ? k[c + 1] : 0.0f"
+
 TABLE = {
+    "01_scores": (
+        Wrong("no scale", (("softmax_scale * dot", "dot"),), "first", "S at N = 40", "wrong"),
+        Wrong("the transpose", ((INDEX, "S[(size_t)j * N + row]"),), "first", "belongs to", "index"),
+        Wrong("rows of the wrong length", ((INDEX, "S[(size_t)row * HEAD_DIM + j]"),), "X-ray", "race", "race"),
+        Wrong("rows of N", ((INDEX, "S[(size_t)row * N + j]"),), "first", ""),
+        Wrong("one word short", (("c < HEAD_DIM", "c < HEAD_DIM - 1"),), "first", "", "wrong"),
+        Wrong("the sum begins anywhere", (("float dot = 0.0f;", "float dot;"),), "X-ray", "", "unset"),
+        Wrong("a column of K", (("dot += q[c] * k[c]", "dot += q[c] * K[c * N_kv + j]"),), "first", "", "wrong"),
+        Wrong("an integer sum", (("float dot = 0.0f;", "int dot = 0;"),), "first", "", "wrong"),
+        Wrong(
+            "the sum in S",
+            (("float dot = 0.0f;", f"{INDEX} = 0.0f;"), ("dot +=", f"{INDEX} += softmax_scale *"), (STORE, "")),
+            "limit",
+            "bytes written to S: 34,560 (the limit: at most 3,840)",
+            "stores",
+        ),
+        Wrong("never stored", ((STORE, ""),), "first", "never written", "empty"),
+        Right("the whole index by hand", ((SUM, SUM.replace("q[c]", "Q[(size_t)row * HEAD_DIM + c]")),)),
+        Right("the scale inside", (("dot += q[c]", "dot += softmax_scale * q[c]"), ("softmax_scale * dot", "dot"))),
+        Right("a pointer to the row", ((STORE, "float* s = S + (size_t)row * N_kv; s[j] = dot * softmax_scale;"),)),
+    ),
+    "01_off_by_one": (
+        Wrong("as before", ((AHEAD, "k[c + 1]"),), "X-ray", "out of bounds", "bounds"),
+        Wrong("a guard that is always true", ((AHEAD, "c < HEAD_DIM ? k[c + 1] : 0.0f"),), "X-ray", "K[200]", "bounds"),
+        Wrong("a guard that is one late", ((AHEAD, AHEAD.replace("<", "<=")),), "X-ray", "K[200]", "bounds"),
+        Wrong("a guard by rows", ((AHEAD, "row + 1 < N ? k[c + 1] : 0.0f"),), "first", ""),
+        Wrong("no word of the last key", ((AHEAD, "j + 1 < N_kv ? k[c + 1] : 0.0f"),), "first", "", "wrong"),
+        Wrong("one key too few", (("j < N_kv", "j < N_kv - 1"), (AHEAD, "k[c + 1]")), "first", "MEAN at"),
+        Wrong("one product too few", (("c < HEAD_DIM;", "c < HEAD_DIM - 1;"), (AHEAD, "k[c + 1]")), "first", "MEAN at"),
+        Wrong("not ahead", ((AHEAD, "k[c]"),), "first", "MEAN at", "wrong"),
+        Wrong("one word too early", ((AHEAD, "c + 2 < HEAD_DIM ? k[c + 1] : 0.0f"),), "first", "MEAN at", "wrong"),
+        Right("an if", (("const float next = " + AHEAD, "float next = 0; if (c < HEAD_DIM - 1) next = k[c + 1]"),)),
+        Right("the same word twice", ((AHEAD, "k[min(c + 1, HEAD_DIM - 1)]"),)),
+        Right("the first word again", ((AHEAD, "k[(c + 1) % HEAD_DIM]"),)),
+        Right("only the last key", ((AHEAD, "j + 1 < N_kv || c + 1 < HEAD_DIM ? k[c + 1] : 0.0f"),)),
+    ),
     "01_coalesced_scores": (
         Wrong(
             "32 bits",
@@ -38,7 +79,7 @@ TABLE = {
         ),
         Right("the sum turned round", (("(size_t)j * N + row", "row + N * (size_t)j"),)),
         Right("another type", (("(size_t)j * N + row", "j * (unsigned long long)N + row"),)),
-    )
+    ),
 }
 
 

@@ -4,6 +4,7 @@
 // (N, N_kv), those 32 words are N_kv apart. If it is (N_kv, N), the transpose, they are neighbours: a coalesced store.
 //
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); S (N_kv, N); float32, row-major
+// Limit    at most 5 sectors per request of S, and the right index even where it does not fit in an int
 
 #ifndef BLOCK_M
 #define BLOCK_M 64

@@ -19,6 +19,84 @@ extern "C" __global__ void __launch_bounds__(32)
 
 
 @exercise(
+    "01_scores",
+    minutes=5,
+    hints={
+        "empty": (
+            "Nobody writes S yet. For each j, the loop body computes one number and stores it once.",
+            "Sum up q[c] * k[c] over c in a float of this thread, then store softmax_scale times the sum.",
+            "Row `row` of S begins at (size_t)row * N_kv; the score of key j is j words further.",
+        ),
+        "index": (
+            "The scores are right, their places are not. How long is a row of S?",
+            "S has N_kv columns: S[row][j] is at index (size_t)row * N_kv + j.",
+        ),
+        "race": (
+            "Two threads store to the same element of S. How long is a row of S?",
+            "S has N_kv columns: S[row][j] is at index (size_t)row * N_kv + j.",
+        ),
+        "unset": (
+            "The line above reads what nobody has written. Is it a sum without a first value, or S itself?",
+            "Begin each sum with float dot = 0.0f; and only store to S: S[...] = softmax_scale * dot;",
+        ),
+        "stores": (
+            "The scores are right, but S is used for the sum. Sum up in a variable of the thread, which is a register.",
+            "One store for each j, after the loop over c has ended.",
+        ),
+        "": (
+            "Follow S[0][0] by hand: the sum over c of q[c] * k[c], for all HEAD_DIM words, times softmax_scale.",
+            "The sum begins at 0 for every j, and is multiplied by softmax_scale once.",
+        ),
+    },
+)
+def scores(trial: Trial) -> None:
+    """All scores, and how often they are stored."""
+    block = 64
+    sizes = ((40, 24, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8))
+    for n, n_kv, d in trial.sizes(*sizes):
+        q, k, v = trial.inputs(n, n_kv, d)
+        run = trial.kernel("scores", HEAD_DIM=d, BLOCK_M=block)
+        s = trial.empty(n, n_kv)
+        args = (*map(trial.xp.asarray, (q, k)), s, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
+        trial.launch(run, blocks(n, block), (block,), args)
+        trial.expect("S", s, attention_parts(q, k, v)["S"], at=where(n, n_kv, d))
+    if trial.report:
+        n, n_kv, _ = sizes[0]
+        trial.limit("bytes written to S", trial.figures("S").written, at_most=4 * n * n_kv, symptom="stores")
+
+
+@exercise(
+    "01_off_by_one",
+    minutes=6,
+    hints={
+        "bounds": (
+            "The X-ray names the element. K has N_kv rows of HEAD_DIM words: of which j and c is this the word k[c]?",
+            "It is read in the last turn of the loop over c, for the last key. Who uses the word that is loaded there?",
+            "Nobody does: load only where c + 1 < HEAD_DIM, and take 0.0f otherwise.",
+        ),
+        "crash": "For which j and c is the element of the message the word k[c]? Is there such a word?",
+        "": (
+            "The results were right before. The load is wrong in one turn of the loop: leave the others as they are.",
+            "All HEAD_DIM products are needed; what is not needed is the last load.",
+        ),
+    },
+)
+def off_by_one(trial: Trial) -> None:
+    """Right numbers at every size, even in the skeleton: the X-ray alone sees the read past K.
+
+    K fills no multiple of 256 bytes: where it does, the engine stops the launch at its end.
+    """
+    block = 64
+    for n, n_kv, d in trial.sizes((40, 25, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8)):
+        q, k, v = trial.inputs(n, n_kv, d)
+        run = trial.kernel("row_mean", HEAD_DIM=d, BLOCK_M=block)
+        mean = trial.empty(n)
+        args = (*map(trial.xp.asarray, (q, k)), mean, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
+        trial.launch(run, blocks(n, block), (block,), args)
+        trial.expect("MEAN", mean, attention_parts(q, k, v)["S"].mean(axis=1), at=where(n, n_kv, d))
+
+
+@exercise(
     "01_coalesced_scores",
     minutes=6,
     hints={
