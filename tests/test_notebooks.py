@@ -325,7 +325,7 @@ def no_count(nb: Notebook) -> None:
 
 def swapped(nb: Notebook) -> None:
     cells = nb["cells"]
-    measure, exercise_ = (cells.index(cell_with(nb, heading)) for heading in ("## Measure", "## Exercise"))
+    measure, exercise_ = (cells.index(cell_with(nb, heading)) for heading in ("## Measure", "## Exercise: stores"))
     nb["cells"] = [*cells[:measure], *cells[exercise_:], *cells[measure:exercise_]]
 
 
