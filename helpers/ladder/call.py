@@ -43,11 +43,12 @@ class Spec(NamedTuple):
 class Call:
     """One call, after every check: all that a launch depends on but addresses.
 
-    arrays: by name. q and o: (batch, heads, N, d); k and v: (batch, kv_heads, N_kv, d). lse: (batch, heads, N), and
-        cu_seqlens_q and cu_seqlens_k: (sequences + 1,), where there are such. Where sequences are packed, the tokens of
-        all of them are along N, and batch is 1.
-    window: (left, right), -1 for unlimited. rows: of q, in the longest sequence. aligned: every row of q, k, v and o
-        starts at a multiple of 16 bytes.
+    arrays: by name. q and o: (batch, heads, N, d); k and v: (batch, kv_heads, N_kv, d); of a backward also do, dq, dk
+        and dv, shaped as o, q, k and v. lse: (batch, heads, N), and cu_seqlens_q and cu_seqlens_k: (sequences + 1,),
+        where there are such. Where sequences are packed, the tokens of all of them are along N, and batch is 1.
+    window: (left, right), -1 for unlimited. rows, keys: of q and of k, in the longest sequence; a forward's launches do
+        not depend on keys. aligned: every row of every array that has a head_dim starts at a multiple of 16 bytes.
+    deterministic: the gradients are the same to the bit in every run.
     """
 
     arrays: Mapping[str, Spec]
@@ -56,6 +57,8 @@ class Call:
     rows: int
     sequences: int
     aligned: bool
+    keys: int = 0
+    deterministic: bool = False
 
     @property
     def packed(self) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from helpers.ladder.call import Call, Spec
 from helpers.ladder.contract import Launch, Part
-from helpers.ladder.params import attention_params
+from helpers.ladder.params import attention_params, backward_params
 
 if TYPE_CHECKING:
     from helpers.ladder.contract import Stage
@@ -45,15 +45,64 @@ def heads_in_grid(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[La
 
 def strided(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     """From 05 on: grid (query tile, head, sequence), and AttentionParams by value."""
+    _check_grid(call.heads, "heads")
+    _check_grid(call.sequences, "sequences")
+    params = _attention_params(call)
+    optional = (name if name in call.arrays else None for name in ("lse", "cu_seqlens_q", "cu_seqlens_k"))
+    grid = -(-call.rows // sizes["BLOCK_M"]), call.heads, call.sequences
+    return [stage.launch(grid, sizes, ("q", "k", "v", "o", *optional, params))]
+
+
+def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+    """08: D and zeros; dK, dV and dQ by tiles of keys, or dQ by tiles of rows in a launch of its own; dQ converted.
+
+    A kernel that the stage does not have is left out: float32 needs no backward_convert.
+    """
     q, k = call.arrays["q"], call.arrays["k"]
     _check_grid(call.heads, "heads")
     _check_grid(call.sequences, "sequences")
-    strides = {}
-    for name in "qkvo":
-        batch, head, row, _ = (step // np.dtype(q.dtype).itemsize for step in call.arrays[name].strides)
-        strides[name] = (0 if call.packed else batch), row, head
-    params = attention_params(
-        strides,
+    scratch = stage.scratch(call, sizes)
+    held = {**call.arrays, **scratch}
+    dq_sum = "dq_sum" if "dq_sum" in scratch else "dq"
+    strides = {name: _strides(held[name], call.packed) for name in ("do", "dq", "dk", "dv")}
+    strides["dq_sum"] = _strides(held[dq_sum], call.packed)
+    params = backward_params(_attention_params(call), strides)
+    cu_seqlens = tuple(name if name in call.arrays else None for name in ("cu_seqlens_q", "cu_seqlens_k"))
+    given, factors = ("q", "k", "v", "do"), ("lse", "delta")
+    # A warp computes a row of D, whichever sequence it is of. Packed sequences are one batch here.
+    batch, heads, n, _ = q.shape
+    each_row = -(-n // (stage.threads(sizes) // 32)), heads, batch
+    row_tiles = -(-call.rows // sizes["BLOCK_M"]), heads, call.sequences
+    key_tiles = -(-call.keys // sizes["BLOCK_N"]), k.shape[1], call.sequences
+    adds = None if call.deterministic and "backward_dq" in stage.kernels else dq_sum
+    launches = [
+        stage.launch(each_row, sizes, ("o", "do", "delta", adds, params), "backward_preprocess"),
+        stage.launch(key_tiles, sizes, (*given, *factors, adds, "dk", "dv", *cu_seqlens, params), "backward"),
+    ]
+    if adds is None:
+        launches.append(
+            stage.launch(row_tiles, sizes, (*given, *factors, "dq", *cu_seqlens, params), "backward_dq"),
+        )
+    elif "backward_convert" in stage.kernels:
+        launches.append(stage.launch(each_row, sizes, (dq_sum, "dq", params), "backward_convert"))
+    return launches
+
+
+def row_sums(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
+    """08 keeps D, a number for each row of each head: laid out as lse is."""
+    return {"delta": Spec.dense(call.arrays["q"].shape[:3], np.float32)}
+
+
+def _strides(spec: Spec, packed: bool) -> tuple[int, int, int]:
+    """From one batch, row and head to the next, in elements."""
+    batch, head, row, _ = (step // np.dtype(spec.dtype).itemsize for step in spec.strides)
+    return (0 if packed else batch), row, head
+
+
+def _attention_params(call: Call) -> Any:
+    q, k = call.arrays["q"], call.arrays["k"]
+    return attention_params(
+        {name: _strides(call.arrays[name], call.packed) for name in "qkvo"},
         n=q.shape[2],
         n_kv=k.shape[2],
         heads=call.heads,
@@ -61,9 +110,6 @@ def strided(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
         window=call.window,
         softmax_scale=call.softmax_scale,
     )
-    optional = (name if name in call.arrays else None for name in ("lse", "cu_seqlens_q", "cu_seqlens_k"))
-    grid = -(-call.rows // sizes["BLOCK_M"]), call.heads, call.sequences
-    return [stage.launch(grid, sizes, ("q", "k", "v", "o", *optional, params))]
 
 
 def _check_grid(size: int, what: str) -> None:

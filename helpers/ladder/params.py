@@ -1,4 +1,4 @@
-"""The struct of kernels/attention_params.cuh as NumPy has it: what a launch is told besides its pointers.
+"""The structs of kernels/*_params.cuh as NumPy has them: what a launch is told besides its pointers.
 
 CuPy passes a NumPy array of one element by value, whatever its dtype, and so does the CPU engine.
 """
@@ -18,6 +18,14 @@ ATTENTION_PARAMS = np.dtype(
         *((name, STRIDES) for name in "qkvo"),
         *((name, np.int32) for name in ("N", "N_kv", "heads", "kv_heads", "window_left", "window_right")),
         ("softmax_scale", np.float32),
+    ],
+    align=True,
+)
+GRADIENTS = ("do", "dq", "dk", "dv", "dq_sum")
+BACKWARD_PARAMS = np.dtype(
+    [
+        ("forward", ATTENTION_PARAMS),
+        *((name, STRIDES) for name in ("d_o", "d_q", "d_k", "d_v", "sum_q")),
     ],
     align=True,
 )
@@ -43,4 +51,16 @@ def attention_params(
     params = np.zeros(1, dtype=ATTENTION_PARAMS)
     limits = (UNLIMITED if side < 0 else side for side in window)
     params[0] = (*(strides[name] for name in "qkvo"), n, n_kv, heads, kv_heads, *limits, softmax_scale)
+    return params
+
+
+def backward_params(forward: Any, strides: Mapping[str, tuple[int, int, int]]) -> Any:
+    """One BackwardParams, an array of shape (1,).
+
+    Args:
+        forward: the AttentionParams of the call whose gradients these are.
+        strides: of do, dq, dk, dv and dq_sum, as `attention_params` has those of q.
+    """
+    params = np.zeros(1, dtype=BACKWARD_PARAMS)
+    params[0] = (forward[0], *(strides[name] for name in GRADIENTS))
     return params

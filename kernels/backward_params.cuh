@@ -1,0 +1,11 @@
+// What a launch of the backward needs besides its pointers: one struct by value. helpers/ladder/params.py builds it.
+
+#pragma once
+
+#include "attention_params.cuh"
+
+struct BackwardParams {
+  AttentionParams forward;     // of the call whose gradients these are
+  Strides d_o, d_q, d_k, d_v;  // of dO and of the gradients
+  Strides sum_q;               // of the float32 array that dQ is added up in: dQ itself, where it is float32
+};
