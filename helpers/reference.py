@@ -103,6 +103,61 @@ def attention(
     return (o, lse) if return_lse else o
 
 
+def attention_backward(
+    do: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The gradients of sum(do * attention(q, k, v)) with respect to q, k and v, in float64.
+
+        dV = P^T dO    dS = P * (dO V^T - rowsum(dO * O))    dQ = softmax_scale dS K    dK = softmax_scale dS^T Q
+
+    (Dao et al. 2022, "FlashAttention", appendix B.2.) The arguments are those of attention(), and do (..., N, d_v).
+    Where heads of q share heads of k and v (the axis before the rows has a multiple of their length), dk and dv are
+    summed over the group; heads 0 .. group - 1 of q share head 0. A row that sees no key has zero gradients.
+
+    Returns (dq, dk, dv), shaped as q, k and v. Raises as attention() does, and where do does not fit.
+    """
+    heads, kv_heads = (np.shape(a)[-3] if np.ndim(a) > 2 else 1 for a in (q, k))
+    group = heads // kv_heads if kv_heads and heads % kv_heads == 0 else 1
+    if group > 1:
+        k, v = (np.repeat(a, group, axis=-3) for a in (k, v))
+    q, k, v, batch, scale = _arguments(q, k, v, softmax_scale)
+    do = _real("do", do)
+    n, n_kv = q.shape[-2], k.shape[-2]
+    if q.shape[:-2] != batch or k.shape[:-2] != batch or v.shape[:-2] != batch:
+        raise ValueError(f"the leading axes of q {q.shape}, k {k.shape} and v {v.shape} do not fit a backward.")
+    if do.shape != (*batch, n, v.shape[-1]):
+        raise ValueError(f"do has shape {do.shape}: expected that of the output, {(*batch, n, v.shape[-1])}.")
+    if not np.isfinite(do).all():
+        raise ValueError(f"do holds {int((~np.isfinite(do)).sum())} NaN or inf: the reference is for finite inputs.")
+    left, right = _window(window, causal)
+    dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
+    step = min(n, max(1, CHUNK_BYTES // (8 * n_kv)))
+    for head in np.ndindex(batch):
+        for start in range(0, n, step):
+            rows = slice(start, min(start + step, n))
+            s = q[head][rows] @ k[head].T * scale
+            s[~_seen(np.arange(rows.start, rows.stop), n, n_kv, left, right)] = -np.inf
+            m = s.max(axis=-1, keepdims=True)
+            p = np.exp(s - np.where(m == -np.inf, 0.0, m))
+            total = p.sum(axis=-1, keepdims=True)
+            p /= np.where(total == 0.0, 1.0, total)
+            dp = do[head][rows] @ v[head].T
+            ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True)) * scale  # rowsum(P * dP) is rowsum(dO * O)
+            dq[head][rows] = ds @ k[head]
+            dk[head] += ds.T @ q[head][rows]
+            dv[head] += p.T @ do[head][rows]
+    if group > 1:
+        dk, dv = (a.reshape(*a.shape[:-3], kv_heads, group, *a.shape[-2:]).sum(axis=-3) for a in (dk, dv))
+    return dq, dk, dv
+
+
 def visible(n: int, n_kv: int, *, causal: bool = False, window: tuple[int, int] | None = None) -> np.ndarray:
     """Which keys each query row sees: (n, n_kv) bool.
 

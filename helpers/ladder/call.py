@@ -158,6 +158,21 @@ def _check_rows(name: str, shape: Sequence[int], rows: int) -> None:
         raise ValueError(f"{name} has shape {shape}; fewer than {MAX_ROWS:,} rows are needed")
 
 
+def check_gradient_arrays(do: Any, q: Any, o: Any, lse: Any, lse_shape: tuple[int, ...]) -> None:
+    """TypeError or ValueError where do and o are not as q, or lse is not float32 of its shape."""
+    for name, a in (("do", do), ("o", o), ("lse", lse)):
+        if not hasattr(a, "shape") or not hasattr(a, "dtype"):
+            raise TypeError(f"{name} is an array; got {type(a).__name__}")
+    for name, a in (("do", do), ("o", o)):
+        _check_same_dtype(name, a, q)
+        if a.shape != q.shape:
+            raise ValueError(f"{name} has shape {a.shape} and q {q.shape}: one shape for both is needed")
+    if lse.dtype != np.float32:
+        raise TypeError(f"lse is {lse.dtype}; float32 is needed, as the forward returns it")
+    if tuple(lse.shape) != tuple(lse_shape):
+        raise ValueError(f"lse has shape {lse.shape}; {tuple(lse_shape)} is needed, as the forward returns it")
+
+
 # ---- arrays as models have them
 
 BATCHED = ("batch", "seq", "heads", "head_dim")

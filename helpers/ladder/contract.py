@@ -126,6 +126,7 @@ class Stage:
         window: tuple[int, int] | None = None,
         varlen: bool = False,
         return_lse: bool = False,
+        deterministic: bool = False,
     ) -> str | None:
         """The reason it cannot do this, on this device; None where it can."""
         if dtype not in self.dtypes:
@@ -139,6 +140,7 @@ class Stage:
             "window": window is not None and tuple(window) != (-1, -1) and f"window={window}",
             "varlen": varlen and "packed sequences of several lengths",
             "lse": return_lse and "return_lse=True",
+            "deterministic": deterministic and "deterministic=True",
         }
         for feature, wish in wishes.items():
             if wish and feature not in self.features:

@@ -25,7 +25,7 @@ GRADIENTS = ("do", "dq", "dk", "dv", "dq_sum")
 BACKWARD_PARAMS = np.dtype(
     [
         ("forward", ATTENTION_PARAMS),
-        *((name, STRIDES) for name in ("d_o", "d_q", "d_k", "d_v", "sum_q")),
+        *((name, STRIDES) for name in ("d_o", "d_q", "d_k", "d_v", "dq_sum")),
     ],
     align=True,
 )

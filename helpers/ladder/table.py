@@ -10,7 +10,7 @@ from typing import Any
 
 from helpers.ladder import limits, tiles
 from helpers.ladder.contract import Stage
-from helpers.ladder.launches import heads_in_grid, one_head_each, scores_of_one_head, strided
+from helpers.ladder.launches import backward, heads_in_grid, one_head_each, row_sums, scores_of_one_head, strided
 
 # ---- the sizes they are compiled with
 
@@ -55,6 +55,10 @@ def _lone_register_tiles(head_dim: int) -> dict[str, int]:
 
 def _few_mma_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_few_mma(head_dim, limits.most_shared())
+
+
+def _backward_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_backward(head_dim, limits.most_shared())
 
 
 EXACT_SHIFT_ABOVE = 2**10  # |softmax_scale|. Below it |m_i| < 2^27 while |q k| < 90,000: see weight() in 07
@@ -124,6 +128,19 @@ _STAGES = (
         needs_aligned=True,
         variant=lambda call: {"EXACT_SHIFT": 1} if abs(call.softmax_scale) > EXACT_SHIFT_ABOVE else {},
     ),
+    Stage(
+        *(8, "backward", "08_backward.cu", "the gradients: P again from lse, five products or seven"),
+        tiles=_backward_tiles,
+        launches=backward,
+        scratch=row_sums,
+        direction="backward",
+        kernels=("backward_preprocess", "backward", "backward_dq"),
+        features=EVERYTHING | {"deterministic"},
+        max_head_dim=tiles.MAX_HEAD_DIM,
+        threads=lambda sizes: sizes["THREADS"],
+        shared_bytes=lambda sizes: tiles.backward_shared_bytes(sizes["HEAD_DIM"], sizes),
+        variant=lambda call: {} if call.aligned else {"VECTOR": 0},
+    ),
 )
 
 LADDER: Mapping[str, Stage] = {stage.name: stage for stage in _STAGES}
@@ -134,4 +151,10 @@ def forward_of(stages: Mapping[str, Stage]) -> dict[str, Stage]:
     return {name: stage for name, stage in stages.items() if stage.direction == "forward"}
 
 
+def backward_of(stages: Mapping[str, Stage]) -> dict[str, Stage]:
+    """Those that compute gradients."""
+    return {name: stage for name, stage in stages.items() if stage.direction == "backward"}
+
+
 FORWARD: Mapping[str, Stage] = forward_of(LADDER)
+BACKWARD: Mapping[str, Stage] = backward_of(LADDER)

@@ -231,6 +231,34 @@ def _other(
     return found if found and found.shared_bytes(head_dim) <= shared_limit else None
 
 
+# ---- 08, the backward in float32
+
+# By head_dim: the first that fits is taken.
+_BACKWARD: dict[int, tuple[Tiles, ...]] = {
+    32: (Tiles(64, 64, 128, 8), Tiles(64, 32, 128, 8)),
+    64: (Tiles(64, 128, 256, 16), Tiles(64, 64, 128, 8), Tiles(32, 32, 64, 8)),
+    96: (Tiles(64, 64, 128, 8), Tiles(32, 64, 128, 16), Tiles(32, 32, 128, 16), Tiles(16, 32, 64, 16)),
+    128: (
+        *(Tiles(64, 96, 256, 16), Tiles(64, 64, 256, 16), Tiles(32, 48, 128, 16)),
+        *(Tiles(16, 32, 64, 16), Tiles(16, 16, 64, 16)),
+    ),
+    256: (Tiles(64, 32, 256, 16), Tiles(32, 32, 128, 16), Tiles(16, 16, 64, 16)),
+}
+
+
+def backward_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
+    """sizeof(Shared) of 08: Q, dO, K, V and P, with their padding, and two numbers for each row."""
+    rows, keys = sizes["BLOCK_M"], sizes["BLOCK_N"]
+    row = -(-head_dim // 4) | 1  # in float4
+    return 16 * 2 * (rows + keys) * row + 4 * keys * (rows + 8) + 8 * rows
+
+
+def pick_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
+    """The -D options of 08, without HEAD_DIM. ValueError where no tile fits, or head_dim is above 256."""
+    sizes = {most: [tiles.defines for tiles in found] for most, found in _BACKWARD.items()}
+    return _first(sizes, backward_shared_bytes, head_dim, shared_limit)
+
+
 # ---- 06 and 07, in half types
 
 
