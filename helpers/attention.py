@@ -1,10 +1,11 @@
 """Attention for models: the drop-in face of the ladder, with the names of FlashAttention's own interface.
 
-    from helpers.attention import flash_attention, flash_attention_varlen
-    o = flash_attention(q, k, v, causal=True)             # (batch, seq, heads, head_dim)
+    from helpers.attention import flash_attention, flash_attention_backward
+    o, lse = flash_attention(q, k, v, causal=True, return_lse=True)             # (batch, seq, heads, head_dim)
+    dq, dk, dv = flash_attention_backward(do, q, k, v, o, lse, causal=True)
 
 The arrays may be NumPy's, the device's (CuPy's on a GPU), or anything with `__dlpack__`, such as PyTorch's and JAX's
-tensors. The output is of q's kind and lies where q lies. A device array is read where it is, whatever its strides, as
+tensors. What comes out is of q's kind and is where q is. A device array is read where it is, whatever its strides, as
 long as the words of a row are neighbours: `q.swapaxes(1, 2)` of a (batch, heads, seq, head_dim) array costs nothing.
 """
 
@@ -12,19 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from helpers import device
-from helpers.ladder import LADDER, Stage, forward_of
+from helpers.ladder import LADDER, Stage, backward, backward_of, forward_of
 from helpers.ladder.call import (
     BATCHED,
     MAX_ROWS,
     PACKED,
     check_cu_seqlens,
+    check_gradient_arrays,
     check_model_arrays,
     longest_of,
     mask_window,
@@ -118,7 +120,7 @@ def flash_attention_varlen(
         TypeError, ValueError: as flash_attention, and for cu_seqlens that are not int32, do not begin at 0, fall, or do
         not end at the number of tokens.
     """
-    longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
+    longest, _ = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
     kind, key = kind_of_all(q, k, v, cu_seqlens_q, cu_seqlens_k), None
     if kind is not None:
         arrays = q, k, v, cu_seqlens_q, cu_seqlens_k
@@ -127,6 +129,90 @@ def flash_attention_varlen(
             return known(kind, *arrays)
     wishes = _Wishes(causal, window, softmax_scale, return_lse, stage)
     return _first(kind, key, (q, k, v), PACKED, wishes, (cu_seqlens_q, cu_seqlens_k), longest)
+
+
+def flash_attention_backward(
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softmax_scale: float | None = None,
+    deterministic: bool = False,
+    stage: str | int | None = None,
+) -> tuple[Any, Any, Any]:
+    """The gradients of sum(do * flash_attention(q, k, v)) with respect to q, k and v.
+
+    Args:
+        do: the gradient of the loss with respect to the output, (batch, seq, heads, head_dim), of q's dtype.
+        q, k, v, causal, window, softmax_scale: as flash_attention had them.
+        o, lse: what flash_attention(..., return_lse=True) returned: (batch, seq, heads, head_dim) of q's dtype, and
+            float32 (batch, heads, seq).
+        deterministic: the same bits in every run, on the same device. Without it, blocks add to dq in any order.
+        stage: a stage of the ladder that computes gradients, by name or number; without it the last that can do this.
+
+    Returns:
+        (dq, dk, dv) with the shapes, the dtype and the kind of q, k and v, C-contiguous. Where heads of q share a head
+        of k and v, its gradients are summed over them. A query that sees no key has a gradient of 0, and so has a key
+        that no query sees.
+
+    Raises:
+        TypeError, ValueError: as flash_attention, and for do, o and lse that do not fit q.
+    """
+    kind, key = kind_of_all(do, q, k, v, o, lse), None
+    if kind is not None:
+        arrays = do, q, k, v, o, lse
+        key = _key(kind, ("backward", causal, softmax_scale, deterministic, stage), window, arrays)
+        if (known := _known(key)) is not None:
+            return known(kind, *arrays)
+    wishes = _Wishes(causal, window, softmax_scale, stage=stage, deterministic=deterministic)
+    return _first_backward(kind, key, (do, q, k, v, o, lse), BATCHED, wishes)
+
+
+def flash_attention_varlen_backward(
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softmax_scale: float | None = None,
+    deterministic: bool = False,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    stage: str | int | None = None,
+) -> tuple[Any, Any, Any]:
+    """flash_attention_backward of sequences of several lengths, packed as flash_attention_varlen has them.
+
+    Args:
+        do, q, o: (tokens, heads, head_dim). lse: float32 (heads, tokens).
+        k, v: (tokens_kv, kv_heads, head_dim).
+        The others: as flash_attention_varlen and flash_attention_backward have them.
+
+    Returns:
+        (dq, dk, dv), as flash_attention_backward.
+
+    Raises:
+        TypeError, ValueError: as flash_attention_varlen, and for do, o and lse that do not fit q.
+    """
+    longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
+    kind, key = kind_of_all(do, q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k), None
+    if kind is not None:
+        arrays = do, q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k
+        key = _key(kind, ("backward", causal, softmax_scale, deterministic, stage, longest), window, arrays)
+        if (known := _known(key)) is not None:
+            return known(kind, *arrays)
+    wishes = _Wishes(causal, window, softmax_scale, stage=stage, deterministic=deterministic)
+    return _first_backward(kind, key, (do, q, k, v, o, lse), PACKED, wishes, (cu_seqlens_q, cu_seqlens_k), longest)
 
 
 # ---- what has been called before
@@ -139,8 +225,9 @@ class _Wishes:
     causal: bool
     window: tuple[int, int] | None
     softmax_scale: float | None
-    return_lse: bool
-    stage: str | int | None
+    return_lse: bool = False
+    stage: str | int | None = None
+    deterministic: bool = False
 
 
 def _key(
@@ -165,36 +252,52 @@ def _known(key: tuple[Hashable, ...]) -> _Known | None:
 class _Known:
     """A call that was checked, planned and compiled before: only its arrays are new."""
 
-    def __init__(self, ready: Ready, lse_shape: tuple[int, ...] | None, device_id: int, packed: bool) -> None:
-        self._ready, self._lse_shape, self._device_id = ready, lse_shape, device_id
-        self._names = ("q", "k", "v", *(("cu_seqlens_q", "cu_seqlens_k") if packed else ()), "o")
-        self._names += ("lse",) if lse_shape is not None else ()
+    def __init__(
+        self, ready: Ready, given: tuple[str, ...], made: Mapping[str, int | tuple[int, ...]], device_id: int
+    ) -> None:
+        """
+        Args:
+            given: the names of the arrays of the call, in order.
+            made: of what it returns, by name: which of the given it is like, or the shape of float32.
+        """
+        self._ready, self._made, self._device_id = ready, tuple(made.values()), device_id
+        self._names = (*given, *made)
         self._scratch = [(spec.shape, spec.dtype.name) for spec in ready.scratch.values()]
         self._launches = ready.direct((*self._names, *ready.scratch)) if device.ON_GPU else []
 
-    def __call__(self, kind: DeviceArrays | TorchTensors, q: Any, *others: Any) -> Any:
+    def __call__(self, kind: DeviceArrays | TorchTensors, *given: Any) -> Any:
         """Launch. The arrays are like the first call's: same shapes, strides, dtypes, alignment and device."""
         with on_device(self._device_id):
-            arrays = [q, *others, kind.empty_like(q)]
-            result = arrays[-1]
-            if self._lse_shape is not None:
-                arrays.append(kind.empty(self._lse_shape, "float32", q))
-                result = tuple(arrays[-2:])
+            like = given[0]
+            made = [
+                kind.empty_like(given[how]) if isinstance(how, int) else kind.empty(how, "float32", like)
+                for how in self._made
+            ]
+            arrays = [*given, *made]
             if device.ON_GPU:
-                arrays += [kind.empty(shape, dtype, q) for shape, dtype in self._scratch]
-                addresses, stream = list(map(kind.pointer, arrays)), kind.stream(q)
+                arrays += [kind.empty(shape, dtype, like) for shape, dtype in self._scratch]
+                addresses, stream = list(map(kind.pointer, arrays)), kind.stream(like)
                 for launch in self._launches:
                     launch(addresses, stream)
             else:
-                heads_first = _HEADS_FIRST[BATCHED if q.ndim == 4 else PACKED]
+                heads_first = _HEADS_FIRST[BATCHED if like.ndim == 4 else PACKED]
                 named = zip(self._names, arrays, strict=True)
-                views = {name: four_axes(a.transpose(heads_first)) if name in "qkvo" else a for name, a in named}
+                views = {
+                    name: four_axes(a.transpose(heads_first)) if name in backward.WITH_HEAD_DIM else a
+                    for name, a in named
+                }
                 self._ready.bind(views)()
-        return result
+        return made[0] if len(made) == 1 else tuple(made)
 
 
 _KNOWN: dict[tuple[Hashable, ...], _Known] = {}
 _MOST_KNOWN = 1024  # lengths that change at every call would else fill the memory
+
+
+def _remember(key: tuple[Hashable, ...], known: _Known) -> None:
+    if len(_KNOWN) >= _MOST_KNOWN:
+        _KNOWN.clear()
+    _KNOWN[key] = known
 
 
 def forget() -> None:
@@ -205,6 +308,7 @@ def forget() -> None:
 # ---- the first call of its kind
 
 _HEADS_FIRST = {BATCHED: (0, 2, 1, 3), PACKED: (1, 0, 2)}
+_CU_SEQLENS = {BATCHED: (), PACKED: ("cu_seqlens_q", "cu_seqlens_k")}
 
 
 def _first(
@@ -227,17 +331,8 @@ def _first(
         if kind is None and device.ON_GPU:
             contexts.enter_context(q.device)
         check_model_arrays(*arrays, axes)
-        cu = None
-        if cu_seqlens is not None:
-            cu = tuple(_on_device(f"cu_seqlens_{of}", a, kind) for of, a in zip("qk", cu_seqlens, strict=True))
-            for of, given_cu in zip("qk", cu, strict=True):
-                check_cu_seqlens(f"cu_seqlens_{of}", given_cu)
-            if not all(given_cu.flags.c_contiguous for given_cu in cu):  # a kernel gets a pointer and no stride
-                cu, key = tuple(map(device.cp.ascontiguousarray, cu)), None
-            if len(cu[0]) != len(cu[1]):
-                raise ValueError(
-                    f"cu_seqlens_q tells of {len(cu[0]) - 1} sequences and cu_seqlens_k of {len(cu[1]) - 1}"
-                )
+        cu, dense = _cu_seqlens(cu_seqlens, kind)
+        key = key if dense else None
         limits = mask_window(wishes.window, wishes.causal)
         chosen = _choose(wishes, q, k, varlen=cu is not None)
         scale = softmax_scale_of(wishes.softmax_scale, q.shape[-1])
@@ -256,10 +351,8 @@ def _first(
             )
             ready.bind(held)()
             if key is not None and in_place and all(chosen.reads(a) for a in views):
-                if len(_KNOWN) >= _MOST_KNOWN:
-                    _KNOWN.clear()
-                shape = lse_shape if wishes.return_lse else None
-                _KNOWN[key] = _Known(ready, shape, kind.device_id(like), packed=cu is not None)
+                made = {"o": 0, **({"lse": lse_shape} if wishes.return_lse else {})}
+                _remember(key, _Known(ready, ("q", "k", "v", *_CU_SEQLENS[axes]), made, kind.device_id(like)))
             if out is None:
                 out = o.transpose(_HEADS_FIRST[axes])  # an exchange of two axes undoes itself
                 if kind is not None and not isinstance(like, device.cp.ndarray):
@@ -270,8 +363,78 @@ def _first(
         return out if lse is None else (out, _as_kind_of(like, lse))
 
 
-def _choose(wishes: _Wishes, q: Any, k: Any, *, varlen: bool) -> Stage:
+def _first_backward(
+    kind: DeviceArrays | TorchTensors | None,
+    key: tuple[Hashable, ...] | None,
+    given: tuple[Any, ...],
+    axes: tuple[str, ...],
+    wishes: _Wishes,
+    cu_seqlens: tuple[Any, Any] | None = None,
+    longest: tuple[int, int] | None = None,
+) -> tuple[Any, Any, Any]:
+    """As `_first`, for the gradients."""
+    with contextlib.ExitStack() as contexts:
+        if kind is not None:
+            contexts.enter_context(on_device(kind.device_id(given[1])))
+            contexts.enter_context(kind.on_stream_of(given[1]))
+        names = ("do", "q", "k", "v", "o", "lse")
+        arrays = tuple(_on_device(name, a, kind) for name, a in zip(names, given, strict=True))
+        do, q, k, v, o, lse = arrays
+        if kind is None and device.ON_GPU:
+            contexts.enter_context(q.device)
+        check_model_arrays(q, k, v, axes)
+        lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if axes == BATCHED else (q.shape[1], q.shape[0])
+        check_gradient_arrays(do, q, o, lse, lse_shape)
+        cu, dense = _cu_seqlens(cu_seqlens, kind)
+        limits = mask_window(wishes.window, wishes.causal)
+        chosen = _choose(wishes, q, k, varlen=cu is not None, direction="backward")
+        scale = softmax_scale_of(wishes.softmax_scale, q.shape[-1])
+        ours = kind or kind_of(q)
+        gradients = tuple(ours.empty_like(a) for a in (given[1:4] if kind else (q, k, v)))
+        if q.size == 0 or k.size == 0:  # packed sequences without a token of q, or of k: nothing depends on them
+            for a in gradients:
+                ours.array(a)[...] = 0
+        else:
+            views = [a.transpose(_HEADS_FIRST[axes]) for a in (do, q, k, v, o)]
+            outputs = [ours.array(a).transpose(_HEADS_FIRST[axes]) for a in gradients]
+            ready, held = backward.ready(
+                chosen,
+                *(*views, lse, *outputs, cu, longest),
+                softmax_scale=scale,
+                window=limits,
+                deterministic=wishes.deterministic,
+            )
+            ready.bind(held)()
+            if key is not None and dense and lse.flags.c_contiguous and all(chosen.reads(a) for a in views):
+                made = {"dq": 1, "dk": 2, "dv": 3}
+                _remember(key, _Known(ready, (*names, *_CU_SEQLENS[axes]), made, kind.device_id(given[1])))
+        if kind is not None:
+            return gradients
+        return tuple(_as_kind_of(like, a) for like, a in zip(given[1:4], gradients, strict=True))
+
+
+def _cu_seqlens(
+    given: tuple[Any, Any] | None, kind: DeviceArrays | TorchTensors | None
+) -> tuple[tuple[Any, Any] | None, bool]:
+    """cu_seqlens_q and cu_seqlens_k as device arrays; and whether they were contiguous."""
+    if given is None:
+        return None, True
+    cu = tuple(_on_device(f"cu_seqlens_{of}", a, kind) for of, a in zip("qk", given, strict=True))
+    for of, given_cu in zip("qk", cu, strict=True):
+        check_cu_seqlens(f"cu_seqlens_{of}", given_cu)
+    dense = all(given_cu.flags.c_contiguous for given_cu in cu)
+    if not dense:  # a kernel gets a pointer and no stride
+        cu = tuple(map(device.cp.ascontiguousarray, cu))
+    if len(cu[0]) != len(cu[1]):
+        raise ValueError(f"cu_seqlens_q tells of {len(cu[0]) - 1} sequences and cu_seqlens_k of {len(cu[1]) - 1}")
+    return cu, dense
+
+
+def _choose(wishes: _Wishes, q: Any, k: Any, *, varlen: bool, direction: str = "forward") -> Stage:
     """The stage that was asked for, or the last that can. Later stages are faster."""
+    if not isinstance(wishes.deterministic, (bool, np.bool_)):
+        got = f"{type(wishes.deterministic).__name__} {wishes.deterministic!r:.40}"
+        raise TypeError(f"deterministic is True or False; got {got}")
     asked = {
         "head_dim": q.shape[-1],
         "dtype": q.dtype.name,
@@ -280,44 +443,46 @@ def _choose(wishes: _Wishes, q: Any, k: Any, *, varlen: bool) -> Stage:
         "causal": wishes.causal,
         "window": wishes.window,
         "return_lse": wishes.return_lse,
+        "deterministic": wishes.deterministic,
     }
-    forward = forward_of(LADDER)
+    stages = (backward_of if direction == "backward" else forward_of)(LADDER)
     wanted = wishes.stage
     if wanted is None:
-        for stage in reversed(forward.values()):
+        for stage in reversed(stages.values()):
             if stage.why_not(**asked) is None:
                 return stage
-        known = sorted({dtype for stage in forward.values() for dtype in stage.dtypes})
+        known = sorted({dtype for stage in stages.values() for dtype in stage.dtypes})
         if q.dtype.name not in known:
             raise TypeError(f"q is {q.dtype}; the stages take {', '.join(known)}: q.astype('float32')")
-        reasons = (f"{name}: {stage.why_not(**asked)}" for name, stage in forward.items())
+        reasons = (f"{name}: {stage.why_not(**asked)}" for name, stage in stages.items())
         raise ValueError("no stage can: " + "; ".join(reasons))
-    stage = next((s for s in forward.values() if wanted in (s.name, s.number) and wanted is not True), None)
+    named = [s for s in stages.values() if wanted in (s.name, s.number) and wanted is not True]
+    stage = next((s for s in reversed(named) if s.why_not(**asked) is None), named[-1] if named else None)
     if stage is None:
-        there = ", ".join(f"{stage.number} {stage.name}" for stage in forward.values())
+        there = ", ".join(f"{stage.number} {stage.name}" for stage in stages.values())
         raise ValueError(f"stage={wanted!r} is none of the ladder; there are: {there}")
     if reason := stage.why_not(**asked):
-        able = ", ".join(name for name, other in forward.items() if other.why_not(**asked) is None)
+        able = ", ".join(name for name, other in stages.items() if other.why_not(**asked) is None)
         raise ValueError(f"stage {stage.name} cannot: {reason}. Stages that can: {able or 'none'}")
     return stage
 
 
 def _longest(
     cu_seqlens_q: Any, cu_seqlens_k: Any, q: Any, k: Any, max_seqlen_q: int | None, max_seqlen_k: int | None
-) -> int | None:
-    """Rows of the longest sequence of q: as the caller says, or from the numbers, which are then checked."""
+) -> tuple[int | None, int | None]:
+    """Rows of the longest sequence of q, and of k: as the caller says, or from the numbers, which are then checked."""
     for name, most in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         whole = isinstance(most, (int, np.integer)) and not isinstance(most, bool)
         if most is not None and not (whole and 0 <= most < MAX_ROWS):
             raise TypeError(f"{name} is a whole number of rows, or None; got {type(most).__name__} {most!r:.40}")
     told = max_seqlen_q is not None and max_seqlen_k is not None
     if told and device.ON_GPU:
-        return int(max_seqlen_q)
+        return int(max_seqlen_q), int(max_seqlen_k)
     longest: list[int] = []
     host = None
     for of, given_cu, a, most in (("q", cu_seqlens_q, q, max_seqlen_q), ("k", cu_seqlens_k, k, max_seqlen_k)):
         if getattr(a, "ndim", 0) != len(PACKED):
-            return None  # which is refused further on
+            return None, None  # which is refused further on
         if of == "q" or cu_seqlens_k is not cu_seqlens_q:  # one array for both is read once
             kind = kind_of(given_cu)
             given = _on_device(f"cu_seqlens_{of}", given_cu, None) if kind is None else given_cu
@@ -325,7 +490,7 @@ def _longest(
         longest.append(longest_of(f"cu_seqlens_{of}", host, of, a.shape[0]))
         if most is not None and longest[-1] > most:
             raise ValueError(f"max_seqlen_{of} = {most}, and the longest sequence of {of} has {longest[-1]} rows")
-    return int(max_seqlen_q) if told else longest[0]
+    return (int(max_seqlen_q), int(max_seqlen_k)) if told else (longest[0], longest[1])
 
 
 def _on_device(name: str, a: Any, kind: DeviceArrays | TorchTensors | None) -> Any:
