@@ -40,7 +40,6 @@
 #define ASYNC (VECTOR && __CUDA_ARCH__ >= 800)  // tiles are copied by cp.async, which Turing lacks
 #endif
 constexpr float LOG2_E = 1.4426950408889634f;
-#define INF __int_as_float(0x7f800000)  // NVRTC knows no INFINITY
 
 constexpr int THREADS_Y = THREADS / THREADS_X;
 constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and dQ per thread, in groups of four: see row_of()
@@ -125,11 +124,11 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// lse and D of rows first .. first + BLOCK_M - 1. A row from end on has an lse of infinity, so that its P is 0.
+// lse and D of rows first .. first + BLOCK_M - 1. Rows from end on add nothing: their Q, dO and D are zeros.
 __device__ __forceinline__ void load_row_sums(
     Shared& smem, const float* __restrict__ lse, const float* __restrict__ delta, int first, int end) {
   for (int r = threadIdx.x; r < BLOCK_M; r += THREADS) {
-    smem.lse[r] = first + r < end ? LOG2_E * lse[first + r] : INF;
+    smem.lse[r] = first + r < end ? LOG2_E * lse[first + r] : 0.0f;
     smem.delta[r] = first + r < end ? delta[first + r] : 0.0f;
   }
 }

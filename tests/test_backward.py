@@ -1,0 +1,516 @@
+"""Gradients: stages, flash_attention_backward and flash_attention_varlen_backward against float64, planted bugs.
+
+A new stage of the backward in float32 is tested by its entry in the ladder.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from backends import in_place_of_bind
+from planted import Bug
+
+from helpers import check, cpu, device, kernel, reference
+from helpers.attention import (
+    flash_attention,
+    flash_attention_backward,
+    flash_attention_varlen,
+    flash_attention_varlen_backward,
+)
+from helpers.device import cp
+from helpers.ladder import BACKWARD, LADDER, Stage, backward, limits, tiles
+from helpers.xray import xray
+
+STAGES = [stage for stage in BACKWARD.values() if "float32" in stage.dtypes]
+every_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+either_way = pytest.mark.parametrize("deterministic", [False, True], ids=["atomics", "deterministic"])
+NAMES = "dQ", "dK", "dV"
+
+
+def inputs(batch: int, heads: int, kv_heads: int, n: int, n_kv: int, d: int, seed: int = 0) -> tuple[Any, ...]:
+    """do, q, k, v (batch, heads, rows, d) in float32, of a mean that is not 0."""
+    rng = np.random.default_rng([seed, n, n_kv, heads, d])
+    shapes = (batch, heads, n, d), (batch, heads, n, d), (batch, kv_heads, n_kv, d), (batch, kv_heads, n_kv, d)
+    return tuple(rng.standard_normal(shape, dtype=np.float32) + np.float32(0.25) for shape in shapes)
+
+
+def forward(q: Any, k: Any, v: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """o and lse in float32, rounded from float64."""
+    share = q.shape[-3] // k.shape[-3]
+    k, v = (np.repeat(a, share, axis=-3) for a in (k, v))
+    o, lse = reference.attention(q, k, v, return_lse=True, **options)
+    return o.astype(np.float32), lse.astype(np.float32)
+
+
+def tolerance(expected: np.ndarray) -> float:
+    """A gradient is a sum of products with no fixed scale, so the tolerance follows the largest one."""
+    return check.TOLERANCE * max(1.0, float(np.abs(expected).max()))
+
+
+def check_gradients(name: str, got: Any, expected: Any) -> None:
+    for what, a, b in zip(NAMES, got, expected, strict=True):
+        check.check(f"{name}: {what}", a, b, tolerance=tolerance(b))
+
+
+def gradients(
+    stage: Stage, arrays: tuple[Any, ...], *, source: str | None = None, sizes: Any = None, **how: Any
+) -> Any:
+    """By a stage, from the float64 forward."""
+    options = {name: value for name, value in how.items() if name != "deterministic"}
+    run, out = backward.prepare(stage, *arrays, *forward(*arrays[1:], **options), source=source, sizes=sizes, **how)
+    assert all(np.isnan(cp.asnumpy(a)).all() for a in out)
+    run()
+    return out
+
+
+# ---- a stage: sizes, masks, heads, values
+
+
+@every_stage
+@either_way
+@pytest.mark.parametrize("d", [1, 5, 40, 64, 128])
+def test_sizes(stage: Stage, d: int, deterministic: bool) -> None:
+    """Around the tiles, every N with some N_kv."""
+    for n, n_kv in [(1, 1), (1, 130), (63, 64), (64, 65), (130, 1)] + [(129, 257)] * (d == 64):
+        arrays = inputs(1, 1, 1, n, n_kv, d)
+        got = gradients(stage, arrays, deterministic=deterministic)
+        check_gradients(f"{n} x {n_kv} x {d}", got, reference.attention_backward(*arrays))
+
+
+MASKS: tuple[dict[str, Any], ...] = (
+    {"causal": True},
+    {"window": (0, 0)},
+    {"window": (5, 3)},
+    {"window": (40, -1)},
+    {"window": (-1, 2)},
+    {"causal": True, "window": (70, 9)},
+)
+
+
+@every_stage
+@either_way
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_masks(stage: Stage, mask: dict[str, Any], deterministic: bool) -> None:
+    """Rows and keys of different numbers, aligned at the bottom right: some rows see no key, some keys no row."""
+    for n, n_kv in (130, 65), (65, 130), (1, 200), (100, 100):
+        arrays = inputs(1, 2, 1, n, n_kv, 40)
+        got = gradients(stage, arrays, deterministic=deterministic, **mask)
+        check_gradients(f"{n} x {n_kv}", got, reference.attention_backward(*arrays, **mask))
+
+
+@every_stage
+@either_way
+def test_rows_and_keys_that_nobody_sees_have_zero_gradients(stage: Stage, deterministic: bool) -> None:
+    arrays = inputs(1, 1, 1, 130, 30, 40)
+    dq, _, _ = gradients(stage, arrays, deterministic=deterministic, causal=True)
+    assert (cp.asnumpy(dq)[0, 0, :100] == 0).all()
+    arrays = inputs(1, 1, 1, 30, 130, 40)
+    _, dk, dv = gradients(stage, arrays, deterministic=deterministic, window=(0, 0))
+    assert (cp.asnumpy(dk)[0, 0, :100] == 0).all() and (cp.asnumpy(dv)[0, 0, :100] == 0).all()
+
+
+@every_stage
+@either_way
+@pytest.mark.parametrize("heads", [(3, 3), (4, 2), (6, 1)], ids=str)
+def test_heads(stage: Stage, heads: tuple[int, int], deterministic: bool) -> None:
+    arrays = inputs(2, *heads, 65, 33, 40)
+    got = gradients(stage, arrays, deterministic=deterministic, causal=True)
+    check_gradients(str(heads), got, reference.attention_backward(*arrays, causal=True))
+
+
+@every_stage
+@pytest.mark.parametrize("scale", [1.0, 0.0, -0.3])
+def test_softmax_scale(stage: Stage, scale: float) -> None:
+    arrays = inputs(1, 1, 1, 65, 33, 5)
+    got = gradients(stage, arrays, softmax_scale=scale, causal=True)
+    check_gradients(str(scale), got, reference.attention_backward(*arrays, softmax_scale=scale, causal=True))
+
+
+def of_absolute_values(do: Any, q: Any, k: Any, v: Any, p: np.ndarray, scale: float) -> tuple[np.ndarray, ...]:
+    """The sums of the gradients with every term's absolute value: what rounding errors are in proportion to."""
+    do, q, k, v = (np.abs(a.astype(np.float64)) for a in (do, q, k, v))
+    dp = do @ v.swapaxes(-1, -2)
+    ds = scale * p * (dp + (p * dp).sum(axis=-1, keepdims=True))
+    return ds @ k, ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ do
+
+
+@every_stage
+@either_way
+@pytest.mark.parametrize("largest", [100.0, 1e3, 1e4])
+def test_large_logits(stage: Stage, largest: float, deterministic: bool) -> None:
+    """P = exp(S - lse): an error of half an ulp in S or in lse is a relative error of P."""
+    do, q, k, v = inputs(1, 1, 1, 65, 127, 64)
+    grow = np.float32(np.sqrt(8 * largest / np.abs(q @ k.swapaxes(-1, -2)).max()))
+    q, k = q * grow, k * grow
+    p = reference.softmax(q.astype(float) @ k.astype(float).swapaxes(-1, -2) / 8)
+    got = gradients(stage, (do, q, k, v), deterministic=deterministic)
+    expected = reference.attention_backward(do, q, k, v)
+    of_p = 2.0**-24 * (16 + 8 * largest)
+    for what, a, b, most in zip(NAMES, got, expected, of_absolute_values(do, q, k, v, p, 1 / 8), strict=True):
+        check.check(f"{what}, logits to {largest:g}", a, b, tolerance=of_p * float(most.max()))
+
+
+@every_stage
+@pytest.mark.parametrize("sizes", tiles._BACKWARD[64] + tiles._BACKWARD[128], ids=str)
+def test_other_tiles(stage: Stage, sizes: tiles.Tiles) -> None:
+    arrays = inputs(1, 2, 1, 130, 100, 40)
+    for deterministic in (False, True):
+        got = gradients(stage, arrays, sizes=sizes.defines, causal=True, deterministic=deterministic)
+        check_gradients(str(sizes), got, reference.attention_backward(*arrays, causal=True))
+
+
+@every_stage
+def test_every_head_dim_has_tiles_on_every_gpu(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in tiles.LIMITS:
+        monkeypatch.setattr(limits, "most_shared", lambda limit=limit: limit)
+        for d in range(1, 257 if limit >= 99 * 1024 else 129):
+            assert stage.shared_bytes(stage.defines(d)) <= limit
+    with pytest.raises(ValueError, match="no tile for head_dim = 256 fits"):
+        tiles.pick_backward(256, 64 * 1024)
+
+
+@every_stage
+def test_the_same_bits_in_every_run(stage: Stage) -> None:
+    arrays = inputs(1, 2, 2, 200, 130, 40)
+    first, second = (gradients(stage, arrays, deterministic=True, causal=True) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(cp.asnumpy(a), cp.asnumpy(b))
+
+
+@every_stage
+@either_way
+@pytest.mark.parametrize("shape", [(33, 31, 5), (130, 130, 40), (65, 100, 64)], ids=str)
+def test_it_is_clean(
+    stage: Stage, shape: tuple[int, int, int], deterministic: bool, cpu_engine: Any, monkeypatch: Any
+) -> None:
+    """Blocks that add to one element of dQ atomically are no race; what two blocks store there otherwise would be."""
+    reports = []
+
+    def checked(self: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
+        reports.append(xray(self, grid, block, args, shared_mem))
+
+    arrays = inputs(1, 2, 1, *shape)
+    o, lse = forward(*arrays[1:], causal=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
+        run, got = backward.prepare(stage, *arrays, o, lse, causal=True, deterministic=deterministic)
+        run()
+    assert len(reports) == (3 if deterministic else 2)
+    assert [report.findings for report in reports] == [[] for _ in reports]
+    check_gradients(str(shape), got, reference.attention_backward(*arrays, causal=True))
+
+
+@pytest.mark.parametrize("stage", STAGES[:1], ids=lambda stage: stage.name)
+def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any, monkeypatch: Any) -> None:
+    reports = []
+
+    def checked(self: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
+        reports.append(xray(self, grid, block, args, shared_mem))
+
+    text = kernel.source(stage.file)
+    text, count = re.subn(
+        r"atomicAdd\(([^;]*), forward.softmax_scale \* dq", r"*(\1) += (forward.softmax_scale * dq", text
+    )
+    assert count == 1
+    arrays = inputs(1, 1, 1, 33, 130, 40)
+    o, lse = forward(*arrays[1:])
+    with monkeypatch.context() as patched:
+        patched.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
+        run, _ = backward.prepare(stage, *arrays, o, lse, source=text)
+        run()
+    assert {(finding.kind, finding.array) for finding in reports[1].findings} == {("race", "dQ")}
+
+
+@pytest.mark.skipif(device.ON_GPU, reason="of the CPU engine")
+@every_stage
+@either_way
+def test_it_is_quick_enough_for_a_notebook(stage: Stage, deterministic: bool) -> None:
+    arrays = inputs(1, 1, 1, 256, 256, 64)
+    gradients(stage, arrays, deterministic=deterministic)
+    run, _ = backward.prepare(stage, *arrays, *forward(*arrays[1:]), deterministic=deterministic)
+    best = min(_seconds(run) for _ in range(3))
+    assert best < 1.0
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+# ---- as models call it
+
+
+def model_inputs(*shape: int, seed: int = 0) -> tuple[Any, ...]:
+    """do, q, k, v (batch, seq, heads, head_dim), from (batch, heads, kv_heads, n, n_kv, d)."""
+    return tuple(np.ascontiguousarray(a.swapaxes(1, 2)) for a in inputs(*shape, seed=seed))
+
+
+def expected_of(do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[np.ndarray, ...]:
+    heads_first = (a.swapaxes(-3, -2) for a in (do, q, k, v))
+    return tuple(a.swapaxes(-3, -2) for a in reference.attention_backward(*heads_first, **options))
+
+
+LAYOUTS: dict[str, Callable[[np.ndarray], Any]] = {
+    "NumPy": lambda a: a,
+    "device": cp.asarray,
+    "heads first": lambda a: cp.asarray(np.ascontiguousarray(a.swapaxes(1, 2))).swapaxes(1, 2),
+    "rows with gaps": lambda a: cp.asarray(np.pad(a, ((0, 0), (0, 0), (0, 1), (0, 4))))[:, :, :-1, :-4],
+    "odd address": lambda a: cp.asarray(np.concatenate(([0], a.ravel())).astype(a.dtype))[1:].reshape(a.shape),
+    "backwards": lambda a: cp.asarray(a[:, ::-1].copy())[:, ::-1],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@either_way
+def test_layouts(layout: str, deterministic: bool) -> None:
+    options = {"causal": True, "softmax_scale": 0.2}
+    arrays = model_inputs(2, 4, 2, 65, 70, 40)
+    do, q, k, v = map(LAYOUTS[layout], arrays)
+    o, lse = flash_attention(q, k, v, return_lse=True, **options)
+    for _ in range(2):  # the second call is a known one
+        got = flash_attention_backward(do, q, k, v, o, lse, deterministic=deterministic, **options)
+        assert all(isinstance(a, type(b)) and a.shape == b.shape for a, b in zip(got, (q, k, v), strict=True))
+        assert all(a.dtype == np.float32 and a.flags.c_contiguous for a in got)
+        check_gradients(layout, got, expected_of(*arrays, **options))
+
+
+def test_a_known_call_takes_its_new_arrays() -> None:
+    for seed in range(3):
+        arrays = model_inputs(1, 2, 1, 33, 40, 64, seed=seed)
+        do, q, k, v = map(cp.asarray, arrays)
+        o, lse = flash_attention(q, k, v, return_lse=True)
+        check_gradients(f"seed {seed}", flash_attention_backward(do, q, k, v, o, lse), expected_of(*arrays))
+
+
+def test_through_dlpack() -> None:
+    torch = pytest.importorskip("torch")
+    arrays = model_inputs(1, 2, 1, 33, 40, 64)
+    q, k, v = (torch.from_numpy(a).requires_grad_() for a in arrays[1:])
+    do = torch.from_numpy(arrays[0])
+    o, lse = flash_attention(*(a.detach() for a in (q, k, v)), causal=True, return_lse=True)
+    got = flash_attention_backward(do, *(a.detach() for a in (q, k, v)), o, lse, causal=True)
+    assert all(isinstance(a, torch.Tensor) for a in got)
+    check_gradients("PyTorch", [a.numpy() for a in got], expected_of(*arrays, causal=True))
+    heads_first = (a.transpose(1, 2) for a in (q, k.repeat_interleave(2, 2), v.repeat_interleave(2, 2)))
+    mask = torch.ones(33, 40, dtype=torch.bool).tril(40 - 33)
+    theirs = torch.nn.functional.scaled_dot_product_attention(*heads_first, attn_mask=mask)
+    own = torch.autograd.grad(theirs, (q, k, v), do.transpose(1, 2))
+    check_gradients("autograd", [a.numpy() for a in got], [a.numpy().astype(float) for a in own])
+
+
+LENGTHS = ((0, 5), (33, 33), (70, 0), (1, 130), (65, 20), (0, 0))
+
+
+@either_way
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (9, 4)}], ids=str)
+def test_packed_sequences(mask: dict[str, Any], deterministic: bool) -> None:
+    rng = np.random.default_rng(1)
+    cu_q, cu_k = (np.cumsum([0, *of], dtype=np.int32) for of in zip(*LENGTHS, strict=True))
+    shapes = (cu_q[-1], 4, 40), (cu_q[-1], 4, 40), (cu_k[-1], 2, 40), (cu_k[-1], 2, 40)
+    do, q, k, v = (rng.standard_normal(shape, dtype=np.float32) + np.float32(0.25) for shape in shapes)
+    o, lse = flash_attention_varlen(q, k, v, cu_q, cu_k, return_lse=True, **mask)
+    got = flash_attention_varlen_backward(do, q, k, v, o, lse, cu_q, cu_k, deterministic=deterministic, **mask)
+    expected = [np.zeros(a.shape) for a in (q, k, v)]
+    for i, (rows, keys) in enumerate(LENGTHS):
+        of_q, of_k = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
+        if rows and keys:
+            found = expected_of(do[of_q], q[of_q], k[of_k], v[of_k], **mask)
+            for whole, part, at in zip(expected, found, (of_q, of_k, of_k), strict=True):
+                whole[at] = part
+    check_gradients("packed", got, expected)
+    on_device = [cp.asarray(a) for a in (do, q, k, v, o, lse, cu_q, cu_k)]
+    for _ in range(2):
+        again = flash_attention_varlen_backward(
+            *on_device, deterministic=deterministic, max_seqlen_q=70, max_seqlen_k=130, **mask
+        )
+        check_gradients("on the device", again, expected)
+
+
+def test_packed_sequences_without_a_token() -> None:
+    q, k = np.ones((0, 2, 8), np.float32), np.ones((3, 2, 8), np.float32)
+    cu_q, cu_k = np.array([0, 0], np.int32), np.array([0, 3], np.int32)
+    lse = np.ones((2, 0), np.float32)
+    dq, dk, dv = flash_attention_varlen_backward(q, q, k, k, q, lse, cu_q, cu_k)
+    assert dq.shape == q.shape and (dk == 0).all() and (dv == 0).all()
+    lse = np.full((2, 3), -np.inf, np.float32)
+    dq, dk, dv = flash_attention_varlen_backward(k, k, q, q, 0 * k, lse, cu_k, cu_q)
+    assert (dq == 0).all() and dk.shape == dv.shape == q.shape
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"do": lambda a: a[:, 1:]}, ValueError, "do has shape (1, 32, 2, 8) and q (1, 33, 2, 8)"),
+        ({"o": lambda a: a.astype("f8")}, TypeError, "o is float64 and q is float32"),
+        ({"lse": lambda a: a.astype("f8")}, TypeError, "lse is float64; float32 is needed"),
+        ({"lse": lambda a: a.swapaxes(1, 2)}, ValueError, "lse has shape (1, 33, 2); (1, 2, 33) is needed"),
+        ({"k": lambda a: a[..., :4]}, ValueError, "each key needs its value"),
+        ({"do": lambda a: None}, TypeError, "do is an array of NumPy or the device"),
+        ({"causal": lambda a: 1}, TypeError, "causal is True or False; got int 1"),
+        ({"deterministic": lambda a: 1}, TypeError, "deterministic is True or False; got int 1"),
+        ({"softmax_scale": lambda a: "1"}, TypeError, "softmax_scale is a number"),
+        ({"window": lambda a: (1,)}, TypeError, "window is a pair"),
+        ({"stage": lambda a: 5}, ValueError, "stage=5 is none of the ladder; there are: 8 backward"),
+    ],
+)
+def test_errors(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    do, q, k, v = model_inputs(1, 2, 2, 33, 33, 8)
+    o, lse = flash_attention(q, k, v, return_lse=True)
+    call: dict[str, Any] = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
+    for name, of in change.items():
+        call[name] = of(call.get(name))
+    with pytest.raises(error, match=re.escape(message)):
+        flash_attention_backward(**call)
+
+
+def test_a_dtype_that_no_stage_takes() -> None:
+    q = np.ones((1, 5, 2, 8))
+    with pytest.raises(TypeError, match=r"q is float64; the stages take .*float32"):
+        flash_attention_backward(q, q, q, q, q, np.ones((1, 2, 5), np.float32))
+
+
+def test_stages_are_chosen_by_name_and_number() -> None:
+    arrays = model_inputs(1, 1, 1, 5, 5, 40)
+    o, lse = flash_attention(*arrays[1:], return_lse=True)
+    for stage in ("backward", 8):
+        got = flash_attention_backward(*arrays, o, lse, stage=stage)
+        check_gradients(str(stage), got, expected_of(*arrays))
+
+
+# ---- planted bugs
+
+
+def out_of_bounds(name: str, old: str, new: str, **more: Any) -> Bug:
+    return Bug(name, old, new, error=cpu.LaunchError, cpu_only=True, **more)
+
+
+def no_barrier(name: str, which: int) -> Bug:
+    return Bug(f"no barrier: {name}", "__syncthreads();", "", times=8, which=which, cpu_only=True)
+
+
+BUGS = (
+    Bug("D is left out", "(dp[i][j] - delta[i])", "dp[i][j]"),
+    Bug("D of the neighbours' rows", "load_rows(delta, smem.delta, y)", "load_rows(delta, smem.delta, y ^ 1)"),
+    Bug("D is added", "(dp[i][j] - delta[i])", "(dp[i][j] + delta[i])"),
+    Bug("D of O alone", "sum += dO[c] * O[c];", "sum += O[c];"),
+    Bug("D of half of the row", "int bit = 16; bit > 0", "int bit = 8; bit > 0"),
+    Bug(
+        "D of the head before",
+        "(long long)batch * forward.heads + head)",
+        "(long long)batch * forward.heads + head / 2)",
+    ),
+    Bug("lse of the neighbours' rows", "load_rows(lse, smem.lse, y)", "load_rows(lse, smem.lse, y ^ 1)"),
+    Bug("lse of the first row tile", "LOG2_E * lse[first + r]", "LOG2_E * lse[r]"),
+    Bug("lse not in units of log2", "LOG2_E * lse[first + r]", "lse[first + r]"),
+    Bug(
+        "lse of head 0",
+        "load_row_sums(smem, lse + sums, delta + sums, first_row, end)",
+        "load_row_sums(smem, lse, delta + sums, first_row, end)",
+    ),
+    Bug("no scale in S", "softmax_scale_log2 * s[i][j]", "s[i][j]"),
+    Bug(
+        "dK not scaled",
+        "make_float4(scale * a[0], scale * a[1], scale * a[2], scale * a[3])",
+        "make_float4(a[0], a[1], a[2], a[3])",
+        times=2,
+        which=0,
+    ),
+    Bug(
+        "dQ of the second loop not scaled",
+        "make_float4(scale * a[0], scale * a[1], scale * a[2], scale * a[3])",
+        "make_float4(a[0], a[1], a[2], a[3])",
+        times=2,
+        which=1,
+    ),
+    Bug("dQ of the one loop not scaled", "forward.softmax_scale * dq[i][c]", "dq[i][c]"),
+    Bug("P in place of dS", "dp[i][j] = p[i] * (dp[i][j] - delta[i])", "dp[i][j] = p[i]"),
+    Bug("dS without P", "dp[i][j] = p[i] * (dp[i][j] - delta[i])", "dp[i][j] = dp[i][j] - delta[i]"),
+    Bug("K in place of V", "gemm_rows_keys(s, smem.dO, smem.V", "gemm_rows_keys(s, smem.dO, smem.K", times=2, which=0),
+    Bug("Q in place of dO", "gemm_keys(dv, smem, smem.dO", "gemm_keys(dv, smem, smem.Q"),
+    Bug("dO in place of Q", "gemm_keys(dk, smem, smem.Q", "gemm_keys(dk, smem, smem.dO"),
+    Bug("dQ by the wrong keys", "smem.K[j][column_of(c, x)]", "smem.K[j ^ 1][column_of(c, x)]"),
+    Bug("dQ of the neighbours' rows", "load_rows(ds, smem.P[j], y)", "load_rows(ds, smem.P[j], y ^ 1)"),
+    Bug(
+        "dQ is stored, not added",
+        "atomicAdd(target + (it.q_first + r) * params.dq_sum.row + column, ",
+        "*(target + (it.q_first + r) * params.dq_sum.row + column) = (",
+    ),
+    Bug("dQ does not start at 0", "dQ[c] = 0.0f;", ";"),
+    Bug("the heads of a group are not all summed", "head < (kv_head + 1) * group", "head < (kv_head + 1) * group - 1"),
+    Bug("another group's head", "int head = kv_head * group;", "int head = kv_head;"),
+    Bug(
+        "keys of another head",
+        "kv_head = head / (forward.heads / forward.kv_heads)",
+        "kv_head = head % forward.kv_heads",
+    ),
+    Bug("acc is overwritten", "acc[n][4 * c + i] += word(p[n], w)", "acc[n][4 * c + i] = word(p[n], w)"),
+    Bug("no mask", "if (j * THREADS_X < low || j * THREADS_X > high) s[i][j] = 0.0f;", ";"),
+    Bug("a masked P is 1", "j * THREADS_X > high) s[i][j] = 0.0f;", "j * THREADS_X > high) s[i][j] = 1.0f;"),
+    Bug("one key too many before", "j * THREADS_X < low", "j * THREADS_X < low - 1"),
+    Bug("one key too many after", "j * THREADS_X > high", "j * THREADS_X > high + 1"),
+    Bug("one key too few", "j * THREADS_X > high", "j * THREADS_X >= high"),
+    Bug("the diagonal at the top left", "it.kv_len - it.q_len + forward.window_right", "forward.window_right"),
+    Bug("the border's tiles are not masked", "first_key < last_row + it.lowest ||", ""),
+    Bug("first rows forgotten", "max(first_key - it.highest, 0)", "max(first_key - it.highest + 1, 0)"),
+    Bug("last rows forgotten", "min(last_key - it.lowest + 1, it.q_len)", "min(last_key - it.lowest, it.q_len)"),
+    Bug("first keys forgotten", "max(first_row + it.lowest, 0)", "max(first_row + it.lowest + 1, 0)"),
+    Bug("last keys forgotten", "min(last_row + it.highest + 1, it.kv_len)", "min(last_row + it.highest, it.kv_len)"),
+    Bug("last words of the head forgotten", "c < D4; ++c) {\n    float4 key", "c < D4 - 1; ++c) {\n    float4 key"),
+    Bug("last rows of a tile forgotten", "r < BLOCK_M; r += 4", "r < BLOCK_M - 4; r += 4"),
+    Bug("P stored for the wrong keys", "&smem.P[x + j * THREADS_X]", "&smem.P[x * TILE_N + j]"),
+    Bug("dV of the neighbours' keys", "const int j = y + n * THREADS_Y;", "const int j = (y ^ 1) + n * THREADS_Y;"),
+    out_of_bounds(
+        "one key too many written",
+        "if (first_key + j >= it.kv_len) continue;",
+        "if (first_key + j > it.kv_len) continue;",
+    ),
+    out_of_bounds("one row too many written", "if (r >= it.q_len) continue;", "if (r > it.q_len) continue;"),
+    out_of_bounds("one row too many read", "in_bounds = first + j < end", "in_bounds = first + j <= end"),
+    no_barrier("tiles are read too early", 0),
+    no_barrier("P is read too early", 1),
+    no_barrier("P is replaced while in use", 2),
+    no_barrier("dS is read too early", 3),
+    no_barrier("tiles are replaced while in use", 4),
+    no_barrier("of dQ: tiles are read too early", 5),
+    no_barrier("of dQ: dS is read too early", 6),
+    no_barrier("of dQ: tiles are replaced while in use", 7),
+)
+
+
+SMALL = {"BLOCK_M": 32, "BLOCK_N": 16, "THREADS": 64, "THREADS_X": 8}  # of two warps
+
+
+def run_check(stage: Stage, text: str) -> None:
+    """Both ways, on another text of the kernel: heads that share keys, tails everywhere, borders on both sides."""
+    arrays = inputs(2, 4, 2, 85, 70, 36)
+    mask = {"window": (30, 5)}
+    expected = reference.attention_backward(*arrays, **mask)
+    for deterministic in (False, True):
+        got = gradients(stage, arrays, source=text, sizes=SMALL, deterministic=deterministic, **mask)
+        check_gradients(stage.name, got, expected)
+
+
+@pytest.mark.parametrize("engine", ["this device", "CPU engine"])
+def test_a_kernel_without_a_bug_passes(engine: str, request: pytest.FixtureRequest) -> None:
+    if engine == "CPU engine":
+        request.getfixturevalue("cpu_engine")
+    run_check(LADDER["backward"], kernel.source("08_backward.cu"))
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_bug_is_seen(bug: Bug, request: pytest.FixtureRequest) -> None:
+    if bug.cpu_only:
+        request.getfixturevalue("cpu_engine")
+    text = bug.plant(kernel.source("08_backward.cu"))
+    with pytest.raises(bug.error):
+        run_check(LADDER["backward"], text)
+
+
+def test_bugs_have_names_of_their_own() -> None:
+    assert len({bug.name for bug in BUGS}) == len(BUGS)
