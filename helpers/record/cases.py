@@ -17,6 +17,8 @@ from helpers.device import cp
 TYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 SAMPLED_ROWS = 256  # of the output are compared with float64: enough to see any wrong tile, cheap at any N
 SAMPLED_HEADS = 4
+LONG_ROWS = 8192  # above, float64 takes seconds for a head
+BACKWARD_FLOPS = 2.5  # of the forward's, as everybody counts them: five matrix products, however many there are
 
 Shape = tuple[int, int, int, int]  # (batch, heads, rows, head_dim)
 
@@ -31,17 +33,19 @@ def flops(n: int, n_kv: int, head_dim: int, *, causal: bool = False) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """One piece of work: as many queries as keys, causal or not."""
+    """One piece of work: as many queries as keys, causal or not; the output, or the gradients from what it left."""
 
     shape: Shape
     dtype: str = "float32"
     causal: bool = False
+    backward: bool = False
 
     @property
     def flops(self) -> float:
         """Of all heads together."""
         batch, heads, n, head_dim = self.shape
-        return batch * heads * flops(n, n, head_dim, causal=self.causal)
+        of_a_head = flops(n, n, head_dim, causal=self.causal)
+        return batch * heads * of_a_head * (BACKWARD_FLOPS if self.backward else 1)
 
     @property
     def bytes(self) -> int:
@@ -49,7 +53,7 @@ class Case:
         return 4 * math.prod(self.shape) * np.dtype(TYPES[self.dtype]).itemsize
 
     def __str__(self) -> str:
-        return f"{'x'.join(map(str, self.shape))} {self.dtype}{' causal' * self.causal}"
+        return f"{'x'.join(map(str, self.shape))} {self.dtype}{' causal' * self.causal}{' backward' * self.backward}"
 
 
 @functools.lru_cache(maxsize=1)
@@ -68,6 +72,7 @@ class Inputs:
         self.shape, self.dtype = tuple(shape), dtype
         self.host = tuple(a.astype(TYPES[dtype], copy=False) for a in _normal(self.shape))
         self._samples: dict[bool, Sample] = {}
+        self._gradient_samples: dict[bool, GradientSample] = {}
 
     @functools.cached_property
     def device(self) -> tuple[Any, ...]:
@@ -84,6 +89,18 @@ class Inputs:
 
         dtype = getattr(torch, self.dtype)
         return tuple(torch.from_numpy(a).cuda().to(dtype) for a in _normal(self.shape))
+
+    @functools.cached_property
+    def do(self) -> np.ndarray:
+        """The gradient of the output, on the host."""
+        *lead, head_dim = self.shape
+        return make_inputs(math.prod(lead), 1, head_dim, seed=4)[0].reshape(self.shape).astype(TYPES[self.dtype])
+
+    def gradient_sample(self, causal: bool = False) -> GradientSample:
+        """Some rows of the gradients of some heads, and what they should be; made once."""
+        if causal not in self._gradient_samples:
+            self._gradient_samples[causal] = GradientSample(self, causal)
+        return self._gradient_samples[causal]
 
     def sample(self, causal: bool = False) -> Sample:
         """Some rows of some heads of the output, and what they should be; made once."""
@@ -129,6 +146,71 @@ class Sample:
             got = as_numpy(o[head // o.shape[1], head % o.shape[1]])[self.rows]
             errors.append(np.max(np.abs(got.astype(np.float64) - expected)))
         return float(np.max(errors))  # NumPy's max hands NaN on
+
+
+class GradientSample:
+    """Rows of dQ, dK and dV of some heads, which are compared with float64, as `Sample` does for an output.
+
+    expected: by name, (heads, rows, d) float64. tolerance: by name. 1e-5 of the largest in float32. In a half type, it
+    is twice the error of NumPy's gradients with P, dS and the results rounded to that type.
+    """
+
+    def __init__(self, inputs: Inputs, causal: bool = False, seed: int = 1) -> None:
+        batch, heads, n, head_dim = inputs.shape
+        rng = np.random.default_rng(seed)
+        self.heads = _some(rng, batch * heads, 1 if n > LONG_ROWS else 2)
+        self.rows = _some(rng, n, SAMPLED_ROWS // 4)
+        dtype, half = TYPES[inputs.dtype], inputs.dtype != "float32"
+        exact: dict[str, list[np.ndarray]] = {name: [] for name in ("dq", "dk", "dv")}
+        rounded: dict[str, list[np.ndarray]] = {name: [] for name in exact}
+        of_heads = (a.reshape(batch * heads, n, head_dim)[self.heads] for a in (inputs.do, *inputs.host))
+        for arrays in zip(*of_heads, strict=True):
+            found = _gradients(*(a.astype(np.float64) for a in arrays), self.rows, causal, lambda a: a)
+            for name, a in zip(exact, found, strict=True):
+                exact[name].append(a)
+            if half:
+                to_type = lambda a: a.astype(dtype).astype(np.float64)  # noqa: E731
+                found = _gradients(*(a.astype(np.float64) for a in arrays), self.rows, causal, to_type)
+                for name, a in zip(exact, found, strict=True):
+                    rounded[name].append(to_type(a))
+        self.expected = {name: np.stack(a) for name, a in exact.items()}
+        self.tolerance = {
+            name: 2 * float(np.abs(np.stack(rounded[name]) - a).max())
+            if half
+            else TOLERANCE * max(1.0, float(np.abs(a).max()))
+            for name, a in self.expected.items()
+        }
+
+    def error(self, gradients: tuple[Any, Any, Any]) -> tuple[float, float]:
+        """Largest absolute error and its tolerance, of the gradient that is nearest to its own, or furthest beyond."""
+        found = []
+        for (name, expected), a in zip(self.expected.items(), gradients, strict=True):
+            got = [as_numpy(a[head // a.shape[1], head % a.shape[1]])[self.rows] for head in self.heads.tolist()]
+            found.append((float(np.max(np.abs(np.stack(got).astype(np.float64) - expected))), self.tolerance[name]))
+        return max(found, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0] / pair[1])
+
+
+def _gradients(
+    do: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, rows: np.ndarray, causal: bool, rounded: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Those rows of dq, dk and dv of one head. rounded: what is done to P and dS before they are used."""
+    n, head_dim = q.shape
+    scale = 1 / math.sqrt(head_dim)
+    dq, dk, dv = np.zeros((3, len(rows), head_dim))
+    step = max(1, 2**22 // n)
+    for first in range(0, n, step):
+        s = q[first : first + step] @ k.T * scale
+        if causal:
+            s[np.arange(n) > np.arange(first, first + len(s))[:, None]] = -np.inf
+        p = np.exp(s - s.max(axis=-1, keepdims=True))
+        p /= p.sum(axis=-1, keepdims=True)
+        dp = do[first : first + step] @ v.T
+        ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True))
+        here = (rows >= first) & (rows < first + len(s))
+        dq[here] = scale * rounded(ds[rows[here] - first]) @ k
+        dk += scale * rounded(ds[:, rows]).T @ q[first : first + step]
+        dv += rounded(p[:, rows]).T @ do[first : first + step]
+    return dq, dk, dv
 
 
 def _some(rng: np.random.Generator, count: int, most: int) -> np.ndarray:

@@ -99,6 +99,31 @@ TORCH = (
 )
 
 
+def _sdpa_backward(backend: str) -> Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]:
+    """The gradients of scaled_dot_product_attention, (dq, dk, dv), from a forward that has run before."""
+
+    @contextlib.contextmanager
+    def ready(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        leaves = [a.detach().requires_grad_() for a in inputs.torch]
+        do = torch.from_numpy(inputs.do.astype(np.float32)).cuda().to(leaves[0].dtype)
+        with sdpa_kernel(getattr(SDPBackend, backend)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            o = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
+        yield lambda: torch.autograd.grad(o, leaves, do, retain_graph=True)
+
+    return ready
+
+
+TORCH_BACKWARD = (
+    Peer("SDPA efficient", _sdpa_backward("EFFICIENT_ATTENTION")),
+    Peer("SDPA flash", _sdpa_backward("FLASH_ATTENTION"), HALVES),
+    Peer("SDPA cuDNN", _sdpa_backward("CUDNN_ATTENTION"), HALVES),
+)
+
+
 def _matmul(dtype: str, n: int = 8192) -> Roof:
     def ready() -> Callable[[], Any]:
         import torch

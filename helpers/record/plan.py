@@ -9,7 +9,7 @@ from typing import Any
 
 from helpers import kernel
 from helpers.device import ON_GPU
-from helpers.ladder import LADDER, Stage, forward_of
+from helpers.ladder import LADDER, Stage, backward_of, forward_of
 from helpers.record import experiments, host_cost, peers
 from helpers.record.cases import Case
 from helpers.record.results import Measurement, Record
@@ -22,14 +22,34 @@ HALF_SWEEP = tuple((16384 // n, 2048 // d, n, d) for d in (128, 64) for n in (51
 QUICK = ((1, 1, 4096, 64), (4, 16, 4096, 64))
 ON_CPU = (1, 1, 1024, 64)  # the engine is for understanding, not for speed: one shape says what there is to say
 FOR_NUMBA = (1, 1, 64, 16)  # its simulator takes a second for this
+# Of the gradients: a shape of each head dimension in float32; in half types also that of FlashAttention-2's tables.
+BACKWARD_SHAPES = {
+    "float32": SHAPES[-2:],
+    "float16": SHAPES[-2:],
+    "bfloat16": (*SHAPES[-2:], *(shape for shape in HALF_SWEEP if shape[2] >= 2048)),
+}
 SIDE_SHARE = 0.5  # of the time for one measurement: for what stands beside the ladder, and for the sweep over N
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """A stage that computes gradients, in one of its two ways."""
+
+    stage: Stage
+    deterministic: bool
+
+    @property
+    def name(self) -> str:
+        """As the record has it."""
+        return self.stage.name + " deterministic" * self.deterministic
 
 
 @dataclass(frozen=True)
 class Job:
     """One measurement: what is measured, at which case, with which tile sizes.
 
-    what: a Stage (kinds "stage" and "variant"), Step, Experiment, Peer, Roof or HostCall.
+    what: a Stage (kinds "stage" and "variant"), Step, Experiment, Peer, Roof or HostCall; of gradients, Gradients
+    (kind "backward") or a Peer ("backward peer").
     """
 
     kind: str
@@ -46,6 +66,7 @@ class Job:
             "variant": lambda: self.what,
             "step": lambda: self.what.stage,
             "experiment": lambda: LADDER[self.what.stage],
+            "backward": lambda: self.what.stage,
         }
         return by_kind[self.kind]() if self.kind in by_kind else None
 
@@ -91,6 +112,16 @@ def forward() -> dict[str, Stage]:
     return forward_of(LADDER)
 
 
+def gradients() -> list[Gradients]:
+    """The stages that compute gradients, each in the ways that it has."""
+    return [
+        Gradients(stage, deterministic)
+        for stage in backward_of(LADDER).values()
+        for deterministic in (False, True)
+        if not deterministic or "deterministic" in stage.features
+    ]
+
+
 def why_not(stage: Stage, case: Case) -> str | None:
     """Why a stage cannot do a case on this device, or None."""
     return stage.why_not(head_dim=case.shape[3], dtype=case.dtype, causal=case.causal)
@@ -128,8 +159,23 @@ def plan(
         more = sorted(_beside(stages), key=lambda job: (job.case.dtype, job.case.shape))
         # The sweep comes last: a run that is stopped early has the ladder and what the notebooks quote.
         sweep = [job for job in jobs if job.kind in ("stage", "peer") and swept(job.case)]
-        jobs = [job for job in jobs if job not in sweep] + more + sweep
+        found = list(_of_gradients(only, torch is not None))
+        jobs = [job for job in jobs if job not in sweep] + more + found + sweep
     return jobs
+
+
+def _of_gradients(only: Sequence[str], with_peers: bool) -> Iterator[Job]:
+    """What is measured of the backward: the cases that a stage can do, and peers beside them."""
+    stages = [each for each in gradients() if not only or each.stage.name in only]
+    for dtype, shapes in BACKWARD_SHAPES.items():
+        for shape in dict.fromkeys(shapes):
+            for causal in (False, True):
+                case = Case(shape, dtype, causal, backward=True)
+                able = [each for each in stages if why_not(each.stage, case) is None]
+                yield from (Job("backward", each.name, each, case) for each in able)
+                if able and with_peers:
+                    others = (peer for peer in peers.TORCH_BACKWARD if peer.why_not(dtype, causal) is None)
+                    yield from (Job("backward peer", peer.name, peer, case) for peer in others)
 
 
 def _beside(stages: Mapping[str, Stage]) -> Iterator[Job]:
@@ -170,7 +216,7 @@ def still_to_do(jobs: Sequence[Job], record: Record) -> list[Job]:
     if "done" in record.how:
         done = set(record.how["done"])
         return [job for job in jobs if str(job.key) not in done]
-    measured = Counter(_identity(r.kind, r.name, Case(tuple(r.shape), r.dtype, r.causal), r) for r in record.results)
+    measured = Counter(_identity(r.kind, r.name, _case_of(r), r) for r in record.results)
     refused = Counter((n.kind, n.name, case) for n in record.notes if not n.left for case in n.cases)
     left = []
     for job in jobs:
@@ -182,6 +228,10 @@ def still_to_do(jobs: Sequence[Job], record: Record) -> list[Job]:
         else:
             left.append(job)
     return left
+
+
+def _case_of(r: Measurement) -> Case:
+    return Case(tuple(r.shape), r.dtype, r.causal, backward=r.kind.startswith("backward"))
 
 
 def _identity(kind: str, name: str, case: Case | None, of: Job | Measurement) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ class Measurement:
     """One line of the record. Times are in milliseconds: of the device, or of the host where the kind is "host".
 
     kind: "stage", "peer" or "roof"; "variant", a stage with other tile sizes; "step", one on the way to a stage;
-    "experiment", a stage with another text; "host", what a call takes on the host.
+    "experiment", a stage with another text; "host", what a call takes on the host; "backward", a stage that computes
+    gradients, and "backward peer".
     """
 
     name: str

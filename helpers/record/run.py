@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 
 from helpers import reference
+from helpers.attention import flash_attention
 from helpers.device import ON_GPU, cp, describe
+from helpers.ladder import backward
 from helpers.record.cases import TYPES, Inputs
 from helpers.record.host_cost import host_time
 from helpers.record.plan import Job, tile_sizes, tiles_text
@@ -51,6 +53,8 @@ class JobRunner:
             return self._host(job, inputs)
         if job.kind == "experiment":
             return self._experiment(job, inputs)
+        if job.case.backward:
+            return self._gradients(job, inputs)
         with self._ready(job, inputs) as launch:
             before = _held()
             o = launch()
@@ -104,6 +108,35 @@ class JobRunner:
             return o
 
         yield launch
+
+    def _gradients(self, job: Job, inputs: Inputs) -> Measurement:
+        """The gradients alone: the forward that they start from has run before."""
+        causal = job.case.causal
+        with contextlib.ExitStack() as contexts:
+            if job.kind == "backward peer":
+                launch = contexts.enter_context(job.what.ready(inputs, causal))
+            else:
+                q, k, v = inputs.device
+                models = (a.swapaxes(1, 2) for a in (q, k, v))
+                o, lse = flash_attention(*models, causal=causal, return_lse=True)
+                arrays = cp.asarray(inputs.do), q, k, v, o.swapaxes(1, 2), lse
+                run, found = backward.prepare(
+                    job.stage,
+                    *arrays,
+                    causal=causal,
+                    deterministic=job.what.deterministic,
+                    sizes=job.sizes or None,
+                )
+
+                def launch() -> Any:
+                    run()
+                    return found
+
+            error, tolerance = inputs.gradient_sample(causal).error(launch())
+            if not error <= tolerance:
+                raise WrongOutput(f"max error {error:.1e} > {tolerance:.1e}; not timed")
+            timed = self._timed(launch, share=job.share)
+        return _measurement(job, timed, max_error=error, tolerance=tolerance)
 
     def _checked(self, job: Job, inputs: Inputs, o: Any) -> tuple[float, float]:
         sample = inputs.sample(job.case.causal)
@@ -175,6 +208,10 @@ def compile_all(jobs: Sequence[Job]) -> None:
     def compile_one(job: Job) -> None:
         one = cp.zeros((1, 1, 1, job.case.shape[3]), dtype=TYPES[job.case.dtype])
         sizes = {**tile_sizes(job.stage, job.case), **job.sizes}
+        if job.kind == "backward":
+            lse, how = cp.zeros((1, 1, 1), dtype=cp.float32), {"deterministic": job.what.deterministic}
+            backward.prepare(job.stage, one, one, one, one, one, lse, sizes=sizes, **how)
+            return
         job.stage.prepare(one, one, one, source=job.source, sizes=sizes)
 
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
@@ -220,7 +257,8 @@ def how_measured() -> dict[str, Any]:
         "l2": "flushed by a 256 MB write before each launch" if ON_GPU else "as it is",
         "inputs": "normal, unit variance, mean 0.25; checked against float64 on sampled rows and heads before timing",
         "tolerance": "float32: 1e-5; half types: twice the error of NumPy attention that rounds P and O to the type",
-        "flops": "4 * batch * heads * rows * keys * head_dim, half of it where causal",
+        "flops": "4 * batch * heads * rows * keys * head_dim, half of it where causal; 2.5 times that for gradients",
+        "backward": "the gradients alone; the output and lse are there. Checked against float64 on sampled rows",
         "clocks": "nvidia-smi, every 100 ms, the median while a measurement ran; none where it was shorter",
         "extra_bytes": "device memory held beyond q, k, v and the output, after one launch; PyTorch's at its peak",
         "host": "wall clock of a batch of calls that do not wait for the GPU, divided by their number",
