@@ -15,7 +15,7 @@ import numpy as np
 from helpers import reference
 from helpers.check import check, make_inputs
 from helpers.device import ON_GPU, cp, describe
-from helpers.ladder import FORWARD, Stage
+from helpers.ladder import BACKWARD, FORWARD, LADDER, Stage, backward
 from helpers.ladder.steps import CLIMBS
 from helpers.record.cases import TYPES
 
@@ -54,6 +54,24 @@ def run(stage: Stage, dtype: str) -> None:
             if rows.start < rows.stop and keys.start < keys.stop:
                 wanted = exact(q[:, rows], k[:, keys], v[:, keys], causal=True)
                 check(f"{stage.name} {dtype} sequence {i}", o[:, rows], wanted, tolerance=near(dtype))
+
+
+def run_backward(stage: Stage, dtype: str) -> None:
+    """The gradients of all of the above, in both ways. Raises CheckFailed for a wrong result."""
+    for n, n_kv, head_dim, causal, window in SHAPES:
+        if stage.why_not(head_dim=head_dim, dtype=dtype) is None:
+            mask = {"causal": causal, "window": window}
+            q, k, v = random(((2, 4), (2, 2)), n, n_kv, head_dim, dtype)
+            do = random(((2, 4), (2, 4)), n, n, head_dim, dtype)[1]
+            forward = LADDER["heads_and_masks" if dtype == "float32" else "flash_mma"]
+            o, lse = forward(q, k, v, return_lse=True, **mask)
+            expected = reference.attention_backward(*(a.astype(np.float64) for a in (do, q, k, v)), **mask)
+            for deterministic in (False, True) if "deterministic" in stage.features else (False,):
+                launch, found = backward.prepare(stage, do, q, k, v, o, lse, deterministic=deterministic, **mask)
+                launch()
+                for name, got, exact in zip(("dQ", "dK", "dV"), found, expected, strict=True):
+                    tolerance = near(dtype) * max(1.0, float(abs(exact).max()))
+                    check(f"{stage.name} {dtype} {n}x{n_kv}x{head_dim}: {name}", got, exact, tolerance=tolerance)
 
 
 def run_step(step: Stage, dtype: str) -> None:
@@ -110,6 +128,10 @@ def main(names: Sequence[str]) -> int:
         for dtype in stage.dtypes:
             if (not names or stage.name in names) and stage.why_not(head_dim=64, dtype=dtype) is None:
                 run(stage, dtype)
+    for stage in BACKWARD.values():
+        for dtype in stage.dtypes:
+            if (not names or stage.name in names) and stage.why_not(head_dim=64, dtype=dtype) is None:
+                run_backward(stage, dtype)
     for of, climb in CLIMBS.items():
         for step in climb[:-1]:  # the last is the stage
             for dtype in step.dtypes:
