@@ -288,7 +288,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_preprocess(
   for (int c = lane; c < HEAD_DIM; c += 32) dQ[c] = 0.0f;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) backward(
+// Launch bounds: one block to a multiprocessor is enough, so that the compiler may use 255 registers a thread.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, const float* __restrict__ dO,
     const float* __restrict__ lse, const float* __restrict__ delta,
     float* __restrict__ dQ,  // null: only dK and dV
@@ -385,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward(
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) backward_dq(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
     const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, const float* __restrict__ dO,
     const float* __restrict__ lse, const float* __restrict__ delta, float* __restrict__ dQ,
     const int* __restrict__ cu_seqlens_q, const int* __restrict__ cu_seqlens_k, const BackwardParams params) {

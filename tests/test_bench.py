@@ -297,6 +297,50 @@ def test_variants_and_experiments_are_planned_on_a_gpu_alone() -> None:
     assert {*kinds(on_gpu=True, quick=True), *kinds(on_gpu=False)} == {"stage", "peer"}
 
 
+def test_gradients_are_planned_beside_their_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "torch_on_gpu", lambda: "PyTorch")
+    jobs = [job for job in plan.plan(Record({}, {}), on_gpu=True) if job.kind.startswith("backward")]
+    names = {job.name for job in jobs if job.kind == "backward" and job.case.dtype == "float32"}
+    assert {"backward", "backward deterministic"} <= names
+    for job in jobs:
+        assert job.case.backward and str(job.case).endswith(" backward")
+        assert job.case.flops == 2.5 * Case(job.case.shape, job.case.dtype, job.case.causal).flops
+        assert any(peer.kind == "backward peer" and peer.case == job.case for peer in jobs)
+    only = plan.plan(Record({}, {}), on_gpu=True, only=["backward"], with_peers=False)
+    assert {job.name for job in only} == {"backward", "backward deterministic"}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_are_checked_and_timed(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case((1, 2, 70, 16), "float32", causal, backward=True)
+    for way in plan.gradients():
+        if "float32" in way.stage.dtypes:
+            job = plan.Job("backward", way.name, way, case)
+            r = run.JobRunner(0.001).run(job)
+            assert r.kind == "backward" and r.name == way.name and r.max_error < r.tolerance
+            assert r.tflops == pytest.approx(case.flops / r.ms / 1e9)
+            assert plan.still_to_do([job], Record({}, {}, [r])) == []
+    text = kernel.source("08_backward.cu")
+    wrong = text.replace("(dp[i][j] - delta[i])", "dp[i][j]")
+    monkeypatch.setattr(kernel, "source", lambda file: wrong if file == "08_backward.cu" else text)
+    with pytest.raises(run.WrongOutput):
+        run.JobRunner(0.001).run(plan.Job("backward", "backward", plan.gradients()[0], case))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_sample_of_gradients_is_the_reference(dtype: str, causal: bool) -> None:
+    inputs = Inputs((1, 2, 300, 16), dtype)
+    sample = inputs.gradient_sample(causal)
+    exact = reference.attention_backward(inputs.do, *inputs.host, causal=causal)
+    for name, a in zip(("dq", "dk", "dv"), exact, strict=True):
+        np.testing.assert_allclose(sample.expected[name], a[0][:, sample.rows], rtol=1e-9, atol=1e-12)
+    error, tolerance = sample.error(tuple(cp.asarray(a.astype(np.float32)) for a in exact))
+    assert error < 1e-5 <= tolerance
+    error, tolerance = sample.error(tuple(cp.asarray(a.astype(np.float32)) + np.float32(0.1) for a in exact))
+    assert error > tolerance
+
+
 # ------------------------------------------------------------------------------------------------------ the run
 
 
