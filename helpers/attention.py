@@ -1,11 +1,11 @@
-"""Attention for models: the drop-in face of the ladder, with the names of FlashAttention's own interface.
+"""Attention for models: one entry point to all stages of the ladder, with the names of FlashAttention's own interface.
 
     from helpers.attention import flash_attention, flash_attention_backward
-    o, lse = flash_attention(q, k, v, causal=True, return_lse=True)             # (batch, seq, heads, head_dim)
+    o, lse = flash_attention(q, k, v, causal=True, return_lse=True)  # (batch, seq, heads, head_dim)
     dq, dk, dv = flash_attention_backward(do, q, k, v, o, lse, causal=True)
 
 The arrays may be NumPy's, the device's (CuPy's on a GPU), or anything with `__dlpack__`, such as PyTorch's and JAX's
-tensors. What comes out is of q's kind and is where q is. A device array is read where it is, whatever its strides, as
+tensors. The output is an array of q's kind, on q's device. A device array is read where it is, whatever its strides, as
 long as the words of a row are neighbours: `q.swapaxes(1, 2)` of a (batch, heads, seq, head_dim) array costs nothing.
 """
 
@@ -233,7 +233,7 @@ class _Wishes:
 def _key(
     kind: DeviceArrays | TorchTensors, options: tuple[Any, ...], window: Any, arrays: tuple[Any, ...]
 ) -> tuple[Hashable, ...]:
-    """All that a call depends on but addresses.
+    """Everything that a call depends on, except addresses.
 
     True and 1 are equal as keys, so types belong to it: causal=1 is an error, and stays one after causal=True.
     """
@@ -426,7 +426,9 @@ def _cu_seqlens(
     if not dense:  # a kernel gets a pointer and no stride
         cu = tuple(map(device.cp.ascontiguousarray, cu))
     if len(cu[0]) != len(cu[1]):
-        raise ValueError(f"cu_seqlens_q tells of {len(cu[0]) - 1} sequences and cu_seqlens_k of {len(cu[1]) - 1}")
+        raise ValueError(
+            f"cu_seqlens_q describes {len(cu[0]) - 1} sequences and cu_seqlens_k describes {len(cu[1]) - 1}"
+        )
     return cu, dense
 
 
@@ -460,7 +462,7 @@ def _choose(wishes: _Wishes, q: Any, k: Any, *, varlen: bool, direction: str = "
     stage = next((s for s in reversed(named) if s.why_not(**asked) is None), named[-1] if named else None)
     if stage is None:
         there = ", ".join(f"{stage.number} {stage.name}" for stage in stages.values())
-        raise ValueError(f"stage={wanted!r} is none of the ladder; there are: {there}")
+        raise ValueError(f"stage={wanted!r} is not in the ladder, which has: {there}")
     if reason := stage.why_not(**asked):
         able = ", ".join(name for name, other in stages.items() if other.why_not(**asked) is None)
         raise ValueError(f"stage {stage.name} cannot: {reason}. Stages that can: {able or 'none'}")
@@ -494,7 +496,7 @@ def _longest(
 
 
 def _on_device(name: str, a: Any, kind: DeviceArrays | TorchTensors | None) -> Any:
-    """A device array of a's memory if a is of a kind, or lies on a GPU; else a copy on the device."""
+    """A device array that shares a's memory, where a is of a known kind or on a GPU; otherwise a copy on the device."""
     if kind is not None:
         return kind.array(a)
     if isinstance(a, device.cp.ndarray):
@@ -505,9 +507,9 @@ def _on_device(name: str, a: Any, kind: DeviceArrays | TorchTensors | None) -> A
         raise TypeError(f"{name} is an array of NumPy or the device, or one with __dlpack__; got {type(a).__name__}")
     where = int(a.__dlpack_device__()[0])
     if where not in (_CPU, _CUDA, _CUDA_HOST, _MANAGED):
-        raise TypeError(f"{name} lies on a device of DLPack's type {where}; the CPU (1) or a CUDA GPU (2) is needed")
+        raise TypeError(f"{name} is on a device of DLPack's type {where}; the CPU (1) or a CUDA GPU (2) is needed")
     if where != _CPU and not device.ON_GPU:
-        raise TypeError(f"{name} lies on a GPU, and the kernels run on the CPU engine here: move it to the CPU")
+        raise TypeError(f"{name} is on a GPU, and the kernels run on the CPU engine here: move it to the CPU")
     try:
         return device.cp.asarray(np.from_dlpack(a)) if where == _CPU else device.cp.from_dlpack(a)
     except (BufferError, RuntimeError) as error:
@@ -515,7 +517,7 @@ def _on_device(name: str, a: Any, kind: DeviceArrays | TorchTensors | None) -> A
 
 
 def _as_kind_of(like: Any, a: Any) -> Any:
-    """A device array as the kind of array that `like` is, where it lies."""
+    """A device array as the kind of array that `like` is, on the device where it is."""
     if isinstance(like, device.cp.ndarray):
         return a
     if isinstance(like, np.ndarray) or int(like.__dlpack_device__()[0]) == _CPU:

@@ -1,4 +1,4 @@
-"""Compare an output with the reference and print the PASS line; inputs to compare on; how near is enough."""
+"""Compare an output with the reference and print the PASS line; the inputs to compare on; the tolerances."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class CheckResult:
     nan: elements that are NaN.
     total: elements expected. message: the printed line.
     worst: index of the worst element: the first NaN, if there is one. None where the shape is wrong.
-    worst_row, rows_wrong: its row, and how many rows hold a wrong element. Rows lie along the axis before the
-    last, or along the only one.
+    worst_row, rows_wrong: its row, and how many rows hold a wrong element. Rows are along the axis
+    before the last, or along the only one.
     """
 
     name: str
@@ -75,7 +75,7 @@ def check(name: str, out: Any, expected: Any, *, tolerance: float = TOLERANCE, m
     if want.size == 0:
         raise ValueError(f"expected has shape {want.shape}: there is nothing to compare.")
     if np.isnan(want).any():
-        raise ValueError(f"expected holds {int(np.isnan(want).sum())} NaN: mend the reference's inputs first.")
+        raise ValueError(f"expected holds {int(np.isnan(want).sum())} NaN: correct the reference's inputs first.")
     result = _compare(name, got, want, float(tolerance))
     print(result.message)
     if must_pass and not result.passed:
@@ -205,7 +205,7 @@ def expect(
     window: tuple[int, int] | None = None,
     softmax_scale: float | None = None,
 ) -> Expected:
-    """Attention of arrays as models have them, in float64, and how near a kernel has to come.
+    """Attention of arrays as models have them, in float64, and the tolerance for a kernel.
 
     float32 has to be within 1e-5. In a half type the inputs are exact, P and O are rounded: NumPy rounds these two and
     nothing else, and a kernel may have twice its error, or one step of the type at the largest output.

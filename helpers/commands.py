@@ -30,8 +30,14 @@ def lab(words: "list[str]") -> int:
         argv += [str(page) for page in pages if page.is_file()][:1]
     say("starting JupyterLab; Ctrl-C twice ends it")
     os.chdir(str(ROOT))
-    become(argv, dict(os.environ))
+    become(argv, {**os.environ, "JUPYTER_PATH": with_our_extension(os.environ.get("JUPYTER_PATH", ""))})
     return 0
+
+
+def with_our_extension(jupyter_path: str) -> str:
+    """JUPYTER_PATH with the folder from which JupyterLab loads the colours of CUDA (helpers/lab/labextensions)."""
+    ours = str(ROOT / "helpers" / "lab")
+    return os.pathsep.join([*(part for part in jupyter_path.split(os.pathsep) if part not in ("", ours)), ours])
 
 
 def ladder(words: "list[str]") -> int:

@@ -30,10 +30,10 @@ class NvrtcMissing(RuntimeError):
 class CompileReport:
     """One kernel compiled for one architecture.
 
-    registers: 32-bit registers per thread; 255 is the most there is.
+    registers: 32-bit registers per thread; 255 is the maximum.
     shared_bytes: static shared memory per block, in bytes.
     spill_bytes: stores and loads of values that found no register, in bytes of instructions, not of traffic.
-    stack_bytes: local memory per thread, in bytes: arrays that are indexed by what only the run knows, and spills.
+    stack_bytes: local memory per thread, in bytes: arrays whose index is known only at run time, and spills.
     """
 
     kernel: str
@@ -146,7 +146,7 @@ def _read(log: str, name: str, symbol: str, arch: str) -> CompileReport:
     frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part)
     used = re.search(r"Used (\d+) registers.*", part)
     if frame is None or used is None:
-        raise CompileError(f"NVRTC's log does not tell what {name} uses on {arch}:\n{log.strip()}")
+        raise CompileError(f"NVRTC's log does not say what {name} uses on {arch}:\n{log.strip()}")
     shared = re.search(r"(\d+) bytes smem", used.group(0))
     return CompileReport(
         kernel=name,

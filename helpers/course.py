@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
 def work(arguments: "list[str]") -> int:
     """Set up, then run the command. The exit code.
 
-    Raises Problem with what the user can mend.
+    Raises Problem with what the user can correct.
     """
     need_python()
     cut = arguments.index("--") if "--" in arguments else len(arguments)

@@ -2,14 +2,16 @@
 
     from helpers.device import cp
 
-`COURSE_DEVICE=cpu` or `COURSE_DEVICE=gpu` decides it by hand. `COURSE_NVRTC=1`: on the CPU engine, NVRTC compiles each
-kernel first, and what it refuses is refused (see nvrtc.py).
+`COURSE_DEVICE=cpu` or `COURSE_DEVICE=gpu` overrides the choice. `COURSE_NVRTC=1`: on the CPU engine, NVRTC
+compiles each kernel first, and a kernel that it refuses is not run (see nvrtc.py).
 """
 
 from __future__ import annotations
 
 import os
 from types import ModuleType
+
+from helpers import tracebacks
 
 __all__ = ["ON_GPU", "cp", "describe"]
 
@@ -38,6 +40,7 @@ def _choose() -> tuple[ModuleType, bool]:
 
 
 cp, ON_GPU = _choose()
+tracebacks.install(*(() if ON_GPU else (cp.CompileError,)))
 
 
 def describe() -> str:

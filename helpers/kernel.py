@@ -32,7 +32,7 @@ def source(file: str) -> str:
     """The text of `kernels/<file>`, complete: the course's own includes are pasted in.
 
     Pasting matters: CuPy's cache looks at the text it is given, not at the files that text includes, so an edited
-    header would go unnoticed. The `#line` directives let compilers speak of the files you know.
+    header would go unnoticed. The `#line` directives make compilers name the original files and lines.
 
     Raises:
         FileNotFoundError: there is no such file; the message lists those there are.
@@ -60,7 +60,7 @@ def options(defines: Mapping[str, Any] | None = None) -> tuple[str, ...]:
 def wmma_headers() -> tuple[str, ...]:
     """The option that lets NVRTC compile `#include <mma.h>`: nothing on the CPU, whose engine has its own.
 
-    mma.h includes crt/mma.h, which comes with the compiler nvcc, in a folder that CuPy does not tell NVRTC of.
+    mma.h includes crt/mma.h, which comes with the compiler nvcc, in a folder that CuPy does not pass to NVRTC.
     """
     if not ON_GPU:
         return ()
@@ -113,7 +113,8 @@ class Kernel:
             shared_mem: dynamic shared memory in bytes; more than 48 KB is opted into here.
 
         Raises:
-            TypeError: an argument is missing, too many, or of another type than the kernel's.
+            TypeError: an argument is missing, too many, or of another type than the kernel's; or grid or block is no
+                tuple of whole numbers.
             ValueError: an array with gaps, or more shared memory than the device has.
         """
         self.bind(grid, block, args, shared_mem=shared_mem)()
@@ -122,10 +123,11 @@ class Kernel:
         self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0
     ) -> Callable[[], None]:
         """The same with the launch left out: everything is checked now, and calling the result only launches."""
+        sizes = signatures.sizes_of("grid", grid), signatures.sizes_of("block", block)
         signatures.check_all(self.name, self.parameters, args, cp.ndarray, contiguous=True)
         if shared_mem:
             self._opt_in(shared_mem)
-        launch = tuple(grid), tuple(block), tuple(map(_without_fields, args)) if ON_GPU else tuple(args)
+        launch = *sizes, tuple(map(_without_fields, args)) if ON_GPU else tuple(args)
         return lambda: self.function(*launch, shared_mem=shared_mem)
 
     def _opt_in(self, shared_mem: int) -> None:
@@ -143,7 +145,7 @@ class Kernel:
 
     @property
     def attributes(self) -> dict[str, int]:
-        """What the compiler says of it: shared_size_bytes and, on a GPU, num_regs and local_size_bytes."""
+        """What the compiler reports: shared_size_bytes and, on a GPU, num_regs and local_size_bytes."""
         return self.function.attributes
 
 

@@ -3,7 +3,7 @@
     from helpers import nvrtc
     nvrtc.check_first()     # or COURSE_NVRTC=1 before Python starts
 
-From then on the engine compiles a kernel only after NVRTC has taken it, and tells what NVRTC says against it, with the
+From then on the engine compiles a kernel only after NVRTC has accepted it, and reports what NVRTC refuses, with the
 kernel's line. That costs 0.1 to 0.3 s for a new source; the answers are kept beside the engine's builds. Where NVRTC
 is not installed (there is none for macOS), nothing changes.
 """
@@ -50,7 +50,7 @@ def _ask(module: cpu.RawModule) -> None:
 
 @functools.lru_cache(maxsize=256)
 def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ()) -> str:
-    """What NVRTC says against a source, each error with its line; "" where it takes it, or is not installed.
+    """NVRTC's errors for a source, each with its line; "" where it accepts the source, or is not installed.
 
     Args:
         code, options: as `cupy.RawModule` takes them. names: the name expressions.

@@ -47,11 +47,11 @@ def works_on(number: int) -> str:
     """Where the stage of a number runs, from the table of stages."""
     stage = next((stage for stage in LADDER.values() if stage.number == number), None)
     least = stage.min_cc if stage else 0
-    names = [name for name, capability in GPUS.items() if capability >= least]
+    all_types = max(least, 80 if stage and "bfloat16" in stage.dtypes else 0)  # what a notebook shows both types on
+    names = [name for name, capability in GPUS.items() if capability >= all_types]
     text = f"the CPU, without a GPU; NVIDIA GPUs such as {', '.join(names[:-1])} and {names[-1]}"
-    if stage and "bfloat16" in stage.dtypes and least < 80:
-        text += " (T4: float16 only)"
-    return text
+    half = [name for name, capability in GPUS.items() if least <= capability < all_types]
+    return f"{text}; its kernel in float16 on {' and '.join(half)} too" if half else text
 
 
 def generated(path: Path, notebook: Mapping[str, Any]) -> str:

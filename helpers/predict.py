@@ -95,7 +95,7 @@ class Prediction:
         return "" if self.choices else self.verdict().rpartition(", ")[2].rstrip(".")
 
     def text(self, value: Guess) -> str:
-        """A value as it is printed: at most three digits behind the first, thousands with commas, and the unit."""
+        """A value as it is printed: at most three significant digits, thousands with commas, and the unit."""
         if isinstance(value, str):
             return value
         if float(value).is_integer() and abs(value) < 1e15:
@@ -119,7 +119,7 @@ def predict(name: str, *, unit: str = "", guess: Guess | EllipsisType = ..., cho
     """Ask for a guess.
 
     Args:
-        name: what is predicted, in a few words; the board calls it so. unit: what the number counts, such as "GiB".
+        name: what is predicted, in a few words; its name on the board. unit: what the number counts, such as "GiB".
         guess: the learner's; `...` is none yet. choices: the possible answers, where the answer is not a number.
 
     Raises:
@@ -129,7 +129,7 @@ def predict(name: str, *, unit: str = "", guess: Guess | EllipsisType = ..., cho
     asked = Prediction(name, unit, choices)
     if guess is not ...:
         asked.take(guess)
-        print(f"{name}: your guess is {asked.text(guess)}. Run on to see.")
+        print(f"{name}: your guess is {asked.text(guess)}. Run the next cells to see the answer.")
     else:
         if known is not None and (known.unit, known.choices) == (asked.unit, asked.choices):
             asked.guess = known.guess  # the cell was run again

@@ -36,7 +36,7 @@ class OnlineSoftmaxTrace(NamedTuple):
 def softmax(s: np.ndarray) -> np.ndarray:
     """Softmax over the last axis, with each row's maximum subtracted so that exp cannot overflow.
 
-    s: any shape (..., n), real; -inf stands for a key that is not seen. Returns float64 of the same shape.
+    s: any shape (..., n), real; -inf is a key that the query does not see. Returns float64 of the same shape.
     Raises ValueError for an empty last axis, and for a row with NaN, +inf or nothing but -inf: it has no
     softmax.
     """
@@ -161,9 +161,9 @@ def attention_backward(
 def visible(n: int, n_kv: int, *, causal: bool = False, window: tuple[int, int] | None = None) -> np.ndarray:
     """Which keys each query row sees: (n, n_kv) bool.
 
-    The diagonal ends at the bottom right, as FlashAttention defines it: the last query stands at the last key, and
-    row i at key i + n_kv - n. causal=True hides the keys after it. window=(left, right) leaves that many keys before
-    it and after it; -1 is no limit. With both, no key after the diagonal is seen.
+    The diagonal ends at the bottom right, as FlashAttention defines it: the last query is aligned with the last key,
+    and row i with key i + n_kv - n. causal=True hides the keys after it. window=(left, right) leaves
+    that many keys before it and after it; -1 is no limit. With both, no key after the diagonal is seen.
 
     Raises ValueError or TypeError for a window that is no pair of ints of at least -1.
     """

@@ -415,7 +415,7 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "a stage that is not there": (
         lambda q, k, v: flash_attention(q, k, v, stage="fast"),
         ValueError,
-        "stage='fast' is none of the ladder; there are: 1 naive, 2 tiled, ",
+        "stage='fast' is not in the ladder, which has: 1 naive, 2 tiled, ",
     ),
     "a stage that cannot": (
         lambda q, k, v: flash_attention(q, k, v, stage="naive", causal=True),
@@ -470,12 +470,12 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "two numbers of sequences": (
         lambda q, k, v: flash_attention_varlen(q[0], k[0], v[0], CU_Q, np.array([0, 6], np.int32)),
         ValueError,
-        "cu_seqlens_q tells of 2 sequences and cu_seqlens_k of 1",
+        "cu_seqlens_q describes 2 sequences and cu_seqlens_k describes 1",
     ),
     "on some other device": (
         lambda q, k, v: flash_attention(Tensor(q, device=10), k, v),
         TypeError,
-        "q lies on a device of DLPack's type 10; the CPU (1) or a CUDA GPU (2) is needed",
+        "q is on a device of DLPack's type 10; the CPU (1) or a CUDA GPU (2) is needed",
     ),
 }
 CU_Q, CU_K = np.array([0, 2, 5], np.int32), np.array([0, 3, 6], np.int32)
@@ -491,7 +491,7 @@ def test_refused(case: str) -> None:
 @pytest.mark.skipif(ON_GPU, reason="where there is a GPU, its arrays are welcome")
 def test_an_array_on_a_gpu_that_is_not_there() -> None:
     q, k, v = inputs(1, 5, 6, 2, 2, 8)
-    with pytest.raises(TypeError, match="q lies on a GPU, and the kernels run on the CPU engine here"):
+    with pytest.raises(TypeError, match="q is on a GPU, and the kernels run on the CPU engine here"):
         flash_attention(Tensor(q, device=2), k, v)
 
 

@@ -369,7 +369,7 @@ def test_packed_sequences_without_a_token() -> None:
         ({"deterministic": lambda a: 1}, TypeError, "deterministic is True or False; got int 1"),
         ({"softmax_scale": lambda a: "1"}, TypeError, "softmax_scale is a number"),
         ({"window": lambda a: (1,)}, TypeError, "window is a pair"),
-        ({"stage": lambda a: 5}, ValueError, "stage=5 is none of the ladder; there are: 8 backward"),
+        ({"stage": lambda a: 5}, ValueError, "stage=5 is not in the ladder, which has: 8 backward"),
     ],
 )
 def test_errors(change: dict[str, Any], error: type[Exception], message: str) -> None:

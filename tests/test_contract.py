@@ -92,7 +92,7 @@ def test_only_forward_stages_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None
     last = list(FORWARD.values())[-1]
     monkeypatch.setattr(attention, "LADDER", {**LADDER, "gradient_of_v": BACKWARD})
     assert cp.asnumpy(flash_attention(q, q, q)).shape == q.shape
-    with pytest.raises(ValueError, match=f"stage=99 is none of the ladder; there are: 1 naive, .*{last.name}$"):
+    with pytest.raises(ValueError, match=f"stage=99 is not in the ladder, which has: 1 naive, .*{last.name}$"):
         flash_attention(q, q, q, stage=99)
 
 

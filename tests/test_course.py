@@ -452,7 +452,7 @@ def test_two_at_once_set_up_one_after_the_other(new: TinyCourse) -> None:
 def test_a_file_in_the_place_of_the_venv(new: TinyCourse) -> None:
     new.venv.write_text("")
     _, err = new.run("ladder", code=1)
-    assert "is a file, a folder is wanted" in err
+    assert "is a file, but a folder is needed" in err
 
 
 def test_a_folder_in_which_it_cannot_make_files(new: TinyCourse) -> None:

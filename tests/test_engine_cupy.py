@@ -167,7 +167,7 @@ def test_pointers_in_an_array(cp: Any) -> None:
 
 def test_numbers_that_are_no_addresses() -> None:
     kernel, target = compiled(cpu, COPY).get_function("copy"), cpu.zeros(N, cpu.float32)
-    with pytest.raises(TypeError, match="must be a device array; got int 7"):
+    with pytest.raises(TypeError, match="expected a device array; got int 7"):
         kernel((1,), (N,), (7, target, N))
     with pytest.raises(TypeError, match=r"\(0x7ff00000\), which is no address in a device array that still lives"):
         kernel((1,), (N,), (0x7FF00000, target, N))

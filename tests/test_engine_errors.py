@@ -406,7 +406,7 @@ def test_unknown_inline_ptx_is_refused() -> None:
     ("options", "says"),
     [
         (("-Dn=1", "--frobnicate"), "unrecognized option '--frobnicate'; the CPU engine takes -D, -I, -U and -std"),
-        (("-D",), "the option -D stands last and has no value"),
+        (("-D",), "the option -D comes last and has no value"),
         (("-lcublas",), "unrecognized option '-lcublas'"),
     ],
 )
@@ -506,12 +506,12 @@ def test_too_much_dynamic_shared_memory() -> None:
         ((2**31,), (1,), LaunchError, r"grid\.x = 2,147,483,648"),
         ((1,), (0,), LaunchError, r"block\.x = 0"),
         ((1,), (-3,), LaunchError, r"block\.x = -3"),
-        (1, (1,), TypeError, r"grid is a tuple of one to three sizes: \(1,\)"),
-        ((1,), 32, TypeError, r"block is a tuple of one to three sizes: \(32,\)"),
-        ((1, 1, 1, 1), (1,), TypeError, "grid is a tuple of one to three sizes"),
-        ((), (1,), TypeError, "grid is a tuple of one to three sizes"),
-        ((1.5,), (1,), TypeError, "grid holds whole numbers; got 1.5 of type float"),
-        ((1,), (True,), TypeError, "block holds whole numbers; got True"),
+        (1, (1,), TypeError, r"grid is the number 1: expected a tuple of one to three sizes; write \(1,\)"),
+        ((1,), 32, TypeError, r"block is the number 32: .*; write \(32,\)"),
+        ((1, 1, 1, 1), (1,), TypeError, "grid is .*: expected a tuple of one to three sizes"),
+        ((), (1,), TypeError, "grid is .*: expected a tuple of one to three sizes"),
+        ((1.5,), (1,), TypeError, "grid holds 1.5, a float: expected whole numbers; // divides"),
+        ((1,), (True,), TypeError, "block holds True, a bool: expected whole numbers"),
     ],
 )
 def test_wrong_grids_and_blocks(grid: Any, block: Any, error: type[Exception], says: str) -> None:
@@ -534,12 +534,12 @@ def test_wrong_grids_and_blocks(grid: Any, block: Any, error: type[Exception], s
         ((None, None, np.int64(1)), TypeError, "got an int64"),
         ((None, None, True), TypeError, "got a bool"),
         ((None, None, 2**31), TypeError, "2147483648 does not fit int32"),
-        ((None, None, "1"), TypeError, r"is a scalar: give it cp.int32\(...\); got str '1'"),
+        ((None, None, "1"), TypeError, r"is a scalar; got str '1'; write cp.int32\(...\)"),
         ((None, None, None), TypeError, "is a scalar"),
         ((np.zeros(3, f32), None, 0), TypeError, r"argument 0 \(const float32\* a\).* is a NumPy array.*cp.asarray"),
-        ((5, None, 0), TypeError, "must be a device array; got int 5"),
+        ((5, None, 0), TypeError, "expected a device array; got int 5"),
         ((None, np.float64, 0), TypeError, r"dtype is float64, the kernel reads float32; .*astype\(cp.float32\)"),
-        (7, TypeError, "args is a tuple with one value for each parameter of read_wild"),
+        (7, TypeError, "args is of type int: expected a tuple with one value for each parameter of read_wild"),
     ],
 )
 def test_wrong_arguments(args: Any, error: type[Exception], says: str) -> None:

@@ -467,7 +467,7 @@ def broken() -> Any:
         (
             "half_a_warp",
             32,
-            "mma.sync.m16n8k8 (f16) with mask 0xffffffff, and lanes 0xffff0000 of that mask never come: "
+            "mma.sync.m16n8k8 (f16) with mask 0xffffffff, and lanes 0xffff0000 of that mask never arrive: "
             "lane 16 waits in __syncthreads() at",
         ),
         ("some_have_left", 32, "needs all 32 lanes of the warp, and lanes 0x00000020 have left"),

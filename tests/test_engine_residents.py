@@ -270,7 +270,7 @@ extern "C" __global__ void good(int *a) {
         ("one_block_ends", "deadlock: 5 blocks wait in grid.sync() at kernel.cu:7, but 1 have ended without it"),
         ("thread_0_leaves", "thread (0,0,0) of the block has left the kernel, and in grid.sync() it speaks for its"),
         ("one_fails", "a[65536], which has 64 elements"),
-        ("for_ever", "was still running when its time was up: a loop without an end, or a wait for something that"),
+        ("for_ever", "was still running when its time was up: an endless loop, or a wait for something that"),
         ("for_nobody", "was still running when its time was up"),
     ],
 )

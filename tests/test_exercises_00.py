@@ -50,7 +50,10 @@ TABLE = {
         Wrong("one key too many", (("j < N_kv; ++j) m_i", "j <= N_kv; ++j) m_i"),), "X-ray", "out of bounds"),
         Wrong("no guard", (("if (row >= N) return;", ""),), "first", "illegal read of S[", "crash"),
         Wrong("no semicolon", (("float m_i = s[0];", "float m_i = s[0]"),), "compiles", "cell:", "compile"),
-        Right("minus infinity at first", (("float m_i = s[0];", "float m_i = -INFINITY;"), ("int j = 1", "int j = 0"))),
+        Right(
+            "minus infinity at first",
+            (("float m_i = s[0];", "float m_i = __int_as_float(0xff800000);"), ("int j = 1", "int j = 0")),
+        ),
         Right("with an if", (("m_i = fmaxf(m_i, s[j]);", "if (s[j] > m_i) m_i = s[j];"),)),
         Right("with exp2f", (("expf(s[j] - m_i)", "exp2f((s[j] - m_i) * 1.44269504f)"),)),
     ),

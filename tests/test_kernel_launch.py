@@ -114,7 +114,7 @@ def good() -> tuple[Any, ...]:
     ("index", "value", "error", "says"),
     [
         (0, np.ones(64, f32), TypeError, r"argument 0 \(const float32\* in\) of scale is a NumPy array.*cp\.asarray"),
-        (0, 3, TypeError, r"argument 0 .* must be a device array; got int 3"),
+        (0, 3, TypeError, r"argument 0 .* expected a device array; got int 3"),
         (
             0,
             lambda: cp.ones(64, np.float64),
@@ -128,13 +128,13 @@ def good() -> tuple[Any, ...]:
             r"argument 1 \(float32\* out\) .*a view with gaps.*ascontiguousarray",
         ),
         (1, lambda: cp.ones((8, 8), f32).T, ValueError, r"shape \(8, 8\), strides \(4, 32\) bytes"),
-        (2, f32(64), TypeError, r"argument 2 \(int32 n\) of scale got a float32; write cp\.int32\(64\.0\)"),
+        (2, f32(64), TypeError, r"argument 2 \(int32 n\) of scale got a float32; write cp\.int32\(64\)"),
         (2, np.int64(64), TypeError, r"got an int64; write cp\.int32\(64\)"),
         (2, 64.0, TypeError, r"got a Python float \(CuPy passes a Python float as 8 bytes of float64"),
         (2, 2**31, TypeError, "2147483648 does not fit int32"),
         (2, -(2**31) - 1, TypeError, "does not fit int32"),
         (2, True, TypeError, "got a bool"),
-        (2, "64", TypeError, r"is a scalar: give it cp\.int32\(\.\.\.\); got str '64'"),
+        (2, "64", TypeError, r"is a scalar; got str '64'"),
         (3, 2.0, TypeError, r"argument 3 \(float32 factor\) of scale got a Python float.*write cp\.float32\(2\.0\)"),
         (3, 2, TypeError, r"got a Python int \(CuPy passes a Python int as int64.*write cp\.float32\(2\)"),
         (3, np.float64(2), TypeError, "got a float64"),
@@ -155,7 +155,7 @@ def test_a_wrong_argument(index: int, value: Any, error: type[Exception], says: 
         (lambda: good()[:3], r"scale takes 4 arguments, got 3: missing float32 factor\. \(CuPy does not count them"),
         (lambda: (*good(), 1), r"scale takes 4 arguments, got 5\. .*scale\(const float32\* in, float32\* out, int32 n"),
         (lambda: (), "got 0: missing const float32. in, float32. out, int32 n, float32 factor"),
-        (lambda: good()[0], "args is a tuple with one value for each parameter of scale"),
+        (lambda: good()[0], "args is of type .*: expected a tuple with one value for each parameter of scale"),
     ],
 )
 def test_a_wrong_number_of_arguments(args: Any, says: str) -> None:

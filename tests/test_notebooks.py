@@ -399,3 +399,15 @@ def test_a_broken_notebook_is_found(name: str) -> None:
     before = list(rule(notebook, path))
     spoil(notebook)
     assert len(list(rule(notebook, path))) > len(before)
+
+
+def test_the_glossary_is_in_order_and_says_each_word_once() -> None:
+    """Sorted as people look words up; each with the notebook that explains it."""
+    table = (FOLDER / "glossary.md").read_text(encoding="utf-8").partition("\n\n## ")[0]
+    words = re.findall(r"^\| (?:\*\*(.+?)\*\*|`(.+?)`) \| .+ \((\d\d(?:, \d\d)*)\) \|$", table, re.M)
+    names = [bold or code for bold, code, _ in words]
+    assert len(names) == table.count("\n| ") - 1 and len(names) > 50
+    keys = [re.sub("[`_]", "", name).lower() for name in names]
+    assert keys == sorted(keys) and len(set(names)) == len(names)
+    stages = {path.name[:2] for path in PATHS}
+    assert all(set(found.split(", ")) <= stages for _, _, found in words)

@@ -1,4 +1,4 @@
-"""A CPU engine for CUDA C++ kernels, with the part of CuPy's face that the course uses.
+"""A CPU engine for CUDA C++ kernels, with the part of CuPy's interface that the course uses.
 
     from helpers.cpu import RawModule, asarray, empty_like
 
@@ -14,7 +14,7 @@ GPU and what is refused.
 
 Blocks may wait for each other, in grid.sync() of a cooperative launch or by looking at memory again and again: as many
 as an H200 holds at once, if the engine has stacks for their threads (residency.py). A block that is still running after
-60 s, or after the seconds in `COURSE_CPU_TIMEOUT`, is taken for one that never ends. `COURSE_CPU_OPTIMISATION=1`
+20 s, or after the seconds in `COURSE_CPU_TIMEOUT`, is taken for one that never ends. `COURSE_CPU_OPTIMISATION=1`
 compiles a quarter faster, for kernels that run once.
 """
 

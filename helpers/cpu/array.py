@@ -109,7 +109,7 @@ class ndarray(np.ndarray):
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") -> ndarray:
-    """Memory that nobody has written: every byte is 0xFF, which a float reads as NaN."""
+    """Memory that has not been written: every byte is 0xFF, which reads as NaN in a float."""
     kind = np.dtype(dtype)
     shape = (int(shape),) if np.isscalar(shape) else tuple(int(n) for n in shape)
     if any(n < 0 for n in shape):
@@ -195,7 +195,7 @@ def asnumpy(a: Any) -> np.ndarray:
 
 
 def at(address: int) -> ndarray | None:
-    """The bytes from an address to the end of the device array that it lies in, without a dtype; None if in none."""
+    """The bytes from an address to the end of the device array that holds it, without a dtype; None if none does."""
     for block in list(_live.values()):
         if block.address <= address < block.address + block.size:
             inside = address - block.address
@@ -215,14 +215,14 @@ def owner_of(a: np.ndarray) -> np.ndarray:
 
 
 def written(a: np.ndarray) -> None:
-    """Somebody writes the array, or a part of it."""
+    """Note that the array, or a part of it, is being written."""
     memory = owner_of(a).base
     if isinstance(memory, _Memory):
         memory.is_fresh = False
 
 
 def is_fresh(a: np.ndarray) -> bool:
-    """Whether the array is as `empty` made it: nobody has written a byte of its memory."""
+    """Whether the array is as `empty` made it: no byte of its memory has been written."""
     owner = owner_of(a)
     return isinstance(owner.base, _Memory) and owner.base.is_fresh and bool((owner == 0xFF).all())
 
@@ -230,7 +230,7 @@ def is_fresh(a: np.ndarray) -> bool:
 class Lent:
     """The arrays of a launch, while it lasts.
 
-    What NumPy computes from device arrays is a device array as well, but lies in NumPy's memory, where a wild write
+    What NumPy computes from device arrays is a device array as well, but is in NumPy's memory, where a wild write
     would break the process. Such an array is lent a place between guards, and copied back at the end.
     """
 

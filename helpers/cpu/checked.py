@@ -1,4 +1,4 @@
-"""A checked run of one launch: what every memory access of the kernel told the engine.
+"""A checked run of one launch: what the engine records of every memory access of the kernel.
 
 The arrays are copied (see copies.py), so that an access past an end is noted and harms nothing; what the kernel wrote
 is copied back. Blocks run one after the other on one OS thread.

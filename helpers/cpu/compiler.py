@@ -41,7 +41,7 @@ ENGINE = HERE / "engine"  # the sources of the engine's own library
 
 
 class CompileError(Exception):
-    """The compiler refused the source. The message shows the lines of the source it speaks of."""
+    """The compiler refused the source. The message shows the lines of the source that it complains about."""
 
 
 class NoCompilerError(RuntimeError):
@@ -139,6 +139,7 @@ _WISHES = (
     "-fno-finite-loops",  # an endless loop stays one, to be interrupted: in C++ it may be deleted
     "-fno-isolate-erroneous-paths-dereference",  # x / 0 divides, rather than being a trap
     "-fno-strict-float-cast-overflow",  # clang's: real numbers that become integers saturate
+    "-gstatement-frontiers",  # an endless loop whose body the compiler moved out of it keeps its line
     "-fno-optimize-sibling-calls",  # a fault in memset finds the line that called it
     "-fstack-clash-protection",  # a large local array meets the guard of its stack
     "-mtls-dialect=" + ("trad" if platform.machine() in ("aarch64", "arm64") else "gnu"),  # see __tls_get_addr

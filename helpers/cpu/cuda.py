@@ -15,7 +15,7 @@ MULTIPROCESSORS = 2  # see getDeviceProperties
 
 
 def is_available() -> bool:
-    """False: there is no GPU behind this."""
+    """False: there is no GPU."""
     return False
 
 
@@ -74,7 +74,7 @@ def get_elapsed_time(start_event: Event, end_event: Event) -> float:
 
 
 class Stream:
-    """The one stream there is."""
+    """The only stream."""
 
     null: Stream
 
@@ -86,7 +86,7 @@ Stream.null = Stream()
 
 
 def get_current_stream() -> Stream:
-    """The one stream there is."""
+    """The only stream."""
     return Stream.null
 
 

@@ -1,4 +1,4 @@
-"""Why a launch failed, in words. The engine says it as a reason with fields; this is the one place that spells it."""
+"""Why a launch failed, in words. The engine gives a reason with fields; only this module puts it into a sentence."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _PLAIN = {
         "bar.sync takes a number from 0 to 15, and a count of threads that is a multiple of 32 and not more than the "
         "block has"
     ),
-    Reason.NO_SHARED_POINTER: "a generic address becomes one of shared memory, but it is not in shared memory",
+    Reason.NO_SHARED_POINTER: "a generic address is converted to one of shared memory, but is not in shared memory",
     Reason.STACK_OVERFLOW: (
-        "the thread's local arrays do not fit the engine's stack of 256 KB, or a recursion has no end"
+        "the thread's local arrays do not fit the engine's stack of 256 KB, or a recursion never ends"
     ),
     Reason.WRONG_DIVISION: (
         "integer division by zero or out of range (a GPU does not stop for it: the result is garbage)"
@@ -22,11 +22,10 @@ _PLAIN = {
     Reason.TRAPPED: "the thread ran into a trap that the compiler put where the code's behaviour is undefined",
     Reason.MISALIGNED_ACCESS: (
         "misaligned address: a vector type (float4, int2, ...) is read or written at an address that is not a "
-        "multiple of its size, or the pointer is no address at all"
+        "multiple of its size, or the pointer is not a valid address"
     ),
     Reason.EXPIRED: (
-        "the block was still running when its time was up: a loop without an end, or a wait for something that never "
-        "comes"
+        "the block was still running when its time was up: an endless loop, or a wait for something that never happens"
     ),
     Reason.ABORTED: "the kernel was aborted: it called abort(), or a check of the C library stopped it",
 }
@@ -53,7 +52,7 @@ def triple(of: tuple[int, int, int]) -> str:
 
 
 def place_of(failure: Failure) -> tuple[str, int] | None:
-    """(file, line) where the engine itself knows them; None for a fault, whose address tells."""
+    """(file, line) where the engine itself knows them; None for a fault, whose address says where."""
     return (failure.file.decode(errors="replace"), failure.line) if failure.file else None
 
 
@@ -85,7 +84,7 @@ def words(failure: Failure, block: Sequence[int], describe: Callable[[int], str]
     if reason == Reason.LEFT_BEFORE_GRID_SYNC:
         return (
             f"deadlock: {failure.count} blocks wait in grid.sync() at {here}, but {failure.other_count} have ended "
-            "without it and will never come: every block of the grid must reach every grid.sync()"
+            "without it and will never arrive: every block of the grid must reach every grid.sync()"
         )
     if reason == Reason.TWO_BARRIERS:
         return (
@@ -96,12 +95,12 @@ def words(failure: Failure, block: Sequence[int], describe: Callable[[int], str]
         elsewhere = f": lane {failure.other_lane} waits in {other_name} at {there}" if failure.lanes else ""
         return (
             f"deadlock in warp {failure.thread // 32}: {thread} waits at {here} in {name} with mask "
-            f"0x{failure.mask:08x}, and lanes 0x{failure.lanes:08x} of that mask never come{elsewhere}"
+            f"0x{failure.mask:08x}, and lanes 0x{failure.lanes:08x} of that mask never arrive{elsewhere}"
         )
     if reason == Reason.NAMED_BARRIER_STARVED:
         return (
             f"deadlock: {thread} waits in bar.sync {failure.number} at {here}, where {failure.count} threads have "
-            "arrived, and no more will come"
+            "arrived, and no more will arrive"
         )
     if reason == Reason.NOT_IN_OWN_MASK:
         return f"lane {failure.lane} calls {name} with mask 0x{failure.mask:08x}, which does not name the lane itself"

@@ -1,4 +1,4 @@
-"""What a compiler says of a kernel, told of the kernel's own lines, and what the engine lacks by its name.
+"""A compiler's errors with the kernel's own lines, and by name what the engine does not have.
 
 A host compiler knows nothing of CUDA. It says "No such file" of a header that only a GPU's toolkit has, calls a texture
 undeclared, and blames the end of the engine's own text for a brace that the kernel does not close.

@@ -1,11 +1,11 @@
-"""RawModule and RawKernel with CuPy's face: CUDA C++ text in, launches on the CPU engine out."""
+"""RawModule and RawKernel with CuPy's interface: they take CUDA C++ text and launch it on the CPU engine."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -98,7 +98,7 @@ def _host_options(options: Iterable[str]) -> tuple[list[str], str]:
         elif not _GPU_ONLY.match(option):
             raise CompileError(f"unrecognized option {option!r}; the CPU engine takes -D, -I, -U and -std=c++NN")
     if waiting:
-        raise CompileError(f"the option {waiting} stands last and has no value")
+        raise CompileError(f"the option {waiting} comes last and has no value")
     return found, "".join(macros)
 
 
@@ -175,7 +175,7 @@ class RawModule:
         """Compile now rather than at the first `get_function`.
 
         Raises:
-            CompileError: the compiler refused, with the lines of the source it speaks of.
+            CompileError: the compiler refused; the message shows the lines of the source.
             NoCompilerError: there is no C++ compiler.
         """
         if self._library is None:
@@ -460,7 +460,7 @@ class RawKernel:
 
     @property
     def attributes(self) -> dict[str, int]:
-        """What the engine knows of the compiled kernel. Registers are a GPU's: the CPU has none to count."""
+        """Attributes of the compiled kernel. Registers are not among them: only a GPU's compiler assigns them."""
         self._make()
         return {
             "shared_size_bytes": self._static_shared,
@@ -475,7 +475,7 @@ class RawKernel:
 
     @property
     def max_threads_per_block(self) -> int:
-        """The largest block the kernel can be launched with."""
+        """The most threads a block of the kernel can have."""
         return self.attributes["max_threads_per_block"]
 
     @property
@@ -534,7 +534,7 @@ class RawKernel:
         if ended.failure is not None:
             told = self._tell(ended.failure, prepared)
             if ended.failure.reason == structures.Reason.EXPIRED:
-                told += f"\nA block may take {limit:g} s; COURSE_CPU_TIMEOUT allows another number, and 0 any time"
+                told += f"\nA block may take {limit:g} s. COURSE_CPU_TIMEOUT sets another limit in seconds; 0 sets none"
             raise LaunchError(told)
         if overrun is not None:
             raise LaunchError(
@@ -626,7 +626,7 @@ class RawKernel:
             TypeError, LaunchError: as for a launch.
         """
         self._make()
-        sizes = _size("grid", grid), _size("block", block)
+        sizes = _three("grid", grid), _three("block", block)
         self._check_limits(*sizes, shared_mem, cooperative)
         signatures.check_all(self.name, self.parameters, args, array.ndarray, contiguous=False)
         return sizes
@@ -733,12 +733,15 @@ class RawKernel:
             return f"{place[0]}:{place[1]}: {what} [{who}]{quote(place)}"
         # A line of the source rather than of a header whose function was inlined there.
         places = symbols.places_of(self._library.path, failure.place) if failure.place else []
-        if failure.reason == structures.Reason.EXPIRED:  # an empty loop has no line of its own, but that of its caller
-            places = [place for place in places if place in table]
+        expired = failure.reason == structures.Reason.EXPIRED
+        if expired:  # an empty loop has no line of its own, but that of its caller or of what was moved out of it
+            places += symbols.statements_at(self._library.path, failure.place) if failure.place else []
+            places = [place for place in places if place in table and table[place].strip() != "}"]
         place = next((place for place in places if place in table), places[0] if places else None)
         where = f"at {place[0]}:{place[1]}" if place else "at an unknown line"
-        if place is None and failure.reason == structures.Reason.EXPIRED:
+        if expired and place is None:
             place = symbols.place_before(self._library.path, failure.place, {file for file, _ in table})
+            place = _loop_at(place, table) if place else None
             where = f"near {place[0]}:{place[1]}" if place else where
         signal = f"; {runtime.signal_name(failure.signal)}" if failure.signal else ""
         return f"{what} {where} [{who}{signal}]{quote(place) if place else ''}"
@@ -761,7 +764,7 @@ class PreparedLaunch:
         return failures.words(failure, self.block, lambda address: self.describe(address, failure))
 
     def describe(self, address: int, failure: structures.Failure | None) -> str:
-        """An address in terms of the arguments and of shared memory, where it lies in or near one."""
+        """An address in terms of the arguments and of shared memory, where it is in or near one."""
         if address < 4096:
             return "a null pointer" if address == 0 else f"address {address}: a null pointer and an index"
         near: list[tuple[int, str]] = []
@@ -800,13 +803,13 @@ def _distance(inside: int, size: int) -> int:
     return max(-inside, inside - (size - 1), 0)
 
 
-def _size(what: str, sizes: Sequence[int]) -> tuple[int, int, int]:
-    if isinstance(sizes, (int, np.integer)):
-        raise TypeError(f"{what} is a tuple of one to three sizes: ({sizes},)")
-    values = tuple(sizes)
-    if not 1 <= len(values) <= 3:
-        raise TypeError(f"{what} is a tuple of one to three sizes; got {values!r}")
-    for value in values:
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-            raise TypeError(f"{what} holds whole numbers; got {value!r} of type {type(value).__name__}")
-    return tuple(int(v) for v in values) + (1,) * (3 - len(values))
+def _loop_at(place: tuple[str, int], table: Mapping[tuple[str, int], str]) -> tuple[str, int]:
+    """The nearest line with a loop's first word, up to and including a place; the place itself where there is none."""
+    file, line = place
+    words = re.compile(r"\b(for|while|do)\b")
+    return next(((file, n) for n in range(line, 0, -1) if words.search(table.get((file, n), ""))), place)
+
+
+def _three(what: str, sizes: Sequence[int]) -> tuple[int, int, int]:
+    found = signatures.sizes_of(what, sizes)
+    return found + (1,) * (3 - len(found))

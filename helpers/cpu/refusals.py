@@ -1,4 +1,4 @@
-"""What a GPU's compiler refuses and a host's would take: told before the kernel is compiled, with its line.
+"""What a GPU's compiler refuses and a host's would accept: reported before the kernel is compiled, with its line.
 
 NVRTC, which compiles kernels for CuPy, knows no host: every function and every variable of a file says where it lives,
 and the C and C++ libraries' headers are not there. The source is read after the preprocessor, so that what it leaves

@@ -72,18 +72,18 @@ def n_workers() -> int:
 
 
 def time_limit() -> float | None:
-    """Seconds that a block may take: 60, or what `COURSE_CPU_TIMEOUT` says; None where that is 0.
+    """Seconds that a block may take: 20, or what `COURSE_CPU_TIMEOUT` says; None where that is 0.
 
     Raises:
         ValueError: it says something that is no number of seconds.
     """
-    chosen = os.environ.get("COURSE_CPU_TIMEOUT", "60")
+    chosen = os.environ.get("COURSE_CPU_TIMEOUT", "20")
     try:
         seconds = float(chosen)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise ValueError(f"COURSE_CPU_TIMEOUT is a number of seconds, and 0 stands for no limit; got {chosen!r}")
+        raise ValueError(f"COURSE_CPU_TIMEOUT is a number of seconds, where 0 means no limit; got {chosen!r}")
     return seconds or None
 
 

@@ -184,10 +184,21 @@ def places_of(path: Path, address: int) -> list[tuple[str, int]]:
 
     The first is where the instruction was written; where that was inlined, the calls follow, from inside out.
     """
-    rows, calls = _lines(path)
+    rows, calls, _ = _lines(path)
     found = [span for span in rows if span.begin <= address < span.end][:1]
     found += [span for span in reversed(calls) if span.begin <= address < span.end]
     return [(span.file, span.line) for span in found]
+
+
+def statements_at(path: Path, address: int) -> list[tuple[str, int]]:
+    """(file, line) of every statement that the compiler says begins at the instruction of an address, the last first.
+
+    Of a loop whose body it moved out, only a jump to itself is left: an instruction of no line, where those statements
+    begin that are gone.
+    """
+    rows, _, begins = _lines(path)
+    span = next((span for span in rows if span.begin <= address < span.end), None)
+    return list(reversed(begins.get(span.begin, []))) if span else []
 
 
 def place_before(path: Path, address: int, files: Collection[str], most: int = 256) -> tuple[str, int] | None:
@@ -201,13 +212,16 @@ def place_before(path: Path, address: int, files: Collection[str], most: int = 2
 
 
 @functools.lru_cache(maxsize=16)
-def _lines(path: Path) -> tuple[list[_Span], list[_Span]]:
-    """The line table of a library, and the calls that were inlined, each before those inside it."""
+def _lines(path: Path) -> tuple[list[_Span], list[_Span], dict[int, list[tuple[str, int]]]]:
+    """The line table of a library, the calls that were inlined, each before those inside it, and by address the lines
+    of all statements that begin there.
+    """
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
     rows: list[_Span] = []
     calls: list[_Span] = []
+    begins: dict[int, list[tuple[str, int]]] = {}
     try:
         with path.open("rb") as file:
             elf = ELFFile(file)
@@ -222,13 +236,15 @@ def _lines(path: Path) -> tuple[list[_Span], list[_Span]]:
                     if before is not None and before.address < state.address:
                         rows.append(_Span(before.address, state.address, files[before.file - 1], before.line))
                     before = None if state.end_sequence else state
+                    if before is not None:
+                        begins.setdefault(state.address, []).append((files[state.file - 1], state.line))
                 for die in unit.iter_DIEs():  # parents come before their children
                     if die.tag == "DW_TAG_inlined_subroutine":
                         at = [die.attributes[f"DW_AT_call_{what}"].value for what in ("file", "line")]
                         calls += [_Span(low, high, files[at[0] - 1], at[1]) for low, high in _ranges(dwarf, unit, die)]
     except ELFError:
         pass
-    return rows, calls
+    return rows, calls, begins
 
 
 def _ranges(dwarf: Any, unit: Any, die: Any) -> Iterator[tuple[int, int]]:

@@ -57,6 +57,34 @@ def _parameter(code: str, raw: source.Declared) -> Parameter:
     return Parameter(raw.name, "S", dtype, raw.const, size, raw.type, layout)
 
 
+def sizes_of(what: str, sizes: Any) -> tuple[int, ...]:
+    """The sizes of a launch's grid or block as whole numbers.
+
+    Raises:
+        TypeError: they are not one to three whole numbers in a tuple; the message says what to write.
+    """
+    whole = (int, np.integer)
+    if isinstance(sizes, whole) and not isinstance(sizes, bool):
+        raise TypeError(f"{what} is the number {sizes}: expected a tuple of one to three sizes; write ({sizes},)")
+    if not isinstance(sizes, (tuple, list)):
+        raise TypeError(
+            f"{what} is {sizes!r:.60}, a {type(sizes).__name__}: expected a tuple of one to three whole numbers"
+            f"{_ROUND_UP if isinstance(sizes, (float, np.floating)) else ', such as (128,)'}"
+        )
+    if not 1 <= len(sizes) <= 3:
+        raise TypeError(f"{what} is {tuple(sizes)!r:.60}: expected a tuple of one to three sizes, such as (128,)")
+    for size in sizes:
+        if not isinstance(size, whole) or isinstance(size, bool):
+            raise TypeError(
+                f"{what} holds {size!r:.60}, a {type(size).__name__}: expected whole numbers"
+                f"{_ROUND_UP if isinstance(size, (float, np.floating)) else ''}"
+            )
+    return tuple(map(int, sizes))
+
+
+_ROUND_UP = "; // divides to a whole number, and -(-n // size) rounds up"
+
+
 def check_all(kernel: str, parameters: Sequence[Parameter], args: Any, array_type: type, contiguous: bool) -> None:
     """Refuse arguments that the kernel would misread.
 
@@ -72,7 +100,11 @@ def check_all(kernel: str, parameters: Sequence[Parameter], args: Any, array_typ
     """
     signature = f"{kernel}({', '.join(map(str, parameters))})"
     if not isinstance(args, (tuple, list)):
-        raise TypeError(f"args is a tuple with one value for each parameter of {signature}; got {type(args).__name__}")
+        one = "; for one argument, write (x,), with the comma" if len(parameters) == 1 else ""
+        raise TypeError(
+            f"args is of type {type(args).__name__}: expected a tuple with one value for each parameter of "
+            f"{signature}{one}"
+        )
     if len(args) != len(parameters):
         missing = ", ".join(str(p) for p in parameters[len(args) :])
         raise TypeError(
@@ -94,8 +126,9 @@ def _check_pointer(where: str, parameter: Parameter, value: Any, array_type: typ
         return
     if not isinstance(value, array_type):
         if isinstance(value, np.ndarray):
-            raise TypeError(f"{where} is a NumPy array; a kernel takes device arrays: cp.asarray(...)")
-        raise TypeError(f"{where} must be a device array; got {type(value).__name__} {value!r:.60}")
+            raise TypeError(f"{where} is a NumPy array: expected a device array; write cp.asarray(...)")
+        hint = "; write cp.asarray(...)" if isinstance(value, (list, tuple)) else ""
+        raise TypeError(f"{where}: expected a device array; got {type(value).__name__} {value!r:.60}{hint}")
     untyped = parameter.dtype in ("void", "struct") or value.dtype == np.dtype("V1")
     if not untyped and value.dtype.name != parameter.dtype and not _is_complex(parameter, value):
         raise TypeError(
@@ -105,7 +138,7 @@ def _check_pointer(where: str, parameter: Parameter, value: Any, array_type: typ
     if contiguous and not value.flags.c_contiguous:
         raise ValueError(
             f"{where} is a view with gaps (shape {value.shape}, strides {value.strides} bytes); a kernel gets only its "
-            "pointer and would read the wrong elements: give it cp.ascontiguousarray(...)"
+            "pointer and would read the wrong elements; write cp.ascontiguousarray(...)"
         )
 
 
@@ -133,7 +166,7 @@ def _check_scalar(where: str, parameter: Parameter, value: Any) -> None:
     elif isinstance(value, float):
         got = "Python float"
     else:
-        raise TypeError(f"{where} is a scalar: give it cp.{dtype.name}(...); got {type(value).__name__} {value!r:.60}")
+        raise TypeError(f"{where} is a scalar; got {type(value).__name__} {value!r:.60}; write cp.{dtype.name}(...)")
     if got == "Python int" and dtype.kind in "iu":  # 8 bytes are passed; a 4-byte parameter reads the low half
         limits = np.iinfo(dtype)
         if not limits.min <= value <= limits.max:
@@ -144,6 +177,8 @@ def _check_scalar(where: str, parameter: Parameter, value: Any) -> None:
     passed = {"Python float": " (CuPy passes a Python float as 8 bytes of float64: the kernel would read garbage)"}
     passed["Python int"] = " (CuPy passes a Python int as int64: the kernel would read garbage)"
     shown = value.item() if isinstance(value, (np.generic, np.ndarray)) else value
+    if dtype.kind in "iu" and isinstance(shown, float) and shown.is_integer():
+        shown = int(shown)
     article = "an" if got[0] in "ai" else "a"
     raise TypeError(f"{where} got {article} {got}{passed.get(got, '')}; write cp.{dtype.name}({shown!r:.40})")
 

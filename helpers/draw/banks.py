@@ -1,7 +1,8 @@
 """The rule of shared memory's banks: how many wavefronts one request of a warp takes.
 
-32 banks of 4 bytes: word w lies in bank w % 32, and a bank hands out one word in a wavefront, to all lanes that want
-it. Measured on an H200 (helpers/record/xray_vs_ncu.py). The engine counts by the same rule, in checker_profile.cpp.
+32 banks of 4 bytes: word w is in bank w % 32, and a bank delivers one word per wavefront, to all lanes that
+read it. Measured on an H200 (helpers/record/xray_vs_ncu.py). The engine counts by the same rule, in
+checker_profile.cpp.
 """
 
 from __future__ import annotations

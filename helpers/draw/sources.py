@@ -102,7 +102,7 @@ def diff(file_a: str, file_b: str, *, context: int = 2) -> Html:
 
 
 def diff_of(text_a: str, text_b: str, title: str, *, context: int = 2) -> Html:
-    """The same of two texts; the title stands before the counts."""
+    """The same of two texts; the title comes before the counts."""
     a, b = text_a.splitlines(), text_b.splitlines()
     colours = {"+": "rgba(46, 160, 67, 0.22)", "-": "rgba(248, 81, 73, 0.22)", "@": "rgba(128, 128, 128, 0.15)"}
     rows, added, removed = [], 0, 0

@@ -70,7 +70,7 @@ def picture(name: str, block: tuple[int, int, int], n_threads: int, steps: Seque
     """Draw the steps: threads from top to bottom, intervals between barriers from left to right.
 
     Args:
-        name: of the kernel. skipped: intervals of the block behind these, which are not drawn.
+        name: of the kernel. skipped: intervals of the block after these, which are not drawn.
     """
     intervals = sorted({step.interval for step in steps})
     n_warps = -(-n_threads // WARP)

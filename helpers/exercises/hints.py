@@ -31,7 +31,7 @@ GENERIC: dict[str, tuple[str, ...]] = {
     ),
     "deadlock": (
         "Some threads wait for others that never come. All threads of the block or warp must reach this line.",
-        "Is the barrier inside an if, or behind a return that some of the threads take?",
+        "Is the barrier inside an if, or after a return that some of the threads take?",
     ),
     "nan": (
         "The kernel computed NaN: 0 / 0, inf - inf, inf / inf or 0 * inf. Which of them can occur here?",

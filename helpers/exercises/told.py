@@ -62,20 +62,20 @@ def quoted(code: str, line: int | None) -> list[str]:
 
 
 def endless(found: Finding, code: str, seconds: float) -> str:
-    """A loop without an end, as the X-ray found it."""
+    """An endless loop, as the X-ray found it."""
     place = f"at {found.file}:{found.line}" if found.line else "at an unknown line"
     return "\n".join([_endless(place, seconds), *quoted(code, found.line if found.file == "cell" else None)])
 
 
 def endless_launch(message: str, code: str, seconds: float) -> str:
     """The same of a launch that the engine has stopped; message: the engine's."""
-    place = message.partition("never comes ")[2].partition(" [")[0]
+    place = message.partition("never happens ")[2].partition(" [")[0]
     line = re.search(r"\bcell:(\d+)", place)
     return "\n".join([_endless(place, seconds), *quoted(code, int(line[1]) if line else None)])
 
 
 def _endless(place: str, seconds: float) -> str:
-    return f"stopped after {seconds:g} s: a loop without an end, or a wait for what never comes, {place}"
+    return f"stopped after {seconds:g} s: an endless loop, or a wait for something that never happens, {place}"
 
 
 def _index(index: Sequence[int]) -> str:

@@ -41,7 +41,7 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One call, after every check: all that a launch depends on but addresses.
+    """One call, after every check: all that a launch depends on, except addresses.
 
     arrays: by name. q and o: (batch, heads, N, d); k and v: (batch, kv_heads, N_kv, d); of a backward also do, dq, dk
         and dv, shaped as o, q, k and v. lse: (batch, heads, N), and cu_seqlens_q and cu_seqlens_k: (sequences + 1,),

@@ -1,4 +1,4 @@
-"""The table of stages. Launch geometry stands here, in launches.py and in the notebooks that teach it, nowhere else.
+"""The table of stages. Launch geometry is here, in launches.py and in the notebooks that teach it, nowhere else.
 
 A new stage is one `.cu` file and one entry of the table.
 """

@@ -77,7 +77,7 @@ class Gpu:
     registers: int = 65536
 
     def resident(self, threads: int, registers: int, shared_bytes: int) -> tuple[int, str]:
-        """How many blocks run on a multiprocessor at a time, and what there is too little of for one more.
+        """How many blocks run on a multiprocessor at a time, and which resource is too scarce for one more.
 
         Args:
             threads: of a block; registers: of a thread; shared_bytes: of a block.

@@ -1,4 +1,4 @@
-"""The .venv beside environment.yml: what state it is in, and how it is made, filled, mended and entered.
+"""The .venv beside environment.yml: what state it is in, and how it is made, filled, repaired and entered.
 
 A stamp in it remembers what the last complete set-up installed, so that a later start needs no network. A set-up that
 was stopped, a folder that was moved, a list that has changed: each is noticed, and no more is done than it needs.
@@ -24,9 +24,9 @@ READY = "COURSE_READY"  # set for one start only: the parent has just checked .v
 
 
 def enter(requirements: "list[str]") -> None:
-    """Go on in .venv, brought in order first: course.py starts again on its Python, unless this is it.
+    """Go on in .venv, repaired first where it needs it: course.py starts again on its Python, unless this is it.
 
-    Raises Problem with what the user can do if the set-up fails.
+    Raises Problem, which says what the user can do, if the set-up fails.
     """
     if os.environ.pop(READY, None) != str(VENV):
         try:
@@ -41,9 +41,9 @@ def enter(requirements: "list[str]") -> None:
 
 
 def set_up(requirements: "list[str]") -> None:
-    """Bring .venv in order, if it is not.
+    """Repair .venv, if it needs it.
 
-    Raises Problem with what the user can do if that fails.
+    Raises Problem, which says what the user can do, if that fails.
     """
     need, why = venv_needs(requirements)
     if need == "ready":
@@ -53,7 +53,7 @@ def set_up(requirements: "list[str]") -> None:
         if need == "move" and os.name == "nt":
             need = "make"  # its launchers are binaries with the old place inside
         if need == "move":
-            say(f"{why}: mending its scripts")
+            say(f"{why}: repairing its scripts")
             move_venv(read_stamp()["home"])
             need, why = venv_needs(requirements)
         if need == "ready":
@@ -205,7 +205,7 @@ def make_venv(why: str) -> None:
     Raises Problem if this Python cannot, or if the disk does not let it.
     """
     if VENV.exists() and not VENV.is_dir():
-        raise Problem(f"{VENV} is a file, a folder is wanted. Move it away and run the same command again.")
+        raise Problem(f"{VENV} is a file, but a folder is needed. Move it away and run the same command again.")
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
         raise Problem(no_venv_text())
     title = f"{why}: making .venv with Python {sys.version.split()[0]}"

@@ -113,7 +113,7 @@ def explain(doing: str, log: "list[str]") -> Problem:
         mend = "set PIP_CERT to the file of your network's certificate."
     elif re.search(NETWORK, text):
         why = "there is no network, or the package index does not answer. Only the set-up needs it."
-        mend = "connect, or set HTTPS_PROXY or PIP_INDEX_URL as your network wants it."
+        mend = "connect, or set HTTPS_PROXY or PIP_INDEX_URL as your network requires."
     elif re.search(r"from versions: |No matching distribution", text):
         why = f"the package index has no such file for Python {version} on this system, or does not answer."
         mend = f"see that the network works; or change system: {KNOWN}."

@@ -1,4 +1,4 @@
-"""course.py as a program: where it lies, what it says, and how it gives way to another program."""
+"""course.py as a program: where it is, what it prints, and how it starts another program in its place."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ CACHE = ROOT / ".cache"
 
 
 class Problem(Exception):
-    """Something that the user can mend. The text says what, and how."""
+    """Something that the user can correct. The text says what, and how."""
 
 
 def say(text: str) -> None:

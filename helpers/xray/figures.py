@@ -76,7 +76,7 @@ class Tables:
 
 
 def _is_constant(region: regions.Region) -> bool:
-    """Constants have a cache of their own, which reads a word for all lanes at once: no sectors tell their cost."""
+    """Constants have a cache of their own, which reads a word for all lanes at once: sectors do not measure it."""
     return region.kind == regions.VARIABLE and not region.writable
 
 

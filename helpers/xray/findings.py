@@ -97,7 +97,7 @@ def notes(seen: checked.Observed) -> list[str]:
 def _merged(seen: checked.Observed) -> list[Finding]:
     """One finding for one bug, counted together.
 
-    Inlined copies of a line are one line. Two lines that race are told once, whichever of them came first.
+    Inlined copies of a line are one line. Two lines that race are reported once, whichever of them came first.
     A read that races with the write it should have waited for may find nothing written yet: the race is the bug. One
     that meets an asynchronous copy in flight races with its landing: the missing wait is the bug.
     Two lines that write the same value here and another one there are a race. Whatever line uses dynamic shared memory

@@ -106,7 +106,9 @@ struct Kernel<Function, void (*)(A...)> {
   template <size_t... I>
   static void call(void** args, Indices<I...>) {
     (void)args;
-    Function(*static_cast<typename Unqualified<A>::type*>(args[I])...);
+    // Called through a pointer that the compiler cannot follow: inlined here, an endless loop would lose its line.
+    void (*volatile function)(A...) = Function;
+    function(*static_cast<typename Unqualified<A>::type*>(args[I])...);
   }
   static void run(void** args) { call(args, typename MakeIndices<sizeof...(A)>::type()); }
   static constexpr int count = sizeof...(A);

@@ -1,0 +1,180 @@
+// CUDA C++ in JupyterLab 4: the cells that begin with %%cuda, and .cu and .cuh files.
+//
+// JupyterLab takes an extension as a webpack "container": an object with init(shared modules) and get(module name).
+// Webpack would write the same two functions around the plugin below; written by hand, the extension needs no build.
+(() => {
+  "use strict";
+
+  const MIME = "text/x-cuda";
+  const MAGIC = /^%%cuda(\s|$)/;
+  const QUALIFIERS =
+    "global|device|host|shared|constant|managed|launch_bounds|grid_constant|forceinline|noinline|restrict|align";
+  const WORDS = new RegExp(`\\b(?:(__(?:${QUALIFIERS})__)|threadIdx|blockIdx|blockDim|gridDim|warpSize)\\b`, "g");
+
+  let shared; // JupyterLab's modules: name -> version -> {get, loaded}
+
+  // A module of JupyterLab itself: the version that runs already, else the newest.
+  async function module(name) {
+    const versions = Object.entries(shared[name] ?? {});
+    if (!versions.length) throw new Error(`cuda-cells: this JupyterLab does not share ${name}`);
+    const newest = (a, b) => b[0].localeCompare(a[0], undefined, { numeric: true });
+    const [, entry] = versions.find(([, one]) => one.loaded) ?? versions.sort(newest)[0];
+    return (await entry.get())();
+  }
+
+  // The words that CUDA adds to C++, and the line of the magic, as decorations over the colours of C++.
+  function cudaWords({ Decoration, EditorView, ViewPlugin }, { syntaxTree }) {
+    const qualifier = Decoration.mark({ class: "cuda-qualifier" });
+    const variable = Decoration.mark({ class: "cuda-variable" });
+    const magic = Decoration.mark({ class: "cuda-magic" });
+
+    function decorations(view) {
+      const { doc } = view.state;
+      const tree = syntaxTree(view.state);
+      const found = [];
+      for (const { from, to } of view.visibleRanges) {
+        if (from === 0 && MAGIC.test(doc.line(1).text)) found.push(magic.range(0, doc.line(1).to));
+        for (const word of doc.sliceString(from, to).matchAll(WORDS)) {
+          const at = from + word.index;
+          if (/Comment|String/.test(tree.resolveInner(at, 1).name)) continue;
+          found.push((word[1] ? qualifier : variable).range(at, at + word[0].length));
+        }
+      }
+      return Decoration.set(found, true);
+    }
+
+    class Words {
+      constructor(view) {
+        this.decorations = decorations(view);
+      }
+      update(update) {
+        const parsed = syntaxTree(update.startState) !== syntaxTree(update.state);
+        if (update.docChanged || update.viewportChanged || parsed) this.decorations = decorations(update.view);
+      }
+    }
+    const colour = (name) => ({ color: `var(--jp-mirror-editor-${name}-color) !important` });
+    return [
+      ViewPlugin.fromClass(Words, { decorations: (words) => words.decorations }),
+      EditorView.baseTheme({
+        ".cuda-qualifier, .cuda-qualifier span": { ...colour("keyword"), fontWeight: "bold" },
+        ".cuda-variable, .cuda-variable span": colour("builtin"),
+        ".cuda-magic, .cuda-magic span": { ...colour("meta"), fontWeight: "normal" },
+      }),
+    ];
+  }
+
+  // C++'s parser from the second line on where the first is the magic's: read as C++, the magic would be the beginning
+  // of a statement, and the editor would indent what follows as its rest.
+  function withoutMagic(cpp, { Tree }) {
+    const wrap = (parse, input, fragments, ranges) => {
+      const first = input.read(0, Math.min(input.length, 200)).split("\n", 1)[0];
+      if (!MAGIC.test(first) || ranges.length !== 1 || ranges[0].from !== 0) return parse;
+      const from = first.length;
+      const rest = cpp.parser.startParse(input, fragments, [{ from, to: input.length }]);
+      return {
+        get parsedPos() {
+          return rest.parsedPos;
+        },
+        get stoppedAt() {
+          return rest.stoppedAt;
+        },
+        stopAt: (pos) => rest.stopAt(pos),
+        advance: () => {
+          const tree = rest.advance();
+          if (!tree) return null;
+          const positions = tree.positions.map((position) => position + from);
+          return new Tree(tree.type, tree.children, positions, tree.length + from);
+        },
+      };
+    };
+    return cpp.configure({ wrap });
+  }
+
+  function addLanguage(languages, view, language, common) {
+    languages.addLanguage({
+      name: "CUDA",
+      displayName: "CUDA C++",
+      alias: ["cuda", "cu"],
+      mime: MIME,
+      extensions: ["cu", "cuh"],
+      load: async () => {
+        const cpp = await languages.getLanguage("C++");
+        const cuda = withoutMagic(cpp.support.language, common);
+        return new language.LanguageSupport(cuda, [cpp.support.support, cudaWords(view, language)]);
+      },
+    });
+  }
+
+  // Keeps the language of a code cell: CUDA while its first line begins with %%cuda, the notebook's own otherwise.
+  // The notebook sets its own on all of its cells whenever a kernel starts; that must not last on a CUDA cell.
+  function followMagic(model) {
+    let own = model.mimeType;
+    const follow = () => {
+      if (model.mimeType !== MIME) own = model.mimeType;
+      model.mimeType = MAGIC.test(model.sharedModel.getSource()) ? MIME : own;
+    };
+    model.mimeTypeChanged.connect(follow);
+    model.contentChanged.connect(follow);
+    follow();
+  }
+
+  function followNotebook(panel) {
+    const known = new WeakSet();
+    const all = () => {
+      for (const cell of panel.content.model?.cells ?? []) {
+        if (cell.type !== "code" || known.has(cell)) continue;
+        known.add(cell);
+        followMagic(cell);
+      }
+    };
+    const watch = () => {
+      panel.content.model?.cells.changed.connect(all);
+      all();
+    };
+    panel.content.modelChanged.connect(watch);
+    watch();
+  }
+
+  async function plugins() {
+    const [{ IEditorLanguageRegistry }, { INotebookTracker }, view, language, common] = await Promise.all(
+      [
+        "@jupyterlab/codemirror",
+        "@jupyterlab/notebook",
+        "@codemirror/view",
+        "@codemirror/language",
+        "@lezer/common",
+      ].map(module),
+    );
+    return [
+      {
+        id: "cuda-cells:language",
+        description: "CUDA C++ for .cu and .cuh files, by JupyterLab's C++ mode",
+        autoStart: true,
+        requires: [IEditorLanguageRegistry],
+        activate: (app, languages) => addLanguage(languages, view, language, common),
+      },
+      {
+        id: "cuda-cells:cells",
+        description: "Colours code cells that begin with %%cuda as CUDA C++",
+        autoStart: true,
+        requires: [INotebookTracker],
+        activate: (app, tracker) => {
+          tracker.forEach(followNotebook);
+          tracker.widgetAdded.connect((_, panel) => followNotebook(panel));
+        },
+      },
+    ];
+  }
+
+  globalThis._JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
+  globalThis._JUPYTERLAB["cuda-cells"] = {
+    init: (scope) => {
+      shared = scope;
+    },
+    get: async (name) => {
+      if (name !== "./extension") throw new Error(`cuda-cells has no module ${name}`);
+      const made = { __esModule: true, default: await plugins() };
+      return () => made;
+    },
+  };
+})();

@@ -1,0 +1,146 @@
+"""The colours of CUDA in JupyterLab: the extension is where JupyterLab finds it and, with a browser, it works."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers import commands
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOM = ROOT / "helpers" / "lab"
+EXTENSION = ROOM / "labextensions" / "cuda-cells"
+
+
+def test_its_files() -> None:
+    package = json.loads((EXTENSION / "package.json").read_text())
+    build = package["jupyterlab"]["_build"]
+    entry = (EXTENSION / build["load"]).read_text()
+    assert package["name"] == EXTENSION.name and f'_JUPYTERLAB["{package["name"]}"]' in entry
+    assert f'"{build["extension"]}"' in entry, "the module that JupyterLab asks for"
+
+
+def test_its_code_parses() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node")
+    subprocess.run([node, "--check", str(EXTENSION / "static" / "remoteEntry.js")], check=True)
+
+
+def test_jupyterlab_finds_it() -> None:
+    pytest.importorskip("jupyterlab")
+    settings = {**os.environ, "JUPYTER_PATH": commands.with_our_extension("")}
+    argv = [sys.executable, "-m", "jupyter", "labextension", "list"]
+    told = subprocess.run(argv, env=settings, capture_output=True, text=True, check=True)
+    line = next(line for line in (told.stdout + told.stderr).splitlines() if "cuda-cells" in line)
+    assert "enabled" in line and "OK" in line
+
+
+def test_jupyter_path() -> None:
+    ours = str(ROOM)
+    assert commands.with_our_extension("") == ours
+    path = f"/a{os.pathsep}/b"
+    assert commands.with_our_extension(path) == f"{path}{os.pathsep}{ours}"
+    assert commands.with_our_extension(f"/a{os.pathsep}{ours}{os.pathsep}/b") == f"{path}{os.pathsep}{ours}"
+
+
+# ---- in a browser: COURSE_BROWSER is Chromium, COURSE_PLAYWRIGHT the folder of playwright-core
+
+SCRIPT = r"""
+const [playwright, browser, url] = process.argv.slice(2);
+const { chromium } = require(playwright);
+(async () => {
+  const running = await chromium.launch({ executablePath: browser, args: ["--headless", "--no-sandbox"] });
+  const page = await running.newPage();
+  await page.goto(url + "/lab/tree/cells.ipynb");
+  await page.waitForFunction(() => window.jupyterapp?.shell?.currentWidget?.content?.widgets?.length === 3);
+  await page.waitForFunction(() => document.querySelector(".cuda-qualifier"));
+  const cells = () => page.evaluate(() => jupyterapp.shell.currentWidget.content.widgets.map((w) => w.model.mimeType));
+  const told = { opened: await cells() };
+  told.words = await page.evaluate(() =>
+    [...document.querySelectorAll(".cuda-qualifier, .cuda-variable, .cuda-magic")].map((e) => e.textContent));
+  const set = (text) => page.evaluate((text) =>
+    jupyterapp.shell.currentWidget.content.widgets[1].model.sharedModel.setSource(text), text);
+  await set("%%cuda x\nint a;");
+  told.became = await cells();
+  await set("a = 1");
+  told.back = await cells();
+  await page.evaluate(() =>
+    Object.assign(jupyterapp.shell.currentWidget.content, { activeCellIndex: 1, mode: "edit" }));
+  await page.keyboard.press("Control+a");
+  await page.keyboard.type("%%cuda x\n// note\nint f() {\nreturn 1;\n}\nint g;");
+  told.typed = await page.evaluate(() =>
+    jupyterapp.shell.currentWidget.content.widgets[1].model.sharedModel.getSource());
+  await page.goto(url + "/lab/tree/kernel.cu");
+  await page.waitForFunction(() => document.querySelector(".jp-FileEditor .cuda-qualifier"));
+  console.log(JSON.stringify(told));
+  await running.close();
+})().catch((error) => { console.error(error); process.exit(1); });
+"""
+KERNEL = "%%cuda 00_x\n// __global__ in a comment\n__global__ void f(float* a) {\n  a[threadIdx.x] = 1;\n}"
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[str]:
+    """The address of a JupyterLab with a notebook and a kernel file."""
+    pytest.importorskip("jupyterlab")
+    code = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    texts = [KERNEL, "a = 1", "b = '%%cuda'"]
+    cells = [{**code, "id": f"cell{number}", "source": text} for number, text in enumerate(texts)]
+    kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    language = {"name": "python", "codemirror_mode": {"name": "ipython", "version": 3}}
+    metadata = {"kernelspec": kernelspec, "language_info": language}
+    notebook = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "cells.ipynb").write_text(json.dumps(notebook))
+    (root / "kernel.cu").write_text("__global__ void f() {}\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {name: str(tmp_path / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTERLAB_SETTINGS_DIR", "IPYTHONDIR")}
+    settings |= {"JUPYTERLAB_WORKSPACES_DIR": str(tmp_path / "workspaces")}
+    settings |= {"JUPYTER_PATH": commands.with_our_extension(os.environ.get("JUPYTER_PATH", ""))}
+    argv = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}"]
+    argv += [f"--ServerApp.root_dir={root}", "--IdentityProvider.token=", "--LabApp.expose_app_in_browser=True"]
+    server = subprocess.Popen(argv, env={**os.environ, **settings}, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(240):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/api"):
+                break
+            time.sleep(0.25)
+        yield url
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def test_in_a_browser(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    browser, playwright = os.environ.get("COURSE_BROWSER", ""), os.environ.get("COURSE_PLAYWRIGHT", "")
+    node = shutil.which("node")
+    if not (node and browser and playwright):
+        pytest.skip("set COURSE_BROWSER to Chromium and COURSE_PLAYWRIGHT to the folder of playwright-core")
+    url = request.getfixturevalue("lab")
+    script = tmp_path / "drive.js"
+    script.write_text(SCRIPT)
+    argv = [node, str(script), playwright, browser, url]
+    answer = subprocess.run(argv, capture_output=True, text=True, timeout=180)
+    assert answer.returncode == 0, answer.stderr
+    told = json.loads(answer.stdout)
+    assert told["opened"] == ["text/x-cuda", "text/x-ipython", "text/x-ipython"]
+    assert told["words"] == ["%%cuda 00_x", "__global__", "threadIdx"], "and none in the comment"
+    assert told["became"][1] == "text/x-cuda" and told["back"][1] == "text/x-ipython"
+    assert told["typed"].splitlines()[1] == "// note", "the magic is no statement that goes on"
+    assert told["typed"].splitlines()[3].strip() == "return 1;" and told["typed"].splitlines()[-1] == "int g;"
