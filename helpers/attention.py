@@ -385,6 +385,9 @@ def _first_backward(
         check_model_arrays(q, k, v, axes)
         lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if axes == BATCHED else (q.shape[1], q.shape[0])
         check_gradient_arrays(do, q, o, lse, lse_shape)
+        for name, a in (("do", do), ("o", o), ("lse", lse)):
+            if device.ON_GPU and a.device != q.device:
+                raise ValueError(f"{name} is on {a.device} and q on {q.device}: one device for all is needed")
         cu, dense = _cu_seqlens(cu_seqlens, kind)
         limits = mask_window(wishes.window, wishes.causal)
         chosen = _choose(wishes, q, k, varlen=cu is not None, direction="backward")

@@ -235,19 +235,20 @@ struct Sequence {
 __device__ __forceinline__ Sequence sequence_of(
     int number, const int* __restrict__ cu_seqlens_q, const int* __restrict__ cu_seqlens_k,
     const AttentionParams& forward) {
-  Sequence it;
-  it.packed = cu_seqlens_q != nullptr;
-  it.q_first = it.packed ? cu_seqlens_q[number] : 0, it.k_first = it.packed ? cu_seqlens_k[number] : 0;
-  it.q_len = it.packed ? cu_seqlens_q[number + 1] - it.q_first : forward.N;
-  it.kv_len = it.packed ? cu_seqlens_k[number + 1] - it.k_first : forward.N_kv;
-  it.lowest = it.kv_len - it.q_len - forward.window_left, it.highest = it.kv_len - it.q_len + forward.window_right;
-  return it;
+  Sequence seq;
+  seq.packed = cu_seqlens_q != nullptr;
+  seq.q_first = seq.packed ? cu_seqlens_q[number] : 0, seq.k_first = seq.packed ? cu_seqlens_k[number] : 0;
+  seq.q_len = seq.packed ? cu_seqlens_q[number + 1] - seq.q_first : forward.N;
+  seq.kv_len = seq.packed ? cu_seqlens_k[number + 1] - seq.k_first : forward.N_kv;
+  seq.lowest = seq.kv_len - seq.q_len - forward.window_left,
+  seq.highest = seq.kv_len - seq.q_len + forward.window_right;
+  return seq;
 }
 
 // s was this thread's tile of Q K^T and becomes P. No maximum and no sum: lse has both. Where the row does not see the
 // key, P is 0, also if its lse is -inf because it sees none.
 __device__ __forceinline__ void weights(
-    float (&s)[TILE_M][TILE_N], const Shared& smem, float softmax_scale_log2, const Sequence& it, int first_row,
+    float (&s)[TILE_M][TILE_N], const Shared& smem, float softmax_scale_log2, const Sequence& seq, int first_row,
     int first_key, int x, int y) {
   float lse[TILE_M];
   load_rows(lse, smem.lse, y);
@@ -256,18 +257,18 @@ __device__ __forceinline__ void weights(
 #pragma unroll
     for (int j = 0; j < TILE_N; ++j) s[i][j] = exp2f(softmax_scale_log2 * s[i][j] - lse[i]);
   const int last_row = first_row + BLOCK_M - 1, next_key = first_key + BLOCK_N;
-  if (first_key < last_row + it.lowest || next_key > min(first_row + it.highest + 1, it.kv_len))
+  if (first_key < last_row + seq.lowest || next_key > min(first_row + seq.highest + 1, seq.kv_len))
 #pragma unroll
     for (int i = 0; i < TILE_M; ++i) {
       const int row_pos = first_row + row_of(i, y) - first_key - x;  // relative to the thread's first key
-      const int low = row_pos + it.lowest, high = min(row_pos + it.highest, it.kv_len - 1 - first_key - x);
+      const int low = row_pos + seq.lowest, high = min(row_pos + seq.highest, seq.kv_len - 1 - first_key - x);
 #pragma unroll
       for (int j = 0; j < TILE_N; ++j)
         if (j * THREADS_X < low || j * THREADS_X > high) s[i][j] = 0.0f;
     }
 }
 
-// D, a number for each row, by one warp; and zeros for dQ, where blocks will add to it.
+// D, a number for each row, by one warp; and zeros for dQ, where blocks will add to seq.
 extern "C" __global__ void __launch_bounds__(THREADS) backward_preprocess(
     const float* __restrict__ O, const float* __restrict__ dO, float* __restrict__ delta,
     float* __restrict__ dQ,  // null: nobody adds to it
@@ -305,30 +306,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (kv_head + gridDim.y * sequence);
     tile = block / heads, kv_head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
   }
-  const Sequence it = sequence_of(sequence, cu_seqlens_q, cu_seqlens_k, forward);
+  const Sequence seq = sequence_of(sequence, cu_seqlens_q, cu_seqlens_k, forward);
   const int first_key = tile * BLOCK_N;
-  if (first_key >= it.kv_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
-  const int last_key = min(first_key + BLOCK_N, it.kv_len) - 1;
-  const int begin = max(first_key - it.highest, 0), end = min(last_key - it.lowest + 1, it.q_len);
-  K += sequence * forward.k.batch + it.k_first * forward.k.row + kv_head * forward.k.head;
-  V += sequence * forward.v.batch + it.k_first * forward.v.row + kv_head * forward.v.head;
+  if (first_key >= seq.kv_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  const int last_key = min(first_key + BLOCK_N, seq.kv_len) - 1;
+  const int begin = max(first_key - seq.highest, 0), end = min(last_key - seq.lowest + 1, seq.q_len);
+  K += sequence * forward.k.batch + seq.k_first * forward.k.row + kv_head * forward.k.head;
+  V += sequence * forward.v.batch + seq.k_first * forward.v.row + kv_head * forward.v.head;
 
   extern __shared__ float4 dynamic_smem[];
   Shared& smem = *reinterpret_cast<Shared*>(dynamic_smem);
   // Lanes 0 to 3 are a square of two rows by two columns, and so on, as in 05.
   const int x = threadIdx.x / 4 % (THREADS_X / 2) * 2 + threadIdx.x % 2;
   const int y = threadIdx.x / (2 * THREADS_X) * 2 + threadIdx.x / 2 % 2;
-  load_tile(smem.K, K, forward.k.row, first_key, it.kv_len);
-  load_tile(smem.V, V, forward.v.row, first_key, it.kv_len);
+  load_tile(smem.K, K, forward.k.row, first_key, seq.kv_len);
+  load_tile(smem.V, V, forward.v.row, first_key, seq.kv_len);
   const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
 
   // ---- the heads that share these keys, and their rows: five products each
   float dk[TILE_K][TILE_D] = {}, dv[TILE_K][TILE_D] = {};
   const int group = forward.heads / forward.kv_heads;
   for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    const float* q = Q + sequence * forward.q.batch + it.q_first * forward.q.row + head * forward.q.head;
-    const float* d_o = dO + sequence * params.d_o.batch + it.q_first * params.d_o.row + head * params.d_o.head;
-    const long long sums = ((long long)(it.packed ? 0 : sequence) * forward.heads + head) * forward.N + it.q_first;
+    const float* q = Q + sequence * forward.q.batch + seq.q_first * forward.q.row + head * forward.q.head;
+    const float* d_o = dO + sequence * params.d_o.batch + seq.q_first * params.d_o.row + head * params.d_o.head;
+    const long long sums = ((long long)(seq.packed ? 0 : sequence) * forward.heads + head) * forward.N + seq.q_first;
     for (int first_row = begin; first_row < end; first_row += BLOCK_M) {
       load_tile(smem.Q, q, forward.q.row, first_row, end);
       load_tile(smem.dO, d_o, params.d_o.row, first_row, end);
@@ -337,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
       __syncthreads();  // hazard: the tiles are read before another thread has written its part of them
       float s[TILE_M][TILE_N];
       gemm_rows_keys(s, smem.Q, smem.K, x, y);
-      weights(s, smem, softmax_scale_log2, it, first_row, first_key, x, y);
+      weights(s, smem, softmax_scale_log2, seq, first_row, first_key, x, y);
       store_tile(smem, s, x, y);
       __syncthreads();  // hazard: P is read before another thread has written its part
       gemm_keys(dv, smem, smem.dO, x, y);
@@ -359,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
           for (int c = 0; c < TILE_D; ++c) {
             const int column = 4 * (x + c / 4 * THREADS_X) + c % 4;
             if (column < HEAD_DIM)
-              atomicAdd(target + (it.q_first + r) * params.dq_sum.row + column, forward.softmax_scale * dq[i][c]);
+              atomicAdd(target + (seq.q_first + r) * params.dq_sum.row + column, forward.softmax_scale * dq[i][c]);
           }
         }
       }
@@ -368,12 +369,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
   }
 
   // ---- epilogue: keys that no row sees get zeros
-  dK += sequence * params.d_k.batch + (it.k_first + first_key) * params.d_k.row + kv_head * params.d_k.head;
-  dV += sequence * params.d_v.batch + (it.k_first + first_key) * params.d_v.row + kv_head * params.d_v.head;
+  dK += sequence * params.d_k.batch + (seq.k_first + first_key) * params.d_k.row + kv_head * params.d_k.head;
+  dV += sequence * params.d_v.batch + (seq.k_first + first_key) * params.d_v.row + kv_head * params.d_v.head;
 #pragma unroll
   for (int n = 0; n < TILE_K; ++n) {
     const int j = y + n * THREADS_Y;
-    if (first_key + j >= it.kv_len) continue;
+    if (first_key + j >= seq.kv_len) continue;
 #pragma unroll
     for (int c = 0; c < TILE_D4; ++c) {
       const float *a = dk[n] + 4 * c, *b = dv[n] + 4 * c, scale = forward.softmax_scale;
@@ -397,25 +398,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
     const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
     tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
   }
-  const Sequence it = sequence_of(sequence, cu_seqlens_q, cu_seqlens_k, forward);
+  const Sequence seq = sequence_of(sequence, cu_seqlens_q, cu_seqlens_k, forward);
   const int first_row = tile * BLOCK_M, kv_head = head / (forward.heads / forward.kv_heads);
-  if (first_row >= it.q_len) return;
-  const int last_row = min(first_row + BLOCK_M, it.q_len) - 1;
-  const int begin = max(first_row + it.lowest, 0), end = min(last_row + it.highest + 1, it.kv_len);
-  Q += sequence * forward.q.batch + it.q_first * forward.q.row + head * forward.q.head;
-  K += sequence * forward.k.batch + it.k_first * forward.k.row + kv_head * forward.k.head;
-  V += sequence * forward.v.batch + it.k_first * forward.v.row + kv_head * forward.v.head;
-  dO += sequence * params.d_o.batch + it.q_first * params.d_o.row + head * params.d_o.head;
-  dQ += sequence * params.d_q.batch + it.q_first * params.d_q.row + head * params.d_q.head;
-  const long long sums = ((long long)(it.packed ? 0 : sequence) * forward.heads + head) * forward.N + it.q_first;
+  if (first_row >= seq.q_len) return;
+  const int last_row = min(first_row + BLOCK_M, seq.q_len) - 1;
+  const int begin = max(first_row + seq.lowest, 0), end = min(last_row + seq.highest + 1, seq.kv_len);
+  Q += sequence * forward.q.batch + seq.q_first * forward.q.row + head * forward.q.head;
+  K += sequence * forward.k.batch + seq.k_first * forward.k.row + kv_head * forward.k.head;
+  V += sequence * forward.v.batch + seq.k_first * forward.v.row + kv_head * forward.v.head;
+  dO += sequence * params.d_o.batch + seq.q_first * params.d_o.row + head * params.d_o.head;
+  dQ += sequence * params.d_q.batch + seq.q_first * params.d_q.row + head * params.d_q.head;
+  const long long sums = ((long long)(seq.packed ? 0 : sequence) * forward.heads + head) * forward.N + seq.q_first;
 
   extern __shared__ float4 dynamic_smem[];
   Shared& smem = *reinterpret_cast<Shared*>(dynamic_smem);
   const int x = threadIdx.x / 4 % (THREADS_X / 2) * 2 + threadIdx.x % 2;
   const int y = threadIdx.x / (2 * THREADS_X) * 2 + threadIdx.x / 2 % 2;
-  load_tile(smem.Q, Q, forward.q.row, first_row, it.q_len);
-  load_tile(smem.dO, dO, params.d_o.row, first_row, it.q_len);
-  load_row_sums(smem, lse + sums, delta + sums, first_row, it.q_len);
+  load_tile(smem.Q, Q, forward.q.row, first_row, seq.q_len);
+  load_tile(smem.dO, dO, params.d_o.row, first_row, seq.q_len);
+  load_row_sums(smem, lse + sums, delta + sums, first_row, seq.q_len);
   const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
 
   // ---- the keys that these rows see: three products each
@@ -427,7 +428,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
     __syncthreads();  // hazard: the tiles are read before another thread has written its part of them
     float s[TILE_M][TILE_N];
     gemm_rows_keys(s, smem.Q, smem.K, x, y);
-    weights(s, smem, softmax_scale_log2, it, first_row, first_key, x, y);
+    weights(s, smem, softmax_scale_log2, seq, first_row, first_key, x, y);
     store_tile(smem, s, x, y);
     gemm_rows_keys(s, smem.dO, smem.V, x, y);
     scores_gradient(s, smem, x, y);
@@ -441,7 +442,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
 #pragma unroll
   for (int i = 0; i < TILE_M; ++i) {
     const int r = first_row + row_of(i, y);
-    if (r >= it.q_len) continue;
+    if (r >= seq.q_len) continue;
 #pragma unroll
     for (int c = 0; c < TILE_D4; ++c) {
       const float *a = dq[i] + 4 * c, scale = forward.softmax_scale;

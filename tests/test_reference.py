@@ -344,3 +344,90 @@ def test_imports_numpy_alone():
     root = Path(reference.__file__).resolve().parent.parent
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['helpers.reference']"
+
+
+# ---- gradients
+
+
+def literal_gradients(do, q, k, v, scale, seen):
+    """By the chain rule in plain Python floats: through O = P V, through the softmax, through S = scale q k^T."""
+    dq, dk, dv = ([[0.0] * len(a[0]) for _ in a] for a in (q, k, v))
+    for i in range(len(q)):
+        keys = [j for j in range(len(k)) if seen[i][j]]
+        if not keys:
+            continue
+        s = [scale * math.fsum(float(a) * float(b) for a, b in zip(q[i], k[j], strict=True)) for j in keys]
+        e = [math.exp(x - max(s)) for x in s]
+        p = [x / math.fsum(e) for x in e]
+        dp = [math.fsum(float(a) * float(b) for a, b in zip(do[i], v[j], strict=True)) for j in keys]
+        for a, j in enumerate(keys):
+            # The softmax's derivative: dp_b / ds_a = p_b ((a == b) - p_a).
+            ds = math.fsum(dp[b] * p[b] * ((a == b) - p[a]) for b in range(len(keys)))
+            for c in range(len(q[i])):
+                dq[i][c] += scale * ds * float(k[j][c])
+                dk[j][c] += scale * ds * float(q[i][c])
+            for c in range(len(v[j])):
+                dv[j][c] += p[a] * float(do[i][c])
+    return np.array(dq), np.array(dk), np.array(dv)
+
+
+MASKS = [{}, {"causal": True}, {"window": (2, 1)}, {"window": (0, -1)}]
+
+
+@pytest.mark.parametrize("n, n_kv, d, d_v", [(1, 1, 1, 1), (1, 7, 3, 3), (9, 4, 2, 4), (5, 13, 8, 3)])
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("scale", [None, -0.7])
+def test_gradients_equal_the_literal_loop(n, n_kv, d, d_v, mask, scale):
+    do, q = normal(n, d_v, seed=4), normal(n, d, seed=1)
+    k, v = normal(n_kv, d, seed=2), normal(n_kv, d_v, seed=3)
+    got = reference.attention_backward(do, q, k, v, softmax_scale=scale, **mask)
+    seen = visible(n, n_kv, **mask)
+    loop = literal_gradients(do, q, k, v, 1 / math.sqrt(d) if scale is None else scale, seen)
+    for a, b in zip(got, loop, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-13)
+    assert (got[0][~seen.any(axis=1)] == 0).all() and (got[1][~seen.any(axis=0)] == 0).all()
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("heads, kv_heads", [(2, 2), (4, 2), (3, 1)])
+def test_gradients_are_finite_differences(mask, heads, kv_heads):
+    """Of sum(do * attention), with heads that share keys; each head's own k and v, repeated, are one array's."""
+    do, q = normal(2, heads, 6, 3, seed=4), normal(2, heads, 6, 3, seed=1)
+    k, v = normal(2, kv_heads, 5, 3, seed=2), normal(2, kv_heads, 5, 3, seed=3)
+
+    def loss(q, k, v):
+        return float((do * attention(q, *(np.repeat(a, heads // kv_heads, axis=1) for a in (k, v)), **mask)).sum())
+
+    arrays, step = [q, k, v], 1e-5
+    for which, got in enumerate(reference.attention_backward(do, q, k, v, **mask)):
+        assert got.shape == arrays[which].shape
+        for at in [(0, 0, 0, 0), (1, -1, 4, 2), (0, -1, 2, 1), (1, 0, 3, 0)]:
+            ends = []
+            for sign in (1, -1):
+                moved = [a.copy() for a in arrays]
+                moved[which][at] += sign * step
+                ends.append(loss(*moved))
+            assert got[at] == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=1e-8)
+
+
+def test_gradients_in_chunks_are_the_same(monkeypatch):
+    arrays = [normal(2, 50, 8, seed=seed) for seed in range(4)]
+    whole = reference.attention_backward(*arrays, causal=True)
+    monkeypatch.setattr(reference, "CHUNK_BYTES", 8 * 50 * 7)
+    for a, b in zip(reference.attention_backward(*arrays, causal=True), whole, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"do": normal(5, 3)}, "do has shape"),
+        ({"do": np.full((4, 3), np.nan)}, "do holds 12 NaN or inf"),
+        ({"q": normal(2, 4, 3), "k": normal(3, 6, 3)}, "do not broadcast"),
+        ({"k": normal(2, 6, 3)}, "do not fit a backward"),
+    ],
+)
+def test_gradients_of_what_does_not_fit(change, message):
+    call = {"do": normal(4, 3), "q": normal(4, 3), "k": normal(6, 3), "v": normal(6, 3), **change}
+    with pytest.raises(ValueError, match=message):
+        reference.attention_backward(**call)
