@@ -1,7 +1,7 @@
 // Exercise 03: find the race. Two neighbouring threads share a row: the even one computes the weights of a tile, and
 // each of the two adds up half of the columns of acc.
 //
-// Every number comes out right, and yet one barrier is missing: the X-ray shows where.
+// One barrier is missing. On the CPU engine every number comes out right all the same: the X-ray shows where.
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); float32, row-major; HEAD_DIM is even
 // Limit    at most 3 __syncthreads() per tile
 
