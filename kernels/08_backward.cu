@@ -273,6 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_preprocess(
     const float* __restrict__ O, const float* __restrict__ dO, float* __restrict__ delta,
     float* __restrict__ dQ,  // null: nobody adds to it
     const BackwardParams params) {
+  // ---- a warp for each row
   const AttentionParams& forward = params.forward;
   const int row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
   const int head = blockIdx.y, batch = blockIdx.z;

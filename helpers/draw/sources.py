@@ -22,14 +22,21 @@ def _lines(file: str) -> list[str]:
 def sections(file: str) -> dict[str, tuple[int, int]]:
     """The pieces of a kernel file by name, each with its first and last line, both counted from 1.
 
-    "header" is the comment at the top, "sizes" the #defines and static_asserts, "signature" the entry's head. Then
-    every `// ---- name` section of the entry, and every `__device__` function with the comment above it.
+    "header" is the comment at the top, "sizes" the #defines and static_asserts, "signature" the entry's head; of a
+    further kernel it is "signature of NAME", with the comment above it. Then every `// ---- name` section of the
+    kernels, and every `__device__` function with the comment above it.
     """
     lines = _lines(file)
 
     def first_match(pattern: str, start: int) -> int:
         """Index of the first line from `start` on that the pattern is found in; the last line if there is none."""
         return next((i for i in range(start, len(lines)) if re.search(pattern, lines[i])), len(lines) - 1)
+
+    def above(i: int) -> int:
+        """Index of the first line of the comment above a line, the line's own where there is none."""
+        while i and lines[i - 1].startswith(("//", "template")):
+            i -= 1
+        return i
 
     found: dict[str, tuple[int, int]] = {}
     comment = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
@@ -50,11 +57,11 @@ def sections(file: str) -> dict[str, tuple[int, int]]:
             found[heading[1].strip()] = (i + 1, stop)
         elif "__global__" in line and "signature" not in found:
             found["signature"] = (i + 1, first_match(r"\{$", i) + 1)
+        elif "__global__" in line:
+            name = re.search(r"(\w+)\($", line) or re.search(r"(\w+)\(\D", line)
+            found[f"signature of {name[1] if name else i}"] = (above(i) + 1, first_match(r"\{$", i) + 1)
         elif function := re.match(r"__device__ .*?(\w+)\(", line):
-            above = i
-            while above and lines[above - 1].startswith(("//", "template")):
-                above -= 1
-            found[function[1]] = (above + 1, first_match(r"^}" if not line.endswith("}") else "", i) + 1)
+            found[function[1]] = (above(i) + 1, first_match(r"^}" if not line.endswith("}") else "", i) + 1)
     return found
 
 
