@@ -39,6 +39,15 @@
 #ifndef ASYNC
 #define ASYNC (VECTOR && __CUDA_ARCH__ >= 800)  // tiles are copied by cp.async, which Turing lacks
 #endif
+#ifndef VECTOR_ATOMICS
+#define VECTOR_ATOMICS (VECTOR && __CUDA_ARCH__ >= 900)  // one instruction adds four floats to dQ; from Hopper on
+#endif
+#ifndef ROWS_UNROLL
+#define ROWS_UNROLL 1  // of the sums over rows: steps of four rows at a time
+#endif
+#ifndef KEYS_UNROLL
+#define KEYS_UNROLL 4  // of the sum over keys
+#endif
 constexpr float LOG2_E = 1.4426950408889634f;
 
 constexpr int THREADS_Y = THREADS / THREADS_X;
@@ -92,6 +101,17 @@ __device__ __forceinline__ void store4(float* row, int c, float4 a) {
 #else
   for (int i = 0; i < 4; ++i)
     if (4 * c + i < HEAD_DIM) row[4 * c + i] = word(a, i);
+#endif
+}
+
+// Adds to words 4c .. 4c + 3 of a row, to which other blocks add too.
+__device__ __forceinline__ void atomic_add4(float* row, int c, float4 a) {
+#if VECTOR_ATOMICS
+  atomicAdd(reinterpret_cast<float4*>(row) + c, a);
+#else
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (4 * c + i < HEAD_DIM) atomicAdd(row + 4 * c + i, word(a, i));
 #endif
 }
 
@@ -168,7 +188,7 @@ __device__ __forceinline__ void gemm_rows_keys(
 // acc += this thread's tile of P^T b, for its keys: P^T dO or dS^T Q. The sum is over the rows, four at a time.
 __device__ __forceinline__ void gemm_keys(
     float (&acc)[TILE_K][TILE_D], const Shared& smem, const float4 (&b)[BLOCK_M][D4 | 1], int x, int y) {
-#pragma unroll 1
+#pragma unroll ROWS_UNROLL
   for (int r = 0; r < BLOCK_M; r += 4) {
     float4 p[TILE_K];
 #pragma unroll
@@ -188,7 +208,7 @@ __device__ __forceinline__ void gemm_keys(
 
 // acc += this thread's tile of dS K, for its rows. The sum is over the keys.
 __device__ __forceinline__ void gemm_rows(float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
-#pragma unroll 4
+#pragma unroll KEYS_UNROLL
   for (int j = 0; j < BLOCK_N; ++j) {
     float ds[TILE_M];
     load_rows(ds, smem.P[j], y);
@@ -358,10 +378,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
           const int r = first_row + row_of(i, y);
           if (r >= end) continue;
 #pragma unroll
-          for (int c = 0; c < TILE_D; ++c) {
-            const int column = 4 * (x + c / 4 * THREADS_X) + c % 4;
-            if (column < HEAD_DIM)
-              atomicAdd(target + (seq.q_first + r) * params.dq_sum.row + column, forward.softmax_scale * dq[i][c]);
+          for (int c = 0; c < TILE_D4; ++c) {
+            const float *a = dq[i] + 4 * c, scale = forward.softmax_scale;
+            if (x + c * THREADS_X >= D4) continue;
+            atomic_add4(
+                target + (seq.q_first + r) * params.dq_sum.row, x + c * THREADS_X,
+                make_float4(scale * a[0], scale * a[1], scale * a[2], scale * a[3]));
           }
         }
       }
