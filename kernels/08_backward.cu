@@ -46,7 +46,7 @@
 #define ROWS_UNROLL 1  // of the sums over rows: steps of four rows at a time
 #endif
 #ifndef KEYS_UNROLL
-#define KEYS_UNROLL 4  // of the sum over keys
+#define KEYS_UNROLL (HEAD_DIM <= 64 ? 8 : 4)  // of the sum over keys
 #endif
 constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -376,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
 #pragma unroll
         for (int i = 0; i < TILE_M; ++i) {
           const int r = first_row + row_of(i, y);
-          if (r >= end) continue;
+          if (r >= end) break;  // rows ascend with i
 #pragma unroll
           for (int c = 0; c < TILE_D4; ++c) {
             const float *a = dq[i] + 4 * c, scale = forward.softmax_scale;

@@ -127,7 +127,8 @@ def ready(
         keys=keys,
         deterministic=deterministic,
     )
-    defines = stage.defines_for(head_dim, rows, heads * call.sequences, uneven=call.uneven)
+    kv_heads = arrays["k"].shape[1]
+    defines = stage.defines_for(head_dim, keys, kv_heads * call.sequences, uneven=call.uneven)
     defines.update(sizes or {})
     defines.update(stage.variant(call))
     return Ready(stage, call, defines, source), arrays

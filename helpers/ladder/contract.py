@@ -87,11 +87,13 @@ class Stage:
         """The -D options for one launch: other sizes where its own give few blocks, or each multiprocessor one.
 
         Args:
-            rows: of q, in the longest sequence. heads: of all sequences together.
+            rows: of the longest sequence: of q, where blocks have tiles of rows; of k, in the backward, where they have
+                tiles of keys. heads: of all sequences together, of q or of k likewise.
             uneven: a mask such as causal=True, which leaves half of the blocks less than half of the work.
         """
         defines = self.defines(head_dim)
-        blocks = -(-rows // defines["BLOCK_M"]) * heads
+        tile = defines["BLOCK_N" if self.direction == "backward" else "BLOCK_M"]
+        blocks = -(-rows // tile) * heads
         if (1 if uneven else 2) * blocks <= limits.multiprocessors():
             defines.update(self.few_blocks(head_dim))
         elif blocks <= limits.multiprocessors():

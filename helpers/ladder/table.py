@@ -61,6 +61,10 @@ def _backward_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_backward(head_dim, limits.most_shared())
 
 
+def _few_backward_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_few_backward(head_dim, limits.most_shared())
+
+
 EXACT_SHIFT_ABOVE = 2**10  # |softmax_scale|. Below it |m_i| < 2^27 while |q k| < 90,000: see weight() in 07
 
 EVERYTHING = frozenset({"gqa", "causal", "window", "varlen", "lse", "strides"})
@@ -131,6 +135,7 @@ _STAGES = (
     Stage(
         *(8, "backward", "08_backward.cu", "the gradients: P again from lse, five products or seven"),
         tiles=_backward_tiles,
+        few_blocks=_few_backward_tiles,
         launches=backward,
         scratch=row_sums,
         direction="backward",
