@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
+
+from helpers import cpu
+from helpers.xray import xray
 
 SOURCE = r"""
 #define AT (blockIdx.x * blockDim.x + threadIdx.x)
@@ -208,3 +212,69 @@ def test_the_last_block_sees_what_the_others_wrote(cp: Any) -> None:
         out[...] = 0
         kernel(cp, "last_block_sums")((GRID,), (BLOCK,), (cp.asarray(x), partial, out))
         assert scalar(out, cp) == x.sum()
+
+
+FLOATS = r"""#line 1 "k.cu"
+extern "C" __global__ void add_floats(float *sums, const float *in, float4 *before) {
+  int t = blockIdx.x * blockDim.x + threadIdx.x;
+  float4 mine = make_float4(in[t], 1.0f, 0.5f, -in[t]);
+  before[t] = atomicAdd((float4 *)sums, mine);
+  atomicAdd((float2 *)(sums + 4), make_float2(mine.x, 2.0f));
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %2, %2};" ::"l"(sums + 8), "f"(mine.x), "f"(1.0f) : "memory");
+}
+extern "C" __global__ void add_rows(float *sums, int at, int plain) {
+  atomicAdd((float4 *)(sums + at) + threadIdx.x, make_float4(1, 2, 3, 4));
+  if (plain) sums[at + threadIdx.x] += 1.0f;
+}
+extern "C" __global__ void add_shared(float *sums) {
+  __shared__ float4 s;
+  atomicAdd(&s, make_float4(1, 2, 3, 4));
+  sums[0] = s.x;
+}
+"""
+
+
+def of_floats(cp: Any, name: str) -> Any:
+    if cp is not cpu and int(cp.cuda.Device().compute_capability) < 90:
+        pytest.skip("atomics of several floats came with compute capability 9.0")
+    return compiled(cp, FLOATS).get_function(name)
+
+
+@on_each_device
+def test_several_floats_at_a_time(cp: Any) -> None:
+    x = (np.arange(N) % 16).astype(np.float32)
+    sums, before = cp.zeros(12, np.float32), cp.zeros((N, 4), np.float32)
+    of_floats(cp, "add_floats")((GRID,), (BLOCK,), (sums, cp.asarray(x), before))
+    total = float(x.sum())
+    np.testing.assert_array_equal(cp.asnumpy(sums), [total, N, N / 2, -total, total, 2 * N, 0, 0, total, N, N, N])
+    np.testing.assert_array_equal(np.sort(cp.asnumpy(before)[:, 1]), np.arange(N))  # each saw another state
+
+
+def test_several_floats_are_one_access_of_a_checked_run() -> None:
+    sums = cpu.zeros(1024, np.float32)
+    run = of_floats(cpu, "add_rows")
+    report = xray(run, (3,), (64,), (sums, np.int32(0), np.int32(0)))
+    report.assert_clean()
+    figures = report.traffic["sums"]
+    assert (figures.atomics, figures.stores, figures.written, figures.sectors) == (192, 6, 192 * 16, 6 * 16)
+    np.testing.assert_array_equal(cpu.asnumpy(sums)[:256], np.tile([3, 6, 9, 12], 64))
+    assert report.by_line["k.cu", 9].atomics == 192
+
+
+@pytest.mark.parametrize(("at", "plain", "kind"), [(0, 1, "race"), (2, 0, "misaligned"), (1000, 0, "out of bounds")])
+def test_what_a_checked_run_finds_of_several_floats(at: int, plain: int, kind: str) -> None:
+    report = xray(of_floats(cpu, "add_rows"), (3,), (64,), (cpu.zeros(1024, np.float32), np.int32(at), np.int32(plain)))
+    assert {(finding.kind, finding.array) for finding in report.findings} == {(kind, "sums")}
+
+
+@pytest.mark.parametrize(
+    ("name", "rest", "line", "message"),
+    [
+        ("add_rows", (np.int32(2), np.int32(0)), 9, "misaligned address: an atomic of several floats"),
+        ("add_shared", (), 14, "atomicAdd of several floats takes an address of global memory, not shared"),
+    ],
+)
+def test_errors_of_several_floats(name: str, rest: tuple[Any, ...], line: int, message: str) -> None:
+    with pytest.raises(cpu.LaunchError, match=re.escape(message)) as caught:
+        of_floats(cpu, name)((1,), (1,), (cpu.zeros(1024, np.float32), *rest))
+    assert f"k.cu, line {line}" in str(caught.value) or f"k.cu:{line}" in str(caught.value)

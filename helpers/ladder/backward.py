@@ -115,8 +115,9 @@ def ready(
     arrays["lse"] = device.cp.ascontiguousarray(lse)
     if cu_seqlens is not None:
         arrays["cu_seqlens_q"], arrays["cu_seqlens_k"] = cu_seqlens
-    batch, heads, n, head_dim = arrays["q"].shape
-    rows, keys = longest or (n, arrays["k"].shape[2])
+    batch, _, n, head_dim = arrays["q"].shape
+    kv_heads, n_kv = arrays["k"].shape[1:3]
+    rows, keys = longest or (n, n_kv)
     call = Call(
         {name: Spec.of(a) for name, a in arrays.items()},
         softmax_scale,
@@ -127,7 +128,6 @@ def ready(
         keys=keys,
         deterministic=deterministic,
     )
-    kv_heads = arrays["k"].shape[1]
     defines = stage.defines_for(head_dim, keys, kv_heads * call.sequences, uneven=call.uneven)
     defines.update(sizes or {})
     defines.update(stage.variant(call))

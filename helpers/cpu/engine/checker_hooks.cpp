@@ -3,6 +3,8 @@
 //
 // Nearly all the time of a checked run is spent here, so an access that repeats is a glance at what its instruction
 // found the last time. The glance is inlined into each hook: the caller it sees is the kernel, the frame is the hook's.
+#include <stdio.h>
+
 #include "books.h"
 
 namespace {
@@ -84,6 +86,36 @@ HOOKS(4)
 HOOKS(8)
 HOOKS(16)
 #undef HOOKS
+
+// Compilers know no atomic of several floats, so what one of a GPU does is told here.
+engine::Floats engine_add_floats(
+    float* address, engine::Floats values, unsigned n, const char* name, const char* file, int line) {
+  if (engine_is_shared(address)) {
+    char message[128];
+    snprintf(message, sizeof message, "%s of several floats takes an address of global memory, not shared", name);
+    engine_fail(message, file, line);
+  }
+  const unsigned bytes = n * sizeof(float);
+  if (!books.running) {
+    if ((uintptr_t)address % bytes != 0)
+      engine_misaligned("an atomic of several floats takes an address that is a multiple of their bytes", file, line);
+    engine::Floats before = {};
+    for (unsigned i = 0; i < n; ++i) {
+      float old, next;
+      __atomic_load(&address[i], &old, __ATOMIC_RELAXED);
+      do next = old + values[i];
+      while (!__atomic_compare_exchange(&address[i], &old, &next, true, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
+      before[i] = old;
+    }
+    return before;
+  }
+  for (unsigned i = 0; i < n; ++i) take_up((uintptr_t)&address[i]);
+  access(address, bytes, WRITE, ATOMIC, CALLER);
+  for (unsigned i = 0; i < n; ++i) release((uintptr_t)&address[i]);
+  engine::Floats before = {};
+  for (unsigned i = 0; i < n; ++i) before[i] = address[i], address[i] += values[i];
+  return before;
+}
 
 // Whether a write of many pieces, all told before the first is done, changes what is there.
 enum Change { SAME, OTHER, UNKNOWN };

@@ -57,6 +57,8 @@ enum class BarrierOp { none, count, all, any };
 enum class Toward { nearest, zero, up, down };
 enum class Operation { add, multiply, divide, root, fma };
 
+typedef float Floats __attribute__((vector_size(16)));  // up to four, as they are passed in registers
+
 template <typename T>
 struct Same {
   typedef T type;
@@ -96,6 +98,9 @@ engine::Words engine_ldmatrix(const char* name, int kind, engine::Words row, con
 engine::Words engine_stmatrix(const char* name, int kind, engine::Words words, const char* file, int line);
 unsigned engine_shared_offset(const void* pointer, const char* file, int line);
 int engine_is_shared(const void* pointer);
+// Adds n floats, each atomically, in one access of n * 4 bytes. name: of the function or instruction
+engine::Floats engine_add_floats(
+    float* address, engine::Floats values, unsigned n, const char* name, const char* file, int line);
 void* engine_shared_pointer(unsigned offset, unsigned bytes, const char* name, const char* file, int line);
 // cp.async: the data wait in a queue of the thread until it waits for their group.
 void engine_async_copy(void* target, engine::Words data, unsigned bytes);

@@ -73,6 +73,23 @@ ENGINE_ATOMIC(atomicDec, ENGINE_UPDATE(old == 0 || old > value ? value : old - 1
 #undef ENGINE_ATOMIC
 #undef ENGINE_UPDATE
 
+// From compute capability 9.0 on. Each float is added atomically, the vector as a whole is not.
+#define ENGINE_ADD_FLOATS(NAME)                                                                  \
+  ENGINE_INLINE float2 NAME(float2* address, float2 value, ENGINE_HERE) {                        \
+    const engine::Floats values = {value.x, value.y};                                            \
+    const engine::Floats old = engine_add_floats((float*)address, values, 2, #NAME, file, line); \
+    return float2{old[0], old[1]};                                                               \
+  }                                                                                              \
+  ENGINE_INLINE float4 NAME(float4* address, float4 value, ENGINE_HERE) {                        \
+    const engine::Floats values = {value.x, value.y, value.z, value.w};                          \
+    const engine::Floats old = engine_add_floats((float*)address, values, 4, #NAME, file, line); \
+    return float4{old[0], old[1], old[2], old[3]};                                               \
+  }
+ENGINE_ADD_FLOATS(atomicAdd)
+ENGINE_ADD_FLOATS(atomicAdd_block)
+ENGINE_ADD_FLOATS(atomicAdd_system)
+#undef ENGINE_ADD_FLOATS
+
 template <
     typename T, typename engine::Exists<engine::is_one_of<T, int, unsigned, engine::ull, unsigned short>>::type = 0>
 ENGINE_INLINE T atomicCAS(T* address, engine::Plain<T> compare, engine::Plain<T> value) {

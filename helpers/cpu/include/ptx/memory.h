@@ -105,6 +105,14 @@ template <typename Op, typename T, int N, Space S, Scope Before, Scope After, ty
 ENGINE_INLINE Vector<T, N> atomic(A base, long long offset, const char* name, Vector<T, N> values, ENGINE_HERE) {
   char* p = (char*)pointer<S, sizeof(T) * N, A>(base, offset, name, file, line);
   fence(Before);
+  if constexpr (N > 1 && engine::SameType<T, float>::value && engine::SameType<Op, Add_>::value) {
+    engine::Floats given = {};
+    for (int i = 0; i < N; ++i) given[i] = values.v[i];
+    const engine::Floats old = engine_add_floats((float*)p, given, N, name, file, line);
+    for (int i = 0; i < N; ++i) values.v[i] = old[i];
+    fence(After);
+    return values;
+  }
   for (int i = 0; i < N; ++i) {
     const T value = values.v[i];
     values.v[i] = update<Op, T>(p + i * sizeof(T), value);
