@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import show
+from helpers import kernel, show
 from helpers.ladder import LADDER
 from helpers.ladder.steps import CLIMBS
-from helpers.record import counters, ncu, peers, profile_stages, xray_vs_ncu
+from helpers.record import counters, ncu, peers, plan, profile_stages, xray_vs_ncu
 from helpers.record.cases import Case
 from helpers.record.experiments import CLIMB_CASES, WMMA, Step, steps
 
@@ -241,6 +241,43 @@ def test_peers_are_counted_where_stages_stand_beside_them() -> None:
         ]
 
 
+def test_gradients_are_counted_each_in_its_ways_beside_pytorchs() -> None:
+    found = [(way.name, case.shape, case.dtype) for way, case in profile_stages.gradient_cases()]
+    beside = [(peer.name, case.shape, case.dtype) for peer, case in profile_stages.gradient_peer_cases()]
+    assert all(case.backward for _, case in profile_stages.gradient_cases())
+    for d in (64, 128):
+        shape = (*counters.SHAPE[:3], d)
+        for name in ("backward", "backward deterministic"):
+            assert (name, shape, "float32") in found
+        assert ("SDPA efficient", shape, "float32") in beside
+    assert len(set(beside)) == len(beside) and {dtype for *_, dtype in beside} == {dtype for *_, dtype in found}
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_are_checked_when_they_are_counted(deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    way = plan.Gradients(LADDER["backward"], deterministic)
+    with profile_stages._gradients_ready(way, Case((1, 2, 70, 16), backward=True)) as run:
+        run()
+    text = kernel.source("08_backward.cu")
+    wrong = text.replace("dp[i][j] - delta[i]", "dp[i][j]")
+    monkeypatch.setattr(kernel, "source", lambda file: wrong if file == "08_backward.cu" else text)
+    with (
+        pytest.raises(AssertionError, match="max error"),
+        profile_stages._gradients_ready(way, Case((1, 2, 70, 16), backward=True)) as run,
+    ):
+        run()
+
+
+def test_gradients_are_in_a_table_where_they_are_named() -> None:
+    named = (("SDPA efficient", "peer"), ("backward", "backward"), ("SDPA efficient backward", "backward peer"))
+    rows = [{**LOOPS, "stage": name, "kind": kind, "figures": {"ms": 1.0}} for name, kind in named]
+    record = record_of(*rows)
+    assert [row["stage"] for row in counters.select(record)] == ["SDPA efficient"]
+    assert [row["stage"] for row in counters.select(record, ["backward", "SDPA efficient backward"])] == [
+        *("backward", "SDPA efficient backward")
+    ]
+
+
 def test_experiments_that_a_notebook_explains_are_counted() -> None:
     """They compile as their stage does, from a text of their own."""
     found = {experiment.name: case for experiment, case in profile_stages.experiment_cases()}
@@ -259,6 +296,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(profile_stages, "ON_GPU", True)
     monkeypatch.setattr(profile_stages, "step_cases", lambda: [])
     monkeypatch.setattr(profile_stages, "experiment_cases", lambda: [])
+    monkeypatch.setattr(profile_stages, "gradient_cases", lambda: [])
     synchronize = SimpleNamespace(Device=lambda: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(profile_stages, "cp", SimpleNamespace(RawModule=lambda **_: kernel, cuda=synchronize))
     return seen
@@ -422,11 +460,14 @@ def test_the_record_is_of_stages_that_are_there() -> None:
     climbs = {step.name for step in steps()}
     names = {*LADDER, *(peer.name for peer in peers.TORCH), *(roof.name for roof in peers.TORCH_ROOFS)}
     rows = [row for row in record["rows"] if row["kind"] != "experiment"]  # so the steps were called in older records
-    assert {row["stage"] for row in rows} <= names | climbs
+    gradients = {way.name for way in plan.gradients()} | {f"{peer.name} backward" for peer in peers.TORCH_BACKWARD}
+    by_name = [row["stage"] for row in rows if row["kind"] in ("backward", "backward peer")]
+    assert set(by_name) <= gradients
+    assert {row["stage"] for row in rows if row["stage"] not in by_name} <= names | climbs
     for row in rows:
         assert "error" not in row
         assert row["figures"]["dram bytes read"] > 0 and 0 < row["figures"]["occupancy %"] <= 100
-    assert all(row["stage"] in counters.counters_table() for row in rows if row["stage"] in names)
+    assert all(row["stage"] in counters.counters_table() for row in rows if row["kind"] not in counters.BY_NAME)
     found = {row["stage"] for row in rows if row["kind"] == "step"}
     if not found:
         pytest.skip("the steps are not recorded yet")

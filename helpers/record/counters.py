@@ -4,7 +4,8 @@
     python3 -m helpers.record.counters                 # anywhere: prints the recorded table
 
 All stages of the ladder, at one shape and, from 04 on, at one with wider heads; the steps of the climbs; beside them
-PyTorch's attention and matrix products, where PyTorch is installed. Here the record is read; profile_stages makes it.
+PyTorch's attention, its gradients and matrix products, where PyTorch is installed. Here the record is read;
+profile_stages makes it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidi
 SHAPE = (1, 16, 4096, 64)
 WIDE = 128  # the other head_dim
 COLUMNS = 5  # of the table, side by side
+BY_NAME = (
+    "step",
+    "experiment",
+    "backward",
+    "backward peer",
+)  # kinds of rows that a table has only where they are named
 
 _BUSY = ".avg.pct_of_peak_sustained_active"
 # figure -> Nsight Compute's metrics; the first one that the chip has is taken.
@@ -101,8 +108,8 @@ def select(
     """Some of a record's rows, in its order.
 
     Args:
-        stages: these alone, peers, matrix products and steps too ("SDPA flash", "matmul", "mma: 07_2_swizzle"); or all
-            but the steps.
+        stages: these alone, peers, matrix products, steps and gradients too ("SDPA flash", "matmul",
+            "mma: 07_2_swizzle", "backward", "SDPA flash backward"); or all but those of the kinds in BY_NAME.
         head_dim: a number, or "all". A row that has none, such as a matrix product's, is always taken.
         dtype: a type, "all", or "first" for the first in which each was counted.
     """
@@ -112,7 +119,7 @@ def select(
     return [
         row
         for row in record["rows"]
-        if (row.get("kind") not in ("step", "experiment") if stages is None else row["stage"] in stages)
+        if (row.get("kind") not in BY_NAME if stages is None else row["stage"] in stages)
         and (head_dim == "all" or _head_dim(row) in (head_dim, None))
         and (dtype == "all" or row.get("dtype") == (first[row["stage"]] if dtype == "first" else dtype))
     ]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from helpers import kernel
-from helpers.device import ON_GPU
-from helpers.ladder import LADDER, Stage, backward_of, forward_of
+from helpers.attention import flash_attention
+from helpers.device import ON_GPU, cp
+from helpers.ladder import LADDER, Stage, backward, backward_of, forward_of
 from helpers.record import experiments, host_cost, peers
-from helpers.record.cases import Case
+from helpers.record.cases import Case, Inputs
 from helpers.record.results import Measurement, Record
 
 # What the record holds. Half types: the main shapes in both; bfloat16 alone where time is drawn against N, with
@@ -42,6 +43,21 @@ class Gradients:
     def name(self) -> str:
         """As the record has it."""
         return self.stage.name + " deterministic" * self.deterministic
+
+    def prepare(
+        self, inputs: Inputs, causal: bool = False, sizes: Mapping[str, int] | None = None
+    ) -> tuple[Callable[[], None], tuple[Any, Any, Any]]:
+        """What `helpers.ladder.backward.prepare` gives, from the output and the lse of a forward that runs now."""
+        q, k, v = inputs.device
+        models = (a.swapaxes(1, 2) for a in (q, k, v))
+        o, lse = flash_attention(*models, causal=causal, return_lse=True)
+        return backward.prepare(
+            self.stage,
+            *(cp.asarray(inputs.do), q, k, v, o.swapaxes(1, 2), lse),
+            causal=causal,
+            deterministic=self.deterministic,
+            sizes=sizes,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Stages, steps and peers under Nsight Compute, one run each: makes the record that counters.py reads.
+"""Stages, steps, gradients and peers under Nsight Compute, one run each: makes the record that counters.py reads.
 
     python3 -m helpers.record.counters measure FILE    # calls this
     python3 -m helpers.record.profile_stages launch FILE    # what Nsight Compute runs: launches, and says what in FILE
@@ -28,7 +28,7 @@ from helpers.record import ncu, peers
 from helpers.record.cases import Case, Inputs
 from helpers.record.counters import FIGURES, SHAPE, STALLS, WIDE, stall_metric
 from helpers.record.experiments import EXPERIMENTS, WMMA, Experiment, Step, steps
-from helpers.record.plan import forward
+from helpers.record.plan import Gradients, forward, gradients
 from helpers.record.results import MAIN_PEER
 from helpers.record.timing import elapsed
 
@@ -70,6 +70,23 @@ def peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
                 yield peer, Case((*SHAPE[:3], head_dim), dtype)
 
 
+def gradient_cases() -> Iterator[tuple[Gradients, Case]]:
+    """The stages that compute gradients, in each of their ways and in the first type that they take."""
+    for head_dim in (SHAPE[3], WIDE):
+        for way in gradients():
+            takes = [dtype for dtype in TYPES if way.stage.why_not(head_dim=head_dim, dtype=dtype) is None]
+            for dtype in takes[:1]:
+                yield way, Case((*SHAPE[:3], head_dim), dtype, backward=True)
+
+
+def gradient_peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
+    """PyTorch's gradients where a stage's stand beside them."""
+    for case in dict.fromkeys(case for _, case in gradient_cases()):
+        for peer in peers.TORCH_BACKWARD:
+            if peer.name == MAIN_PEER[case.dtype]:
+                yield peer, case
+
+
 def experiment_cases() -> Iterator[tuple[Experiment, Case]]:
     """The experiments whose effect notebooks explain by counters, each at its stage's own sizes."""
     for experiment in EXPERIMENTS:
@@ -100,6 +117,18 @@ def _ready(stage: Stage, entry: dict[str, Any], case: Case, source: str | None =
 
 
 @contextlib.contextmanager
+def _gradients_ready(way: Gradients, case: Case) -> Iterator[Callable[[], Any]]:
+    """The gradients alone: the forward has run before. They are checked at the end."""
+    inputs = Inputs(case.shape, case.dtype)
+    run, found = way.prepare(inputs)
+    run()
+    yield run
+    error, tolerance = inputs.gradient_sample().error(found)
+    if not error <= tolerance:
+        raise AssertionError(f"max error {error:.1e} > {tolerance:.1e}")
+
+
+@contextlib.contextmanager
 def _roof(roof: peers.Roof) -> Iterator[Callable[[], Any]]:
     yield roof.ready()
 
@@ -116,9 +145,14 @@ def _runs(with_peers: bool) -> Iterator[tuple[dict[str, Any], AbstractContextMan
         stage = LADDER[experiment.stage]
         entry = _entry(f"{experiment.stage}: {experiment.name}", "experiment", case)
         yield entry, _ready(stage, entry, case, experiment.apply(kernel.source(stage.file)))
+    for way, case in gradient_cases():
+        yield _entry(way.name, "backward", case), _gradients_ready(way, case)
     if with_peers:
         for peer, case in peer_cases():
             yield _entry(peer.name, "peer", case), peer.ready(Inputs(case.shape, case.dtype), False)
+        for peer, case in gradient_peer_cases():
+            entry = _entry(f"{peer.name} backward", "backward peer", case)
+            yield entry, peer.ready(Inputs(case.shape, case.dtype), False)
         for peer in peers.TORCH:
             if peer.name in ONE_HEAD:
                 entry = _entry(f"{peer.name}, one head", "experiment", Case((1, 1, *SHAPE[2:])))
@@ -225,7 +259,7 @@ def _number(value: str, unit: str) -> float:
 
 
 def write_record(target: Path) -> None:
-    """Launch all stages, steps and peers under Nsight Compute and write the JSON record.
+    """Launch all stages, steps, gradients and peers under Nsight Compute and write the JSON record.
 
     Raises:
         RuntimeError: ncu is missing or failed; the message is its own.

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from helpers import reference
-from helpers.attention import flash_attention
 from helpers.device import ON_GPU, cp, describe
 from helpers.ladder import backward
 from helpers.record.cases import TYPES, Inputs
@@ -116,17 +115,7 @@ class JobRunner:
             if job.kind == "backward peer":
                 launch = contexts.enter_context(job.what.ready(inputs, causal))
             else:
-                q, k, v = inputs.device
-                models = (a.swapaxes(1, 2) for a in (q, k, v))
-                o, lse = flash_attention(*models, causal=causal, return_lse=True)
-                arrays = cp.asarray(inputs.do), q, k, v, o.swapaxes(1, 2), lse
-                run, found = backward.prepare(
-                    job.stage,
-                    *arrays,
-                    causal=causal,
-                    deterministic=job.what.deterministic,
-                    sizes=job.sizes or None,
-                )
+                run, found = job.what.prepare(inputs, causal, job.sizes or None)
 
                 def launch() -> Any:
                     run()
