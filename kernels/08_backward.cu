@@ -43,10 +43,10 @@
 #define VECTOR_ATOMICS (VECTOR && __CUDA_ARCH__ >= 900)  // one instruction adds four floats to dQ; from Hopper on
 #endif
 #ifndef ROWS_UNROLL
-#define ROWS_UNROLL 1  // of the sums over rows: steps of four rows at a time
+#define ROWS_UNROLL (HEAD_DIM <= 64 ? 1 : 2)  // of the sums over rows: steps of four rows at a time
 #endif
 #ifndef KEYS_UNROLL
-#define KEYS_UNROLL (HEAD_DIM <= 64 ? 8 : 4)  // of the sum over keys
+#define KEYS_UNROLL 8  // of the sum over keys
 #endif
 constexpr float LOG2_E = 1.4426950408889634f;
 
