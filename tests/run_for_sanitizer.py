@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -58,20 +59,45 @@ def run(stage: Stage, dtype: str) -> None:
 
 def run_backward(stage: Stage, dtype: str) -> None:
     """The gradients of all of the above, in both ways. Raises CheckFailed for a wrong result."""
+    forward = LADDER["heads_and_masks" if dtype == "float32" else "flash_mma"]
+    ways = (False, True) if "deterministic" in stage.features else (False,)
     for n, n_kv, head_dim, causal, window in SHAPES:
         if stage.why_not(head_dim=head_dim, dtype=dtype) is None:
             mask = {"causal": causal, "window": window}
             q, k, v = random(((2, 4), (2, 2)), n, n_kv, head_dim, dtype)
             do = random(((2, 4), (2, 4)), n, n, head_dim, dtype)[1]
-            forward = LADDER["heads_and_masks" if dtype == "float32" else "flash_mma"]
             o, lse = forward(q, k, v, return_lse=True, **mask)
-            expected = reference.attention_backward(*(a.astype(np.float64) for a in (do, q, k, v)), **mask)
-            for deterministic in (False, True) if "deterministic" in stage.features else (False,):
+            for deterministic in ways:
                 launch, found = backward.prepare(stage, do, q, k, v, o, lse, deterministic=deterministic, **mask)
                 launch()
-                for name, got, exact in zip(("dQ", "dK", "dV"), found, expected, strict=True):
-                    tolerance = near(dtype) * max(1.0, float(abs(exact).max()))
-                    check(f"{stage.name} {dtype} {n}x{n_kv}x{head_dim}: {name}", got, exact, tolerance=tolerance)
+                compare_gradients(f"{stage.name} {dtype} {n}x{n_kv}x{head_dim}", found, (do, q, k, v), **mask)
+    if "varlen" in stage.features:
+        cu = tuple(np.array(ends, dtype=np.int32) for ends in PACKED)
+        q, k, v = (a[0] for a in random(((1, 4), (1, 2)), cu[0][-1], cu[1][-1], 64, dtype))
+        do = random(((1, 4), (1, 4)), cu[0][-1], cu[0][-1], 64, dtype)[1][0]
+        launch, (o, lse) = forward.prepare(q, k, v, causal=True, cu_seqlens=cu, return_lse=True)
+        launch()
+        for deterministic in ways:
+            how = {"causal": True, "cu_seqlens": cu, "deterministic": deterministic}
+            launch, found = backward.prepare(stage, do, q, k, v, o, lse, **how)
+            launch()
+            dq, dk, dv = map(cp.asnumpy, found)
+            for i in range(len(cu[0]) - 1):
+                rows, keys = (slice(*ends[i : i + 2]) for ends in cu)
+                if rows.start < rows.stop and keys.start < keys.stop:
+                    own, given = (
+                        (dq[:, rows], dk[:, keys], dv[:, keys]),
+                        (do[:, rows], q[:, rows], k[:, keys], v[:, keys]),
+                    )
+                    compare_gradients(f"{stage.name} {dtype} sequence {i}", own, given, causal=True)
+
+
+def compare_gradients(where: str, found: Sequence[Any], given: Sequence[np.ndarray], **mask: object) -> None:
+    """dq, dk and dv beside those of float64, from do, q, k and v; raises CheckFailed for a wrong result."""
+    dtype = given[1].dtype.name
+    expected = reference.attention_backward(*(a.astype(np.float64) for a in given), **mask)
+    for name, got, wanted in zip(("dQ", "dK", "dV"), found, expected, strict=True):
+        check(f"{where}: {name}", got, wanted, tolerance=near(dtype) * max(1.0, float(abs(wanted).max())))
 
 
 def run_step(step: Stage, dtype: str) -> None:

@@ -1,6 +1,7 @@
 """Gradients: stages, flash_attention_backward and flash_attention_varlen_backward against float64, planted bugs.
 
-A new stage of the backward in float32 is tested by its entry in the ladder.
+A new stage of the backward in float32 is tested by its entry in the ladder. As models call them, both stages of 08 are;
+test_backward_mma.py has the rest of the one in half types.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import half_gradients
 import numpy as np
 import pytest
 from backends import in_place_of_bind
+from half_gradients import TYPES
 from planted import Bug
 
 from helpers import check, compile_report, cpu, device, kernel, reference
@@ -28,6 +31,8 @@ from helpers.xray import xray
 
 STAGES = [stage for stage in BACKWARD.values() if "float32" in stage.dtypes]
 every_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+BY_DTYPE = {"float32": "backward", "bfloat16": "backward_mma", "float16": "backward_mma"}
+either_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 either_way = pytest.mark.parametrize("deterministic", [False, True], ids=["atomics", "deterministic"])
 NAMES = "dQ", "dK", "dV"
 ADDS_FOUR = "atomicAdd(reinterpret_cast<float4*>(row) + c, a);"
@@ -233,6 +238,28 @@ def test_every_head_dim_has_tiles_on_every_gpu(stage: Stage, monkeypatch: pytest
         tiles.pick_backward(256, 64 * 1024)
 
 
+def test_tensor_cores_have_tiles_on_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = LADDER["backward_mma"]
+    for limit in (size for size in tiles.LIMITS if size >= 99 * tiles.KB):
+        monkeypatch.setattr(limits, "most_shared", lambda limit=limit: limit)
+        for d in range(8, 257, 8):
+            sizes = stage.defines(d)
+            assert tiles._room(stage.shared_bytes(sizes), limit) >= sizes["MIN_BLOCKS"]
+    with pytest.raises(ValueError, match="no tile for head_dim = 128 fits"):
+        tiles.pick_backward_mma(128, 64 * tiles.KB)
+
+
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
+def test_tensor_cores_on_a_gpu_with_less_shared_memory(d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "most_shared", lambda: 99 * tiles.KB)
+    given = half_gradients.inputs((1, 2, 70, d), 100, 1, "float16")
+    *_, o, lse = half_gradients.reference(*given, window=(-1, 0))
+    arrays = *given, o.astype(np.float16), lse.astype(np.float32)
+    run, got = backward.prepare(LADDER["backward_mma"], *arrays, causal=True)
+    run()
+    half_gradients.compare(f"d = {d}", got, given, window=(-1, 0))
+
+
 @every_stage
 def test_the_same_bits_in_every_run(stage: Stage) -> None:
     arrays = inputs(1, 2, 2, 200, 130, 40)
@@ -285,12 +312,13 @@ def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any,
 
 
 @pytest.mark.skipif(device.ON_GPU, reason="of the CPU engine")
-@every_stage
+@either_dtype
 @either_way
-def test_it_is_quick_enough_for_a_notebook(stage: Stage, deterministic: bool) -> None:
+def test_it_is_quick_enough_for_a_notebook(dtype: str, deterministic: bool) -> None:
     arrays = inputs(1, 1, 1, 256, 256, 64)
-    gradients(stage, arrays, deterministic=deterministic)
-    run, _ = backward.prepare(stage, *arrays, *forward(*arrays[1:]), deterministic=deterministic)
+    o, lse = forward(*arrays[1:])
+    typed = (a.astype(TYPES.get(dtype, dtype)) for a in (*arrays, o))
+    run, _ = backward.prepare(LADDER[BY_DTYPE[dtype]], *typed, lse, deterministic=deterministic)
     best = min(_seconds(run) for _ in range(3))
     assert best < 1.0
 
@@ -304,9 +332,10 @@ def _seconds(run: Callable[[], None]) -> float:
 # ---- as models call it
 
 
-def model_inputs(*shape: int, seed: int = 0) -> tuple[Any, ...]:
+def model_inputs(*shape: int, seed: int = 0, dtype: str = "float32") -> tuple[Any, ...]:
     """do, q, k, v (batch, seq, heads, head_dim), from (batch, heads, kv_heads, n, n_kv, d)."""
-    return tuple(np.ascontiguousarray(a.swapaxes(1, 2)) for a in inputs(*shape, seed=seed))
+    heads_first = (a.astype(TYPES.get(dtype, dtype)) for a in inputs(*shape, seed=seed))
+    return tuple(np.ascontiguousarray(a.swapaxes(1, 2)) for a in heads_first)
 
 
 def expected_of(do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[np.ndarray, ...]:
@@ -314,36 +343,60 @@ def expected_of(do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[np.nda
     return tuple(a.swapaxes(-3, -2) for a in reference.attention_backward(*heads_first, **options))
 
 
+def check_model(name: str, got: Any, given: tuple[Any, ...], *, causal: bool = False, **options: Any) -> None:
+    """Gradients as models have them: in float32 near those of float64, in half types by the rule of two roundings.
+
+    options: window and softmax_scale.
+    """
+    if given[1].dtype == np.float32:
+        check_gradients(name, got, expected_of(*given, causal=causal, **options))
+        return
+    left, right = options.pop("window", (-1, -1))
+    of_four_axes = (a.reshape((1,) * (4 - a.ndim) + a.shape).swapaxes(1, 2) for a in (*got, *given))
+    *got, do, q, k, v = of_four_axes
+    half_gradients.compare(name, got, (do, q, k, v), window=(left, 0 if causal else right), **options)
+
+
 LAYOUTS: dict[str, Callable[[np.ndarray], Any]] = {
     "NumPy": lambda a: a,
     "device": cp.asarray,
     "heads first": lambda a: cp.asarray(np.ascontiguousarray(a.swapaxes(1, 2))).swapaxes(1, 2),
     "rows with gaps": lambda a: cp.asarray(np.pad(a, ((0, 0), (0, 0), (0, 1), (0, 4))))[:, :, :-1, :-4],
-    "odd address": lambda a: cp.asarray(np.concatenate(([0], a.ravel())).astype(a.dtype))[1:].reshape(a.shape),
+    "odd address": lambda a: cp.asarray(np.concatenate((a.ravel()[:1], a.ravel())))[1:].reshape(a.shape),
     "backwards": lambda a: cp.asarray(a[:, ::-1].copy())[:, ::-1],
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@either_dtype
 @either_way
-def test_layouts(layout: str, deterministic: bool) -> None:
+def test_layouts(layout: str, dtype: str, deterministic: bool) -> None:
     options = {"causal": True, "softmax_scale": 0.2}
-    arrays = model_inputs(2, 4, 2, 65, 70, 40)
+    arrays = model_inputs(2, 4, 2, 65, 70, 40, dtype=dtype)
     do, q, k, v = map(LAYOUTS[layout], arrays)
     o, lse = flash_attention(q, k, v, return_lse=True, **options)
     for _ in range(2):  # the second call is a known one
         got = flash_attention_backward(do, q, k, v, o, lse, deterministic=deterministic, **options)
         assert all(isinstance(a, type(b)) and a.shape == b.shape for a, b in zip(got, (q, k, v), strict=True))
-        assert all(a.dtype == np.float32 and a.flags.c_contiguous for a in got)
-        check_gradients(layout, got, expected_of(*arrays, **options))
+        assert all(a.dtype == arrays[0].dtype and a.flags.c_contiguous for a in got)
+        check_model(layout, got, arrays, **options)
 
 
-def test_a_known_call_takes_its_new_arrays() -> None:
+@either_dtype
+def test_a_known_call_takes_its_new_arrays(dtype: str) -> None:
     for seed in range(3):
-        arrays = model_inputs(1, 2, 1, 33, 40, 64, seed=seed)
+        arrays = model_inputs(1, 2, 1, 33, 40, 64, seed=seed, dtype=dtype)
         do, q, k, v = map(cp.asarray, arrays)
         o, lse = flash_attention(q, k, v, return_lse=True)
-        check_gradients(f"seed {seed}", flash_attention_backward(do, q, k, v, o, lse), expected_of(*arrays))
+        check_model(f"seed {seed}", flash_attention_backward(do, q, k, v, o, lse), arrays)
+
+
+def test_the_same_bits_in_half_types() -> None:
+    do, q, k, v = map(cp.asarray, model_inputs(1, 2, 2, 200, 130, 40, dtype="float16"))
+    o, lse = flash_attention(q, k, v, causal=True, return_lse=True)
+    first, second = (flash_attention_backward(do, q, k, v, o, lse, causal=True, deterministic=True) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(cp.asnumpy(a), cp.asnumpy(b))
 
 
 def test_through_dlpack() -> None:
@@ -366,32 +419,39 @@ LENGTHS = ((0, 5), (33, 33), (70, 0), (1, 130), (65, 20), (0, 0))
 
 
 @either_way
+@either_dtype
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (9, 4)}], ids=str)
-def test_packed_sequences(mask: dict[str, Any], deterministic: bool) -> None:
+def test_packed_sequences(mask: dict[str, Any], dtype: str, deterministic: bool) -> None:
     rng = np.random.default_rng(1)
     cu_q, cu_k = (np.cumsum([0, *of], dtype=np.int32) for of in zip(*LENGTHS, strict=True))
     shapes = (cu_q[-1], 4, 40), (cu_q[-1], 4, 40), (cu_k[-1], 2, 40), (cu_k[-1], 2, 40)
-    do, q, k, v = (rng.standard_normal(shape, dtype=np.float32) + np.float32(0.25) for shape in shapes)
+    given = (rng.standard_normal(shape, dtype=np.float32) + np.float32(0.25) for shape in shapes)
+    do, q, k, v = (a.astype(TYPES.get(dtype, dtype)) for a in given)
     o, lse = flash_attention_varlen(q, k, v, cu_q, cu_k, return_lse=True, **mask)
     got = flash_attention_varlen_backward(do, q, k, v, o, lse, cu_q, cu_k, deterministic=deterministic, **mask)
-    expected = [np.zeros(a.shape) for a in (q, k, v)]
-    for i, (rows, keys) in enumerate(LENGTHS):
-        of_q, of_k = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
-        if rows and keys:
-            found = expected_of(do[of_q], q[of_q], k[of_k], v[of_k], **mask)
-            for whole, part, at in zip(expected, found, (of_q, of_k, of_k), strict=True):
-                whole[at] = part
-    check_gradients("packed", got, expected)
+
+    def check_sequences(name: str, got: Any) -> None:
+        dq, dk, dv = map(cp.asnumpy, got)
+        for i, (rows, keys) in enumerate(LENGTHS):
+            of_q, of_k = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
+            own = dq[of_q], dk[of_k], dv[of_k]
+            if rows and keys:
+                check_model(f"{name}: sequence {i}", own, (do[of_q], q[of_q], k[of_k], v[of_k]), **mask)
+            else:
+                assert not any(a.any() for a in own)
+
+    check_sequences("packed", got)
     on_device = [cp.asarray(a) for a in (do, q, k, v, o, lse, cu_q, cu_k)]
     for _ in range(2):
         again = flash_attention_varlen_backward(
             *on_device, deterministic=deterministic, max_seqlen_q=70, max_seqlen_k=130, **mask
         )
-        check_gradients("on the device", again, expected)
+        check_sequences("on the device", again)
 
 
-def test_packed_sequences_without_a_token() -> None:
-    q, k = np.ones((0, 2, 8), np.float32), np.ones((3, 2, 8), np.float32)
+@either_dtype
+def test_packed_sequences_without_a_token(dtype: str) -> None:
+    q, k = (np.ones((tokens, 2, 8), TYPES.get(dtype, dtype)) for tokens in (0, 3))
     cu_q, cu_k = np.array([0, 0], np.int32), np.array([0, 3], np.int32)
     lse = np.ones((2, 0), np.float32)
     dq, dk, dv = flash_attention_varlen_backward(q, q, k, k, q, lse, cu_q, cu_k)
@@ -433,12 +493,25 @@ def test_a_dtype_that_no_stage_takes() -> None:
         flash_attention_backward(q, q, q, q, q, np.ones((1, 2, 5), np.float32))
 
 
-def test_stages_are_chosen_by_name_and_number() -> None:
-    arrays = model_inputs(1, 1, 1, 5, 5, 40)
+@pytest.mark.parametrize("dtype", BY_DTYPE)
+def test_stages_are_chosen_by_name_and_number(dtype: str) -> None:
+    arrays = model_inputs(1, 1, 1, 5, 5, 40, dtype=dtype)
     o, lse = flash_attention(*arrays[1:], return_lse=True)
-    for stage in ("backward", 8):
-        got = flash_attention_backward(*arrays, o, lse, stage=stage)
-        check_gradients(str(stage), got, expected_of(*arrays))
+    for stage in (BY_DTYPE[dtype], 8, None):
+        check_model(str(stage), flash_attention_backward(*arrays, o, lse, stage=stage), arrays)
+
+
+def test_what_the_tensor_cores_cannot() -> None:
+    def ask(d: int, dtype: str, stage: str | None = None) -> None:
+        do, q, k, v = model_inputs(1, 1, 1, 5, 5, d, dtype=dtype)
+        flash_attention_backward(do, q, k, v, q, np.zeros((1, 1, 5), np.float32), stage=stage)
+
+    with pytest.raises(ValueError, match=r"backward_mma: head_dim = 12; this stage takes 8 to 256, multiples of 8"):
+        ask(12, "float16")
+    with pytest.raises(ValueError, match=r"backward_mma: head_dim = 264; this stage takes 8 to 256"):
+        ask(264, "bfloat16")
+    with pytest.raises(ValueError, match=r"stage backward_mma cannot: it takes float16 or bfloat16, not float32"):
+        ask(40, "float32", "backward_mma")
 
 
 # ---- planted bugs

@@ -306,12 +306,20 @@ def test_gradients_are_planned_beside_their_peers(monkeypatch: pytest.MonkeyPatc
         assert job.case.backward and str(job.case).endswith(" backward")
         assert job.case.flops == 2.5 * Case(job.case.shape, job.case.dtype, job.case.causal).flops
         assert any(peer.kind == "backward peer" and peer.case == job.case for peer in jobs)
+    half = {(job.name, job.case.shape) for job in jobs if job.kind == "backward" and job.case.dtype == "bfloat16"}
+    for shape in (4, 16, 4096, 128), (4, 32, 4096, 64), (8, 16, 2048, 128), (1, 32, 16384, 64):
+        assert {("backward_mma", shape), ("backward_mma deterministic", shape)} <= half
     only = plan.plan(Record({}, {}), on_gpu=True, only=["backward"], with_peers=False)
     assert {job.name for job in only} == {"backward", "backward deterministic"}
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_are_checked_and_timed(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case((1, 2, 70, 16), "bfloat16", causal, backward=True)
+    for way in plan.gradients():
+        if "bfloat16" in way.stage.dtypes:
+            r = run.JobRunner(0.001).run(plan.Job("backward", way.name, way, case))
+            assert r.max_error < r.tolerance
     case = Case((1, 2, 70, 16), "float32", causal, backward=True)
     for way in plan.gradients():
         if "float32" in way.stage.dtypes:
@@ -607,6 +615,15 @@ def test_table_sets_each_line_beside_its_peers() -> None:
     assert "naive (2 cases, first a): no causal" in results_table(record)
 
 
+def test_gradients_have_a_table_of_their_own() -> None:
+    common = {"shape": [1, 1, 8, 4], "ms_min": 1.0, "ms_max": 1.0, "launches": 3, "dtype": "float16", "tflops": 1.0}
+    kinds = ("stage", "peer", "backward", "backward peer")
+    results = [Measurement(kind, kind, **common, ms=1.0 + i, max_error=0.0) for i, kind in enumerate(kinds)]
+    _, output, gradients = results_table(Record({}, {}, results)).split("1x1x8x4 float16")
+    assert output.startswith("\n") and gradients.startswith(" backward\n")
+    assert "stage" in output and "backward" not in output and "1.333" in gradients
+
+
 def test_all_kernels_are_compiled_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of stages, variants and experiments; one that cannot be compiled is left to its job."""
     seen = []
@@ -824,6 +841,24 @@ def test_readme_tells_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     for cells in ("| 123 (0.50) |", "| 247 (1) |", "| 700 |"):
         assert cells in text
     assert readme.picture(record).alt.startswith("bfloat16 (4, 16, 4096, 64)")
+
+
+def test_readme_tells_the_recorded_gradients() -> None:
+    record = json.loads(readme.RECORD.read_text())
+    record["results"] = [r for r in record["results"] if not r["kind"].startswith("backward")]
+    assert readme.gradients_table(record) == ""
+    common = {"shape": [4, 16, 4096, 128], "dtype": "bfloat16", "causal": True}
+    record["results"] += [
+        {"name": "backward_mma", "kind": "backward", "ms": 1.0, "tflops": 290.0, **common},
+        {"name": "backward_mma deterministic", "kind": "backward", "ms": 1.25, "tflops": 232.0, **common},
+        {"name": "SDPA flash", "kind": "backward peer", "ms": 1.1, "tflops": 264.0, **common},
+    ]
+    head, _, *rows = readme.gradients_table(record).splitlines()[2:]
+    assert head.endswith("| bfloat16, causal<br>4 × 16 heads<br>N = 4096, d = 128 |")
+    assert [row.split("| ")[-1] for row in rows] == ["290 (1.10) |", "232 (0.88) |", "264 (1) |"]
+    assert "; deterministic |" in rows[1]
+    assert readme.gradients_table(record) in readme.with_table(readme.README.read_text(), record)
+    assert readme.ladder_table(record).count("backward") == 0
 
 
 def test_readme_without_markers_is_refused() -> None:

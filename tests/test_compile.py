@@ -29,6 +29,9 @@ STAGES = {stage.file: stage for stage in LADDER.values()}
 # At the largest head dimension a compilation takes seconds: one architecture of each of three generations.
 GENERATIONS = ("sm_80", "sm_90", "sm_120")
 MOST_REGISTERS = 255
+# Bytes of spills that a file may have. On an H200, 08 in half types is 6 % faster with 32 rows of scores in registers,
+# and a few values outside, than with 16 rows and none.
+MAY_SPILL = {"08_backward_mma.cu": 96}
 STATIC_SHARED = 48 * 1024
 
 
@@ -60,13 +63,13 @@ def compile_all(
     return found
 
 
-def faults(found: list[CompileReport]) -> list[str]:
+def faults(found: list[CompileReport], may_spill: int = 0) -> list[str]:
     """What is not allowed: values that spill, arrays that are not in registers, more than a GPU has."""
     return [
         str(report)
         for report in found
-        if report.spill_bytes
-        or report.stack_bytes
+        if report.spill_bytes > may_spill
+        or report.stack_bytes > may_spill
         or report.shared_bytes > STATIC_SHARED
         or not 0 < report.registers <= MOST_REGISTERS
     ]
@@ -75,7 +78,7 @@ def faults(found: list[CompileReport]) -> list[str]:
 @needs_nvrtc
 @pytest.mark.parametrize("file", FILES)
 def test_its_own_sizes(file: str, record_row: Callable[..., None]) -> None:
-    assert not faults(compile_all(file, None, ARCHITECTURES, record_row))
+    assert not faults(compile_all(file, None, ARCHITECTURES, record_row), MAY_SPILL.get(file, 0))
 
 
 @needs_nvrtc
@@ -85,7 +88,8 @@ def test_largest_head_dim(file: str, arch: str, record_row: Callable[..., None],
     """Each architecture with the sizes that it gets: by how much shared memory a block may have there."""
     limit = {"sm_75": 64, "sm_80": 163, "sm_90": 227}.get(arch, 99) * 1024
     monkeypatch.setattr(limits, "most_shared", lambda: limit)
-    assert not faults(compile_all(file, STAGES[file].defines(128), (arch,), record_row))
+    found = compile_all(file, STAGES[file].defines(128), (arch,), record_row)
+    assert not faults(found, MAY_SPILL.get(file, 0))
 
 
 @needs_nvrtc

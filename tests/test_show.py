@@ -171,6 +171,21 @@ def test_measured_ladder_shares_the_roof_of_its_type() -> None:
     assert "no bfloat16" in repr(show.measured_ladder([(1, 1, 8, 4)], dtype="bfloat16", record=RECORD))
 
 
+def test_gradients_are_drawn_beside_their_own_peers() -> None:
+    ours, peer = (
+        result("back", "backward", (1, 1, 8, 4), 4.0, 0.5),
+        result("first", "backward peer", (1, 1, 8, 4), 2.0, 1.0),
+    )
+    changed = result("back: no atomics", "backward experiment", (1, 1, 8, 4), 3.0, 0.6)
+    record = {**RECORD, "results": [*RECORD["results"], changed, peer, ours]}
+    picture = show.measured_gradients([(1, 1, 8, 4), (1, 1, 16, 4)], ["back", "first"], record=record)
+    assert picture.alt.endswith("share of matmul: d = 4, back: 0.5  (25.0%); d = 4, first: 1  (50.0%)")
+    assert len(picture.figure.axes) == 1
+    assert "not yet recorded" in repr(show.measured_gradients([(1, 1, 8, 4)], ["back"], record=RECORD))
+    found = show.gradient_ablations("back", (1, 1, 8, 4), dtype="float32", record=record)
+    assert found == [("as it is", ours), ("no atomics", changed)]
+
+
 def test_overview_has_a_row_for_each_type() -> None:
     shapes = {"float32": [(1, 1, 8, 4), (1, 1, 16, 4)], "float16": [(1, 1, 8, 4)]}
     record = {**RECORD, "results": [r for r in RECORD["results"] if r["tflops"] or r["name"] == "copy"]}

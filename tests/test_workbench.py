@@ -8,8 +8,18 @@ import pytest
 
 from helpers import kernel, reference
 from helpers.check import TOLERANCE, check, expect, make_inputs
-from helpers.ladder import FORWARD, LADDER
-from helpers.workbench import build, fetched_keys, look, run, stage_of
+from helpers.ladder import BACKWARD, FORWARD, LADDER
+from helpers.workbench import (
+    build,
+    expect_gradients,
+    fetched_keys,
+    gradients,
+    look,
+    look_gradients,
+    run,
+    stage_of,
+    writers,
+)
 
 HALF = next(name for name, stage in reversed(FORWARD.items()) if "float16" in stage.dtypes)
 
@@ -89,3 +99,56 @@ def test_fetched_keys_are_those_that_a_row_of_the_block_sees(window: tuple[int, 
 def test_fetched_keys_of_several_heads_are_refused() -> None:
     with pytest.raises(ValueError, match="one head"):
         fetched_keys("heads_and_masks", *model(2, 2, 8, 8, np.float32), sizes={"BLOCK_M": 64})
+
+
+# ---- gradients
+
+TINY = {"BLOCK_M": 32, "BLOCK_N": 16, "THREADS": 64, "THREADS_X": 8}
+
+
+def one_head(n: int = 64, d: int = 16) -> list[np.ndarray]:
+    rng = np.random.default_rng(5)
+    return [rng.standard_normal((n, d), dtype=np.float32) + np.float32(0.25) for _ in range(4)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (9, 3), "softmax_scale": 0.5}], ids=str)
+def test_gradients_of_a_model(dtype: type, options: dict) -> None:
+    q, k, v = model(4, 2, 33, 20, dtype)
+    do, _, _ = model(4, 2, 33, 20, dtype)
+    name = next(name for name, stage in BACKWARD.items() if np.dtype(dtype).name in stage.dtypes)
+    expected = expect_gradients(do, q, k, v, **options)
+    found = gradients(name, do, q, k, v, deterministic=True, **options)
+    for a, b, tolerance in zip(found, expected, expected.tolerance, strict=False):
+        assert a.dtype == dtype and a.shape == b.shape
+        check(name, a, b, tolerance=tolerance)
+        assert not check("off", b + 2 * tolerance, b, tolerance=tolerance, must_pass=False)
+    zeros = expect_gradients(0 * do, q, k, v, **options)
+    assert all((a == 0).all() for a in zeros[:3])
+
+
+def test_the_x_ray_of_gradients() -> None:
+    given = one_head()
+    for deterministic, kernels in ((False, 2), (True, 3)):
+        reports = look_gradients("backward", *given, sizes=TINY, deterministic=deterministic)
+        assert len(reports) == kernels and all(report.clean for report in reports.values())
+    text = kernel.source("08_backward.cu").replace("(dp[i][j] - delta[i])", "dp[i][j]")
+    dq, dk, dv = gradients("backward", *given, sizes=TINY, code=text)
+    expected = expect_gradients(*given)
+    off = [np.abs(a - b).max() > t for a, b, t in zip((dq, dk, dv), expected, expected.tolerance, strict=False)]
+    assert off == [True, True, False]
+
+
+def test_who_writes_which_tile() -> None:
+    given = one_head()
+    diagonal = np.eye(4, dtype=int)
+    one_loop = writers(*given, sizes=TINY)
+    assert list(one_loop) == ["backward: dQ", "backward: dK", "backward: dV"]
+    np.testing.assert_array_equal(one_loop["backward: dQ"], np.full((2, 4), 2))
+    np.testing.assert_array_equal(one_loop["backward: dK"], diagonal)
+    np.testing.assert_array_equal(one_loop["backward: dV"], diagonal)
+    causal = writers(*given, sizes=TINY, causal=True)
+    np.testing.assert_array_equal(causal["backward: dQ"], [[2, 2, 0, 0], [2, 2, 2, 2]])
+    two_loops = writers(*given, sizes=TINY, deterministic=True)
+    assert list(two_loops) == ["backward: dK", "backward: dV", "backward_dq: dQ"]
+    np.testing.assert_array_equal(two_loops["backward_dq: dQ"], np.eye(2, dtype=int))

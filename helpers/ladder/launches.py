@@ -10,6 +10,7 @@ import numpy as np
 from helpers.ladder.call import Call, Spec
 from helpers.ladder.contract import Launch, Part
 from helpers.ladder.params import attention_params, backward_params
+from helpers.ladder.tiles import backward_mma_dq_columns
 
 if TYPE_CHECKING:
     from helpers.ladder.contract import Stage
@@ -86,6 +87,44 @@ def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]
     elif "backward_convert" in stage.kernels:
         launches.append(stage.launch(each_row, sizes, (dq_sum, "dq", params), "backward_convert"))
     return launches
+
+
+def backward_mma(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+    """08 in half types: D and zeros, by tiles of rows; dK, dV and sums of dQ, by tiles of keys; dQ in its own type.
+
+    Only the second one has dynamic shared memory. DETERMINISTIC=1 orders its sums: the launches stay as they are.
+    """
+    _check_grid(call.heads, "heads")
+    _check_grid(call.sequences, "sequences")
+    strides = {name: _strides(call.arrays[name], call.packed) for name in ("do", "dq", "dk", "dv")}
+    params = backward_params(_attention_params(call), {**strides, "dq_sum": (0, 0, 0)})
+    cu_q, cu_k = (name if name in call.arrays else None for name in ("cu_seqlens_q", "cu_seqlens_k"))
+    row_tiles = -(-call.rows // sizes["BLOCK_M"]), call.heads, call.sequences
+    key_tiles = -(-call.keys // sizes["BLOCK_N"]), call.arrays["k"].shape[1], call.sequences
+    block = (stage.threads(sizes),)
+    scratch = ("statistics", "dq_accum", "turns")
+    main = ("q", "k", "v", "do", *scratch, "dk", "dv", cu_q, cu_k, params)
+    return [
+        Launch("backward_mma_preprocess", row_tiles, block, 0, ("o", "do", "lse", *scratch, cu_q, params)),
+        stage.launch(key_tiles, sizes, main),
+        Launch("backward_mma_convert", row_tiles, block, 0, ("dq_accum", "dq", cu_q, params)),
+    ]
+
+
+def tiles_of_rows(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
+    """What 08 in half types keeps for each tile of rows of each head: lse and D, dQ in float32, whose turn it is.
+
+    Packed sequences begin anywhere: each may have one tile more than its share of the rows. The last of turns counts
+    blocks.
+    """
+    rows, block_m = call.arrays["q"].shape[2], sizes["BLOCK_M"]
+    of_a_head = rows // block_m + call.sequences if call.packed else call.sequences * -(-rows // block_m)
+    tiles = call.heads * of_a_head
+    return {
+        "statistics": Spec.dense((tiles, 2 * block_m), np.float32),
+        "dq_accum": Spec.dense((tiles, block_m * backward_mma_dq_columns(sizes["HEAD_DIM"], sizes)), np.float32),
+        "turns": Spec.dense((tiles + 1,), np.int32),
+    }
 
 
 def row_sums(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:

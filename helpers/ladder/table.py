@@ -10,7 +10,16 @@ from typing import Any
 
 from helpers.ladder import limits, tiles
 from helpers.ladder.contract import Stage
-from helpers.ladder.launches import backward, heads_in_grid, one_head_each, row_sums, scores_of_one_head, strided
+from helpers.ladder.launches import (
+    backward,
+    backward_mma,
+    heads_in_grid,
+    one_head_each,
+    row_sums,
+    scores_of_one_head,
+    strided,
+    tiles_of_rows,
+)
 
 # ---- the sizes they are compiled with
 
@@ -59,6 +68,10 @@ def _few_mma_tiles(head_dim: int) -> dict[str, int]:
 
 def _backward_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_backward(head_dim, limits.most_shared())
+
+
+def _backward_mma_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_backward_mma(head_dim, limits.most_shared())
 
 
 def _few_backward_tiles(head_dim: int) -> dict[str, int]:
@@ -145,6 +158,23 @@ _STAGES = (
         threads=lambda sizes: sizes["THREADS"],
         shared_bytes=lambda sizes: tiles.backward_shared_bytes(sizes["HEAD_DIM"], sizes),
         variant=lambda call: {} if call.aligned else {"VECTOR": 0},
+    ),
+    Stage(
+        *(8, "backward_mma", "08_backward_mma.cu", "the gradients on tensor cores: transposed scores, five products"),
+        tiles=_backward_mma_tiles,
+        launches=backward_mma,
+        scratch=tiles_of_rows,
+        direction="backward",
+        kernels=("backward_mma_preprocess", "backward_mma", "backward_mma_convert"),
+        features=EVERYTHING | {"deterministic"},
+        dtypes=("float16", "bfloat16"),
+        min_cc=80,
+        max_head_dim=256,
+        head_dim_step=8,
+        threads=lambda sizes: 32 * sizes["WARPS"],
+        shared_bytes=lambda sizes: tiles.backward_mma_shared_bytes(sizes["HEAD_DIM"], sizes),
+        needs_aligned=True,
+        variant=lambda call: {"DETERMINISTIC": 1} if call.deterministic else {},
     ),
 )
 

@@ -280,6 +280,45 @@ def pick_few_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
     return few.defines if backward_shared_bytes(head_dim, few.defines) <= shared_limit else {}
 
 
+# ---- 08, the backward in half types
+
+_BACKWARD_MMA_NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "CHUNK", "MIN_BLOCKS")
+# By head_dim: the first of which a multiprocessor has room for MIN_BLOCKS blocks. At 64 and 128 the order is that of an
+# H200 in bfloat16, 4 x 32 heads (16 at 128) of 4096 rows: 336, 291 and 250 TFLOP/s at 64, where the second and the
+# third had one block to a multiprocessor; 317 at 128. The others are what fits: no GPU that needs them was measured.
+_BACKWARD_MMA: dict[int, tuple[tuple[int, ...], ...]] = {
+    64: ((64, 128, 4, 4, 4, 2, 32, 2), (128, 128, 8, 4, 4, 4, 64, 1), (64, 128, 8, 4, 4, 2, 32, 1)),
+    128: ((64, 128, 8, 4, 4, 2, 32, 1), (32, 64, 8, 4, 2, 2, 16, 1)),
+    256: ((32, 64, 8, 4, 2, 2, 16, 1), (32, 32, 4, 2, 2, 2, 16, 1), (16, 32, 2, 2, 2, 1, 16, 1)),
+}
+
+
+def backward_mma_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
+    """SHARED_BYTES of 08 in half types: K and V, two tiles each of Q and dO, scores twice, statistics twice."""
+    rows, keys = sizes["BLOCK_M"], sizes["BLOCK_N"]
+    return 2 * _fragments(head_dim) * (2 * keys + 4 * rows) + 2 * 2 * keys * rows + 2 * 8 * rows
+
+
+def backward_mma_dq_columns(head_dim: int, sizes: Mapping[str, int]) -> int:
+    """DQ_COLUMNS of 08 in half types: columns of dQ_accum, whole fragments of 16 for each warp along them."""
+    columns = 16 * (sizes["WARPS"] // sizes["WARPS_DQ"])
+    return -(-head_dim // columns) * columns
+
+
+def pick_backward_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
+    """The -D options of 08 in half types, without HEAD_DIM. ValueError where no tile fits, or head_dim is above 256."""
+
+    def shared_bytes(d: int, sizes: Mapping[str, int]) -> int:
+        """Of one block; more than there is where MIN_BLOCKS of them do not fit."""
+        needed = backward_mma_shared_bytes(d, sizes)
+        return needed if _room(needed, _known(shared_limit)) >= sizes["MIN_BLOCKS"] else shared_limit + 1
+
+    sizes = {
+        most: [dict(zip(_BACKWARD_MMA_NAMES, t, strict=True)) for t in found] for most, found in _BACKWARD_MMA.items()
+    }
+    return _first(sizes, shared_bytes, head_dim, shared_limit)
+
+
 # ---- 06 and 07, in half types
 
 

@@ -152,7 +152,7 @@ class GradientSample:
     """Rows of dQ, dK and dV of some heads, which are compared with float64, as `Sample` does for an output.
 
     expected: by name, (heads, rows, d) float64. tolerance: by name. 1e-5 of the largest in float32. In a half type, it
-    is twice the error of NumPy's gradients with P, dS and the results rounded to that type.
+    is twice the error of NumPy's gradients with O, P, dS and the results rounded to that type.
     """
 
     def __init__(self, inputs: Inputs, causal: bool = False, seed: int = 1) -> None:
@@ -193,7 +193,10 @@ class GradientSample:
 def _gradients(
     do: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, rows: np.ndarray, causal: bool, rounded: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Those rows of dq, dk and dv of one head. rounded: what is done to P and dS before they are used."""
+    """Those rows of dq, dk and dv of one head. rounded: what is done to O, P and dS before they are used.
+
+    O counts: D = rowsum(dO * O) has its rounding error, which is the same for all keys of a row and does not cancel.
+    """
     n, head_dim = q.shape
     scale = 1 / math.sqrt(head_dim)
     dq, dk, dv = np.zeros((3, len(rows), head_dim))
@@ -204,12 +207,12 @@ def _gradients(
             s[np.arange(n) > np.arange(first, first + len(s))[:, None]] = -np.inf
         p = np.exp(s - s.max(axis=-1, keepdims=True))
         p /= p.sum(axis=-1, keepdims=True)
-        dp = do[first : first + step] @ v.T
-        ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True))
+        own = do[first : first + step]
+        ds = p * (own @ v.T - (own * rounded(p @ v)).sum(axis=-1, keepdims=True))
         here = (rows >= first) & (rows < first + len(s))
         dq[here] = scale * rounded(ds[rows[here] - first]) @ k
         dk += scale * rounded(ds[:, rows]).T @ q[first : first + step]
-        dv += rounded(p[:, rows]).T @ do[first : first + step]
+        dv += rounded(p[:, rows]).T @ own
     return dq, dk, dv
 
 

@@ -37,11 +37,12 @@ def measurements(
     dtype: str = "float32",
     causal: bool = False,
     record: Any = None,
+    backward: bool = False,
 ) -> list[dict[str, Any]]:
     """The recorded results at one shape (batch, heads, n, head_dim), in the order of `names` or of the record.
 
     Stages with other tile sizes (kind "variant") or another text ("experiment"), steps and the host's times are left
-    out: see `climb` and `recorded()`.
+    out: see `climb` and `recorded()`. backward: of the gradients, in place of the output.
     """
     record = recorded() if record is None else record
     wanted = (tuple(shape), dtype, causal)
@@ -49,7 +50,7 @@ def measurements(
         r
         for r in (record or {}).get("results", ())
         if (tuple(r["shape"]), r.get("dtype"), r.get("causal", False)) == wanted
-        and r["kind"] in ("stage", "peer", "roof")
+        and r["kind"] in (("backward", "backward peer") if backward else ("stage", "peer", "roof"))
     ]
     if names is None:
         return fitting
@@ -571,3 +572,55 @@ def measured_tiles(
     ax.set_title(f"{threads} threads, {_heading(shape)}; recorded on {_gpu(record)}", fontsize=9)
     fig.colorbar(image, label="TFLOP/s")
     return Picture(fig, "; ".join(f"{m} x {n} scores: {found[m, n]:.1f} TFLOP/s" for m, n in sorted(found)))
+
+
+@styled
+def measured_gradients(
+    shapes: Sequence[Sequence[int]],
+    names: Sequence[str],
+    *,
+    dtype: str = "float32",
+    causal: bool = False,
+    record: Any = None,
+) -> Picture | Text:
+    """Recorded TFLOP/s of gradients at several shapes side by side, as `measured_ladder` draws outputs.
+
+    Five products are counted, whatever a kernel computes. Where nothing is recorded, a sentence that says so.
+    """
+    record = recorded() if record is None else record
+    found = {
+        tuple(shape): measurements(shape, names, dtype=dtype, causal=causal, record=record, backward=True)
+        for shape in shapes
+    }
+    found = {shape: results for shape, results in found.items() if results}
+    roof = roof_name(dtype)
+    if record is None or not found or roof not in _roofs(record):
+        return Text(f"*({NO_RECORD if record is None else 'not yet recorded'}: the gradients in {dtype})*")
+    top = _roofs(record)[roof]["tflops"]
+    fig, axes = figure(8.6, 1.2 + 0.36 * len(names), columns=len(found))
+    told = []
+    for i, (shape, results) in enumerate(found.items()):
+        ax = np.atleast_1d(axes)[i]
+        by_name = {r["name"]: {**r, "kind": {"backward": "stage"}.get(r["kind"], "peer")} for r in results}
+        texts = _ladder_panel(ax, by_name, names, top)
+        if i:
+            ax.set_yticklabels([])
+        ax.set_title(textwrap.fill(_heading(shape, dtype, causal), 84 // len(found)), fontsize=10)
+        told += [f"d = {shape[3]}, {name}: {text}" for name, text in zip(names, texts, strict=True)]
+    fig.supxlabel(f"TFLOP/s (more is better); dashed: {roof}, {top:.3g}; recorded on {_gpu(record)}", fontsize=10)
+    return Picture(fig, f"gradients, TFLOP/s and share of {roof}: {'; '.join(told)}")
+
+
+def gradient_ablations(
+    stage: str, shape: Sequence[int], *, dtype: str, causal: bool = False, record: Any = None
+) -> list[tuple[str, dict[str, Any]]]:
+    """Recorded experiments with the gradients of a stage, (what was changed, result), and first the stage as it is."""
+    record = recorded() if record is None else record
+    wanted = (tuple(shape), dtype, causal)
+    return [
+        (r["name"].partition(": ")[2] or "as it is", r)
+        for r in sorted((record or {}).get("results", ()), key=lambda r: ": " in r["name"])
+        if r["name"].partition(": ")[0] == stage
+        and (tuple(r["shape"]), r.get("dtype"), r.get("causal", False)) == wanted
+        and r["kind"] in ("backward", "backward experiment")
+    ]

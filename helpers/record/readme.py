@@ -21,6 +21,7 @@ from PIL import Image, PngImagePlugin  # comes with matplotlib
 from helpers.draw.picture import Picture
 from helpers.ladder import LADDER
 from helpers.record import plots
+from helpers.record.plan import gradients
 from helpers.record.results import MAIN_PEER, RECORD, roof_name
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +36,12 @@ COLUMNS = (
     ((4, 16, 4096, 128), "float32"),
     ((4, 16, 4096, 64), "bfloat16"),
     ((4, 16, 4096, 128), "bfloat16"),
+)
+# Of the table of gradients: also whether causal. The last two shapes are those of FlashAttention-2's figures.
+GRADIENT_COLUMNS = (
+    ((4, 16, 4096, 64), "float32", False),
+    ((4, 16, 4096, 128), "float32", False),
+    *(((4, heads, 4096, d), "bfloat16", causal) for heads, d in ((32, 64), (16, 128)) for causal in (False, True)),
 )
 PEERS = ("SDPA efficient", "SDPA math", "SDPA flash", "SDPA cuDNN")
 
@@ -85,6 +92,36 @@ def ladder_table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def gradients_table(record: Mapping[str, Any]) -> str:
+    """The recorded gradients as a second table of the same form; "" where there are none."""
+    columns = []
+    for shape, dtype, causal in GRADIENT_COLUMNS:
+        found = plots.measurements(shape, dtype=dtype, causal=causal, record=record, backward=True)
+        results = {r["name"]: r for r in found}
+        if MAIN_PEER[dtype] in results and any(r["kind"] == "backward" for r in found):
+            batch, heads, n, d = shape
+            heading = f"{dtype}{', causal' * causal}<br>{batch} × {heads} heads<br>N = {n}, d = {d}"
+            columns.append((heading, results, results[MAIN_PEER[dtype]]))
+    if not columns:
+        return ""
+    lines = [
+        "The gradients alone, from the output and the log-sum-exp that the forward pass left; 2.5 times its FLOP:",
+        "",
+        "| notebook | the idea | " + " | ".join(heading for heading, *_ in columns) + " |",
+        "|---|---|" + "---:|" * len(columns),
+    ]
+    rows = [
+        (_link(Path(way.stage.file).stem), way.stage.idea + "; deterministic" * way.deterministic, way.name)
+        for way in gradients()
+    ]
+    rows += [("*peer*", f"PyTorch, {name}", name) for name in PEERS]
+    for first, second, name in rows:
+        cells = [_cell(results.get(name), peer) for _, results, peer in columns]
+        if any(cells):
+            lines.append(_row(first, second, cells))
+    return "\n".join(lines)
+
+
 def _link(title: str) -> str:
     """The notebook's name, as a link where there is one."""
     return f"[{title}](notebooks/{title}.ipynb)" if (ROOT / "notebooks" / f"{title}.ipynb").is_file() else title
@@ -108,7 +145,7 @@ def _cell(result: Mapping[str, Any] | None, peer: Mapping[str, Any]) -> str:
 
 
 def with_table(text: str, record: Mapping[str, Any]) -> str:
-    """README's text with the table between its markers made anew.
+    """README's text with the tables between its markers made anew.
 
     Raises:
         ValueError: the markers are missing.
@@ -116,7 +153,8 @@ def with_table(text: str, record: Mapping[str, Any]) -> str:
     pattern = re.escape(BEGIN) + r".*?" + re.escape(END)
     if not re.search(pattern, text, flags=re.S):
         raise ValueError(f"README.md has no part between {BEGIN!r} and {END!r}")
-    return re.sub(pattern, lambda _: f"{BEGIN}\n\n{ladder_table(record)}\n\n{END}", text, flags=re.S)
+    tables = "\n\n".join(filter(None, (ladder_table(record), gradients_table(record))))
+    return re.sub(pattern, lambda _: f"{BEGIN}\n\n{tables}\n\n{END}", text, flags=re.S)
 
 
 def picture(record: Mapping[str, Any]) -> Picture:

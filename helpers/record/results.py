@@ -128,18 +128,19 @@ def results_table(record: Record) -> str:
         f"{r.name:18}{r.tflops or r.gbps:9.1f} {'TFLOP/s' if r.tflops else 'GB/s'}, {r.ms:.3f} ms {_clocks(r)}".rstrip()
         for r in roofs.values()
     ]
-    groups: dict[tuple[Any, ...], list[Measurement]] = {}
+    groups: dict[Case, list[Measurement]] = {}
     for r in record.results:
         if r.kind not in ("roof", "host"):
-            groups.setdefault((tuple(r.shape), r.dtype, r.causal), []).append(r)
-    for (shape, dtype, causal), results in groups.items():
-        others = [r for r in results if r.kind == "peer"]
-        roof = roofs.get(roof_name(dtype))
+            case = Case(tuple(r.shape), r.dtype, r.causal, backward=r.kind.startswith("backward"))
+            groups.setdefault(case, []).append(r)
+    for case, results in groups.items():
+        others = [r for r in results if r.kind in ("peer", "backward peer")]
+        roof = roofs.get(roof_name(case.dtype))
         width = max(18, *(len(r.name) for r in results)) + 1
         head = f"{'':{width}}{'ms':>10}{'spread':>8}{'TFLOP/s':>9}" + f"{'of roof':>9}" * (roof is not None)
         beside = {peer.name: f"  x {peer.name.removeprefix('SDPA ')}" for peer in others}
         head += "".join(f"{name:>12}" for name in beside.values())
-        lines += ["", str(Case(shape, dtype, causal)), head + f"{'max error':>11}"]
+        lines += ["", str(case), head + f"{'max error':>11}"]
         for r in results:
             line = f"{r.name:{width}}{r.ms:10.3f}{(r.ms_max - r.ms_min) / r.ms:8.1%}{r.tflops:9.3g}"
             line += f"{r.tflops / roof.tflops:9.1%}" if roof else ""

@@ -1,0 +1,332 @@
+"""The kernels of 08_backward_mma.cu, launched as they are: sizes, masks, lengths, tilings, planted bugs, the X-ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from half_gradients import TYPES, Arrays, compare, inputs, reference
+from planted import Bug
+
+from helpers import compile_report, kernel
+from helpers.device import cp
+from helpers.ladder import LADDER, backward
+from helpers.xray import xray
+
+FILE = "08_backward_mma.cu"
+every_type = pytest.mark.parametrize("dtype", TYPES)
+
+# BLOCK_M, BLOCK_N, WARPS, WARPS_KEYS, WARPS_DKV, WARPS_DQ, CHUNK, MIN_BLOCKS
+_NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "CHUNK", "MIN_BLOCKS")
+REGISTERS = dict(zip(_NAMES, (64, 128, 4, 4, 4, 2, 32, 2), strict=True))  # P stays in registers
+SHARED = dict(zip(_NAMES, (64, 128, 8, 4, 4, 2, 32, 1), strict=True))  # P passes through shared memory
+TILINGS = {
+    "registers": REGISTERS,
+    "shared": SHARED,
+    "two small blocks": dict(zip(_NAMES, (64, 64, 4, 2, 2, 2, 32, 2), strict=True)),
+    "more rows": dict(zip(_NAMES, (128, 128, 8, 4, 4, 4, 64, 1), strict=True)),
+    "few rows": dict(zip(_NAMES, (32, 64, 4, 2, 2, 2, 16, 1), strict=True)),
+}
+HEAD_DIM_TILINGS = {8: REGISTERS, 72: REGISTERS, 96: SHARED, 128: SHARED}
+LAST = dict(zip(_NAMES, (32, 64, 8, 4, 2, 2, 16, 1), strict=True))  # head_dim 256
+
+Launch = Callable[..., object]
+
+
+def launched(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
+    kernel(grid, block, args, shared_mem=shared_mem)
+
+
+def gradients(
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    sizes: Mapping[str, int],
+    *,
+    window: tuple[int, int] = (-1, -1),
+    softmax_scale: float | None = None,
+    cu_seqlens: tuple[np.ndarray, np.ndarray] | None = None,
+    code: str | None = None,
+    launch: Launch = launched,
+) -> Arrays:
+    """dq, dk and dv: device arrays as q, k and v, (batch, heads, N, d). Each kernel is launched by `launch`.
+
+    What nobody writes stays NaN, in the gradients and in scratch memory; the numbers there start at 99.
+    """
+    found = tuple(cp.full(a.shape, cp.nan, dtype=q.dtype) for a in (q, k, v))
+    packed = cu_seqlens is not None
+    ready, held = backward.ready(
+        LADDER["backward_mma"],
+        *(do, q, k, v, o, lse),
+        *found,
+        tuple(map(cp.asarray, cu_seqlens)) if packed else None,
+        tuple(int(np.diff(cu).max()) for cu in cu_seqlens) if packed else None,
+        softmax_scale=q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
+        window=window,
+        deterministic=False,  # which sizes may have
+        source=code,
+        sizes=sizes,
+    )
+    launches = ready.filled(held)
+    for each, _, args in launches:
+        for name, a in zip(each.args, args, strict=True):
+            if isinstance(name, str) and name in ready.scratch:
+                a[...] = cp.nan if a.dtype == np.float32 else 99
+    for each, compiled, args in launches:
+        launch(compiled, each.grid, each.block, args, shared_mem=each.shared_bytes)
+    return found
+
+
+def check(name: str, sizes: Mapping[str, int], given: Arrays, **options: Any) -> Arrays:
+    code, launch = options.pop("code", None), options.pop("launch", launched)
+    *_, o, lse = reference(*given, **options)
+    arrays = (cp.asarray(a) for a in (*given, o.astype(given[1].dtype), lse.astype(np.float32)))
+    got = gradients(*arrays, sizes, code=code, launch=launch, **options)
+    compare(name, got, given, **options)
+    return got
+
+
+# ---- values
+
+SIZES = ((1, 1), (2, 300), (33, 1), (64, 63), (65, 257), (127, 32), (128, 128), (257, 127))
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+def test_tilings(tiling: str) -> None:
+    for n, n_kv in SIZES:
+        check(f"{n} x {n_kv}", TILINGS[tiling], inputs((1, 1, n, 64), n_kv, 1, "bfloat16"))
+
+
+@pytest.mark.parametrize("d", HEAD_DIM_TILINGS)
+def test_head_dims(d: int) -> None:
+    for n, n_kv in ((100, 70), (65, 257)):
+        given = inputs((1, 2, n, d), n_kv, 1, "float16")
+        check(f"d = {d}, {n} x {n_kv}", HEAD_DIM_TILINGS[d], given, window=(-1, 0))
+
+
+def test_largest_head_dim() -> None:
+    check("d = 256", LAST, inputs((1, 1, 70, 256), 100, 1, "bfloat16"), window=(-1, 0))
+
+
+MASKS = {
+    "causal": (-1, 0),
+    "window": (70, 20),
+    "left": (40, -1),
+    "right": (-1, 33),
+    "diagonal": (0, 0),
+    "causal window": (100, 0),
+    "wider than all": (5000, 5000),
+}
+
+
+@every_type
+@pytest.mark.parametrize("tiling", ["registers", "shared"])
+@pytest.mark.parametrize("deterministic", [0, 1])
+def test_masks(tiling: str, dtype: str, deterministic: int) -> None:
+    """Batch 2, four heads of Q to two of K and V. With more rows than keys some rows see nothing: zeros."""
+    sizes = {**TILINGS[tiling], "DETERMINISTIC": deterministic}
+    for n, n_kv in ((200, 200), (129, 333), (333, 129), (1, 300), (300, 1)):
+        given = inputs((2, 4, n, 64), n_kv, 2, dtype)
+        for name, window in MASKS.items():
+            check(f"{name}, {n} x {n_kv}", sizes, given, window=window)
+
+
+@pytest.mark.parametrize("tiling", ["registers", "shared"])
+@pytest.mark.parametrize("deterministic", [0, 1])
+def test_packed_lengths(tiling: str, deterministic: int) -> None:
+    rows, keys = (3, 130, 0, 64, 1, 70), (200, 130, 5, 0, 70, 33)
+    cu_q, cu_k = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys))
+    do, q, k, v = inputs((1, 4, sum(rows), 64), sum(keys), 2, "bfloat16")
+    o, lse = np.zeros_like(q), np.full(q.shape[:3], -np.inf, dtype=np.float32)
+    parts = [(slice(*cu_q[i : i + 2]), slice(*cu_k[i : i + 2])) for i in range(len(rows))]
+    given = [(do[:, :, own], q[:, :, own], k[:, :, its], v[:, :, its]) for own, its in parts]
+    for (own, its), one in zip(parts, given, strict=True):
+        if own.start < own.stop and its.start < its.stop:
+            *_, some, own_lse = reference(*one, window=(-1, 0))
+            o[:, :, own], lse[:, :, own] = some, own_lse
+    arrays = (cp.asarray(a) for a in (do, q, k, v, o, lse))
+    sizes = {**TILINGS[tiling], "DETERMINISTIC": deterministic}
+    dq, dk, dv = map(cp.asnumpy, gradients(*arrays, sizes, window=(-1, 0), cu_seqlens=(cu_q, cu_k)))
+    for i, ((own, its), one) in enumerate(zip(parts, given, strict=True)):
+        got = dq[:, :, own], dk[:, :, its], dv[:, :, its]
+        if rows[i] and keys[i]:
+            compare(f"sequence {i}", got, one, window=(-1, 0))
+        else:
+            assert not any(a.any() for a in got)
+
+
+def test_strides() -> None:
+    """(batch, seq, heads, head_dim) in memory, K and V as slices of one array."""
+    do, q, k, v = inputs((2, 2, 70, 64), 90, 2, "float16")
+    *_, o, lse = reference(do, q, k, v)
+    dense = gradients(*(cp.asarray(a) for a in (do, q, k, v, o.astype(np.float16), lse.astype(np.float32))), REGISTERS)
+
+    def as_models_have_it(a: np.ndarray) -> Any:
+        return cp.asarray(np.ascontiguousarray(a.swapaxes(1, 2))).swapaxes(1, 2)
+
+    both = as_models_have_it(np.concatenate([k, v], axis=-1))
+
+    views = *map(as_models_have_it, (do, q)), both[..., :64], both[..., 64:], as_models_have_it(o.astype(np.float16))
+    got = gradients(*views, cp.asarray(lse.astype(np.float32)), REGISTERS)
+    for x, y in zip(got, dense, strict=True):
+        assert np.abs(cp.asnumpy(x).astype(np.float32) - cp.asnumpy(y).astype(np.float32)).max() < 1e-3
+
+
+@every_type
+@pytest.mark.parametrize("scale", [0.02, -0.2, 0.0])
+def test_softmax_scale(dtype: str, scale: float) -> None:
+    check(f"scale {scale}", REGISTERS, inputs((1, 2, 100, 64), 150, 1, dtype), softmax_scale=scale, window=(-1, 0))
+
+
+def test_large_logits() -> None:
+    check("large logits", REGISTERS, inputs((1, 2, 100, 64), 150, 1, "bfloat16", grow=40.0))
+
+
+def test_absent_keys_do_no_harm() -> None:
+    """All logits are very negative. A key past the end, which is zeros in shared memory, would weigh e^lse."""
+    do, q, k, v = inputs((1, 1, 64, 64), 100, 1, "bfloat16")
+    q, k = np.full_like(q, 8.0), np.full_like(k, -8.0) - np.abs(k)
+    check("absent keys", REGISTERS, (do, q, k, v))
+
+
+def test_deterministic() -> None:
+    """The same bits, whatever the order of the blocks; and every tile of dQ has had its turns."""
+    do, q, k, v = inputs((1, 2, 300, 64), 500, 1, "float16")
+    *_, o, lse = reference(do, q, k, v)
+    sizes = {**REGISTERS, "DETERMINISTIC": 1}
+    runs = [
+        gradients(*(cp.asarray(a) for a in (do, q, k, v, o.astype(np.float16), lse.astype(np.float32))), sizes)
+        for _ in range(2)
+    ]
+    for one, other in zip(*runs, strict=True):
+        assert np.array_equal(cp.asnumpy(one), cp.asnumpy(other))
+
+
+def test_scalar_atomics() -> None:
+    """The form of GPUs before sm_90."""
+    check("scalar", {**REGISTERS, "VECTOR_ATOMICS": 0}, inputs((1, 1, 100, 72), 150, 1, "float16"), window=(-1, 0))
+
+
+# ---- the X-ray
+
+
+@pytest.mark.parametrize("tiling", ["registers", "shared"])
+@pytest.mark.parametrize("deterministic", [0, 1])
+def test_xray_is_clean(tiling: str, deterministic: int) -> None:
+    def looked_at(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
+        report = xray(kernel, grid, block, args, shared_mem)
+        report.assert_clean()
+        assert not any(figures.conflicts for figures in report.shared.values())
+
+    sizes = {**TILINGS[tiling], "DETERMINISTIC": deterministic}
+    check("X-ray", sizes, inputs((1, 2, 100, 64), 140, 1, "bfloat16"), window=(-1, 0), launch=looked_at)
+
+
+def found_by_xray(code: str, sizes: Mapping[str, int]) -> set[str]:
+    kinds: set[str] = set()
+
+    def looked_at(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
+        kinds.update(finding.kind for finding in xray(kernel, grid, block, args, shared_mem).findings)
+
+    given = inputs((1, 1, 200, 64), 140, 1, "bfloat16")
+    *_, o, lse = reference(*given)
+    arrays = (cp.asarray(a) for a in (*given, o.astype(given[1].dtype), lse.astype(np.float32)))
+    gradients(*arrays, sizes, code=code, launch=looked_at)
+    return kinds
+
+
+# ---- planted bugs
+
+WAIT = "    cp_async_wait<0>();\n    __syncthreads();"
+WRONG = (
+    Bug("D left out", "dP[m][n][i] = i % 2 ? -D.y : -D.x;", "dP[m][n][i] = 0.0f;"),
+    Bug("lse of the neighbouring row", "i % 2 ? -l.y : -l.x", "-l.x"),
+    Bug("lse not in units of log2", "l * LOG2_E", "l"),
+    Bug("a row that sees no key weighs", "l == -POS_INF ? POS_INF : l * LOG2_E", "l * LOG2_E"),
+    Bug(
+        "dK not scaled",
+        "pack(T(), x[0] * forward.softmax_scale, x[1] * forward.softmax_scale)",
+        "pack(T(), x[0], x[1])",
+    ),
+    Bug("dQ not scaled", "pack(T(), x * forward.softmax_scale, y * forward.softmax_scale)", "pack(T(), x, y)"),
+    Bug(
+        "only the first head of the group",
+        "const int next_head = row_tile > first_tile ? head : head + 1;",
+        "const int next_head = row_tile > first_tile ? head : group;",
+    ),
+    Bug("the diagonal is masked", "distance > highest", "distance >= highest"),
+    Bug("absent keys weigh", " || j >= kv_len", ""),
+    Bug("tiles on the diagonal are not masked", "min(first_row + highest + 1, kv_len)", "kv_len"),
+    Bug(
+        "the first tile of rows left out",
+        "max(first_key - highest, 0) / BLOCK_M",
+        "max(first_key - highest, 0) / BLOCK_M + 1",
+    ),
+    Bug(
+        "dQ_accum begins with what was there",
+        "make_float4(0.0f, 0.0f, 0.0f, 0.0f)",
+        "make_float4(1.0f, 0.0f, 0.0f, 0.0f)",
+    ),
+    Bug("dS not transposed", "ldmatrix_x4_trans(a, advance<ROW_CHUNKS>", "ldmatrix_x4(a, advance<ROW_CHUNKS>"),
+    Bug("halves of a fragment exchanged", "c * (CHUNK / 8) + 2 * k + i / 2", "c * (CHUNK / 8) + 2 * k + 1 - i / 2"),
+    Bug("the sum of half a row", "lanes < LANES", "lanes < LANES / 2"),
+    Bug("the last step's dQ never added", "    add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);\n", ""),
+)
+
+
+@pytest.mark.parametrize("bug", WRONG, ids=lambda bug: bug.name)
+def test_wrong_gradients_are_found(bug: Bug) -> None:
+    code = bug.plant(kernel.source(FILE))
+    given = inputs((1, 2, 200, 64), 140, 1, "bfloat16", grow=4.0)  # the first 60 rows see no key
+    with pytest.raises(AssertionError, match="is off by"):
+        check(bug.name, REGISTERS, given, code=code, window=(-1, 0))
+        do, q, k, v = inputs((1, 2, 64, 64), 100, 1, "bfloat16")
+        check(bug.name, REGISTERS, (do, np.full_like(q, 8.0), np.full_like(k, -8.0) - np.abs(k), v), code=code)
+
+
+RACES = (
+    Bug("tiles are read before they have arrived", WAIT, "    __syncthreads();"),
+    Bug("the other threads' copies are not waited for", WAIT, "    cp_async_wait<0>();"),
+    Bug("dS is read before it is written", "    wait_for_turn(previous, previous_tile);\n    __syncthreads();", ""),
+    Bug("one buffer of dS", "P_IN_REGISTERS ? stage * SCORES_BYTES : 0", "0"),
+    Bug(
+        "a tile is replaced while it is in use",
+        "load_rows(next_head, next_tile, stage ^ 1)",
+        "load_rows(next_head, next_tile, stage)",
+    ),
+)
+
+
+@pytest.mark.parametrize("bug", RACES, ids=lambda bug: bug.name)
+def test_races_are_found(bug: Bug) -> None:
+    code = bug.plant(kernel.source(FILE))
+    assert found_by_xray(code, REGISTERS) & {"race", "not waited for", "never waited for", "uninitialised"}
+
+
+def test_additions_without_atomics_are_found() -> None:
+    code = kernel.source(FILE)
+    old = "atomicAdd(dQ_accum + 128 * fragment + 32 * i + lane_id, d[i]);"
+    assert code.count(old) == 1
+    code = code.replace(old, "dQ_accum[128 * fragment + 32 * i + lane_id] += d[i];")
+    assert "race" in found_by_xray(code, {**REGISTERS, "VECTOR_ATOMICS": 0})
+
+
+# ---- compiling
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_registers(arch: str) -> None:
+    """Each tiling that is launched on a GPU fits the registers, but for a few."""
+    try:
+        compile_report.nvrtc_version()
+    except compile_report.NvrtcMissing as missing:
+        pytest.skip(str(missing))
+    for d, tiling in ((64, REGISTERS), (128, SHARED), (256, LAST)):
+        sizes = {"HEAD_DIM": d, **tiling}
+        report = compile_report.compile_report(FILE, sizes, arch, name="backward_mma<__nv_bfloat16>")
+        assert report.spill_bytes <= 128, report

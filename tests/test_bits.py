@@ -1,0 +1,64 @@
+"""Which elements of the gradients differ from run to run: counted, and told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import device
+from helpers.ladder import BACKWARD, backward
+from helpers.record import bits
+from helpers.record.results import NO_RECORD
+
+
+@pytest.mark.skipif(device.ON_GPU, reason="counts what differs on the CPU engine, where a fake makes it differ")
+def test_what_differs_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare, runs = backward.prepare, []
+
+    def prepared(*args: Any, **how: Any) -> Any:
+        run, found = prepare(*args, **how)
+
+        def unsteady() -> None:
+            run()
+            runs.append(None)
+            array = np.asarray(found[0])
+            array.reshape(-1)[: len(runs) - 1] += 1
+
+        return unsteady, found
+
+    monkeypatch.setattr(backward, "prepare", prepared)
+    found = bits.different("backward", deterministic=True, dtype="float32", shape=(1, 1, 33, 8), runs=3)
+    assert found == {"dQ": 2, "dK": 0, "dV": 0}
+
+
+def test_the_record_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    path = tmp_path / "bits.json"
+    monkeypatch.setattr(bits, "RECORD", path)
+    assert bits.table() == NO_RECORD
+    monkeypatch.setattr(bits, "measure", lambda: measured)
+    measured = {
+        "device": "Some GPU",
+        "shape": [1, 2, 64, 8],
+        "runs": 3,
+        "rows": [{"stage": "backward", "dtype": "float32", "different": {"dQ": 17, "dK": 0, "dV": 0}}],
+    }
+    bits.main([str(path)])
+    assert json.loads(path.read_text()) == measured
+    assert "3 runs, of 1,024 each; Some GPU" in bits.table() and "17" in bits.table()
+    bits.main([])
+    assert capsys.readouterr().out.count("Some GPU") == 2
+    with pytest.raises(SystemExit):
+        bits.main(["a", "b"])
+
+
+def test_all_that_computes_gradients_is_measured() -> None:
+    found = bits.measure((1, 1, 33, 16), 2)
+    both = {(row["stage"], row["dtype"]) for row in found["rows"]}
+    for name, stage in BACKWARD.items():
+        assert {(name, dtype) for dtype in stage.dtypes} <= both
+        assert not stage.features & {"deterministic"} or (f"{name} deterministic", stage.dtypes[0]) in both
+    assert all(set(row["different"]) == {"dQ", "dK", "dV"} for row in found["rows"])

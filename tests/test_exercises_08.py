@@ -1,0 +1,127 @@
+"""Typical answers to the exercises of notebook 08: each wrong one fails in its row, other right forms pass."""
+
+from __future__ import annotations
+
+import pytest
+from exercise_table import Answer, Right, Wrong, cases, check
+
+SHARE = "for (int c = lane; c < HEAD_DIM; c += 32) sum += dO[c] * O[c];"
+REDUCE = "for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffff, sum, mask);"
+DP = "for (int c = 0; c < d; ++c) dp += d_o[c] * v[c];"
+P = "expf(softmax_scale * s - lse[row])"
+DS = "p * (dp - D[row])"
+DQ = "atomicAdd(&dQ[row * d + c], softmax_scale * ds * k[c]);"
+SUM = "for (int j = first; j < end; ++j) sum += dS[row * N_kv + j] * K[j * 64 + c];"
+ADD = "atomicAdd(&dQ[row * 64 + c], sum);"
+
+TABLE = {
+    "08_delta": (
+        Wrong(
+            "every lane reads the whole row",
+            ((SHARE, SHARE.replace("lane;", "0;").replace("+= 32", "++")), (REDUCE, "")),
+            "limit",
+            "sectors of O: 512",
+        ),
+        Wrong(
+            "neighbouring words to one lane",
+            ((SHARE, "for (int i = 0, c = 2 * lane; i < 2 && c < HEAD_DIM; ++i, ++c) sum += dO[c] * O[c];"),),
+            "limit",
+        ),
+        Wrong("no reduction", ((REDUCE, ""),), "first"),
+        Wrong("both", ((SHARE, SHARE.replace("lane;", "0;").replace("+= 32", "++")),), "first"),
+        Wrong("the first 32 columns", ((SHARE, "sum += dO[lane] * O[lane];"),), "first"),
+        Wrong("one lane too many at the end", ((SHARE, SHARE.replace("c < HEAD_DIM", "c < 64")),), "awkward"),
+        Wrong("half of the lanes", (("mask = 16", "mask = 8"),), "first"),
+        Wrong("O is squared", ((SHARE, SHARE.replace("dO[c]", "O[c]")),), "first"),
+        Wrong("one exchange too many", ((REDUCE, REDUCE + " __shfl_xor_sync(0xffffffff, sum, 1);"),), "limit"),
+        Right("down", ((REDUCE, REDUCE.replace("_xor_", "_down_")),)),
+        Right(
+            "the smallest mask first", ((REDUCE, REDUCE.replace("16; mask > 0; mask /= 2", "1; mask < 32; mask *= 2")),)
+        ),
+        Right(
+            "two words at a time",
+            (
+                (
+                    SHARE,
+                    "const float2 *a = (const float2*)O, *b = (const float2*)dO;\n"
+                    "for (int c = lane; c < HEAD_DIM / 2; c += 32) {\n"
+                    "  const float2 x = a[c], y = b[c];\n  sum += x.x * y.x + x.y * y.y;\n}",
+                ),
+            ),
+        ),
+    ),
+    "08_ds": (
+        Wrong("the sum of the exponentials is forgotten", ((P, "expf(softmax_scale * s)"),), "first", "dV", "P"),
+        Wrong("no scale in P", ((P, "expf(s - lse[row])"),), "first", "dV", "P"),
+        Wrong("the lse of the key", ((P, P.replace("[row]", "[key % N]")),), "first", "dV", "P"),
+        Wrong("P from exp / exp", ((P, "expf(softmax_scale * s) / expf(lse[row])"),), "awkward", "NaN", "large"),
+        Wrong("D is left out", ((DS, "p * dp"),), "first", "dK", "dS"),
+        Wrong("D is added", ((DS, "p * (dp + D[row])"),), "first", "dK", "dS"),
+        Wrong("dS without P", ((DS, "dp - D[row]"),), "first", "dK", "dS"),
+        Wrong("dP by the keys", ((DP, DP.replace("* v[c]", "* k[c]")),), "first", "dK", "dS"),
+        Wrong("dK not scaled", (("dk[c] += softmax_scale * ds", "dk[c] += ds"),), "first", "dK", "dS"),
+        Wrong("dK by dO", (("ds * q[c]", "ds * d_o[c]"),), "first", "dK", "dS"),
+        Wrong(
+            "dQ is stored", ((DQ, DQ.replace("atomicAdd(&", "*(&").replace("c], ", "c]) = (")),), "first", "dQ", "race"
+        ),
+        Wrong(
+            "dQ without atomics", ((DQ, DQ.replace("atomicAdd(&", "*(&").replace("c], ", "c]) += (")),), "X-ray", "race"
+        ),
+        Wrong("dQ by P", ((DQ, DQ.replace("* ds", "* p")),), "first", "dQ", "dQ"),
+        Wrong("dQ twice", ((DQ, (DQ + "\n").replace("softmax_scale", "0.5f * softmax_scale") * 2),), "limit", "atomic"),
+        Right("exp2", ((P, "exp2f(1.4426950408889634f * (softmax_scale * s - lse[row]))"),)),
+        Right(
+            "the scale in ds",
+            (
+                ("(dp - D[row])", "(dp - D[row]) * softmax_scale"),
+                ("softmax_scale * ds", "ds"),
+                ("softmax_scale * ds", "ds"),
+            ),
+        ),
+    ),
+    "08_find_the_race": (
+        Wrong(
+            "as it was",
+            ((SUM, SUM.replace("sum +=", "dQ[row * 64 + c] +=")), (ADD, "")),
+            "X-ray",
+            "races with write by block",
+        ),
+        Wrong("in a register, and still no atomics", ((ADD, "dQ[row * 64 + c] += sum;"),), "X-ray", "race", "race"),
+        Wrong(
+            "an atomic addition for each key",
+            (
+                (
+                    SUM,
+                    "for (int j = first; j < end; ++j)\n"
+                    "      atomicAdd(&dQ[row * 64 + c], dS[row * N_kv + j] * K[j * 64 + c]);",
+                ),
+                (ADD, ""),
+            ),
+            "limit",
+            "atomic additions: 131,072",
+        ),
+        Wrong("a barrier", ((ADD, "__syncthreads();\n    dQ[row * 64 + c] += sum;\n    __syncthreads();"),), "X-ray"),
+        Wrong("a fence", ((ADD, "dQ[row * 64 + c] += sum;\n    __threadfence();"),), "X-ray"),
+        Wrong("the last block wins", ((ADD, "atomicExch(&dQ[row * 64 + c], sum);"),), "first"),
+        Wrong(
+            "the sum goes on over the rows",
+            (
+                (
+                    "float sum = 0.0f;",
+                    "static __shared__ float of[64];\n    float& sum = of[c];\n    if (i == 0) sum = 0.0f;",
+                ),
+            ),
+            "first",
+        ),
+        Wrong("all keys in each block", ((SUM, SUM.replace("first; j < end", "0; j < N_kv")),), "first"),
+        Right(
+            "atomics of a block's sum, the keys from the last",
+            ((SUM, SUM.replace("j = first; j < end; ++j", "j = end - 1; j >= first; --j")),),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name, answer", cases(TABLE))
+def test_answer(name: str, answer: Answer) -> None:
+    check(name, answer)
