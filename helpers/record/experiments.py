@@ -209,3 +209,13 @@ EXPERIMENTS = (
     Experiment("all weights before the product", MMA, _NO_OVERLAP, HALF_128),
     Experiment("16 rows a warp", MMA, (), HALF_128, ({"BLOCK_M": 128, "WARPS": 8},)),
 )
+
+# ---- the backward: (stage, what is taken out, by which sizes, where)
+_SCALAR = {"VECTOR_ATOMICS": 0}
+GRADIENTS: tuple[tuple[str, str, Mapping[str, int], tuple[Case, ...]], ...] = (
+    ("backward", "scalar atomics", _SCALAR, tuple(Case((4, 16, 4096, d), backward=True) for d in (64, 128))),
+    (
+        *("backward_mma", "scalar atomics", _SCALAR),
+        tuple(Case((4, 16, 4096, d), "bfloat16", backward=True) for d in (64, 128)),
+    ),
+)

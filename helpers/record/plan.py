@@ -34,15 +34,16 @@ SIDE_SHARE = 0.5  # of the time for one measurement: for what stands beside the 
 
 @dataclass(frozen=True)
 class Gradients:
-    """A stage that computes gradients, in one of its two ways."""
+    """A stage that computes gradients, in one of its two ways. idea: what was taken out of it, by other sizes."""
 
     stage: Stage
     deterministic: bool
+    idea: str = ""
 
     @property
     def name(self) -> str:
         """As the record has it."""
-        return self.stage.name + " deterministic" * self.deterministic
+        return self.stage.name + " deterministic" * self.deterministic + f": {self.idea}" * bool(self.idea)
 
     def prepare(
         self, inputs: Inputs, causal: bool = False, sizes: Mapping[str, int] | None = None
@@ -65,7 +66,7 @@ class Job:
     """One measurement: what is measured, at which case, with which tile sizes.
 
     what: a Stage (kinds "stage" and "variant"), Step, Experiment, Peer, Roof or HostCall; of gradients, Gradients
-    (kind "backward") or a Peer ("backward peer").
+    (kinds "backward" and "backward experiment") or a Peer ("backward peer").
     """
 
     kind: str
@@ -83,6 +84,7 @@ class Job:
             "step": lambda: self.what.stage,
             "experiment": lambda: LADDER[self.what.stage],
             "backward": lambda: self.what.stage,
+            "backward experiment": lambda: self.what.stage,
         }
         return by_kind[self.kind]() if self.kind in by_kind else None
 
@@ -192,6 +194,11 @@ def _of_gradients(only: Sequence[str], with_peers: bool) -> Iterator[Job]:
                 if able and with_peers:
                     others = (peer for peer in peers.TORCH_BACKWARD if peer.why_not(dtype, causal) is None)
                     yield from (Job("backward peer", peer.name, peer, case) for peer in others)
+    by_name = {each.name: each.stage for each in stages}
+    for name, idea, sizes, cases in experiments.GRADIENTS:
+        if name in by_name:
+            what = Gradients(by_name[name], False, idea)
+            yield from (Job("backward experiment", what.name, what, case, sizes) for case in cases)
 
 
 def _beside(stages: Mapping[str, Stage]) -> Iterator[Job]:

@@ -24,7 +24,7 @@ from helpers.device import ON_GPU, cp, describe
 from helpers.ladder import backward
 from helpers.record.cases import TYPES, Inputs
 from helpers.record.host_cost import host_time
-from helpers.record.plan import Job, tile_sizes, tiles_text
+from helpers.record.plan import Gradients, Job, tile_sizes, tiles_text
 from helpers.record.results import Measurement, Record
 from helpers.record.timing import Clocks, measure
 
@@ -197,7 +197,7 @@ def compile_all(jobs: Sequence[Job]) -> None:
     def compile_one(job: Job) -> None:
         one = cp.zeros((1, 1, 1, job.case.shape[3]), dtype=TYPES[job.case.dtype])
         sizes = {**tile_sizes(job.stage, job.case), **job.sizes}
-        if job.kind == "backward":
+        if isinstance(job.what, Gradients):
             lse, how = cp.zeros((1, 1, 1), dtype=cp.float32), {"deterministic": job.what.deterministic}
             backward.prepare(job.stage, one, one, one, one, one, lse, sizes=sizes, **how)
             return
