@@ -310,7 +310,7 @@ def test_gradients_are_planned_beside_their_peers(monkeypatch: pytest.MonkeyPatc
     for shape in (4, 16, 4096, 128), (4, 32, 4096, 64), (8, 16, 2048, 128), (1, 32, 16384, 64):
         assert {("backward_mma", shape), ("backward_mma deterministic", shape)} <= half
     only = plan.plan(Record({}, {}), on_gpu=True, only=["backward"], with_peers=False)
-    assert {job.name for job in only} == {"backward", "backward deterministic"}
+    assert {job.name for job in only} == {"backward", "backward deterministic", "backward: scalar atomics"}
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -498,7 +498,9 @@ def test_the_sweep_comes_last_and_is_timed_for_less() -> None:
     swept = [job.kind == "stage" and job.case.dtype == "bfloat16" and job.case.shape not in plan.SHAPES for job in jobs]
     assert swept == sorted(swept) and any(swept)
     for job, side in zip(jobs, swept, strict=True):
-        assert job.share == (plan.SIDE_SHARE if side or job.kind in ("variant", "step", "experiment") else 1.0)
+        beside = job.kind in ("variant", "step", "experiment", "backward experiment")
+        of_gradients = job.kind.startswith("backward") and plan.swept(job.case)
+        assert job.share == (plan.SIDE_SHARE if side or beside or of_gradients else 1.0)
 
 
 def test_sigterm_writes_the_record(fakes: Any, tmp_path: Path) -> None:

@@ -96,7 +96,9 @@ class Job:
     @property
     def share(self) -> float:
         """Of the time for one measurement."""
-        beside = self.kind in ("variant", "step", "experiment") or (self.case is not None and swept(self.case))
+        beside = self.kind in ("variant", "step", "experiment", "backward experiment") or (
+            self.case is not None and swept(self.case)
+        )
         return SIDE_SHARE if beside else 1.0
 
     @property
