@@ -58,6 +58,9 @@
 #define VECTOR_ATOMICS 0
 #endif
 #endif
+#ifndef DQ_LATER
+#define DQ_LATER 1  // 1: a tile of dQ is computed one step later, from a second buffer of dS; 0: less shared memory
+#endif
 #define POS_INF __int_as_float(0x7f800000)
 constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -75,10 +78,20 @@ constexpr int DQ_TILES = BLOCK_M / (16 * WARPS_DQ);                          // 
 constexpr int DQ_BLOCKS = (COLUMN_BLOCKS + WARPS_DQ_D - 1) / WARPS_DQ_D;     // 16 columns each
 constexpr int DQ_COLUMNS = 16 * WARPS_DQ_D * DQ_BLOCKS;                      // of dQ_accum
 constexpr bool P_IN_REGISTERS = WARPS_KEYS == WARPS && WARPS_DKV == WARPS;   // and dS^T, for dV and dK
+constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;  // of the scores that dV and dK need, those a warp computed
+constexpr int GROUP_WARPS = WARPS_ROWS > WARPS_DKV_D ? WARPS_ROWS : WARPS_DKV_D;  // neighbours, with keys in common
+constexpr int TURN_TILES = 2;  // tiles of rows that a deterministic block adds to in one turn
+// Two orders of the same work. The one for P in registers does not spill at head_dim 64, the other not at 128. On an
+// H200 they are also the faster ones of their kind, taken over causal and full masks.
+constexpr bool MASK_FIRST = P_IN_REGISTERS;              // before dP^T; otherwise after it
+constexpr bool LOAD_FIRST = P_IN_REGISTERS;              // the next tiles at the start of a step; otherwise after dP^T
+constexpr bool STAGGERED = DQ_LATER && !P_IN_REGISTERS;  // half the warps compute dQ at the end of a step
 
 constexpr unsigned KEYS_BYTES = 2 * BLOCK_N * HEAD_DIM_PADDED, ROWS_BYTES = 2 * BLOCK_M * HEAD_DIM_PADDED;
 constexpr unsigned SCORES_BYTES = 2 * BLOCK_N * BLOCK_M, STATISTICS_BYTES = 8 * BLOCK_M;
-constexpr unsigned SHARED_BYTES = 2 * KEYS_BYTES + 4 * ROWS_BYTES + 2 * SCORES_BYTES + 2 * STATISTICS_BYTES;
+constexpr unsigned SHARED_BYTES =
+    2 * KEYS_BYTES + 4 * ROWS_BYTES + (1 + DQ_LATER + !P_IN_REGISTERS) * SCORES_BYTES + 2 * STATISTICS_BYTES;
+static_assert(DQ_LATER || !P_IN_REGISTERS, "without a second buffer, P and dS pass through shared memory");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are copied 16 bytes at a time");
 static_assert(BLOCK_N % (16 * WARPS_KEYS) == 0 && BLOCK_N % (16 * WARPS_DKV) == 0, "a warp has whole fragments");
 static_assert(
@@ -202,12 +215,6 @@ __device__ __forceinline__ void atomic_add(float* dQ_accum, int fragment, const 
 #endif
 }
 
-// The place in dQ_accum of element i of a lane's fragment.
-__device__ __forceinline__ int accum_index(int fragment, int i) {
-  const int lane_id = threadIdx.x % 32;
-  return 128 * fragment + (VECTOR_ATOMICS ? 4 * lane_id + i : 32 * i + lane_id);
-}
-
 // Where a sequence's tiles of rows begin in the scratch arrays of a head, and how many tiles a head has.
 struct RowTiles {
   int first, of_head;
@@ -244,9 +251,11 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     reinterpret_cast<float4*>(dQ_accum)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
   constexpr int LANES = 8;  // of a row
+#pragma unroll
   for (int row = threadIdx.x / LANES; row < BLOCK_M; row += THREADS / LANES) {
     const bool exists = first_row + row < q_len;
     float sum = 0.0f;
+#pragma unroll
     for (int chunk = threadIdx.x % LANES; exists && chunk < HEAD_DIM / 8; chunk += LANES) {
       const uint4 x = *reinterpret_cast<const uint4*>(O + row * forward.o.row + 8 * chunk);
       const uint4 y = *reinterpret_cast<const uint4*>(dO + row * params.d_o.row + 8 * chunk);
@@ -318,12 +327,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   // Each lane passes the address of one row to ldmatrix; *_lane is its address in the warp's first fragment.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   const unsigned K_smem = smem_address(dynamic_smem), V_smem = K_smem + KEYS_BYTES, Q_smem = V_smem + KEYS_BYTES;
-  constexpr unsigned STAGE = 2 * ROWS_BYTES;                                     // Q and dO; there are two of each
-  const unsigned dS_smem = Q_smem + 2 * STAGE, P_smem = dS_smem + SCORES_BYTES;  // P_IN_REGISTERS: dS has both
-  const unsigned statistics_smem = P_smem + SCORES_BYTES;
+  constexpr unsigned STAGE = 2 * ROWS_BYTES;  // Q and dO; there are two of each
+  const unsigned dS_smem = Q_smem + 2 * STAGE, P_smem = dS_smem + (1 + DQ_LATER) * SCORES_BYTES;
+  const unsigned statistics_smem = P_smem + !P_IN_REGISTERS * SCORES_BYTES;
   const int lane_id = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane_id / 4, t = lane_id % 4;
-  const int warp_key = warp % WARPS_KEYS * 16 * KEY_TILES, warp_row = warp / WARPS_KEYS * WARP_ROWS;  // of S^T
-  const int dkv_key = warp % WARPS_DKV * 16 * DKV_TILES, dkv_block = warp / WARPS_DKV;
+  const int warp_key = warp / WARPS_ROWS * 16 * KEY_TILES, warp_row = warp % WARPS_ROWS * WARP_ROWS;  // of S^T
+  const int dkv_key = warp / WARPS_DKV_D * 16 * DKV_TILES, dkv_block = warp % WARPS_DKV_D;
   const int dq_row = warp % WARPS_DQ * 16 * DQ_TILES, dq_block = warp / WARPS_DQ;
   const int dkv_blocks = (COLUMN_BLOCKS - dkv_block + WARPS_DKV_D - 1) / WARPS_DKV_D;
   const int dq_blocks = (COLUMN_BLOCKS - dq_block + WARPS_DQ_D - 1) / WARPS_DQ_D;
@@ -341,15 +350,16 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   Q += copy_row * forward.q.row + 8 * copy_chunk;
   dO += copy_row * params.d_o.row + 8 * copy_chunk;
   const auto load_rows = [&](int head, int row_tile, unsigned stage) {
-    const int row = row_tile * BLOCK_M, rows_left = q_len - row - copy_row;
+    const int row = row_tile * BLOCK_M;
     const unsigned target = Q_smem + stage * STAGE + copy_offset;
-    load_tile<BLOCK_M>(target, Q + head * forward.q.head + row * forward.q.row, forward.q.row, rows_left);
-    load_tile<BLOCK_M>(
-        target + ROWS_BYTES, dO + head * params.d_o.head + row * params.d_o.row, params.d_o.row, rows_left);
+    load_tile<BLOCK_M>(target, Q + head * forward.q.head + row * forward.q.row, forward.q.row, q_len - row - copy_row);
     if (threadIdx.x < BLOCK_M / 2)
       cp_async(
           statistics_smem + stage * STATISTICS_BYTES + 16 * threadIdx.x,
           statistics + (head * tiles.of_head + row_tile) * (2 * BLOCK_M) + 4 * threadIdx.x, 16);
+    load_tile<BLOCK_M>(
+        target + ROWS_BYTES, dO + head * params.d_o.head + row * params.d_o.row, params.d_o.row,
+        q_len - row - copy_row);
     cp_async_commit();
   };
 
@@ -373,19 +383,30 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         if (COLUMN_BLOCKS % WARPS_DQ_D == 0 || n / 2 < dq_blocks)
           atomic_add(target, (warp * DQ_TILES + m) * 2 * DQ_BLOCKS + n, dQ_acc[m][n]);
   };
-  // Tile `row_tile` of dQ is this tile's turn when all tiles of keys before it that see its rows have added theirs.
-  const auto wait_for_turn = [&](int slot, int row_tile) {
-    if (DETERMINISTIC && threadIdx.x == 0) {
-      const int turn = tile - max(row_tile * BLOCK_M + lowest, 0) / BLOCK_N;
-      while (atomicAdd(turns + first_slot + slot, 0) != turn) __nanosleep(20);
-      __threadfence();
-    }
+  // Deterministic: TURN_TILES tiles of dQ have one turn. It is this block's when all tiles of keys before it that see
+  // some of their rows have added theirs. A block waits at the last of these tiles that it sees, its first one, and
+  // passes the turn on at the first. The turn is read a step early, so that there is often no wait.
+  int turn_seen = -1;
+  const auto turn_of = [&](int slot, int row_tile) { return turns + first_slot + slot - row_tile % TURN_TILES; };
+  const auto begins_turn = [&](int row_tile) {
+    return DETERMINISTIC && threadIdx.x == 0 && (row_tile == last_tile || row_tile % TURN_TILES == TURN_TILES - 1);
   };
-  const auto pass_turn = [&](int slot) {
-    if (DETERMINISTIC && threadIdx.x == 0) {
-      __threadfence();  // hazard: the next tile of keys adds before this block's additions are done
-      atomicAdd(turns + first_slot + slot, 1);
+  const auto read_turn = [&](int slot, int row_tile) {
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(turn_seen) : "l"(turn_of(slot, row_tile)) : "memory");
+  };
+  const auto wait_for_turn = [&](int slot, int row_tile) {
+    if (!begins_turn(row_tile)) return;
+    const int turn = tile - max((row_tile - row_tile % TURN_TILES) * BLOCK_M + lowest, 0) / BLOCK_N;
+    while (turn_seen != turn) {
+      __nanosleep(20);
+      read_turn(slot, row_tile);
     }
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");  // hazard: this block adds before the additions of the one before
+  };
+  const auto pass_turn = [&](int slot, int row_tile) {
+    if (DETERMINISTIC && threadIdx.x == 0 && (row_tile == first_tile || row_tile % TURN_TILES == 0))
+      // hazard: the next tile of keys adds before this block's additions are done
+      asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(turn_of(slot, row_tile)) : "memory");
   };
 
   load_tile<BLOCK_N>(
@@ -399,21 +420,24 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   // ---- all heads of the group, and their tiles of rows from the last to the first
   unsigned stage = 0;
   int previous = -1, before_previous = -1;  // where the last steps' dQ is to be added
-  int previous_tile = 0;
+  int previous_tile = 0, before_previous_tile = 0;
   for (int head = 0, row_tile = last_tile; first_tile <= last_tile && head < group; stage ^= 1) {
     const int slot = head * tiles.of_head + row_tile;
     const int first_row = row_tile * BLOCK_M;
     const int next_tile = row_tile > first_tile ? row_tile - 1 : last_tile;
     const int next_head = row_tile > first_tile ? head : head + 1;
-    if (P_IN_REGISTERS && previous >= 0) wait_for_turn(previous, previous_tile);
+    if (DQ_LATER && previous >= 0) wait_for_turn(previous, previous_tile);
     cp_async_wait<0>();
     __syncthreads();  // hazard: tiles are read before the others' copies have arrived; those in use are replaced
-    if (P_IN_REGISTERS ? before_previous >= 0 : previous >= 0) pass_turn(P_IN_REGISTERS ? before_previous : previous);
-    if (next_head < group) load_rows(next_head, next_tile, stage ^ 1);
+    if (DQ_LATER && before_previous >= 0) pass_turn(before_previous, before_previous_tile);
+    if (!DQ_LATER && previous >= 0) pass_turn(previous, previous_tile);
+    if (begins_turn(row_tile)) read_turn(slot, row_tile);
+    if (LOAD_FIRST && next_head < group) load_rows(next_head, next_tile, stage ^ 1);
 
-    // P_IN_REGISTERS: dQ is added one step later, so that one barrier a step is enough. dS has two buffers.
-    const unsigned dS_stage = P_IN_REGISTERS ? stage * SCORES_BYTES : 0;
-    if (P_IN_REGISTERS && previous >= 0) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
+    // DQ_LATER: with two buffers of dS one barrier of the whole block a step is enough.
+    const unsigned dS_stage = DQ_LATER ? stage * SCORES_BYTES : 0;
+    const bool dq_first = !STAGGERED || warp < WARPS / 2;
+    if (DQ_LATER && previous >= 0 && dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
 
     const unsigned rows = stage * STAGE;
     const bool masked =
@@ -437,7 +461,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
             dP[m][n][i] = i % 2 ? -D.y : -D.x;  // so that the product adds to -D
           }
       }
-      if (masked) {  // a key that a row does not see has the weight 0
+      const auto hide = [&] {  // a key that a row does not see has the weight 0
         const int key = first_key + warp_key + g, row = first_row + warp_row + c * CHUNK + 2 * t;
 #pragma unroll
         for (int m = 0; m < KEY_TILES; ++m)
@@ -448,8 +472,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
               const int j = key + 16 * m + i / 2 * 8, distance = j - (row + 8 * n + i % 2);
               if (distance < lowest || distance > highest || j >= kv_len) S[m][n][i] = 0.0f;
             }
-      }
+      };
+      if (MASK_FIRST && masked) hide();
       gemm_abt<T>(dP, k_lane + KEYS_BYTES, q_lane + rows + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
+      if (!MASK_FIRST && masked) hide();
+      if (!LOAD_FIRST && c == 0 && next_head < group) load_rows(next_head, next_tile, stage ^ 1);
 
       // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the width changes.
       unsigned P_half[KEY_TILES][CHUNK / 16][4], dS_half[KEY_TILES][CHUNK / 16][4];
@@ -465,66 +492,92 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
             dS_half[m][k][i] = pack(T(), p[0] * dp[0], p[1] * dp[1]);
             const unsigned place =
                 advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + 2 * k + i / 2) + 2 * (16 * m + i % 2 * 8) * BLOCK_M;
-            unsigned char* const target = dynamic_smem + (dS_smem - K_smem) + place;
-            *reinterpret_cast<unsigned*>(target + dS_stage) = dS_half[m][k][i];
-            if (!P_IN_REGISTERS) *reinterpret_cast<unsigned*>(target + SCORES_BYTES) = P_half[m][k][i];
+            *reinterpret_cast<unsigned*>(dynamic_smem + (dS_smem - K_smem) + place + dS_stage) = dS_half[m][k][i];
+            if (!P_IN_REGISTERS)
+              *reinterpret_cast<unsigned*>(dynamic_smem + (P_smem - K_smem) + place) = P_half[m][k][i];
           }
-      if constexpr (P_IN_REGISTERS) {
+      if constexpr (OWN_IN_REGISTERS) {  // dV and dK, from the rows of this warp
         const auto from = [](const unsigned (&half)[KEY_TILES][CHUNK / 16][4]) {
           return [&half](unsigned (&a)[4], int m, int k) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) a[i] = half[m][k][i];
           };
         };
-        const unsigned b_lane = q_dkv + rows + 2 * c * CHUNK * HEAD_DIM_PADDED;
-        gemm_ab<DKV_TILES, DKV_BLOCKS, CHUNK / 16, 1>(T(), dV_acc, from(P_half), b_lane + ROWS_BYTES, dkv_blocks);
-        gemm_ab<DKV_TILES, DKV_BLOCKS, CHUNK / 16, 1>(T(), dK_acc, from(dS_half), b_lane, dkv_blocks);
+        const unsigned b_lane = q_dkv + rows + 2 * (warp_row + c * CHUNK) * HEAD_DIM_PADDED;
+        gemm_ab<DKV_TILES, DKV_BLOCKS, CHUNK / 16, WARPS_DKV_D>(
+            T(), dV_acc, from(P_half), b_lane + ROWS_BYTES, dkv_blocks);
+        gemm_ab<DKV_TILES, DKV_BLOCKS, CHUNK / 16, WARPS_DKV_D>(T(), dK_acc, from(dS_half), b_lane, dkv_blocks);
       }
     }
 
-    if constexpr (!P_IN_REGISTERS) {
-      wait_for_turn(slot, row_tile);
-      __syncthreads();  // hazard: P and dS are read before the other warps have written theirs
-      const auto from = [&](unsigned tile_smem) {
-        return [=](unsigned (&a)[4], int m, int k) {
-          ldmatrix_x4(a, advance<ROW_CHUNKS>(tile_smem + scores_dkv, 2 * k) + 32 * m * BLOCK_M);
+    if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows of the other warps
+      if (DQ_LATER) {  // hazard: P and dS are read before the other warps with these keys have written theirs
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + warp / GROUP_WARPS), "n"(32 * GROUP_WARPS) : "memory");
+      } else {
+        wait_for_turn(slot, row_tile);
+        __syncthreads();  // hazard: dS is read before all warps have written theirs
+      }
+#pragma unroll
+      for (int r = OWN_IN_REGISTERS; r < WARPS_ROWS; ++r) {
+        const int row = warp_row ^ r * WARP_ROWS;
+        const unsigned a_lane = swizzle<ROW_CHUNKS>(dkv_key + lane_id % 16, lane_id / 16 + row / 8);
+        const unsigned b_lane = q_dkv + rows + 2 * row * HEAD_DIM_PADDED;
+        const auto from = [&](unsigned tile_smem) {
+          return [=](unsigned (&a)[4], int m, int k) {
+            ldmatrix_x4(a, advance<ROW_CHUNKS>(tile_smem + a_lane, 2 * k) + 32 * m * BLOCK_M);
+          };
         };
-      };
-      gemm_ab<DKV_TILES, DKV_BLOCKS, BLOCK_M / 16, WARPS_DKV_D>(
-          T(), dV_acc, from(P_smem), q_dkv + rows + ROWS_BYTES, dkv_blocks);
-      add_dq(slot, dS_dq);
-      gemm_ab<DKV_TILES, DKV_BLOCKS, BLOCK_M / 16, WARPS_DKV_D>(T(), dK_acc, from(dS_smem), q_dkv + rows, dkv_blocks);
+        gemm_ab<DKV_TILES, DKV_BLOCKS, WARP_ROWS / 16, WARPS_DKV_D>(
+            T(), dV_acc, from(P_smem), b_lane + ROWS_BYTES, dkv_blocks);
+        gemm_ab<DKV_TILES, DKV_BLOCKS, WARP_ROWS / 16, WARPS_DKV_D>(
+            T(), dK_acc, from(dS_smem + dS_stage), b_lane, dkv_blocks);
+      }
+      if (!DQ_LATER) add_dq(slot, dS_dq);
     }
-    before_previous = previous, previous = slot, previous_tile = row_tile;
+    if (DQ_LATER && previous >= 0 && !dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
+    before_previous = previous, previous = slot, before_previous_tile = previous_tile, previous_tile = row_tile;
     head = next_head, row_tile = next_tile;
   }
-  if (P_IN_REGISTERS && previous >= 0) {
+  if (DQ_LATER && previous >= 0) {
     wait_for_turn(previous, previous_tile);
     __syncthreads();  // hazard: dS is read before the other warps have written theirs
-    if (before_previous >= 0) pass_turn(before_previous);
+    if (before_previous >= 0) pass_turn(before_previous, before_previous_tile);
     add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);
   }
   if (DETERMINISTIC && previous >= 0) {
     __syncthreads();  // hazard: the turn passes on before the other threads' additions
-    pass_turn(previous);
+    pass_turn(previous, previous_tile);
   }
 
-  // ---- epilogue
+  // ---- epilogue: by way of shared memory, to write 16 bytes at a time
+  cp_async_wait<0>();
+  __syncthreads();  // hazard: K and V are replaced while the others read them
+  const unsigned out_lane = swizzle<CHUNKS>(dkv_key + g, 2 * dkv_block) + 4 * t;
 #pragma unroll
   for (int m = 0; m < DKV_TILES; ++m)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int key = dkv_key + 16 * m + 8 * h + g;
-      if (first_key + key >= kv_len) continue;
+    for (int n = 0; n < 2 * DKV_BLOCKS; ++n) {
+      if (COLUMN_BLOCKS % WARPS_DKV_D != 0 && n / 2 >= dkv_blocks) break;
 #pragma unroll
-      for (int n = 0; n < 2 * DKV_BLOCKS; ++n) {
-        const int column = 16 * (n / 2 * WARPS_DKV_D + dkv_block) + n % 2 * 8;
-        if (column >= HEAD_DIM) continue;
+      for (int h = 0; h < 2; ++h) {
         const float *x = &dK_acc[m][n][2 * h], *y = &dV_acc[m][n][2 * h];
-        *reinterpret_cast<unsigned*>(dK + key * params.d_k.row + column + 2 * t) =
-            pack(T(), x[0] * forward.softmax_scale, x[1] * forward.softmax_scale);
-        *reinterpret_cast<unsigned*>(dV + key * params.d_v.row + column + 2 * t) = pack(T(), y[0], y[1]);
+        unsigned char* const target = dynamic_smem + advance<CHUNKS>(out_lane, n / 2 * 2 * WARPS_DKV_D + n % 2) +
+                                      2 * (16 * m + 8 * h) * HEAD_DIM_PADDED;
+        *reinterpret_cast<unsigned*>(target) = pack(T(), x[0] * forward.softmax_scale, x[1] * forward.softmax_scale);
+        *reinterpret_cast<unsigned*>(target + KEYS_BYTES) = pack(T(), y[0], y[1]);
       }
+    }
+  __syncthreads();  // hazard: rows are copied before the other warps have written theirs
+  dK += copy_row * params.d_k.row + 8 * copy_chunk;
+  dV += copy_row * params.d_v.row + 8 * copy_chunk;
+#pragma unroll
+  for (int i = 0; i < BLOCK_N; i += THREADS / SWIZZLE_CHUNKS)
+#pragma unroll
+    for (int j = 0; j < CHUNKS; j += SWIZZLE_CHUNKS) {
+      if (i + copy_row >= min(kv_len - first_key, BLOCK_N) || 8 * (copy_chunk + j) >= HEAD_DIM) continue;
+      const unsigned char* const source = dynamic_smem + copy_offset + 16 * (i * CHUNKS + j);
+      *reinterpret_cast<uint4*>(dK + i * params.d_k.row + 8 * j) = *reinterpret_cast<const uint4*>(source);
+      *reinterpret_cast<uint4*>(dV + i * params.d_v.row + 8 * j) = *reinterpret_cast<const uint4*>(source + KEYS_BYTES);
     }
 }
 
@@ -542,21 +595,30 @@ __global__ void __launch_bounds__(THREADS) backward_mma_convert(
   const RowTiles tiles = row_tiles(packed, q_first, sequence, forward.N);
   dQ += sequence * params.d_q.batch + (q_first + first_row) * params.d_q.row + head * params.d_q.head;
   dQ_accum += ((long long)head * tiles.of_head + tiles.first + blockIdx.x) * BLOCK_M * DQ_COLUMNS;
-  const int lane_id = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane_id / 4, t = lane_id % 4;
-  const int dq_row = warp % WARPS_DQ * 16 * DQ_TILES, dq_block = warp / WARPS_DQ;
+  // A thread has 8 columns of two rows, 8 apart: the elements of four lanes of a fragment.
 #pragma unroll
-  for (int m = 0; m < DQ_TILES; ++m)
+  for (int i = threadIdx.x; i < BLOCK_M / 2 * (HEAD_DIM / 8); i += THREADS) {
+    const int chunk = i % (HEAD_DIM / 8), g = i / (HEAD_DIM / 8) % 8, band = i / (HEAD_DIM / 8) / 8;
+    const int row = 16 * band + g, block = chunk / 2;
+    const int warp = band / DQ_TILES + WARPS_DQ * (block % WARPS_DQ_D), m = band % DQ_TILES;
+    const int fragment = (warp * DQ_TILES + m) * 2 * DQ_BLOCKS + block / WARPS_DQ_D * 2 + chunk % 2;
+    float x[4][4];  // of lane t and element i, or of i and t
 #pragma unroll
-    for (int n = 0; n < 2 * DQ_BLOCKS; ++n) {
-      const int fragment = (warp * DQ_TILES + m) * 2 * DQ_BLOCKS + n;
-      const int column = 16 * (n / 2 * WARPS_DQ_D + dq_block) + n % 2 * 8;
+    for (int j = 0; j < 4; ++j)
+      *reinterpret_cast<float4*>(x[j]) =
+          reinterpret_cast<const float4*>(dQ_accum)[32 * fragment + (VECTOR_ATOMICS ? 4 * g + j : 8 * j + g)];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = dq_row + 16 * m + 8 * h + g;
-        if (first_row + row >= q_len || column >= HEAD_DIM) continue;
-        const float x = dQ_accum[accum_index(fragment, 2 * h)], y = dQ_accum[accum_index(fragment, 2 * h + 1)];
-        *reinterpret_cast<unsigned*>(dQ + row * params.d_q.row + column + 2 * t) =
-            pack(T(), x * forward.softmax_scale, y * forward.softmax_scale);
+    for (int h = 0; h < 2; ++h) {
+      unsigned out[4];
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        const float a = VECTOR_ATOMICS ? x[t][2 * h] : x[2 * h][t],
+                    b = VECTOR_ATOMICS ? x[t][2 * h + 1] : x[2 * h + 1][t];
+        out[t] = pack(T(), a * forward.softmax_scale, b * forward.softmax_scale);
       }
+      if (first_row + row + 8 * h < q_len)
+        *reinterpret_cast<uint4*>(dQ + (row + 8 * h) * params.d_q.row + 8 * chunk) =
+            make_uint4(out[0], out[1], out[2], out[3]);
     }
+  }
 }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from half_gradients import TYPES, Arrays, compare, inputs, reference
-from planted import Bug
+from planted import ALL, Bug
 
 from helpers import compile_report, kernel
 from helpers.device import cp
@@ -25,6 +25,7 @@ SHARED = dict(zip(_NAMES, (64, 128, 8, 4, 4, 2, 32, 1), strict=True))  # P passe
 TILINGS = {
     "registers": REGISTERS,
     "shared": SHARED,
+    "one buffer of dS": {**SHARED, "DQ_LATER": 0},
     "two small blocks": dict(zip(_NAMES, (64, 64, 4, 2, 2, 2, 32, 2), strict=True)),
     "more rows": dict(zip(_NAMES, (128, 128, 8, 4, 4, 4, 64, 1), strict=True)),
     "few rows": dict(zip(_NAMES, (32, 64, 4, 2, 2, 2, 16, 1), strict=True)),
@@ -253,7 +254,7 @@ WRONG = (
         "pack(T(), x[0] * forward.softmax_scale, x[1] * forward.softmax_scale)",
         "pack(T(), x[0], x[1])",
     ),
-    Bug("dQ not scaled", "pack(T(), x * forward.softmax_scale, y * forward.softmax_scale)", "pack(T(), x, y)"),
+    Bug("dQ not scaled", "pack(T(), a * forward.softmax_scale, b * forward.softmax_scale)", "pack(T(), a, b)"),
     Bug(
         "only the first head of the group",
         "const int next_head = row_tile > first_tile ? head : head + 1;",
@@ -293,11 +294,13 @@ RACES = (
     Bug("tiles are read before they have arrived", WAIT, "    __syncthreads();"),
     Bug("the other threads' copies are not waited for", WAIT, "    cp_async_wait<0>();"),
     Bug("dS is read before it is written", "    wait_for_turn(previous, previous_tile);\n    __syncthreads();", ""),
-    Bug("one buffer of dS", "P_IN_REGISTERS ? stage * SCORES_BYTES : 0", "0"),
+    Bug("one buffer of dS", "DQ_LATER ? stage * SCORES_BYTES : 0", "0"),
     Bug(
         "a tile is replaced while it is in use",
         "load_rows(next_head, next_tile, stage ^ 1)",
         "load_rows(next_head, next_tile, stage)",
+        times=2,
+        which=ALL,
     ),
 )
 

@@ -282,21 +282,27 @@ def pick_few_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
 
 # ---- 08, the backward in half types
 
-_BACKWARD_MMA_NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "CHUNK", "MIN_BLOCKS")
-# By head_dim: the first of which a multiprocessor has room for MIN_BLOCKS blocks. At 64 and 128 the order is that of an
-# H200 in bfloat16, 4 x 32 heads (16 at 128) of 4096 rows: 336, 291 and 250 TFLOP/s at 64, where the second and the
-# third had one block to a multiprocessor; 317 at 128. The others are what fits: no GPU that needs them was measured.
+_BACKWARD_MMA_NAMES = (
+    *("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "CHUNK", "MIN_BLOCKS", "DQ_LATER"),
+)
+# By head_dim: the first of which a multiprocessor has room for MIN_BLOCKS blocks. The first of 64 and of 128 are the
+# fastest on an H200 in bfloat16. The others are what fits GPUs with less shared memory; none of these was measured.
 _BACKWARD_MMA: dict[int, tuple[tuple[int, ...], ...]] = {
-    64: ((64, 128, 4, 4, 4, 2, 32, 2), (128, 128, 8, 4, 4, 4, 64, 1), (64, 128, 8, 4, 4, 2, 32, 1)),
-    128: ((64, 128, 8, 4, 4, 2, 32, 1), (32, 64, 8, 4, 2, 2, 16, 1)),
-    256: ((32, 64, 8, 4, 2, 2, 16, 1), (32, 32, 4, 2, 2, 2, 16, 1), (16, 32, 2, 2, 2, 1, 16, 1)),
+    64: ((64, 128, 4, 4, 4, 2, 32, 2, 1), (128, 128, 8, 4, 4, 4, 64, 1, 0), (64, 128, 8, 4, 4, 2, 32, 1, 0)),
+    128: ((64, 128, 8, 4, 4, 2, 32, 1, 1), (64, 128, 8, 4, 4, 2, 32, 1, 0), (32, 64, 8, 4, 2, 2, 16, 1, 1)),
+    256: ((32, 64, 8, 4, 2, 2, 16, 1, 1), (32, 32, 4, 2, 2, 2, 16, 1, 1), (16, 32, 2, 2, 2, 1, 16, 1, 1)),
 }
 
 
 def backward_mma_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
-    """SHARED_BYTES of 08 in half types: K and V, two tiles each of Q and dO, scores twice, statistics twice."""
-    rows, keys = sizes["BLOCK_M"], sizes["BLOCK_N"]
-    return 2 * _fragments(head_dim) * (2 * keys + 4 * rows) + 2 * 2 * keys * rows + 2 * 8 * rows
+    """SHARED_BYTES of 08 in half types: K and V, two tiles each of Q and dO, dS, statistics twice.
+
+    dS has two buffers where dQ is computed later (DQ_LATER, the default). P has one, unless it stays in registers.
+    """
+    rows, keys, warps = sizes["BLOCK_M"], sizes["BLOCK_N"], sizes["WARPS"]
+    in_registers = sizes["WARPS_KEYS"] == sizes["WARPS_DKV"] == warps
+    scores = 1 + sizes.get("DQ_LATER", 1) + (not in_registers)
+    return 2 * _fragments(head_dim) * (2 * keys + 4 * rows) + 2 * scores * keys * rows + 2 * 8 * rows
 
 
 def backward_mma_dq_columns(head_dim: int, sizes: Mapping[str, int]) -> int:
