@@ -5,9 +5,11 @@
 //   S^T = K Q^T   dP^T = V dO^T   P^T = exp(S^T - lse)   dS^T = P^T (dP^T - D), D = rowsum(dO O)
 //   dV += P^T dO   dK += dS^T Q   dQ += dS K
 // The scores are transposed (FlashAttention-3's idea): a warp that has all rows of its keys keeps P^T and dS^T in
-// registers as left operands of the next two products, and only dS passes through shared memory. dQ collects the
-// contributions of all tiles of keys: by atomics in float32, in the order of the fragments, so that a warp's addresses
-// are contiguous.
+// registers as left operands of the next two products, and only dS passes through shared memory. Otherwise a warp keeps
+// its own rows and reads the others' from shared memory. dQ collects the contributions of all tiles of keys: by atomics
+// in float32, in the order of the fragments, so that a warp's addresses are contiguous. A step's share of dQ is computed
+// during the next step, so that the whole block meets at one barrier a step; where P passes through shared memory, half
+// the warps compute it at the beginning of that step and half at its end.
 //
 // Launch   backward_mma_preprocess and backward_mma_convert: grid (ceil(longest q_len / BLOCK_M), heads, sequences);
 //          backward_mma: grid (ceil(longest kv_len / BLOCK_N), kv_heads, sequences) and SHARED_BYTES of dynamic shared
@@ -31,7 +33,7 @@
 #define BLOCK_N 128  // B_c, keys per block
 #endif
 #ifndef WARPS
-#define WARPS 4  // per block
+#define WARPS 8  // per block
 #endif
 #ifndef WARPS_KEYS
 #define WARPS_KEYS 4  // the warps along the keys of S^T and dP^T; the others are along its rows
@@ -81,8 +83,8 @@ constexpr bool P_IN_REGISTERS = WARPS_KEYS == WARPS && WARPS_DKV == WARPS;   // 
 constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;  // of the scores that dV and dK need, those a warp computed
 constexpr int GROUP_WARPS = WARPS_ROWS > WARPS_DKV_D ? WARPS_ROWS : WARPS_DKV_D;  // neighbours, with keys in common
 constexpr int TURN_TILES = 2;  // tiles of rows that a deterministic block adds to in one turn
-// Two orders of the same work. The one for P in registers does not spill at head_dim 64, the other not at 128. On an
-// H200 they are also the faster ones of their kind, taken over causal and full masks.
+// The order of the work in a step, the best measured for each of the two forms on an H200: at head_dim 64 with P in
+// registers (causal and full masks together), at 128 with P in shared memory. Neither of them spills there.
 constexpr bool MASK_FIRST = P_IN_REGISTERS;              // before dP^T; otherwise after it
 constexpr bool LOAD_FIRST = P_IN_REGISTERS;              // the next tiles at the start of a step; otherwise after dP^T
 constexpr bool STAGGERED = DQ_LATER && !P_IN_REGISTERS;  // half the warps compute dQ at the end of a step
@@ -349,18 +351,26 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   const unsigned copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk);
   Q += copy_row * forward.q.row + 8 * copy_chunk;
   dO += copy_row * params.d_o.row + 8 * copy_chunk;
-  const auto load_rows = [&](int head, int row_tile, unsigned stage) {
+  const auto load_q = [&](int head, int row_tile, unsigned stage) {
     const int row = row_tile * BLOCK_M;
-    const unsigned target = Q_smem + stage * STAGE + copy_offset;
-    load_tile<BLOCK_M>(target, Q + head * forward.q.head + row * forward.q.row, forward.q.row, q_len - row - copy_row);
+    load_tile<BLOCK_M>(
+        Q_smem + stage * STAGE + copy_offset, Q + head * forward.q.head + row * forward.q.row, forward.q.row,
+        q_len - row - copy_row);
     if (threadIdx.x < BLOCK_M / 2)
       cp_async(
           statistics_smem + stage * STATISTICS_BYTES + 16 * threadIdx.x,
           statistics + (head * tiles.of_head + row_tile) * (2 * BLOCK_M) + 4 * threadIdx.x, 16);
+  };
+  const auto load_do = [&](int head, int row_tile, unsigned stage) {
+    const int row = row_tile * BLOCK_M;
     load_tile<BLOCK_M>(
-        target + ROWS_BYTES, dO + head * params.d_o.head + row * params.d_o.row, params.d_o.row,
-        q_len - row - copy_row);
+        Q_smem + stage * STAGE + ROWS_BYTES + copy_offset, dO + head * params.d_o.head + row * params.d_o.row,
+        params.d_o.row, q_len - row - copy_row);
     cp_async_commit();
+  };
+  const auto load_rows = [&](int head, int row_tile, unsigned stage) {
+    load_q(head, row_tile, stage);
+    load_do(head, row_tile, stage);
   };
 
   float dK_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {}, dV_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {};
@@ -384,8 +394,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
           atomic_add(target, (warp * DQ_TILES + m) * 2 * DQ_BLOCKS + n, dQ_acc[m][n]);
   };
   // Deterministic: TURN_TILES tiles of dQ have one turn. It is this block's when all tiles of keys before it that see
-  // some of their rows have added theirs. A block waits at the last of these tiles that it sees, its first one, and
-  // passes the turn on at the first. The turn is read a step early, so that there is often no wait.
+  // some of their rows have added theirs. The block takes tiles from the last to the first: it waits for the turn at the
+  // last of them and passes it on after the first. It reads the turn before it is needed, so there may be no wait.
   int turn_seen = -1;
   const auto turn_of = [&](int slot, int row_tile) { return turns + first_slot + slot - row_tile % TURN_TILES; };
   const auto begins_turn = [&](int row_tile) {
@@ -412,10 +422,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   load_tile<BLOCK_N>(
       K_smem + copy_offset, K + copy_row * forward.k.row + 8 * copy_chunk, forward.k.row,
       kv_len - first_key - copy_row);
+  if (first_tile <= last_tile) load_q(0, last_tile, 0);
   load_tile<BLOCK_N>(
       V_smem + copy_offset, V + copy_row * forward.v.row + 8 * copy_chunk, forward.v.row,
       kv_len - first_key - copy_row);
-  if (first_tile <= last_tile) load_rows(0, last_tile, 0);
+  if (first_tile <= last_tile) load_do(0, last_tile, 0);
 
   // ---- all heads of the group, and their tiles of rows from the last to the first
   unsigned stage = 0;
@@ -434,7 +445,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     if (begins_turn(row_tile)) read_turn(slot, row_tile);
     if (LOAD_FIRST && next_head < group) load_rows(next_head, next_tile, stage ^ 1);
 
-    // DQ_LATER: with two buffers of dS one barrier of the whole block a step is enough.
+    // DQ_LATER: dS has two buffers. The last step's is read here while this step's is written.
     const unsigned dS_stage = DQ_LATER ? stage * SCORES_BYTES : 0;
     const bool dq_first = !STAGGERED || warp < WARPS / 2;
     if (DQ_LATER && previous >= 0 && dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));

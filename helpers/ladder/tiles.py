@@ -286,7 +286,7 @@ _BACKWARD_MMA_NAMES = (
     *("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "CHUNK", "MIN_BLOCKS", "DQ_LATER"),
 )
 # By head_dim: the first of which a multiprocessor has room for MIN_BLOCKS blocks. The first of 64 and of 128 are the
-# fastest on an H200 in bfloat16. The others are what fits GPUs with less shared memory; none of these was measured.
+# fastest on an H200 in bfloat16. The others are what fits: no GPU that needs them was measured.
 _BACKWARD_MMA: dict[int, tuple[tuple[int, ...], ...]] = {
     64: ((64, 128, 4, 4, 4, 2, 32, 2, 1), (128, 128, 8, 4, 4, 4, 64, 1, 0), (64, 128, 8, 4, 4, 2, 32, 1, 0)),
     128: ((64, 128, 8, 4, 4, 2, 32, 1, 1), (64, 128, 8, 4, 4, 2, 32, 1, 0), (32, 64, 8, 4, 2, 2, 16, 1, 1)),
