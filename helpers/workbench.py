@@ -205,7 +205,7 @@ def writers(
         before, written = start, {name: [] for name in outputs}
         for block in range(launch.grid[0] if launch.kernel != f"{stage}_preprocess" else 0):
             for name, a in outputs.items():
-                a[...] = start[name].reshape(a.shape)
+                a[...] = cp.asarray(start[name].reshape(a.shape))
             report = xray(compiled, (block + 1, 1, 1), launch.block, args, launch.shared_bytes)
             now = {name: _matrix(a) for name, a in outputs.items()}
             for name in outputs:

@@ -234,6 +234,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse, float* __restrict__ statistics,
     float* __restrict__ dQ_accum, int* __restrict__ turns, const int* __restrict__ cu_seqlens_q,
     const BackwardParams params) {
+  // ---- statistics of a tile of rows
   const AttentionParams& forward = params.forward;
   const int head = blockIdx.y, sequence = blockIdx.z, first_row = blockIdx.x * BLOCK_M;
   const bool packed = cu_seqlens_q != nullptr;
@@ -286,8 +287,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params) {
-  const AttentionParams& forward = params.forward;
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
+  const AttentionParams& forward = params.forward;
   // Causal masks: longest-first order. The first keys are seen by the most rows, so their tiles, of all heads, start
   // first. So do deterministic ones, because a tile waits for those before it: blocks take numbers as they start, so that
   // a block waits for running blocks only. Otherwise a head's tiles are neighbours.
@@ -427,6 +428,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       V_smem + copy_offset, V + copy_row * forward.v.row + 8 * copy_chunk, forward.v.row,
       kv_len - first_key - copy_row);
   if (first_tile <= last_tile) load_do(0, last_tile, 0);
+  else cp_async_commit();  // no row sees these keys; the epilogue waits for K and V all the same
 
   // ---- all heads of the group, and their tiles of rows from the last to the first
   unsigned stage = 0;
@@ -597,6 +599,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_convert(
     const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
     const BackwardParams params) {
+  // ---- dQ: from the order of the fragments to rows
   const AttentionParams& forward = params.forward;
   const int head = blockIdx.y, sequence = blockIdx.z, first_row = blockIdx.x * BLOCK_M;
   const bool packed = cu_seqlens_q != nullptr;

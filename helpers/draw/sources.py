@@ -42,7 +42,8 @@ def sections(file: str) -> dict[str, tuple[int, int]]:
     comment = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
     if comment:
         found["header"] = (1, comment)
-    sizes = [i for i, line in enumerate(lines) if re.match(r"#\s*(if|define|endif)|static_assert", line)]
+    entry = next((i for i, line in enumerate(lines) if "__global__" in line), len(lines))
+    sizes = [i for i, line in enumerate(lines[:entry]) if re.match(r"#\s*(if|define|endif)|static_assert", line)]
     if sizes:
         found["sizes"] = (
             sizes[0] + 1,

@@ -123,8 +123,10 @@ def gradients_table(record: Mapping[str, Any]) -> str:
 
 
 def _link(title: str) -> str:
-    """The notebook's name, as a link where there is one."""
-    return f"[{title}](notebooks/{title}.ipynb)" if (ROOT / "notebooks" / f"{title}.ipynb").is_file() else title
+    """A kernel's name, as a link to its notebook, or to that of its number, where there is one."""
+    own = ROOT / "notebooks" / f"{title}.ipynb"
+    found = [own] if own.is_file() else sorted(own.parent.glob(f"{title[:2]}_*.ipynb"))
+    return f"[{title}](notebooks/{found[0].name})" if found else title
 
 
 def _row(first: str, second: str, cells: list[str]) -> str:
