@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
@@ -744,9 +746,17 @@ def test_the_real_jupyterlab_starts_here(taken: int, tmp_path: Path) -> None:
         found = re.search(url, log.read_text())
         assert found, log.read_text()
         assert int(found[2]) != taken
-        with urllib.request.urlopen(f"http://127.0.0.1:{found[2]}/api/contents/helpers?token=open", timeout=20) as page:
-            names = [entry["name"] for entry in json.load(page)["content"]]
-        assert "course.py" in names
+        names: list[str] = []
+
+        def answers() -> bool:
+            port = [match[1] for match in re.findall(url, log.read_text())][-1]  # it may have taken another
+            address = f"http://127.0.0.1:{port}/api/contents/helpers?token=open"
+            with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(address, timeout=20) as page:
+                names.extend(entry["name"] for entry in json.load(page)["content"])
+            return child.poll() is not None or bool(names)
+
+        wait_for(answers, "an answer of JupyterLab's", 30)  # on a busy machine it may print before it listens
+        assert "course.py" in names, log.read_text()
     finally:
         os.killpg(child.pid, signal.SIGTERM)
         child.wait(30)
