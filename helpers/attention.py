@@ -337,7 +337,7 @@ def _first(
         chosen = _choose(wishes, q, k, varlen=cu is not None)
         scale = softmax_scale_of(wishes.softmax_scale, q.shape[-1])
         ours = kind or kind_of(q)
-        out, lse_shape = None, (q.shape[0], q.shape[2], q.shape[1]) if cu is None else (q.shape[1], q.shape[0])
+        out, lse_shape = None, _lse_shape(q, axes)
         lse = ours.empty(lse_shape, "float32", like if kind else q) if wishes.return_lse else None
         if q.size == 0:  # packed sequences without a token
             out = ours.empty_like(like if kind else q)
@@ -383,8 +383,7 @@ def _first_backward(
         if kind is None and device.ON_GPU:
             contexts.enter_context(q.device)
         check_model_arrays(q, k, v, axes)
-        lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if axes == BATCHED else (q.shape[1], q.shape[0])
-        check_gradient_arrays(do, q, o, lse, lse_shape)
+        check_gradient_arrays(do, q, o, lse, _lse_shape(q, axes))
         for name, a in (("do", do), ("o", o), ("lse", lse)):
             if device.ON_GPU and a.device != q.device:
                 raise ValueError(f"{name} is on {a.device} and q on {q.device}: one device for all is needed")
@@ -414,6 +413,11 @@ def _first_backward(
         if kind is not None:
             return gradients
         return tuple(_as_kind_of(like, a) for like, a in zip(given[1:4], gradients, strict=True))
+
+
+def _lse_shape(q: Any, axes: tuple[str, ...]) -> tuple[int, ...]:
+    """Of the log-sum-exp: (batch, heads, seq), or (heads, tokens)."""
+    return tuple(q.shape[axis] for axis in _HEADS_FIRST[axes][:-1])
 
 
 def _cu_seqlens(

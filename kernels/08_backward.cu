@@ -306,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_preprocess(
   for (int bit = 16; bit > 0; bit /= 2) sum += __shfl_xor_sync(0xffffffff, sum, bit);
   if (lane == 0) delta[((long long)batch * forward.heads + head) * forward.N + row] = sum;
   if (dQ == nullptr) return;
-  dQ += batch * params.dq_sum.batch + row * params.dq_sum.row + head * params.dq_sum.head;
+  dQ += batch * params.d_q.batch + row * params.d_q.row + head * params.d_q.head;
   for (int c = lane; c < HEAD_DIM; c += 32) dQ[c] = 0.0f;
 }
 
@@ -372,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
       if (dQ != nullptr) {
         float dq[TILE_M][TILE_D] = {};
         gemm_rows(dq, smem, x, y);
-        float* target = dQ + sequence * params.dq_sum.batch + head * params.dq_sum.head;
+        float* target = dQ + sequence * params.d_q.batch + head * params.d_q.head;
 #pragma unroll
         for (int i = 0; i < TILE_M; ++i) {
           const int r = first_row + row_of(i, y);
@@ -382,7 +382,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
             const float *a = dq[i] + 4 * c, scale = forward.softmax_scale;
             if (x + c * THREADS_X >= D4) continue;
             atomic_add4(
-                target + (seq.q_first + r) * params.dq_sum.row, x + c * THREADS_X,
+                target + (seq.q_first + r) * params.d_q.row, x + c * THREADS_X,
                 make_float4(scale * a[0], scale * a[1], scale * a[2], scale * a[3]));
           }
         }

@@ -7,5 +7,4 @@
 struct BackwardParams {
   AttentionParams forward;     // of the call whose gradients these are
   Strides d_o, d_q, d_k, d_v;  // of dO and of the gradients
-  Strides dq_sum;              // of the float32 array that dQ is added up in: dQ itself, where it is float32
 };

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from helpers import device
-from helpers.ladder.call import Call, Spec, check_gradient_arrays, check_stage_arrays, mask_window, softmax_scale_of
+from helpers.ladder.call import Call, Spec, check_gradient_arrays, softmax_scale_of
 from helpers.ladder.contract import Ready, Stage
 from helpers.ladder.layout import four_axes, is_aligned
 
@@ -48,20 +48,9 @@ def prepare(
         TypeError, ValueError: as `Stage.__call__`.
     """
     cp = device.cp
-    check_stage_arrays(stage.name, stage.dtypes, q, k, v, empty=cu_seqlens is not None)
+    asked = {"causal": causal, "window": window, "varlen": cu_seqlens is not None, "deterministic": deterministic}
+    limits_of_mask = stage.check(q, k, v, **asked)
     check_gradient_arrays(do, q, o, lse, q.shape[:-1])
-    limits_of_mask = mask_window(window, causal)
-    reason = stage.why_not(
-        head_dim=q.shape[-1],
-        dtype=q.dtype.name,
-        gqa=q.shape[:-2] != k.shape[:-2],
-        causal=causal,
-        window=window,
-        varlen=cu_seqlens is not None,
-        deterministic=deterministic,
-    )
-    if reason:
-        raise ValueError(reason if reason.startswith("head_dim") else f"stage {stage.name} cannot: {reason}")
     scale = softmax_scale_of(softmax_scale, q.shape[-1])
     gradients = tuple(cp.full(a.shape, cp.nan, dtype=a.dtype) for a in (q, k, v))
     longest = None

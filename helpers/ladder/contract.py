@@ -266,19 +266,8 @@ class Stage:
         sizes: Mapping[str, int] | None = None,
     ) -> tuple[Ready | None, dict[str, Any], Any]:
         """What `prepare` binds: the launches (None where nothing is to do), the arrays by name, and what is written."""
-        check_stage_arrays(self.name, self.dtypes, q, k, v, empty=cu_seqlens is not None)
-        limits_of_mask = mask_window(window, causal)
-        reason = self.why_not(
-            head_dim=q.shape[-1],
-            dtype=q.dtype.name,
-            gqa=q.shape[:-2] != k.shape[:-2],
-            causal=causal,
-            window=window,
-            varlen=cu_seqlens is not None,
-            return_lse=return_lse,
-        )
-        if reason:
-            raise ValueError(reason if reason.startswith("head_dim") else f"stage {self.name} cannot: {reason}")
+        asked = {"causal": causal, "window": window, "varlen": cu_seqlens is not None, "return_lse": return_lse}
+        limits_of_mask = self.check(q, k, v, **asked)
         scale = softmax_scale_of(softmax_scale, q.shape[-1])
         cp = device.cp
         if q.size == 0:  # packed sequences without a token
@@ -302,6 +291,22 @@ class Stage:
             sizes=sizes,
         )
         return ready, arrays, (o, lse) if return_lse else o
+
+    def check(self, q: Any, k: Any, v: Any, **asked: Any) -> tuple[int, int]:
+        """The mask's (left, right), for a call that this stage can do.
+
+        Args:
+            q, k, v: arrays (..., rows, head_dim). asked: the options of the call, as `why_not` has them.
+
+        Raises:
+            TypeError, ValueError: as `__call__`.
+        """
+        check_stage_arrays(self.name, self.dtypes, q, k, v, empty=asked["varlen"])
+        limits_of_mask = mask_window(asked["window"], asked["causal"])
+        of_arrays = {"head_dim": q.shape[-1], "dtype": q.dtype.name, "gqa": q.shape[:-2] != k.shape[:-2]}
+        if reason := self.why_not(**of_arrays, **asked):
+            raise ValueError(reason if reason.startswith("head_dim") else f"stage {self.name} cannot: {reason}")
+        return limits_of_mask
 
     def ready(
         self,

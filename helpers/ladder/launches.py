@@ -9,7 +9,7 @@ import numpy as np
 
 from helpers.ladder.call import Call, Spec
 from helpers.ladder.contract import Launch, Part
-from helpers.ladder.params import attention_params, backward_params
+from helpers.ladder.params import GRADIENTS, attention_params, backward_params
 from helpers.ladder.tiles import backward_mma_dq_columns
 
 if TYPE_CHECKING:
@@ -55,19 +55,11 @@ def strided(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
 
 
 def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
-    """08: D and zeros; dK, dV and dQ by tiles of keys, or dQ by tiles of rows in a launch of its own; dQ converted.
-
-    A kernel that the stage does not have is left out: float32 needs no backward_convert.
-    """
+    """08: D and zeros; dK, dV and dQ by tiles of keys, or dQ by tiles of rows in a launch of its own."""
     q, k = call.arrays["q"], call.arrays["k"]
     _check_grid(call.heads, "heads")
     _check_grid(call.sequences, "sequences")
-    scratch = stage.scratch(call, sizes)
-    held = {**call.arrays, **scratch}
-    dq_sum = "dq_sum" if "dq_sum" in scratch else "dq"
-    strides = {name: _strides(held[name], call.packed) for name in ("do", "dq", "dk", "dv")}
-    strides["dq_sum"] = _strides(held[dq_sum], call.packed)
-    params = backward_params(_attention_params(call), strides)
+    params = _backward_params(call)
     cu_seqlens = tuple(name if name in call.arrays else None for name in ("cu_seqlens_q", "cu_seqlens_k"))
     given, factors = ("q", "k", "v", "do"), ("lse", "delta")
     # A warp computes a row of D, whichever sequence it is of. Packed sequences are one batch here.
@@ -75,7 +67,7 @@ def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]
     each_row = -(-n // (stage.threads(sizes) // 32)), heads, batch
     row_tiles = -(-call.rows // sizes["BLOCK_M"]), heads, call.sequences
     key_tiles = -(-call.keys // sizes["BLOCK_N"]), k.shape[1], call.sequences
-    adds = None if call.deterministic and "backward_dq" in stage.kernels else dq_sum
+    adds = None if call.deterministic else "dq"
     launches = [
         stage.launch(each_row, sizes, ("o", "do", "delta", adds, params), "backward_preprocess"),
         stage.launch(key_tiles, sizes, (*given, *factors, adds, "dk", "dv", *cu_seqlens, params), "backward"),
@@ -84,8 +76,6 @@ def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]
         launches.append(
             stage.launch(row_tiles, sizes, (*given, *factors, "dq", *cu_seqlens, params), "backward_dq"),
         )
-    elif "backward_convert" in stage.kernels:
-        launches.append(stage.launch(each_row, sizes, (dq_sum, "dq", params), "backward_convert"))
     return launches
 
 
@@ -96,8 +86,7 @@ def backward_mma(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Lau
     """
     _check_grid(call.heads, "heads")
     _check_grid(call.sequences, "sequences")
-    strides = {name: _strides(call.arrays[name], call.packed) for name in ("do", "dq", "dk", "dv")}
-    params = backward_params(_attention_params(call), {**strides, "dq_sum": (0, 0, 0)})
+    params = _backward_params(call)
     cu_q, cu_k = (name if name in call.arrays else None for name in ("cu_seqlens_q", "cu_seqlens_k"))
     row_tiles = -(-call.rows // sizes["BLOCK_M"]), call.heads, call.sequences
     key_tiles = -(-call.keys // sizes["BLOCK_N"]), call.arrays["k"].shape[1], call.sequences
@@ -149,6 +138,11 @@ def _attention_params(call: Call) -> Any:
         window=call.window,
         softmax_scale=call.softmax_scale,
     )
+
+
+def _backward_params(call: Call) -> Any:
+    strides = {name: _strides(call.arrays[name], call.packed) for name in GRADIENTS}
+    return backward_params(_attention_params(call), strides)
 
 
 def _check_grid(size: int, what: str) -> None:

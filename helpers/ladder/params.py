@@ -21,11 +21,11 @@ ATTENTION_PARAMS = np.dtype(
     ],
     align=True,
 )
-GRADIENTS = ("do", "dq", "dk", "dv", "dq_sum")
+GRADIENTS = ("do", "dq", "dk", "dv")
 BACKWARD_PARAMS = np.dtype(
     [
         ("forward", ATTENTION_PARAMS),
-        *((name, STRIDES) for name in ("d_o", "d_q", "d_k", "d_v", "dq_sum")),
+        *((name, STRIDES) for name in ("d_o", "d_q", "d_k", "d_v")),
     ],
     align=True,
 )
@@ -59,7 +59,7 @@ def backward_params(forward: Any, strides: Mapping[str, tuple[int, int, int]]) -
 
     Args:
         forward: the AttentionParams of the call whose gradients these are.
-        strides: of do, dq, dk, dv and dq_sum, as `attention_params` has those of q.
+        strides: of do, dq, dk and dv, as `attention_params` has those of q.
     """
     params = np.zeros(1, dtype=BACKWARD_PARAMS)
     params[0] = (forward[0], *(strides[name] for name in GRADIENTS))
