@@ -342,7 +342,6 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   const unsigned k_lane = K_smem + swizzle<CHUNKS>(warp_key + lane_id % 16, lane_id / 16);  // A of S^T
   const unsigned q_lane = Q_smem + swizzle<CHUNKS>(warp_row + lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);  // B
   const unsigned scores_lane = swizzle<ROW_CHUNKS>(warp_key + g, warp_row / 8) + 4 * t;   // P^T and dS^T are written
-  const unsigned scores_dkv = swizzle<ROW_CHUNKS>(dkv_key + lane_id % 16, lane_id / 16);  // A of dV and dK
   const unsigned q_dkv = Q_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * dkv_block);  // B, with dO
   const unsigned dS_dq =
       dS_smem + swizzle<ROW_CHUNKS>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 + dq_row / 8);  // A of dQ

@@ -1,13 +1,15 @@
-"""What gradients in half types are compared with: float64, and float64 rounded where a kernel has to round."""
+"""Gradients in half types: launched as they are, and compared with float64 that is rounded where a kernel has to."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from helpers.device import cp
+from helpers.ladder import Stage, backward
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -77,3 +79,88 @@ def compare(name: str, got: Arrays, given: Arrays, **options: Any) -> None:
         tolerance = max(2 * np.abs(near - want).max(initial=0), step, of_float32)
         error = np.abs(x - want).max(initial=0)
         assert error <= tolerance, f"{name}: {which} is off by {error:.2e}; {tolerance:.2e} is allowed"  # NaN is not
+
+
+# ---- a stage or a step, launched
+
+
+Launch = Callable[..., object]
+
+
+def launched(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
+    kernel(grid, block, args, shared_mem=shared_mem)
+
+
+def gradients(
+    stage: Stage,
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    sizes: Mapping[str, int],
+    *,
+    window: tuple[int, int] = (-1, -1),
+    softmax_scale: float | None = None,
+    cu_seqlens: tuple[np.ndarray, np.ndarray] | None = None,
+    code: str | None = None,
+    launch: Launch = launched,
+) -> Arrays:
+    """dq, dk and dv: device arrays as q, k and v, (batch, heads, N, d). Each kernel is launched by `launch`.
+
+    What nobody writes stays NaN, in the gradients and in scratch memory; the numbers there start at 99.
+    """
+    found = tuple(cp.full(a.shape, cp.nan, dtype=q.dtype) for a in (q, k, v))
+    packed = cu_seqlens is not None
+    ready, held = backward.ready(
+        stage,
+        *(do, q, k, v, o, lse),
+        *found,
+        tuple(map(cp.asarray, cu_seqlens)) if packed else None,
+        tuple(int(np.diff(cu).max()) for cu in cu_seqlens) if packed else None,
+        softmax_scale=q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
+        window=window,
+        deterministic=False,  # which sizes may have
+        source=code,
+        sizes=sizes,
+    )
+    launches = ready.filled(held)
+    for each, _, args in launches:
+        for name, a in zip(each.args, args, strict=True):
+            if isinstance(name, str) and name in ready.scratch:
+                a[...] = cp.nan if a.dtype == np.float32 else 99
+    for each, compiled, args in launches:
+        launch(compiled, each.grid, each.block, args, shared_mem=each.shared_bytes)
+    return found
+
+
+def check(stage: Stage, name: str, sizes: Mapping[str, int], given: Arrays, **options: Any) -> Arrays:
+    """The gradients of do, q, k and v, which `compare` has found right. options: as `gradients` has them."""
+    code, launch = options.pop("code", None), options.pop("launch", launched)
+    *_, o, lse = reference(*given, **options)
+    arrays = (cp.asarray(a) for a in (*given, o.astype(given[1].dtype), lse.astype(np.float32)))
+    got = gradients(stage, *arrays, sizes, code=code, launch=launch, **options)
+    compare(name, got, given, **options)
+    return got
+
+
+def check_packed(stage: Stage, sizes: Mapping[str, int], rows: Sequence[int], keys: Sequence[int], d: int) -> None:
+    """The causal gradients of packed sequences of these lengths, four heads of Q to two of K and V, in bfloat16."""
+    cu_q, cu_k = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys))
+    do, q, k, v = inputs((1, 4, sum(rows), d), sum(keys), 2, "bfloat16")
+    o, lse = np.zeros_like(q), np.full(q.shape[:3], -np.inf, dtype=np.float32)
+    parts = [(slice(*cu_q[i : i + 2]), slice(*cu_k[i : i + 2])) for i in range(len(rows))]
+    given = [(do[:, :, own], q[:, :, own], k[:, :, its], v[:, :, its]) for own, its in parts]
+    for (own, its), one in zip(parts, given, strict=True):
+        if own.start < own.stop and its.start < its.stop:
+            *_, some, own_lse = reference(*one, window=(-1, 0))
+            o[:, :, own], lse[:, :, own] = some, own_lse
+    arrays = (cp.asarray(a) for a in (do, q, k, v, o, lse))
+    dq, dk, dv = map(cp.asnumpy, gradients(stage, *arrays, sizes, window=(-1, 0), cu_seqlens=(cu_q, cu_k)))
+    for i, ((own, its), one) in enumerate(zip(parts, given, strict=True)):
+        got = dq[:, :, own], dk[:, :, its], dv[:, :, its]
+        if rows[i] and keys[i]:
+            compare(f"{stage.file}, sequence {i}", got, one, window=(-1, 0))
+        else:
+            assert not any(a.any() for a in got)

@@ -63,14 +63,7 @@ def run_backward(stage: Stage, dtype: str) -> None:
     ways = (False, True) if "deterministic" in stage.features else (False,)
     for n, n_kv, head_dim, causal, window in SHAPES:
         if stage.why_not(head_dim=head_dim, dtype=dtype) is None:
-            mask = {"causal": causal, "window": window}
-            q, k, v = random(((2, 4), (2, 2)), n, n_kv, head_dim, dtype)
-            do = random(((2, 4), (2, 4)), n, n, head_dim, dtype)[1]
-            o, lse = forward(q, k, v, return_lse=True, **mask)
-            for deterministic in ways:
-                launch, found = backward.prepare(stage, do, q, k, v, o, lse, deterministic=deterministic, **mask)
-                launch()
-                compare_gradients(f"{stage.name} {dtype} {n}x{n_kv}x{head_dim}", found, (do, q, k, v), **mask)
+            gradients_of(stage, dtype, n, n_kv, head_dim, causal=causal, window=window)
     if "varlen" in stage.features:
         cu = tuple(np.array(ends, dtype=np.int32) for ends in PACKED)
         q, k, v = (a[0] for a in random(((1, 4), (1, 2)), cu[0][-1], cu[1][-1], 64, dtype))
@@ -92,6 +85,17 @@ def run_backward(stage: Stage, dtype: str) -> None:
                     compare_gradients(f"{stage.name} {dtype} sequence {i}", own, given, causal=True)
 
 
+def gradients_of(stage: Stage, dtype: str, n: int, n_kv: int, head_dim: int, **mask: object) -> None:
+    """The gradients at one size, in each of the stage's ways. Raises CheckFailed for a wrong result."""
+    q, k, v = random(((2, 4), (2, 2)), n, n_kv, head_dim, dtype)
+    do = random(((2, 4), (2, 4)), n, n, head_dim, dtype)[1]
+    o, lse = LADDER["heads_and_masks" if dtype == "float32" else "flash_mma"](q, k, v, return_lse=True, **mask)
+    for deterministic in (False, True) if "deterministic" in stage.features else (False,):
+        launch, found = backward.prepare(stage, do, q, k, v, o, lse, deterministic=deterministic, **mask)
+        launch()
+        compare_gradients(f"{stage.file} {dtype} {n}x{n_kv}x{head_dim}", found, (do, q, k, v), **mask)
+
+
 def compare_gradients(where: str, found: Sequence[Any], given: Sequence[np.ndarray], **mask: object) -> None:
     """dq, dk and dv beside those of float64, from do, q, k and v; raises CheckFailed for a wrong result."""
     dtype = given[1].dtype.name
@@ -101,9 +105,13 @@ def compare_gradients(where: str, found: Sequence[Any], given: Sequence[np.ndarr
 
 
 def run_step(step: Stage, dtype: str) -> None:
-    """A step of a climb, without a mask. Raises CheckFailed for a wrong result."""
+    """A step of a climb: the output without a mask, or the gradients, causal. Raises CheckFailed for a wrong result."""
     for n, n_kv, head_dim, *_ in OF_A_STEP:
-        if step.why_not(head_dim=head_dim, dtype=dtype) is None:
+        if step.why_not(head_dim=head_dim, dtype=dtype) is not None:
+            continue
+        if step.direction == "backward":
+            gradients_of(step, dtype, n, n_kv, head_dim, causal=True)
+        else:
             q, k, v = random(((1, 2), (1, 2)), n, n_kv, head_dim, dtype)
             launch, o = step.prepare(q, k, v)
             launch()

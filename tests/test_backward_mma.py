@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+import half_gradients
 import numpy as np
 import pytest
-from half_gradients import TYPES, Arrays, compare, inputs, reference
+from half_gradients import TYPES, Arrays, gradients, inputs, reference
 from planted import ALL, Bug
 
 from helpers import compile_report, kernel
 from helpers.device import cp
-from helpers.ladder import LADDER, backward, tiles
+from helpers.ladder import LADDER, tiles
 from helpers.xray import xray
 
 FILE = "08_backward_mma.cu"
+STAGE = LADDER["backward_mma"]
 every_type = pytest.mark.parametrize("dtype", TYPES)
 
 # BLOCK_M, BLOCK_N, WARPS, WARPS_KEYS, WARPS_DKV, WARPS_DQ, CHUNK, MIN_BLOCKS
@@ -33,63 +35,9 @@ TILINGS = {
 HEAD_DIM_TILINGS = {8: REGISTERS, 72: REGISTERS, 96: SHARED, 128: SHARED}
 LAST = dict(zip(_NAMES, (32, 64, 8, 4, 2, 2, 16, 1), strict=True))  # head_dim 256
 
-Launch = Callable[..., object]
-
-
-def launched(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
-    kernel(grid, block, args, shared_mem=shared_mem)
-
-
-def gradients(
-    do: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    o: Any,
-    lse: Any,
-    sizes: Mapping[str, int],
-    *,
-    window: tuple[int, int] = (-1, -1),
-    softmax_scale: float | None = None,
-    cu_seqlens: tuple[np.ndarray, np.ndarray] | None = None,
-    code: str | None = None,
-    launch: Launch = launched,
-) -> Arrays:
-    """dq, dk and dv: device arrays as q, k and v, (batch, heads, N, d). Each kernel is launched by `launch`.
-
-    What nobody writes stays NaN, in the gradients and in scratch memory; the numbers there start at 99.
-    """
-    found = tuple(cp.full(a.shape, cp.nan, dtype=q.dtype) for a in (q, k, v))
-    packed = cu_seqlens is not None
-    ready, held = backward.ready(
-        LADDER["backward_mma"],
-        *(do, q, k, v, o, lse),
-        *found,
-        tuple(map(cp.asarray, cu_seqlens)) if packed else None,
-        tuple(int(np.diff(cu).max()) for cu in cu_seqlens) if packed else None,
-        softmax_scale=q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
-        window=window,
-        deterministic=False,  # which sizes may have
-        source=code,
-        sizes=sizes,
-    )
-    launches = ready.filled(held)
-    for each, _, args in launches:
-        for name, a in zip(each.args, args, strict=True):
-            if isinstance(name, str) and name in ready.scratch:
-                a[...] = cp.nan if a.dtype == np.float32 else 99
-    for each, compiled, args in launches:
-        launch(compiled, each.grid, each.block, args, shared_mem=each.shared_bytes)
-    return found
-
 
 def check(name: str, sizes: Mapping[str, int], given: Arrays, **options: Any) -> Arrays:
-    code, launch = options.pop("code", None), options.pop("launch", launched)
-    *_, o, lse = reference(*given, **options)
-    arrays = (cp.asarray(a) for a in (*given, o.astype(given[1].dtype), lse.astype(np.float32)))
-    got = gradients(*arrays, sizes, code=code, launch=launch, **options)
-    compare(name, got, given, **options)
-    return got
+    return half_gradients.check(STAGE, name, sizes, given, **options)
 
 
 # ---- values
@@ -141,31 +89,15 @@ def test_masks(tiling: str, dtype: str, deterministic: int) -> None:
 @pytest.mark.parametrize("deterministic", [0, 1])
 def test_packed_lengths(tiling: str, deterministic: int) -> None:
     rows, keys = (3, 130, 0, 64, 1, 70), (200, 130, 5, 0, 70, 33)
-    cu_q, cu_k = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys))
-    do, q, k, v = inputs((1, 4, sum(rows), 64), sum(keys), 2, "bfloat16")
-    o, lse = np.zeros_like(q), np.full(q.shape[:3], -np.inf, dtype=np.float32)
-    parts = [(slice(*cu_q[i : i + 2]), slice(*cu_k[i : i + 2])) for i in range(len(rows))]
-    given = [(do[:, :, own], q[:, :, own], k[:, :, its], v[:, :, its]) for own, its in parts]
-    for (own, its), one in zip(parts, given, strict=True):
-        if own.start < own.stop and its.start < its.stop:
-            *_, some, own_lse = reference(*one, window=(-1, 0))
-            o[:, :, own], lse[:, :, own] = some, own_lse
-    arrays = (cp.asarray(a) for a in (do, q, k, v, o, lse))
-    sizes = {**TILINGS[tiling], "DETERMINISTIC": deterministic}
-    dq, dk, dv = map(cp.asnumpy, gradients(*arrays, sizes, window=(-1, 0), cu_seqlens=(cu_q, cu_k)))
-    for i, ((own, its), one) in enumerate(zip(parts, given, strict=True)):
-        got = dq[:, :, own], dk[:, :, its], dv[:, :, its]
-        if rows[i] and keys[i]:
-            compare(f"sequence {i}", got, one, window=(-1, 0))
-        else:
-            assert not any(a.any() for a in got)
+    half_gradients.check_packed(STAGE, {**TILINGS[tiling], "DETERMINISTIC": deterministic}, rows, keys, 64)
 
 
 def test_strides() -> None:
     """(batch, seq, heads, head_dim) in memory, K and V as slices of one array."""
     do, q, k, v = inputs((2, 2, 70, 64), 90, 2, "float16")
     *_, o, lse = reference(do, q, k, v)
-    dense = gradients(*(cp.asarray(a) for a in (do, q, k, v, o.astype(np.float16), lse.astype(np.float32))), REGISTERS)
+    arrays = (cp.asarray(a) for a in (do, q, k, v, o.astype(np.float16), lse.astype(np.float32)))
+    dense = gradients(STAGE, *arrays, REGISTERS)
 
     def as_models_have_it(a: np.ndarray) -> Any:
         return cp.asarray(np.ascontiguousarray(a.swapaxes(1, 2))).swapaxes(1, 2)
@@ -173,7 +105,7 @@ def test_strides() -> None:
     both = as_models_have_it(np.concatenate([k, v], axis=-1))
 
     views = *map(as_models_have_it, (do, q)), both[..., :64], both[..., 64:], as_models_have_it(o.astype(np.float16))
-    got = gradients(*views, cp.asarray(lse.astype(np.float32)), REGISTERS)
+    got = gradients(STAGE, *views, cp.asarray(lse.astype(np.float32)), REGISTERS)
     for x, y in zip(got, dense, strict=True):
         assert np.abs(cp.asnumpy(x).astype(np.float32) - cp.asnumpy(y).astype(np.float32)).max() < 1e-3
 
@@ -201,7 +133,7 @@ def test_deterministic() -> None:
     *_, o, lse = reference(do, q, k, v)
     sizes = {**REGISTERS, "DETERMINISTIC": 1}
     runs = [
-        gradients(*(cp.asarray(a) for a in (do, q, k, v, o.astype(np.float16), lse.astype(np.float32))), sizes)
+        gradients(STAGE, *(cp.asarray(a) for a in (do, q, k, v, o.astype(np.float16), lse.astype(np.float32))), sizes)
         for _ in range(2)
     ]
     for one, other in zip(*runs, strict=True):
@@ -246,7 +178,7 @@ def found_by_xray(code: str, sizes: Mapping[str, int]) -> set[str]:
     given = inputs((1, 1, 200, 64), 140, 1, "bfloat16")
     *_, o, lse = reference(*given)
     arrays = (cp.asarray(a) for a in (*given, o.astype(given[1].dtype), lse.astype(np.float32)))
-    gradients(*arrays, sizes, code=code, launch=looked_at)
+    gradients(STAGE, *arrays, sizes, code=code, launch=looked_at)
     return kinds
 
 

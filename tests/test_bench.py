@@ -26,6 +26,7 @@ from helpers import kernel, reference, show
 from helpers.attention import flash_attention_varlen
 from helpers.device import ON_GPU, cp
 from helpers.ladder import FORWARD, LADDER
+from helpers.ladder.steps import CLIMBS
 from helpers.record import bench, cases, experiments, host_cost, peers, plan, readme, run, timing
 from helpers.record.cases import Case, Inputs
 from helpers.record.plan import Job
@@ -293,7 +294,9 @@ def test_variants_and_experiments_are_planned_on_a_gpu_alone() -> None:
     there = lambda found: sum(len(a.cases) * len(a.sizes) for a in found if a.stage in LADDER)  # noqa: E731
     assert full.count("variant") == there(experiments.VARIANTS)
     assert full.count("experiment") == there(experiments.EXPERIMENTS)
-    assert full.count("step") == len(list(experiments.steps())) and full.count("host") == len(host_cost.calls(False))
+    assert full.count("step") + full.count("backward step") == len(list(experiments.steps()))
+    assert full.count("backward step") == sum(step.case.backward for step in experiments.steps()) > 0
+    assert full.count("host") == len(host_cost.calls(False))
     assert {*kinds(on_gpu=True, quick=True), *kinds(on_gpu=False)} == {"stage", "peer"}
 
 
@@ -311,6 +314,29 @@ def test_gradients_are_planned_beside_their_peers(monkeypatch: pytest.MonkeyPatc
         assert {("backward_mma", shape), ("backward_mma deterministic", shape)} <= half
     only = plan.plan(Record({}, {}), on_gpu=True, only=["backward"], with_peers=False)
     assert {job.name for job in only} == {"backward", "backward deterministic", "backward: scalar atomics"}
+    runs = [key for key, _ in itertools.groupby(jobs, key=lambda job: (job.case.shape, job.case.dtype))]
+    assert len(runs) == len(set(runs)), "inputs are made once"
+
+
+def test_steps_of_gradients_are_checked_and_timed() -> None:
+    """Those of backward_mma in its first way; the turns of one tile as an experiment with its other way."""
+    jobs = plan.plan(Record({}, {}), on_gpu=True, only=["backward_mma"], with_peers=False)
+    steps = [job for job in jobs if job.kind == "backward step"]
+    climb = CLIMBS["backward_mma"]
+    for case in experiments.CLIMB_CASES["backward_mma"]:
+        assert [job.stage for job in steps if job.case == case] == [*climb[:-1]]
+    assert {(case.shape[3], case.causal) for case in (job.case for job in steps)} == set(
+        itertools.product((64, 128), (False, True))
+    )
+    turns = next(job for job in jobs if job.name == "backward_mma deterministic: a turn for each tile of dQ")
+    assert turns.gradients.deterministic and turns.stage is climb[-2]
+    small = Case((1, 2, 70, 64), "bfloat16", True, backward=True)
+    for job in (dataclasses.replace(steps[0], case=small), dataclasses.replace(turns, case=small)):
+        run.compile_all([job])
+        r = run.JobRunner(0.001).run(job)
+        assert (r.kind, r.name) == (job.kind, job.name) and r.max_error <= r.tolerance and "BLOCK_M=64" in r.note
+        assert (r.step, r.idea) == ((1, climb[0].idea) if r.kind == "backward step" else (None, ""))
+        assert plan.still_to_do([job], Record({}, {}, [r])) == []
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -483,12 +509,18 @@ def test_a_climb_is_read_and_drawn_in_its_order() -> None:
         line("k: a", "step", 20.0, step=1, idea="first"),
         line("k: a", "step", 5.0, step=1, idea="first", dtype="float32"),
         line("l: a", "step", 7.0, step=1, idea="another's"),
+        line("b: a", "backward step", 40.0, step=1, idea="gradients"),
+        line("b", "backward", 50.0),
     ]
     record = {"device": {"name": "a GPU"}, "results": results}
     assert [r["tflops"] for r in show.climb("k", SMALL, dtype="float16", record=record)] == [20.0, 18.0, 30.0]
     picture = show.measured_climb("k", SMALL, dtype="float16", record=record)
     assert picture.alt == "1  first: 20.0 TFLOP/s; 2  a detour: 18.0  -10% TFLOP/s; 3  k: 30.0  +67% TFLOP/s"
     assert len({bar.get_facecolor() for bar in picture.figure.axes[0].patches}) == 2, "one that is slower is marked"
+    assert [r["tflops"] for r in show.climb("b", SMALL, dtype="float16", record=record)] == [40.0, 50.0]
+    assert show.measured_climb("b", SMALL, dtype="float16", record=record).alt.startswith(
+        "1  gradients: 40.0 TFLOP/s; 2  b"
+    )
     assert show.climb("k", SMALL, dtype="bfloat16", record=record) == []
     assert "not yet recorded" in repr(show.measured_climb("m", SMALL, record=record))
 
@@ -498,7 +530,7 @@ def test_the_sweep_comes_last_and_is_timed_for_less() -> None:
     swept = [job.kind == "stage" and job.case.dtype == "bfloat16" and job.case.shape not in plan.SHAPES for job in jobs]
     assert swept == sorted(swept) and any(swept)
     for job, side in zip(jobs, swept, strict=True):
-        beside = job.kind in ("variant", "step", "experiment", "backward experiment")
+        beside = job.kind in ("variant", "step", "experiment", "backward step", "backward experiment")
         of_gradients = job.kind.startswith("backward") and plan.swept(job.case)
         assert job.share == (plan.SIDE_SHARE if side or beside or of_gradients else 1.0)
 

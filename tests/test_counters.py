@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from helpers import kernel, show
-from helpers.ladder import LADDER
+from helpers.ladder import BACKWARD, LADDER
 from helpers.ladder.steps import CLIMBS
 from helpers.record import counters, ncu, peers, plan, profile_stages, xray_vs_ncu
 from helpers.record.cases import Case
@@ -205,6 +205,22 @@ def test_the_steps_are_counted_where_they_are_timed() -> None:
     assert ("register_tiles", 64, "float32") in {(name.split(":")[0], at[3], dtype) for name, at, dtype in found}
 
 
+def test_steps_of_gradients_are_counted_as_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At both head dimensions, without a mask; what is launched are the gradients, checked."""
+    found = [(step, case) for step, case in profile_stages.step_cases() if step.of in BACKWARD]
+    assert found and {case.shape[3] for _, case in found} == {64, 128}
+    assert all(case.backward and not case.causal for _, case in found)
+    small = Case((1, 1, 40, 64), "bfloat16", backward=True)
+    monkeypatch.setattr(profile_stages, "step_cases", lambda: [(found[0][0], small)])
+    for name in ("cases", "experiment_cases", "gradient_cases"):
+        monkeypatch.setattr(profile_stages, name, lambda: [])
+    ((entry, ready),) = profile_stages._runs(with_peers=False)
+    assert (entry["kind"], entry["of"], entry["step"]) == ("backward step", "backward_mma", 1)
+    assert entry["flop"] == small.flops
+    with ready as run:
+        run()
+
+
 def test_a_climb_is_a_step_a_line() -> None:
     def row(name: str, kind: str, **more: Any) -> dict[str, Any]:
         at = {"dtype": "float16", "shape": [1, 1, 8, 64]}
@@ -217,6 +233,8 @@ def test_a_climb_is_a_step_a_line() -> None:
             row("k", "stage", figures={"registers": 8}),
             row("k: second", "step", step=2, idea="more", figures={"ms": 2.0}),
             row("k: first", "step", step=1, idea="one idea", figures={"registers": 40, "ms": 1.25}),
+            row("b: first", "backward step", step=1, idea="gradients", figures={"ms": 3.0}, of="b"),
+            row("b", "backward", figures={"ms": 2.5}),
             row("k: first", "step", step=1, idea="wide", figures={"ms": 7.0}, shape=[1, 1, 8, 128]),
             row("l: first", "step", step=1, idea="another's", figures={"ms": 9.0}, of="l"),
         ]
@@ -227,6 +245,8 @@ def test_a_climb_is_a_step_a_line() -> None:
     ]
     assert counters.select(record, dtype="float16") == [record["rows"][1]], "steps are left out where none is named"
     assert counters.climb_table("none", ["ms"], head_dim=64, record=record).split() == ["ms"]
+    of_gradients = counters.climb_table("b", ["ms"], head_dim=64, record=record)
+    assert of_gradients.split() == ["ms", *("1", "gradients", "3"), *("b", "2.5")]
 
 
 def test_peers_are_counted_where_stages_stand_beside_them() -> None:
@@ -460,6 +480,7 @@ def test_the_record_is_of_stages_that_are_there() -> None:
     climbs = {step.name for step in steps()}
     names = {*LADDER, *(peer.name for peer in peers.TORCH), *(roof.name for roof in peers.TORCH_ROOFS)}
     rows = [row for row in record["rows"] if row["kind"] != "experiment"]  # so the steps were called in older records
+    backward_climbs = {name for name in climbs if name.partition(": ")[0] in BACKWARD}
     gradients = {way.name for way in plan.gradients()} | {f"{peer.name} backward" for peer in peers.TORCH_BACKWARD}
     by_name = [row["stage"] for row in rows if row["kind"] in ("backward", "backward peer")]
     assert set(by_name) <= gradients
@@ -471,7 +492,11 @@ def test_the_record_is_of_stages_that_are_there() -> None:
     found = {row["stage"] for row in rows if row["kind"] == "step"}
     if not found:
         pytest.skip("the steps are not recorded yet")
-    assert found == climbs
+    assert found == climbs - backward_climbs
+    found = {row["stage"] for row in rows if row["kind"] == "backward step"}
+    if not found:
+        pytest.skip("the steps of gradients are not recorded yet")
+    assert found == backward_climbs
 
 
 def test_the_x_rays_record_names_what_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,10 +9,13 @@ import difflib
 from itertools import pairwise
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from backends import in_place_of_bind
+from half_gradients import TYPES, check_packed, gradients, inputs
+from half_gradients import check as check_gradients
+from half_gradients import compare as compare_gradients
+from half_gradients import reference as exact_gradients
 
 from helpers import check, kernel, reference
 from helpers import compile_report as reports
@@ -35,8 +38,11 @@ LARGER = {
     "steps/06_03_qk_by_wmma.cu": 61,
     "steps/07_04_o_from_registers.cu": 61,
     "steps/07_06_four_lanes_a_row.cu": 77,
+    "steps/08_01_tensor_cores.cu": 623,
+    "steps/08_04_transposed.cu": 86,
+    "steps/08_13_turns.cu": 64,
 }
-# Bytes that spill on sm_90, as the headers say: of 06_02 at its usual head dimension, of the steps to 07 at 128 only.
+# Bytes that spill on sm_90, as the headers say: of 06_02 at its usual head dimension, of the steps to 07 and 08 at 128.
 SPILLS = {
     "steps/06_02_row_per_lane.cu": 120,
     "steps/07_09_wider_tiles.cu": 720,
@@ -49,11 +55,13 @@ SPILLS = {
     "steps/07_16_lazy_rescale.cu": 20,
 }
 STEPS = [step for climb in CLIMBS.values() for step in climb[:-1]]  # the last one is a stage, tested as such
-FLOAT_STEPS = [step for step in STEPS if "float32" in step.dtypes]
-HALF_STEPS = [step for step in STEPS if "float16" in step.dtypes]
-every_step, every_float_step, every_half_step = (
+FORWARD_STEPS = [step for step in STEPS if step.direction == "forward"]
+FLOAT_STEPS = [step for step in FORWARD_STEPS if "float32" in step.dtypes]
+HALF_STEPS = [step for step in FORWARD_STEPS if "float16" in step.dtypes]
+BACKWARD_STEPS = [step for step in STEPS if step.direction == "backward"]
+every_step, every_float_step, every_half_step, every_backward_step = (
     pytest.mark.parametrize("step", steps, ids=lambda step: step.file.removeprefix("steps/"))
-    for steps in (STEPS, FLOAT_STEPS, HALF_STEPS)
+    for steps in (STEPS, FLOAT_STEPS, HALF_STEPS, BACKWARD_STEPS)
 )
 # Sizes of one warp or two, for each set of macros that a step may have.
 SMALL: dict[frozenset[str], dict[str, int]] = {
@@ -112,17 +120,18 @@ def test_each_step_is_small(name: str) -> None:
 def test_registers_and_shared_memory(step: Stage) -> None:
     """A step spills only where its header says so, and the launch gives a block the shared memory that it declares.
 
-    On sm_90 the steps to 07 have a head dimension of 128, where registers are scarcest.
+    On sm_90 the steps to 07 and 08 have a head dimension of 128, where registers are scarcest.
     """
     for arch in ("sm_80", "sm_90"):
         if int(arch.removeprefix("sm_")) < step.min_cc:
             continue
-        defines = step.defines(128 if arch == "sm_90" and "/07_" in step.file else 64)
+        defines = step.defines(128 if arch == "sm_90" and step.number >= 7 else 64)
         code = kernel.source(step.file)
         texts = {
             "struct __align__(16) Shared": "sizeof(Shared)",
             "template <typename T>\nstruct __align__(16) Shared": "sizeof(Shared<__half>)",
             "constexpr int SHARED_BYTES": "SHARED_BYTES",
+            "constexpr unsigned SHARED_BYTES": "SHARED_BYTES",
         }
         declared = [size for text, size in texts.items() if text in code][-1:]
         for size in declared:
@@ -162,8 +171,6 @@ def test_xray_is_clean(step: Stage) -> None:
 
 
 # ---- half types
-
-TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 def half_inputs(n: int, n_kv: int, head_dim: int, dtype: str, *, batch: int = 1) -> list[np.ndarray]:
@@ -231,6 +238,86 @@ def test_xray_is_clean_in_half_types(step: Stage, monkeypatch: pytest.MonkeyPatc
     (report,) = findings
     report.assert_clean()
     check_half(step.file, o, lse, *arrays, causal=True)
+
+
+# ---- gradients
+
+# A few rows and keys a block: with 4 warps along the keys and all rows in each, and with 2 warps that share keys.
+_NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "CHUNK", "MIN_BLOCKS")
+OWN_KEYS = dict(zip(_NAMES, (32, 64, 4, 4, 4, 2, 16, 1), strict=True))
+SHARED_KEYS = dict(zip(_NAMES, (32, 64, 4, 2, 2, 2, 16, 1), strict=True))
+every_small_tiling = pytest.mark.parametrize("sizes", [OWN_KEYS, SHARED_KEYS], ids=["own keys", "shared keys"])
+
+
+def ways(step: Stage) -> list[dict[str, int]]:
+    """The macros of the ways in which a step computes gradients."""
+    return [{}, {"DETERMINISTIC": 1}] if "deterministic" in step.features else [{}]
+
+
+@every_backward_step
+@every_small_tiling
+def test_gradients(step: Stage, sizes: dict[str, int]) -> None:
+    """Tails, shared heads, masks with rows and keys that see nothing, packed lengths.
+
+    Each type and head dimension is a compilation, so neighbouring steps, and the two tilings, share them out.
+    """
+    odd = (BACKWARD_STEPS.index(step) + (sizes is OWN_KEYS)) % 2
+    head_dim, dtype = ((72, "float16"), (64, "bfloat16"))[odd]
+    every_key, causal, window = (-1, -1), (-1, 0), (40, 9)
+    cases = (1, 1, every_key), (65, 131, every_key), (130, 70, causal), (50, 200, causal), (129, 200, window)
+    for way in ways(step):
+        for n, n_kv, mask in cases:
+            given = inputs((2, 4, n, head_dim), n_kv, 2, dtype)
+            title = f"{step.file}, {n} x {n_kv}, window {mask}, {way}"
+            check_gradients(step, title, {**sizes, **way}, given, window=mask)
+        if odd:
+            check_packed(step, {**sizes, **way}, (3, 130, 0, 64), (150, 130, 5, 0), head_dim)
+
+
+@every_backward_step
+def test_gradients_with_its_own_sizes(step: Stage) -> None:
+    """The tiles that a launch has at head_dim 128; K and V as slices of one array, (batch, seq, heads, head_dim)."""
+    head_dim = 128
+    do, q, k, v = inputs((1, 2, 150, head_dim), 200, 1, "bfloat16")
+    *_, o, lse = exact_gradients(do, q, k, v, window=(-1, 0))
+    both = cp.asarray(np.ascontiguousarray(np.concatenate([k, v], axis=-1).swapaxes(1, 2))).swapaxes(1, 2)
+    arrays = [cp.asarray(np.ascontiguousarray(a.swapaxes(1, 2))).swapaxes(1, 2) for a in (do, q, o.astype(q.dtype))]
+    views = *arrays[:2], both[..., :head_dim], both[..., head_dim:], arrays[2], cp.asarray(lse.astype(np.float32))
+    found = gradients(step, *views, step.tiles(head_dim), window=(-1, 0))
+    compare_gradients(step.file, found, (do, q, k, v), window=(-1, 0))
+
+
+@every_backward_step
+@every_small_tiling
+def test_xray_of_gradients_is_clean(step: Stage, sizes: dict[str, int]) -> None:
+    """No race, no access out of bounds, no word that nobody wrote, no bank conflict; heads share K and V."""
+
+    def looked_at(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
+        report = xray(kernel, grid, block, args, shared_mem)
+        report.assert_clean()
+        assert not any(figures.conflicts for figures in report.shared.values()), report.summary()
+
+    for way in ways(step):
+        given = inputs((1, 2, 70, 64), 100, 1, "bfloat16")
+        check_gradients(step, step.file, {**sizes, **way}, given, window=(-1, 0), launch=looked_at)
+
+
+def test_only_the_steps_with_turns_are_deterministic() -> None:
+    able = [step for step in BACKWARD_STEPS if step.why_not(head_dim=64, dtype="bfloat16", deterministic=True) is None]
+    assert [step.file for step in able] == ["steps/08_13_turns.cu"]
+    refused = BACKWARD_STEPS[0].why_not(head_dim=64, dtype="bfloat16", deterministic=True)
+    assert refused == "it has no deterministic=True"
+
+
+def test_turns_give_the_same_bits() -> None:
+    """Whatever the order of the blocks."""
+    step = BACKWARD_STEPS[-1]
+    do, q, k, v = inputs((1, 2, 200, 64), 300, 1, "float16")
+    *_, o, lse = exact_gradients(do, q, k, v)
+    arrays = [cp.asarray(a) for a in (do, q, k, v, o.astype(np.float16), lse.astype(np.float32))]
+    one, other = (gradients(step, *arrays, {**OWN_KEYS, "DETERMINISTIC": 1}) for _ in range(2))
+    for a, b in zip(one, other, strict=True):
+        assert np.array_equal(cp.asnumpy(a), cp.asnumpy(b))
 
 
 # ---- sources

@@ -82,7 +82,8 @@ def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]
 def backward_mma(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     """08 in half types: D and zeros, by tiles of rows; dK, dV and sums of dQ, by tiles of keys; dQ in its own type.
 
-    Only the second one has dynamic shared memory. DETERMINISTIC=1 orders its sums: the launches stay as they are.
+    Only the second one has dynamic shared memory. DETERMINISTIC=1 orders its sums: the launches stay as they are. Steps
+    before that mode have no scratch array "turns", and their kernels no such parameter.
     """
     _check_grid(call.heads, "heads")
     _check_grid(call.sequences, "sequences")
@@ -91,7 +92,7 @@ def backward_mma(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Lau
     row_tiles = -(-call.rows // sizes["BLOCK_M"]), call.heads, call.sequences
     key_tiles = -(-call.keys // sizes["BLOCK_N"]), call.arrays["k"].shape[1], call.sequences
     block = (stage.threads(sizes),)
-    scratch = ("statistics", "dq_accum", "turns")
+    scratch = tuple(stage.scratch(call, sizes))
     main = ("q", "k", "v", "do", *scratch, "dk", "dv", cu_q, cu_k, params)
     return [
         Launch("backward_mma_preprocess", row_tiles, block, 0, ("o", "do", "lse", *scratch, cu_q, params)),

@@ -14,7 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from helpers.ladder import limits, tiles
+from helpers.ladder.call import Call, Spec
 from helpers.ladder.contract import Stage
+from helpers.ladder.launches import tiles_of_rows
 from helpers.ladder.table import LADDER
 
 Sizes = Mapping[str, int]
@@ -257,6 +259,70 @@ def _flash_mma() -> tuple[Stage, ...]:
     )
 
 
+# ---- 08, float32 -> half types
+
+
+def _backward_mma_shared(*, buffers: int, ds: int, p_stored: bool) -> Callable[[Sizes], int]:
+    """SHARED_BYTES of the steps to 08 in half types: K and V, Q and dO with their statistics, dS and P.
+
+    Args:
+        buffers: of Q, dO and the statistics. ds: buffers of dS. p_stored: P is stored even where nobody reads it.
+    """
+
+    def shared_bytes(sizes: Sizes) -> int:
+        rows, keys, warps = sizes["BLOCK_M"], sizes["BLOCK_N"], sizes["WARPS"]
+        in_registers = sizes["WARPS_KEYS"] == sizes["WARPS_DKV"] == warps and not p_stored
+        of_rows = 2 * 2 * _up(sizes["HEAD_DIM"], 16) * rows + 8 * rows
+        return 2 * 2 * _up(sizes["HEAD_DIM"], 16) * keys + buffers * of_rows + 2 * (ds + 1 - in_registers) * keys * rows
+
+    return shared_bytes
+
+
+def _as_backward_mma(head_dim: int) -> list[dict[str, int]]:
+    """Those sizes of the stage with which dQ is computed a step later, as an H200 has them."""
+    return tiles.backward_mma_candidates(head_dim)
+
+
+def _without_turns(call: Call, sizes: Sizes) -> dict[str, Spec]:
+    """The scratch arrays of the stage but for whose turn it is."""
+    return {name: spec for name, spec in tiles_of_rows(call, sizes).items() if name != "turns"}
+
+
+def _backward_mma() -> tuple[Stage, ...]:
+    target = LADDER["backward_mma"]
+    in_any_order: dict[str, Any] = {
+        "scratch": _without_turns,
+        "features": target.features - {"deterministic"},
+        "variant": lambda call: {},
+    }
+
+    def step(file: str, idea: str, shared_bytes: Callable[[Sizes], int] = target.shared_bytes, **changed: Any) -> Stage:
+        chosen = _first_that_fits(_as_backward_mma, shared_bytes)
+        return _step(target, f"steps/{file}", idea, tiles=chosen, shared_bytes=shared_bytes, **changed)
+
+    one_buffer = _backward_mma_shared(buffers=1, ds=1, p_stored=True)
+    p_where_read = _backward_mma_shared(buffers=1, ds=1, p_stored=False)
+    two_buffers = _backward_mma_shared(buffers=2, ds=1, p_stored=False)
+    # Three steps change more lines than a lesson should: the first has all of the backward pass, the transposition
+    # exchanges rows and columns wherever scores are addressed, and turns need numbers, waits and an order of blocks.
+    return (
+        step("08_01_tensor_cores.cu", "tensor cores", one_buffer, **in_any_order),
+        step("08_02_order_of_fragments.cu", "dQ in the order of fragments", one_buffer, **in_any_order),
+        step("08_03_four_floats.cu", "four floats an addition", one_buffer, **in_any_order),
+        step("08_04_transposed.cu", "transposed scores", one_buffer, **in_any_order),
+        step("08_05_own_scores.cu", "own scores in registers", one_buffer, **in_any_order),
+        step("08_06_p_not_stored.cu", "P without shared memory", p_where_read, **in_any_order),
+        step("08_07_double_buffering.cu", "double buffering", two_buffers, **in_any_order),
+        step("08_08_dq_later.cu", "dQ a step later", **in_any_order),
+        step("08_09_neighbours_barrier.cu", "neighbours' barrier", **in_any_order),
+        step("08_10_staggered.cu", "dQ staggered", **in_any_order),
+        step("08_11_order.cu", "order of masks and copies", **in_any_order),
+        step("08_12_wide_stores.cu", "wide stores", **in_any_order),
+        step("08_13_turns.cu", "turns"),
+        target,
+    )
+
+
 # ---- all climbs
 
 # The climb to each stage that has one, its last element the stage itself.
@@ -264,6 +330,7 @@ CLIMBS: Mapping[str, tuple[Stage, ...]] = {
     "register_tiles": _register_tiles(),
     "flash_wmma": _flash_wmma(),
     "flash_mma": _flash_mma(),
+    "backward_mma": _backward_mma(),
 }
 
 # The file that the first step of each climb is reached from.
@@ -271,4 +338,5 @@ BEFORE: Mapping[str, str] = {
     "register_tiles": "03_online_softmax.cu",
     "flash_wmma": "05_heads_and_masks.cu",
     "flash_mma": "06_wmma.cu",
+    "backward_mma": "07_mma.cu",
 }

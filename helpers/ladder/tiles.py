@@ -305,6 +305,15 @@ def backward_mma_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
     return 2 * _fragments(head_dim) * (2 * keys + 4 * rows) + 2 * scores * keys * rows + 2 * 8 * rows
 
 
+def backward_mma_candidates(head_dim: int) -> list[dict[str, int]]:
+    """The sizes of 08 in half types for a head dimension that compute dQ a step later, the best first.
+
+    Without DQ_LATER, so that they are those of the steps before that idea as well.
+    """
+    found = _BACKWARD_MMA[min(most for most in _BACKWARD_MMA if most >= head_dim)]
+    return [dict(zip(_BACKWARD_MMA_NAMES[:-1], sizes[:-1], strict=True)) for sizes in found if sizes[-1]]
+
+
 def backward_mma_dq_columns(head_dim: int, sizes: Mapping[str, int]) -> int:
     """DQ_COLUMNS of 08 in half types: columns of dQ_accum, whole fragments of 16 for each warp along them."""
     columns = 16 * (sizes["WARPS"] // sizes["WARPS_DQ"])

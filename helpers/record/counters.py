@@ -23,12 +23,8 @@ RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidi
 SHAPE = (1, 16, 4096, 64)
 WIDE = 128  # the other head_dim
 COLUMNS = 5  # of the table, side by side
-BY_NAME = (
-    "step",
-    "experiment",
-    "backward",
-    "backward peer",
-)  # kinds of rows that a table has only where they are named
+# Kinds of rows that a table has only where they are named.
+BY_NAME = ("step", "experiment", "backward", "backward step", "backward peer")
 
 _BUSY = ".avg.pct_of_peak_sustained_active"
 # figure -> Nsight Compute's metrics; the first one that the chip has is taken.

@@ -7,7 +7,7 @@ helpers.ladder.steps.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from helpers.cuda_source.edit import edit
@@ -24,8 +24,15 @@ HALF_128 = HALF_HEADS[1:]
 FLOAT16_HEADS = tuple(Case(case.shape, "float16") for case in HEADS)
 FEW_BLOCKS = tuple(Case((1, 16, 512, head_dim), "bfloat16") for head_dim in (64, 128))
 
+HALF_GRADIENTS = tuple(replace(case, backward=True) for case in HALF_HEADS)
+
 # Where the steps to a stage are timed; a stage that is not named here: at HEADS, in the first type that it takes.
-CLIMB_CASES = {"register_tiles": HEADS[:1], "flash_wmma": FLOAT16_HEADS, "flash_mma": HALF_128}
+CLIMB_CASES = {
+    "register_tiles": HEADS[:1],
+    "flash_wmma": FLOAT16_HEADS,
+    "flash_mma": HALF_128,
+    "backward_mma": (*HALF_GRADIENTS, *(replace(case, causal=True) for case in HALF_GRADIENTS)),
+}
 
 
 @dataclass(frozen=True)
@@ -214,8 +221,9 @@ EXPERIMENTS = (
 _SCALAR = {"VECTOR_ATOMICS": 0}
 GRADIENTS: tuple[tuple[str, str, Mapping[str, int], tuple[Case, ...]], ...] = (
     ("backward", "scalar atomics", _SCALAR, tuple(Case((4, 16, 4096, d), backward=True) for d in (64, 128))),
-    (
-        *("backward_mma", "scalar atomics", _SCALAR),
-        tuple(Case((4, 16, 4096, d), "bfloat16", backward=True) for d in (64, 128)),
-    ),
+    ("backward_mma", "scalar atomics", _SCALAR, HALF_GRADIENTS),
+)
+# The same of steps in the deterministic way, which their climb does not time: (step, idea, where).
+DETERMINISTIC_STEPS: tuple[tuple[Stage, str, tuple[Case, ...]], ...] = (
+    (CLIMBS["backward_mma"][-2], "a turn for each tile of dQ", CLIMB_CASES["backward_mma"]),
 )

@@ -29,6 +29,7 @@ BACKWARD_SHAPES = {
     "float16": SHAPES[-2:],
     "bfloat16": (*SHAPES[-2:], *(shape for shape in HALF_SWEEP if shape[2] >= 2048)),
 }
+BESIDE = ("variant", "step", "experiment", "backward step", "backward experiment")  # the ladder
 SIDE_SHARE = 0.5  # of the time for one measurement: for what stands beside the ladder, and for the sweep over N
 
 
@@ -66,7 +67,7 @@ class Job:
     """One measurement: what is measured, at which case, with which tile sizes.
 
     what: a Stage (kinds "stage" and "variant"), Step, Experiment, Peer, Roof or HostCall; of gradients, Gradients
-    (kinds "backward" and "backward experiment") or a Peer ("backward peer").
+    (kinds "backward" and "backward experiment"), a Step ("backward step") or a Peer ("backward peer").
     """
 
     kind: str
@@ -85,8 +86,16 @@ class Job:
             "experiment": lambda: LADDER[self.what.stage],
             "backward": lambda: self.what.stage,
             "backward experiment": lambda: self.what.stage,
+            "backward step": lambda: self.what.stage,
         }
         return by_kind[self.kind]() if self.kind in by_kind else None
+
+    @property
+    def gradients(self) -> Gradients | None:
+        """The way in which gradients are computed, where that is what the job measures and not a peer."""
+        if self.stage is None or not self.case.backward:
+            return None
+        return self.what if isinstance(self.what, Gradients) else Gradients(self.stage, deterministic=False)
 
     @property
     def source(self) -> str | None:
@@ -96,9 +105,7 @@ class Job:
     @property
     def share(self) -> float:
         """Of the time for one measurement."""
-        beside = self.kind in ("variant", "step", "experiment", "backward experiment") or (
-            self.case is not None and swept(self.case)
-        )
+        beside = self.kind in BESIDE or (self.case is not None and swept(self.case))
         return SIDE_SHARE if beside else 1.0
 
     @property
@@ -179,7 +186,7 @@ def plan(
         more = sorted(_beside(stages), key=lambda job: (job.case.dtype, job.case.shape))
         # The sweep comes last: a run that is stopped early has the ladder and what the notebooks quote.
         sweep = [job for job in jobs if job.kind in ("stage", "peer") and swept(job.case)]
-        found = list(_of_gradients(only, torch is not None))
+        found = sorted(_of_gradients(only, torch is not None), key=lambda job: (job.case.dtype, job.case.shape))
         jobs = [job for job in jobs if job not in sweep] + more + found + sweep
     return jobs
 
@@ -201,6 +208,13 @@ def _of_gradients(only: Sequence[str], with_peers: bool) -> Iterator[Job]:
         if name in by_name:
             what = Gradients(by_name[name], False, idea)
             yield from (Job("backward experiment", what.name, what, case, sizes) for case in cases)
+    for step in experiments.steps(by_name):
+        if why_not(step.stage, step.case) is None:
+            yield Job("backward step", step.name, step, step.case)
+    for step, idea, cases in experiments.DETERMINISTIC_STEPS:
+        what = Gradients(step, True, idea)
+        if step.name in by_name:
+            yield from (Job("backward experiment", what.name, what, case) for case in cases)
 
 
 def _beside(stages: Mapping[str, Stage]) -> Iterator[Job]:

@@ -69,11 +69,12 @@ def climb(stage: str, shape: Sequence[int], *, dtype: str = "float32", record: A
         r
         for r in (record or {}).get("results", ())
         if (tuple(r["shape"]), r["dtype"], r.get("causal", False)) == (tuple(shape), dtype, False)
-        and r["kind"] == "step"
+        and r["kind"] in ("step", "backward step")
         and r["name"].startswith(f"{stage}: ")
     ]
     found.sort(key=lambda r: r["step"])
-    return found and [*found, *measurements(shape, [stage], dtype=dtype, record=record)]
+    backward = any(r["kind"] == "backward step" for r in found)
+    return found and [*found, *measurements(shape, [stage], dtype=dtype, record=record, backward=backward)]
 
 
 def _roofs(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -226,7 +227,7 @@ def measured_climb(
     if not steps:
         return Text(f"*({NO_RECORD if record is None else 'not yet recorded'}: the steps to {stage})*")
     values = [r["tflops"] for r in steps]
-    ideas = [f"{r['step']}  {r['idea']}" if r["kind"] == "step" else f"{len(steps)}  {stage}" for r in steps]
+    ideas = [f"{r['step']}  {r['idea']}" if r.get("step") else f"{len(steps)}  {stage}" for r in steps]
     gains = [value / before - 1 for before, value in pairwise(values)]
     texts = [f"{values[0]:.1f}", *(f"{v:.1f}  {gain:+.0%}" for v, gain in zip(values[1:], gains, strict=True))]
     fig, ax = figure(7.6, 1.1 + 0.36 * len(values))

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,10 @@ def cases() -> Iterator[tuple[str, Case]]:
 
 
 def step_cases() -> Iterator[tuple[Step, Case]]:
-    """The steps of all climbs, each at the head_dim and in the type at which it is timed."""
+    """The steps of all climbs, each at the head_dim and in the type at which it is timed, without a mask."""
     for step in steps():
-        case = Case((*SHAPE[:3], step.case.shape[3]), step.case.dtype)
-        if step.stage.why_not(head_dim=case.shape[3], dtype=case.dtype) is None:
+        case = replace(step.case, shape=(*SHAPE[:3], step.case.shape[3]))
+        if not case.causal and step.stage.why_not(head_dim=case.shape[3], dtype=case.dtype) is None:
             yield step, case
 
 
@@ -139,8 +140,10 @@ def _runs(with_peers: bool) -> Iterator[tuple[dict[str, Any], AbstractContextMan
         entry = _entry(name, "stage", case)
         yield entry, _ready(LADDER[name], entry, case)
     for step, case in step_cases():
-        entry = _entry(step.name, "step", case) | {"of": step.of, "step": step.number, "idea": step.stage.idea}
-        yield entry, _ready(step.stage, entry, case)
+        entry = _entry(step.name, "backward step" if case.backward else "step", case)
+        entry |= {"of": step.of, "step": step.number, "idea": step.stage.idea}
+        way = Gradients(step.stage, deterministic=False)
+        yield entry, _gradients_ready(way, case) if case.backward else _ready(step.stage, entry, case)
     for experiment, case in experiment_cases():
         stage = LADDER[experiment.stage]
         entry = _entry(f"{experiment.stage}: {experiment.name}", "experiment", case)

@@ -30,7 +30,7 @@ class Measurement:
 
     kind: "stage", "peer" or "roof"; "variant", a stage with other tile sizes; "step", one on the way to a stage;
     "experiment", a stage with another text; "host", what a call takes on the host; "backward", a stage that computes
-    gradients, and "backward peer".
+    gradients, "backward peer", "backward step" and "backward experiment".
     """
 
     name: str

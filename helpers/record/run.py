@@ -23,8 +23,9 @@ from helpers import reference
 from helpers.device import ON_GPU, cp, describe
 from helpers.ladder import backward
 from helpers.record.cases import TYPES, Inputs
+from helpers.record.experiments import Step
 from helpers.record.host_cost import host_time
-from helpers.record.plan import Gradients, Job, tile_sizes, tiles_text
+from helpers.record.plan import Job, tile_sizes, tiles_text
 from helpers.record.results import Measurement, Record
 from helpers.record.timing import Clocks, measure
 
@@ -60,8 +61,7 @@ class JobRunner:
             extra = None if before is None else _held(peak=True) - before - o.nbytes
             error, tolerance = self._checked(job, inputs, o)
             timed = self._timed(launch, share=job.share)
-        more = {"step": job.what.number, "idea": job.what.stage.idea} if job.kind == "step" else {}
-        return _measurement(job, timed, max_error=error, tolerance=tolerance, extra_bytes=extra, **more)
+        return _measurement(job, timed, max_error=error, tolerance=tolerance, extra_bytes=extra)
 
     def _roof(self, job: Job) -> Measurement:
         roof = job.what
@@ -115,7 +115,7 @@ class JobRunner:
             if job.kind == "backward peer":
                 launch = contexts.enter_context(job.what.ready(inputs, causal))
             else:
-                run, found = job.what.prepare(inputs, causal, job.sizes or None)
+                run, found = job.gradients.prepare(inputs, causal, job.sizes or None)
 
                 def launch() -> Any:
                     run()
@@ -163,6 +163,8 @@ class JobRunner:
 def _measurement(job: Job, timed: Mapping[str, Any], **more: Any) -> Measurement:
     case = job.case
     more |= {"tflops": case.flops / timed["ms"] / 1e9, "note": tiles_text(job), "causal": case.causal}
+    if isinstance(job.what, Step):
+        more |= {"step": job.what.number, "idea": job.what.stage.idea}
     return Measurement(job.name, job.kind, list(case.shape), case.dtype, **timed, **more)
 
 
@@ -197,8 +199,8 @@ def compile_all(jobs: Sequence[Job]) -> None:
     def compile_one(job: Job) -> None:
         one = cp.zeros((1, 1, 1, job.case.shape[3]), dtype=TYPES[job.case.dtype])
         sizes = {**tile_sizes(job.stage, job.case), **job.sizes}
-        if isinstance(job.what, Gradients):
-            lse, how = cp.zeros((1, 1, 1), dtype=cp.float32), {"deterministic": job.what.deterministic}
+        if way := job.gradients:
+            lse, how = cp.zeros((1, 1, 1), dtype=cp.float32), {"deterministic": way.deterministic}
             backward.prepare(job.stage, one, one, one, one, one, lse, sizes=sizes, **how)
             return
         job.stage.prepare(one, one, one, source=job.source, sizes=sizes)
