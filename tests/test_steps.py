@@ -6,6 +6,7 @@ A new climb is tested by its entry in CLIMBS.
 from __future__ import annotations
 
 import difflib
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -38,11 +39,12 @@ LARGER = {
     "steps/06_03_qk_by_wmma.cu": 61,
     "steps/07_04_o_from_registers.cu": 61,
     "steps/07_06_four_lanes_a_row.cu": 77,
-    "steps/08_01_tensor_cores.cu": 623,
+    "steps/08_01_tensor_cores.cu": 624,
     "steps/08_04_transposed.cu": 86,
+    "steps/08_05_own_scores.cu": 62,
     "steps/08_13_turns.cu": 64,
 }
-# Bytes that spill on sm_90, as the headers say: of 06_02 at its usual head dimension, of the steps to 07 and 08 at 128.
+# Bytes that spill on sm_90, as the headers say: of 06_02 at its usual head dimension, of the steps to 07 at 128 only.
 SPILLS = {
     "steps/06_02_row_per_lane.cu": 120,
     "steps/07_09_wider_tiles.cu": 720,
@@ -55,6 +57,7 @@ SPILLS = {
     "steps/07_16_lazy_rescale.cu": 20,
 }
 STEPS = [step for climb in CLIMBS.values() for step in climb[:-1]]  # the last one is a stage, tested as such
+MOST_SPILLS = 120  # of the steps to 08, by other versions of NVRTC and on sm_80, whose tiles are an H200's
 FORWARD_STEPS = [step for step in STEPS if step.direction == "forward"]
 FLOAT_STEPS = [step for step in FORWARD_STEPS if "float32" in step.dtypes]
 HALF_STEPS = [step for step in FORWARD_STEPS if "float16" in step.dtypes]
@@ -137,8 +140,27 @@ def test_registers_and_shared_memory(step: Stage) -> None:
         for size in declared:
             code += f'static_assert({size} == {step.shared_bytes(defines)}, "helpers/ladder/steps.py differs");\n'
         report = reports.compile_report(code, defines, arch, name=step.kernel_name(step.dtypes[0]))
-        assert report.spill_bytes == (SPILLS.get(step.file, 0) if arch == "sm_90" else 0), report
+        if step.direction == "backward":
+            assert report.spill_bytes <= MOST_SPILLS, report
+        else:
+            assert report.spill_bytes == (SPILLS.get(step.file, 0) if arch == "sm_90" else 0), report
         assert bool(report.stack_bytes) == bool(report.spill_bytes), report
+
+
+@pytest.mark.skipif(bool(missing), reason=missing)
+@every_backward_step
+def test_spills_are_those_of_the_header(step: Stage) -> None:
+    """On sm_90 at both head dimensions that are measured."""
+    said = re.search(r"// Spills   by NVRTC (\d+)\.(\d+) for sm_90: (.*)", kernel.source(step.file))
+    if reports.nvrtc_version() != (int(said[1]), int(said[2])):
+        pytest.skip(f"the header speaks of NVRTC {said[1]}.{said[2]}, here is {reports.nvrtc_version()}")
+    found = {}
+    for head_dim in (64, 128):
+        report = reports.compile_report(step.file, step.defines(head_dim), "sm_90", name=step.kernel_name("bfloat16"))
+        found[head_dim] = report.spill_bytes
+    told = [f"{found[64]} bytes at HEAD_DIM = 64"] * bool(found[64])
+    told += [f"{found[128]} at 128" if told else f"{found[128]} bytes at HEAD_DIM = 128"] * bool(found[128])
+    assert said[3] == (", ".join(told) or "none")
 
 
 @every_float_step

@@ -11,6 +11,7 @@
 //          (batch, heads, N) or (heads, tokens). Scratch, for each head of Q and each tile of rows (see row_tiles):
 //          statistics float[2 BLOCK_M], dQ_accum float[BLOCK_M DQ_COLUMNS], turns int; one more int in turns
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
+// Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64
 // Traffic  K, V, dK, dV once; Q, dO and dQ_accum (read and written) once for each tile of keys that sees them
 #include "backward_params.cuh"
 #include "ptx.cuh"
