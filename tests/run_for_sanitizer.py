@@ -7,8 +7,9 @@ The other tools: racecheck, synccheck, initcheck. Checks the results too, so a s
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,14 +87,16 @@ def run_backward(stage: Stage, dtype: str) -> None:
 
 
 def gradients_of(stage: Stage, dtype: str, n: int, n_kv: int, head_dim: int, **mask: object) -> None:
-    """The gradients at one size, in each of the stage's ways. Raises CheckFailed for a wrong result."""
+    """The gradients at one size, with all tiles and ways of the stage. Raises CheckFailed for a wrong result."""
     q, k, v = random(((2, 4), (2, 2)), n, n_kv, head_dim, dtype)
     do = random(((2, 4), (2, 4)), n, n, head_dim, dtype)[1]
     o, lse = LADDER["heads_and_masks" if dtype == "float32" else "flash_mma"](q, k, v, return_lse=True, **mask)
-    for deterministic in (False, True) if "deterministic" in stage.features else (False,):
-        launch, found = backward.prepare(stage, do, q, k, v, o, lse, deterministic=deterministic, **mask)
+    ways = (False, True) if "deterministic" in stage.features else (False,)
+    for deterministic, sizes in itertools.product(ways, all_tiles(stage, head_dim)):
+        launch, found = backward.prepare(stage, do, q, k, v, o, lse, deterministic=deterministic, sizes=sizes, **mask)
         launch()
-        compare_gradients(f"{stage.file} {dtype} {n}x{n_kv}x{head_dim}", found, (do, q, k, v), **mask)
+        where = f"{stage.file} {dtype} {n}x{n_kv}x{head_dim}, {tiles_in_words(sizes)}"
+        compare_gradients(where, found, (do, q, k, v), **mask)
 
 
 def compare_gradients(where: str, found: Sequence[Any], given: Sequence[np.ndarray], **mask: object) -> None:
@@ -140,17 +143,31 @@ def near(dtype: str) -> float:
     return 1e-5 if dtype == "float32" else 4 * float(np.finfo(np.float16).eps) * (8 if dtype == "bfloat16" else 1)
 
 
+def all_tiles(stage: Stage, head_dim: int) -> list[dict[str, int]]:
+    """The tiles of a large launch, and each of its others: -D options without HEAD_DIM."""
+    own = dict(stage.tiles(head_dim))
+    found = [own]
+    for other in (stage.few_blocks, stage.fewest_blocks, stage.lone_blocks):
+        if (sizes := {**own, **other(head_dim)}) not in found:
+            found.append(sizes)
+    return found
+
+
+def tiles_in_words(sizes: Mapping[str, int]) -> str:
+    """The sizes in a line, for the name of a check."""
+    return "tiles " + " ".join(map(str, sizes.values()))
+
+
 def compare(stage: Stage, dtype: str, where: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, **mask: object) -> None:
     """Run with the tiles of a large launch, and with each of its others; raises CheckFailed for a wrong result."""
     wishes = {"return_lse": True} if "lse" in stage.features else {}
-    own = stage.tiles(q.shape[-1])
-    others = ({**own, **few(q.shape[-1])} for few in (stage.few_blocks, stage.lone_blocks))
-    for sizes in (own, *(other for other in others if other != own)):
+    for sizes in all_tiles(stage, q.shape[-1]):
         launch, got = stage.prepare(q, k, v, **mask, **wishes, sizes=sizes)
         launch()
         o = got[0] if wishes else got
-        tiles = " ".join(str(size) for size in sizes.values())
-        check(f"{stage.name} {dtype} {where}, tiles {tiles}", o, exact(q, k, v, **mask), tolerance=near(dtype))
+        check(
+            f"{stage.name} {dtype} {where}, {tiles_in_words(sizes)}", o, exact(q, k, v, **mask), tolerance=near(dtype)
+        )
 
 
 def main(names: Sequence[str]) -> int:

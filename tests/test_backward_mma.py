@@ -13,7 +13,7 @@ from planted import ALL, Bug
 
 from helpers import compile_report, kernel
 from helpers.device import cp
-from helpers.ladder import LADDER, tiles
+from helpers.ladder import LADDER, limits, tiles
 from helpers.xray import xray
 
 FILE = "08_backward_mma.cu"
@@ -28,11 +28,11 @@ TILINGS = {
     "registers": REGISTERS,
     "shared": SHARED,
     "one buffer of dS": {**SHARED, "DQ_LATER": 0},
-    "two small blocks": dict(zip(_NAMES, (64, 64, 4, 2, 2, 2, 32, 2), strict=True)),
-    "more rows": dict(zip(_NAMES, (128, 128, 8, 4, 4, 4, 64, 1), strict=True)),
+    **{f"{how} blocks": tiles.pick_other_backward_mma(how, 64, 227 * tiles.KB) for how in ("few", "fewest", "lone")},
     "few rows": dict(zip(_NAMES, (32, 64, 4, 2, 2, 2, 16, 1), strict=True)),
 }
-HEAD_DIM_TILINGS = {8: REGISTERS, 72: REGISTERS, 96: SHARED, 128: SHARED}
+FEWEST = tiles.pick_other_backward_mma("fewest", 128, 227 * tiles.KB)
+HEAD_DIM_TILINGS = {8: REGISTERS, 72: REGISTERS, 96: SHARED, 120: FEWEST, 128: SHARED}
 LAST = dict(zip(_NAMES, (32, 64, 8, 4, 2, 2, 16, 1), strict=True))  # head_dim 256
 
 
@@ -291,6 +291,33 @@ def test_registers(arch: str) -> None:
         pytest.skip(str(missing))
     limit = {"sm_80": 163, "sm_90": 227}[arch] * tiles.KB
     for d in (64, 128, 256):
-        sizes = {"HEAD_DIM": d, **tiles.pick_backward_mma(d, limit)}
-        report = compile_report.compile_report(FILE, sizes, arch, name="backward_mma<__nv_bfloat16>")
-        assert report.spill_bytes <= 16, report
+        usual = tiles.pick_backward_mma(d, limit)
+        others = [tiles.pick_other_backward_mma(how, d, limit) for how in ("few", "fewest", "lone")] if d < 256 else []
+        for sizes in (usual, *filter(None, others)):
+            report = compile_report.compile_report(
+                FILE, {"HEAD_DIM": d, **sizes}, arch, name="backward_mma<__nv_bfloat16>"
+            )
+            assert report.spill_bytes <= 16, report
+
+
+def test_the_tiles_of_a_launch_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 132 multiprocessors; under a causal mask half as many blocks count, and at most as many as multiprocessors."""
+    stage = LADDER["backward_mma"]
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(limits, "most_shared", lambda: 227 * tiles.KB)
+
+    def block(head_dim: int, keys: int, kv_heads: int, **mask: bool) -> tuple[int, int, int]:
+        sizes = stage.defines_for(head_dim, keys, kv_heads, **mask)
+        return sizes["BLOCK_M"], sizes["BLOCK_N"], sizes["WARPS"]
+
+    assert block(64, 4096, 5) == (64, 128, 4) and block(128, 4096, 5) == (64, 128, 8)  # 160 blocks
+    assert block(64, 4096, 4) == (128, 128, 8) and block(128, 4096, 4) == (64, 128, 8)  # 128
+    assert block(64, 4096, 2) == block(128, 4096, 2) == (64, 64, 8)  # 64, and 128 of 64 keys
+    assert block(64, 4096, 1) == (64, 32, 4) and block(128, 4096, 1) == (64, 32, 8)  # 32, 64 of 64 keys, 128 of 32
+    assert block(64, 4096, 4, uneven=True) == (64, 64, 8)  # 128, and 256 of 64 keys
+    assert block(64, 4096, 2, uneven=True) == (64, 32, 4)  # 64, 128 of 64 keys, 256 of 32
+    assert block(256, 128, 1) == (32, 64, 8)
+    monkeypatch.setattr(limits, "most_shared", lambda: 99 * tiles.KB)  # no room for the smaller blocks' two buffers
+    usual = stage.defines(128)
+    assert stage.defines_for(128, 128, 1)["BLOCK_N"] <= usual["BLOCK_N"]
+    assert stage.shared_bytes(stage.defines_for(128, 128, 1)) <= 99 * tiles.KB

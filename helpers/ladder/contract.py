@@ -73,6 +73,7 @@ class Stage:
     threads: Callable[[Mapping[str, int]], int] = lambda sizes: sizes["BLOCK_M"]
     shared_bytes: Callable[[Mapping[str, int]], int] = lambda sizes: 0  # dynamic shared memory
     few_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # sizes, where its own leave half a GPU idle
+    fewest_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # where those of few_blocks do so too
     lone_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # where no multiprocessor has two blocks
     variant: Callable[[Call], Mapping[str, int]] = lambda call: {}  # -D options that a call needs, such as VECTOR=0
     needs_aligned: bool = False  # rows that do not start at multiples of 16 bytes are copied
@@ -92,11 +93,17 @@ class Stage:
             uneven: a mask such as causal=True, which leaves half of the blocks less than half of the work.
         """
         defines = self.defines(head_dim)
-        tile = defines["BLOCK_N" if self.direction == "backward" else "BLOCK_M"]
-        blocks = -(-rows // tile) * heads
-        if (1 if uneven else 2) * blocks <= limits.multiprocessors():
+        tile = "BLOCK_N" if self.direction == "backward" else "BLOCK_M"
+
+        def blocks() -> int:
+            return -(-rows // defines[tile]) * heads
+
+        idle = limits.multiprocessors() // (1 if uneven else 2)  # with so many blocks half of the GPU is idle
+        if blocks() <= idle:
             defines.update(self.few_blocks(head_dim))
-        elif blocks <= limits.multiprocessors():
+            if blocks() <= idle:
+                defines.update(self.fewest_blocks(head_dim))
+        elif blocks() <= limits.multiprocessors():
             defines.update(self.lone_blocks(head_dim))
         return defines
 

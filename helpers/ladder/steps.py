@@ -29,7 +29,8 @@ def _no_other_sizes(head_dim: int) -> Sizes:
 
 def _step(target: Stage, file: str, idea: str, **changed: Any) -> Stage:
     """A step of the climb to target: the stage with another file, and what that file needs otherwise."""
-    return replace(target, file=file, idea=idea, few_blocks=_no_other_sizes, lone_blocks=_no_other_sizes, **changed)
+    same = dict.fromkeys(("few_blocks", "fewest_blocks", "lone_blocks"), _no_other_sizes)
+    return replace(target, file=file, idea=idea, **same, **changed)
 
 
 def _first_that_fits(

@@ -5,7 +5,7 @@ A new stage is one `.cu` file and one entry of the table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from helpers.ladder import limits, tiles
@@ -72,6 +72,10 @@ def _backward_tiles(head_dim: int) -> dict[str, int]:
 
 def _backward_mma_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_backward_mma(head_dim, limits.most_shared())
+
+
+def _other_backward_mma_tiles(blocks: str) -> Callable[[int], dict[str, int]]:
+    return lambda head_dim: tiles.pick_other_backward_mma(blocks, head_dim, limits.most_shared())
 
 
 def _few_backward_tiles(head_dim: int) -> dict[str, int]:
@@ -162,6 +166,9 @@ _STAGES = (
     Stage(
         *(8, "backward_mma", "08_backward_mma.cu", "the gradients on tensor cores: transposed scores, five products"),
         tiles=_backward_mma_tiles,
+        few_blocks=_other_backward_mma_tiles("few"),
+        fewest_blocks=_other_backward_mma_tiles("fewest"),
+        lone_blocks=_other_backward_mma_tiles("lone"),
         launches=backward_mma,
         scratch=tiles_of_rows,
         direction="backward",

@@ -23,11 +23,13 @@ HALF_SWEEP = tuple((16384 // n, 2048 // d, n, d) for d in (128, 64) for n in (51
 QUICK = ((1, 1, 4096, 64), (4, 16, 4096, 64))
 ON_CPU = (1, 1, 1024, 64)  # the engine is for understanding, not for speed: one shape says what there is to say
 FOR_NUMBA = (1, 1, 64, 16)  # its simulator takes a second for this
-# Of the gradients: a shape of each head dimension in float32; in half types also that of FlashAttention-2's tables.
+# Of the gradients: a shape of each head dimension in float32; in half types also those of FlashAttention-2's tables,
+# and launches of few blocks, which are long enough that the host does not show.
+FEW_BLOCKS = tuple((1, heads, 4096, d) for heads in (1, 4) for d in (64, 128))
 BACKWARD_SHAPES = {
     "float32": SHAPES[-2:],
     "float16": SHAPES[-2:],
-    "bfloat16": (*SHAPES[-2:], *(shape for shape in HALF_SWEEP if shape[2] >= 2048)),
+    "bfloat16": (*SHAPES[-2:], *(shape for shape in HALF_SWEEP if shape[2] >= 2048), *FEW_BLOCKS),
 }
 BESIDE = ("variant", "step", "experiment", "backward step", "backward experiment")  # the ladder
 SIDE_SHARE = 0.5  # of the time for one measurement: for what stands beside the ladder, and for the sweep over N
