@@ -184,11 +184,13 @@ def climb_table(
         found += select(record, [stage], head_dim=head_dim, dtype=found[0]["dtype"])
     labels = [f"{row['step']}  {row['idea']}" if "step" in row else stage for row in found]
     width = max(map(len, labels), default=0) + 2
-    lines = [" " * width + "".join(f"{figure:>{len(figure) + 3}}" for figure in figures)]
-    for label, row in zip(labels, found, strict=True):
-        cells = (f"{_text(row['figures'].get(figure)):>{len(figure) + 3}}" for figure in figures)
-        lines.append(f"{label:{width}}" + "".join(cells))
-    return "\n".join(line.rstrip() for line in lines)
+    columns = [[f"{label:{width}}" for label in ("", *labels)]]
+    for figure in figures:
+        cells = [figure, *(_text(row["figures"].get(figure)) for row in found)]
+        gap = 1 if columns[1:] else 0  # behind the labels there is one
+        width = max(len(figure) + 3, *(len(cell) + gap for cell in cells))
+        columns.append([f"{cell:>{width}}" for cell in cells])
+    return "\n".join("".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
 def stalls_table(
