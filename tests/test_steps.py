@@ -332,14 +332,24 @@ def test_only_the_steps_with_turns_are_deterministic() -> None:
 
 
 def test_turns_give_the_same_bits() -> None:
-    """Whatever the order of the blocks."""
+    """Whatever the order of the blocks; and each tile of dQ has had a turn of each tile of keys."""
     step = BACKWARD_STEPS[-1]
     do, q, k, v = inputs((1, 2, 200, 64), 300, 1, "float16")
     *_, o, lse = exact_gradients(do, q, k, v)
     arrays = [cp.asarray(a) for a in (do, q, k, v, o.astype(np.float16), lse.astype(np.float32))]
-    one, other = (gradients(step, *arrays, {**OWN_KEYS, "DETERMINISTIC": 1}) for _ in range(2))
+    turns = []
+
+    def launch(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
+        kernel(grid, block, args, shared_mem=shared_mem)
+        turns.extend(cp.asnumpy(a) for a in args if getattr(a, "dtype", None) == np.int32)
+
+    sizes = {**OWN_KEYS, "DETERMINISTIC": 1}
+    one, other = (gradients(step, *arrays, sizes, launch=launch) for _ in range(2))
     for a, b in zip(one, other, strict=True):
         assert np.array_equal(cp.asnumpy(a), cp.asnumpy(b))
+    row_tiles, key_tiles = 2 * -(-200 // sizes["BLOCK_M"]), -(-300 // sizes["BLOCK_N"])
+    before, after = [0] * (row_tiles + 1), [key_tiles] * (row_tiles + 1)  # the last number counts the blocks
+    assert [a.tolist() for a in turns] == 2 * [before, after]
 
 
 # ---- sources
