@@ -5,8 +5,9 @@
     dq, dk, dv = flash_attention_backward(do, q, k, v, o, lse, causal=True)
 
 The arrays may be NumPy's, the device's (CuPy's on a GPU), or anything with `__dlpack__`, such as PyTorch's and JAX's
-tensors. The output is an array of q's kind, on q's device. A device array is read where it is, whatever its strides, as
-long as the words of a row are neighbours: `q.swapaxes(1, 2)` of a (batch, heads, seq, head_dim) array costs nothing.
+tensors; for PyTorch's with gradients there is `helpers.torch_attention`. The output is an array of q's kind, on q's
+device. A device array is read where it is, whatever its strides, as long as the words of a row are neighbours:
+`q.swapaxes(1, 2)` of a (batch, heads, seq, head_dim) array costs nothing.
 """
 
 from __future__ import annotations
@@ -510,6 +511,11 @@ def _on_device(name: str, a: Any, kind: DeviceArrays | TorchTensors | None) -> A
         return a
     if isinstance(a, np.ndarray):
         return device.cp.asarray(a)
+    if getattr(a, "requires_grad", False) is True:
+        raise TypeError(
+            f"{name} requires grad, and this function keeps nothing for gradients: use "
+            f"helpers.torch_attention.flash_attention, or give {name}.detach()"
+        )
     if not hasattr(a, "__dlpack__"):
         raise TypeError(f"{name} is an array of NumPy or the device, or one with __dlpack__; got {type(a).__name__}")
     where = int(a.__dlpack_device__()[0])

@@ -5,6 +5,7 @@ A call is compared with the float64 reference; a law, such as "the order of keys
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import mmap
 import re
@@ -306,6 +307,33 @@ def test_torch_tensors(where: str) -> None:
     o, lse = flash_attention(*tensors, causal=True, return_lse=True)
     assert isinstance(o, torch.Tensor) and o.device.type == lse.device.type == where
     check_both("torch", (o.cpu().numpy(), lse.cpu().numpy()), expected(q, k, v, causal=True))
+
+
+@pytest.mark.parametrize("which", "qkv")
+def test_a_tensor_that_requires_grad_is_sent_to_torch_attention(which: str) -> None:
+    q, k, v = inputs(1, 5, 6, 2, 2, 8)
+    arrays = dict(zip("qkv", map(Tensor, (q, k, v)), strict=True))
+    arrays[which].requires_grad = True
+    with pytest.raises(TypeError, match=f"{which} requires grad, .* use helpers.torch_attention.flash_attention"):
+        flash_attention(**arrays)
+
+
+def test_torchs_own_tensor_that_requires_grad() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
+    q, k, v = (torch.from_numpy(a).requires_grad_() for a in inputs(1, 5, 6, 2, 2, 8))
+    with pytest.raises(TypeError, match=r"q requires grad, .* use helpers.torch_attention.flash_attention"):
+        flash_attention(q, k, v)
+    flash_attention(q.detach(), k.detach(), v.detach())
+
+
+@pytest.mark.parametrize("library, module", [("torch", "torch_attention"), ("transformers", "transformers_attention")])
+def test_what_needs_a_library_says_so(library: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if library == "transformers":
+        pytest.importorskip("torch", reason="transformers_attention needs PyTorch first")
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, f"helpers.{module}", raising=False)
+    with pytest.raises(ImportError, match=f"helpers.{module} needs .*: pip install {library}. helpers."):
+        importlib.import_module(f"helpers.{module}")
 
 
 @pytest.mark.parametrize("layout", FACTORS["layout"])

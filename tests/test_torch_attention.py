@@ -1,0 +1,836 @@
+"""helpers.torch_attention: values and gradients beside PyTorch's own in float64, torch's contracts, and wrong use.
+
+On a machine without PyTorch these are skipped. Without a GPU the tensors are on the CPU, and the kernels run on the CPU
+engine; what only a GPU has (streams, graphs, its allocator) is skipped with a reason.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from backends import in_place_of_bind
+
+from helpers import attention, check, kernel
+from helpers.device import ON_GPU, cp
+from helpers.ladder import LADDER
+from helpers.ladder.layout import address
+
+torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
+
+from torch.autograd.gradcheck import GradcheckError  # noqa: E402 (after the skip)
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+from helpers import torch_attention as ours  # noqa: E402
+
+HAS_CUDA = ON_GPU and torch.cuda.is_available()
+on_gpu = pytest.mark.skipif(not HAS_CUDA, reason="needs a GPU that CuPy and PyTorch both see")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+NAMES = "dq", "dk", "dv"
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=on_gpu)])
+def where(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def tensors(
+    *shapes: tuple[int, ...], dtype: str = "float32", where: str = "cpu", seed: int = 0, grad: bool = False
+) -> list[Any]:
+    """Normal numbers of a mean that is not 0; the same on every device."""
+    rng = np.random.default_rng([seed, *itertools.chain(*shapes)])
+    made = [torch.from_numpy(rng.standard_normal(s, dtype=np.float32) + np.float32(0.25)) for s in shapes]
+    return [a.to(where, DTYPES[dtype]).requires_grad_(grad) for a in made]
+
+
+# ---- what is expected
+
+
+def visible(
+    rows: int, keys: int, causal: bool = False, window: tuple[int, int] | None = None, top: bool = False
+) -> Any:
+    """(rows, keys) bool, bottom-right or from the top."""
+    left, right = window or (-1, -1)
+    right = 0 if causal else right
+    i = torch.arange(rows)[:, None] + (0 if top else keys - rows)
+    j = torch.arange(keys)[None]
+    seen = torch.ones(rows, keys, dtype=torch.bool)
+    seen &= (j >= i - left) | torch.tensor(left < 0)
+    return seen & ((j <= i + right) | torch.tensor(right < 0))
+
+
+def repeated(k: Any, heads: int) -> Any:
+    return k.repeat_interleave(heads // k.shape[-3], -3)
+
+
+def torchs_own(q: Any, k: Any, v: Any, seen: Any, scale: float | None = None) -> Any:
+    """PyTorch's math, (…, heads, rows, head_dim)."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, repeated(k, q.shape[-3]), repeated(v, q.shape[-3]), attn_mask=seen.to(q.device), scale=scale
+        )
+
+
+def formula(q: Any, k: Any, v: Any, seen: Any, scale: float | None = None) -> Any:
+    """The formula step by step in the tensors' own type, as models' eager attention is."""
+    k, v = repeated(k, q.shape[-3]), repeated(v, q.shape[-3])
+    s = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    p = torch.softmax(s.masked_fill(~seen.to(q.device), -torch.inf), -1, dtype=torch.float32)
+    return p.nan_to_num(0).to(q.dtype) @ v
+
+
+def compare(name: str, got: Any, want: Any, near: Any) -> None:
+    """float32: within 1e-5 (of the largest gradient). Half types: twice the eager formula's error, or one step.
+
+    The step is that of the largest number; dq and dk are differences, which may cancel.
+    """
+    largest = max(1.0, float(want.detach().abs().max())) if want.numel() else 1.0
+    tolerance = check.TOLERANCE * largest
+    if got.dtype in (torch.float16, torch.bfloat16):
+        error = float((near.detach().double() - want.detach().double()).abs().max()) if want.numel() else 0.0
+        tolerance = max(2 * error, torch.finfo(got.dtype).eps * largest)
+    got, want = (a.detach().cpu().double().numpy() for a in (got, want))
+    assert got.shape == want.shape
+    if want.size:
+        check.check(name, got, want, tolerance=tolerance)
+
+
+def check_call(
+    name: str, call: Callable[..., Any], given: list[Any], seen: Any, *, swap: bool, scale: float | None = None
+) -> Any:
+    """Output and gradients of a call. swap: its tensors have heads after rows. Returns the output."""
+    leaves = [a.detach().requires_grad_() for a in given]
+    o = call(*leaves)
+    do = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(o)
+    got = torch.autograd.grad(o, leaves, do)
+    found = []
+    for dtype, by in ((torch.float64, torchs_own), (given[0].dtype, formula)):
+        theirs = [a.detach().to(dtype).requires_grad_() for a in given]
+        heads_first = [a.transpose(-3, -2) if swap else a for a in theirs]
+        out = by(*heads_first, seen, scale)
+        out = out.transpose(-3, -2) if swap else out
+        found.append((out, *torch.autograd.grad(out, theirs, do.to(dtype))))
+    for what, a, want, near in zip(("o", *NAMES), (o, *got), *found, strict=True):
+        compare(f"{name}: {what}", a, want, near)
+    return o
+
+
+MASKS: tuple[dict[str, Any], ...] = ({}, {"causal": True}, {"window": (9, 4)}, {"window": (-1, 3)})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("shape", [(65, 70), (70, 33)], ids=str)
+def test_values_and_gradients(where: str, dtype: str, mask: dict[str, Any], shape: tuple[int, int]) -> None:
+    rows, keys = shape
+    given = tensors((2, rows, 4, 64), (2, keys, 2, 64), (2, keys, 2, 64), dtype=dtype, where=where)
+    o = check_call(
+        dtype, lambda q, k, v: ours.flash_attention(q, k, v, **mask), given, visible(rows, keys, **mask), swap=True
+    )
+    assert o.dtype == given[0].dtype and o.device == given[0].device and o.is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mask", MASKS[:3], ids=str)
+@pytest.mark.parametrize("told", [False, True])
+def test_packed(where: str, dtype: str, mask: dict[str, Any], told: bool) -> None:
+    lengths = ((3, 40, 1, 0, 21), (5, 55, 0, 7, 3))
+    cu = [torch.tensor([0, *np.cumsum(side)], dtype=torch.int32, device=where) for side in lengths]
+    given = tensors((65, 4, 64), (70, 2, 64), (70, 2, 64), dtype=dtype, where=where)
+    most = {"max_seqlen_q": 40, "max_seqlen_k": 55} if told else {}
+    seen = torch.zeros(65, 70, dtype=torch.bool)
+    for i, (rows, keys) in enumerate(zip(*lengths, strict=True)):
+        seen[cu[0][i] : cu[0][i + 1], cu[1][i] : cu[1][i + 1]] = visible(rows, keys, **mask)
+    check_call(dtype, lambda *a: ours.flash_attention_varlen(*a, *cu, **mask, **most), given, seen, swap=True)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1, -0.1])
+def test_scale(where: str, scale: float) -> None:
+    given = tensors((1, 33, 2, 64), (1, 40, 2, 64), (1, 40, 2, 64), where=where)
+    seen = visible(33, 40)
+    call = lambda *a: ours.flash_attention(*a, softmax_scale=scale)  # noqa: E731 (one of several calls of a table)
+    if abs(scale) == 1:  # logits of 8 sigma: float32's rounding of a logit decides
+        given = [0.3 * a for a in given]
+    check_call("scale", call, given, seen, swap=True, scale=scale)
+
+
+# ---- torch.nn.functional.scaled_dot_product_attention
+
+LEADING = {
+    "four axes": ((2, 3), (2, 3), {}),
+    "three axes": ((3,), (3,), {}),
+    "two axes": ((), (), {}),
+    "five axes": ((2, 2, 3), (2, 2, 3), {}),
+    "a batch of one": ((2, 3), (1, 3), {}),
+    "a head of one": ((2, 3), (2, 1), {}),
+    "q of one": ((1, 1), (2, 3), {}),
+    "fewer axes": ((2, 3), (3,), {}),
+    "grouped": ((2, 4), (2, 2), {"enable_gqa": True}),
+    "grouped, a batch of one": ((2, 4), (1, 2), {"enable_gqa": True}),
+    "grouped, three axes": ((4,), (1,), {"enable_gqa": True}),
+    "grouped, not needed": ((2, 3), (2, 3), {"enable_gqa": True}),
+}
+
+
+def both(given: list[Any], **options: Any) -> None:
+    """Ours in float32 beside PyTorch's math in float64, which gets the same options."""
+    leaves = [a.detach().requires_grad_() for a in given]
+    o = ours.scaled_dot_product_attention(*leaves, **options)
+    theirs = [a.detach().double().requires_grad_() for a in given]
+    with sdpa_kernel(SDPBackend.MATH):
+        want = torch.nn.functional.scaled_dot_product_attention(*theirs, **options)
+    do = torch.randn(want.shape, generator=torch.Generator().manual_seed(1)).to(o)
+    assert o.shape == want.shape
+    got = (o, *torch.autograd.grad(o, leaves, do))
+    wanted = (want, *torch.autograd.grad(want, theirs, do.double()))
+    for name, a, b in zip(("o", *NAMES), got, wanted, strict=True):
+        compare(name, a, b, b)
+
+
+@pytest.mark.parametrize("lead", LEADING)
+@pytest.mark.parametrize("shape", [(33, 40), (40, 33), (1, 40), (40, 1), (33, 33)], ids=str)
+def test_sdpa_has_torchs_shapes_and_alignment(where: str, lead: str, shape: tuple[int, int]) -> None:
+    """is_causal is top-left: with more keys than rows nobody sees the last keys, with fewer the last rows see all."""
+    of_q, of_k, options = LEADING[lead]
+    rows, keys = shape
+    given = tensors((*of_q, rows, 64), (*of_k, keys, 64), (*of_k, keys, 64), where=where)
+    both(given, is_causal=True, **options)
+    if shape == (33, 40):
+        both(given, scale=0.05, **options)
+
+
+def test_top_left_and_bottom_right_differ(where: str) -> None:
+    q, k, v = tensors((1, 2, 33, 64), (1, 2, 40, 64), (1, 2, 40, 64), where=where)
+    top = ours.scaled_dot_product_attention(q, k, v, is_causal=True)
+    bottom = ours.flash_attention(*(a.transpose(1, 2) for a in (q, k, v)), causal=True).transpose(1, 2)
+    for o, from_the_top in ((top, True), (bottom, False)):
+        want = torchs_own(*(a.double() for a in (q, k, v)), visible(33, 40, causal=True, top=from_the_top))
+        compare("top" if from_the_top else "bottom", o, want, want)
+    assert (top[:, :, 0] - v[:, :, 0]).abs().max() < 1e-6  # the first row sees the first key alone
+    assert (bottom[:, :, 0] - v[:, :, 0]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sdpa_in_half_types(where: str, dtype: str) -> None:
+    given = tensors((2, 4, 65, 64), (2, 2, 70, 64), (2, 2, 70, 64), dtype=dtype, where=where)
+    call = lambda *a: ours.scaled_dot_product_attention(*a, is_causal=True, enable_gqa=True)  # noqa: E731
+    check_call(dtype, call, given, visible(65, 70, causal=True, top=True), swap=False)
+
+
+EMPTY = (((2, 3, 0, 8), (2, 3, 5, 8)), ((2, 3, 5, 8), (2, 3, 0, 8)), ((0, 3, 5, 8), (0, 3, 4, 8)))
+
+
+@pytest.mark.parametrize("shapes", EMPTY, ids=str)
+def test_sdpa_of_nothing_is_torchs(where: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    q, k, v = tensors(shapes[0], shapes[1], shapes[1], where=where)
+    got = ours.scaled_dot_product_attention(q, k, v)
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert got.shape == want.shape and torch.equal(got, want)
+
+
+A = torch.zeros
+NOT_FOR_TORCH: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "one axis": ((A(8), A(8), A(8)), {}),
+    "head_dim": ((A(2, 3, 5, 8), A(2, 3, 6, 16), A(2, 3, 6, 16)), {}),
+    "keys without values": ((A(2, 3, 5, 8), A(2, 3, 6, 8), A(2, 3, 7, 8)), {}),
+    "heads": ((A(2, 4, 5, 8), A(2, 2, 6, 8), A(2, 2, 6, 8)), {}),
+    "heads that do not divide": ((A(2, 3, 5, 8), A(2, 2, 6, 8), A(2, 2, 6, 8)), {"enable_gqa": True}),
+    "batches": ((A(3, 4, 5, 8), A(2, 4, 6, 8), A(2, 4, 6, 8)), {}),
+    "two dtypes": ((A(2, 3, 5, 8), A(2, 3, 6, 8), A(2, 3, 6, 8, dtype=torch.float16)), {}),
+}
+
+
+@pytest.mark.parametrize("case", NOT_FOR_TORCH)
+def test_what_torch_refuses_is_torchs_error(case: str) -> None:
+    given, options = NOT_FOR_TORCH[case]
+    with pytest.raises(RuntimeError) as theirs, sdpa_kernel(SDPBackend.MATH):
+        torch.nn.functional.scaled_dot_product_attention(*(a.to("meta") for a in given), **options)
+    with pytest.raises(RuntimeError) as own:
+        ours.scaled_dot_product_attention(*given, **options)
+    assert type(own.value) is type(theirs.value) and not isinstance(own.value, NotImplementedError)
+    assert str(own.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "a mask": (
+        lambda a: ours.scaled_dot_product_attention(a, a, a, attn_mask=A(5, 5, dtype=torch.bool)),
+        NotImplementedError,
+        "attn_mask: these kernels take no tensor as a mask. A causal mask is is_causal=True",
+    ),
+    "dropout": (
+        lambda a: ours.scaled_dot_product_attention(a, a, a, dropout_p=0.1),
+        NotImplementedError,
+        "dropout_p = 0.1: these kernels have no dropout. Set it to 0.0",
+    ),
+    "a wider value": (
+        lambda a: ours.scaled_dot_product_attention(a, a, A(2, 3, 5, 16)),
+        NotImplementedError,
+        "value (2, 3, 5, 16): these kernels take one head_dim for all three",
+    ),
+    "float64": (
+        lambda a: ours.scaled_dot_product_attention(a.double(), a.double(), a.double()),
+        TypeError,
+        "q is float64; the stages take bfloat16, float16, float32",
+    ),
+    "a large head_dim": (
+        lambda a: ours.flash_attention(A(1, 4, 1, 300), A(1, 4, 1, 300), A(1, 4, 1, 300)),
+        ValueError,
+        "no stage can: naive: head_dim = 300; this stage takes 1 to 128",
+    ),
+    "an array": (
+        lambda a: ours.flash_attention(a.numpy(), a, a),
+        TypeError,
+        "q is a torch tensor; got ndarray. Arrays: helpers.attention",
+    ),
+    "a list for sdpa": (
+        lambda a: ours.scaled_dot_product_attention(a, [1], a),
+        TypeError,
+        "key is a torch tensor; got list",
+    ),
+    "lengths as a list": (
+        lambda a: ours.flash_attention_varlen(a[0], a[0], a[0], [0, 3], [0, 3]),
+        TypeError,
+        "cu_seqlens_q is a torch tensor; got list",
+    ),
+    "lengths in int64": (
+        lambda a: ours.flash_attention_varlen(a[0], a[0], a[0], torch.tensor([0, 3]), torch.tensor([0, 3])),
+        TypeError,
+        "cu_seqlens_q is int64; int32 is needed",
+    ),
+    "another device": (
+        lambda a: ours.flash_attention(a, a.to("meta"), a),
+        ValueError,
+        "k is on meta and q on cpu: one device for all is needed",
+    ),
+    "three axes": (lambda a: ours.flash_attention(a[0], a, a), ValueError, "4 axes are needed: (batch, seq, heads"),
+    "a window of one": (lambda a: ours.flash_attention(a, a, a, window=(3,)), TypeError, "window is a pair"),
+    "a mask for causal": (lambda a: ours.flash_attention(a, a, a, causal=a), TypeError, "causal is True or False"),
+    "a scale in words": (
+        lambda a: ours.flash_attention(a, a, a, softmax_scale="0.1"),
+        TypeError,
+        "softmax_scale is a number",
+    ),
+    "no such stage": (
+        lambda a: ours.flash_attention(a, a, a, stage="fast"),
+        ValueError,
+        "stage='fast' is not in the ladder",
+    ),
+    "a stage without lse, for gradients": (
+        lambda a: ours.flash_attention(a.requires_grad_(), a, a, stage=2),
+        ValueError,
+        "stage tiled cannot: it has no return_lse=True",
+    ),
+    "deterministic in words": (
+        lambda a: ours.flash_attention(a, a, a, deterministic="yes"),
+        TypeError,
+        "deterministic is True or False; got str 'yes'",
+    ),
+    "one row for run_flash": (lambda a: ours.run_flash(a[0, 0, 0], a, a), ValueError, "Q, K and V are (N, d)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    call, error, message = REFUSED[case]
+    with pytest.raises(error, match=re.escape(message)):
+        call(A(2, 3, 5, 8))
+
+
+# ---- gradients: torch's own judge, and what a graph may look like
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (2, 1)}], ids=str)
+def test_gradcheck(where: str, options: dict[str, Any]) -> None:
+    """Differences of a float32 function, over steps that its rounding allows.
+
+    A step of 1/16 leaves out eps^2/6 of the third derivative, below 1e-3 here; the output's rounding, 1e-7, becomes
+    1e-6. So 2e-3 is above both; gradients are around 0.1.
+    """
+    q, k, v = tensors((1, 5, 2, 8), (1, 6, 1, 8), (1, 6, 1, 8), where=where, grad=True)
+    assert torch.autograd.gradcheck(
+        lambda *a: ours.flash_attention(*a, **options),
+        (q, k, v),
+        eps=1 / 16,
+        atol=2e-3,
+        rtol=2e-3,
+        nondet_tol=1e-6,
+        check_undefined_grad=False,
+    )
+
+
+def test_gradcheck_would_see_a_wrong_gradient(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    true = attention.flash_attention_backward
+
+    def wrong(*arrays: Any, **options: Any) -> Any:
+        dq, dk, dv = true(*arrays, **options)
+        dk[0, 0, 0, 0] += 0.02
+        return dq, dk, dv
+
+    monkeypatch.setattr(attention, "flash_attention_backward", wrong)
+    q, k, v = tensors((1, 5, 2, 8), (1, 6, 1, 8), (1, 6, 1, 8), where=where, grad=True)
+    with pytest.raises(GradcheckError):
+        torch.autograd.gradcheck(ours.flash_attention, (q, k, v), eps=1 / 16, atol=2e-3, rtol=2e-3, nondet_tol=1e-6)
+
+
+def test_only_what_requires_grad_gets_one(where: str) -> None:
+    q, k, v = tensors((1, 33, 2, 64), (1, 40, 2, 64), (1, 40, 2, 64), where=where)
+    k.requires_grad_()
+    ours.flash_attention(q, k, v, causal=True).sum().backward()  # the gradient of a sum is one number, expanded
+    assert q.grad is None and v.grad is None
+    wide = [a.detach().double().transpose(1, 2).requires_grad_() for a in (q, k, v)]
+    torchs_own(*wide, visible(33, 40, causal=True)).sum().backward()
+    compare("dk", k.grad, wide[1].grad.transpose(1, 2), wide[1].grad.transpose(1, 2))
+
+
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "heads first": lambda a: a.transpose(1, 2).contiguous().transpose(1, 2),
+    "rows with gaps": lambda a: torch.nn.functional.pad(a, (0, 8, 0, 0, 0, 2))[:, : a.shape[1], :, : a.shape[3]],
+    "slices of one tensor": lambda a: torch.stack([a, -a, a], 2)[:, :, 2],
+    "odd address": lambda a: torch.cat([a.new_zeros(1), a.reshape(-1)])[1:].view(a.shape),
+    "every second head": lambda a: a.repeat_interleave(2, 2)[:, :, ::2],
+    "every second word": lambda a: a.repeat_interleave(2, 3)[..., ::2],
+    "one batch for all": lambda a: a[:1].expand(a.shape),
+    "one head for all": lambda a: a[:, :, :1].expand(a.shape),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_views(where: str, layout: str, dtype: str) -> None:
+    """A view is read as it is; the gradient of what a view repeats is summed."""
+    lay = LAYOUTS[layout]
+    given = tensors((2, 33, 2, 64), (2, 40, 2, 64), (2, 40, 2, 64), dtype=dtype, where=where)
+    leaves = [a.detach().requires_grad_() for a in given]
+    o = ours.flash_attention(*map(lay, leaves), causal=True)
+    do = lay(torch.ones_like(o) * torch.linspace(-1, 1, 64, device=where).to(o))
+    got = torch.autograd.grad(o, leaves, do)
+    found = []
+    for dtype_, by in ((torch.float64, torchs_own), (given[0].dtype, formula)):
+        theirs = [a.detach().to(dtype_).requires_grad_() for a in given]
+        out = by(*(lay(a).transpose(1, 2) for a in theirs), visible(33, 40, causal=True)).transpose(1, 2)
+        found.append((out, *torch.autograd.grad(out, theirs, do.to(dtype_))))
+    for what, a, want, near in zip(("o", *NAMES), (o, *got), *found, strict=True):
+        compare(f"{layout}: {what}", a, want, near)
+
+
+@pytest.mark.skipif(ON_GPU, reason="a CPU tensor is copied to the GPU where there is one")
+@pytest.mark.parametrize("layout", ["as it is", *LAYOUTS])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cpu_tensors_are_not_copied(layout: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    take = in_place_of_bind(lambda self, grid, block, args, **_: seen.extend(args[:4]))
+    monkeypatch.setattr(kernel.Kernel, "bind", take)
+    given = tensors((2, 33, 2, 64), (2, 40, 2, 64), (2, 40, 2, 64), dtype=dtype)
+    views = [LAYOUTS.get(layout, lambda a: a)(a) for a in given]
+    o = ours.flash_attention(*views)
+    copied = layout == "every second word" or (dtype == "bfloat16" and layout == "odd address")
+    same = [address(a) == b.data_ptr() for a, b in zip(seen, (*views, o), strict=True)]
+    assert same == [not copied] * 3 + [True]
+
+
+@pytest.mark.skipif(ON_GPU, reason="a CPU tensor is copied to the GPU where there is one")
+@pytest.mark.parametrize("layout", ["as it is", *LAYOUTS])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_on_a_gpu_torch_copies_what_a_kernel_cannot_read(layout: str, dtype: str) -> None:
+    """And nothing else: what is left for the stages to copy, they would copy with another allocator."""
+    stages = [stage for stage in LADDER.values() if dtype in stage.dtypes and "strides" in stage.features]
+    (a,) = tensors((2, 33, 2, 64), dtype=dtype)
+    a = LAYOUTS.get(layout, lambda a: a)(a)
+    readable = ours._readable(a)
+    assert torch.equal(readable, a) and len(stages) >= 2
+    for stage in stages:
+        assert stage.reads(ours._array(readable).transpose(0, 2, 1, 3))
+        assert (readable is a) == stage.reads(ours._array(a).transpose(0, 2, 1, 3))
+
+
+def test_checkpointed(where: str) -> None:
+    """What is forgotten after the forward is computed again for the backward."""
+    given = tensors((1, 33, 2, 64), (1, 40, 2, 64), (1, 40, 2, 64), where=where, grad=True)
+    call = lambda *a: ours.flash_attention(*a, causal=True, deterministic=True).square().sum()  # noqa: E731
+    got = torch.autograd.grad(torch.utils.checkpoint.checkpoint(call, *given, use_reentrant=False), given)
+    for a, b in zip(got, torch.autograd.grad(call(*given), given), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_without_gradients_nothing_is_kept(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    true = attention.flash_attention
+
+    def spy(*arrays: Any, return_lse: bool, **options: Any) -> Any:
+        asked.append(return_lse)
+        return true(*arrays, return_lse=return_lse, **options)
+
+    monkeypatch.setattr(attention, "flash_attention", spy)
+    given = tensors((1, 33, 2, 64), (1, 40, 2, 64), (1, 40, 2, 64), where=where, grad=True)
+    first = ours.flash_attention(*given)
+    with torch.no_grad():
+        second = ours.flash_attention(*given)
+    with torch.inference_mode():
+        third = ours.flash_attention(*given)
+    fourth = ours.flash_attention(*(a.detach() for a in given))
+    assert asked == [True, False, False, False]
+    assert first.grad_fn is not None and not any(o.requires_grad for o in (second, third, fourth))
+    for o in (second, third, fourth):
+        assert torch.equal(first, o)
+
+
+def test_stages_without_lse(where: str) -> None:
+    q, k, v = tensors((1, 33, 2, 64), (1, 40, 2, 64), (1, 40, 2, 64), where=where)
+    want = torchs_own(*(a.double().transpose(1, 2) for a in (q, k, v)), visible(33, 40)).transpose(1, 2)
+    for stage in (2, "online_softmax"):
+        o = ours.flash_attention(q, k, v, stage=stage)
+        assert o.is_contiguous()
+        compare(str(stage), o, want, want)
+
+
+def test_second_derivatives_are_refused(where: str) -> None:
+    given = tensors((1, 5, 2, 8), (1, 6, 2, 8), (1, 6, 2, 8), where=where, grad=True)
+    gradients = torch.autograd.grad(ours.flash_attention(*given).square().sum(), given, create_graph=True)
+    with pytest.raises(NotImplementedError, match="flash_attention has no second derivatives"):
+        torch.autograd.grad(gradients[0].sum(), given)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_deterministic(where: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    true = attention.flash_attention_backward
+
+    def spy(*arrays: Any, deterministic: bool, **options: Any) -> Any:
+        asked.append(deterministic)
+        return true(*arrays, deterministic=deterministic, **options)
+
+    monkeypatch.setattr(attention, "flash_attention_backward", spy)
+    given = tensors((1, 130, 2, 64), (1, 130, 2, 64), (1, 130, 2, 64), dtype=dtype, where=where, grad=True)
+
+    def gradients(**options: Any) -> Any:
+        return torch.autograd.grad(ours.flash_attention(*given, causal=True, **options).sum(), given)
+
+    gradients()
+    first, second = gradients(deterministic=True), gradients(deterministic=True)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        third = gradients()
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert asked == [False, True, True, True]
+    for a, b, c in zip(first, second, third, strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c)
+
+
+# ---- autocast, torch.library, torch.compile
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_autocast(where: str, dtype: str) -> None:
+    q, k, v = tensors((1, 2, 33, 64), (1, 2, 40, 64), (1, 2, 40, 64), where=where, grad=True)
+    with torch.autocast(where, DTYPES[dtype]):
+        o = ours.scaled_dot_product_attention(q, k.to(DTYPES[dtype]), v)
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    plain = ours.scaled_dot_product_attention(*(a.to(DTYPES[dtype]) for a in (q, k, v)))
+    assert o.dtype == theirs.dtype == DTYPES[dtype] and torch.equal(o, plain)
+    o.sum().backward()
+    assert all(a.grad.dtype == torch.float32 and a.grad.abs().sum() > 0 for a in (q, v))
+    with torch.autocast(where, DTYPES[dtype], enabled=False):
+        assert ours.scaled_dot_product_attention(q, k, v).dtype == torch.float32
+
+
+def op_arguments(where: str, packed: bool, grad: bool, dtype: str = "float32") -> tuple[Any, ...]:
+    """Of course::flash_attention, but for flags and stage: causal, with the lengths of two sequences where packed."""
+    shape = ((9, 2, 8), (9, 1, 8)) if packed else ((2, 9, 2, 8), (2, 9, 1, 8))
+    q, k, v = tensors(shape[0], shape[1], shape[1], where=where, grad=grad, dtype=dtype)
+    cu = torch.tensor([0, 4, 9], dtype=torch.int32, device=where) if packed else None
+    return q, k, v, cu, cu, [-1, 0, 5, 5] if packed else [-1, 0, -1, -1], None
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_operators_keep_torchs_contracts(where: str, packed: bool, dtype: str) -> None:
+    """Schema, fake kernels, autograd's registration and tracing, by torch.library.opcheck."""
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == "float32" else {"atol": 0.05, "rtol": 0.05}
+    kept, not_kept = [True, False, True], [True, False, False]
+    forward, backward = torch.ops.course.flash_attention.default, torch.ops.course.flash_attention_backward.default
+    torch.library.opcheck(forward, (*op_arguments(where, packed, True, dtype), kept, None), **tolerance)
+    given = op_arguments(where, packed, False, dtype)
+    torch.library.opcheck(forward, (*given, not_kept, None), **tolerance)
+    o, lse = forward(*given, kept, None)
+    torch.library.opcheck(backward, (torch.ones_like(o), *given[:3], o, lse, *given[3:], kept), **tolerance)
+
+
+def test_the_operator_without_lse_has_no_gradients(where: str) -> None:
+    given = op_arguments(where, False, True)
+    o, lse = torch.ops.course.flash_attention(*given, [True, False, True], None)
+    assert o.requires_grad and not lse.requires_grad and lse.shape == (2, 2, 9)
+    o, lse = torch.ops.course.flash_attention(*given, [True, False, False], None)
+    assert lse.numel() == 0
+    with pytest.raises(RuntimeError, match="course::flash_attention kept no lse"):
+        o.sum().backward()
+
+
+def nodes_of(call: Callable[..., Any], *given: Any) -> list[str]:
+    """The calls of the one graph that torch.compile makes."""
+    graphs: list[Any] = []
+
+    def keep(module: Any, _: Any) -> Any:
+        graphs.append(module.graph)
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.compile(call, backend=keep, fullgraph=True)(*given)
+    (graph,) = graphs
+    return [str(node.target) for node in graph.nodes if node.op == "call_function"]
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "flash_attention": lambda q, k, v: ours.flash_attention(q, k, v, causal=True, softmax_scale=0.2),
+    "window": lambda q, k, v: ours.flash_attention(q, k, v, window=(5, 2)),
+    "sdpa": lambda q, k, v: ours.scaled_dot_product_attention(q, k, v, is_causal=True),
+    "sdpa, shorter": lambda q, k, v: ours.scaled_dot_product_attention(q[:, :1], k, v, is_causal=True),
+    "sdpa, longer": lambda q, k, v: ours.scaled_dot_product_attention(q, k[:, :, :3], v[:, :, :3], is_causal=True),
+    "run_flash": lambda q, k, v: ours.run_flash(q[0], k[0], v[0], causal=True),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_compiled_whole(where: str, case: str) -> None:
+    """One node in one graph, and the same numbers with gradients."""
+    given = tensors((2, 9, 9, 8), (2, 9, 9, 8), (2, 9, 9, 8), where=where, grad=True)
+    call = lambda *a: CALLS[case](*(2 * x for x in a)).square().sum()  # noqa: E731
+    nodes = nodes_of(call, *given)
+    assert len([name for name in nodes if name.startswith("course")]) == 1
+    torch._dynamo.reset()
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for a, b in zip(
+        torch.autograd.grad(compiled(*given), given), torch.autograd.grad(call(*given), given), strict=True
+    ):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_compiled_with_lengths(where: str) -> None:
+    q, k, v, cu, *_ = op_arguments(where, True, True)
+    call = lambda q, k, v: ours.flash_attention_varlen(q, k, v, cu, cu, max_seqlen_q=5, max_seqlen_k=5).sum()  # noqa: E731
+    torch._dynamo.reset()
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    got, want = (torch.autograd.grad(each(q, k, v), (q, k, v)) for each in (compiled, call))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_one_graph_for_many_lengths(where: str) -> None:
+    """With dynamic shapes a second and a third length compile nothing new; is_causal is top-left in each."""
+    graphs = 0
+
+    def count(module: Any, _: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return module.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda *a: ours.scaled_dot_product_attention(*a, is_causal=True), backend=count, fullgraph=True, dynamic=True
+    )
+    for length in (9, 12, 17):
+        given = tensors((2, 2, length, 8), (2, 2, length, 8), (2, 2, length, 8), where=where)
+        want = torchs_own(*(a.double() for a in given), visible(length, length, causal=True))
+        compare(str(length), compiled(*given), want, want)
+    assert graphs == 1
+
+
+def test_compiled_by_inductor(where: str) -> None:
+    given = tensors((1, 2, 33, 8), (1, 2, 33, 8), (1, 2, 33, 8), where=where, grad=True)
+    call = lambda q, k, v: ours.scaled_dot_product_attention(q.relu(), k, v, is_causal=True).square().sum()  # noqa: E731
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True)
+    try:
+        got = torch.autograd.grad(compiled(*given), given)
+    except Exception as error:
+        if "InvalidCxxCompiler" in repr(error) or "No working C++ compiler" in repr(error):
+            pytest.skip("inductor finds no C++ compiler here")
+        raise
+    for a, b in zip(got, torch.autograd.grad(call(*given), given), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+# ---- the one-liner
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_run_flash(where: str, lead: tuple[int, ...], causal: bool) -> None:
+    given = tensors((*lead, 33, 64), (*lead, 40, 64), (*lead, 40, 64), where=where)
+    leaves = [a.detach().requires_grad_() for a in given]
+    o = ours.run_flash(*leaves, causal=causal)
+    assert o.shape == given[0].shape
+    wide = [a.double().requires_grad_() for a in (a.view((1,) * (3 - len(lead) - 2) + a.shape) for a in given)]
+    if not lead:
+        wide = [a.detach().unsqueeze(0).requires_grad_() if a.ndim == 2 else a for a in wide]
+    want = torchs_own(*wide, visible(33, 40, causal=causal)).view(o.shape)
+    compare("o", o, want, want)
+    got, wanted = torch.autograd.grad(o.sum(), leaves), torch.autograd.grad(want.sum(), wide)
+    for name, a, b in zip(NAMES, got, wanted, strict=True):
+        compare(name, a, b.view(a.shape), b.view(a.shape))
+    arrays = [a.cpu().numpy() for a in given]
+    for kind in (np.asarray, cp.asarray):
+        o = ours.run_flash(*map(kind, arrays), causal=causal)
+        assert isinstance(o, type(kind(arrays[0])))
+        check.check("arrays", cp.asnumpy(o), want.detach().cpu().numpy())
+
+
+# ---- what only a GPU has
+
+
+def cuda_tensors(dtype: str = "bfloat16", grad: bool = True, rows: int = 300) -> list[Any]:
+    shape = (2, rows, 4, 64)
+    return tensors(shape, shape, shape, dtype=dtype, where="cuda", grad=grad)
+
+
+def same_gradients(got: Any, want: Any) -> None:
+    """dq is added up in any order: near, not equal."""
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-2 * float(b.abs().max()), rtol=0)
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_on_the_current_stream(dtype: str) -> None:
+    """The inputs are written on a side stream behind a kernel that sleeps: another stream would read zeros."""
+    values = cuda_tensors(dtype, grad=False)
+    leaves = [a.clone().requires_grad_() for a in values]
+    want = ours.flash_attention(*leaves, causal=True)
+    do = torch.randn_like(want)
+    wanted = torch.autograd.grad(want, leaves, do)
+    arrays = [torch.zeros_like(a) for a in values]
+    late = torch.zeros_like(do)
+    for known in (False, True):  # a call that is checked and planned, and one that was made before
+        if not known:
+            attention.forget()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(100_000_000)
+            for a, value in zip(arrays, values, strict=True):
+                a.copy_(value)
+            leaves = [a.detach().requires_grad_() for a in arrays]
+            o = ours.flash_attention(*leaves, causal=True)
+            torch.cuda._sleep(100_000_000)
+            late.copy_(do)
+            got = torch.autograd.grad(o, leaves, late)
+            assert not (known and stream.query())  # nothing waited for the GPU
+        stream.synchronize()
+        assert torch.equal(o, want)
+        same_gradients(got, wanted)
+        for a in (*arrays, late):
+            a.zero_()
+        torch.cuda.synchronize()
+
+
+@on_gpu
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_in_a_cuda_graph(packed: bool, dtype: str) -> None:
+    """Forward and backward are captured once, and replayed on other numbers."""
+    arrays = cuda_tensors(dtype, grad=False)
+    cu = torch.tensor([0, 30, 300], dtype=torch.int32, device="cuda")
+    if packed:
+        arrays = [a[0].clone() for a in arrays]
+    leaves = [a.requires_grad_() for a in arrays]
+    do = torch.randn_like(leaves[0])
+
+    def step() -> tuple[Any, ...]:
+        if packed:
+            o = ours.flash_attention_varlen(*leaves, cu, cu, causal=True, max_seqlen_q=270, max_seqlen_k=270)
+        else:
+            o = ours.flash_attention(*leaves, causal=True)
+        return (o, *torch.autograd.grad(o, leaves, do))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        for a in leaves:
+            a.mul_(0.5)
+    graph.replay()
+    torch.cuda.synchronize()
+    want = step()
+    assert torch.equal(captured[0], want[0])
+    same_gradients(captured[1:], want[1:])
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_memory_is_of_torchs_allocator(dtype: str) -> None:
+    """Torch's count rises by the output and lse, at its peak by gradients and scratch; CuPy's pool gives nothing."""
+    leaves = cuda_tensors(dtype)
+    o = ours.flash_attention(*leaves)
+    o.backward(torch.ones_like(o))
+    del o
+    for a in leaves:
+        a.grad = None
+    pool = cp.get_default_memory_pool()
+    torch.cuda.synchronize()
+    ours_before, torchs_before = pool.used_bytes(), torch.cuda.memory_allocated()
+    o = ours.flash_attention(*leaves)
+    held = torch.cuda.memory_allocated() - torchs_before
+    nbytes = leaves[0].numel() * leaves[0].element_size()
+    lse = 4 * leaves[0].numel() // 64
+    rounded = sum(-(-n // 512) * 512 for n in (nbytes, lse))  # the allocator's unit
+    assert held == rounded
+    do = torch.ones_like(o)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    gradients = torch.autograd.grad(o, leaves, do)
+    most = torch.cuda.max_memory_allocated() - before
+    assert torch.cuda.memory_allocated() - before == 3 * -(-nbytes // 512) * 512
+    assert 3 * nbytes < most < 3 * nbytes + 4 * 4 * leaves[0].numel()  # and scratch: dq in float32, sums, counters
+    assert pool.used_bytes() == ours_before and len(gradients) == 3
+
+
+@on_gpu
+@pytest.mark.parametrize("how", ["forward", "backward"])
+def test_in_a_new_thread(how: str) -> None:
+    """A thread that has launched nothing has no CUDA context until somebody gives it one."""
+    leaves = cuda_tensors()
+    want = ours.flash_attention(*leaves, causal=True)
+    do = torch.randn_like(want)
+    found: list[Any] = []
+
+    def work() -> None:
+        try:
+            if how == "forward":
+                found.append(ours.flash_attention(*leaves, causal=True))
+            else:
+                found.append(torch.autograd.grad(want, leaves, do)[2])
+        except Exception as error:
+            found.append(error)
+
+    attention.flash_attention(*(a.detach() for a in leaves), causal=True)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert isinstance(found[0], torch.Tensor), found[0]
+    if how == "forward":
+        assert torch.equal(found[0], want)
+
+
+@on_gpu
+def test_cpu_tensors_beside_a_gpu() -> None:
+    on_the_gpu = cuda_tensors("bfloat16", grad=False)
+    o = ours.flash_attention(*(a.cpu() for a in on_the_gpu))
+    assert o.device.type == "cpu" and torch.equal(o, ours.flash_attention(*on_the_gpu).cpu())
+
+
+@pytest.fixture(autouse=True)
+def _fresh_graphs() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()

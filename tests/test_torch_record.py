@@ -1,0 +1,83 @@
+"""The record of PyTorch's part: its table, and what it does where a section fails. The sections need a GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.device import ON_GPU
+from helpers.record import torch_model
+from helpers.record.results import NO_RECORD
+
+RECORD: dict[str, Any] = {
+    "device": {"description": "a GPU", "torch": "2", "transformers": "5"},
+    "how": {"seconds": {"host": 1.0}},
+    "tests": {"passed": 300, "skipped": 2, "failures": []},
+    "host": [{"call": "SDPA", "what": "forward", "us": 10.0, "us_min": 9.5, "us_max": 10.5}],
+    "prefill": [
+        {"implementation": "course", "n": 512, "kv_heads": 4, "ms": 2.0, "ms_min": 1.9, "ms_max": 2.1}
+        | {"tokens_per_s": 256000.0, "peak_bytes": 1_500_000_000},
+        {"implementation": "eager", "n": 512, "kv_heads": 4, "error": "OutOfMemoryError: CUDA out of memory"},
+    ],
+    "accuracy": [
+        {"implementation": name, "dtype": "float32", "kv_heads": 4, "max_error": 1e-6}
+        for name in torch_model.IMPLEMENTATIONS
+    ],
+    "generation": [
+        {"implementation": "course", "dtype": "float32", "kv_heads": 4, "as_sdpa": 128, "of": 128, "tokens_per_s": 99.4}
+    ],
+}
+
+
+def test_the_table_shows_every_section() -> None:
+    lines = [" ".join(line.split()) for line in torch_model.table(RECORD).splitlines()]
+    assert lines[:2] == ["a GPU; torch 2, transformers 5", "tests with PyTorch: 300 passed, 2 skipped"]
+    for line in (
+        "forward SDPA 10.0 10.0%",
+        "4 512 course 2.00 10.0% 256,000 1.50",
+        "4 512 eager OutOfMemoryError: CUDA out of memory",
+        "4 kv heads float32 1.0e-06 1.0e-06 1.0e-06",
+        "greedy 4 float32 course 128 of 128 tokens as SDPA, 99 tokens/s",
+    ):
+        assert line in lines
+
+
+def test_the_committed_record_has_a_table() -> None:
+    text = torch_model.table()
+    assert (text == NO_RECORD) == (not torch_model.RECORD.is_file())
+
+
+def test_a_section_that_fails_is_noted_and_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what the file had before stays, unless it was done again."""
+    matmul = types.SimpleNamespace(allow_tf32=True)
+    cuda = types.SimpleNamespace(empty_cache=lambda: None)
+    torch = types.SimpleNamespace(
+        __version__="2", backends=types.SimpleNamespace(cuda=types.SimpleNamespace(matmul=matmul)), cuda=cuda
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(__version__="5"))
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(RECORD | {"failed": {"host": "an old failure"}}))
+
+    def fails() -> None:
+        raise ValueError("no such thing")
+
+    made = torch_model.measure(path, {"host": fails, "prefill": lambda: []}, "the command")
+    assert made == json.loads(path.read_text())
+    assert made["failed"] == {"host": "ValueError: no such thing"}
+    assert made["prefill"] == [] and made["tests"] == RECORD["tests"]
+    assert set(made["how"]["seconds"]) == {"host", "prefill"} and made["how"]["command"] == "the command"
+    assert not matmul.allow_tf32
+
+
+@pytest.mark.skipif(ON_GPU, reason="on a GPU this would measure")
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        torch_model.main([str(tmp_path / "record.json")])
+    assert "a record is made on a GPU" in capsys.readouterr().err
+    assert torch_model.main([]) == 0

@@ -1,0 +1,220 @@
+"""helpers.transformers_attention: whole models of random weights, beside their own runs with SDPA and eager."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from helpers.device import ON_GPU
+
+torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
+transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5 is optional, and not installed here")
+
+from helpers import transformers_attention as course  # noqa: E402 (after the skips)
+
+HAS_CUDA = ON_GPU and torch.cuda.is_available()
+on_gpu = pytest.mark.skipif(not HAS_CUDA, reason="needs a GPU that CuPy and PyTorch both see")
+SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=on_gpu)])
+def where(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def gpt2(**more: Any) -> Any:
+    config = transformers.GPT2Config(
+        vocab_size=97,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        n_positions=256,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=None,
+    )
+    return transformers.GPT2LMHeadModel, config
+
+
+def llama() -> Any:
+    """Four heads that share two of K and V."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
+    config = transformers.LlamaConfig(**SIZES, **heads, bos_token_id=0, eos_token_id=None)
+    return transformers.LlamaForCausalLM, config
+
+
+def mistral() -> Any:
+    """A sliding window of 24 tokens."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
+    config = transformers.MistralConfig(**SIZES, **heads, bos_token_id=0, eos_token_id=None, sliding_window=24)
+    return transformers.MistralForCausalLM, config
+
+
+def bert() -> Any:
+    """Sees both ways."""
+    config = transformers.BertConfig(
+        **SIZES, num_attention_heads=4, intermediate_size=128, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0
+    )
+    return transformers.BertModel, config
+
+
+MODELS = {"gpt2": gpt2, "llama": llama, "mistral": mistral, "bert": bert}
+CAUSAL = [name for name in MODELS if name != "bert"]
+
+
+def model_of(name: str, where: str, dtype: Any = torch.float32) -> Any:
+    kind, config = MODELS[name]()
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    for weight in model.parameters():  # the usual 0.02 would leave all attention nearly uniform
+        weight.data.mul_(3.0)
+    return model.to(where, dtype)
+
+
+def tokens(length: int, where: str, batch: int = 2) -> Any:
+    return torch.randint(0, 97, (batch, length), generator=torch.Generator().manual_seed(length)).to(where)
+
+
+def by(model: Any, implementation: str) -> Any:
+    """The model with another attention. It is made sure that this attention is what runs."""
+    if implementation == "course":
+        course.register()
+    model.set_attn_implementation(implementation)
+    assert model.config._attn_implementation == implementation
+    return model
+
+
+def output(model: Any, ids: Any) -> Any:
+    found = model(ids)
+    return (found.logits if hasattr(found, "logits") else found.last_hidden_state).float()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Rows and keys of each call of ours."""
+    seen: list[tuple[int, int]] = []
+    true = course.flash_attention
+
+    def spy(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        seen.append((q.shape[1], k.shape[1]))
+        return true(q, k, v, **options)
+
+    monkeypatch.setattr(course, "flash_attention", spy)
+    return seen
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits(name: str, dtype: str, where: str, calls: list[tuple[int, int]]) -> None:
+    """The 2x rule: against eager in float64, at most twice the error of SDPA in the same type."""
+    ids = tokens(65, where)
+    with torch.no_grad():
+        want = by(model_of(name, where, torch.float64), "eager")(ids)
+        want = want.logits if hasattr(want, "logits") else want.last_hidden_state
+        typed = getattr(torch, dtype)
+        errors = {}
+        for implementation in ("sdpa", "course"):
+            model = model_of(name, where).to(typed)
+            errors[implementation] = float((output(by(model, implementation), ids).double() - want).abs().max())
+    assert calls == [(65, 65)] * 2
+    assert errors["course"] <= 2 * errors["sdpa"] + 1e-6 * float(want.abs().max()), errors
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_greedy_generation_is_the_same(name: str, where: str, calls: list[tuple[int, int]]) -> None:
+    """With the KV cache: a prefill of 20 tokens, then one query a step; mistral's window is passed on the way."""
+    model, ids = model_of(name, where), tokens(20, where)
+    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    whole = torch.ones_like(ids)
+    want = by(model, "sdpa").generate(ids, attention_mask=whole, **options)
+    got = by(model, "course").generate(ids, attention_mask=whole, **options)
+    assert torch.equal(got, want) and got.shape == (2, 36)
+    assert calls[0] == (20, 20) and calls[2][0] == 1 and calls[-1][0] == 1
+    assert len(set(want[:, 20:].flatten().tolist())) > 4  # no model that says one word
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_step(name: str, where: str) -> None:
+    ids = tokens(33, where)
+    gradients = {}
+    for implementation in ("eager", "course"):
+        model = by(model_of(name, where), implementation).train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        output(model, ids).square().mean().backward()
+        gradients[implementation] = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert gradients["course"].keys() == gradients["eager"].keys()
+    for weight, want in gradients["eager"].items():
+        torch.testing.assert_close(
+            gradients["course"][weight], want, atol=2e-5 * max(1.0, float(want.abs().max())), rtol=0, msg=weight
+        )
+
+
+def test_a_cache_that_is_filled_in_parts(where: str) -> None:
+    """A second part of 13 tokens sees the first part's 20 and itself: bottom-right."""
+    model, ids = by(model_of("llama", where), "course"), tokens(33, where)
+    with torch.no_grad():
+        first = model(ids[:, :20], use_cache=True)
+        second = model(ids[:, 20:], past_key_values=first.past_key_values)
+        want = by(model, "eager")(ids).logits
+    torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), want, atol=1e-4, rtol=1e-4)
+
+
+def padded(model: Any, ids: Any) -> Any:
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    return model(ids, attention_mask=mask)
+
+
+def four_axes(model: Any, ids: Any) -> Any:
+    return model(ids, attention_mask=torch.zeros(2, 1, 33, 33, device=ids.device))
+
+
+def packed(model: Any, ids: Any) -> Any:
+    positions = torch.cat([torch.arange(20), torch.arange(13)])[None].to(ids.device)
+    return model(ids[:1], position_ids=positions, use_cache=False)
+
+
+def static_cache(model: Any, ids: Any) -> Any:
+    return model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0, cache_implementation="static")
+
+
+def dropout(model: Any, ids: Any) -> Any:
+    model.config.attention_dropout = 0.1
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    return model.train()(ids)
+
+
+REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "padding": (padded, "'course' takes no padding: the attention_mask hides tokens. Give sequences of one length"),
+    "a mask of four axes": (four_axes, "attention_mask has shape (2, 1, 33, 33), and 'course' takes no mask"),
+    "packed sequences": (packed, "this model asks for another one here (packed sequences by position_ids"),
+    "a static cache": (static_cache, "'course'"),
+    "dropout": (dropout, "attention dropout is 0.1, and 'course' has none: model.eval(), or"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str, where: str) -> None:
+    call, message = REFUSED[case]
+    model = by(model_of("llama", where), "course")
+    with pytest.raises(ValueError, match=re.escape(message)), torch.set_grad_enabled(case == "dropout"):
+        call(model, tokens(33, where))
+
+
+@pytest.mark.parametrize("what", ["softcap", "s_aux", "position_bias", "cache"])
+def test_what_changes_the_result_is_refused(what: str) -> None:
+    q = torch.zeros(1, 2, 5, 8)
+    with pytest.raises(ValueError, match=f"this model needs {what}, which 'course' has not"):
+        course.attend(torch.nn.Module(), q, q, q, None, **{what: 1.0})
+
+
+def test_a_mask_that_hides_nothing_is_taken(where: str) -> None:
+    model, ids = by(model_of("llama", where), "course"), tokens(33, where)
+    with torch.no_grad():
+        assert torch.equal(model(ids, attention_mask=torch.ones_like(ids)).logits, model(ids).logits)
