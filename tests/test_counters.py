@@ -415,13 +415,39 @@ def test_without_pytorch_the_peers_are_left_out(
     assert written == {"peers": "left out: no PyTorch that sees the GPU", "rows": []} and events == []
 
 
+@pytest.mark.parametrize(
+    ("name", "names", "wanted"),
+    [
+        ("mma", (), True),
+        ("mma", ("mma",), True),
+        ("mma: 07_01_step", ("other", "mma"), True),
+        ("mma deterministic", ("mma",), True),
+        ("mma_backward", ("mma",), False),
+        ("wmma", ("mma",), False),
+        ("peer", ("mma",), False),
+    ],
+)
+def test_a_row_is_of_the_stages_that_are_named(name: str, names: tuple[str, ...], wanted: bool) -> None:
+    assert profile_stages.of_stages({"stage": name}, names) is wanted
+
+
+def test_rows_measured_again_take_the_place_of_those_before() -> None:
+    def rows(*names: str) -> list[dict[str, str]]:
+        return [{"stage": name.rstrip("!"), "when": name[-1]} for name in names]
+
+    kept = rows("a", "b: 1", "peer", "b", "c")
+    again = rows("b: 1!", "b: 2!", "b!")
+    assert profile_stages.merged(kept, again, ["b"]) == rows("a", "b: 1!", "b: 2!", "b!", "peer", "c")
+    assert profile_stages.merged(kept, rows("d!"), ["d"]) == [*kept, *rows("d!")]
+
+
 def test_measure_asks_for_every_kernel_and_writes_the_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, Any] = {}
 
     def profile(target: Path, wanted: list[str], kernels: list[str], words: tuple[str, ...], *options: str) -> None:
-        asked.update(wanted=wanted, kernels=kernels, options=options)
+        asked.update(wanted=wanted, kernels=kernels, options=options, stages=words[3:])
         target.write_text(CSV)
-        Path(words[-1]).write_text(json.dumps({"peers": "PyTorch 9", "rows": LAUNCHED}))
+        Path(words[2]).write_text(json.dumps({"peers": asked.get("peers", "PyTorch 9"), "rows": LAUNCHED}))
 
     monkeypatch.setattr(ncu, "profile", profile)
     monkeypatch.setattr(ncu, "first_known", lambda metrics: metrics[0])
@@ -437,6 +463,18 @@ def test_measure_asks_for_every_kernel_and_writes_the_record(monkeypatch: pytest
     assert re.match(f"^({asked['kernels'][0]})$", "any_kernel") and asked["options"] == ("--profile-from-start", "off")
     assert "launch__grid_size" in asked["wanted"], "by which the marks are told apart"
     assert not set(profile_stages.UNASKED) & set(asked["wanted"]) and MS in asked["wanted"]
+
+    # Once more for some of the stages, where PyTorch is not asked.
+    target, names = tmp_path / "made" / "record.json", sorted({row["stage"] for row in LAUNCHED[:2]})
+    asked["peers"] = "left out"
+    profile_stages.write_record(target, names)
+    again = json.loads(target.read_text())
+    assert asked["stages"] == tuple(names) and again["how"]["peers"] == "PyTorch 9"
+    assert again["how"]["again"].endswith(f"measure FILE {' '.join(names)}") and len(again["rows"]) > len(LAUNCHED)
+    monkeypatch.setattr(ncu, "describe", lambda: "another GPU")
+    with pytest.raises(ValueError, match="measured with another device"):
+        profile_stages.write_record(target, names)
+    assert json.loads(target.read_text()) == again
 
 
 def test_ncu_is_told_to_leave_the_clocks_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

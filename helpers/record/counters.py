@@ -1,7 +1,8 @@
 """What each stage makes a GPU do: bytes at DRAM, occupancy, issued instructions, busy pipes, by Nsight Compute.
 
-    python3 -m helpers.record.counters measure FILE    # on a machine with a GPU and Nsight Compute (ncu): writes JSON
-    python3 -m helpers.record.counters                 # anywhere: prints the recorded table
+    python3 -m helpers.record.counters measure FILE          # on a machine with a GPU and Nsight Compute: writes JSON
+    python3 -m helpers.record.counters measure FILE STAGE    # the rows of this stage again; FILE keeps the others
+    python3 -m helpers.record.counters                       # anywhere: prints the recorded table
 
 All stages of the ladder, at one shape and, from 04 on, at one with wider heads; the steps of the climbs; beside them
 PyTorch's attention, its gradients and matrix products, where PyTorch is installed. Here the record is read;
@@ -233,11 +234,11 @@ def _text(value: float | None) -> str:
 
 
 def main(words: Sequence[str]) -> None:
-    """measure FILE, or nothing for the table."""
-    if len(words) == 2 and words[0] == "measure":
+    """measure FILE [STAGE ...], or nothing for the table."""
+    if len(words) >= 2 and words[0] == "measure":
         from helpers.record import profile_stages  # reading needs nothing of it
 
-        profile_stages.write_record(Path(words[1]))
+        profile_stages.write_record(Path(words[1]), words[2:])
     elif not words:
         print(counters_table(head_dim="all", dtype="all"))
     else:

@@ -3,6 +3,8 @@
     python3 -m helpers.record.counters measure FILE    # calls this
     python3 -m helpers.record.profile_stages launch FILE    # what Nsight Compute runs: launches, and says what in FILE
 
+Stages named behind FILE are launched alone.
+
 A stage that takes long gets one head: its launches are alike, one for each. A mark is launched before each run, so that
 every kernel is known by its place and none by its name.
 """
@@ -166,8 +168,16 @@ def _runs(with_peers: bool) -> Iterator[tuple[dict[str, Any], AbstractContextMan
                 yield {**entry, "flop": roof.work}, _roof(roof)
 
 
-def launch_all(target: Path) -> None:
+def of_stages(entry: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Is it a row of one of these stages: the stage, a way of it, a step to it, an experiment? Of none: any row is."""
+    name = entry["stage"]
+    return not names or any(name == stage or name.startswith((f"{stage} ", f"{stage}:")) for stage in names)
+
+
+def launch_all(target: Path, names: Sequence[str] = ()) -> None:
     """Run each stage and peer once between the profiler's start and stop, after a mark whose grid has its number.
+
+    names: of stages, to run no others and no peers; none for all.
 
     Writes {"peers": PyTorch's version or why there are none, "rows": what was launched, the first has the number 1}
     as JSON. What fails is written with its error. Raises RuntimeError where there is no GPU.
@@ -179,7 +189,9 @@ def launch_all(target: Path) -> None:
     mark = cp.RawModule(code=f'extern "C" __global__ void {MARK}() {{}}').get_function(MARK)
     torch = peers.torch_on_gpu()
     launched: list[dict[str, Any]] = []
-    for entry, ready in _runs(torch is not None):
+    for entry, ready in _runs(torch is not None and not names):
+        if not of_stages(entry, names):
+            continue
         launched.append(entry)
         try:
             with ready as run:
@@ -224,6 +236,16 @@ def rows(launched: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any
     return found
 
 
+def merged(
+    kept: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> list[Mapping[str, Any]]:
+    """The rows kept, those of the named stages replaced by what was found of them, in the place of the first."""
+    others = [row for row in kept if not of_stages(row, names)]
+    first = next((i for i, row in enumerate(kept) if of_stages(row, names)), len(others))
+    place = sum(not of_stages(row, names) for row in kept[:first])
+    return [*others[:place], *found, *others[place:]]
+
+
 def _figures(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, float]:
     """The figures of one run from its launches' columns; what ncu gave no number for is left out."""
     (duration,) = FIGURES["ms"]
@@ -261,18 +283,22 @@ def _number(value: str, unit: str) -> float:
         return math.nan
 
 
-def write_record(target: Path) -> None:
+def write_record(target: Path, names: Sequence[str] = ()) -> None:
     """Launch all stages, steps, gradients and peers under Nsight Compute and write the JSON record.
+
+    names: of stages. Their rows are measured, and take the place of those in target, whose other rows stay.
 
     Raises:
         RuntimeError: ncu is missing or failed; the message is its own.
+        ValueError: target's other rows are of another device, or of other software.
     """
     began = time.monotonic()
+    kept = json.loads(target.read_text()) if names else {"how": {}, "rows": []}
     with tempfile.TemporaryDirectory() as folder:
         table, file = Path(folder, "ncu.csv"), Path(folder, "launched.json")
         taken = {figure: ncu.first_known(metrics) for figure, metrics in FIGURES.items()}
         asked = [metric for metric in taken.values() if metric not in UNASKED] + [*map(stall_metric, STALLS.values())]
-        words = ("helpers.record.profile_stages", "launch", str(file))
+        words = ("helpers.record.profile_stages", "launch", str(file), *names)
         ncu.profile(table, asked, [".*"], words, "--profile-from-start", "off")
         launched = json.loads(file.read_text())
         found = rows(launched["rows"], table.read_text())
@@ -284,14 +310,21 @@ def write_record(target: Path) -> None:
         "metrics": taken,
         "stalls": "clocks a warp spent in each state per instruction issued: " + stall_metric("*"),
         "seconds": round(time.monotonic() - began, 1),
-        "command": "python3 -m helpers.record.counters measure FILE",
+        "command": " ".join(("python3 -m helpers.record.counters measure FILE", *names)),
     }
+    if names:
+        how["peers"] = kept["how"]["peers"]  # none ran
+        different = [key for key in ("device", "ncu", "metrics", "stalls") if how[key] != kept["how"].get(key)]
+        if different:
+            raise ValueError(f"{target}: its rows were measured with another {different[0]}; measure all of them")
+        found = merged(kept["rows"], found, names)
+        how |= {"seconds": kept["how"]["seconds"], "command": kept["how"]["command"], "again": how["command"]}
     target.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(f"  {json.dumps(row)}" for row in found)
     target.write_text(f'{{\n "how": {json.dumps(how, indent=2)},\n "rows": [\n{lines}\n ]\n}}\n')
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] != "launch":
+    if len(sys.argv) < 3 or sys.argv[1] != "launch":
         sys.exit(__doc__)
-    launch_all(Path(sys.argv[2]))
+    launch_all(Path(sys.argv[2]), sys.argv[3:])
