@@ -281,6 +281,7 @@ def measured_roofline(
     shape: Sequence[int] = (1, 16, 4096, 64),
     *,
     dtypes: Sequence[str] = ("float32", "bfloat16"),
+    gradients: bool = False,
     record: Any = None,
     counted: Any = None,
 ) -> Picture | Text:
@@ -291,16 +292,19 @@ def measured_roofline(
 
     Args:
         shape: (batch, heads, n, head_dim), at which the speed was recorded.
+        gradients: also the stages that compute gradients, where their bytes were counted.
         counted: another record of helpers.record.counters than the committed one.
     """
     record = recorded() if record is None else record
     if record is None:
         return Text(f"*({NO_RECORD})*")
     counted = counters.recorded() if counted is None else counted
+    backward = [name for name, stage in LADDER.items() if stage.direction == "backward"] if gradients else []
     bytes_per_flop = {
         (row["stage"], row["dtype"]): (row["figures"]["dram bytes read"] + row["figures"]["dram bytes written"])
         / row["flop"]
-        for row in counters.select(counted or {"rows": []}, head_dim=shape[3], dtype="all")
+        for names in (None, backward)
+        for row in counters.select(counted or {"rows": []}, names, head_dim=shape[3], dtype="all")
         if "dram bytes read" in row.get("figures", {})
     }
     roofs = _roofs(record)
@@ -313,13 +317,17 @@ def measured_roofline(
                 label = r["name"] if dtype == "float32" else f"{r['name']}, {dtype}"
                 x = 1 / share if share else least.flops / least.bytes
                 marks.append((label, x, r["tflops"], share is not None))
+        for r in measurements(shape, backward, dtype=dtype, record=record, backward=True):
+            if share := bytes_per_flop.get((r["name"], dtype)):
+                label = r["name"] if dtype == "float32" else f"{r['name']}, {dtype}"
+                marks.append((label, 1 / share, r["tflops"], True))
     if not marks or "copy" not in roofs:
         return Text(f"*(the record has no stage at {tuple(shape)})*")
     gbps = roofs["copy"]["gbps"]
     flats = {dtype: roofs[roof_name(dtype)]["tflops"] for dtype in dtypes if roof_name(dtype) in roofs}
     low = 0.3 * min([x for _, x, *_ in marks] + [1e3 * tflops / gbps for tflops in flats.values()])
     high = 12 * max(x for _, x, *_ in marks)
-    fig, ax = figure(7.4, 4.2)
+    fig, ax = figure(8.4 if backward else 7.4, 4.2)
     peak = max(flats.values())
     x = np.array([low, min(high, 1e3 * peak / gbps)])
     ax.plot(x, x * gbps / 1e3, color=ROOF)
@@ -332,6 +340,7 @@ def measured_roofline(
         text = f"{dtype} matrix product: {tflops:,.3g} TFLOP/s"
         at_ridge = (1e3 * tflops / gbps, tflops)
         ax.annotate(text, at_ridge, xytext=(14, 4 if tflops == peak else -12), textcoords="offset points", fontsize=9)
+    numbers: list[Any] = []
     for i, (label, intensity, tflops, seen) in enumerate(marks):
         colour = LINES[i % len(LINES)]
         style = {"color": colour} if seen else {"color": colour, "markerfacecolor": "white"}
@@ -339,7 +348,11 @@ def measured_roofline(
         name, _, half = label.partition(",")
         ax.plot(intensity, tflops, "s" if half else "o", markersize=8, label=text, **style)
         number = f"{LADDER[name].number:02}" if name in LADDER else ""
-        ax.annotate(number, (intensity, tflops), xytext=(7, -3), textcoords="offset points", fontsize=8)
+        alone = not backward or name in backward
+        if alone or not _shared_number(numbers, number, intensity, tflops):
+            place = (-19, -3) if name in backward else (7, -3)  # on the left, where a forward stage is near
+            spot = ax.annotate(number, (intensity, tflops), xytext=place, textcoords="offset points", fontsize=8)
+            numbers += [spot] if name not in backward else []
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(0.3 * min(t for *_, t, _ in marks), 3 * peak))
     by = "filled: bytes counted by Nsight Compute" if any(m[3] for m in marks) else ""
     by += "; " * bool(by) + "ring: least bytes" if not all(m[3] for m in marks) else ""
@@ -354,6 +367,15 @@ def measured_roofline(
         for label, x, t, seen in marks
     )
     return Picture(fig, f"roofline: {alt}")
+
+
+def _shared_number(numbers: Sequence[Any], number: str, x: float, y: float) -> bool:
+    """Add a stage's number to one that is so near that it would be hidden; whether there is one."""
+    for there in numbers:
+        if max(abs(math.log(x / there.xy[0])), abs(math.log(y / there.xy[1]))) < 0.1:
+            there.set_text(f"{there.get_text()}, {number}")
+            return True
+    return False
 
 
 def _sweep(
