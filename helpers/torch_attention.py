@@ -6,8 +6,8 @@
 
 Tensors on a GPU are read where they are, on PyTorch's current stream; outputs and scratch are of PyTorch's allocator.
 Tensors on the CPU go through the CPU engine where there is no GPU (no copy), and through the GPU where there is one.
-Forward and backward are one `torch.library` operator each, `course::flash_attention` and
-`course::flash_attention_backward`, so `torch.compile(fullgraph=True)` keeps each as one node.
+A call is an `autograd.Function`. Where PyTorch traces it, forward and backward are one `torch.library` operator each,
+`course::flash_attention` and `course::flash_attention_backward`, which `torch.compile(fullgraph=True)` keeps as nodes.
 
 PyTorch is optional: this module alone, and what imports it, needs it.
 """
@@ -276,7 +276,20 @@ def _call(
     flags = [causal, deterministic or torch.are_deterministic_algorithms_enabled(), keep_lse]
     limits = [left, right, *(-1 if most is None else most for most in (max_seqlen_q, max_seqlen_k))]
     named = None if stage is None else str(stage)
-    return _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, limits, scale, flags, named)[0]
+    given = q, k, v, cu_seqlens_q, cu_seqlens_k, limits, scale, flags, named
+    if _is_traced(q, k, v):
+        return _forward(*given)[0]
+    return (_Attention.apply if keep_lse else _output)(*given)[0]
+
+
+def _is_traced(*tensors: torch.Tensor) -> bool:
+    """Does PyTorch look at operators here, as torch.compile, torch.export and fake tensors do?
+
+    An operator's own bookkeeping takes the host longer than the rest of the call, so it is left out where nobody looks.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return True
+    return any(type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter for a in tensors)
 
 
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -296,12 +309,7 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 _SHARED = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt[] limits, float? softmax_scale, bool[] flags"
 
 
-@torch.library.custom_op(
-    "course::flash_attention",
-    mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor v, {_SHARED}, str? stage) -> (Tensor, Tensor)",
-)
-def _forward(
+def _output(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -328,6 +336,14 @@ def _forward(
     return (found[0], found[1]) if keep_lse else (found[0], q.new_empty(0, dtype=torch.float32))
 
 
+_forward = torch.library.custom_op(
+    "course::flash_attention",
+    _output,
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, {_SHARED}, str? stage) -> (Tensor, Tensor)",
+)
+
+
 @_forward.register_fake
 def _fake_forward(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     keep_lse = rest[-2][2]
@@ -335,12 +351,7 @@ def _fake_forward(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tens
     return q.new_empty(q.shape), q.new_empty(shape, dtype=torch.float32)
 
 
-@torch.library.custom_op(
-    "course::flash_attention_backward",
-    mutates_args=(),
-    schema=f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SHARED}) -> (Tensor, Tensor, Tensor)",
-)
-def _backward(
+def _gradients(
     do: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -364,6 +375,14 @@ def _backward(
         packed = (*tensors, cu_seqlens_q, cu_seqlens_k)
         dq, dk, dv = _on_arrays(attention.flash_attention_varlen_backward, packed, options | _longest(limits))
     return dq, dk, dv
+
+
+_backward = torch.library.custom_op(
+    "course::flash_attention_backward",
+    _gradients,
+    mutates_args=(),
+    schema=f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SHARED}) -> (Tensor, Tensor, Tensor)",
+)
 
 
 @_backward.register_fake
@@ -396,7 +415,9 @@ def _differentiate(ctx: Any, do: torch.Tensor | None, _: Any) -> tuple[torch.Ten
     *tensors, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
     if not ctx.options[-1][2]:
         raise RuntimeError("course::flash_attention kept no lse (the third of flags), which gradients start from")
-    return (*_backward(do, *tensors, cu_seqlens_q, cu_seqlens_k, *ctx.options), *(None,) * 6)
+    # With create_graph=True the gradients may be differentiated: the operator says what is wrong then.
+    backward = _backward if torch.is_grad_enabled() or _is_traced(do, *tensors) else _gradients
+    return (*backward(do, *tensors, cu_seqlens_q, cu_seqlens_k, *ctx.options), *(None,) * 6)
 
 
 def _no_second_derivative(ctx: Any, *gradients: Any) -> None:
@@ -404,6 +425,14 @@ def _no_second_derivative(ctx: Any, *gradients: Any) -> None:
         "flash_attention has no second derivatives: its gradients were to be differentiated. With "
         "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), torch.nn.functional.scaled_dot_product_attention has them"
     )
+
+
+class _Attention(torch.autograd.Function):
+    """The same without an operator, for calls that nobody traces."""
+
+    forward = staticmethod(_output)
+    setup_context = staticmethod(_keep)
+    backward = staticmethod(_differentiate)
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)
