@@ -222,13 +222,6 @@ def test_models_are_shown_by_length_and_attention() -> None:
     assert NO_RECORD in climb.calls_table({}).markdown
 
 
-def test_a_graph_stands_beside_the_calls_from_python() -> None:
-    replayed = [Measurement(**result(name, "graph", ms, shape=(1, 16, 4096, 64))) for name, ms in (("course", 1.25),)]
-    rows = climb.graphs_table(MODELS, Record({}, {}, replayed)).markdown.splitlines()[2:]
-    assert rows == ["| 4,096 | 2.0 | 3.0 | 1.2 |  |"]
-    assert NO_RECORD in climb.graphs_table(MODELS, Record({}, {})).markdown
-
-
 # ---- what is measured
 
 
@@ -283,17 +276,6 @@ def test_naive_comes_last_of_its_case() -> None:
     names = [job.name for job in promises.jobs() if job.case == promises.LONG_CASES[0]]
     assert names[-1] == "naive"
     assert promises.scores_bytes(promises.LONG_CASES[0]) == 64 * 2**30
-
-
-@pytest.mark.skipif(not promises.peers.torch_on_gpu(), reason="CUDA graphs are recorded through PyTorch, on a GPU")
-def test_a_replayed_call_reads_its_inputs_again() -> None:
-    import torch
-
-    a = torch.ones(3, device="cuda")
-    replay, found = promises.captured(lambda: 2 * a)
-    a += 1
-    replay()
-    assert found.tolist() == [4.0, 4.0, 4.0]
 
 
 @pytest.mark.skipif(not promises.peers.torch_on_gpu(), reason="plain attention is PyTorch's, on a GPU")

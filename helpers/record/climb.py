@@ -379,20 +379,3 @@ def calls_table(record: Mapping[str, Any] | None = None) -> Text:
         cells = (f"{found[what]['us']:.0f}" if what in found else "" for what in ("forward", "forward and backward"))
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return Text("\n".join(lines))
-
-
-def graphs_table(record: Mapping[str, Any] | None = None, other: Record | None = None) -> Text:
-    """Milliseconds of a model's forward pass, called from Python and replayed as a CUDA graph, ours and SDPA flash."""
-    other = promises.recorded() if other is None else other
-    lengths = sorted({r.shape[2] for r in other.results if r.kind == "graph"}) if other else []
-    if not lengths:
-        return Text(f"*({NO_RECORD}: models as CUDA graphs)*")
-    names = ("course", "sdpa")
-    titles = [f"{how}, {ATTENTIONS[name]}" for how in ("from Python", "as a CUDA graph") for name in names]
-    lines = ["| N | " + " | ".join(f"ms {title}" for title in titles) + " |", "|---:|" + "---:|" * len(titles)]
-    for n in lengths:
-        called = [model_speed("prefill", n, record=record).get(name, {}) for name in names]
-        replayed = [_measured(other, kind="graph", name=name, shape=[1, 16, n, 64]) for name in names]
-        cells = [f"{r['ms']:.1f}" if "ms" in r else "" for r in called] + [f"{r.ms:.1f}" if r else "" for r in replayed]
-        lines.append(f"| {n:,} | {' | '.join(cells)} |")
-    return Text("\n".join(lines))

@@ -4,14 +4,13 @@
     python3 -m helpers.record.promises          # anywhere: prints what is recorded
 
 Beside the ladder's record: plain attention, three calls of PyTorch in the type of its inputs ("plain"); one launch at
-N = 131,072 ("stage", "peer"), where N x N scores may not fit; small calls, from the call to the result ("latency") and
-on the device alone ("device"); and a model of PyTorch as a CUDA graph ("graph"), without what the host takes.
+N = 131,072 ("stage", "peer"), where N x N scores may not fit; and small calls, from the call to the result ("latency")
+and on the device alone ("device").
 `helpers.record.climb` sets them beside the ladder.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import statistics
 import sys
@@ -26,7 +25,7 @@ import numpy as np
 from helpers.attention import flash_attention
 from helpers.device import ON_GPU, cp
 from helpers.ladder import FORWARD
-from helpers.record import peers, torch_model
+from helpers.record import peers
 from helpers.record.cases import TYPES, Case, Inputs, Shape
 from helpers.record.plan import Job, why_not
 from helpers.record.results import NO_RECORD, Measurement, Record, results_table
@@ -160,47 +159,6 @@ def _float(a: Any) -> np.ndarray:
     return (a.float().cpu().numpy() if hasattr(a, "cpu") else cp.asnumpy(a)).astype(np.float32)
 
 
-def in_graphs(lengths: Sequence[int] = torch_model.LENGTHS) -> Iterator[Measurement]:
-    """The forward pass of `torch_model`'s Llama, replayed as a CUDA graph: without what Python and the host take.
-
-    Raises:
-        ValueError: a replay whose logits are not those of the call.
-    """
-    import torch
-
-    model = torch_model.llama(torch_model.HEADS, "bfloat16")
-    for n in lengths:
-        ids = torch_model.tokens(n)
-        for name in ("course", "sdpa"):
-            with torch.no_grad(), torch_model.by(model, name):
-                replay, logits = captured(lambda ids=ids: model(ids, use_cache=False, logits_to_keep=1).logits)
-                expected = model(ids, use_cache=False, logits_to_keep=1).logits
-                replay()
-                if not torch.allclose(logits, expected, rtol=0.02, atol=0.02 * float(expected.abs().max())):
-                    raise ValueError(f"{name}, N = {n}: the graph gives other logits than the call")
-                timed = asdict(measure(replay, budget_s=BUDGET_S))
-            shape = [1, torch_model.HEADS, n, torch_model.HIDDEN // torch_model.HEADS]
-            yield Measurement(
-                name, "graph", shape, "bfloat16", **timed, note="a forward pass of 12 layers", causal=True
-            )
-
-
-def captured(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-    """A function that replays a call of PyTorch as a CUDA graph, and the result that it writes."""
-    import torch
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # whatever happens once, such as a compilation, happens here
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
-    return graph.replay, result
-
-
 def take(path: Path, cases: Sequence[Case] = LONG_CASES, smalls: Sequence[Small] = SMALL) -> Record:
     """All measurements, saved on the way."""
     record = Record({}, how_measured() | {"command": "python3 -m helpers.record.promises FILE"})
@@ -211,11 +169,6 @@ def take(path: Path, cases: Sequence[Case] = LONG_CASES, smalls: Sequence[Small]
     for small in smalls:
         record.results += latencies(small)
     run_all(todo, record, BUDGET_S, path)
-    if peers.torch_on_gpu() and importlib.util.find_spec("transformers"):
-        try:
-            record.results += in_graphs()
-        except Exception as error:  # the rest is worth having
-            record.add_note("models", "graph", f"{type(error).__name__}: {str(error)[:300]}", None, failed=True)
     record.save(path)
     return record
 
@@ -236,7 +189,7 @@ def main(words: Sequence[str]) -> None:
 
 def table(record: Record) -> str:
     """A record as text."""
-    waits = [r for r in record.results if r.kind in ("latency", "device", "graph")]
+    waits = [r for r in record.results if r.kind in ("latency", "device")]
     rest = Record(record.device, record.how, [r for r in record.results if r not in waits], record.notes)
     lines = [results_table(rest), "", f"{'':34}{'µs':>9}{'spread':>8}"]
     for r in waits:

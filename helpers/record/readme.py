@@ -114,11 +114,10 @@ def gradients_table(record: Mapping[str, Any]) -> str:
         (_link(Path(way.stage.file).stem), way.stage.idea + "; deterministic" * way.deterministic, way.name)
         for way in gradients()
     ]
-    rows += [(_link("09_drop_in"), "PyTorch, a language model, and one that you train; the climb so far", "")]
     rows += [("*peer*", f"PyTorch, {name}", name) for name in PEERS]
     for first, second, name in rows:
         cells = [_cell(results.get(name), peer) for _, results, peer in columns]
-        if any(cells) or not name:
+        if any(cells):
             lines.append(_row(first, second, cells))
     return "\n".join(lines)
 

@@ -224,10 +224,15 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     record = record or load()
     if record is None:
         return NO_RECORD
-    lines = [record["device"]["description"], "", f"{'':32}{'train':>8}{'validation':>12}{'s':>8}{'tokens/s':>12}"]
+    lines = [
+        record["device"]["description"],
+        "",
+        f"{'':32}{'train':>8}{'validation':>12}{'lowest':>12}{'at step':>9}{'s':>8}{'tokens/s':>12}",
+    ]
     for run in record["runs"]:
         last = np.mean(run["losses"][-50:])
-        ends = f"{last:8.3f}{run['validation'][-1][1]:12.3f}"
+        step, lowest = min(run["validation"], key=lambda pair: pair[1])
+        ends = f"{last:8.3f}{run['validation'][-1][1]:12.3f}{lowest:12.3f}{step:9,}"
         lines.append(f"{run['name']:32}{ends}{run['seconds']:8.1f}{run['tokens_per_s']:12,.0f}")
     first = {row["name"]: row["losses"] for row in record["first_steps"]}
     exact = first.get("plain float64")
