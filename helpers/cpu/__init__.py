@@ -7,10 +7,10 @@ the cores. It knows nothing of attention and imports nothing of the course.
 
 Of a GPU's hardware it has: warp-wide operations; tensor cores (`<mma.h>`; mma.sync, ldmatrix and stmatrix as inline
 PTX), whose products are those of compute capability 9.0 bit for bit; asynchronous copies (cp.async,
-`<cuda_pipeline.h>`), which land at their wait and not before; and the other instructions of inline PTX that
-`ptx.known()` lists. Instructions that it does not know (wgmma, TMA, those of clusters) stop the thread that reaches
-them, with their line and the nearest that it knows. README.md, beside this file, says what works, what differs from a
-GPU and what is refused.
+`<cuda_pipeline.h>`, TMA with the maps of `tensor_map`), which land at their wait and not before; products of
+warpgroups (wgmma); and the other instructions of inline PTX that `ptx.known()` lists. Instructions that it does not
+know (those of clusters, for instance) stop the thread that reaches them, with their line and the nearest that it knows.
+README.md, beside this file, says what works, what differs from a GPU and what is refused.
 
 Blocks may wait for each other, in grid.sync() of a cooperative launch or by looking at memory again and again: as many
 as an H200 holds at once, if the engine has stacks for their threads (residency.py). A block that is still running after

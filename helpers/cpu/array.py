@@ -91,6 +91,10 @@ class ndarray(np.ndarray):
             _asked[owner.ctypes.data] = owner
         return MemoryPointer(self)
 
+    def typed(self, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...]) -> ndarray:
+        """The same memory from its beginning on with another shape, dtype and strides in bytes; it is contiguous."""
+        return np.ndarray.__new__(ndarray, shape, dtype, self, 0, strides)
+
     def __setitem__(self, key: Any, value: Any) -> None:
         written(self)
         super().__setitem__(key, value)

@@ -22,6 +22,7 @@ from .locals import OwnArrays
 from .regions import DYNAMIC_SHARED, STATIC_SHARED, Region, regions_of
 from .structures import (
     CheckedBarrier,
+    CheckedEvent,
     CheckedFinding,
     CheckedLeft,
     CheckedRegion,
@@ -35,7 +36,18 @@ RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED, NOTED =
 SHIFT, CONVERSION, DIVISION, WMMA = range(1, 5)  # what is noted
 SAME_VALUE, CONST_WRITTEN, INACTIVE_LANE, LOCAL_BOUNDS = range(11, 15)
 UNSET_LOCAL = 16  # found here, not by the engine
-WITHOUT_REGION = (OUT_OF_BOUNDS, NOTED, INACTIVE_LANE, LOCAL_BOUNDS)  # kinds that may be of none of the launch's memory
+NO_PROXY_FENCE, SUMS_TOUCHED, NO_PRODUCT_FENCE, BYTES = range(17, 21)
+# Kinds that may be of none of the launch's memory.
+WITHOUT_REGION = (
+    OUT_OF_BOUNDS,
+    NOTED,
+    INACTIVE_LANE,
+    LOCAL_BOUNDS,
+    NEVER_WAITED,
+    SUMS_TOUCHED,
+    NO_PRODUCT_FENCE,
+    BYTES,
+)
 
 
 @dataclass(frozen=True)
@@ -130,9 +142,46 @@ class Left:
     thread: tuple[int, int, int]
 
 
+# By the engine's number: what an event is, see `EngineEventKind` of engine/checker.h.
+EVENTS = (
+    "",
+    "load",
+    "landed",
+    "wait",
+    "waited",
+    "arrive",
+    "product",
+    "products done",
+    "store",
+    "stored",
+    "bar.sync",
+    "bar.synced",
+    "bar.arrive",
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a warp asked of TMA, of tensor cores or of barriers, or what became of it.
+
+    kind: one of `EVENTS`. thread: by its number in the block. place: of the instruction that asked for it.
+    number: of the mbarrier in the block, in the order of their first use; of the barrier of bar.sync; of a product, how
+    many the warpgroup has asked for before ("products done": how many are done by now).
+    value: bytes ("load", "landed", "store"; of "arrive": that it expects), the parity ("wait", "waited"), the columns N
+    of a product, how many products or stores are done at this wait, or the threads of a barrier.
+    """
+
+    kind: str
+    block: int
+    thread: int
+    number: int
+    value: int
+    place: tuple[str, int] | None
+
+
 @dataclass
 class Observed:
-    """Everything a checked run saw. stopped: None where it came to its end."""
+    """Everything a checked run saw. stopped: None where it came to its end. events: with a profile, in their order."""
 
     regions: list[Region]
     sites: list[Site]
@@ -144,6 +193,7 @@ class Observed:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     left: tuple[Left, ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 class _Places:
@@ -196,10 +246,12 @@ def observe(
     cooperative = checked.enable_cooperative_groups
     grid, block = checked.check(grid, block, args, shared_mem, cooperative=cooperative)
     given = [
-        Given(number, parameter.name, value, not parameter.is_const)
+        Given(number, parameter.name, value, not parameter.is_const, False)
         for number, (parameter, value) in enumerate(zip(checked.parameters, args, strict=True))
         if parameter.kind == "p" and value is not None and value.nbytes
     ]
+    for number, (_, value) in checked.tensors(args).items():
+        given.append(Given(number, checked.parameters[number].name, value, True, True))
     copies = Copies(given)
     regions, told = regions_of(checked, copies, shared_mem)
     ours = len(told)
@@ -237,13 +289,14 @@ def observe(
         if profile and ended.failure is None and not found and unset.has_candidates(checked.code):
             found += _of_locals(lib, kernel, given, copies, (grid, block, args, shared_mem), places, own, timeout)
         left = _left(lib, grid, block)
+        events = _events(lib, places)
     runtime.echo(ended.printed)
     kernel.module.copy_variables(checked.module)
     copies.copy_back()
     stopped = None
     if ended.failure is not None:
         stopped = _stopped(prepared, ended.failure, places, told, timeout)
-    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block, left)
+    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block, left, events)
 
 
 def _of_locals(
@@ -296,7 +349,9 @@ def _stopped(
     message = prepared.words(failure)
     if reason == Reason.EXPIRED:
         message = f"its block was still running after {timeout:g} s"
-    place = failures.place_of(failure) or (places.near(failure.place) if failure.place else None)
+    place = failures.place_of(failure, prepared.kernel.line_at)
+    if place is None and failure.place:
+        place = places.near(failure.place)
     region = offset = None
     if reason == Reason.ILLEGAL_ACCESS:
         bases = {STATIC_SHARED: failure.static_base, DYNAMIC_SHARED: failure.dynamic_base}
@@ -345,6 +400,12 @@ def _passed(lib: ctypes.CDLL, kept: list[bool]) -> dict[int, Passed]:
         if b.block < whole.value:
             passed.setdefault(b.block, Passed([], [])).barriers.append((b.file.decode(errors="replace"), b.line))
     return passed
+
+
+def _events(lib: ctypes.CDLL, places: _Places) -> tuple[Event, ...]:
+    out = ctypes.POINTER(CheckedEvent)()
+    count = lib.engine_check_events(ctypes.byref(out))
+    return tuple(Event(EVENTS[e.kind], e.block, e.thread, e.number, e.value, places.of(e.pc)) for e in out[:count])
 
 
 def _left(lib: ctypes.CDLL, grid: Sequence[int], block: Sequence[int]) -> tuple[Left, ...]:

@@ -507,9 +507,10 @@ def warnings(text: str, extra: list[str]) -> str:
 
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
 # worker.h come first: it says what it wants of the system's headers, before any of them is read.
-_PARTS = ("kernel_calls", "scheduler", "residents", "async_copies", "failure", "division", "faults", "memory")
-_PARTS += ("launch", "tensor_core", "tensor_other", "rounding", "board", "checker", "checker_notes")
-_PARTS += ("checker_hooks", "checker_access", "checker_order", "checker_async", "checker_profile", "checker_local")
+_PARTS = ("kernel_calls", "scheduler", "residents", "async_copies", "mbarriers", "tensor_copies", "failure", "division")
+_PARTS += ("faults", "memory", "launch", "tensor_core", "tensor_other", "warpgroups", "tensor_warpgroup", "rounding")
+_PARTS += ("board", "checker", "checker_notes", "checker_hooks", "checker_access", "checker_order", "checker_clocks")
+_PARTS += ("checker_async", "checker_profile", "checker_local")
 
 
 @functools.cache

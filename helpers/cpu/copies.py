@@ -34,12 +34,16 @@ def extent_of(value: np.ndarray) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Given:
-    """A device array of a launch. number: of the kernel's parameter. writable: it is no pointer to const."""
+    """A device array of a launch. number: of the kernel's parameter. writable: it is no pointer to const.
+
+    by_map: the parameter is a tensor map of it, which does not say whether the kernel reads it or writes to it.
+    """
 
     number: int
     name: str
     value: ndarray
     writable: bool
+    by_map: bool
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,9 @@ def _memories(piece: _Piece) -> list[Memory]:
         memory.size = max(memory.size, end - memory.address)
         inside = begin - memory.address, end - memory.address
         first = given.value.ctypes.data + moved
-        memory.arguments.append(Argument(given.number, given.name, given.value, given.writable, first, *inside))
+        memory.arguments.append(
+            Argument(given.number, given.name, given.value, given.writable, given.by_map, first, *inside)
+        )
     for memory in found:
         memory.arguments.sort(key=lambda argument: argument.number)
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 from collections.abc import Callable, Sequence
 
 from . import arithmetic
@@ -35,6 +37,9 @@ DIVERGENCE = (Reason.TWO_BARRIERS,)
 DEADLOCK = (
     Reason.LANES_NEVER_COME,
     Reason.NAMED_BARRIER_STARVED,
+    Reason.MBARRIER_STARVED,
+    Reason.WARPGROUP_STARVED,
+    Reason.REGISTERS_STARVED,
     Reason.NOT_IN_OWN_MASK,
     Reason.DIFFERENT_OPERATIONS,
 )
@@ -51,9 +56,18 @@ def triple(of: tuple[int, int, int]) -> str:
     return f"({of[0]},{of[1]},{of[2]})"
 
 
-def place_of(failure: Failure) -> tuple[str, int] | None:
-    """(file, line) where the engine itself knows them; None for a fault, whose address says where."""
-    return (failure.file.decode(errors="replace"), failure.line) if failure.file else None
+def place_of(
+    failure: Failure, line_at: Callable[[int], tuple[str, int] | None] = lambda place: None
+) -> tuple[str, int] | None:
+    """(file, line) where the engine itself knows them; None for a fault, whose address says where.
+
+    line_at: as for `words`. In a header's function, the line that calls it says more.
+    """
+    if not failure.file:
+        return None
+    file = failure.file.decode(errors="replace")
+    better = line_at(failure.place) if failure.place and file.endswith((".cuh", ".h")) else None
+    return better or (file, failure.line)
 
 
 def other_place_of(failure: Failure) -> tuple[str, int] | None:
@@ -61,24 +75,53 @@ def other_place_of(failure: Failure) -> tuple[str, int] | None:
     return (failure.other_file.decode(errors="replace"), failure.other_line) if failure.other_file else None
 
 
-def words(failure: Failure, block: Sequence[int], describe: Callable[[int], str]) -> str:
+def _everyone(waiting: str) -> str:
+    return f"Who waits: {waiting}"
+
+
+def _missing(failure: Failure) -> str:
+    """What the phase of an mbarrier waits for: arrivals, and bytes."""
+    arrivals, size = failure.count, ctypes.c_int(failure.other_count).value
+    found = [f"{arrivals} more arrival{'' if arrivals == 1 else 's'}"] if arrivals else []
+    if size > 0:
+        found.append(f"{size:,} more bytes of copies than were sent to it (expect_tx said so)")
+    if size < 0:
+        found.append(f"{-size:,} bytes fewer: more were sent to it than expect_tx said")
+    return (
+        f"It expects {' and '.join(found)}" if found else "Its phase has another parity, and no one will end the next"
+    )
+
+
+def words(
+    failure: Failure,
+    block: Sequence[int],
+    describe: Callable[[int], str],
+    line_at: Callable[[int], tuple[str, int] | None] = lambda place: None,
+) -> str:
     """What happened, without who and where.
 
     Args:
         block: its sizes, to name threads.
         describe: an address in terms of the arguments, such as "a[5], which has 4 elements".
+        line_at: (file, line) of a place in the kernel's code, where it is in the source and in none of its headers.
     """
     reason = Reason(failure.reason)
     name, other_name, message = (
         raw.decode(errors="replace") for raw in (failure.name, failure.other_name, failure.message)
     )
-    here, there = (f"{p[0]}:{p[1]}" if p else "?" for p in (place_of(failure), other_place_of(failure)))
+    places = place_of(failure, line_at), other_place_of(failure)
+    here, there = (f"{p[0]}:{p[1]}" if p else "?" for p in places)
+    message = re.sub(
+        "@([0-9]+)/([0-9a-f]+)@", lambda m: str((line_at(int(m.group(2), 16)) or (0, m.group(1)))[1]), message
+    )
     thread = f"thread {triple(index(failure.thread, block))}"
     other_thread = f"thread {triple(index(failure.other_thread, block))}"
     if reason in _PLAIN:
         return _PLAIN[reason]
     if reason == Reason.STATED:
         return arithmetic.original(message)
+    if reason == Reason.OUTSIDE_TILE:
+        return f"outside of the block's shared memory: {message}"
     if reason == Reason.MISALIGNED:
         return f"misaligned address: {message}"
     if reason == Reason.LEFT_BEFORE_GRID_SYNC:
@@ -99,8 +142,24 @@ def words(failure: Failure, block: Sequence[int], describe: Callable[[int], str]
         )
     if reason == Reason.NAMED_BARRIER_STARVED:
         return (
-            f"deadlock: {thread} waits in bar.sync {failure.number} at {here}, where {failure.count} threads have "
-            "arrived, and no more will arrive"
+            f"deadlock: {thread} waits in bar.sync {failure.number} at {here}, where {failure.count} of "
+            f"{failure.other_count} threads have arrived, and no more will. {_everyone(message)}"
+        )
+    if reason == Reason.MBARRIER_STARVED:
+        return (
+            f"deadlock: {thread} waits at {here} for the end of the phase of parity {failure.number} of the mbarrier "
+            f"at {describe(failure.address)}. {_missing(failure)}. {_everyone(message)}"
+        )
+    if reason == Reason.WARPGROUP_STARVED:
+        return (
+            f"deadlock: {thread} waits in {name} at {here} for its warpgroup, and of its 128 threads {failure.count} "
+            f"have come. {_everyone(message)}"
+        )
+    if reason == Reason.REGISTERS_STARVED:
+        return (
+            f"deadlock: {thread} waits at {here} in {name} {failure.number}: its warpgroup has {failure.other_count} "
+            f"registers for each thread, and the pool has {failure.count} more, until another warpgroup gives some "
+            f"back with setmaxnreg.dec. {_everyone(message)}"
         )
     if reason == Reason.NOT_IN_OWN_MASK:
         return f"lane {failure.lane} calls {name} with mask 0x{failure.mask:08x}, which does not name the lane itself"

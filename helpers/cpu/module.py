@@ -26,6 +26,7 @@ from . import (
     runtime,
     structures,
     symbols,
+    tensor_map,
 )
 from .compiler import CompileError
 from .copies import extent_of
@@ -40,6 +41,11 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 SHARED_PER_BLOCK = 48 * 1024
 SHARED_PER_BLOCK_OPTIN = 227 * 1024
 SHARED_PER_MULTIPROCESSOR = 228 * 1024
+
+_REGISTERS = 64 * 1024  # of a multiprocessor
+_STRUCT_ALIGNMENT = 128
+# Tiles of TMA and wgmma begin at multiples of this, and so does a GPU's dynamic shared memory.
+_TILE_ALIGNMENT, _HOPPER = 1024, re.compile(r"wgmma|cp\.async\.bulk|hopper\.cuh")
 
 _ENTRIES, _FIRST_ENTRY = messages.ENTRIES, messages.FIRST_ENTRY
 
@@ -456,6 +462,7 @@ class RawKernel:
         defined = dict(re.findall(r"^#define (\w+) (.*)$", _host_options(self.options)[1], re.M))
         bounds = source.launch_bounds(self.code, plain, defined)
         self._most_threads = min(bounds or MAX_THREADS_PER_BLOCK, MAX_THREADS_PER_BLOCK)
+        self._least_blocks = source.least_blocks(self.code, plain)
         self._made = True
 
     @property
@@ -646,12 +653,16 @@ class RawKernel:
         Args:
             locate: (number of the parameter, array) -> the address that the kernel gets for it.
         """
+        args, tensors = list(args), self.tensors(args)
+        for number, (_, tensor) in tensors.items():
+            args[number] = tensor_map.moved(args[number], locate(number, tensor))
         values = [
             ctypes.c_void_p(0 if value is None else locate(number, value))
             if parameter.kind == "p"
             else self._pack(parameter, value)
             for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True))
         ]
+        maps = ctypes.create_string_buffer(b"".join(args[number].tobytes() for number in tensors))
         pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
         arrays = self._shared_arrays
         request = LaunchRequest(
@@ -667,8 +678,45 @@ class RawKernel:
             self._library.anchor,
             residency.blocks_at_once(block[0] * block[1] * block[2], self._static_shared + int(shared_mem)),
             int(cooperative),
+            _TILE_ALIGNMENT if _HOPPER.search(self.code) else 0,
+            self._registers(block[0] * block[1] * block[2]),
+            ctypes.addressof(maps),
+            len(tensors),
         )
-        return PreparedLaunch(self, grid, block, tuple(args), values, pointers, request)
+        return PreparedLaunch(self, grid, block, tuple(args), [*values, maps], pointers, request)
+
+    def tensors(self, args: Sequence[Any]) -> dict[int, tuple[tensor_map.Described, array.ndarray]]:
+        """By number of the parameter, the tensor maps among the arguments and the arrays that they describe.
+
+        Raises:
+            LaunchError: the array of a map lives no more, or has not as many bytes as the map says.
+        """
+        found = {}
+        for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True)):
+            described = tensor_map.described(value) if parameter.kind == "S" else None
+            if described is None:
+                continue
+            memory = array.at(described.address)
+            if memory is None:
+                raise LaunchError(
+                    f"the tensor map {parameter.name!r} of {self.name} is of an array at 0x{described.address:x}, "
+                    "where there is no device array (any more): make it of one that lives as long as the launch"
+                )
+            if described.nbytes > memory.nbytes:
+                raise LaunchError(
+                    f"the tensor map {parameter.name!r} of {self.name} reaches over {described.nbytes:,} bytes, and "
+                    f"the array from its address on has {memory.nbytes:,}: look at its dims {described.dims} and "
+                    f"strides {described.strides}"
+                )
+            found[number] = described, memory.typed(described.shape, described.dtype, described.byte_strides)
+        return found
+
+    def _registers(self, threads: int) -> int:
+        """Registers that each thread begins with, where `__launch_bounds__` tells them; 0 where it does not."""
+        if not self._least_blocks:
+            return 0
+        whole_warps = (threads + 31) // 32 * 32
+        return min(_REGISTERS // (self._least_blocks * whole_warps) // 8 * 8, 256)
 
     def _check_limits(self, grid: tuple[int, ...], block: tuple[int, ...], shared_mem: int, cooperative: bool) -> None:
         threads = block[0] * block[1] * block[2]
@@ -711,9 +759,18 @@ class RawKernel:
                     f"parameter {parameter.name!r} of {self.name} is a struct of {parameter.size} bytes; "
                     f"got {type(value).__name__} of {data.nbytes}"
                 )
-            return (ctypes.c_byte * parameter.size).from_buffer_copy(data.tobytes())
+            memory = np.empty(parameter.size + _STRUCT_ALIGNMENT, np.uint8)  # as the most aligned struct wants it
+            begin = -memory.ctypes.data % _STRUCT_ALIGNMENT
+            memory[begin : begin + parameter.size] = np.frombuffer(data.tobytes(), np.uint8)
+            return (ctypes.c_byte * parameter.size).from_buffer(memory.data, begin)
         dtype = signatures.dtype_of(parameter.dtype)
         return (ctypes.c_byte * dtype.itemsize).from_buffer_copy(np.asarray(value, dtype).tobytes())
+
+    def line_at(self, place: int) -> tuple[str, int] | None:
+        """(file, line) of the source, and of none of its headers, for a place in the library; None: there is none."""
+        table = source.line_table(self.code, SOURCE_NAME)
+        found = symbols.places_of(self._library.path, place) if place else []
+        return next((at for at in found if at in table and not at[0].endswith((".cuh", ".h"))), None)
 
     def _tell(self, failure: structures.Failure, prepared: PreparedLaunch) -> str:
         """A failed launch in words."""
@@ -728,7 +785,7 @@ class RawKernel:
         def quote(place: tuple[str, int]) -> str:
             return f"\n{place[1]:>6} | {table[place].rstrip()}" if place in table else ""
 
-        place = failures.place_of(failure)
+        place = failures.place_of(failure, self.line_at)
         if place is not None:
             return f"{place[0]}:{place[1]}: {what} [{who}]{quote(place)}"
         # A line of the source rather than of a header whose function was inlined there.
@@ -749,7 +806,9 @@ class RawKernel:
 
 @dataclass(frozen=True)
 class PreparedLaunch:
-    """A launch that only has to be run. values and pointers are what `request` points to: it lives as long as they."""
+    """A launch that only has to be run. values (the arguments, then the tensor maps) and pointers are what `request`
+    points to: it lives as long as they.
+    """
 
     kernel: RawKernel
     grid: tuple[int, int, int]
@@ -761,14 +820,14 @@ class PreparedLaunch:
 
     def words(self, failure: structures.Failure) -> str:
         """Why it failed, without who and where."""
-        return failures.words(failure, self.block, lambda address: self.describe(address, failure))
+        return failures.words(failure, self.block, lambda address: self.describe(address, failure), self.kernel.line_at)
 
     def describe(self, address: int, failure: structures.Failure | None) -> str:
         """An address in terms of the arguments and of shared memory, where it is in or near one."""
         if address < 4096:
             return "a null pointer" if address == 0 else f"address {address}: a null pointer and an index"
         near: list[tuple[int, str]] = []
-        for parameter, value, packed in zip(self.kernel.parameters, self.args, self.values, strict=True):
+        for parameter, value, packed in zip(self.kernel.parameters, self.args, self.values[:-1], strict=True):
             if parameter.kind == "p" and value is not None and value.nbytes:
                 begin, end = (at - value.ctypes.data for at in extent_of(value))
                 inside = address - packed.value

@@ -102,7 +102,7 @@ def _unwritten(argument: Argument) -> np.ndarray:
     there the whole array has to be as it was made. What the kernel may write counts as unwritten where it is any NaN.
     """
     value, item = argument.value, argument.value.dtype.itemsize
-    if value.dtype.kind == "f" and argument.writable:
+    if value.dtype.kind == "f" and argument.writable and not argument.by_map:
         return np.isnan(value)
     if item not in (1, 2, 4, 8) or not (_is_float(value.dtype) or is_fresh(value)):
         return np.zeros(value.shape, bool)

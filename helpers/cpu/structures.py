@@ -26,6 +26,10 @@ class LaunchRequest(ctypes.Structure):
         ("anchor", ctypes.c_void_p),
         ("most_blocks", ctypes.c_uint64),
         ("cooperative", ctypes.c_uint64),
+        ("dynamic_align", ctypes.c_uint64),
+        ("registers", ctypes.c_uint64),
+        ("maps", ctypes.c_void_p),
+        ("n_maps", ctypes.c_uint64),
     ]
 
 
@@ -53,6 +57,10 @@ class Reason(IntEnum):
     TRAPPED = 18
     EXPIRED = 19
     ABORTED = 20
+    MBARRIER_STARVED = 21
+    WARPGROUP_STARVED = 22
+    OUTSIDE_TILE = 23
+    REGISTERS_STARVED = 24
 
 
 class Failure(ctypes.Structure):
@@ -83,7 +91,7 @@ class Failure(ctypes.Structure):
         ("other_file", ctypes.c_char * 256),
         ("name", ctypes.c_char * 96),
         ("other_name", ctypes.c_char * 96),
-        ("message", ctypes.c_char * 512),
+        ("message", ctypes.c_char * 1024),
     ]
 
 
@@ -165,6 +173,19 @@ class CheckedFinding(ctypes.Structure):
     ]
 
 
+class CheckedEvent(ctypes.Structure):
+    """`EngineEvent` of engine/checker.h."""
+
+    _fields_ = [
+        ("block", ctypes.c_uint64),
+        ("pc", ctypes.c_uint64),
+        ("thread", ctypes.c_uint32),
+        ("kind", ctypes.c_uint32),
+        ("number", ctypes.c_uint32),
+        ("value", ctypes.c_uint32),
+    ]
+
+
 class CheckedLeft(ctypes.Structure):
     """`EngineLeft` of engine/checker.h."""
 
@@ -209,6 +230,7 @@ _IN_THE_ENGINE = {
     "EngineBarrier": ctypes.sizeof(CheckedBarrier),
     "EngineFinding": ctypes.sizeof(CheckedFinding),
     "EngineLeft": ctypes.sizeof(CheckedLeft),
+    "EngineEvent": ctypes.sizeof(CheckedEvent),
     "FailureReason": len(Reason),
 }
 

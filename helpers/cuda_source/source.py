@@ -138,6 +138,19 @@ def launch_bounds(code: str, name: str, macros: Mapping[str, str]) -> int | None
     return value if isinstance(value, int) and value > 0 else None
 
 
+def least_blocks(code: str, name: str) -> int:
+    """The second argument of a kernel's `__launch_bounds__`, blocks on a multiprocessor; 0: there is none.
+
+    1 where it is no plain number.
+    """
+    text = blank_comments(code)
+    found = re.search(rf"\b__launch_bounds__\s*(\((?:[^()]|\([^()]*\))*\))[^;{{}}()]*\b{re.escape(name)}\s*\(", text)
+    arguments = [part.strip() for part in _split_commas(found.group(1)[1:-1])] if found else []
+    if len(arguments) < 2:
+        return 0
+    return int(arguments[1]) if arguments[1].isdecimal() else 1
+
+
 def is_template(code: str, name: str) -> bool:
     """Whether the kernel `name` is a template, which only a name expression can call."""
     text = blank_comments(code)

@@ -22,6 +22,10 @@ KINDS = {
     checked.INACTIVE_LANE: "inactive lane",
     checked.LOCAL_BOUNDS: "out of bounds",
     checked.UNSET_LOCAL: "uninitialised",
+    checked.NO_PROXY_FENCE: "no proxy fence",
+    checked.SUMS_TOUCHED: "not waited for",
+    checked.NO_PRODUCT_FENCE: "no wgmma fence",
+    checked.BYTES: "wrong byte count",
 }
 
 _NOTED = {
@@ -36,6 +40,7 @@ _STOPPED = {
     **dict.fromkeys(failures.DEADLOCK, "deadlock"),
     **dict.fromkeys(failures.MISALIGNED, "misaligned"),
     failures.Reason.ILLEGAL_ACCESS: "out of bounds",
+    failures.Reason.OUTSIDE_TILE: "out of bounds",
     failures.Reason.EXPIRED: "endless loop",
 }
 
@@ -45,7 +50,8 @@ class Finding:
     """One thing that is wrong. file, line: of the access; other_*: of the earlier access that it collides with.
 
     kind: race, same value (a race of writes of one value: the result is the same), out of bounds, uninitialised,
-    write to const, inactive lane (of a shuffle), misaligned, not waited for, never waited for (asynchronous copies),
+    write to const, inactive lane (of a shuffle), misaligned, not waited for, never waited for (asynchronous copies and
+    products of warpgroups), no proxy fence, no wgmma fence, wrong byte count (of an mbarrier's phase),
     never written, barrier divergence, deadlock, endless loop, division by zero, shift or conversion (out of range), or
     stopped (a failed assertion).
     block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
@@ -118,7 +124,15 @@ def _merged(seen: checked.Observed) -> list[Finding]:
             merged.pop(("race", array, sides), None)
         elif kind == "race":
             merged.pop(("same value", array, sides), None)
-    return [f for f in merged.values() if f.kind != "uninitialised" or (f.array, (f.file, f.line)) not in racing]
+    # What was sent beyond an mbarrier's count is never there when somebody reads it.
+    miscounted = {(f.file, f.line) for f in merged.values() if f.kind == "wrong byte count"}
+    late = ("not waited for", "never waited for")
+    return [
+        f
+        for f in merged.values()
+        if not (f.kind == "uninitialised" and (f.array, (f.file, f.line)) in racing)
+        and not (f.kind in late and {(f.file, f.line), (f.other_file, f.other_line)} & miscounted)
+    ]
 
 
 def _region(seen: checked.Observed, number: int | None) -> regions.Region | None:
@@ -186,6 +200,47 @@ def _outside_local(found: checked.Found, array: str, declared: str) -> Finding:
     return Finding("out of bounds", message, file, line, block, thread, array, found.offset, count=found.count)
 
 
+_OF_PRODUCTS = (checked.SUMS_TOUCHED, checked.NO_PRODUCT_FENCE, checked.BYTES)
+
+
+def _of_products(found: checked.Found) -> Finding:
+    """What is about registers of wgmma, or about an mbarrier's count of bytes, and not about a place in memory."""
+    access, other = found.access, found.other
+    if found.kind == checked.SUMS_TOUCHED and other is not None:
+        verb = "write to" if access.is_write else "read of"
+        message = (
+            f"{verb} a sum of a wgmma before wgmma.wait_group, by {_at(access)}: it is undefined from the wgmma on, by "
+            f"{_at(other)}, until that wait"
+        )
+    elif found.kind == checked.NO_PRODUCT_FENCE:
+        message = (
+            "this wgmma has no wgmma.fence before it: there has to be one before the first product, and again after "
+            f"ordinary instructions have used its registers, by {_at(access)}"
+        )
+    elif found.kind == checked.BYTES:
+        message = (
+            f"the phase of an mbarrier ended while {found.offset:,} bytes of copies were still under way to it: more "
+            f"were sent than expect_tx said, by {_at(access)}"
+        )
+    else:
+        message = f"the wgmma was not waited for when its threads ended, by {_at(access)}"
+    file, line = access.place or (None, None)
+    other_file, other_line = (other.place if other else None) or (None, None)
+    return Finding(
+        KINDS[found.kind],
+        message,
+        file,
+        line,
+        access.block,
+        access.thread,
+        other_file=other_file,
+        other_line=other_line,
+        other_block=other.block if other else None,
+        other_thread=other.thread if other else None,
+        count=found.count,
+    )
+
+
 def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
     if found.kind == checked.NOTED:
         return _noted(found)
@@ -193,6 +248,8 @@ def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
         return _inactive_lane(found, *found.shuffle)
     if found.local is not None:
         return _outside_local(found, *found.local)
+    if found.kind in _OF_PRODUCTS or (found.kind == checked.NEVER_WAITED and _region(seen, found.region) is None):
+        return _of_products(found)
     region = _region(seen, found.region)
     verb = "write of" if found.access.is_write else "read of"
     name, index, elements = _element(region, found.offset)
@@ -215,8 +272,18 @@ def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
         message = f"{what}, which has {size}, by {_at(found.access)}"
     elif found.kind == checked.IN_FLIGHT and found.other is not None:
         message = f"{what} by {_at(found.access)}, while the asynchronous copy to it by {_at(found.other)} is in flight"
+    elif found.kind == checked.NO_PROXY_FENCE and found.other is not None:
+        message = (
+            f"{what} through TMA or wgmma by {_at(found.access)}, with no fence.proxy.async after the ordinary write "
+            f"by {_at(found.other)}: they may read what was there before"
+        )
+        if found.is_volatile:  # so marked: it is an mbarrier
+            message = (
+                f"{what} by the TMA copy by {_at(found.access)}: with no fence.mbarrier_init after the mbarrier's "
+                f"initialisation by {_at(found.other)}, the copy may not see it"
+            )
     elif found.kind == checked.NEVER_WAITED:
-        what = what.replace("write of", "the asynchronous copy to")
+        what = what.replace("write of", "the asynchronous copy to").replace("read of", "the asynchronous copy from")
         message = f"{what} was not waited for when its thread ended, by {_at(found.access)}"
     elif found.kind == checked.UNSET_LOCAL:
         what = f"the {what}" if region else "whether the launch fails"

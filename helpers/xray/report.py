@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.cpu import failures
+from helpers.cpu import checked, failures
 from helpers.cuda_source import source
 from helpers.draw import banks, timeline
 from helpers.xray.figures import Figures
@@ -40,6 +40,7 @@ class Report:
     findings: [] when clean. traffic: figures by array of global memory. shared: by `__shared__` array. by_line: by
     (file, line). fetches: by array, how often each element was read, in the array's shape. barriers: reached, by
     blocks. collectives: shuffles, votes and their like, by warps. notes: what is no error, and worth a look.
+    events: what warps asked of TMA, of tensor cores and of barriers, in the engine's order. A GPU may have it too.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Report:
     block: tuple[int, int, int] = (1, 1, 1)
     passed: dict[int, list[timeline.Step]] = field(default_factory=dict, repr=False)  # by block
     notes: list[str] = field(default_factory=list)
+    events: tuple[checked.Event, ...] = field(default=(), repr=False)
 
     @property
     def clean(self) -> bool:

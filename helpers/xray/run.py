@@ -59,6 +59,7 @@ def xray(
         by_access=tables.by_access,
         grid=seen.grid,
         block=seen.block,
+        events=seen.events,
         passed={number: figures.steps(seen, passed) for number, passed in seen.passed.items()},
     )
 

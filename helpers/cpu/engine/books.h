@@ -23,12 +23,18 @@ enum Kind { READ = 0, WRITE = 1 };
 enum How { PLAIN = 0, ATOMIC = 1, VOLATILE = 2, SIGNAL = 3 };  // SIGNAL: a volatile write after a fence of its thread
 
 // When and by whom: the epoch counts every event that can order accesses, so a later epoch is a later time.
-typedef uint64_t Tag;  // epoch << 12 | thread << 2 | how
-Tag tag_of(uint64_t epoch, unsigned thread, How how) { return epoch << 12 | (uint64_t)thread << 2 | how; }
-uint64_t epoch_of(Tag t) { return t >> 12; }
-unsigned thread_of(Tag t) { return (unsigned)(t >> 2) & 1023; }
+typedef uint64_t Tag;  // epoch << 13 | thread << 2 | how
+Tag tag_of(uint64_t epoch, unsigned thread, How how) { return epoch << 13 | (uint64_t)thread << 2 | how; }
+uint64_t epoch_of(Tag t) { return t >> 13; }
+unsigned thread_of(Tag t) { return (unsigned)(t >> 2) & 2047; }
 How how_of(Tag t) { return (How)(t & 3); }
-constexpr uint64_t IN_FLIGHT = ~0ull >> 12;  // epoch of a write by a cp.async that has not been waited for
+constexpr uint64_t IN_FLIGHT = ~0ull >> 13;  // epoch of a write by an asynchronous copy that has not been waited for
+
+// Who accesses memory for the threads and beside them has a number as if it were one more thread: the products of each
+// warpgroup, the stores by TMA of each warp, the loads that arrive at each mbarrier.
+constexpr unsigned PRODUCTS = 1024, STORES = PRODUCTS + 8, LOADS = STORES + 32, AGENTS = 128;
+inline unsigned agent_of_loads(unsigned mbarrier) { return LOADS + mbarrier % (PRODUCTS + AGENTS - LOADS); }
+inline bool is_agent(unsigned thread) { return thread >= PRODUCTS; }
 
 struct Cell {  // of `grain` bytes
   Tag write = 0, read = 0, other_read = 0;
@@ -82,6 +88,18 @@ struct Guess {
   uint32_t other_site;
 };
 
+// What each thread knows of the others, and of who works beside them, by mbarriers and by named barriers of some threads:
+// all they did up to an epoch. Slots: the threads, then the agents.
+typedef std::vector<uint64_t> Clock;
+struct MbarrierBooks {
+  Clock arriving, over;  // what those who have arrived know; the same when its last phase ended
+  uintptr_t word = 0;
+  bool is_initialised = false, is_fenced = false;
+  unsigned thread = 0;  // that initialised it
+  uint64_t epoch = 0;
+  uintptr_t pc = 0;
+};
+
 // ---------------------------------------------------------------- a profile
 
 constexpr size_t VARIABLE_REDZONE = 4096;  // beside each variable of a module: assembly.py puts it there
@@ -122,6 +140,14 @@ struct BlockBooks {
   Known known;                                   // to all threads of the block
   std::unordered_map<unsigned, Known> known_to;  // to one of them
 
+  // Order by mbarriers and the like; empty until there is such.
+  std::vector<Clock> clocks;  // by thread
+  Clock everyone;             // what all threads of the block know
+  std::vector<MbarrierBooks> mbarriers;
+  std::vector<Clock> named;            // what those know who have arrived at a barrier with a number
+  std::vector<unsigned> sent_by;       // by agent: the thread that asked last
+  std::vector<uint64_t> proxy_fences;  // by thread: of its last one
+
   std::vector<Guess> guesses;
   uint32_t interval = 0;               // how many barriers it has passed
   std::vector<Region> shared_regions;  // of a block that is set aside
@@ -150,7 +176,8 @@ struct Books : BlockBooks {
   std::vector<EngineStep> steps;
   std::vector<uint32_t> last_step;     // by site and warp, one more than its index
   std::vector<EngineBarrier> reached;  // barriers
-  uint64_t whole = ~0ull;              // from this block on, steps are missing: there were too many
+  std::vector<EngineEvent> events;
+  uint64_t whole = ~0ull;  // from this block on, steps are missing: there were too many
 };
 
 Books books;
@@ -236,6 +263,15 @@ void take_up(uintptr_t address);
 void release(uintptr_t address);
 void settle_same_value(bool differs = false);
 void settle_guesses();
+
+// checker_clocks.cpp
+uint64_t clocked(unsigned thread, unsigned who);
+unsigned asker(unsigned thread);
+void join_clocks(unsigned warp, unsigned mask);
+void join_all_clocks();
+
+// checker_async.cpp
+bool touches_sums(uintptr_t a, unsigned size, Kind kind, uintptr_t pc);
 
 // checker_access.cpp
 void access_first(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, void* frame);

@@ -74,11 +74,11 @@ void report(
   if (other) {
     f.other_pc = other_pc;
     f.other_block = block_at(epoch_of(other));
-    f.other_thread = thread_of(other);
+    f.other_thread = asker(thread_of(other));
     f.other_is_write = other_write;
     f.is_volatile = how >= VOLATILE && how_of(other) >= VOLATILE;
   }
-  add_finding(f, (((uint64_t)pc * 31 + other_pc) * 31 + region) * 16 + kind);
+  add_finding(f, (((uint64_t)pc * 31 + other_pc) * 31 + region) * 32 + kind);
 }
 
 }  // namespace
@@ -101,6 +101,12 @@ void check_block(uint64_t block, unsigned n_warps, const void* static_shared, co
   books.fences[1].clear();
   books.known.clear();
   books.known_to.clear();
+  books.clocks.clear();
+  books.everyone.clear();
+  books.mbarriers.clear();
+  books.named.clear();
+  books.sent_by.clear();
+  books.proxy_fences.clear();
   for (Region& r : books.regions) {
     const void* now = r.told->kind == ENGINE_STATIC_SHARED    ? static_shared
                       : r.told->kind == ENGINE_DYNAMIC_SHARED ? dynamic_shared
@@ -229,12 +235,17 @@ unsigned engine_check_left(const EngineLeft** out) {
   return (unsigned)books.left.size();
 }
 
+unsigned engine_check_events(const EngineEvent** out) {
+  *out = books.events.data();
+  return (unsigned)books.events.size();
+}
+
 uint64_t engine_check_writer(unsigned region, uint64_t offset, uint64_t* block, unsigned* thread) {
   const Region& r = books.regions[region];
   const size_t i = offset >> r.shift;
   if (i >= r.cells.size() || !r.cells[i].write) return 0;
   *block = block_at(epoch_of(r.cells[i].write));
-  *thread = thread_of(r.cells[i].write);
+  *thread = asker(thread_of(r.cells[i].write));
   return books.sites[r.cells[i].write_site].pc;
 }
 

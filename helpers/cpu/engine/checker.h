@@ -16,8 +16,12 @@ enum EngineFindingKind {
   ENGINE_NOTED = 7,         // no access: size is an EngineNote, offset its value, region NO_REGION
   ENGINE_SAME_VALUE = 11,   // a race of two writes of one value
   ENGINE_CONST_WRITTEN = 12,
-  ENGINE_INACTIVE_LANE = 13,  // a shuffle asks for the value of a lane that takes no part
-  ENGINE_LOCAL_BOUNDS = 14,   // an index past the size that a type gives: maybe of an array of the thread's own
+  ENGINE_INACTIVE_LANE = 13,     // a shuffle asks for the value of a lane that takes no part
+  ENGINE_NO_PROXY_FENCE = 17,    // ordinary writes, and what TMA or wgmma does after them
+  ENGINE_SUMS_TOUCHED = 18,      // sums of a wgmma between its issue and its wait
+  ENGINE_NO_PRODUCT_FENCE = 19,  // a wgmma without a wgmma.fence before it
+  ENGINE_BYTES = 20,         // a phase of an mbarrier ended before all that was sent to it had come; offset: the rest
+  ENGINE_LOCAL_BOUNDS = 14,  // an index past the size that a type gives: maybe of an array of the thread's own
 };
 
 enum EngineNote : unsigned {
@@ -66,6 +70,27 @@ struct EngineLeft {  // a barrier that some threads of a block had left the kern
   uint32_t count, thread;  // how many had left, and the first of them
 };
 
+// What warps ask of TMA, of tensor cores and of barriers, in the order in which it happens.
+enum EngineEventKind : uint32_t {
+  EVENT_LOAD = 1,       // asked for by a thread; number: of the mbarrier in the block, value: bytes
+  EVENT_LANDED,         // the data of one are there; the same
+  EVENT_WAIT,           // a warp waits for a phase of mbarrier `number`; value: the parity
+  EVENT_WAITED,         // and goes on
+  EVENT_ARRIVE,         // at mbarrier `number`; value: bytes that it expects
+  EVENT_PRODUCT,        // wgmma, asked for by a warpgroup; number: how many it has asked for before, value: n
+  EVENT_PRODUCTS_DONE,  // at the wait for them; number: how many are by now, value: how many of them at this wait
+  EVENT_STORE,          // asked for by a thread; value: bytes
+  EVENT_STORED,         // at the wait for them; value: how many are
+  EVENT_BAR_SYNC,       // a warp comes to bar.sync `number`; value: of how many threads
+  EVENT_BAR_SYNCED,     // and goes on
+  EVENT_BAR_ARRIVE,     // bar.arrive
+};
+
+struct EngineEvent {
+  uint64_t block, pc;
+  uint32_t thread, kind, number, value;
+};
+
 struct EngineFinding {
   int kind;
   uint32_t region;
@@ -88,6 +113,7 @@ unsigned engine_check_findings(const EngineFinding** out);
 unsigned engine_check_steps(const EngineStep** out, uint64_t* whole);  // whole: blocks before this one have all theirs
 unsigned engine_check_barriers(const EngineBarrier** out);
 unsigned engine_check_left(const EngineLeft** out);
+unsigned engine_check_events(const EngineEvent** out);
 // Of the last write of a byte of a region: its pc, or 0 where there was none.
 uint64_t engine_check_writer(unsigned region, uint64_t offset, uint64_t* block, unsigned* thread);
 unsigned engine_check_sites(EngineSite* out, unsigned most);  // returns how many there are
@@ -102,7 +128,11 @@ void check_bring_back(void* kept);
 void check_drop(void* kept);
 void check_grid_sync();
 void check_switch(unsigned thread, const void* stack_top);  // this thread of the block runs from now on
-void check_barrier(const char* file, int line);
+void check_barrier(const char* file, int line, bool whole = true);
+// Named barriers of some threads: one arrives; one goes on; all have.
+void check_named_arrival(unsigned number);
+void check_named_departure(unsigned number, unsigned thread);
+void check_named_over(unsigned number);
 void check_left(const char* file, int line, unsigned count, unsigned thread);
 void check_warp_sync(unsigned warp, unsigned mask);
 void check_collective();
@@ -111,6 +141,30 @@ void check_fence(bool own_block);
 void check_async_issue(void* target, unsigned bytes, void* caller, void* frame);  // by the thread that runs
 void check_async_landed(void* target, unsigned bytes);
 void check_async_left(void* target, unsigned bytes, void* caller);
+// mbarriers, by their number in the block. The thread that runs initialises, uses, arrives at, or has waited for one.
+void check_mbarrier_write(void* word, void* caller, void* frame);
+void check_mbarrier_init(unsigned number, const void* word, const void* caller);
+void check_mbarrier_use(unsigned number, const void* caller, bool by_copy);
+void check_mbarrier_arrive(unsigned number);
+void check_mbarrier_wait(unsigned number);
+void check_phase_end(unsigned number, unsigned bytes_left, const void* caller);
+// Loads by TMA: asked for by the thread that runs, landed, or never. Their other side, in global memory.
+void check_tensor_issue(void* target, unsigned bytes, unsigned mbarrier, void* caller, void* frame);
+void check_tensor_landed(void* target, unsigned bytes, unsigned mbarrier);
+void check_tensor_left(void* shared, unsigned bytes, bool is_load, unsigned thread, void* caller);
+void check_tensor_global(void* begin, unsigned bytes, bool is_write, void* caller);
+// Stores by TMA: they read shared memory from their issue to their wait. The epoch of one.
+uint64_t check_store_issue();
+void check_store_read(void* from, unsigned bytes, void* caller);
+void check_store_wait(uint64_t until);
+void check_proxy_fence(bool of_mbarriers);
+// Products of the warpgroup whose first thread is `base`, in the same way.
+uint64_t check_product_issue(unsigned base, void* caller, bool is_fenced);
+void check_product_read(void* from, unsigned base, void* caller);
+void check_products_done(unsigned base, uint64_t until);
+void check_sums_written(unsigned thread, void* caller, const void* waits);
+void check_products_left(void* caller);
+void check_event(EngineEventKind kind, unsigned thread, unsigned number, uint64_t value, const void* caller);
 void check_note(EngineNote what, uint64_t value, const void* caller);
 void check_merge(unsigned n_threads);  // all lanes have arrived: at a barrier, or at the end
 void check_merge_warp(unsigned warp, unsigned n_threads, unsigned unfinished);  // unfinished: lanes that will go on

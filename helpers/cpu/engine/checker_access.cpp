@@ -133,7 +133,7 @@ __attribute__((noinline)) void access_books(
 }
 
 __attribute__((noinline)) void access_first(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, void* frame) {
-  if (!books.running) return;
+  if (!books.running || touches_sums(a, size, kind, pc)) return;
   uint32_t index = 0;
   while (index < books.regions.size() && !(a >= books.regions[index].begin && a + size <= books.regions[index].end))
     ++index;

@@ -136,8 +136,10 @@ bool ordered(Tag before, unsigned thread) {
   uint64_t epoch = epoch_of(before);
   if (epoch < books.grid_epoch) return true;
   if (!same_block(epoch)) return released(before, thread);
+  if (is_agent(thread_of(before))) return epoch <= clocked(thread, thread_of(before));
   if (thread_of(before) == thread || epoch < books.barrier_epoch) return true;
   unsigned warp = thread / 32;
+  if (epoch <= clocked(thread, thread_of(before))) return true;
   if (thread_of(before) / 32 != warp) return released(before, thread);
   // Within a warp there may also have been a __syncwarp, of all lanes or of these two.
   if (epoch < books.warp_epoch[warp]) return true;
@@ -148,12 +150,15 @@ bool ordered(Tag before, unsigned thread) {
 
 }  // namespace
 
-void check_barrier(const char* file, int line) {
+// whole: of all threads of the block.
+void check_barrier(const char* file, int line, bool whole) {
   settle_same_value();
   settle_guesses();
   ++books.barriers;
   ++books.interval;
   if (profile.running && books.reached.size() < MOST_STEPS) books.reached.push_back({books.block, file, line});
+  if (!whole) return;
+  join_all_clocks();
   books.barrier_epoch = ++books.epoch;
   books.barrier_tag = tag_of(books.epoch, 0, PLAIN);
   // What one thread has taken up, all of them know from here on.
@@ -164,6 +169,7 @@ void check_barrier(const char* file, int line) {
 void check_warp_sync(unsigned warp, unsigned mask) {
   settle_same_value();
   ++books.epoch;
+  join_clocks(warp, mask);
   if (!books.known_to.empty()) {  // the lanes that met know what one of them did
     Known all;
     for (unsigned lane = 0; lane < 32; ++lane)

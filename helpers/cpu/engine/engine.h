@@ -51,6 +51,12 @@ struct Products {
   char how;  // '*', or of bits: '^' and '&', whose ones are counted
 };
 
+// One wgmma.mma_async: n columns; A and B as they lie in shared memory or, transposed, column by column; negated or not.
+struct WarpgroupProduct {
+  int n;
+  bool is_bfloat, a_in_registers, a_transposed, b_transposed, a_negative, b_negative;
+};
+
 enum class BarrierOp { none, count, all, any };
 
 // Rounding modes, and the operations that have them.
@@ -106,7 +112,32 @@ void* engine_shared_pointer(unsigned offset, unsigned bytes, const char* name, c
 void engine_async_copy(void* target, engine::Words data, unsigned bytes);
 void engine_async_commit();
 void engine_async_wait(unsigned pending);  // groups that may be left; ~0: none, and what is not committed lands as well
-void engine_show(const void* value);       // to the other threads of the block,
+// mbarriers. The state is the one before; ~0: none. phase: bit 63. bytes: that the phase waits for, less than 0 where they
+// have come. may_block: of try_wait, which may return 0 all the same.
+void engine_mbarrier_init(void* word, unsigned count, const char* file, int line);
+void engine_mbarrier_inval(void* word);
+unsigned long long engine_mbarrier_arrive(
+    void* word, unsigned count, unsigned bytes, int drop, const char* file, int line);
+void engine_mbarrier_bytes(void* word, long long bytes, const char* file, int line);
+int engine_mbarrier_wait(void* word, unsigned long long phase, int may_block, const char* file, int line);
+// Copies by TMA: of a box of a tensor, at its first coordinates, or of plain bytes. shared: an address of 32 bits.
+void engine_tensor_load(
+    const void* map, const int* at, unsigned rank, unsigned shared, void* word, const char* file, int line);
+void engine_tensor_store(const void* map, const int* at, unsigned rank, unsigned shared, const char* file, int line);
+void engine_bulk_load(void* target, const void* source, unsigned bytes, void* word, const char* file, int line);
+void engine_bulk_store(void* target, const void* source, unsigned bytes, const char* file, int line);
+void engine_bulk_commit();
+void engine_bulk_wait(unsigned pending);
+void engine_proxy_fence(int of_mbarriers);  // 1: fence.mbarrier_init, which is for those alone
+// Warpgroups. d: where the sums are, n / 2 of them; a: the registers of A, or its descriptor in the first two words.
+void engine_wgmma(
+    const engine::WarpgroupProduct* form, float* const* d, engine::Words a, unsigned long long b, int accumulate,
+    const char* file, int line);
+void engine_wgmma_fence();
+void engine_wgmma_commit();
+void engine_wgmma_wait(unsigned pending, const char* file, int line);
+void engine_setmaxnreg(unsigned registers, int increase, const char* file, int line);
+void engine_show(const void* value);        // to the other threads of the block,
 const void* engine_shown(unsigned thread);  // which see what each has shown last
 int engine_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 // Of a checked run; elsewhere it does nothing. what, value: checker.h

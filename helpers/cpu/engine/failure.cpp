@@ -35,6 +35,13 @@ EngineFailure failure_at(const Worker& w, FailureReason reason, const char* file
   return f;
 }
 
+// The same with the place in the code, by which Python finds who has called a header's function.
+EngineFailure failure_from(const Worker& w, FailureReason reason, const char* file, int line, const void* caller) {
+  EngineFailure f = failure_at(w, reason, file, line);
+  f.place = place_in_kernel((uintptr_t)caller - 1);
+  return f;
+}
+
 [[noreturn]] void fail(Worker& w, const EngineFailure& failure) {
   w.critical++;  // an interrupt in here would leave the pool's mutex locked for ever
   record(failure);
@@ -54,14 +61,79 @@ void set_other_place(EngineFailure& f, const char* file, int line) {
   f.other_line = line;
 }
 
+// Where a fiber waits, as one line of a list: empty where it does not. Of @line/place@ Python
+// makes the line, by the place in the code where a header's function is called.
+std::string waiting_place(Worker& w, const Fiber& f) {
+  char text[200] = "", at[64];
+  const int line = f.collective ? f.collective->line : f.line;
+  snprintf(at, sizeof at, "line %d", line);
+  if (f.mbarrier || f.group_name)
+    snprintf(at, sizeof at, "line @%d/%llx@", line, (unsigned long long)place_in_kernel((uintptr_t)f.caller - 1));
+  if (f.collective) {
+    snprintf(text, sizeof text, "%s, %s", f.collective->name, at);
+  } else if (f.mbarrier) {
+    const bool is_dynamic = f.mbarrier >= (char*)w.dynamic && f.mbarrier < w.dynamic_limit;
+    const char* const base = is_dynamic ? (char*)w.dynamic : w.static_base + pool->launch.static_begin;
+    snprintf(
+        text, sizeof text, "the mbarrier at byte %lld of %s shared memory, parity %d, %s",
+        (long long)(f.mbarrier - base), is_dynamic ? "dynamic" : "static", (int)(f.phase >> 63), at);
+  } else if (f.group_name) {
+    snprintf(text, sizeof text, "%s %u, %s", f.group_name, f.group_value, at);
+  } else if (f.named >= 0) {
+    snprintf(
+        text, sizeof text, "bar.sync %d (%u of %u threads have come), %s", f.named, w.named_arrived[f.named],
+        w.named_expected[f.named], at);
+  } else if (f.at_barrier) {
+    snprintf(text, sizeof text, "__syncthreads(), %s", at);
+  }
+  return text;
+}
+
+// All who wait, neighbours in the same place together, and the warps that have left the kernel.
+void list_waiting(Worker& w, EngineFailure& failure) {
+  std::string all;
+  auto place_of = [&](unsigned thread) {
+    const Fiber& f = w.fibers[thread];
+    return f.finished ? std::string() : waiting_place(w, f);
+  };
+  auto has_left = [&](unsigned warp) { return w.alive[warp] == 0; };
+  for (unsigned i = 0; i < w.n_threads;) {
+    const std::string place = place_of(i);
+    const bool left = has_left(i / WARP);
+    unsigned end = i + 1;
+    while (end < w.n_threads && place_of(end) == place && has_left(end / WARP) == left) ++end;
+    const unsigned first = i / WARP, last = (end - 1) / WARP;
+    const bool whole = i % WARP == 0 && (end % WARP == 0 || end == w.n_threads), many = end - i > (whole ? WARP : 1);
+    if (left || !place.empty()) {
+      char who[64];
+      const char* const unit = whole ? "warp" : "thread";
+      if (many) snprintf(who, sizeof who, "%ss %u to %u: ", unit, whole ? first : i, whole ? last : end - 1);
+      else snprintf(who, sizeof who, "%s %u: ", unit, whole ? first : i);
+      all += (all.empty() ? "" : "; ") + (who + (left ? many ? "have left the kernel" : "has left the kernel" : place));
+    }
+    i = end;
+  }
+  copy_text(failure.message, sizeof failure.message, all.c_str());
+}
+
 // No fiber can run and not all have ended: say who waits where, and for whom in vain.
 [[noreturn]] void diagnose_stuck(Worker& w) {
-  Fiber *at_collective = nullptr, *at_named = nullptr;
+  Fiber *at_collective = nullptr, *at_named = nullptr, *at_mbarrier = nullptr, *in_group = nullptr;
+  // Where all have arrived and the bytes are not those that were expected, that is what is wrong.
+  auto lacks_bytes = [](const Fiber& f) {
+    const uint64_t state = state_of(f.mbarrier);
+    return (state & COUNT) == 0 && bytes_of(state) != 0;
+  };
+  auto is_short = [&](const Fiber& f) { return w.warpgroups[f.lane.linear / GROUP].is_short; };
   for (unsigned i = 0; i < w.n_threads; ++i) {
     Fiber& f = w.fibers[i];
     if (f.collective && !at_collective) at_collective = &f;
+    else if (f.mbarrier && (!at_mbarrier || (lacks_bytes(f) && !lacks_bytes(*at_mbarrier)))) at_mbarrier = &f;
+    else if (f.group_name && (!in_group || (is_short(f) && !is_short(*in_group)))) in_group = &f;
     else if (f.named >= 0 && !at_named) at_named = &f;
   }
+  if (in_group && is_short(*in_group))
+    at_collective = at_mbarrier = nullptr;  // others wait for who waits for registers
   // A warp that waits for a lane says more than a barrier that waits for that warp, so it comes first.
   if (at_collective) {
     const Collective& c = *at_collective->collective;
@@ -85,11 +157,39 @@ void set_other_place(EngineFailure& f, const char* file, int line) {
     }
     fail(w, failure);
   }
+  auto begin = [&](Fiber* f, FailureReason reason) {
+    w.current = f;
+    EngineFailure failure = failure_at(w, reason, f->file, f->line);
+    if (f->mbarrier || f->group_name) failure.place = place_in_kernel((uintptr_t)f->caller - 1);
+    failure.static_base = (uint64_t)w.static_base;
+    failure.dynamic_base = (uint64_t)w.dynamic;
+    failure.dynamic_size = pool->launch.dynamic_shared;
+    list_waiting(w, failure);
+    return failure;
+  };
+  if (at_mbarrier) {
+    EngineFailure failure = begin(at_mbarrier, MBARRIER_STARVED);
+    const uint64_t state = state_of(at_mbarrier->mbarrier);
+    failure.address = (uint64_t)at_mbarrier->mbarrier;
+    failure.number = (unsigned)(at_mbarrier->phase >> 63);
+    failure.count = (unsigned)(state & COUNT);
+    failure.other_count = (unsigned)(int)bytes_of(state);
+    fail(w, failure);
+  }
+  if (in_group) {
+    const Warpgroup& g = w.warpgroups[in_group->lane.linear / GROUP];
+    EngineFailure failure = begin(in_group, g.is_short ? REGISTERS_STARVED : WARPGROUP_STARVED);
+    copy_text(failure.name, sizeof failure.name, in_group->group_name);
+    failure.number = in_group->group_value;
+    failure.count = g.is_short ? w.pool : g.arrived;
+    failure.other_count = g.registers;
+    fail(w, failure);
+  }
   // A barrier of the block cannot be what is left: it lets its threads go as soon as all who live have come.
-  w.current = at_named;
-  EngineFailure failure = failure_at(w, NAMED_BARRIER_STARVED, at_named->file, at_named->line);
+  EngineFailure failure = begin(at_named, NAMED_BARRIER_STARVED);
   failure.number = (unsigned)at_named->named;
   failure.count = w.named_arrived[at_named->named];
+  failure.other_count = w.named_expected[at_named->named];
   fail(w, failure);
 }
 

@@ -51,8 +51,14 @@ void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const 
     w.named_arrived[number] += (unsigned)__builtin_popcount(~w.alive[i]);
   }
   w.named_lanes[number][warp] |= 1u << (f.lane.linear % WARP);
+  const bool tells = checking() && f.lane.linear % WARP == 0;
+  if (checking() && n_threads != everyone) check_named_arrival(number);
+  if (tells)
+    check_event(
+        waits ? EVENT_BAR_SYNC : EVENT_BAR_ARRIVE, f.lane.linear, number, n_threads, __builtin_return_address(0));
   if (++w.named_arrived[number] == n_threads) complete_named(w, number);
   if (waits) schedule(w);
+  if (waits && tells) check_event(EVENT_BAR_SYNCED, f.lane.linear, number, n_threads, __builtin_return_address(0));
 }
 
 void engine_collective(Collective* mine) {
@@ -183,7 +189,7 @@ void engine_pause() {
 }
 
 void engine_fail(const char* message, const char* file, int line) {
-  EngineFailure failure = failure_at(here(), STATED, file, line);
+  EngineFailure failure = failure_from(here(), STATED, file, line, __builtin_return_address(0));
   copy_text(failure.message, sizeof failure.message, message);
   fail(here(), failure);
 }

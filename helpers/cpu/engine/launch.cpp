@@ -15,9 +15,9 @@ bool equip(Block& b) {
     b.shared = map_pages(SHARED_WINDOW, PROT_NONE);
     if (!b.shared) return false;
     char* window = b.shared + GUARD_BYTES;
-    mprotect(window, STATIC_BYTES, PROT_READ | PROT_WRITE);
-    b.static_limit = window + STATIC_BYTES;
-    window = b.static_limit + GUARD_BYTES;
+    mprotect(window, STATIC_BYTES - STATIC_SHIFT, PROT_READ | PROT_WRITE);
+    b.static_limit = window + STATIC_BYTES - STATIC_SHIFT;
+    window += STATIC_BYTES + GUARD_BYTES;
     mprotect(window, DYNAMIC_BYTES, PROT_READ | PROT_WRITE);
     b.dynamic_limit = window + DYNAMIC_BYTES;
   }
@@ -62,11 +62,15 @@ void begin_block(Worker& w, uint64_t block) {
   w.barrier_sum = 0;
   w.named_open = w.idle = w.looks = 0;
   w.grid_led = w.at_grid = false;
+  w.mbarriers.clear();
+  w.progress = w.last_progress = w.timeouts = 0;
+  begin_warpgroups(w);
   w.block = block;
   place_static(w);
   // A GPU leaves what the block before left; NaN is the honest form of "nobody wrote this".
   if (w.static_base) memset(w.static_base + l.static_begin, POISON, l.static_end - l.static_begin);
-  size_t dynamic = (l.dynamic_shared + 127) / 128 * 128;
+  const size_t align = std::max<size_t>(l.dynamic_align, 128);
+  const size_t dynamic = (l.dynamic_shared + align - 1) / align * align;
   w.dynamic = w.dynamic_limit - dynamic;
   if (checking()) w.dynamic = (char*)w.dynamic - CHECKED_SLACK;  // just past the end is a finding, not a fault
   if (dynamic) memset(w.dynamic, POISON, dynamic);
@@ -84,6 +88,12 @@ void begin_block(Worker& w, uint64_t block) {
     f.collective = nullptr;
     f.copies.clear();
     f.groups = 0;
+    f.mbarrier = nullptr;
+    f.phase_over = f.product_fence = false;
+    f.stores.clear();
+    f.store_groups = f.product_groups = 0;
+    f.group_name = nullptr;
+    f.products = 0;
     f.named = -1;
     f.watched = nullptr;
     f.looks = 0;
@@ -220,7 +230,7 @@ uint64_t engine_size_of(const char* name) {
       {"EngineRegion", sizeof(EngineRegion)},   {"EngineSite", sizeof(EngineSite)},
       {"EngineStep", sizeof(EngineStep)},       {"EngineBarrier", sizeof(EngineBarrier)},
       {"EngineFinding", sizeof(EngineFinding)}, {"FailureReason", N_REASONS},
-      {"EngineLeft", sizeof(EngineLeft)},
+      {"EngineLeft", sizeof(EngineLeft)},       {"EngineEvent", sizeof(EngineEvent)},
   };
   for (const auto& [known, size] : sizes)
     if (strcmp(known, name) == 0) return size;

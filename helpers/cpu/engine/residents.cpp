@@ -110,6 +110,7 @@ void run(Worker& w) {
   switch_to(w.main, w.current->context);
   w.in_fiber = false;
   if (w.parking) return;
+  if (w.finished == w.n_threads) leave_mbarriers(w);
   if (checking()) check_block_end(w.n_threads);
   note_end(w);
 }

@@ -58,8 +58,8 @@ void schedule(Worker& w) {
   // Without this look, a block that does little but switch would be in the engine's own code at nearly every interrupt,
   // and go on. Relaxed: no data hang on it, and seen late it costs one more turn.
   if (pool->cancelled.load(std::memory_order_relaxed) && !from->finished) leave_cancelled(w);
-  if (!to && w.finished < w.n_threads) {
-    if (!release_activemask(w)) diagnose_stuck(w);
+  while (!to && w.finished < w.n_threads) {
+    if (!release_activemask(w) && !deliver_copies(w) && !time_out_waits(w)) diagnose_stuck(w);
     to = next_ready(w);
   }
   if (to == from) return;
@@ -106,26 +106,30 @@ void complete_barrier(Worker& w) {
   }
   for (unsigned i = 0; i < w.n_warps; ++i) w.ready[i] = w.alive[i];
   w.arrived = w.idle = 0;
+  w.progress++;
   w.warp = 0;  // the first warp goes first after every barrier
 }
 
 // As many threads have arrived at a barrier with a number as it waits for.
 void complete_named(Worker& w, unsigned number) {
   w.named_open &= ~(1u << number);
+  const bool whole = w.named_expected[number] == w.n_warps * WARP;
   const Fiber* waiting = nullptr;
   for (unsigned i = 0; i < w.n_threads; ++i) {
     Fiber& other = w.fibers[i];
     if (other.named != (int)number) continue;
-    if (!waiting &&
-        checking()) {  // taken for a barrier of the whole block: a race with who takes no part may go unseen
+    if (!waiting && checking()) {
       for (unsigned k = 0; k < w.n_warps; ++k) check_merge_warp(k, w.n_threads, w.ready[k] | w.paused[k]);
-      check_barrier(other.file, other.line);
+      check_barrier(other.file, other.line, whole);
     }
+    if (!whole && checking()) check_named_departure(number, i);
     waiting = &other;
     other.named = -1;
     w.ready[i / WARP] |= 1u << (i % WARP);
   }
+  if (!whole && checking()) check_named_over(number);
   w.idle = 0;
+  w.progress++;
 }
 
 // The current fiber has left the kernel. Whoever waited only for it goes on without it, as on a GPU.
@@ -190,8 +194,11 @@ void end_fiber(Worker& w) {
   Fiber& f = *w.current;
   unsigned warp = f.lane.linear / WARP;
   leave_copies(f);
+  leave_stores(f);
+  leave_products(w, f);
   f.finished = true;
   w.finished++;
+  w.progress++;
   w.idle = 0;
   set_waiting(w, f);
   w.alive[warp] &= ~(1u << (f.lane.linear % WARP));

@@ -189,15 +189,13 @@ void give_halves(const Doubles* d, Collective* const* lanes) {
 
 constexpr long long MAGNITUDE = ~0ull >> 1, TOO_LARGE = 0x47F0000000000000;  // of doubles: all but the sign; 2^128
 
-template <typename Format, int WORDS, bool HALF>
-void multiply(Collective* const* lanes) {
-  Operands o = {};
-  gather<WORDS, HALF>(o, lanes);
+// D = A B + C of 16 x 8 numbers, not rounded yet.
+template <typename Format, int WORDS>
+void multiply_operands(const Operands& o, Doubles* d) {
   Ints special = {};
   Parts b[2][8];
   for (int h = 0; h < Format::halves; ++h)
     for (int j = 0; j < WORDS; ++j) b[h][j] = Format::part(o.b[j], h, special);
-  Doubles d[16];
   for (int m = 0; m < 16; ++m) {
     Parts a[2];
     for (int h = 0; h < Format::halves; ++h) a[h] = Format::part(o.a[m], h, special);
@@ -210,17 +208,27 @@ void multiply(Collective* const* lanes) {
       const double sum = special_sum<Format, WORDS>(o, m, n);
       if (!__builtin_isfinite(sum)) d[m][n] = sum;
     }
+}
+
+// Rounded towards zero: where the conversion went away from it, one step back. What is too large is infinite, -0 is 0.
+Ints rounded(const Doubles& d) {
+  Row near = __builtin_convertvector(d, Row);
+  const Doubles back = __builtin_convertvector(near, Doubles);
+  const Longs size = (Longs)d & MAGNITUDE, away = (((Longs)back & MAGNITUDE) > size) & (size < TOO_LARGE);
+  const Row cut = (Row)((Ints)near + __builtin_convertvector(away, Ints)) + 0.0f;
+  const Ints nan = cut != cut;
+  return (nan & 0x7FFFFFFF) | ((Ints)cut & ~nan);
+}
+
+template <typename Format, int WORDS, bool HALF>
+void multiply(Collective* const* lanes) {
+  Operands o = {};
+  gather<WORDS, HALF>(o, lanes);
+  Doubles d[16];
+  multiply_operands<Format, WORDS>(o, d);
   if (HALF) return give_halves(d, lanes);
-  // Towards zero: where the conversion went away from it, one step back. What is too large is infinite, -0 is 0.
   Ints rows[16];
-  for (int m = 0; m < 16; ++m) {
-    Row near = __builtin_convertvector(d[m], Row);
-    const Doubles back = __builtin_convertvector(near, Doubles);
-    const Longs size = (Longs)d[m] & MAGNITUDE, away = (((Longs)back & MAGNITUDE) > size) & (size < TOO_LARGE);
-    const Row cut = (Row)((Ints)near + __builtin_convertvector(away, Ints)) + 0.0f;
-    const Ints nan = cut != cut;
-    rows[m] = (nan & 0x7FFFFFFF) | ((Ints)cut & ~nan);
-  }
+  for (int m = 0; m < 16; ++m) rows[m] = rounded(d[m]);
   for (int lane = 0; lane < 32; ++lane) {
     Registers& r = *static_cast<Registers*>(lanes[lane]);
     for (int i = 0; i < 2; ++i) memcpy((char*)&r.d + 8 * i, (int*)&rows[lane / 4 + 8 * i] + lane % 4 * 2, 8);

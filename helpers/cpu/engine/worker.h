@@ -11,6 +11,7 @@
 #include "checker.h"
 #include "engine.h"
 #include "switch_stacks.h"
+#include "tensor_map.h"
 
 #include <dlfcn.h>
 #ifdef __linux__
@@ -32,6 +33,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <system_error>
@@ -46,11 +48,13 @@ using engine::BarrierOp;
 using engine::Collective;
 using engine::Lane;
 
-constexpr unsigned WARP = 32;
+constexpr unsigned WARP = 32, GROUP = 128;  // threads of a warp, of a warpgroup
 constexpr unsigned MAX_THREADS = 1024;
 constexpr size_t STACK_BYTES = 256 * 1024;  // address space only: pages are used when they are touched
 constexpr size_t DYNAMIC_BYTES = 256 * 1024;
-constexpr size_t STATIC_BYTES = 16 << 20;     // the __shared__ arrays of all kernels of a module
+constexpr size_t STATIC_BYTES = 16 << 20;  // the __shared__ arrays of all kernels of a module
+// They end so far before their window does: by 18 bits of an address, wgmma's descriptors tell them from dynamic memory.
+constexpr size_t STATIC_SHIFT = 192 * 1024;
 constexpr unsigned STATIC_OFFSET = 1u << 30;  // of __shared__ arrays that the C library has placed, in shared addresses
 constexpr size_t GUARD_BYTES = 1 << 20;       // no-man's-land around arrays: also a stride of many rows ends in it
 constexpr size_t SHARED_WINDOW = 3 * GUARD_BYTES + STATIC_BYTES + DYNAMIC_BYTES;
@@ -70,8 +74,12 @@ extern "C" struct EngineLaunch {
   // from static_begin to static_end; `anchor` gives the address of the byte at anchor_offset.
   uint64_t static_begin, static_end, static_align, anchor_offset;
   char* (*anchor)();
-  uint64_t most_blocks;  // so many may have begun at once
-  uint64_t cooperative;  // 1: all blocks do, and may meet in grid.sync()
+  uint64_t most_blocks;    // so many may have begun at once
+  uint64_t cooperative;    // 1: all blocks do, and may meet in grid.sync()
+  uint64_t dynamic_align;  // of dynamic shared memory
+  uint64_t registers;      // of a thread, where __launch_bounds__ tells; 0: not known
+  const char* maps;        // the tensor maps among the arguments, 128 bytes each
+  uint64_t n_maps;
 };
 
 // Why a block was given up, and in which fields the details are; failures.py makes words of them.
@@ -95,8 +103,12 @@ enum FailureReason : int {
   STACK_OVERFLOW,
   WRONG_DIVISION,
   TRAPPED,
-  EXPIRED,  // the watchdog had waited long enough
-  ABORTED,  // by abort(), or by a check of the C library's
+  EXPIRED,            // the watchdog had waited long enough
+  ABORTED,            // by abort(), or by a check of the C library's
+  MBARRIER_STARVED,   // thread waits for the phase of parity `number` of the mbarrier at address; message: all who wait
+  WARPGROUP_STARVED,  // thread waits in name for its warpgroup; message: all who wait
+  OUTSIDE_TILE,       // message: an instruction that takes a tile in shared memory, and where that is
+  REGISTERS_STARVED,  // thread waits in setmaxnreg.inc for number registers of each thread; count are free in the pool
   N_REASONS
 };
 
@@ -106,7 +118,7 @@ extern "C" struct EngineFailure {
   uint64_t block, address, place;                    // place: in the module, 0 if not known
   uint64_t static_base, dynamic_base, dynamic_size;  // where the block's shared memory was
   unsigned thread, other_thread, lane, other_lane, mask, lanes, number, count, other_count;
-  char file[256], other_file[256], name[96], other_name[96], message[512];
+  char file[256], other_file[256], name[96], other_name[96], message[1024];
 };
 
 // ---------------------------------------------------------------- who runs it
@@ -117,6 +129,58 @@ struct AsyncCopy {
   engine::Words data;
   unsigned bytes, group;
   void* caller;  // where the kernel asked for it
+};
+
+// What TMA has been asked for and has not done yet: a box of a tensor, or plain bytes.
+struct TensorCopy {
+  engine_tensor::Map map;
+  int at[5];
+  char* shared;            // where it is in shared memory,
+  unsigned offset;         // and its address of 32 bits there
+  unsigned bytes;          // that it moves, zeros included
+  unsigned room;           // that it covers in shared memory
+  char* global;            // of plain bytes; null: a box
+  std::vector<char> data;  // of plain bytes, read when the copy was asked for
+  unsigned thread, group;
+  void* caller;
+  uint64_t epoch;  // of a store, in the books of a checked run
+};
+
+// A word of shared memory that a kernel uses as mbarrier.
+struct Mbarrier {
+  char* word = nullptr;
+  unsigned number = 0;              // in the block, in the order of their first use
+  std::deque<TensorCopy> pending;   // that will arrive at it
+  std::vector<TensorCopy> counted;  // whose bytes have arrived in this phase; they land at its end
+};
+
+// Sums of a warpgroup that products in flight will change: where each thread has them, and what they are so far.
+struct Sums {
+  unsigned n = 0, in_flight = 0;  // of each thread; products
+  std::vector<float*> places;     // [thread][i]; null: the thread has not come yet
+  std::vector<float> values;
+  std::vector<void*> callers;  // of the products
+};
+
+struct WarpgroupOp {
+  const engine::WarpgroupProduct* form;
+  uint64_t a, b;
+  bool accumulate;
+  unsigned group;
+  Sums* sums;
+  std::vector<engine::Words> registers;  // of A, by thread
+  const char* file;
+  int line;
+  void* caller;
+  uint64_t epoch;  // in the books of a checked run
+};
+
+struct Warpgroup {
+  std::deque<WarpgroupOp> ops;  // in flight
+  uint64_t first = 0;           // number of the first of them
+  std::vector<std::unique_ptr<Sums>> sums;
+  unsigned arrived = 0, registers = 0;
+  bool is_short = false;  // it waits for registers
 };
 
 struct Fiber {
@@ -135,6 +199,18 @@ struct Fiber {
   unsigned looks;
   std::vector<AsyncCopy> copies;  // not landed yet, in their order
   unsigned groups;                // of them, that are committed so far in the block
+
+  char* mbarrier;  // it waits for the end of a phase of this one, or null
+  uint64_t phase;
+  bool phase_over;
+  std::deque<TensorCopy> stores;  // of TMA, that have not read shared memory yet
+  unsigned store_groups;
+  const void* caller;      // where the kernel asked for what it waits for, here and for its warpgroup
+  const char* group_name;  // of what it waits in for its warpgroup, or null
+  unsigned group_value;
+  uint64_t products;  // wgmma instructions so far
+  unsigned product_groups;
+  bool product_fence;  // a wgmma.fence since the last wait
 };
 
 // What belongs to one block alone. A worker is the block that it runs; others wait beside it, each with its own memory.
@@ -159,6 +235,11 @@ struct Block {
   unsigned named_open = 0, named_arrived[16], named_expected[16], named_warps[16], named_lanes[16][MAX_THREADS / WARP];
   uint64_t block = 0;
   void* dynamic = nullptr;
+  std::deque<Mbarrier> mbarriers;
+  Warpgroup warpgroups[MAX_THREADS / GROUP];
+  unsigned pool = 0;                         // registers that setmaxnreg.dec has given back, in those of a warpgroup
+  uint64_t progress = 0, last_progress = 0;  // arrivals at mbarriers and barriers, ends of threads
+  unsigned timeouts = 0;                     // rounds of waits that were let go without any
 
   // Waiting for other blocks: see residents.cpp.
   unsigned idle = 0;   // threads that were let run, one after the other, since one of them did more than look
@@ -236,6 +317,7 @@ void copy_text(char* to, size_t bytes, const char* from);
 void record(const EngineFailure& failure);
 [[noreturn]] void leave_block(Worker& w);
 EngineFailure failure_at(const Worker& w, FailureReason reason, const char* file, int line);
+EngineFailure failure_from(const Worker& w, FailureReason reason, const char* file, int line, const void* caller);
 void set_other_place(EngineFailure& f, const char* file, int line);
 [[noreturn]] void fail(Worker& w, const EngineFailure& failure);
 [[noreturn]] void fail_at_call(Worker& w, const char* message, const void* returns_to);
@@ -274,6 +356,22 @@ void nudge(std::chrono::microseconds since);
 
 // async_copies.cpp
 void leave_copies(Fiber& f);
+
+// mbarriers.cpp
+bool deliver_copies(Worker& w);
+bool time_out_waits(Worker& w);
+void leave_mbarriers(Worker& w);
+Mbarrier& mbarrier_at(Worker& w, char* word);
+
+// tensor_copies.cpp
+void land(Worker& w, TensorCopy& copy);
+void leave_stores(Fiber& f);
+
+// warpgroups.cpp
+void begin_warpgroups(Worker& w);
+void leave_products(Worker& w, Fiber& f);
+char* shared_of_descriptor(Worker& w, unsigned low, unsigned bytes);
+void multiply_warpgroup(Worker& w, WarpgroupOp& op);  // tensor_warpgroup.cpp
 
 // memory.cpp
 // Null where there are none; reserved: also where they are more than the machine has.

@@ -11,4 +11,5 @@
 #include "ptx/matrices.h"
 #include "ptx/mbarriers.h"
 #include "ptx/memory.h"
+#include "ptx/warpgroups.h"
 #include "ptx/warps.h"

@@ -6,12 +6,13 @@ becomes a statement of C++ on the same line. Each operand is evaluated once, in 
 instruction that the engine does not know becomes a failure of the thread that reaches it, with its line.
 
 `reading` takes a statement apart, `statement` puts it together again; `use` is one instruction with its operands. What
-instructions there are is in `memory`, `arithmetic`, `conversion`, `control`, `warp` and `matrix`.
+instructions there are is in `memory`, `arithmetic`, `conversion`, `control`, `warp`, `matrix`, `mbarriers`
+and `warpgroup`.
 """
 
 from __future__ import annotations
 
-from . import arithmetic, control, conversion, matrix, mbarriers, memory, warp  # noqa: F401  (each tells `use` its instructions)
+from . import arithmetic, control, conversion, matrix, mbarriers, memory, warp, warpgroup  # noqa: F401  (each tells `use`)
 from .reading import Unreadable, raw_strings, statements
 from .statement import rewrite
 from .use import known

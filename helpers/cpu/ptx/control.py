@@ -63,7 +63,7 @@ def _trap(use: Use) -> str:
     return '$unknown("the kernel executed the instruction trap");'
 
 
-@instruction("brkpt", "pmevent a", "griddepcontrol.{wait,launch_dependents}", "setmaxnreg.{inc,dec}.sync.aligned.u32 n")
+@instruction("brkpt", "pmevent a", "griddepcontrol.{wait,launch_dependents}")
 def _nothing(use: Use) -> str:
     use.matching(r"\w+")
     use.done(0, 1)

@@ -1,8 +1,9 @@
-"""mbarrier and the copies that arrive at one: what cuda::barrier and cuda::pipeline are made of."""
+"""mbarrier, what cuda::barrier and cuda::pipeline are made of, and TMA: the copies that arrive at one, and back."""
 
 from __future__ import annotations
 
-from .use import Use, instruction
+from .reading import split
+from .use import Unknown, Use, instruction
 
 _NAMES = "$mbarrier::"
 _PLACE = "__FILE__, __LINE__"
@@ -26,10 +27,12 @@ def _change(use: Use) -> str:
     use.done(1 if what == "inval" else 2)
     word = _at(use, 0, space)
     if what == "inval":
-        return f"{_NAMES}inval({word});"
+        return f"engine_mbarrier_inval({word});"
+    count = use.read(1, "u32")
     if what == "init":
-        return f"{_NAMES}init({word}, {use.read(1, 'u32')}, {_PLACE});"
-    return f"{_NAMES}{what.replace('tx', 'bytes')}({word}, {use.read(1, 'u32')});"
+        return f"engine_mbarrier_init({word}, {count}, {_PLACE});"
+    sign = "-" if what == "complete_tx" else ""
+    return f"engine_mbarrier_bytes({word}, {sign}(long long){count}, {_PLACE});"
 
 
 @instruction("mbarrier.{arrive,arrive_drop}{.noComplete}{.expect_tx}{.shared}.b64 {state,_}, [a]{, count}")
@@ -44,20 +47,21 @@ def _arrive(use: Use) -> str:
     use.done(2, 3)
     given = use.read(2, "u32") if len(use.operands) == 3 else "1u"
     count, extra = ("1u", given) if expects else (given, "0u")
-    call = f"{_NAMES}arrive({_at(use, 1, space)}, {count}, {extra}, {str(what == 'arrive_drop').lower()}, {_PLACE})"
+    call = f"engine_mbarrier_arrive({_at(use, 1, space)}, {count}, {extra}, {int(what == 'arrive_drop')}, {_PLACE})"
     return f"(void){call};" if use.operands[0].strip() == "_" else use.write(0, call)
 
 
 @instruction("mbarrier.{test_wait,try_wait}{.parity}{.acquire}{.cta}{.shared}.b64 p, [a], state{, time}")
 def _wait(use: Use) -> str:
-    use.one("test_wait", "try_wait", default=None)
+    blocks = use.one("test_wait", "try_wait", default=None) == "try_wait"
     parity = use.flag("parity")
     use.skip("acquire", "relaxed", "cta", "cluster")
     space = _space(use)
     use.types("b64")
     use.done(3, 4)
     phase = f"({use.read(2, 'u32')} & 1ull) << 63" if parity else use.read(2, "b64")
-    return use.write(0, f"{_NAMES}is_over({_at(use, 1, space)}, {phase})")
+    call = f"engine_mbarrier_wait({_at(use, 1, space)}, {phase}, {int(blocks)}, {_PLACE})"
+    return use.write(0, f"({call} != 0)")
 
 
 @instruction("mbarrier.pending_count.b64 n, state")
@@ -77,13 +81,44 @@ def _copies_arrive(use: Use) -> str:
     use.types("b64")
     use.done(1)
     # The copies so far arrive now. Without .noinc the arrival was not counted before: it cancels itself.
-    arrive = f" (void){_NAMES}arrive({_at(use, 0, space)}, 1u, 0u, false, {_PLACE});" if noinc else ""
+    arrive = f" (void)engine_mbarrier_arrive({_at(use, 0, space)}, 1u, 0u, 0, {_PLACE});" if noinc else ""
     return f"engine_async_wait(~0u);{arrive}"
+
+
+def _tensor(use: Use, hint: int) -> str:
+    """A box of a tensor. The map and the first coordinates stand together in brackets: [map, {x, y}]."""
+    rank = int((use.matching("[1-5]d") or ["0d"])[0][0])
+    use.skip("tile")
+    to_global = use.modifiers[3:5] == ["global", "shared::cta"] or use.modifiers[4:6] == ["global", "shared::cta"]
+    if to_global:
+        use.skip("global", "shared::cta")
+        use.one("bulk_group", default=None)
+        use.done(2 + hint)
+    else:
+        use.one("shared::cluster", "shared::cta", default=None)
+        use.one("global", default=None)
+        use.one("mbarrier::complete_tx::bytes", default=None)
+        use.done(3 + hint)
+    number = 0 if to_global else 1
+    parts = split(use.operands[number][1:-1])
+    if not rank or len(parts) != 2:
+        raise Unknown
+    use.operands[number] = f"[{parts[0]}]"
+    use.operands.append(parts[1])
+    at = ", ".join(use.values(len(use.operands) - 1, rank, "b32"))
+    if to_global:
+        return f"{_NAMES}tensor_store({use.address(0)}, {use.address(1)}, {_PLACE}, {at});"
+    return f"{_NAMES}tensor_load({use.address(0)}, {use.address(1)}, {use.address(2)}, {_PLACE}, {at});"
 
 
 @instruction(
     "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [to], [from], size, [mbarrier]",
     "cp.async.bulk.global.shared::cta.bulk_group [to], [from], size",
+    "cp.async.bulk.tensor.{1,...,5}d.shared::cluster.global.mbarrier::complete_tx::bytes "
+    "[to], [map, {x...}], [mbarrier]",
+    "cp.async.bulk.tensor.{1,...,5}d.global.shared::cta.bulk_group [map, {x...}], [from]",
+    "cp.async.bulk.commit_group",
+    "cp.async.bulk.wait_group{.read} n",
 )
 def _bulk(use: Use) -> str:
     use.one("async", default=None)
@@ -91,11 +126,13 @@ def _bulk(use: Use) -> str:
     hint = 1 if use.flag("L2::cache_hint") else 0
     if use.flag("commit_group"):
         use.done(0)
-        return ""
+        return "engine_bulk_commit();"
     if use.flag("wait_group"):
         use.skip("read")
         use.done(1)
-        return ""
+        return f"engine_bulk_wait({use.immediate(0)});"
+    if use.flag("tensor"):
+        return _tensor(use, hint)
     if use.modifiers[2:4] == ["global", "shared::cta"]:
         use.skip("global", "shared::cta")
         use.one("bulk_group", default=None)

@@ -151,13 +151,18 @@ def _red(use: Use) -> str:
 # ---------------------------------------------------------------- order
 
 
-@instruction("fence{.sc,.acq_rel}.{cta,gpu,sys}", "fence.proxy.{async,alias}")
+@instruction("fence{.sc,.acq_rel}.{cta,gpu,sys}", "fence.proxy.{async,alias}", "fence.mbarrier_init.release.cluster")
 def _fence(use: Use) -> str:
-    if use.flag("proxy"):  # copies by another unit: there is none here
-        use.one("alias", "async", "async::global", "async::generic", default=None)
+    if use.flag("proxy"):  # before what TMA and wgmma do with ordinary writes
+        kind = use.one("alias", "async", "async::global", "async::generic", default=None)
         use.matching(r"global|shared::(cta|cluster)|sync_restrict::.*|acquire|release|cluster")
         use.done(0)
-        return ""
+        return "engine_proxy_fence(0);" if kind == "async" else ""
+    if use.flag("mbarrier_init"):
+        use.one("release", default=None)
+        use.one("cluster", default=None)
+        use.done(0)
+        return "engine_proxy_fence(1);"
     use.one("sc", "acq_rel", "acquire", "release")
     scope = use.one("cta", "cluster", "gpu", "sys", default=None)
     use.done(0)
@@ -191,9 +196,10 @@ def _isspacep(use: Use) -> str:
 
 
 @instruction("prefetch{.global,.local}.{L1,L2} [a]", "prefetchu.L1 [a]", "discard{.global}.L2 [a], 128")
+@instruction("prefetch{.param}.tensormap [map]")
 def _prefetch(use: Use) -> str:
-    use.skip("global", "local")
-    use.one("L1", "L2", "L2::evict_last", "L2::evict_normal", default=None)
+    use.skip("global", "local", "param")
+    use.one("L1", "L2", "tensormap", "L2::evict_last", "L2::evict_normal", default=None)
     use.done(1, 2)
     use.address(0)
     return ""

@@ -46,6 +46,7 @@ class Statement:
         self.operands = operands
         self.labels: list[str] = []
         self.registers: list[str] = []
+        self.is_in_place = False
         self._scopes: list[dict[str, tuple[str, str]]] = [{}]  # of a register: its name in C++ and its type in PTX
         items = list(reading.items(template.replace("%=", f"_{unique}")))
         # Then results are kept in copies until all is done.
@@ -242,7 +243,7 @@ def rewrite(inside: str, unique: int = 0, *, is_volatile: bool = True) -> str:
             before.append(f"constexpr auto {mine} = {operand.expression};")
         elif not operand.is_written:
             before.append(f"auto {mine} = {SPACE}in<'{letter}'>({operand.expression});")
-        elif not statement.has_several:
+        elif not statement.has_several or statement.is_in_place:
             before.append(f"auto &{mine} = {SPACE}out<'{letter}'>({operand.expression});")
         else:  # written once, when all is done
             before.append(f"auto &engine_out_{number} = {SPACE}out<'{letter}'>({operand.expression});")

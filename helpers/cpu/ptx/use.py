@@ -138,6 +138,10 @@ class Use:
         """The register that an operand names."""
         return self._statement.target(self.operands[number])
 
+    def in_place(self) -> None:
+        """The operands that are written stay where they are: the instruction writes them later than here."""
+        self._statement.is_in_place = True
+
     def write(self, number: int, expression: str, *, wide: bool = False) -> str:
         return f"$assign{'_wide' if wide else ''}({self.target(number)}, {expression});"
 

@@ -1,0 +1,269 @@
+// Copies by TMA: a box of a tensor, or plain bytes, between global and shared memory, which no thread waits for unless it says so.
+//
+// A load's target is poison from the moment it is asked for until the phase of its mbarrier ends (mbarriers.cpp). A store
+// reads shared memory when the thread that asked for it waits for its group, and not before: what was overwritten until
+// then is what it writes. A store that nobody waits for writes nothing.
+#include "worker.h"
+
+namespace {
+
+using engine_tensor::Map;
+
+// Where an instruction stands: in the source, and in the code.
+struct Place {
+  const char* file;
+  int line;
+  void* caller;
+};
+
+void fail_with(FailureReason reason, const Place& at, const char* format, ...)
+    __attribute__((format(printf, 3, 4), noreturn));
+void fail_with(FailureReason reason, const Place& at, const char* format, ...) {
+  EngineFailure failure = failure_from(here(), reason, at.file, at.line, at.caller);
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(failure.message, sizeof failure.message, format, arguments);
+  va_end(arguments);
+  fail(here(), failure);
+}
+
+// Calls piece(where in the array, where in shared memory counted from the box, bytes, whether it is in the array) for
+// each row of the box, in parts that are wholly inside or wholly outside.
+template <typename F>
+void for_rows(const TensorCopy& copy, F piece) {
+  const Map& m = copy.map;
+  const int64_t first = copy.at[0], width = (int64_t)m.last[0] + 1;
+  const int64_t low = std::min<int64_t>(std::max<int64_t>(-first, 0), m.box[0]);
+  const int64_t high = std::max<int64_t>(std::min<int64_t>(width - first, m.box[0]), low);
+  for (unsigned row = 0; row < m.rows(); ++row) {
+    unsigned rest = row;
+    int64_t at = 0;
+    bool inside = true;
+    for (unsigned i = 1; i < 5; ++i) {
+      const int64_t here = (i < m.rank ? copy.at[i] : 0) + (int64_t)(rest % m.box[i]);
+      rest /= m.box[i];
+      inside = inside && here >= 0 && here <= (int64_t)m.last[i];
+      if (i < m.rank) at += here * (int64_t)m.strides[i - 1];
+    }
+    char* const begin = (char*)(m.address + (uint64_t)(at + first * m.itemsize));
+    const unsigned place = row * m.pitch(), size = m.itemsize;
+    if (!inside) {
+      piece(begin, place, m.inner(), false);
+      continue;
+    }
+    if (low) piece(begin, place, (unsigned)low * size, false);
+    if (high > low) piece(begin + low * size, place + (unsigned)low * size, (unsigned)(high - low) * size, true);
+    if (high < m.box[0]) piece(begin, place + (unsigned)high * size, (unsigned)(m.box[0] - high) * size, false);
+  }
+}
+
+// Calls chunk(offset in the piece, its place in shared memory, bytes) for parts of a piece that the swizzle keeps whole.
+template <typename F>
+void for_chunks(const TensorCopy& copy, unsigned place, unsigned bytes, F chunk) {
+  for (unsigned i = 0; i < bytes;) {
+    const unsigned at = copy.offset + place + i, size = std::min(bytes - i, 16 - at % 16);
+    chunk(i, copy.shared + (engine_tensor::swizzled(at, copy.map.swizzle) - copy.offset), size);
+    i += size;
+  }
+}
+
+// The data of a load are in shared memory from here on.
+void land(Worker&, TensorCopy& copy) {
+  if (copy.global) {
+    memcpy(copy.shared, copy.data.data(), copy.bytes);
+    return;
+  }
+  for_rows(copy, [&](const char* from, unsigned place, unsigned bytes, bool inside) {
+    for_chunks(copy, place, bytes, [&](unsigned i, char* to, unsigned size) {
+      if (inside) memcpy(to, from + i, size);
+      else memset(to, 0, size);
+    });
+  });
+}
+
+// A store reads shared memory and writes to the array what is inside of it.
+void store(TensorCopy& copy) {
+  if (copy.global) {
+    if (checking()) check_tensor_global(copy.global, copy.bytes, true, copy.caller);
+    memcpy(copy.global, copy.shared, copy.bytes);
+    return;
+  }
+  for_rows(copy, [&](char* to, unsigned place, unsigned bytes, bool inside) {
+    if (!inside) return;
+    if (checking()) check_tensor_global(to, bytes, true, copy.caller);
+    for_chunks(copy, place, bytes, [&](unsigned i, const char* from, unsigned size) { memcpy(to + i, from, size); });
+  });
+}
+
+// A thread has ended and not waited for these.
+void leave_stores(Fiber& f) {
+  if (checking())
+    for (const TensorCopy& copy : f.stores) check_tensor_left(copy.shared, copy.room, false, copy.thread, copy.caller);
+  f.stores.clear();
+}
+
+// What both directions begin with. name: of the instruction
+TensorCopy tensor_copy(
+    Worker& w, const void* map, const int* at, unsigned rank, unsigned shared, const char* name, const Place& place) {
+  Map m;
+  memcpy((void*)&m, map, sizeof m);  // a wild address faults here
+  const EngineLaunch& l = pool->launch;
+  bool known = false;
+  for (uint64_t i = 0; i < l.n_maps && !known; ++i) known = memcmp(l.maps + i * sizeof m, &m, sizeof m) == 0;
+  if (!known)
+    fail_with(
+        STATED, place,
+        "%s: what the address points to is none of the launch's tensor maps. Give the kernel the map by value, as "
+        "const __grid_constant__ TensorMap, and the instruction its address",
+        name);
+  if (m.rank != rank)
+    fail_with(STATED, place, "%s takes a tensor of %u dimensions, and the map's has %u", name, rank, (unsigned)m.rank);
+  TensorCopy copy = {};
+  copy.map = m;
+  for (unsigned i = 0; i < rank; ++i) copy.at[i] = at[i];
+  const unsigned span = m.swizzle ? 128u << m.swizzle : 128;
+  if (shared % span != 0 && shared % 16 == 0)
+    fail_with(
+        MISALIGNED, place, "%s takes a tile at a multiple of %u bytes of shared memory%s, and 0x%x is %u past one",
+        name, span, m.swizzle ? ", where its swizzle begins anew" : "", shared, shared % span);
+  copy.shared = (char*)engine_shared_pointer(shared, 16, name, place.file, place.line);
+  copy.offset = shared;
+  copy.bytes = m.rows() * m.inner();
+  copy.room = m.rows() * m.pitch();
+  if (!w.dynamic || copy.shared < (char*)w.dynamic || copy.shared >= w.dynamic_limit) {
+    const char *begin = w.static_base ? w.static_base + l.static_begin : nullptr, *end = w.static_base + l.static_end;
+    if (!begin || copy.shared < begin || copy.shared + copy.room > end)
+      fail_with(OUTSIDE_TILE, place, "%s takes a tile of %u bytes at 0x%x", name, copy.room, shared);
+  } else if (copy.shared + copy.room > (char*)w.dynamic + l.dynamic_shared) {
+    fail_with(
+        OUTSIDE_TILE, place, "%s takes a tile of %u bytes at byte %u of dynamic shared memory, which has %u bytes",
+        name, copy.room, (unsigned)(copy.shared - (char*)w.dynamic), (unsigned)l.dynamic_shared);
+  }
+  copy.thread = w.current->lane.linear;
+  return copy;
+}
+
+void begin_load(Worker& w, TensorCopy& copy, void* word, void* frame) {
+  Mbarrier& b = mbarrier_at(w, (char*)word);
+  if (checking()) {
+    // (cuda::memcpy_async copies plain bytes with no fence after its barrier's initialisation.)
+    check_mbarrier_use(b.number, copy.caller, copy.global == nullptr);
+    check_tensor_issue(copy.shared, copy.room, b.number, copy.caller, frame);
+    check_event(EVENT_LOAD, copy.thread, b.number, copy.bytes, copy.caller);
+  }
+  memset(copy.shared, POISON, copy.room);
+  b.pending.push_back(std::move(copy));
+  ++w.progress;
+}
+
+// So that a fault is the kernel's, with its line: later the engine's own code copies.
+void touch(const char* begin, unsigned bytes) {
+  const volatile char* p = begin;
+  for (unsigned i = 0; i < bytes; i += 4096) (void)p[i];
+  if (bytes) (void)p[bytes - 1];
+}
+
+void need_init(const void* word, const Place& place) {
+  if (__atomic_load_n((const uint64_t*)word, __ATOMIC_RELAXED) == ~0ull)
+    fail_with(STATED, place, "nobody has initialised this mbarrier");
+}
+
+}  // namespace
+
+extern "C" {
+
+void engine_tensor_load(
+    const void* map, const int* at, unsigned rank, unsigned shared, void* word, const char* file, int line) {
+  Worker& w = here();
+  const Place place = {file, line, __builtin_return_address(0)};
+  need_init(word, place);
+  TensorCopy copy = tensor_copy(w, map, at, rank, shared, "cp.async.bulk.tensor", place);
+  copy.caller = place.caller;
+  Critical guard(w);
+  if (checking())
+    for_rows(copy, [&](char* from, unsigned, unsigned bytes, bool inside) {
+      if (inside) check_tensor_global(from, bytes, false, copy.caller);
+    });
+  begin_load(w, copy, word, __builtin_frame_address(0));
+}
+
+void engine_tensor_store(const void* map, const int* at, unsigned rank, unsigned shared, const char* file, int line) {
+  Worker& w = here();
+  const Place place = {file, line, __builtin_return_address(0)};
+  TensorCopy copy = tensor_copy(w, map, at, rank, shared, "cp.async.bulk.tensor", place);
+  copy.caller = __builtin_return_address(0);
+  Critical guard(w);
+  Fiber& f = *w.current;
+  copy.group = f.store_groups;
+  if (checking()) {
+    copy.epoch = check_store_issue();
+    check_event(EVENT_STORE, copy.thread, 0, copy.bytes, copy.caller);
+    for_rows(copy, [&](char*, unsigned place, unsigned bytes, bool inside) {
+      if (inside)
+        for_chunks(copy, place, bytes, [&](unsigned, char* from, unsigned size) {
+          check_store_read(from, size, copy.caller);
+        });
+    });
+  }
+  f.stores.push_back(std::move(copy));
+}
+
+void engine_bulk_load(void* target, const void* source, unsigned bytes, void* word, const char* file, int line) {
+  Worker& w = here();
+  need_init(word, {file, line, __builtin_return_address(0)});
+  touch((const char*)source, bytes);
+  touch((const char*)target, bytes);
+  TensorCopy copy = {};
+  copy.caller = __builtin_return_address(0);
+  Critical guard(w);
+  copy.shared = (char*)target;
+  copy.global = (char*)source;
+  copy.bytes = copy.room = bytes;
+  copy.thread = w.current->lane.linear;
+  copy.data.assign((const char*)source, (const char*)source + bytes);
+  if (checking()) check_tensor_global((char*)source, bytes, false, copy.caller);
+  begin_load(w, copy, word, __builtin_frame_address(0));
+}
+
+void engine_bulk_store(void* target, const void* source, unsigned bytes, const char*, int) {
+  Worker& w = here();
+  touch((const char*)source, bytes);
+  touch((const char*)target, bytes);
+  TensorCopy copy = {};
+  copy.caller = __builtin_return_address(0);
+  Critical guard(w);
+  Fiber& f = *w.current;
+  copy.shared = (char*)source;
+  copy.global = (char*)target;
+  copy.bytes = copy.room = bytes;
+  copy.thread = f.lane.linear;
+  copy.group = f.store_groups;
+  if (checking()) {
+    copy.epoch = check_store_issue();
+    check_event(EVENT_STORE, copy.thread, 0, copy.bytes, copy.caller);
+    check_store_read(copy.shared, bytes, copy.caller);
+  }
+  f.stores.push_back(std::move(copy));
+}
+
+void engine_bulk_commit() { here().current->store_groups++; }
+
+void engine_bulk_wait(unsigned pending) {
+  Worker& w = here();
+  Critical guard(w);
+  Fiber& f = *w.current;
+  const size_t before = f.stores.size();
+  while (!f.stores.empty() && f.stores.front().group + (uint64_t)pending < f.store_groups) {
+    store(f.stores.front());
+    f.stores.pop_front();
+  }
+  if (checking() && before > f.stores.size())
+    check_event(EVENT_STORED, f.lane.linear, 0, before - f.stores.size(), __builtin_return_address(0));
+  if (checking()) check_store_wait(f.stores.empty() ? 0 : f.stores.front().epoch - 1);
+}
+
+void engine_proxy_fence(int of_mbarriers) {
+  if (checking()) check_proxy_fence(of_mbarriers != 0);
+}
+
+}  // extern "C"

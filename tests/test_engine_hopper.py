@@ -1,0 +1,807 @@
+"""Hopper's instructions on the CPU engine: tensor maps, TMA, mbarriers, wgmma, setmaxnreg."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from backends import compiled, on_each_device
+from hopper_zoo import HEAD, OPTIONS, halves, map_of, refused_by_ptxas
+
+from helpers import cpu
+from helpers.cpu import tensor_map
+
+# ------------------------------------------------------------------------------------ tensor maps
+
+GOOD: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "address": 1 << 20,
+    "dims": (64, 100, 3, 2),
+    "strides": (128, 12800, 38400),
+    "box": (64, 16, 1, 1),
+}
+
+
+def test_a_map_says_what_it_was_made_of() -> None:
+    found = tensor_map.encode_tiled(**GOOD)
+    assert found.shape == (1,) and found.dtype == np.dtype("V128")
+    said = tensor_map.described(found)
+    assert said is not None
+    assert (said.address, said.dims, said.strides, said.box) == tuple(
+        GOOD[name] for name in ("address", "dims", "strides", "box")
+    )
+    assert (said.shape, said.byte_strides, said.swizzle) == ((2, 3, 100, 64), (38400, 12800, 128, 2), 128)
+    assert said.nbytes == 38400 + 2 * 12800 + 99 * 128 + 128
+    again = tensor_map.described(tensor_map.moved(found, 1 << 21))
+    assert again is not None and again.address == 1 << 21 and again.dims == said.dims
+    assert tensor_map.described(np.zeros(1, "V128")) is None
+    assert tensor_map.described(np.zeros(3, np.float32)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"dtype": "complex64"}, "a tensor map holds"),
+        ({"dims": (), "strides": (), "box": ()}, "1 to 5 dimensions, not 0"),
+        ({"dims": (8,) * 6, "strides": (16,) * 5, "box": (8,) * 6}, "1 to 5 dimensions, not 6"),
+        ({"strides": (128, 12800)}, "4 dimensions have 3 strides"),
+        ({"box": (64, 16)}, "it has 2 sizes, the array 4"),
+        ({"address": (1 << 20) + 8}, "8 past a multiple of 16"),
+        ({"address": 0}, "multiples of 16"),
+        ({"dims": (64, 0, 3, 2)}, r"dims\[1\] = 0"),
+        ({"dims": (64, (1 << 32) + 1, 3, 2)}, r"dims\[1\] = 4,294,967,297"),
+        (
+            {"strides": (120, 12800, 38400)},
+            r"strides\[0\] = 120 bytes \(of dimension 1\): a stride is a multiple of 16",
+        ),
+        ({"strides": (128, 1 << 40, 38400)}, r"strides\[1\]"),
+        ({"box": (64, 257, 1, 1)}, r"box\[1\] = 257: a box has 1 to 256"),
+        ({"box": (64, 0, 1, 1)}, r"box\[1\] = 0"),
+        ({"box": (128, 16, 1, 1)}, "are 256 bytes: with the 128-byte swizzle a row of the box has at most 128 bytes"),
+        ({"box": (64, 16, 1, 1), "swizzle": 64}, r"at most 64 bytes \(32 elements\)"),
+        ({"box": (12, 16, 1, 1)}, "are 24 bytes: the box's rows are multiples of 16"),
+        ({"swizzle": 96}, "swizzle = 96"),
+        ({"element_strides": (1, 2, 1, 1)}, "copies boxes of neighbours"),
+        ({"element_strides": (1, 9, 1, 1)}, "from 1 to 8"),
+        ({"l2_promotion": 100}, "l2_promotion = 100"),
+    ],
+)
+def test_what_a_map_cannot_be(change: dict[str, Any], says: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=says):
+        tensor_map.encode_tiled(**(GOOD | change))
+
+
+# ------------------------------------------------------------------------------------ TMA
+
+LOADER = r"""
+// What is in shared memory after a load of one box; before its phase has ended, where `early` says so.
+extern "C" __global__ void loadRANK(MAP map, char *out, int bytes, int early, int x, int y, int z, int v, int w) {
+  extern __shared__ __align__(1024) char s[];
+  unsigned long long &b = *(unsigned long long *)(s + bytes);
+  if (threadIdx.x == 0) init(&b, 1), init_fence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    expect(&b, bytes);
+    asm volatile("cp.async.bulk.tensor.RANKd.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {COORDINATES}], [%2];"
+                 :: "r"(at(s)), "l"(&map), "r"(at(&b)), "r"(x), "r"(y), "r"(z), "r"(v), "r"(w) : "memory");
+  }
+  if (!early) wait(&b, 0);
+  for (int i = threadIdx.x; i < bytes; i += 32) out[i] = s[i];
+  if (early) wait(&b, 0);
+}
+"""
+LOADS = HEAD + "".join(
+    LOADER.replace("RANK", str(rank)).replace("COORDINATES", ", ".join(f"%{3 + i}" for i in range(rank)))
+    for rank in range(1, 6)
+)
+
+
+def loaded(
+    cp: Any, array: Any, box: tuple[int, ...], first: tuple[int, ...], swizzle: int, early: bool = False
+) -> np.ndarray:
+    """The bytes of shared memory after a load."""
+    size = int(np.prod(box)) * array.dtype.itemsize
+    out = cp.zeros(size, np.int8)
+    kernel = compiled(cp, LOADS, options=OPTIONS).get_function(f"load{array.ndim}")
+    at = [np.int32(n) for n in (*first, *(0,) * (5 - len(first)))]
+    args = (map_of(array, box, swizzle), out, np.int32(size), np.int32(early), *at)
+    kernel((1,), (32,), args, shared_mem=size + 8)
+    return cp.asnumpy(out)
+
+
+def expected_tile(array: np.ndarray, box: tuple[int, ...], first: tuple[int, ...], swizzle: int) -> np.ndarray:
+    """The same by NumPy: zeros outside of the array, 16-byte chunks in their places."""
+    padded = np.zeros([n + 2 * size for n, size in zip(array.shape, box[::-1], strict=True)], array.dtype)
+    padded[tuple(slice(size, size + n) for n, size in zip(array.shape, box[::-1], strict=True))] = array
+    inner = tuple(slice(size + x, 2 * size + x) for x, size in zip(first[::-1], box[::-1], strict=True))
+    chunks = padded[inner].reshape(-1).view(np.int8).reshape(-1, 16)
+    number = np.arange(len(chunks))
+    address = 16 * number  # chunk bits 4, 5, 6 change by bits 7, 8, 9
+    mask = {0: 0, 32: 1, 64: 3, 128: 7}[swizzle]
+    moved = np.empty_like(chunks)
+    moved[(address ^ ((address >> 7) & mask) << 4) // 16] = chunks
+    return moved.reshape(-1)
+
+
+TILES = [
+    ((200,), (64,), (32,)),
+    ((200,), (64,), (-16,)),
+    ((100, 64), (64, 32), (0, 8)),
+    ((100, 64), (64, 16), (0, 90)),
+    ((100, 64), (64, 16), (0, -3)),
+    ((100, 72), (64, 16), (24, 50)),
+    ((10, 3, 40, 64), (64, 8, 1, 1), (0, 35, 2, 4)),
+    ((3, 20, 64), (64, 8, 2), (0, 16, 1)),
+    ((2, 3, 2, 9, 64), (64, 4, 2, 2, 1), (0, 6, 1, 2, 1)),
+]
+
+
+@on_each_device
+@pytest.mark.parametrize(("shape", "box", "first"), TILES, ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "uint16"])
+def test_loads_of_every_rank(
+    cp: Any, shape: tuple[int, ...], box: tuple[int, ...], first: tuple[int, ...], dtype: str
+) -> None:
+    """Zeros outside of the array, before its first element as well, and the 128-byte swizzle."""
+    host = np.random.default_rng(0).integers(1, 2**14, shape).astype(np.uint16).view(dtype)
+    got = loaded(cp, cp.asarray(host), box, first, 128)
+    np.testing.assert_array_equal(got, expected_tile(host, box, first, 128))
+    assert got.any()
+
+
+@on_each_device
+@pytest.mark.parametrize(("swizzle", "columns"), [(0, 8), (0, 64), (32, 16), (64, 32), (128, 64)])
+def test_swizzles(cp: Any, swizzle: int, columns: int) -> None:
+    host = np.random.default_rng(1).integers(-999, 999, (64, columns)).astype(np.float16)
+    got = loaded(cp, cp.asarray(host), (columns, 32), (0, 16), swizzle)
+    np.testing.assert_array_equal(got, expected_tile(host, (columns, 32), (0, 16), swizzle))
+
+
+def test_bfloat16_is_two_bytes_like_any_other() -> None:
+    host = np.random.default_rng(3).standard_normal((40, 64)).astype(ml_dtypes.bfloat16)
+    got = loaded(cpu, cpu.asarray(host), (64, 16), (0, 30), 128)
+    np.testing.assert_array_equal(got, expected_tile(host, (64, 16), (0, 30), 128))
+
+
+@on_each_device
+def test_a_strided_view(cp: Any) -> None:
+    host = np.random.default_rng(2).integers(-999, 999, (40, 3, 64)).astype(np.float16)
+    array = cp.asarray(host)
+    got = loaded(cp, array.transpose(1, 0, 2), (64, 8, 1), (0, 35, 2), 128)
+    np.testing.assert_array_equal(got, expected_tile(host.transpose(1, 0, 2), (64, 8, 1), (0, 35, 2), 128))
+
+
+def test_nothing_is_there_before_the_phase_ends() -> None:
+    got = loaded(cpu, halves(32, 64), (64, 32), (0, 0), 128, early=True)
+    assert (got == -1).all()  # poison
+
+
+STORES = (
+    HEAD
+    + r"""
+// A tile of rows of 64 halves from one array to another, and rows of the first over again before `wait_read`.
+extern "C" __global__ void copy(MAP from, MAP to, int rows, int y, int x, int to_y, int spoil) {
+  extern __shared__ __align__(1024) __half s[];
+  unsigned long long &b = *(unsigned long long *)(s + rows * 64);
+  if (threadIdx.x == 0) init(&b, 1), init_fence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    expect(&b, rows * 128);
+    load(s, from, &b, 0, y);
+    wait(&b, 0);
+    store(to, s, x, to_y);
+    commit();
+    if (spoil == 1) s[0] = 77.0f;
+    if (spoil != 2) wait_read();
+    if (spoil == 3) s[0] = 77.0f;
+  }
+}
+"""
+)
+
+
+@on_each_device
+@pytest.mark.parametrize(("x", "to_y"), [(0, 0), (0, 8), (0, 60), (0, -4), (40, 3), (-8, 0)])
+def test_stores_are_clipped(cp: Any, x: int, to_y: int) -> None:
+    source, target = halves(64, 64, cp=cp), cp.full((64, 64), 99, np.float16)
+    kernel = compiled(cp, STORES, options=OPTIONS).get_function("copy")
+    args = (map_of(source, (64, 16)), map_of(target, (64, 16)), *map(np.int32, (16, 5, x, to_y, 0)))
+    kernel((1,), (32,), args, shared_mem=16 * 128 + 8)
+    expected = np.full((64 + 512, 64 + 512), 99, np.float16)
+    expected[256 + to_y : 256 + to_y + 16, 256 + x : 256 + x + 64] = cp.asnumpy(source)[5:21]
+    np.testing.assert_array_equal(cp.asnumpy(target), expected[256:320, 256:320])
+
+
+@pytest.mark.parametrize(("spoil", "first"), [(1, 77.0), (2, 99.0), (3, None)])
+def test_a_store_reads_at_its_wait(spoil: int, first: float | None) -> None:
+    """What is overwritten before the wait is what it writes; without a wait it writes nothing."""
+    source, target = halves(64, 64), cpu.full((64, 64), 99, np.float16)
+    kernel = compiled(cpu, STORES, options=OPTIONS).get_function("copy")
+    args = (map_of(source, (64, 16)), map_of(target, (64, 16)), *map(np.int32, (16, 0, 0, 0, spoil)))
+    kernel((1,), (32,), args, shared_mem=16 * 128 + 8)
+    assert cpu.asnumpy(target)[0, 0] == (first if first is not None else cpu.asnumpy(source)[0, 0])
+
+
+BULK = (
+    HEAD
+    + r"""
+extern "C" __global__ void bulk(const float *in, float *out, int early) {
+  __shared__ __align__(16) float s[64];
+  __shared__ unsigned long long b;
+  int t = threadIdx.x;
+  if (t == 0) init(&b, 1), init_fence();
+  __syncthreads();
+  if (t == 0) {
+    expect(&b, 256);
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(at(s)), "l"(in), "r"(256), "r"(at(&b)) : "memory");
+  }
+  if (!early) wait(&b, 0);
+  float mine = s[t];
+  wait(&b, 0);
+  __syncthreads();
+  s[t] = 2 * mine;
+  proxy_fence();
+  __syncthreads();
+  if (t == 0) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" :: "l"(out), "r"(at(s)), "r"(256)
+                 : "memory");
+    commit();
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  }
+}
+"""
+)
+
+
+def test_bulk_copies_of_plain_bytes_land_late_too() -> None:
+    data, kernel = np.arange(64, dtype=np.float32), compiled(cpu, BULK, options=OPTIONS).get_function("bulk")
+    for early in (0, 1):
+        out = cpu.zeros(64, np.float32)
+        kernel((1,), (64,), (cpu.asarray(data), out, np.int32(early)))
+        assert np.isnan(cpu.asnumpy(out)).all() if early else (cpu.asnumpy(out) == 2 * data).all()
+
+
+# ------------------------------------------------------------------------------------ wgmma
+
+
+def wgmma(
+    n: int, kind: str, *, registers: bool, sign_a: int = 1, sign_b: int = 1, trans_a: int = 0, trans_b: int = 0
+) -> str:
+    """A function `product` of C++ for one form of the instruction."""
+    d = n // 2
+    sums = ", ".join(f"%{i}" for i in range(d))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(d))
+    if registers:
+        operand, at, given = "{" + ", ".join(f"%{d + i}" for i in range(4)) + "}", d + 4, "const unsigned (&a)[4]"
+        inputs, trans = ", ".join(f'"r"(a[{i}])' for i in range(4)), f"{trans_b}"
+    else:
+        operand, at, given = f"%{d}", d + 1, "unsigned long long a"
+        inputs, trans = '"l"(a)', f"{trans_a}, {trans_b}"
+    return rf"""
+__device__ __forceinline__ void product(float (&d)[{d}], {given}, unsigned long long b, int adds) {{
+  asm volatile("{{\n.reg .pred p;\nsetp.ne.b32 p, %{at + 1}, 0;\n"
+    "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{sums}}}, {operand}, %{at}, p, "
+    "{sign_a}, {sign_b}, {trans};\n}}"
+    : {outputs} : {inputs}, "l"(b), "r"(adds));
+}}
+"""
+
+
+# A (64 x 16 STEPS) times B (16 STEPS x N) plus C, for the matrices of one warpgroup. Rows of A along K or, transposed,
+# along M; of B along K or, transposed, along N: as they lie in the arrays, by TMA, in panels of SPAN bytes.
+PRODUCT = r"""
+#ifndef SPAN
+#define SPAN 128
+#endif
+constexpr int WIDE = SPAN / 2, CODE = SPAN == 128 ? 1 : SPAN == 64 ? 2 : SPAN == 32 ? 3 : 0;
+__device__ __forceinline__ unsigned long long described(unsigned address, int leading, int stride = 8 * SPAN) {
+  return (unsigned long long)((address & 0x3ffff) >> 4) | (unsigned long long)(leading >> 4) << 16 |
+         (unsigned long long)(stride >> 4) << 32 | (unsigned long long)CODE << 62;
+}
+// The 16 of K from 16 k on, of `rows` rows along K, or of `rows` columns. Without a swizzle a panel has 8 columns.
+__device__ __forceinline__ unsigned long long part(unsigned tile, int rows, int k, int transposed) {
+  if (SPAN == 16 && transposed) return described(tile + 16 * k * 16, 128, KS * 16);
+  if (SPAN == 16) return described(tile + 2 * k * rows * 16, rows * 16, 128);
+  if (transposed) return described(tile + 16 * k * SPAN, KS * SPAN);
+  return described(tile + 16 * k / WIDE * rows * SPAN + 16 * k % WIDE * 2, 0);
+}
+extern "C" __global__ __launch_bounds__(128) void multiply_all(MAP map_a, MAP map_b, const unsigned *registers,
+                                                               const float *c, float *out, int adds) {
+  extern __shared__ __align__(1024) char s[];
+  char *tile_a = s, *tile_b = s + 64 * KS * 2;
+  unsigned long long &ready = *(unsigned long long *)(s + (64 + WIDTH) * KS * 2);
+  int t = threadIdx.x;
+  if (t == 0) init(&ready, 1), init_fence();
+  __syncthreads();
+  if (t == 0) {
+    expect(&ready, (64 + WIDTH) * KS * 2);
+    const int long_a = TRANS_A ? KS : 64, long_b = TRANS_B ? KS : WIDTH;
+    for (int x = 0; x < (TRANS_A ? 64 : KS); x += WIDE) load(tile_a + x * long_a * 2, map_a, &ready, x, 0);
+    for (int x = 0; x < (TRANS_B ? WIDTH : KS); x += WIDE) load(tile_b + x * long_b * 2, map_b, &ready, x, 0);
+  }
+  wait(&ready, 0);
+  float d[WIDTH / 2];
+  int warp = t / 32, g = t % 32 / 4, q = t % 4;
+  for (int i = 0; i < WIDTH / 2; ++i) d[i] = c[(16 * warp + g + i % 4 / 2 * 8) * WIDTH + i / 4 * 8 + 2 * q + i % 2];
+  wg_fence();
+  for (int k = 0; k < KS / 16; ++k) {
+#if REGISTERS
+    unsigned a[4];
+    for (int i = 0; i < 4; ++i) a[i] = registers[((16 * warp + g + i % 2 * 8) * KS + 16 * k + i / 2 * 8 + 2 * q) / 2];
+    wg_fence();
+    product(d, a, part(at(tile_b), WIDTH, k, TRANS_B), adds || k > 0);
+#else
+    product(d, part(at(tile_a), 64, k, TRANS_A), part(at(tile_b), WIDTH, k, TRANS_B), adds || k > 0);
+#endif
+  }
+  wg_commit();
+  wg_wait<0>();
+  for (int i = 0; i < WIDTH / 2; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
+  for (int i = 0; i < WIDTH / 2; ++i) out[(16 * warp + g + i % 4 / 2 * 8) * WIDTH + i / 4 * 8 + 2 * q + i % 2] = d[i];
+}
+"""
+
+
+@functools.cache
+def multiplier(cp: Any, n: int, kind: str, steps: int, span: int, **form: Any) -> Any:
+    defines = {"WIDTH": n, "KS": 16 * steps, "SPAN": span, "REGISTERS": int(form.get("registers", False))}
+    defines |= {"TRANS_A": form.get("trans_a", 0), "TRANS_B": form.get("trans_b", 0)}
+    code = HEAD + wgmma(n, kind, **form) + PRODUCT
+    options = (*OPTIONS, *(f"-D{name}={value}" for name, value in defines.items()))
+    kernel = compiled(cp, code, options=options).get_function("multiply_all")
+    kernel.max_dynamic_shared_size_bytes = 200 * 1024
+    return kernel
+
+
+def product(
+    cp: Any, a: np.ndarray, b: np.ndarray, c: np.ndarray, adds: bool, kind: str, span: int = 128, **form: Any
+) -> np.ndarray:
+    """A (64, k) B (k, n) + C by a warpgroup. The arrays lie as the form of the instruction asks for."""
+    n, wide = b.shape[1], span // 2
+    kernel = multiplier(cp, n, kind, a.shape[1] // 16, span, **{"registers": False, **form})
+    lie_a = cp.asarray(np.ascontiguousarray(a.T if form.get("trans_a") else a).view(np.uint16))
+    lie_b = cp.asarray(np.ascontiguousarray(b if form.get("trans_b") else b.T).view(np.uint16))
+    out = cp.empty((64, n), np.float32)
+    swizzle = span if span > 16 else 0
+    maps = map_of(lie_a, (wide, lie_a.shape[0]), swizzle), map_of(lie_b, (wide, lie_b.shape[0]), swizzle)
+    args = (*maps, cp.asarray(a.view(np.uint32)), cp.asarray(c), out, np.int32(adds))
+    kernel((1,), (128,), args, shared_mem=(64 + n) * a.shape[1] * 2 + 8)
+    return cp.asnumpy(out)
+
+
+def factors(k: int, n: int, kind: str, *, whole: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(n + k)
+    dtype = np.dtype(np.float16 if kind == "f16" else ml_dtypes.bfloat16)
+    shapes = (64, k), (k, n), (64, n)
+    if whole:
+        a, b, c = (rng.integers(-6, 7, shape).astype(np.float32) for shape in shapes)
+    else:
+        a, b, c = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    return a.astype(dtype), b.astype(dtype), c
+
+
+FORMS = [
+    (64, "f16", {}),
+    (8, "f16", {}),
+    (24, "bf16", {}),
+    (128, "bf16", {}),
+    (176, "bf16", {}),
+    (256, "f16", {}),
+    (64, "bf16", {"registers": True}),
+    (64, "bf16", {"registers": True, "trans_b": 1}),
+    (128, "f16", {"registers": True, "trans_b": 1}),
+    (128, "bf16", {"trans_b": 1}),
+    (64, "f16", {"trans_a": 1}),
+    (128, "f16", {"trans_a": 1, "trans_b": 1}),
+    (64, "f16", {"sign_a": -1}),
+    (64, "bf16", {"sign_b": -1}),
+]
+
+
+@on_each_device
+@pytest.mark.parametrize(("n", "kind", "form"), FORMS, ids=str)
+@pytest.mark.parametrize("adds", [False, True])
+def test_products_of_whole_numbers_are_exact(cp: Any, n: int, kind: str, form: dict[str, Any], adds: bool) -> None:
+    a, b, c = factors(64, n, kind, whole=True)
+    got = product(cp, a, b, c, adds, kind, **form)
+    sign = form.get("sign_a", 1) * form.get("sign_b", 1)
+    np.testing.assert_array_equal(got, sign * (a.astype(np.float32) @ b.astype(np.float32)) + (c if adds else 0))
+
+
+@on_each_device
+@pytest.mark.parametrize("span", [64, 32, 16])
+@pytest.mark.parametrize("form", [{}, {"trans_b": 1}, {"trans_a": 1}], ids=str)
+def test_smaller_swizzles_and_none(cp: Any, span: int, form: dict[str, Any]) -> None:
+    a, b, c = factors(64, 64, "f16", whole=True)
+    got = product(cp, a, b, c, True, "f16", span, **form)
+    np.testing.assert_array_equal(got, a.astype(np.float32) @ b.astype(np.float32) + c)
+
+
+@on_each_device
+def test_two_panels_along_k(cp: Any) -> None:
+    a, b, c = factors(128, 96, "bf16", whole=True)
+    got = product(cp, a, b, c, False, "bf16")
+    np.testing.assert_array_equal(got, a.astype(np.float32) @ b.astype(np.float32))
+
+
+@on_each_device
+def test_what_stands_in_no_number_does_not_spread(cp: Any) -> None:
+    """inf and NaN come from their own rows and columns; scale-d = 0 does not read the sums."""
+    a, b, c = factors(16, 8, "f16", whole=True)
+    a[3, 2], b[5, 6] = np.inf, np.nan
+    got = product(cp, np.pad(a, ((0, 0), (0, 48))), np.pad(b, ((0, 48), (0, 0))), np.full_like(c, np.nan), False, "f16")
+    with np.errstate(invalid="ignore"):
+        expected = a.astype(np.float32) @ b.astype(np.float32)
+    np.testing.assert_array_equal(got, expected)
+
+
+# As mma.sync has it for each 16 of K: the same sums, cut off in the same way.
+BY_MMA = r"""
+extern "C" __global__ void by_mma(const unsigned *a, const unsigned *b, const float *c, float *out, int n, int k) {
+  int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+  for (int tile = 0; tile < n / 8; ++tile) {
+    float d[4];
+    for (int i = 0; i < 4; ++i) d[i] = c[(16 * warp + g + i / 2 * 8) * n + tile * 8 + 2 * q + i % 2];
+    for (int step = 0; step < k / 16; ++step) {
+      unsigned x[4], y[2];
+      for (int i = 0; i < 4; ++i) x[i] = a[((16 * warp + g + i % 2 * 8) * k + 16 * step + i / 2 * 8 + 2 * q) / 2];
+      for (int i = 0; i < 2; ++i) y[i] = b[((8 * tile + g) * k + 16 * step + i * 8 + 2 * q) / 2];
+      asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.TYPE.TYPE.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                   "{%0, %1, %2, %3};" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                   : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
+    }
+    for (int i = 0; i < 4; ++i) out[(16 * warp + g + i / 2 * 8) * n + tile * 8 + 2 * q + i % 2] = d[i];
+  }
+}
+"""
+
+
+@on_each_device
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_sums_are_rounded_as_those_of_mma_sync(cp: Any, kind: str) -> None:
+    """On a GPU as well; and the engine's wgmma gives a GPU's bits."""
+    a, b, c = factors(64, 64, kind, whole=False)
+    out = cp.empty((64, 64), np.float32)
+    kernel = compiled(cp, BY_MMA.replace("TYPE", kind)).get_function("by_mma")
+    columns = np.ascontiguousarray(b.T).view(np.uint32)
+    args = (cp.asarray(a.view(np.uint32)), cp.asarray(columns), cp.asarray(c), out, np.int32(64), np.int32(64))
+    kernel((1,), (128,), args)
+    got = product(cp, a, b, c, True, kind).view(np.uint32)
+    np.testing.assert_array_equal(got, cp.asnumpy(out).view(np.uint32))
+    np.testing.assert_array_equal(got, product(cpu, a, b, c, True, kind).view(np.uint32))
+
+
+# ------------------------------------------------------------------------------------ when things happen
+
+ORDER = (
+    HEAD
+    + r"""
+// Products in two groups; what the sums are before and after the waits.
+extern "C" __global__ __launch_bounds__(128) void groups(MAP map, float *out, int spoil) {
+  extern __shared__ __align__(1024) __half s[];
+  __shared__ unsigned long long b;
+  int t = threadIdx.x;
+  if (t == 0) init(&b, 1), init_fence();
+  __syncthreads();
+  if (t == 0) expect(&b, 2 * 64 * 128), load(s, map, &b, 0, 0), load(s + 64 * 64, map, &b, 0, 64);
+  wait(&b, 0);
+  float d[4] = {1, 1, 1, 1}, e[4] = {1, 1, 1, 1};
+  wg_fence();
+  multiply(d, tile(s), tile(s + 64 * 64), 0);
+  wg_commit();
+  multiply(e, tile(s), tile(s + 64 * 64), 1);
+  wg_commit();
+  out[t] = d[0];
+  wg_wait<1>();
+  hold(d);
+  out[128 + t] = d[0];
+  out[256 + t] = e[0];
+  if (spoil) s[64 * t % 4096] = 7;
+  wg_wait<0>();
+  hold(e);
+  out[384 + t] = e[0];
+}
+// Four phases of an mbarrier with two arrivals; each thread of two warps waits for each of them.
+extern "C" __global__ void phases(int *out) {
+  __shared__ unsigned long long b;
+  __shared__ int turn;
+  int t = threadIdx.x;
+  if (t == 0) init(&b, 2), turn = 0;
+  __syncthreads();
+  for (int phase = 0; phase < 4; ++phase) {
+    if (t == 0) atomicAdd(&turn, 1);
+    __syncwarp();
+    if (t % 32 == 0) arrive(&b);
+    wait(&b, phase & 1);
+    out[phase * 64 + t] = *(volatile int *)&turn;
+    asm volatile("bar.sync 1, 64;" ::: "memory");
+  }
+}
+// Warps 0 and 1 pass a turn to each other by two named barriers.
+extern "C" __global__ void turns(int *out) {
+  __shared__ int count;
+  int warp = threadIdx.x / 32;
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
+  if (warp == 0) asm volatile("bar.arrive 1, 64;" ::: "memory");
+  for (int i = 0; i < 3; ++i) {
+    if (warp == 1) asm volatile("bar.sync 1, 64;" ::: "memory");
+    else asm volatile("bar.sync 2, 64;" ::: "memory");
+    if (threadIdx.x % 32 == 0) out[warp * 3 + i] = count++;
+    __syncwarp();
+    if (warp == 1) asm volatile("bar.arrive 2, 64;" ::: "memory");
+    else asm volatile("bar.arrive 1, 64;" ::: "memory");
+  }
+}
+"""
+)
+
+
+def test_sums_are_poison_until_their_wait() -> None:
+    array, kernel = halves(128, 64), compiled(cpu, ORDER, options=OPTIONS).get_function("groups")
+    exact = (cpu.asnumpy(array)[:64, :16].astype(float) @ cpu.asnumpy(array)[64:, :16].astype(float).T)[
+        [16 * (t // 32) + t % 32 // 4 for t in range(128)], [2 * (t % 4) for t in range(128)]
+    ]
+    for spoil in (0, 1):
+        out = cpu.zeros((4, 128), np.float32)
+        kernel((1,), (128,), (map_of(array, (64, 64)), out, np.int32(spoil)), shared_mem=2 * 64 * 128)
+        early, first, other, last = cpu.asnumpy(out)
+        assert np.isnan(early).all() and np.isnan(other).all()
+        np.testing.assert_array_equal(first, exact)
+        assert (last == exact + 1).all() != bool(spoil)  # A and B are read at the wait, not before
+
+
+@on_each_device
+def test_phases_of_an_mbarrier(cp: Any) -> None:
+    out = cp.zeros((4, 64), np.int32)
+    compiled(cp, ORDER, options=OPTIONS).get_function("phases")((1,), (64,), (out,))
+    np.testing.assert_array_equal(cp.asnumpy(out), np.repeat(np.arange(1, 5)[:, None], 64, 1))
+
+
+@on_each_device
+def test_turns_by_named_barriers(cp: Any) -> None:
+    out = cp.zeros((2, 3), np.int32)
+    compiled(cp, ORDER, options=OPTIONS).get_function("turns")((1,), (64,), (out,))
+    np.testing.assert_array_equal(cp.asnumpy(out), [[1, 3, 5], [0, 2, 4]])
+
+
+# ------------------------------------------------------------------------------------ what is wrong
+
+BROKEN = (
+    HEAD
+    + r"""
+#line 1 "broken.cu"
+#define START __shared__ unsigned long long b; extern __shared__ __align__(1024) char s[]; int t = threadIdx.x; \
+  if (t == 0) init(&b, 1), init_fence(); __syncthreads();
+extern "C" __global__ void no_such_map(MAP map, const TensorMap *other) {
+  START if (t == 0) load(s, *other, &b, 0, 0);  // no_such_map
+}
+extern "C" __global__ void wrong_rank(MAP map) {
+  START if (t == 0)
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "  // wrong_rank
+                 "[%0], [%1, {%3, %3, %3}], [%2];" :: "r"(at(s)), "l"(&map), "r"(at(&b)), "r"(0) : "memory");
+}
+extern "C" __global__ void tile_not_aligned(MAP map) {
+  START if (t == 0) load(s + 128, map, &b, 0, 0);  // tile_not_aligned
+}
+extern "C" __global__ void tile_too_long(MAP map) {
+  START if (t == 0) load(s + 1024, map, &b, 0, 0);  // tile_too_long
+}
+extern "C" __global__ void not_initialised(MAP map) {
+  __shared__ unsigned long long b;
+  extern __shared__ __align__(1024) char s[];
+  load(s, map, &b, 0, 0);  // not_initialised
+}
+extern "C" __global__ void waits_for_ever(MAP map) {
+  START wait(&b, 0);  // waits_for_ever
+}
+extern "C" __global__ void too_many_arrive(MAP map) {
+  START if (t == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], 2;" :: "r"(at(&b)));  // too_many_arrive
+}
+extern "C" __global__ void too_few_bytes(MAP map) {
+  START if (t == 0) expect(&b, 8192 + 64), load(s, map, &b, 0, 0);
+  wait(&b, 0);  // too_few_bytes
+}
+extern "C" __global__ void too_many_bytes(MAP map) {
+  START if (t == 0) expect(&b, 8192 - 64), load(s, map, &b, 0, 0);
+  wait(&b, 0);  // too_many_bytes
+}
+extern "C" __global__ void descriptor_outside(MAP map) {
+  START float d[4] = {};
+  wg_fence();
+  multiply(d, tile(s), tile(s + 8192), 0);  // descriptor_outside
+  wg_commit();
+  wg_wait<0>();
+}
+extern "C" __global__ void descriptor_not_aligned(MAP map) {
+  START float d[4] = {};
+  wg_fence();
+  multiply(d, tile(s), tile(s + 128), 0);  // descriptor_not_aligned
+  wg_commit();
+  wg_wait<0>();
+}
+extern "C" __global__ void threads_disagree(MAP map) {
+  START float d[4] = {};
+  wg_fence();
+  multiply(d, tile(s), tile(s), t < 64);  // threads_disagree
+  wg_commit();
+  wg_wait<0>();
+}
+extern "C" __global__ void a_warp_is_missing(MAP map) {
+  START float d[4] = {};
+  if (t >= 96) return;
+  wg_fence();
+  multiply(d, tile(s), tile(s), 0);
+  wg_commit();
+  wg_wait<0>();  // a_warp_is_missing
+}
+extern "C" __global__ void no_whole_warpgroup(MAP map) {
+  START float d[4] = {};
+  wg_fence();
+  multiply(d, tile(s), tile(s), 0);  // no_whole_warpgroup
+}
+extern "C" __global__ void registers_not_known(MAP map) {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");  // registers_not_known
+}
+extern "C" __global__ __launch_bounds__(256, 1) void registers_not_given_back(MAP map) {
+  if (threadIdx.x >= 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 256;");
+  __syncthreads();
+}
+extern "C" __global__ __launch_bounds__(384, 1) void registers_for_ever(MAP map) {
+  if (threadIdx.x >= 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");  // registers_for_ever
+  else asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+}
+extern "C" __global__ __launch_bounds__(384, 1) void registers_fit(MAP map) {
+  if (threadIdx.x >= 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+  else asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+}
+extern "C" __global__ __launch_bounds__(128, 1) void fewer_by_inc(MAP map) {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 56;");  // fewer_by_inc
+}
+extern "C" __global__ __launch_bounds__(128, 1) void half_a_warpgroup(MAP map) {
+  if (threadIdx.x < 64) asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");  // half_a_warpgroup
+}
+"""
+)
+
+
+REGISTERS = r"""
+extern "C" __global__ __launch_bounds__(384, 1) void registers(int *out) {
+  if (threadIdx.x >= 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+  else asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+  out[threadIdx.x] = threadIdx.x;
+}
+"""
+
+
+def launch_broken(name: str, block: int = 128) -> str:
+    """What the launch of a kernel of BROKEN says, "" where nothing."""
+    kernel = compiled(cpu, BROKEN, options=OPTIONS).get_function(name)
+    args: tuple[Any, ...] = (map_of(halves(64, 64), (64, 64)),)
+    args += (cpu.zeros(256, np.uint8),) if name == "no_such_map" else ()
+    try:
+        kernel((1,), (block,), args, shared_mem=8192)
+    except cpu.LaunchError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "says"),
+    [
+        ("no_such_map", 128, "none of the launch's tensor maps"),
+        ("wrong_rank", 128, "takes a tensor of 3 dimensions, and the map's has 2"),
+        ("tile_not_aligned", 128, "misaligned address: cp.async.bulk.tensor takes a tile at a multiple of 1024 bytes"),
+        (
+            "tile_too_long",
+            128,
+            "takes a tile of 8192 bytes at byte 1024 of dynamic shared memory, which has 8192 bytes",
+        ),
+        ("not_initialised", 128, "nobody has initialised this mbarrier"),
+        (
+            "waits_for_ever",
+            128,
+            "deadlock: thread (0,0,0) waits at broken.cu:LINE for the end of the phase of parity 0",
+        ),
+        ("waits_for_ever", 128, "It expects 1 more arrival. Who waits: warps 0 to 3: the mbarrier at byte 0 of static"),
+        ("too_many_arrive", 128, "more threads arrive at an mbarrier than a phase of it expects"),
+        ("too_few_bytes", 128, "It expects 64 more bytes of copies than were sent to it"),
+        ("too_many_bytes", 128, "It expects 64 bytes fewer: more were sent to it than expect_tx said"),
+        (
+            "descriptor_outside",
+            128,
+            "wgmma's descriptor of B reaches to byte 8192 of dynamic shared memory, which has 8192 bytes",
+        ),
+        ("descriptor_not_aligned", 128, "misaligned address: wgmma's descriptor of B begins at 0x"),
+        ("threads_disagree", 128, "the threads of a warpgroup must agree, and do not: whether wgmma adds to its sums"),
+        ("a_warp_is_missing", 128, "for its warpgroup, and of its 128 threads 96 have come"),
+        ("a_warp_is_missing", 128, "warp 3: has left the kernel"),
+        ("no_whole_warpgroup", 64, "needs a warpgroup, four warps whose first is a multiple of four"),
+        ("registers_not_known", 128, "ptxas ignores this setmaxnreg (C7508)"),
+        ("registers_for_ever", 384, "its warpgroup has 168 registers for each thread, and the pool has 56 more"),
+        ("fewer_by_inc", 128, "setmaxnreg.inc to 56 registers, and the threads of this warpgroup have 64"),
+        ("half_a_warpgroup", 128, "waits in setmaxnreg.dec at broken.cu:LINE for its warpgroup"),
+    ],
+)
+def test_errors_name_the_line(name: str, block: int, says: str) -> None:
+    message = launch_broken(name, block)
+    lines = BROKEN.partition('"broken.cu"\n')[2].splitlines()
+    line = next(i for i, text in enumerate(lines, 1) if f"// {name}" in text)
+    assert says.replace("LINE", str(line)) in message, message
+    assert f"broken.cu:{line}" in message, message
+
+
+@on_each_device
+def test_registers_that_fit_run(cp: Any) -> None:
+    kernel = compiled(cp, REGISTERS, options=OPTIONS).get_function("registers")
+    out = cp.zeros(384, np.int32)
+    kernel((1,), (384,), (out,))
+    assert (cp.asnumpy(out) == np.arange(384)).all()
+
+
+def test_registers_that_fit_are_shared_out() -> None:
+    assert launch_broken("registers_fit", 384) == ""
+    assert launch_broken("registers_not_given_back", 256) == ""  # 256 at the start
+
+
+@pytest.mark.parametrize("registers", [16, 30, 264])
+def test_registers_that_ptxas_refuses(registers: int) -> None:
+    code = rf"""extern "C" __global__ __launch_bounds__(128, 1) void k() {{
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 {registers};");
+}}"""
+    with pytest.raises(cpu.CompileError, match="24 to 256 registers, a multiple of 8"):
+        cpu.RawModule(code=code, options=OPTIONS).compile()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%0, %0}], [%0], %0;",
+        "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%0, %0, %0}], "
+        "[%0], {%0};",
+        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%1, {%0, %0}], [%0];",
+        "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%0, %0, %0, %0}, %1, %1, 1, 1, 1;",
+        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0, %0, %0, %0}, %1, %1, 1, 1, 1;",
+        "mapa.shared::cluster.u32 %0, %0, %0;",
+    ],
+)
+def test_what_is_not_built_is_named(statement: str) -> None:
+    code = f"""extern "C" __global__ void k(long long x) {{
+  unsigned r = 0;
+  asm volatile("{statement}" : "+r"(r) : "l"(x));
+}}"""
+    name = statement.split(" ")[0]
+    with pytest.raises(cpu.LaunchError, match=f"does not know the instruction {re.escape(name)}"):
+        cpu.RawModule(code=code, options=OPTIONS).get_function("k")((1,), (128,), (np.int64(0),))
+
+
+def test_maps_of_no_array_are_refused() -> None:
+    kernel = compiled(cpu, BROKEN, options=OPTIONS).get_function("waits_for_ever")
+    array = halves(64, 64)
+    too_long = tensor_map.encode_tiled("float16", array.ctypes.data, (64, 65), (128,), (64, 64))
+    with pytest.raises(cpu.LaunchError, match="reaches over 8,320 bytes, and the array from its address on has 8,192"):
+        kernel((1,), (128,), (too_long,), shared_mem=8192)
+    gone = tensor_map.encode_tiled("float16", 1 << 30, (64, 64), (128,), (64, 64))
+    with pytest.raises(cpu.LaunchError, match="where there is no device array"):
+        kernel((1,), (128,), (gone,), shared_mem=8192)
+    with pytest.raises(TypeError, match="struct of 128 bytes"):
+        kernel((1,), (128,), (np.zeros(1, np.float32),), shared_mem=8192)
+
+
+def test_ptxas_takes_these_kernels() -> None:
+    """What the engine runs here, a GPU's assembler takes."""
+    for code in (LOADS, STORES, BULK):  # (of sums that are read too early it says that it adds a wait)
+        assert refused_by_ptxas(code) == ""
+    for n, kind, form in FORMS[:1] + FORMS[7:8] + FORMS[10:12]:
+        form = {"registers": False, **form}
+        options = [f"-D{name}={form.get(name.lower(), 0):d}" for name in ("REGISTERS", "TRANS_A", "TRANS_B")]
+        code = HEAD + wgmma(n, kind, **form) + PRODUCT
+        assert refused_by_ptxas(code, (*OPTIONS, *options, f"-DWIDTH={n}", "-DKS=64")) == ""
