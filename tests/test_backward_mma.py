@@ -13,7 +13,7 @@ from planted import ALL, Bug
 
 from helpers import compile_report, kernel
 from helpers.device import cp
-from helpers.ladder import LADDER, limits, tiles
+from helpers.ladder import LADDER, backward, limits, tiles
 from helpers.xray import xray
 
 FILE = "08_backward_mma.cu"
@@ -317,6 +317,13 @@ def test_the_tiles_of_a_launch_depend_on_its_blocks(monkeypatch: pytest.MonkeyPa
     assert block(64, 4096, 4, uneven=True) == (64, 64, 8)  # 128, and 256 of 64 keys
     assert block(64, 4096, 2, uneven=True) == (64, 32, 4)  # 64, 128 of 64 keys, 256 of 32
     assert block(256, 128, 1) == (32, 64, 8)
+    q = np.zeros((1, 1, 128, 64), np.float16)
+    lse = np.zeros((1, 1, 128), np.float32)
+    for deterministic, keys in ((False, 32), (True, 128)):  # turns of many small tiles would take longer
+        how = {"softmax_scale": 1.0, "window": (-1, -1), "deterministic": deterministic}
+        arrays = tuple(map(cp.asarray, (q, q, q, q, q, lse, q, q, q)))
+        ready, _ = backward.ready(stage, *arrays, None, None, **how)
+        assert ready.launches[1].grid[0] == 128 // keys
     monkeypatch.setattr(limits, "most_shared", lambda: 99 * tiles.KB)  # no room for the smaller blocks' two buffers
     usual = stage.defines(128)
     assert stage.defines_for(128, 128, 1)["BLOCK_N"] <= usual["BLOCK_N"]

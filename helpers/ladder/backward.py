@@ -118,6 +118,6 @@ def ready(
         deterministic=deterministic,
     )
     defines = stage.defines_for(head_dim, keys, kv_heads * call.sequences, uneven=call.uneven)
-    defines.update(sizes or {})
     defines.update(stage.variant(call))
+    defines.update(sizes or {})
     return Ready(stage, call, defines, source), arrays

@@ -352,8 +352,8 @@ class Stage:
             aligned=all(is_aligned(arrays[name]) for name in "qkvo"),
         )
         defines = self.defines_for(head_dim, call.rows, heads * call.sequences, uneven=call.uneven)
-        defines.update(sizes or {})
         defines.update(self.variant(call))
+        defines.update(sizes or {})
         return Ready(self, call, defines, source), arrays
 
 
