@@ -294,7 +294,7 @@ __device__ __forceinline__ void product(float (&d)[{d}], {given}, unsigned long 
 
 
 # A (64 x 16 STEPS) times B (16 STEPS x N) plus C, for the matrices of one warpgroup. Rows of A along K or, transposed,
-# along M; of B along K or, transposed, along N: as they lie in the arrays, by TMA, in panels of SPAN bytes.
+# along M; of B along K or, transposed, along N: as the arrays have them, by TMA, in panels of SPAN bytes.
 PRODUCT = r"""
 #ifndef SPAN
 #define SPAN 128
@@ -362,14 +362,14 @@ def multiplier(cp: Any, n: int, kind: str, steps: int, span: int, **form: Any) -
 def product(
     cp: Any, a: np.ndarray, b: np.ndarray, c: np.ndarray, adds: bool, kind: str, span: int = 128, **form: Any
 ) -> np.ndarray:
-    """A (64, k) B (k, n) + C by a warpgroup. The arrays lie as the form of the instruction asks for."""
+    """A (64, k) B (k, n) + C by a warpgroup. The arrays are stored as the form of the instruction reads them."""
     n, wide = b.shape[1], span // 2
     kernel = multiplier(cp, n, kind, a.shape[1] // 16, span, **{"registers": False, **form})
-    lie_a = cp.asarray(np.ascontiguousarray(a.T if form.get("trans_a") else a).view(np.uint16))
-    lie_b = cp.asarray(np.ascontiguousarray(b if form.get("trans_b") else b.T).view(np.uint16))
+    stored_a = cp.asarray(np.ascontiguousarray(a.T if form.get("trans_a") else a).view(np.uint16))
+    stored_b = cp.asarray(np.ascontiguousarray(b if form.get("trans_b") else b.T).view(np.uint16))
     out = cp.empty((64, n), np.float32)
     swizzle = span if span > 16 else 0
-    maps = map_of(lie_a, (wide, lie_a.shape[0]), swizzle), map_of(lie_b, (wide, lie_b.shape[0]), swizzle)
+    maps = map_of(stored_a, (wide, stored_a.shape[0]), swizzle), map_of(stored_b, (wide, stored_b.shape[0]), swizzle)
     args = (*maps, cp.asarray(a.view(np.uint32)), cp.asarray(c), out, np.int32(adds))
     kernel((1,), (128,), args, shared_mem=(64 + n) * a.shape[1] * 2 + 8)
     return cp.asnumpy(out)
@@ -805,3 +805,88 @@ def test_ptxas_takes_these_kernels() -> None:
         options = [f"-D{name}={form.get(name.lower(), 0):d}" for name in ("REGISTERS", "TRANS_A", "TRANS_B")]
         code = HEAD + wgmma(n, kind, **form) + PRODUCT
         assert refused_by_ptxas(code, (*OPTIONS, *options, f"-DWIDTH={n}", "-DKS=64")) == ""
+
+
+# ------------------------------------------------------------------------------------ other orders
+
+ORDERS = (
+    HEAD
+    + r"""
+// In which order warps come; and what a warp reads that should have waited for another one.
+extern "C" __global__ void come(int *out) {
+  __shared__ int next;
+  if (threadIdx.x == 0) next = 0;
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) out[atomicAdd(&next, 1)] = threadIdx.x / 32;
+}
+extern "C" __global__ void relies_on_the_order(float *out) {
+  __shared__ float s;
+  __syncthreads();
+  if (threadIdx.x == 0) s = 1.0f;
+  if (threadIdx.x == 96) out[0] = s;
+}
+"""
+)
+
+
+def test_another_order_of_warps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU promises none. The same number is the same order; results that hang on it show with some of them."""
+    module = compiled(cpu, ORDERS, options=OPTIONS)
+    seen, read = {}, set()
+    for order in [*range(8), *range(8)]:
+        monkeypatch.setenv("COURSE_CPU_ORDER", str(order))
+        out, value = cpu.zeros(4, np.int32), cpu.zeros(1, np.float32)
+        module.get_function("come")((1,), (128,), (out,))
+        module.get_function("relies_on_the_order")((1,), (128,), (value,))
+        assert seen.setdefault(order, tuple(out)) == tuple(out) and sorted(out) == [0, 1, 2, 3]
+        read.add(str(value[0]))
+    assert seen[0] == (0, 1, 2, 3) and len(set(seen.values())) > 3
+    assert read == {"1.0", "nan"}
+    monkeypatch.setenv("COURSE_CPU_ORDER", "some")
+    with pytest.raises(ValueError, match="COURSE_CPU_ORDER is a whole number"):
+        module.get_function("come")((1,), (128,), (out,))
+
+
+@pytest.mark.parametrize("order", range(1, 6))
+def test_products_in_other_orders(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies come before anybody waits for them, and the warps of a warpgroup one after another."""
+    monkeypatch.setenv("COURSE_CPU_ORDER", str(order))
+    a, b, c = factors(64, 64, "f16", whole=True)
+    np.testing.assert_array_equal(product(cpu, a, b, c, True, "f16"), a.astype(np.float32) @ b.astype(np.float32) + c)
+
+
+# ------------------------------------------------------------------------------------ where tiles are
+
+STATIC = (
+    HEAD
+    + r"""
+// A from a static array, B from dynamic shared memory: descriptors have 18 bits of an address.
+extern "C" __global__ __launch_bounds__(128) void both(const __half *a, const __half *b, float *out) {
+  __shared__ __align__(1024) __half first[64 * 64];
+  extern __shared__ __align__(1024) __half second[];
+  int t = threadIdx.x;
+  for (int i = t; i < 64 * 64; i += 128) {
+    int row = i / 64, chunk = i % 64 / 8 ^ row % 8;
+    first[row * 64 + chunk * 8 + i % 8] = a[i];
+    if (row < 8) second[row * 64 + chunk * 8 + i % 8] = b[i];
+  }
+  proxy_fence();
+  __syncthreads();
+  float d[4];
+  wg_fence();
+  for (int k = 0; k < 4; ++k) multiply(d, tile(first, 32 * k), tile(second, 32 * k), k > 0);
+  wg_commit();
+  wg_wait<0>();
+  hold(d);
+  for (int i = 0; i < 4; ++i) out[(t / 32 * 16 + t % 32 / 4 + i / 2 * 8) * 8 + t % 4 * 2 + i % 2] = d[i];
+}
+"""
+)
+
+
+def test_static_and_dynamic_tiles_in_one_product() -> None:
+    """On a GPU dynamic memory would begin behind the static array, which has a multiple of 1024 bytes."""
+    a, b, out = halves(64, 64), halves(8, 64, seed=1), cpu.empty((64, 8), np.float32)
+    compiled(cpu, STATIC, options=OPTIONS).get_function("both")((1,), (128,), (a, b, out), shared_mem=1024)
+    expected = cpu.asnumpy(a).astype(np.float32) @ cpu.asnumpy(b).astype(np.float32).T
+    np.testing.assert_array_equal(cpu.asnumpy(out), expected)

@@ -578,6 +578,90 @@ ZOO = [
 ]
 
 
+# Four warps that read tiles with ordinary loads and release them a warp at a time; one more warp loads. The results are
+# stored by TMA from a tile that is used again.
+BY_WARPS = """NAME(MAP in, MAP to) {
+  extern __shared__ __align__(1024) __half s[];
+  __shared__ unsigned long long full[2], empty[2];
+  int t = threadIdx.x;
+  if (t == 0) {
+    for (int i = 0; i < 2; ++i) init(&full[i], 1), init(&empty[i], 4);
+    init_fence();
+  }
+  __syncthreads();
+  if (t >= 128) {
+    if (t == 128)
+      for (int i = 0; i < 4; ++i) {
+        wait(&empty[i % 2], (i / 2 & 1) ^ 1);
+        expect(&full[i % 2], 2048);
+        load(s + 1024 * (i % 2), in, &full[i % 2], 0, 16 * i);  // LOAD
+      }
+    return;
+  }
+  __half2 *result = (__half2 *)(s + 2048);
+  for (int i = 0; i < 4; ++i) {
+    wait(&full[i % 2], i / 2 & 1);
+    __half2 mine[4];
+    for (int k = 0; k < 4; ++k) mine[k] = ((__half2 *)(s + 1024 * (i % 2)))[t + 128 * k];  // READ
+    __syncwarp();  // all lanes have read
+    if (t % 32 == 0) arrive(&empty[i % 2]);
+    for (int k = 0; k < 4; ++k) result[t + 128 * k] = mine[k];  // WRITE
+    proxy_fence();
+    asm volatile("bar.sync 1, 128;" ::: "memory");  // all have written
+    if (t == 0) {
+      store(to, result, 0, 16 * i);  // STORE
+      commit();
+      wait_read();
+    }
+    asm volatile("bar.sync 2, 128;" ::: "memory");  // it has been read
+  }
+}
+"""
+
+
+def by_warps(**marks: str) -> str:
+    code = BY_WARPS
+    for name in ("LOAD", "READ", "WRITE", "STORE"):
+        code = code.replace(f"// {name}", f"// {marks.get(name, name.lower())}")
+    return code
+
+
+def small() -> Any:
+    """Maps of 64 rows of 64 halves, in boxes of 16."""
+    return map_of(halves(64, 64), (64, 16)), map_of(cpu.full((64, 64), np.nan, np.float16), (64, 16))
+
+
+SYNCWARP = "    __syncwarp();  // all lanes have read\n"
+READ = '    asm volatile("bar.sync 2, 128;" ::: "memory");  // it has been read\n'
+WRITTEN = '    asm volatile("bar.sync 1, 128;" ::: "memory");  // all have written\n'
+ZOO += [
+    Bug(
+        "released_for_lanes_that_still_read",
+        "race",
+        by_warps(LOAD="here", READ="there").replace(SYNCWARP, "/* no */\n"),
+        (("/* no */\n", SYNCWARP),),
+        small,
+        block=160,
+    ),
+    Bug(
+        "written_while_a_store_reads",
+        "race",
+        by_warps(WRITE="here", STORE="there").replace(READ, "/* no */\n"),
+        (("/* no */\n", READ),),
+        small,
+        block=160,
+    ),
+    Bug(
+        "stored_before_all_have_written",
+        "race",
+        by_warps(WRITE="here", STORE="there").replace(WRITTEN, "/* no */\n"),
+        (("/* no */\n", WRITTEN),),
+        small,
+        block=160,
+    ),
+]
+
+
 def prepared(bug: Bug, *, fixed: bool) -> str:
     text = bug.text(fixed=fixed).replace("START", START.strip("\n").replace("\n", " ")).replace("FETCH", FETCH)
     if bug.name == "released_before_its_wait" and not fixed:
@@ -724,3 +808,39 @@ def test_events_are_in_an_order_that_a_gpu_may_have() -> None:
     for thread in range(0, 256, 32):
         mine = [e.kind for e in report.events if e.thread == thread and e.kind in ("wait", "waited")]
         assert mine.count("waited") >= mine.count("wait") and (not mine or mine[-1] == "waited")
+
+
+SCALARS = r"""
+#line 1 "scalars.cu"
+extern "C" __global__ void scalars(MAP in, float *out) {
+  extern __shared__ __align__(1024) __half s[];
+  __shared__ unsigned long long full;
+  int t = threadIdx.x;
+  if (t == 0) init(&full, 1), init_fence();
+  __syncthreads();
+  if (t == 0) expect(&full, 8192), load(s, in, &full, 0, 0);
+  wait(&full, 0);
+  struct Four { float a, other, b, c, d; } x = {}, *p = &x;
+  wg_fence();
+  asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %4, 1, 1, 1, 0, 0;"
+               : "+f"(p->a), "+f"(p->b), "+f"(p->c), "+f"(p->d) : "l"(tile(s)));
+  wg_commit();
+  p->other = t;  // beside the sums, and none of them
+  OTHER
+  wg_wait<0>();
+  out[t] = p->a + p->b + p->c + p->d + p->other;
+}
+"""
+
+
+@pytest.mark.parametrize(("other", "kinds"), [("", []), ("p->c = 1;", ["not waited for"])])
+def test_sums_that_lie_apart(other: str, kinds: list[str]) -> None:
+    function = cpu.RawModule(code=HEAD + SCALARS.replace("OTHER", other), options=OPTIONS).get_function("scalars")
+    source, written = halves(64, 64), out(128)
+    report = xray(function, (1,), (128,), (map_of(source, (64, 64)), written), 8192)
+    assert [f.kind for f in report.findings] == kinds
+    a = cpu.asnumpy(source)[:, :16].astype(np.float32)
+    product = a @ a[:8].T
+    row, column = [16 * (t // 32) + t % 32 // 4 for t in range(128)], [2 * (t % 4) for t in range(128)]
+    four = sum(product[np.add(row, down), np.add(column, right)] for down in (0, 8) for right in (0, 1))
+    np.testing.assert_array_equal(cpu.asnumpy(written), four + np.arange(128))

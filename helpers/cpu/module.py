@@ -680,6 +680,7 @@ class RawKernel:
             int(cooperative),
             _TILE_ALIGNMENT if _HOPPER.search(self.code) else 0,
             self._registers(block[0] * block[1] * block[2]),
+            runtime.order(),
             ctypes.addressof(maps),
             len(tensors),
         )

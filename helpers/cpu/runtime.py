@@ -71,6 +71,20 @@ def n_workers() -> int:
     return int(chosen) if chosen else min(cores, 16)
 
 
+def order() -> int:
+    """In which order threads run: 0, warp after warp, or the seed of another order, which `COURSE_CPU_ORDER` gives.
+
+    A GPU promises none. So a kernel that hangs, or is wrong, in one order and not in another has a bug.
+
+    Raises:
+        ValueError: it says something that is no number.
+    """
+    chosen = os.environ.get("COURSE_CPU_ORDER", "0")
+    if not chosen.isdecimal():
+        raise ValueError(f"COURSE_CPU_ORDER is a whole number, the seed of an order of threads; got {chosen!r}")
+    return int(chosen) % 2**63
+
+
 def time_limit() -> float | None:
     """Seconds that a block may take: 20, or what `COURSE_CPU_TIMEOUT` says; None where that is 0.
 

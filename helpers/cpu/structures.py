@@ -28,6 +28,7 @@ class LaunchRequest(ctypes.Structure):
         ("cooperative", ctypes.c_uint64),
         ("dynamic_align", ctypes.c_uint64),
         ("registers", ctypes.c_uint64),
+        ("order", ctypes.c_uint64),
         ("maps", ctypes.c_void_p),
         ("n_maps", ctypes.c_uint64),
     ]

@@ -30,8 +30,8 @@ unsigned thread_of(Tag t) { return (unsigned)(t >> 2) & 2047; }
 How how_of(Tag t) { return (How)(t & 3); }
 constexpr uint64_t IN_FLIGHT = ~0ull >> 13;  // epoch of a write by an asynchronous copy that has not been waited for
 
-// Who accesses memory for the threads and beside them has a number as if it were one more thread: the products of each
-// warpgroup, the stores by TMA of each warp, the loads that arrive at each mbarrier.
+// Units that access memory beside the threads have numbers as if they were threads: the products of each warpgroup, the
+// stores by TMA of each warp, the loads that arrive at each mbarrier.
 constexpr unsigned PRODUCTS = 1024, STORES = PRODUCTS + 8, LOADS = STORES + 32, AGENTS = 128;
 inline unsigned agent_of_loads(unsigned mbarrier) { return LOADS + mbarrier % (PRODUCTS + AGENTS - LOADS); }
 inline bool is_agent(unsigned thread) { return thread >= PRODUCTS; }
@@ -88,8 +88,8 @@ struct Guess {
   uint32_t other_site;
 };
 
-// What each thread knows of the others, and of who works beside them, by mbarriers and by named barriers of some threads:
-// all they did up to an epoch. Slots: the threads, then the agents.
+// Up to which epoch each thread is ordered after each of the others, and after those units (agents), by mbarriers and by
+// named barriers of some threads. Slots: the threads, then the agents.
 typedef std::vector<uint64_t> Clock;
 struct MbarrierBooks {
   Clock arriving, over;  // what those who have arrived know; the same when its last phase ended

@@ -17,11 +17,11 @@ enum EngineFindingKind {
   ENGINE_SAME_VALUE = 11,   // a race of two writes of one value
   ENGINE_CONST_WRITTEN = 12,
   ENGINE_INACTIVE_LANE = 13,     // a shuffle asks for the value of a lane that takes no part
+  ENGINE_LOCAL_BOUNDS = 14,      // an index past the size that a type gives: maybe of an array of the thread's own
   ENGINE_NO_PROXY_FENCE = 17,    // ordinary writes, and what TMA or wgmma does after them
   ENGINE_SUMS_TOUCHED = 18,      // sums of a wgmma between its issue and its wait
   ENGINE_NO_PRODUCT_FENCE = 19,  // a wgmma without a wgmma.fence before it
-  ENGINE_BYTES = 20,         // a phase of an mbarrier ended before all that was sent to it had come; offset: the rest
-  ENGINE_LOCAL_BOUNDS = 14,  // an index past the size that a type gives: maybe of an array of the thread's own
+  ENGINE_BYTES = 20,  // a phase of an mbarrier ended before all that was sent to it had come; offset: the rest
 };
 
 enum EngineNote : unsigned {

@@ -106,7 +106,15 @@ bool touches_sums(uintptr_t a, unsigned size, Kind kind, uintptr_t pc) {
   const unsigned thread = current.thread % 128;
   for (const auto& sums : here().warpgroups[current.thread / 128].sums) {
     float* const* places = &sums->places[thread * sums->n];
-    if (!places[0] || a + size <= (uintptr_t)places[0] || a > (uintptr_t)places[sums->n - 1] + 3) continue;
+    auto touches = [&](float* const* first, unsigned n) {  // of n floats side by side
+      return a + size > (uintptr_t)*first && a < (uintptr_t)(*first + n);
+    };
+    bool any = false;
+    if (!places[0]) continue;
+    if (places[sums->n - 1] == places[0] + (sums->n - 1)) any = touches(places, sums->n);
+    else
+      for (unsigned i = 0; i < sums->n && !any; ++i) any = touches(places + i, 1);
+    if (!any) continue;
     EngineFinding f = finding_at(ENGINE_SUMS_TOUCHED, nullptr, 0);
     f.pc = pc;
     f.is_write = kind == WRITE;

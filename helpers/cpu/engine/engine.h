@@ -51,7 +51,7 @@ struct Products {
   char how;  // '*', or of bits: '^' and '&', whose ones are counted
 };
 
-// One wgmma.mma_async: n columns; A and B as they lie in shared memory or, transposed, column by column; negated or not.
+// One wgmma.mma_async: n columns; A and B with rows along K or transposed; negated or not.
 struct WarpgroupProduct {
   int n;
   bool is_bfloat, a_in_registers, a_transposed, b_transposed, a_negative, b_negative;
@@ -112,8 +112,8 @@ void* engine_shared_pointer(unsigned offset, unsigned bytes, const char* name, c
 void engine_async_copy(void* target, engine::Words data, unsigned bytes);
 void engine_async_commit();
 void engine_async_wait(unsigned pending);  // groups that may be left; ~0: none, and what is not committed lands as well
-// mbarriers. The state is the one before; ~0: none. phase: bit 63. bytes: that the phase waits for, less than 0 where they
-// have come. may_block: of try_wait, which may return 0 all the same.
+// mbarriers. An arrival returns the state before it. phase: bit 63. bytes: that the phase is to wait for, negative where
+// they have come. may_block: of try_wait, which may return 0 all the same.
 void engine_mbarrier_init(void* word, unsigned count, const char* file, int line);
 void engine_mbarrier_inval(void* word);
 unsigned long long engine_mbarrier_arrive(

@@ -61,8 +61,8 @@ void set_other_place(EngineFailure& f, const char* file, int line) {
   f.other_line = line;
 }
 
-// Where a fiber waits, as one line of a list: empty where it does not. Of @line/place@ Python
-// makes the line, by the place in the code where a header's function is called.
+// Where a fiber waits, as one line of a list: empty where it does not. Of
+// @line/place@ Python makes the line where a header's function is called, by the place in the code.
 std::string waiting_place(Worker& w, const Fiber& f) {
   char text[200] = "", at[64];
   const int line = f.collective ? f.collective->line : f.line;

@@ -65,6 +65,7 @@ void begin_block(Worker& w, uint64_t block) {
   w.mbarriers.clear();
   w.progress = w.last_progress = w.timeouts = 0;
   begin_warpgroups(w);
+  w.order = l.order ? (l.order + block) * 0x9E3779B97F4A7C15 | 1 : 0;
   w.block = block;
   place_static(w);
   // A GPU leaves what the block before left; NaN is the honest form of "nobody wrote this".

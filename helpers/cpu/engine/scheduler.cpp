@@ -6,10 +6,19 @@
 
 namespace {
 
+// In another order than warp after warp: the next of many numbers.
+unsigned next_number(Worker& w) {
+  w.order ^= w.order << 13;
+  w.order ^= w.order >> 7;
+  w.order ^= w.order << 17;
+  return (unsigned)(w.order >> 20);
+}
+
 // Null: nobody can run.
 Fiber* next_ready(Worker& w) {
   // Stay in the warp while one of its lanes can run: its data are warm, and collectives complete early.
-  for (unsigned i = 0, at = w.warp; i < w.n_warps; ++i, at = at + 1 == w.n_warps ? 0 : at + 1) {
+  const unsigned start = w.order ? next_number(w) % w.n_warps : w.warp;
+  for (unsigned i = 0, at = start; i < w.n_warps; ++i, at = at + 1 == w.n_warps ? 0 : at + 1) {
     if (!w.ready[at]) {
       if (!w.paused[at]) continue;
       // All lanes of the warp have come as far as they could: their traces are merged.
@@ -54,6 +63,7 @@ void set_current(Worker& w, Fiber* to) {
 
 // The current fiber waits or has ended: continue with another, or with the block's end.
 void schedule(Worker& w) {
+  if (w.order && next_number(w) % 4 == 0) deliver_some(w);
   Fiber *from = w.current, *to = next_ready(w);
   // Without this look, a block that does little but switch would be in the engine's own code at nearly every interrupt,
   // and go on. Relaxed: no data hang on it, and seen late it costs one more turn.

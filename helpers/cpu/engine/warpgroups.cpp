@@ -169,14 +169,14 @@ char* shared_of_descriptor(Worker& w, unsigned low, unsigned bytes) {
   return found;
 }
 
-// The sums that the current thread names, or new ones. first: no thread has come to this product yet.
+// The sums in flight that a thread names by its registers, or null.
 Sums* sums_of(Warpgroup& g, unsigned thread, unsigned n, float* const* d) {
   for (const auto& known : g.sums)
     if (known->n == n && known->places[thread * n] == d[0]) return known.get();
   return nullptr;
 }
 
-// A thread has ended, or leaves a product in flight behind.
+// A thread has ended; the first one of a warpgroup tells of products that nobody has waited for.
 void leave_products(Worker& w, Fiber& f) {
   const Warpgroup& g = w.warpgroups[f.lane.linear / GROUP];
   if (checking() && f.lane.linear % GROUP == 0 && !g.ops.empty()) check_products_left(g.ops.front().caller);

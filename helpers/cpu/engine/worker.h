@@ -78,6 +78,7 @@ extern "C" struct EngineLaunch {
   uint64_t cooperative;    // 1: all blocks do, and may meet in grid.sync()
   uint64_t dynamic_align;  // of dynamic shared memory
   uint64_t registers;      // of a thread, where __launch_bounds__ tells; 0: not known
+  uint64_t order;          // 0: warp after warp; else the seed of another order of warps and copies
   const char* maps;        // the tensor maps among the arguments, 128 bytes each
   uint64_t n_maps;
 };
@@ -237,8 +238,9 @@ struct Block {
   void* dynamic = nullptr;
   std::deque<Mbarrier> mbarriers;
   Warpgroup warpgroups[MAX_THREADS / GROUP];
-  unsigned pool = 0;                         // registers that setmaxnreg.dec has given back, in those of a warpgroup
+  unsigned pool = 0;  // that setmaxnreg.dec has given back: registers of each thread of a warpgroup
   uint64_t progress = 0, last_progress = 0;  // arrivals at mbarriers and barriers, ends of threads
+  uint64_t order = 0;                        // of the next numbers that choose who runs; 0: warp after warp
   unsigned timeouts = 0;                     // rounds of waits that were let go without any
 
   // Waiting for other blocks: see residents.cpp.
@@ -359,6 +361,7 @@ void leave_copies(Fiber& f);
 
 // mbarriers.cpp
 bool deliver_copies(Worker& w);
+void deliver_some(Worker& w);
 bool time_out_waits(Worker& w);
 void leave_mbarriers(Worker& w);
 Mbarrier& mbarrier_at(Worker& w, char* word);
