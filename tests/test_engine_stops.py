@@ -145,11 +145,21 @@ def test_the_line_of_a_loop_that_a_compiler_empties(
 
 @pytest.mark.parametrize("loop", ["for (;;) {}", "for (int j = 0; j < 9;) a[0] += 1;"])
 def test_a_loop_that_is_one_jump_is_found_by_what_is_near(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compilers drop stores that nobody can see and make one jump of the rest, which has no line of its own."""
+    """Compilers drop stores that nobody can see and make one jump of the rest, which has no line of its own.
+
+    A stop may meet a thread that lets others run, one time in thirty on a busy machine: one of three tells the line.
+    """
     monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0.2")
     text = f'extern "C" __global__ void k(int *a) {{\n  a[1] = 1;\n  if (threadIdx.x < 64)\n    {loop}\n}}\n'
-    with pytest.raises(cpu.LaunchError, match=r"(at|near) kernel\.cu:4 "):
-        cpu.RawModule(code=text).get_function("k")((1,), (32,), (cpu.zeros(64, np.int32),))
+    told = []
+    for _ in range(3):
+        with pytest.raises(cpu.LaunchError, match="was still running") as caught:
+            cpu.RawModule(code=text).get_function("k")((1,), (32,), (cpu.zeros(64, np.int32),))
+        told.append(str(caught.value))
+        if re.search(r"(at|near) kernel\.cu:4 ", told[-1]):
+            break
+    else:
+        pytest.fail("\n".join(told))
 
 
 @pytest.mark.parametrize("value", ["-1", "soon", "inf", "nan"])
