@@ -136,10 +136,13 @@ def test_the_line_of_a_loop_that_a_compiler_empties(
     monkeypatch.setenv("COURSE_CPU_OPTIMISATION", optimisation)
     code = f'extern "C" __global__ void never_ends(int *a) {{\n  {loop}\n}}\n'
     kernel = cpu.RawModule(code=code).get_function("never_ends")
-    with pytest.raises(cpu.LaunchError) as caught:
-        kernel((1,), (32,), (cpu.zeros(4, np.int32),))
     lines = [number for number, text in enumerate(code.splitlines(), 1) if text.endswith("// here")]
-    told = re.search(r"kernel\.cu:(\d+)", str(caught.value))
+    for _ in range(3):  # one stop in hundreds, on a busy machine, meets a thread that is just about to begin
+        with pytest.raises(cpu.LaunchError) as caught:
+            kernel((1,), (32,), (cpu.zeros(4, np.int32),))
+        told = re.search(r"kernel\.cu:(\d+)", str(caught.value))
+        if told:
+            break
     assert told and int(told[1]) in lines, str(caught.value)
 
 
@@ -147,7 +150,7 @@ def test_the_line_of_a_loop_that_a_compiler_empties(
 def test_a_loop_that_is_one_jump_is_found_by_what_is_near(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compilers drop stores that nobody can see and make one jump of the rest, which has no line of its own.
 
-    A stop may meet a thread that lets others run, one time in thirty on a busy machine: one of three tells the line.
+    One stop in hundreds, on a busy machine, meets a thread that is just about to begin: one of three tells the line.
     """
     monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0.2")
     text = f'extern "C" __global__ void k(int *a) {{\n  a[1] = 1;\n  if (threadIdx.x < 64)\n    {loop}\n}}\n'

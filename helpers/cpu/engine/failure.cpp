@@ -200,6 +200,8 @@ void note_expired(Worker& w, EngineFailure& f, uintptr_t pc) {
   f.block = w.block;
   f.thread = w.current->lane.linear;
   f.place = place_in_kernel(pc);
+  // Behind a signal's frame nothing may be found: then where the thread was when it last let others run.
+  if (!f.place && w.current->preempted) f.place = place_in_kernel(w.current->preempted);
 }
 
 // The launch was cancelled while the engine's own code ran: as on_interrupt would have left the kernel.

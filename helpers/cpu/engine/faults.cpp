@@ -80,9 +80,10 @@ uintptr_t place_in_kernel(uintptr_t pc) {
   if (base_of(pc) == search.kernel) return pc - search.kernel;
   auto look = [](_Unwind_Context* frame, void* data) {
     Search* s = (Search*)data;
-    uintptr_t returns_to = _Unwind_GetIP(frame);
+    int is_signal = 0;  // its frame holds the instruction itself, a call's frame the one behind it
+    uintptr_t returns_to = _Unwind_GetIPInfo(frame, &is_signal);
     if (base_of(returns_to) != s->kernel) return _URC_NO_REASON;
-    s->found = returns_to - 1 - s->kernel;
+    s->found = returns_to - (is_signal ? 0 : 1) - s->kernel;
     return _URC_END_OF_STACK;
   };
   _Unwind_Backtrace(look, &search);
@@ -175,7 +176,10 @@ void on_interrupt(int, siginfo_t*, void* context) {
   const uintptr_t pc = pc_of((ucontext_t*)context);
   if (!pool->cancelled.load()) {
     // A library's function may hold a lock, and in a checked run the order of threads is the same every time.
-    if (pc >= pool->code_begin && pc < pool->code_end && !checking()) preempt(*w);
+    if (pc >= pool->code_begin && pc < pool->code_end && !checking()) {
+      w->current->preempted = pc;
+      preempt(*w);
+    }
   } else if (!checking() || base_of(pc) == base_of((uintptr_t)pool->launch.run)) {
     // (The hooks of a checked run allocate memory: they are asked again when they are done.)
     w->fault.reason = NONE;

@@ -99,6 +99,7 @@ void begin_block(Worker& w, uint64_t block) {
     f.watched = nullptr;
     f.looks = 0;
     f.at_barrier = f.at_activemask = f.finished = f.carry = false;
+    f.preempted = 0;
     prepare(f.context, f.stack + page, STACK_BYTES - page - stack_offset(i), fiber_main);
   }
   for (unsigned i = 0; i < w.n_warps; ++i) {

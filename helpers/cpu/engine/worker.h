@@ -196,6 +196,7 @@ struct Fiber {
   int named;               // the named barrier where it waits, or -1
   bool at_barrier, at_activemask, finished;
   bool carry;           // of add.cc and its like
+  uintptr_t preempted;  // where in the kernel an interrupt last made it let others run, or 0
   const void* watched;  // where it looks again and again, and how often it has
   unsigned looks;
   std::vector<AsyncCopy> copies;  // not landed yet, in their order
