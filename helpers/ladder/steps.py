@@ -279,11 +279,6 @@ def _backward_mma_shared(*, buffers: int, ds: int, p_stored: bool) -> Callable[[
     return shared_bytes
 
 
-def _as_backward_mma(head_dim: int) -> list[dict[str, int]]:
-    """Those sizes of the stage with which dQ is computed a step later, as an H200 has them."""
-    return tiles.backward_mma_candidates(head_dim)
-
-
 def _without_turns(call: Call, sizes: Sizes) -> dict[str, Spec]:
     """The scratch arrays of the stage but for whose turn it is."""
     return {name: spec for name, spec in tiles_of_rows(call, sizes).items() if name != "turns"}
@@ -298,7 +293,7 @@ def _backward_mma() -> tuple[Stage, ...]:
     }
 
     def step(file: str, idea: str, shared_bytes: Callable[[Sizes], int] = target.shared_bytes, **changed: Any) -> Stage:
-        chosen = _first_that_fits(_as_backward_mma, shared_bytes)
+        chosen = _first_that_fits(tiles.backward_mma_candidates, shared_bytes)
         return _step(target, f"steps/{file}", idea, tiles=chosen, shared_bytes=shared_bytes, **changed)
 
     one_buffer = _backward_mma_shared(buffers=1, ds=1, p_stored=True)

@@ -80,9 +80,9 @@ def _other_backward_mma_tiles(blocks: str) -> Callable[[int], dict[str, int]]:
 
 
 def _turns(call: Call) -> dict[str, int]:
-    """Deterministic: tiles of keys take turns, so the usual ones, however few: 32 to 64 of them would queue longer.
+    """The usual tiles where tiles of keys take turns: with the smaller ones for few blocks, more would wait in turn.
 
-    With those for few blocks an H200 took 2.2 to 6.6 times the time of atomics, at 1 and 4 heads of 4096 rows.
+    With those an H200 took 2.2 to 6.6 times the time of atomics, at 1 and 4 heads of 4096 rows.
     """
     return {"DETERMINISTIC": 1, **_backward_mma_tiles(call.arrays["q"].shape[-1])} if call.deterministic else {}
 

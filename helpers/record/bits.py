@@ -18,7 +18,7 @@ from helpers.attention import flash_attention
 from helpers.device import cp, describe
 from helpers.ladder import BACKWARD, backward
 from helpers.record.cases import Inputs, Shape
-from helpers.record.results import NO_RECORD
+from helpers.record.results import NO_RECORD, measure_or_show
 
 RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidia-h200-bits.json"
 SHAPE = (1, 16, 4096, 64)
@@ -78,14 +78,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
 
 def main(words: Sequence[str]) -> None:
     """FILE, or nothing for the table."""
-    if len(words) == 1:
-        record = measure()
-        Path(words[0]).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        print(table(record))
-    elif not words:
-        print(table())
-    else:
-        sys.exit(__doc__)
+    measure_or_show(words, measure, table, __doc__)
 
 
 if __name__ == "__main__":

@@ -241,9 +241,8 @@ def merged(
 ) -> list[Mapping[str, Any]]:
     """The rows kept, those of the named stages replaced by what was found of them, in the place of the first."""
     others = [row for row in kept if not of_stages(row, names)]
-    first = next((i for i, row in enumerate(kept) if of_stages(row, names)), len(others))
-    place = sum(not of_stages(row, names) for row in kept[:first])
-    return [*others[:place], *found, *others[place:]]
+    first = next((i for i, row in enumerate(kept) if of_stages(row, names)), len(kept))
+    return [*others[:first], *found, *others[first:]]
 
 
 def _figures(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, float]:

@@ -6,7 +6,8 @@ Reading it needs neither a GPU nor what measures.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,23 @@ MAIN_PEER = {"float32": "SDPA efficient", "float16": "SDPA flash", "bfloat16": "
 def roof_name(dtype: str) -> str:
     """The name of a type's matrix product in the record."""
     return "matmul" if dtype == "float32" else f"matmul {dtype}"
+
+
+def measure_or_show(
+    words: Sequence[str], measure: Callable[[], Any], table: Callable[..., str], usage: str | None
+) -> None:
+    """A command's two forms: FILE, to measure a record and write it there as JSON; or nothing, for the recorded table.
+
+    table: a record, or nothing for the committed one, to text. SystemExit with the usage for other words.
+    """
+    if len(words) > 1:
+        sys.exit(usage)
+    if not words:
+        print(table())
+        return
+    record = measure()
+    Path(words[0]).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(table(record))
 
 
 @dataclass

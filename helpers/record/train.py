@@ -24,7 +24,7 @@ import numpy as np
 from helpers import device
 from helpers.device import cp
 from helpers.models.char_gpt import Adam, Attention, CharGPT, Config, FlashAttention, PlainAttention, train
-from helpers.record.results import NO_RECORD
+from helpers.record.results import NO_RECORD, measure_or_show
 from helpers.record.run import device_facts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,14 +250,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
 
 def main(words: Sequence[str]) -> None:
     """FILE, or nothing for the table."""
-    if len(words) == 1:
-        record = measure()
-        Path(words[0]).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        print(table(record))
-    elif not words:
-        print(table())
-    else:
-        sys.exit(__doc__)
+    measure_or_show(words, measure, table, __doc__)
 
 
 if __name__ == "__main__":
