@@ -6,6 +6,7 @@ Tables as Markdown, for notebooks. Nothing is measured here; where a record lack
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -144,9 +145,7 @@ def worth(*, at_least: float = 1.1, record: Any = None) -> Text:
         small = [step for step in climb if step.factor < at_least and not step.is_slower]
         lines += [_row(f"step {step.place}", step.idea, step) for step in climb if step not in small]
         if small:
-            together = 1.0
-            for step in small:
-                together *= step.factor
+            together = math.prod(step.factor for step in small)
             lines.append(f"| | {len(small)} more steps, together | | {together:.2f}× |")
     return Text("\n".join(lines))
 
