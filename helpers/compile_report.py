@@ -34,6 +34,8 @@ class CompileReport:
     shared_bytes: static shared memory per block, in bytes.
     spill_bytes: stores and loads of values that found no register, in bytes of instructions, not of traffic.
     stack_bytes: local memory per thread, in bytes: arrays whose index is known only at run time, and spills.
+    warnings: what the assembler says of instructions of sm_90a that it ignores (setmaxnreg, C7508) or runs one after
+        the other (wgmma, C7510 to C7517).
     """
 
     kernel: str
@@ -42,11 +44,13 @@ class CompileReport:
     shared_bytes: int
     spill_bytes: int
     stack_bytes: int
+    warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return (
             f"{self.kernel} for {self.arch}: {self.registers} registers, {self.shared_bytes:,} bytes of shared memory, "
             f"{self.spill_bytes} of spills, {self.stack_bytes} of stack"
+            + "".join(f"; {warning}" for warning in self.warnings)
         )
 
 
@@ -155,4 +159,5 @@ def _read(log: str, name: str, symbol: str, arch: str) -> CompileReport:
         shared_bytes=int(shared.group(1)) if shared else 0,
         spill_bytes=int(frame.group(2)) + int(frame.group(3)),
         stack_bytes=int(frame.group(1)),
+        warnings=tuple(re.findall(r"\((?:C7508|C751[0-7])\) .*", log)),
     )

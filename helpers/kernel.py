@@ -73,6 +73,16 @@ def headers(code: str) -> tuple[str, ...]:
     return wmma_headers() if "<mma.h>" in code else ()
 
 
+def architecture(code: str) -> tuple[str, ...]:
+    """The option for a source with instructions of sm_90a alone, on a GPU that has them.
+
+    CuPy passes -arch=sm_90 as well; NVRTC keeps the "a", whichever comes first.
+    """
+    if not ON_GPU or "wgmma." not in code:
+        return ()
+    return ("-arch=sm_90a",) if int(cp.cuda.Device().compute_capability) == 90 else ()
+
+
 def _without_fields(arg: Any) -> Any:
     """A struct as plain bytes: else NumPy describes its fields at every launch, 14 us for those of AttentionParams."""
     return arg.view(f"V{arg.itemsize}") if isinstance(arg, np.ndarray) and arg.dtype.names else arg
@@ -164,7 +174,7 @@ def load(file_or_code: str, name: str, *, defines: Mapping[str, Any] | None = No
         defines: sizes by name, such as {"HEAD_DIM": 64}.
     """
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
-    return _compiled(code, (*options(defines), *headers(code)), name)
+    return _compiled(code, (*options(defines), *headers(code), *architecture(code)), name)
 
 
 def typed(module: Any, name: str, code: str | None = None) -> Kernel:

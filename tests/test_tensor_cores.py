@@ -1,4 +1,4 @@
-"""Stages 06 and 07, on tensor cores, in half types: sizes, masks, lengths, large logits, tiles, planted bugs."""
+"""Stages 06, 07 and 10, on tensor cores, in half types: sizes, masks, lengths, large logits, tiles, planted bugs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from helpers.device import cp
 from helpers.ladder import LADDER, limits, tiles
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-NAMES = ("flash_wmma", "flash_mma")
+NAMES = ("flash_wmma", "flash_mma", "hopper")
 SIZES = ((1, 1), (2, 1000), (31, 64), (33, 1), (64, 63), (65, 257), (127, 32), (128, 128), (129, 65), (257, 127))
 HEAD_DIMS = {"flash_wmma": (8, 64, 72, 128), "flash_mma": (8, 64, 72, 96, 128, 256)}
+HEAD_DIMS["hopper"] = HEAD_DIMS["flash_mma"]
 
 every_stage = pytest.mark.parametrize("name", NAMES)
 every_type = pytest.mark.parametrize("dtype", TYPES)
@@ -201,7 +202,7 @@ def test_maxima_that_rise_slowly(name: str) -> None:
 # ---- sizes of tiles
 
 
-@every_stage
+@pytest.mark.parametrize("name", ["flash_wmma", "flash_mma"])
 @pytest.mark.parametrize("limit", [64 * 1024, 99 * 1024, 163 * 1024, 227 * 1024])
 def test_tiles_fit_the_shared_memory(name: str, limit: int) -> None:
     short = name.removeprefix("flash_")

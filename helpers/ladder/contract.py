@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from helpers import device, kernel
-from helpers.ladder import limits
+from helpers.ladder import limits, tensor_maps
 from helpers.ladder.call import Call, Spec, check_stage_arrays, mask_window, softmax_scale_of
-from helpers.ladder.layout import four_axes, is_aligned, span
+from helpers.ladder.layout import address, four_axes, is_aligned, span
 
 MAX_HEAD_DIM = 128
 _C_NAMES = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
@@ -33,10 +33,19 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Map:
+    """An argument that is the tensor map of an array, for copies of `box_rows` rows: see tensor_maps.py."""
+
+    name: str
+    box_rows: int
+
+
+@dataclass(frozen=True)
 class Launch:
     """One launch of one kernel.
 
-    args: an array by its name or as a `Part`; None for a null pointer; NumPy scalars and structs as they are.
+    args: an array by its name, or as a `Part` or a `Map`; None for a null pointer; NumPy scalars and structs as they
+        are.
     """
 
     kernel: str  # its name in the file, or the name of an instance of a template
@@ -68,6 +77,7 @@ class Stage:
     features: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = ("float32",)
     min_cc: int = 0  # compute capability, 80 for 8.0; 0 is any
+    only_cc: bool = False  # it uses what GPUs of this compute capability have and later ones have not
     max_head_dim: int = MAX_HEAD_DIM
     head_dim_step: int = 1  # head_dim is a multiple of it
     threads: Callable[[Mapping[str, int]], int] = lambda sizes: sizes["BLOCK_M"]
@@ -106,6 +116,10 @@ class Stage:
         elif blocks() <= limits.multiprocessors():
             defines.update(self.lone_blocks(head_dim))
         return defines
+
+    def architecture(self, cc: int) -> str:
+        """What its file is compiled for on a GPU of compute capability `cc`: "sm_90", or "sm_90a"."""
+        return f"sm_{cc}{'a' if self.only_cc else ''}"
 
     def kernel_name(self, dtype: str = "float32", name: str | None = None) -> str:
         """A kernel's name, the stage's own if none is given; for a template, the instance of a dtype."""
@@ -157,6 +171,9 @@ class Stage:
         here, needed = limits.compute_capability(), max(self.min_cc, 80 if dtype == "bfloat16" else 0)
         if here < needed:
             return f"it needs compute capability {needed / 10} for {dtype}; this GPU has {here / 10}"
+        if self.only_cc and here != self.min_cc:
+            needed_arch = f"sm_{self.min_cc}a, which only compute capability {self.min_cc / 10} runs"
+            return f"it is compiled for {needed_arch}; this GPU has {here / 10}"
         return None
 
     def reads(self, a: Any) -> bool:
@@ -370,7 +387,7 @@ class Ready:
         """
         self.scratch = stage.scratch(call, sizes)
         self.launches = list(stage.launches(stage, call, sizes))
-        self._strides = {name: spec.strides for name, spec in call.arrays.items()}
+        self._arrays = call.arrays
         dtype = call.arrays["q"].dtype.name
         text = source or stage.file
         names = {launch.kernel: stage.kernel_name(dtype, launch.kernel) for launch in self.launches}
@@ -388,7 +405,7 @@ class Ready:
             for launch, compiled, args in self.filled(arrays)
         ]
 
-        def run() -> None:
+        def run(alive: Mapping[str, Any] = arrays) -> None:  # a tensor map does not keep its array alive
             for each in bound:
                 each()
 
@@ -410,7 +427,7 @@ class Ready:
         """
         slots = {name: 8 * i for i, name in enumerate(names)}
         return [
-            DirectLaunch(launch, compiled.function, slots, self._strides)
+            DirectLaunch(launch, compiled.function, slots, self._arrays)
             for launch, compiled in zip(self.launches, self._kernels, strict=True)
         ]
 
@@ -418,12 +435,10 @@ class Ready:
 class DirectLaunch:
     """A launch whose arguments are laid out but for the addresses of its arrays: the driver's call, and little else."""
 
-    def __init__(
-        self, launch: Launch, function: Any, slots: Mapping[str, int], strides: Mapping[str, tuple[int, ...]]
-    ) -> None:
+    def __init__(self, launch: Launch, function: Any, slots: Mapping[str, int], arrays: Mapping[str, Spec]) -> None:
         """
         Args:
-            slots: where the address of each array will be, in bytes from the first. strides: of the arrays, in bytes.
+            slots: where the address of each array will be, in bytes from the first. arrays: what they are like.
         """
         self._function = function.kernel  # CuPy's, which holds the module
         grid, block = (tuple(size) + (1,) * (3 - len(size)) for size in (launch.grid, launch.block))
@@ -432,14 +447,19 @@ class DirectLaunch:
         self._kept: list[np.ndarray] = []  # what constant arguments point to
         self._arguments: list[tuple[bool, int]] = []  # (in the slots?, offset or address)
         self._parts: list[tuple[int, int]] = []  # (slot of the array, bytes to the part)
+        self._maps: list[tuple[int, int, tensor_maps.Kept]] = []  # (argument, slot of the array, its maps)
         extra = 8 * len(slots)
         for arg in launch.args:
             if isinstance(arg, str):
                 self._arguments.append((True, slots[arg]))
             elif isinstance(arg, Part):
                 self._arguments.append((True, extra + 8 * len(self._parts)))
-                steps = sum(i * step for i, step in zip(arg.index, strides[arg.name], strict=False))
+                steps = sum(i * step for i, step in zip(arg.index, arrays[arg.name].strides, strict=False))
                 self._parts.append((slots[arg.name] // 8, steps))
+            elif isinstance(arg, Map):
+                kept = tensor_maps.Kept(arrays[arg.name], arg.box_rows)
+                self._maps.append((len(self._arguments), slots[arg.name] // 8, kept))
+                self._arguments.append((False, 0))
             else:
                 self._kept.append(np.zeros(1, np.int64) if arg is None else np.array(arg, copy=True))
                 self._arguments.append((False, self._kept[-1].ctypes.data))
@@ -451,6 +471,8 @@ class DirectLaunch:
         values = self._values(*addresses, *[addresses[slot] + offset for slot, offset in self._parts])
         first = ctypes.addressof(values)
         pointers = self._pointers(*[first + place if in_slots else place for in_slots, place in self._arguments])
+        for argument, slot, kept in self._maps:
+            pointers[argument] = kept.pointer(addresses[slot])
         self._launch(self._function.ptr, *self._sizes, stream, ctypes.addressof(pointers), 0)
 
 
@@ -460,4 +482,7 @@ def _argument(arg: Any, arrays: Mapping[str, Any]) -> Any:
         return span(arrays[arg])
     if isinstance(arg, Part):
         return arrays[arg.name][arg.index]
+    if isinstance(arg, Map):
+        array = arrays[arg.name]
+        return tensor_maps.tensor_map(Spec.of(array), address(array), box_rows=arg.box_rows)
     return arg

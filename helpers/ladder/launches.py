@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from helpers.ladder import limits
 from helpers.ladder.call import Call, Spec
-from helpers.ladder.contract import Launch, Part
-from helpers.ladder.params import GRADIENTS, attention_params, backward_params
+from helpers.ladder.contract import Launch, Map, Part
+from helpers.ladder.params import GRADIENTS, SCHEDULE, attention_params, backward_params
 from helpers.ladder.tiles import backward_mma_dq_columns
 
 if TYPE_CHECKING:
@@ -52,6 +53,39 @@ def strided(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     optional = (name if name in call.arrays else None for name in ("lse", "cu_seqlens_q", "cu_seqlens_k"))
     grid = -(-call.rows // sizes["BLOCK_M"]), call.heads, call.sequences
     return [stage.launch(grid, sizes, ("q", "k", "v", "o", *optional, params))]
+
+
+def persistent(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+    """10: a block for each multiprocessor, which takes one tile of rows after the other; Q, K and V as tensor maps.
+
+    Packed sequences differ in length, so that no order known now gives all blocks the same work: each tile is a block,
+    and the hardware starts the next one wherever one has ended.
+    """
+    row_tiles = -(-call.rows // sizes["BLOCK_M"])
+    items = row_tiles * call.heads * call.sequences
+    if items >= 2**31:
+        raise ValueError(f"{items:,} tiles of rows; one launch takes 2,147,483,647 at most")
+    blocks = items if call.packed else min(items, limits.multiprocessors())
+    schedule = np.zeros(1, SCHEDULE)
+    schedule[0] = row_tiles, call.sequences, min(heads_together(call), call.heads * call.sequences)
+    maps = Map("q", sizes["BLOCK_M"]), Map("k", sizes["BLOCK_N"]), Map("v", sizes["BLOCK_N"])
+    optional = (name if name in call.arrays else None for name in ("lse", "cu_seqlens_q", "cu_seqlens_k"))
+    return [stage.launch((blocks,), sizes, (*maps, "o", *optional, _attention_params(call), schedule))]
+
+
+L2_SHARE = 32 * 2**20  # bytes of the L2 cache, 50 MB on an H200, for the K and V in use
+
+
+def heads_together(call: Call) -> int:
+    """How many heads of Q are worked on together, longest tiles first: as many as find their K and V in the L2 cache.
+
+    Without a causal mask all tiles take the same time, so that a head's tiles may follow each other.
+    """
+    if call.window[1] < 0:
+        return 1
+    _, kv_heads, keys, head_dim = call.arrays["k"].shape
+    bytes_of_head = 2 * keys // (call.sequences if call.packed else 1) * head_dim * 2
+    return max(L2_SHARE // max(bytes_of_head, 1), 1) * (call.heads // kv_heads)
 
 
 def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:

@@ -16,6 +16,7 @@ from helpers.ladder.launches import (
     backward_mma,
     heads_in_grid,
     one_head_each,
+    persistent,
     row_sums,
     scores_of_one_head,
     strided,
@@ -91,6 +92,17 @@ def _few_backward_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_few_backward(head_dim, limits.most_shared())
 
 
+def _hopper_variant(call: Call) -> dict[str, int]:
+    """The tile for the call's mask, and what its scale needs."""
+    masked = call.window != (-1, -1)
+    found = tiles.pick_hopper(call.arrays["q"].shape[-1], masked)
+    if abs(call.softmax_scale) > EXACT_SHIFT_ABOVE:
+        found["EXACT_SHIFT"] = 1
+    if call.softmax_scale < 0:
+        found["SCALE_SIGN"] = -1
+    return found
+
+
 EXACT_SHIFT_ABOVE = 2**10  # |softmax_scale|. Below it |m_i| < 2^27 while |q k| < 90,000: see weight() in 07
 
 EVERYTHING = frozenset({"gqa", "causal", "window", "varlen", "lse", "strides"})
@@ -142,6 +154,21 @@ _STAGES = (
         head_dim_step=8,
         shared_bytes=lambda sizes: tiles.wmma_shared_bytes(sizes["HEAD_DIM"], sizes),
         needs_aligned=True,
+    ),
+    Stage(
+        *(10, "hopper", "10_hopper.cu", "FlashAttention-3: TMA, wgmma, a producer and two consumers"),
+        tiles=tiles.pick_hopper,
+        launches=persistent,
+        features=EVERYTHING,
+        dtypes=("float16", "bfloat16"),
+        min_cc=90,
+        only_cc=True,
+        max_head_dim=256,
+        head_dim_step=8,
+        threads=lambda sizes: 128 + 2 * sizes["BLOCK_M"],
+        shared_bytes=lambda sizes: tiles.hopper_shared_bytes(sizes["HEAD_DIM"], sizes),
+        needs_aligned=True,
+        variant=_hopper_variant,
     ),
     Stage(
         *(7, "flash_mma", "07_mma.cu", "FlashAttention-2: mma.sync, swizzled tiles, cp.async"),
