@@ -29,17 +29,17 @@
 #ifndef STAGES
 #define STAGES 2  // tiles of K, and of V, in shared memory
 #endif
-#ifndef Q_STAGES
-#define Q_STAGES 2  // tiles of Q: the next one arrives while this one is in use
-#endif
 #ifndef RESCALE_THRESHOLD
 #define RESCALE_THRESHOLD 0  // not 0: m_i is updated only when a row's maximum exceeds it by more, in powers of 2
 #endif
 #ifndef PINGPONG
 #define PINGPONG 1  // 1: the consumers take turns in starting products
 #endif
-#ifndef WAIT_AT
-#define WAIT_AT (BLOCK_N / 16)  // a step has the weights of 8 WAIT_AT keys before it waits for O
+#ifndef INTERLEAVE
+#define INTERLEAVE 0  // 1: products of P V are started one by one between the weights, not all of them before
+#endif
+#ifndef TURN
+#define TURN (INTERLEAVE ? 3 : 1)
 #endif
 #ifndef EXACT_SHIFT
 #define EXACT_SHIFT 0  // 1: for a softmax_scale so large that m_i's rounding is worth many powers of 2; see weight()
@@ -52,16 +52,17 @@ constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
 
 constexpr int CONSUMERS = BLOCK_M / 64, THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : CONSUMERS == 3 ? 32 : 24;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : CONSUMERS == 3 ? 160 : 112;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
 constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // columns of the products; TMA fills up with zeros
 constexpr int PANELS = (HEAD_DIM + PANEL_COLUMNS - 1) / PANEL_COLUMNS;
-constexpr unsigned Q_BYTES = PANELS * BLOCK_M * 128, TILE_BYTES = PANELS * BLOCK_N * 128;  // of a tile of K or V
-constexpr unsigned K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES,
-                   BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
-constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 * Q_STAGES + 4 * STAGES);
+constexpr unsigned PANEL_BYTES = 64 * 128, Q_BYTES = PANELS * PANEL_BYTES;  // Q, and O, of one consumer: 64 rows
+constexpr unsigned TILE_BYTES = PANELS * BLOCK_N * 128;                     // of a tile of K or V
+constexpr unsigned O_AT = CONSUMERS * Q_BYTES, K_AT = 2 * O_AT, V_AT = K_AT + STAGES * TILE_BYTES;
+constexpr unsigned BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
+constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 * CONSUMERS + 4 * STAGES);
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "16-byte chunks; O must fit the registers");
-static_assert(BLOCK_M % 64 == 0 && CONSUMERS >= 2 && CONSUMERS <= 4, "64 rows for each consumer warpgroup");
+static_assert(BLOCK_M % 64 == 0 && CONSUMERS >= 2 && CONSUMERS <= 3, "64 rows for each consumer warpgroup");
 static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256, "what wgmma takes, and a step of P V has 16 keys");
 
 using Statistics = float[2];  // of rows g and g + 8 of this thread's warp
@@ -71,50 +72,42 @@ using Output = float[HEAD_DIM_PADDED / 2];
 
 // ---- the tiles of rows
 
-struct Schedule {
-  int row_tiles;  // of the longest sequence
-  int sequences;
-  int together;  // heads, of all sequences, whose tiles are neighbours in the order: their K and V fit the L2 cache
-};
-
 // A tile of rows. row: of the first one in Q and O. rows: how many its sequence has from there on. first_pos: the first
-// row's position among the keys. Keys begin .. end - 1 are all that some row of the tile sees.
+// row's position among the keys. Keys begin .. end - 1 are all that some row of the tile sees; end may be too small.
 struct Tile {
-  int head, sequence, row, rows, first_pos, k_first, kv_len, begin, end;
+  int head, kv_head, sequence, row, rows, first_pos, k_first, kv_len, begin, end;
 };
 
-// The tile that this block computes in a round; false where there is none left. Longest-first (LPT) order among heads
-// that are together: with a causal mask the last rows see the most keys. Every other round goes through the blocks
-// backwards, so that the blocks get similar amounts of work.
-__device__ __forceinline__ bool find_tile(
-    Tile& tile, int round, const Schedule& schedule, const int* cu_seqlens_q, const int* cu_seqlens_k,
+// The next tile of this block; false where there is none left. schedule: [rounds][blocks] of (sequence, head, head of K
+// and V, first row), made by the host: longest tiles first, so that all blocks have similar amounts of work.
+__device__ __forceinline__ bool next_tile(
+    Tile& tile, int& round, int rounds, const int4* schedule, const int* cu_seqlens_q, const int* cu_seqlens_k,
     const AttentionParams& params) {
-  const int item = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-  const int heads = params.heads * schedule.sequences;
-  if (item >= schedule.row_tiles * heads) return false;
-  const int first_head = item / (schedule.together * schedule.row_tiles) * schedule.together;
-  const int width = min(schedule.together, heads - first_head), place = item - first_head * schedule.row_tiles;
-  const int first_row = (schedule.row_tiles - 1 - place / width) * BLOCK_M, head = first_head + place % width;
-  tile.sequence = head / params.heads;
-  tile.head = head - tile.sequence * params.heads;
-  const bool packed = cu_seqlens_q != nullptr;
-  const int q_first = packed ? cu_seqlens_q[tile.sequence] : 0;
-  const int q_len = packed ? cu_seqlens_q[tile.sequence + 1] - q_first : params.N;
-  tile.k_first = packed ? cu_seqlens_k[tile.sequence] : 0;
-  tile.kv_len = packed ? cu_seqlens_k[tile.sequence + 1] - tile.k_first : params.N_kv;
-  tile.row = q_first + first_row;
-  tile.rows = q_len - first_row;  // none or fewer where the sequence is shorter than the longest
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key.
-  tile.first_pos = first_row + tile.kv_len - q_len;
-  tile.begin = max(tile.first_pos - params.window_left, 0);
-  tile.end = min(tile.first_pos + min(BLOCK_M, tile.rows) + params.window_right, tile.kv_len);
-  if (tile.rows <= 0) tile.end = tile.begin;
-  return true;
+  for (; round < rounds; ++round) {
+    const int4 item = schedule[round * gridDim.x + blockIdx.x];
+    if (item.w < 0) continue;
+    tile.sequence = item.x, tile.head = item.y, tile.kv_head = item.z;
+    const bool packed = cu_seqlens_q != nullptr;
+    const int q_first = packed ? cu_seqlens_q[tile.sequence] : 0;
+    const int q_len = packed ? cu_seqlens_q[tile.sequence + 1] - q_first : params.N;
+    tile.k_first = packed ? cu_seqlens_k[tile.sequence] : 0;
+    tile.kv_len = packed ? cu_seqlens_k[tile.sequence + 1] - tile.k_first : params.N_kv;
+    tile.row = q_first + item.w, tile.rows = q_len - item.w;
+    if (tile.rows <= 0) continue;  // a sequence that is shorter than the longest
+    // Row i is at key i + kv_len - q_len, so that the last row is at the last key.
+    tile.first_pos = item.w + tile.kv_len - q_len;
+    tile.begin = max(tile.first_pos - params.window_left, 0);
+    tile.end = min(tile.first_pos + min(BLOCK_M, tile.rows) + params.window_right, tile.kv_len);
+    ++round;
+    return true;
+  }
+  return false;
 }
 
-// The first key of the last key tile. A tile of rows starts there and goes down to `begin`.
+// The first key of the last key tile. A tile of rows starts there and goes down to `begin`. Rows that see no key get one
+// key tile, all masked: their sum is 0.
 __device__ __forceinline__ int last_keys(const Tile& tile) {
-  return tile.begin + (tile.end - tile.begin - 1) / BLOCK_N * BLOCK_N;
+  return tile.begin + (max(tile.end - tile.begin, 1) - 1) / BLOCK_N * BLOCK_N;
 }
 
 __device__ __forceinline__ unsigned pack(__half, float x, float y) {
@@ -135,14 +128,13 @@ __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsign
 #pragma unroll
   for (int i = 0; i < HEAD_DIM_PADDED / 16; ++i)
     wgmma_ss<SCALE_SIGN>(
-        T(), S, q + (i / 4 * BLOCK_M * 128 + i % 4 * 32) / 16, k + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16, i > 0);
+        T(), S, q + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16, k + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16, i > 0);
 }
 
-// O += P V, started. The next 16 keys are 16 rows further.
+// O += P V for 16 of the keys, started. The next 16 keys are 16 rows further.
 template <typename T>
-__device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned long long v) {
-#pragma unroll
-  for (int i = 0; i < BLOCK_N / 16; ++i) wgmma_rs(T(), O, P[i], v + i * 16 * 128 / 16, true);
+__device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned long long v, int i) {
+  wgmma_rs(T(), O, P[i], v + i * 16 * 128 / 16, true);
 }
 
 // One bit for each of a thread's keys 8 n and 8 n + 1 of 128: set for those before `limit`.
@@ -178,9 +170,12 @@ __device__ __forceinline__ float row_allreduce(float a, Op op) {
 
 // The weight of a score, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i, the same product
 // for the row's largest s, is rounded. While |m_i| < 2^27 that is worth 2^4 at most, which fits float16. EXACT_SHIFT
-// rounds both alike, so that no weight exceeds 1 at any scale.
+// rounds both alike, so that no weight exceeds 1 at any scale. volatile: it must not move behind a wait for products.
 __device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
-  return exp2f(EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
+  const float x = EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i);
+  float y;
+  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // The new maxima, and the factors by which everything so far has to be rescaled.
@@ -208,23 +203,17 @@ __device__ __forceinline__ void online_softmax_maxima(
   }
 }
 
-// The weights of keys 8 FROM .. 8 TO - 1 in place of their scores, and their sums, of this lane's keys.
-template <int FROM, int TO>
+// The weights of keys 8 from .. 8 to - 1 in place of their scores, and their sums, of this lane's keys.
 __device__ __forceinline__ void online_softmax_weights(
-    Scores& S, const Statistics& m_i, Statistics& l_i, float softmax_scale_log2) {
+    Scores& S, const Statistics& m_i, Statistics& l_i, float softmax_scale_log2, int from, int to) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    float sums[2] = {};  // two chains of additions instead of one that is twice as long
+  for (int n = from; n < to; ++n)
 #pragma unroll
-    for (int n = FROM; n < TO; ++n)
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& s = S[4 * n + 2 * i + e];
-        s = weight(s, softmax_scale_log2, m_i[i]);
-        sums[e] += s;
-      }
-    l_i[i] += sums[0] + sums[1];
-  }
+      for (int e = 0; e < 2; ++e) S[4 * n + 2 * i + e] = weight(S[4 * n + 2 * i + e], softmax_scale_log2, m_i[i]);
+      l_i[i] += S[4 * n + 2 * i] + S[4 * n + 2 * i + 1];
+    }
 }
 
 __device__ __forceinline__ void start_rows(Statistics& m_i, Statistics& l_i) {
@@ -241,79 +230,90 @@ __device__ __forceinline__ void rescale_output(Output& acc, const Statistics& re
   for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] *= rescale[i / 2 % 2];
 }
 
-// The weights of keys 8 FROM .. 8 TO - 1 at half the width. The accumulators of 2 x 8 keys have the layout that the left
+// The weights of keys 8 from .. 8 to - 1 at half the width. The accumulators of 2 x 8 keys have the layout that the left
 // operand of 16 keys needs.
-template <typename T, int FROM, int TO>
-__device__ __forceinline__ void to_operand(Weights& P, const Scores& S) {
+template <typename T>
+__device__ __forceinline__ void to_operand(Weights& P, const Scores& S, int from, int to) {
 #pragma unroll
-  for (int n = FROM; n < TO; ++n)
+  for (int n = from; n < to; ++n)
 #pragma unroll
     for (int i = 0; i < 2; ++i) P[n / 2][n % 2 * 2 + i] = pack(T(), S[4 * n + 2 * i], S[4 * n + 2 * i + 1]);
 }
 
-// Word i of lane t becomes word t of lane i, among the four lanes of a row.
-__device__ __forceinline__ void transpose_quad(unsigned (&words)[4]) {
-#pragma unroll
-  for (int step = 1; step <= 2; ++step)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      const bool upper = threadIdx.x & step;
-      const unsigned other = __shfl_xor_sync(0xffffffff, upper ? words[i] : words[i + step], step);
-      (upper ? words[i] : words[i + step]) = other;
-    }
-}
-
-// O and lse of 16 rows of a warp, from row `warp_row` of the tile on. Four lanes exchange words, so that each stores 16
-// bytes of a row.
+// O and lse of a warp's 16 rows, from row `warp_row` of the tile on. O goes to `staged`, where its rows begin in shared
+// memory, swizzled. From there TMA stores it, or, where the next sequence follows the last row, the warp row by row.
 template <typename T>
 __device__ __forceinline__ void store_output(
-    const Tile& tile, int warp_row, const Output& acc, const Statistics& m_i, const Statistics& l_i, T* O, float* lse,
-    bool packed, const AttentionParams& params) {
+    const Tile& tile, int warp_row, const Output& acc, const Statistics& m_i, const Statistics& l_i,
+    unsigned char* staged, const TensorMap& o_map, T* O, float* lse, bool packed, const AttentionParams& params) {
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
+  Statistics inverse;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
-    const float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);  // a row that sees no key: 0, and lse = -inf
+    inverse[i] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);  // a row that sees no key: zeros, and lse = -inf
     const int r = warp_row + 8 * i + g;
-    const bool in_bounds = r < tile.rows;
-    if (lse && t == 0 && in_bounds) {
+    if (lse && t == 0 && r < tile.rows) {
       const long long head_row = (long long)(packed ? 0 : tile.sequence) * params.heads + tile.head;
       lse[head_row * params.N + tile.row + r] = LN_2 * (m_i[i] + log2f(sum));
     }
-    T* const out = O + tile.sequence * params.o.batch + (tile.row + r) * params.o.row + tile.head * params.o.head;
+  }
+  if (lane_id == 0) tma_store_wait_read<0>();
+  __syncwarp();  // hazard: the store of the tile before still reads what is overwritten
 #pragma unroll
-    for (int first = 0; first < HEAD_DIM_PADDED / 8; first += 4) {
-      unsigned words[4] = {};
+  for (int n = 0; n < HEAD_DIM_PADDED / 8; n += 2) {
+    const int chunk = n + lane_id / 16;  // of 16 bytes: this lane has the address of one row of it
+    unsigned words[4];
 #pragma unroll
-      for (int n = 0; n < 4 && first + n < HEAD_DIM_PADDED / 8; ++n)
-        words[n] = pack(T(), acc[4 * (first + n) + 2 * i] * inverse, acc[4 * (first + n) + 2 * i + 1] * inverse);
-      transpose_quad(words);
-      if (in_bounds && 8 * (first + t) < HEAD_DIM)
-        *reinterpret_cast<uint4*>(out + 8 * (first + t)) = uint4{words[0], words[1], words[2], words[3]};
+    for (int i = 0; i < 4; ++i)
+      words[i] = pack(T(), acc[4 * n + 2 * i] * inverse[i % 2], acc[4 * n + 2 * i + 1] * inverse[i % 2]);
+    stmatrix_x4(
+        smem_address(staged) + chunk / 8 * PANEL_BYTES + lane_id % 16 * 128 + (chunk % 8 ^ lane_id % 8) * 16, words[0],
+        words[1], words[2], words[3]);
+  }
+  if (packed) {
+    __syncwarp();  // hazard: other lanes have not stored their rows yet
+    T* const out = O + tile.head * params.o.head;
+    for (int i = lane_id; i < 16 * (HEAD_DIM / 8); i += 32) {
+      const int r = i / (HEAD_DIM / 8), chunk = i % (HEAD_DIM / 8);
+      if (warp_row + r < tile.rows)
+        *reinterpret_cast<uint4*>(out + (tile.row + warp_row + r) * params.o.row + 8 * chunk) =
+            *reinterpret_cast<const uint4*>(staged + chunk / 8 * PANEL_BYTES + r * 128 + (chunk % 8 ^ r % 8) * 16);
+    }
+  } else {
+    async_proxy_fence();
+    __syncwarp();  // hazard: TMA reads rows that other lanes have not stored yet
+    if (lane_id == 0) {
+      for (int panel = 0; panel < PANELS; ++panel)
+        tma_store(
+            o_map, smem_address(staged) + panel * PANEL_BYTES, panel * PANEL_COLUMNS, tile.row + warp_row, tile.head,
+            tile.sequence);
+      tma_store_commit();
     }
   }
 }
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 1) hopper(
-    const __grid_constant__ TensorMap q_map,  // boxes of BLOCK_M rows
+    const __grid_constant__ TensorMap q_map,  // boxes of 64 rows
     const __grid_constant__ TensorMap k_map,  // boxes of BLOCK_N rows
-    const __grid_constant__ TensorMap v_map, T* __restrict__ O,
+    const __grid_constant__ TensorMap v_map,  // boxes of BLOCK_N rows
+    const __grid_constant__ TensorMap o_map,  // boxes of 16 rows
+    T* __restrict__ O,
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const AttentionParams params, const Schedule schedule) {
+    const int* __restrict__ schedule,      // [rounds, blocks, 4], see next_tile
+    const int rounds, const AttentionParams params) {
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT, V_smem = Q_smem + V_AT;
-  const unsigned q_full = Q_smem + BARRIERS_AT, q_empty = q_full + 8 * Q_STAGES;  // one for each stage
-  const unsigned k_full = q_empty + 8 * Q_STAGES, k_empty = k_full + 8 * STAGES;
+  const unsigned q_full = Q_smem + BARRIERS_AT, q_empty = q_full + 8 * CONSUMERS;  // one for each consumer
+  const unsigned k_full = q_empty + 8 * CONSUMERS, k_empty = k_full + 8 * STAGES;  // one for each stage
   const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
   const bool packed = cu_seqlens_q != nullptr;
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < Q_STAGES; ++stage)
-      mbarrier_init(q_full + 8 * stage, 1), mbarrier_init(q_empty + 8 * stage, CONSUMERS);
+    for (int i = 0; i < CONSUMERS; ++i) mbarrier_init(q_full + 8 * i, 1), mbarrier_init(q_empty + 8 * i, 1);
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(k_full + 8 * stage, 1), mbarrier_init(v_full + 8 * stage, 1);
       mbarrier_init(k_empty + 8 * stage, CONSUMERS), mbarrier_init(v_empty + 8 * stage, CONSUMERS);
@@ -322,36 +322,37 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   }
   __syncthreads();  // hazard: the others would wait for mbarriers that are not initialised
   Tile tile, done;
+  int round = 0;
+  const auto next = [&] {
+    return next_tile(tile, round, rounds, reinterpret_cast<const int4*>(schedule), cu_seqlens_q, cu_seqlens_k, params);
+  };
 
-  // ---- producer: a thread for Q and K, another for V. Stages are filled in turn; `step` counts tiles of keys
+  // ---- producer: a thread for K, one for V and one for Q. Stages are filled in turn; `step` counts tiles of keys
   if (warpgroup == 0) {
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
-    if (threadIdx.x != 0 && threadIdx.x != 32) return;
-    const bool loads_k = threadIdx.x == 0;
-    const TensorMap& map = loads_k ? k_map : v_map;
-    const unsigned smem = loads_k ? K_smem : V_smem, full = loads_k ? k_full : v_full, empty = full + 8 * STAGES;
-    int step = 0, tiles = 0;
-    for (int round = 0; find_tile(tile, round, schedule, cu_seqlens_q, cu_seqlens_k, params); ++round) {
-      if (tile.begin >= tile.end) continue;
-      const int batch = packed ? 0 : tile.sequence, kv_head = tile.head / (params.heads / params.kv_heads);
-      if (loads_k) {
-        const int stage = tiles % Q_STAGES;
-        mbarrier_wait(q_empty + 8 * stage, (tiles / Q_STAGES & 1) ^ 1);  // hazard: products still read Q
-        mbarrier_arrive_expect_tx(q_full + 8 * stage, Q_BYTES);
+    const int warp_id = threadIdx.x / 32;
+    if (threadIdx.x % 32 != 0 || warp_id == 3) return;
+    const TensorMap& map = warp_id == 0 ? k_map : v_map;
+    const unsigned smem = warp_id == 0 ? K_smem : V_smem, full = warp_id == 0 ? k_full : v_full;
+    const unsigned empty = full + 8 * STAGES;
+    for (int step = 0, tiles = 0; next(); ++tiles) {
+      const int batch = packed ? 0 : tile.sequence;
+      for (int i = 0; warp_id == 2 && i < CONSUMERS; ++i) {
+        mbarrier_wait(q_empty + 8 * i, (tiles & 1) ^ 1);  // hazard: products still read Q
+        mbarrier_arrive_expect_tx(q_full + 8 * i, Q_BYTES);
         for (int panel = 0; panel < PANELS; ++panel)
           tma_load(
-              Q_smem + stage * Q_BYTES + panel * BLOCK_M * 128, q_map, q_full + 8 * stage, panel * PANEL_COLUMNS,
-              tile.row, tile.head, batch);
+              Q_smem + i * Q_BYTES + panel * PANEL_BYTES, q_map, q_full + 8 * i, panel * PANEL_COLUMNS,
+              tile.row + 64 * i, tile.head, batch);
       }
-      ++tiles;
-      for (int first = last_keys(tile); first >= tile.begin; first -= BLOCK_N, ++step) {
+      for (int first = last_keys(tile); warp_id != 2 && first >= tile.begin; first -= BLOCK_N, ++step) {
         const int stage = step % STAGES;
         mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: products still read this stage
         mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);
         for (int panel = 0; panel < PANELS; ++panel)
           tma_load(
               smem + stage * TILE_BYTES + panel * BLOCK_N * 128, map, full + 8 * stage, panel * PANEL_COLUMNS,
-              tile.k_first + first, kv_head, batch);
+              tile.k_first + first, tile.kv_head, batch);
       }
     }
     return;
@@ -362,28 +363,30 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const int consumer = warpgroup - 1, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = 64 * consumer + threadIdx.x / 32 % 4 * 16;  // of the tile's rows
   const bool leader = threadIdx.x % 128 == 0;                      // arrives for its warpgroup
-  const unsigned long long q = wgmma_descriptor(Q_smem + consumer * 64 * 128), k = wgmma_descriptor(K_smem);
+  unsigned char* const staged = dynamic_smem + O_AT + consumer * Q_BYTES + threadIdx.x / 32 % 4 * 16 * 128;
+  const unsigned long long q = wgmma_descriptor(Q_smem + consumer * Q_BYTES), k = wgmma_descriptor(K_smem);
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;          // named barriers
   const float softmax_scale_log2 = fmaxf(fabsf(params.softmax_scale), 1e-30f) * LOG2_E;  // 0 times -inf would be NaN
+  constexpr int GROUPS = BLOCK_N / 8, STEPS = BLOCK_N / 16;  // of 8 keys, as accumulators have them; of P V
   Scores S;
   Weights P;
   Output acc;
-  Statistics m_i, l_i, rescale;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
-  int round = 0, first;          // first: of the keys of S
+  Statistics m_i, l_i, rescale;    // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+  int first, step = 0, tiles = 0;  // first: of the keys of S
 
-  // The next tile that sees a key. Tiles before it that see none get zeros, and lse = -inf.
-  const auto next_tile = [&] {
-    for (; find_tile(tile, round, schedule, cu_seqlens_q, cu_seqlens_k, params); ++round) {
-      if (tile.begin < tile.end) {
-        ++round, first = last_keys(tile);
-        return true;
-      }
-      Output zeros = {};
-      Statistics none = {NEG_INF, NEG_INF}, sums = {};
-      store_output(tile, warp_row, zeros, none, sums, O, lse, packed, params);
-    }
-    return false;
+  const auto start_scores = [&](int stage) {
+    wgmma_registers(S);
+    wgmma_fence();
+    start_qk<T>(S, q, k + stage * (TILE_BYTES / 16));
+    wgmma_commit();
+  };
+  const auto start_output = [&](int stage) {
+    wgmma_registers(acc);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i) start_pv<T>(acc, P, v + stage * (TILE_BYTES / 16), i);
+    wgmma_commit();
   };
   const auto maxima = [&] {
     const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
@@ -394,90 +397,97 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     }
     online_softmax_maxima(S, m_i, l_i, rescale, softmax_scale_log2);
   };
-  // Packed: rows of V past the end belong to the next sequence. Their weights are 0, but 0 times inf would be NaN.
-  const auto clear_rows_past_the_end = [&](int stage, int parity) {
-    if (!packed || first + BLOCK_N <= tile.kv_len) return;
-    mbarrier_wait(v_full + 8 * stage, parity);
-    for (int i = (tile.kv_len - first) * 8 + threadIdx.x - 128; i < BLOCK_N * 8; i += 128 * CONSUMERS)
-      for (int panel = 0; panel < PANELS; ++panel)
-        *reinterpret_cast<uint4*>(dynamic_smem + V_AT + stage * TILE_BYTES + panel * BLOCK_N * 128 + 16 * i) = uint4{};
-    async_proxy_fence();
-    named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products read rows that another warpgroup has not cleared
-  };
+  const auto store = [&] { store_output(done, warp_row, acc, m_i, l_i, staged, o_map, O, lse, packed, params); };
+  const auto weights = [&](int from, int to) { online_softmax_weights(S, m_i, l_i, softmax_scale_log2, from, to); };
 
-  if (!next_tile()) return;
-  clear(acc);
-  start_rows(m_i, l_i);
-  mbarrier_wait(q_full, 0);
+  if (!next()) return;
+  mbarrier_wait(q_full + 8 * consumer, 0);
   mbarrier_wait(k_full, 0);
-  wgmma_fence();
-  start_qk<T>(S, q, k);
-  wgmma_commit();
+  start_scores(0);
   wgmma_wait<0>();
-  wgmma_registers(S);
-  if (leader) mbarrier_arrive(k_empty);
-  if (leader && first == tile.begin) mbarrier_arrive(q_empty);
   if (PINGPONG && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);  // the first turn is the first's
-  maxima();
-  online_softmax_weights<0, BLOCK_N / 8>(S, m_i, l_i, softmax_scale_log2);
-  to_operand<T, 0, BLOCK_N / 8>(P, S);
-  clear_rows_past_the_end(0, 0);
-
-  // ---- one step: S of the next key tile and O of this one are started together. While the products of O run, the
-  // weights of the next key tile are computed. After the last key tile of a tile of rows, the next one is the first
-  // key tile of the next tile of rows.
-  int v_stage = 0, v_parity = 0;
-  for (int step = 1, tiles = 0;; ++step) {
-    done = tile;
-    const bool ends = first == tile.begin;
-    if (!ends) first -= BLOCK_N;
-    if (ends && !next_tile()) break;
-    tiles += ends;
-    const int stage = step % STAGES, parity = step / STAGES & 1, q_stage = tiles % Q_STAGES;
-    if (ends) mbarrier_wait(q_full + 8 * q_stage, tiles / Q_STAGES & 1);
-    mbarrier_wait(k_full + 8 * stage, parity);
-    if (PINGPONG) named_barrier_sync(my_turn, 256);
+  for (;;) {
+    // ---- a tile's first keys: S is there
+    clear(acc);
+    start_rows(m_i, l_i);
     wgmma_registers(S);
-    wgmma_fence();
-    start_qk<T>(S, q + q_stage * (Q_BYTES / 16), k + stage * (TILE_BYTES / 16));
-    wgmma_commit();
-    wgmma_registers(acc);
-    rescale_output(acc, rescale);  // while the products of S run
-    mbarrier_wait(v_full + 8 * v_stage, v_parity);
-    wgmma_registers(acc);
-    wgmma_fence();
-    start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));
-    wgmma_commit();
-    if (PINGPONG) named_barrier_arrive(next_turn, 256);
-    wgmma_wait<1>();
-    wgmma_registers(S);
-    const Statistics m_done = {m_i[0], m_i[1]}, l_done = {l_i[0], l_i[1]};
-    if (ends) start_rows(m_i, l_i);
+    if (leader) mbarrier_arrive(k_empty + 8 * (step % STAGES));
+    first = last_keys(tile);
     maxima();
-    online_softmax_weights<0, WAIT_AT>(S, m_i, l_i, softmax_scale_log2);
-    // l_i is never negative. The condition keeps the compiler from moving the wait in front of these weights.
-    if (leader && !(l_i[0] < 0.0f)) mbarrier_arrive(k_empty + 8 * stage);
-    if (leader && first == tile.begin) mbarrier_arrive(q_empty + 8 * q_stage);
-    wgmma_wait<0>();
+    weights(0, GROUPS);
+    to_operand<T>(P, S, 0, GROUPS);
+    // Packed: rows of V past the end belong to the next sequence. Their weights are 0, but 0 times inf would be NaN.
+    if (packed && first + BLOCK_N > tile.kv_len) {
+      mbarrier_wait(v_full + 8 * (step % STAGES), step / STAGES & 1);
+      for (int i = max(tile.kv_len - first, 0) * 8 + threadIdx.x - 128; i < BLOCK_N * 8; i += 128 * CONSUMERS)
+        for (int panel = 0; panel < PANELS; ++panel)
+          *reinterpret_cast<uint4*>(dynamic_smem + V_AT + step % STAGES * TILE_BYTES + panel * BLOCK_N * 128 + 16 * i) =
+              uint4{};
+      async_proxy_fence();
+      named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products read rows that another warpgroup has not cleared
+    }
+
+    // ---- one step: S of the next key tile and O of this one are started together. While the products of O run, the
+    // weights of the next key tile are computed.
+    for (first -= BLOCK_N; first >= tile.begin; first -= BLOCK_N) {
+      const int v_stage = step % STAGES, v_parity = step / STAGES & 1;
+      ++step;
+      const int stage = step % STAGES;
+      mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);
+      if (PINGPONG) named_barrier_sync(my_turn, 256);
+      start_scores(stage);
+      wgmma_registers(acc);
+      rescale_output(acc, rescale);  // while the products of S run
+      mbarrier_wait(v_full + 8 * v_stage, v_parity);
+      if (!INTERLEAVE) start_output(v_stage);
+      if (PINGPONG && TURN == 1) named_barrier_arrive(next_turn, 256);
+      wgmma_wait<INTERLEAVE ? 0 : 1>();
+      wgmma_registers(S);
+      if (leader) mbarrier_arrive(k_empty + 8 * stage);
+      if (PINGPONG && TURN == 3) named_barrier_arrive(next_turn, 256);
+      maxima();
+      if (INTERLEAVE) {
+        wgmma_registers(acc);
+#pragma unroll
+        for (int i = 0; i < STEPS; ++i) {
+          wgmma_fence();
+          start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16), i);
+          wgmma_commit();
+          weights(2 * i, 2 * i + 2);
+        }
+      } else {
+        weights(0, GROUPS / 2);
+      }
+      wgmma_wait<0>();
+      wgmma_registers(acc);
+      if (leader) mbarrier_arrive(v_empty + 8 * v_stage);
+      to_operand<T>(P, S, 0, GROUPS / 2);
+      if (!INTERLEAVE) weights(GROUPS / 2, GROUPS);
+      to_operand<T>(P, S, GROUPS / 2, GROUPS);
+    }
+
+    // ---- the last keys' O, and S of the next tile's first keys, which run while O is stored
+    if (leader) mbarrier_arrive(q_empty + 8 * consumer);
+    rescale_output(acc, rescale);
+    done = tile;
+    if (!next()) break;
+    const int v_stage = step % STAGES;
+    mbarrier_wait(v_full + 8 * v_stage, step / STAGES & 1);
+    start_output(v_stage);
+    ++step, ++tiles;
+    mbarrier_wait(q_full + 8 * consumer, tiles & 1);
+    mbarrier_wait(k_full + 8 * (step % STAGES), step / STAGES & 1);
+    start_scores(step % STAGES);
+    wgmma_wait<1>();
     wgmma_registers(acc);
     if (leader) mbarrier_arrive(v_empty + 8 * v_stage);
-    to_operand<T, 0, WAIT_AT>(P, S);
-    online_softmax_weights<WAIT_AT, BLOCK_N / 8>(S, m_i, l_i, softmax_scale_log2);
-    to_operand<T, WAIT_AT, BLOCK_N / 8>(P, S);
-    v_stage = stage, v_parity = parity;
-    if (ends) {
-      store_output(done, warp_row, acc, m_done, l_done, O, lse, packed, params);
-      clear(acc);
-      clear_rows_past_the_end(v_stage, v_parity);
-    }
+    store();
+    wgmma_wait<0>();
   }
-  rescale_output(acc, rescale);
-  mbarrier_wait(v_full + 8 * v_stage, v_parity);
-  wgmma_registers(acc);
-  wgmma_fence();
-  start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));
-  wgmma_commit();
+  mbarrier_wait(v_full + 8 * (step % STAGES), step / STAGES & 1);
+  start_output(step % STAGES);
   wgmma_wait<0>();
   wgmma_registers(acc);
-  store_output(done, warp_row, acc, m_i, l_i, O, lse, packed, params);
+  store();
+  if (lane_id == 0) tma_store_wait_read<0>();  // hazard: the block's shared memory is given back with its end
 }

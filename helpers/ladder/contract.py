@@ -9,6 +9,7 @@ call.py, becomes a `Call`, and a `Ready` of it needs nothing more than the array
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,12 +41,27 @@ class Map:
     box_rows: int
 
 
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """An argument that is an array of what depends on the call's sizes alone: copied to the device once."""
+
+    values: np.ndarray
+
+    @functools.cached_property
+    def there(self) -> Any:
+        """The array on the device. The copy has ended: launches on any stream may read it."""
+        copied = device.cp.asarray(self.values)
+        if device.ON_GPU:
+            device.cp.cuda.get_current_stream().synchronize()
+        return copied
+
+
 @dataclass(frozen=True)
 class Launch:
     """One launch of one kernel.
 
-    args: an array by its name, or as a `Part` or a `Map`; None for a null pointer; NumPy scalars and structs as they
-        are.
+    args: an array by its name, or as a `Part` or a `Map`; a `Constant`; None for a null pointer; NumPy scalars and
+        structs as they are.
     """
 
     kernel: str  # its name in the file, or the name of an instance of a template
@@ -461,6 +477,8 @@ class DirectLaunch:
                 self._maps.append((len(self._arguments), slots[arg.name] // 8, kept))
                 self._arguments.append((False, 0))
             else:
+                if isinstance(arg, Constant):
+                    arg = np.int64(address(arg.there))
                 self._kept.append(np.zeros(1, np.int64) if arg is None else np.array(arg, copy=True))
                 self._arguments.append((False, self._kept[-1].ctypes.data))
         self._values = ctypes.c_int64 * (len(slots) + len(self._parts))
@@ -485,4 +503,6 @@ def _argument(arg: Any, arrays: Mapping[str, Any]) -> Any:
     if isinstance(arg, Map):
         array = arrays[arg.name]
         return tensor_maps.tensor_map(Spec.of(array), address(array), box_rows=arg.box_rows)
+    if isinstance(arg, Constant):
+        return arg.there
     return arg

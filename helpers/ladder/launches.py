@@ -9,8 +9,8 @@ import numpy as np
 
 from helpers.ladder import limits
 from helpers.ladder.call import Call, Spec
-from helpers.ladder.contract import Launch, Map, Part
-from helpers.ladder.params import GRADIENTS, SCHEDULE, attention_params, backward_params
+from helpers.ladder.contract import Constant, Launch, Map, Part
+from helpers.ladder.params import GRADIENTS, attention_params, backward_params
 from helpers.ladder.tiles import backward_mma_dq_columns
 
 if TYPE_CHECKING:
@@ -56,21 +56,75 @@ def strided(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
 
 
 def persistent(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
-    """10: a block for each multiprocessor, which takes one tile of rows after the other; Q, K and V as tensor maps.
+    """10: a block for each multiprocessor, which takes one tile of rows after the other; arrays as tensor maps.
 
     Packed sequences differ in length, so that no order known now gives all blocks the same work: each tile is a block,
     and the hardware starts the next one wherever one has ended.
     """
     row_tiles = -(-call.rows // sizes["BLOCK_M"])
     items = row_tiles * call.heads * call.sequences
-    if items >= 2**31:
-        raise ValueError(f"{items:,} tiles of rows; one launch takes 2,147,483,647 at most")
+    if items >= 2**27:  # 16 bytes each
+        raise ValueError(f"{items:,} tiles of rows; one launch takes 134,217,727 at most")
     blocks = items if call.packed else min(items, limits.multiprocessors())
-    schedule = np.zeros(1, SCHEDULE)
-    schedule[0] = row_tiles, call.sequences, min(heads_together(call), call.heads * call.sequences)
-    maps = Map("q", sizes["BLOCK_M"]), Map("k", sizes["BLOCK_N"]), Map("v", sizes["BLOCK_N"])
+    together = min(heads_together(call), call.heads * call.sequences)
+    order = schedule(steps_of_tiles(call, row_tiles, sizes), call.heads * call.sequences, together, blocks)
+    heads, row_tile = np.divmod(order, row_tiles)
+    sequence, head = np.divmod(heads, call.heads)
+    group = call.heads // call.arrays["k"].shape[1]
+    entries = np.stack([sequence, head, head // group, np.where(order < 0, -1, row_tile * sizes["BLOCK_M"])], axis=-1)
+    maps = Map("q", 64), Map("k", sizes["BLOCK_N"]), Map("v", sizes["BLOCK_N"]), Map("o", 16)
     optional = (name if name in call.arrays else None for name in ("lse", "cu_seqlens_q", "cu_seqlens_k"))
-    return [stage.launch((blocks,), sizes, (*maps, "o", *optional, _attention_params(call), schedule))]
+    table = Constant(np.ascontiguousarray(entries, np.int32))
+    args = (*maps, "o", *optional, table, np.int32(len(order)), _attention_params(call))
+    return [stage.launch((blocks,), sizes, args)]
+
+
+def steps_of_tiles(call: Call, row_tiles: int, sizes: Mapping[str, int]) -> np.ndarray:
+    """How many tiles of keys each tile of rows sees, and one more for its beginning and its end: its share of the work.
+
+    Returns:
+        shape (row_tiles,), int64. Packed: as if all sequences were as long as the longest, with as many keys as rows.
+    """
+    keys = call.rows if call.packed else call.arrays["k"].shape[2]
+    first = np.arange(row_tiles) * sizes["BLOCK_M"]
+    last = np.minimum(first + sizes["BLOCK_M"], call.rows) - 1
+    left, right = (keys + call.rows if side < 0 else side for side in call.window)
+    begin = np.maximum(first + keys - call.rows - left, 0)
+    end = np.minimum(last + keys - call.rows + right + 1, keys)
+    return np.maximum(-(-(end - begin) // sizes["BLOCK_N"]), 1) + 1
+
+
+def schedule(steps: np.ndarray, heads: int, together: int, blocks: int) -> np.ndarray:
+    """Which tile of rows a block computes in each round: longest-first (LPT) order, spread evenly.
+
+    The tiles of `together` heads come first, the longest ones of them first, then those of the next heads. In each
+    round every block gets one tile, the longest of them where there is least work so far.
+
+    Args:
+        steps: (row tiles,), the work of each.
+
+    Returns:
+        shape (rounds, blocks), int64: head * row tiles + row tile; -1 where there is none left.
+    """
+    row_tiles = len(steps)
+    longest_first = np.argsort(-steps, kind="stable")
+    parts = []
+    for first in range(0, heads, together):
+        part = np.arange(first, min(first + together, heads))
+        parts.append((part[None, :] * row_tiles + longest_first[:, None]).ravel())
+    order = np.concatenate(parts)
+    if blocks >= len(order):  # one tile each: the hardware starts blocks in this order
+        return order[None]
+    rounds = -(-len(order) // blocks)
+    table = np.full((rounds, blocks), -1)
+    work = np.zeros(blocks, np.int64)
+    for i in range(rounds):
+        tiles = order[i * blocks : (i + 1) * blocks]
+        tiles = tiles[np.argsort(-steps[tiles % row_tiles], kind="stable")]
+        least = np.argsort(work, kind="stable")[: len(tiles)]
+        table[i, least] = tiles
+        work[least] += steps[tiles % row_tiles]
+    return table
 
 
 L2_SHARE = 32 * 2**20  # bytes of the L2 cache, 50 MB on an H200, for the K and V in use
@@ -79,9 +133,9 @@ L2_SHARE = 32 * 2**20  # bytes of the L2 cache, 50 MB on an H200, for the K and 
 def heads_together(call: Call) -> int:
     """How many heads of Q are worked on together, longest tiles first: as many as find their K and V in the L2 cache.
 
-    Without a causal mask all tiles take the same time, so that a head's tiles may follow each other.
+    Without a mask all tiles take the same time, so that a head's tiles may follow each other.
     """
-    if call.window[1] < 0:
+    if call.window == (-1, -1):
         return 1
     _, kv_heads, keys, head_dim = call.arrays["k"].shape
     bytes_of_head = 2 * keys // (call.sequences if call.packed else 1) * head_dim * 2

@@ -21,7 +21,6 @@ ATTENTION_PARAMS = np.dtype(
     ],
     align=True,
 )
-SCHEDULE = np.dtype([(name, np.int32) for name in ("row_tiles", "sequences", "together")], align=True)  # of 10
 GRADIENTS = ("do", "dq", "dk", "dv")
 BACKWARD_PARAMS = np.dtype(
     [

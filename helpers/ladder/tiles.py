@@ -428,22 +428,23 @@ def pick_few_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
 
 # ---- 10, Hopper
 
-# By head_dim, without a mask and with one: BLOCK_M, BLOCK_N, Q_STAGES. A mask wastes less of a narrower tile.
+# By head_dim, without a mask and with one: BLOCK_M, BLOCK_N, INTERLEAVE. A mask wastes less of a narrower tile.
 _HOPPER: dict[int, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
-    64: ((128, 192, 2), (128, 128, 2)),
-    96: ((128, 144, 2), (128, 128, 2)),
-    128: ((128, 160, 2), (128, 128, 2)),
-    192: ((128, 96, 1), (128, 96, 1)),
-    256: ((128, 80, 1), (128, 80, 1)),
+    64: ((192, 128, 1), (192, 128, 1)),
+    96: ((128, 144, 0), (128, 128, 0)),
+    128: ((128, 160, 0), (128, 128, 0)),
+    192: ((128, 80, 0), (128, 80, 0)),
+    256: ((128, 48, 0), (128, 48, 0)),
 }
 HOPPER_STAGES = 2
 
 
 def hopper_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
-    """SHARED_BYTES of 10: Q_STAGES tiles of Q, STAGES each of K and V, in panels of 64 columns; mbarriers."""
-    stages, q_stages = sizes.get("STAGES", HOPPER_STAGES), sizes.get("Q_STAGES", HOPPER_STAGES)
+    """SHARED_BYTES of 10: Q and O, STAGES tiles each of K and V, in panels of 64 columns; mbarriers."""
+    stages = sizes.get("STAGES", HOPPER_STAGES)
     row = 128 * -(-head_dim // 64)
-    return row * (q_stages * sizes["BLOCK_M"] + 2 * stages * sizes["BLOCK_N"]) + 8 * (2 * q_stages + 4 * stages)
+    barriers = 2 * (sizes["BLOCK_M"] // 64) + 4 * stages
+    return row * (2 * sizes["BLOCK_M"] + 2 * stages * sizes["BLOCK_N"]) + 8 * barriers
 
 
 def pick_hopper(head_dim: int, masked: bool = False) -> dict[str, int]:
@@ -451,7 +452,7 @@ def pick_hopper(head_dim: int, masked: bool = False) -> dict[str, int]:
     if not 1 <= head_dim <= max(_HOPPER):
         raise ValueError(f"head_dim = {head_dim}; these tiles are for 1 to {max(_HOPPER)}")
     sizes = _HOPPER[min(most for most in _HOPPER if most >= head_dim)][masked]
-    return dict(zip(("BLOCK_M", "BLOCK_N", "Q_STAGES"), sizes, strict=True))
+    return dict(zip(("BLOCK_M", "BLOCK_N", "INTERLEAVE"), sizes, strict=True))
 
 
 def _first(
