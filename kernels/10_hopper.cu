@@ -30,16 +30,10 @@
 #define STAGES 2  // tiles of K, and of V, in shared memory
 #endif
 #ifndef RESCALE_THRESHOLD
-#define RESCALE_THRESHOLD 0  // not 0: m_i is updated only when a row's maximum exceeds it by more, in powers of 2
+#define RESCALE_THRESHOLD 8  // m_i is updated only when a row's maximum exceeds it by more, in powers of 2
 #endif
 #ifndef PINGPONG
 #define PINGPONG 1  // 1: the consumers take turns in starting products
-#endif
-#ifndef INTERLEAVE
-#define INTERLEAVE 0  // 1: products of P V are started one by one between the weights, not all of them before
-#endif
-#ifndef TURN
-#define TURN (INTERLEAVE ? 3 : 1)
 #endif
 #ifndef EXACT_SHIFT
 #define EXACT_SHIFT 0  // 1: for a softmax_scale so large that m_i's rounding is worth many powers of 2; see weight()
@@ -58,7 +52,7 @@ constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // columns of the pr
 constexpr int PANELS = (HEAD_DIM + PANEL_COLUMNS - 1) / PANEL_COLUMNS;
 constexpr unsigned PANEL_BYTES = 64 * 128, Q_BYTES = PANELS * PANEL_BYTES;  // Q, and O, of one consumer: 64 rows
 constexpr unsigned TILE_BYTES = PANELS * BLOCK_N * 128;                     // of a tile of K or V
-constexpr unsigned O_AT = CONSUMERS * Q_BYTES, K_AT = 2 * O_AT, V_AT = K_AT + STAGES * TILE_BYTES;
+constexpr unsigned O_AT = CONSUMERS * Q_BYTES, K_AT = O_AT + CONSUMERS * PANEL_BYTES, V_AT = K_AT + STAGES * TILE_BYTES;
 constexpr unsigned BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
 constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 * CONSUMERS + 4 * STAGES);
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "16-byte chunks; O must fit the registers");
@@ -79,26 +73,27 @@ struct Tile {
 };
 
 // The next tile of this block; false where there is none left. schedule: [rounds][blocks] of (sequence, head, head of K
-// and V, first row), made by the host: longest tiles first, so that all blocks have similar amounts of work.
+// and V, first row), made by the host: longest tiles first, so that all blocks have similar amounts of work. `item` is
+// loaded one round ahead.
 __device__ __forceinline__ bool next_tile(
-    Tile& tile, int& round, int rounds, const int4* schedule, const int* cu_seqlens_q, const int* cu_seqlens_k,
-    const AttentionParams& params) {
-  for (; round < rounds; ++round) {
-    const int4 item = schedule[round * gridDim.x + blockIdx.x];
-    if (item.w < 0) continue;
+    Tile& tile, int4& item, int& round, int rounds, const int4* schedule, const int* cu_seqlens_q,
+    const int* cu_seqlens_k, const AttentionParams& params) {
+  while (round < rounds) {
+    const int first_row = item.w;
     tile.sequence = item.x, tile.head = item.y, tile.kv_head = item.z;
+    if (++round < rounds) item = schedule[round * gridDim.x + blockIdx.x];
+    if (first_row < 0) continue;
     const bool packed = cu_seqlens_q != nullptr;
     const int q_first = packed ? cu_seqlens_q[tile.sequence] : 0;
     const int q_len = packed ? cu_seqlens_q[tile.sequence + 1] - q_first : params.N;
     tile.k_first = packed ? cu_seqlens_k[tile.sequence] : 0;
     tile.kv_len = packed ? cu_seqlens_k[tile.sequence + 1] - tile.k_first : params.N_kv;
-    tile.row = q_first + item.w, tile.rows = q_len - item.w;
+    tile.row = q_first + first_row, tile.rows = q_len - first_row;
     if (tile.rows <= 0) continue;  // a sequence that is shorter than the longest
     // Row i is at key i + kv_len - q_len, so that the last row is at the last key.
-    tile.first_pos = item.w + tile.kv_len - q_len;
+    tile.first_pos = first_row + tile.kv_len - q_len;
     tile.begin = max(tile.first_pos - params.window_left, 0);
     tile.end = min(tile.first_pos + min(BLOCK_M, tile.rows) + params.window_right, tile.kv_len);
-    ++round;
     return true;
   }
   return false;
@@ -178,28 +173,35 @@ __device__ __forceinline__ float weight(float s, float softmax_scale_log2, float
   return y;
 }
 
+// Whether a score of the warp's rows exceeds m_i by so much that weights could overflow (FlashAttention-4's lazy rescale).
+// As integers, floats have the same order unless both are negative: then the result is too low, and 0 stands for it. So
+// one instruction (VIMNMX3) compares two scores with the highest one so far.
+__device__ __forceinline__ bool exceeds_maxima(const Scores& S, const Statistics& m_i, float softmax_scale_log2) {
+  bool exceeds = false;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    int highest = __float_as_int(S[2 * i]);
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+      highest = max(max(highest, __float_as_int(S[4 * n + 2 * i])), __float_as_int(S[4 * n + 2 * i + 1]));
+    exceeds |= fmaxf(__int_as_float(highest), 0.0f) * softmax_scale_log2 > m_i[i] + RESCALE_THRESHOLD;
+  }
+  return __any_sync(0xffffffff, exceeds);
+}
+
 // The new maxima, and the factors by which everything so far has to be rescaled.
 __device__ __forceinline__ void online_softmax_maxima(
     const Scores& S, Statistics& m_i, Statistics& l_i, Statistics& rescale, float softmax_scale_log2) {
-  Statistics m_new;
-  bool exceeded = RESCALE_THRESHOLD == 0;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float s_max = NEG_INF;  // of this lane's keys
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n) s_max = fmaxf(s_max, fmaxf(S[4 * n + 2 * i], S[4 * n + 2 * i + 1]));
-    m_new[i] = fmaxf(m_i[i], s_max * softmax_scale_log2);
-    rescale[i] = 1.0f;
-    exceeded |= m_new[i] > m_i[i] + RESCALE_THRESHOLD;
-  }
-  if (RESCALE_THRESHOLD == 0 || __any_sync(0xffffffff, exceeded)) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      m_new[i] = row_allreduce(m_new[i], [](float a, float b) { return fmaxf(a, b); });
-      rescale[i] = exp2f(m_i[i] - m_new[i]);  // 0 at the first key; 1 if the maximum stays
-      m_i[i] = m_new[i];
-      l_i[i] *= rescale[i];
-    }
+    s_max = row_allreduce(s_max, [](float a, float b) { return fmaxf(a, b); });
+    const float m_new = fmaxf(m_i[i], s_max * softmax_scale_log2);
+    rescale[i] = exp2f(m_i[i] - m_new);  // 0 at the first key; 1 if the maximum stays
+    m_i[i] = m_new;
+    l_i[i] *= rescale[i];
   }
 }
 
@@ -240,12 +242,12 @@ __device__ __forceinline__ void to_operand(Weights& P, const Scores& S, int from
     for (int i = 0; i < 2; ++i) P[n / 2][n % 2 * 2 + i] = pack(T(), S[4 * n + 2 * i], S[4 * n + 2 * i + 1]);
 }
 
-// O and lse of a warp's 16 rows, from row `warp_row` of the tile on. O goes to `staged`, where its rows begin in shared
-// memory, swizzled. From there TMA stores it, or, where the next sequence follows the last row, the warp row by row.
+// O and lse of a warp's 16 rows, from row `warp_row` of the tile on. 64 columns at a time go through `staged`, the warp's
+// 16 rows of 128 bytes in shared memory, swizzled: stmatrix writes the fragments, then 8 lanes copy each row.
 template <typename T>
 __device__ __forceinline__ void store_output(
     const Tile& tile, int warp_row, const Output& acc, const Statistics& m_i, const Statistics& l_i,
-    unsigned char* staged, const TensorMap& o_map, T* O, float* lse, bool packed, const AttentionParams& params) {
+    unsigned char* staged, T* O, float* lse, bool packed, const AttentionParams& params) {
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   Statistics inverse;
 #pragma unroll
@@ -258,38 +260,28 @@ __device__ __forceinline__ void store_output(
       lse[head_row * params.N + tile.row + r] = LN_2 * (m_i[i] + log2f(sum));
     }
   }
-  if (lane_id == 0) tma_store_wait_read<0>();
-  __syncwarp();  // hazard: the store of the tile before still reads what is overwritten
+  const int chunk = lane_id % 8;  // of 16 bytes, of the row that this lane copies
+  const int row = warp_row + lane_id / 8, batch = packed ? 0 : tile.sequence;
+  T* const out = O + batch * params.o.batch + (tile.row + row) * params.o.row + tile.head * params.o.head + 8 * chunk;
 #pragma unroll
-  for (int n = 0; n < HEAD_DIM_PADDED / 8; n += 2) {
-    const int chunk = n + lane_id / 16;  // of 16 bytes: this lane has the address of one row of it
-    unsigned words[4];
+  for (int panel = 0; panel < PANELS; ++panel) {
+    __syncwarp();  // hazard: other lanes still copy the panel before
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      words[i] = pack(T(), acc[4 * n + 2 * i] * inverse[i % 2], acc[4 * n + 2 * i + 1] * inverse[i % 2]);
-    stmatrix_x4(
-        smem_address(staged) + chunk / 8 * PANEL_BYTES + lane_id % 16 * 128 + (chunk % 8 ^ lane_id % 8) * 16, words[0],
-        words[1], words[2], words[3]);
-  }
-  if (packed) {
+    for (int n = 8 * panel; n < 8 * panel + 8 && n < HEAD_DIM_PADDED / 8; n += 2) {
+      unsigned words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        words[i] = pack(T(), acc[4 * n + 2 * i] * inverse[i % 2], acc[4 * n + 2 * i + 1] * inverse[i % 2]);
+      stmatrix_x4(
+          smem_address(staged) + lane_id % 16 * 128 + ((n % 8 + lane_id / 16) ^ lane_id % 8) * 16, words[0], words[1],
+          words[2], words[3]);
+    }
     __syncwarp();  // hazard: other lanes have not stored their rows yet
-    T* const out = O + tile.head * params.o.head;
-    for (int i = lane_id; i < 16 * (HEAD_DIM / 8); i += 32) {
-      const int r = i / (HEAD_DIM / 8), chunk = i % (HEAD_DIM / 8);
-      if (warp_row + r < tile.rows)
-        *reinterpret_cast<uint4*>(out + (tile.row + warp_row + r) * params.o.row + 8 * chunk) =
-            *reinterpret_cast<const uint4*>(staged + chunk / 8 * PANEL_BYTES + r * 128 + (chunk % 8 ^ r % 8) * 16);
-    }
-  } else {
-    async_proxy_fence();
-    __syncwarp();  // hazard: TMA reads rows that other lanes have not stored yet
-    if (lane_id == 0) {
-      for (int panel = 0; panel < PANELS; ++panel)
-        tma_store(
-            o_map, smem_address(staged) + panel * PANEL_BYTES, panel * PANEL_COLUMNS, tile.row + warp_row, tile.head,
-            tile.sequence);
-      tma_store_commit();
-    }
+#pragma unroll
+    for (int r = 0; r < 16; r += 4)
+      if (row + r < tile.rows && 64 * panel + 8 * chunk < HEAD_DIM)
+        *reinterpret_cast<uint4*>(out + r * params.o.row + 64 * panel) =
+            *reinterpret_cast<const uint4*>(staged + (lane_id / 8 + r) * 128 + (chunk ^ (lane_id / 8 + r) % 8) * 16);
   }
 }
 
@@ -298,7 +290,6 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     const __grid_constant__ TensorMap q_map,  // boxes of 64 rows
     const __grid_constant__ TensorMap k_map,  // boxes of BLOCK_N rows
     const __grid_constant__ TensorMap v_map,  // boxes of BLOCK_N rows
-    const __grid_constant__ TensorMap o_map,  // boxes of 16 rows
     T* __restrict__ O,
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
@@ -323,9 +314,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   __syncthreads();  // hazard: the others would wait for mbarriers that are not initialised
   Tile tile, done;
   int round = 0;
-  const auto next = [&] {
-    return next_tile(tile, round, rounds, reinterpret_cast<const int4*>(schedule), cu_seqlens_q, cu_seqlens_k, params);
-  };
+  const int4* const items = reinterpret_cast<const int4*>(schedule);
+  int4 item = items[blockIdx.x];
+  const auto next = [&] { return next_tile(tile, item, round, rounds, items, cu_seqlens_q, cu_seqlens_k, params); };
 
   // ---- producer: a thread for K, one for V and one for Q. Stages are filled in turn; `step` counts tiles of keys
   if (warpgroup == 0) {
@@ -363,7 +354,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const int consumer = warpgroup - 1, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = 64 * consumer + threadIdx.x / 32 % 4 * 16;  // of the tile's rows
   const bool leader = threadIdx.x % 128 == 0;                      // arrives for its warpgroup
-  unsigned char* const staged = dynamic_smem + O_AT + consumer * Q_BYTES + threadIdx.x / 32 % 4 * 16 * 128;
+  unsigned char* const staged = dynamic_smem + O_AT + (threadIdx.x / 32 - 4) * 16 * 128;
   const unsigned long long q = wgmma_descriptor(Q_smem + consumer * Q_BYTES), k = wgmma_descriptor(K_smem);
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;          // named barriers
@@ -388,16 +379,16 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     for (int i = 0; i < STEPS; ++i) start_pv<T>(acc, P, v + stage * (TILE_BYTES / 16), i);
     wgmma_commit();
   };
-  const auto maxima = [&] {
+  const auto mask_scores = [&] {
     const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
     if (first < last_pos - params.window_left ||
         first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end)) {
       const int col_idx = first + 2 * t;  // of this lane's first key
       mask(S, tile.first_pos + warp_row + g - col_idx, tile.end - col_idx, params.window_left, params.window_right);
     }
-    online_softmax_maxima(S, m_i, l_i, rescale, softmax_scale_log2);
   };
-  const auto store = [&] { store_output(done, warp_row, acc, m_i, l_i, staged, o_map, O, lse, packed, params); };
+  const auto maxima = [&] { online_softmax_maxima(S, m_i, l_i, rescale, softmax_scale_log2); };
+  const auto store = [&] { store_output(done, warp_row, acc, m_i, l_i, staged, O, lse, packed, params); };
   const auto weights = [&](int from, int to) { online_softmax_weights(S, m_i, l_i, softmax_scale_log2, from, to); };
 
   if (!next()) return;
@@ -413,7 +404,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     wgmma_registers(S);
     if (leader) mbarrier_arrive(k_empty + 8 * (step % STAGES));
     first = last_keys(tile);
+    mask_scores();
     maxima();
+    bool rescaled = false;  // of what is in acc, so far nothing
     weights(0, GROUPS);
     to_operand<T>(P, S, 0, GROUPS);
     // Packed: rows of V past the end belong to the next sequence. Their weights are 0, but 0 times inf would be NaN.
@@ -437,38 +430,28 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       if (PINGPONG) named_barrier_sync(my_turn, 256);
       start_scores(stage);
       wgmma_registers(acc);
-      rescale_output(acc, rescale);  // while the products of S run
+      if (rescaled) rescale_output(acc, rescale);  // while the products of S run
       mbarrier_wait(v_full + 8 * v_stage, v_parity);
-      if (!INTERLEAVE) start_output(v_stage);
-      if (PINGPONG && TURN == 1) named_barrier_arrive(next_turn, 256);
-      wgmma_wait<INTERLEAVE ? 0 : 1>();
+      start_output(v_stage);
+      if (PINGPONG) named_barrier_arrive(next_turn, 256);
+      wgmma_wait<1>();
       wgmma_registers(S);
       if (leader) mbarrier_arrive(k_empty + 8 * stage);
-      if (PINGPONG && TURN == 3) named_barrier_arrive(next_turn, 256);
-      maxima();
-      if (INTERLEAVE) {
-        wgmma_registers(acc);
-#pragma unroll
-        for (int i = 0; i < STEPS; ++i) {
-          wgmma_fence();
-          start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16), i);
-          wgmma_commit();
-          weights(2 * i, 2 * i + 2);
-        }
-      } else {
-        weights(0, GROUPS / 2);
-      }
+      mask_scores();
+      rescaled = exceeds_maxima(S, m_i, softmax_scale_log2);
+      if (rescaled) maxima();
+      weights(0, GROUPS / 2);
       wgmma_wait<0>();
       wgmma_registers(acc);
       if (leader) mbarrier_arrive(v_empty + 8 * v_stage);
       to_operand<T>(P, S, 0, GROUPS / 2);
-      if (!INTERLEAVE) weights(GROUPS / 2, GROUPS);
+      weights(GROUPS / 2, GROUPS);
       to_operand<T>(P, S, GROUPS / 2, GROUPS);
     }
 
     // ---- the last keys' O, and S of the next tile's first keys, which run while O is stored
     if (leader) mbarrier_arrive(q_empty + 8 * consumer);
-    rescale_output(acc, rescale);
+    if (rescaled) rescale_output(acc, rescale);
     done = tile;
     if (!next()) break;
     const int v_stage = step % STAGES;
@@ -489,5 +472,4 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   wgmma_wait<0>();
   wgmma_registers(acc);
   store();
-  if (lane_id == 0) tma_store_wait_read<0>();  // hazard: the block's shared memory is given back with its end
 }

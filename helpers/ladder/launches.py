@@ -72,7 +72,7 @@ def persistent(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launc
     sequence, head = np.divmod(heads, call.heads)
     group = call.heads // call.arrays["k"].shape[1]
     entries = np.stack([sequence, head, head // group, np.where(order < 0, -1, row_tile * sizes["BLOCK_M"])], axis=-1)
-    maps = Map("q", 64), Map("k", sizes["BLOCK_N"]), Map("v", sizes["BLOCK_N"]), Map("o", 16)
+    maps = Map("q", 64), Map("k", sizes["BLOCK_N"]), Map("v", sizes["BLOCK_N"])
     optional = (name if name in call.arrays else None for name in ("lse", "cu_seqlens_q", "cu_seqlens_k"))
     table = Constant(np.ascontiguousarray(entries, np.int32))
     args = (*maps, "o", *optional, table, np.int32(len(order)), _attention_params(call))

@@ -428,23 +428,23 @@ def pick_few_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
 
 # ---- 10, Hopper
 
-# By head_dim, without a mask and with one: BLOCK_M, BLOCK_N, INTERLEAVE. A mask wastes less of a narrower tile.
-_HOPPER: dict[int, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
-    64: ((192, 128, 1), (192, 128, 1)),
-    96: ((128, 144, 0), (128, 128, 0)),
-    128: ((128, 160, 0), (128, 128, 0)),
-    192: ((128, 80, 0), (128, 80, 0)),
-    256: ((128, 48, 0), (128, 48, 0)),
+# By head_dim, without a mask and with one: BLOCK_M, BLOCK_N. A mask wastes less of a narrower tile.
+_HOPPER: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {
+    64: ((192, 128), (192, 128)),
+    96: ((128, 144), (128, 128)),
+    128: ((128, 176), (128, 128)),
+    192: ((128, 96), (128, 96)),
+    256: ((128, 64), (128, 64)),
 }
 HOPPER_STAGES = 2
 
 
 def hopper_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
-    """SHARED_BYTES of 10: Q and O, STAGES tiles each of K and V, in panels of 64 columns; mbarriers."""
+    """SHARED_BYTES of 10: Q, STAGES tiles each of K and V, in panels of 64 columns; one of O; mbarriers."""
     stages = sizes.get("STAGES", HOPPER_STAGES)
     row = 128 * -(-head_dim // 64)
     barriers = 2 * (sizes["BLOCK_M"] // 64) + 4 * stages
-    return row * (2 * sizes["BLOCK_M"] + 2 * stages * sizes["BLOCK_N"]) + 8 * barriers
+    return row * (sizes["BLOCK_M"] + 2 * stages * sizes["BLOCK_N"]) + 128 * sizes["BLOCK_M"] + 8 * barriers
 
 
 def pick_hopper(head_dim: int, masked: bool = False) -> dict[str, int]:
@@ -452,7 +452,7 @@ def pick_hopper(head_dim: int, masked: bool = False) -> dict[str, int]:
     if not 1 <= head_dim <= max(_HOPPER):
         raise ValueError(f"head_dim = {head_dim}; these tiles are for 1 to {max(_HOPPER)}")
     sizes = _HOPPER[min(most for most in _HOPPER if most >= head_dim)][masked]
-    return dict(zip(("BLOCK_M", "BLOCK_N", "INTERLEAVE"), sizes, strict=True))
+    return dict(zip(("BLOCK_M", "BLOCK_N"), sizes, strict=True))
 
 
 def _first(
