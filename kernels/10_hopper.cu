@@ -4,14 +4,14 @@
 // multiplies from shared memory by one asynchronous instruction of 128 threads. So the roles are split: a producer
 // warpgroup starts copies and gives most of its registers to the consumers; mbarriers say which stages are full and
 // which are empty. Tensor cores and exp2 work at the same time, for two reasons. A consumer starts S of the next keys
-// before O of these, and computes the next weights while O is added up. And consumers take turns in starting products,
-// so that one has products in flight while another computes weights (Shah, Bikshandi et al., 2024). Each block takes
-// one tile of rows after the other, in one pipeline: after a tile's last keys come the first of the next tile.
+// and O of these together, and computes the next weights while O is added up. And consumers take turns in starting
+// products, so that one has products in flight while another computes weights (Shah, Bikshandi et al., 2024). Each block
+// takes one tile of rows after the other; S of the next tile's first keys is computed while O is stored.
 //
-// Launch   grid: as many blocks as multiprocessors, or as tiles; block 128 (1 + BLOCK_M / 64); SHARED_BYTES of dynamic
-//          shared memory
-// Shapes   as 07. Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}: boxes of 64 columns, and of BLOCK_M rows
-//          of Q, BLOCK_N of K and V
+// Launch   grid: as many blocks as multiprocessors, packed: as tiles; block 128 (1 + BLOCK_M / 64); SHARED_BYTES of
+//          dynamic shared memory
+// Shapes   as 07. Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}: boxes of 64 columns, and of 64 rows of Q,
+//          BLOCK_N of K and V
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  as 07
 #include "attention_params.cuh"
@@ -126,10 +126,11 @@ __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsign
         T(), S, q + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16, k + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16, i > 0);
 }
 
-// O += P V for 16 of the keys, started. The next 16 keys are 16 rows further.
+// O += P V, started. The next 16 keys are 16 rows further.
 template <typename T>
-__device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned long long v, int i) {
-  wgmma_rs(T(), O, P[i], v + i * 16 * 128 / 16, true);
+__device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned long long v) {
+#pragma unroll
+  for (int i = 0; i < BLOCK_N / 16; ++i) wgmma_rs(T(), O, P[i], v + i * 16 * 128 / 16, true);
 }
 
 // One bit for each of a thread's keys 8 n and 8 n + 1 of 128: set for those before `limit`.
@@ -216,15 +217,6 @@ __device__ __forceinline__ void online_softmax_weights(
       for (int e = 0; e < 2; ++e) S[4 * n + 2 * i + e] = weight(S[4 * n + 2 * i + e], softmax_scale_log2, m_i[i]);
       l_i[i] += S[4 * n + 2 * i] + S[4 * n + 2 * i + 1];
     }
-}
-
-__device__ __forceinline__ void start_rows(Statistics& m_i, Statistics& l_i) {
-  m_i[0] = m_i[1] = LOWEST, l_i[0] = l_i[1] = 0.0f;
-}
-
-__device__ __forceinline__ void clear(Output& acc) {
-#pragma unroll
-  for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
 }
 
 __device__ __forceinline__ void rescale_output(Output& acc, const Statistics& rescale) {
@@ -359,7 +351,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;          // named barriers
   const float softmax_scale_log2 = fmaxf(fabsf(params.softmax_scale), 1e-30f) * LOG2_E;  // 0 times -inf would be NaN
-  constexpr int GROUPS = BLOCK_N / 8, STEPS = BLOCK_N / 16;  // of 8 keys, as accumulators have them; of P V
+  constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as accumulators have them
   Scores S;
   Weights P;
   Output acc;
@@ -375,8 +367,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const auto start_output = [&](int stage) {
     wgmma_registers(acc);
     wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < STEPS; ++i) start_pv<T>(acc, P, v + stage * (TILE_BYTES / 16), i);
+    start_pv<T>(acc, P, v + stage * (TILE_BYTES / 16));
     wgmma_commit();
   };
   const auto mask_scores = [&] {
@@ -399,8 +390,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   if (PINGPONG && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);  // the first turn is the first's
   for (;;) {
     // ---- a tile's first keys: S is there
-    clear(acc);
-    start_rows(m_i, l_i);
+    m_i[0] = m_i[1] = LOWEST, l_i[0] = l_i[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     wgmma_registers(S);
     if (leader) mbarrier_arrive(k_empty + 8 * (step % STAGES));
     first = last_keys(tile);

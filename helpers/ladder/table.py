@@ -95,7 +95,8 @@ def _few_backward_tiles(head_dim: int) -> dict[str, int]:
 def _hopper_variant(call: Call) -> dict[str, int]:
     """The tile for the call's mask, and what its scale needs."""
     masked = call.window != (-1, -1)
-    found = tiles.pick_hopper(call.arrays["q"].shape[-1], masked)
+    keys = call.rows if call.packed else call.arrays["k"].shape[2]
+    found = tiles.pick_hopper(call.arrays["q"].shape[-1], masked, keys)
     if abs(call.softmax_scale) > EXACT_SHIFT_ABOVE:
         found["EXACT_SHIFT"] = 1
     if call.softmax_scale < 0:

@@ -432,10 +432,11 @@ def pick_few_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
 _HOPPER: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {
     64: ((192, 128), (192, 128)),
     96: ((128, 144), (128, 128)),
-    128: ((128, 176), (128, 128)),
+    128: ((128, 160), (128, 128)),
     192: ((128, 96), (128, 96)),
     256: ((128, 64), (128, 64)),
 }
+_FEW_KEYS = 1024  # up to here the last of the wide tiles would be a large part of the work
 HOPPER_STAGES = 2
 
 
@@ -447,12 +448,22 @@ def hopper_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
     return row * (sizes["BLOCK_M"] + 2 * stages * sizes["BLOCK_N"]) + 128 * sizes["BLOCK_M"] + 8 * barriers
 
 
-def pick_hopper(head_dim: int, masked: bool = False) -> dict[str, int]:
-    """The -D options of 10, without HEAD_DIM. ValueError where head_dim is above 256."""
+def pick_hopper(head_dim: int, masked: bool = False, keys: int | None = None) -> dict[str, int]:
+    """The -D options of 10, without HEAD_DIM.
+
+    Args:
+        masked: causal, or a window. keys: N_kv; many where it is None.
+
+    Raises:
+        ValueError: head_dim is above 256.
+    """
     if not 1 <= head_dim <= max(_HOPPER):
         raise ValueError(f"head_dim = {head_dim}; these tiles are for 1 to {max(_HOPPER)}")
-    sizes = _HOPPER[min(most for most in _HOPPER if most >= head_dim)][masked]
-    return dict(zip(("BLOCK_M", "BLOCK_N"), sizes, strict=True))
+    block_m, block_n = _HOPPER[min(most for most in _HOPPER if most >= head_dim)][masked]
+    if keys is not None and keys <= _FEW_KEYS:
+        block_n = min(block_n, 128)
+        block_m = 128 if masked else block_m
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n}
 
 
 def _first(
