@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from helpers import device
-from helpers.ladder import LADDER, Stage, backward, backward_of, forward_of
+from helpers.ladder import LADDER, Stage, backward, backward_of, default_of, forward_of
 from helpers.ladder.call import (
     BATCHED,
     MAX_ROWS,
@@ -63,7 +63,8 @@ def flash_attention(
             causal=True right is 0.
         softmax_scale: 1 / sqrt(head_dim) where it is not given.
         return_lse: also the natural log of the sum of exp(scaled scores), float32 (batch, heads, seq).
-        stage: a stage of the ladder, by name or number; without it the last, and fastest, that can do this here.
+        stage: a stage of the ladder, by name or number; without it the last, and fastest, that can do this here
+            (10 only where a GPU runs it: the CPU engine takes 07).
 
     Returns:
         The output, of q's shape, dtype and kind of array; with return_lse, (o, lse). A query that sees no key gets 0,
@@ -441,7 +442,7 @@ def _cu_seqlens(
 
 
 def _choose(wishes: _Wishes, q: Any, k: Any, *, varlen: bool, direction: str = "forward") -> Stage:
-    """The stage that was asked for, or the last that can. Later stages are faster."""
+    """The stage that was asked for, or the one for calls that name none."""
     if not isinstance(wishes.deterministic, (bool, np.bool_)):
         got = f"{type(wishes.deterministic).__name__} {wishes.deterministic!r:.40}"
         raise TypeError(f"deterministic is True or False; got {got}")
@@ -458,9 +459,8 @@ def _choose(wishes: _Wishes, q: Any, k: Any, *, varlen: bool, direction: str = "
     stages = (backward_of if direction == "backward" else forward_of)(LADDER)
     wanted = wishes.stage
     if wanted is None:
-        for stage in reversed(stages.values()):
-            if stage.why_not(**asked) is None:
-                return stage
+        if (stage := default_of(stages, **asked)) is not None:
+            return stage
         known = sorted({dtype for stage in stages.values() for dtype in stage.dtypes})
         if q.dtype.name not in known:
             raise TypeError(f"q is {q.dtype}; the stages take {', '.join(known)}: q.astype('float32')")

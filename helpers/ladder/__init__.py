@@ -8,6 +8,6 @@ For models, which hold (batch, seq, heads, head_dim), see `helpers.attention`.
 """
 
 from helpers.ladder.contract import Launch, Stage
-from helpers.ladder.table import BACKWARD, FORWARD, LADDER, backward_of, forward_of
+from helpers.ladder.table import BACKWARD, FORWARD, LADDER, backward_of, default_of, forward_of
 
-__all__ = ["BACKWARD", "FORWARD", "LADDER", "Launch", "Stage", "backward_of", "forward_of"]
+__all__ = ["BACKWARD", "FORWARD", "LADDER", "Launch", "Stage", "backward_of", "default_of", "forward_of"]

@@ -102,6 +102,7 @@ class Stage:
     fewest_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # where those of few_blocks do so too
     lone_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # where no multiprocessor has two blocks
     variant: Callable[[Call], Mapping[str, int]] = lambda call: {}  # -D options that a call needs, such as VECTOR=0
+    by_default: Callable[[], bool] = lambda: True  # whether a call that names no stage may get it here
     needs_aligned: bool = False  # rows that do not start at multiples of 16 bytes are copied
 
     # ---- what it is compiled with

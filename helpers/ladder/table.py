@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from helpers import device
 from helpers.ladder import limits, tiles
 from helpers.ladder.call import Call
 from helpers.ladder.contract import Stage
@@ -104,6 +105,14 @@ def _hopper_variant(call: Call) -> dict[str, int]:
     return found
 
 
+def _on_a_gpu() -> bool:
+    """Not on the CPU engine, which says 9.0: there, calls that name no stage keep 07, as on every GPU but Hopper's.
+
+    So the outputs of notebooks 08 and 09, which call this way, are the same with and without such a GPU's stage.
+    """
+    return device.ON_GPU
+
+
 EXACT_SHIFT_ABOVE = 2**10  # |softmax_scale|. Below it |m_i| < 2^27 while |q k| < 90,000: see weight() in 07
 
 EVERYTHING = frozenset({"gqa", "causal", "window", "varlen", "lse", "strides"})
@@ -157,21 +166,6 @@ _STAGES = (
         needs_aligned=True,
     ),
     Stage(
-        *(10, "hopper", "10_hopper.cu", "FlashAttention-3: TMA, wgmma, a producer and two consumers"),
-        tiles=tiles.pick_hopper,
-        launches=persistent,
-        features=EVERYTHING,
-        dtypes=("float16", "bfloat16"),
-        min_cc=90,
-        only_cc=True,
-        max_head_dim=256,
-        head_dim_step=8,
-        threads=lambda sizes: 128 + 2 * sizes["BLOCK_M"],
-        shared_bytes=lambda sizes: tiles.hopper_shared_bytes(sizes["HEAD_DIM"], sizes),
-        needs_aligned=True,
-        variant=_hopper_variant,
-    ),
-    Stage(
         *(7, "flash_mma", "07_mma.cu", "FlashAttention-2: mma.sync, swizzled tiles, cp.async"),
         tiles=_mma_tiles,
         few_blocks=_few_mma_tiles,
@@ -220,6 +214,22 @@ _STAGES = (
         needs_aligned=True,
         variant=_turns,
     ),
+    Stage(
+        *(10, "hopper", "10_hopper.cu", "FlashAttention-3: TMA, wgmma, a producer and two consumers"),
+        tiles=tiles.pick_hopper,
+        launches=persistent,
+        features=EVERYTHING,
+        dtypes=("float16", "bfloat16"),
+        min_cc=90,
+        only_cc=True,
+        max_head_dim=256,
+        head_dim_step=8,
+        threads=lambda sizes: 128 + 2 * sizes["BLOCK_M"],
+        shared_bytes=lambda sizes: tiles.hopper_shared_bytes(sizes["HEAD_DIM"], sizes),
+        needs_aligned=True,
+        variant=_hopper_variant,
+        by_default=_on_a_gpu,
+    ),
 )
 
 LADDER: Mapping[str, Stage] = {stage.name: stage for stage in _STAGES}
@@ -233,6 +243,16 @@ def forward_of(stages: Mapping[str, Stage]) -> dict[str, Stage]:
 def backward_of(stages: Mapping[str, Stage]) -> dict[str, Stage]:
     """Those that compute gradients."""
     return {name: stage for name, stage in stages.items() if stage.direction == "backward"}
+
+
+def default_of(stages: Mapping[str, Stage], **asked: Any) -> Stage | None:
+    """The stage for a call that names none: the last, and fastest, that can do it on this device; None if none can.
+
+    Args:
+        asked: as `Stage.why_not` has it.
+    """
+    able = (stage for stage in reversed(stages.values()) if stage.by_default() and stage.why_not(**asked) is None)
+    return next(able, None)
 
 
 FORWARD: Mapping[str, Stage] = forward_of(LADDER)

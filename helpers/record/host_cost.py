@@ -17,7 +17,7 @@ from typing import Any
 
 from helpers.attention import flash_attention, flash_attention_varlen
 from helpers.device import cp
-from helpers.ladder import FORWARD
+from helpers.ladder import FORWARD, default_of
 from helpers.record.cases import Case, Inputs
 from helpers.record.peers import torch_on_gpu
 from helpers.record.timing import Timing
@@ -101,8 +101,9 @@ def _packed(arrays: Callable[[Inputs], tuple[Any, ...]], with_most: bool, inputs
 def _prepared(inputs: Inputs) -> Ready:
     """The stage that flash_attention takes."""
     dtype, head_dim = CASE.dtype, CASE.shape[3]
-    able = [stage for stage in FORWARD.values() if stage.why_not(head_dim=head_dim, dtype=dtype, causal=True) is None]
-    run, o = able[-1].prepare(*inputs.device, causal=True)
+    stage = default_of(FORWARD, head_dim=head_dim, dtype=dtype, causal=True)
+    assert stage is not None
+    run, o = stage.prepare(*inputs.device, causal=True)
     yield run, lambda _: o
 
 
