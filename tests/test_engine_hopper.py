@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -12,8 +16,10 @@ import pytest
 from backends import compiled, on_each_device
 from hopper_zoo import HEAD, OPTIONS, halves, map_of, refused_by_ptxas
 
-from helpers import cpu
+from helpers import cpu, device
 from helpers.cpu import tensor_map
+
+TESTS = Path(__file__).resolve().parent
 
 # ------------------------------------------------------------------------------------ tensor maps
 
@@ -40,6 +46,13 @@ def test_a_map_says_what_it_was_made_of() -> None:
     assert again is not None and again.address == 1 << 21 and again.dims == said.dims
     assert tensor_map.described(np.zeros(1, "V128")) is None
     assert tensor_map.described(np.zeros(3, np.float32)) is None
+
+
+def test_what_the_driver_takes_too() -> None:
+    """A dimension of stride 0, and rows that overlap: cuTensorMapEncodeTiled of an H200's driver has no objection."""
+    for strides in ((0, 12800, 38400), (64, 12800, 38400)):
+        said = tensor_map.described(tensor_map.encode_tiled(**(GOOD | {"strides": strides})))
+        assert said is not None and said.strides == strides
 
 
 @pytest.mark.parametrize(
@@ -206,8 +219,9 @@ extern "C" __global__ void copy(MAP from, MAP to, int rows, int y, int x, int to
 
 
 @on_each_device
-@pytest.mark.parametrize(("x", "to_y"), [(0, 0), (0, 8), (0, 60), (0, -4), (40, 3), (-8, 0)])
+@pytest.mark.parametrize(("x", "to_y"), [(0, 0), (0, 8), (0, 60), (0, 64), (40, 3), (64, 0), (56, 63)])
 def test_stores_are_clipped(cp: Any, x: int, to_y: int) -> None:
+    """At the array's end; that of a store may not begin before the array."""
     source, target = halves(64, 64, cp=cp), cp.full((64, 64), 99, np.float16)
     kernel = compiled(cp, STORES, options=OPTIONS).get_function("copy")
     args = (map_of(source, (64, 16)), map_of(target, (64, 16)), *map(np.int32, (16, 5, x, to_y, 0)))
@@ -225,6 +239,123 @@ def test_a_store_reads_at_its_wait(spoil: int, first: float | None) -> None:
     args = (map_of(source, (64, 16)), map_of(target, (64, 16)), *map(np.int32, (16, 0, 0, 0, spoil)))
     kernel((1,), (32,), args, shared_mem=16 * 128 + 8)
     assert cpu.asnumpy(target)[0, 0] == (first if first is not None else cpu.asnumpy(source)[0, 0])
+
+
+# What a GPU answers with an illegal instruction. Its context is lost then: there, each runs in a process of its own.
+ILLEGAL = {
+    "a store before the first row": ("to_y", -4, "coordinate 1 of a store is -4"),
+    "a store before the first column": ("x", -8, "coordinate 0 of a store is -8"),
+    "a store from the fourth column on": ("x", 3, "begins at element 3 of a row, 6 bytes from its start"),
+    "a load from the fourth column on": ("from_x", 3, "begins at element 3 of a row, 6 bytes from its start"),
+    "a tile at 64 bytes": ("place", 32, "takes a tile at a multiple of 128 bytes of shared memory"),
+}
+ANYWHERE = (
+    HEAD
+    + r"""
+extern "C" __global__ void copy(MAP from, MAP to, int x, int to_y, int from_x, int place) {
+  extern __shared__ __align__(1024) __half s[];
+  unsigned long long &b = *(unsigned long long *)(s + 2048);
+  if (threadIdx.x == 0) init(&b, 1), init_fence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    expect(&b, 2048);
+    load(s + place, from, &b, from_x, 0);
+    wait(&b, 0);
+    store(to, s + place, x, to_y);
+    commit();
+    wait_read();
+  }
+}
+"""
+)
+
+
+def copy_anywhere(cp: Any, **change: int) -> Any:
+    """A tile of 16 rows of 64 halves, from and to places that may be wrong. Returns (source, target)."""
+    source, target = halves(64, 64, cp=cp), cp.full((64, 64), 99, np.float16)
+    numbers = {"x": 0, "to_y": 0, "from_x": 0, "place": 0} | change
+    kernel = compiled(cp, ANYWHERE, options=OPTIONS).get_function("copy")
+    maps = map_of(source, (64, 16)), map_of(target, (64, 16))
+    kernel((1,), (32,), (*maps, *map(np.int32, numbers.values())), shared_mem=4096 + 8)
+    return cp.asnumpy(source), cp.asnumpy(target)
+
+
+def test_what_runs_anywhere_is_right() -> None:
+    for place in (0, 64, 960):
+        source, target = copy_anywhere(cpu, place=place, x=8, to_y=60, from_x=-8)
+        wanted = np.full((64, 64), 99, np.float16)
+        wanted[60:, 8:16], wanted[60:, 16:] = 0, source[:4, :48]
+        np.testing.assert_array_equal(target, wanted)
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_the_engine_refuses_what_a_gpu_does(name: str) -> None:
+    what, number, says = ILLEGAL[name]
+    with pytest.raises(cpu.LaunchError, match=re.escape(says)):
+        copy_anywhere(cpu, **{what: number})
+
+
+@pytest.mark.skipif(not device.ON_GPU, reason="needs a GPU of compute capability 9.0")
+@pytest.mark.parametrize("name", ["nothing", *ILLEGAL])
+def test_a_gpu_refuses_it(name: str) -> None:
+    what, number, _ = ILLEGAL.get(name, ("x", 0, ""))
+    code = f"import cupy; from test_engine_hopper import copy_anywhere; copy_anywhere(cupy, {what}={number})"
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+    words = [sys.executable, "-c", code]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": paths})
+    assert (ended.returncode == 0) == (name == "nothing"), ended.stdout + ended.stderr
+    if name != "nothing":
+        assert re.search("illegal instruction|misaligned address|IllegalInstruction", ended.stderr), ended.stderr[-600:]
+
+
+PLACED = (
+    HEAD
+    + r"""
+// A box of 8 rows to s + place, and where its chunks then are.
+extern "C" __global__ void look(MAP map, unsigned char *out, int bytes, int place) {
+  extern __shared__ __align__(1024) unsigned char s[];
+  unsigned long long &b = *(unsigned long long *)(s + 4096);
+  for (int i = threadIdx.x; i < 4096; i += 32) s[i] = 0xEE;
+  if (threadIdx.x == 0) init(&b, 1), init_fence();
+  proxy_fence();
+  __syncthreads();
+  if (threadIdx.x == 0) expect(&b, bytes), load(s + place, map, &b, 0, 0);
+  wait(&b, 0);
+  for (int i = threadIdx.x; i < 4096; i += 32) out[i] = s[i];
+}
+"""
+)
+# (columns of the box, swizzle, bytes past a multiple of 1024, {(row, chunk): its byte}), as an H200 has them
+SEEN = [
+    (16, 128, 0, {(1, 0): 144, (1, 1): 128, (7, 0): 1008, (7, 1): 992}),
+    (16, 64, 0, {(1, 0): 64, (2, 0): 144, (2, 1): 128, (7, 1): 480}),
+    (64, 128, 128, {(0, 0): 144, (0, 7): 224, (6, 0): 1008, (7, 0): 1024, (7, 7): 1136}),
+    (64, 128, 512, {(0, 0): 576, (0, 4): 512, (3, 7): 896, (4, 0): 1024, (7, 7): 1472}),
+]
+
+
+@on_each_device
+@pytest.mark.parametrize(("columns", "swizzle", "place", "seen"), SEEN)
+def test_where_the_chunks_of_a_box_go(
+    cp: Any, columns: int, swizzle: int, place: int, seen: dict[tuple[int, int], int]
+) -> None:
+    """Rows that are narrower than the swizzle are as far apart as it is wide, and the box's own bytes are what counts;
+    the swizzle goes by the address, wherever the tile begins."""
+    host = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64).view(np.float16)
+    out = cp.zeros(4096, np.uint8)
+    kernel = compiled(cp, PLACED, options=OPTIONS).get_function("look")
+    kernel(
+        *((1,), (32,)),
+        (map_of(cp.asarray(host), (columns, 8), swizzle), out, np.int32(columns * 16), np.int32(place)),
+        shared_mem=4096 + 8,
+    )
+    words = cp.asnumpy(out).view(np.uint16)
+    found = {(int(x) // 64, int(x) % 64 // 8): 2 * i for i, x in enumerate(words) if x != 0xEEEE and x % 8 == 0}
+    assert len(found) == columns and found.items() >= seen.items()
+    mask = {64: 3, 128: 7}[swizzle]
+    for (row, chunk), at in found.items():
+        address = place + row * swizzle + 16 * chunk
+        assert at == address ^ (address >> 7 & mask) << 4
 
 
 BULK = (
@@ -588,7 +719,7 @@ extern "C" __global__ void wrong_rank(MAP map) {
                  "[%0], [%1, {%3, %3, %3}], [%2];" :: "r"(at(s)), "l"(&map), "r"(at(&b)), "r"(0) : "memory");
 }
 extern "C" __global__ void tile_not_aligned(MAP map) {
-  START if (t == 0) load(s + 128, map, &b, 0, 0);  // tile_not_aligned
+  START if (t == 0) load(s + 64, map, &b, 0, 0);  // tile_not_aligned
 }
 extern "C" __global__ void tile_too_long(MAP map) {
   START if (t == 0) load(s + 1024, map, &b, 0, 0);  // tile_too_long
@@ -698,7 +829,11 @@ def launch_broken(name: str, block: int = 128) -> str:
     [
         ("no_such_map", 128, "none of the launch's tensor maps"),
         ("wrong_rank", 128, "takes a tensor of 3 dimensions, and the map's has 2"),
-        ("tile_not_aligned", 128, "misaligned address: cp.async.bulk.tensor takes a tile at a multiple of 1024 bytes"),
+        (
+            "tile_not_aligned",
+            128,
+            "misaligned address: cp.async.bulk.tensor takes a tile at a multiple of 128 bytes of shared memory",
+        ),
         (
             "tile_too_long",
             128,

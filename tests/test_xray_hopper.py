@@ -549,12 +549,12 @@ ZOO = [
         "tile_not_aligned",
         "misaligned",
         """NAME(MAP in, float *out) {START
-  if (t == 0) expect(&full, 8192), load(s + 64, in, &full, 0, 0);  // here
+  if (t == 0) expect(&full, 8192), load(s + 32, in, &full, 0, 0);  // here
   wait(&full, 0);
   out[t] = s[t];
 }
 """,
-        (("s + 64", "s"),),
+        (("s + 32", "s"),),
         lambda: (tile(), out(128)),
     ),
     Bug(

@@ -102,9 +102,10 @@ void leave_stores(Fiber& f) {
   f.stores.clear();
 }
 
-// What both directions begin with. name: of the instruction
+// What both directions begin with.
 TensorCopy tensor_copy(
-    Worker& w, const void* map, const int* at, unsigned rank, unsigned shared, const char* name, const Place& place) {
+    Worker& w, const void* map, const int* at, unsigned rank, unsigned shared, bool stores, const Place& place) {
+  constexpr const char* name = "cp.async.bulk.tensor";
   Map m;
   memcpy((void*)&m, map, sizeof m);  // a wild address faults here
   const EngineLaunch& l = pool->launch;
@@ -121,11 +122,26 @@ TensorCopy tensor_copy(
   TensorCopy copy = {};
   copy.map = m;
   for (unsigned i = 0; i < rank; ++i) copy.at[i] = at[i];
-  const unsigned span = m.swizzle ? 128u << m.swizzle : 128;
-  if (shared % span != 0 && shared % 16 == 0)
+  // For a GPU these are illegal instructions: it names no line, and the context is lost. (The first was seen on an H200
+  // and is in CUDA's programming guide; of the second Triton's tutorial of TMA warns.)
+  for (unsigned i = 0; stores && i < rank; ++i)
+    if (at[i] < 0)
+      fail_with(
+          STATED, place,
+          "%s: coordinate %u of a store is %d. The box of a load may begin before the array, that of a "
+          "store may not (both may end after it): a GPU calls this an illegal instruction",
+          name, i, at[i]);
+  if ((int64_t)at[0] * m.itemsize % 16 != 0)
     fail_with(
-        MISALIGNED, place, "%s takes a tile at a multiple of %u bytes of shared memory%s, and 0x%x is %u past one",
-        name, span, m.swizzle ? ", where its swizzle begins anew" : "", shared, shared % span);
+        STATED, place,
+        "%s: the box begins at element %d of a row, %lld bytes from its start, and TMA takes multiples "
+        "of 16 bytes: a GPU calls this an illegal instruction",
+        name, at[0], (long long)at[0] * m.itemsize);
+  // The swizzle goes by the address (measured on an H200): a tile need not begin where its pattern does.
+  if (shared % 128 != 0 && shared % 16 == 0)
+    fail_with(
+        MISALIGNED, place, "%s takes a tile at a multiple of 128 bytes of shared memory, and 0x%x is %u past one", name,
+        shared, shared % 128);
   copy.shared = (char*)engine_shared_pointer(shared, 16, name, place.file, place.line);
   copy.offset = shared;
   copy.bytes = m.rows() * m.inner();
@@ -177,7 +193,7 @@ void engine_tensor_load(
   Worker& w = here();
   const Place place = {file, line, __builtin_return_address(0)};
   need_init(word, place);
-  TensorCopy copy = tensor_copy(w, map, at, rank, shared, "cp.async.bulk.tensor", place);
+  TensorCopy copy = tensor_copy(w, map, at, rank, shared, false, place);
   copy.caller = place.caller;
   Critical guard(w);
   if (checking())
@@ -190,7 +206,7 @@ void engine_tensor_load(
 void engine_tensor_store(const void* map, const int* at, unsigned rank, unsigned shared, const char* file, int line) {
   Worker& w = here();
   const Place place = {file, line, __builtin_return_address(0)};
-  TensorCopy copy = tensor_copy(w, map, at, rank, shared, "cp.async.bulk.tensor", place);
+  TensorCopy copy = tensor_copy(w, map, at, rank, shared, true, place);
   copy.caller = __builtin_return_address(0);
   Critical guard(w);
   Fiber& f = *w.current;
