@@ -13,13 +13,15 @@ from backends import in_place_of_bind
 from planted import ALL, Bug
 from test_tensor_cores import check_both, inputs
 
-from helpers import compile_report, cpu, device, kernel
+from helpers import compile_report, cpu, device, kernel, workbench
 from helpers.attention import flash_attention, flash_attention_varlen, forget
 from helpers.device import cp
 from helpers.ladder import LADDER, Launch, contract, launches, limits, tensor_maps, tiles
 from helpers.ladder.call import Call, Spec
 from helpers.ladder.contract import Constant, Map
 from helpers.ladder.layout import address
+from helpers.workbench import look
+from helpers.xray import Report
 
 HOPPER = LADDER["hopper"]
 try:
@@ -449,6 +451,7 @@ def on_cpu(name: str, old: str, new: str = "", **more: Any) -> Bug:
     return changed(name, old, new, cpu_only=True, **more)
 
 
+RESCALES = "if (rescaled) rescale_output(acc, rescale);"
 RELEASES_V = "if (leader) mbarrier_arrive(v_empty + 8 * v_stage);"
 NEW_ROWS = "m_i[0] = m_i[1] = LOWEST, l_i[0] = l_i[1] = 0.0f;"
 ZEROS = "for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;"
@@ -473,10 +476,6 @@ BUGS = (
     ),
     changed("the next item is this one", "if (++round < rounds) item =", "if (++round < rounds - 1) item ="),
     on_cpu("a tile where there is none", "    if (first_row < 0) continue;\n"),
-    on_cpu(
-        "rows after a sequence's end",
-        "    if (tile.rows <= 0) continue;  // a sequence that is shorter than the longest\n",
-    ),
     changed("head of Q for K and V", "tile.kv_head = item.z", "tile.kv_head = item.y"),
     changed(
         "sequence and head exchanged",
@@ -493,12 +492,8 @@ BUGS = (
     changed("l_i is not rescaled", "l_i[i] *= rescale[i];", ""),
     changed("acc is rescaled by the other row's factor", "rescale[i / 2 % 2]", "rescale[1 - i / 2 % 2]"),
     changed("rescaled the wrong way", "exp2f(m_i[i] - m_new", "exp2f(-m_i[i] + m_new"),
-    changed(
-        "acc is not rescaled in the loop",
-        "      if (rescaled) rescale_output(acc, rescale);  // while",
-        "      // while",
-    ),
-    changed("acc is not rescaled at the end", "    if (rescaled) rescale_output(acc, rescale);\n    done", "    done"),
+    changed("acc is not rescaled in the loop", RESCALES, times=2, which=0),
+    changed("acc is not rescaled at the end", RESCALES, times=2, which=1),
     changed(
         "the maxima stay those of the first keys",
         "rescaled = exceeds_maxima(S, m_i, softmax_scale_log2)",
@@ -556,7 +551,6 @@ BUGS = (
     changed("O is staged swizzled and read in rows", "(chunk ^ (lane_id / 8 + r) % 8) * 16", "chunk * 16"),
     changed("O's chunks of the other half", "(n % 8 + lane_id / 16)", "(n % 8 + 1 - lane_id / 16)"),
     changed("the second half of the rows is staged over the first", "lane_id % 16 * 128", "lane_id % 8 * 128"),
-    changed("all warps stage O in one place", "(threadIdx.x / 32 - 4) * 16 * 128", "0 * 16 * 128"),
     changed("O without the head", " + tile.head * params.o.head"),
     # stages, phases
     on_cpu("always the first stage of K", "k + stage * (TILE_BYTES / 16)", "k"),
@@ -673,3 +667,145 @@ def test_a_wrong_table_is_seen(name: str, few_blocks: None, monkeypatch: pytest.
     launch()
     with pytest.raises(AssertionError):
         check_both(name, got, q, k, v)
+
+
+# ---- the X-ray
+
+OWN_TEXT = (kernel.KERNELS / HOPPER.file).read_text(encoding="utf-8")  # without its headers
+XRAYED = {"BLOCK_M": 128, "BLOCK_N": 48}
+
+
+def x_rayed(code: str | None = None, *, packed: bool = False, **options: Any) -> Report:
+    """Two heads of 150 rows and 130 keys of 72 columns; packed: two sequences. One block takes all tiles."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, rows, 72)).astype(np.float16) for rows in (150, 130, 130))
+    if packed:
+        options["cu_seqlens"] = tuple(np.array(ends, np.int32) for ends in ((0, 70, 150), (0, 30, 130)))
+    return look("hopper", q, k, v, code=code, **{"sizes": XRAYED, **options})
+
+
+@pytest.fixture
+def one_block(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the engine, where one block takes all tiles."""
+    monkeypatch.setattr(workbench, "cp", cpu)
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"window": (40, 10)},
+        {"packed": True, "causal": True},
+        {"sizes": {"BLOCK_M": 192, "BLOCK_N": 64}},
+        {"sizes": {**XRAYED, "STAGES": 3, "PINGPONG": 0}},
+        {"return_lse": True, "softmax_scale": -0.2},
+    ],
+    ids=str,
+)
+def test_the_xray_finds_nothing(options: dict[str, Any], one_block: None) -> None:
+    report = x_rayed(**options)
+    report.assert_clean()
+    assert report.shared["dynamic shared memory"].conflicts == 0
+    assert report.traffic["O"].written == 2 * 150 * 72 * 2
+    if not options:  # each tile of 128 rows: Q once, all of K and V
+        read = {name: report.traffic[f"{name}_map"].read for name in "qkv"}
+        assert read == {"q": 2 * 150 * 72 * 2, "k": 2 * 2 * 130 * 72 * 2, "v": 2 * 2 * 130 * 72 * 2}
+    if options == {"causal": True}:  # rows 0 to 127 of 150 see keys 0 to 107; the tiles after them are not copied
+        assert report.traffic["k_map"].read == 2 * (130 + 130) * 72 * 2
+
+
+@pytest.mark.parametrize("order", ["1", "2", "3"])
+def test_it_is_clean_in_other_orders_of_warps(order: str, one_block: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_CPU_ORDER", order)
+    x_rayed(causal=True).assert_clean()
+    x_rayed(packed=True).assert_clean()
+
+
+S_PRODUCTS, O_PRODUCTS, LOADS_KV, LOADS_Q = "wgmma_ss<", "wgmma_rs(T(), O", "smem + stage * TILE_BYTES", "Q_smem + i *"
+STAGES_O, COPIES_O = "stmatrix_x4(", "*reinterpret_cast<uint4*>(out"
+CLEARS = "*reinterpret_cast<uint4*>(dynamic_smem + V_AT"
+GIVES_K = "      if (leader) mbarrier_arrive(k_empty + 8 * stage);\n"
+GIVES_V = "      if (leader) mbarrier_arrive(v_empty + 8 * v_stage);\n"
+HAS_S, HAS_O = (
+    "      wgmma_wait<1>();\n      wgmma_registers(S);\n",
+    "      wgmma_wait<0>();\n      wgmma_registers(acc);\n",
+)
+GIVES_FIRST_K = "    if (leader) mbarrier_arrive(k_empty + 8 * (step % STAGES));\n"
+# (name, old, new, how often it is there and which one, options, kind of the first finding, its line, the other line)
+XRAY_BUGS: tuple[tuple[str, str, str, tuple[int, int], dict[str, Any], str, str, str], ...] = (
+    ("no proxy fence", "async_proxy_fence();", "", (1, 0), {"packed": True}, "no proxy fence", O_PRODUCTS, CLEARS),
+    (
+        *("no barrier of the consumers", "named_barrier_sync(8, 128 * CONSUMERS);", "", (1, 0), {"packed": True}),
+        *("race", CLEARS, O_PRODUCTS),
+    ),
+    ("K is released too early", HAS_S + GIVES_K, GIVES_K + HAS_S, (1, 0), {}, "race", LOADS_KV, S_PRODUCTS),
+    ("V is released too early", HAS_O + GIVES_V, GIVES_V + HAS_O, (1, 0), {}, "race", LOADS_KV, O_PRODUCTS),
+    (
+        *("Q is released at a tile's first keys", GIVES_FIRST_K),
+        GIVES_FIRST_K + "    if (leader) mbarrier_arrive(q_empty + 8 * consumer);\n",
+        *((1, 0), {}, "not waited for", S_PRODUCTS, LOADS_Q),
+    ),
+    (
+        *(
+            "wrong parity",
+            "mbarrier_wait(k_full + 8 * stage, step / STAGES & 1)",
+            "mbarrier_wait(k_full + 8 * stage, 0)",
+        ),
+        *((1, 0), {}, "not waited for", S_PRODUCTS, LOADS_KV),
+    ),
+    (
+        *("no wait", "mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);", "", (1, 0), {}),
+        *("not waited for", S_PRODUCTS, LOADS_KV),
+    ),
+    ("no fence of the mbarriers", "mbarrier_init_fence();", "", (1, 0), {}, "no proxy fence", "", "mbarrier_init("),
+    ("O is copied before all have staged it", "__syncwarp();", "", (2, 1), {}, "race", COPIES_O, STAGES_O),
+    ("O is staged over what is still copied", "__syncwarp();", "", (2, 0), {}, "race", STAGES_O, COPIES_O),
+    (
+        *("all warps stage O in one place", "(threadIdx.x / 32 - 4) * 16 * 128", "0 * 16 * 128", (1, 0), {}),
+        *("race", STAGES_O, COPIES_O),
+    ),
+    (
+        "no fence of the registers",
+        "    wgmma_fence();\n    start_qk",
+        "    start_qk",
+        (1, 0),
+        {},
+        "no wgmma fence",
+        S_PRODUCTS,
+        "",
+    ),
+)
+
+
+@pytest.mark.parametrize("bug", XRAY_BUGS, ids=[bug[0] for bug in XRAY_BUGS])
+def test_the_xray_finds_the_line(bug: tuple[Any, ...], one_block: None) -> None:
+    name, old, new, (times, which), options, kind, here, there = bug
+    planted = Bug(name, old, new, times=times, which=which)
+    first = x_rayed(planted.plant(kernel.source(HOPPER.file)), **options).findings[0]
+    lines = planted.plant(OWN_TEXT).splitlines()
+    assert first.file == HOPPER.file
+
+    def around(line: int | None) -> str:
+        return "" if line is None else "\n".join(lines[line - 1 : line + 1])
+
+    assert first.kind == kind and here in around(first.line) and there in around(first.other_line), first
+    assert (first.other_line is None) == (there == ""), first
+
+
+def test_the_xray_counts_the_conflicts_of_a_wrong_swizzle(one_block: None) -> None:
+    """O staged in rows and read in rows is right, and slow: eight lanes share four banks."""
+    text = kernel.source(HOPPER.file)
+    for old, new in (
+        ("((n % 8 + lane_id / 16) ^ lane_id % 8) * 16", "(n % 8 + lane_id / 16) * 16"),
+        ("(chunk ^ (lane_id / 8 + r) % 8) * 16", "chunk * 16"),
+    ):
+        text = Bug("", old, new).plant(text)
+    report = x_rayed(text)
+    report.assert_clean()
+    lines = OWN_TEXT.splitlines()  # as many
+    conflicts = {lines[line - 1].strip(): f.conflicts for (_, line), f in report.by_line.items() if f.conflicts}
+    assert list(conflicts) == ["stmatrix_x4("]
+    # Four tiles of rows, by eight warps each; five for 80 columns; 28 wavefronts of 32 are more than it needs.
+    assert report.shared["dynamic shared memory"].conflicts == conflicts["stmatrix_x4("] == 4 * 8 * 5 * 28
