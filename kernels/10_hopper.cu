@@ -234,24 +234,29 @@ __device__ __forceinline__ void to_operand(Weights& P, const Scores& S, int from
     for (int i = 0; i < 2; ++i) P[n / 2][n % 2 * 2 + i] = pack(T(), S[4 * n + 2 * i], S[4 * n + 2 * i + 1]);
 }
 
-// O and lse of a warp's 16 rows, from row `warp_row` of the tile on. 64 columns at a time go through `staged`, the warp's
-// 16 rows of 128 bytes in shared memory, swizzled: stmatrix writes the fragments, then 8 lanes copy each row.
-template <typename T>
-__device__ __forceinline__ void store_output(
-    const Tile& tile, int warp_row, const Output& acc, const Statistics& m_i, const Statistics& l_i,
-    unsigned char* staged, T* O, float* lse, bool packed, const AttentionParams& params) {
-  const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
-  Statistics inverse;
+// lse of a warp's 16 rows, from row `warp_row` of the tile on, and the factors that make weighted means of O.
+__device__ __forceinline__ void finish_rows(
+    const Tile& tile, int warp_row, const Statistics& m_i, const Statistics& l_i, Statistics& inverse, float* lse,
+    bool packed, const AttentionParams& params) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
     inverse[i] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);  // a row that sees no key: zeros, and lse = -inf
-    const int r = warp_row + 8 * i + g;
-    if (lse && t == 0 && r < tile.rows) {
+    const int r = warp_row + 8 * i + threadIdx.x % 32 / 4;
+    if (lse && threadIdx.x % 4 == 0 && r < tile.rows) {
       const long long head_row = (long long)(packed ? 0 : tile.sequence) * params.heads + tile.head;
       lse[head_row * params.N + tile.row + r] = LN_2 * (m_i[i] + log2f(sum));
     }
   }
+}
+
+// O of a warp's 16 rows. 64 columns at a time go through `staged`, the warp's 16 rows of 128 bytes in shared memory,
+// swizzled: stmatrix writes the fragments, then 8 lanes copy each row.
+template <typename T>
+__device__ __forceinline__ void store_output(
+    const Tile& tile, int warp_row, const Output& acc, const Statistics& inverse, unsigned char* staged, T* O,
+    bool packed, const AttentionParams& params) {
+  const int lane_id = threadIdx.x % 32;
   const int chunk = lane_id % 8;  // of 16 bytes, of the row that this lane copies
   const int row = warp_row + lane_id / 8, batch = packed ? 0 : tile.sequence;
   T* const out = O + batch * params.o.batch + (tile.row + row) * params.o.row + tile.head * params.o.head + 8 * chunk;
@@ -355,8 +360,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   Scores S;
   Weights P;
   Output acc;
-  Statistics m_i, l_i, rescale;    // m_i in units of log2; l_i of this lane's keys only, until the epilogue
-  int first, step = 0, tiles = 0;  // first: of the keys of S
+  Statistics m_i, l_i, rescale, inverse;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+  int first, step = 0, tiles = 0;         // first: of the keys of S
 
   const auto start_scores = [&](int stage) {
     wgmma_registers(S);
@@ -379,7 +384,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     }
   };
   const auto maxima = [&] { online_softmax_maxima(S, m_i, l_i, rescale, softmax_scale_log2); };
-  const auto store = [&] { store_output(done, warp_row, acc, m_i, l_i, staged, O, lse, packed, params); };
+  const auto store = [&] { store_output(done, warp_row, acc, inverse, staged, O, packed, params); };
   const auto weights = [&](int from, int to) { online_softmax_weights(S, m_i, l_i, softmax_scale_log2, from, to); };
 
   if (!next()) return;
@@ -445,6 +450,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     if (leader) mbarrier_arrive(q_empty + 8 * consumer);
     if (rescaled) rescale_output(acc, rescale);
     done = tile;
+    finish_rows(done, warp_row, m_i, l_i, inverse, lse, packed, params);  // before O is there: others' products run
     if (!next()) break;
     const int v_stage = step % STAGES;
     mbarrier_wait(v_full + 8 * v_stage, step / STAGES & 1);

@@ -1,4 +1,4 @@
-"""Who the stages are timed beside: PyTorch's attention, backend by backend, its matrix product and copy; NumPy; Numba.
+"""Who the stages are timed beside: PyTorch's attention, backend by backend, and its matrix product; others' attention.
 
 A peer is never a need: what is not installed is left out. Each one gets the inputs of the stages.
 """
@@ -6,6 +6,7 @@ A peer is never a need: what is not installed is left out. Each one gets the inp
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import math
 import os
@@ -97,6 +98,36 @@ TORCH = (
     Peer("SDPA cuDNN", _sdpa("CUDNN_ATTENTION"), HALVES),
     Peer("SDPA math", _sdpa("MATH"), sweep=False),  # its N x N scores of 32 heads take 80 GB
 )
+
+
+# FlashAttention-3 as its authors build it, or as the package fa3-fwd, the forward alone, has it.
+FLASH_ATTENTION_3 = ("flash_attn_interface", "fa3_fwd_interface")
+
+
+@contextlib.contextmanager
+def _flash_attention_3(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
+    """flash_attn_func; its arrays are (batch, N, heads, d), and contiguous here."""
+    import torch
+
+    module = importlib.import_module(next(filter(importlib.util.find_spec, FLASH_ATTENTION_3)))
+    q, k, v = (a.transpose(1, 2).contiguous() for a in inputs.torch)
+
+    def run() -> Any:
+        o = module.flash_attn_func(q, k, v, causal=causal)
+        return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
+
+    with torch.no_grad():
+        yield run
+
+
+def beside_torch() -> tuple[Peer, ...]:
+    """PyTorch's backends, and FlashAttention-3 where it is installed and the GPU is one of those that it is for."""
+    from helpers.device import cp
+
+    there = any(map(importlib.util.find_spec, FLASH_ATTENTION_3))
+    if not there or int(cp.cuda.Device().compute_capability) != 90:
+        return TORCH
+    return (*TORCH, Peer("FlashAttention-3", _flash_attention_3, HALVES))
 
 
 def _sdpa_backward(backend: str) -> Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]:

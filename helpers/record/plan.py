@@ -166,7 +166,7 @@ def plan(
     """
     stages = {name: stage for name, stage in forward().items() if not only or name in only}
     torch = peers.torch_on_gpu() if with_peers and on_gpu else None
-    others = peers.TORCH if torch else () if on_gpu else (peers.NUMPY,)
+    others = peers.beside_torch() if torch else () if on_gpu else (peers.NUMPY,)
     jobs = [Job("roof", roof.name, roof) for roof in peers.TORCH_ROOFS] if torch else []
     if on_gpu and not only and not quick:
         jobs += [Job("host", call.name, call, host_cost.CASE) for call in host_cost.calls(torch is not None)]
