@@ -13,7 +13,7 @@ import ctypes
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -85,9 +85,32 @@ def _encoder(
                 f"cuTensorMapEncodeTiled returned error {error} for {dtype} sizes {sizes}, strides {strides} bytes, "
                 f"box {box}, address {address:#x}"
             )
+        if len(_MADE) >= _MOST_MADE:
+            _MADE.clear()
+        _MADE[made.tobytes()] = Made(dtype, address, sizes, strides, box)
         return made.view(TENSOR_MAP)
 
     return at
+
+
+class Made(NamedTuple):
+    """What a map of the driver was made of, the fastest dimension first; strides in bytes."""
+
+    dtype: str
+    address: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+
+_MADE: dict[bytes, Made] = {}
+_MOST_MADE = 1024
+
+
+def made_of(argument: Any) -> Made | None:
+    """What a map that `tensor_map` made on a GPU says: its bytes are documented nowhere. None for anything else."""
+    is_map = isinstance(argument, np.ndarray) and argument.nbytes == 128 and argument.size == 1
+    return _MADE.get(argument.tobytes()) if is_map else None
 
 
 @functools.cache

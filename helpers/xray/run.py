@@ -10,6 +10,7 @@ import numpy as np
 from helpers import cpu
 from helpers.cpu import checked, copies
 from helpers.device import ON_GPU, cp
+from helpers.ladder import tensor_maps
 from helpers.xray import figures, findings
 from helpers.xray.render import Table
 from helpers.xray.report import Report
@@ -64,12 +65,26 @@ def xray(
     )
 
 
+def _array_of(made: tensor_maps.Made) -> Any:
+    """The array on the GPU that a tensor map describes. The caller of the launch keeps it alive."""
+    kind = np.dtype(np.uint16)  # both half types have two bytes
+    strides = (*reversed(made.strides), kind.itemsize)
+    shape = tuple(reversed(made.sizes))
+    size = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + kind.itemsize
+    memory = cp.cuda.UnownedMemory(made.address, size, None)
+    return cp.ndarray(shape, kind, cp.cuda.MemoryPointer(memory, 0), strides)
+
+
 class _Mirrors:
     """The arguments of a launch on a GPU as arrays of the engine; those that share memory there share it here."""
 
     def __init__(self, args: Sequence[Any]) -> None:
         self.args = list(args)
         self._pieces: list[tuple[Any, cpu.ndarray]] = []
+        maps = {number: made for number, a in enumerate(args) if (made := tensor_maps.made_of(a)) is not None}
+        for number, made in maps.items():
+            self.args[number] = _array_of(made)
+        args = self.args
         spans = [
             (*copies.extent(a.data.ptr, a.shape, a.strides, a.itemsize), number)
             for number, a in enumerate(args)
@@ -85,6 +100,9 @@ class _Mirrors:
                 groups.append((begin, end, [number]))
         for begin, end, members in groups:
             self._mirror(begin, end, members)
+        for number, made in maps.items():
+            here = self.args[number].ctypes.data
+            self.args[number] = cpu.tensor_map.encode_tiled(made.dtype, here, made.sizes, made.strides, made.box)
 
     def _mirror(self, begin: int, end: int, members: Sequence[int]) -> None:
         """Bring a piece of a GPU's memory here, at the same distance from a multiple of 256 bytes."""
