@@ -21,7 +21,7 @@ from helpers.workbench import (
     writers,
 )
 
-HALF = next(name for name, stage in reversed(FORWARD.items()) if "float16" in stage.dtypes)
+HALF = next(name for name, s in reversed(FORWARD.items()) if s.why_not(head_dim=16, dtype="float16") is None)
 
 
 def model(heads: int, kv_heads: int, n: int, n_kv: int, dtype: type) -> tuple[np.ndarray, ...]:
