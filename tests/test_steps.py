@@ -22,7 +22,7 @@ from helpers import check, kernel, reference
 from helpers import compile_report as reports
 from helpers.device import cp
 from helpers.ladder import LADDER, Stage
-from helpers.ladder.steps import BEFORE, CLIMBS
+from helpers.ladder.steps import ASIDE, BEFORE, CLIMBS
 from helpers.xray import xray
 
 try:
@@ -43,6 +43,11 @@ LARGER = {
     "steps/08_04_transposed.cu": 86,
     "steps/08_05_own_scores.cu": 62,
     "steps/08_13_turns.cu": 64,
+    "steps/10_01_tma_and_wgmma.cu": 496,
+    "steps/10_02_producer.cu": 114,
+    "steps/10_04_two_products.cu": 76,
+    "steps/10_06_table_of_tiles.cu": 86,
+    "steps/10_aside_tma_store.cu": 76,
 }
 # Bytes that spill on sm_90, as the headers say: of 06_02 at its usual head dimension, of the steps to 07 at 128 only.
 SPILLS = {
@@ -56,7 +61,10 @@ SPILLS = {
     "steps/07_15_masks_as_bits.cu": 80,
     "steps/07_16_lazy_rescale.cu": 20,
 }
-STEPS = [step for climb in CLIMBS.values() for step in climb[:-1]]  # the last one is a stage, tested as such
+# The last one of a climb is a stage, tested as such.
+STEPS = [step for climb in CLIMBS.values() for step in climb[:-1]] + [
+    step for steps in ASIDE.values() for step in steps
+]
 MOST_SPILLS = 120  # of the steps to 08, by other versions of NVRTC and on sm_80, whose tiles are an H200's
 FORWARD_STEPS = [step for step in STEPS if step.direction == "forward"]
 FLOAT_STEPS = [step for step in FORWARD_STEPS if "float32" in step.dtypes]
@@ -75,6 +83,7 @@ SMALL: dict[frozenset[str], dict[str, int]] = {
         {"BLOCK_M": 16, "BLOCK_N": 16, "THREADS": 32, "THREADS_X": 8},
         {"BLOCK_M": 64, "BLOCK_N": 32, "MIN_BLOCKS": 1},
         {"BLOCK_M": 32, "BLOCK_N": 32, "WARPS": 2, "MIN_BLOCKS": 1},
+        {"BLOCK_M": 128, "BLOCK_N": 32, "STAGES": 2},  # two warpgroups is the fewest
     )
 }
 
@@ -118,17 +127,25 @@ def test_each_step_is_small(name: str) -> None:
     assert all(counts.values()), counts
 
 
+@pytest.mark.parametrize("name", ASIDE)
+def test_what_did_not_pay_differs_from_the_stage_by_little(name: str) -> None:
+    counts = {step.file: changed_lines(LADDER[name].file, step.file) for step in ASIDE[name]}
+    assert all(0 < count <= LARGER.get(file, MOST_CHANGED_LINES) for file, count in counts.items()), counts
+    assert {(step.name, step.number) for step in ASIDE[name]} == {(name, LADDER[name].number)}
+
+
 @pytest.mark.skipif(bool(missing), reason=missing)
 @every_step
 def test_registers_and_shared_memory(step: Stage) -> None:
     """A step spills only where its header says so, and the launch gives a block the shared memory that it declares.
 
-    On sm_90 the steps to 07 and 08 have a head dimension of 128, where registers are scarcest.
+    On sm_90 the steps to 07 and 08 have a head dimension of 128, where registers are scarcest. Those to 10, which run
+    there alone, also have one of 64, with more warpgroups.
     """
-    for arch in ("sm_80", "sm_90"):
-        if int(arch.removeprefix("sm_")) < step.min_cc:
+    for cc, head_dim in ((80, 64), (90, 128 if step.number >= 7 else 64), *[(90, 64)] * step.only_cc):
+        if cc < step.min_cc:
             continue
-        defines = step.defines(128 if arch == "sm_90" and step.number >= 7 else 64)
+        arch, defines = step.architecture(cc), step.defines(head_dim)
         code = kernel.source(step.file)
         texts = {
             "struct __align__(16) Shared": "sizeof(Shared)",
@@ -140,6 +157,7 @@ def test_registers_and_shared_memory(step: Stage) -> None:
         for size in declared:
             code += f'static_assert({size} == {step.shared_bytes(defines)}, "helpers/ladder/steps.py differs");\n'
         report = reports.compile_report(code, defines, arch, name=step.kernel_name(step.dtypes[0]))
+        assert not report.warnings, report
         if step.direction == "backward":
             assert report.spill_bytes <= MOST_SPILLS, report
         else:

@@ -47,12 +47,26 @@ def heads_in_grid(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[La
 
 def strided(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     """From 05 on: grid (query tile, head, sequence), and AttentionParams by value."""
+    return [_tiles_in_grid(stage, call, sizes, ("q", "k", "v"))]
+
+
+def strided_maps(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+    """The first steps to 10: the same grid; q, k and v as tensor maps."""
+    return [_tiles_in_grid(stage, call, sizes, _maps(sizes))]
+
+
+def _tiles_in_grid(stage: Stage, call: Call, sizes: Mapping[str, int], qkv: tuple[Any, ...]) -> Launch:
     _check_grid(call.heads, "heads")
     _check_grid(call.sequences, "sequences")
     params = _attention_params(call)
     optional = (name if name in call.arrays else None for name in ("lse", "cu_seqlens_q", "cu_seqlens_k"))
     grid = -(-call.rows // sizes["BLOCK_M"]), call.heads, call.sequences
-    return [stage.launch(grid, sizes, ("q", "k", "v", "o", *optional, params))]
+    return stage.launch(grid, sizes, (*qkv, "o", *optional, params))
+
+
+def _maps(sizes: Mapping[str, int]) -> tuple[Map, ...]:
+    """Q by the 64 rows of a warpgroup, K and V by tiles."""
+    return Map("q", 64), Map("k", sizes["BLOCK_N"]), Map("v", sizes["BLOCK_N"])
 
 
 def persistent(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
@@ -61,6 +75,15 @@ def persistent(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launc
     Packed sequences differ in length, so that no order known now gives all blocks the same work: each tile is a block,
     and the hardware starts the next one wherever one has ended.
     """
+    return [_tiles_by_table(stage, call, sizes, _maps(sizes))]
+
+
+def persistent_o_map(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+    """The same, and O as a tensor map too, for the 16 rows of a warp."""
+    return [_tiles_by_table(stage, call, sizes, (*_maps(sizes), Map("o", 16)))]
+
+
+def _tiles_by_table(stage: Stage, call: Call, sizes: Mapping[str, int], maps: tuple[Map, ...]) -> Launch:
     row_tiles = -(-call.rows // sizes["BLOCK_M"])
     items = row_tiles * call.heads * call.sequences
     if items >= 2**27:  # 16 bytes each
@@ -72,11 +95,10 @@ def persistent(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launc
     sequence, head = np.divmod(heads, call.heads)
     group = call.heads // call.arrays["k"].shape[1]
     entries = np.stack([sequence, head, head // group, np.where(order < 0, -1, row_tile * sizes["BLOCK_M"])], axis=-1)
-    maps = Map("q", 64), Map("k", sizes["BLOCK_N"]), Map("v", sizes["BLOCK_N"])
     optional = (name if name in call.arrays else None for name in ("lse", "cu_seqlens_q", "cu_seqlens_k"))
     table = Constant(np.ascontiguousarray(entries, np.int32))
     args = (*maps, "o", *optional, table, np.int32(len(order)), _attention_params(call))
-    return [stage.launch((blocks,), sizes, args)]
+    return stage.launch((blocks,), sizes, args)
 
 
 def steps_of_tiles(call: Call, row_tiles: int, sizes: Mapping[str, int]) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 from helpers.ladder import limits, tiles
 from helpers.ladder.call import Call, Spec
 from helpers.ladder.contract import Stage
-from helpers.ladder.launches import tiles_of_rows
+from helpers.ladder.launches import persistent_o_map, strided_maps, tiles_of_rows
 from helpers.ladder.table import LADDER
 
 Sizes = Mapping[str, int]
@@ -319,6 +319,97 @@ def _backward_mma() -> tuple[Stage, ...]:
     )
 
 
+# ---- 07 -> 10
+
+
+def _hopper_shared(*, q_empty: bool) -> Callable[[Sizes], int]:
+    """SHARED_BYTES of the steps to 10 that have no room for O: Q, STAGES tiles each of K and V, mbarriers.
+
+    Args:
+        q_empty: Q is replaced, so there are mbarriers that say when.
+    """
+
+    def shared_bytes(sizes: Sizes) -> int:
+        warpgroups = sizes["BLOCK_M"] // 64
+        row = 128 * _up(sizes["HEAD_DIM"], 64) // 64
+        barriers = (1 + q_empty) * warpgroups + 4 * sizes["STAGES"]
+        return row * (sizes["BLOCK_M"] + 2 * sizes["STAGES"] * sizes["BLOCK_N"]) + 8 * barriers
+
+    return shared_bytes
+
+
+def _one_stage_shared(sizes: Sizes) -> int:
+    """SHARED_BYTES of the step without a producer: Q, a tile each of K and V, three mbarriers."""
+    return 128 * _up(sizes["HEAD_DIM"], 64) // 64 * (sizes["BLOCK_M"] + 2 * sizes["BLOCK_N"]) + 8 * 3
+
+
+def _equal_registers(head_dim: int) -> int:
+    """The most keys a tile where all threads have 168 registers, or 128 with three consumers: more would spill."""
+    return 112 if head_dim <= 64 else 128
+
+
+def _room_for_o(sizes: Sizes) -> int:
+    """SHARED_BYTES where all of O is staged, not 64 columns of it."""
+    panels = _up(sizes["HEAD_DIM"], 64) // 64
+    return LADDER["hopper"].shared_bytes(sizes) + 128 * sizes["BLOCK_M"] * (panels - 1)
+
+
+def _hopper_step(
+    file: str,
+    idea: str,
+    shared_bytes: Callable[[Sizes], int] | None = None,
+    most_keys: Callable[[int], int] = lambda head_dim: 256,
+    stages: int = tiles.HOPPER_STAGES,
+    **changed: Any,
+) -> Stage:
+    """A step with 10's tile for a call's mask and keys, or a narrower one."""
+    target = LADDER["hopper"]
+
+    def narrowed(sizes: Sizes, head_dim: int) -> dict[str, int]:
+        return {**sizes, "BLOCK_N": min(sizes["BLOCK_N"], most_keys(head_dim)), "STAGES": stages}
+
+    return _step(
+        target,
+        f"steps/{file}",
+        idea,
+        tiles=lambda head_dim: narrowed(target.tiles(head_dim), head_dim),
+        variant=lambda call: narrowed(target.variant(call), call.arrays["q"].shape[-1]),
+        shared_bytes=shared_bytes or target.shared_bytes,
+        **changed,
+    )
+
+
+def _hopper() -> tuple[Stage, ...]:
+    step = _hopper_step
+    in_grid: dict[str, Any] = {"launches": strided_maps, "shared_bytes": _hopper_shared(q_empty=False)}
+    equal: dict[str, Any] = {**in_grid, "most_keys": _equal_registers, "max_head_dim": 128}
+    no_producer = {"threads": lambda sizes: 2 * sizes["BLOCK_M"], "stages": 1, "shared_bytes": _one_stage_shared}
+    # Four steps change more lines than a lesson should: the first has all of TMA and wgmma; the producer has a loop of
+    # its own, and each wait of a consumer another mbarrier; for two products in flight the first S and the last O leave
+    # the loop; and a table needs a way to find the next tile in place of the grid's, and mbarriers for Q.
+    return (
+        step("10_01_tma_and_wgmma.cu", "TMA and wgmma", **{**equal, **no_producer}),
+        step("10_02_producer.cu", "a producer warpgroup", **equal),
+        step("10_03_setmaxnreg.cu", "setmaxnreg", **in_grid),
+        step("10_04_two_products.cu", "two products in flight", **in_grid),
+        step("10_05_turns.cu", "turns of the consumers", **in_grid),
+        step("10_06_table_of_tiles.cu", "a table of tiles", _hopper_shared(q_empty=True)),
+        step("10_07_o_by_stmatrix.cu", "O by stmatrix"),
+        step("10_08_s_under_the_store.cu", "S under the store"),
+        step("10_09_lazy_rescale.cu", "lazy rescale"),
+        LADDER["hopper"],
+    )
+
+
+def _hopper_aside() -> tuple[Stage, ...]:
+    o_map: dict[str, Any] = {"launches": persistent_o_map, "max_head_dim": 128}
+    # The second changes more lines than a lesson should: O is staged and stored in another way, and its map is new.
+    return (
+        _hopper_step("10_aside_interleaved.cu", "P V between the weights"),
+        _hopper_step("10_aside_tma_store.cu", "TMA store of O", _room_for_o, **o_map),
+    )
+
+
 # ---- all climbs
 
 # The climb to each stage that has one, its last element the stage itself.
@@ -327,7 +418,11 @@ CLIMBS: Mapping[str, tuple[Stage, ...]] = {
     "flash_wmma": _flash_wmma(),
     "flash_mma": _flash_mma(),
     "backward_mma": _backward_mma(),
+    "hopper": _hopper(),
 }
+
+# Beside the climb to a stage: what did not pay. Each file differs from the stage's by one idea.
+ASIDE: Mapping[str, tuple[Stage, ...]] = {"hopper": _hopper_aside()}
 
 # The file that the first step of each climb is reached from.
 BEFORE: Mapping[str, str] = {
@@ -335,4 +430,5 @@ BEFORE: Mapping[str, str] = {
     "flash_wmma": "05_heads_and_masks.cu",
     "flash_mma": "06_wmma.cu",
     "backward_mma": "07_mma.cu",
+    "hopper": "07_mma.cu",
 }

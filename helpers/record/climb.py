@@ -26,6 +26,7 @@ LAST_STEPS = {
     "flash_wmma": "tiles fetched ahead",
     "flash_mma": "copies issued after the scores",
     "backward_mma": "turns of two tiles",
+    "hopper": "maxima as integers",
 }
 
 

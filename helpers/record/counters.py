@@ -68,6 +68,7 @@ STALLS: dict[str, str] = {
     "result of shared memory or exp2": "short_scoreboard",
     "result of global memory": "long_scoreboard",
     "barrier": "barrier",
+    "products of a warpgroup": "gmma",  # Hopper's wgmma
     "fixed latency": "wait",
     "busy pipe": "math_pipe_throttle",
     "full queue to memory and exp2": "mio_throttle",

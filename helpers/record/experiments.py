@@ -26,12 +26,21 @@ FEW_BLOCKS = tuple(Case((1, 16, 512, head_dim), "bfloat16") for head_dim in (64,
 
 HALF_GRADIENTS = tuple(replace(case, backward=True) for case in HALF_HEADS)
 
+# Of the steps to 10: a head dimension, many keys and few, without a mask and with one.
+HOPPER_HEADS = tuple(
+    Case((16384 // n, 2048 // head_dim, n, head_dim), "bfloat16", causal)
+    for head_dim in (128, 64)
+    for n in (8192, 2048)
+    for causal in (False, True)
+)
+
 # Where the steps to a stage are timed; a stage that is not named here: at HEADS, in the first type that it takes.
 CLIMB_CASES = {
     "register_tiles": HEADS[:1],
     "flash_wmma": FLOAT16_HEADS,
     "flash_mma": HALF_128,
     "backward_mma": (*HALF_GRADIENTS, *(replace(case, causal=True) for case in HALF_GRADIENTS)),
+    "hopper": HOPPER_HEADS,
 }
 
 

@@ -226,7 +226,8 @@ def _beside(stages: Mapping[str, Stage]) -> Iterator[Job]:
             for case in variant.cases:
                 yield from (Job("variant", variant.stage, stages[variant.stage], case, s) for s in variant.sizes)
     for step in experiments.steps(stages):
-        yield Job("step", step.name, step, step.case)
+        if why_not(step.stage, step.case) is None:
+            yield Job("step", step.name, step, step.case)
     for experiment in experiments.EXPERIMENTS:
         if experiment.stage in stages:
             name = f"{experiment.stage}: {experiment.name}"
