@@ -13,6 +13,7 @@ device. A device array is read where it is, whatever its strides, as long as the
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ def flash_attention(
         softmax_scale: 1 / sqrt(head_dim) where it is not given.
         return_lse: also the natural log of the sum of exp(scaled scores), float32 (batch, heads, seq).
         stage: a stage of the ladder, by name or number; without it the last, and fastest, that can do this here
-            (10 only where a GPU runs it: the CPU engine takes 07).
+            (10 only on a GPU, and not for little work).
 
     Returns:
         The output, of q's shape, dtype and kind of array; with return_lse, (o, lse). A query that sees no key gets 0,
@@ -459,7 +460,7 @@ def _choose(wishes: _Wishes, q: Any, k: Any, *, varlen: bool, direction: str = "
     stages = (backward_of if direction == "backward" else forward_of)(LADDER)
     wanted = wishes.stage
     if wanted is None:
-        if (stage := default_of(stages, **asked)) is not None:
+        if (stage := default_of(stages, q.shape[-3], math.prod(q.shape[:-1]), **asked)) is not None:
             return stage
         known = sorted({dtype for stage in stages.values() for dtype in stage.dtypes})
         if q.dtype.name not in known:

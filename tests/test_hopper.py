@@ -265,7 +265,7 @@ def test_too_many_tiles_are_refused() -> None:
         {"BLOCK_M": 192, "BLOCK_N": 96, "PINGPONG": 0},
         {"BLOCK_N": 80, "STAGES": 3},
         {"BLOCK_N": 16},
-        {"BLOCK_N": 224},
+        {"BLOCK_M": 128, "BLOCK_N": 224},
     ],
     ids=str,
 )

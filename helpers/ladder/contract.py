@@ -102,7 +102,8 @@ class Stage:
     fewest_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # where those of few_blocks do so too
     lone_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # where no multiprocessor has two blocks
     variant: Callable[[Call], Mapping[str, int]] = lambda call: {}  # -D options that a call needs, such as VECTOR=0
-    by_default: Callable[[], bool] = lambda: True  # whether a call that names no stage may get it here
+    # Whether a call that names no stage may get it here: (rows, rows of all heads, head_dim) of Q.
+    by_default: Callable[[int, int, int], bool] = lambda rows, all_rows, head_dim: True
     needs_aligned: bool = False  # rows that do not start at multiples of 16 bytes are copied
 
     # ---- what it is compiled with

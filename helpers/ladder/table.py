@@ -105,12 +105,13 @@ def _hopper_variant(call: Call) -> dict[str, int]:
     return found
 
 
-def _on_a_gpu() -> bool:
-    """Not on the CPU engine, which says 9.0: there, calls that name no stage keep 07, as on every GPU but Hopper's.
+def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
+    """Where it is faster than 07 on an H200: not for little work, of which 07 has smaller tiles.
 
-    So the outputs of notebooks 08 and 09, which call this way, are the same with and without such a GPU's stage.
+    Nor on the CPU engine, which says 9.0: there, calls that name no stage keep 07, as on every GPU but Hopper's. So the
+    outputs of notebooks 08 and 09, which call this way, are the same with and without such a GPU's stage.
     """
-    return device.ON_GPU
+    return device.ON_GPU and (rows >= 512 if head_dim > 64 else all_rows >= 16384)
 
 
 EXACT_SHIFT_ABOVE = 2**10  # |softmax_scale|. Below it |m_i| < 2^27 while |q k| < 90,000: see weight() in 07
@@ -228,7 +229,7 @@ _STAGES = (
         shared_bytes=lambda sizes: tiles.hopper_shared_bytes(sizes["HEAD_DIM"], sizes),
         needs_aligned=True,
         variant=_hopper_variant,
-        by_default=_on_a_gpu,
+        by_default=_hopper_by_default,
     ),
 )
 
@@ -245,13 +246,14 @@ def backward_of(stages: Mapping[str, Stage]) -> dict[str, Stage]:
     return {name: stage for name, stage in stages.items() if stage.direction == "backward"}
 
 
-def default_of(stages: Mapping[str, Stage], **asked: Any) -> Stage | None:
+def default_of(stages: Mapping[str, Stage], rows: int, all_rows: int, **asked: Any) -> Stage | None:
     """The stage for a call that names none: the last, and fastest, that can do it on this device; None if none can.
 
     Args:
-        asked: as `Stage.why_not` has it.
+        rows, all_rows: of Q, of one head and of all heads together. asked: as `Stage.why_not` has it.
     """
-    able = (stage for stage in reversed(stages.values()) if stage.by_default() and stage.why_not(**asked) is None)
+    size = rows, all_rows, asked["head_dim"]
+    able = (s for s in reversed(stages.values()) if s.by_default(*size) and s.why_not(**asked) is None)
     return next(able, None)
 
 
