@@ -212,6 +212,9 @@ class Fake:
     def defines_for(self, head_dim: int, rows: int, heads: int, *, uneven: bool = False) -> dict[str, int]:
         return {"HEAD_DIM": head_dim, "BLOCK_M": head_dim}
 
+    def variant(self, call: Any) -> dict[str, int]:
+        return {}
+
     def why_not(self, *, head_dim: int, dtype: str, causal: bool = False) -> str | None:
         if dtype not in self.dtypes:
             return f"no {dtype}"
@@ -903,3 +906,14 @@ def test_readme_without_markers_is_refused() -> None:
 def test_links_of_readme_exist() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", readme.README.read_text()):
         assert target.startswith("http") or (readme.ROOT / target).exists(), target
+
+
+def test_sizes_that_go_by_the_mask_are_those_of_the_case() -> None:
+    """10 has a narrower tile with a mask, and with few keys; the sizes of 04 go by the head dimension alone."""
+
+    def block_n(name: str, rows: int, causal: bool) -> int:
+        return plan.tile_sizes(LADDER[name], Case((1, 16, rows, 128), "bfloat16", causal))["BLOCK_N"]
+
+    assert [block_n("hopper", 4096, causal) for causal in (False, True)] == [160, 128]
+    assert block_n("hopper", 512, False) == 128
+    assert block_n("register_tiles", 4096, False) == block_n("register_tiles", 4096, True)
