@@ -215,6 +215,9 @@ def main(names: Sequence[str]) -> int:
             for dtype in step.dtypes:
                 if (not names or of in names) and step.why_not(head_dim=64, dtype=dtype) is None:
                     run_step(step, dtype)
+                    if LADDER[of].launches is persistent:
+                        with few_multiprocessors(2):
+                            run_step(step, dtype)
     return 0
 
 
