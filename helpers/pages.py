@@ -49,6 +49,8 @@ def works_on(number: int) -> str:
     least = stage.min_cc if stage else 0
     all_types = max(least, 80 if stage and "bfloat16" in stage.dtypes else 0)  # what a notebook shows both types on
     names = [name for name, capability in GPUS.items() if capability >= all_types]
+    if stage and stage.only_cc:
+        return f"the CPU, without a GPU; NVIDIA GPUs of compute capability {least / 10}, such as H100 and H200"
     text = f"the CPU, without a GPU; NVIDIA GPUs such as {', '.join(names[:-1])} and {names[-1]}"
     half = [name for name, capability in GPUS.items() if least <= capability < all_types]
     return f"{text}; its kernel in float16 on {' and '.join(half)} too" if half else text

@@ -52,6 +52,11 @@ from helpers.draw.sources import (  # noqa: F401 - part of this face
     diff,
     sections,
 )
+from helpers.draw.spans import (  # noqa: F401 - part of this face
+    clocks_as_spans,
+    events_as_spans,
+    spans,
+)
 from helpers.record.plots import (  # noqa: F401 - part of this face
     NO_RECORD,
     RECORD,

@@ -21,8 +21,9 @@ from helpers.check import TOLERANCE
 from helpers.device import cp
 from helpers.draw.picture import Html
 from helpers.draw.sources import diff
-from helpers.ladder import LADDER, Stage, backward
-from helpers.ladder.call import mask_window, softmax_scale_of
+from helpers.ladder import LADDER, Stage, backward, tensor_maps
+from helpers.ladder.call import Spec, mask_window, softmax_scale_of
+from helpers.ladder.layout import address
 from helpers.ladder.steps import BEFORE, CLIMBS
 from helpers.xray import Report, xray
 
@@ -116,6 +117,12 @@ def fetched_keys(stage: str | Stage, q: Any, k: Any, v: Any, *, sizes: Mapping[s
         keys[block * rows : (block + 1) * rows] = now - before
         before = now
     return keys
+
+
+def tensor_map(a: Any, box_rows: int) -> np.ndarray:
+    """The tensor map of a device array (rows, columns) of a half type, for swizzled copies of 64 columns."""
+    spec = Spec.dense((1, 1, *a.shape), a.dtype)
+    return tensor_maps.tensor_map(spec, address(a), box_rows=box_rows)
 
 
 def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> Html:

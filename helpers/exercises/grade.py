@@ -29,7 +29,7 @@ def grade(name: str, code: str) -> Grade:
         raise KeyError(f"no exercise {name!r}; there are: {', '.join(sorted(EXERCISES))}")
     rows: dict[str, Row] = {}
     no_compiler = False
-    for device, on_gpu in ((cpu, False), (cp, True)) if ON_GPU else ((cpu, False),):
+    for device, on_gpu in ((cpu, False), (cp, True)) if _has_gpu_for(name) else ((cpu, False),):
         try:
             with _time_limit() as seconds:
                 found = _rows(Trial(name, code, device, on_gpu, seconds))
@@ -52,6 +52,12 @@ def grade(name: str, code: str) -> Grade:
     if no_compiler and EXERCISES[name].calls("launch"):
         rows[XRAY] = Row(lines=["not tried: the CPU engine has no C++ compiler"])
     return _grade(name, code, rows)
+
+
+def _has_gpu_for(name: str) -> bool:
+    """Whether there is a GPU, and one that has the instructions of the exercise."""
+    only = EXERCISES[name].only_cc
+    return ON_GPU and (not only or int(cp.cuda.Device().compute_capability) == only)
 
 
 def _passed(rows: dict[str, Row]) -> bool:

@@ -217,7 +217,7 @@ class Trial:
 
     def _compiled(self, name: str, extra: str, defines: dict[str, int]) -> Callable[..., None]:
         text = texts.complete(self.code) + (f'\n#line 1 "the grader"\n{extra}' if extra else "")
-        headers = kernel.headers(text) if self.on_gpu else ()
+        headers = (*kernel.headers(text), *kernel.architecture(text)) if self.on_gpu else ()
         module = self.xp.RawModule(code=text, options=(*kernel.options(defines), *headers))
         # The CPU engine checks arguments by itself; on a GPU the typed launch does.
         if self.on_gpu:

@@ -58,23 +58,26 @@ def measurements(
     return [by_name[name] for name in names if name in by_name]
 
 
-def climb(stage: str, shape: Sequence[int], *, dtype: str = "float32", record: Any = None) -> list[dict[str, Any]]:
+def climb(
+    stage: str, shape: Sequence[int], *, dtype: str = "float32", causal: bool = False, record: Any = None
+) -> list[dict[str, Any]]:
     """The recorded steps to a stage at one shape, in the order of the climb, and the stage itself as the last.
 
-    Each has "name", "tflops", "ms", "ms_min", "ms_max" and more; steps have "step", from 1, and "idea". Without a mask.
-    Empty where no step is recorded.
+    Each has "name", "tflops", "ms", "ms_min", "ms_max" and more; steps have "step", from 1, and "idea". Empty where no
+    step is recorded.
     """
     record = recorded() if record is None else record
     found = [
         r
         for r in (record or {}).get("results", ())
-        if (tuple(r["shape"]), r["dtype"], r.get("causal", False)) == (tuple(shape), dtype, False)
+        if (tuple(r["shape"]), r["dtype"], r.get("causal", False)) == (tuple(shape), dtype, causal)
         and r["kind"] in ("step", "backward step")
         and r["name"].startswith(f"{stage}: ")
     ]
     found.sort(key=lambda r: r["step"])
     backward = any(r["kind"] == "backward step" for r in found)
-    return found and [*found, *measurements(shape, [stage], dtype=dtype, record=record, backward=backward)]
+    how = {"dtype": dtype, "causal": causal, "record": record, "backward": backward}
+    return found and [*found, *measurements(shape, [stage], **how)]
 
 
 def _roofs(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

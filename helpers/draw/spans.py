@@ -1,0 +1,147 @@
+"""Who does what when, in a block whose warps have roles: rows of spans, from an X-ray's events or from clocks.
+
+    spans(events_as_spans(report.events), xlabel="order of events, not time")
+
+A span is (begin, end, what); what is a key of `COLOURS`. A row is a buffer, or a part of a warpgroup's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.patches import Patch
+
+from helpers.draw.picture import CPU, GPU, IDLE, LINES, MOVED, WRITE, Picture, figure, styled
+
+Span = tuple[float, float, str]
+COLOURS = {
+    "copy in flight": MOVED,
+    "full": GPU,
+    "waits": IDLE,
+    "starts products": LINES[5],
+    "S in flight": CPU,
+    "O in flight": WRITE,
+    "weights": LINES[2],
+}
+
+
+@styled
+def spans(rows: Mapping[str, Sequence[Span]], *, xlabel: str, title: str = "") -> Picture:
+    """Draw rows of spans, the first row at the top."""
+    fig, ax = figure(9.5, 0.9 + 0.3 * len(rows))
+    used: list[str] = []
+    for y, found in enumerate(rows.values()):
+        for begin, end, what in found:
+            ax.barh(y, end - begin, left=begin, height=0.72, color=COLOURS[what], edgecolor="white", linewidth=0.6)
+            used += [what] if what not in used else []
+    ax.set_yticks(range(len(rows)), list(rows), fontsize=8)
+    ends = [end for found in rows.values() for _, end, _ in found]
+    begins = [begin for found in rows.values() for begin, _, _ in found]
+    ax.set(ylim=(len(rows) - 0.4, -0.6), xlim=(min(begins), max(ends)), xlabel=xlabel, title=title)
+    names = [name for name in COLOURS if name in used]
+    handles = [Patch(color=COLOURS[name], label=name) for name in names]
+    fig.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
+    told = "; ".join(f"{name}: {len(found)} spans" for name, found in rows.items())
+    return Picture(fig, f"{title + ': ' if title else ''}{told}")
+
+
+def events_as_spans(events: Sequence[Any], *, consumers: int = 2, stages: int = 2) -> dict[str, list[Span]]:
+    """An X-ray's events of the first block of stage 10 as rows of spans; time is the order of its leaders' events.
+
+    The mbarriers are numbered in the order in which the kernel initialises them. A product of the first line of the
+    file that has one is of S, of the other line of O.
+
+    Args:
+        events: `Report.events`. consumers, stages: of the kernel.
+    """
+    leaders = {0, 32, 64, *(128 * (1 + i) for i in range(consumers))}
+    barriers = [f"{how} of Q {i + 1}" for i in range(consumers) for how in ("full", "empty")]
+    for stage in range(stages):
+        barriers += [f"{how} of {which}, stage {stage}" for how in ("full", "empty") for which in "KV"]
+    order = [event for event in events if event.block == 0 and event.thread in leaders]
+    lines = sorted({event.place[1] for event in order if event.kind == "product"})
+    buffers = [f"Q {i + 1}" for i in range(consumers)]
+    buffers += [f"{which}, stage {stage}" for which in "KV" for stage in range(stages)]
+    rows: dict[str, list[Span]] = {name: [] for name in buffers}
+    work = [f"consumer {i + 1}: {part}" for i in range(consumers) for part in ("S", "O", "warps")]
+    rows |= {name: [] for name in work}
+    asked: dict[str, list[int]] = {}
+    full: dict[str, int] = {}
+    arrived: dict[str, int] = {}
+    waits: dict[int, int] = {}
+    flying: dict[int, list[tuple[int, str, int]]] = {}  # (number of the product, S or O, when)
+    weights: dict[int, int] = {}
+    for now, event in enumerate(order):
+        thread, consumer = event.thread, event.thread // 128
+        name = barriers[event.number] if event.kind in ("load", "landed", "arrive") else ""
+        what = name.partition(" of ")[2]
+        if event.kind == "load":
+            asked.setdefault(what, []).append(now)
+        elif event.kind == "landed":
+            asked_at = asked[what].pop(0)
+            rows[what].append((asked_at, now, "copy in flight"))
+            full[what], arrived[what] = now, 0
+        elif event.kind == "arrive" and name.startswith("empty"):
+            arrived[what] = arrived.get(what, 0) + 1
+            if what in full and arrived[what] == (1 if what.startswith("Q") else consumers):
+                rows[what].append((full.pop(what), now, "full"))
+        if not consumer:
+            continue
+        here = f"consumer {consumer}"
+        if event.kind in ("wait", "bar.sync"):
+            if thread in weights:
+                rows[f"{here}: warps"].append((weights.pop(thread), now, "weights"))
+            waits[thread] = now
+        elif event.kind in ("waited", "bar.synced") and thread in waits:
+            rows[f"{here}: warps"].append((waits.pop(thread), now, "waits"))
+        elif event.kind == "product":
+            if thread in weights:
+                rows[f"{here}: warps"].append((weights.pop(thread), now, "weights"))
+            flying.setdefault(thread, []).append((event.number, "SO"[lines.index(event.place[1])], now))
+        elif event.kind == "products done":
+            done = [each for each in flying.get(thread, ()) if each[0] < event.number]
+            flying[thread] = [each for each in flying.get(thread, ()) if each[0] >= event.number]
+            for which in sorted({each[1] for each in done}):
+                begin = min(each[2] for each in done if each[1] == which)
+                rows[f"{here}: {which}"].append((begin, now, f"{which} in flight"))
+                if which == "S":
+                    weights[thread] = now
+    for what, when in full.items():
+        rows[what].append((when, len(order), "full"))
+    return rows
+
+
+def clocks_as_spans(timeline: Mapping[str, Any], first: int, last: int) -> dict[str, list[Span]]:
+    """Recorded clocks of one block of stage 10, from key tile `first` to `last`, as rows of spans in clocks.
+
+    Args:
+        timeline: as `helpers.record.hopper` records it. "consumers": for each, for each key tile, the clocks at which
+            its step began, it had its turn, all products were started, S was there, half of the weights were, O was
+            there, the step ended. "asked", "full": when K's and V's copy was started, and had arrived.
+    """
+    consumers, stages = timeline["consumers"], timeline["stages"]
+    rows: dict[str, list[Span]] = {f"{which}, stage {stage}": [] for which in "KV" for stage in range(stages)}
+    zero, stop = min(consumer[first][0] for consumer in consumers), max(consumer[last][-1] for consumer in consumers)
+
+    def add(row: str, begin: float, end: float, what: str) -> None:
+        begin, end = max(begin, zero), min(end, stop)
+        if end > begin:
+            rows.setdefault(row, []).append((begin - zero, end - zero, what))
+
+    for i, which in enumerate("KV"):
+        for tile in range(max(first - stages, 0), min(last + stages, len(consumers[0]) - 1) + 1):
+            row, asked, full = f"{which}, stage {tile % stages}", timeline["asked"][i][tile], timeline["full"][i][tile]
+            add(row, asked, full, "copy in flight")
+            read = tile + i  # V of a tile is read one step after its K
+            if read < len(consumers[0]):
+                add(row, full, max(consumer[read][3 if which == "K" else 5] for consumer in consumers), "full")
+    for number, consumer in enumerate(consumers, start=1):
+        for step in consumer[first : last + 1]:
+            add(f"consumer {number}: S", step[1], step[3], "S in flight")
+            add(f"consumer {number}: O", step[1], step[5], "O in flight")
+            marks = ("waits", "starts products", "waits", "weights", "waits", "weights")
+            for begin, end, what in zip(step, step[1:], marks, strict=False):
+                add(f"consumer {number}: warps", begin, end, what)
+    work = [f"consumer {i + 1}: {part}" for i in range(len(consumers)) for part in ("S", "O", "warps")]
+    return {name: rows[name] for name in [*sorted(name for name in rows if name not in work), *work]}

@@ -1,0 +1,149 @@
+"""What is recorded of stage 10 on a GPU: the texts that are launched there, run here, and how a record is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import compile_report, kernel
+from helpers.draw import spans
+from helpers.ladder import limits
+from helpers.record import hopper
+from helpers.record.cases import Case
+from helpers.workbench import look
+
+TINY = Case((1, 3, 400, 64), "bfloat16")
+SMALL = {"sizes": (("BLOCK_M", 128), ("BLOCK_N", 16))}
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(cpu_engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 6)
+
+
+def test_a_traced_block_notes_its_clocks_in_their_order() -> None:
+    found = hopper.trace(hopper.Work(TINY, SMALL["sizes"]))
+    assert found["stages"] == 2 and len(found["consumers"]) == 2
+    for consumer in found["consumers"]:
+        assert len(consumer) == hopper.TRACED_TILES
+        for step in consumer[1:]:
+            assert len(step) == hopper.STAMPS and step == sorted(step) and step[0] > 0
+    for asked, full in zip(found["asked"], found["full"], strict=True):
+        assert all(0 <= begin < end for begin, end in zip(asked, full, strict=True))
+    rows = spans.clocks_as_spans(found, 8, 12)
+    assert list(rows)[:4] == ["K, stage 0", "K, stage 1", "V, stage 0", "V, stage 1"] and len(rows) == 10
+    assert all(0 <= begin < end for found in rows.values() for begin, end, _ in found)
+
+
+def test_an_xrays_events_as_spans() -> None:
+    """Three tiles of keys: each is copied once, is full once, and has an S and an O of each consumer."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((n, 64)).astype(np.float16) for n in (128, 48, 48))
+    report = look("hopper", q, k, v, sizes={"BLOCK_M": 128, "BLOCK_N": 16})
+    rows = spans.events_as_spans(report.events)
+    for buffer, tiles in (("K, stage 0", 2), ("K, stage 1", 1), ("V, stage 0", 2), ("Q 1", 1), ("Q 2", 1)):
+        kinds = [what for *_, what in rows[buffer]]
+        assert kinds == ["copy in flight", "full"] * tiles, buffer
+        times = [time for begin, end, _ in rows[buffer] for time in (begin, end)]
+        assert times == sorted(times), buffer
+    for consumer in (1, 2):
+        assert [len(rows[f"consumer {consumer}: {part}"]) for part in "SO"] == [3, 3]
+        assert {what for *_, what in rows[f"consumer {consumer}: warps"]} == {"waits", "weights"}
+    assert "K, stage 0: 4 spans" in repr(spans.spans(rows, xlabel="order"))
+
+
+def test_changes_are_compared_with_the_kernel_as_it_is() -> None:
+    rows = list(hopper.changes([(TINY, (hopper.AS_IT_IS, *hopper.IDEAS))], rounds=1))
+    assert [row["name"] for row in rows][:2] == ["as it is", "no turns"] and rows[0]["speed"] == 1
+    causal = Case((1, 5, 300, 64), "bfloat16", causal=True)
+    assert len(list(hopper.changes([(causal, (hopper.AS_IT_IS, *hopper.ORDERS))], rounds=1))) == 4
+    wrong = hopper.Change("no exp2", hopper.IDEAS[6].edits)
+    with pytest.raises(ValueError, match="no exp2 at 1x3x400x64 bfloat16: differs by"):
+        list(hopper.changes([(TINY, (hopper.AS_IT_IS, wrong))], rounds=1))
+
+
+def test_beside_no_peer_the_stage_is_alone() -> None:
+    (row,) = hopper.beside_peers([TINY], rounds=1)
+    assert row["name"] == "hopper" and row["speed"] == 1 and row["tflops"] > 0
+
+
+def test_clocks_of_both_warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "BESIDE_TILES", ((64, 128, 16),))
+    rows = list(hopper.beside(steps=2))
+    assert len(rows) == len(hopper.TOGETHER)
+    for row, (active, _) in zip(rows, hopper.TOGETHER, strict=True):
+        assert (row["products"] is None, row["weights"] is None) == (not active & 1, not active & 2)
+        assert all(row[name] is None or row[name] > 0 for name in ("products", "weights"))
+
+
+def test_every_text_that_is_launched_compiles_without_spills_and_warnings() -> None:
+    texts = {source: (source, name, defines) for source, name, defines in hopper.compilations()}
+    for source, name, defines in texts.values():
+        try:
+            report = compile_report.compile_report(source, defines, "sm_90a", name=name)
+        except compile_report.NvrtcMissing as error:
+            pytest.skip(str(error))
+        assert report.spill_bytes == 0 and not report.warnings, (defines, str(report))
+
+
+def record() -> dict[str, Any]:
+    of_128 = {"shape": [2, 16, 8192, 128], "causal": False, "right": True, "ms": 1.0, "tflops": 600.0}
+    speeds = {"speed": 0.92, "speed_min": 0.9, "speed_max": 0.94}
+    return {
+        "device": "a GPU",
+        "timelines": [],
+        "clocks": [
+            {"head_dim": 128, "block_n": 160, "part": "maxima", "products": 1355.2, "weights": None},
+            {"head_dim": 128, "block_n": 160, "part": "maxima", "products": 1388.0, "weights": 300.0},
+        ],
+        "peers": [
+            {**of_128, "name": "hopper", **speeds, "speed": 1.0},
+            {**of_128, "name": "SDPA cuDNN", "speed": 1.2, "speed_min": 1.19, "speed_max": 1.21},
+        ],
+        "changes": [{**of_128, "name": "no turns", **speeds}, {**of_128, "name": "no exp2", **speeds, "right": False}],
+    }
+
+
+def test_tables() -> None:
+    text = hopper.table(record())
+    assert "no turns" in text and "0.92× (0.90 to 0.94)\n" in text and "(0.90 to 0.94)  times only" in text
+    assert hopper.peers_table(record()).splitlines()[1].split()[-6:] == [
+        "600",
+        "TFLOP/s",
+        "1.20×",
+        "(1.19",
+        "to",
+        "1.21)",
+    ]
+    assert text.splitlines()[-2].split()[-3:] == ["products", "alone", "1355"]
+    assert text.splitlines()[-1].split()[-5:] == ["maxima", "beside", "products", "1388", "300"]
+
+
+def test_where_it_is_not_ahead() -> None:
+    found = record()
+    assert hopper.not_ahead(found) == []
+    found["peers"][1]["speed_min"] = 0.98
+    assert hopper.not_ahead(found) == ["d = 128, N = 8192: SDPA cuDNN, 1.20× (0.98 to 1.21)"]
+
+
+def test_without_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr(hopper, "recorded", lambda: None)
+    assert (
+        hopper.table() == hopper.clocks_table() == hopper.changes_table(64) == hopper.peers_table() == hopper.NO_RECORD
+    )
+    assert hopper.not_ahead() == [] and hopper.clocks(128, products=True, weights=True) is None
+    assert hopper.timeline(64) is None and hopper.change("no turns", 64) is None
+
+
+def test_the_edits_are_those_of_todays_kernel() -> None:
+    assert hopper.traced(kernel.source(hopper.STAGE.file)).count("STAMP(") == 8
+
+
+def test_the_table_of_tiles_spreads_the_work() -> None:
+    """N = 512, causal: 4 tiles of rows a head, which see 1 to 4 key tiles; 132 is a multiple of 4."""
+    case = Case((32, 16, 512, 128), "bfloat16", causal=True)
+    ours, by_rows = hopper.work_of_blocks(case), hopper.work_of_blocks(case, hopper.row_order)
+    assert ours.sum() == by_rows.sum() == 32 * 16 * (1 + 2 + 3 + 4)
+    assert by_rows.max() == 16 * 4 and ours.max() < 1.1 * ours.mean()
