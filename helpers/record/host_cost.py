@@ -7,6 +7,7 @@ waiting for the GPU, as a model's do.
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -101,7 +102,8 @@ def _packed(arrays: Callable[[Inputs], tuple[Any, ...]], with_most: bool, inputs
 def _prepared(inputs: Inputs) -> Ready:
     """The stage that flash_attention takes."""
     dtype, head_dim = CASE.dtype, CASE.shape[3]
-    stage = default_of(FORWARD, head_dim=head_dim, dtype=dtype, causal=True)
+    rows = math.prod(CASE.shape[:3])
+    stage = default_of(FORWARD, CASE.shape[2], rows, head_dim=head_dim, dtype=dtype, causal=True)
     assert stage is not None
     run, o = stage.prepare(*inputs.device, causal=True)
     yield run, lambda _: o
