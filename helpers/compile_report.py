@@ -103,7 +103,9 @@ def compile_report(
         (name,) = there
     if re.sub(r"<.*", "", name).split("::")[-1] not in there:
         raise ValueError(f"the source has no kernel {name!r}; its kernels: {', '.join(there) or 'none'}")
-    return _compiled(code, kernel.options(defines), arch, name)
+    # NVRTC compiles every extern "C" kernel, whichever is asked for: one compilation tells of all of them.
+    log, symbol = _compiled(code, kernel.options(defines), arch, "" if _is_of_c(code, name) else name)
+    return _read(log, name, symbol or name, arch)
 
 
 def _check_arch(arch: str) -> None:
@@ -116,15 +118,21 @@ def _check_arch(arch: str) -> None:
         raise ValueError(f"NVRTC {major}.{minor} does not know arch={arch!r}; it knows {names}")
 
 
+def _is_of_c(code: str, name: str) -> bool:
+    """Whether a kernel is extern "C": its name is its symbol's."""
+    return bool(re.search(rf'\bextern\s+"."[^;{{}}"]*\b{re.escape(name)}\s*\(', source.blank_comments(code)))
+
+
 @functools.lru_cache(maxsize=256)
-def _compiled(code: str, options: tuple[str, ...], arch: str, name: str) -> CompileReport:
+def _compiled(code: str, options: tuple[str, ...], arch: str, instance: str) -> tuple[str, str]:
+    """The assembler's log, and the symbol of the kernel that the name expression means; "" where there is none."""
     from cupy._core import core
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(code, "kernel.cu", [], [])
     try:
-        # A name expression makes the instance of a template, and gives the name that the assembler will use.
-        nvrtc.addNameExpression(program, name)
+        if instance:  # it makes the instance of a template, and gives the name that the assembler will use
+            nvrtc.addNameExpression(program, instance)
         folder = kernel.header_folder("crt/mma.h") if re.search(r"#\s*include\s*<mma\.h>", code) else None
         if folder is not None:  # mma.h includes it, and CuPy does not tell NVRTC where it is
             options = (*options, f"-I{folder}")
@@ -137,8 +145,7 @@ def _compiled(code: str, options: tuple[str, ...], arch: str, name: str) -> Comp
         except nvrtc.NVRTCError as error:
             log = nvrtc.getProgramLog(program).strip()
             raise CompileError(f"NVRTC refused the source for {arch} ({error}):\n{log}") from None
-        symbol = nvrtc.getLoweredName(program, name)
-        return _read(nvrtc.getProgramLog(program), name, symbol, arch)
+        return nvrtc.getProgramLog(program), nvrtc.getLoweredName(program, instance) if instance else ""
     finally:
         nvrtc.destroyProgram(program)
 

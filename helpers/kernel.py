@@ -160,9 +160,10 @@ class Kernel:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(code: str, compiler_options: tuple[str, ...], name: str) -> Kernel:
-    names = (name,) if "<" in name else None
-    return Kernel(cp.RawModule(code=code, options=compiler_options, name_expressions=names), name, code)
+def _compiled(code: str, compiler_options: tuple[str, ...], names: tuple[str, ...]) -> dict[str, Kernel]:
+    instances = tuple(name for name in names if "<" in name)
+    module = cp.RawModule(code=code, options=compiler_options, name_expressions=instances or None)
+    return {name: Kernel(module, name, code) for name in names}
 
 
 def load(file_or_code: str, name: str, *, defines: Mapping[str, Any] | None = None) -> Kernel:
@@ -173,8 +174,15 @@ def load(file_or_code: str, name: str, *, defines: Mapping[str, Any] | None = No
         name: the kernel's name, or a name expression such as "wmma<half>".
         defines: sizes by name, such as {"HEAD_DIM": 64}.
     """
+    return load_all(file_or_code, (name,), defines=defines)[name]
+
+
+def load_all(
+    file_or_code: str, names: Sequence[str], *, defines: Mapping[str, Any] | None = None
+) -> Mapping[str, Kernel]:
+    """Several kernels of one source by name, compiled together: the compiler reads the source once."""
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
-    return _compiled(code, (*options(defines), *headers(code), *architecture(code)), name)
+    return _compiled(code, (*options(defines), *headers(code), *architecture(code)), tuple(names))
 
 
 def typed(module: Any, name: str, code: str | None = None) -> Kernel:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import tempfile
@@ -33,6 +34,12 @@ hypothesis.settings.load_profile("course")
 # A shell starts its background jobs with Ctrl-C ignored, and they hand it on: tests that interrupt would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests stay until the end: Python's collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> str:
@@ -73,7 +80,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture(autouse=True)
 def _the_engine_as_it_ships(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """`course.py test` compiles kernels with less optimisation; the engine's own tests have what its users have."""
-    if request.path.name.startswith(("test_engine", "test_xray", "test_tensor_cores")):
+    if request.path.name.startswith(("test_engine", "test_xray")):
         monkeypatch.delenv("COURSE_CPU_OPTIMISATION", raising=False)
 
 

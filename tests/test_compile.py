@@ -177,6 +177,17 @@ def test_shared_memory_of_an_instance() -> None:
 
 
 @needs_nvrtc
+def test_one_compilation_tells_of_all_kernels_of_c_linkage() -> None:
+    one = 'extern "C" __global__ void one(float* x) { *x = 1; }\n'
+    other = 'extern "C" __global__ void other(float* x) { __shared__ float s[64]; s[*x > 0] = 1; *x = s[1]; }\n'
+    before = reports._compiled.cache_info().misses
+    both = [compile_report(one + other, arch="sm_90", name=name) for name in ("one", "other")]
+    assert reports._compiled.cache_info().misses == before + 1
+    assert both == [compile_report(code, arch="sm_90") for code in (one, other)]
+    assert [report.shared_bytes for report in both] == [0, 256]
+
+
+@needs_nvrtc
 def test_defines_reach_the_compiler() -> None:
     sizes = {"HEAD_DIM": 8, "BLOCK_M": 32, "BLOCK_N": 4}
     assert compile_report("02_tiled.cu", sizes).shared_bytes == 4 * (32 * 9 + 2 * 4 * 8)

@@ -285,6 +285,17 @@ def test_headers_are_precompiled_once_and_mended(tmp_path: Path, monkeypatch: py
     assert len(headers()) == 1 and headers()[0] not in before
 
 
+@pytest.mark.skipif(not cpu.compiler._is_gcc_on_linux(), reason="g++ on Linux is told which libraries to leave out")
+def test_a_plain_kernel_is_linked_without_the_cpp_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes a linker three times as long; its table of kernels, malloc() and new need nothing of it."""
+    linked, flags = [], cpu.compiler._link_flags
+    monkeypatch.setattr(cpu.compiler, "_link_flags", lambda *how: linked.append(flags(*how)) or linked[-1])
+    more = "*(int **)a = (int *)malloc(4); delete new int; "
+    for code in (ADD, ADD.replace("{ ", "{ " + more)):
+        cpu.RawModule(code=f"// {time.time_ns()}\n{code}").compile()
+    assert len(linked) == 2 and all("-nodefaultlibs" in each for each in linked)
+
+
 def test_a_kernel_that_needs_the_cpp_library_is_linked_with_it() -> None:
     code = """
 struct Shape { virtual __device__ int area() const { return 0; } virtual __device__ ~Shape() {} };

@@ -220,6 +220,19 @@ def test_an_error_names_the_file_and_the_line(tmp_path: Path, monkeypatch: pytes
     assert re.search("CompileE", type(caught.value).__name__)
 
 
+def test_kernels_of_a_source_are_compiled_together() -> None:
+    names = ("repeat<short, 3>", "repeat<float, 2>", "scale")
+    found = kernel.load_all(CODE, names)
+    assert tuple(found) == names
+    assert ON_GPU or len({id(one.function.module) for one in found.values()}) == 1
+    assert kernel.load_all(CODE, names)["scale"] is found["scale"]
+    x, out = cp.asarray(np.arange(9, dtype=f32)), cp.zeros(9, f32)
+    found["repeat<float, 2>"]((1,), (32,), (x, out, 9))
+    np.testing.assert_array_equal(cp.asnumpy(out), 2 * np.arange(9))
+    found["scale"]((1,), (32,), (x, out, 9, f32(4)))
+    np.testing.assert_array_equal(cp.asnumpy(out), 4 * np.arange(9))
+
+
 def test_a_kernel_is_compiled_once() -> None:
     assert kernel.load(CODE, "scale") is scale()
     assert kernel.load(CODE, "scale", defines={"X": 1}) is not scale()

@@ -199,17 +199,16 @@ def optimisation() -> int:
     return int(chosen)
 
 
-def flags(*, line_info: bool = True) -> list[str]:
-    """The flags of the fast build.
+def flags(level: int | None = None) -> list[str]:
+    """The flags of the fast build, with the -O level of `optimisation` or another one.
 
     No -ffast-math (it makes -INFINITY undefined); -fno-strict-aliasing because kernels cast float* to float4*.
     """
     command, _ = compiler()
-    found = ["-std=c++17", f"-O{optimisation()}", "-fPIC", "-pthread"]
+    found = ["-std=c++17", f"-O{optimisation() if level is None else level}", "-fPIC", "-pthread"]
     found += ["-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math", *_granted((*_WISHES, *_machine_flags()))]
-    if line_info:
-        # DWARF 5 with #line names the generated file. -g1 is last: -gdwarf-4 after it asks for types and variables too.
-        found += ["-gdwarf-4", "-g1"]
+    # DWARF 5 with #line names the generated file. -g1 is last: -gdwarf-4 after it asks for types and variables too.
+    found += ["-gdwarf-4", "-g1"]
     found.append(_NO_FORTIFY)  # some systems' g++ defines it, and memcpy becomes another function
     if command[-2:] == ("ziglang", "c++"):
         found += ["-fno-sanitize=undefined", "-UNDEBUG"]  # what zig adds by itself
@@ -375,7 +374,7 @@ def _drop_old_headers(folder: Path, days: int = 30) -> None:
 
 
 # Names in assembly that only the C++ library has: std's, type information, exceptions, and those operators new and
-# delete that cuda_runtime.h does not give a kernel itself.
+# delete that are not the engine's own, see _OWN.
 _OF_THE_CPP_LIBRARY = re.compile(
     r"\b(_Zn(?![wa]m\b)|_Zd(?![la]Pvm?\b)|_ZS|_ZNS|_ZNKS|_ZT|_ZG|__cxa_|__gxx_|__dynamic_cast|_Unwind_)"
 )
@@ -390,6 +389,12 @@ def _link_flags(assembly: str, checked: str) -> list[str]:
     if _is_gcc_on_linux() and not _OF_THE_CPP_LIBRARY.search(assembly):
         found += ["-nodefaultlibs", "-lm", "-lgcc", "-lc"]  # a linker takes longest to read what nobody calls
     return found
+
+
+# What a kernel calls, and the engine has a function of its own for, engine_own_*: to end the process, memory, and the
+# operators new and delete, as linkers know them.
+_OWN = ("exit", "_Exit", "quick_exit", "malloc", "free", "_Znwm", "_Znam", "_ZdlPv", "_ZdaPv", "_ZdlPvm", "_ZdaPvm")
+_OWN_CALLS = "".join(f".set {name}, engine_own_{name}\n" for name in _OWN)
 
 
 def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple[bool, str]:
@@ -411,6 +416,8 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
     assembly = shared_layout.laid_out(assembly, backwards=not _is_clang(), redzones=bool(checked))
     if checked:
         assembly = instrumented(assembly)
+    if "engine_anchor" in assembly:  # it is a kernel's, not the engine's
+        assembly = _OWN_CALLS + assembly
     compiled.write_text(assembly, "latin-1")
     linked = run(str(compiled), "-o", str(output), *_link_flags(assembly, checked))
     return linked.returncode == 0, done.stderr + linked.stderr
@@ -450,7 +457,9 @@ def build(
         (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed.
     """
     command, version = compiler()
-    own = [*(_checked_flags(checked == "profiled") if checked else flags()), *extra]
+    # The engine itself has a level of its own: -O3 unrolls the loops of the tensor cores.
+    usual = flags(3) if kind == "engine" else flags()
+    own = [*(_checked_flags(checked == "profiled") if checked else usual), *extra]
     options = [*own, "-iquote", os.getcwd()]
     parts = [text, plain or "", version, *command, *own, _headers_hash(), _edits_hash()]
     parts += [_preprocessed(text, options), expand_key]
@@ -500,9 +509,11 @@ def build(
 
 def warnings(text: str, extra: list[str]) -> str:
     """What the compiler thinks of C++ that it has taken."""
-    command = [*compiler()[0], *flags(line_info=False), *extra]
-    command += ["-Wall", "-fsyntax-only", "-iquote", os.getcwd(), "-x", "c++", "-"]
-    return subprocess.run(command, input=text, capture_output=True, text=True).stderr
+    own = [*flags(), *extra]
+    header, rest = _precompiled(text, own)  # those of the fast build
+    command = [*compiler()[0], *own, "-iquote", os.getcwd(), *(["-include", str(header)] if header else [])]
+    command += ["-Wall", "-fsyntax-only", "-x", "c++", "-"]
+    return subprocess.run(command, input=rest, capture_output=True, text=True).stderr
 
 
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
@@ -524,8 +535,7 @@ def engine_library() -> Path:
     """
     text = "\n".join(f'#line 1 "{name}.cpp"\n{(ENGINE / name).with_suffix(".cpp").read_text()}' for name in _PARTS)
     more = os.environ.get("COURSE_ENGINE_FLAGS", "").split()
-    # -O3 unrolls the loops of the tensor cores.
-    path, diagnostics = build(text, ["-O3", "-I", str(ENGINE), *more], kind="engine")
+    path, diagnostics = build(text, ["-I", str(ENGINE), *more], kind="engine")
     if path is None:
         raise CompileError(f"{compiler()[1]} could not build the CPU engine:\n{diagnostics}")
     return path

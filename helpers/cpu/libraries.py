@@ -110,15 +110,14 @@ _MACROS = "".join(
 _LINE = re.compile(r'^# \d+ "([^"]*)"(.*)$', re.M)  # a file, and a 3 where it is the system's
 
 
-_LABEL = re.compile(r'\s*"\w+"\s*')  # a declaration's name for the linker, as those of malloc in cuda_runtime.h
+_LABEL = re.compile(r'\s*"\w+"\s*')  # a declaration's name for the linker
 
 
 def expanded(text: str, flags: Sequence[str]) -> tuple[str, str]:
     """The text, which includes ptx_instructions.h, with its includes pasted in and all inline PTX translated; and the
     preprocessor's own words.
 
-    The C library's headers hold asm of their own, which names symbols of the linker: that stays, and so do the engine's
-    own names for the linker.
+    The C library's headers hold asm of their own, which names symbols of the linker: that stays.
     """
     command = [*compiler.compiler()[0], *flags, "-E", "-x", "c++", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True)

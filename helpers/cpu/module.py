@@ -114,8 +114,15 @@ def _own_headers(code: str) -> str:
     if re.search(r"#\s*define\s+_?_?CUDA_NO", text):  # macros that are meant for the headers
         return ""
     names = re.findall(r"^\s*#\s*include\s*<([^>]+)>", text, re.M)
-    return "".join(f"#include <{name}>\n" for name in names if (compiler.INCLUDE / name).is_file())
+    return "".join(f"#include <{name}>\n" for name in dict.fromkeys(names) if (compiler.INCLUDE / name).is_file())
 
+
+# One line of the table of a module's kernels. A constant: were it a call, the table would be filled at its first use,
+# behind a lock of the C++ library's, which is what a linker takes longest to read.
+_ENTRY = (
+    '{{"{name}", (void*)engine::Kernel<{name}>::function, engine::Kernel<{name}>::run, engine::Kernel<{name}>::count, '
+    "engine::Kernel<{name}>::parameters}},\n"
+)
 
 # Modules of the same source and options are one in memory, as they are with CuPy: they share their variables.
 _LOADED: dict[tuple[Path, tuple[str, ...]], runtime.KernelLibrary] = {}
@@ -213,7 +220,7 @@ class RawModule:
         except ValueError as error:
             raise CompileError(str(error)) from None
         names = [*plain, *self.name_expressions]
-        entries = "".join(f'engine::entry<{name}>("{name}"),\n' for name in names)
+        entries = "".join(_ENTRY.format(name=name) for name in names)
         if "engine::ptx::" not in body and not was_expanded and not self._uses_libraries:
             ptx = ""  # (expanded text lacks what this includes)
         bridge = "#include <cupy/complex.cuh>\n" if self._translates_cucomplex else ""
@@ -223,7 +230,7 @@ class RawModule:
                 f'{first}{ptx}{then}{bridge}#line 1 "{SOURCE_NAME}"\n{body}\n'
                 f'#line 1 "{_ENTRIES}"\n'
                 f'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {{\n'
-                f"static const engine::Entry engine_table[] = {{\n{entries}engine::Entry{{}}}};\n"
+                f"static const engine::Entry engine_table[] = {{\n{entries}{{}}}};\n"
                 f"*engine_count = {len(names)};\n"
                 "engine_sizes[0] = sizeof(engine::Entry), engine_sizes[1] = sizeof(engine::Parameter);\n"
                 "return engine_table;\n}\n"

@@ -409,8 +409,8 @@ class Ready:
         dtype = call.arrays["q"].dtype.name
         text = source or stage.file
         names = {launch.kernel: stage.kernel_name(dtype, launch.kernel) for launch in self.launches}
-        loaded = {plain: kernel.load(text, name, defines=sizes) for plain, name in names.items()}
-        self._kernels = [loaded[launch.kernel] for launch in self.launches]
+        loaded = kernel.load_all(text, tuple(names.values()), defines=sizes)
+        self._kernels = [loaded[names[launch.kernel]] for launch in self.launches]
 
     def bind(self, arrays: Mapping[str, Any]) -> Callable[[], None]:
         """A function that launches on these arrays. Every argument is compared with the kernel's signature, now.

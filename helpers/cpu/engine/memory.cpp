@@ -88,6 +88,28 @@ void engine_free(void* p, const char* name, const void* returns_to) {
 
 void engine_stop(const char* message, const void* returns_to) { fail_at_call(here(), message, returns_to); }
 
+// What a kernel calls by the names of the C library: its own assembly says so, see compiler.py. That library's would end
+// Python, or leave a lock locked in a kernel that is torn away. (abort() comes back as a signal.)
+#define ENGINE_OWN_STOP(NAME)                                                                           \
+  void engine_own_##NAME(int) {                                                                         \
+    engine_stop("the kernel called " #NAME "(): a kernel ends by return", __builtin_return_address(0)); \
+  }
+#define ENGINE_OWN_NEW(SYMBOL) \
+  void* engine_own_##SYMBOL(size_t bytes) { return engine_malloc(bytes); }
+#define ENGINE_OWN_DELETE(SYMBOL, WORDS) \
+  void engine_own_##SYMBOL(void* p) { engine_free(p, WORDS, __builtin_return_address(0)); }
+ENGINE_OWN_STOP(exit)
+ENGINE_OWN_STOP(_Exit)
+ENGINE_OWN_STOP(quick_exit)
+ENGINE_OWN_NEW(malloc)
+ENGINE_OWN_NEW(_Znwm)
+ENGINE_OWN_NEW(_Znam)
+ENGINE_OWN_DELETE(free, "free()")
+ENGINE_OWN_DELETE(_ZdlPv, "delete")
+ENGINE_OWN_DELETE(_ZdaPv, "delete[]")
+ENGINE_OWN_DELETE(_ZdlPvm, "delete")
+ENGINE_OWN_DELETE(_ZdaPvm, "delete[]")
+
 // Poisoned memory; null: there is none.
 void* engine_allocate(size_t bytes) {
   const Rounded rounded(bytes);

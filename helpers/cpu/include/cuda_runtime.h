@@ -128,33 +128,6 @@ static inline unsigned __dynamic_smem_size() { return engine_dynamic_shared_size
 
 #define printf(...) engine_printf(__VA_ARGS__)
 
-#ifdef __linux__
-// A kernel's calls of these reach the definitions here, as they are its library's own: the C library's would end Python,
-// or leave a lock locked in a kernel that is torn away. (abort() comes back as a signal.)
-#define ENGINE_OWN(NAME) __asm__(NAME) __attribute__((visibility("hidden"), used))
-#define ENGINE_OWN_STOP(NAME)                                                                           \
-  extern "C" void engine_own_##NAME(int) ENGINE_OWN(#NAME);                                             \
-  extern "C" void engine_own_##NAME(int) {                                                              \
-    engine_stop("the kernel called " #NAME "(): a kernel ends by return", __builtin_return_address(0)); \
-  }
-#define ENGINE_OWN_NEW(NAME, SYMBOL)                             \
-  extern "C" void* engine_own_##NAME(size_t) ENGINE_OWN(SYMBOL); \
-  extern "C" void* engine_own_##NAME(size_t bytes) { return engine_malloc(bytes); }
-#define ENGINE_OWN_DELETE(NAME, SYMBOL, WORDS)                 \
-  extern "C" void engine_own_##NAME(void*) ENGINE_OWN(SYMBOL); \
-  extern "C" void engine_own_##NAME(void* p) { engine_free(p, WORDS, __builtin_return_address(0)); }
-ENGINE_OWN_STOP(exit)
-ENGINE_OWN_STOP(_Exit)
-ENGINE_OWN_STOP(quick_exit)
-ENGINE_OWN_NEW(malloc, "malloc")
-ENGINE_OWN_NEW(new, "_Znwm")
-ENGINE_OWN_NEW(new_array, "_Znam")
-ENGINE_OWN_DELETE(free, "free", "free()")
-ENGINE_OWN_DELETE(delete, "_ZdlPv", "delete")
-ENGINE_OWN_DELETE(delete_array, "_ZdaPv", "delete[]")
-ENGINE_OWN_DELETE(delete_sized, "_ZdlPvm", "delete")
-ENGINE_OWN_DELETE(delete_array_sized, "_ZdaPvm", "delete[]")
-#endif
 #include "assert.h"
 #ifdef ENGINE_LIBRARIES
 #include "libraries/runtime_api.h"

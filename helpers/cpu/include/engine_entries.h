@@ -111,6 +111,7 @@ struct Kernel<Function, void (*)(A...)> {
     function(*static_cast<typename Unqualified<A>::type*>(args[I])...);
   }
   static void run(void** args) { call(args, typename MakeIndices<sizeof...(A)>::type()); }
+  static constexpr void (*function)(A...) = Function;
   static constexpr int count = sizeof...(A);
   static constexpr Parameter parameters[sizeof...(A) + 1] = {
       Describe<typename Unqualified<A>::type>::value..., {0, "", false, 0}};
@@ -123,11 +124,5 @@ struct Entry {
   int count;
   const Parameter* parameters;
 };
-
-template <auto Function>
-static inline Entry entry(const char* name) {
-  typedef Kernel<Function> K;
-  return Entry{name, (void*)Function, K::run, K::count, K::parameters};
-}
 
 }  // namespace engine

@@ -6,6 +6,7 @@ Assemblers take modifiers in any order, so the writers of instructions ask for t
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -214,6 +215,7 @@ def known() -> list[str]:
     return list(dict.fromkeys(text for texts in _SHOWN.values() for text in texts))
 
 
+@functools.cache  # CUB's headers hold hundreds of instructions, and each kernel that includes them asks
 def nearest(name: str) -> str:
     """The known instruction that is most like a name, "" where none is."""
     opcode = name.split(".")[0]
