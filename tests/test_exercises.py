@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -185,6 +186,17 @@ def test_the_cpu_engine_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grade(FIRST, solution(FIRST)) and seen == [False, True]
     seen.clear()
     assert not grade(FIRST, solution(FIRST).replace("if (row >= N) return;", "")) and seen == [False]
+
+
+def test_a_gpu_without_the_instructions_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notebook 10's exercises are for compute capability 9.0; elsewhere the CPU engine alone grades them."""
+    for here, expected in ((90, True), (80, False), (100, False)):
+        device = SimpleNamespace(compute_capability=str(here))
+        monkeypatch.setattr(grading, "cp", SimpleNamespace(cuda=SimpleNamespace(Device=lambda found=device: found)))
+        monkeypatch.setattr(grading, "ON_GPU", True)
+        assert grading._has_gpu_for("10_ring") is expected and grading._has_gpu_for(FIRST)
+    monkeypatch.setattr(grading, "ON_GPU", False)
+    assert not grading._has_gpu_for("10_ring")
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

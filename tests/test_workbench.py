@@ -18,6 +18,7 @@ from helpers.workbench import (
     look_gradients,
     run,
     stage_of,
+    tensor_map,
     writers,
 )
 
@@ -137,6 +138,15 @@ def test_the_x_ray_of_gradients() -> None:
     expected = expect_gradients(*given)
     off = [np.abs(a - b).max() > t for a, b, t in zip((dq, dk, dv), expected, expected.tolerance, strict=False)]
     assert off == [True, True, False]
+
+
+def test_a_tensor_map_of_a_matrix(cpu_engine: None) -> None:
+    from helpers import cpu
+
+    a = cpu.zeros((20, 128), np.float16)
+    found = cpu.tensor_map.described(tensor_map(a, 16))
+    assert found is not None and found.address == a.ctypes.data
+    assert (found.dims, found.strides, found.box) == ((128, 20, 1, 1), (256, 256, 256), (64, 16, 1, 1))
 
 
 def test_who_writes_which_tile() -> None:

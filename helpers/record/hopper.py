@@ -30,8 +30,9 @@ import numpy as np
 from helpers import kernel
 from helpers.cuda_source.edit import edit
 from helpers.device import ON_GPU, cp, describe
-from helpers.ladder import LADDER, launches, tiles
+from helpers.ladder import LADDER, Stage, launches, tiles
 from helpers.ladder.call import Call, Spec
+from helpers.ladder.steps import ASIDE
 from helpers.record import peers
 from helpers.record.cases import TYPES, Case, Inputs, Shape
 from helpers.record.results import NO_RECORD, measure_or_show
@@ -61,21 +62,28 @@ def traced(source: str) -> str:
 
     consumer_clocks[consumer][key tile]: the step begins; it has the turn; all products are started; S is there; half of
     the weights are; O is there; the step ends. copy_clocks[0]: K's copy is started; [1]: V's; [2]: K has arrived;
-    [3]: V has. The fourth warp of the producer, which is idle otherwise, waits for the arrivals.
+    [3]: V has. The producer's fourth warp, which is idle otherwise, waits for the arrivals: for K's of a tile, then for
+    V's of the tile before, which is the order in which they are asked for.
     """
     head = f"""
 constexpr int TRACED_BLOCK = {TRACED_BLOCK}, TRACED_TILES = {TRACED_TILES};
-__device__ long long consumer_clocks[3][TRACED_TILES][{STAMPS}], copy_clocks[4][TRACED_TILES];
+__device__ unsigned consumer_clocks[3][TRACED_TILES][{STAMPS}], copy_clocks[4][TRACED_TILES];
 #define STAMP(i) \\
-  if (leader && blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) consumer_clocks[consumer][step][i] = clock64()
+  if (leader && blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) consumer_clocks[consumer][step][i] = clock()
 """
-    watch = """    if (warp_id == 3 && threadIdx.x % 32 < 2 && blockIdx.x == TRACED_BLOCK)
-      for (int i = 0, v = threadIdx.x % 32; i < TRACED_TILES; ++i) {
-        mbarrier_wait((v ? v_full : k_full) + 8 * (i % STAGES), i / STAGES & 1);
-        copy_clocks[2 + v][i] = clock64();
+    watch = """    if (threadIdx.x == 96 && blockIdx.x == TRACED_BLOCK)
+      for (int i = 0; i <= TRACED_TILES; ++i) {
+        if (i < TRACED_TILES) {
+          mbarrier_wait(k_full + 8 * (i % STAGES), i / STAGES & 1);
+          copy_clocks[2][i] = clock();
+        }
+        if (i > 0) {
+          mbarrier_wait(v_full + 8 * ((i - 1) % STAGES), (i - 1) / STAGES & 1);
+          copy_clocks[3][i - 1] = clock();
+        }
       }
 """
-    asked = "        if (blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) copy_clocks[warp_id][step] = clock64();\n"
+    asked = "        if (blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) copy_clocks[warp_id][step] = clock();\n"
     leaves = "    if (threadIdx.x % 32 != 0 || warp_id == 3) return;\n"
     expects = "        mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);\n"
     waits = "      mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);\n      if (PINGPONG)"
@@ -136,11 +144,13 @@ def trace(work: Work) -> dict[str, Any]:
     cp.cuda.Device().synchronize()
     shapes = {"consumer_clocks": (3, TRACED_TILES, STAMPS), "copy_clocks": (4, TRACED_TILES)}
     found = {
-        name: cp.asnumpy(cp.ndarray(shape, np.int64, module.get_global(name))).astype(np.int64)
+        name: cp.asnumpy(cp.ndarray(shape, np.uint32, module.get_global(name))).astype(np.int64)
         for name, shape in shapes.items()
     }
     consumers = found["consumer_clocks"][: work.defines["BLOCK_M"] // 64, 1:]  # the first key tile has no step
     copies = found["copy_clocks"]
+    begun = copies[0, 0]
+    consumers, copies = ((stamps - begun + 2**31) % 2**32 - 2**31 for stamps in (consumers, copies))  # 32 bits each
     zero = int(copies[:2, 0].min())
     return {
         "shape": list(work.case.shape),
@@ -297,13 +307,27 @@ def work_of_blocks(case: Case, order: Callable[..., np.ndarray] | None = None, b
 
 @dataclass(frozen=True)
 class Change:
-    """The kernel with one thing changed. right: it computes the same; else it is timed only."""
+    """The kernel with one thing changed. right: it computes the same; else it is timed only.
+
+    stage: one with another file, in place of the stage itself.
+    """
 
     name: str
     edits: Edits = ()
     sizes: tuple[tuple[str, int], ...] = ()
     order: Callable[..., np.ndarray] | None = None
     right: bool = True
+    stage: Stage = STAGE
+
+    @property
+    def text(self) -> str:
+        """The kernel's source."""
+        source = kernel.source(self.stage.file)
+        return edit(source, *self.edits) if self.edits else source
+
+    def defines(self, case: Case) -> dict[str, int]:
+        """All -D options at a case."""
+        return {**self.stage.defines(case.shape[3]), **Work(case, self.sizes).defines}
 
 
 _WAIT_FOR_BOTH = (("wgmma_wait<1>();\n      wgmma_registers(S);", "wgmma_wait<0>();\n      wgmma_registers(S);"),)
@@ -328,6 +352,7 @@ IDEAS = (
     Change("weights wait for both products", _WAIT_FOR_BOTH),
     Change("rescale at every tile", _EVERY_TILE),
     Change("maxima of floats, two at a time", _FLOAT_MAXIMA),
+    *(Change(stage.idea, stage=stage) for stage in ASIDE[STAGE.name]),
     Change("copies always of the same rows", _SAME_ROWS, right=False),
     Change("no maxima", _NO_MAXIMA, right=False),
     Change("no exp2", _NO_EXP2, right=False),
@@ -364,9 +389,9 @@ def changes(
     for case, wanted in planned:
         arrays, runs, outputs = Work(case).arrays(), {}, {}
         for change in wanted:
-            source = edit(text(), *change.edits) if change.edits else None
+            how = {"causal": case.causal, "source": change.text, "sizes": dict(change.sizes)}
             with mock.patch.object(launches, "schedule", change.order or launches.schedule):
-                run, o = STAGE.prepare(*arrays, causal=case.causal, source=source, sizes=dict(change.sizes))
+                run, o = change.stage.prepare(*arrays, **how)
             run()
             runs[change], outputs[change] = run, cp.asnumpy(o)[-1, -1].astype(np.float32)
         times: dict[Change, list[float]] = {change: [] for change in wanted}
@@ -443,10 +468,8 @@ def compilations() -> list[tuple[str, str, dict[str, int]]]:
     name = STAGE.kernel_name(DTYPE)
     found = [(traced(text()), name, work.defines) for work in TRACED]
     for case, wanted in CHANGES:
-        for change in wanted:
-            found.append(
-                (edit(text(), *change.edits) if change.edits else text(), name, Work(case, change.sizes).defines)
-            )
+        found += [(change.text, name, change.defines(case)) for change in wanted]
+    found += [(text(), name, Work(case).defines) for case in PEER_CASES]
     for tile in BESIDE_TILES:
         found += [(beside_source(), "beside", _beside_defines(*tile, *combination)) for combination in TOGETHER]
     return [one for i, one in enumerate(found) if one not in found[:i]]
