@@ -334,16 +334,21 @@ def test_a_launch_without_checks_has_the_same_arguments(cpu_engine: Any, monkeyp
 
 @runs_here
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_stage_of_a_call_that_names_none(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 on a Hopper GPU; 07 on the CPU engine, and wherever 10 cannot run."""
+@pytest.mark.parametrize(
+    ("rows", "head_dim", "enough"), [(50, 64, False), (512, 64, False), (50, 128, False), (512, 128, True)]
+)
+def test_the_stage_of_a_call_that_names_none(
+    rows: int, head_dim: int, enough: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 on a Hopper GPU if there is enough to do; 07 on the CPU engine, and wherever 10 cannot run."""
     names: list[str] = []
     take = in_place_of_bind(lambda self, *args, **options: names.append(self.name))
     monkeypatch.setattr(kernel.Kernel, "bind", take)
-    q, k, v = (cp.asarray(a.swapaxes(1, 2)) for a in inputs((1, 2, 50, 64), 50, 2, "float16"))
+    q, k, v = (cp.asarray(a.swapaxes(1, 2)) for a in inputs((1, 2, rows, head_dim), rows, 2, "float16"))
 
     def call() -> None:
         if packed:
-            cu = np.array([0, 20, 50], np.int32)
+            cu = np.array([0, 20, rows], np.int32)
             flash_attention_varlen(q[0], k[0], v[0], cu, cu)
         else:
             flash_attention(q, k, v)
@@ -352,8 +357,16 @@ def test_the_stage_of_a_call_that_names_none(packed: bool, monkeypatch: pytest.M
     forget()
     monkeypatch.setattr(limits, "compute_capability", lambda: 100)
     call()
-    own = "hopper" if device.ON_GPU else "flash_mma"
+    own = "hopper" if device.ON_GPU and enough else "flash_mma"
     assert [name.partition("<")[0] for name in names] == [own, "flash_mma"]
+
+
+def test_how_much_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what 07 and 10 took on an H200; never on the CPU engine."""
+    sizes = ((511, 8 * 511, 128), (512, 512, 128), (4096, 16383, 64), (512, 16384, 64))
+    for on_gpu, expected in ((True, [False, True, False, True]), (False, [False] * 4)):
+        monkeypatch.setattr(device, "ON_GPU", on_gpu)
+        assert [HOPPER.by_default(*size) for size in sizes] == expected
 
 
 # ---- packed lengths, infinities
