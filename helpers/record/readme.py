@@ -43,7 +43,10 @@ GRADIENT_COLUMNS = (
     ((4, 16, 4096, 128), "float32", False),
     *(((4, heads, 4096, d), "bfloat16", causal) for heads, d in ((32, 64), (16, 128)) for causal in (False, True)),
 )
-PEERS = ("SDPA efficient", "SDPA math", "SDPA flash", "SDPA cuDNN")
+PEERS = {  # in the record, and as the table names them
+    **{name: f"PyTorch, {name}" for name in ("SDPA efficient", "SDPA math", "SDPA flash", "SDPA cuDNN")},
+    "FlashAttention-3": "FlashAttention-3",
+}
 
 
 def _columns(record: Mapping[str, Any]) -> list[tuple[str, str, dict[str, dict[str, Any]]]]:
@@ -73,10 +76,10 @@ def ladder_table(record: Mapping[str, Any]) -> str:
         cells = [_cell(results.get(stage.name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
         if any(cells):
             lines.append(_row(_link(Path(stage.file).stem), stage.idea, cells))
-    for name in PEERS:
+    for name, label in PEERS.items():
         cells = [_cell(results.get(name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
         if any(cells):
-            lines.append(_row("*peer*", f"PyTorch, {name}", cells))
+            lines.append(_row("*peer*", label, cells))
     roofs = {r["name"]: r["tflops"] for r in record["results"] if r["kind"] == "roof"}
     cells = [_number(roofs[roof_name(dtype)]) for _, dtype, _ in columns]
     lines.append(_row("*roof*", "PyTorch, matrix product, 8192³", cells))
@@ -114,7 +117,7 @@ def gradients_table(record: Mapping[str, Any]) -> str:
         (_link(Path(way.stage.file).stem), way.stage.idea + "; deterministic" * way.deterministic, way.name)
         for way in gradients()
     ]
-    rows += [("*peer*", f"PyTorch, {name}", name) for name in PEERS]
+    rows += [("*peer*", label, name) for name, label in PEERS.items()]
     for first, second, name in rows:
         cells = [_cell(results.get(name), peer) for _, results, peer in columns]
         if any(cells):
