@@ -43,7 +43,7 @@ LARGER = {
     "steps/08_04_transposed.cu": 86,
     "steps/08_05_own_scores.cu": 62,
     "steps/08_13_turns.cu": 64,
-    "steps/10_01_tma_and_wgmma.cu": 496,
+    "steps/10_01_tma_and_wgmma.cu": 497,
     "steps/10_02_producer.cu": 114,
     "steps/10_04_two_products.cu": 76,
     "steps/10_06_table_of_tiles.cu": 86,

@@ -249,6 +249,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
+  // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT, V_smem = Q_smem + V_AT;
   const unsigned q_full = Q_smem + BARRIERS_AT;                                   // one for each consumer

@@ -286,6 +286,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const int* __restrict__ schedule,      // [rounds, blocks, 4], see next_tile
     const int rounds, const AttentionParams params) {
+  // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT, V_smem = Q_smem + V_AT;
   const unsigned q_full = Q_smem + BARRIERS_AT, q_empty = q_full + 8 * CONSUMERS;  // one for each consumer
