@@ -364,9 +364,9 @@ def test_the_stage_of_a_call_that_names_none(
 def test_how_much_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what 07 and 10 took on an H200; never on the CPU engine."""
     sizes = ((511, 8 * 511, 128), (512, 512, 128), (4096, 16383, 64), (512, 16384, 64))
-    for on_gpu, expected in ((True, [False, True, False, True]), (False, [False] * 4)):
+    for on_gpu, chosen in ((True, [False, True, False, True]), (False, [False] * 4)):
         monkeypatch.setattr(device, "ON_GPU", on_gpu)
-        assert [HOPPER.by_default(*size) for size in sizes] == expected
+        assert [HOPPER.by_default(*size) for size in sizes] == chosen
 
 
 # ---- packed lengths, infinities

@@ -423,7 +423,7 @@ PEERS = ("FlashAttention-3", "SDPA cuDNN")
 PEER_CASES = tuple(
     Case((16384 // n, 2048 // d, n, d), DTYPE, causal)
     for d in (64, 128)
-    for n in (512, 2048, 8192)
+    for n in (512, 2048, 4096, 8192, 16384)
     for causal in (False, True)
 )
 
