@@ -147,7 +147,7 @@ def worth(*, at_least: float = 1.1, record: Any = None) -> Text:
         lines += [_row(f"step {step.place}", step.idea, step) for step in climb if step not in small]
         if small:
             together = math.prod(step.factor for step in small)
-            lines.append(f"| | {len(small)} more steps, together | | {together:.2f}× |")
+            lines.append(f"| | {len(small)} more step{'s, together' * (len(small) > 1)} | | {together:.2f}× |")
     return Text("\n".join(lines))
 
 
