@@ -275,7 +275,7 @@ def measured_overview(shapes: Mapping[str, Sequence[Sequence[int]]], *, record: 
             told += [f"{dtype} {tuple(shape)} {name}: {text}" for name, text in zip(names, texts, strict=True)]
     text = "TFLOP/s, and the share of PyTorch's matrix product in the same type (dashed)"
     between = "; " if columns > 1 else "\n"
-    fig.supxlabel(f"{text}{between}blue: this course, grey: PyTorch; {_gpu(record)}", fontsize=9)
+    fig.supxlabel(f"{text}{between}blue: this course, grey: others; {_gpu(record)}", fontsize=9)
     return Picture(fig, "; ".join(told))
 
 
