@@ -101,7 +101,7 @@ def test_worth_keeps_what_matters_and_adds_up_the_rest() -> None:
     rows = text.splitlines()[2:]
     assert "| **03 → 04** | **a register tile per thread, float4** (float32, d = 64) | 2.5 → 12.5 | 5.00× |" in rows
     assert "| step 2 | slower | 5 → 4.17 | 0.83× |" in rows
-    assert "| | 1 more steps, together | | 1.00× |" in rows and "noise" not in text
+    assert "| | 1 more step | | 1.00× |" in rows and "noise" not in text
     assert "| | *steps at bfloat16, d = 128* | | |" in rows
     assert sum("steps at" in row for row in rows) == 1  # those to 04 are at the stage's own shape
     assert NO_RECORD in climb.worth(record={"results": []}).markdown
