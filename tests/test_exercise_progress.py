@@ -97,6 +97,13 @@ def test_expected_infinities_are_no_hint() -> None:
     assert hints.displaced(np.zeros(4, np.float32), np.array([0.0, -np.inf, 1.0, 2.0]), 1e-5) is None
 
 
+def test_one_value_everywhere_belongs_nowhere() -> None:
+    """All zeros, and a 0 is expected somewhere."""
+    expected = np.linspace(-1.0, 2.0, 301)
+    assert hints.displaced(np.zeros(301, np.float32), expected, 1e-5) is None
+    assert hints.displaced(np.roll(expected, 1).astype(np.float32), expected, 1e-5) == (300,)
+
+
 # ------------------------------------------------------------------------------------------------------- the progress
 
 
