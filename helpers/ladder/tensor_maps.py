@@ -130,18 +130,17 @@ class Kept:
             spec: of the array of every call. box_rows: as `tensor_map` has it.
         """
         self._spec, self._box_rows = spec, box_rows
-        self._maps: dict[int, np.ndarray] = {}
-        self._pointers: dict[int, int] = {}
+        self._maps: dict[int, tuple[int, np.ndarray]] = {}  # address -> where its map is, and the map, kept alive
 
     def __len__(self) -> int:
         return len(self._maps)
 
     def pointer(self, address: int) -> int:
         """Where in the host's memory the map of the array at this address is."""
-        found = self._pointers.get(address)
+        found = self._maps.get(address)
         if found is None:
             if len(self._maps) >= self.MOST:
-                self._maps, self._pointers = {}, {}
-            made = self._maps[address] = tensor_map(self._spec, address, box_rows=self._box_rows)
-            found = self._pointers[address] = made.ctypes.data
-        return found
+                self._maps = {}
+            made = tensor_map(self._spec, address, box_rows=self._box_rows)
+            found = self._maps[address] = made.ctypes.data, made
+        return found[0]

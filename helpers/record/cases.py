@@ -13,6 +13,7 @@ import numpy as np
 
 from helpers.check import TOLERANCE, make_inputs
 from helpers.device import cp
+from helpers.ladder.call import Call, Spec, mask_window, softmax_scale_of
 
 TYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 SAMPLED_ROWS = 256  # of the output are compared with float64: enough to see any wrong tile, cheap at any N
@@ -54,6 +55,14 @@ class Case:
 
     def __str__(self) -> str:
         return f"{'x'.join(map(str, self.shape))} {self.dtype}{' causal' * self.causal}{' backward' * self.backward}"
+
+
+def call_of(case: Case) -> Call:
+    """A case as the stages plan it: contiguous arrays (batch, heads, N, d), the usual scale."""
+    batch, _, rows, head_dim = case.shape
+    arrays = dict.fromkeys("qkvo", Spec.dense(case.shape, np.dtype(TYPES[case.dtype])))
+    scale, window = softmax_scale_of(None, head_dim), mask_window(None, case.causal)
+    return Call(arrays, scale, window, rows, batch, aligned=True, keys=rows)
 
 
 @functools.lru_cache(maxsize=1)

@@ -31,10 +31,10 @@ from helpers import kernel
 from helpers.cuda_source.edit import edit
 from helpers.device import ON_GPU, cp, describe
 from helpers.ladder import LADDER, Stage, launches, tiles
-from helpers.ladder.call import Call, Spec
 from helpers.ladder.steps import ASIDE
 from helpers.record import peers
-from helpers.record.cases import TYPES, Case, Inputs, Shape
+from helpers.record.cases import Case, Inputs, Shape, call_of
+from helpers.record.plan import tile_sizes
 from helpers.record.results import NO_RECORD, measure_or_show
 from helpers.record.timing import elapsed
 
@@ -116,9 +116,7 @@ class Work:
     @property
     def defines(self) -> dict[str, int]:
         """All -D options, in the order in which a stage gives them, so that CuPy's cache knows them."""
-        _, _, n, head_dim = self.case.shape
-        picked = tiles.pick_hopper(head_dim, self.case.causal, n)
-        return {**STAGE.defines(head_dim), **picked, **dict(self.sizes)}
+        return {**tile_sizes(STAGE, self.case), **dict(self.sizes)}
 
     def arrays(self) -> tuple[Any, ...]:
         """q, k, v on the device."""
@@ -238,9 +236,7 @@ TOGETHER = ((1, 7), *((active, part) for part in PARTS for active in (2, 3)))  #
 def beside_source() -> str:
     """The kernel's functions, and a kernel of two warpgroups: products in one, a part of the weights in the other."""
     source = text()
-    return (
-        source[: source.index("template <typename T>\n__global__ void __launch_bounds__(THREADS, 1) hopper(")] + BESIDE
-    )
+    return source[: source.index(KERNEL_BEGINS)] + BESIDE
 
 
 def _beside_defines(head_dim: int, block_m: int, block_n: int, active: int, part: int) -> dict[str, int]:
@@ -274,30 +270,27 @@ def beside(steps: int = 400) -> Iterator[dict[str, Any]]:
 
 def row_order(steps: np.ndarray, heads: int, together: int, blocks: int) -> np.ndarray:
     """Tiles in the order of heads and rows, dealt to the blocks in turn: as `launches.schedule` returns them."""
-    order = np.arange(heads * len(steps))
-    table = np.full(-(-len(order) // blocks) * blocks, -1)
-    table[: len(order)] = order
-    return table.reshape(-1, blocks)
+    return _dealt(np.arange(heads * len(steps)), blocks)
 
 
 def zigzag(steps: np.ndarray, heads: int, together: int, blocks: int) -> np.ndarray:
     """Longest first, every other round dealt backwards."""
     row_tiles = len(steps)
     longest = np.argsort(-steps, kind="stable")
-    order = (np.arange(heads)[None, :] * row_tiles + longest[:, None]).ravel()
-    table = np.full(-(-len(order) // blocks) * blocks, -1)
-    table[: len(order)] = order
-    table = table.reshape(-1, blocks)
+    table = _dealt((np.arange(heads)[None, :] * row_tiles + longest[:, None]).ravel(), blocks)
     table[1::2] = table[1::2, ::-1]
     return table
 
 
+def _dealt(order: np.ndarray, blocks: int) -> np.ndarray:
+    """(rounds, blocks): to one block after the other, -1 where there is none left."""
+    return np.pad(order, (0, -len(order) % blocks), constant_values=-1).reshape(-1, blocks)
+
+
 def work_of_blocks(case: Case, order: Callable[..., np.ndarray] | None = None, blocks: int = 132) -> np.ndarray:
     """How many key tiles each block computes, (blocks,), with the stage's table of tiles or another order."""
-    spec = Spec.dense(case.shape, np.dtype(TYPES[case.dtype]))
-    window = (-1, 0) if case.causal else (-1, -1)
     batch, heads, n, _ = case.shape
-    call = Call(dict.fromkeys("qkvo", spec), 1.0, window, rows=n, sequences=batch, aligned=True)
+    call = call_of(case)
     sizes = Work(case).defines
     steps = launches.steps_of_tiles(call, -(-n // sizes["BLOCK_M"]), sizes)
     together = min(launches.heads_together(call), heads * batch)
@@ -327,7 +320,7 @@ class Change:
 
     def defines(self, case: Case) -> dict[str, int]:
         """All -D options at a case."""
-        return {**self.stage.defines(case.shape[3]), **Work(case, self.sizes).defines}
+        return {**tile_sizes(self.stage, case), **dict(self.sizes)}
 
 
 _WAIT_FOR_BOTH = (("wgmma_wait<1>();\n      wgmma_registers(S);", "wgmma_wait<0>();\n      wgmma_registers(S);"),)
@@ -385,7 +378,6 @@ def changes(
     planned: Sequence[tuple[Case, tuple[Change, ...]]] = CHANGES, rounds: int = ROUNDS
 ) -> Iterator[dict[str, Any]]:
     """Milliseconds of each change, round by round: in a round all changes of a case are timed in turn."""
-    flush = cp.empty(256 << 20, dtype=cp.uint8) if ON_GPU else None
     for case, wanted in planned:
         arrays, runs, outputs = Work(case).arrays(), {}, {}
         for change in wanted:
@@ -394,27 +386,36 @@ def changes(
                 run, o = change.stage.prepare(*arrays, **how)
             run()
             runs[change], outputs[change] = run, cp.asnumpy(o)[-1, -1].astype(np.float32)
-        times: dict[Change, list[float]] = {change: [] for change in wanted}
-        for _ in range(rounds):
-            for change, run in runs.items():
-                run()  # with the same clocks as those that it is timed at
-                times[change].append(min(elapsed(run, flush) for _ in range(2)))
+        times = _in_turns(runs, rounds)
         for change in wanted:
             error = float(np.abs(outputs[change] - outputs[wanted[0]]).max())
             if change.right and not error < 0.02:
                 raise ValueError(f"{change.name} at {case}: differs by {error} from the kernel as it is")
-            ratios = [a / b for a, b in zip(times[wanted[0]], times[change], strict=True)]
-            yield {
-                "shape": list(case.shape),
-                "causal": case.causal,
-                "name": change.name,
-                "right": change.right,
-                "ms": statistics.median(times[change]),
-                "tflops": case.flops / statistics.median(times[change]) / 1e9,
-                "speed": statistics.median(ratios),  # beside the kernel as it is, round by round
-                "speed_min": min(ratios),
-                "speed_max": max(ratios),
-            }
+            speed = _speeds(times[change], times[wanted[0]])  # beside the kernel as it is
+            yield {**_row(case, change.name, times[change]), "right": change.right, **speed}
+
+
+def _in_turns(runs: Mapping[Any, Callable[[], Any]], rounds: int) -> dict[Any, list[float]]:
+    """Milliseconds of each run, one for each round: in a round all are timed, one after the other."""
+    flush = cp.empty(256 << 20, dtype=cp.uint8) if ON_GPU else None
+    times: dict[Any, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            run()  # with the same clocks as those that it is timed at
+            times[name].append(min(elapsed(run, flush) for _ in range(2)))
+    return times
+
+
+def _row(case: Case, name: str, taken: Sequence[float]) -> dict[str, Any]:
+    ms = statistics.median(taken)
+    where = {"shape": list(case.shape), "causal": case.causal, "name": name}
+    return {**where, "ms": ms, "tflops": case.flops / ms / 1e9}
+
+
+def _speeds(taken: Sequence[float], beside: Sequence[float]) -> dict[str, float]:
+    """How many times as fast one is as the other, round by round: the median, with its range."""
+    ratios = [theirs / its for its, theirs in zip(taken, beside, strict=True)]
+    return {"speed": statistics.median(ratios), "speed_min": min(ratios), "speed_max": max(ratios)}
 
 
 # ---- beside others
@@ -430,32 +431,17 @@ PEER_CASES = tuple(
 
 def beside_peers(cases: Sequence[Case] = PEER_CASES, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
     """The stage in turns with each peer that is installed: TFLOP/s of both, and how many times as fast the stage is."""
-    flush = cp.empty(256 << 20, dtype=cp.uint8) if ON_GPU else None
     found = [peer for peer in (peers.beside_torch() if peers.torch_on_gpu() else ()) if peer.name in PEERS]
     for case in cases:
         inputs = _inputs(case.shape)
         with contextlib.ExitStack() as stack:
             runs = {peer.name: stack.enter_context(peer.ready(inputs, case.causal)) for peer in found}
             runs[STAGE.name], _ = STAGE.prepare(*inputs.device, causal=case.causal)
-            times: dict[str, list[float]] = {name: [] for name in runs}
             for run in runs.values():
                 run()
-            for _ in range(rounds):
-                for name, run in runs.items():
-                    run()
-                    times[name].append(min(elapsed(run, flush) for _ in range(2)))
+            times = _in_turns(runs, rounds)
         for name, taken in times.items():
-            ratios = [theirs / ours for theirs, ours in zip(taken, times[STAGE.name], strict=True)]
-            yield {
-                "shape": list(case.shape),
-                "causal": case.causal,
-                "name": name,
-                "ms": statistics.median(taken),
-                "tflops": case.flops / statistics.median(taken) / 1e9,
-                "speed": statistics.median(ratios),  # of the stage beside this one, round by round
-                "speed_min": min(ratios),
-                "speed_max": max(ratios),
-            }
+            yield {**_row(case, name, taken), **_speeds(times[STAGE.name], taken)}  # of the stage beside this one
 
 
 # ---- the record

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.device import ON_GPU
+from helpers.device import ON_GPU, cp
 from helpers.record.cases import Inputs
 from helpers.record.results import roof_name
 
@@ -122,8 +122,6 @@ def _flash_attention_3(inputs: Inputs, causal: bool) -> Iterator[Callable[[], An
 
 def beside_torch() -> tuple[Peer, ...]:
     """PyTorch's backends, and FlashAttention-3 where it is installed and the GPU is one of those that it is for."""
-    from helpers.device import cp
-
     there = any(map(importlib.util.find_spec, FLASH_ATTENTION_3))
     if not there or int(cp.cuda.Device().compute_capability) != 90:
         return TORCH

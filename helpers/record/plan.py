@@ -11,9 +11,8 @@ from helpers import kernel
 from helpers.attention import flash_attention
 from helpers.device import ON_GPU, cp
 from helpers.ladder import LADDER, Stage, backward, backward_of, forward_of
-from helpers.ladder.call import Call, Spec, mask_window, softmax_scale_of
 from helpers.record import experiments, host_cost, peers
-from helpers.record.cases import TYPES, Case, Inputs
+from helpers.record.cases import Case, Inputs, call_of
 from helpers.record.results import Measurement, Record
 
 # What the record holds. Half types: the main shapes in both; bfloat16 alone where time is drawn against N, with
@@ -239,10 +238,8 @@ def _beside(stages: Mapping[str, Stage]) -> Iterator[Job]:
 def tile_sizes(stage: Stage, case: Case) -> dict[str, int]:
     """The -D options that a stage chooses for a case, whose arrays are contiguous."""
     batch, heads, rows, head_dim = case.shape
-    arrays = dict.fromkeys("qkvo", Spec.dense(case.shape, TYPES[case.dtype]))
-    scale, window = softmax_scale_of(None, head_dim), mask_window(None, case.causal)
-    call = Call(arrays, scale, window, rows, batch, aligned=True, keys=rows)
-    return {**stage.defines_for(head_dim, rows, batch * heads, uneven=case.causal), **stage.variant(call)}
+    usual = stage.defines_for(head_dim, rows, batch * heads, uneven=case.causal)
+    return {**usual, **stage.variant(call_of(case))}
 
 
 def tiles_text(job: Job) -> str:

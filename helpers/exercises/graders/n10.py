@@ -14,13 +14,13 @@ from helpers.ladder.call import Spec
 
 def _tensor_map(trial: Trial, array: Any, box_rows: int) -> np.ndarray:
     """The map of an array (rows, 64) of float16 on the trial's device, for swizzled copies of whole rows."""
+    spec = Spec.dense((1, 1, *array.shape), array.dtype)
     if trial.on_gpu:
-        rows, columns = array.shape
-        spec = Spec.dense((1, 1, rows, columns), array.dtype)
         return tensor_maps.tensor_map(spec, array.data.ptr, box_rows=box_rows)
-    rows, columns = array.shape
-    sizes, strides = (columns, rows, 1, 1), (2 * columns,) * 3
-    made = cpu.tensor_map.encode_tiled("float16", array.ctypes.data, sizes, strides, (64, box_rows, 1, 1), swizzle=128)
+    # On a machine with a GPU, whose driver makes maps of its own, the engine's arrays need the engine's.
+    box = (tensor_maps.PANEL_COLUMNS, box_rows, 1, 1)
+    sizes, strides = tensor_maps.dimensions(spec)
+    made = cpu.tensor_map.encode_tiled("float16", array.ctypes.data, sizes, strides, box, swizzle=128)
     return made.view(tensor_maps.TENSOR_MAP)
 
 
