@@ -60,10 +60,6 @@ __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity)
 
 // ---- TMA: one thread asks for a box of an array of four dimensions; elements outside of the array become zeros
 
-__device__ __forceinline__ void tma_prefetch(const TensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 // Global to shared memory. `x` is the first column, `row`, `head` and `batch` the other coordinates of the box. The
 // box's bytes, zeros included, count for the mbarrier.
 __device__ __forceinline__ void tma_load(
