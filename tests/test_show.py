@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from helpers import show
+from helpers import check, reference, show
 from helpers.draw import banks
 from helpers.kernel import KERNELS
+from helpers.record import moving
 from helpers.record import plots as measured
 
 FILES = sorted(path.name for path in KERNELS.glob("*.cu"))
@@ -330,3 +332,14 @@ def test_experiment_times_are_those_of_one_stage_at_one_shape() -> None:
     assert show.experiment_times("first", (1, 1, 8, 4), record=record) == {"first": 2.0, "an idea": 3.0}
     assert show.experiment_times("first", (1, 1, 8, 4), causal=True, record=record) == {"first": 7.0}
     assert show.experiment_times("nothing", (1, 1, 8, 4), record=record) == {}
+
+
+def test_the_moving_picture_is_what_the_kernel_computes() -> None:
+    """README's picture has a frame for each tile of keys; after the last one the output is attention's."""
+    with Image.open(moving.GIF) as picture:
+        frames = picture.n_frames
+    outputs = moving.outputs_so_far()
+    assert frames == len(outputs) > 10
+    q, k, v = check.real_inputs(moving.HEAD)
+    far = [float(np.abs(o - reference.attention(q, k, v)).max()) for o in outputs]
+    assert far[-1] < 1e-5 < 0.1 < min(far[:-1])
