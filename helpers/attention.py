@@ -35,8 +35,9 @@ from helpers.ladder.call import (
     softmax_scale_of,
 )
 from helpers.ladder.contract import Ready
+from helpers.ladder.fused import NOTHING, Fused, options_of
 from helpers.ladder.kinds import DeviceArrays, TorchTensors, kind_of, kind_of_all, on_device
-from helpers.ladder.layout import four_axes
+from helpers.ladder.layout import address, four_axes
 
 _CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
 
@@ -50,9 +51,15 @@ def flash_attention(
     window: tuple[int, int] | None = None,
     softmax_scale: float | None = None,
     return_lse: bool = False,
+    bias: Any = None,
+    alibi_slopes: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary_interleaved: bool = False,
+    rotary_positions: tuple[Any, Any] | None = None,
     stage: str | int | None = None,
 ) -> Any:
-    """softmax(softmax_scale * q k^T) v for each head of each batch.
+    """softmax(softmax_scale * q k^T + bias) v for each head of each batch, with q and k rotated where that is asked.
 
     Args:
         q: (batch, seq, heads, head_dim).
@@ -64,25 +71,41 @@ def flash_attention(
             causal=True right is 0.
         softmax_scale: 1 / sqrt(head_dim) where it is not given.
         return_lse: also the natural log of the sum of exp(scaled scores), float32 (batch, heads, seq).
+        bias: (batch, heads, seq, seq_kv), each axis of that length or 1; leading axes may be left out, as in NumPy's
+            broadcasting; read where it is, whatever its strides. Of q's dtype or float32: added to the scaled scores;
+            below about -1e37 it counts as -inf. Of bool: True where a query may see a key. (So is PyTorch's attn_mask.)
+            Combines with causal and window. Fastest with keys that are neighbours and rows at multiples of 16 bytes.
+        alibi_slopes: float32 (heads,) or (batch, heads): -slope * |i + seq_kv - seq - j| is added to the scaled scores
+            (Press et al. 2022, "Train Short, Test Long", whose masks are causal; both sides as FlashAttention has it).
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2) of q's dtype or float32, for a rotary embedding of the first
+            rotary_dim words of each row of q and k (Su et al. 2021, "RoFormer"). Computed in float32 and rounded to
+            q's dtype. In half types rotary_dim is a multiple of 16.
+        rotary_interleaved: words 2 p and 2 p + 1 are a pair (GPT-J); else p and p + rotary_dim / 2 (GPT-NeoX, Llama).
+        rotary_positions: (q_positions, k_positions), int32 of shape (seq,) or (batch, seq), and of (seq_kv,) or
+            (batch, seq_kv); None: query i is at i + seq_kv - seq and key j at j. Only those in NumPy arrays are looked
+            at: elsewhere a position that is not in the tables counts as the nearest that is.
         stage: a stage of the ladder, by name or number; without it the last, and fastest, that can do this here
-            (10 only on a GPU, and not for little work).
+            (10 only on a GPU, and not for little work; 11 only with a bias, slopes or a rotary embedding).
 
     Returns:
-        The output, of q's shape, dtype and kind of array; with return_lse, (o, lse). A query that sees no key gets 0,
-        and lse -inf. A launch with few blocks gets smaller tiles: in another batch, or of another length, the same
-        query may differ in the last bits.
+        The output, of q's shape, dtype and kind of array; with return_lse, (o, lse). A query that sees no key, or none
+        whose bias is above -inf, gets 0, and lse -inf. A launch with few blocks gets smaller tiles: in another batch,
+        or of another length, the same query may differ in the last bits.
 
     Raises:
         TypeError: no array, a dtype that no stage takes, arguments of the wrong type.
         ValueError: shapes that do not fit each other; a malformed window; a stage that cannot do this: the message
             says why, and which stages can.
     """
-    kind, key = kind_of_all(q, k, v), None
+    beside = options_of(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions)
+    arrays = q, k, v, *beside.arrays.values()
+    kind, key = kind_of_all(*arrays), None
     if kind is not None:
-        key = _key(kind, (causal, softmax_scale, return_lse, stage), window, (q, k, v))
+        key = _key(kind, (causal, softmax_scale, return_lse, stage, *beside.key), window, arrays)
         if (known := _known(key)) is not None:
-            return known(kind, q, k, v)
-    return _first(kind, key, (q, k, v), BATCHED, _Wishes(causal, window, softmax_scale, return_lse, stage))
+            return known(kind, *arrays)
+    wishes = _Wishes(causal, window, softmax_scale, return_lse, stage, beside=beside)
+    return _first(kind, key, (q, k, v), BATCHED, wishes)
 
 
 def flash_attention_varlen(
@@ -98,6 +121,12 @@ def flash_attention_varlen(
     return_lse: bool = False,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    bias: Any = None,
+    alibi_slopes: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary_interleaved: bool = False,
+    rotary_positions: tuple[Any, Any] | None = None,
     stage: str | int | None = None,
 ) -> Any:
     """flash_attention of sequences of several lengths, packed one after the other with no padding.
@@ -114,6 +143,10 @@ def flash_attention_varlen(
         max_seqlen_q, max_seqlen_k: at least the rows of the longest sequence of q and of k. With both, the host does
             not read cu_seqlens, so that the call can be captured in a CUDA graph. On a GPU nothing is then known to be
             wrong: with a max_seqlen_q that is too small, rows at the end of a sequence are not written.
+        bias: refused: packed sequences have no common (seq, seq_kv).
+        alibi_slopes: float32 (heads,) or (sequences, heads).
+        rotary_positions: (q_positions, k_positions), int32 (tokens,) and (tokens_kv,); None: in each sequence, query i
+            is at i + its keys - its queries, and key j at j. A query before the first key counts as position 0.
         The others: as flash_attention has them; the diagonal of causal and window is each sequence's own.
 
     Returns:
@@ -123,14 +156,16 @@ def flash_attention_varlen(
         TypeError, ValueError: as flash_attention, and for cu_seqlens that are not int32, do not begin at 0, fall, or do
         not end at the number of tokens.
     """
-    longest, _ = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
-    kind, key = kind_of_all(q, k, v, cu_seqlens_q, cu_seqlens_k), None
+    beside = options_of(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions)
+    longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
+    arrays = q, k, v, cu_seqlens_q, cu_seqlens_k, *beside.arrays.values()
+    kind, key = kind_of_all(*arrays), None
     if kind is not None:
-        arrays = q, k, v, cu_seqlens_q, cu_seqlens_k
-        key = _key(kind, (causal, softmax_scale, return_lse, stage, longest), window, arrays)
+        lengths = longest if beside.rotary_dim else longest[0]  # the tables must reach as far as the keys
+        key = _key(kind, (causal, softmax_scale, return_lse, stage, lengths, *beside.key), window, arrays)
         if (known := _known(key)) is not None:
             return known(kind, *arrays)
-    wishes = _Wishes(causal, window, softmax_scale, return_lse, stage)
+    wishes = _Wishes(causal, window, softmax_scale, return_lse, stage, beside=beside)
     return _first(kind, key, (q, k, v), PACKED, wishes, (cu_seqlens_q, cu_seqlens_k), longest)
 
 
@@ -231,6 +266,7 @@ class _Wishes:
     return_lse: bool = False
     stage: str | int | None = None
     deterministic: bool = False
+    beside: Fused = NOTHING
 
 
 def _key(
@@ -321,7 +357,7 @@ def _first(
     axes: tuple[str, ...],
     wishes: _Wishes,
     cu_seqlens: tuple[Any, Any] | None = None,
-    longest: int | None = None,
+    longest: tuple[int | None, int | None] = (None, None),
 ) -> Any:
     """Check the call, choose a stage, launch it; and keep what was worked out, if nothing had to be copied."""
     like = given[0]
@@ -336,6 +372,7 @@ def _first(
         check_model_arrays(*arrays, axes)
         cu, dense = _cu_seqlens(cu_seqlens, kind)
         key = key if dense else None
+        beside = _beside_on_device(wishes.beside, kind, q)
         limits = mask_window(wishes.window, wishes.causal)
         chosen = _choose(wishes, q, k, varlen=cu is not None)
         scale = softmax_scale_of(wishes.softmax_scale, q.shape[-1])
@@ -350,12 +387,18 @@ def _first(
             out = ours.empty_like(like if kind else q) if in_place else None
             o = ours.array(out).transpose(_HEADS_FIRST[axes]) if in_place else device.cp.empty(views[0].shape, q.dtype)
             ready, held = chosen.ready(
-                *(*views, o, None if lse is None else ours.array(lse), cu, longest), softmax_scale=scale, window=limits
+                *(*views, o, None if lse is None else ours.array(lse), cu, longest[0]),
+                softmax_scale=scale,
+                window=limits,
+                beside=beside,
+                keys=longest[1],
             )
             ready.bind(held)()
-            if key is not None and in_place and all(chosen.reads(a) for a in views):
+            there = all(address(held[name]) == address(a) for name, a in beside.arrays.items())  # none was copied
+            if key is not None and in_place and there and all(chosen.reads(a) for a in views):
                 made = {"o": 0, **({"lse": lse_shape} if wishes.return_lse else {})}
-                _remember(key, _Known(ready, ("q", "k", "v", *_CU_SEQLENS[axes]), made, kind.device_id(like)))
+                names = ("q", "k", "v", *_CU_SEQLENS[axes], *beside.arrays)
+                _remember(key, _Known(ready, names, made, kind.device_id(like)))
             if out is None:
                 out = o.transpose(_HEADS_FIRST[axes])  # an exchange of two axes undoes itself
                 if kind is not None and not isinstance(like, device.cp.ndarray):
@@ -418,6 +461,17 @@ def _first_backward(
         return tuple(_as_kind_of(like, a) for like, a in zip(given[1:4], gradients, strict=True))
 
 
+def _beside_on_device(beside: Fused, kind: DeviceArrays | TorchTensors | None, q: Any) -> Fused:
+    """The same with device arrays, on q's device. NumPy's stay until their values have been looked at."""
+    if not beside.arrays:
+        return beside
+    arrays = {name: a if type(a) is np.ndarray else _on_device(name, a, kind) for name, a in beside.arrays.items()}
+    for name, a in arrays.items():
+        if device.ON_GPU and not isinstance(a, np.ndarray) and a.device != q.device:
+            raise ValueError(f"{name} is on {a.device} and q on {q.device}: one device for all is needed")
+    return Fused(arrays, beside.interleaved).on_device()
+
+
 def _lse_shape(q: Any, axes: tuple[str, ...]) -> tuple[int, ...]:
     """Of the log-sum-exp: (batch, heads, seq), or (heads, tokens)."""
     return tuple(q.shape[axis] for axis in _HEADS_FIRST[axes][:-1])
@@ -456,6 +510,7 @@ def _choose(wishes: _Wishes, q: Any, k: Any, *, varlen: bool, direction: str = "
         "window": wishes.window,
         "return_lse": wishes.return_lse,
         "deterministic": wishes.deterministic,
+        **wishes.beside.asked,
     }
     stages = (backward_of if direction == "backward" else forward_of)(LADDER)
     wanted = wishes.stage

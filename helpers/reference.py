@@ -60,13 +60,24 @@ def attention(
     causal: bool = False,
     window: tuple[int, int] | None = None,
     return_lse: bool = False,
+    bias: np.ndarray | None = None,
+    alibi_slopes: np.ndarray | None = None,
+    rotary_cos: np.ndarray | None = None,
+    rotary_sin: np.ndarray | None = None,
+    rotary_interleaved: bool = False,
+    rotary_positions: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """softmax(softmax_scale * q k^T) v, computed in float64 (Vaswani et al. 2017, section 3.2.1).
+    """softmax(softmax_scale * q k^T + bias) v, computed in float64 (Vaswani et al. 2017, section 3.2.1).
 
     q: (..., N, d), k: (..., N_kv, d), v: (..., N_kv, d_v), any real dtype, finite. Leading axes (batch,
     heads) broadcast against each other. softmax_scale: 1 / sqrt(d) where it is None.
 
     causal, window: which keys a row sees, as visible() defines it. A row that sees none has o = 0, lse = -inf.
+
+    bias: broadcasts to (..., N, N_kv); added to the scaled scores (-inf hides a key), or, of bool, True where a key may
+    be seen. alibi_slopes: broadcasts to the leading axes; -slope |i + N_kv - N - j| is added (Press et al. 2022, "Train
+    Short, Test Long"). rotary_cos, rotary_sin, rotary_interleaved: q and k are rotated first, as rotary() does it.
+    rotary_positions: of q's rows, (N,) or (batch, N), and of k's; None: row i of q is at i + N_kv - N, row j of k at j.
 
     Returns o (..., N, d_v) float64; with return_lse=True (o, lse), where lse (..., N) is the natural
     logarithm of the sum of exp(scaled scores) of each row. Query rows go through in chunks: at most
@@ -75,10 +86,15 @@ def attention(
     Raises ValueError for shapes that do not fit, for NaN or inf in an input, for a softmax_scale that is not
     finite, for a window that is none; TypeError for what is not a NumPy array of real numbers.
     """
+    if rotary_cos is not None:
+        form = {"rotary_interleaved": rotary_interleaved, "rotary_positions": rotary_positions}
+        q, k = rotated(q, k, rotary_cos=rotary_cos, rotary_sin=rotary_sin, **form)
     q, k, v, batch, scale = _arguments(q, k, v, softmax_scale)
     left, right = _window(window, causal)
     masked = (left, right) != (-1, -1)
     (n, _), n_kv = q.shape[-2:], k.shape[-2]
+    bias = None if bias is None else np.broadcast_to(_bias(bias), (*batch, n, n_kv))
+    slopes = None if alibi_slopes is None else np.broadcast_to(_real("alibi_slopes", alibi_slopes), batch)
     o = np.empty((*batch, n, v.shape[-1]))
     lse = np.empty((*batch, n))
     q = np.broadcast_to(q, batch + q.shape[-2:])
@@ -91,6 +107,10 @@ def attention(
             rows = slice(start, min(start + step, n))
             s = np.matmul(q[head][rows], k[head].T, out=scores[: rows.stop - start])
             s *= scale
+            if bias is not None:
+                s += bias[head][rows]
+            if slopes is not None:
+                s -= slopes[head] * np.abs(_offsets(np.arange(rows.start, rows.stop), n, n_kv))
             if masked:
                 s[~_seen(np.arange(rows.start, rows.stop), n, n_kv, left, right)] = -np.inf
             m = s.max(axis=-1, keepdims=True)
@@ -101,6 +121,79 @@ def attention(
             o[head][rows] = (s @ v[head]) / np.where(empty, 1.0, l)
             lse[head][rows] = np.where(empty, -np.inf, m + np.log(np.where(empty, 1.0, l)))[:, 0]
     return (o, lse) if return_lse else o
+
+
+def rotary(
+    x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, *, interleaved: bool = False
+) -> np.ndarray:
+    """Rotary position embedding in float64 (Su et al. 2021, "RoFormer", section 3.4.2).
+
+    Pair p of a row, (a, b), becomes (a cos - b sin, b cos + a sin), with the angle's cosine and sine of its position.
+
+    x: (..., N, d), of which the first rotary_dim words are rotated. cos, sin: (positions, rotary_dim / 2), real.
+    positions: ints that broadcast to x without its last axis, each a row of the tables. interleaved: words 2 p and
+    2 p + 1 are pair p (GPT-J); else p and p + rotary_dim / 2 (GPT-NeoX, Llama).
+
+    Returns float64 of x's shape. Raises ValueError for shapes that do not fit and for positions outside of the tables;
+    TypeError for what is not an array of real numbers.
+    """
+    x, cos, sin = _real("x", x).copy(), _real("cos", cos), _real("sin", sin)
+    positions = np.asarray(positions)
+    if cos.shape != sin.shape or cos.ndim != 2 or not 1 <= cos.shape[1] <= x.shape[-1] // 2:
+        form = f"expected (positions, rotary_dim / 2) twice, with rotary_dim up to {x.shape[-1]}"
+        raise ValueError(f"cos has shape {cos.shape} and sin {sin.shape}: {form}.")
+    if positions.dtype.kind not in "iu" or (positions.size and not 0 <= positions.min() <= positions.max() < len(cos)):
+        raise ValueError(f"positions: expected ints from 0 to {len(cos) - 1}, got {positions!r:.80}")
+    pairs = cos.shape[1]
+    first, second = (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
+    if not interleaved:
+        first, second = slice(0, pairs), slice(pairs, 2 * pairs)
+    a, b = x[..., first].copy(), x[..., second].copy()
+    c, s = cos[positions], sin[positions]
+    x[..., first], x[..., second] = a * c - b * s, b * c + a * s
+    return x
+
+
+def rotated(
+    q: np.ndarray,
+    k: np.ndarray,
+    *,
+    rotary_cos: np.ndarray,
+    rotary_sin: np.ndarray,
+    rotary_interleaved: bool = False,
+    rotary_positions: tuple[np.ndarray, np.ndarray] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """q (..., N, d) and k (..., N_kv, d) as attention() rotates them, in float64. Raises as rotary()."""
+    n, n_kv = np.shape(q)[-2], np.shape(k)[-2]
+    places = rotary_positions or (np.arange(n) + n_kv - n, np.arange(n_kv))
+    of_heads = (np.asarray(place) if np.ndim(place) < 2 else np.asarray(place)[:, None] for place in places)
+    both = zip((q, k), of_heads, strict=True)
+    return tuple(rotary(a, rotary_cos, rotary_sin, place, interleaved=rotary_interleaved) for a, place in both)
+
+
+def scores(
+    q: np.ndarray,
+    k: np.ndarray,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    bias: np.ndarray | None = None,
+    alibi_slopes: np.ndarray | None = None,
+) -> np.ndarray:
+    """What attention() takes the softmax of, all at once: (..., N, N_kv) float64, -inf where a key is not seen.
+
+    The arguments are those of attention(), and so are the errors.
+    """
+    q, k, _, batch, scale = _arguments(q, k, k, softmax_scale)
+    n, n_kv = q.shape[-2], k.shape[-2]
+    s = np.broadcast_to(scale * (q @ k.swapaxes(-1, -2)), (*batch, n, n_kv)).copy()
+    if bias is not None:
+        s += _bias(bias)
+    if alibi_slopes is not None:
+        s -= _real("alibi_slopes", alibi_slopes)[..., None, None] * np.abs(_offsets(np.arange(n), n, n_kv))
+    s[..., ~_seen(np.arange(n), n, n_kv, *_window(window, causal))] = -np.inf
+    return s
 
 
 def attention_backward(
@@ -227,9 +320,24 @@ def _window(window: tuple[int, int] | None, causal: bool) -> tuple[int, int]:
     return int(window[0]), 0 if causal else int(window[1])
 
 
+def _offsets(rows: np.ndarray, n: int, n_kv: int) -> np.ndarray:
+    """How far after each row's own position a key is: (rows, n_kv), 0 on the diagonal."""
+    return np.arange(n_kv) - (rows[:, None] + n_kv - n)
+
+
+def _bias(bias: np.ndarray) -> np.ndarray:
+    """What is added to the scores. ValueError for NaN and +inf."""
+    if np.asarray(bias).dtype == bool:
+        return np.where(bias, 0.0, -np.inf)
+    bias = _real("bias", bias)
+    if np.isnan(bias).any() or np.isposinf(bias).any():
+        raise ValueError("bias holds NaN or +inf: expected finite numbers, or -inf for a key that is hidden.")
+    return bias
+
+
 def _seen(rows: np.ndarray, n: int, n_kv: int, left: int, right: int) -> np.ndarray:
     """visible() for some of the rows."""
-    offset = np.arange(n_kv) - (rows[:, None] + n_kv - n)  # 0 on the diagonal
+    offset = _offsets(rows, n, n_kv)
     seen = np.ones(offset.shape, bool)
     if left >= 0:
         seen &= offset >= -left

@@ -81,6 +81,53 @@ def run_once(stage: Stage, dtype: str) -> None:
                 check(f"{stage.name} {dtype} sequence {i}", o[:, rows], wanted, tolerance=near(dtype))
 
 
+def run_fused(stage: Stage, dtype: str) -> None:
+    """A bias of each kind, ALiBi and a rotary embedding of each form, for a stage that has them."""
+    rng = np.random.default_rng(0)
+    n, n_kv = 133, 101
+    q, k, v = random(((2, 4), (2, 2)), n, n_kv, 64, dtype)
+    padded = rng.standard_normal((4, n, 112)).astype(TYPES[dtype])[..., :n_kv]  # rows at multiples of 16 bytes
+    angles = np.linspace(0, 3, 16 * 200).reshape(200, 16)
+    cos, sin = (function(angles).astype(TYPES[dtype]) for function in (np.cos, np.sin))
+    places = tuple(rng.integers(0, 200, rows, dtype=np.int32) for rows in (n, n_kv))
+    for options in (
+        {"bias": padded, "causal": True},
+        {"bias": padded.copy()},
+        {"bias": rng.standard_normal((2, 1, 1, n_kv)).astype(np.float32)},
+        {"bias": rng.random((n, 112))[..., :n_kv] < 0.6, "window": (40, 30)},
+        {"alibi_slopes": rng.random((2, 4)).astype(np.float32)},
+        {"rotary_cos": cos, "rotary_sin": sin, "rotary_positions": places},
+        {"rotary_cos": cos, "rotary_sin": sin, "rotary_positions": places, "rotary_interleaved": True, "causal": True},
+    ):
+        launch, o = stage.prepare(q, k, v, **options)
+        launch()
+        found = {
+            name: a.astype(np.float64) if name in ("rotary_cos", "rotary_sin") else a for name, a in options.items()
+        }
+        tolerance = near(dtype) * (
+            4 if "rotary_cos" in options and dtype != "float32" else 1
+        )  # Q and K are rounded again
+        check(f"{stage.name} {dtype} {', '.join(options)}", o, exact(q, k, v, **found), tolerance=tolerance)
+    cu = tuple(np.array(ends, dtype=np.int32) for ends in PACKED)
+    q, k, v = (a[0] for a in random(((1, 4), (1, 2)), cu[0][-1], cu[1][-1], 64, dtype))
+    launch, o = stage.prepare(
+        *(q, k, v), cu_seqlens=cu, causal=True, rotary_cos=cos, rotary_sin=sin, alibi_slopes=np.ones(4, np.float32)
+    )
+    launch()
+    for i in (0, 3):  # the others have no rows, or no keys
+        rows, keys = (slice(*ends[i : i + 2]) for ends in cu)
+        n, n_kv = rows.stop - rows.start, keys.stop - keys.start
+        places = np.maximum(np.arange(n) + n_kv - n, 0), np.arange(n_kv)
+        beside = {
+            "rotary_cos": cos.astype(np.float64),
+            "rotary_sin": sin.astype(np.float64),
+            "rotary_positions": places,
+        }
+        wanted = exact(q[:, rows], k[:, keys], v[:, keys], causal=True, alibi_slopes=np.ones(4), **beside)
+        tolerance = near(dtype) * (4 if dtype != "float32" else 1)
+        check(f"{stage.name} {dtype} sequence {i}, all", cp.asnumpy(o)[:, rows], wanted, tolerance=tolerance)
+
+
 def run_backward(stage: Stage, dtype: str) -> None:
     """The gradients of all of the above, in both ways. Raises CheckFailed for a wrong result."""
     forward = LADDER["heads_and_masks" if dtype == "float32" else "flash_mma"]
@@ -206,6 +253,8 @@ def main(names: Sequence[str]) -> int:
         for dtype in stage.dtypes:
             if (not names or stage.name in names) and stage.why_not(head_dim=64, dtype=dtype) is None:
                 run(stage, dtype)
+                if "bias" in stage.features:
+                    run_fused(stage, dtype)
     for stage in BACKWARD.values():
         for dtype in stage.dtypes:
             if (not names or stage.name in names) and stage.why_not(head_dim=64, dtype=dtype) is None:

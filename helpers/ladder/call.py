@@ -49,6 +49,8 @@ class Call:
     window: (left, right), -1 for unlimited. rows, keys: of q and of k, in the longest sequence; a forward's launches do
         not depend on keys. aligned: every row of every array that has a head_dim starts at a multiple of 16 bytes.
     deterministic: the gradients are the same to the bit in every run.
+    rotary_interleaved: as helpers.ladder.fused has it, whose arrays are among the others. bias_aligned: the first
+        element of bias is at a multiple of 16 bytes.
     """
 
     arrays: Mapping[str, Spec]
@@ -59,6 +61,8 @@ class Call:
     aligned: bool
     keys: int = 0
     deterministic: bool = False
+    rotary_interleaved: bool = False
+    bias_aligned: bool = False
 
     @property
     def packed(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from helpers import device, kernel
-from helpers.ladder import limits, tensor_maps
+from helpers.ladder import fused, limits, tensor_maps
 from helpers.ladder.call import Call, Spec, check_stage_arrays, mask_window, softmax_scale_of
 from helpers.ladder.layout import address, four_axes, is_aligned, span
 
@@ -79,6 +79,7 @@ class Stage:
         gqa      fewer heads in k and v than in q
         causal, window, varlen (packed sequences), lse (the log-sum-exp)
         strides  any array whose rows are contiguous, with no copy
+        bias, alibi, rotary  as helpers.ladder.fused has them
     """
 
     number: int
@@ -104,6 +105,9 @@ class Stage:
     variant: Callable[[Call], Mapping[str, int]] = lambda call: {}  # -D options that a call needs, such as VECTOR=0
     # Whether a call that names no stage may get it here: (rows, rows of all heads, head_dim) of Q.
     by_default: Callable[[int, int, int], bool] = lambda rows, all_rows, head_dim: True
+    # A call that names no stage gets it only for one of these features; empty: for any call.
+    only_for: frozenset[str] = frozenset()
+    rotary_step: int = 2  # rotary_dim is a multiple of it
     needs_aligned: bool = False  # rows that do not start at multiples of 16 bytes are copied
 
     # ---- what it is compiled with
@@ -168,6 +172,9 @@ class Stage:
         varlen: bool = False,
         return_lse: bool = False,
         deterministic: bool = False,
+        bias: bool = False,
+        alibi: bool = False,
+        rotary_dim: int = 0,
     ) -> str | None:
         """The reason it cannot do this, on this device; None where it can."""
         if dtype not in self.dtypes:
@@ -182,10 +189,15 @@ class Stage:
             "varlen": varlen and "packed sequences of several lengths",
             "lse": return_lse and "return_lse=True",
             "deterministic": deterministic and "deterministic=True",
+            "bias": bias and "bias",
+            "alibi": alibi and "alibi_slopes",
+            "rotary": rotary_dim and "rotary_cos and rotary_sin",
         }
         for feature, wish in wishes.items():
             if wish and feature not in self.features:
                 return f"it has no {wish}"
+        if rotary_dim % self.rotary_step:
+            return f"rotary_dim = {rotary_dim}; this stage takes multiples of {self.rotary_step}"
         here, needed = limits.compute_capability(), max(self.min_cc, 80 if dtype == "bfloat16" else 0)
         if here < needed:
             return f"it needs compute capability {needed / 10} for {dtype}; this GPU has {here / 10}"
@@ -224,6 +236,7 @@ class Stage:
         causal: bool = False,
         window: tuple[int, int] | None = None,
         return_lse: bool = False,
+        **beside: Any,
     ) -> Any:
         """softmax(softmax_scale * q k^T) v, for each head.
 
@@ -235,6 +248,8 @@ class Stage:
             causal: row i sees keys up to i + N_kv - N: the last row sees all (bottom-right, as in FlashAttention).
             window: (left, right): how many keys before and after that diagonal a row sees; -1 for all of them.
             return_lse: also the log of the sum of exp(scaled scores) of each row, float32 without the axis d.
+            beside: bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved and rotary_positions, with the
+                features bias, alibi and rotary, as `helpers.attention.flash_attention` has them.
 
         Returns:
             The output, of q's shape and dtype, a device array; with return_lse, (o, lse). A row that sees no key is 0,
@@ -246,7 +261,7 @@ class Stage:
                 softmax_scale that float32 cannot hold.
         """
         run, result = self.prepare(
-            q, k, v, softmax_scale=softmax_scale, causal=causal, window=window, return_lse=return_lse
+            q, k, v, softmax_scale=softmax_scale, causal=causal, window=window, return_lse=return_lse, **beside
         )
         run()
         return result
@@ -265,6 +280,7 @@ class Stage:
         out: Any = None,
         source: str | None = None,
         sizes: Mapping[str, int] | None = None,
+        **beside: Any,
     ) -> tuple[Callable[[], None], Any]:
         """Everything but the launch: a function that launches, and what it writes. For timing and experiments.
 
@@ -289,6 +305,7 @@ class Stage:
             out=out,
             source=source,
             sizes=sizes,
+            **beside,
         )
         return (lambda: None) if ready is None else ready.bind(arrays), result
 
@@ -306,10 +323,14 @@ class Stage:
         out: Any = None,
         source: str | None = None,
         sizes: Mapping[str, int] | None = None,
+        **beside: Any,
     ) -> tuple[Ready | None, dict[str, Any], Any]:
         """What `prepare` binds: the launches (None where nothing is to do), the arrays by name, and what is written."""
         asked = {"causal": causal, "window": window, "varlen": cu_seqlens is not None, "return_lse": return_lse}
-        limits_of_mask = self.check(q, k, v, **asked)
+        if unknown := beside.keys() - fused.OPTIONS:
+            raise TypeError(f"stage {self.name} got an unexpected keyword argument {min(unknown)!r}")
+        given = fused.options_of(**beside)
+        limits_of_mask = self.check(q, k, v, **asked, **given.asked)
         scale = softmax_scale_of(softmax_scale, q.shape[-1])
         cp = device.cp
         if q.size == 0:  # packed sequences without a token
@@ -320,9 +341,9 @@ class Stage:
             got = f"shape {o.shape}, strides {o.strides}, dtype {o.dtype}"
             raise ValueError(f"out is written in place, so it must be as stage {self.name} takes q; got {got}")
         lse = cp.full(q.shape[:-1], cp.nan, dtype=cp.float32) if return_lse else None
-        rows = None
+        rows = keys = None
         if cu_seqlens is not None:
-            rows = int(np.diff(cp.asnumpy(cu_seqlens[0])).max(initial=0))
+            rows, keys = (int(np.diff(cp.asnumpy(cu)).max(initial=0)) for cu in cu_seqlens)
             cu_seqlens = tuple(cp.asarray(cu) for cu in cu_seqlens)
         ready, arrays = self.ready(
             *(cp.asarray(a) for a in (q, k, v)),
@@ -331,6 +352,8 @@ class Stage:
             window=limits_of_mask,
             source=source,
             sizes=sizes,
+            beside=given,
+            keys=keys,
         )
         return ready, arrays, (o, lse) if return_lse else o
 
@@ -364,12 +387,18 @@ class Stage:
         window: tuple[int, int],
         source: str | None = None,
         sizes: Mapping[str, int] | None = None,
+        beside: fused.Fused = fused.NOTHING,
+        keys: int | None = None,
     ) -> tuple[Ready, dict[str, Any]]:
         """A forward call that has been checked, compiled; and its arrays by name.
 
         Args:
             q, k, v, o: device arrays (..., rows, head_dim). lse, cu_seqlens: device arrays, or None.
-            rows: of the longest sequence, where they are packed.
+            rows, keys: of the longest sequence, where they are packed; keys may be left out.
+            beside: its arrays, on the device or in NumPy, are checked here.
+
+        Raises:
+            TypeError, ValueError: an array of beside does not fit q and k.
         """
         arrays = {name: four_axes(self.readable(a)) for name, a in zip("qkv", (q, k, v), strict=True)}
         arrays["o"] = four_axes(o)
@@ -378,13 +407,20 @@ class Stage:
         if cu_seqlens is not None:
             arrays["cu_seqlens_q"], arrays["cu_seqlens_k"] = cu_seqlens
         batch, heads, n, head_dim = arrays["q"].shape
+        sequences = batch if cu_seqlens is None else len(cu_seqlens[0]) - 1
+        if beside.arrays:
+            packed = cu_seqlens is not None
+            of_call = {"sequences": sequences, "packed": packed, "longest_k": keys, "aligned": self.needs_aligned}
+            arrays.update(fused.check(beside.on_device(), arrays["q"], arrays["k"], **of_call))
         call = Call(
             {name: Spec.of(a) for name, a in arrays.items()},
             softmax_scale,
             window,
             rows=n if rows is None else rows,
-            sequences=batch if cu_seqlens is None else len(cu_seqlens[0]) - 1,
+            sequences=sequences,
             aligned=all(is_aligned(arrays[name]) for name in "qkvo"),
+            rotary_interleaved=beside.interleaved,
+            bias_aligned="bias" in arrays and address(arrays["bias"]) % 16 == 0,
         )
         defines = self.defines_for(head_dim, call.rows, heads * call.sequences, uneven=call.uneven)
         defines.update(self.variant(call))

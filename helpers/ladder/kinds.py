@@ -125,7 +125,7 @@ def kind_of(a: Any) -> DeviceArrays | TorchTensors | None:
         return _DEVICE
     if device.ON_GPU and type(a).__module__ == "torch" and (torch := sys.modules.get("torch")) is not None:
         plain = type(a) is torch.Tensor and a.is_cuda and not a.requires_grad
-        if plain and a.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int32):
+        if plain and a.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.bool):
             if not _TORCH:
                 _TORCH.append(TorchTensors(torch))
             return _TORCH[0]

@@ -10,7 +10,8 @@ import numpy as np
 from helpers.ladder import limits
 from helpers.ladder.call import Call, Spec
 from helpers.ladder.contract import Constant, Launch, Map, Part
-from helpers.ladder.params import GRADIENTS, attention_params, backward_params
+from helpers.ladder.fused import ARRAYS
+from helpers.ladder.params import GRADIENTS, attention_params, backward_params, fused_params
 from helpers.ladder.tiles import backward_mma_dq_columns
 
 if TYPE_CHECKING:
@@ -55,13 +56,38 @@ def strided_maps(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Lau
     return [_tiles_in_grid(stage, call, sizes, _maps(sizes))]
 
 
-def _tiles_in_grid(stage: Stage, call: Call, sizes: Mapping[str, int], qkv: tuple[Any, ...]) -> Launch:
+def strided_fused(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+    """11: as 05 and 07, with the arrays of helpers.ladder.fused, and FusedParams after AttentionParams."""
+    given = tuple(name if name in call.arrays else None for name in ARRAYS)
+    strides = {name: _steps(call.arrays[name]) for name in given if name is not None}
+    tables = call.arrays.get("rotary_cos")
+    return [
+        _tiles_in_grid(
+            stage, call, sizes, ("q", "k", "v"), given, (fused_params(strides, tables.shape[0] if tables else 0),)
+        )
+    ]
+
+
+def _steps(spec: Spec) -> tuple[int, ...]:
+    """From one element to the next along each axis, in elements; 0 where there is one for all."""
+    size = np.dtype(spec.dtype).itemsize
+    return tuple(step // size if count > 1 else 0 for count, step in zip(spec.shape, spec.strides, strict=True))
+
+
+def _tiles_in_grid(
+    stage: Stage,
+    call: Call,
+    sizes: Mapping[str, int],
+    qkv: tuple[Any, ...],
+    more: tuple[Any, ...] = (),
+    more_params: tuple[Any, ...] = (),
+) -> Launch:
     _check_grid(call.heads, "heads")
     _check_grid(call.sequences, "sequences")
     params = _attention_params(call)
     optional = (name if name in call.arrays else None for name in ("lse", "cu_seqlens_q", "cu_seqlens_k"))
     grid = -(-call.rows // sizes["BLOCK_M"]), call.heads, call.sequences
-    return stage.launch(grid, sizes, (*qkv, "o", *optional, params))
+    return stage.launch(grid, sizes, (*qkv, "o", *optional, *more, params, *more_params))
 
 
 def _maps(sizes: Mapping[str, int]) -> tuple[Map, ...]:

@@ -5,7 +5,7 @@ CuPy passes a NumPy array of one element by value, whatever its dtype, and so do
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,14 @@ ATTENTION_PARAMS = np.dtype(
         *((name, STRIDES) for name in "qkvo"),
         *((name, np.int32) for name in ("N", "N_kv", "heads", "kv_heads", "window_left", "window_right")),
         ("softmax_scale", np.float32),
+    ],
+    align=True,
+)
+FUSED_PARAMS = np.dtype(
+    [
+        *((f"bias_{axis}", np.int64) for axis in ("batch", "head", "row", "key")),
+        *((name, np.int64) for name in ("alibi_batch", "cos_row", "sin_row", "q_positions_batch", "k_positions_batch")),
+        ("positions", np.int32),
     ],
     align=True,
 )
@@ -51,6 +59,22 @@ def attention_params(
     params = np.zeros(1, dtype=ATTENTION_PARAMS)
     limits = (UNLIMITED if side < 0 else side for side in window)
     params[0] = (*(strides[name] for name in "qkvo"), n, n_kv, heads, kv_heads, *limits, softmax_scale)
+    return params
+
+
+def fused_params(strides: Mapping[str, Sequence[int]], positions: int) -> Any:
+    """One FusedParams, an array of shape (1,).
+
+    Args:
+        strides: by the names of helpers.ladder.fused, in elements: of bias along its 4 axes, of alibi_slopes and of the
+            positions from one batch to the next, of rotary_cos and rotary_sin from one row to the next. 0 for what a
+            call does not have, and along an axis on which there is one element for all.
+        positions: rows of rotary_cos.
+    """
+    params = np.zeros(1, dtype=FUSED_PARAMS)
+    one = (strides.get(name, (0,))[0] for name in ("alibi_slopes", "rotary_cos", "rotary_sin"))
+    of_positions = (strides.get(name, (0,))[0] for name in ("q_positions", "k_positions"))
+    params[0] = (*strides.get("bias", (0, 0, 0, 0)), *one, *of_positions, positions)
     return params
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from helpers import device
 from helpers.ladder import limits, tiles
 from helpers.ladder.call import Call
 from helpers.ladder.contract import Stage
+from helpers.ladder.fused import form_of_bias
 from helpers.ladder.launches import (
     backward,
     backward_mma,
@@ -21,6 +24,7 @@ from helpers.ladder.launches import (
     row_sums,
     scores_of_one_head,
     strided,
+    strided_fused,
     tiles_of_rows,
 )
 
@@ -114,9 +118,42 @@ def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
     return device.ON_GPU and (rows >= 512 if head_dim > 64 else all_rows >= 16384)
 
 
+def _fused_variant(call: Call) -> dict[str, int]:
+    """What a call has beside attention; nothing for a plain one."""
+    found = {"ALIBI": 1} if "alibi_slopes" in call.arrays else {}
+    if bias := call.arrays.get("bias"):
+        found["BIAS"] = form_of_bias(bias.dtype, call.arrays["q"].dtype)
+    if tables := call.arrays.get("rotary_cos"):
+        found["ROTARY"] = 2 if call.rotary_interleaved else 1
+        found["ROTARY_DIM"] = 2 * tables.shape[1]
+    return found
+
+
+def _fused_mma_variant(call: Call) -> dict[str, int]:
+    """The same; tiles of keys that leave room for the tile of the bias; and how far rounding may go astray.
+
+    A bias may be as large as it likes, so EXACT_SHIFT is always on with one.
+    """
+    found = _fused_variant(call)
+    head_dim, dtype = call.arrays["q"].shape[-1], call.arrays["q"].dtype
+    if "BIAS" in found:
+        bias = call.arrays["bias"]
+        size = np.dtype(bias.dtype).itemsize
+        found["BLOCK_N"] = tiles.fused_mma_block_n(head_dim, limits.most_shared(), size)
+        steps = [step for count, step in zip(bias.shape[:3], bias.strides[:3], strict=True) if count > 1]
+        if not (bias.shape[3] > 1 and bias.strides[3] == size and call.bias_aligned and not any(s % 16 for s in steps)):
+            found["BIAS_VECTOR"] = 0
+    if abs(call.softmax_scale) > EXACT_SHIFT_ABOVE or found.get("BIAS") in (1, 2):
+        found["EXACT_SHIFT"] = 1
+    if "ROTARY" in found and call.arrays["rotary_cos"].dtype != dtype:
+        found["ROTARY_FLOAT"] = 1
+    return found
+
+
 EXACT_SHIFT_ABOVE = 2**10  # |softmax_scale|. Below it |m_i| < 2^27 while |q k| < 90,000: see weight() in 07
 
 EVERYTHING = frozenset({"gqa", "causal", "window", "varlen", "lse", "strides"})
+FUSED = frozenset({"bias", "alibi", "rotary"})
 _REGISTER_TILED: Mapping[str, Any] = {  # 05 has the tiles of 04
     "tiles": _register_tiles,
     "few_blocks": _few_register_tiles,
@@ -231,6 +268,33 @@ _STAGES = (
         variant=_hopper_variant,
         by_default=_hopper_by_default,
     ),
+    Stage(
+        *(11, "fused", "11_fused.cu", "bias, ALiBi and rotary embedding in the kernel that has the scores"),
+        launches=strided_fused,
+        features=EVERYTHING | FUSED,
+        only_for=FUSED,
+        **{
+            **_REGISTER_TILED,
+            "variant": lambda call: {**({} if call.aligned else {"VECTOR": 0}), **_fused_variant(call)},
+        },
+    ),
+    Stage(
+        *(11, "fused_mma", "11_fused_mma.cu", "the same on tensor cores: the bias comes by cp.async and ldmatrix"),
+        tiles=_mma_tiles,
+        few_blocks=_few_mma_tiles,
+        launches=strided_fused,
+        features=EVERYTHING | FUSED,
+        only_for=FUSED,
+        rotary_step=16,
+        dtypes=("float16", "bfloat16"),
+        min_cc=80,
+        max_head_dim=256,
+        head_dim_step=8,
+        threads=lambda sizes: 32 * sizes["WARPS"],
+        shared_bytes=lambda sizes: tiles.fused_mma_shared_bytes(sizes["HEAD_DIM"], sizes),
+        needs_aligned=True,
+        variant=_fused_mma_variant,
+    ),
 )
 
 LADDER: Mapping[str, Stage] = {stage.name: stage for stage in _STAGES}
@@ -253,8 +317,9 @@ def default_of(stages: Mapping[str, Stage], rows: int, all_rows: int, **asked: A
         rows, all_rows: of Q, of one head and of all heads together. asked: as `Stage.why_not` has it.
     """
     size = rows, all_rows, asked["head_dim"]
-    able = (s for s in reversed(stages.values()) if s.by_default(*size) and s.why_not(**asked) is None)
-    return next(able, None)
+    wished = {name.removesuffix("_dim") for name in ("bias", "alibi", "rotary_dim") if asked.get(name)}
+    meant = (s for s in reversed(stages.values()) if s.by_default(*size) and (not s.only_for or s.only_for & wished))
+    return next((s for s in meant if s.why_not(**asked) is None), None)
 
 
 FORWARD: Mapping[str, Stage] = forward_of(LADDER)

@@ -31,7 +31,7 @@ from helpers.record import ncu, peers
 from helpers.record.cases import Case, Inputs
 from helpers.record.counters import FIGURES, SHAPE, STALLS, WIDE, stall_metric
 from helpers.record.experiments import EXPERIMENTS, WMMA, Experiment, Step, steps
-from helpers.record.plan import Gradients, forward, gradients
+from helpers.record.plan import Gradients, gradients, recorded_stages
 from helpers.record.results import MAIN_PEER
 from helpers.record.timing import elapsed
 
@@ -49,7 +49,7 @@ _UNITS = {"nsecond": 1e-6, "ns": 1e-6, "usecond": 1e-3, "us": 1e-3, "msecond": 1
 def cases() -> Iterator[tuple[str, Case]]:
     """Each stage of the ladder with its cases; those that this device cannot run are left out."""
     for head_dim in (SHAPE[3], WIDE):
-        for name, stage in forward().items():
+        for name, stage in recorded_stages().items():
             if head_dim == SHAPE[3] or stage.number >= WIDE_FROM:
                 takes = [dtype for dtype in TYPES if stage.why_not(head_dim=head_dim, dtype=dtype) is None]
                 for dtype in takes if name in ALL_TYPES else takes[:1]:

@@ -24,10 +24,9 @@ import numpy as np
 
 from helpers.attention import flash_attention
 from helpers.device import ON_GPU, cp
-from helpers.ladder import FORWARD
 from helpers.record import peers
 from helpers.record.cases import TYPES, Case, Inputs, Shape
-from helpers.record.plan import Job, why_not
+from helpers.record.plan import Job, recorded_stages, why_not
 from helpers.record.results import NO_RECORD, Measurement, Record, results_table
 from helpers.record.run import device_facts, how_measured, run_all
 from helpers.record.timing import measure
@@ -80,7 +79,7 @@ def jobs(cases: Sequence[Case] = LONG_CASES) -> list[Job]:
     for case in cases:
         torch = peers.torch_on_gpu()
         others = [peer for peer in peers.TORCH if torch and peer.why_not(case.dtype, case.causal) is None]
-        stages = [stage for stage in FORWARD.values() if why_not(stage, case) is None]
+        stages = [stage for stage in recorded_stages().values() if why_not(stage, case) is None]
         found += [Job("peer", peer.name, peer, case) for peer in others]
         found += [Job("stage", stage.name, stage, case) for stage in reversed(stages)]
     return found

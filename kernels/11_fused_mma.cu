@@ -1,0 +1,655 @@
+// 11 fused_mma: what stands beside attention in a model, in the kernel that has the scores and the tiles. Else as 07.
+//
+// Since 07: a tile of the bias (BIAS) comes by cp.async, while the products of the tile before are computed, and by
+// ldmatrix, which hands a lane the elements of its own scores: S's accumulators have the layout of a left operand.
+// ALIBI needs no array (Press et al., 2022): left of the diagonal -slope |i - j| is a term of the row, which goes into
+// the maximum, and one of the column, with which the accumulators begin. ROTARY rotates Q and K in shared memory, each
+// row by the warp that copied it (Su et al., 2021).
+//
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2 HEAD_DIM_PADDED
+//          (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory, and BLOCK_M BLOCK_N sizeof(Bias) with a bias
+// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
+//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or
+//          (heads, tokens). bias (batch, heads, N, N_kv), alibi_slopes (batch, heads), rotary_cos, rotary_sin (positions,
+//          ROTARY_DIM / 2), q_positions (batch, N), k_positions (batch, N_kv)
+// Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes; ROTARY_DIM a multiple of 16
+// Traffic  Q, O and bias once; K, V and the tables: for each tile of rows, from the first key that one of them sees to
+//          the last
+#include "attention_params.cuh"
+#include "fused_params.cuh"
+#include "ptx.cuh"
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 256
+#endif
+#ifndef BLOCK_M
+#define BLOCK_M 128  // B_r, query rows per block
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 64  // B_c, keys per tile
+#endif
+#ifndef WARPS
+#define WARPS 4  // per block; each has BLOCK_M / WARPS of its rows
+#endif
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS 2  // per SM: what the compiler keeps registers free for
+#endif
+#ifndef EXACT_SHIFT
+#define EXACT_SHIFT 0  // 1: for a softmax_scale so large that m_i's rounding is worth many powers of 2; see gemm_pv
+#endif
+#ifndef RESCALE_THRESHOLD
+#define RESCALE_THRESHOLD 8.0f  // m_i is updated only when a row's maximum exceeds it by more, in powers of 2
+#endif
+#ifndef BIAS
+#define BIAS 0  // an array of the type of Q (1) or float32 (2), added to the scaled scores; bool (3), true: may be seen
+#endif
+#ifndef BIAS_VECTOR
+#define BIAS_VECTOR 1  // rows of the bias start at multiples of 16 bytes, and their keys are neighbours
+#endif
+#ifndef ALIBI
+#define ALIBI 0  // 1: -slope |distance| is added to the scaled scores
+#endif
+#ifndef ROTARY
+#define ROTARY 0  // 1: pairs of words p and p + ROTARY_DIM / 2 of Q and K are rotated. 2: pairs 2 p and 2 p + 1
+#endif
+#ifndef ROTARY_DIM
+#define ROTARY_DIM (HEAD_DIM / 16 * 16)  // words of a row that are rotated: the first ones
+#endif
+#ifndef ROTARY_FLOAT
+#define ROTARY_FLOAT 0  // 1: the tables are float32, not of the type of Q
+#endif
+#ifndef ALIBI_FORM
+#define ALIBI_FORM 0  // experiment: 0 the accumulators begin with the columns' terms; 1 added after; 2 a third operand
+#endif
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
+
+constexpr int THREADS = 32 * WARPS;
+constexpr int TILES_M = BLOCK_M / (16 * WARPS);             // MMA atoms of 16 rows in a warp tile
+constexpr int ROWS = 2 * TILES_M;                           // of S and O per thread: g, g + 8, ... of its warp's
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
+constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it, for cp.async and ldmatrix
+constexpr int SWIZZLE_CHUNKS = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;  // neighbours that the swizzle permutes
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
+static_assert(BLOCK_N <= 128, "mask() has one bit per key of a thread");
+static_assert(THREADS / SWIZZLE_CHUNKS % 8 == 0, "a thread's rows must be multiples of 8 apart to share one swizzle");
+
+using Statistics = float[ROWS];
+using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
+using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
+
+#if BIAS == 2
+template <typename T>
+using Bias = float;
+#elif BIAS == 3
+template <typename T>
+using Bias = bool;
+#else
+template <typename T>
+using Bias = T;
+#endif
+#if ROTARY_FLOAT
+template <typename T>
+using Table = float;
+#else
+template <typename T>
+using Table = T;
+#endif
+
+// The byte offset of a chunk in its tile. ldmatrix reads the same chunk of eight neighbouring rows: the exclusive or
+// puts these eight in different banks.
+__device__ __forceinline__ unsigned swizzle(unsigned row, unsigned chunk) {
+  constexpr unsigned S = SWIZZLE_CHUNKS;
+  return 16 * (row * CHUNKS + chunk / S * S + (chunk % S ^ row / (8 / S) % S));
+}
+
+// The same row, 16 k elements further. Because tiles start at multiples of 128 bytes, that is an exclusive or of
+// addresses: one instruction, and often none.
+__device__ __forceinline__ unsigned swizzle_advance_k(unsigned address, unsigned k) {
+  constexpr unsigned WIDTH = 16 * SWIZZLE_CHUNKS;
+  return (address ^ 32 * k % WIDTH) + 32 * k / WIDTH * WIDTH;
+}
+
+__device__ __forceinline__ unsigned pack(__half, float x, float y) {
+  const __half2 both = __floats2half2_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+// This thread's share of a tile. SWIZZLE_CHUNKS threads copy a row: `target` and `source` are the thread's first chunk,
+// rows_left is how many rows there are from there on. What is past the end becomes zeros.
+template <int TILE_ROWS, typename T>
+__device__ __forceinline__ void load_tile(
+    unsigned target, const T* __restrict__ source, long long stride, int rows_left) {
+  constexpr int STEP = THREADS / SWIZZLE_CHUNKS;  // a multiple of 8, so that the swizzle stays as it is
+#pragma unroll
+  for (int i = 0; i < TILE_ROWS; i += STEP, source += STEP * stride) {
+    if (i + STEP > TILE_ROWS && i + threadIdx.x / SWIZZLE_CHUNKS >= TILE_ROWS) break;
+#pragma unroll
+    for (int j = 0; j < CHUNKS; j += SWIZZLE_CHUNKS) {
+      const bool in_bounds = i < rows_left && 8 * (threadIdx.x % SWIZZLE_CHUNKS + j) < HEAD_DIM;
+      cp_async(target + 16 * (i * CHUNKS + j), source + 8 * j, in_bounds ? 16 : 0);
+    }
+  }
+}
+
+__device__ __forceinline__ float2 unpack(__half, unsigned pair) {
+  return __half22float2(reinterpret_cast<const __half2&>(pair));
+}
+
+__device__ __forceinline__ float2 unpack(__nv_bfloat16, unsigned pair) {
+  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000));
+}
+
+#if BIAS
+// The bias has a tile of its own, with a part for each warp, which alone copies and reads it: no barrier of the block is
+// needed. Chunks of 16 bytes are swizzled as those of K are.
+constexpr int WARP_ROWS = 16 * TILES_M;
+constexpr unsigned BIAS_BYTES = BIAS == 1 ? 2 : BIAS == 2 ? 4 : 1;  // of an element
+constexpr unsigned BIAS_ROW = BLOCK_N * BIAS_BYTES, BIAS_CHUNKS = BIAS_ROW / 16;
+constexpr unsigned BIAS_SWIZZLE = BIAS_CHUNKS % 8 == 0 ? 8 : BIAS_CHUNKS % 4 == 0 ? 4 : BIAS_CHUNKS % 2 == 0 ? 2 : 1;
+
+__device__ __forceinline__ unsigned bias_offset(unsigned row, unsigned byte) {
+  constexpr unsigned S = BIAS_SWIZZLE;
+  const unsigned chunk = byte / 16;
+  return row * BIAS_ROW + 16 * (chunk / S * S + (chunk % S ^ row / (8 / S) % S)) + byte % 16;
+}
+
+// The same row, further on, by bytes whose bits the first offset in the row does not have: as swizzle_advance_k.
+__device__ __forceinline__ unsigned bias_advance(unsigned offset, unsigned bytes) {
+  constexpr unsigned WIDTH = 16 * BIAS_SWIZZLE;
+  return (offset ^ bytes % WIDTH) + bytes / WIDTH * WIDTH;
+}
+
+// This warp's rows of the bias, from `source` on. There are rows_left rows and keys_left keys. What is past them may be
+// anything: such keys get masked, and such rows are not stored.
+template <typename T>
+__device__ __forceinline__ void load_bias(
+    unsigned char* tile, const Bias<T>* __restrict__ source, const FusedParams& fused, int rows_left, int keys_left) {
+  const int lane_id = threadIdx.x % 32;
+#if BIAS_VECTOR
+  constexpr int LANES = BIAS_CHUNKS % 4 == 0 ? 4 : BIAS_CHUNKS % 2 == 0 ? 2 : 1;  // that share a row
+  constexpr int STEP = 32 / LANES, CHUNK = 16 / BIAS_BYTES;                       // rows at a time; keys of a chunk
+  const int row = lane_id / LANES, chunk = lane_id % LANES;
+  const unsigned target = smem_address(tile) + bias_offset(row, 16 * chunk);
+  source += row * fused.bias_row + chunk * CHUNK;
+  rows_left -= row, keys_left -= chunk * CHUNK;
+#pragma unroll
+  for (int i = 0; i < WARP_ROWS; i += STEP, source += STEP * fused.bias_row) {
+    if (STEP > WARP_ROWS && row >= WARP_ROWS) break;
+#pragma unroll
+    for (int j = 0; j < BIAS_CHUNKS; j += LANES) {
+      const int keys = i < rows_left ? min(max(keys_left - j * CHUNK, 0), CHUNK) : 0;
+      cp_async(bias_advance(target, 16 * j) + i * BIAS_ROW, source + j * CHUNK, keys * BIAS_BYTES);
+    }
+  }
+#else
+#pragma unroll 4
+  for (int e = lane_id; e < WARP_ROWS * BLOCK_N; e += 32) {
+    const int row = e / BLOCK_N, key = e % BLOCK_N;
+    const bool in_bounds = row < rows_left && key < keys_left;
+    *reinterpret_cast<Bias<T>*>(tile + bias_offset(row, key * BIAS_BYTES)) =
+        in_bounds ? source[row * fused.bias_row + key * fused.bias_key] : Bias<T>(0);
+  }
+#endif
+}
+
+// S, with which the product begins: bias / softmax_scale; -inf where a key is hidden, and whatever is added to it.
+template <typename T>
+__device__ __forceinline__ void add_bias(Scores& S, const unsigned char* tile, float inverse_scale) {
+  const int lane_id = threadIdx.x % 32;
+#if BIAS == 1
+  const unsigned first = smem_address(tile) + bias_offset(lane_id % 16, lane_id / 16 * 16);
+#pragma unroll
+  for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 16; ++n) {
+      unsigned pairs[4];
+      ldmatrix_x4(pairs, bias_advance(first, 32 * n) + 16 * m * BIAS_ROW);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 b = unpack(T(), pairs[i]);
+        float* s = &S[m][2 * n + i / 2][i % 2 * 2];
+        s[0] = fmaf(b.x, inverse_scale, s[0]), s[1] = fmaf(b.y, inverse_scale, s[1]);
+      }
+    }
+#else
+  const unsigned first = bias_offset(lane_id / 4, lane_id % 4 * 2 * BIAS_BYTES);
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n) {
+      const unsigned char* pair = tile + bias_advance(first, 8 * n * BIAS_BYTES) + 8 * i * BIAS_ROW;
+      float* s = &S[i / 2][n][i % 2 * 2];
+#if BIAS == 2
+      const float2 b = *reinterpret_cast<const float2*>(pair);
+      s[0] = fmaf(b.x, inverse_scale, s[0]), s[1] = fmaf(b.y, inverse_scale, s[1]);
+#else
+      const uchar2 seen = *reinterpret_cast<const uchar2*>(pair);
+      if (!seen.x) s[0] = NEG_INF;
+      if (!seen.y) s[1] = NEG_INF;
+#endif
+    }
+#endif
+}
+#endif
+
+#if ROTARY
+// Eight words of a row of a rotary table.
+__device__ __forceinline__ void load_angles(float (&a)[8], const float* __restrict__ row) {
+  const float4 low = reinterpret_cast<const float4*>(row)[0], high = reinterpret_cast<const float4*>(row)[1];
+  a[0] = low.x, a[1] = low.y, a[2] = low.z, a[3] = low.w, a[4] = high.x, a[5] = high.y, a[6] = high.z, a[7] = high.w;
+}
+
+template <typename T>
+__device__ __forceinline__ void load_angles(float (&a)[8], const T* __restrict__ row) {
+  const uint4 four = *reinterpret_cast<const uint4*>(row);
+  const unsigned pairs[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 both = unpack(T(), pairs[i]);
+    a[2 * i] = both.x, a[2 * i + 1] = both.y;
+  }
+}
+
+// Rotates the rows of a tile that this warp copied, two chunks of eight words at a time: those that hold eight pairs.
+// Row r is at positions[r], or at first_pos + r where there are none.
+template <int TILE_ROWS, typename T>
+__device__ __forceinline__ void rotate(
+    unsigned char* tile, const Table<T>* __restrict__ rotary_cos, const Table<T>* __restrict__ rotary_sin,
+    const int* __restrict__ positions, int first_pos, int rows_left, const FusedParams& fused) {
+  constexpr int PAIRS = ROTARY_DIM / 16;                                         // of chunks in a row
+  constexpr int STEP = THREADS / SWIZZLE_CHUNKS, OF_WARP = 32 / SWIZZLE_CHUNKS;  // rows that load_tile copies at a time
+  constexpr int MY_ROWS = (TILE_ROWS + STEP - 1) / STEP * OF_WARP;
+#pragma unroll 4  // at 8, as many as Q has at HEAD_DIM = 128, registers spill
+  for (int e = threadIdx.x % 32; e < MY_ROWS * PAIRS; e += 32) {
+    const int mine = e / PAIRS, pair = e % PAIRS;
+    const int r = mine / OF_WARP * STEP + threadIdx.x / 32 * OF_WARP + mine % OF_WARP;
+    if (r >= min(rows_left, TILE_ROWS)) continue;
+    // What is outside of the tables counts as their first or last row: no position, whoever gave it, is read past them.
+    const long long pos = min(max(positions ? positions[r] : first_pos + r, 0), fused.positions - 1);
+    float cosine[8], sine[8];
+    load_angles(cosine, rotary_cos + pos * fused.cos_row + 8 * pair);
+    load_angles(sine, rotary_sin + pos * fused.sin_row + 8 * pair);
+    uint4& low = *reinterpret_cast<uint4*>(tile + swizzle(r, ROTARY == 2 ? 2 * pair : pair));
+    uint4& high = *reinterpret_cast<uint4*>(tile + swizzle(r, ROTARY == 2 ? 2 * pair + 1 : pair + PAIRS));
+    unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#if ROTARY == 2
+      const float2 a = unpack(T(), words[i]);
+      words[i] = pack(T(), a.x * cosine[i] - a.y * sine[i], a.y * cosine[i] + a.x * sine[i]);
+#else
+      if (i == 4) break;  // words i and i + 4 hold the pairs 2 i and 2 i + 1
+      const float2 a = unpack(T(), words[i]), b = unpack(T(), words[i + 4]);
+      const float *c = cosine + 2 * i, *s = sine + 2 * i;
+      words[i] = pack(T(), a.x * c[0] - b.x * s[0], a.y * c[1] - b.y * s[1]);
+      words[i + 4] = pack(T(), b.x * c[0] + a.x * s[0], b.y * c[1] + a.y * s[1]);
+#endif
+    }
+    low = make_uint4(words[0], words[1], words[2], words[3]);
+    high = make_uint4(words[4], words[5], words[6], words[7]);
+  }
+}
+#endif
+
+#if ALIBI
+// S = -slope times the distance from the tile's first key, for a tile on one side of the diagonal
+__device__ __forceinline__ void add_columns(Scores& S, float slope) {
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& s = S[i / 2][n][i % 2 * 2 + e];
+        s = fmaf(slope, 8 * n + e, s + slope * (2 * t));
+      }
+}
+
+// S -= slope |distance|, for a tile that the diagonal crosses. row_pos: of this lane's first row, from its first key on.
+__device__ __forceinline__ void add_distances(Scores& S, float slope, int row_pos) {
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const float distance = row_pos + 8 * i;
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& s = S[i / 2][n][i % 2 * 2 + e];
+        s = fmaf(-slope, fabsf(distance - (8 * n + e)), s);
+      }
+  }
+}
+#endif
+
+#if ALIBI_FORM == 2
+#define MMA_OF_TWO(name, type)                                                                    \
+  __device__ __forceinline__ void mma_of_two(                                                     \
+      name, float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, float x, float y) {  \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                           \
+                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %10, %11};"       \
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(x), "f"(y)); \
+  }
+MMA_OF_TWO(__half, "f16")
+MMA_OF_TWO(__nv_bfloat16, "bf16")
+#endif
+
+// S = Q K^T for this warp's rows.
+template <typename T>
+__device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_lane, float slope = 0.0f) {
+#pragma unroll
+  for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k) {
+    unsigned a[TILES_M][4];
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m) ldmatrix_x4(a[m], swizzle_advance_k(q_lane, k) + 32 * m * HEAD_DIM_PADDED);
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 16; ++n) {
+      unsigned b[4];
+      ldmatrix_x4(b, swizzle_advance_k(k_lane, k) + 32 * n * HEAD_DIM_PADDED);
+#if ALIBI_FORM == 2
+      const float base = slope * (threadIdx.x % 4 * 2);
+      if (k == 0) {
+        const float x = fmaf(slope, 16 * n, base), y = fmaf(slope, 16 * n + 1, base), z = fmaf(slope, 16 * n + 8, base),
+                    w = fmaf(slope, 16 * n + 9, base);
+#pragma unroll
+        for (int m = 0; m < TILES_M; ++m) {
+          mma_of_two(T(), S[m][2 * n], a[m], b[0], b[1], x, y);
+          mma_of_two(T(), S[m][2 * n + 1], a[m], b[2], b[3], z, w);
+        }
+        continue;
+      }
+#endif
+#pragma unroll
+      for (int m = 0; m < TILES_M; ++m) {
+        mma_m16n8k16(T(), S[m][2 * n], a[m], b[0], b[1]);
+        mma_m16n8k16(T(), S[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// One bit for each of a thread's keys 8 n and 8 n + 1: set for those before `limit`. The compiler moves up to
+// seven such bits into predicates by one instruction, R2P, instead of comparing each key with low and high.
+__device__ __forceinline__ unsigned keys_before(int limit) {
+  const int keys = min(max(limit, 0), BLOCK_N);
+  return (1ull << (keys / 8 * 2 + min(keys % 8, 2))) - 1;
+}
+
+// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position of the
+// thread's first row among the keys, and end are relative to the thread's first key.
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lowest, int highest) {
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const int low = row_pos + 8 * i + lowest, high = row_pos + 8 * i + highest;
+    const unsigned seen = keys_before(min(high + 1, end)) & ~keys_before(low);
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (!(seen >> (2 * n + e) & 1)) S[i / 2][n][i % 2 * 2 + e] = NEG_INF;
+  }
+}
+
+// The maximum or the sum over the four lanes of a row.
+template <typename Op>
+__device__ __forceinline__ float row_allreduce(float a, Op op) {
+  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
+  return op(a, __shfl_xor_sync(0xffffffff, a, 2));
+}
+
+// The new maximum, and everything so far rescaled to it. Rescaling takes time, so it is done only when some weight
+// would exceed 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division by l_i at the end cancels them.
+__device__ __forceinline__ void online_softmax_rescale(
+    const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc, float softmax_scale_log2,
+    const Statistics& row_bias) {
+  Statistics m_new;
+  bool exceeded = false;
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    float s_max = NEG_INF;  // of this lane's keys
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+      s_max = fmaxf(s_max, fmaxf(S[i / 2][n][i % 2 * 2], S[i / 2][n][i % 2 * 2 + 1]));
+    m_new[i] = fmaxf(m_i[i], s_max * softmax_scale_log2 + row_bias[i]);
+    exceeded |= m_new[i] > m_i[i] + RESCALE_THRESHOLD;
+  }
+  if (__any_sync(0xffffffff, exceeded)) {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      m_new[i] = row_allreduce(m_new[i], [](float a, float b) { return fmaxf(a, b); });
+      const float rescale = exp2f(m_i[i] - m_new[i]);  // 0 at the first key; 1 if the maximum stays
+      m_i[i] = m_new[i];
+      l_i[i] *= rescale;
+#pragma unroll
+      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
+        acc[i / 2][n][i % 2 * 2] *= rescale, acc[i / 2][n][i % 2 * 2 + 1] *= rescale;
+    }
+  }
+}
+
+// The weight of a score, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i, the same product
+// for the row's largest s, is rounded. While |m_i| < 2^27 that is worth 2^4 at most, and 2^(8 + 4) still fits float16.
+// EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
+__device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
+  return exp2f(EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
+}
+
+// acc += P V, 16 keys after 16 keys: while the tensor cores work on some, this thread computes the weights of the next.
+template <typename T>
+__device__ __forceinline__ void gemm_pv(
+    Output& acc, const Scores& S, const Statistics& m_i, Statistics& l_i, float softmax_scale_log2, unsigned v_lane) {
+#pragma unroll
+  for (int k = 0; k < BLOCK_N / 16; ++k) {
+    // The accumulators of 2 x 8 keys have the layout that the left operand of 16 keys needs: only the width changes.
+    unsigned a[TILES_M][4];
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* s = &S[m][2 * k + i / 2][i % 2 * 2];
+        const int row = 2 * m + i % 2;
+        const float x = weight(s[0], softmax_scale_log2, m_i[row]), y = weight(s[1], softmax_scale_log2, m_i[row]);
+        l_i[row] += x + y;
+        a[m][i] = pack(T(), x, y);
+      }
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
+      unsigned b[4];
+      ldmatrix_x4_trans(b, swizzle_advance_k(v_lane, n) + 32 * k * HEAD_DIM_PADDED);
+#pragma unroll
+      for (int m = 0; m < TILES_M; ++m) {
+        mma_m16n8k16(T(), acc[m][2 * n], a[m], b[0], b[1]);
+        mma_m16n8k16(T(), acc[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
+    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
+    float* __restrict__ lse,                 // [batch, heads, N], packed [heads, tokens]; null: not wanted
+    const int* __restrict__ cu_seqlens_q,    // [sequences + 1], where each sequence of Q begins; null: not packed
+    const int* __restrict__ cu_seqlens_k,    // [sequences + 1]
+    const void* __restrict__ bias,           // [batch, heads, N, N_kv] of Bias<T>
+    const float* __restrict__ alibi_slopes,  // [batch, heads]
+    const void* __restrict__ rotary_cos,     // [positions, ROTARY_DIM / 2] of Table<T>
+    const void* __restrict__ rotary_sin, const int* __restrict__ q_positions,  // [batch, N]; null: see first_pos
+    const int* __restrict__ k_positions,                                       // [batch, N_kv]
+    const AttentionParams params, const FusedParams fused) {
+  // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
+  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
+  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
+  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
+  if (params.window_right < UNLIMITED) {
+    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
+    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
+  }
+  const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
+  const bool packed = cu_seqlens_q != nullptr;
+  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
+  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
+  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
+  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
+  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
+  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
+
+  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
+  // keys begin .. end - 1 are all that some row of the tile sees.
+  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
+  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
+  const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
+  constexpr int ALIGN = BIAS ? 16 : 1;  // tiles of the bias begin at multiples of 16 bytes
+  const int begin = max(first_pos - params.window_left, 0) / ALIGN * ALIGN;
+  const int end = min(last_pos + params.window_right + 1, kv_len);
+
+  // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first fragment of the tile.
+  extern __shared__ __align__(128) unsigned char dynamic_smem[];
+  constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V; there are two of each
+  const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;
+  const unsigned V_smem = K_smem + 2 * TILE;
+  const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
+  const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
+  const unsigned q_lane = Q_smem + swizzle(warp_row + lane_id % 16, lane_id / 16);
+  const unsigned k_lane = K_smem + swizzle(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
+  const unsigned v_lane = V_smem + swizzle(lane_id % 16, lane_id / 16);
+  const int copy_row = threadIdx.x / SWIZZLE_CHUNKS, copy_chunk = threadIdx.x % SWIZZLE_CHUNKS;  // this thread copies
+  const unsigned copy_offset = swizzle(copy_row, copy_chunk);
+  Q += copy_row * params.q.row + 8 * copy_chunk;
+  K += (begin + copy_row) * params.k.row + 8 * copy_chunk;
+  V += (begin + copy_row) * params.v.row + 8 * copy_chunk;
+#if BIAS
+  unsigned char* bias_tile = dynamic_smem + 2 * BLOCK_M * HEAD_DIM_PADDED + 4 * TILE;  // this warp's part
+  bias_tile += warp_row * BLOCK_N * sizeof(Bias<T>);
+  const Bias<T>* bias_rows = static_cast<const Bias<T>*>(bias) + sequence * fused.bias_batch + head * fused.bias_head;
+  bias_rows += (first_row + warp_row) * fused.bias_row + begin * fused.bias_key;
+#endif
+#if ROTARY
+  const Table<T>*cosines = static_cast<const Table<T>*>(rotary_cos), *sines = static_cast<const Table<T>*>(rotary_sin);
+  if (q_positions) q_positions += sequence * fused.q_positions_batch + q_first + first_row;
+  if (k_positions) k_positions += sequence * fused.k_positions_batch + k_first;
+#endif
+  if (begin < end) {
+#if BIAS
+    load_bias<T>(bias_tile, bias_rows, fused, q_len - first_row - warp_row, end - begin);
+#endif
+    load_tile<BLOCK_M>(Q_smem + copy_offset, Q, params.q.row, q_len - first_row - copy_row);
+    load_tile<BLOCK_N>(K_smem + copy_offset, K, params.k.row, end - begin - copy_row);
+    load_tile<BLOCK_N>(V_smem + copy_offset, V, params.v.row, end - begin - copy_row);
+    cp_async_commit();
+#if ROTARY
+    cp_async_wait<0>();
+    __syncwarp();  // hazard: words would be rotated before the other lanes' copies have arrived
+    rotate<BLOCK_M, T>(dynamic_smem, cosines, sines, q_positions, first_pos, q_len - first_row, fused);
+#endif
+    if (params.softmax_scale < 0.0f) {  // maxima are found before the scaling, so the sign goes into Q
+      cp_async_wait<0>();
+      __syncthreads();  // hazard: signs would be flipped before the other threads' copies have arrived
+      for (int i = threadIdx.x; i < BLOCK_M * HEAD_DIM_PADDED / 2; i += THREADS)
+        reinterpret_cast<unsigned*>(dynamic_smem)[i] ^= 0x80008000;
+    }
+  }
+  Output acc = {};
+  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) m_i[i] = LOWEST, l_i[i] = 0.0f;
+  const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
+  const float softmax_scale_log2 = abs_scale * LOG2_E;
+#if ALIBI
+  const float slope = alibi_slopes[sequence * fused.alibi_batch + head] / abs_scale;  // as S, before the scaling
+#endif
+
+  // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
+  unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use; the next tile arrives in the other one
+  for (int first = begin; first < end; first += BLOCK_N, stage_offset ^= TILE) {
+    cp_async_wait<0>();
+#if ROTARY
+    __syncwarp();  // hazard: words are rotated before the other lanes' copies have arrived
+    rotate<BLOCK_N, T>(
+        dynamic_smem + (K_smem - Q_smem) + stage_offset, cosines, sines, k_positions ? k_positions + first : nullptr,
+        first, end - first, fused);
+#endif
+    __syncthreads();  // hazard: the tile is read before the others' copies have arrived; the one before is replaced
+    Scores S = {};
+#if ALIBI
+    const bool left = !EXACT_SHIFT && (first + BLOCK_N - 1 <= first_pos || params.window_right == 0);
+    const bool right = !EXACT_SHIFT && first > last_pos;
+    const float column_slope = left ? slope : right ? -slope : 0.0f;
+#if ALIBI_FORM == 0
+    add_columns(S, column_slope);
+#endif
+#endif
+#if BIAS
+    add_bias<T>(S, bias_tile, 1.0f / abs_scale);
+#endif
+#if ALIBI_FORM == 2
+    gemm_qk<T>(S, q_lane, k_lane + stage_offset, column_slope);
+#else
+    gemm_qk<T>(S, q_lane, k_lane + stage_offset);
+#endif
+#if ALIBI
+#if ALIBI_FORM == 1
+    add_columns(S, column_slope);
+#endif
+    if (!left && !right) add_distances(S, slope, first_pos + warp_row + g - first - 2 * t);
+#endif
+
+    // Issued after the scores: issued before them, a tile takes 75 more instructions, most of them register moves.
+    const int next = first + BLOCK_N;
+    if (next < end) {
+      K += BLOCK_N * params.k.row;
+      V += BLOCK_N * params.v.row;
+      load_tile<BLOCK_N>(K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row);
+      load_tile<BLOCK_N>(V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
+#if BIAS
+      bias_rows += BLOCK_N * fused.bias_key;
+      __syncwarp();  // hazard: the tile of the bias is replaced before the other lanes have read it
+      load_bias<T>(bias_tile, bias_rows, fused, q_len - first_row - warp_row, end - next);
+#endif
+      cp_async_commit();
+    }
+    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end)) {
+      const int col_idx = first + 2 * t;  // of this lane's first key
+      mask(S, first_row + warp_row + g - col_idx, end - col_idx, lowest, highest);
+    }
+    Statistics row_bias = {};
+#if ALIBI
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+      row_bias[i] = column_slope * softmax_scale_log2 * (first - first_pos - warp_row - g - 8 * i);
+#endif
+    online_softmax_rescale(S, m_i, l_i, acc, softmax_scale_log2, row_bias);
+    Statistics m_tile;  // m_i without what the whole row has for ALiBi in this tile
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) m_tile[i] = ALIBI ? m_i[i] - row_bias[i] : m_i[i];
+    gemm_pv<T>(acc, S, m_tile, l_i, softmax_scale_log2, v_lane + stage_offset);
+  }
+
+  // ---- epilogue: the row's sum; divide once
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
+    const int r = warp_row + 8 * i + g;
+    if (first_row + r >= q_len) continue;
+    if (lse && t == 0) {
+      const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
+      lse[head_row + first_row + r] = LN_2 * (m_i[i] + log2f(sum));
+    }
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; ++n)
+      *reinterpret_cast<unsigned*>(O + r * params.o.row + 8 * n + 2 * t) =
+          pack(T(), acc[i / 2][n][i % 2 * 2] * inverse, acc[i / 2][n][i % 2 * 2 + 1] * inverse);
+  }
+}

@@ -1,0 +1,485 @@
+"""Stage 11: bias, ALiBi and rotary embedding in the kernel. Values, broadcasting, errors, the X-ray, planted bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from backends import in_place_of_bind
+from planted import ALL, Bug
+
+from helpers import check, compile_report, cpu, kernel, reference
+from helpers.attention import flash_attention, flash_attention_varlen
+from helpers.device import cp
+from helpers.ladder import LADDER, limits, tiles
+from helpers.ladder.contract import Ready
+from helpers.workbench import look
+
+TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+STAGE_OF = {"float32": "fused", "float16": "fused_mma", "bfloat16": "fused_mma"}
+try:
+    compile_report.nvrtc_version()
+    missing = ""
+except compile_report.NvrtcMissing as error:
+    missing = str(error)
+needs_nvrtc = pytest.mark.skipif(bool(missing), reason=missing)
+every_type = pytest.mark.parametrize("dtype", TYPES)
+BATCH, HEADS, KV_HEADS, ROWS, KEYS, HEAD_DIM = 2, 4, 2, 150, 171, 32
+POSITIONS = 200
+
+
+@pytest.fixture(autouse=True)
+def _where_the_stage_runs(request: pytest.FixtureRequest) -> None:
+    callspec = getattr(request.node, "callspec", None)
+    dtype = callspec.params.get("dtype", "float32") if callspec else "float32"
+    if reason := LADDER[STAGE_OF[dtype]].why_not(head_dim=HEAD_DIM, dtype=dtype):
+        pytest.skip(reason)
+
+
+def random(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
+    return (np.random.default_rng([seed, *shape]).standard_normal(shape) + 0.25).astype(TYPES[dtype])
+
+
+def inputs(dtype: str, n: int = ROWS, n_kv: int = KEYS, d: int = HEAD_DIM) -> list[np.ndarray]:
+    """q, k and v, heads first."""
+    shapes = (BATCH, HEADS, n, d), (BATCH, KV_HEADS, n_kv, d), (BATCH, KV_HEADS, n_kv, d)
+    return [random(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
+
+
+def padded(a: np.ndarray) -> np.ndarray:
+    """The same values in rows that start at multiples of 16 bytes."""
+    wide = np.zeros((*a.shape[:-1], -(-a.shape[-1] // 16) * 16), a.dtype)
+    wide[..., : a.shape[-1]] = a
+    return wide[..., : a.shape[-1]]
+
+
+def tables(rotary_dim: int, dtype: str = "float32", positions: int = POSITIONS) -> dict[str, np.ndarray]:
+    angles = np.arange(positions)[:, None] * 1000.0 ** (-np.arange(rotary_dim // 2) / (rotary_dim // 2))
+    return {"rotary_cos": np.cos(angles).astype(TYPES[dtype]), "rotary_sin": np.sin(angles).astype(TYPES[dtype])}
+
+
+def places(*lead: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    return tuple(rng.integers(0, POSITIONS, (*lead, rows), dtype=np.int32) for rows in (ROWS, KEYS))
+
+
+SLOPES = (2.0 ** -np.arange(1, HEADS + 1)).astype(np.float32)
+SEEN = np.random.default_rng(5).random((BATCH, HEADS, ROWS, KEYS)) < 0.5
+
+
+def cases(dtype: str) -> dict[str, dict[str, Any]]:
+    """Options by name; those of bias in each of its forms and layouts."""
+    bias = 2 * random(BATCH, HEADS, ROWS, KEYS, dtype=dtype, seed=7)
+    hidden = padded(bias[:, :1])
+    hidden[..., 5:40, :] = -np.inf
+    hidden[..., 3::7] = -np.inf
+    step = np.where(np.arange(KEYS) < 100, -3e4, 0).astype(np.float32)  # the maximum rises by far, late
+    return {
+        "plain": {},
+        "bias": {"bias": padded(bias)},
+        "bias, causal": {"bias": padded(bias[:1]), "causal": True},
+        "bias, window": {"bias": padded(bias[0]), "window": (37, 11)},
+        "bias, odd rows": {"bias": bias},
+        "bias, transposed": {"bias": np.ascontiguousarray(bias[0, 0].T).T},
+        "bias of heads": {"bias": padded(bias[:1, :, :1])},
+        "bias of keys": {"bias": bias[1, 1, 1]},
+        "bias of rows": {"bias": bias[:, :1, :, :1]},
+        "float32": {"bias": padded(bias.astype(np.float32))},
+        "float32, odd rows": {"bias": bias[0, :1].astype(np.float32)},
+        "a bias of one number": {"bias": np.full((), 2.5, np.float32)},
+        "hidden": {"bias": hidden},
+        "rising": {"bias": step},
+        "falling": {"bias": step[::-1].copy()},
+        "large": {"bias": padded(1000 * bias.astype(np.float32))},
+        "bool": {"bias": padded(SEEN)},
+        "bool, odd rows": {"bias": SEEN[0], "causal": True},
+        "bool of keys": {"bias": SEEN[:, :1, :1]},
+        "alibi": {"alibi_slopes": SLOPES},
+        "alibi, causal": {"alibi_slopes": SLOPES, "causal": True},
+        "alibi, window": {"alibi_slopes": SLOPES, "window": (40, 60)},
+        "alibi of batches": {"alibi_slopes": np.stack([SLOPES, SLOPES[::-1]])},
+        "alibi and bool": {"alibi_slopes": SLOPES, "bias": SEEN[0, 0]},
+        "alibi and bias": {"alibi_slopes": SLOPES, "bias": padded(bias)},
+        "rotary": tables(HEAD_DIM),
+        "rotary, causal": {**tables(HEAD_DIM, dtype), "causal": True},
+        "rotary, interleaved": {**tables(HEAD_DIM), "rotary_interleaved": True},
+        "rotary of a part": tables(16, dtype),
+        "rotary of a part, interleaved": {**tables(16, dtype), "rotary_interleaved": True, "causal": True},
+        "rotary at positions": {**tables(HEAD_DIM), "rotary_positions": places()},
+        "rotary at positions of batches": {**tables(HEAD_DIM), "rotary_positions": places(BATCH)},
+        "rotary, a scale below 0": {**tables(HEAD_DIM), "softmax_scale": -0.2},
+        "all": {
+            **tables(HEAD_DIM, dtype),
+            "rotary_positions": places(BATCH),
+            "bias": padded(bias[:1]),
+            "alibi_slopes": SLOPES,
+            "causal": True,
+        },
+    }
+
+
+def expected(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> check.Expected:
+    """What check.expect says, heads first; a tolerance that knows of large scores in float32."""
+    o, lse, tolerance = check.expect(*(a.swapaxes(1, 2) for a in (q, k, v)), **options)
+    most = np.abs(lse[np.isfinite(lse)]).max(initial=0)
+    return check.Expected(o.swapaxes(1, 2), lse, max(tolerance, 8 * float(np.spacing(np.float32(most)))))
+
+
+def compare(dtype: str, got: tuple[Any, Any], want: check.Expected, *, rotated: bool = False) -> None:
+    """Output and lse. Where q and k are rounded after a rotation, float32 may round some of them the other way."""
+    more = {"float32": 0.0, "float16": 2e-3, "bfloat16": 1.6e-2}[dtype] if rotated else 0.0
+    check.check(STAGE_OF[dtype], got[0], want.o, tolerance=want.tolerance + more)
+    seen, lse = np.isfinite(want.lse), cp.asnumpy(got[1])
+    assert lse.dtype == np.float32 and np.array_equal(np.isneginf(lse), ~seen)
+    near = 1e-5 * (1 + np.abs(want.lse[seen]).max(initial=0)) + more
+    check.check("lse", np.where(seen, lse, 0), np.where(seen, want.lse, 0), tolerance=near)
+
+
+def run(
+    dtype: str, options: Mapping[str, Any], text: str | None = None, arrays: list[np.ndarray] | None = None
+) -> None:
+    """One call with another text of the kernel, and its check."""
+    q, k, v = arrays or inputs(dtype)
+    launch, got = LADDER[STAGE_OF[dtype]].prepare(q, k, v, source=text, return_lse=True, **options)
+    launch()
+    compare(dtype, got, expected(q, k, v, **options), rotated="rotary_cos" in options)
+
+
+# ---- values
+
+
+@pytest.mark.parametrize("name", cases("float32"))
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_options(dtype: str, name: str) -> None:
+    """Two batches of four heads, of which two share K and V; tails of rows and of keys."""
+    run(dtype, cases(dtype)[name])
+
+
+@pytest.mark.parametrize("name", ["bias", "float32", "alibi", "rotary", "rotary, interleaved", "all"])
+def test_bfloat16(name: str) -> None:
+    run("bfloat16", cases("bfloat16")[name])
+
+
+@pytest.mark.parametrize(("dtype", "d", "rotary_dim"), [("float32", 5, 2), ("float16", 72, 64), ("float16", 128, 96)])
+def test_head_dims(dtype: str, d: int, rotary_dim: int) -> None:
+    q, k, v = inputs(dtype, 33, 65, d)
+    for interleaved in (False, True):
+        bias = padded(random(33, 65, dtype=dtype))
+        options = {**tables(rotary_dim), "rotary_interleaved": interleaved, "bias": bias, "alibi_slopes": SLOPES}
+        run(dtype, options, arrays=[q, k, v])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_sizes(dtype: str) -> None:
+    """One row, one key, rows that see nothing; where rows outnumber keys, positions are given."""
+    for n, n_kv in ((1, 1), (1, 70), (70, 1), (64, 64), (129, 65), (40, 257)):
+        q, k, v = inputs(dtype, n, n_kv)
+        bias = padded(random(n, n_kv, dtype=dtype))
+        at = np.arange(n, dtype=np.int32) % POSITIONS, np.arange(n_kv, dtype=np.int32) % POSITIONS
+        for causal in (False, True):
+            options = {"bias": bias, "alibi_slopes": SLOPES, "causal": causal}
+            run(dtype, {**options, **tables(HEAD_DIM), "rotary_positions": at}, arrays=[q, k, v])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("scale", [0.0, -0.3, 1e-3, 1025.0])
+def test_scales(dtype: str, scale: float) -> None:
+    """1025 is where the half types begin to round scores and maxima alike."""
+    q, k, v = (np.round(4 * a).astype(a.dtype) for a in inputs(dtype))  # whose products are exact
+    for options in ({"bias": padded(random(ROWS, KEYS, dtype=dtype))}, {"alibi_slopes": SLOPES}):
+        run(dtype, {**options, "softmax_scale": scale}, arrays=[q, k, v])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_row_whose_biases_are_all_far_below(dtype: str) -> None:
+    """-1e9 everywhere: the weights are finite, and a row is a mean. -3.4e38, which PyTorch's masks have: hidden."""
+    q, k, v = inputs(dtype, 40, 70)
+    zeros = np.zeros_like(q)
+    for far in (-65504.0, -1e9, -1e30):
+        bias = np.full((40, 70), far, np.float32)
+        launch, got = LADDER[STAGE_OF[dtype]].prepare(zeros, k, v, bias=bias, return_lse=True)
+        launch()
+        mean = v.astype(np.float64).mean(axis=2, keepdims=True).repeat(2, 1)
+        check.check(f"{far}", got[0], np.broadcast_to(mean, q.shape), tolerance=1e-5 if dtype == "float32" else 0.02)
+    bias = np.full((40, 70), np.finfo(np.float32).min, np.float32)
+    bias[:20, 3] = 0
+    launch, (o, lse) = LADDER[STAGE_OF[dtype]].prepare(q, k, v, bias=bias, return_lse=True)
+    launch()
+    o, lse = cp.asnumpy(o).astype(np.float64), cp.asnumpy(lse)
+    assert not o[:, :, 20:].any() and np.isneginf(lse[:, :, 20:]).all()
+    only = v[:, :, 3:4].astype(np.float64).repeat(2, 1)
+    check.check("one key", o[:, :, :20], np.broadcast_to(only, o[:, :, :20].shape), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_largest_bias_of_float16(dtype: str) -> None:
+    bias = np.where(np.random.default_rng(0).random((ROWS, KEYS)) < 0.5, -65504, 65504).astype(TYPES[dtype])
+    q, k, v = inputs(dtype)
+    q[...] = 0  # beside such numbers, scores are lost to float32
+    run(dtype, {"bias": padded(bias)}, arrays=[q, k, v])
+
+
+# ---- as models call it
+
+
+def heads_last(*arrays: np.ndarray) -> list[Any]:
+    return [cp.asarray(np.ascontiguousarray(a.swapaxes(1, 2))) for a in arrays]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_entry_point_takes_11_for_them_and_for_nothing_else(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    take = in_place_of_bind(lambda self, *args, **options: names.append(self.name.partition("<")[0]))
+    monkeypatch.setattr(kernel.Kernel, "bind", take)
+    q, k, v = heads_last(*inputs(dtype))
+    flash_attention(q, k, v)
+    flash_attention(q, k, v, causal=True, stage=11)
+    for name in ("bias", "bool", "alibi", "rotary"):
+        flash_attention(q, k, v, **cases(dtype)[name])
+    assert STAGE_OF[dtype] not in names[:1] and names[1:] == [STAGE_OF[dtype]] * 5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_calls_made_again(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New values at other addresses; other forms; and what is checked only once."""
+    planned: list[str] = []
+    init = Ready.__init__
+    monkeypatch.setattr(
+        Ready, "__init__", lambda self, stage, *rest: planned.append(stage.name) or init(self, stage, *rest)
+    )
+    for seed in range(3):
+        q, k, v = (random(*a.shape, dtype=dtype, seed=10 * seed + i) for i, a in enumerate(inputs(dtype)))
+        options = dict(cases(dtype)["all"])
+        options["alibi_slopes"] = SLOPES * (seed + 1)
+        wide = random(HEADS, ROWS, 176, dtype=dtype, seed=seed)
+        on_device = {
+            name: tuple(map(cp.asarray, a)) if isinstance(a, tuple) else cp.asarray(a) if hasattr(a, "shape") else a
+            for name, a in options.items()
+        }
+        options["bias"], on_device["bias"] = wide[..., :KEYS], cp.asarray(wide)[..., :KEYS]
+        o, lse = flash_attention(*heads_last(q, k, v), return_lse=True, **on_device)
+        compare(dtype, (cp.asnumpy(o).swapaxes(1, 2), lse), expected(q, k, v, **options), rotated=True)
+    assert planned == [STAGE_OF[dtype]]
+    on_device["rotary_interleaved"] = True
+    o = flash_attention(*heads_last(q, k, v), **on_device)
+    want = expected(q, k, v, **options, rotary_interleaved=True)
+    compare(dtype, (cp.asnumpy(o).swapaxes(1, 2), want.lse.astype(np.float32)), want, rotated=True)
+    assert len(planned) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("given", [False, True])
+def test_packed_lengths(dtype: str, given: bool) -> None:
+    """ALiBi and rotary positions are each sequence's own."""
+    rows, keys = (3, 70, 0, 64, 1), (100, 70, 5, 80, 70)
+    cu = [np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys)]
+    q = random(sum(rows), HEADS, HEAD_DIM, dtype=dtype)
+    k, v = (random(sum(keys), KV_HEADS, HEAD_DIM, dtype=dtype, seed=i) for i in (1, 2))
+    slopes = np.stack([SLOPES * (i + 1) for i in range(len(rows))])
+    rng = np.random.default_rng(1)
+    at = tuple(rng.integers(0, POSITIONS, sum(lengths), dtype=np.int32) for lengths in (rows, keys))
+    options = {
+        **tables(HEAD_DIM),
+        "alibi_slopes": slopes,
+        "causal": True,
+        **({"rotary_positions": at} if given else {}),
+    }
+    o, lse = flash_attention_varlen(q, k, v, *cu, return_lse=True, **options)
+    for i in range(len(rows)):
+        own, its = (slice(ends[i], ends[i + 1]) for ends in cu)
+        if rows[i]:
+            one = [a[part].swapaxes(0, 1)[None] for a, part in ((q, own), (k, its), (v, its))]
+            options["alibi_slopes"] = slopes[i]
+            if given:
+                options["rotary_positions"] = at[0][own], at[1][its]
+            want = expected(*one, **options)
+            compare(dtype, (o[own].swapaxes(0, 1)[None], lse[None, :, own]), want, rotated=True)
+
+
+def test_arrays_of_numpy() -> None:
+    q, k, v = (np.ascontiguousarray(a.swapaxes(1, 2)) for a in inputs("float32"))
+    options = cases("float32")["all"]
+    o = flash_attention(q, k, v, **options)
+    assert type(o) is np.ndarray
+    check.check("NumPy", o, check.expect(q, k, v, **options).o)
+
+
+# ---- what it refuses
+
+REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
+    "bias of another shape": (
+        ValueError,
+        r"bias has shape \(150, 3\); \(batch, heads, N, N_kv\) = \(2, 4, 150, 171\)",
+        {"bias": np.zeros((150, 3), np.float32)},
+    ),
+    "five axes": (ValueError, "leading axes may be left out", {"bias": np.zeros((1, 1, 1, 150, 171), np.float32)}),
+    "bias of float64": (
+        TypeError,
+        r"bias is float64; float32 \(added.*bias.astype\('float32'\)",
+        {"bias": np.zeros((150, 171))},
+    ),
+    "no array": (TypeError, "bias is an array; got float 1.0", {"bias": 1.0}),
+    "slopes of another shape": (
+        ValueError,
+        r"alibi_slopes has shape \(3,\); \(4,\) or \(2, 4\) is needed",
+        {"alibi_slopes": np.ones(3, np.float32)},
+    ),
+    "slopes of float16": (
+        TypeError,
+        "alibi_slopes is float16; float32 is needed",
+        {"alibi_slopes": np.ones(4, np.float16)},
+    ),
+    "cos alone": (ValueError, "rotary_cos is given without rotary_sin", {"rotary_cos": np.ones((200, 4), np.float32)}),
+    "sin alone": (ValueError, "rotary_sin is given without rotary_cos", {"rotary_sin": np.ones((200, 4), np.float32)}),
+    "two shapes": (
+        ValueError,
+        "one shape and one dtype for both",
+        {"rotary_cos": np.ones((200, 4), np.float32), "rotary_sin": np.ones((200, 5), np.float32)},
+    ),
+    "too wide": (ValueError, "rotary_dim from 2 to head_dim = 32", tables(34)),
+    "too short": (
+        ValueError,
+        r"rotary_cos has 170 positions, and k has 171 keys: longer tables",
+        tables(32, positions=170),
+    ),
+    "tables of float64": (
+        TypeError,
+        "rotary_cos is float64; float32 is needed",
+        {name: a.astype(np.float64) for name, a in tables(32).items()},
+    ),
+    "no tables": (ValueError, "rotary_positions is given without rotary_cos", {"rotary_positions": places()}),
+    "interleaved alone": (ValueError, "rotary_interleaved is given without rotary_cos", {"rotary_interleaved": True}),
+    "interleaved=1": (
+        TypeError,
+        "rotary_interleaved is True or False; got int 1",
+        {**tables(32), "rotary_interleaved": 1},
+    ),
+    "one of positions": (
+        TypeError,
+        r"rotary_positions is a pair \(q_positions, k_positions\)",
+        {**tables(32), "rotary_positions": places()[0]},
+    ),
+    "positions and None": (TypeError, "an array and a None", {**tables(32), "rotary_positions": (places()[0], None)}),
+    "positions of int64": (
+        TypeError,
+        r"rotary_positions\[1\] is int64; int32 is needed",
+        {**tables(32), "rotary_positions": (places()[0], places()[1].astype(np.int64))},
+    ),
+    "positions of another shape": (
+        ValueError,
+        r"rotary_positions\[0\] has shape \(171,\); \(150,\) or \(2, 150\) is needed",
+        {**tables(32), "rotary_positions": places()[::-1]},
+    ),
+    "positions beyond": (
+        ValueError,
+        r"rotary_positions\[0\] has positions from \d+ to 9\d\d, and rotary_cos has 200",
+        {**tables(32), "rotary_positions": (places()[0] + 800, places()[1])},
+    ),
+    "positions below 0": (
+        ValueError,
+        "has positions from -",
+        {**tables(32), "rotary_positions": (places()[0], places()[1] - 100)},
+    ),
+    "a stage without": (
+        ValueError,
+        "stage flash_mma cannot|stage heads_and_masks cannot: it has no bias. Stages that can: fused",
+        {"bias": SEEN, "stage": 5},
+    ),
+    "a stage without slopes": (ValueError, "it has no alibi_slopes", {"alibi_slopes": SLOPES, "stage": 5}),
+    "a stage without rotation": (ValueError, "it has no rotary_cos and rotary_sin", {**tables(32), "stage": 5}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_says_what_is_wrong(name: str) -> None:
+    error, message, options = REFUSED[name]
+    q, k, v = (a.swapaxes(1, 2) for a in inputs("float32"))
+    with pytest.raises(error, match=message):
+        flash_attention(q, k, v, **options)
+
+
+def test_more_that_is_refused() -> None:
+    q, k, v = (a.swapaxes(1, 2) for a in inputs("float32"))
+    cu = np.array([0, ROWS], np.int32), np.array([0, KEYS], np.int32)
+    with pytest.raises(ValueError, match=r"bias: sequences that are packed have no common \(N, N_kv\)"):
+        flash_attention_varlen(q[0], k[0], v[0], *cu, bias=SEEN)
+    with pytest.raises(ValueError, match=r"rotary_cos has 100 positions, and the longest sequence has 171 keys"):
+        flash_attention_varlen(q[0], k[0], v[0], *cu, **tables(32, positions=100))
+    with pytest.raises(ValueError, match=r"N = 171 rows and N_kv = 150 keys: row i would be at i \+ N_kv - N"):
+        flash_attention(k[:, :, :1], q[:, :, :1], q[:, :, :1], **tables(32))
+    half = [a.astype(np.float16) for a in (q, k, v)]
+    with pytest.raises(
+        ValueError, match=r"no stage can:.*fused_mma: rotary_dim = 24; this stage takes multiples of 16"
+    ):
+        flash_attention(*half, **tables(24))
+    with pytest.raises(TypeError, match="bias is bfloat16; float16 or float32"):
+        flash_attention(*half, bias=np.zeros((1, KEYS), ml_dtypes.bfloat16))
+    with pytest.raises(TypeError, match="stage fused got an unexpected keyword argument 'slopes'"):
+        LADDER["fused"](*inputs("float32"), slopes=SLOPES)
+
+
+# ---- what it is compiled with
+
+
+VARIANTS: tuple[dict[str, int], ...] = (
+    *({"BIAS": form, "EXACT_SHIFT": int(form < 3)} for form in (1, 2, 3)),
+    {"BIAS": 1, "EXACT_SHIFT": 1, "BIAS_VECTOR": 0},
+    {"ALIBI": 1},
+    {"ROTARY": 1},
+    {"ROTARY": 2},
+)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_it_compiles_without_spills(variant: dict[str, int], head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the tiles of an H200, in bfloat16."""
+    monkeypatch.setattr(limits, "most_shared", lambda: 227 * 1024)
+    stage = LADDER["fused_mma"]
+    sizes = {**stage.defines(head_dim), **variant}
+    if form := variant.get("BIAS"):
+        sizes["BLOCK_N"] = tiles.fused_mma_block_n(head_dim, 227 * 1024, {1: 2, 2: 4, 3: 1}[form])
+    report = compile_report.compile_report(stage.file, sizes, "sm_90", name=stage.kernel_name("bfloat16"))
+    assert (report.spill_bytes, report.stack_bytes) == (0, 0), str(report)
+
+
+@pytest.mark.parametrize("limit", [99, 163, 227])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_tile_of_the_bias_has_room(limit: int, size: int) -> None:
+    """As many blocks of a multiprocessor as 07 counts on still fit its shared memory."""
+    for head_dim in range(8, 257, 8):
+        sizes = tiles.pick_mma(head_dim, limit * 1024)
+        block_n = tiles.fused_mma_block_n(head_dim, limit * 1024, size)
+        form = {2: 1, 4: 2, 1: 3}[size]
+        needed = tiles.fused_mma_shared_bytes(head_dim, {**sizes, "BLOCK_N": block_n, "BIAS": form})
+        assert (
+            needed - tiles.mma_shared_bytes(head_dim, {**sizes, "BLOCK_N": block_n})
+            == size * sizes["BLOCK_M"] * block_n
+        )
+        assert block_n == 16 or sizes["MIN_BLOCKS"] * (needed + 1024) <= {99: 100, 163: 164, 227: 228}[limit] * 1024
+    assert tiles.fused_mma_block_n(64, 227 * 1024, 2) == 128 and tiles.fused_mma_block_n(128, 227 * 1024, 2) == 64
+
+
+# ---- the X-ray
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bias, causal", "bias, odd rows", "float32", "bool", "alibi", "rotary, causal", "rotary, interleaved", "all"],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_x_ray_finds_nothing(dtype: str, name: str) -> None:
+    """One head of two tiles of rows: no race, nothing that nobody wrote, nothing out of bounds."""
+    options = dict(cases(dtype)[name])
+    for array, of in (("bias", np.s_[:1, :1]), ("alibi_slopes", np.s_[:1])):
+        if array in options:
+            options[array] = options[array][of]
+    if "rotary_positions" in options:
+        options["rotary_positions"] = places()
+    q, k, v = (a[:1, :1].swapaxes(1, 2) for a in inputs(dtype))
+    report = look(STAGE_OF[dtype], q, k, v, **options)
+    assert not report.findings, str(report)
