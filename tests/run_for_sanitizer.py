@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers import reference
+from helpers import neighbours, reference
 from helpers.check import check, make_inputs
 from helpers.device import ON_GPU, cp, describe
 from helpers.ladder import BACKWARD, FORWARD, LADDER, Stage, backward, limits, tiles
@@ -244,6 +244,39 @@ def compare(stage: Stage, dtype: str, where: str, q: np.ndarray, k: np.ndarray, 
         )
 
 
+def run_neighbours() -> None:
+    """The rotary pass and the output projection, packed too. Raises CheckFailed for a wrong result."""
+    for dtype, d, rotary_dim, interleaved in (("float32", 20, 16, True), ("float16", 40, 16, False)):
+        q, k = (a.swapaxes(1, 2) for a in random(((2, 4), (2, 2)), 33, 35, d, dtype)[:2])
+        at = tuple(np.arange(rows, dtype=np.int32)[::-1].copy() for rows in (33, 35))
+        cos, sin = neighbours.angles(40, rotary_dim)
+        for a, got, positions in zip(
+            (q, k), neighbours.rotary(q, k, cos, sin, interleaved=interleaved, positions=at), at, strict=True
+        ):
+            wanted = reference.rotary(a, cos, sin, positions[:, None], interleaved=interleaved)
+            check(f"rotary {dtype}", got, wanted, tolerance=near(dtype))
+    for form, d, cu in itertools.product(neighbours.FORMS, (40, 64, 128), (None, PACKED)):
+        if LADDER["flash_mma"].why_not(head_dim=d, dtype="float16") is not None:
+            continue
+        rows, keys = (133, 70) if cu is None else (cu[0][-1], cu[1][-1])
+        q, k, v = (a.swapaxes(1, 2) for a in random(((1, 4), (1, 2)), rows, keys, d, "float16"))
+        w_o = (np.random.default_rng(0).standard_normal((4 * d, 136)) * (4 * d) ** -0.5).astype(np.float16)
+        if cu is None:
+            y = cp.asnumpy(neighbours.attention_projection(q, k, v, w_o, form=form, causal=True))
+            parts = [(slice(rows), slice(keys))]
+        else:
+            ends = tuple(np.array(of, np.int32) for of in cu)
+            y = cp.asnumpy(
+                neighbours.attention_projection(q[0], k[0], v[0], w_o, form=form, causal=True, cu_seqlens=ends)
+            )[None]
+            parts = [(slice(*cu[0][i : i + 2]), slice(*cu[1][i : i + 2])) for i in range(len(cu[0]) - 1)]
+        for own, seen in parts:
+            if own.start != own.stop and seen.start != seen.stop:
+                o = exact(*(a.swapaxes(1, 2) for a in (q[:, own], k[:, seen], v[:, seen])), causal=True)
+                wanted = o.swapaxes(1, 2).reshape(1, -1, 4 * d) @ w_o.astype(np.float64)
+                check(f"projection {form}, d = {d}", y[:, own], wanted, tolerance=near("float16"))
+
+
 def main(names: Sequence[str]) -> int:
     """Run; the exit status is 0 when every result is right."""
     print(describe())
@@ -259,6 +292,8 @@ def main(names: Sequence[str]) -> int:
         for dtype in stage.dtypes:
             if (not names or stage.name in names) and stage.why_not(head_dim=64, dtype=dtype) is None:
                 run_backward(stage, dtype)
+    if not names or "neighbours" in names:
+        run_neighbours()
     for of, climb in CLIMBS.items():
         for step in climb[:-1]:  # the last is the stage
             for dtype in step.dtypes:

@@ -19,7 +19,7 @@ FLOORS = (
     ("device",),
     ("kernel", "check"),
     ("compile_report", "ladder", "draw"),
-    ("attention", "xray"),
+    ("attention", "neighbours", "xray"),
     ("models", "torch_attention"),
     ("transformers_attention",),
     ("record", "workbench", "exercises"),

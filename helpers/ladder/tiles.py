@@ -426,6 +426,21 @@ def pick_few_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     return wide if head_dim <= 128 and mma_shared_bytes(head_dim, wide) <= shared_limit else sizes
 
 
+# ---- 11, attention with its output projection
+
+# O, packed, and the sums of as many columns take most registers: 16 rows a warp from 65 columns on. With 32 rows, the
+# form with atomics was 15 % faster on an H200 at 128, but registers spill.
+_PROJECTION = {
+    64: ({"BLOCK_M": 128, "BLOCK_N": 64, "WARPS": 4, "MIN_BLOCKS": 2},),
+    128: ({"BLOCK_M": 128, "BLOCK_N": 64, "WARPS": 8, "MIN_BLOCKS": 1}, {"BLOCK_M": 64, "BLOCK_N": 48, "WARPS": 4}),
+}
+
+
+def pick_projection(head_dim: int, shared_limit: int) -> dict[str, int]:
+    """The -D options of 11_projection.cu, without HEAD_DIM. ValueError where no tile fits, or head_dim is above 128."""
+    return _first(_PROJECTION, mma_shared_bytes, head_dim, shared_limit)
+
+
 # ---- 11, half types
 
 

@@ -36,7 +36,7 @@ from helpers.record import peers
 from helpers.record.cases import Case, Inputs, Shape, call_of
 from helpers.record.plan import tile_sizes
 from helpers.record.results import NO_RECORD, measure_or_show
-from helpers.record.timing import elapsed
+from helpers.record.timing import in_turns, speeds
 
 RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidia-h200-hopper.json"
 STAGE = LADDER["hopper"]
@@ -386,36 +386,19 @@ def changes(
                 run, o = change.stage.prepare(*arrays, **how)
             run()
             runs[change], outputs[change] = run, cp.asnumpy(o)[-1, -1].astype(np.float32)
-        times = _in_turns(runs, rounds)
+        times = in_turns(runs, rounds)
         for change in wanted:
             error = float(np.abs(outputs[change] - outputs[wanted[0]]).max())
             if change.right and not error < 0.02:
                 raise ValueError(f"{change.name} at {case}: differs by {error} from the kernel as it is")
-            speed = _speeds(times[change], times[wanted[0]])  # beside the kernel as it is
+            speed = speeds(times[change], times[wanted[0]])  # beside the kernel as it is
             yield {**_row(case, change.name, times[change]), "right": change.right, **speed}
-
-
-def _in_turns(runs: Mapping[Any, Callable[[], Any]], rounds: int) -> dict[Any, list[float]]:
-    """Milliseconds of each run, one for each round: in a round all are timed, one after the other."""
-    flush = cp.empty(256 << 20, dtype=cp.uint8) if ON_GPU else None
-    times: dict[Any, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            run()  # with the same clocks as those that it is timed at
-            times[name].append(min(elapsed(run, flush) for _ in range(2)))
-    return times
 
 
 def _row(case: Case, name: str, taken: Sequence[float]) -> dict[str, Any]:
     ms = statistics.median(taken)
     where = {"shape": list(case.shape), "causal": case.causal, "name": name}
     return {**where, "ms": ms, "tflops": case.flops / ms / 1e9}
-
-
-def _speeds(taken: Sequence[float], beside: Sequence[float]) -> dict[str, float]:
-    """How many times as fast one is as the other, round by round: the median, with its range."""
-    ratios = [theirs / its for its, theirs in zip(taken, beside, strict=True)]
-    return {"speed": statistics.median(ratios), "speed_min": min(ratios), "speed_max": max(ratios)}
 
 
 # ---- beside others
@@ -439,9 +422,9 @@ def beside_peers(cases: Sequence[Case] = PEER_CASES, rounds: int = ROUNDS) -> It
             runs[STAGE.name], _ = STAGE.prepare(*inputs.device, causal=case.causal)
             for run in runs.values():
                 run()
-            times = _in_turns(runs, rounds)
+            times = in_turns(runs, rounds)
         for name, taken in times.items():
-            yield {**_row(case, name, taken), **_speeds(times[STAGE.name], taken)}  # of the stage beside this one
+            yield {**_row(case, name, taken), **speeds(times[STAGE.name], taken)}  # of the stage beside this one
 
 
 # ---- the record

@@ -76,6 +76,8 @@ def ladder_table(record: Mapping[str, Any]) -> str:
         cells = [_cell(results.get(stage.name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
         if any(cells):
             lines.append(_row(_link(Path(stage.file).stem), stage.idea, cells))
+    neighbours = "a bias, ALiBi, rotary embedding, the output projection: when fusing them wins, when it loses"
+    lines.append(_row(_link("11_fused"), neighbours, [""] * len(columns)))
     for name, label in PEERS.items():
         cells = [_cell(results.get(name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
         if any(cells):

@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,23 @@ def measure(launch: Callable[[], object], *, budget_s: float = 0.5, most: int = 
     while len(times) < FEWEST or (time.perf_counter() - began < budget_s and len(times) < most):
         times.append(elapsed(launch, flush, flushes))
     return Timing(statistics.median(times), min(times), max(times), len(times))
+
+
+def in_turns(runs: Mapping[Any, Callable[[], Any]], rounds: int) -> dict[Any, list[float]]:
+    """Milliseconds of each run, one for each round: in a round all are timed, one after the other."""
+    flush = cp.empty(256 << 20, dtype=cp.uint8) if ON_GPU else None
+    times: dict[Any, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            run()  # with the same clocks as those that it is timed at
+            times[name].append(min(elapsed(run, flush) for _ in range(2)))
+    return times
+
+
+def speeds(taken: Sequence[float], beside: Sequence[float]) -> dict[str, float]:
+    """How many times as fast one is as the other, round by round: the median, with its range."""
+    ratios = [theirs / its for its, theirs in zip(taken, beside, strict=True)]
+    return {"speed": statistics.median(ratios), "speed_min": min(ratios), "speed_max": max(ratios)}
 
 
 QUERY = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "watts": "power.draw", "celsius": "temperature.gpu"}

@@ -1,0 +1,456 @@
+// 11 projection: attention and its output projection in one kernel: Y = O W_O, where O has the heads side by side.
+//
+// Since 07: O is never written. Its accumulators, divided and packed, are the left operand of one more product, with the
+// HEAD_DIM rows of W_O that belong to the head; its tiles are swizzled and double-buffered like those of V. The heads'
+// products add up to Y. ALL_HEADS = 0: a block has one head, as in 07, and adds its product to Y by atomics.
+// ALL_HEADS = 1: a block has a tile of rows for all heads, one after the other, so that no other block writes these rows.
+//
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, or 1 with ALL_HEADS, sequences), block 32 WARPS,
+//          2 HEAD_DIM_PADDED (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
+// Shapes   Q (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
+//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. W_O (heads HEAD_DIM, columns) of
+//          the same type, contiguous. Y (batch, N, columns) or (tokens, columns), float32; zeros before, but with
+//          ALL_HEADS. Its strides are params.o
+// Needs    sm_80; HEAD_DIM, columns and strides multiples of 8, pointers of 16 bytes
+// Traffic  Q once; K and V as in 07; for each tile of rows all of W_O, and a tile of Y for each head
+#include "attention_params.cuh"
+#include "ptx.cuh"
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 128
+#endif
+#ifndef BLOCK_M
+#define BLOCK_M 128  // B_r, query rows per block
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 64  // B_c, keys per tile
+#endif
+#ifndef WARPS
+#define WARPS 4  // per block; each has BLOCK_M / WARPS of its rows
+#endif
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS 2  // per SM: what the compiler keeps registers free for
+#endif
+#ifndef ALL_HEADS
+#define ALL_HEADS 0  // 1: a block computes all heads of its rows
+#endif
+#ifndef STAGGERED
+#define STAGGERED 1  // heads begin with different columns of Y
+#endif
+#ifndef EXACT_SHIFT
+#define EXACT_SHIFT 0  // 1: for a softmax_scale so large that m_i's rounding is worth many powers of 2; see gemm_pv
+#endif
+#ifndef RESCALE_THRESHOLD
+#define RESCALE_THRESHOLD 8.0f  // m_i is updated only when a row's maximum exceeds it by more, in powers of 2
+#endif
+#ifndef VECTOR_ATOMICS
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define VECTOR_ATOMICS 1  // four floats in one instruction, from sm_90 on
+#else
+#define VECTOR_ATOMICS 0
+#endif
+#endif
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
+
+constexpr int THREADS = 32 * WARPS;
+constexpr int TILES_M = BLOCK_M / (16 * WARPS);             // MMA atoms of 16 rows in a warp tile
+constexpr int ROWS = 2 * TILES_M;                           // of S and O per thread: g, g + 8, ... of its warp's
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
+constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it, for cp.async and ldmatrix
+constexpr int SWIZZLE_CHUNKS = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;  // neighbours that the swizzle permutes
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
+static_assert(BLOCK_N <= 128, "mask() has one bit per key of a thread");
+static_assert(THREADS / SWIZZLE_CHUNKS % 8 == 0, "a thread's rows must be multiples of 8 apart to share one swizzle");
+
+using Statistics = float[ROWS];
+using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
+using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
+using Operand = unsigned[TILES_M][HEAD_DIM_PADDED / 16][4];  // O, packed: the left operand of O W_O
+static_assert(2 * HEAD_DIM_PADDED <= BLOCK_M + 4 * BLOCK_N, "two tiles of W_O have the place of Q, K and V");
+
+// The byte offset of a chunk in its tile. ldmatrix reads the same chunk of eight neighbouring rows: the exclusive or
+// puts these eight in different banks.
+__device__ __forceinline__ unsigned swizzle(unsigned row, unsigned chunk) {
+  constexpr unsigned S = SWIZZLE_CHUNKS;
+  return 16 * (row * CHUNKS + chunk / S * S + (chunk % S ^ row / (8 / S) % S));
+}
+
+// The same row, 16 k elements further. Because tiles start at multiples of 128 bytes, that is an exclusive or of
+// addresses: one instruction, and often none.
+__device__ __forceinline__ unsigned swizzle_advance_k(unsigned address, unsigned k) {
+  constexpr unsigned WIDTH = 16 * SWIZZLE_CHUNKS;
+  return (address ^ 32 * k % WIDTH) + 32 * k / WIDTH * WIDTH;
+}
+
+__device__ __forceinline__ unsigned pack(__half, float x, float y) {
+  const __half2 both = __floats2half2_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+// This thread's share of a tile. SWIZZLE_CHUNKS threads copy a row: `target` and `source` are the thread's first chunk,
+// rows_left is how many rows there are from there on. What is past the end, or past the columns, becomes zeros.
+template <int TILE_ROWS, typename T>
+__device__ __forceinline__ void load_tile(
+    unsigned target, const T* __restrict__ source, long long stride, int rows_left, int columns = HEAD_DIM) {
+  constexpr int STEP = THREADS / SWIZZLE_CHUNKS;  // a multiple of 8, so that the swizzle stays as it is
+#pragma unroll
+  for (int i = 0; i < TILE_ROWS; i += STEP, source += STEP * stride) {
+    if (i + STEP > TILE_ROWS && i + threadIdx.x / SWIZZLE_CHUNKS >= TILE_ROWS) break;
+#pragma unroll
+    for (int j = 0; j < CHUNKS; j += SWIZZLE_CHUNKS) {
+      const bool in_bounds = i < rows_left && 8 * int(threadIdx.x % SWIZZLE_CHUNKS + j) < columns;
+      cp_async(target + 16 * (i * CHUNKS + j), source + 8 * j, in_bounds ? 16 : 0);
+    }
+  }
+}
+
+// S = Q K^T for this warp's rows.
+template <typename T>
+__device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_lane) {
+#pragma unroll
+  for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k) {
+    unsigned a[TILES_M][4];
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m) ldmatrix_x4(a[m], swizzle_advance_k(q_lane, k) + 32 * m * HEAD_DIM_PADDED);
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 16; ++n) {
+      unsigned b[4];
+      ldmatrix_x4(b, swizzle_advance_k(k_lane, k) + 32 * n * HEAD_DIM_PADDED);
+#pragma unroll
+      for (int m = 0; m < TILES_M; ++m) {
+        mma_m16n8k16(T(), S[m][2 * n], a[m], b[0], b[1]);
+        mma_m16n8k16(T(), S[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// One bit for each of a thread's keys 8 n and 8 n + 1: set for those before `limit`. The compiler moves up to
+// seven such bits into predicates by one instruction, R2P, instead of comparing each key with low and high.
+__device__ __forceinline__ unsigned keys_before(int limit) {
+  const int keys = min(max(limit, 0), BLOCK_N);
+  return (1ull << (keys / 8 * 2 + min(keys % 8, 2))) - 1;
+}
+
+// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position of the
+// thread's first row among the keys, and end are relative to the thread's first key.
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lowest, int highest) {
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const int low = row_pos + 8 * i + lowest, high = row_pos + 8 * i + highest;
+    const unsigned seen = keys_before(min(high + 1, end)) & ~keys_before(low);
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (!(seen >> (2 * n + e) & 1)) S[i / 2][n][i % 2 * 2 + e] = NEG_INF;
+  }
+}
+
+// The maximum or the sum over the four lanes of a row.
+template <typename Op>
+__device__ __forceinline__ float row_allreduce(float a, Op op) {
+  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
+  return op(a, __shfl_xor_sync(0xffffffff, a, 2));
+}
+
+// The new maximum, and everything so far rescaled to it. Rescaling takes time, so it is done only when some weight
+// would exceed 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division by l_i at the end cancels them.
+__device__ __forceinline__ void online_softmax_rescale(
+    const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc, float softmax_scale_log2) {
+  Statistics m_new;
+  bool exceeded = false;
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    float s_max = NEG_INF;  // of this lane's keys
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+      s_max = fmaxf(s_max, fmaxf(S[i / 2][n][i % 2 * 2], S[i / 2][n][i % 2 * 2 + 1]));
+    m_new[i] = fmaxf(m_i[i], s_max * softmax_scale_log2);
+    exceeded |= m_new[i] > m_i[i] + RESCALE_THRESHOLD;
+  }
+  if (__any_sync(0xffffffff, exceeded)) {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      m_new[i] = row_allreduce(m_new[i], [](float a, float b) { return fmaxf(a, b); });
+      const float rescale = exp2f(m_i[i] - m_new[i]);  // 0 at the first key; 1 if the maximum stays
+      m_i[i] = m_new[i];
+      l_i[i] *= rescale;
+#pragma unroll
+      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
+        acc[i / 2][n][i % 2 * 2] *= rescale, acc[i / 2][n][i % 2 * 2 + 1] *= rescale;
+    }
+  }
+}
+
+// The weight of a score, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i, the same product
+// for the row's largest s, is rounded. While |m_i| < 2^27 that is worth 2^4 at most, and 2^(8 + 4) still fits float16.
+// EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
+__device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
+  return exp2f(EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
+}
+
+// acc += P V, 16 keys after 16 keys: while the tensor cores work on some, this thread computes the weights of the next.
+template <typename T>
+__device__ __forceinline__ void gemm_pv(
+    Output& acc, const Scores& S, const Statistics& m_i, Statistics& l_i, float softmax_scale_log2, unsigned v_lane) {
+#pragma unroll
+  for (int k = 0; k < BLOCK_N / 16; ++k) {
+    // The accumulators of 2 x 8 keys have the layout that the left operand of 16 keys needs: only the width changes.
+    unsigned a[TILES_M][4];
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* s = &S[m][2 * k + i / 2][i % 2 * 2];
+        const int row = 2 * m + i % 2;
+        const float x = weight(s[0], softmax_scale_log2, m_i[row]), y = weight(s[1], softmax_scale_log2, m_i[row]);
+        l_i[row] += x + y;
+        a[m][i] = pack(T(), x, y);
+      }
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
+      unsigned b[4];
+      ldmatrix_x4_trans(b, swizzle_advance_k(v_lane, n) + 32 * k * HEAD_DIM_PADDED);
+#pragma unroll
+      for (int m = 0; m < TILES_M; ++m) {
+        mma_m16n8k16(T(), acc[m][2 * n], a[m], b[0], b[1]);
+        mma_m16n8k16(T(), acc[m][2 * n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// sum += O W, for as many columns of W_O as a tile has.
+template <typename T>
+__device__ __forceinline__ void gemm_ow(Output& sum, const Operand& O, unsigned w_lane) {
+#pragma unroll
+  for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k)
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
+      unsigned b[4];
+      ldmatrix_x4_trans(b, swizzle_advance_k(w_lane, n) + 32 * k * HEAD_DIM_PADDED);
+#pragma unroll
+      for (int m = 0; m < TILES_M; ++m) {
+        mma_m16n8k16(T(), sum[m][2 * n], O[m][k], b[0], b[1]);
+        mma_m16n8k16(T(), sum[m][2 * n + 1], O[m][k], b[2], b[3]);
+      }
+    }
+}
+
+// Y += four floats. Lanes t and t + 1, t even, exchange halves of a fragment: then each has four neighbours of one row.
+__device__ __forceinline__ void atomic_add(float* row, float* row_8, const float (&d)[4], bool in_row, bool in_row_8) {
+  const bool odd = threadIdx.x % 2;
+  const float x = __shfl_xor_sync(0xffffffff, odd ? d[0] : d[2], 1),
+              y = __shfl_xor_sync(0xffffffff, odd ? d[1] : d[3], 1);
+  if (odd ? !in_row_8 : !in_row) return;
+  float* const target = odd ? row_8 - 2 : row;
+  const float4 four = odd ? make_float4(x, y, d[2], d[3]) : make_float4(d[0], d[1], x, y);
+#if VECTOR_ATOMICS
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target), "f"(four.x), "f"(four.y), "f"(four.z),
+               "f"(four.w)
+               : "memory");
+#else
+  atomicAdd(target, four.x), atomicAdd(target + 1, four.y), atomicAdd(target + 2, four.z),
+      atomicAdd(target + 3, four.w);
+#endif
+}
+
+// Y += O W for this block's rows: HEAD_DIM columns after HEAD_DIM columns.
+template <typename T>
+__device__ __forceinline__ void project(
+    const Operand& O, const T* __restrict__ W, float* __restrict__ Y, long long y_row, int columns, int rows_left,
+    int head) {
+  extern __shared__ __align__(128) unsigned char dynamic_smem[];
+  constexpr unsigned TILE = 2 * HEAD_DIM_PADDED * HEAD_DIM_PADDED;  // bytes of a tile of W; there are two
+  const unsigned W_smem = smem_address(dynamic_smem);
+  const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
+  const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
+  const unsigned w_lane = W_smem + swizzle(lane_id % 16, lane_id / 16);
+  const int copy_row = threadIdx.x / SWIZZLE_CHUNKS, copy_chunk = threadIdx.x % SWIZZLE_CHUNKS;
+  const unsigned copy_offset = swizzle(copy_row, copy_chunk);
+  W += (long long)copy_row * columns + 8 * copy_chunk;
+  Y += (warp_row + g) * y_row + 2 * t;
+  __syncthreads();  // hazard: tiles of Q, K and V are replaced that other warps still read
+  // Heads begin with different columns, so that those that run at the same time do not add to the same places.
+  const int tiles = (columns + HEAD_DIM - 1) / HEAD_DIM;
+  int first = STAGGERED && !ALL_HEADS ? head % tiles * HEAD_DIM : 0;
+  load_tile<HEAD_DIM_PADDED>(
+      W_smem + copy_offset, W + first, columns, HEAD_DIM - copy_row, min(columns - first, HEAD_DIM));
+  cp_async_commit();
+
+  unsigned stage_offset = 0;
+  for (int i = 0; i < tiles; ++i, stage_offset ^= TILE) {
+    const int width = min(columns - first, HEAD_DIM);
+    Output sum = {};
+    if (ALL_HEADS && head > 0) {  // what the heads before have left: these words are this thread's alone
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; ++n)
+          if (warp_row + 8 * i + g < rows_left && 8 * n < width) {
+            const float2 before = *reinterpret_cast<const float2*>(Y + 8 * i * y_row + first + 8 * n);
+            sum[i / 2][n][i % 2 * 2] = before.x, sum[i / 2][n][i % 2 * 2 + 1] = before.y;
+          }
+    }
+    cp_async_wait<0>();
+    __syncthreads();  // hazard: W's tile is read before the others' copies have arrived; the one before is replaced
+    const int next = first + HEAD_DIM < columns ? first + HEAD_DIM : 0;
+    if (i + 1 < tiles) {
+      load_tile<HEAD_DIM_PADDED>(
+          W_smem + (stage_offset ^ TILE) + copy_offset, W + next, columns, HEAD_DIM - copy_row,
+          min(columns - next, HEAD_DIM));
+      cp_async_commit();
+    }
+    gemm_ow<T>(sum, O, w_lane + stage_offset);
+#pragma unroll
+    for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+      for (int n = 0; n < HEAD_DIM / 8; ++n) {
+        if (8 * n >= width) break;
+        float *const row = Y + 16 * m * y_row + first + 8 * n, *const row_8 = row + 8 * y_row;
+        const bool in_row = warp_row + 16 * m + g < rows_left, in_row_8 = warp_row + 16 * m + 8 + g < rows_left;
+        if (!ALL_HEADS) {
+          atomic_add(row, row_8, sum[m][n], in_row, in_row_8);
+        } else {
+          if (in_row) *reinterpret_cast<float2*>(row) = make_float2(sum[m][n][0], sum[m][n][1]);
+          if (in_row_8) *reinterpret_cast<float2*>(row_8) = make_float2(sum[m][n][2], sum[m][n][3]);
+        }
+      }
+    first = next;
+  }
+}
+
+// O of one head for a tile of rows, divided and packed. Q is the tile's first row, K and V the sequence's first key.
+template <typename T>
+__device__ __forceinline__ void attention(
+    Operand& O, const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, int first_row, int q_len,
+    int kv_len, const AttentionParams& params) {
+  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
+  // keys begin .. end - 1 are all that some row of the tile sees.
+  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
+  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
+  const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
+  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
+
+  // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first fragment of the tile.
+  extern __shared__ __align__(128) unsigned char dynamic_smem[];
+  constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V; there are two of each
+  const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;
+  const unsigned V_smem = K_smem + 2 * TILE;
+  const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
+  const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
+  const unsigned q_lane = Q_smem + swizzle(warp_row + lane_id % 16, lane_id / 16);
+  const unsigned k_lane = K_smem + swizzle(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
+  const unsigned v_lane = V_smem + swizzle(lane_id % 16, lane_id / 16);
+  const int copy_row = threadIdx.x / SWIZZLE_CHUNKS, copy_chunk = threadIdx.x % SWIZZLE_CHUNKS;  // this thread copies
+  const unsigned copy_offset = swizzle(copy_row, copy_chunk);
+  Q += copy_row * params.q.row + 8 * copy_chunk;
+  K += (begin + copy_row) * params.k.row + 8 * copy_chunk;
+  V += (begin + copy_row) * params.v.row + 8 * copy_chunk;
+  if (begin < end) {
+    load_tile<BLOCK_M>(Q_smem + copy_offset, Q, params.q.row, q_len - first_row - copy_row);
+    load_tile<BLOCK_N>(K_smem + copy_offset, K, params.k.row, end - begin - copy_row);
+    load_tile<BLOCK_N>(V_smem + copy_offset, V, params.v.row, end - begin - copy_row);
+    cp_async_commit();
+    if (params.softmax_scale < 0.0f) {  // maxima are found before the scaling, so the sign goes into Q
+      cp_async_wait<0>();
+      __syncthreads();  // hazard: signs would be flipped before the other threads' copies have arrived
+      for (int i = threadIdx.x; i < BLOCK_M * HEAD_DIM_PADDED / 2; i += THREADS)
+        reinterpret_cast<unsigned*>(dynamic_smem)[i] ^= 0x80008000;
+    }
+  }
+  Output acc = {};
+  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) m_i[i] = LOWEST, l_i[i] = 0.0f;
+  const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
+  const float softmax_scale_log2 = abs_scale * LOG2_E;
+
+  // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
+  unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use; the next tile arrives in the other one
+  for (int first = begin; first < end; first += BLOCK_N, stage_offset ^= TILE) {
+    cp_async_wait<0>();
+    __syncthreads();  // hazard: the tile is read before the others' copies have arrived; the one before is replaced
+    Scores S = {};
+    gemm_qk<T>(S, q_lane, k_lane + stage_offset);
+
+    // Issued after the scores: issued before them, a tile takes 75 more instructions, most of them register moves.
+    const int next = first + BLOCK_N;
+    if (next < end) {
+      K += BLOCK_N * params.k.row;
+      V += BLOCK_N * params.v.row;
+      load_tile<BLOCK_N>(K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row);
+      load_tile<BLOCK_N>(V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
+      cp_async_commit();
+    }
+    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end)) {
+      const int col_idx = first + 2 * t;  // of this lane's first key
+      mask(S, first_row + warp_row + g - col_idx, end - col_idx, lowest, highest);
+    }
+    online_softmax_rescale(S, m_i, l_i, acc, softmax_scale_log2);
+    gemm_pv<T>(acc, S, m_i, l_i, softmax_scale_log2, v_lane + stage_offset);
+  }
+
+  // ---- epilogue: the row's sum; divide once. O's accumulators have the layout of a left operand, as P's had
+  Statistics inverse;
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
+    inverse[i] = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros
+  }
+#pragma unroll
+  for (int m = 0; m < TILES_M; ++m)
+#pragma unroll
+    for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* a = &acc[m][2 * k + i / 2][i % 2 * 2];
+        O[m][k][i] = pack(T(), a[0] * inverse[2 * m + i % 2], a[1] * inverse[2 * m + i % 2]);
+      }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS) projection(
+    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, const T* __restrict__ W_O,
+    float* __restrict__ Y,
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
+    const int columns, const AttentionParams params) {
+  // ---- prologue: the tile, head and sequence of this block
+  // Causal masks: longest-first (LPT) order, as in 07.
+  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
+  if (params.window_right < UNLIMITED) {
+    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
+    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
+  }
+  const int first_row = tile * BLOCK_M;
+  const bool packed = cu_seqlens_q != nullptr;
+  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
+  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
+  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row;
+  Y += sequence * params.o.batch + (q_first + first_row) * params.o.row;
+  K += sequence * params.k.batch + k_first * params.k.row;
+  V += sequence * params.v.batch + k_first * params.v.row;
+
+  // ---- attention of each head, and its share of Y
+  for (const int last = ALL_HEADS ? params.heads - 1 : head; head <= last; ++head) {
+    const int kv_head = head / (params.heads / params.kv_heads);
+    Operand O;
+    attention(
+        O, Q + head * params.q.head, K + kv_head * params.k.head, V + kv_head * params.v.head, first_row, q_len, kv_len,
+        params);
+    project(O, W_O + (long long)head * HEAD_DIM * columns, Y, params.o.row, columns, q_len - first_row, head);
+    if (ALL_HEADS) __syncthreads();  // hazard: W's tile is replaced by the next head's Q while other warps read it
+  }
+}

@@ -1,0 +1,64 @@
+"""Typical answers to the exercise of notebook 11: each wrong one fails in its row, other right forms pass."""
+
+from __future__ import annotations
+
+import pytest
+from exercise_table import Answer, Right, Wrong, cases, check
+
+SCALED = "float s = dot * softmax_scale;"
+CAP = "if (softcap > 0.0f) s = softcap * tanhf(s / softcap);"
+ALWAYS = CAP.replace("if (softcap > 0.0f) ", "")
+HIDE = "return seen ? s * LOG2_E : NEG_INF;"
+
+TABLE = {
+    "11_softcap": (
+        Wrong("no cap", ((CAP, ""),), "first", "elements wrong"),
+        Wrong("not multiplied again", ((CAP, CAP.replace("softcap * tanhf", "tanhf")),), "first"),
+        Wrong("not divided before", ((CAP, CAP.replace("s / softcap", "s")),), "first"),
+        Wrong(
+            "capped before the scale",
+            ((SCALED, "float s = dot;"), (HIDE, HIDE.replace("s *", "s * softmax_scale *"))),
+            "first",
+        ),
+        Wrong(
+            "LOG2_E inside tanh",
+            ((SCALED, "float s = dot * softmax_scale * LOG2_E;"), (HIDE, "return seen ? s : NEG_INF;")),
+            "first",
+        ),
+        Wrong("LOG2_E forgotten", ((HIDE, "return seen ? s : NEG_INF;"),), "first"),
+        Wrong("a hard limit", ((CAP, "if (softcap > 0.0f) s = fminf(fmaxf(s, -softcap), softcap);"),), "first"),
+        Wrong(
+            "hidden, then capped",
+            ((SCALED, "float s = seen ? dot * softmax_scale : NEG_INF;"), (HIDE, "return s * LOG2_E;")),
+            "first",
+            "elements wrong",
+            "future",
+        ),
+        Wrong("the mask is forgotten", ((HIDE, "return s * LOG2_E;"),), "first", "", "future"),
+        Wrong(
+            "only from above", ((CAP, "if (softcap > 0.0f && s > 0.0f) s = softcap * tanhf(s / softcap);"),), "first"
+        ),
+        Wrong("no cap is not thought of", ((CAP, ALWAYS),), "awkward", "elements wrong", "no cap"),
+        Wrong(
+            "tanh that overflows",
+            ((CAP, "if (softcap > 0.0f) { const float e = expf(2 * s / softcap); s = softcap * (e - 1) / (e + 1); }"),),
+            "awkward",
+            "NaN",
+            "large",
+        ),
+        Right(
+            "by an exponential",
+            ((CAP, "if (softcap > 0.0f) s = softcap * (1.0f - 2.0f / (expf(2.0f * s / softcap) + 1.0f));"),),
+        ),
+        Right(
+            "an early return",
+            ((SCALED, "if (!seen) return NEG_INF;\n  float s = dot * softmax_scale;"), (HIDE, "return s * LOG2_E;")),
+        ),
+        Right("a conditional", ((CAP, "s = softcap == 0 ? s : tanhf(s / softcap) * softcap;"),)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name, answer", cases(TABLE))
+def test_answer(name: str, answer: Answer) -> None:
+    check(name, answer)

@@ -1,0 +1,437 @@
+"""The rotary embedding in a pass of its own, and attention with its output projection: values, errors, planted bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from planted import Bug
+
+from helpers import check, compile_report, cpu, kernel, neighbours, reference
+from helpers.device import cp
+from helpers.ladder import LADDER, limits, tiles
+from helpers.neighbours import FORMS, angles, attention_projection, plan_projection, plan_rotary, rotary
+from helpers.xray import Report, xray
+
+TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+HALVES = ("float16", "bfloat16")
+needs_tensor_cores = pytest.mark.skipif(
+    LADDER["flash_mma"].why_not(head_dim=64, dtype="float16") is not None, reason="needs compute capability 8.0"
+)
+
+
+def normal(*shape: int, dtype: str = "float16", mean: float = 0.25) -> np.ndarray:
+    """Seeded by its shape."""
+    return (np.random.default_rng(shape).standard_normal(shape) + mean).astype(TYPES[dtype])
+
+
+# ---- rotary embedding
+
+
+def rotated(a: np.ndarray, positions: Any, rotary_dim: int, interleaved: bool) -> np.ndarray:
+    """(batch, rows, heads, d) in float64, by angles of float32."""
+    positions = np.broadcast_to(positions, a.shape[:2])[:, :, None]
+    return reference.rotary(a, *angles(64, rotary_dim), positions, interleaved=interleaved)
+
+
+def check_rotary(dtype: str, d: int, rotary_dim: int, interleaved: bool, text: str | None = None) -> None:
+    """Positions by default, and given; two batches, fewer heads of k; awkward numbers of rows; both places."""
+    cos, sin = angles(64, rotary_dim)
+    steps = 4 * float(ml_dtypes.finfo(TYPES[dtype]).eps)
+    for n, n_kv, places in ((5, 33, None), (33, 7, "each"), (33, 7, "all"), (1, 1, None)):
+        q, k = normal(2, n, 4, d, dtype=dtype), normal(2, n_kv, 2, d, dtype=dtype)
+        at = np.arange(n) + n_kv - n, np.arange(n_kv)
+        if places:
+            shapes = ((2, n), (2, n_kv)) if places == "each" else ((n,), (n_kv,))
+            at = tuple(np.random.default_rng(1).integers(0, 64, shape).astype(np.int32) for shape in shapes)
+        planned = plan_rotary(q, k, cos, sin, interleaved=interleaved, positions=at if places else None, source=text)
+        for array in planned.result:
+            array[...] = cp.full(array.shape, cp.nan, dtype=array.dtype)
+        for name, a, got, positions in zip("qk", (q, k), planned(), at, strict=True):
+            where = f"{name} {dtype} {n} x {n_kv}, d = {d}, {rotary_dim} rotated, interleaved = {interleaved}"
+            check.check(where, got, rotated(a, positions, rotary_dim, interleaved), tolerance=steps)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_rotary(dtype: str, interleaved: bool) -> None:
+    for d, rotary_dim in ((64, 64), (48, 32), (40, 16)) if dtype == "float16" else ((64, 32),):
+        check_rotary(dtype, d, rotary_dim, interleaved)
+
+
+def test_rotary_in_place_and_with_gaps() -> None:
+    """Columns of one array (batch, rows, heads, 3 d), as a fused product for q, k and v leaves them."""
+    qkv = normal(2, 9, 4, 3 * 48)
+    there = cp.asarray(qkv)
+    q, k = there[..., :48], there[..., 48:96]
+    cos, sin = angles(9, 32)
+    got = rotary(q, k, cos, sin, in_place=True)
+    assert got[0] is q and got[1] is k
+    found = cp.asnumpy(there).astype(np.float64)
+    exact = [rotated(qkv[..., part], np.arange(9), 32, False) for part in (slice(48), slice(48, 96))]
+    check.check("in place", found[..., :96], np.concatenate(exact, axis=-1), tolerance=4e-3)
+    assert np.array_equal(found[..., 96:], qkv[..., 96:].astype(np.float64))
+
+
+def test_a_rotation_keeps_what_attention_sees() -> None:
+    """Scores depend on the difference of positions alone."""
+    q, k = normal(1, 8, 2, 64, dtype="float32"), normal(1, 8, 2, 64, dtype="float32")
+    cos, sin = angles(64, 64)
+    scores = []
+    for start in (0, 40):
+        at = np.arange(start, start + 8, dtype=np.int32)
+        a, b = (cp.asnumpy(found)[0, :, 0] for found in rotary(q, k, cos, sin, positions=(at, at)))
+        scores.append(a @ b.T)
+    check.check("scores", scores[0], scores[1].astype(np.float64), tolerance=1e-4)
+
+
+WRONG_ROTARY: Mapping[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "dtype": ({"q": np.zeros((1, 4, 2, 64))}, TypeError, "k is float16 and q is float64"),
+    "axes": ({"q": normal(4, 2, 64)}, ValueError, "4 axes are needed"),
+    "no array": ({"q": [1.0]}, TypeError, "q is a NumPy or a device array; got list"),
+    "angles of a half type": ({"cos": np.ones((9, 32), np.float16)}, TypeError, "cos is float16; float32 is needed"),
+    "two shapes": ({"sin": np.ones((9, 16), np.float32)}, ValueError, "cos and sin have one shape"),
+    "too many columns": ({"d": 32}, ValueError, "head_dim = 32, and cos is for rotary_dim = 64"),
+    "few positions": ({"k": normal(1, 12, 2, 64)}, ValueError, "cos has 9 positions, and k has 12 rows"),
+    "before 0": ({"q": normal(1, 8, 2, 64)}, ValueError, "row 0 of q would be before position 0; give positions"),
+    "positions": ({"positions": (np.arange(4), np.arange(5))}, ValueError, "positions of q are int64 of shape"),
+    "in place": ({"in_place": True}, ValueError, "in_place: q is a device array"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ROTARY)
+def test_rotary_errors(name: str) -> None:
+    changes, error, message = WRONG_ROTARY[name]
+    given = dict(zip(("cos", "sin"), angles(9, 64), strict=True))
+    options = {"q": normal(1, 4, 2, 64), "k": normal(1, 5, 2, 64), **given, **changes}
+    if d := options.pop("d", None):
+        options.update(q=normal(1, 4, 2, d), k=normal(1, 5, 2, d))
+    with pytest.raises(error, match=message):
+        rotary(options.pop("q"), options.pop("k"), options.pop("cos"), options.pop("sin"), **options)
+
+
+def test_angles() -> None:
+    cos, sin = angles(5, 4)
+    check.check("cosines", cos, np.cos(np.outer(np.arange(5), (1.0, 0.01))), tolerance=1e-7)
+    check.check("sines", sin, np.sin(np.outer(np.arange(5), (1.0, 0.01))), tolerance=1e-7)
+    with pytest.raises(ValueError, match="rotary_dim = 3; pairs of columns"):
+        angles(5, 3)
+
+
+ROTARY_BUGS = (
+    Bug("turned the other way", "x * cosine - y * sine", "x * cosine + y * sine"),
+    Bug("the second column is not turned", "y * cosine + x * sine", "y * cosine"),
+    Bug("q is turned as k", "row + params.N_kv - params.N", "row"),
+    Bug("positions of the first batch", "batch * batch_positions + row", "row"),
+    Bug("a pair too far", "(ROTARY_DIM / 2);", "(ROTARY_DIM / 2) + 1;", error=Exception, cpu_only=True),
+    Bug("the halves of head_dim", "ROTATING = ROTATED / 2", "ROTATING = CHUNKS / 2", error=Exception, cpu_only=True),
+    Bug(
+        "k's heads counted as q's",
+        "of_k ? params.kv_heads : params.heads",
+        "params.heads",
+        error=Exception,
+        cpu_only=True,
+    ),
+    Bug("k's stride is q's", "of_k ? params.k : params.q,", "params.q,", error=Exception, cpu_only=True),
+    Bug("the rest is not copied", "if (source == target) return;", "return;"),
+    Bug("the last rows are forgotten", "head_row >= rows * heads", "head_row + 1 >= rows * heads"),
+    Bug("no end", "if (head_row >= rows * heads) return;", "", error=Exception, cpu_only=True),
+    Bug("all pairs of the first angle", "c[i / WIDTH][i % WIDTH]", "c[i / WIDTH][0]"),
+)
+
+
+def test_rotary_without_a_bug_passes() -> None:
+    for interleaved in (False, True):
+        check_rotary("float16", 48, 32, interleaved, kernel.source(neighbours.ROTARY))
+
+
+@pytest.mark.parametrize("bug", ROTARY_BUGS, ids=[bug.name for bug in ROTARY_BUGS])
+def test_a_bug_of_rotary_is_seen(bug: Bug, request: pytest.FixtureRequest) -> None:
+    if bug.cpu_only:
+        request.getfixturevalue("cpu_engine")
+    text = bug.plant(kernel.source(neighbours.ROTARY))
+    with pytest.raises((AssertionError, cpu.LaunchError, IndexError)):
+        check_rotary("float16", 48, 32, False, text)
+
+
+# ---- output projection
+
+
+def projected(q: np.ndarray, k: np.ndarray, v: np.ndarray, w_o: np.ndarray, **options: Any) -> tuple[np.ndarray, float]:
+    """Y in float64, and the error that passes: twice that of NumPy attention which rounds P and O to the type."""
+    wanted = check.expect(q, k, v, **options)
+    exact = wanted.o.reshape(*q.shape[:-2], -1) @ w_o.astype(np.float64)
+    # An error of O up to its tolerance, of random sign, moves Y by as many steps as W_O's columns are long.
+    length = float(np.sqrt((w_o.astype(np.float64) ** 2).sum(axis=0)).max())
+    return exact, 2 * wanted.tolerance * length
+
+
+def weights(rows: int, columns: int, dtype: str) -> np.ndarray:
+    return (normal(rows, columns, dtype="float32", mean=0.0) * rows**-0.5).astype(TYPES[dtype])
+
+
+Shape = tuple[int, int, int, int, int, int, int]  # batch, n, n_kv, heads, kv_heads, d, columns
+SHAPES: tuple[Shape, ...] = (
+    (1, 1, 1, 1, 1, 64, 8),
+    (2, 150, 131, 4, 2, 64, 200),
+    (1, 127, 65, 3, 3, 64, 64),
+    (1, 33, 70, 3, 1, 40, 104),
+    (1, 130, 65, 2, 1, 128, 136),
+)
+
+
+def check_projection(
+    form: str, dtype: str, shape: Shape, text: str | None = None, sizes: Mapping[str, int] | None = None, **options: Any
+) -> None:
+    batch, n, n_kv, heads, kv_heads, d, columns = shape
+    q, k, v = (
+        normal(batch, rows, count, d, dtype=dtype) for rows, count in ((n, heads), (n_kv, kv_heads), (n_kv, kv_heads))
+    )
+    v = v[::-1, ::-1].copy()  # else it would be k
+    w_o = weights(heads * d, columns, dtype)
+    planned = plan_projection(q, k, v, w_o, form=form, source=text, sizes=sizes, **options)
+    planned.result[...] = cp.full(planned.result.shape, cp.nan, dtype=cp.float32)
+    exact, tolerance = projected(q, k, v, w_o, **options)
+    for _ in range(2):  # a second launch finds the result of the first
+        check.check(f"{form} {dtype} {shape} {options}", planned(), exact, tolerance=tolerance)
+
+
+@needs_tensor_cores
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_projection(form: str, dtype: str) -> None:
+    for shape in SHAPES if dtype == "float16" else SHAPES[1:2]:
+        check_projection(form, dtype, shape)
+
+
+MASKS: tuple[dict[str, Any], ...] = (
+    {"causal": True},
+    {"window": (40, 9)},
+    {"softmax_scale": -0.2},
+    {"causal": True, "window": (30, -1), "softmax_scale": 0.3},
+)
+
+
+@needs_tensor_cores
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("options", MASKS, ids=str)
+def test_projection_of_masked_rows(form: str, options: dict[str, Any]) -> None:
+    """With more rows than keys some rows see nothing: 0."""
+    for n, n_kv in ((150, 131), (200, 70)):
+        check_projection(form, "float16", (2, n, n_kv, 4, 2, 64, 72), **options)
+
+
+@needs_tensor_cores
+@pytest.mark.parametrize("form", FORMS)
+def test_projection_of_packed_sequences(form: str) -> None:
+    rows, keys = (3, 130, 0, 1, 70), (20, 130, 5, 0, 70)
+    cu = tuple(np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys))
+    q, k = normal(sum(rows), 4, 64), normal(sum(keys), 2, 64)
+    v, w_o = normal(sum(keys), 2, 64, mean=0.5), weights(256, 72, "float16")
+    y = cp.asnumpy(attention_projection(q, k, v, w_o, form=form, cu_seqlens=cu, causal=True))
+    for i, (first, last) in enumerate(zip(cu[0], cu[0][1:], strict=False)):
+        own = slice(*cu[1][i : i + 2])
+        if first == last:
+            continue
+        if own.start == own.stop:
+            assert not y[first:last].any()
+            continue
+        exact, tolerance = projected(q[first:last], k[own], v[own], w_o, causal=True)
+        check.check(f"{form}, sequence {i}", y[first:last], exact, tolerance=tolerance)
+
+
+@needs_tensor_cores
+@pytest.mark.parametrize("form", FORMS)
+def test_projection_reads_arrays_with_gaps(form: str) -> None:
+    """Columns of one array, heads before rows, and a row that starts at no multiple of 16 bytes."""
+    qkv, w_o = normal(2, 4, 70, 3 * 64), weights(256, 72, "float16")
+    there = cp.asarray(qkv)
+    parts = [slice(64 * i, 64 * i + 64) for i in range(3)]
+    exact, tolerance = projected(*(qkv[..., part].swapaxes(1, 2) for part in parts), w_o)
+    views = [there[..., part].transpose(0, 2, 1, 3) for part in parts]
+    check.check("columns", attention_projection(*views, w_o, form=form), exact, tolerance=tolerance)
+    odd = cp.zeros((2, 4, 70, 3 * 64 + 1), dtype=cp.float16)[..., 1:]
+    odd[...] = there
+    views = [odd[..., part].transpose(0, 2, 1, 3) for part in parts]
+    check.check("not aligned", attention_projection(*views, w_o, form=form), exact, tolerance=tolerance)
+
+
+@needs_tensor_cores
+def test_projection_with_a_huge_scale() -> None:
+    """-DEXACT_SHIFT=1, as in 07: one key takes all the weight."""
+    q, k = normal(1, 40, 2, 64), normal(1, 50, 2, 64)
+    v, w_o = normal(1, 50, 2, 64, mean=0.5), weights(128, 64, "float16")
+    for form in FORMS:
+        y = attention_projection(q, k, v, w_o, form=form, softmax_scale=1e5)
+        exact, _ = projected(q, k, v, w_o, softmax_scale=1e5)
+        check.check(form, y, exact, tolerance=5e-3)
+
+
+@needs_tensor_cores
+@pytest.mark.parametrize("limit", [99, 163, 227])
+def test_projection_with_the_tiles_of_other_gpus(limit: int) -> None:
+    for form in FORMS:
+        for d in (64, 128):
+            sizes = tiles.pick_projection(d, limit * 1024)
+            assert tiles.mma_shared_bytes(d, sizes) <= limit * 1024
+            if sizes != tiles.pick_projection(d, limits.most_shared()):
+                check_projection(form, "float16", (1, 130, 65, 2, 1, d, 136), sizes=sizes)
+
+
+WRONG_PROJECTION: Mapping[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "form": ({"form": "fast"}, ValueError, "form is 'fast'; there are 'atomics' and 'all_heads'"),
+    "float32": ({"dtype": "float32"}, TypeError, "it takes float16 or bfloat16, not float32"),
+    "head_dim": ({"d": 136}, ValueError, "head_dim = 136; attention_projection takes 8 to 128"),
+    "no multiple": ({"d": 12}, ValueError, "head_dim = 12"),
+    "w_o's type": ({"w_o": np.zeros((128, 64), np.float32)}, TypeError, "w_o is float32 and q is float16"),
+    "w_o's rows": ({"w_o": normal(64, 64)}, ValueError, r"w_o has shape \(64, 64\); needed is .* \(128, a multiple"),
+    "w_o's columns": ({"w_o": normal(128, 60)}, ValueError, r"w_o has shape \(128, 60\)"),
+    "heads": ({"kv_heads": 3}, ValueError, "kv_heads must divide heads"),
+    "window": ({"window": (3,)}, TypeError, "window is a pair"),
+    "packed": ({"cu_seqlens": (np.arange(3, dtype=np.int32),) * 2}, ValueError, "3 axes are needed"),
+}
+
+
+@needs_tensor_cores
+@pytest.mark.parametrize("name", WRONG_PROJECTION)
+def test_projection_errors(name: str) -> None:
+    changes, error, message = WRONG_PROJECTION[name]
+    options = {"d": 64, "dtype": "float16", "kv_heads": 2, **changes}
+    d, dtype, kv_heads = (options.pop(key) for key in ("d", "dtype", "kv_heads"))
+    q, k = normal(1, 5, 2, d, dtype=dtype), normal(1, 6, kv_heads, d, dtype=dtype)
+    w_o = options.pop("w_o", weights(2 * d, 64, dtype))
+    with pytest.raises(error, match=message):
+        attention_projection(q, k, k, w_o, **options)
+
+
+PROJECTION_BUGS = (
+    Bug(
+        "W_O's rows of the next head",
+        "(long long)head * HEAD_DIM * columns",
+        "(long long)(head ^ 1) * HEAD_DIM * columns",
+    ),
+    Bug("the first columns again and again", "W + next, columns", "W, columns"),
+    Bug("P's sums are forgotten", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f"),
+    Bug("rows that see nothing", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum"),
+    Bug(
+        "each row divided by its neighbour's sum", "a[0] * inverse[2 * m + i % 2]", "a[0] * inverse[2 * m + 1 - i % 2]"
+    ),
+    Bug("k and n exchanged", "swizzle_advance_k(w_lane, n) + 32 * k *", "swizzle_advance_k(w_lane, k) + 32 * n *"),
+    Bug("rows past the end", "if (odd ? !in_row_8 : !in_row) return;", "", error=Exception, cpu_only=True),
+    Bug("columns past the end", "if (8 * n >= width) break;", "", error=Exception, cpu_only=True),
+    Bug("odd lanes a row too high", "odd ? row_8 - 2 : row", "odd ? row - 2 : row"),
+    Bug("the halves of the other lane", "odd ? d[0] : d[2], 1", "odd ? d[2] : d[0], 1"),
+    Bug("the tile before the last is used", "w_lane + stage_offset", "w_lane"),
+    Bug("no wait for W_O", "cp_async_wait<0>();", "", times=3, which=0, cpu_only=True),
+    Bug("K of the first head", "kv_head * params.k.head", "0"),
+    Bug(
+        "Y's row is O's", "params.o.row, columns, q_len", "columns + 8, columns, q_len", error=Exception, cpu_only=True
+    ),
+)
+ALL_HEADS_BUGS = (
+    Bug(
+        "what is past W_O's columns is read",
+        "min(columns - next, HEAD_DIM)",
+        "HEAD_DIM",
+        error=Exception,
+        cpu_only=True,
+    ),
+    Bug("the heads before are forgotten", "ALL_HEADS && head > 0", "false"),
+    Bug("what was there before is added", "ALL_HEADS && head > 0", "ALL_HEADS"),
+    Bug("the last head is left out", "head <= last", "head < last"),
+    Bug("the row eight further", "Y + 8 * i * y_row + first + 8 * n);", "Y + first + 8 * n);"),
+    Bug("the first column again", "Y + 8 * i * y_row + first + 8 * n);", "Y + 8 * i * y_row + 8 * n);"),
+)
+WITH_BUG: tuple[tuple[Shape, dict[str, Any]], ...] = (
+    ((2, 150, 131, 4, 2, 64, 200), {}),
+    ((1, 200, 130, 4, 2, 64, 200), {"causal": True}),
+)
+
+
+@needs_tensor_cores
+@pytest.mark.parametrize(
+    ("form", "bug"),
+    [*(("atomics", bug) for bug in PROJECTION_BUGS), *(("all_heads", bug) for bug in ALL_HEADS_BUGS)],
+    ids=[bug.name for bug in (*PROJECTION_BUGS, *ALL_HEADS_BUGS)],
+)
+def test_a_bug_of_the_projection_is_seen(form: str, bug: Bug, request: pytest.FixtureRequest) -> None:
+    if bug.cpu_only:
+        request.getfixturevalue("cpu_engine")
+    text = bug.plant(kernel.source(neighbours.PROJECTION))
+    with pytest.raises((AssertionError, cpu.LaunchError)):
+        for shape, options in WITH_BUG:
+            check_projection(form, "float16", shape, text, **options)
+
+
+# ---- the X-ray, and the compiler
+
+
+def x_rayed(form: str, text: str | None = None, **options: Any) -> Report:
+    q, k, v = (normal(2, 150, heads, 64) for heads in (4, 2, 2))
+    planned = plan_projection(q, k, v, weights(256, 136, "float16"), form=form, source=text, **options)
+    if planned.before:
+        planned.before()
+    return xray(*planned.launch)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("options", [{}, {"causal": True}], ids=str)
+def test_the_xray_of_the_projection(form: str, options: dict[str, Any], cpu_engine: Any) -> None:
+    report = x_rayed(form, **options)
+    report.assert_clean()
+    assert report.shared["dynamic shared memory"].conflicts == 0
+    y, w_o = report.traffic["Y"], report.traffic["W_O"]
+    of_y, of_w = 2 * 150 * 136 * 4, 256 * 136 * 2
+    assert w_o.read == 2 * 2 * of_w  # two tiles of rows in each of two batches
+    if form == "atomics":  # four floats each
+        assert (y.read, y.written, y.atomics) == (0, 4 * of_y, 4 * of_y // 16)
+    else:
+        assert (y.read, y.written, y.atomics) == (3 * of_y, 4 * of_y, 0)
+
+
+HAZARDS = (
+    Bug("Q, K and V are replaced too early", "__syncthreads();", "", times=5, which=0),
+    Bug("W_O is read too early", "__syncthreads();", "", times=5, which=1),
+    Bug("the next head's Q comes too early", "if (ALL_HEADS) __syncthreads();", ""),
+)
+
+
+@pytest.mark.parametrize("bug", HAZARDS, ids=[bug.name for bug in HAZARDS])
+def test_the_xray_finds_a_missing_barrier(bug: Bug, cpu_engine: Any) -> None:
+    report = x_rayed("all_heads", bug.plant(kernel.source(neighbours.PROJECTION)))
+    assert {"race", "not waited for"} & {finding.kind for finding in report.findings}
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_xray_of_rotary(interleaved: bool, in_place: bool, cpu_engine: Any) -> None:
+    q, k = cpu_engine.asarray(normal(2, 33, 4, 64)), cpu_engine.asarray(normal(2, 35, 2, 64))
+    angle_bytes = 2 * 2 * (33 * 4 + 35 * 2) * 32 * 4  # of each head of each batch, cosines and sines
+    report = xray(*plan_rotary(q, k, *angles(64, 64), interleaved=interleaved, in_place=in_place).launch)
+    report.assert_clean()
+    traffic = report.traffic.values()
+    assert sum(seen.read for seen in traffic) == q.nbytes + k.nbytes + angle_bytes
+    assert sum(seen.written for seen in traffic) == q.nbytes + k.nbytes
+    if not in_place:  # whole sectors, each once
+        assert report.traffic["Q"].sectors * 32 == report.traffic["Q_out"].sectors * 32 == q.nbytes
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_compiled_without_spills(arch: str) -> None:
+    try:
+        compile_report.nvrtc_version()
+    except compile_report.NvrtcMissing as error:
+        pytest.skip(str(error))
+    limit = {"sm_80": 163, "sm_90": 227}[arch] * 1024
+    for d in (64, 128):
+        for all_heads in (False, True):
+            sizes = {"HEAD_DIM": d, **tiles.pick_projection(d, limit), "ALL_HEADS": int(all_heads)}
+            report = compile_report.compile_report(neighbours.PROJECTION, sizes, arch, name="projection<__nv_bfloat16>")
+            assert report.spill_bytes == report.stack_bytes == 0, str(report)
+        for interleaved in (0, 1):
+            sizes = {"HEAD_DIM": d, "INTERLEAVED": interleaved}
+            report = compile_report.compile_report(neighbours.ROTARY, sizes, arch, name="rotary<__nv_bfloat16>")
+            assert report.spill_bytes == report.stack_bytes == 0 and report.registers <= 32, str(report)
