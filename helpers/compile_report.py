@@ -17,6 +17,7 @@ from typing import Any
 from helpers import kernel
 from helpers.cpu import CompileError
 from helpers.cuda_source import source
+from helpers.nvrtc import header_options
 
 # Turing (RTX 20, T4), Ampere (A100; RTX 30), Ada (RTX 40, L4), Hopper (H100, H200), Blackwell (RTX 50).
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
@@ -93,6 +94,7 @@ def compile_report(
         FileNotFoundError: there is no such file.
         ValueError: NVRTC does not know the architecture, or which kernel is meant is not clear.
         CompileError: the source does not compile; the message is the compiler's.
+        CuteMissing: it includes CuTe's headers, which are not installed.
     """
     code = file if "\n" in file else kernel.source(file)
     _check_arch(arch)
@@ -133,9 +135,7 @@ def _compiled(code: str, options: tuple[str, ...], arch: str, instance: str) -> 
     try:
         if instance:  # it makes the instance of a template, and gives the name that the assembler will use
             nvrtc.addNameExpression(program, instance)
-        folder = kernel.header_folder("crt/mma.h") if re.search(r"#\s*include\s*<mma\.h>", code) else None
-        if folder is not None:  # mma.h includes it, and CuPy does not tell NVRTC where it is
-            options = (*options, f"-I{folder}")
+        options = (*options, *header_options(code))
         # -ftz=true is what RawModule adds on its own.
         wanted = (*core.assemble_cupy_compiler_options(options), "-ftz=true", f"-arch={arch}", "--ptxas-options=-v")
         if nvrtc.getVersion() >= (12, 9):

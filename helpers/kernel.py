@@ -20,7 +20,7 @@ import numpy as np
 from helpers.cuda_source import signatures
 from helpers.cuda_source import source as cuda_text
 from helpers.device import ON_GPU, cp
-from helpers.nvrtc import header_folder
+from helpers.nvrtc import cute_options, header_folder
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 
@@ -69,8 +69,12 @@ def wmma_headers() -> tuple[str, ...]:
 
 
 def headers(code: str) -> tuple[str, ...]:
-    """The options for the headers that a source includes and CuPy does not find: `wmma_headers` where it needs them."""
-    return wmma_headers() if "<mma.h>" in code else ()
+    """The options for the headers that a source includes and CuPy does not find: `wmma_headers`, and CuTe's.
+
+    Raises:
+        CuteMissing: the source includes CuTe's headers, and the package nvidia-cutlass is not installed.
+    """
+    return (*(wmma_headers() if "<mma.h>" in code else ()), *cute_options(code))
 
 
 def architecture(code: str) -> tuple[str, ...]:
@@ -109,7 +113,7 @@ class Kernel:
         if found is None:
             there = ", ".join(cuda_text.kernels(text)) or "none"
             raise ValueError(f"the source has no kernel {name!r}; its kernels: {there}")
-        self.name = name
+        self.name, self.module = name, module
         self.code, self.options = text, tuple(module.options)  # what a checked run of the same kernel compiles
         self.parameters = found
         self.function = module.get_function(name)

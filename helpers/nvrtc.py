@@ -10,12 +10,14 @@ is not installed (there is none for macOS), nothing changes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,9 +61,7 @@ def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ())
     if found is None:
         return ""
     own = re.search(r'^\s*#\s*include\s*"', code, re.M) or any(option.startswith("-I") for option in options)
-    folder = header_folder("crt/mma.h") if re.search(r"#\s*include\s*<mma\.h>", code) else None
-    if folder is not None:  # mma.h includes it, and CuPy does not tell NVRTC where it is
-        options = (*options, f"-I{folder}")
+    options = (*options, *header_options(code))
     key = hashlib.sha256(repr((code, options, tuple(names), found, os.getcwd())).encode()).hexdigest()[:32]
     kept = cpu.compiler.cache_dir() / f"nvrtc-{key}.txt"
     if kept.exists() and not own:  # of files that the source includes, the text is not in the key
@@ -113,3 +113,81 @@ def header_folder(header: str) -> Path | None:
     roots = [os.environ.get("CUDA_PATH"), nvcc and Path(nvcc).resolve().parent.parent, "/usr/local/cuda"]
     folders += [Path(root) / "include" for root in roots if root]
     return next((folder for folder in folders if (folder / header).is_file()), None)
+
+
+CUTLASS = "nvidia-cutlass==4.2.0.0"  # the package with CuTe's headers, as environment.yml lists it
+
+
+class CuteMissing(ImportError):
+    """A source includes CuTe's headers, and the package that brings them is not installed. The message says how."""
+
+
+@functools.cache
+def cute_folder() -> Path | None:
+    """The folder that has `cute/tensor.hpp`: of the package nvidia-cutlass, which is looked up and never imported.
+
+    Importing its modules takes packages that the course does not need. A folder on PYTHONPATH that contains
+    cutlass_library/source/include serves as well.
+    """
+    spec = importlib.util.find_spec("cutlass_library")
+    places = [Path(place) / "source" / "include" for place in spec.submodule_search_locations or ()] if spec else []
+    return next((place for place in places if (place / "cute" / "tensor.hpp").is_file()), None)
+
+
+def uses_cute(code: str) -> bool:
+    """Whether a source includes a header of CuTe's, such as <cute/tensor.hpp>."""
+    return re.search(r"^\s*#\s*include\s*<cute/", code, re.M) is not None
+
+
+def why_no_cute() -> str | None:
+    """That the package with CuTe's headers is missing, and the command that installs it; None where it is there."""
+    if cute_folder() is not None:
+        return None
+    return f"CuTe's headers are missing: {sys.executable} -m pip install --no-deps {CUTLASS}"
+
+
+def cute_options(code: str) -> tuple[str, ...]:
+    """The -I option for a source that includes CuTe's headers; nothing for others.
+
+    Raises:
+        CuteMissing: it does, and they are not installed.
+    """
+    if not uses_cute(code):
+        return ()
+    if reason := why_no_cute():
+        raise CuteMissing(f"the source includes <cute/...>. {reason}")
+    found = version()
+    cccl = _cccl_folder() if found and found >= (13, 0) else None
+    return (f"-I{cute_folder()}", *((f"-I{cccl}",) if cccl else ()))
+
+
+@functools.cache
+def _cccl_folder() -> Path | None:
+    """A folder whose subfolder cccl has cuda/std, which CuPy brings: from CUDA 13 on, CUTLASS looks for it there."""
+    spec = importlib.util.find_spec("cupy")
+    places = [Path(place) / "_core/include/cupy/_cccl/libcudacxx" for place in spec.submodule_search_locations or ()]
+    there = next((place for place in places if (place / "cuda" / "std").is_dir()), None)
+    if there is None:
+        return None
+    name = hashlib.sha256(str(there).encode()).hexdigest()[:16]
+    folder = cpu.compiler.cache_dir() / f"cccl-{name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "cccl"
+    if not link.is_symlink():
+        with contextlib.suppress(FileExistsError):  # made by another process in this moment
+            link.symlink_to(there, target_is_directory=True)
+    return folder
+
+
+def header_options(code: str) -> tuple[str, ...]:
+    """What NVRTC itself has to be told of the headers that a source includes; CuPy tells it of CUDA's own and of CCCL.
+
+    mma.h includes crt/mma.h, which comes with the compiler nvcc. CuTe needs functions without a mark to be device
+    functions, which is also what RawModule says on its own.
+
+    Raises:
+        CuteMissing: CuTe's headers are not installed.
+    """
+    folder = header_folder("crt/mma.h") if re.search(r"^\s*#\s*include\s*<mma\.h>", code, re.M) else None
+    cute = cute_options(code)
+    return (*((f"-I{folder}",) if folder else ()), *cute, *(("--device-as-default-execution-space",) if cute else ()))

@@ -13,6 +13,10 @@ from __future__ import annotations
 from helpers.draw.banks import (  # noqa: F401 - part of this face
     wavefronts,
 )
+from helpers.draw.layouts import (  # noqa: F401 - part of this face
+    offsets,
+    owners,
+)
 from helpers.draw.picture import (  # noqa: F401 - part of this face
     CPU,
     GPU,

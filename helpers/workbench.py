@@ -125,6 +125,37 @@ def tensor_map(a: Any, box_rows: int) -> np.ndarray:
     return tensor_maps.tensor_map(spec, address(a), box_rows=box_rows)
 
 
+# A CuTe expression with two modes, and the rows and columns of its shape.
+Asked = tuple[str, int, int]
+
+
+def layout_source(layouts: Mapping[str, Asked]) -> str:
+    """A kernel that asks CuTe for the offset of each coordinate of each layout, one layout after the other.
+
+    Args:
+        layouts: {name: (expression, rows, columns)}, such as ("Layout<Shape<_4, _8>>{}", 4, 8).
+    """
+    lines = ["#include <cute/tensor.hpp>", "using namespace cute;", 'extern "C" __global__ void ask(int* offsets) {']
+    for name, (expression, rows, columns) in layouts.items():
+        lines += [f"  const auto {name} = {expression};"]
+        lines += [f"  for (int i = 0; i < {rows}; ++i)"]
+        lines += [f"    for (int j = 0; j < {columns}; ++j) *offsets++ = {name}(i, j);"]
+    return "\n".join([*lines, "}\n"])
+
+
+def ask_cute(layouts: Mapping[str, Asked]) -> dict[str, np.ndarray]:
+    """The offsets of each layout, (rows, columns), as CuTe computes them in the kernel of `layout_source`.
+
+    Raises:
+        CuteMissing: its headers are not installed.
+    """
+    sizes = [rows * columns for _, rows, columns in layouts.values()]
+    offsets = cp.zeros(sum(sizes), dtype=np.int32)
+    kernel.load(layout_source(layouts), "ask")((1,), (1,), (offsets,))
+    parts = np.split(cp.asnumpy(offsets), np.cumsum(sizes)[:-1])
+    return {name: part.reshape(layouts[name][1:]) for name, part in zip(layouts, parts, strict=True)}
+
+
 def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> Html:
     """What step n of the climb to a stage changes; folded: to be opened by a click on its idea."""
     climb = CLIMBS[stage]

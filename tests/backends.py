@@ -7,7 +7,6 @@ compiles it too, where it is installed.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 from helpers import compile_report, cpu, device
 from helpers import kernel as kernels
+from helpers import nvrtc as headers
 
 BACKENDS = [pytest.param(cpu, id="cpu")]
 if device.ON_GPU:
@@ -44,8 +44,7 @@ def refused_by_nvrtc(code: str, names: tuple[str, ...], options: tuple[str, ...]
     try:
         for name in names:
             nvrtc.addNameExpression(program, name)
-        folder = kernels.header_folder("crt/mma.h") if re.search(r"#\s*include\s*<mma\.h>", code) else None
-        options = (*options, f"-I{folder}") if folder else options
+        options = (*options, *headers.header_options(code))
         try:
             nvrtc.compileProgram(program, (*core.assemble_cupy_compiler_options(options), "-arch=compute_90"))
         except nvrtc.NVRTCError as error:

@@ -69,13 +69,14 @@ def bench(argv):
 """
 
 
-def make_wheel(folder: Path, name: str, version: str = "9.0") -> None:
-    """A wheel of one package whose `python -m name` runs TELLS."""
+def make_wheel(folder: Path, name: str, version: str = "9.0", needs: str = "") -> None:
+    """A wheel of one package whose `python -m name` runs TELLS. needs: what it depends on."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}/__init__.py": "",
         f"{name}/__main__.py": TELLS % (name, name.upper()),
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        + (f"Requires-Dist: {needs}\n" if needs else ""),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": f"[console_scripts]\ntiny-{name} = {name}.__main__:main\n",
     }
@@ -307,6 +308,9 @@ def test_this_python_is_told_what_is_missing(new: TinyCourse) -> None:
     assert "ruff>=99999" in err and "no-such-distribution>=2" in err
     assert f'{sys.executable} -m pip install "ruff>=99999" "no-such-distribution>=2"' in err
     assert "not_made_for_this" not in err, "its marker leaves it out here"
+    (new.root / "environment.yml").write_text(text + "      - no-such-headers==4.2  # no-deps: headers only\n")
+    _, err = new.run("ladder", "--this-python")
+    assert f'{sys.executable} -m pip install --no-deps "no-such-headers==4.2"' in err
     assert not new.venv.exists()
 
 
@@ -428,6 +432,20 @@ def test_a_changed_list_is_installed(copied: TinyCourse) -> None:
     _, err = copied.run("ladder")
     assert "the list in environment.yml has changed" in err and "making .venv" not in err
     assert list(copied.venv.glob("lib/python*/site-packages/tinyextra/__main__.py"))
+    copied.told("ladder", network=False)
+
+
+@needs_venv
+def test_what_is_marked_no_deps_is_installed_without_them(copied: TinyCourse) -> None:
+    make_wheel(copied.wheels, "tinyheaders", "4.2", needs="not-in-the-folder-of-wheels")
+    marked = ENVIRONMENT + "      - tinyheaders==4.2  # no-deps: headers only\n"
+    (copied.root / "environment.yml").write_text(marked.replace("# no-deps", "# its deps"))
+    _, err = copied.run("ladder", code=1)
+    assert "not-in-the-folder-of-wheels" in err
+    (copied.root / "environment.yml").write_text(marked)
+    _, err = copied.run("ladder")
+    assert "installing tinyheaders==4.2 without its dependencies" in err
+    assert list(copied.venv.glob("lib/python*/site-packages/tinyheaders/__main__.py"))
     copied.told("ladder", network=False)
 
 

@@ -32,7 +32,7 @@ def test_the_tile_loop_is_cut_out() -> None:
     [("IMAD.MOV.U32 R1, RZ, RZ, R2", True), ("MOV R1, R2", True), ("IMAD.MOV.U32 R1, RZ, RZ, 0x4", False)],
 )
 def test_moves(text: str, moves: bool) -> None:
-    assert sass_loop._is_move(Instruction(0, "IMAD", text)) == moves
+    assert sass_loop.is_move(Instruction(0, "IMAD", text)) == moves
 
 
 def test_the_record_is_of_the_steps_of_today() -> None:

@@ -210,7 +210,7 @@ class _Places:
             places = symbols.places_of(self._library.path, pc - 1 - self._library.base)
             ours = [place for place in places if place in self._table]
             # Of an instruction's wrapper in a header that is pasted in, the line that calls it says more.
-            ours.sort(key=lambda place: place[0].endswith((".cuh", ".h")))
+            ours.sort(key=lambda place: place[0].endswith(failures.HEADERS))
             self._known[pc] = next(iter(ours or places), None)
         return self._known[pc]
 

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import platform
 import re
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -318,13 +319,18 @@ def _alone(target: Path) -> Iterator[None]:
             file.close()
 
 
-_OWN_INCLUDE = re.compile(r'#include ["<]([^">]+)[">]\n')
+_INCLUDE_LINE = re.compile(r'#include ["<]([^">]+)[">]\n')
 
 
-def _own_includes(text: str) -> str:
-    """The lines at the beginning of the text that include the engine's own headers."""
+def system_folders(options: Sequence[str]) -> list[Path]:
+    """The folders of headers that options name as the system's: they do not change under the reader's hands."""
+    return [Path(after) for option, after in itertools.pairwise(options) if option == "-isystem"]
+
+
+def _first_includes(text: str, folders: list[Path]) -> str:
+    """The lines at the beginning of the text that include headers of these folders."""
     end = 0
-    while (match := _OWN_INCLUDE.match(text, end)) and (INCLUDE / match[1]).is_file():
+    while (match := _INCLUDE_LINE.match(text, end)) and any((folder / match[1]).is_file() for folder in folders):
         end = match.end()
     return text[:end]
 
@@ -336,7 +342,7 @@ def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
     comes precompiled. The header is None where there is nothing to gain: another compiler than g++, or macros that the
     headers may ask for.
     """
-    includes = _own_includes(text)
+    includes = _first_includes(text, [INCLUDE, *system_folders(options)])
     if not includes or not _is_gcc_on_linux() or any(re.match("-[DU]_", o) and o != _NO_FORTIFY for o in options):
         return None, text
     command, version = compiler()

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from . import arithmetic
 from .structures import Failure, Reason
 
+HEADERS = (".cuh", ".h", ".hpp")  # of a place in one of these, the line that calls it says more
+
 _PLAIN = {
     Reason.WRONG_NAMED_BARRIER: (
         "bar.sync takes a number from 0 to 15, and a count of threads that is a multiple of 32 and not more than the "
@@ -66,7 +68,7 @@ def place_of(
     if not failure.file:
         return None
     file = failure.file.decode(errors="replace")
-    better = line_at(failure.place) if failure.place and file.endswith((".cuh", ".h")) else None
+    better = line_at(failure.place) if failure.place and file.endswith(HEADERS) else None
     return better or (file, failure.line)
 
 

@@ -138,7 +138,7 @@ def expanded(text: str, flags: Sequence[str]) -> tuple[str, str]:
         close = _closing(code, match.end())
         if _LABEL.fullmatch(code, match.end(), close):
             continue
-        pieces += [code[end : match.start()], _statement(code[match.end() : close], number)]
+        pieces += [code[end : match.start()], statement(code[match.end() : close], number)]
         pieces.append("\n" * code.count("\n", match.start(), close))
         end = close + 1
     return "".join([*pieces, code[end:]]), done.stderr
@@ -157,11 +157,11 @@ def _closing(code: str, at: int) -> int:
     return len(code)
 
 
-def _statement(inside: str, number: int) -> str:
-    """One asm statement as C++."""
+def statement(inside: str, number: int, *, is_volatile: bool = True) -> str:
+    """One asm statement of a library as C++; what the engine cannot follow fails when a thread reaches it."""
     inside = re.sub(r'^\s*# \d+ "[^\n]*$', "", inside, flags=re.M)
     try:
-        return ptx.rewrite(inside, number)
+        return ptx.rewrite(inside, number, is_volatile=is_volatile)
     except ValueError as error:
         message = str(error).replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
         return f'engine_fail("inline PTX: {message}", __FILE__, __LINE__)'

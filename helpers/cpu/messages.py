@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..cuda_source import source
 from . import compiler
@@ -66,6 +67,8 @@ def explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
                     shown.append(f"{file}:{line}: note: {message}")
         else:
             header = error.file.rpartition("/")[2]
+            if error.message == "static assertion failed":
+                error.message += _asserted(error.file, error.line)
             user = next(((file, line) for file, line, _ in error.near if (file, line) in table), None)
             if user:
                 text = f"{error.message} ({header}:{error.line}){_instance(error, names)}"
@@ -94,6 +97,15 @@ def _errors(diagnostics: str) -> list[_Error]:
         elif kind is None and re.match(r"required (from|by)|recursively required|in .constexpr. expansion", message):
             before.append((file, int(line), message))
     return found
+
+
+def _asserted(file: str, line: int) -> str:
+    """What an assertion without words of its own says, by its line in a header; "" where that cannot be read."""
+    try:
+        text = Path(file).read_text(errors="replace").splitlines()[line - 1].strip()
+    except (OSError, IndexError):
+        return ""
+    return f": {text}"
 
 
 def _name(names: Sequence[str], line: int) -> str | None:
@@ -208,7 +220,10 @@ _LIBRARIES = {
     r"(cublas|cusolver|cusparse|cufft|curand|cudnn|nccl|nvml|npp|nvtx|cutensor|nvjpeg)": (
         "belongs to a library that the host calls or that only a GPU has"
     ),
-    r"(cutlass|cute)/": "belongs to CUTLASS, which the CPU engine does not compile",
+    r"(cutlass|cute)/": (
+        "belongs to CUTLASS, whose headers come with `pip install --no-deps nvidia-cutlass==4.2.0.0`: "
+        "options=('-I<folder>',) names their folder, the one that contains cute/ and cutlass/"
+    ),
     r"(torch|ATen|c10|pybind11)/|torch\.h": "belongs to PyTorch's host code: cut the kernel out of the extension",
 }
 

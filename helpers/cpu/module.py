@@ -18,6 +18,7 @@ from . import (
     arithmetic,
     array,
     compiler,
+    cutlass,
     failures,
     libraries,
     messages,
@@ -108,13 +109,16 @@ def _host_options(options: Iterable[str]) -> tuple[list[str], str]:
     return found, "".join(macros)
 
 
-def _own_headers(code: str) -> str:
-    """The engine's headers that the source includes, read before its macros: `#define N 64` must not change them."""
+def _first_headers(code: str, folders: Sequence[Path]) -> str:
+    """The headers of these folders that the source includes, read before its macros: `#define N 64` must not change
+    them.
+    """
     text = source.blank_comments(code)
     if re.search(r"#\s*define\s+_?_?CUDA_NO", text):  # macros that are meant for the headers
         return ""
     names = re.findall(r"^\s*#\s*include\s*<([^>]+)>", text, re.M)
-    return "".join(f"#include <{name}>\n" for name in dict.fromkeys(names) if (compiler.INCLUDE / name).is_file())
+    there = [name for name in dict.fromkeys(names) if any((folder / name).is_file() for folder in folders)]
+    return "".join(f"#include <{name}>\n" for name in there)
 
 
 # One line of the table of a module's kernels. A constant: were it a call, the table would be filled at its first use,
@@ -203,11 +207,15 @@ class RawModule:
         flags, macros = _host_options(self.options)
         if self._uses_libraries is None:
             self._uses_libraries = bool(libraries.options()) and libraries.needed(self.code)
+        flags = cutlass.compiled(flags) if cutlass.includes(code) else flags
+        folders = [compiler.INCLUDE, *compiler.system_folders(flags)]
         options = libraries.options() if self._uses_libraries else []
         options = [*options, "-I", str(compiler.INCLUDE), *_STRICT, *flags, *self._filling]
         options += libraries.cupy_options() if "cupy/" in code or self._uses_libraries else []
         first, ptx = '#include "cuda_runtime.h"\n', "#include <ptx_instructions.h>\n"
-        then = f"{'#include <algorithm>' + chr(10) if self._with_algorithm else ''}{_own_headers(code)}{macros}"
+        then = (
+            f"{'#include <algorithm>' + chr(10) if self._with_algorithm else ''}{_first_headers(code, folders)}{macros}"
+        )
         was_expanded = False
 
         def expanded(code: str) -> str | None:
@@ -216,12 +224,13 @@ class RawModule:
             return compiler.expanded(first + ptx + then, code, SOURCE_NAME, options)
 
         try:
-            body = translate(code, expanded, SOURCE_NAME, keep_asm=self._uses_libraries)
+            body = translate(code, expanded, SOURCE_NAME, keep_asm=self._uses_libraries, folders=folders)
         except ValueError as error:
             raise CompileError(str(error)) from None
         names = [*plain, *self.name_expressions]
         entries = "".join(_ENTRY.format(name=name) for name in names)
-        if "engine::ptx::" not in body and not was_expanded and not self._uses_libraries:
+        needs_ptx = self._uses_libraries or len(folders) > 1 or "engine::ptx::" in body
+        if not needs_ptx and not was_expanded:
             ptx = ""  # (expanded text lacks what this includes)
         bridge = "#include <cupy/complex.cuh>\n" if self._translates_cucomplex else ""
 
@@ -778,7 +787,7 @@ class RawKernel:
         """(file, line) of the source, and of none of its headers, for a place in the library; None: there is none."""
         table = source.line_table(self.code, SOURCE_NAME)
         found = symbols.places_of(self._library.path, place) if place else []
-        return next((at for at in found if at in table and not at[0].endswith((".cuh", ".h"))), None)
+        return next((at for at in found if at in table and not at[0].endswith(failures.HEADERS)), None)
 
     def _tell(self, failure: structures.Failure, prepared: PreparedLaunch) -> str:
         """A failed launch in words."""

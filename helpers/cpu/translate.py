@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ..cuda_source.source import blank_comments, line_table
 from . import compiler, ptx
@@ -115,10 +116,10 @@ def _asm_edits(code: str, original: str, name: str) -> tuple[tuple[int, int, str
     return tuple(edits)
 
 
-def _includes_more(code: str) -> bool:
-    """Whether the source includes headers that are not the engine's own: they may hold asm statements."""
+def _includes_more(code: str, folders: Sequence[Path]) -> bool:
+    """Whether the source includes headers that are in none of the folders: they may hold asm statements."""
     names = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', code, re.M)
-    return not all((compiler.INCLUDE / name).is_file() for name in names)
+    return not all(any((folder / name).is_file() for folder in folders) for name in names)
 
 
 def translate(
@@ -127,6 +128,7 @@ def translate(
     name: str = "kernel.cu",
     *,
     keep_asm: bool = False,
+    folders: Sequence[Path] = (compiler.INCLUDE,),
 ) -> str:
     """The source as a host compiler takes it; its lines keep their numbers.
 
@@ -140,6 +142,7 @@ def translate(
         expanded: the source after the preprocessor, with its lines told by #line; None where that cannot be had. It is
             asked for where asm statements depend on it: in macros, in headers, with macros among their strings.
         name: what the source is called in messages.
+        folders: of headers whose asm statements the engine has dealt with, or that have none.
         keep_asm: asm statements stay for a later hand: libraries.py rewrites them together with those of libraries.
 
     Raises:
@@ -147,7 +150,7 @@ def translate(
     """
     original = code
     code = ptx.raw_strings(_with_own_integers(code))
-    if not keep_asm and _includes_more(code) and (found := expanded(code)) is not None:
+    if not keep_asm and _includes_more(code, folders) and (found := expanded(code)) is not None:
         found = ptx.raw_strings(found)
         code = found if any(ptx.statements(blank_comments(found))) or _EXTERN_SHARED.search(found) else code
     try:

@@ -35,6 +35,7 @@ from helpers.cuda_source import source
 from helpers.exercises import hints, table, texts, told
 from helpers.exercises.registry import EXERCISES, exercise
 from helpers.exercises.table import Row
+from helpers.nvrtc import cute_options
 from helpers.xray import Figures, Report, xray
 
 __all__ = ["EXERCISES", "Stopped", "Trial", "exercise"]
@@ -218,7 +219,7 @@ class Trial:
 
     def _compiled(self, name: str, extra: str, defines: dict[str, int]) -> Callable[..., None]:
         text = texts.complete(self.code) + (f'\n#line 1 "the grader"\n{extra}' if extra else "")
-        headers = (*kernel.headers(text), *kernel.architecture(text)) if self.on_gpu else ()
+        headers = (*kernel.headers(text), *kernel.architecture(text)) if self.on_gpu else cute_options(text)
         module = self.xp.RawModule(code=text, options=(*kernel.options(defines), *headers))
         # The CPU engine checks arguments by itself; on a GPU the typed launch does.
         if self.on_gpu:

@@ -109,6 +109,8 @@ class Stage:
     only_for: frozenset[str] = frozenset()
     rotary_step: int = 2  # rotary_dim is a multiple of it
     needs_aligned: bool = False  # rows that do not start at multiples of 16 bytes are copied
+    missing: Callable[[], str | None] = lambda: None  # what its source includes and this machine lacks
+    slow_to_compile: bool = False  # NVRTC takes half a minute for each size, dtype and architecture: tests take few
 
     # ---- what it is compiled with
 
@@ -204,7 +206,7 @@ class Stage:
         if self.only_cc and here != self.min_cc:
             needed_arch = f"sm_{self.min_cc}a, which only compute capability {self.min_cc / 10} runs"
             return f"it is compiled for {needed_arch}; this GPU has {here / 10}"
-        return None
+        return self.missing()
 
     def reads(self, a: Any) -> bool:
         """Whether the kernel can read (or write) an array where it is, with no copy."""

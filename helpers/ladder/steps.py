@@ -410,6 +410,18 @@ def _hopper_aside() -> tuple[Stage, ...]:
     )
 
 
+# ---- 07 -> 12
+
+
+def _flash_cute() -> tuple[Stage, ...]:
+    target = LADDER["flash_cute"]
+    # Both change more lines than a lesson should: to write 07 in CuTe is one idea, and no small one.
+    return (
+        _step(target, "steps/12_01_layouts.cu", "CuTe's layouts and copies"),
+        target,
+    )
+
+
 # ---- all climbs
 
 # The climb to each stage that has one, its last element the stage itself.
@@ -419,6 +431,7 @@ CLIMBS: Mapping[str, tuple[Stage, ...]] = {
     "flash_mma": _flash_mma(),
     "backward_mma": _backward_mma(),
     "hopper": _hopper(),
+    "flash_cute": _flash_cute(),
 }
 
 # Beside the climb to a stage: what did not pay. Each file differs from the stage's by one idea.
@@ -431,4 +444,5 @@ BEFORE: Mapping[str, str] = {
     "flash_mma": "06_wmma.cu",
     "backward_mma": "07_mma.cu",
     "hopper": "07_mma.cu",
+    "flash_cute": "07_mma.cu",
 }

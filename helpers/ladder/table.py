@@ -27,6 +27,7 @@ from helpers.ladder.launches import (
     strided_fused,
     tiles_of_rows,
 )
+from helpers.nvrtc import why_no_cute
 
 # ---- the sizes they are compiled with
 
@@ -57,6 +58,10 @@ def _wmma_tiles(head_dim: int) -> dict[str, int]:
 
 def _mma_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_mma(head_dim, limits.most_shared())
+
+
+def _cute_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_cute(head_dim, limits.most_shared())
 
 
 def _few_register_tiles(head_dim: int) -> dict[str, int]:
@@ -294,6 +299,22 @@ _STAGES = (
         shared_bytes=lambda sizes: tiles.fused_mma_shared_bytes(sizes["HEAD_DIM"], sizes),
         needs_aligned=True,
         variant=_fused_mma_variant,
+    ),
+    Stage(
+        *(12, "flash_cute", "12_cute.cu", "07 in CuTe: its layouts, TiledCopy and TiledMMA"),
+        tiles=_cute_tiles,
+        launches=strided,
+        features=EVERYTHING,
+        dtypes=("float16", "bfloat16"),
+        min_cc=80,
+        head_dim_step=8,
+        threads=lambda sizes: 32 * sizes["WARPS"],
+        shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
+        needs_aligned=True,
+        variant=lambda call: {"EXACT_SHIFT": 1} if abs(call.softmax_scale) > EXACT_SHIFT_ABOVE else {},
+        by_default=lambda rows, all_rows, head_dim: False,  # 07 computes the same, and compiles in a second
+        missing=why_no_cute,
+        slow_to_compile=True,
     ),
 )
 

@@ -461,6 +461,24 @@ def fused_mma_block_n(head_dim: int, shared_limit: int, bias_bytes: int) -> int:
     return 16
 
 
+# ---- 12, 07 in CuTe
+
+
+def pick_cute(head_dim: int, shared_limit: int) -> dict[str, int]:
+    """The -D options of 12, without HEAD_DIM: 07's, or 64 keys a tile where its block would not copy 07's tile evenly.
+
+    Raises:
+        ValueError: no tile fits, or head_dim is above 128.
+    """
+    if head_dim > 128:
+        raise ValueError(f"head_dim = {head_dim}; these tiles are for 1 to 128")
+    chunks = _fragments(head_dim) // 8  # of 16 bytes in a row; 8, 4 or 2 threads copy one
+    of_a_row = next(threads for threads in (8, 4, 2) if chunks % threads == 0)
+    sizes = pick_mma(head_dim, shared_limit)
+    even = sizes["BLOCK_N"] % (32 * sizes["WARPS"] // of_a_row) == 0
+    return sizes if even else {"BLOCK_M": 128, "BLOCK_N": 64, "WARPS": 4, "MIN_BLOCKS": 2}
+
+
 # ---- 10, Hopper
 
 # By head_dim, without a mask and with one: BLOCK_M, BLOCK_N. A mask wastes less of a narrower tile.

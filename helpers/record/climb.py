@@ -27,6 +27,7 @@ LAST_STEPS = {
     "flash_mma": "copies issued after the scores",
     "backward_mma": "turns of two tiles",
     "hopper": "maxima as integers",
+    "flash_cute": "TiledMMA",
 }
 
 

@@ -39,6 +39,7 @@ CLIMB_CASES = {
     "register_tiles": HEADS[:1],
     "flash_wmma": FLOAT16_HEADS,
     "flash_mma": HALF_128,
+    "flash_cute": HALF_128,
     "backward_mma": (*HALF_GRADIENTS, *(replace(case, causal=True) for case in HALF_GRADIENTS)),
     "hopper": HOPPER_HEADS,
 }

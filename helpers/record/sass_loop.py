@@ -90,7 +90,11 @@ def disassembled(stage: Stage, folder: Path) -> tuple[list[Instruction], dict[st
     defines = [f"-D{name}={value}" for name, value in stage.defines(HEAD_DIM).items()]
     flags = ("-std=c++17", f"-arch={ARCH}", "-ftz=true", "-w", "-cubin")  # -ftz=true is what CuPy adds
     subprocess.run(["nvcc", *flags, *defines, "-o", str(cubin), str(source)], check=True)
-    sass = subprocess.run(["nvdisasm", "-c", str(cubin)], check=True, capture_output=True, text=True).stdout
+    return parsed(subprocess.run(["nvdisasm", "-c", str(cubin)], check=True, capture_output=True, text=True).stdout)
+
+
+def parsed(sass: str) -> tuple[list[Instruction], dict[str, int]]:
+    """The instructions of nvdisasm's text, and the address of each label."""
     found, labels, waiting = [], {}, []
     for line in sass.splitlines():
         if label := re.match(r"(\.L_x_\d+):", line):
@@ -130,7 +134,7 @@ def made() -> dict[str, Any]:
     for number, stage in _steps():
         with tempfile.TemporaryDirectory() as folder:
             loops[number] = loop = tile_loop(*disassembled(stage, Path(folder)))
-        opcodes = collections.Counter("moves" if _is_move(i) else i.opcode for i in loop)
+        opcodes = collections.Counter("moves" if is_move(i) else i.opcode for i in loop)
         idea = stage.idea if number < len(CLIMBS["flash_mma"]) else "the stage"
         row = {"step": number, "idea": idea, "file": stage.file, "instructions": len(loop)}
         rows.append({**row, "opcodes": dict(opcodes.most_common())})
@@ -147,7 +151,7 @@ def made() -> dict[str, Any]:
     return {"how": how, "steps": rows, "excerpts": excerpts}
 
 
-def _is_move(instruction: Instruction) -> bool:
+def is_move(instruction: Instruction) -> bool:
     """Whether it only copies one register to another."""
     return bool(re.match(r"(IMAD\.MOV\.U32 R\d+, RZ, RZ, R\d|MOV R\d+, R\d)", instruction.text))
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from helpers.setup.progress import follow, no_venv_text
-from helpers.setup.requirements import OLDEST, ROOM, canonical, fingerprint
+from helpers.setup.requirements import OLDEST, ROOM, canonical, fingerprint, pip_installs
 from helpers.setup.script import CACHE, ROOT, Problem, command_line, restart, say
 
 VENV = ROOT / ".venv"
@@ -223,7 +223,10 @@ def install(requirements: "list[str]", title: str) -> None:
     if folder is not None and "pip" not in installed(folder[1])[0]:
         follow([str(VENV_PYTHON), "-I", "-m", "ensurepip", "--default-pip"], "putting pip into .venv", env)
     # Plain `-m pip`: under -I, pip would not read the PIP_ variables set here.
-    follow([str(VENV_PYTHON), "-m", "pip", "install", "--prefer-binary", *requirements], title, env)
+    for words in pip_installs(requirements):
+        alone = words[0] == "--no-deps"
+        doing = f"installing {', '.join(words[1:])} without its dependencies" if alone else title
+        follow([str(VENV_PYTHON), "-m", "pip", "install", "--prefer-binary", *words], doing, env)
 
 
 def pip_variables() -> "dict[str, str]":

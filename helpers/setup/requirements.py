@@ -51,6 +51,23 @@ def read_list(text: str) -> "tuple[str, list[str]]":
     return name, requirements
 
 
+def without_dependencies(text: str) -> "list[str]":
+    """Those requirements of an environment.yml whose comment begins with "no-deps": what they depend on is not needed.
+
+    conda knows no such mark, and installs the dependencies too.
+    """
+    marked = [line for line in text.splitlines() if re.search(r"\s# no-deps\b", line)]
+    return read_list("name: marked\n- pip:\n" + "\n".join(marked))[1] if marked else []
+
+
+def pip_installs(requirements: "list[str]") -> "list[list[str]]":
+    """The arguments of `pip install`, for one call after the other: what is marked "no-deps" has a call of its own."""
+    marked = set(without_dependencies(LIST.read_text(encoding="utf-8")))
+    usual = [item for item in requirements if item not in marked]
+    alone = [item for item in requirements if item in marked]
+    return [call for call in (usual, ["--no-deps", *alone] if alone else []) if call]
+
+
 def the_list() -> "tuple[str, list[str]]":
     """read_list of the course's own environment.yml."""
     try:
@@ -129,9 +146,10 @@ def use_this_python(requirements: "list[str]", modules: "list[str]") -> None:
     except ImportError:
         missing = []
         say("this Python has neither packaging nor pip: it is not checked against environment.yml")
-    mend = "{} -m pip install {}".format(sys.executable, " ".join(f'"{item}"' for item in missing))
     if missing:
-        say(f"this Python ({sys.executable}) lacks {', '.join(missing)}\n    {mend}")
+        calls = [" ".join(f'"{word}"' if word[0] != "-" else word for word in call) for call in pip_installs(missing)]
+        mend = "".join(f"\n    {sys.executable} -m pip install {call}" for call in calls)
+        say(f"this Python ({sys.executable}) lacks {', '.join(missing)}{mend}")
     absent = [name for name in modules if importlib.util.find_spec(name) is None]
     if absent:
-        raise Problem(f"this command needs {', '.join(absent)}. Install what is missing with the line above.")
+        raise Problem(f"this command needs {', '.join(absent)}. Install what is missing as said above.")

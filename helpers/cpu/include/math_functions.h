@@ -60,6 +60,19 @@ static inline auto min(A a, B b) -> decltype(true ? A() : B()) {
   else return (T)a < (T)b ? (T)a : (T)b;
 }
 
+// CUDA's own are no templates, so that they come before a template of the same name in a namespace that is used.
+#define ENGINE_EXTREMES(A, B)                                    \
+  static inline auto max(A a, B b) { return ::max<A, B>(a, b); } \
+  static inline auto min(A a, B b) { return ::min<A, B>(a, b); }
+ENGINE_EXTREMES(float, float)
+ENGINE_EXTREMES(double, double)
+ENGINE_EXTREMES(float, double)
+ENGINE_EXTREMES(double, float)
+#define ENGINE_EXTREMES_OF(A, B) ENGINE_EXTREMES(A, A) ENGINE_EXTREMES(A, B) ENGINE_EXTREMES(B, A) ENGINE_EXTREMES(B, B)
+ENGINE_EXTREMES_OF(int, unsigned)
+ENGINE_EXTREMES_OF(long, unsigned long)
+ENGINE_EXTREMES_OF(long long, unsigned long long)
+
 static inline unsigned umin(unsigned a, unsigned b) { return a < b ? a : b; }
 static inline unsigned umax(unsigned a, unsigned b) { return a > b ? a : b; }
 static inline long long llmin(long long a, long long b) { return a < b ? a : b; }

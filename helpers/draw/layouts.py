@@ -1,0 +1,77 @@
+"""Pictures of layouts: where each element of a tile is, and which thread has it. From numbers that a kernel wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.patches import Patch
+
+from helpers.draw.banks import BANKS
+from helpers.draw.picture import Picture, figure, styled
+
+
+@styled
+def offsets(layouts: Mapping[str, np.ndarray], *, cell_bytes: int = 0, inches: float = 0.36) -> Picture:
+    """Tiles side by side: in each cell the offset that a layout gives its coordinate.
+
+    Cells of one colour are in the same banks of shared memory; without banks, darker is further.
+
+    Args:
+        layouts: {title: offsets}, each (rows, columns), counted in cells.
+        cell_bytes: of one cell, at most 128: 2 for a float16, 16 for a chunk of 8. 0: no banks.
+        inches: of a cell.
+    """
+    shapes = [np.shape(offset) for offset in layouts.values()]
+    across, down = sum(s[1] for s in shapes), max(s[0] for s in shapes)
+    fig, panels = figure(inches * across + 0.5 * len(layouts) + 0.3, inches * down + 1.1, columns=len(layouts))
+    for ax, (title, offset) in zip(np.atleast_1d(panels), layouts.items(), strict=True):
+        if cell_bytes:
+            group = offset * cell_bytes % (4 * BANKS) // max(cell_bytes, 4)
+            ax.pcolormesh(group, cmap="turbo", alpha=0.45, vmin=0, vmax=4 * BANKS // max(cell_bytes, 4), lw=0)
+        else:
+            ax.pcolormesh(offset, cmap="Blues", vmin=0, vmax=2 * max(offset.max(), 1), edgecolors="white")
+        for (row, column), number in np.ndenumerate(offset):
+            ax.text(column + 0.5, row + 0.5, number, ha="center", va="center", fontsize=8 if number < 1000 else 6)
+        _cells(ax, title, offset.shape)
+    told = "; colours are banks" if cell_bytes else ""
+    return Picture(fig, f"the offset of each coordinate: {', '.join(layouts)}{told}")
+
+
+@styled
+def owners(held: Mapping[str, np.ndarray], *, inches: float = 0.26, cell: str = "column") -> Picture:
+    """Tiles side by side: in each cell the thread that has it. A colour is a warp's; its threads go from dark to light.
+
+    Args:
+        held: {title: thread}, each (rows, columns), -1 where none has it.
+        inches: of a cell. cell: what the columns are.
+    """
+    shapes = [np.shape(thread) for thread in held.values()]
+    across, down = sum(s[1] for s in shapes), max(s[0] for s in shapes)
+    fig, panels = figure(inches * across + 0.6 * len(held) + 0.3, inches * down + 1.3, columns=len(held))
+    warps = sorted({int(t) // 32 for thread in held.values() for t in np.unique(thread) if t >= 0})
+    palette = np.array([[0.0, 0.45, 0.70], [0.90, 0.62, 0.0], [0.0, 0.62, 0.45], [0.80, 0.47, 0.65]])
+    for ax, (title, thread) in zip(np.atleast_1d(panels), held.items(), strict=True):
+        base = palette[thread // 32 % len(palette)]
+        light = (0.35 + 0.5 * (thread % 32) / 31)[..., None]
+        colours = np.where(thread[..., None] < 0, 1.0, base + (1 - base) * light)
+        ax.imshow(colours, extent=(0, thread.shape[1], thread.shape[0], 0), interpolation="nearest")
+        for (row, column), number in np.ndenumerate(thread):
+            before = thread[row, column - 1] if column else -1
+            if number >= 0 and number != before:
+                ax.text(column + 0.12, row + 0.5, number, ha="left", va="center", fontsize=6)
+        _cells(ax, title, thread.shape, every=8 if max(thread.shape) > 16 else 1)
+        ax.set_xlabel(cell)
+    np.atleast_1d(panels)[0].set_ylabel("row")
+    handles = [Patch(color=palette[warp % len(palette)], label=f"warp {warp}") for warp in warps]
+    fig.legend(handles=handles, loc="outside lower center", ncols=max(len(handles), 1))
+    return Picture(fig, f"which thread has which cell: {', '.join(held)}")
+
+
+def _cells(ax: object, title: str, shape: tuple[int, ...], every: int = 1) -> None:
+    """Row 0 on top, square cells, a number at every so many rows and columns."""
+    ax.set(title=title, aspect="equal", xlim=(0, shape[1]), ylim=(shape[0], 0))
+    ax.set_xticks(np.arange(0, shape[1], every) + 0.5, range(0, shape[1], every), fontsize=7)
+    ax.set_yticks(np.arange(0, shape[0], every) + 0.5, range(0, shape[0], every), fontsize=7)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)

@@ -1,0 +1,370 @@
+"""12, the kernel in CuTe: where its headers come from, what it computes, planted bugs, and its record.
+
+A build of 12 takes the CPU engine ten seconds and NVRTC thirty, so each serves as many tests as it can: bugs that need
+no other types are in one build, and a number on the device says which of them is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from helpers import check, compile_report, cpu, device, kernel, nvrtc
+from helpers.attention import flash_attention_varlen
+from helpers.device import cp
+from helpers.ladder import FORWARD, LADDER, default_of, tiles
+from helpers.record import cute
+from helpers.record.cases import Case
+from helpers.record.results import NO_RECORD
+from helpers.workbench import look
+
+STAGE = LADDER["flash_cute"]
+TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+why_not = STAGE.why_not(head_dim=64, dtype="float16")
+needs_cute = pytest.mark.skipif(why_not is not None, reason=str(why_not))
+
+HELLO = "#include <cute/layout.hpp>\n__global__ void hello(int* x) { *x = cute::make_layout(cute::_8{})(3); }\n"
+
+
+@pytest.fixture
+def looked_up_anew() -> object:
+    """Where the headers are is kept for a process: forget it before and after."""
+    nvrtc.cute_folder.cache_clear()
+    yield
+    nvrtc.cute_folder.cache_clear()
+
+
+def test_the_headers_are_found_and_nothing_is_imported(
+    looked_up_anew: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "cutlass_library"
+    (package / "source" / "include" / "cute").mkdir(parents=True)
+    (package / "source" / "include" / "cute" / "tensor.hpp").write_text("")
+    (package / "__init__.py").write_text("raise RuntimeError('this package is only looked up')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cutlass_library", raising=False)
+    assert nvrtc.cute_folder() == package / "source" / "include"
+    assert kernel.headers(HELLO) == (f"-I{package / 'source' / 'include'}",)
+    assert "cutlass_library" not in sys.modules
+
+
+def test_a_machine_without_the_headers_is_told_what_to_install(
+    looked_up_anew: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(nvrtc.CuteMissing, match=r"-m pip install --no-deps nvidia-cutlass==4\.2\.0\.0"):
+        kernel.headers(HELLO)
+    with pytest.raises(nvrtc.CuteMissing, match=r"includes <cute/\.\.\.>"):
+        nvrtc.header_options(HELLO)
+    assert kernel.headers("// <cute/tensor.hpp> in a comment\n__global__ void f() {}\n") == ()
+
+
+def test_the_named_version_is_the_listed_one() -> None:
+    text = (kernel.KERNELS.parent / "environment.yml").read_text()
+    assert f"- {nvrtc.CUTLASS} " in text
+
+
+# ---- the stage
+
+
+def test_no_call_gets_it_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """07 computes the same, and compiles in a second."""
+    for rows, dtype in ((16384, "float16"), (16384, "bfloat16"), (1, "float16")):
+        chosen = default_of(FORWARD, rows, 32 * rows, head_dim=64, dtype=dtype)
+        assert chosen is not None and chosen is not STAGE
+    monkeypatch.setattr(nvrtc, "cute_folder", lambda: None)
+    assert "pip install --no-deps nvidia-cutlass" in str(STAGE.why_not(head_dim=64, dtype="float16"))
+    assert all("cutlass" not in str(s.why_not(head_dim=64)) for s in FORWARD.values() if s is not STAGE)
+
+
+@pytest.mark.parametrize("limit", [99 * 1024, 163 * 1024, 227 * 1024])
+def test_its_tiles_fit_and_are_copied_evenly(limit: int) -> None:
+    """What the kernel's assertions demand, at all head dimensions."""
+    for head_dim in range(8, 129, 8):
+        sizes = tiles.pick_cute(head_dim, limit)
+        padded = -(-head_dim // 16) * 16
+        panel = next(columns for columns in (64, 32, 16) if padded % columns == 0)
+        copied = 32 * sizes["WARPS"] // (panel // 8)
+        assert sizes["BLOCK_M"] % copied == sizes["BLOCK_N"] % copied == 0, (head_dim, sizes)
+        assert tiles.mma_shared_bytes(head_dim, sizes) <= limit
+    with pytest.raises(ValueError, match="1 to 128"):
+        tiles.pick_cute(136, limit)
+
+
+# ---- what it computes
+
+
+def inputs(n: int, n_kv: int, head_dim: int, dtype: str, *, grow: float = 1.0) -> list[np.ndarray]:
+    """q (2, n, 4, head_dim) and k, v (2, n_kv, 2, head_dim), with means that are not zero; logits grown."""
+    rng = np.random.default_rng([n, n_kv, head_dim])
+    shapes = (2, n, 4, head_dim), *2 * ((2, n_kv, 2, head_dim),)
+    q, k, v = (rng.standard_normal(shape) + 0.25 for shape in shapes)
+    return [a.astype(TYPES[dtype]) for a in (q * grow**0.5, k * grow**0.5, v)]
+
+
+def check_both(title: str, o: Any, lse: Any, *arrays: np.ndarray, **options: Any) -> None:
+    """o (batch, heads, n, head_dim) and lse (batch, heads, n) beside float64."""
+    expected = check.expect(*arrays, **options)
+    check.check(title, cp.asnumpy(o).swapaxes(1, 2), expected.o, tolerance=expected.tolerance)
+    largest = np.abs(expected.lse[np.isfinite(expected.lse)]).max(initial=0.0)
+    check.check(f"{title}, lse", lse, expected.lse, tolerance=1e-5 * (1 + largest))
+
+
+OWN = 40, "bfloat16"
+CAUSAL, WINDOW = {"causal": True}, {"window": (40, 9)}
+
+
+@needs_cute
+def test_sizes_masks_and_packed_lengths() -> None:
+    """With the tiles that it chooses itself, and a head dimension that fills no atom. Bugs are planted at another."""
+    head_dim, dtype = OWN
+    sizes = STAGE.tiles(head_dim)
+    for n, n_kv, mask in (
+        *((1, 1, {}), (65, 131, {}), (128, 128, {}), (130, 70, CAUSAL), (150, 200, CAUSAL), (129, 200, WINDOW)),
+        *((3, 300, {"window": (0, 0)}), (200, 100, {"window": (-1, 33), "softmax_scale": -0.3})),
+    ):
+        arrays = inputs(n, n_kv, head_dim, dtype)
+        views = (cp.asarray(a).swapaxes(1, 2) for a in arrays)
+        run, (o, lse) = STAGE.prepare(*views, return_lse=True, sizes=sizes, **mask)
+        run()
+        check_both(f"flash_cute, {n} x {n_kv}, {mask}", o, lse, *arrays, **mask)
+
+    rows, keys = (3, 130, 0, 64), (150, 130, 5, 0)
+    cu_q, cu_k = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys))
+    q, k, v = (a[0] for a in inputs(sum(rows), sum(keys), head_dim, dtype))
+    got = cp.asnumpy(flash_attention_varlen(q, k, v, cu_q, cu_k, causal=True, stage="flash_cute"))
+    for i in range(len(rows)):
+        own, its = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
+        if rows[i] and keys[i]:
+            expected = check.expect(q[None, own], k[None, its], v[None, its], causal=True)
+            check.check(f"sequence {i}", got[None, own], expected.o, tolerance=expected.tolerance)
+        else:
+            assert not got[own].any()
+
+
+@needs_cute
+def test_the_xray_finds_nothing_and_no_bank_conflicts(cpu_engine: None) -> None:
+    """No race, nothing out of bounds; the swizzle leaves no conflict. A block and keys of one warp more than a tile."""
+    q, k, v = (a[0, :, 0] for a in inputs(40, 50, 64, "float16"))
+    report = look(STAGE, q, k, v, causal=True, sizes={"BLOCK_M": 32, "BLOCK_N": 16, "WARPS": 2})
+    report.assert_clean()
+    (shared,) = report.shared.values()
+    assert shared.requests > 200 and shared.conflicts == 0
+
+
+# ---- planted bugs
+
+
+@dataclass(frozen=True)
+class Switched:
+    """A bug that is there while the device's number `planted` is its own: old, and what it becomes.
+
+    In `new`, PLANTED is whether it is there. cpu_only: it would leave a GPU's context unusable, or shows there by luck.
+    """
+
+    name: str
+    old: str
+    new: str
+    cpu_only: bool = False
+
+
+def instead(name: str, right: str, wrong: str, **more: Any) -> Switched:
+    """Another expression."""
+    return Switched(name, right, f"(PLANTED ? ({wrong}) : ({right}))", **more)
+
+
+def left_out(name: str, statement: str, **more: Any) -> Switched:
+    """Without a statement."""
+    return Switched(name, statement, f"if (!PLANTED) {statement}", **more)
+
+
+BUGS = (
+    instead("full tiles end late", "first + BLOCK_N > min(first_row + highest + 1, end)", "first > end"),
+    instead("full for the first row is full for all", "first < last_row + lowest", "first < first_row + lowest"),
+    instead(
+        "begins where the last row does",
+        "max(first_pos - params.window_left, 0)",
+        "max(last_pos - params.window_left, 0)",
+    ),
+    instead("ends where the first row does", "last_pos + params.window_right", "first_pos + params.window_right"),
+    instead("wrong head of K and V", "head / (params.heads / params.kv_heads)", "head % params.kv_heads"),
+    Switched("no maximum for rows that see nothing", "fill(m_i, LOWEST)", "fill(m_i, PLANTED ? NEG_INF : LOWEST)"),
+    instead("division by zero", "sum == 0.0f", "false"),
+    instead("lse in units of log2", "LN_2 * (m_i(i) + log2f(sum))", "m_i(i) + log2f(sum)"),
+    instead("lse of another row", "lse[head_row + first_row + r]", "lse[head_row + first_row + (r ^ 1)]"),
+    instead("m_i is never updated", "m_new(i) > m_i(i) + RESCALE_THRESHOLD", "false"),
+    instead("maxima before the scale", "s_max * softmax_scale_log2", "s_max"),
+    instead("rescaled the wrong way", "exp2f(m_i(i) - m_new(i))", "exp2f(m_new(i) - m_i(i))"),
+    left_out("l_i is not rescaled", "l_i(i) *= rescale;"),
+    left_out("acc is not rescaled", "acc(i, j) *= rescale;"),
+    instead(
+        "maxima of two lanes out of four",
+        "row_allreduce(m_new(i), [](float a, float b) { return fmaxf(a, b); })",
+        "fmaxf(m_new(i), __shfl_xor_sync(0xffffffff, m_new(i), 1))",
+    ),
+    instead(
+        "sums of two lanes out of four",
+        "row_allreduce(l_i(i), [](float a, float b) { return a + b; })",
+        "l_i(i) + __shfl_xor_sync(0xffffffff, l_i(i), 1)",
+    ),
+    Switched("a key too many", "end - first, lowest, highest)", "end - first, lowest, highest + PLANTED)"),
+    instead("a key past the end", "end - key", "BLOCK_N"),
+    instead("a key too few", "keys_before(row + lowest)", "keys_before(row + lowest + 1)"),
+    instead("bits of a thread's second keys", "min(keys % 8, 2)", "min(keys % 8, 1)"),
+    instead("registers of P exchanged", "4 * k + i / 2 * 2", "4 * k + i % 2 * 2"),
+    instead("row halves of P exchanged", "2 * m + i % 2", "2 * m + i / 2"),
+    Switched("the sign of the scale is lost", "^= 0x80008000", "^= PLANTED ? 0 : 0x80008000"),
+    Switched("always the first half of V_smem", "tOsVt(_, _, k, stage)", "tOsVt(_, _, k, PLANTED ? 0 : stage)"),
+    Switched("columns of Q in another order", "tSsQ(_, _, k)", "tSsQ(_, _, PLANTED ? k ^ 1 : k)"),
+    Switched(
+        "no wait for the copies",
+        "    cp_async_wait<0>();\n    __syncthreads();",
+        "    if (!PLANTED) cp_async_wait<0>();\n    __syncthreads();",
+        cpu_only=True,
+    ),
+    left_out("no barrier in the loop", "__syncthreads();  // hazard: the tile", cpu_only=True),
+    left_out("no barrier before the signs are flipped", "__syncthreads();  // hazard: signs", cpu_only=True),
+    Switched(
+        "the next tile overwrites this one",
+        "tKsK(_, _, _, stage ^ 1)",
+        "tKsK(_, _, _, PLANTED ? stage : stage ^ 1)",
+        cpu_only=True,
+    ),
+    instead("rows past the end are read", "further < rows_left - row", "true", cpu_only=True),
+    instead(
+        "rows are compared as unsigned numbers",
+        "further < rows_left - row",
+        "unsigned(further) < unsigned(rows_left - row)",
+        cpu_only=True,
+    ),
+)
+SQUARE = {"BLOCK_M": 64, "BLOCK_N": 64}
+CALLS: tuple[dict[str, Any], ...] = (
+    {"n": 150, "n_kv": 200, "window": (90, 90)},
+    {"n": 200, "n_kv": 130, "causal": True, "softmax_scale": -0.2},  # rows that see nothing
+    {"n": 40, "n_kv": 300, "grow": 4000.0},
+)
+
+
+def with_switches() -> str:
+    """12 with all bugs, none of them there while the device's `planted` is 0."""
+    text = kernel.source(STAGE.file)
+    for number, bug in enumerate(BUGS, start=1):
+        assert text.count(bug.old) == 1, (
+            f"write the bug {bug.name!r} anew: {bug.old!r} is there {text.count(bug.old)} times"
+        )
+        text = text.replace(bug.old, bug.new.replace("PLANTED", f"(planted == {number})"))
+    head = "using namespace cute;"
+    assert text.count(head) == 1
+    return text.replace(head, f"__device__ int planted;\n{head}")
+
+
+def check_planted(text: str, number: int) -> None:
+    """A few calls with one bug, or with none: heads that share K and V, tails, masks, large logits."""
+    for call in CALLS:
+        options = dict(call)
+        arrays = inputs(options.pop("n"), options.pop("n_kv"), 128, "float16", grow=options.pop("grow", 1.0))
+        views = (device.cp.asarray(a).swapaxes(1, 2) for a in arrays)
+        ready, by_name, (o, lse) = STAGE.plan(*views, return_lse=True, source=text, sizes=SQUARE, **options)
+        ((launch, compiled, args),) = ready.filled(by_name)
+        planted = device.cp.ndarray((1,), np.int32, compiled.module.get_global("planted"))
+        planted[...] = number
+        compiled(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
+        check_both(f"planted {number}, {call}", o, lse, *arrays, **options)
+
+
+@needs_cute
+def test_without_a_bug() -> None:
+    check_planted(with_switches(), 0)
+
+
+@needs_cute
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_bug_is_seen(bug: Switched, request: pytest.FixtureRequest) -> None:
+    if bug.cpu_only:
+        request.getfixturevalue("cpu_engine")
+    text = with_switches()
+    with pytest.raises((AssertionError, cpu.LaunchError)):
+        check_planted(text, BUGS.index(bug) + 1)
+
+
+# ---- the record
+
+
+@needs_cute
+def test_ways_are_checked_and_timed(cpu_engine: None) -> None:
+    """07 and 12 on the CPU engine, with the build of another test; what is wrong is not timed."""
+    case = Case((1, 2, 70, OWN[0]), "bfloat16", causal=True)
+    rows = list(cute.timed([case], [cute.BESIDE, cute.Way("12", STAGE)], rounds=1))
+    assert [row["name"] for row in rows] == ["07", "12"] and rows[0]["speed"] == 1
+    assert all(row["max_error"] <= row["tolerance"] and row["ms"] > 0 and row["tflops"] > 0 for row in rows)
+    idle = dataclasses.replace(LADDER["flash_mma"], launches=lambda *_: [])
+    with pytest.raises(AssertionError, match=r"wrong at 1x2x70x40 bfloat16 causal: nan > "):
+        list(cute.timed([case], [cute.BESIDE, cute.Way("wrong", idle)], rounds=1))
+
+
+def test_the_ways_differ_by_kernel_and_tile() -> None:
+    names = [way.name for way in cute.WAYS]
+    assert names[0] == cute.BESIDE.name and len(set(names)) == len(names)
+    for head_dim in cute.HEAD_DIMS:
+        own = {way.name: way.defines(head_dim) for way in cute.WAYS}
+        assert own["12"] == own["07"] == own["12, first step"], "the same tiles, so that what differs is the code"
+        assert (own["12, 64 x 64"]["BLOCK_M"], own["12, 64 x 64"]["BLOCK_N"]) == (64, 64)
+
+
+def test_lines_of_code() -> None:
+    seven, twelve = cute.lines("07_mma.cu"), cute.lines("12_cute.cu")
+    text = (kernel.KERNELS / "07_mma.cu").read_text() + (kernel.KERNELS / "ptx.cuh").read_text()
+    assert seven["all"] == text.count("\n")
+    assert 0 < twelve["code"] < seven["code"] < seven["all"]
+
+
+@pytest.mark.skipif(nvrtc.version() is None, reason="NVRTC is not installed")
+def test_a_cold_compilation() -> None:
+    """Of 07, which is quick: what it says agrees with the compile report."""
+    found = cute.cold(cute.BESIDE, 64)
+    report = compile_report.compile_report("07_mma.cu", found["sizes"], "sm_90", name="flash_mma<__nv_bfloat16>")
+    assert (found["registers"], found["spill_bytes"]) == (report.registers, report.spill_bytes)
+    assert found["seconds"] > 0 and found["cubin_bytes"] > 10_000
+    assert (found["loop"] is None) == (shutil.which("nvdisasm") is None)
+
+
+def test_a_record_as_text() -> None:
+    compiled = {"name": "12", "file": "12_cute.cu", "head_dim": 64, "sizes": {}, "seconds": 20.04, "registers": 255}
+    compiled |= {"spill_bytes": 0, "instructions": None, "loop": 1096, "opcodes": {"IMAD": 3, "HMMA": 9, "UIADD3": 2}}
+    timed = {"shape": [4, 32, 4096, 64], "causal": True, "name": "12", "ms": 2.0, "tflops": 333.3, "speed": 0.985}
+    record = {
+        "device": "a GPU",
+        "how": {"nvrtc": "13.0", "architecture": "sm_90", "processes": 3, "machine": "a CPU"},
+        "compiled": [compiled],
+        "timed": [{**timed, "extra_bytes": 3 << 20}, {**timed, "causal": False, "extra_bytes": None}],
+    }
+    text = cute.table(record)
+    assert re.search(r"d =  64, N =  4096, causal +333  0\.98×|333  0\.99×", text)
+    assert re.search(rf"d =  64, 12 +{cute.lines('12_cute.cu')['code']} +20\.0 +255 +0 +1096 +5\b", text)
+    assert "a CPU" in text and "a GPU" in text
+
+
+def test_without_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cute, "recorded", lambda: None)
+    assert cute.table() == cute.times_table() == cute.memory_table() == cute.compiled_table() == NO_RECORD
+    assert cute.row("12", 4096, 64) is None and cute.compiled_row("12", 64) is None
+
+
+@pytest.mark.skipif(cute.recorded() is None, reason="nothing is recorded")
+def test_the_record_holds_what_was_promised() -> None:
+    """At N = 4096 and 16384, 12 with 07's tiles is at least 0.95 times as fast as 07."""
+    for n in (4096, 16384):
+        for head_dim in cute.HEAD_DIMS:
+            for causal in (False, True):
+                found = cute.row("12", n, head_dim, causal=causal)
+                assert found is not None and found["speed"] >= 0.95, found

@@ -1,0 +1,244 @@
+"""CuTe on the CPU engine: its layouts as its documentation has them, its atoms against NumPy, and what the X-ray sees.
+
+Kernels with CuTe take g++ some seconds each, so that most tests share two sources.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from backends import BACKENDS, compiled, on_each_device
+
+from helpers import cpu, kernel, nvrtc
+from helpers.xray import xray
+
+pytestmark = pytest.mark.skipif(nvrtc.why_no_cute() is not None, reason=nvrtc.why_no_cute() or "")
+
+STD = ("-std=c++17",)
+
+
+def module(cp: Any, code: str, names: tuple[str, ...] = ()) -> Any:
+    """On the engine the options name the folder of the headers, as `helpers.kernel` does; on a GPU `compiled` does."""
+    return compiled(cp, code, names, (*STD, *kernel.headers(code)) if cp is cpu else STD)
+
+
+# ---------------------------------------------------------------- layouts
+
+# Each with what CuTe's own documentation (media/docs/cpp/cute, 01_layout and 02_layout_algebra) says that it is.
+DOCUMENTED = {
+    "coalesce(Layout<Shape<_2, Shape<_1, _6>>, Stride<_1, Stride<_6, _2>>>{})": "_12:_1",
+    "composition(Layout<Shape<_6, _2>, Stride<_8, _2>>{}, Layout<Shape<_4, _3>, Stride<_3, _1>>{})": (
+        "((_2,_2),_3):((_24,_2),_8)"
+    ),
+    "composition(Layout<Int<20>, _2>{}, Layout<Shape<_5, _4>, Stride<_4, _1>>{})": "(_5,_4):(_8,_2)",
+    "composition(Layout<Shape<_10, _2>, Stride<_16, _4>>{}, Layout<Shape<_5, _4>, Stride<_1, _5>>{})": (
+        "(_5,(_2,_2)):(_16,(_80,_4))"
+    ),
+    "complement(Layout<_4, _1>{}, _24{})": "_6:_4",
+    "complement(Layout<_6, _4>{}, _24{})": "_4:_1",
+    "complement(Layout<_4, _2>{}, _24{})": "(_2,_3):(_1,_8)",
+    "complement(Layout<Shape<_2, _2>, Stride<_1, _6>>{}, _24{})": "(_3,_2):(_2,_12)",
+    "logical_divide(Layout<Shape<_4, _2, _3>, Stride<_2, _1, _8>>{}, Layout<_4, _2>{})": (
+        "((_2,_2),(_2,_3)):((_4,_1),(_2,_8))"
+    ),
+    "logical_product(Layout<Shape<_2, _2>, Stride<_4, _1>>{}, Layout<_6, _1>{})": (
+        "((_2,_2),(_2,_3)):((_4,_1),(_2,_8))"
+    ),
+}
+# The table of (3,(2,3)):(3,(12,1)) in 01_layout.
+HIERARCHICAL = [[0, 12, 1, 13, 2, 14], [3, 15, 4, 16, 5, 17], [6, 18, 7, 19, 8, 20]]
+
+LAYOUTS = (
+    """
+#include <cute/layout.hpp>
+#include <cute/swizzle_layout.hpp>
+using namespace cute;
+extern "C" __global__ void documented() {
+"""
+    + "".join(f'  print({expression}); print("\\n");\n' for expression in DOCUMENTED)
+    + """
+}
+extern "C" __global__ void offsets(int* hierarchical, int* swizzled) {
+  const Layout layout = make_layout(make_shape(_3{}, make_shape(_2{}, 3)), make_stride(_3{}, make_stride(12, _1{})));
+  if (threadIdx.x < size(layout)) hierarchical[threadIdx.x] = layout(threadIdx.x);
+  const auto tile = composition(Swizzle<3, 3, 3>{}, Layout<Shape<_64, _64>, Stride<_64, _1>>{});
+  for (int i = threadIdx.x; i < size(tile); i += blockDim.x) swizzled[i] = tile(i / 64, i % 64);
+}
+"""
+)
+
+
+def test_layouts_are_those_of_the_documentation(capfd: pytest.CaptureFixture[str]) -> None:
+    module(cpu, LAYOUTS).get_function("documented")((1,), (1,), ())
+    assert capfd.readouterr().out.split() == list(DOCUMENTED.values())
+
+
+@on_each_device
+def test_offsets_of_a_layout_and_of_a_swizzle(cp: Any) -> None:
+    hierarchical, swizzled = cp.zeros(18, np.int32), cp.zeros((64, 64), np.int32)
+    module(cp, LAYOUTS).get_function("offsets")((1,), (64,), (hierarchical, swizzled))
+    found = np.asarray(hierarchical.get() if hasattr(hierarchical, "get") else hierarchical)
+    assert found.reshape(6, 3).T.tolist() == HIERARCHICAL  # the first mode runs fastest
+    row, column = np.mgrid[:64, :64]
+    expected = row * 64 + (column // 8 ^ row % 8) * 8 + column % 8
+    assert np.array_equal(swizzled.get() if hasattr(swizzled, "get") else swizzled, expected)
+
+
+# ---------------------------------------------------------------- atoms
+
+GEMM = """
+#include <cute/tensor.hpp>
+using namespace cute;
+
+// C = A B^T of one tile: A (64, 64) and B (32, 64), of A the first rows alone. A thread waits for its copies,
+// and meets the others, or not.
+template <class T>
+using Atom =
+    conditional_t<is_same_v<T, half_t>, SM80_16x8x16_F32F16F16F32_TN, SM80_16x8x16_F32BF16BF16F32_TN>;
+
+template <class Element, int BITS>
+__global__ void gemm_tile(const unsigned short* a, const unsigned short* b, float* c, int rows,
+                          bool waits, bool meets) {
+  extern __shared__ __align__(128) char smem[];
+  using Row = Layout<Shape<_8, _64>, Stride<_64, _1>>;
+  const auto atom = composition(Swizzle<BITS, 3, 3>{}, Row{});
+  Tensor sA = make_tensor(make_smem_ptr(reinterpret_cast<Element*>(smem)), tile_to_shape(atom, Shape<_64, _64>{}));
+  Tensor sB = make_tensor(sA.data() + size(sA), tile_to_shape(atom, Shape<_32, _64>{}));
+  Tensor gA = make_tensor(make_gmem_ptr(reinterpret_cast<const Element*>(a)), Shape<_64, _64>{}, Stride<_64, _1>{});
+  Tensor gB = make_tensor(make_gmem_ptr(reinterpret_cast<const Element*>(b)), Shape<_32, _64>{}, Stride<_64, _1>{});
+  Tensor gC = make_tensor(make_gmem_ptr(c), Shape<_64, _32>{}, Stride<_32, _1>{});
+
+  const auto load = make_tiled_copy(Copy_Atom<SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>, Element>{},
+                                    Layout<Shape<_16, _8>, Stride<_8, _1>>{}, Layout<Shape<_1, _8>>{});
+  const auto mine = load.get_slice(threadIdx.x);
+  Tensor row = mine.partition_S(make_identity_tensor(Shape<_64, _64>{}));
+  for (int m = 0; m < 4; ++m)
+    copy(load.with(get<0>(row(0, m, 0)) < rows), mine.partition_S(gA)(_, m, _), mine.partition_D(sA)(_, m, _));  // A
+  for (int m = 0; m < 2; ++m)
+    copy(load.with(true), mine.partition_S(gB)(_, m, _), mine.partition_D(sB)(_, m, _));
+  cp_async_fence();
+  if (waits) cp_async_wait<0>();
+  if (meets) __syncthreads();
+
+  TiledMMA<MMA_Atom<Atom<Element>>, Layout<Shape<_4, _1, _1>>, Tile<_64, _16, _16>> mma;
+  const auto part = mma.get_slice(threadIdx.x);
+  Tensor rA = part.partition_fragment_A(sA);
+  Tensor rB = part.partition_fragment_B(sB);
+  Tensor rC = part.partition_fragment_C(gC);
+  clear(rC);
+  const auto copy_a = make_tiled_copy_A(Copy_Atom<SM75_U32x4_LDSM_N, Element>{}, mma);
+  const auto copy_b = make_tiled_copy_B(Copy_Atom<SM75_U32x4_LDSM_N, Element>{}, mma);
+  const auto from_a = copy_a.get_slice(threadIdx.x);
+  const auto from_b = copy_b.get_slice(threadIdx.x);
+  for (int k = 0; k < 4; ++k) {
+    copy(copy_a, from_a.partition_S(sA)(_, _, k), from_a.retile_D(rA)(_, _, k));  // ldmatrix of A
+    copy(copy_b, from_b.partition_S(sB)(_, _, k), from_b.retile_D(rB)(_, _, k));  // ldmatrix of B
+    gemm(mma, rA(_, _, k), rB(_, _, k), rC);
+  }
+  copy(rC, part.partition_C(gC));
+}
+"""
+SHARED = 2 * 64 * (64 + 32)
+BUILDS = {
+    "half": "gemm_tile<half_t, 3>",
+    "bfloat16": "gemm_tile<bfloat16_t, 3>",
+    "plain": "gemm_tile<half_t, 0>",
+}
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(GEMM.splitlines(), start=1) if text in line)
+
+
+def tile(dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """A and B as the bits of their elements, C = A B^T with A's rows from the 50th on taken for zeros; and 50."""
+    rng = np.random.default_rng(12)
+    values = rng.standard_normal((96, 64)).astype(np.float32)
+    if dtype == "bfloat16":
+        bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+        values = (bits.astype(np.uint32) << 16).view(np.float32)
+    else:
+        bits = values.astype(np.float16).view(np.uint16)
+        values = bits.view(np.float16).astype(np.float32)
+    values = values.astype(np.float64)
+    values[50:64] = 0
+    return bits[:64].copy(), bits[64:].copy(), values[:64] @ values[64:].T, 50
+
+
+@pytest.mark.parametrize("where", BACKENDS)  # not `cp`: NVRTC takes half a minute for these
+@pytest.mark.parametrize("dtype", ["half", "bfloat16"])
+def test_a_product_through_tiled_copies_and_a_tiled_mma(where: Any, dtype: str) -> None:
+    a, b, expected, rows = tile(dtype)
+    c = where.zeros((64, 32), np.float32)
+    run = module(where, GEMM, tuple(BUILDS.values())).get_function(BUILDS[dtype])
+    run((1,), (128,), (where.asarray(a), where.asarray(b), c, np.int32(rows), True, True), shared_mem=SHARED)
+    found = np.asarray(c.get() if hasattr(c, "get") else c)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+
+
+def seen(build: str, *, waits: bool = True, meets: bool = True) -> Any:
+    a, b, _, rows = tile("half")
+    run = module(cpu, GEMM, tuple(BUILDS.values())).get_function(BUILDS[build])
+    args = (cpu.asarray(a), cpu.asarray(b), cpu.zeros((64, 32), np.float32), np.int32(rows), waits, meets)
+    return xray(run, (1,), (128,), args, SHARED)
+
+
+def test_the_xray_counts_by_the_readers_lines() -> None:
+    report = seen("half")
+    assert report.findings == []
+    # ldmatrix: each warp its 16 rows of A, and all of B; eight rows of 16 bytes are one wavefront.
+    a, b = (report.by_line["kernel.cu", line_of(f"// ldmatrix of {name}")] for name in "AB")
+    assert (a.read, a.wavefronts, a.conflicts) == (64 * 64 * 2, 64, 0)
+    assert (b.read, b.wavefronts, b.conflicts) == (4 * 32 * 64 * 2, 128, 0)
+    # cp.async with zfill: 50 rows are read, 64 are written.
+    copied = report.by_line["kernel.cu", line_of("_, m, _));  // A")]
+    assert (copied.read, copied.written) == (50 * 128, 64 * 128)
+
+
+def test_the_xray_sees_bank_conflicts_without_the_swizzle() -> None:
+    report = seen("plain")
+    assert report.findings == []
+    for name, wavefronts in (("A", 64), ("B", 128)):
+        figures = report.by_line["kernel.cu", line_of(f"// ldmatrix of {name}")]
+        assert figures.wavefronts == 8 * wavefronts  # rows are 128 bytes apart: all eight in the same banks
+
+
+def test_the_xray_sees_a_missing_barrier_and_a_missing_wait() -> None:
+    races = [finding for finding in seen("half", meets=False).findings if finding.kind == "race"]
+    assert {line_of("// ldmatrix of A"), line_of("// ldmatrix of B")} <= {
+        line for finding in races for line in (finding.line, finding.other_line)
+    }
+    assert {finding.kind for finding in seen("half", waits=False).findings} == {"not waited for", "never waited for"}
+
+
+# ---------------------------------------------------------------- what is refused
+
+SMALL = '#include <cute/tensor.hpp>\nusing namespace cute;\nextern "C" __global__ void k(float* out) {{\n  {body}\n}}\n'
+
+
+def small(body: str) -> Any:
+    return module(cpu, SMALL.format(body=body)).get_function("k")
+
+
+def test_what_the_engine_lacks_is_named_with_the_readers_line() -> None:
+    run = small("cluster_sync(); out[0] = 1;")
+    with pytest.raises(cpu.LaunchError, match=r"kernel\.cu:4: .* does not know the instruction barrier\.cluster\.arr"):
+        run((1,), (1,), (cpu.zeros(1, np.float32),))
+
+
+def test_a_wrong_layout_is_an_error_of_the_readers_line() -> None:
+    with pytest.raises(cpu.CompileError) as caught:
+        small(
+            "auto a = make_tensor<float>(Shape<_4, _8>{}); auto c = make_tensor<float>(Shape<_4, _4>{}); gemm(a, c, c);"
+        )
+    message = str(caught.value)
+    assert message.startswith("kernel.cu:4: error: ") and len(message) < 3000
+
+
+def test_without_the_folder_the_package_is_named() -> None:
+    with pytest.raises(
+        cpu.CompileError, match=r"kernel\.cu:1: error: <cute/tensor\.hpp> belongs to CUTLASS.*-I<folder>"
+    ):
+        cpu.RawModule(code=SMALL.format(body="out[0] = 1;"), options=STD).compile()
