@@ -12,6 +12,7 @@ import pytest
 from backends import BACKENDS, compiled, on_each_device
 
 from helpers import cpu, kernel, nvrtc
+from helpers.workbench import ask_cute
 from helpers.xray import xray
 
 pytestmark = pytest.mark.skipif(nvrtc.why_no_cute() is not None, reason=nvrtc.why_no_cute() or "")
@@ -84,6 +85,17 @@ def test_offsets_of_a_layout_and_of_a_swizzle(cp: Any) -> None:
     row, column = np.mgrid[:64, :64]
     expected = row * 64 + (column // 8 ^ row % 8) * 8 + column % 8
     assert np.array_equal(swizzled.get() if hasattr(swizzled, "get") else swizzled, expected)
+
+
+def test_a_notebook_asks_cute() -> None:
+    found = ask_cute(
+        {
+            "plain": ("Layout<Shape<_2, _3>, Stride<_3, _1>>{}", 2, 3),
+            "column": ("Layout<Shape<_4, _1>, Stride<_2, _0>>{}", 4, 1),
+        }
+    )
+    assert found["plain"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found["column"].tolist() == [[0], [2], [4], [6]]
 
 
 # ---------------------------------------------------------------- atoms
@@ -173,7 +185,12 @@ def test_a_product_through_tiled_copies_and_a_tiled_mma(where: Any, dtype: str) 
     a, b, expected, rows = tile(dtype)
     c = where.zeros((64, 32), np.float32)
     run = module(where, GEMM, tuple(BUILDS.values())).get_function(BUILDS[dtype])
-    run((1,), (128,), (where.asarray(a), where.asarray(b), c, np.int32(rows), True, True), shared_mem=SHARED)
+    run(
+        (1,),
+        (128,),
+        (where.asarray(a), where.asarray(b), c, np.int32(rows), np.bool_(True), np.bool_(True)),
+        shared_mem=SHARED,
+    )
     found = np.asarray(c.get() if hasattr(c, "get") else c)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
 
@@ -181,7 +198,14 @@ def test_a_product_through_tiled_copies_and_a_tiled_mma(where: Any, dtype: str) 
 def seen(build: str, *, waits: bool = True, meets: bool = True) -> Any:
     a, b, _, rows = tile("half")
     run = module(cpu, GEMM, tuple(BUILDS.values())).get_function(BUILDS[build])
-    args = (cpu.asarray(a), cpu.asarray(b), cpu.zeros((64, 32), np.float32), np.int32(rows), waits, meets)
+    args = (
+        cpu.asarray(a),
+        cpu.asarray(b),
+        cpu.zeros((64, 32), np.float32),
+        np.int32(rows),
+        np.bool_(waits),
+        np.bool_(meets),
+    )
     return xray(run, (1,), (128,), args, SHARED)
 
 

@@ -245,6 +245,9 @@ PICTURES = {
     "warp": lambda: show.warp_picture({"store": ((32, 40), np.arange(32) * 40)}),
     "banks": lambda: show.bank_picture({"column": np.arange(32) * 64, "row": np.arange(32)}),
     "one bank": lambda: show.bank_picture({"broadcast": [5] * 32}),
+    "offsets": lambda: show.offsets({"rows": np.arange(32).reshape(4, 8), "columns": np.arange(32).reshape(8, 4).T}),
+    "chunks": lambda: show.offsets({"rows": np.arange(64).reshape(8, 8)}, cell_bytes=16, cell="chunk"),
+    "owners": lambda: show.owners({"copy": np.arange(128).reshape(16, 8), "some": np.eye(16, dtype=int) - 1}),
     "bars": lambda: show.measured_bars((1, 1, 8, 4), record=RECORD, log=True),
     "ladder": lambda: show.measured_ladder([(1, 1, 8, 4)], record=RECORD),
     "all roofs": lambda: show.measured_roofline((1, 1, 8, 4), record=RECORD, counted=COUNTED),
@@ -270,6 +273,22 @@ def test_a_picture_is_a_png_on_white_and_says_what_it_shows(name: str) -> None:
 def test_grid_picture_counts() -> None:
     assert show.grid_picture(200, 64).alt == "200 rows over 4 blocks of 64 threads; 56 threads are idle"
     assert "0 threads are idle" in show.grid_picture(128, 64).alt
+
+
+def test_offsets_and_owners_say_what_they_show() -> None:
+    rows = np.arange(32).reshape(4, 8)
+    assert show.offsets({"rows": rows}).alt == "offsets; in the first column of rows: 0, 8, 16, 24"
+    assert "colours are banks; in the first column of x: 0, 8" in show.offsets({"x": rows}, cell_bytes=16).alt
+    assert show.owners({"copy": rows[:2]}).alt.endswith("in the first row of copy: 0, 1, 2, 3, 4, 5, 6, 7")
+
+
+def test_cells_of_one_colour_are_in_the_same_banks() -> None:
+    """Chunks of 16 bytes: eight neighbours differ, and the ninth is in the banks of the first."""
+    (axes,) = show.offsets({"rows": np.arange(16).reshape(2, 8)}, cell_bytes=16).figure.axes
+    colours = axes.collections[0].get_array().reshape(2, 8)
+    assert len(set(colours[0])) == 8 and (colours[0] == colours[1]).all()
+    (axes,) = show.offsets({"floats": np.arange(64).reshape(2, 32)}, cell_bytes=4).figure.axes
+    assert len(set(axes.collections[0].get_array().ravel())) == 32
 
 
 def test_warp_picture_counts_sectors() -> None:

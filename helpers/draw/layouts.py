@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.patches import Patch
@@ -12,7 +13,9 @@ from helpers.draw.picture import Picture, figure, styled
 
 
 @styled
-def offsets(layouts: Mapping[str, np.ndarray], *, cell_bytes: int = 0, inches: float = 0.36) -> Picture:
+def offsets(
+    layouts: Mapping[str, np.ndarray], *, cell_bytes: int = 0, inches: float = 0.36, cell: str = "column"
+) -> Picture:
     """Tiles side by side: in each cell the offset that a layout gives its coordinate.
 
     Cells of one colour are in the same banks of shared memory; without banks, darker is further.
@@ -20,11 +23,11 @@ def offsets(layouts: Mapping[str, np.ndarray], *, cell_bytes: int = 0, inches: f
     Args:
         layouts: {title: offsets}, each (rows, columns), counted in cells.
         cell_bytes: of one cell, at most 128: 2 for a float16, 16 for a chunk of 8. 0: no banks.
-        inches: of a cell.
+        inches: of a cell. cell: what the columns are.
     """
     shapes = [np.shape(offset) for offset in layouts.values()]
     across, down = sum(s[1] for s in shapes), max(s[0] for s in shapes)
-    fig, panels = figure(inches * across + 0.5 * len(layouts) + 0.3, inches * down + 1.1, columns=len(layouts))
+    fig, panels = figure(inches * across + 0.5 * len(layouts) + 0.3, inches * down + 1.2, columns=len(layouts))
     for ax, (title, offset) in zip(np.atleast_1d(panels), layouts.items(), strict=True):
         if cell_bytes:
             group = offset * cell_bytes % (4 * BANKS) // max(cell_bytes, 4)
@@ -33,9 +36,10 @@ def offsets(layouts: Mapping[str, np.ndarray], *, cell_bytes: int = 0, inches: f
             ax.pcolormesh(offset, cmap="Blues", vmin=0, vmax=2 * max(offset.max(), 1), edgecolors="white")
         for (row, column), number in np.ndenumerate(offset):
             ax.text(column + 0.5, row + 0.5, number, ha="center", va="center", fontsize=8 if number < 1000 else 6)
-        _cells(ax, title, offset.shape)
-    told = "; colours are banks" if cell_bytes else ""
-    return Picture(fig, f"the offset of each coordinate: {', '.join(layouts)}{told}")
+        _cells(ax, title, offset.shape, cell)
+    np.atleast_1d(panels)[0].set_ylabel("row")
+    first = "; ".join(f"{title}: {', '.join(map(str, offset[:, 0]))}" for title, offset in layouts.items())
+    return Picture(fig, f"offsets{', colours are banks' * bool(cell_bytes)}; in the first column of {first}")
 
 
 @styled
@@ -60,17 +64,18 @@ def owners(held: Mapping[str, np.ndarray], *, inches: float = 0.26, cell: str = 
             before = thread[row, column - 1] if column else -1
             if number >= 0 and number != before:
                 ax.text(column + 0.12, row + 0.5, number, ha="left", va="center", fontsize=6)
-        _cells(ax, title, thread.shape, every=8 if max(thread.shape) > 16 else 1)
-        ax.set_xlabel(cell)
+        _cells(ax, title, thread.shape, cell, every=8 if max(thread.shape) > 16 else 1)
     np.atleast_1d(panels)[0].set_ylabel("row")
-    handles = [Patch(color=palette[warp % len(palette)], label=f"warp {warp}") for warp in warps]
+    darkest = palette + (1 - palette) * 0.35  # as thread 0 of a warp has it
+    handles = [Patch(color=darkest[warp % len(palette)], label=f"warp {warp}") for warp in warps]
     fig.legend(handles=handles, loc="outside lower center", ncols=max(len(handles), 1))
-    return Picture(fig, f"which thread has which cell: {', '.join(held)}")
+    first = "; ".join(f"{title}: {', '.join(map(str, thread[0]))}" for title, thread in held.items())
+    return Picture(fig, f"which thread has which cell; in the first row of {first}")
 
 
-def _cells(ax: object, title: str, shape: tuple[int, ...], every: int = 1) -> None:
+def _cells(ax: Any, title: str, shape: tuple[int, ...], cell: str, every: int = 1) -> None:
     """Row 0 on top, square cells, a number at every so many rows and columns."""
-    ax.set(title=title, aspect="equal", xlim=(0, shape[1]), ylim=(shape[0], 0))
+    ax.set(title=title, xlabel=cell, aspect="equal", xlim=(0, shape[1]), ylim=(shape[0], 0))
     ax.set_xticks(np.arange(0, shape[1], every) + 0.5, range(0, shape[1], every), fontsize=7)
     ax.set_yticks(np.arange(0, shape[0], every) + 0.5, range(0, shape[0], every), fontsize=7)
     ax.tick_params(length=0)
