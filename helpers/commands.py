@@ -1,4 +1,4 @@
-"""What the command does once all is in place: lab, ladder, test and bench. Each gives the exit code."""
+"""What the command does once all is in place: lab, ladder, test, bench, export and book. Each gives the exit code."""
 
 import contextlib
 import os
@@ -7,12 +7,17 @@ import socket
 import subprocess
 import sys
 import time
+from urllib.parse import quote
 
+from helpers import work_copy
 from helpers.setup.script import ROOT, become, say
 
 
-def lab(words: "list[str]") -> int:
-    """Start JupyterLab in the root of the repository, at the first notebook. Does not come back."""
+def lab(words: "list[str]", originals: bool = False) -> int:
+    """Start JupyterLab in the root of the repository, at the learner's copy of the first notebook. Does not come back.
+
+    originals: at notebooks/ itself, which is under version control; copies are neither made nor brought up to date.
+    """
     words, named = absolute(words)
     argv = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}"]
     if not any(re.match(r"--(port|\w+\.port)\b", word) for word in words):
@@ -24,14 +29,31 @@ def lab(words: "list[str]") -> int:
             argv.append(f"--ServerApp.port={port}")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         argv.append("--allow-root")  # a container: Jupyter would refuse, though it serves this machine only
-    argv += words
-    if not named:
-        pages = [*sorted(ROOT.glob("notebooks/00*.ipynb")), ROOT / "README.md"]
-        argv += [str(page) for page in pages if page.is_file()][:1]
+    first = first_page(originals)
+    if first and not named and not any("default_url" in word for word in words):
+        # Not as a file to open: the address that JupyterLab prints for a browser elsewhere is to lead there as well.
+        argv.append(f"--LabApp.default_url=/lab/tree/{quote(first)}")
     say("starting JupyterLab; Ctrl-C twice ends it")
     os.chdir(str(ROOT))
-    become(argv, {**os.environ, "JUPYTER_PATH": with_our_extension(os.environ.get("JUPYTER_PATH", ""))})
+    become(argv + words, {**os.environ, "JUPYTER_PATH": with_our_extension(os.environ.get("JUPYTER_PATH", ""))})
     return 0
+
+
+def first_page(originals: bool) -> str:
+    """What JupyterLab opens, by its path from the root: notebook 00, or README where there is none; "" without either.
+
+    Learners' copies are brought up to date here, and what is to tell of them is said.
+    """
+    folder = "notebooks"
+    if not originals:
+        try:
+            for sentence in work_copy.refresh(ROOT):
+                say(sentence)
+            folder = work_copy.FOLDER
+        except OSError as error:
+            say(f"{work_copy.FOLDER}/ was not brought up to date ({error}): these are the originals")
+    pages = [*sorted(ROOT.glob(f"{folder}/00*.ipynb")), ROOT / "README.md"]
+    return next((page.relative_to(ROOT).as_posix() for page in pages if page.is_file()), "")
 
 
 def with_our_extension(jupyter_path: str) -> str:
@@ -116,6 +138,26 @@ def bench(words: "list[str]") -> int:
     from helpers.record import bench
 
     return bench.bench(words)
+
+
+def export(words: "list[str]") -> int:
+    """helpers.export.command.main: a stage as one file."""
+    from helpers.export import command
+
+    return command.main(words)
+
+
+def book(words: "list[str]") -> int:
+    """helpers.book.build: the site, from the notebooks as they are. 0 if no page has anything wrong with it."""
+    from helpers.book import build
+
+    try:
+        page = build.build(words=words)
+    except (build.BookFailed, ValueError) as error:
+        say(f"the site was not made: {error}")
+        return 1
+    say(f"the site is made; its first page is {page}")
+    return 0
 
 
 def absolute(words: "list[str]") -> "tuple[list[str], bool]":

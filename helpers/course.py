@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command of the course: lab, ladder, test, bench.
+"""The command of the course: lab, ladder, test, bench, export, book.
 
     python3 helpers/course.py lab        open the course in JupyterLab
     python3 helpers/course.py --help     everything else
@@ -28,10 +28,12 @@ from helpers.setup import environment, host_compiler, startup
 from helpers.setup.requirements import ROOM, is_conda, need_python, the_list, use_this_python
 from helpers.setup.script import Problem, say
 
-LAB = "open the course in JupyterLab, at the first notebook"
+LAB = "open the course in JupyterLab: your own copies of the notebooks, in work/"
 LADDER = "run each stage on this machine's device: check, max error, time, TFLOP/s, in a table"
 TEST = "run every test and every notebook"
 BENCH = "on a GPU: the ladder with named peers, measured in the same run"
+EXPORT = "write a stage as one file that runs without the course: Python with CuPy, or a .cu for nvcc"
+BOOK = "make the site of the course from the notebooks as they are, in book/html"
 EPILOG = f"""\
 The first run makes .venv in the course's folder and installs the list in environment.yml into it ({ROOM},
 a few minutes). Later runs start at once and need no network. Delete .venv to start over.
@@ -39,7 +41,9 @@ a few minutes). Later runs start at once and need no network. Delete .venv to st
 examples:
   python3 helpers/course.py lab
   python3 helpers/course.py lab -- --no-browser --port 9000     what follows -- goes to JupyterLab
+  python3 helpers/course.py lab --originals                     for contributors: notebooks/ itself
   python3 helpers/course.py ladder
+  python3 helpers/course.py export flash_mma -o flash.py        a kernel to take with you; export --help says the rest
   python3 helpers/course.py test --quick                        without the notebooks
   python3 helpers/course.py test -- tests/test_course.py -x     what follows -- goes to pytest
 """
@@ -63,14 +67,19 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=raw,
         parents=[own],
     )
-    entries = top.add_subparsers(dest="command", metavar="{lab,ladder,test,bench}", title="commands")
+    entries = top.add_subparsers(dest="command", metavar="{lab,ladder,test,bench,export,book}", title="commands")
     more = "What follows -- goes to {}."
     other = "Other arguments go to helpers/record/bench.py, whose --help is shown here once .venv exists."
-    entries.add_parser("lab", help=LAB, parents=[own], description=f"{LAB}. {more.format('JupyterLab')}")
+    labs = entries.add_parser("lab", help=LAB, parents=[own], description=f"{LAB}. {more.format('JupyterLab')}")
+    labs.add_argument("--originals", action="store_true", help="open notebooks/ itself: for who changes the course")
     entries.add_parser("ladder", help=LADDER, parents=[own], description=f"{LADDER}. {other}")
     tests = entries.add_parser("test", help=TEST, parents=[own], description=f"{TEST}. {more.format('pytest')}")
     tests.add_argument("--quick", action="store_true", help="leave the notebooks out")
     entries.add_parser("bench", help=BENCH, parents=[own], description=f"{BENCH}. {other}")
+    entries.add_parser(
+        "export", help=EXPORT, parents=[own], description=f"{EXPORT}. {other.replace('record/bench', 'export/command')}"
+    )
+    entries.add_parser("book", help=BOOK, parents=[own], description=f"{BOOK}. {more.format('Sphinx')}")
     return top
 
 
@@ -83,18 +92,18 @@ def work(arguments: "list[str]") -> int:
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     own, words = arguments[:cut], arguments[cut + 1 :]
     name, requirements = the_list()
-    # The help of ladder and bench is that of helpers/record/bench.py, if it can run without a set-up.
-    passed_on = len(own) > 1 and own[0] in ("ladder", "bench") and {"-h", "--help"} & set(own)
+    # The help of ladder, bench and export is that of the modules that do it, if they can run without a set-up.
+    passed_on = len(own) > 1 and own[0] in ("ladder", "bench", "export") and {"-h", "--help"} & set(own)
     if passed_on and environment.venv_needs(requirements)[0] == "ready":
         own, words = [word for word in own if word not in ("-h", "--help")], ["--help", *words]
     top = parser()
     options, rest = top.parse_known_args(own)
-    if options.command in ("lab", "test") and rest:
-        receiver = "JupyterLab" if options.command == "lab" else "pytest"
+    receiver = {"lab": "JupyterLab", "test": "pytest", "book": "Sphinx"}.get(options.command)
+    if receiver and rest:
         top.error(f"unknown: {' '.join(rest)}. Arguments for {receiver} come after a --")
     if options.command is None:
         if rest or words:
-            top.error(f"which command? lab, ladder, test or bench; got {' '.join(rest + words)}")
+            top.error(f"which command? lab, ladder, test, bench, export or book; got {' '.join(rest + words)}")
         top.print_help()
         return 2
     words = rest + words
@@ -102,17 +111,22 @@ def work(arguments: "list[str]") -> int:
     theirs = is_conda(name) or getattr(options, "this_python", False)
     if theirs:
         modules = {"lab": ["jupyterlab", "ipykernel"], "test": ["ruff", "pytest", "nbval", "xdist"]}
+        modules["book"] = ["sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton"]
         use_this_python(requirements, modules.get(options.command, ["numpy"]))
     else:
         environment.enter(requirements)
     environment.set_variables(python_is_ours=not theirs)
     if not getattr(options, "this_python", False):
         startup.write()
+    if options.command == "export":  # it compiles nothing
+        return commands.export(words)
     host_compiler.need_compiler(may_install=not theirs)
     if options.command == "lab":
-        return commands.lab(words)
+        return commands.lab(words, options.originals)
     if options.command == "test":
         return commands.test(words, options.quick)
+    if options.command == "book":
+        return commands.book(words)
     return commands.ladder(words) if options.command == "ladder" else commands.bench(words)
 
 

@@ -61,6 +61,9 @@ from helpers.draw.spans import (  # noqa: F401 - part of this face
     events_as_spans,
     spans,
 )
+from helpers.record.gpus import (  # noqa: F401 - part of this face
+    side_by_side,
+)
 from helpers.record.plots import (  # noqa: F401 - part of this face
     NO_RECORD,
     RECORD,

@@ -49,7 +49,7 @@
 #define KEYS_UNROLL 8  // of the sum over keys
 #endif
 constexpr float LOG2_E = 1.4426950408889634f;
-
+constexpr int UNROLL_ROWS = ROWS_UNROLL, UNROLL_KEYS = KEYS_UNROLL;  // nvcc does not expand macros in a #pragma
 constexpr int THREADS_Y = THREADS / THREADS_X;
 constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and dQ per thread, in groups of four: see row_of()
 constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
@@ -188,7 +188,7 @@ __device__ __forceinline__ void gemm_rows_keys(
 // acc += this thread's tile of P^T b, for its keys: P^T dO or dS^T Q. The sum is over the rows, four at a time.
 __device__ __forceinline__ void gemm_keys(
     float (&acc)[TILE_K][TILE_D], const Shared& smem, const float4 (&b)[BLOCK_M][D4 | 1], int x, int y) {
-#pragma unroll ROWS_UNROLL
+#pragma unroll UNROLL_ROWS
   for (int r = 0; r < BLOCK_M; r += 4) {
     float4 p[TILE_K];
 #pragma unroll
@@ -208,7 +208,7 @@ __device__ __forceinline__ void gemm_keys(
 
 // acc += this thread's tile of dS K, for its rows. The sum is over the keys.
 __device__ __forceinline__ void gemm_rows(float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
-#pragma unroll KEYS_UNROLL
+#pragma unroll UNROLL_KEYS
   for (int j = 0; j < BLOCK_N; ++j) {
     float ds[TILE_M];
     load_rows(ds, smem.P[j], y);

@@ -755,6 +755,7 @@ def test_ladder_prints_a_line_for_each_stage(capsys: pytest.CaptureFixture[str])
     for name, stage in FORWARD.items():
         tolerance = r"1\.0e-05" if "float32" in stage.dtypes else r"\S+"
         assert re.search(rf"\[PASS\] {name}: output matches reference \(max error: \S+ <= {tolerance}\)", text)
+    assert ("times of the CPU engine" in text) != ON_GPU
 
 
 def test_ladder_takes_the_first_type_that_works_and_says_what_cannot(fakes: Any, capsys: Any) -> None:

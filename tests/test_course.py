@@ -30,7 +30,7 @@ HELPERS = REPOSITORY / "helpers"
 SCRIPT = HELPERS / "course.py"
 # The script and the modules that it imports: what a Python without packages, or one that is too old, runs.
 SETUP = ("__init__", "environment", "host_compiler", "progress", "requirements", "script", "startup")
-MODULES = ("course", "commands", *(f"setup/{name}" for name in SETUP))
+MODULES = ("course", "commands", "work_copy", *(f"setup/{name}" for name in SETUP))
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the set-up is tested on Linux and macOS")
 needs_venv = pytest.mark.skipif(find_spec("ensurepip") is None, reason="this Python cannot make a .venv")
@@ -588,14 +588,26 @@ def test_the_compiler_of_cxx_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["lab", "-h"], ["test", "--help"], ["ladder", "--help"], ["bench", "-h"]]
+    "words",
+    [
+        ["--help"],
+        ["lab", "-h"],
+        ["test", "--help"],
+        ["ladder", "--help"],
+        ["bench", "-h"],
+        ["export", "-h"],
+        ["book", "-h"],
+    ],
 )
 def test_help_needs_no_set_up(new: TinyCourse, words: list[str]) -> None:
     out, _ = new.run(*words)
     assert out.startswith("usage: course.py")
     assert not new.venv.exists()
     if words == ["--help"]:
-        assert all(name in out for name in ("lab", "ladder", "test", "bench", "--this-python", ".venv", "examples"))
+        assert all(
+            name in out for name in ("lab", "ladder", "test", "bench", "export", "book", "--this-python", ".venv")
+        )
+        assert "--originals" in out
 
 
 def test_without_a_command_it_shows_the_help(new: TinyCourse) -> None:
@@ -718,17 +730,38 @@ def taken() -> Iterator[int]:
 
 @needs_venv
 def test_lab_opens_the_first_notebook(made: TinyCourse, taken: int) -> None:
+    page = "--LabApp.default_url=/lab/tree/"
     assert made.told("lab")["jupyterlab"]["argv"][0] == f"--ServerApp.root_dir={made.root}"
     (made.root / "README.md").write_text("")
-    assert made.told("lab")["jupyterlab"]["argv"][-1] == str(made.root / "README.md")
+    assert made.told("lab")["jupyterlab"]["argv"][-1] == page + "README.md"
     for name in ("01_naive", "00_attention"):
         (made.root / "notebooks" / f"{name}.ipynb").write_text("")
     lab = made.told("lab", "--", "--no-browser")["jupyterlab"]
-    assert lab["argv"][-2:] == ["--no-browser", str(made.root / "notebooks" / "00_attention.ipynb")]
+    assert lab["argv"][-2:] == [page + "work/00_attention.ipynb", "--no-browser"]
     assert lab["cwd"] == str(made.root)
+    assert (made.root / "work" / "01_naive.ipynb").is_file()
+    assert made.told("lab", "--originals")["jupyterlab"]["argv"][-1] == page + "notebooks/00_attention.ipynb"
     assert (made.venv / "etc" / "ipython" / "ipython_config.py").is_file()
     chosen = str(made.root / "notebooks" / "01_naive.ipynb")
-    assert made.told("lab", "--", "notebooks/01_naive.ipynb")["jupyterlab"]["argv"][-1] == chosen
+    argv = made.told("lab", "--", "notebooks/01_naive.ipynb")["jupyterlab"]["argv"]
+    assert argv[-1] == chosen and not any(word.startswith(page) for word in argv)
+
+
+@needs_venv
+def test_lab_tells_of_copies(new: TinyCourse) -> None:
+    notebook = new.root / "notebooks" / "00_attention.ipynb"
+    notebook.write_text('{"cells": []}')
+    _, err = new.run("lab")
+    assert "work/ has your copies of the notebooks" in err
+    (new.root / "work" / "00_attention.ipynb").write_text('{"cells": [{"cell_type": "code", "source": "mine"}]}')
+    notebook.write_text('{"cells": [{"cell_type": "code", "source": "newer"}]}')
+    _, err = new.run("lab")
+    assert "work/00_attention.ipynb is as you left it; the course has a newer one" in err
+    assert "mine" in (new.root / "work" / "00_attention.ipynb").read_text()
+    shutil.rmtree(new.root / "work")
+    (new.root / "work").write_text("a file of that name")
+    out, err = new.run("lab")
+    assert "was not brought up to date" in err and "notebooks/00_attention.ipynb" in out
 
 
 @needs_venv
@@ -748,6 +781,7 @@ def test_the_real_jupyterlab_starts_here(taken: int, tmp_path: Path) -> None:
         sys.executable,
         str(SCRIPT),
         "lab",
+        "--originals",
         "--this-python",
         "--",
         "--no-browser",
@@ -759,7 +793,7 @@ def test_the_real_jupyterlab_starts_here(taken: int, tmp_path: Path) -> None:
     with log.open("w") as file:
         child = subprocess.Popen(argv, stdout=file, stderr=file, env=env, cwd=tmp_path, start_new_session=True)
     try:
-        url = r"http://(localhost|127\.0\.0\.1):(\d+)/lab\S*"
+        url = r"http://(localhost|127\.0\.0\.1):(\d+)/lab/tree/notebooks/00_attention.ipynb\S*"
         wait_for(lambda: child.poll() is not None or re.search(url, log.read_text()), "JupyterLab", 60)
         found = re.search(url, log.read_text())
         assert found, log.read_text()

@@ -13,8 +13,8 @@ HELPERS = Path(__file__).resolve().parent.parent / "helpers"
 
 # From the ground up. A module imports its own package and what stands on lower floors, nothing beside it or above.
 FLOORS = (
-    ("setup", "reference", "cuda_source", "predict", "tracebacks"),
-    ("cpu",),
+    ("setup", "reference", "cuda_source", "predict", "tracebacks", "repository"),
+    ("cpu", "elsewhere"),
     ("nvrtc",),
     ("device",),
     ("kernel", "check"),
@@ -22,8 +22,9 @@ FLOORS = (
     ("attention", "neighbours", "xray"),
     ("models", "torch_attention"),
     ("transformers_attention",),
-    ("record", "workbench", "exercises"),
-    ("show", "pages"),
+    ("record", "workbench", "exercises", "export"),
+    ("show", "pages", "work_copy"),
+    ("book",),
     ("commands",),
     ("course",),
 )

@@ -131,8 +131,14 @@ def has_sections(notebook: Notebook, path: Path) -> Iterator[str]:
 
 
 def finds_helpers(notebook: Notebook, path: Path) -> Iterator[str]:
-    if 'sys.path.insert(0, "..")' not in text(code_cells(notebook)[0]["source"]):
-        yield 'the first code cell lacks sys.path.insert(0, ".."): the notebook runs only where course.py opened it'
+    """Where course.py did not open it too, and where it came alone."""
+    try:
+        current = pages.first_code(path, notebook) == text(code_cells(notebook)[0]["source"])
+    except ValueError as error:
+        yield str(error)
+    else:
+        if not current:
+            yield "the lines that find the course are old: run python3 -m helpers.pages"
 
 
 def speaks_of_no_machine(notebook: Notebook, path: Path) -> Iterator[str]:
@@ -415,6 +421,17 @@ def test_a_broken_notebook_is_found(name: str) -> None:
     before = list(rule(notebook, path))
     spoil(notebook)
     assert len(list(rule(notebook, path))) > len(before)
+
+
+def test_each_notebook_has_its_references() -> None:
+    """A section of references.md by its name, to which its first screen leads; each entry says where and why."""
+    found = (FOLDER / "references.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    sections = {section.partition("\n")[0]: section.partition("\n")[2].strip() for section in found}
+    assert not {path.stem for path in PATHS} - set(sections)
+    assert list(sections) == sorted(sections)
+    for name, section in sections.items():
+        entries = section.split("\n")
+        assert len(entries) >= 2 and all(re.match(r"- .+\]\(https://\S+\).*\. \S.*\.$", e) for e in entries), name
 
 
 def test_the_glossary_is_in_order_and_says_each_word_once() -> None:

@@ -117,12 +117,9 @@ def _tiles_by_table(stage: Stage, call: Call, sizes: Mapping[str, int], maps: tu
     blocks = items if call.packed else min(items, limits.multiprocessors())
     together = min(heads_together(call), call.heads * call.sequences)
     order = schedule(steps_of_tiles(call, row_tiles, sizes), call.heads * call.sequences, together, blocks)
-    heads, row_tile = np.divmod(order, row_tiles)
-    sequence, head = np.divmod(heads, call.heads)
-    group = call.heads // call.arrays["k"].shape[1]
-    entries = np.stack([sequence, head, head // group, np.where(order < 0, -1, row_tile * sizes["BLOCK_M"])], axis=-1)
+    entries = entries_of(order, row_tiles, call.heads, call.arrays["k"].shape[1], sizes["BLOCK_M"])
     optional = (name if name in call.arrays else None for name in ("lse", "cu_seqlens_q", "cu_seqlens_k"))
-    table = Constant(np.ascontiguousarray(entries, np.int32))
+    table = Constant(entries)
     args = (*maps, "o", *optional, table, np.int32(len(order)), _attention_params(call))
     return stage.launch((blocks,), sizes, args)
 
@@ -134,12 +131,22 @@ def steps_of_tiles(call: Call, row_tiles: int, sizes: Mapping[str, int]) -> np.n
         shape (row_tiles,), int64. Packed: as if all sequences were as long as the longest, with as many keys as rows.
     """
     keys = call.rows if call.packed else call.arrays["k"].shape[2]
-    first = np.arange(row_tiles) * sizes["BLOCK_M"]
-    last = np.minimum(first + sizes["BLOCK_M"], call.rows) - 1
-    left, right = (keys + call.rows if side < 0 else side for side in call.window)
-    begin = np.maximum(first + keys - call.rows - left, 0)
-    end = np.minimum(last + keys - call.rows + right + 1, keys)
-    return np.maximum(-(-(end - begin) // sizes["BLOCK_N"]), 1) + 1
+    return steps_of_rows(call.rows, keys, call.window, row_tiles, sizes["BLOCK_M"], sizes["BLOCK_N"])
+
+
+# The next three know sizes and NumPy alone, so that a file of their own can have them: see helpers/export.
+
+
+def steps_of_rows(
+    rows: int, keys: int, window: tuple[int, int], row_tiles: int, block_m: int, block_n: int
+) -> np.ndarray:
+    """How many tiles of keys each tile of rows sees, and one more for its beginning and its end: (row_tiles,)."""
+    first = np.arange(row_tiles) * block_m
+    last = np.minimum(first + block_m, rows) - 1
+    left, right = (keys + rows if side < 0 else side for side in window)
+    begin = np.maximum(first + keys - rows - left, 0)
+    end = np.minimum(last + keys - rows + right + 1, keys)
+    return np.maximum(-(-(end - begin) // block_n), 1) + 1
 
 
 def schedule(steps: np.ndarray, heads: int, together: int, blocks: int) -> np.ndarray:
@@ -173,6 +180,22 @@ def schedule(steps: np.ndarray, heads: int, together: int, blocks: int) -> np.nd
         table[i, least] = tiles
         work[least] += steps[tiles % row_tiles]
     return table
+
+
+def entries_of(order: np.ndarray, row_tiles: int, heads: int, kv_heads: int, block_m: int) -> np.ndarray:
+    """What a block reads of each of its tiles: (sequence, head of q, head of k and v, first row or -1 for no tile).
+
+    Args:
+        order: as `schedule` returns it.
+
+    Returns:
+        shape (rounds, blocks, 4), int32.
+    """
+    all_heads, row_tile = np.divmod(order, row_tiles)
+    sequence, head = np.divmod(all_heads, heads)
+    first_row = np.where(order < 0, -1, row_tile * block_m)
+    entries = np.stack([sequence, head, head // (heads // kv_heads), first_row], axis=-1)
+    return np.ascontiguousarray(entries, np.int32)
 
 
 L2_SHARE = 32 * 2**20  # bytes of the L2 cache, 50 MB on an H200, for the K and V in use

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from helpers import device
+
+
+class Limits(NamedTuple):
+    """Of a GPU. shared: bytes of shared memory that a block may opt in to. compute_capability: 90 for 9.0."""
+
+    shared: int
+    multiprocessors: int
+    compute_capability: int
+
+
+_INSTEAD: list[Limits] = []
+
+
+@contextlib.contextmanager
+def of_another(limits: Limits) -> Iterator[None]:
+    """A context in which stages are planned for another GPU. Nothing can be launched by what is planned there."""
+    _INSTEAD.append(limits)
+    try:
+        yield
+    finally:
+        _INSTEAD.pop()
 
 
 @functools.cache
@@ -17,14 +39,20 @@ def _properties(cp: Any, number: int) -> Mapping[str, Any]:
 
 def most_shared() -> int:
     """Bytes of shared memory that a block may opt in to."""
+    if _INSTEAD:
+        return _INSTEAD[-1].shared
     return _properties(device.cp, device.cp.cuda.Device().id)["sharedMemPerBlockOptin"]
 
 
 def multiprocessors() -> int:
     """How many multiprocessors this device has."""
+    if _INSTEAD:
+        return _INSTEAD[-1].multiprocessors
     return _properties(device.cp, device.cp.cuda.Device().id)["multiProcessorCount"]
 
 
 def compute_capability() -> int:
     """90 for 9.0."""
+    if _INSTEAD:
+        return _INSTEAD[-1].compute_capability
     return int(device.cp.cuda.Device().compute_capability)

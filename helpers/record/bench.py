@@ -7,6 +7,7 @@ same inputs, between the stages. Nothing is timed before it has been checked. Wh
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from helpers.device import ON_GPU, describe
-from helpers.record import peers, readme
+from helpers.record import gpus, peers, readme
 from helpers.record.cases import Case
 from helpers.record.plan import Job, forward, gradients, plan, recorded_stages, still_to_do, why_not
 from helpers.record.results import Record, results_table
@@ -29,6 +30,10 @@ from helpers.record.run import (
     run_all,
 )
 
+ENGINE = """\
+These are times of the CPU engine, and no GPU's: it runs each CUDA thread as a fiber on this machine's cores. What later
+stages add is in a GPU's hardware: barriers, shuffles, asynchronous copies, tensor cores. The engine computes each by
+function calls, and we suspect that this is why later stages are slower here. README has the times of a GPU."""
 BUDGET_S, QUICK_BUDGET_S = 0.15, 0.03  # for one measurement
 
 
@@ -72,6 +77,8 @@ def ladder(argv: Sequence[str] = ()) -> int:
         print(f"[PASS] {r.name}: output matches reference (max error: {r.max_error:.1e} <= {r.tolerance:.1e})")
     progress.close()
     print("\n".join([*skipped, results_table(record)]))
+    if not ON_GPU:
+        print(f"\n{ENGINE}")
     return 1 if failed else 0
 
 
@@ -118,10 +125,24 @@ def bench(argv: Sequence[str] = ()) -> int:
     if wish.json:
         record.save(wish.json)
         print(f"written to {wish.json}")
+        _tell_of_sharing(wish.json)
     if stopped:
         print(stopped, file=sys.stderr)
         return 130 if stopped == INTERRUPTED else 1
     return 1 if any(note.failed for note in record.notes) else 0
+
+
+def _tell_of_sharing(path: Path) -> None:
+    """How a GPU's record becomes one of the course's, or what keeps it from that."""
+    if not ON_GPU:
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    told = gpus.problems(found)
+    file = f"notebooks/measured/{gpus.slug(found['device']['name'])}.json"
+    if told:
+        print("\n".join(["As a record of the course it lacks:", *told[:5], *["..."] * (len(told) > 5)]))
+    else:
+        print(f"It names neither this machine nor you. To add it to the course: a pull request with it as {file}")
 
 
 _AGAIN = "import sys; from helpers.record import bench; sys.exit(bench.bench(sys.argv[1:]))"

@@ -6,6 +6,7 @@ Reading it needs neither a GPU nor what measures.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,15 @@ RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidi
 NO_RECORD = "no GPU run is recorded yet"
 # The peer that a stage is set beside, by type: the fastest of PyTorch's in float32, FlashAttention-2 in half types.
 MAIN_PEER = {"float32": "SDPA efficient", "float16": "SDPA flash", "bfloat16": "SDPA flash"}
+
+
+# A path with two parts or more, of Linux, macOS or Windows: messages of errors have them, records are not to.
+PATHS = re.compile(r"(?<![\w.)\]])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+-]+){2,}[/\\]?")
+
+
+def without_paths(text: str) -> str:
+    """The text with the last part alone of each path: where a file is says whose machine it was."""
+    return PATHS.sub(lambda path: re.split(r"[/\\]", path.group().rstrip("/\\"))[-1], text)
 
 
 def roof_name(dtype: str) -> str:
@@ -97,7 +107,8 @@ class Record:
     def add_note(
         self, name: str, kind: str, why: str, case: Case | None, *, failed: bool = False, left: bool = False
     ) -> None:
-        """Note why something was not timed; the cases of one reason stand together."""
+        """Note why something was not timed, without its paths; the cases of one reason stand together."""
+        why = without_paths(why)
         for note in self.notes:
             if (note.name, note.kind, note.why) == (name, kind, why):
                 note.cases.append(str(case))

@@ -1,0 +1,143 @@
+"""Sizes that remember how they were computed: a stage's plan for them is a plan for all calls.
+
+n, block = Size.named("n", 5003), Size.constant("BLOCK_M", 128)
+rows = -(-n // block)
+print(int(rows), python(rows.tree), cpp(rows.tree))  # 40 -(-n // BLOCK_M) ceil_div(n, BLOCK_M)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# ("name", a variable), ("constant", its name, its value), ("number", a value), (an operator, tree, tree), ("neg", tree)
+Tree = tuple[Any, ...]
+
+_OPERATORS: Mapping[str, tuple[int, Callable[[int, int], int]]] = {  # precedence, and what it computes
+    "+": (1, lambda a, b: a + b),
+    "-": (1, lambda a, b: a - b),
+    "*": (2, lambda a, b: a * b),
+    "//": (2, lambda a, b: a // b),
+}
+_UNARY = 3
+
+
+class Size(int):
+    """An int with the tree of its computation. Sums, differences, products and quotients of it are such ints too.
+
+    tree: a computation of constants alone is a number again: 32 * WARPS is 128, and so it is printed.
+    """
+
+    tree: Tree
+
+    def __new__(cls, value: int, tree: Tree) -> Size:
+        made = super().__new__(cls, value)
+        made.tree = tree
+        return made
+
+    @classmethod
+    def named(cls, name: str, value: int) -> Size:
+        """A size that another call may have different."""
+        return cls(value, ("name", name))
+
+    @classmethod
+    def constant(cls, name: str, value: int) -> Size:
+        """A size that is compiled into the kernel."""
+        return cls(value, ("constant", name, value))
+
+    def _with(self, operator: str, a: int, b: int) -> Any:
+        if not isinstance(a, int) or not isinstance(b, int):
+            return NotImplemented
+        value = _OPERATORS[operator][1](int(a), int(b))
+        trees = tree_of(a), tree_of(b)
+        if not any(map(varies, trees)):
+            return Size(value, ("number", value))
+        one = ("number", 1)
+        if operator == "*" and one in trees:
+            return Size(value, trees[0] if trees[1] == one else trees[1])
+        return Size(value, (operator, *trees))
+
+    def __add__(self, other: Any) -> Any:
+        return self._with("+", self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._with("+", other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._with("-", self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._with("-", other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._with("*", self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._with("*", other, self)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._with("//", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._with("//", other, self)
+
+    def __neg__(self) -> Size:
+        return Size(-int(self), ("neg", self.tree)) if varies(self.tree) else Size(-int(self), ("number", -int(self)))
+
+    __hash__ = int.__hash__
+
+
+def tree_of(value: int) -> Tree:
+    """The tree of a size; that of a plain int is its number."""
+    return value.tree if isinstance(value, Size) else ("number", int(value))
+
+
+def varies(tree: Tree) -> bool:
+    """Whether it depends on a call."""
+    return tree[0] == "name" or any(varies(part) for part in tree[1:] if isinstance(part, tuple))
+
+
+def names(tree: Tree) -> set[str]:
+    """The variables and the constants in it."""
+    if tree[0] in ("name", "constant"):
+        return {tree[1]}
+    return set().union(*(names(part) for part in tree[1:] if isinstance(part, tuple)), set())
+
+
+def value(tree: Tree, variables: Mapping[str, int]) -> int:
+    """What it is for other values of the variables. KeyError for a name that is not among them."""
+    kind = tree[0]
+    if kind == "name":
+        return variables[tree[1]]
+    if kind in ("constant", "number"):
+        return tree[-1]
+    if kind == "neg":
+        return -value(tree[1], variables)
+    return _OPERATORS[kind][1](value(tree[1], variables), value(tree[2], variables))
+
+
+def python(tree: Tree) -> str:
+    """As Python writes it."""
+    return _text(tree, "//", lambda a, b: f"-(-{a} // {b})")
+
+
+def cpp(tree: Tree) -> str:
+    """As C++ writes it, where a function ceil_div(a, b) rounds up: division truncates there."""
+    return _text(tree, "/", lambda a, b: f"ceil_div({a}, {b})")
+
+
+def _text(tree: Tree, division: str, ceiling: Callable[[str, str], str], outside: int = 0) -> str:
+    kind = tree[0]
+    if kind in ("name", "constant", "number"):
+        text = str(tree[1])
+        return f"({text})" if text.startswith("-") and outside else text
+    if kind == "neg":
+        inner = tree[1]
+        if inner[0] == "//" and inner[1][0] == "neg":  # -(-a // b): rounded up
+            return ceiling(*(_text(part, division, ceiling, _UNARY) for part in (inner[1][1], inner[2])))
+        return f"-{_text(inner, division, ceiling, _UNARY)}"
+    strength = _OPERATORS[kind][0]
+    left = _text(tree[1], division, ceiling, strength)
+    right = _text(tree[2], division, ceiling, strength + (kind in ("-", "//")))
+    text = f"{left} {division if kind == '//' else kind} {right}"
+    return f"({text})" if strength < outside else text

@@ -1,0 +1,26 @@
+"""Where the course is published: the one place that knows the repository's name."""
+
+from __future__ import annotations
+
+NAME = "OWNER/attention-course"
+BRANCH = "main"
+
+
+def address(path: str = "") -> str:
+    """The web address of a file or folder of the repository, by its path from the root."""
+    kind = "blob" if "." in path.rpartition("/")[2] else "tree"
+    return f"https://github.com/{NAME}" + (f"/{kind}/{BRANCH}/{path}" if path else "")
+
+
+def is_published() -> bool:
+    """Whether NAME is a name, and not the placeholder: nothing may be fetched from a place that somebody else has."""
+    return not NAME.startswith("OWNER/")
+
+
+def open_in(notebook: str) -> dict[str, str]:
+    """Where a notebook opens with one click: the service's name -> its address. notebook: such as "01_naive.ipynb"."""
+    return {
+        "Colab": f"https://colab.research.google.com/github/{NAME}/blob/{BRANCH}/notebooks/{notebook}",
+        "Binder": f"https://mybinder.org/v2/gh/{NAME}/{BRANCH}?urlpath=lab/tree/notebooks/{notebook}",
+        "Codespaces": f"https://codespaces.new/{NAME}",
+    }

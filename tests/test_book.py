@@ -1,0 +1,287 @@
+"""The site: all pages are there, nothing on them leads nowhere, and they say what the notebooks and kernels say."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import pytest
+
+from helpers import repository
+from helpers.book import build, exports, kernels, mistakes, notebooks, parts
+from helpers.book.links import ROOT, Links, outside_code, slug
+from helpers.ladder import LADDER
+from helpers.record import gpus, plots
+
+NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton")
+missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+needs_sphinx = pytest.mark.skipif(bool(missing), reason=f"the site is made with {', '.join(missing)}, not installed")
+
+
+class Page(HTMLParser):
+    """One page: its ids, what it links to and shows, its blocks of code, its words outside and inside folds."""
+
+    EMPTY = frozenset(("img", "br", "hr", "input", "link", "meta", "source", "wbr", "path", "area", "col"))
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(convert_charrefs=True)
+        self.path = path
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.blocks: list[str] = []
+        self.words = {"open": "", "folded": ""}
+        self.folds: list[str] = []  # their summaries
+        self._open: list[tuple[str, str]] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attributes}
+        self.ids |= {found[name] for name in ("id", "name") if name in found}
+        self.links += [found[name] for name in ("href", "src") if name in found]
+        if tag not in self.EMPTY:
+            self._open.append((tag, found.get("class", "")))
+        if tag == "pre":
+            self.blocks.append("")
+        if tag == "summary":
+            self.folds.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        tags = [tag for tag, _ in self._open]
+        self.words["folded" if "details" in tags and "summary" not in tags else "open"] += data
+        if "summary" in tags:
+            self.folds[-1] += data
+        if "pre" in tags and not any("linenos" in kind.split() for _, kind in self._open):
+            self.blocks[-1] += data
+
+
+def dead_links(pages: dict[Path, Page]) -> Iterator[str]:
+    """What pages link to or show within the site, and is not there."""
+    for path, page in pages.items():
+        for link in page.links:
+            if re.match(r"[a-z]+:|//", link):
+                continue
+            file, anchor = urldefrag(unquote(link))
+            target = (path.parent / file.partition("?")[0]).resolve() if file else path
+            if not target.is_file() or target.stat().st_size == 0:
+                yield f"{path.name}: {link} is not there"
+            elif anchor and target in pages and anchor not in pages[target].ids:
+                yield f"{path.name}: {link} has no such anchor"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
+    """All pages of the site, made once for these tests."""
+    first = build.build(tmp_path_factory.mktemp("book")).resolve()
+    found = sorted(path for path in first.parent.rglob("*.html") if "_static" not in path.parts)  # the theme's macros
+    return {path: Page(path) for path in found}
+
+
+def page_of(site: dict[Path, Page], name: str) -> Page:
+    [found] = (page for path, page in site.items() if path.as_posix().endswith(f"/html/{name}"))
+    return found
+
+
+@needs_sphinx
+def test_nothing_leads_nowhere(site: dict[Path, Page]) -> None:
+    assert len(site) > 100 and not list(dead_links(site))
+
+
+@needs_sphinx
+def test_a_dead_link_would_be_found(site: dict[Path, Page], tmp_path: Path) -> None:
+    good = tmp_path / "good.html"
+    good.write_text(
+        "<h1 id='here'>x</h1><a href='#here'>1</a><a href='good.html#here'>2</a><a href='https://x.org'>3</a>"
+    )
+    assert not list(dead_links({good: Page(good)}))
+    good.write_text("<a href='#gone'>1</a><img src='gone.png'><a href='good.html#x'>2</a><script src='s.js'></script>")
+    assert len(list(dead_links({good: Page(good)}))) == 4
+
+
+@needs_sphinx
+def test_every_notebook_is_there_with_the_pictures_that_it_holds(site: dict[Path, Page]) -> None:
+    """Nothing is computed again: each picture's bytes are those in the notebook."""
+    assert len(notebooks.paths()) >= 11
+    [images] = {image for path in site for image in path.parent.glob("_images")}
+    shown = {hashlib.sha256(path.read_bytes()).digest() for path in images.iterdir()}
+    for path in notebooks.paths():
+        page = page_of(site, f"notebooks/{path.stem}.html")
+        assert notebooks.title(notebooks.read(path)) in page.words["open"]
+        for output in (out for cell in notebooks.read(path)["cells"] for out in cell.get("outputs", ())):
+            if picture := output.get("data", {}).get("image/png"):
+                assert hashlib.sha256(base64.b64decode("".join(picture))).digest() in shown
+            if output["output_type"] == "stream":
+                line = max("".join(output["text"]).splitlines(), key=len)
+                assert line in page.words["open"] + page.words["folded"]
+
+
+@needs_sphinx
+def test_answers_and_solutions_are_folded(site: dict[Path, Page]) -> None:
+    for path in notebooks.paths():
+        page, folded, solutions = page_of(site, f"notebooks/{path.stem}.html"), 0, 0
+        for cell in notebooks.read(path)["cells"]:
+            hidden = cell["metadata"].get("jupyter", {})
+            folded += bool(hidden)
+            solutions += cell["source"].startswith("%%cuda ")
+            if hidden.get("source_hidden"):
+                line = max(cell["source"].splitlines(), key=len)
+                assert line in page.words["folded"] and line not in page.words["open"]
+            for output in cell.get("outputs", ()) if hidden.get("outputs_hidden") else ():
+                if output["output_type"] == "stream":
+                    line = max("".join(output["text"]).splitlines(), key=len)
+                    assert line in page.words["folded"]
+                    assert line not in page.words["open"] or line in cell["source"]
+        assert sum(fold.strip() == "Show a solution" for fold in page.folds) == solutions
+        assert sum(bool(re.match(r"Show the (answer|output|code)", fold.strip())) for fold in page.folds) >= folded
+        assert folded >= 3 and solutions >= 1
+
+
+@needs_sphinx
+def test_every_kernel_is_there_to_be_copied(site: dict[Path, Page]) -> None:
+    """The last block of a file's page is its text, to the letter; line numbers are no part of it."""
+    for path in kernels.files():
+        name = path.relative_to(ROOT).as_posix()
+        assert page_of(site, f"{name}.html").blocks[-1].rstrip("\n") == path.read_text("utf-8").rstrip("\n"), name
+
+
+@needs_sphinx
+def test_every_stage_is_there_as_one_file(site: dict[Path, Page]) -> None:
+    """To copy, and to download, to the letter."""
+    for stage in LADDER.values():
+        page, texts = page_of(site, f"exports/{stage.name}.html"), exports.files(stage)
+        assert f"{stage.name}.py" in texts
+        assert [block.rstrip("\n") for block in page.blocks] == [text.rstrip("\n") for text in texts.values()]
+        for name, text in texts.items():
+            [link] = (link for link in page.links if link.endswith(f"/{name}"))
+            assert (page.path.parent / link).read_text(encoding="utf-8") == text
+
+
+@needs_sphinx
+def test_every_record_is_there(site: dict[Path, Page]) -> None:
+    """Each GPU, and of the first the figures that the record holds."""
+    words = page_of(site, "gpus.html").words["open"]
+    for name, record in gpus.records().items():
+        assert name in words
+        [best] = (
+            r for r in plots.measurements((4, 16, 4096, 64), dtype="float32", record=record) if r["name"] == "naive"
+        )
+        assert f"{best['tflops']:.3g} (" in words
+    assert "float32, one head" in words and "bfloat16, causal" in words
+
+
+@needs_sphinx
+def test_texts_and_parts_of_readme_are_pages(site: dict[Path, Page]) -> None:
+    for file in (file for files in build.TEXTS.values() for file in files):
+        assert page_of(site, file.replace(".md", ".html")).words["open"]
+    _, sections = parts.split((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(sections) > 3
+    for heading in list(sections)[1:]:
+        assert heading in page_of(site, f"about/{slug(heading)}.html").words["open"]
+    front = page_of(site, "index.html")
+    assert next(iter(sections)) in front.words["open"]
+    for path in notebooks.paths():
+        assert f"notebooks/{path.stem}.html" in front.links
+
+
+@needs_sphinx
+def test_what_one_sees_of_a_usual_mistake(site: dict[Path, Page]) -> None:
+    """Each has its edit and a message, and the messages are of many kinds."""
+    page = page_of(site, "teachers/mistakes.html")
+    every = [mistake for _, group in mistakes.GROUPS.values() for mistake in group]
+    assert len(page.blocks) == 2 * len(every) and len({mistake.title for mistake in every}) == len(every) >= 30
+    for edit, message, mistake in zip(page.blocks[::2], page.blocks[1::2], every, strict=True):
+        assert re.search(r"^-.*\S", edit, re.M) or mistakes.planted(mistake).new, mistake.title
+        assert message.strip(), mistake.title
+    told = "\n".join(page.blocks[1::2])
+    for kind in ("[FAIL] ", "race: ", "illegal read of ", "uninitialised: ", "not waited for: ", "deadlock: ", "NaN"):
+        assert kind in told, kind
+
+
+@needs_sphinx
+def test_search_knows_the_words(site: dict[Path, Page]) -> None:
+    index = (next(path for path in site if path.name == "search.html").parent / "searchindex.js").read_text("utf-8")
+    known = json.loads(index[index.index("{") : index.rindex("}") + 1])["terms"]
+    assert {"swizzl", "wavefront", "bfloat16"} <= set(known)
+
+
+@needs_sphinx
+def test_a_page_with_something_wrong_is_no_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "sources", lambda folder: (folder / "index.md").write_text("# x\n\n[y](gone.md)\n"))
+    with pytest.raises(build.BookFailed, match="gone"):
+        build.build(tmp_path)
+
+
+# ---- links
+
+
+@pytest.mark.parametrize(
+    ("link", "becomes"),
+    [
+        ("01_naive.ipynb", "/notebooks/01_naive.ipynb"),
+        ("#What-limits-us-now", "#what-limits-us-now"),
+        ("references.md#04_register_tiles", "/notebooks/references.md#04_register_tiles"),
+        ("../kernels/steps", "/kernels/steps/index.md"),
+        ("../kernels/ptx.cuh", "/kernels/ptx.cuh.md"),
+        ("../README.md#x-ray", "/about/x-ray.md"),
+        ("../helpers/check.py", repository.address("helpers/check.py")),
+        ("../kernels/exercises", repository.address("kernels/exercises")),
+        ("measured/ladder.png", "/notebooks/measured/ladder.png"),
+        ("https://arxiv.org/abs/2205.14135", "https://arxiv.org/abs/2205.14135"),
+        ("mailto:a@b.org", "mailto:a@b.org"),
+    ],
+)
+def test_links_of_a_notebook(link: str, becomes: str) -> None:
+    known = ("notebooks/01_naive.ipynb", "notebooks/references.md")
+    pages = {name: name for name in known} | {"kernels/ptx.cuh": "kernels/ptx.cuh.md"}
+    links = Links({**pages, "kernels/steps": "kernels/steps/index.md"}, {"README.md#x-ray": "/about/x-ray.md"})
+    assert links.target(link, "notebooks/04_register_tiles.ipynb") == becomes
+    assert links.images == ({"notebooks/measured/ladder.png"} if link.endswith(".png") else set())
+
+
+def test_links_of_an_output_lead_to_html() -> None:
+    links = Links({"kernels/ptx.cuh": "kernels/ptx.cuh.md", "notebooks/03.ipynb": "notebooks/03.ipynb"})
+    text = "[a](../kernels/ptx.cuh), [b](03.ipynb#Here), [c](https://x.org)"
+    expected = "[a](../kernels/ptx.cuh.html), [b](03.html#here), [c](https://x.org)"
+    assert links.rewrite(text, "notebooks/04.ipynb", html=True) == expected
+
+
+@pytest.mark.parametrize("link", ["gone.md", "../kernels/gone.cu", "../../elsewhere"])
+def test_a_link_to_nothing_is_told(link: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"notebooks/x.md links to {link}")):
+        Links({}).rewrite(f"see [it]({link})", "notebooks/x.md")
+
+
+def test_code_is_left_alone() -> None:
+    text = "[a](b)\n```python\nx[0](b)\n```\n[c](b)\n~~~\n[d](b)\n~~~\n"
+    assert outside_code(text, lambda prose: prose.replace("(b)", "(B)")).count("(B)") == 2
+    assert "x[0](b)" in Links({"b": "b.md"}).rewrite(text, "README.md")
+
+
+def test_readme_falls_into_parts() -> None:
+    first, sections = parts.split("# T\n\nwords\n\n## One, two\nx\n```sh\n## no heading\n```\n## Three\ny\n")
+    assert first == "# T\n\nwords\n\n" and sections == {"One, two": "x\n```sh\n## no heading\n```\n", "Three": "y\n"}
+    assert parts.anchors("## One, two\n## Three\n") == {
+        "README.md#one-two": "/index.md",
+        "README.md#three": "/about/three.md",
+    }
+
+
+def test_mistakes_are_still_planted() -> None:
+    """Each fits its kernel as it is; without Sphinx too."""
+    for _, group in mistakes.GROUPS.values():
+        for mistake in group:
+            bug = mistakes.planted(mistake)
+            text = (ROOT / "kernels" / mistakes.file_of(mistake)).read_text(encoding="utf-8")
+            assert bug.plant(text) != text
+    with pytest.raises(LookupError, match="0 bugs named 'none such' in naive"):
+        mistakes.planted(mistakes.Mistake("naive", "none such", "", ""))

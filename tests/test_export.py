@@ -1,0 +1,311 @@
+"""`course.py export`: files that run without the course, and compute what the stage computes."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cupy_stand_in
+import ml_dtypes
+import numpy as np
+import pytest
+
+from helpers import compile_report as reports
+from helpers.compile_report import compile_report
+from helpers.device import ON_GPU
+from helpers.export import command
+from helpers.export import plan as plans
+from helpers.export.plan import TARGETS, CannotExport, Wish, call_of, plan
+from helpers.export.sizes import Size, cpp, python, tree_of, value
+from helpers.ladder import LADDER, launches, limits, tensor_maps
+from helpers.ladder.call import Spec
+
+ROOT = Path(__file__).resolve().parent.parent
+SIZES = ["--batch", "2", "--heads", "4", "--seq", "203", "--seq-kv", "259"]
+# Every stage; and every option once, where the stages that have it do not differ in it.
+EXPORTS = {
+    "naive": "naive",
+    "tiled": "02 --head-dim 32",
+    "online_softmax": "03_online_softmax.cu --head-dim 20",
+    "register_tiles": "register_tiles --arch sm_75",
+    "heads_and_masks": "heads_and_masks --causal --lse --kv-heads 1",
+    "heads_and_masks, odd head_dim": "5 --head-dim 37 --window 40 -1 --arch sm_86",
+    "flash_wmma": "flash_wmma --dtype bfloat16 --window 100 30",
+    "flash_mma": "flash_mma --head-dim 128 --causal --seq 300 --seq-kv 200 --lse",
+    "flash_mma, bfloat16": "7 --dtype bfloat16 --window 60 0 --kv-heads 4",
+    "backward": "backward --causal",
+    "backward, deterministic": "backward --head-dim 32 --deterministic",
+    "backward_mma": "backward_mma --dtype float16",
+    "backward_mma, deterministic": "backward_mma --dtype bfloat16 --causal --deterministic --seq 300 --seq-kv 200",
+    "hopper": "hopper --lse",
+    "hopper, bfloat16": "10 --dtype bfloat16 --causal --head-dim 128",
+}
+each_export = pytest.mark.parametrize("words", EXPORTS.values(), ids=EXPORTS.keys())
+COMPILED = ("naive", "heads_and_masks", "flash_wmma", "flash_mma", "backward", "backward_mma")
+each_cpp = pytest.mark.parametrize("words", [EXPORTS[name] for name in COMPILED], ids=COMPILED)
+
+
+def exported(words: str, *more: str) -> str:
+    """The text. Sizes in `words` come after the usual ones, and so count."""
+    return command.export([*words.split()[:1], *SIZES, *words.split()[1:], *more])
+
+
+def imported(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The file as a module, whose `import cupy` finds the engine."""
+    file = folder / "exported.py"
+    file.write_text(text)
+    monkeypatch.setitem(sys.modules, "cupy", cupy_stand_in)
+    spec = importlib.util.spec_from_file_location("exported", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if hasattr(module, "tensor_map"):  # the driver makes it, and here there is none
+        monkeypatch.setattr(module, "tensor_map", _tensor_map)
+    return module
+
+
+def _tensor_map(a: Any, box_rows: int) -> np.ndarray:
+    there = (a.view(ml_dtypes.bfloat16) if a.dtype == np.uint16 else a).swapaxes(1, 2)
+    return tensor_maps.tensor_map(Spec.of(there), there.ctypes.data, box_rows=box_rows)
+
+
+@pytest.mark.skipif(
+    ON_GPU, reason="the stand-in for CuPy is the CPU engine; on a GPU the next test runs the file alone"
+)
+@each_export
+def test_computes_what_numpy_does(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = imported(exported(words), tmp_path, monkeypatch)
+    assert module.main() == 0
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == (3 if "backward" in words else 1) and all(line.startswith("[PASS]") for line in told)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU and CuPy: there, each file runs alone, in a folder of its own")
+@each_export
+def test_runs_alone(words: str, tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(exported(words))
+    done = subprocess.run([sys.executable, "-I", "alone.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "[PASS]" in done.stdout and "[FAIL]" not in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(ON_GPU, reason="the stand-in for CuPy is the CPU engine")
+@pytest.mark.parametrize(
+    ("words", "right", "wrong"),
+    [
+        ("naive", "acc[c] / l_i;", "acc[c];"),
+        ("heads_and_masks --causal", "        0,  # window_right", "        1,  # window_right"),
+        ("flash_mma --lse", "strides(v),", "strides(q),"),
+        ("backward", "args = q, k, v, do, lse", "args = q, k, v, o, lse"),
+    ],
+    ids=["kernel", "mask", "strides", "argument"],
+)
+def test_its_check_finds_a_fault(
+    words: str,
+    right: str,
+    wrong: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = exported(words)
+    assert text.count(right) == 1
+    module = imported(text.replace(right, wrong), tmp_path, monkeypatch)
+    try:
+        assert module.main() == 1
+    except cupy_stand_in.LaunchError as error:  # the engine stops a kernel that reads beyond an array
+        assert "illegal read" in str(error)
+    else:
+        assert "[FAIL]" in capsys.readouterr().out
+
+
+@each_export
+def test_needs_nothing_of_the_course(words: str) -> None:
+    """Imports, the form of its code, its licence."""
+    text = exported(words)
+    tree = ast.parse(text)
+    modules = {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules |= {
+        name.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+    }
+    assert modules - set(sys.stdlib_module_names) == {"cupy", "numpy"}
+    assert not re.search(r"^#\s*(line|pragma once|include\s*\")", text, re.M)
+    assert "SPDX-License-Identifier: MIT" in text and "Copyright (c)" in text
+    ruff = [sys.executable, "-m", "ruff"]
+    named = ["--stdin-filename", str(ROOT / "exported.py"), "-"]
+    for words_of_ruff in (["check", "--no-cache"], ["format", "--no-cache", "--check"]):
+        done = subprocess.run([*ruff, *words_of_ruff, *named], input=text, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+try:
+    reports.nvrtc_version()
+    no_nvrtc = ""
+except reports.NvrtcMissing as error:
+    no_nvrtc = str(error)
+
+
+@pytest.mark.skipif(bool(no_nvrtc), reason=no_nvrtc)
+@pytest.mark.parametrize("words", ["naive", "flash_wmma --dtype bfloat16", "backward_mma", "hopper"])
+def test_nvrtc_compiles_the_text(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the file's own options, for the oldest GPU that it names."""
+    module = imported(exported(words), tmp_path, monkeypatch)
+    defines = dict(option[2:].split("=") for option in module.OPTIONS if option.startswith("-D"))
+    arch = {"naive": "sm_75", "hopper": "sm_90a"}.get(words.split()[0], "sm_80")
+    for name in module.KERNELS:
+        report = compile_report(module.SOURCE, defines, arch, name=name)
+        assert report.registers > 0
+    assert any("-arch=sm_90a" in option for option in module.OPTIONS) == (words == "hopper")
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@each_cpp
+def test_nvcc_compiles_the_cpp_form(words: str, tmp_path: Path) -> None:
+    (tmp_path / "alone.cu").write_text(exported(words, "--cpp"))
+    flags = ["-std=c++17", "-arch=sm_90", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Werror", "all-warnings"]
+    flags += ["-diag-suppress", "177"]  # constants of the kernels that an instance does not use
+    binary = tmp_path / "alone"
+    done = subprocess.run(["nvcc", *flags, "alone.cu", "-o", binary], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if ON_GPU:
+        ran = subprocess.run([binary], capture_output=True, text=True, timeout=300)
+        assert ran.returncode == 0 and "[PASS]" in ran.stdout and "[FAIL]" not in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_no_line_is_longer_than_the_kernels() -> None:
+    for words in ("naive", "heads_and_masks --lse", "backward_mma"):
+        lines = exported(words, "--cpp").split("// ---- the host's side")[1].splitlines()
+        assert max(map(len, lines)) <= 120
+
+
+# ---- what is planned
+
+
+def test_sizes_remember_how_they_were_computed() -> None:
+    n, heads, block = Size.named("n", 1003), Size.named("heads", 6), Size.constant("BLOCK_M", 128)
+    tiles = -(-n // block)
+    assert int(tiles) == 8 and python(tiles.tree) == "-(-n // BLOCK_M)" and cpp(tiles.tree) == "ceil_div(n, BLOCK_M)"
+    both = 2 * (heads + 1) * tiles - n // 3
+    assert python(both.tree) == "2 * (heads + 1) * -(-n // BLOCK_M) - n // 3"
+    assert cpp(both.tree) == "2 * (heads + 1) * ceil_div(n, BLOCK_M) - n / 3"
+    assert int(both) == eval(python(both.tree), {"n": 1003, "heads": 6, "BLOCK_M": 128})
+    assert value(both.tree, {"n": 129, "heads": 2}) == 2 * 3 * 2 - 43
+    assert python((32 * block).tree) == "4096" and tree_of(5) == ("number", 5)  # of constants: a number
+    assert python((n - (heads - 2)).tree) == "n - (heads - 2)" and python((n // (heads * 2)).tree) == "n // (heads * 2)"
+
+
+@pytest.mark.parametrize("stage", LADDER.values(), ids=LADDER.keys())
+@pytest.mark.parametrize("causal", [False, True], ids=["all keys", "causal"])
+def test_the_plan_is_the_stage_s_own(causal: bool, stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For sizes that it was not made with: grids, blocks, scratch and numbers are those that the stage plans."""
+    if causal and "causal" not in stage.features:
+        pytest.skip("the stage has no masks")
+    wish = Wish(stage, dtype=stage.dtypes[-1], window=(-1, 0 if causal else -1))
+    try:
+        made = plan(wish)
+    except CannotExport as reason:
+        assert stage.name not in {words.split()[0] for words in EXPORTS.values()}
+        pytest.skip(str(reason))
+    numbers = {"batch": 3, "heads": 8, "kv_heads": 4 if "gqa" in stage.features else 8, "n": 1234, "n_kv": 777}
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
+    planned = stage.launches(stage, call_of(wish, numbers, 0.5), made.defines)
+    if made.launches[0].each_head:
+        assert len(planned) == 3 * 8
+        planned = planned[:1]
+    assert len(planned) == len(made.launches)
+    for launch, mine in zip(planned, made.launches, strict=True):
+        tables = [arg.values for arg in launch.args if hasattr(arg, "values")]
+        known = numbers | ({f"table.shape[{i}]": n for i, n in enumerate(tables[0].shape)} if tables else {})
+        assert mine.kernel.startswith(launch.kernel) and mine.shared_bytes == launch.shared_bytes
+        assert tuple(value(tree, known) for tree in mine.grid) == launch.grid
+        assert tuple(value(tree, known) for tree in mine.block) == launch.block
+        for arg, its in zip(mine.args, launch.args, strict=True):
+            assert (arg.kind == "null") == (its is None)
+            assert arg.kind != "int" or value(arg.tree, known) == its
+    scratch = stage.scratch(call_of(wish, numbers, 0.5), made.defines)
+    assert {name: tuple(value(t, numbers) for t in trees) for name, (trees, _) in made.scratch.items()} == {
+        name: spec.shape for name, spec in scratch.items()
+    }
+
+
+@pytest.mark.parametrize("words", ["hopper", "hopper --causal", "hopper --window 300 20"])
+def test_the_table_of_tiles_is_the_stage_s_own(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = imported(exported(words), tmp_path, monkeypatch)
+    monkeypatch.setattr(module, "HEAD_DIM", 64)
+    window = module.WINDOW
+    wish = Wish(LADDER["hopper"], dtype="float16", window=window)
+    for numbers in ((2, 8, 2, 5000, 5000), (1, 3, 3, 100, 900), (5, 16, 4, 2000, 300)):
+        named = dict(zip(("batch", "heads", "kv_heads", "n", "n_kv"), numbers, strict=True))
+        [launch] = launches.persistent(wish.stage, call_of(wish, named, 0.5), plan(wish).defines)
+        [table] = [arg.values for arg in launch.args if hasattr(arg, "values")]
+        np.testing.assert_array_equal(cupy_stand_in.asnumpy(module.table_of_tiles(*numbers)), table)
+
+
+# ---- the command
+
+
+def test_writes_a_file_or_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["flash_mma", "-o", str(tmp_path / "flash.py")]) == 0
+    told = capsys.readouterr().out
+    assert "flash.py" in told and "python3" in told
+    assert command.main(["flash_mma"]) == 0
+    assert capsys.readouterr().out == (tmp_path / "flash.py").read_text()
+    assert command.main(["flash_mma", "--cpp", "-o", str(tmp_path / "flash.cu")]) == 0
+    assert "nvcc" in capsys.readouterr().out and "int main()" in (tmp_path / "flash.cu").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("8", "several stages: backward, backward_mma"),
+        ("12_nothing", "no stage"),
+        ("naive --causal", "has no causal=True"),
+        ("naive --lse", "has no return_lse=True"),
+        ("flash_mma --dtype float32", "takes float16 or bfloat16"),
+        ("flash_mma --head-dim 20", "multiples of 8"),
+        ("flash_mma --arch sm_75", "compute capability 8.0"),
+        ("hopper --arch sm_100", "only compute capability 9.0"),
+        ("hopper --cpp", "tensor maps and the table of tiles"),
+        ("naive --kv-heads 2", "cannot share them out"),
+        ("flash_mma --window -2 0", "at least 0, or -1"),
+        ("flash_mma --deterministic", "has no deterministic=True"),
+    ],
+)
+def test_says_why_not(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(words.split()) == 1
+    told = capsys.readouterr()
+    assert said in told.err and not told.out
+
+
+def test_what_no_file_can_have_is_refused() -> None:
+    """A launch that depends on more than the sizes: its plan is not exported as if it were a constant."""
+    stage = LADDER["heads_and_masks"]
+
+    def odd(stage: Any, call: Any, sizes: Any) -> Any:
+        [launch] = launches.strided(stage, call, sizes)
+        return [stage.launch((call.rows % 97 + 1, *launch.grid[1:]), sizes, launch.args)]
+
+    with pytest.raises(CannotExport, match="no size of the call explains it"):
+        plan(Wish(replace(stage, launches=odd)))
+
+
+def test_headers_that_do_not_come_with_cuda_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "HEADERS", {"cuda_fp16.h", "cuda_bf16.h"})
+    with pytest.raises(CannotExport, match=r"06_wmma\.cu includes <mma\.h>, which does not come with CUDA"):
+        plan(Wish(LADDER["flash_wmma"], dtype="float16"))
+    plan(Wish(LADDER["flash_mma"], dtype="float16"))
+
+
+def test_the_tiles_are_those_of_the_gpu_asked_for() -> None:
+    stage = LADDER["register_tiles"]
+    shared = {arch: plan(Wish(stage, target=target)).launches[0].shared_bytes for arch, target in TARGETS.items()}
+    assert all(shared[arch] <= TARGETS[arch].shared for arch in TARGETS) and shared["sm_75"] < shared["sm_90"]
+    assert limits.most_shared() == 227 * 1024 or ON_GPU  # and this machine's are as before
