@@ -17,7 +17,7 @@ ABOUT = {
 
 
 def files(stage: Stage) -> dict[str, str]:
-    """File name -> text, of each form that the stage can be written in."""
+    """File name -> text, of each form that the stage can be written in; none where it needs others' headers."""
     found = {}
     for ending, words in FORMS.items():
         try:
@@ -32,11 +32,12 @@ def pages() -> dict[str, str]:
     """Path in the site's source -> text, of all exported files, of a page for each stage and of their list."""
     made, lines = {}, ["# To take with you", "", *_intro()]
     for stage in LADDER.values():
-        texts = files(stage)
+        if not (texts := files(stage)):
+            continue
         made |= {f"exports/{name}": text for name, text in texts.items()}
         made[f"exports/{stage.name}.md"] = _page(stage, texts)
         lines.append(f"- [{stage.name}](/exports/{stage.name}.md), from `{stage.file}`: {stage.idea}")
-    hidden = [f"{stage.name}.md" for stage in LADDER.values()]
+    hidden = [name.removeprefix("exports/") for name in made if name.endswith(".md")]
     made["exports/index.md"] = "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *hidden, "```", ""])
     return made
 
