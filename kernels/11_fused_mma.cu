@@ -58,9 +58,6 @@
 #ifndef ROTARY_FLOAT
 #define ROTARY_FLOAT 0  // 1: the tables are float32, not of the type of Q
 #endif
-#ifndef ALIBI_FORM
-#define ALIBI_FORM 0  // experiment: 0 the accumulators begin with the columns' terms; 1 added after; 2 a third operand
-#endif
 #define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
@@ -300,7 +297,12 @@ __device__ __forceinline__ void rotate(
 #endif
 
 #if ALIBI
-// S = -slope times the distance from the tile's first key, for a tile on one side of the diagonal
+// To the left of the diagonal -slope |i - j| is slope (j - first), which the accumulators begin with, and a term of the
+// row, slope (first - i), which goes into the maximum; to the right the signs change. Not where an array may make scores
+// so large that such a sum is rounded by many powers of 2.
+constexpr bool SPLIT = !EXACT_SHIFT && (BIAS == 0 || BIAS == 3);
+
+// S += slope (j - first), for a tile on one side of the diagonal.
 __device__ __forceinline__ void add_columns(Scores& S, float slope) {
   const int t = threadIdx.x % 4;
 #pragma unroll
@@ -330,22 +332,9 @@ __device__ __forceinline__ void add_distances(Scores& S, float slope, int row_po
 }
 #endif
 
-#if ALIBI_FORM == 2
-#define MMA_OF_TWO(name, type)                                                                    \
-  __device__ __forceinline__ void mma_of_two(                                                     \
-      name, float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, float x, float y) {  \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                           \
-                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %10, %11};"       \
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                                 \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(x), "f"(y)); \
-  }
-MMA_OF_TWO(__half, "f16")
-MMA_OF_TWO(__nv_bfloat16, "bf16")
-#endif
-
 // S = Q K^T for this warp's rows.
 template <typename T>
-__device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_lane, float slope = 0.0f) {
+__device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_lane) {
 #pragma unroll
   for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k) {
     unsigned a[TILES_M][4];
@@ -355,19 +344,6 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
     for (int n = 0; n < BLOCK_N / 16; ++n) {
       unsigned b[4];
       ldmatrix_x4(b, swizzle_advance_k(k_lane, k) + 32 * n * HEAD_DIM_PADDED);
-#if ALIBI_FORM == 2
-      const float base = slope * (threadIdx.x % 4 * 2);
-      if (k == 0) {
-        const float x = fmaf(slope, 16 * n, base), y = fmaf(slope, 16 * n + 1, base), z = fmaf(slope, 16 * n + 8, base),
-                    w = fmaf(slope, 16 * n + 9, base);
-#pragma unroll
-        for (int m = 0; m < TILES_M; ++m) {
-          mma_of_two(T(), S[m][2 * n], a[m], b[0], b[1], x, y);
-          mma_of_two(T(), S[m][2 * n + 1], a[m], b[2], b[3], z, w);
-        }
-        continue;
-      }
-#endif
 #pragma unroll
       for (int m = 0; m < TILES_M; ++m) {
         mma_m16n8k16(T(), S[m][2 * n], a[m], b[0], b[1]);
@@ -419,8 +395,10 @@ __device__ __forceinline__ void online_softmax_rescale(
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
       s_max = fmaxf(s_max, fmaxf(S[i / 2][n][i % 2 * 2], S[i / 2][n][i % 2 * 2 + 1]));
-    m_new[i] = fmaxf(m_i[i], s_max * softmax_scale_log2 + row_bias[i]);
-    exceeded |= m_new[i] > m_i[i] + RESCALE_THRESHOLD;
+    // Rounded up where the bias may be large: a weight may then be too small, but it does not overflow; see weight().
+    s_max = BIAS == 1 && !EXACT_SHIFT ? __fmul_ru(s_max, softmax_scale_log2) : s_max * softmax_scale_log2;
+    m_new[i] = fmaxf(m_i[i], s_max + row_bias[i]);
+    exceeded |= m_new[i] - m_i[i] > RESCALE_THRESHOLD;
   }
   if (__any_sync(0xffffffff, exceeded)) {
 #pragma unroll
@@ -583,25 +561,16 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
     __syncthreads();  // hazard: the tile is read before the others' copies have arrived; the one before is replaced
     Scores S = {};
 #if ALIBI
-    const bool left = !EXACT_SHIFT && (first + BLOCK_N - 1 <= first_pos || params.window_right == 0);
-    const bool right = !EXACT_SHIFT && first > last_pos;
+    const bool left = SPLIT && (first + BLOCK_N - 1 <= first_pos || params.window_right == 0);
+    const bool right = SPLIT && first > last_pos;
     const float column_slope = left ? slope : right ? -slope : 0.0f;
-#if ALIBI_FORM == 0
-    add_columns(S, column_slope);
-#endif
+    if (SPLIT) add_columns(S, column_slope);
 #endif
 #if BIAS
     add_bias<T>(S, bias_tile, 1.0f / abs_scale);
 #endif
-#if ALIBI_FORM == 2
-    gemm_qk<T>(S, q_lane, k_lane + stage_offset, column_slope);
-#else
     gemm_qk<T>(S, q_lane, k_lane + stage_offset);
-#endif
 #if ALIBI
-#if ALIBI_FORM == 1
-    add_columns(S, column_slope);
-#endif
     if (!left && !right) add_distances(S, slope, first_pos + warp_row + g - first - 2 * t);
 #endif
 

@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from backends import in_place_of_bind
-from planted import ALL, Bug
+from planted import Bug
 
-from helpers import check, compile_report, cpu, kernel, reference
+from helpers import check, compile_report, cpu, kernel
 from helpers.attention import flash_attention, flash_attention_varlen
 from helpers.device import cp
 from helpers.ladder import LADDER, limits, tiles
@@ -49,11 +49,11 @@ def inputs(dtype: str, n: int = ROWS, n_kv: int = KEYS, d: int = HEAD_DIM) -> li
     return [random(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
 
 
-def padded(a: np.ndarray) -> np.ndarray:
-    """The same values in rows that start at multiples of 16 bytes."""
+def padded(a: np.ndarray) -> Any:
+    """The same values on the device, in rows that start at multiples of 16 bytes."""
     wide = np.zeros((*a.shape[:-1], -(-a.shape[-1] // 16) * 16), a.dtype)
     wide[..., : a.shape[-1]] = a
-    return wide[..., : a.shape[-1]]
+    return cp.asarray(wide)[..., : a.shape[-1]]
 
 
 def tables(rotary_dim: int, dtype: str = "float32", positions: int = POSITIONS) -> dict[str, np.ndarray]:
@@ -73,7 +73,7 @@ SEEN = np.random.default_rng(5).random((BATCH, HEADS, ROWS, KEYS)) < 0.5
 def cases(dtype: str) -> dict[str, dict[str, Any]]:
     """Options by name; those of bias in each of its forms and layouts."""
     bias = 2 * random(BATCH, HEADS, ROWS, KEYS, dtype=dtype, seed=7)
-    hidden = padded(bias[:, :1])
+    hidden = bias[:, :1].copy()
     hidden[..., 5:40, :] = -np.inf
     hidden[..., 3::7] = -np.inf
     step = np.where(np.arange(KEYS) < 100, -3e4, 0).astype(np.float32)  # the maximum rises by far, late
@@ -81,7 +81,7 @@ def cases(dtype: str) -> dict[str, dict[str, Any]]:
         "plain": {},
         "bias": {"bias": padded(bias)},
         "bias, causal": {"bias": padded(bias[:1]), "causal": True},
-        "bias, window": {"bias": padded(bias[0]), "window": (37, 11)},
+        "bias, window": {"bias": padded(bias[0]), "window": (39, 11)},
         "bias, odd rows": {"bias": bias},
         "bias, transposed": {"bias": np.ascontiguousarray(bias[0, 0].T).T},
         "bias of heads": {"bias": padded(bias[:1, :, :1])},
@@ -90,7 +90,7 @@ def cases(dtype: str) -> dict[str, dict[str, Any]]:
         "float32": {"bias": padded(bias.astype(np.float32))},
         "float32, odd rows": {"bias": bias[0, :1].astype(np.float32)},
         "a bias of one number": {"bias": np.full((), 2.5, np.float32)},
-        "hidden": {"bias": hidden},
+        "hidden": {"bias": padded(hidden)},
         "rising": {"bias": step},
         "falling": {"bias": step[::-1].copy()},
         "large": {"bias": padded(1000 * bias.astype(np.float32))},
@@ -123,9 +123,10 @@ def cases(dtype: str) -> dict[str, dict[str, Any]]:
 
 def expected(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> check.Expected:
     """What check.expect says, heads first; a tolerance that knows of large scores in float32."""
+    options = {name: cp.asnumpy(a) if isinstance(a, cp.ndarray) else a for name, a in options.items()}
     o, lse, tolerance = check.expect(*(a.swapaxes(1, 2) for a in (q, k, v)), **options)
     most = np.abs(lse[np.isfinite(lse)]).max(initial=0)
-    return check.Expected(o.swapaxes(1, 2), lse, max(tolerance, 8 * float(np.spacing(np.float32(most)))))
+    return check.Expected(o.swapaxes(1, 2), lse, max(tolerance, 16 * float(np.spacing(np.float32(most)))))
 
 
 def compare(dtype: str, got: tuple[Any, Any], want: check.Expected, *, rotated: bool = False) -> None:
@@ -143,7 +144,9 @@ def run(
 ) -> None:
     """One call with another text of the kernel, and its check."""
     q, k, v = arrays or inputs(dtype)
-    launch, got = LADDER[STAGE_OF[dtype]].prepare(q, k, v, source=text, return_lse=True, **options)
+    narrow = "alibi_slopes" in options and dtype != "float32"  # so that some tiles lie on each side of the diagonal
+    sizes = {"BLOCK_N": 32} if narrow else None
+    launch, got = LADDER[STAGE_OF[dtype]].prepare(q, k, v, source=text, return_lse=True, sizes=sizes, **options)
     launch()
     compare(dtype, got, expected(q, k, v, **options), rotated="rotary_cos" in options)
 
@@ -204,6 +207,11 @@ def test_a_row_whose_biases_are_all_far_below(dtype: str) -> None:
         launch()
         mean = v.astype(np.float64).mean(axis=2, keepdims=True).repeat(2, 1)
         check.check(f"{far}", got[0], np.broadcast_to(mean, q.shape), tolerance=1e-5 if dtype == "float32" else 0.02)
+    if dtype == "bfloat16":  # in q's type maxima are rounded up, so that some such rows are 0
+        for far in (-1e9, -1e30):
+            o = LADDER["fused_mma"](zeros, k, v, bias=np.full((40, 70), far, q.dtype))
+            rows = cp.asnumpy(o).astype(np.float64)
+            assert not rows.any() or np.abs(rows - mean).max() < 0.02, far
     bias = np.full((40, 70), np.finfo(np.float32).min, np.float32)
     bias[:20, 3] = 0
     launch, (o, lse) = LADDER[STAGE_OF[dtype]].prepare(q, k, v, bias=bias, return_lse=True)
@@ -212,6 +220,20 @@ def test_a_row_whose_biases_are_all_far_below(dtype: str) -> None:
     assert not o[:, :, 20:].any() and np.isneginf(lse[:, :, 20:]).all()
     only = v[:, :, 3:4].astype(np.float64).repeat(2, 1)
     check.check("one key", o[:, :, :20], np.broadcast_to(only, o[:, :, :20].shape), tolerance=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_maxima_a_last_bit_apart(dtype: str) -> None:
+    """Around -1.4e8, in units of log2, floats are 16 apart: a later maximum may be worth 2^16 more, and no less."""
+    q, k, v = inputs(dtype, 64, 150)
+    for lowest in (1, 4, 7):
+        bias = np.full((64, 150), -1e8 + 8 * lowest, np.float32)
+        bias[:, 140:] += 8
+        options = {"bias": bias, "softmax_scale": 1.0}
+        launch, (o, _) = LADDER[STAGE_OF[dtype]].prepare(np.zeros_like(q), k, v, return_lse=True, **options)
+        launch()
+        later = v[:, :, 140:].astype(np.float64).mean(axis=2, keepdims=True).repeat(2, 1)
+        check.check("the later keys", o, np.broadcast_to(later, q.shape), tolerance=0.05)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -425,8 +447,11 @@ def test_more_that_is_refused() -> None:
 
 
 VARIANTS: tuple[dict[str, int], ...] = (
-    *({"BIAS": form, "EXACT_SHIFT": int(form < 3)} for form in (1, 2, 3)),
-    {"BIAS": 1, "EXACT_SHIFT": 1, "BIAS_VECTOR": 0},
+    {"BIAS": 1},
+    {"BIAS": 2, "EXACT_SHIFT": 1},
+    {"BIAS": 3},
+    {"BIAS": 1, "BIAS_VECTOR": 0},
+    {"BIAS": 3, "ALIBI": 1},
     {"ALIBI": 1},
     {"ROTARY": 1},
     {"ROTARY": 2},
@@ -467,6 +492,18 @@ def test_the_tile_of_the_bias_has_room(limit: int, size: int) -> None:
 # ---- the X-ray
 
 
+def of_one_head(dtype: str, name: str) -> tuple[Any, ...]:
+    """q, k, v as `look` takes them, and the options of a case, of its last head: behind it is nothing."""
+    options = dict(cases(dtype)[name])
+    if "bias" in options:
+        options["bias"] = options["bias"][(-1,) * (options["bias"].ndim - 2)]
+    if "alibi_slopes" in options:
+        options["alibi_slopes"] = options["alibi_slopes"][:1]
+    if "rotary_positions" in options:
+        options["rotary_positions"] = places()
+    return *(a[:1, :1].swapaxes(1, 2) for a in inputs(dtype)), options
+
+
 @pytest.mark.parametrize(
     "name",
     ["bias, causal", "bias, odd rows", "float32", "bool", "alibi", "rotary, causal", "rotary, interleaved", "all"],
@@ -474,12 +511,154 @@ def test_the_tile_of_the_bias_has_room(limit: int, size: int) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_x_ray_finds_nothing(dtype: str, name: str) -> None:
     """One head of two tiles of rows: no race, nothing that nobody wrote, nothing out of bounds."""
-    options = dict(cases(dtype)[name])
-    for array, of in (("bias", np.s_[:1, :1]), ("alibi_slopes", np.s_[:1])):
-        if array in options:
-            options[array] = options[array][of]
-    if "rotary_positions" in options:
-        options["rotary_positions"] = places()
-    q, k, v = (a[:1, :1].swapaxes(1, 2) for a in inputs(dtype))
+    q, k, v, options = of_one_head(dtype, name)
     report = look(STAGE_OF[dtype], q, k, v, **options)
     assert not report.findings, str(report)
+
+
+# ---- planted bugs
+
+
+def changed(name: str, old: str, new: str, inputs: str, **more: Any) -> Bug:
+    return Bug(name, old, new, inputs=inputs, **more)
+
+
+BUGS: dict[str, tuple[Bug, ...]] = {
+    "float32": (
+        changed("bias without log2(e)", "[at], LOG2_E, s[i][j])", "[at], 1.0f, s[i][j])", "bias"),
+        changed("bias of the first batch", "sequence * fused.bias_batch", "0", "bias"),
+        changed("bias of the first head", "head * fused.bias_head", "0", "bias"),
+        changed("bias of the first tile of rows", "first_row * fused.bias_row", "0", "bias"),
+        changed("bias of the first tile of keys", "first * fused.bias_key", "0", "bias"),
+        changed("hidden where it may be seen", "if (!static_cast<", "if (static_cast<", "bool"),
+        changed("distances with a sign", "fabsf(distance - j * THREADS_X)", "(distance - j * THREADS_X)", "alibi"),
+        changed(
+            "distances from the top left", "slope_log2, first_pos - first", "slope_log2, first_row - first", "alibi"
+        ),
+        changed("slopes without log2(e)", "+ head] * LOG2_E", "+ head]", "alibi"),
+        changed("slopes of the first batch", "sequence * fused.alibi_batch", "0", "alibi of batches"),
+        changed("rotated the other way", "a = x * cosine - y * sine", "a = x * cosine + y * sine", "rotary"),
+        changed("pairs of halves", "ROTARY == 2 ? 2 * p : p)", "p)", "rotary, interleaved"),
+        changed("rows from the top left", "q_positions, first_pos,", "q_positions, first_row,", "rotary"),
+        changed("keys of the first tile", "nullptr, first, end", "nullptr, 0, end", "rotary"),
+        changed("positions of the first tile", "k_positions + first", "k_positions", "rotary at positions"),
+        changed(
+            "positions of the first batch", "sequence * fused.q_positions_batch", "0", "rotary at positions of batches"
+        ),
+    ),
+    "float16": (
+        changed("the bias is scaled", "1.0f / abs_scale", "1.0f", "bias"),
+        changed("bias of the first batch", "sequence * fused.bias_batch", "0", "bias"),
+        changed("bias of the first head", "head * fused.bias_head", "0", "bias"),
+        changed(
+            "bias of the first warp", "(first_row + warp_row) * fused.bias_row", "first_row * fused.bias_row", "bias"
+        ),
+        changed("bias of the first key", "begin * fused.bias_key", "0", "bias, window"),
+        changed("bias of the first tile of keys", "bias_rows += BLOCK_N * fused.bias_key;", "", "bias"),
+        changed("not swizzled on the way in", "bias_offset(row, 16 * chunk)", "row * BIAS_ROW + 16 * chunk", "bias"),
+        changed(
+            "rows and keys exchanged", "&S[m][2 * n + i / 2][i % 2 * 2]", "&S[m][2 * n + i % 2][i / 2 * 2]", "bias"
+        ),
+        changed("hidden where it may be seen", "if (!seen.x)", "if (seen.x)", "bool"),
+        changed("pairs of keys hidden together", "if (!seen.y)", "if (!seen.x)", "bool"),
+        changed(
+            "the wrong half of a float32",
+            "fmaf(b.y, inverse_scale, s[1])",
+            "fmaf(b.x, inverse_scale, s[1])",
+            "float32",
+            times=2,
+            which=1,
+        ),
+        changed("slopes scaled", "+ head] / abs_scale", "+ head]", "alibi"),
+        changed("slopes of the first batch", "sequence * fused.alibi_batch", "0", "alibi of batches"),
+        changed("all keys lie before the rows", "right ? -slope : 0.0f", "slope", "alibi"),
+        changed("left of the first row is left", "first + BLOCK_N - 1 <= first_pos", "first <= first_pos", "alibi"),
+        changed("maxima without the rows' part", "s_max + row_bias[i]", "s_max", "alibi"),
+        changed("weights without the rows' part", "m_i[i] - row_bias[i] : m_i[i]", "m_i[i] : m_i[i]", "alibi"),
+        changed("one part for all rows of a lane", "- warp_row - g - 8 * i)", "- warp_row - g)", "alibi"),
+        changed(
+            "distances from the top left",
+            "add_distances(S, slope, first_pos",
+            "add_distances(S, slope, first_row",
+            "alibi",
+        ),
+        changed("rotated the other way", "a.x * c[0] - b.x * s[0]", "a.x * c[0] + b.x * s[0]", "rotary"),
+        changed("pairs of halves", "ROTARY == 2 ? 2 * pair : pair)", "pair)", "rotary, interleaved"),
+        changed("the second half of the row", "pair + PAIRS", "pair + CHUNKS / 2", "rotary of a part"),
+        changed("the first angles for all", "fused.cos_row + 8 * pair", "fused.cos_row", "rotary"),
+        changed("rows of the first warp", "STEP + threadIdx.x / 32 * OF_WARP", "STEP", "rotary"),
+        changed("rows from the top left", "q_positions, first_pos,", "q_positions, first_row,", "rotary"),
+        changed("positions of the first tile", "k_positions + first", "k_positions", "rotary at positions"),
+        changed(
+            "positions of the first batch", "sequence * fused.k_positions_batch", "0", "rotary at positions of batches"
+        ),
+        changed("the first half of K_smem", "(K_smem - Q_smem) + stage_offset", "(K_smem - Q_smem)", "rotary"),
+    ),
+}
+CASES = [(dtype, bug) for dtype, bugs in BUGS.items() for bug in bugs]
+
+
+@pytest.mark.parametrize(("dtype", "bug"), CASES, ids=[f"{dtype}-{bug.name}" for dtype, bug in CASES])
+def test_bug_is_seen(dtype: str, bug: Bug, request: pytest.FixtureRequest) -> None:
+    if bug.cpu_only:
+        request.getfixturevalue("cpu_engine")
+    text = bug.plant(kernel.source(LADDER[STAGE_OF[dtype]].file))
+    with pytest.raises(bug.error):
+        run(dtype, cases(dtype)[bug.inputs], text)
+
+
+# What the values alone do not show for certain: reads out of bounds, races, addresses that a GPU refuses.
+UNDER_X_RAYS: dict[str, tuple[Bug, ...]] = {
+    "float32": (
+        changed("rows past the end", "min(row_of(i, y), rows_left - 1)", "row_of(i, y)", "bias, odd rows"),
+        changed("keys past the end", "min(x + j * THREADS_X, keys_left - 1)", "(x + j * THREADS_X)", "bias, odd rows"),
+        changed(
+            "positions past the tables",
+            "min(max(positions ? positions[r] : first_pos + r, 0), fused.positions - 1)",
+            "positions[r] + 500",
+            "rotary at positions",
+        ),
+        changed("no barrier after the rotation", "fused);\n    __syncthreads();", "fused);", "rotary"),
+    ),
+    "float16": (
+        changed("rows past the end", "keys = i < rows_left ?", "keys = true ?", "bias"),
+        changed("keys past the end", "min(max(keys_left - j * CHUNK, 0), CHUNK)", "CHUNK", "bias"),
+        changed("tiles of the bias begin anywhere", "ALIGN = BIAS ? 16 : 1", "ALIGN = 1", "bias, window"),
+        changed("the tile of the bias is replaced in use", "      __syncwarp();", "", "bias"),
+        changed(
+            "K is rotated before its copies have arrived",
+            "    cp_async_wait<0>();\n#if ROTARY\n    __syncwarp();",
+            "#if ROTARY\n",
+            "rotary",
+            times=1,
+        ),
+        changed(
+            "Q is rotated before its copies have arrived", "    cp_async_wait<0>();\n    __syncwarp();", "", "rotary"
+        ),
+        changed("other lanes' copies may be on their way", "#if ROTARY\n    __syncwarp();", "#if ROTARY\n", "rotary"),
+        changed("no barrier after the rotation", "    __syncthreads();", "", "rotary", times=2, which=1),
+        changed(
+            "positions past the tables",
+            "min(max(positions ? positions[r] : first_pos + r, 0), fused.positions - 1)",
+            "positions[r] + 500",
+            "rotary at positions",
+        ),
+    ),
+}
+X_RAYED = [(dtype, bug) for dtype, bugs in UNDER_X_RAYS.items() for bug in bugs]
+
+
+@pytest.mark.parametrize(("dtype", "bug"), X_RAYED, ids=[f"{dtype}-{bug.name}" for dtype, bug in X_RAYED])
+def test_the_x_ray_finds(dtype: str, bug: Bug) -> None:
+    text = bug.plant(kernel.source(LADDER[STAGE_OF[dtype]].file))
+    q, k, v, options = of_one_head(dtype, bug.inputs)
+    try:
+        report = look(STAGE_OF[dtype], q, k, v, code=text, **options)
+    except cpu.LaunchError:
+        return
+    assert report.findings
+
+
+def test_enough_bugs_have_been_planted() -> None:
+    for bugs in BUGS.values():
+        assert len(bugs) >= 15 and len({bug.name for bug in bugs}) == len(bugs)
