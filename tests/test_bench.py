@@ -33,6 +33,8 @@ from helpers.record.plan import Job
 from helpers.record.results import Measurement, Note, Record, results_table
 from helpers.record.run import JobRunner, WrongOutput
 
+RUN_HERE = {name: stage for name, stage in FORWARD.items() if stage.missing() is None}
+
 SMALL = (2, 3, 48, 16)
 
 
@@ -587,7 +589,8 @@ def test_a_record_goes_to_json_and_back(monkeypatch: pytest.MonkeyPatch, tmp_pat
     path = tmp_path / "folder" / "record.json"
     assert bench.bench(["--quick", "--no-peers", "--json", str(path)]) == 0
     record = json.loads(path.read_text())
-    assert {r["name"] for r in record["results"] if r["kind"] == "stage"} == set(plan.recorded_stages())
+    here = set(plan.recorded_stages()) & set(RUN_HERE)
+    assert {r["name"] for r in record["results"] if r["kind"] == "stage"} == here
     fields = {f.name for f in dataclasses.fields(Measurement)}
     for r in record["results"]:
         assert set(r) == fields
@@ -752,7 +755,7 @@ def test_host_costs_are_planned_checked_and_printed(monkeypatch: pytest.MonkeyPa
 def test_ladder_prints_a_line_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.ladder(["--n", "70", "--d", "16"]) == 0
     text = capsys.readouterr().out
-    for name, stage in FORWARD.items():
+    for name, stage in RUN_HERE.items():
         tolerance = r"1\.0e-05" if "float32" in stage.dtypes else r"\S+"
         assert re.search(rf"\[PASS\] {name}: output matches reference \(max error: \S+ <= {tolerance}\)", text)
     assert ("times of the CPU engine" in text) != ON_GPU

@@ -34,7 +34,7 @@ from helpers.device import ON_GPU, cp, describe
 from helpers.ladder import LADDER, Stage
 from helpers.ladder.steps import CLIMBS
 from helpers.record import peers, sass_loop
-from helpers.record.cases import Case, Inputs, Shape
+from helpers.record.cases import Case, Inputs, Sample, Shape
 from helpers.record.plan import tile_sizes
 from helpers.record.results import NO_RECORD, measure_or_show
 from helpers.record.timing import in_turns, speeds
@@ -164,18 +164,13 @@ def timed(cases: Sequence[Case] = CASES, ways: Sequence[Way] = WAYS, rounds: int
     found = [peer for peer in (peers.beside_torch() if peers.torch_on_gpu() else ()) if peer.name == PEER]
     for case in cases:
         inputs, runs, extra, errors = _inputs(case.shape), {}, {}, {}
-        sample = inputs.sample(case.causal)
+        sample, arrays = inputs.sample(case.causal), inputs.device
         with contextlib.ExitStack() as stack:
             for way in ways:
-                before = _held()
-                run, o = way.stage.prepare(*inputs.device, causal=case.causal, sizes=dict(way.sizes))
-                run()
-                runs[way.name], errors[way.name] = run, sample.error(o)
-                extra[way.name] = None if before is None else _held() - before - o.nbytes
+                runs[way.name], errors[way.name], extra[way.name] = _first_run(way, arrays, case, sample)
             for peer in found:
                 runs[peer.name] = stack.enter_context(peer.ready(inputs, case.causal))
-                o = runs[peer.name]()
-                errors[peer.name], extra[peer.name] = sample.error(o), _torch_extra(runs[peer.name], o)
+                errors[peer.name], extra[peer.name] = sample.error(runs[peer.name]()), _torch_extra(runs[peer.name])
             for name, error in errors.items():
                 assert error <= sample.tolerance, f"{name} at {case}: {error:.1e} > {sample.tolerance:.1e}"
             times = in_turns(runs, rounds)
@@ -196,16 +191,20 @@ def timed(cases: Sequence[Case] = CASES, ways: Sequence[Way] = WAYS, rounds: int
             }
 
 
-def _held() -> int | None:
-    """Bytes of the GPU that CuPy's arrays hold now."""
-    return cp.get_default_memory_pool().used_bytes() if ON_GPU else None
+def _first_run(
+    way: Way, arrays: Sequence[Any], case: Case, sample: Sample
+) -> tuple[Callable[[], None], float, int | None]:
+    """A function that launches, the error of its first run, and the bytes that CuPy's arrays took beyond the output."""
+    pool = cp.get_default_memory_pool() if ON_GPU else None
+    before = pool.used_bytes() if pool else 0
+    run, o = way.stage.prepare(*arrays, causal=case.causal, sizes=dict(way.sizes))
+    run()
+    return run, sample.error(o), pool.used_bytes() - before - o.nbytes if pool else None
 
 
-def _torch_extra(run: Callable[[], Any], o: Any) -> int | None:
-    """PyTorch's peak during a call, beyond what it held before and the output."""
-    import torch
-
-    del o
+def _torch_extra(run: Callable[[], Any]) -> int:
+    """PyTorch's peak during a call of a peer, beyond what it held before and the output."""
+    torch = peers.torch_on_gpu()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -278,32 +277,41 @@ def compiled_row(name: str, head_dim: int) -> dict[str, Any] | None:
     return next((found for found in rows if (found["name"], found["head_dim"]) == (name, head_dim)), None)
 
 
-def times_table(record: Mapping[str, Any] | None = None) -> str:
-    """TFLOP/s of each kernel and how many times as fast as 07 it is, as text: a case a line."""
+def times_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str] = ()) -> str:
+    """TFLOP/s of each kernel and how many times as fast as 07 it is, as text: a case a line.
+
+    Args:
+        names: of the kernels that are shown; all that are recorded where it is empty.
+    """
+
+    def cell(found: Mapping[str, Any]) -> str:
+        return f"{found['tflops']:.0f}  {found['speed']:.2f}×"
+
+    return _by_case("TFLOP/s, and times as fast as 07", cell, record, names)
+
+
+def memory_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str] = ()) -> str:
+    """MiB that a call takes beyond q, k, v and its output, as text, as `times_table`."""
+
+    def cell(found: Mapping[str, Any]) -> str:
+        return "" if found["extra_bytes"] is None else f"{found['extra_bytes'] / 2**20:.1f}"
+
+    return _by_case("MiB beyond q, k, v and o", cell, record, names)
+
+
+def _by_case(
+    title: str, cell: Callable[[Mapping[str, Any]], str], record: Mapping[str, Any] | None, names: Sequence[str]
+) -> str:
+    """A line for each recorded case, a column for each kernel."""
     record = recorded() if record is None else record
     if record is None:
         return NO_RECORD
-    names = list(dict.fromkeys(found["name"] for found in record["timed"]))
-    table = [f"{'TFLOP/s, and times as fast as 07':32}" + "".join(f"{name:>22}" for name in names)]
+    columns = {name: max(len(name), 10) + 2 for name in names or dict.fromkeys(r["name"] for r in record["timed"])}
+    table = [f"{title:34}" + "".join(f"{name:>{width}}" for name, width in columns.items())]
     for shape, causal in dict.fromkeys((tuple(r["shape"]), r["causal"]) for r in record["timed"]):
         rows = {r["name"]: r for r in record["timed"] if (tuple(r["shape"]), r["causal"]) == (shape, causal)}
-        told = [f"{rows[name]['tflops']:.0f}  {rows[name]['speed']:.2f}×" if name in rows else "" for name in names]
-        what = f"d = {shape[3]:3}, N = {shape[2]:5}{', causal' * causal}"
-        table.append(f"{what:32}" + "".join(f"{cell:>22}" for cell in told))
-    return "\n".join(table)
-
-
-def memory_table(record: Mapping[str, Any] | None = None) -> str:
-    """MiB that a call takes beyond q, k, v and its output, as text: a case without a mask a line."""
-    record = recorded() if record is None else record
-    if record is None:
-        return NO_RECORD
-    names = list(dict.fromkeys(found["name"] for found in record["timed"]))
-    table = [f"{'MiB beyond q, k, v and o':32}" + "".join(f"{name:>22}" for name in names)]
-    for shape in dict.fromkeys(tuple(r["shape"]) for r in record["timed"] if not r["causal"]):
-        rows = {r["name"]: r["extra_bytes"] for r in record["timed"] if (tuple(r["shape"]), r["causal"]) == (shape, 0)}
-        told = ["" if rows.get(name) is None else f"{rows[name] / 2**20:.1f}" for name in names]
-        table.append(f"d = {shape[3]:3}, N = {shape[2]:5}".ljust(32) + "".join(f"{cell:>22}" for cell in told))
+        told = [f"{cell(rows[name]) if name in rows else '':>{width}}" for name, width in columns.items()]
+        table.append(f"d = {shape[3]:3}, N = {shape[2]:5}{', causal' * causal}".ljust(34) + "".join(told))
     return "\n".join(table)
 
 
