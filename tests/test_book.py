@@ -36,6 +36,7 @@ class Page(HTMLParser):
         self.path = path
         self.ids: set[str] = set()
         self.links: list[str] = []
+        self.pictures: list[str] = []  # what is said of them
         self.blocks: list[str] = []
         self.words = {"open": "", "folded": ""}
         self.folds: list[str] = []  # their summaries
@@ -46,6 +47,8 @@ class Page(HTMLParser):
         found = {name: value or "" for name, value in attributes}
         self.ids |= {found[name] for name in ("id", "name") if name in found}
         self.links += [found[name] for name in ("href", "src") if name in found]
+        if tag == "img":
+            self.pictures.append(found.get("alt", ""))
         if tag not in self.EMPTY:
             self._open.append((tag, found.get("class", "")))
         if tag == "pre":
@@ -118,6 +121,7 @@ def test_every_notebook_is_there_with_the_pictures_that_it_holds(site: dict[Path
     for path in notebooks.paths():
         page = page_of(site, f"notebooks/{path.stem}.html")
         assert notebooks.title(notebooks.read(path)) in page.words["open"]
+        assert all(len(words) > 10 and not words.endswith(".png") for words in page.pictures)
         for output in (out for cell in notebooks.read(path)["cells"] for out in cell.get("outputs", ())):
             if picture := output.get("data", {}).get("image/png"):
                 assert hashlib.sha256(base64.b64decode("".join(picture))).digest() in shown
@@ -261,13 +265,6 @@ def test_links_of_a_notebook(link: str, becomes: str) -> None:
     links = Links({**pages, "kernels/steps": "kernels/steps/index.md"}, {"README.md#x-ray": "/about/x-ray.md"})
     assert links.target(link, "notebooks/04_register_tiles.ipynb") == becomes
     assert links.images == ({"notebooks/measured/ladder.png"} if link.endswith(".png") else set())
-
-
-def test_links_of_an_output_lead_to_html() -> None:
-    links = Links({"kernels/ptx.cuh": "kernels/ptx.cuh.md", "notebooks/03.ipynb": "notebooks/03.ipynb"})
-    text = "[a](../kernels/ptx.cuh), [b](03.ipynb#Here), [c](https://x.org)"
-    expected = "[a](../kernels/ptx.cuh.html), [b](03.html#here), [c](https://x.org)"
-    assert links.rewrite(text, "notebooks/04.ipynb", html=True) == expected
 
 
 @pytest.mark.parametrize("link", ["gone.md", "../kernels/gone.cu", "../../elsewhere"])

@@ -52,23 +52,9 @@ class Links:
             return f"/{found}"
         return repository.address(found) + (f"#{fragment}" if fragment else "")
 
-    def rewrite(self, text: str, file: str, *, html: bool = False) -> str:
-        """A Markdown text of a file in the repository with all its links as `target` has them; code stays as it is.
-
-        Args:
-            html: links to pages lead to their HTML, which must stand where the file does. For a text that Sphinx
-                renders and does not look for links in: an output of a notebook.
-        """
-
-        def new(match: re.Match[str]) -> str:
-            target = self.target(match[1], file)
-            if not html or not target.startswith("/"):
-                return target
-            page, _, fragment = target[1:].partition("#")
-            page = re.sub(r"\.(md|ipynb)$", ".html", page)
-            return posixpath.relpath(page, posixpath.dirname(file)) + (f"#{fragment}" if fragment else "")
-
-        return outside_code(text, lambda prose: _LINK.sub(new, prose))
+    def rewrite(self, text: str, file: str) -> str:
+        """A Markdown text of a file in the repository with all its links as `target` has them; code stays as it is."""
+        return outside_code(text, lambda prose: _LINK.sub(lambda match: self.target(match[1], file), prose))
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:

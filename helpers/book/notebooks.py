@@ -60,8 +60,8 @@ def _cells(cell: Notebook, links: Links, file: str) -> Iterator[Notebook]:
     for output in cell.get("outputs", ()):
         data = output.get("data", {})
         if "text/markdown" in data:
-            data["text/markdown"] = links.rewrite("".join(data["text/markdown"]), file, html=True)
-    yield {**cell, "metadata": _folded(cell)}
+            data["text/markdown"] = links.rewrite("".join(data["text/markdown"]), file)
+    yield {**cell, "metadata": _described(_folded(cell), cell)}
     if exercise := re.match(r"%%cuda[ \t]+(\w+)", cell["source"]):
         yield _solution(exercise[1], cell["id"])
 
@@ -80,6 +80,17 @@ def _folded(cell: Notebook) -> dict[str, Any]:
         tags = ["hide-cell"]
         what = "the answer" if ".answer(" in source else "the code and its output"
     return {"tags": tags, "mystnb": {"code_prompt_show": f"Show {what}", "code_prompt_hide": f"Hide {what}"}}
+
+
+def _described(metadata: dict[str, Any], cell: Notebook) -> dict[str, Any]:
+    """The metadata, and for who does not see a cell's picture what is in it: what it prints where none can be shown."""
+    for output in cell.get("outputs", ()):
+        data = output.get("data", {})
+        if "image/png" in data:
+            words = "".join(data.get("text/plain", "")).strip("<>").removeprefix("picture: ")
+            shown = {**metadata.get("mystnb", {}), "image": {"alt": words or "a figure"}}
+            return {**metadata, "mystnb": shown}
+    return metadata
 
 
 def _solution(name: str, cell_id: str) -> Notebook:

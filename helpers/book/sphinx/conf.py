@@ -18,7 +18,7 @@ exclude_patterns: list[str] = []
 
 nb_execution_mode = "off"  # outputs are those that the notebooks hold
 nb_merge_streams = True
-nb_render_markdown_format = "gfm"
+nb_render_markdown_format = "myst"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]  # PTX and `...` in C++
