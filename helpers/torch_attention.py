@@ -124,7 +124,9 @@ def scaled_dot_product_attention(
     Args:
         query: (..., heads, L, head_dim), or (L, head_dim).
         key, value: (..., heads, S, head_dim). What is before L and S is broadcast, as PyTorch does.
-        attn_mask, dropout_p: None and 0.0. The kernels have neither.
+        attn_mask: broadcasts to (..., heads, L, S). Of bool: True where a query may see a key. Of query's dtype or
+            float32: added to the scaled scores. Not with gradients, nor under torch.compile: there is no backward.
+        dropout_p: 0.0. The kernels have none.
         is_causal: query i sees key j where j <= i, also where L and S differ (top-left alignment; flash_attention's
             causal=True is bottom-right).
         scale: 1 / sqrt(head_dim) where it is not given.
@@ -135,16 +137,10 @@ def scaled_dot_product_attention(
 
     Raises:
         RuntimeError: PyTorch's own error for shapes and dtypes that do not fit each other.
-        NotImplementedError: attn_mask, dropout, or a value whose head_dim is not the key's. It says what to use.
+        NotImplementedError: gradients with attn_mask, dropout, or a value whose head_dim is not the key's. It says what
+            to use.
         TypeError, ValueError: as flash_attention.
     """
-    if attn_mask is not None:
-        raise NotImplementedError(
-            "attn_mask: these kernels take no tensor as a mask. A causal mask is is_causal=True (top-left), or "
-            "helpers.torch_attention.flash_attention(..., causal=True) (bottom-right); a band of keys is its "
-            "window=(left, right); padded sequences are flash_attention_varlen's. For any other mask: "
-            "torch.nn.functional.scaled_dot_product_attention"
-        )
     if dropout_p:
         raise NotImplementedError(
             f"dropout_p = {dropout_p}: these kernels have no dropout. Set it to 0.0 (model.eval() does in most models) "
@@ -161,6 +157,8 @@ def scaled_dot_product_attention(
     if lead is None:
         _refuse(query, key, value, options)
     rows, keys = query.shape[-2], key.shape[-2]
+    if attn_mask is not None:
+        return _with_mask(query, key, value, attn_mask, lead, options)
     if 0 in (*query.shape, *key.shape):
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)  # nothing to compute
     window = None
@@ -168,12 +166,55 @@ def scaled_dot_product_attention(
         key, value = key[..., :rows, :], value[..., :rows, :]
     elif is_causal and keys < rows:  # bottom-right is j <= i + keys - rows
         is_causal, window = False, (-1, rows - keys)
-    q, k, v = (
-        _four_axes(a if a.shape[:-2] == axes else a.expand(*axes, *a.shape[-2:])).transpose(1, 2)
-        for a, axes in zip((query, key, value), lead, strict=True)
-    )
+    q, k, v = _as_models_have_them((query, key, value), lead)
     o = flash_attention(q, k, v, causal=is_causal, window=window, softmax_scale=scale).transpose(1, 2)
     return o if len(lead[0]) == 2 else o.reshape(*lead[0], rows, o.shape[-1])
+
+
+def _with_mask(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: Any,
+    lead: tuple[tuple[int, ...], ...],
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """scaled_dot_product_attention with a mask, of shapes that fit, by stage 11."""
+    if not isinstance(attn_mask, torch.Tensor):
+        raise TypeError(f"attn_mask is a torch tensor, or None; got {type(attn_mask).__name__}")
+    if attn_mask.device != query.device:
+        where = f"attn_mask is on {attn_mask.device} and query on {query.device}"
+        raise RuntimeError(f"{where}: one device for all is needed")
+    if attn_mask.is_floating_point():
+        (attn_mask,) = _autocast(attn_mask)
+    scores = (*lead[0], query.shape[-2], key.shape[-2])
+    try:
+        fits = tuple(torch.broadcast_shapes(attn_mask.shape, scores)) == scores
+    except RuntimeError:
+        fits = False
+    if options["is_causal"] or not fits or attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        _refuse(query, key, value, {**options, "attn_mask": attn_mask.to("meta")})
+    given = query, key, value, attn_mask
+    if torch.is_grad_enabled() and any(a.requires_grad for a in given):
+        raise NotImplementedError(
+            "attn_mask: these kernels have no gradients with one. Without gradients call under torch.no_grad(). A "
+            "causal mask is is_causal=True (top-left), or helpers.torch_attention.flash_attention(..., causal=True) "
+            "(bottom-right); a band of keys is its window=(left, right); padded sequences are "
+            "flash_attention_varlen's. For any other: torch.nn.functional.scaled_dot_product_attention"
+        )
+    if _is_traced(*given):
+        raise NotImplementedError(
+            "attn_mask: these kernels are no operator of torch.compile with one: "
+            "torch.nn.functional.scaled_dot_product_attention is"
+        )
+    if 0 in (*query.shape, *key.shape):
+        return torch.nn.functional.scaled_dot_product_attention(*given, **options)  # nothing to compute
+    if len(lead[0]) > 2:
+        attn_mask = attn_mask.expand(scores).flatten(0, -4)
+    bias = attn_mask.detach()
+    how = {"bias": _array(bias) if bias.device.type == "cpu" else bias, "softmax_scale": options["scale"]}
+    o = _on_arrays(attention.flash_attention, _as_models_have_them(given[:3], lead), how)[0].transpose(1, 2)
+    return o if len(lead[0]) == 2 else o.reshape(*lead[0], query.shape[-2], o.shape[-1])
 
 
 def run_flash(Q: Any, K: Any, V: Any, causal: bool = False) -> Any:
@@ -232,6 +273,16 @@ def _refuse(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options
     raise NotImplementedError(
         f"{shapes}: these kernels take one head_dim for all three, and as many heads of value as of key. "
         "torch.nn.functional.scaled_dot_product_attention takes these"
+    )
+
+
+def _as_models_have_them(
+    tensors: tuple[torch.Tensor, ...], lead: tuple[tuple[int, ...], ...]
+) -> tuple[torch.Tensor, ...]:
+    """Each broadcast to its leading axes, and then (batch, rows, heads, head_dim)."""
+    return tuple(
+        _four_axes(a if a.shape[:-2] == axes else a.expand(*axes, *a.shape[-2:])).transpose(1, 2)
+        for a, axes in zip(tensors, lead, strict=True)
     )
 
 

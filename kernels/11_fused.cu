@@ -272,8 +272,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) fused(
     const int* __restrict__ cu_seqlens_k,    // [sequences + 1]
     const void* __restrict__ bias,           // [batch, heads, N, N_kv], float or bool as BIAS says
     const float* __restrict__ alibi_slopes,  // [batch, heads]
-    const float* __restrict__ rotary_cos, const float* __restrict__ rotary_sin,  // [positions, ROTARY_DIM / 2]
-    const int* __restrict__ q_positions, const int* __restrict__ k_positions,    // [batch, N or N_kv]; may be null
+    const float* __restrict__ rotary_cos,    // [positions, ROTARY_DIM / 2]
+    const float* __restrict__ rotary_sin,    // the same
+    const int* __restrict__ q_positions,     // [batch, N]; null: row i is at i + N_kv - N
+    const int* __restrict__ k_positions,     // [batch, N_kv]; null: key j is at j
     const AttentionParams params, const FusedParams fused) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first

@@ -461,8 +461,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
     const void* __restrict__ bias,           // [batch, heads, N, N_kv] of Bias<T>
     const float* __restrict__ alibi_slopes,  // [batch, heads]
     const void* __restrict__ rotary_cos,     // [positions, ROTARY_DIM / 2] of Table<T>
-    const void* __restrict__ rotary_sin, const int* __restrict__ q_positions,  // [batch, N]; null: see first_pos
-    const int* __restrict__ k_positions,                                       // [batch, N_kv]
+    const void* __restrict__ rotary_sin,     // the same
+    const int* __restrict__ q_positions,     // [batch, N]; null: row i is at i + N_kv - N
+    const int* __restrict__ k_positions,     // [batch, N_kv]; null: key j is at j
     const AttentionParams params, const FusedParams fused) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first

@@ -204,6 +204,37 @@ def test_sdpa_has_torchs_shapes_and_alignment(where: str, lead: str, shape: tupl
         both(given, scale=0.05, **options)
 
 
+@pytest.mark.parametrize("lead", LEADING)
+@pytest.mark.parametrize("kind", ["of query's type", "bool"])
+def test_sdpa_takes_a_mask(where: str, lead: str, kind: str) -> None:
+    """Each form that broadcasts, beside PyTorch's own in float64; rows that see nothing are 0 in both."""
+    of_q, of_k, options = LEADING[lead]
+    given = tensors((*of_q, 33, 64), (*of_k, 40, 64), (*of_k, 40, 64), where=where)
+    lengths = torch.nn.functional.scaled_dot_product_attention(*given, **options).shape[:-2]
+    generator = torch.Generator().manual_seed(2)
+    for shape in ((33, 40), (1, 40), (33, 1), (40,), (*lengths, 33, 40), (*(1,) * len(lengths), 33, 40)):
+        mask = torch.randn(shape, generator=generator)
+        mask = (mask < 0.5 if kind == "bool" else mask).to(given[0].device)
+        o = ours.scaled_dot_product_attention(*given, attn_mask=mask, **options)
+        exact = mask if kind == "bool" else mask.double()
+        with sdpa_kernel(SDPBackend.MATH):
+            want = torch.nn.functional.scaled_dot_product_attention(
+                *(a.double() for a in given), attn_mask=exact, **options
+            )
+        assert o.dtype == given[0].dtype and o.shape == want.shape
+        compare(f"{shape}", o, want, want)
+
+
+def test_a_mask_in_a_half_type(where: str) -> None:
+    given = [a.bfloat16() for a in tensors((2, 3, 33, 64), (2, 3, 40, 64), (2, 3, 40, 64), where=where)]
+    mask = torch.randn((33, 40), generator=torch.Generator().manual_seed(2)).to(given[0])
+    o = ours.scaled_dot_product_attention(*given, attn_mask=mask, scale=0.1)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        *(a.double() for a in given), attn_mask=mask.double(), scale=0.1
+    )
+    assert o.dtype == torch.bfloat16 and (o.double() - want).abs().max() < 0.02
+
+
 def test_top_left_and_bottom_right_differ(where: str) -> None:
     q, k, v = tensors((1, 2, 33, 64), (1, 2, 40, 64), (1, 2, 40, 64), where=where)
     top = ours.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -257,10 +288,20 @@ def test_what_torch_refuses_is_torchs_error(case: str) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
-    "a mask": (
-        lambda a: ours.scaled_dot_product_attention(a, a, a, attn_mask=A(5, 5, dtype=torch.bool)),
+    "gradients with a mask": (
+        lambda a: ours.scaled_dot_product_attention(a.requires_grad_(), a, a, attn_mask=A(5, 5, dtype=torch.bool)),
         NotImplementedError,
-        "attn_mask: these kernels take no tensor as a mask. A causal mask is is_causal=True",
+        "attn_mask: these kernels have no gradients with one. Without gradients call under torch.no_grad()",
+    ),
+    "gradients of a mask": (
+        lambda a: ours.scaled_dot_product_attention(a, a, a, attn_mask=A(5, 5).requires_grad_()),
+        NotImplementedError,
+        "attn_mask: these kernels have no gradients with one",
+    ),
+    "a mask that is no tensor": (
+        lambda a: ours.scaled_dot_product_attention(a, a, a, attn_mask=[[True]]),
+        TypeError,
+        "attn_mask is a torch tensor, or None; got list",
     ),
     "dropout": (
         lambda a: ours.scaled_dot_product_attention(a, a, a, dropout_p=0.1),
