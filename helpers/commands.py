@@ -153,7 +153,7 @@ def book(words: "list[str]") -> int:
 
     try:
         page = build.build(words=words)
-    except (build.BookFailed, ValueError) as error:
+    except (RuntimeError, ValueError) as error:
         say(f"the site was not made: {error}")
         return 1
     say(f"the site is made; its first page is {page}")

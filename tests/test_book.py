@@ -240,6 +240,15 @@ def test_a_page_with_something_wrong_is_no_site(tmp_path: Path, monkeypatch: pyt
         build.build(tmp_path)
 
 
+def test_outputs_keep_their_order() -> None:
+    """What was printed in two pieces is one block, unless something was shown between them."""
+    kinds = [("stream", "a\n"), ("stream", "b\n"), ("display_data", ""), ("stream", "c\n")]
+    outputs = [{"output_type": kind, "name": "stdout", "text": [text]} for kind, text in kinds]
+    joined = notebooks._joined(outputs)
+    assert ["".join(output["text"]) for output in joined] == ["a\nb\n", "", "c\n"]
+    assert outputs[0]["text"] == ["a\n"]
+
+
 # ---- links
 
 

@@ -78,9 +78,9 @@ def build(folder: Path = FOLDER, words: Sequence[str] = ()) -> Path:
         words: further options of Sphinx's.
 
     Raises:
-        BookFailed: Sphinx warned of a page, as of a link within the site that leads nowhere.
+        BookFailed: Sphinx warned of a page, as of a link within the site that leads nowhere; or is not installed.
+        RuntimeError: a usual mistake is planted no more, or passes.
         ValueError: a link of a text leads nowhere.
-        ModuleNotFoundError: Sphinx or one of its extensions is not installed.
     """
     source, html = folder / "source", folder / "html"
     for old in (source, html):

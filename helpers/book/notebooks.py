@@ -61,6 +61,8 @@ def _cells(cell: Notebook, links: Links, file: str) -> Iterator[Notebook]:
         data = output.get("data", {})
         if "text/markdown" in data:
             data["text/markdown"] = links.rewrite("".join(data["text/markdown"]), file)
+    if "outputs" in cell:
+        cell["outputs"] = _joined(cell["outputs"])
     yield {**cell, "metadata": _described(_folded(cell), cell)}
     if exercise := re.match(r"%%cuda[ \t]+(\w+)", cell["source"]):
         yield _solution(exercise[1], cell["id"])
@@ -80,6 +82,19 @@ def _folded(cell: Notebook) -> dict[str, Any]:
         tags = ["hide-cell"]
         what = "the answer" if ".answer(" in source else "the code and its output"
     return {"tags": tags, "mystnb": {"code_prompt_show": f"Show {what}", "code_prompt_hide": f"Hide {what}"}}
+
+
+def _joined(outputs: list[Notebook]) -> list[Notebook]:
+    """The outputs in their order, with what was printed in several pieces one after the other in one."""
+    found: list[Notebook] = []
+    for output in outputs:
+        if output["output_type"] == "stream":
+            output = {**output, "text": "".join(output["text"])}
+            if found and found[-1]["output_type"] == "stream" and found[-1]["name"] == output["name"]:
+                found[-1]["text"] += output["text"]
+                continue
+        found.append(output)
+    return found
 
 
 def _described(metadata: dict[str, Any], cell: Notebook) -> dict[str, Any]:

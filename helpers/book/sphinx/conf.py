@@ -17,7 +17,6 @@ extensions = ["myst_nb", "sphinx_copybutton"]
 exclude_patterns: list[str] = []
 
 nb_execution_mode = "off"  # outputs are those that the notebooks hold
-nb_merge_streams = True
 nb_render_markdown_format = "myst"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
