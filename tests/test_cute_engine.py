@@ -5,6 +5,7 @@ Kernels with CuTe take g++ some seconds each, so that most tests share two sourc
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from backends import BACKENDS, compiled, on_each_device
 
 from helpers import cpu, kernel, nvrtc
+from helpers.cpu import cutlass
 from helpers.workbench import ask_cute
 from helpers.xray import xray
 
@@ -153,11 +155,7 @@ __global__ void gemm_tile(const unsigned short* a, const unsigned short* b, floa
 }
 """
 SHARED = 2 * 64 * (64 + 32)
-BUILDS = {
-    "half": "gemm_tile<half_t, 3>",
-    "bfloat16": "gemm_tile<bfloat16_t, 3>",
-    "plain": "gemm_tile<half_t, 0>",
-}
+BUILDS = {"half": "gemm_tile<half_t, 3>", "bfloat16": "gemm_tile<bfloat16_t, 0>"}  # with a swizzle, and without
 
 
 def line_of(text: str) -> int:
@@ -196,7 +194,7 @@ def test_a_product_through_tiled_copies_and_a_tiled_mma(where: Any, dtype: str) 
 
 
 def seen(build: str, *, waits: bool = True, meets: bool = True) -> Any:
-    a, b, _, rows = tile("half")
+    a, b, _, rows = tile(build)
     run = module(cpu, GEMM, tuple(BUILDS.values())).get_function(BUILDS[build])
     args = (
         cpu.asarray(a),
@@ -222,7 +220,7 @@ def test_the_xray_counts_by_the_readers_lines() -> None:
 
 
 def test_the_xray_sees_bank_conflicts_without_the_swizzle() -> None:
-    report = seen("plain")
+    report = seen("bfloat16")
     assert report.findings == []
     for name, wavefronts in (("A", 64), ("B", 128)):
         figures = report.by_line["kernel.cu", line_of(f"// ldmatrix of {name}")]
@@ -235,6 +233,45 @@ def test_the_xray_sees_a_missing_barrier_and_a_missing_wait() -> None:
         line for finding in races for line in (finding.line, finding.other_line)
     }
     assert {finding.kind for finding in seen("half", waits=False).findings} == {"not waited for", "never waited for"}
+
+
+# ---------------------------------------------------------------- the changed copies of headers
+
+ATOM = """#pragma once
+#define TRAP asm volatile("brkpt;")
+struct Atom {
+  static void wait() {
+    asm volatile("cp.async.wait_group %0;"
+                 :: "n"(1)
+                 : "memory");
+  }
+};
+"""
+
+
+def test_copies_of_headers_keep_their_lines_and_follow_the_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path / "cache"))
+    config, atom = tmp_path / "cute" / "config.hpp", tmp_path / "cute" / "arch" / "atom.hpp"
+    atom.parent.mkdir(parents=True)
+    config.write_text("#  define CUTE_STL_NAMESPACE cuda::std\n#  define CUTE_STL_NAMESPACE_IS_CUDA_STD\n")
+    atom.write_text(ATOM)
+    (atom.parent / "plain.hpp").write_text("#pragma once\n")
+    flags = cutlass.compiled(["-Ielsewhere", f"-I{tmp_path}"])
+    copies = Path(flags[2])
+    assert flags == ["-Ielsewhere", "-isystem", str(copies), "-isystem", str(tmp_path)]
+    assert sorted(p.name for p in copies.rglob("*.hpp")) == ["atom.hpp", "config.hpp"]  # the others stay as they are
+    made = (copies / "cute" / "arch" / "atom.hpp").read_text().splitlines()
+    assert made[0] == '#line 1 "cute/arch/atom.hpp"' and len(made) - 1 == len(ATOM.splitlines())
+    assert [line for line in made if "asm volatile" in line] == [ATOM.splitlines()[1]]  # that of the macro
+    assert "engine_async_wait" in made[5] and made[9] == "};"
+    assert "CUTE_STL_NAMESPACE std" in (copies / "cute" / "config.hpp").read_text()
+
+    atom.write_text(ATOM + "// another version\n")
+    cutlass._copies.cache_clear()
+    assert Path(cutlass.compiled([f"-I{tmp_path}"])[1]) != copies
+    cutlass._copies.cache_clear()
 
 
 # ---------------------------------------------------------------- what is refused
