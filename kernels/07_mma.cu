@@ -160,7 +160,7 @@ __device__ __forceinline__ void online_softmax_rescale(
     for (int n = 0; n < BLOCK_N / 8; ++n)
       s_max = fmaxf(s_max, fmaxf(S[i / 2][n][i % 2 * 2], S[i / 2][n][i % 2 * 2 + 1]));
     m_new[i] = fmaxf(m_i[i], s_max * softmax_scale_log2);
-    exceeded |= m_new[i] > m_i[i] + RESCALE_THRESHOLD;
+    exceeded |= m_new[i] - m_i[i] > RESCALE_THRESHOLD;
   }
   if (__any_sync(0xffffffff, exceeded)) {
 #pragma unroll

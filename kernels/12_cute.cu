@@ -154,7 +154,7 @@ __device__ __forceinline__ void online_softmax_rescale(
 #pragma unroll
     for (int j = 0; j < size<1>(S); ++j) s_max = fmaxf(s_max, S(i, j));
     m_new(i) = fmaxf(m_i(i), s_max * softmax_scale_log2);
-    exceeded |= m_new(i) > m_i(i) + RESCALE_THRESHOLD;
+    exceeded |= m_new(i) - m_i(i) > RESCALE_THRESHOLD;
   }
   if (__any_sync(0xffffffff, exceeded)) {
 #pragma unroll

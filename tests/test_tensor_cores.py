@@ -184,6 +184,18 @@ def test_a_huge_scale(name: str, dtype: str, sign: int, scale: float, causal: bo
 
 
 @every_stage
+@pytest.mark.parametrize("sign, scale", [(1, 1330.769), (-1, 1907.692)])
+def test_maxima_a_last_bit_apart(name: str, sign: int, scale: float) -> None:
+    """Beyond 2**27 floats are 16 apart: m_i + 8 may round to m_i + 16, and 2**16 is too much for a float16."""
+    q, k, v = (np.zeros((1, 1, rows, 64), np.float16) for rows in (64, 384, 384))
+    q[..., 0], q[..., 1], q[..., 2] = 300.0 * sign, 1.0, np.arange(64) / 8
+    k[..., 0], k[..., 2], v[...] = 240.0, 8.0, 1.0
+    k[..., 256:, 1] = 2**-7 * round(2**7 * 16 / (scale * np.log2(np.e)))  # a last bit more in the later keys
+    o = cp.asnumpy(LADDER[name](q, k, v, softmax_scale=scale))
+    check.check(name, o, np.ones_like(o), tolerance=0.01)
+
+
+@every_stage
 @pytest.mark.parametrize("order", ["as they come", "rising", "falling"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_large_logits(name: str, order: str, causal: bool) -> None:
