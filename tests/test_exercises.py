@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from exercise_table import Right, Wrong
 
-from helpers import compile_report, cpu
+from helpers import compile_report, cpu, nvrtc
 from helpers.cuda_source import source
 from helpers.exercises import exercise, hints, table, texts
 from helpers.exercises import grade as grading
@@ -51,13 +51,20 @@ def test_every_exercise_has_hints_and_a_time(name: str) -> None:
     assert one.hints, "a learner who fails is told where to look"
 
 
-@pytest.mark.parametrize("name", NAMES)
+RUN_HERE = [
+    pytest.param(name, marks=pytest.mark.skipif(bool(missing), reason=missing or ""))
+    for name in NAMES
+    for missing in [nvrtc.uses_cute(solution(name)) and nvrtc.why_no_cute()]
+]
+
+
+@pytest.mark.parametrize("name", RUN_HERE)
 def test_the_solution_passes(name: str) -> None:
     found = grade(name, solution(name))
     assert found and "[FAIL]" not in found.text and "not tried" not in found.text, found.text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUN_HERE)
 def test_the_skeleton_compiles_runs_and_fails(name: str) -> None:
     found = grade(name, skeleton(name))
     assert not found and found.rows[table.COMPILES].passed, found.text
@@ -78,7 +85,7 @@ def test_the_skeleton_has_holes_and_keeps_the_solution_to_itself(name: str) -> N
     assert cell(name) == f"%%cuda {name}\n{text}".rstrip()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUN_HERE)
 def test_nvrtc_takes_it(name: str) -> None:
     kernels = source.kernels(solution(name))
     assert kernels
@@ -90,6 +97,13 @@ def test_nvrtc_takes_it(name: str) -> None:
         except compile_report.NvrtcMissing as error:
             pytest.skip(str(error))
         assert report.spill_bytes == 0 and not report.warnings, report
+
+
+def test_without_cutes_headers_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "cute_folder", lambda: None)
+    found = grade("12_swizzle_layout", solution("12_swizzle_layout"))
+    assert not found and found.text.startswith("[FAIL] 12_swizzle_layout: ") and "\n" not in found.text
+    assert f"-m pip install --no-deps {nvrtc.CUTLASS}" in found.text
 
 
 # ------------------------------------------------------------------------------------------ what learners may type

@@ -12,6 +12,7 @@ from helpers.exercises import hints, table, texts
 from helpers.exercises.registry import EXERCISES
 from helpers.exercises.table import AWKWARD, COMPILES, FIRST, LIMIT, XRAY, Grade, Row
 from helpers.exercises.trial import Stopped, Trial
+from helpers.nvrtc import CuteMissing
 
 SECONDS = 10.0  # that a block of an exercise may take
 
@@ -37,6 +38,8 @@ def grade(name: str, code: str) -> Grade:
             if ON_GPU:
                 no_compiler = True
                 continue
+            return Grade(False, f"[FAIL] {name}: {error}")
+        except CuteMissing as error:
             return Grade(False, f"[FAIL] {name}: {error}")
         except Exception as error:  # a grader that did not expect this text: a line, never a traceback
             return Grade(False, f"[FAIL] {name}: the grader stopped with {type(error).__name__}: {error}")

@@ -35,7 +35,7 @@ from helpers.cuda_source import source
 from helpers.exercises import hints, table, texts, told
 from helpers.exercises.registry import EXERCISES, exercise
 from helpers.exercises.table import Row
-from helpers.nvrtc import cute_options
+from helpers.nvrtc import CuteMissing, cute_options
 from helpers.xray import Figures, Report, xray
 
 __all__ = ["EXERCISES", "Stopped", "Trial", "exercise"]
@@ -98,7 +98,7 @@ class Trial:
         if key not in self._kernels:
             try:
                 self._kernels[key] = self._compiled(name, extra, defines)
-            except cpu.NoCompilerError:
+            except (cpu.NoCompilerError, CuteMissing):
                 raise
             except Exception as error:  # CuPy's and the engine's errors have no base in common
                 get_message = getattr(error, "get_message", None)  # CuPy's compile error
