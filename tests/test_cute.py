@@ -53,7 +53,7 @@ def test_the_headers_are_found_and_nothing_is_imported(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "cutlass_library", raising=False)
     assert nvrtc.cute_folder() == package / "source" / "include"
-    assert kernel.headers(HELLO) == (f"-I{package / 'source' / 'include'}",)
+    assert kernel.headers(HELLO)[0] == f"-I{package / 'source' / 'include'}"
     assert "cutlass_library" not in sys.modules
 
 
@@ -152,7 +152,7 @@ def test_sizes_masks_and_packed_lengths() -> None:
 
 
 @needs_cute
-def test_the_xray_finds_nothing_and_no_bank_conflicts(cpu_engine: None) -> None:
+def test_the_xray_finds_nothing_and_no_bank_conflicts() -> None:
     """No race, nothing out of bounds; the swizzle leaves no conflict. A block and keys of one warp more than a tile."""
     q, k, v = (a[0, :, 0] for a in inputs(40, 50, 64, "float16"))
     report = look(STAGE, q, k, v, causal=True, sizes={"BLOCK_M": 32, "BLOCK_N": 16, "WARPS": 2})
@@ -201,7 +201,7 @@ BUGS = (
     instead("division by zero", "sum == 0.0f", "false"),
     instead("lse in units of log2", "LN_2 * (m_i(i) + log2f(sum))", "m_i(i) + log2f(sum)"),
     instead("lse of another row", "lse[head_row + first_row + r]", "lse[head_row + first_row + (r ^ 1)]"),
-    instead("m_i is never updated", "m_new(i) > m_i(i) + RESCALE_THRESHOLD", "false"),
+    instead("m_i is never updated", "m_new(i) - m_i(i) > RESCALE_THRESHOLD", "false"),
     instead("maxima before the scale", "s_max * softmax_scale_log2", "s_max"),
     instead("rescaled the wrong way", "exp2f(m_i(i) - m_new(i))", "exp2f(m_new(i) - m_i(i))"),
     left_out("l_i is not rescaled", "l_i(i) *= rescale;"),
@@ -301,6 +301,7 @@ def test_bug_is_seen(bug: Switched, request: pytest.FixtureRequest) -> None:
 
 
 @needs_cute
+@pytest.mark.skipif(device.ON_GPU, reason="on a GPU the record itself checks and times them")
 def test_ways_are_checked_and_timed(cpu_engine: None) -> None:
     """07 and 12 on the CPU engine, with the build of another test; what is wrong is not timed."""
     case = Case((1, 2, 70, OWN[0]), "bfloat16", causal=True)

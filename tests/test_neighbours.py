@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from planted import Bug
 
-from helpers import check, compile_report, cpu, kernel, neighbours, reference
+from helpers import check, compile_report, cpu, device, kernel, neighbours, reference
 from helpers.device import cp
 from helpers.ladder import LADDER, limits, tiles
 from helpers.neighbours import FORMS, angles, attention_projection, plan_projection, plan_rotary, rotary
@@ -49,7 +49,7 @@ def check_rotary(dtype: str, d: int, rotary_dim: int, interleaved: bool, text: s
             at = tuple(np.random.default_rng(1).integers(0, 64, shape).astype(np.int32) for shape in shapes)
         planned = plan_rotary(q, k, cos, sin, interleaved=interleaved, positions=at if places else None, source=text)
         for array in planned.result:
-            array[...] = cp.full(array.shape, cp.nan, dtype=array.dtype)
+            array[...] = device.cp.full(array.shape, np.nan, dtype=array.dtype)
         for name, a, got, positions in zip("qk", (q, k), planned(), at, strict=True):
             where = f"{name} {dtype} {n} x {n_kv}, d = {d}, {rotary_dim} rotated, interleaved = {interleaved}"
             check.check(where, got, rotated(a, positions, rotary_dim, interleaved), tolerance=steps)
@@ -193,7 +193,7 @@ def check_projection(
     v = v[::-1, ::-1].copy()  # else it would be k
     w_o = weights(heads * d, columns, dtype)
     planned = plan_projection(q, k, v, w_o, form=form, source=text, sizes=sizes, **options)
-    planned.result[...] = cp.full(planned.result.shape, cp.nan, dtype=cp.float32)
+    planned.result[...] = device.cp.full(planned.result.shape, cp.nan, dtype=cp.float32)
     exact, tolerance = projected(q, k, v, w_o, **options)
     for _ in range(2):  # a second launch finds the result of the first
         check.check(f"{form} {dtype} {shape} {options}", planned(), exact, tolerance=tolerance)

@@ -43,6 +43,7 @@ GRADIENT_COLUMNS = (
     ((4, 16, 4096, 128), "float32", False),
     *(((4, heads, 4096, d), "bfloat16", causal) for heads, d in ((32, 64), (16, 128)) for causal in (False, True)),
 )
+NEIGHBOURS = "a bias, ALiBi, rotary embedding, the output projection: when fusing them wins, when it loses"
 PEERS = {  # in the record, and as the table names them
     **{name: f"PyTorch, {name}" for name in ("SDPA efficient", "SDPA math", "SDPA flash", "SDPA cuDNN")},
     "FlashAttention-3": "FlashAttention-3",
@@ -68,16 +69,15 @@ def ladder_table(record: Mapping[str, Any]) -> str:
     lines = [
         "| notebook | the idea | " + " | ".join(heading for heading, *_ in columns) + " |",
         "|---|---|" + "---:|" * len(columns),
-        _row(
-            _link("00_attention"), "what attention computes, what it costs, how the course works", [""] * len(columns)
-        ),
     ]
+    rows = [(0, "00_attention", "what attention computes, what it costs, how the course works", [""] * len(columns))]
+    rows.append((11, "11_fused", NEIGHBOURS, [""] * len(columns)))  # its stages have a record of their own
     for stage in LADDER.values():
         cells = [_cell(results.get(stage.name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
         if any(cells):
-            lines.append(_row(_link(Path(stage.file).stem), stage.idea, cells))
-    neighbours = "a bias, ALiBi, rotary embedding, the output projection: when fusing them wins, when it loses"
-    lines.append(_row(_link("11_fused"), neighbours, [""] * len(columns)))
+            rows.append((stage.number, Path(stage.file).stem, stage.idea, cells))
+    for _, file, idea, cells in sorted(rows, key=lambda row: row[0]):
+        lines.append(_row(_link(file), idea, cells))
     for name, label in PEERS.items():
         cells = [_cell(results.get(name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
         if any(cells):
@@ -91,10 +91,22 @@ def ladder_table(record: Mapping[str, Any]) -> str:
         "TFLOP/s, and in brackets the speed beside PyTorch's SDPA: its memory-efficient backend in float32"
         + (", its FlashAttention-2 in bfloat16" if any(dtype == "bfloat16" for _, dtype, _ in columns) else "")
         + f". Median of many launches on one {device['name']} (driver {device['driver']}, CuPy {device['cupy']}, "
-        f"NVRTC {device['nvrtc']}, PyTorch {device['torch']}); all in one run, "
+        f"NVRTC {device['nvrtc']}, PyTorch {device['torch']}); all in one run{_added(record)}, "
         "in [nvidia-h200.json](notebooks/measured/nvidia-h200.json).",
     ]
     return "\n".join(lines)
+
+
+def _added(record: Mapping[str, Any]) -> str:
+    """What the table says of stages that a later run has added, and how far that run differs from the first."""
+    added = record["how"].get("added")
+    if added is None:
+        return ""
+    names, ratio = ", ".join(added["names"]), added["time_beside_the_first_run"]
+    return (
+        f" but {names}, from a second run (what both measured took {ratio['min']:.2f} to {ratio['max']:.2f} times as "
+        f"long there, median {ratio['median']:.2f})"
+    )
 
 
 def gradients_table(record: Mapping[str, Any]) -> str:
