@@ -158,8 +158,8 @@ def table_of_tiles(batch, heads, kv_heads, n, n_kv):
     together = {together}
     multiprocessors = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["multiProcessorCount"]
     blocks = min(row_tiles * heads * batch, multiprocessors)
-    ststep = steps_of_rows(n, n_kv, WINDOW, row_tiles, BLOCK_M, BLOCK_N)
-    order = schedule(ststep, heads * batch, min(together, heads * batch), blocks)
+    steps = steps_of_rows(n, n_kv, WINDOW, row_tiles, BLOCK_M, BLOCK_N)
+    order = schedule(steps, heads * batch, min(together, heads * batch), blocks)
     return cp.asarray(entries_of(order, row_tiles, heads, kv_heads, BLOCK_M))
 '''
 
