@@ -15,7 +15,7 @@ from helpers.setup.script import ROOT, Problem, command_line, say
 
 OLDEST = (3, 10)
 KNOWN = "known to work are Python 3.10 to 3.13 on Linux (glibc) or macOS, 64 bits"
-ROOM = "1.1 GB"  # what a full .venv takes, for messages
+ROOM = "1.2 GB"  # what a full .venv takes, for messages
 LIST = ROOT / "environment.yml"
 
 
