@@ -29,7 +29,7 @@ from helpers.ladder.call import (
 )
 from helpers.ladder.layout import is_aligned, span
 from helpers.ladder.params import STRIDES, attention_params
-from helpers.ladder.table import EXACT_SHIFT_ABOVE
+from helpers.ladder.table import exact_shift
 
 C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 ROTARY, PROJECTION = "11_rotary.cu", "11_projection.cu"
@@ -300,7 +300,7 @@ def plan_projection(
         softmax_scale=scale,
     )
     defines = {"HEAD_DIM": head_dim, **tiles.pick_projection(head_dim, limits.most_shared())}
-    defines.update(ALL_HEADS=int(all_heads), **({"EXACT_SHIFT": 1} if abs(scale) > EXACT_SHIFT_ABOVE else {}))
+    defines.update(ALL_HEADS=int(all_heads), **exact_shift(scale))
     defines.update(sizes or {})
     compiled = kernel.load(source or PROJECTION, f"projection<{C_NAMES[q.dtype.name]}>", defines=defines)
     grid = max(1, -(-rows // defines["BLOCK_M"])), 1 if all_heads else heads, sequences

@@ -17,7 +17,7 @@ def page() -> str:
     found = gpus.records()
     lines = [
         *("# GPUs, side by side", ""),
-        "TFLOP/s of every stage on every GPU that somebody has sent a record of, and in brackets the share of that "
+        "TFLOP/s of every stage on every GPU that has a record, and in brackets the share of that "
         "GPU's own matrix product in the same type. Bring yours: "
         "[what a record needs](/CONTRIBUTING.md#the-record-of-your-gpu).",
         "",

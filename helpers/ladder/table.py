@@ -102,13 +102,17 @@ def _few_backward_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_few_backward(head_dim, limits.most_shared())
 
 
+def exact_shift(softmax_scale: float) -> dict[str, int]:
+    """The -D option with which 07, and what is built on it, rounds scores and maxima alike, where a scale needs it."""
+    return {"EXACT_SHIFT": 1} if abs(softmax_scale) > EXACT_SHIFT_ABOVE else {}
+
+
 def _hopper_variant(call: Call) -> dict[str, int]:
     """The tile for the call's mask, and what its scale needs."""
     masked = call.window != (-1, -1)
     keys = call.rows if call.packed else call.arrays["k"].shape[2]
     found = tiles.pick_hopper(call.arrays["q"].shape[-1], masked, keys)
-    if abs(call.softmax_scale) > EXACT_SHIFT_ABOVE:
-        found["EXACT_SHIFT"] = 1
+    found.update(exact_shift(call.softmax_scale))
     if call.softmax_scale < 0:
         found["SCALE_SIGN"] = -1
     return found
@@ -149,8 +153,7 @@ def _fused_mma_variant(call: Call) -> dict[str, int]:
         steps = [step for count, step in zip(bias.shape[:3], bias.strides[:3], strict=True) if count > 1]
         if not (bias.shape[3] > 1 and bias.strides[3] == size and call.bias_aligned and not any(s % 16 for s in steps)):
             found["BIAS_VECTOR"] = 0
-    if abs(call.softmax_scale) > EXACT_SHIFT_ABOVE or found.get("BIAS") == 2:
-        found["EXACT_SHIFT"] = 1
+    found.update({"EXACT_SHIFT": 1} if found.get("BIAS") == 2 else exact_shift(call.softmax_scale))
     if "ROTARY" in found and call.arrays["rotary_cos"].dtype != dtype:
         found["ROTARY_FLOAT"] = 1
     return found
@@ -168,6 +171,13 @@ _REGISTER_TILED: Mapping[str, Any] = {  # 05 has the tiles of 04
     "shared_bytes": _register_tiles_shared,
     "max_head_dim": tiles.MAX_HEAD_DIM,
     "variant": lambda call: {} if call.aligned else {"VECTOR": 0},
+}
+_WARPS_OF_MMA: Mapping[str, Any] = {  # 07 and what is built on it: rows are copied 16 bytes at a time
+    "dtypes": ("float16", "bfloat16"),
+    "min_cc": 80,
+    "head_dim_step": 8,
+    "threads": lambda sizes: 32 * sizes["WARPS"],
+    "needs_aligned": True,
 }
 
 _STAGES = (
@@ -215,14 +225,10 @@ _STAGES = (
         few_blocks=_few_mma_tiles,
         launches=strided,
         features=EVERYTHING,
-        dtypes=("float16", "bfloat16"),
-        min_cc=80,
         max_head_dim=256,
-        head_dim_step=8,
-        threads=lambda sizes: 32 * sizes["WARPS"],
         shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
-        needs_aligned=True,
-        variant=lambda call: {"EXACT_SHIFT": 1} if abs(call.softmax_scale) > EXACT_SHIFT_ABOVE else {},
+        variant=lambda call: exact_shift(call.softmax_scale),
+        **_WARPS_OF_MMA,
     ),
     Stage(
         *(8, "backward", "08_backward.cu", "the gradients: P again from lse, five products or seven"),
@@ -249,14 +255,10 @@ _STAGES = (
         direction="backward",
         kernels=("backward_mma_preprocess", "backward_mma", "backward_mma_convert"),
         features=EVERYTHING | {"deterministic"},
-        dtypes=("float16", "bfloat16"),
-        min_cc=80,
         max_head_dim=256,
-        head_dim_step=8,
-        threads=lambda sizes: 32 * sizes["WARPS"],
         shared_bytes=lambda sizes: tiles.backward_mma_shared_bytes(sizes["HEAD_DIM"], sizes),
-        needs_aligned=True,
         variant=_turns,
+        **_WARPS_OF_MMA,
     ),
     Stage(
         *(10, "hopper", "10_hopper.cu", "FlashAttention-3: TMA, wgmma, a producer and two consumers"),
@@ -292,30 +294,22 @@ _STAGES = (
         features=EVERYTHING | FUSED,
         only_for=FUSED,
         rotary_step=16,
-        dtypes=("float16", "bfloat16"),
-        min_cc=80,
         max_head_dim=256,
-        head_dim_step=8,
-        threads=lambda sizes: 32 * sizes["WARPS"],
         shared_bytes=lambda sizes: tiles.fused_mma_shared_bytes(sizes["HEAD_DIM"], sizes),
-        needs_aligned=True,
         variant=_fused_mma_variant,
+        **_WARPS_OF_MMA,
     ),
     Stage(
         *(12, "flash_cute", "12_cute.cu", "07 in CuTe: its layouts, TiledCopy and TiledMMA"),
         tiles=_cute_tiles,
         launches=strided,
         features=EVERYTHING,
-        dtypes=("float16", "bfloat16"),
-        min_cc=80,
-        head_dim_step=8,
-        threads=lambda sizes: 32 * sizes["WARPS"],
         shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
-        needs_aligned=True,
-        variant=lambda call: {"EXACT_SHIFT": 1} if abs(call.softmax_scale) > EXACT_SHIFT_ABOVE else {},
+        variant=lambda call: exact_shift(call.softmax_scale),
         by_default=lambda rows, all_rows, head_dim: False,  # 07 computes the same, and compiles in a second
         missing=why_no_cute,
         slow_to_compile=True,
+        **_WARPS_OF_MMA,
     ),
 )
 
