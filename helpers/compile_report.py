@@ -9,13 +9,18 @@ The compiler and its options are those of `cupy.RawModule`, so the numbers are t
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
+import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from helpers import kernel
 from helpers.cpu import CompileError
+from helpers.cpu.compiler import cache_dir
 from helpers.cuda_source import source
 from helpers.nvrtc import header_options
 
@@ -127,7 +132,26 @@ def _is_of_c(code: str, name: str) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _compiled(code: str, options: tuple[str, ...], arch: str, instance: str) -> tuple[str, str]:
-    """The assembler's log, and the symbol of the kernel that the name expression means; "" where there is none."""
+    """The assembler's log, and the symbol of the kernel that the name expression means; "" where there is none.
+
+    Kept beside the engine's builds: other notebooks and tests ask for the same kernels.
+    """
+    options = (*options, *header_options(code))
+    key = hashlib.sha256(repr((code, options, arch, instance, nvrtc_version())).encode()).hexdigest()[:32]
+    kept = cache_dir() / f"report-{key}.json"
+    changes = re.search(r'^\s*#\s*include\s*"', code, re.M)  # what is included so is not in the key
+    if kept.exists() and not changes:
+        log, symbol = json.loads(kept.read_text())
+        return log, symbol
+    found = _compile(code, options, arch, instance)
+    if not changes:
+        with tempfile.NamedTemporaryFile("w", dir=kept.parent, prefix="asking-", delete=False) as file:
+            json.dump(found, file)
+        os.replace(file.name, kept)
+    return found
+
+
+def _compile(code: str, options: tuple[str, ...], arch: str, instance: str) -> tuple[str, str]:
     from cupy._core import core
     from cupy.cuda import nvrtc
 
@@ -135,7 +159,6 @@ def _compiled(code: str, options: tuple[str, ...], arch: str, instance: str) -> 
     try:
         if instance:  # it makes the instance of a template, and gives the name that the assembler will use
             nvrtc.addNameExpression(program, instance)
-        options = (*options, *header_options(code))
         # -ftz=true is what RawModule adds on its own.
         wanted = (*core.assemble_cupy_compiler_options(options), "-ftz=true", f"-arch={arch}", "--ptxas-options=-v")
         if nvrtc.getVersion() >= (12, 9):

@@ -1,5 +1,7 @@
 // CUDA C++ for a host compiler: the part of the language that kernels use, on top of engine.h.
 // Every kernel is compiled with this header in front of it, as NVRTC does with its own.
+// Templates that these headers use themselves return auto, whatever they return: g++ then makes their instances when the
+// headers are precompiled, and not once more, used or unused, at the end of each kernel's compilation.
 #pragma once
 // The host's headers come before the names below are given away; a source may include them again. libstdc++'s <math.h>
 // would bring std::sph_bessel and its like, which take longer to read than all of the engine's headers.

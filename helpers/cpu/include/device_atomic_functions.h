@@ -4,7 +4,7 @@
 
 namespace engine {
 template <typename T, typename F>
-ENGINE_INLINE T atomic_update(T* address, F next) {
+ENGINE_INLINE auto atomic_update(T* address, F next) {
   T before, after;
   __atomic_load(address, &before, __ATOMIC_RELAXED);
   do after = next(before);

@@ -35,7 +35,7 @@ ENGINE_STORE(__stwt)
 
 namespace engine {
 template <typename To, typename From>
-static inline To bits(From from) {
+static inline auto bits(From from) {
   static_assert(sizeof(To) == sizeof(From), "a reinterpretation keeps the size");
   To to;
   memcpy(&to, &from, sizeof to);
@@ -60,7 +60,7 @@ static inline double __hiloint2double(int high, int low) {
 namespace engine {
 // Out of range saturates, as on a GPU; in C++ it would be undefined. `low` and `high` are the limits, `high` excluded.
 template <typename To>
-static inline To saturating(double v, double low, double high, To lowest, To highest, To of_nan) {
+static inline auto saturating(double v, double low, double high, To lowest, To highest, To of_nan) {
   return v != v ? of_nan : v <= low ? lowest : v >= high ? highest : To(v);
 }
 static inline int to_int(double v, int of_nan) { return saturating<int>(v, -0x1p31, 0x1p31, INT_MIN, INT_MAX, of_nan); }
@@ -76,14 +76,14 @@ static inline unsigned long long to_ull(double v) {
 
 // `rounded` is `exact` to nearest; step to the neighbour that another mode asks for.
 template <typename To, typename Exact>
-static inline To directed(To rounded, Exact exact, Exact back, Toward mode) {
+static inline auto directed(To rounded, Exact exact, Exact back, Toward mode) {
   if (mode == Toward::zero) mode = exact < Exact(0) ? Toward::up : Toward::down;
-  if (mode == Toward::up && back < exact) return nextafter(rounded, To(INFINITY));
-  if (mode == Toward::down && back > exact) return nextafter(rounded, To(-INFINITY));
+  if (mode == Toward::up && back < exact) return (To)nextafter(rounded, To(INFINITY));
+  if (mode == Toward::down && back > exact) return (To)nextafter(rounded, To(-INFINITY));
   return rounded;
 }
 template <typename To, typename Int>
-static inline To from_integer(Int v, Toward mode) {
+static inline auto from_integer(Int v, Toward mode) {
   return directed<To, __int128>((To)v, (__int128)v, (__int128)(To)v, mode);
 }
 static inline float from_double(double v, Toward mode) {

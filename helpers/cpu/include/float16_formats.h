@@ -29,11 +29,11 @@ enum class Round { nearest, zero, up, down };
 
 // A float made 16 bits wide in integer arithmetic: the significand is shifted right and what falls out decides.
 template <int Exponent, int Mantissa>
-static inline unsigned short round_float(float value, Round mode) {
+static inline auto round_float(float value, Round mode) {
   const unsigned infinity = ((1u << Exponent) - 1) << Mantissa;
   const unsigned rebias = (127 - ((1u << (Exponent - 1)) - 1)) << 23;
   unsigned all = bits<unsigned>(value), sign = all >> 31, magnitude = all & 0x7FFFFFFFu;
-  if (magnitude > 0x7F800000u) return 0x7FFF;  // a GPU has one NaN
+  if (magnitude > 0x7F800000u) return (unsigned short)0x7FFF;  // a GPU has one NaN
   unsigned result = infinity;
   if (magnitude < 0x7F800000u) {
     unsigned significand, shift = 23 - Mantissa;
@@ -68,7 +68,7 @@ static inline float to_odd(double value) {
   return bits<float>(all);
 }
 template <typename Int>
-static inline float integer_to_odd(Int value) {
+static inline auto integer_to_odd(Int value) {
   unsigned long long magnitude = value < 0 ? 0 - (unsigned long long)value : (unsigned long long)value;
   int shift = 0;
   for (; magnitude >> shift >= 1u << 24; ++shift) {
@@ -120,7 +120,7 @@ struct Bfloat16 {
 
 // Out of range saturates. NaN gives 0, and in 64 bits the top bit alone.
 template <typename Int>
-static inline Int float_to_integer(float whole) {
+static inline auto float_to_integer(float whole) {
   constexpr bool is_signed = Int(-1) < Int(0);
   constexpr int width = 8 * (int)sizeof(Int) - is_signed;
   constexpr Int most = (Int)(((1ull << (width - 1)) - 1) * 2 + 1);

@@ -34,10 +34,6 @@ struct alignas(2) ENGINE_H {
   static constexpr ENGINE_H engine_of_bits(unsigned short all) { return ENGINE_H(ENGINE_RAW{all}); }
   static ENGINE_H engine_of(float value) { return engine_of_bits(ENGINE_FORMAT::from_float(value)); }
   static ENGINE_H engine_of(double value) { return engine_of(engine::to_odd(value)); }
-  template <typename Int>
-  static ENGINE_H engine_of_integer(Int value) {
-    return engine_of(engine::integer_to_odd(value));
-  }
   float engine_value() const { return ENGINE_FORMAT::to_float(__x); }
 
 #if !ENGINE_NO_CONVERSIONS
@@ -48,7 +44,7 @@ struct alignas(2) ENGINE_H {
   operator float() const { return engine_value(); }
   operator bool() const { return (__x & 0x7FFF) != 0; }
 #define ENGINE_FROM(T) \
-  ENGINE_H(T value) : ENGINE_H(engine_of_integer(value)) {}
+  ENGINE_H(T value) : ENGINE_H(engine_of(engine::integer_to_odd(value))) {}
 #define ENGINE_TO(T) \
   operator T() const { return engine::float_to_integer<T>(truncf(engine_value())); }
   // clang-format off

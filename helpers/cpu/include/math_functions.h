@@ -9,11 +9,11 @@
 namespace engine {
 // Inlined, unlike libm's, with its rule that a NaN loses against a number.
 template <typename T>
-static inline T max_of(T a, T b) {
+static inline auto max_of(T a, T b) {
   return a > b || b != b ? a : b;
 }
 template <typename T>
-static inline T min_of(T a, T b) {
+static inline auto min_of(T a, T b) {
   return a < b || b != b ? a : b;
 }
 template <typename T>
@@ -47,23 +47,34 @@ using ::engine_fminf;
 #define fmax engine_fmax
 #define fmin engine_fmin
 
+namespace engine {
 template <typename A, typename B>
-static inline auto max(A a, B b) -> decltype(true ? A() : B()) {
+static inline auto larger(A a, B b) {
   typedef decltype(true ? A() : B()) T;
-  if constexpr (engine::IsFloating<T>::value) return engine::max_of<T>(a, b);
+  if constexpr (IsFloating<T>::value) return max_of<T>(a, b);
   else return (T)a > (T)b ? (T)a : (T)b;
 }
 template <typename A, typename B>
-static inline auto min(A a, B b) -> decltype(true ? A() : B()) {
+static inline auto smaller(A a, B b) {
   typedef decltype(true ? A() : B()) T;
-  if constexpr (engine::IsFloating<T>::value) return engine::min_of<T>(a, b);
+  if constexpr (IsFloating<T>::value) return min_of<T>(a, b);
   else return (T)a < (T)b ? (T)a : (T)b;
+}
+}  // namespace engine
+
+template <typename A, typename B>
+static inline auto max(A a, B b) -> decltype(true ? A() : B()) {
+  return engine::larger(a, b);
+}
+template <typename A, typename B>
+static inline auto min(A a, B b) -> decltype(true ? A() : B()) {
+  return engine::smaller(a, b);
 }
 
 // CUDA's own are no templates, so that they come before a template of the same name in a namespace that is used.
-#define ENGINE_EXTREMES(A, B)                                    \
-  static inline auto max(A a, B b) { return ::max<A, B>(a, b); } \
-  static inline auto min(A a, B b) { return ::min<A, B>(a, b); }
+#define ENGINE_EXTREMES(A, B)                                       \
+  static inline auto max(A a, B b) { return engine::larger(a, b); } \
+  static inline auto min(A a, B b) { return engine::smaller(a, b); }
 ENGINE_EXTREMES(float, float)
 ENGINE_EXTREMES(double, double)
 ENGINE_EXTREMES(float, double)
@@ -124,7 +135,7 @@ static inline double cos_pi(double x) {
   return r == 0.5 ? 0 : r > 0.5 ? -cos(PI * (1 - r)) : cos(PI * r);
 }
 template <typename... T>
-static inline double norm(T... v) {
+static inline auto norm(T... v) {
   double sum = 0;
   ((sum += (double)v * v), ...);
   return sqrt(sum);

@@ -8,13 +8,13 @@ namespace simd {
 
 // The lanes of a word, signed or not, one after the other: f(lane of a, lane of b), of which the low bits are kept.
 template <int Lanes, bool Signed>
-ENGINE_INLINE int lane_of(unsigned word, int lane) {
+ENGINE_INLINE auto lane_of(unsigned word, int lane) {
   constexpr int bits = 32 / Lanes;
   const unsigned up = word << (32 - bits - lane * bits);
   return Signed ? (int)up >> (32 - bits) : (int)(up >> (32 - bits));
 }
 template <int Lanes, bool Signed, typename F>
-ENGINE_INLINE unsigned each_lane(unsigned a, unsigned b, F f) {
+ENGINE_INLINE auto each_lane(unsigned a, unsigned b, F f) {
   constexpr int bits = 32 / Lanes;
   unsigned result = 0;
   for (int lane = 0; lane < Lanes; ++lane) {
@@ -24,12 +24,12 @@ ENGINE_INLINE unsigned each_lane(unsigned a, unsigned b, F f) {
   return result;
 }
 template <int Lanes, bool Signed>
-ENGINE_INLINE int saturated(int value) {
+ENGINE_INLINE auto saturated(int value) {
   constexpr int high = Signed ? (1 << (32 / Lanes - 1)) - 1 : (1 << (32 / Lanes)) - 1, low = Signed ? -high - 1 : 0;
   return value < low ? low : value > high ? high : value;
 }
 template <int Lanes, bool Signed>
-ENGINE_INLINE unsigned sum_of_differences(unsigned a, unsigned b) {
+ENGINE_INLINE auto sum_of_differences(unsigned a, unsigned b) {
   unsigned sum = 0;
   for (int lane = 0; lane < Lanes; ++lane) {
     const int x = lane_of<Lanes, Signed>(a, lane), y = lane_of<Lanes, Signed>(b, lane);

@@ -10,7 +10,7 @@ typedef unsigned int __attribute__((may_alias)) engine_4_bytes;
 typedef unsigned long long __attribute__((may_alias)) engine_8_bytes;
 typedef unsigned long long __attribute__((vector_size(16), may_alias)) engine_16_bytes;
 template <class T>
-static inline __attribute__((always_inline)) void engine_copy(T* to, const T* from) {
+static inline __attribute__((always_inline)) auto engine_copy(T* to, const T* from) {
   if constexpr (alignof(T) == 2) *(engine_2_bytes*)to = *(const engine_2_bytes*)from;
   else if constexpr (alignof(T) == 4) *(engine_4_bytes*)to = *(const engine_4_bytes*)from;
   else if constexpr (alignof(T) == 8) *(engine_8_bytes*)to = *(const engine_8_bytes*)from;

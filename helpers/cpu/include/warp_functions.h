@@ -18,7 +18,7 @@ struct Exchange : Collective {
 static inline void run_nothing(Collective* const*, unsigned) {}
 
 template <typename In, typename Out>
-static inline Out exchange(
+static inline auto exchange(
     const char* name, void (*run)(Collective* const*, unsigned), unsigned mask, In in, int source, const char* file,
     int line) {
   Exchange<In, Out> mine;
@@ -35,7 +35,7 @@ static inline Out exchange(
 }
 
 template <typename F>
-static inline void for_lanes(unsigned mask, F f) {
+static inline auto for_lanes(unsigned mask, F f) {
   for (; mask; mask &= mask - 1) f(__builtin_ctz(mask));
 }
 
@@ -62,7 +62,7 @@ static inline T shuffle(const char* name, unsigned mask, T value, int source, co
 
 // Every lane gets the same answer, computed once from all the values: f(accumulated, value).
 template <typename T, typename F>
-void run_fold(Collective* const* lanes, unsigned mask) {
+auto run_fold(Collective* const* lanes, unsigned mask) {
   T total = static_cast<Exchange<T, T>*>(lanes[__builtin_ctz(mask)])->in;
   for_lanes(mask & (mask - 1), [&](int lane) { total = F()(total, static_cast<Exchange<T, T>*>(lanes[lane])->in); });
   for_lanes(mask, [&](int lane) { static_cast<Exchange<T, T>*>(lanes[lane])->out = total; });
@@ -112,12 +112,12 @@ void run_match_all(Collective* const* lanes, unsigned mask) {
 }
 
 // clang-format off
-struct Add { template <typename T> T operator()(T a, T b) const { return a + b; } };
-struct Min { template <typename T> T operator()(T a, T b) const { return b < a ? b : a; } };
-struct Max { template <typename T> T operator()(T a, T b) const { return a < b ? b : a; } };
-struct And { template <typename T> T operator()(T a, T b) const { return a & b; } };
-struct Or { template <typename T> T operator()(T a, T b) const { return a | b; } };
-struct Xor { template <typename T> T operator()(T a, T b) const { return a ^ b; } };
+struct Add { template <typename T> auto operator()(T a, T b) const { return a + b; } };
+struct Min { template <typename T> auto operator()(T a, T b) const { return b < a ? b : a; } };
+struct Max { template <typename T> auto operator()(T a, T b) const { return a < b ? b : a; } };
+struct And { template <typename T> auto operator()(T a, T b) const { return a & b; } };
+struct Or { template <typename T> auto operator()(T a, T b) const { return a | b; } };
+struct Xor { template <typename T> auto operator()(T a, T b) const { return a ^ b; } };
 // clang-format on
 
 }  // namespace engine
