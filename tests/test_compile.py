@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,6 +178,31 @@ def test_an_array_outside_registers_is_seen() -> None:
     report = compile_report(STACK, arch="sm_80")
     assert (report.spill_bytes, report.stack_bytes) == (0, 400)
     assert faults([report])
+
+
+@needs_nvrtc
+def test_reports_are_kept_beside_the_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By all that they depend on; a file that the source includes by its name may change, so that is compiled again."""
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.h").write_text("constexpr int N = 64;\n")
+    kernel_of = "__global__ void fill(float* x) { __shared__ float s[N]; s[threadIdx.x] = *x; *x = s[1]; }\n"
+    plain, including = ("\n" + 'extern "C" ' + kernel_of, '#include "mine.h"\n' + 'extern "C" ' + kernel_of)
+    compiled: list[tuple[Any, ...]] = []
+    ask = reports._compile
+    monkeypatch.setattr(reports, "_compile", lambda *what: compiled.append(what) or ask(*what))
+
+    def shared_bytes(*what: Any) -> int:
+        reports._compiled.cache_clear()  # as in another process
+        return compile_report(*what).shared_bytes
+
+    assert [shared_bytes(plain, {"N": 32}, "sm_80") for _ in range(2)] == [128, 128] and len(compiled) == 1
+    assert shared_bytes(plain, {"N": 16}, "sm_80") == 64 and len(compiled) == 2
+    shared_bytes(plain, {"N": 16}, "sm_90")
+    assert len(compiled) == 3
+    assert shared_bytes(including, None, "sm_80") == 256
+    (tmp_path / "mine.h").write_text("constexpr int N = 8;\n")
+    assert shared_bytes(including, None, "sm_80") == 32 and len(compiled) == 5
 
 
 @needs_nvrtc

@@ -291,9 +291,37 @@ def test_a_plain_kernel_is_linked_without_the_cpp_library(monkeypatch: pytest.Mo
     linked, flags = [], cpu.compiler._link_flags
     monkeypatch.setattr(cpu.compiler, "_link_flags", lambda *how: linked.append(flags(*how)) or linked[-1])
     more = "*(int **)a = (int *)malloc(4); delete new int; "
-    for code in (ADD, ADD.replace("{ ", "{ " + more)):
-        cpu.RawModule(code=f"// {time.time_ns()}\n{code}").compile()
-    assert len(linked) == 2 and all("-nodefaultlibs" in each for each in linked)
+    cpu.RawModule(code=f"// {time.time_ns()}\n{ADD.replace('{ ', '{ ' + more)}").compile()
+    assert len(linked) == 1 and "-nodefaultlibs" in linked[0]
+    monkeypatch.setattr(cpu.compiler, "_binutils", lambda: None)
+    cpu.RawModule(code=f"// {time.time_ns()}\n{ADD}").compile()
+    assert len(linked) == 2 and "-nodefaultlibs" in linked[1]
+
+
+ROOT = 'extern "C" __global__ void root(float* x, int n) {{ if (threadIdx.x < n) x[threadIdx.x] = {}; }}\n'
+
+
+@pytest.mark.skipif(cpu.compiler._binutils() is None, reason="g++ on Linux and x86-64 is asked for its linker")
+def test_a_kernel_of_usual_calls_is_linked_without_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the linker itself, and with the same result; where a call is unusual or the linker fails, g++ links."""
+    linked, flags = [], cpu.compiler._link_flags
+    monkeypatch.setattr(cpu.compiler, "_link_flags", lambda *how: linked.append(flags(*how)) or linked[-1])
+
+    def roots(expression: str) -> np.ndarray:
+        x = cpu.array(np.arange(1, 33, dtype=np.float32))
+        code = f"// {time.time_ns()}\n{ROOT.format(expression)}"
+        cpu.RawKernel(code, "root")((1,), (32,), (x, np.int32(32)))
+        return x.get()
+
+    expected = np.exp2(np.arange(1, 33, dtype=np.float32) / 4)
+    np.testing.assert_allclose(roots("exp2f(x[threadIdx.x] / 4)"), expected, rtol=1e-6)
+    assert not linked
+    roots("tgammaf(x[threadIdx.x])")
+    assert len(linked) == 1
+    assembler, _, mathematics = cpu.compiler._binutils()
+    monkeypatch.setattr(cpu.compiler, "_binutils", lambda: (assembler, "false", mathematics))
+    np.testing.assert_allclose(roots("exp2f(x[threadIdx.x] / 4)"), expected, rtol=1e-6)
+    assert len(linked) == 2
 
 
 def test_a_kernel_that_needs_the_cpp_library_is_linked_with_it() -> None:
