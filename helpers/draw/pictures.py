@@ -405,8 +405,9 @@ def chunk_places(places: Mapping[str, np.ndarray], *, marked: int = 3) -> Pictur
         for (row, at), chunk in np.ndenumerate(chunk_at):
             ax.text(at + 0.5, row + 0.5, chunk, ha="center", va="center")
         ax.invert_yaxis()
-        ticks = {"xticks": range(place.shape[1] + 1), "yticks": range(len(place) + 1)}
-        ax.set(title=title, xlabel="place in the row: 4 banks each", ylabel="row", **ticks)
+        ax.set(title=title, xlabel="place in the row: 4 banks each", ylabel="row")
+        ax.set_xticks(np.arange(place.shape[1]) + 0.5, range(place.shape[1]))
+        ax.set_yticks(np.arange(len(place)) + 0.5, range(len(place)))
     return Picture(
         fig, f"which 16-byte chunk of each row is stored where: {', '.join(places)}; chunk {marked} is marked"
     )

@@ -330,7 +330,7 @@ def measured_roofline(
     flats = {dtype: roofs[roof_name(dtype)]["tflops"] for dtype in dtypes if roof_name(dtype) in roofs}
     low = 0.3 * min([x for _, x, *_ in marks] + [1e3 * tflops / gbps for tflops in flats.values()])
     high = 12 * max(x for _, x, *_ in marks)
-    fig, ax = figure(8.4 if backward else 7.4, 4.2)
+    fig, ax = figure(8.4, 4.2)
     peak = max(flats.values())
     x = np.array([low, min(high, 1e3 * peak / gbps)])
     ax.plot(x, x * gbps / 1e3, color=ROOF)
@@ -351,9 +351,11 @@ def measured_roofline(
         name, _, half = label.partition(",")
         ax.plot(intensity, tflops, "s" if half else "o", markersize=8, label=text, **style)
         number = f"{LADDER[name].number:02}" if name in LADDER else ""
-        alone = not backward or name in backward
-        if alone or not _shared_number(numbers, number, intensity, tflops):
-            place = (-19, -3) if name in backward else (7, -3)  # on the left, where a forward stage is near
+        if name in backward or not _shared_number(numbers, number, intensity, tflops):
+            beside = [x / intensity for _, x, speed, _ in marks if abs(math.log(speed / tflops)) < 0.2]
+            right, left = any(1 < x < 1.6 for x in beside), any(1 < 1 / x < 1.6 for x in beside)
+            place = (7, -3) if not right else (-6, -14) if left else (-19, -3)  # where no other mark is near
+            place = (-19, -3) if name in backward else place
             spot = ax.annotate(number, (intensity, tflops), xytext=place, textcoords="offset points", fontsize=8)
             numbers += [spot] if name not in backward else []
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(0.3 * min(t for *_, t, _ in marks), 3 * peak))
