@@ -96,6 +96,15 @@ def faults(found: list[CompileReport], may_spill: int = 0) -> list[str]:
 @needs_nvrtc
 @pytest.mark.parametrize("file", FILES)
 def test_its_own_sizes(file: str, record_row: Callable[..., None]) -> None:
+    """A stage that is slow to compile has one instance made below, at the head dimension where registers are scarcest.
+
+    Here NVRTC reads it with its own sizes, and decides the assertions about them.
+    """
+    stage = STAGES.get(file)
+    if stage and stage.slow_to_compile and not stage.missing():
+        log, _ = reports._compiled(kernel.source(file), kernel.options(None), SLOW_ARCH, "")
+        assert "error" not in log and "Compiling entry function" not in log
+        return
     assert not faults(compile_all(file, None, ARCHITECTURES, record_row), MAY_SPILL.get(file, 0))
 
 

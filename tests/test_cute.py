@@ -153,12 +153,17 @@ def test_sizes_masks_and_packed_lengths() -> None:
 
 @needs_cute
 def test_the_xray_finds_nothing_and_no_bank_conflicts() -> None:
-    """No race, nothing out of bounds; the swizzle leaves no conflict. A block and keys of one warp more than a tile."""
-    q, k, v = (a[0, :, 0] for a in inputs(40, 50, 64, "float16"))
-    report = look(STAGE, q, k, v, causal=True, sizes={"BLOCK_M": 32, "BLOCK_N": 16, "WARPS": 2})
+    """No race, nothing out of bounds; the swizzle leaves no conflict. Two tiles of rows and of keys, not whole ones.
+
+    In the type and tiles of notebook 12: the three builds that the X-ray takes are its own.
+    """
+    sizes = STAGE.tiles(64)
+    rows, keys = sizes["BLOCK_M"] + 12, sizes["BLOCK_N"] + 22
+    q, k, v = (a[0, :, 0] for a in inputs(rows, keys, 64, "float16"))
+    report = look(STAGE, q, k, v, causal=True, sizes=sizes)
     report.assert_clean()
     (shared,) = report.shared.values()
-    assert shared.requests > 200 and shared.conflicts == 0
+    assert shared.requests > 1000 and shared.conflicts == 0
 
 
 # ---- planted bugs

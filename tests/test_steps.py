@@ -169,10 +169,10 @@ def test_registers_and_shared_memory(step: Stage) -> None:
     """A step spills only where its header says so, and the launch gives a block the shared memory that it declares.
 
     On sm_90 the steps to 07 and 08 have a head dimension of 128, where registers are scarcest. Those to 10, which run
-    there alone, also have one of 64, with more warpgroups.
+    there alone, also have one of 64, with more warpgroups. What is slow to compile is compiled for sm_90 alone.
     """
     for cc, head_dim in ((80, 64), (90, 128 if step.number >= 7 else 64), *[(90, 64)] * step.only_cc):
-        if cc < step.min_cc:
+        if cc < step.min_cc or (cc == 80 and step.slow_to_compile):
             continue
         report = compiled(step, head_dim, step.architecture(cc))
         assert not report.warnings, report
