@@ -13,7 +13,9 @@ matters: see engine/checker_notes.cpp. Nothing here changes a line's number.
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -24,12 +26,18 @@ Edit = tuple[int, int, str]  # begin, end, new text
 
 LEFT, RIGHT = "::engine_left", "::engine_right"
 
+_DIRECTIVE = re.compile(r"#[^\n\\]*(?:\\(?:\r?\n)?[^\n\\]*)*")
+
 _WORD = r"(?:unsigned|signed|long|short|int|char)"
 _FIXED = r"(?:std\s*::\s*)?(?:u?int(?:8|16|32|64)_t|size_t|ptrdiff_t|uintptr_t|intptr_t)|uint|uchar|ushort|ulong"
 _INTEGER = rf"(?:{_WORD}(?:\s+{_WORD})*|{_FIXED})"
 _BEFORE_A_CAST = {"return", "case", "else", "do"}  # words; any other before "(int)" makes it no cast
 _NO_INTEGERS = {"void", "bool", "float", "double", "half", "__half", "half2", "__half2", "__nv_bfloat16", "dim3"}
 _NO_OPERAND = {"const", "noexcept", "override", "final", "volatile", "__restrict__", "throw", "mutable"} | {"and", "or"}
+
+
+class _Unpaired(Exception):
+    """A piece of the source has a bracket whose partner is in another piece."""
 
 
 def _last_word(clean: str, at: int) -> str:
@@ -49,7 +57,16 @@ def _is_word(text: str) -> bool:
 
 def _hidden(clean: str) -> list[tuple[int, int]]:
     """Where the preprocessor itself reads: directives but #define, and the #define of what an #if asks."""
-    lines = [(m.start(), m.end()) for m in re.finditer(r"^[ \t]*#(?:\\\r?\n|[^\n])*", clean, re.M)]
+    lines = []
+    at = clean.find("#")
+    while at >= 0:
+        begin = clean.rfind("\n", 0, at) + 1
+        if clean[begin:at].strip(" \t"):
+            at = clean.find("#", at + 1)
+            continue
+        end = _DIRECTIVE.match(clean, at).end()
+        lines.append((begin, end))
+        at = clean.find("#", end)
     asked = " ".join(clean[b:e] for b, e in lines if re.match(r"\s*#\s*(?:el)?if", clean[b:e]))
     names = set(re.findall(r"[A-Za-z_]\w*", asked))
     found = []
@@ -60,7 +77,7 @@ def _hidden(clean: str) -> list[tuple[int, int]]:
     return found
 
 
-def _shifts(clean: str) -> Iterator[Edit]:
+def _shifts(clean: str, *, is_piece: bool = False) -> Iterator[Edit]:
     """Each << and >> that is an operator.
 
     `>>` also closes two template lists. It is taken for that wherever two `<` after names are open beside it: of a real
@@ -72,6 +89,8 @@ def _shifts(clean: str) -> Iterator[Edit]:
         if text in ("(", "[", "{"):
             open_angles.append(0)
         elif text in (")", "]", "}"):
+            if is_piece and text != "}" and len(open_angles) == 1:
+                raise _Unpaired
             open_angles[1:] = open_angles[1:-1]
             if text == "}":
                 open_angles[-1] = 0
@@ -92,16 +111,17 @@ def _shifts(clean: str) -> Iterator[Edit]:
             yield token.end(), token.end(), f" {name} =" if text.endswith("=") else f" {name} {text}"
 
 
-def _types(clean: str) -> str:
-    """A pattern of types that may be integers: the language's, and names of types as the source shows them."""
+@functools.lru_cache(maxsize=1024)  # pieces
+def _type_names(clean: str) -> frozenset[str]:
+    """The names that a text gives to types which may be integers."""
     names = set(re.findall(r"\b(?:typename|class)\s+(\w+)\s*(?=[,>=])", clean))
     names |= set(re.findall(r"\busing\s+(\w+)\s*=", clean))
-    names |= set(re.findall(rf"\btypedef\s+{_INTEGER}\s+(\w+)\s*;", clean))
-    return "|".join([_INTEGER, *sorted(names, key=len, reverse=True)])
+    return frozenset(names | set(re.findall(rf"\btypedef\s+{_INTEGER}\s+(\w+)\s*;", clean)))
 
 
-def _casts(clean: str) -> Iterator[Edit]:
-    types = _types(clean)
+def _casts(clean: str, names: frozenset[str], *, is_piece: bool = False) -> Iterator[Edit]:
+    # A pattern of types that may be integers: the language's, and names of types as the source shows them.
+    types = "|".join([_INTEGER, *sorted(names, key=lambda name: (-len(name), name))])
     # Of a name that is not known: only a cast may stand right before a name or a number.
     name = rf"(?:((?:const\s+)?(?:{types}))|([A-Za-z_]\w*))"
     for match in re.finditer(rf"\(\s*{name}\s*\)(?=\s*([\w(~!+*&-]|\.\d)(.?))", clean):
@@ -121,9 +141,39 @@ def _casts(clean: str) -> Iterator[Edit]:
             if number == 1 and not (before and (before in "=(,+-*/%&|^!?:[{;" or before == "return")):
                 continue
             closing = matching_bracket(clean, match.start(2))
+            if is_piece and closing < 0:
+                raise _Unpaired
             if closing > 0 and match.group(1) not in _NO_INTEGERS:
                 yield match.end(), match.end(), f"(::engine_in<{' '.join(match.group(1).split())}>)("
                 yield closing, closing, ")"
+
+
+# Where a function ends, as sources are usually written: nothing before is open but namespaces and the like.
+_END_OF_A_PIECE = re.compile(r"\n(?<=[^\\\r]\n)(?=\})")
+
+
+@functools.lru_cache(maxsize=1024)  # of a source that differs from another one in a line, one piece is new
+def _edits_of_piece(clean: str, names: frozenset[str]) -> tuple[Edit, ...]:
+    return *_shifts(clean, is_piece=True), *_casts(clean, names, is_piece=True)
+
+
+def _edits(clean: str) -> list[Edit]:
+    """All shifts and casts, found in pieces of the source that were perhaps met before.
+
+    A piece begins with the } that ends the one before and ends with such a } itself. No token and no cast goes over
+    it, `_shifts` knows of no open < behind it, and to look back from there it is enough to see it.
+    """
+    ends = [match.end() for match in _END_OF_A_PIECE.finditer(clean)]
+    pieces = [(begin, clean[begin : end + 1]) for begin, end in itertools.pairwise([0, *ends, len(clean)])]
+    names = frozenset().union(*(_type_names(piece) for _, piece in pieces))
+    try:
+        return [
+            (begin + first, begin + last, new)
+            for begin, piece in pieces
+            for first, last, new in _edits_of_piece(piece, names)
+        ]
+    except _Unpaired:
+        return [*_shifts(clean), *_casts(clean, names)]
 
 
 @functools.lru_cache(maxsize=64)  # a kernel's checked builds ask again
@@ -131,11 +181,14 @@ def edited(code: str) -> str:
     """The source with the engine's names between its tokens; its lines keep their numbers."""
     clean = blank_comments(code)
     hidden = _hidden(clean)
-    found = [*_shifts(clean), *_casts(clean)]
-    for begin, end, new in sorted(found, reverse=True):
-        if not any(first <= begin < last for first, last in hidden):
-            code = code[:begin] + new + code[end:]
-    return code
+    starts = [first for first, _ in hidden]
+    pieces, done = [], 0
+    for begin, end, new in sorted(_edits(clean)):
+        before = bisect.bisect_right(starts, begin) - 1
+        if before < 0 or begin >= hidden[before][1]:
+            pieces += [code[done:begin], new]
+            done = end
+    return "".join([*pieces, code[done:]])
 
 
 def original(text: str) -> str:

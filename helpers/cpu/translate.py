@@ -11,7 +11,8 @@ from ..cuda_source.source import blank_comments, line_table
 from . import compiler, ptx
 
 _EXTERN_SHARED = re.compile(
-    r"\bextern\b(?P<head>[^;{}=]*?\b__shared__\b[^;{}=]*?)\b(?P<name>\w+)\s*\[\s*\](?P<rest>(?:\s*\[[^\]]*\])*)\s*;"
+    r"extern(?<=\bextern)\b(?P<head>[^;{}=]*?\b__shared__\b[^;{}=]*?)\b(?P<name>\w+)\s*\[\s*\]"
+    r"(?P<rest>(?:\s*\[[^\]]*\])*)\s*;"
 )
 
 
@@ -27,7 +28,9 @@ def _extern_in_macros(code: str, clean: str) -> list[tuple[int, int, str]]:
 
     Where the macro is used outside of a function, ENGINE_EXTERN_SHARED does not compile.
     """
-    edits = []
+    edits: list[tuple[int, int, str]] = []
+    if "define" not in clean or "__shared__" not in clean:
+        return edits
     for define in _DEFINE.finditer(clean):
         if "__shared__" not in define.group():
             continue
@@ -94,7 +97,7 @@ def _asm_error(code: str, original: str, name: str, at: int, message: str) -> st
 def _in_macro(code: str, at: int) -> bool:
     """Whether the place is in a #define."""
     begin = code.rfind("\n", 0, at) + 1
-    while begin and code[: begin - 1].endswith("\\"):
+    while begin > 1 and code[begin - 2] == "\\":
         begin = code.rfind("\n", 0, begin - 1) + 1
     return bool(re.match(r"\s*#\s*define\b", code[begin:at]))
 
@@ -162,7 +165,7 @@ def translate(
         code = ptx.raw_strings(code)
         edits = [*_asm_edits(code, original, name)]
     clean = blank_comments(code)
-    for match in re.finditer(r"\b__shared__\s+(alignas)\s*\(", clean):
+    for match in re.finditer(r"__shared__(?<=\b__shared__)\s+(alignas)\s*\(", clean):
         edits.append((match.start(1), match.end(1), "ENGINE_ALIGNAS"))
     in_macros = _extern_in_macros(code, clean)
     edits += in_macros

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 
@@ -18,33 +18,44 @@ class Declared:
     const: bool
 
 
+_BLANKED = re.compile(r"""//[^\n]*|/\*.*?\*/|"[^"\\\n]*(?:\\.[^"\\\n]*)*"|'[^'\\\n]*(?:\\.[^'\\\n]*)*'""", flags=re.S)
+
+
+def _blank(match: re.Match[str]) -> str:
+    text = match.group()
+    if "\n" in text:
+        spaces = "\n".join(" " * len(line) for line in text.split("\n"))
+    else:
+        spaces = " " * len(text)
+    return spaces if text[0] == "/" else text[0] + spaces[1:-1] + text[-1]
+
+
 @functools.lru_cache(maxsize=32)  # a source is read for its kernels, its includes and its translation
 def blank_comments(code: str) -> str:
     """The code with comments and string contents replaced by spaces; every other character keeps its place."""
+    return _BLANKED.sub(_blank, code)
 
-    def spaces(text: str) -> str:
-        return "\n".join(" " * len(line) for line in text.split("\n"))
 
-    def blank(match: re.Match[str]) -> str:
-        text = match.group(0)
-        if text[0] in "\"'":
-            return text[0] + spaces(text[1:-1]) + text[-1]
-        return spaces(text)
+def comments(code: str) -> Iterator[tuple[int, int]]:
+    """Where each comment that is written between /* and */ begins and ends."""
+    if "/*" in code:
+        for match in _BLANKED.finditer(code):
+            if match.group().startswith("/*"):
+                yield match.span()
 
-    pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''
-    return re.sub(pattern, blank, code, flags=re.S)
+
+@functools.cache
+def _brackets(pair: str) -> re.Pattern[str]:
+    return re.compile(f"[{re.escape(pair)}]")
 
 
 def matching_bracket(text: str, start: int, opening: str = "(", closing: str = ")") -> int:
     """Index of the bracket that closes the one at `start`, or -1."""
     depth = 0
-    for index in range(start, len(text)):
-        if text[index] == opening:
-            depth += 1
-        elif text[index] == closing:
-            depth -= 1
-            if depth == 0:
-                return index
+    for match in _brackets(opening + closing).finditer(text, start):
+        depth += 1 if match.group() == opening else -1
+        if depth == 0 and match.group() == closing:
+            return match.start()
     return -1
 
 
@@ -82,7 +93,7 @@ def kernels(code: str) -> dict[str, list[Declared]]:
     """
     text = blank_comments(code)
     found: dict[str, list[Declared]] = {}
-    for start in re.finditer(r"\b__global__\b", text):
+    for start in re.finditer(r"__global__(?<=\b__global__)\b", text):
         at = start.end()
         while True:  # step over __launch_bounds__(...) and attributes to the name before its parameters
             opening = text.find("(", at)
@@ -154,8 +165,11 @@ def least_blocks(code: str, name: str) -> int:
 def is_template(code: str, name: str) -> bool:
     """Whether the kernel `name` is a template, which only a name expression can call."""
     text = blank_comments(code)
-    match = re.search(r"(\btemplate\s*<[^;{}]*)?\b__global__\b[^;{}]*?\b" + re.escape(name) + r"\s*\(", text)
-    return bool(match and match.group(1))
+    match = re.search(r"__global__(?<=\b__global__)\b[^;{}]*?\b" + re.escape(name) + r"\s*\(", text)
+    if match is None:
+        return False
+    begin = max(text.rfind(end, 0, match.start()) for end in ";{}") + 1
+    return bool(re.search(r"\btemplate\s*<", text[begin : match.start()]))
 
 
 def has_dynamic_shared(code: str) -> bool:
@@ -174,7 +188,7 @@ def line_table(code: str, name: str) -> dict[tuple[str, int], str]:
     table: dict[tuple[str, int], str] = {}
     number, file = 1, name
     for text in code.splitlines():
-        directive = re.match(r'\s*#\s*line\s+(\d+)(?:\s+"([^"]*)")?', text)
+        directive = re.match(r'\s*#\s*line\s+(\d+)(?:\s+"([^"]*)")?', text) if "#" in text else None
         if directive:
             number = int(directive.group(1))
             file = directive.group(2) or file

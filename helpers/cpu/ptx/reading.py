@@ -9,7 +9,11 @@ from dataclasses import dataclass
 
 from ...cuda_source.source import matching_bracket
 
-_ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?P<volatile>(?:volatile|__volatile__|__volatile)\b\s*)?\(")
+# asm, __asm or __asm__; the letters come first, so that a search goes from one "asm" to the next.
+_ASM = re.compile(
+    r"asm(?:(?<=\basm)|(?P<spelled>(?<=\b__asm)(?:__)?))\b"
+    r"\s*(?P<volatile>(?:volatile|__volatile__|__volatile)\b\s*)?\("
+)
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/|[()\[\]{}]|::|:|,|\s+|[^"()\[\]{}:,\s/]+|/', re.S)
 _RAW = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\bR"([^()\\\s]{0,16})\((.*?)\)\1"', re.S)
 
@@ -47,7 +51,8 @@ def statements(clean: str) -> Iterator[tuple[int, int, int, bool]]:
     for match in _ASM.finditer(clean):
         end = matching_bracket(clean, match.end() - 1)
         if end >= 0:
-            yield match.start(), match.end() - 1, end, match.group("volatile") is not None
+            begin = match.start() - (0 if match["spelled"] is None else len("__"))
+            yield begin, match.end() - 1, end, match["volatile"] is not None
 
 
 def raw_strings(code: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from . import reading
@@ -221,10 +222,22 @@ def rewrite(inside: str, unique: int = 0, *, is_volatile: bool = True) -> str:
     Raises:
         Unreadable: what the engine cannot follow.
     """
-    parts = reading.parts(inside)
+    parts, template = _read(inside)
+    return _rewritten(parts, template, unique if "%=" in template else 0, is_volatile)
+
+
+# Of sources that differ in a line or two, such as a kernel and one with a planted bug, the others are asked for again.
+@functools.lru_cache(maxsize=512)
+def _read(inside: str) -> tuple[tuple[str, ...], str]:
+    parts = tuple(reading.parts(inside))
     template = reading.literal(parts[0])
     if template is None:
         raise Unreadable(f"its text is no string literal: {' '.join(parts[0].split())}")
+    return parts, template
+
+
+@functools.lru_cache(maxsize=512)
+def _rewritten(parts: tuple[str, ...], template: str, unique: int, is_volatile: bool) -> str:
     operands = [operand for part in parts[1:3] for operand in reading.operands(part)]
     for operand in operands:
         if operand.letter not in ("r", "l", "f", "d", "h", "n", "q"):
