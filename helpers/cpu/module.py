@@ -249,10 +249,7 @@ class RawModule:
             other_rules = self._uses_libraries or self._jitify or refusals.OTHER_RULES & set(self.options)
             if self._backend != "nvrtc" or other_rules:  # (macros of libraries are not known here)
                 return ""
-            folders = [Path(flag[2:]) for flag in (*flags, f"-I{compiler.INCLUDE}") if flag.startswith("-I")]
-            text = f'{macros}#line 1 "{SOURCE_NAME}"\n{refusals.for_preprocessor(self.code, folders[:-1])}'
-            found = refusals.first(compiler.preprocess(text, [*refusals.PREPROCESSOR, *flags]))
-            return f"{found[0]}:{found[1]}: error: {found[2]}" if found else ""
+            return refusals.refusal(self.code, macros, SOURCE_NAME, flags)
 
         text = whole(arithmetic.edited(body))
         changes: dict[str, Any] = {"plain": whole(body), "refuse": refuse}

@@ -9,11 +9,13 @@ These are the common ones. helpers/nvrtc.py asks NVRTC itself, where it is insta
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..cuda_source.source import blank_comments
+from . import compiler, preprocessor
 from .translate import function_bodies
 
 # Of C, of C++, and of the system. <assert.h> is left out: the engine has its own.
@@ -57,6 +59,8 @@ PREPROCESSOR = (
 def for_preprocessor(code: str, folders: list[Path]) -> str:
     """The source without the headers that are none of its own: a host's become marks that the preprocessor keeps."""
     clean = blank_comments(code)
+    if "include" not in clean:
+        return code
 
     def without(match: re.Match[str]) -> str:
         name = match.group(2)
@@ -66,9 +70,31 @@ def for_preprocessor(code: str, folders: list[Path]) -> str:
 
     lines = []
     for line, text in zip(clean.split("\n"), code.split("\n"), strict=True):
-        include = re.match(r"(\s*#\s*include\s*)<([^>]+)>", line)
+        include = re.match(r"(\s*#\s*include\s*)<([^>]+)>", line) if "include" in line else None
         lines.append(without(include) if include else text)
     return "\n".join(lines)
+
+
+@functools.lru_cache(maxsize=64)  # a kernel's checked builds ask again
+def _is_plainly_right(text: str, options: tuple[str, ...]) -> bool:
+    """Whether nothing in the text is refused, as far as that can be told without a compiler."""
+    found = preprocessor.resolved(text, [*options], compiler.preprocess)
+    return found is not None and next(_findings(found, found), None) is None
+
+
+def refusal(code: str, macros: str, name: str, flags: Sequence[str]) -> str:
+    """What NVRTC refuses in a source, as a compiler's error; "" where nothing was found.
+
+    Args:
+        macros: lines of #define that come before it. name: what the source is called. flags: the compiler's.
+    """
+    folders = [Path(flag[2:]) for flag in flags if flag.startswith("-I")]
+    text = f'{macros}#line 1 "{name}"\n{for_preprocessor(code, folders)}'
+    options = (*PREPROCESSOR, *flags)
+    if _is_plainly_right(text, options):
+        return ""
+    found = first(compiler.preprocess(text, [*options]))
+    return f"{found[0]}:{found[1]}: error: {found[2]}" if found else ""
 
 
 def _places(text: str) -> tuple[str, list[tuple[int, str, int]]]:
@@ -151,14 +177,15 @@ def _of_function(clean: str, at: int, head: str) -> Iterator[tuple[int, str]]:
 
 
 def _of_shared(clean: str) -> Iterator[tuple[int, str]]:
-    for match in re.finditer(r"(\bextern\s+)?\b__shared__\b((?:\[[^\]]*\]|[^;{}=\[])*)([={;])", clean):
-        if re.search(r"\b(?:struct|union|class)\b", match.group(2)):
+    for match in re.finditer(r"__shared__(?<=\b__shared__)\b((?:\[[^\]]*\]|[^;{}=\[])*)([={;])", clean):
+        if re.search(r"\b(?:struct|union|class)\b", match.group(1)):
             continue  # its members follow
-        if match.group(3) != ";" and "(" not in _plain_head(match.group(2)):
-            name = re.search(r"(\w+)\s*(?:\[[^\]]*\]\s*)*$", match.group(2))
+        if match.group(2) != ";" and "(" not in _plain_head(match.group(1)):
+            name = re.search(r"(\w+)\s*(?:\[[^\]]*\]\s*)*$", match.group(1))
             what = name.group(1) if name else "it"
+            extern = re.search(r"\bextern\s+$", clean[: match.start()])
             yield (
-                match.start(),
+                extern.start() if extern else match.start(),
                 (
                     f"{what} is in shared memory, which cannot be initialised where it is declared: write to it in the "
                     "kernel, then __syncthreads()"
@@ -169,35 +196,45 @@ def _of_shared(clean: str) -> Iterator[tuple[int, str]]:
 def _of_file(clean: str, bodies: list[tuple[int, int, str]]) -> Iterator[tuple[int, str]]:
     """Variables: those of a file that say nothing of where they are, those of a function that say too much."""
     inside = [(begin, end) for begin, end, _ in bodies]
-    spaced = r"\b(?:__device__|__constant__)\s+(?!__)[^;{}()=]*?(\w+)\s*(?:\[[^;{}()]*\])*\s*[=;]"
+    spaced = r"__(?<=\b__)(?:device|constant)__\s+(?!__)[^;{}()=]*?(\w+)\s*(?:\[[^;{}()]*\])*\s*[=;]"
     for match in re.finditer(spaced, clean):
         if any(begin < match.start() < end for begin, end in inside):
             yield match.start(), f"{match.group(1)}: a variable of a function is neither __device__ nor __constant__"
-    for match in re.finditer(r"\bthread_local\b", clean):
+    for match in re.finditer(r"thread_local(?<=\bthread_local)\b", clean):
         yield match.start(), "thread_local is for a host's threads: a kernel's variables are its thread's already"
-    depth = 0
-    for match in re.finditer(r"[{}]|(?<=[;}])\s*|^\s*", clean):
-        if match.group() in "{}" and match.group():
-            depth += 1 if match.group() == "{" else -1
-            continue
-        if depth:
-            continue
-        variable = re.compile(
-            r"(?:static\s+|volatile\s+)*(?:unsigned|signed|int|float|double|char|short|long)"
-            r"(?:\s+(?:unsigned|int|char|short|long|double))*\s+(\w+)\s*(?:\[[^\]]*\]\s*)*(?:=[^=]|;|,|\{)"
-        ).match(clean, match.end())
-        if variable:
-            yield (
-                variable.start(),
-                (
-                    f"{variable.group(1)} is a variable of the host: write __device__, __constant__ or constexpr "
-                    "before it"
-                ),
-            )
+    for begin, end in _outside_of_braces(clean):
+        for match in re.finditer(r"(?<=[;}])\s*|^\s*", clean[max(begin - 1, 0) : end]):
+            variable = _VARIABLE.match(clean, max(begin - 1, 0) + match.end())
+            if variable:
+                yield (
+                    variable.start(),
+                    (
+                        f"{variable.group(1)} is a variable of the host: write __device__, __constant__ or constexpr "
+                        "before it"
+                    ),
+                )
+
+
+_VARIABLE = re.compile(
+    r"(?:static\s+|volatile\s+)*(?:unsigned|signed|int|float|double|char|short|long)"
+    r"(?:\s+(?:unsigned|int|char|short|long|double))*\s+(\w+)\s*(?:\[[^\]]*\]\s*)*(?:=[^=]|;|,|\{)"
+)
+
+
+def _outside_of_braces(clean: str) -> Iterator[tuple[int, int]]:
+    """The stretches of the text that no braces enclose."""
+    depth = begin = 0
+    for match in re.finditer("[{}]", clean):
+        if depth == 0:
+            yield begin, match.start()
+        depth += 1 if match.group() == "{" else -1
+        begin = match.end()
+    if depth == 0:
+        yield begin, len(clean)
 
 
 def _of_constants(clean: str) -> Iterator[tuple[int, str]]:
-    for declared in re.finditer(r"\b__constant__\b[^;{}()=]*?(\w+)\s*(?:=[^;]*)?;", clean):
+    for declared in re.finditer(r"__constant__(?<=\b__constant__)\b[^;{}()=]*?(\w+)\s*(?:=[^;]*)?;", clean):
         name = declared.group(1)
         if len(re.findall(rf"(?:\w|\*|&)\s+{name}\b\s*[\[=;,){{]|,\s*{name}\s*=", clean)) > 1:
             continue  # another variable of that name may be meant
