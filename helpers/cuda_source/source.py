@@ -23,10 +23,7 @@ _BLANKED = re.compile(r"""//[^\n]*|/\*.*?\*/|"[^"\\\n]*(?:\\.[^"\\\n]*)*"|'[^'\\
 
 def _blank(match: re.Match[str]) -> str:
     text = match.group()
-    if "\n" in text:
-        spaces = "\n".join(" " * len(line) for line in text.split("\n"))
-    else:
-        spaces = " " * len(text)
+    spaces = "\n".join(" " * len(line) for line in text.split("\n")) if "\n" in text else " " * len(text)
     return spaces if text[0] == "/" else text[0] + spaces[1:-1] + text[-1]
 
 
