@@ -476,6 +476,7 @@ class RawKernel:
         bounds = source.launch_bounds(self.code, plain, defined)
         self._most_threads = min(bounds or MAX_THREADS_PER_BLOCK, MAX_THREADS_PER_BLOCK)
         self._least_blocks = source.least_blocks(self.code, plain)
+        self._tile_alignment = _TILE_ALIGNMENT if _HOPPER.search(self.code) else 0
         self._made = True
 
     @property
@@ -691,7 +692,7 @@ class RawKernel:
             self._library.anchor,
             residency.blocks_at_once(block[0] * block[1] * block[2], self._static_shared + int(shared_mem)),
             int(cooperative),
-            _TILE_ALIGNMENT if _HOPPER.search(self.code) else 0,
+            self._tile_alignment,
             self._registers(block[0] * block[1] * block[2]),
             runtime.order(),
             ctypes.addressof(maps),

@@ -30,7 +30,7 @@ _CONTINUED = re.compile(r"\\[ \t\r\f\v]*\n")
 # Raw strings, strings and characters with a prefix, digits in groups, the other spellings of # and of [, and names that
 # have another meaning at each place.
 _NOT_PLAIN = re.compile(
-    r"""\?\?|%:|<:|:>|\$|\b(?:u8|[LuU])?R"|\b(?:u8|[LuU])["']|[0-9a-fA-F]'\w|\bdefined\s*\(?\s*(?:__has|$)|_Pragma|__has_"""
+    r"""\?\?|%:|<:|:>|\$|\b(?:u8|[LuU])?R"|\b(?:u8|[LuU])["']|[0-9a-fA-F]'|\bdefined\s*\(?\s*(?:__has|$)|_Pragma|__has_"""
     r"""|__(?:LINE|FILE|FILE_NAME|COUNTER|DATE|TIME|TIMESTAMP|INCLUDE_LEVEL|BASE_FILE|VA_OPT)__|\bengine_host_header\b"""
 )
 _OPERATORS = {"and", "and_eq", "bitand", "bitor", "compl", "not", "not_eq", "or", "or_eq", "xor", "xor_eq"}
