@@ -14,6 +14,7 @@ from backends import compiled, on_each_device
 
 from helpers import cpu, kernel
 from helpers.cpu import arithmetic
+from helpers.cuda_source.source import blank_comments
 from helpers.ladder import LADDER
 from helpers.xray import xray
 
@@ -327,6 +328,29 @@ def test_edits_and_back(code: str, edited: str) -> None:
 )
 def test_what_is_left_alone(code: str) -> None:
     assert arithmetic.edited(code) == code
+
+
+# Sources that are edited in pieces, each of which ends with a } at the beginning of a line.
+PIECES = {
+    "functions": "int f(int x) {\n  return x << 2;\n}\nint g(float x) {\n  return (int)x >> 1;\n}\n",
+    "a namespace": "namespace n {\nint f(int x) {\n  return x << 2;\n}\n}\nint g(int x) { return x >> 1; }",
+    "an open < before a function": "int a = b < c\n{ int f = g < h\n}\n, n = x >> 1 >> 2;",
+    "an open < in brackets": "int f(int a = b < c < (\n{\n}\n) >> 3, int d = 1 >> 2);",
+    "brackets over two pieces": "int a = static_cast<int>(f([] {\n  return 1.5f;\n}\n)) << 3;",
+    "brackets in a confusion": "int a = static_cast<int>(\n}\n{ 1.5f ) } << 3;",
+    "a bracket that nothing opens": "int f() {\n}\n) >> 1; int n = b < c < d >> 2;",
+    "a type of a later piece": "int f(float x) {\n  return (T)(x) >> 1;\n}\nusing T = int;\n",
+    "a cast behind a piece": "int f() {\n}\n(int)x; x >> 1;",
+    "a macro over two pieces": "#define F int f() { \\\n  return 1 << 2; \\\n}\n#if 1 << 3\n}\n#endif\nint n = 1 << 2;",
+}
+
+
+@pytest.mark.parametrize("code", [*PIECES.values(), *(kernel.source(stage.file) for stage in LADDER.values())])
+def test_pieces_are_edited_as_the_whole(code: str) -> None:
+    clean = blank_comments(code)
+    assert len(arithmetic._END_OF_A_PIECE.findall(clean)) > 0
+    whole = [*arithmetic._shifts(clean), *arithmetic._casts(clean, arithmetic._type_names(clean))]
+    assert sorted(arithmetic._edits(clean)) == sorted(whole)
 
 
 def test_a_source_that_the_edits_would_break_is_compiled_as_it_is() -> None:

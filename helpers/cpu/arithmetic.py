@@ -149,7 +149,7 @@ def _casts(clean: str, names: frozenset[str], *, is_piece: bool = False) -> Iter
 
 
 # Where a function ends, as sources are usually written: nothing before is open but namespaces and the like.
-_END_OF_A_PIECE = re.compile(r"\n(?<=[^\\\r]\n)(?=\})")
+_END_OF_A_PIECE = re.compile(r"\n(?=\})")
 
 
 @functools.lru_cache(maxsize=1024)  # of a source that differs from another one in a line, one piece is new

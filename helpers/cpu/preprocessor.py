@@ -27,12 +27,24 @@ class _NotPlain(Exception):
 _WORD = re.compile(r"(\.?\d(?:[eEpP][+-]|[\w.])*)|[A-Za-z_]\w*")
 _DIRECTIVE = re.compile(r"[ \t]*#[ \t]*(\w*)[ \t]*(.*)")
 _CONTINUED = re.compile(r"\\[ \t\r\f\v]*\n")
-# Raw strings, strings and characters with a prefix, digits in groups, the other spellings of # and of [, and names that
-# have another meaning at each place.
-_NOT_PLAIN = re.compile(
-    r"""\?\?|%:|<:|:>|\$|\b(?:u8|[LuU])?R"|\b(?:u8|[LuU])["']|[0-9a-fA-F]'|\bdefined\s*\(?\s*(?:__has|$)|_Pragma|__has_"""
-    r"""|__(?:LINE|FILE|FILE_NAME|COUNTER|DATE|TIME|TIMESTAMP|INCLUDE_LEVEL|BASE_FILE|VA_OPT)__|\bengine_host_header\b"""
+# The other spellings of # and of [, raw strings, and names that have another meaning at each place.
+_NOT_PLAIN = (
+    "??",
+    "%:",
+    "<:",
+    ":>",
+    "$",
+    'R"',
+    "_Pragma",
+    "__has_",
+    "__VA_OPT__",
+    "__LINE__",
+    "__FILE__",
+    "__FILE_NAME__",
 )
+_NOT_PLAIN += ("__COUNTER__", "__DATE__", "__TIME__", "__TIMESTAMP__", "__INCLUDE_LEVEL__", "__BASE_FILE__")
+_NOT_PLAIN += ("engine_host_header",)  # see refusals.py
+_PREFIXED = re.compile(r"""["'](?:(?<=\b[LuU].)|(?<=\bu8.)|(?<=[0-9a-fA-F]'))""")  # strings; or digits in groups
 _OPERATORS = {"and", "and_eq", "bitand", "bitor", "compl", "not", "not_eq", "or", "or_eq", "xor", "xor_eq"}
 _PARTS_OF_OPERATORS = set("+-*/%&|^!=<>:.#")
 
@@ -110,7 +122,7 @@ def _by_compiler(
 def _logical_lines(code: str) -> Iterator[tuple[str, str]]:
     """The lines without comments and strings, and as they are; of a #define that goes on, all of it as one."""
     clean = blank_comments(code)
-    if _NOT_PLAIN.search(clean) or not clean.isascii():
+    if any(text in clean for text in _NOT_PLAIN) or _PREFIXED.search(clean) or not clean.isascii():
         raise _NotPlain
     for begin, end in comments(code):
         if "\n" in code[begin:end]:
