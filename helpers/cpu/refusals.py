@@ -2,7 +2,8 @@
 
 NVRTC, which compiles kernels for CuPy, knows no host: every function and every variable of a file says where it lives,
 and the C and C++ libraries' headers are not there. The source is read after the preprocessor, so that what it leaves
-out (the host's part of a file, beside `#ifndef __CUDACC_RTC__`) is not judged.
+out (the host's part of a file, beside `#ifndef __CUDACC_RTC__`) is not judged. What preprocessor.py reads, and where
+nothing is found, needs no compiler for that.
 
 These are the common ones. helpers/nvrtc.py asks NVRTC itself, where it is installed.
 """
