@@ -89,7 +89,7 @@ class _Macros:
             new = self.expanded(body, inside | {name})
             if new is None:
                 return None
-            before, after = text[: match.start()][-1:], text[match.end() :][:1]
+            before, after = text[done : match.start()][-1:], text[match.end() : match.end() + 1]
             left = " " if new[:1] in _PARTS_OF_OPERATORS and before in _PARTS_OF_OPERATORS else ""
             right = " " if new[-1:] in _PARTS_OF_OPERATORS and after in _PARTS_OF_OPERATORS else ""
             pieces += [text[done : match.start()], left, new or " ", right]
