@@ -9,9 +9,11 @@ arguments for five. A typed launch compares them with the kernel's signature fir
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +100,13 @@ class Kernel:
     Called as CuPy's kernels are: `kernel(grid, block, args, shared_mem=0)`.
     """
 
-    def __init__(self, module: Any, name: str, code: str | None = None) -> None:
+    def __init__(self, module: Any, name: str, code: str | None = None, *, build: bool = True) -> None:
         """
         Args:
             module: a `cp.RawModule`.
             name: the kernel, or the name expression of an instance.
             code: the module's source, where the module itself does not keep it.
+            build: False: on the CPU engine it is built when it is first launched, see `built_when_launched`.
 
         Raises:
             ValueError: the source has no kernel of that name.
@@ -116,7 +119,8 @@ class Kernel:
         self.name, self.module = name, module
         self.code, self.options = text, tuple(module.options)  # what a checked run of the same kernel compiles
         self.parameters = found
-        self.function = module.get_function(name)
+        later = not build and hasattr(module, "kernel_to_build")
+        self.function = module.kernel_to_build(name) if later else module.get_function(name)
 
     def __call__(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0) -> None:
         """Check the arguments, then launch.
@@ -144,6 +148,11 @@ class Kernel:
         launch = *sizes, tuple(map(_without_fields, args)) if ON_GPU else tuple(args)
         return lambda: self.function(*launch, shared_mem=shared_mem)
 
+    def build(self) -> None:
+        """Build it now, if that was left for the first launch."""
+        if hasattr(self.module, "kernel_to_build"):
+            self.function.attributes  # noqa: B018 - this compiles
+
     def _opt_in(self, shared_mem: int) -> None:
         """A launch may ask for more than 48 KB of shared memory only after saying so; static memory counts as well."""
         if shared_mem <= self.function.max_dynamic_shared_size_bytes:
@@ -163,11 +172,27 @@ class Kernel:
         return self.function.attributes
 
 
+_later = contextvars.ContextVar("_later", default=False)
+
+
+@contextlib.contextmanager
+def built_when_launched() -> Iterator[None]:
+    """Within it, kernels that are loaded for the CPU engine are not built yet: an X-ray has a build of its own.
+
+    What is wrong with their source is then told by the X-ray, or by the first launch.
+    """
+    before = _later.set(True)
+    try:
+        yield
+    finally:
+        _later.reset(before)
+
+
 @functools.lru_cache(maxsize=256)
 def _compiled(code: str, compiler_options: tuple[str, ...], names: tuple[str, ...]) -> dict[str, Kernel]:
     instances = tuple(name for name in names if "<" in name)
     module = cp.RawModule(code=code, options=compiler_options, name_expressions=instances or None)
-    return {name: Kernel(module, name, code) for name in names}
+    return {name: Kernel(module, name, code, build=not _later.get()) for name in names}
 
 
 def load(file_or_code: str, name: str, *, defines: Mapping[str, Any] | None = None) -> Kernel:
@@ -186,7 +211,11 @@ def load_all(
 ) -> Mapping[str, Kernel]:
     """Several kernels of one source by name, compiled together: the compiler reads the source once."""
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
-    return _compiled(code, (*options(defines), *headers(code), *architecture(code)), tuple(names))
+    found = _compiled(code, (*options(defines), *headers(code), *architecture(code)), tuple(names))
+    if not _later.get():
+        for compiled in found.values():
+            compiled.build()
+    return found
 
 
 def typed(module: Any, name: str, code: str | None = None) -> Kernel:

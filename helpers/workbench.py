@@ -82,7 +82,8 @@ def look(
     Raises:
         ValueError: the stage needs several launches for these arrays.
     """
-    ready, arrays, _ = stage_of(stage).plan(*map(_heads_first, (q, k, v)), source=code, sizes=sizes, **options)
+    with kernel.built_when_launched():
+        ready, arrays, _ = stage_of(stage).plan(*map(_heads_first, (q, k, v)), source=code, sizes=sizes, **options)
     launches = [] if ready is None else ready.filled(arrays)
     if len(launches) != 1:
         raise ValueError(f"{len(launches)} launches; look at one: give the arrays of one head")
@@ -108,7 +109,8 @@ def fetched_keys(stage: str | Stage, q: Any, k: Any, v: Any, *, sizes: Mapping[s
     """
     if q.ndim != 2:
         raise ValueError(f"q has shape {q.shape}: give the arrays of one head")
-    ready, arrays, _ = stage_of(stage).plan(*map(cp.asarray, (q, k, v)), sizes=sizes, **options)
+    with kernel.built_when_launched():
+        ready, arrays, _ = stage_of(stage).plan(*map(cp.asarray, (q, k, v)), sizes=sizes, **options)
     ((launch, compiled, args),) = ready.filled(arrays)
     keys, before, rows = np.zeros((len(q), len(k)), int), 0, sizes["BLOCK_M"]
     for block in range(launch.grid[0]):
@@ -337,7 +339,9 @@ def _launches(
     arrays = _with_output(do, q, k, v, softmax_scale=scale, window=window)
     made = (cp.full(a.shape, cp.nan, dtype=a.dtype) for a in arrays[1:4])
     how = {"deterministic": False, **options, "source": code, "sizes": sizes}
-    found, held = backward.ready(stage_of(stage), *arrays, *made, None, None, softmax_scale=scale, window=window, **how)
+    which = stage_of(stage)
+    with kernel.built_when_launched():
+        found, held = backward.ready(which, *arrays, *made, None, None, softmax_scale=scale, window=window, **how)
     return found.filled(held)
 
 

@@ -346,6 +346,12 @@ class RawModule:
         """
         self.compile()
         self._find(name)
+        kernel = self.kernel_to_build(name)
+        kernel._make()
+        return kernel
+
+    def kernel_to_build(self, name: str) -> RawKernel:
+        """The kernel of that name, built when it is first launched. A checked run has a build of its own."""
         return RawKernel._of(self, name)
 
     def _find(self, name: str) -> tuple[runtime.KernelLibrary, Entry]:
@@ -411,6 +417,7 @@ class RawKernel:
         )
         self.name = name
         self._max_dynamic: int | None = None
+        self._at_least = 0  # what `allow_dynamic_shared` was told before the kernel was built
         self._made = False
         self._forget_filled()
 
@@ -418,13 +425,13 @@ class RawKernel:
     def _of(cls, module: RawModule, name: str) -> RawKernel:
         kernel = cls.__new__(cls)
         kernel._module, kernel.name, kernel._max_dynamic, kernel._made = module, name, None, False
+        kernel._at_least = 0
         kernel._forget_filled()
-        kernel._make()
         return kernel
 
     def __getstate__(self) -> dict[str, Any]:
         """To be pickled: the module and the name."""
-        kept = {"_module": self._module, "name": self.name, "_max_dynamic": self._max_dynamic}
+        kept = {name: self.__dict__[name] for name in ("_module", "name", "_max_dynamic", "_at_least")}
         return kept | {"_made": False, "_filled": {}, "known_set": set()}
 
     def _forget_filled(self) -> None:
@@ -478,6 +485,7 @@ class RawKernel:
         self._least_blocks = source.least_blocks(self.code, plain)
         self._tile_alignment = _TILE_ALIGNMENT if _HOPPER.search(self.code) else 0
         self._made = True
+        self.allow_dynamic_shared(self._at_least)
 
     @property
     def attributes(self) -> dict[str, int]:
@@ -515,6 +523,17 @@ class RawKernel:
                 f"{SHARED_PER_BLOCK_OPTIN:,} beside {self._static_shared:,} static ones (invalid argument on a GPU)"
             )
         self._max_dynamic = int(size)
+
+    def allow_dynamic_shared(self, size: int) -> None:
+        """Let launches ask for that many bytes of dynamic shared memory, if they may not already; nothing is built.
+
+        Raises:
+            LaunchError: more than a block may have. Of a kernel that is not built yet: when it is.
+        """
+        if not self._made:
+            self._at_least = max(self._at_least, size)
+        elif size > self.max_dynamic_shared_size_bytes:
+            self.max_dynamic_shared_size_bytes = size
 
     def __call__(
         self,
@@ -590,7 +609,8 @@ class RawKernel:
     def instrumented(self, *, profile: bool) -> RawKernel:
         """The same kernel of `RawModule.instrumented`, with the same limit of dynamic shared memory."""
         twin = self._module.instrumented(profile=profile).get_function(self.name)
-        twin._max_dynamic = self.max_dynamic_shared_size_bytes
+        twin._max_dynamic = self._max_dynamic
+        twin.allow_dynamic_shared(self._at_least)
         return twin
 
     def arguments(self, args: Sequence[Any]) -> Sequence[Any]:

@@ -38,7 +38,7 @@ def xray(
     """
     function = engine_kernel(kernel)
     if kernel is not function:  # as a launch of helpers.kernel does
-        function.max_dynamic_shared_size_bytes = max(shared_mem, function.max_dynamic_shared_size_bytes)
+        function.allow_dynamic_shared(shared_mem)
     mirrors = _Mirrors(args) if ON_GPU else None
     given = mirrors.args if mirrors else args
     seen = checked.observe(function, grid, block, given, shared_mem, profile=True, timeout=timeout)
@@ -134,7 +134,7 @@ def engine_kernel(kernel: Any) -> Any:
     names = (kernel.name,) if "<" in kernel.name else None
     cooperative = getattr(kernel, "enable_cooperative_groups", False)
     module = cpu.RawModule(code=code, options=options, name_expressions=names, enable_cooperative_groups=cooperative)
-    return module.get_function(kernel.name)
+    return module.kernel_to_build(kernel.name)
 
 
 def compare(*reports: Report) -> Table:
