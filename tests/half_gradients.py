@@ -62,8 +62,10 @@ def inputs(shape: tuple[int, ...], n_kv: int, kv_heads: int, dtype: str, *, grow
     return tuple(((rng.standard_normal(size) + mean) * by).astype(TYPES[dtype]) for size, mean, by in means)
 
 
-def compare(name: str, got: Arrays, given: Arrays, **options: Any) -> None:
+def compare(name: str, got: Arrays, given: Arrays, *, wanted: Arrays | None = None, **options: Any) -> None:
     """The error is at most twice that of float64 gradients whose O, P, dS and results are rounded to the type.
+
+    wanted: what `reference` returns of given and the options, where the caller has it.
 
     Where that rounding happens to be kind, one step of the type at the largest gradient is allowed; where dP - D
     cancels, as with one key, float32's rounding of dP is.
@@ -72,7 +74,7 @@ def compare(name: str, got: Arrays, given: Arrays, **options: Any) -> None:
     dtype = given[1].dtype
     length = np.linalg.norm(do, axis=-1).max(initial=0) * np.linalg.norm(v, axis=-1).max(initial=0)
     of_float32 = 4e-7 * length * max(np.abs(q).max(initial=0), np.abs(k).max(initial=0))
-    wanted, rounded = reference(*given, **options), reference(*given, **options, rounded=dtype)
+    wanted, rounded = wanted or reference(*given, **options), reference(*given, **options, rounded=dtype)
     for which, x, want, near in zip(("dq", "dk", "dv"), got, wanted, rounded, strict=False):
         x = cp.asnumpy(x).astype(np.float64)
         step = float(ml_dtypes.finfo(dtype).eps) * np.abs(want).max(initial=0)
@@ -138,10 +140,10 @@ def gradients(
 def check(stage: Stage, name: str, sizes: Mapping[str, int], given: Arrays, **options: Any) -> Arrays:
     """The gradients of do, q, k and v, which `compare` has found right. options: as `gradients` has them."""
     code, launch = options.pop("code", None), options.pop("launch", launched)
-    *_, o, lse = reference(*given, **options)
+    *_, o, lse = wanted = reference(*given, **options)
     arrays = (cp.asarray(a) for a in (*given, o.astype(given[1].dtype), lse.astype(np.float32)))
     got = gradients(stage, *arrays, sizes, code=code, launch=launch, **options)
-    compare(name, got, given, **options)
+    compare(name, got, given, wanted=wanted, **options)
     return got
 
 

@@ -228,9 +228,9 @@ def test_xray_is_clean(step: Stage) -> None:
 # ---- half types
 
 
-def half_inputs(n: int, n_kv: int, head_dim: int, dtype: str, *, batch: int = 1) -> list[np.ndarray]:
-    """q (batch, n, 4, head_dim) and k, v (batch, n_kv, 2, head_dim)."""
-    shapes = (batch, n, 4, head_dim), *2 * ((batch, n_kv, 2, head_dim),)
+def half_inputs(n: int, n_kv: int, head_dim: int, dtype: str, *, batch: int = 1, heads: int = 4) -> list[np.ndarray]:
+    """q (batch, n, heads, head_dim) and k, v (batch, n_kv, heads / 2, head_dim)."""
+    shapes = (batch, n, heads, head_dim), *2 * ((batch, n_kv, heads // 2, head_dim),)
     rng = np.random.default_rng([n, n_kv, head_dim])
     return [(rng.standard_normal(shape) + 0.25).astype(TYPES[dtype]) for shape in shapes]
 
@@ -247,13 +247,15 @@ def check_half(title: str, o: Any, lse: Any, q: np.ndarray, k: np.ndarray, v: np
 def test_output_in_half_types(step: Stage) -> None:
     """Tails, shared heads, masks with rows that see nothing, views of (batch, seq, heads, head_dim), packed lengths.
 
-    Each head dimension and type is a compilation, so neighbouring steps share them out.
+    Each head dimension and type is a compilation, so neighbouring steps share them out. Larger scores have one batch
+    and two heads: where a batch and a head begin does not depend on the lengths.
     """
     head_dim, dtype = ((72, "float16"), (64, "bfloat16"))[HALF_STEPS.index(step) % 2]
     causal, window = {"causal": True}, {"window": (40, 9)}
     sizes = step.tiles(head_dim)  # or packed sequences, which have more blocks, might have others
     for n, n_kv, mask in ((1, 1, {}), (65, 131, {}), (130, 70, causal), (150, 200, causal), (129, 200, window)):
-        arrays = half_inputs(n, n_kv, head_dim, dtype, batch=2)
+        many = {"batch": 2, "heads": 4} if n * n_kv < 10_000 else {"batch": 1, "heads": 2}
+        arrays = half_inputs(n, n_kv, head_dim, dtype, **many)
         views = (cp.asarray(a).swapaxes(1, 2) for a in arrays)
         run, (o, lse) = step.prepare(*views, return_lse=True, sizes=sizes, **mask)
         run()
@@ -314,7 +316,8 @@ def ways(step: Stage) -> list[dict[str, int]]:
 def test_gradients(step: Stage, sizes: dict[str, int]) -> None:
     """Tails, shared heads, masks with rows and keys that see nothing, packed lengths.
 
-    Each type and head dimension is a compilation, so neighbouring steps, and the two tilings, share them out.
+    Each type and head dimension is a compilation, so neighbouring steps, and the two tilings, share them out. With a
+    mask there is one batch of two heads: where a batch and a head begin does not depend on it.
     """
     odd = (BACKWARD_STEPS.index(step) + (sizes is OWN_KEYS)) % 2
     head_dim, dtype = ((72, "float16"), (64, "bfloat16"))[odd]
@@ -322,7 +325,8 @@ def test_gradients(step: Stage, sizes: dict[str, int]) -> None:
     cases = (1, 1, every_key), (65, 131, every_key), (130, 70, causal), (50, 200, causal), (129, 200, window)
     for way in ways(step):
         for n, n_kv, mask in cases:
-            given = inputs((2, 4, n, head_dim), n_kv, 2, dtype)
+            batch, heads = (2, 4) if mask == every_key else (1, 2)
+            given = inputs((batch, heads, n, head_dim), n_kv, heads // 2, dtype)
             title = f"{step.file}, {n} x {n_kv}, window {mask}, {way}"
             check_gradients(step, title, {**sizes, **way}, given, window=mask)
         if odd:
