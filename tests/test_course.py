@@ -748,19 +748,19 @@ def test_lab_opens_the_first_notebook(made: TinyCourse, taken: int) -> None:
 
 
 @needs_venv
-def test_lab_tells_of_copies(new: TinyCourse) -> None:
-    notebook = new.root / "notebooks" / "00_attention.ipynb"
+def test_lab_tells_of_copies(copied: TinyCourse) -> None:
+    notebook = copied.root / "notebooks" / "00_attention.ipynb"
     notebook.write_text('{"cells": []}')
-    _, err = new.run("lab")
+    _, err = copied.run("lab")
     assert "work/ has your copies of the notebooks" in err
-    (new.root / "work" / "00_attention.ipynb").write_text('{"cells": [{"cell_type": "code", "source": "mine"}]}')
+    (copied.root / "work" / "00_attention.ipynb").write_text('{"cells": [{"cell_type": "code", "source": "mine"}]}')
     notebook.write_text('{"cells": [{"cell_type": "code", "source": "newer"}]}')
-    _, err = new.run("lab")
+    _, err = copied.run("lab")
     assert "work/00_attention.ipynb is as you left it; the course has a newer one" in err
-    assert "mine" in (new.root / "work" / "00_attention.ipynb").read_text()
-    shutil.rmtree(new.root / "work")
-    (new.root / "work").write_text("a file of that name")
-    out, err = new.run("lab")
+    assert "mine" in (copied.root / "work" / "00_attention.ipynb").read_text()
+    shutil.rmtree(copied.root / "work")
+    (copied.root / "work").write_text("a file of that name")
+    out, err = copied.run("lab")
     assert "was not brought up to date" in err and "notebooks/00_attention.ipynb" in out
 
 
@@ -827,21 +827,20 @@ def test_notebooks_run_on_this_python_and_find_helpers(new: TinyCourse, tmp_path
             json.dumps({"argv": ["/bin/false"], "display_name": "x", "language": "python"})
         )
     (new.root / "helpers" / "__init__.py").write_text("")
-    cell = {
+    right = {
         "cell_type": "code",
         "execution_count": 1,
-        "id": "one",
+        "id": "right",
         "metadata": {},
         "source": "import sys, helpers.record.bench\nprint(sys.prefix)",
         "outputs": [{"name": "stdout", "output_type": "stream", "text": sys.prefix + "\n"}],
     }
-    notebook = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    (new.root / "notebooks" / "00_right.ipynb").write_text(json.dumps(notebook))
-    cell["outputs"] = []
-    (new.root / "notebooks" / "01_wrong.ipynb").write_text(json.dumps(notebook))
+    wrong = {**right, "id": "wrong", "outputs": []}
+    notebook = {"cells": [right, wrong], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (new.root / "notebooks" / "00_half_right.ipynb").write_text(json.dumps(notebook))
     (new.root / "ruff.toml").write_text('exclude = ["*"]\n')
     settings = {"JUPYTER_PATH": str(tmp_path / "own"), "JUPYTER_DATA_DIR": str(tmp_path / "data")}
     out, _ = new.run("test", "--this-python", code=1, **settings)
     assert "1 failed, 1 passed" in out
-    assert re.search(r"FAILED notebooks/01_wrong.ipynb::", out)
+    assert re.search(r"FAILED notebooks/00_half_right.ipynb::Cell 1", out)
     assert "ruff passed, pytest FAILED" in out.splitlines()[-1]
