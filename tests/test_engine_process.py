@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ for turn in range(3):
     assert process.stdout is not None
     for _ in range(3):
         assert process.stdout.readline() == "started\n"
-        time.sleep(0.15)
+        time.sleep(0.05)  # it keeps two cores busy
         sent = time.time()
         process.send_signal(signal.SIGINT)
         word, at, good = process.stdout.readline().split()
@@ -211,12 +211,43 @@ def builds(folder: Path) -> list[str]:
     return sorted(path.name.partition("-")[0] for path in folder.iterdir())
 
 
-def test_parallel_builds_leave_one_good_file(tmp_path: Path) -> None:
-    own = {"COURSE_CACHE": str(tmp_path), "COURSE_ENGINE_FLAGS": "-O0"}  # the engine itself is built sooner so
-    processes = [python("print(good())", **own) for _ in range(3)]
-    assert [output(process).strip() for process in processes] == ["True"] * 3
-    assert builds(tmp_path) == BUILDS
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+class OwnBuilds(NamedTuple):
+    """A cache of one's own, which three processes have filled at once."""
+
+    settings: dict[str, str]  # those that find it so
+    cache: Path
+    calls: list[str]  # of the compiler, which is a script of the user's
+    said: list[str]  # by each of the processes
+
+
+@pytest.fixture(scope="module")
+def own_builds(tmp_path_factory: pytest.TempPathFactory) -> OwnBuilds:
+    """The engine takes seconds to build, so what needs another one shares it: with fibers that the system switches."""
+    folder = tmp_path_factory.mktemp("own")
+    command, _ = cpu.compiler.compiler()
+    mine = folder / "my compiler"
+    mine.mkdir()
+    script = mine / "cxx"
+    script.write_text(f'#!/bin/sh\necho "$@" >> "{folder}/calls"\nexec {" ".join(command)} "$@"\n')
+    script.chmod(0o755)
+    settings = {
+        "CXX": "cxx",
+        "PATH": f"{mine}{os.pathsep}{os.environ['PATH']}",
+        "COURSE_CACHE": str(folder / "cache"),
+        "COURSE_ENGINE_FLAGS": "-DENGINE_UCONTEXT -O0",
+        "COURSE_CPU_OPTIMISATION": "",  # as each test has it
+    }
+    processes = [python("print(cpu.compiler.compiler()[0], good())", **settings) for _ in range(3)]
+    said = [output(process).strip() for process in processes]
+    return OwnBuilds(settings, folder / "cache", (folder / "calls").read_text().splitlines(), said)
+
+
+def test_parallel_builds_leave_one_good_file(own_builds: OwnBuilds) -> None:
+    own, cache, calls, said = own_builds
+    assert [words.endswith(" True") for words in said] == [True] * 3
+    assert sum("kernel.cpp" in call for call in calls) == 2, "the engine and the kernel, once for all of them"
+    assert builds(cache) == BUILDS
+    before = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
     # Warm: nothing is built, and the compiler is not called for more than its version.
     code = """
 import subprocess
@@ -225,18 +256,18 @@ subprocess.run = lambda command, **how: (calls.append(command[-1]), run(command,
 print(good(), calls, "elftools" in sys.modules)
 """
     assert output(python(code, **own)).strip() == "True ['--version'] False"
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == before
 
     # Files that a crash or a full disk has spoiled are built again.
-    kernel = next(tmp_path.glob("kernel-*"))
-    engine = next(tmp_path.glob("engine-*"))
+    kernel = next(cache.glob("kernel-*"))
+    engine = next(cache.glob("engine-*"))
     good = kernel.read_bytes()
     for bad in (b"", b"not a library", good[:100], good[: len(good) // 2]):
         kernel.write_bytes(bad)
         assert output(python("print(good(), good())", **own)).strip() == "True True", len(bad)
     engine.write_bytes(b"\x7fELF, but no more")
     assert output(python("print(good())", **own)).strip() == "True"
-    assert builds(tmp_path) == BUILDS
+    assert builds(cache) == BUILDS
 
 
 @pytest.mark.skipif(not cpu.compiler._is_gcc_on_linux(), reason="headers are precompiled for g++ on Linux")
@@ -371,21 +402,12 @@ except cpu.NoCompilerError as error:
     assert "NoCompilerError" not in text
 
 
-def test_the_users_compiler_is_taken_first(tmp_path: Path) -> None:
-    command, _ = cpu.compiler.compiler()
-    mine = tmp_path / "my compiler"
-    mine.mkdir()
-    script = mine / "cxx"
-    script.write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path}/calls"\nexec {" ".join(command)} "$@"\n')
-    script.chmod(0o755)
+def test_the_users_compiler_is_taken_first(own_builds: OwnBuilds, tmp_path: Path) -> None:
+    assert own_builds.said == ["('cxx',) True"] * 3
+    assert own_builds.calls[0] == "--version" and any("kernel.cpp" in call for call in own_builds.calls)
     (tmp_path / "broken").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "broken").chmod(0o755)
     code = "print(cpu.compiler.compiler()[0], good())"
-    path = f"{mine}{os.pathsep}{os.environ['PATH']}"
-    own = {"COURSE_CACHE": str(tmp_path / "cache"), "COURSE_ENGINE_FLAGS": "-O0"}
-    assert output(python(code, CXX="cxx", PATH=path, **own)).strip() == "('cxx',) True"
-    calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls[0] == "--version" and sum("kernel.cpp" in call for call in calls) == 2  # the engine and the kernel
     assert output(python(code, CXX=str(tmp_path / "broken"))).endswith("True\n")  # one that fails is passed over
 
 
@@ -445,9 +467,9 @@ except KeyboardInterrupt:
 """
 
 
-def test_the_portable_way_to_switch_fibers() -> None:
+def test_the_portable_way_to_switch_fibers(own_builds: OwnBuilds) -> None:
     """ucontext, for processors that no assembly is written for: the same kernels, the same errors."""
-    assert output(python(UCONTEXT, COURSE_ENGINE_FLAGS="-DENGINE_UCONTEXT -O0")).strip() == "True"
+    assert output(python(UCONTEXT, **own_builds.settings)).strip() == "True"
 
 
 @pytest.mark.parametrize("value", ["0", "17", "-1", "many", "2.5"])
