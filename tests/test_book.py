@@ -29,6 +29,7 @@ needs_sphinx = pytest.mark.skipif(bool(missing), reason=f"the site is made with 
 class Page(HTMLParser):
     """One page: its ids, what it links to and shows, its blocks of code, its words outside and inside folds."""
 
+    WHERE = frozenset(("details", "summary", "pre"))  # tags, and the class "linenos"
     EMPTY = frozenset(("img", "br", "hr", "input", "link", "meta", "source", "wbr", "path", "area", "col"))
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +41,7 @@ class Page(HTMLParser):
         self.blocks: list[str] = []
         self.words = {"open": "", "folded": ""}
         self.folds: list[str] = []  # their summaries
-        self._open: list[tuple[str, str]] = []
+        self._open: list[tuple[str, frozenset[str]]] = []  # with what it stands in, of WHERE
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
@@ -50,7 +51,9 @@ class Page(HTMLParser):
         if tag == "img":
             self.pictures.append(found.get("alt", ""))
         if tag not in self.EMPTY:
-            self._open.append((tag, found.get("class", "")))
+            within = self._open[-1][1] if self._open else frozenset()
+            own = {tag} & self.WHERE | {"linenos"} & set(found.get("class", "").split())
+            self._open.append((tag, within | own))
         if tag == "pre":
             self.blocks.append("")
         if tag == "summary":
@@ -61,11 +64,11 @@ class Page(HTMLParser):
             pass
 
     def handle_data(self, data: str) -> None:
-        tags = [tag for tag, _ in self._open]
-        self.words["folded" if "details" in tags and "summary" not in tags else "open"] += data
-        if "summary" in tags:
+        within = self._open[-1][1] if self._open else frozenset()
+        self.words["folded" if "details" in within and "summary" not in within else "open"] += data
+        if "summary" in within:
             self.folds[-1] += data
-        if "pre" in tags and not any("linenos" in kind.split() for _, kind in self._open):
+        if "pre" in within and "linenos" not in within:
             self.blocks[-1] += data
 
 

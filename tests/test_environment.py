@@ -41,7 +41,8 @@ SCRIPTS = [*ROOT.glob("tests/*.py"), *ROOT.glob("helpers/data/*.py")]  # each im
 OURS = {"helpers", "tests", *(path.stem for path in SCRIPTS)}
 
 
-def listed() -> dict[str, str]:
+@functools.cache
+def listed() -> Mapping[str, str]:
     """The listed distributions by their canonical names, each with the comment on its line."""
     _, items = requirements.read_list(TEXT)
     found = {}
@@ -65,6 +66,11 @@ def distributions(module: str) -> set[str]:
     return {requirements.canonical(name) for name in names}
 
 
+def called(node: ast.Call) -> str:
+    """The name of what is called, without what stands before its last dot."""
+    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+
+
 class Imports(ast.NodeVisitor):
     """(module, line, allowed without being listed) for each third-party import of a module."""
 
@@ -77,7 +83,7 @@ class Imports(ast.NodeVisitor):
         self.asked = {
             argument.value
             for call in calls
-            if ast.unparse(call.func).rpartition(".")[2] in ("find_spec", "importorskip")
+            if called(call) in ("find_spec", "importorskip")
             for argument in call.args
             if isinstance(argument, ast.Constant)
         }
@@ -99,7 +105,7 @@ class Imports(ast.NodeVisitor):
             self.add(node.module, node.lineno)
 
     def visit_Call(self, node: ast.Call) -> None:
-        by_name = ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__")
+        by_name = called(node) in ("import_module", "__import__")
         if by_name and node.args and isinstance(node.args[0], ast.Constant):
             self.add(str(node.args[0].value), node.lineno)
         self.generic_visit(node)
@@ -142,14 +148,20 @@ def sources() -> Iterator[tuple[str, str]]:
 SOURCES = dict(sources())
 
 
+@functools.cache
+def imports_of(name: str) -> list[tuple[str, int, bool]]:
+    """What one of SOURCES imports, as `Imports` finds it."""
+    return Imports(ast.parse(SOURCES[name], filename=name)).found
+
+
 @pytest.mark.parametrize("where", sorted({where.partition(" cell ")[0] for where in SOURCES}))
 def test_all_that_is_imported_is_listed(where: str) -> None:
     known = listed()
-    parts = {name: text for name, text in SOURCES.items() if name.partition(" cell ")[0] == where}
+    parts = [name for name in SOURCES if name.partition(" cell ")[0] == where]
     missing = [
         f"{name}, line {line}: {module}"
-        for name, text in parts.items()
-        for module, line, allowed in Imports(ast.parse(text, filename=name)).found
+        for name in parts
+        for module, line, allowed in imports_of(name)
         if not allowed and not distributions(module) & known.keys()
         if not (where in FOR_PYTORCH and module in OPTIONAL)
     ]
@@ -158,8 +170,8 @@ def test_all_that_is_imported_is_listed(where: str) -> None:
 
 def test_all_that_is_listed_is_used_or_says_why() -> None:
     imported: set[str] = set()
-    for name, text in SOURCES.items():
-        for module, _, _ in Imports(ast.parse(text, filename=name)).found:
+    for name in SOURCES:
+        for module, _, _ in imports_of(name):
             imported |= distributions(module)
     idle = [name for name, reason in listed().items() if name not in imported and not reason]
     assert not idle, f"nobody imports {idle}: take them out of environment.yml, or write the reason on their line"
