@@ -749,6 +749,7 @@ def test_lab_opens_the_first_notebook(made: TinyCourse, taken: int) -> None:
 
 @needs_venv
 def test_lab_tells_of_copies(copied: TinyCourse) -> None:
+    shutil.rmtree(copied.root / "work", ignore_errors=True)  # of other tests
     notebook = copied.root / "notebooks" / "00_attention.ipynb"
     notebook.write_text('{"cells": []}')
     _, err = copied.run("lab")
