@@ -108,6 +108,13 @@ def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     return cpu
 
 
+@pytest.fixture
+def only_x_rayed() -> Iterator[None]:
+    """What the test loads is X-rayed and not launched: it needs no build for launches."""
+    with kernel.built_when_launched():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _a_gpu_takes_the_same_source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test of each device compiles for the CPU engine, NVRTC compiles as well."""

@@ -527,6 +527,7 @@ def test_an_array_on_a_gpu_that_is_not_there() -> None:
 # ---- the kernel, checked
 
 
+@pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1, 1), (2, 33, 31, 2, 1, 3), (1, 130, 65, 4, 2, 40)], ids=str)
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (7, 3), "return_lse": True}], ids=str)
 def test_a_checked_run_is_clean(
@@ -536,7 +537,6 @@ def test_a_checked_run_is_clean(
     reports = []
 
     def checked(self: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
-        self._opt_in(shared_mem)
         reports.append(xray(self, grid, block, args, shared_mem))
 
     monkeypatch.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))

@@ -268,6 +268,7 @@ def test_the_same_bits_in_every_run(stage: Stage) -> None:
         np.testing.assert_array_equal(cp.asnumpy(a), cp.asnumpy(b))
 
 
+@pytest.mark.usefixtures("only_x_rayed")
 @every_stage
 @either_way
 @pytest.mark.parametrize("shape", [(33, 31, 5), (130, 130, 40), (65, 100, 64)], ids=str)
@@ -291,6 +292,7 @@ def test_it_is_clean(
     check_gradients(str(shape), got, reference.attention_backward(*arrays, causal=True))
 
 
+@pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("stage", STAGES[:1], ids=lambda stage: stage.name)
 def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any, monkeypatch: Any) -> None:
     reports = []

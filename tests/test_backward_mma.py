@@ -153,6 +153,7 @@ def test_scalar_atomics() -> None:
 # ---- the X-ray
 
 
+@pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("tiling", ["registers", "shared", "one buffer of dS"])
 @pytest.mark.parametrize("deterministic", [0, 1])
 def test_xray_is_clean(tiling: str, deterministic: int) -> None:
@@ -165,6 +166,7 @@ def test_xray_is_clean(tiling: str, deterministic: int) -> None:
     check("X-ray", sizes, inputs((1, 2, 100, 64), 140, 1, "bfloat16"), window=(-1, 0), launch=looked_at)
 
 
+@pytest.mark.usefixtures("only_x_rayed")
 def test_keys_that_no_row_sees_wait_for_their_copies() -> None:
     """Their block has nothing to add up, and still writes zeros where its copies of K and V were going."""
 
@@ -265,17 +267,20 @@ RACES_IN_SHARED_MEMORY = (
 )
 
 
+@pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("bug", RACES, ids=lambda bug: bug.name)
 def test_races_are_found(bug: Bug) -> None:
     code = bug.plant(kernel.source(FILE))
     assert found_by_xray(code, REGISTERS) & {"race", "not waited for", "never waited for", "uninitialised"}
 
 
+@pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("bug", RACES_IN_SHARED_MEMORY, ids=lambda bug: bug.name)
 def test_races_in_shared_memory_are_found(bug: Bug) -> None:
     assert "race" in found_by_xray(bug.plant(kernel.source(FILE)), SHARED)
 
 
+@pytest.mark.usefixtures("only_x_rayed")
 def test_additions_without_atomics_are_found() -> None:
     code = kernel.source(FILE)
     old = "atomicAdd(dQ_accum + 128 * fragment + 32 * i + lane_id, d[i]);"

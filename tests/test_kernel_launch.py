@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from helpers import kernel
+from helpers.cpu import CompileError, LaunchError, compiler
 from helpers.cuda_source import structs
 from helpers.device import ON_GPU, cp
+from helpers.xray import xray
 
 CODE = r"""
 extern "C" __global__ void scale(const float *__restrict__ in, float *out, int n, float factor) {
@@ -231,6 +234,42 @@ def test_kernels_of_a_source_are_compiled_together() -> None:
     np.testing.assert_array_equal(cp.asnumpy(out), 2 * np.arange(9))
     found["scale"]((1,), (32,), (x, out, 9, f32(4)))
     np.testing.assert_array_equal(cp.asnumpy(out), 4 * np.arange(9))
+
+
+@pytest.mark.skipif(ON_GPU, reason="on a GPU every kernel that is loaded is compiled")
+def test_a_kernel_that_is_only_looked_at_is_built_for_the_checked_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    build = compiler.build
+    monkeypatch.setattr(
+        compiler, "build", lambda *how, checked="", **kw: (built.append(checked), build(*how, checked=checked, **kw))[1]
+    )
+    code = CODE + f"// {time.time_ns()}\n"
+    out = cp.zeros(20000, f32)
+    with kernel.built_when_launched():
+        looked_at = kernel.load(code, "dynamic")
+    assert built == []
+    report = xray(looked_at, (1,), (64,), (out, i32(20000)), 80000)  # more than launches may ask for by themselves
+    report.assert_clean()
+    assert built == ["profiled"] and int(out[0]) == 19999
+    out[:] = 0
+    looked_at((1,), (64,), (out, i32(20000)), shared_mem=80000)
+    assert built == ["profiled", ""] and int(out[0]) == 19999
+
+
+@pytest.mark.skipif(ON_GPU, reason="on a GPU every kernel that is loaded is compiled")
+def test_what_is_wrong_with_a_kernel_that_is_only_looked_at() -> None:
+    """The X-ray tells it, a load outside of the block as well; and a limit that a launch would be refused for."""
+    wrong = CODE.replace("factor * in[i]", "factory * in[i]")
+    with kernel.built_when_launched():
+        looked_at = kernel.load(wrong, "scale")
+        too_much = kernel.load(CODE, "dynamic")
+    x = cp.zeros(4, f32)
+    with pytest.raises(CompileError, match="factory"):
+        xray(looked_at, (1,), (32,), (x, x, i32(4), f32(1)))
+    with pytest.raises(CompileError, match="factory"):
+        kernel.load(wrong, "scale")
+    with pytest.raises(LaunchError, match="at most 232,448 bytes are left"):
+        xray(too_much, (1,), (32,), (x, i32(4)), 1 << 20)
 
 
 def test_a_kernel_is_compiled_once() -> None:

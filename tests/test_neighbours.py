@@ -371,7 +371,8 @@ def test_a_bug_of_the_projection_is_seen(form: str, bug: Bug, request: pytest.Fi
 
 def x_rayed(form: str, text: str | None = None, **options: Any) -> Report:
     q, k, v = (normal(2, 150, heads, 64) for heads in (4, 2, 2))
-    planned = plan_projection(q, k, v, weights(256, 136, "float16"), form=form, source=text, **options)
+    with kernel.built_when_launched():
+        planned = plan_projection(q, k, v, weights(256, 136, "float16"), form=form, source=text, **options)
     if planned.before:
         planned.before()
     return xray(*planned.launch)
@@ -410,7 +411,9 @@ def test_the_xray_finds_a_missing_barrier(bug: Bug, cpu_engine: Any) -> None:
 def test_the_xray_of_rotary(interleaved: bool, in_place: bool, cpu_engine: Any) -> None:
     q, k = cpu_engine.asarray(normal(2, 33, 4, 64)), cpu_engine.asarray(normal(2, 35, 2, 64))
     angle_bytes = 2 * 2 * (33 * 4 + 35 * 2) * 32 * 4  # of each head of each batch, cosines and sines
-    report = xray(*plan_rotary(q, k, *angles(64, 64), interleaved=interleaved, in_place=in_place).launch)
+    with kernel.built_when_launched():
+        planned = plan_rotary(q, k, *angles(64, 64), interleaved=interleaved, in_place=in_place)
+    report = xray(*planned.launch)
     report.assert_clean()
     traffic = report.traffic.values()
     assert sum(seen.read for seen in traffic) == q.nbytes + k.nbytes + angle_bytes

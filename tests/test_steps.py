@@ -210,6 +210,7 @@ def test_output(step: Stage) -> None:
             check.check(title, step(q, k, v), reference.attention(q, k, v))
 
 
+@pytest.mark.usefixtures("only_x_rayed")
 @every_float_step
 def test_xray_is_clean(step: Stage) -> None:
     """No race, no access out of bounds, no word that nobody wrote."""
@@ -277,6 +278,7 @@ def test_output_in_half_types(step: Stage) -> None:
             assert not o[:, own].any() and np.isneginf(lse[:, own]).all()
 
 
+@pytest.mark.usefixtures("only_x_rayed")
 @every_half_step
 def test_xray_is_clean_in_half_types(step: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """No race, no access out of bounds, no word that nobody wrote; a head dimension that fills no fragment."""
@@ -346,6 +348,7 @@ def test_gradients_with_its_own_sizes(step: Stage) -> None:
     compare_gradients(step.file, found, (do, q, k, v), window=(-1, 0))
 
 
+@pytest.mark.usefixtures("only_x_rayed")
 @every_backward_step
 def test_xray_of_gradients_is_clean(step: Stage) -> None:
     """No race, no access out of bounds, no word that nobody wrote, no bank conflict; heads share K and V.

@@ -450,6 +450,7 @@ def test_figures_of_wmma() -> None:
     assert (stored.stores, stored.written, stored.sectors) == (4, 1024, 4 * 8)
 
 
+@pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("stage", ["flash_wmma", "flash_mma", "hopper"])
 @pytest.mark.parametrize(("shape", "causal"), [((33, 70, 40), False), ((65, 33, 64), True)], ids=str)
 def test_the_stages_with_tensor_cores_are_clean(
