@@ -137,7 +137,9 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   const uintptr_t at = info->si_code == SI_KERNEL_CODE ? sp_of(u) : (uintptr_t)info->si_addr;
   const bool full = w && w->in_fiber && signal != SIGABRT && stack_is_full(*w, at);
   if (!w || !w->in_fiber || (w->critical > 0 && !full)) {  // not a kernel's: whoever was asked before us is asked
-    sigaction(signal, &previous[signal], nullptr);
+    const struct sigaction theirs = previous[signal];
+    memset(&previous[signal], 0, sizeof theirs);  // the default: faulthandler hands a signal back, and once is enough
+    sigaction(signal, &theirs, nullptr);
     if (signal == SIGABRT) raise(signal);  // abort() does not ask twice
     return;
   }
