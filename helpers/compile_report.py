@@ -11,16 +11,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from helpers import kernel
 from helpers.cpu import CompileError
-from helpers.cpu.compiler import cache_dir
+from helpers.cpu.compiler import cache_dir, keep
 from helpers.cuda_source import source
 from helpers.nvrtc import header_options
 
@@ -145,9 +143,7 @@ def _compiled(code: str, options: tuple[str, ...], arch: str, instance: str) -> 
         return log, symbol
     found = _compile(code, options, arch, instance)
     if not changes:
-        with tempfile.NamedTemporaryFile("w", dir=kept.parent, prefix="asking-", delete=False) as file:
-            json.dump(found, file)
-        os.replace(file.name, kept)
+        keep(kept, json.dumps(found))
     return found
 
 

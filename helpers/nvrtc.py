@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,9 +66,7 @@ def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ())
     if kept.exists() and not own:  # of files that the source includes, the text is not in the key
         return kept.read_text()
     log = _compile(code, options, names)
-    with tempfile.NamedTemporaryFile("w", dir=kept.parent, prefix="asking-", delete=False) as file:
-        file.write(log)
-    os.replace(file.name, kept)
+    cpu.compiler.keep(kept, log)
     return log
 
 

@@ -65,6 +65,13 @@ def cache_dir() -> Path:
     return folder
 
 
+def keep(path: Path, text: str) -> None:
+    """Write a file of the cache in one go: no other process sees half of it."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix="keeping-", delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)
+
+
 def _candidates() -> list[list[str]]:
     """Commands that may be a C++ compiler, the user's own choice first."""
     chosen = os.environ.get("CXX", "").split()
@@ -264,9 +271,7 @@ def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
     found = re.sub(theirs, rf"#line \1 {OF_THE_SYSTEM}", found, flags=re.M)
     found = re.sub(r'^# (\d+ "[^"\n]*").*$', r"#line \1", found, flags=re.M)
     if own:
-        with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix="expanding-", delete=False) as file:
-            file.write(found)
-        os.replace(file.name, target)
+        keep(target, found)
     return found
 
 

@@ -125,7 +125,7 @@ class Trial:
             if self._at_first and not self.on_gpu:
                 self._look(run, grid, block, args, shared_bytes)
             if shared_bytes and not self.on_gpu:  # as a typed launch does on a GPU
-                run.max_dynamic_shared_size_bytes = max(shared_bytes, run.max_dynamic_shared_size_bytes)
+                run.allow_dynamic_shared(shared_bytes)
             run(tuple(grid), tuple(block), tuple(args), shared_mem=shared_bytes)
             if self.on_gpu:
                 self.xp.cuda.Device().synchronize()  # what goes wrong there is told here
