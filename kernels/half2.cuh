@@ -1,0 +1,24 @@
+// Pairs of 2-byte floats in a 32-bit register, as fragments hold them. The type is the first argument's, which has no
+// value. Written out in 06_wmma.cu and explained in its notebook.
+
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+__device__ __forceinline__ unsigned pack(__half, float x, float y) {
+  const __half2 both = __floats2half2_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+__device__ __forceinline__ float2 unpack(__half, unsigned both) {
+  return __half22float2(reinterpret_cast<const __half2&>(both));
+}
+
+__device__ __forceinline__ float2 unpack(__nv_bfloat16, unsigned both) {
+  return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(both));
+}

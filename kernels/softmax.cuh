@@ -1,0 +1,15 @@
+// The constants of the softmax, and a reduction over the four lanes that hold a row of an MMA accumulator.
+// Written out in 07_mma.cu and explained in its notebook.
+
+#pragma once
+
+#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+constexpr float M_INIT = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
+
+// The maximum or the sum over the four lanes of a row.
+template <typename Op>
+__device__ __forceinline__ float row_allreduce(float a, Op op) {
+  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
+  return op(a, __shfl_xor_sync(0xffffffff, a, 2));
+}
