@@ -23,7 +23,7 @@ if __name__ == "__main__":  # Python has put this script's folder in front, but 
     ours = (str(here), str(here.parent))
     sys.path[:] = [ours[1], *[entry for entry in sys.path if os.path.realpath(entry or ".") not in ours]]
 
-from helpers import commands
+from helpers.cli import commands
 from helpers.setup import environment, host_compiler, startup
 from helpers.setup.requirements import ROOM, is_conda, need_python, the_list, use_this_python
 from helpers.setup.script import Problem, say
@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     )
     entries = top.add_subparsers(dest="command", metavar="{lab,ladder,test,bench,export,book}", title="commands")
     more = "What follows -- goes to {}."
-    other = "Other arguments go to helpers/record/bench.py, whose --help is shown here once .venv exists."
+    other = "Other arguments go to helpers/bench/command.py, whose --help is shown here once .venv exists."
     labs = entries.add_parser("lab", help=LAB, parents=[own], description=f"{LAB}. {more.format('JupyterLab')}")
     labs.add_argument("--originals", action="store_true", help="open notebooks/ itself: for who changes the course")
     entries.add_parser("ladder", help=LADDER, parents=[own], description=f"{LADDER}. {other}")

@@ -3,15 +3,16 @@
     from helpers.device import cp
 
 `COURSE_DEVICE=cpu` or `COURSE_DEVICE=gpu` overrides the choice. `COURSE_NVRTC=1`: on the CPU engine, NVRTC
-compiles each kernel first, and a kernel that it refuses is not run (see nvrtc.py).
+compiles each kernel first, and a kernel that it refuses is not run (see engine/nvrtc.py).
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import ModuleType
 
-from helpers import tracebacks
+from helpers.engine import tracebacks
 
 __all__ = ["ON_GPU", "cp", "describe"]
 
@@ -32,15 +33,16 @@ def _choose() -> tuple[ModuleType, bool]:
             reason = f"CuPy does not import ({type(error).__name__}: {error})"
     if wish == "gpu":
         raise RuntimeError(f"COURSE_DEVICE=gpu, but there is no GPU to use: {reason}. Unset it to run on the CPU.")
-    from helpers import cpu, nvrtc
+    from helpers import engine
+    from helpers.engine import nvrtc
 
     if os.environ.get("COURSE_NVRTC", "") not in ("", "0"):
         nvrtc.check_first()
-    return cpu, False
+    return engine, False
 
 
 cp, ON_GPU = _choose()
-tracebacks.install(*(() if ON_GPU else (cp.CompileError,)))
+tracebacks.install(Path(__file__).parent, *(() if ON_GPU else (cp.CompileError,)))
 
 
 def describe() -> str:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from helpers import attention, device
-from helpers.cuda_source.signatures import dtype_of
-from helpers.ladder.call import mask_window, softmax_scale_of
+from helpers.attention.ladder.call import mask_window, softmax_scale_of
+from helpers.engine.cuda_source.signatures import dtype_of
 
 try:
     import torch

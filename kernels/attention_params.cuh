@@ -1,4 +1,4 @@
-// What a launch needs besides its pointers, from 05 on: one struct by value. helpers/ladder/params.py builds it.
+// What a launch needs besides its pointers, from 05 on: one struct by value. helpers/attention/ladder/params.py builds it.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// What a launch of 11 needs besides AttentionParams: one more struct by value. helpers/ladder/params.py builds it.
+// What a launch of 11 needs besides AttentionParams: one more struct by value. helpers/attention/ladder/params.py builds it.
 
 #pragma once
 

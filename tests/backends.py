@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from helpers import compile_report, cpu, device
-from helpers import kernel as kernels
-from helpers import nvrtc as headers
+from helpers import device, engine
+from helpers.attention import compile_report
+from helpers.attention import kernel as kernels
+from helpers.engine import nvrtc as headers
 
-BACKENDS = [pytest.param(cpu, id="cpu")]
+BACKENDS = [pytest.param(engine, id="cpu")]
 if device.ON_GPU:
     BACKENDS.append(pytest.param(device.cp, id="gpu"))
 
@@ -26,7 +27,7 @@ on_each_device = pytest.mark.parametrize("cp", BACKENDS)
 @functools.lru_cache
 def compiled(cp: Any, code: str, names: tuple[str, ...] = (), options: tuple[str, ...] = ("-std=c++17",)) -> Any:
     """A module, compiled once for all the tests that share its source."""
-    folders = kernels.headers(code) if cp is not cpu else ()
+    folders = kernels.headers(code) if cp is not engine else ()
     return cp.RawModule(code=code, options=(*options, *folders), name_expressions=names or None)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from helpers.commands import ONE_THREAD
+from helpers.cli.commands import ONE_THREAD
 
 for _name, _count in ONE_THREAD.items():
     os.environ.setdefault(_name, _count)
@@ -25,7 +25,8 @@ import hypothesis
 import pytest
 from backends import refused_by_nvrtc
 
-from helpers import attention, cpu, device, kernel
+from helpers import attention, device, engine
+from helpers.attention import kernel
 
 # The same examples at every run: a test that fails once fails always. No deadline: a machine may be busy.
 hypothesis.settings.register_profile("course", deadline=None, derandomize=True, print_blob=True)
@@ -92,20 +93,20 @@ def each_test_makes_first_calls() -> None:
 
 @pytest.fixture
 def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """helpers.cpu, and the stages run on it for the length of a test, on a machine with a GPU as well.
+    """helpers.engine, and the stages run on it for the length of a test, on a machine with a GPU as well.
 
     No kernel that was compiled before is used again, so that a compilation can be timed.
     """
     if device.ON_GPU:
         try:
-            cpu.compiler.compiler()
-        except cpu.NoCompilerError as error:
+            engine.compiler.compiler()
+        except engine.NoCompilerError as error:
             pytest.skip(str(error))
-        monkeypatch.setattr(kernel, "cp", cpu)
-        monkeypatch.setattr(device, "cp", cpu)
+        monkeypatch.setattr(kernel, "cp", engine)
+        monkeypatch.setattr(device, "cp", engine)
         monkeypatch.setattr(device, "ON_GPU", False)
     monkeypatch.setattr(kernel, "_compiled", functools.lru_cache(kernel._compiled.__wrapped__))
-    return cpu
+    return engine
 
 
 @pytest.fixture
@@ -119,13 +120,13 @@ def only_x_rayed() -> Iterator[None]:
 def _a_gpu_takes_the_same_source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test of each device compiles for the CPU engine, NVRTC compiles as well."""
     callspec = getattr(request.node, "callspec", None)
-    if callspec is None or callspec.params.get("cp") is not cpu:
+    if callspec is None or callspec.params.get("cp") is not engine:
         return
-    compile_for_cpu = cpu.RawModule.compile
+    compile_for_cpu = engine.RawModule.compile
 
-    def compile_for_both(module: cpu.RawModule, log_stream: Any = None) -> None:
+    def compile_for_both(module: engine.RawModule, log_stream: Any = None) -> None:
         compile_for_cpu(module, log_stream)
         refused = refused_by_nvrtc(module.code, module.name_expressions, module.options)
         assert not refused, f"the CPU engine takes this source, but NVRTC does not: {refused}"
 
-    monkeypatch.setattr(cpu.RawModule, "compile", compile_for_both)
+    monkeypatch.setattr(engine.RawModule, "compile", compile_for_both)

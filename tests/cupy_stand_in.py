@@ -7,14 +7,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from helpers import cpu
-from helpers.cpu import *  # noqa: F403
+from helpers import engine
+from helpers.engine import *  # noqa: F403
 
-cuda = cpu.cuda
-float16, float32, int32, uint16 = cpu.float16, cpu.float32, cpu.int32, cpu.uint16
+cuda = engine.cuda
+float16, float32, int32, uint16 = engine.float16, engine.float32, engine.int32, engine.uint16
 
 
-class RawModule(cpu.RawModule):
+class RawModule(engine.RawModule):
     """The engine's, whose functions take uint16 where a kernel reads bfloat16: as on a GPU, only the bits count."""
 
     def get_function(self, name: str) -> Any:
@@ -33,5 +33,5 @@ class _Kernel:
 
 
 def _bits(arg: Any) -> Any:
-    is_bits = isinstance(arg, cpu.ndarray) and arg.dtype == np.uint16
+    is_bits = isinstance(arg, engine.ndarray) and arg.dtype == np.uint16
     return arg.view(ml_dtypes.bfloat16) if is_bits else arg

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from helpers.exercises import exercise, hints, table
+from helpers.lesson.exercises import exercise, hints, table
 
 Edits = Sequence[tuple[str, str]]
 

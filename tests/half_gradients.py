@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from helpers.attention.ladder import Stage, backward
 from helpers.device import cp
-from helpers.ladder import Stage, backward
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

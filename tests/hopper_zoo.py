@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from helpers import compile_report, cpu
-from helpers.cpu import tensor_map
+from helpers import engine
+from helpers.attention import compile_report
+from helpers.engine import tensor_map
 
 OPTIONS = ("-std=c++17", "-arch=sm_90a")
 
@@ -72,7 +73,7 @@ def map_of(array: Any, box: tuple[int, ...], swizzle: int = 128) -> np.ndarray:
     """A tensor map of a device array, which is kept alive. box: the innermost dimension first. uint16: of two bytes."""
     _KEPT.append(array)
     dims, strides = array.shape[::-1], array.strides[-2::-1]
-    if not isinstance(array, cpu.ndarray):
+    if not isinstance(array, engine.ndarray):
         return _by_the_driver(array.dtype.name, array.data.ptr, dims, strides, box, swizzle)
     return tensor_map.encode_tiled(array.dtype.name, array.ctypes.data, dims, strides, box, swizzle=swizzle)
 
@@ -104,7 +105,7 @@ def _by_the_driver(
     return room[start : start + 128].view("V128").copy()
 
 
-def halves(*shape: int, seed: int = 0, cp: Any = cpu) -> Any:
+def halves(*shape: int, seed: int = 0, cp: Any = engine) -> Any:
     """Small whole numbers in float16, on the device."""
     return cp.asarray(np.random.default_rng(seed).integers(-4, 5, shape).astype(np.float16))
 

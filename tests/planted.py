@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from helpers import check
-from helpers.cuda_source.edit import edit
+from helpers.attention import check
+from helpers.engine.cuda_source.edit import edit
 
 ALL = -1
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from helpers import neighbours, reference
-from helpers.check import check, make_inputs
+from helpers.attention import reference, rotary_and_projection
+from helpers.attention.check import check, make_inputs
+from helpers.attention.ladder import BACKWARD, FORWARD, LADDER, Stage, backward, limits, tiles
+from helpers.attention.ladder.launches import persistent
+from helpers.attention.ladder.steps import CLIMBS
+from helpers.bench.cases import TYPES
 from helpers.device import ON_GPU, cp, describe
-from helpers.ladder import BACKWARD, FORWARD, LADDER, Stage, backward, limits, tiles
-from helpers.ladder.launches import persistent
-from helpers.ladder.steps import CLIMBS
-from helpers.record.cases import TYPES
 
 # (rows, keys, head_dim, causal, window); where a stage knows masks, it has two batches of 4 heads, and 2 of K and V
 SHAPES = (
@@ -251,25 +251,27 @@ def run_neighbours() -> None:
     for dtype, d, rotary_dim, interleaved in (("float32", 20, 16, True), ("float16", 40, 16, False)):
         q, k = (a.swapaxes(1, 2) for a in random(((2, 4), (2, 2)), 33, 35, d, dtype)[:2])
         at = tuple(np.arange(rows, dtype=np.int32)[::-1].copy() for rows in (33, 35))
-        cos, sin = neighbours.angles(40, rotary_dim)
+        cos, sin = rotary_and_projection.angles(40, rotary_dim)
         for a, got, positions in zip(
-            (q, k), neighbours.rotary(q, k, cos, sin, interleaved=interleaved, positions=at), at, strict=True
+            (q, k), rotary_and_projection.rotary(q, k, cos, sin, interleaved=interleaved, positions=at), at, strict=True
         ):
             wanted = reference.rotary(a, cos, sin, positions[:, None], interleaved=interleaved)
             check(f"rotary {dtype}", got, wanted, tolerance=near(dtype))
-    for form, d, cu in itertools.product(neighbours.FORMS, (40, 64, 128), (None, PACKED)):
+    for form, d, cu in itertools.product(rotary_and_projection.FORMS, (40, 64, 128), (None, PACKED)):
         if LADDER["flash_mma"].why_not(head_dim=d, dtype="float16") is not None:
             continue
         rows, keys = (133, 70) if cu is None else (cu[0][-1], cu[1][-1])
         q, k, v = (a.swapaxes(1, 2) for a in random(((1, 4), (1, 2)), rows, keys, d, "float16"))
         w_o = (np.random.default_rng(0).standard_normal((4 * d, 136)) * (4 * d) ** -0.5).astype(np.float16)
         if cu is None:
-            y = cp.asnumpy(neighbours.attention_projection(q, k, v, w_o, form=form, causal=True))
+            y = cp.asnumpy(rotary_and_projection.attention_projection(q, k, v, w_o, form=form, causal=True))
             parts = [(slice(rows), slice(keys))]
         else:
             ends = tuple(np.array(of, np.int32) for of in cu)
             y = cp.asnumpy(
-                neighbours.attention_projection(q[0], k[0], v[0], w_o, form=form, causal=True, cu_seqlens=ends)
+                rotary_and_projection.attention_projection(
+                    q[0], k[0], v[0], w_o, form=form, causal=True, cu_seqlens=ends
+                )
             )[None]
             parts = [(slice(*cu[0][i : i + 2]), slice(*cu[1][i : i + 2])) for i in range(len(cu[0]) - 1)]
         for own, seen in parts:

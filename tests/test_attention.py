@@ -18,12 +18,11 @@ import numpy as np
 import pytest
 from backends import in_place_of_bind
 
-from helpers import kernel, reference
-from helpers.attention import flash_attention, flash_attention_varlen
-from helpers.check import check
+from helpers.attention import flash_attention, flash_attention_varlen, kernel, reference
+from helpers.attention.check import check
+from helpers.attention.ladder import FORWARD, Stage, limits
+from helpers.attention.ladder.layout import address
 from helpers.device import ON_GPU, cp
-from helpers.ladder import FORWARD, Stage, limits
-from helpers.ladder.layout import address
 from helpers.xray import xray
 
 STRIDED = [stage for stage in FORWARD.values() if "float32" in stage.dtypes and "varlen" in stage.features]

@@ -18,15 +18,19 @@ from backends import in_place_of_bind
 from half_gradients import TYPES
 from planted import Bug
 
-from helpers import check, compile_report, cpu, device, kernel, reference
+from helpers import device, engine
 from helpers.attention import (
+    check,
+    compile_report,
     flash_attention,
     flash_attention_backward,
     flash_attention_varlen,
     flash_attention_varlen_backward,
+    kernel,
+    reference,
 )
+from helpers.attention.ladder import BACKWARD, LADDER, Stage, backward, limits, tiles
 from helpers.device import cp
-from helpers.ladder import BACKWARD, LADDER, Stage, backward, limits, tiles
 from helpers.xray import xray
 
 STAGES = [stage for stage in BACKWARD.values() if "float32" in stage.dtypes]
@@ -520,7 +524,7 @@ def test_what_the_tensor_cores_cannot() -> None:
 
 
 def out_of_bounds(name: str, old: str, new: str, **more: Any) -> Bug:
-    return Bug(name, old, new, error=cpu.LaunchError, cpu_only=True, **more)
+    return Bug(name, old, new, error=engine.LaunchError, cpu_only=True, **more)
 
 
 def no_barrier(name: str, which: int) -> Bug:

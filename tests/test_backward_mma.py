@@ -11,9 +11,9 @@ import pytest
 from half_gradients import TYPES, Arrays, gradients, inputs, reference
 from planted import ALL, Bug
 
-from helpers import compile_report, kernel
+from helpers.attention import compile_report, kernel
+from helpers.attention.ladder import LADDER, backward, limits, tiles
 from helpers.device import cp
-from helpers.ladder import LADDER, backward, limits, tiles
 from helpers.xray import xray
 
 FILE = "08_backward_mma.cu"

@@ -22,16 +22,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import kernel, reference, show
-from helpers.attention import flash_attention_varlen
+from helpers.attention import flash_attention_varlen, kernel, reference
+from helpers.attention.ladder import FORWARD, LADDER
+from helpers.attention.ladder.steps import CLIMBS
+from helpers.bench import cases, command, experiments, peers, plan, readme, run, timing
+from helpers.bench.cases import Case, Inputs
+from helpers.bench.plan import Job
+from helpers.bench.results import Measurement, Note, Record, results_table
+from helpers.bench.run import JobRunner, WrongOutput
+from helpers.bench.studies import host_cost
 from helpers.device import ON_GPU, cp
-from helpers.ladder import FORWARD, LADDER
-from helpers.ladder.steps import CLIMBS
-from helpers.record import bench, cases, experiments, host_cost, peers, plan, readme, run, timing
-from helpers.record.cases import Case, Inputs
-from helpers.record.plan import Job
-from helpers.record.results import Measurement, Note, Record, results_table
-from helpers.record.run import JobRunner, WrongOutput
+from helpers.lesson import show
 
 # 12 takes ten seconds to compile; what it computes, its own tests tell.
 QUICK = {name: stage for name, stage in FORWARD.items() if stage.missing() is None and not stage.slow_to_compile}
@@ -242,7 +243,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def use(*stages: Fake) -> None:
         monkeypatch.setattr(plan, "LADDER", {stage.name: stage for stage in stages})
         monkeypatch.setattr(plan, "cases", lambda **_: [Case(SMALL), Case(SMALL, "float32", True)])
-        monkeypatch.setattr(bench, "BUDGET_S", 0.001)
+        monkeypatch.setattr(command, "BUDGET_S", 0.001)
         monkeypatch.setattr(experiments, "VARIANTS", ())
         monkeypatch.setattr(experiments, "EXPERIMENTS", ())
         monkeypatch.setattr(experiments, "CLIMBS", {})
@@ -386,7 +387,7 @@ def test_the_sample_of_gradients_is_the_reference(dtype: str, causal: bool) -> N
 
 
 def run_bench(path: Path, *words: str) -> tuple[int, dict[str, Any]]:
-    status = bench.bench(["--no-peers", "--json", str(path), *words])
+    status = command.bench(["--no-peers", "--json", str(path), *words])
     return status, json.loads(path.read_text())
 
 
@@ -449,7 +450,7 @@ def test_a_finished_record_is_not_measured_again(fakes: Any, tmp_path: Path, mon
         sizes = tuple({"BLOCK_M": size} for size in rows)
         monkeypatch.setattr(experiments, "VARIANTS", (experiments.Variant("first", sizes, (Case(SMALL),)),))
 
-    monkeypatch.setattr(bench, "plan", lambda record, **_: plan.plan(record, on_gpu=True, with_peers=False))
+    monkeypatch.setattr(command, "plan", lambda record, **_: plan.plan(record, on_gpu=True, with_peers=False))
     fakes(Fake("first"), Fake("broken", act=crash))
     variants(8, 16)
     assert run_bench(tmp_path / "r.json")[0] == 1
@@ -571,15 +572,15 @@ def test_a_lost_device_is_left_for_another_process(fakes: Any, tmp_path: Path, m
 
     fakes(Fake("first"), Fake("bad", act=crash), Fake("last"))
     monkeypatch.setattr(run, "_alive", lambda: False)
-    monkeypatch.setattr(bench.os, "execv", start)
+    monkeypatch.setattr(command.os, "execv", start)
     with pytest.raises(SystemExit):
         run_bench(path)
     (words,) = started
     assert words[3:] == ["--no-peers", "--json", str(path), "--resume"]
     exec(words[2].partition("sys.exit")[0], there := {})
-    assert there["bench"] is bench, "what the new process runs is there"
+    assert there["bench"] is command, "what the new process runs is there"
     monkeypatch.setattr(run, "_alive", lambda: True)
-    assert bench.bench(words[3:]) == 1
+    assert command.bench(words[3:]) == 1
     record = json.loads(path.read_text())
     stages = [r["name"] for r in record["results"] if r["kind"] == "stage"]
     assert stages == ["first", "last", "first", "last"] and len(record["notes"]) == 1
@@ -591,7 +592,7 @@ def test_a_record_goes_to_json_and_back(monkeypatch: pytest.MonkeyPatch, tmp_pat
     path = tmp_path / "folder" / "record.json"
     here = set(plan.recorded_stages()) & set(QUICK)
     named = [word for name in here for word in ("--stage", name)]
-    assert bench.bench(["--quick", "--no-peers", "--json", str(path), *named]) == 0
+    assert command.bench(["--quick", "--no-peers", "--json", str(path), *named]) == 0
     record = json.loads(path.read_text())
     assert {r["name"] for r in record["results"] if r["kind"] == "stage"} == here
     fields = {f.name for f in dataclasses.fields(Measurement)}
@@ -758,8 +759,8 @@ def test_host_costs_are_planned_checked_and_printed(monkeypatch: pytest.MonkeyPa
 def test_ladder_prints_a_line_for_each_stage(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "JobRunner", lambda seconds: JobRunner(seconds / 100))
-    assert bench.ladder(["--n", "70", "--d", "16", *(word for name in QUICK for word in ("--stage", name))]) == 0
+    monkeypatch.setattr(command, "JobRunner", lambda seconds: JobRunner(seconds / 100))
+    assert command.ladder(["--n", "70", "--d", "16", *(word for name in QUICK for word in ("--stage", name))]) == 0
     text = capsys.readouterr().out
     for name, stage in QUICK.items():
         tolerance = r"1\.0e-05" if "float32" in stage.dtypes else r"\S+"
@@ -771,7 +772,7 @@ def test_ladder_takes_the_first_type_that_works_and_says_what_cannot(fakes: Any,
     fakes(Fake("half", ("bfloat16",)), Fake("none", ()), Fake("plain"))
     plan.LADDER["none"].dtypes = ("float32",)
     plan.LADDER["none"].why_not = lambda **_: "needs another GPU"
-    assert bench.ladder(["--n", "20", "--d", "8"]) == 0
+    assert command.ladder(["--n", "20", "--d", "8"]) == 0
     text = capsys.readouterr().out
     assert "1x1x20x8 bfloat16" in text and "[SKIP] none: needs another GPU" in text and "[PASS] plain" in text
 
@@ -779,19 +780,19 @@ def test_ladder_takes_the_first_type_that_works_and_says_what_cannot(fakes: Any,
 @pytest.mark.parametrize("argv", [["--n", "0"], ["--d", "257"], ["--stage", "nonsense"]])
 def test_ladder_refuses_sizes_it_cannot_run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        bench.ladder(argv)
+        command.ladder(argv)
     assert "--" in capsys.readouterr().err
 
 
 def test_ladder_takes_the_widest_head_of_any_stage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.ladder(["--n", "40", "--d", "256", "--stage", "naive", "--stage", "register_tiles"]) == 0
+    assert command.ladder(["--n", "40", "--d", "256", "--stage", "naive", "--stage", "register_tiles"]) == 0
     text = capsys.readouterr().out
     assert "[PASS] register_tiles" in text and "[SKIP] naive: head_dim = 256" in text
 
 
 def test_ladder_reports_a_wrong_stage(fakes: Any, capsys: pytest.CaptureFixture[str]) -> None:
     fakes(Fake("naive", act=lambda o: o.fill(0.0)))
-    assert bench.ladder(["--n", "33", "--d", "8"]) == 1
+    assert command.ladder(["--n", "33", "--d", "8"]) == 1
     text = capsys.readouterr().out
     assert "[FAIL] naive" in text and "[PASS] naive" not in text
 

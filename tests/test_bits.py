@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from helpers import device
-from helpers.ladder import BACKWARD, backward
-from helpers.record import bits
-from helpers.record.results import NO_RECORD
+from helpers.attention.ladder import BACKWARD, backward
+from helpers.bench.results import NO_RECORD
+from helpers.bench.studies import bits
 
 
 @pytest.mark.skipif(device.ON_GPU, reason="counts what differs on the CPU engine, where a fake makes it differ")

@@ -15,11 +15,10 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
-from helpers import repository
-from helpers.book import build, exports, kernels, mistakes, notebooks, parts
-from helpers.book.links import ROOT, Links, outside_code, slug
-from helpers.ladder import LADDER
-from helpers.record import gpus, plots
+from helpers.attention.ladder import LADDER
+from helpers.bench import gpus, plots
+from helpers.site import build, exports, kernels, mistakes, notebooks, parts, web_address
+from helpers.site.links import ROOT, Links, outside_code, slug
 
 NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton")
 missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -264,8 +263,8 @@ def test_outputs_keep_their_order() -> None:
         ("../kernels/steps", "/kernels/steps/index.md"),
         ("../kernels/ptx.cuh", "/kernels/ptx.cuh.md"),
         ("../README.md#x-ray", "/about/x-ray.md"),
-        ("../helpers/check.py", repository.address("helpers/check.py")),
-        ("../kernels/exercises", repository.address("kernels/exercises")),
+        ("../helpers/attention/check.py", web_address.address("helpers/attention/check.py")),
+        ("../kernels/exercises", web_address.address("kernels/exercises")),
         ("measured/ladder.png", "/notebooks/measured/ladder.png"),
         ("https://arxiv.org/abs/2205.14135", "https://arxiv.org/abs/2205.14135"),
         ("mailto:a@b.org", "mailto:a@b.org"),

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers import reference
-from helpers.check import (
+from helpers.attention import reference
+from helpers.attention.check import (
     REAL_INPUTS,
     CheckFailed,
     check,
@@ -21,7 +21,7 @@ from helpers.check import (
     real_tokens,
     tolerance_for,
 )
-from helpers.reference import attention
+from helpers.attention.reference import attention
 
 F32 = np.float32
 
@@ -200,10 +200,10 @@ def test_a_device_array_is_copied_by_cp_asnumpy(monkeypatch):
 def test_numpy_arrays_start_no_device():
     """In a fresh interpreter: neither the import nor a check of NumPy arrays touches the device or CuPy."""
     code = (
-        "import sys, numpy as np, helpers.check as c; c.check('x', np.ones(2), np.ones(2)); c.real_inputs(); "
+        "import sys, numpy as np, helpers.attention.check as c; c.check('x', np.ones(2), np.ones(2)); c.real_inputs(); "
         "print([m for m in sys.modules if m == 'helpers.device' or m.split('.')[0] == 'cupy'])"
     )
-    root = Path(reference.__file__).resolve().parent.parent
+    root = Path(reference.__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -297,7 +297,7 @@ def test_real_inputs_refuse_a_head(head):
 
 
 def test_real_inputs_without_the_file(monkeypatch, tmp_path):
-    monkeypatch.setattr("helpers.check.REAL_INPUTS", tmp_path / "minilm_qkv.npz")
+    monkeypatch.setattr("helpers.attention.check.REAL_INPUTS", tmp_path / "minilm_qkv.npz")
     with pytest.raises(FileNotFoundError, match=r"minilm_qkv\.npz is missing.*make_minilm_qkv\.py"):
         real_inputs()
 

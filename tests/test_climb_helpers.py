@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from helpers.attention.ladder.steps import CLIMBS
+from helpers.bench.plots import measured_tiles
+from helpers.bench.sass import compiled
 from helpers.draw.pictures import lane_pictures
-from helpers.ladder.steps import CLIMBS
-from helpers.record.plots import measured_tiles
-from helpers.record.sass import compiled
-from helpers.workbench import shared_per_1000, step_diff
+from helpers.lesson.shortcuts import shared_per_1000, step_diff
 
 SHAPE = (4, 16, 4096, 64)
 

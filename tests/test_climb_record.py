@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.attention.ladder.steps import CLIMBS
+from helpers.bench import climb, plots
+from helpers.bench.cases import Case
+from helpers.bench.results import NO_RECORD, Measurement, Note, Record
+from helpers.bench.studies import promises
 from helpers.device import ON_GPU
-from helpers.ladder.steps import CLIMBS
-from helpers.record import climb, plots, promises
-from helpers.record.cases import Case
-from helpers.record.results import NO_RECORD, Measurement, Note, Record
 
 
 def result(

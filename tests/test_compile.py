@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from helpers import compile_report as reports
-from helpers import kernel
-from helpers.compile_report import ARCHITECTURES, CompileReport, compile_report
-from helpers.cpu import CompileError
+from helpers.attention import compile_report as reports
+from helpers.attention import kernel
+from helpers.attention.compile_report import ARCHITECTURES, CompileReport, compile_report
+from helpers.attention.ladder import FORWARD, LADDER, Stage, limits
 from helpers.device import ON_GPU, cp
-from helpers.ladder import FORWARD, LADDER, Stage, limits
+from helpers.engine import CompileError
 
 try:
     reports.nvrtc_version()

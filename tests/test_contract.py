@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import attention, kernel, reference
-from helpers.attention import flash_attention, flash_attention_varlen
-from helpers.check import check
+from helpers import attention
+from helpers.attention import flash_attention, flash_attention_varlen, kernel, reference
+from helpers.attention.check import check
+from helpers.attention.ladder import FORWARD, LADDER, Launch, Stage
+from helpers.attention.ladder.call import Call, Spec
+from helpers.attention.ladder.contract import Part, Ready
 from helpers.device import ON_GPU, cp
-from helpers.ladder import FORWARD, LADDER, Launch, Stage
-from helpers.ladder.call import Call, Spec
-from helpers.ladder.contract import Part, Ready
 
 # Two kernels of one file: the gradient of sum(O * dO) with respect to V, by way of P in scratch memory.
 GRADIENT_OF_V = """

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import kernel, show
-from helpers.ladder import BACKWARD, LADDER
-from helpers.ladder.steps import CLIMBS
-from helpers.record import counters, ncu, peers, plan, profile_stages, xray_vs_ncu
-from helpers.record.cases import Case
-from helpers.record.experiments import CLIMB_CASES, WMMA, Step, steps
+from helpers.attention import kernel
+from helpers.attention.ladder import BACKWARD, LADDER
+from helpers.attention.ladder.steps import CLIMBS
+from helpers.bench import counters, ncu, peers, plan
+from helpers.bench.cases import Case
+from helpers.bench.experiments import CLIMB_CASES, WMMA, Step, steps
+from helpers.bench.studies import profile_stages, xray_vs_ncu
+from helpers.lesson import show
 
 MS, READ = "gpu__time_duration.sum", "dram__bytes_read.sum"
 OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"

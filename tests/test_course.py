@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import commands
+from helpers.cli import commands
 from helpers.setup import environment, host_compiler, progress, requirements, script
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -30,7 +30,8 @@ HELPERS = REPOSITORY / "helpers"
 SCRIPT = HELPERS / "course.py"
 # The script and the modules that it imports: what a Python without packages, or one that is too old, runs.
 SETUP = ("__init__", "environment", "host_compiler", "progress", "requirements", "script", "startup")
-MODULES = ("course", "commands", "work_copy", *(f"setup/{name}" for name in SETUP))
+CLI = ("__init__", "commands", "work_copy")
+MODULES = ("course", *(f"cli/{name}" for name in CLI), *(f"setup/{name}" for name in SETUP))
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the set-up is tested on Linux and macOS")
 needs_venv = pytest.mark.skipif(find_spec("ensurepip") is None, reason="this Python cannot make a .venv")
@@ -95,12 +96,12 @@ class TinyCourse:
         self.script = root / "helpers" / "course.py"
 
     def write(self) -> TinyCourse:
-        for folder in ("helpers/setup", "helpers/record", "tests", "notebooks"):
+        for folder in ("helpers/setup", "helpers/cli", "helpers/bench", "tests", "notebooks"):
             (self.root / folder).mkdir(parents=True)
         for name in MODULES:
             shutil.copy(HELPERS / f"{name}.py", self.root / "helpers" / f"{name}.py")
         (self.root / "environment.yml").write_text(ENVIRONMENT)
-        (self.root / "helpers" / "record" / "bench.py").write_text(BENCH)
+        (self.root / "helpers" / "bench" / "command.py").write_text(BENCH)
         self.wheels.mkdir(exist_ok=True)
         for name in ("pytest", "ruff", "jupyterlab"):
             make_wheel(self.wheels, name)
@@ -833,7 +834,7 @@ def test_notebooks_run_on_this_python_and_find_helpers(new: TinyCourse, tmp_path
         "execution_count": 1,
         "id": "right",
         "metadata": {},
-        "source": "import sys, helpers.record.bench\nprint(sys.prefix)",
+        "source": "import sys, helpers.bench.command\nprint(sys.prefix)",
         "outputs": [{"name": "stdout", "output_type": "stream", "text": sys.prefix + "\n"}],
     }
     wrong = {**right, "id": "wrong", "outputs": []}

@@ -18,14 +18,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers import check, compile_report, cpu, device, kernel, nvrtc
-from helpers.attention import flash_attention_varlen
+from helpers import device, engine
+from helpers.attention import check, compile_report, flash_attention_varlen, kernel
+from helpers.attention.ladder import FORWARD, LADDER, default_of, tiles
+from helpers.bench.cases import Case
+from helpers.bench.results import NO_RECORD
+from helpers.bench.studies import cute
 from helpers.device import cp
-from helpers.ladder import FORWARD, LADDER, default_of, tiles
-from helpers.record import cute
-from helpers.record.cases import Case
-from helpers.record.results import NO_RECORD
-from helpers.workbench import look
+from helpers.engine import nvrtc
+from helpers.lesson.shortcuts import look
 
 STAGE = LADDER["flash_cute"]
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -298,7 +299,7 @@ def test_bug_is_seen(bug: Switched, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:
         request.getfixturevalue("cpu_engine")
     text = with_switches()
-    with pytest.raises((AssertionError, cpu.LaunchError)):
+    with pytest.raises((AssertionError, engine.LaunchError)):
         check_planted(text, BUGS.index(bug) + 1)
 
 

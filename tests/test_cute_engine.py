@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from backends import BACKENDS, compiled, on_each_device
 
-from helpers import cpu, kernel, nvrtc
-from helpers.cpu import cutlass, unset
-from helpers.workbench import ask_cute
+from helpers import engine
+from helpers.attention import kernel
+from helpers.engine import cutlass, nvrtc, unset
+from helpers.lesson.shortcuts import ask_cute
 from helpers.xray import xray
 
 pytestmark = pytest.mark.skipif(nvrtc.why_no_cute() is not None, reason=nvrtc.why_no_cute() or "")
@@ -23,8 +24,9 @@ STD = ("-std=c++17",)
 
 
 def module(cp: Any, code: str, names: tuple[str, ...] = ()) -> Any:
-    """On the engine the options name the folder of the headers, as `helpers.kernel` does; on a GPU `compiled` does."""
-    return compiled(cp, code, names, (*STD, *kernel.headers(code)) if cp is cpu else STD)
+    """On the engine the options name the folder of the headers, as `helpers.attention.kernel` does; on a GPU
+    `compiled` does."""
+    return compiled(cp, code, names, (*STD, *kernel.headers(code)) if cp is engine else STD)
 
 
 # ---------------------------------------------------------------- layouts
@@ -74,7 +76,7 @@ extern "C" __global__ void offsets(int* hierarchical, int* swizzled) {
 
 
 def test_layouts_are_those_of_the_documentation(capfd: pytest.CaptureFixture[str]) -> None:
-    module(cpu, LAYOUTS).get_function("documented")((1,), (1,), ())
+    module(engine, LAYOUTS).get_function("documented")((1,), (1,), ())
     assert capfd.readouterr().out.split() == list(DOCUMENTED.values())
 
 
@@ -198,11 +200,11 @@ def test_a_product_through_tiled_copies_and_a_tiled_mma(where: Any, dtype: str) 
 
 def seen(build: str, *, waits: bool = True, meets: bool = True) -> Any:
     a, b, _, rows = tile(build)
-    run = module(cpu, GEMM, tuple(BUILDS.values())).get_function(BUILDS[build])
+    run = module(engine, GEMM, tuple(BUILDS.values())).get_function(BUILDS[build])
     args = (
-        cpu.asarray(a),
-        cpu.asarray(b),
-        cpu.zeros((64, 32), np.float32),
+        engine.asarray(a),
+        engine.asarray(b),
+        engine.zeros((64, 32), np.float32),
         np.int32(rows),
         np.bool_(waits),
         np.bool_(meets),
@@ -283,17 +285,19 @@ SMALL = '#include <cute/tensor.hpp>\nusing namespace cute;\nextern "C" __global_
 
 
 def small(body: str) -> Any:
-    return module(cpu, SMALL.format(body=body)).get_function("k")
+    return module(engine, SMALL.format(body=body)).get_function("k")
 
 
 def test_what_the_engine_lacks_is_named_with_the_readers_line() -> None:
     run = small("cluster_sync(); out[0] = 1;")
-    with pytest.raises(cpu.LaunchError, match=r"kernel\.cu:4: .* does not know the instruction barrier\.cluster\.arr"):
-        run((1,), (1,), (cpu.zeros(1, np.float32),))
+    with pytest.raises(
+        engine.LaunchError, match=r"kernel\.cu:4: .* does not know the instruction barrier\.cluster\.arr"
+    ):
+        run((1,), (1,), (engine.zeros(1, np.float32),))
 
 
 def test_a_wrong_layout_is_an_error_of_the_readers_line() -> None:
-    with pytest.raises(cpu.CompileError) as caught:
+    with pytest.raises(engine.CompileError) as caught:
         small(
             "auto a = make_tensor<float>(Shape<_4, _8>{}); auto c = make_tensor<float>(Shape<_4, _4>{}); gemm(a, c, c);"
         )
@@ -303,6 +307,6 @@ def test_a_wrong_layout_is_an_error_of_the_readers_line() -> None:
 
 def test_without_the_folder_the_package_is_named() -> None:
     with pytest.raises(
-        cpu.CompileError, match=r"kernel\.cu:1: error: <cute/tensor\.hpp> belongs to CUTLASS.*-I<folder>"
+        engine.CompileError, match=r"kernel\.cu:1: error: <cute/tensor\.hpp> belongs to CUTLASS.*-I<folder>"
     ):
-        cpu.RawModule(code=SMALL.format(body="out[0] = 1;"), options=STD).compile()
+        engine.RawModule(code=SMALL.format(body="out[0] = 1;"), options=STD).compile()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.cuda_source.edit import edit
+from helpers.engine.cuda_source.edit import edit
 
 CODE = """\
 // a barrier: __syncthreads();

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import elsewhere, pages, repository
+from helpers.lesson import colab
+from helpers.site import first_screen, web_address
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -67,7 +68,7 @@ def test_the_cell_fetches_the_course_and_the_notebook_runs(clone: Path, tmp_path
 def test_where_nothing_can_be_fetched_it_says_so(tmp_path: Path) -> None:
     done = run_alone(first_cell(NOTEBOOKS[0]), tmp_path, tmp_path / "nowhere")
     assert done.returncode != 0 and "nowhere" in done.stderr
-    if not repository.is_published():
+    if not web_address.is_published():
         done = run_alone(first_cell(NOTEBOOKS[0]), tmp_path, "", COURSE_REPOSITORY="")
         assert done.returncode != 0 and "COURSE_REPOSITORY: says where the course is" in done.stderr
 
@@ -105,35 +106,35 @@ def test_each_notebook_says_what_its_kernels_need() -> None:
 def test_what_runs_the_kernels(
     found: tuple[str, int] | None, least: int, only: bool, engine: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elsewhere, "gpu", lambda: found)
+    monkeypatch.setattr(colab, "gpu", lambda: found)
     monkeypatch.setenv("COURSE_DEVICE", "")
     monkeypatch.delenv("COURSE_DEVICE")
-    assert said in elsewhere._device(least, only)
+    assert said in colab._device(least, only)
     assert (os.environ.get("COURSE_DEVICE") == "cpu") == engine
 
 
 def test_without_a_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere, "gpu", lambda: None)
-    monkeypatch.setattr(elsewhere.shutil, "which", lambda name: None)
+    monkeypatch.setattr(colab, "gpu", lambda: None)
+    monkeypatch.setattr(colab.shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("COURSE_DEVICE", "cpu")
-    assert "install g++" in elsewhere._device(0, False)
+    assert "install g++" in colab._device(0, False)
 
 
 def test_it_installs_what_is_missing_and_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     there = {"numpy", "PIL", "matplotlib"}
-    monkeypatch.setattr(elsewhere.importlib.util, "find_spec", lambda name: name in there or None)
+    monkeypatch.setattr(colab.importlib.util, "find_spec", lambda name: name in there or None)
     asked = []
-    monkeypatch.setattr(elsewhere.subprocess, "run", lambda argv, **_: asked.append(argv[4:]))
-    monkeypatch.setattr(elsewhere.os, "chdir", lambda folder: None)
-    monkeypatch.setattr(elsewhere, "_device", lambda least, only: "")
+    monkeypatch.setattr(colab.subprocess, "run", lambda argv, **_: asked.append(argv[4:]))
+    monkeypatch.setattr(colab.os, "chdir", lambda folder: None)
+    monkeypatch.setattr(colab, "_device", lambda least, only: "")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    elsewhere.set_up()
+    colab.set_up()
     [[quiet, *packages]] = asked
     assert quiet == "--quiet" and [p.partition(">")[0] for p in packages] == ["ml_dtypes", "ipywidgets", "pyelftools"]
     assert all(">=" in package for package in packages), "as environment.yml has them"
     there |= {"ml_dtypes", "ipywidgets", "elftools"}
-    elsewhere.set_up()
+    colab.set_up()
     assert len(asked) == 1
 
 
@@ -141,35 +142,37 @@ def test_it_installs_what_is_missing_and_no_more(monkeypatch: pytest.MonkeyPatch
 
 
 def test_badges_come_from_the_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repository, "NAME", "OWNER/attention-course")
-    assert "](" not in pages.badges() and pages._opens("01_naive.ipynb") == ""
-    assert "github.com" not in pages.opening(1), "nothing is fetched from a name that may be somebody else's"
-    monkeypatch.setattr(repository, "NAME", "somebody/their-course")
-    line = pages._opens("01_naive.ipynb")
+    monkeypatch.setattr(web_address, "NAME", "OWNER/attention-course")
+    assert "](" not in first_screen.badges() and first_screen._opens("01_naive.ipynb") == ""
+    assert "github.com" not in first_screen.opening(1), "nothing is fetched from a name that may be somebody else's"
+    monkeypatch.setattr(web_address, "NAME", "somebody/their-course")
+    line = first_screen._opens("01_naive.ipynb")
     assert (
         "[Colab](https://colab.research.google.com/github/somebody/their-course/blob/main/notebooks/01_naive.ipynb)"
         in line
     )
     assert "mybinder.org/v2/gh/somebody/their-course/main?urlpath=lab/tree/notebooks/01_naive.ipynb" in line
-    assert pages.badges().count("somebody/their-course") == 3
-    opening = pages.opening(7)
+    assert first_screen.badges().count("somebody/their-course") == 3
+    opening = first_screen.opening(7)
     assert "${COURSE_REPOSITORY:-https://github.com/somebody/their-course}" in opening and "least=80" in opening
     assert max(map(len, opening.splitlines())) <= 120
     notebook = {"cells": [{"cell_type": "code", "source": [opening, "\nimport numpy as np\n"]}]}
-    assert pages.lines(notebook) == 1, "the made lines take no time to read"
+    assert first_screen.lines(notebook) == 1, "the made lines take no time to read"
 
 
 def test_no_other_file_knows_the_name() -> None:
     """Badges and cells are made: what git has of the name is in repository.py, and in what is made from it."""
-    owner = repository.NAME.partition("/")[0]
+    owner = web_address.NAME.partition("/")[0]
     for path in (*ROOT.glob("*.md"), *ROOT.glob(".devcontainer/*"), *ROOT.glob(".binder/*")):
-        text = pages.BADGES.sub("", path.read_text(encoding="utf-8"))
+        text = first_screen.BADGES.sub("", path.read_text(encoding="utf-8"))
         assert f"{owner}/" not in text, path.name
 
 
 def test_readme_has_the_badges_of_today() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert pages.BADGES.search(text) and pages.badges() in text, "run python3 -m helpers.pages"
+    assert first_screen.BADGES.search(text) and first_screen.badges() in text, (
+        "run python3 -m helpers.site.first_screen"
+    )
 
 
 # ---- Binder and the devcontainer
@@ -178,10 +181,10 @@ def test_readme_has_the_badges_of_today() -> None:
 def test_binder_installs_what_notebooks_need() -> None:
     """Of the list, as the list has it; the C++ compiler from Debian."""
     wanted = (ROOT / ".binder" / "requirements.txt").read_text().split()
-    listed = elsewhere.the_list()[1]
+    listed = colab.the_list()[1]
     assert set(wanted) <= set(listed)
     names = {line.partition(">")[0] for line in wanted}
-    assert set(elsewhere.NEEDED) | {"jupyterlab", "ipykernel"} == names
+    assert set(colab.NEEDED) | {"jupyterlab", "ipykernel"} == names
     assert (ROOT / ".binder" / "apt.txt").read_text().split() == ["g++"]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
+from helpers import engine
 
 SOURCE = r"""
 #include <cuda/std/cstdint>
@@ -396,7 +396,7 @@ def test_scalars_of_every_type(cp: Any) -> None:
     values += [np.uint32(2**32 - 1), np.int64(-(2**40)), np.uint64(2**63), np.float32(0.1), np.float64(0.1)]
     half, bfloat = np.float16(-0.333), np.asarray(3.14159, ml_dtypes.bfloat16)[()]
     # CuPy does not take a scalar of ml_dtypes: its two bytes go as they are.
-    packed = bfloat if cp is cpu else np.asarray(bfloat).view(np.uint16)[()]
+    packed = bfloat if cp is engine else np.asarray(bfloat).view(np.uint16)[()]
     values += [half, packed, np.uint64(2**53), np.int8(-128), np.uint16(65535), options, vector, pair]
     out = cp.zeros(23, np.float64)
     kernel(cp, "scalars")((1,), (1,), (out, *values))
@@ -483,24 +483,24 @@ def test_macros_in_every_spelling() -> None:
         "#define T 3\n#include <cuda_fp16.h>\n#include <cooperative_groups.h>\n"
         'extern "C" __global__ void k(int *a) { a[0] = T + 10 * N + 100 * I + 1000 * A(2) + FLAG * 10000; }\n'
     )
-    out = cpu.zeros(1, np.int32)
+    out = engine.zeros(1, np.int32)
     for options in (
         ("-DN=4", "-DI=5", "-DA(x)=x", "-DFLAG"),
         ("-D", "N=4", "-D", "I=5", "--define-macro=A(x)=x", "--define-macro", "FLAG=1", "--std=c++14"),
         ("-DN=9", "-UN", "-DN=4", "-DI=5", "-DA(x)=x", "-DFLAG=2", "--undefine-macro=FLAG", "-DFLAG", "-std=c++20"),
     ):
         out[0] = 0
-        cpu.RawKernel(code, "k", options=options)((1,), (1,), (out,))
+        engine.RawKernel(code, "k", options=options)((1,), (1,), (out,))
         assert int(out[0]) == 3 + 40 + 500 + 2000 + 10000
 
 
 def test_an_edited_header_is_compiled_again(tmp_path: Path) -> None:
     code = '#include "size.cuh"\nextern "C" __global__ void k(int *a) { a[0] = SIZE; }\n'
-    out = cpu.zeros(1, np.int32)
+    out = engine.zeros(1, np.int32)
     for size in (4, 5):
         (tmp_path / "size.cuh").write_text(f"#define SIZE {size}\n")
         for options in ((f"-I{tmp_path}",), ("-I", str(tmp_path)), (f"--include-path={tmp_path}",)):
-            cpu.RawModule(code=code, options=options).get_function("k")((1,), (1,), (out,))
+            engine.RawModule(code=code, options=options).get_function("k")((1,), (1,), (out,))
             assert int(out[0]) == size
 
 
@@ -510,8 +510,8 @@ def test_includes_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "near.cuh").write_text('#define NEAR 1\n#include "far.cuh"\n')
     (tmp_path / "inc" / "far.cuh").write_text("#define FAR 2\n")
     code = '#include "near.cuh"\nextern "C" __global__ void k(int *a) { a[0] = NEAR + FAR; }\n'
-    out = cpu.zeros(1, np.int32)
-    cpu.RawKernel(code, "k", options=("-Iinc",))((1,), (1,), (out,))
+    out = engine.zeros(1, np.int32)
+    engine.RawKernel(code, "k", options=("-Iinc",))((1,), (1,), (out,))
     assert int(out[0]) == 3
 
 
@@ -524,8 +524,8 @@ def test_the_hosts_headers_may_be_included_for_nvcc() -> None:
         "  a[0] = std::fmax(fmaxf(a[1], 2.0f), std::max(1.0f, 0.5f)) + (clock() == 0 ? 1 : 0) + FLT_EPSILON * 0;\n"
         '  printf("%g\\n", a[0]);\n}\n'
     )
-    out = cpu.zeros(2, np.float32)
-    cpu.RawKernel(code, "k", backend="nvcc")((1,), (1,), (out,))
+    out = engine.zeros(2, np.float32)
+    engine.RawKernel(code, "k", backend="nvcc")((1,), (1,), (out,))
     assert float(out[0]) == 2.0
 
 
@@ -537,12 +537,15 @@ def test_what_nobody_wrote_is_nan() -> None:
         "  b[0] = s[0], b[1] = s[63], b[2] = d[0], b[3] = d[99];\n  __syncthreads();\n"
         "  for (int i = 0; i < 64; ++i) s[i] = d[i] = 1;\n}\n"
     )
-    a, b = cpu.empty((3, 5), np.float32), cpu.zeros(4, np.float32)
+    a, b = engine.empty((3, 5), np.float32), engine.zeros(4, np.float32)
     assert np.isnan(a).all()
     for _ in range(2):  # the second launch finds nothing of the first
-        cpu.RawKernel(code, "k")((3,), (1,), (a, b), shared_mem=400)
+        engine.RawKernel(code, "k")((3,), (1,), (a, b), shared_mem=400)
         assert np.isnan(b).all()
-    assert np.isnan(cpu.empty(7, np.float16)).all() and np.isnan(cpu.empty(7, cpu.bfloat16).astype(np.float32)).all()
+    assert (
+        np.isnan(engine.empty(7, np.float16)).all()
+        and np.isnan(engine.empty(7, engine.bfloat16).astype(np.float32)).all()
+    )
 
 
 def test_printf_is_shown_in_the_order_of_blocks(capfd: pytest.CaptureFixture[str]) -> None:
@@ -553,14 +556,14 @@ def test_printf_is_shown_in_the_order_of_blocks(capfd: pytest.CaptureFixture[str
         "  __syncthreads();\n"
         '  if (threadIdx.x == 3) printf("[%u]\\n", blockIdx.x);\n}\n'
     )
-    cpu.RawKernel(code, "k")((50,), (4,), (np.int32(5),))
+    engine.RawKernel(code, "k")((50,), (4,), (np.int32(5),))
     lines = [f"{10 * b + t} is 2.50 {1 << 40} %" if t < 2 else f"[{b}]" for b in range(50) for t in range(3)]
     assert capfd.readouterr().out.splitlines() == lines
 
 
 def test_long_output_of_a_kernel_is_complete(capfd: pytest.CaptureFixture[str]) -> None:
     code = 'extern "C" __global__ void k() { for (int i = 0; i < 100; ++i) printf("%0100d\\n", i); }\n'
-    cpu.RawKernel(code, "k")((1,), (64,), ())
+    engine.RawKernel(code, "k")((1,), (64,), ())
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) == 6400 and lines == [f"{i % 100:0100d}" for i in range(6400)]
 

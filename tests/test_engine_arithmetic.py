@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu, kernel
-from helpers.cpu import arithmetic
-from helpers.cuda_source.source import blank_comments
-from helpers.ladder import LADDER
+from helpers import engine
+from helpers.attention import kernel
+from helpers.attention.ladder import LADDER
+from helpers.engine import arithmetic
+from helpers.engine.cuda_source.source import blank_comments
 from helpers.xray import xray
 
 i32, u32, i64, u64 = np.int32, np.uint32, np.int64, np.uint64
@@ -238,7 +239,7 @@ def test_divisions_do_not_trap(cp: Any, kind: str) -> None:
     np.testing.assert_array_equal(cp.asnumpy(out), expected)
     np.testing.assert_array_equal(cp.asnumpy(again), expected)
     found, wanted = cp.asnumpy(rest), np.array(remainders, dtype)
-    if cp is not cpu:  # PTX does not say what it gives: on an H200 what the quotient is, or the dividend
+    if cp is not engine:  # PTX does not say what it gives: on an H200 what the quotient is, or the dividend
         by_zero = np.array([y == 0 for _, y in pairs])
         assert ((found == wanted) | (found == expected))[by_zero].all()
         wanted[by_zero] = found[by_zero]
@@ -262,8 +263,8 @@ DIVIDES = 'extern "C" __global__ void mean(int *out, const int *sum, int n) {\n 
 
 
 def test_the_xray_reports_divisions_by_zero() -> None:
-    function = cpu.RawKernel(DIVIDES, "mean")
-    out, total = cpu.zeros(1, i32), cpu.asarray(np.array([6], i32))
+    function = engine.RawKernel(DIVIDES, "mean")
+    out, total = engine.zeros(1, i32), engine.asarray(np.array([6], i32))
     assert xray(function, (1,), (1,), (out, total, i32(3))).clean and out[0] == 2
     if platform.machine() in ("x86_64", "AMD64"):
         (finding,) = xray(function, (1,), (1,), (out, total, i32(0))).findings
@@ -274,8 +275,8 @@ def test_the_xray_reports_what_is_not_mended(tmp_path: Any) -> None:
     """A header of one's own is compiled as it is, so its results may differ from a GPU's."""
     (tmp_path / "own.h").write_text(HEADER)
     code = '#include "own.h"\nextern "C" __global__ void user(int *o, int n, float f) {\n  o[0] = of_header(n, f);\n}\n'
-    function = cpu.RawKernel(code, "user", options=(f"-I{tmp_path}",))
-    out = cpu.zeros(1, i32)
+    function = engine.RawKernel(code, "user", options=(f"-I{tmp_path}",))
+    out = engine.zeros(1, i32)
     assert xray(function, (1,), (1,), (out, i32(31), np.float32(2e9))).clean
     found = xray(function, (1,), (1,), (out, i32(37), np.float32(-1e10))).findings
     assert {f.kind for f in found} == {"shift", "conversion"}
@@ -285,8 +286,8 @@ def test_the_xray_reports_what_is_not_mended(tmp_path: Any) -> None:
 
 def test_the_xray_is_silent_where_results_are_a_gpus() -> None:
     code = 'extern "C" __global__ void mended(int *o, int n, float f) {\n  o[0] = (1 << n) + (int)f;\n  o[1] = f;\n}\n'
-    function = cpu.RawKernel(code, "mended")
-    out = cpu.zeros(2, i32)
+    function = engine.RawKernel(code, "mended")
+    out = engine.zeros(2, i32)
     assert xray(function, (1,), (1,), (out, i32(32), np.float32(1e10))).clean
     assert out.tolist() == [2**31 - 1] * 2
 
@@ -360,14 +361,14 @@ def test_a_source_that_the_edits_would_break_is_compiled_as_it_is() -> None:
         'extern "C" __global__ void fields(unsigned *out, int n) {\n'
         "  Bits bits = {1, 1};\n  bits.a <<= n;\n  out[0] = bits.a;\n}\n"
     )
-    out = cpu.zeros(1, u32)
-    cpu.RawKernel(code, "fields")((1,), (1,), (out, i32(3)))
+    out = engine.zeros(1, u32)
+    engine.RawKernel(code, "fields")((1,), (1,), (out, i32(3)))
     assert out[0] == 8
 
 
 @pytest.mark.parametrize("stage", LADDER.values(), ids=lambda stage: stage.file)
 def test_the_courses_kernels_are_compiled_as_edited(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, compile_one = [], cpu.compiler._compile
+    taken, compile_one = [], engine.compiler._compile
 
     def counted(*how: Any) -> tuple[bool, str]:
         taken.append(compile_one(*how))
@@ -375,16 +376,16 @@ def test_the_courses_kernels_are_compiled_as_edited(stage: Any, monkeypatch: pyt
 
     if reason := stage.missing():
         pytest.skip(reason)
-    monkeypatch.setattr(cpu.compiler, "_compile", counted)
+    monkeypatch.setattr(engine.compiler, "_compile", counted)
     code = f"{kernel.source(stage.file)}// {time.time_ns()}\n"
-    cpu.RawModule(code=code, options=(*kernel.options(stage.defines(64)), *kernel.headers(code))).compile()
+    engine.RawModule(code=code, options=(*kernel.options(stage.defines(64)), *kernel.headers(code))).compile()
     assert [good for good, _ in taken] == [True], taken[0][1]
 
 
 def test_an_error_shows_the_line_as_it_is_written() -> None:
     code = 'extern "C" __global__ void wrong(int *out, int n, float f) {\n  out[0] = (int)f << n + missing;\n}\n'
-    with pytest.raises(cpu.CompileError) as caught:
-        cpu.RawModule(code=code).compile()
+    with pytest.raises(engine.CompileError) as caught:
+        engine.RawModule(code=code).compile()
     assert "kernel.cu:2: error" in str(caught.value) and "engine_" not in str(caught.value)
     assert "out[0] = (int)f << n + missing;\n" + " " * 8 + " " * 26 + "^" in str(caught.value)
 
@@ -394,6 +395,6 @@ def test_an_assertion_shows_its_text_as_it_is_written() -> None:
         '#include <assert.h>\nextern "C" __global__ void claims(int n, float f) {\n'
         "  assert((1 << n) == (int)f && static_cast<int>(f) > 0);\n}\n"
     )
-    function = cpu.RawKernel(code, "claims")
-    with pytest.raises(cpu.LaunchError, match=r"\(1 << n\) == \(int\)f && static_cast<int>\(f\) > 0 \["):
+    function = engine.RawKernel(code, "claims")
+    with pytest.raises(engine.LaunchError, match=r"\(1 << n\) == \(int\)f && static_cast<int>\(f\) > 0 \["):
         function((1,), (1,), (i32(3), np.float32(9)))

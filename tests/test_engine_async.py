@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
+from helpers import engine
 
 COPY = r"""
 extern "C" __global__ void copyBYTES(const char *in, char *out, int given) {
@@ -123,16 +123,16 @@ def test_a_group_lands_when_it_is_waited_for() -> None:
     """On the CPU alone: a GPU may be early. Late is what a missing wait must be seen by."""
     data = np.random.default_rng(0).random((3, 32)).astype(np.float32)
     for pending in range(4):
-        out = cpu.zeros((3, 32), np.float32)
-        kernel(cpu, "groups")((1,), (32,), (cpu.asarray(data), out, np.int32(pending)))
+        out = engine.zeros((3, 32), np.float32)
+        kernel(engine, "groups")((1,), (32,), (engine.asarray(data), out, np.int32(pending)))
         landed = np.arange(3)[:, None] < 3 - pending
         np.testing.assert_array_equal(out, np.where(landed, data, -1))
 
 
 def test_what_is_not_committed_waits_for_wait_all() -> None:
     data = np.arange(32, dtype=np.float32)
-    out = cpu.zeros((2, 32), np.float32)
-    kernel(cpu, "uncommitted")((1,), (32,), (cpu.asarray(data), out))
+    out = engine.zeros((2, 32), np.float32)
+    kernel(engine, "uncommitted")((1,), (32,), (engine.asarray(data), out))
     assert (out[0] == -1).all()
     np.testing.assert_array_equal(out[1], data)
 
@@ -149,7 +149,7 @@ def test_pipeline_functions(cp: Any, zeros: int) -> None:
     later[:, :4] = data[32:, :1].view(np.uint8)
     got = cp.asnumpy(out).view(np.uint8)
     np.testing.assert_array_equal(got[1], later)
-    if cp is cpu:
+    if cp is engine:
         np.testing.assert_array_equal(got[0], expected)
 
 
@@ -175,9 +175,9 @@ def test_a_missing_wait_is_a_wrong_result(old: str, new: str) -> None:
     code = SOURCE[begin : SOURCE.index(COPY[:20], begin)]
     assert old in code
     data = np.random.default_rng(0).integers(1, 10**5, (96, 32)).astype(np.float32)
-    out = cpu.zeros(32, np.float32)
-    broken = cpu.RawModule(code=code.replace(old, new)).get_function("column_sums")
-    broken((1,), (32,), (cpu.asarray(data), out, np.int32(3)))
+    out = engine.zeros(32, np.float32)
+    broken = engine.RawModule(code=code.replace(old, new)).get_function("column_sums")
+    broken((1,), (32,), (engine.asarray(data), out, np.int32(3)))
     assert not (out == data.sum(0)).any()
 
 
@@ -223,7 +223,7 @@ extern "C" __global__ void odd_pipeline(const float *in) {
 
 @functools.cache
 def broken() -> Any:
-    return cpu.RawModule(code="#include <cuda_pipeline.h>\n" + BROKEN)
+    return engine.RawModule(code="#include <cuda_pipeline.h>\n" + BROKEN)
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def broken() -> Any:
     ],
 )
 def test_errors_name_the_line(name: str, thread: int, says: str) -> None:
-    with pytest.raises(cpu.LaunchError, match="thread") as caught:
-        broken().get_function(name)((1,), (32,), (cpu.zeros(256, np.float32),))
+    with pytest.raises(engine.LaunchError, match="thread") as caught:
+        broken().get_function(name)((1,), (32,), (engine.zeros(256, np.float32),))
     message = str(caught.value)
     assert says in message and f"thread ({thread},0,0)" in message, message
     line = next(i for i, text in enumerate(BROKEN.splitlines(), 2) if f"void {name}(" in text) + 2
@@ -253,5 +253,5 @@ def test_wrong_sizes_are_compile_errors() -> None:
   __shared__ char s[64];
   asm volatile("cp.async.ca.shared.global [%0], [%1], 12;" :: "r"((unsigned)__cvta_generic_to_shared(s)), "l"(in));
 }"""
-    with pytest.raises(cpu.CompileError, match="4, 8 or 16 bytes"):
-        cpu.RawModule(code=code).compile()
+    with pytest.raises(engine.CompileError, match="4, 8 or 16 bytes"):
+        engine.RawModule(code=code).compile()

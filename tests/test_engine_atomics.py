@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
+from helpers import engine
 from helpers.xray import xray
 
 SOURCE = r"""
@@ -235,7 +235,7 @@ extern "C" __global__ void add_shared(float *sums) {
 
 
 def of_floats(cp: Any, name: str) -> Any:
-    if cp is not cpu and int(cp.cuda.Device().compute_capability) < 90:
+    if cp is not engine and int(cp.cuda.Device().compute_capability) < 90:
         pytest.skip("atomics of several floats came with compute capability 9.0")
     return compiled(cp, FLOATS).get_function(name)
 
@@ -251,19 +251,21 @@ def test_several_floats_at_a_time(cp: Any) -> None:
 
 
 def test_several_floats_are_one_access_of_a_checked_run() -> None:
-    sums = cpu.zeros(1024, np.float32)
-    run = of_floats(cpu, "add_rows")
+    sums = engine.zeros(1024, np.float32)
+    run = of_floats(engine, "add_rows")
     report = xray(run, (3,), (64,), (sums, np.int32(0), np.int32(0)))
     report.assert_clean()
     figures = report.traffic["sums"]
     assert (figures.atomics, figures.stores, figures.written, figures.sectors) == (192, 6, 192 * 16, 6 * 16)
-    np.testing.assert_array_equal(cpu.asnumpy(sums)[:256], np.tile([3, 6, 9, 12], 64))
+    np.testing.assert_array_equal(engine.asnumpy(sums)[:256], np.tile([3, 6, 9, 12], 64))
     assert report.by_line["k.cu", 9].atomics == 192
 
 
 @pytest.mark.parametrize(("at", "plain", "kind"), [(0, 1, "race"), (2, 0, "misaligned"), (1000, 0, "out of bounds")])
 def test_what_a_checked_run_finds_of_several_floats(at: int, plain: int, kind: str) -> None:
-    report = xray(of_floats(cpu, "add_rows"), (3,), (64,), (cpu.zeros(1024, np.float32), np.int32(at), np.int32(plain)))
+    report = xray(
+        of_floats(engine, "add_rows"), (3,), (64,), (engine.zeros(1024, np.float32), np.int32(at), np.int32(plain))
+    )
     assert {(finding.kind, finding.array) for finding in report.findings} == {(kind, "sums")}
 
 
@@ -275,6 +277,6 @@ def test_what_a_checked_run_finds_of_several_floats(at: int, plain: int, kind: s
     ],
 )
 def test_errors_of_several_floats(name: str, rest: tuple[Any, ...], line: int, message: str) -> None:
-    with pytest.raises(cpu.LaunchError, match=re.escape(message)) as caught:
-        of_floats(cpu, name)((1,), (1,), (cpu.zeros(1024, np.float32), *rest))
+    with pytest.raises(engine.LaunchError, match=re.escape(message)) as caught:
+        of_floats(engine, name)((1,), (1,), (engine.zeros(1024, np.float32), *rest))
     assert f"k.cu, line {line}" in str(caught.value) or f"k.cu:{line}" in str(caught.value)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
+from helpers import engine
 from helpers.xray import xray
 
 LEAVING = r"""
@@ -195,15 +195,15 @@ extern "C" __global__ void not_a_warp(float *a) { asm volatile("bar.sync 1, 40;"
     ],
 )
 def test_living_threads_at_different_barriers(name: str, says: str) -> None:
-    a = cpu.zeros(64, np.float32)
+    a = engine.zeros(64, np.float32)
     args = (a, np.int32(50)) if name == "other_barrier" else (a,)
-    with pytest.raises(cpu.LaunchError, match=says):
-        cpu.RawModule(code=WRONG).get_function(name)((2,), (96 if name == "whole_warp_missing" else 64,), args)
+    with pytest.raises(engine.LaunchError, match=says):
+        engine.RawModule(code=WRONG).get_function(name)((2,), (96 if name == "whole_warp_missing" else 64,), args)
 
 
 def test_an_early_return_is_a_note_of_the_xray() -> None:
-    x, out = cpu.asarray(np.arange(256, dtype=np.int32)), cpu.zeros(256, np.int32)
-    function = cpu.RawModule(code=LEAVING).get_function("reversed")
+    x, out = engine.asarray(np.arange(256, dtype=np.int32)), engine.zeros(256, np.int32)
+    function = engine.RawModule(code=LEAVING).get_function("reversed")
     report = xray(function, (1,), (64,), (x, out, np.int32(64)))
     assert report.clean and report.notes == []
     report = xray(function, (1,), (64,), (x, out, np.int32(50)))
@@ -245,6 +245,6 @@ def test_the_runtimes_version(cp: Any) -> None:
 
 def test_the_drivers_version() -> None:
     """NVRTC finds no <cuda.h>; a file for nvcc includes it and takes its modern branch here."""
-    out = cpu.zeros(2, np.int32)
-    cpu.RawModule(code="#include <cuda.h>\n" + VERSIONS).get_function("branch")((1,), (1,), (out,))
+    out = engine.zeros(2, np.int32)
+    engine.RawModule(code="#include <cuda.h>\n" + VERSIONS).get_function("branch")((1,), (1,), (out,))
     assert out.tolist() == [1, 2]

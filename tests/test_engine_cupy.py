@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
-from helpers.cpu import libraries
+from helpers import engine
+from helpers.engine import libraries
 
 needs_cupy = pytest.mark.skipif(libraries.folder() is None, reason="CuPy is not installed")
 RNG = np.random.default_rng(11)
@@ -166,7 +166,7 @@ def test_pointers_in_an_array(cp: Any) -> None:
 
 
 def test_numbers_that_are_no_addresses() -> None:
-    kernel, target = compiled(cpu, COPY).get_function("copy"), cpu.zeros(N, cpu.float32)
+    kernel, target = compiled(engine, COPY).get_function("copy"), engine.zeros(N, engine.float32)
     with pytest.raises(TypeError, match="expected a device array; got int 7"):
         kernel((1,), (N,), (7, target, N))
     with pytest.raises(TypeError, match=r"\(0x7ff00000\), which is no address in a device array that still lives"):
@@ -174,10 +174,10 @@ def test_numbers_that_are_no_addresses() -> None:
 
 
 def test_an_address_past_its_array_is_a_fault() -> None:
-    source, target = cpu.zeros(N, cpu.float32), cpu.zeros(N, cpu.float32)
+    source, target = engine.zeros(N, engine.float32), engine.zeros(N, engine.float32)
     code = COPY.replace("int i = threadIdx.x", "int i = threadIdx.x + 100000")
-    with pytest.raises(cpu.LaunchError, match=r"from\[100000\], which has \d+ elements"):
-        compiled(cpu, code).get_function("copy")((1,), (N,), (source.data.ptr, target, 1 << 30))
+    with pytest.raises(engine.LaunchError, match=r"from\[100000\], which has \d+ elements"):
+        compiled(engine, code).get_function("copy")((1,), (N,), (source.data.ptr, target, 1 << 30))
 
 
 @on_each_device
@@ -193,14 +193,14 @@ def test_pickled(cp: Any, what: str) -> None:
 
 
 def test_cupys_names_for_errors() -> None:
-    with pytest.raises(cpu.cuda.compiler.CompileException):
-        cpu.RawModule(code='extern "C" __global__ void broken( {}').compile()
-    with pytest.raises(cpu.cuda.driver.CUDADriverError, match="named symbol not found"):
-        cpu.RawModule(code=COPY).get_function("paste")
+    with pytest.raises(engine.cuda.compiler.CompileException):
+        engine.RawModule(code='extern "C" __global__ void broken( {}').compile()
+    with pytest.raises(engine.cuda.driver.CUDADriverError, match="named symbol not found"):
+        engine.RawModule(code=COPY).get_function("paste")
 
 
 def test_warnings_in_the_log(tmp_path: Any) -> None:
     log = tmp_path / "log"
     with log.open("w") as stream:
-        cpu.RawModule(code=COPY.replace("int i =", "int unused; int i =")).compile(log_stream=stream)
+        engine.RawModule(code=COPY.replace("int i =", "int unused; int i =")).compile(log_stream=stream)
     assert re.search(r"kernel\.cu:3: warning: unused variable", log.read_text())

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import cpu
-from helpers.cpu import CompileError, LaunchError, failures, runtime, structures
+from helpers import engine
+from helpers.engine import CompileError, LaunchError, failures, runtime, structures
 
 SOURCE = r"""
 extern "C" __global__ void write_wild(float *a, int n) {
@@ -132,7 +132,7 @@ def line_of(marker: str) -> int:
 
 @functools.cache
 def module() -> Any:
-    return cpu.RawModule(code=SOURCE)
+    return engine.RawModule(code=SOURCE)
 
 
 def launch(name: str, grid: Any, block: Any, args: tuple[Any, ...], **how: Any) -> None:
@@ -143,7 +143,7 @@ def failure(name: str, grid: Any, block: Any, args: tuple[Any, ...], **how: Any)
     """The message of a launch that fails, after which the engine still works."""
     with pytest.raises(LaunchError) as caught:
         launch(name, grid, block, args, **how)
-    a = cpu.empty(32, np.float32)
+    a = engine.empty(32, np.float32)
     launch("good", (1,), (32,), (a,))
     np.testing.assert_array_equal(a, np.arange(32))
     return str(caught.value)
@@ -164,14 +164,14 @@ WRITE, READ = ("write to", "read of") if platform.machine() in ("x86_64", "AMD64
 
 
 def test_a_wild_write() -> None:
-    a = cpu.zeros(100, f32)
+    a = engine.zeros(100, f32)
     message = failure("write_wild", (3,), (32,), (a, i32(10)))
     assert_says(message, f"illegal {WRITE} a[700], which has 100 elements", marker="write_wild")
     assert_says(message, "[write_wild, block (2,0,0), thread (6,0,0); SIG")
 
 
 def test_a_wild_read_in_two_dimensions() -> None:
-    a, b = cpu.zeros((8, 4), f32), cpu.zeros(1, f32)
+    a, b = engine.zeros((8, 4), f32), engine.zeros(1, f32)
     message = failure("read_wild", (2, 2), (4, 2), (a, b, i32(-20_000)))
     assert_says(message, f"illegal {READ} a[-20000], which has 32 elements", marker="read_wild")
     assert_says(message, "block (0,0,0), thread (2,1,0)")
@@ -180,21 +180,21 @@ def test_a_wild_read_in_two_dimensions() -> None:
 @pytest.mark.parametrize("size", [64, 128, 1024, 4096, 64 * 1000])
 def test_just_past_the_end(size: int) -> None:
     """Arrays of a multiple of 256 bytes end where a guard begins; others have up to 255 bytes of slack."""
-    a, b = cpu.ones(size, f32), cpu.zeros(2, f32)
+    a, b = engine.ones(size, f32), engine.zeros(2, f32)
     launch("read_wild", (1,), (4, 2), (a, b, i32(size - 1)))
     message = failure("read_wild", (1,), (4, 2), (a, b, i32(size)))
     assert_says(message, f"a[{size}], which has {size:,} elements", marker="read_wild")
 
 
 def test_far_away() -> None:
-    message = failure("absolute", (1,), (1,), (cpu.zeros(8, f32), np.uint64(0x24680)))
+    message = failure("absolute", (1,), (1,), (engine.zeros(8, f32), np.uint64(0x24680)))
     assert_says(message, f"illegal {WRITE} address 0x24680, which is far from every array", marker="absolute")
 
 
 @pytest.mark.parametrize(("size", "at"), [(1000, 1000), (1000, 1003), (7, 63), (100, -1), (100, -7), (1024, -1)])
 def test_a_write_into_the_slack_beside_an_array(size: int, at: int) -> None:
     """No guard is there, so it is seen after the launch, which says so."""
-    for a in (cpu.zeros(size, f32), cpu.ones(size, f32) + 1):
+    for a in (engine.zeros(size, f32), engine.ones(size, f32) + 1):
         if at < 0 and size % 1024 == 0:
             failure("write_one", (1,), (1,), (a, i32(at)))  # a guard after all
             continue
@@ -205,28 +205,28 @@ def test_a_write_into_the_slack_beside_an_array(size: int, at: int) -> None:
 
 
 def test_null_pointers() -> None:
-    b = cpu.zeros(1, f32)
+    b = engine.zeros(1, f32)
     assert_says(failure("read_wild", (1,), (4, 2), (None, b, i32(0))), "a null pointer", marker="read_wild")
     message = failure("read_wild", (1,), (4, 2), (None, b, i32(25)))
     assert_says(message, "address 100: a null pointer and an index", marker="read_wild")
 
 
 def test_the_line_of_an_inlined_function_and_of_an_intrinsic() -> None:
-    a, b = cpu.zeros(64, f32), cpu.zeros(2, f32)
+    a, b = engine.zeros(64, f32), engine.zeros(2, f32)
     assert_says(failure("through_function", (1,), (1,), (a, b, i32(64))), "a[64]", marker="load")
     assert_says(failure("through_intrinsic", (1,), (1,), (a, b, i32(64))), "a[64]", marker="through_intrinsic")
-    a = cpu.zeros(64, i32)
+    a = engine.zeros(64, i32)
     assert_says(failure("through_atomic", (1,), (1,), (a, i32(64))), "a[64]", marker="through_atomic")
 
 
 def test_the_line_of_a_call_into_a_library() -> None:
-    message = failure("through_library", (1,), (1,), (cpu.zeros(4096, np.uint8), i32(8192)))
+    message = failure("through_library", (1,), (1,), (engine.zeros(4096, np.uint8), i32(8192)))
     assert_says(message, "a[4096], which has 4,096 elements", marker="through_library")
     assert_says(failure("through_printf", (1,), (1,), (i32(8),)), "address 8: a null pointer", marker="through_printf")
 
 
 def test_array_computed_by_numpy_is_guarded_too() -> None:
-    a, b = cpu.ones(64, f32) * 2, cpu.zeros(1, f32)
+    a, b = engine.ones(64, f32) * 2, engine.zeros(1, f32)
     assert_says(failure("read_wild", (1,), (4, 2), (a, b, i32(64))), "a[64], which has 64 elements", marker="read_wild")
     view = a[16:32]
     launch("read_wild", (1,), (4, 2), (view, b, i32(47)))
@@ -236,16 +236,16 @@ def test_array_computed_by_numpy_is_guarded_too() -> None:
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors read any address")
 def test_a_misaligned_vector() -> None:
-    a = cpu.zeros(64, f32)
+    a = engine.zeros(64, f32)
     launch("misaligned", (1,), (1,), (a, i32(4)))
     assert_says(failure("misaligned", (1,), (1,), (a, i32(1))), "misaligned address", "float4", marker="misaligned")
 
 
 @pytest.mark.skipif(
-    not cpu.compiler.sys.platform.startswith("linux"), reason="static arrays are guarded on Linux alone"
+    not engine.compiler.sys.platform.startswith("linux"), reason="static arrays are guarded on Linux alone"
 )
 def test_past_the_end_of_static_shared_memory() -> None:
-    out = cpu.zeros(32, f32)
+    out = engine.zeros(32, f32)
     launch("past_static", (1,), (32,), (out, i32(32)))
     message = failure("past_static", (1,), (32,), (out, i32(33)))
     assert_says(message, "byte 256 of __shared__ tile, which has 256 bytes", "thread (31,0,0)", marker="past_static")
@@ -253,7 +253,7 @@ def test_past_the_end_of_static_shared_memory() -> None:
 
 
 def test_past_the_end_of_dynamic_shared_memory() -> None:
-    out = cpu.zeros(32, f32)
+    out = engine.zeros(32, f32)
     launch("past_dynamic", (1,), (32,), (out, i32(31)), shared_mem=128)
     message = failure("past_dynamic", (1,), (32,), (out, i32(33)), shared_mem=128)
     assert_says(message, "byte 132 of dynamic shared memory, which has 128 bytes", marker="past_dynamic")
@@ -262,7 +262,7 @@ def test_past_the_end_of_dynamic_shared_memory() -> None:
 
 
 def test_stack_overflow() -> None:
-    out = cpu.zeros(1, i32)
+    out = engine.zeros(1, i32)
     launch("overflow", (2,), (64,), (out, i32(100)))
     message = failure("overflow", (2,), (64,), (out, i32(100_000)))
     assert_says(message, "local arrays do not fit the engine's stack of 256 KB", "[overflow, block (0,0,0)")
@@ -271,7 +271,7 @@ def test_stack_overflow() -> None:
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors do not stop for it")
 def test_integer_division() -> None:
-    a = cpu.asarray(np.array([0, -(2**31)], i32))
+    a = engine.asarray(np.array([0, -(2**31)], i32))
     launch("divide", (1,), (1,), (a, i32(2)))
     assert a[0] == -(2**30)
     for by, quotient in ((0, -1), (-1, -(2**31))):
@@ -280,37 +280,37 @@ def test_integer_division() -> None:
 
 
 def test_two_different_barriers() -> None:
-    message = failure("two_barriers", (1,), (64,), (cpu.zeros(2, f32),))
+    message = failure("two_barriers", (1,), (64,), (engine.zeros(2, f32),))
     first, second = line_of("first barrier"), line_of("second barrier")
     assert_says(message, "barrier divergence", f"waits in __syncthreads() at kernel.cu:{first}", f"kernel.cu:{second}")
 
 
 def test_a_warp_that_waits_for_lanes_that_never_come() -> None:
-    message = failure("one_sided", (1,), (32,), (cpu.zeros(32, i32),))
+    message = failure("one_sided", (1,), (32,), (engine.zeros(32, i32),))
     assert_says(
         message, "deadlock in warp 0", "in __shfl_sync with mask 0xffffffff", "lanes 0xffff0000", marker="one_sided"
     )
-    message = failure("other_mask", (1,), (64,), (cpu.zeros(32, i32),))
+    message = failure("other_mask", (1,), (64,), (engine.zeros(32, i32),))
     assert_says(
         message, "deadlock in warp 0", "mask 0xffffffff, and lanes 0x000000ff of that mask", marker="other_mask"
     )
 
 
 def test_lanes_in_different_operations() -> None:
-    message = failure("different", (1,), (32,), (cpu.zeros(2, i32),))
+    message = failure("different", (1,), (32,), (engine.zeros(2, i32),))
     shuffle, ballot = line_of("different shuffle"), line_of("different ballot")
     assert_says(message, "the lanes of a warp meet in different operations")
     assert_says(message, f"in __ballot_sync at kernel.cu:{ballot}", f"in __shfl_sync at kernel.cu:{shuffle}")
 
 
 def test_a_mask_without_the_own_lane() -> None:
-    message = failure("not_named", (1,), (32,), (cpu.zeros(32, i32),))
+    message = failure("not_named", (1,), (32,), (engine.zeros(32, i32),))
     assert_says(message, "lane 16 calls __shfl_sync with mask 0x0000ffff, which does not name the lane itself")
     assert_says(message, "thread (16,0,0)", marker="not_named")
 
 
 def test_assertions_and_traps() -> None:
-    a = cpu.zeros(100, i32)
+    a = engine.zeros(100, i32)
     launch("asserting", (3,), (32,), (a, i32(96)))
     a[40] = -1
     message = failure("asserting", (3,), (32,), (a, i32(96)))
@@ -321,14 +321,14 @@ def test_assertions_and_traps() -> None:
 def test_assertions_can_be_switched_off() -> None:
     code = 'extern "C" __global__ void k(int *a) { assert(a[0] == 1); a[1] = 5; }\n'
     for header in ("", "#include <assert.h>\n", "#define NDEBUG\n#include <cassert>\n"):
-        a = cpu.zeros(2, i32)
+        a = engine.zeros(2, i32)
         how = {"options": () if "NDEBUG" in header else ("-DNDEBUG",), "backend": "nvcc" if "<c" in header else "nvrtc"}
-        cpu.RawKernel(header + code, "k", **how)((1,), (1,), (a,))
+        engine.RawKernel(header + code, "k", **how)((1,), (1,), (a,))
         assert a[1] == 5
 
 
 def test_the_first_failing_block_is_told() -> None:
-    a = cpu.zeros(64, f32)
+    a = engine.zeros(64, f32)
     for first in (0, 3, 17):
         messages = {failure("each_block_fails", (40,), (32,), (a, i32(first))) for _ in range(8)}
         assert len(messages) == 1
@@ -336,12 +336,12 @@ def test_the_first_failing_block_is_told() -> None:
 
 
 def test_what_was_printed_before_the_failure_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    failure("prints_then_fails", (1,), (1,), (cpu.zeros(1, i32),))
+    failure("prints_then_fails", (1,), (1,), (engine.zeros(1, i32),))
     assert capfd.readouterr().out == "before\n"
 
 
 def test_three_hundred_failing_launches() -> None:
-    a, b = cpu.zeros(64, f32), cpu.zeros(64, i32)
+    a, b = engine.zeros(64, f32), engine.zeros(64, i32)
     cases = [
         ("write_wild", (a, i32(11)), 96),
         ("two_barriers", (a,), 64),
@@ -363,7 +363,7 @@ def test_three_hundred_failing_launches() -> None:
 
 def compile_error(code: str, **how: Any) -> str:
     with pytest.raises(CompileError) as caught:
-        cpu.RawModule(code=code, **how).compile()
+        engine.RawModule(code=code, **how).compile()
     return str(caught.value)
 
 
@@ -397,9 +397,9 @@ def test_a_missing_header_and_an_error_in_a_users_header(tmp_path: Any) -> None:
 
 def test_unknown_inline_ptx_is_refused() -> None:
     code = 'extern "C" __global__ void k(int *a) {\n  asm volatile("vote.any.u32 %0, 1;" : "=r"(a[0]));\n}\n'
-    with pytest.raises(cpu.LaunchError, match=r"kernel\.cu:2: .*not know the instruction vote\.any\.u32"):
-        cpu.RawKernel(code, "k")((1,), (1,), (cpu.zeros(1, np.int32),))
-    cpu.RawModule(code='// asm("x")\nextern "C" __global__ void k() { /* asm("x") */ }\n').compile()
+    with pytest.raises(engine.LaunchError, match=r"kernel\.cu:2: .*not know the instruction vote\.any\.u32"):
+        engine.RawKernel(code, "k")((1,), (1,), (engine.zeros(1, np.int32),))
+    engine.RawModule(code='// asm("x")\nextern "C" __global__ void k() { /* asm("x") */ }\n').compile()
 
 
 @pytest.mark.parametrize(
@@ -416,41 +416,41 @@ def test_wrong_options(options: tuple[str, ...], says: str) -> None:
 
 def test_options_as_one_string() -> None:
     with pytest.raises(TypeError, match=r"options is a tuple of strings, not one string: options=\('-DN=1',\)"):
-        cpu.RawModule(code="", options="-DN=1").compile()
+        engine.RawModule(code="", options="-DN=1").compile()
 
 
 def test_options_for_a_gpu_have_no_effect() -> None:
     options = ("--use_fast_math", "-lineinfo", "--gpu-architecture=sm_90", "--maxrregcount=64", "-G", "--std=c++20")
-    cpu.RawModule(code='extern "C" __global__ void k() {}\n', options=options).compile()
+    engine.RawModule(code='extern "C" __global__ void k() {}\n', options=options).compile()
 
 
 def test_unknown_kernels() -> None:
     with pytest.raises(LaunchError, match=r"the source has no kernel 'bad'; it has write_wild, read_wild"):
         module().get_function("bad")
     with pytest.raises(LaunchError, match=r"no kernel 'k'; it has no __global__ function"):
-        cpu.RawModule(code="__device__ int f() { return 1; }\n").get_function("k")
+        engine.RawModule(code="__device__ int f() { return 1; }\n").get_function("k")
     code = "template <typename T> __global__ void k(T *a) {}\n"
     with pytest.raises(LaunchError, match=r"k is a template: name an instance in name_expressions, such as 'k<float>'"):
-        cpu.RawModule(code=code, name_expressions=("k<int>",)).get_function("k")
+        engine.RawModule(code=code, name_expressions=("k<int>",)).get_function("k")
     with pytest.raises(LaunchError, match="the preprocessor leaves it out, or a namespace holds it"):
-        cpu.RawModule(code="namespace a { __global__ void k() {} }\n").get_function("k")
+        engine.RawModule(code="namespace a { __global__ void k() {} }\n").get_function("k")
     message = compile_error(code, name_expressions=("k<int>", "q<int>"))
     assert re.match(r"name expression q<int>: .*q", message) and len(message.splitlines()) == 1
 
 
-@pytest.mark.skipif(not cpu.compiler.sys.platform.startswith("linux"), reason="symbols are read from ELF")
+@pytest.mark.skipif(not engine.compiler.sys.platform.startswith("linux"), reason="symbols are read from ELF")
 def test_a_kernel_without_extern_c() -> None:
     """As on a GPU, where only its mangled name is known."""
     code = "__global__ void k(int *a) { a[0] = 5; }\n"
     with pytest.raises(LaunchError, match=r"k is not declared extern \"C\".*'_Z1kPi' only.*name_expressions=\('k',\)"):
-        cpu.RawModule(code=code).get_function("k")
-    a = cpu.zeros(1, i32)
-    cpu.RawModule(code=code, name_expressions=("k",)).get_function("k")((1,), (1,), (a,))
+        engine.RawModule(code=code).get_function("k")
+    a = engine.zeros(1, i32)
+    engine.RawModule(code=code, name_expressions=("k",)).get_function("k")((1,), (1,), (a,))
     assert a[0] == 5
 
 
 def test_unknown_variables() -> None:
-    loaded = cpu.RawModule(code="__constant__ float c[4]; static __device__ int s; __global__ void k() { s = 1; }\n")
+    loaded = engine.RawModule(code="__constant__ float c[4]; static __device__ int s; __global__ void k() { s = 1; }\n")
     assert loaded.get_global("c").nbytes == 16
     for name in ("s", "nothing", "k"):
         with pytest.raises(LaunchError, match=f"no variable '{name}' that is neither static nor const"):
@@ -462,22 +462,22 @@ def test_a_function_without_a_body() -> None:
     assert compile_error(code) == "helper is declared, but nowhere defined"
 
 
-@pytest.mark.skipif(not cpu.compiler.sys.platform.startswith("linux"), reason="sizes are read from ELF")
+@pytest.mark.skipif(not engine.compiler.sys.platform.startswith("linux"), reason="sizes are read from ELF")
 def test_too_much_static_shared_memory() -> None:
     code = (
         'extern "C" __global__ void k(float *a) {{\n  __shared__ float s[{n}];\n  s[threadIdx.x] = a[0];\n'
         "  __syncthreads();\n  a[0] = s[5];\n}}\n"
     )
-    assert cpu.RawKernel(code.format(n=12288), "k").shared_size_bytes == 49152
+    assert engine.RawKernel(code.format(n=12288), "k").shared_size_bytes == 49152
     with pytest.raises(
         CompileError, match=r"k declares 49,156 bytes of static __shared__ memory; .* 49,152 \(0xc000\)"
     ):
-        cpu.RawModule(code=code.format(n=12289)).get_function("k")
+        engine.RawModule(code=code.format(n=12289)).get_function("k")
 
 
 def test_too_much_dynamic_shared_memory() -> None:
     kernel = module().get_function("past_dynamic")
-    out = cpu.zeros(4, f32)
+    out = engine.zeros(4, f32)
     with pytest.raises(LaunchError, match=r"shared_mem = 60,000 bytes.*max_dynamic_shared_size_bytes = 60000 before"):
         kernel((1,), (4,), (out, i32(0)), shared_mem=60_000)
     kernel.max_dynamic_shared_size_bytes = 60_000
@@ -516,7 +516,7 @@ def test_too_much_dynamic_shared_memory() -> None:
 )
 def test_wrong_grids_and_blocks(grid: Any, block: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        launch("good", grid, block, (cpu.zeros(1, f32),))
+        launch("good", grid, block, (engine.zeros(1, f32),))
 
 
 @pytest.mark.parametrize(
@@ -544,13 +544,13 @@ def test_wrong_grids_and_blocks(grid: Any, block: Any, error: type[Exception], s
 )
 def test_wrong_arguments(args: Any, error: type[Exception], says: str) -> None:
     if isinstance(args, tuple):  # a type stands for an array of it
-        args = tuple(cpu.zeros(3, a) if isinstance(a, type) else a for a in args)
+        args = tuple(engine.zeros(3, a) if isinstance(a, type) else a for a in args)
     with pytest.raises(error, match=says):
         launch("read_wild", (1,), (1,), args)
 
 
 def test_right_arguments() -> None:
-    a, b = cpu.ones(4, f32), cpu.zeros(1, f32)
+    a, b = engine.ones(4, f32), engine.zeros(1, f32)
     for at in (3, i32(3), np.asarray(3, i32)):
         b[...] = 0
         launch("read_wild", [1], [4, 2], [a, b, at])
@@ -562,7 +562,7 @@ def test_wrong_structs() -> None:
         "struct S { int a; float b; };\n"
         'extern "C" __global__ void k(S s, float4 v, int *out) { out[0] = s.a + (int)v.w; }\n'
     )
-    kernel, out = cpu.RawKernel(code, "k"), cpu.zeros(1, i32)
+    kernel, out = engine.RawKernel(code, "k"), engine.zeros(1, i32)
     s, v = np.array((3, 0.5), "i4,f4"), np.array([1, 2, 3, 4], f32)
     kernel((1,), (1,), (s, v, out))
     assert out[0] == 7
@@ -578,21 +578,25 @@ def test_wrong_structs() -> None:
 def test_what_the_engine_is_not() -> None:
     for name in ("matmul", "random", "linalg", "sum"):
         with pytest.raises(AttributeError, match=rf"the CPU engine has no '{name}': it is not CuPy .*cp.asnumpy"):
-            getattr(cpu, name)
+            getattr(engine, name)
 
 
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: cpu.RawModule(), TypeError, "exactly one of code and path"),
-        (lambda: cpu.RawModule(code="", path="x.cubin"), TypeError, "exactly one of code and path"),
-        (lambda: cpu.RawModule(path="x.cubin"), TypeError, "only a GPU runs; give the source as code="),
-        (lambda: cpu.RawModule(code=b"x"), TypeError, "code is the source text, a str; got bytes"),
-        (lambda: cpu.empty((-1, 2)), ValueError, "negative dimensions"),
-        (lambda: cpu.empty((1 << 60,), f32), MemoryError, "out of memory: no 4611686018427387904 bytes"),
-        (lambda: cpu.empty((1 << 44,), f32), MemoryError, "out of memory: no 70368744177664 bytes"),
-        (lambda: cpu.cuda.Device(1), ValueError, "one device, number 0; got 1"),
-        (lambda: cpu.cuda.get_elapsed_time(cpu.cuda.Event(), cpu.cuda.Event()), ValueError, "must be recorded"),
+        (lambda: engine.RawModule(), TypeError, "exactly one of code and path"),
+        (lambda: engine.RawModule(code="", path="x.cubin"), TypeError, "exactly one of code and path"),
+        (lambda: engine.RawModule(path="x.cubin"), TypeError, "only a GPU runs; give the source as code="),
+        (lambda: engine.RawModule(code=b"x"), TypeError, "code is the source text, a str; got bytes"),
+        (lambda: engine.empty((-1, 2)), ValueError, "negative dimensions"),
+        (lambda: engine.empty((1 << 60,), f32), MemoryError, "out of memory: no 4611686018427387904 bytes"),
+        (lambda: engine.empty((1 << 44,), f32), MemoryError, "out of memory: no 70368744177664 bytes"),
+        (lambda: engine.cuda.Device(1), ValueError, "one device, number 0; got 1"),
+        (
+            lambda: engine.cuda.get_elapsed_time(engine.cuda.Event(), engine.cuda.Event()),
+            ValueError,
+            "must be recorded",
+        ),
     ],
 )
 def test_wrong_calls(call: Any, error: type[Exception], says: str) -> None:

@@ -16,8 +16,8 @@ import pytest
 from backends import compiled, on_each_device
 from hopper_zoo import HEAD, OPTIONS, halves, map_of, refused_by_ptxas
 
-from helpers import cpu, device
-from helpers.cpu import tensor_map
+from helpers import device, engine
+from helpers.engine import tensor_map
 
 TESTS = Path(__file__).resolve().parent
 
@@ -177,7 +177,7 @@ def test_swizzles(cp: Any, swizzle: int, columns: int) -> None:
 
 def test_bfloat16_is_two_bytes_like_any_other() -> None:
     host = np.random.default_rng(3).standard_normal((40, 64)).astype(ml_dtypes.bfloat16)
-    got = loaded(cpu, cpu.asarray(host), (64, 16), (0, 30), 128)
+    got = loaded(engine, engine.asarray(host), (64, 16), (0, 30), 128)
     np.testing.assert_array_equal(got, expected_tile(host, (64, 16), (0, 30), 128))
 
 
@@ -190,7 +190,7 @@ def test_a_strided_view(cp: Any) -> None:
 
 
 def test_nothing_is_there_before_the_phase_ends() -> None:
-    got = loaded(cpu, halves(32, 64), (64, 32), (0, 0), 128, early=True)
+    got = loaded(engine, halves(32, 64), (64, 32), (0, 0), 128, early=True)
     assert (got == -1).all()  # poison
 
 
@@ -234,11 +234,11 @@ def test_stores_are_clipped(cp: Any, x: int, to_y: int) -> None:
 @pytest.mark.parametrize(("spoil", "first"), [(1, 77.0), (2, 99.0), (3, None)])
 def test_a_store_reads_at_its_wait(spoil: int, first: float | None) -> None:
     """What is overwritten before the wait is what it writes; without a wait it writes nothing."""
-    source, target = halves(64, 64), cpu.full((64, 64), 99, np.float16)
-    kernel = compiled(cpu, STORES, options=OPTIONS).get_function("copy")
+    source, target = halves(64, 64), engine.full((64, 64), 99, np.float16)
+    kernel = compiled(engine, STORES, options=OPTIONS).get_function("copy")
     args = (map_of(source, (64, 16)), map_of(target, (64, 16)), *map(np.int32, (16, 0, 0, 0, spoil)))
     kernel((1,), (32,), args, shared_mem=16 * 128 + 8)
-    assert cpu.asnumpy(target)[0, 0] == (first if first is not None else cpu.asnumpy(source)[0, 0])
+    assert engine.asnumpy(target)[0, 0] == (first if first is not None else engine.asnumpy(source)[0, 0])
 
 
 # What a GPU answers with an illegal instruction. Its context is lost then: there, each runs in a process of its own.
@@ -285,19 +285,19 @@ LEGAL = {"nothing": ("x", 0), "a store after the last row": ("to_y", 64), "a sto
 
 def test_what_runs_anywhere_is_right() -> None:
     for place in (0, 64, 960):
-        source, target = copy_anywhere(cpu, place=place, x=8, to_y=60, from_x=-8)
+        source, target = copy_anywhere(engine, place=place, x=8, to_y=60, from_x=-8)
         wanted = np.full((64, 64), 99, np.float16)
         wanted[60:, 8:16], wanted[60:, 16:] = 0, source[:4, :48]
         np.testing.assert_array_equal(target, wanted)
     for what, number in list(LEGAL.values())[1:]:
-        assert (copy_anywhere(cpu, **{what: number})[1] == 99).all()
+        assert (copy_anywhere(engine, **{what: number})[1] == 99).all()
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_the_engine_refuses_what_a_gpu_does(name: str) -> None:
     what, number, says = ILLEGAL[name]
-    with pytest.raises(cpu.LaunchError, match=re.escape(says)):
-        copy_anywhere(cpu, **{what: number})
+    with pytest.raises(engine.LaunchError, match=re.escape(says)):
+        copy_anywhere(engine, **{what: number})
 
 
 @pytest.mark.skipif(not device.ON_GPU, reason="needs a GPU of compute capability 9.0")
@@ -396,11 +396,11 @@ extern "C" __global__ void bulk(const float *in, float *out, int early) {
 
 
 def test_bulk_copies_of_plain_bytes_land_late_too() -> None:
-    data, kernel = np.arange(64, dtype=np.float32), compiled(cpu, BULK, options=OPTIONS).get_function("bulk")
+    data, kernel = np.arange(64, dtype=np.float32), compiled(engine, BULK, options=OPTIONS).get_function("bulk")
     for early in (0, 1):
-        out = cpu.zeros(64, np.float32)
-        kernel((1,), (64,), (cpu.asarray(data), out, np.int32(early)))
-        assert np.isnan(cpu.asnumpy(out)).all() if early else (cpu.asnumpy(out) == 2 * data).all()
+        out = engine.zeros(64, np.float32)
+        kernel((1,), (64,), (engine.asarray(data), out, np.int32(early)))
+        assert np.isnan(engine.asnumpy(out)).all() if early else (engine.asnumpy(out) == 2 * data).all()
 
 
 # ------------------------------------------------------------------------------------ wgmma
@@ -610,7 +610,7 @@ def test_sums_are_rounded_as_those_of_mma_sync(cp: Any, kind: str) -> None:
     kernel((1,), (128,), args)
     got = product(cp, a, b, c, True, kind).view(np.uint32)
     np.testing.assert_array_equal(got, cp.asnumpy(out).view(np.uint32))
-    np.testing.assert_array_equal(got, product(cpu, a, b, c, True, kind).view(np.uint32))
+    np.testing.assert_array_equal(got, product(engine, a, b, c, True, kind).view(np.uint32))
 
 
 # ------------------------------------------------------------------------------------ when things happen
@@ -680,14 +680,14 @@ extern "C" __global__ void turns(int *out) {
 
 
 def test_sums_are_poison_until_their_wait() -> None:
-    array, kernel = halves(128, 64), compiled(cpu, ORDER, options=OPTIONS).get_function("groups")
-    exact = (cpu.asnumpy(array)[:64, :16].astype(float) @ cpu.asnumpy(array)[64:, :16].astype(float).T)[
+    array, kernel = halves(128, 64), compiled(engine, ORDER, options=OPTIONS).get_function("groups")
+    exact = (engine.asnumpy(array)[:64, :16].astype(float) @ engine.asnumpy(array)[64:, :16].astype(float).T)[
         [16 * (t // 32) + t % 32 // 4 for t in range(128)], [2 * (t % 4) for t in range(128)]
     ]
     for spoil in (0, 1):
-        out = cpu.zeros((4, 128), np.float32)
+        out = engine.zeros((4, 128), np.float32)
         kernel((1,), (128,), (map_of(array, (64, 64)), out, np.int32(spoil)), shared_mem=2 * 64 * 128)
-        early, first, other, last = cpu.asnumpy(out)
+        early, first, other, last = engine.asnumpy(out)
         assert np.isnan(early).all() and np.isnan(other).all()
         np.testing.assert_array_equal(first, exact)
         assert (last == exact + 1).all() != bool(spoil)  # A and B are read at the wait, not before
@@ -819,12 +819,12 @@ extern "C" __global__ __launch_bounds__(384, 1) void registers(int *out) {
 
 def launch_broken(name: str, block: int = 128) -> str:
     """What the launch of a kernel of BROKEN says, "" where nothing."""
-    kernel = compiled(cpu, BROKEN, options=OPTIONS).get_function(name)
+    kernel = compiled(engine, BROKEN, options=OPTIONS).get_function(name)
     args: tuple[Any, ...] = (map_of(halves(64, 64), (64, 64)),)
-    args += (cpu.zeros(256, np.uint8),) if name == "no_such_map" else ()
+    args += (engine.zeros(256, np.uint8),) if name == "no_such_map" else ()
     try:
         kernel((1,), (block,), args, shared_mem=8192)
-    except cpu.LaunchError as error:
+    except engine.LaunchError as error:
         return str(error)
     return ""
 
@@ -896,8 +896,8 @@ def test_registers_that_ptxas_refuses(registers: int) -> None:
     code = rf"""extern "C" __global__ __launch_bounds__(128, 1) void k() {{
   asm volatile("setmaxnreg.dec.sync.aligned.u32 {registers};");
 }}"""
-    with pytest.raises(cpu.CompileError, match="24 to 256 registers, a multiple of 8"):
-        cpu.RawModule(code=code, options=OPTIONS).compile()
+    with pytest.raises(engine.CompileError, match="24 to 256 registers, a multiple of 8"):
+        engine.RawModule(code=code, options=OPTIONS).compile()
 
 
 @pytest.mark.parametrize(
@@ -919,18 +919,20 @@ def test_what_is_not_built_is_named(statement: str) -> None:
   asm volatile("{statement}" : "+r"(r) : "l"(x));
 }}"""
     name = statement.split(" ")[0]
-    with pytest.raises(cpu.LaunchError, match=f"does not know the instruction {re.escape(name)}"):
-        cpu.RawModule(code=code, options=OPTIONS).get_function("k")((1,), (128,), (np.int64(0),))
+    with pytest.raises(engine.LaunchError, match=f"does not know the instruction {re.escape(name)}"):
+        engine.RawModule(code=code, options=OPTIONS).get_function("k")((1,), (128,), (np.int64(0),))
 
 
 def test_maps_of_no_array_are_refused() -> None:
-    kernel = compiled(cpu, BROKEN, options=OPTIONS).get_function("waits_for_ever")
+    kernel = compiled(engine, BROKEN, options=OPTIONS).get_function("waits_for_ever")
     array = halves(64, 64)
     too_long = tensor_map.encode_tiled("float16", array.ctypes.data, (64, 65), (128,), (64, 64))
-    with pytest.raises(cpu.LaunchError, match="reaches over 8,320 bytes, and the array from its address on has 8,192"):
+    with pytest.raises(
+        engine.LaunchError, match="reaches over 8,320 bytes, and the array from its address on has 8,192"
+    ):
         kernel((1,), (128,), (too_long,), shared_mem=8192)
     gone = tensor_map.encode_tiled("float16", 1 << 30, (64, 64), (128,), (64, 64))
-    with pytest.raises(cpu.LaunchError, match="where there is no device array"):
+    with pytest.raises(engine.LaunchError, match="where there is no device array"):
         kernel((1,), (128,), (gone,), shared_mem=8192)
     with pytest.raises(TypeError, match="struct of 128 bytes"):
         kernel((1,), (128,), (np.zeros(1, np.float32),), shared_mem=8192)
@@ -971,11 +973,11 @@ extern "C" __global__ void relies_on_the_order(float *out) {
 
 def test_another_order_of_warps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU promises none. The same number is the same order; results that hang on it show with some of them."""
-    module = compiled(cpu, ORDERS, options=OPTIONS)
+    module = compiled(engine, ORDERS, options=OPTIONS)
     seen, read = {}, set()
     for order in [*range(8), *range(8)]:
         monkeypatch.setenv("COURSE_CPU_ORDER", str(order))
-        out, value = cpu.zeros(4, np.int32), cpu.zeros(1, np.float32)
+        out, value = engine.zeros(4, np.int32), engine.zeros(1, np.float32)
         module.get_function("come")((1,), (128,), (out,))
         module.get_function("relies_on_the_order")((1,), (128,), (value,))
         assert seen.setdefault(order, tuple(out)) == tuple(out) and sorted(out) == [0, 1, 2, 3]
@@ -992,7 +994,9 @@ def test_products_in_other_orders(order: int, monkeypatch: pytest.MonkeyPatch) -
     """Copies come before anybody waits for them, and the warps of a warpgroup one after another."""
     monkeypatch.setenv("COURSE_CPU_ORDER", str(order))
     a, b, c = factors(64, 64, "f16", whole=True)
-    np.testing.assert_array_equal(product(cpu, a, b, c, True, "f16"), a.astype(np.float32) @ b.astype(np.float32) + c)
+    np.testing.assert_array_equal(
+        product(engine, a, b, c, True, "f16"), a.astype(np.float32) @ b.astype(np.float32) + c
+    )
 
 
 # ------------------------------------------------------------------------------------ where tiles are
@@ -1026,7 +1030,7 @@ extern "C" __global__ __launch_bounds__(128) void both(const __half *a, const __
 
 def test_static_and_dynamic_tiles_in_one_product() -> None:
     """On a GPU dynamic memory would begin behind the static array, which has a multiple of 1024 bytes."""
-    a, b, out = halves(64, 64), halves(8, 64, seed=1), cpu.empty((64, 8), np.float32)
-    compiled(cpu, STATIC, options=OPTIONS).get_function("both")((1,), (128,), (a, b, out), shared_mem=1024)
-    expected = cpu.asnumpy(a).astype(np.float32) @ cpu.asnumpy(b).astype(np.float32).T
-    np.testing.assert_array_equal(cpu.asnumpy(out), expected)
+    a, b, out = halves(64, 64), halves(8, 64, seed=1), engine.empty((64, 8), np.float32)
+    compiled(engine, STATIC, options=OPTIONS).get_function("both")((1,), (128,), (a, b, out), shared_mem=1024)
+    expected = engine.asnumpy(a).astype(np.float32) @ engine.asnumpy(b).astype(np.float32).T
+    np.testing.assert_array_equal(engine.asnumpy(out), expected)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
-from helpers.cpu import shared_layout
+from helpers import engine
+from helpers.engine import shared_layout
 from helpers.xray import xray
 
 CODE = r"""
@@ -86,8 +86,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a compiler
 
 def module(cp: Any) -> Any:
     options = ("-std=c++17",)
-    if cp is not cpu:
-        from helpers import kernel
+    if cp is not engine:
+        from helpers.attention import kernel
 
         options += kernel.wmma_headers()
     return compiled(cp, CODE, NAMES, options)
@@ -95,7 +95,7 @@ def module(cp: Any) -> Any:
 
 @linux
 @on_each_device
-@pytest.mark.skipif(not cpu.compiler._is_gcc_on_linux(), reason="clang aligns arrays to 16 bytes")
+@pytest.mark.skipif(not engine.compiler._is_gcc_on_linux(), reason="clang aligns arrays to 16 bytes")
 def test_arrays_lie_as_a_gpu_has_them(cp: Any) -> None:
     out = cp.zeros(32, np.uint64)
     module(cp).get_function("offsets")((1,), (1,), (out, np.int32(0)))
@@ -109,9 +109,9 @@ def test_arrays_lie_as_a_gpu_has_them(cp: Any) -> None:
 
 @linux
 def test_the_checked_build_has_the_same_addresses_modulo_128() -> None:
-    fast, checked = cpu.zeros(32, np.uint64), cpu.zeros(32, np.uint64)
+    fast, checked = engine.zeros(32, np.uint64), engine.zeros(32, np.uint64)
     for name in ("offsets", *NAMES):
-        kernel = module(cpu).get_function(name)
+        kernel = module(engine).get_function(name)
         kernel((1,), (1,), (fast, np.int32(0)))
         xray(kernel, (1,), (1,), (checked, np.int32(0))).assert_clean()
         assert (fast % 128 == checked % 128).all() and (checked[1:3] > fast[1:3]).all()
@@ -135,7 +135,7 @@ def test_a_matrix_at_a_multiple_of_16_bytes(cp: Any) -> None:
     kernel = module(cp).get_function("past_16_bytes")
     kernel((1,), (32,), (out, x))
     each = cp.asnumpy(out)
-    if cp is cpu:  # each element is held twice by 16 elements of 32 lanes, or once by 8
+    if cp is engine:  # each element is held twice by 16 elements of 32 lanes, or once by 8
         (finding,) = xray(kernel, (1,), (32,), (out, x)).findings
         assert finding.kind == "misaligned" and "asks for multiples of 32" in str(finding)
         assert CODE.splitlines()[finding.line - 1].strip() == "wmma::load_matrix_sync(a, s + 8, 16);"
@@ -145,9 +145,9 @@ def test_a_matrix_at_a_multiple_of_16_bytes(cp: Any) -> None:
 @linux
 def test_the_checked_build_sees_misaligned_vectors_of_shared_memory() -> None:
     """`odd` lies at 4 bytes past a round address, in the checked build too: odd + 3 is at a multiple of 16."""
-    kernel = module(cpu).get_function("as_vectors")
-    out = cpu.zeros(8, np.float32)
-    if cpu.compiler._is_gcc_on_linux():
+    kernel = module(engine).get_function("as_vectors")
+    out = engine.zeros(8, np.float32)
+    if engine.compiler._is_gcc_on_linux():
         xray(kernel, (1,), (8,), (out, np.int32(3))).assert_clean()
         report = xray(kernel, (1,), (8,), (out, np.int32(0)))
         assert [f.kind for f in report.findings] == ["misaligned"]

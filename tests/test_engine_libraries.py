@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
-from helpers.cpu import checked, libraries
+from helpers import engine
+from helpers.engine import checked, libraries
 
 pytestmark = pytest.mark.skipif(not libraries.options(), reason="CuPy's CUB and libcu++ are not installed")
 THREADS = 128
@@ -271,8 +271,8 @@ def test_copies_that_arrive_at_a_barrier(cp: Any) -> None:
 
 def test_the_xray_knows_the_order_that_a_barrier_makes() -> None:
     def findings(code: str, name: str) -> list[int]:
-        kernel = cpu.RawModule(code=code).get_function(name)
-        args = cpu.asarray(integers(4 * THREADS)), cpu.zeros(3 * THREADS, cpu.int32)
+        kernel = engine.RawModule(code=code).get_function(name)
+        args = engine.asarray(integers(4 * THREADS)), engine.zeros(3 * THREADS, engine.int32)
         return [found.kind for found in checked.observe(kernel, (1,), (THREADS,), args).found]
 
     assert findings(BARRIER, "kernel") == [] and findings(BARRIER, "copies") == []
@@ -428,10 +428,10 @@ def test_a_header_of_ones_own_may_include_them(tmp_path: Any) -> None:
       int sum = Reduce(storage).Sum(lane());
       if (threadIdx.x == 0) *out = sum;
     }"""
-    out = cpu.zeros(1, cpu.int32)
-    module = cpu.RawModule(code=code, options=(f"-I{tmp_path}",))
+    out = engine.zeros(1, engine.int32)
+    module = engine.RawModule(code=code, options=(f"-I{tmp_path}",))
     module.get_function("kernel")((1,), (32,), (out,))
-    assert cpu.asnumpy(out)[0] == 496
+    assert engine.asnumpy(out)[0] == 496
 
 
 def test_cub_as_a_whole() -> None:
@@ -444,12 +444,12 @@ def test_cub_as_a_whole() -> None:
       int sum = Reduce(storage).Sum(threadIdx.x);
       if (threadIdx.x == 0) *out = sum;
     }"""
-    out = cpu.zeros(1, cpu.int32)
-    cpu.RawModule(code=code).get_function("kernel")((1,), (64,), (out,))
-    assert cpu.asnumpy(out)[0] == 2016
+    out = engine.zeros(1, engine.int32)
+    engine.RawModule(code=code).get_function("kernel")((1,), (64,), (out,))
+    assert engine.asnumpy(out)[0] == 2016
 
 
 def test_without_cupy_the_message_says_whose_headers_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "options", lambda: [])
-    with pytest.raises(cpu.CompileError, match=r"cub/cub\.cuh is a header of CUB.*comes with CuPy"):
-        cpu.RawModule(code='#include <cub/cub.cuh>\nextern "C" __global__ void kernel() {}').compile()
+    with pytest.raises(engine.CompileError, match=r"cub/cub\.cuh is a header of CUB.*comes with CuPy"):
+        engine.RawModule(code='#include <cub/cub.cuh>\nextern "C" __global__ void kernel() {}').compile()

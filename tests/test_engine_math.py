@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
+from helpers import engine
 
 erf, erfc = np.vectorize(math.erf), np.vectorize(math.erfc)
 
@@ -137,7 +137,7 @@ def run(cp: Any, name: str, x: np.ndarray, dtype: Any) -> np.ndarray:
 
 def assert_close(cp: Any, got: np.ndarray, expected: np.ndarray, dtype: Any) -> None:
     """Within a few units in the last place; a GPU's own functions are allowed the 16 that CUDA documents at worst."""
-    eps = float(np.finfo(dtype).eps) * (4 if cp is cpu else 16)
+    eps = float(np.finfo(dtype).eps) * (4 if cp is engine else 16)
     np.testing.assert_allclose(got, expected, rtol=eps, atol=eps * min(1.0, float(np.abs(expected).max())))
 
 
@@ -180,7 +180,7 @@ def test_fast_intrinsics(cp: Any, name: str) -> None:
     function, low, high = FAST[name]
     x = inputs(low, high, np.float32)
     got, expected = run(cp, name, x, np.float32), REAL[function][0](x.astype(np.float64))
-    if cp is cpu:
+    if cp is engine:
         assert_close(cp, got, expected, np.float32)
     else:
         np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-6)
@@ -291,7 +291,7 @@ def test_mixed_types_and_single_values(cp: Any) -> None:
     expected += [10, 10, 3.5, 2**0.5, 3, 1 / 3, 2, 0.5, 30**0.5, 1, 0, 0, 24, 3, 7, 0.625, 4, 0.75, 2, 1, 2, 3]
     expected += [1 + 2.0**-23, 3.5, 4, f(0.1) + f(0.2), f(0.1) * f(0.3), f(1) / f(3), f(1) / f(3), f(1) - x * x]
     got = cp.asnumpy(out)
-    np.testing.assert_allclose(got[: len(expected)], expected, rtol=3e-7 if cp is cpu else 1e-5)
+    np.testing.assert_allclose(got[: len(expected)], expected, rtol=3e-7 if cp is engine else 1e-5)
     assert np.isnan(got[len(expected) :]).all()
     assert got[len(expected) - 1] == float(f(1) - f(x * x)), "the product was fused with the difference"
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
-from helpers.cpu import CompileError, LaunchError, messages
+from helpers import engine
+from helpers.engine import CompileError, LaunchError, messages
 
 KERNEL = 'extern "C" __global__ void k(float *a) {{\n{body}\n}}\n'
 
@@ -18,7 +18,7 @@ KERNEL = 'extern "C" __global__ void k(float *a) {{\n{body}\n}}\n'
 def refusal(code: str, **how: Any) -> list[str]:
     """The lines of the message with which the engine refuses a source."""
     with pytest.raises(CompileError) as caught:
-        cpu.RawModule(code=code, **how).compile()
+        engine.RawModule(code=code, **how).compile()
     return str(caught.value).splitlines()
 
 
@@ -37,7 +37,7 @@ extern "C" __global__ void none(float *a, size_t address) { *(float *)address = 
 
 @pytest.mark.parametrize("at", [0, 1000])
 def test_a_forgotten_shared_mem(at: int) -> None:
-    kernel, a = cpu.RawModule(code=DYNAMIC).get_function("fill"), cpu.zeros(32, np.float32)
+    kernel, a = engine.RawModule(code=DYNAMIC).get_function("fill"), engine.zeros(32, np.float32)
     with pytest.raises(LaunchError, match="the launch gave 0 bytes of dynamic shared memory") as caught:
         kernel((1,), (32,), (a, np.int32(at)))
     assert f"byte {4 * at} of dynamic shared memory (extern __shared__)" in str(caught.value)
@@ -49,9 +49,9 @@ def test_a_forgotten_shared_mem(at: int) -> None:
 
 
 def test_a_wild_pointer_is_not_taken_for_shared_memory() -> None:
-    kernel = cpu.RawModule(code=DYNAMIC).get_function("none")
+    kernel = engine.RawModule(code=DYNAMIC).get_function("none")
     with pytest.raises(LaunchError, match="address 0x24680, which is far from every array"):
-        kernel((1,), (1,), (cpu.zeros(8, np.float32), np.uint64(0x24680)))
+        kernel((1,), (1,), (engine.zeros(8, np.float32), np.uint64(0x24680)))
 
 
 IN_MACROS = """
@@ -114,7 +114,7 @@ def test_a_header_of_cuda_that_the_engine_lacks(header: str) -> None:
 def test_the_headers_that_are_named_compile() -> None:
     names = messages.available_headers()
     assert not [name for name in names if "engine" in name]
-    cpu.RawModule(code="".join(f"#include <{name}>\n" for name in names) + KERNEL.format(body="")).compile()
+    engine.RawModule(code="".join(f"#include <{name}>\n" for name in names) + KERNEL.format(body="")).compile()
 
 
 @pytest.mark.parametrize(
@@ -288,6 +288,6 @@ def test_names_that_the_source_declares_itself(cp: Any) -> None:
 def test_a_kernel_with_the_size_of_its_blocks() -> None:
     """A GPU's launch counts clusters then, so this stays on the engine."""
     code = 'extern "C" __global__ void __block_size__((32, 1, 1)) k(int *a) {\n  a[threadIdx.x] = threadIdx.x;\n}\n'
-    a = cpu.zeros(32, np.int32)
-    cpu.RawModule(code=code).get_function("k")((1,), (32,), (a,))
+    a = engine.zeros(32, np.int32)
+    engine.RawModule(code=code).get_function("k")((1,), (32,), (a,))
     assert (a == np.arange(32)).all()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from helpers import kernel
-from helpers.cpu import compiler, preprocessor, refusals
-from helpers.cuda_source.source import blank_comments
+from helpers.attention import kernel
+from helpers.engine import compiler, preprocessor, refusals
+from helpers.engine.cuda_source.source import blank_comments
 
 OPTIONS = [*refusals.PREPROCESSOR, "-std=c++17"]
 KERNELS = sorted(

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from helpers import cpu
+from helpers import engine
 
 ROOT = Path(__file__).resolve().parent.parent
 ADD = 'extern "C" __global__ void add(int *a, int n) { a[blockIdx.x * blockDim.x + threadIdx.x] += n; }\n'
 PRELUDE = f"""
 import os, signal, sys, time
 import numpy as np
-from helpers import cpu
+from helpers import engine
 ADD = {ADD!r}
 def good():
     a = cpu.zeros(640, np.int32)
@@ -153,8 +153,8 @@ print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children], go
 
 
 def test_threads_of_python_launch_one_after_the_other() -> None:
-    kernel = cpu.RawKernel(ADD, "add")
-    arrays = [cpu.zeros(640, np.int32) for _ in range(6)]
+    kernel = engine.RawKernel(ADD, "add")
+    arrays = [engine.zeros(640, np.int32) for _ in range(6)]
 
     def many(a: Any) -> None:
         for _ in range(100):
@@ -186,8 +186,8 @@ def test_memory_is_given_back() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1])
 
     def use() -> None:
-        a = cpu.zeros((256, 1024), np.float32)
-        cpu.RawKernel(ADD, "add")((1,), (64,), ((a * 2).astype(np.int32), np.int32(1)))
+        a = engine.zeros((256, 1024), np.float32)
+        engine.RawKernel(ADD, "add")((1,), (64,), ((a * 2).astype(np.int32), np.int32(1)))
         view = a[5:]
         del a
         view[...] = 1
@@ -204,7 +204,7 @@ def test_memory_is_given_back() -> None:
 
 
 # g++ reads the engine's headers precompiled.
-BUILDS = ["engine", "flags", *(["headers"] if cpu.compiler._is_gcc_on_linux() else []), "kernel"]
+BUILDS = ["engine", "flags", *(["headers"] if engine.compiler._is_gcc_on_linux() else []), "kernel"]
 
 
 def builds(folder: Path) -> list[str]:
@@ -224,7 +224,7 @@ class OwnBuilds(NamedTuple):
 def own_builds(tmp_path_factory: pytest.TempPathFactory) -> OwnBuilds:
     """The engine takes seconds to build, so what needs another one shares it: with fibers that the system switches."""
     folder = tmp_path_factory.mktemp("own")
-    command, _ = cpu.compiler.compiler()
+    command, _ = engine.compiler.compiler()
     mine = folder / "my compiler"
     mine.mkdir()
     script = mine / "cxx"
@@ -270,18 +270,18 @@ print(good(), calls, "elftools" in sys.modules)
     assert builds(cache) == BUILDS
 
 
-@pytest.mark.skipif(not cpu.compiler._is_gcc_on_linux(), reason="headers are precompiled for g++ on Linux")
+@pytest.mark.skipif(not engine.compiler._is_gcc_on_linux(), reason="headers are precompiled for g++ on Linux")
 def test_headers_are_precompiled_once_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu.empty(1)  # the engine itself comes from the usual cache
+    engine.empty(1)  # the engine itself comes from the usual cache
     monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
-    compiled, compile_one = [], cpu.compiler._compile
-    monkeypatch.setattr(cpu.compiler, "_compile", lambda *how: compiled.append(how[1]) or compile_one(*how))
+    compiled, compile_one = [], engine.compiler._compile
+    monkeypatch.setattr(engine.compiler, "_compile", lambda *how: compiled.append(how[1]) or compile_one(*how))
 
     def build(more: str, *options: str) -> list[list[str]]:
         """The options of the compilers that a kernel took; its text is another each time."""
         compiled.clear()
         code = f"{more}\n// {time.time_ns()}\n{ADD}"
-        cpu.RawModule(code=code, options=("-std=c++17", *options)).compile()
+        engine.RawModule(code=code, options=("-std=c++17", *options)).compile()
         return list(compiled)
 
     def headers() -> list[Path]:
@@ -293,9 +293,9 @@ def test_headers_are_precompiled_once_and_mended(tmp_path: Path, monkeypatch: py
     assert "-include" in build("#include <cuda_fp16.h>")[0] and len(headers()) == 2
     # Macros that the headers ask for: they are read as the source wants them.
     assert "-include" not in build("#include <cuda_fp16.h>", "-D__CUDA_NO_HALF_OPERATORS__")[0]
-    with pytest.raises(cpu.CompileError):
+    with pytest.raises(engine.CompileError):
         build("#include <cuda_fp16.h>\n__device__ half sum(half a) { return a + a; }", "-D__CUDA_NO_HALF_OPERATORS__")
-    with pytest.raises(cpu.CompileError, match=r"kernel.cu:1: error: .*wrong"):
+    with pytest.raises(engine.CompileError, match=r"kernel.cu:1: error: .*wrong"):
         build("wrong;")
     assert len(compiled) == 1, "an error of the source is no fault of the headers"
 
@@ -316,32 +316,32 @@ def test_headers_are_precompiled_once_and_mended(tmp_path: Path, monkeypatch: py
     assert len(headers()) == 1 and headers()[0] not in before
 
 
-@pytest.mark.skipif(not cpu.compiler._is_gcc_on_linux(), reason="g++ on Linux is told which libraries to leave out")
+@pytest.mark.skipif(not engine.compiler._is_gcc_on_linux(), reason="g++ on Linux is told which libraries to leave out")
 def test_a_plain_kernel_is_linked_without_the_cpp_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which takes a linker three times as long; its table of kernels, malloc() and new need nothing of it."""
-    linked, flags = [], cpu.compiler._link_flags
-    monkeypatch.setattr(cpu.compiler, "_link_flags", lambda *how: linked.append(flags(*how)) or linked[-1])
+    linked, flags = [], engine.compiler._link_flags
+    monkeypatch.setattr(engine.compiler, "_link_flags", lambda *how: linked.append(flags(*how)) or linked[-1])
     more = "*(int **)a = (int *)malloc(4); delete new int; "
-    cpu.RawModule(code=f"// {time.time_ns()}\n{ADD.replace('{ ', '{ ' + more)}").compile()
+    engine.RawModule(code=f"// {time.time_ns()}\n{ADD.replace('{ ', '{ ' + more)}").compile()
     assert len(linked) == 1 and "-nodefaultlibs" in linked[0]
-    monkeypatch.setattr(cpu.compiler, "_binutils", lambda: None)
-    cpu.RawModule(code=f"// {time.time_ns()}\n{ADD}").compile()
+    monkeypatch.setattr(engine.compiler, "_binutils", lambda: None)
+    engine.RawModule(code=f"// {time.time_ns()}\n{ADD}").compile()
     assert len(linked) == 2 and "-nodefaultlibs" in linked[1]
 
 
 ROOT = 'extern "C" __global__ void root(float* x, int n) {{ if (threadIdx.x < n) x[threadIdx.x] = {}; }}\n'
 
 
-@pytest.mark.skipif(cpu.compiler._binutils() is None, reason="g++ on Linux and x86-64 is asked for its linker")
+@pytest.mark.skipif(engine.compiler._binutils() is None, reason="g++ on Linux and x86-64 is asked for its linker")
 def test_a_kernel_of_usual_calls_is_linked_without_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the linker itself, and with the same result; where a call is unusual or the linker fails, g++ links."""
-    linked, flags = [], cpu.compiler._link_flags
-    monkeypatch.setattr(cpu.compiler, "_link_flags", lambda *how: linked.append(flags(*how)) or linked[-1])
+    linked, flags = [], engine.compiler._link_flags
+    monkeypatch.setattr(engine.compiler, "_link_flags", lambda *how: linked.append(flags(*how)) or linked[-1])
 
     def roots(expression: str) -> np.ndarray:
-        x = cpu.array(np.arange(1, 33, dtype=np.float32))
+        x = engine.array(np.arange(1, 33, dtype=np.float32))
         code = f"// {time.time_ns()}\n{ROOT.format(expression)}"
-        cpu.RawKernel(code, "root")((1,), (32,), (x, np.int32(32)))
+        engine.RawKernel(code, "root")((1,), (32,), (x, np.int32(32)))
         return x.get()
 
     expected = np.exp2(np.arange(1, 33, dtype=np.float32) / 4)
@@ -349,8 +349,8 @@ def test_a_kernel_of_usual_calls_is_linked_without_the_compiler(monkeypatch: pyt
     assert not linked
     roots("tgammaf(x[threadIdx.x])")
     assert len(linked) == 1
-    assembler, _, mathematics = cpu.compiler._binutils()
-    monkeypatch.setattr(cpu.compiler, "_binutils", lambda: (assembler, "false", mathematics))
+    assembler, _, mathematics = engine.compiler._binutils()
+    monkeypatch.setattr(engine.compiler, "_binutils", lambda: (assembler, "false", mathematics))
     np.testing.assert_allclose(roots("exp2f(x[threadIdx.x] / 4)"), expected, rtol=1e-6)
     assert len(linked) == 2
 
@@ -369,8 +369,8 @@ extern "C" __global__ void areas(int *out) {
   delete shape;
 }
 """
-    out = cpu.zeros(8, np.int32)
-    cpu.RawKernel(code, "areas")((1,), (8,), (out,))
+    out = engine.zeros(8, np.int32)
+    engine.RawKernel(code, "areas")((1,), (8,), (out,))
     np.testing.assert_array_equal(out, np.arange(8) ** 2)
 
 
@@ -489,12 +489,12 @@ def test_numbers_of_threads(count: int) -> None:
 def test_the_switch_between_devices() -> None:
     code = "from helpers.device import ON_GPU, cp, describe\nprint(ON_GPU, cp.__name__, describe())"
     said = output(python(code, prelude="", COURSE_DEVICE="cpu"))
-    assert said.startswith("False helpers.cpu CPU engine, ") and "kernels compiled by" in said
-    assert output(python(code, prelude="", COURSE_DEVICE="CPU")).startswith("False helpers.cpu")
+    assert said.startswith("False helpers.engine CPU engine, ") and "kernels compiled by" in said
+    assert output(python(code, prelude="", COURSE_DEVICE="CPU")).startswith("False helpers.engine")
     err = output(python(code, prelude="", COURSE_DEVICE="tpu"), status=1)
     assert err.endswith("ValueError: COURSE_DEVICE is 'cpu' or 'gpu', not 'tpu'\n")
     # With no GPU to be seen, on a machine with one as well.
-    for wish, starts in (("", "False helpers.cpu"), ("gpu", "")):
+    for wish, starts in (("", "False helpers.engine"), ("gpu", "")):
         process = python(code, prelude="", COURSE_DEVICE=wish, CUDA_VISIBLE_DEVICES="-1")
         if starts:
             assert output(process).startswith(starts)
@@ -505,7 +505,7 @@ def test_the_switch_between_devices() -> None:
 
 
 def test_a_tiny_launch_costs_little() -> None:
-    kernel, a = cpu.RawKernel(ADD, "add"), cpu.zeros(32, np.int32)
+    kernel, a = engine.RawKernel(ADD, "add"), engine.zeros(32, np.int32)
     kernel((1,), (32,), (a, np.int32(1)))
     times = []
     for _ in range(200):
@@ -517,10 +517,10 @@ def test_a_tiny_launch_costs_little() -> None:
 
 def test_the_level_of_optimisation_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the fast build; the checked build keeps its own. The engine's own tests run as its users do."""
-    assert "COURSE_CPU_OPTIMISATION" not in os.environ and "-O2" in cpu.compiler.flags()
+    assert "COURSE_CPU_OPTIMISATION" not in os.environ and "-O2" in engine.compiler.flags()
     monkeypatch.setenv("COURSE_CPU_OPTIMISATION", "1")
-    assert "-O1" in cpu.compiler.flags() and "-O2" not in cpu.compiler.flags()
-    assert [flag for flag in cpu.compiler._checked_flags(True) if flag.startswith("-O")] == ["-O1"]
+    assert "-O1" in engine.compiler.flags() and "-O2" not in engine.compiler.flags()
+    assert [flag for flag in engine.compiler._checked_flags(True) if flag.startswith("-O")] == ["-O1"]
     monkeypatch.setenv("COURSE_CPU_OPTIMISATION", "fast")
     with pytest.raises(ValueError, match="a number from 0 to 3, not 'fast'"):
-        cpu.compiler.flags()
+        engine.compiler.flags()

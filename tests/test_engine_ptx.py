@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
+from helpers import engine
 
 # ------------------------------------------------------------------------------------ functions
 
@@ -255,7 +255,7 @@ def test_special_registers(cp: Any) -> None:
         lane, warp, *others = got[block].T
         np.testing.assert_array_equal([lane, *others], [t % 32, t, 0 * t + block, 0 * t + 80])
         # On a GPU %warpid is a place in the SM: the same for all lanes, and no more is promised.
-        np.testing.assert_array_equal(warp, t // 32 if cp is cpu else warp[t // 32 * 32])
+        np.testing.assert_array_equal(warp, t // 32 if cp is engine else warp[t // 32 * 32])
 
 
 @on_each_device
@@ -272,8 +272,8 @@ def test_numbered_barriers(cp: Any) -> None:
 def refused(statement: str, before: str = "") -> str:
     """What the compiler says to a kernel with this statement in its third line."""
     code = f'extern "C" __global__ void k(int *a, float *f, long long *w) {{\n{before}\n  {statement}\n}}\n'
-    with pytest.raises(cpu.CompileError) as caught:
-        cpu.RawModule(code=code).compile()
+    with pytest.raises(engine.CompileError) as caught:
+        engine.RawModule(code=code).compile()
     return str(caught.value)
 
 
@@ -316,8 +316,10 @@ def test_operands_of_other_types_are_compile_errors(statement: str, says: str) -
 
 def test_the_file_of_a_pasted_header_is_named() -> None:
     code = '#line 1 "ptx.cuh"\n__device__ void f() {\n  asm volatile("mov.b32 %0, %1;" :: "r"(1));\n}\n#line 1 "k.cu"\n'
-    with pytest.raises(cpu.CompileError, match=r"^ptx\.cuh:2: `asm volatile\(\"mov.b32 %0, %1;\" .*;` is inline PTX"):
-        cpu.RawModule(code=code).compile()
+    with pytest.raises(
+        engine.CompileError, match=r"^ptx\.cuh:2: `asm volatile\(\"mov.b32 %0, %1;\" .*;` is inline PTX"
+    ):
+        engine.RawModule(code=code).compile()
 
 
 UNKNOWN = r"""
@@ -359,7 +361,7 @@ extern "C" __global__ void strange(int *a) {
 
 
 def test_an_unknown_instruction_stops_who_reaches_it() -> None:
-    module, a = cpu.RawModule(code=UNKNOWN), cpu.zeros(1, np.int32)
+    module, a = engine.RawModule(code=UNKNOWN), engine.zeros(1, np.int32)
     module.get_function("right")((1,), (1,), (a,))
     assert a[0] == 7
     for name, says in (
@@ -371,7 +373,7 @@ def test_an_unknown_instruction_stops_who_reaches_it() -> None:
         ("host", 'the constraint "=a" is none of r, l, f, d, h, q, n'),
         ("special", "does not know the special register %cluster_ctarank"),
     ):
-        with pytest.raises(cpu.LaunchError) as caught:
+        with pytest.raises(engine.LaunchError) as caught:
             module.get_function(name)((1,), (1,), (a,))
         message = str(caught.value)
         begin = next(i for i, text in enumerate(UNKNOWN.splitlines(), 1) if f"void {name}(" in text)
@@ -454,7 +456,7 @@ extern "C" __global__ void wild_load(float *out) {
 
 @functools.cache
 def broken() -> Any:
-    return cpu.RawModule(code=BROKEN)
+    return engine.RawModule(code=BROKEN)
 
 
 @pytest.mark.parametrize(
@@ -480,8 +482,8 @@ def broken() -> Any:
     ],
 )
 def test_errors_at_run_time_name_line_and_thread(name: str, block: int, says: str) -> None:
-    with pytest.raises(cpu.LaunchError) as caught:
-        broken().get_function(name)((1,), (block,), (cpu.zeros(1024, np.float32),))
+    with pytest.raises(engine.LaunchError) as caught:
+        broken().get_function(name)((1,), (block,), (engine.zeros(1024, np.float32),))
     message = str(caught.value)
     assert says in message and f"[{name}, block (0,0,0), thread (" in message, message
     begin = next(i for i, text in enumerate(BROKEN.splitlines(), 1) if f"void {name}(" in text)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
-from helpers.cpu import checked
+from helpers import engine
+from helpers.engine import checked
 
 LOADS = {
     # text of the instruction, its results' constraints, the bytes that one thread reads
@@ -278,8 +278,10 @@ extern "C" __global__ void not_shared(const float *x, float *y) {
     ],
 )
 def test_errors_name_the_line(name: str, says: str) -> None:
-    with pytest.raises(cpu.LaunchError) as caught:
-        compiled(cpu, BROKEN).get_function(name)((1,), (1,), (cpu.zeros(4, np.float32), cpu.zeros(4, np.float32)))
+    with pytest.raises(engine.LaunchError) as caught:
+        compiled(engine, BROKEN).get_function(name)(
+            (1,), (1,), (engine.zeros(4, np.float32), engine.zeros(4, np.float32))
+        )
     begin = next(i for i, text in enumerate(BROKEN.splitlines(), 1) if f"void {name}(" in text)
     line = next(i for i, text in enumerate(BROKEN.splitlines(), 1) if i > begin and "asm" in text)
     message = str(caught.value)
@@ -347,9 +349,9 @@ extern "C" __global__ void counted(unsigned *n) {
     ],
 )
 def test_a_checked_run_sees_every_access(name: str, grid: int, kind: int | None) -> None:
-    kernel = compiled(cpu, CHECKED_SOURCE).get_function(name)
-    first = cpu.zeros(4, np.int32) if "hand_over" in name else cpu.zeros(64, np.float32)
-    args = (cpu.zeros(1, np.uint32),) if name == "counted" else (first, cpu.zeros(64, np.float32))
+    kernel = compiled(engine, CHECKED_SOURCE).get_function(name)
+    first = engine.zeros(4, np.int32) if "hand_over" in name else engine.zeros(64, np.float32)
+    args = (engine.zeros(1, np.uint32),) if name == "counted" else (first, engine.zeros(64, np.float32))
     seen = checked.observe(kernel, (grid,), (64 if "hand_over" not in name else 1,), args)
     kinds = {found.kind for found in seen.found} - ({checked.UNINITIALISED} if name == "race" else set())
     assert kinds == ({kind} if kind else set()), seen.found

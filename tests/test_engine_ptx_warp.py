@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
+from helpers import engine
 
 # ------------------------------------------------------------------------------------ how people write them
 
@@ -109,8 +109,10 @@ def test_loops_and_exits(cp: Any) -> None:
 def test_an_error_in_a_macro_names_the_line_of_its_use() -> None:
     macro = '#define BAD(x) \\\n  asm volatile("mov.b32 x, %0;" \\\n  :: "r"(x))\n'
     code = macro + 'extern "C" __global__ void k(int *a) {\n  BAD(a[0]);\n}\n'
-    with pytest.raises(cpu.CompileError, match=r"^kernel\.cu:5: `BAD\(a\[0\]\);` is inline PTX, and x is no operand"):
-        cpu.RawModule(code=code).compile()
+    with pytest.raises(
+        engine.CompileError, match=r"^kernel\.cu:5: `BAD\(a\[0\]\);` is inline PTX, and x is no operand"
+    ):
+        engine.RawModule(code=code).compile()
 
 
 def test_macros_of_the_options_and_of_the_users_headers(tmp_path: Any) -> None:
@@ -120,12 +122,12 @@ def test_macros_of_the_options_and_of_the_users_headers(tmp_path: Any) -> None:
     includes = '#include <stdlib.h>\n#include <algorithm>\n#include "own.cuh"\n'
     code = includes + 'extern "C" __global__ void k(int *a) {\n  SET(a[0]);\n}\n'
     for number in (5, 6):
-        y = cpu.zeros(1, np.int32)
+        y = engine.zeros(1, np.int32)
         options = (f"-I{tmp_path}", f'-DNUMBER="{number}"')
-        cpu.RawModule(code=code, options=options).get_function("k")((1,), (1,), (y,))
+        engine.RawModule(code=code, options=options).get_function("k")((1,), (1,), (y,))
         assert y[0] == number
     code = '#include "shared.cuh"\nextern "C" __global__ void k(int *a) {\n  SHARED;\n  s[1] = 3;\n  a[0] = s[1];\n}\n'
-    cpu.RawModule(code=code, options=(f"-I{tmp_path}",)).get_function("k")((1,), (1,), (y,), shared_mem=8)
+    engine.RawModule(code=code, options=(f"-I{tmp_path}",)).get_function("k")((1,), (1,), (y,), shared_mem=8)
     assert y[0] == 3
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from backends import on_each_device
 
-from helpers import cpu, nvrtc
+from helpers import engine
+from helpers.engine import nvrtc
 
 K = 'extern "C" __global__ void k'
 HOST = "is a function of the host: write __device__"
@@ -134,8 +135,8 @@ FORMS: dict[str, tuple[str, int, str]] = {
 @pytest.mark.parametrize("name", FORMS)
 def test_refused(name: str) -> None:
     code, line, says = FORMS[name]
-    with pytest.raises(cpu.CompileError) as caught:
-        cpu.RawModule(code=f"{code}\n", options=("-std=c++17",)).compile()
+    with pytest.raises(engine.CompileError) as caught:
+        engine.RawModule(code=f"{code}\n", options=("-std=c++17",)).compile()
     message = str(caught.value)
     assert f"kernel.cu:{line}: error: " in message and says in message, message
     assert f"{line:>6} | {code.splitlines()[line - 1]}" in message
@@ -206,9 +207,9 @@ def test_what_is_legal_is_taken(cp: Any) -> None:
 
 
 def test_a_host_function_is_a_device_function_where_the_options_say_so() -> None:
-    out = cpu.zeros(1, np.int32)
+    out = engine.zeros(1, np.int32)
     code = f"#include <stdint.h>\nint f(int x) {{ return x + 1; }}\n{K}(int32_t *o) {{ o[0] = f(1); }}"
-    cpu.RawModule(code=code, options=("-default-device",)).get_function("k")((1,), (1,), (out,))
+    engine.RawModule(code=code, options=("-default-device",)).get_function("k")((1,), (1,), (out,))
     assert out[0] == 2
 
 
@@ -225,7 +226,7 @@ template <int N> __global__ void __launch_bounds__(N) templated(int *o) { o[thre
 def test_launch_bounds(cp: Any) -> None:
     options = ("-std=c++17", "-DBLOCK=96")
     module = cp.RawModule(code=BOUNDED, options=options, name_expressions=("templated<32>",))
-    refused = cpu.LaunchError if cp is cpu else Exception
+    refused = engine.LaunchError if cp is engine else Exception
     for name, most in (("plain", 64), ("defined", 96)):
         kernel = module.get_function(name)
         assert kernel.max_threads_per_block == most
@@ -234,8 +235,8 @@ def test_launch_bounds(cp: Any) -> None:
         assert (cp.asnumpy(out) > 0).sum() == most
         with pytest.raises(refused):
             kernel((1,), (most + 32,), (out,))
-    if cp is cpu:
-        with pytest.raises(cpu.LaunchError, match="compiled for 64 at most, by its __launch_bounds__"):
+    if cp is engine:
+        with pytest.raises(engine.LaunchError, match="compiled for 64 at most, by its __launch_bounds__"):
             module.get_function("plain")((1,), (8, 9), (cp.zeros(1024, np.int32),))
 
 
@@ -256,38 +257,40 @@ def asked_first() -> Any:
 @pytest.mark.usefixtures("asked_first")
 def test_nvrtc_is_asked_first() -> None:
     code = f"{K}(float *o, int n) {{\n  o[0] = n ?: 3;\n  o[1] = INFINITY;\n}}\n"
-    with pytest.raises(cpu.CompileError) as caught:
-        cpu.RawModule(code=code).compile()
+    with pytest.raises(engine.CompileError) as caught:
+        engine.RawModule(code=code).compile()
     message = str(caught.value)
     assert "NVRTC refuses this source, as it would for a GPU" in message
     assert "kernel.cu:2: error: expected an expression\n     2 |   o[0] = n ?: 3;" in message
     assert 'kernel.cu:3: error: identifier "INFINITY" is undefined' in message
     nvrtc.check_first(False)
-    out = cpu.zeros(2, np.float32)
-    cpu.RawKernel(code, "k")((1,), (1,), (out, np.int32(0)))
+    out = engine.zeros(2, np.float32)
+    engine.RawKernel(code, "k")((1,), (1,), (out, np.int32(0)))
     assert out[0] == 3
 
 
 @needs_nvrtc
 @pytest.mark.usefixtures("asked_first")
 def test_nvrtc_takes_what_is_right_and_its_answer_is_kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu.empty(1)
+    engine.empty(1)
     monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
     code = "#include <mma.h>\ntemplate <typename T> __global__ void set(T *o) {\n  o[0] = N;\n}\n"
     how = {"options": ("-std=c++17", "-DN=3"), "name_expressions": ("set<float>",)}
-    out = cpu.zeros(1, np.float32)
-    cpu.RawModule(code=code, **how).get_function("set<float>")((1,), (1,), (out,))
+    out = engine.zeros(1, np.float32)
+    engine.RawModule(code=code, **how).get_function("set<float>")((1,), (1,), (out,))
     assert out[0] == 3
     (kept,) = tmp_path.glob("nvrtc-*.txt")
     assert kept.read_text() == ""
     nvrtc.refusal.cache_clear()
     monkeypatch.setattr(nvrtc, "_compile", lambda *_: pytest.fail("asked again"))
-    cpu.RawModule(code=code, **how).compile()
+    engine.RawModule(code=code, **how).compile()
 
 
 @needs_nvrtc
 @pytest.mark.usefixtures("asked_first")
 def test_nvrtc_is_asked_of_lines_by_their_own_names() -> None:
     code = f'#line 7 "mine.cu"\n{K}(float *o) {{\n  o[0] = nothing;\n}}\n'
-    with pytest.raises(cpu.CompileError, match=r"mine.cu:8: error: identifier .nothing. is undefined\n +8 \|   o\[0\]"):
-        cpu.RawModule(code=code).compile()
+    with pytest.raises(
+        engine.CompileError, match=r"mine.cu:8: error: identifier .nothing. is undefined\n +8 \|   o\[0\]"
+    ):
+        engine.RawModule(code=code).compile()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from backends import on_each_device
 
-from helpers import cpu
-from helpers.cpu import residency
+from helpers import engine
+from helpers.engine import residency
 from helpers.xray import xray
 
 GRID = r"""
@@ -152,7 +152,7 @@ def test_a_cooperative_launch_knows_that_it_is_one(cp: Any) -> None:
     grid_module(cp).get_function("valid")((2,), (32,), (out,))
     assert cp.asnumpy(out)[0] == 1
     cp.RawModule(code=GRID, options=("-std=c++17",)).get_function("valid")((2,), (32,), (out,))
-    assert cp is not cpu or cp.asnumpy(out)[0] == 0  # an H200 says 1 of any launch, with CUDA 13's headers
+    assert cp is not engine or cp.asnumpy(out)[0] == 0  # an H200 says 1 of any launch, with CUDA 13's headers
     kernel = cp.RawKernel(GRID, "valid", options=("-std=c++17",), enable_cooperative_groups=True)
     kernel((2,), (32,), (out,))
     assert cp.asnumpy(out)[0] == 1 and kernel.enable_cooperative_groups
@@ -195,12 +195,12 @@ def test_threads_that_wait_for_others(cp: Any, name: str, blocks: int, expected:
 
 
 def test_grid_sync_orders_accesses_for_the_xray() -> None:
-    x = cpu.asarray(np.random.default_rng(5).normal(size=192).astype(np.float32))
+    x = engine.asarray(np.random.default_rng(5).normal(size=192).astype(np.float32))
     expected, total = smoothed(np.array(x), 3)
 
     def look(code: str) -> Any:
-        a, b = x.copy(), cpu.full(192, np.nan, dtype=np.float32)
-        kernel = cpu.RawKernel(code, "smooth", enable_cooperative_groups=True)
+        a, b = x.copy(), engine.full(192, np.nan, dtype=np.float32)
+        kernel = engine.RawKernel(code, "smooth", enable_cooperative_groups=True)
         report = xray(kernel, (6,), (32,), (a, b, np.int32(3)), 128)
         return report, np.array(a), np.array(b)
 
@@ -218,9 +218,9 @@ def test_grid_sync_orders_accesses_for_the_xray() -> None:
 
 @pytest.mark.parametrize(("name", "blocks"), [("chain", 12), ("meet", 12), ("locked", 6), ("polite", 3), ("within", 1)])
 def test_the_xray_follows_blocks_that_wait_for_each_other(name: str, blocks: int) -> None:
-    flag, x, out = cpu.zeros(16, np.int32), cpu.zeros(1024, np.int32), cpu.zeros(2048, np.int32)
+    flag, x, out = engine.zeros(16, np.int32), engine.zeros(1024, np.int32), engine.zeros(2048, np.int32)
     args = (flag, x, out) if name == "meet" else (flag, out)
-    report = xray(looking_module(cpu).get_function(name), (blocks,), (64,), args)
+    report = xray(looking_module(engine).get_function(name), (blocks,), (64,), args)
     assert report.clean, report
 
 
@@ -228,8 +228,8 @@ def test_the_xray_finds_a_missing_fence_between_waiting_blocks() -> None:
     code = LOOKING.replace("    __threadfence();\n    atomicAdd(count, 1);", "    atomicAdd(count, 1);")
     code = code.replace("((volatile int *)out)[n - 1 - i]", "out[n - 1 - i]")
     assert code.count("__threadfence") == LOOKING.count("__threadfence") - 1
-    count, x, out = cpu.zeros(1, np.int32), cpu.zeros(256, np.int32), cpu.zeros(512, np.int32)
-    report = xray(cpu.RawModule(code=code).get_function("meet"), (4,), (64,), (count, x, out))
+    count, x, out = engine.zeros(1, np.int32), engine.zeros(256, np.int32), engine.zeros(512, np.int32)
+    report = xray(engine.RawModule(code=code).get_function("meet"), (4,), (64,), (count, x, out))
     assert {(f.kind, f.array) for f in report.findings} == {("race", "out")}, report
 
 
@@ -277,14 +277,14 @@ extern "C" __global__ void good(int *a) {
 @pytest.mark.parametrize("looks", [False, True], ids=["launch", "xray"])
 def test_waits_that_never_end(name: str, says: str, looks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0.5")
-    module = cpu.RawModule(code=WRONG, enable_cooperative_groups=True)
+    module = engine.RawModule(code=WRONG, enable_cooperative_groups=True)
     line = next(n for n, text in enumerate(WRONG.splitlines(), 1) if text.endswith(f"// {name}"))
-    a = cpu.zeros(64, np.int32)
+    a = engine.zeros(64, np.int32)
     if looks:
         findings = xray(module.get_function(name), (6,), (64,), (a,), timeout=0.5).findings
         assert line in {f.line for f in findings}, findings
     else:
-        with pytest.raises(cpu.LaunchError) as caught:
+        with pytest.raises(engine.LaunchError) as caught:
             module.get_function(name)((6,), (64,), (a,))
         assert says in str(caught.value) and f"kernel.cu:{line}" in str(caught.value)
     module.get_function("good")((6,), (64,), (a,))
@@ -292,16 +292,16 @@ def test_waits_that_never_end(name: str, says: str, looks: bool, monkeypatch: py
 
 
 def test_a_grid_that_does_not_fit() -> None:
-    kernel = cpu.RawKernel(WRONG, "good", enable_cooperative_groups=True)
-    a = cpu.zeros(1024, np.int32)
+    kernel = engine.RawKernel(WRONG, "good", enable_cooperative_groups=True)
+    a = engine.zeros(1024, np.int32)
     with pytest.raises(
-        cpu.LaunchError, match=r"all its blocks on the GPU at once: 300 blocks of 1,024 threads.*264 of"
+        engine.LaunchError, match=r"all its blocks on the GPU at once: 300 blocks of 1,024 threads.*264 of"
     ):
         kernel((300,), (1024,), (a,))
-    with pytest.raises(cpu.LaunchError, match="all its blocks on the GPU at once"):
+    with pytest.raises(engine.LaunchError, match="all its blocks on the GPU at once"):
         xray(kernel, (300,), (1024,), (a,))
-    plain = cpu.RawModule(code=WRONG).get_function("good")
-    with pytest.raises(cpu.LaunchError, match=r"grid\.sync\(\) needs a cooperative launch"):
+    plain = engine.RawModule(code=WRONG).get_function("good")
+    with pytest.raises(engine.LaunchError, match=r"grid\.sync\(\) needs a cooperative launch"):
         plain((2,), (64,), (a,))
     plain((2,), (64,), (a,), enable_cooperative_groups=True)
     assert residency.blocks_on_gpu(128, 0) == 132 * 16 and residency.blocks_on_gpu(64, 100 * 1024) == 132 * 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
+from helpers import engine
 from helpers.xray import xray
 
 SOURCE = r"""
@@ -65,13 +65,13 @@ extern "C" __global__ void good(int *a) { a[threadIdx.x] = threadIdx.x; }
 
 @functools.cache
 def module() -> Any:
-    return cpu.RawModule(code=SOURCE, backend="nvcc")  # which takes a host's header, as NVRTC does not
+    return engine.RawModule(code=SOURCE, backend="nvcc")  # which takes a host's header, as NVRTC does not
 
 
 def failure(name: str, threads: int = 32) -> str:
     """The message of a launch that fails, after which the engine still works."""
-    a = cpu.zeros(64, np.int32)
-    with pytest.raises(cpu.LaunchError) as caught:
+    a = engine.zeros(64, np.int32)
+    with pytest.raises(engine.LaunchError) as caught:
         module().get_function(name)((3,), (threads,), (a,))
     module().get_function("good")((1,), (64,), (a,))
     np.testing.assert_array_equal(a, np.arange(64))
@@ -135,11 +135,11 @@ def test_the_line_of_a_loop_that_a_compiler_empties(
     monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0.1")
     monkeypatch.setenv("COURSE_CPU_OPTIMISATION", optimisation)
     code = f'extern "C" __global__ void never_ends(int *a) {{\n  {loop}\n}}\n'
-    kernel = cpu.RawModule(code=code).get_function("never_ends")
+    kernel = engine.RawModule(code=code).get_function("never_ends")
     lines = [number for number, text in enumerate(code.splitlines(), 1) if text.endswith("// here")]
     for _ in range(3):  # one stop in hundreds, on a busy machine, meets a thread that is just about to begin
-        with pytest.raises(cpu.LaunchError) as caught:
-            kernel((1,), (32,), (cpu.zeros(4, np.int32),))
+        with pytest.raises(engine.LaunchError) as caught:
+            kernel((1,), (32,), (engine.zeros(4, np.int32),))
         told = re.search(r"kernel\.cu:(\d+)", str(caught.value))
         if told:
             break
@@ -156,8 +156,8 @@ def test_a_loop_that_is_one_jump_is_found_by_what_is_near(loop: str, monkeypatch
     text = f'extern "C" __global__ void k(int *a) {{\n  a[1] = 1;\n  if (threadIdx.x < 64)\n    {loop}\n}}\n'
     told = []
     for _ in range(3):
-        with pytest.raises(cpu.LaunchError, match="was still running") as caught:
-            cpu.RawModule(code=text).get_function("k")((1,), (32,), (cpu.zeros(64, np.int32),))
+        with pytest.raises(engine.LaunchError, match="was still running") as caught:
+            engine.RawModule(code=text).get_function("k")((1,), (32,), (engine.zeros(64, np.int32),))
         told.append(str(caught.value))
         if re.search(r"(at|near) kernel\.cu:4 ", told[-1]):
             break
@@ -169,21 +169,23 @@ def test_a_loop_that_is_one_jump_is_found_by_what_is_near(loop: str, monkeypatch
 def test_wrong_time_limits(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COURSE_CPU_TIMEOUT", value)
     with pytest.raises(ValueError, match="COURSE_CPU_TIMEOUT is a number of seconds"):
-        module().get_function("good")((1,), (64,), (cpu.zeros(64, np.int32),))
+        module().get_function("good")((1,), (64,), (engine.zeros(64, np.int32),))
     monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0")
-    module().get_function("good")((1,), (64,), (cpu.zeros(64, np.int32),))
+    module().get_function("good")((1,), (64,), (engine.zeros(64, np.int32),))
 
 
 @pytest.mark.parametrize("statement", ["throw 1;", "try { a[0] = 1; } catch (...) { a[0] = 2; }"])
 def test_exceptions_are_refused(statement: str) -> None:
     """As NVRTC does, in its words."""
-    with pytest.raises(cpu.CompileError, match=r"kernel\.cu:1: error: device code does not support exception handling"):
-        cpu.RawModule(code=f'extern "C" __global__ void k(int *a) {{ {statement} }}\n').compile()
+    with pytest.raises(
+        engine.CompileError, match=r"kernel\.cu:1: error: device code does not support exception handling"
+    ):
+        engine.RawModule(code=f'extern "C" __global__ void k(int *a) {{ {statement} }}\n').compile()
 
 
 def test_the_xray_stops_there_too() -> None:
     for name in ("aborts", "exits", "frees_an_argument"):
-        report = xray(module().get_function(name), (3,), (32,), (cpu.zeros(64, np.int32),))
+        report = xray(module().get_function(name), (3,), (32,), (engine.zeros(64, np.int32),))
         line = next(n for n, text in enumerate(SOURCE.splitlines(), 1) if text.endswith(f"// {name}"))
         assert [(f.kind, f.line) for f in report.findings] == [("stopped", line)], report
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
+from helpers import engine
 
 LANES = np.arange(32)
 G, T = LANES // 4, LANES % 4
@@ -209,7 +209,7 @@ def test_mma_of_ordinary_numbers_is_near_the_exact_one(name: str) -> None:
     """Each of the K + 1 terms loses less than 2**-25 of the largest exponent, the result less than its last bit."""
     factors, sums = formats(name)
     A, B, C = (m[::8] for m in matrices(name, *mma_inputs(name)))
-    got = values(result(name, run_mma(cpu, name))[::8], *sums)
+    got = values(result(name, run_mma(engine, name))[::8], *sums)
     a, b, c = values(A, *factors), values(B, *factors), values(C, *sums)
     exact = np.einsum("nik,nkj->nij", a, b) + c
     largest = np.maximum(np.max(np.abs(a[:, :, :, None] * b[:, None]), axis=2), np.abs(c))
@@ -490,7 +490,7 @@ def checksums(cp: Any, name: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_bits_are_those_of_an_h200(name: str) -> None:
-    inputs, result = checksums(cpu, name)
+    inputs, result = checksums(engine, name)
     if inputs != RECORDED[name][0]:
         pytest.skip("NumPy's random numbers are others here")
     assert result == RECORDED[name][1]

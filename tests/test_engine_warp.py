@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
-from helpers import cpu
+from helpers import engine
 
 SOURCE = r"""
 #define FULL 0xffffffffu
@@ -302,8 +302,8 @@ def test_exchange_through_shared_memory(cp: Any, threads: int) -> None:
 
 def test_active_lanes() -> None:
     """On the CPU alone: CUDA promises nothing of which lanes run together. The engine lets those of a line meet."""
-    out = cpu.zeros((3, 48), np.uint32)
-    kernel(cpu, "active")((1,), (48,), (out,))
+    out = engine.zeros((3, 48), np.uint32)
+    kernel(engine, "active")((1,), (48,), (out,))
     lanes = np.arange(48) % 32
     for warp, size in ((slice(0, 32), 32), (slice(32, 48), 16)):
         everyone = (1 << size) - 1

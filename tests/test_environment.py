@@ -23,11 +23,11 @@ TEXT = (ROOT / "environment.yml").read_text(encoding="utf-8")
 OPTIONAL = {"torch", "transformers", "triton", "numba", "packaging", "pip"}
 # What there is for PyTorch alone, and what asks for it in its own way. All else does without it, or looks first.
 FOR_PYTORCH = {
-    "helpers/record/fused.py",
+    "helpers/bench/studies/fused.py",
     "helpers/torch_attention.py",
     "helpers/transformers_attention.py",
-    "helpers/record/torch_model.py",
-    "helpers/record/promises.py",  # where peers.torch_on_gpu() has found it
+    "helpers/bench/studies/torch_model.py",
+    "helpers/bench/studies/promises.py",  # where peers.torch_on_gpu() has found it
     "helpers/data/make_minilm_embeddings.py",
     "notebooks/09_drop_in.ipynb",
     "tests/test_torch_attention.py",
@@ -180,7 +180,7 @@ def test_all_that_is_listed_is_used_or_says_why() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("import os, helpers.check\nfrom . import x", []),
+        ("import os, helpers.attention.check\nfrom . import x", []),
         ("import scipy.stats as s", [("scipy", False)]),
         ("def f():\n    from scipy import stats", [("scipy", False)]),
         (

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import kernel
+from helpers.attention import kernel
 from helpers.device import cp
-from helpers.exercises import exercise, hints, magic
-from helpers.exercises import progress as kept
+from helpers.lesson.exercises import exercise, hints, magic
+from helpers.lesson.exercises import progress as kept
 
 NAME = "00_safe_softmax"
 WRONG = exercise.ours(NAME).replace("expf(s[j] - m_i)", "expf(s[j])")

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from exercise_table import Right, Wrong
 
-from helpers import compile_report, cpu, nvrtc
-from helpers.cuda_source import source
-from helpers.exercises import exercise, hints, table, texts
-from helpers.exercises import grade as grading
-from helpers.exercises.exercise import GRADERS, cell, cuda, grade, skeleton, solution
-from helpers.exercises.registry import Exercise
-from helpers.exercises.trial import Trial
+from helpers import engine
+from helpers.attention import compile_report
+from helpers.engine import nvrtc
+from helpers.engine.cuda_source import source
+from helpers.lesson.exercises import exercise, hints, table, texts
+from helpers.lesson.exercises import grade as grading
+from helpers.lesson.exercises.exercise import GRADERS, cell, cuda, grade, skeleton, solution
+from helpers.lesson.exercises.registry import Exercise
+from helpers.lesson.exercises.trial import Trial
 
 NAMES = sorted(path.stem for path in exercise.FOLDER.glob("*.cu"))
 FIRST = "01_coalesced_scores"
@@ -179,7 +181,7 @@ def test_pasted_headers_keep_the_lines_of_the_cell() -> None:
 
 def test_inputs_are_fresh() -> None:
     """No output can be learnt by heart."""
-    a, b = (Trial(FIRST, "", cpu, False).inputs(8, 8, 4)[0] for _ in range(2))
+    a, b = (Trial(FIRST, "", engine, False).inputs(8, 8, 4)[0] for _ in range(2))
     assert not np.array_equal(a, b)
 
 
@@ -193,7 +195,7 @@ def test_the_cpu_engine_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def note(self: Trial, name: str, code: str, device: object, on_gpu: bool, timeout: float = 10.0) -> None:
         seen.append(on_gpu)
-        original(self, name, code, cpu, False, timeout)
+        original(self, name, code, engine, False, timeout)
 
     monkeypatch.setattr(Trial, "__init__", note)
     monkeypatch.setattr(grading, "ON_GPU", True)
@@ -216,7 +218,7 @@ def test_a_gpu_without_the_instructions_is_left_out(monkeypatch: pytest.MonkeyPa
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(trial: Trial) -> None:
         if not trial.on_gpu:
-            raise cpu.NoCompilerError("no C++ compiler")
+            raise engine.NoCompilerError("no C++ compiler")
         for _ in trial.sizes(1):
             trial.rows[table.COMPILES].passed = True
             trial.launch(lambda grid, block, args, shared_mem: None, (1,), (1,), ())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from exercise_table import Answer, Right, Wrong, cases, check
 
-from helpers import reference
-from helpers.check import make_inputs
+from helpers.attention import reference
+from helpers.attention.check import make_inputs
 
 RESCALE = "    const float rescale = expf(m_i - m_new);\n"
 RESCALE_ACC = "    for (int c = 0; c < HEAD_DIM; ++c) acc[c] *= rescale;\n"

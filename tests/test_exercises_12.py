@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from exercise_table import Answer, Right, Wrong, cases, check
 
-from helpers import nvrtc
+from helpers.engine import nvrtc
 
 pytestmark = pytest.mark.skipif(nvrtc.why_no_cute() is not None, reason=nvrtc.why_no_cute() or "")
 

@@ -18,15 +18,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers import compile_report as reports
-from helpers.compile_report import compile_report
+from helpers.attention import compile_report as reports
+from helpers.attention.compile_report import compile_report
+from helpers.attention.export import command
+from helpers.attention.export import plan as plans
+from helpers.attention.export.plan import TARGETS, CannotExport, Wish, call_of, plan
+from helpers.attention.export.sizes import Size, cpp, python, tree_of, value
+from helpers.attention.ladder import LADDER, launches, limits, tensor_maps
+from helpers.attention.ladder.call import Spec
 from helpers.device import ON_GPU
-from helpers.export import command
-from helpers.export import plan as plans
-from helpers.export.plan import TARGETS, CannotExport, Wish, call_of, plan
-from helpers.export.sizes import Size, cpp, python, tree_of, value
-from helpers.ladder import LADDER, launches, limits, tensor_maps
-from helpers.ladder.call import Spec
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = ["--batch", "2", "--heads", "4", "--seq", "203", "--seq-kv", "259"]

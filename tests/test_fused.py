@@ -11,12 +11,12 @@ import pytest
 from backends import in_place_of_bind
 from planted import Bug
 
-from helpers import check, compile_report, cpu, kernel
-from helpers.attention import flash_attention, flash_attention_varlen
+from helpers import engine
+from helpers.attention import check, compile_report, flash_attention, flash_attention_varlen, kernel
+from helpers.attention.ladder import LADDER, limits, tiles
+from helpers.attention.ladder.contract import Ready
 from helpers.device import cp
-from helpers.ladder import LADDER, limits, tiles
-from helpers.ladder.contract import Ready
-from helpers.workbench import look
+from helpers.lesson.shortcuts import look
 
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 STAGE_OF = {"float32": "fused", "float16": "fused_mma", "bfloat16": "fused_mma"}
@@ -657,7 +657,7 @@ def test_the_x_ray_finds(dtype: str, bug: Bug) -> None:
     q, k, v, options = of_one_head(dtype, bug.inputs)
     try:
         report = look(STAGE_OF[dtype], q, k, v, code=text, **options)
-    except cpu.LaunchError:
+    except engine.LaunchError:
         return
     assert report.findings
 

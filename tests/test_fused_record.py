@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import device, neighbours
-from helpers.record import fused
-from helpers.record.results import NO_RECORD
+from helpers import device
+from helpers.attention import rotary_and_projection
+from helpers.bench.results import NO_RECORD
+from helpers.bench.studies import fused
 
 TINY = fused.Work(96, 64, tokens=192, columns=128)  # two sequences of two heads
 
@@ -46,8 +47,8 @@ def _rows(section: str) -> list[dict[str, Any]]:
 
 
 def test_a_wrong_way_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = neighbours.angles
-    monkeypatch.setattr(neighbours, "angles", lambda *args: tuple(a[::-1].copy() for a in right(*args)))
+    right = rotary_and_projection.angles
+    monkeypatch.setattr(rotary_and_projection, "angles", lambda *args: tuple(a[::-1].copy() for a in right(*args)))
     truth = fused.rotate
     monkeypatch.setattr(fused, "rotate", lambda *args: -truth(*args))
     rows = _rows("rotary")
@@ -59,7 +60,7 @@ def test_a_way_that_cannot_be_made_does_not_lose_the_others(monkeypatch: pytest.
     def fail(*_: Any, **__: Any) -> None:
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(neighbours, "plan_projection", fail)
+    monkeypatch.setattr(rotary_and_projection, "plan_projection", fail)
     rows = _rows("projection")
     assert [row["failed"] for row in rows if "failed" in row] == ["MemoryError: no memory"] * 2
     assert {"07, then GEMM", "10, then GEMM"} <= {row["name"] for row in rows if "ms" in row}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from helpers.record import bench, gpus
-from helpers.record.results import RECORD, Record, without_paths
+from helpers.bench import command, gpus
+from helpers.bench.results import RECORD, Record, without_paths
 
 Data = dict[str, Any]
 
@@ -93,13 +93,13 @@ def test_notes_have_no_paths(text: str, wanted: str) -> None:
 def test_bench_says_how_to_send_a_record(
     committed: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench, "ON_GPU", True)
+    monkeypatch.setattr(command, "ON_GPU", True)
     file = tmp_path / "record.json"
     file.write_text(json.dumps(committed))
-    bench._tell_of_sharing(file)
+    command._tell_of_sharing(file)
     assert "a pull request with it as notebooks/measured/nvidia-h200.json" in capsys.readouterr().out
     file.write_text(json.dumps({**committed, "device": {**committed["device"], "hostname": "mine"}}))
-    bench._tell_of_sharing(file)
+    command._tell_of_sharing(file)
     assert "'hostname', which no record needs" in capsys.readouterr().out
 
 

@@ -13,14 +13,15 @@ from backends import in_place_of_bind
 from planted import ALL, Bug
 from test_tensor_cores import check_both, expected, inputs
 
-from helpers import check, compile_report, cpu, device, kernel, workbench
-from helpers.attention import flash_attention, flash_attention_varlen, forget
+from helpers import device, engine
+from helpers.attention import check, compile_report, flash_attention, flash_attention_varlen, forget, kernel
+from helpers.attention.ladder import LADDER, Launch, contract, launches, limits, tensor_maps, tiles
+from helpers.attention.ladder.call import Call, Spec
+from helpers.attention.ladder.contract import Constant, Map
+from helpers.attention.ladder.layout import address
 from helpers.device import cp
-from helpers.ladder import LADDER, Launch, contract, launches, limits, tensor_maps, tiles
-from helpers.ladder.call import Call, Spec
-from helpers.ladder.contract import Constant, Map
-from helpers.ladder.layout import address
-from helpers.workbench import look
+from helpers.lesson import shortcuts
+from helpers.lesson.shortcuts import look
 from helpers.xray import Report, xray
 
 HOPPER = LADDER["hopper"]
@@ -63,9 +64,9 @@ def test_what_the_assembler_warns_of_is_seen() -> None:
 def test_shared_memory_is_what_the_kernel_counts() -> None:
     text = kernel.source(HOPPER.file) + '\nextern "C" __global__ void count(unsigned* n) { *n = SHARED_BYTES; }\n'
     for head_dim, sizes in ((64, {"BLOCK_M": 128, "BLOCK_N": 192}), (72, {"BLOCK_M": 192, "BLOCK_N": 16, "STAGES": 3})):
-        n = cpu.zeros(1, np.uint32)
+        n = engine.zeros(1, np.uint32)
         options = kernel.options({"HEAD_DIM": head_dim, **sizes})
-        cpu.RawModule(code=text, options=options).get_function("count")((1,), (1,), (n,))
+        engine.RawModule(code=text, options=options).get_function("count")((1,), (1,), (n,))
         assert n.get()[0] == tiles.hopper_shared_bytes(head_dim, sizes)
 
 
@@ -291,7 +292,7 @@ def test_a_constant_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @runs_here
 def test_a_launch_without_checks_has_the_same_arguments(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What DirectLaunch hands the driver: addresses by name and of the table, the bytes of the maps and of values."""
-    q, k, v = (cpu.asarray(a) for a in inputs((1, 4, 150, 64), 170, 2, "float16"))
+    q, k, v = (engine.asarray(a) for a in inputs((1, 4, 150, 64), 170, 2, "float16"))
     ready, arrays, _ = HOPPER.plan(q, k, v, return_lse=True, causal=True)
     [(launch, _, args)] = ready.filled(arrays)
     maps = {name: arg for name, arg in zip("qkv", args, strict=False)}
@@ -316,7 +317,7 @@ def test_a_launch_without_checks_has_the_same_arguments(cpu_engine: Any, monkeyp
                 assert read(pointer, np.asarray(arg).nbytes) == np.asarray(arg).tobytes()
 
     driver = SimpleNamespace(cuda=SimpleNamespace(driver=SimpleNamespace(launchKernel=launch_kernel)))
-    driver.tensor_map = cpu.tensor_map
+    driver.tensor_map = engine.tensor_map
     assert address(table.there)
     monkeypatch.setattr(device, "cp", driver)
     names = tuple(arrays)
@@ -655,7 +656,7 @@ def test_bug_is_seen(bug: Bug, few_blocks: None, request: pytest.FixtureRequest)
     if bug.cpu_only:
         request.getfixturevalue("cpu_engine")
     text = bug.plant(kernel.source(HOPPER.file))
-    with pytest.raises((AssertionError, cpu.LaunchError)):
+    with pytest.raises((AssertionError, engine.LaunchError)):
         check_with(text)
 
 
@@ -700,7 +701,7 @@ def x_rayed(code: str | None = None, *, packed: bool = False, **options: Any) ->
 @pytest.fixture
 def one_block(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the engine, where one block takes all tiles."""
-    monkeypatch.setattr(workbench, "cp", cpu)
+    monkeypatch.setattr(shortcuts, "cp", engine)
     monkeypatch.setattr(limits, "multiprocessors", lambda: 1)
 
 

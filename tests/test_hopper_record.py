@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import compile_report, device, kernel
+from helpers import device
+from helpers.attention import compile_report, kernel
+from helpers.attention.ladder import limits
+from helpers.bench.cases import Case
+from helpers.bench.studies import hopper
 from helpers.draw import spans
-from helpers.ladder import limits
-from helpers.record import hopper
-from helpers.record.cases import Case
-from helpers.workbench import look
+from helpers.lesson.shortcuts import look
 
 TINY = Case((1, 3, 400, 64), "bfloat16")
 SMALL = {"sizes": (("BLOCK_M", 128), ("BLOCK_N", 16))}

@@ -13,28 +13,25 @@ HELPERS = Path(__file__).resolve().parent.parent / "helpers"
 
 # From the ground up. A module imports its own package and what stands on lower floors, nothing beside it or above.
 FLOORS = (
-    ("setup", "reference", "cuda_source", "predict", "tracebacks", "repository"),
-    ("cpu", "elsewhere"),
-    ("nvrtc",),
-    ("device",),
-    ("kernel", "check"),
-    ("compile_report", "ladder", "draw"),
-    ("attention", "neighbours", "xray"),
-    ("models", "torch_attention"),
-    ("transformers_attention",),
-    ("record", "workbench", "exercises", "export"),
-    ("show", "pages", "work_copy"),
-    ("book",),
-    ("commands",),
-    ("course",),
+    "setup",
+    "engine",
+    "device",
+    "attention",
+    "torch_attention",
+    "transformers_attention",
+    "draw",
+    "xray",
+    "bench",
+    "lesson",
+    "site",
+    "cli",
+    "course",
 )
-FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
-# These stay within a few packages of others: old Pythons read setup, and cpu could be lifted out with cuda_source.
+FLOOR = {name: number for number, name in enumerate(FLOORS)}
+# These stay within a few packages of others: old Pythons read setup, and engine could be lifted out as a package.
 ONLY = {
     "setup": {"packaging", "pip"},  # where it is there
-    "reference": {"numpy"},
-    "cuda_source": {"numpy", "ml_dtypes"},
-    "cpu": {"numpy", "ml_dtypes", "elftools"},
+    "engine": {"numpy", "ml_dtypes", "elftools", "cupy"},  # cupy: where NVRTC is asked
 }
 STANDARD = set(__import__("sys").stdlib_module_names)
 
@@ -79,15 +76,17 @@ def test_imports_point_down(path: Path) -> None:
 
 
 def test_the_gpu_needs_nothing_of_the_engine() -> None:
-    """Only the switch between the two, the X-ray and what draws on it know the engine."""
-    known = {room(path) for path in files() for _, name in imported(path) if name.startswith("helpers.cpu")}
-    assert known - {"cpu"} <= {"device", "nvrtc", "xray", "exercises", "compile_report", "record", "setup"}
+    """Only the switch between the two, the X-ray and what draws on it know the engine; all read CUDA C++ as text."""
+    both = ("helpers.engine.cuda_source", "helpers.engine.nvrtc")
+    names = ((room(path), name) for path in files() for _, name in imported(path))
+    known = {own for own, name in names if name.startswith("helpers.engine") and not name.startswith(both)}
+    assert known - {"engine"} <= {"device", "attention", "xray", "lesson", "bench"}
 
 
 def test_the_map_names_every_room_and_no_other() -> None:
     text = (HELPERS / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `(\w+)(?:/|\.py)`", text, re.M))
-    without_python = {"data", "lab"}
+    without_python = {"data"}
     rooms = {room(path) for path in files()} | without_python
     assert named == rooms
     assert rooms - without_python == set(FLOOR)

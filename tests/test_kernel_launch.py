@@ -1,4 +1,4 @@
-"""From a .cu file to a checked launch: helpers/kernel.py, on this machine's device."""
+"""From a .cu file to a checked launch: helpers/attention/kernel.py, on this machine's device."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import kernel
-from helpers.cpu import CompileError, LaunchError, compiler
-from helpers.cuda_source import structs
+from helpers.attention import kernel
 from helpers.device import ON_GPU, cp
+from helpers.engine import CompileError, LaunchError, compiler
+from helpers.engine.cuda_source import structs
 from helpers.xray import xray
 
 CODE = r"""

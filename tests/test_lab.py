@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers import commands
+from helpers.cli import commands
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOM = ROOT / "helpers" / "lab"
+ROOM = ROOT / "helpers" / "cli" / "lab"
 EXTENSION = ROOM / "labextensions" / "cuda-cells"
 
 

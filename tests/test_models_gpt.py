@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import reference
-from helpers.models import blas, char_gpt
-from helpers.models.char_gpt import (
+from helpers.attention import reference
+from helpers.attention.models import blas, char_gpt
+from helpers.attention.models.char_gpt import (
     Adam,
     Attention,
     CharGPT,
@@ -24,8 +24,8 @@ from helpers.models.char_gpt import (
     train,
     xp,
 )
-from helpers.record import train as record
-from helpers.record.results import NO_RECORD
+from helpers.bench.results import NO_RECORD
+from helpers.bench.studies import train as record
 
 DATA = Path(record.__file__).resolve().parents[1] / "data"
 CHAPTER = (DATA / "darwin_chapter_3.txt").read_text(encoding="utf-8")

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from helpers import device
-from helpers.models import minilm, search, weights
-from helpers.models.minilm import MiniLM, WordPiece, kernel_attention, packs, plain_attention
+from helpers.attention.models import minilm, search, weights
+from helpers.attention.models.minilm import MiniLM, WordPiece, kernel_attention, packs, plain_attention
 
 RECORDED = Path(__file__).resolve().parents[1] / "helpers" / "data" / "minilm_embeddings.npz"
 

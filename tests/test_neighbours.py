@@ -10,10 +10,18 @@ import numpy as np
 import pytest
 from planted import Bug
 
-from helpers import check, compile_report, cpu, device, kernel, neighbours, reference
+from helpers import device, engine
+from helpers.attention import check, compile_report, kernel, reference, rotary_and_projection
+from helpers.attention.ladder import LADDER, limits, tiles
+from helpers.attention.rotary_and_projection import (
+    FORMS,
+    angles,
+    attention_projection,
+    plan_projection,
+    plan_rotary,
+    rotary,
+)
 from helpers.device import cp
-from helpers.ladder import LADDER, limits, tiles
-from helpers.neighbours import FORMS, angles, attention_projection, plan_projection, plan_rotary, rotary
 from helpers.xray import Report, xray
 
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -145,15 +153,15 @@ ROTARY_BUGS = (
 
 def test_rotary_without_a_bug_passes() -> None:
     for interleaved in (False, True):
-        check_rotary("float16", 48, 32, interleaved, kernel.source(neighbours.ROTARY))
+        check_rotary("float16", 48, 32, interleaved, kernel.source(rotary_and_projection.ROTARY))
 
 
 @pytest.mark.parametrize("bug", ROTARY_BUGS, ids=[bug.name for bug in ROTARY_BUGS])
 def test_a_bug_of_rotary_is_seen(bug: Bug, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:
         request.getfixturevalue("cpu_engine")
-    text = bug.plant(kernel.source(neighbours.ROTARY))
-    with pytest.raises((AssertionError, cpu.LaunchError, IndexError)):
+    text = bug.plant(kernel.source(rotary_and_projection.ROTARY))
+    with pytest.raises((AssertionError, engine.LaunchError, IndexError)):
         check_rotary("float16", 48, 32, False, text)
 
 
@@ -360,8 +368,8 @@ WITH_BUG: tuple[tuple[Shape, dict[str, Any]], ...] = (
 def test_a_bug_of_the_projection_is_seen(form: str, bug: Bug, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:
         request.getfixturevalue("cpu_engine")
-    text = bug.plant(kernel.source(neighbours.PROJECTION))
-    with pytest.raises((AssertionError, cpu.LaunchError)):
+    text = bug.plant(kernel.source(rotary_and_projection.PROJECTION))
+    with pytest.raises((AssertionError, engine.LaunchError)):
         for shape, options in WITH_BUG:
             check_projection(form, "float16", shape, text, **options)
 
@@ -402,7 +410,7 @@ HAZARDS = (
 
 @pytest.mark.parametrize("bug", HAZARDS, ids=[bug.name for bug in HAZARDS])
 def test_the_xray_finds_a_missing_barrier(bug: Bug, cpu_engine: Any) -> None:
-    report = x_rayed("all_heads", bug.plant(kernel.source(neighbours.PROJECTION)))
+    report = x_rayed("all_heads", bug.plant(kernel.source(rotary_and_projection.PROJECTION)))
     assert {"race", "not waited for"} & {finding.kind for finding in report.findings}
 
 
@@ -432,9 +440,13 @@ def test_compiled_without_spills(arch: str) -> None:
     for d in (64, 128):
         for all_heads in (False, True):
             sizes = {"HEAD_DIM": d, **tiles.pick_projection(d, limit), "ALL_HEADS": int(all_heads)}
-            report = compile_report.compile_report(neighbours.PROJECTION, sizes, arch, name="projection<__nv_bfloat16>")
+            report = compile_report.compile_report(
+                rotary_and_projection.PROJECTION, sizes, arch, name="projection<__nv_bfloat16>"
+            )
             assert report.spill_bytes == report.stack_bytes == 0, str(report)
         for interleaved in (0, 1):
             sizes = {"HEAD_DIM": d, "INTERLEAVED": interleaved}
-            report = compile_report.compile_report(neighbours.ROTARY, sizes, arch, name="rotary<__nv_bfloat16>")
+            report = compile_report.compile_report(
+                rotary_and_projection.ROTARY, sizes, arch, name="rotary<__nv_bfloat16>"
+            )
             assert report.spill_bytes == report.stack_bytes == 0 and report.registers <= 32, str(report)

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from helpers import pages, show
-from helpers.exercises import exercise
+from helpers.lesson import show
+from helpers.lesson.exercises import exercise
+from helpers.site import first_screen
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
@@ -133,12 +134,12 @@ def has_sections(notebook: Notebook, path: Path) -> Iterator[str]:
 def finds_helpers(notebook: Notebook, path: Path) -> Iterator[str]:
     """Where course.py did not open it too, and where it came alone."""
     try:
-        current = pages.first_code(path, notebook) == text(code_cells(notebook)[0]["source"])
+        current = first_screen.first_code(path, notebook) == text(code_cells(notebook)[0]["source"])
     except ValueError as error:
         yield str(error)
     else:
         if not current:
-            yield "the lines that find the course are old: run python3 -m helpers.pages"
+            yield "the lines that find the course are old: run python3 -m helpers.site.first_screen"
 
 
 def speaks_of_no_machine(notebook: Notebook, path: Path) -> Iterator[str]:
@@ -232,16 +233,16 @@ def has_first_screen(notebook: Notebook, path: Path) -> Iterator[str]:
     if len(title.split()) > MOST_WORDS_OF_TITLE:
         yield f"the first screen has {len(title.split())} words, at most {MOST_WORDS_OF_TITLE}"
     try:
-        current = pages.screen(path, notebook) == title
+        current = first_screen.screen(path, notebook) == title
     except ValueError as error:
         yield str(error)
     else:
         if not current:
-            yield "minutes or devices of the first screen are old: run python3 -m helpers.pages"
+            yield "minutes or devices of the first screen are old: run python3 -m helpers.site.first_screen"
 
 
 def is_short(notebook: Notebook, path: Path) -> Iterator[str]:
-    found, most = pages.words(notebook), MOST_WORDS.get(path.name[:2], MOST_WORDS_OF_OTHERS)
+    found, most = first_screen.words(notebook), MOST_WORDS.get(path.name[:2], MOST_WORDS_OF_OTHERS)
     if found > most:
         yield f"{found} words of prose, at most {most}: cut"
     if len(notebook["cells"]) > MOST_CELLS:

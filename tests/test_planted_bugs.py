@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 from planted import ALL, Bug
 
-from helpers import check, cpu, device, kernel, reference
-from helpers.ladder import FORWARD, LADDER, Stage
+from helpers import device, engine
+from helpers.attention import check, kernel, reference
+from helpers.attention.ladder import FORWARD, LADDER, Stage
 
 HEAD_DIM = 32
 
 
 def out_of_bounds(name: str, old: str, new: str, **more: Any) -> Bug:
-    return Bug(name, old, new, error=cpu.LaunchError, cpu_only=True, **more)
+    return Bug(name, old, new, error=engine.LaunchError, cpu_only=True, **more)
 
 
 def no_barrier(name: str, which: int, times: int) -> Bug:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import predict as module
-from helpers.predict import board, predict
+from helpers.lesson import predict as module
+from helpers.lesson.predict import board, predict
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import reference
-from helpers.reference import attention, online_softmax_trace, softmax, visible
+from helpers.attention import reference
+from helpers.attention.reference import attention, online_softmax_trace, softmax, visible
 
 
 def literal(q, k, v, scale):
@@ -338,12 +338,12 @@ def test_wrong_kinds_are_type_errors():
 def test_imports_numpy_alone():
     """In a fresh interpreter: nothing of the course and no CuPy comes in with the reference."""
     code = (
-        "import sys, helpers.reference; "
+        "import sys, helpers.attention.reference; "
         "print([m for m in sys.modules if m.startswith(('helpers.', 'cupy', 'ml_dtypes'))])"
     )
-    root = Path(reference.__file__).resolve().parent.parent
+    root = Path(reference.__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['helpers.reference']"
+    assert done.stdout.strip() == "['helpers.attention', 'helpers.attention.reference']"
 
 
 # ---- gradients

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.record import sass
+from helpers.bench import sass
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.ladder.steps import CLIMBS
-from helpers.record import counters, sass_loop
-from helpers.record.sass_loop import Instruction
+from helpers.attention.ladder.steps import CLIMBS
+from helpers.bench import counters, sass_loop
+from helpers.bench.sass_loop import Instruction
 
 # address, opcode, text: a loop of four lines, of which a branch skips one; a copy that a branch skips stays.
 LISTING = [

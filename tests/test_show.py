@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers import check, reference, show
+from helpers.attention import check, reference
+from helpers.attention.kernel import KERNELS
+from helpers.bench import plots as measured
+from helpers.bench.studies import moving
 from helpers.draw import banks
-from helpers.kernel import KERNELS
-from helpers.record import moving
-from helpers.record import plots as measured
+from helpers.lesson import show
 
 FILES = sorted(path.name for path in KERNELS.glob("*.cu"))
 

@@ -20,9 +20,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from helpers import check, kernel, reference
+from helpers.attention import check, kernel, reference
+from helpers.attention.ladder import FORWARD, LADDER, Stage, limits
 from helpers.device import cp
-from helpers.ladder import FORWARD, LADDER, Stage, limits
 
 SIZES = (1, 2, 31, 32, 33, 63, 64, 65, 127, 257, 1000)
 HEAD_DIMS = (1, 3, 8, 32, 40, 64, 80, 128)

@@ -87,5 +87,5 @@ def test_before_the_first_cell_the_magic_says_what_to_do(client: Any) -> None:
 
 
 def test_after_it_the_magic_grades(client: Any) -> None:
-    assert printed(client, "from helpers.exercises import exercise") == ""
+    assert printed(client, "from helpers.lesson.exercises import exercise") == ""
     assert "[FAIL] %%cuda nothing: no such exercise" in printed(client, "%%cuda nothing\nint x;")

@@ -18,11 +18,11 @@ from half_gradients import check as check_gradients
 from half_gradients import compare as compare_gradients
 from half_gradients import reference as exact_gradients
 
-from helpers import check, kernel, reference
-from helpers import compile_report as reports
+from helpers.attention import check, kernel, reference
+from helpers.attention import compile_report as reports
+from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder.steps import ASIDE, BEFORE, CLIMBS
 from helpers.device import cp
-from helpers.ladder import LADDER, Stage
-from helpers.ladder.steps import ASIDE, BEFORE, CLIMBS
 from helpers.xray import xray
 
 try:
@@ -32,7 +32,7 @@ except reports.NvrtcMissing as error:
     missing = str(error)
 
 MOST_CHANGED_LINES = 60
-# Steps that are no single lesson, and their changed lines: helpers/ladder/steps.py says why.
+# Steps that are no single lesson, and their changed lines: helpers/attention/ladder/steps.py says why.
 LARGER = {
     "steps/06_01_half_types.cu": 111,
     "steps/06_02_row_per_lane.cu": 301,
@@ -158,7 +158,7 @@ def compiled(step: Stage, head_dim: int, arch: str) -> reports.CompileReport:
     }
     declared = [size for text, size in texts.items() if text in code][-1:]
     for size in declared:
-        code += f'static_assert({size} == {step.shared_bytes(defines)}, "helpers/ladder/steps.py differs");\n'
+        code += f'static_assert({size} == {step.shared_bytes(defines)}, "helpers/attention/ladder/steps.py differs");\n'
     dtype = "bfloat16" if step.direction == "backward" and arch == "sm_90" else step.dtypes[0]
     return reports.compile_report(code, defines, arch, name=step.kernel_name(dtype))
 

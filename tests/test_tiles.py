@@ -7,12 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from helpers import compile_report, cpu, kernel
-from helpers.check import check, make_inputs
-from helpers.ladder import LADDER, tiles
-from helpers.ladder.tiles import GPUS, KB, LIMITS, MAX_HEAD_DIM, Tiles, pick, pick_few, pick_lone
-from helpers.record import presets
-from helpers.reference import attention
+from helpers import engine
+from helpers.attention import compile_report, kernel
+from helpers.attention.check import check, make_inputs
+from helpers.attention.ladder import LADDER, tiles
+from helpers.attention.ladder.tiles import GPUS, KB, LIMITS, MAX_HEAD_DIM, Tiles, pick, pick_few, pick_lone
+from helpers.attention.reference import attention
+from helpers.bench.studies import presets
 
 FILE = "04_register_tiles.cu"
 
@@ -63,7 +64,7 @@ def test_shared_bytes_is_the_size_of_the_kernels_struct(head_dim: int, limit: in
     found = pick(head_dim, limit)
     code = kernel.source(FILE) + f'\nstatic_assert(sizeof(Shared) == {found.shared_bytes(head_dim)}, "size");\n'
     options = ("-std=c++17", *(f"-D{name}={size}" for name, size in {"HEAD_DIM": head_dim, **found.defines}.items()))
-    cpu.RawModule(code=code, options=options).compile()
+    engine.RawModule(code=code, options=options).compile()
 
 
 @pytest.mark.parametrize("choose", [pick, pick_few, pick_lone])
@@ -76,12 +77,12 @@ def test_every_entry_is_right(head_dim: int, limit: int, choose: Callable[[int, 
     n, n_kv = found.block_m + 3, 2 * found.block_n + 5
     q, k, v = make_inputs(n, n_kv, head_dim)
     options = ("-std=c++17", *(f"-D{name}={size}" for name, size in {"HEAD_DIM": head_dim, **found.defines}.items()))
-    run = cpu.RawModule(code=kernel.source(FILE), options=options).get_function("register_tiles")
+    run = engine.RawModule(code=kernel.source(FILE), options=options).get_function("register_tiles")
     run.max_dynamic_shared_size_bytes = found.shared_bytes(head_dim)
-    o = cpu.full(q.shape, np.nan, dtype=np.float32)
-    args = (*map(cpu.asarray, (q, k, v)), o, np.int32(n), np.int32(n_kv), np.float32(head_dim**-0.5))
+    o = engine.full(q.shape, np.nan, dtype=np.float32)
+    args = (*map(engine.asarray, (q, k, v)), o, np.int32(n), np.int32(n_kv), np.float32(head_dim**-0.5))
     run((-(-n // found.block_m), 1), (found.threads,), args, shared_mem=found.shared_bytes(head_dim))
-    assert check(f"{found.defines}", cpu.asnumpy(o), attention(q, k, v))
+    assert check(f"{found.defines}", engine.asnumpy(o), attention(q, k, v))
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)

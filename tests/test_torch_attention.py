@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from backends import in_place_of_bind
 
-from helpers import attention, check, kernel
+from helpers import attention
+from helpers.attention import check, kernel
+from helpers.attention.ladder import LADDER
+from helpers.attention.ladder.layout import address
 from helpers.device import ON_GPU, cp
-from helpers.ladder import LADDER
-from helpers.ladder.layout import address
 
 torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from helpers.bench.results import NO_RECORD
+from helpers.bench.studies import torch_model
 from helpers.device import ON_GPU
-from helpers.record import torch_model
-from helpers.record.results import NO_RECORD
 
 RECORD: dict[str, Any] = {
     "device": {"description": "a GPU", "torch": "2", "transformers": "5"},

@@ -9,9 +9,9 @@ import pytest
 
 SETUP = '''
 import numpy as np
-from helpers import reference
+from helpers.attention import reference
 from helpers.device import ON_GPU, cp
-from helpers.kernel import load, typed
+from helpers.attention.kernel import load, typed
 
 code = """
 extern "C" __global__ void __launch_bounds__(256) add(const float* a, float* b, int n, float s) {
@@ -107,11 +107,13 @@ def test_what_nobody_raised_keeps_all_frames(run: Run) -> None:
     shown = run("load('no line break', object())")
     assert "FileNotFoundError" in shown and "helpers" not in shown, "reported: no such file"
     shown = run("load(7, 'add')")
-    assert "helpers/kernel.py" in shown, "a mistake that the course does not report: the frames help to find it"
+    assert "helpers/attention/kernel.py" in shown, (
+        "a mistake that the course does not report: the frames help to find it"
+    )
 
 
 def test_causes_and_syntax_errors(run: Run) -> None:
-    shown = run("from helpers.check import check\nreference.attention('q', a, a)")
+    shown = run("from helpers.attention.check import check\nreference.attention('q', a, a)")
     assert shown.count("Traceback (most recent call last)") == 1 and "----> 2 reference.attention" in shown
     assert "SyntaxError" in run("a b") and "ZeroDivisionError" in run("1 / 0")
 
@@ -120,4 +122,4 @@ def test_a_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COURSE_TRACEBACK", "full")
     for run in kernel():
         shown = run("add(2, (128,), (a, b, n, s))")
-        assert "helpers/kernel.py" in shown and "write (2,)" in shown
+        assert "helpers/attention/kernel.py" in shown and "write (2,)" in shown

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import work_copy
+from helpers.cli import work_copy
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -183,7 +183,7 @@ def test_links_and_imports_work_from_there(tmp_path: Path) -> None:
             there = ROOT / link[3:] if above else path.parent / link
             assert there.exists(), f"{path.name} links to {link}"
     (tmp_path / "helpers").symlink_to(ROOT / "helpers")
-    code = 'import sys; sys.path.insert(0, ".."); from helpers.predict import board'
+    code = 'import sys; sys.path.insert(0, ".."); from helpers.lesson.predict import board'
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "work", check=True)
 
 

@@ -6,10 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers import kernel, reference
-from helpers.check import TOLERANCE, check, expect, make_inputs
-from helpers.ladder import BACKWARD, FORWARD, LADDER
-from helpers.workbench import (
+from helpers.attention import kernel, reference
+from helpers.attention.check import TOLERANCE, check, expect, make_inputs
+from helpers.attention.ladder import BACKWARD, FORWARD, LADDER
+from helpers.lesson.shortcuts import (
     build,
     expect_gradients,
     fetched_keys,
@@ -145,10 +145,10 @@ def test_the_x_ray_of_gradients() -> None:
 
 
 def test_a_tensor_map_of_a_matrix(cpu_engine: None) -> None:
-    from helpers import cpu
+    from helpers import engine
 
-    a = cpu.zeros((20, 128), np.float16)
-    found = cpu.tensor_map.described(tensor_map(a, 16))
+    a = engine.zeros((20, 128), np.float16)
+    found = engine.tensor_map.described(tensor_map(a, 16))
     assert found is not None and found.address == a.ctypes.data
     assert (found.dims, found.strides, found.box) == ((128, 20, 1, 1), (256, 256, 256), (64, 16, 1, 1))
 

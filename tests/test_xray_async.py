@@ -10,9 +10,10 @@ import pytest
 from backends import in_place_of_bind
 from zoo import Bug, out, some
 
-from helpers import cpu, kernel, reference
-from helpers.check import make_inputs
-from helpers.ladder import LADDER
+from helpers import engine
+from helpers.attention import kernel, reference
+from helpers.attention.check import make_inputs
+from helpers.attention.ladder import LADDER
 from helpers.xray import Report, xray
 
 HEAD = r"""
@@ -348,7 +349,7 @@ def code_of(bug: Bug, *, fixed: bool) -> str:
 @functools.cache
 def look(name: str, fixed: bool) -> Report:
     bug = next(bug for bug in [*ZOO, *WMMA] if bug.name == name)
-    function = cpu.RawModule(code=code_of(bug, fixed=fixed)).get_function(f"{name}_fixed" if fixed else name)
+    function = engine.RawModule(code=code_of(bug, fixed=fixed)).get_function(f"{name}_fixed" if fixed else name)
     return xray(function, (bug.grid,), (bug.block,), bug.args(), bug.shared_mem, timeout=10)
 
 
@@ -405,7 +406,7 @@ extern "C" __global__ void figures(const __half *in, float *out) {
 def test_bank_conflicts_of_ldmatrix_and_traffic_of_copies(pitch: int, swizzle: int, turns: int) -> None:
     """Each 8 x 8 matrix takes a turn for every row in the same banks: 8 at a pitch of 128 bytes, 1 at 144, 2 at 160."""
     code = "#include <cuda_fp16.h>\n" + FIGURES
-    function = cpu.RawModule(code=code, options=(f"-DPITCH={pitch}", f"-DSWIZZLE={swizzle}")).get_function("figures")
+    function = engine.RawModule(code=code, options=(f"-DPITCH={pitch}", f"-DSWIZZLE={swizzle}")).get_function("figures")
     report = xray(function, (1,), (32,), (some(64 * 64, np.float16), out(32)))
     report.assert_clean()
     texts = list(enumerate(FIGURES.splitlines()[2:], 1))
@@ -441,7 +442,7 @@ extern "C" __global__ void figures(const half *a, const half *b, float *out) {
 
 def test_figures_of_wmma() -> None:
     """As a GPU's compiler makes it: ldmatrix from shared memory, a word of each lane and matrix from global memory."""
-    function = cpu.RawModule(code=WMMA_FIGURES).get_function("figures")
+    function = engine.RawModule(code=WMMA_FIGURES).get_function("figures")
     report = xray(function, (1,), (32,), (some(16 * 64, np.float16), some(256, np.float16), out(256)))
     report.assert_clean()
     shared, loaded, stored = (report.by_line["figures.cu", line] for line in (9, 10, 12))
@@ -464,7 +465,7 @@ def test_the_stages_with_tensor_cores_are_clean(
     monkeypatch.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
     n, n_kv, d = shape
     q, k, v = (x.astype(np.float16) for x in make_inputs(n, n_kv, d))
-    got = cpu.asnumpy(LADDER[stage](q, k, v, causal=causal))
+    got = engine.asnumpy(LADDER[stage](q, k, v, causal=causal))
     (report,) = reports
     report.assert_clean()
     assert report.traffic["O"].written == 2 * n * d

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import cpu, kernel
-from helpers.check import make_inputs
-from helpers.cpu import checked, runtime
-from helpers.ladder import FORWARD, LADDER
+from helpers import engine
+from helpers.attention import kernel
+from helpers.attention.check import make_inputs
+from helpers.attention.ladder import FORWARD, LADDER
+from helpers.engine import checked, runtime
 
 N, D = 256, 64
 
@@ -39,10 +40,10 @@ def test_cost(name: str, record_row: Callable[..., None], monkeypatch: pytest.Mo
     stage = LADDER[name]
     sizes = stage.defines(D)
     options = kernel.options(sizes)
-    function = cpu.RawModule(code=kernel.source(stage.file), options=options).get_function(name)
-    q, k, v = (cpu.asarray(a) for a in make_inputs(N, N, D))
-    scratch = (cpu.empty((N, N), np.float32),) if name == "naive" else ()
-    o = cpu.empty((N, D), np.float32)
+    function = engine.RawModule(code=kernel.source(stage.file), options=options).get_function(name)
+    q, k, v = (engine.asarray(a) for a in make_inputs(N, N, D))
+    scratch = (engine.empty((N, N), np.float32),) if name == "naive" else ()
+    o = engine.empty((N, D), np.float32)
     args: tuple[Any, ...] = (q, k, v, *scratch, o, np.int32(N), np.int32(N), np.float32(0.125))
     grid, block = (-(-N // sizes["BLOCK_M"]),), (sizes["BLOCK_M"],)
 

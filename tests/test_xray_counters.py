@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from helpers import cpu, kernel
-from helpers.check import make_inputs
-from helpers.cpu import checked, regions
+from helpers import engine
+from helpers.attention import kernel
+from helpers.attention.check import make_inputs
+from helpers.bench.studies import xray_vs_ncu as hardware
 from helpers.draw import banks
-from helpers.record import xray_vs_ncu as hardware
+from helpers.engine import checked, regions
 from helpers.xray import xray
 
 # Loads and stores of one warp in each pattern, as (requests, sectors) in global and (requests, wavefronts) in shared
@@ -108,9 +109,9 @@ extern "C" __global__ void diverged(const float *in, float *out, int n) {
 
 def test_requests_under_divergence():
     # Turn k of the loop is run by the lanes with t % 4 > k: 3 requests of 24, 16 and 8 lanes, 4 sectors each.
-    function = cpu.RawModule(code=DIVERGED).get_function("diverged")
-    data = cpu.asarray(np.arange(128, dtype=np.float32))
-    report = xray(function, (1,), (32,), (data, cpu.asarray(np.zeros(64, np.float32)), np.int32(0)))
+    function = engine.RawModule(code=DIVERGED).get_function("diverged")
+    data = engine.asarray(np.arange(128, dtype=np.float32))
+    report = xray(function, (1,), (32,), (data, engine.asarray(np.zeros(64, np.float32)), np.int32(0)))
     report.assert_clean()
     loads, stores = report.traffic["in"], report.traffic["out"]
     assert (loads.read, loads.loads, loads.sectors) == (4 * 48, 3, 12)
@@ -157,12 +158,12 @@ extern "C" __global__ void vectors(const float4 *in, float4 *out, double2 *two, 
 
 
 def test_vectors_are_one_access():
-    function = cpu.RawModule(code=VECTORS).get_function("vectors")
+    function = engine.RawModule(code=VECTORS).get_function("vectors")
     types = (("f4", 4), ("f4", 4), ("f8", 2), ("u1", 4), ("f2", 2))
     rng = np.random.default_rng(0)
     inputs = [rng.integers(0, 9, (32, n)).astype(t) for t, n in types]
     value = np.array([(1, 2, 3, 4)], np.dtype([(c, "f4") for c in "xyzw"]))[0]
-    fast, checked = ([cpu.asarray(a.copy()) for a in inputs] for _ in range(2))
+    fast, checked = ([engine.asarray(a.copy()) for a in inputs] for _ in range(2))
     function((1,), (32,), (*fast, value))
     report = xray(function, (1,), (32,), (*checked, value))
     report.assert_clean()
@@ -203,10 +204,10 @@ def test_traffic_of_stages(stage, shape):
     n, n_kv, d, block_m, block_n = shape
     file = {"naive": "01_naive.cu", "tiled": "02_tiled.cu", "online_softmax": "03_online_softmax.cu"}[stage]
     options = kernel.options({"HEAD_DIM": d, "BLOCK_M": block_m, "BLOCK_N": block_n})
-    function = cpu.RawModule(code=kernel.source(file), options=options).get_function(stage)
-    scratch = (cpu.full((n, n_kv), np.nan, dtype=np.float32),) if stage == "naive" else ()
-    arrays = [cpu.asarray(a) for a in make_inputs(n, n_kv, d)]
-    out = cpu.full((n, d), np.nan, dtype=np.float32)
+    function = engine.RawModule(code=kernel.source(file), options=options).get_function(stage)
+    scratch = (engine.full((n, n_kv), np.nan, dtype=np.float32),) if stage == "naive" else ()
+    arrays = [engine.asarray(a) for a in make_inputs(n, n_kv, d)]
+    out = engine.full((n, d), np.nan, dtype=np.float32)
     args = (*arrays, *scratch, out, np.int32(n), np.int32(n_kv), np.float32(d**-0.5))
     report = xray(function, (-(-n // block_m),), (block_m,), args)
     report.assert_clean()
@@ -300,8 +301,8 @@ def test_the_engine_and_python_have_one_rule_of_banks(type_name: str, size: int)
     patterns += [pairs, pairs[np.arange(32) ^ 2 & 29], np.arange(32) * 32 // 2, np.arange(32) * 9 % 512]
     patterns += [np.where(rng.random(32) < 0.5, -1, pattern) for pattern in patterns[-4:]]
     at = np.concatenate(patterns).astype(np.int32)
-    function = cpu.RawModule(code=GATHER.replace("TYPE", type_name)).get_function("gather")
-    args = cpu.asarray(at), cpu.zeros(at.size, np.float32)
+    function = engine.RawModule(code=GATHER.replace("TYPE", type_name)).get_function("gather")
+    args = engine.asarray(at), engine.zeros(at.size, np.float32)
     seen = checked.observe(function, (len(patterns),), (32,), args, profile=True)
     reads = [site for site in seen.sites if seen.regions[site.region].kind != regions.ARRAY and not site.is_write]
     counted = sum(site.wavefronts for site in reads)

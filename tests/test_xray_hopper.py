@@ -10,8 +10,8 @@ import pytest
 from hopper_zoo import HEAD, OPTIONS, halves, map_of, refused_by_ptxas
 from zoo import Bug, out
 
-from helpers import cpu
-from helpers.cpu import checked, compiler
+from helpers import engine
+from helpers.engine import checked, compiler
 from helpers.xray import Report, xray
 
 
@@ -22,7 +22,7 @@ def tile() -> Any:
 
 def target() -> Any:
     """The same, where nobody has written yet."""
-    return map_of(cpu.full((64, 64), np.nan, np.float16), (64, 64))
+    return map_of(engine.full((64, 64), np.nan, np.float16), (64, 64))
 
 
 # What most begin with: two barriers, and a tile of 64 rows of 128 bytes, or several.
@@ -628,7 +628,7 @@ def by_warps(**marks: str) -> str:
 
 def small() -> Any:
     """Maps of 64 rows of 64 halves, in boxes of 16."""
-    return map_of(halves(64, 64), (64, 16)), map_of(cpu.full((64, 64), np.nan, np.float16), (64, 16))
+    return map_of(halves(64, 64), (64, 16)), map_of(engine.full((64, 64), np.nan, np.float16), (64, 16))
 
 
 SYNCWARP = "    __syncwarp();  // all lanes have read\n"
@@ -676,7 +676,7 @@ RELEASES = "    if (t == 0) arrive(&empty);\n    wg_wait<0>();\n    hold(d);\n"
 def look(name: str, fixed: bool) -> Report:
     bug = next(bug for bug in ZOO if bug.name == name)
     code = HEAD + prepared(bug, fixed=fixed)
-    function = cpu.RawModule(code=code, options=OPTIONS).get_function(f"{name}_fixed" if fixed else name)
+    function = engine.RawModule(code=code, options=OPTIONS).get_function(f"{name}_fixed" if fixed else name)
     block = 128 if bug.block == 64 else bug.block
     return xray(function, (1,), (block,), bug.args(), 2 * 8192, timeout=10)
 
@@ -745,12 +745,12 @@ extern "C" __global__ void figures(MAP in, MAP to) {
 def test_bank_conflicts_of_a_wrong_swizzle(swizzle: int, wavefronts: int) -> None:
     """The swizzle spreads a column of chunks over all banks; without it the rows share four of them."""
     options = (*OPTIONS, f"-DSWIZZLE={swizzle}")
-    function = cpu.RawModule(code=HEAD + FIGURES, options=options).get_function("figures")
-    source, written = halves(64, 64), cpu.full((64, 64), np.nan, np.float16)
+    function = engine.RawModule(code=HEAD + FIGURES, options=options).get_function("figures")
+    source, written = halves(64, 64), engine.full((64, 64), np.nan, np.float16)
     span = 128 if swizzle else 0
     report = xray(function, (1,), (128,), (map_of(source, (64, 64), span), map_of(written, (64, 64), span)), 8192)
     report.assert_clean()
-    np.testing.assert_array_equal(cpu.asnumpy(written), cpu.asnumpy(source))
+    np.testing.assert_array_equal(engine.asnumpy(written), engine.asnumpy(source))
     lines = FIGURES.splitlines()[2:]
     at = {mark: next(i for i, text in enumerate(lines, 1) if f"// {mark}" in text) for mark in ("load", "store")}
     at |= {mark: next(i for i, text in enumerate(lines, 1) if f"// {mark}" in text) for mark in ("read", "write")}
@@ -771,8 +771,8 @@ def test_what_lies_outside_of_the_array_is_not_read() -> None:
     code = HEAD + FIGURES.replace("0, 0);  // load", "0, 40);  // load").replace(
         "0, 0);  // store", "0, 40);  // store"
     )
-    function = cpu.RawModule(code=code, options=(*OPTIONS, "-DSWIZZLE=1")).get_function("figures")
-    source, written = halves(64, 64), cpu.empty((64, 64), np.float16)
+    function = engine.RawModule(code=code, options=(*OPTIONS, "-DSWIZZLE=1")).get_function("figures")
+    source, written = halves(64, 64), engine.empty((64, 64), np.float16)
     report = xray(function, (1,), (128,), (map_of(source, (64, 64)), map_of(written, (64, 64))), 8192)
     assert report.traffic["in"].read == report.traffic["to"].written == 24 * 128
     assert [f.kind for f in report.findings] == ["never written"]
@@ -780,9 +780,9 @@ def test_what_lies_outside_of_the_array_is_not_read() -> None:
 
 
 def test_the_xray_reads_what_nobody_has_written() -> None:
-    function = cpu.RawModule(code=HEAD + FIGURES, options=(*OPTIONS, "-DSWIZZLE=1")).get_function("figures")
-    source, written = cpu.empty((64, 64), np.float16), cpu.full((64, 64), np.nan, np.float16)
-    cpu.asnumpy(source)
+    function = engine.RawModule(code=HEAD + FIGURES, options=(*OPTIONS, "-DSWIZZLE=1")).get_function("figures")
+    source, written = engine.empty((64, 64), np.float16), engine.full((64, 64), np.nan, np.float16)
+    engine.asnumpy(source)
     report = xray(function, (1,), (128,), (map_of(source, (64, 64)), map_of(written, (64, 64))), 8192)
     assert {f.kind for f in report.findings} == {"uninitialised", "never written"}
     assert {f.array for f in report.findings} == {"in"}
@@ -835,12 +835,12 @@ extern "C" __global__ void scalars(MAP in, float *out) {
 
 @pytest.mark.parametrize(("other", "kinds"), [("", []), ("p->c = 1;", ["not waited for"])])
 def test_sums_that_lie_apart(other: str, kinds: list[str]) -> None:
-    function = cpu.RawModule(code=HEAD + SCALARS.replace("OTHER", other), options=OPTIONS).get_function("scalars")
+    function = engine.RawModule(code=HEAD + SCALARS.replace("OTHER", other), options=OPTIONS).get_function("scalars")
     source, written = halves(64, 64), out(128)
     report = xray(function, (1,), (128,), (map_of(source, (64, 64)), written), 8192)
     assert [f.kind for f in report.findings] == kinds
-    a = cpu.asnumpy(source)[:, :16].astype(np.float32)
+    a = engine.asnumpy(source)[:, :16].astype(np.float32)
     product = a @ a[:8].T
     row, column = [16 * (t // 32) + t % 32 // 4 for t in range(128)], [2 * (t % 4) for t in range(128)]
     four = sum(product[np.add(row, down), np.add(column, right)] for down in (0, 8) for right in (0, 1))
-    np.testing.assert_array_equal(cpu.asnumpy(written), four + np.arange(128))
+    np.testing.assert_array_equal(engine.asnumpy(written), four + np.arange(128))

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import cpu, kernel
+from helpers import engine
+from helpers.attention import kernel
 from helpers.xray import Report, run, xray
 
 CODE = r"""#line 1 "k.cu"
@@ -39,13 +40,13 @@ Arrays = tuple[np.ndarray, ...]  # the memory, the arguments that are views of i
 
 
 def numbers(n: int) -> Any:
-    return cpu.asarray(np.arange(n, dtype=np.float32))
+    return engine.asarray(np.arange(n, dtype=np.float32))
 
 
 def both(name: str, arrays: Callable[[], Arrays], *rest: Any, n: int = 32) -> Report:
     """The report of a launch, after comparing its results with the launch's."""
     launched, seen = arrays(), arrays()
-    function = cpu.RawModule(code=CODE).get_function(name)
+    function = engine.RawModule(code=CODE).get_function(name)
     function((1,), (n,), (*launched[1:], *rest))
     report = xray(function, (1,), (n,), (*seen[1:], *rest))
     np.testing.assert_array_equal(seen[0], launched[0])
@@ -97,7 +98,7 @@ def test_the_same_place_at_two_lengths() -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_view_with_gaps(order: int) -> None:
     def arrays() -> Arrays:
-        a, out = numbers(64).reshape(8, 8), cpu.full((8, 8), np.nan, dtype=np.float32)
+        a, out = numbers(64).reshape(8, 8), engine.full((8, 8), np.nan, dtype=np.float32)
         return out, a[::order, 3], out[::order, 5]
 
     report = both("strided", arrays, np.int32(8), np.int32(8 * order))
@@ -108,7 +109,7 @@ def test_a_view_with_gaps(order: int) -> None:
 
 def test_elements_of_a_view_that_nobody_writes() -> None:
     def arrays() -> Arrays:
-        out = cpu.full((8, 8), np.nan, dtype=np.float32)
+        out = engine.full((8, 8), np.nan, dtype=np.float32)
         return out, numbers(64).reshape(8, 8)[:, 0], out[:, 0]
 
     report = both("strided", arrays, np.int32(6), np.int32(8))
@@ -118,8 +119,8 @@ def test_elements_of_a_view_that_nobody_writes() -> None:
 
 
 def test_past_the_end_of_a_view_with_gaps() -> None:
-    a, out = numbers(64).reshape(8, 8), cpu.zeros((9, 8), dtype=np.float32)
-    function = cpu.RawModule(code=CODE).get_function("strided")
+    a, out = numbers(64).reshape(8, 8), engine.zeros((9, 8), dtype=np.float32)
+    function = engine.RawModule(code=CODE).get_function("strided")
     report = xray(function, (1,), (32,), (a[:, 3], out[:, 5], np.int32(9), np.int32(8)))
     assert [(f.kind, f.array, f.index) for f in report.findings] == [("out of bounds", "in", 64)]
     assert "read of in[64], which has 57 elements" in report.findings[0].message
@@ -188,8 +189,8 @@ def test_arrays_of_a_gpu_keep_what_they_share(monkeypatch: pytest.MonkeyPatch) -
     )
     monkeypatch.setattr(run, "cp", fake)
     monkeypatch.setattr(run, "ON_GPU", True)
-    function = cpu.RawModule(code=CODE).get_function("shift")
-    strided = cpu.RawModule(code=CODE).get_function("strided")
+    function = engine.RawModule(code=CODE).get_function("shift")
+    strided = engine.RawModule(code=CODE).get_function("strided")
     for places, kinds in (((3, 4), ["race"]), ((3, 20), []), ((20, 3), [])):
         memory = SimpleNamespace(host=np.arange(64, dtype=np.float32), ptr=1 << 20)
         a, b = (OnGpu((8,), np.float32, pointer(memory, 4 * place)) for place in places)
@@ -216,8 +217,8 @@ extern "C" __global__ void fill(int *out) {
   out[threadIdx.x] = own[threadIdx.x % 4];
 }
 """
-    out = cpu.zeros(32, np.int32)
-    kernel = cpu.RawModule(code=code, backend="nvcc").get_function("fill")  # NVRTC has no headers of the host
+    out = engine.zeros(32, np.int32)
+    kernel = engine.RawModule(code=code, backend="nvcc").get_function("fill")  # NVRTC has no headers of the host
     assert xray(kernel, (1,), (32,), (out,)).clean
     np.testing.assert_array_equal(out, np.arange(32) % 4)
 
@@ -227,6 +228,6 @@ def test_each_build_for_a_look_starts_with_variables_of_its_own() -> None:
 extern "C" __global__ void count(int *out) { out[0] = ++launches; }
 """
     for _ in range(2):
-        out = cpu.zeros(1, np.int32)
-        cpu.RawModule(code=code).get_function("count").filled("zero")((1,), (1,), (out,))
+        out = engine.zeros(1, np.int32)
+        engine.RawModule(code=code).get_function("count").filled("zero")((1,), (1,), (out,))
         assert out[0] == 1

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from helpers import cpu, kernel, show, xray
-from helpers.check import make_inputs
-from helpers.cpu import checked
-from helpers.cuda_source.edit import edit
+from helpers import engine, xray
+from helpers.attention import kernel
+from helpers.attention.check import make_inputs
 from helpers.device import cp
+from helpers.engine import checked
+from helpers.engine.cuda_source.edit import edit
+from helpers.lesson import show
 from helpers.xray import Figures, Finding, Report, run
 
 CODE = """#line 1 "k.cu"
@@ -232,9 +234,9 @@ def test_compare() -> None:
 def tiled(*changes: tuple[str, str], n: int = 70, n_kv: int = 40, hits: int = 1) -> Report:
     code = edit(kernel.source("02_tiled.cu"), *changes, count=hits)
     options = kernel.options({"HEAD_DIM": 16, "BLOCK_M": 64})
-    q, k, v = map(cpu.asarray, make_inputs(n, n_kv, 16))
-    o = cpu.full((n, 16), np.nan, dtype=np.float32)
-    function = cpu.RawModule(code=code, options=options).get_function("tiled")
+    q, k, v = map(engine.asarray, make_inputs(n, n_kv, 16))
+    o = engine.full((n, 16), np.nan, dtype=np.float32)
+    function = engine.RawModule(code=code, options=options).get_function("tiled")
     return xray.xray(function, (2,), (64,), (q, k, v, o, np.int32(n), np.int32(n_kv), np.float32(0.25)))
 
 
@@ -293,7 +295,7 @@ def test_a_kernel_of_the_course_on_any_device() -> None:
 
     # As on a GPU machine, where only the text and the options of the kernel are of use to the engine.
     there = SimpleNamespace(name=loaded.name, code=loaded.code, options=loaded.options, function=object())
-    given = [cpu.asarray(cp.asnumpy(a)) if isinstance(a, cp.ndarray) else a for a in args]
+    given = [engine.asarray(cp.asnumpy(a)) if isinstance(a, cp.ndarray) else a for a in args]
     engine_kernel = run.engine_kernel(there)
     assert repr(xray.xray(engine_kernel, (2,), (32,), given)) == repr(expected)
     with pytest.raises(TypeError, match="got object"):

@@ -15,9 +15,10 @@ import zoo
 from backends import in_place_of_bind
 from zoo import SYNC, Bug, out, some, zeros
 
-from helpers import cpu, kernel, reference
-from helpers.check import check, make_inputs
-from helpers.ladder import FORWARD, LADDER
+from helpers import engine
+from helpers.attention import kernel, reference
+from helpers.attention.check import check, make_inputs
+from helpers.attention.ladder import FORWARD, LADDER
 from helpers.xray import Finding, Report, xray
 
 SHARED_RACES = [
@@ -464,7 +465,7 @@ NAME(__half *a) {
 }
 """,
         (("a[i] = ", "if (i < 63) a[i] = "),),
-        lambda: (cpu.full(63, np.nan, dtype=np.float16),),
+        lambda: (engine.full(63, np.nan, dtype=np.float16),),
         array="a",
         index=63,
         at_thread=63,
@@ -907,7 +908,7 @@ ZOO = [pytest.param(group, bug, id=bug.name) for group, bugs in MODULES.items() 
 
 
 @functools.cache
-def module(group: str) -> cpu.RawModule:
+def module(group: str) -> engine.RawModule:
     return zoo.module(MODULES[group])
 
 
@@ -1046,9 +1047,9 @@ extern "C" __global__ void neighbour(float *a) {
 
 
 @functools.cache
-def others() -> cpu.RawModule:
+def others() -> engine.RawModule:
     names = ("turned<32>", "turned<64>")
-    return cpu.RawModule(code=OTHERS, options=("-std=c++17",), name_expressions=names)
+    return engine.RawModule(code=OTHERS, options=("-std=c++17",), name_expressions=names)
 
 
 def test_lanes_that_write_the_same_value_do_not_race() -> None:
@@ -1068,7 +1069,7 @@ def test_a_guess_that_atomic_cas_checks_is_no_race() -> None:
 def test_constants_of_the_host_are_there() -> None:
     code = """__constant__ float c[2];
     extern "C" __global__ void constants(float *out) { out[threadIdx.x] = c[threadIdx.x % 2]; }"""
-    module = cpu.RawModule(code=code)
+    module = engine.RawModule(code=code)
     module.get_global("c").view(np.float32)[...] = [3, 4]
     got = out(32)
     xray(module.get_function("constants"), (1,), (32,), (got,)).assert_clean()
@@ -1106,7 +1107,7 @@ def test_branches_are_requests_of_their_own_and_race_with_nobody() -> None:
     report.assert_clean()
     for array in ("even", "odd"):
         assert (report.traffic[array].loads, report.traffic[array].read) == (2, 32 * 4)
-    assert np.array_equal(cpu.asnumpy(got), [t + 2 if t % 2 == 0 else t - 1 for t in range(64)])
+    assert np.array_equal(engine.asnumpy(got), [t + 2 if t % 2 == 0 else t - 1 for t in range(64)])
     assert (report.barriers, report.traffic["out"].stores) == (1, 2)
 
 
@@ -1136,7 +1137,7 @@ def test_arrays_of_templates_have_their_own_names_and_sizes(n: int) -> None:
     got = out(n)
     report = xray(others().get_function(f"turned<{n}>"), (1,), (n,), (some(n), got))
     report.assert_clean()
-    assert np.array_equal(cpu.asnumpy(got), np.arange(n)[::-1])
+    assert np.array_equal(engine.asnumpy(got), np.arange(n)[::-1])
     assert (report.shared["s"].read, report.shared["s"].written) == (4 * n, 4 * n)
 
 
@@ -1145,7 +1146,7 @@ def test_dynamic_shared_memory_of_any_size(n: int) -> None:
     got = out(n)
     report = xray(others().get_function("tile_of"), (1,), (64,), (some(n), got, np.int32(n)), 4 * n)
     report.assert_clean()
-    assert np.array_equal(cpu.asnumpy(got), np.arange(n)[::-1])
+    assert np.array_equal(engine.asnumpy(got), np.arange(n)[::-1])
     assert report.shared["dynamic shared memory"].read == 4 * n
 
 
@@ -1167,7 +1168,7 @@ def test_two_threads_of_python_get_a_report_each() -> None:
             reports[which].append(look("shared", SHARED_RACES[which], fixed=False))
             got = out(64)
             others().get_function("turned<64>")((1,), (64,), (some(64), got))  # a launch like any other in between
-            plain.append(bool(np.array_equal(cpu.asnumpy(got), np.arange(64)[::-1])))
+            plain.append(bool(np.array_equal(engine.asnumpy(got), np.arange(64)[::-1])))
 
     threads = [threading.Thread(target=work, args=(which,)) for which in reports]
     for thread in threads:
@@ -1204,10 +1205,10 @@ def test_an_endless_loop_can_be_interrupted() -> None:
 
 
 def test_results_are_copied_back_and_neighbours_stay_whole() -> None:
-    whole = cpu.zeros(96, np.float32)
+    whole = engine.zeros(96, np.float32)
     report = xray(others().get_function("neighbour"), (1,), (64,), (whole[:64],))
     assert [(f.kind, f.index, f.count) for f in report.findings] == [("out of bounds", 64, 2)]  # read and written
-    assert np.array_equal(cpu.asnumpy(whole), [0] + [1] * 63 + [0] * 32)
+    assert np.array_equal(engine.asnumpy(whole), [0] + [1] * 63 + [0] * 32)
 
 
 def test_assert_clean_tells_what_was_found() -> None:
@@ -1258,7 +1259,7 @@ def test_the_stages_are_clean(name: str, shape: tuple[int, int, int], cpu_engine
     monkeypatch.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
     n, n_kv, d = shape
     q, k, v = make_inputs(n, n_kv, d)
-    got = cpu.asnumpy(LADDER[name](q, k, v))
+    got = engine.asnumpy(LADDER[name](q, k, v))
     (report,) = reports
     assert report.findings == []
     assert report.traffic["O"].written == 4 * n * d
@@ -1279,8 +1280,8 @@ UNTOUCHED = """extern "C" __global__ void k(TYPE *out, int n) {
 def test_a_shared_array_that_no_line_writes(dtype: str, store: bool) -> None:
     """A compiler that sees no store might take the array for zeros."""
     code = UNTOUCHED.replace("TYPE", dtype).replace("if (n)", "if (n)" if store else "//")
-    function = cpu.RawModule(code=code).get_function("k")
-    a = cpu.zeros(64, dtype={"float": "f4", "int": "i4", "double": "f8"}[dtype])
+    function = engine.RawModule(code=code).get_function("k")
+    a = engine.zeros(64, dtype={"float": "f4", "int": "i4", "double": "f8"}[dtype])
     function((1,), (64,), (a, np.int32(0)))
     assert (a == -1).all() if dtype == "int" else np.isnan(a).all()
     assert function.shared_size_bytes == 64 * a.itemsize

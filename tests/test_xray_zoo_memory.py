@@ -11,12 +11,12 @@ import zoo
 from backends import refused_by_nvrtc
 from zoo import SYNC, Bug, out, some, zeros
 
-from helpers import cpu
+from helpers import engine
 from helpers.xray import Report, xray
 
 
 def empty(n: int, dtype: Any = np.float32) -> Any:
-    return cpu.empty(n, dtype)
+    return engine.empty(n, dtype)
 
 
 VARIABLES = [
@@ -312,7 +312,7 @@ ZOO = [pytest.param(group, bug, id=bug.name) for group, bugs in MODULES.items() 
 
 
 @functools.cache
-def module(group: str) -> cpu.RawModule:
+def module(group: str) -> engine.RawModule:
     return zoo.module(MODULES[group])
 
 
@@ -361,13 +361,13 @@ def by_numpy() -> Any:
 
 def by_a_launch() -> Any:
     a = empty(64, np.int32)
-    cpu.RawModule(code=COPY).get_function("minus_one")((1,), (64,), (a,))
+    engine.RawModule(code=COPY).get_function("minus_one")((1,), (64,), (a,))
     return a
 
 
 def by_a_checked_launch() -> Any:
     a = empty(64, np.int32)
-    xray(cpu.RawModule(code=COPY).get_function("minus_one"), (1,), (64,), (a,)).assert_clean()
+    xray(engine.RawModule(code=COPY).get_function("minus_one"), (1,), (64,), (a,)).assert_clean()
     return a
 
 
@@ -375,13 +375,13 @@ def by_a_checked_launch() -> Any:
 def test_minus_one_is_a_number(make: Any) -> None:
     """What `empty` leaves reads as -1 in an integer, so an array that somebody filled with -1 must be told from it."""
     a, got = make(), empty(64, np.int32)
-    xray(cpu.RawModule(code=COPY).get_function("copy"), (1,), (64,), (a, got)).assert_clean()
-    assert np.array_equal(cpu.asnumpy(got), cpu.asnumpy(a))
+    xray(engine.RawModule(code=COPY).get_function("copy"), (1,), (64,), (a, got)).assert_clean()
+    assert np.array_equal(engine.asnumpy(got), engine.asnumpy(a))
 
 
 def test_nan_of_the_host_is_a_number_in_an_input() -> None:
     code = 'extern "C" __global__ void k(const float *in, float *out) { out[threadIdx.x] = in[threadIdx.x] != 0; }'
-    xray(cpu.RawModule(code=code).get_function("k"), (1,), (64,), (out(64), out(64))).assert_clean()
+    xray(engine.RawModule(code=code).get_function("k"), (1,), (64,), (out(64), out(64))).assert_clean()
 
 
 def test_traffic_of_variables() -> None:
@@ -411,8 +411,8 @@ def test_structs_of_minus_one_are_numbers() -> None:
     pairs = np.dtype([("a", "i4"), ("b", "i4")])
     code = """struct Pair { int a, b; };
     extern "C" __global__ void k(const Pair *in, int *out) { out[threadIdx.x] = in[threadIdx.x].b; }"""
-    function = cpu.RawModule(code=code).get_function("k")
-    given = cpu.asarray(np.full(64, -1, np.int64)).view(pairs)
+    function = engine.RawModule(code=code).get_function("k")
+    given = engine.asarray(np.full(64, -1, np.int64)).view(pairs)
     xray(function, (1,), (64,), (given, zeros(64))).assert_clean()
-    report = xray(function, (1,), (64,), (cpu.empty(64, pairs), zeros(64)))
+    report = xray(function, (1,), (64,), (engine.empty(64, pairs), zeros(64)))
     assert [f.kind for f in report.findings] == ["uninitialised"]

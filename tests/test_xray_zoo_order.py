@@ -10,7 +10,7 @@ import zoo
 from backends import refused_by_nvrtc
 from zoo import SYNC, Bug, out, some
 
-from helpers import cpu
+from helpers import engine
 from helpers.xray import Report, xray
 
 GROUPS = "#include <cooperative_groups.h>\n#include <cooperative_groups/memcpy_async.h>\n"
@@ -167,7 +167,7 @@ COPIES = [
 }
 """,
         (("bytes - 4", "bytes"),),
-        lambda: (some(64, "i4"), cpu.zeros(64, "i4"), np.int32(256)),
+        lambda: (some(64, "i4"), engine.zeros(64, "i4"), np.int32(256)),
         shared_mem=256,
         array="dynamic shared memory",
         index=63,
@@ -222,7 +222,7 @@ VOLATILE = [
 }
 """,
         (SYNC,),
-        lambda: (some(64, "i4"), cpu.zeros(64, "i4")),
+        lambda: (some(64, "i4"), engine.zeros(64, "i4")),
         array="s",
     ),
     Bug(
@@ -236,7 +236,7 @@ VOLATILE = [
 }
 """,
         (("/* no barrier */", "__syncwarp();"),),
-        lambda: (cpu.zeros(64, "f4"), out(64)),
+        lambda: (engine.zeros(64, "f4"), out(64)),
         array="a",
     ),
     Bug(
@@ -255,7 +255,7 @@ VOLATILE = [
 }
 """,
         (("/* no fence */", "__threadfence_block();"),),
-        lambda: (cpu.zeros(1, "i4"), out(1), out(1)),
+        lambda: (engine.zeros(1, "i4"), out(1), out(1)),
         array="flag",
         at_thread=40,
     ),
@@ -285,7 +285,7 @@ SAME_VALUE = [
 }
 """,
         (("> 30", "> 31"),),
-        lambda: (some(64), cpu.zeros(1, "i4")),
+        lambda: (some(64), engine.zeros(1, "i4")),
         array="found",
         index=0,
         at_thread=32,
@@ -298,7 +298,7 @@ SAME_VALUE = [
 }
 """,
         (("found[0] = 1;", "atomicExch(&found[0], 1);"),),
-        lambda: (some(64), cpu.zeros(1, "i4")),
+        lambda: (some(64), engine.zeros(1, "i4")),
         grid=2,
         array="found",
         at_block=1,
@@ -315,7 +315,7 @@ SAME_VALUE = [
 }
 """,
         (("if (threadIdx.x == 7)", "__syncthreads();\n  if (threadIdx.x == 7)"),),
-        lambda: (cpu.ones(64, "f4"), out(64)),
+        lambda: (engine.ones(64, "f4"), out(64)),
         array="total",
         at_thread=7,
     ),
@@ -326,7 +326,7 @@ ZOO = [pytest.param(group, bug, id=bug.name) for group, bugs in MODULES.items() 
 
 
 @functools.cache
-def module(group: str) -> cpu.RawModule:
+def module(group: str) -> engine.RawModule:
     return zoo.module(MODULES[group], GROUPS if group == "groups" else "")
 
 
@@ -369,8 +369,8 @@ extern "C" __global__ void turns(volatile int *turn, volatile float *box, float 
 
 
 def test_a_race_of_other_values_too_is_a_race() -> None:
-    function = cpu.RawModule(code=LOOKED_AT).get_function("several")
-    (found,) = xray(function, (1,), (96,), (some(96), out(96), cpu.zeros(1, "i4"))).findings
+    function = engine.RawModule(code=LOOKED_AT).get_function("several")
+    (found,) = xray(function, (1,), (96,), (some(96), out(96), engine.zeros(1, "i4"))).findings
     assert (found.kind, found.line, found.other_line, found.array) == ("race", 2, 2, "flag")
     assert "same value" not in found.message
 
@@ -384,5 +384,5 @@ def test_what_the_messages_say() -> None:
 
 
 def test_blocks_that_signal_by_volatile_are_clean() -> None:
-    function = cpu.RawModule(code=LOOKED_AT).get_function("turns")
-    xray(function, (2,), (32,), (cpu.zeros(1, "i4"), cpu.zeros(1, "f4"), out(1))).assert_clean()
+    function = engine.RawModule(code=LOOKED_AT).get_function("turns")
+    xray(function, (2,), (32,), (engine.zeros(1, "i4"), engine.zeros(1, "f4"), out(1))).assert_clean()

@@ -10,8 +10,8 @@ import zoo
 from backends import refused_by_nvrtc
 from zoo import Bug, out, some, zeros
 
-from helpers import cpu
-from helpers.cpu import compiler
+from helpers import engine
+from helpers.engine import compiler
 from helpers.xray import Report, xray
 
 SHUFFLES = [
@@ -214,7 +214,7 @@ ZOO = [pytest.param(group, bug, id=bug.name) for group, bugs in MODULES.items() 
 
 
 @functools.cache
-def module(group: str) -> cpu.RawModule:
+def module(group: str) -> engine.RawModule:
     return zoo.module(MODULES[group])
 
 
@@ -272,12 +272,12 @@ extern "C" __global__ void k(const float *in, float *out, long long *when) {
 
 def test_variables_are_used_once_and_a_clock_is_no_bug() -> None:
     """Further launches of the X-ray's own leave no trace: the variables and the output are those of one launch."""
-    module = cpu.RawModule(code=STATEFUL)
+    module = engine.RawModule(code=STATEFUL)
     module.get_global("scale").view(np.float32)[...] = 3
     calls = module.get_global("calls").view(np.int32)
     got = out(64)
     xray(module.get_function("k"), (1,), (64,), (some(64), got, zeros(64, np.int64))).assert_clean()
-    assert np.array_equal(cpu.asnumpy(got), 3 * np.arange(64))
+    assert np.array_equal(engine.asnumpy(got), 3 * np.arange(64))
     assert calls[0] == 1
 
 

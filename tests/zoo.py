@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from helpers import cpu
+from helpers import engine
 from helpers.xray import Report, xray
 
 
 def out(n: int, dtype: Any = np.float32) -> Any:
     """An array that nobody has written yet."""
-    return cpu.full(n, np.nan, dtype=dtype)
+    return engine.full(n, np.nan, dtype=dtype)
 
 
 def some(n: int, dtype: Any = np.float32) -> Any:
     """0, 1, 2, ..."""
-    return cpu.asarray(np.arange(n).astype(dtype))
+    return engine.asarray(np.arange(n).astype(dtype))
 
 
 def zeros(n: int, dtype: Any = np.int32) -> Any:
-    return cpu.zeros(n, dtype=dtype)
+    return engine.zeros(n, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Bug:
 SYNC = ("/* no barrier */", "__syncthreads();")
 
 
-def module(bugs: Sequence[Bug], head: str = "") -> cpu.RawModule:
+def module(bugs: Sequence[Bug], head: str = "") -> engine.RawModule:
     """Every kernel of a group and its twin, compiled together. head: what stands before them."""
     texts = [bug.text(fixed=fixed) for bug in bugs for fixed in (False, True)]
-    return cpu.RawModule(code=head + "".join(texts), options=("-std=c++17",))
+    return engine.RawModule(code=head + "".join(texts), options=("-std=c++17",))
 
 
-def look(module: cpu.RawModule, bug: Bug, *, fixed: bool) -> Report:
+def look(module: engine.RawModule, bug: Bug, *, fixed: bool) -> Report:
     """The X-ray of the bug, or of its twin."""
     kernel = module.get_function(f"{bug.name}_fixed" if fixed else bug.name)
     timeout = 0.3 if bug.kind == "endless loop" and not fixed else 60.0

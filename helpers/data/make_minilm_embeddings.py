@@ -28,7 +28,7 @@ sys.path.insert(0, str(HERE))
 
 from make_minilm_qkv import save  # noqa: E402
 
-from helpers.models import minilm, weights  # noqa: E402
+from helpers.attention.models import minilm, weights  # noqa: E402
 
 OUT = HERE / "minilm_embeddings.npz"
 TEXT = HERE / "darwin_1859.txt"  # 272 tokens, of which the model reads 256

@@ -13,8 +13,8 @@ Layer 1, the second of six, is the one kept, because its heads differ most: head
 head 9 at the one before, both sharply; head 10 looks at [CLS] from almost everywhere; head 1 often finds the
 same word elsewhere in the text; head 5 spreads its weight widely.
 
-The forward pass is that of helpers/models/minilm.py with NumPy's attention, in float64, rounded to float32 once, at the
-end, so that another machine makes the same file but for, now and then, the last bit of a value.
+The forward pass is that of helpers/attention/models/minilm.py with NumPy's attention, in float64, rounded to float32
+once, at the end, so that another machine makes the same file but for, now and then, the last bit of a value.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 os.environ["COURSE_DEVICE"] = "cpu"  # NumPy's arrays, on a machine with a GPU too
 
-from helpers.models import minilm, weights  # noqa: E402
+from helpers.attention.models import minilm, weights  # noqa: E402
 
 OUT = HERE / "minilm_qkv.npz"
 TEXT = HERE / "darwin_1859.txt"

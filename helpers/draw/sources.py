@@ -7,8 +7,8 @@ import html
 import re
 import textwrap
 
+from helpers.attention.kernel import KERNELS
 from helpers.draw.picture import Html, Text
-from helpers.kernel import KERNELS
 
 
 def _lines(file: str) -> list[str]:

@@ -116,7 +116,8 @@ def clocks_as_spans(timeline: Mapping[str, Any], first: int, last: int) -> dict[
     """Recorded clocks of one block of stage 10, from key tile `first` to `last`, as rows of spans in clocks.
 
     Args:
-        timeline: as `helpers.record.hopper` records it. "consumers": for each, for each key tile, the clocks at which
+        timeline: as `helpers.bench.studies.hopper` records it. "consumers": for each, for each key tile, the clocks at
+        which
             its step began, it had its turn, all products were started, S was there, half of the weights were, O was
             there, the step ended. "asked", "full": when K's and V's copy was started, and had arrived.
     """

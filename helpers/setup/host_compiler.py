@@ -12,7 +12,7 @@ from helpers.setup.progress import follow
 from helpers.setup.script import Problem, say
 
 COMPILER_MEND = "Mend: sudo apt install g++, or sudo dnf install gcc-c++, or on macOS xcode-select --install."
-WARM_UP = "from helpers.cpu import compiler; compiler.engine_library()"
+WARM_UP = "from helpers.engine import compiler; compiler.engine_library()"
 
 
 def need_compiler(may_install: bool) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from helpers.cpu import checked, regions
 from helpers.draw import timeline
+from helpers.engine import checked, regions
 
 Line = tuple[str, int]  # file and number
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.cpu import checked, failures, regions
+from helpers.engine import checked, failures, regions
 
 KINDS = {
     checked.RACE: "race",

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from helpers.cpu import checked, failures
-from helpers.cuda_source import source
 from helpers.draw import banks, timeline
+from helpers.engine import checked, failures
+from helpers.engine.cuda_source import source
 from helpers.xray.figures import Figures
 from helpers.xray.findings import Finding
 from helpers.xray.render import COLUMNS, Listing, Row, columns, fetch_maps, html_table, text_table

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from helpers import cpu
-from helpers.cpu import checked, copies
+from helpers import engine
+from helpers.attention.ladder import tensor_maps
 from helpers.device import ON_GPU, cp
-from helpers.ladder import tensor_maps
+from helpers.engine import checked, copies
 from helpers.xray import figures, findings
 from helpers.xray.render import Table
 from helpers.xray.report import Report
@@ -28,7 +28,7 @@ def xray(
     """Run a launch on the checked build, and report what it saw.
 
     Args:
-        kernel: a `helpers.kernel.Kernel`, or a kernel of the CPU engine.
+        kernel: a `helpers.attention.kernel.Kernel`, or a kernel of the CPU engine.
         grid, block, args, shared_mem: as for a launch. The arrays hold the kernel's results afterwards.
         timeout: seconds that one block may take; after that its loop is taken for an endless one.
 
@@ -37,7 +37,7 @@ def xray(
         runs is a finding.
     """
     function = engine_kernel(kernel)
-    if kernel is not function:  # as a launch of helpers.kernel does
+    if kernel is not function:  # as a launch of helpers.attention.kernel does
         function.allow_dynamic_shared(shared_mem)
     mirrors = _Mirrors(args) if ON_GPU else None
     given = mirrors.args if mirrors else args
@@ -80,7 +80,7 @@ class _Mirrors:
 
     def __init__(self, args: Sequence[Any]) -> None:
         self.args = list(args)
-        self._pieces: list[tuple[Any, cpu.ndarray]] = []
+        self._pieces: list[tuple[Any, engine.ndarray]] = []
         maps = {number: made for number, a in enumerate(args) if (made := tensor_maps.made_of(a)) is not None}
         for number, made in maps.items():
             self.args[number] = _array_of(made)
@@ -102,12 +102,12 @@ class _Mirrors:
             self._mirror(begin, end, members)
         for number, made in maps.items():
             here = self.args[number].ctypes.data
-            self.args[number] = cpu.tensor_map.encode_tiled(made.dtype, here, made.sizes, made.strides, made.box)
+            self.args[number] = engine.tensor_map.encode_tiled(made.dtype, here, made.sizes, made.strides, made.box)
 
     def _mirror(self, begin: int, end: int, members: Sequence[int]) -> None:
         """Bring a piece of a GPU's memory here, at the same distance from a multiple of 256 bytes."""
         lead, size, memory = begin % copies.ALIGNMENT, end - begin, self.args[members[0]].data.mem
-        here = cpu.empty(lead + size, np.uint8)
+        here = engine.empty(lead + size, np.uint8)
         if size:
             there = cp.ndarray((size,), cp.uint8, cp.cuda.MemoryPointer(memory, begin - memory.ptr))
             here[lead:] = cp.asnumpy(there)
@@ -115,25 +115,27 @@ class _Mirrors:
         for number in members:
             a = self.args[number]
             place = lead + a.data.ptr - begin
-            self.args[number] = np.ndarray.__new__(cpu.ndarray, a.shape, a.dtype, here, place, a.strides)
+            self.args[number] = np.ndarray.__new__(engine.ndarray, a.shape, a.dtype, here, place, a.strides)
 
     def copy_back(self) -> None:
         """What the kernel wrote goes to the GPU."""
         for there, here in self._pieces:
-            there[...] = cp.asarray(cpu.asnumpy(here))
+            there[...] = cp.asarray(engine.asnumpy(here))
 
 
 def engine_kernel(kernel: Any) -> Any:
     """The CPU engine's kernel of the same text and options."""
     function = getattr(kernel, "function", kernel)
-    if isinstance(function, cpu.RawKernel):
+    if isinstance(function, engine.RawKernel):
         return function
     code, options = getattr(kernel, "code", None), getattr(kernel, "options", None)
     if code is None or options is None:
-        raise TypeError(f"xray takes a kernel of helpers.kernel or of the CPU engine; got {type(kernel).__name__}")
+        raise TypeError(
+            f"xray takes a kernel of helpers.attention.kernel or of the CPU engine; got {type(kernel).__name__}"
+        )
     names = (kernel.name,) if "<" in kernel.name else None
     cooperative = getattr(kernel, "enable_cooperative_groups", False)
-    module = cpu.RawModule(code=code, options=options, name_expressions=names, enable_cooperative_groups=cooperative)
+    module = engine.RawModule(code=code, options=options, name_expressions=names, enable_cooperative_groups=cooperative)
     return module.kernel_to_build(kernel.name)
 
 

@@ -1,0 +1,189 @@
+"""What NVRTC makes of a kernel for a GPU architecture: registers, shared memory, spills, stack. No GPU is needed.
+
+    from helpers.attention.compile_report import compile_report
+    print(compile_report("03_online_softmax.cu", {"HEAD_DIM": 64}, "sm_90"))
+
+The compiler and its options are those of `cupy.RawModule`, so the numbers are those of the kernel that a launch uses.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from helpers.attention import kernel
+from helpers.engine import CompileError
+from helpers.engine.compiler import cache_dir, keep
+from helpers.engine.cuda_source import source
+from helpers.engine.nvrtc import header_options
+
+# Turing (RTX 20, T4), Ampere (A100; RTX 30), Ada (RTX 40, L4), Hopper (H100, H200), Blackwell (RTX 50).
+ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
+
+
+class NvrtcMissing(RuntimeError):
+    """CuPy or the NVRTC library is not installed. The message says which, and how to get it."""
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """One kernel compiled for one architecture.
+
+    registers: 32-bit registers per thread; 255 is the maximum.
+    shared_bytes: static shared memory per block, in bytes.
+    spill_bytes: stores and loads of values that found no register, in bytes of instructions, not of traffic.
+    stack_bytes: local memory per thread, in bytes: arrays whose index is known only at run time, and spills.
+    warnings: what the assembler says of instructions of sm_90a that it ignores (setmaxnreg, C7508) or runs one after
+        the other (wgmma, C7510 to C7517).
+    """
+
+    kernel: str
+    arch: str
+    registers: int
+    shared_bytes: int
+    spill_bytes: int
+    stack_bytes: int
+    warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kernel} for {self.arch}: {self.registers} registers, {self.shared_bytes:,} bytes of shared memory, "
+            f"{self.spill_bytes} of spills, {self.stack_bytes} of stack"
+            + "".join(f"; {warning}" for warning in self.warnings)
+        )
+
+
+@functools.cache
+def nvrtc_version() -> tuple[int, int]:
+    """The version of NVRTC that CuPy has found, such as (12, 9).
+
+    Raises:
+        NvrtcMissing: there is no CuPy, or it finds no NVRTC.
+    """
+    try:
+        from cupy.cuda import nvrtc
+    except Exception as error:  # a broken installation of CuPy fails in many ways
+        raise NvrtcMissing(
+            f"NVRTC is called through CuPy, which does not import ({type(error).__name__}: {error}). On Linux and "
+            "Windows: pip install cupy-cuda12x 'nvidia-cuda-nvrtc-cu12==12.9.*'. There is none for macOS."
+        ) from error
+    try:
+        return nvrtc.getVersion()
+    except Exception as error:
+        raise NvrtcMissing(
+            f"CuPy is installed, but finds no NVRTC ({type(error).__name__}: {error}). "
+            "Install it: pip install 'nvidia-cuda-nvrtc-cu12==12.9.*'"
+        ) from error
+
+
+def compile_report(
+    file: str, defines: Mapping[str, Any] | None = None, arch: str = "sm_80", *, name: str | None = None
+) -> CompileReport:
+    """Compile a kernel by NVRTC and read what its assembler says.
+
+    Args:
+        file: a file of `kernels/`, or source text (anything with a line break), as `helpers.attention.kernel.load`
+        takes it. defines: sizes by name, such as {"HEAD_DIM": 64}; the file's own where it is None.
+        arch: the architecture, such as "sm_90" or "sm_90a".
+        name: the kernel, or a name expression such as "scale<float>"; needed where the source has several.
+
+    Raises:
+        NvrtcMissing: CuPy or NVRTC is not installed.
+        FileNotFoundError: there is no such file.
+        ValueError: NVRTC does not know the architecture, or which kernel is meant is not clear.
+        CompileError: the source does not compile; the message is the compiler's.
+        CuteMissing: it includes CuTe's headers, which are not installed.
+    """
+    code = file if "\n" in file else kernel.source(file)
+    _check_arch(arch)
+    there = source.kernels(code)
+    if name is None:
+        if len(there) != 1:
+            raise ValueError(f"name= says which kernel is meant; the source has: {', '.join(there) or 'none'}")
+        (name,) = there
+    if re.sub(r"<.*", "", name).split("::")[-1] not in there:
+        raise ValueError(f"the source has no kernel {name!r}; its kernels: {', '.join(there) or 'none'}")
+    # NVRTC compiles every extern "C" kernel, whichever is asked for: one compilation tells of all of them.
+    log, symbol = _compiled(code, kernel.options(defines), arch, "" if _is_of_c(code, name) else name)
+    return _read(log, name, symbol or name, arch)
+
+
+def _check_arch(arch: str) -> None:
+    major, minor = nvrtc_version()
+    from cupy.cuda import nvrtc
+
+    known = {f"sm_{number}" for number in nvrtc.getSupportedArchs()}
+    if not isinstance(arch, str) or re.sub(r"[af]$", "", arch) not in known:
+        names = ", ".join(sorted(known, key=lambda text: int(text[3:])))
+        raise ValueError(f"NVRTC {major}.{minor} does not know arch={arch!r}; it knows {names}")
+
+
+def _is_of_c(code: str, name: str) -> bool:
+    """Whether a kernel is extern "C": its name is its symbol's."""
+    return bool(re.search(rf'\bextern\s+"."[^;{{}}"]*\b{re.escape(name)}\s*\(', source.blank_comments(code)))
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(code: str, options: tuple[str, ...], arch: str, instance: str) -> tuple[str, str]:
+    """The assembler's log, and the symbol of the kernel that the name expression means; "" where there is none.
+
+    Kept beside the engine's builds: other notebooks and tests ask for the same kernels.
+    """
+    options = (*options, *header_options(code))
+    key = hashlib.sha256(repr((code, options, arch, instance, nvrtc_version())).encode()).hexdigest()[:32]
+    kept = cache_dir() / f"report-{key}.json"
+    changes = re.search(r'^\s*#\s*include\s*"', code, re.M)  # what is included so is not in the key
+    if kept.exists() and not changes:
+        log, symbol = json.loads(kept.read_text())
+        return log, symbol
+    found = _compile(code, options, arch, instance)
+    if not changes:
+        keep(kept, json.dumps(found))
+    return found
+
+
+def _compile(code: str, options: tuple[str, ...], arch: str, instance: str) -> tuple[str, str]:
+    from cupy._core import core
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(code, "kernel.cu", [], [])
+    try:
+        if instance:  # it makes the instance of a template, and gives the name that the assembler will use
+            nvrtc.addNameExpression(program, instance)
+        # -ftz=true is what RawModule adds on its own.
+        wanted = (*core.assemble_cupy_compiler_options(options), "-ftz=true", f"-arch={arch}", "--ptxas-options=-v")
+        if nvrtc.getVersion() >= (12, 9):
+            wanted = (*wanted, "-no-cache")  # what NVRTC takes from its cache, it does not assemble: no log then
+        try:
+            nvrtc.compileProgram(program, wanted)
+        except nvrtc.NVRTCError as error:
+            log = nvrtc.getProgramLog(program).strip()
+            raise CompileError(f"NVRTC refused the source for {arch} ({error}):\n{log}") from None
+        return nvrtc.getProgramLog(program), nvrtc.getLoweredName(program, instance) if instance else ""
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _read(log: str, name: str, symbol: str, arch: str) -> CompileReport:
+    """The kernel's part of the assembler's log. Each part opens with the kernel's name."""
+    parts = re.split(r"Compiling entry function '(\w+)' for '\w+'", log)
+    part = dict(zip(parts[1::2], parts[2::2], strict=True)).get(symbol, "")
+    frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part)
+    used = re.search(r"Used (\d+) registers.*", part)
+    if frame is None or used is None:
+        raise CompileError(f"NVRTC's log does not say what {name} uses on {arch}:\n{log.strip()}")
+    shared = re.search(r"(\d+) bytes smem", used.group(0))
+    return CompileReport(
+        kernel=name,
+        arch=arch,
+        registers=int(used.group(1)),
+        shared_bytes=int(shared.group(1)) if shared else 0,
+        spill_bytes=int(frame.group(2)) + int(frame.group(3)),
+        stack_bytes=int(frame.group(1)),
+        warnings=tuple(re.findall(r"\((?:C7508|C751[0-7])\) .*", log)),
+    )

@@ -1,0 +1,344 @@
+"""What an exported file has to do: a stage's launches, with the sizes of a call as names in place of numbers.
+
+The stage's own planner runs twice, on two sets of sizes that remember how they were computed. What is the same both
+times is a constant; what differs has to be one of the sizes, or computed from them, and else the export is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from helpers.attention import kernel
+from helpers.attention.export.sizes import Size, Tree, tree_of, value
+from helpers.attention.ladder import Stage, limits
+from helpers.attention.ladder.call import Call, Spec
+from helpers.attention.ladder.contract import Constant, Launch, Map, Part
+from helpers.attention.ladder.limits import Limits
+from helpers.attention.ladder.params import STRIDES
+from helpers.attention.ladder.tiles import KB
+from helpers.engine.cuda_source import signatures
+from helpers.engine.cuda_source.signatures import dtype_of
+
+# Shared memory of a block, and multiprocessors of a large GPU, by compute capability.
+TARGETS: Mapping[str, Limits] = {
+    "sm_75": Limits(64 * KB, 40, 75),
+    "sm_80": Limits(163 * KB, 108, 80),
+    "sm_86": Limits(99 * KB, 82, 86),
+    "sm_89": Limits(99 * KB, 128, 89),
+    "sm_90": Limits(227 * KB, 132, 90),
+    "sm_100": Limits(227 * KB, 148, 100),
+    "sm_120": Limits(99 * KB, 170, 120),
+}
+HEADERS = {"cuda_fp16.h", "cuda_bf16.h", "mma.h"}
+NAMES = ("batch", "heads", "kv_heads", "n", "n_kv")
+_PROBES = ((7, 22, 11, 5003, 6007), (5, 26, 13, 4801, 7001))
+_SCALES = (0.0625, 0.125)
+_LONG = 8192  # rows and keys of the call by which a variant's tiles are chosen
+BACKWARD_ARRAYS = ("do", "dq", "dk", "dv")
+
+
+class CannotExport(ValueError):
+    """A stage or an option that no single file can have; the message says why."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked of an exported file.
+
+    window: (left, right), -1 for unlimited; causal is right = 0. target: the GPU that tiles are chosen for.
+    """
+
+    stage: Stage
+    head_dim: int = 64
+    dtype: str = "float32"
+    window: tuple[int, int] = (-1, -1)
+    return_lse: bool = False
+    deterministic: bool = False
+    target: Limits = TARGETS["sm_90"]
+
+    @property
+    def masked(self) -> bool:
+        """Whether some key is hidden from some row."""
+        return self.window != (-1, -1)
+
+    @property
+    def backward(self) -> bool:
+        """Whether it computes gradients."""
+        return self.stage.direction == "backward"
+
+    @property
+    def model_layout(self) -> bool:
+        """Whether arrays are (batch, rows, heads, head_dim), by their strides; else (batch, heads, rows, head_dim)."""
+        return "strides" in self.stage.features
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a launch.
+
+    kind: "array", "head" (the array's part for one head), "map" (its tensor map for copies of `box_rows` rows), "null",
+        "int", "scale", "struct", "table".
+    """
+
+    kind: str
+    name: str = ""
+    tree: Tree = ()
+    box_rows: int = 0
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of the struct that a kernel takes by value.
+
+    kind: "strides" of the array `array`, "int", "scale", "struct" with `fields`.
+    """
+
+    name: str
+    kind: str
+    array: str = ""
+    tree: Tree = ()
+    fields: tuple[Field, ...] = ()
+
+
+@dataclass(frozen=True)
+class Struct:
+    """What a kernel takes by value. type: its name in the kernel's file. dtype: NumPy's."""
+
+    type: str
+    dtype: np.dtype
+    fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True)
+class PlannedLaunch:
+    """One launch, or one for each head. kernel: as the compiler names it, with the type of an instance."""
+
+    kernel: str
+    grid: tuple[Tree, ...]
+    block: tuple[Tree, ...]
+    shared_bytes: int
+    args: tuple[Argument, ...]
+    each_head: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that an exported file does on the device.
+
+    defines: the -D options. scratch: shape and dtype of the arrays between launches. structs: by the parameter's name.
+    """
+
+    wish: Wish
+    defines: Mapping[str, int]
+    launches: tuple[PlannedLaunch, ...]
+    scratch: Mapping[str, tuple[tuple[Tree, ...], np.dtype]] = field(default_factory=dict)
+    structs: Mapping[str, Struct] = field(default_factory=dict)
+
+    @property
+    def table(self) -> bool:
+        """Whether a launch takes a table of tiles."""
+        return any(arg.kind == "table" for launch in self.launches for arg in launch.args)
+
+    @property
+    def maps(self) -> bool:
+        """Whether a launch takes tensor maps."""
+        return any(arg.kind == "map" for launch in self.launches for arg in launch.args)
+
+
+def plan(wish: Wish) -> Plan:
+    """The launches of a stage for calls of any size.
+
+    Raises:
+        CannotExport: the stage cannot do what is asked, on that GPU or at all; or it does something that no argument of
+            an exported file is known for.
+    """
+    stage = wish.stage
+    with limits.of_another(wish.target):
+        left, right = wish.window
+        window = (left, right) if wish.masked and (left, right) != (-1, 0) else None
+        asked: dict[str, Any] = {"head_dim": wish.head_dim, "dtype": wish.dtype, "return_lse": wish.return_lse}
+        reason = stage.why_not(**asked, causal=right == 0, window=window, deterministic=wish.deterministic)
+        if reason:
+            raise CannotExport(f"stage {stage.name} cannot: {reason}")
+        if only := getattr(stage, "only_for", None):
+            raise CannotExport(f"stage {stage.name} is for {', '.join(sorted(only))}, which no exported file takes yet")
+        if others := set(re.findall(r"^#include <([^>]+)>", kernel.source(stage.file), re.M)) - HEADERS:
+            raise CannotExport(f"{stage.file} includes <{min(others)}>, which does not come with CUDA")
+        defines = dict(stage.defines(wish.head_dim))
+        long = dict(zip(NAMES, (1, 16, 16, _LONG, _LONG), strict=True))
+        defines.update(stage.variant(call_of(wish, long, 1.0)))
+    sizes = {name: Size.constant(name, size) for name, size in defines.items()}
+    probes = [_Probe(wish, sizes, numbers, scale) for numbers, scale in zip(_PROBES, _SCALES, strict=True)]
+    return _explain(wish, defines, *probes)
+
+
+class _Probe:
+    """The stage's plan for one set of sizes."""
+
+    def __init__(self, wish: Wish, sizes: Mapping[str, int], numbers: tuple[int, ...], scale: float) -> None:
+        self.numbers = dict(zip(NAMES, numbers, strict=True))
+        self.scale = scale
+        if "gqa" not in wish.stage.features:
+            self.numbers["kv_heads"] = self.numbers["heads"]
+        named = {name: Size.named(name, number) for name, number in self.numbers.items()}
+        if "gqa" not in wish.stage.features:
+            named["kv_heads"] = named["heads"]
+        self.call = call_of(wish, named, scale)
+        blocks = wish.target.multiprocessors + self.numbers["batch"]  # another number in each probe
+        with limits.of_another(wish.target._replace(multiprocessors=blocks)):
+            self.launches = list(wish.stage.launches(wish.stage, self.call, sizes))
+            self.scratch = dict(wish.stage.scratch(self.call, sizes))
+        tables = [arg for launch in self.launches for arg in launch.args if isinstance(arg, Constant)]
+        for table in tables:
+            self.numbers |= {f"table.shape[{axis}]": size for axis, size in enumerate(table.values.shape[:2])}
+        if len(tables) > 1:
+            raise CannotExport(f"stage {wish.stage.name} has {len(tables)} tables; an exported file makes one")
+
+
+def call_of(wish: Wish, named: Mapping[str, int], scale: float) -> Call:
+    """A call of these sizes, its arrays with strides that no other array has."""
+    batch, heads, kv_heads, n, n_kv = (named[name] for name in NAMES)
+    d, dtype = wish.head_dim, dtype_of(wish.dtype)
+    rows = {name: (batch, heads, n, d) for name in ("q", "o", "do", "dq")}
+    rows |= {name: (batch, kv_heads, n_kv, d) for name in ("k", "v", "dk", "dv")}
+    names = ["q", "k", "v", "o", *(BACKWARD_ARRAYS if wish.backward else ())]
+    arrays = {}
+    for i, name in enumerate(names):
+        steps = (10**12 + 16 * i, 10**6 + 16 * i, 10**9 + 16 * i, 1)
+        arrays[name] = Spec(rows[name], tuple(step * dtype.itemsize for step in steps), dtype)
+    if wish.return_lse or wish.backward:
+        arrays["lse"] = Spec.dense((batch, heads, n), np.float32)
+    return Call(
+        arrays,
+        scale,
+        wish.window,
+        rows=n,
+        sequences=batch,
+        aligned=d * dtype.itemsize % 16 == 0,
+        keys=n_kv,
+        deterministic=wish.deterministic,
+    )
+
+
+def _explain(wish: Wish, defines: Mapping[str, int], a: _Probe, b: _Probe) -> Plan:
+    """The plan that both probes agree on."""
+    if any(isinstance(arg, Part) for launch in a.launches for arg in launch.args):
+        pairs = [(_one_of_all_heads(wish, a), _one_of_all_heads(wish, b))]
+    else:
+        pairs = list(zip(a.launches, b.launches, strict=True))
+    text = kernel.source(wish.stage.file)
+    structs: dict[str, Struct] = {}
+    launches = []
+    for first, second in pairs:
+        where = f"{wish.stage.name}: a launch of {first.kernel}"
+        args = []
+        parameters = signatures.from_source(text, first.kernel) or []
+        for parameter, x, y in zip(parameters, first.args, second.args, strict=True):
+            here = f"{where}, argument {parameter.name}"
+            if isinstance(x, np.ndarray) and x.dtype.names and x.size == 1:
+                made = Struct(parameter.type, x.dtype, _fields(x[0], y[0], a, b, here))
+                if structs.setdefault(parameter.name, made) != made:
+                    raise CannotExport(f"{here} is not what another launch takes under that name")
+                args.append(Argument("struct", parameter.name))
+            else:
+                args.append(_argument(x, y, a, b, here))
+        if first.shared_bytes != second.shared_bytes:
+            raise CannotExport(f"{where} has shared memory that depends on the call")
+        launches.append(
+            PlannedLaunch(
+                wish.stage.kernel_name(wish.dtype, first.kernel),
+                tuple(_size(x, y, a, b, f"{where}, grid") for x, y in zip(first.grid, second.grid, strict=True)),
+                tuple(_size(x, y, a, b, f"{where}, block") for x, y in zip(first.block, second.block, strict=True)),
+                int(first.shared_bytes),
+                tuple(args),
+                each_head=any(isinstance(arg, Part) for arg in first.args),
+            )
+        )
+    scratch = {
+        name: (
+            tuple(
+                _size(x, y, a, b, f"{wish.stage.name}: {name}")
+                for x, y in zip(spec.shape, b.scratch[name].shape, strict=True)
+            ),
+            np.dtype(spec.dtype),
+        )
+        for name, spec in a.scratch.items()
+    }
+    return Plan(wish, defines, tuple(launches), scratch, structs)
+
+
+def _one_of_all_heads(wish: Wish, probe: _Probe) -> Launch:
+    """01 to 03 launch once for each head: the launch of the first, if the others differ in the head alone."""
+    heads = list(np.ndindex(probe.numbers["batch"], probe.numbers["heads"]))
+    first, same = probe.launches[0], len(heads) == len(probe.launches)
+    for head, launch in zip(heads, probe.launches, strict=False):
+        args = tuple(
+            Part(arg.name, heads[0]) if arg == Part(getattr(arg, "name", ""), head) else arg for arg in launch.args
+        )
+        same &= (launch.kernel, launch.grid, launch.block, args) == (first.kernel, first.grid, first.block, first.args)
+    if not same:
+        raise CannotExport(f"stage {wish.stage.name} has launches for parts of arrays, and not one for each head")
+    return first
+
+
+def _size(x: int, y: int, a: _Probe, b: _Probe, where: str) -> Tree:
+    """The tree of a size that is x in one probe and y in the other. CannotExport where none is found."""
+    tree = tree_of(x)
+    if _agrees(tree, x, y, a, b):
+        return tree
+    for name in (*NAMES, *a.numbers):
+        if _agrees(("name", name), x, y, a, b):
+            return "name", name
+    raise CannotExport(f"{where}: {int(x)} for one call and {int(y)} for another; no size of the call explains it")
+
+
+def _agrees(tree: Tree, x: int, y: int, a: _Probe, b: _Probe) -> bool:
+    return (value(tree, a.numbers), value(tree, b.numbers)) == (x, y)
+
+
+def _argument(x: Any, y: Any, a: _Probe, b: _Probe, where: str) -> Argument:
+    if x is None or isinstance(x, str):
+        return Argument("null" if x is None else "array", x or "")
+    if isinstance(x, Part):
+        return Argument("head", x.name)
+    if isinstance(x, Map):
+        return Argument("map", x.name, box_rows=int(x.box_rows))
+    if isinstance(x, Constant):
+        return Argument("table", "table")
+    if isinstance(x, np.float32) and (x, y) == (np.float32(a.scale), np.float32(b.scale)):
+        return Argument("scale", "softmax_scale")
+    if isinstance(x, np.int32):
+        return Argument("int", tree=_size(int(x), int(y), a, b, where))
+    raise CannotExport(f"{where} is a {type(x).__name__}; an exported file does not know what to give for it")
+
+
+def _fields(x: Any, y: Any, a: _Probe, b: _Probe, where: str) -> tuple[Field, ...]:
+    """The fields of a struct, where each value comes from."""
+    found = []
+    for name in x.dtype.names:
+        mine, other = x[name], y[name]
+        if x.dtype[name] == STRIDES:
+            found.append(Field(name, "strides", array=_array_with(mine, name, a, where)))
+        elif x.dtype[name].names:
+            found.append(Field(name, "struct", fields=_fields(mine, other, a, b, where)))
+        elif x.dtype[name] == np.float32:
+            if (mine, other) != (np.float32(a.scale), np.float32(b.scale)):
+                raise CannotExport(f"{where}: the field {name} is a number that is not softmax_scale")
+            found.append(Field(name, "scale"))
+        else:
+            found.append(Field(name, "int", tree=_size(int(mine), int(other), a, b, f"{where}, field {name}")))
+    return tuple(found)
+
+
+def _array_with(strides: Any, name: str, a: _Probe, where: str) -> str:
+    """The array whose (batch, row, head) strides these are."""
+    for array, spec in a.call.arrays.items():
+        batch, head, row, *_ = (step // np.dtype(spec.dtype).itemsize for step in spec.strides)
+        if (batch, row, head) == tuple(map(int, strides)):
+            return array
+    raise CannotExport(f"{where}: the strides in field {name} are those of no array")

@@ -1,0 +1,13 @@
+"""The ladder: what a stage is (contract), and the table of all stages; FORWARD has those that compute the
+output, BACKWARD those that compute gradients.
+
+    from helpers.attention.ladder import FORWARD, LADDER
+    o = LADDER["online_softmax"](q, k, v)
+
+For models, which hold (batch, seq, heads, head_dim), see `helpers.attention`.
+"""
+
+from helpers.attention.ladder.contract import Launch, Stage
+from helpers.attention.ladder.table import BACKWARD, FORWARD, LADDER, backward_of, default_of, forward_of
+
+__all__ = ["BACKWARD", "FORWARD", "LADDER", "Launch", "Stage", "backward_of", "default_of", "forward_of"]

@@ -1,0 +1,233 @@
+"""A call of attention: its checks, each made once and here, and what is left of it that a launch depends on.
+
+There are two layouts. A stage takes (rows, head_dim), with up to two axes of heads before it, as the papers write it;
+models hold (batch, seq, heads, head_dim), or (tokens, heads, head_dim) with packed sequences. Each has its check.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from helpers import device
+from helpers.engine.cuda_source.signatures import dtype_of
+
+MAX_ROWS = 2**29  # in a sequence; a window so wide is unlimited. The kernels add such numbers in 32 bits
+
+
+class Spec(NamedTuple):
+    """An array without its memory: strides in bytes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+
+    @classmethod
+    def of(cls, a: Any) -> Spec:
+        """What an array is like."""
+        return cls(tuple(a.shape), tuple(a.strides), a.dtype)
+
+    @classmethod
+    def dense(cls, shape: Sequence[int], dtype: Any) -> Spec:
+        """A new C-contiguous array."""
+        itemsize = np.dtype(dtype).itemsize
+        steps = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        return cls(tuple(shape), tuple(steps), np.dtype(dtype))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, after every check: all that a launch depends on, except addresses.
+
+    arrays: by name. q and o: (batch, heads, N, d); k and v: (batch, kv_heads, N_kv, d); of a backward also do, dq, dk
+        and dv, shaped as o, q, k and v. lse: (batch, heads, N), and cu_seqlens_q and cu_seqlens_k: (sequences + 1,),
+        where there are such. Where sequences are packed, the tokens of all of them are along N, and batch is 1.
+    window: (left, right), -1 for unlimited. rows, keys: of q and of k, in the longest sequence; a forward's launches do
+        not depend on keys. aligned: every row of every array that has a head_dim starts at a multiple of 16 bytes.
+    deterministic: the gradients are the same to the bit in every run.
+    rotary_interleaved: as helpers.attention.ladder.fused has it, whose arrays are among the others. bias_aligned: the
+    first
+        element of bias is at a multiple of 16 bytes.
+    """
+
+    arrays: Mapping[str, Spec]
+    softmax_scale: float
+    window: tuple[int, int]
+    rows: int
+    sequences: int
+    aligned: bool
+    keys: int = 0
+    deterministic: bool = False
+    rotary_interleaved: bool = False
+    bias_aligned: bool = False
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences are packed one after the other."""
+        return "cu_seqlens_q" in self.arrays
+
+    @property
+    def heads(self) -> int:
+        """Of q."""
+        return self.arrays["q"].shape[1]
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the mask leaves half of the blocks less than half of the work, as a causal one does."""
+        return (self.window[0] < 0) != (self.window[1] < 0)
+
+
+# ---- the options
+
+
+def softmax_scale_of(softmax_scale: float | None, head_dim: int) -> float:
+    """The scale as a float, 1 / sqrt(head_dim) for None. TypeError or ValueError for what float32 cannot hold."""
+    if softmax_scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    number = isinstance(softmax_scale, (int, float, np.integer, np.floating)) and not isinstance(softmax_scale, bool)
+    if not number:
+        got = f"{type(softmax_scale).__name__} {softmax_scale!r:.40}"
+        raise TypeError(f"softmax_scale is a number, or None for 1 / sqrt(head_dim); got {got}")
+    if not abs(softmax_scale) <= float(np.finfo(np.float32).max):  # NaN compares as False
+        raise ValueError(f"softmax_scale = {softmax_scale}; a finite float32 is needed")
+    return float(softmax_scale)
+
+
+def mask_window(window: tuple[int, int] | None, causal: bool) -> tuple[int, int]:
+    """(left, right) with -1 for unlimited, causal or not. Raises TypeError or ValueError for what is no window."""
+    left, right = (-1, -1) if window is None else _pair(window)
+    if not isinstance(causal, (bool, np.bool_)):
+        raise TypeError(f"causal is True or False; got {type(causal).__name__} {causal!r:.40}")
+    left, right = (-1 if size >= MAX_ROWS else size for size in (left, right))
+    return left, 0 if causal else right
+
+
+def _pair(window: Any) -> tuple[int, int]:
+    form = "window is a pair (left, right) of ints, -1 for unlimited, or None"
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise TypeError(f"{form}; got {type(window).__name__} {window!r:.40}")
+    for size in window:
+        if not isinstance(size, (int, np.integer)) or isinstance(size, bool):
+            raise TypeError(f"{form}; got {window!r:.40}")
+        if size < -1:
+            raise ValueError(f"{form}; got {window!r:.40}, where {size} is below -1")
+    return int(window[0]), int(window[1])
+
+
+# ---- arrays as a stage takes them
+
+
+def check_stage_arrays(stage: str, dtypes: Sequence[str], q: Any, k: Any, v: Any, *, empty: bool = False) -> None:
+    """TypeError or ValueError where q, k and v are not (..., rows, head_dim) of one of the dtypes.
+
+    empty: whether there may be no rows.
+    """
+    arrays = (("q", q), ("k", k), ("v", v))
+    for name, array in arrays:
+        if not isinstance(array, (np.ndarray, device.cp.ndarray)):
+            raise TypeError(f"{name} is a NumPy or a device array; got {type(array).__name__}")
+        if array.dtype not in [dtype_of(dtype) for dtype in dtypes]:
+            hint = f": {name}.astype('{dtypes[0]}')" if len(dtypes) == 1 else ""
+            raise TypeError(f"{name} is {array.dtype}; stage {stage} takes {' or '.join(dtypes)}{hint}")
+        _check_same_dtype(name, array, q)
+    for name, array in arrays:
+        if not 2 <= array.ndim <= 4:
+            forms = "(rows, head_dim), (heads, rows, head_dim) or (batch, heads, rows, head_dim)"
+            raise ValueError(f"{name} has shape {array.shape}; a stage takes {forms}")
+        if array.shape[-2] < 1 and not empty:
+            raise ValueError(f"{name} has shape {array.shape}; at least one row is needed")
+        _check_rows(name, array.shape, array.shape[-2])
+        if 0 in array.shape[:-2]:
+            raise ValueError(f"{name} has shape {array.shape}; at least one head is needed")
+    if not q.shape[-1] == k.shape[-1] == v.shape[-1]:
+        raise ValueError(f"head_dim differs: q {q.shape}, k {k.shape}, v {v.shape}")
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(f"each key needs its value: k has {k.shape[-2]} rows, v has {v.shape[-2]}")
+    if k.shape[:-2] != v.shape[:-2] or q.ndim != k.ndim or q.shape[:-3] != k.shape[:-3]:
+        raise ValueError(f"the axes before the rows differ: q {q.shape}, k {k.shape}, v {v.shape}")
+    if q.ndim > 2 and q.shape[-3] % k.shape[-3]:
+        raise ValueError(f"{q.shape[-3]} heads of q cannot share {k.shape[-3]} heads of k and v: it must divide them")
+
+
+def _check_same_dtype(name: str, array: Any, q: Any) -> None:
+    if array.dtype != q.dtype:
+        raise TypeError(f"{name} is {array.dtype} and q is {q.dtype}: one dtype for all is needed")
+
+
+def _check_rows(name: str, shape: Sequence[int], rows: int) -> None:
+    if rows >= MAX_ROWS:
+        raise ValueError(f"{name} has shape {shape}; fewer than {MAX_ROWS:,} rows are needed")
+
+
+def check_gradient_arrays(do: Any, q: Any, o: Any, lse: Any, lse_shape: tuple[int, ...]) -> None:
+    """TypeError or ValueError where do and o are not as q, or lse is not float32 of its shape."""
+    for name, a in (("do", do), ("o", o), ("lse", lse)):
+        if not hasattr(a, "shape") or not hasattr(a, "dtype"):
+            raise TypeError(f"{name} is an array; got {type(a).__name__}")
+    for name, a in (("do", do), ("o", o)):
+        _check_same_dtype(name, a, q)
+        if a.shape != q.shape:
+            raise ValueError(f"{name} has shape {a.shape} and q {q.shape}: one shape for both is needed")
+    if lse.dtype != np.float32:
+        raise TypeError(f"lse is {lse.dtype}; float32 is needed, as the forward returns it")
+    if tuple(lse.shape) != tuple(lse_shape):
+        raise ValueError(f"lse has shape {lse.shape}; {tuple(lse_shape)} is needed, as the forward returns it")
+
+
+# ---- arrays as models have them
+
+BATCHED = ("batch", "seq", "heads", "head_dim")
+PACKED = ("tokens", "heads", "head_dim")
+
+
+def check_model_arrays(q: Any, k: Any, v: Any, axes: tuple[str, ...]) -> None:
+    """TypeError or ValueError where device arrays q, k and v are not of these axes, or do not fit each other."""
+    form = f"({', '.join(axes)})"
+    for name, a in (("q", q), ("k", k), ("v", v)):
+        if a.ndim != len(axes):
+            raise ValueError(f"{name} has shape {a.shape}; {len(axes)} axes are needed: {form}")
+        _check_same_dtype(name, a, q)
+        if device.ON_GPU and a.device != q.device:
+            raise ValueError(f"{name} lies on {a.device} and q on {q.device}: one device for all is needed")
+        _check_rows(name, a.shape, a.shape[-3])
+    if k.shape != v.shape:
+        raise ValueError(f"k has shape {k.shape} and v {v.shape}: each key needs its value, of the same head_dim")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"head_dim differs: q has shape {q.shape} and k {k.shape}")
+    if k.shape[-2] and q.shape[-2] % k.shape[-2]:
+        raise ValueError(
+            f"{q.shape[-2]} heads of q cannot share {k.shape[-2]} heads of k and v: kv_heads must divide heads ({form})"
+        )
+    if axes == BATCHED:
+        if q.shape[0] != k.shape[0]:
+            raise ValueError(f"q has {q.shape[0]} batches and k has {k.shape[0]}: one number is needed")
+        if 0 in (*q.shape, *k.shape):
+            raise ValueError(f"q has shape {q.shape} and k {k.shape}: no axis may be empty")
+    elif 0 in (*q.shape[1:], *k.shape[1:]):
+        raise ValueError(f"q has shape {q.shape} and k {k.shape}: there are no heads, or no head_dim")
+
+
+def check_cu_seqlens(name: str, cu: Any) -> None:
+    """TypeError or ValueError where cu is not int32 (sequences + 1,). The numbers are not looked at."""
+    if cu.dtype != np.int32:
+        raise TypeError(f"{name} is {cu.dtype}; int32 is needed: {name}.astype('int32')")
+    if cu.ndim != 1 or cu.size < 2:
+        raise ValueError(f"{name} has shape {cu.shape}; (sequences + 1,) is needed, for one sequence or more")
+
+
+def longest_of(name: str, cu: np.ndarray, of: str, tokens: int) -> int:
+    """Rows of the longest sequence. TypeError or ValueError where cu is not int32, rising from 0 to `tokens`."""
+    check_cu_seqlens(name, cu)
+    if cu[0] != 0:
+        raise ValueError(f"{name} begins with {cu[0]}; the first sequence begins at 0")
+    rows = cu[1:] - cu[:-1]
+    if rows.min() < 0:
+        i = int(np.flatnonzero(rows < 0)[0])
+        raise ValueError(f"{name} falls from {cu[i]} to {cu[i + 1]} at {i + 1}; a sequence cannot end before it begins")
+    if cu[-1] != tokens:
+        raise ValueError(f"{name} ends at {cu[-1]}, and {of} has {tokens} tokens")
+    return int(rows.max())

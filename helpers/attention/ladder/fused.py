@@ -1,0 +1,253 @@
+"""What a kernel does beside attention itself: a bias on the scores, ALiBi, and the rotary embedding of Q and K.
+
+Here are the options of a call, their checks, and the arrays as a kernel reads them. The definitions are in
+`helpers.attention.reference.attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from helpers import device
+from helpers.attention.ladder.layout import is_aligned
+from helpers.engine.cuda_source.signatures import dtype_of
+
+OPTIONS = {"bias", "alibi_slopes", "rotary_cos", "rotary_sin", "rotary_interleaved", "rotary_positions"}
+ARRAYS = ("bias", "alibi_slopes", "rotary_cos", "rotary_sin", "q_positions", "k_positions")
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The options of one call, by the names of the kernel's parameters.
+
+    arrays: those of ARRAYS that were given, of any kind.
+    interleaved: pairs of the rotary embedding are neighbours (2 p, 2 p + 1), not (p, p + rotary_dim / 2).
+    """
+
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    interleaved: bool = False
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What of it, beside its arrays, a launch depends on."""
+        return (*self.arrays, self.interleaved) if self.arrays else ()
+
+    @property
+    def rotary_dim(self) -> int:
+        """Words of a row that are rotated; 0 without a rotary embedding."""
+        return 2 * self.arrays["rotary_cos"].shape[-1] if "rotary_cos" in self.arrays else 0
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What a stage must be able to do, as `Stage.why_not` has it; empty where nothing was given."""
+        wishes = {"bias": "bias" in self.arrays, "alibi": "alibi_slopes" in self.arrays, "rotary_dim": self.rotary_dim}
+        return {name: wish for name, wish in wishes.items() if wish}
+
+    def on_device(self) -> Fused:
+        """The same with device arrays. ValueError for a position in a NumPy array that the tables do not have."""
+        for name, a in self.arrays.items():
+            if name in ("q_positions", "k_positions"):
+                self._check_values(name, a)
+        return Fused({name: device.cp.asarray(a) for name, a in self.arrays.items()}, self.interleaved)
+
+    def _check_values(self, name: str, positions: Any) -> None:
+        if type(positions) is np.ndarray and positions.size and positions.dtype.kind in "iu":
+            low, high, rows = int(positions.min()), int(positions.max()), self.arrays["rotary_cos"].shape[0]
+            if low < 0 or high >= rows:
+                raise ValueError(
+                    f"{_argument(name)} has positions from {low} to {high}, and rotary_cos has {rows}: "
+                    f"0 to {rows - 1} are allowed"
+                )
+
+
+NOTHING = Fused()
+
+
+def options_of(
+    bias: Any = None,
+    alibi_slopes: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary_interleaved: bool = False,
+    rotary_positions: tuple[Any, Any] | None = None,
+) -> Fused:
+    """The options of a call, those together that belong together.
+
+    Raises:
+        TypeError: rotary_interleaved is no bool; rotary_positions is no pair; what is no array stands for one.
+        ValueError: rotary_cos without rotary_sin, or another rotary option without both.
+    """
+    if bias is alibi_slopes is rotary_cos is rotary_sin is rotary_positions is None and rotary_interleaved is False:
+        return NOTHING
+    if not isinstance(rotary_interleaved, (bool, np.bool_)):
+        got = f"{type(rotary_interleaved).__name__} {rotary_interleaved!r:.40}"
+        raise TypeError(f"rotary_interleaved is True or False; got {got}")
+    if (rotary_cos is None) != (rotary_sin is None):
+        given, other = ("rotary_cos", "rotary_sin") if rotary_sin is None else ("rotary_sin", "rotary_cos")
+        raise ValueError(f"{given} is given without {other}: a rotation needs both")
+    positions: tuple[Any, Any] = (None, None)
+    if rotary_positions is not None:
+        if not isinstance(rotary_positions, (tuple, list)) or len(rotary_positions) != 2:
+            got = f"{type(rotary_positions).__name__} {rotary_positions!r:.40}"
+            raise TypeError(
+                f"rotary_positions is a pair (q_positions, k_positions) of int32 arrays, or None; got {got}"
+            )
+        positions = tuple(rotary_positions)
+    if rotary_cos is None and (rotary_positions is not None or rotary_interleaved):
+        what = "rotary_positions" if rotary_positions is not None else "rotary_interleaved"
+        raise ValueError(f"{what} is given without rotary_cos and rotary_sin: there is nothing to rotate by")
+    named = zip(ARRAYS, (bias, alibi_slopes, rotary_cos, rotary_sin, *positions), strict=True)
+    arrays = {name: a for name, a in named if a is not None}
+    for name, a in arrays.items():
+        if not hasattr(a, "shape") or not hasattr(a, "dtype"):
+            raise TypeError(f"{_argument(name)} is an array; got {type(a).__name__} {a!r:.40}")
+    if rotary_positions is not None and any(a is None for a in positions):
+        raise TypeError("rotary_positions has an array and a None; give two arrays, or None for both")
+    return Fused(arrays, bool(rotary_interleaved)) if arrays else NOTHING
+
+
+def check(
+    fused: Fused,
+    q: Any,
+    k: Any,
+    *,
+    sequences: int,
+    packed: bool = False,
+    longest_k: int | None = None,
+    aligned: bool = False,
+) -> dict[str, Any]:
+    """The arrays as a kernel reads them.
+
+    Args:
+        fused: device arrays.
+        q, k: (batch, heads, N, d) and (batch, kv_heads, N_kv, d); where sequences are packed, batch is 1 and the tokens
+            of all are along N.
+        sequences: batch, or how many are packed. longest_k: keys of the longest of them, where that is known.
+        aligned: rows of the rotary tables start at multiples of 16 bytes, or are copied.
+
+    Returns:
+        By name: bias with 4 axes, each as long as the call's or 1; alibi_slopes (1 or sequences, heads); rotary_cos and
+        rotary_sin (positions, rotary_dim / 2), rows contiguous; q_positions
+        and k_positions (1 or batch, N or N_kv), rows contiguous. An array that is already like this is not copied.
+
+    Raises:
+        TypeError: a dtype that is not one of those asked for.
+        ValueError: a shape that does not fit the call; a position outside of the tables, as far as the host knows them.
+    """
+    _, heads, n, head_dim = q.shape
+    n_kv = k.shape[2]
+    found: dict[str, Any] = {}
+    for name, a in fused.arrays.items():
+        if name == "bias":
+            found[name] = _bias(a, q.dtype, (sequences, heads, n, n_kv), packed)
+        elif name == "alibi_slopes":
+            found[name] = _slopes(a, sequences, heads)
+        elif name in ("rotary_cos", "rotary_sin"):
+            found[name] = _table(name, a, q.dtype, head_dim, aligned)
+        else:
+            found[name] = _positions(name, a, 1 if packed else q.shape[0], n if name == "q_positions" else n_kv, packed)
+    if "rotary_cos" in found:
+        _check_tables(found, n, n_kv, packed, longest_k)
+    return found
+
+
+def _bias(bias: Any, dtype: Any, shape: tuple[int, ...], packed: bool) -> Any:
+    if packed:
+        raise ValueError(
+            "bias: sequences that are packed have no common (N, N_kv), so an array of scores does not fit them. "
+            "alibi_slopes works with them; for an array, call flash_attention for each sequence"
+        )
+    kinds = [dtype, np.dtype(np.float32), np.dtype(np.bool_)]
+    if bias.dtype not in kinds:
+        names = dict.fromkeys((np.dtype(dtype).name, "float32"))
+        raise TypeError(
+            f"bias is {bias.dtype}; {' or '.join(names)} (added to the scaled scores) or bool (True: may be seen) is "
+            f"needed: bias.astype('{np.dtype(dtype).name}')"
+        )
+    fits = bias.ndim <= 4 and all(size in (1, most) for size, most in zip(bias.shape[::-1], shape[::-1], strict=False))
+    if not fits:
+        raise ValueError(
+            f"bias has shape {tuple(bias.shape)}; (batch, heads, N, N_kv) = {shape} is needed, with each axis of that "
+            "length or 1; leading axes may be left out"
+        )
+    bias = bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape)) if bias.ndim < 4 else bias
+    return bias if min(bias.strides) >= 0 else device.cp.ascontiguousarray(bias)
+
+
+def _slopes(slopes: Any, sequences: int, heads: int) -> Any:
+    if slopes.dtype != np.float32:
+        raise TypeError(f"alibi_slopes is {slopes.dtype}; float32 is needed: alibi_slopes.astype('float32')")
+    if tuple(slopes.shape) not in ((heads,), (sequences, heads)):
+        raise ValueError(
+            f"alibi_slopes has shape {tuple(slopes.shape)}; ({heads},) or ({sequences}, {heads}) is needed: one slope "
+            "for each head, or for each head of each sequence"
+        )
+    slopes = slopes.reshape((1, heads)) if slopes.ndim == 1 else slopes
+    return slopes if slopes.flags.c_contiguous else device.cp.ascontiguousarray(slopes)
+
+
+def _table(name: str, table: Any, dtype: Any, head_dim: int, aligned: bool) -> Any:
+    if table.dtype not in (dtype, np.dtype(np.float32)):
+        names = " or ".join(dict.fromkeys((np.dtype(dtype).name, "float32")))
+        raise TypeError(f"{name} is {table.dtype}; {names} is needed: {name}.astype('float32')")
+    if table.ndim != 2 or not 1 <= table.shape[1] <= head_dim // 2 or not table.shape[0]:
+        raise ValueError(
+            f"{name} has shape {tuple(table.shape)}; (positions, rotary_dim / 2) is needed, with rotary_dim from 2 to "
+            f"head_dim = {head_dim}"
+        )
+    in_place = table.strides[1] == table.itemsize or table.shape[1] == 1
+    if in_place and min(table.strides) >= 0 and (is_aligned(table) or not aligned):
+        return table
+    dense = device.cp.ascontiguousarray(table)
+    return device.cp.array(table) if dense is table else dense
+
+
+def _positions(name: str, positions: Any, batch: int, rows: int, packed: bool) -> Any:
+    what = _argument(name)
+    if positions.dtype != np.int32:
+        raise TypeError(f"{what} is {positions.dtype}; int32 is needed: .astype('int32')")
+    forms = ((rows,),) if packed else ((rows,), (batch, rows))
+    if tuple(positions.shape) not in forms:
+        raise ValueError(f"{what} has shape {tuple(positions.shape)}; {' or '.join(map(str, forms))} is needed")
+    positions = positions.reshape((1, rows)) if positions.ndim == 1 else positions
+    in_place = positions.strides[1] == 4 and min(positions.strides) >= 0
+    return positions if in_place else device.cp.ascontiguousarray(positions)
+
+
+def _check_tables(found: Mapping[str, Any], n: int, n_kv: int, packed: bool, longest_k: int | None) -> None:
+    cos, sin = found["rotary_cos"], found["rotary_sin"]
+    if cos.shape != sin.shape or cos.dtype != sin.dtype:
+        raise ValueError(
+            f"rotary_cos is {cos.dtype} {tuple(cos.shape)} and rotary_sin {sin.dtype} {tuple(sin.shape)}: "
+            "one shape and one dtype for both is needed"
+        )
+    if "q_positions" in found:
+        return
+    if not packed and n > n_kv:
+        raise ValueError(
+            f"rotary embedding of N = {n} rows and N_kv = {n_kv} keys: row i would be at i + N_kv - N, below 0. "
+            "Give rotary_positions=(q_positions, k_positions)"
+        )
+    needed = longest_k if packed else n_kv
+    if needed is not None and needed > cos.shape[0]:
+        raise ValueError(
+            f"rotary_cos has {cos.shape[0]} positions, and {'the longest sequence' if packed else 'k'} has {needed} "
+            "keys: longer tables are needed, or rotary_positions"
+        )
+
+
+def _argument(name: str) -> str:
+    """What the caller calls an array."""
+    sides = {"q_positions": "rotary_positions[0]", "k_positions": "rotary_positions[1]"}
+    return sides.get(name, name)
+
+
+def form_of_bias(dtype: Any, q_dtype: Any) -> int:
+    """BIAS of the kernels: 1 for an array of q's type, 2 for float32 where q's is another, 3 for bool."""
+    if dtype == np.bool_:
+        return 3
+    return 1 if dtype == dtype_of(np.dtype(q_dtype).name) else 2

@@ -1,0 +1,138 @@
+"""Kinds of arrays that a launch reads where they are: CuPy's (or the CPU engine's), and PyTorch's on a GPU.
+
+A kind knows what of an array a launch depends on, allocates like its library, and names the stream to launch on.
+PyTorch is never imported here: where somebody has tensors, it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from helpers import device
+from helpers.engine.cuda_source.signatures import dtype_of
+
+
+class DeviceArrays:
+    """CuPy's arrays, or the CPU engine's."""
+
+    def describe(self, a: Any) -> tuple[Hashable, ...]:
+        """All of an array that a launch depends on, but for its address: shape, strides, dtype, alignment, device."""
+        if device.ON_GPU:
+            memory = a.data
+            return a.shape, a.strides, a.dtype, memory.ptr % 16, memory.device_id
+        return a.shape, a.strides, a.dtype, a.ctypes.data % 16, 0
+
+    def pointer(self, a: Any) -> int:
+        """The address of the first element, on the GPU."""
+        return a.data.ptr
+
+    def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
+        """A new array on the device of `like`, which is the current one."""
+        return device.cp.empty(shape, dtype=dtype_of(dtype))
+
+    def empty_like(self, a: Any) -> Any:
+        """A new C-contiguous array of a's shape and dtype."""
+        return device.cp.empty(a.shape, dtype=a.dtype)
+
+    def stream(self, a: Any) -> int:
+        """The handle of CuPy's current stream."""
+        return device.cp.cuda.get_current_stream().ptr
+
+    def device_id(self, a: Any) -> int:
+        """The number of a's device."""
+        return a.data.device_id if device.ON_GPU else 0
+
+    def on_stream_of(self, a: Any) -> contextlib.AbstractContextManager[Any]:
+        """A context in which CuPy launches where a's library does."""
+        return _NOTHING
+
+    def array(self, a: Any) -> Any:
+        """A device array of the same memory."""
+        return a
+
+    def host(self, a: Any) -> Any:
+        """A NumPy copy; it waits for the device."""
+        return device.cp.asnumpy(a)
+
+
+class TorchTensors:
+    """PyTorch's tensors on a GPU: its memory, its current stream, its allocator."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    def describe(self, a: Any) -> tuple[Hashable, ...]:
+        """As DeviceArrays.describe; strides in elements."""
+        return a.shape, a.stride(), a.dtype, a.data_ptr() % 16, a.get_device()
+
+    def pointer(self, a: Any) -> int:
+        """The address of the first element."""
+        return a.data_ptr()
+
+    def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
+        """A new tensor on the device of `like`."""
+        return self._torch.empty(shape, dtype=getattr(self._torch, dtype), device=like.device)
+
+    def empty_like(self, a: Any) -> Any:
+        """A new C-contiguous tensor of a's shape and dtype."""
+        return self._torch.empty(a.shape, dtype=a.dtype, device=a.device)
+
+    def stream(self, a: Any) -> int:
+        """The handle of PyTorch's current stream on a's device."""
+        return self._torch.cuda.current_stream(a.get_device()).cuda_stream
+
+    def device_id(self, a: Any) -> int:
+        """The number of a's device."""
+        return a.get_device()
+
+    def on_stream_of(self, a: Any) -> contextlib.AbstractContextManager[Any]:
+        """A context in which CuPy launches on PyTorch's current stream."""
+        return device.cp.cuda.ExternalStream(self.stream(a), a.get_device())
+
+    def host(self, a: Any) -> Any:
+        """A NumPy copy; it waits for the device. Not of bfloat16, which NumPy lacks."""
+        return a.cpu().numpy()
+
+    def array(self, a: Any) -> Any:
+        """A CuPy array of the tensor's memory."""
+        cp = device.cp
+        dtype = dtype_of(str(a.dtype).removeprefix("torch."))
+        strides = [step * dtype.itemsize for step in a.stride()]
+        size = dtype.itemsize + sum((n - 1) * step for n, step in zip(a.shape, strides, strict=True))
+        size = max(size, 0) if a.numel() else 0
+        memory = cp.cuda.UnownedMemory(a.data_ptr(), size, a, a.get_device())
+        pointer = cp.cuda.MemoryPointer(memory, 0)
+        return cp.ndarray(tuple(a.shape), dtype, memptr=pointer, strides=tuple(strides))
+
+
+_NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+_DEVICE = DeviceArrays()
+_TORCH: list[TorchTensors] = []
+
+
+def on_device(number: int) -> contextlib.AbstractContextManager[Any]:
+    """A context in which the device of that number is the current one."""
+    here = not device.ON_GPU or number == device.cp.cuda.runtime.getDevice()
+    return _NOTHING if here else device.cp.cuda.Device(number)
+
+
+def kind_of(a: Any) -> DeviceArrays | TorchTensors | None:
+    """The kind of one array; None for one that has to be copied or to come through DLPack first."""
+    if type(a) is device.cp.ndarray:
+        return _DEVICE
+    if device.ON_GPU and type(a).__module__ == "torch" and (torch := sys.modules.get("torch")) is not None:
+        plain = type(a) is torch.Tensor and a.is_cuda and not a.requires_grad
+        if plain and a.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.bool):
+            if not _TORCH:
+                _TORCH.append(TorchTensors(torch))
+            return _TORCH[0]
+    return None
+
+
+def kind_of_all(*arrays: Any) -> DeviceArrays | TorchTensors | None:
+    """The kind of all the arrays; None if they are of several."""
+    first = kind_of(arrays[0])
+    return first if first is not None and all(kind_of(a) is first for a in arrays[1:]) else None

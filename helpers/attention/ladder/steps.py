@@ -1,0 +1,448 @@
+"""The climbs: the steps between a stage and the one before it, each a kernel file that differs by one idea.
+
+    from helpers.attention.ladder.steps import BEFORE, CLIMBS
+    show.diff(BEFORE["register_tiles"], CLIMBS["register_tiles"][0].file)
+
+A step is a Stage, so whatever runs, checks or measures a stage runs, checks or measures a step. The last element of a
+climb is the stage itself. A new climb adds a block below and its entries in CLIMBS and BEFORE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from helpers.attention.ladder import limits, tiles
+from helpers.attention.ladder.call import Call, Spec
+from helpers.attention.ladder.contract import Stage
+from helpers.attention.ladder.launches import persistent_o_map, strided_maps, tiles_of_rows
+from helpers.attention.ladder.table import LADDER
+
+Sizes = Mapping[str, int]
+
+
+def _no_other_sizes(head_dim: int) -> Sizes:
+    """A step has one set of sizes for all grids, so that two steps differ by their text alone."""
+    return {}
+
+
+def _step(target: Stage, file: str, idea: str, **changed: Any) -> Stage:
+    """A step of the climb to target: the stage with another file, and what that file needs otherwise."""
+    same = dict.fromkeys(("few_blocks", "fewest_blocks", "lone_blocks"), _no_other_sizes)
+    return replace(target, file=file, idea=idea, **same, **changed)
+
+
+def _first_that_fits(
+    candidates: Callable[[int], list[dict[str, int]]], shared_bytes: Callable[[Sizes], int]
+) -> Callable[[int], dict[str, int]]:
+    """HEAD_DIM -> the first candidate for which a block of this device has shared memory; ValueError for none."""
+
+    def pick(head_dim: int) -> dict[str, int]:
+        most = limits.most_shared()
+        for sizes in candidates(head_dim):
+            if shared_bytes({"HEAD_DIM": head_dim, **sizes}) <= most:
+                return sizes
+        raise ValueError(f"head_dim = {head_dim}: no tile fits {most:,} bytes of shared memory")
+
+    return pick
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+# ---- 03 -> 04
+
+
+def _row_shared(sizes: Sizes) -> int:
+    """sizeof(Shared), in bytes: K, V and Q, whose rows have an odd length."""
+    d = sizes["HEAD_DIM"]
+    return _up(4 * (2 * sizes["BLOCK_N"] * d + sizes["BLOCK_M"] * (d | 1)), 16)
+
+
+def _row_and_p_shared(sizes: Sizes) -> int:
+    """The same and P."""
+    return _up(_row_shared(sizes) + 4 * sizes["BLOCK_N"] * sizes["BLOCK_M"], 16)
+
+
+def _words_shared(*, k_odd: bool, p_padding: int, q_transposed: bool) -> Callable[[Sizes], int]:
+    """sizeof(Shared) of the steps whose tiles of K and V are words, not float4."""
+
+    def shared_bytes(sizes: Sizes) -> int:
+        d, m, n = sizes["HEAD_DIM"], sizes["BLOCK_M"], sizes["BLOCK_N"]
+        v_row = _up(d, sizes["THREADS_X"])
+        q = m * (_up(d, 4) if q_transposed else d | 1)
+        return _up(4 * (n * ((d | 1 if k_odd else v_row) + v_row) + q + n * (m + p_padding)), 16)
+
+    return shared_bytes
+
+
+def _float4_shared(sizes: Sizes) -> int:
+    """sizeof(Shared) of the steps whose rows of P have 4 words of padding, where the stage's have 8."""
+    return LADDER["register_tiles"].shared_bytes(sizes) - 4 * 4 * sizes["BLOCK_N"]
+
+
+def _one_row(head_dim: int) -> list[dict[str, int]]:
+    return [{"BLOCK_M": rows, "BLOCK_N": 16} for rows in (128, 64, 32)]
+
+
+def _two_rows(head_dim: int) -> list[dict[str, int]]:
+    """Two rows a thread, or one where the accumulators of two would not fit the registers."""
+    rows_per_thread = 2 if head_dim <= 64 else 1
+    return [{**sizes, "THREADS": sizes["BLOCK_M"] // rows_per_thread} for sizes in _one_row(head_dim)]
+
+
+def _four_by_four(head_dim: int) -> list[dict[str, int]]:
+    sizes = ((64, 32, 128, 8), (32, 32, 64, 8), (16, 16, 32, 8))
+    return [tiles.Tiles(*size).defines for size in sizes]
+
+
+def _as_the_stage(head_dim: int) -> list[dict[str, int]]:
+    """The stage's sizes, such as 8 x 8 scores a thread; smaller ones where a step's own padding leaves no room."""
+    return [LADDER["register_tiles"].tiles(head_dim), *_four_by_four(head_dim)]
+
+
+def _register_tiles() -> tuple[Stage, ...]:
+    target = LADDER["register_tiles"]
+
+    def step(
+        file: str,
+        idea: str,
+        candidates: Callable[[int], list[dict[str, int]]] = _as_the_stage,
+        shared_bytes: Callable[[Sizes], int] = target.shared_bytes,
+        **changed: Any,
+    ) -> Stage:
+        return _step(
+            target,
+            f"steps/{file}",
+            idea,
+            tiles=_first_that_fits(candidates, shared_bytes),
+            shared_bytes=shared_bytes,
+            max_head_dim=128,
+            **changed,
+        )
+
+    word_by_word: dict[str, Any] = {"variant": lambda call: {}}  # no float4 from global memory yet, so no -DVECTOR
+    by_rows: dict[str, Any] = {**word_by_word, "threads": lambda sizes: sizes.get("THREADS", sizes["BLOCK_M"])}
+    unpadded = _words_shared(k_odd=False, p_padding=0, q_transposed=False)
+    padded = _words_shared(k_odd=True, p_padding=4, q_transposed=False)
+    transposed = _words_shared(k_odd=True, p_padding=4, q_transposed=True)
+    return (
+        step("04_01_heads_in_grid.cu", "heads in the grid", _one_row, _row_shared, **by_rows),
+        step("04_02_two_products.cu", "two products as functions", _one_row, _row_shared, **by_rows),
+        step("04_03_softmax_of_a_row.cu", "the softmax of a row as a function", _one_row, _row_shared, **by_rows),
+        step("04_04_rows_per_thread.cu", "two rows a thread", _two_rows, _row_shared, **by_rows),
+        step("04_05_p_in_shared_memory.cu", "P through shared memory", _two_rows, _row_and_p_shared, **by_rows),
+        step("04_06_shared_rows.cu", "4 x 4 scores a thread", _four_by_four, unpadded, **word_by_word),
+        step("04_07_eight_by_eight.cu", "8 x 8 scores a thread", _as_the_stage, unpadded, **word_by_word),
+        step("04_08_padded_rows.cu", "rows of K and P padded", _as_the_stage, padded, **word_by_word),
+        step("04_09_float4_q_and_p.cu", "float4 from Q and P", _as_the_stage, transposed, **word_by_word),
+        step("04_10_float4_k_and_v.cu", "float4 from K and V", _as_the_stage, _float4_shared, **word_by_word),
+        step("04_11_float4_from_global.cu", "float4 from global memory", _as_the_stage, _float4_shared),
+        step("04_12_lanes_in_squares.cu", "lanes in squares"),
+        step("04_13_serpentine.cu", "serpentine order of the FFMAs"),
+        step("04_14_exp2.cu", "exp2 for exp"),
+        step("04_15_loads_ahead.cu", "tiles loaded ahead"),
+        target,
+    )
+
+
+# ---- 05 -> 06
+
+
+def _half_register_tiles_shared(sizes: Sizes) -> int:
+    """sizeof(Shared<T>), in bytes, of the register tiles with K and V in a half type; Q and P are float32."""
+    d, m, n = sizes["HEAD_DIM"], sizes["BLOCK_M"], sizes["BLOCK_N"]
+    k_row, v_row = _up(d, 16) + 8, _up(d, 4 * sizes["THREADS_X"])
+    return _up(4 * (d * m + n * (m + 8)) + 2 * n * (k_row + v_row), 16)
+
+
+def _without_s_shared(sizes: Sizes) -> int:
+    """SHARED_BYTES of the step that has no S in shared memory yet."""
+    return LADDER["flash_wmma"].shared_bytes(sizes) - 4 * sizes["BLOCK_M"] * (sizes["BLOCK_N"] + 4)
+
+
+def _flash_wmma() -> tuple[Stage, ...]:
+    target, before = LADDER["flash_wmma"], LADDER["heads_and_masks"]
+
+    def step(file: str, idea: str, **changed: Any) -> Stage:
+        return _step(target, f"steps/{file}", idea, **changed)
+
+    # Both first steps change more lines than a lesson should: the first for all loads and stores of another type, the
+    # second because the register tiles go at once, most of its lines by being removed.
+    in_register_tiles: dict[str, Any] = {"tiles": before.tiles, "threads": before.threads}
+    return (
+        step("06_01_half_types.cu", "half types", shared_bytes=_half_register_tiles_shared, **in_register_tiles),
+        step("06_02_row_per_lane.cu", "a row per lane", shared_bytes=_without_s_shared),
+        step("06_03_qk_by_wmma.cu", "Q K^T by WMMA"),
+        step("06_04_p_in_half.cu", "P in the half type"),
+        step("06_05_pv_by_wmma.cu", "P V by WMMA"),
+        step("06_06_fragment_of_factors.cu", "a fragment of factors"),
+        target,
+    )
+
+
+# ---- 06 -> 07
+
+
+def _padded(head_dim: int) -> int:
+    """Elements of a row in shared memory: whole fragments of 16, and 16 bytes of padding."""
+    return _up(head_dim, 16) + 8
+
+
+def _p_shared(sizes: Sizes) -> int:
+    """SHARED_BYTES where P is stored: 128 rows with 16 bytes of padding each."""
+    return _one_tile_shared(sizes) + 2 * sizes["BLOCK_M"] * (sizes["BLOCK_N"] + 8)
+
+
+def _one_tile_shared(sizes: Sizes) -> int:
+    """SHARED_BYTES of Q and one tile each of K and V, in padded rows."""
+    return 2 * _padded(sizes["HEAD_DIM"]) * (sizes["BLOCK_M"] + 2 * sizes["BLOCK_N"])
+
+
+def _swizzled_shared(sizes: Sizes) -> int:
+    """Of Q and one tile each of K and V, in rows without padding."""
+    return 2 * _up(sizes["HEAD_DIM"], 16) * (sizes["BLOCK_M"] + 2 * sizes["BLOCK_N"])
+
+
+def _as_wmma(head_dim: int) -> list[dict[str, int]]:
+    """The sizes of 06; fewer rows a block where there is little shared memory."""
+    return [{"BLOCK_M": rows, "BLOCK_N": 32, "MIN_BLOCKS": 2} for rows in (128, 64)]
+
+
+def _as_mma(head_dim: int) -> list[dict[str, int]]:
+    """Sizes of 07 with 64 keys a tile at any head dimension up to 128."""
+    if head_dim <= 128:
+        return [{"BLOCK_M": 128, "BLOCK_N": 64, "WARPS": 4, "MIN_BLOCKS": 2}]
+    small = {"BLOCK_M": 64, "BLOCK_N": 32, "WARPS": 4}
+    return [{**sizes, "MIN_BLOCKS": 1} for sizes in ({"BLOCK_M": 128, "BLOCK_N": 64, "WARPS": 8}, small)]
+
+
+def _flash_mma() -> tuple[Stage, ...]:
+    target, wmma = LADDER["flash_mma"], LADDER["flash_wmma"]
+
+    def step(
+        file: str,
+        idea: str,
+        shared_bytes: Callable[[Sizes], int] = target.shared_bytes,
+        candidates: Callable[[int], list[dict[str, int]]] = _as_mma,
+        **changed: Any,
+    ) -> Stage:
+        chosen = _first_that_fits(candidates, shared_bytes)
+        return _step(target, f"steps/{file}", idea, tiles=chosen, shared_bytes=shared_bytes, **changed)
+
+    no_shift: dict[str, Any] = {"variant": lambda call: {}}  # scores are scaled before their maximum is found
+    by_rows: dict[str, Any] = {
+        **no_shift,
+        "candidates": _as_wmma,
+        "threads": lambda sizes: sizes["BLOCK_M"],
+        "max_head_dim": wmma.max_head_dim,
+    }
+    return (
+        step("07_01_cp_async.cu", "cp.async", wmma.shared_bytes, **by_rows),
+        step("07_02_mma_qk.cu", "mma.sync for Q K^T", wmma.shared_bytes, **by_rows),
+        step("07_03_mma_pv.cu", "mma.sync for P V", wmma.shared_bytes, **by_rows),
+        step("07_04_o_from_registers.cu", "O from the registers", wmma.shared_bytes, **by_rows),
+        step("07_05_softmax_as_a_function.cu", "the softmax as a function", wmma.shared_bytes, **by_rows),
+        step("07_06_four_lanes_a_row.cu", "four lanes share a row", wmma.shared_bytes, **by_rows),
+        step("07_07_s_in_registers.cu", "S in registers", _p_shared, **by_rows),
+        step("07_08_p_in_registers.cu", "P in registers", _one_tile_shared, **by_rows),
+        step("07_09_wider_tiles.cu", "64 keys a tile", _one_tile_shared, **no_shift),
+        step("07_10_swizzle.cu", "swizzle", _swizzled_shared, **no_shift),
+        step("07_11_double_buffering.cu", "double buffering", **no_shift),
+        step("07_12_addresses_by_xor.cu", "addresses by exclusive or", **no_shift),
+        step("07_13_addresses_of_copies.cu", "addresses of the copies", **no_shift),
+        step("07_14_scale_in_ffma.cu", "the scale in an FFMA"),
+        step("07_15_masks_as_bits.cu", "masks as bits"),
+        step("07_16_lazy_rescale.cu", "rescale when it pays"),
+        target,
+    )
+
+
+# ---- 08, float32 -> half types
+
+
+def _backward_mma_shared(*, buffers: int, ds: int, p_stored: bool) -> Callable[[Sizes], int]:
+    """SHARED_BYTES of the steps to 08 in half types: K and V, Q and dO with their statistics, dS and P.
+
+    Args:
+        buffers: of Q, dO and the statistics. ds: buffers of dS. p_stored: P is stored even where nobody reads it.
+    """
+
+    def shared_bytes(sizes: Sizes) -> int:
+        rows, keys, warps = sizes["BLOCK_M"], sizes["BLOCK_N"], sizes["WARPS"]
+        in_registers = sizes["WARPS_KEYS"] == sizes["WARPS_DKV"] == warps and not p_stored
+        of_rows = 2 * 2 * _up(sizes["HEAD_DIM"], 16) * rows + 8 * rows
+        return 2 * 2 * _up(sizes["HEAD_DIM"], 16) * keys + buffers * of_rows + 2 * (ds + 1 - in_registers) * keys * rows
+
+    return shared_bytes
+
+
+def _without_turns(call: Call, sizes: Sizes) -> dict[str, Spec]:
+    """The scratch arrays of the stage but for whose turn it is."""
+    return {name: spec for name, spec in tiles_of_rows(call, sizes).items() if name != "turns"}
+
+
+def _backward_mma() -> tuple[Stage, ...]:
+    target = LADDER["backward_mma"]
+    in_any_order: dict[str, Any] = {
+        "scratch": _without_turns,
+        "features": target.features - {"deterministic"},
+        "variant": lambda call: {},
+    }
+
+    def step(file: str, idea: str, shared_bytes: Callable[[Sizes], int] = target.shared_bytes, **changed: Any) -> Stage:
+        chosen = _first_that_fits(tiles.backward_mma_candidates, shared_bytes)
+        return _step(target, f"steps/{file}", idea, tiles=chosen, shared_bytes=shared_bytes, **changed)
+
+    one_buffer = _backward_mma_shared(buffers=1, ds=1, p_stored=True)
+    p_where_read = _backward_mma_shared(buffers=1, ds=1, p_stored=False)
+    two_buffers = _backward_mma_shared(buffers=2, ds=1, p_stored=False)
+    # Three steps change more lines than a lesson should: the first has all of the backward pass, the transposition
+    # exchanges rows and columns wherever scores are addressed, and turns need numbers, waits and an order of blocks.
+    return (
+        step("08_01_tensor_cores.cu", "tensor cores", one_buffer, **in_any_order),
+        step("08_02_order_of_fragments.cu", "dQ in the order of fragments", one_buffer, **in_any_order),
+        step("08_03_four_floats.cu", "four floats an addition", one_buffer, **in_any_order),
+        step("08_04_transposed.cu", "transposed scores", one_buffer, **in_any_order),
+        step("08_05_own_scores.cu", "own scores in registers", one_buffer, **in_any_order),
+        step("08_06_p_not_stored.cu", "P without shared memory", p_where_read, **in_any_order),
+        step("08_07_double_buffering.cu", "double buffering", two_buffers, **in_any_order),
+        step("08_08_dq_later.cu", "dQ a step later", **in_any_order),
+        step("08_09_neighbours_barrier.cu", "neighbours' barrier", **in_any_order),
+        step("08_10_staggered.cu", "dQ staggered", **in_any_order),
+        step("08_11_order.cu", "order of masks and copies", **in_any_order),
+        step("08_12_wide_stores.cu", "wide stores", **in_any_order),
+        step("08_13_turns.cu", "turns", variant=lambda call: {"DETERMINISTIC": 1} if call.deterministic else {}),
+        target,
+    )
+
+
+# ---- 07 -> 10
+
+
+def _hopper_shared(*, q_empty: bool) -> Callable[[Sizes], int]:
+    """SHARED_BYTES of the steps to 10 that have no room for O: Q, STAGES tiles each of K and V, mbarriers.
+
+    Args:
+        q_empty: Q is replaced, so there are mbarriers that say when.
+    """
+
+    def shared_bytes(sizes: Sizes) -> int:
+        warpgroups = sizes["BLOCK_M"] // 64
+        row = 128 * _up(sizes["HEAD_DIM"], 64) // 64
+        barriers = (1 + q_empty) * warpgroups + 4 * sizes["STAGES"]
+        return row * (sizes["BLOCK_M"] + 2 * sizes["STAGES"] * sizes["BLOCK_N"]) + 8 * barriers
+
+    return shared_bytes
+
+
+def _one_stage_shared(sizes: Sizes) -> int:
+    """SHARED_BYTES of the step without a producer: Q, a tile each of K and V, three mbarriers."""
+    return 128 * _up(sizes["HEAD_DIM"], 64) // 64 * (sizes["BLOCK_M"] + 2 * sizes["BLOCK_N"]) + 8 * 3
+
+
+def _equal_registers(head_dim: int) -> int:
+    """The most keys a tile where all threads have 168 registers, or 128 with three consumers: more would spill."""
+    return 112 if head_dim <= 64 else 128
+
+
+def _room_for_o(sizes: Sizes) -> int:
+    """SHARED_BYTES where all of O is staged, not 64 columns of it."""
+    panels = _up(sizes["HEAD_DIM"], 64) // 64
+    return LADDER["hopper"].shared_bytes(sizes) + 128 * sizes["BLOCK_M"] * (panels - 1)
+
+
+def _hopper_step(
+    file: str,
+    idea: str,
+    shared_bytes: Callable[[Sizes], int] | None = None,
+    most_keys: Callable[[int], int] = lambda head_dim: 256,
+    stages: int = tiles.HOPPER_STAGES,
+    **changed: Any,
+) -> Stage:
+    """A step with 10's tile for a call's mask and keys, or a narrower one."""
+    target = LADDER["hopper"]
+
+    def narrowed(sizes: Sizes, head_dim: int) -> dict[str, int]:
+        return {**sizes, "BLOCK_N": min(sizes["BLOCK_N"], most_keys(head_dim)), "STAGES": stages}
+
+    return _step(
+        target,
+        f"steps/{file}",
+        idea,
+        tiles=lambda head_dim: narrowed(target.tiles(head_dim), head_dim),
+        variant=lambda call: narrowed(target.variant(call), call.arrays["q"].shape[-1]),
+        shared_bytes=shared_bytes or target.shared_bytes,
+        **changed,
+    )
+
+
+def _hopper() -> tuple[Stage, ...]:
+    step = _hopper_step
+    in_grid: dict[str, Any] = {"launches": strided_maps, "shared_bytes": _hopper_shared(q_empty=False)}
+    equal: dict[str, Any] = {**in_grid, "most_keys": _equal_registers, "max_head_dim": 128}
+    no_producer = {"threads": lambda sizes: 2 * sizes["BLOCK_M"], "stages": 1, "shared_bytes": _one_stage_shared}
+    # Four steps change more lines than a lesson should: the first has all of TMA and wgmma; the producer has a loop of
+    # its own, and each wait of a consumer another mbarrier; for two products in flight the first S and the last O leave
+    # the loop; and a table needs a way to find the next tile in place of the grid's, and mbarriers for Q.
+    return (
+        step("10_01_tma_and_wgmma.cu", "TMA and wgmma", **{**equal, **no_producer}),
+        step("10_02_producer.cu", "a producer warpgroup", **equal),
+        step("10_03_setmaxnreg.cu", "setmaxnreg", **in_grid),
+        step("10_04_two_products.cu", "two products in flight", **in_grid),
+        step("10_05_turns.cu", "turns of the consumers", **in_grid),
+        step("10_06_table_of_tiles.cu", "a table of tiles", _hopper_shared(q_empty=True)),
+        step("10_07_o_by_stmatrix.cu", "O by stmatrix"),
+        step("10_08_s_under_the_store.cu", "S under the store"),
+        step("10_09_lazy_rescale.cu", "lazy rescale"),
+        LADDER["hopper"],
+    )
+
+
+def _hopper_aside() -> tuple[Stage, ...]:
+    o_map: dict[str, Any] = {"launches": persistent_o_map, "max_head_dim": 128}
+    # The second changes more lines than a lesson should: O is staged and stored in another way, and its map is new.
+    return (
+        _hopper_step("10_aside_interleaved.cu", "P V between the weights"),
+        _hopper_step("10_aside_tma_store.cu", "TMA store of O", _room_for_o, **o_map),
+    )
+
+
+# ---- 07 -> 12
+
+
+def _flash_cute() -> tuple[Stage, ...]:
+    target = LADDER["flash_cute"]
+    # Both change more lines than a lesson should: to write 07 in CuTe is one idea, and no small one.
+    return (
+        _step(target, "steps/12_01_layouts.cu", "CuTe's layouts and copies"),
+        target,
+    )
+
+
+# ---- all climbs
+
+# The climb to each stage that has one, its last element the stage itself.
+CLIMBS: Mapping[str, tuple[Stage, ...]] = {
+    "register_tiles": _register_tiles(),
+    "flash_wmma": _flash_wmma(),
+    "flash_mma": _flash_mma(),
+    "backward_mma": _backward_mma(),
+    "hopper": _hopper(),
+    "flash_cute": _flash_cute(),
+}
+
+# Beside the climb to a stage: what did not pay. Each file differs from the stage's by one idea.
+ASIDE: Mapping[str, tuple[Stage, ...]] = {"hopper": _hopper_aside()}
+
+# The file that the first step of each climb is reached from.
+BEFORE: Mapping[str, str] = {
+    "register_tiles": "03_online_softmax.cu",
+    "flash_wmma": "05_heads_and_masks.cu",
+    "flash_mma": "06_wmma.cu",
+    "backward_mma": "07_mma.cu",
+    "hopper": "07_mma.cu",
+    "flash_cute": "07_mma.cu",
+}

@@ -1,0 +1,342 @@
+"""The table of stages. Launch geometry is here, in launches.py and in the notebooks that teach it, nowhere else.
+
+A new stage is one `.cu` file and one entry of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from helpers import device
+from helpers.attention.ladder import limits, tiles
+from helpers.attention.ladder.call import Call
+from helpers.attention.ladder.contract import Stage
+from helpers.attention.ladder.fused import form_of_bias
+from helpers.attention.ladder.launches import (
+    backward,
+    backward_mma,
+    heads_in_grid,
+    one_head_each,
+    persistent,
+    row_sums,
+    scores_of_one_head,
+    strided,
+    strided_fused,
+    tiles_of_rows,
+)
+from helpers.engine.nvrtc import why_no_cute
+
+# ---- the sizes they are compiled with
+
+
+def _shared_tiles(head_dim: int) -> dict[str, int]:
+    """The most query rows whose Q_smem, K_smem and V_smem fit 48 KB: each tile then serves that many rows."""
+    block_n = 16
+    row_stride = head_dim | 1
+    for block_m in (128, 64, 32):
+        if 4 * (block_m * row_stride + 2 * block_n * head_dim) <= 48 * 1024:
+            break
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n}
+
+
+def _register_tiles(head_dim: int) -> dict[str, int]:
+    """What `helpers.attention.ladder.tiles` picks for this device's shared memory."""
+    return tiles.pick(head_dim, limits.most_shared()).defines
+
+
+def _register_tiles_shared(sizes: Mapping[str, int]) -> int:
+    chosen = tiles.Tiles(sizes["BLOCK_M"], sizes["BLOCK_N"], sizes["THREADS"], sizes["THREADS_X"])
+    return chosen.shared_bytes(sizes["HEAD_DIM"])
+
+
+def _wmma_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_wmma(head_dim, limits.most_shared())
+
+
+def _mma_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_mma(head_dim, limits.most_shared())
+
+
+def _cute_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_cute(head_dim, limits.most_shared())
+
+
+def _few_register_tiles(head_dim: int) -> dict[str, int]:
+    few = tiles.pick_few(head_dim, limits.most_shared())
+    return few.defines if few else {}
+
+
+def _lone_register_tiles(head_dim: int) -> dict[str, int]:
+    lone = tiles.pick_lone(head_dim, limits.most_shared())
+    return lone.defines if lone else {}
+
+
+def _few_mma_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_few_mma(head_dim, limits.most_shared())
+
+
+def _backward_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_backward(head_dim, limits.most_shared())
+
+
+def _backward_mma_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_backward_mma(head_dim, limits.most_shared())
+
+
+def _other_backward_mma_tiles(blocks: str) -> Callable[[int], dict[str, int]]:
+    return lambda head_dim: tiles.pick_other_backward_mma(blocks, head_dim, limits.most_shared())
+
+
+def _turns(call: Call) -> dict[str, int]:
+    """The usual tiles where tiles of keys take turns: with the smaller ones for few blocks, more would wait in turn.
+
+    With those an H200 took 2.2 to 6.6 times the time of atomics, at 1 and 4 heads of 4096 rows.
+    """
+    return {"DETERMINISTIC": 1, **_backward_mma_tiles(call.arrays["q"].shape[-1])} if call.deterministic else {}
+
+
+def _few_backward_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_few_backward(head_dim, limits.most_shared())
+
+
+def exact_shift(softmax_scale: float) -> dict[str, int]:
+    """The -D option with which 07, and what is built on it, rounds scores and maxima alike, where a scale needs it."""
+    return {"EXACT_SHIFT": 1} if abs(softmax_scale) > EXACT_SHIFT_ABOVE else {}
+
+
+def _hopper_variant(call: Call) -> dict[str, int]:
+    """The tile for the call's mask, and what its scale needs."""
+    masked = call.window != (-1, -1)
+    keys = call.rows if call.packed else call.arrays["k"].shape[2]
+    found = tiles.pick_hopper(call.arrays["q"].shape[-1], masked, keys)
+    found.update(exact_shift(call.softmax_scale))
+    if call.softmax_scale < 0:
+        found["SCALE_SIGN"] = -1
+    return found
+
+
+def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
+    """Where it is faster than 07 on an H200: not for little work, of which 07 has smaller tiles.
+
+    Nor on the CPU engine, which says 9.0: there, calls that name no stage keep 07, as on every GPU but Hopper's. So the
+    outputs of notebooks 08 and 09, which call this way, are the same with and without such a GPU's stage.
+    """
+    return device.ON_GPU and (rows >= 512 if head_dim > 64 else all_rows >= 16384)
+
+
+def _fused_variant(call: Call) -> dict[str, int]:
+    """What a call has beside attention; nothing for a plain one."""
+    found = {"ALIBI": 1} if "alibi_slopes" in call.arrays else {}
+    if bias := call.arrays.get("bias"):
+        found["BIAS"] = form_of_bias(bias.dtype, call.arrays["q"].dtype)
+    if tables := call.arrays.get("rotary_cos"):
+        found["ROTARY"] = 2 if call.rotary_interleaved else 1
+        found["ROTARY_DIM"] = 2 * tables.shape[1]
+    return found
+
+
+def _fused_mma_variant(call: Call) -> dict[str, int]:
+    """The same; tiles of keys that leave room for the tile of the bias; and whether maxima are rounded as scores are.
+
+    A bias of float32 may be as large as it likes: EXACT_SHIFT. One of a half type has its maxima rounded up instead,
+    which takes no time, while EXACT_SHIFT takes 3 to 6 % on an H200.
+    """
+    found = _fused_variant(call)
+    head_dim, dtype = call.arrays["q"].shape[-1], call.arrays["q"].dtype
+    if "BIAS" in found:
+        bias = call.arrays["bias"]
+        size = np.dtype(bias.dtype).itemsize
+        found["BLOCK_N"] = tiles.fused_mma_block_n(head_dim, limits.most_shared(), size)
+        steps = [step for count, step in zip(bias.shape[:3], bias.strides[:3], strict=True) if count > 1]
+        if not (bias.shape[3] > 1 and bias.strides[3] == size and call.bias_aligned and not any(s % 16 for s in steps)):
+            found["BIAS_VECTOR"] = 0
+    found.update({"EXACT_SHIFT": 1} if found.get("BIAS") == 2 else exact_shift(call.softmax_scale))
+    if "ROTARY" in found and call.arrays["rotary_cos"].dtype != dtype:
+        found["ROTARY_FLOAT"] = 1
+    return found
+
+
+EXACT_SHIFT_ABOVE = 2**10  # |softmax_scale|. Below it |m_i| < 2^27 while |q k| < 90,000: see weight() in 07
+
+EVERYTHING = frozenset({"gqa", "causal", "window", "varlen", "lse", "strides"})
+FUSED = frozenset({"bias", "alibi", "rotary"})
+_REGISTER_TILED: Mapping[str, Any] = {  # 05 has the tiles of 04
+    "tiles": _register_tiles,
+    "few_blocks": _few_register_tiles,
+    "lone_blocks": _lone_register_tiles,
+    "threads": lambda sizes: sizes["THREADS"],
+    "shared_bytes": _register_tiles_shared,
+    "max_head_dim": tiles.MAX_HEAD_DIM,
+    "variant": lambda call: {} if call.aligned else {"VECTOR": 0},
+}
+_WARPS_OF_MMA: Mapping[str, Any] = {  # 07 and what is built on it: rows are copied 16 bytes at a time
+    "dtypes": ("float16", "bfloat16"),
+    "min_cc": 80,
+    "head_dim_step": 8,
+    "threads": lambda sizes: 32 * sizes["WARPS"],
+    "needs_aligned": True,
+}
+
+_STAGES = (
+    Stage(
+        *(1, "naive", "01_naive.cu", "one thread per query row"),
+        tiles=lambda head_dim: {"BLOCK_M": 64},
+        launches=one_head_each,
+        scratch=scores_of_one_head,
+    ),
+    Stage(
+        *(2, "tiled", "02_tiled.cu", "K and V tiles in shared memory, two passes"),
+        tiles=_shared_tiles,
+        launches=one_head_each,
+    ),
+    Stage(
+        *(3, "online_softmax", "03_online_softmax.cu", "running max and sum, one pass"),
+        tiles=_shared_tiles,
+        launches=one_head_each,
+    ),
+    Stage(
+        *(4, "register_tiles", "04_register_tiles.cu", "a register tile per thread, float4"),
+        launches=heads_in_grid,
+        **_REGISTER_TILED,
+    ),
+    Stage(
+        *(5, "heads_and_masks", "05_heads_and_masks.cu", "strides, masks, lengths: only the tiles that are seen"),
+        launches=strided,
+        features=EVERYTHING,
+        **_REGISTER_TILED,
+    ),
+    Stage(
+        *(6, "flash_wmma", "06_wmma.cu", "tensor cores by the WMMA interface"),
+        tiles=_wmma_tiles,
+        launches=strided,
+        features=EVERYTHING,
+        dtypes=("float16", "bfloat16"),
+        min_cc=75,
+        head_dim_step=8,
+        shared_bytes=lambda sizes: tiles.wmma_shared_bytes(sizes["HEAD_DIM"], sizes),
+        needs_aligned=True,
+    ),
+    Stage(
+        *(7, "flash_mma", "07_mma.cu", "FlashAttention-2: mma.sync, swizzled tiles, cp.async"),
+        tiles=_mma_tiles,
+        few_blocks=_few_mma_tiles,
+        launches=strided,
+        features=EVERYTHING,
+        max_head_dim=256,
+        shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
+        variant=lambda call: exact_shift(call.softmax_scale),
+        **_WARPS_OF_MMA,
+    ),
+    Stage(
+        *(8, "backward", "08_backward.cu", "the gradients: P again from lse, five products or seven"),
+        tiles=_backward_tiles,
+        few_blocks=_few_backward_tiles,
+        launches=backward,
+        scratch=row_sums,
+        direction="backward",
+        kernels=("backward_preprocess", "backward", "backward_dq"),
+        features=EVERYTHING | {"deterministic"},
+        max_head_dim=tiles.MAX_HEAD_DIM,
+        threads=lambda sizes: sizes["THREADS"],
+        shared_bytes=lambda sizes: tiles.backward_shared_bytes(sizes["HEAD_DIM"], sizes),
+        variant=lambda call: {} if call.aligned else {"VECTOR": 0},
+    ),
+    Stage(
+        *(8, "backward_mma", "08_backward_mma.cu", "the gradients on tensor cores: transposed scores, five products"),
+        tiles=_backward_mma_tiles,
+        few_blocks=_other_backward_mma_tiles("few"),
+        fewest_blocks=_other_backward_mma_tiles("fewest"),
+        lone_blocks=_other_backward_mma_tiles("lone"),
+        launches=backward_mma,
+        scratch=tiles_of_rows,
+        direction="backward",
+        kernels=("backward_mma_preprocess", "backward_mma", "backward_mma_convert"),
+        features=EVERYTHING | {"deterministic"},
+        max_head_dim=256,
+        shared_bytes=lambda sizes: tiles.backward_mma_shared_bytes(sizes["HEAD_DIM"], sizes),
+        variant=_turns,
+        **_WARPS_OF_MMA,
+    ),
+    Stage(
+        *(10, "hopper", "10_hopper.cu", "FlashAttention-3: TMA, wgmma, a producer and two consumers"),
+        tiles=tiles.pick_hopper,
+        launches=persistent,
+        features=EVERYTHING,
+        dtypes=("float16", "bfloat16"),
+        min_cc=90,
+        only_cc=True,
+        max_head_dim=256,
+        head_dim_step=8,
+        threads=lambda sizes: 128 + 2 * sizes["BLOCK_M"],
+        shared_bytes=lambda sizes: tiles.hopper_shared_bytes(sizes["HEAD_DIM"], sizes),
+        needs_aligned=True,
+        variant=_hopper_variant,
+        by_default=_hopper_by_default,
+    ),
+    Stage(
+        *(11, "fused", "11_fused.cu", "bias, ALiBi and rotary embedding in the kernel that has the scores"),
+        launches=strided_fused,
+        features=EVERYTHING | FUSED,
+        only_for=FUSED,
+        **{
+            **_REGISTER_TILED,
+            "variant": lambda call: {**({} if call.aligned else {"VECTOR": 0}), **_fused_variant(call)},
+        },
+    ),
+    Stage(
+        *(11, "fused_mma", "11_fused_mma.cu", "the same on tensor cores: the bias comes by cp.async and ldmatrix"),
+        tiles=_mma_tiles,
+        few_blocks=_few_mma_tiles,
+        launches=strided_fused,
+        features=EVERYTHING | FUSED,
+        only_for=FUSED,
+        rotary_step=16,
+        max_head_dim=256,
+        shared_bytes=lambda sizes: tiles.fused_mma_shared_bytes(sizes["HEAD_DIM"], sizes),
+        variant=_fused_mma_variant,
+        **_WARPS_OF_MMA,
+    ),
+    Stage(
+        *(12, "flash_cute", "12_cute.cu", "07 in CuTe: its layouts, TiledCopy and TiledMMA"),
+        tiles=_cute_tiles,
+        launches=strided,
+        features=EVERYTHING,
+        shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
+        variant=lambda call: exact_shift(call.softmax_scale),
+        by_default=lambda rows, all_rows, head_dim: False,  # 07 computes the same, and compiles in a second
+        missing=why_no_cute,
+        slow_to_compile=True,
+        **_WARPS_OF_MMA,
+    ),
+)
+
+LADDER: Mapping[str, Stage] = {stage.name: stage for stage in _STAGES}
+
+
+def forward_of(stages: Mapping[str, Stage]) -> dict[str, Stage]:
+    """Those that compute the output."""
+    return {name: stage for name, stage in stages.items() if stage.direction == "forward"}
+
+
+def backward_of(stages: Mapping[str, Stage]) -> dict[str, Stage]:
+    """Those that compute gradients."""
+    return {name: stage for name, stage in stages.items() if stage.direction == "backward"}
+
+
+def default_of(stages: Mapping[str, Stage], rows: int, all_rows: int, **asked: Any) -> Stage | None:
+    """The stage for a call that names none: the last, and fastest, that can do it on this device; None if none can.
+
+    Args:
+        rows, all_rows: of Q, of one head and of all heads together. asked: as `Stage.why_not` has it.
+    """
+    size = rows, all_rows, asked["head_dim"]
+    wished = {name.removesuffix("_dim") for name in ("bias", "alibi", "rotary_dim") if asked.get(name)}
+    meant = (s for s in reversed(stages.values()) if s.by_default(*size) and (not s.only_for or s.only_for & wished))
+    return next((s for s in meant if s.why_not(**asked) is None), None)
+
+
+FORWARD: Mapping[str, Stage] = forward_of(LADDER)
+BACKWARD: Mapping[str, Stage] = backward_of(LADDER)

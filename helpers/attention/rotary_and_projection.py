@@ -1,0 +1,331 @@
+"""What stands next to attention in a model, in kernels of its own or fused: rotary embedding and output projection.
+
+    from helpers.attention.rotary_and_projection import attention_projection, rotary
+    q, k = rotary(q, k, *angles(n, head_dim))                    # one pass over q and k before attention
+    y = attention_projection(q, k, v, w_o, form="atomics")       # concat(heads of attention) @ w_o, in one kernel
+
+These are no stages of the ladder: their result is not attention's output. Arrays are (batch, seq, heads, head_dim), of
+NumPy or of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from helpers import device
+from helpers.attention import kernel
+from helpers.attention.ladder import LADDER, limits, tiles
+from helpers.attention.ladder.call import (
+    BATCHED,
+    PACKED,
+    check_cu_seqlens,
+    check_model_arrays,
+    longest_of,
+    mask_window,
+    softmax_scale_of,
+)
+from helpers.attention.ladder.layout import is_aligned, span
+from helpers.attention.ladder.params import STRIDES, attention_params
+from helpers.attention.ladder.table import exact_shift
+
+C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+ROTARY, PROJECTION = "11_rotary.cu", "11_projection.cu"
+ROTARY_THREADS = 256
+ROTARY_PARAMS = np.dtype(
+    [
+        *((name, STRIDES) for name in ("q", "k", "q_out", "k_out")),
+        *((name, np.int32) for name in ("N", "N_kv", "heads", "kv_heads", "q_positions_batch", "k_positions_batch")),
+    ],
+    align=True,
+)
+FORMS = ("atomics", "all_heads")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One launch, compiled, with its arguments; and what it writes.
+
+    before: what has to be done first, each time: Y filled with zeros.
+    """
+
+    kernel: kernel.Kernel
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    args: tuple[Any, ...]
+    shared_bytes: int
+    result: Any
+    before: Callable[[], None] | None = None
+
+    @property
+    def launch(self) -> tuple[Any, ...]:
+        """What `helpers.xray.xray` takes."""
+        return self.kernel, self.grid, self.block, self.args, self.shared_bytes
+
+    def prepare(self) -> Callable[[], None]:
+        """Check the arguments now; the function that is returned only launches."""
+        run = self.kernel.bind(self.grid, self.block, self.args, shared_mem=self.shared_bytes)
+        before = self.before
+
+        def both() -> None:
+            before()
+            run()
+
+        return run if before is None else both
+
+    def __call__(self) -> Any:
+        """Launch once; the result."""
+        self.prepare()()
+        return self.result
+
+
+# ---- rotary embedding
+
+
+def angles(positions: int, rotary_dim: int, *, base: float = 10000.0) -> tuple[np.ndarray, np.ndarray]:
+    """(cosines, sines), each (positions, rotary_dim / 2) float32, of position * base^(-2 i / rotary_dim) for pair i.
+
+    Source: Su et al., RoFormer, 2021, section 3.2.2. ValueError for a rotary_dim that is no even number above 0.
+    """
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise ValueError(f"rotary_dim = {rotary_dim}; pairs of columns are rotated: an even number of them is needed")
+    angle = np.outer(np.arange(positions), base ** (-np.arange(0, rotary_dim, 2) / rotary_dim))
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def rotary(
+    q: Any,
+    k: Any,
+    cos: Any,
+    sin: Any,
+    *,
+    interleaved: bool = False,
+    positions: tuple[Any, Any] | None = None,
+    in_place: bool = False,
+) -> tuple[Any, Any]:
+    """Rotate pairs of columns of q and k by the angles of their positions, in a pass of its own.
+
+    Args:
+        q: (batch, seq, heads, head_dim), float32, float16 or bfloat16, of NumPy or of the device.
+        k: (batch, seq_kv, kv_heads, head_dim) of q's dtype.
+        cos, sin: (positions, rotary_dim / 2) float32. The first rotary_dim columns are rotated, in float32; the others
+            stay. rotary_dim is a multiple of 16 (float32: 8) and at most head_dim, a multiple of 8 (float32: 4).
+        interleaved: a pair is two neighbouring columns (GPT-J); without it column i and i + rotary_dim / 2 (Llama).
+        positions: of the rows of q and of k, int32 (batch, seq) and (batch, seq_kv), or (seq,) and (seq_kv,) for all
+            batches. Without them the rows of k count from 0, and the last row of q is at the last row of k. They are
+            not compared with the length of cos.
+        in_place: q and k are changed, which must be device arrays that need no copy.
+
+    Returns:
+        (q, k) rotated, device arrays: new ones, C-contiguous; in place the same ones.
+
+    Raises:
+        TypeError: another dtype, or no array.
+        ValueError: shapes that do not fit each other; fewer angles than rows; arrays that in_place cannot change.
+    """
+    return plan_rotary(q, k, cos, sin, interleaved=interleaved, positions=positions, in_place=in_place)()
+
+
+def plan_rotary(
+    q: Any,
+    k: Any,
+    cos: Any,
+    sin: Any,
+    *,
+    interleaved: bool = False,
+    positions: tuple[Any, Any] | None = None,
+    in_place: bool = False,
+    source: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Planned:
+    """`rotary` but for the launch. source: another text of the kernel; sizes: such as {"THREADS": 128}."""
+    cp = device.cp
+    given, (q, k) = (q, k), (_array(name, a) for name, a in (("q", q), ("k", k)))
+    check_model_arrays(q, k, k, BATCHED)
+    if q.dtype.name not in C_NAMES:
+        raise TypeError(f"q is {q.dtype}; {', '.join(C_NAMES)} are rotated")
+    vector = 16 // q.dtype.itemsize
+    cos, sin = (_array(name, a) for name, a in (("cos", cos), ("sin", sin)))
+    for name, a in (("cos", cos), ("sin", sin)):
+        if a.dtype != np.float32:
+            raise TypeError(f"{name} is {a.dtype}; float32 is needed: {name}.astype('float32')")
+        if a.ndim != 2 or a.shape != cos.shape:
+            raise ValueError(f"{name} has shape {a.shape}; cos and sin have one shape (positions, rotary_dim / 2)")
+    (batch, n, heads, head_dim), (n_kv, kv_heads), rotary_dim = q.shape, k.shape[1:3], 2 * cos.shape[1]
+    if head_dim % vector or rotary_dim % (2 * vector) or not 0 < rotary_dim <= head_dim:
+        raise ValueError(
+            f"head_dim = {head_dim}, and cos is for rotary_dim = {rotary_dim}; in {q.dtype} head_dim is a multiple of "
+            f"{vector}, and rotary_dim one of {2 * vector} and at most head_dim"
+        )
+    if positions is None and n > n_kv:
+        raise ValueError(f"q has {n} rows and k {n_kv}: row 0 of q would be before position 0; give positions")
+    if positions is None and len(cos) < n_kv:
+        raise ValueError(f"cos has {len(cos)} positions, and k has {n_kv} rows")
+    places, steps = [None, None], [0, 0]
+    for i, (name, rows) in enumerate((("q", n), ("k", n_kv))) if positions is not None else ():
+        a = _array(f"positions of {name}", positions[i])
+        if a.dtype != np.int32 or a.shape not in ((rows,), (batch, rows)):
+            wanted = f"int32 of shape {(rows,)} or {(batch, rows)}"
+            raise ValueError(f"the positions of {name} are {a.dtype} of shape {a.shape}; needed is {wanted}")
+        places[i], steps[i] = cp.ascontiguousarray(a), rows if a.ndim == 2 else 0
+    rows_of_grid = max(n * heads, n_kv * kv_heads) * ((head_dim // vector + 1) // 2)
+    if rows_of_grid >= 2**31 or batch > 65535:
+        raise ValueError(f"q has shape {q.shape} and k {k.shape}; a launch has 2^31 threads and 65,535 batches at most")
+    if in_place:
+        for name, a, was in (("q", q, given[0]), ("k", k, given[1])):
+            if a is not was or not _in_rows(a):
+                raise ValueError(f"in_place: {name} is a device array with rows that start at multiples of 16 bytes")
+        to = q, k
+    else:
+        q, k = (a if _in_rows(a) else cp.array(cp.ascontiguousarray(a)) for a in (q, k))
+        to = tuple(cp.empty(a.shape, dtype=a.dtype) for a in (q, k))
+    params = np.zeros(1, dtype=ROTARY_PARAMS)
+    params[0] = (*map(_strides, (q, k, *to)), n, n_kv, heads, kv_heads, *steps)
+    sizes = {"HEAD_DIM": head_dim, "ROTARY_DIM": rotary_dim, "INTERLEAVED": int(interleaved), **(sizes or {})}
+    threads = sizes.setdefault("THREADS", ROTARY_THREADS)
+    compiled = kernel.load(source or ROTARY, f"rotary<{C_NAMES[q.dtype.name]}>", defines=sizes)
+    args = (*map(span, (q, k, *to)), *map(cp.ascontiguousarray, (cos, sin)), *places, params)
+    return Planned(compiled, (-(-rows_of_grid // threads), 2, batch), (threads,), args, 0, to)
+
+
+# ---- output projection
+
+
+def attention_projection(
+    q: Any,
+    k: Any,
+    v: Any,
+    w_o: Any,
+    *,
+    form: str = "atomics",
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softmax_scale: float | None = None,
+    cu_seqlens: tuple[Any, Any] | None = None,
+) -> Any:
+    """Attention and its output projection: the heads' outputs side by side, times w_o.
+
+    Args:
+        q: (batch, seq, heads, head_dim), float16 or bfloat16; with cu_seqlens (tokens, heads, head_dim). head_dim is a
+            multiple of 8, at most 128.
+        k, v: (batch, seq_kv, kv_heads, head_dim), or (tokens_kv, kv_heads, head_dim), of q's dtype; kv_heads divides
+            heads.
+        w_o: (heads * head_dim, columns) of q's dtype; columns is a multiple of 8.
+        form: "atomics": a block has one head, and adds its share to the result; the sums differ in their last bits
+            from run to run. "all_heads": a block has all heads of its rows, one after the other.
+        causal, window, softmax_scale: as `helpers.attention.flash_attention` has them.
+        cu_seqlens: (cu_seqlens_q, cu_seqlens_k), int32, as `flash_attention_varlen` has them.
+
+    Returns:
+        (batch, seq, columns), or (tokens, columns), float32, a device array. O is rounded to q's dtype before the
+        product, as it is where O is written; the product is not rounded.
+
+    Raises:
+        TypeError: another dtype, or no array; options of the wrong type.
+        ValueError: shapes that do not fit; a form that there is not; a GPU below compute capability 8.0.
+    """
+    return plan_projection(
+        q,
+        k,
+        v,
+        w_o,
+        form=form,
+        causal=causal,
+        window=window,
+        softmax_scale=softmax_scale,
+        cu_seqlens=cu_seqlens,
+    )()
+
+
+def plan_projection(
+    q: Any,
+    k: Any,
+    v: Any,
+    w_o: Any,
+    *,
+    form: str = "atomics",
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softmax_scale: float | None = None,
+    cu_seqlens: tuple[Any, Any] | None = None,
+    source: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Planned:
+    """`attention_projection` but for the launch. source: another text of the kernel; sizes: such as {"BLOCK_M": 64}."""
+    cp = device.cp
+    q, k, v, w_o = (_array(name, a) for name, a in (("q", q), ("k", k), ("v", v), ("w_o", w_o)))
+    check_model_arrays(q, k, v, BATCHED if cu_seqlens is None else PACKED)
+    if form not in FORMS:
+        raise ValueError(f"form is {form!r}; there are {' and '.join(map(repr, FORMS))}")
+    base = LADDER["flash_mma"]
+    heads, head_dim = q.shape[-2:]
+    if reason := base.why_not(head_dim=head_dim, dtype=q.dtype.name):
+        error = TypeError if q.dtype.name not in base.dtypes else ValueError
+        raise error(f"attention_projection cannot: {reason}")
+    if head_dim > 128:
+        raise ValueError(f"head_dim = {head_dim}; attention_projection takes 8 to 128, multiples of 8")
+    if w_o.dtype != q.dtype:
+        raise TypeError(f"w_o is {w_o.dtype} and q is {q.dtype}: one dtype for all is needed")
+    if w_o.ndim != 2 or w_o.shape[0] != heads * head_dim or w_o.shape[1] % 8 or not w_o.shape[1]:
+        wanted = f"(heads * head_dim, columns) = ({heads * head_dim}, a multiple of 8)"
+        raise ValueError(f"w_o has shape {w_o.shape}; needed is {wanted}")
+    columns, optional, rows, sequences = w_o.shape[1], (None, None), q.shape[-3], q.shape[0]
+    if cu_seqlens is not None:
+        optional = tuple(_array(name, a) for name, a in zip(("cu_seqlens_q", "cu_seqlens_k"), cu_seqlens, strict=True))
+        for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), optional, strict=True):
+            check_cu_seqlens(name, cu)
+        if len(optional[0]) != len(optional[1]):
+            raise ValueError(f"cu_seqlens has {len(optional[0])} and {len(optional[1])} entries: one number is needed")
+        rows = longest_of("cu_seqlens_q", cp.asnumpy(optional[0]), "q", len(q))
+        longest_of("cu_seqlens_k", cp.asnumpy(optional[1]), "k", len(k))
+        sequences = len(optional[0]) - 1
+    if heads > 65535 or sequences > 65535:
+        raise ValueError(f"{heads} heads, {sequences} sequences; a launch takes 65,535 of each at most")
+    limits_of_mask = mask_window(window, causal)
+    scale = softmax_scale_of(softmax_scale, head_dim)
+    q, k, v = (a if _in_rows(a) else cp.array(cp.ascontiguousarray(a)) for a in (q, k, v))
+    w_o = cp.ascontiguousarray(w_o)
+    w_o = w_o if is_aligned(w_o) else cp.array(w_o)
+    all_heads = form == "all_heads"
+    y = (cp.empty if all_heads else cp.zeros)((*q.shape[:-2], columns), dtype=cp.float32)
+    params = attention_params(
+        {**{name: _strides(a) for name, a in zip("qkv", (q, k, v), strict=True)}, "o": _strides(y[..., None, :])},
+        n=q.shape[-3],
+        n_kv=k.shape[-3],
+        heads=heads,
+        kv_heads=k.shape[-2],
+        window=limits_of_mask,
+        softmax_scale=scale,
+    )
+    defines = {"HEAD_DIM": head_dim, **tiles.pick_projection(head_dim, limits.most_shared())}
+    defines.update(ALL_HEADS=int(all_heads), **exact_shift(scale))
+    defines.update(sizes or {})
+    compiled = kernel.load(source or PROJECTION, f"projection<{C_NAMES[q.dtype.name]}>", defines=defines)
+    grid = max(1, -(-rows // defines["BLOCK_M"])), 1 if all_heads else heads, sequences
+    args = (*map(span, (q, k, v)), w_o, y, *optional, np.int32(columns), params)
+    shared = tiles.mma_shared_bytes(head_dim, defines)
+    return Planned(compiled, grid, (32 * defines["WARPS"],), args, shared, y, None if all_heads else lambda: y.fill(0))
+
+
+# ---- arrays
+
+
+def _array(name: str, a: Any) -> Any:
+    """A device array. TypeError for what is none and none of NumPy's."""
+    if not isinstance(a, (np.ndarray, device.cp.ndarray)):
+        raise TypeError(f"{name} is a NumPy or a device array; got {type(a).__name__}")
+    return a if isinstance(a, device.cp.ndarray) else device.cp.asarray(a)
+
+
+def _in_rows(a: Any) -> bool:
+    """Whether the kernels can read it where it is: rows contiguous, each at a multiple of 16 bytes."""
+    return (a.strides[-1] == a.itemsize or a.shape[-1] == 1) and min(a.strides) >= 0 and is_aligned(a)
+
+
+def _strides(a: Any) -> tuple[int, int, int]:
+    """Of batch, row and head of (batch, seq, heads, head_dim), in elements; batch is 0 where there is no such axis."""
+    steps = [stride // a.itemsize for stride in a.strides]
+    return (steps[0] if a.ndim == 4 else 0, *steps[-3:-1])

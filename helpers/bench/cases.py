@@ -1,0 +1,240 @@
+"""What is timed: a shape, a type, a mask; its inputs; and which of the output's rows are checked against float64."""
+
+from __future__ import annotations
+
+import functools
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from helpers.attention.check import TOLERANCE, make_inputs
+from helpers.attention.ladder.call import Call, Spec, mask_window, softmax_scale_of
+from helpers.device import cp
+
+TYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+SAMPLED_ROWS = 256  # of the output are compared with float64: enough to see any wrong tile, cheap at any N
+SAMPLED_HEADS = 4
+LONG_ROWS = 8192  # above, float64 takes seconds for a head
+BACKWARD_FLOPS = 2.5  # of the forward's, as everybody counts them: five matrix products, however many there are
+
+Shape = tuple[int, int, int, int]  # (batch, heads, rows, head_dim)
+
+
+def flops(n: int, n_kv: int, head_dim: int, *, causal: bool = False) -> float:
+    """Floating-point operations of attention as everybody counts them: two matrix products, softmax left out.
+
+    A causal mask halves them.
+    """
+    return 4 * n * n_kv * head_dim / (2 if causal else 1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One piece of work: as many queries as keys, causal or not; the output, or the gradients from what it left."""
+
+    shape: Shape
+    dtype: str = "float32"
+    causal: bool = False
+    backward: bool = False
+
+    @property
+    def flops(self) -> float:
+        """Of all heads together."""
+        batch, heads, n, head_dim = self.shape
+        of_a_head = flops(n, n, head_dim, causal=self.causal)
+        return batch * heads * of_a_head * (BACKWARD_FLOPS if self.backward else 1)
+
+    @property
+    def bytes(self) -> int:
+        """Of Q, K, V and O: the least that a kernel can move."""
+        return 4 * math.prod(self.shape) * np.dtype(TYPES[self.dtype]).itemsize
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))} {self.dtype}{' causal' * self.causal}{' backward' * self.backward}"
+
+
+def call_of(case: Case) -> Call:
+    """A case as the stages plan it: contiguous arrays (batch, heads, N, d), the usual scale."""
+    batch, _, rows, head_dim = case.shape
+    arrays = dict.fromkeys("qkvo", Spec.dense(case.shape, np.dtype(TYPES[case.dtype])))
+    scale, window = softmax_scale_of(None, head_dim), mask_window(None, case.causal)
+    return Call(arrays, scale, window, rows, batch, aligned=True, keys=rows)
+
+
+@functools.lru_cache(maxsize=1)
+def _normal(shape: Shape) -> tuple[np.ndarray, ...]:
+    """q, k, v in float32, made side by side; each head has its own values."""
+    *lead, head_dim = shape
+    with ThreadPoolExecutor(3) as pool:
+        arrays = pool.map(lambda seed: make_inputs(math.prod(lead), 1, head_dim, seed=seed)[0], (1, 2, 3))
+        return tuple(a.reshape(shape) for a in arrays)
+
+
+class Inputs:
+    """q, k and v of a shape and a type (batch, heads, N, d), on the host and where they are asked for."""
+
+    def __init__(self, shape: Shape, dtype: str = "float32") -> None:
+        self.shape, self.dtype = tuple(shape), dtype
+        self.host = tuple(a.astype(TYPES[dtype], copy=False) for a in _normal(self.shape))
+        self._samples: dict[bool, Sample] = {}
+        self._gradient_samples: dict[bool, GradientSample] = {}
+
+    @functools.cached_property
+    def device(self) -> tuple[Any, ...]:
+        """As arrays of the device."""
+        return tuple(cp.asarray(a) for a in self.host)
+
+    @functools.cached_property
+    def torch(self) -> tuple[Any, ...]:
+        """As PyTorch's tensors on the GPU; rounded there, to the nearest, so the same values bit for bit."""
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError("tensors of PyTorch need PyTorch: pip install torch") from error
+
+        dtype = getattr(torch, self.dtype)
+        return tuple(torch.from_numpy(a).cuda().to(dtype) for a in _normal(self.shape))
+
+    @functools.cached_property
+    def do(self) -> np.ndarray:
+        """The gradient of the output, on the host."""
+        *lead, head_dim = self.shape
+        return make_inputs(math.prod(lead), 1, head_dim, seed=4)[0].reshape(self.shape).astype(TYPES[self.dtype])
+
+    def gradient_sample(self, causal: bool = False) -> GradientSample:
+        """Some rows of the gradients of some heads, and what they should be; made once."""
+        if causal not in self._gradient_samples:
+            self._gradient_samples[causal] = GradientSample(self, causal)
+        return self._gradient_samples[causal]
+
+    def sample(self, causal: bool = False) -> Sample:
+        """Some rows of some heads of the output, and what they should be; made once."""
+        if causal not in self._samples:
+            self._samples[causal] = Sample(self, causal)
+        return self._samples[causal]
+
+
+class Sample:
+    """Rows and heads of an output that are compared with float64: the first, the last, and others by chance.
+
+    expected: (heads, rows, d) float64. tolerance: 1e-5 in float32. In a half type it is twice the error of NumPy
+    attention that rounds P and O to that type, on the same (rounded) inputs and the same rows.
+    """
+
+    def __init__(self, inputs: Inputs, causal: bool = False, seed: int = 1) -> None:
+        batch, heads, n, head_dim = inputs.shape
+        rng = np.random.default_rng(seed)
+        self.heads = _some(rng, batch * heads, SAMPLED_HEADS)
+        self.rows = _some(rng, n, SAMPLED_ROWS // len(self.heads))
+        q, k, v = (a.reshape(batch * heads, n, head_dim) for a in inputs.host)
+        dtype, half = TYPES[inputs.dtype], inputs.dtype != "float32"
+        hidden = np.arange(n) > self.rows[:, None]
+        expected, rounding = [], 0.0
+        for head in self.heads:
+            keys, values = k[head].astype(np.float64), v[head].astype(np.float64)
+            s = q[head][self.rows].astype(np.float64) @ keys.T / math.sqrt(head_dim)
+            if causal:
+                s[hidden] = -np.inf
+            p = np.exp(s - s.max(axis=-1, keepdims=True))
+            total = p.sum(axis=-1, keepdims=True)
+            expected.append(p @ values / total)
+            if half:
+                rounded = (p.astype(dtype).astype(np.float64) @ values / total).astype(dtype)
+                rounding = max(rounding, float(np.max(np.abs(rounded.astype(np.float64) - expected[-1]))))
+        self.expected = np.stack(expected)
+        self.tolerance = 2 * rounding if half else TOLERANCE
+
+    def error(self, o: Any) -> float:
+        """Largest absolute error of an output (batch, heads, N, d), of any kind of array; NaN if a value is NaN."""
+        errors = []
+        for head, expected in zip(self.heads.tolist(), self.expected, strict=True):
+            got = as_numpy(o[head // o.shape[1], head % o.shape[1]])[self.rows]
+            errors.append(np.max(np.abs(got.astype(np.float64) - expected)))
+        return float(np.max(errors))  # NumPy's max hands NaN on
+
+
+class GradientSample:
+    """Rows of dQ, dK and dV of some heads, which are compared with float64, as `Sample` does for an output.
+
+    expected: by name, (heads, rows, d) float64. tolerance: by name. 1e-5 of the largest in float32. In a half type, it
+    is twice the error of NumPy's gradients with O, P, dS and the results rounded to that type.
+    """
+
+    def __init__(self, inputs: Inputs, causal: bool = False, seed: int = 1) -> None:
+        batch, heads, n, head_dim = inputs.shape
+        rng = np.random.default_rng(seed)
+        self.heads = _some(rng, batch * heads, 1 if n > LONG_ROWS else 2)
+        self.rows = _some(rng, n, SAMPLED_ROWS // 4)
+        dtype, half = TYPES[inputs.dtype], inputs.dtype != "float32"
+        exact: dict[str, list[np.ndarray]] = {name: [] for name in ("dq", "dk", "dv")}
+        rounded: dict[str, list[np.ndarray]] = {name: [] for name in exact}
+        of_heads = (a.reshape(batch * heads, n, head_dim)[self.heads] for a in (inputs.do, *inputs.host))
+        for arrays in zip(*of_heads, strict=True):
+            found = _gradients(*(a.astype(np.float64) for a in arrays), self.rows, causal, lambda a: a)
+            for name, a in zip(exact, found, strict=True):
+                exact[name].append(a)
+            if half:
+                to_type = lambda a: a.astype(dtype).astype(np.float64)  # noqa: E731
+                found = _gradients(*(a.astype(np.float64) for a in arrays), self.rows, causal, to_type)
+                for name, a in zip(exact, found, strict=True):
+                    rounded[name].append(to_type(a))
+        self.expected = {name: np.stack(a) for name, a in exact.items()}
+        self.tolerance = {
+            name: 2 * float(np.abs(np.stack(rounded[name]) - a).max())
+            if half
+            else TOLERANCE * max(1.0, float(np.abs(a).max()))
+            for name, a in self.expected.items()
+        }
+
+    def error(self, gradients: tuple[Any, Any, Any]) -> tuple[float, float]:
+        """Largest absolute error and its tolerance, of the gradient that is nearest to its own, or furthest beyond."""
+        found = []
+        for (name, expected), a in zip(self.expected.items(), gradients, strict=True):
+            got = [as_numpy(a[head // a.shape[1], head % a.shape[1]])[self.rows] for head in self.heads.tolist()]
+            found.append((float(np.max(np.abs(np.stack(got).astype(np.float64) - expected))), self.tolerance[name]))
+        return max(found, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0] / pair[1])
+
+
+def _gradients(
+    do: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, rows: np.ndarray, causal: bool, rounded: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Those rows of dq, dk and dv of one head. rounded: what is done to O, P and dS before they are used.
+
+    O counts: D = rowsum(dO * O) has its rounding error, which is the same for all keys of a row and does not cancel.
+    """
+    n, head_dim = q.shape
+    scale = 1 / math.sqrt(head_dim)
+    dq, dk, dv = np.zeros((3, len(rows), head_dim))
+    step = max(1, 2**22 // n)
+    for first in range(0, n, step):
+        s = q[first : first + step] @ k.T * scale
+        if causal:
+            s[np.arange(n) > np.arange(first, first + len(s))[:, None]] = -np.inf
+        p = np.exp(s - s.max(axis=-1, keepdims=True))
+        p /= p.sum(axis=-1, keepdims=True)
+        own = do[first : first + step]
+        ds = p * (own @ v.T - (own * rounded(p @ v)).sum(axis=-1, keepdims=True))
+        here = (rows >= first) & (rows < first + len(s))
+        dq[here] = scale * rounded(ds[rows[here] - first]) @ k
+        dk += scale * rounded(ds[:, rows]).T @ q[first : first + step]
+        dv += rounded(p[:, rows]).T @ own
+    return dq, dk, dv
+
+
+def _some(rng: np.random.Generator, count: int, most: int) -> np.ndarray:
+    """At most `most` of range(count), sorted; the first and the last are among them."""
+    chosen = rng.choice(count, size=min(count, most), replace=False)
+    if len(chosen) > 1:
+        chosen = np.concatenate(([0, count - 1], np.setdiff1d(chosen, [0, count - 1])[: len(chosen) - 2]))
+    return np.unique(chosen)
+
+
+def as_numpy(a: Any) -> np.ndarray:
+    """An array of the device, of PyTorch or of NumPy as NumPy's; half types of PyTorch come as float32."""
+    if hasattr(a, "cpu"):
+        return a.float().cpu().numpy()
+    return cp.asnumpy(a)

@@ -1,0 +1,383 @@
+"""The climb so far, read from the committed records: what each idea was worth, and what was promised beside it.
+
+Tables as Markdown, for notebooks. Nothing is measured here; where a record lacks something, a table says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder.steps import BEFORE, CLIMBS
+from helpers.bench import counters, plots
+from helpers.bench.results import NO_RECORD, Measurement, Record
+from helpers.bench.studies import promises, torch_model
+from helpers.draw.picture import Text, bytes_text
+
+SHAPE = (4, 16, 4096, 64)  # at which every stage is recorded
+SLOWER = 0.99  # a step that is slower than that is slower, if no launch was as fast as one of the step before
+# The last element of a climb is the stage; its step is named here.
+LAST_STEPS = {
+    "register_tiles": "copies by cp.async",
+    "flash_wmma": "tiles fetched ahead",
+    "flash_mma": "copies issued after the scores",
+    "backward_mma": "turns of two tiles",
+    "hopper": "maxima as integers",
+    "flash_cute": "TiledMMA",
+}
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one idea changed: two recorded results, the one without it and the one with it.
+
+    place: "01 → 02" for stages, the number of a step for steps; stage: to which it leads.
+    """
+
+    stage: str
+    place: str
+    idea: str
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+
+    @property
+    def factor(self) -> float:
+        """How many times as fast; below 1, slower."""
+        return self.before["ms"] / self.after["ms"]
+
+    @property
+    def is_slower(self) -> bool:
+        """Slower by more than 1 %, and by more than the spread of both."""
+        return self.factor < SLOWER and self.after["ms_min"] > self.before["ms_max"]
+
+    @property
+    def text(self) -> str:
+        """The factor, with its range where the spread is above 5 %."""
+        return plots.times_as_fast(self.before, self.after)
+
+
+def between_stages(record: Any = None) -> list[Gain]:
+    """Each stage beside the one before in its direction, at SHAPE: in the type of both, else each in its first."""
+    record = plots.recorded() if record is None else record
+    found, last = [], {}
+    for stage in LADDER.values():
+        results = _of_stage(stage, record)
+        before = last.get(stage.direction)
+        if before and results:
+            dtype = next((dtype for dtype in results if dtype in before[1]), None)
+            pair = (before[1][dtype], results[dtype]) if dtype else (_first(before[1]), _first(results))
+            name = stage.idea.removeprefix("the gradients ")
+            place = " → ".join(dict.fromkeys(f"{s.number:02}" for s in (before[0], stage)))
+            found.append(Gain(stage.name, place, name, *pair))
+        if results:
+            last[stage.direction] = stage, results
+    return found
+
+
+def _of_stage(stage: Stage, record: Any) -> dict[str, dict[str, Any]]:
+    """Results of a stage at SHAPE by type: bfloat16 before float16, as in README's table."""
+    backward = stage.direction == "backward"
+    order = sorted(stage.dtypes)
+    found = {
+        dtype: plots.measurements(SHAPE, [stage.name], dtype=dtype, record=record, backward=backward) for dtype in order
+    }
+    return {dtype: results[0] for dtype, results in found.items() if results}
+
+
+def _first(results: Mapping[str, Any]) -> Any:
+    return next(iter(results.values()))
+
+
+def between_steps(stage: str, record: Any = None) -> list[Gain]:
+    """Each recorded step of the climb to a stage beside the one before, at the first shape and type of the climb.
+
+    The first step is beside the stage before, if that computes the same; else there is nothing to compare it with.
+    """
+    record = plots.recorded() if record is None else record
+    kinds, prefix = ("step", "backward step"), f"{stage}: "
+    steps = [r for r in (record or {}).get("results", ()) if r["kind"] in kinds and r["name"].startswith(prefix)]
+    if not steps:
+        return []
+    case = _case(min(steps, key=lambda r: r["step"]))
+    chain = sorted((r for r in steps if _case(r) == case), key=lambda r: r["step"])
+    results = [r for r in record["results"] if r["kind"] in ("stage", "backward") and tuple(r["shape"]) == case[0]]
+    previous = next((s for s in LADDER.values() if s.file == BEFORE.get(stage)), None)
+    if previous is not None and previous.direction == LADDER[stage].direction:
+        first = [r for r in results if r["name"] == previous.name and r.get("causal", False) == case[2]]
+        first.sort(key=lambda r: r["dtype"] != case[1])  # in the type of the climb, where it was measured in it
+        chain = [*first[:1], *chain]
+    chain += [r for r in results if r["name"] == stage and _case(r) == case][:1]
+    found = []
+    for before, after in pairwise(chain):
+        number = after.get("step") or len(CLIMBS[stage])
+        idea = after.get("idea") or LAST_STEPS.get(stage, LADDER[stage].idea)
+        found.append(Gain(stage, str(number), idea, before, after))
+    return found
+
+
+def _case(r: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(r["shape"]), r["dtype"], r.get("causal", False)
+
+
+def steps(record: Any = None) -> list[Gain]:
+    """The recorded steps of all climbs, in the course's order."""
+    return [gain for stage in CLIMBS for gain in between_steps(stage, record)]
+
+
+def worth(*, at_least: float = 1.1, record: Any = None) -> Text:
+    """What each idea was worth, as one table: stages in bold, and below each the steps of its climb.
+
+    Args:
+        at_least: steps that gain less, and are not slower beyond doubt, share a line.
+    """
+    record = plots.recorded() if record is None else record
+    stages = between_stages(record)
+    if not stages:
+        return Text(f"*({NO_RECORD})*")
+    lines = ["| | idea | TFLOP/s | times as fast |", "|---|---|---:|---:|"]
+    for gain in stages:
+        lines.append(_row(f"**{gain.place}**", f"**{gain.idea}** ({_where(gain)})", gain))
+        climb = between_steps(gain.stage, record)
+        if climb and _case(climb[0].after) != _case(gain.after):
+            lines.append(f"| | *steps at {_where(climb[0])}* | | |")
+        small = [step for step in climb if step.factor < at_least and not step.is_slower]
+        lines += [_row(f"step {step.place}", step.idea, step) for step in climb if step not in small]
+        if small:
+            together = math.prod(step.factor for step in small)
+            lines.append(f"| | {len(small)} more step{'s, together' * (len(small) > 1)} | | {together:.2f}× |")
+    return Text("\n".join(lines))
+
+
+def _row(first: str, idea: str, gain: Gain) -> str:
+    before, after = (f"{r['tflops']:.3g}" for r in (gain.before, gain.after))
+    return f"| {first} | {idea} | {before} → {after} | {gain.text} |"
+
+
+def _where(gain: Gain) -> str:
+    """The type, or both types, and d: all are 4 x 16 heads of 4096 rows."""
+    types = dict.fromkeys((gain.before["dtype"], gain.after["dtype"]))
+    return f"{' → '.join(types)}, d = {gain.after['shape'][3]}"
+
+
+# ---- what was promised
+
+
+def beside(record: Any = None, other: Record | None = None) -> Text:
+    """How many times as fast 04, 06 and 07 are as others, at SHAPE and d = 128: the factor depends on the other."""
+    record = plots.recorded() if record is None else record
+    other = promises.recorded() if other is None else other
+    columns = [(name, dtype, d) for name, dtype in _OURS for d in (64, 128)]
+    lines = [
+        "| how many times as fast as | " + " | ".join(f"{LADDER[n].number:02}, d = {d}" for n, _, d in columns) + " |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    for title, find in _OTHERS.items():
+        cells = []
+        for name, dtype, d in columns:
+            shape = (*SHAPE[:3], d)
+            ours = plots.result(name=name, kind="stage", shape=shape, dtype=dtype, causal=False, record=record)
+            theirs = find(record, other, shape, dtype)
+            cells.append(_times(theirs, ours) if ours and theirs else "")
+        if any(cells):
+            lines.append(f"| {title} | {' | '.join(cells)} |")
+    return Text("\n".join(lines) if len(lines) > 2 else f"*({NO_RECORD})*")
+
+
+def _times(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
+    """As `plots.times_as_fast`, with no decimals from 100 on: those are between kernels of different kinds."""
+    ratio = slower["ms"] / faster["ms"]
+    return f"{ratio:,.0f}×" if ratio >= 100 else plots.times_as_fast(slower, faster)
+
+
+_OURS = (("register_tiles", "float32"), ("flash_wmma", "bfloat16"), ("flash_mma", "bfloat16"))
+
+
+def _peer(name: str) -> Any:
+    def find(record: Any, other: Record | None, shape: tuple[int, ...], dtype: str) -> Any:
+        return plots.result(name=name, kind="peer", shape=shape, dtype=dtype, causal=False, record=record)
+
+    return find
+
+
+def _naive(record: Any, other: Record | None, shape: tuple[int, ...], dtype: str) -> Any:
+    return plots.result(name="naive", kind="stage", shape=shape, dtype="float32", record=record)
+
+
+def _plain(record: Any, other: Record | None, shape: tuple[int, ...], dtype: str) -> Any:
+    found = _measured(other, kind="plain", shape=list(shape), dtype=dtype)
+    return vars(found) if found else None
+
+
+_OTHERS = {
+    "01, in float32": _naive,
+    "SDPA math, whose scores are float32": _peer("SDPA math"),
+    "three PyTorch calls in the same type": _plain,
+    "SDPA efficient": _peer("SDPA efficient"),
+    "SDPA flash (FlashAttention-2)": _peer("SDPA flash"),
+    "SDPA cuDNN": _peer("SDPA cuDNN"),
+}
+
+
+def _measured(record: Record | None, **wanted: Any) -> Measurement | None:
+    """The first measurement with these values."""
+    for r in record.results if record else ():
+        if {**vars(r), **wanted} == vars(r):
+            return r
+    return None
+
+
+# What moves the scores through memory, and what does not: float32, N = 4096, d = 64; bytes of one head.
+_MOVERS = {
+    "SDPA math, one head": "scores are stored, and read back",
+    "naive": "scores are stored, and read back",
+    "tiled": "scores stay in the block; computed twice",
+    "online_softmax": "scores stay in the block",
+    "register_tiles": "scores stay in the block; a launch of 16 heads",
+    "SDPA efficient": "scores stay in the block; a launch of 16 heads",
+}
+
+
+def traffic(record: Any = None) -> dict[str, dict[str, float]]:
+    """Bytes of one head of 4096 rows, d = 64, float32, by Nsight Compute: {name: {"dram": bytes, "L2": bytes}}."""
+    record = counters.recorded() if record is None else record
+    found: dict[str, dict[str, float]] = {}
+    for row in (record or {"rows": ()})["rows"]:
+        batch, heads, n, d = row["shape"] if len(row["shape"]) == 4 else (0, 0, 0, 0)
+        figures = row["figures"]
+        if row["stage"] in _MOVERS and (n, d, row["dtype"]) == (4096, 64, "float32") and "L2 bytes" in figures:
+            dram = figures["dram bytes read"] + figures["dram bytes written"]
+            found[row["stage"]] = {"dram": dram / (batch * heads), "L2": figures["L2 bytes"] / (batch * heads)}
+    return {name: found[name] for name in _MOVERS if name in found}
+
+
+def traffic_table(record: Any = None) -> Text:
+    """`traffic` as a table, with the times less than SDPA math."""
+    found = traffic(record)
+    first = found.get("SDPA math, one head")
+    if first is None:
+        return Text(f"*({NO_RECORD})*")
+    lines = ["| one head, N = 4096, d = 64, float32 | HBM | L2 | |", "|---|---:|---:|---|"]
+    for name, bytes_ in found.items():
+        cells = []
+        for level in ("dram", "L2"):
+            less = f" ({first[level] / bytes_[level]:.3g}× less)" if name != "SDPA math, one head" else ""
+            cells.append(bytes_text(bytes_[level]) + less)
+        lines.append(f"| {name} | {' | '.join(cells)} | {_MOVERS[name]} |")
+    return Text("\n".join(lines))
+
+
+def long_table(record: Record | None = None) -> Text:
+    """One launch at N = 131,072: time, memory beyond Q, K, V and O, or why there is none."""
+    record = promises.recorded() if record is None else record
+    if record is None:
+        return Text(f"*({NO_RECORD}: N = {promises.LONG:,})*")
+    lines = ["| | N × N scores | | ms | TFLOP/s | memory beyond Q, K, V, O |", "|---|---:|---|---:|---:|---:|"]
+    for case in promises.LONG_CASES:
+        heads = case.shape[1]
+        title = f"{heads} head{'s' * (heads > 1)}, {case.dtype}"
+        scores = bytes_text(promises.scores_bytes(case))
+        for cells in _long_rows(record, case):
+            lines.append(f"| {title} | {scores} | {' | '.join(cells)} |")
+            title = scores = ""
+    return Text("\n".join(lines))
+
+
+def _long_rows(record: Record, case: Any) -> Iterator[tuple[str, str, str, str]]:
+    for r in record.results:
+        if (tuple(r.shape), r.dtype) == (case.shape, case.dtype) and r.kind in ("stage", "peer"):
+            extra = "" if r.extra_bytes is None else bytes_text(r.extra_bytes)
+            yield r.name, f"{r.ms:,.0f}", f"{r.tflops:.3g}", extra
+    for note in record.notes:
+        if str(case) in note.cases:
+            why = "out of memory" if "OutOfMemory" in note.why else note.why
+            yield note.name, why, "", ""
+
+
+def latency_table(record: Record | None = None) -> Text:
+    """Small calls: µs from the call to the result, and on the device alone."""
+    record = promises.recorded() if record is None else record
+    waits = [r for r in record.results if r.kind in ("latency", "device")] if record else []
+    if not waits:
+        return Text(f"*({NO_RECORD}: small calls)*")
+    lines = ["| | | µs until the result is there | µs of the GPU |", "|---|---|---:|---:|"]
+    for note in dict.fromkeys(r.note for r in waits):
+        title = note
+        for name in dict.fromkeys(r.name for r in waits if r.note == note):
+            both = [_measured(record, kind=kind, name=name, note=note) for kind in ("latency", "device")]
+            cells = (f"{1e3 * r.ms:.1f}" if r else "" for r in both)
+            lines.append(f"| {title} | {name} | {' | '.join(cells)} |")
+            title = ""
+    return Text("\n".join(lines))
+
+
+# ---- inside models of PyTorch
+
+ATTENTIONS = {"course": "ours", "sdpa": "SDPA flash", "eager": "eager: scores in memory"}
+
+
+def in_models(record: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """The record of models of PyTorch; {} where there is none."""
+    if record is None:
+        path = torch_model.RECORD
+        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return record
+
+
+def model_speed(
+    kind: str, n: int, *, kv_heads: int = 16, record: Mapping[str, Any] | None = None
+) -> dict[str, Mapping[str, Any]]:
+    """What a model of PyTorch took by each attention, {"course": ..., "sdpa": ..., "eager": ...}; {} with no record.
+
+    Args:
+        kind: "prefill", one forward pass, or "training", forward and backward. n: tokens of the one sequence.
+    """
+    rows = in_models(record).get(kind, ())
+    return {r["implementation"]: r for r in rows if (r["n"], r["kv_heads"]) == (n, kv_heads)}
+
+
+def models_table(kind: str, *, kv_heads: int = 16, record: Mapping[str, Any] | None = None) -> Text:
+    """Tokens per second (in brackets a spread above 5 %) and peak memory of a model of PyTorch, by each attention."""
+    lengths = sorted({r["n"] for r in in_models(record).get(kind, ()) if r["kv_heads"] == kv_heads})
+    if not lengths:
+        return Text(f"*({NO_RECORD}: {kind} of a model of PyTorch)*")
+    headings = [f"{what}, {title}" for what in ("tokens/s", "memory") for title in ATTENTIONS.values()]
+    lines = [
+        "| N | " + " | ".join(headings) + " |",
+        "|---:|" + "---:|" * len(headings),
+    ]
+    for n in lengths:
+        found = model_speed(kind, n, kv_heads=kv_heads, record=record)
+        ran = [found.get(name, {}) for name in ATTENTIONS]
+        speeds = [_rate(r) if "ms" in r else _why(r) for r in ran]
+        peaks = [bytes_text(r["peak_bytes"]) if "ms" in r else "" for r in ran]
+        lines.append(f"| {n:,} | {' | '.join(speeds)} | {' | '.join(peaks)} |")
+    return Text("\n".join(lines))
+
+
+def _rate(r: Mapping[str, Any]) -> str:
+    """Tokens per second to three digits; in brackets the spread, where it is above 5 %."""
+    spread = (r["ms_max"] - r["ms_min"]) / r["ms"]
+    rate = float(f"{r['tokens_per_s']:.3g}")
+    return f"{rate:,.0f}" + (f" ({spread:.0%})" if spread > 0.05 else "")
+
+
+def _why(r: Mapping[str, Any]) -> str:
+    return "out of memory" if "OutOfMemory" in r.get("error", "") else r.get("error", "")
+
+
+def calls_table(record: Mapping[str, Any] | None = None) -> Text:
+    """Microseconds of the host for one call on PyTorch's tensors."""
+    rows = in_models(record).get("host", ())
+    if not rows:
+        return Text(f"*({NO_RECORD}: the host's share of a call)*")
+    lines = ["| | µs forward | µs forward and backward |", "|---|---:|---:|"]
+    for name in dict.fromkeys(r["call"] for r in rows):
+        found = {r["what"]: r for r in rows if r["call"] == name}
+        cells = (f"{found[what]['us']:.0f}" if what in found else "" for what in ("forward", "forward and backward"))
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return Text("\n".join(lines))

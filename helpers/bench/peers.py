@@ -1,0 +1,248 @@
+"""Who the stages are timed beside: PyTorch's attention, backend by backend, and its matrix product; others' attention.
+
+A peer is never a need: what is not installed is left out. Each one gets the inputs of the stages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from helpers.bench.cases import Inputs
+from helpers.bench.results import roof_name
+from helpers.device import ON_GPU, cp
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another's attention.
+
+    ready(inputs, causal) is a context: it gives a function that runs attention once and returns the output.
+    """
+
+    name: str
+    ready: Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]
+    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+    causal: bool = True
+    sweep: bool = True  # whether it is timed at many N
+
+    def why_not(self, dtype: str, causal: bool) -> str | None:
+        """Why it cannot, as far as that is known before it is tried."""
+        if dtype not in self.dtypes:
+            return f"takes {', '.join(self.dtypes)}"
+        return "no causal mask" if causal and not self.causal else None
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What the machine can do at best. ready() gives a launch; work is its FLOP ("tflops") or bytes ("gbps")."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    quantity: str
+    work: float
+    ready: Callable[[], Callable[[], Any]]
+    note: str = ""
+
+
+# ------------------------------------------------------------------------------------------------- PyTorch
+
+
+def torch_on_gpu() -> Any | None:
+    """PyTorch, if it is installed and sees the GPU."""
+    if not ON_GPU or importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    return torch if torch.cuda.is_available() else None
+
+
+def _sdpa(backend: str) -> Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]:
+    """scaled_dot_product_attention with one backend allowed.
+
+    Its float32 products are as exact as float32: math uses no TF32. From sm_80 on, efficient has CUTLASS's
+    OpMultiplyAddFastF32, which makes one product of float32 out of three of TF32, on the tensor cores.
+    """
+
+    @contextlib.contextmanager
+    def ready(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        torch.backends.cuda.matmul.allow_tf32 = False
+        q, k, v = inputs.torch
+        # Why a backend cannot, PyTorch says in warnings and in the error; the error is enough.
+        with sdpa_kernel(getattr(SDPBackend, backend)), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return ready
+
+
+HALVES = ("float16", "bfloat16")
+TORCH = (
+    Peer("SDPA efficient", _sdpa("EFFICIENT_ATTENTION")),
+    Peer("SDPA flash", _sdpa("FLASH_ATTENTION"), HALVES),
+    Peer("SDPA cuDNN", _sdpa("CUDNN_ATTENTION"), HALVES),
+    Peer("SDPA math", _sdpa("MATH"), sweep=False),  # its N x N scores of 32 heads take 80 GB
+)
+
+
+# FlashAttention-3 as its authors build it, or as the package fa3-fwd, the forward alone, has it.
+FLASH_ATTENTION_3 = ("flash_attn_interface", "fa3_fwd_interface")
+
+
+@contextlib.contextmanager
+def _flash_attention_3(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
+    """flash_attn_func; its arrays are (batch, N, heads, d), and contiguous here."""
+    import torch
+
+    module = importlib.import_module(next(filter(importlib.util.find_spec, FLASH_ATTENTION_3)))
+    q, k, v = (a.transpose(1, 2).contiguous() for a in inputs.torch)
+
+    def run() -> Any:
+        o = module.flash_attn_func(q, k, v, causal=causal)
+        return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
+
+    with torch.no_grad():
+        yield run
+
+
+def beside_torch() -> tuple[Peer, ...]:
+    """PyTorch's backends, and FlashAttention-3 where it is installed and the GPU is one of those that it is for."""
+    there = any(map(importlib.util.find_spec, FLASH_ATTENTION_3))
+    if not there or int(cp.cuda.Device().compute_capability) != 90:
+        return TORCH
+    return (*TORCH, Peer("FlashAttention-3", _flash_attention_3, HALVES))
+
+
+def _sdpa_backward(backend: str) -> Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]:
+    """The gradients of scaled_dot_product_attention, (dq, dk, dv), from a forward that has run before."""
+
+    @contextlib.contextmanager
+    def ready(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        leaves = [a.detach().requires_grad_() for a in inputs.torch]
+        do = torch.from_numpy(inputs.do.astype(np.float32)).cuda().to(leaves[0].dtype)
+        with sdpa_kernel(getattr(SDPBackend, backend)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            o = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
+        yield lambda: torch.autograd.grad(o, leaves, do, retain_graph=True)
+
+    return ready
+
+
+TORCH_BACKWARD = (
+    Peer("SDPA efficient", _sdpa_backward("EFFICIENT_ATTENTION")),
+    Peer("SDPA flash", _sdpa_backward("FLASH_ATTENTION"), HALVES),
+    Peer("SDPA cuDNN", _sdpa_backward("CUDNN_ATTENTION"), HALVES),
+)
+
+
+def _matmul(dtype: str, n: int = 8192) -> Roof:
+    def ready() -> Callable[[], Any]:
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = False
+        a, b = (torch.randn(n, n, device="cuda").to(getattr(torch, dtype)) for _ in range(2))
+        return lambda: a @ b
+
+    return Roof(roof_name(dtype), dtype, (n, n, n), "tflops", 2 * n**3, ready)
+
+
+def _copy(words: int = 1 << 28) -> Roof:
+    def ready() -> Callable[[], Any]:
+        import torch
+
+        source = torch.randn(words, device="cuda")
+        target = torch.empty_like(source)
+        return lambda: target.copy_(source)
+
+    return Roof("copy", "float32", (words,), "gbps", 2 * 4 * words, ready, "read + write")
+
+
+TORCH_ROOFS = (_matmul("float32"), _copy(), *map(_matmul, HALVES))
+
+
+# ------------------------------------------------------------------------------------------- NumPy and Numba
+
+
+@contextlib.contextmanager
+def _numpy(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
+    q, k, v = inputs.host
+    scale = np.float32(1 / math.sqrt(q.shape[-1]))
+    hidden = np.arange(k.shape[-2]) > np.arange(q.shape[-2])[:, None] if causal else None
+
+    def run() -> np.ndarray:
+        s = q @ np.swapaxes(k, -1, -2) * scale
+        if hidden is not None:
+            s[..., hidden] = -np.inf
+        p = np.exp(s - s.max(axis=-1, keepdims=True))
+        return (p / p.sum(axis=-1, keepdims=True)) @ v
+
+    yield run
+
+
+NUMPY = Peer("NumPy", _numpy, ("float32",))
+
+
+def numba_simulator() -> Peer | None:
+    """Numba's CUDA simulator, which runs kernels written in Python with no GPU; None where it is not to be had."""
+    if importlib.util.find_spec("numba") is None:
+        return None
+    if "numba" not in sys.modules:
+        os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # read once, at Numba's import
+    from numba.core import config
+
+    return Peer("Numba's simulator", _numba, ("float32",), causal=False) if config.ENABLE_CUDASIM else None
+
+
+@contextlib.contextmanager
+def _numba(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
+    """Stage 01 as a Numba kernel: a thread per query row, the running maximum and sum of stage 03 in place of S."""
+    global cuda  # the simulator gives a kernel its indices by exchanging this name among the kernel's globals
+    from numba import cuda
+
+    @cuda.jit
+    def attend(q: Any, k: Any, v: Any, o: Any, scale: float) -> None:
+        row = cuda.grid(1)
+        if row < q.shape[0]:
+            largest, total = -math.inf, 0.0
+            for key in range(k.shape[0]):
+                score = 0.0
+                for c in range(q.shape[1]):
+                    score += q[row, c] * k[key, c]
+                score *= scale
+                rescale = math.exp(largest - score) if score > largest else 1.0
+                largest = max(largest, score)
+                p = math.exp(score - largest)
+                total = total * rescale + p
+                for c in range(q.shape[1]):
+                    o[row, c] = o[row, c] * rescale + p * v[key, c]
+            for c in range(q.shape[1]):
+                o[row, c] /= total
+
+    n, head_dim = inputs.shape[2:]
+    heads = [tuple(a[head] for a in inputs.host) for head in np.ndindex(inputs.shape[:2])]
+
+    def run() -> np.ndarray:
+        o = np.zeros(inputs.shape, np.float32)
+        for head, (q, k, v) in zip(np.ndindex(o.shape[:2]), heads, strict=True):
+            attend[-(-n // 64), 64](q, k, v, o[head], head_dim**-0.5)
+        return o
+
+    yield run

@@ -1,0 +1,217 @@
+"""The parts of README.md that are made from the recorded GPU run: its table and its plot.
+
+    python3 helpers/course.py bench --readme      writes both again
+
+Tests compare the table, and the figures noted in the plot's file, with the record, so README never says what nobody
+measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, PngImagePlugin  # comes with matplotlib
+
+from helpers.attention.ladder import LADDER
+from helpers.bench import plots
+from helpers.bench.plan import gradients
+from helpers.bench.results import MAIN_PEER, RECORD, roof_name
+from helpers.draw.picture import Picture
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PLOT = ROOT / "notebooks" / "measured" / "ladder.png"
+BEGIN, END = "<!-- table: made by course.py bench --readme -->", "<!-- end of table -->"
+
+# The columns: (batch, heads, rows, head_dim), type. Those that the record lacks are left out.
+COLUMNS = (
+    ((1, 1, 16384, 64), "float32"),
+    ((4, 16, 4096, 64), "float32"),
+    ((4, 16, 4096, 128), "float32"),
+    ((4, 16, 4096, 64), "bfloat16"),
+    ((4, 16, 4096, 128), "bfloat16"),
+)
+# Of the table of gradients: also whether causal. The last two shapes are those of FlashAttention-2's figures.
+GRADIENT_COLUMNS = (
+    ((4, 16, 4096, 64), "float32", False),
+    ((4, 16, 4096, 128), "float32", False),
+    *(((4, heads, 4096, d), "bfloat16", causal) for heads, d in ((32, 64), (16, 128)) for causal in (False, True)),
+)
+NEIGHBOURS = "a bias, ALiBi, rotary embedding, the output projection: when fusing them wins, when it loses"
+PEERS = {  # in the record, and as the table names them
+    **{name: f"PyTorch, {name}" for name in ("SDPA efficient", "SDPA math", "SDPA flash", "SDPA cuDNN")},
+    "FlashAttention-3": "FlashAttention-3",
+}
+
+
+def _columns(record: Mapping[str, Any]) -> list[tuple[str, str, dict[str, dict[str, Any]]]]:
+    """(heading, type, results by name) of each column that the record can fill."""
+    found = []
+    for shape, dtype in COLUMNS:
+        results = {r["name"]: r for r in plots.measurements(shape, dtype=dtype, record=record)}
+        stage = any(r["kind"] == "stage" for r in results.values())
+        if stage and MAIN_PEER[dtype] in results:
+            batch, heads, n, head_dim = shape
+            many = f"{batch} × {heads} heads" if batch * heads > 1 else "one head"
+            found.append((f"{dtype}<br>{many}<br>N = {n}, d = {head_dim}", dtype, results))
+    return found
+
+
+def ladder_table(record: Mapping[str, Any]) -> str:
+    """The recorded stages as a Markdown table: TFLOP/s, and in brackets the speed beside the peer of the column."""
+    columns = _columns(record)
+    lines = [
+        "| notebook | the idea | " + " | ".join(heading for heading, *_ in columns) + " |",
+        "|---|---|" + "---:|" * len(columns),
+    ]
+    rows = [(0, "00_attention", "what attention computes, what it costs, how the course works", [""] * len(columns))]
+    rows.append((11, "11_fused", NEIGHBOURS, [""] * len(columns)))  # its stages have a record of their own
+    for stage in LADDER.values():
+        cells = [_cell(results.get(stage.name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
+        if any(cells):
+            rows.append((stage.number, Path(stage.file).stem, stage.idea, cells))
+    for _, file, idea, cells in sorted(rows, key=lambda row: row[0]):
+        lines.append(_row(_link(file), idea, cells))
+    for name, label in PEERS.items():
+        cells = [_cell(results.get(name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
+        if any(cells):
+            lines.append(_row("*peer*", label, cells))
+    roofs = {r["name"]: r["tflops"] for r in record["results"] if r["kind"] == "roof"}
+    cells = [_number(roofs[roof_name(dtype)]) for _, dtype, _ in columns]
+    lines.append(_row("*roof*", "PyTorch, matrix product, 8192³", cells))
+    device = record["device"]
+    lines += [
+        "",
+        "TFLOP/s, and in brackets the speed beside PyTorch's SDPA: its memory-efficient backend in float32"
+        + (", its FlashAttention-2 in bfloat16" if any(dtype == "bfloat16" for _, dtype, _ in columns) else "")
+        + f". Median of many launches on one {device['name']} (driver {device['driver']}, CuPy {device['cupy']}, "
+        f"NVRTC {device['nvrtc']}, PyTorch {device['torch']}); all in one run{_added(record)}, "
+        "in [nvidia-h200.json](notebooks/measured/nvidia-h200.json).",
+    ]
+    return "\n".join(lines)
+
+
+def _added(record: Mapping[str, Any]) -> str:
+    """What the table says of stages that a later run has added, and how far that run differs from the first."""
+    added = record["how"].get("added")
+    if added is None:
+        return ""
+    names, ratio = ", ".join(added["names"]), added["time_beside_the_first_run"]
+    return (
+        f" but {names}, from a second run (what both measured took {ratio['min']:.2f} to {ratio['max']:.2f} times as "
+        f"long there, median {ratio['median']:.2f})"
+    )
+
+
+def gradients_table(record: Mapping[str, Any]) -> str:
+    """The recorded gradients as a second table of the same form; "" where there are none."""
+    columns = []
+    for shape, dtype, causal in GRADIENT_COLUMNS:
+        found = plots.measurements(shape, dtype=dtype, causal=causal, record=record, backward=True)
+        results = {r["name"]: r for r in found}
+        if MAIN_PEER[dtype] in results and any(r["kind"] == "backward" for r in found):
+            batch, heads, n, d = shape
+            heading = f"{dtype}{', causal' * causal}<br>{batch} × {heads} heads<br>N = {n}, d = {d}"
+            columns.append((heading, results, results[MAIN_PEER[dtype]]))
+    if not columns:
+        return ""
+    lines = [
+        "The gradients alone, from the output and the log-sum-exp that the forward pass left; 2.5 times its FLOP:",
+        "",
+        "| notebook | the idea | " + " | ".join(heading for heading, *_ in columns) + " |",
+        "|---|---|" + "---:|" * len(columns),
+    ]
+    rows = [
+        (_link(Path(way.stage.file).stem), way.stage.idea + "; deterministic" * way.deterministic, way.name)
+        for way in gradients()
+    ]
+    rows += [("*peer*", label, name) for name, label in PEERS.items()]
+    for first, second, name in rows:
+        cells = [_cell(results.get(name), peer) for _, results, peer in columns]
+        if any(cells):
+            lines.append(_row(first, second, cells))
+    return "\n".join(lines)
+
+
+def _link(title: str) -> str:
+    """A kernel's name, as a link to its notebook, or to that of its number, where there is one."""
+    own = ROOT / "notebooks" / f"{title}.ipynb"
+    found = [own] if own.is_file() else sorted(own.parent.glob(f"{title[:2]}_*.ipynb"))
+    return f"[{title}](notebooks/{found[0].name})" if found else title
+
+
+def _row(first: str, second: str, cells: list[str]) -> str:
+    return f"| {first} | {second} | " + " | ".join(cells) + " |"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _cell(result: Mapping[str, Any] | None, peer: Mapping[str, Any]) -> str:
+    if result is None:
+        return ""
+    if result is peer:
+        return f"{_number(result['tflops'])} (1)"
+    ratio = peer["ms"] / result["ms"]
+    return f"{_number(result['tflops'])} ({ratio:{'.2f' if ratio > 0.01 else '.1g'}})"
+
+
+def with_table(text: str, record: Mapping[str, Any]) -> str:
+    """README's text with the tables between its markers made anew.
+
+    Raises:
+        ValueError: the markers are missing.
+    """
+    pattern = re.escape(BEGIN) + r".*?" + re.escape(END)
+    if not re.search(pattern, text, flags=re.S):
+        raise ValueError(f"README.md has no part between {BEGIN!r} and {END!r}")
+    tables = "\n\n".join(filter(None, (ladder_table(record), gradients_table(record))))
+    return re.sub(pattern, lambda _: f"{BEGIN}\n\n{tables}\n\n{END}", text, flags=re.S)
+
+
+def picture(record: Mapping[str, Any]) -> Picture:
+    """The ladder at the table's columns, a row of panels for each type."""
+    by_type: dict[str, list[tuple[int, ...]]] = {}
+    for shape, dtype in COLUMNS:
+        if any(r["kind"] == "stage" for r in plots.measurements(shape, dtype=dtype, record=record)):
+            by_type.setdefault(dtype, []).append(shape)
+    return plots.measured_overview(by_type, record=record)
+
+
+def digest(record: Mapping[str, Any]) -> str:
+    """A hash of all that the plot shows of the record: each bar, each roof, the name of the GPU."""
+    shown = [
+        [shape, dtype, r["name"], r["kind"], r["tflops"]]
+        for shape, dtype in COLUMNS
+        for r in plots.measurements(shape, dtype=dtype, record=record)
+    ]
+    roofs = [[r["name"], r.get("tflops")] for r in record["results"] if r["kind"] == "roof"]
+    return hashlib.sha256(json.dumps([shown, roofs, record["device"]["name"]]).encode()).hexdigest()
+
+
+def plot(record: Mapping[str, Any]) -> bytes:
+    """The picture as PNG, with the digest of what it shows in its text."""
+    noted, file = PngImagePlugin.PngInfo(), io.BytesIO()
+    noted.add_text("record", digest(record))
+    Image.open(io.BytesIO(picture(record).png())).save(file, "PNG", optimize=True, pnginfo=noted)
+    return file.getvalue()
+
+
+def plotted() -> str | None:
+    """The digest that the plot's file has; None for a picture without one."""
+    with Image.open(PLOT) as image:
+        return image.text.get("record")
+
+
+def write() -> None:
+    """Make README's table and plot from the record."""
+    record = json.loads(RECORD.read_text())
+    README.write_text(with_table(README.read_text(), record))
+    PLOT.write_bytes(plot(record))

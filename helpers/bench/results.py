@@ -1,0 +1,202 @@
+"""The record of a run: what was timed, what was not and why, as JSON and as a table.
+
+Reading it needs neither a GPU nor what measures.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from helpers.bench.cases import Case
+
+RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidia-h200.json"
+NO_RECORD = "no GPU run is recorded yet"
+# The peer that a stage is set beside, by type: the fastest of PyTorch's in float32, FlashAttention-2 in half types.
+MAIN_PEER = {"float32": "SDPA efficient", "float16": "SDPA flash", "bfloat16": "SDPA flash"}
+
+
+# A path with two parts or more, of Linux, macOS or Windows: messages of errors have them, records are not to.
+PATHS = re.compile(r"(?<![\w.)\]])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+-]+){2,}[/\\]?")
+
+
+def without_paths(text: str) -> str:
+    """The text with the last part alone of each path: where a file is says whose machine it was."""
+    return PATHS.sub(lambda path: re.split(r"[/\\]", path.group().rstrip("/\\"))[-1], text)
+
+
+def roof_name(dtype: str) -> str:
+    """The name of a type's matrix product in the record."""
+    return "matmul" if dtype == "float32" else f"matmul {dtype}"
+
+
+def measure_or_show(
+    words: Sequence[str], measure: Callable[[], Any], table: Callable[..., str], usage: str | None
+) -> None:
+    """A command's two forms: FILE, to measure a record and write it there as JSON; or nothing, for the recorded table.
+
+    table: a record, or nothing for the committed one, to text. SystemExit with the usage for other words.
+    """
+    if len(words) > 1:
+        sys.exit(usage)
+    if not words:
+        print(table())
+        return
+    record = measure()
+    Path(words[0]).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(table(record))
+
+
+@dataclass
+class Measurement:
+    """One line of the record. Times are in milliseconds: of the device, or of the host where the kind is "host".
+
+    kind: "stage", "peer" or "roof"; "variant", a stage with other tile sizes; "step", one on the way to a stage;
+    "experiment", a stage with another text; "host", what a call takes on the host; "backward", a stage that computes
+    gradients, "backward peer", "backward step" and "backward experiment".
+    """
+
+    name: str
+    kind: str
+    shape: list[int]
+    dtype: str
+    ms: float
+    ms_min: float
+    ms_max: float
+    launches: int
+    tflops: float | None = None
+    gbps: float | None = None
+    max_error: float | None = None
+    note: str = ""
+    wrong_launches: int | None = None  # of an experiment, out of checked_launches
+    causal: bool = False
+    tolerance: float | None = None
+    checked_launches: int | None = None
+    extra_bytes: int | None = None  # device memory beyond q, k, v and the output
+    clocks: dict[str, float] = field(default_factory=dict)  # while it was timed
+    step: int | None = None  # of a step: its number in the climb, from 1
+    idea: str = ""  # of a step
+
+
+@dataclass
+class Note:
+    """Something that was not timed, and why. failed: it should have been. left: there was no time for it."""
+
+    name: str
+    kind: str
+    why: str
+    cases: list[str]
+    failed: bool = False
+    left: bool = False
+
+
+@dataclass
+class Record:
+    """Everything that is needed to read the figures, and to measure them again."""
+
+    device: dict[str, Any]
+    how: dict[str, Any]
+    results: list[Measurement] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    def add_note(
+        self, name: str, kind: str, why: str, case: Case | None, *, failed: bool = False, left: bool = False
+    ) -> None:
+        """Note why something was not timed, without its paths; the cases of one reason stand together."""
+        why = without_paths(why)
+        for note in self.notes:
+            if (note.name, note.kind, note.why) == (name, kind, why):
+                note.cases.append(str(case))
+                return
+        self.notes.append(Note(name, kind, why, [str(case)], failed, left))
+
+    def forget_left(self, planned: Iterable[tuple[str, str, str]]) -> None:
+        """Take back the notes on what there was no time for, where it is (kind, name, case) that is planned again."""
+        planned = set(planned)
+        for note in self.notes:
+            if note.left:
+                note.cases = [case for case in note.cases if (note.kind, note.name, case) not in planned]
+        self.notes = [note for note in self.notes if note.cases]
+
+    def save(self, path: Path) -> None:
+        """Write as JSON, a result a line. The file is whole at any time."""
+        head = json.dumps({"device": self.device, "how": self.how}, indent=1).removesuffix("\n}")
+        parts = [
+            f' "{name}": [\n' + ",\n".join(f"  {json.dumps(_rounded(asdict(item)))}" for item in items) + "\n ]"
+            for name, items in (("results", self.results), ("notes", self.notes))
+        ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + ".part")
+        unfinished.write_text(",\n".join([head, *parts]) + "\n}\n")
+        unfinished.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        """A record that `save` wrote."""
+        found = json.loads(path.read_text())
+        results = [Measurement(**r) for r in found["results"]]
+        return cls(found["device"], found["how"], results, [Note(**n) for n in found.get("notes", [])])
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to six digits, which is more than a clock can tell."""
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def results_table(record: Record) -> str:
+    """The results as text: case by case, each line with its share of the roof and its speed beside each peer's."""
+    roofs = {r.name: r for r in record.results if r.kind == "roof"}
+    lines = [
+        f"{r.name:18}{r.tflops or r.gbps:9.1f} {'TFLOP/s' if r.tflops else 'GB/s'}, {r.ms:.3f} ms {_clocks(r)}".rstrip()
+        for r in roofs.values()
+    ]
+    groups: dict[Case, list[Measurement]] = {}
+    for r in record.results:
+        if r.kind not in ("roof", "host"):
+            case = Case(tuple(r.shape), r.dtype, r.causal, backward=r.kind.startswith("backward"))
+            groups.setdefault(case, []).append(r)
+    for case, results in groups.items():
+        others = [r for r in results if r.kind in ("peer", "backward peer")]
+        roof = roofs.get(roof_name(case.dtype))
+        width = max(18, *(len(r.name) for r in results)) + 1
+        head = f"{'':{width}}{'ms':>10}{'spread':>8}{'TFLOP/s':>9}" + f"{'of roof':>9}" * (roof is not None)
+        beside = {peer.name: f"  x {peer.name.removeprefix('SDPA ')}" for peer in others}
+        head += "".join(f"{name:>12}" for name in beside.values())
+        lines += ["", str(case), head + f"{'max error':>11}"]
+        for r in results:
+            line = f"{r.name:{width}}{r.ms:10.3f}{(r.ms_max - r.ms_min) / r.ms:8.1%}{r.tflops:9.3g}"
+            line += f"{r.tflops / roof.tflops:9.1%}" if roof else ""
+            line += "".join(f"{peer.ms / r.ms:{max(12, len(beside[peer.name]))}.3f}" for peer in others)
+            wrong = f"  {r.wrong_launches} of {r.checked_launches} launches wrong" if r.wrong_launches else ""
+            lines.append(f"{line}{r.max_error:11.1e}  {r.note}{wrong}".rstrip())
+    lines += _host_lines([r for r in record.results if r.kind == "host"])
+    if record.notes:
+        lines += ["", "not timed:"]
+        for note in record.notes:
+            where = note.cases[0] if len(note.cases) == 1 else f"{len(note.cases)} cases, first {note.cases[0]}"
+            lines.append(f"{'[FAIL] ' * note.failed}{note.name} ({where}): {note.why}")
+    return "\n".join(lines)
+
+
+def _host_lines(results: list[Measurement]) -> list[str]:
+    """What calls take on the host, a line each."""
+    if not results:
+        return []
+    width = max(len(r.name) for r in results) + 1
+    case = Case(tuple(results[0].shape), results[0].dtype, results[0].causal)
+    lines = ["", f"{case}: on the host, a call"]
+    for r in results:
+        lines.append(f"{r.name:{width}}{1e3 * r.ms:9.1f} µs{(r.ms_max - r.ms_min) / r.ms:8.1%}  {r.note}".rstrip())
+    return lines
+
+
+def _clocks(r: Measurement) -> str:
+    units = {"sm_mhz": "MHz", "memory_mhz": "MHz memory", "watts": "W", "celsius": "°C"}
+    return " ".join(f"{value:.0f} {units[name]}" for name, value in r.clocks.items())

@@ -1,0 +1,349 @@
+"""Doing the measurements of a run: each is checked, then timed; what fails is noted, and the next one goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+import os
+import platform
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helpers.attention import reference
+from helpers.attention.ladder import backward
+from helpers.bench.cases import TYPES, Inputs
+from helpers.bench.experiments import Step
+from helpers.bench.plan import Job, tile_sizes, tiles_text
+from helpers.bench.results import Measurement, Record
+from helpers.bench.studies.host_cost import host_time
+from helpers.bench.timing import Clocks, measure
+from helpers.device import ON_GPU, cp, describe
+
+INTERRUPTED = "interrupted: what was measured until then is in the table; --json FILE --resume goes on"
+LOST = "the GPU takes no more work from this process after the failure above"
+
+
+class WrongOutput(AssertionError):
+    """A stage whose output is wrong: it is not timed."""
+
+
+class JobRunner:
+    """Runs jobs. Inputs of the latest shape and type are kept: jobs come sorted."""
+
+    def __init__(self, budget_s: float, clocks: Clocks | None = None) -> None:
+        self.budget_s, self.clocks = budget_s, clocks
+        self._inputs: Inputs | None = None
+
+    def run(self, job: Job) -> Measurement:
+        """Check, then time. Raises WrongOutput, and whatever the launch raises."""
+        if job.kind == "roof":
+            return self._roof(job)
+        inputs = self._take_inputs(job.case)
+        if job.kind == "host":
+            return self._host(job, inputs)
+        if job.kind == "experiment":
+            return self._experiment(job, inputs)
+        if job.case.backward:
+            return self._gradients(job, inputs)
+        with self._ready(job, inputs) as launch:
+            before = _held()
+            o = launch()
+            extra = None if before is None else _held(peak=True) - before - o.nbytes
+            error, tolerance = self._checked(job, inputs, o)
+            timed = self._timed(launch, share=job.share)
+        return _measurement(job, timed, max_error=error, tolerance=tolerance, extra_bytes=extra)
+
+    def _roof(self, job: Job) -> Measurement:
+        roof = job.what
+        timed = self._timed(roof.ready(), warm=False)
+        rate = roof.work / timed["ms"] / (1e9 if roof.quantity == "tflops" else 1e6)
+        return Measurement(
+            job.name, job.kind, list(roof.shape), roof.dtype, note=roof.note, **{roof.quantity: rate}, **timed
+        )
+
+    def _host(self, job: Job, inputs: Inputs) -> Measurement:
+        with job.what.ready(inputs) as (call, output):
+            error, tolerance = self._checked(job, inputs, output(call()))
+            begin = time.perf_counter()
+            timing = host_time(call)
+        case = job.case
+        return Measurement(
+            *(job.name, job.kind, list(case.shape), case.dtype),
+            **{"note": job.what.note, "causal": case.causal, "max_error": error, "tolerance": tolerance},
+            **self._with_clocks(timing, begin),
+        )
+
+    def _take_inputs(self, case: Any) -> Inputs:
+        if self._inputs is None or (self._inputs.shape, self._inputs.dtype) != (case.shape, case.dtype):
+            self._inputs = None  # before the next ones are made
+            _free()
+            self._inputs = Inputs(case.shape, case.dtype)
+        return self._inputs
+
+    @contextlib.contextmanager
+    def _ready(self, job: Job, inputs: Inputs) -> Iterator[Callable[[], Any]]:
+        """A function that launches and returns the output. Memory that it needs beyond q, k and v is not held yet."""
+        if job.kind == "peer":
+            with job.what.ready(inputs, job.case.causal) as launch:
+                yield launch
+            return
+        stage, source, arrays, prepared = job.stage, job.source, inputs.device, []
+
+        def launch() -> Any:
+            if not prepared:
+                prepared.append(stage.prepare(*arrays, causal=job.case.causal, source=source, sizes=job.sizes or None))
+            run, o = prepared[0]
+            run()
+            return o
+
+        yield launch
+
+    def _gradients(self, job: Job, inputs: Inputs) -> Measurement:
+        """The gradients alone: the forward that they start from has run before."""
+        causal = job.case.causal
+        with contextlib.ExitStack() as contexts:
+            if job.kind == "backward peer":
+                launch = contexts.enter_context(job.what.ready(inputs, causal))
+            else:
+                run, found = job.gradients.prepare(inputs, causal, job.sizes or None)
+
+                def launch() -> Any:
+                    run()
+                    return found
+
+            error, tolerance = inputs.gradient_sample(causal).error(launch())
+            if not error <= tolerance:
+                raise WrongOutput(f"max error {error:.1e} > {tolerance:.1e}; not timed")
+            timed = self._timed(launch, share=job.share)
+        return _measurement(job, timed, max_error=error, tolerance=tolerance)
+
+    def _checked(self, job: Job, inputs: Inputs, o: Any) -> tuple[float, float]:
+        sample = inputs.sample(job.case.causal)
+        error = sample.error(o)
+        if not error <= sample.tolerance:
+            raise WrongOutput(f"max error {error:.1e} > {sample.tolerance:.1e}; not timed")
+        return error, sample.tolerance
+
+    def _timed(self, launch: Callable[[], Any], *, warm: bool = True, share: float = 1.0) -> dict[str, Any]:
+        begin = time.perf_counter()
+        return self._with_clocks(measure(launch, budget_s=self.budget_s * share, warm=warm), begin)
+
+    def _with_clocks(self, timing: Any, begin: float) -> dict[str, Any]:
+        return {**asdict(timing), "clocks": self.clocks.between(begin, time.perf_counter()) if self.clocks else {}}
+
+    def _experiment(self, job: Job, inputs: Inputs) -> Measurement:
+        """Launch a changed stage; count the launches whose output is wrong."""
+        experiment, sample = job.what, inputs.sample(job.case.causal)
+        whole = None
+        if experiment.launches > 1:  # a race may show in one row alone
+            whole = cp.asarray(reference.attention(*inputs.host, causal=job.case.causal))
+        wrong, worst = 0, 0.0
+        with self._ready(job, inputs) as launch:
+            for _ in range(experiment.launches):
+                o = launch()
+                error = sample.error(o) if whole is None else float(abs(o - whole).max())
+                wrong += not error <= sample.tolerance
+                worst = max(worst, error) if error == error else float("nan")
+                o[...] = cp.nan
+            timed = self._timed(launch, share=job.share)
+        more = {"wrong_launches": wrong, "checked_launches": experiment.launches}
+        return _measurement(job, timed, max_error=worst, tolerance=sample.tolerance, **more)
+
+
+def _measurement(job: Job, timed: Mapping[str, Any], **more: Any) -> Measurement:
+    case = job.case
+    more |= {"tflops": case.flops / timed["ms"] / 1e9, "note": tiles_text(job), "causal": case.causal}
+    if isinstance(job.what, Step):
+        more |= {"step": job.what.number, "idea": job.what.stage.idea}
+    return Measurement(job.name, job.kind, list(case.shape), case.dtype, **timed, **more)
+
+
+def _torch_cuda() -> Any | None:
+    return sys.modules["torch"].cuda if ON_GPU and "torch" in sys.modules else None
+
+
+def _held(*, peak: bool = False) -> int | None:
+    """Bytes of the GPU's memory that arrays hold now; or PyTorch's most since the last call, with CuPy's of now."""
+    if not ON_GPU:
+        return None
+    torch_cuda = _torch_cuda()
+    total = cp.get_default_memory_pool().used_bytes()
+    if torch_cuda:
+        total += torch_cuda.max_memory_allocated() if peak else torch_cuda.memory_allocated()
+        torch_cuda.reset_peak_memory_stats()
+    return total
+
+
+def _free() -> None:
+    """Give memory that nothing uses back to the GPU, so that CuPy and PyTorch do not starve each other."""
+    if ON_GPU:
+        cp.get_default_memory_pool().free_all_blocks()
+        torch_cuda = _torch_cuda()
+        if torch_cuda:
+            torch_cuda.empty_cache()
+
+
+def compile_all(jobs: Sequence[Job]) -> None:
+    """Compile the kernels of the jobs, many at a time. An error shows again, and is noted, when its job runs."""
+
+    def compile_one(job: Job) -> None:
+        one = cp.zeros((1, 1, 1, job.case.shape[3]), dtype=TYPES[job.case.dtype])
+        sizes = {**tile_sizes(job.stage, job.case), **job.sizes}
+        if way := job.gradients:
+            lse, how = cp.zeros((1, 1, 1), dtype=cp.float32), {"deterministic": way.deterministic}
+            backward.prepare(job.stage, one, one, one, one, one, lse, sizes=sizes, **how)
+            return
+        job.stage.prepare(one, one, one, source=job.source, sizes=sizes)
+
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        for future in [pool.submit(compile_one, job) for job in jobs if job.stage is not None]:
+            with contextlib.suppress(Exception):
+                future.result()
+
+
+def device_facts() -> dict[str, Any]:
+    """What ran it, by name and version."""
+    found: dict[str, Any] = {"description": describe(), "python": platform.python_version(), "numpy": np.__version__}
+    if not ON_GPU:
+        return found
+    properties = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)
+    driver = cp.cuda.runtime.driverGetVersion()
+    found |= {
+        "name": properties["name"].decode(),
+        "compute_capability": f"{properties['major']}.{properties['minor']}",
+        "multiprocessors": properties["multiProcessorCount"],
+        "clock_mhz": properties["clockRate"] / 1000,
+        "l2_bytes": properties["l2CacheSize"],
+        "memory_bytes": properties["totalGlobalMem"],
+        "cuda_driver_api": f"{driver // 1000}.{driver % 1000 // 10}",
+        "nvrtc": ".".join(map(str, cp.cuda.nvrtc.getVersion())),
+        "cupy": cp.__version__,
+    }
+    with contextlib.suppress(OSError, AttributeError):
+        found["driver"] = re.search(r"\d+\.\d+(\.\d+)?", Path("/proc/driver/nvidia/version").read_text()).group(0)
+    for name in ("torch", "triton"):
+        if importlib.util.find_spec(name):
+            found[name] = __import__(name).__version__
+    torch = sys.modules.get("torch")
+    if torch and torch.backends.cudnn.is_available():
+        found["cudnn"] = torch.backends.cudnn.version()
+    return found
+
+
+def how_measured() -> dict[str, Any]:
+    """What a reader must know of the figures."""
+    return {
+        "timer": "device events around one launch, queued behind other work" if ON_GPU else "wall clock",
+        "statistic": "median; ms_min and ms_max are the spread",
+        "l2": "flushed by a 256 MB write before each launch" if ON_GPU else "as it is",
+        "inputs": "normal, unit variance, mean 0.25; checked against float64 on sampled rows and heads before timing",
+        "tolerance": "float32: 1e-5; half types: twice the error of NumPy attention that rounds P and O to the type",
+        "flops": "4 * batch * heads * rows * keys * head_dim, half of it where causal; 2.5 times that for gradients",
+        "backward": "the gradients alone; the output and lse are there. Checked against float64 on sampled rows",
+        "clocks": "nvidia-smi, every 100 ms, the median while a measurement ran; none where it was shorter",
+        "extra_bytes": "device memory held beyond q, k, v and the output, after one launch; PyTorch's at its peak",
+        "host": "wall clock of a batch of calls that do not wait for the GPU, divided by their number",
+        "command": "python3 helpers/course.py bench --json FILE",
+    }
+
+
+class ProgressBar:
+    """A bar on a terminal; nothing where the output is a file."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done = total, 0
+        self.shown = sys.stderr.isatty()
+        self.began = time.perf_counter()
+
+    def step(self, label: str) -> None:
+        """Say what is being done now."""
+        if self.shown:
+            filled = round(24 * self.done / max(self.total, 1))
+            bar = "#" * filled + "." * (24 - filled)
+            seconds = time.perf_counter() - self.began
+            sys.stderr.write(f"\r[{bar}] {self.done}/{self.total} {seconds:4.0f} s {label[:48]:<48}")
+            sys.stderr.flush()
+        self.done += 1
+
+    def close(self) -> None:
+        """Clear the line."""
+        if self.shown:
+            sys.stderr.write("\r" + " " * 100 + "\r")
+
+
+def run_all(jobs: Sequence[Job], record: Record, budget_s: float, path: Path | None, within_s: float = math.inf) -> str:
+    """Run the jobs into the record, which is saved on the way. Why it stopped early, or "".
+
+    What a job raises is noted, and the next one runs; so is what is left after `within_s`. Ctrl-C and SIGTERM end it.
+    """
+    progress, saved = ProgressBar(len(jobs) + ON_GPU), 0.0
+    began = time.perf_counter()
+    done = record.how.setdefault("done", [])
+    before = _on_sigterm(signal.default_int_handler)
+    stopped = ""
+    try:
+        if ON_GPU:
+            progress.step("compiling")
+            compile_all(jobs)
+        with Clocks() as clocks:
+            runner = JobRunner(budget_s, clocks)
+            for job in jobs:
+                if time.perf_counter() - began > within_s:
+                    record.add_note(job.name, job.kind, f"{within_s:g} s were over", job.case, left=True)
+                    continue
+                progress.step(f"{job.name} {job.case or ''}")
+                try:
+                    record.results.append(runner.run(job))
+                except Exception as error:
+                    # PyTorch says in this way that a backend cannot; all others should have run.
+                    why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+                    record.add_note(job.name, job.kind, why, job.case, failed=job.kind != "peer")
+                    runner = JobRunner(budget_s, clocks)  # lets go of the failed one's memory
+                    if not _alive():
+                        done.append(str(job.key))
+                        stopped = LOST
+                        break
+                done.append(str(job.key))
+                if path and time.perf_counter() - saved > 1:
+                    record.save(path)
+                    saved = time.perf_counter()
+    except KeyboardInterrupt:
+        stopped = INTERRUPTED
+    finally:
+        progress.close()
+        _on_sigterm(before)
+        record.how["seconds"] = record.how.get("seconds", 0) + round(time.perf_counter() - began, 1)
+        if stopped or sys.exc_info()[0]:
+            if path:
+                record.save(path)
+        else:
+            del record.how["done"]  # only a run that was not finished needs it
+    return stopped
+
+
+def _alive() -> bool:
+    """Whether the device still takes work: after an illegal access a process has lost it."""
+    try:
+        cp.cuda.Device().synchronize()
+        float(cp.ones(1, dtype=cp.float32)[0])
+    except Exception:
+        return False
+    return True
+
+
+def _on_sigterm(handler: Any) -> Any:
+    """Set the handler of SIGTERM, as `timeout` sends it; the handler before. Nothing outside the main thread."""
+    try:
+        return signal.signal(signal.SIGTERM, handler)
+    except ValueError:
+        return None

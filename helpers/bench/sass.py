@@ -1,0 +1,64 @@
+"""What a compiler made of a kernel: recorded SASS, where a sentence of a notebook needs it as evidence.
+
+    from helpers.bench import sass
+    print(sass.counts_table("06"))
+    print(sass.lines("06", "float16"))
+    sass.compiled("exp2f", "-ftz=true")["instructions"]
+
+The records, `notebooks/measured/sass-NN.json`, say in "how" which compiler, architecture and options they are of. Loops
+count once. That of 07 is made and read by sass_loop.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks" / "measured"
+
+
+def recorded(stage: str) -> dict[str, Any]:
+    """The record of a stage: "how", and "instances" of a template (06) or "rows" of pieces of code (04)."""
+    return json.loads((FOLDER / f"sass-{stage}.json").read_text(encoding="utf-8"))
+
+
+def instance(stage: str, dtype: str, head_dim: int = 64) -> dict[str, Any]:
+    """One compiled instance. Raises KeyError where none is recorded."""
+    for found in recorded(stage)["instances"]:
+        if (found["dtype"], found["head_dim"]) == (dtype, head_dim):
+            return found
+    raise KeyError(f"no SASS of stage {stage} recorded for {dtype}, head_dim {head_dim}")
+
+
+def counts_table(stage: str, head_dim: int = 64) -> str:
+    """Instructions by their kind as text: a kind a line, a type a column."""
+    record = recorded(stage)
+    found = [each for each in record["instances"] if each["head_dim"] == head_dim]
+    rows = [("", *(each["dtype"] for each in found))]
+    rows += [(kind, *(f"{each['counts'][kind]:,}" for each in found)) for kind in found[0]["counts"]]
+    rows += [(kind, *(f"{each[kind]:,}" for each in found)) for kind in ("instructions", "registers")]
+    how = f"{record['how']['compiler']}, {record['how']['architecture']}, head_dim {head_dim}"
+    return "\n".join([how, *(f"{row[0]:14}" + "".join(f"{cell:>10}" for cell in row[1:]) for row in rows)])
+
+
+def lines(stage: str, dtype: str, head_dim: int = 64) -> str:
+    """The recorded excerpt of one instance, an instruction a line, after its address in the kernel."""
+    found = instance(stage, dtype, head_dim)
+    return "\n".join([f"{found['kernel']}:", *(f"  {line}" for line in found["lines"])])
+
+
+def compiled(kernel: str, options: str = "-ftz=true", *, stage: str = "04") -> dict[str, Any]:
+    """What a compiler made of a kernel: {"kernel", "options", "instructions": lines of SASS, and counts of them}.
+
+    Args:
+        kernel, options: as the record has them. stage: whose record.
+
+    Raises:
+        KeyError: there is no such row; the message lists those there are.
+    """
+    rows = recorded(stage)["rows"]
+    for row in rows:
+        if (row["kernel"], row["options"]) == (kernel, options):
+            return row
+    raise KeyError(f"no {kernel!r} with {options!r}; there are: {[(row['kernel'], row['options']) for row in rows]}")

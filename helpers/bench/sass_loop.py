@@ -1,0 +1,162 @@
+"""What the compiler makes of the tile loop of stage 07 and of the last steps to it: its SASS, counted.
+
+    python3 -m helpers.bench.sass_loop FILE       # where nvcc and nvdisasm are in PATH: writes JSON; no GPU is needed
+    sass_loop.table(("HMMA", "LDSM", "moves"))     # anywhere: the record as a table
+
+A step is in the record if its tile loop is unrolled, so that its lines are executed once a tile.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from helpers.attention import kernel
+from helpers.attention.ladder import Stage
+from helpers.attention.ladder.steps import CLIMBS
+from helpers.bench.results import NO_RECORD
+
+RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "sass-07.json"
+ARCH, HEAD_DIM, DTYPE = "sm_90", 128, "bfloat16"
+FIRST = 9  # the first step whose loop is unrolled
+TYPES = {"bfloat16": "__nv_bfloat16", "float16": "__half"}
+
+# What `excerpt` shows: (step, the instruction that it begins with, lines).
+EXCERPTS = {
+    "second product": (17, r"F2FP\.BF16\.F32\.PACK_AB", 18),
+    "register moves": (16, r"IMAD\.MOV\.U32 R163", 12),
+}
+
+
+def recorded(path: Path = RECORD) -> dict[str, Any] | None:
+    """The record, or None where there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def table(opcodes: Sequence[str], *, record: Mapping[str, Any] | None = None) -> str:
+    """Instructions of the tile loop, a step a line.
+
+    Args:
+        opcodes: a column each, without what follows the dot; "moves" are register-to-register copies.
+    """
+    record = record or recorded()
+    if record is None:
+        return NO_RECORD
+    lines = [f"{'':32}{'instructions':>14}" + "".join(f"{name:>8}" for name in opcodes)]
+    for row in record["steps"]:
+        counts = "".join(f"{row['opcodes'].get(name, 0):8}" for name in opcodes)
+        lines.append(f"{row['step']:3}  {row['idea']:27}{row['instructions']:14,}{counts}")
+    return "\n".join(lines)
+
+
+def instructions(step: int, *, record: Mapping[str, Any] | None = None) -> int | None:
+    """Instructions of the tile loop of a step, or None where it is not in the record."""
+    steps = (record or recorded() or {"steps": []})["steps"]
+    return next((row["instructions"] for row in steps if row["step"] == step), None)
+
+
+def excerpt(name: str, *, record: Mapping[str, Any] | None = None) -> str:
+    """Some lines of SASS. name: a key of EXCERPTS."""
+    record = record or recorded()
+    return NO_RECORD if record is None else "\n".join(record["excerpts"][name])
+
+
+# ------------------------------------------------------------------------------------------------ making the record
+
+
+class Instruction(NamedTuple):
+    """One line of SASS."""
+
+    address: int
+    opcode: str
+    text: str
+
+
+def disassembled(stage: Stage, folder: Path) -> tuple[list[Instruction], dict[str, int]]:
+    """A stage's SASS, and the address of each label."""
+    text = kernel.source(stage.file)
+    head = re.search(r"__global__ void __launch_bounds__\([^)]*\) (\w+)\((.*?)\) \{", text, re.DOTALL)
+    assert head, stage.file
+    parameters = re.sub(r"\bT\b", TYPES[DTYPE], re.sub(r"//[^\n]*", "", head[2]))
+    source, cubin = folder / "kernel.cu", folder / "kernel.cubin"
+    source.write_text(f"{text}\ntemplate __global__ void {stage.kernel_name(DTYPE)}({parameters});\n")
+    defines = [f"-D{name}={value}" for name, value in stage.defines(HEAD_DIM).items()]
+    flags = ("-std=c++17", f"-arch={ARCH}", "-ftz=true", "-w", "-cubin")  # -ftz=true is what CuPy adds
+    subprocess.run(["nvcc", *flags, *defines, "-o", str(cubin), str(source)], check=True)
+    return parsed(subprocess.run(["nvdisasm", "-c", str(cubin)], check=True, capture_output=True, text=True).stdout)
+
+
+def parsed(sass: str) -> tuple[list[Instruction], dict[str, int]]:
+    """The instructions of nvdisasm's text, and the address of each label."""
+    found, labels, waiting = [], {}, []
+    for line in sass.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            waiting.append(label[1])
+        elif it := re.match(r"\s*/\*([0-9a-f]{4,6})\*/\s+((?:@\S+\s+)?([A-Z][A-Z0-9_]*).*?)\s*;?\s*$", line):
+            labels |= dict.fromkeys(waiting, int(it[1], 16))
+            waiting = []
+            found.append(Instruction(int(it[1], 16), it[3], it[2]))
+    return found, labels
+
+
+def tile_loop(found: Sequence[Instruction], labels: Mapping[str, int]) -> list[Instruction]:
+    """The innermost loop with all products, without what a branch skips in most tiles: masks and the lazy rescale."""
+    jumps = [(i.address, labels[to[0]]) for i in found if (to := re.findall(r"\.L_x_\d+", i.text)) and "BRA" in i.text]
+    products = [i.address for i in found if i.opcode == "HMMA"]
+    last, first = min(
+        ((at, to) for at, to in jumps if to <= products[0] and at >= products[-1]), key=lambda jump: jump[0] - jump[1]
+    )
+    loop = [i for i in found if first <= i.address <= last]
+    for at, to in jumps:
+        skipped = [i for i in loop if at < i.address < to <= last]
+        if first <= at and not {"HMMA", "LDGSTS"} & {i.opcode for i in skipped}:
+            loop = [i for i in loop if i not in skipped]
+    return loop
+
+
+def _steps() -> Iterator[tuple[int, Stage]]:
+    climb = CLIMBS["flash_mma"]
+    yield from ((number, stage) for number, stage in enumerate(climb, start=1) if number >= FIRST)
+
+
+def made() -> dict[str, Any]:
+    """The record, of this machine's compiler."""
+    version = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True).stdout
+    release = re.search(r"V([\d.]+)", version)
+    rows, loops = [], {}
+    for number, stage in _steps():
+        with tempfile.TemporaryDirectory() as folder:
+            loops[number] = loop = tile_loop(*disassembled(stage, Path(folder)))
+        opcodes = collections.Counter("moves" if is_move(i) else i.opcode for i in loop)
+        idea = stage.idea if number < len(CLIMBS["flash_mma"]) else "the stage"
+        row = {"step": number, "idea": idea, "file": stage.file, "instructions": len(loop)}
+        rows.append({**row, "opcodes": dict(opcodes.most_common())})
+    excerpts = {}
+    for name, (number, pattern, lines) in EXCERPTS.items():
+        texts = [i.text for i in loops[number]]
+        at = next(i for i, text in enumerate(texts) if re.match(pattern, text))
+        excerpts[name] = texts[at : at + lines]
+    how = {
+        "compiler": f"nvcc {release[1] if release else '?'}, -arch={ARCH} -ftz=true, disassembled by nvdisasm",
+        "kernel": f"flash_mma<{TYPES[DTYPE]}>, HEAD_DIM = {HEAD_DIM}",
+        "counted": "instructions of a warp for one tile, without masks and rescales, which most tiles skip",
+    }
+    return {"how": how, "steps": rows, "excerpts": excerpts}
+
+
+def is_move(instruction: Instruction) -> bool:
+    """Whether it only copies one register to another."""
+    return bool(re.match(r"(IMAD\.MOV\.U32 R\d+, RZ, RZ, R\d|MOV R\d+, R\d)", instruction.text))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    Path(sys.argv[1]).write_text(json.dumps(made(), indent=1) + "\n", encoding="utf-8")

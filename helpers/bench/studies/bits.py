@@ -1,0 +1,85 @@
+"""How many elements of the gradients are not the same, bit by bit, in every run of one call on a GPU.
+
+python3 -m helpers.bench.studies.bits FILE     # on a machine with a GPU: writes JSON
+python3 -m helpers.bench.studies.bits          # anywhere: prints the recorded table
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helpers.attention import flash_attention
+from helpers.attention.ladder import BACKWARD, backward
+from helpers.bench.cases import Inputs, Shape
+from helpers.bench.results import NO_RECORD, measure_or_show
+from helpers.device import cp, describe
+
+RECORD = Path(__file__).resolve().parents[3] / "notebooks" / "measured" / "nvidia-h200-bits.json"
+SHAPE = (1, 16, 4096, 64)
+RUNS = 10
+
+
+def different(name: str, *, deterministic: bool, dtype: str, shape: Shape = SHAPE, runs: int = RUNS) -> dict[str, int]:
+    """Elements of each gradient that differ between the runs of one call of a stage."""
+    inputs = Inputs(shape, dtype)
+    q, k, v = inputs.device
+    o, lse = flash_attention(*(a.swapaxes(1, 2) for a in (q, k, v)), return_lse=True)
+    arrays = cp.asarray(inputs.do), q, k, v, o.swapaxes(1, 2), lse
+    run, found = backward.prepare(BACKWARD[name], *arrays, deterministic=deterministic)
+    first: list[np.ndarray] = []
+    changed: list[np.ndarray] = []
+    for _ in range(runs):
+        run()
+        bits = [np.array(cp.asnumpy(a)).view(f"u{a.dtype.itemsize}") for a in found]
+        first = first or bits
+        changed = changed or [np.zeros(a.shape, bool) for a in bits]
+        for all_changed, a, b in zip(changed, first, bits, strict=True):
+            all_changed |= a != b
+    return {name: int(a.sum()) for name, a in zip(("dQ", "dK", "dV"), changed, strict=True)}
+
+
+def measure(shape: Shape = SHAPE, runs: int = RUNS) -> dict[str, Any]:
+    """The record: every stage that computes gradients, in its types and both of its ways."""
+    rows = [
+        {
+            "stage": stage.name + " deterministic" * deterministic,
+            "dtype": dtype,
+            "different": different(stage.name, deterministic=deterministic, dtype=dtype, shape=shape, runs=runs),
+        }
+        for stage in BACKWARD.values()
+        for dtype in stage.dtypes
+        for deterministic in (False, True)
+        if not deterministic or "deterministic" in stage.features
+    ]
+    return {"device": describe(), "shape": list(shape), "runs": runs, "rows": rows}
+
+
+def table(record: Mapping[str, Any] | None = None) -> str:
+    """A record as text, a stage a line; the committed one where none is given."""
+    if record is None:
+        if not RECORD.is_file():
+            return NO_RECORD
+        record = json.loads(RECORD.read_text(encoding="utf-8"))
+    batch, heads, n, d = record["shape"]
+    lines = [
+        f"Elements that differ between {record['runs']} runs, of {batch * heads * n * d:,} each; {record['device']}",
+        f"{'':32}{'':10}{'dQ':>12}{'dK':>12}{'dV':>12}",
+    ]
+    for row in record["rows"]:
+        lines.append(f"{row['stage']:32}{row['dtype']:10}" + "".join(f"{n:12,}" for n in row["different"].values()))
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str]) -> None:
+    """FILE, or nothing for the table."""
+    measure_or_show(words, measure, table, __doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

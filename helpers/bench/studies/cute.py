@@ -1,0 +1,368 @@
+"""What CuTe buys and costs: 12 and its first step beside 07, in time, registers, instructions and seconds to compile.
+
+    python3 -m helpers.bench.studies.cute FILE     # on a GPU: writes JSON, in about 100 s and what compiling takes
+    python3 -m helpers.bench.studies.cute          # anywhere: prints what is recorded
+
+At each shape the kernels are timed in turns, on the same 16,384 tokens of 2048 columns: 32 heads of 64 or 16 of 128.
+Each result is compared with float64 first, in some of its rows. "compiled" has each kernel as NVRTC compiles it without
+any cache, many at a time; its SASS where nvdisasm is in PATH.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from helpers.attention import kernel
+from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder.steps import CLIMBS
+from helpers.bench import peers, sass_loop
+from helpers.bench.cases import Case, Inputs, Sample, Shape
+from helpers.bench.plan import tile_sizes
+from helpers.bench.results import NO_RECORD, measure_or_show
+from helpers.bench.timing import in_turns, speeds
+from helpers.device import ON_GPU, cp, describe
+from helpers.engine import nvrtc
+
+RECORD = Path(__file__).resolve().parents[3] / "notebooks" / "measured" / "nvidia-h200-cute.json"
+DTYPE, ARCH, ROUNDS = "bfloat16", "sm_90", 8
+TOKENS, COLUMNS = 16384, 2048
+LENGTHS, HEAD_DIMS = (512, 4096, 16384), (64, 128)
+SQUARE = (("BLOCK_M", 64), ("BLOCK_N", 64))  # the tile that 12 begins with
+PEER = "SDPA flash"  # FlashAttention-2, as PyTorch has it
+
+
+@dataclass(frozen=True)
+class Way:
+    """A kernel with its tiles: the stage's own, or others."""
+
+    name: str
+    stage: Stage
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    def defines(self, head_dim: int) -> dict[str, int]:
+        """All -D options, in the order in which a launch gives them, so that CuPy's cache knows them."""
+        return {**tile_sizes(self.stage, Case((1, COLUMNS, TOKENS, head_dim), DTYPE)), **dict(self.sizes)}
+
+
+BESIDE = Way("07", LADDER["flash_mma"])
+_KERNELS = (("07", LADDER["flash_mma"]), ("12, first step", CLIMBS["flash_cute"][0]), ("12", LADDER["flash_cute"]))
+WAYS = (
+    *(Way(name, stage) for name, stage in _KERNELS),
+    *(Way(f"{name}, 64 x 64", stage, SQUARE) for name, stage in _KERNELS),
+)
+CASES = tuple(
+    Case((TOKENS // n, COLUMNS // d, n, d), DTYPE, causal)
+    for d in HEAD_DIMS
+    for n in LENGTHS
+    for causal in (False, True)
+)
+
+
+# ---- what the compiler makes of them
+
+
+def cold(way: Way, head_dim: int, arch: str = ARCH) -> dict[str, Any]:
+    """NVRTC's work on a kernel, with no cache: seconds, registers, spills in bytes, instructions of its tile loop.
+
+    The counts of instructions are None where nvdisasm is not in PATH.
+
+    Raises:
+        CuteMissing: it includes CuTe's headers, which are not installed.
+    """
+    from cupy._core import core
+    from cupy.cuda import nvrtc as compiler
+
+    code, name, defines = kernel.source(way.stage.file), way.stage.kernel_name(DTYPE), way.defines(head_dim)
+    given = (*kernel.options(defines), *nvrtc.header_options(code))
+    options = (*core.assemble_cupy_compiler_options(given), "-ftz=true", f"-arch={arch}", "--ptxas-options=-v")
+    if compiler.getVersion() >= (12, 9):
+        options = (*options, "-no-cache")
+    program = compiler.createProgram(code, "kernel.cu", [], [])
+    try:
+        compiler.addNameExpression(program, name)
+        begin = time.perf_counter()
+        compiler.compileProgram(program, options)
+        seconds = time.perf_counter() - begin
+        log, cubin = compiler.getProgramLog(program), compiler.getCUBIN(program)
+    finally:
+        compiler.destroyProgram(program)
+    used = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers", log, re.DOTALL)
+    if used is None:
+        raise ValueError(f"NVRTC's log does not say what {way.name} uses:\n{log}")
+    return {
+        "name": way.name,
+        "file": way.stage.file,
+        "head_dim": head_dim,
+        "sizes": defines,
+        "seconds": seconds,
+        "registers": int(used[3]),
+        "spill_bytes": int(used[1]) + int(used[2]),
+        "cubin_bytes": len(cubin),
+        **_instructions(cubin),
+    }
+
+
+def _instructions(cubin: bytes) -> dict[str, Any]:
+    """Instructions of the kernel and of its tile loop, and the loop's by opcode; Nones without nvdisasm."""
+    if shutil.which("nvdisasm") is None:
+        return {"instructions": None, "loop": None, "opcodes": None}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin + b"\0")  # CuPy's getCUBIN leaves the last byte out, a zero
+        made = subprocess.run(["nvdisasm", "-c", str(file)], check=True, capture_output=True, text=True)
+    found, labels = sass_loop.parsed(made.stdout)
+    loop = sass_loop.tile_loop(found, labels)
+    opcodes = collections.Counter("moves" if sass_loop.is_move(i) else i.opcode for i in loop)
+    return {"instructions": len(found), "loop": len(loop), "opcodes": dict(opcodes.most_common())}
+
+
+def lines(file: str) -> dict[str, int]:
+    """Lines of a kernel's text with what it includes of the course's: of code, which is all but comments; and all.
+
+    Without attention_params.cuh, which all kernels from 05 on share.
+    """
+    text = (kernel.KERNELS / file).read_text(encoding="utf-8")
+    if '#include "ptx.cuh"' in text:
+        text += (kernel.KERNELS / "ptx.cuh").read_text(encoding="utf-8")
+    every = [line.strip() for line in text.splitlines()]
+    return {"code": sum(1 for line in every if line and not line.startswith("//")), "all": len(every)}
+
+
+# ---- time and memory
+
+
+@functools.lru_cache(maxsize=2)
+def _inputs(shape: Shape) -> Inputs:
+    """Made once for a shape with and without a mask."""
+    return Inputs(shape, DTYPE)
+
+
+def timed(cases: Sequence[Case] = CASES, ways: Sequence[Way] = WAYS, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
+    """Milliseconds, TFLOP/s and memory of each way at each case, beside 07's: checked first, then timed in turns.
+
+    extra_bytes: what a call takes beyond q, k, v and its output; None on the CPU engine.
+
+    Raises:
+        AssertionError: a result is wrong.
+    """
+    found = [peer for peer in (peers.beside_torch() if peers.torch_on_gpu() else ()) if peer.name == PEER]
+    for case in cases:
+        inputs, runs, extra, errors = _inputs(case.shape), {}, {}, {}
+        sample, arrays = inputs.sample(case.causal), inputs.device
+        with contextlib.ExitStack() as stack:
+            for way in ways:
+                runs[way.name], errors[way.name], extra[way.name] = _first_run(way, arrays, case, sample)
+            for peer in found:
+                runs[peer.name] = stack.enter_context(peer.ready(inputs, case.causal))
+                errors[peer.name], extra[peer.name] = sample.error(runs[peer.name]()), _torch_extra(runs[peer.name])
+            for name, error in errors.items():
+                assert error <= sample.tolerance, f"{name} at {case}: {error:.1e} > {sample.tolerance:.1e}"
+            times = in_turns(runs, rounds)
+        for name, taken in times.items():
+            ms = statistics.median(taken)
+            yield {
+                "shape": list(case.shape),
+                "causal": case.causal,
+                "name": name,
+                "ms": ms,
+                "ms_min": min(taken),
+                "ms_max": max(taken),
+                "tflops": case.flops / ms / 1e9,
+                "max_error": errors[name],
+                "tolerance": sample.tolerance,
+                "extra_bytes": extra[name],
+                **speeds(taken, times[BESIDE.name]),
+            }
+
+
+def _first_run(
+    way: Way, arrays: Sequence[Any], case: Case, sample: Sample
+) -> tuple[Callable[[], None], float, int | None]:
+    """A function that launches, the error of its first run, and the bytes that CuPy's arrays took beyond the output."""
+    pool = cp.get_default_memory_pool() if ON_GPU else None
+    before = pool.used_bytes() if pool else 0
+    run, o = way.stage.prepare(*arrays, causal=case.causal, sizes=dict(way.sizes))
+    run()
+    return run, sample.error(o), pool.used_bytes() - before - o.nbytes if pool else None
+
+
+def _torch_extra(run: Callable[[], Any]) -> int:
+    """PyTorch's peak during a call of a peer, beyond what it held before and the output."""
+    torch = peers.torch_on_gpu()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    again = run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before - again.numel() * again.element_size()
+
+
+# ---- the record
+
+
+def _cold(index: int, head_dim: int) -> dict[str, Any]:
+    """`cold` of WAYS[index]: another process is told a number, since a stage's functions cannot be sent to it."""
+    return cold(WAYS[index], head_dim)
+
+
+def _warm(index: int, head_dim: int) -> None:
+    """Compile it as a launch does, into CuPy's cache."""
+    way = WAYS[index]
+    kernel.load(way.stage.file, way.stage.kernel_name(DTYPE), defines=way.defines(head_dim)).attributes  # noqa: B018
+
+
+def measure() -> dict[str, Any]:
+    """The record. First everything is compiled side by side: once with no cache, once into CuPy's."""
+    processes = min(16, os.cpu_count() or 1)
+    which = [(i, head_dim) for head_dim in HEAD_DIMS for i in reversed(range(len(WAYS)))]  # what takes longest first
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        begin = time.perf_counter()
+        found = [pool.submit(_cold, *one) for one in which]
+        warm = [pool.submit(_warm, *one) for one in which] if ON_GPU else []
+        compiled = [one.result() for one in found]
+        for one in warm:
+            one.result()
+        seconds = time.perf_counter() - begin
+    order = {(way.name, head_dim): i for i, (head_dim, way) in enumerate((d, w) for d in HEAD_DIMS for w in WAYS)}
+    compiled.sort(key=lambda row: order[row["name"], row["head_dim"]])
+    how = {"machine": _processor(), "processes": processes, "nvrtc": ".".join(map(str, nvrtc.version() or ()))}
+    return {
+        "device": describe(),
+        "how": {**how, "architecture": ARCH, "seconds_of_all": seconds, "cutlass": nvrtc.CUTLASS},
+        "compiled": compiled,
+        "timed": list(timed()),
+    }
+
+
+def _processor() -> str:
+    """This machine's processor by name, where Linux says it."""
+    with contextlib.suppress(OSError):
+        if name := re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8")):
+            return f"{name[1]}, {os.cpu_count()} cores"
+    return f"{os.cpu_count()} cores"
+
+
+def recorded(path: Path = RECORD) -> dict[str, Any] | None:
+    """The committed record; None where there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def row(name: str, n: int, head_dim: int, *, causal: bool = False) -> dict[str, Any] | None:
+    """One recorded time, or None."""
+    for found in (recorded() or {}).get("timed", ()):
+        if (found["name"], *found["shape"][2:], found["causal"]) == (name, n, head_dim, causal):
+            return found
+    return None
+
+
+def compiled_row(name: str, head_dim: int) -> dict[str, Any] | None:
+    """What the compiler made of one kernel, or None."""
+    rows = (recorded() or {}).get("compiled", ())
+    return next((found for found in rows if (found["name"], found["head_dim"]) == (name, head_dim)), None)
+
+
+def times_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str] = ()) -> str:
+    """TFLOP/s of each kernel and how many times as fast as 07 it is, as text: a case a line.
+
+    Args:
+        names: of the kernels that are shown; all that are recorded where it is empty.
+    """
+
+    def cell(found: Mapping[str, Any]) -> str:
+        return f"{found['tflops']:.0f}  {found['speed']:.2f}×"
+
+    return _by_case("TFLOP/s, and times as fast as 07", cell, record, names)
+
+
+def memory_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str] = ()) -> str:
+    """MiB that a call takes beyond q, k, v and its output, as text, as `times_table`."""
+
+    def cell(found: Mapping[str, Any]) -> str:
+        return "" if found["extra_bytes"] is None else f"{found['extra_bytes'] / 2**20:.1f}"
+
+    return _by_case("MiB beyond q, k, v and o", cell, record, names)
+
+
+def _by_case(
+    title: str, cell: Callable[[Mapping[str, Any]], str], record: Mapping[str, Any] | None, names: Sequence[str]
+) -> str:
+    """A line for each recorded case, a column for each kernel."""
+    record = recorded() if record is None else record
+    if record is None:
+        return NO_RECORD
+    columns = {name: max(len(name), 10) + 2 for name in names or dict.fromkeys(r["name"] for r in record["timed"])}
+    table = [f"{title:34}" + "".join(f"{name:>{width}}" for name, width in columns.items())]
+    for shape, causal in dict.fromkeys((tuple(r["shape"]), r["causal"]) for r in record["timed"]):
+        rows = {r["name"]: r for r in record["timed"] if (tuple(r["shape"]), r["causal"]) == (shape, causal)}
+        told = [f"{cell(rows[name]) if name in rows else '':>{width}}" for name, width in columns.items()]
+        table.append(f"d = {shape[3]:3}, N = {shape[2]:5}{', causal' * causal}".ljust(34) + "".join(told))
+    return "\n".join(table)
+
+
+def compiled_table(record: Mapping[str, Any] | None = None) -> str:
+    """Lines of code, seconds to compile, registers, spills and instructions of each kernel, as text."""
+    record = recorded() if record is None else record
+    if record is None:
+        return NO_RECORD
+    heads = ("lines", "seconds", "registers", "spills", "instructions", "a tile", "integer")
+    table = [f"{'':30}" + "".join(f"{head:>14}" for head in heads)]
+    for found in record["compiled"]:
+        integer = None if found["opcodes"] is None else integer_instructions(found["opcodes"])
+        cells = (
+            lines(found["file"])["code"],
+            f"{found['seconds']:.1f}",
+            *(found[key] for key in ("registers", "spill_bytes", "instructions", "loop")),
+            integer,
+        )
+        what = f"d = {found['head_dim']:3}, {found['name']}"
+        table.append(f"{what:30}" + "".join(f"{'' if cell is None else cell:>14}" for cell in cells))
+    return "\n".join(table)
+
+
+# Opcodes of integer arithmetic and moves, in vector and in uniform registers: addresses, counters, predicates.
+_INTEGER = re.compile(
+    r"U?(IADD3|IMAD|VIADD|LEA|LOP3|SHF|ISETP|MOV|SEL|PLOP3|IABS|IMNMX|P2R|R2P|R2UR|S2R)|moves|VIADDMNMX"
+)
+
+
+def integer_instructions(opcodes: Mapping[str, int]) -> int:
+    """How many of a loop's instructions compute addresses, counters and predicates."""
+    return sum(count for name, count in opcodes.items() if _INTEGER.fullmatch(name))
+
+
+def table(record: Mapping[str, Any] | None = None) -> str:
+    """A record as text; the committed one where none is given."""
+    record = recorded() if record is None else record
+    if record is None:
+        return NO_RECORD
+    how = record["how"]
+    made = f"compiled by NVRTC {how['nvrtc']} for {how['architecture']}, {how['processes']} at a time: {how['machine']}"
+    return "\n\n".join(
+        [record["device"], times_table(record), memory_table(record), f"{made}\n{compiled_table(record)}"]
+    )
+
+
+def main(words: Sequence[str]) -> None:
+    """FILE, or nothing for what is recorded."""
+    measure_or_show(words, measure, table, __doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

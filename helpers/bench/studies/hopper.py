@@ -1,0 +1,568 @@
+"""What happens inside stage 10 on a GPU of compute capability 9.0: clocks of one block, of its parts, ideas taken out.
+
+    python3 -m helpers.bench.studies.hopper FILE     # on such a GPU: writes JSON, in about 40 s
+    python3 -m helpers.bench.studies.hopper          # anywhere: prints what is recorded
+
+Four things. "timelines": the clocks at which one block's copies arrived, its products were started and its weights were
+computed, by a copy of the kernel that notes them. "clocks": products of one warpgroup beside weights of another,
+from registers and shared memory alone. "changes": the kernel with one idea taken out, or with other tiles, in turns
+with the kernel as it is; some of them compute something else, and are timed only. "peers": the stage in turns with
+others' kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from helpers.attention import kernel
+from helpers.attention.ladder import LADDER, Stage, launches, tiles
+from helpers.attention.ladder.steps import ASIDE
+from helpers.bench import peers
+from helpers.bench.cases import Case, Inputs, Shape, call_of
+from helpers.bench.plan import tile_sizes
+from helpers.bench.results import NO_RECORD, measure_or_show
+from helpers.bench.timing import in_turns, speeds
+from helpers.device import ON_GPU, cp, describe
+from helpers.engine.cuda_source.edit import edit
+
+RECORD = Path(__file__).resolve().parents[3] / "notebooks" / "measured" / "nvidia-h200-hopper.json"
+STAGE = LADDER["hopper"]
+DTYPE = "bfloat16"
+ROUNDS = 8
+KERNEL_BEGINS = "template <typename T>\n__global__ void __launch_bounds__(THREADS, 1) hopper("
+TRACED_BLOCK, TRACED_TILES = 5, 24  # key tiles of its first tile of rows
+STAMPS = 7  # of a consumer, a key tile: see `traced`
+
+Edits = tuple[tuple[str, str], ...]
+
+
+def text() -> str:
+    """The kernel's source."""
+    return kernel.source(STAGE.file)
+
+
+# ---- a block's clocks
+
+
+def traced(source: str) -> str:
+    """A copy of the kernel whose block TRACED_BLOCK notes clocks in `consumer_clocks` and `copy_clocks`.
+
+    consumer_clocks[consumer][key tile]: the step begins; it has the turn; all products are started; S is there; half of
+    the weights are; O is there; the step ends. copy_clocks[0]: K's copy is started; [1]: V's; [2]: K has arrived;
+    [3]: V has. The producer's fourth warp, which is idle otherwise, waits for the arrivals: for K's of a tile, then for
+    V's of the tile before, which is the order in which they are asked for.
+    """
+    head = f"""
+constexpr int TRACED_BLOCK = {TRACED_BLOCK}, TRACED_TILES = {TRACED_TILES};
+__device__ unsigned consumer_clocks[3][TRACED_TILES][{STAMPS}], copy_clocks[4][TRACED_TILES];
+#define STAMP(i) \\
+  if (leader && blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) consumer_clocks[consumer][step][i] = clock()
+"""
+    watch = """    if (threadIdx.x == 96 && blockIdx.x == TRACED_BLOCK)
+      for (int i = 0; i <= TRACED_TILES; ++i) {
+        if (i < TRACED_TILES) {
+          mbarrier_wait(k_full + 8 * (i % STAGES), i / STAGES & 1);
+          copy_clocks[2][i] = clock();
+        }
+        if (i > 0) {
+          mbarrier_wait(v_full + 8 * ((i - 1) % STAGES), (i - 1) / STAGES & 1);
+          copy_clocks[3][i - 1] = clock();
+        }
+      }
+"""
+    asked = "        if (blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) copy_clocks[warp_id][step] = clock();\n"
+    leaves = "    if (threadIdx.x % 32 != 0 || warp_id == 3) return;\n"
+    expects = "        mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);\n"
+    waits = "      mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);\n      if (PINGPONG)"
+    started = "      start_output(v_stage);\n      if (PINGPONG) named_barrier_arrive(next_turn, 256);\n"
+    there = "      wgmma_wait<1>();\n      wgmma_registers(S);\n"
+    half = "      weights(0, GROUPS / 2);\n      wgmma_wait<0>();\n      wgmma_registers(acc);\n"
+    ends = "      to_operand<T>(P, S, GROUPS / 2, GROUPS);\n"
+    turn = "named_barrier_sync(my_turn, 256);\n      start_scores(stage);\n"
+    return edit(
+        source,
+        (KERNEL_BEGINS, head + KERNEL_BEGINS),
+        (leaves, watch + leaves),
+        (expects, asked + expects),
+        (waits, f"      STAMP(0);\n{waits}"),
+        (turn, turn.replace("      start", "      STAMP(1);\n      start")),
+        (started, f"{started}      STAMP(2);\n"),
+        (there, f"{there}      STAMP(3);\n"),
+        (half, half.replace("      wgmma_wait", "      STAMP(4);\n      wgmma_wait") + "      STAMP(5);\n"),
+        (ends, f"{ends}      STAMP(6);\n"),
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """A call that is timed or traced: no mask or causal, as many keys as rows."""
+
+    case: Case
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """All -D options, in the order in which a stage gives them, so that CuPy's cache knows them."""
+        return {**tile_sizes(STAGE, self.case), **dict(self.sizes)}
+
+    def arrays(self) -> tuple[Any, ...]:
+        """q, k, v on the device."""
+        return _inputs(self.case.shape).device
+
+
+@functools.lru_cache(maxsize=8)
+def _inputs(shape: Shape) -> Inputs:
+    """Made once for all that is measured at a shape."""
+    return Inputs(shape, DTYPE)
+
+
+def trace(work: Work) -> dict[str, Any]:
+    """The clocks of one block, from the first one: of each consumer and key tile, and of the copies."""
+    source = traced(text())
+    ready, arrays, _ = STAGE.plan(*work.arrays(), causal=work.case.causal, source=source, sizes=dict(work.sizes))
+    ((launch, compiled, args),) = ready.filled(arrays)
+    name = STAGE.kernel_name(DTYPE)
+    module = cp.RawModule(code=source, options=compiled.options, name_expressions=(name,))
+    run = kernel.typed(module, name, source)
+    for _ in range(3 if ON_GPU else 1):
+        run(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
+    cp.cuda.Device().synchronize()
+    shapes = {"consumer_clocks": (3, TRACED_TILES, STAMPS), "copy_clocks": (4, TRACED_TILES)}
+    found = {
+        name: cp.asnumpy(cp.ndarray(shape, np.uint32, module.get_global(name))).astype(np.int64)
+        for name, shape in shapes.items()
+    }
+    consumers = found["consumer_clocks"][: work.defines["BLOCK_M"] // 64, 1:]  # the first key tile has no step
+    copies = found["copy_clocks"]
+    begun = copies[0, 0]
+    consumers, copies = ((stamps - begun + 2**31) % 2**32 - 2**31 for stamps in (consumers, copies))  # 32 bits each
+    zero = int(copies[:2, 0].min())
+    return {
+        "shape": list(work.case.shape),
+        "causal": work.case.causal,
+        "sizes": work.defines,
+        "stages": work.defines.get("STAGES", tiles.HOPPER_STAGES),
+        "consumers": [[[0] * STAMPS, *(each - zero).tolist()] for each in consumers],
+        "asked": (copies[:2] - zero).tolist(),
+        "full": (copies[2:] - zero).tolist(),
+    }
+
+
+# ---- products beside weights
+
+BESIDE = r"""
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    beside(float* out, long long* clocks, int steps, float scale) {
+  extern __shared__ __align__(1024) unsigned char dynamic_smem[];
+  unsigned* const words = reinterpret_cast<unsigned*>(dynamic_smem);
+  for (int i = threadIdx.x; i < SHARED_BYTES / 4; i += THREADS) words[i] = 0x3c003c00;
+  async_proxy_fence();
+  __syncthreads();
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  if (warpgroup == 0) {
+    setmaxnreg_decrease<PRODUCER_REGISTERS>();
+    return;
+  }
+  setmaxnreg_increase<CONSUMER_REGISTERS>();
+  if (!(ACTIVE >> (warpgroup - 1) & 1)) return;
+  const unsigned Q_smem = smem_address(dynamic_smem);
+  const unsigned long long q = wgmma_descriptor(Q_smem), k = wgmma_descriptor(Q_smem + K_AT);
+  const unsigned long long v = wgmma_descriptor(Q_smem + V_AT, BLOCK_N * 128);
+  using T = __nv_bfloat16;
+  Scores S;
+  Weights P;
+  Output acc;
+  Statistics m = {LOWEST, LOWEST}, l = {}, r = {};
+  for (int i = 0; i < BLOCK_N / 2; ++i) S[i] = threadIdx.x * 0.01f + i;
+  for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
+  to_operand<T>(P, S, 0, BLOCK_N / 8);
+  if (ACTIVE == 3) named_barrier_sync(3, 256);
+  const long long start = clock64();
+  if (warpgroup == 1) {
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      wgmma_registers(S);
+      wgmma_fence();
+      start_qk<T>(S, q, k);
+      wgmma_commit();
+      wgmma_registers(acc);
+      wgmma_fence();
+      start_pv<T>(acc, P, v);
+      wgmma_commit();
+      wgmma_wait<0>();
+      wgmma_registers(S);
+      wgmma_registers(acc);
+    }
+  } else {
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      if (PART & 1) online_softmax_maxima(S, m, l, r, scale);
+      if (PART & 2) online_softmax_weights(S, m, l, scale, 0, BLOCK_N / 8);
+      wgmma_registers(S);
+      if (PART & 4) {
+        to_operand<T>(P, S, 0, BLOCK_N / 8);
+        for (int i = 0; i < BLOCK_N / 16; ++i)
+          for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(P[i][j]));
+      }
+    }
+  }
+  const long long end = clock64();
+  if (blockIdx.x == 0 && threadIdx.x % 128 == 0) clocks[warpgroup - 1] = end - start;
+  float sum = l[0] + m[0] + r[0] + l[1];
+  for (int i = 0; i < BLOCK_N / 2; ++i) sum += S[i];
+  for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) sum += acc[i];
+  for (int i = 0; i < BLOCK_N / 16; ++i) sum += __uint_as_float(P[i][0] ^ P[i][1] ^ P[i][2] ^ P[i][3]);
+  out[blockIdx.x * THREADS + threadIdx.x] = sum;
+}
+"""
+BESIDE_TILES = ((64, 128, 192), (128, 128, 160))  # head_dim, BLOCK_M, BLOCK_N: two consumers
+PARTS = {7: "maxima, exp2 and packing", 1: "maxima", 2: "exp2 and sums"}
+TOGETHER = ((1, 7), *((active, part) for part in PARTS for active in (2, 3)))  # (which warpgroups work, the part)
+
+
+def beside_source() -> str:
+    """The kernel's functions, and a kernel of two warpgroups: products in one, a part of the weights in the other."""
+    source = text()
+    return source[: source.index(KERNEL_BEGINS)] + BESIDE
+
+
+def _beside_defines(head_dim: int, block_m: int, block_n: int, active: int, part: int) -> dict[str, int]:
+    return {"HEAD_DIM": head_dim, "BLOCK_M": block_m, "BLOCK_N": block_n, "ACTIVE": active, "PART": part}
+
+
+def beside(steps: int = 400) -> Iterator[dict[str, Any]]:
+    """Clocks a step of products, and of weights, each alone and side by side; None where there is none."""
+    for head_dim, block_m, block_n in BESIDE_TILES:
+        for active, part in TOGETHER:
+            run = kernel.load(
+                beside_source(), "beside", defines=_beside_defines(head_dim, block_m, block_n, active, part)
+            )
+            shared = tiles.hopper_shared_bytes(head_dim, {"BLOCK_M": block_m, "BLOCK_N": block_n})
+            out, clocks = cp.zeros(132 * 384, cp.float32), cp.zeros(2, cp.int64)
+            args = out, clocks, np.int32(steps), np.float32(0.1)
+            for _ in range(2):
+                run((132 if ON_GPU else 1,), (384,), args, shared_mem=shared)
+            products, weights = (int(n) / steps for n in cp.asnumpy(clocks))
+            yield {
+                "head_dim": head_dim,
+                "block_n": block_n,
+                "part": PARTS[part],
+                "products": products if active & 1 else None,
+                "weights": weights if active & 2 else None,
+            }
+
+
+# ---- single ideas taken out
+
+
+def row_order(steps: np.ndarray, heads: int, together: int, blocks: int) -> np.ndarray:
+    """Tiles in the order of heads and rows, dealt to the blocks in turn: as `launches.schedule` returns them."""
+    return _dealt(np.arange(heads * len(steps)), blocks)
+
+
+def zigzag(steps: np.ndarray, heads: int, together: int, blocks: int) -> np.ndarray:
+    """Longest first, every other round dealt backwards."""
+    row_tiles = len(steps)
+    longest = np.argsort(-steps, kind="stable")
+    table = _dealt((np.arange(heads)[None, :] * row_tiles + longest[:, None]).ravel(), blocks)
+    table[1::2] = table[1::2, ::-1]
+    return table
+
+
+def _dealt(order: np.ndarray, blocks: int) -> np.ndarray:
+    """(rounds, blocks): to one block after the other, -1 where there is none left."""
+    return np.pad(order, (0, -len(order) % blocks), constant_values=-1).reshape(-1, blocks)
+
+
+def work_of_blocks(case: Case, order: Callable[..., np.ndarray] | None = None, blocks: int = 132) -> np.ndarray:
+    """How many key tiles each block computes, (blocks,), with the stage's table of tiles or another order."""
+    batch, heads, n, _ = case.shape
+    call = call_of(case)
+    sizes = Work(case).defines
+    steps = launches.steps_of_tiles(call, -(-n // sizes["BLOCK_M"]), sizes)
+    together = min(launches.heads_together(call), heads * batch)
+    table = (order or launches.schedule)(steps, heads * batch, together, blocks)
+    return np.where(table < 0, 0, steps[table % len(steps)] - 1).sum(axis=0)
+
+
+@dataclass(frozen=True)
+class Change:
+    """The kernel with one thing changed. right: it computes the same; else it is timed only.
+
+    stage: one with another file, in place of the stage itself.
+    """
+
+    name: str
+    edits: Edits = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+    order: Callable[..., np.ndarray] | None = None
+    right: bool = True
+    stage: Stage = STAGE
+
+    @property
+    def text(self) -> str:
+        """The kernel's source."""
+        source = kernel.source(self.stage.file)
+        return edit(source, *self.edits) if self.edits else source
+
+    def defines(self, case: Case) -> dict[str, int]:
+        """All -D options at a case."""
+        return {**tile_sizes(self.stage, case), **dict(self.sizes)}
+
+
+_WAIT_FOR_BOTH = (("wgmma_wait<1>();\n      wgmma_registers(S);", "wgmma_wait<0>();\n      wgmma_registers(S);"),)
+_FLOAT_MAXIMA = (
+    ("int highest = __float_as_int(S[2 * i]);", "float highest = S[2 * i];"),
+    (
+        "max(max(highest, __float_as_int(S[4 * n + 2 * i])), __float_as_int(S[4 * n + 2 * i + 1]))",
+        "fmaxf(fmaxf(highest, S[4 * n + 2 * i]), S[4 * n + 2 * i + 1])",
+    ),
+    ("fmaxf(__int_as_float(highest), 0.0f)", "fmaxf(highest, 0.0f)"),
+)
+_EXCEEDS = "rescaled = exceeds_maxima(S, m_i, softmax_scale_log2);"
+_EVERY_TILE = ((_EXCEEDS, "rescaled = true;"),)
+_NO_MAXIMA = ((_EXCEEDS, "rescaled = false;"),)
+_NO_EXP2 = (('asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = x;"),)
+_NO_SUMS = (("l_i[i] += S[4 * n + 2 * i] + S[4 * n + 2 * i + 1];", ""),)
+_SAME_ROWS = (("tile.k_first + first, tile.kv_head, batch)", "0, 0, 0)"),)
+
+AS_IT_IS = Change("as it is")
+IDEAS = (
+    Change("no turns", sizes=(("PINGPONG", 0),)),
+    Change("weights wait for both products", _WAIT_FOR_BOTH),
+    Change("rescale at every tile", _EVERY_TILE),
+    Change("maxima of floats, two at a time", _FLOAT_MAXIMA),
+    *(Change(stage.idea, stage=stage) for stage in ASIDE[STAGE.name]),
+    Change("copies always of the same rows", _SAME_ROWS, right=False),
+    Change("no maxima", _NO_MAXIMA, right=False),
+    Change("no exp2", _NO_EXP2, right=False),
+    Change("no sums", _NO_SUMS, right=False),
+    Change("no maxima, no exp2, no sums", (*_NO_MAXIMA, *_NO_EXP2, *_NO_SUMS), right=False),
+)
+ORDERS = (
+    Change("tiles in the order of rows", order=row_order),
+    Change("longest tiles first, in a zigzag", order=zigzag),
+    Change("no turns", sizes=(("PINGPONG", 0),)),
+)
+
+
+def _tile(block_m: int, block_n: int, stages: int = tiles.HOPPER_STAGES) -> Change:
+    more = f", {stages} stages" if stages != tiles.HOPPER_STAGES else ""
+    sizes = (("BLOCK_M", block_m), ("BLOCK_N", block_n)) + ((("STAGES", stages),) if more else ())
+    return Change(f"{block_m} rows x {block_n} keys{more}", sizes=sizes)
+
+
+LONG_64, LONG_128 = (Case((2, 2048 // d, 8192, d), DTYPE) for d in (64, 128))
+CAUSAL_128 = Case((8, 16, 2048, 128), DTYPE, causal=True)
+CHANGES: tuple[tuple[Case, tuple[Change, ...]], ...] = (
+    (LONG_128, (AS_IT_IS, *IDEAS, _tile(128, 128), _tile(128, 144), _tile(128, 176))),
+    (LONG_64, (AS_IT_IS, *IDEAS, _tile(128, 128), _tile(128, 192), _tile(192, 128, 3))),
+    (CAUSAL_128, (AS_IT_IS, *ORDERS, _tile(128, 160))),
+)
+
+
+def changes(
+    planned: Sequence[tuple[Case, tuple[Change, ...]]] = CHANGES, rounds: int = ROUNDS
+) -> Iterator[dict[str, Any]]:
+    """Milliseconds of each change, round by round: in a round all changes of a case are timed in turn."""
+    for case, wanted in planned:
+        arrays, runs, outputs = Work(case).arrays(), {}, {}
+        for change in wanted:
+            how = {"causal": case.causal, "source": change.text, "sizes": dict(change.sizes)}
+            with mock.patch.object(launches, "schedule", change.order or launches.schedule):
+                run, o = change.stage.prepare(*arrays, **how)
+            run()
+            runs[change], outputs[change] = run, cp.asnumpy(o)[-1, -1].astype(np.float32)
+        times = in_turns(runs, rounds)
+        for change in wanted:
+            error = float(np.abs(outputs[change] - outputs[wanted[0]]).max())
+            if change.right and not error < 0.02:
+                raise ValueError(f"{change.name} at {case}: differs by {error} from the kernel as it is")
+            speed = speeds(times[change], times[wanted[0]])  # beside the kernel as it is
+            yield {**_row(case, change.name, times[change]), "right": change.right, **speed}
+
+
+def _row(case: Case, name: str, taken: Sequence[float]) -> dict[str, Any]:
+    ms = statistics.median(taken)
+    where = {"shape": list(case.shape), "causal": case.causal, "name": name}
+    return {**where, "ms": ms, "tflops": case.flops / ms / 1e9}
+
+
+# ---- beside others
+
+PEERS = ("FlashAttention-3", "SDPA cuDNN")
+PEER_CASES = tuple(
+    Case((16384 // n, 2048 // d, n, d), DTYPE, causal)
+    for d in (64, 128)
+    for n in (512, 2048, 4096, 8192, 16384)
+    for causal in (False, True)
+)
+
+
+def beside_peers(cases: Sequence[Case] = PEER_CASES, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
+    """The stage in turns with each peer that is installed: TFLOP/s of both, and how many times as fast the stage is."""
+    found = [peer for peer in (peers.beside_torch() if peers.torch_on_gpu() else ()) if peer.name in PEERS]
+    for case in cases:
+        inputs = _inputs(case.shape)
+        with contextlib.ExitStack() as stack:
+            runs = {peer.name: stack.enter_context(peer.ready(inputs, case.causal)) for peer in found}
+            runs[STAGE.name], _ = STAGE.prepare(*inputs.device, causal=case.causal)
+            for run in runs.values():
+                run()
+            times = in_turns(runs, rounds)
+        for name, taken in times.items():
+            yield {**_row(case, name, taken), **speeds(times[STAGE.name], taken)}  # of the stage beside this one
+
+
+# ---- the record
+
+TRACED = (Work(Case((2, 16, 8192, 128), DTYPE)), Work(Case((2, 32, 8192, 64), DTYPE), (("BLOCK_M", 128),)))
+
+
+def compilations() -> list[tuple[str, str, dict[str, int]]]:
+    """(source, kernel, -D options) of all that `measure` launches."""
+    name = STAGE.kernel_name(DTYPE)
+    found = [(traced(text()), name, work.defines) for work in TRACED]
+    for case, wanted in CHANGES:
+        found += [(change.text, name, change.defines(case)) for change in wanted]
+    found += [(text(), name, Work(case).defines) for case in PEER_CASES]
+    for tile in BESIDE_TILES:
+        found += [(beside_source(), "beside", _beside_defines(*tile, *combination)) for combination in TOGETHER]
+    return [one for i, one in enumerate(found) if one not in found[:i]]
+
+
+def _compile(source: str, name: str, defines: Mapping[str, int]) -> None:
+    kernel.load(source, name, defines=defines).function.attributes  # noqa: B018 - this compiles
+
+
+def measure() -> dict[str, Any]:
+    """The record. First everything is compiled side by side, into CuPy's cache."""
+    with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
+        for done in [pool.submit(_compile, *one) for one in compilations()]:
+            done.result()
+    return {
+        "device": describe(),
+        "timelines": [trace(work) for work in TRACED],
+        "clocks": list(beside()),
+        "changes": list(changes()),
+        "peers": list(beside_peers()),
+    }
+
+
+def recorded(path: Path = RECORD) -> dict[str, Any] | None:
+    """The committed record; None where there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def timeline(head_dim: int) -> dict[str, Any] | None:
+    """The recorded clocks of one block at this head_dim, for `show.clocks_as_spans`; None without a record."""
+    return next((t for t in (recorded() or {}).get("timelines", ()) if t["shape"][3] == head_dim), None)
+
+
+def change(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any] | None:
+    """One recorded change, or None."""
+    for row in (recorded() or {}).get("changes", ()):
+        if (row["name"], row["shape"][3], row["causal"]) == (name, head_dim, causal):
+            return row
+    return None
+
+
+def clocks(head_dim: int, *, products: bool, weights: bool) -> dict[str, Any] | None:
+    """Recorded clocks of products, of all of the weights, or of both side by side; None without a record."""
+    for row in (recorded() or {}).get("clocks", ()):
+        there = row["products"] is not None, row["weights"] is not None
+        if row["head_dim"] == head_dim and there == (products, weights) and row["part"] == PARTS[7]:
+            return row
+    return None
+
+
+def _speed(row: Mapping[str, Any]) -> str:
+    return f"{row['speed']:.2f}× ({row['speed_min']:.2f} to {row['speed_max']:.2f})"
+
+
+def changes_table(head_dim: int, *, causal: bool = False, record: Mapping[str, Any] | None = None) -> str:
+    """The recorded changes at one head_dim as text: speed beside the kernel as it is, from .. to over the rounds."""
+    record = recorded() if record is None else record
+    if record is None:
+        return NO_RECORD
+    rows = [r for r in record["changes"] if (r["shape"][3], r["causal"]) == (head_dim, causal)]
+    if not rows:
+        return NO_RECORD
+    batch, heads, n, d = rows[0]["shape"]
+    lines = [f"{batch} x {heads} heads, N = {n}, d = {d}{', causal' * causal}"]
+    for row in rows:
+        lines.append(
+            f"  {row['name']:34}{row['tflops']:6.0f} TFLOP/s  {_speed(row)}{'' if row['right'] else '  times only'}"
+        )
+    return "\n".join(lines)
+
+
+def peers_table(record: Mapping[str, Any] | None = None) -> str:
+    """How many times as fast as its peers the stage is, as text: a case a line, from .. to over the rounds."""
+    record = recorded() if record is None else record
+    if record is None:
+        return NO_RECORD
+    lines = [f"{'':26}{STAGE.name:>12}" + "".join(f"{'beside ' + name:>34}" for name in PEERS)]
+    for shape, causal in dict.fromkeys((tuple(row["shape"]), row["causal"]) for row in record["peers"]):
+        rows = {r["name"]: r for r in record["peers"] if (tuple(r["shape"]), r["causal"]) == (shape, causal)}
+        told = [_speed(rows[name]) if name in rows else "" for name in PEERS]
+        what = f"d = {shape[3]:3}, N = {shape[2]:5}{', causal' * causal}"
+        lines.append(f"{what:26}{rows[STAGE.name]['tflops']:4.0f} TFLOP/s" + "".join(f"{cell:>34}" for cell in told))
+    return "\n".join(lines)
+
+
+def not_ahead(record: Mapping[str, Any] | None = None) -> list[str]:
+    """Where the stage is not faster than a peer in all rounds: a line each."""
+    record = recorded() if record is None else record
+    return [
+        f"d = {r['shape'][3]}, N = {r['shape'][2]}{', causal' * r['causal']}: {r['name']}, {_speed(r)}"
+        for r in (record or {}).get("peers", ())
+        if r["name"] != STAGE.name and r["speed_min"] <= 1
+    ]
+
+
+def clocks_table(record: Mapping[str, Any] | None = None) -> str:
+    """Clocks a key tile of products and of weights, alone and side by side, as text."""
+    record = recorded() if record is None else record
+    if record is None:
+        return NO_RECORD
+    lines = [f"{'clocks a step':60}{'products':>10}{'weights':>10}"]
+    for row in record["clocks"]:
+        both = row["products"] is not None and row["weights"] is not None
+        what = "products alone" if row["weights"] is None else f"{row['part']} {'beside products' if both else 'alone'}"
+        cells = "".join(
+            f"{row[name]:10.0f}" if row[name] is not None else f"{'':10}" for name in ("products", "weights")
+        )
+        lines.append(f"d = {row['head_dim']:3}, {row['block_n']} keys  {what:27}".ljust(60) + cells)
+    return "\n".join(lines)
+
+
+def table(record: Mapping[str, Any] | None = None) -> str:
+    """A record as text; the committed one where none is given."""
+    record = recorded() if record is None else record
+    if record is None:
+        return NO_RECORD
+    parts = [changes_table(d, causal=causal, record=record) for d, causal in ((128, False), (64, False), (128, True))]
+    return "\n\n".join([record["device"], peers_table(record), *parts, clocks_table(record)])
+
+
+def main(words: Sequence[str]) -> None:
+    """FILE, or nothing for what is recorded."""
+    measure_or_show(words, measure, table, __doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,122 @@
+"""Tiles of stage 07 for GPUs with less shared memory, measured on one that has more.
+
+    python3 -m helpers.bench.studies.presets measure FILE    # on a GPU: writes JSON
+    python3 -m helpers.bench.studies.presets                 # anywhere: prints the recorded table
+
+A launch asks for more dynamic shared memory than its kernel uses, so that a multiprocessor has as many blocks as one of
+the other GPU has room for. The other GPU's clocks, caches and tensor cores stay unknown: what carries over is which
+tile is faster where only so many blocks fit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from helpers.attention import kernel
+from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder.tiles import GPUS, KB, RESERVED, Gpu
+from helpers.bench.cases import Case, Inputs
+from helpers.bench.timing import measure
+from helpers.device import ON_GPU, cp, describe
+
+RECORD = Path(__file__).resolve().parents[3] / "notebooks" / "measured" / "nvidia-h200-presets.json"
+OTHERS = tuple(gpu for gpu in GPUS if gpu.arch in ("sm_80", "sm_89"))  # with less room than this H200, and cp.async
+HEAD_DIMS = (64, 80, 96, 128, 192, 256)
+NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS")
+CANDIDATES = (
+    *((128, keys, 4, 2) for keys in (16, 32, 48, 64, 96, 128)),
+    *((128, keys, 8, 1) for keys in (32, 64)),
+    *((64, keys, 4, 2) for keys in (32, 64, 128)),
+    *((64, keys, 2, 4) for keys in (32, 48)),
+    *((64, 64, 2, 3), (64, 128, 2, 2), (64, 32, 4, 1)),
+    *((192, keys, 6, 1) for keys in (32, 48)),
+    *((256, keys, 8, 1) for keys in (32, 64)),
+)
+
+
+def room(gpu: Gpu, stage: Stage, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """How many blocks the other GPU has shared memory and threads for, and the bytes with which an H200 has as many."""
+    needed = stage.shared_bytes(sizes)
+    if needed > gpu.limit:
+        return 0, 0
+    blocks = min(gpu.shared // (needed + RESERVED), gpu.threads // stage.threads(sizes))
+    return blocks, max(needed, min(228 * KB // blocks - RESERVED, 227 * KB) // 128 * 128)
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """One of the record for each GPU, head dimension and tile that fits: TFLOP/s without a mask and causal."""
+    stage, device = LADDER["flash_mma"], cp.cuda.Device()
+
+    def compiled(sizes: Mapping[str, int]) -> kernel.Kernel:
+        device.use()
+        return kernel.load(stage.file, stage.kernel_name("bfloat16"), defines=sizes)
+
+    for head_dim in HEAD_DIMS:
+        case = Case((4, 16 if head_dim <= 64 else 8, 4096, head_dim), "bfloat16")
+        inputs = Inputs(case.shape, case.dtype)
+        tiles = [{"HEAD_DIM": head_dim, **dict(zip(NAMES, sizes, strict=True))} for sizes in CANDIDATES]
+        with ThreadPoolExecutor() as pool:
+            kernels = list(pool.map(compiled, tiles))
+        for gpu, (sizes, made) in itertools.product(OTHERS, zip(tiles, kernels, strict=True)):
+            blocks, shared = room(gpu, stage, sizes)
+            if not blocks:
+                continue
+            padded = replace(stage, shared_bytes=lambda _, shared=shared: shared)
+            speed = {}
+            for causal in (False, True):
+                run, o = padded.prepare(*inputs.device, causal=causal, sizes={name: sizes[name] for name in NAMES})
+                run()
+                if not causal and not inputs.sample().error(o) <= inputs.sample().tolerance:
+                    raise AssertionError(f"{sizes}: the output is wrong")
+                flops = replace(case, causal=causal).flops
+                speed["causal" if causal else "full"] = round(flops / measure(run, budget_s=0.03).ms / 1e9, 1)
+            spilled = made.attributes["local_size_bytes"]
+            yield {"gpu": gpu.name, "arch": gpu.arch, **sizes, "blocks": blocks, "local_bytes": spilled, **speed}
+
+
+def recorded() -> dict[str, Any] | None:
+    """The record, or None where there is none."""
+    return json.loads(RECORD.read_text()) if RECORD.is_file() else None
+
+
+def best(record: Mapping[str, Any], arch: str, head_dim: int) -> list[dict[str, Any]]:
+    """The rows of one architecture and head dimension, the fastest first: by the mean of both speeds."""
+    found = [row for row in record["rows"] if (row["arch"], row["HEAD_DIM"]) == (arch, head_dim)]
+    return sorted(found, key=lambda row: -(row["full"] + row["causal"]))
+
+
+def presets_table(record: Mapping[str, Any], most: int = 4) -> str:
+    """The fastest of each architecture and head dimension as text."""
+    lines = [f"TFLOP/s (causal) on {record['device']}, with as many blocks as there is room for on"]
+    for gpu in OTHERS:
+        lines.append(f"{gpu.name}, {gpu.arch}")
+        for head_dim in HEAD_DIMS:
+            for row in best(record, gpu.arch, head_dim)[:most]:
+                sizes = " ".join(f"{name}={row[name]}" for name in NAMES)
+                lines.append(f"  d = {head_dim:3}  {sizes:44} {row['blocks']} blocks {row['full']:6} ({row['causal']})")
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str]) -> None:
+    """measure FILE, or nothing for the table."""
+    if len(words) == 2 and words[0] == "measure":
+        if not ON_GPU:
+            sys.exit("this needs a GPU; the table does not")
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows())
+        Path(words[1]).write_text(f'{{\n "device": {json.dumps(describe())},\n "rows": [\n{lines}\n ]\n}}\n')
+    elif not words:
+        record = recorded()
+        print("no GPU run is recorded yet" if record is None else presets_table(record))
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

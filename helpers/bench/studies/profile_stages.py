@@ -1,0 +1,334 @@
+"""Stages, steps, gradients and peers under Nsight Compute, one run each: makes the record that counters.py reads.
+
+    python3 -m helpers.bench.counters measure FILE    # calls this
+    python3 -m helpers.bench.studies.profile_stages launch FILE    # what Nsight Compute runs: launches, and says what
+    in FILE
+
+Stages named behind FILE are launched alone.
+
+A stage that takes long gets one head: its launches are alike, one for each. A mark is launched before each run, so that
+every kernel is known by its place and none by its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from helpers.attention import kernel
+from helpers.attention.ladder import LADDER, Stage
+from helpers.bench import ncu, peers
+from helpers.bench.cases import Case, Inputs
+from helpers.bench.counters import FIGURES, SHAPE, STALLS, WIDE, stall_metric
+from helpers.bench.experiments import EXPERIMENTS, WMMA, Experiment, Step, steps
+from helpers.bench.plan import Gradients, gradients, recorded_stages
+from helpers.bench.results import MAIN_PEER
+from helpers.bench.timing import elapsed
+from helpers.device import ON_GPU, cp
+
+WIDE_FROM = 4  # from this stage on, at the other head_dim too
+SLOW_MS = 10.0  # more than this, and one head is enough
+ONE_HEAD = ("SDPA efficient", "SDPA math")  # counted at one head too, where the second is the faster
+TYPES = ("float32", "bfloat16", "float16")  # a stage is counted in the first of these that it takes,
+ALL_TYPES = (WMMA,)  # these in all that they take
+MARK = "utilisation_mark"
+# ncu gives this one with the figures of the launch, unasked, and does not list it among its metrics.
+UNASKED = FIGURES["occupancy % at most"]
+_UNITS = {"nsecond": 1e-6, "ns": 1e-6, "usecond": 1e-3, "us": 1e-3, "msecond": 1.0, "ms": 1.0}
+
+
+def cases() -> Iterator[tuple[str, Case]]:
+    """Each stage of the ladder with its cases; those that this device cannot run are left out."""
+    for head_dim in (SHAPE[3], WIDE):
+        for name, stage in recorded_stages().items():
+            if head_dim == SHAPE[3] or stage.number >= WIDE_FROM:
+                takes = [dtype for dtype in TYPES if stage.why_not(head_dim=head_dim, dtype=dtype) is None]
+                for dtype in takes if name in ALL_TYPES else takes[:1]:
+                    yield name, Case((*SHAPE[:3], head_dim), dtype)
+
+
+def step_cases() -> Iterator[tuple[Step, Case]]:
+    """The steps of all climbs, each at the head_dims and in the types at which it is timed, without a mask."""
+    seen = set()
+    for step in steps():
+        case = replace(step.case, shape=(*SHAPE[:3], step.case.shape[3]))
+        if case.causal or (step.name, case) in seen:  # of several lengths, one is counted
+            continue
+        seen.add((step.name, case))
+        if step.stage.why_not(head_dim=case.shape[3], dtype=case.dtype) is None:
+            yield step, case
+
+
+def peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
+    """PyTorch's fused attentions: each in the types in which a stage is set beside it, or else in bfloat16."""
+    for head_dim in (SHAPE[3], WIDE):
+        for peer in peers.beside_torch():
+            beside = [dtype for dtype in TYPES if MAIN_PEER[dtype] == peer.name]
+            for dtype in (beside or ["bfloat16"]) if peer.sweep else []:
+                yield peer, Case((*SHAPE[:3], head_dim), dtype)
+
+
+def gradient_cases() -> Iterator[tuple[Gradients, Case]]:
+    """The stages that compute gradients, in each of their ways and in the first type that they take."""
+    for head_dim in (SHAPE[3], WIDE):
+        for way in gradients():
+            takes = [dtype for dtype in TYPES if way.stage.why_not(head_dim=head_dim, dtype=dtype) is None]
+            for dtype in takes[:1]:
+                yield way, Case((*SHAPE[:3], head_dim), dtype, backward=True)
+
+
+def gradient_peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
+    """PyTorch's gradients where a stage's stand beside them."""
+    for case in dict.fromkeys(case for _, case in gradient_cases()):
+        for peer in peers.TORCH_BACKWARD:
+            if peer.name == MAIN_PEER[case.dtype]:
+                yield peer, case
+
+
+def experiment_cases() -> Iterator[tuple[Experiment, Case]]:
+    """The experiments whose effect notebooks explain by counters, each at its stage's own sizes."""
+    for experiment in EXPERIMENTS:
+        if experiment.counted:
+            yield experiment, experiment.cases[0]
+
+
+def _entry(name: str, kind: str, case: Case) -> dict[str, Any]:
+    return {"stage": name, "kind": kind, "dtype": case.dtype, "shape": list(case.shape), "flop": case.flops}
+
+
+@contextlib.contextmanager
+def _ready(stage: Stage, entry: dict[str, Any], case: Case, source: str | None = None) -> Iterator[Callable[[], Any]]:
+    """A stage's run, which has run before. The output is checked at the end. A slow one's entry becomes one head's."""
+    inputs = Inputs(case.shape, case.dtype)
+    run, o = stage.prepare(*inputs.device, source=source)
+    run()
+    if elapsed(run) > SLOW_MS:
+        case = Case((1, 1, *case.shape[2:]), case.dtype)
+        entry.update(_entry(entry["stage"], entry["kind"], case))
+        inputs = Inputs(case.shape, case.dtype)
+        run, o = stage.prepare(*inputs.device, source=source)
+    yield run
+    sample = inputs.sample()
+    error = sample.error(o)
+    if not error <= sample.tolerance:
+        raise AssertionError(f"max error {error:.1e} > {sample.tolerance:.1e}")
+
+
+@contextlib.contextmanager
+def _gradients_ready(way: Gradients, case: Case) -> Iterator[Callable[[], Any]]:
+    """The gradients alone: the forward has run before. They are checked at the end."""
+    inputs = Inputs(case.shape, case.dtype)
+    run, found = way.prepare(inputs)
+    run()
+    yield run
+    error, tolerance = inputs.gradient_sample().error(found)
+    if not error <= tolerance:
+        raise AssertionError(f"max error {error:.1e} > {tolerance:.1e}")
+
+
+@contextlib.contextmanager
+def _roof(roof: peers.Roof) -> Iterator[Callable[[], Any]]:
+    yield roof.ready()
+
+
+def _runs(with_peers: bool) -> Iterator[tuple[dict[str, Any], AbstractContextManager[Callable[[], Any]]]]:
+    """What is launched: the entry of the record, and a context that gives the run."""
+    for name, case in cases():
+        entry = _entry(name, "stage", case)
+        yield entry, _ready(LADDER[name], entry, case)
+    for step, case in step_cases():
+        entry = _entry(step.name, "backward step" if case.backward else "step", case)
+        entry |= {"of": step.of, "step": step.number, "idea": step.stage.idea}
+        way = Gradients(step.stage, deterministic=False)
+        yield entry, _gradients_ready(way, case) if case.backward else _ready(step.stage, entry, case)
+    for experiment, case in experiment_cases():
+        stage = LADDER[experiment.stage]
+        entry = _entry(f"{experiment.stage}: {experiment.name}", "experiment", case)
+        yield entry, _ready(stage, entry, case, experiment.apply(kernel.source(stage.file)))
+    for way, case in gradient_cases():
+        yield _entry(way.name, "backward", case), _gradients_ready(way, case)
+    if with_peers:
+        for peer, case in peer_cases():
+            yield _entry(peer.name, "peer", case), peer.ready(Inputs(case.shape, case.dtype), False)
+        for peer, case in gradient_peer_cases():
+            entry = _entry(f"{peer.name} backward", "backward peer", case)
+            yield entry, peer.ready(Inputs(case.shape, case.dtype), False)
+        for peer in peers.TORCH:
+            if peer.name in ONE_HEAD:
+                entry = _entry(f"{peer.name}, one head", "experiment", Case((1, 1, *SHAPE[2:])))
+                yield entry, peer.ready(Inputs((1, 1, *SHAPE[2:]), "float32"), False)
+        for roof in peers.TORCH_ROOFS:
+            if roof.quantity == "tflops":
+                entry = {"stage": roof.name, "kind": "roof", "dtype": roof.dtype, "shape": list(roof.shape)}
+                yield {**entry, "flop": roof.work}, _roof(roof)
+
+
+def of_stages(entry: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Is it a row of one of these stages: the stage, a way of it, a step to it, an experiment? Of none: any row is."""
+    name = entry["stage"]
+    return not names or any(name == stage or name.startswith((f"{stage} ", f"{stage}:")) for stage in names)
+
+
+def launch_all(target: Path, names: Sequence[str] = ()) -> None:
+    """Run each stage and peer once between the profiler's start and stop, after a mark whose grid has its number.
+
+    names: of stages, to run no others and no peers; none for all.
+
+    Writes {"peers": PyTorch's version or why there are none, "rows": what was launched, the first has the number 1}
+    as JSON. What fails is written with its error. Raises RuntimeError where there is no GPU.
+    """
+    if not ON_GPU:
+        raise RuntimeError("this needs a GPU and CuPy; the table does not")
+    from cupy.cuda import profiler
+
+    mark = cp.RawModule(code=f'extern "C" __global__ void {MARK}() {{}}').get_function(MARK)
+    torch = peers.torch_on_gpu()
+    launched: list[dict[str, Any]] = []
+    for entry, ready in _runs(torch is not None and not names):
+        if not of_stages(entry, names):
+            continue
+        launched.append(entry)
+        try:
+            with ready as run:
+                run()
+                cp.cuda.Device().synchronize()
+                profiler.start()
+                try:
+                    mark((len(launched),), (1,), ())
+                    run()
+                    cp.cuda.Device().synchronize()
+                finally:
+                    profiler.stop()
+        except Exception as error:
+            entry["error"] = f"{type(error).__name__}: {error}"
+    version = "left out: no PyTorch that sees the GPU" if torch is None else f"PyTorch {torch.__version__}"
+    target.write_text(json.dumps({"peers": version, "rows": launched}))
+
+
+def rows(launched: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The record's rows from what was launched and Nsight Compute's CSV, in which a mark precedes each run.
+
+    Where a run is several launches, counts and times are added; percentages are averaged, each weighted by its
+    launch's time; registers, blocks and such are the longest launch's.
+    """
+    runs: dict[int, list[tuple[str, dict[str, tuple[str, str]]]]] = {}
+    number = 0
+    for name, columns in ncu.launches_of(text):
+        if name == MARK:
+            number = int(_number(*columns["launch__grid_size"]))
+        else:
+            runs.setdefault(number, []).append((name, columns))
+    found = []
+    for number, entry in enumerate(launched, 1):
+        seen = runs.get(number, [])
+        row: dict[str, Any] = {**entry, "launches": len(seen), "kernels": list(dict.fromkeys(name for name, _ in seen))}
+        if not seen:
+            row.setdefault("error", "no launch of it was counted")
+        row["figures"] = {} if "error" in row else _figures([columns for _, columns in seen])
+        if stalls := {} if "error" in row else _stalls([columns for _, columns in seen]):
+            row["stalls"] = stalls
+        found.append(row)
+    return found
+
+
+def merged(
+    kept: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> list[Mapping[str, Any]]:
+    """The rows kept, those of the named stages replaced by what was found of them, in the place of the first."""
+    others = [row for row in kept if not of_stages(row, names)]
+    first = next((i for i, row in enumerate(kept) if of_stages(row, names)), len(kept))
+    return [*others[:first], *found, *others[first:]]
+
+
+def _figures(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, float]:
+    """The figures of one run from its launches' columns; what ncu gave no number for is left out."""
+    (duration,) = FIGURES["ms"]
+    times = [_number(*columns[duration]) if duration in columns else 1.0 for columns in launches]
+    figures = {}
+    for figure, metrics in FIGURES.items():
+        metric = next((m for m in metrics if m in launches[0]), None)
+        if metric is None:
+            continue
+        values = [_number(*columns[metric]) for columns in launches]
+        if metric.endswith(".sum"):
+            value = sum(values)
+        elif metric.startswith("launch__"):
+            value = values[times.index(max(times))]
+        else:
+            value = sum(v * t for v, t in zip(values, times, strict=True)) / sum(times)
+        if math.isfinite(value):
+            figures[figure] = float(f"{value:.6g}")
+    return figures
+
+
+def _stalls(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, float]:
+    """Clocks in each of the STALLS per instruction issued, of a run's longest launch; those of 0 are left out."""
+    (duration,) = FIGURES["ms"]
+    longest = max(launches, key=lambda columns: _number(*columns[duration]) if duration in columns else 0.0)
+    found = {state: _number(*longest.get(stall_metric(name), ("", ""))) for state, name in STALLS.items()}
+    return {state: float(f"{value:.4g}") for state, value in found.items() if math.isfinite(value) and value > 0}
+
+
+def _number(value: str, unit: str) -> float:
+    """A figure of Nsight Compute's; times in milliseconds. NaN for what is no number."""
+    try:
+        return float(value.replace(",", "")) * _UNITS.get(unit, 1.0)
+    except ValueError:
+        return math.nan
+
+
+def write_record(target: Path, names: Sequence[str] = ()) -> None:
+    """Launch all stages, steps, gradients and peers under Nsight Compute and write the JSON record.
+
+    names: of stages. Their rows are measured, and take the place of those in target, whose other rows stay.
+
+    Raises:
+        RuntimeError: ncu is missing or failed; the message is its own.
+        ValueError: target's other rows are of another device, or of other software.
+    """
+    began = time.monotonic()
+    kept = json.loads(target.read_text()) if names else {"how": {}, "rows": []}
+    with tempfile.TemporaryDirectory() as folder:
+        table, file = Path(folder, "ncu.csv"), Path(folder, "launched.json")
+        taken = {figure: ncu.first_known(metrics) for figure, metrics in FIGURES.items()}
+        asked = [metric for metric in taken.values() if metric not in UNASKED] + [*map(stall_metric, STALLS.values())]
+        words = ("helpers.bench.studies.profile_stages", "launch", str(file), *names)
+        ncu.profile(table, asked, [".*"], words, "--profile-from-start", "off")
+        launched = json.loads(file.read_text())
+        found = rows(launched["rows"], table.read_text())
+    how = {
+        **ncu.about(),
+        "python": platform.python_version(),
+        "peers": launched["peers"],
+        "what": "one run each, caches flushed before each launch, clocks left alone; the stages' output was checked",
+        "metrics": taken,
+        "stalls": "clocks a warp spent in each state per instruction issued: " + stall_metric("*"),
+        "seconds": round(time.monotonic() - began, 1),
+        "command": " ".join(("python3 -m helpers.bench.counters measure FILE", *names)),
+    }
+    if names:
+        how["peers"] = kept["how"]["peers"]  # none ran
+        different = [key for key in ("device", "ncu", "metrics", "stalls") if how[key] != kept["how"].get(key)]
+        if different:
+            raise ValueError(f"{target}: its rows were measured with another {different[0]}; measure all of them")
+        found = merged(kept["rows"], found, names)
+        how |= {"seconds": kept["how"]["seconds"], "command": kept["how"]["command"], "again": how["command"]}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in found)
+    target.write_text(f'{{\n "how": {json.dumps(how, indent=2)},\n "rows": [\n{lines}\n ]\n}}\n')
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3 or sys.argv[1] != "launch":
+        sys.exit(__doc__)
+    launch_all(Path(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,468 @@
+"""Our attention inside PyTorch and inside a model of transformers, on a GPU: tests passed, host cost, speed, memory.
+
+    python3 -m helpers.bench.studies.torch_model FILE [--tests] [--weights NPZ] [--only SECTION ...]    # writes JSON
+    python3 -m helpers.bench.studies.torch_model                                   # prints the recorded table
+
+The models have random weights (Llama's layers: 12 of 16 heads of 64). --tests runs PyTorch's tests first and counts
+them. --weights: the weights of all-MiniLM-L6-v2 by name, for transformers' BertModel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helpers import attention
+from helpers.bench.results import NO_RECORD
+from helpers.bench.run import device_facts
+from helpers.bench.studies.host_cost import host_time
+from helpers.device import ON_GPU, cp
+
+ROOT = Path(__file__).resolve().parents[3]
+RECORD = ROOT / "notebooks" / "measured" / "nvidia-h200-torch.json"
+TESTS = (
+    "tests/test_torch_attention.py",
+    "tests/test_transformers_attention.py",
+    "tests/test_attention.py::test_torch_tensors",
+    "tests/test_attention.py::test_torchs_own_tensor_that_requires_grad",
+    "tests/test_backward.py::test_through_dlpack",
+    "tests/test_contract.py::test_a_call_in_a_torch_graph",
+    "tests/test_contract.py::test_torch_calls_run_on_torchs_current_stream",
+)
+TESTS_WITHIN_S = 360
+
+LENGTHS = (512, 4096, 16384)
+IMPLEMENTATIONS = ("course", "sdpa", "eager")
+KV_HEADS = (16, 4)
+LAYERS, HIDDEN, HEADS, MLP, WORDS = 12, 1024, 16, 2816, 32000
+SPREAD = 0.04  # standard deviation of the weights: scaled logits of about 1.6, so attention is far from uniform
+ROUNDS = 9
+PROMPT, NEW = 100, 64
+MINILM = {
+    **{"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12},
+    **{"intermediate_size": 1536, "max_position_embeddings": 512},
+}
+
+
+# ---- models
+
+
+def llama(kv_heads: int, dtype: str, *, layers: int = LAYERS) -> Any:
+    """A LlamaForCausalLM of random weights on the GPU."""
+    import torch
+    import transformers
+
+    config = transformers.LlamaConfig(
+        **{"vocab_size": WORDS, "hidden_size": HIDDEN, "intermediate_size": MLP, "num_hidden_layers": layers},
+        **{"num_attention_heads": HEADS, "num_key_value_heads": kv_heads, "max_position_embeddings": 2 * max(LENGTHS)},
+        **{"initializer_range": SPREAD, "bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0},
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = transformers.LlamaForCausalLM(config)
+    return model.to(getattr(torch, dtype)).eval()
+
+
+def tokens(length: int, batch: int = 1) -> Any:
+    """(batch, length) token numbers on the GPU, the same at every run."""
+    import torch
+
+    return torch.randint(0, WORDS, (batch, length), generator=torch.Generator().manual_seed(length)).cuda()
+
+
+@contextmanager
+def by(model: Any, implementation: str) -> Iterator[None]:
+    """The model with this attention. SDPA is held to its flash backend in half types."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from helpers import transformers_attention
+
+    transformers_attention.register()
+    model.set_attn_implementation(implementation)
+    halves = str(next(model.parameters()).dtype) in ("torch.bfloat16", "torch.float16")
+    flash: AbstractContextManager[Any] = nullcontext()
+    if implementation == "sdpa" and halves:
+        flash = sdpa_kernel(SDPBackend.FLASH_ATTENTION)
+    with flash:
+        yield
+
+
+# ---- one section of the record each
+
+
+def tests_passed(log: Path) -> dict[str, Any]:
+    """PyTorch's tests in a process of their own: how many passed, failed, were skipped, and what failed.
+
+    All that they print goes to `log`. RuntimeError where they do not end.
+    """
+    began = time.perf_counter()
+    options = ["-q", "-rfEs", "--durations=10", "-o", "faulthandler_timeout=120", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, *TESTS]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8") as file:
+        try:
+            subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=TESTS_WITHIN_S)
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"the tests did not end in {TESTS_WITHIN_S} s: see {log.name}") from error
+    text = log.read_text(encoding="utf-8")
+    found = re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", _last_line(text))
+    failed = re.findall(r"^(?:FAILED|ERROR) (.*)$", text, re.M)
+    if failed or not found:
+        print(text[-6000:])
+    return {
+        **{"command": "python3 -m pytest " + " ".join(TESTS), "seconds": _since(began), "failures": failed},
+        **{what: int(n) for n, what in found},
+    }
+
+
+def host_cost() -> list[dict[str, Any]]:
+    """Microseconds of the host for a call on one short sequence: forward alone, and with its backward."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from helpers import torch_attention
+
+    shape = (1, 64, 4, 64)
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(3))
+    heads_first = [a.transpose(1, 2) for a in (q, k, v)]
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    forward: dict[str, Callable[[], Any]] = {
+        "helpers.attention.flash_attention": partial(attention.flash_attention, q, k, v, causal=True),
+        "torch_attention.flash_attention": partial(torch_attention.flash_attention, q, k, v, causal=True),
+        "torch_attention.scaled_dot_product_attention": partial(
+            torch_attention.scaled_dot_product_attention, *heads_first, is_causal=True
+        ),
+        "SDPA": partial(sdpa, *heads_first, is_causal=True),
+    }
+    leaves = [a.detach().requires_grad_() for a in (q, k, v)]
+    do = torch.randn(shape, device="cuda", dtype=torch.float16)
+
+    def trained(call: Callable[[], Any], grad: Any) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(call(), leaves, grad)
+
+    both = {
+        "torch_attention.flash_attention": trained(partial(torch_attention.flash_attention, *leaves, causal=True), do),
+        "torch_attention.scaled_dot_product_attention": trained(
+            lambda: torch_attention.scaled_dot_product_attention(*(a.transpose(1, 2) for a in leaves), is_causal=True),
+            do.transpose(1, 2),
+        ),
+        "SDPA": trained(lambda: sdpa(*(a.transpose(1, 2) for a in leaves), is_causal=True), do.transpose(1, 2)),
+    }
+    rows = []
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        for what, calls in (("forward", forward), ("forward and backward", both)):
+            for name, call in calls.items():
+                with torch.set_grad_enabled(what != "forward"):
+                    timing = host_time(call)
+                us = {"us": 1e3 * timing.ms, "us_min": 1e3 * timing.ms_min, "us_max": 1e3 * timing.ms_max}
+                rows.append({"call": name, "what": what, "shape": list(shape), "dtype": "float16", **us})
+                print(f"host: {what:22}{name:46}{us['us']:8.1f} µs")
+    return rows
+
+
+def speed(kind: str, kv_heads: int) -> list[dict[str, Any]]:
+    """A model's forward ("prefill") or forward and backward ("training"), by each attention, in turn.
+
+    Milliseconds by device events, the median over rounds in which the implementations follow one another; memory is
+    PyTorch's peak beyond what was held before the call (for training, the gradients of the weights are held).
+    """
+    import torch
+
+    model = llama(kv_heads, "bfloat16")
+    rows = []
+    for length in LENGTHS:
+        ids = tokens(length)
+
+        def prefill(ids: Any = ids) -> None:
+            with torch.no_grad():
+                model(ids, use_cache=False, logits_to_keep=1)
+
+        def train(ids: Any = ids) -> None:
+            model(ids, labels=ids, use_cache=False).loss.backward()
+
+        call = prefill if kind == "prefill" else train
+        times: dict[str, list[float]] = {}
+        peaks: dict[str, int] = {}
+        errors: dict[str, str] = {}
+        for implementation in IMPLEMENTATIONS:
+            try:
+                with by(model, implementation):
+                    call()
+                    torch.cuda.synchronize()
+                    torch.cuda.reset_peak_memory_stats()
+                    before = torch.cuda.memory_allocated()
+                    call()
+                    torch.cuda.synchronize()
+                peaks[implementation] = torch.cuda.max_memory_allocated() - before
+                times[implementation] = []
+            except (RuntimeError, ValueError) as error:  # out of memory is a RuntimeError
+                errors[implementation] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+            torch.cuda.empty_cache()
+        for _ in range(ROUNDS):
+            for implementation, found in times.items():
+                with by(model, implementation):
+                    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                    call()  # the clocks and the caches are as in a run of this one
+                    start.record()
+                    call()
+                    end.record()
+                    end.synchronize()
+                    found.append(start.elapsed_time(end))
+        model.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+        for implementation in IMPLEMENTATIONS:
+            row = {"kind": kind, "implementation": implementation, "n": length, "kv_heads": kv_heads}
+            if implementation in times:
+                ms = times[implementation]
+                row |= {"ms": statistics.median(ms), "ms_min": min(ms), "ms_max": max(ms), "rounds": len(ms)}
+                row |= {"tokens_per_s": 1e3 * length / row["ms"], "peak_bytes": peaks[implementation]}
+                print(f"{kind} {kv_heads:3} {length:6} {implementation:8}{row['ms']:10.2f} ms {row['peak_bytes']:15,}")
+            else:
+                row["error"] = errors[implementation]
+                print(f"{kind} {kv_heads:3} {length:6} {implementation:8} {row['error']}")
+            rows.append(row)
+    return rows
+
+
+def accuracy(kv_heads: int, length: int = 512) -> list[dict[str, Any]]:
+    """The largest error of the logits beside eager attention in float64, by type and implementation."""
+    import torch
+
+    ids, rows = tokens(length), []
+    with torch.no_grad():
+        model = llama(kv_heads, "float64")
+        with by(model, "eager"):
+            want = model(ids, use_cache=False).logits
+        del model
+        for dtype in ("float32", "float16", "bfloat16"):
+            model = llama(kv_heads, dtype)
+            for implementation in IMPLEMENTATIONS:
+                with by(model, implementation):
+                    error = float((model(ids, use_cache=False).logits.double() - want).abs().max())
+                rows.append({"implementation": implementation, "dtype": dtype, "kv_heads": kv_heads, "n": length})
+                rows[-1] |= {"max_error": error, "largest_logit": float(want.abs().max())}
+                print(f"logits {kv_heads:3} {dtype:9}{implementation:8}{error:10.2e}")
+    return rows
+
+
+def generation(kv_heads: int) -> list[dict[str, Any]]:
+    """Greedy search for 64 tokens with the KV cache: whether they are SDPA's, and tokens per second."""
+    import torch
+
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        model, ids = llama(kv_heads, dtype), tokens(PROMPT, batch=2)
+        found: dict[str, Any] = {}
+        times: dict[str, list[float]] = {name: [] for name in IMPLEMENTATIONS}
+        options = {"max_new_tokens": NEW, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+        for turn in range(4):
+            for implementation in IMPLEMENTATIONS:
+                with by(model, implementation):
+                    torch.cuda.synchronize()
+                    began = time.perf_counter()
+                    found[implementation] = model.generate(ids, **options)[:, PROMPT:]
+                    torch.cuda.synchronize()
+                    if turn:
+                        times[implementation].append(time.perf_counter() - began)
+        for implementation in IMPLEMENTATIONS:
+            rates = sorted(ids.shape[0] * NEW / t for t in times[implementation])
+            same = found[implementation] == found["sdpa"]
+            row = {"implementation": implementation, "dtype": dtype, "kv_heads": kv_heads, "batch": ids.shape[0]}
+            row |= {"prompt": PROMPT, "new": NEW, "as_sdpa": int(same.sum()), "of": same.numel()}
+            row |= {"different_words": len(set(found[implementation].flatten().tolist()))}
+            row |= {"tokens_per_s": rates[len(rates) // 2], "min": rates[0], "max": rates[-1]}
+            rows.append(row)
+            print(f"generation {kv_heads:3} {dtype:9}{implementation:8}{row['as_sdpa']} of {row['of']} as SDPA")
+    return rows
+
+
+def minilm(weights: Path) -> list[dict[str, Any]]:
+    """all-MiniLM-L6-v2 in float32: the largest difference of its hidden states from eager attention in float64."""
+    import torch
+    import transformers
+
+    with np.load(weights) as file:
+        state = {name: torch.from_numpy(file[name].astype(np.float32)) for name in file.files}
+    state = {re.sub(r"^(?:0\.auto_model\.|bert\.)", "", name): a for name, a in state.items()}
+    model = transformers.BertModel(transformers.BertConfig(**MINILM), add_pooling_layer=False)
+    missing, _ = model.load_state_dict(state, strict=False)
+    if missing := [name for name in missing if "position_ids" not in name]:
+        raise ValueError(f"{weights.name} lacks {', '.join(missing[:5])}")
+    model = model.cuda().eval()
+    ids = torch.randint(1000, 30000, (4, 200), generator=torch.Generator().manual_seed(0)).cuda()
+    rows = []
+    with torch.no_grad():
+        with by(model.double(), "eager"):
+            want = model(ids).last_hidden_state
+        model.float()
+        for implementation in IMPLEMENTATIONS:
+            with by(model, implementation):
+                error = float((model(ids).last_hidden_state.double() - want).abs().max())
+            rows.append({"implementation": implementation, "dtype": "float32", "max_error": error})
+            rows[-1]["largest"] = float(want.abs().max())
+            print(f"MiniLM {implementation:8}{error:10.2e}")
+    return rows
+
+
+# ---- the record
+
+
+def sections(log: Path | None, weights: Path | None) -> dict[str, Callable[[], Any]]:
+    """What is measured, by its name in the record. log: where the tests print to; without it they are not run."""
+
+    def for_each(section: Callable[[int], list[dict[str, Any]]]) -> Callable[[], list[dict[str, Any]]]:
+        return lambda: [row for kv_heads in KV_HEADS for row in section(kv_heads)]
+
+    return {
+        **({"tests": partial(tests_passed, log)} if log else {}),
+        "host": host_cost,
+        "accuracy": for_each(accuracy),
+        "generation": for_each(generation),
+        "prefill": for_each(partial(speed, "prefill")),
+        "training": for_each(partial(speed, "training")),
+        **({"minilm": partial(minilm, weights)} if weights else {}),
+    }
+
+
+def measure(path: Path, chosen: Mapping[str, Callable[[], Any]], command: str) -> dict[str, Any]:
+    """Do the sections and save after each; what one raises is noted, and the next one runs.
+
+    Sections that the file at `path` has and that are not done again are kept.
+    """
+    import torch
+    import transformers
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"how": {"seconds": {}}}
+    record: dict[str, Any] = {
+        **{name: rows for name, rows in before.items() if name != "failed"},
+        "device": {**device_facts(), "torch": torch.__version__, "transformers": transformers.__version__},
+        "how": {
+            "command": command,
+            "model": {
+                **{"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "head_dim": HIDDEN // HEADS, "mlp": MLP},
+                **{"words": WORDS, "kv_heads": list(KV_HEADS), "weights": f"random, of standard deviation {SPREAD}"},
+            },
+            "speed": "bfloat16, one sequence; device events around one call after another of the same; median of "
+            f"{ROUNDS} rounds in which the implementations take turns; sdpa with its flash backend",
+            "prefill": "no KV cache, logits of the last token alone",
+            "training": "loss of every token and its gradients; no optimizer",
+            "memory": "PyTorch's peak beyond what was held before the call",
+            "accuracy": "logits of 512 tokens beside eager attention in float64",
+            "seconds": before["how"]["seconds"],
+        },
+    }
+    for name, section in chosen.items():
+        began = time.perf_counter()
+        try:
+            record[name] = section()
+        except Exception as error:
+            record.setdefault("failed", {})[name] = f"{type(error).__name__}: {str(error)[:400]}"
+            print(f"[FAIL] {name}: {record['failed'][name]}")
+        torch.cuda.empty_cache()
+        if ON_GPU:
+            cp.get_default_memory_pool().free_all_blocks()
+        record["how"]["seconds"][name] = _since(began)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return record
+
+
+def table(record: Mapping[str, Any] | None = None) -> str:
+    """A record as text; the committed one where none is given."""
+    if record is None:
+        if not RECORD.is_file():
+            return NO_RECORD
+        record = json.loads(RECORD.read_text(encoding="utf-8"))
+    facts = record["device"]
+    lines = [f"{facts['description']}; torch {facts['torch']}, transformers {facts['transformers']}"]
+    if tests := record.get("tests"):
+        counts = (f"{tests[what]} {what}" for what in ("passed", "failed", "skipped", "errors") if what in tests)
+        lines.append(f"tests with PyTorch: {', '.join(counts)}")
+    if "host" in record:
+        lines += ["", f"{'host, a call':22}{'':46}{'µs':>8}{'spread':>9}"]
+        for r in record["host"]:
+            lines.append(f"{r['what']:22}{r['call']:46}{r['us']:8.1f}{(r['us_max'] - r['us_min']) / r['us']:9.1%}")
+    for kind in ("prefill", "training"):
+        if kind not in record:
+            continue
+        lines += [
+            "",
+            f"{kind:10}{'kv heads':>9}{'N':>8}{'':>3}{'attention':10}{'ms':>10}{'spread':>9}{'tokens/s':>11}{'GB':>8}",
+        ]
+        for r in record[kind]:
+            line = f"{'':10}{r['kv_heads']:9}{r['n']:8}{'':3}{r['implementation']:10}"
+            if "error" in r:
+                lines.append(line + "  " + r["error"])
+                continue
+            spread = (r["ms_max"] - r["ms_min"]) / r["ms"]
+            lines.append(line + f"{r['ms']:10.2f}{spread:9.1%}{r['tokens_per_s']:11,.0f}{r['peak_bytes'] / 1e9:8.2f}")
+    if "accuracy" in record:
+        lines += ["", f"{'logits, largest error':24}" + "".join(f"{name:>11}" for name in IMPLEMENTATIONS)]
+        cells = {(r["kv_heads"], r["dtype"], r["implementation"]): r["max_error"] for r in record["accuracy"]}
+        for kv_heads, dtype in dict.fromkeys(key[:2] for key in cells):
+            errors = "".join(f"{cells[kv_heads, dtype, name]:11.1e}" for name in IMPLEMENTATIONS)
+            lines.append(f"{kv_heads:3} kv heads {dtype:11}" + errors)
+    for r in record.get("generation", []):
+        same = f"{r['as_sdpa']} of {r['of']} tokens as SDPA"
+        lines.append(
+            f"greedy {r['kv_heads']:3} {r['dtype']:9}{r['implementation']:8}{same}, {r['tokens_per_s']:.0f} tokens/s"
+        )
+    for r in record.get("minilm", []):
+        lines.append(f"all-MiniLM-L6-v2 {r['implementation']:8}{r['max_error']:10.1e} of {r['largest']:.2f}")
+    lines += [f"[FAIL] {name}: {why}" for name, why in record.get("failed", {}).items()]
+    return "\n".join(lines)
+
+
+def _since(began: float) -> float:
+    return round(time.perf_counter() - began, 1)
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
+
+
+def main(words: Sequence[str]) -> int:
+    """FILE and options, or nothing for the table. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python3 -m helpers.bench.studies.torch_model", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "file", type=Path, nargs="?", help="where the record goes; without it, the committed one's table"
+    )
+    parser.add_argument("--tests", action="store_true", help="run PyTorch's tests first, and count them")
+    parser.add_argument("--weights", type=Path, metavar="NPZ", help="the weights of all-MiniLM-L6-v2, by name")
+    parser.add_argument("--only", action="append", metavar="SECTION", help="this section alone; may be repeated")
+    wish = parser.parse_args(words)
+    if wish.file is None:
+        print(table())
+        return 0
+    if not ON_GPU:
+        parser.error("a record is made on a GPU; without FILE, the recorded table is printed")
+    log = wish.file.with_name(f"{wish.file.stem}-tests.txt")
+    chosen = sections(log if wish.tests else None, wish.weights)
+    if wish.only:
+        if unknown := set(wish.only) - set(chosen):
+            parser.error(f"--only {sorted(unknown)[0]}: the sections are {', '.join(chosen)}")
+        chosen = {name: section for name, section in chosen.items() if name in wish.only}
+    given = ["--tests"] * wish.tests + ["--weights NPZ"] * bool(wish.weights) + [f"--only {s}" for s in wish.only or ()]
+    command = " ".join(["python3 -m helpers.bench.studies.torch_model FILE", *given])
+    record = measure(wish.file, chosen, command)
+    print(table(record))
+    return 1 if record.get("failed") or record.get("tests", {}).get("failures") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,257 @@
+"""The GPT of helpers/attention/models/char_gpt.py, trained on a GPU: its losses, a sample, and what a step costs.
+
+python3 -m helpers.bench.studies.train FILE     # on a machine with a GPU: writes JSON
+python3 -m helpers.bench.studies.train          # anywhere: prints the recorded table
+
+The text is Charles Darwin's "On the Origin of Species", first edition, John Murray, London 1859, in the public domain:
+the introduction and chapters I to XIV, a paragraph a line, without the index.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helpers import device
+from helpers.attention.models.char_gpt import Adam, Attention, CharGPT, Config, FlashAttention, PlainAttention, train
+from helpers.bench.results import NO_RECORD, measure_or_show
+from helpers.bench.run import device_facts
+from helpers.device import cp
+
+ROOT = Path(__file__).resolve().parents[3]
+RECORD = ROOT / "notebooks" / "measured" / "nvidia-h200-gpt.json"
+TEXT = ROOT / "helpers" / "data" / "darwin_origin.txt.gz"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is trained, and for how long."""
+
+    config: Config = field(default_factory=lambda: Config(context=256, layers=2, heads=4, width=256))
+    batch: int = 64
+    steps: int = 3000
+    learning_rate: float = 2e-3
+    warm_up: int = 100
+    every: int = 100
+    compared: int = 50  # steps after which the losses of several attentions are compared
+    contexts: tuple[int, ...] = (256, 1024, 4096)  # for the time and the memory of a step, with equally many tokens
+    timed: int = 20  # steps
+    sample: int = 600  # characters
+
+
+def attentions() -> dict[str, Attention]:
+    """What a run is named, and its attention."""
+    return {
+        "kernels float32": FlashAttention(),
+        "kernels bfloat16": FlashAttention("bfloat16"),
+        "plain float32": PlainAttention(),
+    }
+
+
+class Timed:
+    """An attention between device events, so that its share of a step is known."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.attention, self.events = attention, []
+
+    def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+        """As the attention has it."""
+        return self._between(self.attention.forward, q, k, v)
+
+    def backward(self, do: Any, saved: Any) -> tuple[Any, Any, Any]:
+        """As the attention has it."""
+        return self._between(self.attention.backward, do, saved)
+
+    def _between(self, call: Any, *arguments: Any) -> Any:
+        start, end = cp.cuda.Event(), cp.cuda.Event()
+        start.record()
+        result = call(*arguments)
+        end.record()
+        self.events.append((start, end))
+        return result
+
+    def ms(self) -> float:
+        """Of all calls since the last time, together."""
+        for _, end in self.events:
+            end.synchronize()
+        total = sum(cp.cuda.get_elapsed_time(start, end) for start, end in self.events)
+        self.events = []
+        return total
+
+
+def step_cost(config: Config, batch: int, attention: Attention, *, steps: int, characters: int = 80) -> dict[str, Any]:
+    """Time and memory of a training step on tokens drawn at random.
+
+    ms: wall clock of `steps` steps, divided by them. host_ms: until all of them were queued; where it is nearly ms, the
+    host is what takes the time, and then attention_ms, which is between device events, has pauses in it.
+    peak_bytes: what CuPy's pool took for the whole step; None on the CPU engine.
+    """
+    timed = Timed(attention)
+    model = CharGPT("".join(map(chr, range(33, 33 + characters))), config, timed)
+    optimizer = Adam(model.parameters)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, characters, (batch, config.context + 1))
+    xp_tokens = cp.asarray(tokens) if device.ON_GPU else tokens
+
+    def step() -> None:
+        model.loss_and_gradients(xp_tokens[:, :-1], xp_tokens[:, 1:])
+        optimizer.step(model.gradient, 1e-3)
+
+    pool = cp.get_default_memory_pool() if device.ON_GPU else None
+    if pool:
+        pool.free_all_blocks()
+    for _ in range(3):  # kernels are compiled, and the pool filled
+        step()
+    timed.ms()
+    cp.cuda.Device().synchronize()
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    queued = time.perf_counter() - began
+    cp.cuda.Device().synchronize()
+    took = time.perf_counter() - began
+    return {
+        "context": config.context,
+        "batch": batch,
+        "ms": 1e3 * took / steps,
+        "host_ms": 1e3 * queued / steps,
+        "attention_ms": timed.ms() / steps,
+        "tokens_per_s": batch * config.context * steps / took,
+        "peak_bytes": pool.total_bytes() if pool else None,
+    }
+
+
+def origin() -> str:
+    """All of the book."""
+    return gzip.decompress(TEXT.read_bytes()).decode("utf-8")
+
+
+def measure(text: str | None = None, sizes: Sizes | None = None, report: Any = print) -> dict[str, Any]:
+    """The record: the first steps with each attention, whole runs with the course's, and what a step costs.
+
+    A part that fails is in the record by its error, and the others go on.
+    """
+    text, sizes = origin() if text is None else text, sizes or Sizes()
+    began = time.perf_counter()
+    how: dict[str, Any] = {
+        "config": sizes.config,
+        "batch": sizes.batch,
+        "learning_rate": sizes.learning_rate,
+        "warm_up": sizes.warm_up,
+    }
+    record: dict[str, Any] = {
+        "device": device_facts(),
+        "command": "python3 -m helpers.bench.studies.train FILE",
+        "text": {"characters": len(text), "alphabet": len(set(text)), "sha256": _sha256(text)},
+        "sizes": asdict(sizes),
+        "first_steps": [],
+        "runs": [],
+        "steps": [],
+        "failed": [],
+    }
+
+    def attempt(what: str, work: Any) -> Any:
+        report(f"--- {what}")
+        try:
+            return work()
+        except Exception as error:  # the rest is worth having, and a GPU's time is short
+            record["failed"].append({"what": what, "error": f"{type(error).__name__}: {error}"[:2000]})
+            report(f"FAILED: {error}")
+            return None
+
+    def first_steps(name: str, attention: Attention, dtype: Any = np.float32) -> None:
+        run = train(text, sizes.compared, attention=attention, dtype=dtype, every=10**9, report=None, **how)
+        record["first_steps"].append({"name": name, "losses": run.losses, "seconds": run.seconds})
+
+    def whole_run(name: str, attention: Attention) -> None:
+        run = train(text, sizes.steps, attention=attention, every=sizes.every, report=report, **how)
+        record["runs"].append(
+            {
+                "name": name,
+                "losses": [round(loss, 5) for loss in run.losses],
+                "validation": run.validation,
+                "seconds": run.seconds,
+                "tokens_per_s": sizes.steps * sizes.batch * sizes.config.context / run.seconds,
+                "parameters": int(run.model.parameters.size),
+                "sample": run.model.sample("The ", sizes.sample, temperature=0.7, seed=1),
+            }
+        )
+        report(record["runs"][-1]["sample"])
+
+    for name, attention in attentions().items():
+        attempt(f"first steps, {name}", lambda a=attention, n=name: first_steps(n, a))
+    attempt("first steps, plain float64", lambda: first_steps("plain float64", PlainAttention(), np.float64))
+    for _ in range(2):  # the same bits twice?
+        name = "kernels float32 deterministic"
+        attempt(f"first steps, {name}", lambda n=name: first_steps(n, FlashAttention(deterministic=True)))
+    for name, attention in attentions().items():
+        if name.startswith("kernels"):
+            attempt(f"a whole run, {name}", lambda a=attention, n=name: whole_run(n, a))
+    tokens = sizes.batch * sizes.config.context
+    for context in sizes.contexts:
+        config = Config(context, sizes.config.layers, sizes.config.heads, sizes.config.width)
+        for name, attention in attentions().items():
+            cost = attempt(
+                f"a step, {name}, context {context}",
+                lambda a=attention, c=config: step_cost(c, max(1, tokens // c.context), a, steps=sizes.timed),
+            )
+            if cost:
+                record["steps"].append({"name": name, **cost})
+    record["seconds"] = time.perf_counter() - began
+    return record
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def load() -> dict[str, Any] | None:
+    """The committed record, or None."""
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else None
+
+
+def table(record: Mapping[str, Any] | None = None) -> str:
+    """A record as text: runs, the first steps, and steps; the committed one where none is given."""
+    record = record or load()
+    if record is None:
+        return NO_RECORD
+    lines = [
+        record["device"]["description"],
+        "",
+        f"{'':32}{'train':>8}{'validation':>12}{'lowest':>12}{'at step':>9}{'s':>8}{'tokens/s':>12}",
+    ]
+    for run in record["runs"]:
+        last = np.mean(run["losses"][-50:])
+        step, lowest = min(run["validation"], key=lambda pair: pair[1])
+        ends = f"{last:8.3f}{run['validation'][-1][1]:12.3f}{lowest:12.3f}{step:9,}"
+        lines.append(f"{run['name']:32}{ends}{run['seconds']:8.1f}{run['tokens_per_s']:12,.0f}")
+    first = {row["name"]: row["losses"] for row in record["first_steps"]}
+    exact = first.get("plain float64")
+    if exact:
+        lines += ["", f"largest |loss - loss in float64| in the first {len(exact)} steps"]
+        lines += [f"{name:32}{np.abs(np.subtract(a, exact)).max():10.1e}" for name, a in first.items() if a != exact]
+    lines += ["", f"{'a step':32}{'context':>8}{'ms':>8}{'host ms':>9}{'attention':>11}{'MiB':>8}"]
+    for row in record["steps"]:
+        memory = f"{row['peak_bytes'] / 2**20:8,.0f}" if row["peak_bytes"] else ""
+        share = row["attention_ms"] / row["ms"]
+        lines.append(f"{row['name']:32}{row['context']:8}{row['ms']:8.2f}{row['host_ms']:9.2f}{share:11.0%}{memory}")
+    lines += [f"FAILED {row['what']}: {row['error']}" for row in record["failed"]]
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str]) -> None:
+    """FILE, or nothing for the table."""
+    measure_or_show(words, measure, table, __doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""What the command does once everything is installed."""

@@ -1,0 +1,195 @@
+"""What the command does once all is in place: lab, ladder, test, bench, export and book. Each gives the exit code."""
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from urllib.parse import quote
+
+from helpers.cli import work_copy
+from helpers.setup.script import ROOT, become, say
+
+
+def lab(words: "list[str]", originals: bool = False) -> int:
+    """Start JupyterLab in the root of the repository, at the learner's copy of the first notebook. Does not come back.
+
+    originals: at notebooks/ itself, which is under version control; copies are neither made nor brought up to date.
+    """
+    words, named = absolute(words)
+    argv = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}"]
+    if not any(re.match(r"--(port|\w+\.port)\b", word) for word in words):
+        wanted = os.environ.get("JUPYTER_PORT", "")
+        wanted = int(wanted) if wanted.isdigit() else 8888
+        port = next((port for port in range(wanted, min(wanted + 100, 65536)) if not in_use(port)), wanted)
+        if port != wanted:
+            say(f"port {wanted} is in use: JupyterLab takes {port} (its address is in the lines below)")
+            argv.append(f"--ServerApp.port={port}")
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        argv.append("--allow-root")  # a container: Jupyter would refuse, though it serves this machine only
+    first = first_page(originals)
+    if first and not named and not any("default_url" in word for word in words):
+        # Not as a file to open: the address that JupyterLab prints for a browser elsewhere is to lead there as well.
+        argv.append(f"--LabApp.default_url=/lab/tree/{quote(first)}")
+    say("starting JupyterLab; Ctrl-C twice ends it")
+    os.chdir(str(ROOT))
+    become(argv + words, {**os.environ, "JUPYTER_PATH": with_our_extension(os.environ.get("JUPYTER_PATH", ""))})
+    return 0
+
+
+def first_page(originals: bool) -> str:
+    """What JupyterLab opens, by its path from the root: notebook 00, or README where there is none; "" without either.
+
+    Learners' copies are brought up to date here, and what is to tell of them is said.
+    """
+    folder = "notebooks"
+    if not originals:
+        try:
+            for sentence in work_copy.refresh(ROOT):
+                say(sentence)
+            folder = work_copy.FOLDER
+        except OSError as error:
+            say(f"{work_copy.FOLDER}/ was not brought up to date ({error}): these are the originals")
+    pages = [*sorted(ROOT.glob(f"{folder}/00*.ipynb")), ROOT / "README.md"]
+    return next((page.relative_to(ROOT).as_posix() for page in pages if page.is_file()), "")
+
+
+def with_our_extension(jupyter_path: str) -> str:
+    """JUPYTER_PATH with the folder from which JupyterLab loads the colours of CUDA (helpers/cli/lab/labextensions)."""
+    ours = str(ROOT / "helpers" / "cli" / "lab")
+    return os.pathsep.join([*(part for part in jupyter_path.split(os.pathsep) if part not in ("", ours)), ours])
+
+
+def ladder(words: "list[str]") -> int:
+    """helpers.bench.command.ladder: each stage on this machine's device."""
+    from helpers.bench import command
+
+    return command.ladder(words)
+
+
+# After a product NumPy's threads wait for the next in a busy loop, on cores that other tests could use. With a second
+# thread the tests of the masks of 06 and 07 took 29 s of two cores, without it 13 s.
+ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL")}
+
+# The tests compile over a thousand kernels, most of them for one launch. At -O1 a build and its run take a sixth less.
+# What tests the engine itself is compiled as everywhere else: see tests/conftest.py.
+QUICK_BUILDS = {"COURSE_CPU_OPTIMISATION": "1"}
+
+
+def test(words: "list[str]", quick: bool) -> int:
+    """ruff, then pytest over tests and notebooks. 0 if both pass."""
+    begin = time.monotonic()
+    ruff = run([sys.executable, "-m", "ruff", "check", "."])
+    if ruff == 130:
+        return 130
+    words, named = absolute(words)
+    argv = [sys.executable, "-m", "pytest"]
+    folders = ["tests"] if quick else ["tests", "notebooks"]
+    processes = workers()
+    if not named:
+        argv += [folder for folder in folders if (ROOT / folder).is_dir()]
+        files = [path for folder in folders for path in (ROOT / folder).glob("*") if path.suffix in (".py", ".ipynb")]
+        processes = max(1, min(processes, len(files)))  # each takes seconds to start
+    if not quick:
+        argv += ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120"]
+        if (ROOT / "tests" / "sanitize.cfg").is_file():
+            argv += ["--nbval-sanitize-with", "tests/sanitize.cfg"]
+    # A file's tests share a worker: the cells of a notebook need one another.
+    argv += ["-n", str(processes), "--dist", "loadfile", *words]
+    pytest = run(argv, {**ONE_THREAD, **QUICK_BUILDS, **os.environ})
+    minutes, seconds = divmod(round(time.monotonic() - begin), 60)
+    verdict = {0: "passed", 130: "stopped"}
+    parts = f"ruff {verdict.get(ruff, 'FAILED')}, pytest {verdict.get(pytest, 'FAILED')}"
+    print(f"course: {parts} in {minutes} min {seconds} s", flush=True)
+    return pytest or ruff
+
+
+WORKER_BYTES = 3 << 29  # a worker of pytest, the notebook's kernel and the compiler that it runs: 1.5 GB
+
+
+def workers() -> int:
+    """How many processes test: the cores that this one may use, as far as its memory goes; at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _numbers("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of all cores in so many of a clock
+    if len(quota) == 2:
+        cores = min(cores, -(-quota[0] // quota[1]))
+    return max(1, min(cores, memory() // WORKER_BYTES))
+
+
+def memory() -> int:
+    """Bytes that this process and its children may take: the machine's, or fewer in a container."""
+    found = _numbers("/sys/fs/cgroup/memory.max") + _numbers("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # names that not every system has
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(found) if found else 1 << 62
+
+
+def _numbers(path: str) -> "list[int]":
+    """The whole numbers in a file of the system's; none where there is no such file, or where it says "max"."""
+    with contextlib.suppress(OSError, ValueError), open(path) as file:
+        return [int(word) for word in file.read().split()]
+    return []
+
+
+def command(words: "list[str]") -> int:
+    """helpers.bench.command.bench: the ladder with peers, on a GPU."""
+    from helpers.bench import command
+
+    return command.bench(words)
+
+
+def export(words: "list[str]") -> int:
+    """helpers.attention.export.command.main: a stage as one file."""
+    from helpers.attention.export import command
+
+    return command.main(words)
+
+
+def book(words: "list[str]") -> int:
+    """helpers.site.build: the site, from the notebooks as they are. 0 if no page has anything wrong with it."""
+    from helpers.site import build
+
+    try:
+        page = build.build(words=words)
+    except (RuntimeError, ValueError) as error:
+        say(f"the site was not made: {error}")
+        return 1
+    say(f"the site is made; its first page is {page}")
+    return 0
+
+
+def absolute(words: "list[str]") -> "tuple[list[str], bool]":
+    """The words, paths in them made absolute (they are typed in the user's folder); whether there are any."""
+    result, any_path = [], False
+    for word in words:
+        path, colons, rest = word.partition("::")
+        if path and not path.startswith("-") and os.path.exists(path) and (os.sep in path or "." in path):
+            word, any_path = os.path.abspath(path) + colons + rest, True
+        result.append(word)
+    return result, any_path
+
+
+def in_use(port: int) -> bool:
+    """Whether something on this machine listens at the port."""
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe_socket:
+            probe_socket.settimeout(0.5)
+            if probe_socket.connect_ex((host, port)) == 0:
+                return True
+    return False
+
+
+def run(argv: "list[str]", environment: "dict[str, str] | None" = None) -> int:
+    """Run a program in the repository's root; its exit code, or 130 after Ctrl-C."""
+    child = subprocess.Popen(argv, cwd=str(ROOT), env=environment)
+    try:
+        return child.wait()
+    except KeyboardInterrupt:  # a terminal tells the child as well: let it clean up
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            child.wait(20)
+            return 130
+        child.kill()
+        child.wait()
+        return 130

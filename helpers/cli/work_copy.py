@@ -1,0 +1,108 @@
+"""Learners' own copies of the notebooks: the folder work/, which git ignores and `course.py lab` opens.
+
+JupyterLab saves what is run, so a learner who works in notebooks/ has changed files that the next `git pull` wants to
+write. Here originals stay as they are, and copies follow them:
+
+    no copy yet                      the original is copied
+    the original is as it was        the copy stays, whatever is in it
+    newer original, untouched copy   the copy becomes the newer original
+    newer original, touched copy     the copy stays; the newer one is put beside it, as "07_mma (new).ipynb"
+
+A copy is touched where its cells differ from those of the original that it was made from; outputs do not count. Which
+original that was is in work/.copies.json. Standard library only.
+"""
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+
+FOLDER = "work"
+STAMPS = ".copies.json"
+NEW = " (new{})"
+
+
+def cells(text: str) -> str:
+    """What a notebook says, as a short text that two notebooks share only if their cells are the same.
+
+    Of a file that is no notebook, all of its text counts: a glossary, or a notebook whose save was interrupted.
+    """
+    try:
+        said = [(cell["cell_type"], "".join(cell["source"]).rstrip()) for cell in json.loads(text)["cells"]]
+    except (ValueError, KeyError, TypeError):
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+def refresh(root: Path) -> "list[str]":
+    """Bring root/work up to date with root/notebooks. What there is to tell the learner, a sentence each.
+
+    Raises OSError where the folder cannot be written.
+    """
+    originals = sorted([*root.glob("notebooks/*.ipynb"), *root.glob("notebooks/*.md")])
+    folder = root / FOLDER
+    folder.mkdir(exist_ok=True)
+    stamps = _read(folder / STAMPS)
+    told = [] if stamps else [f"{FOLDER}/ has your copies of the notebooks; notebooks/ stays as it is"]
+    for original in originals:
+        told += _follow(original, folder, stamps)
+        _write(folder / STAMPS, json.dumps(stamps, indent=1, sort_keys=True) + "\n")
+    return told
+
+
+def _follow(original: Path, folder: Path, stamps: "dict[str, str]") -> "list[str]":
+    """One original, and its copy or copies. stamps: by the copy's name, `cells` of the original it was made from."""
+    text = _text(original)
+    now = cells(text)
+    for name in _names(original.name):
+        copy = folder / name
+        if not copy.exists():
+            _write(copy, text)
+            stamps[name] = now
+            if name == original.name:
+                return []
+            return [f"{FOLDER}/{original.name} is as you left it; the course has a newer one: {FOLDER}/{name}"]
+        if stamps.get(name) == now:
+            return []  # made from this original, whatever has become of it
+        mine = cells(_text(copy))
+        if mine == now or mine == stamps.get(name):
+            if mine != now:
+                _write(copy, text)
+            stamps[name] = now
+            return [] if mine == now else [f"{FOLDER}/{name} was brought up to date"]
+    return []
+
+
+def _names(name: str) -> "list[str]":
+    """07_mma.ipynb, 07_mma (new).ipynb, 07_mma (new 2).ipynb, ..."""
+    stem, dot, suffix = name.rpartition(".")
+    return [name] + [stem + NEW.format(f" {i}" if i > 1 else "") + dot + suffix for i in range(1, 100)]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="surrogateescape")
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it or nothing, also where the disk is full."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8", errors="surrogateescape")
+        os.replace(str(draft), str(path))
+    finally:
+        if draft.exists():
+            draft.unlink()
+
+
+def _read(path: Path) -> "dict[str, str]":
+    """The stamps; none where there is no such file, or it is broken. Then every copy that differs counts as touched."""
+    try:
+        found = json.loads(_text(path)).items()
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return {name: mark for name, mark in found if re.fullmatch("[0-9a-f]{64}", str(mark))}
+
+
+if __name__ == "__main__":  # for editors that open notebooks themselves
+    print("\n".join(refresh(Path(__file__).resolve().parents[2])) or f"{FOLDER}/ is up to date")

@@ -1,0 +1,85 @@
+"""A CPU engine for CUDA C++ kernels, with the part of CuPy's interface that the course uses.
+
+    from helpers.engine import RawModule, asarray, empty_like
+
+It compiles a kernel's unchanged source with a host compiler and runs each CUDA thread as a fiber, blocks spread over
+the cores. It knows nothing of attention and imports nothing of the course.
+
+Of a GPU's hardware it has: warp-wide operations; tensor cores (`<mma.h>`; mma.sync, ldmatrix and stmatrix as inline
+PTX), whose products are those of compute capability 9.0 bit for bit; asynchronous copies (cp.async,
+`<cuda_pipeline.h>`, TMA with the maps of `tensor_map`), which land at their wait and not before; products of
+warpgroups (wgmma); and the other instructions of inline PTX that `ptx.known()` lists. Instructions that it does not
+know (those of clusters, for instance) stop the thread that reaches them, with their line and the nearest that it knows.
+README.md, beside this file, says what works, what differs from a GPU and what is refused.
+
+Blocks may wait for each other, in grid.sync() of a cooperative launch or by looking at memory again and again: as many
+as an H200 holds at once, if the engine has stacks for their threads (residency.py). A block that is still running after
+20 s, or after the seconds in `COURSE_CPU_TIMEOUT`, is taken for one that never ends. `COURSE_CPU_OPTIMISATION=1`
+compiles a quarter faster, for kernels that run once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as _np
+
+from . import cuda
+from .array import (
+    arange,
+    array,
+    asarray,
+    ascontiguousarray,
+    asnumpy,
+    bfloat16,
+    empty,
+    empty_like,
+    full,
+    full_like,
+    ndarray,
+    ones,
+    ones_like,
+    zeros,
+    zeros_like,
+)
+from .compiler import CompileError, NoCompilerError
+from .module import LaunchError, RawKernel, RawModule
+
+float16, float32, float64 = _np.float16, _np.float32, _np.float64
+int8, int16, int32, int64 = _np.int8, _np.int16, _np.int32, _np.int64
+uint8, uint16, uint32, uint64 = _np.uint8, _np.uint16, _np.uint32, _np.uint64
+complex64, complex128 = _np.complex64, _np.complex128
+bool_ = _np.bool_
+dtype = _np.dtype
+inf, nan, pi = float("inf"), float("nan"), _np.pi
+
+__all__ = [
+    "CompileError",
+    "LaunchError",
+    "NoCompilerError",
+    "RawKernel",
+    "RawModule",
+    "arange",
+    "array",
+    "asarray",
+    "ascontiguousarray",
+    "asnumpy",
+    "bfloat16",
+    "cuda",
+    "empty",
+    "empty_like",
+    "full",
+    "full_like",
+    "ndarray",
+    "ones",
+    "ones_like",
+    "zeros",
+    "zeros_like",
+]
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(
+        f"the CPU engine has no {name!r}: it is not CuPy but the small part of it that the course uses "
+        f"({', '.join(__all__)}, the dtypes). Do the rest in NumPy on cp.asnumpy(...), or run on a GPU."
+    )

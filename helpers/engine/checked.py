@@ -1,0 +1,450 @@
+"""A checked run of one launch: what the engine records of every memory access of the kernel.
+
+The arrays are copied (see copies.py), so that an access past an end is noted and harms nothing; what the kernel wrote
+is copied back. Blocks run one after the other on one OS thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import failures, module, runtime, shared_layout, symbols, unset
+from .array import ndarray
+from .copies import PAD, Copies, Given
+from .cuda_source import source
+from .failures import index
+from .locals import OwnArrays
+from .regions import DYNAMIC_SHARED, STATIC_SHARED, Region, regions_of
+from .structures import (
+    CheckedBarrier,
+    CheckedEvent,
+    CheckedFinding,
+    CheckedLeft,
+    CheckedRegion,
+    CheckedSite,
+    CheckedStep,
+    Failure,
+    Reason,
+)
+
+RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED, NOTED = range(1, 8)
+SHIFT, CONVERSION, DIVISION, WMMA = range(1, 5)  # what is noted
+SAME_VALUE, CONST_WRITTEN, INACTIVE_LANE, LOCAL_BOUNDS = range(11, 15)
+UNSET_LOCAL = 16  # found here, not by the engine
+NO_PROXY_FENCE, SUMS_TOUCHED, NO_PRODUCT_FENCE, BYTES = range(17, 21)
+# Kinds that may be of none of the launch's memory.
+WITHOUT_REGION = (
+    OUT_OF_BOUNDS,
+    NOTED,
+    INACTIVE_LANE,
+    LOCAL_BOUNDS,
+    NEVER_WAITED,
+    SUMS_TOUCHED,
+    NO_PRODUCT_FENCE,
+    BYTES,
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One instruction and one region it touches.
+
+    count: accesses, one for each thread. requests: by warps, of lanes that execute it together. sectors: 32-byte pieces
+    of global memory that the requests touch. wavefronts: of shared memory, that they take. worst: the offset in
+    bytes at which each lane of the costliest request went; lanes that took no part are not in it.
+    """
+
+    place: tuple[str, int] | None
+    region: int
+    size: int
+    is_write: bool
+    is_atomic: bool
+    count: int
+    requests: int
+    sectors: int
+    wavefronts: int
+    worst: dict[int, int]
+
+
+@dataclass
+class Passed:
+    """What the warps of one block did, in their order. sites: indices into `Observed.sites`.
+
+    steps: (interval between barriers, warp, site, mask of the lanes, how often). barriers: their places, in order.
+    """
+
+    steps: list[tuple[int, int, int, int, int]]
+    barriers: list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Access:
+    """One side of a finding."""
+
+    place: tuple[str, int] | None
+    block: tuple[int, int, int]
+    thread: tuple[int, int, int]
+    is_write: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the checker found, once for each pair of places.
+
+    count: how often. is_volatile: both accesses are.
+
+    shuffle: of a read from a lane that takes no part: the operation, that lane and the mask. local: of an index that is
+    outside: the array, which is the thread's own, and its type; offset is the index.
+    """
+
+    kind: int
+    region: int
+    offset: int
+    size: int
+    count: int
+    access: Access
+    other: Access | None
+    is_volatile: bool = False
+    shuffle: tuple[str, int, int] | None = None
+    local: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Why a launch stopped before its end, where, and who. place: None where it is not known.
+
+    reason, message: the engine's, and in words. other_place: of the other side, such as another barrier.
+    region, offset: for an access outside of all arrays, the nearest one and the byte in it; else None.
+    """
+
+    reason: Reason
+    message: str
+    place: tuple[str, int] | None
+    other_place: tuple[str, int] | None
+    block: tuple[int, int, int]
+    thread: tuple[int, int, int]
+    region: int | None = None
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class Left:
+    """A barrier that some threads of a block had left the kernel before: how many, and the first of them."""
+
+    place: tuple[str, int]
+    block: tuple[int, int, int]
+    count: int
+    thread: tuple[int, int, int]
+
+
+# By the engine's number: what an event is, see `EngineEventKind` of engine/checker.h.
+EVENTS = (
+    "",
+    "load",
+    "landed",
+    "wait",
+    "waited",
+    "arrive",
+    "product",
+    "products done",
+    "store",
+    "stored",
+    "bar.sync",
+    "bar.synced",
+    "bar.arrive",
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a warp asked of TMA, of tensor cores or of barriers, or what became of it.
+
+    kind: one of `EVENTS`. thread: by its number in the block. place: of the instruction that asked for it.
+    number: of the mbarrier in the block, in the order of their first use; of the barrier of bar.sync; of a product, how
+    many the warpgroup has asked for before ("products done": how many are done by now).
+    value: bytes ("load", "landed", "store"; of "arrive": that it expects), the parity ("wait", "waited"), the columns N
+    of a product, how many products or stores are done at this wait, or the threads of a barrier.
+    """
+
+    kind: str
+    block: int
+    thread: int
+    number: int
+    value: int
+    place: tuple[str, int] | None
+
+
+@dataclass
+class Observed:
+    """Everything a checked run saw. stopped: None where it came to its end. events: with a profile, in their order."""
+
+    regions: list[Region]
+    sites: list[Site]
+    found: list[Found]
+    barriers: int  # by blocks
+    collectives: int  # shuffles, votes and other warp-wide operations, by warps
+    stopped: Stopped | None
+    passed: dict[int, Passed]  # by block, with a profile; the last blocks are missing where there are too many
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    left: tuple[Left, ...] = ()
+    events: tuple[Event, ...] = ()
+
+
+class _Places:
+    """Lines of the source for addresses of the kernel's library; each is looked up once."""
+
+    def __init__(self, kernel: module.RawKernel) -> None:
+        self._library = kernel.library
+        self._table = source.line_table(kernel.code, module.SOURCE_NAME)
+        self._known: dict[int, tuple[str, int] | None] = {}
+
+    def of(self, pc: int) -> tuple[str, int] | None:
+        """The place in the source of the access whose hook returns to `pc`."""
+        if pc not in self._known:
+            places = symbols.places_of(self._library.path, pc - 1 - self._library.base)
+            ours = [place for place in places if place in self._table]
+            # Of an instruction's wrapper in a header that is pasted in, the line that calls it says more.
+            ours.sort(key=lambda place: place[0].endswith(failures.HEADERS))
+            self._known[pc] = next(iter(ours or places), None)
+        return self._known[pc]
+
+    def near(self, offset: int) -> tuple[str, int] | None:
+        """The place of the instruction at an offset in the library, or of the next one with a line of the source."""
+        found = [self.of(self._library.base + offset + 1 + step) for step in range(128)]
+        return next((place for place in found if place in self._table), found[0])
+
+
+def observe(
+    kernel: module.RawKernel,
+    grid: Sequence[int],
+    block: Sequence[int],
+    args: Sequence[Any],
+    shared_mem: int = 0,
+    *,
+    profile: bool = False,
+    timeout: float = 60.0,
+) -> Observed:
+    """Run the launch on the checked build and say what it saw.
+
+    Args:
+        kernel: of the engine; its source is compiled a second time, with the hooks.
+        grid, block, args, shared_mem: as for a launch.
+        profile: count requests, sectors and wavefronts as well.
+        timeout: seconds that one block may take before the launch is stopped.
+
+    Raises:
+        TypeError, LaunchError, CompileError: as a launch does, for what is refused before it starts.
+    """
+    checked = kernel.instrumented(profile=profile)
+    args = checked.arguments(args)
+    cooperative = checked.enable_cooperative_groups
+    grid, block = checked.check(grid, block, args, shared_mem, cooperative=cooperative)
+    given = [
+        Given(number, parameter.name, value, not parameter.is_const, False)
+        for number, (parameter, value) in enumerate(zip(checked.parameters, args, strict=True))
+        if parameter.kind == "p" and value is not None and value.nbytes
+    ]
+    for number, (_, value) in checked.tensors(args).items():
+        given.append(Given(number, checked.parameters[number].name, value, True, True))
+    copies = Copies(given)
+    regions, told = regions_of(checked, copies, shared_mem)
+    ours = len(told)
+    # What is seen of the compiler's own flags, behind all others, is left out of the result.
+    told += [
+        CheckedRegion(s.offset, s.size, STATIC_SHARED, 4, 1, None, None) for s in checked.shared_arrays if s.is_guard
+    ]
+
+    lib = runtime.library()
+    table = (CheckedRegion * max(len(told), 1))(*told)
+    prepared = checked.prepare(
+        grid,
+        block,
+        args,
+        shared_mem,
+        lambda number, value: copies.addresses.get(number, value.ctypes.data),
+        cooperative=cooperative,
+    )
+    if checked.shared_arrays:
+        prepared.request.static_end += shared_layout.REDZONE  # just past the last array is a finding, not a fault
+    with runtime.exclusive():  # the checker has one set of books
+        lib.engine_check_start(table, len(told), checked.library.base if profile else 0)
+        try:
+            ended = runtime.launch(prepared.request, workers=1, timeout=timeout)
+        finally:
+            lib.engine_check_stop()
+        places = _Places(checked)
+        own = OwnArrays(checked.code, module.SOURCE_NAME, [region.name for region in regions])
+        counts = ctypes.c_uint64(), ctypes.c_uint64()
+        lib.engine_check_counts(*map(ctypes.byref, counts))
+        found = [f for f in _found(lib, places, own, grid, block) if f.region < ours or f.kind in WITHOUT_REGION]
+        every_site = _sites(lib, places)
+        passed = _passed(lib, [site.region < ours for site in every_site])
+        sites = [site for site in every_site if site.region < ours]
+        if profile and ended.failure is None and not found and unset.has_candidates(checked.code):
+            found += _of_locals(lib, kernel, given, copies, (grid, block, args, shared_mem), places, own, timeout)
+        left = _left(lib, grid, block)
+        events = _events(lib, places)
+    runtime.echo(ended.printed)
+    kernel.module.copy_variables(checked.module)
+    copies.copy_back()
+    stopped = None
+    if ended.failure is not None:
+        stopped = _stopped(prepared, ended.failure, places, told, timeout)
+    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block, left, events)
+
+
+def _of_locals(
+    lib: ctypes.CDLL,
+    kernel: module.RawKernel,
+    given: list[Given],
+    copies: Copies,
+    launch: tuple[Any, ...],
+    places: _Places,
+    own: OwnArrays,
+    timeout: float,
+) -> list[Found]:
+    """Indices past the end of a thread's own arrays; else what depends on local variables that nobody gave a value, as
+    one finding at the write that shows it.
+    """
+    # Once for each kernel and form of its launch: this is about the code, and the values in the arrays seldom matter.
+    grid, block, args, shared_mem = launch
+    scalars = tuple(np.asarray(value).tobytes() for value in args if not isinstance(value, ndarray))
+    form = (grid, block, shared_mem, scalars, tuple((g.number, g.value.shape, g.value.strides) for g in given))
+    if form in kernel.known_set:
+        return []
+    different = unset.find(kernel, lambda: Copies(given, pad=0), copies, launch, min(timeout, 10.0))
+    overruns = [found for found in _found(lib, places, own, grid, block) if found.kind == LOCAL_BOUNDS]
+    if overruns:
+        return overruns
+    if different is None:
+        kernel.known_set.add(form)
+        return []
+    if different.failure is not None:
+        place = failures.place_of(different.failure)
+        who = Access(place, index(different.failure.block, grid), index(different.failure.thread, block), False)
+        return [Found(UNSET_LOCAL, -1, 0, 0, 1, who, None)]
+    number, thread = ctypes.c_uint64(), ctypes.c_uint()
+    lib.engine_check_writer.restype = ctypes.c_uint64
+    lib.engine_check_writer.argtypes = [ctypes.c_uint, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p]
+    at = different.memory, different.offset
+    pc = lib.engine_check_writer(*at, ctypes.byref(number), ctypes.byref(thread))
+    writer = Access(places.of(pc) if pc else None, index(number.value, grid), index(thread.value, block), True)
+    return [Found(UNSET_LOCAL, *at, 1, 1, writer, None)]
+
+
+def _stopped(
+    prepared: module.PreparedLaunch,
+    failure: Failure,
+    places: _Places,
+    told: list[CheckedRegion],
+    timeout: float,
+) -> Stopped:
+    reason = Reason(failure.reason)
+    message = prepared.words(failure)
+    if reason == Reason.EXPIRED:
+        message = f"its block was still running after {timeout:g} s"
+    place = failures.place_of(failure, prepared.kernel.line_at)
+    if place is None and failure.place:
+        place = places.near(failure.place)
+    region = offset = None
+    if reason == Reason.ILLEGAL_ACCESS:
+        bases = {STATIC_SHARED: failure.static_base, DYNAMIC_SHARED: failure.dynamic_base}
+        for i, r in enumerate(told):
+            inside = failure.address - bases.get(r.kind, 0) - r.address
+            if -2 * PAD < inside < r.bytes + 2 * PAD:  # the guards of the engine's memory are as wide again
+                region, offset = i, inside
+    who = failures.index(failure.block, prepared.grid), failures.index(failure.thread, prepared.block)
+    return Stopped(reason, message, place, failures.other_place_of(failure), *who, region, offset)
+
+
+def _sites(lib: ctypes.CDLL, places: _Places) -> list[Site]:
+    count = lib.engine_check_sites(None, 0)
+    out = (CheckedSite * max(count, 1))()
+    lib.engine_check_sites(out, count)
+    return [
+        Site(
+            places.of(s.pc),
+            s.region,
+            s.size,
+            bool(s.is_write),
+            bool(s.is_atomic),
+            s.count,
+            s.requests,
+            s.sectors,
+            s.wavefronts,
+            {lane: s.worst_offsets[lane] for lane in range(32) if s.worst_lanes >> lane & 1},
+        )
+        for s in out[:count]
+    ]
+
+
+def _passed(lib: ctypes.CDLL, kept: list[bool]) -> dict[int, Passed]:
+    """By block; sites are numbered without those that are not kept."""
+    number = [sum(kept[:i]) for i in range(len(kept))]
+    steps, whole = ctypes.POINTER(CheckedStep)(), ctypes.c_uint64()
+    barriers = ctypes.POINTER(CheckedBarrier)()
+    n_steps = lib.engine_check_steps(ctypes.byref(steps), ctypes.byref(whole))
+    n_barriers = lib.engine_check_barriers(ctypes.byref(barriers))
+    passed: dict[int, Passed] = {}
+    for s in (steps[i] for i in range(n_steps)):
+        if kept[s.site] and s.block < whole.value:
+            mine = passed.setdefault(s.block, Passed([], []))
+            mine.steps.append((s.interval, s.warp, number[s.site], s.lanes, s.count))
+    for b in (barriers[i] for i in range(n_barriers)):
+        if b.block < whole.value:
+            passed.setdefault(b.block, Passed([], [])).barriers.append((b.file.decode(errors="replace"), b.line))
+    return passed
+
+
+def _events(lib: ctypes.CDLL, places: _Places) -> tuple[Event, ...]:
+    out = ctypes.POINTER(CheckedEvent)()
+    count = lib.engine_check_events(ctypes.byref(out))
+    return tuple(Event(EVENTS[e.kind], e.block, e.thread, e.number, e.value, places.of(e.pc)) for e in out[:count])
+
+
+def _left(lib: ctypes.CDLL, grid: Sequence[int], block: Sequence[int]) -> tuple[Left, ...]:
+    out = ctypes.POINTER(CheckedLeft)()
+    count = lib.engine_check_left(ctypes.byref(out))
+    return tuple(
+        Left(
+            (one.file.decode(errors="replace"), one.line),
+            index(one.block, grid),
+            one.count,
+            index(one.thread, block),
+        )
+        for one in out[:count]
+    )
+
+
+def _found(lib: ctypes.CDLL, places: _Places, own: OwnArrays, grid: Sequence[int], block: Sequence[int]) -> list[Found]:
+    out = ctypes.POINTER(CheckedFinding)()
+    count = lib.engine_check_findings(ctypes.byref(out))
+    found = []
+    for f in (out[i] for i in range(count)):
+        place = (f.file.decode(errors="replace"), f.line) if f.file else places.of(f.pc)
+        mine = Access(place, index(f.block, grid), index(f.thread, block), bool(f.is_write))
+        shuffle = (f.name.decode(), f.source, f.mask) if f.kind == INACTIVE_LANE else None
+        local = None
+        if f.kind == LOCAL_BOUNDS:
+            name = own.name_at(*place, f.source) if place else None
+            if name is None:
+                continue
+            local = name, f.name.decode().strip("'")
+        other = None
+        if f.other_pc:
+            other = Access(
+                places.of(f.other_pc),
+                index(f.other_block, grid),
+                index(f.other_thread, block),
+                bool(f.other_is_write),
+            )
+        found.append(
+            Found(f.kind, f.region, f.offset, f.size, f.count, mine, other, bool(f.is_volatile), shuffle, local)
+        )
+    return found

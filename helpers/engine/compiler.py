@@ -1,0 +1,589 @@
+"""Find a C++ compiler, compile with it, keep what it built.
+
+Builds are cached by content: the key is a hash over the source, the flags, the compiler's own version and the engine's
+headers. A build is written under a temporary name and moved into place, so parallel processes never see half a file;
+of several that want the same build, one compiles and the others wait for it.
+
+Most of the time that g++ takes for a small kernel goes into the engine's own headers. So they are precompiled, once for
+each list of them that a source begins with and each set of options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import itertools
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from .assembly import instrumented
+
+try:
+    import fcntl
+except ImportError:  # no file locks here: two processes may then build the same
+    fcntl = None
+
+from . import arithmetic, shared_layout
+
+HERE = Path(__file__).resolve().parent
+INCLUDE = HERE / "include"  # the headers that kernels see
+ENGINE = HERE / "cpp"  # the sources of the engine's own library
+
+
+class CompileError(Exception):
+    """The compiler refused the source. The message shows the lines of the source that it complains about."""
+
+
+class NoCompilerError(RuntimeError):
+    """There is no C++17 compiler on this machine."""
+
+
+def cache_dir() -> Path:
+    """The folder of builds: `$COURSE_CACHE`, else the user's cache folder, else a temporary one."""
+    chosen = os.environ.get("COURSE_CACHE")
+    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base if chosen else base / "attention-course"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    folder = Path(tempfile.gettempdir()) / f"attention-course-{os.getuid()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def keep(path: Path, text: str) -> None:
+    """Write a file of the cache in one go: no other process sees half of it."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix="keeping-", delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)
+
+
+def _candidates() -> list[list[str]]:
+    """Commands that may be a C++ compiler, the user's own choice first."""
+    chosen = os.environ.get("CXX", "").split()
+    found = [chosen] if chosen else []
+    found += [[name] for name in ("c++", "g++", "clang++")]
+    if importlib.util.find_spec("ziglang"):
+        found.append([sys.executable, "-m", "ziglang", "c++"])
+    return [command for command in found if shutil.which(command[0])]
+
+
+@functools.cache
+def compiler() -> tuple[tuple[str, ...], str]:
+    """The compiler's command and its version line.
+
+    Raises:
+        NoCompilerError: no `$CXX`, c++, g++, clang++ or ziglang answers.
+    """
+    for command in _candidates():
+        try:
+            answer = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=120)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if answer.returncode == 0 and answer.stdout:
+            return tuple(command), answer.stdout.splitlines()[0]
+    raise NoCompilerError(
+        "The CPU engine compiles kernels with a C++17 compiler and found none ($CXX, c++, g++, clang++, ziglang). "
+        "Install one: `sudo apt install g++` (Debian, Ubuntu), `xcode-select --install` (macOS), or "
+        "`pip install ziglang` (any system, about 100 MB)."
+    )
+
+
+def _is_clang() -> bool:
+    command, version = compiler()
+    return "clang" in version.lower() or "zig" in " ".join(command)
+
+
+def _is_gcc_on_linux() -> bool:
+    return sys.platform == "linux" and not _is_clang()
+
+
+@functools.cache
+def _machine_flags() -> tuple[str, ...]:
+    """Flags for this processor. AVX2 and FMA where it has them: a GPU fuses multiply and add as well."""
+    if platform.machine() in ("x86_64", "AMD64") and sys.platform == "linux":
+        try:
+            flags = Path("/proc/cpuinfo").read_text().partition("\nflags")[2].partition("\n")[0].split()
+        except OSError:
+            flags = []
+        if {"avx2", "fma", "f16c", "bmi2", "movbe"} <= set(flags):
+            return ("-mavx2", "-mfma", "-mf16c", "-mbmi2", "-mmovbe")
+    return ()
+
+
+@functools.cache
+def _headers_hash() -> str:
+    digest = hashlib.sha256()
+    for path in sorted([*INCLUDE.rglob("*"), *ENGINE.glob("*.h")]):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _edits_hash() -> str:
+    ours = ("arithmetic.py", "assembly.py", "preprocessor.py", "shared_layout.py", "refusals.py", "translate.py")
+    return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in ours)).hexdigest()
+
+
+# Not every compiler has every one of these.
+_WISHES = (
+    "-fno-semantic-interposition",
+    "-fno-gnu-unique",  # two modules never share a static
+    "-fno-finite-loops",  # an endless loop stays one, to be interrupted: in C++ it may be deleted
+    "-fno-isolate-erroneous-paths-dereference",  # x / 0 divides, rather than being a trap
+    "-fno-strict-float-cast-overflow",  # clang's: real numbers that become integers saturate
+    "-gstatement-frontiers",  # an endless loop whose body the compiler moved out of it keeps its line
+    "-fno-optimize-sibling-calls",  # a fault in memset finds the line that called it
+    "-fstack-clash-protection",  # a large local array meets the guard of its stack
+    "-mtls-dialect=" + ("trad" if platform.machine() in ("aarch64", "arm64") else "gnu"),  # see __tls_get_addr
+)
+
+
+@functools.cache
+def _granted(wishes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the wishes that the compiler takes: asked once, kept beside the builds."""
+    command, version = compiler()
+    key = hashlib.sha256("\0".join([version, *command, *wishes]).encode()).hexdigest()[:32]
+    folder = cache_dir()
+    kept = folder / f"flags-{key}.txt"
+    if kept.exists():
+        return tuple(kept.read_text().split())
+    with tempfile.TemporaryDirectory(dir=folder, prefix="asking-") as scratch:
+
+        def takes(*flags: str) -> bool:
+            (Path(scratch) / "empty.cpp").write_text("int nothing;\n")
+            asked = [*command, "-Werror", *flags, "-c", "empty.cpp", "-o", "empty.o"]
+            return subprocess.run(asked, capture_output=True, cwd=scratch).returncode == 0
+
+        found = wishes if takes(*wishes) else tuple(flag for flag in wishes if takes(flag))
+        (Path(scratch) / "flags").write_text("\n".join(found))
+        os.replace(Path(scratch) / "flags", kept)
+    return found
+
+
+def filling(value: str) -> tuple[str, ...]:
+    """Flags that fill local variables without a value: with "zero", or with a "pattern" that is no small number.
+
+    () where the compiler cannot.
+    """
+    flag = f"-ftrivial-auto-var-init={value}"
+    # Older clangs take zeros only with a second flag, and newer ones do not know that.
+    enabling = "-enable-trivial-auto-var-init-zero-knowing-it-will-be-removed-from-clang"
+    return _granted((flag,)) or (_granted((flag, enabling)) if _is_clang() else ())
+
+
+def bounds() -> tuple[str, ...]:
+    """Flags that compare each index with the size of its array, where the type tells it."""
+    return ("-fsanitize=array-bounds" if _is_clang() else "-fsanitize=bounds",)
+
+
+_NO_FORTIFY = "-U_FORTIFY_SOURCE"
+
+
+def optimisation() -> int:
+    """The -O level of the fast build: 2, or what `COURSE_CPU_OPTIMISATION` says. 1 compiles faster, and runs slower.
+
+    Raises:
+        ValueError: it says something else than 0 to 3.
+    """
+    chosen = os.environ.get("COURSE_CPU_OPTIMISATION", "2")
+    if chosen not in ("0", "1", "2", "3"):
+        raise ValueError(f"COURSE_CPU_OPTIMISATION is a number from 0 to 3, not {chosen!r}")
+    return int(chosen)
+
+
+def flags(level: int | None = None) -> list[str]:
+    """The flags of the fast build, with the -O level of `optimisation` or another one.
+
+    No -ffast-math (it makes -INFINITY undefined); -fno-strict-aliasing because kernels cast float* to float4*.
+    """
+    command, _ = compiler()
+    found = ["-std=c++17", f"-O{optimisation() if level is None else level}", "-fPIC", "-pthread"]
+    found += ["-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math", *_granted((*_WISHES, *_machine_flags()))]
+    # DWARF 5 with #line names the generated file. -g1 is last: -gdwarf-4 after it asks for types and variables too.
+    found += ["-gdwarf-4", "-g1"]
+    found.append(_NO_FORTIFY)  # some systems' g++ defines it, and memcpy becomes another function
+    if command[-2:] == ("ziglang", "c++"):
+        found += ["-fno-sanitize=undefined", "-UNDEBUG"]  # what zig adds by itself
+    return found
+
+
+def preprocess(text: str, options: list[str]) -> str:
+    """The text as the preprocessor leaves it, with line markers; "" where it refuses."""
+    command = [*compiler()[0], "-std=c++17", "-w", "-iquote", os.getcwd(), *options, "-E", "-x", "c++", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _preprocessed(text: str, options: list[str]) -> str:
+    """The text with its includes pasted in, where it may include files of the user's: they change."""
+    names = re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M)
+    ours = all((INCLUDE / name).exists() or (ENGINE / name).exists() for name in names)
+    if ours and not any(re.match("-I.", option) for option in options):
+        return ""
+    command = [*compiler()[0], *options, "-E", "-x", "c++", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True).stdout
+
+
+OF_THE_SYSTEM = "/* of the system */"  # behind the #line of a header that is no part of the source
+# What the translation still has to find: these stay as they are written.
+_KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__")
+
+
+def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
+    """The source after the preprocessor: macros expanded, the user's includes pasted in, lines told by #line.
+
+    before: lines that come before the source, and stay out. name: what the source is called. extra: options.
+    Kept beside the builds where no file of the user's goes into it. None where the preprocessor refused.
+    """
+    marker = "#pragma engine_source_begins"
+    kept = "".join(f"#undef {word}\n" for word in _KEPT)
+    text = f'{before}{kept}{marker}\n#line 1 "{name}"\n{code}\n'
+    options = [*flags(), *extra, "-iquote", os.getcwd()]
+    parts = [text, compiler()[1], *compiler()[0], *options, _headers_hash()]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    target = cache_dir() / f"expanded-{key[:32]}.cpp"
+    own = not re.search(r'^\s*#\s*include\s*"', code, re.M) and not any(re.match("-I.", option) for option in extra)
+    if own and target.exists():
+        return target.read_text()
+    command = [*compiler()[0], *options, "-E", "-x", "c++", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    if done.returncode != 0:
+        return None
+    # `# 12 "kernel.cu" 2 3` also says where includes begin and end, and, by the 3, that the file is the system's.
+    found = done.stdout.partition(marker + "\n")[2]
+    theirs = rf'^# (\d+ "{re.escape(str(INCLUDE))}[^"\n]*"|\d+ "[^"\n]*"(?=.* 3\b)).*$'
+    found = re.sub(theirs, rf"#line \1 {OF_THE_SYSTEM}", found, flags=re.M)
+    found = re.sub(r'^# (\d+ "[^"\n]*").*$', r"#line \1", found, flags=re.M)
+    if own:
+        keep(target, found)
+    return found
+
+
+# The checked build: every access calls a hook of the engine first. -O1 keeps accesses as the source has them, one line
+# at a time; vectorized ones would be others than a GPU's. The library that belongs to -fsanitize=thread is not linked:
+# the engine has the functions itself.
+_CHECKED_GCC = ["--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1"]
+# g++ has no hook for a struct that a call returns straight into memory: so there are as few calls as can be.
+_INLINED = ["-findirect-inlining", "-finline-functions", "-finline-small-functions"]
+_INLINED += ["--param", "max-inline-insns-auto=400", "--param", "early-inlining-insns=100"]
+_CHECKED_CLANG = ["-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-distinguish-volatile=1"]
+_CHECKED_CLANG += ["-mllvm", "-tsan-instrument-read-before-write=1"]  # a += 1 reads too
+
+
+def _checked_flags(profiled: bool) -> list[str]:
+    own = [*_CHECKED_CLANG, "-fno-vectorize"] if _is_clang() else [*_CHECKED_GCC, "-fno-tree-vectorize", *_INLINED]
+    own.append("-fno-slp-vectorize" if _is_clang() else "-fno-tree-slp-vectorize")
+    if not _is_clang() and platform.machine() in ("x86_64", "AMD64"):
+        own.append("-mstringop-strategy=libcall")  # a memcpy that is no load and store stays a call: see assembly.py
+    kept = [flag for flag in flags() if not flag.startswith("-O")]
+    if profiled:  # a call at each basic block; blocks stay in the order of the source
+        own += ["-fsanitize-coverage=trace-pc", *([] if _is_clang() else ["-fno-reorder-blocks"])]
+    sanitized = "-fsanitize=thread,shift-exponent,float-cast-overflow"
+    return [*kept, "-O1", sanitized, *own, f"-DENGINE_CHECKED={shared_layout.REDZONE}"]
+
+
+def _locked(path: Path) -> IO[str] | None:
+    while True:
+        try:
+            file = open(path, "w")  # noqa: SIM115
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except FileNotFoundError:  # removed by the process that had the lock before: this lock is of no file
+            continue
+        except OSError:  # a file system without locks
+            return None
+
+
+@contextlib.contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Of the processes that want to write `target`, one at a time. A lock ends with the process that holds it."""
+    path = target.with_name(f"{target.name}.lock")
+    file = _locked(path) if fcntl else None
+    try:
+        yield
+    finally:
+        if file is not None:
+            path.unlink(missing_ok=True)
+            file.close()
+
+
+_INCLUDE_LINE = re.compile(r'#include ["<]([^">]+)[">]\n')
+
+
+def system_folders(options: Sequence[str]) -> list[Path]:
+    """The folders of headers that options name as the system's: they do not change under the reader's hands."""
+    return [Path(after) for option, after in itertools.pairwise(options) if option == "-isystem"]
+
+
+def _first_includes(text: str, folders: list[Path]) -> str:
+    """The lines at the beginning of the text that include headers of these folders."""
+    end = 0
+    while (match := _INCLUDE_LINE.match(text, end)) and any((folder / match[1]).is_file() for folder in folders):
+        end = match.end()
+    return text[:end]
+
+
+def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
+    """A header that holds what the text includes first, precompiled for these options; and the rest of the text.
+
+    A list of headers that is met for the first time may stay the only one of its kind: of it, the first header alone
+    comes precompiled. The header is None where there is nothing to gain: another compiler than g++, or macros that the
+    headers may ask for.
+    """
+    includes = _first_includes(text, [INCLUDE, *system_folders(options)])
+    if not includes or not _is_gcc_on_linux() or any(re.match("-[DU]_", o) and o != _NO_FORTIFY for o in options):
+        return None, text
+    command, version = compiler()
+    # Folders of the user's, and what only the functions of the source feel: the headers' own fill no variables.
+    options = [option for option in options if not re.match("-I.|-ftrivial-auto-var-init|-fsanitize=bounds", option)]
+
+    def place(includes: str) -> Path:
+        parts = [includes, version, *command, *options, _headers_hash()]
+        return cache_dir() / f"headers-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}"
+
+    folder, first = place(includes), includes.partition("\n")[0] + "\n"
+    met = folder.with_suffix(".met")
+    if includes != first and not folder.exists() and not met.exists():
+        met.touch()
+        includes, folder = first, place(first)
+    if not folder.exists():
+        with _alone(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as scratch:
+            if not folder.exists():
+                _drop_old_headers(folder.parent)
+                made = Path(scratch) / "made"
+                made.mkdir()
+                (made / "engine.h").write_text(includes)
+                how = ["-x", "c++-header", "engine.h", "-o", "engine.h.gch"]
+                if subprocess.run([*command, *options, *how], capture_output=True, cwd=made).returncode != 0:
+                    return None, text
+                made.rename(folder)
+    return folder / "engine.h", text[len(includes) :]
+
+
+def _drop_old_headers(folder: Path, days: int = 30) -> None:
+    """They take 10 MB each, and half a second to make: those of another day's engine or compiler need not stay."""
+    for old in folder.glob("headers-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > days * 86400:
+                old.unlink() if old.is_file() else shutil.rmtree(old)
+
+
+# Names in assembly that only the C++ library has: std's, type information, exceptions, and those operators new and
+# delete that are not the engine's own, see _OWN.
+_OF_THE_CPP_LIBRARY = re.compile(
+    r"\b(_Zn(?![wa]m\b)|_Zd(?![la]Pvm?\b)|_ZS|_ZNS|_ZNKS|_ZT|_ZG|__cxa_|__gxx_|__dynamic_cast|_Unwind_)"
+)
+
+
+def _link_flags(assembly: str) -> list[str]:
+    found = ["-shared"]
+    if sys.platform == "darwin":
+        found += ["-undefined", "dynamic_lookup"]
+    if _is_clang():
+        found.append("-gdwarf-4")  # its assembler would write another version's line table
+    if _is_gcc_on_linux() and not _OF_THE_CPP_LIBRARY.search(assembly):
+        found += ["-nodefaultlibs", "-lm", "-lgcc", "-lc"]  # a linker takes longest to read what nobody calls
+    return found
+
+
+# What the kernel of an attention step calls: the engine, what it instruments, and a few functions of real numbers.
+_USUAL_CALLS = re.compile(
+    r"engine_\w+|__(?:tsan|ubsan|sanitizer|tls_get)_\w+|(?:exp2?|log2?|pow|sqrt|floor|ceil|trunc|nearbyint|rint|fmod)f?"
+)
+
+
+@functools.cache
+def _binutils() -> tuple[str, str, str] | None:
+    """The assembler, the linker and the library of mathematics that g++ uses; None where that is not known."""
+    if not _is_gcc_on_linux() or platform.machine() not in ("x86_64", "AMD64"):
+        return None
+    asked = ("-print-prog-name=as", "-print-prog-name=ld", "-print-file-name=libm.so.6")
+    answers = [
+        subprocess.run([*compiler()[0], question], capture_output=True, text=True).stdout.strip() for question in asked
+    ]
+    there = all(shutil.which(program) for program in answers[:2]) and os.path.isabs(answers[2])
+    return tuple(answers) if there else None
+
+
+def _quick_link(assembly: str) -> tuple[str, str, str] | None:
+    """The programs for a kernel that calls nothing unusual: without g++ around them they take half the time.
+
+    Most of the rest is reading the C library's symbols, which such a kernel does not need.
+    """
+    defined = set(re.findall(r"^([\w.$]+):", assembly, re.M))
+    called = set(re.findall(r"([\w.$]+)@(?:PLT|GOT\w*)", assembly)) - defined
+    return _binutils() if all(_USUAL_CALLS.fullmatch(name) for name in called) else None
+
+
+# What a kernel calls, and the engine has a function of its own for, engine_own_*: to end the process, memory, and the
+# operators new and delete, as linkers know them.
+_OWN = ("exit", "_Exit", "quick_exit", "malloc", "free", "_Znwm", "_Znam", "_ZdlPv", "_ZdaPv", "_ZdlPvm", "_ZdaPvm")
+_OWN_CALLS = "".join(f".set {name}, engine_own_{name}\n" for name in _OWN)
+
+
+def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple[bool, str]:
+    """Compile and link `text` in the folder of `output`: whether the compiler took it, and what it printed."""
+    command, scratch = compiler()[0], output.parent
+    source, compiled = scratch / "kernel.cpp", scratch / "kernel.s"
+    source.write_text(text)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=scratch)
+
+    if not checked and sys.platform != "linux":
+        done = run(*options, *_link_flags(""), str(source), "-o", str(output))
+        return done.returncode == 0, done.stderr
+    done = run(*options, "-S", str(source), "-o", str(compiled))
+    if done.returncode != 0:
+        return False, done.stderr
+    assembly = compiled.read_text("latin-1")  # strings in the debug information need not be text
+    assembly = shared_layout.laid_out(assembly, backwards=not _is_clang(), redzones=bool(checked))
+    if checked:
+        assembly = instrumented(assembly)
+    if "engine_anchor" in assembly:  # it is a kernel's, not the engine's
+        assembly = _OWN_CALLS + assembly
+    compiled.write_text(assembly, "latin-1")
+    if programs := _quick_link(assembly):
+        assembler, linker, mathematics = programs
+        object_file = str(scratch / "kernel.o")
+        quick = [assembler, str(compiled), "-o", object_file]
+        link = [linker, "-shared", "--eh-frame-hdr", object_file, mathematics, "-o", str(output)]
+        if all(subprocess.run(command, capture_output=True, cwd=scratch).returncode == 0 for command in (quick, link)):
+            return True, done.stderr
+    linked = run(str(compiled), "-o", str(output), *_link_flags(assembly))
+    return linked.returncode == 0, done.stderr + linked.stderr
+
+
+def _silent_conversions(text: str, options: list[str]) -> str:
+    """Warnings of real numbers that silently become integers, with where each expression begins and ends."""
+    ranges = "-fdiagnostics-print-source-range-info" if _is_clang() else "-fdiagnostics-format=json"
+    how = [arithmetic.SILENT, "-fsyntax-only", ranges, "-x", "c++", "-"]
+    return subprocess.run([*compiler()[0], *options, *how], input=text, capture_output=True, text=True).stderr
+
+
+def build(
+    text: str,
+    extra: list[str],
+    kind: str = "kernel",
+    *,
+    checked: str = "",
+    expand: Callable[[str, list[str]], tuple[str, str]] | None = None,
+    expand_key: str = "",
+    plain: str | None = None,
+    refuse: Callable[[], str] = str,
+) -> tuple[Path | None, str]:
+    """Compile C++ `text` into a shared library, or take it from the cache.
+
+    Includes in quotes are looked for in the current folder, as NVRTC does.
+
+    Args:
+        checked: "checked": every memory access calls the engine's checker; "profiled": every basic block as well.
+        expand: (text, flags) -> what is compiled in its place, "" where that failed; and diagnostics. It is called
+            only where there is something to build, so what else it depends on stands in expand_key.
+        plain: what to compile where the compiler refuses `text`, which is this one with the edits of arithmetic.py.
+            With it, real numbers that silently become integers are edited too.
+        refuse: asked before anything is compiled; what it answers, if not "", is told instead of doing so.
+
+    Returns:
+        (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed.
+    """
+    command, version = compiler()
+    # The engine itself has a level of its own: -O3 unrolls the loops of the tensor cores.
+    usual = flags(3) if kind == "engine" else flags()
+    own = [*(_checked_flags(checked == "profiled") if checked else usual), *extra]
+    options = [*own, "-iquote", os.getcwd()]
+    parts = [text, plain or "", version, *command, *own, _headers_hash(), _edits_hash()]
+    parts += [_preprocessed(text, options), expand_key]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    folder = cache_dir()
+    target = folder / f"{kind}-{key}.so"
+    if target.exists():
+        return target, ""
+    with _alone(target), tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
+        if target.exists():  # another process has built it meanwhile
+            return target, ""
+        refused = refuse()
+        if refused:
+            return None, refused
+        output = Path(scratch) / "kernel.so"
+
+        def attempt(text: str, *warnings: str) -> tuple[bool, str]:
+            if expand:
+                text, diagnostics = expand(text, options)
+                if not text:
+                    return False, diagnostics
+            header, rest = (None, text) if expand else _precompiled(text, own)
+            included = ["-include", str(header)] if header else []
+            good, diagnostics = _compile(rest, [*options, *warnings, *included], checked, output)
+            if not good and header and not re.search(r":\d+: error: ", diagnostics):
+                # Not a line of the source is blamed: was it the precompiled header, spoiled by a crash or a full disk?
+                good, diagnostics = _compile(text, [*options, *warnings], checked, output)
+                if good:
+                    shutil.rmtree(header.parent, ignore_errors=True)
+            return good, diagnostics
+
+        if plain is None:
+            good, diagnostics = attempt(text, "-w")
+        else:
+            good, diagnostics = attempt(text, *(["-w"] if expand else [arithmetic.SILENT]))
+            silent = good and arithmetic.SILENT in diagnostics
+            softer = arithmetic.with_soft_conversions(text, _silent_conversions(text, options)) if silent else text
+            if softer != text and not attempt(softer)[0]:
+                good, _ = attempt(text)
+            if not good and plain != text:
+                good, diagnostics = attempt(plain)
+        if not good:
+            return None, diagnostics
+        os.replace(output, target)
+    return target, diagnostics
+
+
+def warnings(text: str, extra: list[str]) -> str:
+    """What the compiler thinks of C++ that it has taken."""
+    own = [*flags(), *extra]
+    header, rest = _precompiled(text, own)  # those of the fast build
+    command = [*compiler()[0], *own, "-iquote", os.getcwd(), *(["-include", str(header)] if header else [])]
+    command += ["-Wall", "-fsyntax-only", "-x", "c++", "-"]
+    return subprocess.run(command, input=rest, capture_output=True, text=True).stderr
+
+
+# One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
+# worker.h come first: it says what it wants of the system's headers, before any of them is read.
+_PARTS = ("kernel_calls", "scheduler", "residents", "async_copies", "mbarriers", "tensor_copies", "failure", "division")
+_PARTS += ("faults", "memory", "launch", "tensor_core", "tensor_other", "warpgroups", "tensor_warpgroup", "rounding")
+_PARTS += ("board", "checker", "checker_notes", "checker_hooks", "checker_access", "checker_order", "checker_clocks")
+_PARTS += ("checker_async", "checker_profile", "checker_local")
+
+
+@functools.cache
+def engine_library() -> Path:
+    """The engine itself, compiled once for this machine and compiler.
+
+    `$COURSE_ENGINE_FLAGS` adds to its flags: -DENGINE_UCONTEXT switches fibers the way other processors do.
+
+    Raises:
+        CompileError: the compiler cannot build the engine (too old for C++17, for instance).
+    """
+    text = "\n".join(f'#line 1 "{name}.cpp"\n{(ENGINE / name).with_suffix(".cpp").read_text()}' for name in _PARTS)
+    more = os.environ.get("COURSE_ENGINE_FLAGS", "").split()
+    path, diagnostics = build(text, ["-I", str(ENGINE), *more], kind="engine")
+    if path is None:
+        raise CompileError(f"{compiler()[1]} could not build the CPU engine:\n{diagnostics}")
+    return path

@@ -1,0 +1,191 @@
+"""NVRTC, a GPU's compiler, asked first: it refuses what the CPU engine takes, and needs no GPU.
+
+    from helpers.engine import nvrtc
+    nvrtc.check_first()     # or COURSE_NVRTC=1 before Python starts
+
+From then on the engine compiles a kernel only after NVRTC has accepted it, and reports what NVRTC refuses, with the
+kernel's line. That costs 0.1 to 0.3 s for a new source; the answers are kept beside the engine's builds. Where NVRTC
+is not installed (there is none for macOS), nothing changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .compiler import CompileError, cache_dir, keep
+from .cuda_source import source
+from .module import RawModule
+
+ARCH = "compute_90"  # the engine's limits are those of this architecture
+
+
+@functools.cache
+def version() -> tuple[int, int] | None:
+    """The version of the NVRTC that CuPy finds, such as (12, 9); None where there is no CuPy or no NVRTC."""
+    try:
+        from cupy.cuda import nvrtc
+
+        return nvrtc.getVersion()
+    except Exception:  # a broken installation of CuPy fails in many ways
+        return None
+
+
+def check_first(on: bool = True) -> None:
+    """From now on the CPU engine's modules are compiled by NVRTC before they are compiled for the CPU; or no longer."""
+    RawModule.ask_first = _ask if on else None
+
+
+def _ask(module: RawModule) -> None:
+    refused = refusal(module.code, module.options, module.name_expressions)
+    if refused:
+        raise CompileError(f"NVRTC refuses this source, as it would for a GPU:\n{refused}")
+
+
+@functools.lru_cache(maxsize=256)
+def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ()) -> str:
+    """NVRTC's errors for a source, each with its line; "" where it accepts the source, or is not installed.
+
+    Args:
+        code, options: as `cupy.RawModule` takes them. names: the name expressions.
+    """
+    found = version()
+    if found is None:
+        return ""
+    own = re.search(r'^\s*#\s*include\s*"', code, re.M) or any(option.startswith("-I") for option in options)
+    options = (*options, *header_options(code))
+    key = hashlib.sha256(repr((code, options, tuple(names), found, os.getcwd())).encode()).hexdigest()[:32]
+    kept = cache_dir() / f"nvrtc-{key}.txt"
+    if kept.exists() and not own:  # of files that the source includes, the text is not in the key
+        return kept.read_text()
+    log = _compile(code, options, names)
+    keep(kept, log)
+    return log
+
+
+def _compile(code: str, options: tuple[str, ...], names: Sequence[str]) -> str:
+    from cupy._core import core
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(code, "kernel.cu", [], [])
+    try:
+        for name in names:
+            nvrtc.addNameExpression(program, name)
+        wanted = (*core.assemble_cupy_compiler_options(options), "-ftz=true", f"-arch={ARCH}")
+        try:
+            nvrtc.compileProgram(program, wanted)
+        except nvrtc.NVRTCError as error:
+            return _errors(nvrtc.getProgramLog(program), code) or str(error)
+        return ""
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _errors(log: str, code: str, most: int = 8) -> str:
+    """The errors of NVRTC's log as the engine shows its own: "kernel.cu:3: error: ...", and the line."""
+    table = source.line_table(code, "kernel.cu")
+    shown: list[str] = []
+    for match in re.finditer(r"^(.+?)\((\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (.*)$", log, re.M):
+        file, line = match.group(1), int(match.group(2))
+        told = f"{file}:{line}: error: {match.group(3).strip()}"
+        if (file, line) in table:
+            told += f"\n{line:>6} | {table[file, line].rstrip()}"
+        shown.append(told)
+    return "\n".join([*shown[:most], *(["(and more)"] if len(shown) > most else [])]) or log.strip()
+
+
+def header_folder(header: str) -> Path | None:
+    """The folder of the CUDA toolkit, a wheel's or an installed one's, with this header; None where there is none."""
+    spec = importlib.util.find_spec("nvidia")
+    wheels = [Path(p) for p in spec.submodule_search_locations or ()] if spec else []
+    folders = [wheel / part / "include" for wheel in wheels for part in ("cuda_nvcc", "cu13")]
+    nvcc = shutil.which("nvcc")
+    roots = [os.environ.get("CUDA_PATH"), nvcc and Path(nvcc).resolve().parent.parent, "/usr/local/cuda"]
+    folders += [Path(root) / "include" for root in roots if root]
+    return next((folder for folder in folders if (folder / header).is_file()), None)
+
+
+CUTLASS = "nvidia-cutlass==4.2.0.0"  # the package with CuTe's headers, as environment.yml lists it
+
+
+class CuteMissing(ImportError):
+    """A source includes CuTe's headers, and the package that brings them is not installed. The message says how."""
+
+
+@functools.cache
+def cute_folder() -> Path | None:
+    """The folder that has `cute/tensor.hpp`: of the package nvidia-cutlass, which is looked up and never imported.
+
+    Importing its modules takes packages that the course does not need. A folder on PYTHONPATH that contains
+    cutlass_library/source/include serves as well.
+    """
+    spec = importlib.util.find_spec("cutlass_library")
+    places = [Path(place) / "source" / "include" for place in spec.submodule_search_locations or ()] if spec else []
+    return next((place for place in places if (place / "cute" / "tensor.hpp").is_file()), None)
+
+
+def uses_cute(code: str) -> bool:
+    """Whether a source includes a header of CuTe's, such as <cute/tensor.hpp>."""
+    return re.search(r"^\s*#\s*include\s*<cute/", code, re.M) is not None
+
+
+def why_no_cute() -> str | None:
+    """That the package with CuTe's headers is missing, and the command that installs it; None where it is there."""
+    if cute_folder() is not None:
+        return None
+    return f"CuTe's headers are missing: {sys.executable} -m pip install --no-deps {CUTLASS}"
+
+
+def cute_options(code: str) -> tuple[str, ...]:
+    """The -I option for a source that includes CuTe's headers; nothing for others.
+
+    Raises:
+        CuteMissing: it does, and they are not installed.
+    """
+    if not uses_cute(code):
+        return ()
+    if reason := why_no_cute():
+        raise CuteMissing(f"the source includes <cute/...>. {reason}")
+    found = version()
+    cccl = _cccl_folder() if found and found >= (13, 0) else None
+    return (f"-I{cute_folder()}", *((f"-I{cccl}",) if cccl else ()))
+
+
+@functools.cache
+def _cccl_folder() -> Path | None:
+    """A folder whose subfolder cccl has cuda/std, which CuPy brings: from CUDA 13 on, CUTLASS looks for it there."""
+    spec = importlib.util.find_spec("cupy")
+    places = [Path(place) / "_core/include/cupy/_cccl/libcudacxx" for place in spec.submodule_search_locations or ()]
+    there = next((place for place in places if (place / "cuda" / "std").is_dir()), None)
+    if there is None:
+        return None
+    name = hashlib.sha256(str(there).encode()).hexdigest()[:16]
+    folder = cache_dir() / f"cccl-{name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "cccl"
+    if not link.is_symlink():
+        with contextlib.suppress(FileExistsError):  # made by another process in this moment
+            link.symlink_to(there, target_is_directory=True)
+    return folder
+
+
+def header_options(code: str) -> tuple[str, ...]:
+    """What NVRTC itself has to be told of the headers that a source includes; CuPy tells it of CUDA's own and of CCCL.
+
+    mma.h includes crt/mma.h, which comes with the compiler nvcc. CuTe needs functions without a mark to be device
+    functions, which is also what RawModule says on its own.
+
+    Raises:
+        CuteMissing: CuTe's headers are not installed.
+    """
+    folder = header_folder("crt/mma.h") if re.search(r"^\s*#\s*include\s*<mma\.h>", code, re.M) else None
+    cute = cute_options(code)
+    return (*((f"-I{folder}",) if folder else ()), *cute, *(("--device-as-default-execution-space",) if cute else ()))

@@ -1,0 +1,81 @@
+"""Short tracebacks in notebooks: of an error that a package's own code reports, only the reader's frames are shown.
+
+A wrong argument is noticed several calls deep in the package, but a reader needs only the line of the cell and the
+message. An error that nobody raised on purpose keeps all its frames, and so does every error with
+`COURSE_TRACEBACK=full`. Outside of IPython nothing changes: pytest and plain Python show whole tracebacks.
+"""
+
+from __future__ import annotations
+
+import dis
+import os
+import sys
+from pathlib import Path
+from types import CodeType, TracebackType
+from typing import Any
+
+_folders: list[str] = []  # of the packages whose frames are left out
+
+# What they raise. SyntaxError is not among them: IPython shows it in another way.
+REPORTED = (TypeError, ValueError, RuntimeError, LookupError, OSError, MemoryError, AssertionError, ImportError)
+
+
+def install(folder: Path, *more: type[Exception]) -> None:
+    """Show short tracebacks in the IPython that runs this, if any. Other handlers of errors are left in place.
+
+    Args:
+        folder: of the package whose frames are left out. more: exceptions beside REPORTED.
+    """
+    _folders.append(str(folder.resolve()) + os.sep)
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    if shell is None or shell.custom_exceptions or os.environ.get("COURSE_TRACEBACK", "") == "full":
+        return
+    shell.set_custom_exc((*REPORTED, *more, KeyboardInterrupt), _show)
+
+
+def _show(
+    shell: Any, kind: type, error: BaseException, trace: TracebackType | None, tb_offset: int | None = None
+) -> None:
+    short = shortened(trace) if isinstance(error, KeyboardInterrupt) or is_reported(trace) else trace
+    if short is not trace:
+        _shorten_causes(error)
+    shell.showtraceback((kind, error, short), tb_offset=tb_offset)
+
+
+def is_reported(trace: TracebackType | None) -> bool:
+    """Whether a `raise` statement of ours is where the error comes from."""
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return _is_ours(code) and _opname(code, trace.tb_lasti) == "RAISE_VARARGS"
+
+
+def shortened(trace: TracebackType | None) -> TracebackType | None:
+    """The same traceback without our frames; as it is where no other frame would be left."""
+    kept: list[TracebackType] = []
+    at = trace
+    while at is not None:
+        if not _is_ours(at.tb_frame.f_code):
+            kept.append(at)
+        at = at.tb_next
+    result: TracebackType | None = None
+    for one in reversed(kept):
+        result = TracebackType(result, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return result or trace
+
+
+def _shorten_causes(error: BaseException) -> None:
+    """An error's message names its cause where that matters: the cause's own traceback is not shown."""
+    error.__suppress_context__ = True
+    error.__cause__ = None
+
+
+def _is_ours(code: CodeType) -> bool:
+    return code.co_filename.startswith(tuple(_folders))
+
+
+def _opname(code: CodeType, offset: int) -> str:
+    return dis.opname[code.co_code[offset]]

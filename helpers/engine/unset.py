@@ -1,0 +1,118 @@
+"""Whether what a launch wrote depends on local variables that nobody gave a value.
+
+A local variable is in a register: no access of it can be seen. But a compiler can give each one without a value a value
+of our choice. Where two choices give two results, the kernel has used one: no kernel without the bug can tell.
+
+A build costs more than a run, so there is one build first, with a value that no kernel wants, and its result is
+compared with the checked run's. Two builds may round differently, too; so where they differ, a third one has the last
+word, which differs from the second one in that value alone.
+
+These builds also compare each index with the size of an array where its type tells it: see engine/checker_local.cpp.
+
+A variable that is used where it makes no difference, as a maximum of larger numbers, stays unseen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import module, runtime
+from .copies import Copies
+from .cuda_source.source import blank_comments
+from .structures import Failure
+
+# A declaration whose variables, or some of them, have no value: `float acc[N];`, `int i, j = 0;`, `Fragment<half> f;`.
+_UNSET = re.compile(
+    r"[;{}]\s*(?!(?:return|extern|goto|typedef|using|static|struct|class|union|template|break|continue|asm)\b)"
+    r"(?![^;{}]*\b__shared__)(?:[A-Za-z_][\w:]*(?:\s*<[^;{}]*>)?[\s*]+)+[A-Za-z_]\w*\s*(?:\[[^;{}]*\]\s*)*(?:,[^;(){}]*)?;"
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs: memory (the number of the array's region) and the byte in it; or how one of the launches failed."""
+
+    memory: int | None
+    offset: int
+    failure: Failure | None
+
+
+# A declaration of an array, as far as the text can tell.
+_ARRAY = re.compile(r"(?:[;{}(]|\bconst)\s*[A-Za-z_][\w:<>]*[\s*&(]+[A-Za-z_]\w*\)?\s*\[[^\]]+\]")
+
+
+@functools.lru_cache(maxsize=64)
+def has_candidates(code: str) -> bool:
+    """Whether the source declares a variable without a value, or an array: then `find` has something to look for."""
+    clean = blank_comments(code)
+    return _UNSET.search(clean) is not None or _ARRAY.search(clean) is not None
+
+
+def find(
+    kernel: module.RawKernel, make_copies: Callable[[], Copies], checked: Copies, launch: Sequence, timeout: float
+) -> Difference | None:
+    """Where the results depend on a value that nobody gave; None where they do not.
+
+    Args:
+        kernel: of the fast build. make_copies: the arrays as they were before the launch.
+        checked: the arrays after the checked run. launch: its grid, block, args and shared_mem.
+        timeout: seconds for each launch.
+    """
+
+    def run(value: str) -> tuple[Copies, Failure | None]:
+        twin, copies = kernel.filled(value), make_copies()
+        grid, block, args, shared_mem = launch
+        prepared = twin.prepare(
+            grid, block, args, shared_mem, lambda number, array: copies.addresses.get(number, array.ctypes.data)
+        )
+        return copies, runtime.launch(prepared.request, workers=1, timeout=timeout).failure
+
+    other, failure = run("pattern")
+    if failure is None and _are_near(other, checked):
+        return None
+    plain, plain_failure = run("zero")
+    again, _ = run("zero")
+    if plain_failure is not None or _first_difference(plain, again) is not None:
+        return None  # it fails by itself, or reads a clock
+    if failure is not None:
+        return Difference(None, 0, failure)
+    place = _first_difference(plain, other)
+    return None if place is None else Difference(*place, None)
+
+
+def _are_near(a: Copies, b: Copies) -> bool:
+    """Whether two builds gave the same, but for how they rounded."""
+    for mine, theirs in zip(a.memories, b.memories, strict=True):
+        if not mine.writable:
+            continue
+        size = mine.size // mine.dtype.itemsize * mine.dtype.itemsize
+        left, right = (np.frombuffer(ctypes.string_at(m.address, size), mine.dtype) for m in (mine, theirs))
+        if mine.dtype.kind != "f":
+            if left.tobytes() != right.tobytes():
+                return False
+            continue
+        scale = np.nanmax(np.abs(left), initial=0.0, where=np.isfinite(left)) if left.size else 0.0
+        # A NaN is like none: compilers make one of whatever has no value.
+        if not np.allclose(left, right, rtol=1e-3, atol=1e-3 * float(scale)):
+            return False
+    return True
+
+
+def _first_difference(a: Copies, b: Copies) -> tuple[int, int] | None:
+    for number, (mine, theirs) in enumerate(zip(a.memories, b.memories, strict=True)):
+        left, right = (np.frombuffer(ctypes.string_at(m.address, m.size), np.uint8) for m in (mine, theirs))
+        unequal = left != right
+        if mine.dtype.kind == "f" and unequal.any():  # one NaN is as good as another
+            item, whole = mine.dtype.itemsize, mine.size // mine.dtype.itemsize * mine.dtype.itemsize
+            nan = np.isnan(left[:whole].view(mine.dtype)) & np.isnan(right[:whole].view(mine.dtype))
+            unequal[:whole] &= ~np.repeat(nan, item)
+        different = np.flatnonzero(unequal)
+        if different.size:
+            return number, int(different[0])
+    return None

@@ -1,0 +1,37 @@
+"""The variables of a module that outlive a launch: `__device__`, `__constant__`, and statics of functions."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .cuda_source.source import blank_comments
+from .symbols import Table, plain_name
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable. offset: in the library. is_constant: it is `__constant__`, so no kernel may write it."""
+
+    name: str
+    offset: int
+    size: int
+    is_constant: bool
+
+
+def of_module(symbols: Table, code: str) -> list[Variable]:
+    """Every variable of the source that can be written; what the engine or a compiler keeps for itself is left out.
+
+    Constants that a compiler knows the values of are none: it asks no memory for them.
+    """
+    clean = blank_comments(code)
+    found = []
+    for symbol in symbols.symbols:
+        if not symbol.is_variable or not symbol.is_writable or not symbol.size:
+            continue
+        name = plain_name(symbol.name)
+        if symbol.name.startswith(("_ZGV", "_ZN6engine")) or not re.search(rf"\b{re.escape(name)}\b", clean):
+            continue
+        is_constant = re.search(rf"\b__constant__\b[^;{{}}]*\b{re.escape(name)}\b", clean) is not None
+        found.append(Variable(name, symbol.value, symbol.size, is_constant))
+    return found

@@ -1,0 +1,87 @@
+"""A notebook that was opened alone, as Colab opens it: what its first cell calls once the course has been fetched.
+
+    set_up(least=80)      # the notebook's kernels need compute capability 8.0
+
+It installs the few packages that are missing, makes the course's notebooks/ the current folder, as links and files in
+cells expect, and says what runs the kernels here. Where this machine's GPU cannot run the notebook's kernels, the CPU
+engine does. It is called before anything else of the course is imported, and imports none of it that asks for a device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers.setup.requirements import the_list
+
+ROOT = Path(__file__).resolve().parents[2]
+# What notebooks import, and its module's name. The rest of the list is for JupyterLab, tests and the site; CuPy comes
+# with a machine that has a GPU, and is of no use on another one.
+NEEDED = {
+    "numpy": "numpy",
+    "ml_dtypes": "ml_dtypes",
+    "matplotlib": "matplotlib",
+    "pillow": "PIL",
+    "ipywidgets": "ipywidgets",
+    "pyelftools": "elftools",
+}
+COMPILERS = ("g++", "c++", "clang++")
+
+
+def missing() -> list[str]:
+    """The requirements, as environment.yml has them, of needed packages that are not there."""
+    absent = [name for name, module in NEEDED.items() if importlib.util.find_spec(module) is None]
+    listed = {re.split(r"[<>=!;\s]", line)[0]: line for line in the_list()[1]}
+    return [listed[name] for name in absent]
+
+
+def gpu() -> tuple[str, int] | None:
+    """(name, compute capability, 75 for 7.5) of the GPU that CuPy sees; None where there is none, or no CuPy."""
+    try:
+        import cupy
+
+        found = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+        return found["name"].decode(), 10 * found["major"] + found["minor"]
+    except Exception:  # a broken installation of CuPy fails in many ways
+        return None
+
+
+def set_up(least: int = 0, *, only: bool = False) -> None:
+    """Make this process one in which the notebook runs, and print what it will run on.
+
+    Args:
+        least: the compute capability that all of its kernels run on, 80 for 8.0. only: they run on no other one.
+    """
+    wanted = missing()
+    if wanted:
+        print(f"installing {', '.join(wanted)}")
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wanted], check=True)
+        importlib.invalidate_caches()
+    sys.path.insert(0, str(ROOT))  # the cell has put it there by a name that holds for the present folder alone
+    os.chdir(ROOT / "notebooks")
+    print(_device(least, only))
+
+
+def _device(least: int, only: bool) -> str:
+    """What runs the kernels; the engine is chosen here where the GPU cannot."""
+    found = gpu()
+    if found is None:
+        os.environ.setdefault("COURSE_DEVICE", "cpu")
+        if not any(map(shutil.which, COMPILERS)) and "CXX" not in os.environ:
+            return "no GPU, and no C++ compiler for the CPU engine: install g++ (apt install g++), then run this again"
+        return "no GPU: the kernels run on the CPU engine, where results are real and times are not a GPU's"
+    name, capability = found
+    if capability < least or (only and capability != least):
+        os.environ["COURSE_DEVICE"] = "cpu"
+        needs = f"{least / 10}{' and no other' if only else ' or newer'}"
+        return (
+            f"{name} has compute capability {capability / 10}; the kernels of this notebook need {needs}, so the CPU "
+            f"engine runs them. Measured times are an H200's, and recorded"
+        )
+    return f"{name} (compute capability {capability / 10}) runs the kernels of this notebook"

@@ -1,0 +1,126 @@
+"""Grading: a learner's text goes through its grader, on the CPU engine first, then on the GPU where there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from helpers import engine
+from helpers.device import ON_GPU, cp
+from helpers.engine.nvrtc import CuteMissing
+from helpers.lesson.exercises import hints, table, texts
+from helpers.lesson.exercises.registry import EXERCISES
+from helpers.lesson.exercises.table import AWKWARD, COMPILES, FIRST, LIMIT, XRAY, Grade, Row
+from helpers.lesson.exercises.trial import Stopped, Trial
+
+SECONDS = 10.0  # that a block of an exercise may take
+
+
+def grade(name: str, code: str) -> Grade:
+    """Compile a learner's text, run it, compare it with NumPy.
+
+    On a GPU the CPU engine goes first, where there is a C++ compiler: there a wild pointer is a message, on a GPU it
+    would spoil every later cell.
+
+    Raises:
+        KeyError: no exercise of that name.
+    """
+    if name not in EXERCISES:
+        raise KeyError(f"no exercise {name!r}; there are: {', '.join(sorted(EXERCISES))}")
+    rows: dict[str, Row] = {}
+    no_compiler = False
+    for device, on_gpu in ((engine, False), (cp, True)) if _has_gpu_for(name) else ((engine, False),):
+        try:
+            with _time_limit() as seconds:
+                found = _rows(Trial(name, code, device, on_gpu, seconds))
+        except engine.NoCompilerError as error:
+            if ON_GPU:
+                no_compiler = True
+                continue
+            return Grade(False, f"[FAIL] {name}: {error}")
+        except CuteMissing as error:
+            return Grade(False, f"[FAIL] {name}: {error}")
+        except Exception as error:  # a grader that did not expect this text: a line, never a traceback
+            return Grade(False, f"[FAIL] {name}: the grader stopped with {type(error).__name__}: {error}")
+        if on_gpu and rows:  # all passed on the CPU
+            for title in (COMPILES, FIRST, AWKWARD):
+                if title in found and found[title].passed is False:
+                    found[title].lines.insert(0, "on this GPU (right on the CPU engine):")
+                    rows[title] = found[title]
+        else:
+            rows = found
+        if not _passed(rows):
+            break
+    if no_compiler and EXERCISES[name].calls("launch"):
+        rows[XRAY] = Row(lines=["not tried: the CPU engine has no C++ compiler"])
+    return _grade(name, code, rows)
+
+
+def _has_gpu_for(name: str) -> bool:
+    """Whether there is a GPU, and one that has the instructions of the exercise."""
+    only = EXERCISES[name].only_cc
+    return ON_GPU and (not only or int(cp.cuda.Device().compute_capability) == only)
+
+
+def _passed(rows: dict[str, Row]) -> bool:
+    tried = [row.passed for title, row in rows.items() if row.passed is not None or title != XRAY]
+    return bool(tried) and all(tried)
+
+
+@contextlib.contextmanager
+def _time_limit() -> Iterator[float]:
+    """Seconds that a block may take: SECONDS, if COURSE_CPU_TIMEOUT says nothing else."""
+    given = os.environ.get("COURSE_CPU_TIMEOUT")
+    os.environ["COURSE_CPU_TIMEOUT"] = given or str(SECONDS)
+    try:
+        yield float(given or SECONDS) or 1e9  # 0 stands for no limit
+    finally:
+        if given is None:
+            del os.environ["COURSE_CPU_TIMEOUT"]
+
+
+def _rows(trial: Trial) -> dict[str, Row]:
+    """The rows of one trial that apply to its exercise."""
+    exercise = EXERCISES[trial.name]
+    with contextlib.suppress(Stopped):
+        exercise.grade(trial)
+    rows = dict(trial.rows)
+    wrong = any(rows[title].passed is False for title in (COMPILES, FIRST, AWKWARD))
+    if trial.has_awkward_sizes is False:
+        del rows[AWKWARD]
+    if trial.on_gpu or not exercise.calls("launch"):
+        del rows[XRAY]
+    if trial.on_gpu or not exercise.calls("limit"):
+        del rows[LIMIT]
+    elif wrong:
+        rows[LIMIT] = Row()
+    return rows
+
+
+def _grade(name: str, code: str, rows: dict[str, Row]) -> Grade:
+    lines, symptom = [table.text(rows)], ""
+    passed = _passed(rows)
+    if passed:
+        lines.append(f'Solved. exercise.compare("{name}") shows your lines beside ours.')
+    else:
+        symptoms = _symptoms(rows)
+        if symptoms:
+            symptom = symptoms[0]
+            is_skeleton = code.strip() == texts.skeleton(name).strip()
+            lines.append(hints.hint(name, EXERCISES[name].hints, symptoms, counts=not is_skeleton))
+    return Grade(passed, "\n".join(line for line in lines if line), rows, symptom)
+
+
+_STOPS = {"compile", "return", "crash", "null", "never ends", "deadlock"}  # the launch itself says what is wrong
+
+
+def _symptoms(rows: dict[str, Row]) -> tuple[str, ...]:
+    """Of the first row that failed; what the X-ray found is told before a wrong result, whose reason it may be."""
+    failed = [row for row in rows.values() if row.passed is False]
+    if not failed:
+        return ()
+    seen = rows.get(XRAY, Row())
+    if seen.passed is False and not _STOPS & set(failed[0].symptoms):
+        failed.insert(0, seen)
+    return tuple(dict.fromkeys(symptom for row in failed for symptom in row.symptoms))

@@ -1,0 +1,145 @@
+"""Graders of notebook 01."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from helpers.lesson.exercises.graders.expected import attention_parts, blocks, where
+from helpers.lesson.exercises.trial import Trial, exercise
+
+# Asks the learner's function for one index, of a scratch that would not fit in any memory.
+AT = """
+extern "C" __global__ void __launch_bounds__(32)
+    index_of(unsigned long long* found, int row, int j, int N, int N_kv) {
+  if (threadIdx.x == 0) found[0] = at(row, j, N, N_kv);
+}
+"""
+
+
+@exercise(
+    "01_scores",
+    minutes=5,
+    hints={
+        "empty": (
+            "Nobody writes S yet. For each j, the loop body computes one number and stores it once.",
+            "Sum up q[c] * k[c] over c in a float of this thread, then store softmax_scale times the sum.",
+            "Row `row` of S begins at (size_t)row * N_kv; the score of key j is j words further.",
+        ),
+        "index": (
+            "The scores are right, their places are not. How long is a row of S?",
+            "S has N_kv columns: S[row][j] is at index (size_t)row * N_kv + j.",
+        ),
+        "race": (
+            "Two threads store to the same element of S. How long is a row of S?",
+            "S has N_kv columns: S[row][j] is at index (size_t)row * N_kv + j.",
+        ),
+        "unset": (
+            "The line above reads what nobody has written. Is it a sum without a first value, or S itself?",
+            "Begin each sum with float dot = 0.0f; and only store to S: S[...] = softmax_scale * dot;",
+        ),
+        "stores": (
+            "The scores are right, but S is used for the sum. Sum up in a variable of the thread, which is a register.",
+            "One store for each j, after the loop over c has ended.",
+        ),
+        "": (
+            "Follow S[0][0] by hand: the sum over c of q[c] * k[c], for all HEAD_DIM words, times softmax_scale.",
+            "The sum begins at 0 for every j, and is multiplied by softmax_scale once.",
+        ),
+    },
+)
+def scores(trial: Trial) -> None:
+    """All scores, and how often they are stored."""
+    block = 64
+    sizes = ((40, 24, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8))
+    for n, n_kv, d in trial.sizes(*sizes):
+        q, k, v = trial.inputs(n, n_kv, d)
+        run = trial.kernel("scores", HEAD_DIM=d, BLOCK_M=block)
+        s = trial.empty(n, n_kv)
+        args = (*map(trial.xp.asarray, (q, k)), s, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
+        trial.launch(run, blocks(n, block), (block,), args)
+        trial.expect("S", s, attention_parts(q, k, v)["S"], at=where(n, n_kv, d))
+    if trial.report:
+        n, n_kv, _ = sizes[0]
+        trial.limit("bytes written to S", trial.figures("S").written, at_most=4 * n * n_kv, symptom="stores")
+
+
+@exercise(
+    "01_off_by_one",
+    minutes=6,
+    hints={
+        "bounds": (
+            "The X-ray names the element. K has N_kv rows of HEAD_DIM words: of which j and c is this the word k[c]?",
+            "It is read in the last turn of the loop over c, for the last key. Who uses the word that is loaded there?",
+            "Nobody does: load only where c + 1 < HEAD_DIM, and take 0.0f otherwise.",
+        ),
+        "crash": "For which j and c is the element of the message the word k[c]? Is there such a word?",
+        "": (
+            "The results were right before. The load is wrong in one turn of the loop: leave the others as they are.",
+            "All HEAD_DIM products are needed; what is not needed is the last load.",
+        ),
+    },
+)
+def off_by_one(trial: Trial) -> None:
+    """Right numbers at every size, even in the skeleton: the X-ray alone sees the read past K.
+
+    K fills no multiple of 256 bytes: where it does, the engine stops the launch at its end.
+    """
+    block = 64
+    for n, n_kv, d in trial.sizes((40, 25, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8)):
+        q, k, v = trial.inputs(n, n_kv, d)
+        run = trial.kernel("row_mean", HEAD_DIM=d, BLOCK_M=block)
+        mean = trial.empty(n)
+        args = (*map(trial.xp.asarray, (q, k)), mean, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
+        trial.launch(run, blocks(n, block), (block,), args)
+        trial.expect("MEAN", mean, attention_parts(q, k, v)["S"].mean(axis=1), at=where(n, n_kv, d))
+
+
+@exercise(
+    "01_coalesced_scores",
+    minutes=6,
+    hints={
+        "index": (
+            "S has N_kv rows of N elements. In which row, and in which column of it, is the score of (row, j)?",
+            "For one j, the 32 rows of a warp must be next to each other: row has the factor 1. Which factor has j?",
+            "S[j][row] is element j * N + row.",
+        ),
+        "overflow": (
+            "At N = N_kv = 100,000 the index does not fit in 32 bits. In which type is the product computed?",
+            "Make one factor 64 bits wide before the product: (size_t)j * N, not (size_t)(j * N).",
+        ),
+        "race": (
+            "Two threads use the same element of S. For which two pairs (row, j) does at() give the same index?",
+            "j * N + row with row < N is another number for every pair; a shorter factor than N is not.",
+        ),
+        "bounds": (
+            "Which is the largest index that at() gives, and how many elements has S?",
+            "j goes up to N_kv - 1 and row up to N - 1: the element after the last is N_kv * N.",
+        ),
+        "": (
+            "S is written and read in three places: all of them go through at(row, j, N, N_kv). What must it return?",
+            "Element (j, row) of an array of N_kv rows and N columns.",
+        ),
+    },
+)
+def coalesced_scores(trial: Trial) -> None:
+    """The output, the scratch as the transpose, an index beyond 32 bits, and sectors per request."""
+    block = 64
+    for n, n_kv, d in trial.sizes((40, 24, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8)):
+        q, k, v = trial.inputs(n, n_kv, d)
+        run = trial.kernel("naive_coalesced", HEAD_DIM=d, BLOCK_M=block)
+        s, o = trial.empty(n_kv, n), trial.empty(n, d)
+        args = (*map(trial.xp.asarray, (q, k, v)), s, o, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
+        trial.launch(run, blocks(n, block), (block,), args)
+        parts = attention_parts(q, k, v)
+        trial.expect("S, stored as (N_kv, N)", s, parts["P"].T, at=where(n, n_kv, d), symptom="index")
+        trial.expect("O", o, parts["O"], at=where(n, n_kv, d))
+    probe = trial.kernel("index_of", extra=AT, HEAD_DIM=8, BLOCK_M=block)
+    found = trial.empty(1, dtype=np.uint64)
+    row, j, n = 99_998, 99_999, 100_000
+    trial.launch(probe, (1,), (32,), (found, *map(np.int32, (row, j, n, n))))
+    size = f"row = {row:,}, j = {j:,}, N = N_kv = {n:,}"
+    trial.expect("the index at()", found, np.array([j * n + row], np.uint64), at=size, tolerance=0, symptom="overflow")
+    if trial.report:
+        trial.limit("sectors per request of S", round(trial.figures("S").sectors_per_request, 2), at_most=5)

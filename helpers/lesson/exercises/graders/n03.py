@@ -1,0 +1,177 @@
+"""Graders of notebook 03."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from helpers.attention import reference
+from helpers.attention.check import TOLERANCE, tolerance_for
+from helpers.lesson.exercises.graders.expected import blocks, where
+from helpers.lesson.exercises.trial import Trial, exercise
+
+
+@exercise(
+    "03_rescale",
+    minutes=5,
+    hints={
+        "nan": (
+            "Which difference of maxima is inf - inf, or which exponential infinite? In the first tile m_i is -inf.",
+            "expf(m_i - m_new) is 0 in the first tile; expf(m_new - m_i) is infinite there.",
+        ),
+        "large": (
+            "Large scores: an exponential of a maximum alone overflows. Take the difference first.",
+            "One factor, expf(m_i - m_new): its argument is never above 0.",
+        ),
+        "limit": ("The scores of the keys so far are computed again. One factor per tile corrects both sums.",),
+        "": (
+            "What was summed so far is relative to m_i. By which factor does e^(s - m_new) differ from e^(s - m_i)?",
+            "The same factor, expf(m_i - m_new), multiplies l_i and every element of acc.",
+            "const float rescale = expf(m_i - m_new); then l_i *= rescale; then a loop over acc.",
+        ),
+    },
+)
+def rescale(trial: Trial) -> None:
+    """Three tiles with an incomplete one, then other tails, then scores whose exponential overflows."""
+    block, d = 64, 8
+    for n, n_kv, factor in trial.sizes((40, 40, 1), (33, 65, 1), (65, 1, 1), (33, 65, 100)):
+        q, k, v = trial.inputs(n, n_kv, d)
+        q *= np.float32(factor)
+        run = trial.kernel("one_pass", HEAD_DIM=d, BLOCK_M=block, BLOCK_N=16)
+        o = trial.empty(n, d)
+        args = (*map(trial.xp.asarray, (q, k, v)), o, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
+        trial.launch(run, blocks(n, block), (block,), args)
+        at = where(n, n_kv, d) + ", large scores" * (factor > 1)
+        trial.expect("O", o, reference.attention(q, k, v), at=at, tolerance=tolerance_for(q, k), large=factor > 1)
+        if trial.report and factor == 1 and (n, n_kv) == (40, 40):
+            trial.limit("bytes of K read", trial.figures("K").read, at_most=4 * n * n_kv * d)
+
+
+@exercise(
+    "03_no_key",
+    minutes=6,
+    hints={
+        "nan": (
+            "Until a row has seen a key, m_i and m_new are both -inf, and -inf - (-inf) is NaN. Where is it computed?",
+            "Subtract any finite number there instead: all weights are 0 then anyway.",
+            "m = m_new == NEG_INF ? 0.0f : m_new. A row that never sees a key ends with l_i = 0 and divides 0 by 0.",
+        ),
+        "empty": ("Every row of O and lse is written, also of a row that sees no key.",),
+        "large": (
+            "Large scores: only where no key was seen may something else than the maximum be subtracted.",
+            "m is m_new, except where m_new is -inf.",
+        ),
+        "lse": (
+            "The lse of a row that sees no key is -inf, of all other rows m_i + log(l_i).",
+            "logf(0) is -inf already; l_i must not be changed for the sake of the division.",
+        ),
+        "": (
+            "Follow one row by hand: which tiles hold no key that it sees, and what are m_i, m_new and rescale there?",
+            "Where a key was seen, nothing may change: m is m_new, and the factor of acc is 1 / l_i.",
+        ),
+    },
+)
+def no_key(trial: Trial) -> None:
+    """Rows that see nothing, rows whose first tiles are masked, and scores far below and above 0."""
+    block, d = 64, 8
+    for n, n_kv, left, large in trial.sizes((40, 24, 10, 0), (33, 65, 3, 0), (65, 1, 0, 0), (40, 40, 5, 1)):
+        q, k, v = trial.inputs(n, n_kv, d)
+        if large:
+            q[:, -1], k[:, -1] = np.where(np.arange(n) % 2, 300, -300), math.sqrt(d)  # adds 300 or -300 to the scores
+        run = trial.kernel("windowed", HEAD_DIM=d, BLOCK_M=block, BLOCK_N=16)
+        o, lse = trial.empty(n, d), trial.empty(n)
+        numbers = np.int32(n), np.int32(n_kv), np.int32(left), np.float32(1 / math.sqrt(d))
+        trial.launch(run, blocks(n, block), (block,), (*map(trial.xp.asarray, (q, k, v)), o, lse, *numbers))
+        expected, expected_lse = reference.attention(q, k, v, window=(left, 0), return_lse=True)
+        at = f"{where(n, n_kv, d)}, left = {left}" + ", large scores" * large
+        trial.expect("O", o, expected, at=at, tolerance=tolerance_for(q, k), large=bool(large))
+        tolerance = max(TOLERANCE, 512 * 2.0**-20 * large)
+        trial.expect("lse", lse, expected_lse, at=at, tolerance=tolerance, symptom="lse")
+
+
+@exercise(
+    "03_find_the_race",
+    minutes=6,
+    hints={
+        "race": (
+            "Each finding names a read and the write that it races with. Which of the two threads of a row does which?",
+            "The odd thread may read P_smem before the even one has written it. What must lie between the two lines?",
+            "A barrier between the if, where P_smem is written, and the loop over acc. All threads must reach it.",
+        ),
+        "deadlock": (
+            "The odd threads never enter the if. A barrier must be reached by all threads of the block.",
+            "Move the barrier behind the closing brace of the if.",
+        ),
+        "barriers": (
+            "It is clean, with more barriers than it needs. Which line follows each of them, and what would go wrong?",
+            "Two barriers guard the tile, as in 02. One more guards P_smem.",
+        ),
+        "": (
+            "The numbers were right before: change nothing but the barriers.",
+            "The two barriers around the load of a tile stay where they are.",
+        ),
+    },
+)
+def find_the_race(trial: Trial) -> None:
+    """Three tiles; then a tail of keys and of rows."""
+    block, d, tiles = 32, 8, 3
+    for n, n_kv in trial.sizes((32, 16 * tiles), (33, 65), (40, 1)):
+        q, k, v = trial.inputs(n, n_kv, d)
+        run = trial.kernel("two_per_row", HEAD_DIM=d, BLOCK_M=block, BLOCK_N=16)
+        o = trial.empty(n, d)
+        args = (*map(trial.xp.asarray, (q, k, v)), o, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
+        trial.launch(run, blocks(n, block), (2 * block,), args)
+        trial.expect("O", o, reference.attention(q, k, v), at=where(n, n_kv, d))
+        if trial.report and n_kv == 16 * tiles:
+            found = trial.report.barriers
+            trial.limit(f"barriers in a block of {tiles} tiles", found, at_most=3 * tiles + 1, symptom="barriers")
+
+
+@exercise(
+    "03_merge_halves",
+    minutes=10,
+    hints={
+        "lse": (
+            "O is right and lse is not: which m and which l belong to all the keys?",
+            "m is the larger of the two maxima, l the sum of both rescaled sums.",
+        ),
+        "nan": (
+            "Where a part has no keys, its m is -inf and its l is 0. Which expression is then 0 * inf or inf - inf?",
+            "expf(m_part - m) with m the larger of both is 0 for an empty part; expf(m - m_part) is infinite.",
+        ),
+        "large": (
+            "Large scores: an exponential of a score, without a maximum subtracted, overflows.",
+            "Subtract the larger maximum from each part's: both arguments of expf are then at most 0.",
+        ),
+        "": (
+            "Each part's l and acc are relative to that part's own m. To what do you bring them before you add?",
+            "As in the loop: a part is multiplied by expf(its m - the new m).",
+            "rescale_1 = expf(m_1[row] - m) for l_1 and acc_1, rescale_2 likewise, and m = fmaxf of both.",
+        ),
+    },
+)
+def merge_halves(trial: Trial) -> None:
+    """Halves, either part empty, and scores whose exponential overflows."""
+    block, d = 64, 8
+    # (N, N_kv), where the second part begins, and a factor on q.
+    cases = ((33, 65, 32, 1), (1, 2, 1, 1), (130, 31, 5, 1), (33, 65, 65, 1), (33, 65, 0, 1), (33, 65, 32, 100))
+    for n, n_kv, split, factor in trial.sizes(*cases):
+        q, k, v = trial.inputs(n, n_kv, d)
+        q *= np.float32(factor)
+        half = trial.kernel("online_softmax_part", HEAD_DIM=d, BLOCK_M=block)
+        merge = trial.kernel("merge", HEAD_DIM=d, BLOCK_M=block)
+        inputs, scale = tuple(map(trial.xp.asarray, (q, k, v))), np.float32(1 / math.sqrt(d))
+        parts = []
+        for first, last in ((0, split), (split, n_kv)):
+            part = trial.empty(n, d), trial.empty(n), trial.empty(n)
+            args = (*inputs, *part, np.int32(n), np.int32(first), np.int32(last), scale)
+            trial.launch(half, blocks(n, block), (block,), args)
+            parts += part
+        o, lse = trial.empty(n, d), trial.empty(n)
+        trial.launch(merge, blocks(n * d, block), (block,), (*parts, o, lse, np.int32(n)))
+        expected, expected_lse = reference.attention(q, k, v, return_lse=True)
+        at = f"{where(n, n_kv, d)}, second part from key {split}" + ", large scores" * (factor > 1)
+        trial.expect("O", o, expected, at=at, tolerance=tolerance_for(q, k), large=factor > 1)
+        tolerance = max(TOLERANCE, float(np.abs(expected_lse).max()) * 2.0**-20)
+        trial.expect("lse = m + log(l)", lse, expected_lse, at=at, tolerance=tolerance, symptom="lse")

@@ -1,0 +1,92 @@
+"""What an exercise is as text: its solution, the skeleton that a notebook holds, our answer without the markers.
+
+`kernels/exercises/<name>.cu` is a complete, correct kernel with marked holes:
+
+    // BEGIN hole: about 1 line - the index of the score of (row, j)
+    // DEFAULT: return (size_t)row * N_kv + j;
+    return (size_t)j * N + row;
+    // END hole
+
+DEFAULT lines (none, one or more) are what the skeleton has in place of the solution, so that it compiles.
+"""
+
+from __future__ import annotations
+
+import re
+
+from helpers.attention import kernel
+
+FOLDER = kernel.KERNELS / "exercises"
+
+_BEGIN = re.compile(r"(\s*)// BEGIN hole: (about \d+ lines?) - (.+)")
+_DEFAULT = re.compile(r"\s*// DEFAULT: (.*)")
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
+
+
+def solution(name: str) -> str:
+    """The text of `kernels/exercises/<name>.cu`.
+
+    Raises:
+        FileNotFoundError: there is no such exercise; the message lists those there are.
+    """
+    path = FOLDER / f"{name}.cu"
+    if not path.is_file():
+        names = ", ".join(sorted(p.stem for p in FOLDER.glob("*.cu")))
+        raise FileNotFoundError(f"no exercise {name!r}; there are: {names}")
+    return path.read_text(encoding="utf-8")
+
+
+def skeleton(name: str) -> str:
+    """The solution with each hole replaced by a TODO comment and the hole's DEFAULT lines.
+
+    Raises:
+        ValueError: a hole that is not closed, is closed twice, or does not say how long it is and what goes in.
+    """
+    return _filled(name, with_answers=False)
+
+
+def ours(name: str) -> str:
+    """The solution without the markers of its holes: what a learner's cell could have been."""
+    return _filled(name, with_answers=True)
+
+
+def cell(name: str) -> str:
+    """The notebook cell of an exercise: the magic and the skeleton."""
+    return f"%%cuda {name}\n{skeleton(name)}".rstrip("\n")
+
+
+def complete(code: str) -> str:
+    """A learner's text with the course's own headers pasted in; compilers count its lines as those of the cell."""
+    text = f'#line 2 "cell"\n{code}'  # line 1 of the cell is the magic's
+
+    def paste(match: re.Match[str]) -> str:
+        if not (kernel.KERNELS / match[1]).is_file():
+            return match[0]
+        line = text.count("\n", 0, match.start()) + 2  # the text begins with a #line of its own
+        return f'{kernel.source(match[1])}#line {line} "cell"'
+
+    return _INCLUDE.sub(paste, text)
+
+
+def _filled(name: str, *, with_answers: bool) -> str:
+    lines: list[str] = []
+    indent: str | None = None  # of the open hole
+    for number, line in enumerate(solution(name).splitlines(), start=1):
+        begin, default = _BEGIN.fullmatch(line), _DEFAULT.fullmatch(line)
+        if indent is None and begin:
+            indent = begin[1]
+            lines += [] if with_answers else [f"{indent}// TODO, {begin[2]}: {begin[3]}"]
+        elif indent is not None and line.strip() == "// END hole":
+            indent = None
+        elif re.search(r"// (BEGIN|END) hole", line) or (default and indent is None):
+            raise ValueError(
+                f"{name}.cu, line {number}: {line.strip()!r} is out of place. A hole is "
+                "'// BEGIN hole: about 2 lines - what to write', DEFAULT lines, the solution, '// END hole'"
+            )
+        elif indent is None or (with_answers and not default):
+            lines.append(line)
+        elif default and not with_answers:
+            lines.append(indent + default[1])
+    if indent is not None:
+        raise ValueError(f"{name}.cu: the last hole has no '// END hole'")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,210 @@
+"""Predictions: a number is written down before it is computed, and compared after.
+
+    from helpers.lesson.predict import board, predict
+
+    gib = predict("S at N = 131,072", unit="GiB", guess=...)          # the learner writes a number for the dots
+    ...
+    gib.answer(4 * N * N / 2**30, because="4 bytes for each of N * N scores")     # in a cell that ships collapsed
+    board()                                                           # at the end of a notebook: all of its guesses
+
+In JupyterLab, where ipywidgets is installed, `predict` also shows a line to type the guess into. Nothing ever waits for
+a guess: without one, `answer` says what was computed.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from types import EllipsisType
+from typing import Any
+
+Guess = float | int | str
+
+NEAR = 0.1  # a guess within 10 % is right
+
+
+class Prediction:
+    """One question. name: in the words of the board. guess, value: None until there is a guess, an answer."""
+
+    def __init__(self, name: str, unit: str, choices: Sequence[str]) -> None:
+        self.name, self.unit, self.choices = name, unit, tuple(choices)
+        self.guess: Guess | None = None
+        self.value: Guess | None = None
+
+    def take(self, guess: Guess) -> None:
+        """Set the guess.
+
+        Raises:
+            TypeError: it is not a number, or, where there are choices, not a text. ValueError: it is none of them.
+        """
+        number = isinstance(guess, int | float) and not isinstance(guess, bool)
+        if not (isinstance(guess, str) if self.choices else number):
+            raise TypeError(f"guess is {guess!r}: expected {self.wanted()}")
+        if guess not in self.choices if self.choices else not math.isfinite(guess):
+            raise ValueError(f"guess is {guess!r}: expected {self.wanted()}")
+        self.guess = guess
+
+    def wanted(self) -> str:
+        """What a guess is, in words."""
+        if self.choices:
+            return f"one of {', '.join(map(repr, self.choices))}"
+        return f"a number of {self.unit}" if self.unit else "a number"
+
+    def answer(self, value: Any, *, because: str = "", slips: Mapping[Any, str] | None = None) -> None:
+        """Print what was computed, how far off the guess was, and why.
+
+        Args:
+            value: a number, or one of the choices. because: one sentence, where the answer comes from.
+            slips: likely wrong guesses, and what each of them forgets.
+        """
+        if self.choices:
+            if value not in self.choices:
+                raise ValueError(f"the answer {value!r} is none of the choices {self.choices}")
+        else:
+            value = value if isinstance(value, int) else float(value)  # NumPy's numbers too
+        self.value = value
+        print(f"{self.name}: {self.text(value)}. {self.verdict()}")
+        slip = None if self.right() else next((why for wrong, why in (slips or {}).items() if self._same(wrong)), None)
+        for sentence in (slip, because):
+            if sentence:
+                print(sentence)
+
+    def right(self) -> bool:
+        """The guess is the answer: the same choice, or a number within 10 %."""
+        return self.guess is not None and self.value is not None and self._same(self.value)
+
+    def verdict(self) -> str:
+        """How far the guess is from the answer, in a few words."""
+        if self.guess is None or self.value is None:
+            return "No guess yet."
+        if self.right():
+            return f"Your guess, {self.text(self.guess)}, is right."
+        off = f"Your guess: {self.text(self.guess)}"
+        if self.choices:
+            return f"{off}."
+        if self.guess * self.value <= 0:
+            return f"{off}, {self.text(abs(self.guess - self.value))} away."
+        ratio = self.guess / self.value
+        return f"{off}, {ratio:.3g}× too much." if ratio > 1 else f"{off}, {1 / ratio:.3g}× too little."
+
+    def mark(self) -> str:
+        """The verdict for a column of the board."""
+        if self.guess is None or self.right():
+            return "" if self.guess is None else "right"
+        return "" if self.choices else self.verdict().rpartition(", ")[2].rstrip(".")
+
+    def text(self, value: Guess) -> str:
+        """A value as it is printed: at most three significant digits, thousands with commas, and the unit."""
+        if isinstance(value, str):
+            return value
+        if float(value).is_integer() and abs(value) < 1e15:
+            number = f"{int(value):,}"
+        else:
+            number = f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.3g}"
+        return f"{number} {self.unit}".rstrip()
+
+    def _same(self, value: Any) -> bool:
+        if self.choices or isinstance(value, str):
+            return self.guess == value
+        if not isinstance(self.guess, int | float):
+            return False
+        return abs(self.guess - value) <= NEAR * abs(value)
+
+
+_asked: dict[str, Prediction] = {}  # of this notebook, in its order
+
+
+def predict(name: str, *, unit: str = "", guess: Guess | EllipsisType = ..., choices: Sequence[str] = ()) -> Prediction:
+    """Ask for a guess.
+
+    Args:
+        name: what is predicted, in a few words; its name on the board. unit: what the number counts, such as "GiB".
+        guess: the learner's; `...` is none yet. choices: the possible answers, where the answer is not a number.
+
+    Raises:
+        TypeError, ValueError: the guess is not a number, or none of the choices.
+    """
+    known = _asked.get(name)
+    asked = Prediction(name, unit, choices)
+    if guess is not ...:
+        asked.take(guess)
+        print(f"{name}: your guess is {asked.text(guess)}. Run the next cells to see the answer.")
+    else:
+        if known is not None and (known.unit, known.choices) == (asked.unit, asked.choices):
+            asked.guess = known.guess  # the cell was run again
+        if not _shown_line(asked):
+            print(f"{name}: write {asked.wanted()} for the dots after guess=, and run this cell.")
+    _asked[name] = asked
+    return asked
+
+
+class Board:
+    """The guesses of a notebook beside the answers, as a table."""
+
+    def __init__(self, asked: Sequence[Prediction]) -> None:
+        self.asked = [one for one in asked if one.value is not None]
+
+    def _repr_markdown_(self) -> str:
+        rows = ["| prediction | your guess | answer | |", "|---|---|---|---|"]
+        for one in self.asked:
+            guess = "–" if one.guess is None else one.text(one.guess)
+            rows.append(f"| {one.name} | {guess} | {one.text(one.value or 0)} | {one.mark()} |")
+        return "\n".join([*rows, "", str(self)])
+
+    def __repr__(self) -> str:
+        guessed = [one for one in self.asked if one.guess is not None]
+        right = sum(one.right() for one in guessed)
+        return f"{right} right of {len(guessed)} guesses; {len(self.asked)} predictions."
+
+
+def board() -> Board:
+    """All predictions that were answered so far in this notebook."""
+    return Board(list(_asked.values()))
+
+
+# ---- the line to type into, where the front end has widgets
+
+
+def _shown_line(asked: Prediction) -> bool:
+    """Whether a line was displayed to type the guess into."""
+    if not _is_jupyterlab():
+        return False
+    try:
+        import ipywidgets
+    except ImportError:
+        return False
+    label, style = f"{asked.name}{f' ({asked.unit})' if asked.unit else ''}:", {"description_width": "initial"}
+    if asked.choices:
+        value = asked.guess if asked.guess in asked.choices else None
+        line = ipywidgets.ToggleButtons(options=asked.choices, value=value, description=label, style=style)
+    else:
+        value = "" if asked.guess is None else str(asked.guess)
+        line = ipywidgets.Text(value=value, placeholder="your guess", description=label, style=style)
+    note = ipywidgets.Label("")
+
+    def typed(change: Mapping[str, Any]) -> None:
+        new = change["new"]
+        try:
+            if new not in ("", None):
+                asked.take(new if asked.choices else float(str(new).replace(",", "").replace("_", "")))
+            note.value = ""
+        except (TypeError, ValueError):
+            note.value = "a number, please"
+
+    line.observe(typed, names="value")
+    sys.modules["IPython.display"].display(ipywidgets.HBox([line, note]))
+    return True
+
+
+def _is_jupyterlab() -> bool:
+    """Whether JupyterLab or Notebook 7 sent the cell: they send the cell's id, programs that run notebooks do not."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        return False
+    try:
+        return "cellId" in kernel.get_parent().get("metadata", {})
+    except Exception:  # a kernel of another kind: no line then
+        return False

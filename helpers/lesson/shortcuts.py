@@ -1,0 +1,360 @@
+"""The three things that notebooks do with a kernel once they have shown how: build it, run it, look inside.
+
+    from helpers.lesson.shortcuts import build, look, run
+    o = run("flash_mma", q, k, v, causal=True)                    # one launch; the output as a NumPy array
+    report = look("flash_mma", q, k, v, code=changed)             # its X-ray, with no GPU
+
+A stage is given by its name, or is itself a `Stage`, such as a step of a climb. `code` is another text of its kernel,
+`sizes` other tile sizes. Arrays are (rows, head_dim), (heads, rows, head_dim), or (batch, seq, heads, head_dim).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from helpers.attention import kernel, reference
+from helpers.attention.check import TOLERANCE
+from helpers.attention.ladder import LADDER, Stage, backward, tensor_maps
+from helpers.attention.ladder.call import Spec, mask_window, softmax_scale_of
+from helpers.attention.ladder.layout import address
+from helpers.attention.ladder.steps import BEFORE, CLIMBS
+from helpers.device import cp
+from helpers.draw.picture import Html
+from helpers.draw.sources import diff
+from helpers.xray import Report, xray
+
+
+def stage_of(stage: str | Stage) -> Stage:
+    """The stage of that name. Raises ValueError with the names there are."""
+    if isinstance(stage, Stage):
+        return stage
+    if stage not in LADDER:
+        raise ValueError(f"no stage {stage!r}; there are: {', '.join(LADDER)}")
+    return LADDER[stage]
+
+
+def build(
+    stage: str | Stage,
+    head_dim: int,
+    *,
+    code: str | None = None,
+    dtype: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> kernel.Kernel:
+    """The stage's kernel, compiled for a head dimension and a type, its first one if none is given."""
+    found = stage_of(stage)
+    defines = {**found.defines(head_dim), **(sizes or {})}
+    return kernel.load(code or found.file, found.kernel_name(dtype or found.dtypes[0]), defines=defines)
+
+
+def run(
+    stage: str | Stage,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    code: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+    **options: Any,
+) -> np.ndarray:
+    """The output of one call on this device, as a NumPy array of q's shape. options: as `Stage.prepare` has them."""
+    launch, o = stage_of(stage).prepare(*map(_heads_first, (q, k, v)), source=code, sizes=sizes, **options)
+    launch()
+    return cp.asnumpy(_heads_first(o))  # an exchange of two axes undoes itself
+
+
+def look(
+    stage: str | Stage,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    code: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+    **options: Any,
+) -> Report:
+    """The X-ray of one launch, on the CPU.
+
+    Raises:
+        ValueError: the stage needs several launches for these arrays.
+    """
+    with kernel.built_when_launched():
+        ready, arrays, _ = stage_of(stage).plan(*map(_heads_first, (q, k, v)), source=code, sizes=sizes, **options)
+    launches = [] if ready is None else ready.filled(arrays)
+    if len(launches) != 1:
+        raise ValueError(f"{len(launches)} launches; look at one: give the arrays of one head")
+    ((launch, compiled, args),) = launches
+    return xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
+
+
+def _heads_first(a: Any) -> Any:
+    """(batch, seq, heads, head_dim) with its middle axes exchanged; arrays of fewer axes as they are."""
+    return cp.asarray(a).transpose(0, 2, 1, 3) if a.ndim == 4 else cp.asarray(a)
+
+
+def fetched_keys(stage: str | Stage, q: Any, k: Any, v: Any, *, sizes: Mapping[str, int], **options: Any) -> np.ndarray:
+    """(rows of q, rows of k): 1 where the block of a row fetches the key, else 0, by the X-ray.
+
+    The launch runs with a grid of one block, of two, and so on: what one more block fetches is what its rows need.
+
+    Args:
+        q, k, v: of one head, (rows, head_dim). sizes: the tile sizes, BLOCK_M among them.
+
+    Raises:
+        ValueError: arrays of several heads.
+    """
+    if q.ndim != 2:
+        raise ValueError(f"q has shape {q.shape}: give the arrays of one head")
+    with kernel.built_when_launched():
+        ready, arrays, _ = stage_of(stage).plan(*map(cp.asarray, (q, k, v)), sizes=sizes, **options)
+    ((launch, compiled, args),) = ready.filled(arrays)
+    keys, before, rows = np.zeros((len(q), len(k)), int), 0, sizes["BLOCK_M"]
+    for block in range(launch.grid[0]):
+        report = xray(compiled, (block + 1, 1, 1), launch.block, args, launch.shared_bytes)
+        now = report.fetches["K"].reshape(len(k), -1)[:, 0]
+        keys[block * rows : (block + 1) * rows] = now - before
+        before = now
+    return keys
+
+
+def tensor_map(a: Any, box_rows: int) -> np.ndarray:
+    """The tensor map of a device array (rows, columns) of a half type, for swizzled copies of 64 columns."""
+    spec = Spec.dense((1, 1, *a.shape), a.dtype)
+    return tensor_maps.tensor_map(spec, address(a), box_rows=box_rows)
+
+
+# A CuTe expression with two modes, and the rows and columns of its shape.
+Asked = tuple[str, int, int]
+
+
+def layout_source(layouts: Mapping[str, Asked]) -> str:
+    """A kernel that asks CuTe for the offset of each coordinate of each layout, one layout after the other.
+
+    Args:
+        layouts: {name: (expression, rows, columns)}, such as ("Layout<Shape<_4, _8>>{}", 4, 8).
+    """
+    lines = ["#include <cute/tensor.hpp>", "using namespace cute;", 'extern "C" __global__ void ask(int* offsets) {']
+    for name, (expression, rows, columns) in layouts.items():
+        lines += [f"  const auto {name} = {expression};"]
+        lines += [f"  for (int i = 0; i < {rows}; ++i)"]
+        lines += [f"    for (int j = 0; j < {columns}; ++j) *offsets++ = {name}(i, j);"]
+    return "\n".join([*lines, "}\n"])
+
+
+def ask_cute(layouts: Mapping[str, Asked]) -> dict[str, np.ndarray]:
+    """The offsets of each layout, (rows, columns), as CuTe computes them in the kernel of `layout_source`.
+
+    Raises:
+        CuteMissing: its headers are not installed.
+    """
+    sizes = [rows * columns for _, rows, columns in layouts.values()]
+    offsets = cp.zeros(sum(sizes), dtype=np.int32)
+    kernel.load(layout_source(layouts), "ask")((1,), (1,), (offsets,))
+    parts = np.split(cp.asnumpy(offsets), np.cumsum(sizes)[:-1])
+    return {name: part.reshape(layouts[name][1:]) for name, part in zip(layouts, parts, strict=True)}
+
+
+def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> Html:
+    """What step n of the climb to a stage changes; folded: to be opened by a click on its idea."""
+    climb = CLIMBS[stage]
+    files = [BEFORE[stage], *(step.file for step in climb)]
+    made = diff(files[n - 1], files[n], context=context)
+    if not folded:
+        return made
+    summary = f"step {n}, {climb[n - 1].idea}"
+    return Html(f"<details><summary>{summary}</summary>{made.markup}</details>", made.text)
+
+
+def shared_per_1000(
+    stage: str | Stage, rows: int, head_dim: int, sizes: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Requests, wavefronts and conflicts of a kernel's dynamic shared memory for 1000 multiply-adds of a warp.
+
+    By the X-ray of one head with as many keys as rows; only the multiply-adds of the two products count.
+    """
+    report = look(stage, *np.random.default_rng(0).standard_normal((3, rows, head_dim), dtype=np.float32), sizes=sizes)
+    seen = report.shared["dynamic shared memory"]
+    warp_ffmas = 2 * rows * rows * head_dim / 32
+    return {name: round(1000 * getattr(seen, name) / warp_ffmas) for name in ("requests", "wavefronts", "conflicts")}
+
+
+# ---- the same for stages that compute gradients
+
+
+def gradients(
+    stage: str | Stage,
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    code: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+    **options: Any,
+) -> tuple[np.ndarray, ...]:
+    """(dq, dk, dv) of one call on this device, as NumPy arrays; o and lse are made in float64 and rounded.
+
+    options: as `backward.prepare` has them.
+    """
+    of_forward = {name: value for name, value in options.items() if name != "deterministic"}
+    arrays = _with_output(do, q, k, v, **of_forward)
+    launch, found = backward.prepare(stage_of(stage), *arrays, source=code, sizes=sizes, **options)
+    launch()
+    return tuple(cp.asnumpy(_heads_first(a)) for a in found)
+
+
+def look_gradients(
+    stage: str | Stage,
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    code: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+    **options: Any,
+) -> dict[str, Report]:
+    """The X-ray of each launch, by the name of its kernel; each starts from what the one before has left."""
+    found = _launches(stage, do, q, k, v, code, sizes, options)
+    return {
+        launch.kernel: xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
+        for launch, compiled, args in found
+    }
+
+
+def writers(
+    do: Any, q: Any, k: Any, v: Any, *, sizes: Mapping[str, int], stage: str = "backward", **options: Any
+) -> dict[str, np.ndarray]:
+    """Which block writes which tile, by the X-ray: for each kernel and gradient, (tiles, blocks).
+
+    1 is a tile that the block stores, 2 one that it adds to atomically. The launches run with a grid of one block, of
+    two, and so on: what one more block changes is what it writes.
+
+    Args:
+        do, q, k, v: of one head, (rows, head_dim). sizes: the tile sizes, BLOCK_M and BLOCK_N among them.
+    """
+    found: dict[str, np.ndarray] = {}
+    for launch, compiled, args in _launches(stage, do, q, k, v, None, sizes, options):
+        named = zip(launch.args, args, strict=True)
+        outputs = {name: a for name, a in named if isinstance(name, str) and name in ("dq", "dk", "dv")}
+        start = {name: _matrix(a) for name, a in outputs.items()}
+        before, written = start, {name: [] for name in outputs}
+        for block in range(launch.grid[0] if launch.kernel != f"{stage}_preprocess" else 0):
+            for name, a in outputs.items():
+                a[...] = cp.asarray(start[name].reshape(a.shape))
+            report = xray(compiled, (block + 1, 1, 1), launch.block, args, launch.shared_bytes)
+            now = {name: _matrix(a) for name, a in outputs.items()}
+            for name in outputs:
+                same = (now[name] == before[name]) | (np.isnan(now[name]) & np.isnan(before[name]))
+                how = 2 if report.traffic[_written(name)].atomics else 1
+                tiles = range(0, len(same), sizes["BLOCK_M" if name == "dq" else "BLOCK_N"])
+                written[name].append(how * np.logical_or.reduceat(~same.all(axis=1), tiles))
+            before = now
+        if launch.kernel == f"{stage}_preprocess":
+            xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
+        found.update({f"{launch.kernel}: {_written(name)}": np.stack(w, axis=1) for name, w in written.items() if w})
+    return found
+
+
+def _matrix(a: Any) -> np.ndarray:
+    """A copy of an array of one head, (rows, head_dim)."""
+    return np.array(cp.asnumpy(a)).reshape(a.shape[-2:])
+
+
+def _written(name: str) -> str:
+    """dq as kernels have it: dQ."""
+    return name[0] + name[1:].upper()
+
+
+class ExpectedGradients(NamedTuple):
+    """What a kernel should give, in float64; and for each the absolute error that passes."""
+
+    dq: np.ndarray
+    dk: np.ndarray
+    dv: np.ndarray
+    tolerance: tuple[float, float, float]
+
+
+def expect_gradients(do: Any, q: Any, k: Any, v: Any, **options: Any) -> ExpectedGradients:
+    """The gradients in float64, and their tolerances.
+
+    float32 has to be within 1e-5 of the largest value. In a half type NumPy rounds O, P, dS and the results, and
+    nothing else; a kernel may have twice its error, or one step of the type at the largest value. Where dP - D
+    cancels, as with one key, float32's rounding of dP is allowed.
+
+    Args:
+        do, q, k, v: (rows, head_dim), or (batch, seq, heads, head_dim). options: as `reference.attention_backward`.
+    """
+    dtype = np.asarray(q).dtype
+    exact = [_swapped(np.asarray(a).astype(np.float64)) for a in (do, q, k, v)]
+    found = reference.attention_backward(*exact, **options)
+    tolerance = tuple(TOLERANCE * max(1.0, float(np.abs(a).max())) for a in found)
+    if dtype.itemsize == 2:
+        near = _rounded_gradients(*exact, dtype, **options)
+        step = float(ml_dtypes.finfo(dtype).eps)
+        length = np.linalg.norm(exact[0], axis=-1).max() * np.linalg.norm(exact[3], axis=-1).max()  # |dP| is below
+        of_float32 = 4e-7 * float(length * max(np.abs(exact[1]).max(), np.abs(exact[2]).max()))
+        tolerance = tuple(
+            max(2 * float(np.abs(a - b).max()), step * float(np.abs(b).max()), of_float32)
+            for a, b in zip(near, found, strict=True)
+        )
+    return ExpectedGradients(*map(_swapped, found), tolerance)
+
+
+def _rounded_gradients(
+    do: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, dtype: Any, **options: Any
+) -> tuple[np.ndarray, ...]:
+    """dq, dk, dv of (..., heads, rows, head_dim), with O, P, dS and the results rounded to a type."""
+
+    def rounded(a: np.ndarray) -> np.ndarray:
+        return a.astype(dtype).astype(np.float64)
+
+    scale = options.pop("softmax_scale", None)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    kv_heads = k.shape[-3] if k.ndim > 2 else 1
+    share = q.shape[-3] // kv_heads if q.ndim > 2 else 1
+    k, v = (a.repeat(share, axis=-3) if share > 1 else a for a in (k, v))
+    o, lse = reference.attention(q, k, v, softmax_scale=scale, return_lse=True, **options)
+    seen = reference.visible(q.shape[-2], k.shape[-2], **options)
+    s = np.where(seen, scale * q @ k.swapaxes(-1, -2), -np.inf)
+    p = np.exp(s - np.where(np.isfinite(lse), lse, 0.0)[..., None])
+    ds = rounded(p * (do @ v.swapaxes(-1, -2) - (do * rounded(o)).sum(axis=-1, keepdims=True)))
+    found = [scale * ds @ k, scale * ds.swapaxes(-1, -2) @ q, rounded(p).swapaxes(-1, -2) @ do]
+    if share > 1:
+        found[1:] = [a.reshape(*a.shape[:-3], kv_heads, share, *a.shape[-2:]).sum(axis=-3) for a in found[1:]]
+    return tuple(map(rounded, found))
+
+
+def _launches(
+    stage: str | Stage, do: Any, q: Any, k: Any, v: Any, code: Any, sizes: Any, options: Mapping[str, Any]
+) -> list[tuple[Any, kernel.Kernel, tuple[Any, ...]]]:
+    """The launches of one call, with arguments filled in: gradients are NaN before."""
+    options = dict(options)
+    scale = softmax_scale_of(options.pop("softmax_scale", None), q.shape[-1])
+    window = mask_window(options.pop("window", None), options.pop("causal", False))
+    arrays = _with_output(do, q, k, v, softmax_scale=scale, window=window)
+    made = (cp.full(a.shape, cp.nan, dtype=a.dtype) for a in arrays[1:4])
+    how = {"deterministic": False, **options, "source": code, "sizes": sizes}
+    which = stage_of(stage)
+    with kernel.built_when_launched():
+        found, held = backward.ready(which, *arrays, *made, None, None, softmax_scale=scale, window=window, **how)
+    return found.filled(held)
+
+
+def _with_output(do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, ...]:
+    """do, q, k, v, o and lse as a stage takes them, on the device; o and lse are made in float64 and rounded."""
+    do, q, k, v = map(_heads_first, (do, q, k, v))
+    exact = [cp.asnumpy(a).astype(np.float64) for a in (q, k, v)]
+    share = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
+    exact[1:] = [a.repeat(share, axis=-3) if share > 1 else a for a in exact[1:]]
+    o, lse = reference.attention(*exact, return_lse=True, **options)
+    return do, q, k, v, cp.asarray(o.astype(q.dtype)), cp.asarray(lse.astype(np.float32))
+
+
+def _swapped(a: np.ndarray) -> np.ndarray:
+    """(batch, seq, heads, head_dim) with heads before rows; arrays of one head as they are."""
+    return a.swapaxes(-3, -2) if a.ndim > 2 else a

@@ -1,0 +1,86 @@
+"""What a learner looks at: pieces of a kernel, the diff of two stages, pictures, recorded measurements.
+
+    show.code("01_naive.cu", "softmax")            a piece of a kernel, by the name of its section
+    show.diff("02_tiled.cu", "03_online_softmax.cu")
+    show.grid_picture(n=200, block=64)             a picture; the last value of a cell is displayed
+
+Every function returns an object that Jupyter displays. Texts and diffs are the same at every run. A picture is a PNG
+on white, which is readable in a dark theme; its repr is a sentence that says what it shows.
+"""
+
+from __future__ import annotations
+
+from helpers.bench.gpus import (  # noqa: F401 - part of this face
+    side_by_side,
+)
+from helpers.bench.plots import (  # noqa: F401 - part of this face
+    NO_RECORD,
+    RECORD,
+    climb,
+    experiment_times,
+    gradient_ablations,
+    measured_bars,
+    measured_climb,
+    measured_gradients,
+    measured_ladder,
+    measured_memory,
+    measured_roofline,
+    measured_steps,
+    measured_times,
+    measurements,
+    recorded,
+    result,
+    times_as_fast,
+    variant_times,
+)
+from helpers.draw.banks import (  # noqa: F401 - part of this face
+    wavefronts,
+)
+from helpers.draw.layouts import (  # noqa: F401 - part of this face
+    offsets,
+    owners,
+)
+from helpers.draw.picture import (  # noqa: F401 - part of this face
+    CPU,
+    GPU,
+    IDLE,
+    LINES,
+    MOVED,
+    PEER,
+    READ,
+    ROOF,
+    STYLE,
+    WRITE,
+    Html,
+    Picture,
+    Text,
+    bytes_text,
+    figure,
+    styled,
+)
+from helpers.draw.pictures import (  # noqa: F401 - part of this face
+    bank_picture,
+    chunk_places,
+    fragments,
+    grid_picture,
+    heatmap,
+    lines,
+    matrices,
+    memory_against_n,
+    rescaling,
+    roofline,
+    running_softmax,
+    sectors,
+    token_heatmap,
+    warp_picture,
+)
+from helpers.draw.sources import (  # noqa: F401 - part of this face
+    code,
+    diff,
+    sections,
+)
+from helpers.draw.spans import (  # noqa: F401 - part of this face
+    clocks_as_spans,
+    events_as_spans,
+    spans,
+)

@@ -1,0 +1,94 @@
+"""Write the sources of the site's pages, and have Sphinx make HTML of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from helpers.site import exports, kernels, mistakes, notebooks, parts, records
+from helpers.site.links import ROOT, Links
+
+SETTINGS = Path(__file__).resolve().parent / "sphinx"
+FOLDER = ROOT / "book"
+# Texts of the repository that are pages as they are, by the heading of the sidebar that they stand under.
+TEXTS = {
+    "The course": ["notebooks/glossary.md", "notebooks/references.md"],
+    "For teachers": ["teachers/README.md"],
+    "About": ["CONTRIBUTING.md", "helpers/README.md", "helpers/engine/README.md"],
+}
+
+
+class BookFailed(RuntimeError):
+    """Sphinx found something wrong with the pages; the message is what it said."""
+
+
+def sources(folder: Path) -> None:
+    """Write the source of every page into an empty folder.
+
+    Raises:
+        ValueError: a link of a text leads nowhere.
+    """
+    readme = (ROOT / parts.FILE).read_text(encoding="utf-8")
+    texts = {name: [file for file in files if (ROOT / file).is_file()] for name, files in TEXTS.items()}
+    books = [path.relative_to(ROOT).as_posix() for path in notebooks.paths()]
+    listed = [path.relative_to(ROOT).as_posix() for path in kernels.files()]
+    pages = {file: f"{file}.md" for file in listed}
+    pages |= {file: file for file in [*books, *(file for files in texts.values() for file in files)]}
+    pages |= {"README.md": "index.md", "notebooks": "index.md", "kernels": "kernels/index.md"}
+    pages |= {f"kernels/{group}": f"kernels/{group}/index.md" for group in kernels.GROUPS if group}
+    links = Links(pages, parts.anchors(readme))
+
+    written = parts.sections(readme, links)
+    about = list(written)
+    for path, file in zip(notebooks.paths(), books, strict=True):
+        written[file] = json.dumps(notebooks.page(path, links), ensure_ascii=False)
+    for file in (file for files in texts.values() for file in files):
+        written[file] = links.rewrite((ROOT / file).read_text(encoding="utf-8"), file)
+    known, before = kernels.ideas(), kernels.before()
+    for path, file in zip(kernels.files(), listed, strict=True):
+        written[f"{file}.md"] = kernels.page(path, known, before)
+    written["kernels/index.md"] = kernels.index()
+    written |= {f"kernels/{group}/index.md": kernels.group_index(group) for group in kernels.GROUPS if group}
+    written["teachers/mistakes.md"] = mistakes.made()
+    written |= exports.pages() | {"gpus.md": records.page()}
+    trees = [
+        parts.toctree([*books, *texts["The course"]], "The course"),
+        parts.toctree(["kernels/index.md", "exports/index.md", "gpus.md"], "Kernels"),
+        parts.toctree([*texts["For teachers"], "teachers/mistakes.md"], "For teachers"),
+        parts.toctree([*about, *texts["About"]], "About"),
+    ]
+    written["index.md"] = parts.front(readme, links) + "\n" + "\n".join(trees)
+
+    for file, text in written.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text, encoding="utf-8")
+    for image in links.images:
+        (folder / image).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / image, folder / image)
+
+
+def build(folder: Path = FOLDER, words: Sequence[str] = ()) -> Path:
+    """Make the site: folder/source, then folder/html. Returns the path of its first page.
+
+    Args:
+        words: further options of Sphinx's.
+
+    Raises:
+        BookFailed: Sphinx warned of a page, as of a link within the site that leads nowhere; or is not installed.
+        RuntimeError: a usual mistake is planted no more, or passes.
+        ValueError: a link of a text leads nowhere.
+    """
+    source, html = folder / "source", folder / "html"
+    for old in (source, html):
+        shutil.rmtree(old, ignore_errors=True)
+    source.mkdir(parents=True)
+    sources(source)
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", SETTINGS, "-d", folder / "doctrees", "-q", "-W"]
+    done = subprocess.run([*command, "--keep-going", *words, source, html], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BookFailed((done.stdout + done.stderr).strip())
+    return html / "index.html"

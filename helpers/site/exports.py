@@ -1,0 +1,66 @@
+"""A page for each stage as one file that runs without the course, to copy or to download."""
+
+from __future__ import annotations
+
+from helpers.attention.export import command
+from helpers.attention.export.plan import CannotExport
+from helpers.attention.ladder import LADDER, Stage
+
+# 99 KB of shared memory for a block: what all GPUs have that came after the A100, and the A100 itself.
+ARCH = "sm_86"
+FORMS = {"py": (), "cu": ("--cpp",)}
+LANGUAGES = {"py": "python", "cu": "c++"}
+ABOUT = {
+    "py": "Python with CuPy and NumPy. `python3 {file}` runs its check on a GPU.",
+    "cu": "A kernel and a small host program. `nvcc -std=c++17 -arch=native {file}`, and run what it makes.",
+}
+
+
+def files(stage: Stage) -> dict[str, str]:
+    """File name -> text, of each form that the stage can be written in; none where it needs others' headers."""
+    found = {}
+    for ending, words in FORMS.items():
+        try:
+            arch = f"sm_{stage.min_cc}" if stage.only_cc else ARCH
+            found[f"{stage.name}.{ending}"] = command.export([stage.name, "--arch", arch, *words])
+        except CannotExport:  # the command says why; here there is just one form less
+            continue
+    return found
+
+
+def pages() -> dict[str, str]:
+    """Path in the site's source -> text, of all exported files, of a page for each stage and of their list."""
+    made, lines = {}, ["# To take with you", "", *_intro()]
+    for stage in LADDER.values():
+        if not (texts := files(stage)):
+            continue
+        made |= {f"exports/{name}": text for name, text in texts.items()}
+        made[f"exports/{stage.name}.md"] = _page(stage, texts)
+        lines.append(f"- [{stage.name}](/exports/{stage.name}.md), from `{stage.file}`: {stage.idea}")
+    hidden = [name.removeprefix("exports/") for name in made if name.endswith(".md")]
+    made["exports/index.md"] = "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *hidden, "```", ""])
+    return made
+
+
+def _intro() -> list[str]:
+    return [
+        "Each stage as one file that needs nothing of the course: the kernel with its headers pasted in, its launch, "
+        "and a check against NumPy.",
+        "",
+        "These are made for rows of 64 numbers and for GPUs with 99 KB of shared memory for a block (A100, L4, H100, "
+        "RTX 30, 40 and 50). The command makes others, with masks, other types and other sizes:",
+        "",
+        "```sh",
+        "python3 helpers/course.py export flash_mma --dtype bfloat16 --head-dim 128 --causal -o flash.py",
+        "```",
+        "",
+    ]
+
+
+def _page(stage: Stage, texts: dict[str, str]) -> str:
+    lines = [f"# {stage.name}", "", f"**{stage.idea}**", "", f"From [{stage.file}](/kernels/{stage.file}.md).", ""]
+    for name, text in texts.items():
+        ending = name.rpartition(".")[2]
+        lines += [f"## {name}", "", ABOUT[ending].format(file=name) + f" [Download {name}]({name}).", ""]
+        lines += [f"````{{code-block}} {LANGUAGES[ending]}", "", text.rstrip("\n"), "````", ""]
+    return "\n".join(lines)

@@ -1,0 +1,190 @@
+"""The first screen of a notebook: the lines that follow from its text, its exercises, the table of stages and the
+repository's name.
+
+    python3 -m helpers.site.first_screen        # writes them into all notebooks, and the badges into README
+
+A title cell has them between `<!-- made by helpers.site.first_screen -->` and the next empty line; the first code cell
+begins with
+`opening`. `tests/test_notebooks.py` holds both against what is made here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from helpers.attention.ladder import LADDER
+from helpers.lesson.exercises import exercise
+from helpers.site import web_address
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+README = FOLDER.parent / "README.md"
+MARK = "<!-- made by helpers.site.first_screen -->"
+# A reader new to CUDA took 45 to 90 minutes for 2,400 to 3,600 words, 170 to 300 lines and one exercise.
+WORDS_A_MINUTE, LINES_A_MINUTE = 80, 10
+STEP = 5  # minutes are given in multiples of it
+GPUS = {"T4": 75, "A100": 80, "L4": 89, "H100": 90}  # name -> compute capability
+
+
+def words(notebook: Mapping[str, Any]) -> int:
+    """The words of its prose: of markdown cells, formulas and tables included, comments and made lines left out."""
+    return sum(len(_plain(cell).split()) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+
+
+def lines(notebook: Mapping[str, Any]) -> int:
+    """The lines of its code cells; empty ones, exercises and the made lines at its beginning left out."""
+    sources = [_source(cell) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    sources[:1] = [_OPENING.sub("", text, count=1) for text in sources[:1]]
+    return sum(bool(line.strip()) for text in sources if not text.startswith("%%") for line in text.splitlines())
+
+
+def minutes(path: Path, notebook: Mapping[str, Any]) -> tuple[int, int]:
+    """To read a notebook and run it, and to do its exercises."""
+    reading = words(notebook) / WORDS_A_MINUTE + lines(notebook) / LINES_A_MINUTE
+    return STEP * math.ceil(reading / STEP), exercise.minutes(path.name[:2])
+
+
+def works_on(number: int) -> str:
+    """Where the stage of a number runs, from the table of stages."""
+    stage = next((stage for stage in LADDER.values() if stage.number == number), None)
+    least = stage.min_cc if stage else 0
+    all_types = max(least, 80 if stage and "bfloat16" in stage.dtypes else 0)  # what a notebook shows both types on
+    names = [name for name, capability in GPUS.items() if capability >= all_types]
+    if stage and stage.only_cc:
+        return f"the CPU, without a GPU; NVIDIA GPUs of compute capability {least / 10}, such as H100 and H200"
+    text = f"the CPU, without a GPU; NVIDIA GPUs such as {', '.join(names[:-1])} and {names[-1]}"
+    half = [name for name, capability in GPUS.items() if least <= capability < all_types]
+    return f"{text}; its kernel in float16 on {' and '.join(half)} too" if half else text
+
+
+def generated(path: Path, notebook: Mapping[str, Any]) -> str:
+    """The lines of a notebook's first screen that nobody writes by hand."""
+    read, do = minutes(path, notebook)
+    exercises = sum(name.startswith(path.name[:2]) for name in exercise.GRADERS)
+    todo = f"{do} for {exercises} exercise{'s' * (exercises != 1)}" if exercises else "no exercises"
+    return (
+        f"{MARK}\n**Minutes:** {read} to read and run, {todo}.<br>\n**Works on:** {works_on(int(path.name[:2]))}.<br>\n"
+        f"**Read on:** [references](references.md#{path.stem})." + _opens(path.name)
+    )
+
+
+def _opens(notebook: str) -> str:
+    """The line of one click; none while the course is not published."""
+    if not web_address.is_published():
+        return ""
+    links = " · ".join(f"[{name}]({link})" for name, link in web_address.open_in(notebook).items())
+    return f"<br>\n**Open in:** {links}"
+
+
+# What a first code cell begins with; the old form, and everything up to the last line of the new one.
+_OPENING = re.compile(
+    r"""\Aimport sys\n\nsys\.path\.insert\(0, "\.\."\)[^\n]*\n"""
+    r"""(?:try:\n    import helpers\n.*?    colab\.set_up\([^\n]*\)\n)?""",
+    re.S,
+)
+
+
+def opening(number: int) -> str:
+    """The lines that let a notebook find the course, and fetch it where there is none, as in Colab."""
+    stages = [stage for stage in LADDER.values() if stage.number == number]
+    least = max((max(stage.min_cc, 80 if "bfloat16" in stage.dtypes else 0) for stage in stages), default=0)
+    needs = f"least={least}" * (least > 0) + ", only=True" * any(stage.only_cc for stage in stages)
+    where = f"-{web_address.address()}" if web_address.is_published() else "?says where the course is"
+    return f"""import sys
+
+sys.path.insert(0, "..")  # where this notebook was not opened by course.py
+try:
+    import helpers
+except ModuleNotFoundError:  # opened alone, as in Colab: the course is fetched
+    from subprocess import run
+
+    fetch = "git clone -q --depth 1 ${{COURSE_REPOSITORY:{where}}} course"
+    run(f"test -d course || {{fetch}}", shell=True, check=True)
+    sys.path.insert(0, "course")
+    from helpers.lesson import colab
+
+    colab.set_up({needs})
+"""
+
+
+def first_code(path: Path, notebook: Mapping[str, Any]) -> str:
+    """The first code cell with its made lines as they should be.
+
+    Raises:
+        ValueError: it does not begin as a first code cell does.
+    """
+    source = next(_source(cell) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    text, count = _OPENING.subn(lambda _: opening(int(path.name[:2])), source, count=1)
+    if count != 1:
+        raise ValueError(
+            f'{path.name}: the first code cell does not begin with import sys and sys.path.insert(0, "..")'
+        )
+    return text
+
+
+BADGES = re.compile(r"<!-- badges: made by helpers\.site\.first_screen -->\n.*?<!-- end of badges -->\n", re.S)
+
+
+def badges() -> str:
+    """README's line of badges, between its marks; empty while the course is not published."""
+    shown = {
+        "Colab": "https://colab.research.google.com/assets/colab-badge.svg",
+        "Binder": "https://mybinder.org/badge_logo.svg",
+        "Codespaces": "https://github.com/codespaces/badge.svg",
+    }
+    links = web_address.open_in("00_attention.ipynb")
+    line = " ".join(f"[![open in {name}]({image})]({links[name]})" for name, image in shown.items())
+    inside = f"{line}\n" if web_address.is_published() else ""
+    return f"<!-- badges: made by helpers.site.first_screen -->\n{inside}<!-- end of badges -->\n"
+
+
+def screen(path: Path, notebook: Mapping[str, Any]) -> str:
+    """The title cell with its generated lines as they should be.
+
+    Raises:
+        ValueError: the cell has no place for them.
+    """
+    text, count = re.subn(
+        rf"(?:{MARK}|<!-- generated -->).*?(?=\n\n|\Z)",
+        lambda _: generated(path, notebook),
+        _source(notebook["cells"][0]),
+        flags=re.S,
+    )
+    if count != 1:
+        raise ValueError(f"{path.name}: the title cell has {count} places for {MARK}, expected one")
+    return text
+
+
+def write() -> list[str]:
+    """Bring first screens, first code cells and README's badges up to date. Returns the names of what changed."""
+    changed = []
+    readme = README.read_text(encoding="utf-8")
+    if BADGES.sub(lambda _: badges(), readme) != readme:
+        README.write_text(BADGES.sub(lambda _: badges(), readme), encoding="utf-8")
+        changed.append(README.name)
+    for path in sorted(FOLDER.glob("*.ipynb")):
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        code = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+        made = (notebook["cells"][0], screen(path, notebook)), (code, first_code(path, notebook))
+        if any(text != _source(cell) for cell, text in made):
+            for cell, text in made:
+                cell["source"] = text.splitlines(keepends=True)
+            path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            changed.append(path.name)
+    return changed
+
+
+def _plain(cell: Mapping[str, Any]) -> str:
+    return re.sub(rf"{MARK}.*?(?=\n\n|\Z)|<!--.*?-->", "", _source(cell), flags=re.S)
+
+
+def _source(cell: Mapping[str, Any]) -> str:
+    return "".join(cell["source"])
+
+
+if __name__ == "__main__":
+    print("\n".join(write()) or "all up to date")

@@ -1,0 +1,71 @@
+"""Links of the repository's texts, made links of the site: to its page where there is one, else to the repository."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from helpers.site import web_address
+
+ROOT = Path(__file__).resolve().parents[2]
+_FENCED = re.compile(r"^([ \t]*)(```+|~~~+).*?^\1\2[ \t]*$", re.M | re.S)
+_LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
+_OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:|//")
+
+
+class Links:
+    """Where the links of a text lead on the site.
+
+    pages: path in the repository -> path of the page's source in the site's, as "kernels/01_naive.cu" ->
+        "kernels/01_naive.cu.md". A folder is named without a slash at its end.
+    anchors: "README.md#x-ray" -> the page that this part of a file became, where a file became several.
+    images: the pictures that texts show, by their path in the repository; whoever builds the site copies them.
+    """
+
+    def __init__(self, pages: Mapping[str, str], anchors: Mapping[str, str] | None = None) -> None:
+        self.pages = dict(pages)
+        self.anchors = dict(anchors or {})
+        self.images: set[str] = set()
+
+    def target(self, link: str, file: str) -> str:
+        """What the link of a file in the repository becomes.
+
+        Raises:
+            ValueError: it leads to nothing that there is.
+        """
+        path, _, fragment = link.partition("#")
+        if _OUTSIDE.match(link):
+            return link
+        if not path:  # within the file
+            return self.anchors.get(f"{file}#{fragment}") or f"#{slug(fragment)}"
+        found = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
+        if part := self.anchors.get(f"{found}#{fragment}"):
+            return part
+        if page := self.pages.get(found):
+            return f"/{page}" + (f"#{slug(fragment)}" if fragment else "")
+        if found.startswith("..") or not (ROOT / found).exists():
+            raise ValueError(f"{file} links to {link}, which is not there")
+        if found.endswith((".png", ".svg", ".gif")):
+            self.images.add(found)
+            return f"/{found}"
+        return web_address.address(found) + (f"#{fragment}" if fragment else "")
+
+    def rewrite(self, text: str, file: str) -> str:
+        """A Markdown text of a file in the repository with all its links as `target` has them; code stays as it is."""
+        return outside_code(text, lambda prose: _LINK.sub(lambda match: self.target(match[1], file), prose))
+
+
+def outside_code(text: str, change: Callable[[str], str]) -> str:
+    """The text, changed between its fenced blocks of code and nowhere else."""
+    parts, at = [], 0
+    for fence in _FENCED.finditer(text):
+        parts += [change(text[at : fence.start()]), fence[0]]
+        at = fence.end()
+    return "".join([*parts, change(text[at:])])
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub and MyST give a heading; JupyterLab's has the same words with their capitals."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")

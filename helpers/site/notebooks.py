@@ -1,0 +1,121 @@
+"""A notebook as a page: its links lead to pages, what it collapses is folded, exercises have a folded solution."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from helpers.lesson.exercises import texts
+from helpers.site import first_screen
+from helpers.site.links import ROOT, Links
+
+Notebook = dict[str, Any]
+FOLDER = ROOT / "notebooks"
+
+
+def paths() -> list[Path]:
+    """All notebooks there are, in their order."""
+    return sorted(FOLDER.glob("*.ipynb"))
+
+
+def read(path: Path) -> Notebook:
+    """A notebook, each source and each text of an output as one string."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        cell["source"] = "".join(cell["source"])
+    return notebook
+
+
+def title(notebook: Mapping[str, Any]) -> str:
+    """Its first line, without the #."""
+    return notebook["cells"][0]["source"].partition("\n")[0].removeprefix("# ").strip()
+
+
+def idea(notebook: Mapping[str, Any]) -> str:
+    """The paragraph below its title, in one line."""
+    return " ".join(notebook["cells"][0]["source"].split("\n\n")[1].split())
+
+
+def page(path: Path, links: Links) -> Notebook:
+    """The notebook as MyST-NB takes it. No output is changed but for its links.
+
+    Raises:
+        ValueError: a link that leads nowhere.
+    """
+    file = path.relative_to(ROOT).as_posix()
+    notebook = copy.deepcopy(read(path))
+    notebook["cells"] = [new for cell in notebook["cells"] for new in _cells(cell, links, file)]
+    return notebook
+
+
+def _cells(cell: Notebook, links: Links, file: str) -> Iterator[Notebook]:
+    if cell["cell_type"] == "markdown":
+        yield {**cell, "source": links.rewrite(cell["source"].replace(first_screen.MARK + "\n", ""), file)}
+        return
+    for output in cell.get("outputs", ()):
+        data = output.get("data", {})
+        if "text/markdown" in data:
+            data["text/markdown"] = links.rewrite("".join(data["text/markdown"]), file)
+    if "outputs" in cell:
+        cell["outputs"] = _joined(cell["outputs"])
+    yield {**cell, "metadata": _described(_folded(cell), cell)}
+    if exercise := re.match(r"%%cuda[ \t]+(\w+)", cell["source"]):
+        yield _solution(exercise[1], cell["id"])
+
+
+def _folded(cell: Notebook) -> dict[str, Any]:
+    """The metadata by which MyST-NB folds what the notebook collapses, and says what is folded there."""
+    source, hidden = cell["source"], cell["metadata"].get("jupyter", {})
+    if source.startswith("import sys\n"):
+        return {"tags": ["hide-input"], "mystnb": {"code_prompt_show": "Set-up", "code_prompt_hide": "Set-up"}}
+    names = {"source_hidden": "hide-input", "outputs_hidden": "hide-output"}
+    tags = [tag for name, tag in names.items() if hidden.get(name)]
+    if not tags:
+        return {}
+    what = "the answer" if ".answer(" in source else "the output" if tags == ["hide-output"] else "the code"
+    if len(tags) == 2:
+        tags = ["hide-cell"]
+        what = "the answer" if ".answer(" in source else "the code and its output"
+    return {"tags": tags, "mystnb": {"code_prompt_show": f"Show {what}", "code_prompt_hide": f"Hide {what}"}}
+
+
+def _joined(outputs: list[Notebook]) -> list[Notebook]:
+    """The outputs in their order, with what was printed in several pieces one after the other in one."""
+    found: list[Notebook] = []
+    for output in outputs:
+        if output["output_type"] == "stream":
+            output = {**output, "text": "".join(output["text"])}
+            if found and found[-1]["output_type"] == "stream" and found[-1]["name"] == output["name"]:
+                found[-1]["text"] += output["text"]
+                continue
+        found.append(output)
+    return found
+
+
+def _described(metadata: dict[str, Any], cell: Notebook) -> dict[str, Any]:
+    """The metadata, and for who does not see a cell's picture what is in it: what it prints where none can be shown."""
+    for output in cell.get("outputs", ()):
+        data = output.get("data", {})
+        if "image/png" in data:
+            words = "".join(data.get("text/plain", "")).strip("<>").removeprefix("picture: ")
+            shown = {**metadata.get("mystnb", {}), "image": {"alt": words or "a figure"}}
+            return {**metadata, "mystnb": shown}
+    return metadata
+
+
+def _solution(name: str, cell_id: str) -> Notebook:
+    """A folded cell with our solution; the lines that a learner writes are marked."""
+    ours, skeleton = texts.ours(name).rstrip("\n"), texts.skeleton(name)
+    blocks = difflib.SequenceMatcher(None, skeleton.splitlines(), ours.splitlines(), autojunk=False).get_opcodes()
+    marked = [f"{j1 + 1}-{j2}" for kind, _, _, j1, j2 in blocks if kind != "equal" and j2 > j1]
+    option = f":emphasize-lines: {','.join(marked)}\n" if marked else ""
+    source = (
+        "<details class='solution'><summary>Show a solution</summary>\n\n"
+        f"````{{code-block}} c++\n{option}\n{ours}\n````\n\n</details>"
+    )
+    return {"cell_type": "markdown", "id": f"{cell_id}-solution"[:64], "metadata": {}, "source": source}

@@ -1,0 +1,73 @@
+"""README's parts as pages: its beginning and its first section are the front page, each other section has its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from helpers.site import first_screen, notebooks
+from helpers.site.links import Links, outside_code, slug
+
+FILE = "README.md"
+
+
+def split(text: str) -> tuple[str, dict[str, str]]:
+    """What stands before the first heading of level 2, and the sections by their heading, each without it."""
+    marked = outside_code(text, lambda prose: re.sub(r"^## ", "\0", prose, flags=re.M))
+    first, *rest = marked.split("\0")
+    return first, {part.partition("\n")[0].strip(): part.partition("\n")[2] for part in rest}
+
+
+def pages_of(text: str) -> dict[str, str]:
+    """Heading of a section -> where the source of its page is."""
+    first, *others = split(text)[1]
+    return {first: "index.md", **{heading: f"about/{slug(heading)}.md" for heading in others}}
+
+
+def anchors(text: str) -> dict[str, str]:
+    """Links into README, as "README.md#x-ray", and the page that has the section."""
+    return {f"{FILE}#{slug(heading)}": f"/{page}" for heading, page in pages_of(text).items()}
+
+
+def sections(text: str, links: Links) -> dict[str, str]:
+    """Page -> its Markdown, for each section of README but the first."""
+    of, found = pages_of(text), list(split(text)[1].items())[1:]
+    return {of[heading]: _tidy(f"# {heading}\n{links.rewrite(body, FILE)}") for heading, body in found}
+
+
+def front(text: str, links: Links) -> str:
+    """The front page: README's beginning, how to start, and a card for each notebook."""
+    beginning, (heading, start), *_ = (split(text)[0], *split(text)[1].items())
+    cards = "".join(_card(path) for path in notebooks.paths())
+    own = _tidy(links.rewrite(f"{beginning}\n## {heading}\n{start}", FILE))
+    return f"{own}\n## The notebooks\n\n<div class='cards'>\n{cards}</div>\n"
+
+
+def _card(path: object) -> str:
+    notebook = notebooks.read(path)
+    read, do = first_screen.minutes(path, notebook)
+    number, _, name = notebooks.title(notebook).partition(" · ")
+    exercises = f", {do} for exercises" if do else ""
+    return (
+        f"<a class='card' href='notebooks/{path.stem}.html'><span class='number'>{number}</span>"
+        f"<strong>{_plain(name)}</strong><span>{_plain(notebooks.idea(notebook))}</span>"
+        f"<small>{read} minutes{exercises}</small></a>\n"
+    )
+
+
+def _plain(text: str) -> str:
+    """Markdown of one line as the words of it, for HTML: cards hold no links and no formulas."""
+    text = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", text).replace("*", "").replace("`", "")
+    text = re.sub(r"\$([^$]+)\$", lambda m: re.sub(r"[\\{}]", "", m[1]).replace("cdot", "·"), text)
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _tidy(text: str) -> str:
+    """Without the comments that tell a program where to write."""
+    return re.sub(r"^<!--.*?-->\n+", "", text, flags=re.M).rstrip() + "\n"
+
+
+def toctree(names: Iterable[str], caption: str = "") -> str:
+    """A hidden table of contents of these pages: it makes the sidebar, and the order of previous and next."""
+    head = [f":caption: {caption}"] if caption else []
+    return "\n".join(["```{toctree}", ":hidden:", *head, "", *names, "```", ""])
