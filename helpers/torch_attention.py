@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from helpers import attention, device
+from helpers import device
+from helpers.attention import calls
 from helpers.attention.ladder.call import mask_window, softmax_scale_of
 from helpers.engine.cuda_source.signatures import dtype_of
 
@@ -213,7 +214,7 @@ def _with_mask(
         attn_mask = attn_mask.expand(scores).flatten(0, -4)
     bias = attn_mask.detach()
     how = {"bias": _array(bias) if bias.device.type == "cpu" else bias, "softmax_scale": options["scale"]}
-    o = _on_arrays(attention.flash_attention, _as_models_have_them(given[:3], lead), how)[0].transpose(1, 2)
+    o = _on_arrays(calls.flash_attention, _as_models_have_them(given[:3], lead), how)[0].transpose(1, 2)
     return o if len(lead[0]) == 2 else o.reshape(*lead[0], query.shape[-2], o.shape[-1])
 
 
@@ -235,7 +236,7 @@ def run_flash(Q: Any, K: Any, V: Any, causal: bool = False) -> Any:
     if len(axes) != 1 or not axes <= {2, 3, 4}:
         shapes = ", ".join(str(tuple(getattr(a, "shape", ()))) for a in (Q, K, V))
         raise ValueError(f"Q, K and V are (N, d), (heads, N, d) or (batch, heads, N, d), all three alike; got {shapes}")
-    call = flash_attention if isinstance(Q, torch.Tensor) else attention.flash_attention
+    call = flash_attention if isinstance(Q, torch.Tensor) else calls.flash_attention
     missing = 4 - Q.ndim
     q, k, v = (a[(None,) * missing].swapaxes(1, 2) for a in (Q, K, V))
     return call(q, k, v, causal=causal).swapaxes(1, 2)[(0,) * missing]
@@ -380,10 +381,10 @@ def _output(
     options["return_lse"] = keep_lse
     options["stage"] = int(stage) if stage is not None and stage.isdecimal() else stage
     if cu_seqlens_q is None:
-        found = _on_arrays(attention.flash_attention, (q, k, v), options)
+        found = _on_arrays(calls.flash_attention, (q, k, v), options)
     else:
         packed = (q, k, v, cu_seqlens_q, cu_seqlens_k)
-        found = _on_arrays(attention.flash_attention_varlen, packed, options | _longest(limits))
+        found = _on_arrays(calls.flash_attention_varlen, packed, options | _longest(limits))
     return (found[0], found[1]) if keep_lse else (found[0], q.new_empty(0, dtype=torch.float32))
 
 
@@ -421,10 +422,10 @@ def _gradients(
     options["deterministic"] = deterministic
     tensors = do, q, k, v, o, lse
     if cu_seqlens_q is None:
-        dq, dk, dv = _on_arrays(attention.flash_attention_backward, tensors, options)
+        dq, dk, dv = _on_arrays(calls.flash_attention_backward, tensors, options)
     else:
         packed = (*tensors, cu_seqlens_q, cu_seqlens_k)
-        dq, dk, dv = _on_arrays(attention.flash_attention_varlen_backward, packed, options | _longest(limits))
+        dq, dk, dv = _on_arrays(calls.flash_attention_varlen_backward, packed, options | _longest(limits))
     return dq, dk, dv
 
 

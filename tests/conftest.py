@@ -25,8 +25,8 @@ import hypothesis
 import pytest
 from backends import refused_by_nvrtc
 
-from helpers import attention, device, engine
-from helpers.attention import kernel
+from helpers import device, engine
+from helpers.attention import calls, kernel
 
 # The same examples at every run: a test that fails once fails always. No deadline: a machine may be busy.
 hypothesis.settings.register_profile("course", deadline=None, derandomize=True, print_blob=True)
@@ -88,7 +88,7 @@ def _the_engine_as_it_ships(request: pytest.FixtureRequest, monkeypatch: pytest.
 @pytest.fixture(autouse=True)
 def each_test_makes_first_calls() -> None:
     """What was worked out for the calls of other tests is forgotten."""
-    attention.forget()
+    calls.forget()
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import attention
-from helpers.attention import flash_attention, flash_attention_varlen, kernel, reference
+from helpers.attention import calls, flash_attention, flash_attention_varlen, kernel, reference
 from helpers.attention.check import check
 from helpers.attention.ladder import FORWARD, LADDER, Launch, Stage
 from helpers.attention.ladder.call import Call, Spec
@@ -90,7 +89,7 @@ def test_a_backward_stage_of_two_kernels_with_scratch() -> None:
 def test_only_forward_stages_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     q = np.ones((1, 5, 2, 8), np.float32)
     last = list(FORWARD.values())[-1]
-    monkeypatch.setattr(attention, "LADDER", {**LADDER, "gradient_of_v": BACKWARD})
+    monkeypatch.setattr(calls, "LADDER", {**LADDER, "gradient_of_v": BACKWARD})
     assert cp.asnumpy(flash_attention(q, q, q)).shape == q.shape
     with pytest.raises(ValueError, match=f"stage=99 is not in the ladder, which has: 1 naive, .*{last.name}$"):
         flash_attention(q, q, q, stage=99)
@@ -122,9 +121,9 @@ def exact(q: Any, k: Any, v: Any, **options: Any) -> np.ndarray:
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of q that were checked, call after call."""
     seen: list[tuple[int, ...]] = []
-    check_model_arrays = attention.check_model_arrays
+    check_model_arrays = calls.check_model_arrays
     monkeypatch.setattr(
-        attention, "check_model_arrays", lambda q, *more: seen.append(q.shape) or check_model_arrays(q, *more)
+        calls, "check_model_arrays", lambda q, *more: seen.append(q.shape) or check_model_arrays(q, *more)
     )
     return seen
 
@@ -186,11 +185,11 @@ def test_a_call_that_copies_is_checked_each_time(checks: list[tuple[int, ...]]) 
 
 
 def test_few_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_MOST_KNOWN", 3)
+    monkeypatch.setattr(calls, "_MOST_KNOWN", 3)
     monkeypatch.setattr(kernel.Kernel, "bind", lambda self, *_, **__: lambda: None)
     for n in range(1, 10):
         flash_attention(*model_inputs(1, n, 2, 8))
-        assert len(attention._KNOWN) <= 3
+        assert len(calls._KNOWN) <= 3
 
 
 # ---- packed lengths without a read by the host
@@ -298,7 +297,7 @@ def test_torch_calls_run_on_torchs_current_stream() -> None:
         for a in arrays:
             a.zero_()
         torch.cuda.synchronize()
-        attention.forget()
+        calls.forget()
 
 
 def test_a_stage_can_be_another_ones_variant() -> None:

@@ -27,7 +27,7 @@ from helpers.attention.models.char_gpt import (
 from helpers.bench.results import NO_RECORD
 from helpers.bench.studies import train as record
 
-DATA = Path(record.__file__).resolve().parents[1] / "data"
+DATA = Path(record.__file__).resolve().parents[2] / "data"
 CHAPTER = (DATA / "darwin_chapter_3.txt").read_text(encoding="utf-8")
 PANGRAM = "pack my box with five dozen liquor jugs "
 SMALL = Config(context=24, layers=2, heads=2, width=32)

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from backends import in_place_of_bind
 
-from helpers import attention
-from helpers.attention import check, kernel
+from helpers.attention import calls, check, kernel
 from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.layout import address
 from helpers.device import ON_GPU, cp
@@ -406,14 +405,14 @@ def test_gradcheck(where: str, options: dict[str, Any]) -> None:
 
 
 def test_gradcheck_would_see_a_wrong_gradient(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    true = attention.flash_attention_backward
+    true = calls.flash_attention_backward
 
     def wrong(*arrays: Any, **options: Any) -> Any:
         dq, dk, dv = true(*arrays, **options)
         dk[0, 0, 0, 0] += 0.02
         return dq, dk, dv
 
-    monkeypatch.setattr(attention, "flash_attention_backward", wrong)
+    monkeypatch.setattr(calls, "flash_attention_backward", wrong)
     q, k, v = tensors((1, 5, 2, 8), (1, 6, 1, 8), (1, 6, 1, 8), where=where, grad=True)
     with pytest.raises(GradcheckError):
         torch.autograd.gradcheck(ours.flash_attention, (q, k, v), eps=1 / 16, atol=2e-3, rtol=2e-3, nondet_tol=1e-6)
@@ -501,13 +500,13 @@ def test_checkpointed(where: str) -> None:
 
 def test_without_gradients_nothing_is_kept(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    true = attention.flash_attention
+    true = calls.flash_attention
 
     def spy(*arrays: Any, return_lse: bool, **options: Any) -> Any:
         asked.append(return_lse)
         return true(*arrays, return_lse=return_lse, **options)
 
-    monkeypatch.setattr(attention, "flash_attention", spy)
+    monkeypatch.setattr(calls, "flash_attention", spy)
     given = tensors((1, 33, 2, 64), (1, 40, 2, 64), (1, 40, 2, 64), where=where, grad=True)
     first = ours.flash_attention(*given)
     with torch.no_grad():
@@ -540,13 +539,13 @@ def test_second_derivatives_are_refused(where: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_deterministic(where: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    true = attention.flash_attention_backward
+    true = calls.flash_attention_backward
 
     def spy(*arrays: Any, deterministic: bool, **options: Any) -> Any:
         asked.append(deterministic)
         return true(*arrays, deterministic=deterministic, **options)
 
-    monkeypatch.setattr(attention, "flash_attention_backward", spy)
+    monkeypatch.setattr(calls, "flash_attention_backward", spy)
     given = tensors((1, 130, 2, 64), (1, 130, 2, 64), (1, 130, 2, 64), dtype=dtype, where=where, grad=True)
 
     def gradients(**options: Any) -> Any:
@@ -750,7 +749,7 @@ def test_on_the_current_stream(dtype: str) -> None:
     late = torch.zeros_like(do)
     for known in (False, True):  # a call that is checked and planned, and one that was made before
         if not known:
-            attention.forget()
+            calls.forget()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -857,7 +856,7 @@ def test_in_a_new_thread(how: str) -> None:
         except Exception as error:
             found.append(error)
 
-    attention.flash_attention(*(a.detach() for a in leaves), causal=True)
+    calls.flash_attention(*(a.detach() for a in leaves), causal=True)
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()

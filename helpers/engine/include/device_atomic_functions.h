@@ -1,6 +1,6 @@
 // Atomics. Blocks do run at the same time, so these are the host's own.
 #pragma once
-#include "../engine/engine.h"
+#include "../cpp/engine.h"
 
 namespace engine {
 template <typename T, typename F>

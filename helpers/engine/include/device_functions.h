@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "../engine/engine.h"
+#include "../cpp/engine.h"
 
 // ---------------------------------------------------------------- loads and stores: a host has no such hints
 

@@ -1,6 +1,6 @@
 // CUDA's vector types, with CUDA's sizes and alignments, and their make_ functions.
 #pragma once
-#include "../engine/engine.h"
+#include "../cpp/engine.h"
 
 #ifdef ENGINE_CHECKED
 // A checked run counts accesses, so a vector must be copied as a GPU copies it: 2, 4, 8 or 16 bytes at once. Compilers

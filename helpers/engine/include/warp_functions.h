@@ -1,6 +1,6 @@
 // Warp-wide operations: shuffles, votes, matches, reductions.
 #pragma once
-#include "../engine/engine.h"
+#include "../cpp/engine.h"
 #include <string.h>
 
 namespace engine {

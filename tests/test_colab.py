@@ -61,7 +61,7 @@ def test_the_cell_fetches_the_course_and_the_notebook_runs(clone: Path, tmp_path
         done = run_alone(first_cell(notebook) + then, notebook.parent, clone)
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == "notebooks True True", again
-        assert (notebook.parent / "course" / "helpers" / "elsewhere.py").is_file()
+        assert (notebook.parent / "course" / "helpers" / "lesson" / "colab.py").is_file()
         assert "runs the kernels" in done.stdout or "the kernels run on the CPU engine" in done.stdout
 
 
@@ -86,7 +86,7 @@ def test_inside_the_course_nothing_is_fetched(tmp_path: Path) -> None:
 
 
 def test_each_notebook_says_what_its_kernels_need() -> None:
-    calls = {path.name[:2]: first_cell(path).partition("elsewhere.set_up(")[2].partition(")")[0] for path in NOTEBOOKS}
+    calls = {path.name[:2]: first_cell(path).partition("colab.set_up(")[2].partition(")")[0] for path in NOTEBOOKS}
     assert calls["00"] == "" and calls["04"] == "" and calls["07"] == "least=80" and calls["06"] == "least=80"
     assert calls["10"] == "least=90, only=True"
 
