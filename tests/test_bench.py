@@ -24,7 +24,7 @@ import pytest
 
 from helpers.attention import flash_attention_varlen, kernel, reference
 from helpers.attention.ladder import FORWARD, LADDER
-from helpers.attention.ladder.steps import CLIMBS
+from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS
 from helpers.bench import cases, command, experiments, peers, plan, readme, run, timing
 from helpers.bench.cases import Case, Inputs
 from helpers.bench.plan import Job
@@ -505,7 +505,9 @@ def test_steps_are_checked_and_recorded_in_their_order(fakes: Any, monkeypatch: 
         JobRunner(0.001).run(jobs[1])
 
 
-def test_a_climb_is_read_and_drawn_in_its_order() -> None:
+def test_a_climb_is_read_and_drawn_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that was inserted after the run is in its place, and is said not to be measured."""
+
     def line(name: str, kind: str, tflops: float, **more: Any) -> dict[str, Any]:
         at = {"shape": list(SMALL), "dtype": "float16", "causal": False}
         return {"name": name, "kind": kind, "tflops": tflops, **at, **more}
@@ -517,17 +519,25 @@ def test_a_climb_is_read_and_drawn_in_its_order() -> None:
         line("k: a", "step", 20.0, step=1, idea="first"),
         line("k: a", "step", 5.0, step=1, idea="first", dtype="float32"),
         line("l: a", "step", 7.0, step=1, idea="another's"),
-        line("b: a", "backward step", 40.0, step=1, idea="gradients"),
-        line("b", "backward", 50.0),
+        line("backward_mma: a", "backward step", 40.0, step=1, idea="gradients"),
+        line("backward_mma", "backward", 50.0),
     ]
+    for name, ideas in (("k", ("first", "a bridge", "a detour", "whole")), ("backward_mma", ("gradients", "whole"))):
+        monkeypatch.setitem(CLIMBS, name, tuple(dataclasses.replace(LADDER["naive"], idea=idea) for idea in ideas))
+        monkeypatch.setitem(LAST_IDEAS, name, "whole")
     record = {"device": {"name": "a GPU"}, "results": results}
-    assert [r["tflops"] for r in show.climb("k", SMALL, dtype="float16", record=record)] == [20.0, 18.0, 30.0]
+    rows = show.climb("k", SMALL, dtype="float16", record=record)
+    assert [(r.get("step"), str(r["tflops"])) for r in rows] == [(1, "20.0"), (2, "nan"), (3, "18.0"), (None, "30.0")]
+    assert show.times_as_fast(rows[0], rows[1]) == "not measured yet"
     picture = show.measured_climb("k", SMALL, dtype="float16", record=record)
-    assert picture.alt == "1  first: 20.0 TFLOP/s; 2  a detour: 18.0  -10% TFLOP/s; 3  k: 30.0  +67% TFLOP/s"
+    assert picture.alt == (
+        "1  first: 20.0 TFLOP/s; 2  a bridge: not measured yet; "
+        "3  a detour: 18.0  -10% TFLOP/s; 4  k: 30.0  +67% TFLOP/s"
+    )
     assert len({bar.get_facecolor() for bar in picture.figure.axes[0].patches}) == 2, "one that is slower is marked"
-    assert [r["tflops"] for r in show.climb("b", SMALL, dtype="float16", record=record)] == [40.0, 50.0]
-    assert show.measured_climb("b", SMALL, dtype="float16", record=record).alt.startswith(
-        "1  gradients: 40.0 TFLOP/s; 2  b"
+    assert [r["tflops"] for r in show.climb("backward_mma", SMALL, dtype="float16", record=record)] == [40.0, 50.0]
+    assert show.measured_climb("backward_mma", SMALL, dtype="float16", record=record).alt.startswith(
+        "1  gradients: 40.0 TFLOP/s; 2  backward_mma"
     )
     assert show.climb("k", SMALL, dtype="bfloat16", record=record) == []
     assert "not yet recorded" in repr(show.measured_climb("m", SMALL, record=record))
@@ -577,8 +587,8 @@ def test_a_lost_device_is_left_for_another_process(fakes: Any, tmp_path: Path, m
         run_bench(path)
     (words,) = started
     assert words[3:] == ["--no-peers", "--json", str(path), "--resume"]
-    exec(words[2].partition("sys.exit")[0], there := {})
-    assert there["bench"] is command, "what the new process runs is there"
+    exec(words[2].partition("sys.exit")[0], names := {})
+    assert names["command"] is command, "what the new process runs can be imported"
     monkeypatch.setattr(run, "_alive", lambda: True)
     assert command.bench(words[3:]) == 1
     record = json.loads(path.read_text())

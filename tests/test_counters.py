@@ -18,7 +18,7 @@ import pytest
 
 from helpers.attention import kernel
 from helpers.attention.ladder import BACKWARD, LADDER
-from helpers.attention.ladder.steps import CLIMBS
+from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS
 from helpers.bench import counters, ncu, peers, plan
 from helpers.bench.cases import Case
 from helpers.bench.experiments import CLIMB_CASES, WMMA, Step, steps
@@ -223,7 +223,13 @@ def test_steps_of_gradients_are_counted_as_gradients(monkeypatch: pytest.MonkeyP
         run()
 
 
-def test_a_climb_is_a_step_a_line() -> None:
+def test_a_climb_is_a_step_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are found by their ideas: a step that was inserted since is said not to be measured."""
+    for name, ideas in (("k", ("one idea", "a bridge", "more", "whole")), ("b", ("gradients", "whole"))):
+        steps = tuple(replace(LADDER["naive"], idea=idea) for idea in ideas)
+        monkeypatch.setitem(CLIMBS, name, steps)
+        monkeypatch.setitem(LAST_IDEAS, name, "whole")
+
     def row(name: str, kind: str, **more: Any) -> dict[str, Any]:
         at = {"dtype": "float16", "shape": [1, 1, 8, 64]}
         more = {"of": "k", **more} if kind == "step" else more
@@ -237,13 +243,15 @@ def test_a_climb_is_a_step_a_line() -> None:
             row("k: first", "step", step=1, idea="one idea", figures={"registers": 40, "ms": 1.25}),
             row("b: first", "backward step", step=1, idea="gradients", figures={"ms": 3.0}, of="b"),
             row("b", "backward", figures={"ms": 2.5}),
-            row("k: first", "step", step=1, idea="wide", figures={"ms": 7.0}, shape=[1, 1, 8, 128]),
+            row("k: first", "step", step=1, idea="one idea", figures={"ms": 7.0}, shape=[1, 1, 8, 128]),
             row("l: first", "step", step=1, idea="another's", figures={"ms": 9.0}, of="l"),
         ]
     }
     text = counters.climb_table("k", ["registers", "ms"], head_dim=64, record=record)
     assert [line.split() for line in text.split("\n")] == [
-        *(["registers", "ms"], ["1", "one", "idea", "40", "1.25"], ["2", "more", "2"], ["k", "8"])
+        *(["registers", "ms"], ["1", "one", "idea", "40", "1.25"]),
+        ["2", "a", "bridge", *(2 * ["not", "measured", "yet"])],
+        *(["3", "more", "2"], ["k", "8"]),
     ]
     assert counters.select(record, dtype="float16") == [record["rows"][1]], "steps are left out where none is named"
     assert counters.climb_table("none", ["ms"], head_dim=64, record=record).split() == ["ms"]

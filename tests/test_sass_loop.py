@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.attention.ladder.steps import CLIMBS
+from helpers.attention.ladder.steps import ideas
 from helpers.bench import counters, sass_loop
 from helpers.bench.sass_loop import Instruction
 
@@ -38,10 +38,8 @@ def test_moves(text: str, moves: bool) -> None:
 def test_the_record_is_of_the_steps_of_today() -> None:
     record = sass_loop.recorded()
     assert record is not None
-    climb = CLIMBS["flash_mma"]
-    assert [(row["step"], row["file"]) for row in record["steps"]] == [
-        (number, climb[number - 1].file) for number in range(sass_loop.FIRST, len(climb) + 1)
-    ]
+    first = ideas("flash_mma").index(sass_loop.FIRST)
+    assert [row["idea"] for row in record["steps"]] == [*ideas("flash_mma")[first:-1], sass_loop.STAGE]
     assert record["excerpts"].keys() == sass_loop.EXCERPTS.keys()
     for row in record["steps"]:
         assert sum(row["opcodes"].values()) == row["instructions"]
@@ -53,16 +51,21 @@ def test_the_record_counts_what_nsight_compute_counted() -> None:
     """Instructions of a warp for a tile; the counted ones include the prologue, the epilogue and what is rare."""
     counted = counters.recorded()
     assert counted is not None
-    names = {f"flash_mma: {stage.file[6:-3]}": number for number, stage in enumerate(CLIMBS["flash_mma"], start=1)}
-    names["flash_mma"] = len(CLIMBS["flash_mma"])
-    for row in counters.select(counted, list(names), head_dim=sass_loop.HEAD_DIM):
-        if (found := sass_loop.instructions(names[row["stage"]])) is not None:
+    numbers = {idea: number for number, idea in enumerate(ideas("flash_mma"), start=1)}
+    rows = [row for row in counted["rows"] if row.get("of") == "flash_mma" or row["stage"] == "flash_mma"]
+    compared = 0
+    for row in rows:
+        number = numbers[row["idea"]] if "idea" in row else len(numbers)
+        instructions = sass_loop.instructions(number)
+        if instructions is not None and row["shape"][3] == sass_loop.HEAD_DIM:
             tiles = 16 * (4096 // 32) * (4096 // 64)  # heads, warps, tiles
-            assert found < row["figures"]["instructions"] / tiles < 1.06 * found, row["stage"]
+            assert instructions < row["figures"]["instructions"] / tiles < 1.06 * instructions, row["stage"]
+            compared += 1
+    assert compared == len(sass_loop.recorded()["steps"])
 
 
 def test_a_table_and_excerpts() -> None:
     lines = sass_loop.table(("HMMA", "moves")).splitlines()
-    assert len(lines) == 1 + len(CLIMBS["flash_mma"]) - sass_loop.FIRST + 1
+    assert len(lines) == 1 + len(sass_loop.recorded()["steps"])
     assert lines[-1].split()[-2:] == ["256", "5"]
     assert "HMMA" in sass_loop.excerpt("second product") and "MOV" in sass_loop.excerpt("register moves")

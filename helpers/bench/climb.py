@@ -9,34 +9,26 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.steps import BEFORE, CLIMBS
 from helpers.bench import counters, plots
 from helpers.bench.results import NO_RECORD, Measurement, Record
+from helpers.bench.steps import NOT_MEASURED, idea_of, is_measured
 from helpers.bench.studies import promises, torch_model
 from helpers.draw.picture import Text, bytes_text
 
 SHAPE = (4, 16, 4096, 64)  # at which every stage is recorded
 SLOWER = 0.99  # a step that is slower than that is slower, if no launch was as fast as one of the step before
-# The last element of a climb is the stage; its step is named here.
-LAST_STEPS = {
-    "register_tiles": "copies by cp.async",
-    "flash_wmma": "tiles fetched ahead",
-    "flash_mma": "copies issued after the scores",
-    "backward_mma": "turns of two tiles",
-    "hopper": "maxima as integers",
-    "flash_cute": "TiledMMA",
-}
 
 
 @dataclass(frozen=True)
 class Gain:
     """What one idea changed: two recorded results, the one without it and the one with it.
 
-    place: "01 → 02" for stages, the number of a step for steps; stage: to which it leads.
+    place: "01 → 02" for stages, the number of a step for steps, "2 to 4" where 2 and 3 are not measured. stage: to
+    which it leads.
     """
 
     stage: str
@@ -96,28 +88,45 @@ def _first(results: Mapping[str, Any]) -> Any:
 def between_steps(stage: str, record: Any = None) -> list[Gain]:
     """Each recorded step of the climb to a stage beside the one before, at the first shape and type of the climb.
 
-    The first step is beside the stage before, if that computes the same; else there is nothing to compare it with.
+    The first step is beside the stage before, if that computes the same; else there is nothing to compare it with. What
+    follows steps that are not measured is beside the last one that is, and its place names all of them.
     """
     record = plots.recorded() if record is None else record
-    kinds, prefix = ("step", "backward step"), f"{stage}: "
-    steps = [r for r in (record or {}).get("results", ()) if r["kind"] in kinds and r["name"].startswith(prefix)]
-    if not steps:
+    rows = [r for r in (record or {}).get("results", ()) if r["kind"] in ("step", "backward step")]
+    case = next((_case(r) for r in rows if r["name"].startswith(f"{stage}: ")), None)
+    if case is None:
         return []
-    case = _case(min(steps, key=lambda r: r["step"]))
-    chain = sorted((r for r in steps if _case(r) == case), key=lambda r: r["step"])
-    results = [r for r in record["results"] if r["kind"] in ("stage", "backward") and tuple(r["shape"]) == case[0]]
+    shape, dtype, causal = case
+    gains, before, first = [], _before(stage, case, record), 1
+    for number, after in enumerate(plots.climb(stage, shape, dtype=dtype, causal=causal, record=record), start=1):
+        if is_measured(after):
+            place = f"{first} to {number}" if first < number else str(number)
+            if before is not None:
+                gains.append(Gain(stage, place, idea_of(stage, number), before, after))
+            before, first = after, number + 1
+    return gains
+
+
+def _before(stage: str, case: tuple[Any, ...], record: Any) -> Mapping[str, Any] | None:
+    """The result of the stage that a climb begins at, if it computes the same: in the climb's type or in another."""
     previous = next((s for s in LADDER.values() if s.file == BEFORE.get(stage)), None)
-    if previous is not None and previous.direction == LADDER[stage].direction:
-        first = [r for r in results if r["name"] == previous.name and r.get("causal", False) == case[2]]
-        first.sort(key=lambda r: r["dtype"] != case[1])  # in the type of the climb, where it was measured in it
-        chain = [*first[:1], *chain]
-    chain += [r for r in results if r["name"] == stage and _case(r) == case][:1]
-    found = []
-    for before, after in pairwise(chain):
-        number = after.get("step") or len(CLIMBS[stage])
-        idea = after.get("idea") or LAST_STEPS.get(stage, LADDER[stage].idea)
-        found.append(Gain(stage, str(number), idea, before, after))
-    return found
+    if previous is None or previous.direction != LADDER[stage].direction:
+        return None
+    shape, dtype, causal = case
+    how = {"causal": causal, "record": record, "backward": previous.direction == "backward"}
+    types = sorted(previous.dtypes, key=lambda other: other != dtype)
+    results = (plots.measurements(shape, [previous.name], dtype=one, **how) for one in types)
+    return next((found[0] for found in results if found), None)
+
+
+def not_measured(stage: str, record: Any = None) -> list[tuple[int, str]]:
+    """The number and the idea of each step of a climb that the record has no result of, where it has one of others."""
+    gains = between_steps(stage, record)
+    if not gains:
+        return []
+    shape, dtype, causal = _case(gains[0].after)
+    rows = plots.climb(stage, shape, dtype=dtype, causal=causal, record=record)
+    return [(row["step"], row["idea"]) for row in rows if not is_measured(row)]
 
 
 def _case(r: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -147,6 +156,7 @@ def worth(*, at_least: float = 1.1, record: Any = None) -> Text:
             lines.append(f"| | *steps at {_where(climb[0])}* | | |")
         small = [step for step in climb if step.factor < at_least and not step.is_slower]
         lines += [_row(f"step {step.place}", step.idea, step) for step in climb if step not in small]
+        lines += [f"| step {n} | {idea} | {NOT_MEASURED} | |" for n, idea in not_measured(gain.stage, record)]
         if small:
             together = math.prod(step.factor for step in small)
             lines.append(f"| | {len(small)} more step{'s, together' * (len(small) > 1)} | | {together:.2f}× |")

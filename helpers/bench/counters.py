@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from helpers.bench import steps
 from helpers.bench.results import NO_RECORD
 
 RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidia-h200-stages.json"
@@ -179,16 +180,19 @@ def climb_table(
     record = record or recorded()
     if record is None:
         return NO_RECORD
-    found = [r for r in record["rows"] if r.get("of") == stage and _head_dim(r) == head_dim]
-    found = [r for r in found if r["dtype"] == (dtype or found[0]["dtype"])]
-    found.sort(key=lambda row: row["step"])
-    if found:
-        found += select(record, [stage], head_dim=head_dim, dtype=found[0]["dtype"])
-    labels = [f"{row['step']}  {row['idea']}" if "step" in row else stage for row in found]
+    rows = [r for r in record["rows"] if r.get("of") == stage and _head_dim(r) == head_dim]
+    if rows:
+        dtype = dtype or rows[0]["dtype"]
+        of_stage = next(iter(select(record, [stage], head_dim=head_dim, dtype=dtype)), None)
+        rows = steps.in_order(stage, [r for r in rows if r["dtype"] == dtype], of_stage)
+    labels = [f"{row['step']}  {row['idea']}" if "step" in row else stage for row in rows]
     width = max(map(len, labels), default=0) + 2
     columns = [[f"{label:{width}}" for label in ("", *labels)]]
     for figure in figures:
-        cells = [figure, *(_text(row["figures"].get(figure)) for row in found)]
+        cells = [
+            figure,
+            *(_text(row["figures"].get(figure)) if steps.is_measured(row) else steps.NOT_MEASURED for row in rows),
+        ]
         gap = 1 if columns[1:] else 0  # behind the labels there is one
         width = max(len(figure) + 3, *(len(cell) + gap for cell in cells))
         columns.append([f"{cell:>{width}}" for cell in cells])

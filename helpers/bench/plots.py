@@ -9,7 +9,6 @@ import json
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from helpers.attention.ladder import LADDER
-from helpers.bench import counters
+from helpers.bench import counters, steps
 from helpers.bench.cases import Case
 from helpers.bench.results import NO_RECORD, RECORD, roof_name
 from helpers.draw.picture import GPU, LINES, PEER, ROOF, WRITE, Picture, Text, bytes_text, figure, styled
@@ -61,23 +60,23 @@ def measurements(
 def climb(
     stage: str, shape: Sequence[int], *, dtype: str = "float32", causal: bool = False, record: Any = None
 ) -> list[dict[str, Any]]:
-    """The recorded steps to a stage at one shape, in the order of the climb, and the stage itself as the last.
+    """The recorded results of the steps to a stage at one shape, one for each step of the climb; the stage is the last.
 
-    Each has "name", "tflops", "ms", "ms_min", "ms_max" and more; steps have "step", from 1, and "idea". Empty where no
-    step is recorded.
+    Each has "name", "tflops", "ms", "ms_min", "ms_max" and more; steps have "step", from 1, and "idea". Of a step that
+    is not measured, the figures are NaN. Empty where no step is recorded.
     """
     record = recorded() if record is None else record
-    found = [
+    rows = [
         r
         for r in (record or {}).get("results", ())
         if (tuple(r["shape"]), r["dtype"], r.get("causal", False)) == (tuple(shape), dtype, causal)
         and r["kind"] in ("step", "backward step")
-        and r["name"].startswith(f"{stage}: ")
     ]
-    found.sort(key=lambda r: r["step"])
-    backward = any(r["kind"] == "backward step" for r in found)
+    backward = LADDER[stage].direction == "backward" if stage in LADDER else False
     how = {"dtype": dtype, "causal": causal, "record": record, "backward": backward}
-    return found and [*found, *measurements(shape, [stage], **how)]
+    of_stage = next(iter(measurements(shape, [stage], **how)), None)
+    not_measured = dict.fromkeys(("tflops", "ms", "ms_min", "ms_max"), math.nan)
+    return [not_measured | row for row in steps.in_order(stage, rows, of_stage)]
 
 
 def _roofs(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -226,21 +225,27 @@ def measured_climb(
         A picture; a bar below the one before has another colour. Where no step is recorded, a sentence that says so.
     """
     record = recorded() if record is None else record
-    steps = climb(stage, shape, dtype=dtype, record=record)
-    if not steps:
+    rows = climb(stage, shape, dtype=dtype, record=record)
+    if not rows:
         return Text(f"*({NO_RECORD if record is None else 'not yet recorded'}: the steps to {stage})*")
-    values = [r["tflops"] for r in steps]
-    ideas = [f"{r['step']}  {r['idea']}" if r.get("step") else f"{len(steps)}  {stage}" for r in steps]
-    gains = [value / before - 1 for before, value in pairwise(values)]
-    texts = [f"{values[0]:.1f}", *(f"{v:.1f}  {gain:+.0%}" for v, gain in zip(values[1:], gains, strict=True))]
+    labels = [f"{r['step']}  {r['idea']}" if r.get("step") else f"{len(rows)}  {stage}" for r in rows]
+    values, texts, colours = [], [], []
+    last = None  # the speed of the last step that was measured
+    for row in rows:
+        measured, speed = steps.is_measured(row), row["tflops"]
+        gain = speed / last - 1 if measured and last else 0.0
+        values.append(speed if measured else 0.0)
+        texts.append(f"{speed:.1f}" + (f"  {gain:+.0%}" if last else "") if measured else steps.NOT_MEASURED)
+        colours.append(WRITE if gain < -0.01 else GPU)  # less is noise
+        last = speed if measured else last
     fig, ax = figure(7.6, 1.1 + 0.36 * len(values))
-    colours = [GPU, *(WRITE if gain < -0.01 else GPU for gain in gains)]  # less is noise
-    ax.bar_label(ax.barh(ideas, values, color=colours, height=0.7), texts, padding=4)
+    ax.bar_label(ax.barh(labels, values, color=colours, height=0.7), texts, padding=4)
     ax.invert_yaxis()
     ax.margins(x=0.16)
     ax.set_title(title or _heading(shape, dtype))
     ax.set_xlabel(f"TFLOP/s (more is better); recorded on {_gpu(record)}")
-    return Picture(fig, "; ".join(f"{idea}: {text} TFLOP/s" for idea, text in zip(ideas, texts, strict=True)))
+    units = (" TFLOP/s" if steps.is_measured(row) else "" for row in rows)
+    return Picture(fig, "; ".join(f"{a}: {text}{unit}" for a, text, unit in zip(labels, texts, units, strict=True)))
 
 
 @styled
@@ -486,13 +491,13 @@ def measured_memory(
 
 @styled
 def measured_steps(
-    shape: Sequence[int], steps: Mapping[str, Mapping[str, str]], *, title: str = "", record: Any = None
+    shape: Sequence[int], labels: Mapping[str, Mapping[str, str]], *, title: str = "", record: Any = None
 ) -> Picture | Text:
     """Recorded TFLOP/s of variants and experiments at one shape, one bar each; one below the best so far is marked.
 
     Args:
         shape: (batch, heads, n, head_dim).
-        steps: {label: what the record's result has, such as {"kind": "experiment", "name": "register_tiles: ..."}}.
+        labels: {label: what the record's result has, such as {"kind": "experiment", "name": "register_tiles: ..."}}.
         record: another record than the committed one.
 
     Returns:
@@ -500,7 +505,7 @@ def measured_steps(
     """
     record = recorded() if record is None else record
     results = [r for r in (record or {}).get("results", ()) if tuple(r["shape"]) == tuple(shape)]
-    found = {label: next((r for r in results if (r | wanted) == r), None) for label, wanted in steps.items()}
+    found = {label: next((r for r in results if (r | wanted) == r), None) for label, wanted in labels.items()}
     missing = [label for label, result in found.items() if result is None]
     if missing:
         return Text(f"*(not yet recorded: {', '.join(missing)})*")
@@ -526,7 +531,12 @@ def result(*, record: Any = None, **wanted: Any) -> dict[str, Any] | None:
 
 
 def times_as_fast(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
-    """How many times as fast one recorded result is as another: 1.23×, and from .. to if one's spread is above 5 %."""
+    """How many times as fast one recorded result is as another: 1.23×, and from .. to if one's spread is above 5 %.
+
+    Where one of them is a step that is not measured, the text says so.
+    """
+    if math.isnan(slower["ms"] / faster["ms"]):
+        return steps.NOT_MEASURED
     text = f"{slower['ms'] / faster['ms']:.2f}×"
     if all(r["ms_max"] - r["ms_min"] <= 0.05 * r["ms"] for r in (slower, faster)):
         return text

@@ -21,17 +21,21 @@ from typing import Any, NamedTuple
 from helpers.attention import kernel
 from helpers.attention.ladder import Stage
 from helpers.attention.ladder.steps import CLIMBS
+from helpers.attention.ladder.steps import ideas as ideas_of_climb
 from helpers.bench.results import NO_RECORD
 
 RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "sass-07.json"
 ARCH, HEAD_DIM, DTYPE = "sm_90", 128, "bfloat16"
-FIRST = 9  # the first step whose loop is unrolled
+FIRST = "64 keys a tile"  # the first step whose loop is unrolled
 TYPES = {"bfloat16": "__nv_bfloat16", "float16": "__half"}
 
-# What `excerpt` shows: (step, the instruction that it begins with, lines).
+CLIMB = "flash_mma"
+STAGE = "the stage"  # the idea that the record has of the last step
+
+# What `excerpt` shows: (the idea of a step, the instruction that it begins with, lines).
 EXCERPTS = {
-    "second product": (17, r"F2FP\.BF16\.F32\.PACK_AB", 18),
-    "register moves": (16, r"IMAD\.MOV\.U32 R163", 12),
+    "second product": (STAGE, r"F2FP\.BF16\.F32\.PACK_AB", 18),
+    "register moves": ("rescale when it pays", r"IMAD\.MOV\.U32 R163", 12),
 }
 
 
@@ -50,16 +54,22 @@ def table(opcodes: Sequence[str], *, record: Mapping[str, Any] | None = None) ->
     if record is None:
         return NO_RECORD
     lines = [f"{'':32}{'instructions':>14}" + "".join(f"{name:>8}" for name in opcodes)]
-    for row in record["steps"]:
+    for number, row in _numbered(record):
         counts = "".join(f"{row['opcodes'].get(name, 0):8}" for name in opcodes)
-        lines.append(f"{row['step']:3}  {row['idea']:27}{row['instructions']:14,}{counts}")
+        lines.append(f"{number:3}  {row['idea']:27}{row['instructions']:14,}{counts}")
     return "\n".join(lines)
+
+
+def _numbered(record: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+    """The rows of the record with the numbers that their steps have today."""
+    ideas = [*ideas_of_climb(CLIMB)[:-1], STAGE]
+    return [(ideas.index(row["idea"]) + 1, row) for row in record["steps"] if row["idea"] in ideas]
 
 
 def instructions(step: int, *, record: Mapping[str, Any] | None = None) -> int | None:
     """Instructions of the tile loop of a step, or None where it is not in the record."""
-    steps = (record or recorded() or {"steps": []})["steps"]
-    return next((row["instructions"] for row in steps if row["step"] == step), None)
+    record = record or recorded() or {"steps": []}
+    return next((row["instructions"] for number, row in _numbered(record) if number == step), None)
 
 
 def excerpt(name: str, *, record: Mapping[str, Any] | None = None) -> str:
@@ -122,8 +132,8 @@ def tile_loop(found: Sequence[Instruction], labels: Mapping[str, int]) -> list[I
 
 
 def _steps() -> Iterator[tuple[int, Stage]]:
-    climb = CLIMBS["flash_mma"]
-    yield from ((number, stage) for number, stage in enumerate(climb, start=1) if number >= FIRST)
+    first = ideas_of_climb(CLIMB).index(FIRST) + 1
+    yield from ((number, stage) for number, stage in enumerate(CLIMBS[CLIMB], start=1) if number >= first)
 
 
 def made() -> dict[str, Any]:
@@ -133,14 +143,15 @@ def made() -> dict[str, Any]:
     rows, loops = [], {}
     for number, stage in _steps():
         with tempfile.TemporaryDirectory() as folder:
-            loops[number] = loop = tile_loop(*disassembled(stage, Path(folder)))
+            loop = tile_loop(*disassembled(stage, Path(folder)))
         opcodes = collections.Counter("moves" if is_move(i) else i.opcode for i in loop)
-        idea = stage.idea if number < len(CLIMBS["flash_mma"]) else "the stage"
+        idea = stage.idea if number < len(CLIMBS[CLIMB]) else STAGE
+        loops[idea] = loop
         row = {"step": number, "idea": idea, "file": stage.file, "instructions": len(loop)}
         rows.append({**row, "opcodes": dict(opcodes.most_common())})
     excerpts = {}
-    for name, (number, pattern, lines) in EXCERPTS.items():
-        texts = [i.text for i in loops[number]]
+    for name, (idea, pattern, lines) in EXCERPTS.items():
+        texts = [i.text for i in loops[idea]]
         at = next(i for i, text in enumerate(texts) if re.match(pattern, text))
         excerpts[name] = texts[at : at + lines]
     how = {

@@ -4,7 +4,8 @@
     show.diff(BEFORE["register_tiles"], CLIMBS["register_tiles"][0].file)
 
 A step is a Stage, so whatever runs, checks or measures a stage runs, checks or measures a step. The last element of a
-climb is the stage itself. A new climb adds a block below and its entries in CLIMBS and BEFORE.
+climb is the stage itself. A new climb adds a block below and its entries in CLIMBS, BEFORE
+and LAST_IDEAS.
 """
 
 from __future__ import annotations
@@ -446,3 +447,19 @@ BEFORE: Mapping[str, str] = {
     "hopper": "07_mma.cu",
     "flash_cute": "07_mma.cu",
 }
+
+# What the last step of each climb adds. That step is the stage itself, whose own `idea` names all of the climb.
+LAST_IDEAS: Mapping[str, str] = {
+    "register_tiles": "copies by cp.async",
+    "flash_wmma": "tiles fetched ahead",
+    "flash_mma": "copies issued after the scores",
+    "backward_mma": "turns of two tiles",
+    "hopper": "maxima as integers",
+    "flash_cute": "TiledMMA",
+}
+
+
+def ideas(stage: str) -> list[str]:
+    """The idea of each step of the climb to a stage, in order; the last is the stage's own."""
+    last = LAST_IDEAS[stage]
+    return [*(step.idea for step in CLIMBS[stage][:-1] if step.idea != last), last]

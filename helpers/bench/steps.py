@@ -1,0 +1,52 @@
+"""The recorded rows of a climb's steps, found by their ideas.
+
+A record keeps the number and the file that a step had when it was measured. Since then steps may have been inserted,
+renumbered and renamed, but each still has its idea.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from helpers.attention.ladder import steps as ladder_steps
+
+NOT_MEASURED = "not measured yet"
+
+
+def in_order(
+    stage: str, rows: Iterable[Mapping[str, Any]], of_stage: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """A row for each step of the climb to a stage, with its "step" (from 1) and "idea" of today.
+
+    Args:
+        rows: recorded steps of one shape and type; those of other climbs are left out.
+        of_stage: the recorded row of the stage itself. It is the last step's, and keeps its other keys alone.
+
+    Returns:
+        Where a step has no recorded row, one with its number and idea alone: see `is_measured`. Empty where no step of
+        the climb is recorded at all.
+    """
+    by_idea = {row["idea"]: row for row in rows if _climb_of(row) == stage}
+    if not by_idea or stage not in ladder_steps.CLIMBS:
+        return []
+    *ideas, last = ladder_steps.ideas(stage)
+    chain = [{**by_idea.get(idea, {}), "step": number, "idea": idea} for number, idea in enumerate(ideas, start=1)]
+    if last in by_idea:
+        return [*chain, {**by_idea[last], "step": len(chain) + 1, "idea": last}]
+    return chain if of_stage is None else [*chain, dict(of_stage)]
+
+
+def _climb_of(row: Mapping[str, Any]) -> str:
+    """The stage that a recorded step leads to: the record calls steps "flash_mma: 07_10_swizzle"."""
+    return (row.get("name") or row["stage"]).partition(": ")[0]
+
+
+def is_measured(row: Mapping[str, Any]) -> bool:
+    """Whether a row of `in_order` is recorded."""
+    return "kind" in row
+
+
+def idea_of(stage: str, step: int | str) -> str:
+    """The idea of a step of the climb to a stage, by its number of today (from 1) or by the idea itself."""
+    return ladder_steps.ideas(stage)[step - 1] if isinstance(step, int) else step
