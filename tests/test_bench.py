@@ -25,12 +25,11 @@ import pytest
 from helpers.attention import flash_attention_varlen, kernel, reference
 from helpers.attention.ladder import FORWARD, LADDER
 from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS
-from helpers.bench import cases, command, experiments, peers, plan, readme, run, timing
+from helpers.bench import cases, command, experiments, host_cost, peers, plan, readme, run, timing
 from helpers.bench.cases import Case, Inputs
 from helpers.bench.plan import Job
 from helpers.bench.results import Measurement, Note, Record, results_table
 from helpers.bench.run import JobRunner, WrongOutput
-from helpers.bench.studies import host_cost
 from helpers.device import ON_GPU, cp
 from helpers.lesson import show
 

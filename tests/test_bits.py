@@ -11,7 +11,8 @@ import pytest
 
 from helpers import device
 from helpers.attention.ladder import BACKWARD, backward
-from helpers.bench.results import NO_RECORD
+from helpers.bench import records, study
+from helpers.bench.records import NO_RECORD
 from helpers.bench.studies import bits
 
 
@@ -37,7 +38,7 @@ def test_what_differs_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_record_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     path = tmp_path / "bits.json"
-    monkeypatch.setattr(bits, "RECORD", path)
+    monkeypatch.setattr(bits, "recorded", lambda: records.load(path))
     assert bits.table() == NO_RECORD
     monkeypatch.setattr(bits, "measure", lambda: measured)
     measured = {
@@ -46,13 +47,13 @@ def test_the_record_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         "runs": 3,
         "rows": [{"stage": "backward", "dtype": "float32", "different": {"dQ": 17, "dK": 0, "dV": 0}}],
     }
-    bits.main([str(path)])
+    assert study.main(["bits", str(path)]) == 0
     assert json.loads(path.read_text()) == measured
     assert "3 runs, of 1,024 each; Some GPU" in bits.table() and "17" in bits.table()
-    bits.main([])
+    assert study.main(["bits"]) == 0
     assert capsys.readouterr().out.count("Some GPU") == 2
     with pytest.raises(SystemExit):
-        bits.main(["a", "b"])
+        study.main(["bits", "a", "b"])
 
 
 def test_all_that_computes_gradients_is_measured() -> None:

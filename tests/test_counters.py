@@ -465,7 +465,7 @@ def test_measure_asks_for_every_kernel_and_writes_the_record(monkeypatch: pytest
     monkeypatch.setattr(
         ncu.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="NVIDIA\nVersion 1\n", stderr="")
     )
-    profile_stages.write_record(tmp_path / "made" / "record.json")
+    profile_stages.take(tmp_path / "made" / "record.json")
     record = counters.recorded(tmp_path / "made" / "record.json")
     assert record is not None and record["how"]["peers"] == "PyTorch 9" and record["how"]["ncu"] == "Version 1"
     assert record["how"]["device"] == "some GPU"
@@ -477,13 +477,13 @@ def test_measure_asks_for_every_kernel_and_writes_the_record(monkeypatch: pytest
     # Once more for some of the stages, where PyTorch is not asked.
     target, names = tmp_path / "made" / "record.json", sorted({row["stage"] for row in LAUNCHED[:2]})
     asked["peers"] = "left out"
-    profile_stages.write_record(target, names)
+    profile_stages.take(target, names)
     again = json.loads(target.read_text())
     assert asked["stages"] == tuple(names) and again["how"]["peers"] == "PyTorch 9"
-    assert again["how"]["again"].endswith(f"measure FILE {' '.join(names)}") and len(again["rows"]) > len(LAUNCHED)
+    assert again["how"]["again"].endswith(f"profile_stages FILE {' '.join(names)}") and len(again["rows"]) > len(LAUNCHED)
     monkeypatch.setattr(ncu, "describe", lambda: "another GPU")
     with pytest.raises(ValueError, match="measured with another device"):
-        profile_stages.write_record(target, names)
+        profile_stages.take(target, names)
     assert json.loads(target.read_text()) == again
 
 

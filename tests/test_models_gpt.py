@@ -24,7 +24,8 @@ from helpers.attention.models.char_gpt import (
     train,
     xp,
 )
-from helpers.bench.results import NO_RECORD
+from helpers.bench import records, study
+from helpers.bench.records import NO_RECORD
 from helpers.bench.studies import train as record
 
 DATA = Path(record.__file__).resolve().parents[2] / "data"
@@ -329,10 +330,10 @@ def test_a_record_is_measured_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "gpt.json"
-    monkeypatch.setattr(record, "RECORD", path)
+    monkeypatch.setattr(record, "recorded", lambda: records.load(path))
     monkeypatch.setattr(record, "measure", lambda measure=record.measure: measure(CHAPTER, TINY))
     assert record.table() == NO_RECORD
-    record.main([str(path)])
+    assert study.main(["train", str(path)]) == 0
     found = json.loads(path.read_text())
     assert found["failed"] == []
     names = set(record.attentions())
@@ -347,11 +348,11 @@ def test_a_record_is_measured_and_told(
     }
     assert all(0 < row["attention_ms"] < row["ms"] for row in found["steps"])
     capsys.readouterr()
-    record.main([])
+    assert study.main(["train"]) == 0
     told = capsys.readouterr().out
     assert told.count("kernels bfloat16") == 4 and "FAILED" not in told
     with pytest.raises(SystemExit):
-        record.main(["a", "b"])
+        study.main(["train", "a", "b"])
 
 
 def test_what_fails_is_in_the_record_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

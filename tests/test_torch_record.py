@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from helpers.bench.results import NO_RECORD
+from helpers.bench import study
+from helpers.bench.records import NO_RECORD
 from helpers.bench.studies import torch_model
 from helpers.device import ON_GPU
 
@@ -78,6 +79,6 @@ def test_a_section_that_fails_is_noted_and_others_run(tmp_path: Path, monkeypatc
 @pytest.mark.skipif(ON_GPU, reason="on a GPU this would measure")
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        torch_model.main([str(tmp_path / "record.json")])
+        study.main(["torch_model", str(tmp_path / "record.json")])
     assert "a record is made on a GPU" in capsys.readouterr().err
-    assert torch_model.main([]) == 0
+    assert study.main(["torch_model"]) == 0

@@ -1,27 +1,20 @@
 """What each stage makes a GPU do: bytes at DRAM, occupancy, issued instructions, busy pipes, by Nsight Compute.
 
-    python3 -m helpers.bench.counters measure FILE          # on a machine with a GPU and Nsight Compute: writes JSON
-    python3 -m helpers.bench.counters measure FILE STAGE    # the rows of this stage again; FILE keeps the others
-    python3 -m helpers.bench.counters                       # anywhere: prints the recorded table
-
 All stages of the ladder, at one shape and, from 04 on, at one with wider heads; the steps of the climbs; beside them
-PyTorch's attention, its gradients and matrix products, where PyTorch is installed. Here the record is read;
-profile_stages makes it.
+PyTorch's attention, its gradients and matrix products, where PyTorch is installed. Here the record is read; the study
+profile_stages measures it, and prints all of it.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from helpers.bench import steps
-from helpers.bench.results import NO_RECORD
+from helpers.bench import records, steps
 
-RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidia-h200-stages.json"
+RECORD = records.MEASURED / "nvidia-h200-stages.json"
 SHAPE = (1, 16, 4096, 64)
 WIDE = 128  # the other head_dim
 COLUMNS = 5  # of the table, side by side
@@ -93,8 +86,10 @@ def stall_metric(state: str) -> str:
 
 def recorded(path: Path | None = None) -> dict[str, Any] | None:
     """The record, or None where there is none."""
-    path = path or RECORD
-    return json.loads(path.read_text()) if path.is_file() else None
+    return records.load(path or RECORD)
+
+
+_shown = records.table_of(lambda: recorded())
 
 
 def select(
@@ -129,6 +124,7 @@ def _head_dim(row: Mapping[str, Any]) -> int | None:
     return shape[3] if len(shape) == 4 else None
 
 
+@_shown
 def counters_table(
     record: Mapping[str, Any] | None = None,
     stages: Sequence[str] | None = None,
@@ -137,9 +133,6 @@ def counters_table(
     dtype: str = "first",
 ) -> str:
     """The recorded figures as text, a stage a column, a few columns side by side. For the rest see `select`."""
-    record = record or recorded()
-    if record is None:
-        return NO_RECORD
     wanted = select(record, stages, head_dim=head_dim, dtype=dtype)
     shown = [row for row in wanted if row["figures"]]
     lines: list[tuple[str, Callable[[Mapping[str, Any]], Any]]] = [
@@ -163,6 +156,7 @@ def counters_table(
     return "\n\n".join([*blocks, *(["\n".join(failed)] if failed else [])])
 
 
+@_shown
 def climb_table(
     stage: str,
     figures: Sequence[str],
@@ -177,9 +171,6 @@ def climb_table(
         figures: keys of FIGURES, a column each.
         dtype: a type; the first in which a step was counted where it is None.
     """
-    record = record or recorded()
-    if record is None:
-        return NO_RECORD
     rows = [r for r in record["rows"] if r.get("of") == stage and _head_dim(r) == head_dim]
     if rows:
         dtype = dtype or rows[0]["dtype"]
@@ -199,6 +190,7 @@ def climb_table(
     return "\n".join("".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
+@_shown
 def stalls_table(
     names: Sequence[str],
     *,
@@ -215,9 +207,6 @@ def stalls_table(
     Args:
         names: as in `select`. least: states with fewer clocks in every column are left out.
     """
-    record = record or recorded()
-    if record is None:
-        return NO_RECORD
     found = select(record, names, head_dim=head_dim, dtype=dtype)
     rows = sorted((row for row in found if row.get("stalls")), key=lambda row: names.index(row["stage"]))
     states = [s for s in STALLS if any(row["stalls"].get(s, 0) >= least for row in rows)]
@@ -236,19 +225,3 @@ def _text(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.3g}"
-
-
-def main(words: Sequence[str]) -> None:
-    """measure FILE [STAGE ...], or nothing for the table."""
-    if len(words) >= 2 and words[0] == "measure":
-        from helpers.bench import profile_stages  # reading needs nothing of it
-
-        profile_stages.write_record(Path(words[1]), words[2:])
-    elif not words:
-        print(counters_table(head_dim="all", dtype="all"))
-    else:
-        sys.exit(__doc__)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -9,10 +9,9 @@ from typing import Any
 
 from helpers.attention import flash_attention, kernel
 from helpers.attention.ladder import LADDER, Stage, backward, backward_of, forward_of
-from helpers.bench import experiments, peers
+from helpers.bench import experiments, host_cost, peers
 from helpers.bench.cases import Case, Inputs, call_of
 from helpers.bench.results import Measurement, Record
-from helpers.bench.studies import host_cost
 from helpers.device import ON_GPU, cp
 
 # What the record holds. Half types: the main shapes in both; bfloat16 alone where time is drawn against N, with

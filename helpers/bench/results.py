@@ -5,18 +5,17 @@ Reading it needs neither a GPU nor what measures.
 
 from __future__ import annotations
 
-import json
 import re
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from helpers.bench import records
 from helpers.bench.cases import Case
+from helpers.bench.records import NO_RECORD  # noqa: F401 - what a table of no record says
 
-RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "nvidia-h200.json"
-NO_RECORD = "no GPU run is recorded yet"
+RECORD = records.MEASURED / "nvidia-h200.json"
 # The peer that a stage is set beside, by type: the fastest of PyTorch's in float32, FlashAttention-2 in half types.
 MAIN_PEER = {"float32": "SDPA efficient", "float16": "SDPA flash", "bfloat16": "SDPA flash"}
 
@@ -33,23 +32,6 @@ def without_paths(text: str) -> str:
 def roof_name(dtype: str) -> str:
     """The name of a type's matrix product in the record."""
     return "matmul" if dtype == "float32" else f"matmul {dtype}"
-
-
-def measure_or_show(
-    words: Sequence[str], measure: Callable[[], Any], table: Callable[..., str], usage: str | None
-) -> None:
-    """A command's two forms: FILE, to measure a record and write it there as JSON; or nothing, for the recorded table.
-
-    table: a record, or nothing for the committed one, to text. SystemExit with the usage for other words.
-    """
-    if len(words) > 1:
-        sys.exit(usage)
-    if not words:
-        print(table())
-        return
-    record = measure()
-    Path(words[0]).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(table(record))
 
 
 @dataclass
@@ -124,23 +106,17 @@ class Record:
         self.notes = [note for note in self.notes if note.cases]
 
     def save(self, path: Path) -> None:
-        """Write as JSON, a result a line. The file is whole at any time."""
-        head = json.dumps({"device": self.device, "how": self.how}, indent=1).removesuffix("\n}")
-        parts = [
-            f' "{name}": [\n' + ",\n".join(f"  {json.dumps(_rounded(asdict(item)))}" for item in items) + "\n ]"
-            for name, items in (("results", self.results), ("notes", self.notes))
-        ]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(",\n".join([head, *parts]) + "\n}\n")
-        unfinished.replace(path)
+        """Write as JSON, a result a line: see `records.save`."""
+        parts = {"results": self.results, "notes": self.notes}
+        rows = {name: [_rounded(asdict(item)) for item in items] for name, items in parts.items()}
+        records.save(path, {"device": self.device, "how": self.how, **rows})
 
     @classmethod
     def load(cls, path: Path) -> Record:
         """A record that `save` wrote."""
-        found = json.loads(path.read_text())
-        results = [Measurement(**r) for r in found["results"]]
-        return cls(found["device"], found["how"], results, [Note(**n) for n in found.get("notes", [])])
+        saved = records.load(path)
+        results = [Measurement(**r) for r in saved["results"]]
+        return cls(saved["device"], saved["how"], results, [Note(**n) for n in saved.get("notes", [])])
 
 
 def _rounded(value: Any) -> Any:

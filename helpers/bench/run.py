@@ -23,9 +23,9 @@ from helpers.attention import reference
 from helpers.attention.ladder import backward
 from helpers.bench.cases import TYPES, Inputs
 from helpers.bench.experiments import Step
+from helpers.bench.host_cost import host_time
 from helpers.bench.plan import Job, tile_sizes, tiles_text
 from helpers.bench.results import Measurement, Record
-from helpers.bench.studies.host_cost import host_time
 from helpers.bench.timing import Clocks, measure
 from helpers.device import ON_GPU, cp, describe
 

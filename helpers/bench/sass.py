@@ -11,16 +11,14 @@ count once. That of 07 is made and read by sass_loop.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parents[2] / "notebooks" / "measured"
+from helpers.bench import records
 
 
 def recorded(stage: str) -> dict[str, Any]:
     """The record of a stage: "how", and "instances" of a template (06) or "rows" of pieces of code (04)."""
-    return json.loads((FOLDER / f"sass-{stage}.json").read_text(encoding="utf-8"))
+    return records.load(records.MEASURED / f"sass-{stage}.json")
 
 
 def instance(stage: str, dtype: str, head_dim: int = 64) -> dict[str, Any]:

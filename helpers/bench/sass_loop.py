@@ -9,7 +9,7 @@ A step is in the record if its tile loop is unrolled, so that its lines are exec
 from __future__ import annotations
 
 import collections
-import json
+import functools
 import re
 import subprocess
 import sys
@@ -22,9 +22,11 @@ from helpers.attention import kernel
 from helpers.attention.ladder import Stage
 from helpers.attention.ladder.steps import CLIMBS
 from helpers.attention.ladder.steps import ideas as ideas_of_climb
-from helpers.bench.results import NO_RECORD
+from helpers.bench import records
 
-RECORD = Path(__file__).resolve().parents[2] / "notebooks" / "measured" / "sass-07.json"
+RECORD = records.MEASURED / "sass-07.json"
+recorded = functools.partial(records.load, RECORD)
+_shown = records.table_of(lambda: recorded())
 ARCH, HEAD_DIM, DTYPE = "sm_90", 128, "bfloat16"
 FIRST = "64 keys a tile"  # the first step whose loop is unrolled
 TYPES = {"bfloat16": "__nv_bfloat16", "float16": "__half"}
@@ -39,20 +41,13 @@ EXCERPTS = {
 }
 
 
-def recorded(path: Path = RECORD) -> dict[str, Any] | None:
-    """The record, or None where there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
+@_shown
 def table(opcodes: Sequence[str], *, record: Mapping[str, Any] | None = None) -> str:
     """Instructions of the tile loop, a step a line.
 
     Args:
         opcodes: a column each, without what follows the dot; "moves" are register-to-register copies.
     """
-    record = record or recorded()
-    if record is None:
-        return NO_RECORD
     lines = [f"{'':32}{'instructions':>14}" + "".join(f"{name:>8}" for name in opcodes)]
     for number, row in _numbered(record):
         counts = "".join(f"{row['opcodes'].get(name, 0):8}" for name in opcodes)
@@ -72,10 +67,10 @@ def instructions(step: int, *, record: Mapping[str, Any] | None = None) -> int |
     return next((row["instructions"] for number, row in _numbered(record) if number == step), None)
 
 
+@_shown
 def excerpt(name: str, *, record: Mapping[str, Any] | None = None) -> str:
     """Some lines of SASS. name: a key of EXCERPTS."""
-    record = record or recorded()
-    return NO_RECORD if record is None else "\n".join(record["excerpts"][name])
+    return "\n".join(record["excerpts"][name])
 
 
 # ------------------------------------------------------------------------------------------------ making the record
@@ -136,7 +131,7 @@ def _steps() -> Iterator[tuple[int, Stage]]:
     yield from ((number, stage) for number, stage in enumerate(CLIMBS[CLIMB], start=1) if number >= first)
 
 
-def made() -> dict[str, Any]:
+def measure() -> dict[str, Any]:
     """The record, of this machine's compiler."""
     version = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True).stdout
     release = re.search(r"V([\d.]+)", version)
@@ -170,4 +165,4 @@ def is_move(instruction: Instruction) -> bool:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    Path(sys.argv[1]).write_text(json.dumps(made(), indent=1) + "\n", encoding="utf-8")
+    records.save(Path(sys.argv[1]), measure())

@@ -1,26 +1,22 @@
-"""How many elements of the gradients are not the same, bit by bit, in every run of one call on a GPU.
-
-python3 -m helpers.bench.studies.bits FILE     # on a machine with a GPU: writes JSON
-python3 -m helpers.bench.studies.bits          # anywhere: prints the recorded table
-"""
+"""How many elements of the gradients are not the same, bit by bit, in every run of one call on a GPU."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from helpers.attention import flash_attention
 from helpers.attention.ladder import BACKWARD, backward
+from helpers.bench import records
 from helpers.bench.cases import Inputs, Shape
-from helpers.bench.results import NO_RECORD, measure_or_show
 from helpers.device import cp, describe
 
-RECORD = Path(__file__).resolve().parents[3] / "notebooks" / "measured" / "nvidia-h200-bits.json"
+RECORD = records.MEASURED / "nvidia-h200-bits.json"
+recorded = functools.partial(records.load, RECORD)
+_shown = records.table_of(lambda: recorded())
 SHAPE = (1, 16, 4096, 64)
 RUNS = 10
 
@@ -60,12 +56,9 @@ def measure(shape: Shape = SHAPE, runs: int = RUNS) -> dict[str, Any]:
     return {"device": describe(), "shape": list(shape), "runs": runs, "rows": rows}
 
 
+@_shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """A record as text, a stage a line; the committed one where none is given."""
-    if record is None:
-        if not RECORD.is_file():
-            return NO_RECORD
-        record = json.loads(RECORD.read_text(encoding="utf-8"))
     batch, heads, n, d = record["shape"]
     lines = [
         f"Elements that differ between {record['runs']} runs, of {batch * heads * n * d:,} each; {record['device']}",
@@ -74,12 +67,3 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     for row in record["rows"]:
         lines.append(f"{row['stage']:32}{row['dtype']:10}" + "".join(f"{n:12,}" for n in row["different"].values()))
     return "\n".join(lines)
-
-
-def main(words: Sequence[str]) -> None:
-    """FILE, or nothing for the table."""
-    measure_or_show(words, measure, table, __doc__)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,8 +1,5 @@
 """What CuTe buys and costs: 12 and its first step beside 07, in time, registers, instructions and seconds to compile.
 
-    python3 -m helpers.bench.studies.cute FILE     # on a GPU: writes JSON, in about 100 s and what compiling takes
-    python3 -m helpers.bench.studies.cute          # anywhere: prints what is recorded
-
 At each shape the kernels are timed in turns, on the same 16,384 tokens of 2048 columns: 32 heads of 64 or 16 of 128.
 Each result is compared with float64 first, in some of its rows. "compiled" has each kernel as NVRTC compiles it without
 any cache, many at a time; its SASS where nvdisasm is in PATH.
@@ -13,13 +10,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import json
 import os
 import re
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,15 +27,16 @@ from typing import Any
 from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.steps import CLIMBS
-from helpers.bench import peers, sass_loop
+from helpers.bench import peers, records, sass_loop
 from helpers.bench.cases import Case, Inputs, Sample, Shape
 from helpers.bench.plan import tile_sizes
-from helpers.bench.results import NO_RECORD, measure_or_show
 from helpers.bench.timing import in_turns, speeds
 from helpers.device import ON_GPU, cp, describe
 from helpers.engine import nvrtc
 
-RECORD = Path(__file__).resolve().parents[3] / "notebooks" / "measured" / "nvidia-h200-cute.json"
+RECORD = records.MEASURED / "nvidia-h200-cute.json"
+recorded = functools.partial(records.load, RECORD)
+_shown = records.table_of(lambda: recorded())
 DTYPE, ARCH, ROUNDS = "bfloat16", "sm_90", 8
 TOKENS, COLUMNS = 16384, 2048
 LENGTHS, HEAD_DIMS = (512, 4096, 16384), (64, 128)
@@ -259,11 +255,6 @@ def _processor() -> str:
     return f"{os.cpu_count()} cores"
 
 
-def recorded(path: Path = RECORD) -> dict[str, Any] | None:
-    """The committed record; None where there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
 def row(name: str, n: int, head_dim: int, *, causal: bool = False) -> dict[str, Any] | None:
     """One recorded time, or None."""
     for found in (recorded() or {}).get("timed", ()):
@@ -300,13 +291,11 @@ def memory_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str
     return _by_case("MiB beyond q, k, v and o", cell, record, names)
 
 
+@_shown
 def _by_case(
     title: str, cell: Callable[[Mapping[str, Any]], str], record: Mapping[str, Any] | None, names: Sequence[str]
 ) -> str:
     """A line for each recorded case, a column for each kernel."""
-    record = recorded() if record is None else record
-    if record is None:
-        return NO_RECORD
     columns = {name: max(len(name), 10) + 2 for name in names or dict.fromkeys(r["name"] for r in record["timed"])}
     table = [f"{title:34}" + "".join(f"{name:>{width}}" for name, width in columns.items())]
     for shape, causal in dict.fromkeys((tuple(r["shape"]), r["causal"]) for r in record["timed"]):
@@ -316,11 +305,9 @@ def _by_case(
     return "\n".join(table)
 
 
+@_shown
 def compiled_table(record: Mapping[str, Any] | None = None) -> str:
     """Lines of code, seconds to compile, registers, spills and instructions of each kernel, as text."""
-    record = recorded() if record is None else record
-    if record is None:
-        return NO_RECORD
     heads = ("lines", "seconds", "registers", "spills", "instructions", "a tile", "integer")
     table = [f"{'':30}" + "".join(f"{head:>14}" for head in heads)]
     for found in record["compiled"]:
@@ -347,22 +334,11 @@ def integer_instructions(opcodes: Mapping[str, int]) -> int:
     return sum(count for name, count in opcodes.items() if _INTEGER.fullmatch(name))
 
 
+@_shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """A record as text; the committed one where none is given."""
-    record = recorded() if record is None else record
-    if record is None:
-        return NO_RECORD
     how = record["how"]
     made = f"compiled by NVRTC {how['nvrtc']} for {how['architecture']}, {how['processes']} at a time: {how['machine']}"
     return "\n\n".join(
         [record["device"], times_table(record), memory_table(record), f"{made}\n{compiled_table(record)}"]
     )
-
-
-def main(words: Sequence[str]) -> None:
-    """FILE, or nothing for what is recorded."""
-    measure_or_show(words, measure, table, __doc__)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

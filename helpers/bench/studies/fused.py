@@ -1,8 +1,5 @@
 """What fusing a neighbour into attention gains or loses on a GPU: bias, rotary embedding, output projection.
 
-    python3 -m helpers.bench.studies.fused FILE     # on a GPU: writes JSON, in about 100 s
-    python3 -m helpers.bench.studies.fused          # anywhere: prints what is recorded
-
 At each length the kernels of a section are timed in turns, on the same 16,384 tokens of 2048 columns: 32 heads of 64 or
 16 of 128. All results are compared with float64 first, in some of their rows; a wrong one is not timed. `extra_bytes`
 is the memory that a way of computing takes beyond q, k, v, weights and its result: the arrays it is given or leaves
@@ -13,15 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -30,13 +24,14 @@ import numpy as np
 from helpers.attention import kernel, reference, rotary_and_projection
 from helpers.attention.check import make_inputs
 from helpers.attention.ladder import LADDER
-from helpers.bench import peers
-from helpers.bench.results import NO_RECORD, measure_or_show
+from helpers.bench import peers, records
 from helpers.bench.timing import in_turns, speeds
 from helpers.device import ON_GPU, cp, describe
 from helpers.engine.cuda_source.edit import edit
 
-RECORD = Path(__file__).resolve().parents[3] / "notebooks" / "measured" / "nvidia-h200-fused.json"
+RECORD = records.MEASURED / "nvidia-h200-fused.json"
+recorded = functools.partial(records.load, RECORD)
+_shown = records.table_of(lambda: recorded())
 TOKENS, COLUMNS = 16384, 2048
 LENGTHS, HEAD_DIMS = (512, 4096, 16384), (64, 128)
 DTYPE = np.dtype(ml_dtypes.bfloat16)
@@ -585,11 +580,6 @@ def _versions() -> dict[str, Any]:
 # ---- reading
 
 
-def recorded(path: Path = RECORD) -> dict[str, Any] | None:
-    """The committed record; None where there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
 def rows(
     section: str,
     n: int,
@@ -629,11 +619,9 @@ BESIDE = {
 }
 
 
+@_shown
 def section_table(section: str, *, causal: bool = False, record: Any = None, names: Sequence[str] = ()) -> str:
     """A section as text: a line for each way and shape with milliseconds, speed beside its pair, and extra memory."""
-    record = recorded() if record is None else record
-    if record is None:
-        return NO_RECORD
     lines, of_shape = [], {}
     for row in record["rows"]:
         if (row["section"], row["causal"]) == (section, causal) and "failed" not in row:
@@ -704,11 +692,9 @@ def _table_of_shapes(cells: Mapping[str, Callable[[int, int], str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+@_shown
 def gains_table(*, causal: bool = False, record: Any = None) -> str:
     """How many times as fast each fusion is as its unfused pair, the median over the rounds, as text."""
-    record = recorded() if record is None else record
-    if record is None:
-        return NO_RECORD
 
     def cell(words: str, n: int, head_dim: int) -> str:
         found = gain(words, n, head_dim, causal=causal, record=record)
@@ -717,11 +703,9 @@ def gains_table(*, causal: bool = False, record: Any = None) -> str:
     return _table_of_shapes({words: functools.partial(cell, words) for words, *_ in PAIRS})
 
 
+@_shown
 def memory_table(record: Any = None) -> str:
     """How many MiB the ways of MEMORY take beyond q, k, v, weights and the result, as text."""
-    record = recorded() if record is None else record
-    if record is None:
-        return NO_RECORD
 
     def cell(section: str, way: str, n: int, head_dim: int) -> str:
         found = rows(section, n, head_dim, record=record).get(way)
@@ -730,11 +714,9 @@ def memory_table(record: Any = None) -> str:
     return _table_of_shapes({words: functools.partial(cell, section, way) for words, section, way in MEMORY})
 
 
+@_shown
 def kernels_table(record: Any = None) -> str:
     """Registers, local memory, shared memory, blocks a multiprocessor, as text."""
-    record = recorded() if record is None else record
-    if record is None:
-        return NO_RECORD
     lines = [f"{'':22}{'d':>5}{'registers':>11}{'local bytes':>13}{'shared bytes':>14}{'threads':>9}{'blocks':>8}"]
     for row in record["kernels"]:
         lines.append(
@@ -744,11 +726,9 @@ def kernels_table(record: Any = None) -> str:
     return "\n".join(lines)
 
 
+@_shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """A record as text; the committed one where none is given."""
-    record = recorded() if record is None else record
-    if record is None:
-        return NO_RECORD
     parts = [
         f"{record['device']}, {record['dtype']}",
         gains_table(record=record),
@@ -760,12 +740,3 @@ def table(record: Mapping[str, Any] | None = None) -> str:
             if text := section_table(section, causal=causal, record=record):
                 parts.append(f"{section}, beside {BESIDE[section] or 'nothing'}\n{text}")
     return "\n\n".join([*parts, kernels_table(record)])
-
-
-def main(words: Sequence[str]) -> None:
-    """FILE, or nothing for what is recorded."""
-    measure_or_show(words, measure, table, __doc__)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

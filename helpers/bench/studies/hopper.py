@@ -1,8 +1,5 @@
 """What happens inside stage 10 on a GPU of compute capability 9.0: clocks of one block, of its parts, ideas taken out.
 
-    python3 -m helpers.bench.studies.hopper FILE     # on such a GPU: writes JSON, in about 40 s
-    python3 -m helpers.bench.studies.hopper          # anywhere: prints what is recorded
-
 Four things. "timelines": the clocks at which one block's copies arrived, its products were started and its weights were
 computed, by a copy of the kernel that notes them. "clocks": products of one warpgroup beside weights of another,
 from registers and shared memory alone. "changes": the kernel with one idea taken out, or with other tiles, in turns
@@ -14,14 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -30,15 +24,16 @@ import numpy as np
 from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, Stage, launches, tiles
 from helpers.attention.ladder.steps import ASIDE
-from helpers.bench import peers
+from helpers.bench import peers, records
 from helpers.bench.cases import Case, Inputs, Shape, call_of
 from helpers.bench.plan import tile_sizes
-from helpers.bench.results import NO_RECORD, measure_or_show
 from helpers.bench.timing import in_turns, speeds
 from helpers.device import ON_GPU, cp, describe
 from helpers.engine.cuda_source.edit import edit
 
-RECORD = Path(__file__).resolve().parents[3] / "notebooks" / "measured" / "nvidia-h200-hopper.json"
+RECORD = records.MEASURED / "nvidia-h200-hopper.json"
+recorded = functools.partial(records.load, RECORD)
+_shown = records.table_of(lambda: recorded())
 STAGE = LADDER["hopper"]
 DTYPE = "bfloat16"
 ROUNDS = 8
@@ -462,11 +457,6 @@ def measure() -> dict[str, Any]:
     }
 
 
-def recorded(path: Path = RECORD) -> dict[str, Any] | None:
-    """The committed record; None where there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
 def timeline(head_dim: int) -> dict[str, Any] | None:
     """The recorded clocks of one block at this head_dim, for `show.clocks_as_spans`; None without a record."""
     return next((t for t in (recorded() or {}).get("timelines", ()) if t["shape"][3] == head_dim), None)
@@ -493,14 +483,12 @@ def _speed(row: Mapping[str, Any]) -> str:
     return f"{row['speed']:.2f}× ({row['speed_min']:.2f} to {row['speed_max']:.2f})"
 
 
+@_shown
 def changes_table(head_dim: int, *, causal: bool = False, record: Mapping[str, Any] | None = None) -> str:
     """The recorded changes at one head_dim as text: speed beside the kernel as it is, from .. to over the rounds."""
-    record = recorded() if record is None else record
-    if record is None:
-        return NO_RECORD
     rows = [r for r in record["changes"] if (r["shape"][3], r["causal"]) == (head_dim, causal)]
     if not rows:
-        return NO_RECORD
+        return records.NO_RECORD
     batch, heads, n, d = rows[0]["shape"]
     lines = [f"{batch} x {heads} heads, N = {n}, d = {d}{', causal' * causal}"]
     for row in rows:
@@ -510,11 +498,9 @@ def changes_table(head_dim: int, *, causal: bool = False, record: Mapping[str, A
     return "\n".join(lines)
 
 
+@_shown
 def peers_table(record: Mapping[str, Any] | None = None) -> str:
     """How many times as fast as its peers the stage is, as text: a case a line, from .. to over the rounds."""
-    record = recorded() if record is None else record
-    if record is None:
-        return NO_RECORD
     lines = [f"{'':26}{STAGE.name:>12}" + "".join(f"{'beside ' + name:>34}" for name in PEERS)]
     for shape, causal in dict.fromkeys((tuple(row["shape"]), row["causal"]) for row in record["peers"]):
         rows = {r["name"]: r for r in record["peers"] if (tuple(r["shape"]), r["causal"]) == (shape, causal)}
@@ -534,11 +520,9 @@ def not_ahead(record: Mapping[str, Any] | None = None) -> list[str]:
     ]
 
 
+@_shown
 def clocks_table(record: Mapping[str, Any] | None = None) -> str:
     """Clocks a key tile of products and of weights, alone and side by side, as text."""
-    record = recorded() if record is None else record
-    if record is None:
-        return NO_RECORD
     lines = [f"{'clocks a step':60}{'products':>10}{'weights':>10}"]
     for row in record["clocks"]:
         both = row["products"] is not None and row["weights"] is not None
@@ -550,19 +534,8 @@ def clocks_table(record: Mapping[str, Any] | None = None) -> str:
     return "\n".join(lines)
 
 
+@_shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """A record as text; the committed one where none is given."""
-    record = recorded() if record is None else record
-    if record is None:
-        return NO_RECORD
     parts = [changes_table(d, causal=causal, record=record) for d, causal in ((128, False), (64, False), (128, True))]
     return "\n\n".join([record["device"], peers_table(record), *parts, clocks_table(record)])
-
-
-def main(words: Sequence[str]) -> None:
-    """FILE, or nothing for what is recorded."""
-    measure_or_show(words, measure, table, __doc__)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

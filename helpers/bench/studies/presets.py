@@ -1,8 +1,5 @@
 """Tiles of stage 07 for GPUs with less shared memory, measured on one that has more.
 
-    python3 -m helpers.bench.studies.presets measure FILE    # on a GPU: writes JSON
-    python3 -m helpers.bench.studies.presets                 # anywhere: prints the recorded table
-
 A launch asks for more dynamic shared memory than its kernel uses, so that a multiprocessor has as many blocks as one of
 the other GPU has room for. The other GPU's clocks, caches and tensor cores stay unknown: what carries over is which
 tile is faster where only so many blocks fit.
@@ -10,23 +7,25 @@ tile is faster where only so many blocks fit.
 
 from __future__ import annotations
 
+import functools
 import itertools
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.tiles import GPUS, KB, RESERVED, Gpu
+from helpers.bench import records
 from helpers.bench.cases import Case, Inputs
-from helpers.bench.timing import measure
+from helpers.bench.timing import measure as time_of
 from helpers.device import ON_GPU, cp, describe
 
-RECORD = Path(__file__).resolve().parents[3] / "notebooks" / "measured" / "nvidia-h200-presets.json"
+RECORD = records.MEASURED / "nvidia-h200-presets.json"
+recorded = functools.partial(records.load, RECORD)
+_shown = records.table_of(lambda: recorded())
 OTHERS = tuple(gpu for gpu in GPUS if gpu.arch in ("sm_80", "sm_89"))  # with less room than this H200, and cp.async
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS")
@@ -76,14 +75,9 @@ def rows() -> Iterator[dict[str, Any]]:
                 if not causal and not inputs.sample().error(o) <= inputs.sample().tolerance:
                     raise AssertionError(f"{sizes}: the output is wrong")
                 flops = replace(case, causal=causal).flops
-                speed["causal" if causal else "full"] = round(flops / measure(run, budget_s=0.03).ms / 1e9, 1)
+                speed["causal" if causal else "full"] = round(flops / time_of(run, budget_s=0.03).ms / 1e9, 1)
             spilled = made.attributes["local_size_bytes"]
             yield {"gpu": gpu.name, "arch": gpu.arch, **sizes, "blocks": blocks, "local_bytes": spilled, **speed}
-
-
-def recorded() -> dict[str, Any] | None:
-    """The record, or None where there is none."""
-    return json.loads(RECORD.read_text()) if RECORD.is_file() else None
 
 
 def best(record: Mapping[str, Any], arch: str, head_dim: int) -> list[dict[str, Any]]:
@@ -92,7 +86,15 @@ def best(record: Mapping[str, Any], arch: str, head_dim: int) -> list[dict[str, 
     return sorted(found, key=lambda row: -(row["full"] + row["causal"]))
 
 
-def presets_table(record: Mapping[str, Any], most: int = 4) -> str:
+def measure() -> dict[str, Any]:
+    """The record. SystemExit where there is no GPU."""
+    if not ON_GPU:
+        sys.exit("this needs a GPU; the table does not")
+    return {"device": describe(), "rows": list(rows())}
+
+
+@_shown
+def table(record: Mapping[str, Any] | None = None, most: int = 4) -> str:
     """The fastest of each architecture and head dimension as text."""
     lines = [f"TFLOP/s (causal) on {record['device']}, with as many blocks as there is room for on"]
     for gpu in OTHERS:
@@ -102,21 +104,3 @@ def presets_table(record: Mapping[str, Any], most: int = 4) -> str:
                 sizes = " ".join(f"{name}={row[name]}" for name in NAMES)
                 lines.append(f"  d = {head_dim:3}  {sizes:44} {row['blocks']} blocks {row['full']:6} ({row['causal']})")
     return "\n".join(lines)
-
-
-def main(words: Sequence[str]) -> None:
-    """measure FILE, or nothing for the table."""
-    if len(words) == 2 and words[0] == "measure":
-        if not ON_GPU:
-            sys.exit("this needs a GPU; the table does not")
-        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows())
-        Path(words[1]).write_text(f'{{\n "device": {json.dumps(describe())},\n "rows": [\n{lines}\n ]\n}}\n')
-    elif not words:
-        record = recorded()
-        print("no GPU run is recorded yet" if record is None else presets_table(record))
-    else:
-        sys.exit(__doc__)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,11 +1,9 @@
-"""Stages, steps, gradients and peers under Nsight Compute, one run each: makes the record that counters.py reads.
+"""Stages, steps, gradients and peers under Nsight Compute, one run each: what `helpers.bench.counters` reads.
 
-    python3 -m helpers.bench.counters measure FILE    # calls this
-    python3 -m helpers.bench.studies.profile_stages launch FILE    # what Nsight Compute runs: launches, and says what
-    in FILE
+    python3 -m helpers.bench.study profile_stages FILE [STAGE ...]
+    python3 -m helpers.bench.studies.profile_stages launch FILE    # run by Nsight Compute: FILE says what was launched
 
-Stages named behind FILE are launched alone.
-
+Needs a GPU and Nsight Compute. Where stages are named, their rows alone are measured again, and FILE keeps the others.
 A stage that takes long gets one head: its launches are alike, one for each. A mark is launched before each run, so that
 every kernel is known by its place and none by its name.
 """
@@ -27,9 +25,9 @@ from typing import Any
 
 from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, Stage
-from helpers.bench import ncu, peers
+from helpers.bench import ncu, peers, records
 from helpers.bench.cases import Case, Inputs
-from helpers.bench.counters import FIGURES, SHAPE, STALLS, WIDE, stall_metric
+from helpers.bench.counters import FIGURES, SHAPE, STALLS, WIDE, counters_table, stall_metric
 from helpers.bench.experiments import EXPERIMENTS, WMMA, Experiment, Step, steps
 from helpers.bench.plan import Gradients, gradients, recorded_stages
 from helpers.bench.results import MAIN_PEER
@@ -287,8 +285,8 @@ def _number(value: str, unit: str) -> float:
         return math.nan
 
 
-def write_record(target: Path, names: Sequence[str] = ()) -> None:
-    """Launch all stages, steps, gradients and peers under Nsight Compute and write the JSON record.
+def take(target: Path, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Launch all stages, steps, gradients and peers under Nsight Compute and write the record.
 
     names: of stages. Their rows are measured, and take the place of those in target, whose other rows stay.
 
@@ -314,7 +312,7 @@ def write_record(target: Path, names: Sequence[str] = ()) -> None:
         "metrics": taken,
         "stalls": "clocks a warp spent in each state per instruction issued: " + stall_metric("*"),
         "seconds": round(time.monotonic() - began, 1),
-        "command": " ".join(("python3 -m helpers.bench.counters measure FILE", *names)),
+        "command": " ".join(("python3 -m helpers.bench.study profile_stages FILE", *names)),
     }
     if names:
         how["peers"] = kept["how"]["peers"]  # none ran
@@ -323,9 +321,14 @@ def write_record(target: Path, names: Sequence[str] = ()) -> None:
             raise ValueError(f"{target}: its rows were measured with another {different[0]}; measure all of them")
         found = merged(kept["rows"], found, names)
         how |= {"seconds": kept["how"]["seconds"], "command": kept["how"]["command"], "again": how["command"]}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(f"  {json.dumps(row)}" for row in found)
-    target.write_text(f'{{\n "how": {json.dumps(how, indent=2)},\n "rows": [\n{lines}\n ]\n}}\n')
+    record = {"how": how, "rows": found}
+    records.save(target, record)
+    return record
+
+
+def table(record: Mapping[str, Any] | None = None) -> str:
+    """All rows of a record as text; of the committed one where none is given."""
+    return counters_table(record, head_dim="all", dtype="all")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 """What fused attention is said to give, measured on a GPU: beside plain attention, at N = 2^17, and for small calls.
 
-    python3 -m helpers.bench.studies.promises FILE     # on a machine with a GPU and PyTorch: writes JSON
-    python3 -m helpers.bench.studies.promises          # anywhere: prints what is recorded
-
 Beside the ladder's record: plain attention, three calls of PyTorch in the type of its inputs ("plain"); one launch at
 N = 131,072 ("stage", "peer"), where N x N scores may not fit; and small calls, from the call to the result ("latency")
 and on the device alone ("device").
@@ -13,7 +10,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,15 +19,23 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import flash_attention
-from helpers.bench import peers
+from helpers.bench import peers, records
 from helpers.bench.cases import TYPES, Case, Inputs, Shape
 from helpers.bench.plan import Job, recorded_stages, why_not
-from helpers.bench.results import NO_RECORD, Measurement, Record, results_table
+from helpers.bench.results import Measurement, Record, results_table
 from helpers.bench.run import device_facts, how_measured, run_all
 from helpers.bench.timing import measure
 from helpers.device import ON_GPU, cp
 
-RECORD = Path(__file__).resolve().parents[3] / "notebooks" / "measured" / "nvidia-h200-promises.json"
+RECORD = records.MEASURED / "nvidia-h200-promises.json"
+
+
+def recorded() -> Record | None:
+    """The committed record; None where there is none."""
+    return Record.load(RECORD) if RECORD.is_file() else None
+
+
+_shown = records.table_of(lambda: recorded())
 LONG = 2**17
 # One head in float32, whose scores take 64 GiB; 16 heads in a half type, whose scores take more than any GPU has.
 LONG_CASES = (Case((1, 1, LONG, 128)), Case((1, 16, LONG, 128), "bfloat16"))
@@ -158,9 +162,11 @@ def _float(a: Any) -> np.ndarray:
     return (a.float().cpu().numpy() if hasattr(a, "cpu") else cp.asnumpy(a)).astype(np.float32)
 
 
-def take(path: Path, cases: Sequence[Case] = LONG_CASES, smalls: Sequence[Small] = SMALL) -> Record:
-    """All measurements, saved on the way."""
-    record = Record({}, how_measured() | {"command": "python3 -m helpers.bench.studies.promises FILE"})
+def take(
+    path: Path, words: Sequence[str] = (), *, cases: Sequence[Case] = LONG_CASES, smalls: Sequence[Small] = SMALL
+) -> Record:
+    """All measurements, saved on the way. words: none are known."""
+    record = Record({}, how_measured() | {"command": "python3 -m helpers.bench.study promises FILE"})
     todo = jobs(cases)
     record.device = device_facts()
     if peers.torch_on_gpu():
@@ -172,22 +178,9 @@ def take(path: Path, cases: Sequence[Case] = LONG_CASES, smalls: Sequence[Small]
     return record
 
 
-def recorded(path: Path | None = None) -> Record | None:
-    """The committed record; None where there is none."""
-    path = path or RECORD
-    return Record.load(path) if path.is_file() else None
-
-
-def main(words: Sequence[str]) -> None:
-    """FILE, or nothing for what is recorded."""
-    if len(words) > 1:
-        sys.exit(__doc__)
-    record = take(Path(words[0])) if words else recorded()
-    print(NO_RECORD if record is None else table(record))
-
-
-def table(record: Record) -> str:
-    """A record as text."""
+@_shown
+def table(record: Record | None = None) -> str:
+    """A record as text; the committed one where none is given."""
     waits = [r for r in record.results if r.kind in ("latency", "device")]
     rest = Record(record.device, record.how, [r for r in record.results if r not in waits], record.notes)
     lines = [results_table(rest), "", f"{'':34}{'µs':>9}{'spread':>8}"]
@@ -200,7 +193,3 @@ def scores_bytes(case: Case) -> int:
     """Of the N x N scores of all heads, in the type of the inputs."""
     batch, heads, n, _ = case.shape
     return math.prod((batch, heads, n, n)) * np.dtype(TYPES[case.dtype]).itemsize
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

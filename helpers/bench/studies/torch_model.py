@@ -1,7 +1,6 @@
 """Our attention inside PyTorch and inside a model of transformers, on a GPU: tests passed, host cost, speed, memory.
 
-    python3 -m helpers.bench.studies.torch_model FILE [--tests] [--weights NPZ] [--only SECTION ...]    # writes JSON
-    python3 -m helpers.bench.studies.torch_model                                   # prints the recorded table
+    python3 -m helpers.bench.study torch_model FILE [--tests] [--weights NPZ] [--only SECTION ...]
 
 The models have random weights (Llama's layers: 12 of 16 heads of 64). --tests runs PyTorch's tests first and counts
 them. --weights: the weights of all-MiniLM-L6-v2 by name, for transformers' BertModel.
@@ -10,7 +9,6 @@ them. --weights: the weights of all-MiniLM-L6-v2 by name, for transformers' Bert
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 import subprocess
@@ -25,13 +23,13 @@ from typing import Any
 import numpy as np
 
 from helpers import attention
-from helpers.bench.results import NO_RECORD
+from helpers.bench import records
+from helpers.bench.host_cost import host_time
 from helpers.bench.run import device_facts
-from helpers.bench.studies.host_cost import host_time
 from helpers.device import ON_GPU, cp
 
 ROOT = Path(__file__).resolve().parents[3]
-RECORD = ROOT / "notebooks" / "measured" / "nvidia-h200-torch.json"
+RECORD = records.MEASURED / "nvidia-h200-torch.json"
 TESTS = (
     "tests/test_torch_attention.py",
     "tests/test_transformers_attention.py",
@@ -345,7 +343,7 @@ def measure(path: Path, chosen: Mapping[str, Callable[[], Any]], command: str) -
     import transformers
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"how": {"seconds": {}}}
+    before = records.load(path) or {"how": {"seconds": {}}}
     record: dict[str, Any] = {
         **{name: rows for name, rows in before.items() if name != "failed"},
         "device": {**device_facts(), "torch": torch.__version__, "transformers": transformers.__version__},
@@ -375,17 +373,13 @@ def measure(path: Path, chosen: Mapping[str, Callable[[], Any]], command: str) -
         if ON_GPU:
             cp.get_default_memory_pool().free_all_blocks()
         record["how"]["seconds"][name] = _since(began)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        records.save(path, record)
     return record
 
 
+@records.table_of(lambda: records.load(RECORD))
 def table(record: Mapping[str, Any] | None = None) -> str:
     """A record as text; the committed one where none is given."""
-    if record is None:
-        if not RECORD.is_file():
-            return NO_RECORD
-        record = json.loads(RECORD.read_text(encoding="utf-8"))
     facts = record["device"]
     lines = [f"{facts['description']}; torch {facts['torch']}, transformers {facts['transformers']}"]
     if tests := record.get("tests"):
@@ -434,35 +428,20 @@ def _last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1]
 
 
-def main(words: Sequence[str]) -> int:
-    """FILE and options, or nothing for the table. Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python3 -m helpers.bench.studies.torch_model", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument(
-        "file", type=Path, nargs="?", help="where the record goes; without it, the committed one's table"
-    )
+def take(path: Path, words: Sequence[str] = ()) -> dict[str, Any]:
+    """Measure by these options, and write the record on the way."""
+    parser = argparse.ArgumentParser(prog="python3 -m helpers.bench.study torch_model FILE")
     parser.add_argument("--tests", action="store_true", help="run PyTorch's tests first, and count them")
     parser.add_argument("--weights", type=Path, metavar="NPZ", help="the weights of all-MiniLM-L6-v2, by name")
     parser.add_argument("--only", action="append", metavar="SECTION", help="this section alone; may be repeated")
-    wish = parser.parse_args(words)
-    if wish.file is None:
-        print(table())
-        return 0
+    options = parser.parse_args(words)
     if not ON_GPU:
         parser.error("a record is made on a GPU; without FILE, the recorded table is printed")
-    log = wish.file.with_name(f"{wish.file.stem}-tests.txt")
-    chosen = sections(log if wish.tests else None, wish.weights)
-    if wish.only:
-        if unknown := set(wish.only) - set(chosen):
+    chosen = sections(path.with_name(f"{path.stem}-tests.txt") if options.tests else None, options.weights)
+    if options.only:
+        if unknown := set(options.only) - set(chosen):
             parser.error(f"--only {sorted(unknown)[0]}: the sections are {', '.join(chosen)}")
-        chosen = {name: section for name, section in chosen.items() if name in wish.only}
-    given = ["--tests"] * wish.tests + ["--weights NPZ"] * bool(wish.weights) + [f"--only {s}" for s in wish.only or ()]
-    command = " ".join(["python3 -m helpers.bench.studies.torch_model FILE", *given])
-    record = measure(wish.file, chosen, command)
-    print(table(record))
-    return 1 if record.get("failed") or record.get("tests", {}).get("failures") else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        chosen = {name: section for name, section in chosen.items() if name in options.only}
+    given = ["--tests"] * options.tests + ["--weights NPZ"] * bool(options.weights)
+    given += [f"--only {name}" for name in options.only or ()]
+    return measure(path, chosen, " ".join(["python3 -m helpers.bench.study torch_model FILE", *given]))

@@ -1,20 +1,16 @@
 """The GPT of helpers/attention/models/char_gpt.py, trained on a GPU: its losses, a sample, and what a step costs.
 
-python3 -m helpers.bench.studies.train FILE     # on a machine with a GPU: writes JSON
-python3 -m helpers.bench.studies.train          # anywhere: prints the recorded table
-
 The text is Charles Darwin's "On the Origin of Species", first edition, John Murray, London 1859, in the public domain:
 the introduction and chapters I to XIV, a paragraph a line, without the index.
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
-import json
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +19,14 @@ import numpy as np
 
 from helpers import device
 from helpers.attention.models.char_gpt import Adam, Attention, CharGPT, Config, FlashAttention, PlainAttention, train
-from helpers.bench.results import NO_RECORD, measure_or_show
+from helpers.bench import records
 from helpers.bench.run import device_facts
 from helpers.device import cp
 
 ROOT = Path(__file__).resolve().parents[3]
-RECORD = ROOT / "notebooks" / "measured" / "nvidia-h200-gpt.json"
+RECORD = records.MEASURED / "nvidia-h200-gpt.json"
+recorded = functools.partial(records.load, RECORD)
+_shown = records.table_of(lambda: recorded())
 TEXT = ROOT / "helpers" / "data" / "darwin_origin.txt.gz"
 
 
@@ -150,7 +148,7 @@ def measure(text: str | None = None, sizes: Sizes | None = None, report: Any = p
     }
     record: dict[str, Any] = {
         "device": device_facts(),
-        "command": "python3 -m helpers.bench.studies.train FILE",
+        "command": "python3 -m helpers.bench.study train FILE",
         "text": {"characters": len(text), "alphabet": len(set(text)), "sha256": _sha256(text)},
         "sizes": asdict(sizes),
         "first_steps": [],
@@ -214,16 +212,9 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def load() -> dict[str, Any] | None:
-    """The committed record, or None."""
-    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else None
-
-
+@_shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """A record as text: runs, the first steps, and steps; the committed one where none is given."""
-    record = record or load()
-    if record is None:
-        return NO_RECORD
     lines = [
         record["device"]["description"],
         "",
@@ -246,12 +237,3 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         lines.append(f"{row['name']:32}{row['context']:8}{row['ms']:8.2f}{row['host_ms']:9.2f}{share:11.0%}{memory}")
     lines += [f"FAILED {row['what']}: {row['error']}" for row in record["failed"]]
     return "\n".join(lines)
-
-
-def main(words: Sequence[str]) -> None:
-    """FILE, or nothing for the table."""
-    measure_or_show(words, measure, table, __doc__)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,8 +1,8 @@
 """The X-ray's counters beside a GPU's own, for the same launches.
 
-    python3 -m helpers.bench.studies.xray_vs_ncu measure FILE   # on a machine with a GPU and Nsight Compute (ncu):
-    writes CSV python3 -m helpers.bench.studies.xray_vs_ncu record FILE    # anywhere: makes the record of that CSV
-    python3 -m helpers.bench.studies.xray_vs_ncu                # prints the recorded table
+    python3 -m helpers.bench.study xray_vs_ncu CSV            # with a GPU and Nsight Compute: counts
+    python3 -m helpers.bench.study xray_vs_ncu FILE CSV       # anywhere: makes the record of what was counted
+    python3 -m helpers.bench.studies.xray_vs_ncu              # what Nsight Compute runs
 
 `ours` is what the checked run counts, `hardware` what Nsight Compute reads off the chip. Where they differ, the row
 says why. Bytes at DRAM stand beside them: caches answer most of what threads ask for.
@@ -10,7 +10,6 @@ says why. Bytes at DRAM stand beside them: caches answer most of what threads as
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +21,11 @@ import numpy as np
 from helpers import engine
 from helpers.attention import kernel
 from helpers.attention.check import make_inputs
-from helpers.bench import ncu
+from helpers.bench import ncu, records
 from helpers.engine import checked
 from helpers.engine.cuda_source.edit import edit
 
-RECORD = Path(__file__).resolve().parents[3] / "notebooks" / "measured" / "nvidia-h200-counters.json"
+RECORD = records.MEASURED / "nvidia-h200-counters.json"
 
 # figure -> Nsight Compute's metric. A sector is 32 bytes, a wavefront one turn of shared memory.
 FIGURES = {
@@ -273,9 +272,7 @@ def profile(target: Path) -> None:
     Raises:
         RuntimeError: ncu is missing or failed; the message is its own.
     """
-    ncu.profile(
-        target, METRICS, [launch.name for launch in everything()], ("helpers.bench.studies.xray_vs_ncu", "launch")
-    )
+    ncu.profile(target, METRICS, [launch.name for launch in everything()], ("helpers.bench.studies.xray_vs_ncu",))
     ncu.stamp(target)
 
 
@@ -343,7 +340,7 @@ def rows(measured: dict[str, dict[str, int]], launches: Iterable[CountedLaunch])
     return found
 
 
-def record(source: Path, target: Path = RECORD) -> None:
+def record(source: Path, target: Path = RECORD) -> dict[str, Any]:
     """Write the JSON record from Nsight Compute's CSV and checked runs of the same launches.
 
     Raises:
@@ -355,21 +352,22 @@ def record(source: Path, target: Path = RECORD) -> None:
         "hardware": "Nsight Compute, one launch of each kernel, caches flushed before it, clocks left alone",
         **ncu.stamped(text),
         "metrics": {**FIGURES, **BESIDE, ASKED: " + ".join(f"32 * {w} * {m}" for w, m in WIDTHS.items())},
-        "command": "python3 -m helpers.bench.studies.xray_vs_ncu measure FILE, then the same with record",
+        "command": "python3 -m helpers.bench.study xray_vs_ncu CSV, then xray_vs_ncu FILE CSV",
     }
-    found = {"how": how, "rows": rows(parse(text), everything())}
-    target.write_text(json.dumps(found, indent=1) + "\n")
+    made = {"how": how, "rows": rows(parse(text), everything())}
+    records.save(target, made)
+    return made
 
 
-def comparison_table(kernels: Sequence[str] | None = None) -> str:
+@records.table_of(lambda: records.load(RECORD))
+def comparison_table(kernels: Sequence[str] | None = None, *, record: Any = None) -> str:
     """The recorded rows as text: our figure, the hardware's, the ratio; why, where they differ.
 
     Args:
         kernels: these alone, or all.
     """
-    found = json.loads(RECORD.read_text())
     lines = [f"{'kernel':26} {'figure':24} {'ours':>13} {'hardware':>13} {'ratio':>7}"]
-    for row in found["rows"]:
+    for row in record["rows"]:
         if kernels is not None and row["kernel"] not in kernels:
             continue
         for figure, value in row["figures"].items():
@@ -383,17 +381,18 @@ def comparison_table(kernels: Sequence[str] | None = None) -> str:
     return "\n".join(lines)
 
 
-def main(words: Sequence[str]) -> None:
-    """measure FILE, record FILE, launch, or nothing for the table."""
-    if list(words) == ["launch"]:
-        launch_all()
-    elif len(words) == 2 and words[0] in ("measure", "record"):
-        (profile if words[0] == "measure" else record)(Path(words[1]))
-    elif not words:
-        print(comparison_table())
-    else:
-        sys.exit(__doc__)
+def take(path: Path, words: Sequence[str] = ()) -> Any:
+    """Write the CSV of Nsight Compute to path; or, where words name such a CSV, the record that is made of it."""
+    if not words:
+        profile(path)
+        sys.exit(f"{path}: counted; `xray_vs_ncu FILE {path}` makes the record")
+    return record(Path(words[0]), path)
+
+
+def table(record: Any = None) -> str:
+    """A record as text; the committed one where none is given."""
+    return comparison_table(record=record)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    launch_all()
