@@ -16,7 +16,7 @@ from urllib.parse import unquote, urldefrag
 import pytest
 
 from helpers.attention.ladder import LADDER
-from helpers.bench import gpus, plots
+from helpers.bench import gpus, reading
 from helpers.site import build, exports, kernels, mistakes, notebooks, parts, web_address
 from helpers.site.links import ROOT, Links, outside_code, slug
 
@@ -194,7 +194,7 @@ def test_every_record_is_there(site: dict[Path, Page]) -> None:
     for name, record in gpus.records().items():
         assert name in words
         [best] = (
-            r for r in plots.measurements((4, 16, 4096, 64), dtype="float32", record=record) if r["name"] == "naive"
+            r for r in reading.measurements((4, 16, 4096, 64), dtype="float32", record=record) if r["name"] == "naive"
         )
         assert f"{best['tflops']:.3g} (" in words
     assert "float32, one head" in words and "bfloat16, causal" in words

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS, ideas
-from helpers.bench import climb, counters, plots, study
+from helpers.bench import climb, counters, reading, roofline, study
 from helpers.bench.cases import Case
 from helpers.bench.results import NO_RECORD, Measurement, Note, Record
 from helpers.bench.studies import promises
@@ -176,7 +176,7 @@ def test_latencies_stand_beside_the_devices_own_time() -> None:
 
 
 def test_the_committed_record_fills_every_table() -> None:
-    assert plots.recorded() is not None
+    assert reading.recorded() is not None
     for table in (climb.worth(), climb.beside(), climb.traffic_table()):
         assert NO_RECORD not in table.markdown and "nan" not in table.markdown
     names = {gain.stage for gain in climb.steps()}
@@ -184,7 +184,9 @@ def test_the_committed_record_fills_every_table() -> None:
     assert all(np.isfinite(gain.factor) and gain.idea for gain in climb.steps())
 
 
-@pytest.mark.parametrize("rows", [plots.recorded()["results"], counters.recorded()["rows"]], ids=["times", "counters"])
+@pytest.mark.parametrize(
+    "rows", [reading.recorded()["results"], counters.recorded()["rows"]], ids=["times", "counters"]
+)
 def test_every_recorded_step_is_found_by_its_idea(rows: list[dict[str, Any]]) -> None:
     """A step may be renumbered and its file renamed; an idea that is renamed in its climb is to be renamed here too."""
     recorded: dict[str, set[str]] = {}
@@ -195,10 +197,10 @@ def test_every_recorded_step_is_found_by_its_idea(rows: list[dict[str, Any]]) ->
 
 
 def test_the_roofline_has_the_gradients_where_their_bytes_were_counted() -> None:
-    picture = plots.measured_roofline(climb.SHAPE, gradients=True)
+    picture = roofline.measured_roofline(climb.SHAPE, gradients=True)
     assert "backward: " in picture.alt and "backward_mma, bfloat16: " in picture.alt
     assert "deterministic" not in picture.alt
-    without = plots.measured_roofline(climb.SHAPE)
+    without = roofline.measured_roofline(climb.SHAPE)
     assert "backward" not in without.alt and picture.alt.startswith("roofline: naive")
 
 

@@ -480,7 +480,9 @@ def test_measure_asks_for_every_kernel_and_writes_the_record(monkeypatch: pytest
     profile_stages.take(target, names)
     again = json.loads(target.read_text())
     assert asked["stages"] == tuple(names) and again["how"]["peers"] == "PyTorch 9"
-    assert again["how"]["again"].endswith(f"profile_stages FILE {' '.join(names)}") and len(again["rows"]) > len(LAUNCHED)
+    assert again["how"]["again"].endswith(f"profile_stages FILE {' '.join(names)}") and len(again["rows"]) > len(
+        LAUNCHED
+    )
     monkeypatch.setattr(ncu, "describe", lambda: "another GPU")
     with pytest.raises(ValueError, match="measured with another device"):
         profile_stages.take(target, names)

@@ -5,7 +5,6 @@ Tables as Markdown, for notebooks. Nothing is measured here; where a record lack
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from typing import Any
 
 from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.steps import BEFORE, CLIMBS
-from helpers.bench import counters, plots
+from helpers.bench import counters, reading, records
+from helpers.bench.reading import case_of
 from helpers.bench.results import NO_RECORD, Measurement, Record
 from helpers.bench.steps import NOT_MEASURED, idea_of, is_measured
 from helpers.bench.studies import promises, torch_model
@@ -50,13 +50,13 @@ class Gain:
     @property
     def text(self) -> str:
         """The factor, with its range where the spread is above 5 %."""
-        return plots.times_as_fast(self.before, self.after)
+        return reading.times_as_fast(self.before, self.after)
 
 
 def between_stages(record: Any = None) -> list[Gain]:
     """Each stage beside the one before in its direction, at SHAPE: in the type of both, else each in its first."""
-    record = plots.recorded() if record is None else record
-    found, last = [], {}
+    record = reading.recorded() if record is None else record
+    gains, last = [], {}
     for stage in LADDER.values():
         results = _of_stage(stage, record)
         before = last.get(stage.direction)
@@ -65,20 +65,17 @@ def between_stages(record: Any = None) -> list[Gain]:
             pair = (before[1][dtype], results[dtype]) if dtype else (_first(before[1]), _first(results))
             name = stage.idea.removeprefix("the gradients ")
             place = " → ".join(dict.fromkeys(f"{s.number:02}" for s in (before[0], stage)))
-            found.append(Gain(stage.name, place, name, *pair))
+            gains.append(Gain(stage.name, place, name, *pair))
         if results:
             last[stage.direction] = stage, results
-    return found
+    return gains
 
 
 def _of_stage(stage: Stage, record: Any) -> dict[str, dict[str, Any]]:
     """Results of a stage at SHAPE by type: bfloat16 before float16, as in README's table."""
-    backward = stage.direction == "backward"
-    order = sorted(stage.dtypes)
-    found = {
-        dtype: plots.measurements(SHAPE, [stage.name], dtype=dtype, record=record, backward=backward) for dtype in order
-    }
-    return {dtype: results[0] for dtype, results in found.items() if results}
+    how = {"record": record, "backward": stage.direction == "backward"}
+    by_type = {dtype: reading.measurements(SHAPE, [stage.name], dtype=dtype, **how) for dtype in sorted(stage.dtypes)}
+    return {dtype: results[0] for dtype, results in by_type.items() if results}
 
 
 def _first(results: Mapping[str, Any]) -> Any:
@@ -91,14 +88,13 @@ def between_steps(stage: str, record: Any = None) -> list[Gain]:
     The first step is beside the stage before, if that computes the same; else there is nothing to compare it with. What
     follows steps that are not measured is beside the last one that is, and its place names all of them.
     """
-    record = plots.recorded() if record is None else record
-    rows = [r for r in (record or {}).get("results", ()) if r["kind"] in ("step", "backward step")]
-    case = next((_case(r) for r in rows if r["name"].startswith(f"{stage}: ")), None)
+    rows = [r for r in reading.results_of(record) if r["kind"] in ("step", "backward step")]
+    case = next((case_of(r) for r in rows if r["name"].startswith(f"{stage}: ")), None)
     if case is None:
         return []
     shape, dtype, causal = case
     gains, before, first = [], _before(stage, case, record), 1
-    for number, after in enumerate(plots.climb(stage, shape, dtype=dtype, causal=causal, record=record), start=1):
+    for number, after in enumerate(reading.climb(stage, shape, dtype=dtype, causal=causal, record=record), start=1):
         if is_measured(after):
             place = f"{first} to {number}" if first < number else str(number)
             if before is not None:
@@ -115,8 +111,8 @@ def _before(stage: str, case: tuple[Any, ...], record: Any) -> Mapping[str, Any]
     shape, dtype, causal = case
     how = {"causal": causal, "record": record, "backward": previous.direction == "backward"}
     types = sorted(previous.dtypes, key=lambda other: other != dtype)
-    results = (plots.measurements(shape, [previous.name], dtype=one, **how) for one in types)
-    return next((found[0] for found in results if found), None)
+    results = (reading.measurements(shape, [previous.name], dtype=one, **how) for one in types)
+    return next((first[0] for first in results if first), None)
 
 
 def not_measured(stage: str, record: Any = None) -> list[tuple[int, str]]:
@@ -124,13 +120,9 @@ def not_measured(stage: str, record: Any = None) -> list[tuple[int, str]]:
     gains = between_steps(stage, record)
     if not gains:
         return []
-    shape, dtype, causal = _case(gains[0].after)
-    rows = plots.climb(stage, shape, dtype=dtype, causal=causal, record=record)
+    shape, dtype, causal = case_of(gains[0].after)
+    rows = reading.climb(stage, shape, dtype=dtype, causal=causal, record=record)
     return [(row["step"], row["idea"]) for row in rows if not is_measured(row)]
-
-
-def _case(r: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(r["shape"]), r["dtype"], r.get("causal", False)
 
 
 def steps(record: Any = None) -> list[Gain]:
@@ -144,7 +136,7 @@ def worth(*, at_least: float = 1.1, record: Any = None) -> Text:
     Args:
         at_least: steps that gain less, and are not slower beyond doubt, share a line.
     """
-    record = plots.recorded() if record is None else record
+    record = reading.recorded() if record is None else record
     stages = between_stages(record)
     if not stages:
         return Text(f"*({NO_RECORD})*")
@@ -152,7 +144,7 @@ def worth(*, at_least: float = 1.1, record: Any = None) -> Text:
     for gain in stages:
         lines.append(_row(f"**{gain.place}**", f"**{gain.idea}** ({_where(gain)})", gain))
         climb = between_steps(gain.stage, record)
-        if climb and _case(climb[0].after) != _case(gain.after):
+        if climb and case_of(climb[0].after) != case_of(gain.after):
             lines.append(f"| | *steps at {_where(climb[0])}* | | |")
         small = [step for step in climb if step.factor < at_least and not step.is_slower]
         lines += [_row(f"step {step.place}", step.idea, step) for step in climb if step not in small]
@@ -179,7 +171,7 @@ def _where(gain: Gain) -> str:
 
 def beside(record: Any = None, other: Record | None = None) -> Text:
     """How many times as fast 04, 06 and 07 are as others, at SHAPE and d = 128: the factor depends on the other."""
-    record = plots.recorded() if record is None else record
+    record = reading.recorded() if record is None else record
     other = promises.recorded() if other is None else other
     columns = [(name, dtype, d) for name, dtype in _OURS for d in (64, 128)]
     lines = [
@@ -190,7 +182,7 @@ def beside(record: Any = None, other: Record | None = None) -> Text:
         cells = []
         for name, dtype, d in columns:
             shape = (*SHAPE[:3], d)
-            ours = plots.result(name=name, kind="stage", shape=shape, dtype=dtype, causal=False, record=record)
+            ours = reading.result(name=name, kind="stage", shape=shape, dtype=dtype, causal=False, record=record)
             theirs = find(record, other, shape, dtype)
             cells.append(_times(theirs, ours) if ours and theirs else "")
         if any(cells):
@@ -199,9 +191,9 @@ def beside(record: Any = None, other: Record | None = None) -> Text:
 
 
 def _times(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
-    """As `plots.times_as_fast`, with no decimals from 100 on: those are between kernels of different kinds."""
+    """As `reading.times_as_fast`, with no decimals from 100 on: those are between kernels of different kinds."""
     ratio = slower["ms"] / faster["ms"]
-    return f"{ratio:,.0f}×" if ratio >= 100 else plots.times_as_fast(slower, faster)
+    return f"{ratio:,.0f}×" if ratio >= 100 else reading.times_as_fast(slower, faster)
 
 
 _OURS = (("register_tiles", "float32"), ("flash_wmma", "bfloat16"), ("flash_mma", "bfloat16"))
@@ -209,18 +201,18 @@ _OURS = (("register_tiles", "float32"), ("flash_wmma", "bfloat16"), ("flash_mma"
 
 def _peer(name: str) -> Any:
     def find(record: Any, other: Record | None, shape: tuple[int, ...], dtype: str) -> Any:
-        return plots.result(name=name, kind="peer", shape=shape, dtype=dtype, causal=False, record=record)
+        return reading.result(name=name, kind="peer", shape=shape, dtype=dtype, causal=False, record=record)
 
     return find
 
 
 def _naive(record: Any, other: Record | None, shape: tuple[int, ...], dtype: str) -> Any:
-    return plots.result(name="naive", kind="stage", shape=shape, dtype="float32", record=record)
+    return reading.result(name="naive", kind="stage", shape=shape, dtype="float32", record=record)
 
 
 def _plain(record: Any, other: Record | None, shape: tuple[int, ...], dtype: str) -> Any:
-    found = _measured(other, kind="plain", shape=list(shape), dtype=dtype)
-    return vars(found) if found else None
+    result = _measured(other, kind="plain", shape=list(shape), dtype=dtype)
+    return vars(result) if result else None
 
 
 _OTHERS = {
@@ -255,24 +247,24 @@ _MOVERS = {
 def traffic(record: Any = None) -> dict[str, dict[str, float]]:
     """Bytes of one head of 4096 rows, d = 64, float32, by Nsight Compute: {name: {"dram": bytes, "L2": bytes}}."""
     record = counters.recorded() if record is None else record
-    found: dict[str, dict[str, float]] = {}
+    by_name: dict[str, dict[str, float]] = {}
     for row in (record or {"rows": ()})["rows"]:
         batch, heads, n, d = row["shape"] if len(row["shape"]) == 4 else (0, 0, 0, 0)
         figures = row["figures"]
         if row["stage"] in _MOVERS and (n, d, row["dtype"]) == (4096, 64, "float32") and "L2 bytes" in figures:
             dram = figures["dram bytes read"] + figures["dram bytes written"]
-            found[row["stage"]] = {"dram": dram / (batch * heads), "L2": figures["L2 bytes"] / (batch * heads)}
-    return {name: found[name] for name in _MOVERS if name in found}
+            by_name[row["stage"]] = {"dram": dram / (batch * heads), "L2": figures["L2 bytes"] / (batch * heads)}
+    return {name: by_name[name] for name in _MOVERS if name in by_name}
 
 
 def traffic_table(record: Any = None) -> Text:
     """`traffic` as a table, with the times less than SDPA math."""
-    found = traffic(record)
-    first = found.get("SDPA math, one head")
+    by_name = traffic(record)
+    first = by_name.get("SDPA math, one head")
     if first is None:
         return Text(f"*({NO_RECORD})*")
     lines = ["| one head, N = 4096, d = 64, float32 | HBM | L2 | |", "|---|---:|---:|---|"]
-    for name, bytes_ in found.items():
+    for name, bytes_ in by_name.items():
         cells = []
         for level in ("dram", "L2"):
             less = f" ({first[level] / bytes_[level]:.3g}× less)" if name != "SDPA math, one head" else ""
@@ -281,11 +273,9 @@ def traffic_table(record: Any = None) -> Text:
     return Text("\n".join(lines))
 
 
+@records.table_of(promises.recorded, lambda: Text(f"*({NO_RECORD}: N = {promises.LONG:,})*"))
 def long_table(record: Record | None = None) -> Text:
     """One launch at N = 131,072: time, memory beyond Q, K, V and O, or why there is none."""
-    record = promises.recorded() if record is None else record
-    if record is None:
-        return Text(f"*({NO_RECORD}: N = {promises.LONG:,})*")
     lines = ["| | N × N scores | | ms | TFLOP/s | memory beyond Q, K, V, O |", "|---|---:|---|---:|---:|---:|"]
     for case in promises.LONG_CASES:
         heads = case.shape[1]
@@ -332,10 +322,7 @@ ATTENTIONS = {"course": "ours", "sdpa": "SDPA flash", "eager": "eager: scores in
 
 def in_models(record: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
     """The record of models of PyTorch; {} where there is none."""
-    if record is None:
-        path = torch_model.RECORD
-        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return record
+    return (records.load(torch_model.RECORD) or {}) if record is None else record
 
 
 def model_speed(
@@ -361,8 +348,8 @@ def models_table(kind: str, *, kv_heads: int = 16, record: Mapping[str, Any] | N
         "|---:|" + "---:|" * len(headings),
     ]
     for n in lengths:
-        found = model_speed(kind, n, kv_heads=kv_heads, record=record)
-        ran = [found.get(name, {}) for name in ATTENTIONS]
+        by_attention = model_speed(kind, n, kv_heads=kv_heads, record=record)
+        ran = [by_attention.get(name, {}) for name in ATTENTIONS]
         speeds = [_rate(r) if "ms" in r else _why(r) for r in ran]
         peaks = [bytes_text(r["peak_bytes"]) if "ms" in r else "" for r in ran]
         lines.append(f"| {n:,} | {' | '.join(speeds)} | {' | '.join(peaks)} |")
@@ -387,7 +374,9 @@ def calls_table(record: Mapping[str, Any] | None = None) -> Text:
         return Text(f"*({NO_RECORD}: the host's share of a call)*")
     lines = ["| | µs forward | µs forward and backward |", "|---|---:|---:|"]
     for name in dict.fromkeys(r["call"] for r in rows):
-        found = {r["what"]: r for r in rows if r["call"] == name}
-        cells = (f"{found[what]['us']:.0f}" if what in found else "" for what in ("forward", "forward and backward"))
+        by_kind = {r["what"]: r for r in rows if r["call"] == name}
+        cells = (
+            f"{by_kind[what]['us']:.0f}" if what in by_kind else "" for what in ("forward", "forward and backward")
+        )
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return Text("\n".join(lines))

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from helpers.attention.ladder import LADDER
-from helpers.bench import plots
-from helpers.bench.results import MAIN_PEER, PATHS, RECORD, Measurement, Note, roof_name
+from helpers.bench import reading
+from helpers.bench.results import MAIN_PEER, NO_RECORD, PATHS, RECORD, Measurement, Note, roof_name
 from helpers.draw.picture import Text
 
 FOLDER = RECORD.parent
@@ -135,12 +135,12 @@ def side_by_side(
     columns = []
     for shape, dtype in cases:
         for name, record in records(folder).items():
-            at = plots.measurements(shape, dtype=dtype, causal=causal, record=record)
+            at = reading.measurements(shape, dtype=dtype, causal=causal, record=record)
             roofs = {r["name"]: r for r in record["results"] if r["kind"] == "roof"}
             if any(r["kind"] == "stage" for r in at):
                 columns.append((name, shape, dtype, {r["name"]: r for r in at}, roofs.get(roof_name(dtype))))
     if not columns:
-        return Text(f"*({plots.NO_RECORD})*")
+        return Text(f"*({NO_RECORD})*")
     heads = [f"{name}<br>{dtype}, $d$ = {shape[3]}" for name, shape, dtype, _, _ in columns]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---:|" * len(columns)]
     for name, stage in LADDER.items():

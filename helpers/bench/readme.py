@@ -19,7 +19,7 @@ from typing import Any
 from PIL import Image, PngImagePlugin  # comes with matplotlib
 
 from helpers.attention.ladder import LADDER
-from helpers.bench import plots
+from helpers.bench import plots, reading
 from helpers.bench.plan import gradients
 from helpers.bench.results import MAIN_PEER, RECORD, roof_name
 from helpers.draw.picture import Picture
@@ -54,7 +54,7 @@ def _columns(record: Mapping[str, Any]) -> list[tuple[str, str, dict[str, dict[s
     """(heading, type, results by name) of each column that the record can fill."""
     found = []
     for shape, dtype in COLUMNS:
-        results = {r["name"]: r for r in plots.measurements(shape, dtype=dtype, record=record)}
+        results = {r["name"]: r for r in reading.measurements(shape, dtype=dtype, record=record)}
         stage = any(r["kind"] == "stage" for r in results.values())
         if stage and MAIN_PEER[dtype] in results:
             batch, heads, n, head_dim = shape
@@ -113,7 +113,7 @@ def gradients_table(record: Mapping[str, Any]) -> str:
     """The recorded gradients as a second table of the same form; "" where there are none."""
     columns = []
     for shape, dtype, causal in GRADIENT_COLUMNS:
-        found = plots.measurements(shape, dtype=dtype, causal=causal, record=record, backward=True)
+        found = reading.measurements(shape, dtype=dtype, causal=causal, record=record, backward=True)
         results = {r["name"]: r for r in found}
         if MAIN_PEER[dtype] in results and any(r["kind"] == "backward" for r in found):
             batch, heads, n, d = shape
@@ -180,7 +180,7 @@ def picture(record: Mapping[str, Any]) -> Picture:
     """The ladder at the table's columns, a row of panels for each type."""
     by_type: dict[str, list[tuple[int, ...]]] = {}
     for shape, dtype in COLUMNS:
-        if any(r["kind"] == "stage" for r in plots.measurements(shape, dtype=dtype, record=record)):
+        if any(r["kind"] == "stage" for r in reading.measurements(shape, dtype=dtype, record=record)):
             by_type.setdefault(dtype, []).append(shape)
     return plots.measured_overview(by_type, record=record)
 
@@ -190,7 +190,7 @@ def digest(record: Mapping[str, Any]) -> str:
     shown = [
         [shape, dtype, r["name"], r["kind"], r["tflops"]]
         for shape, dtype in COLUMNS
-        for r in plots.measurements(shape, dtype=dtype, record=record)
+        for r in reading.measurements(shape, dtype=dtype, record=record)
     ]
     roofs = [[r["name"], r.get("tflops")] for r in record["results"] if r["kind"] == "roof"]
     return hashlib.sha256(json.dumps([shown, roofs, record["device"]["name"]]).encode()).hexdigest()

@@ -10,28 +10,36 @@ on white, which is readable in a dark theme; its repr is a sentence that says wh
 
 from __future__ import annotations
 
+from helpers.bench.curves import (  # noqa: F401 - part of this face
+    measured_memory,
+    measured_times,
+)
 from helpers.bench.gpus import (  # noqa: F401 - part of this face
     side_by_side,
 )
 from helpers.bench.plots import (  # noqa: F401 - part of this face
-    NO_RECORD,
-    RECORD,
-    climb,
-    experiment_times,
-    gradient_ablations,
     measured_bars,
     measured_climb,
     measured_gradients,
     measured_ladder,
-    measured_memory,
-    measured_roofline,
     measured_steps,
-    measured_times,
+)
+from helpers.bench.reading import (  # noqa: F401 - part of this face
+    climb,
+    experiment_times,
+    gradient_ablations,
     measurements,
     recorded,
     result,
     times_as_fast,
     variant_times,
+)
+from helpers.bench.results import (  # noqa: F401 - part of this face
+    NO_RECORD,
+    RECORD,
+)
+from helpers.bench.roofline import (  # noqa: F401 - part of this face
+    measured_roofline,
 )
 from helpers.draw.banks import (  # noqa: F401 - part of this face
     wavefronts,

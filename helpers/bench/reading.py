@@ -1,0 +1,145 @@
+"""The record of a run, read: results by shape, by step, by tile size.
+
+helpers.bench.plan says what is recorded. In each function, record is another record than the committed one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from helpers.attention.ladder import LADDER
+from helpers.bench import records, steps
+from helpers.bench.results import RECORD
+
+
+def recorded(path: Path | str = RECORD) -> dict[str, Any] | None:
+    """The recorded GPU run: {"device": {...}, "how": {...}, "results": [...]}, or None where there is none."""
+    return records.load(Path(path))
+
+
+def results_of(record: Any = None) -> list[dict[str, Any]]:
+    """All results of a record, of the committed one where none is given; empty where there is none."""
+    return ((recorded() if record is None else record) or {}).get("results", [])
+
+
+def roofs(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the machine can do at best, by name."""
+    return {r["name"]: r for r in record["results"] if r["kind"] == "roof"}
+
+
+def case_of(r: Mapping[str, Any]) -> tuple[tuple[int, ...], str, bool]:
+    """Shape, type and whether causal."""
+    return tuple(r["shape"]), r.get("dtype"), r.get("causal", False)
+
+
+def measurements(
+    shape: Sequence[int],
+    names: Sequence[str] | None = None,
+    *,
+    dtype: str = "float32",
+    causal: bool = False,
+    record: Any = None,
+    backward: bool = False,
+) -> list[dict[str, Any]]:
+    """The recorded results at one shape (batch, heads, n, head_dim), in the order of `names` or of the record.
+
+    Stages with other tile sizes (kind "variant") or another text ("experiment"), steps and the host's times are left
+    out: see `climb` and `recorded()`. backward: of the gradients, in place of the output.
+    """
+    wanted = (tuple(shape), dtype, causal)
+    fitting = [
+        r
+        for r in results_of(record)
+        if case_of(r) == wanted
+        and r["kind"] in (("backward", "backward peer") if backward else ("stage", "peer", "roof"))
+    ]
+    if names is None:
+        return fitting
+    by_name = {r["name"]: r for r in fitting}
+    return [by_name[name] for name in names if name in by_name]
+
+
+def climb(
+    stage: str, shape: Sequence[int], *, dtype: str = "float32", causal: bool = False, record: Any = None
+) -> list[dict[str, Any]]:
+    """The recorded results of the steps to a stage at one shape, one for each step of the climb; the stage is the last.
+
+    Each has "name", "tflops", "ms", "ms_min", "ms_max" and more; steps have "step", from 1, and "idea". Of a step that
+    is not measured, the figures are NaN. Empty where no step is recorded.
+    """
+    rows = [
+        r
+        for r in results_of(record)
+        if case_of(r) == (tuple(shape), dtype, causal) and r["kind"] in ("step", "backward step")
+    ]
+    backward = LADDER[stage].direction == "backward" if stage in LADDER else False
+    how = {"dtype": dtype, "causal": causal, "record": record, "backward": backward}
+    of_stage = next(iter(measurements(shape, [stage], **how)), None)
+    not_measured = dict.fromkeys(("tflops", "ms", "ms_min", "ms_max"), math.nan)
+    return [not_measured | row for row in steps.in_order(stage, rows, of_stage)]
+
+
+def result(*, record: Any = None, **wanted: Any) -> dict[str, Any] | None:
+    """The first recorded result with all of these values, such as name=, kind=, dtype=, shape=, note=; or None."""
+    wanted = {key: list(value) if isinstance(value, tuple) else value for key, value in wanted.items()}
+    return next((r for r in results_of(record) if {**r, **wanted} == r), None)
+
+
+def times_as_fast(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
+    """How many times as fast one recorded result is as another: 1.23×, and from .. to if one's spread is above 5 %.
+
+    Where one of them is a step that is not measured, the text says so.
+    """
+    if math.isnan(slower["ms"] / faster["ms"]):
+        return steps.NOT_MEASURED
+    text = f"{slower['ms'] / faster['ms']:.2f}×"
+    if all(r["ms_max"] - r["ms_min"] <= 0.05 * r["ms"] for r in (slower, faster)):
+        return text
+    return f"{text} ({slower['ms_min'] / faster['ms_max']:.2f} to {slower['ms_max'] / faster['ms_min']:.2f})"
+
+
+def variant_times(stage: str, shape: Sequence[int], size: str, *, record: Any = None) -> dict[int, float]:
+    """Recorded milliseconds of a stage with other tile sizes: {value of `size`: ms}, in the record's order.
+
+    Args:
+        shape: (batch, heads, n, head_dim). size: the size that is varied, such as "BLOCK_M".
+    """
+    times = {}
+    for r in results_of(record):
+        if (r["kind"], r["name"], tuple(r["shape"])) == ("variant", stage, tuple(shape)):
+            sizes = dict(part.split("=") for part in r["note"].split())
+            times[int(sizes[size])] = r["ms"]
+    return times
+
+
+def experiment_times(
+    stage: str, shape: Sequence[int], *, dtype: str = "float32", causal: bool = False, record: Any = None
+) -> dict[str, float]:
+    """Recorded milliseconds of a stage and of its experiments, each under its own name; {} without a record.
+
+    Args:
+        shape: (batch, heads, n, head_dim).
+    """
+    wanted, times = (tuple(shape), dtype, causal), {}
+    for r in results_of(record):
+        name, _, experiment = r["name"].partition(": ")
+        if name == stage and case_of(r) == wanted and r["kind"] in ("stage", "experiment"):
+            times[experiment or name] = r["ms"]
+    return times
+
+
+def gradient_ablations(
+    stage: str, shape: Sequence[int], *, dtype: str, causal: bool = False, record: Any = None
+) -> list[tuple[str, dict[str, Any]]]:
+    """Recorded experiments with the gradients of a stage, (what was changed, result), and first the stage as it is."""
+    wanted = (tuple(shape), dtype, causal)
+    return [
+        (r["name"].partition(": ")[2] or "as it is", r)
+        for r in sorted(results_of(record), key=lambda r: ": " in r["name"])
+        if r["name"].partition(": ")[0] == stage
+        and case_of(r) == wanted
+        and r["kind"] in ("backward", "backward experiment")
+    ]
