@@ -43,8 +43,8 @@ __device__ __forceinline__ void mask(
 // at most, which fits float16. EXACT_SHIFT rounds both alike, so that no weight exceeds 1 at any
 // scale. volatile: it must not move behind a wait for products.
 __device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
-  const float x = EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i
-                              : fmaf(s, softmax_scale_log2, -m_i);
+  const float x =
+      EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i);
   float y;
   asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
@@ -119,8 +119,8 @@ __device__ __forceinline__ void finish_rows(
 // O of a warp's 16 rows, as the fragments have them: 4 bytes a store.
 template <typename T>
 __device__ __forceinline__ void store_fragments(
-    const Tile& tile, int warp_row, const Output& acc, const Statistics& inverse, T* O,
-    bool packed, const AttentionParams& params) {
+    const Tile& tile, int warp_row, const Output& acc, const Statistics& inverse, T* O, bool packed,
+    const AttentionParams& params) {
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int batch = packed ? 0 : tile.sequence;
 #pragma unroll
@@ -155,8 +155,8 @@ __device__ __forceinline__ void store_rows(
       unsigned words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        words[i] = pack(
-            T(), acc[4 * n + 2 * i] * inverse[i % 2], acc[4 * n + 2 * i + 1] * inverse[i % 2]);
+        words[i] =
+            pack(T(), acc[4 * n + 2 * i] * inverse[i % 2], acc[4 * n + 2 * i + 1] * inverse[i % 2]);
       stmatrix_x4(
           smem_address(staged) + lane_id % 16 * 128 + ((n % 8 + lane_id / 16) ^ lane_id % 8) * 16,
           words[0], words[1], words[2], words[3]);

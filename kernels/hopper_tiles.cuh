@@ -1,5 +1,5 @@
 // The tiles of 10: their sizes, and which rows and keys a tile has. A block finds its tile in the
-// grid (10_01 to 10_08) or takes one after the other from a table that the host makes (10_09 on).
+// grid (10_01 to 10_07) or takes one after the other from a table that the host makes (10_08 on).
 // The prologue is that of 05_heads_and_masks.cu; 10_hopper.ipynb explains the table.
 
 #pragma once
@@ -33,9 +33,9 @@ static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256, "what wgmma takes; a step of 
 // small: rows that see no key.
 struct Tile {
   int sequence, head, kv_head;
-  int row, rows;             // its first row in Q and O; how many its sequence has from there on
-  int first_pos;             // the first row's position among the keys
-  int k_first, kv_len;       // the first key of its sequence in K and V; how many there are
+  int row, rows;        // its first row in Q and O; how many its sequence has from there on
+  int first_pos;        // the first row's position among the keys
+  int k_first, kv_len;  // the first key of its sequence in K and V; how many there are
   int begin, end;
 };
 
@@ -55,7 +55,8 @@ __device__ __forceinline__ int set_rows(
 }
 
 // Which keys they see.
-__device__ __forceinline__ void set_keys(Tile& tile, int first_row, int q_len, const AttentionParams& params) {
+__device__ __forceinline__ void set_keys(
+    Tile& tile, int first_row, int q_len, const AttentionParams& params) {
   // Row i is at key i + kv_len - q_len, so that the last row is at the last key.
   tile.first_pos = first_row + tile.kv_len - q_len;
   tile.begin = max(tile.first_pos - params.window_left, 0);
@@ -113,14 +114,12 @@ template <int ROWS>
 __device__ __forceinline__ void tma_load_panels(
     unsigned target, const TensorMap& map, unsigned barrier, int row, int head, int batch) {
   for (int panel = 0; panel < PANELS; ++panel)
-    tma_load(
-        target + panel * ROWS * 128, map, barrier, panel * PANEL_COLUMNS, row, head, batch);
+    tma_load(target + panel * ROWS * 128, map, barrier, panel * PANEL_COLUMNS, row, head, batch);
 }
 
-// Rows `from` .. BLOCK_N - 1 of a tile of V become zeros: where sequences are packed, they belong to
-// the next one. Their weights are 0, but 0 times inf would be NaN.
-__device__ __forceinline__ void clear_rows(
-    unsigned char* tile, int from, int thread, int threads) {
+// Rows `from` .. BLOCK_N - 1 of a tile of V become zeros: where sequences are packed, they belong
+// to the next one. Their weights are 0, but 0 times inf would be NaN.
+__device__ __forceinline__ void clear_rows(unsigned char* tile, int from, int thread, int threads) {
   for (int i = from * 8 + thread; i < BLOCK_N * 8; i += threads)
     for (int panel = 0; panel < PANELS; ++panel)
       *reinterpret_cast<uint4*>(tile + panel * BLOCK_N * 128 + 16 * i) = uint4{};

@@ -18,7 +18,8 @@ __device__ unsigned long long descriptor(unsigned address) {
 }
 
 extern "C" __global__ void __launch_bounds__(128) scores(
-    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, float* S, int N, int N_kv) {
+    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, float* S,
+    int N, int N_kv) {
   __shared__ __align__(1024) __half Q_smem[64][64], K_smem[64][64];
   __shared__ __align__(8) unsigned long long barrier;
   const unsigned full = smem_address(&barrier);
@@ -34,7 +35,8 @@ extern "C" __global__ void __launch_bounds__(128) scores(
   }
   mbarrier_wait(full, 0);
 
-  const unsigned long long q = descriptor(smem_address(Q_smem)), k = descriptor(smem_address(K_smem));
+  const unsigned long long q = descriptor(smem_address(Q_smem)),
+                           k = descriptor(smem_address(K_smem));
   float d[32] = {};
   wgmma_registers(d);
   wgmma_fence();
@@ -49,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(128) scores(
   wgmma_wait<0>();
   wgmma_registers(d);
 
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row = 64 * blockIdx.y + threadIdx.x / 32 * 16 + g;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4,
+            row = 64 * blockIdx.y + threadIdx.x / 32 * 16 + g;
   for (int i = 0; i < 32; ++i) {
     const int key = 64 * blockIdx.x + i / 4 * 8 + 2 * t + i % 2;
     if (row + i / 2 % 2 * 8 < N && key < N_kv) S[(row + i / 2 % 2 * 8) * N_kv + key] = d[i];

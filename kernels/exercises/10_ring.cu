@@ -10,10 +10,12 @@
 
 constexpr int ROWS = 16, STAGES = 3;  // rows of a tile: 2048 bytes, zeros for rows past the end
 
-extern "C" __global__ void __launch_bounds__(96) sums(const __grid_constant__ TensorMap v_map, float* O, int N) {
+extern "C" __global__ void __launch_bounds__(96)
+    sums(const __grid_constant__ TensorMap v_map, float* O, int N) {
   __shared__ __align__(1024) __half V_smem[STAGES][ROWS][64];
   __shared__ __align__(8) unsigned long long barriers[2 * STAGES];
-  const unsigned full = smem_address(barriers), empty = full + 8 * STAGES;  // an mbarrier each for each stage
+  const unsigned full = smem_address(barriers),
+                 empty = full + 8 * STAGES;  // an mbarrier each for each stage
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(full + 8 * stage, 1);
@@ -45,7 +47,8 @@ extern "C" __global__ void __launch_bounds__(96) sums(const __grid_constant__ Te
     const int parity = tile / STAGES & 1;
     // END hole
     mbarrier_wait(full + 8 * stage, parity);
-    for (int r = 0; r < ROWS; ++r) sum += __half2float(V_smem[stage][r][8 * (column / 8 ^ r % 8) + column % 8]);
+    for (int r = 0; r < ROWS; ++r)
+      sum += __half2float(V_smem[stage][r][8 * (column / 8 ^ r % 8) + column % 8]);
     // BEGIN hole: about 1 line - the stage is given back; 64 arrivals are expected
     mbarrier_arrive(empty + 8 * stage);
     // END hole

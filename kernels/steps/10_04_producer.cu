@@ -1,14 +1,18 @@
-// 10, step 2, a producer warpgroup: it starts copies ahead; mbarriers say which stages are full and which are empty.
+// 10, step 4, a producer warpgroup: it starts copies ahead; mbarriers say which stages are full and
+// which are empty.
 //
-// Since step 1: copies no longer wait until all warpgroups have ended a key tile. A consumer waits for data alone, and
-// the producer for the last consumer to leave a stage. There are STAGES tiles of K and of V.
+// Since step 3: copies no longer wait until all warpgroups have ended a key tile. A consumer waits
+// for data alone, and the producer for the last consumer to leave a stage. There are STAGES tiles
+// of K and of V.
 //
-// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 128 (1 + BLOCK_M / 64);
-//          SHARED_BYTES of dynamic shared memory
-// Shapes   as 07. Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}: boxes of 64 columns, and of 64 rows of Q,
-//          BLOCK_N of K and V
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 128 (1 +
+//          BLOCK_M / 64); SHARED_BYTES of dynamic shared memory
+// Shapes   as 07. Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}: boxes of 64 columns,
+//          and of 64 rows of Q, BLOCK_N of K and V
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  as 07
+// Sizes of tiles and which rows and keys they have, as in 05; masks, weights, lse and stores of a
+// warpgroup's rows, as in 07.
 #include "hopper_rows.cuh"
 
 #ifndef STAGES
@@ -20,9 +24,8 @@ constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES
 constexpr unsigned BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
 constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (CONSUMERS + 4 * STAGES);
 
-// ---- what a consumer warpgroup computes
-
-// S = Q K^T for its 64 rows, started. The next 16 columns are 32 bytes further, the next 64 one panel.
+// S = Q K^T for its 64 rows, started. The next 16 columns are 32 bytes further, the next 64 one
+// panel.
 template <typename T>
 __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsigned long long k) {
   wgmma_registers(S);
@@ -51,31 +54,36 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     const __grid_constant__ TensorMap k_map,  // boxes of BLOCK_N rows
     const __grid_constant__ TensorMap v_map,  // boxes of BLOCK_N rows
     T* __restrict__ O,
-    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
-    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
-  const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT, V_smem = Q_smem + V_AT;
-  const unsigned q_full = Q_smem + BARRIERS_AT;                                   // one for each consumer
-  const unsigned k_full = q_full + 8 * CONSUMERS, k_empty = k_full + 8 * STAGES;  // one for each stage
+  const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
+                 V_smem = Q_smem + V_AT;
+  const unsigned q_full = Q_smem + BARRIERS_AT;  // one for each consumer
+  const unsigned k_full = q_full + 8 * CONSUMERS,
+                 k_empty = k_full + 8 * STAGES;  // one for each stage
   const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
-  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);  // tells the compiler that it is uniform
+  // The same for all lanes; the shuffle lets the compiler know.
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   const bool packed = cu_seqlens_q != nullptr;
   if (threadIdx.x == 0) {
     for (int i = 0; i < CONSUMERS; ++i) mbarrier_init(q_full + 8 * i, 1);
     for (int stage = 0; stage < STAGES; ++stage) {
-      mbarrier_init(k_full + 8 * stage, 1), mbarrier_init(v_full + 8 * stage, 1);
-      mbarrier_init(k_empty + 8 * stage, CONSUMERS), mbarrier_init(v_empty + 8 * stage, CONSUMERS);
+      mbarrier_init(k_full + 8 * stage, 1);
+      mbarrier_init(v_full + 8 * stage, 1);
+      mbarrier_init(k_empty + 8 * stage, CONSUMERS);
+      mbarrier_init(v_empty + 8 * stage, CONSUMERS);
     }
     mbarrier_init_fence();
   }
-  __syncthreads();  // hazard: the others would wait for mbarriers that are not initialised
+  __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
   Tile tile;
   const bool has_rows = tile_of_block(tile, cu_seqlens_q, cu_seqlens_k, params);
 
-  // ---- producer: a thread for K, one for V and one for Q. Stages are filled in turn; `step` counts tiles of keys
+  // ---- producer: a thread for K, one for V and one for Q. `step` counts key tiles
   if (warpgroup == 0) {
     const int warp_id = threadIdx.x / 32;
     if (threadIdx.x % 32 != 0 || warp_id == 3) return;
@@ -89,12 +97,15 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
         tma_load_panels<64>(
             Q_smem + i * Q_BYTES, q_map, q_full + 8 * i, tile.row + 64 * i, tile.head, batch);
       }
-      for (int first = last_tile_begin(tile), step = 0; warp_id != 2 && first >= tile.begin; first -= BLOCK_N, ++step) {
+      for (int first = last_tile_begin(tile), step = 0; warp_id != 2 && first >= tile.begin;
+           first -= BLOCK_N, ++step) {
         const int stage = step % STAGES;
-        mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: products still read this stage
+        mbarrier_wait(
+            empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: products read this stage
         mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);
         tma_load_panels<BLOCK_N>(
-            smem + stage * TILE_BYTES, map, full + 8 * stage, tile.k_first + first, tile.kv_head, batch);
+            smem + stage * TILE_BYTES, map, full + 8 * stage, tile.k_first + first, tile.kv_head,
+            batch);
       }
     }
     return;
@@ -104,15 +115,18 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const int consumer = warpgroup - 1, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = 64 * consumer + threadIdx.x / 32 % 4 * 16;  // of the tile's rows
   const bool leader = threadIdx.x % 128 == 0;                      // arrives for its warpgroup
-  const unsigned long long q = wgmma_descriptor(Q_smem + consumer * Q_BYTES), k = wgmma_descriptor(K_smem);
+  const unsigned long long q = wgmma_descriptor(Q_smem + consumer * Q_BYTES),
+                           k = wgmma_descriptor(K_smem);
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
-  const float softmax_scale_log2 = fmaxf(fabsf(params.softmax_scale), 1e-30f) * LOG2_E;  // 0 times -inf would be NaN
+  const float scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
+  const float softmax_scale_log2 = scale * LOG2_E;
   constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as accumulators have them
   Scores S;
   Weights P;
   Output acc;
-  Statistics m_i, l_i, rescale, inverse;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
-  int first, step = 0;                    // first: of the keys of S
+  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+  Statistics rescale, inverse;
+  int first, step = 0;  // first: of the keys of S
 
   const auto mask_edges = [&] {
     const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
@@ -124,7 +138,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   };
   const auto maxima = [&] { online_softmax_maxima(S, m_i, l_i, rescale, softmax_scale_log2); };
   const auto store = [&] { store_fragments(tile, warp_row, acc, inverse, O, packed, params); };
-  const auto weights = [&](int from, int to) { online_softmax_weights(S, m_i, l_i, softmax_scale_log2, from, to); };
+  const auto weights = [&](int from, int to) {
+    online_softmax_weights(S, m_i, l_i, softmax_scale_log2, from, to);
+  };
 
   if (has_rows) {
     m_i[0] = m_i[1] = M_INIT;
@@ -147,12 +163,13 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       weights(0, GROUPS);
       to_operand<T>(P, S, 0, GROUPS);
       mbarrier_wait(v_full + 8 * stage, parity);
-      if (packed && first + BLOCK_N > tile.kv_len) {
+      if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
         clear_rows(
-            dynamic_smem + V_AT + stage * TILE_BYTES, max(tile.kv_len - first, 0), threadIdx.x - 128,
-            128 * CONSUMERS);
+            dynamic_smem + V_AT + stage * TILE_BYTES, max(tile.kv_len - first, 0),
+            threadIdx.x - 128, 128 * CONSUMERS);
         async_proxy_fence();
-        named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products read rows that another warpgroup has not cleared
+        // hazard: products could read rows that another warpgroup has not cleared
+        named_barrier_sync(8, 128 * CONSUMERS);
       }
       start_pv<T>(acc, P, v + stage * (TILE_BYTES / 16));
       wgmma_wait<0>();
