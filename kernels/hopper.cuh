@@ -25,7 +25,7 @@ struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
-// ---- mbarriers: 8 bytes of shared memory that count arrivals and bytes. A phase ends when both are complete.
+// ---- mbarriers: 8 bytes of shared memory that count arrivals and bytes; both end a phase
 
 __device__ __forceinline__ void mbarrier_init(unsigned barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -67,7 +67,7 @@ __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity)
   }
 }
 
-// ---- TMA: one thread asks for a box of an array of four dimensions; elements outside of the array become zeros
+// ---- TMA: one thread asks for a box of an array of four dimensions; what is outside becomes zeros
 
 // Global to shared memory. `x` is the first column, `row`, `head` and `batch` the other coordinates
 // of the box. The box's bytes, zeros included, count for the mbarrier.

@@ -118,9 +118,12 @@ __device__ __forceinline__ void tma_load_panels(
 }
 
 // Rows `from` .. BLOCK_N - 1 of a tile of V become zeros: where sequences are packed, they belong
-// to the next one. Their weights are 0, but 0 times inf would be NaN.
-__device__ __forceinline__ void clear_rows(unsigned char* tile, int from, int thread, int threads) {
-  for (int i = from * 8 + thread; i < BLOCK_N * 8; i += threads)
+// to the next one. Their weights are 0, but 0 times inf would be NaN. Done by all threads from
+// FIRST_THREAD on, which need a barrier before the product.
+template <int FIRST_THREAD>
+__device__ __forceinline__ void clear_rows(unsigned char* tile, int from) {
+  for (int i = max(from, 0) * 8 + threadIdx.x - FIRST_THREAD; i < BLOCK_N * 8; i += 128 * CONSUMERS)
     for (int panel = 0; panel < PANELS; ++panel)
       *reinterpret_cast<uint4*>(tile + panel * BLOCK_N * 128 + 16 * i) = uint4{};
+  async_proxy_fence();
 }

@@ -1,9 +1,9 @@
 // 10, step 1, copies by TMA: one thread starts the copy of a whole tile by a few instructions.
 //
 // Since 07: TMA swizzles a tile on the way and fills it up with zeros, so no thread computes
-// addresses of copies. mbarriers count the bytes that have arrived: all threads wait for K and for V.
-// The products are still mma.sync, on 16 rows a warp, as wgmma will have them. What 07 has beyond
-// that comes back in later steps: tiles copied ahead (step 4), the lazy rescale (step 11).
+// addresses of copies. mbarriers count the bytes that have arrived: all threads wait for K,
+// then for V. The products are still mma.sync, on 16 rows a warp, as wgmma will have them. The rest
+// of 07 comes back in later steps: tiles copied ahead (step 4), the lazy rescale (step 11).
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 2 BLOCK_M;
 //          SHARED_BYTES of dynamic shared memory
@@ -161,10 +161,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       to_operand<T>(P, S, 0, GROUPS);
       mbarrier_wait(v_full, step & 1);
       if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
-        clear_rows(dynamic_smem + V_AT, max(tile.kv_len - first, 0), threadIdx.x, THREADS);
-        async_proxy_fence();
-        // hazard: the product could read rows that another warpgroup has not cleared
-        __syncthreads();
+        clear_rows<0>(dynamic_smem + V_AT, tile.kv_len - first);
+        __syncthreads();  // hazard: products could read rows not cleared yet
       }
       gemm_pv<T>(acc, P, v_lane);
     }

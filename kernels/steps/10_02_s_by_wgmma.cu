@@ -154,10 +154,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       to_operand<T>(P, S, 0, GROUPS);
       mbarrier_wait(v_full, step & 1);
       if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
-        clear_rows(dynamic_smem + V_AT, max(tile.kv_len - first, 0), threadIdx.x, THREADS);
-        async_proxy_fence();
-        // hazard: the product could read rows that another warpgroup has not cleared
-        __syncthreads();
+        clear_rows<0>(dynamic_smem + V_AT, tile.kv_len - first);
+        __syncthreads();  // hazard: products could read rows not cleared yet
       }
       gemm_pv<T>(acc, P, v_lane);
     }

@@ -1,7 +1,7 @@
 // 10, step 3, O by wgmma: P comes from registers, V from shared memory, transposed on the way.
 //
-// Since step 2: no fragments are loaded any more. wgmma reads V as it lies, through the async proxy,
-// so rows that the block has cleared need a fence. The sums are undefined until a wait.
+// Since step 2: no fragments are loaded any more. wgmma reads V through the async proxy, so rows
+// that the block has cleared need a fence. The sums are undefined until a wait.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 2 BLOCK_M;
 //          SHARED_BYTES of dynamic shared memory
@@ -136,10 +136,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       to_operand<T>(P, S, 0, GROUPS);
       mbarrier_wait(v_full, step & 1);
       if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
-        clear_rows(dynamic_smem + V_AT, max(tile.kv_len - first, 0), threadIdx.x, THREADS);
-        async_proxy_fence();
-        // hazard: products could read rows that another warpgroup has not cleared
-        __syncthreads();
+        clear_rows<0>(dynamic_smem + V_AT, tile.kv_len - first);
+        __syncthreads();  // hazard: products could read rows not cleared yet
       }
       start_pv<T>(acc, P, v);
       wgmma_wait<0>();

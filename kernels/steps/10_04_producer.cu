@@ -1,5 +1,4 @@
-// 10, step 4, a producer warpgroup: it starts copies ahead; mbarriers say which stages are full and
-// which are empty.
+// 10, step 4, a producer warpgroup: it copies ahead; mbarriers say which stages are full or empty.
 //
 // Since step 3: copies no longer wait until all warpgroups have ended a key tile. A consumer waits
 // for data alone, and the producer for the last consumer to leave a stage. There are STAGES tiles
@@ -62,9 +61,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
                  V_smem = Q_smem + V_AT;
-  const unsigned q_full = Q_smem + BARRIERS_AT;  // one for each consumer
-  const unsigned k_full = q_full + 8 * CONSUMERS,
-                 k_empty = k_full + 8 * STAGES;  // one for each stage
+  const unsigned q_full = Q_smem + BARRIERS_AT;    // one for each consumer
+  const unsigned k_full = q_full + 8 * CONSUMERS;  // one for each stage
+  const unsigned k_empty = k_full + 8 * STAGES;
   const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
   // The same for all lanes; the shuffle lets the compiler know.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
@@ -100,8 +99,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       for (int first = last_tile_begin(tile), step = 0; warp_id != 2 && first >= tile.begin;
            first -= BLOCK_N, ++step) {
         const int stage = step % STAGES;
-        mbarrier_wait(
-            empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: products read this stage
+        mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: still in use
         mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);
         tma_load_panels<BLOCK_N>(
             smem + stage * TILE_BYTES, map, full + 8 * stage, tile.k_first + first, tile.kv_head,
@@ -151,8 +149,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
 
     // ---- one key tile: scores, weights, output, one after the other
     for (first = last_tile_begin(tile); first >= tile.begin; first -= BLOCK_N, ++step) {
-      const int stage = step % STAGES, parity = step / STAGES & 1;
-      mbarrier_wait(k_full + 8 * stage, parity);
+      const int stage = step % STAGES;
+      mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);
       start_qk<T>(S, q, k + stage * (TILE_BYTES / 16));
       wgmma_wait<0>();
       wgmma_registers(S);
@@ -162,14 +160,10 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       rescale_output(acc, rescale);
       weights(0, GROUPS);
       to_operand<T>(P, S, 0, GROUPS);
-      mbarrier_wait(v_full + 8 * stage, parity);
+      mbarrier_wait(v_full + 8 * stage, step / STAGES & 1);
       if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
-        clear_rows(
-            dynamic_smem + V_AT + stage * TILE_BYTES, max(tile.kv_len - first, 0),
-            threadIdx.x - 128, 128 * CONSUMERS);
-        async_proxy_fence();
-        // hazard: products could read rows that another warpgroup has not cleared
-        named_barrier_sync(8, 128 * CONSUMERS);
+        clear_rows<128>(dynamic_smem + V_AT + stage * TILE_BYTES, tile.kv_len - first);
+        named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products could read rows not cleared yet
       }
       start_pv<T>(acc, P, v + stage * (TILE_BYTES / 16));
       wgmma_wait<0>();

@@ -69,10 +69,10 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
                  V_smem = Q_smem + V_AT;
-  const unsigned q_full = Q_smem + BARRIERS_AT,
-                 q_empty = q_full + 8 * CONSUMERS;  // one for each consumer
-  const unsigned k_full = q_empty + 8 * CONSUMERS,
-                 k_empty = k_full + 8 * STAGES;  // one for each stage
+  const unsigned q_full = Q_smem + BARRIERS_AT;  // one for each consumer
+  const unsigned q_empty = q_full + 8 * CONSUMERS;
+  const unsigned k_full = q_empty + 8 * CONSUMERS;  // one for each stage
+  const unsigned k_empty = k_full + 8 * STAGES;
   const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
   // The same for all lanes; the shuffle lets the compiler know.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
@@ -118,8 +118,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       for (int first = last_tile_begin(tile); warp_id != 2 && first >= tile.begin;
            first -= BLOCK_N, ++step) {
         const int stage = step % STAGES;
-        mbarrier_wait(
-            empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: products read this stage
+        mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: still in use
         mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);
         tma_load_panels<BLOCK_N>(
             smem + stage * TILE_BYTES, map, full + 8 * stage, tile.k_first + first, tile.kv_head,
@@ -165,7 +164,6 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   // The first turn is the first consumer's.
   if (PINGPONG && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
   for (; next(); ++step, ++tiles) {
-    // ---- a tile's first keys
     mbarrier_wait(q_full + 8 * consumer, tiles & 1);
     mbarrier_wait(k_full + 8 * (step % STAGES), step / STAGES & 1);
     start_qk<T>(S, q, k + (step % STAGES) * (TILE_BYTES / 16));
@@ -183,16 +181,11 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     to_operand<T>(P, S, 0, GROUPS);
     if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
       mbarrier_wait(v_full + 8 * (step % STAGES), step / STAGES & 1);
-      clear_rows(
-          dynamic_smem + V_AT + step % STAGES * TILE_BYTES, max(tile.kv_len - first, 0),
-          threadIdx.x - 128, 128 * CONSUMERS);
-      async_proxy_fence();
-      // hazard: products could read rows that another warpgroup has not cleared
-      named_barrier_sync(8, 128 * CONSUMERS);
+      clear_rows<128>(dynamic_smem + V_AT + step % STAGES * TILE_BYTES, tile.kv_len - first);
+      named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products could read rows not cleared yet
     }
 
-    // ---- one step: S of the next key tile and O of this one are started together. While the
-    // products of O run, the weights of the next key tile are computed.
+    // ---- one step: S of the next key tile and O of this one are started, then the next weights
     for (first -= BLOCK_N; first >= tile.begin; first -= BLOCK_N) {
       const int v_stage = step % STAGES, v_parity = step / STAGES & 1;
       ++step;
@@ -222,9 +215,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     // ---- the last keys' O
     if (leader) mbarrier_arrive(q_empty + 8 * consumer);
     rescale_output(acc, rescale);
-    finish_rows(
-        tile, warp_row, m_i, l_i, inverse, lse, packed,
-        params);  // before O is there: others' products run
+    finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);  // O is still in flight
     const int v_stage = step % STAGES;
     mbarrier_wait(v_full + 8 * v_stage, step / STAGES & 1);
     start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));
