@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -479,7 +480,9 @@ BUGS = (
     ),
     changed("a key too many", "8 * i + params.window_right + 1, end)", "8 * i + params.window_right + 2, end)"),
     changed(
-        "a key past the end", "min(row_pos + 8 * i + params.window_right + 1, end)", "row_pos + 8 * i + params.window_right + 1"
+        "a key past the end",
+        "min(row_pos + 8 * i + params.window_right + 1, end)",
+        "row_pos + 8 * i + params.window_right + 1",
     ),
     changed("a key too few", "keys_before<128>(window_lo - keys)", "keys_before<128>(window_lo + 1 - keys)"),
     changed("bits of a thread's second keys", "min(keys % 8, 2)", "min(keys % 8, 1)"),
@@ -546,7 +549,9 @@ BUGS = (
     # registers, descriptors, swizzles
     changed("rows of P exchanged", "P[n / 2][n % 2 * 2 + i]", "P[n / 2][n % 2 * 2 + 1 - i]"),
     changed("half of the keys have the weights before", LAST_KEYS, "weights(GROUPS / 2, GROUPS);"),
-    changed("the next 16 columns of Q are those of K's half", "i % 4 * 32) / 16,\n        k", "i % 4 * 16) / 16,\n        k"),
+    changed(
+        "the next 16 columns of Q are those of K's half", "i % 4 * 32) / 16,\n        k", "i % 4 * 16) / 16,\n        k"
+    ),
     changed("the second panel of K is the first", "k + (i / 4 * BLOCK_N * 128 +", "k + ("),
     changed("the second panel of Q is the first", "q + (i / 4 * PANEL_BYTES +", "q + ("),
     changed(
@@ -686,7 +691,6 @@ def test_a_wrong_table_is_seen(name: str, few_blocks: None, monkeypatch: pytest.
 
 # ---- the X-ray
 
-OWN_TEXT = (kernel.KERNELS / HOPPER.file).read_text(encoding="utf-8")  # without its headers
 XRAYED = {"BLOCK_M": 128, "BLOCK_N": 48}
 
 
@@ -755,9 +759,9 @@ def test_it_is_clean_in_other_orders_of_warps(order: str, one_block: None, monke
 
 
 S_PRODUCTS, O_PRODUCTS = "wgmma_ss<", "wgmma_rs(T(), O"
-LOADS_KV = LOADS_Q = "tma_load("
-STAGES_O, COPIES_O = "stmatrix_x4(", "*reinterpret_cast<uint4*>(out"
-CLEARS = "*reinterpret_cast<uint4*>(tile + panel"
+LOADS_KV = LOADS_Q = "tma_load_panels<"
+STAGES_O = COPIES_O = "store_rows("  # what is in a header counts for the line that calls it
+FENCE, CLEARS = "  async_proxy_fence();\n", "clear_rows<128>("
 GIVES_K = "      if (leader) mbarrier_arrive(k_empty + 8 * stage);\n"
 GIVES_V = "      if (leader) mbarrier_arrive(v_empty + 8 * v_stage);\n"
 HAS_S, HAS_O = (
@@ -767,7 +771,16 @@ HAS_S, HAS_O = (
 GIVES_FIRST_K = "    if (leader) mbarrier_arrive(k_empty + 8 * (step % STAGES));\n"
 # (name, old, new, how often it is there and which one, options, kind of the first finding, its line, the other line)
 XRAY_BUGS: tuple[tuple[str, str, str, tuple[int, int], dict[str, Any], str, str, str], ...] = (
-    ("no proxy fence", "  async_proxy_fence();\n", "\n", (1, 0), {"packed": True}, "no proxy fence", O_PRODUCTS, CLEARS),
+    (
+        "no proxy fence",
+        "  async_proxy_fence();\n",
+        "\n",
+        (1, 0),
+        {"packed": True},
+        "no proxy fence",
+        O_PRODUCTS,
+        CLEARS,
+    ),
     (
         *("no barrier of the consumers", "named_barrier_sync(8, 128 * CONSUMERS);", "", (1, 0), {"packed": True}),
         *("race", CLEARS, O_PRODUCTS),
@@ -811,19 +824,32 @@ XRAY_BUGS: tuple[tuple[str, str, str, tuple[int, int], dict[str, Any], str, str,
 )
 
 
+def lines_of(text: str) -> dict[tuple[str | None, int], str]:
+    """The lines of a text by file and number, as its #line directives say."""
+    lines: dict[tuple[str | None, int], str] = {}
+    file, number = "", 1
+    for line in text.splitlines():
+        if directive := re.match(r'#line (\d+) "(.+)"', line):
+            number, file = int(directive[1]), directive[2]
+        else:
+            lines[file, number] = line
+            number += 1
+    return lines
+
+
 @pytest.mark.parametrize("bug", XRAY_BUGS, ids=[bug[0] for bug in XRAY_BUGS])
 def test_the_xray_finds_the_line(bug: tuple[Any, ...], one_block: None) -> None:
     name, old, new, (times, which), options, kind, here, there = bug
     planted = Bug(name, old, new, times=times, which=which)
     first = x_rayed(planted.plant(kernel.source(HOPPER.file)), **options).findings[0]
-    lines = planted.plant(OWN_TEXT).splitlines()
-    assert first.file == HOPPER.file
+    lines = lines_of(planted.plant(kernel.source(HOPPER.file)))
 
-    def around(line: int | None) -> str:
-        return "" if line is None else "\n".join(lines[line - 1 : line + 1])
+    def around(file: str | None, line: int | None) -> str:
+        return "" if line is None else "\n".join(lines.get((file, number), "") for number in (line, line + 1))
 
-    found = [(first.line, first.other_line)] + ([(first.other_line, first.line)] if kind == "race" else [])
-    assert first.kind == kind and any(here in around(a) and there in around(b) for a, b in found), first
+    sides = around(first.file, first.line), around(first.other_file, first.other_line)
+    orders = (sides, sides[::-1]) if kind == "race" else (sides,)
+    assert first.kind == kind and any(here in a and there in b for a, b in orders), first
     assert (first.other_line is None) == (there == ""), first
 
 
@@ -837,8 +863,9 @@ def test_the_xray_counts_the_conflicts_of_a_wrong_swizzle(one_block: None) -> No
         text = Bug("", old, new).plant(text)
     report = x_rayed(text)
     report.assert_clean()
-    lines = OWN_TEXT.splitlines()  # as many
-    conflicts = {lines[line - 1].strip(): f.conflicts for (_, line), f in report.by_line.items() if f.conflicts}
-    assert list(conflicts) == ["stmatrix_x4("]
+    lines = lines_of(text)
+    conflicts = {lines[place].strip(): f.conflicts for place, f in report.by_line.items() if f.conflicts}
+    (stores,) = conflicts
+    assert "store_rows(" in stores
     # Four tiles of rows, by eight warps each; five for 80 columns; 28 wavefronts of 32 are more than it needs.
-    assert report.shared["dynamic shared memory"].conflicts == conflicts["stmatrix_x4("] == 4 * 8 * 5 * 28
+    assert report.shared["dynamic shared memory"].conflicts == conflicts[stores] == 4 * 8 * 5 * 28
