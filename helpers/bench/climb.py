@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -30,6 +30,8 @@ LAST_STEPS = {
     "hopper": "maxima as integers",
     "flash_cute": "TiledMMA",
 }
+# What a step was called when it was measured: (stage, the idea recorded) -> its idea now.
+RENAMED = {("hopper", "TMA and wgmma"): "O by wgmma"}
 
 
 @dataclass(frozen=True)
@@ -114,10 +116,22 @@ def between_steps(stage: str, record: Any = None) -> list[Gain]:
     chain += [r for r in results if r["name"] == stage and _case(r) == case][:1]
     found = []
     for before, after in pairwise(chain):
-        number = after.get("step") or len(CLIMBS[stage])
         idea = after.get("idea") or LAST_STEPS.get(stage, LADDER[stage].idea)
+        ideas = [step.idea for step in CLIMBS.get(stage, ())]
+        now = RENAMED.get((stage, idea), idea)
+        number = ideas.index(now) + 1 if now in ideas else after.get("step") or len(ideas)
         found.append(Gain(stage, str(number), idea, before, after))
     return found
+
+
+def by_idea(stage: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Recorded results of a climb by the idea that their step has now; a step with no result is left out.
+
+    Args:
+        results: as `plots.climb` returns them. The stage's own result is that of the last step.
+    """
+    ideas = (r.get("idea") or LAST_STEPS[stage] for r in results)
+    return {RENAMED.get((stage, idea), idea): r for idea, r in zip(ideas, results, strict=True)}
 
 
 def _case(r: Mapping[str, Any]) -> tuple[Any, ...]:
