@@ -60,6 +60,7 @@ def test_a_section_that_fails_is_noted_and_others_run(tmp_path: Path, monkeypatc
     torch = types.SimpleNamespace(
         __version__="2", backends=types.SimpleNamespace(cuda=types.SimpleNamespace(matmul=matmul)), cuda=cuda
     )
+    monkeypatch.setattr(torch_model, "device_facts", lambda: {"description": "a GPU"})
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(__version__="5"))
     path = tmp_path / "record.json"

@@ -6,7 +6,7 @@ Tables as Markdown, for notebooks. Nothing is measured here; where a record lack
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,15 @@ def not_measured(stage: str, record: Any = None) -> list[tuple[int, str]]:
     return [(row["step"], row["idea"]) for row in rows if not is_measured(row)]
 
 
+def by_idea(stage: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Recorded results of a climb by the idea of their step; a step with no result is left out.
+
+    Args:
+        results: as `reading.climb` returns them. The stage's own result is that of the last step.
+    """
+    return {r.get("idea") or idea_of(stage, -1): r for r in results if is_measured(r)}
+
+
 def steps(record: Any = None) -> list[Gain]:
     """The recorded steps of all climbs, in the course's order."""
     return [gain for stage in CLIMBS for gain in between_steps(stage, record)]
@@ -147,8 +156,9 @@ def worth(*, at_least: float = 1.1, record: Any = None) -> Text:
         if climb and case_of(climb[0].after) != case_of(gain.after):
             lines.append(f"| | *steps at {_where(climb[0])}* | | |")
         small = [step for step in climb if step.factor < at_least and not step.is_slower]
-        lines += [_row(f"step {step.place}", step.idea, step) for step in climb if step not in small]
-        lines += [f"| step {n} | {idea} | {NOT_MEASURED} | |" for n, idea in not_measured(gain.stage, record)]
+        rows = [(int(g.place.split()[-1]), _row(f"step {g.place}", g.idea, g)) for g in climb if g not in small]
+        rows += [(n, f"| step {n} | {idea} | {NOT_MEASURED} | |") for n, idea in not_measured(gain.stage, record)]
+        lines += [line for _, line in sorted(rows)]
         if small:
             together = math.prod(step.factor for step in small)
             lines.append(f"| | {len(small)} more step{'s, together' * (len(small) > 1)} | | {together:.2f}× |")

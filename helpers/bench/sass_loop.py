@@ -127,8 +127,11 @@ def tile_loop(found: Sequence[Instruction], labels: Mapping[str, int]) -> list[I
 
 
 def _steps() -> Iterator[tuple[int, Stage]]:
-    first = ideas_of_climb(CLIMB).index(FIRST) + 1
-    yield from ((number, stage) for number, stage in enumerate(CLIMBS[CLIMB], start=1) if number >= first)
+    *ideas, last = ideas_of_climb(CLIMB)
+    for stage in CLIMBS[CLIMB][:-1]:
+        if stage.idea != last and ideas.index(stage.idea) >= ideas.index(FIRST):
+            yield ideas.index(stage.idea) + 1, stage
+    yield len(ideas) + 1, CLIMBS[CLIMB][-1]
 
 
 def measure() -> dict[str, Any]:
@@ -140,7 +143,7 @@ def measure() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             loop = tile_loop(*disassembled(stage, Path(folder)))
         opcodes = collections.Counter("moves" if is_move(i) else i.opcode for i in loop)
-        idea = stage.idea if number < len(CLIMBS[CLIMB]) else STAGE
+        idea = stage.idea if stage is not CLIMBS[CLIMB][-1] else STAGE
         loops[idea] = loop
         row = {"step": number, "idea": idea, "file": stage.file, "instructions": len(loop)}
         rows.append({**row, "opcodes": dict(opcodes.most_common())})

@@ -12,6 +12,8 @@ from typing import Any
 from helpers.attention.ladder import steps as ladder_steps
 
 NOT_MEASURED = "not measured yet"
+# What a step was called when it was measured: (stage, the idea recorded) -> its idea now.
+RENAMED = {("hopper", "TMA and wgmma"): "O by wgmma"}
 
 
 def in_order(
@@ -27,7 +29,7 @@ def in_order(
         Where a step has no recorded row, one with its number and idea alone: see `is_measured`. Empty where no step of
         the climb is recorded at all.
     """
-    by_idea = {row["idea"]: row for row in rows if _climb_of(row) == stage}
+    by_idea = {RENAMED.get((stage, row["idea"]), row["idea"]): row for row in rows if _climb_of(row) == stage}
     if not by_idea or stage not in ladder_steps.CLIMBS:
         return []
     *ideas, last = ladder_steps.ideas(stage)
@@ -47,6 +49,6 @@ def is_measured(row: Mapping[str, Any]) -> bool:
     return "kind" in row
 
 
-def idea_of(stage: str, step: int | str) -> str:
-    """The idea of a step of the climb to a stage, by its number of today (from 1) or by the idea itself."""
-    return ladder_steps.ideas(stage)[step - 1] if isinstance(step, int) else step
+def idea_of(stage: str, number: int) -> str:
+    """The idea of a step of the climb to a stage, by its number of today, from 1; -1 is the last."""
+    return ladder_steps.ideas(stage)[number - 1 if number > 0 else number]

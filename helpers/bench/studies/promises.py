@@ -59,6 +59,13 @@ class Small:
     head_dim: int
     dtype: str = "bfloat16"
 
+    def __post_init__(self) -> None:
+        """ValueError for a causal mask that PyTorch's SDPA has not: it aligns the mask at the first key, we at the last."""
+        if self.rows not in (1, self.keys):
+            raise ValueError(
+                f"{self.name}: {self.rows} queries of {self.keys} keys; one is possible, or as many as keys"
+            )
+
     @property
     def shape(self) -> Shape:
         """Of q, (batch, heads, rows, head_dim)."""
