@@ -218,8 +218,8 @@ def _gradients(
         p /= p.sum(axis=-1, keepdims=True)
         own = do[first : first + step]
         ds = p * (own @ v.T - (own * rounded(p @ v)).sum(axis=-1, keepdims=True))
-        here = (rows >= first) & (rows < first + len(s))
-        dq[here] = scale * rounded(ds[rows[here] - first]) @ k
+        in_step = (rows >= first) & (rows < first + len(s))
+        dq[in_step] = scale * rounded(ds[rows[in_step] - first]) @ k
         dk += scale * rounded(ds[:, rows]).T @ q[first : first + step]
         dv += rounded(p[:, rows]).T @ own
     return dq, dk, dv

@@ -47,22 +47,22 @@ def ladder(argv: Sequence[str] = ()) -> int:
     )
     parser.add_argument("--d", type=int, default=64, help=f"head dimension, 1 to {widest} (default %(default)s)")
     parser.add_argument("--stage", choices=list(stages), action="append", help="only this stage; may be repeated")
-    wish = parser.parse_args(argv)
-    if wish.n < 1 or not 1 <= wish.d <= widest:
-        parser.error(f"--n is at least 1 and --d is 1 to {widest}; got --n {wish.n} --d {wish.d}")
+    options = parser.parse_args(argv)
+    if options.n < 1 or not 1 <= options.d <= widest:
+        parser.error(f"--n is at least 1 and --d is 1 to {widest}; got --n {options.n} --d {options.d}")
     print(describe())
     record = Record({}, {})
     jobs, skipped = [], []
-    for name in wish.stage or stages:
+    for name in options.stage or stages:
         stage = stages[name]
-        cases = [Case((1, 1, wish.n, wish.d), dtype) for dtype in stage.dtypes]
+        cases = [Case((1, 1, options.n, options.d), dtype) for dtype in stage.dtypes]
         reasons = [why_not(stage, case) for case in cases]
         possible = [case for case, why in zip(cases, reasons, strict=True) if why is None]
         if possible:  # in the first type that it can on this device
             jobs.append(Job("stage", name, stage, possible[0]))
         else:
             skipped.append(f"[SKIP] {name}: {reasons[0]}")
-    jobs.append(Job("peer", "NumPy", peers.NUMPY, Case((1, 1, wish.n, wish.d))))
+    jobs.append(Job("peer", "NumPy", peers.NUMPY, Case((1, 1, options.n, options.d))))
     progress, runner = ProgressBar(len(jobs)), JobRunner(1.0)
     failed = 0
     for job in jobs:
@@ -100,47 +100,47 @@ def bench(argv: Sequence[str] = ()) -> int:
     parser.add_argument("--within", type=float, default=math.inf, metavar="SECONDS", help="leave out what takes longer")
     parser.add_argument("--resume", action="store_true", help="measure only what FILE has not")
     parser.add_argument("--readme", action="store_true", help="only write README's table and plot from the record")
-    wish = parser.parse_args(argv)
-    if wish.readme:
+    options = parser.parse_args(argv)
+    if options.readme:
         readme.write()
         print(f"written: {readme.README.name}, {readme.PLOT.name}")
         return 0
-    if wish.peers and ON_GPU and peers.torch_on_gpu() is None:
+    if options.peers and ON_GPU and peers.torch_on_gpu() is None:
         parser.error("--peers: PyTorch is not installed, or sees no GPU")
-    if wish.resume and not wish.json:
+    if options.resume and not options.json:
         parser.error("--resume needs --json FILE")
     record = Record({}, how_measured())
-    jobs = plan(record, quick=wish.quick, with_peers=wish.peers is not False, only=wish.stage or ())
+    jobs = plan(record, quick=options.quick, with_peers=options.peers is not False, only=options.stage or ())
     record.device = device_facts()
-    if wish.resume and wish.json.is_file():
-        record = Record.load(wish.json)
+    if options.resume and options.json.is_file():
+        record = Record.load(options.json)
         jobs = still_to_do(jobs, record)
         record.forget_left((job.kind, job.name, str(job.case)) for job in jobs)
     print(record.device["description"])
-    stopped = run_all(jobs, record, QUICK_BUDGET_S if wish.quick else BUDGET_S, wish.json, wish.within)
-    if stopped == LOST and wish.json:
+    stopped = run_all(jobs, record, QUICK_BUDGET_S if options.quick else BUDGET_S, options.json, options.within)
+    if stopped == LOST and options.json:
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-c", _AGAIN, *_without(argv, "--resume"), "--resume"])
     print(results_table(record))
-    if wish.json:
-        record.save(wish.json)
-        print(f"written to {wish.json}")
-        _tell_of_sharing(wish.json)
+    if options.json:
+        record.save(options.json)
+        print(f"written to {options.json}")
+        _say_how_to_share(options.json)
     if stopped:
         print(stopped, file=sys.stderr)
         return 130 if stopped == INTERRUPTED else 1
     return 1 if any(note.failed for note in record.notes) else 0
 
 
-def _tell_of_sharing(path: Path) -> None:
+def _say_how_to_share(path: Path) -> None:
     """How a GPU's record becomes one of the course's, or what keeps it from that."""
     if not ON_GPU:
         return
-    found = json.loads(path.read_text(encoding="utf-8"))
-    told = gpus.problems(found)
-    file = f"notebooks/measured/{gpus.slug(found['device']['name'])}.json"
-    if told:
-        print("\n".join(["As a record of the course it lacks:", *told[:5], *["..."] * (len(told) > 5)]))
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    missing = gpus.problems(saved)
+    file = f"notebooks/measured/{gpus.slug(saved['device']['name'])}.json"
+    if missing:
+        print("\n".join(["As a record of the course it lacks:", *missing[:5], *["..."] * (len(missing) > 5)]))
     else:
         print(f"It names neither this machine nor you. To add it to the course: a pull request with it as {file}")
 

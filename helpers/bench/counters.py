@@ -207,8 +207,8 @@ def stalls_table(
     Args:
         names: as in `select`. least: states with fewer clocks in every column are left out.
     """
-    found = select(record, names, head_dim=head_dim, dtype=dtype)
-    rows = sorted((row for row in found if row.get("stalls")), key=lambda row: names.index(row["stage"]))
+    selected = select(record, names, head_dim=head_dim, dtype=dtype)
+    rows = sorted((row for row in selected if row.get("stalls")), key=lambda row: names.index(row["stage"]))
     states = [s for s in STALLS if any(row["stalls"].get(s, 0) >= least for row in rows)]
     states.sort(key=lambda s: (s != "issued", -max(row["stalls"].get(s, 0) for row in rows)))
     wide = max((len(s) for s in states), default=0) + 2

@@ -15,16 +15,16 @@ def _sweep(
     names: Sequence[str] | None, dtype: str, head_dim: int, causal: bool, tokens: int | None, record: Mapping[str, Any]
 ) -> dict[str, list[tuple[int, dict[str, Any]]]]:
     """name -> (N, result) in the order of N: one head, or as many sequences as make `tokens` rows together."""
-    found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    points: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     for r in record["results"]:
         if r["kind"] not in ("stage", "peer") or (names is not None and r["name"] not in names):
             continue
         batch, heads, n, d = r["shape"]
         here = batch * heads == 1 if tokens is None else (batch * n, heads * d) == (tokens, 2048)
         if here and (r["dtype"], d, r.get("causal", False)) == (dtype, head_dim, causal):
-            found.setdefault(r["name"], []).append((n, r))
-    order = found if names is None else [name for name in names if name in found]
-    return {name: sorted(found[name], key=lambda pair: pair[0]) for name in order if len(found[name]) > 1}
+            points.setdefault(r["name"], []).append((n, r))
+    order = points if names is None else [name for name in names if name in points]
+    return {name: sorted(points[name], key=lambda pair: pair[0]) for name in order if len(points[name]) > 1}
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
@@ -53,7 +53,7 @@ def measured_times(
     if not lines:
         return Text(f"*(the record has no {dtype} at several N, d = {head_dim})*")
     fig, ax = figure(7, 3.8)
-    told = []
+    described = []
     colours, dashes = iter(2 * LINES), iter(2 * ("--", ":", "-.", (0, (6, 1))))
     for name, points in lines.items():
         x, y = [n for n, _ in points], [r["ms"] for _, r in points]
@@ -62,7 +62,7 @@ def measured_times(
             ax.plot(x, y, label=label, color=PEER, linestyle=next(dashes), linewidth=1.5)
         else:
             ax.plot(x, y, label=label, color=next(colours), marker="o", markersize=4)
-        told.append(f"{name}: N^{slope(x, y):.2f}, {y[-1]:.3g} ms at N = {x[-1]}")
+        described.append(f"{name}: N^{slope(x, y):.2f}, {y[-1]:.3g} ms at N = {x[-1]}")
     ticks = sorted({n for points in lines.values() for n, _ in points})
     ax.set(xscale="log", yscale="log", xlabel="N", ylabel="milliseconds")
     ax.set_xticks(ticks, ticks)
@@ -71,7 +71,7 @@ def measured_times(
     work = "one head" if tokens is None else f"{tokens} rows in all, {2048 // head_dim} heads"
     ax.set_title(f"d = {head_dim}, {dtype}, {work}{', causal' * causal}; recorded on {gpu_of(record)}")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    return Picture(fig, f"time against N, {dtype}, d = {head_dim}, {work}: {'; '.join(told)}")
+    return Picture(fig, f"time against N, {dtype}, d = {head_dim}, {work}: {'; '.join(described)}")
 
 
 @styled
@@ -91,11 +91,11 @@ def measured_memory(
     for name, points in lines.items():
         together.setdefault(tuple(points), []).append(name)
     fig, ax = figure(7, 3.4)
-    told = []
+    described = []
     for points, those in together.items():
         x, y = zip(*points, strict=True)
         ax.plot(x, y, marker="o", markersize=4, label="\n".join(those))
-        told.append(f"{', '.join(those)}: {bytes_text(y[-1])} at N = {x[-1]}, N^{slope(x, y):.2f}")
+        described.append(f"{', '.join(those)}: {bytes_text(y[-1])} at N = {x[-1]}, N^{slope(x, y):.2f}")
     ticks = sorted({n for points in lines.values() for n, _ in points})
     ax.set(xscale="log", yscale="log", xlabel="N", ylabel="device memory")
     ax.set_xticks(ticks, ticks)
@@ -105,4 +105,4 @@ def measured_memory(
     ax.set_yticks(sizes, [bytes_text(size) for size in sizes])
     ax.set_title(f"One head, d = {head_dim}, {dtype}; recorded on {gpu_of(record)}")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    return Picture(fig, f"memory against N: {'; '.join(told)}")
+    return Picture(fig, f"memory against N: {'; '.join(described)}")

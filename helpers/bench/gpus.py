@@ -45,7 +45,7 @@ def problems(found: Any, file: str | None = None) -> list[str]:
     """What keeps a record from being committed, a sentence each; none where it can be.
 
     Args:
-        found: what the JSON file holds. file: its name, where that is to be looked at.
+        record: what the JSON file holds. file: its name, where that is to be looked at.
     """
     if not isinstance(found, Mapping) or {"device", "how", "results", "notes"} - set(found):
         return ['it is no record of `bench --json`: "device", "how", "results" and "notes" are needed']
@@ -84,20 +84,20 @@ def _wrong(result: Any) -> list[str]:
     """What is wrong with one measurement."""
     if not _fits(result, Measurement):
         return ["its fields are not a measurement's"]
-    told = []
+    wrong = []
     if result["kind"] not in KINDS:
-        told.append(f"the kind {result['kind']!r} is unknown")
+        wrong.append(f"the kind {result['kind']!r} is unknown")
     times = [result["ms_min"], result["ms"], result["ms_max"]]
     figures = [*times, *(result[name] for name in ("tflops", "gbps") if result.get(name) is not None)]
     if not all(isinstance(x, int | float) and math.isfinite(x) and x > 0 for x in figures):
-        told.append("a time or a rate is not a positive number")
+        wrong.append("a time or a rate is not a positive number")
     elif times != sorted(times):
-        told.append("ms is not between ms_min and ms_max")
+        wrong.append("ms is not between ms_min and ms_max")
     if result["kind"] in ("stage", "backward"):
         error, allowed = result.get("max_error"), result.get("tolerance")
         if error is None or allowed is None or not error <= allowed:
-            told.append(f"it was not right: max_error {error}, tolerance {allowed}")
-    return told
+            wrong.append(f"it was not right: max_error {error}, tolerance {allowed}")
+    return wrong
 
 
 def _texts(found: Any) -> list[str]:
@@ -111,14 +111,14 @@ def _texts(found: Any) -> list[str]:
 
 def records(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
     """All committed records, by their GPU's name: newest compute capability first, then by name."""
-    found = {}
+    by_gpu = {}
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         device = record.get("device") if isinstance(record, dict) and "results" in record else None
         if isinstance(device, dict) and path.stem == slug(str(device.get("name", ""))):
-            found[device["name"]] = record
-    newest = sorted(found, key=lambda name: (-float(found[name]["device"]["compute_capability"]), name))
-    return {name: found[name] for name in newest}
+            by_gpu[device["name"]] = record
+    newest = sorted(by_gpu, key=lambda name: (-float(by_gpu[name]["device"]["compute_capability"]), name))
+    return {name: by_gpu[name] for name in newest}
 
 
 def side_by_side(
@@ -174,11 +174,11 @@ def main(words: Sequence[str]) -> int:
     wrong = 0
     for path in paths:
         try:
-            told = problems(json.loads(path.read_text(encoding="utf-8")), path.name)
+            messages = problems(json.loads(path.read_text(encoding="utf-8")), path.name)
         except (OSError, ValueError) as error:
-            told = [f"it cannot be read: {error}"]
-        wrong += bool(told)
-        print("\n".join([f"{path.name}: {'can be committed' if not told else 'cannot be committed:'}", *told]))
+            messages = [f"it cannot be read: {error}"]
+        wrong += bool(messages)
+        print("\n".join([f"{path.name}: {'can be committed' if not messages else 'cannot be committed:'}", *messages]))
     return 1 if wrong else 0
 
 

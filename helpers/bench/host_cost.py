@@ -62,14 +62,14 @@ def host_time(call: Callable[[], object], *, batches: int = BATCHES, calls: int 
 def calls(with_torch: bool) -> tuple[HostCall, ...]:
     """What is timed: our calls with arrays of CuPy, and with PyTorch's tensors and beside SDPA where there are any."""
     kinds = {"CuPy arrays": _device_arrays, **({"torch tensors": _tensors} if with_torch else {})}
-    found = [HostCall("a prepared launch", _prepared, "everything but the launch was done before")]
+    kinds_of_call = [HostCall("a prepared launch", _prepared, "everything but the launch was done before")]
     for kind, arrays in kinds.items():
-        found += [
+        kinds_of_call += [
             HostCall(f"flash_attention, {kind}", partial(_padded, arrays)),
             HostCall(f"flash_attention_varlen, {kind}", partial(_packed, arrays, False), "reads cu_seqlens: waits"),
             HostCall(f"flash_attention_varlen with max_seqlen, {kind}", partial(_packed, arrays, True)),
         ]
-    return (*found, *([HostCall("SDPA, torch tensors", _sdpa)] if with_torch else []))
+    return (*kinds_of_call, *([HostCall("SDPA, torch tensors", _sdpa)] if with_torch else []))
 
 
 def _device_arrays(inputs: Inputs) -> tuple[Any, ...]:

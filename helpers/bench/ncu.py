@@ -91,8 +91,8 @@ def launches_of(text: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
     if start is None:
         raise ValueError(f"no table of ncu --csv --page raw in: {text[:300]!r}")
     head, units, *table = [row for row in csv.reader(lines[start:]) if row and not row[0].startswith("==")]
-    found = []
+    launches = []
     for row in table:
         columns = dict(zip(head, zip(row, units, strict=True), strict=True))
-        found.append((columns["Kernel Name"][0].split("(")[0], columns))
-    return found
+        launches.append((columns["Kernel Name"][0].split("(")[0], columns))
+    return launches

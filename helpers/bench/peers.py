@@ -122,8 +122,8 @@ def _flash_attention_3(inputs: Inputs, causal: bool) -> Iterator[Callable[[], An
 
 def beside_torch() -> tuple[Peer, ...]:
     """PyTorch's backends, and FlashAttention-3 where it is installed and the GPU is one of those that it is for."""
-    there = any(map(importlib.util.find_spec, FLASH_ATTENTION_3))
-    if not there or int(cp.cuda.Device().compute_capability) != 90:
+    installed = any(map(importlib.util.find_spec, FLASH_ATTENTION_3))
+    if not installed or int(cp.cuda.Device().compute_capability) != 90:
         return TORCH
     return (*TORCH, Peer("FlashAttention-3", _flash_attention_3, HALVES))
 

@@ -125,15 +125,15 @@ def cases(*, on_gpu: bool = ON_GPU, quick: bool = False) -> list[Case]:
     """The cases of a run, each once, those of a shape and a type together."""
     if not on_gpu:
         return [Case(ON_CPU, dtype) for dtype in ("float32", "float16")]
-    found = [Case(shape, "float32", causal) for shape in (QUICK if quick else SHAPES) for causal in (False, True)]
+    chosen = [Case(shape, "float32", causal) for shape in (QUICK if quick else SHAPES) for causal in (False, True)]
     if quick:
-        return [*found, *(Case(QUICK[-1], "bfloat16", causal) for causal in (False, True))]
-    found += [Case(shape) for shape in ONE_HEAD_SWEEP]
+        return [*chosen, *(Case(QUICK[-1], "bfloat16", causal) for causal in (False, True))]
+    chosen += [Case(shape) for shape in ONE_HEAD_SWEEP]
     main = SHAPES[-2:]
-    found += [Case(SHAPES[2], "bfloat16")]
+    chosen += [Case(SHAPES[2], "bfloat16")]
     for dtype, shapes in (("float16", main), ("bfloat16", (*main, *HALF_SWEEP))):
-        found += [Case(shape, dtype, causal) for shape in shapes for causal in (False, True)]
-    return list(dict.fromkeys(found))
+        chosen += [Case(shape, dtype, causal) for shape in shapes for causal in (False, True)]
+    return list(dict.fromkeys(chosen))
 
 
 def forward() -> dict[str, Stage]:
@@ -181,9 +181,9 @@ def plan(
         wanted.append(Case(FOR_NUMBA))
     for case in wanted:
         candidates = [("stage", name, stage, why_not(stage, case)) for name, stage in stages.items()]
-        here = [*others, numba] if numba and case.shape == FOR_NUMBA else others
-        here = [peer for peer in here if peer.sweep or not swept(case)]
-        candidates += [("peer", peer.name, peer, peer.why_not(case.dtype, case.causal)) for peer in here]
+        peers_of_case = [*others, numba] if numba and case.shape == FOR_NUMBA else others
+        peers_of_case = [peer for peer in peers_of_case if peer.sweep or not swept(case)]
+        candidates += [("peer", peer.name, peer, peer.why_not(case.dtype, case.causal)) for peer in peers_of_case]
         for kind, name, what, why in candidates:
             if why is None:
                 jobs.append(Job(kind, name, what, case))
@@ -193,8 +193,8 @@ def plan(
         more = sorted(_beside(stages), key=lambda job: (job.case.dtype, job.case.shape))
         # The sweep comes last: a run that is stopped early has the ladder and what the notebooks quote.
         sweep = [job for job in jobs if job.kind in ("stage", "peer") and swept(job.case)]
-        found = sorted(_of_gradients(only, torch is not None), key=lambda job: (job.case.dtype, job.case.shape))
-        jobs = [job for job in jobs if job not in sweep] + more + found + sweep
+        of_gradients = sorted(_of_gradients(only, torch is not None), key=lambda job: (job.case.dtype, job.case.shape))
+        jobs = [job for job in jobs if job not in sweep] + more + of_gradients + sweep
     return jobs
 
 

@@ -56,8 +56,8 @@ def measured_bars(
     Returns:
         A picture; where nothing is recorded, a sentence that says so.
     """
-    found = measurements(shape, names, dtype=dtype, causal=causal, record=record)
-    results = [r for r in found if r.get(quantity) is not None]
+    at_shape = measurements(shape, names, dtype=dtype, causal=causal, record=record)
+    results = [r for r in at_shape if r.get(quantity) is not None]
     if not results:
         return Text(f"*(the record has no {quantity} at shape {tuple(shape)}, {dtype}{', causal' * causal})*")
     values = [r[quantity] for r in results]
@@ -114,15 +114,15 @@ def measured_ladder(
     if top is None or not at:
         return Text(f"*(the record has no {dtype} at {', '.join(map(str, shapes))})*")
     fig, axes = figure(8.6, 1.2 + 0.36 * len(names), columns=len(at))
-    told = []
+    described = []
     for ax, (shape, results) in zip(np.atleast_1d(axes), at.items(), strict=True):
         texts = _ladder_panel(ax, results, names, top)
         if ax is not np.atleast_1d(axes)[0]:
             ax.set_yticklabels([])
         ax.set_title(textwrap.fill(heading(shape, dtype, causal), 84 // len(at)), fontsize=10)
-        told += [f"N = {shape[2]}, {name}: {text}" for name, text in zip(names, texts, strict=True)]
+        described += [f"N = {shape[2]}, {name}: {text}" for name, text in zip(names, texts, strict=True)]
     fig.supxlabel(f"TFLOP/s (more is better); dashed: {roof}, {top:.3g}; recorded on {gpu_of(record)}", fontsize=10)
-    return Picture(fig, f"TFLOP/s and share of {roof}: {'; '.join(told)}")
+    return Picture(fig, f"TFLOP/s and share of {roof}: {'; '.join(described)}")
 
 
 def _ladder_panel(ax: Any, results: Mapping[str, Any], names: Sequence[str], top: float) -> list[str]:
@@ -195,7 +195,7 @@ def measured_overview(shapes: Mapping[str, Sequence[Sequence[int]]], *, record: 
     fig = Figure(figsize=(1.8 + 2.8 * max(columns, 1.5), 0.5 + sum(0.75 + 0.3 * len(names) for names in rows.values())))
     fig.set_layout_engine("constrained")
     grid = fig.add_gridspec(len(rows), columns, height_ratios=[1.5 + len(names) for names in rows.values()])
-    told = []
+    described = []
     for i, (dtype, names) in enumerate(rows.items()):
         roof = roof_name(dtype)
         top = roofs(record)[roof]["tflops"]
@@ -208,11 +208,11 @@ def measured_overview(shapes: Mapping[str, Sequence[Sequence[int]]], *, record: 
             batch, heads, n, head_dim = shape
             many = f"{batch} × {heads} heads" if batch * heads > 1 else "one head"
             ax.set_title(f"{dtype}, {many}, N = {n}, d = {head_dim}", fontsize=9)
-            told += [f"{dtype} {tuple(shape)} {name}: {text}" for name, text in zip(names, texts, strict=True)]
+            described += [f"{dtype} {tuple(shape)} {name}: {text}" for name, text in zip(names, texts, strict=True)]
     text = "TFLOP/s, and the share of PyTorch's matrix product in the same type (dashed)"
     between = "; " if columns > 1 else "\n"
     fig.supxlabel(f"{text}{between}blue: this course, grey: others; {gpu_of(record)}", fontsize=9)
-    return Picture(fig, "; ".join(told))
+    return Picture(fig, "; ".join(described))
 
 
 @styled
@@ -231,14 +231,14 @@ def measured_steps(
     """
     record = recorded() if record is None else record
     results = [r for r in results_of(record) if tuple(r["shape"]) == tuple(shape)]
-    found = {label: next((r for r in results if (r | wanted) == r), None) for label, wanted in labels.items()}
-    missing = [label for label, result in found.items() if result is None]
+    by_label = {label: next((r for r in results if (r | wanted) == r), None) for label, wanted in labels.items()}
+    missing = [label for label, result in by_label.items() if result is None]
     if missing:
         return Text(f"*(not yet recorded: {', '.join(missing)})*")
-    values = [result["tflops"] for result in found.values()]
+    values = [result["tflops"] for result in by_label.values()]
     slower = [value < 0.99 * max(values[:i], default=0.0) for i, value in enumerate(values)]  # less is noise
     fig, ax = figure(7.6, 1.1 + 0.36 * len(values))
-    bars = ax.barh(list(found), values, color=[WRITE if less else GPU for less in slower], height=0.7)
+    bars = ax.barh(list(by_label), values, color=[WRITE if less else GPU for less in slower], height=0.7)
     texts = [f"{value:.1f}{'  slower' * less}" for value, less in zip(values, slower, strict=True)]
     ax.bar_label(bars, texts, padding=4)
     ax.invert_yaxis()
@@ -246,7 +246,7 @@ def measured_steps(
     batch, heads, n, head_dim = shape
     ax.set_title(title or f"batch {batch}, heads {heads}, N = {n}, d = {head_dim}")
     ax.set_xlabel(f"TFLOP/s (more is better); recorded on {record['device'].get('name', 'a GPU')}")
-    return Picture(fig, "; ".join(f"{label}: {text} TFLOP/s" for label, text in zip(found, texts, strict=True)))
+    return Picture(fig, "; ".join(f"{label}: {text} TFLOP/s" for label, text in zip(by_label, texts, strict=True)))
 
 
 @styled
@@ -260,16 +260,16 @@ def measured_tiles(
         record: another record than the committed one.
     """
     record = recorded() if record is None else record
-    found: dict[tuple[int, int], float] = {}
+    tflops_of: dict[tuple[int, int], float] = {}
     for r in results_of(record):
         if r["name"] == "register_tiles" and r["kind"] == "variant" and tuple(r["shape"]) == tuple(shape):
             sizes = {name: int(size) for name, _, size in (word.partition("=") for word in r["note"].split())}
             if (sizes.get("THREADS"), sizes.get("THREADS_X")) == (threads, threads_x):
-                found[sizes["BLOCK_M"] * threads_x // threads, sizes["BLOCK_N"] // threads_x] = r["tflops"]
-    if not found:
+                tflops_of[sizes["BLOCK_M"] * threads_x // threads, sizes["BLOCK_N"] // threads_x] = r["tflops"]
+    if not tflops_of:
         return Text(f"*({NO_RECORD})*")
-    rows, keys = (sorted({tile[axis] for tile in found}) for axis in (0, 1))
-    speeds = np.array([[found.get((m, n), np.nan) for n in keys] for m in rows])
+    rows, keys = (sorted({tile[axis] for tile in tflops_of}) for axis in (0, 1))
+    speeds = np.array([[tflops_of.get((m, n), np.nan) for n in keys] for m in rows])
     fig, ax = figure(1.9 + 0.9 * len(keys), 1.3 + 0.55 * len(rows))
     image = ax.imshow(speeds, cmap="viridis", vmin=0, aspect="auto")
     for (i, j), speed in np.ndenumerate(speeds):
@@ -281,7 +281,7 @@ def measured_tiles(
     ax.set(xlabel="keys a thread", ylabel="rows a thread")
     ax.set_title(f"{threads} threads, {heading(shape)}; recorded on {gpu_of(record)}", fontsize=9)
     fig.colorbar(image, label="TFLOP/s")
-    return Picture(fig, "; ".join(f"{m} x {n} scores: {found[m, n]:.1f} TFLOP/s" for m, n in sorted(found)))
+    return Picture(fig, "; ".join(f"{m} x {n} scores: {tflops_of[m, n]:.1f} TFLOP/s" for m, n in sorted(tflops_of)))
 
 
 @styled
@@ -298,24 +298,24 @@ def measured_gradients(
     Five products are counted, whatever a kernel computes. Where nothing is recorded, a sentence that says so.
     """
     record = recorded() if record is None else record
-    found = {
+    at = {
         tuple(shape): measurements(shape, names, dtype=dtype, causal=causal, record=record, backward=True)
         for shape in shapes
     }
-    found = {shape: results for shape, results in found.items() if results}
+    at = {shape: results for shape, results in at.items() if results}
     roof = roof_name(dtype)
-    if record is None or not found or roof not in roofs(record):
+    if record is None or not at or roof not in roofs(record):
         return Text(f"*({NO_RECORD if record is None else 'not yet recorded'}: the gradients in {dtype})*")
     top = roofs(record)[roof]["tflops"]
-    fig, axes = figure(8.6, 1.2 + 0.36 * len(names), columns=len(found))
-    told = []
-    for i, (shape, results) in enumerate(found.items()):
+    fig, axes = figure(8.6, 1.2 + 0.36 * len(names), columns=len(at))
+    described = []
+    for i, (shape, results) in enumerate(at.items()):
         ax = np.atleast_1d(axes)[i]
         by_name = {r["name"]: {**r, "kind": {"backward": "stage"}.get(r["kind"], "peer")} for r in results}
         texts = _ladder_panel(ax, by_name, names, top)
         if i:
             ax.set_yticklabels([])
-        ax.set_title(textwrap.fill(heading(shape, dtype, causal), 84 // len(found)), fontsize=10)
-        told += [f"d = {shape[3]}, {name}: {text}" for name, text in zip(names, texts, strict=True)]
+        ax.set_title(textwrap.fill(heading(shape, dtype, causal), 84 // len(at)), fontsize=10)
+        described += [f"d = {shape[3]}, {name}: {text}" for name, text in zip(names, texts, strict=True)]
     fig.supxlabel(f"TFLOP/s (more is better); dashed: {roof}, {top:.3g}; recorded on {gpu_of(record)}", fontsize=10)
-    return Picture(fig, f"gradients, TFLOP/s and share of {roof}: {'; '.join(told)}")
+    return Picture(fig, f"gradients, TFLOP/s and share of {roof}: {'; '.join(described)}")

@@ -52,15 +52,15 @@ PEERS = {  # in the record, and as the table names them
 
 def _columns(record: Mapping[str, Any]) -> list[tuple[str, str, dict[str, dict[str, Any]]]]:
     """(heading, type, results by name) of each column that the record can fill."""
-    found = []
+    columns = []
     for shape, dtype in COLUMNS:
         results = {r["name"]: r for r in reading.measurements(shape, dtype=dtype, record=record)}
         stage = any(r["kind"] == "stage" for r in results.values())
         if stage and MAIN_PEER[dtype] in results:
             batch, heads, n, head_dim = shape
             many = f"{batch} × {heads} heads" if batch * heads > 1 else "one head"
-            found.append((f"{dtype}<br>{many}<br>N = {n}, d = {head_dim}", dtype, results))
-    return found
+            columns.append((f"{dtype}<br>{many}<br>N = {n}, d = {head_dim}", dtype, results))
+    return columns
 
 
 def ladder_table(record: Mapping[str, Any]) -> str:
@@ -113,9 +113,9 @@ def gradients_table(record: Mapping[str, Any]) -> str:
     """The recorded gradients as a second table of the same form; "" where there are none."""
     columns = []
     for shape, dtype, causal in GRADIENT_COLUMNS:
-        found = reading.measurements(shape, dtype=dtype, causal=causal, record=record, backward=True)
-        results = {r["name"]: r for r in found}
-        if MAIN_PEER[dtype] in results and any(r["kind"] == "backward" for r in found):
+        rows_at = reading.measurements(shape, dtype=dtype, causal=causal, record=record, backward=True)
+        results = {r["name"]: r for r in rows_at}
+        if MAIN_PEER[dtype] in results and any(r["kind"] == "backward" for r in rows_at):
             batch, heads, n, d = shape
             heading = f"{dtype}{', causal' * causal}<br>{batch} × {heads} heads<br>N = {n}, d = {d}"
             columns.append((heading, results, results[MAIN_PEER[dtype]]))
@@ -142,8 +142,8 @@ def gradients_table(record: Mapping[str, Any]) -> str:
 def _link(title: str) -> str:
     """A kernel's name, as a link to its notebook, or to that of its number, where there is one."""
     own = ROOT / "notebooks" / f"{title}.ipynb"
-    found = [own] if own.is_file() else sorted(own.parent.glob(f"{title[:2]}_*.ipynb"))
-    return f"[{title}](notebooks/{found[0].name})" if found else title
+    files = [own] if own.is_file() else sorted(own.parent.glob(f"{title[:2]}_*.ipynb"))
+    return f"[{title}](notebooks/{files[0].name})" if files else title
 
 
 def _row(first: str, second: str, cells: list[str]) -> str:

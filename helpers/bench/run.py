@@ -115,11 +115,11 @@ class JobRunner:
             if job.kind == "backward peer":
                 launch = contexts.enter_context(job.what.ready(inputs, causal))
             else:
-                run, found = job.gradients.prepare(inputs, causal, job.sizes or None)
+                run, arrays = job.gradients.prepare(inputs, causal, job.sizes or None)
 
                 def launch() -> Any:
                     run()
-                    return found
+                    return arrays
 
             error, tolerance = inputs.gradient_sample(causal).error(launch())
             if not error <= tolerance:
@@ -213,12 +213,12 @@ def compile_all(jobs: Sequence[Job]) -> None:
 
 def device_facts() -> dict[str, Any]:
     """What ran it, by name and version."""
-    found: dict[str, Any] = {"description": describe(), "python": platform.python_version(), "numpy": np.__version__}
+    facts: dict[str, Any] = {"description": describe(), "python": platform.python_version(), "numpy": np.__version__}
     if not ON_GPU:
-        return found
+        return facts
     properties = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)
     driver = cp.cuda.runtime.driverGetVersion()
-    found |= {
+    facts |= {
         "name": properties["name"].decode(),
         "compute_capability": f"{properties['major']}.{properties['minor']}",
         "multiprocessors": properties["multiProcessorCount"],
@@ -230,14 +230,14 @@ def device_facts() -> dict[str, Any]:
         "cupy": cp.__version__,
     }
     with contextlib.suppress(OSError, AttributeError):
-        found["driver"] = re.search(r"\d+\.\d+(\.\d+)?", Path("/proc/driver/nvidia/version").read_text()).group(0)
+        facts["driver"] = re.search(r"\d+\.\d+(\.\d+)?", Path("/proc/driver/nvidia/version").read_text()).group(0)
     for name in ("torch", "triton"):
         if importlib.util.find_spec(name):
-            found[name] = __import__(name).__version__
+            facts[name] = __import__(name).__version__
     torch = sys.modules.get("torch")
     if torch and torch.backends.cudnn.is_available():
-        found["cudnn"] = torch.backends.cudnn.version()
-    return found
+        facts["cudnn"] = torch.backends.cudnn.version()
+    return facts
 
 
 def how_measured() -> dict[str, Any]:

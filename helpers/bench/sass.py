@@ -32,18 +32,18 @@ def instance(stage: str, dtype: str, head_dim: int = 64) -> dict[str, Any]:
 def counts_table(stage: str, head_dim: int = 64) -> str:
     """Instructions by their kind as text: a kind a line, a type a column."""
     record = recorded(stage)
-    found = [each for each in record["instances"] if each["head_dim"] == head_dim]
-    rows = [("", *(each["dtype"] for each in found))]
-    rows += [(kind, *(f"{each['counts'][kind]:,}" for each in found)) for kind in found[0]["counts"]]
-    rows += [(kind, *(f"{each[kind]:,}" for each in found)) for kind in ("instructions", "registers")]
+    compiled_at = [each for each in record["instances"] if each["head_dim"] == head_dim]
+    rows = [("", *(each["dtype"] for each in compiled_at))]
+    rows += [(kind, *(f"{each['counts'][kind]:,}" for each in compiled_at)) for kind in compiled_at[0]["counts"]]
+    rows += [(kind, *(f"{each[kind]:,}" for each in compiled_at)) for kind in ("instructions", "registers")]
     how = f"{record['how']['compiler']}, {record['how']['architecture']}, head_dim {head_dim}"
     return "\n".join([how, *(f"{row[0]:14}" + "".join(f"{cell:>10}" for cell in row[1:]) for row in rows)])
 
 
 def lines(stage: str, dtype: str, head_dim: int = 64) -> str:
     """The recorded excerpt of one instance, an instruction a line, after its address in the kernel."""
-    found = instance(stage, dtype, head_dim)
-    return "\n".join([f"{found['kernel']}:", *(f"  {line}" for line in found["lines"])])
+    row = instance(stage, dtype, head_dim)
+    return "\n".join([f"{row['kernel']}:", *(f"  {line}" for line in row["lines"])])
 
 
 def compiled(kernel: str, options: str = "-ftz=true", *, stage: str = "04") -> dict[str, Any]:

@@ -100,25 +100,27 @@ def disassembled(stage: Stage, folder: Path) -> tuple[list[Instruction], dict[st
 
 def parsed(sass: str) -> tuple[list[Instruction], dict[str, int]]:
     """The instructions of nvdisasm's text, and the address of each label."""
-    found, labels, waiting = [], {}, []
+    instructions, labels, waiting = [], {}, []
     for line in sass.splitlines():
         if label := re.match(r"(\.L_x_\d+):", line):
             waiting.append(label[1])
         elif it := re.match(r"\s*/\*([0-9a-f]{4,6})\*/\s+((?:@\S+\s+)?([A-Z][A-Z0-9_]*).*?)\s*;?\s*$", line):
             labels |= dict.fromkeys(waiting, int(it[1], 16))
             waiting = []
-            found.append(Instruction(int(it[1], 16), it[3], it[2]))
-    return found, labels
+            instructions.append(Instruction(int(it[1], 16), it[3], it[2]))
+    return instructions, labels
 
 
-def tile_loop(found: Sequence[Instruction], labels: Mapping[str, int]) -> list[Instruction]:
+def tile_loop(instructions: Sequence[Instruction], labels: Mapping[str, int]) -> list[Instruction]:
     """The innermost loop with all products, without what a branch skips in most tiles: masks and the lazy rescale."""
-    jumps = [(i.address, labels[to[0]]) for i in found if (to := re.findall(r"\.L_x_\d+", i.text)) and "BRA" in i.text]
-    products = [i.address for i in found if i.opcode == "HMMA"]
+    jumps = [
+        (i.address, labels[to[0]]) for i in instructions if (to := re.findall(r"\.L_x_\d+", i.text)) and "BRA" in i.text
+    ]
+    products = [i.address for i in instructions if i.opcode == "HMMA"]
     last, first = min(
         ((at, to) for at, to in jumps if to <= products[0] and at >= products[-1]), key=lambda jump: jump[0] - jump[1]
     )
-    loop = [i for i in found if first <= i.address <= last]
+    loop = [i for i in instructions if first <= i.address <= last]
     for at, to in jumps:
         skipped = [i for i in loop if at < i.address < to <= last]
         if first <= at and not {"HMMA", "LDGSTS"} & {i.opcode for i in skipped}:

@@ -27,12 +27,12 @@ def different(name: str, *, deterministic: bool, dtype: str, shape: Shape = SHAP
     q, k, v = inputs.device
     o, lse = flash_attention(*(a.swapaxes(1, 2) for a in (q, k, v)), return_lse=True)
     arrays = cp.asarray(inputs.do), q, k, v, o.swapaxes(1, 2), lse
-    run, found = backward.prepare(BACKWARD[name], *arrays, deterministic=deterministic)
+    run, gradients = backward.prepare(BACKWARD[name], *arrays, deterministic=deterministic)
     first: list[np.ndarray] = []
     changed: list[np.ndarray] = []
     for _ in range(runs):
         run()
-        bits = [np.array(cp.asnumpy(a)).view(f"u{a.dtype.itemsize}") for a in found]
+        bits = [np.array(cp.asnumpy(a)).view(f"u{a.dtype.itemsize}") for a in gradients]
         first = first or bits
         changed = changed or [np.zeros(a.shape, bool) for a in bits]
         for all_changed, a, b in zip(changed, first, bits, strict=True):

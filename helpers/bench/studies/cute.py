@@ -123,10 +123,10 @@ def _instructions(cubin: bytes) -> dict[str, Any]:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin + b"\0")  # CuPy's getCUBIN leaves the last byte out, a zero
         made = subprocess.run(["nvdisasm", "-c", str(file)], check=True, capture_output=True, text=True)
-    found, labels = sass_loop.parsed(made.stdout)
-    loop = sass_loop.tile_loop(found, labels)
+    listed, labels = sass_loop.parsed(made.stdout)
+    loop = sass_loop.tile_loop(listed, labels)
     opcodes = collections.Counter("moves" if sass_loop.is_move(i) else i.opcode for i in loop)
-    return {"instructions": len(found), "loop": len(loop), "opcodes": dict(opcodes.most_common())}
+    return {"instructions": len(listed), "loop": len(loop), "opcodes": dict(opcodes.most_common())}
 
 
 def lines(file: str) -> dict[str, int]:
@@ -158,14 +158,14 @@ def timed(cases: Sequence[Case] = CASES, ways: Sequence[Way] = WAYS, rounds: int
     Raises:
         AssertionError: a result is wrong.
     """
-    found = [peer for peer in (peers.beside_torch() if peers.torch_on_gpu() else ()) if peer.name == PEER]
+    installed = [peer for peer in (peers.beside_torch() if peers.torch_on_gpu() else ()) if peer.name == PEER]
     for case in cases:
         inputs, runs, extra, errors = _inputs(case.shape), {}, {}, {}
         sample, arrays = inputs.sample(case.causal), inputs.device
         with contextlib.ExitStack() as stack:
             for way in ways:
                 runs[way.name], errors[way.name], extra[way.name] = _first_run(way, arrays, case, sample)
-            for peer in found:
+            for peer in installed:
                 runs[peer.name] = stack.enter_context(peer.ready(inputs, case.causal))
                 errors[peer.name], extra[peer.name] = sample.error(runs[peer.name]()), _torch_extra(runs[peer.name])
             for name, error in errors.items():
@@ -230,9 +230,9 @@ def measure() -> dict[str, Any]:
     which = [(i, head_dim) for head_dim in HEAD_DIMS for i in reversed(range(len(WAYS)))]  # what takes longest first
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         begin = time.perf_counter()
-        found = [pool.submit(_cold, *one) for one in which]
+        compilations = [pool.submit(_cold, *one) for one in which]
         warm = [pool.submit(_warm, *one) for one in which] if ON_GPU else []
-        compiled = [one.result() for one in found]
+        compiled = [one.result() for one in compilations]
         for one in warm:
             one.result()
         seconds = time.perf_counter() - begin
@@ -257,16 +257,16 @@ def _processor() -> str:
 
 def row(name: str, n: int, head_dim: int, *, causal: bool = False) -> dict[str, Any] | None:
     """One recorded time, or None."""
-    for found in (recorded() or {}).get("timed", ()):
-        if (found["name"], *found["shape"][2:], found["causal"]) == (name, n, head_dim, causal):
-            return found
+    for each in (recorded() or {}).get("timed", ()):
+        if (each["name"], *each["shape"][2:], each["causal"]) == (name, n, head_dim, causal):
+            return each
     return None
 
 
 def compiled_row(name: str, head_dim: int) -> dict[str, Any] | None:
     """What the compiler made of one kernel, or None."""
     rows = (recorded() or {}).get("compiled", ())
-    return next((found for found in rows if (found["name"], found["head_dim"]) == (name, head_dim)), None)
+    return next((each for each in rows if (each["name"], each["head_dim"]) == (name, head_dim)), None)
 
 
 def times_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str] = ()) -> str:
@@ -276,8 +276,8 @@ def times_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str]
         names: of the kernels that are shown; all that are recorded where it is empty.
     """
 
-    def cell(found: Mapping[str, Any]) -> str:
-        return f"{found['tflops']:.0f}  {found['speed']:.2f}×"
+    def cell(row: Mapping[str, Any]) -> str:
+        return f"{row['tflops']:.0f}  {row['speed']:.2f}×"
 
     return _by_case("TFLOP/s, and times as fast as 07", cell, record, names)
 
@@ -285,8 +285,8 @@ def times_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str]
 def memory_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str] = ()) -> str:
     """MiB that a call takes beyond q, k, v and its output, as text, as `times_table`."""
 
-    def cell(found: Mapping[str, Any]) -> str:
-        return "" if found["extra_bytes"] is None else f"{found['extra_bytes'] / 2**20:.1f}"
+    def cell(row: Mapping[str, Any]) -> str:
+        return "" if row["extra_bytes"] is None else f"{row['extra_bytes'] / 2**20:.1f}"
 
     return _by_case("MiB beyond q, k, v and o", cell, record, names)
 
@@ -300,8 +300,8 @@ def _by_case(
     table = [f"{title:34}" + "".join(f"{name:>{width}}" for name, width in columns.items())]
     for shape, causal in dict.fromkeys((tuple(r["shape"]), r["causal"]) for r in record["timed"]):
         rows = {r["name"]: r for r in record["timed"] if (tuple(r["shape"]), r["causal"]) == (shape, causal)}
-        told = [f"{cell(rows[name]) if name in rows else '':>{width}}" for name, width in columns.items()]
-        table.append(f"d = {shape[3]:3}, N = {shape[2]:5}{', causal' * causal}".ljust(34) + "".join(told))
+        cells = [f"{cell(rows[name]) if name in rows else '':>{width}}" for name, width in columns.items()]
+        table.append(f"d = {shape[3]:3}, N = {shape[2]:5}{', causal' * causal}".ljust(34) + "".join(cells))
     return "\n".join(table)
 
 
@@ -310,15 +310,15 @@ def compiled_table(record: Mapping[str, Any] | None = None) -> str:
     """Lines of code, seconds to compile, registers, spills and instructions of each kernel, as text."""
     heads = ("lines", "seconds", "registers", "spills", "instructions", "a tile", "integer")
     table = [f"{'':30}" + "".join(f"{head:>14}" for head in heads)]
-    for found in record["compiled"]:
-        integer = None if found["opcodes"] is None else integer_instructions(found["opcodes"])
+    for row in record["compiled"]:
+        integer = None if row["opcodes"] is None else integer_instructions(row["opcodes"])
         cells = (
-            lines(found["file"])["code"],
-            f"{found['seconds']:.1f}",
-            *(found[key] for key in ("registers", "spill_bytes", "instructions", "loop")),
+            lines(row["file"])["code"],
+            f"{row['seconds']:.1f}",
+            *(row[key] for key in ("registers", "spill_bytes", "instructions", "loop")),
             integer,
         )
-        what = f"d = {found['head_dim']:3}, {found['name']}"
+        what = f"d = {row['head_dim']:3}, {row['name']}"
         table.append(f"{what:30}" + "".join(f"{'' if cell is None else cell:>14}" for cell in cells))
     return "\n".join(table)
 
@@ -338,7 +338,9 @@ def integer_instructions(opcodes: Mapping[str, int]) -> int:
 def table(record: Mapping[str, Any] | None = None) -> str:
     """A record as text; the committed one where none is given."""
     how = record["how"]
-    made = f"compiled by NVRTC {how['nvrtc']} for {how['architecture']}, {how['processes']} at a time: {how['machine']}"
+    compiler = (
+        f"compiled by NVRTC {how['nvrtc']} for {how['architecture']}, {how['processes']} at a time: {how['machine']}"
+    )
     return "\n\n".join(
-        [record["device"], times_table(record), memory_table(record), f"{made}\n{compiled_table(record)}"]
+        [record["device"], times_table(record), memory_table(record), f"{compiler}\n{compiled_table(record)}"]
     )

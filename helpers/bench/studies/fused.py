@@ -466,7 +466,7 @@ def rows_of(section: str, work: Work, rounds: int = ROUNDS) -> Iterator[dict[str
     """One section at one shape: a row for each way, timed in turns; or with "failed" in place of times."""
     inputs, truth = Inputs(work), Truth(work)
     ready: dict[str, Way] = {}
-    found: dict[str, dict[str, Any]] = {}
+    measured: dict[str, dict[str, Any]] = {}
     where = {"section": section, "shape": list(work.shape), "causal": work.causal}
     for number, make in enumerate(SECTIONS[section](inputs)):
         name = f"way {number}"
@@ -487,11 +487,11 @@ def rows_of(section: str, work: Work, rounds: int = ROUNDS) -> Iterator[dict[str
                 row["max_error"], row["tolerance"] = way.error(truth, way.result())
                 if not row["max_error"] <= row["tolerance"]:
                     raise ValueError(f"wrong: the error is {row['max_error']:.2e}, {row['tolerance']:.2e} passes")
-            ready[name], found[name] = way, row
+            ready[name], measured[name] = way, row
         except Exception as error:  # a way that fails must not lose the others
             yield {**where, "name": name, "failed": f"{type(error).__name__}: {error}"[:500]}
     times = in_turns({name: way.run for name, way in ready.items()}, rounds)
-    for name, row in found.items():
+    for name, row in measured.items():
         yield {**row, "ms": statistics.median(times[name]), "rounds": [round(ms, 5) for ms in times[name]]}
 
 
@@ -517,10 +517,10 @@ def kernels(work: Work) -> Iterator[dict[str, Any]]:
             ((launch, compiled, _),) = ready.filled(arrays)
             planned[name] = compiled, launch.block[0], launch.shared_bytes
     for form in rotary_and_projection.FORMS:
-        made = rotary_and_projection.plan_projection(inputs.q, inputs.k, inputs.v, inputs.w_o, form=form)
-        planned[f"11, {form}"] = made.kernel, made.block[0], made.shared_bytes
-    made = rotary_and_projection.plan_rotary(inputs.q, inputs.k, *angles)
-    planned["rotary"] = made.kernel, made.block[0], made.shared_bytes
+        plan = rotary_and_projection.plan_projection(inputs.q, inputs.k, inputs.v, inputs.w_o, form=form)
+        planned[f"11, {form}"] = plan.kernel, plan.block[0], plan.shared_bytes
+    plan = rotary_and_projection.plan_rotary(inputs.q, inputs.k, *angles)
+    planned["rotary"] = plan.kernel, plan.block[0], plan.shared_bytes
     gpu = tiles.this_gpu()
     for name, (compiled, threads, shared) in planned.items():
         facts = compiled.attributes
@@ -553,28 +553,28 @@ def measure() -> dict[str, Any]:
         for done in [pool.submit(_warm, *one) for one in compiled]:
             with contextlib.suppress(Exception):
                 done.result()
-    found: dict[str, Any] = {"device": describe(), **_versions(), "dtype": DTYPE.name, "tokens": TOKENS}
-    found["compile_s"] = round(time.perf_counter() - began, 1)
-    found["rows"] = []
+    record: dict[str, Any] = {"device": describe(), **_versions(), "dtype": DTYPE.name, "tokens": TOKENS}
+    record["compile_s"] = round(time.perf_counter() - began, 1)
+    record["rows"] = []
     for section, work in PLAN:
         try:
-            found["rows"] += rows_of(section, work)
+            record["rows"] += rows_of(section, work)
         except Exception as error:
-            found["rows"].append({"section": section, "shape": list(work.shape), "causal": work.causal, "name": "all"})
-            found["rows"][-1]["failed"] = f"{type(error).__name__}: {error}"[:500]
-    found["kernels"] = [row for d in HEAD_DIMS for row in kernels(Work(4096, d))]
-    found["seconds"] = round(time.perf_counter() - began, 1)
-    return found
+            record["rows"].append({"section": section, "shape": list(work.shape), "causal": work.causal, "name": "all"})
+            record["rows"][-1]["failed"] = f"{type(error).__name__}: {error}"[:500]
+    record["kernels"] = [row for d in HEAD_DIMS for row in kernels(Work(4096, d))]
+    record["seconds"] = round(time.perf_counter() - began, 1)
+    return record
 
 
 def _versions() -> dict[str, Any]:
     """Of the driver and of PyTorch, where they are."""
-    found: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
     if ON_GPU:
-        found["driver"] = cp.cuda.runtime.driverGetVersion()
+        versions["driver"] = cp.cuda.runtime.driverGetVersion()
     if (torch := peers.torch_on_gpu()) is not None:
-        found["torch"] = torch.__version__
-    return found
+        versions["torch"] = torch.__version__
+    return versions
 
 
 # ---- reading
@@ -633,8 +633,8 @@ def section_table(section: str, *, causal: bool = False, record: Any = None, nam
             if names and name not in names:
                 continue
             ratio = speed(row, beside) if beside else None
-            told = f"{ratio['speed']:5.2f}× ({ratio['speed_min']:.2f} to {ratio['speed_max']:.2f})" if ratio else ""
-            lines.append(f"  {name:48}{row['ms']:9.3f} ms  {told:24}{row['extra_bytes'] / 2**20:10,.0f} MiB")
+            faster = f"{ratio['speed']:5.2f}× ({ratio['speed_min']:.2f} to {ratio['speed_max']:.2f})" if ratio else ""
+            lines.append(f"  {name:48}{row['ms']:9.3f} ms  {faster:24}{row['extra_bytes'] / 2**20:10,.0f} MiB")
     for row in record["rows"]:
         if (row["section"], row["causal"]) == (section, causal) and "failed" in row:
             lines.append(f"  {row['shape']} {row['name']}: {row['failed']}")
@@ -664,8 +664,8 @@ PAIRS = (
 def gain(words: str, n: int, head_dim: int, *, causal: bool = False, record: Any = None) -> dict[str, float] | None:
     """How many times as fast a fusion of PAIRS is as what it is set beside; None where that is not recorded."""
     _, section, way, beside = next(pair for pair in PAIRS if pair[0] == words)
-    found = rows(section, n, head_dim, causal=causal, record=record)
-    return speed(found[way], found[beside]) if way in found and beside in found else None
+    at_shape = rows(section, n, head_dim, causal=causal, record=record)
+    return speed(at_shape[way], at_shape[beside]) if way in at_shape and beside in at_shape else None
 
 
 # Ways whose memory is shown: (words, section, way).
@@ -686,9 +686,9 @@ def _table_of_shapes(cells: Mapping[str, Callable[[int, int], str]]) -> str:
     lines = [" " * 40 + "".join(f"{f'd = {d}' if n == LENGTHS[0] else '':>11}" for d, n in shapes)]
     lines.append(" " * 40 + "".join(f"{f'N = {n}':>11}" for _, n in shapes))
     for words, cell in cells.items():
-        found = [cell(n, d) for d, n in shapes]
-        if any(found):
-            lines.append(f"{words:40}" + "".join(f"{text:>11}" for text in found))
+        texts = [cell(n, d) for d, n in shapes]
+        if any(texts):
+            lines.append(f"{words:40}" + "".join(f"{text:>11}" for text in texts))
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -697,8 +697,8 @@ def gains_table(*, causal: bool = False, record: Any = None) -> str:
     """How many times as fast each fusion is as its unfused pair, the median over the rounds, as text."""
 
     def cell(words: str, n: int, head_dim: int) -> str:
-        found = gain(words, n, head_dim, causal=causal, record=record)
-        return f"{found['speed']:.2f}×" if found else ""
+        result = gain(words, n, head_dim, causal=causal, record=record)
+        return f"{result['speed']:.2f}×" if result else ""
 
     return _table_of_shapes({words: functools.partial(cell, words) for words, *_ in PAIRS})
 
@@ -708,8 +708,8 @@ def memory_table(record: Any = None) -> str:
     """How many MiB the ways of MEMORY take beyond q, k, v, weights and the result, as text."""
 
     def cell(section: str, way: str, n: int, head_dim: int) -> str:
-        found = rows(section, n, head_dim, record=record).get(way)
-        return f"{found['extra_bytes'] / 2**20:,.0f}" if found else ""
+        row = rows(section, n, head_dim, record=record).get(way)
+        return f"{row['extra_bytes'] / 2**20:,.0f}" if row else ""
 
     return _table_of_shapes({words: functools.partial(cell, section, way) for words, section, way in MEMORY})
 

@@ -84,7 +84,7 @@ __device__ unsigned consumer_clocks[3][TRACED_TILES][{STAMPS}], copy_clocks[4][T
     waits = "      mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);\n      if (PINGPONG)"
     passes = "      if (PINGPONG) named_barrier_arrive(next_turn, 256);\n"
     started = f"      start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));\n{passes}"
-    there = "      wgmma_wait<1>();\n      wgmma_registers(S);\n"
+    scores_there = "      wgmma_wait<1>();\n      wgmma_registers(S);\n"
     half = "      weights(0, GROUPS / 2);\n      wgmma_wait<0>();\n      wgmma_registers(acc);\n"
     ends = "      to_operand<T>(P, S, GROUPS / 2, GROUPS);\n"
     turn = "named_barrier_sync(my_turn, 256);\n      start_qk<T>"
@@ -96,7 +96,7 @@ __device__ unsigned consumer_clocks[3][TRACED_TILES][{STAMPS}], copy_clocks[4][T
         (waits, f"      STAMP(0);\n{waits}"),
         (turn, turn.replace("      start", "      STAMP(1);\n      start")),
         (started, f"{started}      STAMP(2);\n"),
-        (there, f"{there}      STAMP(3);\n"),
+        (scores_there, f"{scores_there}      STAMP(3);\n"),
         (half, half.replace("      wgmma_wait", "      STAMP(4);\n      wgmma_wait") + "      STAMP(5);\n"),
         (ends, f"{ends}      STAMP(6);\n"),
     )
@@ -137,12 +137,12 @@ def trace(work: Work) -> dict[str, Any]:
         run(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
     cp.cuda.Device().synchronize()
     shapes = {"consumer_clocks": (3, TRACED_TILES, STAMPS), "copy_clocks": (4, TRACED_TILES)}
-    found = {
+    clocks = {
         name: cp.asnumpy(cp.ndarray(shape, np.uint32, module.get_global(name))).astype(np.int64)
         for name, shape in shapes.items()
     }
-    consumers = found["consumer_clocks"][: work.defines["BLOCK_M"] // 64, 1:]  # the first key tile has no step
-    copies = found["copy_clocks"]
+    consumers = clocks["consumer_clocks"][: work.defines["BLOCK_M"] // 64, 1:]  # the first key tile has no step
+    copies = clocks["copy_clocks"]
     begun = copies[0, 0]
     consumers, copies = ((stamps - begun + 2**31) % 2**32 - 2**31 for stamps in (consumers, copies))  # 32 bits each
     zero = int(copies[:2, 0].min())
@@ -404,11 +404,11 @@ PEER_CASES = tuple(
 
 def beside_peers(cases: Sequence[Case] = PEER_CASES, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
     """The stage in turns with each peer that is installed: TFLOP/s of both, and how many times as fast the stage is."""
-    found = [peer for peer in (peers.beside_torch() if peers.torch_on_gpu() else ()) if peer.name in PEERS]
+    installed = [peer for peer in (peers.beside_torch() if peers.torch_on_gpu() else ()) if peer.name in PEERS]
     for case in cases:
         inputs = _inputs(case.shape)
         with contextlib.ExitStack() as stack:
-            runs = {peer.name: stack.enter_context(peer.ready(inputs, case.causal)) for peer in found}
+            runs = {peer.name: stack.enter_context(peer.ready(inputs, case.causal)) for peer in installed}
             runs[STAGE.name], _ = STAGE.prepare(*inputs.device, causal=case.causal)
             for run in runs.values():
                 run()
@@ -425,13 +425,13 @@ TRACED = (Work(Case((2, 16, 8192, 128), DTYPE)), Work(Case((2, 32, 8192, 64), DT
 def compilations() -> list[tuple[str, str, dict[str, int]]]:
     """(source, kernel, -D options) of all that `measure` launches."""
     name = STAGE.kernel_name(DTYPE)
-    found = [(traced(text()), name, work.defines) for work in TRACED]
+    texts = [(traced(text()), name, work.defines) for work in TRACED]
     for case, wanted in CHANGES:
-        found += [(change.text, name, change.defines(case)) for change in wanted]
-    found += [(text(), name, Work(case).defines) for case in PEER_CASES]
+        texts += [(change.text, name, change.defines(case)) for change in wanted]
+    texts += [(text(), name, Work(case).defines) for case in PEER_CASES]
     for tile in BESIDE_TILES:
-        found += [(beside_source(), "beside", _beside_defines(*tile, *combination)) for combination in TOGETHER]
-    return [one for i, one in enumerate(found) if one not in found[:i]]
+        texts += [(beside_source(), "beside", _beside_defines(*tile, *combination)) for combination in TOGETHER]
+    return [one for i, one in enumerate(texts) if one not in texts[:i]]
 
 
 def _compile(source: str, name: str, defines: Mapping[str, int]) -> None:
@@ -468,8 +468,8 @@ def change(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any] 
 def clocks(head_dim: int, *, products: bool, weights: bool) -> dict[str, Any] | None:
     """Recorded clocks of products, of all of the weights, or of both side by side; None without a record."""
     for row in (recorded() or {}).get("clocks", ()):
-        there = row["products"] is not None, row["weights"] is not None
-        if row["head_dim"] == head_dim and there == (products, weights) and row["part"] == PARTS[7]:
+        active = row["products"] is not None, row["weights"] is not None
+        if row["head_dim"] == head_dim and active == (products, weights) and row["part"] == PARTS[7]:
             return row
     return None
 
@@ -499,9 +499,9 @@ def peers_table(record: Mapping[str, Any] | None = None) -> str:
     lines = [f"{'':26}{STAGE.name:>12}" + "".join(f"{'beside ' + name:>34}" for name in PEERS)]
     for shape, causal in dict.fromkeys((tuple(row["shape"]), row["causal"]) for row in record["peers"]):
         rows = {r["name"]: r for r in record["peers"] if (tuple(r["shape"]), r["causal"]) == (shape, causal)}
-        told = [_speed(rows[name]) if name in rows else "" for name in PEERS]
+        cells = [_speed(rows[name]) if name in rows else "" for name in PEERS]
         what = f"d = {shape[3]:3}, N = {shape[2]:5}{', causal' * causal}"
-        lines.append(f"{what:26}{rows[STAGE.name]['tflops']:4.0f} TFLOP/s" + "".join(f"{cell:>34}" for cell in told))
+        lines.append(f"{what:26}{rows[STAGE.name]['tflops']:4.0f} TFLOP/s" + "".join(f"{cell:>34}" for cell in cells))
     return "\n".join(lines)
 
 

@@ -63,7 +63,7 @@ def rows() -> Iterator[dict[str, Any]]:
         tiles = [{"HEAD_DIM": head_dim, **dict(zip(NAMES, sizes, strict=True))} for sizes in CANDIDATES]
         with ThreadPoolExecutor() as pool:
             kernels = list(pool.map(compiled, tiles))
-        for gpu, (sizes, made) in itertools.product(OTHERS, zip(tiles, kernels, strict=True)):
+        for gpu, (sizes, built) in itertools.product(OTHERS, zip(tiles, kernels, strict=True)):
             blocks, shared = room(gpu, stage, sizes)
             if not blocks:
                 continue
@@ -76,14 +76,14 @@ def rows() -> Iterator[dict[str, Any]]:
                     raise AssertionError(f"{sizes}: the output is wrong")
                 flops = replace(case, causal=causal).flops
                 speed["causal" if causal else "full"] = round(flops / time_of(run, budget_s=0.03).ms / 1e9, 1)
-            spilled = made.attributes["local_size_bytes"]
+            spilled = built.attributes["local_size_bytes"]
             yield {"gpu": gpu.name, "arch": gpu.arch, **sizes, "blocks": blocks, "local_bytes": spilled, **speed}
 
 
 def best(record: Mapping[str, Any], arch: str, head_dim: int) -> list[dict[str, Any]]:
     """The rows of one architecture and head dimension, the fastest first: by the mean of both speeds."""
-    found = [row for row in record["rows"] if (row["arch"], row["HEAD_DIM"]) == (arch, head_dim)]
-    return sorted(found, key=lambda row: -(row["full"] + row["causal"]))
+    matches = [row for row in record["rows"] if (row["arch"], row["HEAD_DIM"]) == (arch, head_dim)]
+    return sorted(matches, key=lambda row: -(row["full"] + row["causal"]))
 
 
 def measure() -> dict[str, Any]:

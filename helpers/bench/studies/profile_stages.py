@@ -126,10 +126,10 @@ def _ready(stage: Stage, entry: dict[str, Any], case: Case, source: str | None =
 def _gradients_ready(way: Gradients, case: Case) -> Iterator[Callable[[], Any]]:
     """The gradients alone: the forward has run before. They are checked at the end."""
     inputs = Inputs(case.shape, case.dtype)
-    run, found = way.prepare(inputs)
+    run, computed = way.prepare(inputs)
     run()
     yield run
-    error, tolerance = inputs.gradient_sample().error(found)
+    error, tolerance = inputs.gradient_sample().error(computed)
     if not error <= tolerance:
         raise AssertionError(f"max error {error:.1e} > {tolerance:.1e}")
 
@@ -226,7 +226,7 @@ def rows(launched: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any
             number = int(_number(*columns["launch__grid_size"]))
         else:
             runs.setdefault(number, []).append((name, columns))
-    found = []
+    table_rows = []
     for number, entry in enumerate(launched, 1):
         seen = runs.get(number, [])
         row: dict[str, Any] = {**entry, "launches": len(seen), "kernels": list(dict.fromkeys(name for name, _ in seen))}
@@ -235,17 +235,17 @@ def rows(launched: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any
         row["figures"] = {} if "error" in row else _figures([columns for _, columns in seen])
         if stalls := {} if "error" in row else _stalls([columns for _, columns in seen]):
             row["stalls"] = stalls
-        found.append(row)
-    return found
+        table_rows.append(row)
+    return table_rows
 
 
 def merged(
-    kept: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]], names: Sequence[str]
+    before: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> list[Mapping[str, Any]]:
     """The rows kept, those of the named stages replaced by what was found of them, in the place of the first."""
-    others = [row for row in kept if not of_stages(row, names)]
-    first = next((i for i, row in enumerate(kept) if of_stages(row, names)), len(kept))
-    return [*others[:first], *found, *others[first:]]
+    others = [row for row in before if not of_stages(row, names)]
+    first = next((i for i, row in enumerate(before) if of_stages(row, names)), len(before))
+    return [*others[:first], *again, *others[first:]]
 
 
 def _figures(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, float]:
@@ -273,8 +273,8 @@ def _stalls(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, floa
     """Clocks in each of the STALLS per instruction issued, of a run's longest launch; those of 0 are left out."""
     (duration,) = FIGURES["ms"]
     longest = max(launches, key=lambda columns: _number(*columns[duration]) if duration in columns else 0.0)
-    found = {state: _number(*longest.get(stall_metric(name), ("", ""))) for state, name in STALLS.items()}
-    return {state: float(f"{value:.4g}") for state, value in found.items() if math.isfinite(value) and value > 0}
+    clocks = {state: _number(*longest.get(stall_metric(name), ("", ""))) for state, name in STALLS.items()}
+    return {state: float(f"{value:.4g}") for state, value in clocks.items() if math.isfinite(value) and value > 0}
 
 
 def _number(value: str, unit: str) -> float:
@@ -295,7 +295,7 @@ def take(target: Path, names: Sequence[str] = ()) -> dict[str, Any]:
         ValueError: target's other rows are of another device, or of other software.
     """
     began = time.monotonic()
-    kept = json.loads(target.read_text()) if names else {"how": {}, "rows": []}
+    old = json.loads(target.read_text()) if names else {"how": {}, "rows": []}
     with tempfile.TemporaryDirectory() as folder:
         table, file = Path(folder, "ncu.csv"), Path(folder, "launched.json")
         taken = {figure: ncu.first_known(metrics) for figure, metrics in FIGURES.items()}
@@ -303,7 +303,7 @@ def take(target: Path, names: Sequence[str] = ()) -> dict[str, Any]:
         words = ("helpers.bench.studies.profile_stages", "launch", str(file), *names)
         ncu.profile(table, asked, [".*"], words, "--profile-from-start", "off")
         launched = json.loads(file.read_text())
-        found = rows(launched["rows"], table.read_text())
+        new_rows = rows(launched["rows"], table.read_text())
     how = {
         **ncu.about(),
         "python": platform.python_version(),
@@ -315,13 +315,13 @@ def take(target: Path, names: Sequence[str] = ()) -> dict[str, Any]:
         "command": " ".join(("python3 -m helpers.bench.study profile_stages FILE", *names)),
     }
     if names:
-        how["peers"] = kept["how"]["peers"]  # none ran
-        different = [key for key in ("device", "ncu", "metrics", "stalls") if how[key] != kept["how"].get(key)]
+        how["peers"] = old["how"]["peers"]  # none ran
+        different = [key for key in ("device", "ncu", "metrics", "stalls") if how[key] != old["how"].get(key)]
         if different:
             raise ValueError(f"{target}: its rows were measured with another {different[0]}; measure all of them")
-        found = merged(kept["rows"], found, names)
-        how |= {"seconds": kept["how"]["seconds"], "command": kept["how"]["command"], "again": how["command"]}
-    record = {"how": how, "rows": found}
+        new_rows = merged(old["rows"], new_rows, names)
+        how |= {"seconds": old["how"]["seconds"], "command": old["how"]["command"], "again": how["command"]}
+    record = {"how": how, "rows": new_rows}
     records.save(target, record)
     return record
 

@@ -60,7 +60,7 @@ class Small:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        """ValueError for a causal mask that PyTorch's SDPA has not: it aligns the mask at the first key, we at the last."""
+        """ValueError for a mask that PyTorch lacks: its SDPA aligns a causal mask at the first key, ours at the last."""
         if self.rows not in (1, self.keys):
             raise ValueError(
                 f"{self.name}: {self.rows} queries of {self.keys} keys; one is possible, or as many as keys"
@@ -86,14 +86,14 @@ SMALL = (
 
 def jobs(cases: Sequence[Case] = LONG_CASES) -> list[Job]:
     """The launches at large N, case by case. 01, whose scratch fills half of a GPU, comes last of its case."""
-    found = []
+    planned = []
     for case in cases:
         torch = peers.torch_on_gpu()
         others = [peer for peer in peers.TORCH if torch and peer.why_not(case.dtype, case.causal) is None]
         stages = [stage for stage in recorded_stages().values() if why_not(stage, case) is None]
-        found += [Job("peer", peer.name, peer, case) for peer in others]
-        found += [Job("stage", stage.name, stage, case) for stage in reversed(stages)]
-    return found
+        planned += [Job("peer", peer.name, peer, case) for peer in others]
+        planned += [Job("stage", stage.name, stage, case) for stage in reversed(stages)]
+    return planned
 
 
 def plain(case: Case) -> Measurement:

@@ -115,13 +115,13 @@ def tests_passed(log: Path) -> dict[str, Any]:
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(f"the tests did not end in {TESTS_WITHIN_S} s: see {log.name}") from error
     text = log.read_text(encoding="utf-8")
-    found = re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", _last_line(text))
+    counts = re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", _last_line(text))
     failed = re.findall(r"^(?:FAILED|ERROR) (.*)$", text, re.M)
-    if failed or not found:
+    if failed or not counts:
         print(text[-6000:])
     return {
         **{"command": "python3 -m pytest " + " ".join(TESTS), "seconds": _since(began), "failures": failed},
-        **{what: int(n) for n, what in found},
+        **{what: int(n) for n, what in counts},
     }
 
 
@@ -209,7 +209,7 @@ def speed(kind: str, kv_heads: int) -> list[dict[str, Any]]:
                 errors[implementation] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
             torch.cuda.empty_cache()
         for _ in range(ROUNDS):
-            for implementation, found in times.items():
+            for implementation, ms_of in times.items():
                 with by(model, implementation):
                     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                     call()  # the clocks and the caches are as in a run of this one
@@ -217,7 +217,7 @@ def speed(kind: str, kv_heads: int) -> list[dict[str, Any]]:
                     call()
                     end.record()
                     end.synchronize()
-                    found.append(start.elapsed_time(end))
+                    ms_of.append(start.elapsed_time(end))
         model.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
         for implementation in IMPLEMENTATIONS:
@@ -262,7 +262,7 @@ def generation(kv_heads: int) -> list[dict[str, Any]]:
     rows = []
     for dtype in ("float32", "bfloat16"):
         model, ids = llama(kv_heads, dtype), tokens(PROMPT, batch=2)
-        found: dict[str, Any] = {}
+        generated: dict[str, Any] = {}
         times: dict[str, list[float]] = {name: [] for name in IMPLEMENTATIONS}
         options = {"max_new_tokens": NEW, "do_sample": False, "attention_mask": torch.ones_like(ids)}
         for turn in range(4):
@@ -270,16 +270,16 @@ def generation(kv_heads: int) -> list[dict[str, Any]]:
                 with by(model, implementation):
                     torch.cuda.synchronize()
                     began = time.perf_counter()
-                    found[implementation] = model.generate(ids, **options)[:, PROMPT:]
+                    generated[implementation] = model.generate(ids, **options)[:, PROMPT:]
                     torch.cuda.synchronize()
                     if turn:
                         times[implementation].append(time.perf_counter() - began)
         for implementation in IMPLEMENTATIONS:
             rates = sorted(ids.shape[0] * NEW / t for t in times[implementation])
-            same = found[implementation] == found["sdpa"]
+            same = generated[implementation] == generated["sdpa"]
             row = {"implementation": implementation, "dtype": dtype, "kv_heads": kv_heads, "batch": ids.shape[0]}
             row |= {"prompt": PROMPT, "new": NEW, "as_sdpa": int(same.sum()), "of": same.numel()}
-            row |= {"different_words": len(set(found[implementation].flatten().tolist()))}
+            row |= {"different_words": len(set(generated[implementation].flatten().tolist()))}
             row |= {"tokens_per_s": rates[len(rates) // 2], "min": rates[0], "max": rates[-1]}
             rows.append(row)
             print(f"generation {kv_heads:3} {dtype:9}{implementation:8}{row['as_sdpa']} of {row['of']} as SDPA")

@@ -150,13 +150,13 @@ class CountedLaunch:
 def patterns() -> list[CountedLaunch]:
     """The patterns' launches."""
     code = pattern_code()
-    found = []
+    launches = []
     for name, (grid, block, _) in PATTERNS.items():
         arrays = (np.arange(WORDS, dtype=np.float32), np.zeros(WORDS, np.float32))
-        found.append(
+        launches.append(
             CountedLaunch(name, code, kernel.options(), (grid,), (block,) if isinstance(block, int) else block, arrays)
         )
-    return found
+    return launches
 
 
 def stages(n: int = 1024, d: int = 64) -> list[CountedLaunch]:
@@ -164,7 +164,7 @@ def stages(n: int = 1024, d: int = 64) -> list[CountedLaunch]:
     q, k, v = make_inputs(n, n, d, seed=0)
     scale = (np.int32(n), np.int32(n), np.float32(d**-0.5))
     out = np.zeros((n, d), np.float32)
-    found = []
+    launches = []
     for name, block_m, scratch in (
         ("naive", 64, (np.zeros((n, n), np.float32),)),
         ("tiled", 128, ()),
@@ -173,8 +173,8 @@ def stages(n: int = 1024, d: int = 64) -> list[CountedLaunch]:
         file = {"naive": "01_naive.cu", "tiled": "02_tiled.cu", "online_softmax": "03_online_softmax.cu"}[name]
         options = kernel.options({"HEAD_DIM": d, "BLOCK_M": block_m})
         args = (q, k, v, *scratch, out, *scale)
-        found.append(CountedLaunch(name, kernel.source(file), options, (-(-n // block_m),), (block_m,), args))
-    return found
+        launches.append(CountedLaunch(name, kernel.source(file), options, (-(-n // block_m),), (block_m,), args))
+    return launches
 
 
 # What the GPU's compiler makes of the stages, written out: 01 keeps the row of Q in registers, 02 and 03 read four
@@ -215,12 +215,12 @@ def as_compiled() -> list[CountedLaunch]:
     Raises:
         ValueError: a stage has not the text that is changed.
     """
-    found = []
+    changed = []
     for launch in stages():
         code = edit(launch.code, *((_ROW,) if launch.name == "naive" else (_SCORES, _OUTPUT)))
         name = f"{launch.name}_as_compiled"
-        found.append(replace(launch, name=name, code=code.replace(f" {launch.name}(", f" {name}(")))
-    return found
+        changed.append(replace(launch, name=name, code=code.replace(f" {launch.name}(", f" {name}(")))
+    return changed
 
 
 def everything() -> list[CountedLaunch]:
@@ -285,7 +285,7 @@ def parse(text: str) -> dict[str, dict[str, int]]:
     Raises:
         ValueError: the text has no such table, or a unit that is no base unit.
     """
-    found: dict[str, dict[str, int]] = {}
+    by_kernel: dict[str, dict[str, int]] = {}
     for name, columns in ncu.launches_of(text):
         counts = {}
         for column, (value, unit) in columns.items():
@@ -294,8 +294,8 @@ def parse(text: str) -> dict[str, dict[str, int]]:
             if unit not in ("", "byte", "sector", "request", "inst"):
                 raise ValueError(f"{column} comes in {unit!r}; ask for --print-units base")
             counts[column] = round(float(value.replace(",", "")))
-        found[name] = counts
-    return found
+        by_kernel[name] = counts
+    return by_kernel
 
 
 _WORDS_ONCE = "counts something else: a word that several lanes of a request ask for counts once"
@@ -320,7 +320,7 @@ def _why(name: str, figure: str) -> str:
 
 def rows(measured: dict[str, dict[str, int]], launches: Iterable[CountedLaunch]) -> list[dict[str, Any]]:
     """The record's rows: each kernel's figures, ours and the hardware's, and why, where they differ by over 1 %."""
-    found = []
+    table = []
     for launch in launches:
         counts, mine = measured[launch.name], ours(launch)
         theirs = {figure: counts[metric] for figure, metric in FIGURES.items()}
@@ -334,10 +334,10 @@ def rows(measured: dict[str, dict[str, int]], launches: Iterable[CountedLaunch])
                 if abs(own - hardware) > 0.01 * hardware:
                     figures[figure]["why"] = _why(launch.name, figure)
         beside = {name: counts[metric] for name, metric in BESIDE.items()}
-        found.append(
+        table.append(
             {"kernel": launch.name, "grid": launch.grid, "block": launch.block, "figures": figures, "beside": beside}
         )
-    return found
+    return table
 
 
 def record(source: Path, target: Path = RECORD) -> dict[str, Any]:
@@ -354,9 +354,9 @@ def record(source: Path, target: Path = RECORD) -> dict[str, Any]:
         "metrics": {**FIGURES, **BESIDE, ASKED: " + ".join(f"32 * {w} * {m}" for w, m in WIDTHS.items())},
         "command": "python3 -m helpers.bench.study xray_vs_ncu CSV, then xray_vs_ncu FILE CSV",
     }
-    made = {"how": how, "rows": rows(parse(text), everything())}
-    records.save(target, made)
-    return made
+    result = {"how": how, "rows": rows(parse(text), everything())}
+    records.save(target, result)
+    return result
 
 
 @records.table_of(lambda: records.load(RECORD))
