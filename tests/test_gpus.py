@@ -96,10 +96,10 @@ def test_bench_says_how_to_send_a_record(
     monkeypatch.setattr(command, "ON_GPU", True)
     file = tmp_path / "record.json"
     file.write_text(json.dumps(committed))
-    command._tell_of_sharing(file)
+    command._say_how_to_share(file)
     assert "a pull request with it as notebooks/measured/nvidia-h200.json" in capsys.readouterr().out
     file.write_text(json.dumps({**committed, "device": {**committed["device"], "hostname": "mine"}}))
-    command._tell_of_sharing(file)
+    command._say_how_to_share(file)
     assert "'hostname', which no record needs" in capsys.readouterr().out
 
 

@@ -1,19 +1,28 @@
 """What is measured, and the record of it. In notebooks: `from helpers.bench import measure`.
 
+What is measured in a run:
 cases            shapes, types and inputs; the rows of an output that are checked
 timing           how long a launch takes on the device, and at which clocks
 host_cost        how long a call takes on the host
 peers            PyTorch's attention, matrix product and copy; NumPy; Numba
 experiments      tile sizes, steps of a climb and changed kernels that are timed beside the stages
 plan, run        the measurements of a run, and doing them
-results          the record as JSON and as a table
-bench            the commands `course.py ladder` and `course.py bench`
-readme           README's table and plot, made from the record
+command          the commands `course.py ladder` and `course.py bench`
 
-ncu              Nsight Compute: running under it, and reading its CSV
-profile_stages   the stages, their steps and peers under Nsight Compute
-counters         that record, read: what each of them makes a GPU do
-xray_vs_ncu      the X-ray's counters beside the GPU's own, for the same launches
+Where it is kept and how it is shown:
+records          how a record's file is written and read
+results          a run as a record, and as text
+reading          a recorded run: its results by shape, step and tile size
+steps            the recorded rows of a climb, by their ideas
+plots, curves, roofline, climb      pictures and tables for notebooks
+readme, gpus     README's table and plot; the records of all GPUs side by side
+
+Counters and machine code:
+ncu, counters    Nsight Compute: running under it; its record, read
+sass, sass_loop  what a compiler made of a kernel
+same_sass        whether a change of the kernels' text has changed their machine code
+
+study, studies   what was measured for one claim each, and the command that runs it
 """
 
 from helpers.bench.timing import Timing, measure

@@ -41,32 +41,34 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def problems(found: Any, file: str | None = None) -> list[str]:
+def problems(record: Any, file: str | None = None) -> list[str]:
     """What keeps a record from being committed, a sentence each; none where it can be.
 
     Args:
         record: what the JSON file holds. file: its name, where that is to be looked at.
     """
-    if not isinstance(found, Mapping) or {"device", "how", "results", "notes"} - set(found):
+    if not isinstance(record, Mapping) or {"device", "how", "results", "notes"} - set(record):
         return ['it is no record of `bench --json`: "device", "how", "results" and "notes" are needed']
-    device = found["device"]
-    told = [f'"device" lacks {name!r}: it was not measured on a GPU' for name in sorted(NEEDED - set(device))]
-    told += [f'"device" has {name!r}, which no record needs' for name in sorted(set(device) - ALLOWED)]
+    device = record["device"]
+    wrong = [f'"device" lacks {name!r}: it was not measured on a GPU' for name in sorted(NEEDED - set(device))]
+    wrong += [f'"device" has {name!r}, which no record needs' for name in sorted(set(device) - ALLOWED)]
     name = str(device.get("name", ""))
     if file is not None and name and file != f"{slug(name)}.json":
-        told.append(f"the file of {name} is named {slug(name)}.json, not {file}")
-    if "done" in found["how"]:
-        told.append("the run was stopped before its end: bench --resume finishes it")
-    for i, result in enumerate(found["results"]):
-        told += [f"result {i} ({_label(result)}): {what}" for what in _wrong(result)]
-    told += [f"note {i}: its fields are not a note's" for i, note in enumerate(found["notes"]) if not _fits(note, Note)]
-    told += [f"{_label(note)} failed: {note.get('why')}" for note in found["notes"] if note.get("failed")]
-    for text in _texts(found):
+        wrong.append(f"the file of {name} is named {slug(name)}.json, not {file}")
+    if "done" in record["how"]:
+        wrong.append("the run was stopped before its end: bench --resume finishes it")
+    for i, result in enumerate(record["results"]):
+        wrong += [f"result {i} ({_label(result)}): {what}" for what in _wrong(result)]
+    wrong += [
+        f"note {i}: its fields are not a note's" for i, note in enumerate(record["notes"]) if not _fits(note, Note)
+    ]
+    wrong += [f"{_label(note)} failed: {note.get('why')}" for note in record["notes"] if note.get("failed")]
+    for text in _texts(record):
         if PATHS.search(text) or MAIL.search(text):
-            told.append(f"it holds a path or an address: {text[:80]!r}")
-    if not any(result.get("kind") == "stage" for result in found["results"]):
-        told.append("it has no stage")
-    return told
+            wrong.append(f"it holds a path or an address: {text[:80]!r}")
+    if not any(result.get("kind") == "stage" for result in record["results"]):
+        wrong.append("it has no stage")
+    return wrong
 
 
 def _label(entry: Any) -> str:
@@ -100,13 +102,13 @@ def _wrong(result: Any) -> list[str]:
     return wrong
 
 
-def _texts(found: Any) -> list[str]:
+def _texts(value: Any) -> list[str]:
     """All texts in it, names of fields included."""
-    if isinstance(found, Mapping):
-        return [text for key, value in found.items() for text in (str(key), *_texts(value))]
-    if isinstance(found, list | tuple):
-        return [text for value in found for text in _texts(value)]
-    return [found] if isinstance(found, str) else []
+    if isinstance(value, Mapping):
+        return [text for key, each in value.items() for text in (str(key), *_texts(each))]
+    if isinstance(value, list | tuple):
+        return [text for each in value for text in _texts(each)]
+    return [value] if isinstance(value, str) else []
 
 
 def records(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:

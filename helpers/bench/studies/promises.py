@@ -60,7 +60,7 @@ class Small:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        """ValueError for a mask that PyTorch lacks: its SDPA aligns a causal mask at the first key, ours at the last."""
+        """ValueError for a mask that PyTorch lacks: SDPA aligns a causal mask at the first key, ours at the last."""
         if self.rows not in (1, self.keys):
             raise ValueError(
                 f"{self.name}: {self.rows} queries of {self.keys} keys; one is possible, or as many as keys"

@@ -191,33 +191,8 @@ def speed(kind: str, kv_heads: int) -> list[dict[str, Any]]:
             model(ids, labels=ids, use_cache=False).loss.backward()
 
         call = prefill if kind == "prefill" else train
-        times: dict[str, list[float]] = {}
-        peaks: dict[str, int] = {}
-        errors: dict[str, str] = {}
-        for implementation in IMPLEMENTATIONS:
-            try:
-                with by(model, implementation):
-                    call()
-                    torch.cuda.synchronize()
-                    torch.cuda.reset_peak_memory_stats()
-                    before = torch.cuda.memory_allocated()
-                    call()
-                    torch.cuda.synchronize()
-                peaks[implementation] = torch.cuda.max_memory_allocated() - before
-                times[implementation] = []
-            except (RuntimeError, ValueError) as error:  # out of memory is a RuntimeError
-                errors[implementation] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
-            torch.cuda.empty_cache()
-        for _ in range(ROUNDS):
-            for implementation, ms_of in times.items():
-                with by(model, implementation):
-                    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                    call()  # the clocks and the caches are as in a run of this one
-                    start.record()
-                    call()
-                    end.record()
-                    end.synchronize()
-                    ms_of.append(start.elapsed_time(end))
+        peaks, errors = _first_calls(model, call)
+        times = _in_turns(model, call, list(peaks))
         model.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
         for implementation in IMPLEMENTATIONS:
@@ -232,6 +207,46 @@ def speed(kind: str, kv_heads: int) -> list[dict[str, Any]]:
                 print(f"{kind} {kv_heads:3} {length:6} {implementation:8} {row['error']}")
             rows.append(row)
     return rows
+
+
+def _first_calls(model: Any, call: Callable[[], None]) -> tuple[dict[str, int], dict[str, str]]:
+    """Bytes of PyTorch's peak during a call by each implementation that can do it; why the others cannot."""
+    import torch
+
+    peaks: dict[str, int] = {}
+    errors: dict[str, str] = {}
+    for implementation in IMPLEMENTATIONS:
+        try:
+            with by(model, implementation):
+                call()
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                call()
+                torch.cuda.synchronize()
+            peaks[implementation] = torch.cuda.max_memory_allocated() - before
+        except (RuntimeError, ValueError) as error:  # out of memory is a RuntimeError
+            errors[implementation] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+        torch.cuda.empty_cache()
+    return peaks, errors
+
+
+def _in_turns(model: Any, call: Callable[[], None], implementations: Sequence[str]) -> dict[str, list[float]]:
+    """Milliseconds of a call by each implementation, one for each round."""
+    import torch
+
+    times: dict[str, list[float]] = {implementation: [] for implementation in implementations}
+    for _ in range(ROUNDS):
+        for implementation, ms in times.items():
+            with by(model, implementation):
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                call()  # the clocks and the caches are as in a run of this one
+                start.record()
+                call()
+                end.record()
+                end.synchronize()
+                ms.append(start.elapsed_time(end))
+    return times
 
 
 def accuracy(kv_heads: int, length: int = 512) -> list[dict[str, Any]]:

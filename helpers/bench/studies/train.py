@@ -6,12 +6,12 @@ the introduction and chapters I to XIV, a paragraph a line, without the index.
 
 from __future__ import annotations
 
-import functools
 import gzip
 import hashlib
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from helpers.device import cp
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORD = records.MEASURED / "nvidia-h200-gpt.json"
-recorded = functools.partial(records.load, RECORD)
+recorded = partial(records.load, RECORD)
 _shown = records.table_of(lambda: recorded())
 TEXT = ROOT / "helpers" / "data" / "darwin_origin.txt.gz"
 
@@ -140,72 +140,67 @@ def measure(text: str | None = None, sizes: Sizes | None = None, report: Any = p
     """
     text, sizes = origin() if text is None else text, sizes or Sizes()
     began = time.perf_counter()
-    how: dict[str, Any] = {
-        "config": sizes.config,
-        "batch": sizes.batch,
-        "learning_rate": sizes.learning_rate,
-        "warm_up": sizes.warm_up,
-    }
     record: dict[str, Any] = {
         "device": device_facts(),
         "command": "python3 -m helpers.bench.study train FILE",
         "text": {"characters": len(text), "alphabet": len(set(text)), "sha256": _sha256(text)},
         "sizes": asdict(sizes),
-        "first_steps": [],
-        "runs": [],
-        "steps": [],
-        "failed": [],
+        **{"first_steps": [], "runs": [], "steps": [], "failed": []},
     }
-
-    def attempt(what: str, work: Any) -> Any:
+    for what, rows, measured in _parts(text, sizes, report):
         report(f"--- {what}")
         try:
-            return work()
+            record[rows].append(measured())
         except Exception as error:  # the rest is worth having, and a GPU's time is short
             record["failed"].append({"what": what, "error": f"{type(error).__name__}: {error}"[:2000]})
             report(f"FAILED: {error}")
-            return None
-
-    def first_steps(name: str, attention: Attention, dtype: Any = np.float32) -> None:
-        run = train(text, sizes.compared, attention=attention, dtype=dtype, every=10**9, report=None, **how)
-        record["first_steps"].append({"name": name, "losses": run.losses, "seconds": run.seconds})
-
-    def whole_run(name: str, attention: Attention) -> None:
-        run = train(text, sizes.steps, attention=attention, every=sizes.every, report=report, **how)
-        record["runs"].append(
-            {
-                "name": name,
-                "losses": [round(loss, 5) for loss in run.losses],
-                "validation": run.validation,
-                "seconds": run.seconds,
-                "tokens_per_s": sizes.steps * sizes.batch * sizes.config.context / run.seconds,
-                "parameters": int(run.model.parameters.size),
-                "sample": run.model.sample("The ", sizes.sample, temperature=0.7, seed=1),
-            }
-        )
-        report(record["runs"][-1]["sample"])
-
-    for name, attention in attentions().items():
-        attempt(f"first steps, {name}", lambda a=attention, n=name: first_steps(n, a))
-    attempt("first steps, plain float64", lambda: first_steps("plain float64", PlainAttention(), np.float64))
-    for _ in range(2):  # the same bits twice?
-        name = "kernels float32 deterministic"
-        attempt(f"first steps, {name}", lambda n=name: first_steps(n, FlashAttention(deterministic=True)))
-    for name, attention in attentions().items():
-        if name.startswith("kernels"):
-            attempt(f"a whole run, {name}", lambda a=attention, n=name: whole_run(n, a))
-    tokens = sizes.batch * sizes.config.context
-    for context in sizes.contexts:
-        config = Config(context, sizes.config.layers, sizes.config.heads, sizes.config.width)
-        for name, attention in attentions().items():
-            cost = attempt(
-                f"a step, {name}, context {context}",
-                lambda a=attention, c=config: step_cost(c, max(1, tokens // c.context), a, steps=sizes.timed),
-            )
-            if cost:
-                record["steps"].append({"name": name, **cost})
     record["seconds"] = time.perf_counter() - began
     return record
+
+
+def _parts(text: str, sizes: Sizes, report: Any) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
+    """What is measured: its name, the list of the record that the row is for, and a function that returns the row."""
+    first = partial(_first_steps, text, sizes)
+    for name, attention in attentions().items():
+        yield f"first steps, {name}", "first_steps", partial(first, name, attention)
+    yield "first steps, plain float64", "first_steps", partial(first, "plain float64", PlainAttention(), np.float64)
+    for _ in range(2):  # the same bits twice?
+        name = "kernels float32 deterministic"
+        yield f"first steps, {name}", "first_steps", partial(first, name, FlashAttention(deterministic=True))
+    for name, attention in attentions().items():
+        if name.startswith("kernels"):
+            yield f"a whole run, {name}", "runs", partial(_whole_run, text, sizes, name, attention, report)
+    tokens = sizes.batch * sizes.config.context
+    for context in sizes.contexts:
+        config = replace(sizes.config, context=context)
+        for name, attention in attentions().items():
+            cost = partial(step_cost, config, max(1, tokens // context), attention, steps=sizes.timed)
+            yield f"a step, {name}, context {context}", "steps", lambda n=name, cost=cost: {"name": n, **cost()}
+
+
+def _how(sizes: Sizes) -> dict[str, Any]:
+    rates = {"learning_rate": sizes.learning_rate, "warm_up": sizes.warm_up}
+    return {"config": sizes.config, "batch": sizes.batch, **rates}
+
+
+def _first_steps(text: str, sizes: Sizes, name: str, attention: Attention, dtype: Any = np.float32) -> dict[str, Any]:
+    run = train(text, sizes.compared, attention=attention, dtype=dtype, every=10**9, report=None, **_how(sizes))
+    return {"name": name, "losses": run.losses, "seconds": run.seconds}
+
+
+def _whole_run(text: str, sizes: Sizes, name: str, attention: Attention, report: Any) -> dict[str, Any]:
+    run = train(text, sizes.steps, attention=attention, every=sizes.every, report=report, **_how(sizes))
+    sample = run.model.sample("The ", sizes.sample, temperature=0.7, seed=1)
+    report(sample)
+    return {
+        "name": name,
+        "losses": [round(loss, 5) for loss in run.losses],
+        "validation": run.validation,
+        "seconds": run.seconds,
+        "tokens_per_s": sizes.steps * sizes.batch * sizes.config.context / run.seconds,
+        "parameters": int(run.model.parameters.size),
+        "sample": sample,
+    }
 
 
 def _sha256(text: str) -> str:
