@@ -21,7 +21,7 @@ from helpers.attention.ladder import BACKWARD, LADDER
 from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS
 from helpers.bench import counters, ncu, peers, plan
 from helpers.bench.cases import Case
-from helpers.bench.experiments import CLIMB_CASES, WMMA, Step, steps
+from helpers.bench.experiments import CLIMB_CASES, WMMA, Step
 from helpers.bench.studies import profile_stages, xray_vs_ncu
 from helpers.lesson import show
 
@@ -527,27 +527,18 @@ def test_the_record_is_of_stages_that_are_there() -> None:
     if record is None:
         assert "no GPU run is recorded yet" in counters.counters_table()
         pytest.skip("no record yet")
-    climbs = {step.name for step in steps()}
     names = {*LADDER, *(peer.name for peer in peers.TORCH), *(roof.name for roof in peers.TORCH_ROOFS)}
     rows = [row for row in record["rows"] if row["kind"] != "experiment"]  # so the steps were called in older records
-    backward_climbs = {name for name in climbs if name.partition(": ")[0] in BACKWARD}
     gradients = {way.name for way in plan.gradients()} | {f"{peer.name} backward" for peer in peers.TORCH_BACKWARD}
     by_name = [row["stage"] for row in rows if row["kind"] in ("backward", "backward peer")]
     assert set(by_name) <= gradients
-    assert {row["stage"] for row in rows if row["stage"] not in by_name} <= names | climbs
+    assert {row["stage"] for row in rows if row["stage"] not in by_name and "step" not in row["kind"]} <= names
     for row in rows:
         assert "error" not in row
         assert row["figures"]["dram bytes read"] > 0 and 0 < row["figures"]["occupancy %"] <= 100
     assert all(row["stage"] in counters.counters_table() for row in rows if row["kind"] not in counters.BY_NAME)
-    found = {row["stage"] for row in rows if row["kind"] == "step"}
-    if not found:
-        pytest.skip("the steps are not recorded yet")
-    recorded = {name.partition(": ")[0] for name in found}  # a climb is recorded whole, or not yet
-    assert found == {name for name in climbs - backward_climbs if name.partition(": ")[0] in recorded}
-    found = {row["stage"] for row in rows if row["kind"] == "backward step"}
-    if not found:
-        pytest.skip("the steps of gradients are not recorded yet")
-    assert found == backward_climbs
+    climbs = {row["of"] for row in rows if "step" in row["kind"]}  # its steps: see test_climb_record
+    assert {"register_tiles", "flash_wmma", "flash_mma", "hopper"} <= climbs <= set(CLIMBS)
 
 
 def test_the_x_rays_record_names_what_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from helpers.attention import check, reference
 from helpers.attention.kernel import KERNELS
+from helpers.bench import curves
 from helpers.bench import plots as measured
 from helpers.bench.studies import moving
 from helpers.draw import banks
@@ -218,7 +219,7 @@ def test_measured_times_have_slopes() -> None:
     (line,) = many.figure.axes[0].lines
     assert line.get_xydata().tolist() == [[4, 2], [8, 4], [16, 8]] and "swept: N^1.00" in many.alt
     assert "several N" in repr(show.measured_times(head_dim=5, record=RECORD))
-    assert measured.slope([1, 2, 4], [9, 1, 8]) == pytest.approx(3)
+    assert curves.slope([1, 2, 4], [9, 1, 8]) == pytest.approx(3)
 
 
 def test_measured_memory_adds_what_was_allocated() -> None:
