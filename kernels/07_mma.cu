@@ -15,8 +15,10 @@
 // Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
 #include "block.cuh"    // Block, Window: 05
 #include "half2.cuh"    // pack: 06
+#include "mask.cuh"     // keys_before: a mask as bits, one for each key of a thread
 #include "ptx.cuh"      // mma.sync, ldmatrix and cp.async as functions, and where their fragments are
 #include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
+#include "swizzle.cuh"  // swizzle, swizzle_advance: chunks of a tile in an order without bank conflicts
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 256
@@ -40,10 +42,6 @@
 #define RESCALE_THRESHOLD 8.0f  // m_i is updated only when a row's maximum exceeds it by more, in powers of 2
 #endif
 
-// How many neighbouring chunks of a row the swizzle permutes.
-template <int CHUNKS>
-constexpr int SWIZZLE_SPAN = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
-
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILES_M = BLOCK_M / (16 * WARPS);             // MMA atoms of 16 rows in a warp tile
 constexpr int ROWS = 2 * TILES_M;                           // of S and O per thread: g, g + 8, ... of its warp's
@@ -52,44 +50,12 @@ constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
 constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are copied 16 bytes at a time; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-static_assert(THREADS / SPAN % 8 == 0, "a thread's rows must be multiples of 8 apart to share one swizzle");
 
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
 
-// The byte offset of a chunk in its tile. ldmatrix reads the same chunk of eight neighbouring rows: the exclusive or
-// puts these eight in different banks.
-template <int CHUNKS>
-__device__ __forceinline__ unsigned swizzle(unsigned row, unsigned chunk) {
-  constexpr unsigned SPAN = SWIZZLE_SPAN<CHUNKS>;
-  return 16 * (row * CHUNKS + chunk / SPAN * SPAN + (chunk % SPAN ^ row / (8 / SPAN) % SPAN));
-}
-
-// The same row, `chunks` chunks further. Because tiles start at multiples of 128 bytes, and no bit is set both in the
-// chunk at `address` and in `chunks`, that is an exclusive or of addresses: one instruction, and often none.
-template <int CHUNKS>
-__device__ __forceinline__ unsigned swizzle_advance(unsigned address, unsigned chunks) {
-  constexpr unsigned SPAN_BYTES = 16 * SWIZZLE_SPAN<CHUNKS>;
-  return (address ^ 16 * chunks % SPAN_BYTES) + 16 * chunks / SPAN_BYTES * SPAN_BYTES;
-}
-
-// This thread's share of a tile. SPAN threads copy a row: `target` and `source` are the thread's first chunk,
-// rows_left is how many rows there are from there on. What is past the end becomes zeros.
-template <int TILE_ROWS, typename T>
-__device__ __forceinline__ void load_tile(
-    unsigned target, const T* __restrict__ source, long long stride, int rows_left) {
-  constexpr int STEP = THREADS / SPAN;  // a multiple of 8, so that the swizzle stays as it is
-#pragma unroll
-  for (int i = 0; i < TILE_ROWS; i += STEP, source += STEP * stride) {
-    if (i + STEP > TILE_ROWS && i + threadIdx.x / SPAN >= TILE_ROWS) break;
-#pragma unroll
-    for (int j = 0; j < CHUNKS; j += SPAN) {
-      const bool in_bounds = i < rows_left && 8 * (threadIdx.x % SPAN + j) < HEAD_DIM;
-      cp_async(target + 16 * (i * CHUNKS + j), source + 8 * j, in_bounds ? 16 : 0);
-    }
-  }
-}
+#include "load_tile.cuh"  // this thread's share of a tile, by cp.async
 
 // S = Q K^T for this warp's rows.
 template <typename T>
@@ -110,15 +76,6 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
       }
     }
   }
-}
-
-// One bit for each of a thread's keys 8 n and 8 n + 1 of KEYS: set for those before `limit`. The compiler moves up to
-// seven such bits into predicates by one instruction, R2P, instead of comparing each key with both ends of the window.
-template <int KEYS>
-__device__ __forceinline__ unsigned keys_before(int limit) {
-  static_assert(KEYS <= 128, "one bit per key of a thread");
-  const int keys = min(max(limit, 0), KEYS);
-  return (1ull << (keys / 8 * 2 + min(keys % 8, 2))) - 1;
 }
 
 // A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position of the

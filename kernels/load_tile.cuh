@@ -1,4 +1,4 @@
-// Copies of tiles into swizzled shared memory by cp.async. Written out in 07_mma.cu and explained in its notebook.
+// Copies of tiles into swizzled shared memory by cp.async. Written out in steps/07_13_addresses_of_copies.cu.
 // To be included after the sizes: THREADS copy rows of HEAD_DIM elements, which have CHUNKS chunks in shared memory.
 
 #pragma once

@@ -1,5 +1,5 @@
 // Tiles of 2-byte elements in shared memory, swizzled so that ldmatrix has no bank conflicts. A row has CHUNKS chunks of
-// 16 bytes. Written out in 07_mma.cu and explained in its notebook.
+// 16 bytes. Written out in steps/07_10_swizzle.cu and steps/07_12_addresses_by_xor.cu, explained in 07's notebook.
 
 #pragma once
 
