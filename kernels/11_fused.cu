@@ -67,7 +67,7 @@ __device__ __forceinline__ void rotate(
   for (int e = threadIdx.x; e < ROWS * PAIRS; e += THREADS) {
     const int r = COLUMN_STRIDE == 1 ? e / PAIRS : e % ROWS, p = COLUMN_STRIDE == 1 ? e % PAIRS : e / ROWS;
     if (r >= rows_left) continue;
-    // What is outside of the tables counts as their first or last row: no position, whoever gave it, is read past them.
+    // Positions are clamped to the tables' rows, so that none is read past them, whoever gave it.
     const long long pos = min(max(positions ? positions[r] : first_pos + r, 0), fused.positions - 1);
     const float cosine = rotary_cos[pos * fused.cos_row + p], sine = rotary_sin[pos * fused.sin_row + p];
     float& a = tile[(ROTARY == 2 ? 2 * p : p) * COLUMN_STRIDE + r * ROW_STRIDE];
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fused(
     const int* __restrict__ k_positions,     // [batch, N_kv]; null: key j is at j
     const AttentionParams params, const FusedParams fused) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
-  const Block block = block_of(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
+  const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
   const int first_row = block.first_row, q_len = block.q_len;
   if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
   Q += block.rows_offset(params.q);
@@ -128,14 +128,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) fused(
   K += block.keys_offset(params.k);
   V += block.keys_offset(params.v);
 #if BIAS
-  bias = static_cast<const Bias*>(bias) + sequence * fused.bias_batch + head * fused.bias_head +
+  bias = static_cast<const Bias*>(bias) + block.sequence * fused.bias_batch + block.head * fused.bias_head +
          first_row * fused.bias_row;
 #endif
 #if ALIBI
-  const float slope_log2 = alibi_slopes[sequence * fused.alibi_batch + head] * LOG2_E;
+  const float slope_log2 = alibi_slopes[block.sequence * fused.alibi_batch + block.head] * LOG2_E;
 #endif
-  if (q_positions) q_positions += sequence * fused.q_positions_batch + q_first + first_row;
-  if (k_positions) k_positions += sequence * fused.k_positions_batch + k_first;
+  if (q_positions) q_positions += block.sequence * fused.q_positions_batch + block.q_first + first_row;
+  if (k_positions) k_positions += block.sequence * fused.k_positions_batch + block.k_first;
 
   const Window window(BLOCK_M, block, params);
   const int first_pos = window.first_pos, last_row = window.last_row, begin = window.begin, end = window.end;
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fused(
     gemm_qk(s, smem, x, y);
 #if BIAS
     add_bias(
-        s, static_cast<const Bias*>(bias) + first * fused.bias_key, q_len - first_row, kv_len - first, x, y, fused);
+        s, static_cast<const Bias*>(bias) + first * fused.bias_key, q_len - first_row, block.kv_len - first, x, y, fused);
 #endif
 #if ALIBI
     add_alibi(s, slope_log2, first_pos - first, x, y);

@@ -16,6 +16,7 @@
 // Traffic  Q, O and bias once; K, V and the tables: for each tile of rows, from the first key that one of them sees to
 //          the last
 #include "block.cuh"    // Block, Window: 05
+#include "fused_params.cuh"
 #include "half2.cuh"    // pack: 06
 #include "mask.cuh"     // keys_before: a mask as bits, one for each key of a thread
 #include "ptx.cuh"      // mma.sync, ldmatrix and cp.async as functions, and where their fragments are
@@ -95,36 +96,28 @@ template <typename T>
 using Table = T;
 #endif
 
-__device__ __forceinline__ float2 unpack(__half, unsigned pair) {
-  return __half22float2(reinterpret_cast<const __half2&>(pair));
-}
-
-__device__ __forceinline__ float2 unpack(__nv_bfloat16, unsigned pair) {
-  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000));
-}
-
 #if BIAS
 // The bias has a tile of its own, with a part for each warp, which alone copies and reads it: no barrier of the block is
 // needed. Chunks of 16 bytes are swizzled as those of K are.
 constexpr int WARP_ROWS = 16 * TILES_M;
 constexpr unsigned BIAS_BYTES = BIAS == 1 ? 2 : BIAS == 2 ? 4 : 1;  // of an element
 constexpr unsigned BIAS_ROW = BLOCK_N * BIAS_BYTES, BIAS_CHUNKS = BIAS_ROW / 16;
-constexpr unsigned BIAS_SWIZZLE = BIAS_CHUNKS % 8 == 0 ? 8 : BIAS_CHUNKS % 4 == 0 ? 4 : BIAS_CHUNKS % 2 == 0 ? 2 : 1;
+constexpr unsigned BIAS_SPAN = BIAS_CHUNKS % 8 == 0 ? 8 : BIAS_CHUNKS % 4 == 0 ? 4 : BIAS_CHUNKS % 2 == 0 ? 2 : 1;
 
 __device__ __forceinline__ unsigned bias_offset(unsigned row, unsigned byte) {
-  constexpr unsigned S = BIAS_SWIZZLE;
+  constexpr unsigned SPAN = BIAS_SPAN;
   const unsigned chunk = byte / 16;
-  return row * BIAS_ROW + 16 * (chunk / S * S + (chunk % S ^ row / (8 / S) % S)) + byte % 16;
+  return row * BIAS_ROW + 16 * (chunk / SPAN * SPAN + (chunk % SPAN ^ row / (8 / SPAN) % SPAN)) + byte % 16;
 }
 
-// The same row, further on, by bytes whose bits the first offset in the row does not have: as swizzle_advance_k.
+// The same row, further on, by bytes whose bits the first offset in the row does not have: as swizzle_advance.
 __device__ __forceinline__ unsigned bias_advance(unsigned offset, unsigned bytes) {
-  constexpr unsigned WIDTH = 16 * BIAS_SWIZZLE;
+  constexpr unsigned WIDTH = 16 * BIAS_SPAN;
   return (offset ^ bytes % WIDTH) + bytes / WIDTH * WIDTH;
 }
 
-// This warp's rows of the bias, from `source` on. There are rows_left rows and keys_left keys. What is past them may be
-// anything: such keys get masked, and such rows are not stored.
+// This warp's rows of the bias, from `source` on. There are rows_left rows and keys_left keys; out-of-range entries are
+// unspecified: such keys get masked, and such rows are not stored.
 template <typename T>
 __device__ __forceinline__ void load_bias(
     unsigned char* tile, const Bias<T>* __restrict__ source, const FusedParams& fused, int rows_left, int keys_left) {
@@ -135,7 +128,8 @@ __device__ __forceinline__ void load_bias(
   const int row = lane_id / LANES, chunk = lane_id % LANES;
   const unsigned target = smem_address(tile) + bias_offset(row, 16 * chunk);
   source += row * fused.bias_row + chunk * CHUNK;
-  rows_left -= row, keys_left -= chunk * CHUNK;
+  rows_left -= row;
+  keys_left -= chunk * CHUNK;
 #pragma unroll
   for (int i = 0; i < WARP_ROWS; i += STEP, source += STEP * fused.bias_row) {
     if (STEP > WARP_ROWS && row >= WARP_ROWS) break;
@@ -172,7 +166,8 @@ __device__ __forceinline__ void add_bias(Scores& S, const unsigned char* tile, f
       for (int i = 0; i < 4; ++i) {
         const float2 b = unpack(T(), pairs[i]);
         float* s = &S[m][2 * n + i / 2][i % 2 * 2];
-        s[0] = fmaf(b.x, inverse_scale, s[0]), s[1] = fmaf(b.y, inverse_scale, s[1]);
+        s[0] = fmaf(b.x, inverse_scale, s[0]);
+        s[1] = fmaf(b.y, inverse_scale, s[1]);
       }
     }
 #else
@@ -185,7 +180,8 @@ __device__ __forceinline__ void add_bias(Scores& S, const unsigned char* tile, f
       float* s = &row_pair(S, i, n)[0];
 #if BIAS == 2
       const float2 b = *reinterpret_cast<const float2*>(pair);
-      s[0] = fmaf(b.x, inverse_scale, s[0]), s[1] = fmaf(b.y, inverse_scale, s[1]);
+      s[0] = fmaf(b.x, inverse_scale, s[0]);
+      s[1] = fmaf(b.y, inverse_scale, s[1]);
 #else
       const uchar2 seen = *reinterpret_cast<const uchar2*>(pair);
       if (!seen.x) s[0] = NEG_INF;
@@ -200,7 +196,9 @@ __device__ __forceinline__ void add_bias(Scores& S, const unsigned char* tile, f
 // Eight words of a row of a rotary table.
 __device__ __forceinline__ void load_angles(float (&a)[8], const float* __restrict__ row) {
   const float4 low = reinterpret_cast<const float4*>(row)[0], high = reinterpret_cast<const float4*>(row)[1];
-  a[0] = low.x, a[1] = low.y, a[2] = low.z, a[3] = low.w, a[4] = high.x, a[5] = high.y, a[6] = high.z, a[7] = high.w;
+  const float eight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) a[i] = eight[i];
 }
 
 template <typename T>
@@ -210,7 +208,8 @@ __device__ __forceinline__ void load_angles(float (&a)[8], const T* __restrict__
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 both = unpack(T(), pairs[i]);
-    a[2 * i] = both.x, a[2 * i + 1] = both.y;
+    a[2 * i] = both.x;
+    a[2 * i + 1] = both.y;
   }
 }
 
@@ -228,7 +227,7 @@ __device__ __forceinline__ void rotate(
     const int mine = e / PAIRS, pair = e % PAIRS;
     const int r = mine / OF_WARP * STEP + threadIdx.x / 32 * OF_WARP + mine % OF_WARP;
     if (r >= min(rows_left, TILE_ROWS)) continue;
-    // What is outside of the tables counts as their first or last row: no position, whoever gave it, is read past them.
+    // Positions are clamped to the tables' rows, so that none is read past them, whoever gave it.
     const long long pos = min(max(positions ? positions[r] : first_pos + r, 0), fused.positions - 1);
     float cosine[8], sine[8];
     load_angles(cosine, rotary_cos + pos * fused.cos_row + 8 * pair);
@@ -237,13 +236,12 @@ __device__ __forceinline__ void rotate(
     uint4& high = *reinterpret_cast<uint4*>(tile + swizzle<CHUNKS>(r, ROTARY == 2 ? 2 * pair + 1 : pair + PAIRS));
     unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < (ROTARY == 2 ? 8 : 4); ++i) {
 #if ROTARY == 2
       const float2 a = unpack(T(), words[i]);
       words[i] = pack(T(), a.x * cosine[i] - a.y * sine[i], a.y * cosine[i] + a.x * sine[i]);
 #else
-      if (i == 4) break;  // words i and i + 4 hold the pairs 2 i and 2 i + 1
-      const float2 a = unpack(T(), words[i]), b = unpack(T(), words[i + 4]);
+      const float2 a = unpack(T(), words[i]), b = unpack(T(), words[i + 4]);  // pairs 2 i, 2 i + 1
       const float *c = cosine + 2 * i, *s = sine + 2 * i;
       words[i] = pack(T(), a.x * c[0] - b.x * s[0], a.y * c[1] - b.y * s[1]);
       words[i + 4] = pack(T(), b.x * c[0] + a.x * s[0], b.y * c[1] + a.y * s[1]);
@@ -413,7 +411,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
     const int* __restrict__ k_positions,     // [batch, N_kv]; null: key j is at j
     const AttentionParams params, const FusedParams fused) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
-  const Block block = block_of(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
+  const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
   const int first_row = block.first_row, q_len = block.q_len;
   if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
   Q += block.rows_offset(params.q);
@@ -421,7 +419,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
   K += block.keys_offset(params.k);
   V += block.keys_offset(params.v);
   const Window window(BLOCK_M, block, params);
-  const int last_row = window.last_row, begin = window.begin, end = window.end;
+  const int first_pos = window.first_pos, last_pos = window.last_pos, last_row = window.last_row;
+  constexpr int ALIGN = BIAS ? 16 : 1;  // tiles of the bias begin at multiples of 16 bytes
+  const int begin = window.begin / ALIGN * ALIGN, end = window.end;
 
   // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first fragment of the tile.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
@@ -441,13 +441,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
 #if BIAS
   unsigned char* bias_tile = dynamic_smem + 2 * BLOCK_M * HEAD_DIM_PADDED + 4 * TILE;  // this warp's part
   bias_tile += warp_row * BLOCK_N * sizeof(Bias<T>);
-  const Bias<T>* bias_rows = static_cast<const Bias<T>*>(bias) + sequence * fused.bias_batch + head * fused.bias_head;
+  const Bias<T>* bias_rows = static_cast<const Bias<T>*>(bias) + block.sequence * fused.bias_batch + block.head * fused.bias_head;
   bias_rows += (first_row + warp_row) * fused.bias_row + begin * fused.bias_key;
 #endif
 #if ROTARY
   const Table<T>*cosines = static_cast<const Table<T>*>(rotary_cos), *sines = static_cast<const Table<T>*>(rotary_sin);
-  if (q_positions) q_positions += sequence * fused.q_positions_batch + q_first + first_row;
-  if (k_positions) k_positions += sequence * fused.k_positions_batch + k_first;
+  if (q_positions) q_positions += block.sequence * fused.q_positions_batch + block.q_first + first_row;
+  if (k_positions) k_positions += block.sequence * fused.k_positions_batch + block.k_first;
 #endif
   if (begin < end) {
 #if BIAS
@@ -479,7 +479,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
   const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = abs_scale * LOG2_E;
 #if ALIBI
-  const float slope = alibi_slopes[sequence * fused.alibi_batch + head] / abs_scale;  // as S, before the scaling
+  const float slope = alibi_slopes[block.sequence * fused.alibi_batch + block.head] / abs_scale;  // as S, before the scaling
 #endif
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added

@@ -246,7 +246,8 @@ __device__ __forceinline__ void project(
         for (int n = 0; n < HEAD_DIM / 8; ++n)
           if (warp_row + 8 * i + g < rows_left && 8 * n < width) {
             const float2 before = *reinterpret_cast<const float2*>(Y + 8 * i * y_row + first + 8 * n);
-            row_pair(sum, i, n)[0] = before.x, row_pair(sum, i, n)[1] = before.y;
+            row_pair(sum, i, n)[0] = before.x;
+            row_pair(sum, i, n)[1] = before.y;
           }
     }
     cp_async_wait<0>();
@@ -280,8 +281,9 @@ __device__ __forceinline__ void project(
 // O of one head for a tile of rows, divided and packed. Q is the tile's first row, K and V the sequence's first key.
 template <typename T>
 __device__ __forceinline__ void attention(
-    Operand& O, const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, int first_row, int q_len,
-    int kv_len, const AttentionParams& params) {
+    Operand& O, const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, const Block& block,
+    const AttentionParams& params) {
+  const int first_row = block.first_row, q_len = block.q_len;
   const Window window(BLOCK_M, block, params);
   const int last_row = window.last_row, begin = window.begin, end = window.end;
 
@@ -339,9 +341,9 @@ __device__ __forceinline__ void attention(
       load_tile<BLOCK_N>(V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
       cp_async_commit();
     }
-    if (first < last_row + window_lo || first + BLOCK_N > min(first_row + window_hi + 1, end)) {
+    if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
       const int col_idx = first + 2 * t;  // of this lane's first key
-      mask(S, first_row + warp_row + g - col_idx, end - col_idx, window_lo, window_hi);
+      mask(S, first_row + warp_row + g - col_idx, end - col_idx, window.lo, window.hi);
     }
     online_softmax_rescale(S, m_i, l_i, acc, softmax_scale_log2);
     gemm_pv<T>(acc, S, m_i, l_i, softmax_scale_log2, v_lane + stage_offset);
@@ -373,21 +375,22 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) projection(
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const int columns, const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block
-  const Block block = block_of(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
+  const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
   const int first_row = block.first_row, q_len = block.q_len;
   if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  const int sequence = block.sequence, q_first = block.q_first, k_first = block.k_first;
   Q += sequence * params.q.batch + (q_first + first_row) * params.q.row;
   Y += sequence * params.o.batch + (q_first + first_row) * params.o.row;
   K += sequence * params.k.batch + k_first * params.k.row;
   V += sequence * params.v.batch + k_first * params.v.row;
 
   // ---- attention of each head, and its share of Y
+  int head = block.head;
   for (const int last = ALL_HEADS ? params.heads - 1 : head; head <= last; ++head) {
     const int kv_head = head / (params.heads / params.kv_heads);
     Operand O;
     attention(
-        O, Q + head * params.q.head, K + kv_head * params.k.head, V + kv_head * params.v.head, first_row, q_len, kv_len,
-        params);
+        O, Q + head * params.q.head, K + kv_head * params.k.head, V + kv_head * params.v.head, block, params);
     project(O, W_O + (long long)head * HEAD_DIM * columns, Y, params.o.row, columns, q_len - first_row, head);
     if (ALL_HEADS) __syncthreads();  // hazard: W's tile is replaced by the next head's Q while other warps read it
   }

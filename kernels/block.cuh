@@ -5,27 +5,36 @@
 #include "attention_params.cuh"
 #include "softmax.cuh"
 
-// Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first and
-// light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
-__device__ __forceinline__ void place(const AttentionParams& params, int& tile, int& head, int& sequence) {
-  tile = blockIdx.x;
-  head = blockIdx.y;
-  sequence = blockIdx.z;
-  if (params.window_right < UNLIMITED) {
-    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
-    tile = gridDim.x - 1 - block / heads;
-    head = block % heads % gridDim.y;
-    sequence = block % heads / gridDim.y;
-  }
-}
-
-// What a block computes.
+// The tile, head and sequence of this block.
 struct Block {
   int head, kv_head, sequence;
   int first_row;         // of the tile, in its sequence
   int q_first, k_first;  // where a packed sequence begins in Q and K; else 0
   int q_len, kv_len;     // rows and keys of the sequence
   bool packed;
+
+  __device__ __forceinline__ Block(
+      int block_m, const AttentionParams& params, const int* cu_seqlens_q, const int* cu_seqlens_k) {
+    int tile = blockIdx.x;
+    head = blockIdx.y;
+    sequence = blockIdx.z;
+    // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start
+    // first and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2
+    // cache.
+    if (params.window_right < UNLIMITED) {
+      const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
+      tile = gridDim.x - 1 - block / heads;
+      head = block % heads % gridDim.y;
+      sequence = block % heads / gridDim.y;
+    }
+    kv_head = head / (params.heads / params.kv_heads);
+    first_row = tile * block_m;
+    packed = cu_seqlens_q != nullptr;
+    q_first = packed ? cu_seqlens_q[sequence] : 0;
+    k_first = packed ? cu_seqlens_k[sequence] : 0;
+    q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
+    kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  }
 
   // Where the tile's first row is in Q or O, and the sequence's first key in K or V, in elements.
   __device__ __forceinline__ long long rows_offset(const Strides& q) const {
@@ -42,18 +51,6 @@ struct Block {
     lse[head_row + first_row + r] = LN_2 * (m_i + log2f(sum));
   }
 };
-
-__device__ __forceinline__ Block block_of(
-    int block_m, const AttentionParams& params, const int* cu_seqlens_q, const int* cu_seqlens_k) {
-  int tile, head, sequence;
-  place(params, tile, head, sequence);
-  const int first_row = tile * block_m, kv_head = head / (params.heads / params.kv_heads);
-  const bool packed = cu_seqlens_q != nullptr;
-  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
-  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
-  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
-  return {head, kv_head, sequence, first_row, q_first, k_first, q_len, kv_len, packed};
-}
 
 // The keys that rows of a tile see. The last row of Q is at the last key: row i is at key i + kv_len - q_len.
 struct Window {

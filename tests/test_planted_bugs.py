@@ -209,6 +209,10 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "register_tiles": REGISTER_TILES,
 }
 
+AT_THE_END = """lo = block.kv_len - block.q_len - params.window_left;
+    hi = block.kv_len - block.q_len + params.window_right;"""
+AT_THE_TOP_LEFT = "lo = -params.window_left, hi = params.window_right;"
+
 # What 05 adds to 04: where the data lies, which keys a row sees, which tiles are skipped.
 BUGS["heads_and_masks"] = (
     Bug(
@@ -219,11 +223,11 @@ BUGS["heads_and_masks"] = (
     ),
     Bug(
         "every head has the first one of K",
-        "k_first * params.k.row + kv_head * params.k.head",
-        "k_first * params.k.row",
+        "k_first * k.row + kv_head * k.head",
+        "k_first * k.row",
         inputs="views",
     ),
-    Bug("the first batch for all", "V += sequence * params.v.batch + ", "V += ", inputs="views"),
+    Bug("the first batch for all", "V += block.keys_offset(params.v)", "V += block.keys_offset(params.v) - block.sequence * params.v.batch", inputs="views"),
     Bug("rows without a stride", "Q + r * params.q.row", "Q + r * HEAD_DIM", inputs="views"),
     out_of_bounds(
         "V with the rows of K",
@@ -235,53 +239,53 @@ BUGS["heads_and_masks"] = (
     Bug("neighbours' rows of O exchanged", "O + r * params.o.row", "O + (r ^ 1) * params.o.row"),
     Bug(
         "positions begin at the top left",
-        "lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right",
-        "lowest = -params.window_left, highest = params.window_right",
+        AT_THE_END,
+        AT_THE_TOP_LEFT,
         inputs="causal",
     ),
     Bug(
         "the window is at the top left",
-        "lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right",
-        "lowest = -params.window_left, highest = params.window_right",
+        AT_THE_END,
+        AT_THE_TOP_LEFT,
         inputs="window",
     ),
     Bug("the diagonal is hidden", "THREADS_X > high", "THREADS_X >= high", inputs="causal"),
     Bug(
         "one key into the future",
-        "min(row_pos + highest,",
-        "min(row_pos + highest + 1,",
+        "min(row_pos + window.hi,",
+        "min(row_pos + window.hi + 1,",
         inputs="causal",
     ),
     Bug(
         "no future is hidden",
-        "min(row_pos + highest, end - 1 - first - x)",
+        "min(row_pos + window.hi, end - 1 - first - x)",
         "end - 1 - first - x",
         inputs="causal",
     ),
     Bug("the window is a key short", "THREADS_X < low", "THREADS_X <= low", inputs="window"),
     Bug(
         "the window is a key long",
-        "low = row_pos + lowest",
-        "low = row_pos + lowest - 1",
+        "low = row_pos + window.lo",
+        "low = row_pos + window.lo - 1",
         inputs="window",
     ),
     Bug("the window has no left border", "j * THREADS_X < low || ", "", inputs="window"),
     Bug(
         "keys past the end",
-        "min(row_pos + highest, end - 1 - first - x)",
-        "row_pos + highest",
+        "min(row_pos + window.hi, end - 1 - first - x)",
+        "row_pos + window.hi",
     ),
     Bug(
         "tiles across the diagonal count as full",
-        "min(first_row + highest + 1, end)",
+        "min(first_row + window.hi + 1, end)",
         "end",
         inputs="causal",
     ),
-    Bug("tiles across the left border count as full", "first < last_row + lowest || ", "", inputs="window"),
+    Bug("tiles across the left border count as full", "first < last_row + window.lo || ", "", inputs="window"),
     Bug(
         "full for the first row is full for all",
-        "first < last_row + lowest",
-        "first < first_row + lowest",
+        "first < last_row + window.lo",
+        "first < first_row + window.lo",
         inputs="window",
     ),
     Bug(
@@ -298,14 +302,14 @@ BUGS["heads_and_masks"] = (
     ),
     Bug(
         "the last key is skipped",
-        "min(last_pos + params.window_right + 1, kv_len)",
-        "min(last_pos + params.window_right, kv_len)",
+        "min(last_pos + params.window_right + 1, block.kv_len)",
+        "min(last_pos + params.window_right, block.kv_len)",
         inputs="causal",
     ),
     Bug(
         "ends where the first row does",
-        "last_pos + params.window_right + 1, kv_len",
-        "first_pos + params.window_right + 1, kv_len",
+        "last_pos + params.window_right + 1, block.kv_len",
+        "first_pos + params.window_right + 1, block.kv_len",
         inputs="causal",
     ),
     Bug(
@@ -315,7 +319,7 @@ BUGS["heads_and_masks"] = (
         inputs="window",
         cpu_only=True,
     ),
-    Bug("a row that sees nothing yet", "m_i[i] = LOWEST", "m_i[i] = NEG_INF", inputs="nothing to see"),
+    Bug("a row that sees nothing yet", "m_i[i] = M_INIT", "m_i[i] = NEG_INF", inputs="nothing to see"),
     Bug("a row that saw nothing is divided", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum", inputs="nothing to see"),
     Bug(
         "a sequence has the keys of the next",
@@ -327,13 +331,13 @@ BUGS["heads_and_masks"] = (
     Bug("every sequence has the keys of the first", "packed ? cu_seqlens_k[sequence] : 0", "0", inputs="packed"),
     Bug(
         "every sequence reads the rows of the first",
-        "Q += sequence * params.q.batch + (q_first + first_row)",
-        "Q += sequence * params.q.batch + first_row",
+        "Q += block.rows_offset(params.q)",
+        "Q += block.rows_offset(params.q) - block.q_first * params.q.row",
         inputs="packed",
     ),
     Bug("lse of sequences over each other", "* params.N + q_first;", "* params.N;", inputs="packed"),
-    Bug("lse in powers of 2", "LN_2 * (m_i[i]", "(m_i[i]", inputs="views"),
-    Bug("lse without the maximum", "m_i[i] + log2f(sum)", "log2f(sum)", inputs="views"),
+    Bug("lse in powers of 2", "LN_2 * (m_i", "(m_i", inputs="views"),
+    Bug("lse without the maximum", "m_i + log2f(sum)", "log2f(sum)", inputs="views"),
     Bug("lse of two bases", "log2f(sum)", "logf(sum)", inputs="views"),
     Bug(
         "lse of heads over each other",
@@ -343,7 +347,7 @@ BUGS["heads_and_masks"] = (
     ),
     Bug(
         "lse of some columns alone",
-        "row_allreduce(l_i[i], [](float a, float b) { return a + b; })",
+        "row_allreduce<THREADS_X>(l_i[i], [](float a, float b) { return a + b; })",
         "l_i[i]",
         inputs="views",
     ),
