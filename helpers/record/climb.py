@@ -14,21 +14,12 @@ from typing import Any
 
 from helpers.draw.picture import Text, bytes_text
 from helpers.ladder import LADDER, Stage
-from helpers.ladder.steps import BEFORE, CLIMBS
+from helpers.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS
 from helpers.record import counters, plots, promises, torch_model
 from helpers.record.results import NO_RECORD, Measurement, Record
 
 SHAPE = (4, 16, 4096, 64)  # at which every stage is recorded
 SLOWER = 0.99  # a step that is slower than that is slower, if no launch was as fast as one of the step before
-# The last element of a climb is the stage; its step is named here.
-LAST_STEPS = {
-    "register_tiles": "copies by cp.async",
-    "flash_wmma": "tiles fetched ahead",
-    "flash_mma": "copies issued after the scores",
-    "backward_mma": "turns of two tiles",
-    "hopper": "maxima as integers",
-    "flash_cute": "TiledMMA",
-}
 
 
 @dataclass(frozen=True)
@@ -114,7 +105,7 @@ def between_steps(stage: str, record: Any = None) -> list[Gain]:
     found = []
     for before, after in pairwise(chain):
         number = after.get("step") or len(CLIMBS[stage])
-        idea = after.get("idea") or LAST_STEPS.get(stage, LADDER[stage].idea)
+        idea = after.get("idea") or LAST_IDEAS[stage]
         found.append(Gain(stage, str(number), idea, before, after))
     return found
 
