@@ -33,72 +33,89 @@
 #ifndef ASYNC
 #define ASYNC (VECTOR && __CUDA_ARCH__ >= 800)  // K and V are copied by cp.async, which Turing lacks
 #endif
-#include "register_tiles.cuh"  // 04's tiles of S and O in registers, NEG_INF, LOG2_E, M_INIT
+#include "register_tiles.cuh"  // of 04; and NEG_INF, LOG2_E, M_INIT
 
-// The tile, head and sequence of this block.
-struct Block {
-  int head, kv_head, sequence;
-  int first_row;         // of the tile, in its sequence
-  int q_first, k_first;  // where a packed sequence begins in Q and K; else 0
-  int q_len, kv_len;     // rows and keys of the sequence
-  bool packed;
+constexpr int COPIES = (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile of K or V per thread
 
-  __device__ __forceinline__ Block(
-      int block_m, const AttentionParams& params, const int* cu_seqlens_q, const int* cu_seqlens_k) {
-    int tile = blockIdx.x;
-    head = blockIdx.y;
-    sequence = blockIdx.z;
-    // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start
-    // first and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2
-    // cache.
-    if (params.window_right < UNLIMITED) {
-      const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
-      tile = gridDim.x - 1 - block / heads;
-      head = block % heads % gridDim.y;
-      sequence = block % heads / gridDim.y;
+// Q and P are stored transposed: a thread reads four rows of one column as a float4. The padding avoids bank conflicts
+// within a quarter of a warp, which reads 8 rows of K (an odd number of float4 apart) or stores 4 columns of P.
+struct __align__(16) Shared {
+  float Q[4 * D4][BLOCK_M], P[BLOCK_N][BLOCK_M + 8];
+  float4 K[BLOCK_N][D4 | 1], V[BLOCK_N][TILE_D4 * THREADS_X];
+};
+
+// Words 4c .. 4c + 3 of a row; zeros past its end.
+__device__ __forceinline__ float4 load4(const float* __restrict__ row, int c) {
+#if VECTOR
+  return reinterpret_cast<const float4*>(row)[c];
+#else
+  const int cols_left = HEAD_DIM - 4 * c;
+  row += 4 * c;
+  return make_float4(
+      row[0], cols_left > 1 ? row[1] : 0.0f, cols_left > 2 ? row[2] : 0.0f, cols_left > 3 ? row[3] : 0.0f);
+#endif
+}
+
+__device__ __forceinline__ void store4(float* row, int c, float4 a) {
+#if VECTOR
+  reinterpret_cast<float4*>(row)[c] = a;
+#else
+  for (int i = 0; i < 4; ++i)
+    if (4 * c + i < HEAD_DIM) row[4 * c + i] = word(a, i);
+#endif
+}
+
+// The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows from end on become zeros.
+template <int WIDTH>
+__device__ __forceinline__ void load_tile(
+    float4 (*tile)[WIDTH], const float* __restrict__ source, long long stride, int first, int end) {
+#pragma unroll
+  for (int i = 0; i < COPIES; ++i) {
+    const int e = i * THREADS + threadIdx.x, j = e / D4, c = e % D4;
+    if (BLOCK_N * D4 % THREADS != 0 && e >= BLOCK_N * D4) break;
+    const bool in_bounds = first + j < end;
+    const float* row = source + (in_bounds ? first + j : 0) * stride;
+#if ASYNC
+    // Asynchronous: uses no registers, and the thread waits only in wait_for_copies(). Past the end it reads 0 bytes.
+    const unsigned target = static_cast<unsigned>(__cvta_generic_to_shared(&tile[j][c]));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(row + 4 * c),
+                 "r"(in_bounds ? 16 : 0)
+                 : "memory");
+#else
+    tile[j][c] = in_bounds ? load4(row, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#endif
+  }
+}
+
+// s = this thread's tile of Q K^T. Four columns of Q and K at a time: with 8 x 8 scores, 16 float4 serve 256 FFMAs.
+__device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
+#pragma unroll 1
+  for (int c = 0; c < D4; ++c) {
+    float4 k[TILE_N];
+#pragma unroll
+    for (int j = 0; j < TILE_N; ++j) k[j] = smem.K[x + j * THREADS_X][c];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float q_column[TILE_M], k_column[TILE_N];
+      load_rows(q_column, smem.Q[4 * c + i], y);
+#pragma unroll
+      for (int j = 0; j < TILE_N; ++j) k_column[j] = word(k[j], i);
+      outer_product(s, q_column, k_column);
     }
-    kv_head = head / (params.heads / params.kv_heads);
-    first_row = tile * block_m;
-    packed = cu_seqlens_q != nullptr;
-    q_first = packed ? cu_seqlens_q[sequence] : 0;
-    k_first = packed ? cu_seqlens_k[sequence] : 0;
-    q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
-    kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
   }
+}
 
-  // Where the tile's first row is in Q or O, and the sequence's first key in K or V, in elements.
-  __device__ __forceinline__ long long rows_offset(const Strides& q) const {
-    return sequence * q.batch + (q_first + first_row) * q.row + head * q.head;
+// acc += this thread's tile of P V.
+__device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
+#pragma unroll 16
+  for (int j = 0; j < BLOCK_N; ++j) {
+    float p_column[TILE_M], v_row[TILE_D];
+    load_rows(p_column, smem.P[j], y);
+#pragma unroll
+    for (int c = 0; c < TILE_D; ++c) v_row[c] = word(smem.V[j][x + c / 4 * THREADS_X], c % 4);
+    outer_product(acc, p_column, v_row);
   }
-  __device__ __forceinline__ long long keys_offset(const Strides& k) const {
-    return sequence * k.batch + k_first * k.row + kv_head * k.head;
-  }
-
-  // The log-sum-exp of row r of the tile, from its maximum in units of log2 and its sum.
-  __device__ __forceinline__ void store_lse(
-      float* lse, const AttentionParams& params, int r, float m_i, float sum) const {
-    const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
-    lse[head_row + first_row + r] = LN_2 * (m_i + log2f(sum));
-  }
-};
-
-// The keys that rows of a tile see. The last row of Q is at the last key: row i is at key i + kv_len - q_len.
-struct Window {
-  int lo, hi;               // row i sees keys i + lo .. i + hi
-  int last_row;             // of the tile
-  int first_pos, last_pos;  // the keys at which the first and the last row are
-  int begin, end;           // keys begin .. end - 1 are all that some row of the tile sees
-
-  __device__ __forceinline__ Window(int block_m, const Block& block, const AttentionParams& params) {
-    lo = block.kv_len - block.q_len - params.window_left;
-    hi = block.kv_len - block.q_len + params.window_right;
-    last_row = min(block.first_row + block_m, block.q_len) - 1;
-    first_pos = block.first_row + block.kv_len - block.q_len;
-    last_pos = last_row + block.kv_len - block.q_len;
-    begin = max(first_pos - params.window_left, 0);
-    end = min(last_pos + params.window_right + 1, block.kv_len);
-  }
-};
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, float* __restrict__ O,
@@ -107,15 +124,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
-  const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
-  const int first_row = block.first_row, q_len = block.q_len;
+  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
+  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
+  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
+  if (params.window_right < UNLIMITED) {
+    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
+    tile = gridDim.x - 1 - block / heads;
+    head = block % heads % gridDim.y;
+    sequence = block % heads / gridDim.y;
+  }
+  const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
+  const bool packed = cu_seqlens_q != nullptr;
+  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
+  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
+  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
   if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
-  Q += block.rows_offset(params.q);
-  O += block.rows_offset(params.o);
-  K += block.keys_offset(params.k);
-  V += block.keys_offset(params.v);
-  const Window window(BLOCK_M, block, params);
-  const int last_row = window.last_row, begin = window.begin, end = window.end;
+  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
+  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
+  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
+  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
+
+  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + window_lo .. i + window_hi;
+  // keys begin .. end - 1 are all that some row of the tile sees.
+  const int window_lo = kv_len - q_len - params.window_left, window_hi = kv_len - q_len + params.window_right;
+  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
+  const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
+  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
 
   extern __shared__ float4 dynamic_smem[];
   Shared& smem = *reinterpret_cast<Shared*>(dynamic_smem);
@@ -148,11 +182,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
-    if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end))
+    if (first < last_row + window_lo || first + BLOCK_N > min(first_row + window_hi + 1, end))
 #pragma unroll
       for (int i = 0; i < TILE_M; ++i) {
         const int row_pos = first_row + row_of(i, y) - first - x;  // relative to the thread's first key
-        const int low = row_pos + window.lo, high = min(row_pos + window.hi, end - 1 - first - x);
+        const int low = row_pos + window_lo, high = min(row_pos + window_hi, end - 1 - first - x);
 #pragma unroll
         for (int j = 0; j < TILE_N; ++j)
           if (j * THREADS_X < low || j * THREADS_X > high) s[i][j] = NEG_INF;
@@ -181,7 +215,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
     const int r = row_of(i, y);
     if (first_row + r >= q_len) continue;
-    if (lse && x == 0) block.store_lse(lse, params, r, m_i[i], sum);
+    if (lse && x == 0) {
+      const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
+      lse[head_row + first_row + r] = LN_2 * (m_i[i] + log2f(sum));
+    }
 #pragma unroll
     for (int c = 0; c < TILE_D4; ++c) {
       const float* a = acc[i] + 4 * c;

@@ -54,7 +54,7 @@ using Bias = bool;
 #else
 using Bias = float;
 #endif
-#include "register_tiles.cuh"  // 04's tiles of S and O in registers, NEG_INF, LOG2_E, M_INIT
+#include "float_tiles.cuh"  // tiles of S and O in registers, as in 05; and NEG_INF, LOG2_E, M_INIT
 
 // Rotates ROWS rows in shared memory: word c of row r is tile[c * COLUMN_STRIDE + r * ROW_STRIDE]. Row r is at
 // positions[r], or at first_pos + r where there are none. Neighbouring threads take words of neighbouring banks.

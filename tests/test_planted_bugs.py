@@ -209,10 +209,6 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "register_tiles": REGISTER_TILES,
 }
 
-AT_THE_END = """lo = block.kv_len - block.q_len - params.window_left;
-    hi = block.kv_len - block.q_len + params.window_right;"""
-AT_THE_TOP_LEFT = "lo = -params.window_left, hi = params.window_right;"
-
 # What 05 adds to 04: where the data lies, which keys a row sees, which tiles are skipped.
 BUGS["heads_and_masks"] = (
     Bug(
@@ -223,11 +219,11 @@ BUGS["heads_and_masks"] = (
     ),
     Bug(
         "every head has the first one of K",
-        "k_first * k.row + kv_head * k.head",
-        "k_first * k.row",
+        "k_first * params.k.row + kv_head * params.k.head",
+        "k_first * params.k.row",
         inputs="views",
     ),
-    Bug("the first batch for all", "V += block.keys_offset(params.v)", "V += block.keys_offset(params.v) - block.sequence * params.v.batch", inputs="views"),
+    Bug("the first batch for all", "V += sequence * params.v.batch + ", "V += ", inputs="views"),
     Bug("rows without a stride", "Q + r * params.q.row", "Q + r * HEAD_DIM", inputs="views"),
     out_of_bounds(
         "V with the rows of K",
@@ -239,53 +235,53 @@ BUGS["heads_and_masks"] = (
     Bug("neighbours' rows of O exchanged", "O + r * params.o.row", "O + (r ^ 1) * params.o.row"),
     Bug(
         "positions begin at the top left",
-        AT_THE_END,
-        AT_THE_TOP_LEFT,
+        "window_lo = kv_len - q_len - params.window_left, window_hi = kv_len - q_len + params.window_right",
+        "window_lo = -params.window_left, window_hi = params.window_right",
         inputs="causal",
     ),
     Bug(
         "the window is at the top left",
-        AT_THE_END,
-        AT_THE_TOP_LEFT,
+        "window_lo = kv_len - q_len - params.window_left, window_hi = kv_len - q_len + params.window_right",
+        "window_lo = -params.window_left, window_hi = params.window_right",
         inputs="window",
     ),
     Bug("the diagonal is hidden", "THREADS_X > high", "THREADS_X >= high", inputs="causal"),
     Bug(
         "one key into the future",
-        "min(row_pos + window.hi,",
-        "min(row_pos + window.hi + 1,",
+        "min(row_pos + window_hi,",
+        "min(row_pos + window_hi + 1,",
         inputs="causal",
     ),
     Bug(
         "no future is hidden",
-        "min(row_pos + window.hi, end - 1 - first - x)",
+        "min(row_pos + window_hi, end - 1 - first - x)",
         "end - 1 - first - x",
         inputs="causal",
     ),
     Bug("the window is a key short", "THREADS_X < low", "THREADS_X <= low", inputs="window"),
     Bug(
         "the window is a key long",
-        "low = row_pos + window.lo",
-        "low = row_pos + window.lo - 1",
+        "low = row_pos + window_lo",
+        "low = row_pos + window_lo - 1",
         inputs="window",
     ),
     Bug("the window has no left border", "j * THREADS_X < low || ", "", inputs="window"),
     Bug(
         "keys past the end",
-        "min(row_pos + window.hi, end - 1 - first - x)",
-        "row_pos + window.hi",
+        "min(row_pos + window_hi, end - 1 - first - x)",
+        "row_pos + window_hi",
     ),
     Bug(
         "tiles across the diagonal count as full",
-        "min(first_row + window.hi + 1, end)",
+        "min(first_row + window_hi + 1, end)",
         "end",
         inputs="causal",
     ),
-    Bug("tiles across the left border count as full", "first < last_row + window.lo || ", "", inputs="window"),
+    Bug("tiles across the left border count as full", "first < last_row + window_lo || ", "", inputs="window"),
     Bug(
         "full for the first row is full for all",
-        "first < last_row + window.lo",
-        "first < first_row + window.lo",
+        "first < last_row + window_lo",
+        "first < first_row + window_lo",
         inputs="window",
     ),
     Bug(
@@ -302,14 +298,14 @@ BUGS["heads_and_masks"] = (
     ),
     Bug(
         "the last key is skipped",
-        "min(last_pos + params.window_right + 1, block.kv_len)",
-        "min(last_pos + params.window_right, block.kv_len)",
+        "min(last_pos + params.window_right + 1, kv_len)",
+        "min(last_pos + params.window_right, kv_len)",
         inputs="causal",
     ),
     Bug(
         "ends where the first row does",
-        "last_pos + params.window_right + 1, block.kv_len",
-        "first_pos + params.window_right + 1, block.kv_len",
+        "last_pos + params.window_right + 1, kv_len",
+        "first_pos + params.window_right + 1, kv_len",
         inputs="causal",
     ),
     Bug(
@@ -331,13 +327,13 @@ BUGS["heads_and_masks"] = (
     Bug("every sequence has the keys of the first", "packed ? cu_seqlens_k[sequence] : 0", "0", inputs="packed"),
     Bug(
         "every sequence reads the rows of the first",
-        "Q += block.rows_offset(params.q)",
-        "Q += block.rows_offset(params.q) - block.q_first * params.q.row",
+        "Q += sequence * params.q.batch + (q_first + first_row)",
+        "Q += sequence * params.q.batch + first_row",
         inputs="packed",
     ),
     Bug("lse of sequences over each other", "* params.N + q_first;", "* params.N;", inputs="packed"),
-    Bug("lse in powers of 2", "LN_2 * (m_i", "(m_i", inputs="views"),
-    Bug("lse without the maximum", "m_i + log2f(sum)", "log2f(sum)", inputs="views"),
+    Bug("lse in powers of 2", "LN_2 * (m_i[i]", "(m_i[i]", inputs="views"),
+    Bug("lse without the maximum", "m_i[i] + log2f(sum)", "log2f(sum)", inputs="views"),
     Bug("lse of two bases", "log2f(sum)", "logf(sum)", inputs="views"),
     Bug(
         "lse of heads over each other",

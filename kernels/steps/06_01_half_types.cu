@@ -9,9 +9,8 @@
 //          (heads, tokens)
 // Needs    sm_75 for float16, sm_80 for bfloat16; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
-#include "block.cuh"    // Block, Window: 05
-#include "half2.cuh"    // pack: 06
-#include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
+#include "block.cuh"  // Block, Window: 05
+#include "half2.cuh"  // pack: 06
 
 #ifndef BLOCK_M
 #define BLOCK_M 64  // B_r, query rows per block
@@ -32,20 +31,12 @@
 #define ASYNC (__CUDA_ARCH__ >= 800)  // K and V are copied by cp.async, which Turing lacks
 #endif
 
-constexpr int THREADS_Y = THREADS / THREADS_X;
-constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread
-constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
+#include "register_tiles.cuh"  // of 04; and NEG_INF, LOG2_E, M_INIT
 
-constexpr int D4 = HEAD_DIM / 4;                           // groups of four columns per row
-constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of O per thread: x, x + THREADS_X, ...
-constexpr int TILE_D = 4 * TILE_D4;
 constexpr int CHUNKS = HEAD_DIM / 8;                   // of 16 bytes in a row of K or V
 constexpr int STRIDE = (HEAD_DIM + 15) / 16 * 16 + 8;  // elements from one row of K to the next in shared memory
 constexpr int COPIES = (BLOCK_N * CHUNKS + THREADS - 1) / THREADS;  // chunks of a tile of K or V per thread
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "rows are copied 16 bytes at a time; acc must fit the registers");
-static_assert(THREADS % 32 == 0 && THREADS_X >= 4 && 32 % (2 * THREADS_X) == 0, "two rows' threads must fit a warp");
-static_assert(
-    BLOCK_M % (4 * THREADS_Y) == 0 && BLOCK_N % THREADS_X == 0, "each thread needs the same tile, of 4 rows or 8");
 
 // Q and P are stored transposed: a thread reads four rows of one column as a float4. The padding avoids bank conflicts
 // within a quarter of a warp, which reads 8 rows of K (an odd number of chunks apart) or stores 4 columns of P.
@@ -54,13 +45,6 @@ struct __align__(16) Shared {
   float Q[4 * D4][BLOCK_M], P[BLOCK_N][BLOCK_M + 8];
   T K[BLOCK_N][STRIDE], V[BLOCK_N][4 * TILE_D4 * THREADS_X];
 };
-
-__device__ __forceinline__ float word(const float4& a, int i) {
-  return i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
-}
-
-// The row within the block that is row i of a thread's tile: groups of four, which one float4 holds.
-__device__ __forceinline__ int row_of(int i, int y) { return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4; }
 
 // Elements 4c .. 4c + 3 of a row, in float32.
 template <typename T>
@@ -97,36 +81,6 @@ __device__ __forceinline__ void load_tile(
   }
 }
 
-// Waits for this thread's own copies; the other threads' need a barrier as well.
-__device__ __forceinline__ void wait_for_copies() {
-#if ASYNC
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
-// tile += a b^T, column by column in serpentine order: down one column and up the next, so that consecutive FFMAs share
-// an operand, which the compiler then marks .reuse: it is not read from the register file a second time.
-template <int COLUMNS>
-__device__ __forceinline__ void outer_product(
-    float (&tile)[TILE_M][COLUMNS], const float (&a)[TILE_M], const float (&b)[COLUMNS]) {
-#pragma unroll
-  for (int j = 0; j < COLUMNS; ++j)
-#pragma unroll
-    for (int n = 0; n < TILE_M; ++n) {
-      const int i = j % 2 == 0 ? n : TILE_M - 1 - n;
-      tile[i][j] += a[i] * b[j];
-    }
-}
-
-// This thread's rows of one column of Q or P.
-__device__ __forceinline__ void load_rows(float (&a)[TILE_M], const float* column, int y) {
-#pragma unroll
-  for (int i = 0; i < TILE_M; i += 4) {
-    const float4 four = *reinterpret_cast<const float4*>(column + row_of(i, y));
-    a[i] = four.x, a[i + 1] = four.y, a[i + 2] = four.z, a[i + 3] = four.w;
-  }
-}
-
 // s = this thread's tile of Q K^T. Four columns of Q and K at a time: with 8 x 8 scores, 16 float4 serve 256 FFMAs.
 template <typename T>
 __device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared<T>& smem, int x, int y) {
@@ -160,33 +114,6 @@ __device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shar
       for (int i = 0; i < 4; ++i) v_row[4 * c + i] = word(v, i);
     }
     outer_product(acc, p_column, v_row);
-  }
-}
-
-// The maximum or the sum over the threads of a row, which differ in bit 0 of their lane and in bits 2 and up.
-template <int LANES, typename Op>
-__device__ __forceinline__ float row_allreduce(float a, Op op) {
-  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
-#pragma unroll
-  for (int bit = 4; bit <= LANES; bit *= 2) a = op(a, __shfl_xor_sync(0xffffffff, a, bit));
-  return a;
-}
-
-// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
-__device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
-  float m_new = m_i;
-#pragma unroll
-  for (int j = 0; j < TILE_N; ++j) m_new = fmaxf(m_new, s[j]);
-  m_new = row_allreduce<THREADS_X>(m_new, [](float a, float b) { return fmaxf(a, b); });
-  const float rescale = exp2f(m_i - m_new);  // 0 at the first key; 1 if the maximum stays
-  m_i = m_new;
-  l_i *= rescale;
-#pragma unroll
-  for (int c = 0; c < TILE_D; ++c) acc[c] *= rescale;
-#pragma unroll
-  for (int j = 0; j < TILE_N; ++j) {
-    s[j] = exp2f(s[j] - m_new);
-    l_i += s[j];
   }
 }
 
