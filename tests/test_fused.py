@@ -546,7 +546,10 @@ BUGS: dict[str, tuple[Bug, ...]] = {
         changed("keys of the first tile", "nullptr, first, end", "nullptr, 0, end", "rotary"),
         changed("positions of the first tile", "k_positions + first", "k_positions", "rotary at positions"),
         changed(
-            "positions of the first batch", "block.sequence * fused.q_positions_batch", "0", "rotary at positions of batches"
+            "positions of the first batch",
+            "block.sequence * fused.q_positions_batch",
+            "0",
+            "rotary at positions of batches",
         ),
     ),
     "float16": (
@@ -593,7 +596,10 @@ BUGS: dict[str, tuple[Bug, ...]] = {
         changed("rows from the top left", "q_positions, first_pos,", "q_positions, first_row,", "rotary"),
         changed("positions of the first tile", "k_positions + first", "k_positions", "rotary at positions"),
         changed(
-            "positions of the first batch", "block.sequence * fused.k_positions_batch", "0", "rotary at positions of batches"
+            "positions of the first batch",
+            "block.sequence * fused.k_positions_batch",
+            "0",
+            "rotary at positions of batches",
         ),
         changed("the first half of K_smem", "(K_smem - Q_smem) + stage_offset", "(K_smem - Q_smem)", "rotary"),
     ),

@@ -288,7 +288,11 @@ SHARED = (
     changed("begins where the last row does", "max(first_pos -", "max(last_pos -"),
     changed("ends where the first row does", "end = min(last_pos +", "end = min(first_pos +"),
     changed("wrong head of K and V", "head / (params.heads / params.kv_heads)", "head % params.kv_heads"),
-    changed("O without the head", "O += block.rows_offset(params.o)", "O += block.rows_offset(params.o) - block.head * params.o.head"),
+    changed(
+        "O without the head",
+        "O += block.rows_offset(params.o)",
+        "O += block.rows_offset(params.o) - block.head * params.o.head",
+    ),
     changed("no maximum for rows that see nothing", " = M_INIT", " = NEG_INF"),
     changed("no division", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f"),
     changed("division by zero", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum"),
@@ -342,7 +346,12 @@ BUGS: dict[str, tuple[Bug, ...]] = {
             "copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk)",
             "copy_offset = 16 * (copy_row * CHUNKS + copy_chunk)",
         ),
-        changed("not swizzled along a row", "(address ^ 16 * chunks % SPAN_BYTES)", "(address + 16 * chunks % SPAN_BYTES)", cpu_only=True),
+        changed(
+            "not swizzled along a row",
+            "(address ^ 16 * chunks % SPAN_BYTES)",
+            "(address + 16 * chunks % SPAN_BYTES)",
+            cpu_only=True,
+        ),
         changed("halves of K's fragment exchanged", "S[m][2 * n], a[m], b[0], b[1]", "S[m][2 * n], a[m], b[1], b[0]"),
         changed(
             "halves of V's fragment exchanged", "acc[m][2 * n], a[m], b[0], b[1]", "acc[m][2 * n], a[m], b[1], b[0]"
