@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from helpers.attention.ladder import LADDER, Stage
-from helpers.attention.ladder.steps import BEFORE, CLIMBS
+from helpers.attention.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS
 from helpers.bench import counters, plots
 from helpers.bench.results import NO_RECORD, Measurement, Record
 from helpers.bench.studies import promises, torch_model
@@ -21,15 +21,6 @@ from helpers.draw.picture import Text, bytes_text
 
 SHAPE = (4, 16, 4096, 64)  # at which every stage is recorded
 SLOWER = 0.99  # a step that is slower than that is slower, if no launch was as fast as one of the step before
-# The last element of a climb is the stage; its step is named here.
-LAST_STEPS = {
-    "register_tiles": "copies by cp.async",
-    "flash_wmma": "tiles fetched ahead",
-    "flash_mma": "copies issued after the scores",
-    "backward_mma": "turns of two tiles",
-    "hopper": "maxima as integers",
-    "flash_cute": "TiledMMA",
-}
 # What a step was called when it was measured: (stage, the idea recorded) -> its idea now.
 RENAMED = {("hopper", "TMA and wgmma"): "O by wgmma"}
 
@@ -116,7 +107,7 @@ def between_steps(stage: str, record: Any = None) -> list[Gain]:
     chain += [r for r in results if r["name"] == stage and _case(r) == case][:1]
     found = []
     for before, after in pairwise(chain):
-        idea = after.get("idea") or LAST_STEPS.get(stage, LADDER[stage].idea)
+        idea = after.get("idea") or LAST_IDEAS.get(stage, LADDER[stage].idea)
         ideas = [step.idea for step in CLIMBS.get(stage, ())]
         now = RENAMED.get((stage, idea), idea)
         number = ideas.index(now) + 1 if now in ideas else after.get("step") or len(ideas)
@@ -130,7 +121,7 @@ def by_idea(stage: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Mappi
     Args:
         results: as `plots.climb` returns them. The stage's own result is that of the last step.
     """
-    ideas = (r.get("idea") or LAST_STEPS[stage] for r in results)
+    ideas = (r.get("idea") or LAST_IDEAS[stage] for r in results)
     return {RENAMED.get((stage, idea), idea): r for idea, r in zip(ideas, results, strict=True)}
 
 

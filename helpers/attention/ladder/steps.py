@@ -435,6 +435,16 @@ CLIMBS: Mapping[str, tuple[Stage, ...]] = {
     "flash_cute": _flash_cute(),
 }
 
+# The idea of the last step of each climb, whose file is the stage's: the stage's own idea is that of the whole climb.
+LAST_IDEAS: Mapping[str, str] = {
+    "register_tiles": "copies by cp.async",
+    "flash_wmma": "tiles fetched ahead",
+    "flash_mma": "copies issued after the scores",
+    "backward_mma": "turns of two tiles",
+    "hopper": "maxima as integers",
+    "flash_cute": "TiledMMA",
+}
+
 # Beside the climb to a stage: what did not pay. Each file differs from the stage's by one idea.
 ASIDE: Mapping[str, tuple[Stage, ...]] = {"hopper": _hopper_aside()}
 
