@@ -270,7 +270,7 @@ def tiles_of_rows(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
     of_a_head = rows // block_m + call.sequences if call.packed else call.sequences * -(-rows // block_m)
     tiles = call.heads * of_a_head
     return {
-        "statistics": Spec.dense((tiles, 2 * block_m), np.float32),
+        "lse_delta": Spec.dense((tiles, 2 * block_m), np.float32),
         "dq_accum": Spec.dense((tiles, block_m * backward_mma_dq_columns(sizes["HEAD_DIM"], sizes)), np.float32),
         "turns": Spec.dense((tiles + 1,), np.int32),
     }
