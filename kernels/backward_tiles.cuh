@@ -121,26 +121,17 @@ struct KeyBlock {
 struct RowRange {
   int window_lo, window_hi;
   int first_tile, last_tile;
-  int first_key, kv_len;
   RowTiles tiles;
   long long first_slot;  // of the sequence's first tile of rows of the group's first head, in the scratch arrays
 
   __device__ __forceinline__ RowRange(const KeyBlock& block, const AttentionParams& forward) {
-    first_key = block.first_key;
-    kv_len = block.kv_len;
-    window_lo = kv_len - block.q_len - forward.window_left;
-    window_hi = kv_len - block.q_len + forward.window_right;
-    const int last_key = min(first_key + BLOCK_N, kv_len) - 1;
-    first_tile = max(first_key - window_hi, 0) / BLOCK_M;
+    window_lo = block.kv_len - block.q_len - forward.window_left;
+    window_hi = block.kv_len - block.q_len + forward.window_right;
+    const int last_key = min(block.first_key + BLOCK_N, block.kv_len) - 1;
+    first_tile = max(block.first_key - window_hi, 0) / BLOCK_M;
     last_tile = (min(last_key - window_lo, block.q_len - 1) + BLOCK_M) / BLOCK_M - 1;
     tiles = row_tiles(block.packed, block.q_first, block.sequence, forward.N);
     first_slot = (long long)block.kv_head * block.group * tiles.of_head + tiles.first;
-  }
-
-  // Whether a row does not see a key.
-  __device__ __forceinline__ bool hides(int key, int row) const {
-    const int distance = key - row;
-    return distance < window_lo || distance > window_hi || key >= kv_len;
   }
 };
 

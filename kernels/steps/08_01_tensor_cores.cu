@@ -156,8 +156,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 #pragma unroll
           for (int n = 0; n < 2 * KEY_TILES; ++n)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-              if (rows.hides(key + 8 * n + i % 2, row + 16 * m + i / 2 * 8)) S[m][n][i] = 0.0f;
+            for (int i = 0; i < 4; ++i) {
+              const int j = key + 8 * n + i % 2, distance = j - (row + 16 * m + i / 2 * 8);
+              if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len) S[m][n][i] = 0.0f;
+            }
       }
       gemm_abt(T(), dP, q_lane + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED, k_lane + KEYS_BYTES);
 

@@ -169,8 +169,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 #pragma unroll
           for (int n = 0; n < CHUNK / 8; ++n)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-              if (rows.hides(key + 16 * m + i / 2 * 8, row + 8 * n + i % 2)) S[m][n][i] = 0.0f;
+            for (int i = 0; i < 4; ++i) {
+              const int j = key + 16 * m + i / 2 * 8, distance = j - (row + 8 * n + i % 2);
+              if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len) S[m][n][i] = 0.0f;
+            }
       }
       gemm_abt(T(), dP, k_lane + KEYS_BYTES, q_lane + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
 

@@ -197,8 +197,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 #pragma unroll
           for (int n = 0; n < CHUNK / 8; ++n)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-              if (rows.hides(key + 16 * m + i / 2 * 8, row + 8 * n + i % 2)) S[m][n][i] = 0.0f;
+            for (int i = 0; i < 4; ++i) {
+              const int j = key + 16 * m + i / 2 * 8, distance = j - (row + 8 * n + i % 2);
+              if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len) S[m][n][i] = 0.0f;
+            }
       };
       if (MASK_FIRST && masked) mask();
       gemm_abt(T(), dP, k_lane + KEYS_BYTES, q_lane + stage_bytes + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
@@ -268,10 +270,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float *x = &dK_acc[m][n][2 * h], *y = &dV_acc[m][n][2 * h];
-        const unsigned place = swizzle_advance<CHUNKS>(out_lane, n / 2 * 2 * WARPS_DKV_D + n % 2) +
-                               2 * (16 * m + 8 * h) * HEAD_DIM_PADDED;
-        store_pair(dynamic_smem, place, pack(T(), x[0] * forward.softmax_scale, x[1] * forward.softmax_scale));
-        store_pair(dynamic_smem + KEYS_BYTES, place, pack(T(), y[0], y[1]));
+        unsigned char* const row = dynamic_smem + 2 * (16 * m + 8 * h) * HEAD_DIM_PADDED;
+        const unsigned place = swizzle_advance<CHUNKS>(out_lane, n / 2 * 2 * WARPS_DKV_D + n % 2);
+        store_pair(row, place, pack(T(), x[0] * forward.softmax_scale, x[1] * forward.softmax_scale));
+        store_pair(row + KEYS_BYTES, place, pack(T(), y[0], y[1]));
       }
     }
   __syncthreads();  // hazard: rows are copied before the other warps have written theirs

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     float* __restrict__ dQ_accum, int* __restrict__ turns, const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
-  if (block_number() + threadIdx.x == 0) turns[params.forward.heads * tiles.of_head] = 0;
+  if (blockIdx.x + block.head + block.sequence + threadIdx.x == 0) turns[params.forward.heads * tiles.of_head] = 0;
   if (block.first_row >= block.q_len) return;
   if (threadIdx.x == 0) turns[block.slot(tiles)] = 0;
   prepare_rows(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
@@ -189,26 +189,24 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 
   // ---- all heads of the group, and their tiles of rows from the last to the first
   unsigned stage = 0;
-  // The tiles of rows of the last two steps: where their dQ is to be added; slot -1: there was no such step.
-  struct Step {
-    int slot, row_tile;
-  } previous = {-1, 0}, before_previous = {-1, 0};
+  int previous = -1, before_previous = -1;  // where the last steps' dQ is to be added
+  int previous_tile = 0;
   for (int head = 0, row_tile = rows.last_tile; rows.first_tile <= rows.last_tile && head < block.group; stage ^= 1) {
     const int slot = head * rows.tiles.of_head + row_tile;
     const int first_row = row_tile * BLOCK_M;
     const int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
     const int next_head = row_tile > rows.first_tile ? head : head + 1;
-    if (DQ_LATER && previous.slot >= 0) wait_for_turn(previous.slot, previous.row_tile);
+    if (DQ_LATER && previous >= 0) wait_for_turn(previous, previous_tile);
     cp_async_wait<0>();
     __syncthreads();  // hazard: tiles are read before the others' copies have arrived; those in use are replaced
-    if (DQ_LATER && before_previous.slot >= 0) pass_turn(before_previous.slot);
-    if (!DQ_LATER && previous.slot >= 0) pass_turn(previous.slot);
+    if (DQ_LATER && before_previous >= 0) pass_turn(before_previous);
+    if (!DQ_LATER && previous >= 0) pass_turn(previous);
     if (LOAD_FIRST && next_head < block.group) load_rows(next_head, next_tile, stage ^ 1);
 
     // DQ_LATER: dS has two buffers. The last step's is read here while this step's is written.
     const unsigned dS_stage = DQ_LATER ? stage * SCORES_BYTES : 0;
     const bool dq_first = !STAGGERED || warp.id < WARPS / 2;
-    if (DQ_LATER && previous.slot >= 0 && dq_first) add_dq(previous.slot, dS_dq + (SCORES_BYTES ^ dS_stage));
+    if (DQ_LATER && previous >= 0 && dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
 
     const unsigned stage_bytes = stage * STAGE_BYTES;
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
@@ -239,8 +237,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 #pragma unroll
           for (int n = 0; n < CHUNK / 8; ++n)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-              if (rows.hides(key + 16 * m + i / 2 * 8, row + 8 * n + i % 2)) S[m][n][i] = 0.0f;
+            for (int i = 0; i < 4; ++i) {
+              const int j = key + 16 * m + i / 2 * 8, distance = j - (row + 8 * n + i % 2);
+              if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len) S[m][n][i] = 0.0f;
+            }
       };
       if (MASK_FIRST && masked) mask();
       gemm_abt(T(), dP, k_lane + KEYS_BYTES, q_lane + stage_bytes + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
@@ -289,21 +289,22 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       }
       if (!DQ_LATER) add_dq(slot, dS_dq);
     }
-    if (DQ_LATER && previous.slot >= 0 && !dq_first) add_dq(previous.slot, dS_dq + (SCORES_BYTES ^ dS_stage));
+    if (DQ_LATER && previous >= 0 && !dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
     before_previous = previous;
-    previous = {slot, row_tile};
+    previous = slot;
+    previous_tile = row_tile;
     head = next_head;
     row_tile = next_tile;
   }
-  if (DQ_LATER && previous.slot >= 0) {
-    wait_for_turn(previous.slot, previous.row_tile);
+  if (DQ_LATER && previous >= 0) {
+    wait_for_turn(previous, previous_tile);
     __syncthreads();  // hazard: dS is read before the other warps have written theirs
-    if (before_previous.slot >= 0) pass_turn(before_previous.slot);
-    add_dq(previous.slot, dS_dq + (stage ^ 1) * SCORES_BYTES);
+    if (before_previous >= 0) pass_turn(before_previous);
+    add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);
   }
-  if (DETERMINISTIC && previous.slot >= 0) {
+  if (DETERMINISTIC && previous >= 0) {
     __syncthreads();  // hazard: the turn passes on before the other threads' additions
-    pass_turn(previous.slot);
+    pass_turn(previous);
   }
 
   // ---- epilogue: by way of shared memory, to write 16 bytes at a time
@@ -318,10 +319,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float *x = &dK_acc[m][n][2 * h], *y = &dV_acc[m][n][2 * h];
-        const unsigned place = swizzle_advance<CHUNKS>(out_lane, n / 2 * 2 * WARPS_DKV_D + n % 2) +
-                               2 * (16 * m + 8 * h) * HEAD_DIM_PADDED;
-        store_pair(dynamic_smem, place, pack(T(), x[0] * forward.softmax_scale, x[1] * forward.softmax_scale));
-        store_pair(dynamic_smem + KEYS_BYTES, place, pack(T(), y[0], y[1]));
+        unsigned char* const row = dynamic_smem + 2 * (16 * m + 8 * h) * HEAD_DIM_PADDED;
+        const unsigned place = swizzle_advance<CHUNKS>(out_lane, n / 2 * 2 * WARPS_DKV_D + n % 2);
+        store_pair(row, place, pack(T(), x[0] * forward.softmax_scale, x[1] * forward.softmax_scale));
+        store_pair(row + KEYS_BYTES, place, pack(T(), y[0], y[1]));
       }
     }
   __syncthreads();  // hazard: rows are copied before the other warps have written theirs
