@@ -1,34 +1,39 @@
-// 08 backward_mma: the gradients of attention on tensor cores, FlashAttention-2's backward with transposed scores.
+// 08 backward_mma: the gradients of attention on tensor cores, FlashAttention-2's backward with
+// transposed scores.
 //
-// A block owns a tile of keys. K and V stay in shared memory, dK and dV in registers, while tiles of rows stream through
-// by cp.async. P is computed again from the log-sum-exp that the forward pass left: no maximum, no sum. Five products:
-//   S^T = K Q^T   dP^T = V dO^T   P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta), delta = rowsum(dO O)
-//   dV += P^T dO   dK += dS^T Q   dQ += dS K
-// The scores are transposed (FlashAttention-3's idea): a warp that has all rows of its keys keeps P^T and dS^T in
-// registers as left operands of the next two products, and only dS passes through shared memory. Otherwise a warp keeps
-// its own rows and reads the others' from shared memory. dQ collects the contributions of all tiles of keys: by atomics
-// in float32, in the order of the fragments, so that a warp's addresses are contiguous. A step's share of dQ is computed
-// during the next step, so that the whole block meets at one barrier a step; where P passes through shared memory, half
-// the warps compute it at the beginning of that step and half at its end.
+// A block owns a tile of keys. K and V stay in shared memory, dK and dV in registers, while tiles
+// of rows stream through by cp.async. P is computed again from the log-sum-exp that the forward
+// pass left: no maximum, no sum. Five products:
+//   S^T = K Q^T   dP^T = V dO^T   P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)
+//   dV += P^T dO   dK += dS^T Q   dQ += dS K   where delta = rowsum(dO O)
+// The scores are transposed (FlashAttention-3's idea): a warp that has all rows of its keys keeps
+// P^T and dS^T in registers as left operands of the next two products, and only dS passes through
+// shared memory. Otherwise a warp keeps its own rows and reads the others' from shared memory. dQ
+// collects the contributions of all tiles of keys: by atomics in float32, in the order of the
+// fragments, so that a warp's addresses are contiguous. A step's share of dQ is computed during the
+// next step, so that the whole block meets at one barrier a step; where P passes through shared
+// memory, half the warps compute it at the beginning of that step and half at its end.
 //
-// Launch   backward_mma_preprocess and backward_mma_convert: grid (ceil(longest q_len / BLOCK_M), heads, sequences);
-//          backward_mma: grid (ceil(longest kv_len / BLOCK_N), kv_heads, sequences) and SHARED_BYTES of dynamic shared
-//          memory; block 32 WARPS for all three
-// Shapes   Q, O, dO, dQ (batch, N, heads, HEAD_DIM), K, V, dK, dV (batch, N_kv, kv_heads, HEAD_DIM), float16 or
-//          bfloat16, strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse
-//          (batch, heads, N) or (heads, tokens). Scratch, for each head of Q and each tile of rows (see row_tiles):
-//          lse_delta float[2 BLOCK_M], dQ_accum float[BLOCK_M DQ_COLUMNS], turns int; one more int in turns
+// Launch   backward_mma_preprocess and backward_mma_convert: grid (ceil(longest q_len / BLOCK_M),
+//          heads, sequences); backward_mma: grid (ceil(longest kv_len / BLOCK_N), kv_heads,
+//          sequences) and SHARED_BYTES of dynamic shared memory; block 32 WARPS for all three
+// Shapes   Q, O, dO, dQ (batch, N, heads, HEAD_DIM), K, V, dK, dV (batch, N_kv, kv_heads,
+//          HEAD_DIM), float16 or bfloat16, strides in elements, rows contiguous; packed: (tokens,
+//          heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or (heads, tokens). Scratch, for
+//          each head of Q and each tile of rows (see row_tiles): lse_delta float[2 BLOCK_M],
+//          dQ_accum float[BLOCK_M DQ_COLUMNS], turns int; one more int in turns
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
-// Traffic  K, V, dK, dV once; Q, dO and dQ_accum (read and written) once for each tile of keys that sees them
+// Traffic  K, V, dK, dV once; Q, dO and dQ_accum (read and written) once for each tile of keys that
+//          sees them
 
-// The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp (what a block and a
-// warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and zeros for dQ_accum before the loop, and
-// dQ after it.
+// The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
+// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
+// zeros for dQ_accum before the loop, and dQ after it.
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
 
 #ifndef DETERMINISTIC
-#define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers, each when it is its turn
+#define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
 #endif
 #ifndef VECTOR_ATOMICS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -38,32 +43,42 @@
 #endif
 #endif
 #ifndef DQ_LATER
-#define DQ_LATER 1  // 1: a tile of dQ is computed one step later, from a second buffer of dS; 0: less shared memory
+#define DQ_LATER 1  // 1: dQ is computed a step later, from a second buffer of dS; 0: without one
 #endif
 
 constexpr int ROW_CHUNKS = BLOCK_M / 8;  // of 16 bytes in a row (a key) of P^T and dS^T
-constexpr bool P_IN_REGISTERS = WARPS_KEYS == WARPS && WARPS_DKV == WARPS;  // and dS^T, for dV and dK
-constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;  // of the scores that dV and dK need, those a warp computed
-constexpr int GROUP_WARPS = WARPS_ROWS > WARPS_DKV_D ? WARPS_ROWS : WARPS_DKV_D;  // neighbours, with keys in common
+constexpr bool P_IN_REGISTERS =
+    WARPS_KEYS == WARPS && WARPS_DKV == WARPS;  // and dS^T, for dV and dK
+// Of the scores that dV and dK need, those that a warp has computed itself.
+constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;
+// Neighbouring warps that have keys in common.
+constexpr int GROUP_WARPS = WARPS_ROWS > WARPS_DKV_D ? WARPS_ROWS : WARPS_DKV_D;
 constexpr int TURN_TILES = 2;  // tiles of rows that a deterministic block adds to in one turn
-// The order of the work in a step, the best measured for each of the two forms on an H200: at head_dim 64 with P in
-// registers (causal and full masks together), at 128 with P in shared memory. Neither of them spills there.
+// The order of the work in a step, the best measured for each of the two forms on an H200: at
+// head_dim 64 with P in registers (causal and full masks together), at 128 with P in shared memory.
+// Neither of them spills there.
 constexpr bool MASK_FIRST = P_IN_REGISTERS;  // before dP^T; otherwise after it
-constexpr bool LOAD_FIRST = P_IN_REGISTERS;  // the next tiles at the start of a step; otherwise after dP^T
-constexpr bool STAGGERED = DQ_LATER && !P_IN_REGISTERS;  // half the warps compute dQ at the end of a step
+constexpr bool LOAD_FIRST =
+    P_IN_REGISTERS;  // the next tiles at the start of a step; otherwise after dP^T
+constexpr bool STAGGERED =
+    DQ_LATER && !P_IN_REGISTERS;  // half the warps compute dQ at the end of a step
 // Shared memory: K, V, two stages of Q and dO, dS, P, lse and delta.
 constexpr unsigned STAGE_BYTES = 2 * ROWS_BYTES;
 constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + 2 * STAGE_BYTES;
-constexpr unsigned P_OFFSET = DS_OFFSET + (1 + DQ_LATER) * SCORES_BYTES, LSE_OFFSET = P_OFFSET + !P_IN_REGISTERS * SCORES_BYTES;
+constexpr unsigned P_OFFSET = DS_OFFSET + (1 + DQ_LATER) * SCORES_BYTES,
+                   LSE_OFFSET = P_OFFSET + !P_IN_REGISTERS * SCORES_BYTES;
 constexpr unsigned SHARED_BYTES = LSE_OFFSET + 2 * LSE_DELTA_BYTES;
-static_assert(DQ_LATER || !P_IN_REGISTERS, "without a second buffer, P and dS pass through shared memory");
+static_assert(
+    DQ_LATER || !P_IN_REGISTERS, "without a second buffer, P and dS pass through shared memory");
 static_assert((BLOCK_M & (BLOCK_M - 1)) == 0, "offsets are added by exclusive or");
 
-// Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have neighbouring addresses.
+// Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
+// neighbouring addresses.
 __device__ __forceinline__ void atomic_add(float* dQ_accum, int fragment, const float (&d)[4]) {
   const int lane_id = threadIdx.x % 32;
 #if VECTOR_ATOMICS
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(dQ_accum + 128 * fragment + 4 * lane_id),
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                   dQ_accum + 128 * fragment + 4 * lane_id),
                "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3])
                : "memory");
 #else
@@ -74,11 +89,13 @@ __device__ __forceinline__ void atomic_add(float* dQ_accum, int fragment, const 
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
-    const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse, float* __restrict__ lse_delta,
-    float* __restrict__ dQ_accum, int* __restrict__ turns, const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+    const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
+    float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ turns,
+    const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
-  if (blockIdx.x + block.head + block.sequence + threadIdx.x == 0) turns[params.forward.heads * tiles.of_head] = 0;
+  if (blockIdx.x + block.head + block.sequence + threadIdx.x == 0)
+    turns[params.forward.heads * tiles.of_head] = 0;
   if (block.first_row >= block.q_len) return;
   if (threadIdx.x == 0) turns[block.slot(tiles)] = 0;
   prepare_rows(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
@@ -86,20 +103,22 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
-    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, const T* __restrict__ dO,
-    const float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ turns, T* __restrict__ dK,
-    T* __restrict__ dV,
-    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V,
+    const T* __restrict__ dO, const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
+    int* __restrict__ turns, T* __restrict__ dK, T* __restrict__ dV,
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params) {
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
+  // Deterministic: a tile waits for those before it. Blocks take their numbers as they start, so a
+  // block waits for running blocks only.
   const auto number = [&] {
-#if DETERMINISTIC  // by tile, because a tile waits for those before it. Blocks take their numbers as they start, so that a
-    // block waits for running blocks only.
+#if DETERMINISTIC
     __shared__ unsigned drawn;
     const bool packed = cu_seqlens_q != nullptr;
-    if (threadIdx.x == 0) drawn = atomicAdd(turns + forward.heads * row_tiles(packed, 0, 0, forward.N).of_head, 1);
+    if (threadIdx.x == 0)
+      drawn = atomicAdd(turns + forward.heads * row_tiles(packed, 0, 0, forward.N).of_head, 1);
     __syncthreads();  // without it, the number could be read before it is drawn
     return drawn;
 #else
@@ -109,7 +128,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   const bool by_tile = DETERMINISTIC || forward.window_right < UNLIMITED;
   const KeyBlock block(by_tile, number, forward, cu_seqlens_q, cu_seqlens_k);
   const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
-  if (first_key >= kv_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
   Q += block.of_rows(forward.q);
   dO += block.of_rows(params.d_o);
   K += block.of_keys(forward.k);
@@ -120,29 +139,39 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
 
-  // Each lane passes the address of one row to ldmatrix; *_lane is its address in the warp's first fragment.
+  // Each lane passes the address of one row to ldmatrix; *_lane is its address in the warp's first
+  // fragment.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
-  const unsigned K_smem = smem_address(dynamic_smem), V_smem = K_smem + KEYS_BYTES, Q_smem = K_smem + Q_OFFSET;
-  const unsigned dS_smem = K_smem + DS_OFFSET, P_smem = K_smem + P_OFFSET, lse_smem = K_smem + LSE_OFFSET;
+  const unsigned K_smem = smem_address(dynamic_smem), V_smem = K_smem + KEYS_BYTES,
+                 Q_smem = K_smem + Q_OFFSET;
+  const unsigned dS_smem = K_smem + DS_OFFSET, P_smem = K_smem + P_OFFSET,
+                 lse_smem = K_smem + LSE_OFFSET;
   const Warp warp;
   const int lane_id = warp.lane_id, g = warp.g, t = warp.t;
-  const unsigned k_lane = K_smem + swizzle<CHUNKS>(warp.key + lane_id % 16, lane_id / 16);  // A of S^T
-  const unsigned q_lane = Q_smem + swizzle<CHUNKS>(warp.row + lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);  // B
-  const unsigned scores_lane = swizzle<ROW_CHUNKS>(warp.key + g, warp.row / 8) + 4 * t;  // P^T and dS^T are written
-  const unsigned q_dkv = Q_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dkv_block);  // B, with dO
+  const unsigned k_lane =
+      K_smem + swizzle<CHUNKS>(warp.key + lane_id % 16, lane_id / 16);  // A of S^T
+  const unsigned q_lane =
+      Q_smem + swizzle<CHUNKS>(warp.row + lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);  // B
+  const unsigned scores_lane =
+      swizzle<ROW_CHUNKS>(warp.key + g, warp.row / 8) + 4 * t;  // P^T and dS^T are written
+  const unsigned q_dkv =
+      Q_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dkv_block);  // B, with dO
   const unsigned dS_dq =
-      dS_smem + swizzle<ROW_CHUNKS>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 + warp.dq_row / 8);  // A of dQ
-  const unsigned k_dq = K_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dq_block);  // B
+      dS_smem + swizzle<ROW_CHUNKS>(
+                    lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 + warp.dq_row / 8);  // A of dQ
+  const unsigned k_dq =
+      K_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dq_block);  // B
 
-  const int copy_row = threadIdx.x / COPY_CHUNKS, copy_chunk = threadIdx.x % COPY_CHUNKS;  // this thread copies
+  const int copy_row = threadIdx.x / COPY_CHUNKS,
+            copy_chunk = threadIdx.x % COPY_CHUNKS;  // this thread copies
   const unsigned copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk);
   Q += copy_row * forward.q.row + 8 * copy_chunk;
   dO += copy_row * params.d_o.row + 8 * copy_chunk;
   const auto load_q = [&](int head, int row_tile, unsigned stage) {
     const int row = row_tile * BLOCK_M;
     load_tile<BLOCK_M>(
-        Q_smem + stage * STAGE_BYTES + copy_offset, Q + head * forward.q.head + row * forward.q.row, forward.q.row,
-        q_len - row - copy_row);
+        Q_smem + stage * STAGE_BYTES + copy_offset, Q + head * forward.q.head + row * forward.q.row,
+        forward.q.row, q_len - row - copy_row);
     if (threadIdx.x < BLOCK_M / 2)
       cp_async(
           lse_smem + stage * LSE_DELTA_BYTES + 16 * threadIdx.x,
@@ -151,8 +180,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   const auto load_do = [&](int head, int row_tile, unsigned stage) {
     const int row = row_tile * BLOCK_M;
     load_tile<BLOCK_M>(
-        Q_smem + stage * STAGE_BYTES + ROWS_BYTES + copy_offset, dO + head * params.d_o.head + row * params.d_o.row,
-        params.d_o.row, q_len - row - copy_row);
+        Q_smem + stage * STAGE_BYTES + ROWS_BYTES + copy_offset,
+        dO + head * params.d_o.head + row * params.d_o.row, params.d_o.row, q_len - row - copy_row);
     cp_async_commit();
   };
   const auto load_rows = [&](int head, int row_tile, unsigned stage) {
@@ -166,7 +195,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   // dQ += dS K for one tile of rows.
   const auto add_dq = [&](int slot, unsigned dS_lane) {
     float dQ_acc[DQ_TILES][2 * DQ_BLOCKS][4] = {};
-    gemm_ab<BLOCK_N / 16, WARPS_DQ_D>(T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_lane}, k_dq, warp.dq_blocks);
+    gemm_ab<BLOCK_N / 16, WARPS_DQ_D>(
+        T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_lane}, k_dq, warp.dq_blocks);
     float* const target = dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS);
 #pragma unroll
     for (int m = 0; m < DQ_TILES; ++m)
@@ -175,30 +205,42 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         if (COLUMN_BLOCKS % WARPS_DQ_D == 0 || n / 2 < warp.dq_blocks)
           atomic_add(target, (warp.id * DQ_TILES + m) * 2 * DQ_BLOCKS + n, dQ_acc[m][n]);
   };
-  // Deterministic: TURN_TILES tiles of dQ have one turn. It is this block's when all tiles of keys before it that see
-  // some of their rows have added theirs. The block takes tiles from the last to the first: it waits for the turn at the
-  // last of them and passes it on after the first. It reads the turn before it is needed, so there may be no wait.
+  // Deterministic: TURN_TILES tiles of dQ have one turn. It is this block's when all tiles of keys
+  // before it that see some of their rows have added theirs. The block takes tiles from the last to
+  // the first: it waits for the turn at the last of them and passes it on after the first. It reads
+  // the turn before it is needed, so there may be no wait.
   int turn_seen = -1;
-  const auto turn_of = [&](int slot, int row_tile) { return turns + rows.first_slot + slot - row_tile % TURN_TILES; };
+  const auto turn_of = [&](int slot, int row_tile) {
+    return turns + rows.first_slot + slot - row_tile % TURN_TILES;
+  };
   const auto begins_turn = [&](int row_tile) {
-    return DETERMINISTIC && threadIdx.x == 0 && (row_tile == rows.last_tile || row_tile % TURN_TILES == TURN_TILES - 1);
+    return DETERMINISTIC && threadIdx.x == 0 &&
+           (row_tile == rows.last_tile || row_tile % TURN_TILES == TURN_TILES - 1);
   };
   const auto read_turn = [&](int slot, int row_tile) {
-    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(turn_seen) : "l"(turn_of(slot, row_tile)) : "memory");
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];"
+                 : "=r"(turn_seen)
+                 : "l"(turn_of(slot, row_tile))
+                 : "memory");
   };
   const auto wait_for_turn = [&](int slot, int row_tile) {
     if (!begins_turn(row_tile)) return;
-    const int turn = block.tile - max((row_tile - row_tile % TURN_TILES) * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
+    const int turn =
+        block.tile -
+        max((row_tile - row_tile % TURN_TILES) * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
     while (turn_seen != turn) {
       __nanosleep(20);
       read_turn(slot, row_tile);
     }
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");  // hazard: this block adds before the additions of the one before
+    // without it, this block could add before the additions of the one before
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
   };
   const auto pass_turn = [&](int slot, int row_tile) {
-    if (DETERMINISTIC && threadIdx.x == 0 && (row_tile == rows.first_tile || row_tile % TURN_TILES == 0))
-      // hazard: the next tile of keys adds before this block's additions are done
-      asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(turn_of(slot, row_tile)) : "memory");
+    if (DETERMINISTIC && threadIdx.x == 0 &&
+        (row_tile == rows.first_tile || row_tile % TURN_TILES == 0))
+      // without it, the next tile of keys could add before this block's additions are done
+      asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(turn_of(slot, row_tile))
+                   : "memory");
   };
 
   load_tile<BLOCK_N>(
@@ -215,14 +257,17 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   unsigned stage = 0;
   int previous = -1, before_previous = -1;  // where the last steps' dQ is to be added
   int previous_tile = 0, before_previous_tile = 0;
-  for (int head = 0, row_tile = rows.last_tile; rows.first_tile <= rows.last_tile && head < block.group; stage ^= 1) {
+  for (int head = 0, row_tile = rows.last_tile;
+       rows.first_tile <= rows.last_tile && head < block.group; stage ^= 1) {
     const int slot = head * rows.tiles.of_head + row_tile;
     const int first_row = row_tile * BLOCK_M;
     const int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
     const int next_head = row_tile > rows.first_tile ? head : head + 1;
     if (DQ_LATER && previous >= 0) wait_for_turn(previous, previous_tile);
     cp_async_wait<0>();
-    __syncthreads();  // hazard: tiles are read before the others' copies have arrived; those in use are replaced
+    // Without it, these tiles could be read before their copies land, or the previous ones
+    // overwritten while in use.
+    __syncthreads();
     if (DQ_LATER && before_previous >= 0) pass_turn(before_previous, before_previous_tile);
     if (!DQ_LATER && previous >= 0) pass_turn(previous, previous_tile);
     if (begins_turn(row_tile)) read_turn(slot, row_tile);
@@ -264,15 +309,20 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const int j = key + 16 * m + i / 2 * 8, distance = j - (row + 8 * n + i % 2);
-              if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len) S[m][n][i] = 0.0f;
+              if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len)
+                S[m][n][i] = 0.0f;
             }
       };
       if (MASK_FIRST && masked) mask();
-      gemm_abt(T(), dP, k_lane + KEYS_BYTES, q_lane + stage_bytes + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
+      gemm_abt(
+          T(), dP, k_lane + KEYS_BYTES,
+          q_lane + stage_bytes + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
       if (!MASK_FIRST && masked) mask();
-      if (!LOAD_FIRST && c == 0 && next_head < block.group) load_rows(next_head, next_tile, stage ^ 1);
+      if (!LOAD_FIRST && c == 0 && next_head < block.group)
+        load_rows(next_head, next_tile, stage ^ 1);
 
-      // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the width changes.
+      // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the
+      // width changes.
       unsigned P_half[KEY_TILES][CHUNK / 16][4], dS_half[KEY_TILES][CHUNK / 16][4];
 #pragma unroll
       for (int m = 0; m < KEY_TILES; ++m)
@@ -284,7 +334,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
             P_half[m][k][i] = pack(T(), p.x, p.y);
             dS_half[m][k][i] = pack(T(), p.x * dp.x, p.y * dp.y);
             const unsigned place =
-                swizzle_advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + 2 * k + i / 2) + 2 * (16 * m + i % 2 * 8) * BLOCK_M;
+                swizzle_advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + 2 * k + i / 2) +
+                2 * (16 * m + i % 2 * 8) * BLOCK_M;
             store_pair(dynamic_smem + DS_OFFSET + dS_stage, place, dS_half[m][k][i]);
             if (!P_IN_REGISTERS) store_pair(dynamic_smem + P_OFFSET, place, P_half[m][k][i]);
           }
@@ -297,19 +348,24 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     }
 
     if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows of the other warps
-      if (DQ_LATER) {  // hazard: P and dS are read before the other warps with these keys have written theirs
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + warp.id / GROUP_WARPS), "n"(32 * GROUP_WARPS) : "memory");
+      if (DQ_LATER) {
+        // without it, P and dS could be read before the other warps with these keys have written
+        // theirs
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + warp.id / GROUP_WARPS), "n"(32 * GROUP_WARPS)
+                     : "memory");
       } else {
         wait_for_turn(slot, row_tile);
-        __syncthreads();  // hazard: dS is read before all warps have written theirs
+        __syncthreads();  // without it, dS could be read before all warps have written theirs
       }
 #pragma unroll
       for (int r = OWN_IN_REGISTERS; r < WARPS_ROWS; ++r) {
         const int row = warp.row ^ r * WARP_ROWS;
-        const unsigned a_lane = swizzle<ROW_CHUNKS>(warp.dkv_key + lane_id % 16, lane_id / 16 + row / 8);
+        const unsigned a_lane =
+            swizzle<ROW_CHUNKS>(warp.dkv_key + lane_id % 16, lane_id / 16 + row / 8);
         const unsigned b_lane = q_dkv + stage_bytes + 2 * row * HEAD_DIM_PADDED;
         const FromTile<ROW_CHUNKS> P_dv{P_smem + a_lane}, dS_dk{dS_smem + dS_stage + a_lane};
-        gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
+        gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(
+            T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
         gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
       }
       if (!DQ_LATER) add_dq(slot, dS_dq);
@@ -324,18 +380,18 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   }
   if (DQ_LATER && previous >= 0) {
     wait_for_turn(previous, previous_tile);
-    __syncthreads();  // hazard: dS is read before the other warps have written theirs
+    __syncthreads();  // without it, dS could be read before the other warps have written theirs
     if (before_previous >= 0) pass_turn(before_previous, before_previous_tile);
     add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);
   }
   if (DETERMINISTIC && previous >= 0) {
-    __syncthreads();  // hazard: the turn passes on before the other threads' additions
+    __syncthreads();  // without it, the turn could pass on before the other threads' additions
     pass_turn(previous, previous_tile);
   }
 
   // ---- epilogue: by way of shared memory, to write 16 bytes at a time
   cp_async_wait<0>();
-  __syncthreads();  // hazard: K and V are replaced while the others read them
+  __syncthreads();  // without it, K and V could be overwritten while other warps still read them
   const unsigned out_lane = swizzle<CHUNKS>(warp.dkv_key + g, 2 * warp.dkv_block) + 4 * t;
 #pragma unroll
   for (int m = 0; m < DKV_TILES; ++m)
@@ -347,21 +403,25 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         const float *x = &dK_acc[m][n][2 * h], *y = &dV_acc[m][n][2 * h];
         unsigned char* const row = dynamic_smem + 2 * (16 * m + 8 * h) * HEAD_DIM_PADDED;
         const unsigned place = swizzle_advance<CHUNKS>(out_lane, n / 2 * 2 * WARPS_DKV_D + n % 2);
-        store_pair(row, place, pack(T(), x[0] * forward.softmax_scale, x[1] * forward.softmax_scale));
+        store_pair(
+            row, place, pack(T(), x[0] * forward.softmax_scale, x[1] * forward.softmax_scale));
         store_pair(row + KEYS_BYTES, place, pack(T(), y[0], y[1]));
       }
     }
-  __syncthreads();  // hazard: rows are copied before the other warps have written theirs
+  __syncthreads();  // without it, rows could be copied before the other warps have written theirs
   dK += copy_row * params.d_k.row + 8 * copy_chunk;
   dV += copy_row * params.d_v.row + 8 * copy_chunk;
 #pragma unroll
   for (int i = 0; i < BLOCK_N; i += THREADS / COPY_CHUNKS)
 #pragma unroll
     for (int j = 0; j < CHUNKS; j += COPY_CHUNKS) {
-      if (i + copy_row >= min(kv_len - first_key, BLOCK_N) || 8 * (copy_chunk + j) >= HEAD_DIM) continue;
+      if (i + copy_row >= min(kv_len - first_key, BLOCK_N) || 8 * (copy_chunk + j) >= HEAD_DIM)
+        continue;
       const unsigned char* const source = dynamic_smem + copy_offset + 16 * (i * CHUNKS + j);
-      *reinterpret_cast<uint4*>(dK + i * params.d_k.row + 8 * j) = *reinterpret_cast<const uint4*>(source);
-      *reinterpret_cast<uint4*>(dV + i * params.d_v.row + 8 * j) = *reinterpret_cast<const uint4*>(source + KEYS_BYTES);
+      *reinterpret_cast<uint4*>(dK + i * params.d_k.row + 8 * j) =
+          *reinterpret_cast<const uint4*>(source);
+      *reinterpret_cast<uint4*>(dV + i * params.d_v.row + 8 * j) =
+          *reinterpret_cast<const uint4*>(source + KEYS_BYTES);
     }
 }
 

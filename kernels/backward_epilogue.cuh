@@ -1,9 +1,11 @@
-// The epilogue of the steps to 08_backward_mma.cu that write dK and dV from registers, up to step "wide stores".
+// The epilogue of the steps to 08_backward_mma.cu that write dK and dV from registers, up to step
+// "wide stores".
 
 #pragma once
 #include "backward_tiles.cuh"
 
-// A lane has two neighbouring columns of its keys, 4 bytes, at a time. dK and dV begin at the block's first key.
+// A lane has two neighbouring columns of its keys, 4 bytes, at a time. dK and dV begin at the
+// block's first key.
 template <typename T>
 __device__ __forceinline__ void store_from_registers(
     T* dK, T* dV, const float (&dK_acc)[DKV_TILES][2 * DKV_BLOCKS][4],

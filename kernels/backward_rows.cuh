@@ -1,5 +1,6 @@
-// What 08_backward_mma.cu and its steps do for each tile of rows before and after the loop of five products: lse and
-// delta of the rows, zeros in dQ_accum; and dQ from dQ_accum. Notebook 08 explains delta and the order of the fragments.
+// What 08_backward_mma.cu and its steps do for each tile of rows before and after the loop of five
+// products: lse and delta of the rows, zeros in dQ_accum; and dQ from dQ_accum. Notebook 08
+// explains delta and the order of the fragments.
 
 #pragma once
 #include "backward_tiles.cuh"
@@ -29,7 +30,8 @@ struct RowBlock {
   }
 };
 
-// lse_delta: for each tile of rows, the log-sum-exp in units of log2 and then delta = rowsum(dO O). dQ_accum becomes zero.
+// lse_delta: for each tile of rows, the log-sum-exp in units of log2 and then delta = rowsum(dO O).
+// dQ_accum becomes zero.
 template <typename T>
 __device__ __forceinline__ void prepare_rows(
     const RowBlock& block, const RowTiles& tiles, const T* O, const T* dO, const float* lse,
@@ -37,8 +39,8 @@ __device__ __forceinline__ void prepare_rows(
   const AttentionParams& forward = params.forward;
   O += block.of_rows(forward.o);
   dO += block.of_rows(params.d_o);
-  lse += ((long long)(block.packed ? 0 : block.sequence) * forward.heads + block.head) * forward.N + block.q_first +
-         block.first_row;
+  lse += ((long long)(block.packed ? 0 : block.sequence) * forward.heads + block.head) * forward.N +
+         block.q_first + block.first_row;
   lse_delta += block.slot(tiles) * 2 * BLOCK_M;
   dQ_accum += block.slot(tiles) * BLOCK_M * DQ_COLUMNS;
   for (int i = threadIdx.x; i < BLOCK_M * DQ_COLUMNS / 4; i += THREADS)
@@ -64,7 +66,8 @@ __device__ __forceinline__ void prepare_rows(
     for (int lanes = 1; lanes < LANES; lanes *= 2) sum += __shfl_xor_sync(0xffffffff, sum, lanes);
     if (threadIdx.x % LANES == 0) {
       const float l = exists ? lse[row] : NEG_INF;
-      lse_delta[row] = l == NEG_INF ? -NEG_INF : l * LOG2_E;  // a row that sees no key: its weights are exp(-inf) = 0
+      // A row that sees no key: its weights are exp(-inf) = 0.
+      lse_delta[row] = l == NEG_INF ? -NEG_INF : l * LOG2_E;
       lse_delta[BLOCK_M + row] = sum;
     }
   }
@@ -84,14 +87,17 @@ __device__ __forceinline__ void convert_rows(
     unsigned out[4];
 #pragma unroll
     for (int t = 0; t < 4; ++t)
-      out[t] = pack(T(), x[2 * t] * params.forward.softmax_scale, x[2 * t + 1] * params.forward.softmax_scale);
+      out[t] = pack(
+          T(), x[2 * t] * params.forward.softmax_scale,
+          x[2 * t + 1] * params.forward.softmax_scale);
     if (block.first_row + row < block.q_len)
-      *reinterpret_cast<uint4*>(dQ + row * params.d_q.row + 8 * chunk) = make_uint4(out[0], out[1], out[2], out[3]);
+      *reinterpret_cast<uint4*>(dQ + row * params.d_q.row + 8 * chunk) =
+          make_uint4(out[0], out[1], out[2], out[3]);
   }
 }
 
-// dQ = softmax_scale dQ_accum, in rows again. A tile of dQ_accum is in the order of the fragments: those of the first warp
-// come first, and the four elements of a lane are neighbours or 32 apart.
+// dQ = softmax_scale dQ_accum, in rows again. A tile of dQ_accum is in the order of the fragments:
+// those of the first warp come first, and the four elements of a lane are neighbours or 32 apart.
 template <bool NEIGHBOURS, typename T>
 __device__ __forceinline__ void convert_fragments(
     const RowBlock& block, const float* dQ_accum, T* dQ, const BackwardParams& params) {
@@ -104,12 +110,13 @@ __device__ __forceinline__ void convert_fragments(
     const int chunk = i % (HEAD_DIM / 8), g = i / (HEAD_DIM / 8) % 8, band = i / (HEAD_DIM / 8) / 8;
     const int row = 16 * band + g, column_block = chunk / 2;
     const int warp = band / DQ_TILES + WARPS_DQ * (column_block % WARPS_DQ_D), m = band % DQ_TILES;
-    const int fragment = (warp * DQ_TILES + m) * 2 * DQ_BLOCKS + column_block / WARPS_DQ_D * 2 + chunk % 2;
+    const int fragment =
+        (warp * DQ_TILES + m) * 2 * DQ_BLOCKS + column_block / WARPS_DQ_D * 2 + chunk % 2;
     float x[4][4];  // of lane t and element i, or of i and t
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      *reinterpret_cast<float4*>(x[j]) =
-          reinterpret_cast<const float4*>(dQ_accum)[32 * fragment + (NEIGHBOURS ? 4 * g + j : 8 * j + g)];
+      *reinterpret_cast<float4*>(x[j]) = reinterpret_cast<const float4*>(
+          dQ_accum)[32 * fragment + (NEIGHBOURS ? 4 * g + j : 8 * j + g)];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       unsigned out[4];

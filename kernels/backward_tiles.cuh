@@ -1,6 +1,7 @@
-// What 08_backward_mma.cu and its steps have in common: the sizes of tiles, which keys and rows a block has, which part of
-// each product a warp has, the copies of tiles and the products of a warp. The pieces are those of 05 and 07, applied to
-// five products; notebook 08 explains how the work is divided.
+// What 08_backward_mma.cu and its steps have in common: the sizes of tiles, which keys and rows a
+// block has, which part of each product a warp has, the copies of tiles and the products of a warp.
+// The pieces are those of 05 and 07, applied to five products; notebook 08 explains how the work is
+// divided.
 
 #pragma once
 #include "backward_params.cuh"
@@ -38,29 +39,36 @@
 #endif
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
-constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in a row of Q, K, V, dO
-constexpr int COLUMN_BLOCKS = HEAD_DIM_PADDED / 16;         // columns 16 by 16, which warps take in turn
-constexpr int WARPS_ROWS = WARPS / WARPS_KEYS, WARPS_DKV_D = WARPS / WARPS_DKV, WARPS_DQ_D = WARPS / WARPS_DQ;
-constexpr int WARP_ROWS = BLOCK_M / WARPS_ROWS;                              // of S
-constexpr int KEY_TILES = BLOCK_N / (16 * WARPS_KEYS);                       // MMA atoms of 16 keys, of S
-constexpr int DKV_TILES = BLOCK_N / (16 * WARPS_DKV);                        // of dK and dV
+constexpr int HEAD_DIM_PADDED =
+    (HEAD_DIM + 15) / 16 * 16;               // a row in shared memory, zeros up to whole fragments
+constexpr int CHUNKS = HEAD_DIM_PADDED / 8;  // of 16 bytes in a row of Q, K, V, dO
+constexpr int COLUMN_BLOCKS = HEAD_DIM_PADDED / 16;  // columns 16 by 16, which warps take in turn
+constexpr int WARPS_ROWS = WARPS / WARPS_KEYS, WARPS_DKV_D = WARPS / WARPS_DKV,
+              WARPS_DQ_D = WARPS / WARPS_DQ;
+constexpr int WARP_ROWS = BLOCK_M / WARPS_ROWS;         // of S
+constexpr int KEY_TILES = BLOCK_N / (16 * WARPS_KEYS);  // MMA atoms of 16 keys, of S
+constexpr int DKV_TILES = BLOCK_N / (16 * WARPS_DKV);   // of dK and dV
 constexpr int DKV_BLOCKS = (COLUMN_BLOCKS + WARPS_DKV_D - 1) / WARPS_DKV_D;  // 16 columns each
 constexpr int DQ_TILES = BLOCK_M / (16 * WARPS_DQ);                          // MMA atoms of 16 rows
 constexpr int DQ_BLOCKS = (COLUMN_BLOCKS + WARPS_DQ_D - 1) / WARPS_DQ_D;     // 16 columns each
 constexpr int DQ_COLUMNS = 16 * WARPS_DQ_D * DQ_BLOCKS;                      // of dQ_accum
-constexpr unsigned KEYS_BYTES = 2 * BLOCK_N * HEAD_DIM_PADDED, ROWS_BYTES = 2 * BLOCK_M * HEAD_DIM_PADDED;
+constexpr unsigned KEYS_BYTES = 2 * BLOCK_N * HEAD_DIM_PADDED,
+                   ROWS_BYTES = 2 * BLOCK_M * HEAD_DIM_PADDED;
 constexpr unsigned SCORES_BYTES = 2 * BLOCK_N * BLOCK_M, LSE_DELTA_BYTES = 8 * BLOCK_M;
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are copied 16 bytes at a time");
-static_assert(BLOCK_N % (16 * WARPS_KEYS) == 0 && BLOCK_N % (16 * WARPS_DKV) == 0, "a warp has whole fragments");
 static_assert(
-    WARP_ROWS % CHUNK == 0 && CHUNK % 16 == 0 && BLOCK_M % (16 * WARPS_DQ) == 0, "a warp has whole fragments");
+    BLOCK_N % (16 * WARPS_KEYS) == 0 && BLOCK_N % (16 * WARPS_DKV) == 0,
+    "a warp has whole fragments");
+static_assert(
+    WARP_ROWS % CHUNK == 0 && CHUNK % 16 == 0 && BLOCK_M % (16 * WARPS_DQ) == 0,
+    "a warp has whole fragments");
 static_assert((WARPS & (WARPS - 1)) == 0, "offsets are added by exclusive or");
 static_assert(THREADS >= BLOCK_M / 2, "each thread copies 16 bytes of lse and delta at most");
 
 // ---- what a block has
 
-// Where a sequence's tiles of rows begin in the scratch arrays of a head, and how many tiles a head has.
+// Where a sequence's tiles of rows begin in the scratch arrays of a head, and how many tiles a head
+// has.
 struct RowTiles {
   int first, of_head;
 };
@@ -84,12 +92,13 @@ struct KeyBlock {
   int q_first, k_first;  // where the sequence begins among the packed ones; else 0
   int q_len, kv_len;
 
-  // by_tile: blocks with consecutive numbers have the same tile of different heads, the first keys first. Under a causal
-  // mask these are seen by the most rows: longest-first order. Otherwise a head's tiles are neighbours.
+  // by_tile: blocks with consecutive numbers have the same tile of different heads, the first keys
+  // first. Under a causal mask these are seen by the most rows: longest-first order. Otherwise a
+  // head's tiles are neighbours.
   template <typename Number>
   __device__ __forceinline__ KeyBlock(
-      bool by_tile, const Number& number_of_block, const AttentionParams& forward, const int* cu_seqlens_q,
-      const int* cu_seqlens_k) {
+      bool by_tile, const Number& number_of_block, const AttentionParams& forward,
+      const int* cu_seqlens_q, const int* cu_seqlens_k) {
     tile = blockIdx.x;
     kv_head = blockIdx.y;
     sequence = blockIdx.z;
@@ -108,7 +117,8 @@ struct KeyBlock {
     kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : forward.N_kv;
   }
 
-  // The first row of the first head of the group in Q or dO, and the first key in K, V, dK or dV, in elements.
+  // The first row of the first head of the group in Q or dO, and the first key in K, V, dK or dV,
+  // in elements.
   __device__ __forceinline__ long long of_rows(const Strides& q) const {
     return sequence * q.batch + q_first * q.row + kv_head * group * q.head;
   }
@@ -122,7 +132,8 @@ struct RowRange {
   int window_lo, window_hi;
   int first_tile, last_tile;
   RowTiles tiles;
-  long long first_slot;  // of the sequence's first tile of rows of the group's first head, in the scratch arrays
+  // Of the sequence's first tile of rows of the group's first head, in the scratch arrays.
+  long long first_slot;
 
   __device__ __forceinline__ RowRange(const KeyBlock& block, const AttentionParams& forward) {
     window_lo = block.kv_len - block.q_len - forward.window_left;
@@ -135,12 +146,14 @@ struct RowRange {
   }
 };
 
-// Which part of each product a warp has, and which of its fragments' elements a lane: g and t as in ptx.cuh.
+// Which part of each product a warp has, and which of its fragments' elements a lane: g and t as in
+// ptx.cuh.
 struct Warp {
   int id, lane_id, g, t;
-  int key, row;                        // the first of S
-  int dkv_key, dkv_block, dkv_blocks;  // the first key of dK and dV; the first of its 16-column blocks, and how many
-  int dq_row, dq_block, dq_blocks;     // the same of dQ, with rows for keys
+  int key, row;  // the first of S
+  int dkv_key, dkv_block,
+      dkv_blocks;  // the first key of dK and dV; the first of its 16-column blocks, and how many
+  int dq_row, dq_block, dq_blocks;  // the same of dQ, with rows for keys
 
   __device__ __forceinline__ Warp() {
     lane_id = threadIdx.x % 32;
@@ -160,15 +173,19 @@ struct Warp {
 
 // ---- copies
 
-constexpr int COPY_CHUNKS = SWIZZLE_SPAN<CHUNKS>;  // threads that copy a row, which is also how far the swizzle reaches
-static_assert(THREADS / COPY_CHUNKS % 8 == 0, "a thread's rows must be multiples of 8 apart to share one swizzle");
+constexpr int COPY_CHUNKS =
+    SWIZZLE_SPAN<CHUNKS>;  // threads that copy a row, which is also how far the swizzle reaches
+static_assert(
+    THREADS / COPY_CHUNKS % 8 == 0,
+    "a thread's rows must be multiples of 8 apart to share one swizzle");
 
-// This thread's share of a tile: `target` and `source` are its first chunk, rows_left is how many rows there are from
-// there on. What is past the end becomes zeros.
+// This thread's share of a tile: `target` and `source` are its first chunk, rows_left is how many
+// rows there are from there on. What is past the end becomes zeros.
 template <int TILE_ROWS, typename T>
 __device__ __forceinline__ void load_tile(
     unsigned target, const T* __restrict__ source, long long stride, int rows_left) {
-  constexpr int STEP = THREADS / COPY_CHUNKS;  // a multiple of 8, so that the swizzle stays as it is
+  constexpr int STEP =
+      THREADS / COPY_CHUNKS;  // a multiple of 8, so that the swizzle stays as it is
 #pragma unroll
   for (int i = 0; i < TILE_ROWS; i += STEP, source += STEP * stride) {
     if (i + STEP > TILE_ROWS && i + threadIdx.x / COPY_CHUNKS >= TILE_ROWS) break;
@@ -189,12 +206,14 @@ __device__ __forceinline__ void store_pair(unsigned char* tile, unsigned offset,
 
 // acc += A B^T, over HEAD_DIM. Both lanes are in tiles of Q, K, V or dO.
 template <typename T, int M, int N>
-__device__ __forceinline__ void gemm_abt(T, float (&acc)[M][N][4], unsigned a_lane, unsigned b_lane) {
+__device__ __forceinline__ void gemm_abt(
+    T, float (&acc)[M][N][4], unsigned a_lane, unsigned b_lane) {
 #pragma unroll
   for (int k = 0; k < COLUMN_BLOCKS; ++k) {
     unsigned a[M][4];
 #pragma unroll
-    for (int m = 0; m < M; ++m) ldmatrix_x4(a[m], swizzle_advance<CHUNKS>(a_lane, 2 * k) + 32 * m * HEAD_DIM_PADDED);
+    for (int m = 0; m < M; ++m)
+      ldmatrix_x4(a[m], swizzle_advance<CHUNKS>(a_lane, 2 * k) + 32 * m * HEAD_DIM_PADDED);
 #pragma unroll
     for (int n = 0; n < N / 2; ++n) {
       unsigned b[4];
@@ -208,8 +227,8 @@ __device__ __forceinline__ void gemm_abt(T, float (&acc)[M][N][4], unsigned a_la
   }
 }
 
-// Fragments of A for gemm_ab from a tile of P or dS in shared memory, whose rows have ROW chunks. `lane` is this lane's
-// address in the first one.
+// Fragments of A for gemm_ab from a tile of P or dS in shared memory, whose rows have ROW chunks.
+// `lane` is this lane's address in the first one.
 template <int ROW>
 struct FromTile {
   unsigned lane;
@@ -226,8 +245,8 @@ struct FromTransposedTile {
   }
 };
 
-// Pair i of fragment k of a left operand, from accumulators of 16 rows: two of 16 x 8 have the layout that an operand of
-// 16 x 16 needs, as in 07, so only the width of the elements changes.
+// Pair i of fragment k of a left operand, from accumulators of 16 rows: two of 16 x 8 have the
+// layout that an operand of 16 x 16 needs, as in 07, so only the width of the elements changes.
 template <int N>
 __device__ __forceinline__ float2 operand_pair(const float (&acc)[N][4], int k, int i) {
   const float* const pair = &acc[2 * k + i / 2][i % 2 * 2];
@@ -243,8 +262,9 @@ struct FromRegisters {
   }
 };
 
-// acc += A B, over 16 K_STEPS keys or rows. load_a(a, m, k) gives fragments of A; b_lane is in a tile of Q, K or dO, in
-// the first of this warp's blocks of 16 columns. It has each STRIDE-th of them: `blocks` in all, N / 2 at most.
+// acc += A B, over 16 K_STEPS keys or rows. load_a(a, m, k) gives fragments of A; b_lane is in a
+// tile of Q, K or dO, in the first of this warp's blocks of 16 columns. It has each STRIDE-th of
+// them: `blocks` in all, N / 2 at most.
 template <int K_STEPS, int STRIDE, typename T, int M, int N, typename LoadA>
 __device__ __forceinline__ void gemm_ab(
     T, float (&acc)[M][N][4], const LoadA& load_a, unsigned b_lane, int blocks) {
@@ -257,7 +277,8 @@ __device__ __forceinline__ void gemm_ab(
     for (int n = 0; n < N / 2; ++n) {
       if (COLUMN_BLOCKS % STRIDE != 0 && n >= blocks) break;
       unsigned b[4];
-      ldmatrix_x4_trans(b, swizzle_advance<CHUNKS>(b_lane, 2 * n * STRIDE) + 32 * k * HEAD_DIM_PADDED);
+      ldmatrix_x4_trans(
+          b, swizzle_advance<CHUNKS>(b_lane, 2 * n * STRIDE) + 32 * k * HEAD_DIM_PADDED);
 #pragma unroll
       for (int m = 0; m < M; ++m) {
         mma_m16n8k16(T(), acc[m][2 * n], a[m], b[0], b[1]);

@@ -1,14 +1,17 @@
-// 08, step 6, P without shared memory: where a warp has all rows of its keys, nobody reads a stored P.
+// 08, step 6, P without shared memory: where a warp has all rows of its keys, no warp reads a
+// stored P.
 //
-// Since step 5: at head_dim 64, each of 4 warps has keys of its own, so P is not stored and takes no shared memory. At
-// 128 nothing changes: two of 8 warps share keys, and each reads the other's rows.
+// Since step 5: at head_dim 64, each of 4 warps has keys of its own, so P is not stored and takes
+// no shared memory. At 128 nothing changes: two of 8 warps share keys, and each reads the other's
+// rows.
 //
 // Launch, shapes, traffic: as 08_backward_mma.cu, without turns
 // Spills   by NVRTC 12.9 for sm_90: 56 bytes at HEAD_DIM = 64
 
-// The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp (what a block and a
-// warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and zeros for dQ_accum before the loop, and
-// dQ after it. backward_epilogue.cuh: dK and dV from registers.
+// The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
+// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
+// zeros for dQ_accum before the loop, and dQ after it. backward_epilogue.cuh: dK and dV from
+// registers.
 #include "backward_epilogue.cuh"
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
@@ -22,19 +25,24 @@
 #endif
 
 constexpr int ROW_CHUNKS = BLOCK_M / 8;  // of 16 bytes in a row (a key) of P^T and dS^T
-constexpr bool P_IN_REGISTERS = WARPS_KEYS == WARPS && WARPS_DKV == WARPS;  // and dS^T, for dV and dK
-constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;  // of the scores that dV and dK need, those a warp computed
+constexpr bool P_IN_REGISTERS =
+    WARPS_KEYS == WARPS && WARPS_DKV == WARPS;  // and dS^T, for dV and dK
+// Of the scores that dV and dK need, those that a warp has computed itself.
+constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;
 // Shared memory: K, V, Q, dO, dS, P, lse and delta.
 constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + 2 * ROWS_BYTES;
-constexpr unsigned P_OFFSET = DS_OFFSET + SCORES_BYTES, LSE_OFFSET = P_OFFSET + !P_IN_REGISTERS * SCORES_BYTES;
+constexpr unsigned P_OFFSET = DS_OFFSET + SCORES_BYTES,
+                   LSE_OFFSET = P_OFFSET + !P_IN_REGISTERS * SCORES_BYTES;
 constexpr unsigned SHARED_BYTES = LSE_OFFSET + LSE_DELTA_BYTES;
 static_assert((BLOCK_M & (BLOCK_M - 1)) == 0, "offsets are added by exclusive or");
 
-// Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have neighbouring addresses.
+// Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
+// neighbouring addresses.
 __device__ __forceinline__ void atomic_add(float* dQ_accum, int fragment, const float (&d)[4]) {
   const int lane_id = threadIdx.x % 32;
 #if VECTOR_ATOMICS
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(dQ_accum + 128 * fragment + 4 * lane_id),
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                   dQ_accum + 128 * fragment + 4 * lane_id),
                "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3])
                : "memory");
 #else
@@ -45,8 +53,9 @@ __device__ __forceinline__ void atomic_add(float* dQ_accum, int fragment, const 
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
-    const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse, float* __restrict__ lse_delta,
-    float* __restrict__ dQ_accum, const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+    const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
+    float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
+    const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
   if (block.first_row >= block.q_len) return;
@@ -55,16 +64,18 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
-    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, const T* __restrict__ dO,
-    const float* __restrict__ lse_delta, float* __restrict__ dQ_accum, T* __restrict__ dK, T* __restrict__ dV,
-    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V,
+    const T* __restrict__ dO, const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
+    T* __restrict__ dK, T* __restrict__ dV,
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params) {
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
-  const KeyBlock block(forward.window_right < UNLIMITED, block_number, forward, cu_seqlens_q, cu_seqlens_k);
+  const KeyBlock block(
+      forward.window_right < UNLIMITED, block_number, forward, cu_seqlens_q, cu_seqlens_k);
   const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
-  if (first_key >= kv_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
   Q += block.of_rows(forward.q);
   dO += block.of_rows(params.d_o);
   K += block.of_keys(forward.k);
@@ -75,35 +86,46 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
 
-  // Each lane passes the address of one row to ldmatrix; *_lane is its address in the warp's first fragment.
+  // Each lane passes the address of one row to ldmatrix; *_lane is its address in the warp's first
+  // fragment.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
-  const unsigned K_smem = smem_address(dynamic_smem), V_smem = K_smem + KEYS_BYTES, Q_smem = K_smem + Q_OFFSET;
-  const unsigned dS_smem = K_smem + DS_OFFSET, P_smem = K_smem + P_OFFSET, lse_smem = K_smem + LSE_OFFSET;
+  const unsigned K_smem = smem_address(dynamic_smem), V_smem = K_smem + KEYS_BYTES,
+                 Q_smem = K_smem + Q_OFFSET;
+  const unsigned dS_smem = K_smem + DS_OFFSET, P_smem = K_smem + P_OFFSET,
+                 lse_smem = K_smem + LSE_OFFSET;
   const Warp warp;
   const int lane_id = warp.lane_id, g = warp.g, t = warp.t;
-  const unsigned k_lane = K_smem + swizzle<CHUNKS>(warp.key + lane_id % 16, lane_id / 16);  // A of S^T
-  const unsigned q_lane = Q_smem + swizzle<CHUNKS>(warp.row + lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);  // B
-  const unsigned scores_lane = swizzle<ROW_CHUNKS>(warp.key + g, warp.row / 8) + 4 * t;  // P^T and dS^T are written
-  const unsigned q_dkv = Q_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dkv_block);  // B, with dO
+  const unsigned k_lane =
+      K_smem + swizzle<CHUNKS>(warp.key + lane_id % 16, lane_id / 16);  // A of S^T
+  const unsigned q_lane =
+      Q_smem + swizzle<CHUNKS>(warp.row + lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);  // B
+  const unsigned scores_lane =
+      swizzle<ROW_CHUNKS>(warp.key + g, warp.row / 8) + 4 * t;  // P^T and dS^T are written
+  const unsigned q_dkv =
+      Q_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dkv_block);  // B, with dO
   const unsigned dS_dq =
-      dS_smem + swizzle<ROW_CHUNKS>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 + warp.dq_row / 8);  // A of dQ
-  const unsigned k_dq = K_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dq_block);  // B
+      dS_smem + swizzle<ROW_CHUNKS>(
+                    lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 + warp.dq_row / 8);  // A of dQ
+  const unsigned k_dq =
+      K_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dq_block);  // B
 
-  const int copy_row = threadIdx.x / COPY_CHUNKS, copy_chunk = threadIdx.x % COPY_CHUNKS;  // this thread copies
+  const int copy_row = threadIdx.x / COPY_CHUNKS,
+            copy_chunk = threadIdx.x % COPY_CHUNKS;  // this thread copies
   const unsigned copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk);
   Q += copy_row * forward.q.row + 8 * copy_chunk;
   dO += copy_row * params.d_o.row + 8 * copy_chunk;
   const auto load_rows = [&](int head, int row_tile) {
     const int row = row_tile * BLOCK_M;
     load_tile<BLOCK_M>(
-        Q_smem + copy_offset, Q + head * forward.q.head + row * forward.q.row, forward.q.row, q_len - row - copy_row);
+        Q_smem + copy_offset, Q + head * forward.q.head + row * forward.q.row, forward.q.row,
+        q_len - row - copy_row);
     if (threadIdx.x < BLOCK_M / 2)
       cp_async(
           lse_smem + 16 * threadIdx.x,
           lse_delta + (head * rows.tiles.of_head + row_tile) * (2 * BLOCK_M) + 4 * threadIdx.x, 16);
     load_tile<BLOCK_M>(
-        Q_smem + ROWS_BYTES + copy_offset, dO + head * params.d_o.head + row * params.d_o.row, params.d_o.row,
-        q_len - row - copy_row);
+        Q_smem + ROWS_BYTES + copy_offset, dO + head * params.d_o.head + row * params.d_o.row,
+        params.d_o.row, q_len - row - copy_row);
     cp_async_commit();
   };
 
@@ -113,7 +135,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   // dQ += dS K for one tile of rows.
   const auto add_dq = [&](int slot) {
     float dQ_acc[DQ_TILES][2 * DQ_BLOCKS][4] = {};
-    gemm_ab<BLOCK_N / 16, WARPS_DQ_D>(T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_dq}, k_dq, warp.dq_blocks);
+    gemm_ab<BLOCK_N / 16, WARPS_DQ_D>(
+        T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_dq}, k_dq, warp.dq_blocks);
     float* const target = dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS);
 #pragma unroll
     for (int m = 0; m < DQ_TILES; ++m)
@@ -132,15 +155,16 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   cp_async_commit();
 
   // ---- all heads of the group, and their tiles of rows from the last to the first
-  for (int head = 0, row_tile = rows.last_tile; rows.first_tile <= rows.last_tile && head < block.group;) {
+  for (int head = 0, row_tile = rows.last_tile;
+       rows.first_tile <= rows.last_tile && head < block.group;) {
     const int slot = head * rows.tiles.of_head + row_tile;
     const int first_row = row_tile * BLOCK_M;
     const int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
     const int next_head = row_tile > rows.first_tile ? head : head + 1;
-    __syncthreads();  // hazard: tiles are replaced while the others still read them
+    __syncthreads();  // without it, tiles could be overwritten while other warps still read them
     load_rows(head, row_tile);
     cp_async_wait<0>();
-    __syncthreads();  // hazard: tiles are read before the others' copies have arrived
+    __syncthreads();  // without it, tiles could be read before the other threads' copies land
 
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
                         first_key < first_row + BLOCK_M - 1 + rows.window_lo;
@@ -171,12 +195,14 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const int j = key + 16 * m + i / 2 * 8, distance = j - (row + 8 * n + i % 2);
-              if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len) S[m][n][i] = 0.0f;
+              if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len)
+                S[m][n][i] = 0.0f;
             }
       }
       gemm_abt(T(), dP, k_lane + KEYS_BYTES, q_lane + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
 
-      // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the width changes.
+      // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the
+      // width changes.
       unsigned P_half[KEY_TILES][CHUNK / 16][4], dS_half[KEY_TILES][CHUNK / 16][4];
 #pragma unroll
       for (int m = 0; m < KEY_TILES; ++m)
@@ -188,7 +214,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
             P_half[m][k][i] = pack(T(), p.x, p.y);
             dS_half[m][k][i] = pack(T(), p.x * dp.x, p.y * dp.y);
             const unsigned place =
-                swizzle_advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + 2 * k + i / 2) + 2 * (16 * m + i % 2 * 8) * BLOCK_M;
+                swizzle_advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + 2 * k + i / 2) +
+                2 * (16 * m + i % 2 * 8) * BLOCK_M;
             store_pair(dynamic_smem + DS_OFFSET, place, dS_half[m][k][i]);
             if (!P_IN_REGISTERS) store_pair(dynamic_smem + P_OFFSET, place, P_half[m][k][i]);
           }
@@ -200,15 +227,17 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       }
     }
 
-    __syncthreads();                  // hazard: P and dS are read before the other warps have written theirs
+    __syncthreads();  // without it, P and dS could be read before other warps have written them
     if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows of the other warps
 #pragma unroll
       for (int r = OWN_IN_REGISTERS; r < WARPS_ROWS; ++r) {
         const int row = warp.row ^ r * WARP_ROWS;
-        const unsigned a_lane = swizzle<ROW_CHUNKS>(warp.dkv_key + lane_id % 16, lane_id / 16 + row / 8);
+        const unsigned a_lane =
+            swizzle<ROW_CHUNKS>(warp.dkv_key + lane_id % 16, lane_id / 16 + row / 8);
         const unsigned b_lane = q_dkv + 2 * row * HEAD_DIM_PADDED;
         const FromTile<ROW_CHUNKS> P_dv{P_smem + a_lane}, dS_dk{dS_smem + a_lane};
-        gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
+        gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(
+            T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
         gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
       }
     }
@@ -218,7 +247,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   }
 
   // ---- epilogue: a lane has two neighbouring columns of its keys
-  cp_async_wait<0>();  // where no row sees these keys, nobody has waited for K and V
+  cp_async_wait<0>();  // K and V, where no row has seen these keys
   store_from_registers(dK, dV, dK_acc, dV_acc, block, warp, params);
 }
 
