@@ -28,9 +28,10 @@
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it.
+// zeros for dQ_accum before the loop, and dQ after it. turns.cuh: load_relaxed, add_release.
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
+#include "turns.cuh"
 
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
@@ -46,7 +47,6 @@
 #define DQ_LATER 1  // 1: dQ is computed a step later, from a second buffer of dS; 0: without one
 #endif
 
-constexpr int ROW_CHUNKS = BLOCK_M / 8;  // of 16 bytes in a row (a key) of P^T and dS^T
 constexpr bool P_IN_REGISTERS =
     WARPS_KEYS == WARPS && WARPS_DKV == WARPS;  // and dS^T, for dV and dK
 // Of the scores that dV and dK need, those that a warp has computed itself.
@@ -62,15 +62,13 @@ constexpr bool LOAD_FIRST =
     P_IN_REGISTERS;  // the next tiles at the start of a step; otherwise after dP^T
 constexpr bool STAGGERED =
     DQ_LATER && !P_IN_REGISTERS;  // half the warps compute dQ at the end of a step
-// Shared memory: K, V, two stages of Q and dO, dS, P, lse and delta.
-constexpr unsigned STAGE_BYTES = 2 * ROWS_BYTES;
+// Shared memory: K, V, Q and dO, dS, P, lse and delta.
 constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + 2 * STAGE_BYTES;
 constexpr unsigned P_OFFSET = DS_OFFSET + (1 + DQ_LATER) * SCORES_BYTES,
                    LSE_OFFSET = P_OFFSET + !P_IN_REGISTERS * SCORES_BYTES;
 constexpr unsigned SHARED_BYTES = LSE_OFFSET + 2 * LSE_DELTA_BYTES;
 static_assert(
     DQ_LATER || !P_IN_REGISTERS, "without a second buffer, P and dS pass through shared memory");
-static_assert((BLOCK_M & (BLOCK_M - 1)) == 0, "offsets are added by exclusive or");
 
 // Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
 // neighbouring addresses.
@@ -218,10 +216,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
            (row_tile == rows.last_tile || row_tile % TURN_TILES == TURN_TILES - 1);
   };
   const auto read_turn = [&](int slot, int row_tile) {
-    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];"
-                 : "=r"(turn_seen)
-                 : "l"(turn_of(slot, row_tile))
-                 : "memory");
+    turn_seen = load_relaxed(turn_of(slot, row_tile));
   };
   const auto wait_for_turn = [&](int slot, int row_tile) {
     if (!begins_turn(row_tile)) return;
@@ -232,15 +227,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       __nanosleep(20);
       read_turn(slot, row_tile);
     }
-    // without it, this block could add before the additions of the one before
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    fence_acquire();  // without it, this block could add before the additions of the one before
   };
   const auto pass_turn = [&](int slot, int row_tile) {
     if (DETERMINISTIC && threadIdx.x == 0 &&
         (row_tile == rows.first_tile || row_tile % TURN_TILES == 0))
-      // without it, the next tile of keys could add before this block's additions are done
-      asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(turn_of(slot, row_tile))
-                   : "memory");
+      add_release(turn_of(slot, row_tile));  // not before this block's additions are done
   };
 
   load_tile<BLOCK_N>(

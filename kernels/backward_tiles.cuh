@@ -42,6 +42,8 @@ constexpr int THREADS = 32 * WARPS;
 constexpr int HEAD_DIM_PADDED =
     (HEAD_DIM + 15) / 16 * 16;               // a row in shared memory, zeros up to whole fragments
 constexpr int CHUNKS = HEAD_DIM_PADDED / 8;  // of 16 bytes in a row of Q, K, V, dO
+constexpr int ROW_CHUNKS = BLOCK_M / 8;      // of 16 bytes in a row (a key) of P^T and dS^T
+constexpr int KEY_CHUNKS = BLOCK_N / 8;      // of 16 bytes in a row of P and dS
 constexpr int COLUMN_BLOCKS = HEAD_DIM_PADDED / 16;  // columns 16 by 16, which warps take in turn
 constexpr int WARPS_ROWS = WARPS / WARPS_KEYS, WARPS_DKV_D = WARPS / WARPS_DKV,
               WARPS_DQ_D = WARPS / WARPS_DQ;
@@ -54,6 +56,7 @@ constexpr int DQ_BLOCKS = (COLUMN_BLOCKS + WARPS_DQ_D - 1) / WARPS_DQ_D;     // 
 constexpr int DQ_COLUMNS = 16 * WARPS_DQ_D * DQ_BLOCKS;                      // of dQ_accum
 constexpr unsigned KEYS_BYTES = 2 * BLOCK_N * HEAD_DIM_PADDED,
                    ROWS_BYTES = 2 * BLOCK_M * HEAD_DIM_PADDED;
+constexpr unsigned STAGE_BYTES = 2 * ROWS_BYTES;  // Q and dO
 constexpr unsigned SCORES_BYTES = 2 * BLOCK_N * BLOCK_M, LSE_DELTA_BYTES = 8 * BLOCK_M;
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are copied 16 bytes at a time");
 static_assert(
@@ -62,7 +65,9 @@ static_assert(
 static_assert(
     WARP_ROWS % CHUNK == 0 && CHUNK % 16 == 0 && BLOCK_M % (16 * WARPS_DQ) == 0,
     "a warp has whole fragments");
-static_assert((WARPS & (WARPS - 1)) == 0, "offsets are added by exclusive or");
+static_assert(
+    (BLOCK_M & (BLOCK_M - 1)) == 0 && (BLOCK_N & (BLOCK_N - 1)) == 0 && (WARPS & (WARPS - 1)) == 0,
+    "offsets are added by exclusive or");
 static_assert(THREADS >= BLOCK_M / 2, "each thread copies 16 bytes of lse and delta at most");
 
 // ---- what a block has

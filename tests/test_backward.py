@@ -581,11 +581,13 @@ BUGS = (
     Bug("the diagonal at the top left", "seq.kv_len - seq.q_len + forward.window_right", "forward.window_right"),
     Bug("the border's tiles are not masked", "first_key < last_row + seq.window_lo ||", ""),
     Bug("first rows forgotten", "max(first_key - seq.window_hi, 0)", "max(first_key - seq.window_hi + 1, 0)"),
-    Bug("last rows forgotten", "min(last_key - seq.window_lo + 1, seq.q_len)", "min(last_key - seq.window_lo, seq.q_len)"),
-    Bug("first keys forgotten", "max(first_row + seq.window_lo, 0)", "max(first_row + seq.window_lo + 1, 0)"),
     Bug(
-        "last keys forgotten", "min(last_row + seq.window_hi + 1, seq.kv_len)", "min(last_row + seq.window_hi, seq.kv_len)"
+        "last rows forgotten",
+        "min(last_key - seq.window_lo + 1, seq.q_len)",
+        "min(last_key - seq.window_lo, seq.q_len)",
     ),
+    Bug("first keys forgotten", "max(first_row + seq.window_lo, 0)", "max(first_row + seq.window_lo + 1, 0)"),
+    Bug("last keys forgotten", "last_row + seq.window_hi + 1, seq.kv_len", "last_row + seq.window_hi, seq.kv_len"),
     Bug("last words of the head forgotten", "c < D4; ++c) {\n    float4 key", "c < D4 - 1; ++c) {\n    float4 key"),
     Bug("last rows of a tile forgotten", "r < BLOCK_M; r += 4", "r < BLOCK_M - 4; r += 4"),
     Bug("P stored for the wrong keys", "&smem.P[x + j * THREADS_X]", "&smem.P[x * TILE_N + j]"),

@@ -14,12 +14,10 @@
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
 
-constexpr int KEY_CHUNKS = BLOCK_N / 8;  // of 16 bytes in a row of P and dS
-// Shared memory: K, V, Q, dO, dS, P, lse and delta.
-constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + 2 * ROWS_BYTES;
+// Shared memory: K, V, Q and dO, dS, P, lse and delta.
+constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + STAGE_BYTES;
 constexpr unsigned P_OFFSET = DS_OFFSET + SCORES_BYTES, LSE_OFFSET = P_OFFSET + SCORES_BYTES;
 constexpr unsigned SHARED_BYTES = LSE_OFFSET + LSE_DELTA_BYTES;
-static_assert((BLOCK_N & (BLOCK_N - 1)) == 0, "offsets are added by exclusive or");
 
 // Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
 // neighbouring addresses.

@@ -1,9 +1,7 @@
-// 08, step 4, transposed scores: S^T = K Q^T and dP^T = V dO^T, so that keys are the rows of the
-// accumulators.
+// 08, step 4, transposed scores: S^T = K Q^T and dP^T = V dO^T, whose rows are keys.
 //
-// Since step 3: dV and dK load P^T and dS^T as they are stored, and only dQ's operand is transposed
-// on the way. A lane has two neighbouring rows of Q, whose lse and delta it loads as float2. The
-// next step needs this orientation.
+// Since step 3: dV and dK load P^T and dS^T as they are stored; only dQ's operand is transposed on
+// the way. A lane has two neighbouring rows of Q. The next step needs this orientation.
 //
 // Launch, shapes, traffic: as 08_backward_mma.cu, without turns
 // Spills   by NVRTC 12.9 for sm_90: 48 bytes at HEAD_DIM = 128
@@ -24,12 +22,10 @@
 #endif
 #endif
 
-constexpr int ROW_CHUNKS = BLOCK_M / 8;  // of 16 bytes in a row (a key) of P^T and dS^T
-// Shared memory: K, V, Q, dO, dS, P, lse and delta.
-constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + 2 * ROWS_BYTES;
+// Shared memory: K, V, Q and dO, dS, P, lse and delta.
+constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + STAGE_BYTES;
 constexpr unsigned P_OFFSET = DS_OFFSET + SCORES_BYTES, LSE_OFFSET = P_OFFSET + SCORES_BYTES;
 constexpr unsigned SHARED_BYTES = LSE_OFFSET + LSE_DELTA_BYTES;
-static_assert((BLOCK_M & (BLOCK_M - 1)) == 0, "offsets are added by exclusive or");
 
 // Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
 // neighbouring addresses.

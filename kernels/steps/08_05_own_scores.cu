@@ -23,14 +23,12 @@
 #endif
 #endif
 
-constexpr int ROW_CHUNKS = BLOCK_M / 8;  // of 16 bytes in a row (a key) of P^T and dS^T
 // Of the scores that dV and dK need, those that a warp has computed itself.
 constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;
-// Shared memory: K, V, Q, dO, dS, P, lse and delta.
-constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + 2 * ROWS_BYTES;
+// Shared memory: K, V, Q and dO, dS, P, lse and delta.
+constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + STAGE_BYTES;
 constexpr unsigned P_OFFSET = DS_OFFSET + SCORES_BYTES, LSE_OFFSET = P_OFFSET + SCORES_BYTES;
 constexpr unsigned SHARED_BYTES = LSE_OFFSET + LSE_DELTA_BYTES;
-static_assert((BLOCK_M & (BLOCK_M - 1)) == 0, "offsets are added by exclusive or");
 
 // Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
 // neighbouring addresses.

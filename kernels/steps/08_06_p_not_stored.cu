@@ -1,5 +1,4 @@
-// 08, step 6, P without shared memory: where a warp has all rows of its keys, no warp reads a
-// stored P.
+// 08, step 6, P without shared memory: it is not stored where a warp has all rows of its keys.
 //
 // Since step 5: at head_dim 64, each of 4 warps has keys of its own, so P is not stored and takes
 // no shared memory. At 128 nothing changes: two of 8 warps share keys, and each reads the other's
@@ -24,17 +23,15 @@
 #endif
 #endif
 
-constexpr int ROW_CHUNKS = BLOCK_M / 8;  // of 16 bytes in a row (a key) of P^T and dS^T
 constexpr bool P_IN_REGISTERS =
     WARPS_KEYS == WARPS && WARPS_DKV == WARPS;  // and dS^T, for dV and dK
 // Of the scores that dV and dK need, those that a warp has computed itself.
 constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;
-// Shared memory: K, V, Q, dO, dS, P, lse and delta.
-constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + 2 * ROWS_BYTES;
+// Shared memory: K, V, Q and dO, dS, P, lse and delta.
+constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + STAGE_BYTES;
 constexpr unsigned P_OFFSET = DS_OFFSET + SCORES_BYTES,
                    LSE_OFFSET = P_OFFSET + !P_IN_REGISTERS * SCORES_BYTES;
 constexpr unsigned SHARED_BYTES = LSE_OFFSET + LSE_DELTA_BYTES;
-static_assert((BLOCK_M & (BLOCK_M - 1)) == 0, "offsets are added by exclusive or");
 
 // Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
 // neighbouring addresses.

@@ -10,9 +10,10 @@
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it.
+// zeros for dQ_accum before the loop, and dQ after it. turns.cuh: load_relaxed, add_release.
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
+#include "turns.cuh"
 
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
@@ -28,7 +29,6 @@
 #define DQ_LATER 1  // 1: dQ is computed a step later, from a second buffer of dS; 0: without one
 #endif
 
-constexpr int ROW_CHUNKS = BLOCK_M / 8;  // of 16 bytes in a row (a key) of P^T and dS^T
 constexpr bool P_IN_REGISTERS =
     WARPS_KEYS == WARPS && WARPS_DKV == WARPS;  // and dS^T, for dV and dK
 // Of the scores that dV and dK need, those that a warp has computed itself.
@@ -43,15 +43,13 @@ constexpr bool LOAD_FIRST =
     P_IN_REGISTERS;  // the next tiles at the start of a step; otherwise after dP^T
 constexpr bool STAGGERED =
     DQ_LATER && !P_IN_REGISTERS;  // half the warps compute dQ at the end of a step
-// Shared memory: K, V, two stages of Q and dO, dS, P, lse and delta.
-constexpr unsigned STAGE_BYTES = 2 * ROWS_BYTES;
+// Shared memory: K, V, Q and dO, dS, P, lse and delta.
 constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + 2 * STAGE_BYTES;
 constexpr unsigned P_OFFSET = DS_OFFSET + (1 + DQ_LATER) * SCORES_BYTES,
                    LSE_OFFSET = P_OFFSET + !P_IN_REGISTERS * SCORES_BYTES;
 constexpr unsigned SHARED_BYTES = LSE_OFFSET + 2 * LSE_DELTA_BYTES;
 static_assert(
     DQ_LATER || !P_IN_REGISTERS, "without a second buffer, P and dS pass through shared memory");
-static_assert((BLOCK_M & (BLOCK_M - 1)) == 0, "offsets are added by exclusive or");
 
 // Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
 // neighbouring addresses.
@@ -194,19 +192,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     int turn_seen = -1;
     while (turn_seen != turn) {
       __nanosleep(20);
-      asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];"
-                   : "=r"(turn_seen)
-                   : "l"(turns + rows.first_slot + slot)
-                   : "memory");
+      turn_seen = load_relaxed(turns + rows.first_slot + slot);
     }
-    // without it, this block could add before the additions of the one before
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    fence_acquire();  // without it, this block could add before the additions of the one before
   };
   const auto pass_turn = [&](int slot) {
-    if (DETERMINISTIC && threadIdx.x == 0)
-      // without it, the next tile of keys could add before this block's additions are done
-      asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(turns + rows.first_slot + slot)
-                   : "memory");
+    // not before this block's additions are done
+    if (DETERMINISTIC && threadIdx.x == 0) add_release(turns + rows.first_slot + slot);
   };
 
   load_tile<BLOCK_N>(
