@@ -178,29 +178,10 @@ struct Warp {
 
 // ---- copies
 
-constexpr int COPY_CHUNKS =
-    SWIZZLE_SPAN<CHUNKS>;  // threads that copy a row, which is also how far the swizzle reaches
-static_assert(
-    THREADS / COPY_CHUNKS % 8 == 0,
-    "a thread's rows must be multiples of 8 apart to share one swizzle");
+#include "load_tile.cuh"
 
-// This thread's share of a tile: `target` and `source` are its first chunk, rows_left is how many
-// rows there are from there on. What is past the end becomes zeros.
-template <int TILE_ROWS, typename T>
-__device__ __forceinline__ void load_tile(
-    unsigned target, const T* __restrict__ source, long long stride, int rows_left) {
-  constexpr int STEP =
-      THREADS / COPY_CHUNKS;  // a multiple of 8, so that the swizzle stays as it is
-#pragma unroll
-  for (int i = 0; i < TILE_ROWS; i += STEP, source += STEP * stride) {
-    if (i + STEP > TILE_ROWS && i + threadIdx.x / COPY_CHUNKS >= TILE_ROWS) break;
-#pragma unroll
-    for (int j = 0; j < CHUNKS; j += COPY_CHUNKS) {
-      const bool in_bounds = i < rows_left && 8 * (threadIdx.x % COPY_CHUNKS + j) < HEAD_DIM;
-      cp_async(target + 16 * (i * CHUNKS + j), source + 8 * j, in_bounds ? 16 : 0);
-    }
-  }
-}
+// Threads that copy a row, which is also how far the swizzle reaches.
+constexpr int COPY_CHUNKS = SWIZZLE_SPAN<CHUNKS>;
 
 // Stores a pair of 2-byte floats at a byte offset in a tile in shared memory.
 __device__ __forceinline__ void store_pair(unsigned char* tile, unsigned offset, unsigned pair) {
