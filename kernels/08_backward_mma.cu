@@ -95,8 +95,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
   if (blockIdx.x + block.head + block.sequence + threadIdx.x == 0)
     turns[params.forward.heads * tiles.of_head] = 0;
   if (block.first_row >= block.q_len) return;
-  if (threadIdx.x == 0) turns[block.slot(tiles)] = 0;
-  prepare_rows(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
+  prepare_rows<true>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params, turns);
 }
 
 template <typename T>

@@ -40,7 +40,7 @@ LARGER = {
     "steps/07_04_o_from_registers.cu": 61,
     "steps/07_06_four_lanes_a_row.cu": 77,
     "steps/08_01_tensor_cores.cu": 506,
-    "steps/08_13_turns.cu": 72,
+    "steps/08_13_turns.cu": 73,
     "08_backward_mma.cu": 78,
     "steps/10_01_tma_and_wgmma.cu": 497,
     "steps/10_02_producer.cu": 114,
