@@ -265,10 +265,10 @@ def _flash_mma() -> tuple[Stage, ...]:
 
 
 def _backward_mma_shared(*, buffers: int, ds: int, p_stored: bool) -> Callable[[Sizes], int]:
-    """SHARED_BYTES of the steps to 08 in half types: K and V, Q and dO with their statistics, dS and P.
+    """SHARED_BYTES of the steps to 08 in half types: K and V, Q and dO with their lse and delta, dS and P.
 
     Args:
-        buffers: of Q, dO and the statistics. ds: buffers of dS. p_stored: P is stored even where nobody reads it.
+        buffers: of Q, dO, lse and delta. ds: buffers of dS. p_stored: P is stored even where nobody reads it.
     """
 
     def shared_bytes(sizes: Sizes) -> int:
@@ -300,8 +300,8 @@ def _backward_mma() -> tuple[Stage, ...]:
     one_buffer = _backward_mma_shared(buffers=1, ds=1, p_stored=True)
     p_where_read = _backward_mma_shared(buffers=1, ds=1, p_stored=False)
     two_buffers = _backward_mma_shared(buffers=2, ds=1, p_stored=False)
-    # Three steps change more lines than a lesson should: the first has all of the backward pass, the transposition
-    # exchanges rows and columns wherever scores are addressed, and turns need numbers, waits and an order of blocks.
+    # Three steps change more lines than a lesson should: the first has all of the backward pass, turns need numbers,
+    # waits and an order of blocks, and the stage's header says what all of its steps have led to.
     return (
         step("08_01_tensor_cores.cu", "tensor cores", one_buffer, **in_any_order),
         step("08_02_order_of_fragments.cu", "dQ in the order of fragments", one_buffer, **in_any_order),
