@@ -163,8 +163,9 @@ _OWN = _ONLINE[-1:]
 CAUSAL_HEADS = (Case((1, 16, 4096, 64), causal=True), Case((4, 16, 4096, 64), causal=True))
 _FIRST_ROWS = (("gridDim.x - 1 - ", ""),)
 _HEAD_BY_HEAD = (
-    ("tile = gridDim.x - 1 - block / heads, ", ""),
-    ("head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;", ";"),
+    ("    tile = gridDim.x - 1 - block / heads;\n", ""),
+    ("    head = block % heads % gridDim.y;\n", ""),
+    ("    sequence = block % heads / gridDim.y;\n", ""),
 )
 
 # ---- 06_wmma.cu: tiles are fetched when they are wanted, not before
