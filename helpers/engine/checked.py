@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from . import failures, module, runtime, shared_layout, symbols, unset
+from . import failures, runtime, shared_layout, symbols, unset
 from .array import ndarray
 from .copies import PAD, Copies, Given
 from .cuda_source import source
 from .failures import index
+from .launch import CompiledKernel, PreparedLaunch
 from .locals import OwnArrays
+from .messages import SOURCE_NAME
+from .module import RawKernel
 from .regions import DYNAMIC_SHARED, STATIC_SHARED, Region, regions_of
 from .structures import (
     CheckedBarrier,
@@ -199,9 +202,9 @@ class Observed:
 class _Places:
     """Lines of the source for addresses of the kernel's library; each is looked up once."""
 
-    def __init__(self, kernel: module.RawKernel) -> None:
+    def __init__(self, kernel: CompiledKernel) -> None:
         self._library = kernel.library
-        self._table = source.line_table(kernel.code, module.SOURCE_NAME)
+        self._table = source.line_table(kernel.code, SOURCE_NAME)
         self._known: dict[int, tuple[str, int] | None] = {}
 
     def of(self, pc: int) -> tuple[str, int] | None:
@@ -221,7 +224,7 @@ class _Places:
 
 
 def observe(
-    kernel: module.RawKernel,
+    kernel: RawKernel,
     grid: Sequence[int],
     block: Sequence[int],
     args: Sequence[Any],
@@ -241,10 +244,10 @@ def observe(
     Raises:
         TypeError, LaunchError, CompileError: as a launch does, for what is refused before it starts.
     """
-    checked = kernel.instrumented(profile=profile)
+    twin = kernel.instrumented(profile=profile)
+    checked, cooperative = twin.compiled(), twin.enable_cooperative_groups
     args = checked.arguments(args)
-    cooperative = checked.enable_cooperative_groups
-    grid, block = checked.check(grid, block, args, shared_mem, cooperative=cooperative)
+    grid, block = twin.check(grid, block, args, shared_mem, cooperative=cooperative)
     given = [
         Given(number, parameter.name, value, not parameter.is_const, False)
         for number, (parameter, value) in enumerate(zip(checked.parameters, args, strict=True))
@@ -279,7 +282,7 @@ def observe(
         finally:
             lib.engine_check_stop()
         places = _Places(checked)
-        own = OwnArrays(checked.code, module.SOURCE_NAME, [region.name for region in regions])
+        own = OwnArrays(checked.code, SOURCE_NAME, [region.name for region in regions])
         counts = ctypes.c_uint64(), ctypes.c_uint64()
         lib.engine_check_counts(*map(ctypes.byref, counts))
         found = [f for f in _found(lib, places, own, grid, block) if f.region < ours or f.kind in WITHOUT_REGION]
@@ -291,7 +294,7 @@ def observe(
         left = _left(lib, grid, block)
         events = _events(lib, places)
     runtime.echo(ended.printed)
-    kernel.module.copy_variables(checked.module)
+    kernel.module.copy_variables(twin.module)
     copies.copy_back()
     stopped = None
     if ended.failure is not None:
@@ -301,7 +304,7 @@ def observe(
 
 def _of_locals(
     lib: ctypes.CDLL,
-    kernel: module.RawKernel,
+    kernel: RawKernel,
     given: list[Given],
     copies: Copies,
     launch: tuple[Any, ...],
@@ -339,7 +342,7 @@ def _of_locals(
 
 
 def _stopped(
-    prepared: module.PreparedLaunch,
+    prepared: PreparedLaunch,
     failure: Failure,
     places: _Places,
     told: list[CheckedRegion],

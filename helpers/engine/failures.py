@@ -1,4 +1,4 @@
-"""Why a launch failed, in words. The engine gives a reason with fields; only this module puts it into a sentence."""
+"""Why a launch failed: the error with its fields, and in words. Only this module puts a reason into a sentence."""
 
 from __future__ import annotations
 
@@ -10,6 +10,43 @@ from . import arithmetic
 from .structures import Failure, Reason
 
 HEADERS = (".cuh", ".h", ".hpp")  # of a place in one of these, the line that calls it says more
+
+
+class LaunchError(RuntimeError):
+    """A launch that a GPU would refuse, or that failed while it ran. The message says so in words; the fields:
+
+    reason: why it failed; None where it was refused before it began.
+    file, line: of the source, where that is known. block, thread: (x, y, z) of who did it.
+    array, index: of an illegal access, the parameter or `__shared__` array that it is nearest to, and the element (in
+    shared memory the byte). address: where the access went; below 4096 it is a null pointer, or a null pointer and an
+    index, see `is_null`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Reason | None = None,
+        file: str | None = None,
+        line: int | None = None,
+        block: tuple[int, int, int] | None = None,
+        thread: tuple[int, int, int] | None = None,
+        array: str | None = None,
+        index: int | None = None,
+        address: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason, self.file, self.line = reason, file, line
+        self.block, self.thread = block, thread
+        self.array, self.index, self.address = array, index, address
+
+    @property
+    def is_null(self) -> bool:
+        """Whether the kernel read or wrote through a null pointer."""
+        return self.address is not None and self.address < NULL_PAGE
+
+
+NULL_PAGE = 4096  # bytes from address 0 on that belong to null pointers
 
 _PLAIN = {
     Reason.WRONG_NAMED_BARRIER: (

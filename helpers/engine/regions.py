@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import module, variables
+from . import variables
 from .array import is_fresh
 from .copies import Argument, Copies, Memory
+from .launch import CompiledKernel
 from .structures import CheckedRegion
 
 ARRAY, STATIC_SHARED, DYNAMIC_SHARED, VARIABLE = range(4)
@@ -65,7 +66,7 @@ class Region:
         return min(self.parts, key=lambda part: max(part.begin - offset, offset - (part.end - 1), 0), default=None)
 
 
-def regions_of(kernel: module.RawKernel, copies: Copies, shared_mem: int) -> tuple[list[Region], list[CheckedRegion]]:
+def regions_of(kernel: CompiledKernel, copies: Copies, shared_mem: int) -> tuple[list[Region], list[CheckedRegion]]:
     """The regions of a launch, and the same as the engine is told them. kernel: of the checked build."""
     regions = [_array_region(memory) for memory in copies.memories]
     told = [_told(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
