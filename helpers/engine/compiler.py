@@ -136,7 +136,7 @@ def _headers_hash() -> str:
 
 @functools.cache
 def _edits_hash() -> str:
-    ours = ("arithmetic.py", "assembly.py", "preprocessor.py", "shared_layout.py", "refusals.py", "translate.py")
+    ours = ("arithmetic.py", "assembly.py", "shared_layout.py", "refusals.py", "translate.py")
     return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in ours)).hexdigest()
 
 
