@@ -147,9 +147,9 @@ class _Attempt:
         return _Program(recipe, self._whole(head, arithmetic.edited(body)), arguments, edits)
 
     def _arguments(self, code: str, flags: Sequence[str]) -> list[str]:
-        found = libraries.options() if self.uses_libraries else []
-        found = [*found, "-I", str(compiler.INCLUDE), *_STRICT, *flags, *self.recipe.filling]
-        return found + (libraries.cupy_options() if "cupy/" in code or self.uses_libraries else [])
+        arguments = libraries.options() if self.uses_libraries else []
+        arguments = [*arguments, "-I", str(compiler.INCLUDE), *_STRICT, *flags, *self.recipe.filling]
+        return arguments + (libraries.cupy_options() if "cupy/" in code or self.uses_libraries else [])
 
     def _translated(self, code: str, head: str, arguments: list[str], folders: Sequence[Path]) -> tuple[str, bool]:
         """The source as a host compiler takes it, and whether the preprocessor was asked for it."""
@@ -199,9 +199,9 @@ class _Attempt:
             raise CompileError(f"{messages.explain(diagnostics, code, self.names)}\n{libraries.whose(header)}")
         # The text shows kernels that the preprocessor leaves out, or that a namespace holds: do without them.
         blamed = {int(line) for line in re.findall(rf"^{messages.ENTRIES}:(\d+):", diagnostics, re.M)}
-        known = [name for line, name in enumerate(self.kernels, messages.FIRST_ENTRY) if line not in blamed]
-        if len(known) < len(self.kernels):
-            return replace(self, kernels=tuple(known))
+        unblamed = [name for line, name in enumerate(self.kernels, messages.FIRST_ENTRY) if line not in blamed]
+        if len(unblamed) < len(self.kernels):
+            return replace(self, kernels=tuple(unblamed))
         raise CompileError(messages.explain(diagnostics, code, self.names))
 
 

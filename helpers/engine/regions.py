@@ -69,16 +69,16 @@ class Region:
 def regions_of(kernel: CompiledKernel, copies: Copies, shared_mem: int) -> tuple[list[Region], list[CheckedRegion]]:
     """The regions of a launch, and the same as the engine is told them. kernel: of the checked build."""
     regions = [_array_region(memory) for memory in copies.memories]
-    told = [_told(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
-    held = [(s.name, STATIC_SHARED, s.offset, s.size, True) for s in kernel.shared_arrays if not s.is_guard]
-    held.append(("dynamic shared memory", DYNAMIC_SHARED, 0, shared_mem, True))  # also where it has 0 bytes
+    rows = [_told(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
+    pieces = [(s.name, STATIC_SHARED, s.offset, s.size, True) for s in kernel.shared_arrays if not s.is_guard]
+    pieces.append(("dynamic shared memory", DYNAMIC_SHARED, 0, shared_mem, True))  # also where it has 0 bytes
     for variable in variables.of_module(kernel.library.symbols, kernel.code):
         address = kernel.library.base + variable.offset
-        held.append((variable.name, VARIABLE, address, variable.size, not variable.is_constant))
-    for name, kind, address, size, writable in held:
-        told.append(CheckedRegion(address, size, kind, 4, int(writable), None, None))
+        pieces.append((variable.name, VARIABLE, address, variable.size, not variable.is_constant))
+    for name, kind, address, size, writable in pieces:
+        rows.append(CheckedRegion(address, size, kind, 4, int(writable), None, None))
         regions.append(Region(name, kind, size, None, writable, np.empty(0), np.empty(0)))
-    return regions, told
+    return regions, rows
 
 
 def _array_region(memory: Memory) -> Region:
@@ -87,12 +87,12 @@ def _array_region(memory: Memory) -> Region:
     state = np.full(elements, INITIAL, np.uint8)
     parts = []
     for argument in memory.arguments:
-        known = memory.view(state, argument)
-        if known is not None:
-            known[_unwritten(argument)] = UNWRITTEN
+        states = memory.view(state, argument)
+        if states is not None:
+            states[_unwritten(argument)] = UNWRITTEN
         fetched = memory.view(fetches, argument)
         item = argument.value.dtype.itemsize
-        parts.append(Part(argument.name, argument.begin, argument.end, item, argument.writable, fetched, known))
+        parts.append(Part(argument.name, argument.begin, argument.end, item, argument.writable, fetched, states))
     return Region(memory.name, ARRAY, memory.size, memory.dtype, memory.writable, fetches, state, tuple(parts))
 
 

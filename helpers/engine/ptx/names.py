@@ -105,10 +105,10 @@ class Names:
         return next((scope[name] for scope in reversed(self._scopes) if name in scope), None)
 
     def _register(self, name: str) -> str:
-        found = self._find(name)
-        if found is None:
+        register = self._find(name)
+        if register is None:
             raise Unreadable(f"{name} is no operand and no register of the statement")
-        return found[0]
+        return register[0]
 
     def label(self, name: str) -> str:
         if name not in self._known_labels:
@@ -162,20 +162,20 @@ class Names:
         """A predicate that is read, ! for its opposite."""
         text = text.strip()
         name = text.lstrip("! ")
-        found = self._find(name)
-        if found is None or found[1] != "pred":
+        register = self._find(name)
+        if register is None or register[1] != "pred":
             if name in ("0", "1"):
                 return "true" if (name == "1") != text.startswith("!") else "false"
             raise Unreadable(f"{name} is no predicate of the statement")
-        return f"!{found[0]}" if text.startswith("!") else found[0]
+        return f"!{register[0]}" if text.startswith("!") else register[0]
 
     def is_predicate(self, text: str) -> bool:
-        found = self._find(text.lstrip("! "))
-        return found is not None and found[1] == "pred"
+        register = self._find(text.lstrip("! "))
+        return register is not None and register[1] == "pred"
 
     def constant(self, text: str) -> str | None:
         """A constant expression as C++; None where it is none."""
-        found, at, kinds = "", 0, set()
+        expression, at, kinds = "", 0, set()
         while at < len(text):
             match = _CONSTANT.match(text, at)
             if match is None:
@@ -193,8 +193,8 @@ class Names:
                     return None
                 piece = f"engine_{piece[1:]}"
             kinds.add(kind)
-            found += piece
+            expression += piece
             at = match.end()
         if not kinds - {"sign"}:
             return None
-        return f"({found.strip()})" if len(kinds) > 1 else found.strip()
+        return f"({expression.strip()})" if len(kinds) > 1 else expression.strip()

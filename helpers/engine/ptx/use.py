@@ -58,19 +58,19 @@ class Use:
 
     def matching(self, pattern: str) -> list[str]:
         """All modifiers of this form, in their order."""
-        found = [name for name in self._left if re.fullmatch(pattern, name)]
-        self._left = [name for name in self._left if name not in found]
-        return found
+        matches = [name for name in self._left if re.fullmatch(pattern, name)]
+        self._left = [name for name in self._left if name not in matches]
+        return matches
 
     def types(self, allowed: str = "", count: int = 1) -> list[str]:
         """The modifiers that are types, as many as are asked for. allowed: their names; all where it is empty."""
-        known = allowed.split() or list(TYPES)
-        found = [name for name in self._left if name in known]
-        if len(found) != count:
+        names = allowed.split() or list(TYPES)
+        types = [name for name in self._left if name in names]
+        if len(types) != count:
             raise Unknown
-        for name in found:
+        for name in types:
             self._left.remove(name)
-        return found
+        return types
 
     def done(self, *counts: int) -> None:
         """All modifiers were asked for, and there are so many operands.
@@ -109,10 +109,10 @@ class Use:
     def immediate(self, number: int) -> str:
         """An operand that must be a constant."""
         text = self.operands[number]
-        found = self._names.constant(text)
-        if found is None:
+        constant = self._names.constant(text)
+        if constant is None:
             raise Unreadable(f"{self.name} takes a constant where it has {text}")
-        return found
+        return constant
 
     def target(self, number: int) -> str:
         """The register that an operand names."""
@@ -128,10 +128,10 @@ class Use:
     def group(self, number: int, count: int | None = None) -> list[str]:
         """The parts of an operand in braces. A single register may stand without them."""
         text = self.operands[number]
-        found = split(text[1:-1]) if text.startswith("{") else [text]
-        if count is not None and len(found) != count:
+        pieces = split(text[1:-1]) if text.startswith("{") else [text]
+        if count is not None and len(pieces) != count:
             raise Refused(f"{self.name} takes {count} registers where it has {text}")
-        return found
+        return pieces
 
     def targets(self, number: int, count: int | None = None) -> list[str]:
         return [self._names.target(part) for part in self.group(number, count)]
@@ -217,14 +217,14 @@ def written(use: Use) -> str | None:
     """
     refused = None
     for writer in _WRITERS.get(use.opcode, ()):
-        kept = list(use._left), list(use.operands)
+        before = list(use._left), list(use.operands)
         try:
             return writer(use)
         except Unknown:
             pass
         except Refused as error:
             refused = error
-        use._left, use.operands = kept
+        use._left, use.operands = before
     if refused is not None:
         raise refused
     return None
