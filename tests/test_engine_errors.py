@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import pickle
 import platform
 import re
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from helpers import engine
 from helpers.engine import CompileError, LaunchError, failures, runtime, structures
+from helpers.engine.structures import Reason
 
 SOURCE = r"""
 extern "C" __global__ void write_wild(float *a, int n) {
@@ -209,6 +211,40 @@ def test_null_pointers() -> None:
     assert_says(failure("read_wild", (1,), (4, 2), (None, b, i32(0))), "a null pointer", marker="read_wild")
     message = failure("read_wild", (1,), (4, 2), (None, b, i32(25)))
     assert_says(message, "address 100: a null pointer and an index", marker="read_wild")
+
+
+def test_the_fields_of_an_error() -> None:
+    """Who wants to know why a launch failed, and where, needs no word of the message."""
+    a, b = engine.zeros(100, f32), engine.zeros(1, f32)
+
+    def error(name: str, grid: Any, block: Any, args: tuple[Any, ...], **how: Any) -> LaunchError:
+        with pytest.raises(LaunchError) as caught:
+            launch(name, grid, block, args, **how)
+        return pickle.loads(pickle.dumps(caught.value))
+
+    wild = error("write_wild", (3,), (32,), (a, i32(10)))
+    assert (wild.reason, wild.file, wild.line) == (Reason.ILLEGAL_ACCESS, "kernel.cu", line_of("write_wild"))
+    assert (wild.block, wild.thread, wild.array, wild.index) == ((2, 0, 0), (6, 0, 0), "a", 700)
+    assert wild.address == a.data.ptr + 2800 and not wild.is_null
+
+    slack = error("write_one", (1,), (1,), (a, i32(-1)))
+    assert (slack.reason, slack.array, slack.index, slack.line, slack.thread) == (wild.reason, "a", -1, None, None)
+
+    null = error("read_wild", (1,), (4, 2), (None, b, i32(25)))
+    assert null.is_null and null.reason == Reason.ILLEGAL_ACCESS and (null.array, null.address) == (None, 100)
+
+    shared = error("past_dynamic", (1,), (32,), (engine.zeros(32, f32), i32(33)), shared_mem=128)
+    assert (shared.array, shared.index, shared.line) == ("dynamic shared memory", 33, line_of("past_dynamic"))
+
+    barrier = error("two_barriers", (1,), (64,), (engine.zeros(64, f32),))
+    assert barrier.reason in failures.DIVERGENCE and barrier.line in (
+        line_of("first barrier"),
+        line_of("second barrier"),
+    )
+    assert barrier.array is None and not barrier.is_null
+
+    refused = error("good", (1,), (2048,), (a,))
+    assert refused.reason is None and refused.line is None
 
 
 def test_the_line_of_an_inlined_function_and_of_an_intrinsic() -> None:

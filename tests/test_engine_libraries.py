@@ -273,7 +273,7 @@ def test_the_xray_knows_the_order_that_a_barrier_makes() -> None:
     def findings(code: str, name: str) -> list[int]:
         kernel = engine.RawModule(code=code).get_function(name)
         args = engine.asarray(integers(4 * THREADS)), engine.zeros(3 * THREADS, engine.int32)
-        return [found.kind for found in checked.observe(kernel, (1,), (THREADS,), args).found]
+        return [issue.kind for issue in checked.observe(kernel, (1,), (THREADS,), args).issues]
 
     assert findings(BARRIER, "kernel") == [] and findings(BARRIER, "copies") == []
     unwaited = BARRIER.replace("barrier.wait(cuda::std::move(token));", "")

@@ -25,8 +25,8 @@ import numpy as np
 from helpers import engine
 ADD = {ADD!r}
 def good():
-    a = cpu.zeros(640, np.int32)
-    cpu.RawKernel(ADD, "add")((10,), (64,), (a, np.int32(3)))
+    a = engine.zeros(640, np.int32)
+    engine.RawKernel(ADD, "add")((10,), (64,), (a, np.int32(3)))
     return bool((a == 3).all())
 """
 
@@ -67,7 +67,7 @@ ENDLESS = {
 def test_an_endless_launch_is_interrupted(kind: str) -> None:
     kernel = f'extern "C" __global__ void endless(int *a) {{ {ENDLESS[kind]} }}\n'
     code = f"""
-kernel, a = cpu.RawKernel({kernel!r}, "endless"), cpu.zeros(4, np.int32)
+kernel, a = engine.RawKernel({kernel!r}, "endless"), engine.zeros(4, np.int32)
 kernel.compile()
 good()
 for turn in range(3):
@@ -93,7 +93,7 @@ for turn in range(3):
 def test_interrupts_at_any_moment_leave_the_engine_well() -> None:
     """At any moment of a launch: one between two launches would end the process itself, and is only counted."""
     code = """
-kernel, a = cpu.RawKernel(ADD, "add"), cpu.zeros(64 * 64, np.int32)
+kernel, a = engine.RawKernel(ADD, "add"), engine.zeros(64 * 64, np.int32)
 kernel.compile()
 inside, between, caught = False, 0, 0
 def interrupt(*_):
@@ -134,16 +134,16 @@ def test_forked_children_launch_on_their_own() -> None:
 import warnings
 warnings.simplefilter("ignore")  # of fork in a process with threads: that is what this is about
 assert good()
-a = cpu.ones(64, np.int32)
+a = engine.ones(64, np.int32)
 children = []
 for _ in range(4):
     pid = os.fork()
     if pid == 0:
-        cpu.RawKernel(ADD, "add")((1,), (64,), (a, np.int32(1)))
+        engine.RawKernel(ADD, "add")((1,), (64,), (a, np.int32(1)))
         own = bool((a == 2).all())
         try:
-            cpu.RawKernel(ADD, "add")((2,), (1024,), (a, np.int32(1)))
-        except cpu.LaunchError as error:
+            engine.RawKernel(ADD, "add")((2,), (1024,), (a, np.int32(1)))
+        except engine.LaunchError as error:
             os._exit(7 if good() and own and "a[64]" in str(error) else 1)
         os._exit(2)
     children.append(pid)
@@ -237,7 +237,7 @@ def own_builds(tmp_path_factory: pytest.TempPathFactory) -> OwnBuilds:
         "COURSE_ENGINE_FLAGS": "-DENGINE_UCONTEXT -O0",
         "COURSE_CPU_OPTIMISATION": "",  # as each test has it
     }
-    processes = [python("print(cpu.compiler.compiler()[0], good())", **settings) for _ in range(3)]
+    processes = [python("print(engine.compiler.compiler()[0], good())", **settings) for _ in range(3)]
     said = [output(process).strip() for process in processes]
     return OwnBuilds(settings, folder / "cache", (folder / "calls").read_text().splitlines(), said)
 
@@ -375,7 +375,7 @@ extern "C" __global__ void areas(int *out) {
 
 
 def test_a_cache_that_cannot_be_written_is_replaced() -> None:
-    code = "print(cpu.compiler.cache_dir())"
+    code = "print(engine.compiler.cache_dir())"
     folder = output(python(code, COURSE_CACHE="/dev/null/cache", TMPDIR="/tmp")).strip()
     assert re.fullmatch(r"/tmp/attention-course-\d+", folder)
 
@@ -385,10 +385,10 @@ def test_a_cache_that_cannot_be_written_is_replaced() -> None:
 
 def test_no_compiler(tmp_path: Path) -> None:
     code = """
-cpu.compiler.importlib.util.find_spec = lambda name: None  # no ziglang either
+engine.compiler.importlib.util.find_spec = lambda name: None  # no ziglang either
 try:
     good()
-except cpu.NoCompilerError as error:
+except engine.NoCompilerError as error:
     print(error)
 """
     text = output(python(code, PATH=str(tmp_path), CXX=""))
@@ -407,7 +407,7 @@ def test_the_users_compiler_is_taken_first(own_builds: OwnBuilds, tmp_path: Path
     assert own_builds.calls[0] == "--version" and any("kernel.cpp" in call for call in own_builds.calls)
     (tmp_path / "broken").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "broken").chmod(0o755)
-    code = "print(cpu.compiler.compiler()[0], good())"
+    code = "print(engine.compiler.compiler()[0], good())"
     assert output(python(code, CXX=str(tmp_path / "broken"))).endswith("True\n")  # one that fails is passed over
 
 
@@ -443,8 +443,8 @@ extern "C" __global__ void deep(volatile int *a, int n) {
 }
 extern "C" __global__ void endless(int *a) { for (;;) a[0] = __any_sync(~0u, a[0]); }
 '''
-module = cpu.RawModule(code=SOURCE)
-a = cpu.ones(1024, np.int32)
+module = engine.RawModule(code=SOURCE)
+a = engine.ones(1024, np.int32)
 for _ in range(20):
     a[...] = 1
     module.get_function("scan")((1,), (1024,), (a,))
@@ -456,7 +456,7 @@ for name, args, says in cases:
         try:
             module.get_function(name)((4,), (64,), args)
             raise SystemExit(f"{name} did not fail")
-        except cpu.LaunchError as error:
+        except engine.LaunchError as error:
             assert says in str(error), error
 import threading
 threading.Timer(0.3, lambda: signal.raise_signal(signal.SIGINT)).start()
@@ -481,7 +481,7 @@ def test_wrong_numbers_of_threads(value: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 16])
 def test_numbers_of_threads(count: int) -> None:
-    code = "print(good(), cpu.cuda.runtime.getDeviceProperties(0)['multiProcessorCount'], cpu.cuda.describe())"
+    code = "print(good(), engine.cuda.runtime.getDeviceProperties(0)['multiProcessorCount'], engine.cuda.describe())"
     said = output(python(code, COURSE_CPU_THREADS=str(count)))
     assert said.startswith(f"True 2 CPU engine, {count} thread"), "the device is the same, whatever the machine"
 

@@ -353,8 +353,8 @@ def test_a_checked_run_sees_every_access(name: str, grid: int, kind: int | None)
     first = engine.zeros(4, np.int32) if "hand_over" in name else engine.zeros(64, np.float32)
     args = (engine.zeros(1, np.uint32),) if name == "counted" else (first, engine.zeros(64, np.float32))
     seen = checked.observe(kernel, (grid,), (64 if "hand_over" not in name else 1,), args)
-    kinds = {found.kind for found in seen.found} - ({checked.UNINITIALISED} if name == "race" else set())
-    assert kinds == ({kind} if kind else set()), seen.found
+    kinds = {issue.kind for issue in seen.issues} - ({checked.UNINITIALISED} if name == "race" else set())
+    assert kinds == ({kind} if kind else set()), seen.issues
     begin = next(i for i, text in enumerate(CHECKED_SOURCE.splitlines(), 1) if f"void {name}(" in text)
     end = next(
         (i for i, text in enumerate(CHECKED_SOURCE.splitlines(), 1) if i > begin and "__global__" in text), 10**6

@@ -10,7 +10,8 @@ import pytest
 from backends import on_each_device
 
 from helpers import engine
-from helpers.engine import nvrtc
+from helpers.attention import kernel
+from helpers.engine import compiler, nvrtc, refusals
 
 K = 'extern "C" __global__ void k'
 HOST = "is a function of the host: write __device__"
@@ -204,6 +205,49 @@ def test_what_is_legal_is_taken(cp: Any) -> None:
     out = cp.zeros(2, np.int32)
     cp.RawModule(code=LEGAL, options=("-std=c++17",)).get_function("k")((1,), (1,), (out,), shared_mem=16)
     assert cp.asnumpy(out).tolist() == [4 + 4 + 2 + 4 + 5 + 2 + 1 + 5 + 2 + 7 + 1, 3 + 5 + 1 + 16 + 1]
+
+
+# Macros and conditions decide whether these are refused: the source, and the line that is blamed (0: none).
+HIDDEN = {
+    "a function behind a brace of a macro": ("#define OPEN {\nint f() OPEN return 1; }", 2),
+    "a type of a macro": ("#define T int\n\nT n = 3;", 3),
+    "__device__ by a macro": ("#define D __device__\nD int f() { return 1; }", 0),
+    "no __device__ by a macro": ("#define D_EVICE\nD_EVICE int f() { return 1; }", 2),
+    "a name like a header's macro": ("#define WORD_T int\nWORD_T f() { return 1; }", 2),
+    "a name like a header's macro that is none": ("WORD_T f() { return 1; }", 0),
+    "a function made by a macro": ("#define F(name) int name() { return 1; }\n\nF(f)", 3),
+    "a kernel made by a macro": ("#define F(name) __global__ void name() {}\n\nF(f)", 0),
+    "a branch that is read": ("#if N == 64\nint f() { return 1; }\n#endif", 2),
+    "a branch that is not": ("#if N == 32\nint f() { return 1; }\n#endif", 0),
+    "the other branch": ("#if N == 32\n__device__ int n;\n#else\nint n;\n#endif", 4),
+    "shared memory by a macro": ("#define S __shared__\n__global__ void k() {\n  S int a = 3;\n}", 3),
+    "a header in a branch": ("#if N == 64\n#include <cstdio>\n#endif", 2),
+    "a header in a branch that is not read": ("#if N == 32\n#include <cstdio>\n#endif", 0),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_macros_hide_is_found(name: str) -> None:
+    code, line = HIDDEN[name]
+    message = refusals.refusal(f"{code}\n", "#define N 64\n", "kernel.cu", ["-std=c++17"])
+    assert message.startswith(f"kernel.cu:{line}: error: ") if line else message == ""
+
+
+def test_no_preprocessor_is_asked_of_a_plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    real = compiler.preprocess
+
+    def counted(text: str, options: list[str]) -> Any:
+        asked.append(text)
+        return real(text, options)
+
+    monkeypatch.setattr(compiler, "preprocess", counted)
+    for number in range(3):
+        code = kernel.source("07_mma.cu") + f"__device__ int another{number};\n"
+        assert refusals.refusal(code, "#define HEAD_DIM 64\n", "kernel.cu", ["-std=c++17"]) == ""
+    assert not asked
+    assert "another9" in refusals.refusal(f"{code}int another9;\n", "", "kernel.cu", ["-std=c++17"])
+    assert len(asked) == 1
 
 
 def test_a_host_function_is_a_device_function_where_the_options_say_so() -> None:

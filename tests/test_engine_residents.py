@@ -10,7 +10,7 @@ import pytest
 from backends import on_each_device
 
 from helpers import engine
-from helpers.engine import residency
+from helpers.engine import limits
 from helpers.xray import xray
 
 GRID = r"""
@@ -304,5 +304,5 @@ def test_a_grid_that_does_not_fit() -> None:
     with pytest.raises(engine.LaunchError, match=r"grid\.sync\(\) needs a cooperative launch"):
         plain((2,), (64,), (a,))
     plain((2,), (64,), (a,), enable_cooperative_groups=True)
-    assert residency.blocks_on_gpu(128, 0) == 132 * 16 and residency.blocks_on_gpu(64, 100 * 1024) == 132 * 2
-    assert residency.blocks_at_once(1024, 0) >= 1 and residency.most_threads() >= 1024
+    assert limits.blocks_on_gpu(128, 0) == 132 * 16 and limits.blocks_on_gpu(64, 100 * 1024) == 132 * 2
+    assert limits.blocks_at_once(1024, 0) >= 1 and limits.most_threads() >= 1024

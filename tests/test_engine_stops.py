@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from backends import compiled, on_each_device
 
 from helpers import engine
+from helpers.engine import LaunchError, runtime
+from helpers.engine.structures import Reason
 from helpers.xray import xray
 
 SOURCE = r"""
@@ -114,6 +117,19 @@ def test_a_plain_launch_ends_when_its_time_is_up(name: str, monkeypatch: pytest.
     assert message.endswith("A block may take 0.2 s. COURSE_CPU_TIMEOUT sets another limit in seconds; 0 sets none")
     line = next(n for n, text in enumerate(SOURCE.splitlines(), 1) if text.endswith(f"// {name}"))
     assert f"kernel.cu:{line}" in message
+
+
+def test_a_launch_has_a_time_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "300")
+    with pytest.raises(LaunchError) as caught:
+        module().get_function("endless")((1,), (64,), (engine.zeros(64, np.int32),), timeout=0.2)
+    assert caught.value.reason == Reason.EXPIRED
+    assert "COURSE_CPU_TIMEOUT" not in str(caught.value)
+    assert runtime.time_limit(10) == 300
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0")
+    assert runtime.time_limit(10) == math.inf
+    monkeypatch.delenv("COURSE_CPU_TIMEOUT")
+    assert runtime.time_limit(10) == 10 and runtime.time_limit() == 20
 
 
 ENDLESS = (

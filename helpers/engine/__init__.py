@@ -13,7 +13,7 @@ know (those of clusters, for instance) stop the thread that reaches them, with t
 README.md, beside this file, says what works, what differs from a GPU and what is refused.
 
 Blocks may wait for each other, in grid.sync() of a cooperative launch or by looking at memory again and again: as many
-as an H200 holds at once, if the engine has stacks for their threads (residency.py). A block that is still running after
+as an H200 holds at once, if the engine has stacks for their threads (limits.py). A block that is still running after
 20 s, or after the seconds in `COURSE_CPU_TIMEOUT`, is taken for one that never ends. `COURSE_CPU_OPTIMISATION=1`
 compiles a quarter faster, for kernels that run once.
 """
@@ -43,7 +43,8 @@ from .array import (
     zeros_like,
 )
 from .compiler import CompileError, NoCompilerError
-from .module import LaunchError, RawKernel, RawModule
+from .failures import LaunchError
+from .module import RawKernel, RawModule
 
 float16, float32, float64 = _np.float16, _np.float32, _np.float64
 int8, int16, int32, int64 = _np.int8, _np.int16, _np.int32, _np.int64

@@ -69,12 +69,12 @@ def _hidden(clean: str) -> list[tuple[int, int]]:
         at = clean.find("#", end)
     asked = " ".join(clean[b:e] for b, e in lines if re.match(r"\s*#\s*(?:el)?if", clean[b:e]))
     names = set(re.findall(r"[A-Za-z_]\w*", asked))
-    found = []
+    spans = []
     for begin, end in lines:
         define = re.match(r"\s*#\s*define\s+(\w+)", clean[begin:end])
         if define is None or define.group(1) in names:
-            found.append((begin, end))
-    return found
+            spans.append((begin, end))
+    return spans
 
 
 def _shifts(clean: str, *, is_piece: bool = False) -> Iterator[Edit]:
@@ -125,14 +125,14 @@ def _casts(clean: str, names: frozenset[str], *, is_piece: bool = False) -> Iter
     # Of a name that is not known: only a cast may stand right before a name or a number.
     name = rf"(?:((?:const\s+)?(?:{types}))|([A-Za-z_]\w*))"
     for match in re.finditer(rf"\(\s*{name}\s*\)(?=\s*([\w(~!+*&-]|\.\d)(.?))", clean):
-        before, known = _last_word(clean, match.start()), match.group(1)
+        before, operator = _last_word(clean, match.start()), match.group(1)
         operand = re.compile(r"\s*(\w*)").match(clean, match.end()).group(1)
         if operand in _NO_OPERAND or match.group(3) + match.group(4) == "->":
             continue
         if (_is_word(before) and before not in _BEFORE_A_CAST) or before in ("]", ""):
             continue
-        if known or (operand and match.group(2) not in _NO_INTEGERS and before != ")"):
-            yield match.end(), match.end(), f"(::engine_to<{' '.join((known or match.group(2)).split())}>)"
+        if operator or (operand and match.group(2) not in _NO_INTEGERS and before != ")"):
+            yield match.end(), match.end(), f"(::engine_to<{' '.join((operator or match.group(2)).split())}>)"
     calls = [rf"\bstatic_cast\s*<\s*((?:const\s+)?(?:{types}|[A-Za-z_]\w*))\s*>\s*(\()"]
     calls.append(rf"\b({_WORD}|{_FIXED})\s*(\()(?=\s*[^\s)*&])")  # int (&row)[4] declares
     for number, pattern in enumerate(calls):
@@ -259,13 +259,13 @@ def with_soft_conversions(text: str, diagnostics: str) -> str:
             where such an expression begins and ends.
     """
     starts = _line_starts(text)
-    found: set[Edit] = set()
+    edits: set[Edit] = set()
     for place, columns in _told(diagnostics):
         start = starts.get(place)
         line = text[start : text.find("\n", start)] if start is not None else ""
         if line and line.isascii():  # columns are bytes
-            found |= set(_soft(line, start, *columns))
-    for begin, end, new in sorted(found, reverse=True):
+            edits |= set(_soft(line, start, *columns))
+    for begin, end, new in sorted(edits, reverse=True):
         text = text[:begin] + new + text[end:]
     return text
 

@@ -29,8 +29,8 @@ class _Memory:
 
     def __init__(self, size: int) -> None:
         # Some systems promise more memory than there is, and end the process that believes them.
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self.address, self.size = library().engine_allocate(size) if size <= there else None, size
+        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self.address, self.size = library().engine_allocate(size) if size <= installed else None, size
         if not self.address:
             raise MemoryError
         weakref.finalize(self, library().engine_release, self.address, size).atexit = False
@@ -263,11 +263,11 @@ class Lent:
 
     def overrun(self) -> int | None:
         """The address of a byte beside the arrays that somebody wrote to."""
-        found = None
+        first = None
         for block in self._blocks.values():
             offset = library().engine_overrun(block.address, block.size)
-            found = block.address + offset if offset else found
-        return found
+            first = block.address + offset if offset else first
+        return first
 
     def __exit__(self, *_: object) -> None:
         for owner, place in self._places.values():

@@ -29,7 +29,7 @@ def _with_redzones(assembly: str) -> str:
     """
     gap = f"\t.zero {REDZONE}\n\t.balign 128"
     statics = rf"\t.pushsection .bss\n{gap}\n\t.type \1, @object\n\t.size \1, \2\n\1:\n\t.zero \2\n\t.popsection"
-    lines, inside, held = [], "", set()
+    lines, inside, sizes = [], "", set()
     for line in assembly.splitlines():
         directive = re.match(r"\s*\.(section\s+([^\s,]+)|text|data|bss|previous|pushsection|popsection)", line)
         if directive:
@@ -37,8 +37,8 @@ def _with_redzones(assembly: str) -> str:
             inside = section if section.startswith(_HOLDING) and not section.startswith(".data.rel.ro") else ""
         elif inside and re.match(r"[A-Za-z_]\S*:", line):
             lines.append(gap)
-            held.add(inside)
+            sizes.add(inside)
         lines.append(line)
     text, n_statics = _LOCAL.subn(statics, "\n".join(lines) + "\n")
-    held |= {".bss"} if n_statics else set()
-    return text + "".join(f"\t{section}\n{gap}\n" for section in sorted(held & {".bss", ".data"}))
+    sizes |= {".bss"} if n_statics else set()
+    return text + "".join(f"\t{section}\n{gap}\n" for section in sorted(sizes & {".bss", ".data"}))

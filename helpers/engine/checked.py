@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from . import failures, module, runtime, shared_layout, symbols, unset
+from . import failures, runtime, shared_layout, symbols, unset
 from .array import ndarray
 from .copies import PAD, Copies, Given
 from .cuda_source import source
 from .failures import index
+from .launch import CompiledKernel, PreparedLaunch
 from .locals import OwnArrays
+from .messages import SOURCE_NAME
+from .module import RawKernel
 from .regions import DYNAMIC_SHARED, STATIC_SHARED, Region, regions_of
 from .structures import (
     CheckedBarrier,
@@ -93,7 +96,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Found:
+class Issue:
     """What the checker found, once for each pair of places.
 
     count: how often. is_volatile: both accesses are.
@@ -185,7 +188,7 @@ class Observed:
 
     regions: list[Region]
     sites: list[Site]
-    found: list[Found]
+    issues: list[Issue]
     barriers: int  # by blocks
     collectives: int  # shuffles, votes and other warp-wide operations, by warps
     stopped: Stopped | None
@@ -199,9 +202,9 @@ class Observed:
 class _Places:
     """Lines of the source for addresses of the kernel's library; each is looked up once."""
 
-    def __init__(self, kernel: module.RawKernel) -> None:
+    def __init__(self, kernel: CompiledKernel) -> None:
         self._library = kernel.library
-        self._table = source.line_table(kernel.code, module.SOURCE_NAME)
+        self._table = source.line_table(kernel.code, SOURCE_NAME)
         self._known: dict[int, tuple[str, int] | None] = {}
 
     def of(self, pc: int) -> tuple[str, int] | None:
@@ -216,12 +219,12 @@ class _Places:
 
     def near(self, offset: int) -> tuple[str, int] | None:
         """The place of the instruction at an offset in the library, or of the next one with a line of the source."""
-        found = [self.of(self._library.base + offset + 1 + step) for step in range(128)]
-        return next((place for place in found if place in self._table), found[0])
+        places = [self.of(self._library.base + offset + 1 + step) for step in range(128)]
+        return next((place for place in places if place in self._table), places[0])
 
 
 def observe(
-    kernel: module.RawKernel,
+    kernel: RawKernel,
     grid: Sequence[int],
     block: Sequence[int],
     args: Sequence[Any],
@@ -241,10 +244,10 @@ def observe(
     Raises:
         TypeError, LaunchError, CompileError: as a launch does, for what is refused before it starts.
     """
-    checked = kernel.instrumented(profile=profile)
+    twin = kernel.instrumented(profile=profile)
+    checked, cooperative = twin.compiled(), twin.enable_cooperative_groups
     args = checked.arguments(args)
-    cooperative = checked.enable_cooperative_groups
-    grid, block = checked.check(grid, block, args, shared_mem, cooperative=cooperative)
+    grid, block = twin.check(grid, block, args, shared_mem, cooperative=cooperative)
     given = [
         Given(number, parameter.name, value, not parameter.is_const, False)
         for number, (parameter, value) in enumerate(zip(checked.parameters, args, strict=True))
@@ -253,15 +256,15 @@ def observe(
     for number, (_, value) in checked.tensors(args).items():
         given.append(Given(number, checked.parameters[number].name, value, True, True))
     copies = Copies(given)
-    regions, told = regions_of(checked, copies, shared_mem)
-    ours = len(told)
+    regions, table_rows = regions_of(checked, copies, shared_mem)
+    ours = len(table_rows)
     # What is seen of the compiler's own flags, behind all others, is left out of the result.
-    told += [
+    table_rows += [
         CheckedRegion(s.offset, s.size, STATIC_SHARED, 4, 1, None, None) for s in checked.shared_arrays if s.is_guard
     ]
 
     lib = runtime.library()
-    table = (CheckedRegion * max(len(told), 1))(*told)
+    table = (CheckedRegion * max(len(table_rows), 1))(*table_rows)
     prepared = checked.prepare(
         grid,
         block,
@@ -273,42 +276,43 @@ def observe(
     if checked.shared_arrays:
         prepared.request.static_end += shared_layout.REDZONE  # just past the last array is a finding, not a fault
     with runtime.exclusive():  # the checker has one set of books
-        lib.engine_check_start(table, len(told), checked.library.base if profile else 0)
+        lib.engine_check_start(table, len(table_rows), checked.library.base if profile else 0)
         try:
             ended = runtime.launch(prepared.request, workers=1, timeout=timeout)
         finally:
             lib.engine_check_stop()
         places = _Places(checked)
-        own = OwnArrays(checked.code, module.SOURCE_NAME, [region.name for region in regions])
+        own = OwnArrays(checked.code, SOURCE_NAME, [region.name for region in regions])
         counts = ctypes.c_uint64(), ctypes.c_uint64()
         lib.engine_check_counts(*map(ctypes.byref, counts))
-        found = [f for f in _found(lib, places, own, grid, block) if f.region < ours or f.kind in WITHOUT_REGION]
+        issues = [f for f in _issues(lib, places, own, grid, block) if f.region < ours or f.kind in WITHOUT_REGION]
         every_site = _sites(lib, places)
         passed = _passed(lib, [site.region < ours for site in every_site])
         sites = [site for site in every_site if site.region < ours]
-        if profile and ended.failure is None and not found and unset.has_candidates(checked.code):
-            found += _of_locals(lib, kernel, given, copies, (grid, block, args, shared_mem), places, own, timeout)
+        if profile and ended.failure is None and not issues and unset.has_candidates(checked.code):
+            issues += _of_locals(lib, kernel, given, copies, (grid, block, args, shared_mem), places, own, timeout)
         left = _left(lib, grid, block)
         events = _events(lib, places)
     runtime.echo(ended.printed)
-    kernel.module.copy_variables(checked.module)
+    kernel.module.copy_variables(twin.module)
     copies.copy_back()
     stopped = None
     if ended.failure is not None:
-        stopped = _stopped(prepared, ended.failure, places, told, timeout)
-    return Observed(regions, sites, found, counts[0].value, counts[1].value, stopped, passed, grid, block, left, events)
+        stopped = _stopped(prepared, ended.failure, places, table_rows, timeout)
+    barriers, collectives = (count.value for count in counts)
+    return Observed(regions, sites, issues, barriers, collectives, stopped, passed, grid, block, left, events)
 
 
 def _of_locals(
     lib: ctypes.CDLL,
-    kernel: module.RawKernel,
+    kernel: RawKernel,
     given: list[Given],
     copies: Copies,
     launch: tuple[Any, ...],
     places: _Places,
     own: OwnArrays,
     timeout: float,
-) -> list[Found]:
+) -> list[Issue]:
     """Indices past the end of a thread's own arrays; else what depends on local variables that nobody gave a value, as
     one finding at the write that shows it.
     """
@@ -319,7 +323,7 @@ def _of_locals(
     if form in kernel.known_set:
         return []
     different = unset.find(kernel, lambda: Copies(given, pad=0), copies, launch, min(timeout, 10.0))
-    overruns = [found for found in _found(lib, places, own, grid, block) if found.kind == LOCAL_BOUNDS]
+    overruns = [issue for issue in _issues(lib, places, own, grid, block) if issue.kind == LOCAL_BOUNDS]
     if overruns:
         return overruns
     if different is None:
@@ -328,21 +332,21 @@ def _of_locals(
     if different.failure is not None:
         place = failures.place_of(different.failure)
         who = Access(place, index(different.failure.block, grid), index(different.failure.thread, block), False)
-        return [Found(UNSET_LOCAL, -1, 0, 0, 1, who, None)]
+        return [Issue(UNSET_LOCAL, -1, 0, 0, 1, who, None)]
     number, thread = ctypes.c_uint64(), ctypes.c_uint()
     lib.engine_check_writer.restype = ctypes.c_uint64
     lib.engine_check_writer.argtypes = [ctypes.c_uint, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p]
     at = different.memory, different.offset
     pc = lib.engine_check_writer(*at, ctypes.byref(number), ctypes.byref(thread))
     writer = Access(places.of(pc) if pc else None, index(number.value, grid), index(thread.value, block), True)
-    return [Found(UNSET_LOCAL, *at, 1, 1, writer, None)]
+    return [Issue(UNSET_LOCAL, *at, 1, 1, writer, None)]
 
 
 def _stopped(
-    prepared: module.PreparedLaunch,
+    prepared: PreparedLaunch,
     failure: Failure,
     places: _Places,
-    told: list[CheckedRegion],
+    table_rows: list[CheckedRegion],
     timeout: float,
 ) -> Stopped:
     reason = Reason(failure.reason)
@@ -355,7 +359,7 @@ def _stopped(
     region = offset = None
     if reason == Reason.ILLEGAL_ACCESS:
         bases = {STATIC_SHARED: failure.static_base, DYNAMIC_SHARED: failure.dynamic_base}
-        for i, r in enumerate(told):
+        for i, r in enumerate(table_rows):
             inside = failure.address - bases.get(r.kind, 0) - r.address
             if -2 * PAD < inside < r.bytes + 2 * PAD:  # the guards of the engine's memory are as wide again
                 region, offset = i, inside
@@ -384,16 +388,16 @@ def _sites(lib: ctypes.CDLL, places: _Places) -> list[Site]:
     ]
 
 
-def _passed(lib: ctypes.CDLL, kept: list[bool]) -> dict[int, Passed]:
+def _passed(lib: ctypes.CDLL, is_shown: list[bool]) -> dict[int, Passed]:
     """By block; sites are numbered without those that are not kept."""
-    number = [sum(kept[:i]) for i in range(len(kept))]
+    number = [sum(is_shown[:i]) for i in range(len(is_shown))]
     steps, whole = ctypes.POINTER(CheckedStep)(), ctypes.c_uint64()
     barriers = ctypes.POINTER(CheckedBarrier)()
     n_steps = lib.engine_check_steps(ctypes.byref(steps), ctypes.byref(whole))
     n_barriers = lib.engine_check_barriers(ctypes.byref(barriers))
     passed: dict[int, Passed] = {}
     for s in (steps[i] for i in range(n_steps)):
-        if kept[s.site] and s.block < whole.value:
+        if is_shown[s.site] and s.block < whole.value:
             mine = passed.setdefault(s.block, Passed([], []))
             mine.steps.append((s.interval, s.warp, number[s.site], s.lanes, s.count))
     for b in (barriers[i] for i in range(n_barriers)):
@@ -422,10 +426,12 @@ def _left(lib: ctypes.CDLL, grid: Sequence[int], block: Sequence[int]) -> tuple[
     )
 
 
-def _found(lib: ctypes.CDLL, places: _Places, own: OwnArrays, grid: Sequence[int], block: Sequence[int]) -> list[Found]:
+def _issues(
+    lib: ctypes.CDLL, places: _Places, own: OwnArrays, grid: Sequence[int], block: Sequence[int]
+) -> list[Issue]:
     out = ctypes.POINTER(CheckedFinding)()
     count = lib.engine_check_findings(ctypes.byref(out))
-    found = []
+    issues = []
     for f in (out[i] for i in range(count)):
         place = (f.file.decode(errors="replace"), f.line) if f.file else places.of(f.pc)
         mine = Access(place, index(f.block, grid), index(f.thread, block), bool(f.is_write))
@@ -444,7 +450,7 @@ def _found(lib: ctypes.CDLL, places: _Places, own: OwnArrays, grid: Sequence[int
                 index(f.other_thread, block),
                 bool(f.other_is_write),
             )
-        found.append(
-            Found(f.kind, f.region, f.offset, f.size, f.count, mine, other, bool(f.is_volatile), shuffle, local)
+        issues.append(
+            Issue(f.kind, f.region, f.offset, f.size, f.count, mine, other, bool(f.is_volatile), shuffle, local)
         )
-    return found
+    return issues

@@ -75,11 +75,11 @@ def keep(path: Path, text: str) -> None:
 def _candidates() -> list[list[str]]:
     """Commands that may be a C++ compiler, the user's own choice first."""
     chosen = os.environ.get("CXX", "").split()
-    found = [chosen] if chosen else []
-    found += [[name] for name in ("c++", "g++", "clang++")]
+    commands = [chosen] if chosen else []
+    commands += [[name] for name in ("c++", "g++", "clang++")]
     if importlib.util.find_spec("ziglang"):
-        found.append([sys.executable, "-m", "ziglang", "c++"])
-    return [command for command in found if shutil.which(command[0])]
+        commands.append([sys.executable, "-m", "ziglang", "c++"])
+    return [command for command in commands if shutil.which(command[0])]
 
 
 @functools.cache
@@ -136,12 +136,12 @@ def _headers_hash() -> str:
 
 @functools.cache
 def _edits_hash() -> str:
-    ours = ("arithmetic.py", "assembly.py", "preprocessor.py", "shared_layout.py", "refusals.py", "translate.py")
+    ours = ("arithmetic.py", "assembly.py", "shared_layout.py", "refusals.py", "translate.py")
     return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in ours)).hexdigest()
 
 
 # Not every compiler has every one of these.
-_WISHES = (
+_OPTIONAL = (
     "-fno-semantic-interposition",
     "-fno-gnu-unique",  # two modules never share a static
     "-fno-finite-loops",  # an endless loop stays one, to be interrupted: in C++ it may be deleted
@@ -155,14 +155,14 @@ _WISHES = (
 
 
 @functools.cache
-def _granted(wishes: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the wishes that the compiler takes: asked once, kept beside the builds."""
+def _granted(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the flags that the compiler takes: asked once, kept beside the builds."""
     command, version = compiler()
-    key = hashlib.sha256("\0".join([version, *command, *wishes]).encode()).hexdigest()[:32]
+    key = hashlib.sha256("\0".join([version, *command, *flags]).encode()).hexdigest()[:32]
     folder = cache_dir()
-    kept = folder / f"flags-{key}.txt"
-    if kept.exists():
-        return tuple(kept.read_text().split())
+    answer = folder / f"flags-{key}.txt"
+    if answer.exists():
+        return tuple(answer.read_text().split())
     with tempfile.TemporaryDirectory(dir=folder, prefix="asking-") as scratch:
 
         def takes(*flags: str) -> bool:
@@ -170,10 +170,10 @@ def _granted(wishes: tuple[str, ...]) -> tuple[str, ...]:
             asked = [*command, "-Werror", *flags, "-c", "empty.cpp", "-o", "empty.o"]
             return subprocess.run(asked, capture_output=True, cwd=scratch).returncode == 0
 
-        found = wishes if takes(*wishes) else tuple(flag for flag in wishes if takes(flag))
-        (Path(scratch) / "flags").write_text("\n".join(found))
-        os.replace(Path(scratch) / "flags", kept)
-    return found
+        granted = flags if takes(*flags) else tuple(flag for flag in flags if takes(flag))
+        (Path(scratch) / "flags").write_text("\n".join(granted))
+        os.replace(Path(scratch) / "flags", answer)
+    return granted
 
 
 def filling(value: str) -> tuple[str, ...]:
@@ -213,14 +213,15 @@ def flags(level: int | None = None) -> list[str]:
     No -ffast-math (it makes -INFINITY undefined); -fno-strict-aliasing because kernels cast float* to float4*.
     """
     command, _ = compiler()
-    found = ["-std=c++17", f"-O{optimisation() if level is None else level}", "-fPIC", "-pthread"]
-    found += ["-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math", *_granted((*_WISHES, *_machine_flags()))]
+    options = ["-std=c++17", f"-O{optimisation() if level is None else level}", "-fPIC", "-pthread"]
+    options += ["-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"]
+    options += _granted((*_OPTIONAL, *_machine_flags()))
     # DWARF 5 with #line names the generated file. -g1 is last: -gdwarf-4 after it asks for types and variables too.
-    found += ["-gdwarf-4", "-g1"]
-    found.append(_NO_FORTIFY)  # some systems' g++ defines it, and memcpy becomes another function
+    options += ["-gdwarf-4", "-g1"]
+    options.append(_NO_FORTIFY)  # some systems' g++ defines it, and memcpy becomes another function
     if command[-2:] == ("ziglang", "c++"):
-        found += ["-fno-sanitize=undefined", "-UNDEBUG"]  # what zig adds by itself
-    return found
+        options += ["-fno-sanitize=undefined", "-UNDEBUG"]  # what zig adds by itself
+    return options
 
 
 def preprocess(text: str, options: list[str]) -> str:
@@ -252,8 +253,8 @@ def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
     Kept beside the builds where no file of the user's goes into it. None where the preprocessor refused.
     """
     marker = "#pragma engine_source_begins"
-    kept = "".join(f"#undef {word}\n" for word in _KEPT)
-    text = f'{before}{kept}{marker}\n#line 1 "{name}"\n{code}\n'
+    undefined = "".join(f"#undef {word}\n" for word in _KEPT)
+    text = f'{before}{undefined}{marker}\n#line 1 "{name}"\n{code}\n'
     options = [*flags(), *extra, "-iquote", os.getcwd()]
     parts = [text, compiler()[1], *compiler()[0], *options, _headers_hash()]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -266,13 +267,13 @@ def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
     if done.returncode != 0:
         return None
     # `# 12 "kernel.cu" 2 3` also says where includes begin and end, and, by the 3, that the file is the system's.
-    found = done.stdout.partition(marker + "\n")[2]
+    after = done.stdout.partition(marker + "\n")[2]
     theirs = rf'^# (\d+ "{re.escape(str(INCLUDE))}[^"\n]*"|\d+ "[^"\n]*"(?=.* 3\b)).*$'
-    found = re.sub(theirs, rf"#line \1 {OF_THE_SYSTEM}", found, flags=re.M)
-    found = re.sub(r'^# (\d+ "[^"\n]*").*$', r"#line \1", found, flags=re.M)
+    after = re.sub(theirs, rf"#line \1 {OF_THE_SYSTEM}", after, flags=re.M)
+    after = re.sub(r'^# (\d+ "[^"\n]*").*$', r"#line \1", after, flags=re.M)
     if own:
-        keep(target, found)
-    return found
+        keep(target, after)
+    return after
 
 
 # The checked build: every access calls a hook of the engine first. -O1 keeps accesses as the source has them, one line
@@ -291,11 +292,11 @@ def _checked_flags(profiled: bool) -> list[str]:
     own.append("-fno-slp-vectorize" if _is_clang() else "-fno-tree-slp-vectorize")
     if not _is_clang() and platform.machine() in ("x86_64", "AMD64"):
         own.append("-mstringop-strategy=libcall")  # a memcpy that is no load and store stays a call: see assembly.py
-    kept = [flag for flag in flags() if not flag.startswith("-O")]
+    usual = [flag for flag in flags() if not flag.startswith("-O")]
     if profiled:  # a call at each basic block; blocks stay in the order of the source
         own += ["-fsanitize-coverage=trace-pc", *([] if _is_clang() else ["-fno-reorder-blocks"])]
     sanitized = "-fsanitize=thread,shift-exponent,float-cast-overflow"
-    return [*kept, "-O1", sanitized, *own, f"-DENGINE_CHECKED={shared_layout.REDZONE}"]
+    return [*usual, "-O1", sanitized, *own, f"-DENGINE_CHECKED={shared_layout.REDZONE}"]
 
 
 def _locked(path: Path) -> IO[str] | None:
@@ -367,13 +368,13 @@ def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
         with _alone(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as scratch:
             if not folder.exists():
                 _drop_old_headers(folder.parent)
-                made = Path(scratch) / "made"
-                made.mkdir()
-                (made / "engine.h").write_text(includes)
+                header = Path(scratch) / "made"
+                header.mkdir()
+                (header / "engine.h").write_text(includes)
                 how = ["-x", "c++-header", "engine.h", "-o", "engine.h.gch"]
-                if subprocess.run([*command, *options, *how], capture_output=True, cwd=made).returncode != 0:
+                if subprocess.run([*command, *options, *how], capture_output=True, cwd=header).returncode != 0:
                     return None, text
-                made.rename(folder)
+                header.rename(folder)
     return folder / "engine.h", text[len(includes) :]
 
 
@@ -393,14 +394,14 @@ _OF_THE_CPP_LIBRARY = re.compile(
 
 
 def _link_flags(assembly: str) -> list[str]:
-    found = ["-shared"]
+    options = ["-shared"]
     if sys.platform == "darwin":
-        found += ["-undefined", "dynamic_lookup"]
+        options += ["-undefined", "dynamic_lookup"]
     if _is_clang():
-        found.append("-gdwarf-4")  # its assembler would write another version's line table
+        options.append("-gdwarf-4")  # its assembler would write another version's line table
     if _is_gcc_on_linux() and not _OF_THE_CPP_LIBRARY.search(assembly):
-        found += ["-nodefaultlibs", "-lm", "-lgcc", "-lc"]  # a linker takes longest to read what nobody calls
-    return found
+        options += ["-nodefaultlibs", "-lm", "-lgcc", "-lc"]  # a linker takes longest to read what nobody calls
+    return options
 
 
 # What the kernel of an attention step calls: the engine, what it instruments, and a few functions of real numbers.
@@ -418,8 +419,8 @@ def _binutils() -> tuple[str, str, str] | None:
     answers = [
         subprocess.run([*compiler()[0], question], capture_output=True, text=True).stdout.strip() for question in asked
     ]
-    there = all(shutil.which(program) for program in answers[:2]) and os.path.isabs(answers[2])
-    return tuple(answers) if there else None
+    usable = all(shutil.which(program) for program in answers[:2]) and os.path.isabs(answers[2])
+    return tuple(answers) if usable else None
 
 
 def _quick_link(assembly: str) -> tuple[str, str, str] | None:
@@ -568,8 +569,8 @@ def warnings(text: str, extra: list[str]) -> str:
 # worker.h come first: it says what it wants of the system's headers, before any of them is read.
 _PARTS = ("kernel_calls", "scheduler", "residents", "async_copies", "mbarriers", "tensor_copies", "failure", "division")
 _PARTS += ("faults", "memory", "launch", "tensor_core", "tensor_other", "warpgroups", "tensor_warpgroup", "rounding")
-_PARTS += ("board", "checker", "checker_notes", "checker_hooks", "checker_access", "checker_order", "checker_clocks")
-_PARTS += ("checker_async", "checker_profile", "checker_local")
+_PARTS += ("board", "checker_lists", "checker_clocks", "checker_order", "checker_notes", "checker_mbarriers")
+_PARTS += ("checker_access", "checker_hooks", "checker_async", "checker_profile", "checker_local", "checker")
 
 
 @functools.cache

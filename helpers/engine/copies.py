@@ -151,19 +151,19 @@ def _pieces(arrays: Sequence[Given]) -> list[_Piece]:
 
 def _memories(piece: _Piece) -> list[Memory]:
     """The regions of a piece: one for arguments that overlap."""
-    found: list[Memory] = []
+    memories: list[Memory] = []
     moved = piece.start - piece.begin
     for given in piece.given:  # by address
         begin, end = (address + moved for address in extent_of(given.value))
-        if not found or begin >= found[-1].address + found[-1].size:
-            found.append(Memory(begin, 0, []))
-        memory = found[-1]
+        if not memories or begin >= memories[-1].address + memories[-1].size:
+            memories.append(Memory(begin, 0, []))
+        memory = memories[-1]
         memory.size = max(memory.size, end - memory.address)
         inside = begin - memory.address, end - memory.address
         first = given.value.ctypes.data + moved
         memory.arguments.append(
             Argument(given.number, given.name, given.value, given.writable, given.by_map, first, *inside)
         )
-    for memory in found:
+    for memory in memories:
         memory.arguments.sort(key=lambda argument: argument.number)
-    return found
+    return memories

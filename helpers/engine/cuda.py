@@ -6,7 +6,7 @@ import platform
 import time
 from typing import Any
 
-from . import array, module
+from . import array, failures, limits
 from . import compiler as _compiler
 from . import runtime as _engine
 from .array import MemoryPointer
@@ -33,7 +33,7 @@ class compiler:
 class driver:
     """`cp.cuda.driver`: the exception of a launch, or of a name that a module does not have."""
 
-    CUDADriverError = module.LaunchError
+    CUDADriverError = failures.LaunchError
 
 
 class memory:
@@ -139,15 +139,15 @@ class runtime:
             "minor": 0,
             "warpSize": 32,
             "multiProcessorCount": MULTIPROCESSORS,
-            "maxThreadsPerBlock": module.MAX_THREADS_PER_BLOCK,
-            "maxThreadsDim": module.MAX_BLOCK,
-            "maxGridSize": module.MAX_GRID,
-            "sharedMemPerBlock": module.SHARED_PER_BLOCK,
-            "sharedMemPerBlockOptin": module.SHARED_PER_BLOCK_OPTIN,
-            "sharedMemPerMultiprocessor": module.SHARED_PER_MULTIPROCESSOR,
-            "maxThreadsPerMultiProcessor": 2048,
-            "regsPerBlock": 65536,
-            "regsPerMultiprocessor": 65536,
+            "maxThreadsPerBlock": limits.MAX_THREADS_PER_BLOCK,
+            "maxThreadsDim": limits.MAX_BLOCK,
+            "maxGridSize": limits.MAX_GRID,
+            "sharedMemPerBlock": limits.SHARED_PER_BLOCK,
+            "sharedMemPerBlockOptin": limits.SHARED_PER_BLOCK_OPTIN,
+            "sharedMemPerMultiprocessor": limits.SHARED_PER_MULTIPROCESSOR,
+            "maxThreadsPerMultiProcessor": limits.THREADS,
+            "regsPerBlock": limits.REGISTERS,
+            "regsPerMultiprocessor": limits.REGISTERS,
         }
 
 

@@ -42,14 +42,14 @@ def compiled(flags: Iterable[str]) -> list[str]:
 
     Both come as the system's: their warnings are not the reader's, and the text of what is built does not hold them.
     """
-    found: list[str] = []
+    options: list[str] = []
     for flag in flags:
         folder = Path(flag[2:])
         if flag.startswith("-I") and (folder / "cute" / "config.hpp").is_file():
-            found += ["-isystem", str(_copies(folder)), "-isystem", str(folder)]
+            options += ["-isystem", str(_copies(folder)), "-isystem", str(folder)]
         else:
-            found.append(flag)
-    return found
+            options.append(flag)
+    return options
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Why a launch failed, in words. The engine gives a reason with fields; only this module puts it into a sentence."""
+"""Why a launch failed: the error with its fields, and in words. Only this module puts a reason into a sentence."""
 
 from __future__ import annotations
 
@@ -10,6 +10,43 @@ from . import arithmetic
 from .structures import Failure, Reason
 
 HEADERS = (".cuh", ".h", ".hpp")  # of a place in one of these, the line that calls it says more
+
+
+class LaunchError(RuntimeError):
+    """A launch that a GPU would refuse, or that failed while it ran. The message says so in words; the fields:
+
+    reason: why it failed; None where it was refused before it began.
+    file, line: of the source, where that is known. block, thread: (x, y, z) of who did it.
+    array, index: of an illegal access, the parameter or `__shared__` array that it is nearest to, and the element (in
+    shared memory the byte). address: where the access went; below 4096 it is a null pointer, or a null pointer and an
+    index, see `is_null`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Reason | None = None,
+        file: str | None = None,
+        line: int | None = None,
+        block: tuple[int, int, int] | None = None,
+        thread: tuple[int, int, int] | None = None,
+        array: str | None = None,
+        index: int | None = None,
+        address: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason, self.file, self.line = reason, file, line
+        self.block, self.thread = block, thread
+        self.array, self.index, self.address = array, index, address
+
+    @property
+    def is_null(self) -> bool:
+        """Whether the kernel read or wrote through a null pointer."""
+        return self.address is not None and self.address < NULL_PAGE
+
+
+NULL_PAGE = 4096  # bytes from address 0 on that belong to null pointers
 
 _PLAIN = {
     Reason.WRONG_NAMED_BARRIER: (
@@ -84,13 +121,13 @@ def _everyone(waiting: str) -> str:
 def _missing(failure: Failure) -> str:
     """What the phase of an mbarrier waits for: arrivals, and bytes."""
     arrivals, size = failure.count, ctypes.c_int(failure.other_count).value
-    found = [f"{arrivals} more arrival{'' if arrivals == 1 else 's'}"] if arrivals else []
+    parts = [f"{arrivals} more arrival{'' if arrivals == 1 else 's'}"] if arrivals else []
     if size > 0:
-        found.append(f"{size:,} more bytes of copies than were sent to it (expect_tx said so)")
+        parts.append(f"{size:,} more bytes of copies than were sent to it (expect_tx said so)")
     if size < 0:
-        found.append(f"{-size:,} bytes fewer: more were sent to it than expect_tx said")
+        parts.append(f"{-size:,} bytes fewer: more were sent to it than expect_tx said")
     return (
-        f"It expects {' and '.join(found)}" if found else "Its phase has another parity, and no one will end the next"
+        f"It expects {' and '.join(parts)}" if parts else "Its phase has another parity, and no one will end the next"
     )
 
 
@@ -112,7 +149,7 @@ def words(
         raw.decode(errors="replace") for raw in (failure.name, failure.other_name, failure.message)
     )
     places = place_of(failure, line_at), other_place_of(failure)
-    here, there = (f"{p[0]}:{p[1]}" if p else "?" for p in places)
+    here, other = (f"{p[0]}:{p[1]}" if p else "?" for p in places)
     message = re.sub(
         "@([0-9]+)/([0-9a-f]+)@", lambda m: str((line_at(int(m.group(2), 16)) or (0, m.group(1)))[1]), message
     )
@@ -134,10 +171,10 @@ def words(
     if reason == Reason.TWO_BARRIERS:
         return (
             f"barrier divergence: {other_thread} waits in __syncthreads() at {here}, {thread} in another one at "
-            f"{there}. All threads of a block that have not left the kernel must meet in the same barrier"
+            f"{other}. All threads of a block that have not left the kernel must meet in the same barrier"
         )
     if reason == Reason.LANES_NEVER_COME:
-        elsewhere = f": lane {failure.other_lane} waits in {other_name} at {there}" if failure.lanes else ""
+        elsewhere = f": lane {failure.other_lane} waits in {other_name} at {other}" if failure.lanes else ""
         return (
             f"deadlock in warp {failure.thread // 32}: {thread} waits at {here} in {name} with mask "
             f"0x{failure.mask:08x}, and lanes 0x{failure.lanes:08x} of that mask never arrive{elsewhere}"
@@ -167,7 +204,7 @@ def words(
         return f"lane {failure.lane} calls {name} with mask 0x{failure.mask:08x}, which does not name the lane itself"
     if reason == Reason.DIFFERENT_OPERATIONS:
         return (
-            f"the lanes of a warp meet in different operations: lane {failure.other_lane} in {other_name} at {there}, "
+            f"the lanes of a warp meet in different operations: lane {failure.other_lane} in {other_name} at {other}, "
             f"lane {failure.lane} in {name} at {here}"
         )
     if reason == Reason.INCOMPLETE_WARP:

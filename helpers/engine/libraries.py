@@ -29,10 +29,10 @@ SHIMS = compiler.INCLUDE / "libraries"  # headers of ours in place of theirs
 def folder() -> Path | None:
     """The include folder of the installed CuPy, which is not imported for it; None where there is none."""
     try:
-        found = importlib.util.find_spec("cupy")
+        spec = importlib.util.find_spec("cupy")
     except (ImportError, ValueError):
         return None
-    for place in (found and found.submodule_search_locations) or ():
+    for place in (spec and spec.submodule_search_locations) or ():
         include = Path(place) / "_core" / "include"
         if include.is_dir():
             return include
@@ -57,8 +57,8 @@ def needed(code: str) -> bool:
 
 def missing(diagnostics: str) -> str:
     """The library's header that a compiler did not find, "" where that was not the trouble."""
-    found = _MISSING.search(diagnostics)
-    return found[1] if found else ""
+    match = _MISSING.search(diagnostics)
+    return match[1] if match else ""
 
 
 def whose(header: str) -> str:
@@ -80,11 +80,11 @@ def options() -> list[str]:
     if bundled is None or not bundled.is_dir():
         return []
     version = (folder().parents[1] / "_version.py").read_text()
-    found = [f"-DENGINE_LIBRARIES=0x{hashlib.sha256(version.encode()).hexdigest()[:15]}"]
+    flags = [f"-DENGINE_LIBRARIES=0x{hashlib.sha256(version.encode()).hexdigest()[:15]}"]
     for place in (SHIMS, *(bundled / name for name in ("cub", "libcudacxx", "thrust"))):
-        found += ["-I", str(place)]
+        flags += ["-I", str(place)]
     # g++ takes `using BlockScan = BlockScan<...>` in a class for an error, which nvcc and clang do not.
-    return found if "clang" in compiler.compiler()[1].lower() else [*found, "-fpermissive"]
+    return flags if "clang" in compiler.compiler()[1].lower() else [*flags, "-fpermissive"]
 
 
 @functools.cache

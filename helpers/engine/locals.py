@@ -55,7 +55,7 @@ class OwnArrays:
         """Whether the source has `T name[n]` that is not shared, or a parameter `T (&name)[n]`."""
         if re.search(rf"\(\s*&\s*{name}\s*\)\s*\[", self._clean):
             return True
-        found = re.finditer(
+        matches = re.finditer(
             rf"(?:^|[;{{}}()])(?P<head>[^;{{}}()]*\w[\s*&>,][^;{{}}()]*?)\b{name}\s*\[[^;]*?[;={{]", self._clean
         )
-        return any(not re.search(r"\b(__shared__|extern|return|else)\b|=", match["head"]) for match in found)
+        return any(not re.search(r"\b(__shared__|extern|return|else)\b|=", match["head"]) for match in matches)

@@ -44,22 +44,22 @@ def explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
     refused = r"exception handling disabled, use .?-fexceptions.? to enable|cannot use '\w+' with exceptions disabled"
     diagnostics = re.sub(refused, "device code does not support exception handling", diagnostics)
     table = source.line_table(code, SOURCE_NAME)
-    found = _errors(diagnostics)
+    errors = _errors(diagnostics)
     unclosed = _unbalanced_brace(code)
-    if unclosed is not None and any("{" in e.message or "}" in e.message or e.file == ENTRIES for e in found):
+    if unclosed is not None and any("{" in e.message or "}" in e.message or e.file == ENTRIES for e in errors):
         return "\n".join(_quoted(*unclosed, table))
-    lacking = _lacking(found, code, table)
+    lacking = _lacking(errors, code, table)
     if lacking:
         return "\n".join(lacking)
     shown: list[str] = []
     elsewhere: list[str] = []  # in headers: told only where the source itself is not blamed
-    told: set[int] = set()
-    for error in found:
+    named: set[int] = set()
+    for error in errors:
         if error.file == ENTRIES:  # the first error of each: the others only follow from it
             name = _name(names, error.line)
-            if name and error.line not in told:
+            if name and error.line not in named:
                 shown.append(f"name expression {name}: {error.message}")
-            told.add(error.line)
+            named.add(error.line)
         elif (error.file, error.line) in table:
             shown += _quoted((error.file, error.line), error.message + _instance(error, names), table, error.column)
             for file, line, message in error.near:
@@ -82,7 +82,7 @@ def explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
 
 def _errors(diagnostics: str) -> list[_Error]:
     """The compiler's errors. g++ names the places that led to a template's error before it, clang++ after it."""
-    found: list[_Error] = []
+    errors: list[_Error] = []
     before: list[tuple[str, int, str]] = []
     for text in diagnostics.splitlines():
         match = re.match(r"(.+?):(\d+):(?:(\d+):)?\s+(?:(?:fatal )?(error|note): )?(.*)", text)
@@ -90,13 +90,13 @@ def _errors(diagnostics: str) -> list[_Error]:
             continue
         file, line, column, kind, message = match.groups()
         if kind == "error":
-            found.append(_Error(file, int(line), int(column or 0), message, before))
+            errors.append(_Error(file, int(line), int(column or 0), message, before))
             before = []
-        elif kind == "note" and found:
-            found[-1].near.append((file, int(line), message))
+        elif kind == "note" and errors:
+            errors[-1].near.append((file, int(line), message))
         elif kind is None and re.match(r"required (from|by)|recursively required|in .constexpr. expansion", message):
             before.append((file, int(line), message))
-    return found
+    return errors
 
 
 def _asserted(file: str, line: int) -> str:
@@ -145,7 +145,7 @@ def undefined(name: str, code: str) -> str:
 
 def _branches(clean: str, *, first: bool) -> list[str]:
     """The lines without directives, and of each conditional its first branch alone, or its #else alone."""
-    kept: list[str] = []
+    branch: list[str] = []
     skipping: list[bool] = []
     in_directive = False
     for line in clean.split("\n"):
@@ -160,9 +160,9 @@ def _branches(clean: str, *, first: bool) -> list[str]:
         elif word == "endif" and skipping:
             skipping.pop()
         in_directive = in_directive or bool(directive)
-        kept.append("" if in_directive or any(skipping) else line)
+        branch.append("" if in_directive or any(skipping) else line)
         in_directive = in_directive and line.rstrip().endswith("\\")
-    return kept
+    return branch
 
 
 def _unbalanced_brace(code: str) -> tuple[_Place, str] | None:
@@ -172,10 +172,10 @@ def _unbalanced_brace(code: str) -> tuple[_Place, str] | None:
     branches of a conditional are taken is not known here, so a brace is blamed only where either choice leaves it.
     """
     clean = source.blank_comments(code)
-    found = _unbalanced(_branches(clean, first=True))
-    if found is None or _unbalanced(_branches(clean, first=False)) is None:
+    brace = _unbalanced(_branches(clean, first=True))
+    if brace is None or _unbalanced(_branches(clean, first=False)) is None:
         return None
-    number, closes = found
+    number, closes = brace
     if closes:
         return _place(code, number), "this brace closes nothing: there is one } too many, here or above"
     return _place(code, number), "the brace { that opens here is never closed: a } is missing"
@@ -256,12 +256,12 @@ _LACKING = (
 )
 
 
-def _lacking(found: Sequence[_Error], code: str, table: Mapping[_Place, str]) -> list[str]:
+def _lacking(errors: Sequence[_Error], code: str, table: Mapping[_Place, str]) -> list[str]:
     """Errors that come from what the engine does not have: each said once, by its name; empty where there are none."""
     clean = source.line_table(source.blank_comments(code), SOURCE_NAME)
     shown: list[str] = []
-    told: set[str] = set()
-    for error in found:
+    said: set[str] = set()
+    for error in errors:
         place = error.file, error.line
         if place not in table:  # a macro of the engine's that the source's own macros hold
             places = [
@@ -275,9 +275,9 @@ def _lacking(found: Sequence[_Error], code: str, table: Mapping[_Place, str]) ->
             shown += _quoted(place, _no_header(header.group(1)), table)
             continue
         for pattern, message in _LACKING:
-            if message not in told and (re.search(pattern, clean.get(place, "")) or re.search(pattern, error.message)):
+            if message not in said and (re.search(pattern, clean.get(place, "")) or re.search(pattern, error.message)):
                 shown += _quoted(place, message, table, error.column)
-                told.add(message)
+                said.add(message)
                 break
     return shown
 

@@ -57,17 +57,17 @@ def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ())
     Args:
         code, options: as `cupy.RawModule` takes them. names: the name expressions.
     """
-    found = version()
-    if found is None:
+    installed = version()
+    if installed is None:
         return ""
     own = re.search(r'^\s*#\s*include\s*"', code, re.M) or any(option.startswith("-I") for option in options)
     options = (*options, *header_options(code))
-    key = hashlib.sha256(repr((code, options, tuple(names), found, os.getcwd())).encode()).hexdigest()[:32]
-    kept = cache_dir() / f"nvrtc-{key}.txt"
-    if kept.exists() and not own:  # of files that the source includes, the text is not in the key
-        return kept.read_text()
+    key = hashlib.sha256(repr((code, options, tuple(names), installed, os.getcwd())).encode()).hexdigest()[:32]
+    answer = cache_dir() / f"nvrtc-{key}.txt"
+    if answer.exists() and not own:  # of files that the source includes, the text is not in the key
+        return answer.read_text()
     log = _compile(code, options, names)
-    keep(kept, log)
+    keep(answer, log)
     return log
 
 
@@ -95,10 +95,10 @@ def _errors(log: str, code: str, most: int = 8) -> str:
     shown: list[str] = []
     for match in re.finditer(r"^(.+?)\((\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (.*)$", log, re.M):
         file, line = match.group(1), int(match.group(2))
-        told = f"{file}:{line}: error: {match.group(3).strip()}"
+        text = f"{file}:{line}: error: {match.group(3).strip()}"
         if (file, line) in table:
-            told += f"\n{line:>6} | {table[file, line].rstrip()}"
-        shown.append(told)
+            text += f"\n{line:>6} | {table[file, line].rstrip()}"
+        shown.append(text)
     return "\n".join([*shown[:most], *(["(and more)"] if len(shown) > most else [])]) or log.strip()
 
 
@@ -154,8 +154,8 @@ def cute_options(code: str) -> tuple[str, ...]:
         return ()
     if reason := why_no_cute():
         raise CuteMissing(f"the source includes <cute/...>. {reason}")
-    found = version()
-    cccl = _cccl_folder() if found and found >= (13, 0) else None
+    installed = version()
+    cccl = _cccl_folder() if installed and installed >= (13, 0) else None
     return (f"-I{cute_folder()}", *((f"-I{cccl}",) if cccl else ()))
 
 
@@ -164,16 +164,16 @@ def _cccl_folder() -> Path | None:
     """A folder whose subfolder cccl has cuda/std, which CuPy brings: from CUDA 13 on, CUTLASS looks for it there."""
     spec = importlib.util.find_spec("cupy")
     places = [Path(place) / "_core/include/cupy/_cccl/libcudacxx" for place in spec.submodule_search_locations or ()]
-    there = next((place for place in places if (place / "cuda" / "std").is_dir()), None)
-    if there is None:
+    libcudacxx = next((place for place in places if (place / "cuda" / "std").is_dir()), None)
+    if libcudacxx is None:
         return None
-    name = hashlib.sha256(str(there).encode()).hexdigest()[:16]
+    name = hashlib.sha256(str(libcudacxx).encode()).hexdigest()[:16]
     folder = cache_dir() / f"cccl-{name}"
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / "cccl"
     if not link.is_symlink():
         with contextlib.suppress(FileExistsError):  # made by another process in this moment
-            link.symlink_to(there, target_is_directory=True)
+            link.symlink_to(libcudacxx, target_is_directory=True)
     return folder
 
 

@@ -1,11 +1,12 @@
 """What a GPU's compiler refuses and a host's would accept: reported before the kernel is compiled, with its line.
 
-NVRTC, which compiles kernels for CuPy, knows no host: every function and every variable of a file says where it lives,
-and the C and C++ libraries' headers are not there. The source is read after the preprocessor, so that what it leaves
-out (the host's part of a file, beside `#ifndef __CUDACC_RTC__`) is not judged. What preprocessor.py reads, and where
-nothing is found, needs no compiler for that.
+Without these rules a learner who has no NVRTC (macOS has none) would learn only on a GPU that a function needs
+__device__. NVRTC knows no host: every function and every variable of a file says where it lives, and the C and C++
+libraries' headers do not exist. These are the common forms; helpers/engine/nvrtc.py asks NVRTC itself.
 
-These are the common ones. helpers/engine/nvrtc.py asks NVRTC itself, where it is installed.
+A source is judged after the preprocessor, so that what it leaves out (the host's part of a file, inside `#ifndef
+__CUDACC_RTC__`) does not count. Starting one takes longer than reading a kernel. So the text is read first as it is
+written, and where no macro can hide anything and nothing is found, that is all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from . import compiler, preprocessor
+from . import compiler
 from .cuda_source.source import blank_comments
 from .translate import function_bodies
 
@@ -76,11 +77,24 @@ def for_preprocessor(code: str, folders: list[Path]) -> str:
     return "\n".join(lines)
 
 
+_DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)((?:\\\n|[^\n])*)", re.M)
+# Of a #define: it stands for nothing, or for what a declaration or a body is made of.
+_HIDES = re.compile(
+    r"\s*\w+\s*$|.*(?:[{};]|##|\b__(?:shared|device|global|constant|host)__|"
+    r"\b(?:thread_local|static|void|bool|char|short|int|long|float|double|unsigned|signed|auto)\b)",
+    re.S,
+)
+
+
 @functools.lru_cache(maxsize=64)  # a kernel's checked builds ask again
-def _is_plainly_right(text: str, options: tuple[str, ...]) -> bool:
-    """Whether nothing in the text is refused, as far as that can be told without a compiler."""
-    found = preprocessor.resolved(text, [*options], compiler.preprocess)
-    return found is not None and next(_findings(found, found), None) is None
+def _is_plainly_right(text: str) -> bool:
+    """Whether nothing in the text is refused, as far as that can be told without the preprocessor."""
+    clean = blank_comments(text)
+    directives = [match.groups() for match in _DIRECTIVE.finditer(clean)]
+    if any(word == "define" and _HIDES.match(rest) for word, rest in directives):
+        return False
+    clean = _DIRECTIVE.sub(lambda match: "\n" * match.group().count("\n"), clean)
+    return _MARK not in text and next(_findings(clean, clean), None) is None
 
 
 def refusal(code: str, macros: str, name: str, flags: Sequence[str]) -> str:
@@ -91,16 +105,15 @@ def refusal(code: str, macros: str, name: str, flags: Sequence[str]) -> str:
     """
     folders = [Path(flag[2:]) for flag in flags if flag.startswith("-I")]
     text = f'{macros}#line 1 "{name}"\n{for_preprocessor(code, folders)}'
-    options = (*PREPROCESSOR, *flags)
-    if _is_plainly_right(text, options):
+    if _is_plainly_right(text):
         return ""
-    found = first(compiler.preprocess(text, [*options]))
-    return f"{found[0]}:{found[1]}: error: {found[2]}" if found else ""
+    error = first(compiler.preprocess(text, [*PREPROCESSOR, *flags]))
+    return f"{error[0]}:{error[1]}: error: {error[2]}" if error else ""
 
 
 def _places(text: str) -> tuple[str, list[tuple[int, str, int]]]:
     """Preprocessed text without its line markers, and where each of its lines is from: (offset, file, line)."""
-    kept, places, at = [], [], 0
+    lines, places, at = [], [], 0
     file, number = "", 1
     for line in text.split("\n"):
         marker = re.match(r'#\s*(?:line\s+)?(\d+)\s+"([^"]*)"', line)
@@ -108,20 +121,20 @@ def _places(text: str) -> tuple[str, list[tuple[int, str, int]]]:
             number, file = int(marker.group(1)), marker.group(2)
             continue
         places.append((at, file, number))
-        kept.append(line)
+        lines.append(line)
         at += len(line) + 1
         number += 1
-    return "\n".join(kept), places
+    return "\n".join(lines), places
 
 
 def first(preprocessed: str) -> tuple[str, int, str] | None:
     """(file, line, what is wrong) of the first thing that NVRTC refuses; None where nothing was found."""
     text, places = _places(preprocessed)
     clean = blank_comments(text)
-    found = min(_findings(clean, text), default=None)
-    if found is None:
+    earliest = min(_findings(clean, text), default=None)
+    if earliest is None:
         return None
-    at, message = found
+    at, message = earliest
     _, file, line = max(place for place in places if place[0] <= at)
     return file, line, message
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import module, variables
+from . import variables
 from .array import is_fresh
 from .copies import Argument, Copies, Memory
+from .launch import CompiledKernel
 from .structures import CheckedRegion
 
 ARRAY, STATIC_SHARED, DYNAMIC_SHARED, VARIABLE = range(4)
@@ -65,19 +66,19 @@ class Region:
         return min(self.parts, key=lambda part: max(part.begin - offset, offset - (part.end - 1), 0), default=None)
 
 
-def regions_of(kernel: module.RawKernel, copies: Copies, shared_mem: int) -> tuple[list[Region], list[CheckedRegion]]:
+def regions_of(kernel: CompiledKernel, copies: Copies, shared_mem: int) -> tuple[list[Region], list[CheckedRegion]]:
     """The regions of a launch, and the same as the engine is told them. kernel: of the checked build."""
     regions = [_array_region(memory) for memory in copies.memories]
-    told = [_told(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
-    held = [(s.name, STATIC_SHARED, s.offset, s.size, True) for s in kernel.shared_arrays if not s.is_guard]
-    held.append(("dynamic shared memory", DYNAMIC_SHARED, 0, shared_mem, True))  # also where it has 0 bytes
+    rows = [_told(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
+    pieces = [(s.name, STATIC_SHARED, s.offset, s.size, True) for s in kernel.shared_arrays if not s.is_guard]
+    pieces.append(("dynamic shared memory", DYNAMIC_SHARED, 0, shared_mem, True))  # also where it has 0 bytes
     for variable in variables.of_module(kernel.library.symbols, kernel.code):
         address = kernel.library.base + variable.offset
-        held.append((variable.name, VARIABLE, address, variable.size, not variable.is_constant))
-    for name, kind, address, size, writable in held:
-        told.append(CheckedRegion(address, size, kind, 4, int(writable), None, None))
+        pieces.append((variable.name, VARIABLE, address, variable.size, not variable.is_constant))
+    for name, kind, address, size, writable in pieces:
+        rows.append(CheckedRegion(address, size, kind, 4, int(writable), None, None))
         regions.append(Region(name, kind, size, None, writable, np.empty(0), np.empty(0)))
-    return regions, told
+    return regions, rows
 
 
 def _array_region(memory: Memory) -> Region:
@@ -86,12 +87,12 @@ def _array_region(memory: Memory) -> Region:
     state = np.full(elements, INITIAL, np.uint8)
     parts = []
     for argument in memory.arguments:
-        known = memory.view(state, argument)
-        if known is not None:
-            known[_unwritten(argument)] = UNWRITTEN
+        states = memory.view(state, argument)
+        if states is not None:
+            states[_unwritten(argument)] = UNWRITTEN
         fetched = memory.view(fetches, argument)
         item = argument.value.dtype.itemsize
-        parts.append(Part(argument.name, argument.begin, argument.end, item, argument.writable, fetched, known))
+        parts.append(Part(argument.name, argument.begin, argument.end, item, argument.writable, fetched, states))
     return Region(memory.name, ARRAY, memory.size, memory.dtype, memory.writable, fetches, state, tuple(parts))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import shutil
 import signal
@@ -85,20 +86,20 @@ def order() -> int:
     return int(chosen) % 2**63
 
 
-def time_limit() -> float | None:
-    """Seconds that a block may take: 20, or what `COURSE_CPU_TIMEOUT` says; None where that is 0.
+def time_limit(default: float = 20.0) -> float:
+    """Seconds that a block may take: `COURSE_CPU_TIMEOUT` or the default; infinite where either is 0.
 
     Raises:
-        ValueError: it says something that is no number of seconds.
+        ValueError: `COURSE_CPU_TIMEOUT` is no number of seconds.
     """
-    chosen = os.environ.get("COURSE_CPU_TIMEOUT", "20")
+    chosen = os.environ.get("COURSE_CPU_TIMEOUT", default)
     try:
         seconds = float(chosen)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds < float("inf"):
+    if not 0 <= seconds < math.inf:
         raise ValueError(f"COURSE_CPU_TIMEOUT is a number of seconds, where 0 means no limit; got {chosen!r}")
-    return seconds or None
+    return seconds or math.inf
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Ended:
     printed: str
 
 
-def launch(request: LaunchRequest, workers: int | None = None, timeout: float | None = None) -> Ended:
+def launch(request: LaunchRequest, workers: int | None = None, timeout: float = math.inf) -> Ended:
     """Run a launch to its end.
 
     Args:
@@ -131,7 +132,7 @@ def launch(request: LaunchRequest, workers: int | None = None, timeout: float | 
                 now = lib.engine_blocks()
                 if now != begun:
                     begun, since, used = now, time.monotonic(), time.process_time()
-                elif timeout is not None and min(time.monotonic() - since, time.process_time() - used) > timeout:
+                elif min(time.monotonic() - since, time.process_time() - used) > timeout:
                     lib.engine_expire()
         except BaseException:
             lib.engine_cancel()

@@ -49,20 +49,20 @@ def laid_out(assembly: str, *, backwards: bool, redzones: bool) -> str:
 
     A compiler for macOS spells thread-locals otherwise: then nothing changes.
     """
-    kept: list[str] = []
+    lines: list[str] = []
     variables: list[_Variable] = []
     pending: list[str] = []
     name, inside = "", False
     for line in assembly.splitlines():
         directive = _SECTION.match(line)
         if directive:
-            kept += pending  # what stood behind the last variable
+            lines += pending  # what stood behind the last variable
             pending, name = [], ""
             inside = (directive.group(2) or "").startswith(".tbss")
             if inside:
                 continue
         if not inside:
-            kept.append(line)
+            lines.append(line)
             continue
         pending.append(line)
         label = _LABEL.match(line)
@@ -73,16 +73,16 @@ def laid_out(assembly: str, *, backwards: bool, redzones: bool) -> str:
             pending, name = [], ""
     if not variables:
         return assembly
-    kept += pending
-    kept.append('\t.section\t.tbss,"awT",@nobits')
+    lines += pending
+    lines.append('\t.section\t.tbss,"awT",@nobits')
     groups: dict[str, list[_Variable]] = {}
     for variable in reversed(variables) if backwards else variables:
         groups.setdefault(_owner(variable.name), []).append(variable)
     for group in groups.values():
         # Of an array whose type has constructors, compilers keep a flag: not between the arrays, as GPUs have none.
-        kept += [line for variable in group if variable.is_flag for line in variable.lines]
-        kept.append(f"\t.balign {ROUND}")
+        lines += [line for variable in group if variable.is_flag for line in variable.lines]
+        lines.append(f"\t.balign {ROUND}")
         for variable in group:
             if not variable.is_flag:
-                kept += variable.with_gap() if redzones else variable.lines
-    return "\n".join([*kept, "\t.text"]) + "\n"
+                lines += variable.with_gap() if redzones else variable.lines
+    return "\n".join([*lines, "\t.text"]) + "\n"

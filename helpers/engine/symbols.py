@@ -1,6 +1,7 @@
 """What a compiled kernel's library says of itself: its symbols, its `__shared__` arrays, the lines of addresses.
 
-ELF is read here, in a few lines, because every kernel needs it; DWARF is read by pyelftools when a launch has failed.
+Every kernel's symbols are read, so ELF is read by hand: 0.8 ms of a core, where pyelftools takes 5.6 (and 57 for its
+import). DWARF is read by pyelftools, when a launch has failed.
 On macOS libraries are not ELF: then nothing is known, and the functions say so.
 """
 
@@ -89,7 +90,7 @@ def _read_elf(data: bytes) -> Table:
     read_only = [text(names, int(s["name"])).startswith(".data.rel.ro") for s in sections]
     writable = [bool(int(s["flags"]) & _WRITE) and not r for s, r in zip(sections, read_only, strict=True)]
     alignment = max([int(s["alignment"]) for s in sections if int(s["flags"]) & _THREAD_LOCAL], default=1)
-    found = []
+    symbols = []
     for section in sections[sections["type"] == _SYMTAB]:
         strings = int(sections[section["link"]]["offset"])
         ours = False  # what is local belongs to the file named before it: not all are the source (zig adds its own)
@@ -99,7 +100,7 @@ def _read_elf(data: bytes) -> Table:
                 ours = text(strings, int(raw["name"])) == "kernel.cpp"
             if kind in (_FILE, _SECTION_NAME) or kind > _TLS or home == 0 or (is_local and not ours):
                 continue
-            found.append(
+            symbols.append(
                 Symbol(
                     text(strings, int(raw["name"])),
                     int(raw["value"]),
@@ -110,7 +111,7 @@ def _read_elf(data: bytes) -> Table:
                     home < count and writable[home],
                 )
             )
-    return Table(tuple(found), max(alignment, 1))
+    return Table(tuple(symbols), max(alignment, 1))
 
 
 def name_at(symbols: Table, address: int) -> str | None:
@@ -147,7 +148,7 @@ def shared_arrays(symbols: Table, mangled: Mapping[str, str]) -> dict[str, list[
     for name, symbol in mangled.items():
         encoding = symbol[2:] if symbol.startswith("_Z") else f"{len(symbol)}{symbol}"
         prefixes[name] = f"_ZZ{encoding}E"
-    found: dict[str, list[SharedArray]] = {name: [] for name in mangled}
+    arrays: dict[str, list[SharedArray]] = {name: [] for name in mangled}
     for symbol in symbols.symbols:
         if not symbol.is_thread_local or "engine_anchor_byte" in symbol.name:
             continue
@@ -155,8 +156,8 @@ def shared_arrays(symbols: Table, mangled: Mapping[str, str]) -> dict[str, list[
         owner = symbol.name.replace("_ZGV", "_Z", 1) if is_guard else symbol.name
         holders = [name for name, prefix in prefixes.items() if owner.startswith(prefix)]
         for name in holders or mangled:
-            found[name].append(SharedArray(plain_name(symbol.name), symbol.value, symbol.size, is_guard))
-    return found
+            arrays[name].append(SharedArray(plain_name(symbol.name), symbol.value, symbol.size, is_guard))
+    return arrays
 
 
 def plain_name(symbol: str) -> str:
@@ -185,9 +186,9 @@ def places_of(path: Path, address: int) -> list[tuple[str, int]]:
     The first is where the instruction was written; where that was inlined, the calls follow, from inside out.
     """
     rows, calls, _ = _lines(path)
-    found = [span for span in rows if span.begin <= address < span.end][:1]
-    found += [span for span in reversed(calls) if span.begin <= address < span.end]
-    return [(span.file, span.line) for span in found]
+    spans = [span for span in rows if span.begin <= address < span.end][:1]
+    spans += [span for span in reversed(calls) if span.begin <= address < span.end]
+    return [(span.file, span.line) for span in spans]
 
 
 def statements_at(path: Path, address: int) -> list[tuple[str, int]]:

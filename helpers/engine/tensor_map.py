@@ -163,14 +163,14 @@ def encode_tiled(
         )
     if l2_promotion not in _PROMOTIONS:
         raise ValueError(f"l2_promotion = {l2_promotion!r}: one of {', '.join(map(str, _PROMOTIONS))} bytes")
-    found = np.zeros(1, _LAYOUT)
-    found["magic"], found["address"] = MAGIC, address
-    found["strides"][0, : rank - 1] = strides
-    found["last"][0, :rank] = [n - 1 for n in dims]
-    found["box"][0], found["steps"][0] = box + [1] * (5 - rank), 1
-    found["rank"], found["itemsize"], found["dtype"] = rank, kind.itemsize, _NAMES.index(name)
-    found["swizzle"] = _SWIZZLES.index(swizzle)
-    return found.view("V128")
+    encoded = np.zeros(1, _LAYOUT)
+    encoded["magic"], encoded["address"] = MAGIC, address
+    encoded["strides"][0, : rank - 1] = strides
+    encoded["last"][0, :rank] = [n - 1 for n in dims]
+    encoded["box"][0], encoded["steps"][0] = box + [1] * (5 - rank), 1
+    encoded["rank"], encoded["itemsize"], encoded["dtype"] = rank, kind.itemsize, _NAMES.index(name)
+    encoded["swizzle"] = _SWIZZLES.index(swizzle)
+    return encoded.view("V128")
 
 
 def described(value: object) -> Described | None:
@@ -193,6 +193,6 @@ def described(value: object) -> Described | None:
 
 def moved(value: np.ndarray, address: int) -> np.ndarray:
     """The same map of an array at another address."""
-    found = np.frombuffer(value.tobytes(), _LAYOUT).copy()
-    found["address"] = address
-    return found.view("V128")
+    encoded = np.frombuffer(value.tobytes(), _LAYOUT).copy()
+    encoded["address"] = address
+    return encoded.view("V128")

@@ -55,14 +55,14 @@ def is_reported(trace: TracebackType | None) -> bool:
 
 def shortened(trace: TracebackType | None) -> TracebackType | None:
     """The same traceback without our frames; as it is where no other frame would be left."""
-    kept: list[TracebackType] = []
+    frames: list[TracebackType] = []
     at = trace
     while at is not None:
         if not _is_ours(at.tb_frame.f_code):
-            kept.append(at)
+            frames.append(at)
         at = at.tb_next
     result: TracebackType | None = None
-    for one in reversed(kept):
+    for one in reversed(frames):
         result = TracebackType(result, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return result or trace
 

@@ -54,10 +54,10 @@ def _with_own_integers(code: str) -> str:
     """
     if "int64_t" not in code:
         return code
-    found = {match[1] or match[2] for match in _LONG_LONG.finditer(blank_comments(code))}
-    if not found:
+    names = {match[1] or match[2] for match in _LONG_LONG.finditer(blank_comments(code))}
+    if not names:
         return code
-    words = re.compile(rf"(?<!std::)\b({'|'.join(found)})\b")
+    words = re.compile(rf"(?<!std::)\b({'|'.join(names)})\b")
     pieces, end = [], 0
     for match in words.finditer(blank_comments(code)):
         pieces += [code[end : match.start()], f"engine_{match[1]}"]
@@ -153,9 +153,9 @@ def translate(
     """
     original = code
     code = ptx.raw_strings(_with_own_integers(code))
-    if not keep_asm and _includes_more(code, folders) and (found := expanded(code)) is not None:
-        found = ptx.raw_strings(found)
-        code = found if any(ptx.statements(blank_comments(found))) or _EXTERN_SHARED.search(found) else code
+    if not keep_asm and _includes_more(code, folders) and (whole := expanded(code)) is not None:
+        whole = ptx.raw_strings(whole)
+        code = whole if any(ptx.statements(blank_comments(whole))) or _EXTERN_SHARED.search(whole) else code
     try:
         edits = [] if keep_asm else [*_asm_edits(code, original, name)]
     except ptx.Unreadable:

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import module, runtime
+from . import runtime
 from .copies import Copies
 from .cuda_source.source import blank_comments
+from .module import RawKernel
 from .structures import Failure
 
 # A declaration whose variables, or some of them, have no value: `float acc[N];`, `int i, j = 0;`, `Fragment<half> f;`.
@@ -55,7 +56,7 @@ def has_candidates(code: str) -> bool:
 
 
 def find(
-    kernel: module.RawKernel, make_copies: Callable[[], Copies], checked: Copies, launch: Sequence, timeout: float
+    kernel: RawKernel, make_copies: Callable[[], Copies], checked: Copies, launch: Sequence, timeout: float
 ) -> Difference | None:
     """Where the results depend on a value that nobody gave; None where they do not.
 
@@ -66,7 +67,7 @@ def find(
     """
 
     def run(value: str) -> tuple[Copies, Failure | None]:
-        twin, copies = kernel.filled(value), make_copies()
+        twin, copies = kernel.filled(value).compiled(), make_copies()
         grid, block, args, shared_mem = launch
         prepared = twin.prepare(
             grid, block, args, shared_mem, lambda number, array: copies.addresses.get(number, array.ctypes.data)

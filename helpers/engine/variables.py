@@ -25,7 +25,7 @@ def of_module(symbols: Table, code: str) -> list[Variable]:
     Constants that a compiler knows the values of are none: it asks no memory for them.
     """
     clean = blank_comments(code)
-    found = []
+    variables = []
     for symbol in symbols.symbols:
         if not symbol.is_variable or not symbol.is_writable or not symbol.size:
             continue
@@ -33,5 +33,5 @@ def of_module(symbols: Table, code: str) -> list[Variable]:
         if symbol.name.startswith(("_ZGV", "_ZN6engine")) or not re.search(rf"\b{re.escape(name)}\b", clean):
             continue
         is_constant = re.search(rf"\b__constant__\b[^;{{}}]*\b{re.escape(name)}\b", clean) is not None
-        found.append(Variable(name, symbol.value, symbol.size, is_constant))
-    return found
+        variables.append(Variable(name, symbol.value, symbol.size, is_constant))
+    return variables

@@ -82,24 +82,24 @@ def _is_constant(region: regions.Region) -> bool:
 
 def tables(seen: checked.Observed) -> Tables:
     """Count the sites of a run into their arrays and lines."""
-    found = Tables()
+    result = Tables()
     for region in seen.regions:
         if region.size and region.kind != regions.VARIABLE:
-            (found.shared if region.is_shared else found.traffic)[region.name] = Figures()
+            (result.shared if region.is_shared else result.traffic)[region.name] = Figures()
     for site in seen.sites:
         region = seen.regions[site.region]
         is_shared = region.is_shared
         if _is_constant(region):
             continue
-        table = found.shared if is_shared else found.traffic
+        table = result.shared if is_shared else result.traffic
         table.setdefault(region.name, Figures()).add(site, is_shared=is_shared)
         if site.place:
-            found.by_line.setdefault(site.place, Figures()).add(site, is_shared=is_shared)
-            parts = found.by_access.setdefault(site.place, {})
+            result.by_line.setdefault(site.place, Figures()).add(site, is_shared=is_shared)
+            parts = result.by_access.setdefault(site.place, {})
             parts.setdefault(region.name, Figures()).add(site, is_shared=is_shared)
             if site.worst:
-                found.worst.setdefault(site.place, []).append((region.name, site.size, site.worst))
-    return found
+                result.worst.setdefault(site.place, []).append((region.name, site.size, site.worst))
+    return result
 
 
 def fetches(seen: checked.Observed) -> dict[str, np.ndarray]:

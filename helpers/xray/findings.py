@@ -111,10 +111,10 @@ def _merged(seen: checked.Observed) -> list[Finding]:
     """
     merged: dict[tuple[Any, ...], Finding] = {}
     racing = set()
-    for found in seen.found:
-        f = _finding(seen, found)
+    for issue in seen.issues:
+        f = _finding(seen, issue)
         sides = (f.file, f.line), (f.other_file, f.other_line)
-        key = (f.kind, f.array, frozenset(() if _is_forgotten(_region(seen, found.region)) else sides))
+        key = (f.kind, f.array, frozenset(() if _is_forgotten(_region(seen, issue.region)) else sides))
         known = merged.get(key)
         merged[key] = f if known is None else replace(known, count=known.count + f.count)
         if f.kind == "race":
@@ -160,66 +160,66 @@ def _element(region: regions.Region | None, offset: int) -> tuple[str, int, int 
     return part.name, (offset - part.begin) // part.itemsize, (part.end - part.begin) // part.itemsize
 
 
-def _noted(found: checked.Found) -> Finding:
+def _noted(issue: checked.Issue) -> Finding:
     """What is no access: arithmetic without a result in C++, and addresses that hardware takes all the same."""
-    if found.size == checked.SHIFT:
-        count = found.offset if abs(found.offset) < 1 << 31 else found.offset & 0xFFFFFFFF
+    if issue.size == checked.SHIFT:
+        count = issue.offset if abs(issue.offset) < 1 << 31 else issue.offset & 0xFFFFFFFF
         message = f"by {count} bits, the width or more: a GPU gives 0 (of a negative number -1), this run may not"
-    elif found.size == checked.CONVERSION:
-        (value,) = struct.unpack("<d", struct.pack("<q", found.offset))
+    elif issue.size == checked.CONVERSION:
+        (value,) = struct.unpack("<d", struct.pack("<q", issue.offset))
         message = f"of {value:g} to an integer that has no such number: a GPU gives the nearest there is"
         if value != value:
             message = "of NaN to an integer: a GPU gives 0 (of a double, or in 64 bits, only the top bit is set)"
         message += ", this run may not"
-    elif found.size == checked.DIVISION:
+    elif issue.size == checked.DIVISION:
         message = "of an integer; neither C++ nor PTX says what it gives (an H200's quotient has all bits set)"
     else:
         message = "a matrix of wmma at a multiple of 16 bytes: GPUs take it, but CUDA asks for multiples of 32"
-    file, line = found.access.place or (None, None)
-    access = found.access
+    file, line = issue.access.place or (None, None)
+    access = issue.access
     message = f"{message}, by {_at(access)}"
-    return Finding(_NOTED[found.size], message, file, line, access.block, access.thread, count=found.count)
+    return Finding(_NOTED[issue.size], message, file, line, access.block, access.thread, count=issue.count)
 
 
-def _inactive_lane(found: checked.Found, name: str, source: int, mask: int) -> Finding:
+def _inactive_lane(issue: checked.Issue, name: str, source: int, mask: int) -> Finding:
     """A lane reads from one that takes no part."""
     why = "takes no part in it" if mask >> source & 1 else f"is not in its mask 0x{mask:08x}"
     what = f"{name} reads from lane {source}, which {why}, so its value is undefined: it must not be used"
-    file, line = found.access.place or (None, None)
-    block, thread = found.access.block, found.access.thread
-    message = f"{what}, by {_at(found.access)}"
-    return Finding("inactive lane", message, file, line, block, thread, count=found.count)
+    file, line = issue.access.place or (None, None)
+    block, thread = issue.access.block, issue.access.thread
+    message = f"{what}, by {_at(issue.access)}"
+    return Finding("inactive lane", message, file, line, block, thread, count=issue.count)
 
 
-def _outside_local(found: checked.Found, array: str, declared: str) -> Finding:
+def _outside_local(issue: checked.Issue, array: str, declared: str) -> Finding:
     """An index past the end of an array of the thread's own."""
-    file, line = found.access.place or (None, None)
-    block, thread = found.access.block, found.access.thread
+    file, line = issue.access.place or (None, None)
+    block, thread = issue.access.block, issue.access.thread
     elements = declared.partition("[")[2].partition("]")[0]  # float [4], or float[4]
-    message = f"access of {array}[{found.offset}], which has {elements} elements, by {_at(found.access)}"
-    return Finding("out of bounds", message, file, line, block, thread, array, found.offset, count=found.count)
+    message = f"access of {array}[{issue.offset}], which has {elements} elements, by {_at(issue.access)}"
+    return Finding("out of bounds", message, file, line, block, thread, array, issue.offset, count=issue.count)
 
 
 _OF_PRODUCTS = (checked.SUMS_TOUCHED, checked.NO_PRODUCT_FENCE, checked.BYTES)
 
 
-def _of_products(found: checked.Found) -> Finding:
+def _of_products(issue: checked.Issue) -> Finding:
     """What is about registers of wgmma, or about an mbarrier's count of bytes, and not about a place in memory."""
-    access, other = found.access, found.other
-    if found.kind == checked.SUMS_TOUCHED and other is not None:
+    access, other = issue.access, issue.other
+    if issue.kind == checked.SUMS_TOUCHED and other is not None:
         verb = "write to" if access.is_write else "read of"
         message = (
             f"{verb} a sum of a wgmma before wgmma.wait_group, by {_at(access)}: it is undefined from the wgmma on, by "
             f"{_at(other)}, until that wait"
         )
-    elif found.kind == checked.NO_PRODUCT_FENCE:
+    elif issue.kind == checked.NO_PRODUCT_FENCE:
         message = (
             "this wgmma has no wgmma.fence before it: there has to be one before the first product, and again after "
             f"ordinary instructions have used its registers, by {_at(access)}"
         )
-    elif found.kind == checked.BYTES:
+    elif issue.kind == checked.BYTES:
         message = (
-            f"the phase of an mbarrier ended while {found.offset:,} bytes of copies were still under way to it: more "
+            f"the phase of an mbarrier ended while {issue.offset:,} bytes of copies were still under way to it: more "
             f"were sent than expect_tx said, by {_at(access)}"
         )
     else:
@@ -227,7 +227,7 @@ def _of_products(found: checked.Found) -> Finding:
     file, line = access.place or (None, None)
     other_file, other_line = (other.place if other else None) or (None, None)
     return Finding(
-        KINDS[found.kind],
+        KINDS[issue.kind],
         message,
         file,
         line,
@@ -237,81 +237,81 @@ def _of_products(found: checked.Found) -> Finding:
         other_line=other_line,
         other_block=other.block if other else None,
         other_thread=other.thread if other else None,
-        count=found.count,
+        count=issue.count,
     )
 
 
-def _finding(seen: checked.Observed, found: checked.Found) -> Finding:
-    if found.kind == checked.NOTED:
-        return _noted(found)
-    if found.shuffle is not None:
-        return _inactive_lane(found, *found.shuffle)
-    if found.local is not None:
-        return _outside_local(found, *found.local)
-    if found.kind in _OF_PRODUCTS or (found.kind == checked.NEVER_WAITED and _region(seen, found.region) is None):
-        return _of_products(found)
-    region = _region(seen, found.region)
-    verb = "write of" if found.access.is_write else "read of"
-    name, index, elements = _element(region, found.offset)
+def _finding(seen: checked.Observed, issue: checked.Issue) -> Finding:
+    if issue.kind == checked.NOTED:
+        return _noted(issue)
+    if issue.shuffle is not None:
+        return _inactive_lane(issue, *issue.shuffle)
+    if issue.local is not None:
+        return _outside_local(issue, *issue.local)
+    if issue.kind in _OF_PRODUCTS or (issue.kind == checked.NEVER_WAITED and _region(seen, issue.region) is None):
+        return _of_products(issue)
+    region = _region(seen, issue.region)
+    verb = "write of" if issue.access.is_write else "read of"
+    name, index, elements = _element(region, issue.offset)
     what = f"{verb} {name}[{index}]"
     if elements is None:
-        piece = f"word {index}" if found.offset % 4 == 0 else f"byte {found.offset}"
+        piece = f"word {index}" if issue.offset % 4 == 0 else f"byte {issue.offset}"
         what = f"{verb} {piece} of {region.label if region else name}"
-    kind = KINDS[found.kind]
-    if found.kind == checked.RACE and found.other is not None:
-        theirs = "write" if found.other.is_write else "read"
-        message = f"{what} by {_at(found.access)} races with {theirs} by {_at(found.other)}"
-        if found.is_volatile:
+    kind = KINDS[issue.kind]
+    if issue.kind == checked.RACE and issue.other is not None:
+        theirs = "write" if issue.other.is_write else "read"
+        message = f"{what} by {_at(issue.access)} races with {theirs} by {_at(issue.other)}"
+        if issue.is_volatile:
             message += "; both are volatile, which orders nothing between threads: a barrier has to"
-    elif found.kind == checked.SAME_VALUE and found.other is not None:
-        message = f"{what} by {_at(found.access)} races with write by {_at(found.other)}"
+    elif issue.kind == checked.SAME_VALUE and issue.other is not None:
+        message = f"{what} by {_at(issue.access)} races with write by {_at(issue.other)}"
         message += "; both wrote the same value, so it is the same whichever comes last"
-    elif found.kind == checked.OUT_OF_BOUNDS:
+    elif issue.kind == checked.OUT_OF_BOUNDS:
         size = f"{elements:,} elements" if elements is not None else f"{region.size if region else 0:,} bytes"
         size += ", as the launch gave no shared_mem" if _is_forgotten(region) else ""
-        message = f"{what}, which has {size}, by {_at(found.access)}"
-    elif found.kind == checked.IN_FLIGHT and found.other is not None:
-        message = f"{what} by {_at(found.access)}, while the asynchronous copy to it by {_at(found.other)} is in flight"
-    elif found.kind == checked.NO_PROXY_FENCE and found.other is not None:
+        message = f"{what}, which has {size}, by {_at(issue.access)}"
+    elif issue.kind == checked.IN_FLIGHT and issue.other is not None:
+        message = f"{what} by {_at(issue.access)}, while the asynchronous copy to it by {_at(issue.other)} is in flight"
+    elif issue.kind == checked.NO_PROXY_FENCE and issue.other is not None:
         message = (
-            f"{what} through TMA or wgmma by {_at(found.access)}, with no fence.proxy.async after the ordinary write "
-            f"by {_at(found.other)}: they may read what was there before"
+            f"{what} through TMA or wgmma by {_at(issue.access)}, with no fence.proxy.async after the ordinary write "
+            f"by {_at(issue.other)}: they may read what was there before"
         )
-        if found.is_volatile:  # so marked: it is an mbarrier
+        if issue.is_volatile:  # so marked: it is an mbarrier
             message = (
-                f"{what} by the TMA copy by {_at(found.access)}: with no fence.mbarrier_init after the mbarrier's "
-                f"initialisation by {_at(found.other)}, the copy may not see it"
+                f"{what} by the TMA copy by {_at(issue.access)}: with no fence.mbarrier_init after the mbarrier's "
+                f"initialisation by {_at(issue.other)}, the copy may not see it"
             )
-    elif found.kind == checked.NEVER_WAITED:
+    elif issue.kind == checked.NEVER_WAITED:
         what = what.replace("write of", "the asynchronous copy to").replace("read of", "the asynchronous copy from")
-        message = f"{what} was not waited for when its thread ended, by {_at(found.access)}"
-    elif found.kind == checked.UNSET_LOCAL:
+        message = f"{what} was not waited for when its thread ended, by {_at(issue.access)}"
+    elif issue.kind == checked.UNSET_LOCAL:
         what = f"the {what}" if region else "whether the launch fails"
-        message = f"{what} depends on a local variable that nobody has given a value, by {_at(found.access)}"
-    elif found.kind == checked.CONST_WRITTEN:
+        message = f"{what} depends on a local variable that nobody has given a value, by {_at(issue.access)}"
+    elif issue.kind == checked.CONST_WRITTEN:
         why = "which no kernel may write" if region.kind == regions.VARIABLE else "which the kernel takes as const"
-        message = f"{what}, {why}, by {_at(found.access)}"
-    elif found.kind == checked.UNINITIALISED:
-        message = f"{what}, which nobody has written, by {_at(found.access)}"
+        message = f"{what}, {why}, by {_at(issue.access)}"
+    elif issue.kind == checked.UNINITIALISED:
+        message = f"{what}, which nobody has written, by {_at(issue.access)}"
     else:
-        size = f"{found.size} bytes at an address that is no multiple of {found.size}"
-        message = f"{what}: {size}, by {_at(found.access)}"
-    file, line = found.access.place or (None, None)
-    other_file, other_line = (found.other.place if found.other else None) or (None, None)
+        size = f"{issue.size} bytes at an address that is no multiple of {issue.size}"
+        message = f"{what}: {size}, by {_at(issue.access)}"
+    file, line = issue.access.place or (None, None)
+    other_file, other_line = (issue.other.place if issue.other else None) or (None, None)
     return Finding(
         kind,
         message,
         file,
         line,
-        found.access.block,
-        found.access.thread,
+        issue.access.block,
+        issue.access.thread,
         name,
         index,
         other_file,
         other_line,
-        found.other.block if found.other else None,
-        found.other.thread if found.other else None,
-        found.count,
+        issue.other.block if issue.other else None,
+        issue.other.thread if issue.other else None,
+        issue.count,
     )
 
 

@@ -112,13 +112,13 @@ class Report:
 
     def _repr_html_(self) -> str:
         colour = "rgba(0,158,115,0.25)" if self.clean else "rgba(213,94,0,0.25)"
-        found = "".join(f"<li><code>{html.escape(str(f))}</code></li>" for f in self.findings)
-        found += "".join(f"<li>note: {html.escape(note)}</li>" for note in self.notes)
+        items = "".join(f"<li><code>{html.escape(str(f))}</code></li>" for f in self.findings)
+        items += "".join(f"<li>note: {html.escape(note)}</li>" for note in self.notes)
         notes = "<br/>".join(map(html.escape, self._notes()))
         summary = f"<span style='background:{colour};padding:1px 6px'>{self.summary()}</span>"
         return (
             f"<p><b>{html.escape(self.name)}</b>: {summary}</p>"
-            f"{f'<ul>{found}</ul>' if found else ''}{html_table([self.HEAD, *self._rows()])}"
+            f"{f'<ul>{items}</ul>' if items else ''}{html_table([self.HEAD, *self._rows()])}"
             f"<p style='font-size:90%;opacity:0.8'>{notes}</p>"
         )
 
@@ -180,22 +180,22 @@ class Report:
         """
         from helpers.draw import pictures
 
-        found: dict[str, tuple[int, dict[int, int]]] = {}  # array -> bytes of a lane, where each lane goes
+        arrays: dict[str, tuple[int, dict[int, int]]] = {}  # array -> bytes of a lane, where each lane goes
         for (_, number), samples in self.worst.items():
             for name, size, offsets in samples if number == line else ():
                 if name not in self.shared or (array is not None and name != array):
                     continue
                 cost = banks.wavefronts_of_request(size, offsets)
-                if name not in found or cost > banks.wavefronts_of_request(*found[name]):
-                    found[name] = size, offsets
-        if not found:
+                if name not in arrays or cost > banks.wavefronts_of_request(*arrays[name]):
+                    arrays[name] = size, offsets
+        if not arrays:
             lines = sorted({n for (_, n), samples in self.worst.items() if any(s[0] in self.shared for s in samples)})
             what = f"the shared array {array!r}" if array is not None else "no shared memory"
             verb = "does not touch" if array is not None else "touches"
-            there = ", ".join(map(str, lines)) or "none"
-            raise KeyError(f"line {line} {verb} {what}; lines that touch shared memory: {there}")
+            where = ", ".join(map(str, lines)) or "none"
+            raise KeyError(f"line {line} {verb} {what}; lines that touch shared memory: {where}")
         banks_of, lanes_of = {}, []
-        for name, (size, offsets) in found.items():
+        for name, (size, offsets) in arrays.items():
             for first, words in banks.phases(size, offsets).items():
                 words_each = max(1, size // 4)
                 lanes = [lane for lane in sorted(offsets) if lane >= first][: len(words) // words_each]

@@ -65,13 +65,13 @@ def xray(
     )
 
 
-def _array_of(made: tensor_maps.Made) -> Any:
+def _array_of(tensor: tensor_maps.Made) -> Any:
     """The array on the GPU that a tensor map describes. The caller of the launch keeps it alive."""
     kind = np.dtype(np.uint16)  # both half types have two bytes
-    strides = (*reversed(made.strides), kind.itemsize)
-    shape = tuple(reversed(made.sizes))
+    strides = (*reversed(tensor.strides), kind.itemsize)
+    shape = tuple(reversed(tensor.sizes))
     size = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + kind.itemsize
-    memory = cp.cuda.UnownedMemory(made.address, size, None)
+    memory = cp.cuda.UnownedMemory(tensor.address, size, None)
     return cp.ndarray(shape, kind, cp.cuda.MemoryPointer(memory, 0), strides)
 
 
@@ -81,9 +81,9 @@ class _Mirrors:
     def __init__(self, args: Sequence[Any]) -> None:
         self.args = list(args)
         self._pieces: list[tuple[Any, engine.ndarray]] = []
-        maps = {number: made for number, a in enumerate(args) if (made := tensor_maps.made_of(a)) is not None}
-        for number, made in maps.items():
-            self.args[number] = _array_of(made)
+        maps = {number: tensor for number, a in enumerate(args) if (tensor := tensor_maps.made_of(a)) is not None}
+        for number, tensor in maps.items():
+            self.args[number] = _array_of(tensor)
         args = self.args
         spans = [
             (*copies.extent(a.data.ptr, a.shape, a.strides, a.itemsize), number)
@@ -100,18 +100,20 @@ class _Mirrors:
                 groups.append((begin, end, [number]))
         for begin, end, members in groups:
             self._mirror(begin, end, members)
-        for number, made in maps.items():
+        for number, tensor in maps.items():
             here = self.args[number].ctypes.data
-            self.args[number] = engine.tensor_map.encode_tiled(made.dtype, here, made.sizes, made.strides, made.box)
+            self.args[number] = engine.tensor_map.encode_tiled(
+                tensor.dtype, here, tensor.sizes, tensor.strides, tensor.box
+            )
 
     def _mirror(self, begin: int, end: int, members: Sequence[int]) -> None:
         """Bring a piece of a GPU's memory here, at the same distance from a multiple of 256 bytes."""
         lead, size, memory = begin % copies.ALIGNMENT, end - begin, self.args[members[0]].data.mem
         here = engine.empty(lead + size, np.uint8)
         if size:
-            there = cp.ndarray((size,), cp.uint8, cp.cuda.MemoryPointer(memory, begin - memory.ptr))
-            here[lead:] = cp.asnumpy(there)
-            self._pieces.append((there, here[lead:]))
+            remote = cp.ndarray((size,), cp.uint8, cp.cuda.MemoryPointer(memory, begin - memory.ptr))
+            here[lead:] = cp.asnumpy(remote)
+            self._pieces.append((remote, here[lead:]))
         for number in members:
             a = self.args[number]
             place = lead + a.data.ptr - begin
@@ -119,8 +121,8 @@ class _Mirrors:
 
     def copy_back(self) -> None:
         """What the kernel wrote goes to the GPU."""
-        for there, here in self._pieces:
-            there[...] = cp.asarray(engine.asnumpy(here))
+        for remote, here in self._pieces:
+            remote[...] = cp.asarray(engine.asnumpy(here))
 
 
 def engine_kernel(kernel: Any) -> Any:

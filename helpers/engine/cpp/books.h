@@ -244,15 +244,28 @@ void for_cells(uintptr_t a, unsigned bytes, F f) {
   }
 }
 
-// ---------------------------------------------------------------- what one part does for the others
+// Who asked for what an agent does.
+inline unsigned asker(unsigned thread) { return is_agent(thread) ? books.sent_by[thread - PRODUCTS] : thread; }
 
-// checker.cpp
+// ---------------------------------------------------------------- what one part does for those after it
+
+// checker_lists.cpp
+uint64_t block_at(uint64_t epoch);
 void add_finding(const EngineFinding& f, uint64_t key);
 EngineFinding finding_at(int kind, const char* file, int line);
 uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, How how);
 void report(
     int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write,
     Tag other = 0, uint32_t other_site = 0, bool other_write = false, How how = PLAIN);
+
+// checker_clocks.cpp
+void need_clocks();
+Clock& clock_of(unsigned thread);
+void raise(Clock& to, const Clock& from);
+void leave_knowledge(Clock& to, unsigned thread);
+uint64_t clocked(unsigned thread, unsigned who);
+void join_clocks(unsigned warp, unsigned mask);
+void join_all_clocks();
 
 // checker_order.cpp
 bool same_block(uint64_t epoch);
@@ -263,15 +276,6 @@ void take_up(uintptr_t address);
 void release(uintptr_t address);
 void settle_same_value(bool differs = false);
 void settle_guesses();
-
-// checker_clocks.cpp
-uint64_t clocked(unsigned thread, unsigned who);
-unsigned asker(unsigned thread);
-void join_clocks(unsigned warp, unsigned mask);
-void join_all_clocks();
-
-// checker_async.cpp
-bool touches_sums(uintptr_t a, unsigned size, Kind kind, uintptr_t pc);
 
 // checker_access.cpp
 void access_first(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, void* frame);

@@ -100,33 +100,6 @@ void agent_reads(uintptr_t a, unsigned size, unsigned agent, uintptr_t pc, LastR
 
 LastRead last_read;
 
-// Whether the address is of a sum of the running thread that a product in flight will change.
-bool touches_sums(uintptr_t a, unsigned size, Kind kind, uintptr_t pc) {
-  if (a >= current.stack_top || a + STACK_REACH < current.stack_top) return false;
-  const unsigned thread = current.thread % 128;
-  for (const auto& sums : here().warpgroups[current.thread / 128].sums) {
-    float* const* places = &sums->places[thread * sums->n];
-    auto touches = [&](float* const* first, unsigned n) {  // of n floats side by side
-      return a + size > (uintptr_t)*first && a < (uintptr_t)(*first + n);
-    };
-    bool any = false;
-    if (!places[0]) continue;
-    if (places[sums->n - 1] == places[0] + (sums->n - 1)) any = touches(places, sums->n);
-    else
-      for (unsigned i = 0; i < sums->n && !any; ++i) any = touches(places + i, 1);
-    if (!any) continue;
-    EngineFinding f = finding_at(ENGINE_SUMS_TOUCHED, nullptr, 0);
-    f.pc = pc;
-    f.is_write = kind == WRITE;
-    f.other_pc = (uint64_t)(uintptr_t)sums->callers.back();
-    f.other_block = books.block;
-    f.other_thread = current.thread;
-    add_finding(f, (f.pc * 31 + f.other_pc) * 32 + ENGINE_SUMS_TOUCHED);
-    break;
-  }
-  return true;
-}
-
 }  // namespace
 
 void check_mbarrier_write(void* word, void* caller, void* frame) {

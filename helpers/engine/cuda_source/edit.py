@@ -28,26 +28,26 @@ def edit(text: str, *changes: tuple[str, str], count: int = 1, only: int | None 
     for old, new in changes:
         if "//" in old or "/*" in old or not old.strip():
             raise ValueError(f"{old!r}: a pattern is code, without a comment")
-        kept = _code(text)
-        code = "".join(text[i] for i in kept)
+        places = _code(text)
+        code = "".join(text[i] for i in places)
         hits = _hits(code, old)
         if len(hits) != count:
             times = "once" if count == 1 else f"{count} times"
-            found = f"is there {len(hits)} times, and not {times}" if hits else "is not there"
-            raise ValueError(f"{old!r} {found}; the nearest line: {_nearest(old, code)!r}")
+            wrong = f"is there {len(hits)} times, and not {times}" if hits else "is not there"
+            raise ValueError(f"{old!r} {wrong}; the nearest line: {_nearest(old, code)!r}")
         for hit in reversed(hits if only is None else [hits[only]]):
-            text = text[: kept[hit]] + new + text[kept[hit + len(old) - 1] + 1 :]
+            text = text[: places[hit]] + new + text[places[hit + len(old) - 1] + 1 :]
     return text
 
 
 def _code(text: str) -> list[int]:
     """Where the characters are that belong to no comment."""
-    kept, end = [], 0
+    pieces, end = [], 0
     for match in _COMMENT.finditer(text):
         if match["comment"]:
-            kept += range(end, match.start())
+            pieces += range(end, match.start())
             end = match.end()
-    return [*kept, *range(end, len(text))]
+    return [*pieces, *range(end, len(text))]
 
 
 def _hits(code: str, old: str) -> list[int]:
@@ -58,5 +58,5 @@ def _nearest(old: str, code: str) -> str:
     """The line of the code that is most like the first line of `old` that the code has not."""
     lines = [line.strip() for line in code.splitlines() if line.strip()]
     wanted = [line.strip() for line in old.splitlines() if line.strip()]
-    missing = next((line for line in wanted if not any(line in there for there in lines)), wanted[0])
+    missing = next((line for line in wanted if not any(line in other for other in lines)), wanted[0])
     return (difflib.get_close_matches(missing, lines, n=1, cutoff=0.0) or [""])[0]

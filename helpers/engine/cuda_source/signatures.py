@@ -40,10 +40,10 @@ class Parameter:
 
 def from_source(code: str, name: str) -> list[Parameter] | None:
     """The parameters of the kernel as its source spells them; None where the source has no kernel of that name."""
-    found = source.kernels(code).get(re.sub(r"<.*", "", name).split("::")[-1])
-    if found is None:
+    declared = source.kernels(code).get(re.sub(r"<.*", "", name).split("::")[-1])
+    if declared is None:
         return None
-    return [_parameter(code, raw) for raw in found]
+    return [_parameter(code, raw) for raw in declared]
 
 
 def _parameter(code: str, raw: source.Declared) -> Parameter:
@@ -184,18 +184,20 @@ def _check_scalar(where: str, parameter: Parameter, value: Any) -> None:
 
 
 def _check_struct(where: str, parameter: Parameter, value: Any, array_type: type) -> None:
-    wish = f"{where} is a struct of {parameter.size} bytes by value: give it a NumPy array of size 1 with its fields"
+    expected = (
+        f"{where} is a struct of {parameter.size} bytes by value: give it a NumPy array of size 1 with its fields"
+    )
     if isinstance(value, array_type):
-        raise TypeError(f"{wish}; of a device array a kernel gets the address")
+        raise TypeError(f"{expected}; of a device array a kernel gets the address")
     if not isinstance(value, np.ndarray):  # a NumPy scalar neither: CuPy passes those of 1, 2, 4, 8 and 16 bytes only
-        raise TypeError(f"{wish}; got {type(value).__name__} {value!r:.60}")
+        raise TypeError(f"{expected}; got {type(value).__name__} {value!r:.60}")
     if value.size != 1:
-        raise TypeError(f"{wish}; got one of shape {value.shape}")
+        raise TypeError(f"{expected}; got one of shape {value.shape}")
     if parameter.layout is not None:
-        found = structs.difference(parameter.layout, value.dtype)
-        if found:
+        difference = structs.difference(parameter.layout, value.dtype)
+        if difference:
             raise TypeError(
-                f"{where}: the array's dtype is not the struct of the source: {found}. "
+                f"{where}: the array's dtype is not the struct of the source: {difference}. "
                 "Write np.dtype([...], align=True) with the struct's fields in their order"
             )
     elif value.nbytes != parameter.size:

@@ -89,7 +89,7 @@ def kernels(code: str) -> dict[str, list[Declared]]:
     A template is found under its plain name; `is_template` tells it apart.
     """
     text = blank_comments(code)
-    found: dict[str, list[Declared]] = {}
+    declared: dict[str, list[Declared]] = {}
     for start in re.finditer(r"__global__(?<=\b__global__)\b", text):
         at = start.end()
         while True:  # step over __launch_bounds__(...) and attributes to the name before its parameters
@@ -111,9 +111,9 @@ def kernels(code: str) -> dict[str, list[Declared]]:
                 at = closing + 1
                 continue
             if ";" not in text[at:opening] and "{" not in text[at:opening]:
-                found[name.group(1)] = [_parameter(part) for part in _split_commas(text[opening + 1 : closing])]
+                declared[name.group(1)] = [_parameter(part) for part in _split_commas(text[opening + 1 : closing])]
             break
-    return found
+    return declared
 
 
 def launch_bounds(code: str, name: str, macros: Mapping[str, str]) -> int | None:
@@ -123,19 +123,19 @@ def launch_bounds(code: str, name: str, macros: Mapping[str, str]) -> int | None
         macros: those given to the compiler. Of the source's own names, `#define` and constexpr integers are followed.
     """
     text = blank_comments(code)
-    found = re.findall(rf"\b__launch_bounds__\s*(\((?:[^()]|\([^()]*\))*\))[^;{{}}()]*\b{re.escape(name)}\s*\(", text)
-    if len(found) != 1 or is_template(code, name):
+    bounds = re.findall(rf"\b__launch_bounds__\s*(\((?:[^()]|\([^()]*\))*\))[^;{{}}()]*\b{re.escape(name)}\s*\(", text)
+    if len(bounds) != 1 or is_template(code, name):
         return None
-    first = _split_commas(found[0][1:-1])[:1]
+    first = _split_commas(bounds[0][1:-1])[:1]
     defined: dict[str, set[str]] = {}
     constant = r"\bconstexpr\s+(?:unsigned\s+)?(?:int|unsigned|size_t)\s+(\w+)\s*=\s*([^;]+);"
     for pattern in (r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+([^\n]+)$", constant):
         for match in re.finditer(pattern, text, re.M):
             defined.setdefault(match.group(1), set()).add(match.group(2).strip())
-    known = {name: values.pop() for name, values in defined.items() if len(values) == 1} | dict(macros)
+    constants = {name: values.pop() for name, values in defined.items() if len(values) == 1} | dict(macros)
     expression = first[0] if first else ""
     for _ in range(8):
-        expression = re.sub(r"\b[A-Za-z_]\w*\b", lambda m: f"({known.get(m.group(), m.group())})", expression)
+        expression = re.sub(r"\b[A-Za-z_]\w*\b", lambda m: f"({constants.get(m.group(), m.group())})", expression)
     expression = re.sub(r"(?<=\d)[uUlL]+\b", "", expression)
     if not re.fullmatch(r"[\d\s()+*/-]+", expression) or "**" in expression:
         return None
@@ -152,8 +152,8 @@ def least_blocks(code: str, name: str) -> int:
     1 where it is no plain number.
     """
     text = blank_comments(code)
-    found = re.search(rf"\b__launch_bounds__\s*(\((?:[^()]|\([^()]*\))*\))[^;{{}}()]*\b{re.escape(name)}\s*\(", text)
-    arguments = [part.strip() for part in _split_commas(found.group(1)[1:-1])] if found else []
+    bounds = re.search(rf"\b__launch_bounds__\s*(\((?:[^()]|\([^()]*\))*\))[^;{{}}()]*\b{re.escape(name)}\s*\(", text)
+    arguments = [part.strip() for part in _split_commas(bounds.group(1)[1:-1])] if bounds else []
     if len(arguments) < 2:
         return 0
     return int(arguments[1]) if arguments[1].isdecimal() else 1

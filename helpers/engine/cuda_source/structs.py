@@ -40,8 +40,8 @@ def dtype_of_struct(code: str, name: str) -> np.dtype | None:
 
     None where the source has no struct of that name, has two of them, or one that is not plain.
     """
-    found = _structs(code).get(c_types.key_of(name).split("::")[-1])
-    return found.dtype if found else None
+    struct = _structs(code).get(c_types.key_of(name).split("::")[-1])
+    return struct.dtype if struct else None
 
 
 @functools.lru_cache(maxsize=64)
@@ -50,7 +50,7 @@ def _structs(code: str) -> dict[str, _Type | None]:
     if "struct" not in code:
         return {}
     text = blank_comments(code)
-    known: dict[str, _Type | None] = {}
+    structs: dict[str, _Type | None] = {}
     for head in _HEAD.finditer(text):
         closing = matching_bracket(text, head.end() - 1, "{", "}")
         name, before = head.group("name"), head.group("before") or ""
@@ -59,17 +59,17 @@ def _structs(code: str) -> dict[str, _Type | None]:
             name = alias.group(1) if alias else name
         if not name or closing < 0:
             continue
-        plain = name not in known and not before.startswith("template")
-        known[name] = _struct(text[head.end() : closing], int(head.group("align") or 1), known) if plain else None
-    return known
+        plain = name not in structs and not before.startswith("template")
+        structs[name] = _struct(text[head.end() : closing], int(head.group("align") or 1), structs) if plain else None
+    return structs
 
 
-def _struct(body: str, alignment: int, known: dict[str, _Type | None]) -> _Type | None:
+def _struct(body: str, alignment: int, structs: dict[str, _Type | None]) -> _Type | None:
     names, formats, offsets, end = [], [], [], 0
     for declaration in body.split(";"):
         if not declaration.strip():
             continue
-        members = _members(declaration, known)
+        members = _members(declaration, structs)
         if members is None:
             return None
         for name, member in members:
@@ -87,7 +87,7 @@ def _struct(body: str, alignment: int, known: dict[str, _Type | None]) -> _Type 
     return _Type(dtype, alignment)
 
 
-def _members(declaration: str, known: dict[str, _Type | None]) -> list[tuple[str, _Type]] | None:
+def _members(declaration: str, structs: dict[str, _Type | None]) -> list[tuple[str, _Type]] | None:
     """The names that one declaration gives, such as those of `float *a, b[3]`; None where it is not understood."""
     if _UNKNOWN.search(declaration):
         return None
@@ -96,8 +96,8 @@ def _members(declaration: str, known: dict[str, _Type | None]) -> list[tuple[str
     start = re.match(r"\s*((?:[\w:]+\s+)*[\w:]+?)\s*(?=\*|\b\w+\s*(?:\[[^\]]*\]\s*)*$)", first)
     if start is None:
         return None
-    base = _type_of(start.group(1), known)
-    found = []
+    base = _type_of(start.group(1), structs)
+    members = []
     for part in (first[start.end() :], *others):
         member = _MEMBER.match(part)
         if member is None:
@@ -106,11 +106,11 @@ def _members(declaration: str, known: dict[str, _Type | None]) -> list[tuple[str
         if kind is None:
             return None
         sizes = tuple(map(int, re.findall(r"\d+", member.group("sizes"))))
-        found.append((member.group("name"), _Type(np.dtype((kind.dtype, sizes)), kind.alignment) if sizes else kind))
-    return found
+        members.append((member.group("name"), _Type(np.dtype((kind.dtype, sizes)), kind.alignment) if sizes else kind))
+    return members
 
 
-def _type_of(c_name: str, known: dict[str, _Type | None]) -> _Type | None:
+def _type_of(c_name: str, structs: dict[str, _Type | None]) -> _Type | None:
     key = c_types.key_of(c_name)
     if key in c_types.SCALAR_OF and key != "void":
         dtype = c_types.dtype_of(c_types.SCALAR_OF[key])
@@ -119,7 +119,7 @@ def _type_of(c_name: str, known: dict[str, _Type | None]) -> _Type | None:
     if vector is not None:
         element, count, alignment = vector
         return _Type(np.dtype((element, (count,))), alignment)
-    return known.get(key.split("::")[-1])
+    return structs.get(key.split("::")[-1])
 
 
 def difference(expected: np.dtype, given: np.dtype, of: str = "") -> str | None:
@@ -150,8 +150,8 @@ def difference(expected: np.dtype, given: np.dtype, of: str = "") -> str | None:
         if name not in expected.names:
             return f"it has a field {prefix + name!r}, which the kernel's struct does not have"
     for name in expected.names:
-        if found := difference(expected[name], given[name], prefix + name):
-            return found
+        if inner := difference(expected[name], given[name], prefix + name):
+            return inner
     for name in expected.names:
         at, ours = given.fields[name][1], expected.fields[name][1]
         if at != ours:

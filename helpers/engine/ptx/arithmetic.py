@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .use import ROUND, TYPES, Unknown, Use, instruction
+from .names import TYPES
+from .use import ROUND, Unknown, Use, instruction
 
 _INTEGERS = "u16 s16 u32 s32 u64 s64"
 _FLOATS = "f32 f64 f16 bf16 f16x2 bf16x2"
@@ -270,11 +271,11 @@ def _compared(use: Use, kind: str, left: str, right: str) -> str:
     return f"$compare<$Compare::{_UNSIGNED.get(how, how)}, {_truth(ftz)}, {_cpp(kind)}>({left}, {right})"
 
 
-def _joined(use: Use, join: str, found: str, third: int) -> str:
+def _joined(use: Use, join: str, comparison: str, third: int) -> str:
     if not join:
-        return found
+        return comparison
     operator = {"and": "&&", "or": "||", "xor": "!="}[join]
-    return f"({found} {operator} {use.read(third, 'pred')})"
+    return f"({comparison} {operator} {use.read(third, 'pred')})"
 
 
 @instruction("setp.{eq,ne,lt,le,gt,ge,...}{.and,.or,.xor}{.ftz}.type p{|q}, a, b{, c}")
@@ -294,15 +295,15 @@ def _setp(use: Use) -> str:
         use.operands.append(others[0])
         writes = use.write(0, compared.format("low")) + use.write(3, compared.format("high"))
         return f"const auto engine_a = {left}, engine_b = {right}; {writes}"
-    found = _compared(use, kind, use.read(1, kind), use.read(2, kind))
+    comparison = _compared(use, kind, use.read(1, kind), use.read(2, kind))
     use.done(3 + bool(join))
     if not others:
-        return use.write(0, _joined(use, join, found, 3))
+        return use.write(0, _joined(use, join, comparison, 3))
     use.operands.append(others[0])
     last = len(use.operands) - 1
     yes, no = (_joined(use, join, name, 3) for name in ("engine_c", "!engine_c"))
     return (
-        f"const bool engine_c = {found}, engine_d = {yes}, engine_e = {no}; "
+        f"const bool engine_c = {comparison}, engine_d = {yes}, engine_e = {no}; "
         + use.write(0, "engine_d")
         + use.write(last, "engine_e")
     )
@@ -322,8 +323,8 @@ def _set_pair(use: Use) -> str:
     compared = _compared(use, half, "engine_a.{0}", "engine_b.{0}")
     use.done(3)
     high, low = (compared.format(part) for part in ("high", "low"))
-    found = use.write(0, f"(({high} ? {yes} : 0u) << 16 | ({low} ? {yes} : 0u))")
-    return f"const auto engine_a = {use.read(1, kind)}, engine_b = {use.read(2, kind)}; {found}"
+    result = use.write(0, f"(({high} ? {yes} : 0u) << 16 | ({low} ? {yes} : 0u))")
+    return f"const auto engine_a = {use.read(1, kind)}, engine_b = {use.read(2, kind)}; {result}"
 
 
 @instruction("set.{eq,ne,lt,...}{.and,.or,.xor}{.ftz}.{u32,s32,f32}.type d, a, b{, c}")
@@ -332,10 +333,10 @@ def _set(use: Use) -> str:
     join = use.one("and", "or", "xor")
     if to not in ("u32", "s32", "f32") or kind.endswith("x2"):
         raise Unknown
-    found = _compared(use, kind, use.read(1, kind), use.read(2, kind))
+    comparison = _compared(use, kind, use.read(1, kind), use.read(2, kind))
     use.done(3 + bool(join))
     yes, no = ("1.0f", "0.0f") if to == "f32" else ("~0u", "0u")
-    return use.write(0, f"({_joined(use, join, found, 3)} ? {yes} : {no})")
+    return use.write(0, f"({_joined(use, join, comparison, 3)} ? {yes} : {no})")
 
 
 @instruction("selp.{b,u,s}{16,32,64} d, a, b, p", "selp.{f32,f64} d, a, b, p")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .use import ROUND, TYPES, Unknown, Use, instruction
+from .names import TYPES
+from .use import ROUND, Unknown, Use, instruction
 
 _INTEGERS = "u8 s8 u16 s16 u32 s32 u64 s64"
 _FLOATS = "f16 bf16 f32 f64"

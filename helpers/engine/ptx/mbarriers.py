@@ -14,8 +14,8 @@ def _at(use: Use, number: int, space: str) -> str:
 
 
 def _space(use: Use) -> str:
-    found = use.one("shared::cta", "shared::cluster", "shared")
-    return "shared" if found else "generic"
+    space = use.one("shared::cta", "shared::cluster", "shared")
+    return "shared" if space else "generic"
 
 
 @instruction("mbarrier.{init,inval,expect_tx,complete_tx}{.shared}.b64 [a]{, n}")

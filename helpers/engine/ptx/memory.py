@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .use import TYPES, Unknown, Use, instruction
+from .names import TYPES
+from .use import Unknown, Use, instruction
 
 # Where the data go in the caches, and for how long they stay: no matter here.
 _HINTS = (r"ca|cg|cs|lu|cv|wb|wt|nc|L1::\w+|L2::(?!cache_hint)\w+", r"L2::cache_hint")

@@ -69,14 +69,14 @@ def raw_strings(code: str) -> str:
 
 def parts(inside: str) -> list[str]:
     """Template, outputs, inputs, clobbers: split at the colons that stand outside of all brackets."""
-    found, depth = [""], 0
+    pieces, depth = [""], 0
     for token in _TOKEN.findall(inside):
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(token, 0)
         if depth == 0 and token in (":", "::"):
-            found += [""] * len(token)
+            pieces += [""] * len(token)
         elif not token.startswith(("//", "/*")):
-            found[-1] += token
-    return found
+            pieces[-1] += token
+    return pieces
 
 
 def literal(text: str) -> str | None:
@@ -102,30 +102,30 @@ def operands(text: str) -> list[Operand]:
     Raises:
         Unreadable: there is something else.
     """
-    found = []
+    every = []
     at = 0
     while match := re.compile(r'[\s,\\]*"([^"]*)"\s*\(').match(text, at):
         end = matching_bracket(text, match.end() - 1) + 1
         if end == 0:
             break
         inside = text[match.end() : end - 1].replace("\\\n", " ")
-        found.append(Operand(match.group(1).replace(" ", ""), " ".join(inside.split())))
+        every.append(Operand(match.group(1).replace(" ", ""), " ".join(inside.split())))
         at = end
     if rest := text[at:].strip(" \n\t\\,"):
         raise Unreadable(f"its operands cannot be read: {' '.join(rest.split())}")
-    return found
+    return every
 
 
 def split(text: str) -> list[str]:
     """At the commas outside of brackets."""
-    found, depth = [""], 0
+    pieces, depth = [""], 0
     for char in text:
         depth += {"{": 1, "[": 1, "(": 1, "}": -1, "]": -1, ")": -1}.get(char, 0)
         if char == "," and depth == 0:
-            found.append("")
+            pieces.append("")
         else:
-            found[-1] += char
-    return [part.strip() for part in found if part.strip()]
+            pieces[-1] += char
+    return [part.strip() for part in pieces if part.strip()]
 
 
 def items(template: str) -> Iterator[str]:

@@ -9,31 +9,10 @@ import difflib
 import functools
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from .names import TYPES, Names
 from .reading import Refused, Unreadable, split
 
-if TYPE_CHECKING:
-    from .statement import Statement
-
-SPACE = "engine::ptx::"
-
-# The types of PTX in C++; $ is the namespace.
-TYPES = {
-    "pred": "bool",
-    **{f"{kind}8": name for kind, name in (("u", "unsigned char"), ("s", "signed char"), ("b", "unsigned char"))},
-    **{f"{kind}16": name for kind, name in (("u", "unsigned short"), ("s", "short"), ("b", "unsigned short"))},
-    **{f"{kind}32": name for kind, name in (("u", "unsigned"), ("s", "int"), ("b", "unsigned"))},
-    **{f"{kind}64": name for kind, name in (("u", "unsigned long long"), ("s", "long long"))},
-    "b64": "unsigned long long",
-    "b128": "$B128",
-    "f32": "float",
-    "f64": "double",
-    "f16": "$F16",
-    "bf16": "$Bf16",
-    "f16x2": "$F16x2",
-    "bf16x2": "$Bf16x2",
-}
 ROUND = {"rn": "nearest", "rz": "zero", "rp": "up", "rm": "down", "rna": "away", "": "any"}
 
 
@@ -47,14 +26,14 @@ class Use:
     Operands are counted from 0. What is written comes as a statement of C++, what is read as an expression.
     """
 
-    def __init__(self, text: str, statement: Statement) -> None:
+    def __init__(self, text: str, names: Names) -> None:
         # The name ends where the operands begin; `{`, `[` may stand right behind it.
         name, self._rest = re.fullmatch(r"([\w.:]*)\s*(.*)", text, re.S).groups()
         self.name = name
         self.opcode, *self.modifiers = name.split(".")
         self._left = list(self.modifiers)
         self.operands = split(self._rest)
-        self._statement = statement
+        self._names = names
 
     # ------------------------------------------------------------ modifiers
 
@@ -79,19 +58,19 @@ class Use:
 
     def matching(self, pattern: str) -> list[str]:
         """All modifiers of this form, in their order."""
-        found = [name for name in self._left if re.fullmatch(pattern, name)]
-        self._left = [name for name in self._left if name not in found]
-        return found
+        matches = [name for name in self._left if re.fullmatch(pattern, name)]
+        self._left = [name for name in self._left if name not in matches]
+        return matches
 
     def types(self, allowed: str = "", count: int = 1) -> list[str]:
         """The modifiers that are types, as many as are asked for. allowed: their names; all where it is empty."""
-        known = allowed.split() or list(TYPES)
-        found = [name for name in self._left if name in known]
-        if len(found) != count:
+        names = allowed.split() or list(TYPES)
+        types = [name for name in self._left if name in names]
+        if len(types) != count:
             raise Unknown
-        for name in found:
+        for name in types:
             self._left.remove(name)
-        return found
+        return types
 
     def done(self, *counts: int) -> None:
         """All modifiers were asked for, and there are so many operands.
@@ -118,30 +97,30 @@ class Use:
     def value(self, text: str, kind: str = "", *, wide: bool = False) -> str:
         """The same of a part of an operand."""
         if kind == "pred":
-            return self._statement.predicate(text)
-        number = self._statement.constant(text)
+            return self._names.predicate(text)
+        number = self._names.constant(text)
         if not kind:
-            return self._statement.value(text) if number is None else number
+            return self._names.value(text) if number is None else number
         cpp = TYPES.get(kind, kind)
         if number is not None:
             return f"$constant<{cpp}>({number})"
-        return f"${'low_as' if wide else 'as'}<{cpp}>({self._statement.value(text)})"
+        return f"${'low_as' if wide else 'as'}<{cpp}>({self._names.value(text)})"
 
     def immediate(self, number: int) -> str:
         """An operand that must be a constant."""
         text = self.operands[number]
-        found = self._statement.constant(text)
-        if found is None:
+        constant = self._names.constant(text)
+        if constant is None:
             raise Unreadable(f"{self.name} takes a constant where it has {text}")
-        return found
+        return constant
 
     def target(self, number: int) -> str:
         """The register that an operand names."""
-        return self._statement.target(self.operands[number])
+        return self._names.target(self.operands[number])
 
     def in_place(self) -> None:
         """The operands that are written stay where they are: the instruction writes them later than here."""
-        self._statement.is_in_place = True
+        self._names.is_in_place = True
 
     def write(self, number: int, expression: str, *, wide: bool = False) -> str:
         return f"$assign{'_wide' if wide else ''}({self.target(number)}, {expression});"
@@ -149,13 +128,13 @@ class Use:
     def group(self, number: int, count: int | None = None) -> list[str]:
         """The parts of an operand in braces. A single register may stand without them."""
         text = self.operands[number]
-        found = split(text[1:-1]) if text.startswith("{") else [text]
-        if count is not None and len(found) != count:
+        pieces = split(text[1:-1]) if text.startswith("{") else [text]
+        if count is not None and len(pieces) != count:
             raise Refused(f"{self.name} takes {count} registers where it has {text}")
-        return found
+        return pieces
 
     def targets(self, number: int, count: int | None = None) -> list[str]:
-        return [self._statement.target(part) for part in self.group(number, count)]
+        return [self._names.target(part) for part in self.group(number, count)]
 
     def values(self, number: int, count: int | None = None, kind: str = "", *, wide: bool = False) -> list[str]:
         return [self.value(part, kind, wide=wide) for part in self.group(number, count)]
@@ -169,19 +148,19 @@ class Use:
         if match is None:
             raise Unknown
         base, sign, offset = match.groups()
-        number_of = self._statement.constant(offset) if offset else "0"
+        number_of = self._names.constant(offset) if offset else "0"
         if number_of is None:
             raise Unreadable(f"the address {text} is no register and a constant")
-        value = self._statement.constant(base)
-        value = self._statement.value(base) if value is None else f"(unsigned long long)({value})"
+        value = self._names.constant(base)
+        value = self._names.value(base) if value is None else f"(unsigned long long)({value})"
         return f"{value}, {'-' if sign == '-' else ''}(long long)({number_of})"
 
     def is_predicate(self, number: int) -> bool:
-        return self._statement.is_predicate(self.operands[number])
+        return self._names.is_predicate(self.operands[number])
 
     def jump(self, number: int) -> str:
         """To the label that an operand names."""
-        return self._statement.jump(self.operands[number])
+        return self._names.jump(self.operands[number])
 
 
 # ---------------------------------------------------------------- the table
@@ -238,14 +217,14 @@ def written(use: Use) -> str | None:
     """
     refused = None
     for writer in _WRITERS.get(use.opcode, ()):
-        kept = list(use._left), list(use.operands)
+        before = list(use._left), list(use.operands)
         try:
             return writer(use)
         except Unknown:
             pass
         except Refused as error:
             refused = error
-        use._left, use.operands = kept
+        use._left, use.operands = before
     if refused is not None:
         raise refused
     return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .use import TYPES, Use, instruction
+from .names import TYPES
+from .use import Use, instruction
 
 
 def _two(use: Use) -> list[str]:

@@ -1,0 +1,249 @@
+"""From a module's source to its library in memory: the text that is compiled, what is tried when it is refused."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from . import arithmetic, compiler, cutlass, libraries, messages, options, refusals, runtime, structures
+from .compiler import CompileError
+from .cuda_source import source
+from .messages import SOURCE_NAME
+from .structures import Entry, EntryParameter
+from .translate import translate
+
+# What a GPU's compiler refuses too: arrays of a size that only the run knows, arithmetic on void*, exceptions, types at
+# run time.
+_STRICT = ("-Werror=vla", "-Werror=pointer-arith", "-fno-exceptions", "-fno-rtti")
+_RUNTIME, _PTX = '#include "cuda_runtime.h"\n', "#include <ptx_instructions.h>\n"
+_NO_STD_MIN = re.compile(r"(?:min|max). is not a member of .std|no member named .(?:min|max). in namespace .std")
+_UNDEFINED = re.compile(r"undefined symbol: (\w+)|symbol not found.*'_(\w+)'")
+# Of a source as it was written, or with its inline PTX as calls of the engine: that it uses TMA or wgmma.
+_TILES = re.compile(r"wgmma|cp\.async\.bulk|engine_bulk_|::(?:bulk|tensor)_(?:copy|store|load)\(")
+
+# One line of the table of a module's kernels. A constant: were it a call, the table would be filled at its first use,
+# behind a lock of the C++ library's, which is what a linker takes longest to read.
+_ENTRY = (
+    '{{"{name}", (void*)engine::Kernel<{name}>::function, engine::Kernel<{name}>::run, engine::Kernel<{name}>::count, '
+    "engine::Kernel<{name}>::parameters}},\n"
+)
+
+# Modules of the same source and options are one in memory, as they are with CuPy: they share their variables.
+_LOADED: dict[tuple[Path, tuple[str, ...]], runtime.KernelLibrary] = {}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A source and how it is compiled: the parameters of `RawModule`, and for a run that is looked at
+
+    instrumented: "checked" or "profiled", for `compiler.build`. filling: flags of `compiler.filling` and `bounds`.
+    """
+
+    code: str
+    options: tuple[str, ...] = ()
+    name_expressions: tuple[str, ...] = ()
+    backend: str = "nvrtc"
+    jitify: bool = False
+    translate_cucomplex: bool = False
+    cooperative: bool = False
+    instrumented: str = ""
+    filling: tuple[str, ...] = ()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether modules of it share their variables; those of a run that is looked at start afresh."""
+        return not (self.instrumented or self.filling)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A module in memory. entries: its kernels by name. uses_tiles: it has instructions of TMA or wgmma."""
+
+    library: runtime.KernelLibrary
+    entries: dict[str, Entry]
+    uses_tiles: bool
+
+
+def build(recipe: Recipe, log_stream: Any = None) -> Built:
+    """Compile a source, or find it compiled, and load it. log_stream: gets the compiler's warnings by `write`.
+
+    Raises:
+        CompileError: the compiler refused; the message shows the lines of the source.
+        NoCompilerError: there is no C++ compiler.
+    """
+    plain = [name for name in source.kernels(recipe.code) if not source.is_template(recipe.code, name)]
+    kernels = tuple(name for name in plain if name not in recipe.name_expressions)
+    attempt = _Attempt(recipe, kernels, bool(libraries.options()) and libraries.needed(recipe.code))
+    while True:
+        program = attempt.program()
+        path, diagnostics = program.build()
+        if path is not None:
+            break
+        attempt = attempt.after(diagnostics)
+    if log_stream is not None:
+        log_stream.write(_warnings(compiler.warnings(program.text, program.options), recipe.code))
+    library = _load(program, path)
+    if recipe.is_shared:
+        _LOADED[path, recipe.options] = library
+    return Built(library, _entries(library), _TILES.search(program.text) is not None)
+
+
+@dataclass(frozen=True)
+class _Program:
+    """What the compiler gets. edits: the other arguments of `compiler.build`."""
+
+    recipe: Recipe
+    text: str
+    options: list[str]
+    edits: dict[str, Any]
+
+    def build(self) -> tuple[Path | None, str]:
+        return compiler.build(self.text, self.options, checked=self.recipe.instrumented, **self.edits)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One try. kernels: those that are no templates. with_algorithm: std::min is to be found."""
+
+    recipe: Recipe
+    kernels: tuple[str, ...]
+    uses_libraries: bool  # CUB and its kin
+    with_algorithm: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The kernels of the module's table."""
+        return [*self.kernels, *self.recipe.name_expressions]
+
+    def program(self) -> _Program:
+        """The text for the compiler.
+
+        Raises:
+            CompileError: an option that there is not, or inline PTX that the engine cannot follow.
+        """
+        recipe = self.recipe
+        code = libraries.translate_cucomplex(recipe.code) if recipe.translate_cucomplex else recipe.code
+        flags, macros = options.for_host(recipe.options)
+        host_flags = cutlass.compiled(flags) if cutlass.includes(code) else flags
+        folders = [compiler.INCLUDE, *compiler.system_folders(host_flags)]
+        arguments = self._arguments(code, host_flags)
+        algorithm = "#include <algorithm>\n" if self.with_algorithm else ""
+        head = f"{algorithm}{_first_headers(code, folders)}{macros}"
+        body, was_expanded = self._translated(code, head, arguments, folders)
+        # (Expanded text lacks what the header of PTX includes.)
+        needs_ptx = was_expanded or self.uses_libraries or len(folders) > 1 or "engine::ptx::" in body
+        bridge = "#include <cupy/complex.cuh>\n" if recipe.translate_cucomplex else ""
+        head = f"{_RUNTIME}{_PTX if needs_ptx else ''}{head}{bridge}"
+        edits: dict[str, Any] = {
+            "plain": self._whole(head, body),
+            "refuse": lambda: self._refusal(macros, host_flags),
+        }
+        if self.uses_libraries:
+            edits |= {"expand": libraries.expanded, "expand_key": libraries.translation_hash()}
+        return _Program(recipe, self._whole(head, arithmetic.edited(body)), arguments, edits)
+
+    def _arguments(self, code: str, flags: Sequence[str]) -> list[str]:
+        arguments = libraries.options() if self.uses_libraries else []
+        arguments = [*arguments, "-I", str(compiler.INCLUDE), *_STRICT, *flags, *self.recipe.filling]
+        return arguments + (libraries.cupy_options() if "cupy/" in code or self.uses_libraries else [])
+
+    def _translated(self, code: str, head: str, arguments: list[str], folders: Sequence[Path]) -> tuple[str, bool]:
+        """The source as a host compiler takes it, and whether the preprocessor was asked for it."""
+        asked: list[str] = []
+
+        def expanded(code: str) -> str | None:
+            asked.append(code)
+            return compiler.expanded(_RUNTIME + _PTX + head, code, SOURCE_NAME, arguments)
+
+        try:
+            body = translate(code, expanded, SOURCE_NAME, keep_asm=self.uses_libraries, folders=folders)
+        except ValueError as error:
+            raise CompileError(str(error)) from None
+        return body, bool(asked)
+
+    def _whole(self, head: str, body: str) -> str:
+        entries = "".join(_ENTRY.format(name=name) for name in self.names)
+        return (
+            f'{head}#line 1 "{SOURCE_NAME}"\n{body}\n#line 1 "{messages.ENTRIES}"\n'
+            'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {\n'
+            f"static const engine::Entry engine_table[] = {{\n{entries}{{}}}};\n"
+            f"*engine_count = {len(self.names)};\n"
+            "engine_sizes[0] = sizeof(engine::Entry), engine_sizes[1] = sizeof(engine::Parameter);\n"
+            "return engine_table;\n}\n"
+        )
+
+    def _refusal(self, macros: str, flags: Sequence[str]) -> str:
+        recipe = self.recipe
+        other_rules = self.uses_libraries or recipe.jitify or refusals.OTHER_RULES & set(recipe.options)
+        if recipe.backend != "nvrtc" or other_rules:  # (macros of libraries are not known here)
+            return ""
+        return refusals.refusal(recipe.code, macros, SOURCE_NAME, flags)
+
+    def after(self, diagnostics: str) -> _Attempt:
+        """What to try when the compiler has refused this one.
+
+        Raises:
+            CompileError: nothing more.
+        """
+        code, header = self.recipe.code, libraries.missing(diagnostics)
+        if header and libraries.options() and not self.uses_libraries:  # a header of the user's includes it
+            return replace(self, uses_libraries=True)
+        # NVRTC, which has no std::min, does not look into templates that nobody uses.
+        if not self.with_algorithm and _NO_STD_MIN.search(diagnostics):
+            return replace(self, with_algorithm=True)
+        if header and not libraries.options():
+            raise CompileError(f"{messages.explain(diagnostics, code, self.names)}\n{libraries.whose(header)}")
+        # The text shows kernels that the preprocessor leaves out, or that a namespace holds: do without them.
+        blamed = {int(line) for line in re.findall(rf"^{messages.ENTRIES}:(\d+):", diagnostics, re.M)}
+        unblamed = [name for line, name in enumerate(self.kernels, messages.FIRST_ENTRY) if line not in blamed]
+        if len(unblamed) < len(self.kernels):
+            return replace(self, kernels=tuple(unblamed))
+        raise CompileError(messages.explain(diagnostics, code, self.names))
+
+
+def _first_headers(code: str, folders: Sequence[Path]) -> str:
+    """The headers of these folders that the source includes, read before its macros: `#define N 64` must not change
+    them.
+    """
+    text = source.blank_comments(code)
+    if re.search(r"#\s*define\s+_?_?CUDA_NO", text):  # macros that are meant for the headers
+        return ""
+    names = dict.fromkeys(re.findall(r"^\s*#\s*include\s*<([^>]+)>", text, re.M))
+    return "".join(f"#include <{name}>\n" for name in names if any((folder / name).is_file() for folder in folders))
+
+
+def _warnings(diagnostics: str, code: str) -> str:
+    """Of a compiler's warnings, those about lines of the source."""
+    table = source.line_table(code, SOURCE_NAME)
+    every = re.findall(r"^(.+?):(\d+):(?:\d+:)? (warning: .*)$", diagnostics, re.M)
+    return "".join(f"{file}:{line}: {text}\n" for file, line, text in every if (file, int(line)) in table)
+
+
+def _load(program: _Program, path: Path) -> runtime.KernelLibrary:
+    recipe = program.recipe
+    loaded = _LOADED.get((path, recipe.options)) if recipe.is_shared else None
+    if loaded is not None:
+        return loaded
+    try:
+        return runtime.KernelLibrary(path)
+    except (OSError, AttributeError) as error:
+        undefined = _UNDEFINED.search(str(error))
+        if undefined:
+            raise CompileError(messages.undefined(undefined[1] or undefined[2], recipe.code)) from None
+    path.unlink(missing_ok=True)  # a broken file in the cache
+    rebuilt, _ = program.build()
+    return runtime.KernelLibrary(rebuilt)
+
+
+def _entries(library: runtime.KernelLibrary) -> dict[str, Entry]:
+    library.handle.engine_entries.restype = ctypes.POINTER(Entry)
+    count, sizes = ctypes.c_int(), (ctypes.c_uint * 2)()
+    table = library.handle.engine_entries(ctypes.byref(count), sizes)
+    structures.compare(
+        {"Entry": (ctypes.sizeof(Entry), sizes[0]), "Parameter": (ctypes.sizeof(EntryParameter), sizes[1])}
+    )
+    return {table[index].name.decode(): table[index] for index in range(count.value)}

@@ -1,0 +1,77 @@
+// The lists of a checked run: sites, and findings of what the parts above judge.
+//
+// The lowest part: it calls no other.
+#include "books.h"
+
+namespace {
+
+// One for each instruction, region and way of access.
+uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, How how) {
+  uint64_t key = (uint64_t)pc * 4096 + region * 4 + kind * 2 + (how == ATOMIC);
+  auto found = books.site_index.find(key);
+  if (found != books.site_index.end()) return found->second;
+  EngineSite site;
+  memset(&site, 0, sizeof site);
+  site.pc = pc;
+  site.region = region;
+  site.size = size;
+  site.is_write = kind == WRITE;
+  site.is_atomic = how == ATOMIC;
+  books.sites.push_back(site);
+  return books.site_index[key] = (uint32_t)books.sites.size() - 1;
+}
+
+// The block that ran at an epoch.
+uint64_t block_at(uint64_t epoch) {
+  auto after = std::upper_bound(books.block_begins.begin(), books.block_begins.end(), epoch);
+  return books.block_numbers[after - books.block_begins.begin() - 1];
+}
+
+// The same finding again only counts. key: what makes it the same.
+void add_finding(const EngineFinding& f, uint64_t key) {
+  auto found = books.finding_index.find(key);
+  if (found != books.finding_index.end()) {
+    books.findings[found->second].count++;
+    return;
+  }
+  books.finding_index[key] = (uint32_t)books.findings.size();
+  books.findings.push_back(f);
+}
+
+// A finding of the thread that runs, whose place is known.
+EngineFinding finding_at(int kind, const char* file, int line) {
+  EngineFinding f;
+  memset(&f, 0, sizeof f);
+  f.kind = kind;
+  f.count = 1;
+  f.region = ~0u;
+  f.block = books.block;
+  f.thread = current.thread;
+  f.file = file;
+  f.line = line;
+  return f;
+}
+
+// Of an access: the same are the same instructions, in the same region, in the same way.
+void report(
+    int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write, Tag other,
+    uint32_t other_site, bool other_write, How how) {
+  const uintptr_t other_pc = other ? books.sites[other_site].pc : 0;
+  EngineFinding f = finding_at(kind, nullptr, 0);
+  f.region = region;
+  f.offset = (int64_t)(address - (region < books.regions.size() ? books.regions[region].begin : 0));
+  f.size = size;
+  f.is_write = write;
+  f.pc = pc;
+  f.thread = thread;
+  if (other) {
+    f.other_pc = other_pc;
+    f.other_block = block_at(epoch_of(other));
+    f.other_thread = asker(thread_of(other));
+    f.other_is_write = other_write;
+    f.is_volatile = how >= VOLATILE && how_of(other) >= VOLATILE;
+  }
+  add_finding(f, (((uint64_t)pc * 31 + other_pc) * 31 + region) * 32 + kind);
+}
+
+}  // namespace

@@ -1,0 +1,70 @@
+// mbarriers in a checked run: who may use one, and what its phases order.
+#include "books.h"
+
+namespace {
+
+MbarrierBooks& mbarrier_books(unsigned number) {
+  need_clocks();
+  if (number >= books.mbarriers.size()) books.mbarriers.resize(number + 1);
+  return books.mbarriers[number];
+}
+
+// A finding about an mbarrier, beside its initialisation.
+void report_mbarrier(int kind, const MbarrierBooks& b, const void* caller) {
+  for (uint32_t i = 0; i < books.regions.size(); ++i) {
+    const Region& r = books.regions[i];
+    if (!r.is_shared() || b.word < r.begin || b.word >= r.end) continue;
+    const uint32_t site = site_for(b.pc, i, 8, WRITE, ATOMIC);
+    const How how = kind == ENGINE_NO_PROXY_FENCE ? SIGNAL : ATOMIC;  // findings.py tells by it that it is an mbarrier
+    report(
+        kind, i, b.word, 8, (uintptr_t)caller, current.thread, false, tag_of(b.epoch, b.thread, how), site, true, how);
+    return;
+  }
+}
+
+}  // namespace
+
+void check_mbarrier_init(unsigned number, const void* word, const void* caller) {
+  if (!books.running) return;
+  MbarrierBooks& b = mbarrier_books(number);
+  b = MbarrierBooks();
+  b.word = (uintptr_t)word;
+  b.is_initialised = true;
+  b.thread = current.thread;
+  b.epoch = books.epoch++;
+  b.pc = (uintptr_t)caller;
+}
+
+void check_mbarrier_use(unsigned number, const void* caller, bool by_copy) {
+  if (!books.running) return;
+  const MbarrierBooks& b = mbarrier_books(number);
+  if (!b.is_initialised) return;
+  if (!ordered(tag_of(b.epoch, b.thread, PLAIN), current.thread)) report_mbarrier(ENGINE_RACE, b, caller);
+  else if (by_copy && !b.is_fenced) report_mbarrier(ENGINE_NO_PROXY_FENCE, b, caller);
+}
+
+void check_mbarrier_arrive(unsigned number) {
+  if (!books.running) return;
+  leave_knowledge(mbarrier_books(number).arriving, current.thread);
+  ++books.epoch;
+}
+
+void check_mbarrier_wait(unsigned number) {
+  if (books.running) raise(clock_of(current.thread), mbarrier_books(number).over);
+}
+
+void check_phase_end(unsigned number, unsigned bytes_left, const void* caller) {
+  if (!books.running) return;
+  MbarrierBooks& b = mbarrier_books(number);
+  b.over = b.arriving;
+  if (bytes_left)
+    report(ENGINE_BYTES, NO_REGION, bytes_left, 0, (uintptr_t)caller, asker(agent_of_loads(number)), true);
+}
+
+void check_proxy_fence(bool of_mbarriers) {
+  if (!books.running) return;
+  need_clocks();
+  for (MbarrierBooks& b : books.mbarriers) b.is_fenced = b.is_fenced || b.thread == current.thread;
+  if (!of_mbarriers) books.proxy_fences[current.thread] = books.epoch;
+  ++books.epoch;
+}

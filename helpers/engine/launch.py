@@ -1,0 +1,314 @@
+"""One launch of a compiled kernel: its arguments as C has them, and what went wrong in terms of them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import failures, limits, runtime, structures, symbols, tensor_map
+from .array import at as array_at
+from .array import ndarray
+from .copies import extent_of
+from .cuda_source import signatures, source
+from .cuda_source.signatures import Parameter
+from .failures import LaunchError
+from .limits import Sizes
+from .messages import SOURCE_NAME
+from .structures import LaunchRequest, Reason
+
+_STRUCT_ALIGNMENT = 128
+TILE_ALIGNMENT = 1024  # tiles of TMA and wgmma begin at multiples of it, and so does a GPU's dynamic shared memory
+_FAR = 1 << 20  # the guards around arrays are as wide
+
+_Place = tuple[str, int]  # file and line
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel in memory.
+
+    run: the address of what runs one block of it. shared_arrays: its static `__shared__` arrays, and the flags that a
+    compiler keeps with them. most_threads, least_blocks: of `__launch_bounds__`, 1024 and 0 where it has none.
+    """
+
+    name: str
+    code: str
+    library: runtime.KernelLibrary
+    run: int
+    parameters: tuple[Parameter, ...]
+    shared_arrays: tuple[symbols.SharedArray, ...]
+    most_threads: int
+    least_blocks: int
+    uses_tiles: bool
+
+    @property
+    def static_shared(self) -> int:
+        """Bytes of its static `__shared__` arrays."""
+        return sum(shared.size for shared in self.shared_arrays if not shared.is_guard)
+
+    def line_at(self, place: int) -> _Place | None:
+        """(file, line) of the source, and of none of its headers, for a place in the library; None: there is none."""
+        table = source.line_table(self.code, SOURCE_NAME)
+        places = symbols.places_of(self.library.path, place) if place else []
+        return next((at for at in places if at in table and not at[0].endswith(failures.HEADERS)), None)
+
+    def arguments(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments with arrays in place of addresses: of `array.data.ptr`, say, the bytes from there on.
+
+        Raises:
+            TypeError: an address for a pointer is in no device array.
+        """
+        if not isinstance(args, (tuple, list)) or len(args) != len(self.parameters):
+            return args  # `signatures.check_all` refuses them
+        return tuple(
+            self._array_at(parameter, value) if parameter.kind == "p" and signatures.is_address(value) else value
+            for parameter, value in zip(self.parameters, args, strict=True)
+        )
+
+    def _array_at(self, parameter: Parameter, value: Any) -> ndarray:
+        address = int(getattr(value, "ptr", value))
+        memory = array_at(address)
+        if memory is None:
+            raise TypeError(
+                f"parameter {parameter} of {self.name} is a pointer and got the number {address} (0x{address:x}), "
+                "which is no address in a device array that still lives"
+            )
+        if parameter.dtype in ("void", "struct"):
+            return memory
+        dtype = signatures.dtype_of(parameter.dtype)
+        if address % dtype.itemsize:
+            return memory
+        return memory[: memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
+
+    def tensors(self, args: Sequence[Any]) -> dict[int, tuple[tensor_map.Described, ndarray]]:
+        """By number of the parameter, the tensor maps among the arguments and the arrays that they describe.
+
+        Raises:
+            LaunchError: the array of a map lives no more, or has not as many bytes as the map says.
+        """
+        tensors = {}
+        for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True)):
+            described = tensor_map.described(value) if parameter.kind == "S" else None
+            if described is None:
+                continue
+            memory = array_at(described.address)
+            if memory is None:
+                raise LaunchError(
+                    f"the tensor map {parameter.name!r} of {self.name} is of an array at 0x{described.address:x}, "
+                    "where there is no device array (any more): make it of one that lives as long as the launch"
+                )
+            if described.nbytes > memory.nbytes:
+                raise LaunchError(
+                    f"the tensor map {parameter.name!r} of {self.name} reaches over {described.nbytes:,} bytes, and "
+                    f"the array from its address on has {memory.nbytes:,}: look at its dims {described.dims} and "
+                    f"strides {described.strides}"
+                )
+            tensors[number] = described, memory.typed(described.shape, described.dtype, described.byte_strides)
+        return tensors
+
+    def prepare(
+        self,
+        grid: Sizes,
+        block: Sizes,
+        args: Sequence[Any],
+        shared_mem: int,
+        locate: Callable[[int, ndarray], int],
+        *,
+        cooperative: bool = False,
+    ) -> PreparedLaunch:
+        """A launch that has been checked, as `runtime.launch` takes it.
+
+        Args:
+            locate: (number of the parameter, array) -> the address that the kernel gets for it.
+        """
+        args, tensors = list(args), self.tensors(args)
+        for number, (_, tensor) in tensors.items():
+            args[number] = tensor_map.moved(args[number], locate(number, tensor))
+        values = [
+            ctypes.c_void_p(0 if value is None else locate(number, value))
+            if parameter.kind == "p"
+            else self._packed(parameter, value)
+            for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True))
+        ]
+        maps = ctypes.create_string_buffer(b"".join(args[number].tobytes() for number in tensors))
+        pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
+        threads = block[0] * block[1] * block[2]
+        request = LaunchRequest(
+            run=self.run,
+            args=ctypes.addressof(pointers),
+            grid=(ctypes.c_uint * 3)(*grid),
+            block=(ctypes.c_uint * 3)(*block),
+            dynamic_shared=int(shared_mem),
+            static_begin=min((shared.offset for shared in self.shared_arrays), default=0),
+            static_end=max((shared.offset + shared.size for shared in self.shared_arrays), default=0),
+            static_align=self.library.symbols.alignment,
+            anchor_offset=self.library.anchor_offset,
+            anchor=self.library.anchor,
+            most_blocks=limits.blocks_at_once(threads, self.static_shared + int(shared_mem)),
+            cooperative=int(cooperative),
+            dynamic_align=TILE_ALIGNMENT if self.uses_tiles else 0,
+            registers=limits.registers(threads, self.least_blocks),
+            order=runtime.order(),
+            maps=ctypes.addressof(maps),
+            n_maps=len(tensors),
+        )
+        return PreparedLaunch(self, grid, block, tuple(args), [*values, maps], pointers, request)
+
+    def _packed(self, parameter: Parameter, value: Any) -> Any:
+        """A scalar or a struct as a C value."""
+        if parameter.kind == "S":
+            data = np.asarray(value)
+            if data.nbytes != parameter.size:
+                raise TypeError(
+                    f"parameter {parameter.name!r} of {self.name} is a struct of {parameter.size} bytes; "
+                    f"got {type(value).__name__} of {data.nbytes}"
+                )
+            memory = np.empty(parameter.size + _STRUCT_ALIGNMENT, np.uint8)  # as the most aligned struct wants it
+            begin = -memory.ctypes.data % _STRUCT_ALIGNMENT
+            memory[begin : begin + parameter.size] = np.frombuffer(data.tobytes(), np.uint8)
+            return (ctypes.c_byte * parameter.size).from_buffer(memory.data, begin)
+        dtype = signatures.dtype_of(parameter.dtype)
+        return (ctypes.c_byte * dtype.itemsize).from_buffer_copy(np.asarray(value, dtype).tobytes())
+
+
+@dataclass(frozen=True)
+class _Near:
+    """An array near an address: how many bytes away, its name, the element that would be there, and this in words."""
+
+    distance: int
+    array: str | None
+    index: int | None
+    words: str
+
+
+@dataclass(frozen=True)
+class PreparedLaunch:
+    """A launch that only has to be run. values (the arguments, then the tensor maps) and pointers are what `request`
+    points to: it lives as long as they.
+    """
+
+    kernel: CompiledKernel
+    grid: Sizes
+    block: Sizes
+    args: tuple[Any, ...]
+    values: list[Any]
+    pointers: ctypes.Array
+    request: LaunchRequest
+
+    def words(self, failure: structures.Failure) -> str:
+        """Why it failed, without who and where."""
+        return failures.words(
+            failure, self.block, lambda address: self._nearest(address, failure).words, self.kernel.line_at
+        )
+
+    def error(self, failure: structures.Failure) -> LaunchError:
+        """The error of a launch that failed."""
+        block = failures.index(failure.block, self.grid)
+        thread = failures.index(failure.thread, self.block)
+        who = f"{self.kernel.name}, block {failures.triple(block)}, thread {failures.triple(thread)}"
+        what = self.words(failure)
+        place = failures.place_of(failure, self.kernel.line_at)
+        if place is not None:
+            message = f"{place[0]}:{place[1]}: {what} [{who}]"
+        else:
+            place, where = self._place_of_fault(failure)
+            signal = f"; {runtime.signal_name(failure.signal)}" if failure.signal else ""
+            message = f"{what} {where} [{who}{signal}]"
+        table = source.line_table(self.kernel.code, SOURCE_NAME)
+        if place in table:
+            message += f"\n{place[1]:>6} | {table[place].rstrip()}"
+        file, line = place or (None, None)
+        error = LaunchError(message, reason=Reason(failure.reason), file=file, line=line, block=block, thread=thread)
+        if error.reason == Reason.ILLEGAL_ACCESS:
+            near = self._nearest(failure.address, failure)
+            error.array, error.index, error.address = near.array, near.index, failure.address
+        return error
+
+    def error_of_overrun(self, address: int) -> LaunchError:
+        """The error of a launch that wrote to the guard beside an array, which was seen after it."""
+        near = self._nearest(address, None)
+        message = (
+            f"{self.kernel.name} wrote to {near.words}. It was seen after the launch, so the thread is not known: look "
+            "for an index that no condition keeps inside the array"
+        )
+        return LaunchError(message, reason=Reason.ILLEGAL_ACCESS, array=near.array, index=near.index, address=address)
+
+    def _place_of_fault(self, failure: structures.Failure) -> tuple[_Place | None, str]:
+        """The place of a fault by its address, and in words: a line of the source rather than of a header whose
+        function was inlined there.
+        """
+        path, table = self.kernel.library.path, source.line_table(self.kernel.code, SOURCE_NAME)
+        places = symbols.places_of(path, failure.place) if failure.place else []
+        expired = failure.reason == Reason.EXPIRED
+        if expired:  # an empty loop has no line of its own, but that of its caller or of what was moved out of it
+            places += symbols.statements_at(path, failure.place) if failure.place else []
+            places = [place for place in places if place in table and table[place].strip() != "}"]
+        if places:
+            place = next((place for place in places if place in table), places[0])
+            return place, f"at {place[0]}:{place[1]}"
+        before = symbols.place_before(path, failure.place, {file for file, _ in table}) if expired else None
+        if before is None:
+            return None, "at an unknown line"
+        place = _loop_at(before, table)
+        return place, f"near {place[0]}:{place[1]}"
+
+    def _nearest(self, address: int, failure: structures.Failure | None) -> _Near:
+        """An address in terms of the arguments and of shared memory, where it is in or near one."""
+        if address < failures.NULL_PAGE:
+            words = "a null pointer" if address == 0 else f"address {address}: a null pointer and an index"
+            return _Near(0, None, None, words)
+        near = [*self._near_arguments(address), *(self._near_shared(address, failure) if failure else [])]
+        nearest = min(near, default=None, key=lambda one: one.distance)
+        if nearest is None or nearest.distance >= _FAR:
+            return _Near(_FAR, None, None, f"address 0x{address:x}, which is far from every array")
+        return nearest
+
+    def _near_arguments(self, address: int) -> list[_Near]:
+        near = []
+        for parameter, value, packed in zip(self.kernel.parameters, self.args, self.values[:-1], strict=True):
+            if parameter.kind == "p" and value is not None and value.nbytes:
+                begin, end = (at - value.ctypes.data for at in extent_of(value))
+                inside, item = address - packed.value, value.dtype.itemsize
+                index, size = inside // item, (end - begin) // item  # a view with gaps reaches over more than it has
+                words = f"{parameter.name or 'an array'}[{index}], which has {size:,} elements"
+                near.append(_Near(_distance(inside - begin, end - begin), parameter.name or None, index, words))
+        return near
+
+    def _near_shared(self, address: int, failure: structures.Failure) -> list[_Near]:
+        pieces = []
+        if failure.static_base:
+            arrays = [shared for shared in self.kernel.shared_arrays if not shared.is_guard]
+            pieces = [(s.name, f"__shared__ {s.name}", failure.static_base + s.offset, s.size) for s in arrays]
+        dynamic = "dynamic shared memory"
+        if failure.dynamic_size:
+            pieces.append((dynamic, dynamic, failure.dynamic_base, failure.dynamic_size))
+        near = []
+        for name, label, begin, size in pieces:
+            inside = address - begin
+            words = f"byte {inside} of {label}, which has {size:,} bytes"
+            near.append(_Near(_distance(inside, size), name, inside // 4, words))
+        is_forgotten = failure.dynamic_base and not failure.dynamic_size
+        if is_forgotten and source.has_dynamic_shared(self.kernel.code):
+            inside = address - failure.dynamic_base
+            words = (
+                f"byte {inside} of dynamic shared memory (extern __shared__), but the launch gave 0 bytes of dynamic "
+                "shared memory: kernel(grid, block, args, shared_mem=bytes)"
+            )
+            near.append(_Near(_distance(inside, 1), dynamic, inside // 4, words))
+        return near
+
+
+def _distance(inside: int, size: int) -> int:
+    return max(-inside, inside - (size - 1), 0)
+
+
+def _loop_at(place: _Place, table: Mapping[_Place, str]) -> _Place:
+    """The nearest line with a loop's first word, up to and including a place; the place itself where there is none."""
+    file, line = place
+    words = re.compile(r"\b(for|while|do)\b")
+    return next(((file, n) for n in range(line, 0, -1) if words.search(table.get((file, n), ""))), place)

@@ -1,0 +1,106 @@
+"""What a launch may ask for: the limits of compute capability 9.0, and how many blocks may have begun at once.
+
+Blocks that wait for each other must all have begun: as many as an H200 holds, if the engine has stacks for their
+threads.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from . import runtime
+from .failures import LaunchError
+
+MAX_THREADS_PER_BLOCK = 1024
+MAX_BLOCK = (1024, 1024, 64)
+MAX_GRID = (2**31 - 1, 65535, 65535)
+SHARED_PER_BLOCK = 48 * 1024
+SHARED_PER_BLOCK_OPTIN = 227 * 1024
+
+# Of a multiprocessor; RESERVED is shared memory that each block takes besides its own.
+REGISTERS, THREADS, BLOCKS = 64 * 1024, 2048, 32
+SHARED_PER_MULTIPROCESSOR, RESERVED = 228 * 1024, 1024
+MULTIPROCESSORS = 132  # of an H200
+
+Sizes = tuple[int, int, int]
+
+
+@functools.cache
+def most_threads() -> int:
+    """Threads whose stacks the engine can keep, each with a guard: on Linux a process has so many mappings only."""
+    try:
+        mappings = int(Path("/proc/sys/vm/max_map_count").read_text())
+    except (OSError, ValueError):
+        return 65536
+    own = 4096 + 2 * 1024 * runtime.n_workers()  # of Python, and of blocks that wait for nobody
+    return max(1024, min(65536, (mappings - own) // 2))
+
+
+def blocks_on_gpu(threads: int, shared: int) -> int:
+    """Blocks of so many threads and bytes of shared memory that an H200 holds at once, whatever their registers."""
+    threads = (threads + 31) // 32 * 32
+    return MULTIPROCESSORS * min(THREADS // threads, BLOCKS, SHARED_PER_MULTIPROCESSOR // (shared + RESERVED))
+
+
+def blocks_at_once(threads: int, shared: int) -> int:
+    """Of them, those that the engine can keep. Any number of blocks that wait for nobody may be in a launch."""
+    return max(1, min(blocks_on_gpu(threads, shared), most_threads() // threads))
+
+
+def registers(threads: int, least_blocks: int) -> int:
+    """Registers that each thread of a block begins with, where `__launch_bounds__` tells them; 0 where it does not."""
+    if not least_blocks:
+        return 0
+    whole_warps = (threads + 31) // 32 * 32
+    return min(REGISTERS // (least_blocks * whole_warps) // 8 * 8, 256)
+
+
+def check_sizes(name: str, grid: Sizes, block: Sizes, most: int) -> None:
+    """Refuse a grid or a block that is too large. most: threads that the kernel's `__launch_bounds__` allow.
+
+    Raises:
+        LaunchError: a GPU refuses it.
+    """
+    threads = block[0] * block[1] * block[2]
+    if threads > MAX_THREADS_PER_BLOCK:
+        raise LaunchError(f"a block of {block} has {threads:,} threads; a GPU takes {MAX_THREADS_PER_BLOCK:,} at most")
+    if threads > most:
+        raise LaunchError(
+            f"a block of {block} has {threads:,} threads; {name} is compiled for {most:,} at most, by its "
+            "__launch_bounds__ (a GPU refuses the launch)"
+        )
+    for what, sizes, limits in (("block", block, MAX_BLOCK), ("grid", grid, MAX_GRID)):
+        for axis, size, limit in zip("xyz", sizes, limits, strict=True):
+            if not 1 <= size <= limit:
+                raise LaunchError(f"{what}.{axis} = {size:,}: a GPU takes 1 to {limit:,}")
+
+
+def check_dynamic_shared(name: str, size: int, allowed: int, static: int) -> None:
+    """Refuse more dynamic shared memory than the kernel has been allowed; all in bytes.
+
+    Raises:
+        LaunchError: a GPU refuses it.
+    """
+    if not 0 <= size <= allowed:
+        raise LaunchError(
+            f"shared_mem = {size:,} bytes, but a launch of {name} may ask for {allowed:,} (48 KB less {static:,} "
+            f"static, if not raised). Set kernel.max_dynamic_shared_size_bytes = {size} before the launch, up to "
+            f"{SHARED_PER_BLOCK_OPTIN - static:,} (a GPU says: invalid argument)"
+        )
+
+
+def check_cooperative(grid: Sizes, block: Sizes, shared: int) -> None:
+    """Refuse a cooperative launch whose blocks a GPU cannot hold at once. shared: bytes for each block.
+
+    Raises:
+        LaunchError: there are too many.
+    """
+    blocks, threads = grid[0] * grid[1] * grid[2], block[0] * block[1] * block[2]
+    if blocks > blocks_at_once(threads, shared):
+        raise LaunchError(
+            f"a cooperative launch has all its blocks on the GPU at once: {blocks:,} blocks of {threads:,} threads "
+            f"with {shared:,} bytes of shared memory are too many. An H200 holds {blocks_on_gpu(threads, shared):,} of "
+            f"them at most, and the CPU engine has stacks for {most_threads():,} threads at once. Let each block do "
+            "the work of several"
+        )
