@@ -140,6 +140,8 @@ def finds_helpers(notebook: Notebook, path: Path) -> Iterator[str]:
     else:
         if not current:
             yield "the lines that find the course are old: run python3 -m helpers.site.first_screen"
+        if not code_cells(notebook)[0]["metadata"].get("jupyter", {}).get("source_hidden"):
+            yield "the set-up cell is not collapsed: run python3 -m helpers.site.first_screen"
 
 
 def speaks_of_no_machine(notebook: Notebook, path: Path) -> Iterator[str]:

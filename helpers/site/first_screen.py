@@ -5,7 +5,7 @@ repository's name.
 
 A title cell has them between `<!-- made by helpers.site.first_screen -->` and the next empty line; the first code cell
 begins with
-`opening`. `tests/test_notebooks.py` holds both against what is made here.
+`opening` and is collapsed. `tests/test_notebooks.py` holds both against what is made here.
 """
 
 from __future__ import annotations
@@ -168,11 +168,12 @@ def write() -> list[str]:
         changed.append(README.name)
     for path in sorted(FOLDER.glob("*.ipynb")):
         notebook = json.loads(path.read_text(encoding="utf-8"))
+        before = json.dumps(notebook)
         code = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
-        made = (notebook["cells"][0], screen(path, notebook)), (code, first_code(path, notebook))
-        if any(text != _source(cell) for cell, text in made):
-            for cell, text in made:
-                cell["source"] = text.splitlines(keepends=True)
+        code["metadata"].setdefault("jupyter", {})["source_hidden"] = True
+        for cell, text in ((notebook["cells"][0], screen(path, notebook)), (code, first_code(path, notebook))):
+            cell["source"] = text.splitlines(keepends=True)
+        if json.dumps(notebook) != before:
             path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             changed.append(path.name)
     return changed
