@@ -44,14 +44,14 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attributes}
-        self.ids |= {found[name] for name in ("id", "name") if name in found}
-        self.links += [found[name] for name in ("href", "src") if name in found]
+        values = {name: value or "" for name, value in attributes}
+        self.ids |= {values[name] for name in ("id", "name") if name in values}
+        self.links += [values[name] for name in ("href", "src") if name in values]
         if tag == "img":
-            self.pictures.append(found.get("alt", ""))
+            self.pictures.append(values.get("alt", ""))
         if tag not in self.EMPTY:
             within = self._open[-1][1] if self._open else frozenset()
-            own = {tag} & self.WHERE | {"linenos"} & set(found.get("class", "").split())
+            own = {tag} & self.WHERE | {"linenos"} & set(values.get("class", "").split())
             self._open.append((tag, within | own))
         if tag == "pre":
             self.blocks.append("")
@@ -89,13 +89,13 @@ def dead_links(pages: dict[Path, Page]) -> Iterator[str]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
     """All pages of the site, made once for these tests."""
     first = build.build(tmp_path_factory.mktemp("book")).resolve()
-    found = sorted(path for path in first.parent.rglob("*.html") if "_static" not in path.parts)  # the theme's macros
-    return {path: Page(path) for path in found}
+    paths = sorted(path for path in first.parent.rglob("*.html") if "_static" not in path.parts)  # the theme's macros
+    return {path: Page(path) for path in paths}
 
 
 def page_of(site: dict[Path, Page], name: str) -> Page:
-    [found] = (page for path, page in site.items() if path.as_posix().endswith(f"/html/{name}"))
-    return found
+    [page] = (page for path, page in site.items() if path.as_posix().endswith(f"/html/{name}"))
+    return page
 
 
 @needs_sphinx
@@ -173,9 +173,9 @@ def test_every_kernel_is_there_to_be_copied(site: dict[Path, Page]) -> None:
 @needs_sphinx
 def test_every_stage_is_there_as_one_file(site: dict[Path, Page]) -> None:
     """To copy, and to download, to the letter."""
-    found = {stage.name: export_pages.files(stage) for stage in LADDER.values()}
-    assert sum(bool(texts) for texts in found.values()) >= 10 and "flash_mma.cu" in found["flash_mma"]
-    for stage, texts in found.items():
+    texts_of = {stage.name: export_pages.files(stage) for stage in LADDER.values()}
+    assert sum(bool(texts) for texts in texts_of.values()) >= 10 and "flash_mma.cu" in texts_of["flash_mma"]
+    for stage, texts in texts_of.items():
         assert bool(texts) == any(path.name == f"{stage}.html" for path in site)
         if not texts:
             continue
@@ -232,8 +232,8 @@ def test_what_one_sees_of_a_usual_mistake(site: dict[Path, Page]) -> None:
 @needs_sphinx
 def test_search_knows_the_words(site: dict[Path, Page]) -> None:
     index = (next(path for path in site if path.name == "search.html").parent / "searchindex.js").read_text("utf-8")
-    known = json.loads(index[index.index("{") : index.rindex("}") + 1])["terms"]
-    assert {"swizzl", "wavefront", "bfloat16"} <= set(known)
+    terms = json.loads(index[index.index("{") : index.rindex("}") + 1])["terms"]
+    assert {"swizzl", "wavefront", "bfloat16"} <= set(terms)
 
 
 @needs_sphinx
@@ -272,8 +272,8 @@ def test_outputs_keep_their_order() -> None:
     ],
 )
 def test_links_of_a_notebook(link: str, becomes: str) -> None:
-    known = ("notebooks/01_naive.ipynb", "notebooks/references.md")
-    pages = {name: name for name in known} | {"kernels/ptx.cuh": "kernels/ptx.cuh.md"}
+    names = ("notebooks/01_naive.ipynb", "notebooks/references.md")
+    pages = {name: name for name in names} | {"kernels/ptx.cuh": "kernels/ptx.cuh.md"}
     links = Links({**pages, "kernels/steps": "kernels/steps/index.md"}, {"README.md#x-ray": "/about/x-ray.md"})
     assert links.target(link, "notebooks/04_register_tiles.ipynb") == becomes
     assert links.images == ({"notebooks/measured/ladder.png"} if link.endswith(".png") else set())

@@ -169,7 +169,7 @@ def test_best_is_the_learners_once_solved() -> None:
 
 def test_a_text_of_an_exercise_that_has_changed_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     progress.note(NAME, exercise.ours(NAME), passed=True)
-    monkeypatch.setattr(progress.texts, "skeleton", lambda name: "another one")
+    monkeypatch.setattr(progress.holes, "skeleton", lambda name: "another one")
     assert exercise.best(NAME)[1] == "ours" and "1 of" in repr(exercise.progress())
 
 

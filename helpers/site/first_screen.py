@@ -149,7 +149,7 @@ def screen(path: Path, notebook: Mapping[str, Any]) -> str:
         ValueError: the cell has no place for them.
     """
     text, count = re.subn(
-        rf"(?:{MARK}|<!-- generated -->).*?(?=\n\n|\Z)",
+        rf"{MARK}.*?(?=\n\n|\Z)",
         lambda _: generated(path, notebook),
         _source(notebook["cells"][0]),
         flags=re.S,

@@ -35,8 +35,8 @@ OF_REASON: dict[Reason, tuple[str, ...]] = {
     Reason.EXPIRED: ("never ends",),
     **dict.fromkeys((*failures.DIVERGENCE, *failures.DEADLOCK), ("deadlock",)),
     **dict.fromkeys((Reason.LEFT_BEFORE_GRID_SYNC, Reason.INCOMPLETE_WARP, Reason.WRONG_NAMED_BARRIER), ("deadlock",)),
-    **dict.fromkeys((*failures.MISALIGNED, Reason.ILLEGAL_ACCESS, Reason.OUTSIDE_TILE), _ILLEGAL),
-    **dict.fromkeys((Reason.OUTSIDE_SHARED, Reason.NO_SHARED_POINTER), _ILLEGAL),
+    **dict.fromkeys((*failures.MISALIGNED, Reason.ILLEGAL_ACCESS), _ILLEGAL),
+    **dict.fromkeys((Reason.OUTSIDE_TILE, Reason.OUTSIDE_SHARED, Reason.NO_SHARED_POINTER), ("bounds", "crash")),
 }
 _CUDA_STATUS = {700: _ILLEGAL, 716: _ILLEGAL}  # of an illegal address and a misaligned one
 
@@ -139,8 +139,6 @@ def of_error(error: Exception, seconds: float, code: str) -> Failure:
     symptoms = OF_REASON.get(reason) or _CUDA_STATUS.get(getattr(error, "status", None)) or ("stopped", "crash")
     if getattr(error, "is_null", False):
         symptoms = ("null", *_ILLEGAL)
-    elif reason is None and getattr(error, "array", None):  # seen after the launch: words behind an array have changed
-        symptoms = _ILLEGAL
     return Failure([line.rstrip() for line in str(error).strip().splitlines()], symptoms)
 
 

@@ -175,7 +175,7 @@ class Trial:
             large: the inputs have large scores.
         """
         row, expected, got = self.rows[self._title], np.asarray(expected), self.xp.asnumpy(got)
-        at = self.size if at is None else at
+        at = (self.size if at is None else at) + ", large scores" * large
         with np.errstate(invalid="ignore"):  # the poison is a NaN that signals
             result = compare(output, got, expected, tolerance=tolerance)
         if not result.passed:
