@@ -170,7 +170,7 @@ def write() -> list[str]:
         notebook = json.loads(path.read_text(encoding="utf-8"))
         before = json.dumps(notebook)
         code = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
-        code["metadata"].setdefault("jupyter", {})["source_hidden"] = True
+        code["metadata"] = {"jupyter": {"source_hidden": True}, **code["metadata"]}
         for cell, text in ((notebook["cells"][0], screen(path, notebook)), (code, first_code(path, notebook))):
             cell["source"] = text.splitlines(keepends=True)
         if json.dumps(notebook) != before:
