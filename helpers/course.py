@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     tests.add_argument("--quick", action="store_true", help="leave the notebooks out")
     entries.add_parser("bench", help=BENCH, parents=[own], description=f"{BENCH}. {other}")
     entries.add_parser(
-        "export", help=EXPORT, parents=[own], description=f"{EXPORT}. {other.replace('record/bench', 'export/command')}"
+        "export", help=EXPORT, parents=[own], description=f"{EXPORT}. {other.replace('bench', 'attention/export')}"
     )
     entries.add_parser("book", help=BOOK, parents=[own], description=f"{BOOK}. {more.format('Sphinx')}")
     return top

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from helpers.lesson.exercises import exercise, hints, table
+from helpers.lesson.exercises import exercise, grade_table, hints
 
 Edits = Sequence[tuple[str, str]]
 
@@ -57,7 +57,7 @@ Table = Mapping[str, Sequence[Answer]]
 
 def row_title(word: str) -> str:
     """The row of the table that has this word in its title."""
-    (title,) = (title for title in table.ROWS if word in title)
+    (title,) = (title for title in grade_table.ROWS if word in title)
     return title
 
 
@@ -82,13 +82,13 @@ def cases(answers: Table) -> list[Any]:
 def check(name: str, answer: Answer) -> None:
     """Grade an answer, and see that it passes, or fails in its row, in a few lines and with a hint."""
     hints.forget()
-    found = exercise.grade(name, edited(name, answer.edits))
+    result = exercise.grade(name, edited(name, answer.edits))
     if isinstance(answer, Right):
-        assert found, found.text
+        assert result, result.text
         return
     title = row_title(answer.row)
-    assert title in found.failed(), f"{title!r} did not fail:\n{found.text}"
-    assert answer.words in found.text, found.text
-    assert not answer.symptom or found.symptom == answer.symptom, f"symptom {found.symptom!r}:\n{found.text}"
-    assert "Hint 1 of " in found.text and "Traceback" not in found.text, found.text
-    assert len(found.text.splitlines()) <= 16, found.text
+    assert title in result.failed(), f"{title!r} did not fail:\n{result.text}"
+    assert answer.words in result.text, result.text
+    assert not answer.symptom or result.symptom == answer.symptom, f"symptom {result.symptom!r}:\n{result.text}"
+    assert "Hint 1 of " in result.text and "Traceback" not in result.text, result.text
+    assert len(result.text.splitlines()) <= 16, result.text

@@ -17,7 +17,7 @@ import pytest
 
 from helpers.attention.ladder import LADDER
 from helpers.bench import gpus, reading
-from helpers.site import build, exports, kernels, mistakes, notebooks, parts, web_address
+from helpers.site import build, export_pages, kernel_pages, mistakes, notebook_pages, readme_pages, web_address
 from helpers.site.links import ROOT, Links, outside_code, slug
 
 NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton")
@@ -44,14 +44,14 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attributes}
-        self.ids |= {found[name] for name in ("id", "name") if name in found}
-        self.links += [found[name] for name in ("href", "src") if name in found]
+        values = {name: value or "" for name, value in attributes}
+        self.ids |= {values[name] for name in ("id", "name") if name in values}
+        self.links += [values[name] for name in ("href", "src") if name in values]
         if tag == "img":
-            self.pictures.append(found.get("alt", ""))
+            self.pictures.append(values.get("alt", ""))
         if tag not in self.EMPTY:
             within = self._open[-1][1] if self._open else frozenset()
-            own = {tag} & self.WHERE | {"linenos"} & set(found.get("class", "").split())
+            own = {tag} & self.WHERE | {"linenos"} & set(values.get("class", "").split())
             self._open.append((tag, within | own))
         if tag == "pre":
             self.blocks.append("")
@@ -89,13 +89,13 @@ def dead_links(pages: dict[Path, Page]) -> Iterator[str]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
     """All pages of the site, made once for these tests."""
     first = build.build(tmp_path_factory.mktemp("book")).resolve()
-    found = sorted(path for path in first.parent.rglob("*.html") if "_static" not in path.parts)  # the theme's macros
-    return {path: Page(path) for path in found}
+    paths = sorted(path for path in first.parent.rglob("*.html") if "_static" not in path.parts)  # the theme's macros
+    return {path: Page(path) for path in paths}
 
 
 def page_of(site: dict[Path, Page], name: str) -> Page:
-    [found] = (page for path, page in site.items() if path.as_posix().endswith(f"/html/{name}"))
-    return found
+    [page] = (page for path, page in site.items() if path.as_posix().endswith(f"/html/{name}"))
+    return page
 
 
 @needs_sphinx
@@ -117,14 +117,14 @@ def test_a_dead_link_would_be_found(site: dict[Path, Page], tmp_path: Path) -> N
 @needs_sphinx
 def test_every_notebook_is_there_with_the_pictures_that_it_holds(site: dict[Path, Page]) -> None:
     """Nothing is computed again: each picture's bytes are those in the notebook."""
-    assert len(notebooks.paths()) >= 11
+    assert len(notebook_pages.paths()) >= 11
     [images] = {image for path in site for image in path.parent.glob("_images")}
     shown = {hashlib.sha256(path.read_bytes()).digest() for path in images.iterdir()}
-    for path in notebooks.paths():
+    for path in notebook_pages.paths():
         page = page_of(site, f"notebooks/{path.stem}.html")
-        assert notebooks.title(notebooks.read(path)) in page.words["open"]
+        assert notebook_pages.title(notebook_pages.read(path)) in page.words["open"]
         assert all(len(words) > 10 and not words.endswith(".png") for words in page.pictures)
-        for output in (out for cell in notebooks.read(path)["cells"] for out in cell.get("outputs", ())):
+        for output in (out for cell in notebook_pages.read(path)["cells"] for out in cell.get("outputs", ())):
             if picture := output.get("data", {}).get("image/png"):
                 assert hashlib.sha256(base64.b64decode("".join(picture))).digest() in shown
             if output["output_type"] == "stream":
@@ -140,8 +140,8 @@ def streams(cell: dict[str, Any]) -> list[str]:
 
 @needs_sphinx
 def test_answers_and_solutions_are_folded(site: dict[Path, Page]) -> None:
-    for path in notebooks.paths():
-        page, cells = page_of(site, f"notebooks/{path.stem}.html"), notebooks.read(path)["cells"]
+    for path in notebook_pages.paths():
+        page, cells = page_of(site, f"notebooks/{path.stem}.html"), notebook_pages.read(path)["cells"]
         seen, hidden = "", []  # what the notebook shows, and the lines that it collapses
         for cell in cells:
             collapsed = cell["metadata"].get("jupyter", {})
@@ -159,13 +159,13 @@ def test_answers_and_solutions_are_folded(site: dict[Path, Page]) -> None:
         folds = [fold.strip() for fold in page.folds]
         assert folds.count("Show a solution") == sum(cell["source"].startswith("%%cuda ") for cell in cells)
         collapsed = sum("jupyter" in cell["metadata"] for cell in cells)
-        assert sum(bool(re.match(r"Show the (answer|output|code)", fold)) for fold in folds) == collapsed
+        assert sum(bool(re.match(r"Set-up|Show the (answer|output|code)", fold)) for fold in folds) == collapsed
 
 
 @needs_sphinx
 def test_every_kernel_is_there_to_be_copied(site: dict[Path, Page]) -> None:
     """The last block of a file's page is its text, to the letter; line numbers are no part of it."""
-    for path in kernels.files():
+    for path in kernel_pages.files():
         name = path.relative_to(ROOT).as_posix()
         assert page_of(site, f"{name}.html").blocks[-1].rstrip("\n") == path.read_text("utf-8").rstrip("\n"), name
 
@@ -173,9 +173,9 @@ def test_every_kernel_is_there_to_be_copied(site: dict[Path, Page]) -> None:
 @needs_sphinx
 def test_every_stage_is_there_as_one_file(site: dict[Path, Page]) -> None:
     """To copy, and to download, to the letter."""
-    found = {stage.name: exports.files(stage) for stage in LADDER.values()}
-    assert sum(bool(texts) for texts in found.values()) >= 10 and "flash_mma.cu" in found["flash_mma"]
-    for stage, texts in found.items():
+    texts_of = {stage.name: export_pages.files(stage) for stage in LADDER.values()}
+    assert sum(bool(texts) for texts in texts_of.values()) >= 10 and "flash_mma.cu" in texts_of["flash_mma"]
+    for stage, texts in texts_of.items():
         assert bool(texts) == any(path.name == f"{stage}.html" for path in site)
         if not texts:
             continue
@@ -204,13 +204,13 @@ def test_every_record_is_there(site: dict[Path, Page]) -> None:
 def test_texts_and_parts_of_readme_are_pages(site: dict[Path, Page]) -> None:
     for file in (file for files in build.TEXTS.values() for file in files):
         assert page_of(site, file.replace(".md", ".html")).words["open"]
-    _, sections = parts.split((ROOT / "README.md").read_text(encoding="utf-8"))
+    _, sections = readme_pages.split((ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(sections) > 3
     for heading in list(sections)[1:]:
         assert heading in page_of(site, f"about/{slug(heading)}.html").words["open"]
     front = page_of(site, "index.html")
     assert next(iter(sections)) in front.words["open"]
-    for path in notebooks.paths():
+    for path in notebook_pages.paths():
         assert f"notebooks/{path.stem}.html" in front.links
 
 
@@ -218,21 +218,22 @@ def test_texts_and_parts_of_readme_are_pages(site: dict[Path, Page]) -> None:
 def test_what_one_sees_of_a_usual_mistake(site: dict[Path, Page]) -> None:
     """Each has its edit and a message, and the messages are of many kinds."""
     page = page_of(site, "teachers/mistakes.html")
-    every = [mistake for _, group in mistakes.GROUPS.values() for mistake in group]
-    assert len(page.blocks) == 2 * len(every) and len({mistake.title for mistake in every}) == len(every) >= 30
+    every = mistakes.listed()
+    assert len(page.blocks) == 2 * len(every) and len(set(every)) == len(every) >= 30
+    assert len(re.findall("^### ", mistakes.TEXT.read_text(encoding="utf-8"), re.M)) == len(every)
     for edit, message, mistake in zip(page.blocks[::2], page.blocks[1::2], every, strict=True):
-        assert re.search(r"^-.*\S", edit, re.M) or mistakes.planted(mistake).new, mistake.title
-        assert message.strip(), mistake.title
-    told = "\n".join(page.blocks[1::2])
+        assert re.search(r"^-.*\S", edit, re.M) or mistakes.planted(mistake).new, mistake
+        assert message.strip(), mistake
+    messages = "\n".join(page.blocks[1::2])
     for kind in ("[FAIL] ", "race: ", "illegal read of ", "uninitialised: ", "not waited for: ", "deadlock: ", "NaN"):
-        assert kind in told, kind
+        assert kind in messages, kind
 
 
 @needs_sphinx
 def test_search_knows_the_words(site: dict[Path, Page]) -> None:
     index = (next(path for path in site if path.name == "search.html").parent / "searchindex.js").read_text("utf-8")
-    known = json.loads(index[index.index("{") : index.rindex("}") + 1])["terms"]
-    assert {"swizzl", "wavefront", "bfloat16"} <= set(known)
+    terms = json.loads(index[index.index("{") : index.rindex("}") + 1])["terms"]
+    assert {"swizzl", "wavefront", "bfloat16"} <= set(terms)
 
 
 @needs_sphinx
@@ -246,7 +247,7 @@ def test_outputs_keep_their_order() -> None:
     """What was printed in two pieces is one block, unless something was shown between them."""
     kinds = [("stream", "a\n"), ("stream", "b\n"), ("display_data", ""), ("stream", "c\n")]
     outputs = [{"output_type": kind, "name": "stdout", "text": [text]} for kind, text in kinds]
-    joined = notebooks._joined(outputs)
+    joined = notebook_pages._joined(outputs)
     assert ["".join(output["text"]) for output in joined] == ["a\nb\n", "", "c\n"]
     assert outputs[0]["text"] == ["a\n"]
 
@@ -271,8 +272,8 @@ def test_outputs_keep_their_order() -> None:
     ],
 )
 def test_links_of_a_notebook(link: str, becomes: str) -> None:
-    known = ("notebooks/01_naive.ipynb", "notebooks/references.md")
-    pages = {name: name for name in known} | {"kernels/ptx.cuh": "kernels/ptx.cuh.md"}
+    names = ("notebooks/01_naive.ipynb", "notebooks/references.md")
+    pages = {name: name for name in names} | {"kernels/ptx.cuh": "kernels/ptx.cuh.md"}
     links = Links({**pages, "kernels/steps": "kernels/steps/index.md"}, {"README.md#x-ray": "/about/x-ray.md"})
     assert links.target(link, "notebooks/04_register_tiles.ipynb") == becomes
     assert links.images == ({"notebooks/measured/ladder.png"} if link.endswith(".png") else set())
@@ -291,9 +292,9 @@ def test_code_is_left_alone() -> None:
 
 
 def test_readme_falls_into_parts() -> None:
-    first, sections = parts.split("# T\n\nwords\n\n## One, two\nx\n```sh\n## no heading\n```\n## Three\ny\n")
+    first, sections = readme_pages.split("# T\n\nwords\n\n## One, two\nx\n```sh\n## no heading\n```\n## Three\ny\n")
     assert first == "# T\n\nwords\n\n" and sections == {"One, two": "x\n```sh\n## no heading\n```\n", "Three": "y\n"}
-    assert parts.anchors("## One, two\n## Three\n") == {
+    assert readme_pages.anchors("## One, two\n## Three\n") == {
         "README.md#one-two": "/index.md",
         "README.md#three": "/about/three.md",
     }
@@ -301,10 +302,9 @@ def test_readme_falls_into_parts() -> None:
 
 def test_mistakes_are_still_planted() -> None:
     """Each fits its kernel as it is; without Sphinx too."""
-    for _, group in mistakes.GROUPS.values():
-        for mistake in group:
-            bug = mistakes.planted(mistake)
-            text = (ROOT / "kernels" / mistakes.file_of(mistake)).read_text(encoding="utf-8")
-            assert bug.plant(text) != text
+    for mistake in mistakes.listed():
+        bug = mistakes.planted(mistake)
+        text = (ROOT / "kernels" / mistakes.file_of(mistake)).read_text(encoding="utf-8")
+        assert bug.plant(text) != text
     with pytest.raises(LookupError, match="0 bugs named 'none such' in naive"):
-        mistakes.planted(mistakes.Mistake("naive", "none such", "", ""))
+        mistakes.planted(mistakes.Mistake("check", "naive", "none such"))

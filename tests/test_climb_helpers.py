@@ -8,7 +8,7 @@ import pytest
 from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench.plots import measured_tiles
 from helpers.bench.sass import compiled
-from helpers.draw.pictures import lane_pictures
+from helpers.draw.threads import lane_pictures
 from helpers.lesson.shortcuts import shared_per_1000, step_diff
 
 SHAPE = (4, 16, 4096, 64)

@@ -44,10 +44,15 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_alone(code: str, folder: Path, source: Path | str, **settings: str) -> subprocess.CompletedProcess[str]:
     """The code in a new process, in a folder outside the course, where nothing of it can be imported."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COURSE_DEVICE")}
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COURSE_DEVICE")}
     settings = {"COURSE_REPOSITORY": f"file://{source}", **settings}
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=kept | settings, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=environment | settings,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
@@ -92,7 +97,7 @@ def test_each_notebook_says_what_its_kernels_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "least", "only", "engine", "said"),
+    ("gpu", "least", "only", "engine", "said"),
     [
         (None, 80, False, True, "CPU engine"),
         (("Tesla T4", 75), 0, False, False, "Tesla T4 (compute capability 7.5) runs the kernels"),
@@ -104,9 +109,9 @@ def test_each_notebook_says_what_its_kernels_need() -> None:
     ],
 )
 def test_what_runs_the_kernels(
-    found: tuple[str, int] | None, least: int, only: bool, engine: bool, said: str, monkeypatch: pytest.MonkeyPatch
+    gpu: tuple[str, int] | None, least: int, only: bool, engine: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(colab, "gpu", lambda: found)
+    monkeypatch.setattr(colab, "gpu", lambda: gpu)
     monkeypatch.setenv("COURSE_DEVICE", "")
     monkeypatch.delenv("COURSE_DEVICE")
     assert said in colab._device(least, only)
@@ -122,8 +127,8 @@ def test_without_a_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 def test_it_installs_what_is_missing_and_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    there = {"numpy", "PIL", "matplotlib"}
-    monkeypatch.setattr(colab.importlib.util, "find_spec", lambda name: name in there or None)
+    installed = {"numpy", "PIL", "matplotlib"}
+    monkeypatch.setattr(colab.importlib.util, "find_spec", lambda name: name in installed or None)
     asked = []
     monkeypatch.setattr(colab.subprocess, "run", lambda argv, **_: asked.append(argv[4:]))
     monkeypatch.setattr(colab.os, "chdir", lambda folder: None)
@@ -133,7 +138,7 @@ def test_it_installs_what_is_missing_and_no_more(monkeypatch: pytest.MonkeyPatch
     [[quiet, *packages]] = asked
     assert quiet == "--quiet" and [p.partition(">")[0] for p in packages] == ["ml_dtypes", "ipywidgets", "pyelftools"]
     assert all(">=" in package for package in packages), "as environment.yml has them"
-    there |= {"ml_dtypes", "ipywidgets", "elftools"}
+    installed |= {"ml_dtypes", "ipywidgets", "elftools"}
     colab.set_up()
     assert len(asked) == 1
 
@@ -189,9 +194,9 @@ def test_binder_installs_what_notebooks_need() -> None:
 
 
 def test_the_devcontainer_runs_the_course() -> None:
-    found = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
-    command = found["postCreateCommand"]
+    settings = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    command = settings["postCreateCommand"]
     assert "helpers/course.py" in command
-    python = found["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
+    python = settings["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
     assert python.endswith("/.venv/bin/python")
-    assert found["hostRequirements"]["gpu"] == "optional", "a GPU is used where there is one, and not needed"
+    assert settings["hostRequirements"]["gpu"] == "optional", "a GPU is used where there is one, and not needed"

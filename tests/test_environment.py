@@ -45,13 +45,13 @@ OURS = {"helpers", "tests", *(path.stem for path in SCRIPTS)}
 def listed() -> Mapping[str, str]:
     """The listed distributions by their canonical names, each with the comment on its line."""
     _, items = requirements.read_list(TEXT)
-    found = {}
+    comments = {}
     for requirement in items:
         name = re.match(r"[\w.-]+", requirement)
         assert name, f"{requirement!r} is no requirement"
         line = next(line for line in TEXT.splitlines() if line.strip().startswith(f"- {name[0]}"))
-        found[requirements.canonical(name[0])] = line.partition(" #")[2].strip()
-    return found
+        comments[requirements.canonical(name[0])] = line.partition(" #")[2].strip()
+    return comments
 
 
 @functools.cache
@@ -75,7 +75,7 @@ class Imports(ast.NodeVisitor):
     """(module, line, allowed without being listed) for each third-party import of a module."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self.found: list[tuple[str, int, bool]] = []
+        self.imports: list[tuple[str, int, bool]] = []
         self.functions = self.tries = 0
         pip_lines = re.findall(r"pip install (.*)", ast.get_docstring(tree) or "")
         self.named = set(re.findall(r"[A-Za-z][\w.-]*", " ".join(pip_lines)))
@@ -94,7 +94,7 @@ class Imports(ast.NodeVisitor):
         if top in sys.stdlib_module_names or top in OURS:
             return
         guarded = top in OPTIONAL and (self.tries > 0 or top in self.asked)
-        self.found.append((top, line, self.functions > 0 and (guarded or top in self.named)))
+        self.imports.append((top, line, self.functions > 0 and (guarded or top in self.named)))
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -151,18 +151,18 @@ SOURCES = dict(sources())
 @functools.cache
 def imports_of(name: str) -> list[tuple[str, int, bool]]:
     """What one of SOURCES imports, as `Imports` finds it."""
-    return Imports(ast.parse(SOURCES[name], filename=name)).found
+    return Imports(ast.parse(SOURCES[name], filename=name)).imports
 
 
 @pytest.mark.parametrize("where", sorted({where.partition(" cell ")[0] for where in SOURCES}))
 def test_all_that_is_imported_is_listed(where: str) -> None:
-    known = listed()
+    required = listed()
     parts = [name for name in SOURCES if name.partition(" cell ")[0] == where]
     missing = [
         f"{name}, line {line}: {module}"
         for name in parts
         for module, line, allowed in imports_of(name)
-        if not allowed and not distributions(module) & known.keys()
+        if not allowed and not distributions(module) & required.keys()
         if not (where in FOR_PYTORCH and module in OPTIONAL)
     ]
     assert not missing, f"add to the pip: block of environment.yml, or do without: {'; '.join(missing)}"
@@ -205,12 +205,12 @@ def test_all_that_is_listed_is_used_or_says_why() -> None:
     ],
 )
 def test_the_look_at_imports_itself(text: str, wanted: list[tuple[str, bool]]) -> None:
-    assert [(module, allowed) for module, _, allowed in Imports(ast.parse(text)).found] == wanted
+    assert [(module, allowed) for module, _, allowed in Imports(ast.parse(text)).imports] == wanted
 
 
 def test_cells_of_notebooks_are_read_without_their_magics() -> None:
     cell = "%matplotlib inline\nif True:\n    !ls\n    import scipy\nx = 5 % 3"
-    assert [module for module, _, _ in Imports(ast.parse(python_of(cell))).found] == ["scipy"]
+    assert [module for module, _, _ in Imports(ast.parse(python_of(cell))).imports] == ["scipy"]
     assert python_of("%%cuda naive\n__global__ void f() {}") == ""
     assert "import scipy" in python_of("%%time\nimport scipy")
 

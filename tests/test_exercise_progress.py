@@ -14,8 +14,7 @@ import pytest
 
 from helpers.attention import kernel
 from helpers.device import cp
-from helpers.lesson.exercises import exercise, hints, magic
-from helpers.lesson.exercises import progress as kept
+from helpers.lesson.exercises import exercise, hints, magic, progress, symptoms
 
 NAME = "00_safe_softmax"
 WRONG = exercise.ours(NAME).replace("expf(s[j] - m_i)", "expf(s[j])")
@@ -25,7 +24,7 @@ WRONG = exercise.ours(NAME).replace("expf(s[j] - m_i)", "expf(s[j])")
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "progress.json"
     monkeypatch.setenv("COURSE_PROGRESS", str(path))
-    monkeypatch.setattr(kept, "_session", {})
+    monkeypatch.setattr(progress, "_session", {})
     hints.forget()
     return path
 
@@ -48,7 +47,7 @@ def test_the_skeleton_counts_as_no_try() -> None:
 
 
 @pytest.mark.parametrize(
-    "symptoms, own, wanted",
+    "of_try, own, wanted",
     [
         (("tail",), {"tail": "mine", "": "any"}, "Hint 1 of 1: mine"),
         (("index", "wrong"), {"wrong": ("a", "b")}, "Hint 1 of 2: a"),
@@ -58,22 +57,22 @@ def test_the_skeleton_counts_as_no_try() -> None:
         (("no such symptom",), {}, ""),
     ],
 )
-def test_which_hint(symptoms: tuple[str, ...], own: dict[str, Any], wanted: str) -> None:
-    assert hints.hint("x", own, symptoms) == wanted
+def test_which_hint(of_try: tuple[str, ...], own: dict[str, Any], wanted: str) -> None:
+    assert hints.hint("x", own, of_try) == wanted
 
 
 def test_every_symptom_has_a_hint_that_is_always_true() -> None:
-    assert set(hints.OF_FINDING.values()) <= set(hints.GENERIC)
+    assert set(symptoms.OF_FINDING.values()) <= set(hints.GENERIC)
     assert all(hints.hint("y", {}, (symptom,)) for symptom in hints.GENERIC)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32, np.uint64, "bfloat16"])
 def test_what_nobody_wrote_is_recognised(dtype: Any) -> None:
     a = np.zeros((3, 4), np.dtype(dtype) if dtype != "bfloat16" else np.dtype(__import__("ml_dtypes").bfloat16))
-    hints.poison(a)
-    assert hints.untouched(a).all()
+    symptoms.poison(a)
+    assert symptoms.untouched(a).all()
     a[1] = np.nan if a.dtype.kind != "i" and a.dtype.kind != "u" else 0
-    assert hints.untouched(a).sum() == 8 and not hints.untouched(a)[1].any()
+    assert symptoms.untouched(a).sum() == 8 and not symptoms.untouched(a)[1].any()
 
 
 @pytest.mark.parametrize(
@@ -90,18 +89,18 @@ def test_what_nobody_wrote_is_recognised(dtype: Any) -> None:
 )
 def test_values_in_other_places(change: Callable[[np.ndarray], np.ndarray], place: tuple[int, int] | None) -> None:
     expected = np.random.default_rng(0).standard_normal((6, 8))
-    assert hints.displaced(change(expected).astype(np.float32), expected, 1e-5) == place
+    assert symptoms.displaced(change(expected).astype(np.float32), expected, 1e-5) == place
 
 
 def test_expected_infinities_are_no_hint() -> None:
-    assert hints.displaced(np.zeros(4, np.float32), np.array([0.0, -np.inf, 1.0, 2.0]), 1e-5) is None
+    assert symptoms.displaced(np.zeros(4, np.float32), np.array([0.0, -np.inf, 1.0, 2.0]), 1e-5) is None
 
 
 def test_one_value_everywhere_belongs_nowhere() -> None:
     """All zeros, and a 0 is expected somewhere."""
     expected = np.linspace(-1.0, 2.0, 301)
-    assert hints.displaced(np.zeros(301, np.float32), expected, 1e-5) is None
-    assert hints.displaced(np.roll(expected, 1).astype(np.float32), expected, 1e-5) == (300,)
+    assert symptoms.displaced(np.zeros(301, np.float32), expected, 1e-5) is None
+    assert symptoms.displaced(np.roll(expected, 1).astype(np.float32), expected, 1e-5) == (300,)
 
 
 # ------------------------------------------------------------------------------------------------------- the progress
@@ -117,7 +116,7 @@ def test_tries_are_kept(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entry = json.loads(file.read_text())["exercises"][NAME]
     assert entry.pop("skeleton")
     assert entry == {"tries": 3, "solved": True, "text": exercise.ours(NAME)}
-    kept._session.clear()  # another session
+    progress._session.clear()  # another session
     shown = exercise.progress()
     assert "solved" in repr(shown) and f"1 of {len(exercise.GRADERS)} exercises solved" in repr(shown)
     assert "| 00 | safe softmax | " in shown._repr_markdown_()
@@ -129,16 +128,16 @@ def test_a_broken_file_never_breaks_grading(text: str, file: Path, capsys: pytes
     file.write_text(text)
     exercise.cuda(NAME, exercise.ours(NAME))
     assert "[FAIL]" not in capsys.readouterr().out
-    assert kept.read()[NAME].solved and json.loads(file.read_text())["exercises"]
+    assert progress.read()[NAME].solved and json.loads(file.read_text())["exercises"]
 
 
 def test_a_file_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path / "no" / "folder" / "x.json"))
-    kept.note(NAME, exercise.ours(NAME), passed=True)
-    assert kept.read()[NAME].solved, "this session still has it"
+    progress.note(NAME, exercise.ours(NAME), passed=True)
+    assert progress.read()[NAME].solved, "this session still has it"
     monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path))  # a folder
-    kept.note(NAME, WRONG, passed=False)
-    assert kept.read()[NAME].tries == 2 and not list(tmp_path.glob(".progress-*"))
+    progress.note(NAME, WRONG, passed=False)
+    assert progress.read()[NAME].tries == 2 and not list(tmp_path.glob(".progress-*"))
 
 
 def test_the_file_is_not_committed() -> None:
@@ -158,8 +157,8 @@ def test_best_is_the_learners_once_solved() -> None:
     text, whose = exercise.best(NAME)
     assert whose == "ours" and "BEGIN hole" not in text
     mine = exercise.ours(NAME).replace("float m_i", "/* mine */ float m_i")
-    kept.note(NAME, mine, passed=True)
-    kept.note(NAME, WRONG, passed=False)
+    progress.note(NAME, mine, passed=True)
+    progress.note(NAME, WRONG, passed=False)
     text, whose = exercise.best(NAME)
     assert whose == "yours" and "/* mine */" in text
     run = kernel.load(text, "safe_softmax", defines={"BLOCK_M": 64})
@@ -169,14 +168,14 @@ def test_best_is_the_learners_once_solved() -> None:
 
 
 def test_a_text_of_an_exercise_that_has_changed_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept.note(NAME, exercise.ours(NAME), passed=True)
-    monkeypatch.setattr(kept.texts, "skeleton", lambda name: "another one")
+    progress.note(NAME, exercise.ours(NAME), passed=True)
+    monkeypatch.setattr(progress.holes, "skeleton", lambda name: "another one")
     assert exercise.best(NAME)[1] == "ours" and "1 of" in repr(exercise.progress())
 
 
 def test_compare() -> None:
     assert "not solved yet" in exercise.compare(NAME)._repr_markdown_()
-    kept.note(NAME, exercise.ours(NAME).replace("s[j] - m_i", "-m_i + s[j]"), passed=True)
+    progress.note(NAME, exercise.ours(NAME).replace("s[j] - m_i", "-m_i + s[j]"), passed=True)
     shown = exercise.compare(NAME)
     assert repr(shown) == f"{NAME}: yours → ours: 1 lines new, 1 gone"
     markup = shown._repr_html_()

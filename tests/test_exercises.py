@@ -6,6 +6,7 @@ import importlib
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,14 +16,15 @@ from helpers import engine
 from helpers.attention import compile_report
 from helpers.engine import nvrtc
 from helpers.engine.cuda_source import source
-from helpers.lesson.exercises import exercise, hints, table, texts
+from helpers.lesson.exercises import exercise, hints, holes
 from helpers.lesson.exercises import grade as grading
 from helpers.lesson.exercises.exercise import GRADERS, cell, cuda, grade, skeleton, solution
+from helpers.lesson.exercises.grade_table import AWKWARD, COMPILES, FIRST, XRAY
 from helpers.lesson.exercises.registry import Exercise
 from helpers.lesson.exercises.trial import Trial
 
 NAMES = sorted(path.stem for path in exercise.FOLDER.glob("*.cu"))
-FIRST = "01_coalesced_scores"
+COALESCED = "01_coalesced_scores"
 
 
 @pytest.fixture(autouse=True)
@@ -62,16 +64,16 @@ RUN_HERE = [
 
 @pytest.mark.parametrize("name", RUN_HERE)
 def test_the_solution_passes(name: str) -> None:
-    found = grade(name, solution(name))
-    assert found and "[FAIL]" not in found.text and "not tried" not in found.text, found.text
+    result = grade(name, solution(name))
+    assert result and "[FAIL]" not in result.text and "not tried" not in result.text, result.text
 
 
 @pytest.mark.parametrize("name", RUN_HERE)
 def test_the_skeleton_compiles_runs_and_fails(name: str) -> None:
-    found = grade(name, skeleton(name))
-    assert not found and found.rows[table.COMPILES].passed, found.text
-    assert found.symptom not in ("crash", "null", "never ends"), found.text
-    assert "Hint 1 of " in found.text and len(found.text.splitlines()) <= 14, found.text
+    result = grade(name, skeleton(name))
+    assert not result and result.rows[COMPILES].passed, result.text
+    assert result.symptom not in ("crash", "null", "never ends"), result.text
+    assert "Hint 1 of " in result.text and len(result.text.splitlines()) <= 14, result.text
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,41 +105,51 @@ def test_nvrtc_takes_it(name: str) -> None:
 
 def test_without_cutes_headers_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "cute_folder", lambda: None)
-    found = grade("12_swizzle_layout", solution("12_swizzle_layout"))
-    assert not found and found.text.startswith("[FAIL] 12_swizzle_layout: ") and "\n" not in found.text
-    assert f"-m pip install --no-deps {nvrtc.CUTLASS}" in found.text
+    result = grade("12_swizzle_layout", solution("12_swizzle_layout"))
+    assert not result and result.text.startswith("[FAIL] 12_swizzle_layout: ") and "\n" not in result.text
+    assert f"-m pip install --no-deps {nvrtc.CUTLASS}" in result.text
 
 
 # ------------------------------------------------------------------------------------------ what learners may type
 
 
-@pytest.mark.parametrize(
-    "old, new, row, words, symptom",
-    [
-        ("acc[c] / l_i;", "acc[c] / l_i", table.COMPILES, "cell:5", "compile"),
-        ("HEAD_DIM + c] = acc", "HEAD + c] = acc", table.COMPILES, "cell:5", "compile"),
-        ("naive_coalesced(", "mine(", table.COMPILES, "no kernel 'naive_coalesced'; it has mine", "compile"),
-        ("float* __restrict__ O, int N", "float* O, float* X, int N", table.COMPILES, "takes 9 arguments", "compile"),
-        ("return (size_t)j * N + row;", ";", table.COMPILES, "ends without a return", "return"),
-        ("if (row >= N) return;", "", table.FIRST, "illegal read of Q[", "crash"),
-        ("if (row >= N) return;", "", table.XRAY, "out of bounds: ", "crash"),
-        ("q = Q + (size_t)row", "q = (const float*)nullptr + (size_t)row", table.FIRST, "null pointer", "null"),
-        ("float dot = 0.0f;", "float dot = *(const float*)0;", table.FIRST, "null pointer", "null"),
-        ("acc[c] / l_i;", "acc[c];", table.FIRST, "elements wrong", "wrong"),
-        ("O[(size_t)row", "if (row != 5) O[(size_t)row", table.FIRST, "8 of 320 elements were never", "empty"),
-        ("acc[c] / l_i;", "acc[c] / (l_i - l_i) * 0.0f;", table.FIRST, "NaN at row 0", "nan"),
-        ("O[(size_t)row", "O[(size_t)(N - 1 - row)", table.FIRST, "has the value that belongs to", "index"),
-        ("if (row >= N) return;", "if (row >= N || row >= 64) return;", table.AWKWARD, "never written", "empty"),
-        ("acc[c] += p", "if (N_kv % 2 == 0 || j) acc[c] += p", table.AWKWARD, "elements wrong", "tail"),
-    ],
-)
-def test_a_mistake_is_told_in_a_few_lines(old: str, new: str, row: str, words: str, symptom: str) -> None:
-    text = exercise.ours(FIRST).replace(old, new, 1)
-    assert text != exercise.ours(FIRST)
-    found = grade(FIRST, text)
-    assert row in found.failed() and words in found.text, found.text
-    assert found.symptom == symptom, found.text
-    assert "Traceback" not in found.text and len(found.text.splitlines()) <= 14, found.text
+class Mistake(NamedTuple):
+    """What a learner may type in place of `old`; the row that fails then, words of its text, the hint's symptom."""
+
+    old: str
+    new: str
+    row: str
+    words: str
+    symptom: str
+
+
+MISTAKES = [
+    Mistake("acc[c] / l_i;", "acc[c] / l_i", COMPILES, "cell:5", "compile"),
+    Mistake("HEAD_DIM + c] = acc", "HEAD + c] = acc", COMPILES, "cell:5", "compile"),
+    Mistake("naive_coalesced(", "mine(", COMPILES, "no kernel 'naive_coalesced'; it has mine", "compile"),
+    Mistake("float* __restrict__ O, int N", "float* O, float* X, int N", COMPILES, "takes 9 arguments", "compile"),
+    Mistake("return (size_t)j * N + row;", ";", COMPILES, "ends without a return", "return"),
+    Mistake("if (row >= N) return;", "", FIRST, "illegal read of Q[", "crash"),
+    Mistake("if (row >= N) return;", "", XRAY, "out of bounds: ", "crash"),
+    Mistake("q = Q + (size_t)row", "q = (const float*)nullptr + (size_t)row", FIRST, "null pointer", "null"),
+    Mistake("float dot = 0.0f;", "float dot = *(const float*)0;", FIRST, "null pointer", "null"),
+    Mistake("acc[c] / l_i;", "acc[c];", FIRST, "elements wrong", "wrong"),
+    Mistake("O[(size_t)row", "if (row != 5) O[(size_t)row", FIRST, "8 of 320 elements were never", "empty"),
+    Mistake("acc[c] / l_i;", "acc[c] / (l_i - l_i) * 0.0f;", FIRST, "NaN at row 0", "nan"),
+    Mistake("O[(size_t)row", "O[(size_t)(N - 1 - row)", FIRST, "has the value that belongs to", "index"),
+    Mistake("if (row >= N) return;", "if (row >= N || row >= 64) return;", AWKWARD, "never written", "empty"),
+    Mistake("acc[c] += p", "if (N_kv % 2 == 0 || j) acc[c] += p", AWKWARD, "elements wrong", "tail"),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: f"{mistake.symptom}: {mistake.old}")
+def test_a_mistake_is_told_in_a_few_lines(mistake: Mistake) -> None:
+    text = exercise.ours(COALESCED).replace(mistake.old, mistake.new, 1)
+    assert text != exercise.ours(COALESCED)
+    result = grade(COALESCED, text)
+    assert mistake.row in result.failed() and mistake.words in result.text, result.text
+    assert result.symptom == mistake.symptom, result.text
+    assert "Traceback" not in result.text and len(result.text.splitlines()) <= 14, result.text
 
 
 @pytest.mark.parametrize(
@@ -145,18 +157,18 @@ def test_a_mistake_is_told_in_a_few_lines(old: str, new: str, row: str, words: s
 )
 def test_an_endless_loop_is_stopped_and_its_line_told(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0.5")
-    text = exercise.ours(FIRST).replace("  float m_i = NEG_INF;", f"  {loop}\n  float m_i = NEG_INF;")
+    text = exercise.ours(COALESCED).replace("  float m_i = NEG_INF;", f"  {loop}\n  float m_i = NEG_INF;")
     line = next(i for i, one in enumerate(text.splitlines(), start=2) if loop in one)
-    found = grade(FIRST, text)
-    assert found.failed() == [table.FIRST] and found.symptom == "never ends"
-    assert re.search(rf"stopped after 0.5 s: .* at cell:({line - 3}|{line}|{line + 1})\n", found.text), found.text
+    result = grade(COALESCED, text)
+    assert result.failed() == [FIRST] and result.symptom == "never ends"
+    assert re.search(rf"stopped after 0.5 s: .* at cell:({line - 3}|{line}|{line + 1})\n", result.text), result.text
 
 
 def test_a_cell_that_never_ends_in_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    cuda(FIRST, "")
-    cuda(f"  {FIRST} ", skeleton(FIRST))
-    cuda("02_no_such", skeleton(FIRST))
-    cuda("", skeleton(FIRST))
+    cuda(COALESCED, "")
+    cuda(f"  {COALESCED} ", skeleton(COALESCED))
+    cuda("02_no_such", skeleton(COALESCED))
+    cuda("", skeleton(COALESCED))
     out = capsys.readouterr().out
     assert out.count("[FAIL]") >= 4 and out.count(f"no such exercise; there are: {', '.join(sorted(GRADERS))}") == 2
     with pytest.raises(KeyError, match="02_no_such"):
@@ -165,23 +177,23 @@ def test_a_cell_that_never_ends_in_a_traceback(capsys: pytest.CaptureFixture[str
 
 def test_line_numbers_are_those_of_the_cell() -> None:
     """Line 1 of a cell is the magic's, so that Jupyter's line numbers are the compiler's."""
-    lines = cell(FIRST).splitlines()
+    lines = cell(COALESCED).splitlines()
     place = next(i for i, line in enumerate(lines) if "float l_i" in line)
     lines[place] += " oops;"
-    found = grade(FIRST, "\n".join(lines[1:]))
-    assert f"cell:{place + 1}: error" in found.text, found.text
+    result = grade(COALESCED, "\n".join(lines[1:]))
+    assert f"cell:{place + 1}: error" in result.text, result.text
 
 
 def test_pasted_headers_keep_the_lines_of_the_cell() -> None:
     text = '// x\n#include "ptx.cuh"\nint a;\n#include "mine.cuh"\n'
-    lines = source.line_table(texts.complete(text), "kernel.cu")
+    lines = source.line_table(holes.complete(text), "kernel.cu")
     assert lines["cell", 4] == "int a;" and ("ptx.cuh", 1) in lines
-    assert '#include "mine.cuh"' in texts.complete(text)
+    assert '#include "mine.cuh"' in holes.complete(text)
 
 
 def test_inputs_are_fresh() -> None:
     """No output can be learnt by heart."""
-    a, b = (Trial(FIRST, "", engine, False).inputs(8, 8, 4)[0] for _ in range(2))
+    a, b = (Trial(COALESCED, "", engine, False).inputs(8, 8, 4)[0] for _ in range(2))
     assert not np.array_equal(a, b)
 
 
@@ -199,18 +211,18 @@ def test_the_cpu_engine_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Trial, "__init__", note)
     monkeypatch.setattr(grading, "ON_GPU", True)
-    assert grade(FIRST, solution(FIRST)) and seen == [False, True]
+    assert grade(COALESCED, solution(COALESCED)) and seen == [False, True]
     seen.clear()
-    assert not grade(FIRST, solution(FIRST).replace("if (row >= N) return;", "")) and seen == [False]
+    assert not grade(COALESCED, solution(COALESCED).replace("if (row >= N) return;", "")) and seen == [False]
 
 
 def test_a_gpu_without_the_instructions_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Notebook 10's exercises are for compute capability 9.0; elsewhere the CPU engine alone grades them."""
     for here, expected in ((90, True), (80, False), (100, False)):
         device = SimpleNamespace(compute_capability=str(here))
-        monkeypatch.setattr(grading, "cp", SimpleNamespace(cuda=SimpleNamespace(Device=lambda found=device: found)))
+        monkeypatch.setattr(grading, "cp", SimpleNamespace(cuda=SimpleNamespace(Device=lambda device=device: device)))
         monkeypatch.setattr(grading, "ON_GPU", True)
-        assert grading._has_gpu_for("10_ring") is expected and grading._has_gpu_for(FIRST)
+        assert grading._has_gpu_for("10_ring") is expected and grading._has_gpu_for(COALESCED)
     monkeypatch.setattr(grading, "ON_GPU", False)
     assert not grading._has_gpu_for("10_ring")
 
@@ -219,17 +231,18 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(trial: Trial) -> None:
         if not trial.on_gpu:
             raise engine.NoCompilerError("no C++ compiler")
-        for _ in trial.sizes(1):
-            trial.rows[table.COMPILES].passed = True
-            trial.launch(lambda grid, block, args, shared_mem: None, (1,), (1,), ())
+        for _ in trial.sizes("N", 1):
+            trial.rows[COMPILES].passed = True
+            trial.launch("nothing", 1, 1)
             trial.expect("O", np.zeros(1), np.zeros(1))
 
-    monkeypatch.setitem(GRADERS, FIRST, Exercise(FIRST, none, 1, {}))
+    monkeypatch.setattr(Trial, "_compiled", lambda *_: lambda grid, block, args: None)
+    monkeypatch.setitem(GRADERS, COALESCED, Exercise(COALESCED, none, 1, {}))
     monkeypatch.setattr(grading, "ON_GPU", False)
-    assert grade(FIRST, "").text == f"[FAIL] {FIRST}: no C++ compiler"
+    assert grade(COALESCED, "").text == f"[FAIL] {COALESCED}: no C++ compiler"
     monkeypatch.setattr(grading, "ON_GPU", True)
-    found = grade(FIRST, "")
-    assert found and "clean under the X-ray    not tried: the CPU engine has no C++ compiler" in found.text
+    result = grade(COALESCED, "")
+    assert result and "clean under the X-ray    not tried: the CPU engine has no C++ compiler" in result.text
 
 
 # -------------------------------------------------------------------------------------------------------- skeletons
@@ -247,14 +260,14 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_malformed_holes_are_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "FOLDER", tmp_path)
+    monkeypatch.setattr(holes, "FOLDER", tmp_path)
     (tmp_path / "x.cu").write_text(text)
     with pytest.raises(ValueError, match=r"x\.cu"):
         skeleton("x")
 
 
 def test_holes_become_todos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "FOLDER", tmp_path)
+    monkeypatch.setattr(holes, "FOLDER", tmp_path)
     (tmp_path / "x.cu").write_text(
         "a;\n  // BEGIN hole: about 2 lines - add, then store\n"
         "  // DEFAULT: b = 0;\n  b = 1;\n  c = 2;\n  // END hole\nd;\n"

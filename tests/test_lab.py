@@ -42,8 +42,8 @@ def test_jupyterlab_finds_it() -> None:
     pytest.importorskip("jupyterlab")
     settings = {**os.environ, "JUPYTER_PATH": commands.with_our_extension("")}
     argv = [sys.executable, "-m", "jupyter", "labextension", "list"]
-    told = subprocess.run(argv, env=settings, capture_output=True, text=True, check=True)
-    line = next(line for line in (told.stdout + told.stderr).splitlines() if "cuda-cells" in line)
+    listing = subprocess.run(argv, env=settings, capture_output=True, text=True, check=True)
+    line = next(line for line in (listing.stdout + listing.stderr).splitlines() if "cuda-cells" in line)
     assert "enabled" in line and "OK" in line
 
 
@@ -138,9 +138,9 @@ def test_in_a_browser(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     argv = [node, str(script), playwright, browser, url]
     answer = subprocess.run(argv, capture_output=True, text=True, timeout=180)
     assert answer.returncode == 0, answer.stderr
-    told = json.loads(answer.stdout)
-    assert told["opened"] == ["text/x-cuda", "text/x-ipython", "text/x-ipython"]
-    assert told["words"] == ["%%cuda 00_x", "__global__", "threadIdx"], "and none in the comment"
-    assert told["became"][1] == "text/x-cuda" and told["back"][1] == "text/x-ipython"
-    assert told["typed"].splitlines()[1] == "// note", "the magic is no statement that goes on"
-    assert told["typed"].splitlines()[3].strip() == "return 1;" and told["typed"].splitlines()[-1] == "int g;"
+    seen = json.loads(answer.stdout)
+    assert seen["opened"] == ["text/x-cuda", "text/x-ipython", "text/x-ipython"]
+    assert seen["words"] == ["%%cuda 00_x", "__global__", "threadIdx"], "and none in the comment"
+    assert seen["became"][1] == "text/x-cuda" and seen["back"][1] == "text/x-ipython"
+    assert seen["typed"].splitlines()[1] == "// note", "the magic is no statement that goes on"
+    assert seen["typed"].splitlines()[3].strip() == "return 1;" and seen["typed"].splitlines()[-1] == "int g;"

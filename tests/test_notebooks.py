@@ -140,15 +140,17 @@ def finds_helpers(notebook: Notebook, path: Path) -> Iterator[str]:
     else:
         if not current:
             yield "the lines that find the course are old: run python3 -m helpers.site.first_screen"
+        if not code_cells(notebook)[0]["metadata"].get("jupyter", {}).get("source_hidden"):
+            yield "the set-up cell is not collapsed: run python3 -m helpers.site.first_screen"
 
 
 def speaks_of_no_machine(notebook: Notebook, path: Path) -> Iterator[str]:
     for cell in notebook["cells"]:
         for where, words in (("source", text(cell["source"])), *output_texts(cell)):
-            if found := MACHINE_PATH.search(words):
-                yield f"cell {cell['id']}, {where}: a path of one machine: {words[found.start() :][:60]!r}"
-            if where != "source" and (found := ADDRESS.search(words)):
-                yield f"cell {cell['id']}, {where}: an address: {found[0]}"
+            if match := MACHINE_PATH.search(words):
+                yield f"cell {cell['id']}, {where}: a path of one machine: {words[match.start() :][:60]!r}"
+            if where != "source" and (match := ADDRESS.search(words)):
+                yield f"cell {cell['id']}, {where}: an address: {match[0]}"
 
 
 def is_small_and_plain(notebook: Notebook, path: Path) -> Iterator[str]:
@@ -165,8 +167,8 @@ def is_small_and_plain(notebook: Notebook, path: Path) -> Iterator[str]:
         yield "two cells have the same id"
     for cell in notebook["cells"]:
         collapsed = cell["metadata"].get("jupyter", {})
-        known = set(collapsed) <= {"outputs_hidden", "source_hidden"} and set(collapsed.values()) <= {True}
-        if set(cell["metadata"]) - {"tags", "jupyter"} or tags(cell) - TAGS or not known:
+        is_known = set(collapsed) <= {"outputs_hidden", "source_hidden"} and set(collapsed.values()) <= {True}
+        if set(cell["metadata"]) - {"tags", "jupyter"} or tags(cell) - TAGS or not is_known:
             yield f"cell {cell['id']}: metadata {cell['metadata']}"
         if any("widget" in kind for kind, _ in output_texts(cell)):
             yield f"cell {cell['id']} shows a widget, which nobody sees who only reads"
@@ -191,20 +193,20 @@ def links_resolve(notebook: Notebook, path: Path) -> Iterator[str]:
 def shows_the_kernels_of_today(notebook: Notebook, path: Path) -> Iterator[str]:
     for cell in notebook["cells"]:
         for kind, words in output_texts(cell):
-            found = CAPTION.match(words) if kind == "text/markdown" else None
-            if found and words != show.code(found[1], (int(found[2]), int(found[3]))).markdown:
-                yield f"cell {cell['id']} shows {found[1]} as it no longer is: run the notebook again"
+            caption = CAPTION.match(words) if kind == "text/markdown" else None
+            if caption and words != show.code(caption[1], (int(caption[2]), int(caption[3]))).markdown:
+                yield f"cell {cell['id']} shows {caption[1]} as it no longer is: run the notebook again"
 
 
 def copies_no_kernel(notebook: Notebook, path: Path) -> Iterator[str]:
     """Three lines in a row that stand in a kernel file are a copy, which will age; show.code is none."""
     kernels = [file.read_text(encoding="utf-8") for file in (ROOT / "kernels").rglob("*.cu*")]
-    known = {line.strip() for kernel in kernels for line in kernel.splitlines() if len(line.strip()) > 12}
+    kernel_lines = {line.strip() for kernel in kernels for line in kernel.splitlines() if len(line.strip()) > 12}
     for cell in notebook["cells"]:
         source = text(cell["source"])
         if source.startswith("%%cuda"):
             continue
-        lines = [line.strip() in known for line in source.splitlines() if line.strip()]
+        lines = [line.strip() in kernel_lines for line in source.splitlines() if line.strip()]
         if any(all(lines[i : i + 3]) for i in range(len(lines) - 2)):
             yield f"cell {cell['id']} holds a copy of a kernel's lines: use show.code"
 
@@ -212,11 +214,11 @@ def copies_no_kernel(notebook: Notebook, path: Path) -> Iterator[str]:
 def holds_the_skeletons(notebook: Notebook, path: Path) -> Iterator[str]:
     for cell in code_cells(notebook):
         source = text(cell["source"])
-        if found := re.match(r"%%cuda[ \t]*(\S*)", source):
-            if found[1] not in exercise.GRADERS:
-                yield f"cell {cell['id']}: no exercise {found[1]!r}"
-            elif source != exercise.cell(found[1]):
-                yield f"cell {cell['id']} is not the skeleton of kernels/exercises/{found[1]}.cu"
+        if magic := re.match(r"%%cuda[ \t]*(\S*)", source):
+            if magic[1] not in exercise.GRADERS:
+                yield f"cell {cell['id']}: no exercise {magic[1]!r}"
+            elif source != exercise.cell(magic[1]):
+                yield f"cell {cell['id']} is not the skeleton of kernels/exercises/{magic[1]}.cu"
             elif "[FAIL]" not in "".join(words for _, words in output_texts(cell)):
                 yield f"cell {cell['id']} does not show how the skeleton fails"
 
@@ -242,9 +244,9 @@ def has_first_screen(notebook: Notebook, path: Path) -> Iterator[str]:
 
 
 def is_short(notebook: Notebook, path: Path) -> Iterator[str]:
-    found, most = first_screen.words(notebook), MOST_WORDS.get(path.name[:2], MOST_WORDS_OF_OTHERS)
-    if found > most:
-        yield f"{found} words of prose, at most {most}: cut"
+    count, most = first_screen.words(notebook), MOST_WORDS.get(path.name[:2], MOST_WORDS_OF_OTHERS)
+    if count > most:
+        yield f"{count} words of prose, at most {most}: cut"
     if len(notebook["cells"]) > MOST_CELLS:
         yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS}"
 
@@ -273,15 +275,15 @@ def asks_before_it_tells(notebook: Notebook, path: Path) -> Iterator[str]:
     if len(boards) != 1 or boards[0] <= max(answered.values(), default=-1):
         yield "no board() after the last answer"
     prose = "\n".join(text(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
-    if found := re.search(r"\*+Predict:", prose):
-        yield f"{prose[found.start() :][:60]!r}: ask by predict(), or ask a plain question"
+    if match := re.search(r"\*+Predict:", prose):
+        yield f"{prose[match.start() :][:60]!r}: ask by predict(), or ask a plain question"
 
 
 def speaks_plainly(notebook: Notebook, path: Path) -> Iterator[str]:
     """Words that this course once used where English has others."""
     for cell in notebook["cells"]:
-        if cell["cell_type"] == "markdown" and (found := STILTED.search(text(cell["source"]))):
-            yield f"cell {cell['id']} says {found[0]!r}"
+        if cell["cell_type"] == "markdown" and (match := STILTED.search(text(cell["source"]))):
+            yield f"cell {cell['id']} says {match[0]!r}"
 
 
 RULES: tuple[Callable[[Notebook, Path], Iterator[str]], ...] = (
@@ -426,8 +428,8 @@ def test_a_broken_notebook_is_found(name: str) -> None:
 
 def test_each_notebook_has_its_references() -> None:
     """A section of references.md by its name, to which its first screen leads; each entry says where and why."""
-    found = (FOLDER / "references.md").read_text(encoding="utf-8").split("\n## ")[1:]
-    sections = {section.partition("\n")[0]: section.partition("\n")[2].strip() for section in found}
+    parts = (FOLDER / "references.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    sections = {section.partition("\n")[0]: section.partition("\n")[2].strip() for section in parts}
     assert not {path.stem for path in PATHS} - set(sections)
     assert list(sections) == sorted(sections)
     for name, section in sections.items():
@@ -444,4 +446,4 @@ def test_the_glossary_is_in_order_and_says_each_word_once() -> None:
     keys = [re.sub("[`_]", "", name).lower() for name in names]
     assert keys == sorted(keys) and len(set(names)) == len(names)
     stages = {path.name[:2] for path in PATHS}
-    assert all(set(found.split(", ")) <= stages for _, _, found in words)
+    assert all(set(numbers.split(", ")) <= stages for _, _, numbers in words)

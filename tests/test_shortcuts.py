@@ -95,10 +95,10 @@ def test_what_cannot_be() -> None:
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (20, 3)])
 def test_fetched_keys_are_those_that_a_row_of_the_block_sees(window: tuple[int, int]) -> None:
     sizes = {"BLOCK_M": 64, "BLOCK_N": 32, "THREADS": 128, "THREADS_X": 8}
-    found = fetched_keys("heads_and_masks", *make_inputs(100, 130, 8), sizes=sizes, window=window)
+    fetched = fetched_keys("heads_and_masks", *make_inputs(100, 130, 8), sizes=sizes, window=window)
     seen = reference.visible(100, 130, window=window)
     for rows in (slice(0, 64), slice(64, 100)):
-        assert (found[rows] == seen[rows].any(axis=0)).all()
+        assert (fetched[rows] == seen[rows].any(axis=0)).all()
 
 
 def test_fetched_keys_of_several_heads_are_refused() -> None:
@@ -123,8 +123,8 @@ def test_gradients_of_a_model(dtype: type, options: dict) -> None:
     do, _, _ = model(4, 2, 33, 20, dtype)
     name = next(name for name, stage in BACKWARD.items() if np.dtype(dtype).name in stage.dtypes)
     expected = expect_gradients(do, q, k, v, **options)
-    found = gradients(name, do, q, k, v, deterministic=True, **options)
-    for a, b, tolerance in zip(found, expected, expected.tolerance, strict=False):
+    outputs = gradients(name, do, q, k, v, deterministic=True, **options)
+    for a, b, tolerance in zip(outputs, expected, expected.tolerance, strict=False):
         assert a.dtype == dtype and a.shape == b.shape
         check(name, a, b, tolerance=tolerance)
         assert not check("off", b + 2 * tolerance, b, tolerance=tolerance, must_pass=False)
@@ -148,9 +148,9 @@ def test_a_tensor_map_of_a_matrix(cpu_engine: None) -> None:
     from helpers import engine
 
     a = engine.zeros((20, 128), np.float16)
-    found = engine.tensor_map.described(tensor_map(a, 16))
-    assert found is not None and found.address == a.ctypes.data
-    assert (found.dims, found.strides, found.box) == ((128, 20, 1, 1), (256, 256, 256), (64, 16, 1, 1))
+    described = engine.tensor_map.described(tensor_map(a, 16))
+    assert described is not None and described.address == a.ctypes.data
+    assert (described.dims, described.strides, described.box) == ((128, 20, 1, 1), (256, 256, 256), (64, 16, 1, 1))
 
 
 def test_who_writes_which_tile() -> None:

@@ -69,15 +69,15 @@ def size_of(png: bytes) -> tuple[int, int]:
 @pytest.mark.parametrize("file", FILES)
 def test_sections_cover_the_kernel(file: str) -> None:
     lines = (KERNELS / file).read_text("utf-8").splitlines()
-    found = show.sections(file)
-    assert {"header", "sizes", "signature"} < set(found) and len(found) >= 6
-    for first, last in found.values():
+    pieces = show.sections(file)
+    assert {"header", "sizes", "signature"} < set(pieces) and len(pieces) >= 6
+    for first, last in pieces.values():
         assert 1 <= first <= last <= len(lines) and lines[first - 1].strip() and lines[last - 1].strip()
-    assert "static_assert" in "\n".join(lines[found["sizes"][0] - 1 : found["sizes"][1]])
-    assert lines[found["sizes"][1] - 1].endswith((";", "#endif"))
-    assert "__global__" in lines[found["signature"][0] - 1] and lines[found["signature"][1] - 1].endswith("{")
-    entry = range(found["signature"][0], len(lines))
-    seen = [i for first, last in found.values() for i in range(first, last + 1) if i in entry]
+    assert "static_assert" in "\n".join(lines[pieces["sizes"][0] - 1 : pieces["sizes"][1]])
+    assert lines[pieces["sizes"][1] - 1].endswith((";", "#endif"))
+    assert "__global__" in lines[pieces["signature"][0] - 1] and lines[pieces["signature"][1] - 1].endswith("{")
+    entry = range(pieces["signature"][0], len(lines))
+    seen = [i for first, last in pieces.values() for i in range(first, last + 1) if i in entry]
     assert len(seen) == len(set(seen)), "sections of the entry overlap"
     forgotten = [i for i in entry if i not in seen and lines[i - 1].strip() not in ("", "}")]
     assert not forgotten, "a line of the entry is in no section"
@@ -110,12 +110,12 @@ def test_code_refuses_what_is_not_there() -> None:
 
 
 def test_diff_shows_the_change_and_nothing_else() -> None:
-    found = show.diff("02_tiled.cu", "03_online_softmax.cu")
-    assert "const float rescale" in found.markup and "pass 2" in found.markup
-    assert "&lt; N_kv" in found.markup and "< N_kv" not in found.markup, "the code is escaped"
-    assert "Since 02" not in found.markup, "header comments are left out"
-    assert repr(found).startswith("02_tiled.cu → 03_online_softmax.cu: ")
-    assert found._repr_html_() == show.diff("02_tiled.cu", "03_online_softmax.cu")._repr_html_()
+    changes = show.diff("02_tiled.cu", "03_online_softmax.cu")
+    assert "const float rescale" in changes.markup and "pass 2" in changes.markup
+    assert "&lt; N_kv" in changes.markup and "< N_kv" not in changes.markup, "the code is escaped"
+    assert "Since 02" not in changes.markup, "header comments are left out"
+    assert repr(changes).startswith("02_tiled.cu → 03_online_softmax.cu: ")
+    assert changes._repr_html_() == show.diff("02_tiled.cu", "03_online_softmax.cu")._repr_html_()
     same = show.diff("01_naive.cu", "01_naive.cu")
     assert "0 lines new, 0 removed" in repr(same).replace("gone", "removed") and "rgba" not in same.markup
 
@@ -186,8 +186,8 @@ def test_gradients_are_drawn_beside_their_own_peers() -> None:
     assert picture.alt.endswith("share of matmul: d = 4, back: 0.5  (25.0%); d = 4, first: 1  (50.0%)")
     assert len(picture.figure.axes) == 1
     assert "not yet recorded" in repr(show.measured_gradients([(1, 1, 8, 4)], ["back"], record=RECORD))
-    found = show.gradient_ablations("back", (1, 1, 8, 4), dtype="float32", record=record)
-    assert found == [("as it is", ours), ("no atomics", changed)]
+    times = show.gradient_ablations("back", (1, 1, 8, 4), dtype="float32", record=record)
+    assert times == [("as it is", ours), ("no atomics", changed)]
 
 
 def test_overview_has_a_row_for_each_type() -> None:

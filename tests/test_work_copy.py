@@ -36,8 +36,8 @@ class Course:
     def _write(path: Path, cells: tuple[str, ...], outputs: str) -> None:
         code = {"cell_type": "code", "metadata": {}, "execution_count": 1 if outputs else None}
         shown = [{"output_type": "stream", "name": "stdout", "text": outputs}] if outputs else []
-        made = [{**code, "id": f"cell{i}", "source": text, "outputs": shown} for i, text in enumerate(cells)]
-        path.write_text(json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+        nb_cells = [{**code, "id": f"cell{i}", "source": text, "outputs": shown} for i, text in enumerate(cells)]
+        path.write_text(json.dumps({"cells": nb_cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
 
     def cells(self, name: str) -> list[str]:
         text = (self.root / "work" / f"{name}.ipynb").read_text()
@@ -52,9 +52,9 @@ class Course:
 
 @pytest.fixture
 def course(tmp_path: Path) -> Course:
-    made = Course(tmp_path)
-    assert made.refresh() == ["work/ has your copies of the notebooks; notebooks/ stays as it is"]
-    return made
+    fresh = Course(tmp_path)
+    assert fresh.refresh() == ["work/ has your copies of the notebooks; notebooks/ stays as it is"]
+    return fresh
 
 
 def test_copies_all_of_it(course: Course) -> None:
@@ -80,8 +80,8 @@ def test_a_newer_original_takes_the_place_of_an_untouched_copy(course: Course) -
 def test_a_newer_original_comes_beside_a_touched_copy(course: Course) -> None:
     course.save("00_first", "a = 10", "b = 2")
     course.publish("00_first", "a = 1", "b = 22")
-    [told] = course.refresh()
-    assert "as you left it" in told and "work/00_first (new).ipynb" in told
+    [sentence] = course.refresh()
+    assert "as you left it" in sentence and "work/00_first (new).ipynb" in sentence
     assert course.cells("00_first") == ["a = 10", "b = 2"] and course.cells("00_first (new)") == ["a = 1", "b = 22"]
     assert course.refresh() == [], "it is said once"
 
@@ -94,8 +94,8 @@ def test_the_one_beside_follows_too(course: Course) -> None:
     assert course.refresh() == ["work/00_first (new).ipynb was brought up to date"]
     course.save("00_first (new)", "a = 1", "b = my own")
     course.publish("00_first", "a = 1", "b = 2222")
-    [told] = course.refresh()
-    assert "work/00_first (new 2).ipynb" in told
+    [sentence] = course.refresh()
+    assert "work/00_first (new 2).ipynb" in sentence
     assert course.cells("00_first") == ["a = 10", "b = 2"]
     assert course.cells("00_first (new)") == ["a = 1", "b = my own"]
     assert course.cells("00_first (new 2)") == ["a = 1", "b = 2222"]
@@ -180,8 +180,8 @@ def test_links_and_imports_work_from_there(tmp_path: Path) -> None:
             if "://" in link:
                 continue
             above = link.startswith("../")
-            there = ROOT / link[3:] if above else path.parent / link
-            assert there.exists(), f"{path.name} links to {link}"
+            target = ROOT / link[3:] if above else path.parent / link
+            assert target.exists(), f"{path.name} links to {link}"
     (tmp_path / "helpers").symlink_to(ROOT / "helpers")
     code = 'import sys; sys.path.insert(0, ".."); from helpers.lesson.predict import board'
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "work", check=True)

@@ -57,16 +57,28 @@ class CheckResult:
 
 
 def check(name: str, out: Any, expected: Any, *, tolerance: float = TOLERANCE, must_pass: bool = True) -> CheckResult:
-    """Compare out with expected, element by element, by absolute error; print one line, [PASS] or [FAIL].
+    """Compare as `compare` does, and print one line, [PASS] or [FAIL].
 
-    name: what the line calls the output. out: an array of the device or of NumPy, any real dtype. expected:
-    the same shape, from helpers.attention.reference. tolerance: the largest absolute error that passes. must_pass=False
-    is for a cell that breaks a kernel on purpose: it prints [FAIL] and goes on.
+    must_pass=False is for a cell that breaks a kernel on purpose: it prints [FAIL] and goes on.
+
+    Raises CheckFailed (an AssertionError) on failure unless must_pass is False; else as `compare`.
+    """
+    result = compare(name, out, expected, tolerance=tolerance)
+    print(result.message)
+    if must_pass and not result.passed:
+        raise CheckFailed(result)
+    return result
+
+
+def compare(name: str, out: Any, expected: Any, *, tolerance: float = TOLERANCE) -> CheckResult:
+    """Compare out with expected, element by element, by absolute error.
+
+    name: what the message calls the output. out: an array of the device or of NumPy, any real dtype. expected:
+    the same shape, from helpers.attention.reference. tolerance: the largest absolute error that passes.
 
     NaN never passes, nor does another shape (nothing is broadcast). inf passes only where the same inf is
-    expected. Raises CheckFailed (an AssertionError) on failure unless must_pass is False; ValueError for a
-    comparison that could not mean anything: NaN in expected, nothing to compare, a tolerance that is
-    negative, NaN or inf; TypeError for what is not an array of real numbers.
+    expected. Raises ValueError for a comparison that could not mean anything: NaN in expected, nothing to compare,
+    a tolerance that is negative, NaN or inf; TypeError for what is not an array of real numbers.
     """
     number = isinstance(tolerance, int | float | np.integer | np.floating) and not isinstance(tolerance, bool)
     if not (number and math.isfinite(tolerance) and tolerance >= 0):
@@ -76,11 +88,7 @@ def check(name: str, out: Any, expected: Any, *, tolerance: float = TOLERANCE, m
         raise ValueError(f"expected has shape {want.shape}: there is nothing to compare.")
     if np.isnan(want).any():
         raise ValueError(f"expected holds {int(np.isnan(want).sum())} NaN: correct the reference's inputs first.")
-    result = _compare(name, got, want, float(tolerance))
-    print(result.message)
-    if must_pass and not result.passed:
-        raise CheckFailed(result)
-    return result
+    return _compared(name, got, want, float(tolerance))
 
 
 def make_inputs(
@@ -246,8 +254,8 @@ def expect(
     return Expected(o.swapaxes(-3, -2) if q.ndim > 2 else o, lse, tolerance)
 
 
-def _compare(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> CheckResult:
-    """The CheckResult of check() for float64 arrays."""
+def _compared(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> CheckResult:
+    """The CheckResult of compare() for float64 arrays."""
     if got.shape != want.shape:
         message = f"[FAIL] {name}: shape {got.shape}, expected {want.shape}"
         nans = int(np.isnan(got).sum())

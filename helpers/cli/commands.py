@@ -120,10 +120,10 @@ def workers() -> int:
 
 def memory() -> int:
     """Bytes that this process and its children may take: the machine's, or fewer in a container."""
-    found = _numbers("/sys/fs/cgroup/memory.max") + _numbers("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    limits = _numbers("/sys/fs/cgroup/memory.max") + _numbers("/sys/fs/cgroup/memory/memory.limit_in_bytes")
     with contextlib.suppress(AttributeError, ValueError, OSError):  # names that not every system has
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return min(found) if found else 1 << 62
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(limits) if limits else 1 << 62
 
 
 def _numbers(path: str) -> "list[int]":
@@ -133,7 +133,7 @@ def _numbers(path: str) -> "list[int]":
     return []
 
 
-def command(words: "list[str]") -> int:
+def bench(words: "list[str]") -> int:
     """helpers.bench.command.bench: the ladder with peers, on a GPU."""
     from helpers.bench import command
 

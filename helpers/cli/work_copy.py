@@ -44,11 +44,11 @@ def refresh(root: Path) -> "list[str]":
     folder = root / FOLDER
     folder.mkdir(exist_ok=True)
     stamps = _read(folder / STAMPS)
-    told = [] if stamps else [f"{FOLDER}/ has your copies of the notebooks; notebooks/ stays as it is"]
+    sentences = [] if stamps else [f"{FOLDER}/ has your copies of the notebooks; notebooks/ stays as it is"]
     for original in originals:
-        told += _follow(original, folder, stamps)
+        sentences += _follow(original, folder, stamps)
         _write(folder / STAMPS, json.dumps(stamps, indent=1, sort_keys=True) + "\n")
-    return told
+    return sentences
 
 
 def _follow(original: Path, folder: Path, stamps: "dict[str, str]") -> "list[str]":
@@ -98,10 +98,10 @@ def _write(path: Path, text: str) -> None:
 def _read(path: Path) -> "dict[str, str]":
     """The stamps; none where there is no such file, or it is broken. Then every copy that differs counts as touched."""
     try:
-        found = json.loads(_text(path)).items()
+        stamps = json.loads(_text(path)).items()
     except (OSError, ValueError, AttributeError):
         return {}
-    return {name: mark for name, mark in found if re.fullmatch("[0-9a-f]{64}", str(mark))}
+    return {name: mark for name, mark in stamps if re.fullmatch("[0-9a-f]{64}", str(mark))}
 
 
 if __name__ == "__main__":  # for editors that open notebooks themselves

@@ -34,11 +34,11 @@ def phases(size: int, offsets: Mapping[int, int]) -> dict[int, list[int]]:
     group = 32 if size <= 4 else 128 // size
     if size > 4 and any(all(offsets.get(i ^ k, o) == o for i, o in offsets.items()) for k in (1, 2)):
         group *= 2
-    found: dict[int, list[int]] = {}
+    words_of: dict[int, list[int]] = {}
     for lane in sorted(offsets):
         words = range(offsets[lane] // 4, (offsets[lane] + size - 1) // 4 + 1)
-        found.setdefault(lane // group * group, []).extend(words)
-    return found
+        words_of.setdefault(lane // group * group, []).extend(words)
+    return words_of
 
 
 def wavefronts_of_request(size: int, offsets: Mapping[int, int]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from helpers.draw.banks import BANKS
@@ -25,10 +26,8 @@ def offsets(
         cell_bytes: of one cell, at most 128: 2 for a float16, 16 for a chunk of 8. 0: no banks.
         inches: of a cell. cell: what the columns are.
     """
-    shapes = [np.shape(offset) for offset in layouts.values()]
-    across, down = sum(s[1] for s in shapes), max(s[0] for s in shapes)
-    fig, panels = figure(inches * across + 0.5 * len(layouts) + 0.3, inches * down + 1.2, columns=len(layouts))
-    for ax, (title, offset) in zip(np.atleast_1d(panels), layouts.items(), strict=True):
+    fig, panels = _panels(layouts, inches, 0.5, 1.2)
+    for ax, (title, offset) in zip(panels, layouts.items(), strict=True):
         if cell_bytes:
             group = offset * cell_bytes % (4 * BANKS) // max(cell_bytes, 4)
             ax.pcolormesh(group, cmap="turbo", alpha=0.45, vmin=0, vmax=4 * BANKS // max(cell_bytes, 4), lw=0)
@@ -37,25 +36,22 @@ def offsets(
         for (row, column), number in np.ndenumerate(offset):
             ax.text(column + 0.5, row + 0.5, number, ha="center", va="center", fontsize=8 if number < 1000 else 6)
         _cells(ax, title, offset.shape, cell)
-    np.atleast_1d(panels)[0].set_ylabel("row")
     first = "; ".join(f"{title}: {', '.join(map(str, offset[:, 0]))}" for title, offset in layouts.items())
     return Picture(fig, f"offsets{', colours are banks' * bool(cell_bytes)}; in the first column of {first}")
 
 
 @styled
-def owners(held: Mapping[str, np.ndarray], *, inches: float = 0.26, cell: str = "column") -> Picture:
+def owners(threads: Mapping[str, np.ndarray], *, inches: float = 0.26, cell: str = "column") -> Picture:
     """Tiles side by side: in each cell the thread that has it. A colour is a warp's; its threads go from dark to light.
 
     Args:
-        held: {title: thread}, each (rows, columns), -1 where none has it.
+        threads: {title: thread}, each (rows, columns), -1 where none has it.
         inches: of a cell. cell: what the columns are.
     """
-    shapes = [np.shape(thread) for thread in held.values()]
-    across, down = sum(s[1] for s in shapes), max(s[0] for s in shapes)
-    fig, panels = figure(inches * across + 0.6 * len(held) + 0.3, inches * down + 1.3, columns=len(held))
-    warps = sorted({int(t) // 32 for thread in held.values() for t in np.unique(thread) if t >= 0})
+    fig, panels = _panels(threads, inches, 0.6, 1.3)
+    warps = sorted({int(t) // 32 for thread in threads.values() for t in np.unique(thread) if t >= 0})
     palette = np.array([[0.0, 0.45, 0.70], [0.90, 0.62, 0.0], [0.0, 0.62, 0.45], [0.80, 0.47, 0.65]])
-    for ax, (title, thread) in zip(np.atleast_1d(panels), held.items(), strict=True):
+    for ax, (title, thread) in zip(panels, threads.items(), strict=True):
         base = palette[thread // 32 % len(palette)]
         light = (0.35 + 0.5 * (thread % 32) / 31)[..., None]
         colours = np.where(thread[..., None] < 0, 1.0, base + (1 - base) * light)
@@ -65,12 +61,20 @@ def owners(held: Mapping[str, np.ndarray], *, inches: float = 0.26, cell: str = 
             if number >= 0 and number != before:
                 ax.text(column + 0.12, row + 0.5, number, ha="left", va="center", fontsize=6)
         _cells(ax, title, thread.shape, cell, every=8 if max(thread.shape) > 16 else 1)
-    np.atleast_1d(panels)[0].set_ylabel("row")
     darkest = palette + (1 - palette) * 0.35  # as thread 0 of a warp has it
     handles = [Patch(color=darkest[warp % len(palette)], label=f"warp {warp}") for warp in warps]
     fig.legend(handles=handles, loc="outside lower center", ncols=max(len(handles), 1))
-    first = "; ".join(f"{title}: {', '.join(map(str, thread[0]))}" for title, thread in held.items())
+    first = "; ".join(f"{title}: {', '.join(map(str, thread[0]))}" for title, thread in threads.items())
     return Picture(fig, f"which thread has which cell; in the first row of {first}")
+
+
+def _panels(tiles: Mapping[str, np.ndarray], inches: float, margin: float, above: float) -> tuple[Figure, np.ndarray]:
+    """A figure with a panel for each tile. inches: of a cell; `margin` between panels, `above` the cells."""
+    across, down = sum(tile.shape[1] for tile in tiles.values()), max(len(tile) for tile in tiles.values())
+    fig, panels = figure(inches * across + margin * len(tiles) + 0.3, inches * down + above, columns=len(tiles))
+    panels = np.atleast_1d(panels)
+    panels[0].set_ylabel("row")
+    return fig, panels
 
 
 def _cells(ax: Any, title: str, shape: tuple[int, ...], cell: str, every: int = 1) -> None:

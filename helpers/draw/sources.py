@@ -38,14 +38,14 @@ def sections(file: str) -> dict[str, tuple[int, int]]:
             i -= 1
         return i
 
-    found: dict[str, tuple[int, int]] = {}
+    pieces: dict[str, tuple[int, int]] = {}
     comment = next((i for i, line in enumerate(lines) if not line.startswith("//")), len(lines))
     if comment:
-        found["header"] = (1, comment)
+        pieces["header"] = (1, comment)
     entry = next((i for i, line in enumerate(lines) if "__global__" in line), len(lines))
     sizes = [i for i, line in enumerate(lines[:entry]) if re.match(r"#\s*(if|define|endif)|static_assert", line)]
     if sizes:
-        found["sizes"] = (
+        pieces["sizes"] = (
             sizes[0] + 1,
             first_match(r";$" if "static_assert" in lines[sizes[-1]] else "", sizes[-1]) + 1,
         )
@@ -55,17 +55,17 @@ def sections(file: str) -> dict[str, tuple[int, int]]:
             stop = first_match(r"^\s*// ---- |^}", i + 1)
             while not lines[stop - 1].strip():
                 stop -= 1
-            found[heading[1].strip()] = (i + 1, stop)
-        elif "__global__" in line and "signature" not in found:
-            found["signature"] = (i + 1, first_match(r"\{$", i) + 1)
+            pieces[heading[1].strip()] = (i + 1, stop)
+        elif "__global__" in line and "signature" not in pieces:
+            pieces["signature"] = (i + 1, first_match(r"\{$", i) + 1)
         elif "__global__" in line:
             name = re.search(r"(\w+)\($", line) or re.search(r"(\w+)\(\D", line)
-            found[f"signature of {name[1] if name else i}"] = (above(i) + 1, first_match(r"\{$", i) + 1)
+            pieces[f"signature of {name[1] if name else i}"] = (above(i) + 1, first_match(r"\{$", i) + 1)
         elif struct := re.match(r"struct .*?(\w+) \{$", line):
-            found[struct[1]] = (above(i) + 1, first_match(r"^};", i) + 1)
+            pieces[struct[1]] = (above(i) + 1, first_match(r"^};", i) + 1)
         elif function := re.match(r"__device__ .*?(\w+)\(", line):
-            found[function[1]] = (above(i) + 1, first_match(r"^}" if not line.endswith("}") else "", i) + 1)
-    return found
+            pieces[function[1]] = (above(i) + 1, first_match(r"^}" if not line.endswith("}") else "", i) + 1)
+    return pieces
 
 
 def _find(file: str, piece: str) -> tuple[int, int]:
@@ -127,9 +127,6 @@ def diff_of(text_a: str, text_b: str, title: str, *, context: int = 2) -> Html:
     return Html(f'<p><b>{html.escape(summary)}</b></p><div style="{pre}">{"".join(rows)}</div>', summary)
 
 
-def folded(shown: Html) -> Html:
-    """The same, folded under its text: a click opens it."""
-    return Html(f"<details><summary>{html.escape(shown.text)}</summary>{shown.markup}</details>", shown.text)
-
-
-# ---------------------------------------------------------------------------------------------------- pictures
+def folded(shown: Html, summary: str = "") -> Html:
+    """The same, folded under a summary, or under its text where there is none: a click opens it."""
+    return Html(f"<details><summary>{summary or html.escape(shown.text)}</summary>{shown.markup}</details>", shown.text)

@@ -31,19 +31,19 @@ def spans(rows: Mapping[str, Sequence[Span]], *, xlabel: str, title: str = "") -
     """Draw rows of spans, the first row at the top."""
     fig, ax = figure(9.5, 0.9 + 0.3 * len(rows))
     used: list[str] = []
-    for y, found in enumerate(rows.values()):
-        for begin, end, what in found:
+    for y, row in enumerate(rows.values()):
+        for begin, end, what in row:
             ax.barh(y, end - begin, left=begin, height=0.72, color=COLOURS[what], edgecolor="white", linewidth=0.6)
             used += [what] if what not in used else []
     ax.set_yticks(range(len(rows)), list(rows), fontsize=8)
-    ends = [end for found in rows.values() for _, end, _ in found]
-    begins = [begin for found in rows.values() for begin, _, _ in found]
+    ends = [end for row in rows.values() for _, end, _ in row]
+    begins = [begin for row in rows.values() for begin, _, _ in row]
     ax.set(ylim=(len(rows) - 0.4, -0.6), xlim=(min(begins), max(ends)), xlabel=xlabel, title=title)
     names = [name for name in COLOURS if name in used]
     handles = [Patch(color=COLOURS[name], label=name) for name in names]
     fig.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
-    told = "; ".join(f"{name}: {len(found)} spans" for name, found in rows.items())
-    return Picture(fig, f"{title + ': ' if title else ''}{told}")
+    counts = "; ".join(f"{name}: {len(row)} spans" for name, row in rows.items())
+    return Picture(fig, f"{title + ': ' if title else ''}{counts}")
 
 
 def events_as_spans(events: Sequence[Any], *, consumers: int = 2, stages: int = 2) -> dict[str, list[Span]]:
@@ -56,60 +56,68 @@ def events_as_spans(events: Sequence[Any], *, consumers: int = 2, stages: int = 
         events: `Report.events`. consumers, stages: of the kernel.
     """
     leaders = {0, 32, 64, *(128 * (1 + i) for i in range(consumers))}
-    barriers = [f"{how} of Q {i + 1}" for i in range(consumers) for how in ("full", "empty")]
-    for stage in range(stages):
-        barriers += [f"{how} of {which}, stage {stage}" for how in ("full", "empty") for which in "KV"]
     order = [event for event in events if event.block == 0 and event.thread in leaders]
-    lines = sorted({event.place[1] for event in order if event.kind == "product"})
-    buffers = [f"Q {i + 1}" for i in range(consumers)]
-    buffers += [f"{which}, stage {stage}" for which in "KV" for stage in range(stages)]
-    rows: dict[str, list[Span]] = {name: [] for name in buffers}
+    q_tiles = [f"Q {i + 1}" for i in range(consumers)]
+    barriers = [f"{state} of {q_tile}" for q_tile in q_tiles for state in ("full", "empty")]
+    for stage in range(stages):
+        barriers += [f"{state} of {which}, stage {stage}" for state in ("full", "empty") for which in "KV"]
+    buffers = [*q_tiles, *(f"{which}, stage {stage}" for which in "KV" for stage in range(stages))]
     work = [f"consumer {i + 1}: {part}" for i in range(consumers) for part in ("S", "O", "warps")]
-    rows |= {name: [] for name in work}
+    rows: dict[str, list[Span]] = {name: [] for name in (*buffers, *work)}
+    _add_copies(rows, order, barriers, consumers)
+    _add_work(rows, order)
+    return rows
+
+
+def _add_copies(rows: dict[str, list[Span]], order: Sequence[Any], barriers: Sequence[str], consumers: int) -> None:
+    """When the copy to each buffer was in flight, and how long the buffer was full."""
     asked: dict[str, list[int]] = {}
     full: dict[str, int] = {}
     arrived: dict[str, int] = {}
-    waits: dict[int, int] = {}
-    flying: dict[int, list[tuple[int, str, int]]] = {}  # (number of the product, S or O, when)
-    weights: dict[int, int] = {}
     for now, event in enumerate(order):
-        thread, consumer = event.thread, event.thread // 128
-        name = barriers[event.number] if event.kind in ("load", "landed", "arrive") else ""
-        what = name.partition(" of ")[2]
-        if event.kind == "load":
-            asked.setdefault(what, []).append(now)
-        elif event.kind == "landed":
-            asked_at = asked[what].pop(0)
-            rows[what].append((asked_at, now, "copy in flight"))
-            full[what], arrived[what] = now, 0
-        elif event.kind == "arrive" and name.startswith("empty"):
-            arrived[what] = arrived.get(what, 0) + 1
-            if what in full and arrived[what] == (1 if what.startswith("Q") else consumers):
-                rows[what].append((full.pop(what), now, "full"))
-        if not consumer:
+        if event.kind not in ("load", "landed", "arrive"):
             continue
-        here = f"consumer {consumer}"
+        state, _, buffer = barriers[event.number].partition(" of ")
+        if event.kind == "load":
+            asked.setdefault(buffer, []).append(now)
+        elif event.kind == "landed":
+            rows[buffer].append((asked[buffer].pop(0), now, "copy in flight"))
+            full[buffer], arrived[buffer] = now, 0
+        elif state == "empty":
+            arrived[buffer] = arrived.get(buffer, 0) + 1
+            if buffer in full and arrived[buffer] == (1 if buffer.startswith("Q") else consumers):
+                rows[buffer].append((full.pop(buffer), now, "full"))
+    for buffer, since in full.items():
+        rows[buffer].append((since, len(order), "full"))
+
+
+def _add_work(rows: dict[str, list[Span]], order: Sequence[Any]) -> None:
+    """What each consumer does: its products in flight, its waits, and between them the weights."""
+    lines = sorted({event.place[1] for event in order if event.kind == "product"})
+    waiting: dict[int, int] = {}  # thread -> since when
+    weighing: dict[int, int] = {}
+    flying: dict[int, list[tuple[int, str, int]]] = {}  # (number of the product, S or O, when)
+    for now, event in enumerate(order):
+        thread, consumer = event.thread, f"consumer {event.thread // 128}"
+        if thread < 128:  # a producer
+            continue
+        if event.kind in ("wait", "bar.sync", "product") and thread in weighing:
+            rows[f"{consumer}: warps"].append((weighing.pop(thread), now, "weights"))
         if event.kind in ("wait", "bar.sync"):
-            if thread in weights:
-                rows[f"{here}: warps"].append((weights.pop(thread), now, "weights"))
-            waits[thread] = now
-        elif event.kind in ("waited", "bar.synced") and thread in waits:
-            rows[f"{here}: warps"].append((waits.pop(thread), now, "waits"))
+            waiting[thread] = now
+        elif event.kind in ("waited", "bar.synced") and thread in waiting:
+            rows[f"{consumer}: warps"].append((waiting.pop(thread), now, "waits"))
         elif event.kind == "product":
-            if thread in weights:
-                rows[f"{here}: warps"].append((weights.pop(thread), now, "weights"))
             flying.setdefault(thread, []).append((event.number, "SO"[lines.index(event.place[1])], now))
         elif event.kind == "products done":
-            done = [each for each in flying.get(thread, ()) if each[0] < event.number]
-            flying[thread] = [each for each in flying.get(thread, ()) if each[0] >= event.number]
-            for which in sorted({each[1] for each in done}):
-                begin = min(each[2] for each in done if each[1] == which)
-                rows[f"{here}: {which}"].append((begin, now, f"{which} in flight"))
+            products = flying.get(thread, [])
+            done = [product for product in products if product[0] < event.number]
+            flying[thread] = [product for product in products if product[0] >= event.number]
+            for which in sorted({product[1] for product in done}):
+                begin = min(product[2] for product in done if product[1] == which)
+                rows[f"{consumer}: {which}"].append((begin, now, f"{which} in flight"))
                 if which == "S":
-                    weights[thread] = now
-    for what, when in full.items():
-        rows[what].append((when, len(order), "full"))
-    return rows
+                    weighing[thread] = now
 
 
 def clocks_as_spans(timeline: Mapping[str, Any], first: int, last: int) -> dict[str, list[Span]]:

@@ -81,7 +81,7 @@ def picture(name: str, block: tuple[int, int, int], n_threads: int, steps: Seque
         mine = [step for step in steps if step.interval == interval]
         length = max(sum(s.width for s in mine if s.warp == warp) for warp in range(n_warps))
         barriers.append(mine[0].barrier)
-        told: list[tuple[int, float]] = []
+        labels: list[tuple[int, float]] = []
         for warp in range(n_warps):
             first, last = warp * WARP, min((warp + 1) * WARP, n_threads)
             placed, end = _warp_rows(mine, warp, length)
@@ -90,12 +90,12 @@ def picture(name: str, block: tuple[int, int, int], n_threads: int, steps: Seque
                 for top, bottom in _runs(step.threads):
                     boxes[step.what].append([(left, top), (right, top), (right, bottom), (left, bottom)])
                 here = (step.line, round(at, 6))  # a warp that does as the one above it needs no labels
-                if right - left > 0.11 and (here not in told or len(step.threads) < last - first):
+                if right - left > 0.11 and (here not in labels or len(step.threads) < last - first):
                     middle = (step.threads[0] + step.threads[-1] + 1) / 2
                     dark = step.what in ("read global", "write global", "read shared")
                     ax.text((left + right) / 2, middle, str(step.line), ha="center", va="center", fontsize=7,
                             color="white" if dark else "black", clip_on=True)  # fmt: skip
-                told.append(here)
+                labels.append(here)
             if mine[0].barrier is not None and end < 1 - 1e-9:
                 boxes["wait"].append([(x + end, first), (x + 1, first), (x + 1, last), (x + end, last)])
     for what, corners in boxes.items():

@@ -46,8 +46,8 @@ def gpu() -> tuple[str, int] | None:
     try:
         import cupy
 
-        found = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
-        return found["name"].decode(), 10 * found["major"] + found["minor"]
+        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+        return properties["name"].decode(), 10 * properties["major"] + properties["minor"]
     except Exception:  # a broken installation of CuPy fails in many ways
         return None
 
@@ -70,13 +70,13 @@ def set_up(least: int = 0, *, only: bool = False) -> None:
 
 def _device(least: int, only: bool) -> str:
     """What runs the kernels; the engine is chosen here where the GPU cannot."""
-    found = gpu()
-    if found is None:
+    device = gpu()
+    if device is None:
         os.environ.setdefault("COURSE_DEVICE", "cpu")
         if not any(map(shutil.which, COMPILERS)) and "CXX" not in os.environ:
             return "no GPU, and no C++ compiler for the CPU engine: install g++ (apt install g++), then run this again"
         return "no GPU: the kernels run on the CPU engine, where results are real and times are not a GPU's"
-    name, capability = found
+    name, capability = device
     if capability < least or (only and capability != least):
         os.environ["COURSE_DEVICE"] = "cpu"
         needs = f"{least / 10}{' and no other' if only else ' or newer'}"

@@ -125,14 +125,14 @@ def predict(name: str, *, unit: str = "", guess: Guess | EllipsisType = ..., cho
     Raises:
         TypeError, ValueError: the guess is not a number, or none of the choices.
     """
-    known = _asked.get(name)
+    earlier = _asked.get(name)
     asked = Prediction(name, unit, choices)
     if guess is not ...:
         asked.take(guess)
         print(f"{name}: your guess is {asked.text(guess)}. Run the next cells to see the answer.")
     else:
-        if known is not None and (known.unit, known.choices) == (asked.unit, asked.choices):
-            asked.guess = known.guess  # the cell was run again
+        if earlier is not None and (earlier.unit, earlier.choices) == (asked.unit, asked.choices):
+            asked.guess = earlier.guess  # the cell was run again
         if not _shown_line(asked):
             print(f"{name}: write {asked.wanted()} for the dots after guess=, and run this cell.")
     _asked[name] = asked

@@ -23,8 +23,8 @@ from helpers.attention.ladder.call import Spec, mask_window, softmax_scale_of
 from helpers.attention.ladder.layout import address
 from helpers.attention.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS
 from helpers.device import cp
+from helpers.draw import sources
 from helpers.draw.picture import Html
-from helpers.draw.sources import diff
 from helpers.xray import Report, xray
 
 
@@ -46,9 +46,9 @@ def build(
     sizes: Mapping[str, int] | None = None,
 ) -> kernel.Kernel:
     """The stage's kernel, compiled for a head dimension and a type, its first one if none is given."""
-    found = stage_of(stage)
-    defines = {**found.defines(head_dim), **(sizes or {})}
-    return kernel.load(code or found.file, found.kernel_name(dtype or found.dtypes[0]), defines=defines)
+    stage = stage_of(stage)
+    defines = {**stage.defines(head_dim), **(sizes or {})}
+    return kernel.load(code or stage.file, stage.kernel_name(dtype or stage.dtypes[0]), defines=defines)
 
 
 def run(
@@ -162,11 +162,9 @@ def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> 
     """What step n of the climb to a stage changes; folded: to be opened by a click on its idea."""
     climb = CLIMBS[stage]
     files = [BEFORE[stage], *(step.file for step in climb)]
-    made = diff(files[n - 1], files[n], context=context)
-    if not folded:
-        return made
-    summary = f"step {n}, {climb[n - 1].idea if n < len(climb) else LAST_IDEAS[stage]}"
-    return Html(f"<details><summary>{summary}</summary>{made.markup}</details>", made.text)
+    changes = sources.diff(files[n - 1], files[n], context=context)
+    idea = climb[n - 1].idea if n < len(climb) else LAST_IDEAS[stage]
+    return sources.folded(changes, f"step {n}, {idea}") if folded else changes
 
 
 def shared_per_1000(
@@ -177,9 +175,9 @@ def shared_per_1000(
     By the X-ray of one head with as many keys as rows; only the multiply-adds of the two products count.
     """
     report = look(stage, *np.random.default_rng(0).standard_normal((3, rows, head_dim), dtype=np.float32), sizes=sizes)
-    seen = report.shared["dynamic shared memory"]
+    figures = report.shared["dynamic shared memory"]
     warp_ffmas = 2 * rows * rows * head_dim / 32
-    return {name: round(1000 * getattr(seen, name) / warp_ffmas) for name in ("requests", "wavefronts", "conflicts")}
+    return {name: round(1000 * getattr(figures, name) / warp_ffmas) for name in ("requests", "wavefronts", "conflicts")}
 
 
 # ---- the same for stages that compute gradients
@@ -202,9 +200,9 @@ def gradients(
     """
     of_forward = {name: value for name, value in options.items() if name != "deterministic"}
     arrays = _with_output(do, q, k, v, **of_forward)
-    launch, found = backward.prepare(stage_of(stage), *arrays, source=code, sizes=sizes, **options)
+    launch, outputs = backward.prepare(stage_of(stage), *arrays, source=code, sizes=sizes, **options)
     launch()
-    return tuple(cp.asnumpy(_heads_first(a)) for a in found)
+    return tuple(cp.asnumpy(_heads_first(a)) for a in outputs)
 
 
 def look_gradients(
@@ -219,10 +217,9 @@ def look_gradients(
     **options: Any,
 ) -> dict[str, Report]:
     """The X-ray of each launch, by the name of its kernel; each starts from what the one before has left."""
-    found = _launches(stage, do, q, k, v, code, sizes, options)
     return {
         launch.kernel: xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
-        for launch, compiled, args in found
+        for launch, compiled, args in _launches(stage, do, q, k, v, code, sizes, options)
     }
 
 
@@ -237,7 +234,7 @@ def writers(
     Args:
         do, q, k, v: of one head, (rows, head_dim). sizes: the tile sizes, BLOCK_M and BLOCK_N among them.
     """
-    found: dict[str, np.ndarray] = {}
+    tables: dict[str, np.ndarray] = {}
     for launch, compiled, args in _launches(stage, do, q, k, v, None, sizes, options):
         named = zip(launch.args, args, strict=True)
         outputs = {name: a for name, a in named if isinstance(name, str) and name in ("dq", "dk", "dv")}
@@ -256,8 +253,8 @@ def writers(
             before = now
         if launch.kernel == f"{stage}_preprocess":
             xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
-        found.update({f"{launch.kernel}: {_written(name)}": np.stack(w, axis=1) for name, w in written.items() if w})
-    return found
+        tables.update({f"{launch.kernel}: {_written(name)}": np.stack(w, axis=1) for name, w in written.items() if w})
+    return tables
 
 
 def _matrix(a: Any) -> np.ndarray:
@@ -291,8 +288,8 @@ def expect_gradients(do: Any, q: Any, k: Any, v: Any, **options: Any) -> Expecte
     """
     dtype = np.asarray(q).dtype
     exact = [_swapped(np.asarray(a).astype(np.float64)) for a in (do, q, k, v)]
-    found = reference.attention_backward(*exact, **options)
-    tolerance = tuple(TOLERANCE * max(1.0, float(np.abs(a).max())) for a in found)
+    expected = reference.attention_backward(*exact, **options)
+    tolerance = tuple(TOLERANCE * max(1.0, float(np.abs(a).max())) for a in expected)
     if dtype.itemsize == 2:
         near = _rounded_gradients(*exact, dtype, **options)
         step = float(ml_dtypes.finfo(dtype).eps)
@@ -300,9 +297,9 @@ def expect_gradients(do: Any, q: Any, k: Any, v: Any, **options: Any) -> Expecte
         of_float32 = 4e-7 * float(length * max(np.abs(exact[1]).max(), np.abs(exact[2]).max()))
         tolerance = tuple(
             max(2 * float(np.abs(a - b).max()), step * float(np.abs(b).max()), of_float32)
-            for a, b in zip(near, found, strict=True)
+            for a, b in zip(near, expected, strict=True)
         )
-    return ExpectedGradients(*map(_swapped, found), tolerance)
+    return ExpectedGradients(*map(_swapped, expected), tolerance)
 
 
 def _rounded_gradients(
@@ -323,10 +320,10 @@ def _rounded_gradients(
     s = np.where(seen, scale * q @ k.swapaxes(-1, -2), -np.inf)
     p = np.exp(s - np.where(np.isfinite(lse), lse, 0.0)[..., None])
     ds = rounded(p * (do @ v.swapaxes(-1, -2) - (do * rounded(o)).sum(axis=-1, keepdims=True)))
-    found = [scale * ds @ k, scale * ds.swapaxes(-1, -2) @ q, rounded(p).swapaxes(-1, -2) @ do]
+    results = [scale * ds @ k, scale * ds.swapaxes(-1, -2) @ q, rounded(p).swapaxes(-1, -2) @ do]
     if share > 1:
-        found[1:] = [a.reshape(*a.shape[:-3], kv_heads, share, *a.shape[-2:]).sum(axis=-3) for a in found[1:]]
-    return tuple(map(rounded, found))
+        results[1:] = [a.reshape(*a.shape[:-3], kv_heads, share, *a.shape[-2:]).sum(axis=-3) for a in results[1:]]
+    return tuple(map(rounded, results))
 
 
 def _launches(

@@ -44,6 +44,15 @@ from helpers.bench.roofline import (  # noqa: F401 - part of this face
 from helpers.draw.banks import (  # noqa: F401 - part of this face
     wavefronts,
 )
+from helpers.draw.charts import (  # noqa: F401 - part of this face
+    heatmap,
+    lines,
+    memory_against_n,
+    rescaling,
+    roofline,
+    running_softmax,
+    token_heatmap,
+)
 from helpers.draw.layouts import (  # noqa: F401 - part of this face
     offsets,
     owners,
@@ -66,22 +75,6 @@ from helpers.draw.picture import (  # noqa: F401 - part of this face
     figure,
     styled,
 )
-from helpers.draw.pictures import (  # noqa: F401 - part of this face
-    bank_picture,
-    chunk_places,
-    fragments,
-    grid_picture,
-    heatmap,
-    lines,
-    matrices,
-    memory_against_n,
-    rescaling,
-    roofline,
-    running_softmax,
-    sectors,
-    token_heatmap,
-    warp_picture,
-)
 from helpers.draw.sources import (  # noqa: F401 - part of this face
     code,
     diff,
@@ -91,4 +84,13 @@ from helpers.draw.spans import (  # noqa: F401 - part of this face
     clocks_as_spans,
     events_as_spans,
     spans,
+)
+from helpers.draw.threads import (  # noqa: F401 - part of this face
+    bank_picture,
+    chunk_places,
+    fragments,
+    grid_picture,
+    matrices,
+    sectors,
+    warp_picture,
 )

@@ -79,10 +79,10 @@ def venv_needs(requirements: "list[str]") -> "tuple[str, str]":
         gone = VENV_PYTHON.is_symlink() and not VENV_PYTHON.exists()
         cause = "the Python it was made from is gone" if gone else "an earlier set-up was stopped"
         return "make", f".venv does not work ({cause})"
-    found = probe()
-    if found is None:
+    answer = probe()
+    if answer is None:
         return "make", ".venv does not work (its Python does not start)"
-    version, folder = found
+    version, folder = answer
     if tuple(int(part) for part in version.split(".")) < OLDEST:
         return "make", f".venv was made with Python {version}, which is too old"
     stamp = read_stamp()
@@ -149,14 +149,14 @@ def new_stamp(requirements: "list[str]") -> dict:
 
     Raises Problem if its Python does not start.
     """
-    found = probe()
-    if found is None:
+    answer = probe()
+    if answer is None:
         raise Problem(f"the Python in {VENV} does not start. Delete that folder and run this again.")
     return {
         "list": fingerprint(requirements),
-        "python": found[0],
+        "python": answer[0],
         "home": str(VENV.resolve()),
-        "packages": sorted(installed(found[1])[0]),
+        "packages": sorted(installed(answer[1])[0]),
     }
 
 

@@ -122,7 +122,7 @@ def missing_here(requirements: "list[str]") -> "list[str]":
         from packaging.requirements import Requirement
     except ImportError:
         from pip._vendor.packaging.requirements import Requirement
-    present = {canonical(found.metadata["Name"] or ""): found.version for found in metadata.distributions()}
+    present = {canonical(package.metadata["Name"] or ""): package.version for package in metadata.distributions()}
     missing = []
     for text in requirements:
         wanted = Requirement(text)

@@ -25,8 +25,8 @@ def write(prefix: str = sys.prefix) -> None:
     """Write the file, where it is missing or an older one of ours. That it cannot be written is no reason to stop."""
     path = Path(prefix) / "etc" / "ipython" / "ipython_config.py"
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        there = path.read_text(encoding="utf-8") if path.exists() else MARK
-        if there == CONFIG or not there.startswith(MARK):
+        current = path.read_text(encoding="utf-8") if path.exists() else MARK
+        if current == CONFIG or not current.startswith(MARK):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}.tmp")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from helpers.site import exports, kernels, mistakes, notebooks, parts, records
+from helpers.site import export_pages, gpu_page, kernel_pages, mistakes, notebook_pages, readme_pages
 from helpers.site.links import ROOT, Links
 
 SETTINGS = Path(__file__).resolve().parent / "sphinx"
@@ -32,36 +32,36 @@ def sources(folder: Path) -> None:
     Raises:
         ValueError: a link of a text leads nowhere.
     """
-    readme = (ROOT / parts.FILE).read_text(encoding="utf-8")
+    readme = (ROOT / readme_pages.FILE).read_text(encoding="utf-8")
     texts = {name: [file for file in files if (ROOT / file).is_file()] for name, files in TEXTS.items()}
-    books = [path.relative_to(ROOT).as_posix() for path in notebooks.paths()]
-    listed = [path.relative_to(ROOT).as_posix() for path in kernels.files()]
+    books = [path.relative_to(ROOT).as_posix() for path in notebook_pages.paths()]
+    listed = [path.relative_to(ROOT).as_posix() for path in kernel_pages.files()]
     pages = {file: f"{file}.md" for file in listed}
     pages |= {file: file for file in [*books, *(file for files in texts.values() for file in files)]}
     pages |= {"README.md": "index.md", "notebooks": "index.md", "kernels": "kernels/index.md"}
-    pages |= {f"kernels/{group}": f"kernels/{group}/index.md" for group in kernels.GROUPS if group}
-    links = Links(pages, parts.anchors(readme))
+    pages |= {f"kernels/{group}": f"kernels/{group}/index.md" for group in kernel_pages.GROUPS if group}
+    links = Links(pages, readme_pages.anchors(readme))
 
-    written = parts.sections(readme, links)
+    written = readme_pages.sections(readme, links)
     about = list(written)
-    for path, file in zip(notebooks.paths(), books, strict=True):
-        written[file] = json.dumps(notebooks.page(path, links), ensure_ascii=False)
+    for path, file in zip(notebook_pages.paths(), books, strict=True):
+        written[file] = json.dumps(notebook_pages.page(path, links), ensure_ascii=False)
     for file in (file for files in texts.values() for file in files):
         written[file] = links.rewrite((ROOT / file).read_text(encoding="utf-8"), file)
-    known, before = kernels.ideas(), kernels.before()
-    for path, file in zip(kernels.files(), listed, strict=True):
-        written[f"{file}.md"] = kernels.page(path, known, before)
-    written["kernels/index.md"] = kernels.index()
-    written |= {f"kernels/{group}/index.md": kernels.group_index(group) for group in kernels.GROUPS if group}
-    written["teachers/mistakes.md"] = mistakes.made()
-    written |= exports.pages() | {"gpus.md": records.page()}
+    ideas, before = kernel_pages.ideas(), kernel_pages.before()
+    for path, file in zip(kernel_pages.files(), listed, strict=True):
+        written[f"{file}.md"] = kernel_pages.page(path, ideas, before)
+    written["kernels/index.md"] = kernel_pages.index()
+    written |= {f"kernels/{group}/index.md": kernel_pages.group_index(group) for group in kernel_pages.GROUPS if group}
+    written["teachers/mistakes.md"] = mistakes.page_on_cpu()
+    written |= export_pages.pages() | {"gpus.md": gpu_page.page()}
     trees = [
-        parts.toctree([*books, *texts["The course"]], "The course"),
-        parts.toctree(["kernels/index.md", "exports/index.md", "gpus.md"], "Kernels"),
-        parts.toctree([*texts["For teachers"], "teachers/mistakes.md"], "For teachers"),
-        parts.toctree([*about, *texts["About"]], "About"),
+        readme_pages.toctree([*books, *texts["The course"]], "The course"),
+        readme_pages.toctree(["kernels/index.md", "exports/index.md", "gpus.md"], "Kernels"),
+        readme_pages.toctree([*texts["For teachers"], "teachers/mistakes.md"], "For teachers"),
+        readme_pages.toctree([*about, *texts["About"]], "About"),
     ]
-    written["index.md"] = parts.front(readme, links) + "\n" + "\n".join(trees)
+    written["index.md"] = readme_pages.front(readme, links) + "\n" + "\n".join(trees)
 
     for file, text in written.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ repository's name.
 
 A title cell has them between `<!-- made by helpers.site.first_screen -->` and the next empty line; the first code cell
 begins with
-`opening`. `tests/test_notebooks.py` holds both against what is made here.
+`opening` and is collapsed. `tests/test_notebooks.py` holds both against what is made here.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def screen(path: Path, notebook: Mapping[str, Any]) -> str:
         ValueError: the cell has no place for them.
     """
     text, count = re.subn(
-        rf"(?:{MARK}|<!-- generated -->).*?(?=\n\n|\Z)",
+        rf"{MARK}.*?(?=\n\n|\Z)",
         lambda _: generated(path, notebook),
         _source(notebook["cells"][0]),
         flags=re.S,
@@ -168,11 +168,12 @@ def write() -> list[str]:
         changed.append(README.name)
     for path in sorted(FOLDER.glob("*.ipynb")):
         notebook = json.loads(path.read_text(encoding="utf-8"))
+        before = json.dumps(notebook)
         code = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
-        made = (notebook["cells"][0], screen(path, notebook)), (code, first_code(path, notebook))
-        if any(text != _source(cell) for cell, text in made):
-            for cell, text in made:
-                cell["source"] = text.splitlines(keepends=True)
+        code["metadata"] = {"jupyter": {"source_hidden": True}, **code["metadata"]}
+        for cell, text in ((notebook["cells"][0], screen(path, notebook)), (code, first_code(path, notebook))):
+            cell["source"] = text.splitlines(keepends=True)
+        if json.dumps(notebook) != before:
             path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             changed.append(path.name)
     return changed

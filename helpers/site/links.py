@@ -40,17 +40,17 @@ class Links:
             return link
         if not path:  # within the file
             return self.anchors.get(f"{file}#{fragment}") or f"#{slug(fragment)}"
-        found = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
-        if part := self.anchors.get(f"{found}#{fragment}"):
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
+        if part := self.anchors.get(f"{place}#{fragment}"):
             return part
-        if page := self.pages.get(found):
+        if page := self.pages.get(place):
             return f"/{page}" + (f"#{slug(fragment)}" if fragment else "")
-        if found.startswith("..") or not (ROOT / found).exists():
+        if place.startswith("..") or not (ROOT / place).exists():
             raise ValueError(f"{file} links to {link}, which is not there")
-        if found.endswith((".png", ".svg", ".gif")):
-            self.images.add(found)
-            return f"/{found}"
-        return web_address.address(found) + (f"#{fragment}" if fragment else "")
+        if place.endswith((".png", ".svg", ".gif")):
+            self.images.add(place)
+            return f"/{place}"
+        return web_address.address(place) + (f"#{fragment}" if fragment else "")
 
     def rewrite(self, text: str, file: str) -> str:
         """A Markdown text of a file in the repository with all its links as `target` has them; code stays as it is."""

@@ -65,14 +65,14 @@ def html_table(rows: Sequence[Sequence[str]]) -> str:
 
 def fetch_maps(fetches: Mapping[str, np.ndarray]) -> Any:
     """How often each element was fetched, as images on one colour scale: {title: `Report.fetches[array]`, ...}."""
-    from helpers.draw import pictures
+    from helpers.draw import charts
 
     images = {}
     for name, counts in fetches.items():
         low, high = int(counts.min()), int(counts.max())
         times = f"{low:,} times each" if low == high else f"{low:,} to {high:,} times"
         images[f"{name}: {times}"] = np.atleast_2d(counts)
-    return pictures.heatmap(images, xlabel="column", ylabel="row", colour="fetches")
+    return charts.heatmap(images, xlabel="column", ylabel="row", colour="fetches")
 
 
 class Table:

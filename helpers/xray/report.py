@@ -178,7 +178,7 @@ class Report:
         Raises:
             KeyError: the line reads and writes no shared memory.
         """
-        from helpers.draw import pictures
+        from helpers.draw import threads
 
         arrays: dict[str, tuple[int, dict[int, int]]] = {}  # array -> bytes of a lane, where each lane goes
         for (_, number), samples in self.worst.items():
@@ -201,7 +201,7 @@ class Report:
                 lanes = [lane for lane in sorted(offsets) if lane >= first][: len(words) // words_each]
                 banks_of[f"{name}, line {line}" + (f", from lane {first}" if size > 4 else "")] = words
                 lanes_of.append((lanes, words_each))
-        picture = pictures.bank_picture(banks_of)
+        picture = threads.bank_picture(banks_of)
         for ax, (lanes, words_each) in zip(picture.figure.axes, lanes_of, strict=True):
             if words_each > 1:  # a lane has a row for each of its words
                 ax.set_yticks([(i + 0.5) * words_each for i in range(len(lanes))], lanes, fontsize=7)

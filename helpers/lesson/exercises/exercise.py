@@ -7,7 +7,7 @@
 
 Running the cell compiles it, looks at it under the X-ray, launches it on fresh random inputs at awkward sizes, compares
 with NumPy and says in a table what is right, what is not, and where to look. It never ends in a traceback.
-A new exercise is one file in kernels/exercises/ (see texts.py), a grader in graders/ (see trial.py), and its typical
+A new exercise is one file in kernels/exercises/ (see holes.py), a grader in graders/ (see trial.py), and its typical
 wrong answers in tests/.
 """
 
@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from helpers.lesson.exercises import graders as _graders  # noqa: F401 (its modules register themselves)
 from helpers.lesson.exercises.grade import grade
+from helpers.lesson.exercises.grade_table import Grade
+from helpers.lesson.exercises.holes import FOLDER, cell, ours, skeleton, solution
 from helpers.lesson.exercises.magic import best, compare, cuda, register
 from helpers.lesson.exercises.progress import Board, minutes
 from helpers.lesson.exercises.registry import EXERCISES
-from helpers.lesson.exercises.table import Grade
-from helpers.lesson.exercises.texts import FOLDER, cell, ours, skeleton, solution
 from helpers.lesson.exercises.trial import Trial
 
 __all__ = [

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-from collections.abc import Iterator
 
 from helpers import engine
 from helpers.device import ON_GPU, cp
 from helpers.engine.nvrtc import CuteMissing
-from helpers.lesson.exercises import hints, table, texts
+from helpers.lesson.exercises import grade_table, hints, holes
+from helpers.lesson.exercises.grade_table import AWKWARD, COMPILES, FIRST, LIMIT, XRAY, Grade, Row
 from helpers.lesson.exercises.registry import EXERCISES
-from helpers.lesson.exercises.table import AWKWARD, COMPILES, FIRST, LIMIT, XRAY, Grade, Row
 from helpers.lesson.exercises.trial import Stopped, Trial
 
 SECONDS = 10.0  # that a block of an exercise may take
@@ -32,24 +32,23 @@ def grade(name: str, code: str) -> Grade:
     no_compiler = False
     for device, on_gpu in ((engine, False), (cp, True)) if _has_gpu_for(name) else ((engine, False),):
         try:
-            with _time_limit() as seconds:
-                found = _rows(Trial(name, code, device, on_gpu, seconds))
+            tried = _rows(Trial(name, code, device, on_gpu, _seconds()))
         except engine.NoCompilerError as error:
-            if ON_GPU:
-                no_compiler = True
-                continue
-            return Grade(False, f"[FAIL] {name}: {error}")
+            if not ON_GPU:
+                return Grade(False, f"[FAIL] {name}: {error}")
+            no_compiler = True
+            continue
         except CuteMissing as error:
             return Grade(False, f"[FAIL] {name}: {error}")
         except Exception as error:  # a grader that did not expect this text: a line, never a traceback
             return Grade(False, f"[FAIL] {name}: the grader stopped with {type(error).__name__}: {error}")
-        if on_gpu and rows:  # all passed on the CPU
+        if not rows:
+            rows = tried
+        else:  # all passed on the CPU
             for title in (COMPILES, FIRST, AWKWARD):
-                if title in found and found[title].passed is False:
-                    found[title].lines.insert(0, "on this GPU (right on the CPU engine):")
-                    rows[title] = found[title]
-        else:
-            rows = found
+                if title in tried and tried[title].passed is False:
+                    tried[title].lines.insert(0, "on this GPU (right on the CPU engine):")
+                    rows[title] = tried[title]
         if not _passed(rows):
             break
     if no_compiler and EXERCISES[name].calls("launch"):
@@ -68,16 +67,9 @@ def _passed(rows: dict[str, Row]) -> bool:
     return bool(tried) and all(tried)
 
 
-@contextlib.contextmanager
-def _time_limit() -> Iterator[float]:
-    """Seconds that a block may take: SECONDS, if COURSE_CPU_TIMEOUT says nothing else."""
-    given = os.environ.get("COURSE_CPU_TIMEOUT")
-    os.environ["COURSE_CPU_TIMEOUT"] = given or str(SECONDS)
-    try:
-        yield float(given or SECONDS) or 1e9  # 0 stands for no limit
-    finally:
-        if given is None:
-            del os.environ["COURSE_CPU_TIMEOUT"]
+def _seconds() -> float:
+    """Seconds that a block may take: SECONDS, unless COURSE_CPU_TIMEOUT says something else; 0 stands for no limit."""
+    return float(os.environ.get("COURSE_CPU_TIMEOUT") or SECONDS) or math.inf
 
 
 def _rows(trial: Trial) -> dict[str, Row]:
@@ -99,28 +91,21 @@ def _rows(trial: Trial) -> dict[str, Row]:
 
 
 def _grade(name: str, code: str, rows: dict[str, Row]) -> Grade:
-    lines, symptom = [table.text(rows)], ""
-    passed = _passed(rows)
-    if passed:
-        lines.append(f'Solved. exercise.compare("{name}") shows your lines beside ours.')
-    else:
-        symptoms = _symptoms(rows)
-        if symptoms:
-            symptom = symptoms[0]
-            is_skeleton = code.strip() == texts.skeleton(name).strip()
-            lines.append(hints.hint(name, EXERCISES[name].hints, symptoms, counts=not is_skeleton))
-    return Grade(passed, "\n".join(line for line in lines if line), rows, symptom)
+    if _passed(rows):
+        solved = f'Solved. exercise.compare("{name}") shows your lines beside ours.'
+        return Grade(True, f"{grade_table.text(rows)}\n{solved}", rows)
+    symptoms, is_try = _symptoms(rows), code.strip() != holes.skeleton(name).strip()
+    hint = hints.hint(name, EXERCISES[name].hints, symptoms, counts=is_try) if symptoms else ""
+    return Grade(False, f"{grade_table.text(rows)}\n{hint}".rstrip(), rows, symptoms[0] if symptoms else "")
 
 
 _STOPS = {"compile", "return", "crash", "null", "never ends", "deadlock"}  # the launch itself says what is wrong
 
 
 def _symptoms(rows: dict[str, Row]) -> tuple[str, ...]:
-    """Of the first row that failed; what the X-ray found is told before a wrong result, whose reason it may be."""
+    """Of the rows that failed; those of the X-ray before those of a wrong result, whose reason they may be."""
     failed = [row for row in rows.values() if row.passed is False]
-    if not failed:
-        return ()
-    seen = rows.get(XRAY, Row())
-    if seen.passed is False and not _STOPS & set(failed[0].symptoms):
-        failed.insert(0, seen)
+    xrayed = rows.get(XRAY, Row())
+    if xrayed.passed is False and not _STOPS & set(failed[0].symptoms):
+        failed.insert(0, xrayed)
     return tuple(dict.fromkeys(symptom for row in failed for symptom in row.symptoms))

@@ -1,17 +1,11 @@
-"""What a wrong answer looks like, by symptom, and the hint for it: the exercise's own, or one that is always true."""
+"""The hint for a symptom: the exercise's own, or one that is always true. What makes a symptom is in symptoms.py."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
 
 Hints = Mapping[str, str | Sequence[str]]
-
-# Bits that no arithmetic makes: signalling NaNs, which every operation would quiet. By the bytes of an element.
-_PATTERN = {2: 0x7DAD, 4: 0x7FA0DEAD, 8: 0x7FF4DEADDEADDEAD}
 
 # In order: the first, second, ... failing try with this symptom reads the first, second, ... hint.
 GENERIC: dict[str, tuple[str, ...]] = {
@@ -78,74 +72,9 @@ GENERIC: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# What the X-ray calls its findings, as symptoms.
-OF_FINDING = {
-    "race": "race",
-    "same value": "race",
-    "out of bounds": "bounds",
-    "misaligned": "bounds",
-    "uninitialised": "unset",
-    "not waited for": "wait",
-    "never waited for": "wait",
-    "barrier divergence": "deadlock",
-    "deadlock": "deadlock",
-    "endless loop": "never ends",
-    "inactive lane": "deadlock",
-}
-
 _OF_THE_RESULT = ("wrong", "tail", "large", "index", "limit", "overflow")  # where the exercise's own "" says more
 
 _tries: Counter[tuple[str, str]] = Counter()  # failing tries of this session, by exercise and symptom
-
-
-def poison(array: np.ndarray) -> None:
-    """Fill an array, a plain NumPy one, with bits that are recognised where they are still there afterwards."""
-    size = array.dtype.itemsize
-    array.view(f"u{size}" if size in _PATTERN else "u1")[...] = _PATTERN.get(size, 0xAD)
-
-
-def untouched(array: np.ndarray) -> np.ndarray:
-    """Where an array still holds the bits of `poison`."""
-    size = array.dtype.itemsize
-    if size not in _PATTERN:
-        return np.zeros(array.shape, bool)
-    return np.ascontiguousarray(array).view(f"u{size}").reshape(array.shape) == _PATTERN[size]
-
-
-def displaced(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[int, ...] | None:
-    """Where the first wrong element's value belongs, if nearly all wrong elements have the value of another place."""
-    if got.dtype.kind not in "fV" or expected.size < 4 or got.shape != expected.shape:
-        return None
-    got, expected = got.astype(np.float64), expected.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # inf - inf
-        wrong = ~((np.abs(got - expected) <= tolerance) | (got == expected))
-    if not np.isfinite(expected).all():
-        return None
-    values, order = np.sort(expected, axis=None), np.argsort(expected, axis=None)
-    if not wrong.any() or not (np.isfinite(got).all() and np.isfinite(values).all()) or values[0] == values[-1]:
-        return None
-    if np.ptp(got[wrong]) <= tolerance:  # all zeros, say: one of the values may be near it by chance
-        return None
-    low = np.searchsorted(values, got[wrong] - tolerance)
-    high = np.searchsorted(values, got[wrong] + tolerance, side="right")
-    # Values of places must be telling ones: if every number is near one of them, nothing follows.
-    span = values[-1] - values[0]
-    if (high > low).mean() < 0.9 or 2 * tolerance * len(values) > 0.2 * span:
-        return None
-    return tuple(int(i) for i in np.unravel_index(order[low[0]], expected.shape)) if high[0] > low[0] else None
-
-
-def of_message(message: str) -> tuple[str, ...]:
-    """The symptoms of a launch that stopped, from the engine's words."""
-    if "its time was up" in message:
-        return ("never ends",)
-    if "null pointer" in message:
-        return ("null", "crash", "bounds")
-    if "deadlock" in message or "barrier" in message or "lanes" in message:
-        return ("deadlock",)
-    if "illegal" in message or "misaligned" in message or "wrote to" in message:
-        return ("crash", "bounds")
-    return ("stopped", "crash")
 
 
 def forget() -> None:
@@ -163,18 +92,16 @@ def hint(name: str, hints: Hints, symptoms: Sequence[str], *, counts: bool = Tru
     """
     symptom = next((s for s in symptoms if s in hints), symptoms[0])
     if symptom in hints:
-        found = _several(hints[symptom])
+        texts = _several(hints[symptom])
     else:
         generic, own = GENERIC.get(symptom, ()), _several(hints.get("", ()))
-        found = (*own, *(() if own else generic)) if symptom in _OF_THE_RESULT else (*generic[:1], *own, *generic[1:])
-    if not found:
+        texts = (own or generic) if symptom in _OF_THE_RESULT else (*generic[:1], *own, *generic[1:])
+    if not texts:
         return ""
-    tries = _tries[name, symptom]
-    if counts:
-        _tries[name, symptom] += 1
-    number = min(tries, len(found) - 1)
-    return f"Hint {number + 1} of {len(found)}: {found[number]}"
+    number = min(_tries[name, symptom], len(texts) - 1)
+    _tries[name, symptom] += counts
+    return f"Hint {number + 1} of {len(texts)}: {texts[number]}"
 
 
-def _several(hints: Any) -> tuple[str, ...]:
+def _several(hints: str | Sequence[str]) -> tuple[str, ...]:
     return (hints,) if isinstance(hints, str) else tuple(hints)

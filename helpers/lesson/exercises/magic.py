@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from helpers.lesson.exercises import progress, texts
+from helpers.lesson.exercises import holes, progress
 from helpers.lesson.exercises.grade import grade
 from helpers.lesson.exercises.registry import EXERCISES
 
@@ -16,13 +16,13 @@ def cuda(line: str, cell: str) -> None:
         print(f"[FAIL] %%cuda {name}: no such exercise; there are: {', '.join(sorted(EXERCISES))}")
         return
     try:
-        found = grade(name, cell)
+        result = grade(name, cell)
     except KeyboardInterrupt:
         print(f"[FAIL] {name}: interrupted")
         return
-    print(found.text)
-    progress.note(name, cell, passed=found.passed)
-    if found.passed and _shell() is not None:
+    print(result.text)
+    progress.note(name, cell, passed=result.passed)
+    if result.passed and _shell() is not None:
         sys.modules["IPython.display"].display(compare(name))
 
 
@@ -33,9 +33,9 @@ def compare(name: str) -> object:
     mine = progress.solved_text(name)
     if mine is None:
         return sources.Text(f"`{name}` is not solved yet.")
-    if mine.split() == texts.ours(name).split():
+    if mine.split() == holes.ours(name).split():
         return sources.Text(f"`{name}`: your lines are the same as ours.")
-    return sources.folded(sources.diff_of(mine, texts.ours(name), f"{name}: yours → ours"))
+    return sources.folded(sources.diff_of(mine, holes.ours(name), f"{name}: yours → ours"))
 
 
 def best(name: str) -> tuple[str, str]:
@@ -44,7 +44,7 @@ def best(name: str) -> tuple[str, str]:
     The text is complete: `helpers.attention.kernel.load(text, kernel's name)` compiles it.
     """
     mine = progress.solved_text(name)
-    return (texts.complete(mine), "yours") if mine is not None else (texts.complete(texts.ours(name)), "ours")
+    return (holes.complete(mine), "yours") if mine is not None else (holes.complete(holes.ours(name)), "ours")
 
 
 def register() -> None:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from helpers.attention import kernel
-from helpers.lesson.exercises import texts
+from helpers.lesson.exercises import holes
 from helpers.lesson.exercises.registry import EXERCISES
 
 
@@ -42,22 +42,21 @@ def file() -> Path:
 
 def read() -> dict[str, Entry]:
     """All entries, by exercise: those of the file, and of this session where the file has none."""
-    known: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
         for name, entry in json.loads(file().read_text(encoding="utf-8"))["exercises"].items():
-            known[str(name)] = Entry(
+            entries[str(name)] = Entry(
                 int(entry["tries"]), bool(entry["solved"]), str(entry["text"]), int(entry["skeleton"])
             )
     for name, entry in _session.items():
-        there = known.get(name)
-        if there is None or there.tries < entry.tries:
-            known[name] = entry
-    return known
+        if name not in entries or entries[name].tries < entry.tries:
+            entries[name] = entry
+    return entries
 
 
 def note(name: str, code: str, *, passed: bool) -> None:
     """Count a try in. The skeleton as it is counts as none."""
-    if not passed and code.strip() == texts.skeleton(name).strip():
+    if not passed and code.strip() == holes.skeleton(name).strip():
         return
     entries = read()
     entry = entries.setdefault(name, Entry())
@@ -85,7 +84,7 @@ def solved_text(name: str) -> str | None:
 
 
 def _version(name: str) -> int:
-    return zlib.crc32(texts.skeleton(name).encode())
+    return zlib.crc32(holes.skeleton(name).encode())
 
 
 def minutes(notebook: str) -> int:

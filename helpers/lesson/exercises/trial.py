@@ -4,39 +4,38 @@
 
     @exercise("02_load_tile", minutes=6, hints={"tail": ("first hint", "second hint"), "": "for all other symptoms"})
     def load_tile(trial: Trial) -> None:
-        for n, n_kv, d in trial.sizes((40, 16, 8), (33, 65, 8)):       # the first size, then awkward ones
-            run = trial.kernel("tiled", HEAD_DIM=d)
+        for n, n_kv, d in trial.sizes("N, N_kv, d", (40, 16, 8), (33, 65, 8)):       # the first size, then awkward ones
             q, k, v = trial.inputs(n, n_kv, d)
             o = trial.empty(n, d)
-            trial.launch(run, grid, block, (*map(trial.xp.asarray, (q, k, v)), o, ...))
-            trial.expect("O", o, expected, at=f"N = {n}, N_kv = {n_kv}, d = {d}")
+            trial.launch("tiled", blocks(n, 64), 64, q, k, v, o, n, n_kv, d**-0.5, HEAD_DIM=d)
+            trial.expect("O", o, expected)
         if trial.report:
             trial.limit("bank conflicts", trial.figures("K_smem").conflicts, at_most=0)
 
 `sizes` ends after a wrong first size. A launch at the first size is X-rayed on the CPU before it is made; the graders'
 outputs are full of bits that are recognised where nobody has written. What can be wrong has a name, its symptom: see
-hints.py.
+symptoms.py, and hints.py for the hints by symptom.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
+import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from dataclasses import fields
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from helpers import engine
 from helpers.attention import kernel
-from helpers.attention.check import TOLERANCE, check, make_inputs
-from helpers.attention.compile_report import CompileReport, NvrtcMissing, compile_report
+from helpers.attention.check import TOLERANCE, compare, make_inputs
 from helpers.engine.cuda_source import source
 from helpers.engine.nvrtc import CuteMissing, cute_options
-from helpers.lesson.exercises import hints, messages, table, texts
+from helpers.lesson.exercises import holes, symptoms
+from helpers.lesson.exercises.grade_table import AWKWARD, COMPILES, FIRST, LIMIT, ROWS, XRAY, Row
 from helpers.lesson.exercises.registry import EXERCISES, exercise
-from helpers.lesson.exercises.table import Row
 from helpers.xray import Figures, Report, xray
 
 __all__ = ["EXERCISES", "Stopped", "Trial", "exercise"]
@@ -53,6 +52,7 @@ class Trial:
 
     code: the learner's text. plain: without comments. xp: CuPy or the CPU engine. reports: the X-rays of the launches
     at the first size, none on a GPU; report: the last of them, or None. rng: for inputs that no method here makes.
+    size: the one that is tried, in words. timeout: seconds that a block may take on the CPU.
     """
 
     def __init__(self, name: str, code: str, device: Any, on_gpu: bool, timeout: float = 10.0) -> None:
@@ -60,12 +60,13 @@ class Trial:
         self.plain = source.blank_comments(code)
         self.rng = np.random.default_rng()
         self.reports: list[Report] = []
-        self.rows = {title: Row() for title in table.ROWS}
+        self.rows = {title: Row() for title in ROWS}
         self.has_awkward_sizes: bool | None = None  # not known before `sizes`
         self._timeout = timeout
-        self._at_first = True
+        self._title = FIRST  # the row of the size that is tried
+        self.size = ""
         self._kernels: dict[Any, Callable[..., None]] = {}
-        self._passed: dict[str, list[float]] = {table.FIRST: [], table.AWKWARD: []}  # largest errors
+        self._errors: dict[str, list[float]] = {FIRST: [], AWKWARD: []}
 
     @property
     def report(self) -> Report | None:
@@ -74,69 +75,80 @@ class Trial:
 
     # ------------------------------------------------------------------------------------------ what graders call
 
-    def sizes(self, first: Size, *others: Size) -> Iterator[Size]:
-        """The first size, then the awkward ones; ends after the first size if something is wrong there."""
+    def sizes(self, names: str, first: Size, *others: Size) -> Iterator[Size]:
+        """The first size, then the awkward ones; ends after the first size if something is wrong there.
+
+        Args:
+            names: what the numbers of a size are called in messages, "N, N_kv".
+        """
         self.has_awkward_sizes = bool(others)
-        self._at_first = True
-        yield first
-        if self.rows[table.FIRST].passed is False:
-            return
-        self._at_first = False
-        yield from others
+        for number, size in enumerate((first, *others)):
+            self._title = AWKWARD if number else FIRST
+            values = size if isinstance(size, tuple) else (size,)
+            self.size = ", ".join(f"{name} = {value}" for name, value in zip(names.split(", "), values, strict=True))
+            yield size
+            if self.rows[FIRST].passed is False:
+                return
 
     def inputs(self, n: int, n_kv: int, d: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Fresh q (n, d), k and v (n_kv, d), of non-zero mean; NumPy arrays."""
         q, k, v = make_inputs(n, n_kv, d, seed=int(self.rng.integers(2**31)))
         return q.astype(dtype), k.astype(dtype), v.astype(dtype)
 
-    def kernel(self, name: str, *, extra: str = "", **defines: int) -> Callable[..., None]:
-        """The learner's kernel `name`, compiled with -DNAME=value, once for each set of them.
-
-        Args:
-            extra: CUDA C++ that is appended to the learner's text, such as a kernel that calls one of its functions.
-        """
-        key = name, extra, tuple(sorted(defines.items()))
-        if key not in self._kernels:
-            try:
-                self._kernels[key] = self._compiled(name, extra, defines)
-            except (engine.NoCompilerError, CuteMissing):
-                raise
-            except Exception as error:  # CuPy's and the engine's errors have no base in common
-                get_message = getattr(error, "get_message", None)  # CuPy's compile error
-                self._stop(table.COMPILES, str(get_message() if get_message else error), "compile")
-            self.rows[table.COMPILES].passed = True
-        return self._kernels[key]
-
     def empty(self, *shape: int, dtype: Any = np.float32) -> Any:
         """An output, filled with bits that are recognised where nobody writes. The X-ray takes it for unwritten."""
         if self.on_gpu:
             filled = np.empty(shape, dtype)
-            hints.poison(filled)
+            symptoms.poison(filled)
             return self.xp.asarray(filled)
         array = self.xp.empty(shape, dtype)
-        hints.poison(np.asarray(array).view(np.ndarray))  # not by the engine's own =, which would count as written
+        symptoms.poison(np.asarray(array).view(np.ndarray))  # not by the engine's own =, which would count as written
         return array
 
     def launch(
-        self, run: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_bytes: int = 0
-    ) -> None:
-        """Launch a kernel. At the first size on the CPU, a checked launch goes first: `report` is its X-ray."""
-        size = table.FIRST if self._at_first else table.AWKWARD
+        self,
+        kernel: str,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        *args: Any,
+        extra: str = "",
+        **defines: int,
+    ) -> Any:
+        """Launch the learner's kernel, compiled with -DNAME=value, and give it back.
+
+        At the first size on the CPU, a checked launch goes first: `report` is its X-ray.
+
+        Args:
+            args: arrays of the device; NumPy arrays, which are copied there; ints and floats, passed with 32 bits.
+            extra: CUDA C++ that is appended to the learner's text, such as a kernel that calls one of its functions.
+        """
+        run = self._compiled(kernel, extra, defines)
+        grid, block = ((size,) if isinstance(size, int) else tuple(size) for size in (grid, block))
+        args = tuple(map(self._argument, args))
         try:
-            if self._at_first and not self.on_gpu:
-                self._look(run, grid, block, args, shared_bytes)
-            if shared_bytes and not self.on_gpu:  # as a typed launch does on a GPU
-                run.allow_dynamic_shared(shared_bytes)
-            run(tuple(grid), tuple(block), tuple(args), shared_mem=shared_bytes)
+            if self._title == FIRST and not self.on_gpu:
+                self._look(run, grid, block, args)
             if self.on_gpu:
-                self.xp.cuda.Device().synchronize()  # what goes wrong there is told here
+                run(grid, block, args)
+                self.xp.cuda.Device().synchronize()  # where what went wrong there is raised
+            else:
+                run(grid, block, args, timeout=self._timeout)
+        except Stopped:
+            raise
         except (TypeError, ValueError) as error:
-            self._stop(table.COMPILES, str(error), "compile")
+            self._stop(COMPILES, str(error).strip().splitlines(), "compile")
         except Exception as error:
-            message = str(error).partition("\nA block may take")[0]
-            if "its time was up" in message:
-                message = messages.endless_launch(message, self.code, self._timeout)
-            self._stop(size, message, *hints.of_message(str(error)))
+            failure = symptoms.of_error(error, self._timeout, self.code)
+            self._stop(self._title, failure.lines, *failure.symptoms)
+        return run
+
+    def shared(self) -> Figures:
+        """What all of shared memory cost in `report`."""
+        total = Figures()
+        for figures in self.report.shared.values() if self.report else ():
+            for field in fields(Figures):
+                setattr(total, field.name, getattr(total, field.name) + getattr(figures, field.name))
+        return total
 
     def figures(self, array: str) -> Figures:
         """What an array of global or shared memory cost in `report`; zeros where the kernel has none of that name."""
@@ -150,7 +162,7 @@ class Trial:
         got: Any,
         expected: Any,
         *,
-        at: str = "",
+        at: str | None = None,
         tolerance: float = TOLERANCE,
         symptom: str = "",
         large: bool = False,
@@ -158,38 +170,27 @@ class Trial:
         """Compare one output of one launch with what it should be.
 
         Args:
-            output: what the table calls it. at: the size. symptom: what it is if wrong, instead of what is detected;
-                an element that nobody has written stays one.
+            output: what the table calls it. at: the size, if it is not that of `sizes`. symptom: what it is if wrong,
+                instead of what is detected; an element that nobody has written stays one.
             large: the inputs have large scores.
         """
-        title = table.FIRST if self._at_first else table.AWKWARD
-        here, expected = self.xp.asnumpy(got), np.asarray(expected)
-        with (
-            contextlib.redirect_stdout(io.StringIO()),
-            np.errstate(invalid="ignore"),
-        ):  # the poison is a NaN that signals
-            result = check(output, here, expected, tolerance=tolerance, must_pass=False)
-        row = self.rows[title]
-        if result.passed:
-            if row.passed is None:
-                row.passed = True
-            self._passed[title].append(result.max_error)
-            row.lines = row.lines if row.passed is False else [self._right(title, at)]
-            return
-        lines, detected = messages.result(output, at, result, here, expected)
-        if large:
-            detected = ("large", *detected)
-        elif title == table.AWKWARD:
-            detected = (*detected[:-1], "tail", "wrong") if detected[-1] == "wrong" else (*detected, "tail")
-        at_front = [symptom] if symptom and "empty" not in detected else []
-        row.fail(lines, *at_front, *detected, *([symptom] if symptom else []))
-
-    def compiled(self, name: str, arch: str = "sm_80", **defines: int) -> CompileReport | None:
-        """Registers, spills and shared memory of the learner's kernel, by NVRTC; None where that is not installed."""
-        try:
-            return compile_report(texts.complete(self.code), defines, arch, name=name)
-        except NvrtcMissing:
-            return None
+        row, expected, got = self.rows[self._title], np.asarray(expected), self.xp.asnumpy(got)
+        at = (self.size if at is None else at) + ", large scores" * large
+        with np.errstate(invalid="ignore"):  # the poison is a NaN that signals
+            result = compare(output, got, expected, tolerance=tolerance)
+        if not result.passed:
+            lines, detected = symptoms.of_result(output, at, result, got, expected)
+            if large:
+                detected = ("large", *detected)
+            elif self._title == AWKWARD:
+                detected = (*detected[:-1], "tail", "wrong") if detected[-1] == "wrong" else (*detected, "tail")
+            own = (symptom,) if symptom else ()
+            row.fail(lines, *((*detected, *own) if "empty" in detected else (*own, *detected)))
+        elif row.passed is not False:
+            errors = self._errors[self._title]
+            errors.append(result.max_error)
+            row.passed = True
+            row.lines = [f"{at}, " * (self._title == FIRST) + f"max error {max(errors):.1e}"]
 
     def limit(
         self,
@@ -202,24 +203,39 @@ class Trial:
         symptom: str = "",
     ) -> None:
         """A limit that the kernel has to meet, and what was counted: the row "meets its limit"."""
-        meets = (
-            (at_most is None or got <= at_most)
-            and (at_least is None or got >= at_least)
-            and (exactly is None or got == exactly)
+        bounds = (
+            ("at most", at_most, operator.le),
+            ("at least", at_least, operator.ge),
+            ("exactly", exactly, operator.eq),
         )
-        bounds = (("at most", at_most), ("at least", at_least), ("exactly", exactly))
-        wanted = " and ".join(f"{words} {value:,}" for words, value in bounds if value is not None)
-        row, line = self.rows[table.LIMIT], f"{what}: {got:,} ({wanted})"
-        if not meets:
-            row.fail([line.replace("(", "(the limit: ")], *([symptom] if symptom else []), "limit")
+        bounds = [(words, value, meets) for words, value, meets in bounds if value is not None]
+        wanted = " and ".join(f"{words} {value:,}" for words, value, _ in bounds)
+        row = self.rows[LIMIT]
+        if not all(meets(got, value) for _, value, meets in bounds):
+            row.fail([f"{what}: {got:,} (the limit: {wanted})"], *([symptom] if symptom else []), "limit")
         elif row.passed is not False:
             row.passed = True
-            row.lines.append(line)
+            row.lines.append(f"{what}: {got:,} ({wanted})")
 
     # ------------------------------------------------------------------------------------------------- how
 
     def _compiled(self, name: str, extra: str, defines: dict[str, int]) -> Callable[..., None]:
-        text = texts.complete(self.code) + (f'\n#line 1 "the grader"\n{extra}' if extra else "")
+        """The learner's kernel, compiled once for each set of sizes."""
+        key = name, extra, tuple(sorted(defines.items()))
+        if key not in self._kernels:
+            try:
+                self._kernels[key] = self._compile(name, extra, defines)
+            except (Stopped, engine.NoCompilerError, CuteMissing):
+                raise
+            except Exception as error:  # CuPy's and the engine's errors have no base in common
+                get_message = getattr(error, "get_message", None)  # CuPy's compile error
+                message = str(get_message() if get_message else error)
+                self._stop(COMPILES, message.strip().splitlines(), "compile")
+            self.rows[COMPILES].passed = True
+        return self._kernels[key]
+
+    def _compile(self, name: str, extra: str, defines: dict[str, int]) -> Callable[..., None]:
+        text = holes.complete(self.code) + (f'\n#line 1 "the grader"\n{extra}' if extra else "")
         headers = (*kernel.headers(text), *kernel.architecture(text)) if self.on_gpu else cute_options(text)
         module = self.xp.RawModule(code=text, options=(*kernel.options(defines), *headers))
         # The CPU engine checks arguments by itself; on a GPU the typed launch does.
@@ -229,43 +245,40 @@ class Trial:
         # A host's compiler reads the text again for its warnings; of a kernel, which returns nothing, there is none.
         has_functions = re.search(r"\b__device__\b|->", self.plain) is not None
         module.compile(warned if has_functions and not self._kernels else None)
-        line = next((line for line in warned.getvalue().splitlines() if "no return statement" in line), None)
-        line = line or next(
-            (line for line in warned.getvalue().splitlines() if "reaches end of non-void" in line), None
-        )
-        if line:
-            place = line.partition(": warning")[0]
-            self._stop(table.COMPILES, f"{place}: a function that returns a value ends without a return", "return")
+        place = re.search(r"^(.*?): warning.*(?:no return statement|reaches end of non-void)", warned.getvalue(), re.M)
+        if place:
+            self._stop(COMPILES, [f"{place[1]}: a function that returns a value ends without a return"], "return")
         return module.get_function(name)
 
-    def _look(self, run: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared: int) -> None:
+    def _argument(self, value: Any) -> Any:
+        """An argument as a launch takes it; a tensor map, which is a record, and what has 32 bits already stay."""
+        if type(value) is np.ndarray and value.dtype.kind != "V":
+            return self.xp.asarray(value)
+        return np.int32(value) if type(value) is int else np.float32(value) if type(value) is float else value
+
+    def _look(self, run: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
         """The X-ray of a launch; the arrays have their old values again afterwards."""
         before = [(a, np.array(a, subok=False)) for a in args if isinstance(a, engine.ndarray)]
-        report = xray(run, grid, block, args, shared, timeout=self._timeout)
+        report = xray(run, grid, block, args, timeout=self._timeout)
         self.reports.append(report)
         for array, values in before:
             np.asarray(array).view(np.ndarray)[...] = values
-        row = self.rows[table.XRAY]
-        # (An output that is never written is told by `expect`.)
-        found = [finding for finding in report.findings if finding.kind != "never written"]
-        endless = next((finding for finding in found if finding.kind == "endless loop"), None)
+        row = self.rows[XRAY]
+        # An output that is never written is the business of `expect`.
+        findings = [finding for finding in report.findings if finding.kind != "never written"]
+        endless = next((finding for finding in findings if finding.kind == "endless loop"), None)
         if endless is not None:
-            self._stop(table.FIRST, messages.endless(endless, self.code, self._timeout), "never ends")
-        if found:
-            row.fail(
-                messages.findings(found, self.code),
-                *dict.fromkeys(hints.OF_FINDING.get(f.kind, "finding") for f in found),
-            )
+            failure = symptoms.of_endless_loop(endless.file, endless.line, self._timeout, self.code)
+            self._stop(FIRST, failure.lines, *failure.symptoms)
+        if findings:
+            failure = symptoms.of_findings(findings, self.code)
+            row.fail(failure.lines, *failure.symptoms)
         elif row.passed is None:
             row.passed = True
 
-    def _right(self, title: str, at: str) -> str:
-        errors = self._passed[title]
-        return f"{at}, max error {max(errors):.1e}" if title == table.FIRST else f"max error {max(errors):.1e}"
-
-    def _stop(self, title: str, message: str, *symptoms: str) -> None:
+    def _stop(self, title: str, lines: Sequence[str], *symptoms: str) -> NoReturn:
         row = self.rows[title]
         if row.passed is True:
             row.passed = None
-        row.fail([line.rstrip() for line in message.strip().splitlines()], *symptoms)
+        row.fail([line.rstrip() for line in lines], *symptoms)
         raise Stopped

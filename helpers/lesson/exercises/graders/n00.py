@@ -34,13 +34,11 @@ from helpers.lesson.exercises.trial import Trial, exercise
 )
 def first_kernel(trial: Trial) -> None:
     """An element-wise sum: several blocks, the last of them incomplete."""
-    block = 128
-    for n in trial.sizes(192, 1, 128, 129, 1000):
-        run = trial.kernel("axpy", BLOCK=block)
+    for n in trial.sizes("n", 192, 1, 128, 129, 1000):
         x, y = trial.rng.standard_normal((2, n)).astype(np.float32) + np.float32(0.5)
         z, a = trial.empty(n), np.float32(trial.rng.uniform(1.5, 3))
-        trial.launch(run, blocks(n, block), (block,), (*map(trial.xp.asarray, (x, y)), z, a, np.int32(n)))
-        trial.expect("Z", z, a.astype(np.float64) * x + y, at=f"n = {n}")
+        trial.launch("axpy", blocks(n, 128), 128, x, y, z, a, n, BLOCK=128)
+        trial.expect("Z", z, a.astype(np.float64) * x + y)
 
 
 @exercise(
@@ -61,9 +59,7 @@ def first_kernel(trial: Trial) -> None:
 )
 def safe_softmax(trial: Trial) -> None:
     """Ordinary scores, then scores whose exponential overflows or underflows."""
-    block = 64
-    for n, n_kv, d in trial.sizes((33, 65, 8), (1, 1, 8), (64, 1, 8), (63, 257, 8)):
-        run = trial.kernel("safe_softmax", BLOCK_M=block)
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (33, 65, 8), (1, 1, 8), (64, 1, 8), (63, 257, 8)):
         q, k, _ = trial.inputs(n, n_kv, d)
         ordinary = q @ k.T / np.float32(math.sqrt(d))
         # Every other row is far below 0, where a maximum that starts at 0 is wrong as well.
@@ -71,5 +67,5 @@ def safe_softmax(trial: Trial) -> None:
         large[::3, -1] += 200  # nor may the maximum miss the last key
         for name, s in (("P of ordinary scores", ordinary), ("P of scores near -1000 or 1000", large)):
             p = trial.empty(n, n_kv)
-            trial.launch(run, blocks(n, block), (block,), (trial.xp.asarray(s), p, np.int32(n), np.int32(n_kv)))
-            trial.expect(name, p, reference.softmax(s), at=f"N = {n}, N_kv = {n_kv}", large=s is large)
+            trial.launch("safe_softmax", blocks(n, 64), 64, s, p, n, n_kv, BLOCK_M=64)
+            trial.expect(name, p, reference.softmax(s), large=s is large)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from helpers.lesson.exercises.graders.expected import attention_parts, blocks, where
+from helpers.lesson.exercises.graders.expected import attention_parts, blocks
 from helpers.lesson.exercises.trial import Trial, exercise
 
 # Asks the learner's function for one index, of a scratch that would not fit in any memory.
 AT = """
 extern "C" __global__ void __launch_bounds__(32)
-    index_of(unsigned long long* found, int row, int j, int N, int N_kv) {
-  if (threadIdx.x == 0) found[0] = at(row, j, N, N_kv);
+    index_of(unsigned long long* index, int row, int j, int N, int N_kv) {
+  if (threadIdx.x == 0) index[0] = at(row, j, N, N_kv);
 }
 """
 
@@ -51,18 +49,15 @@ extern "C" __global__ void __launch_bounds__(32)
 )
 def scores(trial: Trial) -> None:
     """All scores, and how often they are stored."""
-    block = 64
-    sizes = ((40, 24, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8))
-    for n, n_kv, d in trial.sizes(*sizes):
+    first = 40, 24, 8
+    for n, n_kv, d in trial.sizes("N, N_kv, d", first, (33, 65, 8), (1, 1, 8), (130, 31, 8)):
         q, k, v = trial.inputs(n, n_kv, d)
-        run = trial.kernel("scores", HEAD_DIM=d, BLOCK_M=block)
         s = trial.empty(n, n_kv)
-        args = (*map(trial.xp.asarray, (q, k)), s, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
-        trial.launch(run, blocks(n, block), (block,), args)
-        trial.expect("S", s, attention_parts(q, k, v)["S"], at=where(n, n_kv, d))
+        trial.launch("scores", blocks(n, 64), 64, q, k, s, n, n_kv, d**-0.5, HEAD_DIM=d, BLOCK_M=64)
+        trial.expect("S", s, attention_parts(q, k, v).s)
     if trial.report:
-        n, n_kv, _ = sizes[0]
-        trial.limit("bytes written to S", trial.figures("S").written, at_most=4 * n * n_kv, symptom="stores")
+        at_most = 4 * first[0] * first[1]
+        trial.limit("bytes written to S", trial.figures("S").written, at_most=at_most, symptom="stores")
 
 
 @exercise(
@@ -86,14 +81,11 @@ def off_by_one(trial: Trial) -> None:
 
     K fills no multiple of 256 bytes: where it does, the engine stops the launch at its end.
     """
-    block = 64
-    for n, n_kv, d in trial.sizes((40, 25, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8)):
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (40, 25, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8)):
         q, k, v = trial.inputs(n, n_kv, d)
-        run = trial.kernel("row_mean", HEAD_DIM=d, BLOCK_M=block)
         mean = trial.empty(n)
-        args = (*map(trial.xp.asarray, (q, k)), mean, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
-        trial.launch(run, blocks(n, block), (block,), args)
-        trial.expect("MEAN", mean, attention_parts(q, k, v)["S"].mean(axis=1), at=where(n, n_kv, d))
+        trial.launch("row_mean", blocks(n, 64), 64, q, k, mean, n, n_kv, d**-0.5, HEAD_DIM=d, BLOCK_M=64)
+        trial.expect("MEAN", mean, attention_parts(q, k, v).s.mean(axis=1))
 
 
 @exercise(
@@ -125,21 +117,16 @@ def off_by_one(trial: Trial) -> None:
 )
 def coalesced_scores(trial: Trial) -> None:
     """The output, the scratch as the transpose, an index beyond 32 bits, and sectors per request."""
-    block = 64
-    for n, n_kv, d in trial.sizes((40, 24, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8)):
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (40, 24, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8)):
         q, k, v = trial.inputs(n, n_kv, d)
-        run = trial.kernel("naive_coalesced", HEAD_DIM=d, BLOCK_M=block)
         s, o = trial.empty(n_kv, n), trial.empty(n, d)
-        args = (*map(trial.xp.asarray, (q, k, v)), s, o, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
-        trial.launch(run, blocks(n, block), (block,), args)
+        trial.launch("naive_coalesced", blocks(n, 64), 64, q, k, v, s, o, n, n_kv, d**-0.5, HEAD_DIM=d, BLOCK_M=64)
         parts = attention_parts(q, k, v)
-        trial.expect("S, stored as (N_kv, N)", s, parts["P"].T, at=where(n, n_kv, d), symptom="index")
-        trial.expect("O", o, parts["O"], at=where(n, n_kv, d))
-    probe = trial.kernel("index_of", extra=AT, HEAD_DIM=8, BLOCK_M=block)
-    found = trial.empty(1, dtype=np.uint64)
-    row, j, n = 99_998, 99_999, 100_000
-    trial.launch(probe, (1,), (32,), (found, *map(np.int32, (row, j, n, n))))
-    size = f"row = {row:,}, j = {j:,}, N = N_kv = {n:,}"
-    trial.expect("the index at()", found, np.array([j * n + row], np.uint64), at=size, tolerance=0, symptom="overflow")
+        trial.expect("S, stored as (N_kv, N)", s, parts.p.T, symptom="index")
+        trial.expect("O", o, parts.o)
+    index, (row, j, n) = trial.empty(1, dtype=np.uint64), (99_998, 99_999, 100_000)
+    trial.launch("index_of", 1, 32, index, row, j, n, n, extra=AT, HEAD_DIM=8, BLOCK_M=64)
+    at, expected = f"row = {row:,}, j = {j:,}, N = N_kv = {n:,}", np.array([j * n + row], np.uint64)
+    trial.expect("the index at()", index, expected, at=at, tolerance=0, symptom="overflow")
     if trial.report:
         trial.limit("sectors per request of S", round(trial.figures("S").sectors_per_request, 2), at_most=5)

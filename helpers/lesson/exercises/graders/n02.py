@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from helpers.lesson.exercises.graders.expected import attention_parts, blocks, where
+from helpers.lesson.exercises.graders.expected import attention_parts, blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -39,27 +37,21 @@ from helpers.lesson.exercises.trial import Trial, exercise
 )
 def one_barrier(trial: Trial) -> None:
     """Several tiles at the first size, so that the X-ray sees whether one barrier is enough."""
-    block, block_n, d = 64, 16, 8
-    sizes = ((40, 48, 1), (33, 65, 1), (1, 1, 1), (70, 31, 1), (130, 257, 300))
-    for n, n_kv, factor in trial.sizes(*sizes):
+    block_n, first = 16, (40, 48, 8, 1)
+    sizes = first, (33, 65, 8, 1), (1, 1, 8, 1), (70, 31, 8, 1), (130, 257, 8, 300)
+    for n, n_kv, d, factor in trial.sizes("N, N_kv, d, factor of Q", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
         q *= np.float32(factor)
-        run = trial.kernel("row_lse", HEAD_DIM=d, BLOCK_M=block, BLOCK_N=block_n)
         lse = trial.empty(n)
-        args = (*map(trial.xp.asarray, (q, k)), lse, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
-        trial.launch(run, blocks(n, block), (block,), args)
-        parts = attention_parts(q, k, v)
-        expected = parts["m"] + np.log(parts["l"])
+        trial.launch("row_lse", blocks(n, 64), 64, q, k, lse, n, n_kv, d**-0.5, HEAD_DIM=d, BLOCK_M=64, BLOCK_N=block_n)
         # float32 keeps 7 digits, and large scores are near a thousand.
-        at, tolerance = where(n, n_kv, d) + ", large scores" * (factor > 1), 1e-2 if factor > 1 else 1e-5
-        trial.expect("LSE", lse, expected, at=at, tolerance=tolerance, large=factor > 1)
+        tolerance = 1e-2 if factor > 1 else 1e-5
+        trial.expect("LSE", lse, attention_parts(q, k, v).lse, tolerance=tolerance, large=factor > 1)
     if trial.report:
-        n, n_kv, _ = sizes[0]
-        trial.limit(
-            "barriers in a block of 3 tiles", trial.report.barriers, at_most=n_kv // block_n, symptom="barriers"
-        )
-        read = sum(figures.read for figures in trial.report.shared.values())
-        trial.limit("bytes read from shared memory", read, at_least=4 * n * n_kv * d, symptom="reads")
+        n, n_kv, d, _ = first
+        barriers = trial.report.barriers
+        trial.limit("barriers in a block of 3 tiles", barriers, at_most=n_kv // block_n, symptom="barriers")
+        trial.limit("bytes read from shared memory", trial.shared().read, at_least=4 * n * n_kv * d, symptom="reads")
 
 
 @exercise(
@@ -93,18 +85,17 @@ def one_barrier(trial: Trial) -> None:
 )
 def load_tile(trial: Trial) -> None:
     """Whole tiles first; behind K there is NaN, so that reading too far shows. Then sectors and requests of K."""
-    block, block_n, d = 64, 16, 8
-    for n, n_kv in trial.sizes((40, 32), (33, 65), (64, 1), (70, 31)):
-        run = trial.kernel("sum_of_scores", HEAD_DIM=d, BLOCK_M=block, BLOCK_N=block_n)
+    block_n, d = 16, 8
+    for n, n_kv in trial.sizes("N, N_kv", (40, 32), (33, 65), (64, 1), (70, 31)):
         q, k, _ = trial.inputs(n, n_kv, d)
         padded = trial.xp.asarray(np.vstack([k, np.full((block_n, d), np.nan, np.float32)]))
         sums = trial.empty(n)
-        args = (trial.xp.asarray(q), padded[:n_kv], sums, np.int32(n), np.int32(n_kv))
-        trial.launch(run, blocks(n, block), (block,), args)
-        scores = q.astype(np.float64) @ k.T.astype(np.float64)
-        symptom = "tail" if n_kv % block_n else ""
+        trial.launch(
+            "sum_of_scores", blocks(n, 64), 64, q, padded[:n_kv], sums, n, n_kv, HEAD_DIM=d, BLOCK_M=64, BLOCK_N=block_n
+        )
         # Sums are in the hundreds, and float32 keeps 7 digits.
-        trial.expect("SUM", sums, scores.sum(axis=1), at=where(n, n_kv, d), tolerance=2e-3, symptom=symptom)
+        symptom = "tail" if n_kv % block_n else ""
+        trial.expect("SUM", sums, product(q, k.T).sum(axis=1), tolerance=2e-3, symptom=symptom)
     if trial.report:
         words = 32 * d  # of K at the first size, which has one block
         figures = trial.figures("K")
@@ -134,17 +125,14 @@ def load_tile(trial: Trial) -> None:
 )
 def no_conflicts(trial: Trial) -> None:
     """One block of rows, then one row, and a block and eight more; then conflicts and bytes."""
-    d = 64
-    for n in trial.sizes(32, 1, 40):
-        run = trial.kernel("squares", HEAD_DIM=d)
+    for n, d in trial.sizes("N, d", (32, 64), (1, 64), (40, 64)):
         q, _, _ = trial.inputs(n, 1, d)
         part = trial.empty(n, 4)
-        trial.launch(run, blocks(n, 32), (128,), (trial.xp.asarray(q), part, np.int32(n)))
+        run = trial.launch("squares", blocks(n, 32), 128, q, part, n, HEAD_DIM=d)
         squares = (q.astype(np.float64) ** 2).reshape(n, d // 4, 4).sum(axis=1)
-        trial.expect("PART", part, squares, at=f"N = {n}, d = {d}", tolerance=1e-4)
+        trial.expect("PART", part, squares, tolerance=1e-4)
     if trial.report:
-        conflicts = sum(figures.conflicts for figures in trial.report.shared.values())
-        trial.limit("bank conflicts of a block", conflicts, at_most=0, symptom="conflicts")
+        trial.limit("bank conflicts of a block", trial.shared().conflicts, at_most=0, symptom="conflicts")
         size = run.attributes["shared_size_bytes"]
         trial.limit("bytes of shared memory", size, at_most=4 * 32 * (d + 4), symptom="bytes")
 
@@ -171,18 +159,13 @@ def no_conflicts(trial: Trial) -> None:
 )
 def which_barrier(trial: Trial) -> None:
     """Numbers are right on the engine wherever the barrier is: the X-ray of several tiles has to find the race."""
-    threads, d = 64, 8
-    sizes = ((3, 130), (5, 64), (1, 1), (2, 300))
-    for n, n_kv in trial.sizes(*sizes):
-        run = trial.kernel("block_lse", HEAD_DIM=d)
+    threads, first = 64, (3, 130, 8)
+    for n, n_kv, d in trial.sizes("N, N_kv, d", first, (5, 64, 8), (1, 1, 8), (2, 300, 8)):
         q, k, v = trial.inputs(n, n_kv, d)
         lse = trial.empty(n)
-        args = (*map(trial.xp.asarray, (q, k)), lse, np.int32(n_kv), np.float32(1 / math.sqrt(d)))
-        trial.launch(run, (n,), (threads,), args)
-        parts = attention_parts(q, k, v)
-        trial.expect("LSE", lse, parts["m"] + np.log(parts["l"]), at=where(n, n_kv, d))
+        trial.launch("block_lse", n, threads, q, k, lse, n_kv, d**-0.5, HEAD_DIM=d)
+        trial.expect("LSE", lse, attention_parts(q, k, v).lse)
     if trial.report:
-        n, n_kv = sizes[0]
-        tiles = -(-n_kv // threads)
-        barriers = trial.report.barriers // n - 1  # the one after the loop
+        tiles = blocks(first[1], threads)
+        barriers = trial.report.barriers // first[0] - 1  # the one after the loop
         trial.limit(f"barriers of a block in {tiles} tiles", barriers, at_most=2 * tiles, symptom="barriers")

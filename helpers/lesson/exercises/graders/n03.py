@@ -8,7 +8,7 @@ import numpy as np
 
 from helpers.attention import reference
 from helpers.attention.check import TOLERANCE, tolerance_for
-from helpers.lesson.exercises.graders.expected import blocks, where
+from helpers.lesson.exercises.graders.expected import blocks
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -34,18 +34,17 @@ from helpers.lesson.exercises.trial import Trial, exercise
 )
 def rescale(trial: Trial) -> None:
     """Three tiles with an incomplete one, then other tails, then scores whose exponential overflows."""
-    block, d = 64, 8
-    for n, n_kv, factor in trial.sizes((40, 40, 1), (33, 65, 1), (65, 1, 1), (33, 65, 100)):
+    first = 40, 40, 8, 1
+    for n, n_kv, d, factor in trial.sizes(
+        "N, N_kv, d, factor of Q", first, (33, 65, 8, 1), (65, 1, 8, 1), (33, 65, 8, 100)
+    ):
         q, k, v = trial.inputs(n, n_kv, d)
         q *= np.float32(factor)
-        run = trial.kernel("one_pass", HEAD_DIM=d, BLOCK_M=block, BLOCK_N=16)
         o = trial.empty(n, d)
-        args = (*map(trial.xp.asarray, (q, k, v)), o, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
-        trial.launch(run, blocks(n, block), (block,), args)
-        at = where(n, n_kv, d) + ", large scores" * (factor > 1)
-        trial.expect("O", o, reference.attention(q, k, v), at=at, tolerance=tolerance_for(q, k), large=factor > 1)
-        if trial.report and factor == 1 and (n, n_kv) == (40, 40):
-            trial.limit("bytes of K read", trial.figures("K").read, at_most=4 * n * n_kv * d)
+        trial.launch("one_pass", blocks(n, 64), 64, q, k, v, o, n, n_kv, d**-0.5, HEAD_DIM=d, BLOCK_M=64, BLOCK_N=16)
+        trial.expect("O", o, reference.attention(q, k, v), tolerance=tolerance_for(q, k), large=factor > 1)
+    if trial.report:
+        trial.limit("bytes of K read", trial.figures("K").read, at_most=4 * math.prod(first))
 
 
 @exercise(
@@ -74,20 +73,18 @@ def rescale(trial: Trial) -> None:
 )
 def no_key(trial: Trial) -> None:
     """Rows that see nothing, rows whose first tiles are masked, and scores far below and above 0."""
-    block, d = 64, 8
-    for n, n_kv, left, large in trial.sizes((40, 24, 10, 0), (33, 65, 3, 0), (65, 1, 0, 0), (40, 40, 5, 1)):
+    sizes = (40, 24, 10, 0), (33, 65, 3, 0), (65, 1, 0, 0), (40, 40, 5, 300)
+    d = 8
+    for n, n_kv, left, shift in trial.sizes("N, N_kv, left, scores shifted by", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
-        if large:
-            q[:, -1], k[:, -1] = np.where(np.arange(n) % 2, 300, -300), math.sqrt(d)  # adds 300 or -300 to the scores
-        run = trial.kernel("windowed", HEAD_DIM=d, BLOCK_M=block, BLOCK_N=16)
+        if shift:
+            q[:, -1], k[:, -1] = np.where(np.arange(n) % 2, shift, -shift), math.sqrt(d)
         o, lse = trial.empty(n, d), trial.empty(n)
-        numbers = np.int32(n), np.int32(n_kv), np.int32(left), np.float32(1 / math.sqrt(d))
-        trial.launch(run, blocks(n, block), (block,), (*map(trial.xp.asarray, (q, k, v)), o, lse, *numbers))
+        numbers = n, n_kv, left, d**-0.5
+        trial.launch("windowed", blocks(n, 64), 64, q, k, v, o, lse, *numbers, HEAD_DIM=d, BLOCK_M=64, BLOCK_N=16)
         expected, expected_lse = reference.attention(q, k, v, window=(left, 0), return_lse=True)
-        at = f"{where(n, n_kv, d)}, left = {left}" + ", large scores" * large
-        trial.expect("O", o, expected, at=at, tolerance=tolerance_for(q, k), large=bool(large))
-        tolerance = max(TOLERANCE, 512 * 2.0**-20 * large)
-        trial.expect("lse", lse, expected_lse, at=at, tolerance=tolerance, symptom="lse")
+        trial.expect("O", o, expected, tolerance=tolerance_for(q, k), large=shift > 0)
+        trial.expect("lse", lse, expected_lse, tolerance=512 * 2.0**-20 if shift else TOLERANCE, symptom="lse")
 
 
 @exercise(
@@ -115,17 +112,15 @@ def no_key(trial: Trial) -> None:
 )
 def find_the_race(trial: Trial) -> None:
     """Three tiles; then a tail of keys and of rows."""
-    block, d, tiles = 32, 8, 3
-    for n, n_kv in trial.sizes((32, 16 * tiles), (33, 65), (40, 1)):
+    tiles = 3
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (32, 16 * tiles, 8), (33, 65, 8), (40, 1, 8)):
         q, k, v = trial.inputs(n, n_kv, d)
-        run = trial.kernel("two_per_row", HEAD_DIM=d, BLOCK_M=block, BLOCK_N=16)
         o = trial.empty(n, d)
-        args = (*map(trial.xp.asarray, (q, k, v)), o, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
-        trial.launch(run, blocks(n, block), (2 * block,), args)
-        trial.expect("O", o, reference.attention(q, k, v), at=where(n, n_kv, d))
-        if trial.report and n_kv == 16 * tiles:
-            found = trial.report.barriers
-            trial.limit(f"barriers in a block of {tiles} tiles", found, at_most=3 * tiles + 1, symptom="barriers")
+        trial.launch("two_per_row", blocks(n, 32), 64, q, k, v, o, n, n_kv, d**-0.5, HEAD_DIM=d, BLOCK_M=32, BLOCK_N=16)
+        trial.expect("O", o, reference.attention(q, k, v))
+    if trial.report:
+        what, barriers = f"barriers in a block of {tiles} tiles", trial.report.barriers
+        trial.limit(what, barriers, at_most=3 * tiles + 1, symptom="barriers")
 
 
 @exercise(
@@ -153,25 +148,21 @@ def find_the_race(trial: Trial) -> None:
 )
 def merge_halves(trial: Trial) -> None:
     """Halves, either part empty, and scores whose exponential overflows."""
-    block, d = 64, 8
-    # (N, N_kv), where the second part begins, and a factor on q.
-    cases = ((33, 65, 32, 1), (1, 2, 1, 1), (130, 31, 5, 1), (33, 65, 65, 1), (33, 65, 0, 1), (33, 65, 32, 100))
-    for n, n_kv, split, factor in trial.sizes(*cases):
+    sizes = (33, 65, 32, 1), (1, 2, 1, 1), (130, 31, 5, 1), (33, 65, 65, 1), (33, 65, 0, 1), (33, 65, 32, 100)
+    d = 8
+    for n, n_kv, split, factor in trial.sizes("N, N_kv, second part's first key, factor of Q", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
         q *= np.float32(factor)
-        half = trial.kernel("online_softmax_part", HEAD_DIM=d, BLOCK_M=block)
-        merge = trial.kernel("merge", HEAD_DIM=d, BLOCK_M=block)
-        inputs, scale = tuple(map(trial.xp.asarray, (q, k, v))), np.float32(1 / math.sqrt(d))
+        defines = {"HEAD_DIM": d, "BLOCK_M": 64}
         parts = []
         for first, last in ((0, split), (split, n_kv)):
             part = trial.empty(n, d), trial.empty(n), trial.empty(n)
-            args = (*inputs, *part, np.int32(n), np.int32(first), np.int32(last), scale)
-            trial.launch(half, blocks(n, block), (block,), args)
+            numbers = n, first, last, d**-0.5
+            trial.launch("online_softmax_part", blocks(n, 64), 64, q, k, v, *part, *numbers, **defines)
             parts += part
         o, lse = trial.empty(n, d), trial.empty(n)
-        trial.launch(merge, blocks(n * d, block), (block,), (*parts, o, lse, np.int32(n)))
+        trial.launch("merge", blocks(n * d, 64), 64, *parts, o, lse, n, **defines)
         expected, expected_lse = reference.attention(q, k, v, return_lse=True)
-        at = f"{where(n, n_kv, d)}, second part from key {split}" + ", large scores" * (factor > 1)
-        trial.expect("O", o, expected, at=at, tolerance=tolerance_for(q, k), large=factor > 1)
+        trial.expect("O", o, expected, tolerance=tolerance_for(q, k), large=factor > 1)
         tolerance = max(TOLERANCE, float(np.abs(expected_lse).max()) * 2.0**-20)
-        trial.expect("lse = m + log(l)", lse, expected_lse, at=at, tolerance=tolerance, symptom="lse")
+        trial.expect("lse = m + log(l)", lse, expected_lse, tolerance=tolerance, symptom="lse")

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
-
-from helpers.lesson.exercises.graders.expected import attention_parts, blocks, where
+from helpers.lesson.exercises.graders.expected import attention_parts, blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -32,17 +28,13 @@ from helpers.lesson.exercises.trial import Trial, exercise
 )
 def register_tile(trial: Trial) -> None:
     """Maxima first, since sums are relative to them."""
-    d = 8
-    for n, n_kv in trial.sizes((64, 64), (33, 65), (1, 1), (130, 31)):
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (64, 64, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8)):
         q, k, v = trial.inputs(n, n_kv, d)
-        run = trial.kernel("tile_lse", HEAD_DIM=d)
         m, lse = trial.empty(n), trial.empty(n)
-        args = (*map(trial.xp.asarray, (q, k)), m, lse, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
-        trial.launch(run, blocks(n, 64), (128,), args)
+        trial.launch("tile_lse", blocks(n, 64), 128, q, k, m, lse, n, n_kv, d**-0.5, HEAD_DIM=d)
         parts = attention_parts(q, k, v)
-        at = where(n, n_kv, d)
-        trial.expect("M, the row maxima", m, parts["m"], at=at, symptom="maximum")
-        trial.expect("LSE", lse, parts["m"] + np.log(parts["l"]), at=at, symptom="sum")
+        trial.expect("M, the row maxima", m, parts.m, symptom="maximum")
+        trial.expect("LSE", lse, parts.lse, symptom="sum")
 
 
 @exercise(
@@ -64,13 +56,11 @@ def register_tile(trial: Trial) -> None:
 )
 def outer_product(trial: Trial) -> None:
     """Right, then with each word from shared memory once, four to a request."""
-    d, first = 8, (64, 128)
-    for n, n_kv in trial.sizes(first, (33, 65), (1, 1), (70, 31)):
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (64, 128, 8), (33, 65, 8), (1, 1, 8), (70, 31, 8)):
         q, k, _ = trial.inputs(n, n_kv, d)
-        run, s = trial.kernel("outer_products", HEAD_DIM=d), trial.empty(n, n_kv)
-        args = (*map(trial.xp.asarray, (q, k)), s, np.int32(n), np.int32(n_kv))
-        trial.launch(run, (*blocks(n, 64), *blocks(n_kv, 64)), (64,), args)
-        trial.expect("S", s, q.astype(np.float64) @ k.T.astype(np.float64), at=where(n, n_kv, d))
+        s = trial.empty(n, n_kv)
+        trial.launch("outer_products", (blocks(n, 64), blocks(n_kv, 64)), 64, q, k, s, n, n_kv, HEAD_DIM=d)
+        trial.expect("S", s, product(q, k.T))
     if trial.report:
         tiles = [trial.figures("Q_smem"), trial.figures("K_smem")]
         columns = 2 * d * 2  # 2 blocks of 2 warps
@@ -103,17 +93,16 @@ def outer_product(trial: Trial) -> None:
 def float4_rows(trial: Trial) -> None:
     """The first size ends within a float4, so that the X-ray sees what happens there."""
     first = 4098
-    for count in trial.sizes(first, 1, 3, 1024, 33 * 33):
+    for count in trial.sizes("count", first, 1, 3, 1024, 33 * 33):
         x, _, _ = trial.inputs(1, 1, count)
-        x, factor = x.ravel(), np.float32(0.125)
-        run, y = trial.kernel("scale_all"), trial.empty(count)
-        trial.launch(run, blocks(count, 512), (128,), (trial.xp.asarray(x), y, np.int32(count), factor))
-        trial.expect("Y", y, factor * x, at=f"count = {count}")
+        y, factor = trial.empty(count), 0.125
+        trial.launch("scale_all", blocks(count, 512), 128, x.ravel(), y, count, factor)
+        trial.expect("Y", y, factor * x.ravel())
     if trial.report:
-        most = first // 128 + 3  # of the last four words, one by one
+        at_most = first // 128 + 3  # of the last four words, one by one
         for array in ("X", "Y"):
-            got = trial.figures(array).requests
-            trial.limit(f"requests of {array} for {first:,} words", got, at_most=most, symptom="requests")
+            requests = trial.figures(array).requests
+            trial.limit(f"requests of {array} for {first:,} words", requests, at_most=at_most, symptom="requests")
 
 
 @exercise(
@@ -136,13 +125,12 @@ def float4_rows(trial: Trial) -> None:
 )
 def pad_the_tile(trial: Trial) -> None:
     """Conflicts and bytes at 16 float4 a row; right at an odd number of them as well."""
-    for n_kv, d in trial.sizes((64, 64), (33, 20), (1, 20), (31, 20)):
+    runs = []
+    for n_kv, d in trial.sizes("N_kv, d", (64, 64), (33, 20), (1, 20), (31, 20)):
         q, k, _ = trial.inputs(1, n_kv, d)
-        run, s = trial.kernel("scores_of_a_query", HEAD_DIM=d), trial.empty(n_kv)
-        args = (*map(trial.xp.asarray, (q.ravel(), k)), s, np.int32(n_kv))
-        trial.launch(run, blocks(n_kv, 32), (32,), args)
-        trial.expect("s", s, k.astype(np.float64) @ q.ravel(), at=f"N_kv = {n_kv}, d = {d}")
-        if trial.report and (n_kv, d) == (64, 64):
-            trial.limit("bank conflicts", trial.figures("K_smem").conflicts, at_most=0, symptom="conflicts")
-            size = run.shared_size_bytes
-            trial.limit("bytes of shared memory", size, at_most=32 * 17 * 16, symptom="bytes")
+        s = trial.empty(n_kv)
+        runs += [trial.launch("scores_of_a_query", blocks(n_kv, 32), 32, q.ravel(), k, s, n_kv, HEAD_DIM=d)]
+        trial.expect("s", s, product(k, q.ravel()))
+    if trial.report:
+        trial.limit("bank conflicts", trial.figures("K_smem").conflicts, at_most=0, symptom="conflicts")
+        trial.limit("bytes of shared memory", runs[0].shared_size_bytes, at_most=32 * 17 * 16, symptom="bytes")

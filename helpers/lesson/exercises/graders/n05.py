@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 
 import numpy as np
 
 from helpers.attention import reference
-from helpers.lesson.exercises.graders.expected import blocks, where
+from helpers.lesson.exercises.graders.expected import blocks
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -31,20 +31,17 @@ from helpers.lesson.exercises.trial import Trial, exercise
 )
 def sliding_window(trial: Trial) -> None:
     """More keys than rows, more rows than keys, a window of one key, one of all keys."""
-    block, d = 64, 8
-    for n, n_kv, left in trial.sizes((33, 65, 5), (130, 31, 7), (64, 1, 0), (63, 257, 300), (1, 1, 0)):
+    sizes = (33, 65, 8, 5), (130, 31, 8, 7), (64, 1, 8, 0), (63, 257, 8, 300), (1, 1, 8, 0)
+    for n, n_kv, d, left in trial.sizes("N, N_kv, d, window_left", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
-        run = trial.kernel("sliding_window", HEAD_DIM=d, BLOCK_M=block)
         o, lse, visited = trial.empty(n, d), trial.empty(n), trial.empty(n, dtype=np.int32)
-        sizes = np.int32(n), np.int32(n_kv), np.int32(left), np.float32(1 / math.sqrt(d))
-        args = (*map(trial.xp.asarray, (q, k, v)), o, lse, visited, *sizes)
-        trial.launch(run, blocks(n, block), (block,), args)
+        numbers = n, n_kv, left, d**-0.5
+        trial.launch("sliding_window", blocks(n, 64), 64, q, k, v, o, lse, visited, *numbers, HEAD_DIM=d, BLOCK_M=64)
         expected, expected_lse = reference.attention(q, k, v, window=(left, 0), return_lse=True)
         seen = reference.visible(n, n_kv, window=(left, 0)).sum(axis=1)
-        at = f"{where(n, n_kv, d)}, window_left = {left}"
-        trial.expect("keys visited by each row", visited, seen, at=at, symptom="visited")
-        trial.expect("O", o, expected, at=at)
-        trial.expect("lse", lse, expected_lse, at=at, symptom="" if np.isnan(trial.xp.asnumpy(lse)).any() else "lse")
+        trial.expect("keys visited by each row", visited, seen, symptom="visited")
+        trial.expect("O", o, expected)
+        trial.expect("lse", lse, expected_lse, symptom="" if np.isnan(trial.xp.asnumpy(lse)).any() else "lse")
 
 
 ROWS = 80  # and keys, at the first size of 05_causal_tiles
@@ -79,22 +76,33 @@ ROWS = 80  # and keys, at the first size of 05_causal_tiles
 )
 def causal_tiles(trial: Trial) -> None:
     """As many keys as rows; more keys; more rows, so that rows and whole blocks see no key; one row."""
-    block, d = 32, 8
+    block = 32
     needed = sum(min(first + block, ROWS) for first in range(0, ROWS, block))
-    for n, n_kv in trial.sizes((ROWS, ROWS), (33, 65), (70, 20), (1, 17)):
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (ROWS, ROWS, 8), (33, 65, 8), (70, 20, 8), (1, 17, 8)):
         q, k, _ = trial.inputs(n, n_kv, d)
-        run = trial.kernel("causal_tiles", HEAD_DIM=d)
         lse = trial.empty(n)
-        args = (*map(trial.xp.asarray, (q, k)), lse, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
-        trial.launch(run, blocks(n, block), (block,), args)
+        trial.launch("causal_tiles", blocks(n, block), block, q, k, lse, n, n_kv, d**-0.5, HEAD_DIM=d)
         _, expected = reference.attention(q, k, k, causal=True, return_lse=True)
         keys, symptom = trial.figures("K").read // (4 * d), ""
         if n == n_kv == ROWS and not np.isnan(off := trial.xp.asnumpy(lse) - expected).any():
             is_short = off.max() < 1e-4 or (trial.report is not None and keys < needed)
             symptom = "missing" if is_short else "future" if off.min() > -1e-4 else ""
-        trial.expect("lse", lse, expected, at=where(n, n_kv, d), symptom=symptom)
+        trial.expect("lse", lse, expected, symptom=symptom)
     if trial.report:
         trial.limit("keys read by 3 blocks", keys, at_most=needed, symptom="tiles")
+
+
+HEADS_FIRST, ROWS_FIRST = "(heads, seq, d)", "(seq, heads, d)"
+
+
+def _stored(a: np.ndarray, layout: str) -> np.ndarray:
+    """An array (heads, rows, d) as a layout stores it."""
+    return np.ascontiguousarray(a.swapaxes(0, 1)) if layout == ROWS_FIRST else a
+
+
+def _strides(rows: int, heads: int, d: int, layout: str) -> tuple[int, int]:
+    """The distances of two rows and of two heads, in elements."""
+    return (heads * d, d) if layout == ROWS_FIRST else (d, rows * d)
 
 
 @exercise(
@@ -119,34 +127,27 @@ def causal_tiles(trial: Trial) -> None:
     },
 )
 def group_of_heads(trial: Trial) -> None:
-    """Layouts (seq, heads, d) and (heads, seq, d), groups of 2, of 3 and of one head."""
-    block, d = 32, 8
-    cases = (20, 24, 4, 2, "qk"), (33, 17, 8, 4, ""), (9, 12, 6, 3, "q"), (5, 7, 3, 3, "k")
-    for n, n_kv, heads, kv_heads, interleaved in trial.sizes(*cases):
-        run = trial.kernel("group_of_heads", HEAD_DIM=d)
+    """Layouts with heads or rows first, groups of 2, of 3 and of one head."""
+    sizes = (
+        (20, 24, 4, 2, ROWS_FIRST, ROWS_FIRST),
+        (33, 17, 8, 4, HEADS_FIRST, HEADS_FIRST),
+        (9, 12, 6, 3, ROWS_FIRST, HEADS_FIRST),
+        (5, 7, 3, 3, HEADS_FIRST, ROWS_FIRST),
+    )
+    d = 8
+    for n, n_kv, heads, kv_heads, q_layout, kv_layout in trial.sizes("N, N_kv, heads, kv_heads, Q, K", *sizes):
         q = trial.rng.standard_normal((heads, n, d), dtype=np.float32) + np.float32(0.25)
-        k, v = (trial.rng.standard_normal((kv_heads, n_kv, d), dtype=np.float32) + np.float32(0.25) for _ in range(2))
+        k, v = trial.rng.standard_normal((2, kv_heads, n_kv, d), dtype=np.float32) + np.float32(0.25)
+        arrays = _stored(q, q_layout), _stored(k, kv_layout), _stored(v, kv_layout)
+        o = trial.empty(*arrays[0].shape)
+        strides = *_strides(n, heads, d, q_layout), *_strides(n_kv, kv_heads, d, kv_layout)
+        numbers = n, n_kv, heads, kv_heads, *strides, d**-0.5
+        trial.launch("group_of_heads", (blocks(n, 32), heads), 32, *arrays, o, *numbers, HEAD_DIM=d)
 
-        def stored(a: np.ndarray, letter: str, layout: str = interleaved) -> np.ndarray:
-            return np.ascontiguousarray(a.swapaxes(0, 1)) if letter in layout else a
+        def attention(kv_head_of: Iterable[int], q: np.ndarray = q, k: np.ndarray = k, v: np.ndarray = v) -> np.ndarray:
+            return np.stack([reference.attention(q[h], k[g], v[g]) for h, g in enumerate(kv_head_of)])
 
-        def strides(rows: int, of: int, letter: str, layout: str = interleaved) -> tuple[np.int32, np.int32]:
-            return (np.int32(of * d), np.int32(d)) if letter in layout else (np.int32(d), np.int32(rows * d))
-
-        on_device = map(trial.xp.asarray, (stored(q, "q"), stored(k, "k"), stored(v, "k")))
-        o = trial.empty(*stored(q, "q").shape)
-        sizes = (*map(np.int32, (n, n_kv, heads, kv_heads)), *strides(n, heads, "q"), *strides(n_kv, kv_heads, "k"))
-        args = (*on_device, o, *sizes, np.float32(1 / math.sqrt(d)))
-        trial.launch(run, (*blocks(n, block), heads), (block,), args)
-
-        def attention(group: list[int], arrays: tuple[np.ndarray, ...] = (q, k, v)) -> np.ndarray:
-            q, k, v = arrays
-            o = np.stack([reference.attention(q[h], k[g], v[g]) for h, g in enumerate(group)])
-            return stored(o, "q")
-
-        by_modulo = attention([h % kv_heads for h in range(heads)])
-        is_modulo = np.allclose(trial.xp.asnumpy(o), by_modulo, atol=1e-4)
-        expected = attention([h // (heads // kv_heads) for h in range(heads)])
-        layouts = [f"{'QK'[i]} ({'seq, heads' if 'qk'[i] in interleaved else 'heads, seq'}, d)" for i in range(2)]
-        at = f"heads = {heads}, kv_heads = {kv_heads}, {', '.join(layouts)}"
-        trial.expect("O", o, expected, at=at, symptom="modulo" if is_modulo and heads != kv_heads else "")
+        by_modulo = _stored(attention(h % kv_heads for h in range(heads)), q_layout)
+        is_modulo = heads != kv_heads and np.allclose(trial.xp.asnumpy(o), by_modulo, atol=1e-4)
+        expected = _stored(attention(h // (heads // kv_heads) for h in range(heads)), q_layout)
+        trial.expect("O", o, expected, symptom="modulo" * is_modulo)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from helpers.attention import reference
-from helpers.lesson.exercises.graders.expected import blocks, where
+from helpers.lesson.exercises.graders.expected import blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -33,14 +31,12 @@ from helpers.lesson.exercises.trial import Trial, exercise
 )
 def row_of_scores(trial: Trial) -> None:
     """Whole tiles first, then a tail of keys and of rows."""
-    for n, n_kv, d in trial.sizes((32, 48, 16), (33, 65, 16), (1, 1, 16), (16, 57, 64)):
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (32, 48, 16), (33, 65, 16), (1, 1, 16), (16, 57, 64)):
         q, k, _ = trial.inputs(n, n_kv, d, np.float16)
-        run = trial.kernel("row_lse", HEAD_DIM=d)
         lse = trial.empty(n)
-        args = (*map(trial.xp.asarray, (q, k)), lse, np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)))
-        trial.launch(run, blocks(n, 16), (32,), args)
+        trial.launch("row_lse", blocks(n, 16), 32, q, k, lse, n, n_kv, d**-0.5, HEAD_DIM=d)
         _, expected = reference.attention(q, k, k, return_lse=True)
-        trial.expect("lse", lse, expected, at=where(n, n_kv, d), tolerance=1e-4)
+        trial.expect("lse", lse, expected, tolerance=1e-4)
 
 
 @exercise(
@@ -72,22 +68,21 @@ def row_of_scores(trial: Trial) -> None:
 )
 def factor_fragment(trial: Trial) -> None:
     """P and M as an online softmax has them; the bytes that were written to shared memory are limited."""
-    for n, n_kv, d in trial.sizes((32, 48, 32), (16, 16, 32), (48, 112, 32)):
-        run = trial.kernel("rescaled_sum", HEAD_DIM=d)
+    first = 32, 48, 32
+    for n, n_kv, d in trial.sizes("N, N_kv, d", first, (16, 16, 32), (48, 112, 32)):
         _, _, v = trial.inputs(n, n_kv, d, np.float16)
         s = trial.rng.normal(0, 2, (n, n_kv // 16, 16))
         m = np.maximum.accumulate(s.max(axis=2), axis=1)  # (n, tiles): after each tile
         p = np.exp2(s - m[:, :, None]).reshape(n, n_kv).astype(np.float16)
         maxima = np.ascontiguousarray(m.T, np.float32)
         o = trial.empty(n, d)
-        args = (*map(trial.xp.asarray, (p, v, maxima)), o, np.int32(n), np.int32(n_kv))
-        trial.launch(run, blocks(n, 16), (32,), args)
-        weights = p.astype(np.float64) * np.exp2(maxima - maxima[-1]).T.astype(np.float64).repeat(16, axis=1)
-        trial.expect("O", o, weights @ v.astype(np.float64), at=where(n, n_kv, d), tolerance=1e-4)
-        if trial.report and (n, n_kv) == (32, 48):
-            written = sum(figures.written for figures in trial.report.shared.values())
-            tiles = n // 16 * n_kv // 16
-            trial.limit("bytes written to shared memory for a tile", written // tiles, at_most=64, symptom="trip")
+        trial.launch("rescaled_sum", blocks(n, 16), 32, p, v, maxima, o, n, n_kv, HEAD_DIM=d)
+        weights = p * np.exp2(maxima - maxima[-1]).T.astype(np.float64).repeat(16, axis=1)
+        trial.expect("O", o, product(weights, v), tolerance=1e-4)
+    if trial.report:
+        tiles = first[0] // 16 * first[1] // 16
+        what, written = "bytes written to shared memory for a tile", trial.shared().written // tiles
+        trial.limit(what, written, at_most=64, symptom="trip")
 
 
 @exercise(
@@ -106,15 +101,14 @@ def factor_fragment(trial: Trial) -> None:
 )
 def find_the_race(trial: Trial) -> None:
     """The numbers are right without the barrier too: the X-ray finds it, and the text's barriers are counted."""
-    for n, n_kv, d in trial.sizes((32, 48, 16), (16, 16, 16), (48, 112, 16)):
-        run = trial.kernel("weighted_sum", HEAD_DIM=d)
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (32, 48, 16), (16, 16, 16), (48, 112, 16)):
         q, k, v = (0.5 * a for a in trial.inputs(n, n_kv, d, np.float16))
         o = trial.empty(n, d)
-        trial.launch(run, blocks(n, 16), (32,), (*map(trial.xp.asarray, (q, k, v)), o, np.int32(n), np.int32(n_kv)))
-        p = np.exp2(q.astype(np.float64) @ k.astype(np.float64).T)
-        size = float((p @ np.abs(v.astype(np.float64))).max())  # P is rounded to 11 bits
-        trial.expect("O", o, p @ v.astype(np.float64), at=where(n, n_kv, d), tolerance=size * 2.0**-10)
-        if trial.report and (n, n_kv) == (32, 48):
-            barriers = trial.plain.count("__syncwarp") + trial.plain.count("__syncthreads")
-            trial.limit("barriers in the text", barriers, at_most=4, symptom="barriers")
-            trial.limit("bytes of shared memory", run.shared_size_bytes, at_most=1280, symptom="bytes")
+        run = trial.launch("weighted_sum", blocks(n, 16), 32, q, k, v, o, n, n_kv, HEAD_DIM=d)
+        p = np.exp2(product(q, k.T))
+        size = float(product(p, np.abs(v)).max())  # P is rounded to 11 bits
+        trial.expect("O", o, product(p, v), tolerance=size * 2.0**-10)
+    if trial.report:
+        barriers = trial.plain.count("__syncwarp") + trial.plain.count("__syncthreads")
+        trial.limit("barriers in the text", barriers, at_most=4, symptom="barriers")
+        trial.limit("bytes of shared memory", run.shared_size_bytes, at_most=1280, symptom="bytes")

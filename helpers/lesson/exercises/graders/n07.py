@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.lesson.exercises.graders.expected import blocks
+from helpers.lesson.exercises.graders.expected import blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -26,12 +26,11 @@ from helpers.lesson.exercises.trial import Trial, exercise
     },
 )
 def swizzle(trial: Trial) -> None:
-    for n in trial.sizes(16, 40, 1):
+    for n in trial.sizes("N", 16, 40, 1):
         _, k, _ = trial.inputs(1, n, 64, np.float16)
         o = trial.empty(n, 64)
-        run = trial.kernel("fragments")
-        trial.launch(run, blocks(n, 16), (32,), (trial.xp.asarray(k), o, np.int32(n)))
-        trial.expect("O", o, k.astype(np.float32), at=f"N = {n}")
+        trial.launch("fragments", blocks(n, 16), 32, k, o, n)
+        trial.expect("O", o, k.astype(np.float32))
     if trial.report:
         trial.limit("bank conflicts", trial.figures("K_smem").conflicts, exactly=0)
 
@@ -52,23 +51,20 @@ def swizzle(trial: Trial) -> None:
     },
 )
 def row_max(trial: Trial) -> None:
-    for n, n_kv in trial.sizes((16, 24), (33, 13), (1, 2)):
+    for n, n_kv in trial.sizes("N, N_kv", (16, 24), (33, 13), (1, 2)):
         # Distinct, and the same at every try. All are negative: a 0 in place of the lowest float is found.
         s = np.random.default_rng(7).permutation(n * n_kv).reshape(n, n_kv).astype(np.float32) - n * n_kv
-        padded = np.full((-(-n // 16) * 16, -(-n_kv // 8) * 8), np.finfo(np.float32).min, np.float32)
+        padded = np.full((16 * blocks(n, 16), 8 * blocks(n_kv, 8)), np.finfo(np.float32).min, np.float32)
         padded[:n, :n_kv] = s
         # block, row g or g + 8, g, keys 8 apart, t, pair -> block, lane 4 g + t, row g or g + 8
         own = padded.reshape(-1, 2, 8, padded.shape[1] // 8, 4, 2).max(axis=(3, 5)).transpose(0, 2, 3, 1)
         m, lanes = trial.empty(n), trial.empty(len(own), 32, 2)
-        run = trial.kernel("row_max")
-        trial.launch(run, blocks(n, 16), (32,), (trial.xp.asarray(s), m, lanes, np.int32(n), np.int32(n_kv)))
-        at = f"N = {n}, N_kv = {n_kv}"
-        trial.expect("L", lanes, own.reshape(lanes.shape), at=at)
-        trial.expect("M", m, s.max(axis=1), at=at)
+        trial.launch("row_max", blocks(n, 16), 32, s, m, lanes, n, n_kv)
+        trial.expect("L", lanes, own.reshape(lanes.shape))
+        trial.expect("M", m, s.max(axis=1))
     if trial.report:
         trial.limit("shuffles of a warp", trial.report.collectives, at_most=4)
-        requests = sum(figures.requests for figures in trial.report.shared.values())
-        trial.limit("requests of shared memory", requests, exactly=0)
+        trial.limit("requests of shared memory", trial.shared().requests, exactly=0)
 
 
 @exercise(
@@ -92,12 +88,11 @@ def row_max(trial: Trial) -> None:
     },
 )
 def find_the_wait(trial: Trial) -> None:
-    for n in trial.sizes(72, 16, 1):
+    for n in trial.sizes("N", 72, 16, 1):
         _, _, v = trial.inputs(1, n, 64)
         o = trial.empty(64)
-        run = trial.kernel("mean")
-        trial.launch(run, (1,), (64,), (trial.xp.asarray(v), o, np.int32(n)))
-        trial.expect("O", o, v.mean(axis=0, dtype=np.float64), at=f"N = {n}")
+        trial.launch("mean", 1, 64, v, o, n)
+        trial.expect("O", o, v.mean(axis=0, dtype=np.float64))
     if trial.report:
         trial.limit("barriers for 5 tiles", trial.report.barriers, at_most=5)
 
@@ -116,16 +111,12 @@ def find_the_wait(trial: Trial) -> None:
     },
 )
 def two_products(trial: Trial) -> None:
-    for n, n_kv in trial.sizes((16, 32), (33, 17), (1, 1)):
+    for n, n_kv in trial.sizes("N, N_kv", (16, 32), (33, 17), (1, 1)):
         q, k, v = trial.inputs(n, n_kv, 64, np.float16)
         o = trial.empty(n, 64)
-        run = trial.kernel("two_products")
-        args = (*map(trial.xp.asarray, (q, k, v)), o, np.int32(n), np.int32(n_kv))
-        trial.launch(run, blocks(n, 16), (32,), args)
-        s, values = q.astype(np.float64) @ k.astype(np.float64).T, v.astype(np.float64)
-        rounding = np.abs(s.astype(np.float16).astype(np.float64) @ values - s @ values).max()
-        at = f"N = {n}, N_kv = {n_kv}"
-        trial.expect("O", o, s @ values, at=at, tolerance=max(2 * float(rounding), 1e-3))
+        trial.launch("two_products", blocks(n, 16), 32, q, k, v, o, n, n_kv)
+        s = product(q, k.T)
+        rounding = np.abs(product(s.astype(np.float16), v) - product(s, v)).max()
+        trial.expect("O", o, product(s, v), tolerance=max(2 * float(rounding), 1e-3))
     if trial.report:
-        conflicts = sum(figures.conflicts for figures in trial.report.shared.values())
-        trial.limit("bank conflicts", conflicts, exactly=0)
+        trial.limit("bank conflicts", trial.shared().conflicts, exactly=0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from helpers.attention import reference
-from helpers.lesson.exercises.graders.expected import blocks, where
+from helpers.lesson.exercises.graders.expected import blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -26,16 +28,17 @@ from helpers.lesson.exercises.trial import Trial, exercise
     },
 )
 def delta(trial: Trial) -> None:
-    for n, d in trial.sizes((8, 64), (5, 40), (1, 8)):
+    first = 8, 64
+    for n, d in trial.sizes("N, d", first, (5, 40), (1, 8)):
         o, do, _ = trial.inputs(n, n, d)
-        found = trial.empty(n)
-        run = trial.kernel("delta", HEAD_DIM=d)
-        trial.launch(run, blocks(n, 4), (128,), (*map(trial.xp.asarray, (o, do)), found, np.int32(n)))
-        trial.expect("D", found, (do.astype(float) * o).sum(axis=1), at=f"N = {n}, d = {d}", tolerance=1e-4)
-        if trial.report and (n, d) == (8, 64):
-            for name in ("O", "dO"):
-                trial.limit(f"sectors of {name}", trial.figures(name).sectors, at_most=n * d * 4 // 32)
-            trial.limit("shuffles", trial.report.collectives, at_most=5 * n)
+        row_sums = trial.empty(n)
+        trial.launch("delta", blocks(n, 4), 128, o, do, row_sums, n, HEAD_DIM=d)
+        trial.expect("D", row_sums, (do.astype(float) * o).sum(axis=1), tolerance=1e-4)
+    if trial.report:
+        n, d = first
+        for name in ("O", "dO"):
+            trial.limit(f"sectors of {name}", trial.figures(name).sectors, at_most=n * d * 4 // 32)
+        trial.limit("shuffles", trial.report.collectives, at_most=5 * n)
 
 
 @exercise(
@@ -68,34 +71,31 @@ def delta(trial: Trial) -> None:
     },
 )
 def ds(trial: Trial) -> None:
-    d, scale = 16, 0.25
-    for n, n_kv, factor in trial.sizes((12, 64, 1), (7, 70, 1), (1, 1, 1), (7, 70, 40)):
+    first, scale = (12, 64, 16, 1), 0.25
+    sizes = first, (7, 70, 16, 1), (1, 1, 16, 1), (7, 70, 16, 40)
+    for n, n_kv, d, factor in trial.sizes("N, N_kv, d, factor of Q", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
         do, _, _ = trial.inputs(n, 1, d)
         q *= np.float32(factor)
         o, lse = reference.attention(q, k, v, softmax_scale=scale, return_lse=True)
-        given = (q, k, v, do, lse, (do * o).sum(axis=1))
-        expected = reference.attention_backward(do, q, k, v, softmax_scale=scale)
-        dq, dk, dv = trial.xp.zeros((n, d), np.float32), trial.empty(n_kv, d), trial.empty(n_kv, d)
-        run = trial.kernel("gradients")
-        args = *(trial.xp.asarray(a.astype(np.float32)) for a in given), dq, dk, dv
-        trial.launch(run, blocks(n_kv, 64), (64,), (*args, np.int32(n), np.int32(n_kv), np.float32(scale)))
-        at = where(n, n_kv, d) + ", large scores" * (factor > 1)
-        largest = float(np.abs(scale * q.astype(float) @ k.T).max())  # exp makes of its rounding a relative error
-        for name, got, right, symptom in (
-            ("dV", dv, expected[2], "P"),
-            ("dK", dk, expected[1], "dS"),
-            ("dQ", dq, expected[0], "dQ"),
+        inputs = (a.astype(np.float32) for a in (q, k, v, do, lse, (do * o).sum(axis=1)))
+        dq, dk, dv = outputs = trial.xp.zeros((n, d), np.float32), trial.empty(n_kv, d), trial.empty(n_kv, d)
+        trial.launch("gradients", blocks(n_kv, 64), 64, *inputs, *outputs, n, n_kv, scale)
+        largest = float(np.abs(scale * product(q, k.T)).max())  # exp makes of its rounding a relative error
+        right = reference.attention_backward(do, q, k, v, softmax_scale=scale)
+        for name, got, expected, symptom in (
+            ("dV", dv, right[2], "P"),
+            ("dK", dk, right[1], "dS"),
+            ("dQ", dq, right[0], "dQ"),
         ):
-            tolerance = (1e-5 + 1e-6 * largest) * max(1.0, float(np.abs(right).max()))
-            if factor > 1:
-                trial.expect(name, got, right, at=at, tolerance=tolerance, large=True)
-            else:
-                trial.expect(name, got, right, at=at, tolerance=tolerance, symptom=symptom)
-        if trial.report and (n, factor) == (12, 1):
-            trial.limit("atomic additions", trial.figures("dQ").atomics, at_most=n * n_kv * d)
-            for name in ("Q", "dO"):
-                trial.limit(f"bytes of {name} read", trial.figures(name).read, at_most=4 * n * n_kv * d)
+            tolerance = (1e-5 + 1e-6 * largest) * max(1.0, float(np.abs(expected).max()))
+            is_large = factor > 1
+            trial.expect(name, got, expected, tolerance=tolerance, large=is_large, symptom="" if is_large else symptom)
+    if trial.report:
+        products = math.prod(first)
+        trial.limit("atomic additions", trial.figures("dQ").atomics, at_most=products)
+        for name in ("Q", "dO"):
+            trial.limit(f"bytes of {name} read", trial.figures(name).read, at_most=4 * products)
 
 
 @exercise(
@@ -117,15 +117,11 @@ def ds(trial: Trial) -> None:
     },
 )
 def find_the_race(trial: Trial) -> None:
-    for n, n_kv in trial.sizes((16, 128), (5, 70), (3, 1)):
+    for n, n_kv in trial.sizes("N, N_kv", (16, 128), (5, 70), (3, 1)):
         _, k, _ = trial.inputs(1, n_kv, 64)
         ds, _, _ = trial.inputs(n, 1, n_kv)
-        dq = trial.xp.zeros((n, 64), np.float32)
-        run = trial.kernel("sum_of_keys")
-        args = *map(trial.xp.asarray, (ds, k)), dq, np.int32(n), np.int32(n_kv)
-        trial.launch(run, blocks(n_kv, 64), (64,), args)
-        expected = ds.astype(float) @ k
-        at = f"N = {n}, N_kv = {n_kv}"
-        trial.expect("dQ", dq, expected, at=at, tolerance=1e-5 * max(1.0, float(np.abs(expected).max())))
-        if trial.report and (n, n_kv) == (16, 128):
-            trial.limit("atomic additions", trial.figures("dQ").atomics, exactly=2 * n * 64)
+        dq, expected = trial.xp.zeros((n, 64), np.float32), product(ds, k)
+        trial.launch("sum_of_keys", blocks(n_kv, 64), 64, ds, k, dq, n, n_kv)
+        trial.expect("dQ", dq, expected, tolerance=1e-5 * max(1.0, float(np.abs(expected).max())))
+    if trial.report:
+        trial.limit("atomic additions", trial.figures("dQ").atomics, exactly=2 * 16 * 64)

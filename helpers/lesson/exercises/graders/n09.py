@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from helpers.attention import reference
-from helpers.lesson.exercises.graders.expected import blocks, where
+from helpers.lesson.exercises.graders.expected import blocks
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -34,23 +32,25 @@ from helpers.lesson.exercises.trial import Trial, exercise
 )
 def two_corners(trial: Trial) -> None:
     """More keys than rows, more rows than keys, as many, one row: under both rules."""
-    d = 8
-    for n, n_kv in trial.sizes((24, 40), (70, 33), (17, 17), (1, 9)):
-        run = trial.kernel("attention", HEAD_DIM=d)
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (24, 40, 8), (70, 33, 8), (17, 17, 8), (1, 9, 8)):
         q, k, v = trial.inputs(n, n_kv, d)
-        for top_left in (0, 1):
+        for top_left, corner in enumerate(("bottom-right", "top-left")):
             o = trial.empty(n, d)
-            options = (*map(np.int32, (n, n_kv, top_left)), np.float32(1 / math.sqrt(d)))
-            trial.launch(run, blocks(n, 64), (64,), (*map(trial.xp.asarray, (q, k, v)), o, *options))
+            trial.launch("attention", blocks(n, 64), 64, q, k, v, o, n, n_kv, top_left, d**-0.5, HEAD_DIM=d)
             seen = np.tri(n, n_kv, 0 if top_left else n_kv - n, dtype=bool)
             expected = np.zeros((n, d))
             for i in np.flatnonzero(seen.any(axis=1)):
                 expected[i] = reference.attention(q[i : i + 1], k[seen[i]], v[seen[i]])
-            corner = "top-left" if top_left else "bottom-right"
-            trial.expect("O", o, expected, at=f"{corner}, {where(n, n_kv, d)}", symptom=corner)
-            if trial.report and (n, n_kv) == (24, 40):
-                read = trial.figures("K").read // (4 * d)
-                trial.limit(f"keys read, {corner}", read, at_most=int(seen.sum()))
+            trial.expect("O", o, expected, at=f"{corner}, {trial.size}", symptom=corner)
+            if trial.report and n == 24:
+                keys = trial.figures("K").read // (4 * d)
+                trial.limit(f"keys read, {corner}", keys, at_most=int(seen.sum()))
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    """Rows (n, width) divided by their lengths; a row of zeros stays one."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
 
 
 @exercise(
@@ -83,21 +83,16 @@ def two_corners(trial: Trial) -> None:
 def mean_pool(trial: Trial) -> None:
     """Sentences of several lengths, an empty one among them; widths that are no multiple of 128."""
     first = 384, (3, 5)
-    for width, lengths in trial.sizes(first, (200, (1, 0, 33, 2)), (40, (7,))):
-        run = trial.kernel("mean_pool", WIDTH=width)
+    for width, lengths in trial.sizes("WIDTH, lengths", first, (200, (1, 0, 33, 2)), (40, (7,))):
         ends = np.cumsum([0, *lengths], dtype=np.int32)
         x = trial.rng.standard_normal((ends[-1], width), dtype=np.float32) + np.float32(0.25)
         out = trial.empty(len(lengths), width)
-        trial.launch(run, (len(lengths),), (128,), (trial.xp.asarray(x), trial.xp.asarray(ends), out))
-        sums = np.add.reduceat(np.append(x.astype(float), np.zeros((1, width)), axis=0), ends[:-1])
-        sums[np.array(lengths) == 0] = 0
-        norms = np.linalg.norm(sums, axis=1, keepdims=True)
-        expected = np.divide(sums, norms, out=np.zeros_like(sums), where=norms > 0)
-        got = trial.xp.asnumpy(out).astype(float)
-        lengths_of = np.linalg.norm(got, axis=1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            same_way = np.allclose(got / lengths_of[:, None], expected, atol=1e-4)
-        trial.expect("out", out, expected, at=f"{len(lengths)} sentences, WIDTH = {width}", symptom="length" * same_way)
-        if trial.report and (width, lengths) == first:
-            trial.limit("elements of X read", trial.figures("X").read // 4, at_most=x.size)
-            trial.limit("barriers", trial.report.barriers, at_most=len(lengths))
+        trial.launch("mean_pool", len(lengths), 128, x, ends, out, WIDTH=width)
+        sums = np.stack([part.sum(axis=0, dtype=float) for part in np.split(x, ends[1:-1])])
+        expected = _unit(sums)
+        same_way = np.allclose(_unit(trial.xp.asnumpy(out).astype(float)), expected, atol=1e-4)
+        trial.expect("out", out, expected, symptom="length" * same_way)
+    if trial.report:
+        width, lengths = first
+        trial.limit("elements of X read", trial.figures("X").read // 4, at_most=sum(lengths) * width)
+        trial.limit("barriers", trial.report.barriers, at_most=len(lengths))

@@ -9,6 +9,7 @@ import numpy as np
 from helpers import engine
 from helpers.attention.ladder import tensor_maps
 from helpers.attention.ladder.call import Spec
+from helpers.lesson.exercises.graders.expected import blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -20,8 +21,8 @@ def _tensor_map(trial: Trial, array: Any, box_rows: int) -> np.ndarray:
     # On a machine with a GPU, whose driver makes maps of its own, the engine's arrays need the engine's.
     box = (tensor_maps.PANEL_COLUMNS, box_rows, 1, 1)
     sizes, strides = tensor_maps.dimensions(spec)
-    made = engine.tensor_map.encode_tiled("float16", array.ctypes.data, sizes, strides, box, swizzle=128)
-    return made.view(tensor_maps.TENSOR_MAP)
+    encoded = engine.tensor_map.encode_tiled("float16", array.ctypes.data, sizes, strides, box, swizzle=128)
+    return encoded.view(tensor_maps.TENSOR_MAP)
 
 
 @exercise(
@@ -50,12 +51,11 @@ def _tensor_map(trial: Trial, array: Any, box_rows: int) -> np.ndarray:
     },
 )
 def ring(trial: Trial) -> None:
-    for n in trial.sizes(128, 1, 83):
+    for n in trial.sizes("N", 128, 1, 83):
         _, _, v = trial.inputs(1, n, 64, np.float16)
-        there, o = trial.xp.asarray(v), trial.empty(64)
-        run = trial.kernel("sums")
-        trial.launch(run, (1,), (96,), (_tensor_map(trial, there, 16), o, np.int32(n)))
-        trial.expect("O", o, v.sum(axis=0, dtype=np.float64), at=f"N = {n}", tolerance=1e-4)
+        v_on_device, o = trial.xp.asarray(v), trial.empty(64)
+        trial.launch("sums", 1, 96, _tensor_map(trial, v_on_device, 16), o, n)
+        trial.expect("O", o, v.sum(axis=0, dtype=np.float64), tolerance=1e-4)
     if trial.report:
         kinds = [event.kind for event in trial.report.events]
         first = kinds.index("landed") if "landed" in kinds else len(kinds)
@@ -80,14 +80,12 @@ def ring(trial: Trial) -> None:
     },
 )
 def descriptor(trial: Trial) -> None:
-    for n, n_kv in trial.sizes((64, 64), (100, 70)):
+    for n, n_kv in trial.sizes("N, N_kv", (64, 64), (100, 70)):
         q, k, _ = trial.inputs(n, n_kv, 64, np.float16)
-        there, s = [trial.xp.asarray(a) for a in (q, k)], trial.empty(n, n_kv)
-        run = trial.kernel("scores")
-        maps = [_tensor_map(trial, a, 64) for a in there]
-        trial.launch(run, (-(-n_kv // 64), -(-n // 64)), (128,), (*maps, s, np.int32(n), np.int32(n_kv)))
-        expected = q.astype(np.float64) @ k.T.astype(np.float64)
-        trial.expect("S", s, expected, at=f"N = {n}, N_kv = {n_kv}", tolerance=1e-3)
+        on_device, s = [trial.xp.asarray(a) for a in (q, k)], trial.empty(n, n_kv)
+        maps = [_tensor_map(trial, a, 64) for a in on_device]
+        trial.launch("scores", (blocks(n_kv, 64), blocks(n, 64)), 128, *maps, s, n, n_kv)
+        trial.expect("S", s, product(q, k.T), tolerance=1e-3)
     if trial.report:
         products = sum(event.kind == "product" for event in trial.report.events)
         trial.limit("products", products, exactly=4)

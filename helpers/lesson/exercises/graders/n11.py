@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from helpers.attention import reference
-from helpers.lesson.exercises.graders.expected import blocks, where
+from helpers.lesson.exercises.graders.expected import blocks
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -49,17 +49,21 @@ def _capped(q: np.ndarray, k: np.ndarray, v: np.ndarray, softcap: float) -> np.n
 )
 def softcap(trial: Trial) -> None:
     """A cap that bends most scores; more rows than keys, more keys than rows; no cap; scores far beyond the cap."""
-    block, d = 32, 16
-    sizes = ((32, 32, 2.0, 1.0), (33, 50, 1.5, 1.0), (20, 7, 3.0, 1.0), (17, 35, 0.0, 1.0), (40, 40, 5.0, 400.0))
-    for n, n_kv, cap, grow in trial.sizes(*sizes):
+    sizes = (
+        (32, 32, 16, 2.0, 1),
+        (33, 50, 16, 1.5, 1),
+        (20, 7, 16, 3.0, 1),
+        (17, 35, 16, 0.0, 1),
+        (40, 40, 16, 5.0, 400),
+    )
+    for n, n_kv, d, cap, factor in trial.sizes("N, N_kv, d, softcap, factor of Q", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
-        q *= np.float32(grow)
-        run, o = trial.kernel("softcap_attention", HEAD_DIM=d, BLOCK_M=block), trial.empty(n, d)
-        numbers = np.int32(n), np.int32(n_kv), np.float32(1 / math.sqrt(d)), np.float32(cap)
-        trial.launch(run, blocks(n, block), (block,), (*map(trial.xp.asarray, (q, k, v)), o, *numbers))
-        expected = _capped(q, k, v, cap)
+        q *= np.float32(factor)
+        o = trial.empty(n, d)
+        numbers = n, n_kv, d**-0.5, cap
+        trial.launch("softcap_attention", blocks(n, 32), 32, q, k, v, o, *numbers, HEAD_DIM=d, BLOCK_M=32)
         # Row 0 sees one key when there are as many keys as rows: a hidden key shows there first.
-        alone = n == n_kv and np.abs(trial.xp.asnumpy(o)[0] - v[0]).max() > 1e-4
-        symptom = "future" if alone else "no cap" if cap == 0 else ""
-        at = f"{where(n, n_kv, d)}, softcap = {cap:g}"
-        trial.expect("O", o, expected, at=at, symptom=symptom, large=grow > 1, tolerance=1e-5 if grow == 1 else 1e-4)
+        sees_future = n == n_kv and np.abs(trial.xp.asnumpy(o)[0] - v[0]).max() > 1e-4
+        symptom = "future" if sees_future else "no cap" if cap == 0 else ""
+        tolerance = 1e-5 if factor == 1 else 1e-4
+        trial.expect("O", o, _capped(q, k, v, cap), symptom=symptom, large=factor > 1, tolerance=tolerance)

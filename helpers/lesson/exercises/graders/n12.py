@@ -33,13 +33,12 @@ from helpers.lesson.exercises.trial import Trial, exercise
     },
 )
 def swizzle_layout(trial: Trial) -> None:
-    for n in trial.sizes(32, 45, 1):
+    for n in trial.sizes("N", 32, 45, 1):
         _, k, _ = trial.inputs(1, n, 32, np.float16)
         o, transposed = trial.empty(n, 32), trial.empty(32, n)
-        run = trial.kernel("tiles")
-        trial.launch(run, blocks(n, 32), (32,), (trial.xp.asarray(k), o, transposed, np.int32(n)))
-        trial.expect("O", o, k.astype(np.float32), at=f"N = {n}")
-        trial.expect("T", transposed, k.astype(np.float32).T, at=f"N = {n}")
+        trial.launch("tiles", blocks(n, 32), 32, k, o, transposed, n)
+        trial.expect("O", o, k.astype(np.float32))
+        trial.expect("T", transposed, k.astype(np.float32).T)
     if trial.report:
         for array, tile in (("K_smem", "half tile"), ("F_smem", "float tile")):
             conflicts = trial.figures(array).conflicts

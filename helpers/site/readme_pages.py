@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from helpers.site import first_screen, notebooks
+from helpers.site import first_screen, notebook_pages
 from helpers.site.links import Links, outside_code, slug
 
 FILE = "README.md"
@@ -31,26 +31,26 @@ def anchors(text: str) -> dict[str, str]:
 
 def sections(text: str, links: Links) -> dict[str, str]:
     """Page -> its Markdown, for each section of README but the first."""
-    of, found = pages_of(text), list(split(text)[1].items())[1:]
-    return {of[heading]: _tidy(f"# {heading}\n{links.rewrite(body, FILE)}") for heading, body in found}
+    page_of, others = pages_of(text), list(split(text)[1].items())[1:]
+    return {page_of[heading]: _tidy(f"# {heading}\n{links.rewrite(body, FILE)}") for heading, body in others}
 
 
 def front(text: str, links: Links) -> str:
     """The front page: README's beginning, how to start, and a card for each notebook."""
     beginning, (heading, start), *_ = (split(text)[0], *split(text)[1].items())
-    cards = "".join(_card(path) for path in notebooks.paths())
+    cards = "".join(_card(path) for path in notebook_pages.paths())
     own = _tidy(links.rewrite(f"{beginning}\n## {heading}\n{start}", FILE))
     return f"{own}\n## The notebooks\n\n<div class='cards'>\n{cards}</div>\n"
 
 
 def _card(path: object) -> str:
-    notebook = notebooks.read(path)
+    notebook = notebook_pages.read(path)
     read, do = first_screen.minutes(path, notebook)
-    number, _, name = notebooks.title(notebook).partition(" · ")
+    number, _, name = notebook_pages.title(notebook).partition(" · ")
     exercises = f", {do} for exercises" if do else ""
     return (
         f"<a class='card' href='notebooks/{path.stem}.html'><span class='number'>{number}</span>"
-        f"<strong>{_plain(name)}</strong><span>{_plain(notebooks.idea(notebook))}</span>"
+        f"<strong>{_plain(name)}</strong><span>{_plain(notebook_pages.idea(notebook))}</span>"
         f"<small>{read} minutes{exercises}</small></a>\n"
     )
 

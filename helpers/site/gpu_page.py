@@ -14,7 +14,6 @@ CASES = (
 
 def page() -> str:
     """The Markdown of the page."""
-    found = gpus.records()
     lines = [
         *("# GPUs, side by side", ""),
         "TFLOP/s of every stage on every GPU that has a record, and in brackets the share of that "
@@ -30,7 +29,7 @@ def page() -> str:
             mask = ", causal" if causal else ""
             lines += [f"## {dtype}{mask}, {many}, N = {rows}, d = {head_dim}", "", table, ""]
     lines += ["## How each was measured", ""]
-    for name, record in found.items():
+    for name, record in gpus.records().items():
         address = web_address.address(f"notebooks/measured/{gpus.slug(name)}.json")
         versions = ", ".join(
             f"{label} {record['device'][key]}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from helpers.attention.kernel import KERNELS
 from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.steps import BEFORE, CLIMBS
-from helpers.site import notebooks, web_address
+from helpers.site import notebook_pages, web_address
 
 GROUPS = {  # folder below kernels/ -> the heading of its list
     "": "The stages, and the headers that they include",
@@ -29,23 +29,23 @@ INTRO = {
 
 def files() -> list[Path]:
     """All kernel files there are, stages first."""
-    found = [path for path in KERNELS.rglob("*") if path.suffix in (".cu", ".cuh")]
-    return sorted(found, key=lambda path: (list(GROUPS).index(_group(path)), path.name))
+    paths = [path for path in KERNELS.rglob("*") if path.suffix in (".cu", ".cuh")]
+    return sorted(paths, key=lambda path: (list(GROUPS).index(_group(path)), path.name))
 
 
 def ideas() -> dict[str, str]:
     """File below kernels/ -> its idea, from the table of stages and that of the climbs."""
-    found = {step.file: step.idea for climb in CLIMBS.values() for step in climb}
-    return found | {stage.file: stage.idea for stage in LADDER.values()}
+    of_steps = {step.file: step.idea for climb in CLIMBS.values() for step in climb}
+    return of_steps | {stage.file: stage.idea for stage in LADDER.values()}
 
 
 def before() -> dict[str, str]:
     """File of a step or stage -> the file that it was made from."""
-    found = {}
+    files_before = {}
     for name, climb in CLIMBS.items():
         chain = [BEFORE[name], *(step.file for step in climb)]
-        found.update(zip(chain[1:], chain, strict=False))
-    return found
+        files_before.update(zip(chain[1:], chain, strict=False))
+    return files_before
 
 
 def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str]) -> str:
@@ -59,7 +59,7 @@ def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str]) -> str
     text = path.read_text(encoding="utf-8").rstrip("\n")
     lines = [f"# {path.name}", "", *([f"**{ideas[name]}**", ""] if name in ideas else [])]
     facts = [f"[in the repository]({web_address.address(f'kernels/{name}')})"]
-    if notebook := next((p for p in notebooks.paths() if p.name[:2] == path.name[:2]), None):
+    if notebook := next((p for p in notebook_pages.paths() if p.name[:2] == path.name[:2]), None):
         facts.insert(0, f"notebook [{notebook.stem}](/notebooks/{notebook.name})")
     included = re.findall(r'^\s*#\s*include "([^"]+)"', text, re.M)
     facts += [f"includes [{file}](/kernels/{file}.md)" for file in included if (KERNELS / file).is_file()]
@@ -75,42 +75,42 @@ def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str]) -> str
 def _difference(old: str, new: str) -> list[str]:
     """Folded for a stage, open for a step: the lines that differ, with a few around them."""
     texts = [(KERNELS / file).read_text(encoding="utf-8").splitlines() for file in (old, new)]
-    found = list(difflib.unified_diff(*texts, old, new, lineterm="", n=2))
-    added, gone = (sum(line[0] == sign for line in found[2:]) for sign in "+-")
+    diff = list(difflib.unified_diff(*texts, old, new, lineterm="", n=2))
+    added, gone = (sum(line[0] == sign for line in diff[2:]) for sign in "+-")
     opened = " open" if new.startswith("steps/") and added + gone <= 80 else ""
     return [
         f"<details{opened}><summary>What changes from {old}: {added} lines new, {gone} gone</summary>",
         *("", f"From [{old}](/kernels/{old}.md):", ""),
-        *("````{code-block} diff", "", *found[2:], "````", "", "</details>", ""),
+        *("````{code-block} diff", "", *diff[2:], "````", "", "</details>", ""),
     ]
 
 
 def index() -> str:
     """The Markdown of the list of all kernel files."""
-    known, chain = ideas(), files()
+    by_file, paths = ideas(), files()
     lines = ["# Kernels", "", "Every `.cu` file of the course. The button at the top right of each copies it.", ""]
     for group, heading in GROUPS.items():
-        mine = [path for path in chain if _group(path) == group]
+        mine = [path for path in paths if _group(path) == group]
         lines += [f"## {heading}", "", INTRO[group], ""]
         if group:
             lines += [f"[The list of all {len(mine)}](/kernels/{group}/index.md).", ""]
             continue
-        lines += [_row(path, known) for path in mine]
+        lines += [_row(path, by_file) for path in mine]
         lines += [""]
-    hidden = [path.name + ".md" for path in chain if not _group(path)] + [f"{g}/index.md" for g in GROUPS if g]
+    hidden = [path.name + ".md" for path in paths if not _group(path)] + [f"{g}/index.md" for g in GROUPS if g]
     return "\n".join([*lines, "```{toctree}", ":hidden:", "", *hidden, "```", ""])
 
 
 def group_index(group: str) -> str:
     """The Markdown of the list of one folder's files."""
-    known, mine = ideas(), [path for path in files() if _group(path) == group]
-    lines = [f"# {GROUPS[group]}", "", INTRO[group], "", *[_row(path, known) for path in mine], ""]
+    by_file, mine = ideas(), [path for path in files() if _group(path) == group]
+    lines = [f"# {GROUPS[group]}", "", INTRO[group], "", *[_row(path, by_file) for path in mine], ""]
     return "\n".join([*lines, "```{toctree}", ":hidden:", "", *[path.name + ".md" for path in mine], "```", ""])
 
 
-def _row(path: Path, known: Mapping[str, str]) -> str:
+def _row(path: Path, ideas: Mapping[str, str]) -> str:
     name = path.relative_to(KERNELS).as_posix()
-    return f"- [{path.name}](/kernels/{name}.md)" + (f": {known[name]}" if name in known else "")
+    return f"- [{path.name}](/kernels/{name}.md)" + (f": {ideas[name]}" if name in ideas else "")
 
 
 def _group(path: Path) -> str:

@@ -18,28 +18,28 @@ ABOUT = {
 
 def files(stage: Stage) -> dict[str, str]:
     """File name -> text, of each form that the stage can be written in; none where it needs others' headers."""
-    found = {}
+    texts = {}
     for ending, words in FORMS.items():
         try:
             arch = f"sm_{stage.min_cc}" if stage.only_cc else ARCH
-            found[f"{stage.name}.{ending}"] = command.export([stage.name, "--arch", arch, *words])
+            texts[f"{stage.name}.{ending}"] = command.export([stage.name, "--arch", arch, *words])
         except CannotExport:  # the command says why; here there is just one form less
             continue
-    return found
+    return texts
 
 
 def pages() -> dict[str, str]:
     """Path in the site's source -> text, of all exported files, of a page for each stage and of their list."""
-    made, lines = {}, ["# To take with you", "", *_intro()]
+    written, lines = {}, ["# To take with you", "", *_intro()]
     for stage in LADDER.values():
         if not (texts := files(stage)):
             continue
-        made |= {f"exports/{name}": text for name, text in texts.items()}
-        made[f"exports/{stage.name}.md"] = _page(stage, texts)
+        written |= {f"exports/{name}": text for name, text in texts.items()}
+        written[f"exports/{stage.name}.md"] = _page(stage, texts)
         lines.append(f"- [{stage.name}](/exports/{stage.name}.md), from `{stage.file}`: {stage.idea}")
-    hidden = [name.removeprefix("exports/") for name in made if name.endswith(".md")]
-    made["exports/index.md"] = "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *hidden, "```", ""])
-    return made
+    hidden = [name.removeprefix("exports/") for name in written if name.endswith(".md")]
+    written["exports/index.md"] = "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *hidden, "```", ""])
+    return written
 
 
 def _intro() -> list[str]:

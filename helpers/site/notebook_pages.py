@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.lesson.exercises import texts
+from helpers.lesson.exercises import holes
 from helpers.site import first_screen
 from helpers.site.links import ROOT, Links
 
@@ -86,15 +86,15 @@ def _folded(cell: Notebook) -> dict[str, Any]:
 
 def _joined(outputs: list[Notebook]) -> list[Notebook]:
     """The outputs in their order, with what was printed in several pieces one after the other in one."""
-    found: list[Notebook] = []
+    joined: list[Notebook] = []
     for output in outputs:
         if output["output_type"] == "stream":
             output = {**output, "text": "".join(output["text"])}
-            if found and found[-1]["output_type"] == "stream" and found[-1]["name"] == output["name"]:
-                found[-1]["text"] += output["text"]
+            if joined and joined[-1]["output_type"] == "stream" and joined[-1]["name"] == output["name"]:
+                joined[-1]["text"] += output["text"]
                 continue
-        found.append(output)
-    return found
+        joined.append(output)
+    return joined
 
 
 def _described(metadata: dict[str, Any], cell: Notebook) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _described(metadata: dict[str, Any], cell: Notebook) -> dict[str, Any]:
 
 def _solution(name: str, cell_id: str) -> Notebook:
     """A folded cell with our solution; the lines that a learner writes are marked."""
-    ours, skeleton = texts.ours(name).rstrip("\n"), texts.skeleton(name)
+    ours, skeleton = holes.ours(name).rstrip("\n"), holes.skeleton(name)
     blocks = difflib.SequenceMatcher(None, skeleton.splitlines(), ours.splitlines(), autojunk=False).get_opcodes()
     marked = [f"{j1 + 1}-{j2}" for kind, _, _, j1, j2 in blocks if kind != "equal" and j2 > j1]
     option = f":emphasize-lines: {','.join(marked)}\n" if marked else ""

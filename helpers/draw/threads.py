@@ -1,0 +1,209 @@
+"""Pictures of what threads do: which rows are theirs, which words, sectors and banks a warp touches, who holds what."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from helpers.draw.banks import BANKS, wavefronts
+from helpers.draw.picture import IDLE, MOVED, READ, WRITE, Picture, figure, styled
+
+
+@styled
+def grid_picture(n: int, block: int) -> Picture:
+    """Which thread owns which row: a line of cells per block, coloured where row = blockIdx * block + threadIdx < n."""
+    grid = -(-n // block)
+    row = np.arange(grid)[:, None] * block + np.arange(block)
+    fig, ax = figure(7.5, 0.95 + 0.36 * grid)
+    ax.pcolormesh(row < n, cmap=ListedColormap([IDLE, MOVED]), vmin=0, vmax=1, edgecolors="white", linewidth=0.6)
+    for b in range(grid):
+        live = min(block, n - b * block)
+        if live > block // 2:
+            ax.text(0.3, b + 0.5, f"row {row[b, 0]}", va="center", fontsize=9)
+            ax.text(live - 0.3, b + 0.5, f"row {row[b, live - 1]}", ha="right", va="center", fontsize=9)
+        else:  # too few cells to write in
+            text = f"rows {row[b, 0]} to {row[b, live - 1]}" if live > 1 else f"row {row[b, 0]}"
+            ax.text(live + 0.5, b + 0.5, text, va="center", fontsize=9)
+        if live < block:
+            ax.text(block - 0.3, b + 0.5, f"{block - live} idle", ha="right", va="center", fontsize=9, color="#666666")
+    ax.set(xlim=(0, block), ylim=(grid, 0), xlabel="threadIdx.x", ylabel="blockIdx.x")
+    ax.set_xticks([0.5, *np.arange(16, block + 1, 16) - 0.5], [0, *np.arange(16, block + 1, 16) - 1])
+    ax.set_yticks(np.arange(grid) + 0.5, range(grid))
+    ax.spines[:].set_visible(False)
+    ax.set_title(f"{n} rows, blocks of {block}: a grid of {grid}")
+    return Picture(fig, f"{n} rows over {grid} blocks of {block} threads; {grid * block - n} threads are idle")
+
+
+@styled
+def matrices(masks: Mapping[str, np.ndarray], *, title: str = "", legend: Mapping[int, str] | None = None) -> Picture:
+    """Matrices drawn cell by cell, to one scale: who reads and writes what.
+
+    Args:
+        masks: {name: integer array (rows, columns)}; 0 untouched, 1 read, 2 written, 3 moved along with what was asked.
+        legend: what 1, 2 and 3 are called.
+    """
+    # Inches. Every cell has the same size in all matrices, and a matrix's slot has room for its title.
+    rows, columns = (max(m.shape[0] for m in masks.values()), sum(m.shape[1] for m in masks.values()))
+    cell = min(6.8 / columns, 2.3 / rows, 0.2)
+    slots = [max(m.shape[1] * cell, 0.085 * max(map(len, name.split("\n")))) + 0.3 for name, m in masks.items()]
+    above = 0.1 + 0.22 * (1 + max(name.count("\n") for name in masks)) + (0.25 if title else 0)
+    width, height = 0.2 + sum(slots), above + rows * cell + 0.45
+    fig = Figure(figsize=(width, height))
+    colours = ListedColormap([IDLE, READ, WRITE, MOVED])
+    left = 0.2
+    for slot, (name, mask) in zip(slots, masks.items(), strict=True):
+        size = (mask.shape[1] * cell, mask.shape[0] * cell)
+        bottom = height - above - size[1]
+        ax = fig.add_axes((left / width, bottom / height, size[0] / width, size[1] / height))
+        left += slot
+        lines = 0.5 if cell > 0.05 else 0  # around cells so small they would hide the colour
+        ax.pcolormesh(mask, cmap=colours, vmin=0, vmax=3, edgecolors="white", linewidth=lines)
+        ax.invert_yaxis()
+        ax.set_title(name, fontsize=10)
+        ax.set_xticks([])
+        ax.set_yticks([])
+        ax.spines[:].set_visible(False)
+    words = legend or {1: "read", 2: "written", 3: "moved along"}
+    used = sorted(set().union(*(np.unique(mask).tolist() for mask in masks.values())) - {0})
+    handles = [Patch(color=colours(i), label=words.get(i, "")) for i in used]
+    fig.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.1 / width, 0), ncols=len(handles))
+    if title:
+        fig.text(0.2 / width, 1 - 0.08 / height, title, va="top", fontsize=11)
+    touched = "; ".join(f"{name}: {int(np.count_nonzero(mask))} of {mask.size} cells" for name, mask in masks.items())
+    return Picture(fig, f"{title} {touched}".strip())
+
+
+SECTOR = 8  # words of 4 bytes that memory moves at least: 32 bytes
+
+
+def sectors(words: Sequence[int]) -> int:
+    """How many 32-byte sectors hold these words (indices into an array of 4-byte elements, itself aligned)."""
+    return len({int(word) // SECTOR for word in np.ravel(words)})
+
+
+@styled
+def warp_picture(accesses: Mapping[str, tuple[tuple[int, int], Sequence[int]]], *, verb: str = "requested") -> Picture:
+    """What the 32 lanes of a warp touch in one instruction, and what memory moves for it.
+
+    Args:
+        accesses: {name: (shape of the row-major array, word index of each lane)}; the first rows and columns are drawn.
+    """
+    panels, counts = {}, []
+    for name, (shape, words) in accesses.items():
+        flat = np.zeros(shape[0] * shape[1], dtype=int)
+        for sector in {int(word) // SECTOR for word in words}:
+            flat[sector * SECTOR : (sector + 1) * SECTOR] = 3
+        flat[np.asarray(words)] = 1
+        asked, moved = len({int(word) for word in words}), sectors(words)
+        count = f"{asked} word{'s' * (asked > 1)}, {moved} sector{'s' * (moved > 1)}"
+        panels[f"{name}\n{count}"] = flat.reshape(shape)
+        counts.append(f"{name}: {count}")
+    picture = matrices(panels, legend={1: verb, 3: "moved along, 32 bytes at a time"})
+    picture.alt = f"one instruction of a warp: {'; '.join(counts)}"
+    return picture
+
+
+@styled
+def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
+    """Which bank of shared memory each lane of a warp requests, in one instruction.
+
+    Args:
+        accesses: {name: word index of each lane}, words of 4 bytes.
+    """
+    colours = ListedColormap([IDLE, READ, WRITE])
+    fig, axes = figure(0.5 + 2.5 * len(accesses), 3.7 if len(accesses) > 1 else 4.0, columns=len(accesses))
+    counts = []
+    for ax, (name, words) in zip(np.atleast_1d(axes), accesses.items(), strict=True):
+        words = np.ravel(words).astype(int)
+        first = {bank: words[words % BANKS == bank][0] for bank in set((words % BANKS).tolist())}
+        cells = np.zeros((len(words), BANKS), dtype=int)
+        for lane, word in enumerate(words):
+            cells[lane, word % BANKS] = 1 if word == first[word % BANKS] else 2
+        ax.pcolormesh(cells, cmap=colours, vmin=0, vmax=2, edgecolors="white", linewidth=0.3)
+        ax.invert_yaxis()
+        ax.set_aspect("equal")
+        count = f"{wavefronts(words)} wavefront{'s' * (wavefronts(words) > 1)}"
+        ax.set_title(f"{textwrap.fill(name, 26)}\n{count}", fontsize=10)
+        ax.set_xticks([0.5, 8.5, 16.5, 24.5, 31.5], [0, 8, 16, 24, 31])
+        ax.set_yticks([0.5, 8.5, 16.5, 24.5, 31.5], [0, 8, 16, 24, 31])
+        ax.set_xlabel("bank")
+        ax.spines[:].set_visible(False)
+        counts.append(f"{name}: {count}")
+    np.atleast_1d(axes)[0].set_ylabel("lane")
+    handles = [Patch(color=READ, label="served in the first wavefront"), Patch(color=WRITE, label="has to wait")]
+    fig.legend(handles=handles, loc="outside lower left", ncols=min(2, len(accesses)))
+    return Picture(fig, f"banks requested by the lanes of a warp: {'; '.join(counts)}")
+
+
+@styled
+def fragments(places_of: Mapping[str, np.ndarray]) -> Picture:
+    """16 x 16 matrices, in each cell the lane that holds the element; neighbours that one lane holds share a number.
+
+    Args:
+        places_of: {name: places}; places[lane, i] is 16 * row + column of element i of the lane's fragment. Where
+            several lanes hold an element, the picture has the lowest.
+    """
+    fig, panels = figure(2.8 * len(places_of), 3.1, columns=len(places_of))
+    for ax, (name, places) in zip(np.atleast_1d(panels), places_of.items(), strict=True):
+        lane_of = np.full(256, -1)
+        for lane in reversed(range(len(places))):
+            lane_of[places[lane]] = lane
+        cells = lane_of.reshape(16, 16)
+        ax.pcolormesh(cells // 4 % 8, cmap="Set3", vmin=0, vmax=11)  # lanes 0 to 3 have one colour, 4 to 7 the next
+        same = np.pad(cells, 1, constant_values=-1)
+        for row, column in np.ndindex(16, 16):
+            lane, up, down = cells[row, column], same[row, column + 1], same[row + 2, column + 1]
+            left, right = same[row + 1, column], same[row + 1, column + 2]
+            if lane not in (up, left):
+                x, y = column + (1.0 if right == lane else 0.5), row + (1.0 if down == lane else 0.5)
+                ax.text(x, y, lane, ha="center", va="center", fontsize=7)
+        ax.invert_yaxis()
+        ax.set(title=f"{name}: which lane", xlabel="column", xticks=[], yticks=[], aspect="equal")
+    np.atleast_1d(panels)[0].set_ylabel("row")
+    return Picture(fig, f"matrices of 16 x 16, in each cell the lane that holds the element: {', '.join(places_of)}")
+
+
+@styled
+def chunk_places(places: Mapping[str, np.ndarray], *, marked: int = 3) -> Picture:
+    """Rows of a tile in shared memory: each cell is a place of 16 bytes, its number the chunk of the row stored there.
+
+    Args:
+        places: {title: place}; place[row, chunk], from 0. marked: the chunk in colour, in every row.
+    """
+    fig, panels = figure(3.5 * len(places), 2.7, columns=len(places))
+    for ax, (title, place) in zip(np.atleast_1d(panels), places.items(), strict=True):
+        chunk_at = np.zeros(place.shape, int)
+        np.put_along_axis(chunk_at, place, np.arange(place.shape[1])[None].repeat(len(place), 0), axis=1)
+        ax.pcolormesh(chunk_at == marked, cmap="Oranges", vmin=0, vmax=2, edgecolors="white")
+        for (row, at), chunk in np.ndenumerate(chunk_at):
+            ax.text(at + 0.5, row + 0.5, chunk, ha="center", va="center")
+        ax.invert_yaxis()
+        ax.set(title=title, xlabel="place in the row: 4 banks each", ylabel="row")
+        ax.set_xticks(np.arange(place.shape[1]) + 0.5, range(place.shape[1]))
+        ax.set_yticks(np.arange(len(place)) + 0.5, range(len(place)))
+    return Picture(
+        fig, f"which 16-byte chunk of each row is stored where: {', '.join(places)}; chunk {marked} is marked"
+    )
+
+
+@styled
+def lane_pictures(numberings: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Picture:
+    """Where the lanes of a warp are in a tile of threads, side by side: {title: (x of each lane, y of each lane)}.
+
+    Four neighbouring lanes have one colour.
+    """
+    fig, panels = figure(4.3 * len(numberings), 2.4, columns=len(numberings))
+    for ax, (title, (x, y)) in zip(np.atleast_1d(panels), numberings.items(), strict=True):
+        cells = np.zeros((int(max(y)) + 1, int(max(x)) + 1))
+        cells[y, x] = np.arange(len(x)) // 4
+        ax.pcolormesh(cells, cmap="tab10", vmin=0, vmax=9, alpha=0.45, edgecolors="white")
+        for lane in range(len(x)):
+            ax.text(x[lane] + 0.5, y[lane] + 0.5, lane, ha="center", va="center")
+        ax.set(title=title, xlabel="x (keys)", ylabel="y (rows)", xticks=[], yticks=[])
+        ax.invert_yaxis()
+    return Picture(fig, f"lanes of a warp as a tile of threads: {'; '.join(numberings)}")

@@ -1,0 +1,154 @@
+"""What went wrong in a trial: the few lines that a row of the table has for it, and its symptoms, nearest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from helpers.attention.check import CheckResult
+from helpers.engine import failures
+from helpers.engine.structures import Reason
+from helpers.xray import Finding
+
+# Bits that no arithmetic makes: signalling NaNs, which every operation would quiet. By the bytes of an element.
+_PATTERN = {2: 0x7DAD, 4: 0x7FA0DEAD, 8: 0x7FF4DEADDEADDEAD}
+
+# What the X-ray calls its findings, as symptoms.
+OF_FINDING = {
+    "race": "race",
+    "same value": "race",
+    "out of bounds": "bounds",
+    "misaligned": "bounds",
+    "uninitialised": "unset",
+    "not waited for": "wait",
+    "never waited for": "wait",
+    "barrier divergence": "deadlock",
+    "deadlock": "deadlock",
+    "endless loop": "never ends",
+    "inactive lane": "deadlock",
+}
+
+_ILLEGAL = ("crash", "bounds")
+OF_REASON: dict[Reason, tuple[str, ...]] = {
+    Reason.EXPIRED: ("never ends",),
+    **dict.fromkeys((*failures.DIVERGENCE, *failures.DEADLOCK), ("deadlock",)),
+    **dict.fromkeys((Reason.LEFT_BEFORE_GRID_SYNC, Reason.INCOMPLETE_WARP, Reason.WRONG_NAMED_BARRIER), ("deadlock",)),
+    **dict.fromkeys((*failures.MISALIGNED, Reason.ILLEGAL_ACCESS), _ILLEGAL),
+    **dict.fromkeys((Reason.OUTSIDE_TILE, Reason.OUTSIDE_SHARED, Reason.NO_SHARED_POINTER), ("bounds", "crash")),
+}
+_CUDA_STATUS = {700: _ILLEGAL, 716: _ILLEGAL}  # of an illegal address and a misaligned one
+
+
+class Failure(NamedTuple):
+    """What failed: the lines that say so, and the symptoms, the most telling one first."""
+
+    lines: list[str]
+    symptoms: tuple[str, ...]
+
+
+def poison(array: np.ndarray) -> None:
+    """Fill an array, a plain NumPy one, with bits that are recognised where they are still there afterwards."""
+    size = array.dtype.itemsize
+    array.view(f"u{size}" if size in _PATTERN else "u1")[...] = _PATTERN.get(size, 0xAD)
+
+
+def untouched(array: np.ndarray) -> np.ndarray:
+    """Where an array still holds the bits of `poison`."""
+    size = array.dtype.itemsize
+    if size not in _PATTERN:
+        return np.zeros(array.shape, bool)
+    return np.ascontiguousarray(array).view(f"u{size}").reshape(array.shape) == _PATTERN[size]
+
+
+def displaced(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[int, ...] | None:
+    """Where the first wrong element's value belongs, if nearly all wrong elements have the value of another place."""
+    if got.dtype.kind not in "fV" or expected.size < 4 or got.shape != expected.shape:
+        return None
+    got, expected = got.astype(np.float64), expected.astype(np.float64)
+    if not (np.isfinite(got).all() and np.isfinite(expected).all()):
+        return None
+    wrong = np.abs(got - expected) > tolerance
+    values, order = np.sort(expected, axis=None), np.argsort(expected, axis=None)
+    if not wrong.any() or values[0] == values[-1]:
+        return None
+    if np.ptp(got[wrong]) <= tolerance:  # all zeros, say: one of the values may be near it by chance
+        return None
+    low = np.searchsorted(values, got[wrong] - tolerance)
+    high = np.searchsorted(values, got[wrong] + tolerance, side="right")
+    # If every number is near one of the values, nothing follows from a match.
+    span = values[-1] - values[0]
+    if (high > low).mean() < 0.9 or 2 * tolerance * len(values) > 0.2 * span:
+        return None
+    return tuple(int(i) for i in np.unravel_index(order[low[0]], expected.shape)) if high[0] > low[0] else None
+
+
+def of_result(output: str, at: str, result: CheckResult, got: np.ndarray, expected: np.ndarray) -> Failure:
+    """A wrong output: the worst element and its row.
+
+    Args:
+        output: what it is called. at: the size. result: of the comparison.
+    """
+    what, _, rest = result.message.partition(": ")[2].partition("; ")
+    heading = f"{output} at {at}" if at else output
+    lines = [heading, what, *([rest.partition("; ")[0]] if rest else [])]
+    if result.worst is None:  # another shape
+        return Failure(lines, ("wrong",))
+    unwritten = untouched(got)
+    if unwritten.any():
+        first = np.unravel_index(int(unwritten.argmax()), got.shape)
+        place = ", ".join(f"{name} {i}" for name, i in zip(("row", "column")[: len(first)], first, strict=False))
+        count = f"{int(unwritten.sum())} of {got.size}"
+        return Failure([heading, f"{count} elements were never written, the first at {place}"], ("empty",))
+    if result.nan:
+        return Failure(lines, ("nan",))
+    place = displaced(got, expected, result.tolerance)
+    if place is None:
+        return Failure(lines, ("wrong",))
+    wrong = np.argwhere(np.abs(got.astype(np.float64) - expected) > result.tolerance)[0]
+    lines.append(f"element {_index(wrong)} has the value that belongs to {_index(place)}")
+    return Failure(lines, ("index", "wrong"))
+
+
+def of_findings(findings: Sequence[Finding], code: str) -> Failure:
+    """Findings of an X-ray: the first one with its lines of the cell, and how many more there are."""
+    first, more = findings[0], len(findings) - 1
+    message = f"{first.kind}: {first.message}"
+    for words in (" races with ", ", while "):
+        message = message.replace(words, f"\n{words.strip(', ')} ")
+    lines = message.split("\n")
+    for line in dict.fromkeys((first.line, first.other_line)):
+        lines += quoted(code, first.file, line)
+    lines += [f"and {more} more finding{'s' * (more > 1)}"] if more else []
+    return Failure(lines, tuple(dict.fromkeys(OF_FINDING.get(f.kind, "finding") for f in findings)))
+
+
+def of_endless_loop(file: str | None, line: int | None, seconds: float, code: str) -> Failure:
+    """A launch that was stopped because its time was up: where it was then, with the line of the cell."""
+    place = f"at {file}:{line}" if file and line else "at an unknown line"
+    words = f"stopped after {seconds:g} s: an endless loop, or a wait for something that never happens, {place}"
+    return Failure([words, *quoted(code, file, line)], ("never ends",))
+
+
+def of_error(error: Exception, seconds: float, code: str) -> Failure:
+    """A launch that failed, by the engine's reason or by CUDA's status. seconds: that a block may take."""
+    reason = getattr(error, "reason", None)
+    if reason == Reason.EXPIRED:
+        return of_endless_loop(error.file, error.line, seconds, code)
+    symptoms = OF_REASON.get(reason) or _CUDA_STATUS.get(getattr(error, "status", None)) or ("stopped", "crash")
+    if getattr(error, "is_null", False):
+        symptoms = ("null", *_ILLEGAL)
+    return Failure([line.rstrip() for line in str(error).strip().splitlines()], symptoms)
+
+
+def quoted(code: str, file: str | None, line: int | None) -> list[str]:
+    """A line of the cell, by its number there; line 1 is the magic's."""
+    lines = code.splitlines()
+    if file != "cell" or line is None or not 0 <= line - 2 < len(lines):
+        return []
+    return [f"{line:>6} | {lines[line - 2].rstrip()}"]
+
+
+def _index(index: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, index))}]"
