@@ -122,7 +122,7 @@ def headers(code: str) -> tuple[str, ...]:
     Raises:
         CuteMissing: the source includes CuTe's headers, and the package nvidia-cutlass is not installed.
     """
-    return (*(wmma_headers() if "<mma.h>" in code else ()), *cute_options(code))
+    return (*(wmma_headers() if "<mma.h>" in code else ()), *(cute_options(code) if "cute/" in code else ()))
 
 
 def architecture(code: str) -> tuple[str, ...]:
@@ -158,13 +158,14 @@ class Kernel:
             ValueError: the source has no kernel of that name.
         """
         text = code if code is not None else module.code
-        found = signatures.from_source(text, name)
-        if found is None:
-            there = ", ".join(cuda_text.kernels(text)) or "none"
-            raise ValueError(f"the source has no kernel {name!r}; its kernels: {there}")
+        parameters = signatures.from_source(text, name)
+        if parameters is None:
+            names = ", ".join(cuda_text.kernels(text)) or "none"
+            raise ValueError(f"the source has no kernel {name!r}; its kernels: {names}")
         self.name, self.module = name, module
         self.code, self.options = text, tuple(module.options)  # what a checked run of the same kernel compiles
-        self.parameters = found
+        self.parameters = parameters
+        self.accepted: set[Any] = set()  # forms of arguments that a planner compared with the signature before
         later = not build and hasattr(module, "kernel_to_build")
         self.function = module.kernel_to_build(name) if later else module.get_function(name)
 
@@ -257,11 +258,11 @@ def load_all(
 ) -> Mapping[str, Kernel]:
     """Several kernels of one source by name, compiled together: the compiler reads the source once."""
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
-    found = _compiled(code, (*options(defines), *headers(code), *architecture(code)), tuple(names))
+    kernels = _compiled(code, (*options(defines), *headers(code), *architecture(code)), tuple(names))
     if not _later.get():
-        for compiled in found.values():
+        for compiled in kernels.values():
             compiled.build()
-    return found
+    return kernels
 
 
 def typed(module: Any, name: str, code: str | None = None) -> Kernel:
