@@ -87,6 +87,25 @@ def test_a_backward_stage_of_two_kernels_with_scratch() -> None:
     check("dV", arrays["dv"], p.swapaxes(-1, -2) @ do)
 
 
+def test_a_signature_is_compared_once_for_all_shapes() -> None:
+    """And again for other arguments and other sizes."""
+    stage = LADDER["heads_and_masks"]
+    text = kernel.source(stage.file) + "// kernels that no other test has launched\n"
+
+    def planned(n: int, **options: Any) -> tuple[Ready, dict[str, Any]]:
+        q = cp.asarray(np.ones((2, n, 24), np.float32))
+        ready, arrays, _ = stage.plan(q, q, q, source=text, **options)
+        return ready, arrays
+
+    with kernel.built_when_launched():
+        ready, arrays = planned(20)
+        assert not ready.checked
+        ready.bind(arrays)
+        assert ready.checked and planned(37)[0].checked
+        assert not planned(20, return_lse=True)[0].checked  # an array in place of a null pointer
+        assert not planned(20, sizes={"BLOCK_N": 8})[0].checked  # another kernel
+
+
 def test_only_forward_stages_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     q = np.ones((1, 5, 2, 8), np.float32)
     last = list(FORWARD.values())[-1]

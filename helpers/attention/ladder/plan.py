@@ -107,9 +107,12 @@ class Ready:
 
     @property
     def checked(self) -> bool:
-        """Whether launches of these forms were compared with the kernels' signatures before, by a `bind`."""
-        pairs = zip(self.launches, self._kernels, strict=True)
-        return all(launch.form(self._specs) in compiled.accepted for launch, compiled in pairs)
+        """Whether launches of these forms were bound before on this device: signatures compared, memory opted into."""
+        return all(form in compiled.accepted for form, compiled in zip(self._forms(), self._kernels, strict=True))
+
+    def _forms(self) -> list[tuple[Any, ...]]:
+        number = device.cp.cuda.runtime.getDevice() if device.ON_GPU else 0
+        return [(number, *launch.form(self._specs)) for launch in self.launches]
 
     def bind(self, arrays: Mapping[str, Any]) -> Callable[[], None]:
         """A function that launches on these arrays. Every argument is compared with the kernel's signature, now.
@@ -120,7 +123,8 @@ class Ready:
         bound = []
         for launch, compiled, args in self.filled(arrays):
             bound.append(compiled.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes))
-            compiled.accepted.add(launch.form(self._specs))
+        for form, compiled in zip(self._forms(), self._kernels, strict=True):
+            compiled.accepted.add(form)
 
         def run(alive: Mapping[str, Any] = arrays) -> None:  # a tensor map does not keep its array alive
             for each in bound:
