@@ -70,7 +70,12 @@ class Options(NamedTuple):
         return self._replace(causal=False, window=window, softmax_scale=scale)
 
     def needs(self, q: Any, k: Any, *, packed: bool) -> dict[str, Any]:
-        """What a stage must be able to do, as `Stage.why_not` has it, for arrays (..., heads, rows, head_dim)."""
+        """What a stage must be able to do, as `Stage.why_not` has it, for arrays (..., heads, rows, head_dim).
+
+        Raises:
+            TypeError, ValueError: as `mask_window`.
+        """
+        mask_window(self.window, self.causal)
         return {
             "head_dim": q.shape[-1],
             "dtype": q.dtype.name,

@@ -331,7 +331,6 @@ class Stage:
             TypeError, ValueError: as `__call__`.
         """
         check_stage_arrays(self.name, self.dtypes, q, k, v, empty=packed)
-        checked = options.checked(q.shape[-1])
         if reason := self.why_not(**options.needs(q, k, packed=packed), **needs(extras or {})):
             raise ValueError(reason if reason.startswith("head_dim") else f"stage {self.name} cannot: {reason}")
-        return checked
+        return options.checked(q.shape[-1])
