@@ -18,11 +18,11 @@ __all__ = ["ON_GPU", "cp", "describe"]
 
 
 def _choose() -> tuple[ModuleType, bool]:
-    wish = os.environ.get("COURSE_DEVICE", "").lower()
-    if wish not in ("", "cpu", "gpu"):
-        raise ValueError(f"COURSE_DEVICE is 'cpu' or 'gpu', not {wish!r}")
+    choice = os.environ.get("COURSE_DEVICE", "").lower()
+    if choice not in ("", "cpu", "gpu"):
+        raise ValueError(f"COURSE_DEVICE is 'cpu' or 'gpu', not {choice!r}")
     reason = ""
-    if wish != "cpu":
+    if choice != "cpu":
         try:
             import cupy
 
@@ -31,7 +31,7 @@ def _choose() -> tuple[ModuleType, bool]:
             reason = "CuPy is installed, but no NVIDIA driver answers"
         except Exception as error:  # a broken installation of CuPy fails in many ways, none of them ours to judge
             reason = f"CuPy does not import ({type(error).__name__}: {error})"
-    if wish == "gpu":
+    if choice == "gpu":
         raise RuntimeError(f"COURSE_DEVICE=gpu, but there is no GPU to use: {reason}. Unset it to run on the CPU.")
     from helpers import engine
     from helpers.engine import nvrtc

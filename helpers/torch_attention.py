@@ -381,11 +381,11 @@ def _output(
     options["return_lse"] = keep_lse
     options["stage"] = int(stage) if stage is not None and stage.isdecimal() else stage
     if cu_seqlens_q is None:
-        found = _on_arrays(calls.flash_attention, (q, k, v), options)
+        outputs = _on_arrays(calls.flash_attention, (q, k, v), options)
     else:
         packed = (q, k, v, cu_seqlens_q, cu_seqlens_k)
-        found = _on_arrays(calls.flash_attention_varlen, packed, options | _longest(limits))
-    return (found[0], found[1]) if keep_lse else (found[0], q.new_empty(0, dtype=torch.float32))
+        outputs = _on_arrays(calls.flash_attention_varlen, packed, options | _longest(limits))
+    return (outputs[0], outputs[1]) if keep_lse else (outputs[0], q.new_empty(0, dtype=torch.float32))
 
 
 _forward = torch.library.custom_op(
@@ -497,14 +497,14 @@ _backward.register_autograd(_no_second_derivative)
 def _on_arrays(call: Any, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """A function of helpers.attention on tensors that autograd does not look at; new C-contiguous tensors."""
     if tensors[0].device.type == "cpu":
-        found = call(*map(_array, tensors), **options)
-        return tuple(map(_tensor, found if isinstance(found, tuple) else (found,)))
+        outputs = call(*map(_array, tensors), **options)
+        return tuple(map(_tensor, outputs if isinstance(outputs, tuple) else (outputs,)))
     if device.ON_GPU:
         driver, runtime = device.cp.cuda.driver, device.cp.cuda.runtime
         if not driver.ctxGetCurrent():  # a thread of autograd's that has launched nothing yet
             runtime.setDevice(runtime.getDevice())
-    found = call(*(_readable(a.detach()) for a in tensors), **options)
-    return tuple(a.contiguous() for a in (found if isinstance(found, tuple) else (found,)))
+    outputs = call(*(_readable(a.detach()) for a in tensors), **options)
+    return tuple(a.contiguous() for a in (outputs if isinstance(outputs, tuple) else (outputs,)))
 
 
 def _readable(a: torch.Tensor) -> torch.Tensor:

@@ -113,21 +113,9 @@ def gradients(
 
     What nobody writes stays NaN, in the gradients and in scratch memory; the numbers there start at 99.
     """
-    found = tuple(cp.full(a.shape, cp.nan, dtype=q.dtype) for a in (q, k, v))
-    packed = cu_seqlens is not None
-    ready, held = backward.ready(
-        stage,
-        *(do, q, k, v, o, lse),
-        *found,
-        tuple(map(cp.asarray, cu_seqlens)) if packed else None,
-        tuple(int(np.diff(cu).max()) for cu in cu_seqlens) if packed else None,
-        softmax_scale=q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale,
-        window=window,
-        deterministic=False,  # which sizes may have
-        source=code,
-        sizes=sizes,
-    )
-    launches = ready.filled(held)
+    how = {"softmax_scale": softmax_scale, "window": window, "cu_seqlens": cu_seqlens, "source": code, "sizes": sizes}
+    ready, arrays, found = backward.plan(stage, do, q, k, v, o, lse, **how)  # deterministic is what sizes may have
+    launches = ready.filled(arrays)
     for each, _, args in launches:
         for name, a in zip(each.args, args, strict=True):
             if isinstance(name, str) and name in ready.scratch:

@@ -223,7 +223,7 @@ def all_tiles(stage: Stage, head_dim: int) -> list[dict[str, int]]:
         for masked, keys in ((True, None), (False, 1), (True, 1)):
             if (sizes := tiles.pick_hopper(head_dim, masked, keys)) not in found:
                 found.append(sizes)
-    for other in (stage.few_blocks, stage.fewest_blocks, stage.lone_blocks):
+    for other in (stage.tuning.few_blocks, stage.tuning.fewest_blocks, stage.tuning.lone_blocks):
         if (sizes := {**own, **other(head_dim)}) not in found:
             found.append(sizes)
     return found

@@ -334,9 +334,8 @@ def test_the_tiles_of_a_launch_depend_on_its_blocks(monkeypatch: pytest.MonkeyPa
     q = np.zeros((1, 1, 128, 64), np.float16)
     lse = np.zeros((1, 1, 128), np.float32)
     for deterministic, keys in ((False, 32), (True, 128)):  # turns of many small tiles would take longer
-        how = {"softmax_scale": 1.0, "window": (-1, -1), "deterministic": deterministic}
-        arrays = tuple(map(cp.asarray, (q, q, q, q, q, lse, q, q, q)))
-        ready, _ = backward.ready(stage, *arrays, None, None, **how)
+        arrays = tuple(map(cp.asarray, (q, q, q, q, q, lse)))
+        ready, *_ = backward.plan(stage, *arrays, softmax_scale=1.0, deterministic=deterministic)
         assert ready.launches[1].grid[0] == 128 // keys
     monkeypatch.setattr(limits, "most_shared", lambda: 99 * tiles.KB)  # no room for the smaller blocks' two buffers
     usual = stage.defines(128)

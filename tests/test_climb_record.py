@@ -247,7 +247,7 @@ def test_models_are_shown_by_length_and_attention() -> None:
 # ---- what is measured
 
 
-SMALL = promises.Small("a few tokens", 33, 33, 4, 2, 16)
+SMALL = promises.Small("a few tokens", 33, 33, 4, 2, 16)  # with fewer rows PyTorch would align its mask otherwise
 
 
 def test_one_waits_for_the_middle_of_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +12,9 @@ from helpers.attention import calls, flash_attention, flash_attention_varlen, ke
 from helpers.attention.check import check
 from helpers.attention.ladder import FORWARD, LADDER, Launch, Stage
 from helpers.attention.ladder.call import Call, Spec
-from helpers.attention.ladder.contract import Part, Ready
+from helpers.attention.ladder.contract import Tuning
+from helpers.attention.ladder.launch import Part
+from helpers.attention.ladder.plan import Ready
 from helpers.device import ON_GPU, cp
 
 # Two kernels of one file: the gradient of sum(O * dO) with respect to V, by way of P in scratch memory.
@@ -62,7 +63,7 @@ def _launches(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch
 
 BACKWARD = Stage(
     *(99, "gradient_of_v", GRADIENT_OF_V, "P again, then its product with dO"),
-    tiles=lambda head_dim: {"BLOCK_M": 32},
+    Tuning(lambda head_dim: {"BLOCK_M": 32}),
     launches=_launches,
     scratch=_scratch,
     direction="backward",
@@ -84,6 +85,25 @@ def test_a_backward_stage_of_two_kernels_with_scratch() -> None:
     q, k, do = (cp.asnumpy(arrays[name]).astype(np.float64) for name in ("q", "k", "do"))
     p = reference.softmax(0.25 * q @ k.swapaxes(-1, -2))
     check("dV", arrays["dv"], p.swapaxes(-1, -2) @ do)
+
+
+def test_a_signature_is_compared_once_for_all_shapes() -> None:
+    """And again for other arguments and other sizes."""
+    stage = LADDER["heads_and_masks"]
+    text = kernel.source(stage.file) + "// kernels that no other test has launched\n"
+
+    def planned(n: int, **options: Any) -> tuple[Ready, dict[str, Any]]:
+        q = cp.asarray(np.ones((2, n, 24), np.float32))
+        ready, arrays, _ = stage.plan(q, q, q, source=text, **options)
+        return ready, arrays
+
+    with kernel.built_when_launched():
+        ready, arrays = planned(20)
+        assert not ready.checked
+        ready.bind(arrays)
+        assert ready.checked and planned(37)[0].checked
+        assert not planned(20, return_lse=True)[0].checked  # an array in place of a null pointer
+        assert not planned(20, sizes={"BLOCK_N": 8})[0].checked  # another kernel
 
 
 def test_only_forward_stages_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,11 +205,11 @@ def test_a_call_that_copies_is_checked_each_time(checks: list[tuple[int, ...]]) 
 
 
 def test_few_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_MOST_KNOWN", 3)
+    monkeypatch.setattr(calls, "_MOST_PLANNED", 3)
     monkeypatch.setattr(kernel.Kernel, "bind", lambda self, *_, **__: lambda: None)
     for n in range(1, 10):
         flash_attention(*model_inputs(1, n, 2, 8))
-        assert len(calls._KNOWN) <= 3
+        assert len(calls._PLANNED) <= 3
 
 
 # ---- packed lengths without a read by the host
@@ -303,7 +323,7 @@ def test_torch_calls_run_on_torchs_current_stream() -> None:
 def test_a_stage_can_be_another_ones_variant() -> None:
     """As the steps of a climb are."""
     q, k, v = (np.random.default_rng(0).standard_normal((33, 8), dtype=np.float32) for _ in range(3))
-    step = dataclasses.replace(LADDER["online_softmax"], tiles=lambda head_dim: {"BLOCK_M": 32, "BLOCK_N": 8})
+    step = LADDER["online_softmax"].changed(tiles=lambda head_dim: {"BLOCK_M": 32, "BLOCK_N": 8})
     check("a step", step(q, k, v), reference.attention(q, k, v))
 
 

@@ -22,7 +22,7 @@ from helpers.attention import compile_report as reports
 from helpers.attention.compile_report import compile_report
 from helpers.attention.export import command
 from helpers.attention.export import plan as plans
-from helpers.attention.export.plan import TARGETS, CannotExport, Wish, call_of, plan
+from helpers.attention.export.plan import TARGETS, CannotExport, Request, call_of, plan
 from helpers.attention.export.sizes import Size, cpp, python, tree_of, value
 from helpers.attention.ladder import LADDER, launches, limits, tensor_maps
 from helpers.attention.ladder.call import Spec
@@ -208,15 +208,15 @@ def test_the_plan_is_the_stage_s_own(causal: bool, stage: Any, monkeypatch: pyte
     """For sizes that it was not made with: grids, blocks, scratch and numbers are those that the stage plans."""
     if causal and "causal" not in stage.features:
         pytest.skip("the stage has no masks")
-    wish = Wish(stage, dtype=stage.dtypes[-1], window=(-1, 0 if causal else -1))
+    request = Request(stage, dtype=stage.dtypes[-1], window=(-1, 0 if causal else -1))
     try:
-        made = plan(wish)
+        made = plan(request)
     except CannotExport as reason:
         assert stage.name not in {words.split()[0] for words in EXPORTS.values()}
         pytest.skip(str(reason))
     numbers = {"batch": 3, "heads": 8, "kv_heads": 4 if "gqa" in stage.features else 8, "n": 1234, "n_kv": 777}
     monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
-    planned = stage.launches(stage, call_of(wish, numbers, 0.5), made.defines)
+    planned = stage.launches(stage, call_of(request, numbers, 0.5), made.defines)
     if made.launches[0].each_head:
         assert len(planned) == 3 * 8
         planned = planned[:1]
@@ -230,7 +230,7 @@ def test_the_plan_is_the_stage_s_own(causal: bool, stage: Any, monkeypatch: pyte
         for arg, its in zip(mine.args, launch.args, strict=True):
             assert (arg.kind == "null") == (its is None)
             assert arg.kind != "int" or value(arg.tree, known) == its
-    scratch = stage.scratch(call_of(wish, numbers, 0.5), made.defines)
+    scratch = stage.scratch(call_of(request, numbers, 0.5), made.defines)
     assert {name: tuple(value(t, numbers) for t in trees) for name, (trees, _) in made.scratch.items()} == {
         name: spec.shape for name, spec in scratch.items()
     }
@@ -241,10 +241,13 @@ def test_the_table_of_tiles_is_the_stage_s_own(words: str, tmp_path: Path, monke
     module = imported(exported(words), tmp_path, monkeypatch)
     monkeypatch.setattr(module, "HEAD_DIM", 64)
     window = module.WINDOW
-    wish = Wish(LADDER["hopper"], dtype="float16", window=window)
+    request = Request(LADDER["hopper"], dtype="float16", window=window)
+    defines = plan(request).defines
+    stand_in = cupy_stand_in.cuda.runtime.getDeviceProperties(0)  # the file asks it, whatever this machine has
+    monkeypatch.setattr(limits, "multiprocessors", lambda: stand_in["multiProcessorCount"])
     for numbers in ((2, 8, 2, 5000, 5000), (1, 3, 3, 100, 900), (5, 16, 4, 2000, 300)):
         named = dict(zip(("batch", "heads", "kv_heads", "n", "n_kv"), numbers, strict=True))
-        [launch] = launches.persistent(wish.stage, call_of(wish, named, 0.5), plan(wish).defines)
+        [launch] = launches.persistent(request.stage, call_of(request, named, 0.5), defines)
         [table] = [arg.values for arg in launch.args if hasattr(arg, "values")]
         np.testing.assert_array_equal(cupy_stand_in.asnumpy(module.table_of_tiles(*numbers)), table)
 
@@ -294,18 +297,18 @@ def test_what_no_file_can_have_is_refused() -> None:
         return [stage.launch((call.rows % 97 + 1, *launch.grid[1:]), sizes, launch.args)]
 
     with pytest.raises(CannotExport, match="no size of the call explains it"):
-        plan(Wish(replace(stage, launches=odd)))
+        plan(Request(replace(stage, launches=odd)))
 
 
 def test_headers_that_do_not_come_with_cuda_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "HEADERS", {"cuda_fp16.h", "cuda_bf16.h"})
     with pytest.raises(CannotExport, match=r"06_wmma\.cu includes <mma\.h>, which does not come with CUDA"):
-        plan(Wish(LADDER["flash_wmma"], dtype="float16"))
-    plan(Wish(LADDER["flash_mma"], dtype="float16"))
+        plan(Request(LADDER["flash_wmma"], dtype="float16"))
+    plan(Request(LADDER["flash_mma"], dtype="float16"))
 
 
 def test_the_tiles_are_those_of_the_gpu_asked_for() -> None:
     stage = LADDER["register_tiles"]
-    shared = {arch: plan(Wish(stage, target=target)).launches[0].shared_bytes for arch, target in TARGETS.items()}
+    shared = {arch: plan(Request(stage, target=target)).launches[0].shared_bytes for arch, target in TARGETS.items()}
     assert all(shared[arch] <= TARGETS[arch].shared for arch in TARGETS) and shared["sm_75"] < shared["sm_90"]
     assert limits.most_shared() == 227 * 1024 or ON_GPU  # and this machine's are as before

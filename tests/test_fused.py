@@ -14,7 +14,7 @@ from planted import Bug
 from helpers import engine
 from helpers.attention import check, compile_report, flash_attention, flash_attention_varlen, kernel
 from helpers.attention.ladder import LADDER, limits, tiles
-from helpers.attention.ladder.contract import Ready
+from helpers.attention.ladder.plan import Ready
 from helpers.device import cp
 from helpers.lesson.shortcuts import look
 

@@ -16,9 +16,9 @@ from test_tensor_cores import check_both, expected, inputs
 
 from helpers import device, engine
 from helpers.attention import check, compile_report, flash_attention, flash_attention_varlen, forget, kernel
-from helpers.attention.ladder import LADDER, Launch, contract, launches, limits, tensor_maps, tiles
+from helpers.attention.ladder import LADDER, Launch, launches, limits, tensor_maps, tiles
 from helpers.attention.ladder.call import Call, Spec
-from helpers.attention.ladder.contract import Constant, Map
+from helpers.attention.ladder.launch import Constant, DirectLaunch, Map
 from helpers.attention.ladder.layout import address
 from helpers.device import cp
 from helpers.lesson import shortcuts
@@ -284,10 +284,10 @@ def test_other_tiles(sizes: dict[str, int]) -> None:
 
 def test_a_constant_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     constant = Constant(np.arange(8, dtype=np.int32))
-    there = constant.there
-    np.testing.assert_array_equal(cp.asnumpy(there), np.arange(8))
+    copied = constant.on_device
+    np.testing.assert_array_equal(cp.asnumpy(copied), np.arange(8))
     monkeypatch.setattr(device, "cp", None)
-    assert constant.there is there
+    assert constant.on_device is copied
 
 
 @runs_here
@@ -311,7 +311,7 @@ def test_a_launch_without_checks_has_the_same_arguments(cpu_engine: Any, monkeyp
                 assert read(pointer, 128) == maps[arg.name].tobytes()
                 seen[arg.name] = True
             elif isinstance(arg, (str, Constant)) or arg is None:
-                wanted = address(table.there) if isinstance(arg, Constant) else address(arrays[arg]) if arg else 0
+                wanted = address(table.on_device) if isinstance(arg, Constant) else address(arrays[arg]) if arg else 0
                 assert np.frombuffer(read(pointer, 8), np.int64)[0] == wanted
                 seen[arg if isinstance(arg, str) else type(arg).__name__] = True
             else:
@@ -319,13 +319,13 @@ def test_a_launch_without_checks_has_the_same_arguments(cpu_engine: Any, monkeyp
 
     driver = SimpleNamespace(cuda=SimpleNamespace(driver=SimpleNamespace(launchKernel=launch_kernel)))
     driver.tensor_map = engine.tensor_map
-    assert address(table.there)
+    assert address(table.on_device)
     monkeypatch.setattr(device, "cp", driver)
     names = tuple(arrays)
     slots = {name: 8 * i for i, name in enumerate(names)}
     specs = {name: Spec.of(a) for name, a in arrays.items()}
     function = SimpleNamespace(kernel=SimpleNamespace(ptr=77))
-    direct = contract.DirectLaunch(launch, function, slots, specs)
+    direct = DirectLaunch(launch, function, slots, specs)
     for _ in range(2):
         direct([address(arrays[name]) for name in names], 5)
         assert seen["function"] == 77 and seen["stream"] == 5
@@ -368,7 +368,7 @@ def test_how_much_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = ((511, 8 * 511, 128), (512, 512, 128), (4096, 16383, 64), (512, 16384, 64))
     for on_gpu, chosen in ((True, [False, True, False, True]), (False, [False] * 4)):
         monkeypatch.setattr(device, "ON_GPU", on_gpu)
-        assert [HOPPER.by_default(*size) for size in sizes] == chosen
+        assert [HOPPER.tuning.by_default(*size) for size in sizes] == chosen
 
 
 # ---- packed lengths, infinities

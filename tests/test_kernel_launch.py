@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -201,7 +202,7 @@ def test_includes_are_pasted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         '#line 1 "main.cu"',
         "// first",
         '#line 1 "part.cuh"',
-        "#pragma once",
+        "",
         '#line 1 "deep.cuh"',
         "deep",
         '#line 3 "part.cuh"',
@@ -210,6 +211,49 @@ def test_includes_are_pasted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "#include <cuda_fp16.h>",
         "last",
     ]
+
+
+def test_a_header_with_pragma_once_is_pasted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is first included, whoever includes it again; lines keep their numbers. Others come each time."""
+    (tmp_path / "main.cu").write_text('#include "a.cuh"\n#include "b.cuh"\n#include "twice.cuh"\nmain\n')
+    (tmp_path / "a.cuh").write_text('#pragma once\n#include "common.cuh"\n#include "twice.cuh"\na\n')
+    (tmp_path / "b.cuh").write_text('#pragma once\n#include "common.cuh"\nb\n')
+    (tmp_path / "common.cuh").write_text("#pragma once\ncommon\n")
+    (tmp_path / "twice.cuh").write_text("twice\n")
+    monkeypatch.setattr(kernel, "KERNELS", tmp_path)
+    text = kernel.source("main.cu")
+    assert [line for line in text.splitlines() if line and line[0] != "#"] == [
+        *("common", "twice", "a", "b", "twice", "main")
+    ]
+    assert "#pragma" not in text
+    place, places = ["", 0], {}
+    for line in text.splitlines():
+        if directive := re.match(r'#line (\d+) "(.*)"', line):
+            place = [directive[2], int(directive[1])]
+        else:
+            places[line] = tuple(place)
+            place[1] += 1
+    assert (places["b"], places["a"], places["main"]) == (("b.cuh", 3), ("a.cuh", 4), ("main.cu", 4))
+
+
+def test_a_text_is_read_again_when_a_file_of_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "main.cu").write_text('#include "part.cuh"\n#include "later.cuh"\nmain\n')
+    (tmp_path / "part.cuh").write_text("old\n")
+    monkeypatch.setattr(kernel, "KERNELS", tmp_path)
+    long_ago = time.time() - 60
+    for file in tmp_path.iterdir():
+        os.utime(file, (long_ago, long_ago))
+    first = kernel.source("main.cu")
+    assert kernel.source("main.cu") is first
+    (tmp_path / "part.cuh").write_text("new\n")
+    assert kernel.source("main.cu") == first.replace("old", "new")
+    (tmp_path / "part.cuh").write_text("set\n")  # of the same size, and perhaps within the clock's step
+    assert kernel.source("main.cu") == first.replace("old", "set")
+    (tmp_path / "later.cuh").write_text("later\n")
+    assert "\nlater\n" in kernel.source("main.cu")
+    (tmp_path / "main.cu").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no kernel file 'main\.cu'"):
+        kernel.source("main.cu")
 
 
 def test_an_error_names_the_file_and_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def test_sizes(row: Row, n: int, n_kv: int, d: int) -> None:
 @every_stage
 @pytest.mark.parametrize("blocks", ["many", "few", "lone"])
 def test_sizes_around_its_own_tiles(row: Row, blocks: str) -> None:
-    other = {"many": {}, "few": row.stage.few_blocks(32), "lone": row.stage.lone_blocks(32)}[blocks]
+    other = {"many": {}, "few": row.stage.tuning.few_blocks(32), "lone": row.stage.tuning.lone_blocks(32)}[blocks]
     tiles = {**row.stage.defines(32), **other}
     block_m, block_n = tiles["BLOCK_M"], tiles.get("BLOCK_N", 1)
     for n in (block_m - 1, block_m, block_m + 1, 2 * block_m):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import sys
 import types
@@ -58,7 +59,10 @@ def test_a_section_that_fails_is_noted_and_others_run(tmp_path: Path, monkeypatc
     matmul = types.SimpleNamespace(allow_tf32=True)
     cuda = types.SimpleNamespace(empty_cache=lambda: None)
     torch = types.SimpleNamespace(
-        __version__="2", backends=types.SimpleNamespace(cuda=types.SimpleNamespace(matmul=matmul)), cuda=cuda
+        __version__="2",
+        __spec__=importlib.machinery.ModuleSpec("torch", None),  # which libraries that look for PyTorch ask for
+        backends=types.SimpleNamespace(cuda=types.SimpleNamespace(matmul=matmul)),
+        cuda=cuda,
     )
     monkeypatch.setattr(torch_model, "device_facts", lambda: {"description": "a GPU"})
     monkeypatch.setitem(sys.modules, "torch", torch)

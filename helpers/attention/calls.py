@@ -15,29 +15,29 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from helpers import device
-from helpers.attention.ladder import LADDER, Stage, backward, backward_of, default_of, forward_of
+from helpers.attention.ladder import LADDER, Stage, backward_of, default_of, forward_of
 from helpers.attention.ladder.call import (
     BATCHED,
+    CU_SEQLENS,
     MAX_ROWS,
     PACKED,
+    Options,
     check_cu_seqlens,
     check_gradient_arrays,
     check_model_arrays,
     longest_of,
-    mask_window,
-    softmax_scale_of,
 )
-from helpers.attention.ladder.contract import Ready
-from helpers.attention.ladder.fused import NOTHING, Fused, options_of
+from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs
+from helpers.attention.ladder.extras import needs as needs_of_extras
 from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, kind_of, kind_of_all, on_device
-from helpers.attention.ladder.layout import address, four_axes
+from helpers.attention.ladder.layout import four_axes
+from helpers.attention.ladder.plan import WITH_HEAD_DIM, Ready, plan
 
 _CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
 
@@ -97,15 +97,9 @@ def flash_attention(
         ValueError: shapes that do not fit each other; a malformed window; a stage that cannot do this: the message
             says why, and which stages can.
     """
-    beside = options_of(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions)
-    arrays = q, k, v, *beside.arrays.values()
-    kind, key = kind_of_all(*arrays), None
-    if kind is not None:
-        key = _key(kind, (causal, softmax_scale, return_lse, stage, *beside.key), window, arrays)
-        if (known := _known(key)) is not None:
-            return known(kind, *arrays)
-    wishes = _Wishes(causal, window, softmax_scale, return_lse, stage, beside=beside)
-    return _first(kind, key, (q, k, v), BATCHED, wishes)
+    extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions)
+    options = Options(causal, softmax_scale, return_lse, False, rotary_interleaved, stage, window)
+    return _call({"q": q, "k": k, "v": v, **extras}, options)
 
 
 def flash_attention_varlen(
@@ -156,17 +150,11 @@ def flash_attention_varlen(
         TypeError, ValueError: as flash_attention, and for cu_seqlens that are not int32, do not begin at 0, fall, or do
         not end at the number of tokens.
     """
-    beside = options_of(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions)
+    extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions)
+    options = Options(causal, softmax_scale, return_lse, False, rotary_interleaved, stage, window)
     longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
-    arrays = q, k, v, cu_seqlens_q, cu_seqlens_k, *beside.arrays.values()
-    kind, key = kind_of_all(*arrays), None
-    if kind is not None:
-        lengths = longest if beside.rotary_dim else longest[0]  # the tables must reach as far as the keys
-        key = _key(kind, (causal, softmax_scale, return_lse, stage, lengths, *beside.key), window, arrays)
-        if (known := _known(key)) is not None:
-            return known(kind, *arrays)
-    wishes = _Wishes(causal, window, softmax_scale, return_lse, stage, beside=beside)
-    return _first(kind, key, (q, k, v), PACKED, wishes, (cu_seqlens_q, cu_seqlens_k), longest)
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    return _call({"q": q, "k": k, "v": v, **lengths, **extras}, options, longest)
 
 
 def flash_attention_backward(
@@ -201,14 +189,8 @@ def flash_attention_backward(
     Raises:
         TypeError, ValueError: as flash_attention, and for do, o and lse that do not fit q.
     """
-    kind, key = kind_of_all(do, q, k, v, o, lse), None
-    if kind is not None:
-        arrays = do, q, k, v, o, lse
-        key = _key(kind, ("backward", causal, softmax_scale, deterministic, stage), window, arrays)
-        if (known := _known(key)) is not None:
-            return known(kind, *arrays)
-    wishes = _Wishes(causal, window, softmax_scale, stage=stage, deterministic=deterministic)
-    return _first_backward(kind, key, (do, q, k, v, o, lse), BATCHED, wishes)
+    options = Options(causal, softmax_scale, False, deterministic, False, stage, window)
+    return _call({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}, options)
 
 
 def flash_attention_varlen_backward(
@@ -243,306 +225,235 @@ def flash_attention_varlen_backward(
         TypeError, ValueError: as flash_attention_varlen, and for do, o and lse that do not fit q.
     """
     longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
-    kind, key = kind_of_all(do, q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k), None
+    options = Options(causal, softmax_scale, False, deterministic, False, stage, window)
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    return _call({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **lengths}, options, longest)
+
+
+# ---- a call of any kind: its arrays by name, its options, and the rows and keys of the longest sequence if packed
+
+_Kind = DeviceArrays | TorchTensors
+_Lengths = tuple[int | None, int | None]
+
+
+def _call(arrays: dict[str, Any], options: Options, longest: _Lengths = (None, None)) -> Any:
+    """Launch a call that was planned before; plan and launch any other."""
+    given = (*arrays.values(),)
+    kind, key = kind_of_all(*given), None
     if kind is not None:
-        arrays = do, q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k
-        key = _key(kind, ("backward", causal, softmax_scale, deterministic, stage, longest), window, arrays)
-        if (known := _known(key)) is not None:
-            return known(kind, *arrays)
-    wishes = _Wishes(causal, window, softmax_scale, stage=stage, deterministic=deterministic)
-    return _first_backward(kind, key, (do, q, k, v, o, lse), PACKED, wishes, (cu_seqlens_q, cu_seqlens_k), longest)
+        # A forward does not depend on the longest keys, unless the rotary tables must reach as far.
+        lengths = longest if "do" in arrays or "rotary_cos" in arrays else longest[0]
+        key = kind, *arrays, options.key, lengths, *map(kind.describe, given)
+        try:
+            planned = _PLANNED.get(key)
+        except TypeError:  # an option that cannot be a key, and is to be refused
+            planned = key = None
+        if planned is not None:
+            return planned(kind, given)
+    return _first(kind, key, arrays, options, longest)
 
 
-# ---- what has been called before
-
-
-@dataclass(frozen=True)
-class _Wishes:
-    """The options of a call."""
-
-    causal: bool
-    window: tuple[int, int] | None
-    softmax_scale: float | None
-    return_lse: bool = False
-    stage: str | int | None = None
-    deterministic: bool = False
-    beside: Fused = NOTHING
-
-
-def _key(
-    kind: DeviceArrays | TorchTensors, options: tuple[Any, ...], window: Any, arrays: tuple[Any, ...]
-) -> tuple[Hashable, ...]:
-    """Everything that a call depends on, except addresses.
-
-    True and 1 are equal as keys, so types belong to it: causal=1 is an error, and stays one after causal=True.
-    """
-    types = tuple(map(type, options))
-    return kind, options, types, window if window is None else repr(window), *map(kind.describe, arrays)
-
-
-def _known(key: tuple[Hashable, ...]) -> _Known | None:
-    """The earlier call with this key; None for a new one, or where an option cannot be a key, and is to be refused."""
-    try:
-        return _KNOWN.get(key)
-    except TypeError:
-        return None
-
-
-class _Known:
+class _PlannedCall:
     """A call that was checked, planned and compiled before: only its arrays are new."""
 
-    def __init__(
-        self, ready: Ready, given: tuple[str, ...], made: Mapping[str, int | tuple[int, ...]], device_id: int
-    ) -> None:
+    def __init__(self, ready: Ready, inputs: Sequence[str], outputs: Mapping[str, _Output], device_id: int) -> None:
         """
         Args:
-            given: the names of the arrays of the call, in order.
-            made: of what it returns, by name: which of the given it is like, or the shape of float32.
+            inputs: the names of the arrays of the call, in order. outputs: as `_outputs` gives them.
         """
-        self._ready, self._made, self._device_id = ready, tuple(made.values()), device_id
-        self._names = (*given, *made)
+        self._ready, self._outputs, self._device_id = ready, tuple(outputs.values()), device_id
+        self._names = (*inputs, *outputs)
         self._scratch = [(spec.shape, spec.dtype.name) for spec in ready.scratch.values()]
         self._launches = ready.direct((*self._names, *ready.scratch)) if device.ON_GPU else []
 
-    def __call__(self, kind: DeviceArrays | TorchTensors, *given: Any) -> Any:
+    def __call__(self, kind: _Kind, given: Sequence[Any]) -> Any:
         """Launch. The arrays are like the first call's: same shapes, strides, dtypes, alignment and device."""
         with on_device(self._device_id):
-            like = given[0]
-            made = [
-                kind.empty_like(given[how]) if isinstance(how, int) else kind.empty(how, "float32", like)
-                for how in self._made
-            ]
-            arrays = [*given, *made]
-            if device.ON_GPU:
+            outputs = [make(kind, given) for make in self._outputs]
+            self.launch(kind, [*given, *outputs])
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def launch(self, kind: _Kind, arrays: list[Any]) -> None:
+        """Launch on these inputs and outputs, on the current device."""
+        if device.ON_GPU:
+            like = arrays[0]
+            if self._scratch:
                 arrays += [kind.empty(shape, dtype, like) for shape, dtype in self._scratch]
-                addresses, stream = list(map(kind.pointer, arrays)), kind.stream(like)
-                for launch in self._launches:
-                    launch(addresses, stream)
-            else:
-                heads_first = _HEADS_FIRST[BATCHED if like.ndim == 4 else PACKED]
-                named = zip(self._names, arrays, strict=True)
-                views = {
-                    name: four_axes(a.transpose(heads_first)) if name in backward.WITH_HEAD_DIM else a
-                    for name, a in named
-                }
-                self._ready.bind(views)()
-        return made[0] if len(made) == 1 else tuple(made)
+            addresses, stream = list(map(kind.pointer, arrays)), kind.stream(like)
+            for launch in self._launches:
+                launch(addresses, stream)
+        else:
+            self._ready.bind(_as_stages_have_them(zip(self._names, arrays, strict=True)))()
 
 
-_KNOWN: dict[tuple[Hashable, ...], _Known] = {}
-_MOST_KNOWN = 1024  # lengths that change at every call would else fill the memory
-
-
-def _remember(key: tuple[Hashable, ...], known: _Known) -> None:
-    if len(_KNOWN) >= _MOST_KNOWN:
-        _KNOWN.clear()
-    _KNOWN[key] = known
+_PLANNED: dict[tuple[Hashable, ...], _PlannedCall] = {}
+_MOST_PLANNED = 1024  # lengths that change at every call would else fill the memory
 
 
 def forget() -> None:
     """Forget all earlier calls: the next one of each kind is checked and planned again."""
-    _KNOWN.clear()
+    _PLANNED.clear()
 
 
 # ---- the first call of its kind
 
-_HEADS_FIRST = {BATCHED: (0, 2, 1, 3), PACKED: (1, 0, 2)}
-_CU_SEQLENS = {BATCHED: (), PACKED: ("cu_seqlens_q", "cu_seqlens_k")}
-
 
 def _first(
-    kind: DeviceArrays | TorchTensors | None,
-    key: tuple[Hashable, ...] | None,
-    given: tuple[Any, Any, Any],
-    axes: tuple[str, ...],
-    wishes: _Wishes,
-    cu_seqlens: tuple[Any, Any] | None = None,
-    longest: tuple[int | None, int | None] = (None, None),
+    kind: _Kind | None, key: tuple[Hashable, ...] | None, arrays: dict[str, Any], options: Options, longest: _Lengths
 ) -> Any:
     """Check the call, choose a stage, launch it; and keep what was worked out, if nothing had to be copied."""
-    like = given[0]
+    like = arrays["q"]
     with contextlib.ExitStack() as contexts:
         if kind is not None:
             contexts.enter_context(on_device(kind.device_id(like)))
             contexts.enter_context(kind.on_stream_of(like))
-        arrays = tuple(_on_device(name, a, kind) for name, a in zip("qkv", given, strict=True))
-        q, k, _ = arrays
+        inputs = {name: _on_device(name, a, kind) for name, a in arrays.items() if name in _OF_MODELS}
         if kind is None and device.ON_GPU:
-            contexts.enter_context(q.device)
-        check_model_arrays(*arrays, axes)
-        cu, dense = _cu_seqlens(cu_seqlens, kind)
-        key = key if dense else None
-        beside = _beside_on_device(wishes.beside, kind, q)
-        limits = mask_window(wishes.window, wishes.causal)
-        chosen = _choose(wishes, q, k, varlen=cu is not None)
-        scale = softmax_scale_of(wishes.softmax_scale, q.shape[-1])
-        ours = kind or kind_of(q)
-        out, lse_shape = None, _lse_shape(q, axes)
-        lse = ours.empty(lse_shape, "float32", like if kind else q) if wishes.return_lse else None
-        if q.size == 0:  # packed sequences without a token
-            out = ours.empty_like(like if kind else q)
+            contexts.enter_context(inputs["q"].device)
+        _check(inputs, packed="cu_seqlens_q" in arrays)
+        inputs |= _lengths_on_device(arrays, kind)
+        inputs |= _extras_on_device(arrays, kind, inputs["q"])
+        views = _as_stages_have_them(inputs.items())
+        stage = _choose(views, options)
+        checked = options.checked(views["q"].shape[-1])
+        ours = kind or kind_of(inputs["q"])
+        makers = _outputs(stage, tuple(arrays), views, options)
+        given = tuple((arrays if kind else inputs).values())
+        outputs = [make(ours, given) for make in makers.values()]
+        written = {name: ours.array(a) for name, a in zip(makers, outputs, strict=True)}
+        if views["q"].size == 0 or ("do" in views and views["k"].size == 0):  # packed sequences without a token
+            for a in written.values():
+                a[...] = 0
         else:
-            views = [a.transpose(_HEADS_FIRST[axes]) for a in arrays]
-            in_place = "strides" in chosen.features
-            out = ours.empty_like(like if kind else q) if in_place else None
-            o = ours.array(out).transpose(_HEADS_FIRST[axes]) if in_place else device.cp.empty(views[0].shape, q.dtype)
-            ready, held = chosen.ready(
-                *(*views, o, None if lse is None else ours.array(lse), cu, longest[0]),
-                softmax_scale=scale,
-                window=limits,
-                beside=beside,
-                keys=longest[1],
-            )
-            ready.bind(held)()
-            there = all(address(held[name]) == address(a) for name, a in beside.arrays.items())  # none was copied
-            if key is not None and in_place and there and all(chosen.reads(a) for a in views):
-                made = {"o": 0, **({"lse": lse_shape} if wishes.return_lse else {})}
-                names = ("q", "k", "v", *_CU_SEQLENS[axes], *beside.arrays)
-                _remember(key, _Known(ready, names, made, kind.device_id(like)))
-            if out is None:
-                out = o.transpose(_HEADS_FIRST[axes])  # an exchange of two axes undoes itself
-                if kind is not None and not isinstance(like, device.cp.ndarray):
-                    out = _as_kind_of(like, out)
-        if kind is not None:
-            return out if lse is None else (out, lse)
-        out = _as_kind_of(like, out)
-        return out if lse is None else (out, _as_kind_of(like, lse))
+            ready, read, in_place = plan(stage, views | _as_stages_have_them(written.items()), checked, longest=longest)
+            planned = _PlannedCall(ready, tuple(arrays), makers, kind.device_id(like)) if key and in_place else None
+            if planned and device.ON_GPU and ready.checked:
+                planned.launch(kind, [*given, *outputs])
+            else:
+                ready.bind(read)()
+            if planned:
+                _remember(key, planned)
+    if kind is None:
+        sources = (_SOURCES.get(name, "q") for name in makers)
+        outputs = [_as_kind_of(arrays[source], a) for source, a in zip(sources, outputs, strict=True)]
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
-def _first_backward(
-    kind: DeviceArrays | TorchTensors | None,
-    key: tuple[Hashable, ...] | None,
-    given: tuple[Any, ...],
-    axes: tuple[str, ...],
-    wishes: _Wishes,
-    cu_seqlens: tuple[Any, Any] | None = None,
-    longest: tuple[int, int] | None = None,
-) -> tuple[Any, Any, Any]:
-    """As `_first`, for the gradients."""
-    with contextlib.ExitStack() as contexts:
-        if kind is not None:
-            contexts.enter_context(on_device(kind.device_id(given[1])))
-            contexts.enter_context(kind.on_stream_of(given[1]))
-        names = ("do", "q", "k", "v", "o", "lse")
-        arrays = tuple(_on_device(name, a, kind) for name, a in zip(names, given, strict=True))
-        do, q, k, v, o, lse = arrays
-        if kind is None and device.ON_GPU:
-            contexts.enter_context(q.device)
-        check_model_arrays(q, k, v, axes)
-        check_gradient_arrays(do, q, o, lse, _lse_shape(q, axes))
-        for name, a in (("do", do), ("o", o), ("lse", lse)):
-            if device.ON_GPU and a.device != q.device:
-                raise ValueError(f"{name} is on {a.device} and q on {q.device}: one device for all is needed")
-        cu, dense = _cu_seqlens(cu_seqlens, kind)
-        limits = mask_window(wishes.window, wishes.causal)
-        chosen = _choose(wishes, q, k, varlen=cu is not None, direction="backward")
-        scale = softmax_scale_of(wishes.softmax_scale, q.shape[-1])
-        ours = kind or kind_of(q)
-        gradients = tuple(ours.empty_like(a) for a in (given[1:4] if kind else (q, k, v)))
-        if q.size == 0 or k.size == 0:  # packed sequences without a token of q, or of k: nothing depends on them
-            for a in gradients:
-                ours.array(a)[...] = 0
-        else:
-            views = [a.transpose(_HEADS_FIRST[axes]) for a in (do, q, k, v, o)]
-            outputs = [ours.array(a).transpose(_HEADS_FIRST[axes]) for a in gradients]
-            ready, held = backward.ready(
-                chosen,
-                *(*views, lse, *outputs, cu, longest),
-                softmax_scale=scale,
-                window=limits,
-                deterministic=wishes.deterministic,
-            )
-            ready.bind(held)()
-            if key is not None and dense and lse.flags.c_contiguous and all(chosen.reads(a) for a in views):
-                made = {"dq": 1, "dk": 2, "dv": 3}
-                _remember(key, _Known(ready, (*names, *_CU_SEQLENS[axes]), made, kind.device_id(given[1])))
-        if kind is not None:
-            return gradients
-        return tuple(_as_kind_of(like, a) for like, a in zip(given[1:4], gradients, strict=True))
+def _remember(key: tuple[Hashable, ...], planned: _PlannedCall) -> None:
+    if len(_PLANNED) >= _MOST_PLANNED:
+        _PLANNED.clear()
+    _PLANNED[key] = planned
 
 
-def _beside_on_device(beside: Fused, kind: DeviceArrays | TorchTensors | None, q: Any) -> Fused:
-    """The same with device arrays, on q's device. NumPy's stay until their values have been looked at."""
-    if not beside.arrays:
-        return beside
-    arrays = {name: a if type(a) is np.ndarray else _on_device(name, a, kind) for name, a in beside.arrays.items()}
-    for name, a in arrays.items():
-        if device.ON_GPU and not isinstance(a, np.ndarray) and a.device != q.device:
-            raise ValueError(f"{name} is on {a.device} and q on {q.device}: one device for all is needed")
-    return Fused(arrays, beside.interleaved).on_device()
+_OF_MODELS = WITH_HEAD_DIM | {"lse"}
+_SOURCES = {"dq": "q", "dk": "k", "dv": "v"}  # what an output is like, where that is not q
+_Output = Callable[[_Kind, Sequence[Any]], Any]
 
 
-def _lse_shape(q: Any, axes: tuple[str, ...]) -> tuple[int, ...]:
-    """Of the log-sum-exp: (batch, heads, seq), or (heads, tokens)."""
-    return tuple(q.shape[axis] for axis in _HEADS_FIRST[axes][:-1])
+def _as_stages_have_them(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Arrays (batch, seq, heads, head_dim) as (batch, heads, seq, head_dim); packed ones as (1, heads, tokens, ...)."""
+    return {name: four_axes(a.swapaxes(-3, -2)) if name in WITH_HEAD_DIM else a for name, a in named}
 
 
-def _cu_seqlens(
-    given: tuple[Any, Any] | None, kind: DeviceArrays | TorchTensors | None
-) -> tuple[tuple[Any, Any] | None, bool]:
-    """cu_seqlens_q and cu_seqlens_k as device arrays; and whether they were contiguous."""
-    if given is None:
-        return None, True
-    cu = tuple(_on_device(f"cu_seqlens_{of}", a, kind) for of, a in zip("qk", given, strict=True))
-    for of, given_cu in zip("qk", cu, strict=True):
-        check_cu_seqlens(f"cu_seqlens_{of}", given_cu)
-    dense = all(given_cu.flags.c_contiguous for given_cu in cu)
-    if not dense:  # a kernel gets a pointer and no stride
-        cu = tuple(map(device.cp.ascontiguousarray, cu))
-    if len(cu[0]) != len(cu[1]):
-        raise ValueError(
-            f"cu_seqlens_q describes {len(cu[0]) - 1} sequences and cu_seqlens_k describes {len(cu[1]) - 1}"
-        )
-    return cu, dense
+def _outputs(stage: Stage, names: Sequence[str], views: Mapping[str, Any], options: Options) -> dict[str, _Output]:
+    """How what a call returns is made of its arrays, by name; a stage without strides writes whole heads."""
+    if stage.direction == "backward":
+        return {name: _empty_like(names.index(source)) for name, source in _SOURCES.items()}
+    q = views["q"]
+    first = names.index("q")
+    lse_shape = q.shape[:-1] if "cu_seqlens_q" not in views else q.shape[1:-1]
+    shape, dtype = q.shape, q.dtype.name
+
+    def whole_heads(kind: _Kind, given: Sequence[Any]) -> Any:
+        return kind.empty(shape, dtype, given[first]).swapaxes(-3, -2)
+
+    def lse(kind: _Kind, given: Sequence[Any]) -> Any:
+        return kind.empty(lse_shape, "float32", given[first])
+
+    o = _empty_like(first) if "strides" in stage.features else whole_heads
+    return {"o": o, "lse": lse} if options.return_lse else {"o": o}
 
 
-def _choose(wishes: _Wishes, q: Any, k: Any, *, varlen: bool, direction: str = "forward") -> Stage:
+def _empty_like(number: int) -> _Output:
+    return lambda kind, given: kind.empty_like(given[number])
+
+
+def _check(inputs: Mapping[str, Any], packed: bool) -> None:
+    """TypeError or ValueError where device arrays do not fit each other."""
+    q, k, v = (inputs[name] for name in "qkv")
+    check_model_arrays(q, k, v, PACKED if packed else BATCHED)
+    if "do" not in inputs:
+        return
+    do, o, lse = (inputs[name] for name in ("do", "o", "lse"))
+    check_gradient_arrays(do, q, o, lse, q.swapaxes(-3, -2).shape[:-1])
+    for name in ("do", "o", "lse"):
+        _check_device(name, inputs[name], q)
+
+
+def _check_device(name: str, a: Any, q: Any) -> None:
+    if device.ON_GPU and a.device != q.device:
+        raise ValueError(f"{name} is on {a.device} and q on {q.device}: one device for all is needed")
+
+
+def _extras_on_device(arrays: Mapping[str, Any], kind: _Kind | None, q: Any) -> dict[str, Any]:
+    """The extra inputs as device arrays, on q's device. NumPy's stay until their values have been looked at."""
+    extras = {name: a for name, a in arrays.items() if name in NAMES}
+    for name, a in extras.items():
+        if type(a) is not np.ndarray:
+            extras[name] = _on_device(name, a, kind)
+            _check_device(name, extras[name], q)
+    check_positions(extras)
+    return {name: device.cp.asarray(a) for name, a in extras.items()}
+
+
+def _lengths_on_device(arrays: Mapping[str, Any], kind: _Kind | None) -> dict[str, Any]:
+    """cu_seqlens_q and cu_seqlens_k as device arrays, where sequences are packed."""
+    lengths = {name: _on_device(name, arrays[name], kind) for name in CU_SEQLENS if name in arrays}
+    for name, cu in lengths.items():
+        check_cu_seqlens(name, cu)
+    sequences = [len(cu) - 1 for cu in lengths.values()]
+    if sequences and sequences[0] != sequences[1]:
+        raise ValueError(f"cu_seqlens_q describes {sequences[0]} sequences and cu_seqlens_k describes {sequences[1]}")
+    return lengths
+
+
+def _choose(views: Mapping[str, Any], options: Options) -> Stage:
     """The stage that was asked for, or the one for calls that name none."""
-    if not isinstance(wishes.deterministic, (bool, np.bool_)):
-        got = f"{type(wishes.deterministic).__name__} {wishes.deterministic!r:.40}"
+    if not isinstance(options.deterministic, (bool, np.bool_)):
+        got = f"{type(options.deterministic).__name__} {options.deterministic!r:.40}"
         raise TypeError(f"deterministic is True or False; got {got}")
-    asked = {
-        "head_dim": q.shape[-1],
-        "dtype": q.dtype.name,
-        "gqa": q.shape[-2] != k.shape[-2],
-        "varlen": varlen,
-        "causal": wishes.causal,
-        "window": wishes.window,
-        "return_lse": wishes.return_lse,
-        "deterministic": wishes.deterministic,
-        **wishes.beside.asked,
-    }
-    stages = (backward_of if direction == "backward" else forward_of)(LADDER)
-    wanted = wishes.stage
+    q, wanted = views["q"], options.stage
+    needs = {**options.needs(q, views["k"], packed="cu_seqlens_q" in views), **needs_of_extras(views)}
+    stages = (backward_of if "do" in views else forward_of)(LADDER)
     if wanted is None:
-        if (stage := default_of(stages, q.shape[-3], math.prod(q.shape[:-1]), **asked)) is not None:
+        if (stage := default_of(stages, q.shape[-2], math.prod(q.shape[:-1]), **needs)) is not None:
             return stage
-        known = sorted({dtype for stage in stages.values() for dtype in stage.dtypes})
-        if q.dtype.name not in known:
-            raise TypeError(f"q is {q.dtype}; the stages take {', '.join(known)}: q.astype('float32')")
-        reasons = (f"{name}: {stage.why_not(**asked)}" for name, stage in stages.items())
+        dtypes = sorted({dtype for stage in stages.values() for dtype in stage.dtypes})
+        if q.dtype.name not in dtypes:
+            raise TypeError(f"q is {q.dtype}; the stages take {', '.join(dtypes)}: q.astype('float32')")
+        reasons = (f"{name}: {stage.why_not(**needs)}" for name, stage in stages.items())
         raise ValueError("no stage can: " + "; ".join(reasons))
     named = [s for s in stages.values() if wanted in (s.name, s.number) and wanted is not True]
-    stage = next((s for s in reversed(named) if s.why_not(**asked) is None), named[-1] if named else None)
+    stage = next((s for s in reversed(named) if s.why_not(**needs) is None), named[-1] if named else None)
     if stage is None:
-        there = ", ".join(f"{stage.number} {stage.name}" for stage in stages.values())
-        raise ValueError(f"stage={wanted!r} is not in the ladder, which has: {there}")
-    if reason := stage.why_not(**asked):
-        able = ", ".join(name for name, other in stages.items() if other.why_not(**asked) is None)
+        names = ", ".join(f"{stage.number} {stage.name}" for stage in stages.values())
+        raise ValueError(f"stage={wanted!r} is not in the ladder, which has: {names}")
+    if reason := stage.why_not(**needs):
+        able = ", ".join(name for name, other in stages.items() if other.why_not(**needs) is None)
         raise ValueError(f"stage {stage.name} cannot: {reason}. Stages that can: {able or 'none'}")
     return stage
 
 
 def _longest(
     cu_seqlens_q: Any, cu_seqlens_k: Any, q: Any, k: Any, max_seqlen_q: int | None, max_seqlen_k: int | None
-) -> tuple[int | None, int | None]:
+) -> _Lengths:
     """Rows of the longest sequence of q, and of k: as the caller says, or from the numbers, which are then checked."""
     for name, most in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         whole = isinstance(most, (int, np.integer)) and not isinstance(most, bool)
         if most is not None and not (whole and 0 <= most < MAX_ROWS):
             raise TypeError(f"{name} is a whole number of rows, or None; got {type(most).__name__} {most!r:.40}")
-    told = max_seqlen_q is not None and max_seqlen_k is not None
-    if told and device.ON_GPU:
+    both_given = max_seqlen_q is not None and max_seqlen_k is not None
+    if both_given and device.ON_GPU:
         return int(max_seqlen_q), int(max_seqlen_k)
     longest: list[int] = []
     host = None
@@ -556,10 +467,10 @@ def _longest(
         longest.append(longest_of(f"cu_seqlens_{of}", host, of, a.shape[0]))
         if most is not None and longest[-1] > most:
             raise ValueError(f"max_seqlen_{of} = {most}, and the longest sequence of {of} has {longest[-1]} rows")
-    return (int(max_seqlen_q), int(max_seqlen_k)) if told else (longest[0], longest[1])
+    return (int(max_seqlen_q), int(max_seqlen_k)) if both_given else (longest[0], longest[1])
 
 
-def _on_device(name: str, a: Any, kind: DeviceArrays | TorchTensors | None) -> Any:
+def _on_device(name: str, a: Any, kind: _Kind | None) -> Any:
     """A device array that shares a's memory, where a is of a known kind or on a GPU; otherwise a copy on the device."""
     if kind is not None:
         return kind.array(a)

@@ -212,7 +212,7 @@ def expect(
     causal: bool = False,
     window: tuple[int, int] | None = None,
     softmax_scale: float | None = None,
-    **beside: Any,
+    **extras: Any,
 ) -> Expected:
     """Attention of arrays as models have them, in float64, and the tolerance for a kernel.
 
@@ -223,7 +223,7 @@ def expect(
         q: (batch, seq, heads, d), or without batch, or (rows, d), of float32 or a half type.
         k, v: the same with kv_heads, which divide heads.
         causal, window, softmax_scale: as `reference.attention` has them.
-        beside: bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved and rotary_positions, likewise. In a half
+        extras: bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved and rotary_positions, likewise. In a half
             type q and k are rounded once more after the rotation, as a kernel rounds them.
 
     Returns:
@@ -234,12 +234,12 @@ def expect(
     if q.ndim > 2:
         share = q.shape[-2] // k.shape[-2]
         q, k, v = (a.swapaxes(-3, -2) for a in (q, k.repeat(share, -2), v.repeat(share, -2)))
-    if "rotary_cos" in beside:
-        names = [name for name in beside if name.startswith("rotary_")]
-        q, k = reference.rotated(q, k, **{name: beside.pop(name) for name in names})
+    if "rotary_cos" in extras:
+        names = [name for name in extras if name.startswith("rotary_")]
+        q, k = reference.rotated(q, k, **{name: extras.pop(name) for name in names})
         if dtype.itemsize == 2:
             q, k = (a.astype(dtype).astype(np.float64) for a in (q, k))
-    options = {"causal": causal, "window": window, **beside}
+    options = {"causal": causal, "window": window, **extras}
     o, lse = reference.attention(q, k, v, softmax_scale=softmax_scale, return_lse=True, **options)
     tolerance = TOLERANCE
     if dtype.itemsize == 2:

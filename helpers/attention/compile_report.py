@@ -101,13 +101,13 @@ def compile_report(
     """
     code = file if "\n" in file else kernel.source(file)
     _check_arch(arch)
-    there = source.kernels(code)
+    kernels = source.kernels(code)
     if name is None:
-        if len(there) != 1:
-            raise ValueError(f"name= says which kernel is meant; the source has: {', '.join(there) or 'none'}")
-        (name,) = there
-    if re.sub(r"<.*", "", name).split("::")[-1] not in there:
-        raise ValueError(f"the source has no kernel {name!r}; its kernels: {', '.join(there) or 'none'}")
+        if len(kernels) != 1:
+            raise ValueError(f"name= says which kernel is meant; the source has: {', '.join(kernels) or 'none'}")
+        (name,) = kernels
+    if re.sub(r"<.*", "", name).split("::")[-1] not in kernels:
+        raise ValueError(f"the source has no kernel {name!r}; its kernels: {', '.join(kernels) or 'none'}")
     # NVRTC compiles every extern "C" kernel, whichever is asked for: one compilation tells of all of them.
     log, symbol = _compiled(code, kernel.options(defines), arch, "" if _is_of_c(code, name) else name)
     return _read(log, name, symbol or name, arch)
@@ -117,9 +117,9 @@ def _check_arch(arch: str) -> None:
     major, minor = nvrtc_version()
     from cupy.cuda import nvrtc
 
-    known = {f"sm_{number}" for number in nvrtc.getSupportedArchs()}
-    if not isinstance(arch, str) or re.sub(r"[af]$", "", arch) not in known:
-        names = ", ".join(sorted(known, key=lambda text: int(text[3:])))
+    architectures = {f"sm_{number}" for number in nvrtc.getSupportedArchs()}
+    if not isinstance(arch, str) or re.sub(r"[af]$", "", arch) not in architectures:
+        names = ", ".join(sorted(architectures, key=lambda text: int(text[3:])))
         raise ValueError(f"NVRTC {major}.{minor} does not know arch={arch!r}; it knows {names}")
 
 
@@ -136,15 +136,15 @@ def _compiled(code: str, options: tuple[str, ...], arch: str, instance: str) -> 
     """
     options = (*options, *header_options(code))
     key = hashlib.sha256(repr((code, options, arch, instance, nvrtc_version())).encode()).hexdigest()[:32]
-    kept = cache_dir() / f"report-{key}.json"
+    path = cache_dir() / f"report-{key}.json"
     changes = re.search(r'^\s*#\s*include\s*"', code, re.M)  # what is included so is not in the key
-    if kept.exists() and not changes:
-        log, symbol = json.loads(kept.read_text())
+    if path.exists() and not changes:
+        log, symbol = json.loads(path.read_text())
         return log, symbol
-    found = _compile(code, options, arch, instance)
+    compiled = _compile(code, options, arch, instance)
     if not changes:
-        keep(kept, json.dumps(found))
-    return found
+        keep(path, json.dumps(compiled))
+    return compiled
 
 
 def _compile(code: str, options: tuple[str, ...], arch: str, instance: str) -> tuple[str, str]:

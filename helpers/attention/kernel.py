@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,36 +30,73 @@ KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 OPTIONS = ("-std=c++17",)
 _INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
+_PRAGMA_ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
+_Stamp = tuple[int, int, int] | None  # when a file was changed, its size and its inode; None where there is no file
+_TEXTS: dict[Path, tuple[dict[Path, _Stamp], str]] = {}  # a text, and the stamps of all files that it depends on
+_RACY_NS = 50_000_000  # a file as young as this may change again with no new stamp
 
 
-def source(file: str, pasted: set[str] | None = None) -> str:
-    """The text of `kernels/<file>`, complete: the course's own includes are pasted in, each where it is first included.
+def source(file: str) -> str:
+    """The text of `kernels/<file>`, complete: the course's own includes are pasted in.
 
     Pasting matters: CuPy's cache looks at the text it is given, not at the files that text includes, so an edited
-    header would go unnoticed. The `#line` directives make compilers name the original files and lines.
+    header would go unnoticed. The `#line` directives make compilers name the original files and lines. A header with
+    `#pragma once` is pasted where it is first included, without that line, which compilers warn of in a main file.
 
-    Args:
-        file: in kernels/. pasted: headers that the text already has; those pasted here are added.
+    Every launch of a stage asks for its text: it is read and pasted again only when one of its files has changed.
 
     Raises:
         FileNotFoundError: there is no such file; the message lists those there are.
     """
     path = KERNELS / file
+    stamps, text = _TEXTS.get(path, ({}, ""))
+    if stamps and all(_stamp(each) == stamp for each, stamp in stamps.items()):
+        return text
     if not path.is_file():
         names = ", ".join(sorted(p.name for p in KERNELS.glob("*.cu")))
         raise FileNotFoundError(f"no kernel file {file!r} in {KERNELS.name}/; there are: {names}")
-    pasted = set() if pasted is None else pasted
-    lines = [f'#line 1 "{file}"']
-    for number, text in enumerate(path.read_text().splitlines(), start=1):
-        include = _INCLUDE.match(text) if "#" in text else None  # at every call of a stage: most lines have none
-        if include and include[1] in pasted:
+    stamps = {path: _stamp(path)}
+    text = "\n".join(_pasted(path.read_text(encoding="utf-8"), file, 1, stamps, set())) + "\n"
+    youngest = max(stamp[0] for stamp in stamps.values() if stamp)
+    if time.time_ns() - youngest > _RACY_NS:
+        _TEXTS[path] = stamps, text
+    return text
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def with_headers(code: str, name: str, *, first_line: int = 1) -> str:
+    """A text with the course's own headers pasted in, as `source` does. Compilers call it `name`, and count its lines
+    from `first_line`."""
+    return "\n".join(_pasted(code, name, first_line, {}, set())) + "\n"
+
+
+def _pasted(code: str, name: str, first_line: int, stamps: dict[Path, _Stamp], once: set[str]) -> list[str]:
+    """The lines of a text with its headers; `stamps` gets every file looked for, `once` those that come once."""
+    lines = [f'#line {first_line} "{name}"']
+    for number, line in enumerate(code.splitlines(), start=first_line):
+        include = _INCLUDE.match(line)
+        header = include.group(1) if include else ""
+        path = KERNELS / header
+        if header:
+            stamps[path] = _stamp(path)
+        if header in once or _PRAGMA_ONCE.match(line):
+            once.add(header or name)
             lines.append("")
-        elif include and (KERNELS / include[1]).is_file():
-            pasted.add(include[1])
-            lines += [source(include[1], pasted).rstrip("\n"), f'#line {number + 1} "{file}"']
+        elif header and path.is_file():
+            lines += [
+                *_pasted(path.read_text(encoding="utf-8"), header, 1, stamps, once),
+                f'#line {number + 1} "{name}"',
+            ]
         else:
-            lines.append(text)
-    return "\n".join(lines) + "\n"
+            lines.append(line)
+    return lines
 
 
 def options(defines: Mapping[str, Any] | None = None) -> tuple[str, ...]:
@@ -83,7 +122,7 @@ def headers(code: str) -> tuple[str, ...]:
     Raises:
         CuteMissing: the source includes CuTe's headers, and the package nvidia-cutlass is not installed.
     """
-    return (*(wmma_headers() if "<mma.h>" in code else ()), *cute_options(code))
+    return (*(wmma_headers() if "<mma.h>" in code else ()), *(cute_options(code) if "cute/" in code else ()))
 
 
 def architecture(code: str) -> tuple[str, ...]:
@@ -119,13 +158,14 @@ class Kernel:
             ValueError: the source has no kernel of that name.
         """
         text = code if code is not None else module.code
-        found = signatures.from_source(text, name)
-        if found is None:
-            there = ", ".join(cuda_text.kernels(text)) or "none"
-            raise ValueError(f"the source has no kernel {name!r}; its kernels: {there}")
+        parameters = signatures.from_source(text, name)
+        if parameters is None:
+            names = ", ".join(cuda_text.kernels(text)) or "none"
+            raise ValueError(f"the source has no kernel {name!r}; its kernels: {names}")
         self.name, self.module = name, module
         self.code, self.options = text, tuple(module.options)  # what a checked run of the same kernel compiles
-        self.parameters = found
+        self.parameters = parameters
+        self.accepted: set[Any] = set()  # forms of arguments that a planner compared with the signature before
         later = not build and hasattr(module, "kernel_to_build")
         self.function = module.kernel_to_build(name) if later else module.get_function(name)
 
@@ -218,11 +258,11 @@ def load_all(
 ) -> Mapping[str, Kernel]:
     """Several kernels of one source by name, compiled together: the compiler reads the source once."""
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
-    found = _compiled(code, (*options(defines), *headers(code), *architecture(code)), tuple(names))
+    kernels = _compiled(code, (*options(defines), *headers(code), *architecture(code)), tuple(names))
     if not _later.get():
-        for compiled in found.values():
+        for compiled in kernels.values():
             compiled.build()
-    return found
+    return kernels
 
 
 def typed(module: Any, name: str, code: str | None = None) -> Kernel:

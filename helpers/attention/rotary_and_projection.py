@@ -21,6 +21,7 @@ from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, limits, tiles
 from helpers.attention.ladder.call import (
     BATCHED,
+    CU_SEQLENS,
     PACKED,
     check_cu_seqlens,
     check_model_arrays,
@@ -144,51 +145,64 @@ def plan_rotary(
     """`rotary` but for the launch. source: another text of the kernel; sizes: such as {"THREADS": 128}."""
     cp = device.cp
     given, (q, k) = (q, k), (_array(name, a) for name, a in (("q", q), ("k", k)))
-    check_model_arrays(q, k, k, BATCHED)
-    if q.dtype.name not in C_NAMES:
-        raise TypeError(f"q is {q.dtype}; {', '.join(C_NAMES)} are rotated")
-    vector = 16 // q.dtype.itemsize
     cos, sin = (_array(name, a) for name, a in (("cos", cos), ("sin", sin)))
-    for name, a in (("cos", cos), ("sin", sin)):
-        if a.dtype != np.float32:
-            raise TypeError(f"{name} is {a.dtype}; float32 is needed: {name}.astype('float32')")
-        if a.ndim != 2 or a.shape != cos.shape:
-            raise ValueError(f"{name} has shape {a.shape}; cos and sin have one shape (positions, rotary_dim / 2)")
-    (batch, n, heads, head_dim), (n_kv, kv_heads), rotary_dim = q.shape, k.shape[1:3], 2 * cos.shape[1]
-    if head_dim % vector or rotary_dim % (2 * vector) or not 0 < rotary_dim <= head_dim:
-        raise ValueError(
-            f"head_dim = {head_dim}, and cos is for rotary_dim = {rotary_dim}; in {q.dtype} head_dim is a multiple of "
-            f"{vector}, and rotary_dim one of {2 * vector} and at most head_dim"
-        )
-    if positions is None and n > n_kv:
-        raise ValueError(f"q has {n} rows and k {n_kv}: row 0 of q would be before position 0; give positions")
-    if positions is None and len(cos) < n_kv:
-        raise ValueError(f"cos has {len(cos)} positions, and k has {n_kv} rows")
-    places, steps = [None, None], [0, 0]
-    for i, (name, rows) in enumerate((("q", n), ("k", n_kv))) if positions is not None else ():
-        a = _array(f"positions of {name}", positions[i])
-        if a.dtype != np.int32 or a.shape not in ((rows,), (batch, rows)):
-            wanted = f"int32 of shape {(rows,)} or {(batch, rows)}"
-            raise ValueError(f"the positions of {name} are {a.dtype} of shape {a.shape}; needed is {wanted}")
-        places[i], steps[i] = cp.ascontiguousarray(a), rows if a.ndim == 2 else 0
-    rows_of_grid = max(n * heads, n_kv * kv_heads) * ((head_dim // vector + 1) // 2)
+    _check_rotary(q, k, cos, sin, positions is not None)
+    (batch, n, heads, head_dim), (n_kv, kv_heads) = q.shape, k.shape[1:3]
+    (q_positions, q_step), (k_positions, k_step) = (
+        (None, 0) if positions is None else _positions(name, positions[i], rows, batch)
+        for i, (name, rows) in enumerate((("q", n), ("k", n_kv)))
+    )
+    vectors = (head_dim * q.dtype.itemsize // 16 + 1) // 2  # a thread has one of 16 bytes, and its partner
+    rows_of_grid = max(n * heads, n_kv * kv_heads) * vectors
     if rows_of_grid >= 2**31 or batch > 65535:
         raise ValueError(f"q has shape {q.shape} and k {k.shape}; a launch has 2^31 threads and 65,535 batches at most")
     if in_place:
         for name, a, was in (("q", q, given[0]), ("k", k, given[1])):
             if a is not was or not _in_rows(a):
                 raise ValueError(f"in_place: {name} is a device array with rows that start at multiples of 16 bytes")
-        to = q, k
+        outputs = q, k
     else:
-        q, k = (a if _in_rows(a) else cp.array(cp.ascontiguousarray(a)) for a in (q, k))
-        to = tuple(cp.empty(a.shape, dtype=a.dtype) for a in (q, k))
+        q, k = map(_readable, (q, k))
+        outputs = tuple(cp.empty(a.shape, dtype=a.dtype) for a in (q, k))
     params = np.zeros(1, dtype=ROTARY_PARAMS)
-    params[0] = (*map(_strides, (q, k, *to)), n, n_kv, heads, kv_heads, *steps)
-    sizes = {"HEAD_DIM": head_dim, "ROTARY_DIM": rotary_dim, "INTERLEAVED": int(interleaved), **(sizes or {})}
+    params[0] = (*map(_strides, (q, k, *outputs)), n, n_kv, heads, kv_heads, q_step, k_step)
+    sizes = {"HEAD_DIM": head_dim, "ROTARY_DIM": 2 * cos.shape[1], "INTERLEAVED": int(interleaved), **(sizes or {})}
     threads = sizes.setdefault("THREADS", ROTARY_THREADS)
     compiled = kernel.load(source or ROTARY, f"rotary<{C_NAMES[q.dtype.name]}>", defines=sizes)
-    args = (*map(span, (q, k, *to)), *map(cp.ascontiguousarray, (cos, sin)), *places, params)
-    return Planned(compiled, (-(-rows_of_grid // threads), 2, batch), (threads,), args, 0, to)
+    args = (*map(span, (q, k, *outputs)), *map(cp.ascontiguousarray, (cos, sin)), q_positions, k_positions, params)
+    return Planned(compiled, (-(-rows_of_grid // threads), 2, batch), (threads,), args, 0, outputs)
+
+
+def _check_rotary(q: Any, k: Any, cos: Any, sin: Any, positions_given: bool) -> None:
+    """TypeError or ValueError for device arrays that `rotary` cannot take."""
+    check_model_arrays(q, k, k, BATCHED)
+    if q.dtype.name not in C_NAMES:
+        raise TypeError(f"q is {q.dtype}; {', '.join(C_NAMES)} are rotated")
+    for name, a in (("cos", cos), ("sin", sin)):
+        if a.dtype != np.float32:
+            raise TypeError(f"{name} is {a.dtype}; float32 is needed: {name}.astype('float32')")
+        if a.ndim != 2 or a.shape != cos.shape:
+            raise ValueError(f"{name} has shape {a.shape}; cos and sin have one shape (positions, rotary_dim / 2)")
+    head_dim, rotary_dim, vector = q.shape[3], 2 * cos.shape[1], 16 // q.dtype.itemsize
+    if head_dim % vector or rotary_dim % (2 * vector) or not 0 < rotary_dim <= head_dim:
+        raise ValueError(
+            f"head_dim = {head_dim}, and cos is for rotary_dim = {rotary_dim}; in {q.dtype} head_dim is a multiple of "
+            f"{vector}, and rotary_dim one of {2 * vector} and at most head_dim"
+        )
+    n, n_kv = q.shape[1], k.shape[1]
+    if not positions_given and n > n_kv:
+        raise ValueError(f"q has {n} rows and k {n_kv}: row 0 of q would be before position 0; give positions")
+    if not positions_given and len(cos) < n_kv:
+        raise ValueError(f"cos has {len(cos)} positions, and k has {n_kv} rows")
+
+
+def _positions(name: str, positions: Any, rows: int, batch: int) -> tuple[Any, int]:
+    """The positions of q's or k's rows as the kernel reads them, and the step from one batch to the next."""
+    a = _array(f"positions of {name}", positions)
+    if a.dtype != np.int32 or a.shape not in ((rows,), (batch, rows)):
+        wanted = f"int32 of shape {(rows,)} or {(batch, rows)}"
+        raise ValueError(f"the positions of {name} are {a.dtype} of shape {a.shape}; needed is {wanted}")
+    return device.cp.ascontiguousarray(a), rows if a.ndim == 2 else 0
 
 
 # ---- output projection
@@ -257,39 +271,20 @@ def plan_projection(
     """`attention_projection` but for the launch. source: another text of the kernel; sizes: such as {"BLOCK_M": 64}."""
     cp = device.cp
     q, k, v, w_o = (_array(name, a) for name, a in (("q", q), ("k", k), ("v", v), ("w_o", w_o)))
-    check_model_arrays(q, k, v, BATCHED if cu_seqlens is None else PACKED)
-    if form not in FORMS:
-        raise ValueError(f"form is {form!r}; there are {' and '.join(map(repr, FORMS))}")
-    base = LADDER["flash_mma"]
+    _check_projection(q, k, v, w_o, form, packed=cu_seqlens is not None)
     heads, head_dim = q.shape[-2:]
-    if reason := base.why_not(head_dim=head_dim, dtype=q.dtype.name):
-        error = TypeError if q.dtype.name not in base.dtypes else ValueError
-        raise error(f"attention_projection cannot: {reason}")
-    if head_dim > 128:
-        raise ValueError(f"head_dim = {head_dim}; attention_projection takes 8 to 128, multiples of 8")
-    if w_o.dtype != q.dtype:
-        raise TypeError(f"w_o is {w_o.dtype} and q is {q.dtype}: one dtype for all is needed")
-    if w_o.ndim != 2 or w_o.shape[0] != heads * head_dim or w_o.shape[1] % 8 or not w_o.shape[1]:
-        wanted = f"(heads * head_dim, columns) = ({heads * head_dim}, a multiple of 8)"
-        raise ValueError(f"w_o has shape {w_o.shape}; needed is {wanted}")
-    columns, optional, rows, sequences = w_o.shape[1], (None, None), q.shape[-3], q.shape[0]
+    optional, rows, sequences = (None, None), q.shape[-3], q.shape[0]
     if cu_seqlens is not None:
-        optional = tuple(_array(name, a) for name, a in zip(("cu_seqlens_q", "cu_seqlens_k"), cu_seqlens, strict=True))
-        for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), optional, strict=True):
-            check_cu_seqlens(name, cu)
-        if len(optional[0]) != len(optional[1]):
-            raise ValueError(f"cu_seqlens has {len(optional[0])} and {len(optional[1])} entries: one number is needed")
-        rows = longest_of("cu_seqlens_q", cp.asnumpy(optional[0]), "q", len(q))
-        longest_of("cu_seqlens_k", cp.asnumpy(optional[1]), "k", len(k))
+        optional, rows = _lengths(cu_seqlens, q, k)
         sequences = len(optional[0]) - 1
     if heads > 65535 or sequences > 65535:
         raise ValueError(f"{heads} heads, {sequences} sequences; a launch takes 65,535 of each at most")
     limits_of_mask = mask_window(window, causal)
     scale = softmax_scale_of(softmax_scale, head_dim)
-    q, k, v = (a if _in_rows(a) else cp.array(cp.ascontiguousarray(a)) for a in (q, k, v))
+    q, k, v = map(_readable, (q, k, v))
     w_o = cp.ascontiguousarray(w_o)
     w_o = w_o if is_aligned(w_o) else cp.array(w_o)
-    all_heads = form == "all_heads"
+    all_heads, columns = form == "all_heads", w_o.shape[1]
     y = (cp.empty if all_heads else cp.zeros)((*q.shape[:-2], columns), dtype=cp.float32)
     params = attention_params(
         {**{name: _strides(a) for name, a in zip("qkv", (q, k, v), strict=True)}, "o": _strides(y[..., None, :])},
@@ -310,6 +305,39 @@ def plan_projection(
     return Planned(compiled, grid, (32 * defines["WARPS"],), args, shared, y, None if all_heads else lambda: y.fill(0))
 
 
+def _check_projection(q: Any, k: Any, v: Any, w_o: Any, form: str, *, packed: bool) -> None:
+    """TypeError or ValueError for device arrays that `attention_projection` cannot take, or a form there is not."""
+    check_model_arrays(q, k, v, PACKED if packed else BATCHED)
+    if form not in FORMS:
+        raise ValueError(f"form is {form!r}; there are {' and '.join(map(repr, FORMS))}")
+    base = LADDER["flash_mma"]
+    heads, head_dim = q.shape[-2:]
+    if reason := base.why_not(head_dim=head_dim, dtype=q.dtype.name):
+        error = TypeError if q.dtype.name not in base.dtypes else ValueError
+        raise error(f"attention_projection cannot: {reason}")
+    if head_dim > 128:
+        raise ValueError(f"head_dim = {head_dim}; attention_projection takes 8 to 128, multiples of 8")
+    if w_o.dtype != q.dtype:
+        raise TypeError(f"w_o is {w_o.dtype} and q is {q.dtype}: one dtype for all is needed")
+    if w_o.ndim != 2 or w_o.shape[0] != heads * head_dim or w_o.shape[1] % 8 or not w_o.shape[1]:
+        wanted = f"(heads * head_dim, columns) = ({heads * head_dim}, a multiple of 8)"
+        raise ValueError(f"w_o has shape {w_o.shape}; needed is {wanted}")
+
+
+def _lengths(cu_seqlens: tuple[Any, Any], q: Any, k: Any) -> tuple[tuple[Any, ...], int]:
+    """cu_seqlens as device arrays, and the rows of q's longest sequence."""
+    arrays = tuple(_array(name, a) for name, a in zip(CU_SEQLENS, cu_seqlens, strict=True))
+    for name, cu in zip(CU_SEQLENS, arrays, strict=True):
+        check_cu_seqlens(name, cu)
+    if len(arrays[0]) != len(arrays[1]):
+        raise ValueError(f"cu_seqlens has {len(arrays[0])} and {len(arrays[1])} entries: one number is needed")
+    rows, _ = (
+        longest_of(name, device.cp.asnumpy(cu), of, len(a))
+        for name, cu, of, a in zip(CU_SEQLENS, arrays, "qk", (q, k), strict=True)
+    )
+    return arrays, rows
+
+
 # ---- arrays
 
 
@@ -323,6 +351,11 @@ def _array(name: str, a: Any) -> Any:
 def _in_rows(a: Any) -> bool:
     """Whether the kernels can read it where it is: rows contiguous, each at a multiple of 16 bytes."""
     return (a.strides[-1] == a.itemsize or a.shape[-1] == 1) and min(a.strides) >= 0 and is_aligned(a)
+
+
+def _readable(a: Any) -> Any:
+    """The array as the kernels can read it: itself, or a copy."""
+    return a if _in_rows(a) else device.cp.array(device.cp.ascontiguousarray(a))
 
 
 def _strides(a: Any) -> tuple[int, int, int]:

@@ -334,12 +334,10 @@ def _launches(
     scale = softmax_scale_of(options.pop("softmax_scale", None), q.shape[-1])
     window = mask_window(options.pop("window", None), options.pop("causal", False))
     arrays = _with_output(do, q, k, v, softmax_scale=scale, window=window)
-    made = (cp.full(a.shape, cp.nan, dtype=a.dtype) for a in arrays[1:4])
-    how = {"deterministic": False, **options, "source": code, "sizes": sizes}
-    which = stage_of(stage)
+    how = {**options, "softmax_scale": scale, "window": window, "source": code, "sizes": sizes}
     with kernel.built_when_launched():
-        found, held = backward.ready(which, *arrays, *made, None, None, softmax_scale=scale, window=window, **how)
-    return found.filled(held)
+        ready, planned, _ = backward.plan(stage_of(stage), *arrays, **how)
+    return ready.filled(planned)
 
 
 def _with_output(do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, ...]:

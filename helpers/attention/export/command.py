@@ -9,7 +9,7 @@ from pathlib import Path
 
 from helpers import device
 from helpers.attention.export import python_file
-from helpers.attention.export.plan import TARGETS, CannotExport, Wish, plan
+from helpers.attention.export.plan import TARGETS, CannotExport, Request, plan
 from helpers.attention.export.text import Sizes
 from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.limits import Limits
@@ -64,13 +64,13 @@ def stage_of(name: str) -> Stage:
         CannotExport: there is none, or several have the number.
     """
     stem = Path(name).name.removesuffix(".cu")
-    found = [s for s in LADDER.values() if stem in (s.name, s.file.removesuffix(".cu"))]
-    if not found and stem.isdigit():
-        found = [s for s in LADDER.values() if s.number == int(stem)]
-    if len(found) != 1:
-        there = ", ".join(s.name for s in found or LADDER.values())
-        raise CannotExport(f"{name!r} is {'several stages' if found else 'no stage'}: {there}")
-    return found[0]
+    matches = [s for s in LADDER.values() if stem in (s.name, s.file.removesuffix(".cu"))]
+    if not matches and stem.isdigit():
+        matches = [s for s in LADDER.values() if s.number == int(stem)]
+    if len(matches) != 1:
+        names = ", ".join(s.name for s in matches or LADDER.values())
+        raise CannotExport(f"{name!r} is {'several stages' if matches else 'no stage'}: {names}")
+    return matches[0]
 
 
 def here() -> Limits:
@@ -94,7 +94,7 @@ def export(words: Sequence[str]) -> str:
     left, right = given.window or (-1, -1)
     if min(left, right) < -1:
         raise CannotExport(f"--window {left} {right}: sizes of at least 0, or -1 for no limit")
-    wish = Wish(
+    request = Request(
         stage,
         head_dim=given.head_dim,
         dtype=given.dtype or stage.dtypes[0],
@@ -111,22 +111,22 @@ def export(words: Sequence[str]) -> str:
     if given.cpp:
         from helpers.attention.export import cpp_file
 
-        return cpp_file.text(plan(wish), sizes)
-    return python_file.text(plan(wish), sizes)
+        return cpp_file.text(plan(request), sizes)
+    return python_file.text(plan(request), sizes)
 
 
 def main(words: Sequence[str]) -> int:
     """Write the file, or print it. The exit code."""
     try:
-        made = export(words)
+        text = export(words)
     except CannotExport as reason:
         print(f"course.py export: {reason}", file=sys.stderr)
         return 1
     given = parser().parse_args(words)
     if given.output is None:
-        sys.stdout.write(made)
+        sys.stdout.write(text)
         return 0
-    given.output.write_text(made, encoding="utf-8")
+    given.output.write_text(text, encoding="utf-8")
     how = f"nvcc -std=c++17 -arch=... {given.output}" if given.cpp else f"python3 {given.output}"
-    print(f"{given.output}: {len(made.splitlines())} lines. On a machine with a GPU: {how}")
+    print(f"{given.output}: {len(text.splitlines())} lines. On a machine with a GPU: {how}")
     return 0

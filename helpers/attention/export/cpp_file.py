@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from helpers.attention.export.plan import Argument, CannotExport, Field, Plan, PlannedLaunch, Wish
+from helpers.attention.export.plan import Argument, CannotExport, Field, Plan, PlannedLaunch, Request
 from helpers.attention.export.sizes import cpp
 from helpers.attention.export.text import Sizes, about, kernel_text, licence
 
@@ -63,10 +63,10 @@ def text(plan: Plan, sizes: Sizes) -> str:
     """
     if plan.maps or plan.table:
         raise CannotExport(
-            f"the .cu form has no host code for the tensor maps and the table of tiles of {plan.wish.stage.name}; "
+            f"the .cu form has no host code for the tensor maps and the table of tiles of {plan.request.stage.name}; "
             "the Python form has (leave --cpp out)"
         )
-    parts = [_opening(plan), kernel_text(plan.wish.stage.file), *_host(plan), _main(plan, sizes)]
+    parts = [_opening(plan), kernel_text(plan.request.stage.file), *_host(plan), _main(plan, sizes)]
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
 
@@ -80,13 +80,13 @@ def _opening(plan: Plan) -> str:
     lines += licence()
     comment = "\n".join(f"// {line}".rstrip() for line in lines)
     defines = "\n".join(f"#define {name} {value}" for name, value in plan.defines.items())
-    return f"{comment}\n\n{defines}\n\n// ---- {plan.wish.stage.file}\n"
+    return f"{comment}\n\n{defines}\n\n// ---- {plan.request.stage.file}\n"
 
 
 def _host(plan: Plan) -> Iterator[str]:
-    wish = plan.wish
-    yield f"// ---- the host's side\n\n{_HOST}\nusing Element = {_TYPES[wish.dtype]};\n"
-    if wish.model_layout:
+    request = plan.request
+    yield f"// ---- the host's side\n\n{_HOST}\nusing Element = {_TYPES[request.dtype]};\n"
+    if request.model_layout:
         yield """// Where row `row` of head `head` begins in an array (batch, rows, heads, HEAD_DIM).
 size_t at(int batch, int row, int rows, int head, int heads) {
   return (((size_t)batch * rows + row) * heads + head) * HEAD_DIM;
@@ -105,22 +105,22 @@ size_t at(int batch, int row, int rows, int head, int heads) {
     yield _entry(plan)
 
 
-def _parameters(wish: Wish) -> list[tuple[str, str]]:
+def _parameters(request: Request) -> list[tuple[str, str]]:
     """(type, name) of the entry's parameters."""
-    given = ["do_", "q", "k", "v", "o"] if wish.backward else ["q", "k", "v"]
-    written = ["dq", "dk", "dv"] if wish.backward else ["o"]
-    found = [("const Element*", name) for name in given]
-    if wish.backward:
-        found.append(("const float*", "lse"))
-    found += [("Element*", name) for name in written]
-    if wish.return_lse:
-        found.append(("float*", "lse"))
-    return found + [("int", name) for name in _sizes(wish)] + [("float", "softmax_scale")]
+    given = ["do_", "q", "k", "v", "o"] if request.backward else ["q", "k", "v"]
+    written = ["dq", "dk", "dv"] if request.backward else ["o"]
+    parameters = [("const Element*", name) for name in given]
+    if request.backward:
+        parameters.append(("const float*", "lse"))
+    parameters += [("Element*", name) for name in written]
+    if request.return_lse:
+        parameters.append(("float*", "lse"))
+    return parameters + [("int", name) for name in _sizes(request)] + [("float", "softmax_scale")]
 
 
-def _sizes(wish: Wish) -> list[str]:
+def _sizes(request: Request) -> list[str]:
     names = ["batch", "n", "n_kv", "heads"]
-    return [*names, "kv_heads"] if "gqa" in wish.stage.features else names
+    return [*names, "kv_heads"] if "gqa" in request.stage.features else names
 
 
 def _name(array: str) -> str:
@@ -129,21 +129,21 @@ def _name(array: str) -> str:
 
 
 def _entry(plan: Plan) -> str:
-    wish = plan.wish
-    shape = "(batch, {}, {}, HEAD_DIM)" if wish.model_layout else "(batch, {1}, {0}, HEAD_DIM)"
-    kv_heads = "kv_heads" if "gqa" in wish.stage.features else "heads"
-    like_q, like_k = ("do_, q, o, dq", "k, v, dk, dv") if wish.backward else ("q, o", "k, v")
-    what = "The gradients of attention." if wish.backward else "softmax(softmax_scale q k^T) v for each head."
+    request = plan.request
+    shape = "(batch, {}, {}, HEAD_DIM)" if request.model_layout else "(batch, {1}, {0}, HEAD_DIM)"
+    kv_heads = "kv_heads" if "gqa" in request.stage.features else "heads"
+    like_q, like_k = ("do_, q, o, dq", "k, v, dk, dv") if request.backward else ("q, o", "k, v")
+    what = "The gradients of attention." if request.backward else "softmax(softmax_scale q k^T) v for each head."
     lines = [
         f"// {what} Pointers are to device memory, arrays dense.",
         f"//   {like_q}  {shape.format('n', 'heads')}",
         f"//   {like_k}  {shape.format('n_kv', kv_heads)}",
     ]
-    if wish.return_lse or wish.backward:
+    if request.return_lse or request.backward:
         lines.append("//   lse  (batch, heads, n)")
-    name = "flash_attention_backward" if wish.backward else "flash_attention"
+    name = "flash_attention_backward" if request.backward else "flash_attention"
     lines.append(f"void {name}(")
-    parameters = [f"{kind} {name}" for kind, name in _parameters(wish)]
+    parameters = [f"{kind} {name}" for kind, name in _parameters(request)]
     lines += [f"    {', '.join(parameters)}) {{"] if sum(map(len, parameters)) < 80 else _wrapped(parameters)
     for array, (sizes, dtype) in plan.scratch.items():
         first, *others = (cpp(size) for size in sizes)
@@ -151,7 +151,7 @@ def _entry(plan: Plan) -> str:
         kind = _TYPES[np.dtype(dtype).name]
         lines.append(f"  {kind}* {array} = device_array<{kind}>({count});")
     for parameter, struct in plan.structs.items():
-        lines += [f"  const {struct.type} {parameter}{{", *_struct(struct.fields, "      ", wish), "  };"]
+        lines += [f"  const {struct.type} {parameter}{{", *_struct(struct.fields, "      ", request), "  };"]
     for launch in plan.launches:
         lines += _launch(launch)
     lines += [f"  CUDA_CHECK(cudaFreeAsync({array}, 0));" for array in plan.scratch]
@@ -170,21 +170,21 @@ def _wrapped(parameters: Sequence[str]) -> list[str]:
     return [*lines, line]
 
 
-def _struct(fields: Sequence[Field], indent: str, wish: Wish) -> list[str]:
+def _struct(fields: Sequence[Field], indent: str, request: Request) -> list[str]:
     lines = []
     for field in fields:
         if field.kind == "struct":
-            lines += [f"{indent}{{", *_struct(field.fields, indent + "    ", wish), f"{indent}}},"]
+            lines += [f"{indent}{{", *_struct(field.fields, indent + "    ", request), f"{indent}}},"]
         elif field.kind == "strides":
             of_keys = field.array in ("k", "v", "dk", "dv")
-            rows = ("n_kv", "kv_heads" if "gqa" in wish.stage.features else "heads") if of_keys else ("n", "heads")
+            rows = ("n_kv", "kv_heads" if "gqa" in request.stage.features else "heads") if of_keys else ("n", "heads")
             lines.append(f"{indent}strides({', '.join(rows)}),")
         elif field.kind == "scale":
             lines.append(f"{indent}softmax_scale,")
         else:
-            known = field.tree[0] != "number"
+            named = field.tree[0] != "number"
             value = "UNLIMITED" if field.tree == ("number", 2**29) else cpp(field.tree)
-            lines.append(f"{indent}{value}," + ("" if known else f"  // {field.name}"))
+            lines.append(f"{indent}{value}," + ("" if named else f"  // {field.name}"))
     return lines
 
 
@@ -231,14 +231,14 @@ def _argument(arg: Argument) -> str:
 
 
 def _main(plan: Plan, sizes: Sizes) -> str:
-    wish = plan.wish
-    body = _gradients(wish, sizes) if wish.backward else _output(wish, sizes)
-    return "\n".join([*_weights(wish), *_random(wish), *body])
+    request = plan.request
+    body = _gradients(request, sizes) if request.backward else _output(request, sizes)
+    return "\n".join([*_weights(request), *_random(request), *body])
 
 
-def _weights(wish: Wish) -> list[str]:
+def _weights(request: Request) -> list[str]:
     """The weights of one row, in double: what both checks need."""
-    left, right = wish.window
+    left, right = request.window
     tests = [f"j >= i + n_kv - n - {left}"] * (left >= 0) + [f"j <= i + n_kv - n + {right}"] * (right >= 0)
     seen = " && ".join(tests).replace(" - 0", "").replace(" + 0", "")
     row = "int i, int n, " if seen else ""
@@ -266,15 +266,15 @@ def _weights(wish: Wish) -> list[str]:
     ]
 
 
-def _call_of_weights(wish: Wish) -> str:
-    row = "i, n, " if wish.masked else ""
+def _call_of_weights(request: Request) -> str:
+    row = "i, n, " if request.masked else ""
     return f"weights(p, &q_here[row], &k_here[key], stride, {row}n_kv, softmax_scale)"
 
 
-def _random(wish: Wish) -> list[str]:
-    to_float = _TO_FLOAT[wish.dtype].format("there[i]")
-    from_float = _FROM_FLOAT[wish.dtype].format("normal(generator) + 0.25f")
-    passes = "one step of the type at the largest value" if wish.dtype in _STEP else "1e-5"
+def _random(request: Request) -> list[str]:
+    to_float = _TO_FLOAT[request.dtype].format("there[i]")
+    from_float = _FROM_FLOAT[request.dtype].format("normal(generator) + 0.25f")
+    passes = "one step of the type at the largest value" if request.dtype in _STEP else "1e-5"
     return [
         "",
         "// Random numbers on the device; and as the kernel sees them, in float.",
@@ -299,7 +299,7 @@ def _random(wish: Wish) -> list[str]:
         "    error = std::isnan(difference) ? INFINITY : std::fmax(error, difference);",
         "    largest = std::fmax(largest, std::fabs(wanted[i]));",
         "  }",
-        f"  const double tolerance = {_tolerance(wish)};",
+        f"  const double tolerance = {_tolerance(request)};",
         "  const bool right = error <= tolerance;",
         '  std::printf("[%s] %s: max error %.1e, %.1e allowed\\n", right ? "PASS" : "FAIL", name, error, tolerance);',
         "  return right;",
@@ -307,15 +307,15 @@ def _random(wish: Wish) -> list[str]:
     ]
 
 
-def _tolerance(wish: Wish) -> str:
-    if wish.dtype in _STEP:
-        return f"{_STEP[wish.dtype]} * largest"
-    return "1e-5 * std::fmax(largest, 1)" if wish.backward else "1e-5"
+def _tolerance(request: Request) -> str:
+    if request.dtype in _STEP:
+        return f"{_STEP[request.dtype]} * largest"
+    return "1e-5 * std::fmax(largest, 1)" if request.backward else "1e-5"
 
 
-def _numbers(wish: Wish, sizes: Sizes) -> list[str]:
+def _numbers(request: Request, sizes: Sizes) -> list[str]:
     values = [f"{name} = {value}" for name, value in zip(("batch", "n", "n_kv", "heads"), sizes, strict=False)]
-    kv_heads = f", kv_heads = {sizes.kv_heads}" if "gqa" in wish.stage.features else ", kv_heads = heads"
+    kv_heads = f", kv_heads = {sizes.kv_heads}" if "gqa" in request.stage.features else ", kv_heads = heads"
     return [
         "",
         "int main() {",
@@ -326,13 +326,13 @@ def _numbers(wish: Wish, sizes: Sizes) -> list[str]:
     ]
 
 
-def _call(wish: Wish) -> str:
-    names = [name for _, name in _parameters(wish)]
+def _call(request: Request) -> str:
+    names = [name for _, name in _parameters(request)]
     return ", ".join(names)
 
 
-def _loops(wish: Wish) -> list[str]:
-    stride = "(size_t)kv_heads * HEAD_DIM" if wish.model_layout else "HEAD_DIM"
+def _loops(request: Request) -> list[str]:
+    stride = "(size_t)kv_heads * HEAD_DIM" if request.model_layout else "HEAD_DIM"
     return [
         f"  const size_t stride = {stride};  // from one key to the next",
         "  std::vector<double> p;",
@@ -343,11 +343,11 @@ def _loops(wish: Wish) -> list[str]:
     ]
 
 
-def _output(wish: Wish, sizes: Sizes) -> list[str]:
-    lse = wish.return_lse
-    weights = _call_of_weights(wish)
+def _output(request: Request, sizes: Sizes) -> list[str]:
+    lse = request.return_lse
+    weights = _call_of_weights(request)
     lines = [
-        *_numbers(wish, sizes),
+        *_numbers(request, sizes),
         "  std::vector<float> q_here, k_here, v_here;",
         "  Element* q = random_array(rows, 1, q_here);",
         "  Element* k = random_array(keys, 2, k_here);",
@@ -357,16 +357,16 @@ def _output(wish: Wish, sizes: Sizes) -> list[str]:
     if lse:
         lines.append("  float* lse = device_array<float>((size_t)batch * heads * n);")
     lines += [
-        f"  flash_attention({_call(wish)});",
+        f"  flash_attention({_call(request)});",
         "  CUDA_CHECK(cudaDeviceSynchronize());",
         "",
         f"  std::vector<double> wanted(rows){', wanted_lse' if lse else ''};",
-        *_loops(wish),
+        *_loops(request),
         f"        {f'wanted_lse.push_back({weights})' if lse else weights};",
         "        for (int j = 0; j < n_kv; ++j)",
         "          for (int c = 0; c < HEAD_DIM; ++c) wanted[row + c] += p[j] * v_here[key + j * stride + c];",
         "      }",
-        f'  bool right = passes("{wish.stage.name}", o, wanted);',
+        f'  bool right = passes("{request.stage.name}", o, wanted);',
     ]
     if lse:
         lines += [
@@ -378,11 +378,11 @@ def _output(wish: Wish, sizes: Sizes) -> list[str]:
     return [*lines, "  return right ? 0 : 1;", "}"]
 
 
-def _gradients(wish: Wish, sizes: Sizes) -> list[str]:
-    rounded = _FROM_FLOAT[wish.dtype].format("(float)o_wanted[i]")
+def _gradients(request: Request, sizes: Sizes) -> list[str]:
+    rounded = _FROM_FLOAT[request.dtype].format("(float)o_wanted[i]")
     written = {"dq": "rows", "dk": "keys", "dv": "keys"}
     lines = [
-        *_numbers(wish, sizes),
+        *_numbers(request, sizes),
         "  std::vector<float> do_here, q_here, k_here, v_here;",
         "  Element* do_ = random_array(rows, 4, do_here);",
         "  Element* q = random_array(rows, 1, q_here);",
@@ -392,8 +392,8 @@ def _gradients(wish: Wish, sizes: Sizes) -> list[str]:
         "  // The forward pass and the gradients, row by row.",
         "  std::vector<double> o_wanted(rows), dq_wanted(rows), dk_wanted(keys), dv_wanted(keys), dp(n_kv);",
         "  std::vector<float> lse_here;",
-        *_loops(wish),
-        f"        lse_here.push_back({_call_of_weights(wish)});",
+        *_loops(request),
+        f"        lse_here.push_back({_call_of_weights(request)});",
         "        double delta = 0;  // rowsum(P * dP)",
         "        for (int j = 0; j < n_kv; ++j) {",
         "          dp[j] = 0;",
@@ -419,9 +419,9 @@ def _gradients(wish: Wish, sizes: Sizes) -> list[str]:
         "  Element* o = to_device(o_here);",
         "  float* lse = to_device(lse_here);",
         *(f"  Element* {which} = device_array<Element>({size});" for which, size in written.items()),
-        f"  flash_attention_backward({_call(wish)});",
+        f"  flash_attention_backward({_call(request)});",
         "  CUDA_CHECK(cudaDeviceSynchronize());",
     ]
-    name = wish.stage.name
+    name = request.stage.name
     lines += [f'  const bool {which}_right = passes("{name}, {which}", {which}, {which}_wanted);' for which in written]
     return [*lines, "  return dq_right && dk_right && dv_right ? 0 : 1;", "}"]

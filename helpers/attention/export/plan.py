@@ -17,7 +17,7 @@ from helpers.attention import kernel
 from helpers.attention.export.sizes import Size, Tree, tree_of, value
 from helpers.attention.ladder import Stage, limits
 from helpers.attention.ladder.call import Call, Spec
-from helpers.attention.ladder.contract import Constant, Launch, Map, Part
+from helpers.attention.ladder.launch import Constant, Launch, Map, Part
 from helpers.attention.ladder.limits import Limits
 from helpers.attention.ladder.params import STRIDES
 from helpers.attention.ladder.tiles import KB
@@ -47,7 +47,7 @@ class CannotExport(ValueError):
 
 
 @dataclass(frozen=True)
-class Wish:
+class Request:
     """What is asked of an exported file.
 
     window: (left, right), -1 for unlimited; causal is right = 0. target: the GPU that tiles are chosen for.
@@ -133,7 +133,7 @@ class Plan:
     defines: the -D options. scratch: shape and dtype of the arrays between launches. structs: by the parameter's name.
     """
 
-    wish: Wish
+    request: Request
     defines: Mapping[str, int]
     launches: tuple[PlannedLaunch, ...]
     scratch: Mapping[str, tuple[tuple[Tree, ...], np.dtype]] = field(default_factory=dict)
@@ -150,99 +150,99 @@ class Plan:
         return any(arg.kind == "map" for launch in self.launches for arg in launch.args)
 
 
-def plan(wish: Wish) -> Plan:
+def plan(request: Request) -> Plan:
     """The launches of a stage for calls of any size.
 
     Raises:
         CannotExport: the stage cannot do what is asked, on that GPU or at all; or it does something that no argument of
             an exported file is known for.
     """
-    stage = wish.stage
-    with limits.of_another(wish.target):
-        left, right = wish.window
-        window = (left, right) if wish.masked and (left, right) != (-1, 0) else None
-        asked: dict[str, Any] = {"head_dim": wish.head_dim, "dtype": wish.dtype, "return_lse": wish.return_lse}
-        reason = stage.why_not(**asked, causal=right == 0, window=window, deterministic=wish.deterministic)
+    stage = request.stage
+    with limits.of_another(request.target):
+        left, right = request.window
+        window = (left, right) if request.masked and (left, right) != (-1, 0) else None
+        needs: dict[str, Any] = {"head_dim": request.head_dim, "dtype": request.dtype, "return_lse": request.return_lse}
+        reason = stage.why_not(**needs, causal=right == 0, window=window, deterministic=request.deterministic)
         if reason:
             raise CannotExport(f"stage {stage.name} cannot: {reason}")
         if only := getattr(stage, "only_for", None):
             raise CannotExport(f"stage {stage.name} is for {', '.join(sorted(only))}, which no exported file takes yet")
         if others := set(re.findall(r"^#include <([^>]+)>", kernel.source(stage.file), re.M)) - HEADERS:
             raise CannotExport(f"{stage.file} includes <{min(others)}>, which does not come with CUDA")
-        defines = dict(stage.defines(wish.head_dim))
+        defines = dict(stage.defines(request.head_dim))
         long = dict(zip(NAMES, (1, 16, 16, _LONG, _LONG), strict=True))
-        defines.update(stage.variant(call_of(wish, long, 1.0)))
+        defines.update(stage.variant(call_of(request, long, 1.0)))
     sizes = {name: Size.constant(name, size) for name, size in defines.items()}
-    probes = [_Probe(wish, sizes, numbers, scale) for numbers, scale in zip(_PROBES, _SCALES, strict=True)]
-    return _explain(wish, defines, *probes)
+    probes = [_Probe(request, sizes, numbers, scale) for numbers, scale in zip(_PROBES, _SCALES, strict=True)]
+    return _explain(request, defines, *probes)
 
 
 class _Probe:
     """The stage's plan for one set of sizes."""
 
-    def __init__(self, wish: Wish, sizes: Mapping[str, int], numbers: tuple[int, ...], scale: float) -> None:
+    def __init__(self, request: Request, sizes: Mapping[str, int], numbers: tuple[int, ...], scale: float) -> None:
         self.numbers = dict(zip(NAMES, numbers, strict=True))
         self.scale = scale
-        if "gqa" not in wish.stage.features:
+        if "gqa" not in request.stage.features:
             self.numbers["kv_heads"] = self.numbers["heads"]
         named = {name: Size.named(name, number) for name, number in self.numbers.items()}
-        if "gqa" not in wish.stage.features:
+        if "gqa" not in request.stage.features:
             named["kv_heads"] = named["heads"]
-        self.call = call_of(wish, named, scale)
-        blocks = wish.target.multiprocessors + self.numbers["batch"]  # another number in each probe
-        with limits.of_another(wish.target._replace(multiprocessors=blocks)):
-            self.launches = list(wish.stage.launches(wish.stage, self.call, sizes))
-            self.scratch = dict(wish.stage.scratch(self.call, sizes))
+        self.call = call_of(request, named, scale)
+        blocks = request.target.multiprocessors + self.numbers["batch"]  # another number in each probe
+        with limits.of_another(request.target._replace(multiprocessors=blocks)):
+            self.launches = list(request.stage.launches(request.stage, self.call, sizes))
+            self.scratch = dict(request.stage.scratch(self.call, sizes))
         tables = [arg for launch in self.launches for arg in launch.args if isinstance(arg, Constant)]
         for table in tables:
             self.numbers |= {f"table.shape[{axis}]": size for axis, size in enumerate(table.values.shape[:2])}
         if len(tables) > 1:
-            raise CannotExport(f"stage {wish.stage.name} has {len(tables)} tables; an exported file makes one")
+            raise CannotExport(f"stage {request.stage.name} has {len(tables)} tables; an exported file makes one")
 
 
-def call_of(wish: Wish, named: Mapping[str, int], scale: float) -> Call:
+def call_of(request: Request, named: Mapping[str, int], scale: float) -> Call:
     """A call of these sizes, its arrays with strides that no other array has."""
     batch, heads, kv_heads, n, n_kv = (named[name] for name in NAMES)
-    d, dtype = wish.head_dim, dtype_of(wish.dtype)
+    d, dtype = request.head_dim, dtype_of(request.dtype)
     rows = {name: (batch, heads, n, d) for name in ("q", "o", "do", "dq")}
     rows |= {name: (batch, kv_heads, n_kv, d) for name in ("k", "v", "dk", "dv")}
-    names = ["q", "k", "v", "o", *(BACKWARD_ARRAYS if wish.backward else ())]
+    names = ["q", "k", "v", "o", *(BACKWARD_ARRAYS if request.backward else ())]
     arrays = {}
     for i, name in enumerate(names):
         steps = (10**12 + 16 * i, 10**6 + 16 * i, 10**9 + 16 * i, 1)
         arrays[name] = Spec(rows[name], tuple(step * dtype.itemsize for step in steps), dtype)
-    if wish.return_lse or wish.backward:
+    if request.return_lse or request.backward:
         arrays["lse"] = Spec.dense((batch, heads, n), np.float32)
     return Call(
         arrays,
         scale,
-        wish.window,
+        request.window,
         rows=n,
         sequences=batch,
         aligned=d * dtype.itemsize % 16 == 0,
         keys=n_kv,
-        deterministic=wish.deterministic,
+        deterministic=request.deterministic,
     )
 
 
-def _explain(wish: Wish, defines: Mapping[str, int], a: _Probe, b: _Probe) -> Plan:
+def _explain(request: Request, defines: Mapping[str, int], a: _Probe, b: _Probe) -> Plan:
     """The plan that both probes agree on."""
     if any(isinstance(arg, Part) for launch in a.launches for arg in launch.args):
-        pairs = [(_one_of_all_heads(wish, a), _one_of_all_heads(wish, b))]
+        pairs = [(_one_of_all_heads(request, a), _one_of_all_heads(request, b))]
     else:
         pairs = list(zip(a.launches, b.launches, strict=True))
-    text = kernel.source(wish.stage.file)
+    text = kernel.source(request.stage.file)
     structs: dict[str, Struct] = {}
     launches = []
     for first, second in pairs:
-        where = f"{wish.stage.name}: a launch of {first.kernel}"
+        where = f"{request.stage.name}: a launch of {first.kernel}"
         args = []
         parameters = signatures.from_source(text, first.kernel) or []
         for parameter, x, y in zip(parameters, first.args, second.args, strict=True):
             here = f"{where}, argument {parameter.name}"
             if isinstance(x, np.ndarray) and x.dtype.names and x.size == 1:
-                made = Struct(parameter.type, x.dtype, _fields(x[0], y[0], a, b, here))
-                if structs.setdefault(parameter.name, made) != made:
+                struct = Struct(parameter.type, x.dtype, _fields(x[0], y[0], a, b, here))
+                if structs.setdefault(parameter.name, struct) != struct:
                     raise CannotExport(f"{here} is not what another launch takes under that name")
                 args.append(Argument("struct", parameter.name))
             else:
@@ -251,7 +251,7 @@ def _explain(wish: Wish, defines: Mapping[str, int], a: _Probe, b: _Probe) -> Pl
             raise CannotExport(f"{where} has shared memory that depends on the call")
         launches.append(
             PlannedLaunch(
-                wish.stage.kernel_name(wish.dtype, first.kernel),
+                request.stage.kernel_name(request.dtype, first.kernel),
                 tuple(_size(x, y, a, b, f"{where}, grid") for x, y in zip(first.grid, second.grid, strict=True)),
                 tuple(_size(x, y, a, b, f"{where}, block") for x, y in zip(first.block, second.block, strict=True)),
                 int(first.shared_bytes),
@@ -262,17 +262,17 @@ def _explain(wish: Wish, defines: Mapping[str, int], a: _Probe, b: _Probe) -> Pl
     scratch = {
         name: (
             tuple(
-                _size(x, y, a, b, f"{wish.stage.name}: {name}")
+                _size(x, y, a, b, f"{request.stage.name}: {name}")
                 for x, y in zip(spec.shape, b.scratch[name].shape, strict=True)
             ),
             np.dtype(spec.dtype),
         )
         for name, spec in a.scratch.items()
     }
-    return Plan(wish, defines, tuple(launches), scratch, structs)
+    return Plan(request, defines, tuple(launches), scratch, structs)
 
 
-def _one_of_all_heads(wish: Wish, probe: _Probe) -> Launch:
+def _one_of_all_heads(request: Request, probe: _Probe) -> Launch:
     """01 to 03 launch once for each head: the launch of the first, if the others differ in the head alone."""
     heads = list(np.ndindex(probe.numbers["batch"], probe.numbers["heads"]))
     first, same = probe.launches[0], len(heads) == len(probe.launches)
@@ -282,7 +282,7 @@ def _one_of_all_heads(wish: Wish, probe: _Probe) -> Launch:
         )
         same &= (launch.kernel, launch.grid, launch.block, args) == (first.kernel, first.grid, first.block, first.args)
     if not same:
-        raise CannotExport(f"stage {wish.stage.name} has launches for parts of arrays, and not one for each head")
+        raise CannotExport(f"stage {request.stage.name} has launches for parts of arrays, and not one for each head")
     return first
 
 
@@ -319,20 +319,20 @@ def _argument(x: Any, y: Any, a: _Probe, b: _Probe, where: str) -> Argument:
 
 def _fields(x: Any, y: Any, a: _Probe, b: _Probe, where: str) -> tuple[Field, ...]:
     """The fields of a struct, where each value comes from."""
-    found = []
+    described = []
     for name in x.dtype.names:
         mine, other = x[name], y[name]
         if x.dtype[name] == STRIDES:
-            found.append(Field(name, "strides", array=_array_with(mine, name, a, where)))
+            described.append(Field(name, "strides", array=_array_with(mine, name, a, where)))
         elif x.dtype[name].names:
-            found.append(Field(name, "struct", fields=_fields(mine, other, a, b, where)))
+            described.append(Field(name, "struct", fields=_fields(mine, other, a, b, where)))
         elif x.dtype[name] == np.float32:
             if (mine, other) != (np.float32(a.scale), np.float32(b.scale)):
                 raise CannotExport(f"{where}: the field {name} is a number that is not softmax_scale")
-            found.append(Field(name, "scale"))
+            described.append(Field(name, "scale"))
         else:
-            found.append(Field(name, "int", tree=_size(int(mine), int(other), a, b, f"{where}, field {name}")))
-    return tuple(found)
+            described.append(Field(name, "int", tree=_size(int(mine), int(other), a, b, f"{where}, field {name}")))
+    return tuple(described)
 
 
 def _array_with(strides: Any, name: str, a: _Probe, where: str) -> str:

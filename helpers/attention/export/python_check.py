@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from helpers.attention.export.plan import Plan, Wish
+from helpers.attention.export.plan import Plan, Request
 from helpers.attention.export.text import Sizes
 
 STEP = {"float16": "2**-10", "bfloat16": "2**-7"}  # from 1 to the next number
@@ -23,28 +23,28 @@ def from_bfloat16(bits):
 
 def reference(plan: Plan) -> Iterator[str]:
     """The functions that main() compares with."""
-    if plan.wish.dtype == "bfloat16":
+    if plan.request.dtype == "bfloat16":
         yield _BFLOAT16
-    yield "\n".join(_gradients(plan.wish) if plan.wish.backward else _attention(plan.wish))
+    yield "\n".join(_gradients(plan.request) if plan.request.backward else _attention(plan.request))
 
 
-def _attention(wish: Wish) -> list[str]:
-    back = "(p @ v).swapaxes(1, 2)" if wish.model_layout else "p @ v"
+def _attention(request: Request) -> list[str]:
+    back = "(p @ v).swapaxes(1, 2)" if request.model_layout else "p @ v"
     return [
         "def attention_in_numpy(q, k, v, softmax_scale):",
-        f'    """The same in NumPy, float64: o{", and lse" if wish.return_lse else ""}."""',
-        *_to_heads(wish, "q, k, v"),
-        *_softmax(wish, with_lse=wish.return_lse),
-        f"    return {back}{', lse' if wish.return_lse else ''}",
+        f'    """The same in NumPy, float64: o{", and lse" if request.return_lse else ""}."""',
+        *_to_heads(request, "q, k, v"),
+        *_softmax(request, with_lse=request.return_lse),
+        f"    return {back}{', lse' if request.return_lse else ''}",
     ]
 
 
-def _gradients(wish: Wish) -> list[str]:
+def _gradients(request: Request) -> list[str]:
     return [
         "def gradients_in_numpy(do, q, k, v, softmax_scale):",
         '    """dq, dk, dv, o and lse in NumPy, float64."""',
-        *_to_heads(wish, "do, q, k, v"),
-        *_softmax(wish, with_lse=True),
+        *_to_heads(request, "do, q, k, v"),
+        *_softmax(request, with_lse=True),
         "    dp = do @ v.swapaxes(-1, -2)",
         "    ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True))",
         "    dq, o = softmax_scale * ds @ k, p @ v",
@@ -55,11 +55,11 @@ def _gradients(wish: Wish) -> list[str]:
     ]
 
 
-def _to_heads(wish: Wish, arrays: str) -> list[str]:
+def _to_heads(request: Request, arrays: str) -> list[str]:
     """Arrays in float64, (batch, heads, rows, HEAD_DIM), with as many heads of k and v as of q."""
-    swap, note = (".swapaxes(1, 2)", "  # to (batch, heads, rows, HEAD_DIM)") if wish.model_layout else ("", "")
+    swap, note = (".swapaxes(1, 2)", "  # to (batch, heads, rows, HEAD_DIM)") if request.model_layout else ("", "")
     lines = [f"    {arrays} = (a.astype(np.float64){swap} for a in ({arrays})){note}"]
-    if "gqa" in wish.stage.features:
+    if "gqa" in request.stage.features:
         lines += [
             "    group = q.shape[1] // k.shape[1]",
             "    k, v = (np.repeat(a, group, axis=1) for a in (k, v))",
@@ -67,9 +67,9 @@ def _to_heads(wish: Wish, arrays: str) -> list[str]:
     return lines
 
 
-def _softmax(wish: Wish, *, with_lse: bool) -> list[str]:
+def _softmax(request: Request, *, with_lse: bool) -> list[str]:
     """Lines for p, and lse."""
-    left, right = wish.window
+    left, right = request.window
     tests = [f"j < i - {left}" if left else "j < i"] * (left >= 0)
     tests += [f"j > i + {right}" if right else "j > i"] * (right >= 0)
     hidden = " | ".join(f"({test})" for test in tests) if len(tests) > 1 else "".join(tests)
@@ -96,15 +96,15 @@ def _softmax(wish: Wish, *, with_lse: bool) -> list[str]:
 
 def main(plan: Plan, sizes: Sizes) -> str:
     """The function main(). sizes: of its arrays."""
-    wish = plan.wish
-    gqa, half = "gqa" in wish.stage.features, STEP.get(wish.dtype)
-    given = ["do", "q", "k", "v"] if wish.backward else ["q", "k", "v"]
+    request = plan.request
+    gqa, half = "gqa" in request.stage.features, STEP.get(request.dtype)
+    given = ["do", "q", "k", "v"] if request.backward else ["q", "k", "v"]
     arrays, kv_heads = ", ".join(given), "kv_heads" if gqa else "heads"
     shapes = ", ".join(["rows"] * (len(given) - 2) + ["keys", "keys"])
     numbers = dict(zip(("batch", "n", "n_kv", "heads", "kv_heads"), sizes, strict=True))
     if not gqa:
         del numbers["kv_heads"]
-    form = "(batch, {rows}, {heads}, HEAD_DIM)" if wish.model_layout else "(batch, {heads}, {rows}, HEAD_DIM)"
+    form = "(batch, {rows}, {heads}, HEAD_DIM)" if request.model_layout else "(batch, {heads}, {rows}, HEAD_DIM)"
     rows, keys = form.format(rows="n", heads="heads"), form.format(rows="n_kv", heads=kv_heads)
     lines = [
         "def main():",
@@ -117,16 +117,18 @@ def main(plan: Plan, sizes: Sizes) -> str:
     if len(lines[-1]) > 120:
         lines[-1:] = [f"    {arrays} = (", f"        {_DRAWN} for shape in ({shapes})", "    )"]
     if half:
-        rounded = "from_bfloat16(to_bfloat16(a))" if wish.dtype == "bfloat16" else "a.astype(np.float16)"
+        rounded = "from_bfloat16(to_bfloat16(a))" if request.dtype == "bfloat16" else "a.astype(np.float16)"
         lines.append(f"    {arrays} = ({rounded} for a in ({arrays}))")
-    return "\n".join([*lines, *(_compare_gradients(wish, arrays) if wish.backward else _compare_output(wish, arrays))])
+    return "\n".join(
+        [*lines, *(_compare_gradients(request, arrays) if request.backward else _compare_output(request, arrays))]
+    )
 
 
-def _there_and_back(wish: Wish) -> tuple[str, str]:
+def _copies(request: Request) -> tuple[str, str]:
     """How an array gets to the device, and a result from it."""
-    if wish.dtype == "bfloat16":
+    if request.dtype == "bfloat16":
         return "cp.asarray(to_bfloat16({}))", "from_bfloat16(cp.asnumpy({}))"
-    return f"cp.asarray({{}}.astype(np.{wish.dtype}))", "cp.asnumpy({})"
+    return f"cp.asarray({{}}.astype(np.{request.dtype}))", "cp.asnumpy({})"
 
 
 def _verdict(name: str) -> str:
@@ -134,40 +136,40 @@ def _verdict(name: str) -> str:
     return f'print(f"[{verdict}] {name}: max error {{error:.1e}}, {{tolerance:.1e}} allowed")'
 
 
-def _compare_output(wish: Wish, arrays: str) -> list[str]:
-    there, back = _there_and_back(wish)
-    step = STEP.get(wish.dtype)
-    o, want = ("o, lse", "want, want_lse") if wish.return_lse else ("o", "want")
+def _compare_output(request: Request, arrays: str) -> list[str]:
+    to_device, from_device = _copies(request)
+    step = STEP.get(request.dtype)
+    o, want = ("o, lse", "want, want_lse") if request.return_lse else ("o", "want")
     allowed = f"{step} * np.abs(want).max()  # one step of the type at the largest output" if step else "1e-5"
     lines = [
-        f"    {o} = flash_attention(*({there.format('a')} for a in ({arrays})))",
+        f"    {o} = flash_attention(*({to_device.format('a')} for a in ({arrays})))",
         f"    {want} = attention_in_numpy({arrays}, HEAD_DIM**-0.5)",
-        f"    error = np.abs({back.format('o')} - want).max()",
+        f"    error = np.abs({from_device.format('o')} - want).max()",
         f"    tolerance = {allowed}",
         "    right = error <= tolerance  # NaN is not",
     ]
-    if wish.return_lse:
+    if request.return_lse:
         lines.append("    right = right and np.allclose(cp.asnumpy(lse), want_lse, rtol=0, atol=1e-4)")
-    return [*lines, f"    {_verdict(wish.stage.name)}", "    return 0 if right else 1"]
+    return [*lines, f"    {_verdict(request.stage.name)}", "    return 0 if right else 1"]
 
 
-def _compare_gradients(wish: Wish, arrays: str) -> list[str]:
-    there, back = _there_and_back(wish)
-    step = STEP.get(wish.dtype)
+def _compare_gradients(request: Request, arrays: str) -> list[str]:
+    to_device, from_device = _copies(request)
+    step = STEP.get(request.dtype)
     largest = "np.abs(want).max()"
     allowed = (
         f"{step} * {largest}  # one step of the type at the largest gradient" if step else f"1e-5 * max({largest}, 1)"
     )
     return [
         f"    *wanted, o, lse = gradients_in_numpy({arrays}, HEAD_DIM**-0.5)",
-        f"    given = ({there.format('a')} for a in ({arrays}, o))",
+        f"    given = ({to_device.format('a')} for a in ({arrays}, o))",
         "    gradients = flash_attention_backward(*given, cp.asarray(lse.astype(np.float32)))",
         "    passed = True",
         '    for which, a, want in zip(("dq", "dk", "dv"), gradients, wanted, strict=True):',
-        f"        error = np.abs({back.format('a')} - want).max()",
+        f"        error = np.abs({from_device.format('a')} - want).max()",
         f"        tolerance = {allowed}",
         "        right = error <= tolerance  # NaN is not",
-        f"        {_verdict(f'{wish.stage.name}, {{which}}')}",
+        f"        {_verdict(f'{request.stage.name}, {{which}}')}",
         "        passed = passed and right",
         "    return 0 if passed else 1",
     ]

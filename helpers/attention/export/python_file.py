@@ -20,7 +20,7 @@ from helpers.engine import nvrtc
 
 def text(plan: Plan, sizes: Sizes) -> str:
     """The file. sizes: of the arrays that its check uses."""
-    source = kernel_text(plan.wish.stage.file)
+    source = kernel_text(plan.request.stage.file)
     noqa = "  # noqa: E501" if max(map(len, source.splitlines())) > 120 else ""
     parts = [
         _opening(plan) + "\n" + _constants(plan),
@@ -35,13 +35,13 @@ def text(plan: Plan, sizes: Sizes) -> str:
 
 
 def _opening(plan: Plan) -> str:
-    wish = plan.wish
-    entry = "flash_attention_backward(do, q, k, v, o, lse)" if wish.backward else "flash_attention(q, k, v)"
-    result = "dq, dk, dv" if wish.backward else "o, lse" if wish.return_lse else "o"
+    request = plan.request
+    entry = "flash_attention_backward(do, q, k, v, o, lse)" if request.backward else "flash_attention(q, k, v)"
+    result = "dq, dk, dv" if request.backward else "o, lse" if request.return_lse else "o"
     modules = {"functools", "sys"}
     if plan.maps:
         modules.add("ctypes")
-    if "<mma.h>" in kernel.source(wish.stage.file):
+    if "<mma.h>" in kernel.source(request.stage.file):
         modules |= {"importlib.util", "os", "shutil"}
     imports = "\n".join(f"import {module}" for module in sorted(modules))
     if "shutil" in modules:
@@ -61,8 +61,8 @@ def _constants(plan: Plan) -> str:
     if len(lines[0]) > 120:
         lines = [f"{name} = {value}" for name, value in defines.items()]
     options = ["-std=c++17", *(f"-D{name}={value}" for name, value in defines.items())]
-    if plan.wish.stage.only_cc:
-        options.append(f"-arch={plan.wish.stage.architecture(plan.wish.stage.min_cc)}")
+    if plan.request.stage.only_cc:
+        options.append(f"-arch={plan.request.stage.architecture(plan.request.stage.min_cc)}")
     lines += _tuple("OPTIONS = ", [f'"{option}"' for option in options], "", wide=True)
     lines += _tuple("KERNELS = ", [f'"{launch.kernel}"' for launch in plan.launches], "", wide=True)
     if plan.structs:
@@ -73,8 +73,9 @@ def _constants(plan: Plan) -> str:
     if plan.maps:
         lines += ["", 'TENSOR_MAP = np.dtype([("opaque", np.uint64, (16,))])']
     if plan.table:
+        window = plan.request.window
         lines += [
-            f"WINDOW = {plan.wish.window}  # keys before and after a row's own position that it sees; -1: all of them",
+            f"WINDOW = {window}  # keys before and after a row's own position that it sees; -1: all of them",
             f"L2_SHARE = {launches.L2_SHARE}  # bytes of the L2 cache for the K and V in use",
         ]
     if any("UNLIMITED" in _values(struct.fields) for struct in plan.structs.values()):
@@ -118,8 +119,8 @@ def _dtypes(dtype: np.dtype, name: str, done: set[str]) -> list[str]:
 
 
 def _helpers(plan: Plan) -> Iterable[str]:
-    wish = plan.wish
-    headers = "<mma.h>" in kernel.source(wish.stage.file)
+    request = plan.request
+    headers = "<mma.h>" in kernel.source(request.stage.file)
     options, folders = "OPTIONS", ""
     if headers:
         folders = '    folder = header_folder("crt/mma.h")  # which mma.h includes, and CuPy does not look for\n'
@@ -149,7 +150,7 @@ def module():
         yield from map(inspect.getsource, (launches.steps_of_rows, launches.schedule, launches.entries_of))
         together = (
             "max(L2_SHARE // (4 * n_kv * HEAD_DIM), 1) * (heads // kv_heads)  # whose K and V are in the L2 cache"
-            if wish.masked
+            if request.masked
             else "1  # without a mask, tiles take the same time: a head's tiles may follow each other"
         )
         yield f'''@functools.cache
@@ -166,7 +167,7 @@ def table_of_tiles(batch, heads, kv_heads, n, n_kv):
 
 
 def _tensor_map(plan: Plan) -> str:
-    kind = {"float16": 6, "bfloat16": 9}[plan.wish.dtype]
+    kind = {"float16": 6, "bfloat16": 9}[plan.request.dtype]
     return f'''@functools.cache
 def driver():
     """The CUDA driver, which makes tensor maps; CuPy has no such function."""
@@ -181,7 +182,7 @@ def tensor_map(a, box_rows):
     made = room[-room.ctypes.data % 64 :][:128]  # at a multiple of 64 bytes, as the driver wants it
     error = driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(made.ctypes.data),
-        {kind},  # {plan.wish.dtype}
+        {kind},  # {plan.request.dtype}
         4,  # dimensions, the fastest first
         ctypes.c_void_p(a.data.ptr),
         (ctypes.c_uint64 * 4)(columns, rows, heads, batch),
@@ -203,19 +204,19 @@ def tensor_map(a, box_rows):
 
 
 def _entry(plan: Plan) -> str:
-    wish = plan.wish
-    given = ["do", "q", "k", "v", "o"] if wish.backward else ["q", "k", "v"]
-    written = {"dq": "q", "dk": "k", "dv": "v"} if wish.backward else {"o": "q"}
-    like_q, like_k = ("do, q, o, dq", "k, v, dk, dv") if wish.backward else ("q, o", "k, v")
-    rows = ("(batch, {}, {}, HEAD_DIM)" if wish.model_layout else "(batch, {1}, {0}, HEAD_DIM)").format
-    kv_heads = "kv_heads" if "gqa" in wish.stage.features else "heads"
-    name = "flash_attention_backward" if wish.backward else "flash_attention"
-    lse = ", lse" if wish.backward else ""
-    kind = f"{wish.dtype}, or its bits as uint16" if wish.dtype == "bfloat16" else wish.dtype
-    returns = "dq, dk, dv" if wish.backward else "o, lse" if wish.return_lse else "o"
+    request = plan.request
+    given = ["do", "q", "k", "v", "o"] if request.backward else ["q", "k", "v"]
+    written = {"dq": "q", "dk": "k", "dv": "v"} if request.backward else {"o": "q"}
+    like_q, like_k = ("do, q, o, dq", "k, v, dk, dv") if request.backward else ("q, o", "k, v")
+    rows = ("(batch, {}, {}, HEAD_DIM)" if request.model_layout else "(batch, {1}, {0}, HEAD_DIM)").format
+    kv_heads = "kv_heads" if "gqa" in request.stage.features else "heads"
+    name = "flash_attention_backward" if request.backward else "flash_attention"
+    lse = ", lse" if request.backward else ""
+    kind = f"{request.dtype}, or its bits as uint16" if request.dtype == "bfloat16" else request.dtype
+    returns = "dq, dk, dv" if request.backward else "o, lse" if request.return_lse else "o"
     what = (
         "The gradients of sum(do * o), where o and lse are what the forward pass returned."
-        if wish.backward
+        if request.backward
         else "softmax(softmax_scale q k^T) v for each head."
     )
     lines = [
@@ -227,7 +228,7 @@ def _entry(plan: Plan) -> str:
         if kv_heads == "kv_heads"
         else f"    {like_k}  {rows('n_kv', kv_heads)}",
     ]
-    if wish.backward or wish.return_lse:
+    if request.backward or request.return_lse:
         lines.append("    lse  (batch, heads, n), float32: the log of the sum of exp(scores) of each row")
     rule = (
         "Rows are contiguous and start at multiples of 16 bytes; other layouts with such rows are views, by transpose."
@@ -237,14 +238,14 @@ def _entry(plan: Plan) -> str:
     lines += [f"    {rule}", '    """']
     lines += _checks(plan, given)
     used = _used(plan)
-    shape = ("batch", "n", "heads", "_") if wish.model_layout else ("batch", "heads", "n", "_")
-    kv_shape = ("_", "n_kv", "kv_heads", "_") if wish.model_layout else ("_", "_", "n_kv", "_")
+    shape = ("batch", "n", "heads", "_") if request.model_layout else ("batch", "heads", "n", "_")
+    kv_shape = ("_", "n_kv", "kv_heads", "_") if request.model_layout else ("_", "_", "n_kv", "_")
     for array, axes in (("q", shape), ("k", kv_shape)):
         axes = tuple(axis if axis in used else "_" for axis in axes)
         if set(axes) != {"_"}:
             lines.append(f"    {', '.join(axes)} = {array}.shape")
     lines += [f"    {a} = cp.empty({b}.shape, {b}.dtype)" for a, b in written.items()]
-    if wish.return_lse:
+    if request.return_lse:
         lines.append("    lse = cp.empty((batch, heads, n), cp.float32)")
     for array, (sizes, dtype) in plan.scratch.items():
         inside = ", ".join(map(python, sizes)) + ("," if len(sizes) == 1 else "")
@@ -262,7 +263,7 @@ def _entry(plan: Plan) -> str:
 
 def _checks(plan: Plan, given: list[str]) -> list[str]:
     """Lines that refuse arrays which the kernel would misread."""
-    itemsize = 4 if plan.wish.dtype == "float32" else 2
+    itemsize = 4 if plan.request.dtype == "float32" else 2
     wrong, needed = "not a.flags.c_contiguous", "C-contiguous arrays"
     if _any_rows(plan):
         wrong = "a.strides[-1] != a.itemsize or any(step % 16 for step in a.strides[:-1])"
@@ -281,7 +282,7 @@ def _checks(plan: Plan, given: list[str]) -> list[str]:
 
 def _any_rows(plan: Plan) -> bool:
     """Whether views are taken as they are, if their rows are contiguous and aligned."""
-    return plan.wish.model_layout and bool(plan.defines.get("VECTOR", 1))
+    return plan.request.model_layout and bool(plan.defines.get("VECTOR", 1))
 
 
 def _used(plan: Plan) -> set[str]:
@@ -290,12 +291,12 @@ def _used(plan: Plan) -> set[str]:
     trees += [arg.tree for launch in plan.launches for arg in launch.args if arg.tree]
     trees += [tree for sizes, _ in plan.scratch.values() for tree in sizes]
     fields = [_field_names(field) for struct in plan.structs.values() for field in struct.fields]
-    found = set().union(*map(names, trees), *fields)
+    used = set().union(*map(names, trees), *fields)
     if plan.table:
-        found |= {"batch", "heads", "kv_heads", "n", "n_kv"}
-    if plan.wish.return_lse or any(launch.each_head for launch in plan.launches):
-        found |= {"batch", "heads"} | ({"n"} if plan.wish.return_lse else set())
-    return found
+        used |= {"batch", "heads", "kv_heads", "n", "n_kv"}
+    if plan.request.return_lse or any(launch.each_head for launch in plan.launches):
+        used |= {"batch", "heads"} | ({"n"} if plan.request.return_lse else set())
+    return used
 
 
 def _field_names(field: Field) -> set[str]:

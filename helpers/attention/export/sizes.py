@@ -31,9 +31,9 @@ class Size(int):
     tree: Tree
 
     def __new__(cls, value: int, tree: Tree) -> Size:
-        made = super().__new__(cls, value)
-        made.tree = tree
-        return made
+        size = super().__new__(cls, value)
+        size.tree = tree
+        return size
 
     @classmethod
     def named(cls, name: str, value: int) -> Size:

@@ -25,24 +25,24 @@ class Sizes(NamedTuple):
 
 def about(plan: Plan) -> list[str]:
     """The first lines: what it computes, from which file, and for which GPUs."""
-    wish = plan.wish
-    stage = wish.stage
-    left, right = wish.window
+    request = plan.request
+    stage = request.stage
+    left, right = request.window
     mask = "no mask"
     if (left, right) == (-1, 0):
         mask = "causal: the last row sees all keys, each row before it one key less"
-    elif wish.masked:
+    elif request.masked:
         sides = [f"{size} keys {word}" for size, word in ((left, "before"), (right, "after")) if size >= 0]
         mask = f"a row sees its own position and at most {' and '.join(sides)} it"
-    least = max(stage.min_cc, 80 if wish.dtype == "bfloat16" else 0)
+    least = max(stage.min_cc, 80 if request.dtype == "bfloat16" else 0)
     needs = [f"compute capability {least / 10}{' and no other' if stage.only_cc else ' or newer'}"] if least else []
     shared = max(launch.shared_bytes for launch in plan.launches)
     if shared > 48 * KB:
         needs.append(f"{shared:,} bytes of shared memory for a block")
-    tiles = f"with tiles for sm_{wish.target.compute_capability}"
+    tiles = f"with tiles for sm_{request.target.compute_capability}"
     return [
-        f"{stage.idea[:1].upper()}{stage.idea[1:]}." if wish.backward else f"Attention in CUDA: {stage.idea}.",
-        f"{wish.dtype}, head dimension {wish.head_dim}; {mask}.",
+        f"{stage.idea[:1].upper()}{stage.idea[1:]}." if request.backward else f"Attention in CUDA: {stage.idea}.",
+        f"{request.dtype}, head dimension {request.head_dim}; {mask}.",
         *([f"Needs {' and '.join(needs)}."] if needs else []),
         f"The kernel is {stage.file}, stage {stage.number} of the course, {tiles}.",
     ]

@@ -39,6 +39,55 @@ class Spec(NamedTuple):
         return cls(tuple(shape), tuple(steps), np.dtype(dtype))
 
 
+class Options(NamedTuple):
+    """What a call asks for, as it was given: the caller's arguments but for the arrays.
+
+    stage: by name or number; None for the last that can do the call.
+    """
+
+    causal: bool = False
+    softmax_scale: float | None = None
+    return_lse: bool = False
+    deterministic: bool = False
+    rotary_interleaved: bool = False
+    stage: str | int | None = None
+    window: tuple[int, int] | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for options that mean the same. True and 1 are equal, so types belong to it: causal=1 is an error."""
+        window = self[-1]
+        return self[:-1], *map(type, self), window if window is None else repr(window)
+
+    def checked(self, head_dim: int) -> Options:
+        """The same with the mask as (left, right), -1 for unlimited, and the scale as a float.
+
+        Raises:
+            TypeError, ValueError: as `mask_window` and `softmax_scale_of`.
+        """
+        window = mask_window(self.window, self.causal)
+        scale = softmax_scale_of(self.softmax_scale, head_dim)
+        return self._replace(causal=False, window=window, softmax_scale=scale)
+
+    def needs(self, q: Any, k: Any, *, packed: bool) -> dict[str, Any]:
+        """What a stage must be able to do, as `Stage.why_not` has it, for arrays (..., heads, rows, head_dim).
+
+        Raises:
+            TypeError, ValueError: as `mask_window`.
+        """
+        mask_window(self.window, self.causal)
+        return {
+            "head_dim": q.shape[-1],
+            "dtype": q.dtype.name,
+            "gqa": q.shape[:-2] != k.shape[:-2],
+            "varlen": packed,
+            "causal": self.causal,
+            "window": self.window,
+            "return_lse": self.return_lse,
+            "deterministic": self.deterministic,
+        }
+
+
 @dataclass(frozen=True)
 class Call:
     """One call, after every check: all that a launch depends on, except addresses.
@@ -49,9 +98,9 @@ class Call:
     window: (left, right), -1 for unlimited. rows, keys: of q and of k, in the longest sequence; a forward's launches do
         not depend on keys. aligned: every row of every array that has a head_dim starts at a multiple of 16 bytes.
     deterministic: the gradients are the same to the bit in every run.
-    rotary_interleaved: as helpers.attention.ladder.fused has it, whose arrays are among the others. bias_aligned: the
-    first
-        element of bias is at a multiple of 16 bytes.
+    rotary_interleaved: pairs of the rotary embedding are neighbours (2 p, 2 p + 1), not (p, p + rotary_dim / 2). The
+        arrays of helpers.attention.ladder.extras are among the others.
+    bias_aligned: the first element of bias is at a multiple of 16 bytes.
     """
 
     arrays: Mapping[str, Spec]
@@ -74,6 +123,11 @@ class Call:
     def heads(self) -> int:
         """Of q."""
         return self.arrays["q"].shape[1]
+
+    @property
+    def head_dim(self) -> int:
+        """Words of a row."""
+        return self.arrays["q"].shape[-1]
 
     @property
     def uneven(self) -> bool:
@@ -182,6 +236,7 @@ def check_gradient_arrays(do: Any, q: Any, o: Any, lse: Any, lse_shape: tuple[in
 
 BATCHED = ("batch", "seq", "heads", "head_dim")
 PACKED = ("tokens", "heads", "head_dim")
+CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")  # by name, with packed sequences
 
 
 def check_model_arrays(q: Any, k: Any, v: Any, axes: tuple[str, ...]) -> None:

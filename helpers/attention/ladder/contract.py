@@ -2,74 +2,49 @@
 
     o = LADDER["online_softmax"](q, k, v)
 
-A stage is a `Stage`; the table of them is in table.py, how they are launched in launches.py. A call is checked in
-call.py, becomes a `Call`, and a `Ready` of it needs nothing more than the arrays.
+A stage is a `Stage`; the table of them is in table.py, how they are launched in launches.py, how a call is planned in
+plan.py.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from helpers import device
-from helpers.attention import kernel
-from helpers.attention.ladder import fused, limits, tensor_maps
-from helpers.attention.ladder.call import Call, Spec, check_stage_arrays, mask_window, softmax_scale_of
-from helpers.attention.ladder.layout import address, four_axes, is_aligned, span
+from helpers.attention.ladder import limits
+from helpers.attention.ladder.call import Call, Options, Spec, check_stage_arrays
+from helpers.attention.ladder.extras import check_positions, extra_inputs, needs
+from helpers.attention.ladder.launch import Launch
+from helpers.attention.ladder.layout import is_aligned
+from helpers.attention.ladder.plan import Planned, Ready, plan
 
 MAX_HEAD_DIM = 128
 _C_NAMES = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
-@dataclass(frozen=True)
-class Part:
-    """An argument that is a part of an array: array[index]."""
-
-    name: str
-    index: tuple[int, ...]
+def _no_other_sizes(head_dim: int) -> Mapping[str, int]:
+    return {}
 
 
 @dataclass(frozen=True)
-class Map:
-    """An argument that is the tensor map of an array, for copies of `box_rows` rows: see tensor_maps.py."""
+class Tuning:
+    """What a stage is tuned by: -D options for a head dimension, for few blocks, for a call; and when it pays."""
 
-    name: str
-    box_rows: int
+    tiles: Callable[[int], Mapping[str, int]]  # HEAD_DIM -> the sizes it is compiled with
+    few_blocks: Callable[[int], Mapping[str, int]] = _no_other_sizes  # sizes, where its own leave half a GPU idle
+    fewest_blocks: Callable[[int], Mapping[str, int]] = _no_other_sizes  # where those of few_blocks do so too
+    lone_blocks: Callable[[int], Mapping[str, int]] = _no_other_sizes  # where no multiprocessor has two blocks
+    variant: Callable[[Call], Mapping[str, int]] = lambda call: {}  # what a call needs, such as VECTOR=0
+    # Whether a call that names no stage may get it here: (rows, rows of all heads, head_dim) of Q.
+    by_default: Callable[[int, int, int], bool] = lambda rows, all_rows, head_dim: True
 
-
-@dataclass(frozen=True, eq=False)
-class Constant:
-    """An argument that is an array of what depends on the call's sizes alone: copied to the device once."""
-
-    values: np.ndarray
-
-    @functools.cached_property
-    def there(self) -> Any:
-        """The array on the device. The copy has ended: launches on any stream may read it."""
-        copied = device.cp.asarray(self.values)
-        if device.ON_GPU:
-            device.cp.cuda.get_current_stream().synchronize()
-        return copied
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One launch of one kernel.
-
-    args: an array by its name, or as a `Part` or a `Map`; a `Constant`; None for a null pointer; NumPy scalars and
-        structs as they are.
-    """
-
-    kernel: str  # its name in the file, or the name of an instance of a template
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    shared_bytes: int
-    args: tuple[Any, ...]
+    def of_one_size(self) -> Tuning:
+        """The same with one set of sizes for all grids."""
+        return replace(self, **dict.fromkeys(("few_blocks", "fewest_blocks", "lone_blocks"), _no_other_sizes))
 
 
 @dataclass(frozen=True)
@@ -80,14 +55,14 @@ class Stage:
         gqa      fewer heads in k and v than in q
         causal, window, varlen (packed sequences), lse (the log-sum-exp)
         strides  any array whose rows are contiguous, with no copy
-        bias, alibi, rotary  as helpers.attention.ladder.fused has them
+        bias, alibi, rotary  as helpers.attention.ladder.extras has them
     """
 
     number: int
     name: str  # of the stage, and of its kernel where it has one
     file: str
     idea: str
-    tiles: Callable[[int], dict[str, int]]  # HEAD_DIM -> the sizes it is compiled with
+    tuning: Tuning
     launches: Callable[[Stage, Call, Mapping[str, int]], Sequence[Launch]]
     scratch: Callable[[Call, Mapping[str, int]], Mapping[str, Spec]] = lambda call, sizes: {}  # arrays between launches
     direction: str = "forward"  # or backward, decode
@@ -100,12 +75,6 @@ class Stage:
     head_dim_step: int = 1  # head_dim is a multiple of it
     threads: Callable[[Mapping[str, int]], int] = lambda sizes: sizes["BLOCK_M"]
     shared_bytes: Callable[[Mapping[str, int]], int] = lambda sizes: 0  # dynamic shared memory
-    few_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # sizes, where its own leave half a GPU idle
-    fewest_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # where those of few_blocks do so too
-    lone_blocks: Callable[[int], Mapping[str, int]] = lambda head_dim: {}  # where no multiprocessor has two blocks
-    variant: Callable[[Call], Mapping[str, int]] = lambda call: {}  # -D options that a call needs, such as VECTOR=0
-    # Whether a call that names no stage may get it here: (rows, rows of all heads, head_dim) of Q.
-    by_default: Callable[[int, int, int], bool] = lambda rows, all_rows, head_dim: True
     # A call that names no stage gets it only for one of these features; empty: for any call.
     only_for: frozenset[str] = frozenset()
     rotary_step: int = 2  # rotary_dim is a multiple of it
@@ -113,7 +82,23 @@ class Stage:
     missing: Callable[[], str | None] = lambda: None  # what its source includes and this machine lacks
     slow_to_compile: bool = False  # NVRTC takes half a minute for each size, dtype and architecture: tests take few
 
+    def changed(self, **fields_of_both: Any) -> Stage:
+        """The stage with other fields, of its own or of its tuning."""
+        names = {field.name for field in fields(Tuning)}
+        tuned = {name: fields_of_both.pop(name) for name in names & fields_of_both.keys()}
+        return replace(self, tuning=replace(self.tuning, **tuned), **fields_of_both)
+
     # ---- what it is compiled with
+
+    @property
+    def tiles(self) -> Callable[[int], Mapping[str, int]]:
+        """HEAD_DIM -> the sizes it is compiled with, on this device."""
+        return self.tuning.tiles
+
+    @property
+    def variant(self) -> Callable[[Call], Mapping[str, int]]:
+        """A call -> the -D options that it needs."""
+        return self.tuning.variant
 
     def defines(self, head_dim: int) -> dict[str, int]:
         """The -D options for a head dimension: HEAD_DIM and the tile sizes."""
@@ -135,12 +120,19 @@ class Stage:
 
         idle = limits.multiprocessors() // (1 if uneven else 2)  # with so many blocks half of the GPU is idle
         if blocks() <= idle:
-            defines.update(self.few_blocks(head_dim))
+            defines.update(self.tuning.few_blocks(head_dim))
             if blocks() <= idle:
-                defines.update(self.fewest_blocks(head_dim))
+                defines.update(self.tuning.fewest_blocks(head_dim))
         elif blocks() <= limits.multiprocessors():
-            defines.update(self.lone_blocks(head_dim))
+            defines.update(self.tuning.lone_blocks(head_dim))
         return defines
+
+    def sizes_for(self, call: Call, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
+        """All -D options for a call; `sizes` count before the stage's own."""
+        heads = call.arrays["k" if self.direction == "backward" else "q"].shape[1]
+        rows = call.keys if self.direction == "backward" else call.rows
+        defines = self.defines_for(call.head_dim, rows, heads * call.sequences, uneven=call.uneven)
+        return {**defines, **self.tuning.variant(call), **(sizes or {})}
 
     def architecture(self, cc: int) -> str:
         """What its file is compiled for on a GPU of compute capability `cc`: "sm_90", or "sm_90a"."""
@@ -185,7 +177,7 @@ class Stage:
         if not 1 <= head_dim <= self.max_head_dim or head_dim % self.head_dim_step:
             multiples = f", multiples of {self.head_dim_step}" if self.head_dim_step > 1 else ""
             return f"head_dim = {head_dim}; this stage takes {self.head_dim_step} to {self.max_head_dim}{multiples}"
-        wishes = {
+        features = {
             "gqa": gqa and "k and v with fewer heads than q",
             "causal": causal and "causal=True",
             "window": window is not None and tuple(window) != (-1, -1) and f"window={window}",
@@ -196,9 +188,9 @@ class Stage:
             "alibi": alibi and "alibi_slopes",
             "rotary": rotary_dim and "rotary_cos and rotary_sin",
         }
-        for feature, wish in wishes.items():
-            if wish and feature not in self.features:
-                return f"it has no {wish}"
+        for feature, wanted in features.items():
+            if wanted and feature not in self.features:
+                return f"it has no {wanted}"
         if rotary_dim % self.rotary_step:
             return f"rotary_dim = {rotary_dim}; this stage takes multiples of {self.rotary_step}"
         here, needed = limits.compute_capability(), max(self.min_cc, 80 if dtype == "bfloat16" else 0)
@@ -229,18 +221,7 @@ class Stage:
 
     # ---- a call
 
-    def __call__(
-        self,
-        q: Any,
-        k: Any,
-        v: Any,
-        *,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window: tuple[int, int] | None = None,
-        return_lse: bool = False,
-        **beside: Any,
-    ) -> Any:
+    def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """softmax(softmax_scale * q k^T) v, for each head.
 
         Args:
@@ -251,8 +232,8 @@ class Stage:
             causal: row i sees keys up to i + N_kv - N: the last row sees all (bottom-right, as in FlashAttention).
             window: (left, right): how many keys before and after that diagonal a row sees; -1 for all of them.
             return_lse: also the log of the sum of exp(scaled scores) of each row, float32 without the axis d.
-            beside: bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved and rotary_positions, with the
-                features bias, alibi and rotary, as `helpers.attention.flash_attention` has them.
+            bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions: with the features bias,
+                alibi and rotary, as `helpers.attention.flash_attention` has them.
 
         Returns:
             The output, of q's shape and dtype, a device array; with return_lse, (o, lse). A row that sees no key is 0,
@@ -263,53 +244,16 @@ class Stage:
             ValueError: shapes that do not fit each other or the stage; something the stage cannot do; a
                 softmax_scale that float32 cannot hold.
         """
-        run, result = self.prepare(
-            q, k, v, softmax_scale=softmax_scale, causal=causal, window=window, return_lse=return_lse, **beside
-        )
+        run, result = self.prepare(q, k, v, **options)
         run()
         return result
 
-    def prepare(
-        self,
-        q: Any,
-        k: Any,
-        v: Any,
-        *,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window: tuple[int, int] | None = None,
-        return_lse: bool = False,
-        cu_seqlens: tuple[Any, Any] | None = None,
-        out: Any = None,
-        source: str | None = None,
-        sizes: Mapping[str, int] | None = None,
-        **beside: Any,
-    ) -> tuple[Callable[[], None], Any]:
+    def prepare(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Callable[[], None], Any]:
         """Everything but the launch: a function that launches, and what it writes. For timing and experiments.
 
-        Args, where `__call__` does not have them:
-            cu_seqlens: (cu_seqlens_q, cu_seqlens_k), where each sequence of the packed tokens begins and the last one
-                ends; NumPy int32, as `helpers.attention.flash_attention_varlen` has checked them. q is then
-                (heads, tokens, d).
-            out: a device array to write, in a layout that the stage reads without a copy. Without it a new one, filled
-                with NaN, so that a row nobody writes shows.
-            source: another text of the kernel in place of the file's.
-            sizes: tile sizes in place of the stage's own, such as {"BLOCK_M": 32}.
+        Args: as `plan` has them.
         """
-        ready, arrays, result = self.plan(
-            q,
-            k,
-            v,
-            softmax_scale=softmax_scale,
-            causal=causal,
-            window=window,
-            return_lse=return_lse,
-            cu_seqlens=cu_seqlens,
-            out=out,
-            source=source,
-            sizes=sizes,
-            **beside,
-        )
+        ready, arrays, result = self.plan(q, k, v, **options)
         return (lambda: None) if ready is None else ready.bind(arrays), result
 
     def plan(
@@ -326,15 +270,25 @@ class Stage:
         out: Any = None,
         source: str | None = None,
         sizes: Mapping[str, int] | None = None,
-        **beside: Any,
+        rotary_interleaved: bool = False,
+        **extras: Any,
     ) -> tuple[Ready | None, dict[str, Any], Any]:
-        """What `prepare` binds: the launches (None where nothing is to do), the arrays by name, and what is written."""
-        asked = {"causal": causal, "window": window, "varlen": cu_seqlens is not None, "return_lse": return_lse}
-        if unknown := beside.keys() - fused.OPTIONS:
+        """What `prepare` binds: the launches (None where nothing is to do), the arrays by name, and what is written.
+
+        Args, where `__call__` does not have them:
+            cu_seqlens: (cu_seqlens_q, cu_seqlens_k), where each sequence of the packed tokens begins and the last one
+                ends; NumPy int32, as `helpers.attention.flash_attention_varlen` has checked them. q is then
+                (heads, tokens, d).
+            out: a device array to write, in a layout that the stage reads without a copy. Without it a new one, filled
+                with NaN, so that a row nobody writes shows.
+            source: another text of the kernel in place of the file's.
+            sizes: tile sizes in place of the stage's own, such as {"BLOCK_M": 32}.
+        """
+        if unknown := extras.keys() - {"bias", "alibi_slopes", "rotary_cos", "rotary_sin", "rotary_positions"}:
             raise TypeError(f"stage {self.name} got an unexpected keyword argument {min(unknown)!r}")
-        given = fused.options_of(**beside)
-        limits_of_mask = self.check(q, k, v, **asked, **given.asked)
-        scale = softmax_scale_of(softmax_scale, q.shape[-1])
+        given = extra_inputs(**extras, rotary_interleaved=rotary_interleaved)
+        options = Options(causal, softmax_scale, return_lse, rotary_interleaved=rotary_interleaved, window=window)
+        options = self.check(q, k, v, options, packed=cu_seqlens is not None, extras=given)
         cp = device.cp
         if q.size == 0:  # packed sequences without a token
             o = cp.empty(q.shape, dtype=q.dtype) if out is None else out
@@ -343,207 +297,40 @@ class Stage:
         if o.shape != q.shape or o.dtype != q.dtype or not self.reads(o):
             got = f"shape {o.shape}, strides {o.strides}, dtype {o.dtype}"
             raise ValueError(f"out is written in place, so it must be as stage {self.name} takes q; got {got}")
-        lse = cp.full(q.shape[:-1], cp.nan, dtype=cp.float32) if return_lse else None
-        rows = keys = None
-        if cu_seqlens is not None:
-            rows, keys = (int(np.diff(cp.asnumpy(cu)).max(initial=0)) for cu in cu_seqlens)
-            cu_seqlens = tuple(cp.asarray(cu) for cu in cu_seqlens)
-        ready, arrays = self.ready(
-            *(cp.asarray(a) for a in (q, k, v)),
-            *(o, lse, cu_seqlens, rows),
-            softmax_scale=scale,
-            window=limits_of_mask,
-            source=source,
-            sizes=sizes,
-            beside=given,
-            keys=keys,
-        )
-        return ready, arrays, (o, lse) if return_lse else o
+        outputs = {"o": o, **({"lse": cp.full(q.shape[:-1], cp.nan, dtype=cp.float32)} if return_lse else {})}
+        check_positions(given)
+        inputs = {"q": q, "k": k, "v": v, **given}
+        ready, arrays, _ = self.plan_arrays(inputs, outputs, options, cu_seqlens, source=source, sizes=sizes)
+        return ready, arrays, (o, outputs["lse"]) if return_lse else o
 
-    def check(self, q: Any, k: Any, v: Any, **asked: Any) -> tuple[int, int]:
-        """The mask's (left, right), for a call that this stage can do.
+    def plan_arrays(
+        self,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        options: Options,
+        cu_seqlens: tuple[Any, Any] | None,
+        **experiment: Any,
+    ) -> Planned:
+        """`plan.plan` of NumPy or device arrays, of a forward or a backward that `check` has let pass."""
+        cp, longest = device.cp, (None, None)
+        arrays = {**{name: cp.asarray(a) for name, a in inputs.items()}, **outputs}
+        if cu_seqlens is not None:
+            longest = tuple(int(np.diff(cp.asnumpy(cu)).max(initial=0)) for cu in cu_seqlens)
+            arrays |= zip(("cu_seqlens_q", "cu_seqlens_k"), map(cp.asarray, cu_seqlens), strict=True)
+        return plan(self, arrays, options, longest=longest, **experiment)
+
+    def check(
+        self, q: Any, k: Any, v: Any, options: Options, *, packed: bool = False, extras: Mapping[str, Any] | None = None
+    ) -> Options:
+        """`Options.checked` for a call that this stage can do.
 
         Args:
-            q, k, v: arrays (..., rows, head_dim). asked: the options of the call, as `why_not` has them.
+            q, k, v: arrays (..., rows, head_dim). packed: with cu_seqlens. extras: as `extras.extra_inputs` has them.
 
         Raises:
             TypeError, ValueError: as `__call__`.
         """
-        check_stage_arrays(self.name, self.dtypes, q, k, v, empty=asked["varlen"])
-        limits_of_mask = mask_window(asked["window"], asked["causal"])
-        of_arrays = {"head_dim": q.shape[-1], "dtype": q.dtype.name, "gqa": q.shape[:-2] != k.shape[:-2]}
-        if reason := self.why_not(**of_arrays, **asked):
+        check_stage_arrays(self.name, self.dtypes, q, k, v, empty=packed)
+        if reason := self.why_not(**options.needs(q, k, packed=packed), **needs(extras or {})):
             raise ValueError(reason if reason.startswith("head_dim") else f"stage {self.name} cannot: {reason}")
-        return limits_of_mask
-
-    def ready(
-        self,
-        q: Any,
-        k: Any,
-        v: Any,
-        o: Any,
-        lse: Any,
-        cu_seqlens: tuple[Any, Any] | None,
-        rows: int | None,
-        *,
-        softmax_scale: float,
-        window: tuple[int, int],
-        source: str | None = None,
-        sizes: Mapping[str, int] | None = None,
-        beside: fused.Fused = fused.NOTHING,
-        keys: int | None = None,
-    ) -> tuple[Ready, dict[str, Any]]:
-        """A forward call that has been checked, compiled; and its arrays by name.
-
-        Args:
-            q, k, v, o: device arrays (..., rows, head_dim). lse, cu_seqlens: device arrays, or None.
-            rows, keys: of the longest sequence, where they are packed; keys may be left out.
-            beside: its arrays, on the device or in NumPy, are checked here.
-
-        Raises:
-            TypeError, ValueError: an array of beside does not fit q and k.
-        """
-        arrays = {name: four_axes(self.readable(a)) for name, a in zip("qkv", (q, k, v), strict=True)}
-        arrays["o"] = four_axes(o)
-        if lse is not None:
-            arrays["lse"] = lse
-        if cu_seqlens is not None:
-            arrays["cu_seqlens_q"], arrays["cu_seqlens_k"] = cu_seqlens
-        batch, heads, n, head_dim = arrays["q"].shape
-        sequences = batch if cu_seqlens is None else len(cu_seqlens[0]) - 1
-        if beside.arrays:
-            packed = cu_seqlens is not None
-            of_call = {"sequences": sequences, "packed": packed, "longest_k": keys, "aligned": self.needs_aligned}
-            arrays.update(fused.check(beside.on_device(), arrays["q"], arrays["k"], **of_call))
-        call = Call(
-            {name: Spec.of(a) for name, a in arrays.items()},
-            softmax_scale,
-            window,
-            rows=n if rows is None else rows,
-            sequences=sequences,
-            aligned=all(is_aligned(arrays[name]) for name in "qkvo"),
-            rotary_interleaved=beside.interleaved,
-            bias_aligned="bias" in arrays and address(arrays["bias"]) % 16 == 0,
-        )
-        defines = self.defines_for(head_dim, call.rows, heads * call.sequences, uneven=call.uneven)
-        defines.update(self.variant(call))
-        defines.update(sizes or {})
-        return Ready(self, call, defines, source), arrays
-
-
-class Ready:
-    """A call's launches, planned and compiled. It depends on no address: see `bind` and `launch`."""
-
-    def __init__(self, stage: Stage, call: Call, sizes: Mapping[str, int], source: str | None = None) -> None:
-        """
-        Args:
-            sizes: the -D options. source: another text of the kernel in place of the stage's file.
-
-        Raises:
-            ValueError: more heads or sequences than a grid has room for; the source has no such kernel.
-        """
-        self.scratch = stage.scratch(call, sizes)
-        self.launches = list(stage.launches(stage, call, sizes))
-        self._arrays = call.arrays
-        dtype = call.arrays["q"].dtype.name
-        text = source or stage.file
-        names = {launch.kernel: stage.kernel_name(dtype, launch.kernel) for launch in self.launches}
-        loaded = kernel.load_all(text, tuple(names.values()), defines=sizes)
-        self._kernels = [loaded[names[launch.kernel]] for launch in self.launches]
-
-    def bind(self, arrays: Mapping[str, Any]) -> Callable[[], None]:
-        """A function that launches on these arrays. Every argument is compared with the kernel's signature, now.
-
-        Raises:
-            TypeError, ValueError: as `helpers.attention.kernel.Kernel.bind`.
-        """
-        bound = [
-            compiled.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
-            for launch, compiled, args in self.filled(arrays)
-        ]
-
-        def run(alive: Mapping[str, Any] = arrays) -> None:  # a tensor map does not keep its array alive
-            for each in bound:
-                each()
-
-        return run
-
-    def filled(self, arrays: Mapping[str, Any]) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
-        """Each launch with its kernel, and its arguments with arrays in place of their names; scratch is made here."""
-        held = {**arrays, **{name: device.cp.empty(s.shape, dtype=s.dtype) for name, s in self.scratch.items()}}
-        return [
-            (launch, compiled, tuple(_argument(arg, held) for arg in launch.args))
-            for launch, compiled in zip(self.launches, self._kernels, strict=True)
-        ]
-
-    def direct(self, names: Sequence[str]) -> list[DirectLaunch]:
-        """The launches for a GPU without any check, for arrays that are like those of an earlier `bind`.
-
-        Args:
-            names: of the arrays and of those of `scratch`, in the order in which their addresses will be given.
-        """
-        slots = {name: 8 * i for i, name in enumerate(names)}
-        return [
-            DirectLaunch(launch, compiled.function, slots, self._arrays)
-            for launch, compiled in zip(self.launches, self._kernels, strict=True)
-        ]
-
-
-class DirectLaunch:
-    """A launch whose arguments are laid out but for the addresses of its arrays: the driver's call, and little else."""
-
-    def __init__(self, launch: Launch, function: Any, slots: Mapping[str, int], arrays: Mapping[str, Spec]) -> None:
-        """
-        Args:
-            slots: where the address of each array will be, in bytes from the first. arrays: what they are like.
-        """
-        self._function = function.kernel  # CuPy's, which holds the module
-        grid, block = (tuple(size) + (1,) * (3 - len(size)) for size in (launch.grid, launch.block))
-        self._sizes = (*grid, *block, launch.shared_bytes)
-        self._launch = device.cp.cuda.driver.launchKernel
-        self._kept: list[np.ndarray] = []  # what constant arguments point to
-        self._arguments: list[tuple[bool, int]] = []  # (in the slots?, offset or address)
-        self._parts: list[tuple[int, int]] = []  # (slot of the array, bytes to the part)
-        self._maps: list[tuple[int, int, tensor_maps.Kept]] = []  # (argument, slot of the array, its maps)
-        extra = 8 * len(slots)
-        for arg in launch.args:
-            if isinstance(arg, str):
-                self._arguments.append((True, slots[arg]))
-            elif isinstance(arg, Part):
-                self._arguments.append((True, extra + 8 * len(self._parts)))
-                steps = sum(i * step for i, step in zip(arg.index, arrays[arg.name].strides, strict=False))
-                self._parts.append((slots[arg.name] // 8, steps))
-            elif isinstance(arg, Map):
-                kept = tensor_maps.Kept(arrays[arg.name], arg.box_rows)
-                self._maps.append((len(self._arguments), slots[arg.name] // 8, kept))
-                self._arguments.append((False, 0))
-            else:
-                if isinstance(arg, Constant):
-                    arg = np.int64(address(arg.there))
-                self._kept.append(np.zeros(1, np.int64) if arg is None else np.array(arg, copy=True))
-                self._arguments.append((False, self._kept[-1].ctypes.data))
-        self._values = ctypes.c_int64 * (len(slots) + len(self._parts))
-        self._pointers = ctypes.c_int64 * len(self._arguments)
-
-    def __call__(self, addresses: Sequence[int], stream: int) -> None:
-        """Launch on the arrays at these addresses, in the order of the names, on the stream of this handle."""
-        values = self._values(*addresses, *[addresses[slot] + offset for slot, offset in self._parts])
-        first = ctypes.addressof(values)
-        pointers = self._pointers(*[first + place if in_slots else place for in_slots, place in self._arguments])
-        for argument, slot, kept in self._maps:
-            pointers[argument] = kept.pointer(addresses[slot])
-        self._launch(self._function.ptr, *self._sizes, stream, ctypes.addressof(pointers), 0)
-
-
-def _argument(arg: Any, arrays: Mapping[str, Any]) -> Any:
-    """An argument of a launch, with the arrays in place of their names."""
-    if isinstance(arg, str):
-        return span(arrays[arg])
-    if isinstance(arg, Part):
-        return arrays[arg.name][arg.index]
-    if isinstance(arg, Map):
-        array = arrays[arg.name]
-        return tensor_maps.tensor_map(Spec.of(array), address(array), box_rows=arg.box_rows)
-    if isinstance(arg, Constant):
-        return arg.there
-    return arg
+        return options.checked(q.shape[-1])

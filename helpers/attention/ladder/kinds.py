@@ -135,4 +135,6 @@ def kind_of(a: Any) -> DeviceArrays | TorchTensors | None:
 def kind_of_all(*arrays: Any) -> DeviceArrays | TorchTensors | None:
     """The kind of all the arrays; None if they are of several."""
     first = kind_of(arrays[0])
+    if first is _DEVICE:
+        return first if set(map(type, arrays)) == {device.cp.ndarray} else None
     return first if first is not None and all(kind_of(a) is first for a in arrays[1:]) else None

@@ -9,8 +9,8 @@ import numpy as np
 
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.call import Call, Spec
-from helpers.attention.ladder.contract import Constant, Launch, Map, Part
-from helpers.attention.ladder.fused import ARRAYS
+from helpers.attention.ladder.extras import NAMES
+from helpers.attention.ladder.launch import Constant, Launch, Map, Part
 from helpers.attention.ladder.params import GRADIENTS, attention_params, backward_params, fused_params
 from helpers.attention.ladder.tiles import backward_mma_dq_columns
 
@@ -57,8 +57,8 @@ def strided_maps(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Lau
 
 
 def strided_fused(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
-    """11: as 05 and 07, with the arrays of helpers.attention.ladder.fused, and FusedParams after AttentionParams."""
-    given = tuple(name if name in call.arrays else None for name in ARRAYS)
+    """11: as 05 and 07, with the arrays of helpers.attention.ladder.extras, and FusedParams after AttentionParams."""
+    given = tuple(name if name in call.arrays else None for name in NAMES)
     strides = {name: _steps(call.arrays[name]) for name in given if name is not None}
     tables = call.arrays.get("rotary_cos")
     return [

@@ -66,10 +66,9 @@ def fused_params(strides: Mapping[str, Sequence[int]], positions: int) -> Any:
     """One FusedParams, an array of shape (1,).
 
     Args:
-        strides: by the names of helpers.attention.ladder.fused, in elements: of bias along its 4 axes, of alibi_slopes
-        and of the
-            positions from one batch to the next, of rotary_cos and rotary_sin from one row to the next. 0 for what a
-            call does not have, and along an axis on which there is one element for all.
+        strides: by the names of helpers.attention.ladder.extras, in elements: of bias along its 4 axes, of alibi_slopes
+            and of the positions from one batch to the next, of rotary_cos and rotary_sin from one row to the next. 0
+            for what a call does not have, and along an axis on which there is one element for all.
         positions: rows of rotary_cos.
     """
     params = np.zeros(1, dtype=FUSED_PARAMS)

@@ -23,15 +23,13 @@ from helpers.attention.ladder.table import LADDER
 Sizes = Mapping[str, int]
 
 
-def _no_other_sizes(head_dim: int) -> Sizes:
-    """A step has one set of sizes for all grids, so that two steps differ by their text alone."""
-    return {}
-
-
 def _step(target: Stage, file: str, idea: str, **changed: Any) -> Stage:
-    """A step of the climb to target: the stage with another file, and what that file needs otherwise."""
-    same = dict.fromkeys(("few_blocks", "fewest_blocks", "lone_blocks"), _no_other_sizes)
-    return replace(target, file=file, idea=idea, **same, **changed)
+    """A step of the climb to target: the stage with another file, and what that file needs otherwise.
+
+    It has one set of sizes for all grids, so that two steps differ by their text alone.
+    """
+    one_size = replace(target, tuning=target.tuning.of_one_size())
+    return one_size.changed(file=file, idea=idea, **changed)
 
 
 def _first_that_fits(

@@ -13,8 +13,8 @@ import numpy as np
 from helpers import device
 from helpers.attention.ladder import limits, tiles
 from helpers.attention.ladder.call import Call
-from helpers.attention.ladder.contract import Stage
-from helpers.attention.ladder.fused import form_of_bias
+from helpers.attention.ladder.contract import Stage, Tuning
+from helpers.attention.ladder.extras import form_of_bias
 from helpers.attention.ladder.launches import (
     backward,
     backward_mma,
@@ -111,11 +111,11 @@ def _hopper_variant(call: Call) -> dict[str, int]:
     """The tile for the call's mask, and what its scale needs."""
     masked = call.window != (-1, -1)
     keys = call.rows if call.packed else call.arrays["k"].shape[2]
-    found = tiles.pick_hopper(call.arrays["q"].shape[-1], masked, keys)
-    found.update(exact_shift(call.softmax_scale))
+    defines = tiles.pick_hopper(call.arrays["q"].shape[-1], masked, keys)
+    defines.update(exact_shift(call.softmax_scale))
     if call.softmax_scale < 0:
-        found["SCALE_SIGN"] = -1
-    return found
+        defines["SCALE_SIGN"] = -1
+    return defines
 
 
 def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
@@ -129,13 +129,13 @@ def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
 
 def _fused_variant(call: Call) -> dict[str, int]:
     """What a call has beside attention; nothing for a plain one."""
-    found = {"ALIBI": 1} if "alibi_slopes" in call.arrays else {}
+    defines = {"ALIBI": 1} if "alibi_slopes" in call.arrays else {}
     if bias := call.arrays.get("bias"):
-        found["BIAS"] = form_of_bias(bias.dtype, call.arrays["q"].dtype)
+        defines["BIAS"] = form_of_bias(bias.dtype, call.arrays["q"].dtype)
     if tables := call.arrays.get("rotary_cos"):
-        found["ROTARY"] = 2 if call.rotary_interleaved else 1
-        found["ROTARY_DIM"] = 2 * tables.shape[1]
-    return found
+        defines["ROTARY"] = 2 if call.rotary_interleaved else 1
+        defines["ROTARY_DIM"] = 2 * tables.shape[1]
+    return defines
 
 
 def _fused_mma_variant(call: Call) -> dict[str, int]:
@@ -144,19 +144,19 @@ def _fused_mma_variant(call: Call) -> dict[str, int]:
     A bias of float32 may be as large as it likes: EXACT_SHIFT. One of a half type has its maxima rounded up instead,
     which takes no time, while EXACT_SHIFT takes 3 to 6 % on an H200.
     """
-    found = _fused_variant(call)
+    defines = _fused_variant(call)
     head_dim, dtype = call.arrays["q"].shape[-1], call.arrays["q"].dtype
-    if "BIAS" in found:
+    if "BIAS" in defines:
         bias = call.arrays["bias"]
         size = np.dtype(bias.dtype).itemsize
-        found["BLOCK_N"] = tiles.fused_mma_block_n(head_dim, limits.most_shared(), size)
+        defines["BLOCK_N"] = tiles.fused_mma_block_n(head_dim, limits.most_shared(), size)
         steps = [step for count, step in zip(bias.shape[:3], bias.strides[:3], strict=True) if count > 1]
         if not (bias.shape[3] > 1 and bias.strides[3] == size and call.bias_aligned and not any(s % 16 for s in steps)):
-            found["BIAS_VECTOR"] = 0
-    found.update({"EXACT_SHIFT": 1} if found.get("BIAS") == 2 else exact_shift(call.softmax_scale))
-    if "ROTARY" in found and call.arrays["rotary_cos"].dtype != dtype:
-        found["ROTARY_FLOAT"] = 1
-    return found
+            defines["BIAS_VECTOR"] = 0
+    defines.update({"EXACT_SHIFT": 1} if defines.get("BIAS") == 2 else exact_shift(call.softmax_scale))
+    if "ROTARY" in defines and call.arrays["rotary_cos"].dtype != dtype:
+        defines["ROTARY_FLOAT"] = 1
+    return defines
 
 
 EXACT_SHIFT_ABOVE = 2**10  # |softmax_scale|. Below it |m_i| < 2^27 while |q k| < 90,000: see weight() in 07
@@ -164,13 +164,15 @@ EXACT_SHIFT_ABOVE = 2**10  # |softmax_scale|. Below it |m_i| < 2^27 while |q k| 
 EVERYTHING = frozenset({"gqa", "causal", "window", "varlen", "lse", "strides"})
 FUSED = frozenset({"bias", "alibi", "rotary"})
 _REGISTER_TILED: Mapping[str, Any] = {  # 05 has the tiles of 04
-    "tiles": _register_tiles,
-    "few_blocks": _few_register_tiles,
-    "lone_blocks": _lone_register_tiles,
+    "tuning": Tuning(
+        _register_tiles,
+        few_blocks=_few_register_tiles,
+        lone_blocks=_lone_register_tiles,
+        variant=lambda call: {} if call.aligned else {"VECTOR": 0},
+    ),
     "threads": lambda sizes: sizes["THREADS"],
     "shared_bytes": _register_tiles_shared,
     "max_head_dim": tiles.MAX_HEAD_DIM,
-    "variant": lambda call: {} if call.aligned else {"VECTOR": 0},
 }
 _WARPS_OF_MMA: Mapping[str, Any] = {  # 07 and what is built on it: rows are copied 16 bytes at a time
     "dtypes": ("float16", "bfloat16"),
@@ -183,18 +185,18 @@ _WARPS_OF_MMA: Mapping[str, Any] = {  # 07 and what is built on it: rows are cop
 _STAGES = (
     Stage(
         *(1, "naive", "01_naive.cu", "one thread per query row"),
-        tiles=lambda head_dim: {"BLOCK_M": 64},
+        Tuning(lambda head_dim: {"BLOCK_M": 64}),
         launches=one_head_each,
         scratch=scores_of_one_head,
     ),
     Stage(
         *(2, "tiled", "02_tiled.cu", "K and V tiles in shared memory, two passes"),
-        tiles=_shared_tiles,
+        Tuning(_shared_tiles),
         launches=one_head_each,
     ),
     Stage(
         *(3, "online_softmax", "03_online_softmax.cu", "running max and sum, one pass"),
-        tiles=_shared_tiles,
+        Tuning(_shared_tiles),
         launches=one_head_each,
     ),
     Stage(
@@ -210,7 +212,7 @@ _STAGES = (
     ),
     Stage(
         *(6, "flash_wmma", "06_wmma.cu", "tensor cores by the WMMA interface"),
-        tiles=_wmma_tiles,
+        Tuning(_wmma_tiles),
         launches=strided,
         features=EVERYTHING,
         dtypes=("float16", "bfloat16"),
@@ -221,19 +223,20 @@ _STAGES = (
     ),
     Stage(
         *(7, "flash_mma", "07_mma.cu", "FlashAttention-2: mma.sync, swizzled tiles, cp.async"),
-        tiles=_mma_tiles,
-        few_blocks=_few_mma_tiles,
+        Tuning(_mma_tiles, _few_mma_tiles, variant=lambda call: exact_shift(call.softmax_scale)),
         launches=strided,
         features=EVERYTHING,
         max_head_dim=256,
         shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
-        variant=lambda call: exact_shift(call.softmax_scale),
         **_WARPS_OF_MMA,
     ),
     Stage(
         *(8, "backward", "08_backward.cu", "the gradients: P again from lse, five products or seven"),
-        tiles=_backward_tiles,
-        few_blocks=_few_backward_tiles,
+        Tuning(
+            _backward_tiles,
+            _few_backward_tiles,
+            variant=lambda call: {} if call.aligned else {"VECTOR": 0},
+        ),
         launches=backward,
         scratch=row_sums,
         direction="backward",
@@ -242,14 +245,14 @@ _STAGES = (
         max_head_dim=tiles.MAX_HEAD_DIM,
         threads=lambda sizes: sizes["THREADS"],
         shared_bytes=lambda sizes: tiles.backward_shared_bytes(sizes["HEAD_DIM"], sizes),
-        variant=lambda call: {} if call.aligned else {"VECTOR": 0},
     ),
     Stage(
         *(8, "backward_mma", "08_backward_mma.cu", "the gradients on tensor cores: transposed scores, five products"),
-        tiles=_backward_mma_tiles,
-        few_blocks=_other_backward_mma_tiles("few"),
-        fewest_blocks=_other_backward_mma_tiles("fewest"),
-        lone_blocks=_other_backward_mma_tiles("lone"),
+        Tuning(
+            _backward_mma_tiles,
+            *map(_other_backward_mma_tiles, ("few", "fewest", "lone")),
+            variant=_turns,
+        ),
         launches=backward_mma,
         scratch=tiles_of_rows,
         direction="backward",
@@ -257,12 +260,11 @@ _STAGES = (
         features=EVERYTHING | {"deterministic"},
         max_head_dim=256,
         shared_bytes=lambda sizes: tiles.backward_mma_shared_bytes(sizes["HEAD_DIM"], sizes),
-        variant=_turns,
         **_WARPS_OF_MMA,
     ),
     Stage(
         *(10, "hopper", "10_hopper.cu", "FlashAttention-3: TMA, wgmma, a producer and two consumers"),
-        tiles=tiles.pick_hopper,
+        Tuning(tiles.pick_hopper, variant=_hopper_variant, by_default=_hopper_by_default),
         launches=persistent,
         features=EVERYTHING,
         dtypes=("float16", "bfloat16"),
@@ -273,40 +275,35 @@ _STAGES = (
         threads=lambda sizes: 128 + 2 * sizes["BLOCK_M"],
         shared_bytes=lambda sizes: tiles.hopper_shared_bytes(sizes["HEAD_DIM"], sizes),
         needs_aligned=True,
-        variant=_hopper_variant,
-        by_default=_hopper_by_default,
     ),
     Stage(
         *(11, "fused", "11_fused.cu", "bias, ALiBi and rotary embedding in the kernel that has the scores"),
         launches=strided_fused,
         features=EVERYTHING | FUSED,
         only_for=FUSED,
-        **{
-            **_REGISTER_TILED,
-            "variant": lambda call: {**({} if call.aligned else {"VECTOR": 0}), **_fused_variant(call)},
-        },
-    ),
+        **_REGISTER_TILED,
+    ).changed(variant=lambda call: {**({} if call.aligned else {"VECTOR": 0}), **_fused_variant(call)}),
     Stage(
         *(11, "fused_mma", "11_fused_mma.cu", "the same on tensor cores: the bias comes by cp.async and ldmatrix"),
-        tiles=_mma_tiles,
-        few_blocks=_few_mma_tiles,
+        Tuning(_mma_tiles, _few_mma_tiles, variant=_fused_mma_variant),
         launches=strided_fused,
         features=EVERYTHING | FUSED,
         only_for=FUSED,
         rotary_step=16,
         max_head_dim=256,
         shared_bytes=lambda sizes: tiles.fused_mma_shared_bytes(sizes["HEAD_DIM"], sizes),
-        variant=_fused_mma_variant,
         **_WARPS_OF_MMA,
     ),
     Stage(
         *(12, "flash_cute", "12_cute.cu", "07 in CuTe: its layouts, TiledCopy and TiledMMA"),
-        tiles=_cute_tiles,
+        Tuning(
+            _cute_tiles,
+            variant=lambda call: exact_shift(call.softmax_scale),
+            by_default=lambda rows, all_rows, head_dim: False,  # 07 computes the same, and compiles in a second
+        ),
         launches=strided,
         features=EVERYTHING,
         shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
-        variant=lambda call: exact_shift(call.softmax_scale),
-        by_default=lambda rows, all_rows, head_dim: False,  # 07 computes the same, and compiles in a second
         missing=why_no_cute,
         slow_to_compile=True,
         **_WARPS_OF_MMA,
@@ -326,16 +323,18 @@ def backward_of(stages: Mapping[str, Stage]) -> dict[str, Stage]:
     return {name: stage for name, stage in stages.items() if stage.direction == "backward"}
 
 
-def default_of(stages: Mapping[str, Stage], rows: int, all_rows: int, **asked: Any) -> Stage | None:
+def default_of(stages: Mapping[str, Stage], rows: int, all_rows: int, **needs: Any) -> Stage | None:
     """The stage for a call that names none: the last, and fastest, that can do it on this device; None if none can.
 
     Args:
-        rows, all_rows: of Q, of one head and of all heads together. asked: as `Stage.why_not` has it.
+        rows, all_rows: of Q, of one head and of all heads together. needs: as `Stage.why_not` has them.
     """
-    size = rows, all_rows, asked["head_dim"]
-    wished = {name.removesuffix("_dim") for name in ("bias", "alibi", "rotary_dim") if asked.get(name)}
-    meant = (s for s in reversed(stages.values()) if s.by_default(*size) and (not s.only_for or s.only_for & wished))
-    return next((s for s in meant if s.why_not(**asked) is None), None)
+    size = rows, all_rows, needs["head_dim"]
+    extras = {name.removesuffix("_dim") for name in ("bias", "alibi", "rotary_dim") if needs.get(name)}
+    meant = (
+        s for s in reversed(stages.values()) if s.tuning.by_default(*size) and (not s.only_for or s.only_for & extras)
+    )
+    return next((s for s in meant if s.why_not(**needs) is None), None)
 
 
 FORWARD: Mapping[str, Stage] = forward_of(LADDER)

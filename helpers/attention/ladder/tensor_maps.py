@@ -54,8 +54,8 @@ def tensor_map(spec: Spec, address: int, *, box_rows: int) -> np.ndarray:
     box = (PANEL_COLUMNS, box_rows, 1, 1)
     dtype = np.dtype(spec.dtype).name
     if not device.ON_GPU:
-        made = device.cp.tensor_map.encode_tiled(dtype, address, sizes, strides, box, swizzle=128)
-        return made.view(TENSOR_MAP)
+        encoded = device.cp.tensor_map.encode_tiled(dtype, address, sizes, strides, box, swizzle=128)
+        return encoded.view(TENSOR_MAP)
     return _encoder(dtype, sizes, strides, box)(address)
 
 
@@ -78,8 +78,8 @@ def _encoder(
     def at(address: int) -> np.ndarray:
         room = np.empty(192, np.uint8)
         start = -room.ctypes.data % 64
-        made = room[start : start + 128]
-        error = encode(ctypes.c_void_p(made.ctypes.data), kind, rank_argument, ctypes.c_void_p(address), *fixed)
+        encoded = room[start : start + 128]
+        error = encode(ctypes.c_void_p(encoded.ctypes.data), kind, rank_argument, ctypes.c_void_p(address), *fixed)
         if error:
             raise ValueError(
                 f"cuTensorMapEncodeTiled returned error {error} for {dtype} sizes {sizes}, strides {strides} bytes, "
@@ -87,8 +87,8 @@ def _encoder(
             )
         if len(_MADE) >= _MOST_MADE:
             _MADE.clear()
-        _MADE[made.tobytes()] = Made(dtype, address, sizes, strides, box)
-        return made.view(TENSOR_MAP)
+        _MADE[encoded.tobytes()] = Made(dtype, address, sizes, strides, box)
+        return encoded.view(TENSOR_MAP)
 
     return at
 
@@ -137,10 +137,10 @@ class Kept:
 
     def pointer(self, address: int) -> int:
         """Where in the host's memory the map of the array at this address is."""
-        found = self._maps.get(address)
-        if found is None:
+        entry = self._maps.get(address)
+        if entry is None:
             if len(self._maps) >= self.MOST:
                 self._maps = {}
-            made = tensor_map(self._spec, address, box_rows=self._box_rows)
-            found = self._maps[address] = made.ctypes.data, made
-        return found[0]
+            encoded = tensor_map(self._spec, address, box_rows=self._box_rows)
+            entry = self._maps[address] = encoded.ctypes.data, encoded
+        return entry[0]

@@ -108,14 +108,14 @@ def this_gpu() -> Gpu | None:
 
     if not ON_GPU:
         return None
-    found = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)
+    properties = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)
     return Gpu(
-        found["name"].decode(),
-        f"sm_{found['major']}{found['minor']}",
-        found["sharedMemPerBlockOptin"],
-        found["sharedMemPerMultiprocessor"],
-        found["maxThreadsPerMultiProcessor"],
-        found["regsPerMultiprocessor"],
+        properties["name"].decode(),
+        f"sm_{properties['major']}{properties['minor']}",
+        properties["sharedMemPerBlockOptin"],
+        properties["sharedMemPerMultiprocessor"],
+        properties["maxThreadsPerMultiProcessor"],
+        properties["regsPerMultiprocessor"],
     )
 
 
@@ -206,8 +206,8 @@ def pick_few(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
         ValueError: as `pick` does.
     """
     usual = pick(head_dim, shared_limit)
-    found = _other(_FEW, head_dim, shared_limit, "fewer rows a block: more blocks")
-    return found if found and found.block_m < usual.block_m else None
+    few = _other(_FEW, head_dim, shared_limit, "fewer rows a block: more blocks")
+    return few if few and few.block_m < usual.block_m else None
 
 
 @functools.cache
@@ -218,8 +218,8 @@ def pick_lone(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
         ValueError: as `pick` does.
     """
     usual = pick(head_dim, shared_limit)
-    found = _other(_LONE, head_dim, shared_limit, "a block that is alone has room for twice the threads")
-    return found if found and (found.block_m, found.threads) == (usual.block_m, 2 * usual.threads) else None
+    lone = _other(_LONE, head_dim, shared_limit, "a block that is alone has room for twice the threads")
+    return lone if lone and (lone.block_m, lone.threads) == (usual.block_m, 2 * usual.threads) else None
 
 
 def _other(
@@ -227,8 +227,8 @@ def _other(
 ) -> Tiles | None:
     """The table's tiles for a head dimension, where there are some and they fit."""
     sizes = next((sizes for most, sizes in table.items() if head_dim <= most), None)
-    found = Tiles(*sizes, why=why) if sizes else None
-    return found if found and found.shared_bytes(head_dim) <= shared_limit else None
+    other = Tiles(*sizes, why=why) if sizes else None
+    return other if other and other.shared_bytes(head_dim) <= shared_limit else None
 
 
 # ---- 08, the backward in float32

@@ -20,7 +20,6 @@ FOLDER = kernel.KERNELS / "exercises"
 
 _BEGIN = re.compile(r"(\s*)// BEGIN hole: (about \d+ lines?) - (.+)")
 _DEFAULT = re.compile(r"\s*// DEFAULT: (.*)")
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.M)
 
 
 def solution(name: str) -> str:
@@ -57,19 +56,7 @@ def cell(name: str) -> str:
 
 def complete(code: str) -> str:
     """A learner's text with the course's own headers pasted in; compilers count its lines as those of the cell."""
-    text = f'#line 2 "cell"\n{code}'  # line 1 of the cell is the magic's
-    pasted: set[str] = set()
-
-    def paste(match: re.Match[str]) -> str:
-        if not (kernel.KERNELS / match[1]).is_file():
-            return match[0]
-        if match[1] in pasted:
-            return ""
-        pasted.add(match[1])
-        line = text.count("\n", 0, match.start()) + 2  # the text begins with a #line of its own
-        return f'{kernel.source(match[1], pasted)}#line {line} "cell"'
-
-    return _INCLUDE.sub(paste, text)
+    return kernel.with_headers(code, "cell", first_line=2)  # line 1 of the cell is the magic's
 
 
 def _filled(name: str, *, with_answers: bool) -> str:

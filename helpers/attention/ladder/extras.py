@@ -1,13 +1,12 @@
-"""What a kernel does beside attention itself: a bias on the scores, ALiBi, and the rotary embedding of Q and K.
+"""What a call has beside q, k and v: a bias on the scores, ALiBi, and the rotary embedding of q and k.
 
-Here are the options of a call, their checks, and the arrays as a kernel reads them. The definitions are in
+Here are their checks, and the arrays as a kernel reads them. The definitions are in
 `helpers.attention.reference.attention`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,73 +15,25 @@ from helpers import device
 from helpers.attention.ladder.layout import is_aligned
 from helpers.engine.cuda_source.signatures import dtype_of
 
-OPTIONS = {"bias", "alibi_slopes", "rotary_cos", "rotary_sin", "rotary_interleaved", "rotary_positions"}
-ARRAYS = ("bias", "alibi_slopes", "rotary_cos", "rotary_sin", "q_positions", "k_positions")
+NAMES = ("bias", "alibi_slopes", "rotary_cos", "rotary_sin", "q_positions", "k_positions")  # the kernels' parameters
 
 
-@dataclass(frozen=True)
-class Fused:
-    """The options of one call, by the names of the kernel's parameters.
-
-    arrays: those of ARRAYS that were given, of any kind.
-    interleaved: pairs of the rotary embedding are neighbours (2 p, 2 p + 1), not (p, p + rotary_dim / 2).
-    """
-
-    arrays: Mapping[str, Any] = field(default_factory=dict)
-    interleaved: bool = False
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What of it, beside its arrays, a launch depends on."""
-        return (*self.arrays, self.interleaved) if self.arrays else ()
-
-    @property
-    def rotary_dim(self) -> int:
-        """Words of a row that are rotated; 0 without a rotary embedding."""
-        return 2 * self.arrays["rotary_cos"].shape[-1] if "rotary_cos" in self.arrays else 0
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        """What a stage must be able to do, as `Stage.why_not` has it; empty where nothing was given."""
-        wishes = {"bias": "bias" in self.arrays, "alibi": "alibi_slopes" in self.arrays, "rotary_dim": self.rotary_dim}
-        return {name: wish for name, wish in wishes.items() if wish}
-
-    def on_device(self) -> Fused:
-        """The same with device arrays. ValueError for a position in a NumPy array that the tables do not have."""
-        for name, a in self.arrays.items():
-            if name in ("q_positions", "k_positions"):
-                self._check_values(name, a)
-        return Fused({name: device.cp.asarray(a) for name, a in self.arrays.items()}, self.interleaved)
-
-    def _check_values(self, name: str, positions: Any) -> None:
-        if type(positions) is np.ndarray and positions.size and positions.dtype.kind in "iu":
-            low, high, rows = int(positions.min()), int(positions.max()), self.arrays["rotary_cos"].shape[0]
-            if low < 0 or high >= rows:
-                raise ValueError(
-                    f"{_argument(name)} has positions from {low} to {high}, and rotary_cos has {rows}: "
-                    f"0 to {rows - 1} are allowed"
-                )
-
-
-NOTHING = Fused()
-
-
-def options_of(
+def extra_inputs(
     bias: Any = None,
     alibi_slopes: Any = None,
     rotary_cos: Any = None,
     rotary_sin: Any = None,
     rotary_interleaved: bool = False,
     rotary_positions: tuple[Any, Any] | None = None,
-) -> Fused:
-    """The options of a call, those together that belong together.
+) -> dict[str, Any]:
+    """Those that are given, by the names of `NAMES`.
 
     Raises:
         TypeError: rotary_interleaved is no bool; rotary_positions is no pair; what is no array stands for one.
         ValueError: rotary_cos without rotary_sin, or another rotary option without both.
     """
     if bias is alibi_slopes is rotary_cos is rotary_sin is rotary_positions is None and rotary_interleaved is False:
-        return NOTHING
+        return {}
     if not isinstance(rotary_interleaved, (bool, np.bool_)):
         got = f"{type(rotary_interleaved).__name__} {rotary_interleaved!r:.40}"
         raise TypeError(f"rotary_interleaved is True or False; got {got}")
@@ -100,59 +51,78 @@ def options_of(
     if rotary_cos is None and (rotary_positions is not None or rotary_interleaved):
         what = "rotary_positions" if rotary_positions is not None else "rotary_interleaved"
         raise ValueError(f"{what} is given without rotary_cos and rotary_sin: there is nothing to rotate by")
-    named = zip(ARRAYS, (bias, alibi_slopes, rotary_cos, rotary_sin, *positions), strict=True)
-    arrays = {name: a for name, a in named if a is not None}
-    for name, a in arrays.items():
+    named = zip(NAMES, (bias, alibi_slopes, rotary_cos, rotary_sin, *positions), strict=True)
+    extras = {name: a for name, a in named if a is not None}
+    for name, a in extras.items():
         if not hasattr(a, "shape") or not hasattr(a, "dtype"):
             raise TypeError(f"{_argument(name)} is an array; got {type(a).__name__} {a!r:.40}")
     if rotary_positions is not None and any(a is None for a in positions):
         raise TypeError("rotary_positions has an array and a None; give two arrays, or None for both")
-    return Fused(arrays, bool(rotary_interleaved)) if arrays else NOTHING
+    return extras
 
 
-def check(
-    fused: Fused,
-    q: Any,
-    k: Any,
+def needs(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """What a stage must be able to do for these arrays, as `Stage.why_not` has it; empty where there are no extras."""
+    rotary_dim = 2 * arrays["rotary_cos"].shape[-1] if "rotary_cos" in arrays else 0
+    wanted = {"bias": "bias" in arrays, "alibi": "alibi_slopes" in arrays, "rotary_dim": rotary_dim}
+    return {name: value for name, value in wanted.items() if value}
+
+
+def check_positions(arrays: Mapping[str, Any]) -> None:
+    """ValueError for a position in a NumPy array that the tables do not have. Those on a device are not looked at."""
+    for name in ("q_positions", "k_positions"):
+        positions = arrays.get(name)
+        if type(positions) is np.ndarray and positions.size and positions.dtype.kind in "iu":
+            low, high, rows = int(positions.min()), int(positions.max()), arrays["rotary_cos"].shape[0]
+            if low < 0 or high >= rows:
+                raise ValueError(
+                    f"{_argument(name)} has positions from {low} to {high}, and rotary_cos has {rows}: "
+                    f"0 to {rows - 1} are allowed"
+                )
+
+
+def as_kernels_read(
+    arrays: Mapping[str, Any],
     *,
     sequences: int,
     packed: bool = False,
     longest_k: int | None = None,
     aligned: bool = False,
 ) -> dict[str, Any]:
-    """The arrays as a kernel reads them.
+    """The extra inputs as a kernel reads them.
 
     Args:
-        fused: device arrays.
-        q, k: (batch, heads, N, d) and (batch, kv_heads, N_kv, d); where sequences are packed, batch is 1 and the tokens
-            of all are along N.
+        arrays: device arrays: q and k, (batch, heads, N, d) and (batch, kv_heads, N_kv, d); where sequences are packed,
+            batch is 1 and the tokens of all are along N. And any of `NAMES`.
         sequences: batch, or how many are packed. longest_k: keys of the longest of them, where that is known.
         aligned: rows of the rotary tables start at multiples of 16 bytes, or are copied.
 
     Returns:
         By name: bias with 4 axes, each as long as the call's or 1; alibi_slopes (1 or sequences, heads); rotary_cos and
-        rotary_sin (positions, rotary_dim / 2), rows contiguous; q_positions
-        and k_positions (1 or batch, N or N_kv), rows contiguous. An array that is already like this is not copied.
+        rotary_sin (positions, rotary_dim / 2), rows contiguous; q_positions and k_positions (1 or batch, N or N_kv),
+        rows contiguous. An array that is already like this is not copied.
 
     Raises:
         TypeError: a dtype that is not one of those asked for.
         ValueError: a shape that does not fit the call; a position outside of the tables, as far as the host knows them.
     """
-    _, heads, n, head_dim = q.shape
-    n_kv = k.shape[2]
-    found: dict[str, Any] = {}
-    for name, a in fused.arrays.items():
+    q, k = arrays["q"], arrays["k"]
+    (batch, heads, n, head_dim), n_kv = q.shape, k.shape[2]
+    extras: dict[str, Any] = {}
+    for name in NAMES:
+        if (a := arrays.get(name)) is None:
+            continue
         if name == "bias":
-            found[name] = _bias(a, q.dtype, (sequences, heads, n, n_kv), packed)
+            extras[name] = _bias(a, q.dtype, (sequences, heads, n, n_kv), packed)
         elif name == "alibi_slopes":
-            found[name] = _slopes(a, sequences, heads)
+            extras[name] = _slopes(a, sequences, heads)
         elif name in ("rotary_cos", "rotary_sin"):
-            found[name] = _table(name, a, q.dtype, head_dim, aligned)
+            extras[name] = _table(name, a, q.dtype, head_dim, aligned)
         else:
-            found[name] = _positions(name, a, 1 if packed else q.shape[0], n if name == "q_positions" else n_kv, packed)
-    if "rotary_cos" in found:
-        _check_tables(found, n, n_kv, packed, longest_k)
-    return found
+            extras[name] = _positions(name, a, 1 if packed else batch, n if name == "q_positions" else n_kv, packed)
+    if "rotary_cos" in extras:
+        _check_tables(extras, n, n_kv, packed, longest_k)
+    return extras
 
 
 def _bias(bias: Any, dtype: Any, shape: tuple[int, ...], packed: bool) -> Any:
@@ -218,14 +188,14 @@ def _positions(name: str, positions: Any, batch: int, rows: int, packed: bool) -
     return positions if in_place else device.cp.ascontiguousarray(positions)
 
 
-def _check_tables(found: Mapping[str, Any], n: int, n_kv: int, packed: bool, longest_k: int | None) -> None:
-    cos, sin = found["rotary_cos"], found["rotary_sin"]
+def _check_tables(extras: Mapping[str, Any], n: int, n_kv: int, packed: bool, longest_k: int | None) -> None:
+    cos, sin = extras["rotary_cos"], extras["rotary_sin"]
     if cos.shape != sin.shape or cos.dtype != sin.dtype:
         raise ValueError(
             f"rotary_cos is {cos.dtype} {tuple(cos.shape)} and rotary_sin {sin.dtype} {tuple(sin.shape)}: "
             "one shape and one dtype for both is needed"
         )
-    if "q_positions" in found:
+    if "q_positions" in extras:
         return
     if not packed and n > n_kv:
         raise ValueError(
