@@ -38,6 +38,7 @@ runs_here = pytest.mark.skipif(
 # ---- what it is compiled with
 
 
+@pytest.mark.each_value()
 @needs_nvrtc
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 80, 96, 128, 192, 256])
@@ -650,6 +651,7 @@ def test_kernel_without_a_bug_passes(few_blocks: None) -> None:
     check_with(kernel.source(HOPPER.file))
 
 
+@pytest.mark.one_of_each(kind=lambda bug: bug.cpu_only)
 @runs_here
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
 def test_bug_is_seen(bug: Bug, few_blocks: None, request: pytest.FixtureRequest) -> None:
@@ -809,6 +811,7 @@ XRAY_BUGS: tuple[tuple[str, str, str, tuple[int, int], dict[str, Any], str, str,
 )
 
 
+@pytest.mark.one_of_each(kind=lambda bug: bug[5])
 @pytest.mark.parametrize("bug", XRAY_BUGS, ids=[bug[0] for bug in XRAY_BUGS])
 def test_the_xray_finds_the_line(bug: tuple[Any, ...], one_block: None) -> None:
     name, old, new, (times, which), options, kind, here, there = bug

@@ -67,6 +67,7 @@ def test_shared_bytes_is_the_size_of_the_kernels_struct(head_dim: int, limit: in
     engine.RawModule(code=code, options=options).compile()
 
 
+@pytest.mark.each_value()
 @pytest.mark.parametrize("choose", [pick, pick_few, pick_lone])
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("head_dim", (32, 64, 96, 128, 256))
