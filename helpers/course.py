@@ -110,8 +110,11 @@ def work(arguments: "list[str]") -> int:
 
     theirs = is_conda(name) or getattr(options, "this_python", False)
     if theirs:
-        modules = {"lab": ["jupyterlab", "ipykernel"], "test": ["ruff", "clang_format", "mypy", "pytest", "nbval", "xdist"]}
-        modules["book"] = ["sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton"]
+        modules = {
+            "lab": ["jupyterlab", "ipykernel"],
+            "test": ["ruff", "clang_format", "mypy", "pytest", "nbval", "xdist"],
+            "book": ["sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton"],
+        }
         use_this_python(requirements, modules.get(options.command, ["numpy"]))
     else:
         environment.enter(requirements)

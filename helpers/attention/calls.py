@@ -369,7 +369,7 @@ def _first(
         q, k, _ = arrays
         if kind is None and device.ON_GPU:
             contexts.enter_context(q.device)
-        check_model_arrays(*arrays, axes)
+        check_model_arrays(*arrays, axes=axes)
         cu, dense = _cu_seqlens(cu_seqlens, kind)
         key = key if dense else None
         beside = _beside_on_device(wishes.beside, kind, q)

@@ -237,7 +237,7 @@ def _text(value: float | None) -> str:
 def main(words: Sequence[str]) -> None:
     """measure FILE [STAGE ...], or nothing for the table."""
     if len(words) >= 2 and words[0] == "measure":
-        from helpers.bench import profile_stages  # reading needs nothing of it
+        from helpers.bench.studies import profile_stages  # reading needs nothing of it
 
         profile_stages.write_record(Path(words[1]), words[2:])
     elif not words:

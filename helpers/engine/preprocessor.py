@@ -126,8 +126,8 @@ def _logical_lines(code: str) -> Iterator[tuple[str, str]]:
         raise _NotPlain
     for begin, end in comments(code):
         if "\n" in code[begin:end]:
-            line = clean[clean.rfind("\n", 0, begin) + 1 : begin], clean[end:].partition("\n")[0]
-            if any("#" in text for text in line):
+            either_side = clean[clean.rfind("\n", 0, begin) + 1 : begin], clean[end:].partition("\n")[0]
+            if any("#" in text for text in either_side):
                 raise _NotPlain  # a directive may begin before a comment, and go on in another line behind it
     if "\\" not in code:
         yield from zip(clean.split("\n"), code.split("\n"), strict=True)

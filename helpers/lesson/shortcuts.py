@@ -294,7 +294,7 @@ def expect_gradients(do: Any, q: Any, k: Any, v: Any, **options: Any) -> Expecte
     found = reference.attention_backward(*exact, **options)
     tolerance = tuple(TOLERANCE * max(1.0, float(np.abs(a).max())) for a in found)
     if dtype.itemsize == 2:
-        near = _rounded_gradients(*exact, dtype, **options)
+        near = _rounded_gradients(*exact, dtype=dtype, **options)
         step = float(ml_dtypes.finfo(dtype).eps)
         length = np.linalg.norm(exact[0], axis=-1).max() * np.linalg.norm(exact[3], axis=-1).max()  # |dP| is below
         of_float32 = 4e-7 * float(length * max(np.abs(exact[1]).max(), np.abs(exact[2]).max()))
@@ -302,7 +302,7 @@ def expect_gradients(do: Any, q: Any, k: Any, v: Any, **options: Any) -> Expecte
             max(2 * float(np.abs(a - b).max()), step * float(np.abs(b).max()), of_float32)
             for a, b in zip(near, found, strict=True)
         )
-    return ExpectedGradients(*map(_swapped, found), tolerance)
+    return ExpectedGradients(*map(_swapped, found), tolerance=tolerance)
 
 
 def _rounded_gradients(

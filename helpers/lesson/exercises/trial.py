@@ -89,8 +89,8 @@ class Trial:
         q, k, v = make_inputs(n, n_kv, d, seed=int(self.rng.integers(2**31)))
         return q.astype(dtype), k.astype(dtype), v.astype(dtype)
 
-    def kernel(self, name: str, *, extra: str = "", **defines: int) -> Callable[..., None]:
-        """The learner's kernel `name`, compiled with -DNAME=value, once for each set of them.
+    def kernel(self, name: str, *, extra: str = "", **defines: int) -> Any:
+        """The learner's kernel `name`, compiled with -DNAME=value, once for each set of them: CuPy's, or the engine's.
 
         Args:
             extra: CUDA C++ that is appended to the learner's text, such as a kernel that calls one of its functions.
@@ -218,7 +218,7 @@ class Trial:
 
     # ------------------------------------------------------------------------------------------------- how
 
-    def _compiled(self, name: str, extra: str, defines: dict[str, int]) -> Callable[..., None]:
+    def _compiled(self, name: str, extra: str, defines: dict[str, int]) -> Any:
         text = texts.complete(self.code) + (f'\n#line 1 "the grader"\n{extra}' if extra else "")
         headers = (*kernel.headers(text), *kernel.architecture(text)) if self.on_gpu else cute_options(text)
         module = self.xp.RawModule(code=text, options=(*kernel.options(defines), *headers))
