@@ -33,21 +33,9 @@
 #ifndef ASYNC
 #define ASYNC (VECTOR && __CUDA_ARCH__ >= 800)  // K and V are copied by cp.async, which Turing lacks
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
+#include "register_tiles.cuh"  // of 04; and NEG_INF, LOG2_E, M_INIT
 
-constexpr int THREADS_Y = THREADS / THREADS_X;
-constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread
-constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
-
-constexpr int D4 = (HEAD_DIM + 3) / 4;                     // float4 per row; the last one is filled with zeros
-constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of O per thread: x, x + THREADS_X, ...
-constexpr int TILE_D = 4 * TILE_D4;
 constexpr int COPIES = (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile of K or V per thread
-static_assert(THREADS % 32 == 0 && THREADS_X >= 4 && 32 % (2 * THREADS_X) == 0, "two rows' threads must fit a warp");
-static_assert(
-    BLOCK_M % (4 * THREADS_Y) == 0 && BLOCK_N % THREADS_X == 0, "each thread needs the same tile, of 4 rows or 8");
 
 // Q and P are stored transposed: a thread reads four rows of one column as a float4. The padding avoids bank conflicts
 // within a quarter of a warp, which reads 8 rows of K (an odd number of float4 apart) or stores 4 columns of P.
@@ -55,13 +43,6 @@ struct __align__(16) Shared {
   float Q[4 * D4][BLOCK_M], P[BLOCK_N][BLOCK_M + 8];
   float4 K[BLOCK_N][D4 | 1], V[BLOCK_N][TILE_D4 * THREADS_X];
 };
-
-__device__ __forceinline__ float word(const float4& a, int i) {
-  return i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
-}
-
-// The row within the block that is row i of a thread's tile: groups of four, which one float4 holds.
-__device__ __forceinline__ int row_of(int i, int y) { return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4; }
 
 // Words 4c .. 4c + 3 of a row; zeros past its end.
 __device__ __forceinline__ float4 load4(const float* __restrict__ row, int c) {
@@ -106,36 +87,6 @@ __device__ __forceinline__ void load_tile(
   }
 }
 
-// Waits for this thread's own copies; the other threads' need a barrier as well.
-__device__ __forceinline__ void wait_for_copies() {
-#if ASYNC
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
-// tile += a b^T, column by column in serpentine order: down one column and up the next, so that consecutive FFMAs share
-// an operand, which the compiler then marks .reuse: it is not read from the register file a second time.
-template <int COLUMNS>
-__device__ __forceinline__ void outer_product(
-    float (&tile)[TILE_M][COLUMNS], const float (&a)[TILE_M], const float (&b)[COLUMNS]) {
-#pragma unroll
-  for (int j = 0; j < COLUMNS; ++j)
-#pragma unroll
-    for (int n = 0; n < TILE_M; ++n) {
-      const int i = j % 2 == 0 ? n : TILE_M - 1 - n;
-      tile[i][j] += a[i] * b[j];
-    }
-}
-
-// This thread's rows of one column of Q or P.
-__device__ __forceinline__ void load_rows(float (&a)[TILE_M], const float* column, int y) {
-#pragma unroll
-  for (int i = 0; i < TILE_M; i += 4) {
-    const float4 four = *reinterpret_cast<const float4*>(column + row_of(i, y));
-    a[i] = four.x, a[i + 1] = four.y, a[i + 2] = four.z, a[i + 3] = four.w;
-  }
-}
-
 // s = this thread's tile of Q K^T. Four columns of Q and K at a time: with 8 x 8 scores, 16 float4 serve 256 FFMAs.
 __device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
 #pragma unroll 1
@@ -166,33 +117,6 @@ __device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shar
   }
 }
 
-// The maximum or the sum over the threads of a row, which differ in bit 0 of their lane and in bits 2 and up.
-template <typename Op>
-__device__ __forceinline__ float row_allreduce(float a, Op op) {
-  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
-#pragma unroll
-  for (int bit = 4; bit <= THREADS_X; bit *= 2) a = op(a, __shfl_xor_sync(0xffffffff, a, bit));
-  return a;
-}
-
-// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
-__device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
-  float m_new = m_i;
-#pragma unroll
-  for (int j = 0; j < TILE_N; ++j) m_new = fmaxf(m_new, s[j]);
-  m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
-  const float rescale = exp2f(m_i - m_new);  // 0 at the first key; 1 if the maximum stays
-  m_i = m_new;
-  l_i *= rescale;
-#pragma unroll
-  for (int c = 0; c < TILE_D; ++c) acc[c] *= rescale;
-#pragma unroll
-  for (int j = 0; j < TILE_N; ++j) {
-    s[j] = exp2f(s[j] - m_new);
-    l_i += s[j];
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, float* __restrict__ O,
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
@@ -205,7 +129,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
   int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
   if (params.window_right < UNLIMITED) {
     const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
-    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
+    tile = gridDim.x - 1 - block / heads;
+    head = block % heads % gridDim.y;
+    sequence = block % heads / gridDim.y;
   }
   const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
   const bool packed = cu_seqlens_q != nullptr;
@@ -218,9 +144,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
   K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
   V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
 
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
+  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + window_lo .. i + window_hi;
   // keys begin .. end - 1 are all that some row of the tile sees.
-  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
+  const int window_lo = kv_len - q_len - params.window_left, window_hi = kv_len - q_len + params.window_right;
   const int last_row = min(first_row + BLOCK_M, q_len) - 1;
   const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
   const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
@@ -242,7 +168,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D4 * THREADS_X - D4); e += THREADS)
     smem.V[e % BLOCK_N][D4 + e / BLOCK_N] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   float m_i[TILE_M], l_i[TILE_M];  // m_i in units of log2; l_i of this thread's columns only, until the epilogue
-  for (int i = 0; i < TILE_M; ++i) m_i[i] = LOWEST, l_i[i] = 0.0f;
+  for (int i = 0; i < TILE_M; ++i) {
+    m_i[i] = M_INIT;
+    l_i[i] = 0.0f;
+  }
   wait_for_copies();
   __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
 
@@ -253,11 +182,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
-    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end))
+    if (first < last_row + window_lo || first + BLOCK_N > min(first_row + window_hi + 1, end))
 #pragma unroll
       for (int i = 0; i < TILE_M; ++i) {
         const int row_pos = first_row + row_of(i, y) - first - x;  // relative to the thread's first key
-        const int low = row_pos + lowest, high = min(row_pos + highest, end - 1 - first - x);
+        const int low = row_pos + window_lo, high = min(row_pos + window_hi, end - 1 - first - x);
 #pragma unroll
         for (int j = 0; j < TILE_N; ++j)
           if (j * THREADS_X < low || j * THREADS_X > high) s[i][j] = NEG_INF;
@@ -282,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
   // ---- epilogue: the row's sum; divide once
 #pragma unroll
   for (int i = 0; i < TILE_M; ++i) {
-    const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
+    const float sum = row_allreduce<THREADS_X>(l_i[i], [](float a, float b) { return a + b; });
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
     const int r = row_of(i, y);
     if (first_row + r >= q_len) continue;

@@ -1,20 +1,26 @@
-// 08 backward: the gradients of Q, K and V. P is computed again, from Q, K and the lse that the forward saved.
+// 08 backward: the gradients of Q, K and V. P is computed again, from Q, K and the lse that the
+// forward saved.
 //
-//   S = softmax_scale Q K^T    P = exp(S - lse)    dP = dO V^T    D = rowsum(dO * O)    dS = P * (dP - D)
+//   S = softmax_scale Q K^T    P = exp(S - lse)    delta = rowsum(dO * O)
+//   dP = dO V^T                dS = P * (dP - delta)
 //   dV = P^T dO                dK = softmax_scale dS^T Q          dQ = softmax_scale dS K
 //
-// backward is one loop of five products: a block has a tile of keys, keeps their dK and dV in registers, and goes
-// through the rows that see them. Each row's dQ is a sum over all blocks, so they add to it atomically, in an order
-// that differs from run to run. Without atomics the same numbers take seven products: backward leaves dQ out, and
-// backward_dq computes S and dP again, a block for each tile of rows.
+// backward is one loop of five products: a block has a tile of keys, keeps their dK and dV in
+// registers, and goes through the rows that see them. Each row's dQ is a sum over all blocks, so
+// they add to it atomically, in an order that differs from run to run. Without atomics the same
+// numbers take seven products: backward leaves dQ out, and backward_dq computes S and dP again, a
+// block for each tile of rows.
 //
-// Launch   backward_preprocess: grid (ceil(N / (THREADS / 32)), heads, batch); packed: of all tokens, batch 1
-//          backward: grid (ceil(keys of the longest sequence / BLOCK_N), kv_heads, sequences)
-//          backward_dq: grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences)
-//          block THREADS; backward and backward_dq: sizeof(Shared) bytes of dynamic shared memory
-// Shapes   as 05; dO, dQ as Q, dK, dV as K; lse and delta (D of each row) (batch, heads, N) or (heads, tokens)
-// Traffic  backward: K, V, dK, dV once; Q, dO and the additions to dQ: for each tile of keys, the rows that see it
-//          backward_dq: Q, dO, dQ once; K and V: for each tile of rows, the keys that it sees
+// Launch   backward_preprocess: grid (ceil(N / (THREADS / 32)), heads, batch); packed: of all
+//          tokens, batch 1 backward: grid (ceil(keys of the longest sequence / BLOCK_N), kv_heads,
+//          sequences) backward_dq: grid (ceil(rows of the longest sequence / BLOCK_M), heads,
+//          sequences) block THREADS; backward and backward_dq: sizeof(Shared) bytes of dynamic
+//          shared memory
+// Shapes   as 05; dO, dQ as Q, dK, dV as K; lse and delta, a number for each row, (batch, heads, N)
+//          or (heads, tokens)
+// Traffic  backward: K, V, dK, dV once; Q, dO and the additions to dQ: for each tile of keys, the
+//          rows that see it backward_dq: Q, dO, dQ once; K and V: for each tile of rows, the keys
+//          that it sees
 
 #include "backward_params.cuh"
 
@@ -34,13 +40,16 @@
 #define THREADS_X 8  // threads side by side: over the columns of S, and over those of dQ, dK, dV
 #endif
 #ifndef VECTOR
-#define VECTOR (HEAD_DIM % 4 == 0)  // global memory is read and written as float4: rows start at multiples of 16 bytes
+#define VECTOR     \
+  (HEAD_DIM % 4 == \
+   0)  // global memory is read and written as float4: rows start at multiples of 16 bytes
 #endif
 #ifndef ASYNC
 #define ASYNC (VECTOR && __CUDA_ARCH__ >= 800)  // tiles are copied by cp.async, which Turing lacks
 #endif
 #ifndef VECTOR_ATOMICS
-#define VECTOR_ATOMICS (VECTOR && __CUDA_ARCH__ >= 900)  // one instruction adds four floats to dQ; from Hopper on
+#define VECTOR_ATOMICS \
+  (VECTOR && __CUDA_ARCH__ >= 900)  // one instruction adds four floats to dQ; from Hopper on
 #endif
 #ifndef ROWS_UNROLL
 #define ROWS_UNROLL (HEAD_DIM <= 64 ? 1 : 2)  // of the sums over rows: steps of four rows at a time
@@ -49,22 +58,26 @@
 #define KEYS_UNROLL 8  // of the sum over keys
 #endif
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr int UNROLL_ROWS = ROWS_UNROLL, UNROLL_KEYS = KEYS_UNROLL;  // nvcc does not expand macros in a #pragma
+constexpr int UNROLL_ROWS = ROWS_UNROLL,
+              UNROLL_KEYS = KEYS_UNROLL;  // nvcc does not expand macros in a #pragma
 constexpr int THREADS_Y = THREADS / THREADS_X;
-constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and dQ per thread, in groups of four: see row_of()
+constexpr int TILE_M =
+    BLOCK_M / THREADS_Y;  // rows of S and dQ per thread, in groups of four: see row_of()
 constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
 constexpr int TILE_K = BLOCK_N / THREADS_Y;  // rows of dK and dV per thread: y, y + THREADS_Y, ...
 
-constexpr int D4 = (HEAD_DIM + 3) / 4;                     // float4 per row; the last one is filled with zeros
-constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of dQ, dK or dV per thread
+constexpr int D4 = (HEAD_DIM + 3) / 4;  // float4 per row; the last one is filled with zeros
+constexpr int TILE_D4 =
+    (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of dQ, dK or dV per thread
 constexpr int TILE_D = 4 * TILE_D4;
-static_assert(THREADS % 32 == 0 && THREADS_X % 2 == 0 && THREADS_Y % 2 == 0, "four lanes are a square");
+static_assert(
+    THREADS % 32 == 0 && THREADS_X % 2 == 0 && THREADS_Y % 2 == 0, "four lanes are a square");
 static_assert(
     BLOCK_M % (4 * THREADS_Y) == 0 && BLOCK_N % THREADS_X == 0 && BLOCK_N % THREADS_Y == 0,
     "each thread needs the same tiles");
 
-// An odd number of float4 per row: threads that read the same column of neighbouring rows find them in different banks.
-// P is stored transposed, as in 05. dS takes its place.
+// An odd number of float4 per row: threads that read the same column of neighbouring rows find them
+// in different banks. P is stored transposed, as in 05. dS takes its place.
 struct __align__(16) Shared {
   float4 Q[BLOCK_M][D4 | 1], dO[BLOCK_M][D4 | 1], K[BLOCK_N][D4 | 1], V[BLOCK_N][D4 | 1];
   float P[BLOCK_N][BLOCK_M + 8];
@@ -75,10 +88,14 @@ __device__ __forceinline__ float word(const float4& a, int i) {
   return i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
 }
 
-// The row within the block that is row i of a thread's tile: groups of four, which one float4 of P holds.
-__device__ __forceinline__ int row_of(int i, int y) { return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4; }
+// The row within the block that is row i of a thread's tile: groups of four, which one float4 of P
+// holds.
+__device__ __forceinline__ int row_of(int i, int y) {
+  return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4;
+}
 
-// The float4 of a row that is number c of a thread. Past the row's end: the last one, whose sums are not stored.
+// The float4 of a row that is number c of a thread. Past the row's end: the last one, whose sums
+// are not stored.
 __device__ __forceinline__ int column_of(int c, int x) {
   return D4 % THREADS_X == 0 ? x + c * THREADS_X : min(x + c * THREADS_X, D4 - 1);
 }
@@ -91,7 +108,8 @@ __device__ __forceinline__ float4 load4(const float* __restrict__ row, int c) {
   const int cols_left = HEAD_DIM - 4 * c;
   row += 4 * c;
   return make_float4(
-      row[0], cols_left > 1 ? row[1] : 0.0f, cols_left > 2 ? row[2] : 0.0f, cols_left > 3 ? row[3] : 0.0f);
+      row[0], cols_left > 1 ? row[1] : 0.0f, cols_left > 2 ? row[2] : 0.0f,
+      cols_left > 3 ? row[3] : 0.0f);
 #endif
 }
 
@@ -115,10 +133,12 @@ __device__ __forceinline__ void atomic_add4(float* row, int c, float4 a) {
 #endif
 }
 
-// The whole block copies rows first .. first + ROWS - 1 of Q, dO, K or V. Rows from end on become zeros.
+// The whole block copies rows first .. first + ROWS - 1 of Q, dO, K or V. Rows from end on become
+// zeros.
 template <int ROWS, int WIDTH>
 __device__ __forceinline__ void load_tile(
-    float4 (&tile)[ROWS][WIDTH], const float* __restrict__ source, long long stride, int first, int end) {
+    float4 (&tile)[ROWS][WIDTH], const float* __restrict__ source, long long stride, int first,
+    int end) {
 #pragma unroll
   for (int i = 0; i < (ROWS * D4 + THREADS - 1) / THREADS; ++i) {
     const int e = i * THREADS + threadIdx.x, j = e / D4, c = e % D4;
@@ -126,7 +146,8 @@ __device__ __forceinline__ void load_tile(
     const bool in_bounds = first + j < end;
     const float* row = source + (in_bounds ? first + j : 0) * stride;
 #if ASYNC
-    // Asynchronous: uses no registers, and the thread waits only in wait_for_copies(). Past the end it reads 0 bytes.
+    // Asynchronous: uses no registers, and the thread waits only in wait_for_copies(). Past the end
+    // it reads 0 bytes.
     const unsigned target = static_cast<unsigned>(__cvta_generic_to_shared(&tile[j][c]));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(row + 4 * c),
                  "r"(in_bounds ? 16 : 0)
@@ -144,9 +165,11 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// lse and D of rows first .. first + BLOCK_M - 1. Rows from end on add nothing: their Q, dO and D are zeros.
+// lse and delta of rows first .. first + BLOCK_M - 1. Rows from end on add nothing: their Q, dO and
+// delta are zeros.
 __device__ __forceinline__ void load_row_sums(
-    Shared& smem, const float* __restrict__ lse, const float* __restrict__ delta, int first, int end) {
+    Shared& smem, const float* __restrict__ lse, const float* __restrict__ delta, int first,
+    int end) {
   for (int r = threadIdx.x; r < BLOCK_M; r += THREADS) {
     smem.lse[r] = first + r < end ? LOG2_E * lse[first + r] : 0.0f;
     smem.delta[r] = first + r < end ? delta[first + r] : 0.0f;
@@ -158,13 +181,17 @@ __device__ __forceinline__ void load_rows(float (&a)[TILE_M], const float* colum
 #pragma unroll
   for (int i = 0; i < TILE_M; i += 4) {
     const float4 four = *reinterpret_cast<const float4*>(column + row_of(i, y));
-    a[i] = four.x, a[i + 1] = four.y, a[i + 2] = four.z, a[i + 3] = four.w;
+    a[i] = four.x;
+    a[i + 1] = four.y;
+    a[i + 2] = four.z;
+    a[i + 3] = four.w;
   }
 }
 
 // s = this thread's tile of a b^T: Q K^T or dO V^T. With 8 x 8 products, 16 float4 serve 256 FFMAs.
 __device__ __forceinline__ void gemm_rows_keys(
-    float (&s)[TILE_M][TILE_N], const float4 (&a)[BLOCK_M][D4 | 1], const float4 (&b)[BLOCK_N][D4 | 1], int x, int y) {
+    float (&s)[TILE_M][TILE_N], const float4 (&a)[BLOCK_M][D4 | 1],
+    const float4 (&b)[BLOCK_N][D4 | 1], int x, int y) {
 #pragma unroll
   for (int i = 0; i < TILE_M; ++i)
 #pragma unroll
@@ -185,14 +212,17 @@ __device__ __forceinline__ void gemm_rows_keys(
   }
 }
 
-// acc += this thread's tile of P^T b, for its keys: P^T dO or dS^T Q. The sum is over the rows, four at a time.
+// acc += this thread's tile of P^T b, for its keys: P^T dO or dS^T Q. The sum is over the rows,
+// four at a time.
 __device__ __forceinline__ void gemm_keys(
-    float (&acc)[TILE_K][TILE_D], const Shared& smem, const float4 (&b)[BLOCK_M][D4 | 1], int x, int y) {
+    float (&acc)[TILE_K][TILE_D], const Shared& smem, const float4 (&b)[BLOCK_M][D4 | 1], int x,
+    int y) {
 #pragma unroll UNROLL_ROWS
   for (int r = 0; r < BLOCK_M; r += 4) {
     float4 p[TILE_K];
 #pragma unroll
-    for (int n = 0; n < TILE_K; ++n) p[n] = *reinterpret_cast<const float4*>(&smem.P[y + n * THREADS_Y][r]);
+    for (int n = 0; n < TILE_K; ++n)
+      p[n] = *reinterpret_cast<const float4*>(&smem.P[y + n * THREADS_Y][r]);
 #pragma unroll
     for (int w = 0; w < 4; ++w)
 #pragma unroll
@@ -207,7 +237,8 @@ __device__ __forceinline__ void gemm_keys(
 }
 
 // acc += this thread's tile of dS K, for its rows. The sum is over the keys.
-__device__ __forceinline__ void gemm_rows(float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
+__device__ __forceinline__ void gemm_rows(
+    float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
 #pragma unroll UNROLL_KEYS
   for (int j = 0; j < BLOCK_N; ++j) {
     float ds[TILE_M];
@@ -224,7 +255,8 @@ __device__ __forceinline__ void gemm_rows(float (&acc)[TILE_M][TILE_D], const Sh
 }
 
 // smem.P = this thread's tile of P, or of dS.
-__device__ __forceinline__ void store_tile(Shared& smem, const float (&s)[TILE_M][TILE_N], int x, int y) {
+__device__ __forceinline__ void store_tile(
+    Shared& smem, const float (&s)[TILE_M][TILE_N], int x, int y) {
 #pragma unroll
   for (int j = 0; j < TILE_N; ++j)
 #pragma unroll
@@ -233,8 +265,9 @@ __device__ __forceinline__ void store_tile(Shared& smem, const float (&s)[TILE_M
           make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
 }
 
-// dS = P * (dP - D) for this thread's tile. P is what this thread has stored itself.
-__device__ __forceinline__ void scores_gradient(float (&dp)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
+// dS = P * (dP - delta) for this thread's tile. P is what this thread has stored itself.
+__device__ __forceinline__ void scores_gradient(
+    float (&dp)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
   float delta[TILE_M];
   load_rows(delta, smem.delta, y);
 #pragma unroll
@@ -246,9 +279,10 @@ __device__ __forceinline__ void scores_gradient(float (&dp)[TILE_M][TILE_N], con
   }
 }
 
-// Where a sequence begins and how long it is, and which keys a row sees: row i sees keys i + lowest .. i + highest.
+// Where a sequence begins and how long it is, and which keys a row sees: row i sees keys i +
+// window_lo .. i + window_hi.
 struct Sequence {
-  int q_first, k_first, q_len, kv_len, lowest, highest;
+  int q_first, k_first, q_len, kv_len, window_lo, window_hi;
   bool packed;
 };
 
@@ -257,19 +291,20 @@ __device__ __forceinline__ Sequence sequence_of(
     const AttentionParams& forward) {
   Sequence seq;
   seq.packed = cu_seqlens_q != nullptr;
-  seq.q_first = seq.packed ? cu_seqlens_q[number] : 0, seq.k_first = seq.packed ? cu_seqlens_k[number] : 0;
+  seq.q_first = seq.packed ? cu_seqlens_q[number] : 0;
+  seq.k_first = seq.packed ? cu_seqlens_k[number] : 0;
   seq.q_len = seq.packed ? cu_seqlens_q[number + 1] - seq.q_first : forward.N;
   seq.kv_len = seq.packed ? cu_seqlens_k[number + 1] - seq.k_first : forward.N_kv;
-  seq.lowest = seq.kv_len - seq.q_len - forward.window_left,
-  seq.highest = seq.kv_len - seq.q_len + forward.window_right;
+  seq.window_lo = seq.kv_len - seq.q_len - forward.window_left;
+  seq.window_hi = seq.kv_len - seq.q_len + forward.window_right;
   return seq;
 }
 
-// s was this thread's tile of Q K^T and becomes P. No maximum and no sum: lse has both. Where the row does not see the
-// key, P is 0, also if its lse is -inf because it sees none.
+// s was this thread's tile of Q K^T and becomes P. No maximum and no sum: lse has both. Where the
+// row does not see the key, P is 0, also if its lse is -inf because it sees none.
 __device__ __forceinline__ void weights(
-    float (&s)[TILE_M][TILE_N], const Shared& smem, float softmax_scale_log2, const Sequence& seq, int first_row,
-    int first_key, int x, int y) {
+    float (&s)[TILE_M][TILE_N], const Shared& smem, float softmax_scale_log2, const Sequence& seq,
+    int first_row, int first_key, int x, int y) {
   float lse[TILE_M];
   load_rows(lse, smem.lse, y);
 #pragma unroll
@@ -277,21 +312,24 @@ __device__ __forceinline__ void weights(
 #pragma unroll
     for (int j = 0; j < TILE_N; ++j) s[i][j] = exp2f(softmax_scale_log2 * s[i][j] - lse[i]);
   const int last_row = first_row + BLOCK_M - 1, next_key = first_key + BLOCK_N;
-  if (first_key < last_row + seq.lowest || next_key > min(first_row + seq.highest + 1, seq.kv_len))
+  if (first_key < last_row + seq.window_lo ||
+      next_key > min(first_row + seq.window_hi + 1, seq.kv_len))
 #pragma unroll
     for (int i = 0; i < TILE_M; ++i) {
-      const int row_pos = first_row + row_of(i, y) - first_key - x;  // relative to the thread's first key
-      const int low = row_pos + seq.lowest, high = min(row_pos + seq.highest, seq.kv_len - 1 - first_key - x);
+      const int row_pos =
+          first_row + row_of(i, y) - first_key - x;  // relative to the thread's first key
+      const int low = row_pos + seq.window_lo,
+                high = min(row_pos + seq.window_hi, seq.kv_len - 1 - first_key - x);
 #pragma unroll
       for (int j = 0; j < TILE_N; ++j)
         if (j * THREADS_X < low || j * THREADS_X > high) s[i][j] = 0.0f;
     }
 }
 
-// D, a number for each row, by one warp; and zeros for dQ, where blocks will add to seq.
+// delta, a number for each row, by one warp; and zeros for dQ, where blocks will add to seq.
 extern "C" __global__ void __launch_bounds__(THREADS) backward_preprocess(
     const float* __restrict__ O, const float* __restrict__ dO, float* __restrict__ delta,
-    float* __restrict__ dQ,  // null: nobody adds to it
+    float* __restrict__ dQ,  // null: no block adds to it
     const BackwardParams params) {
   // ---- a warp for each row
   const AttentionParams& forward = params.forward;
@@ -310,28 +348,35 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_preprocess(
   for (int c = lane; c < HEAD_DIM; c += 32) dQ[c] = 0.0f;
 }
 
-// Launch bounds: one block to a multiprocessor is enough, so that the compiler may use 255 registers a thread.
+// Launch   bounds: one block to a multiprocessor is enough, so that the compiler may use 255
+//          registers a thread.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
-    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, const float* __restrict__ dO,
-    const float* __restrict__ lse, const float* __restrict__ delta,
+    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V,
+    const float* __restrict__ dO, const float* __restrict__ lse, const float* __restrict__ delta,
     float* __restrict__ dQ,  // null: only dK and dV
     float* __restrict__ dK, float* __restrict__ dV,
-    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params) {
   // ---- prologue: the tile of keys, head and sequence of this block, and the rows that see them
-  // Causal masks: the first keys are seen by the most rows, so their tiles, of all heads, start first.
+  // Causal masks: the first keys are seen by the most rows, so their tiles, of all heads, start
+  // first.
   const AttentionParams& forward = params.forward;
   int tile = blockIdx.x, kv_head = blockIdx.y, sequence = blockIdx.z;
   if (forward.window_right < UNLIMITED) {
-    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (kv_head + gridDim.y * sequence);
-    tile = block / heads, kv_head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
+    const unsigned heads = gridDim.y * gridDim.z,
+                   block = tile + gridDim.x * (kv_head + gridDim.y * sequence);
+    tile = block / heads;
+    kv_head = block % heads % gridDim.y;
+    sequence = block % heads / gridDim.y;
   }
   const Sequence seq = sequence_of(sequence, cu_seqlens_q, cu_seqlens_k, forward);
   const int first_key = tile * BLOCK_N;
-  if (first_key >= seq.kv_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  if (first_key >= seq.kv_len)
+    return;  // the whole block, before any barrier: its sequence is shorter than the longest
   const int last_key = min(first_key + BLOCK_N, seq.kv_len) - 1;
-  const int begin = max(first_key - seq.highest, 0), end = min(last_key - seq.lowest + 1, seq.q_len);
+  const int begin = max(first_key - seq.window_hi, 0),
+            end = min(last_key - seq.window_lo + 1, seq.q_len);
   K += sequence * forward.k.batch + seq.k_first * forward.k.row + kv_head * forward.k.head;
   V += sequence * forward.v.batch + seq.k_first * forward.v.row + kv_head * forward.v.head;
 
@@ -348,26 +393,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
   float dk[TILE_K][TILE_D] = {}, dv[TILE_K][TILE_D] = {};
   const int group = forward.heads / forward.kv_heads;
   for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    const float* q = Q + sequence * forward.q.batch + seq.q_first * forward.q.row + head * forward.q.head;
-    const float* d_o = dO + sequence * params.d_o.batch + seq.q_first * params.d_o.row + head * params.d_o.head;
-    const long long sums = ((long long)(seq.packed ? 0 : sequence) * forward.heads + head) * forward.N + seq.q_first;
+    const float* q =
+        Q + sequence * forward.q.batch + seq.q_first * forward.q.row + head * forward.q.head;
+    const float* d_o =
+        dO + sequence * params.d_o.batch + seq.q_first * params.d_o.row + head * params.d_o.head;
+    const long long sums =
+        ((long long)(seq.packed ? 0 : sequence) * forward.heads + head) * forward.N + seq.q_first;
     for (int first_row = begin; first_row < end; first_row += BLOCK_M) {
       load_tile(smem.Q, q, forward.q.row, first_row, end);
       load_tile(smem.dO, d_o, params.d_o.row, first_row, end);
       load_row_sums(smem, lse + sums, delta + sums, first_row, end);
       wait_for_copies();
-      __syncthreads();  // hazard: the tiles are read before another thread has written its part of them
+      __syncthreads();  // without it, tiles could be read before other threads' parts are there
       float s[TILE_M][TILE_N];
       gemm_rows_keys(s, smem.Q, smem.K, x, y);
       weights(s, smem, softmax_scale_log2, seq, first_row, first_key, x, y);
       store_tile(smem, s, x, y);
-      __syncthreads();  // hazard: P is read before another thread has written its part
+      __syncthreads();  // without it, P could be read before another thread has written its part
       gemm_keys(dv, smem, smem.dO, x, y);
       gemm_rows_keys(s, smem.dO, smem.V, x, y);
       scores_gradient(s, smem, x, y);
-      __syncthreads();  // hazard: P is replaced by dS while another thread reads it for dV
+      __syncthreads();  // without it, dS could overwrite P while another thread reads it for dV
       store_tile(smem, s, x, y);
-      __syncthreads();  // hazard: dS is read before another thread has written its part
+      __syncthreads();  // without it, dS could be read before another thread has written its part
       gemm_keys(dk, smem, smem.Q, x, y);
       if (dQ != nullptr) {
         float dq[TILE_M][TILE_D] = {};
@@ -387,13 +435,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
           }
         }
       }
-      __syncthreads();  // hazard: Q, dO and dS are replaced while in use
+      __syncthreads();  // without it, Q, dO and dS could be overwritten while in use
     }
   }
 
   // ---- epilogue: keys that no row sees get zeros
-  dK += sequence * params.d_k.batch + (seq.k_first + first_key) * params.d_k.row + kv_head * params.d_k.head;
-  dV += sequence * params.d_v.batch + (seq.k_first + first_key) * params.d_v.row + kv_head * params.d_v.head;
+  dK += sequence * params.d_k.batch + (seq.k_first + first_key) * params.d_k.row +
+        kv_head * params.d_k.head;
+  dV += sequence * params.d_v.batch + (seq.k_first + first_key) * params.d_v.row +
+        kv_head * params.d_v.head;
 #pragma unroll
   for (int n = 0; n < TILE_K; ++n) {
     const int j = y + n * THREADS_Y;
@@ -411,27 +461,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
-    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, const float* __restrict__ dO,
-    const float* __restrict__ lse, const float* __restrict__ delta, float* __restrict__ dQ,
-    const int* __restrict__ cu_seqlens_q, const int* __restrict__ cu_seqlens_k, const BackwardParams params) {
-  // ---- prologue: the tile of rows, head and sequence of this block, and the keys that they see; all as in 05
+    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V,
+    const float* __restrict__ dO, const float* __restrict__ lse, const float* __restrict__ delta,
+    float* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
+    const int* __restrict__ cu_seqlens_k, const BackwardParams params) {
+  // ---- prologue: the tile of rows, head and sequence of this block, and the keys that they see
   const AttentionParams& forward = params.forward;
   int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
   if (forward.window_right < UNLIMITED) {
-    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
-    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
+    const unsigned heads = gridDim.y * gridDim.z,
+                   block = tile + gridDim.x * (head + gridDim.y * sequence);
+    tile = gridDim.x - 1 - block / heads;
+    head = block % heads % gridDim.y;
+    sequence = block % heads / gridDim.y;
   }
   const Sequence seq = sequence_of(sequence, cu_seqlens_q, cu_seqlens_k, forward);
   const int first_row = tile * BLOCK_M, kv_head = head / (forward.heads / forward.kv_heads);
   if (first_row >= seq.q_len) return;
   const int last_row = min(first_row + BLOCK_M, seq.q_len) - 1;
-  const int begin = max(first_row + seq.lowest, 0), end = min(last_row + seq.highest + 1, seq.kv_len);
+  const int begin = max(first_row + seq.window_lo, 0),
+            end = min(last_row + seq.window_hi + 1, seq.kv_len);
   Q += sequence * forward.q.batch + seq.q_first * forward.q.row + head * forward.q.head;
   K += sequence * forward.k.batch + seq.k_first * forward.k.row + kv_head * forward.k.head;
   V += sequence * forward.v.batch + seq.k_first * forward.v.row + kv_head * forward.v.head;
   dO += sequence * params.d_o.batch + seq.q_first * params.d_o.row + head * params.d_o.head;
   dQ += sequence * params.d_q.batch + seq.q_first * params.d_q.row + head * params.d_q.head;
-  const long long sums = ((long long)(seq.packed ? 0 : sequence) * forward.heads + head) * forward.N + seq.q_first;
+  const long long sums =
+      ((long long)(seq.packed ? 0 : sequence) * forward.heads + head) * forward.N + seq.q_first;
 
   extern __shared__ float4 dynamic_smem[];
   Shared& smem = *reinterpret_cast<Shared*>(dynamic_smem);
@@ -448,7 +504,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
     load_tile(smem.K, K, forward.k.row, first_key, end);
     load_tile(smem.V, V, forward.v.row, first_key, end);
     wait_for_copies();
-    __syncthreads();  // hazard: the tiles are read before another thread has written its part of them
+    __syncthreads();  // without it, tiles could be read before other threads' parts are there
     float s[TILE_M][TILE_N];
     gemm_rows_keys(s, smem.Q, smem.K, x, y);
     weights(s, smem, softmax_scale_log2, seq, first_row, first_key, x, y);
@@ -456,9 +512,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
     gemm_rows_keys(s, smem.dO, smem.V, x, y);
     scores_gradient(s, smem, x, y);
     store_tile(smem, s, x, y);
-    __syncthreads();  // hazard: dS is read before another thread has written its part
+    __syncthreads();  // without it, dS could be read before another thread has written its part
     gemm_rows(dq, smem, x, y);
-    __syncthreads();  // hazard: K, V and dS are replaced while in use
+    __syncthreads();  // without it, K, V and dS could be overwritten while in use
   }
 
   // ---- epilogue: a row that sees no key gets zeros

@@ -13,7 +13,7 @@
 // Traffic  Q, O and bias once; K, V and the tables: for each tile of rows, from the first key that one of them sees to
 //          the last
 
-#include "attention_params.cuh"
+#include "block.cuh"  // Block, Window: 05
 #include "fused_params.cuh"
 
 #ifndef BLOCK_M
@@ -54,138 +54,7 @@ using Bias = bool;
 #else
 using Bias = float;
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
-
-constexpr int THREADS_Y = THREADS / THREADS_X;
-constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread
-constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
-
-constexpr int D4 = (HEAD_DIM + 3) / 4;                     // float4 per row; the last one is filled with zeros
-constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of O per thread: x, x + THREADS_X, ...
-constexpr int TILE_D = 4 * TILE_D4;
-constexpr int COPIES = (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile of K or V per thread
-static_assert(THREADS % 32 == 0 && THREADS_X >= 4 && 32 % (2 * THREADS_X) == 0, "two rows' threads must fit a warp");
-static_assert(
-    BLOCK_M % (4 * THREADS_Y) == 0 && BLOCK_N % THREADS_X == 0, "each thread needs the same tile, of 4 rows or 8");
-
-// Q and P are stored transposed: a thread reads four rows of one column as a float4. The padding avoids bank conflicts
-// within a quarter of a warp, which reads 8 rows of K (an odd number of float4 apart) or stores 4 columns of P.
-struct __align__(16) Shared {
-  float Q[4 * D4][BLOCK_M], P[BLOCK_N][BLOCK_M + 8];
-  float4 K[BLOCK_N][D4 | 1], V[BLOCK_N][TILE_D4 * THREADS_X];
-};
-
-__device__ __forceinline__ float word(const float4& a, int i) {
-  return i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
-}
-
-// The row within the block that is row i of a thread's tile: groups of four, which one float4 holds.
-__device__ __forceinline__ int row_of(int i, int y) { return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4; }
-
-// Words 4c .. 4c + 3 of a row; zeros past its end.
-__device__ __forceinline__ float4 load4(const float* __restrict__ row, int c) {
-#if VECTOR
-  return reinterpret_cast<const float4*>(row)[c];
-#else
-  const int cols_left = HEAD_DIM - 4 * c;
-  row += 4 * c;
-  return make_float4(
-      row[0], cols_left > 1 ? row[1] : 0.0f, cols_left > 2 ? row[2] : 0.0f, cols_left > 3 ? row[3] : 0.0f);
-#endif
-}
-
-__device__ __forceinline__ void store4(float* row, int c, float4 a) {
-#if VECTOR
-  reinterpret_cast<float4*>(row)[c] = a;
-#else
-  for (int i = 0; i < 4; ++i)
-    if (4 * c + i < HEAD_DIM) row[4 * c + i] = word(a, i);
-#endif
-}
-
-// The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows from end on become zeros.
-template <int WIDTH>
-__device__ __forceinline__ void load_tile(
-    float4 (*tile)[WIDTH], const float* __restrict__ source, long long stride, int first, int end) {
-#pragma unroll
-  for (int i = 0; i < COPIES; ++i) {
-    const int e = i * THREADS + threadIdx.x, j = e / D4, c = e % D4;
-    if (BLOCK_N * D4 % THREADS != 0 && e >= BLOCK_N * D4) break;
-    const bool in_bounds = first + j < end;
-    const float* row = source + (in_bounds ? first + j : 0) * stride;
-#if ASYNC
-    // Asynchronous: uses no registers, and the thread waits only in wait_for_copies(). Past the end it reads 0 bytes.
-    const unsigned target = static_cast<unsigned>(__cvta_generic_to_shared(&tile[j][c]));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(row + 4 * c),
-                 "r"(in_bounds ? 16 : 0)
-                 : "memory");
-#else
-    tile[j][c] = in_bounds ? load4(row, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#endif
-  }
-}
-
-// Waits for this thread's own copies; the other threads' need a barrier as well.
-__device__ __forceinline__ void wait_for_copies() {
-#if ASYNC
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
-// tile += a b^T, column by column in serpentine order: down one column and up the next, so that consecutive FFMAs share
-// an operand, which the compiler then marks .reuse: it is not read from the register file a second time.
-template <int COLUMNS>
-__device__ __forceinline__ void outer_product(
-    float (&tile)[TILE_M][COLUMNS], const float (&a)[TILE_M], const float (&b)[COLUMNS]) {
-#pragma unroll
-  for (int j = 0; j < COLUMNS; ++j)
-#pragma unroll
-    for (int n = 0; n < TILE_M; ++n) {
-      const int i = j % 2 == 0 ? n : TILE_M - 1 - n;
-      tile[i][j] += a[i] * b[j];
-    }
-}
-
-// This thread's rows of one column of Q or P.
-__device__ __forceinline__ void load_rows(float (&a)[TILE_M], const float* column, int y) {
-#pragma unroll
-  for (int i = 0; i < TILE_M; i += 4) {
-    const float4 four = *reinterpret_cast<const float4*>(column + row_of(i, y));
-    a[i] = four.x, a[i + 1] = four.y, a[i + 2] = four.z, a[i + 3] = four.w;
-  }
-}
-
-// s = this thread's tile of Q K^T. Four columns of Q and K at a time: with 8 x 8 scores, 16 float4 serve 256 FFMAs.
-__device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
-#pragma unroll 1
-  for (int c = 0; c < D4; ++c) {
-    float4 k[TILE_N];
-#pragma unroll
-    for (int j = 0; j < TILE_N; ++j) k[j] = smem.K[x + j * THREADS_X][c];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float q_column[TILE_M], k_column[TILE_N];
-      load_rows(q_column, smem.Q[4 * c + i], y);
-#pragma unroll
-      for (int j = 0; j < TILE_N; ++j) k_column[j] = word(k[j], i);
-      outer_product(s, q_column, k_column);
-    }
-  }
-}
-
-// acc += this thread's tile of P V.
-__device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
-#pragma unroll 16
-  for (int j = 0; j < BLOCK_N; ++j) {
-    float p_column[TILE_M], v_row[TILE_D];
-    load_rows(p_column, smem.P[j], y);
-#pragma unroll
-    for (int c = 0; c < TILE_D; ++c) v_row[c] = word(smem.V[j][x + c / 4 * THREADS_X], c % 4);
-    outer_product(acc, p_column, v_row);
-  }
-}
+#include "float_tiles.cuh"  // tiles of S and O in registers, as in 05; and NEG_INF, LOG2_E, M_INIT
 
 // Rotates ROWS rows in shared memory: word c of row r is tile[c * COLUMN_STRIDE + r * ROW_STRIDE]. Row r is at
 // positions[r], or at first_pos + r where there are none. Neighbouring threads take words of neighbouring banks.
@@ -198,7 +67,7 @@ __device__ __forceinline__ void rotate(
   for (int e = threadIdx.x; e < ROWS * PAIRS; e += THREADS) {
     const int r = COLUMN_STRIDE == 1 ? e / PAIRS : e % ROWS, p = COLUMN_STRIDE == 1 ? e % PAIRS : e / ROWS;
     if (r >= rows_left) continue;
-    // What is outside of the tables counts as their first or last row: no position, whoever gave it, is read past them.
+    // Positions are clamped to the tables' rows, so that none is read past them, whoever gave it.
     const long long pos = min(max(positions ? positions[r] : first_pos + r, 0), fused.positions - 1);
     const float cosine = rotary_cos[pos * fused.cos_row + p], sine = rotary_sin[pos * fused.sin_row + p];
     float& a = tile[(ROTARY == 2 ? 2 * p : p) * COLUMN_STRIDE + r * ROW_STRIDE];
@@ -238,33 +107,6 @@ __device__ __forceinline__ void add_alibi(float (&s)[TILE_M][TILE_N], float slop
   }
 }
 
-// The maximum or the sum over the threads of a row, which differ in bit 0 of their lane and in bits 2 and up.
-template <typename Op>
-__device__ __forceinline__ float row_allreduce(float a, Op op) {
-  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
-#pragma unroll
-  for (int bit = 4; bit <= THREADS_X; bit *= 2) a = op(a, __shfl_xor_sync(0xffffffff, a, bit));
-  return a;
-}
-
-// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
-__device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
-  float m_new = m_i;
-#pragma unroll
-  for (int j = 0; j < TILE_N; ++j) m_new = fmaxf(m_new, s[j]);
-  m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
-  const float rescale = exp2f(m_i - m_new);  // 0 at the first key; 1 if the maximum stays
-  m_i = m_new;
-  l_i *= rescale;
-#pragma unroll
-  for (int c = 0; c < TILE_D; ++c) acc[c] *= rescale;
-#pragma unroll
-  for (int j = 0; j < TILE_N; ++j) {
-    s[j] = exp2f(s[j] - m_new);
-    l_i += s[j];
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) fused(
     const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, float* __restrict__ O,
     float* __restrict__ lse,                 // [batch, heads, N], packed [heads, tokens]; null: not wanted
@@ -278,39 +120,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) fused(
     const int* __restrict__ k_positions,     // [batch, N_kv]; null: key j is at j
     const AttentionParams params, const FusedParams fused) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
-  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
-  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
-  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
-  if (params.window_right < UNLIMITED) {
-    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
-    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
-  }
-  const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
-  const bool packed = cu_seqlens_q != nullptr;
-  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
-  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
-  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
+  const int first_row = block.first_row, q_len = block.q_len;
   if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
-  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
-  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
-  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
-  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
+  Q += block.rows_offset(params.q);
+  O += block.rows_offset(params.o);
+  K += block.keys_offset(params.k);
+  V += block.keys_offset(params.v);
 #if BIAS
-  bias = static_cast<const Bias*>(bias) + sequence * fused.bias_batch + head * fused.bias_head +
+  bias = static_cast<const Bias*>(bias) + block.sequence * fused.bias_batch + block.head * fused.bias_head +
          first_row * fused.bias_row;
 #endif
 #if ALIBI
-  const float slope_log2 = alibi_slopes[sequence * fused.alibi_batch + head] * LOG2_E;
+  const float slope_log2 = alibi_slopes[block.sequence * fused.alibi_batch + block.head] * LOG2_E;
 #endif
-  if (q_positions) q_positions += sequence * fused.q_positions_batch + q_first + first_row;
-  if (k_positions) k_positions += sequence * fused.k_positions_batch + k_first;
+  if (q_positions) q_positions += block.sequence * fused.q_positions_batch + block.q_first + first_row;
+  if (k_positions) k_positions += block.sequence * fused.k_positions_batch + block.k_first;
 
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
-  // keys begin .. end - 1 are all that some row of the tile sees.
-  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
-  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
-  const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
-  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
+  const Window window(BLOCK_M, block, params);
+  const int first_pos = window.first_pos, last_row = window.last_row, begin = window.begin, end = window.end;
 
   extern __shared__ float4 dynamic_smem[];
   Shared& smem = *reinterpret_cast<Shared*>(dynamic_smem);
@@ -329,7 +157,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) fused(
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D4 * THREADS_X - D4); e += THREADS)
     smem.V[e % BLOCK_N][D4 + e / BLOCK_N] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   float m_i[TILE_M], l_i[TILE_M];  // m_i in units of log2; l_i of this thread's columns only, until the epilogue
-  for (int i = 0; i < TILE_M; ++i) m_i[i] = LOWEST, l_i[i] = 0.0f;
+  for (int i = 0; i < TILE_M; ++i) {
+    m_i[i] = M_INIT;
+    l_i[i] = 0.0f;
+  }
   wait_for_copies();
   __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
 
@@ -351,17 +182,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) fused(
     gemm_qk(s, smem, x, y);
 #if BIAS
     add_bias(
-        s, static_cast<const Bias*>(bias) + first * fused.bias_key, q_len - first_row, kv_len - first, x, y, fused);
+        s, static_cast<const Bias*>(bias) + first * fused.bias_key, q_len - first_row, block.kv_len - first, x, y, fused);
 #endif
 #if ALIBI
     add_alibi(s, slope_log2, first_pos - first, x, y);
 #endif
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
-    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end))
+    if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end))
 #pragma unroll
       for (int i = 0; i < TILE_M; ++i) {
         const int row_pos = first_row + row_of(i, y) - first - x;  // relative to the thread's first key
-        const int low = row_pos + lowest, high = min(row_pos + highest, end - 1 - first - x);
+        const int low = row_pos + window.lo, high = min(row_pos + window.hi, end - 1 - first - x);
 #pragma unroll
         for (int j = 0; j < TILE_N; ++j)
           if (j * THREADS_X < low || j * THREADS_X > high) s[i][j] = NEG_INF;
@@ -386,14 +217,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) fused(
   // ---- epilogue: the row's sum; divide once
 #pragma unroll
   for (int i = 0; i < TILE_M; ++i) {
-    const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
+    const float sum = row_allreduce<THREADS_X>(l_i[i], [](float a, float b) { return a + b; });
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
     const int r = row_of(i, y);
     if (first_row + r >= q_len) continue;
-    if (lse && x == 0) {
-      const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
-      lse[head_row + first_row + r] = LN_2 * (m_i[i] + log2f(sum));
-    }
+    if (lse && x == 0) block.store_lse(lse, params, r, m_i[i], sum);
 #pragma unroll
     for (int c = 0; c < TILE_D4; ++c) {
       const float* a = acc[i] + 4 * c;

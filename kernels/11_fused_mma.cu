@@ -15,9 +15,13 @@
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes; ROTARY_DIM a multiple of 16
 // Traffic  Q, O and bias once; K, V and the tables: for each tile of rows, from the first key that one of them sees to
 //          the last
-#include "attention_params.cuh"
+#include "block.cuh"    // Block, Window: 05
 #include "fused_params.cuh"
-#include "ptx.cuh"
+#include "half2.cuh"    // pack: 06
+#include "mask.cuh"     // keys_before: a mask as bits, one for each key of a thread
+#include "ptx.cuh"      // mma.sync, ldmatrix and cp.async as functions, and where their fragments are
+#include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
+#include "swizzle.cuh"  // swizzle, swizzle_advance: chunks in an order without bank conflicts
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 256
@@ -58,24 +62,21 @@
 #ifndef ROTARY_FLOAT
 #define ROTARY_FLOAT 0  // 1: the tables are float32, not of the type of Q
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILES_M = BLOCK_M / (16 * WARPS);             // MMA atoms of 16 rows in a warp tile
 constexpr int ROWS = 2 * TILES_M;                           // of S and O per thread: g, g + 8, ... of its warp's
 constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
 constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it, for cp.async and ldmatrix
-constexpr int SWIZZLE_CHUNKS = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;  // neighbours that the swizzle permutes
+constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are copied 16 bytes at a time; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-static_assert(BLOCK_N <= 128, "mask() has one bit per key of a thread");
-static_assert(THREADS / SWIZZLE_CHUNKS % 8 == 0, "a thread's rows must be multiples of 8 apart to share one swizzle");
 
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
+
+#include "load_tile.cuh"  // this thread's share of a tile, by cp.async
 
 #if BIAS == 2
 template <typename T>
@@ -95,77 +96,28 @@ template <typename T>
 using Table = T;
 #endif
 
-// The byte offset of a chunk in its tile. ldmatrix reads the same chunk of eight neighbouring rows: the exclusive or
-// puts these eight in different banks.
-__device__ __forceinline__ unsigned swizzle(unsigned row, unsigned chunk) {
-  constexpr unsigned S = SWIZZLE_CHUNKS;
-  return 16 * (row * CHUNKS + chunk / S * S + (chunk % S ^ row / (8 / S) % S));
-}
-
-// The same row, 16 k elements further. Because tiles start at multiples of 128 bytes, that is an exclusive or of
-// addresses: one instruction, and often none.
-__device__ __forceinline__ unsigned swizzle_advance_k(unsigned address, unsigned k) {
-  constexpr unsigned WIDTH = 16 * SWIZZLE_CHUNKS;
-  return (address ^ 32 * k % WIDTH) + 32 * k / WIDTH * WIDTH;
-}
-
-__device__ __forceinline__ unsigned pack(__half, float x, float y) {
-  const __half2 both = __floats2half2_rn(x, y);
-  return reinterpret_cast<const unsigned&>(both);
-}
-
-__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
-  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
-  return reinterpret_cast<const unsigned&>(both);
-}
-
-// This thread's share of a tile. SWIZZLE_CHUNKS threads copy a row: `target` and `source` are the thread's first chunk,
-// rows_left is how many rows there are from there on. What is past the end becomes zeros.
-template <int TILE_ROWS, typename T>
-__device__ __forceinline__ void load_tile(
-    unsigned target, const T* __restrict__ source, long long stride, int rows_left) {
-  constexpr int STEP = THREADS / SWIZZLE_CHUNKS;  // a multiple of 8, so that the swizzle stays as it is
-#pragma unroll
-  for (int i = 0; i < TILE_ROWS; i += STEP, source += STEP * stride) {
-    if (i + STEP > TILE_ROWS && i + threadIdx.x / SWIZZLE_CHUNKS >= TILE_ROWS) break;
-#pragma unroll
-    for (int j = 0; j < CHUNKS; j += SWIZZLE_CHUNKS) {
-      const bool in_bounds = i < rows_left && 8 * (threadIdx.x % SWIZZLE_CHUNKS + j) < HEAD_DIM;
-      cp_async(target + 16 * (i * CHUNKS + j), source + 8 * j, in_bounds ? 16 : 0);
-    }
-  }
-}
-
-__device__ __forceinline__ float2 unpack(__half, unsigned pair) {
-  return __half22float2(reinterpret_cast<const __half2&>(pair));
-}
-
-__device__ __forceinline__ float2 unpack(__nv_bfloat16, unsigned pair) {
-  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000));
-}
-
 #if BIAS
 // The bias has a tile of its own, with a part for each warp, which alone copies and reads it: no barrier of the block is
 // needed. Chunks of 16 bytes are swizzled as those of K are.
 constexpr int WARP_ROWS = 16 * TILES_M;
 constexpr unsigned BIAS_BYTES = BIAS == 1 ? 2 : BIAS == 2 ? 4 : 1;  // of an element
 constexpr unsigned BIAS_ROW = BLOCK_N * BIAS_BYTES, BIAS_CHUNKS = BIAS_ROW / 16;
-constexpr unsigned BIAS_SWIZZLE = BIAS_CHUNKS % 8 == 0 ? 8 : BIAS_CHUNKS % 4 == 0 ? 4 : BIAS_CHUNKS % 2 == 0 ? 2 : 1;
+constexpr unsigned BIAS_SPAN = BIAS_CHUNKS % 8 == 0 ? 8 : BIAS_CHUNKS % 4 == 0 ? 4 : BIAS_CHUNKS % 2 == 0 ? 2 : 1;
 
 __device__ __forceinline__ unsigned bias_offset(unsigned row, unsigned byte) {
-  constexpr unsigned S = BIAS_SWIZZLE;
+  constexpr unsigned SPAN = BIAS_SPAN;
   const unsigned chunk = byte / 16;
-  return row * BIAS_ROW + 16 * (chunk / S * S + (chunk % S ^ row / (8 / S) % S)) + byte % 16;
+  return row * BIAS_ROW + 16 * (chunk / SPAN * SPAN + (chunk % SPAN ^ row / (8 / SPAN) % SPAN)) + byte % 16;
 }
 
-// The same row, further on, by bytes whose bits the first offset in the row does not have: as swizzle_advance_k.
+// The same row, further on, by bytes whose bits the first offset in the row does not have: as swizzle_advance.
 __device__ __forceinline__ unsigned bias_advance(unsigned offset, unsigned bytes) {
-  constexpr unsigned WIDTH = 16 * BIAS_SWIZZLE;
+  constexpr unsigned WIDTH = 16 * BIAS_SPAN;
   return (offset ^ bytes % WIDTH) + bytes / WIDTH * WIDTH;
 }
 
-// This warp's rows of the bias, from `source` on. There are rows_left rows and keys_left keys. What is past them may be
-// anything: such keys get masked, and such rows are not stored.
+// This warp's rows of the bias, from `source` on. There are rows_left rows and keys_left keys; out-of-range entries are
+// unspecified: such keys get masked, and such rows are not stored.
 template <typename T>
 __device__ __forceinline__ void load_bias(
     unsigned char* tile, const Bias<T>* __restrict__ source, const FusedParams& fused, int rows_left, int keys_left) {
@@ -176,7 +128,8 @@ __device__ __forceinline__ void load_bias(
   const int row = lane_id / LANES, chunk = lane_id % LANES;
   const unsigned target = smem_address(tile) + bias_offset(row, 16 * chunk);
   source += row * fused.bias_row + chunk * CHUNK;
-  rows_left -= row, keys_left -= chunk * CHUNK;
+  rows_left -= row;
+  keys_left -= chunk * CHUNK;
 #pragma unroll
   for (int i = 0; i < WARP_ROWS; i += STEP, source += STEP * fused.bias_row) {
     if (STEP > WARP_ROWS && row >= WARP_ROWS) break;
@@ -213,7 +166,8 @@ __device__ __forceinline__ void add_bias(Scores& S, const unsigned char* tile, f
       for (int i = 0; i < 4; ++i) {
         const float2 b = unpack(T(), pairs[i]);
         float* s = &S[m][2 * n + i / 2][i % 2 * 2];
-        s[0] = fmaf(b.x, inverse_scale, s[0]), s[1] = fmaf(b.y, inverse_scale, s[1]);
+        s[0] = fmaf(b.x, inverse_scale, s[0]);
+        s[1] = fmaf(b.y, inverse_scale, s[1]);
       }
     }
 #else
@@ -223,10 +177,11 @@ __device__ __forceinline__ void add_bias(Scores& S, const unsigned char* tile, f
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n) {
       const unsigned char* pair = tile + bias_advance(first, 8 * n * BIAS_BYTES) + 8 * i * BIAS_ROW;
-      float* s = &S[i / 2][n][i % 2 * 2];
+      float* s = &row_pair(S, i, n)[0];
 #if BIAS == 2
       const float2 b = *reinterpret_cast<const float2*>(pair);
-      s[0] = fmaf(b.x, inverse_scale, s[0]), s[1] = fmaf(b.y, inverse_scale, s[1]);
+      s[0] = fmaf(b.x, inverse_scale, s[0]);
+      s[1] = fmaf(b.y, inverse_scale, s[1]);
 #else
       const uchar2 seen = *reinterpret_cast<const uchar2*>(pair);
       if (!seen.x) s[0] = NEG_INF;
@@ -241,7 +196,9 @@ __device__ __forceinline__ void add_bias(Scores& S, const unsigned char* tile, f
 // Eight words of a row of a rotary table.
 __device__ __forceinline__ void load_angles(float (&a)[8], const float* __restrict__ row) {
   const float4 low = reinterpret_cast<const float4*>(row)[0], high = reinterpret_cast<const float4*>(row)[1];
-  a[0] = low.x, a[1] = low.y, a[2] = low.z, a[3] = low.w, a[4] = high.x, a[5] = high.y, a[6] = high.z, a[7] = high.w;
+  const float eight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) a[i] = eight[i];
 }
 
 template <typename T>
@@ -251,7 +208,8 @@ __device__ __forceinline__ void load_angles(float (&a)[8], const T* __restrict__
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 both = unpack(T(), pairs[i]);
-    a[2 * i] = both.x, a[2 * i + 1] = both.y;
+    a[2 * i] = both.x;
+    a[2 * i + 1] = both.y;
   }
 }
 
@@ -262,29 +220,28 @@ __device__ __forceinline__ void rotate(
     unsigned char* tile, const Table<T>* __restrict__ rotary_cos, const Table<T>* __restrict__ rotary_sin,
     const int* __restrict__ positions, int first_pos, int rows_left, const FusedParams& fused) {
   constexpr int PAIRS = ROTARY_DIM / 16;                                         // of chunks in a row
-  constexpr int STEP = THREADS / SWIZZLE_CHUNKS, OF_WARP = 32 / SWIZZLE_CHUNKS;  // rows that load_tile copies at a time
+  constexpr int STEP = THREADS / SPAN, OF_WARP = 32 / SPAN;  // rows that load_tile copies at a time
   constexpr int MY_ROWS = (TILE_ROWS + STEP - 1) / STEP * OF_WARP;
 #pragma unroll 4  // at 8, as many as Q has at HEAD_DIM = 128, registers spill
   for (int e = threadIdx.x % 32; e < MY_ROWS * PAIRS; e += 32) {
     const int mine = e / PAIRS, pair = e % PAIRS;
     const int r = mine / OF_WARP * STEP + threadIdx.x / 32 * OF_WARP + mine % OF_WARP;
     if (r >= min(rows_left, TILE_ROWS)) continue;
-    // What is outside of the tables counts as their first or last row: no position, whoever gave it, is read past them.
+    // Positions are clamped to the tables' rows, so that none is read past them, whoever gave it.
     const long long pos = min(max(positions ? positions[r] : first_pos + r, 0), fused.positions - 1);
     float cosine[8], sine[8];
     load_angles(cosine, rotary_cos + pos * fused.cos_row + 8 * pair);
     load_angles(sine, rotary_sin + pos * fused.sin_row + 8 * pair);
-    uint4& low = *reinterpret_cast<uint4*>(tile + swizzle(r, ROTARY == 2 ? 2 * pair : pair));
-    uint4& high = *reinterpret_cast<uint4*>(tile + swizzle(r, ROTARY == 2 ? 2 * pair + 1 : pair + PAIRS));
+    uint4& low = *reinterpret_cast<uint4*>(tile + swizzle<CHUNKS>(r, ROTARY == 2 ? 2 * pair : pair));
+    uint4& high = *reinterpret_cast<uint4*>(tile + swizzle<CHUNKS>(r, ROTARY == 2 ? 2 * pair + 1 : pair + PAIRS));
     unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < (ROTARY == 2 ? 8 : 4); ++i) {
 #if ROTARY == 2
       const float2 a = unpack(T(), words[i]);
       words[i] = pack(T(), a.x * cosine[i] - a.y * sine[i], a.y * cosine[i] + a.x * sine[i]);
 #else
-      if (i == 4) break;  // words i and i + 4 hold the pairs 2 i and 2 i + 1
-      const float2 a = unpack(T(), words[i]), b = unpack(T(), words[i + 4]);
+      const float2 a = unpack(T(), words[i]), b = unpack(T(), words[i + 4]);  // pairs 2 i, 2 i + 1
       const float *c = cosine + 2 * i, *s = sine + 2 * i;
       words[i] = pack(T(), a.x * c[0] - b.x * s[0], a.y * c[1] - b.y * s[1]);
       words[i + 4] = pack(T(), b.x * c[0] + a.x * s[0], b.y * c[1] + a.y * s[1]);
@@ -311,7 +268,7 @@ __device__ __forceinline__ void add_columns(Scores& S, float slope) {
     for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        float& s = S[i / 2][n][i % 2 * 2 + e];
+        float& s = row_pair(S, i, n)[e];
         s = fmaf(slope, 8 * n + e, s + slope * (2 * t));
       }
 }
@@ -325,7 +282,7 @@ __device__ __forceinline__ void add_distances(Scores& S, float slope, int row_po
     for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        float& s = S[i / 2][n][i % 2 * 2 + e];
+        float& s = row_pair(S, i, n)[e];
         s = fmaf(-slope, fabsf(distance - (8 * n + e)), s);
       }
   }
@@ -339,11 +296,11 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k) {
     unsigned a[TILES_M][4];
 #pragma unroll
-    for (int m = 0; m < TILES_M; ++m) ldmatrix_x4(a[m], swizzle_advance_k(q_lane, k) + 32 * m * HEAD_DIM_PADDED);
+    for (int m = 0; m < TILES_M; ++m) ldmatrix_x4(a[m], swizzle_advance<CHUNKS>(q_lane, 2 * k) + 32 * m * HEAD_DIM_PADDED);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n) {
       unsigned b[4];
-      ldmatrix_x4(b, swizzle_advance_k(k_lane, k) + 32 * n * HEAD_DIM_PADDED);
+      ldmatrix_x4(b, swizzle_advance<CHUNKS>(k_lane, 2 * k) + 32 * n * HEAD_DIM_PADDED);
 #pragma unroll
       for (int m = 0; m < TILES_M; ++m) {
         mma_m16n8k16(T(), S[m][2 * n], a[m], b[0], b[1]);
@@ -353,33 +310,19 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   }
 }
 
-// One bit for each of a thread's keys 8 n and 8 n + 1: set for those before `limit`. The compiler moves up to
-// seven such bits into predicates by one instruction, R2P, instead of comparing each key with low and high.
-__device__ __forceinline__ unsigned keys_before(int limit) {
-  const int keys = min(max(limit, 0), BLOCK_N);
-  return (1ull << (keys / 8 * 2 + min(keys % 8, 2))) - 1;
-}
-
 // A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position of the
 // thread's first row among the keys, and end are relative to the thread's first key.
-__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lowest, int highest) {
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window_lo, int window_hi) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    const int low = row_pos + 8 * i + lowest, high = row_pos + 8 * i + highest;
-    const unsigned seen = keys_before(min(high + 1, end)) & ~keys_before(low);
+    const int low = row_pos + 8 * i + window_lo, high = row_pos + 8 * i + window_hi;
+    const unsigned seen = keys_before<BLOCK_N>(min(high + 1, end)) & ~keys_before<BLOCK_N>(low);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        if (!(seen >> (2 * n + e) & 1)) S[i / 2][n][i % 2 * 2 + e] = NEG_INF;
+        if (!(seen >> (2 * n + e) & 1)) row_pair(S, i, n)[e] = NEG_INF;
   }
-}
-
-// The maximum or the sum over the four lanes of a row.
-template <typename Op>
-__device__ __forceinline__ float row_allreduce(float a, Op op) {
-  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
-  return op(a, __shfl_xor_sync(0xffffffff, a, 2));
 }
 
 // The new maximum, and everything so far rescaled to it. Rescaling takes time, so it is done only when some weight
@@ -394,7 +337,7 @@ __device__ __forceinline__ void online_softmax_rescale(
     float s_max = NEG_INF;  // of this lane's keys
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
-      s_max = fmaxf(s_max, fmaxf(S[i / 2][n][i % 2 * 2], S[i / 2][n][i % 2 * 2 + 1]));
+      s_max = fmaxf(s_max, fmaxf(row_pair(S, i, n)[0], row_pair(S, i, n)[1]));
     // Rounded up where the bias may be large: a weight may then be too small, but it does not overflow; see weight().
     s_max = BIAS == 1 && !EXACT_SHIFT ? __fmul_ru(s_max, softmax_scale_log2) : s_max * softmax_scale_log2;
     m_new[i] = fmaxf(m_i[i], s_max + row_bias[i]);
@@ -408,8 +351,10 @@ __device__ __forceinline__ void online_softmax_rescale(
       m_i[i] = m_new[i];
       l_i[i] *= rescale;
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
-        acc[i / 2][n][i % 2 * 2] *= rescale, acc[i / 2][n][i % 2 * 2 + 1] *= rescale;
+      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) {
+        row_pair(acc, i, n)[0] *= rescale;
+        row_pair(acc, i, n)[1] *= rescale;
+      }
     }
   }
 }
@@ -442,7 +387,7 @@ __device__ __forceinline__ void gemm_pv(
 #pragma unroll
     for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
       unsigned b[4];
-      ldmatrix_x4_trans(b, swizzle_advance_k(v_lane, n) + 32 * k * HEAD_DIM_PADDED);
+      ldmatrix_x4_trans(b, swizzle_advance<CHUNKS>(v_lane, 2 * n) + 32 * k * HEAD_DIM_PADDED);
 #pragma unroll
       for (int m = 0; m < TILES_M; ++m) {
         mma_m16n8k16(T(), acc[m][2 * n], a[m], b[0], b[1]);
@@ -466,32 +411,17 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
     const int* __restrict__ k_positions,     // [batch, N_kv]; null: key j is at j
     const AttentionParams params, const FusedParams fused) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
-  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
-  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
-  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
-  if (params.window_right < UNLIMITED) {
-    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
-    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
-  }
-  const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
-  const bool packed = cu_seqlens_q != nullptr;
-  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
-  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
-  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
+  const int first_row = block.first_row, q_len = block.q_len;
   if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
-  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
-  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
-  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
-  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
-
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
-  // keys begin .. end - 1 are all that some row of the tile sees.
-  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
-  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
-  const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
+  Q += block.rows_offset(params.q);
+  O += block.rows_offset(params.o);
+  K += block.keys_offset(params.k);
+  V += block.keys_offset(params.v);
+  const Window window(BLOCK_M, block, params);
+  const int first_pos = window.first_pos, last_pos = window.last_pos, last_row = window.last_row;
   constexpr int ALIGN = BIAS ? 16 : 1;  // tiles of the bias begin at multiples of 16 bytes
-  const int begin = max(first_pos - params.window_left, 0) / ALIGN * ALIGN;
-  const int end = min(last_pos + params.window_right + 1, kv_len);
+  const int begin = window.begin / ALIGN * ALIGN, end = window.end;
 
   // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first fragment of the tile.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
@@ -500,24 +430,24 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
   const unsigned V_smem = K_smem + 2 * TILE;
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
-  const unsigned q_lane = Q_smem + swizzle(warp_row + lane_id % 16, lane_id / 16);
-  const unsigned k_lane = K_smem + swizzle(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
-  const unsigned v_lane = V_smem + swizzle(lane_id % 16, lane_id / 16);
-  const int copy_row = threadIdx.x / SWIZZLE_CHUNKS, copy_chunk = threadIdx.x % SWIZZLE_CHUNKS;  // this thread copies
-  const unsigned copy_offset = swizzle(copy_row, copy_chunk);
+  const unsigned q_lane = Q_smem + swizzle<CHUNKS>(warp_row + lane_id % 16, lane_id / 16);
+  const unsigned k_lane = K_smem + swizzle<CHUNKS>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
+  const unsigned v_lane = V_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16);
+  const int copy_row = threadIdx.x / SPAN, copy_chunk = threadIdx.x % SPAN;  // this thread copies
+  const unsigned copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk);
   Q += copy_row * params.q.row + 8 * copy_chunk;
   K += (begin + copy_row) * params.k.row + 8 * copy_chunk;
   V += (begin + copy_row) * params.v.row + 8 * copy_chunk;
 #if BIAS
   unsigned char* bias_tile = dynamic_smem + 2 * BLOCK_M * HEAD_DIM_PADDED + 4 * TILE;  // this warp's part
   bias_tile += warp_row * BLOCK_N * sizeof(Bias<T>);
-  const Bias<T>* bias_rows = static_cast<const Bias<T>*>(bias) + sequence * fused.bias_batch + head * fused.bias_head;
+  const Bias<T>* bias_rows = static_cast<const Bias<T>*>(bias) + block.sequence * fused.bias_batch + block.head * fused.bias_head;
   bias_rows += (first_row + warp_row) * fused.bias_row + begin * fused.bias_key;
 #endif
 #if ROTARY
   const Table<T>*cosines = static_cast<const Table<T>*>(rotary_cos), *sines = static_cast<const Table<T>*>(rotary_sin);
-  if (q_positions) q_positions += sequence * fused.q_positions_batch + q_first + first_row;
-  if (k_positions) k_positions += sequence * fused.k_positions_batch + k_first;
+  if (q_positions) q_positions += block.sequence * fused.q_positions_batch + block.q_first + first_row;
+  if (k_positions) k_positions += block.sequence * fused.k_positions_batch + block.k_first;
 #endif
   if (begin < end) {
 #if BIAS
@@ -542,11 +472,14 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
   Output acc = {};
   Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) m_i[i] = LOWEST, l_i[i] = 0.0f;
+  for (int i = 0; i < ROWS; ++i) {
+    m_i[i] = M_INIT;
+    l_i[i] = 0.0f;
+  }
   const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = abs_scale * LOG2_E;
 #if ALIBI
-  const float slope = alibi_slopes[sequence * fused.alibi_batch + head] / abs_scale;  // as S, before the scaling
+  const float slope = alibi_slopes[block.sequence * fused.alibi_batch + block.head] / abs_scale;  // as S, before the scaling
 #endif
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
@@ -559,7 +492,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
         dynamic_smem + (K_smem - Q_smem) + stage_offset, cosines, sines, k_positions ? k_positions + first : nullptr,
         first, end - first, fused);
 #endif
-    __syncthreads();  // hazard: the tile is read before the others' copies have arrived; the one before is replaced
+    __syncthreads();  // without it, this tile could be read before its copies land, or the previous one overwritten
     Scores S = {};
 #if ALIBI
     const bool left = SPLIT && (first + BLOCK_N - 1 <= first_pos || params.window_right == 0);
@@ -589,9 +522,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
 #endif
       cp_async_commit();
     }
-    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end)) {
+    if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
       const int col_idx = first + 2 * t;  // of this lane's first key
-      mask(S, first_row + warp_row + g - col_idx, end - col_idx, lowest, highest);
+      mask(S, first_row + warp_row + g - col_idx, end - col_idx, window.lo, window.hi);
     }
     Statistics row_bias = {};
 #if ALIBI
@@ -613,13 +546,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
     const int r = warp_row + 8 * i + g;
     if (first_row + r >= q_len) continue;
-    if (lse && t == 0) {
-      const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
-      lse[head_row + first_row + r] = LN_2 * (m_i[i] + log2f(sum));
-    }
+    if (lse && t == 0) block.store_lse(lse, params, r, m_i[i], sum);
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n)
       *reinterpret_cast<unsigned*>(O + r * params.o.row + 8 * n + 2 * t) =
-          pack(T(), acc[i / 2][n][i % 2 * 2] * inverse, acc[i / 2][n][i % 2 * 2 + 1] * inverse);
+          pack(T(), row_pair(acc, i, n)[0] * inverse, row_pair(acc, i, n)[1] * inverse);
   }
 }

@@ -13,8 +13,12 @@
 //          ALL_HEADS. Its strides are params.o
 // Needs    sm_80; HEAD_DIM, columns and strides multiples of 8, pointers of 16 bytes
 // Traffic  Q once; K and V as in 07; for each tile of rows all of W_O, and a tile of Y for each head
-#include "attention_params.cuh"
-#include "ptx.cuh"
+#include "block.cuh"    // Block, Window: 05
+#include "half2.cuh"    // pack: 06
+#include "mask.cuh"     // keys_before: a mask as bits, one for each key of a thread
+#include "ptx.cuh"      // mma.sync, ldmatrix and cp.async as functions, and where their fragments are
+#include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
+#include "swizzle.cuh"  // swizzle, swizzle_advance: chunks in an order without bank conflicts
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 128
@@ -50,67 +54,23 @@
 #define VECTOR_ATOMICS 0
 #endif
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILES_M = BLOCK_M / (16 * WARPS);             // MMA atoms of 16 rows in a warp tile
 constexpr int ROWS = 2 * TILES_M;                           // of S and O per thread: g, g + 8, ... of its warp's
 constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
 constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it, for cp.async and ldmatrix
-constexpr int SWIZZLE_CHUNKS = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;  // neighbours that the swizzle permutes
+constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "rows are copied 16 bytes at a time; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-static_assert(BLOCK_N <= 128, "mask() has one bit per key of a thread");
-static_assert(THREADS / SWIZZLE_CHUNKS % 8 == 0, "a thread's rows must be multiples of 8 apart to share one swizzle");
 
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
+
+#include "load_tile.cuh"  // this thread's share of a tile, by cp.async
 using Operand = unsigned[TILES_M][HEAD_DIM_PADDED / 16][4];  // O, packed: the left operand of O W_O
 static_assert(2 * HEAD_DIM_PADDED <= BLOCK_M + 4 * BLOCK_N, "two tiles of W_O have the place of Q, K and V");
-
-// The byte offset of a chunk in its tile. ldmatrix reads the same chunk of eight neighbouring rows: the exclusive or
-// puts these eight in different banks.
-__device__ __forceinline__ unsigned swizzle(unsigned row, unsigned chunk) {
-  constexpr unsigned S = SWIZZLE_CHUNKS;
-  return 16 * (row * CHUNKS + chunk / S * S + (chunk % S ^ row / (8 / S) % S));
-}
-
-// The same row, 16 k elements further. Because tiles start at multiples of 128 bytes, that is an exclusive or of
-// addresses: one instruction, and often none.
-__device__ __forceinline__ unsigned swizzle_advance_k(unsigned address, unsigned k) {
-  constexpr unsigned WIDTH = 16 * SWIZZLE_CHUNKS;
-  return (address ^ 32 * k % WIDTH) + 32 * k / WIDTH * WIDTH;
-}
-
-__device__ __forceinline__ unsigned pack(__half, float x, float y) {
-  const __half2 both = __floats2half2_rn(x, y);
-  return reinterpret_cast<const unsigned&>(both);
-}
-
-__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
-  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
-  return reinterpret_cast<const unsigned&>(both);
-}
-
-// This thread's share of a tile. SWIZZLE_CHUNKS threads copy a row: `target` and `source` are the thread's first chunk,
-// rows_left is how many rows there are from there on. What is past the end, or past the columns, becomes zeros.
-template <int TILE_ROWS, typename T>
-__device__ __forceinline__ void load_tile(
-    unsigned target, const T* __restrict__ source, long long stride, int rows_left, int columns = HEAD_DIM) {
-  constexpr int STEP = THREADS / SWIZZLE_CHUNKS;  // a multiple of 8, so that the swizzle stays as it is
-#pragma unroll
-  for (int i = 0; i < TILE_ROWS; i += STEP, source += STEP * stride) {
-    if (i + STEP > TILE_ROWS && i + threadIdx.x / SWIZZLE_CHUNKS >= TILE_ROWS) break;
-#pragma unroll
-    for (int j = 0; j < CHUNKS; j += SWIZZLE_CHUNKS) {
-      const bool in_bounds = i < rows_left && 8 * int(threadIdx.x % SWIZZLE_CHUNKS + j) < columns;
-      cp_async(target + 16 * (i * CHUNKS + j), source + 8 * j, in_bounds ? 16 : 0);
-    }
-  }
-}
 
 // S = Q K^T for this warp's rows.
 template <typename T>
@@ -119,11 +79,11 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k) {
     unsigned a[TILES_M][4];
 #pragma unroll
-    for (int m = 0; m < TILES_M; ++m) ldmatrix_x4(a[m], swizzle_advance_k(q_lane, k) + 32 * m * HEAD_DIM_PADDED);
+    for (int m = 0; m < TILES_M; ++m) ldmatrix_x4(a[m], swizzle_advance<CHUNKS>(q_lane, 2 * k) + 32 * m * HEAD_DIM_PADDED);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n) {
       unsigned b[4];
-      ldmatrix_x4(b, swizzle_advance_k(k_lane, k) + 32 * n * HEAD_DIM_PADDED);
+      ldmatrix_x4(b, swizzle_advance<CHUNKS>(k_lane, 2 * k) + 32 * n * HEAD_DIM_PADDED);
 #pragma unroll
       for (int m = 0; m < TILES_M; ++m) {
         mma_m16n8k16(T(), S[m][2 * n], a[m], b[0], b[1]);
@@ -133,33 +93,19 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   }
 }
 
-// One bit for each of a thread's keys 8 n and 8 n + 1: set for those before `limit`. The compiler moves up to
-// seven such bits into predicates by one instruction, R2P, instead of comparing each key with low and high.
-__device__ __forceinline__ unsigned keys_before(int limit) {
-  const int keys = min(max(limit, 0), BLOCK_N);
-  return (1ull << (keys / 8 * 2 + min(keys % 8, 2))) - 1;
-}
-
 // A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position of the
 // thread's first row among the keys, and end are relative to the thread's first key.
-__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lowest, int highest) {
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window_lo, int window_hi) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    const int low = row_pos + 8 * i + lowest, high = row_pos + 8 * i + highest;
-    const unsigned seen = keys_before(min(high + 1, end)) & ~keys_before(low);
+    const int low = row_pos + 8 * i + window_lo, high = row_pos + 8 * i + window_hi;
+    const unsigned seen = keys_before<BLOCK_N>(min(high + 1, end)) & ~keys_before<BLOCK_N>(low);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        if (!(seen >> (2 * n + e) & 1)) S[i / 2][n][i % 2 * 2 + e] = NEG_INF;
+        if (!(seen >> (2 * n + e) & 1)) row_pair(S, i, n)[e] = NEG_INF;
   }
-}
-
-// The maximum or the sum over the four lanes of a row.
-template <typename Op>
-__device__ __forceinline__ float row_allreduce(float a, Op op) {
-  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
-  return op(a, __shfl_xor_sync(0xffffffff, a, 2));
 }
 
 // The new maximum, and everything so far rescaled to it. Rescaling takes time, so it is done only when some weight
@@ -173,7 +119,7 @@ __device__ __forceinline__ void online_softmax_rescale(
     float s_max = NEG_INF;  // of this lane's keys
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
-      s_max = fmaxf(s_max, fmaxf(S[i / 2][n][i % 2 * 2], S[i / 2][n][i % 2 * 2 + 1]));
+      s_max = fmaxf(s_max, fmaxf(row_pair(S, i, n)[0], row_pair(S, i, n)[1]));
     m_new[i] = fmaxf(m_i[i], s_max * softmax_scale_log2);
     exceeded |= m_new[i] - m_i[i] > RESCALE_THRESHOLD;
   }
@@ -185,8 +131,10 @@ __device__ __forceinline__ void online_softmax_rescale(
       m_i[i] = m_new[i];
       l_i[i] *= rescale;
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
-        acc[i / 2][n][i % 2 * 2] *= rescale, acc[i / 2][n][i % 2 * 2 + 1] *= rescale;
+      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) {
+        row_pair(acc, i, n)[0] *= rescale;
+        row_pair(acc, i, n)[1] *= rescale;
+      }
     }
   }
 }
@@ -219,7 +167,7 @@ __device__ __forceinline__ void gemm_pv(
 #pragma unroll
     for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
       unsigned b[4];
-      ldmatrix_x4_trans(b, swizzle_advance_k(v_lane, n) + 32 * k * HEAD_DIM_PADDED);
+      ldmatrix_x4_trans(b, swizzle_advance<CHUNKS>(v_lane, 2 * n) + 32 * k * HEAD_DIM_PADDED);
 #pragma unroll
       for (int m = 0; m < TILES_M; ++m) {
         mma_m16n8k16(T(), acc[m][2 * n], a[m], b[0], b[1]);
@@ -237,7 +185,7 @@ __device__ __forceinline__ void gemm_ow(Output& sum, const Operand& O, unsigned 
 #pragma unroll
     for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
       unsigned b[4];
-      ldmatrix_x4_trans(b, swizzle_advance_k(w_lane, n) + 32 * k * HEAD_DIM_PADDED);
+      ldmatrix_x4_trans(b, swizzle_advance<CHUNKS>(w_lane, 2 * n) + 32 * k * HEAD_DIM_PADDED);
 #pragma unroll
       for (int m = 0; m < TILES_M; ++m) {
         mma_m16n8k16(T(), sum[m][2 * n], O[m][k], b[0], b[1]);
@@ -274,9 +222,9 @@ __device__ __forceinline__ void project(
   const unsigned W_smem = smem_address(dynamic_smem);
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
-  const unsigned w_lane = W_smem + swizzle(lane_id % 16, lane_id / 16);
-  const int copy_row = threadIdx.x / SWIZZLE_CHUNKS, copy_chunk = threadIdx.x % SWIZZLE_CHUNKS;
-  const unsigned copy_offset = swizzle(copy_row, copy_chunk);
+  const unsigned w_lane = W_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16);
+  const int copy_row = threadIdx.x / SPAN, copy_chunk = threadIdx.x % SPAN;
+  const unsigned copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk);
   W += (long long)copy_row * columns + 8 * copy_chunk;
   Y += (warp_row + g) * y_row + 2 * t;
   __syncthreads();  // hazard: tiles of Q, K and V are replaced that other warps still read
@@ -298,7 +246,8 @@ __device__ __forceinline__ void project(
         for (int n = 0; n < HEAD_DIM / 8; ++n)
           if (warp_row + 8 * i + g < rows_left && 8 * n < width) {
             const float2 before = *reinterpret_cast<const float2*>(Y + 8 * i * y_row + first + 8 * n);
-            sum[i / 2][n][i % 2 * 2] = before.x, sum[i / 2][n][i % 2 * 2 + 1] = before.y;
+            row_pair(sum, i, n)[0] = before.x;
+            row_pair(sum, i, n)[1] = before.y;
           }
     }
     cp_async_wait<0>();
@@ -332,14 +281,11 @@ __device__ __forceinline__ void project(
 // O of one head for a tile of rows, divided and packed. Q is the tile's first row, K and V the sequence's first key.
 template <typename T>
 __device__ __forceinline__ void attention(
-    Operand& O, const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, int first_row, int q_len,
-    int kv_len, const AttentionParams& params) {
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
-  // keys begin .. end - 1 are all that some row of the tile sees.
-  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
-  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
-  const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
-  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
+    Operand& O, const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, const Block& block,
+    const AttentionParams& params) {
+  const int first_row = block.first_row, q_len = block.q_len;
+  const Window window(BLOCK_M, block, params);
+  const int last_row = window.last_row, begin = window.begin, end = window.end;
 
   // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first fragment of the tile.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
@@ -348,11 +294,11 @@ __device__ __forceinline__ void attention(
   const unsigned V_smem = K_smem + 2 * TILE;
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
-  const unsigned q_lane = Q_smem + swizzle(warp_row + lane_id % 16, lane_id / 16);
-  const unsigned k_lane = K_smem + swizzle(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
-  const unsigned v_lane = V_smem + swizzle(lane_id % 16, lane_id / 16);
-  const int copy_row = threadIdx.x / SWIZZLE_CHUNKS, copy_chunk = threadIdx.x % SWIZZLE_CHUNKS;  // this thread copies
-  const unsigned copy_offset = swizzle(copy_row, copy_chunk);
+  const unsigned q_lane = Q_smem + swizzle<CHUNKS>(warp_row + lane_id % 16, lane_id / 16);
+  const unsigned k_lane = K_smem + swizzle<CHUNKS>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
+  const unsigned v_lane = V_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16);
+  const int copy_row = threadIdx.x / SPAN, copy_chunk = threadIdx.x % SPAN;  // this thread copies
+  const unsigned copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk);
   Q += copy_row * params.q.row + 8 * copy_chunk;
   K += (begin + copy_row) * params.k.row + 8 * copy_chunk;
   V += (begin + copy_row) * params.v.row + 8 * copy_chunk;
@@ -371,7 +317,10 @@ __device__ __forceinline__ void attention(
   Output acc = {};
   Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) m_i[i] = LOWEST, l_i[i] = 0.0f;
+  for (int i = 0; i < ROWS; ++i) {
+    m_i[i] = M_INIT;
+    l_i[i] = 0.0f;
+  }
   const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = abs_scale * LOG2_E;
 
@@ -379,7 +328,7 @@ __device__ __forceinline__ void attention(
   unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use; the next tile arrives in the other one
   for (int first = begin; first < end; first += BLOCK_N, stage_offset ^= TILE) {
     cp_async_wait<0>();
-    __syncthreads();  // hazard: the tile is read before the others' copies have arrived; the one before is replaced
+    __syncthreads();  // without it, this tile could be read before its copies land, or the previous one overwritten
     Scores S = {};
     gemm_qk<T>(S, q_lane, k_lane + stage_offset);
 
@@ -392,9 +341,9 @@ __device__ __forceinline__ void attention(
       load_tile<BLOCK_N>(V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
       cp_async_commit();
     }
-    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end)) {
+    if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
       const int col_idx = first + 2 * t;  // of this lane's first key
-      mask(S, first_row + warp_row + g - col_idx, end - col_idx, lowest, highest);
+      mask(S, first_row + warp_row + g - col_idx, end - col_idx, window.lo, window.hi);
     }
     online_softmax_rescale(S, m_i, l_i, acc, softmax_scale_log2);
     gemm_pv<T>(acc, S, m_i, l_i, softmax_scale_log2, v_lane + stage_offset);
@@ -426,30 +375,22 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) projection(
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const int columns, const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block
-  // Causal masks: longest-first (LPT) order, as in 07.
-  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
-  if (params.window_right < UNLIMITED) {
-    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
-    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
-  }
-  const int first_row = tile * BLOCK_M;
-  const bool packed = cu_seqlens_q != nullptr;
-  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
-  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
-  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
+  const int first_row = block.first_row, q_len = block.q_len;
   if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  const int sequence = block.sequence, q_first = block.q_first, k_first = block.k_first;
   Q += sequence * params.q.batch + (q_first + first_row) * params.q.row;
   Y += sequence * params.o.batch + (q_first + first_row) * params.o.row;
   K += sequence * params.k.batch + k_first * params.k.row;
   V += sequence * params.v.batch + k_first * params.v.row;
 
   // ---- attention of each head, and its share of Y
+  int head = block.head;
   for (const int last = ALL_HEADS ? params.heads - 1 : head; head <= last; ++head) {
     const int kv_head = head / (params.heads / params.kv_heads);
     Operand O;
     attention(
-        O, Q + head * params.q.head, K + kv_head * params.k.head, V + kv_head * params.v.head, first_row, q_len, kv_len,
-        params);
+        O, Q + head * params.q.head, K + kv_head * params.k.head, V + kv_head * params.v.head, block, params);
     project(O, W_O + (long long)head * HEAD_DIM * columns, Y, params.o.row, columns, q_len - first_row, head);
     if (ALL_HEADS) __syncthreads();  // hazard: W's tile is replaced by the next head's Q while other warps read it
   }

@@ -12,10 +12,11 @@
 //          (heads, tokens)
 // Needs    sm_80; CuTe's headers (the package nvidia-cutlass); HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
-#include <cuda_fp16.h>
-#include <cuda_bf16.h>
 #include <cute/tensor.hpp>
-#include "attention_params.cuh"
+#include "block.cuh"    // Block, Window: 05
+#include "half2.cuh"    // pack: 06
+#include "mask.cuh"     // keys_before: a mask as bits, one for each key of a thread
+#include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 256
@@ -38,9 +39,6 @@
 #ifndef RESCALE_THRESHOLD
 #define RESCALE_THRESHOLD 8.0f  // m_i is updated only when a row's maximum exceeds it by more, in powers of 2
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
 
 using namespace cute;  // Layout, Shape, Int, _1, _8, ...: their names are those of CuTe's documentation
 
@@ -53,7 +51,6 @@ constexpr int SWIZZLE_BITS = PANEL == 64 ? 3 : PANEL == 32 ? 2 : 1;
 constexpr int COPY_ROWS = THREADS / (PANEL / 8);  // that the block copies at a time
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are copied 16 bytes at a time; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-static_assert(BLOCK_N <= 128, "mask() has one bit per key of a thread");
 static_assert(BLOCK_M % COPY_ROWS == 0 && BLOCK_N % COPY_ROWS == 0, "each thread copies equally many chunks");
 
 // Where an element is in shared memory. The atom is 8 rows of a panel: its 16-byte chunks are permuted by the row, so
@@ -76,16 +73,6 @@ template <typename T>
 using GmemCopyAtom = Copy_Atom<SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>, T>;  // zeros where a predicate says so
 using CopyThreads = Layout<Shape<Int<COPY_ROWS>, Int<PANEL / 8>>, Stride<Int<PANEL / 8>, _1>>;
 
-__device__ __forceinline__ unsigned pack(__half, float x, float y) {
-  const __half2 both = __floats2half2_rn(x, y);
-  return reinterpret_cast<const unsigned&>(both);
-}
-
-__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
-  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
-  return reinterpret_cast<const unsigned&>(both);
-}
-
 // This thread's share of a tile: (chunk, rows, panels). rows_left is how many rows of the tile there are; what is past
 // the end becomes zeros. Rows are compared relative to the thread's first one: their differences are constants. Like
 // threadIdx, coordinates are unsigned.
@@ -103,33 +90,19 @@ __device__ __forceinline__ void load_tile(
     }
 }
 
-// One bit for each of a thread's keys 8 n and 8 n + 1: set for those before `limit`. The compiler moves up to
-// seven such bits into predicates by one instruction, R2P, instead of comparing each key with low and high.
-__device__ __forceinline__ unsigned keys_before(int limit) {
-  const int keys = min(max(limit, 0), BLOCK_N);
-  return (1ull << (keys / 8 * 2 + min(keys % 8, 2))) - 1;
-}
-
 // A key that a row does not see scores -inf, so that its weight is exactly 0. coords: of S's elements in the tile;
 // row_pos, the position of the tile's first row among the keys, and end are relative to the tile's first key.
 template <typename Scores, typename Coords>
-__device__ __forceinline__ void mask(Scores& S, const Coords& coords, int row_pos, int end, int lowest, int highest) {
+__device__ __forceinline__ void mask(Scores& S, const Coords& coords, int row_pos, int end, int window_lo, int window_hi) {
   const int key = get<1>(coords(0, 0));  // this thread's first
 #pragma unroll
   for (int i = 0; i < size<0>(S); ++i) {
     const int row = row_pos + get<0>(coords(i, 0)) - key;
-    const unsigned seen = keys_before(min(row + highest + 1, end - key)) & ~keys_before(row + lowest);
+    const unsigned seen = keys_before<BLOCK_N>(min(row + window_hi + 1, end - key)) & ~keys_before<BLOCK_N>(row + window_lo);
 #pragma unroll
     for (int j = 0; j < size<1>(S); ++j)
       if (!(seen >> j & 1)) S(i, j) = NEG_INF;
   }
-}
-
-// The maximum or the sum over the four lanes of a row.
-template <typename Op>
-__device__ __forceinline__ float row_allreduce(float a, Op op) {
-  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
-  return op(a, __shfl_xor_sync(0xffffffff, a, 2));
 }
 
 // Accumulators ((key pair, row half), M, N) seen as (rows, columns) of this thread: another layout of the same
@@ -184,30 +157,15 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
-  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
-  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
-  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
-  if (params.window_right < UNLIMITED) {
-    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
-    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
-  }
-  const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
-  const bool packed = cu_seqlens_q != nullptr;
-  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
-  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
-  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
+  const int first_row = block.first_row, q_len = block.q_len;
   if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
-  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
-  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
-  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
-  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
-
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
-  // keys begin .. end - 1 are all that some row of the tile sees.
-  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
-  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
-  const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
-  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
+  Q += block.rows_offset(params.q);
+  O += block.rows_offset(params.o);
+  K += block.keys_offset(params.k);
+  V += block.keys_offset(params.v);
+  const Window window(BLOCK_M, block, params);
+  const int last_row = window.last_row, begin = window.begin, end = window.end;
 
   // The tiles in global and in shared memory, with their layouts.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
@@ -275,7 +233,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
   auto acc = by_rows(tOrO);
   Tensor m_i = make_tensor<float>(Int<ROWS>{});  // in units of log2
   Tensor l_i = make_tensor<float>(Int<ROWS>{});  // of this lane's keys only, until the epilogue
-  fill(m_i, LOWEST);
+  fill(m_i, M_INIT);
   clear(l_i);
   const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = abs_scale * LOG2_E;
@@ -284,7 +242,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
   int stage = 0;  // of K_smem and V_smem, in use; the next tile arrives in the other one
   for (int first = begin; first < end; first += BLOCK_N, stage ^= 1) {
     cp_async_wait<0>();
-    __syncthreads();  // hazard: the tile is read before the others' copies have arrived; the one before is replaced
+    __syncthreads();  // without it, this tile could be read before its copies land, or the previous one overwritten
     Tensor tSrS = partition_fragment_C(tiled_mma, Shape<Int<BLOCK_M>, Int<BLOCK_N>>{});
     clear(tSrS);
 #pragma unroll
@@ -304,8 +262,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
       cp_async_fence();
     }
     auto S = by_rows(tSrS);
-    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end))
-      mask(S, coords_S, first_row - first, end - first, lowest, highest);
+    if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end))
+      mask(S, coords_S, first_row - first, end - first, window.lo, window.hi);
     online_softmax_rescale(S, m_i, l_i, acc, softmax_scale_log2);
 
     // acc += P V, 16 keys after 16 keys: while the tensor cores work on some, this thread computes the weights of the
@@ -340,10 +298,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
     const int r = get<0>(coords_O(i, 0));
     if (first_row + r >= q_len) continue;
-    if (lse && get<1>(coords_O(i, 0)) == 0) {
-      const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
-      lse[head_row + first_row + r] = LN_2 * (m_i(i) + log2f(sum));
-    }
+    if (lse && get<1>(coords_O(i, 0)) == 0) block.store_lse(lse, params, r, m_i(i), sum);
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 4; j += 2)
       *reinterpret_cast<unsigned*>(&rows_O(i, j)) = pack(T(), acc(i, j) * inverse, acc(i, j + 1) * inverse);

@@ -1,4 +1,5 @@
-// What a launch of the backward needs besides its pointers: one struct by value. helpers/attention/ladder/params.py builds it.
+// What a launch of the backward needs besides its pointers: one struct by value.
+// helpers/attention/ladder/params.py builds it.
 
 #pragma once
 

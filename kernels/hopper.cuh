@@ -1,31 +1,38 @@
-// PTX instructions of Hopper (sm_90a), one per function: mbarriers, TMA copies, products of a warpgroup (wgmma),
-// named barriers, the register pool. A warpgroup is four warps, 128 threads, the first of them a multiple of 4.
+// PTX instructions of Hopper (sm_90a), one per function: mbarriers, TMA copies, products of a
+// warpgroup (wgmma), named barriers, the register pool. A warpgroup is four warps, 128 threads, the
+// first of them a multiple of 4.
 //
-// Thread 32 w + 4 g + t of a warpgroup (w is 0..3, g 0..7, t 0..3) holds, of an m64nNk16 product D += A B:
-//   D, 64 x N:  d[4j], d[4j+1] = (16w + g, 8j + 2t), (16w + g, 8j + 2t + 1)   d[4j+2], d[4j+3] = the same of row g+8
+// Thread 32 w + 4 g + t of a warpgroup (w is 0..3, g 0..7, t 0..3) holds, of an m64nNk16 product,
+// D += A B:
+//   D, 64 x N:  d[4j], d[4j+1] = (16w + g, 8j + 2t), (16w + g, 8j + 2t + 1)
+//               d[4j+2], d[4j+3] = the same of row g+8
 //   A, 64 x 16, where it is in registers: as in ptx.cuh, for the 16 rows of its warp
 // So d[8k] .. d[8k+7], rounded to pairs of half the width, are A of step k of the next product.
 //
-// A tile in shared memory is one or more panels of 64 columns: rows of 128 bytes, the panel at a multiple of 1024 bytes.
-// The 128-byte swizzle puts 16-byte chunk c of row r at chunk c ^ r % 8. TMA writes and wgmma reads that layout.
+// A tile in shared memory is one or more panels of 64 columns: rows of 128 bytes, the panel at a
+// multiple of 1024 bytes. The 128-byte swizzle puts 16-byte chunk c of row r at chunk c ^ r % 8.
+// TMA writes and wgmma reads that layout.
 
 #pragma once
 #include "ptx.cuh"
 
-constexpr int PANEL_COLUMNS = 64;  // of 2 bytes: 128 bytes, the widest box with the 128-byte swizzle
+constexpr int PANEL_COLUMNS =
+    64;  // of 2 bytes: 128 bytes, the widest box with the 128-byte swizzle
 
-// What cuTensorMapEncodeTiled wrote: the address, sizes and strides of an array, and the box that one copy takes.
+// What cuTensorMapEncodeTiled wrote: the address, sizes and strides of an array, and the box that
+// one copy takes.
 struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
-// ---- mbarriers: 8 bytes of shared memory that count arrivals and bytes. A phase ends when both are complete.
+// ---- mbarriers: 8 bytes of shared memory that count arrivals and bytes; both end a phase
 
 __device__ __forceinline__ void mbarrier_init(unsigned barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialised mbarriers visible to the asynchronous copies; the other threads need a __syncthreads() as well.
+// Makes initialised mbarriers visible to the asynchronous copies; the other threads need a
+// __syncthreads() as well.
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -36,11 +43,13 @@ __device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
 
 // One arrival, and the phase now ends only after that many more bytes of copies have arrived.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(unsigned barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
 }
 
-// Whether the phase of that parity has ended: 0 for the first, third, ... and 1 for the others. A new mbarrier counts as
-// one whose phase of parity 1 has ended. The thread may be suspended meanwhile, for a time that the hardware limits.
+// Whether the phase of that parity has ended: 0 for the first, third, ... and 1 for the others. A
+// new mbarrier counts as one whose phase of parity 1 has ended. The thread may be suspended
+// meanwhile, for a time that the hardware limits.
 __device__ __forceinline__ bool mbarrier_try_wait(unsigned barrier, unsigned parity) {
   unsigned ended;
   asm volatile(
@@ -58,28 +67,34 @@ __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity)
   }
 }
 
-// ---- TMA: one thread asks for a box of an array of four dimensions; elements outside of the array become zeros
+// ---- TMA: one thread asks for a box of an array of four dimensions; what is outside becomes zeros
 
-// Global to shared memory. `x` is the first column, `row`, `head` and `batch` the other coordinates of the box. The
-// box's bytes, zeros included, count for the mbarrier.
+// Global to shared memory. `x` is the first column, `row`, `head` and `batch` the other coordinates
+// of the box. The box's bytes, zeros included, count for the mbarrier.
 __device__ __forceinline__ void tma_load(
     unsigned target, const TensorMap& map, unsigned barrier, int x, int row, int head, int batch) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4, %5, %6}], "
       "[%2];" ::"r"(target),
       "l"(&map), "r"(barrier), "r"(x), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }
 
 // Shared to global memory; what is outside of the array is not written.
-__device__ __forceinline__ void tma_store(const TensorMap& map, unsigned source, int x, int row, int head, int batch) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
-               "r"(source), "r"(x), "r"(row), "r"(head), "r"(batch)
-               : "memory");
+__device__ __forceinline__ void tma_store(
+    const TensorMap& map, unsigned source, int x, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+          &map),
+      "r"(source), "r"(x), "r"(row), "r"(head), "r"(batch)
+      : "memory");
 }
 
 // All stores that this thread has started since the last commit become one group.
-__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void tma_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 
 // Waits until at most PENDING of this thread's groups have still to read shared memory.
 template <int PENDING>
@@ -87,13 +102,17 @@ __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-// Orders this thread's ordinary accesses to shared memory before later ones of TMA and wgmma (the async proxy).
-__device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Orders this thread's ordinary accesses to shared memory before later ones of TMA and wgmma (the
+// async proxy).
+__device__ __forceinline__ void async_proxy_fence() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 // Four 8 x 8 matrices from registers to shared memory: the inverse of ldmatrix_x4.
-__device__ __forceinline__ void stmatrix_x4(unsigned row, unsigned r0, unsigned r1, unsigned r2, unsigned r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1), "r"(r2),
-               "r"(r3)
+__device__ __forceinline__ void stmatrix_x4(
+    unsigned row, unsigned r0, unsigned r1, unsigned r2, unsigned r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
                : "memory");
 }
 
@@ -109,7 +128,8 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Sets the registers per thread of a whole warpgroup. More of them are waited for until others have given theirs back.
+// Sets the registers per thread of a whole warpgroup. More of them are waited for until others have
+// given theirs back.
 template <int REGISTERS>
 __device__ __forceinline__ void setmaxnreg_increase() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -122,19 +142,26 @@ __device__ __forceinline__ void setmaxnreg_decrease() {
 
 // ---- products of a warpgroup
 
-// The descriptor of an operand in panels with the 128-byte swizzle. Eight rows further are 1024 bytes. panel_stride is
-// the distance of the next 64 columns: needed only where wgmma reads columns as the rows of B (transposed).
-__device__ __forceinline__ unsigned long long wgmma_descriptor(unsigned address, unsigned panel_stride = 0) {
+// The descriptor of an operand in panels with the 128-byte swizzle. Eight rows further are 1024
+// bytes. panel_stride is the distance of the next 64 columns: needed only where wgmma reads columns
+// as the rows of B (transposed).
+__device__ __forceinline__ unsigned long long wgmma_descriptor(
+    unsigned address, unsigned panel_stride = 0) {
   constexpr unsigned long long SWIZZLE_128B = 1ull << 62, ROWS_STRIDE = 1024 / 16ull << 32;
   return SWIZZLE_128B | ROWS_STRIDE | static_cast<unsigned long long>(panel_stride / 16) << 16 |
          (address & 0x3ffff) / 16;
 }
 
-// Before the first product, and whenever registers of D or A were written since by other instructions.
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Before the first product, and whenever registers of D or A were written since by other
+// instructions.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
 
 // All products since the last commit become one group.
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 
 // Waits until at most PENDING groups are in flight.
 template <int PENDING>
@@ -142,8 +169,8 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// No instruction: the compiler must not move reads or writes of these registers across this place. It does not know
-// that products in flight use them.
+// No instruction: the compiler must not move reads or writes of these registers across this place.
+// It does not know that products in flight use them.
 template <int N>
 __device__ __forceinline__ void wgmma_registers(float (&d)[N]) {
 #pragma unroll
@@ -168,9 +195,9 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[N]) {
 #define D_240 D_224 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define D_256 D_240 ", %120, %121, %122, %123, %124, %125, %126, %127"
 
-#define SUMS_FROM(i)                                                                                          \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
-      "+f"(d[i + 7])
+#define SUMS_FROM(i)                                                                          \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
 #define SUMS_16 SUMS_FROM(0)
 #define SUMS_32 SUMS_16, SUMS_FROM(8)
 #define SUMS_48 SUMS_32, SUMS_FROM(16)
@@ -188,29 +215,29 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[N]) {
 #define SUMS_240 SUMS_224, SUMS_FROM(112)
 #define SUMS_256 SUMS_240, SUMS_FROM(120)
 
-// D += A B for 64 x N sums, or D = A B where `accumulate` is false. The type of the elements is the overload's first
-// argument. wgmma_ss: A (64 x 16) and B^T (N x 16) are in shared memory, rows as they are in Q and K; SIGN = -1: -A B.
-// wgmma_rs: A is in registers, and B (16 x N) in shared memory, rows as they are in V: transposed on the way.
-// clang-format off
-#define WGMMA_TYPE(N, TYPE, PTX, A0, A1, A2, A3, A4, A5)                                                             \
-  template <int SIGN = 1>                                                                                            \
-  __device__ __forceinline__ void wgmma_ss(                                                                          \
-      TYPE, float (&d)[N / 2], unsigned long long a, unsigned long long b, bool accumulate) {                        \
-    asm volatile(                                                                                                    \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %" #A2 ", 0;\n"                                                            \
-        "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #PTX "." #PTX " {" D_##N "}, %" #A0 ", %" #A1 ", p, %" #A3 \
-        ", 1, 0, 0;\n}"                                                                                              \
-        : SUMS_##N                                                                                                   \
-        : "l"(a), "l"(b), "r"((int)accumulate), "n"(SIGN));                                                          \
-  }                                                                                                                  \
-  __device__ __forceinline__ void wgmma_rs(                                                                          \
-      TYPE, float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b, bool accumulate) {                      \
-    asm volatile(                                                                                                    \
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %" #A5 ", 0;\n"                                                            \
-        "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #PTX "." #PTX " {" D_##N "}, {%" #A0 ", %" #A1 ", %" #A2   \
-        ", %" #A3 "}, %" #A4 ", p, 1, 1, 1;\n}"                                                                      \
-        : SUMS_##N                                                                                                   \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));                                 \
+// D += A B for 64 x N sums, or D = A B where `accumulate` is false. The type of the elements is the
+// overload's first argument. wgmma_ss: A (64 x 16) and B^T (N x 16) are in shared memory, rows as
+// they are in Q and K; SIGN = -1: -A B. wgmma_rs: A is in registers, and B (16 x N) in shared
+// memory, rows as they are in V: transposed on the way. clang-format off
+#define WGMMA_TYPE(N, TYPE, PTX, A0, A1, A2, A3, A4, A5)                                        \
+  template <int SIGN = 1>                                                                       \
+  __device__ __forceinline__ void wgmma_ss(                                                     \
+      TYPE, float (&d)[N / 2], unsigned long long a, unsigned long long b, bool accumulate) {   \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #A2                                       \
+                 ", 0;\n"                                                                       \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #PTX "." #PTX " {" D_##N     \
+                 "}, %" #A0 ", %" #A1 ", p, %" #A3 ", 1, 0, 0;\n}"                              \
+                 : SUMS_##N                                                                     \
+                 : "l"(a), "l"(b), "r"((int)accumulate), "n"(SIGN));                            \
+  }                                                                                             \
+  __device__ __forceinline__ void wgmma_rs(                                                     \
+      TYPE, float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b, bool accumulate) { \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #A5                                       \
+                 ", 0;\n"                                                                       \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #PTX "." #PTX " {" D_##N     \
+                 "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #A4 ", p, 1, 1, 1;\n}"        \
+                 : SUMS_##N                                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));   \
   }
 // clang-format on
 #define WGMMA(N, ...)                     \

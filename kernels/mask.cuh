@@ -1,4 +1,5 @@
-// Masks as bits: which keys of a thread a row sees. Written out in 07_mma.cu and explained in its notebook.
+// Masks as bits: which keys of a thread a row sees. Written out in steps/07_15_masks_as_bits.cu, explained in
+// 07's notebook.
 
 #pragma once
 

@@ -50,6 +50,13 @@ __device__ __forceinline__ void mma_m16n8k16(
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Of this thread's accumulators, elements (row, 8 n + 2t) and (row, 8 n + 2t + 1), which are neighbours; row i of the
+// thread is row g + 8 i of its warp.
+template <typename Float, int M, int N>
+__device__ __forceinline__ Float* row_pair(Float (&acc)[M][N][4], int i, int n) {
+  return &acc[i / 2][n][i % 2 * 2];
+}
+
 // Asynchronous 16-byte copy from global to shared memory: it uses no registers, and the thread does not wait. Only the
 // first `bytes` are read (0 or 16 here); the rest becomes zeros.
 __device__ __forceinline__ void cp_async(unsigned target, const void* source, int bytes) {

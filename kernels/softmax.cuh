@@ -1,5 +1,5 @@
 // The constants of the softmax, and a reduction over the four lanes that hold a row of an MMA accumulator.
-// Written out in 07_mma.cu and explained in its notebook.
+// The constants are explained in 05's notebook, the reduction in 07's.
 
 #pragma once
 

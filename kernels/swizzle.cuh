@@ -1,5 +1,5 @@
 // Tiles of 2-byte elements in shared memory, swizzled so that ldmatrix has no bank conflicts. A row has CHUNKS chunks of
-// 16 bytes. Written out in 07_mma.cu and explained in its notebook.
+// 16 bytes. Written out in steps/07_10_swizzle.cu and steps/07_12_addresses_by_xor.cu, explained in 07's notebook.
 
 #pragma once
 
@@ -12,7 +12,7 @@ constexpr int SWIZZLE_SPAN = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
 template <int CHUNKS>
 __device__ __forceinline__ unsigned swizzle(unsigned row, unsigned chunk) {
   constexpr unsigned SPAN = SWIZZLE_SPAN<CHUNKS>;
-  return 16 * (row * CHUNKS + (chunk ^ row / (8 / SPAN) % SPAN));
+  return 16 * (row * CHUNKS + chunk / SPAN * SPAN + (chunk % SPAN ^ row / (8 / SPAN) % SPAN));
 }
 
 // The same row, `chunks` chunks further. Because tiles start at multiples of 128 bytes, and no bit is set both in the

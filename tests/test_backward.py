@@ -546,13 +546,13 @@ def not_scaled(name: str, which: int) -> Bug:
 
 
 BUGS = (
-    Bug("D is left out", "(dp[i][j] - delta[i])", "dp[i][j]"),
-    Bug("D of the neighbours' rows", "load_rows(delta, smem.delta, y)", "load_rows(delta, smem.delta, y ^ 1)"),
-    Bug("D is added", "(dp[i][j] - delta[i])", "(dp[i][j] + delta[i])"),
-    Bug("D of O alone", "sum += dO[c] * O[c];", "sum += O[c];"),
-    Bug("D of half of the row", "int bit = 16; bit > 0", "int bit = 8; bit > 0"),
+    Bug("delta is left out", "(dp[i][j] - delta[i])", "dp[i][j]"),
+    Bug("delta of the neighbours' rows", "load_rows(delta, smem.delta, y)", "load_rows(delta, smem.delta, y ^ 1)"),
+    Bug("delta is added", "(dp[i][j] - delta[i])", "(dp[i][j] + delta[i])"),
+    Bug("delta of O alone", "sum += dO[c] * O[c];", "sum += O[c];"),
+    Bug("delta of half of the row", "int bit = 16; bit > 0", "int bit = 8; bit > 0"),
     Bug(
-        "D of the head before",
+        "delta of the head before",
         "(long long)batch * forward.heads + head)",
         "(long long)batch * forward.heads + head / 2)",
     ),
@@ -592,13 +592,15 @@ BUGS = (
     Bug("one key too many after", "j * THREADS_X > high", "j * THREADS_X > high + 1"),
     Bug("one key too few", "j * THREADS_X > high", "j * THREADS_X >= high"),
     Bug("the diagonal at the top left", "seq.kv_len - seq.q_len + forward.window_right", "forward.window_right"),
-    Bug("the border's tiles are not masked", "first_key < last_row + seq.lowest ||", ""),
-    Bug("first rows forgotten", "max(first_key - seq.highest, 0)", "max(first_key - seq.highest + 1, 0)"),
-    Bug("last rows forgotten", "min(last_key - seq.lowest + 1, seq.q_len)", "min(last_key - seq.lowest, seq.q_len)"),
-    Bug("first keys forgotten", "max(first_row + seq.lowest, 0)", "max(first_row + seq.lowest + 1, 0)"),
+    Bug("the border's tiles are not masked", "first_key < last_row + seq.window_lo ||", ""),
+    Bug("first rows forgotten", "max(first_key - seq.window_hi, 0)", "max(first_key - seq.window_hi + 1, 0)"),
     Bug(
-        "last keys forgotten", "min(last_row + seq.highest + 1, seq.kv_len)", "min(last_row + seq.highest, seq.kv_len)"
+        "last rows forgotten",
+        "min(last_key - seq.window_lo + 1, seq.q_len)",
+        "min(last_key - seq.window_lo, seq.q_len)",
     ),
+    Bug("first keys forgotten", "max(first_row + seq.window_lo, 0)", "max(first_row + seq.window_lo + 1, 0)"),
+    Bug("last keys forgotten", "last_row + seq.window_hi + 1, seq.kv_len", "last_row + seq.window_hi, seq.kv_len"),
     Bug("last words of the head forgotten", "c < D4; ++c) {\n    float4 key", "c < D4 - 1; ++c) {\n    float4 key"),
     Bug("last rows of a tile forgotten", "r < BLOCK_M; r += 4", "r < BLOCK_M - 4; r += 4"),
     Bug("P stored for the wrong keys", "&smem.P[x + j * THREADS_X]", "&smem.P[x * TILE_N + j]"),

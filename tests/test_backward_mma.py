@@ -198,35 +198,39 @@ def found_by_xray(code: str, sizes: Mapping[str, int]) -> set[str]:
 
 WAIT = "    cp_async_wait<0>();\n    __syncthreads();"
 WRONG = (
-    Bug("D left out", "dP[m][n][i] = i % 2 ? -D.y : -D.x;", "dP[m][n][i] = 0.0f;"),
-    Bug("lse of the neighbouring row", "i % 2 ? -l.y : -l.x", "-l.x"),
+    Bug("delta left out", "dP[m][n][i] = i % 2 ? -delta.y : -delta.x;", "dP[m][n][i] = 0.0f;"),
+    Bug("lse of the neighbouring row", "i % 2 ? -lse.y : -lse.x", "-lse.x"),
     Bug("lse not in units of log2", "l * LOG2_E", "l"),
-    Bug("a row that sees no key weighs", "l == -POS_INF ? POS_INF : l * LOG2_E", "l * LOG2_E"),
+    Bug("a row that sees no key weighs", "l == NEG_INF ? -NEG_INF : l * LOG2_E", "l * LOG2_E"),
     Bug(
         "dK not scaled",
         "pack(T(), x[0] * forward.softmax_scale, x[1] * forward.softmax_scale)",
         "pack(T(), x[0], x[1])",
     ),
-    Bug("dQ not scaled", "pack(T(), a * forward.softmax_scale, b * forward.softmax_scale)", "pack(T(), a, b)"),
+    Bug(
+        "dQ not scaled",
+        "pack(T(), a * params.forward.softmax_scale, b * params.forward.softmax_scale)",
+        "pack(T(), a, b)",
+    ),
     Bug(
         "only the first head of the group",
-        "const int next_head = row_tile > first_tile ? head : head + 1;",
-        "const int next_head = row_tile > first_tile ? head : group;",
+        "const int next_head = row_tile > rows.first_tile ? head : head + 1;",
+        "const int next_head = row_tile > rows.first_tile ? head : block.group;",
     ),
-    Bug("the diagonal is masked", "distance > highest", "distance >= highest"),
+    Bug("the diagonal is masked", "distance > rows.window_hi", "distance >= rows.window_hi"),
     Bug("absent keys weigh", " || j >= kv_len", ""),
-    Bug("tiles on the diagonal are not masked", "min(first_row + highest + 1, kv_len)", "kv_len"),
+    Bug("tiles on the diagonal are not masked", "min(first_row + rows.window_hi + 1, kv_len)", "kv_len"),
     Bug(
         "the first tile of rows left out",
-        "max(first_key - highest, 0) / BLOCK_M",
-        "max(first_key - highest, 0) / BLOCK_M + 1",
+        "max(block.first_key - window_hi, 0) / BLOCK_M",
+        "max(block.first_key - window_hi, 0) / BLOCK_M + 1",
     ),
     Bug(
         "dQ_accum begins with what was there",
         "make_float4(0.0f, 0.0f, 0.0f, 0.0f)",
         "make_float4(1.0f, 0.0f, 0.0f, 0.0f)",
     ),
-    Bug("dS not transposed", "ldmatrix_x4_trans(a, advance<ROW_CHUNKS>", "ldmatrix_x4(a, advance<ROW_CHUNKS>"),
+    Bug("dS not transposed", "ldmatrix_x4_trans(a, swizzle_advance<ROW>", "ldmatrix_x4(a, swizzle_advance<ROW>"),
     Bug("halves of a fragment exchanged", "c * (CHUNK / 8) + 2 * k + i / 2", "c * (CHUNK / 8) + 2 * k + 1 - i / 2"),
     Bug("the sum of half a row", "lanes < LANES", "lanes < LANES / 2"),
     Bug("the last step's dQ never added", "    add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);\n", ""),
@@ -262,8 +266,8 @@ RACES = (
 RACES_IN_SHARED_MEMORY = (
     Bug(
         "neighbours' P is read before it is written",
-        'asm volatile("bar.sync %0, %1;" ::"r"(1 + warp / GROUP_WARPS), "n"(32 * GROUP_WARPS) : "memory");',
-        "",
+        'asm volatile("bar.sync %0, %1;" ::"r"(1 + warp.id / GROUP_WARPS)',
+        'if (false) asm volatile("bar.sync %0, %1;" ::"r"(1 + warp.id / GROUP_WARPS)',
     ),
     Bug(
         "dQ of this step in place of the last",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.attention.ladder.steps import CLIMBS
+from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS
 from helpers.bench import climb, plots
 from helpers.bench.cases import Case
 from helpers.bench.results import NO_RECORD, Measurement, Note, Record
@@ -78,7 +78,7 @@ def test_steps_begin_at_the_stage_before_and_end_at_the_stage() -> None:
         ("1", "heads in the grid"),
         ("2", "slower"),
         ("3", "noise"),
-        (str(len(CLIMBS["register_tiles"])), climb.LAST_STEPS["register_tiles"]),
+        (str(len(CLIMBS["register_tiles"])), LAST_IDEAS["register_tiles"]),
     ]
     assert [round(gain.factor, 2) for gain in found] == [2.0, 0.83, 1.0, 2.99]
     first, last = climb.between_steps("flash_mma", RECORD)  # at the shape and in the type of the climb

@@ -195,8 +195,8 @@ def left_out(name: str, statement: str, **more: Any) -> Switched:
 
 
 BUGS = (
-    instead("full tiles end late", "first + BLOCK_N > min(first_row + highest + 1, end)", "first > end"),
-    instead("full for the first row is full for all", "first < last_row + lowest", "first < first_row + lowest"),
+    instead("full tiles end late", "first + BLOCK_N > min(first_row + window.hi + 1, end)", "first > end"),
+    instead("full for the first row is full for all", "first < last_row + window.lo", "first < first_row + window.lo"),
     instead(
         "begins where the last row does",
         "max(first_pos - params.window_left, 0)",
@@ -204,9 +204,9 @@ BUGS = (
     ),
     instead("ends where the first row does", "last_pos + params.window_right", "first_pos + params.window_right"),
     instead("wrong head of K and V", "head / (params.heads / params.kv_heads)", "head % params.kv_heads"),
-    Switched("no maximum for rows that see nothing", "fill(m_i, LOWEST)", "fill(m_i, PLANTED ? NEG_INF : LOWEST)"),
+    Switched("no maximum for rows that see nothing", "fill(m_i, M_INIT)", "fill(m_i, PLANTED ? NEG_INF : M_INIT)"),
     instead("division by zero", "sum == 0.0f", "false"),
-    instead("lse in units of log2", "LN_2 * (m_i(i) + log2f(sum))", "m_i(i) + log2f(sum)"),
+    instead("lse in units of log2", "LN_2 * (m_i + log2f(sum))", "m_i + log2f(sum)"),
     instead("lse of another row", "lse[head_row + first_row + r]", "lse[head_row + first_row + (r ^ 1)]"),
     instead("m_i is never updated", "m_new(i) - m_i(i) > RESCALE_THRESHOLD", "false"),
     instead("maxima before the scale", "s_max * softmax_scale_log2", "s_max"),
@@ -223,9 +223,9 @@ BUGS = (
         "row_allreduce(l_i(i), [](float a, float b) { return a + b; })",
         "l_i(i) + __shfl_xor_sync(0xffffffff, l_i(i), 1)",
     ),
-    Switched("a key too many", "end - first, lowest, highest)", "end - first, lowest, highest + PLANTED)"),
+    Switched("a key too many", "end - first, window.lo, window.hi)", "end - first, window.lo, window.hi + PLANTED)"),
     instead("a key past the end", "end - key", "BLOCK_N"),
-    instead("a key too few", "keys_before(row + lowest)", "keys_before(row + lowest + 1)"),
+    instead("a key too few", "keys_before<BLOCK_N>(row + window_lo)", "keys_before<BLOCK_N>(row + window_lo + 1)"),
     instead("bits of a thread's second keys", "min(keys % 8, 2)", "min(keys % 8, 1)"),
     instead("registers of P exchanged", "4 * k + i / 2 * 2", "4 * k + i % 2 * 2"),
     instead("row halves of P exchanged", "2 * m + i % 2", "2 * m + i / 2"),
@@ -238,7 +238,7 @@ BUGS = (
         "    if (!PLANTED) cp_async_wait<0>();\n    __syncthreads();",
         cpu_only=True,
     ),
-    left_out("no barrier in the loop", "__syncthreads();  // hazard: the tile", cpu_only=True),
+    left_out("no barrier in the loop", "__syncthreads();  // without it", cpu_only=True),
     left_out("no barrier before the signs are flipped", "__syncthreads();  // hazard: signs", cpu_only=True),
     Switched(
         "the next tile overwrites this one",

@@ -530,8 +530,8 @@ def changed(name: str, old: str, new: str, inputs: str, **more: Any) -> Bug:
 BUGS: dict[str, tuple[Bug, ...]] = {
     "float32": (
         changed("bias without log2(e)", "[at], LOG2_E, s[i][j])", "[at], 1.0f, s[i][j])", "bias"),
-        changed("bias of the first batch", "sequence * fused.bias_batch", "0", "bias"),
-        changed("bias of the first head", "head * fused.bias_head", "0", "bias"),
+        changed("bias of the first batch", "block.sequence * fused.bias_batch", "0", "bias"),
+        changed("bias of the first head", "block.head * fused.bias_head", "0", "bias"),
         changed("bias of the first tile of rows", "first_row * fused.bias_row", "0", "bias"),
         changed("bias of the first tile of keys", "first * fused.bias_key", "0", "bias"),
         changed("hidden where it may be seen", "if (!static_cast<", "if (static_cast<", "bool"),
@@ -539,21 +539,24 @@ BUGS: dict[str, tuple[Bug, ...]] = {
         changed(
             "distances from the top left", "slope_log2, first_pos - first", "slope_log2, first_row - first", "alibi"
         ),
-        changed("slopes without log2(e)", "+ head] * LOG2_E", "+ head]", "alibi"),
-        changed("slopes of the first batch", "sequence * fused.alibi_batch", "0", "alibi of batches"),
+        changed("slopes without log2(e)", "+ block.head] * LOG2_E", "+ block.head]", "alibi"),
+        changed("slopes of the first batch", "block.sequence * fused.alibi_batch", "0", "alibi of batches"),
         changed("rotated the other way", "a = x * cosine - y * sine", "a = x * cosine + y * sine", "rotary"),
         changed("pairs of halves", "ROTARY == 2 ? 2 * p : p)", "p)", "rotary, interleaved"),
         changed("rows from the top left", "q_positions, first_pos,", "q_positions, first_row,", "rotary"),
         changed("keys of the first tile", "nullptr, first, end", "nullptr, 0, end", "rotary"),
         changed("positions of the first tile", "k_positions + first", "k_positions", "rotary at positions"),
         changed(
-            "positions of the first batch", "sequence * fused.q_positions_batch", "0", "rotary at positions of batches"
+            "positions of the first batch",
+            "block.sequence * fused.q_positions_batch",
+            "0",
+            "rotary at positions of batches",
         ),
     ),
     "float16": (
         changed("the bias is scaled", "1.0f / abs_scale", "1.0f", "bias"),
-        changed("bias of the first batch", "sequence * fused.bias_batch", "0", "bias"),
-        changed("bias of the first head", "head * fused.bias_head", "0", "bias"),
+        changed("bias of the first batch", "block.sequence * fused.bias_batch", "0", "bias"),
+        changed("bias of the first head", "block.head * fused.bias_head", "0", "bias"),
         changed(
             "bias of the first warp", "(first_row + warp_row) * fused.bias_row", "first_row * fused.bias_row", "bias"
         ),
@@ -573,8 +576,8 @@ BUGS: dict[str, tuple[Bug, ...]] = {
             times=2,
             which=1,
         ),
-        changed("slopes scaled", "+ head] / abs_scale", "+ head]", "alibi"),
-        changed("slopes of the first batch", "sequence * fused.alibi_batch", "0", "alibi of batches"),
+        changed("slopes scaled", "+ block.head] / abs_scale", "+ block.head]", "alibi"),
+        changed("slopes of the first batch", "block.sequence * fused.alibi_batch", "0", "alibi of batches"),
         changed("all keys lie before the rows", "right ? -slope : 0.0f", "slope", "alibi"),
         changed("left of the first row is left", "first + BLOCK_N - 1 <= first_pos", "first <= first_pos", "alibi"),
         changed("maxima without the rows' part", "s_max + row_bias[i]", "s_max", "alibi"),
@@ -594,7 +597,10 @@ BUGS: dict[str, tuple[Bug, ...]] = {
         changed("rows from the top left", "q_positions, first_pos,", "q_positions, first_row,", "rotary"),
         changed("positions of the first tile", "k_positions + first", "k_positions", "rotary at positions"),
         changed(
-            "positions of the first batch", "sequence * fused.k_positions_batch", "0", "rotary at positions of batches"
+            "positions of the first batch",
+            "block.sequence * fused.k_positions_batch",
+            "0",
+            "rotary at positions of batches",
         ),
         changed("the first half of K_smem", "(K_smem - Q_smem) + stage_offset", "(K_smem - Q_smem)", "rotary"),
     ),

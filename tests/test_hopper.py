@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -468,7 +469,7 @@ def on_cpu(name: str, old: str, new: str = "", **more: Any) -> Bug:
 
 RESCALES = "if (rescaled) rescale_output(acc, rescale);"
 RELEASES_V = "if (leader) mbarrier_arrive(v_empty + 8 * v_stage);"
-NEW_ROWS = "m_i[0] = m_i[1] = LOWEST, l_i[0] = l_i[1] = 0.0f;"
+NEW_ROWS = "m_i[0] = m_i[1] = M_INIT;\n    l_i[0] = l_i[1] = 0.0f;"
 ZEROS = "for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;"
 LAST_KEYS = "weights(GROUPS / 2, GROUPS);\n      to_operand<T>(P, S, GROUPS / 2, GROUPS);"
 BUGS = (
@@ -479,9 +480,13 @@ BUGS = (
     changed(
         "ends where the first row does", "tile.first_pos + min(BLOCK_M, tile.rows) + params", "tile.first_pos + params"
     ),
-    changed("a key too many", "8 * i + right + 1, end)", "8 * i + right + 2, end)"),
-    changed("a key past the end", "min(row_pos + 8 * i + right + 1, end)", "row_pos + 8 * i + right + 1"),
-    changed("a key too few", "keys_before(low - first)", "keys_before(low + 1 - first)"),
+    changed("a key too many", "8 * i + params.window_right + 1, end)", "8 * i + params.window_right + 2, end)"),
+    changed(
+        "a key past the end",
+        "min(row_pos + 8 * i + params.window_right + 1, end)",
+        "row_pos + 8 * i + params.window_right + 1",
+    ),
+    changed("a key too few", "keys_before<128>(window_lo - keys)", "keys_before<128>(window_lo + 1 - keys)"),
     changed("bits of a thread's second keys", "min(keys % 8, 2)", "min(keys % 8, 1)"),
     # the table of tiles
     changed(
@@ -494,12 +499,12 @@ BUGS = (
     changed("head of Q for K and V", "tile.kv_head = item.z", "tile.kv_head = item.y"),
     on_cpu(
         "sequence and head exchanged",
-        "tile.sequence = item.x, tile.head = item.y",
-        "tile.sequence = item.y, tile.head = item.x",
+        "tile.sequence = item.x;\n    tile.head = item.y;",
+        "tile.sequence = item.y;\n    tile.head = item.x;",
     ),
     changed("rows of the tile alone", "tile.row = q_first + first_row", "tile.row = first_row"),
     # softmax
-    changed("no maximum for rows that see nothing", "= LOWEST, l_i", "= NEG_INF, l_i"),
+    changed("no maximum for rows that see nothing", "m_i[1] = M_INIT", "m_i[1] = NEG_INF"),
     changed("maxima of one lane out of four", "return fmaxf(a, b); });", "return a; });"),
     changed(
         "sums of one lane out of four", "[](float a, float b) { return a + b; }", "[](float a, float b) { return a; }"
@@ -515,10 +520,10 @@ BUGS = (
         "rescaled = false",
     ),
     changed("the maxima may be exceeded by far", "m_i[i] + RESCALE_THRESHOLD", "m_i[i] + 200"),
-    changed("m_i of the tile before", NEW_ROWS, "if (!tiles) m_i[0] = m_i[1] = LOWEST; l_i[0] = l_i[1] = 0.0f;"),
-    changed("l_i of the tile before", NEW_ROWS, "m_i[0] = m_i[1] = LOWEST; if (!tiles) l_i[0] = l_i[1] = 0.0f;"),
+    changed("m_i of the tile before", NEW_ROWS, "if (!tiles) m_i[0] = m_i[1] = M_INIT; l_i[0] = l_i[1] = 0.0f;"),
+    changed("l_i of the tile before", NEW_ROWS, "m_i[0] = m_i[1] = M_INIT; if (!tiles) l_i[0] = l_i[1] = 0.0f;"),
     changed("O of the tile before", ZEROS, "for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) if (!tiles) acc[i] = 0.0f;"),
-    changed("statistics of the next tile's rows", "store_output(done,", "store_output(tile,"),
+    changed("statistics of the next tile's rows", "store_rows(done,", "store_rows(tile,"),
     changed("division by zero", "sum == 0.0f ? 0.0f : __fdividef(1.0f, sum)", "__fdividef(1.0f, sum)"),
     changed("lse in units of log2", "LN_2 * (m_i", "(m_i"),
     changed("the sign of the scale is lost", "wgmma_ss<SCALE_SIGN>", "wgmma_ss<1>"),
@@ -546,7 +551,9 @@ BUGS = (
     # registers, descriptors, swizzles
     changed("rows of P exchanged", "P[n / 2][n % 2 * 2 + i]", "P[n / 2][n % 2 * 2 + 1 - i]"),
     changed("half of the keys have the weights before", LAST_KEYS, "weights(GROUPS / 2, GROUPS);"),
-    changed("the next 16 columns of Q are those of K's half", "i % 4 * 32) / 16, k", "i % 4 * 16) / 16, k"),
+    changed(
+        "the next 16 columns of Q are those of K's half", "i % 4 * 32) / 16,\n        k", "i % 4 * 16) / 16,\n        k"
+    ),
     changed("the second panel of K is the first", "k + (i / 4 * BLOCK_N * 128 +", "k + ("),
     changed("the second panel of Q is the first", "q + (i / 4 * PANEL_BYTES +", "q + ("),
     changed(
@@ -566,10 +573,10 @@ BUGS = (
     changed("O is staged swizzled and read in rows", "(chunk ^ (lane_id / 8 + r) % 8) * 16", "chunk * 16"),
     changed("O's chunks of the other half", "(n % 8 + lane_id / 16)", "(n % 8 + 1 - lane_id / 16)"),
     changed("the second half of the rows is staged over the first", "lane_id % 16 * 128", "lane_id % 8 * 128"),
-    changed("O without the head", " + tile.head * params.o.head"),
+    changed("O without the head", "tile.head * params.o.head + 8 * chunk", "8 * chunk"),
     # stages, phases
     on_cpu("always the first stage of K", "k + stage * (TILE_BYTES / 16)", "k"),
-    on_cpu("always the first stage of V", "v + stage * (TILE_BYTES / 16)", "v"),
+    on_cpu("always the first stage of V", "v + v_stage * (TILE_BYTES / 16)", "v", times=2),
     on_cpu("Q is not waited for", "    mbarrier_wait(q_full + 8 * consumer, tiles & 1);\n"),
     on_cpu("K is not waited for", "      mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);\n"),
     on_cpu("V is not waited for", "      mbarrier_wait(v_full + 8 * v_stage, v_parity);\n"),
@@ -615,13 +622,13 @@ BUGS = (
     changed("rows of the next sequence stay", "if (packed && first + BLOCK_N > tile.kv_len)", "if (false)"),
     changed(
         "some rows of the next sequence stay",
-        "max(tile.kv_len - first, 0) * 8",
-        "(max(tile.kv_len - first, 0) + 8) * 8",
+        "max(from, 0) * 8",
+        "(max(from, 0) + 8) * 8",
     ),
     changed(
         "one panel of the next sequence's rows stays",
-        "for (int panel = 0; panel < PANELS; ++panel)\n          *re",
-        "for (int panel = 0; panel < 1; ++panel)\n          *re",
+        "for (int panel = 0; panel < PANELS; ++panel)\n      *re",
+        "for (int panel = 0; panel < 1; ++panel)\n      *re",
     ),
     changed("K of the first sequence", "tile.k_first + first, tile.kv_head", "first, tile.kv_head"),
 )
@@ -687,7 +694,6 @@ def test_a_wrong_table_is_seen(name: str, few_blocks: None, monkeypatch: pytest.
 
 # ---- the X-ray
 
-OWN_TEXT = (kernel.KERNELS / HOPPER.file).read_text(encoding="utf-8")  # without its headers
 XRAYED = {"BLOCK_M": 128, "BLOCK_N": 48}
 
 
@@ -755,9 +761,10 @@ def test_it_is_clean_in_other_orders_of_warps(order: str, one_block: None, monke
     x_rayed(packed=True).assert_clean()
 
 
-S_PRODUCTS, O_PRODUCTS, LOADS_KV, LOADS_Q = "wgmma_ss<", "wgmma_rs(T(), O", "smem + stage * TILE_BYTES", "Q_smem + i *"
-STAGES_O, COPIES_O = "stmatrix_x4(", "*reinterpret_cast<uint4*>(out"
-CLEARS = "*reinterpret_cast<uint4*>(dynamic_smem + V_AT"
+S_PRODUCTS, O_PRODUCTS = "wgmma_ss<", "wgmma_rs(T(), O"
+LOADS_KV = LOADS_Q = "tma_load_panels<"
+STAGES_O = COPIES_O = "store_rows("  # what is in a header counts for the line that calls it
+FENCE, CLEARS = "  async_proxy_fence();\n", "clear_rows<128>("
 GIVES_K = "      if (leader) mbarrier_arrive(k_empty + 8 * stage);\n"
 GIVES_V = "      if (leader) mbarrier_arrive(v_empty + 8 * v_stage);\n"
 HAS_S, HAS_O = (
@@ -767,7 +774,16 @@ HAS_S, HAS_O = (
 GIVES_FIRST_K = "    if (leader) mbarrier_arrive(k_empty + 8 * (step % STAGES));\n"
 # (name, old, new, how often it is there and which one, options, kind of the first finding, its line, the other line)
 XRAY_BUGS: tuple[tuple[str, str, str, tuple[int, int], dict[str, Any], str, str, str], ...] = (
-    ("no proxy fence", "async_proxy_fence();", "", (1, 0), {"packed": True}, "no proxy fence", O_PRODUCTS, CLEARS),
+    (
+        "no proxy fence",
+        "  async_proxy_fence();\n",
+        "\n",
+        (1, 0),
+        {"packed": True},
+        "no proxy fence",
+        O_PRODUCTS,
+        CLEARS,
+    ),
     (
         *("no barrier of the consumers", "named_barrier_sync(8, 128 * CONSUMERS);", "", (1, 0), {"packed": True}),
         *("race", CLEARS, O_PRODUCTS),
@@ -800,8 +816,8 @@ XRAY_BUGS: tuple[tuple[str, str, str, tuple[int, int], dict[str, Any], str, str,
     ),
     (
         "no fence of the registers",
-        "    wgmma_fence();\n    start_qk",
-        "    start_qk",
+        "  wgmma_registers(S);\n  wgmma_fence();\n",
+        "  wgmma_registers(S);\n",
         (1, 0),
         {},
         "no wgmma fence",
@@ -811,20 +827,33 @@ XRAY_BUGS: tuple[tuple[str, str, str, tuple[int, int], dict[str, Any], str, str,
 )
 
 
+def lines_of(text: str) -> dict[tuple[str | None, int], str]:
+    """The lines of a text by file and number, as its #line directives say."""
+    lines: dict[tuple[str | None, int], str] = {}
+    file, number = "", 1
+    for line in text.splitlines():
+        if directive := re.match(r'#line (\d+) "(.+)"', line):
+            number, file = int(directive[1]), directive[2]
+        else:
+            lines[file, number] = line
+            number += 1
+    return lines
+
+
 @pytest.mark.one_of_each(kind=lambda bug: bug[5])
 @pytest.mark.parametrize("bug", XRAY_BUGS, ids=[bug[0] for bug in XRAY_BUGS])
 def test_the_xray_finds_the_line(bug: tuple[Any, ...], one_block: None) -> None:
     name, old, new, (times, which), options, kind, here, there = bug
     planted = Bug(name, old, new, times=times, which=which)
     first = x_rayed(planted.plant(kernel.source(HOPPER.file)), **options).findings[0]
-    lines = planted.plant(OWN_TEXT).splitlines()
-    assert first.file == HOPPER.file
+    lines = lines_of(planted.plant(kernel.source(HOPPER.file)))
 
-    def around(line: int | None) -> str:
-        return "" if line is None else "\n".join(lines[line - 1 : line + 1])
+    def around(file: str | None, line: int | None) -> str:
+        return "" if line is None else "\n".join(lines.get((file, number), "") for number in (line, line + 1))
 
-    found = [(first.line, first.other_line)] + ([(first.other_line, first.line)] if kind == "race" else [])
-    assert first.kind == kind and any(here in around(a) and there in around(b) for a, b in found), first
+    sides = around(first.file, first.line), around(first.other_file, first.other_line)
+    orders = (sides, sides[::-1]) if kind == "race" else (sides,)
+    assert first.kind == kind and any(here in a and there in b for a, b in orders), first
     assert (first.other_line is None) == (there == ""), first
 
 
@@ -838,8 +867,9 @@ def test_the_xray_counts_the_conflicts_of_a_wrong_swizzle(one_block: None) -> No
         text = Bug("", old, new).plant(text)
     report = x_rayed(text)
     report.assert_clean()
-    lines = OWN_TEXT.splitlines()  # as many
-    conflicts = {lines[line - 1].strip(): f.conflicts for (_, line), f in report.by_line.items() if f.conflicts}
-    assert list(conflicts) == ["stmatrix_x4("]
+    lines = lines_of(text)
+    conflicts = {lines[place].strip(): f.conflicts for place, f in report.by_line.items() if f.conflicts}
+    (stores,) = conflicts
+    assert "store_rows(" in stores
     # Four tiles of rows, by eight warps each; five for 80 columns; 28 wavefronts of 32 are more than it needs.
-    assert report.shared["dynamic shared memory"].conflicts == conflicts["stmatrix_x4("] == 4 * 8 * 5 * 28
+    assert report.shared["dynamic shared memory"].conflicts == conflicts[stores] == 4 * 8 * 5 * 28

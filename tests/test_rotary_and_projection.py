@@ -329,7 +329,11 @@ PROJECTION_BUGS = (
     Bug(
         "each row divided by its neighbour's sum", "a[0] * inverse[2 * m + i % 2]", "a[0] * inverse[2 * m + 1 - i % 2]"
     ),
-    Bug("k and n exchanged", "swizzle_advance_k(w_lane, n) + 32 * k *", "swizzle_advance_k(w_lane, k) + 32 * n *"),
+    Bug(
+        "k and n exchanged",
+        "swizzle_advance<CHUNKS>(w_lane, 2 * n) + 32 * k *",
+        "swizzle_advance<CHUNKS>(w_lane, 2 * k) + 32 * n *",
+    ),
     Bug("rows past the end", "if (odd ? !in_row_8 : !in_row) return;", "", error=Exception, cpu_only=True),
     Bug("columns past the end", "if (8 * n >= width) break;", "", error=Exception, cpu_only=True),
     Bug("odd lanes a row too high", "odd ? row_8 - 2 : row", "odd ? row - 2 : row"),

@@ -291,12 +291,16 @@ def no_barrier(name: str, which: int, times: int) -> Bug:
 # The prologue, which 06 and 07 share with 05, has its bugs in test_planted_bugs; a few stand for it here.
 SHARED = (
     changed("full tiles end late", "|| first + BLOCK_N > min(first_row", "|| first > min(first_row"),
-    changed("full for the first row is full for all", "first < last_row + lowest", "first < first_row + lowest"),
+    changed("full for the first row is full for all", "first < last_row + window.lo", "first < first_row + window.lo"),
     changed("begins where the last row does", "max(first_pos -", "max(last_pos -"),
     changed("ends where the first row does", "end = min(last_pos +", "end = min(first_pos +"),
     changed("wrong head of K and V", "head / (params.heads / params.kv_heads)", "head % params.kv_heads"),
-    changed("O without the head", " + head * params.o.head"),
-    changed("no maximum for rows that see nothing", "= LOWEST,", "= NEG_INF,"),
+    changed(
+        "O without the head",
+        "O += block.rows_offset(params.o)",
+        "O += block.rows_offset(params.o) - block.head * params.o.head",
+    ),
+    changed("no maximum for rows that see nothing", " = M_INIT", " = NEG_INF"),
     changed("no division", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f"),
     changed("division by zero", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum"),
     changed("lse in units of log2", "LN_2 * (m_i", "(m_i"),
@@ -346,10 +350,15 @@ BUGS: dict[str, tuple[Bug, ...]] = {
         changed("always the first half of V_smem", "v_lane + stage_offset", "v_lane"),
         changed(
             "swizzled on the way out alone",
-            "copy_offset = swizzle(copy_row, copy_chunk)",
+            "copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk)",
             "copy_offset = 16 * (copy_row * CHUNKS + copy_chunk)",
         ),
-        changed("not swizzled along a row", "(address ^ 32 * k % WIDTH)", "(address + 32 * k % WIDTH)", cpu_only=True),
+        changed(
+            "not swizzled along a row",
+            "(address ^ 16 * chunks % SPAN_BYTES)",
+            "(address + 16 * chunks % SPAN_BYTES)",
+            cpu_only=True,
+        ),
         changed("halves of K's fragment exchanged", "S[m][2 * n], a[m], b[0], b[1]", "S[m][2 * n], a[m], b[1], b[0]"),
         changed(
             "halves of V's fragment exchanged", "acc[m][2 * n], a[m], b[0], b[1]", "acc[m][2 * n], a[m], b[1], b[0]"
@@ -361,9 +370,10 @@ BUGS: dict[str, tuple[Bug, ...]] = {
         ),
         changed("V is not transposed", "ldmatrix_x4_trans(b, ", "ldmatrix_x4(b, "),
         changed(
-            "acc is not rescaled", "acc[i / 2][n][i % 2 * 2] *= rescale, acc[i / 2][n][i % 2 * 2 + 1] *= rescale;", ";"
+            "acc is not rescaled",
+            "row_pair(acc, i, n)[0] *= rescale;\n        row_pair(acc, i, n)[1] *= rescale;\n",
         ),
-        changed("half of acc is not rescaled", "*= rescale, acc[i / 2][n][i % 2 * 2 + 1] *= rescale;", "*= rescale;"),
+        changed("half of acc is not rescaled", "row_pair(acc, i, n)[1] *= rescale;"),
         changed("l_i is not rescaled", "    l_i[i] *= rescale;\n"),
         changed("rescaled the wrong way", "exp2f(m_i[i] - m_new[i])", "exp2f(m_new[i] - m_i[i])"),
         changed(
@@ -378,7 +388,7 @@ BUGS: dict[str, tuple[Bug, ...]] = {
         ),
         changed("a key too many", "min(high + 1, end)", "min(high + 2, end)"),
         changed("a key past the end", "min(high + 1, end)", "high + 1"),
-        changed("a key too few", "keys_before(low)", "keys_before(low + 1)"),
+        changed("a key too few", "keys_before<BLOCK_N>(low)", "keys_before<BLOCK_N>(low + 1)"),
         changed("bits of a thread's second keys", "min(keys % 8, 2)", "min(keys % 8, 1)"),
         changed("rows past the end are read", "i < rows_left && ", "", cpu_only=True),
         changed("the sign of the scale is lost", "^= 0x80008000", "^= 0"),

@@ -30,11 +30,14 @@ OPTIONS = ("-std=c++17",)
 _INCLUDE = re.compile(r'\s*#\s*include\s+"([^"]+)"')
 
 
-def source(file: str) -> str:
-    """The text of `kernels/<file>`, complete: the course's own includes are pasted in.
+def source(file: str, pasted: set[str] | None = None) -> str:
+    """The text of `kernels/<file>`, complete: the course's own includes are pasted in, each where it is first included.
 
     Pasting matters: CuPy's cache looks at the text it is given, not at the files that text includes, so an edited
     header would go unnoticed. The `#line` directives make compilers name the original files and lines.
+
+    Args:
+        file: in kernels/. pasted: headers that the text already has; those pasted here are added.
 
     Raises:
         FileNotFoundError: there is no such file; the message lists those there are.
@@ -43,11 +46,15 @@ def source(file: str) -> str:
     if not path.is_file():
         names = ", ".join(sorted(p.name for p in KERNELS.glob("*.cu")))
         raise FileNotFoundError(f"no kernel file {file!r} in {KERNELS.name}/; there are: {names}")
+    pasted = set() if pasted is None else pasted
     lines = [f'#line 1 "{file}"']
     for number, text in enumerate(path.read_text().splitlines(), start=1):
         include = _INCLUDE.match(text) if "#" in text else None  # at every call of a stage: most lines have none
-        if include and (KERNELS / include.group(1)).is_file():
-            lines += [source(include.group(1)).rstrip("\n"), f'#line {number + 1} "{file}"']
+        if include and include[1] in pasted:
+            lines.append("")
+        elif include and (KERNELS / include[1]).is_file():
+            pasted.add(include[1])
+            lines += [source(include[1], pasted).rstrip("\n"), f'#line {number + 1} "{file}"']
         else:
             lines.append(text)
     return "\n".join(lines) + "\n"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from helpers.attention.ladder import LADDER, Stage
-from helpers.attention.ladder.steps import BEFORE, CLIMBS
+from helpers.attention.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS
 from helpers.bench import counters, plots
 from helpers.bench.results import NO_RECORD, Measurement, Record
 from helpers.bench.studies import promises, torch_model
@@ -21,15 +21,8 @@ from helpers.draw.picture import Text, bytes_text
 
 SHAPE = (4, 16, 4096, 64)  # at which every stage is recorded
 SLOWER = 0.99  # a step that is slower than that is slower, if no launch was as fast as one of the step before
-# The last element of a climb is the stage; its step is named here.
-LAST_STEPS = {
-    "register_tiles": "copies by cp.async",
-    "flash_wmma": "tiles fetched ahead",
-    "flash_mma": "copies issued after the scores",
-    "backward_mma": "turns of two tiles",
-    "hopper": "maxima as integers",
-    "flash_cute": "TiledMMA",
-}
+# What a step was called when it was measured: (stage, the idea recorded) -> its idea now.
+RENAMED = {("hopper", "TMA and wgmma"): "O by wgmma"}
 
 
 @dataclass(frozen=True)
@@ -114,10 +107,22 @@ def between_steps(stage: str, record: Any = None) -> list[Gain]:
     chain += [r for r in results if r["name"] == stage and _case(r) == case][:1]
     found = []
     for before, after in pairwise(chain):
-        number = after.get("step") or len(CLIMBS[stage])
-        idea = after.get("idea") or LAST_STEPS.get(stage, LADDER[stage].idea)
+        idea = after.get("idea") or LAST_IDEAS.get(stage, LADDER[stage].idea)
+        ideas = [step.idea for step in CLIMBS.get(stage, ())]
+        now = RENAMED.get((stage, idea), idea)
+        number = ideas.index(now) + 1 if now in ideas else after.get("step") or len(ideas)
         found.append(Gain(stage, str(number), idea, before, after))
     return found
+
+
+def by_idea(stage: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Recorded results of a climb by the idea that their step has now; a step with no result is left out.
+
+    Args:
+        results: as `plots.climb` returns them. The stage's own result is that of the last step.
+    """
+    ideas = (r.get("idea") or LAST_IDEAS[stage] for r in results)
+    return {RENAMED.get((stage, idea), idea): r for idea, r in zip(ideas, results, strict=True)}
 
 
 def _case(r: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ def sections(file: str) -> dict[str, tuple[int, int]]:
 
     "header" is the comment at the top, "sizes" the #defines and static_asserts, "signature" the entry's head; of a
     further kernel it is "signature of NAME", with the comment above it. Then every `// ---- name` section of the
-    kernels, and every `__device__` function with the comment above it.
+    kernels, and every struct and `__device__` function with the comment above it.
     """
     lines = _lines(file)
 
@@ -61,6 +61,8 @@ def sections(file: str) -> dict[str, tuple[int, int]]:
         elif "__global__" in line:
             name = re.search(r"(\w+)\($", line) or re.search(r"(\w+)\(\D", line)
             found[f"signature of {name[1] if name else i}"] = (above(i) + 1, first_match(r"\{$", i) + 1)
+        elif struct := re.match(r"struct .*?(\w+) \{$", line):
+            found[struct[1]] = (above(i) + 1, first_match(r"^};", i) + 1)
         elif function := re.match(r"__device__ .*?(\w+)\(", line):
             found[function[1]] = (above(i) + 1, first_match(r"^}" if not line.endswith("}") else "", i) + 1)
     return found

@@ -21,7 +21,7 @@ from helpers.attention.check import TOLERANCE
 from helpers.attention.ladder import LADDER, Stage, backward, tensor_maps
 from helpers.attention.ladder.call import Spec, mask_window, softmax_scale_of
 from helpers.attention.ladder.layout import address
-from helpers.attention.ladder.steps import BEFORE, CLIMBS
+from helpers.attention.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS
 from helpers.device import cp
 from helpers.draw.picture import Html
 from helpers.draw.sources import diff
@@ -165,7 +165,7 @@ def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> 
     made = diff(files[n - 1], files[n], context=context)
     if not folded:
         return made
-    summary = f"step {n}, {climb[n - 1].idea}"
+    summary = f"step {n}, {climb[n - 1].idea if n < len(climb) else LAST_IDEAS[stage]}"
     return Html(f"<details><summary>{summary}</summary>{made.markup}</details>", made.text)
 
 

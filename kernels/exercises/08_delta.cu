@@ -1,4 +1,5 @@
-// Exercise 08: D = rowsum(dO * O), a number for each row, which the gradients of all its scores need.
+// Exercise 08: D = rowsum(dO * O), a number for each row, which the gradients of all its scores
+// need.
 //
 // Launch   grid ceil(N / 4), block 128: each warp has one row
 // Shapes   O, dO (N, HEAD_DIM), D (N,): float32

@@ -1,5 +1,5 @@
-// Exercise 08: the whole backward, small. A thread has one key: its dK and dV are in registers, and it goes over all
-// rows, whose dQ all threads add up. P and dS are never stored.
+// Exercise 08: the whole backward, small. A thread has one key: its dK and dV are in registers, and
+// it goes over all rows, whose dQ all threads add up. P and dS are never stored.
 //
 // Launch   grid ceil(N_kv / 64), block 64; dQ is 0 before
 // Shapes   Q, dO, dQ (N, 16), K, V, dK, dV (N_kv, 16), lse, D (N,): float32; D = rowsum(dO * O)
@@ -8,9 +8,10 @@
 constexpr int d = 16;
 
 extern "C" __global__ void __launch_bounds__(64) gradients(
-    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, const float* __restrict__ dO,
-    const float* __restrict__ lse, const float* __restrict__ D, float* __restrict__ dQ, float* __restrict__ dK,
-    float* __restrict__ dV, int N, int N_kv, float softmax_scale) {
+    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V,
+    const float* __restrict__ dO, const float* __restrict__ lse, const float* __restrict__ D,
+    float* __restrict__ dQ, float* __restrict__ dK, float* __restrict__ dV, int N, int N_kv,
+    float softmax_scale) {
   const int key = blockIdx.x * 64 + threadIdx.x;
   if (key >= N_kv) return;
   float k[d], v[d], dk[d] = {}, dv[d] = {};

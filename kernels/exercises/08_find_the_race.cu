@@ -1,14 +1,16 @@
-// Exercise 08: find the race. dQ = dS K: a block has 64 keys, and adds their share of each row to dQ.
+// Exercise 08: find the race. dQ = dS K: a block has 64 keys, and adds their share of each row to
+// dQ.
 //
-// On the CPU engine the numbers mostly come out right, as blocks begin at different rows and hardly ever meet in one.
-// The X-ray names two blocks that can.
+// On the CPU engine the numbers mostly come out right, as blocks begin at different rows and hardly
+// ever meet in one. The X-ray names two blocks that can.
 //
 // Launch   grid ceil(N_kv / 64), block 64: a thread has a column; dQ is 0 before
 // Shapes   dS (N, N_kv), K (N_kv, 64), dQ (N, 64): float32
 // Limit    one atomic addition for each block and element of dQ
 
-extern "C" __global__ void __launch_bounds__(64)
-    sum_of_keys(const float* __restrict__ dS, const float* __restrict__ K, float* __restrict__ dQ, int N, int N_kv) {
+extern "C" __global__ void __launch_bounds__(64) sum_of_keys(
+    const float* __restrict__ dS, const float* __restrict__ K, float* __restrict__ dQ, int N,
+    int N_kv) {
   const int first = blockIdx.x * 64, end = min(first + 64, N_kv), c = threadIdx.x;
   for (int i = 0; i < N; ++i) {
     const int row = (i + blockIdx.x * N / gridDim.x) % N;

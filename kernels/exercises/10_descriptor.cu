@@ -1,14 +1,17 @@
-// Exercise 10: S = Q K^T by one warpgroup, for tiles of 64 rows and 64 keys. Tell wgmma where its operands are.
+// Exercise 10: S = Q K^T by one warpgroup, for tiles of 64 rows and 64 keys. Tell wgmma where its
+// operands are.
 //
-// A descriptor has 64 bits. Its fields, from bit 0: the address of the tile / 16; from bit 16: not needed here; from
-// bit 32: how many bytes eight rows further are / 16; from bit 62: 1 for the 128-byte swizzle.
+// A descriptor has 64 bits. Its fields, from bit 0: the address of the tile / 16; from bit 16: not
+// needed here; from bit 32: how many bytes eight rows further are / 16; from bit 62: 1 for the
+// 128-byte swizzle.
 //
 // Launch   grid (ceil(N_kv / 64), ceil(N / 64)), block 128
-// Shapes   Q (N, 64), K (N_kv, 64): float16, by tensor maps with boxes of 64 columns and 64 rows; S (N, N_kv): float32
+// Shapes   Q (N, 64), K (N_kv, 64): float16, by tensor maps with boxes of 64 columns and 64 rows;
+//          S (N, N_kv): float32
 // Limit    4 products of the warpgroup for each tile; no call of wgmma_descriptor
 #include "hopper.cuh"
 
-// The operand at a shared address, a multiple of 1024: rows of 64 columns, 128 bytes, one after the other.
+// The operand at a shared address, a multiple of 1024: rows of 64 columns, 128 bytes each.
 __device__ unsigned long long descriptor(unsigned address) {
   // BEGIN hole: about 2 lines - the fields, each at its bit
   // DEFAULT: return address;
@@ -18,7 +21,8 @@ __device__ unsigned long long descriptor(unsigned address) {
 }
 
 extern "C" __global__ void __launch_bounds__(128) scores(
-    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, float* S, int N, int N_kv) {
+    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, float* S,
+    int N, int N_kv) {
   __shared__ __align__(1024) __half Q_smem[64][64], K_smem[64][64];
   __shared__ __align__(8) unsigned long long barrier;
   const unsigned full = smem_address(&barrier);
@@ -26,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(128) scores(
     mbarrier_init(full, 1);
     mbarrier_init_fence();
   }
-  __syncthreads();  // hazard: the others would wait for an mbarrier that is not initialised
+  __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
   if (threadIdx.x == 0) {
     mbarrier_arrive_expect_tx(full, 2 * 64 * 128);
     tma_load(smem_address(Q_smem), q_map, full, 0, 64 * blockIdx.y, 0, 0);
@@ -34,12 +38,13 @@ extern "C" __global__ void __launch_bounds__(128) scores(
   }
   mbarrier_wait(full, 0);
 
-  const unsigned long long q = descriptor(smem_address(Q_smem)), k = descriptor(smem_address(K_smem));
+  const unsigned long long q = descriptor(smem_address(Q_smem)),
+                           k = descriptor(smem_address(K_smem));
   float d[32] = {};
   wgmma_registers(d);
   wgmma_fence();
   for (int i = 0; i < 4; ++i) {  // 16 columns of Q and K each
-    // BEGIN hole: about 1 line - how far the descriptors of columns 16 i .. 16 i + 15 are from those of the first ones
+    // BEGIN hole: about 1 line - how far the descriptors of columns 16 i on are from the first
     // DEFAULT: const int step = 0;
     const int step = i * 16 * 2 / 16;
     // END hole
@@ -49,7 +54,8 @@ extern "C" __global__ void __launch_bounds__(128) scores(
   wgmma_wait<0>();
   wgmma_registers(d);
 
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row = 64 * blockIdx.y + threadIdx.x / 32 * 16 + g;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4,
+            row = 64 * blockIdx.y + threadIdx.x / 32 * 16 + g;
   for (int i = 0; i < 32; ++i) {
     const int key = 64 * blockIdx.x + i / 4 * 8 + 2 * t + i % 2;
     if (row + i / 2 % 2 * 8 < N && key < N_kv) S[(row + i / 2 % 2 * 8) * N_kv + key] = d[i];

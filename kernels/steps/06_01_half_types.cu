@@ -9,9 +9,8 @@
 //          (heads, tokens)
 // Needs    sm_75 for float16, sm_80 for bfloat16; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
-#include <cuda_fp16.h>
-#include <cuda_bf16.h>
-#include "attention_params.cuh"
+#include "block.cuh"  // Block, Window: 05
+#include "half2.cuh"  // pack: 06
 
 #ifndef BLOCK_M
 #define BLOCK_M 64  // B_r, query rows per block
@@ -31,24 +30,13 @@
 #ifndef ASYNC
 #define ASYNC (__CUDA_ARCH__ >= 800)  // K and V are copied by cp.async, which Turing lacks
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
 
-constexpr int THREADS_Y = THREADS / THREADS_X;
-constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread
-constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
+#include "register_tiles.cuh"  // of 04; and NEG_INF, LOG2_E, M_INIT
 
-constexpr int D4 = HEAD_DIM / 4;                           // groups of four columns per row
-constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of O per thread: x, x + THREADS_X, ...
-constexpr int TILE_D = 4 * TILE_D4;
 constexpr int CHUNKS = HEAD_DIM / 8;                   // of 16 bytes in a row of K or V
 constexpr int STRIDE = (HEAD_DIM + 15) / 16 * 16 + 8;  // elements from one row of K to the next in shared memory
 constexpr int COPIES = (BLOCK_N * CHUNKS + THREADS - 1) / THREADS;  // chunks of a tile of K or V per thread
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "rows are copied 16 bytes at a time; acc must fit the registers");
-static_assert(THREADS % 32 == 0 && THREADS_X >= 4 && 32 % (2 * THREADS_X) == 0, "two rows' threads must fit a warp");
-static_assert(
-    BLOCK_M % (4 * THREADS_Y) == 0 && BLOCK_N % THREADS_X == 0, "each thread needs the same tile, of 4 rows or 8");
 
 // Q and P are stored transposed: a thread reads four rows of one column as a float4. The padding avoids bank conflicts
 // within a quarter of a warp, which reads 8 rows of K (an odd number of chunks apart) or stores 4 columns of P.
@@ -57,23 +45,6 @@ struct __align__(16) Shared {
   float Q[4 * D4][BLOCK_M], P[BLOCK_N][BLOCK_M + 8];
   T K[BLOCK_N][STRIDE], V[BLOCK_N][4 * TILE_D4 * THREADS_X];
 };
-
-__device__ __forceinline__ float word(const float4& a, int i) {
-  return i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
-}
-
-// The row within the block that is row i of a thread's tile: groups of four, which one float4 holds.
-__device__ __forceinline__ int row_of(int i, int y) { return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4; }
-
-__device__ __forceinline__ unsigned pack(__half, float x, float y) {
-  const __half2 both = __floats2half2_rn(x, y);
-  return reinterpret_cast<const unsigned&>(both);
-}
-
-__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
-  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
-  return reinterpret_cast<const unsigned&>(both);
-}
 
 // Elements 4c .. 4c + 3 of a row, in float32.
 template <typename T>
@@ -107,36 +78,6 @@ __device__ __forceinline__ void load_tile(
     *reinterpret_cast<uint4*>(&tile[j][c]) =
         in_bounds ? *reinterpret_cast<const uint4*>(chunk) : make_uint4(0, 0, 0, 0);
 #endif
-  }
-}
-
-// Waits for this thread's own copies; the other threads' need a barrier as well.
-__device__ __forceinline__ void wait_for_copies() {
-#if ASYNC
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
-// tile += a b^T, column by column in serpentine order: down one column and up the next, so that consecutive FFMAs share
-// an operand, which the compiler then marks .reuse: it is not read from the register file a second time.
-template <int COLUMNS>
-__device__ __forceinline__ void outer_product(
-    float (&tile)[TILE_M][COLUMNS], const float (&a)[TILE_M], const float (&b)[COLUMNS]) {
-#pragma unroll
-  for (int j = 0; j < COLUMNS; ++j)
-#pragma unroll
-    for (int n = 0; n < TILE_M; ++n) {
-      const int i = j % 2 == 0 ? n : TILE_M - 1 - n;
-      tile[i][j] += a[i] * b[j];
-    }
-}
-
-// This thread's rows of one column of Q or P.
-__device__ __forceinline__ void load_rows(float (&a)[TILE_M], const float* column, int y) {
-#pragma unroll
-  for (int i = 0; i < TILE_M; i += 4) {
-    const float4 four = *reinterpret_cast<const float4*>(column + row_of(i, y));
-    a[i] = four.x, a[i + 1] = four.y, a[i + 2] = four.z, a[i + 3] = four.w;
   }
 }
 
@@ -176,33 +117,6 @@ __device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shar
   }
 }
 
-// The maximum or the sum over the threads of a row, which differ in bit 0 of their lane and in bits 2 and up.
-template <typename Op>
-__device__ __forceinline__ float row_allreduce(float a, Op op) {
-  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
-#pragma unroll
-  for (int bit = 4; bit <= THREADS_X; bit *= 2) a = op(a, __shfl_xor_sync(0xffffffff, a, bit));
-  return a;
-}
-
-// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
-__device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
-  float m_new = m_i;
-#pragma unroll
-  for (int j = 0; j < TILE_N; ++j) m_new = fmaxf(m_new, s[j]);
-  m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
-  const float rescale = exp2f(m_i - m_new);  // 0 at the first key; 1 if the maximum stays
-  m_i = m_new;
-  l_i *= rescale;
-#pragma unroll
-  for (int c = 0; c < TILE_D; ++c) acc[c] *= rescale;
-#pragma unroll
-  for (int j = 0; j < TILE_N; ++j) {
-    s[j] = exp2f(s[j] - m_new);
-    l_i += s[j];
-  }
-}
-
 template <typename T>
 __global__ void __launch_bounds__(THREADS) flash_wmma(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
@@ -211,30 +125,15 @@ __global__ void __launch_bounds__(THREADS) flash_wmma(
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
-  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
-  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
-  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
-  if (params.window_right < UNLIMITED) {
-    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
-    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
-  }
-  const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
-  const bool packed = cu_seqlens_q != nullptr;
-  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
-  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
-  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
+  const int first_row = block.first_row, q_len = block.q_len;
   if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
-  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
-  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
-  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
-  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
-
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
-  // keys begin .. end - 1 are all that some row of the tile sees.
-  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
-  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
-  const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
-  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
+  Q += block.rows_offset(params.q);
+  O += block.rows_offset(params.o);
+  K += block.keys_offset(params.k);
+  V += block.keys_offset(params.v);
+  const Window window(BLOCK_M, block, params);
+  const int last_row = window.last_row, begin = window.begin, end = window.end;
 
   extern __shared__ float4 dynamic_smem[];
   Shared<T>& smem = *reinterpret_cast<Shared<T>*>(dynamic_smem);
@@ -253,7 +152,10 @@ __global__ void __launch_bounds__(THREADS) flash_wmma(
   for (int e = threadIdx.x; e < BLOCK_N * (4 * TILE_D4 * THREADS_X - HEAD_DIM); e += THREADS)
     smem.V[e % BLOCK_N][HEAD_DIM + e / BLOCK_N] = 0.0f;
   float m_i[TILE_M], l_i[TILE_M];  // m_i in units of log2; l_i of this thread's columns only, until the epilogue
-  for (int i = 0; i < TILE_M; ++i) m_i[i] = LOWEST, l_i[i] = 0.0f;
+  for (int i = 0; i < TILE_M; ++i) {
+    m_i[i] = M_INIT;
+    l_i[i] = 0.0f;
+  }
   wait_for_copies();
   __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
 
@@ -264,11 +166,11 @@ __global__ void __launch_bounds__(THREADS) flash_wmma(
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
-    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end))
+    if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end))
 #pragma unroll
       for (int i = 0; i < TILE_M; ++i) {
         const int row_pos = first_row + row_of(i, y) - first - x;  // relative to the thread's first key
-        const int low = row_pos + lowest, high = min(row_pos + highest, end - 1 - first - x);
+        const int low = row_pos + window.lo, high = min(row_pos + window.hi, end - 1 - first - x);
 #pragma unroll
         for (int j = 0; j < TILE_N; ++j)
           if (j * THREADS_X < low || j * THREADS_X > high) s[i][j] = NEG_INF;
@@ -293,14 +195,11 @@ __global__ void __launch_bounds__(THREADS) flash_wmma(
   // ---- epilogue: the row's sum; divide once
 #pragma unroll
   for (int i = 0; i < TILE_M; ++i) {
-    const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
+    const float sum = row_allreduce<THREADS_X>(l_i[i], [](float a, float b) { return a + b; });
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
     const int r = row_of(i, y);
     if (first_row + r >= q_len) continue;
-    if (lse && x == 0) {
-      const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
-      lse[head_row + first_row + r] = LN_2 * (m_i[i] + log2f(sum));
-    }
+    if (lse && x == 0) block.store_lse(lse, params, r, m_i[i], sum);
 #pragma unroll
     for (int c = 0; c < TILE_D4; ++c) {
       const float* a = acc[i] + 4 * c;

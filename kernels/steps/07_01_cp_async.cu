@@ -10,11 +10,11 @@
 //          (heads, tokens)
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
-#include <cuda_fp16.h>
-#include <cuda_bf16.h>
 #include <mma.h>
-#include "attention_params.cuh"
-#include "ptx.cuh"
+#include "block.cuh"    // Block, Window: 05
+#include "half2.cuh"    // pack: 06
+#include "ptx.cuh"      // mma.sync, ldmatrix and cp.async as functions, and where their fragments are
+#include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 128
@@ -28,9 +28,6 @@
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS (HEAD_DIM <= 64 ? 3 : 2)  // per SM: what the compiler keeps registers free for
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
 
 constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
 constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
@@ -42,16 +39,6 @@ static_assert(BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0, "a lane has a row; scores 
 
 namespace tc = nvcuda::wmma;
 using Accumulator = tc::fragment<tc::accumulator, 16, 16, 16, float>;
-
-__device__ __forceinline__ unsigned pack(__half, float x, float y) {
-  const __half2 both = __floats2half2_rn(x, y);
-  return reinterpret_cast<const unsigned&>(both);
-}
-
-__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
-  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
-  return reinterpret_cast<const unsigned&>(both);
-}
 
 // Chunk i of this thread's share of a tile that begins with row `first`. Rows from end on become zeros.
 template <typename T>
@@ -146,30 +133,15 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
-  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
-  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
-  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
-  if (params.window_right < UNLIMITED) {
-    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
-    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
-  }
-  const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
-  const bool packed = cu_seqlens_q != nullptr;
-  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
-  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
-  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
+  const int first_row = block.first_row, q_len = block.q_len;
   if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
-  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
-  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
-  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
-  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
-
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
-  // keys begin .. end - 1 are all that some row of the tile sees.
-  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
-  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
-  const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
-  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
+  Q += block.rows_offset(params.q);
+  O += block.rows_offset(params.o);
+  K += block.keys_offset(params.k);
+  V += block.keys_offset(params.v);
+  const Window window(BLOCK_M, block, params);
+  const int last_row = window.last_row, begin = window.begin, end = window.end;
 
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   T* Q_smem = reinterpret_cast<T*>(dynamic_smem);
@@ -178,15 +150,15 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   const int r = threadIdx.x, warp_row = r / 32 * 32;  // this lane's row of the tile, the first one of its warp
   float* S_smem = reinterpret_cast<float*>(V_smem + BLOCK_N * STRIDE) + warp_row * S_STRIDE;  // of this warp
   float* s_row = S_smem + r % 32 * S_STRIDE;                                                  // of this lane
-  const int row_pos = first_row + r, low = row_pos + lowest;
-  const int high = min(row_pos + highest, end - 1);  // it sees keys low .. high
+  const int row_pos = first_row + r, low = row_pos + window.lo;
+  const int high = min(row_pos + window.hi, end - 1);  // it sees keys low .. high
   load_tile<BLOCK_N>(K_smem, K, params.k.row, begin, end);
 #pragma unroll 4
   for (int i = 0; i < CHUNKS; ++i) put(Q_smem, fetch(Q, params.q.row, 0, q_len - first_row, i), i);
   Accumulator acc[2][HEAD_DIM_PADDED / 16];
 #pragma unroll
   for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) tc::fill_fragment(acc[0][n], 0.0f), tc::fill_fragment(acc[1][n], 0.0f);
-  float m_i = LOWEST, l_i = 0.0f;  // m_i in units of log2
+  float m_i = M_INIT, l_i = 0.0f;  // m_i in units of log2
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
   cp_async_wait<0>();
   __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
@@ -204,7 +176,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
       s[j + 2] = softmax_scale_log2 * four.z, s[j + 3] = softmax_scale_log2 * four.w;
     }
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
-    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end)) {
+    if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
 #pragma unroll
       for (int j = 0; j < BLOCK_N; ++j)
         if (first + j < low || first + j > high) s[j] = NEG_INF;
@@ -253,10 +225,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   const float sum = l_i;                                  // this lane has the whole row
   const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
   const bool in_bounds = first_row + r < q_len;
-  if (lse && in_bounds) {
-    const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
-    lse[head_row + first_row + r] = LN_2 * (m_i + log2f(sum));
-  }
+  if (lse && in_bounds) block.store_lse(lse, params, r, m_i, sum);
 #pragma unroll
   for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
     store_acc_columns(S_smem, acc, n);

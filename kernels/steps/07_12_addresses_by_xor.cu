@@ -10,8 +10,10 @@
 //          (heads, tokens)
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
-#include "attention_params.cuh"
-#include "ptx.cuh"
+#include "block.cuh"    // Block, Window: 05
+#include "half2.cuh"    // pack: 06
+#include "ptx.cuh"      // mma.sync, ldmatrix and cp.async as functions, and where their fragments are
+#include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 256
@@ -28,16 +30,17 @@
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS 2  // per SM: what the compiler keeps registers free for
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
+
+// How many neighbouring chunks of a row the swizzle permutes.
+template <int CHUNKS>
+constexpr int SWIZZLE_SPAN = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILES_M = BLOCK_M / (16 * WARPS);             // MMA atoms of 16 rows in a warp tile
 constexpr int ROWS = 2 * TILES_M;                           // of S and O per thread: g, g + 8, ... of its warp's
 constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
 constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it, for cp.async and ldmatrix
-constexpr int SWIZZLE_CHUNKS = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;  // neighbours that the swizzle permutes
+constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are copied 16 bytes at a time; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
 
@@ -47,26 +50,18 @@ using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
 
 // The byte offset of a chunk in its tile. ldmatrix reads the same chunk of eight neighbouring rows: the exclusive or
 // puts these eight in different banks.
+template <int CHUNKS>
 __device__ __forceinline__ unsigned swizzle(unsigned row, unsigned chunk) {
-  constexpr unsigned S = SWIZZLE_CHUNKS;
-  return 16 * (row * CHUNKS + chunk / S * S + (chunk % S ^ row / (8 / S) % S));
+  constexpr unsigned SPAN = SWIZZLE_SPAN<CHUNKS>;
+  return 16 * (row * CHUNKS + chunk / SPAN * SPAN + (chunk % SPAN ^ row / (8 / SPAN) % SPAN));
 }
 
-// The same row, 16 k elements further. Because tiles start at multiples of 128 bytes, that is an exclusive or of
-// addresses: one instruction, and often none.
-__device__ __forceinline__ unsigned swizzle_advance_k(unsigned address, unsigned k) {
-  constexpr unsigned WIDTH = 16 * SWIZZLE_CHUNKS;
-  return (address ^ 32 * k % WIDTH) + 32 * k / WIDTH * WIDTH;
-}
-
-__device__ __forceinline__ unsigned pack(__half, float x, float y) {
-  const __half2 both = __floats2half2_rn(x, y);
-  return reinterpret_cast<const unsigned&>(both);
-}
-
-__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
-  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
-  return reinterpret_cast<const unsigned&>(both);
+// The same row, `chunks` chunks further. Because tiles start at multiples of 128 bytes, and no bit is set both in the
+// chunk at `address` and in `chunks`, that is an exclusive or of addresses: one instruction, and often none.
+template <int CHUNKS>
+__device__ __forceinline__ unsigned swizzle_advance(unsigned address, unsigned chunks) {
+  constexpr unsigned SPAN_BYTES = 16 * SWIZZLE_SPAN<CHUNKS>;
+  return (address ^ 16 * chunks % SPAN_BYTES) + 16 * chunks / SPAN_BYTES * SPAN_BYTES;
 }
 
 // This thread's share of a tile of ROWS rows, from row `first` on. Rows from end on become zeros.
@@ -77,7 +72,7 @@ __device__ __forceinline__ void load_tile(
   for (int i = 0; i < ROWS * CHUNKS; i += THREADS) {
     const int e = i + threadIdx.x, r = first + e / CHUNKS, c = 8 * (e % CHUNKS);
     if (ROWS * CHUNKS % THREADS != 0 && e >= ROWS * CHUNKS) break;
-    cp_async(tile + swizzle(e / CHUNKS, e % CHUNKS), source + r * stride + c, r < end && c < HEAD_DIM ? 16 : 0);
+    cp_async(tile + swizzle<CHUNKS>(e / CHUNKS, e % CHUNKS), source + r * stride + c, r < end && c < HEAD_DIM ? 16 : 0);
   }
 }
 
@@ -88,11 +83,11 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k) {
     unsigned a[TILES_M][4];
 #pragma unroll
-    for (int m = 0; m < TILES_M; ++m) ldmatrix_x4(a[m], swizzle_advance_k(q_lane, k) + 32 * m * HEAD_DIM_PADDED);
+    for (int m = 0; m < TILES_M; ++m) ldmatrix_x4(a[m], swizzle_advance<CHUNKS>(q_lane, 2 * k) + 32 * m * HEAD_DIM_PADDED);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n) {
       unsigned b[4];
-      ldmatrix_x4(b, swizzle_advance_k(k_lane, k) + 32 * n * HEAD_DIM_PADDED);
+      ldmatrix_x4(b, swizzle_advance<CHUNKS>(k_lane, 2 * k) + 32 * n * HEAD_DIM_PADDED);
 #pragma unroll
       for (int m = 0; m < TILES_M; ++m) {
         mma_m16n8k16(T(), S[m][2 * n], a[m], b[0], b[1]);
@@ -104,23 +99,16 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
 
 // A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position of the
 // thread's first row among the keys, and end are relative to the thread's first key.
-__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lowest, int highest) {
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window_lo, int window_hi) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    const int low = row_pos + 8 * i + lowest, high = min(row_pos + 8 * i + highest, end - 1);
+    const int low = row_pos + 8 * i + window_lo, high = min(row_pos + 8 * i + window_hi, end - 1);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        if (8 * n + e < low || 8 * n + e > high) S[i / 2][n][i % 2 * 2 + e] = NEG_INF;
+        if (8 * n + e < low || 8 * n + e > high) row_pair(S, i, n)[e] = NEG_INF;
   }
-}
-
-// The maximum or the sum over the four lanes of a row.
-template <typename Op>
-__device__ __forceinline__ float row_allreduce(float a, Op op) {
-  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
-  return op(a, __shfl_xor_sync(0xffffffff, a, 2));
 }
 
 // The new maximum, and everything so far rescaled to it.
@@ -130,14 +118,16 @@ __device__ __forceinline__ void online_softmax_rescale(const Scores& S, Statisti
     float m_new = m_i[i];
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
-      m_new = fmaxf(m_new, fmaxf(S[i / 2][n][i % 2 * 2], S[i / 2][n][i % 2 * 2 + 1]));
+      m_new = fmaxf(m_new, fmaxf(row_pair(S, i, n)[0], row_pair(S, i, n)[1]));
     m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
     const float rescale = exp2f(m_i[i] - m_new);  // 0 at the first key; 1 if the maximum stays
     m_i[i] = m_new;
     l_i[i] *= rescale;
 #pragma unroll
-    for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
-      acc[i / 2][n][i % 2 * 2] *= rescale, acc[i / 2][n][i % 2 * 2 + 1] *= rescale;
+    for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) {
+      row_pair(acc, i, n)[0] *= rescale;
+      row_pair(acc, i, n)[1] *= rescale;
+    }
   }
 }
 
@@ -162,7 +152,7 @@ __device__ __forceinline__ void gemm_pv(
 #pragma unroll
     for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
       unsigned b[4];
-      ldmatrix_x4_trans(b, swizzle_advance_k(v_lane, n) + 32 * k * HEAD_DIM_PADDED);
+      ldmatrix_x4_trans(b, swizzle_advance<CHUNKS>(v_lane, 2 * n) + 32 * k * HEAD_DIM_PADDED);
 #pragma unroll
       for (int m = 0; m < TILES_M; ++m) {
         mma_m16n8k16(T(), acc[m][2 * n], a[m], b[0], b[1]);
@@ -180,30 +170,15 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
-  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
-  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
-  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
-  if (params.window_right < UNLIMITED) {
-    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
-    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
-  }
-  const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
-  const bool packed = cu_seqlens_q != nullptr;
-  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
-  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
-  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
+  const int first_row = block.first_row, q_len = block.q_len;
   if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
-  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
-  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
-  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
-  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
-
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
-  // keys begin .. end - 1 are all that some row of the tile sees.
-  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
-  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
-  const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
-  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
+  Q += block.rows_offset(params.q);
+  O += block.rows_offset(params.o);
+  K += block.keys_offset(params.k);
+  V += block.keys_offset(params.v);
+  const Window window(BLOCK_M, block, params);
+  const int last_row = window.last_row, begin = window.begin, end = window.end;
 
   // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first fragment of the tile.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
@@ -212,9 +187,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   const unsigned V_smem = K_smem + 2 * TILE;
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
-  const unsigned q_lane = Q_smem + swizzle(warp_row + lane_id % 16, lane_id / 16);
-  const unsigned k_lane = K_smem + swizzle(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
-  const unsigned v_lane = V_smem + swizzle(lane_id % 16, lane_id / 16);
+  const unsigned q_lane = Q_smem + swizzle<CHUNKS>(warp_row + lane_id % 16, lane_id / 16);
+  const unsigned k_lane = K_smem + swizzle<CHUNKS>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
+  const unsigned v_lane = V_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16);
   if (begin < end) {
     load_tile<BLOCK_M>(Q_smem, Q, params.q.row, 0, q_len - first_row);
     load_tile<BLOCK_N>(K_smem, K, params.k.row, begin, end);
@@ -224,14 +199,17 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   Output acc = {};
   Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) m_i[i] = LOWEST, l_i[i] = 0.0f;
+  for (int i = 0; i < ROWS; ++i) {
+    m_i[i] = M_INIT;
+    l_i[i] = 0.0f;
+  }
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
   unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use; the next tile arrives in the other one
   for (int first = begin; first < end; first += BLOCK_N, stage_offset ^= TILE) {
     cp_async_wait<0>();
-    __syncthreads();  // hazard: the tile is read before the others' copies have arrived; the one before is replaced
+    __syncthreads();  // without it, this tile could be read before its copies land, or the previous one overwritten
     const int next = first + BLOCK_N;
     if (next < end) {
       load_tile<BLOCK_N>(K_smem + (stage_offset ^ TILE), K, params.k.row, next, end);
@@ -242,9 +220,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     gemm_qk<T>(S, q_lane, k_lane + stage_offset);
 #pragma unroll
     for (int i = 0; i < TILES_M * BLOCK_N / 2; ++i) S[i / 4 % TILES_M][i / 4 / TILES_M][i % 4] *= softmax_scale_log2;
-    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end)) {
+    if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
       const int col_idx = first + 2 * t;  // of this lane's first key
-      mask(S, first_row + warp_row + g - col_idx, end - col_idx, lowest, highest);
+      mask(S, first_row + warp_row + g - col_idx, end - col_idx, window.lo, window.hi);
     }
     online_softmax_rescale(S, m_i, l_i, acc);
     gemm_pv<T>(acc, S, m_i, l_i, v_lane + stage_offset);
@@ -257,13 +235,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
     const int r = warp_row + 8 * i + g;
     if (first_row + r >= q_len) continue;
-    if (lse && t == 0) {
-      const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
-      lse[head_row + first_row + r] = LN_2 * (m_i[i] + log2f(sum));
-    }
+    if (lse && t == 0) block.store_lse(lse, params, r, m_i[i], sum);
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n)
       *reinterpret_cast<unsigned*>(O + r * params.o.row + 8 * n + 2 * t) =
-          pack(T(), acc[i / 2][n][i % 2 * 2] * inverse, acc[i / 2][n][i % 2 * 2 + 1] * inverse);
+          pack(T(), row_pair(acc, i, n)[0] * inverse, row_pair(acc, i, n)[1] * inverse);
   }
 }

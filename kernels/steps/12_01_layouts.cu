@@ -12,9 +12,12 @@
 //          (heads, tokens)
 // Needs    sm_80; CuTe's headers (the package nvidia-cutlass); HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
-#include "attention_params.cuh"
-#include "ptx.cuh"
 #include <cute/tensor.hpp>
+#include "block.cuh"    // Block, Window: 05
+#include "half2.cuh"    // pack: 06
+#include "mask.cuh"     // keys_before: a mask as bits, one for each key of a thread
+#include "ptx.cuh"      // mma.sync and ldmatrix as functions, and where their fragments are
+#include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 256
@@ -37,9 +40,6 @@
 #ifndef RESCALE_THRESHOLD
 #define RESCALE_THRESHOLD 8.0f  // m_i is updated only when a row's maximum exceeds it by more, in powers of 2
 #endif
-#define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
-constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-constexpr float LOWEST = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
 
 using namespace cute;  // Layout, Shape, Int, _1, _8, ...: their names are those of CuTe's documentation
 
@@ -52,7 +52,6 @@ constexpr int SWIZZLE_BITS = PANEL == 64 ? 3 : PANEL == 32 ? 2 : 1;
 constexpr int COPY_ROWS = THREADS / (PANEL / 8);  // that the block copies at a time
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are copied 16 bytes at a time; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-static_assert(BLOCK_N <= 128, "mask() has one bit per key of a thread");
 static_assert(BLOCK_M % COPY_ROWS == 0 && BLOCK_N % COPY_ROWS == 0, "each thread copies equally many chunks");
 
 // Where an element is in shared memory. The atom is 8 rows of a panel: its 16-byte chunks are permuted by the row, so
@@ -70,16 +69,6 @@ using CopyThreads = Layout<Shape<Int<COPY_ROWS>, Int<PANEL / 8>>, Stride<Int<PAN
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
-
-__device__ __forceinline__ unsigned pack(__half, float x, float y) {
-  const __half2 both = __floats2half2_rn(x, y);
-  return reinterpret_cast<const unsigned&>(both);
-}
-
-__device__ __forceinline__ unsigned pack(__nv_bfloat16, float x, float y) {
-  const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
-  return reinterpret_cast<const unsigned&>(both);
-}
 
 // This thread's share of a tile: (chunk, rows, panels). rows_left is how many rows of the tile there are; what is past
 // the end becomes zeros. Rows are compared relative to the thread's first one: their differences are constants. Like
@@ -119,33 +108,19 @@ __device__ __forceinline__ void gemm_qk(Scores& S, const TileQ& q_lane, const Ti
   }
 }
 
-// One bit for each of a thread's keys 8 n and 8 n + 1: set for those before `limit`. The compiler moves up to
-// seven such bits into predicates by one instruction, R2P, instead of comparing each key with low and high.
-__device__ __forceinline__ unsigned keys_before(int limit) {
-  const int keys = min(max(limit, 0), BLOCK_N);
-  return (1ull << (keys / 8 * 2 + min(keys % 8, 2))) - 1;
-}
-
 // A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position of the
 // thread's first row among the keys, and end are relative to the thread's first key.
-__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lowest, int highest) {
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window_lo, int window_hi) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    const int low = row_pos + 8 * i + lowest, high = row_pos + 8 * i + highest;
-    const unsigned seen = keys_before(min(high + 1, end)) & ~keys_before(low);
+    const int low = row_pos + 8 * i + window_lo, high = row_pos + 8 * i + window_hi;
+    const unsigned seen = keys_before<BLOCK_N>(min(high + 1, end)) & ~keys_before<BLOCK_N>(low);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        if (!(seen >> (2 * n + e) & 1)) S[i / 2][n][i % 2 * 2 + e] = NEG_INF;
+        if (!(seen >> (2 * n + e) & 1)) row_pair(S, i, n)[e] = NEG_INF;
   }
-}
-
-// The maximum or the sum over the four lanes of a row.
-template <typename Op>
-__device__ __forceinline__ float row_allreduce(float a, Op op) {
-  a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
-  return op(a, __shfl_xor_sync(0xffffffff, a, 2));
 }
 
 // The new maximum, and everything so far rescaled to it. Rescaling takes time, so it is done only when some weight
@@ -159,7 +134,7 @@ __device__ __forceinline__ void online_softmax_rescale(
     float s_max = NEG_INF;  // of this lane's keys
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
-      s_max = fmaxf(s_max, fmaxf(S[i / 2][n][i % 2 * 2], S[i / 2][n][i % 2 * 2 + 1]));
+      s_max = fmaxf(s_max, fmaxf(row_pair(S, i, n)[0], row_pair(S, i, n)[1]));
     m_new[i] = fmaxf(m_i[i], s_max * softmax_scale_log2);
     exceeded |= m_new[i] - m_i[i] > RESCALE_THRESHOLD;
   }
@@ -171,8 +146,10 @@ __device__ __forceinline__ void online_softmax_rescale(
       m_i[i] = m_new[i];
       l_i[i] *= rescale;
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
-        acc[i / 2][n][i % 2 * 2] *= rescale, acc[i / 2][n][i % 2 * 2 + 1] *= rescale;
+      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) {
+        row_pair(acc, i, n)[0] *= rescale;
+        row_pair(acc, i, n)[1] *= rescale;
+      }
     }
   }
 }
@@ -224,30 +201,15 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
-  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
-  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
-  int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
-  if (params.window_right < UNLIMITED) {
-    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
-    tile = gridDim.x - 1 - block / heads, head = block % heads % gridDim.y, sequence = block % heads / gridDim.y;
-  }
-  const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
-  const bool packed = cu_seqlens_q != nullptr;
-  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
-  const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
-  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
+  const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
+  const int first_row = block.first_row, q_len = block.q_len;
   if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
-  Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
-  O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
-  K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
-  V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
-
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + lowest .. i + highest;
-  // keys begin .. end - 1 are all that some row of the tile sees.
-  const int lowest = kv_len - q_len - params.window_left, highest = kv_len - q_len + params.window_right;
-  const int last_row = min(first_row + BLOCK_M, q_len) - 1;
-  const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
-  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
+  Q += block.rows_offset(params.q);
+  O += block.rows_offset(params.o);
+  K += block.keys_offset(params.k);
+  V += block.keys_offset(params.v);
+  const Window window(BLOCK_M, block, params);
+  const int last_row = window.last_row, begin = window.begin, end = window.end;
 
   // The tiles in global and in shared memory, with their layouts.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
@@ -300,7 +262,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
   Output acc = {};
   Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) m_i[i] = LOWEST, l_i[i] = 0.0f;
+  for (int i = 0; i < ROWS; ++i) {
+    m_i[i] = M_INIT;
+    l_i[i] = 0.0f;
+  }
   const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = abs_scale * LOG2_E;
 
@@ -308,7 +273,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
   int stage = 0;  // of K_smem and V_smem, in use; the next tile arrives in the other one
   for (int first = begin; first < end; first += BLOCK_N, stage ^= 1) {
     cute::cp_async_wait<0>();
-    __syncthreads();  // hazard: the tile is read before the others' copies have arrived; the one before is replaced
+    __syncthreads();  // without it, this tile could be read before its copies land, or the previous one overwritten
     Scores S = {};
     gemm_qk<T>(S, q_lane, k_lane(_, _, stage));
 
@@ -321,9 +286,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
       load_tile(tiled_copy, tVgV, tVsV(_, _, _, stage ^ 1), tKcK, end - next);
       cp_async_fence();
     }
-    if (first < last_row + lowest || first + BLOCK_N > min(first_row + highest + 1, end)) {
+    if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
       const int col_idx = first + 2 * t;  // of this lane's first key
-      mask(S, first_row + warp_row + g - col_idx, end - col_idx, lowest, highest);
+      mask(S, first_row + warp_row + g - col_idx, end - col_idx, window.lo, window.hi);
     }
     online_softmax_rescale(S, m_i, l_i, acc, softmax_scale_log2);
     gemm_pv<T>(acc, S, m_i, l_i, softmax_scale_log2, v_lane(_, _, stage));
@@ -336,13 +301,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
     const int r = warp_row + 8 * i + g;
     if (first_row + r >= q_len) continue;
-    if (lse && t == 0) {
-      const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
-      lse[head_row + first_row + r] = LN_2 * (m_i[i] + log2f(sum));
-    }
+    if (lse && t == 0) block.store_lse(lse, params, r, m_i[i], sum);
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n)
       *reinterpret_cast<unsigned*>(O + r * params.o.row + 8 * n + 2 * t) =
-          pack(T(), acc[i / 2][n][i % 2 * 2] * inverse, acc[i / 2][n][i % 2 * 2 + 1] * inverse);
+          pack(T(), row_pair(acc, i, n)[0] * inverse, row_pair(acc, i, n)[1] * inverse);
   }
 }

@@ -261,7 +261,7 @@ def backward_mma(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Lau
 
 
 def tiles_of_rows(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
-    """What 08 in half types keeps for each tile of rows of each head: lse and D, dQ in float32, whose turn it is.
+    """What 08 in half types keeps for each tile of rows of each head: lse and delta, dQ in float32, whose turn it is.
 
     Packed sequences begin anywhere: each may have one tile more than its share of the rows. The last of turns counts
     blocks.
@@ -270,14 +270,14 @@ def tiles_of_rows(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
     of_a_head = rows // block_m + call.sequences if call.packed else call.sequences * -(-rows // block_m)
     tiles = call.heads * of_a_head
     return {
-        "statistics": Spec.dense((tiles, 2 * block_m), np.float32),
+        "lse_delta": Spec.dense((tiles, 2 * block_m), np.float32),
         "dq_accum": Spec.dense((tiles, block_m * backward_mma_dq_columns(sizes["HEAD_DIM"], sizes)), np.float32),
         "turns": Spec.dense((tiles + 1,), np.int32),
     }
 
 
 def row_sums(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
-    """08 keeps D, a number for each row of each head: laid out as lse is."""
+    """08 keeps delta, a number for each row of each head: laid out as lse is."""
     return {"delta": Spec.dense(call.arrays["q"].shape[:3], np.float32)}
 
 

@@ -264,10 +264,10 @@ def _flash_mma() -> tuple[Stage, ...]:
 
 
 def _backward_mma_shared(*, buffers: int, ds: int, p_stored: bool) -> Callable[[Sizes], int]:
-    """SHARED_BYTES of the steps to 08 in half types: K and V, Q and dO with their statistics, dS and P.
+    """SHARED_BYTES of the steps to 08 in half types: K and V, Q and dO with their lse and delta, dS and P.
 
     Args:
-        buffers: of Q, dO and the statistics. ds: buffers of dS. p_stored: P is stored even where nobody reads it.
+        buffers: of Q, dO, lse and delta. ds: buffers of dS. p_stored: P is stored even where nobody reads it.
     """
 
     def shared_bytes(sizes: Sizes) -> int:
@@ -299,8 +299,8 @@ def _backward_mma() -> tuple[Stage, ...]:
     one_buffer = _backward_mma_shared(buffers=1, ds=1, p_stored=True)
     p_where_read = _backward_mma_shared(buffers=1, ds=1, p_stored=False)
     two_buffers = _backward_mma_shared(buffers=2, ds=1, p_stored=False)
-    # Three steps change more lines than a lesson should: the first has all of the backward pass, the transposition
-    # exchanges rows and columns wherever scores are addressed, and turns need numbers, waits and an order of blocks.
+    # Three steps change more lines than a lesson should: the first has all of the backward pass, turns need numbers,
+    # waits and an order of blocks, and the stage's header says what all of its steps have led to.
     return (
         step("08_01_tensor_cores.cu", "tensor cores", one_buffer, **in_any_order),
         step("08_02_order_of_fragments.cu", "dQ in the order of fragments", one_buffer, **in_any_order),
@@ -384,19 +384,20 @@ def _hopper() -> tuple[Stage, ...]:
     in_grid: dict[str, Any] = {"launches": strided_maps, "shared_bytes": _hopper_shared(q_empty=False)}
     equal: dict[str, Any] = {**in_grid, "most_keys": _equal_registers, "max_head_dim": 128}
     no_producer = {"threads": lambda sizes: 2 * sizes["BLOCK_M"], "stages": 1, "shared_bytes": _one_stage_shared}
-    # Four steps change more lines than a lesson should: the first has all of TMA and wgmma; the producer has a loop of
-    # its own, and each wait of a consumer another mbarrier; for two products in flight the first S and the last O leave
-    # the loop; and a table needs a way to find the next tile in place of the grid's, and mbarriers for Q.
+    # The first changes more lines than a lesson should: 07 writes out what it teaches, and the steps include it.
     return (
-        step("10_01_tma_and_wgmma.cu", "TMA and wgmma", **{**equal, **no_producer}),
-        step("10_02_producer.cu", "a producer warpgroup", **equal),
-        step("10_03_setmaxnreg.cu", "setmaxnreg", **in_grid),
-        step("10_04_two_products.cu", "two products in flight", **in_grid),
-        step("10_05_turns.cu", "turns of the consumers", **in_grid),
-        step("10_06_table_of_tiles.cu", "a table of tiles", _hopper_shared(q_empty=True)),
-        step("10_07_o_by_stmatrix.cu", "O by stmatrix"),
-        step("10_08_s_under_the_store.cu", "S under the store"),
-        step("10_09_lazy_rescale.cu", "lazy rescale"),
+        step("10_01_tma.cu", "copies by TMA", **{**equal, **no_producer}),
+        step("10_02_s_by_wgmma.cu", "S by wgmma", **{**equal, **no_producer}),
+        step("10_03_o_by_wgmma.cu", "O by wgmma", **{**equal, **no_producer}),
+        step("10_04_producer.cu", "a producer warpgroup", **equal),
+        step("10_05_setmaxnreg.cu", "setmaxnreg", **in_grid),
+        step("10_06_two_products.cu", "two products in flight", **in_grid),
+        step("10_07_turns.cu", "turns of the consumers", **in_grid),
+        step("10_08_table_of_tiles.cu", "a table of tiles", _hopper_shared(q_empty=True)),
+        step("10_09_o_by_stmatrix.cu", "O by stmatrix"),
+        step("10_10_s_under_the_store.cu", "S under the store"),
+        step("10_11_lazy_rescale.cu", "lazy rescale"),
+        step("10_12_integer_maxima.cu", "maxima as integers"),
         LADDER["hopper"],
     )
 
@@ -432,6 +433,16 @@ CLIMBS: Mapping[str, tuple[Stage, ...]] = {
     "backward_mma": _backward_mma(),
     "hopper": _hopper(),
     "flash_cute": _flash_cute(),
+}
+
+# The idea of the last step of each climb, whose file is the stage's: the stage's own idea is that of the whole climb.
+LAST_IDEAS: Mapping[str, str] = {
+    "register_tiles": "copies by cp.async",
+    "flash_wmma": "tiles fetched ahead",
+    "flash_mma": "copies issued after the scores",
+    "backward_mma": "turns of two tiles",
+    "hopper": "maxima as integers",
+    "flash_cute": "TiledMMA",
 }
 
 # Beside the climb to a stage: what did not pay. Each file differs from the stage's by one idea.

@@ -304,7 +304,7 @@ _OTHER_BACKWARD_MMA: dict[str, dict[int, tuple[int, ...]]] = {
 
 
 def backward_mma_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
-    """SHARED_BYTES of 08 in half types: K and V, two tiles each of Q and dO, dS, statistics twice.
+    """SHARED_BYTES of 08 in half types: K and V, two tiles each of Q and dO, dS, lse and delta twice.
 
     dS has two buffers where dQ is computed later (DQ_LATER, the default). P has one, unless it stays in registers.
     """

@@ -87,11 +87,12 @@ __device__ unsigned consumer_clocks[3][TRACED_TILES][{STAMPS}], copy_clocks[4][T
     leaves = "    if (threadIdx.x % 32 != 0 || warp_id == 3) return;\n"
     expects = "        mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);\n"
     waits = "      mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);\n      if (PINGPONG)"
-    started = "      start_output(v_stage);\n      if (PINGPONG) named_barrier_arrive(next_turn, 256);\n"
+    passes = "      if (PINGPONG) named_barrier_arrive(next_turn, 256);\n"
+    started = f"      start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));\n{passes}"
     there = "      wgmma_wait<1>();\n      wgmma_registers(S);\n"
     half = "      weights(0, GROUPS / 2);\n      wgmma_wait<0>();\n      wgmma_registers(acc);\n"
     ends = "      to_operand<T>(P, S, GROUPS / 2, GROUPS);\n"
-    turn = "named_barrier_sync(my_turn, 256);\n      start_scores(stage);\n"
+    turn = "named_barrier_sync(my_turn, 256);\n      start_qk<T>"
     return edit(
         source,
         (KERNEL_BEGINS, head + KERNEL_BEGINS),
@@ -194,14 +195,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (warpgroup == 1) {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      wgmma_registers(S);
-      wgmma_fence();
       start_qk<T>(S, q, k);
-      wgmma_commit();
-      wgmma_registers(acc);
-      wgmma_fence();
       start_pv<T>(acc, P, v);
-      wgmma_commit();
       wgmma_wait<0>();
       wgmma_registers(S);
       wgmma_registers(acc);
@@ -337,7 +332,7 @@ _EVERY_TILE = ((_EXCEEDS, "rescaled = true;"),)
 _NO_MAXIMA = ((_EXCEEDS, "rescaled = false;"),)
 _NO_EXP2 = (('asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = x;"),)
 _NO_SUMS = (("l_i[i] += S[4 * n + 2 * i] + S[4 * n + 2 * i + 1];", ""),)
-_SAME_ROWS = (("tile.k_first + first, tile.kv_head, batch)", "0, 0, 0)"),)
+_SAME_ROWS = (("tile.k_first + first, tile.kv_head,\n            batch)", "0, 0, 0)"),)
 
 AS_IT_IS = Change("as it is")
 IDEAS = (

@@ -58,12 +58,16 @@ def cell(name: str) -> str:
 def complete(code: str) -> str:
     """A learner's text with the course's own headers pasted in; compilers count its lines as those of the cell."""
     text = f'#line 2 "cell"\n{code}'  # line 1 of the cell is the magic's
+    pasted: set[str] = set()
 
     def paste(match: re.Match[str]) -> str:
         if not (kernel.KERNELS / match[1]).is_file():
             return match[0]
+        if match[1] in pasted:
+            return ""
+        pasted.add(match[1])
         line = text.count("\n", 0, match.start()) + 2  # the text begins with a #line of its own
-        return f'{kernel.source(match[1])}#line {line} "cell"'
+        return f'{kernel.source(match[1], pasted)}#line {line} "cell"'
 
     return _INCLUDE.sub(paste, text)
 

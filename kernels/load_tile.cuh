@@ -1,0 +1,24 @@
+// Copies of tiles into swizzled shared memory by cp.async. Written out in steps/07_13_addresses_of_copies.cu.
+// To be included after the sizes: THREADS copy rows of HEAD_DIM elements, which have CHUNKS chunks in shared memory.
+
+#pragma once
+#include "ptx.cuh"
+#include "swizzle.cuh"
+
+// This thread's share of a tile. SPAN threads copy a row: `target` and `source` are the thread's first chunk, rows_left
+// is how many rows there are from there on. What is past the end, or past `columns`, becomes zeros.
+template <int TILE_ROWS, typename T>
+__device__ __forceinline__ void load_tile(
+    unsigned target, const T* __restrict__ source, long long stride, int rows_left, int columns = HEAD_DIM) {
+  constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>, STEP = THREADS / SPAN;
+  static_assert(STEP % 8 == 0, "a thread's rows must be multiples of 8 apart to share one swizzle");
+#pragma unroll
+  for (int i = 0; i < TILE_ROWS; i += STEP, source += STEP * stride) {
+    if (i + STEP > TILE_ROWS && i + threadIdx.x / SPAN >= TILE_ROWS) break;
+#pragma unroll
+    for (int j = 0; j < CHUNKS; j += SPAN) {
+      const bool in_bounds = i < rows_left && 8 * int(threadIdx.x % SPAN + j) < columns;
+      cp_async(target + 16 * (i * CHUNKS + j), source + 8 * j, in_bounds ? 16 : 0);
+    }
+  }
+}
