@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from backends import in_place_of_bind
 from half_gradients import TYPES
-from planted import Bug
+from planted import Bug, check_all_can_be_planted
 
 from helpers import device, engine
 from helpers.attention import (
@@ -641,6 +641,10 @@ def test_a_kernel_without_a_bug_passes(engine: str, request: pytest.FixtureReque
     if engine == "CPU engine":
         request.getfixturevalue("cpu_engine")
     run_check(LADDER["backward"], kernel.source("08_backward.cu"))
+
+
+def test_every_bug_can_be_planted() -> None:
+    check_all_can_be_planted((kernel.source("08_backward.cu"), bug) for bug in BUGS)
 
 
 @pytest.mark.one_of_each(kind=lambda bug: (bug.error, bug.cpu_only))

@@ -9,7 +9,7 @@ import half_gradients
 import numpy as np
 import pytest
 from half_gradients import TYPES, Arrays, gradients, inputs, reference
-from planted import ALL, Bug
+from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers.attention import compile_report, kernel
 from helpers.attention.ladder import LADDER, backward, limits, tiles
@@ -275,6 +275,10 @@ RACES_IN_SHARED_MEMORY = (
         "!dq_first) add_dq(previous, dS_dq + dS_stage)",
     ),
 )
+
+
+def test_every_bug_can_be_planted() -> None:
+    check_all_can_be_planted((kernel.source(FILE), bug) for bug in (*WRONG, *RACES, *RACES_IN_SHARED_MEMORY))
 
 
 @pytest.mark.one_of_each(kind=lambda bug: bug.new == "")

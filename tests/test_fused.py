@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from backends import in_place_of_bind
-from planted import Bug
+from planted import Bug, check_all_can_be_planted
 
 from helpers import engine
 from helpers.attention import check, compile_report, flash_attention, flash_attention_varlen, kernel
@@ -657,6 +657,10 @@ UNDER_X_RAYS: dict[str, tuple[Bug, ...]] = {
     ),
 }
 X_RAYED = [(dtype, bug) for dtype, bugs in UNDER_X_RAYS.items() for bug in bugs]
+
+
+def test_every_bug_can_be_planted() -> None:
+    check_all_can_be_planted((kernel.source(LADDER[STAGE_OF[dtype]].file), bug) for dtype, bug in (*CASES, *X_RAYED))
 
 
 @pytest.mark.one_of_each(kind=lambda dtype, bug: (dtype, bug.inputs.partition(",")[0]))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import in_place_of_bind
-from planted import ALL, Bug
+from planted import ALL, Bug, check_all_can_be_planted
 from test_tensor_cores import check_both, expected, inputs
 
 from helpers import device, engine
@@ -656,6 +656,10 @@ def check_with(text: str) -> None:
 @runs_here
 def test_kernel_without_a_bug_passes(few_blocks: None) -> None:
     check_with(kernel.source(HOPPER.file))
+
+
+def test_every_bug_can_be_planted() -> None:
+    check_all_can_be_planted((kernel.source(HOPPER.file), bug) for bug in BUGS)
 
 
 @pytest.mark.one_of_each(kind=lambda bug: bug.cpu_only)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planted import ALL, Bug
+from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import device, engine
 from helpers.attention import check, kernel, reference
@@ -431,6 +431,10 @@ def test_kernel_without_a_bug_passes(name: str, kind: str, engine: str, request:
     if engine == "CPU engine":
         request.getfixturevalue("cpu_engine")
     run_check(LADDER[name], kernel.source(LADDER[name].file), kind)
+
+
+def test_every_bug_can_be_planted() -> None:
+    check_all_can_be_planted((kernel.source(LADDER[name].file), bug) for name, bug in CASES)
 
 
 @pytest.mark.one_of_each(kind=lambda name, bug: (name, bug.inputs, bug.error, bug.cpu_only))

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from planted import ALL, Bug
+from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import engine
 from helpers.attention import check, flash_attention, flash_attention_varlen, kernel, reference
@@ -416,6 +416,10 @@ def check_with(name: str, text: str) -> None:
 @every_stage
 def test_kernel_without_a_bug_passes(name: str) -> None:
     check_with(name, kernel.source(LADDER[name].file))
+
+
+def test_every_bug_can_be_planted() -> None:
+    check_all_can_be_planted((kernel.source(LADDER[name].file), bug) for name, bug in CASES)
 
 
 @pytest.mark.one_of_each(kind=lambda name, bug: (name, bug.cpu_only))
