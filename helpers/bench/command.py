@@ -145,7 +145,7 @@ def _tell_of_sharing(path: Path) -> None:
         print(f"It names neither this machine nor you. To add it to the course: a pull request with it as {file}")
 
 
-_AGAIN = "import sys; from helpers.bench import bench; sys.exit(bench.bench(sys.argv[1:]))"
+_AGAIN = "import sys; from helpers.bench import command; sys.exit(command.bench(sys.argv[1:]))"
 
 
 def _without(words: Sequence[str], one: str) -> list[str]:
