@@ -30,7 +30,7 @@ from helpers.setup.script import Problem, say
 
 LAB = "open the course in JupyterLab: your own copies of the notebooks, in work/"
 LADDER = "run each stage on this machine's device: check, max error, time, TFLOP/s, in a table"
-TEST = "run every test and every notebook"
+TEST = "run the tests and every notebook, without what repeats other tests; --all runs every test"
 BENCH = "on a GPU: the ladder with named peers, measured in the same run"
 EXPORT = "write a stage as one file that runs without the course: Python with CuPy, or a .cu for nvcc"
 BOOK = "make the site of the course from the notebooks as they are, in book/html"
@@ -44,7 +44,7 @@ examples:
   python3 helpers/course.py lab --originals                     for contributors: notebooks/ itself
   python3 helpers/course.py ladder
   python3 helpers/course.py export flash_mma -o flash.py        a kernel to take with you; export --help says the rest
-  python3 helpers/course.py test --quick                        without the notebooks
+  python3 helpers/course.py test --all                          every test, as CI does
   python3 helpers/course.py test -- tests/test_course.py -x     what follows -- goes to pytest
 """
 
@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     labs.add_argument("--originals", action="store_true", help="open notebooks/ itself: for who changes the course")
     entries.add_parser("ladder", help=LADDER, parents=[own], description=f"{LADDER}. {other}")
     tests = entries.add_parser("test", help=TEST, parents=[own], description=f"{TEST}. {more.format('pytest')}")
-    tests.add_argument("--quick", action="store_true", help="leave the notebooks out")
+    tests.add_argument("--all", action="store_true", help="every test, as CI runs them")
     entries.add_parser("bench", help=BENCH, parents=[own], description=f"{BENCH}. {other}")
     entries.add_parser(
         "export", help=EXPORT, parents=[own], description=f"{EXPORT}. {other.replace('bench', 'attention/export')}"
@@ -110,8 +110,11 @@ def work(arguments: "list[str]") -> int:
 
     theirs = is_conda(name) or getattr(options, "this_python", False)
     if theirs:
-        modules = {"lab": ["jupyterlab", "ipykernel"], "test": ["ruff", "pytest", "nbval", "xdist"]}
-        modules["book"] = ["sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton"]
+        modules = {
+            "lab": ["jupyterlab", "ipykernel"],
+            "test": ["ruff", "clang_format", "mypy", "pytest", "nbval", "xdist"],
+            "book": ["sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton"],
+        }
         use_this_python(requirements, modules.get(options.command, ["numpy"]))
     else:
         environment.enter(requirements)
@@ -124,7 +127,7 @@ def work(arguments: "list[str]") -> int:
     if options.command == "lab":
         return commands.lab(words, options.originals)
     if options.command == "test":
-        return commands.test(words, options.quick)
+        return commands.test(words, options.all)
     if options.command == "book":
         return commands.book(words)
     return commands.ladder(words) if options.command == "ladder" else commands.bench(words)

@@ -468,7 +468,7 @@ def _differentiate(ctx: Any, do: torch.Tensor | None, _: Any) -> tuple[torch.Ten
     if not ctx.options[-1][2]:
         raise RuntimeError("course::flash_attention kept no lse (the third of flags), which gradients start from")
     # With create_graph=True the gradients may be differentiated: the operator says what is wrong then.
-    backward = _backward if torch.is_grad_enabled() or _is_traced(do, *tensors) else _gradients
+    backward: Any = _backward if torch.is_grad_enabled() or _is_traced(do, *tensors) else _gradients
     return (*backward(do, *tensors, cu_seqlens_q, cu_seqlens_k, *ctx.options), *(None,) * 6)
 
 

@@ -23,6 +23,7 @@ os.environ["COURSE_PROGRESS"] = str(Path(_progress.name) / "progress.json")
 
 import hypothesis
 import pytest
+import two_speeds
 from backends import refused_by_nvrtc
 
 from helpers import device, engine
@@ -37,6 +38,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave repetition out: see tests/two_speeds.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for mark in two_speeds.MARKS:
+        config.addinivalue_line("markers", mark)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        left_out = two_speeds.repetitions(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
 def pytest_collection_finish() -> None:
     """Modules and collected tests stay until the end: Python's collector need not look at them again and again."""
     gc.collect()
@@ -45,6 +62,12 @@ def pytest_collection_finish() -> None:
 
 def pytest_report_header() -> str:
     return f"kernels run on: {device.describe()}"
+
+
+@pytest.fixture
+def fast(request: pytest.FixtureRequest) -> bool:
+    """Whether this is the fast run, for a test that repeats itself inside."""
+    return bool(request.config.getoption("--fast"))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from helpers.attention import check
@@ -39,3 +40,9 @@ class Bug:
                 f"the kernel has changed: {self.old!r} was there {self.times} times. {error}. "
                 f"Write the bug {self.name!r} anew for the kernel as it is now."
             ) from None
+
+
+def check_all_can_be_planted(bugs: Iterable[tuple[str, Bug]]) -> None:
+    """Each (text, bug) changes its text: also those that only the full run looks for, so a kernel's change is told."""
+    for text, bug in bugs:
+        assert bug.plant(text) != text, bug.name

@@ -9,7 +9,7 @@ import half_gradients
 import numpy as np
 import pytest
 from half_gradients import TYPES, Arrays, gradients, inputs, reference
-from planted import ALL, Bug
+from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers.attention import compile_report, kernel
 from helpers.attention.ladder import LADDER, backward, limits, tiles
@@ -51,6 +51,7 @@ def test_tilings(tiling: str) -> None:
         check(f"{n} x {n_kv}", TILINGS[tiling], inputs((1, 1, n, 64), n_kv, 1, "bfloat16"))
 
 
+@pytest.mark.one_of_each(kind=lambda d: d % 16)
 @pytest.mark.parametrize("d", HEAD_DIM_TILINGS)
 def test_head_dims(d: int) -> None:
     for n, n_kv in ((100, 70), (65, 257)):
@@ -73,6 +74,7 @@ MASKS = {
 }
 
 
+@pytest.mark.each_value()
 @pytest.mark.parametrize("tiling", ["registers", "shared"])
 @pytest.mark.parametrize("deterministic", [0, 1])
 def test_masks(tiling: str, deterministic: int) -> None:
@@ -90,6 +92,7 @@ def test_masks(tiling: str, deterministic: int) -> None:
             check(f"{name}, {n} x {n_kv}", sizes, given, window=window)
 
 
+@pytest.mark.each_value()
 @pytest.mark.parametrize("tiling", ["registers", "shared"])
 @pytest.mark.parametrize("deterministic", [0, 1])
 def test_packed_lengths(tiling: str, deterministic: int) -> None:
@@ -115,6 +118,7 @@ def test_strides() -> None:
         assert np.abs(cp.asnumpy(x).astype(np.float32) - cp.asnumpy(y).astype(np.float32)).max() < 1e-3
 
 
+@pytest.mark.each_value()
 @every_type
 @pytest.mark.parametrize("scale", [0.02, -0.2, 0.0])
 def test_softmax_scale(dtype: str, scale: float) -> None:
@@ -153,6 +157,7 @@ def test_scalar_atomics() -> None:
 # ---- the X-ray
 
 
+@pytest.mark.each_value()
 @pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("tiling", ["registers", "shared", "one buffer of dS"])
 @pytest.mark.parametrize("deterministic", [0, 1])
@@ -232,6 +237,7 @@ WRONG = (
 )
 
 
+@pytest.mark.one_of_each(kind=lambda bug: bug.new == "")
 @pytest.mark.parametrize("bug", WRONG, ids=lambda bug: bug.name)
 def test_wrong_gradients_are_found(bug: Bug) -> None:
     code = bug.plant(kernel.source(FILE))
@@ -271,6 +277,11 @@ RACES_IN_SHARED_MEMORY = (
 )
 
 
+def test_every_bug_can_be_planted() -> None:
+    check_all_can_be_planted((kernel.source(FILE), bug) for bug in (*WRONG, *RACES, *RACES_IN_SHARED_MEMORY))
+
+
+@pytest.mark.one_of_each(kind=lambda bug: bug.new == "")
 @pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("bug", RACES, ids=lambda bug: bug.name)
 def test_races_are_found(bug: Bug) -> None:
@@ -278,6 +289,7 @@ def test_races_are_found(bug: Bug) -> None:
     assert found_by_xray(code, REGISTERS) & {"race", "not waited for", "never waited for", "uninitialised"}
 
 
+@pytest.mark.one_of_each(kind=lambda bug: bug.new == "")
 @pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("bug", RACES_IN_SHARED_MEMORY, ids=lambda bug: bug.name)
 def test_races_in_shared_memory_are_found(bug: Bug) -> None:
@@ -296,7 +308,7 @@ def test_additions_without_atomics_are_found() -> None:
 # ---- compiling
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.repetition), "sm_90"])
 def test_registers(arch: str) -> None:
     """The tiles that an A100 and an H200 get spill a few values at most, by any NVRTC from 12.9 to 13.0."""
     try:

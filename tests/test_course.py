@@ -43,6 +43,7 @@ dependencies:
   - pip:
       - pytest>=8              # stands for the real one
       - ruff
+      - mypy
       - jupyterlab
       - not_made_for_this; sys_platform == "no such system"
 """
@@ -103,7 +104,7 @@ class TinyCourse:
         (self.root / "environment.yml").write_text(ENVIRONMENT)
         (self.root / "helpers" / "bench" / "command.py").write_text(BENCH)
         self.wheels.mkdir(exist_ok=True)
-        for name in ("pytest", "ruff", "jupyterlab"):
+        for name in ("pytest", "ruff", "mypy", "jupyterlab"):
             make_wheel(self.wheels, name)
         return self
 
@@ -650,9 +651,10 @@ def test_the_tests_run_in_the_venv_with_all_options(made: TinyCourse) -> None:
     out, _ = made.run("test", "--", "-k", "naive", PYTHONPATH="/foreign", JUPYTER_PATH="/kernels")
     for file in (sanitize, *files):
         file.unlink()
-    ruff, pytest_told = (json.loads(line) for line in out.splitlines()[:2])
-    assert ruff["argv"] == ["check", "."]
-    line = "tests notebooks --nbval --nbval-current-env --nbval-cell-timeout 120"
+    ruff, ruff_format, mypy, pytest_told = (json.loads(line) for line in out.splitlines()[:4])
+    assert ruff["argv"] == ["check", "."] and ruff_format["argv"] == ["format", "--check", "."]
+    assert mypy["name"] == "mypy" and mypy["argv"] == []
+    line = "tests notebooks --fast --nbval --nbval-current-env --nbval-cell-timeout 120"
     line += f" --nbval-sanitize-with tests/sanitize.cfg -n {commands.workers()} --dist loadfile -k naive"
     assert pytest_told["argv"] == line.split()
     assert pytest_told["prefix"] == str(made.venv)
@@ -661,16 +663,27 @@ def test_the_tests_run_in_the_venv_with_all_options(made: TinyCourse) -> None:
     assert env["JUPYTER_PATH"] == f"{made.venv}/share/jupyter{os.pathsep}/kernels"
     assert env["PATH"].startswith(f"{made.venv}/bin{os.pathsep}")
     assert env["COURSE_READY"] is None, "a course.py started from a test would skip its check"
-    assert re.fullmatch(r"course: ruff passed, pytest passed in 0 min \d+ s", out.splitlines()[-1])
+    verdict = r"course: ruff passed, ruff format passed, mypy passed, pytest passed in 0 min \d+ s \(\d+ s of CPU\)"
+    assert re.fullmatch(verdict, out.splitlines()[-1])
 
 
 @needs_venv
-def test_chosen_tests_and_quick(made: TinyCourse, tmp_path: Path) -> None:
+def test_chosen_tests_and_all(made: TinyCourse, tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text("")
     argv = made.told("test", "--", "test_one.py::test_x", "-x", cwd=tmp_path)["pytest"]["argv"]
     assert f"{tmp_path}/test_one.py::test_x" in argv and "tests" not in argv and argv[-1] == "-x"
-    argv = made.told("test", "--quick")["pytest"]["argv"]
-    assert argv == ["tests", "-n", "1", "--dist", "loadfile"], "there is no file to test, so one process is enough"
+    assert "--fast" not in argv, "a file that is named is run whole"
+    argv = made.told("test", "--all")["pytest"]["argv"]
+    assert argv[:3] == ["tests", "notebooks", "--nbval"] and "--fast" not in argv
+    assert argv[-4:] == ["-n", "1", "--dist", "loadfile"], "there is no file to test, so one process is enough"
+
+
+def test_the_layout_of_kernels_is_checked_where_there_are_some(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    assert "clang-format" not in commands.checks()
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "one.cu").write_text("")
+    assert commands.checks()["clang-format"][-2:] == ["--Werror", str(tmp_path / "kernels" / "one.cu")]
 
 
 @pytest.mark.parametrize(
@@ -704,7 +717,7 @@ def test_a_container_has_fewer_cores_and_less_memory(monkeypatch: pytest.MonkeyP
 def test_either_failure_fails_the_command(made: TinyCourse, ruff: int, tests: int, code: int) -> None:
     out, _ = made.run("test", code=code, LEAVE_RUFF=str(ruff), LEAVE_PYTEST=str(tests))
     words = ["passed" if number == 0 else "FAILED" for number in (ruff, tests)]
-    assert f"course: ruff {words[0]}, pytest {words[1]} in" in out.splitlines()[-1]
+    assert re.search(rf"course: ruff {words[0]}, .*, pytest {words[1]} in", out.splitlines()[-1])
 
 
 @needs_venv

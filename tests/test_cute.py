@@ -87,6 +87,7 @@ def test_no_call_gets_it_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("cutlass" not in str(s.why_not(head_dim=64)) for s in FORWARD.values() if s is not STAGE)
 
 
+@pytest.mark.each_value()
 @pytest.mark.parametrize("limit", [99 * 1024, 163 * 1024, 227 * 1024])
 def test_its_tiles_fit_and_are_copied_evenly(limit: int) -> None:
     """What the kernel's assertions demand, at all head dimensions."""
@@ -293,6 +294,7 @@ def test_without_a_bug() -> None:
     check_planted(with_switches(), 0)
 
 
+@pytest.mark.one_of_each(kind=lambda bug: bug.cpu_only)
 @needs_cute
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_bug_is_seen(bug: Switched, request: pytest.FixtureRequest) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from exercise_table import Right, Wrong
+from exercise_table import Right, Wrong, edited
 
 from helpers import engine
 from helpers.attention import compile_report
@@ -46,6 +46,13 @@ def test_typical_answers_are_tested(name: str) -> None:
     answers = importlib.import_module(f"test_exercises_{name[:2]}").TABLE[name]
     assert len({answer.edits for answer in answers if isinstance(answer, Wrong)}) >= 5
     assert any(isinstance(answer, Right) for answer in answers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_typical_answers_are_edits_of_the_solution(name: str) -> None:
+    """All of them, also those that only the full run grades."""
+    for answer in importlib.import_module(f"test_exercises_{name[:2]}").TABLE[name]:
+        assert edited(name, answer.edits) != exercise.ours(name), answer.name
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from backends import in_place_of_bind
-from planted import Bug
+from planted import Bug, check_all_can_be_planted
 
 from helpers import engine
 from helpers.attention import check, compile_report, flash_attention, flash_attention_varlen, kernel
@@ -154,6 +154,7 @@ def run(
 # ---- values
 
 
+@pytest.mark.each_value()
 @pytest.mark.parametrize("name", cases("float32"))
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_options(dtype: str, name: str) -> None:
@@ -607,6 +608,7 @@ BUGS: dict[str, tuple[Bug, ...]] = {
 CASES = [(dtype, bug) for dtype, bugs in BUGS.items() for bug in bugs]
 
 
+@pytest.mark.one_of_each(kind=lambda dtype, bug: (dtype, bug.inputs.partition(",")[0]))
 @pytest.mark.parametrize(("dtype", "bug"), CASES, ids=[f"{dtype}-{bug.name}" for dtype, bug in CASES])
 def test_bug_is_seen(dtype: str, bug: Bug, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:
@@ -657,6 +659,11 @@ UNDER_X_RAYS: dict[str, tuple[Bug, ...]] = {
 X_RAYED = [(dtype, bug) for dtype, bugs in UNDER_X_RAYS.items() for bug in bugs]
 
 
+def test_every_bug_can_be_planted() -> None:
+    check_all_can_be_planted((kernel.source(LADDER[STAGE_OF[dtype]].file), bug) for dtype, bug in (*CASES, *X_RAYED))
+
+
+@pytest.mark.one_of_each(kind=lambda dtype, bug: (dtype, bug.inputs.partition(",")[0]))
 @pytest.mark.parametrize(("dtype", "bug"), X_RAYED, ids=[f"{dtype}-{bug.name}" for dtype, bug in X_RAYED])
 def test_the_x_ray_finds(dtype: str, bug: Bug) -> None:
     text = bug.plant(kernel.source(LADDER[STAGE_OF[dtype]].file))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import in_place_of_bind
-from planted import ALL, Bug
+from planted import ALL, Bug, check_all_can_be_planted
 from test_tensor_cores import check_both, expected, inputs
 
 from helpers import device, engine
@@ -39,6 +39,7 @@ runs_here = pytest.mark.skipif(
 # ---- what it is compiled with
 
 
+@pytest.mark.each_value()
 @needs_nvrtc
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 80, 96, 128, 192, 256])
@@ -657,6 +658,11 @@ def test_kernel_without_a_bug_passes(few_blocks: None) -> None:
     check_with(kernel.source(HOPPER.file))
 
 
+def test_every_bug_can_be_planted() -> None:
+    check_all_can_be_planted((kernel.source(HOPPER.file), bug) for bug in BUGS)
+
+
+@pytest.mark.one_of_each(kind=lambda bug: bug.cpu_only)
 @runs_here
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
 def test_bug_is_seen(bug: Bug, few_blocks: None, request: pytest.FixtureRequest) -> None:
@@ -838,6 +844,7 @@ def lines_of(text: str) -> dict[tuple[str | None, int], str]:
     return lines
 
 
+@pytest.mark.one_of_each(kind=lambda bug: bug[5])
 @pytest.mark.parametrize("bug", XRAY_BUGS, ids=[bug[0] for bug in XRAY_BUGS])
 def test_the_xray_finds_the_line(bug: tuple[Any, ...], one_block: None) -> None:
     name, old, new, (times, which), options, kind, here, there = bug

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planted import ALL, Bug
+from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import device, engine
 from helpers.attention import check, kernel, reference
@@ -422,6 +422,7 @@ def test_every_stage_has_its_bugs() -> None:
         assert len(set(names)) == len(names)
 
 
+@pytest.mark.each_value(within=("name",))
 @pytest.mark.parametrize(
     ("name", "kind"), [(name, kind) for name, bugs in BUGS.items() for kind in sorted({bug.inputs for bug in bugs})]
 )
@@ -432,6 +433,11 @@ def test_kernel_without_a_bug_passes(name: str, kind: str, engine: str, request:
     run_check(LADDER[name], kernel.source(LADDER[name].file), kind)
 
 
+def test_every_bug_can_be_planted() -> None:
+    check_all_can_be_planted((kernel.source(LADDER[name].file), bug) for name, bug in CASES)
+
+
+@pytest.mark.one_of_each(kind=lambda name, bug: (name, bug.inputs, bug.error, bug.cpu_only))
 @pytest.mark.parametrize(("name", "bug"), CASES, ids=[f"{name}-{bug.name}" for name, bug in CASES])
 def test_bug_is_seen(name: str, bug: Bug, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:

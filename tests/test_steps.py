@@ -160,6 +160,7 @@ def compiled(step: Stage, head_dim: int, arch: str) -> reports.CompileReport:
     return reports.compile_report(code, defines, arch, name=step.kernel_name(dtype))
 
 
+@pytest.mark.one_of_each(kind=lambda step: step.number)
 @pytest.mark.skipif(bool(missing), reason=missing)
 @every_step
 def test_registers_and_shared_memory(step: Stage) -> None:
@@ -180,6 +181,7 @@ def test_registers_and_shared_memory(step: Stage) -> None:
         assert bool(report.stack_bytes) == bool(report.spill_bytes), report
 
 
+@pytest.mark.one_of_each(kind=lambda step: step.number)
 @pytest.mark.skipif(bool(missing), reason=missing)
 @every_backward_step
 def test_spills_are_those_of_the_header(step: Stage) -> None:
@@ -275,6 +277,7 @@ def test_output_in_half_types(step: Stage) -> None:
             assert not o[:, own].any() and np.isneginf(lse[:, own]).all()
 
 
+@pytest.mark.one_of_each(kind=lambda step: step.number)
 @pytest.mark.usefixtures("only_x_rayed")
 @every_half_step
 def test_xray_is_clean_in_half_types(step: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,6 +313,7 @@ def ways(step: Stage) -> list[dict[str, int]]:
     return [{}, {"DETERMINISTIC": 1}] if "deterministic" in step.features else [{}]
 
 
+@pytest.mark.each_value()
 @every_backward_step
 @every_small_tiling
 def test_gradients(step: Stage, sizes: dict[str, int]) -> None:
@@ -332,6 +336,7 @@ def test_gradients(step: Stage, sizes: dict[str, int]) -> None:
             check_packed(step, {**sizes, **way}, (3, 130, 0, 64), (150, 130, 5, 0), head_dim)
 
 
+@pytest.mark.one_of_each(kind=lambda step: step.number)
 @every_backward_step
 def test_gradients_with_its_own_sizes(step: Stage) -> None:
     """The tiles that a launch has at head_dim 128; K and V as slices of one array, (batch, seq, heads, head_dim)."""
@@ -345,6 +350,7 @@ def test_gradients_with_its_own_sizes(step: Stage) -> None:
     compare_gradients(step.file, found, (do, q, k, v), window=(-1, 0))
 
 
+@pytest.mark.one_of_each(kind=lambda step: step.number)
 @pytest.mark.usefixtures("only_x_rayed")
 @every_backward_step
 def test_xray_of_gradients_is_clean(step: Stage) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from planted import ALL, Bug
+from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import engine
 from helpers.attention import check, flash_attention, flash_attention_varlen, kernel, reference
@@ -87,6 +87,7 @@ def run(name: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) 
 # ---- values
 
 
+@pytest.mark.each_value(within=("name",))
 @pytest.mark.parametrize(("name", "d"), [(name, d) for name in NAMES for d in HEAD_DIMS[name]])
 @every_type
 def test_sizes(name: str, d: int, dtype: str) -> None:
@@ -108,6 +109,7 @@ MASKS = {
 }
 
 
+@pytest.mark.each_value(within=("name",))
 @every_stage
 @every_type
 @pytest.mark.parametrize("mask", MASKS)
@@ -122,6 +124,7 @@ def test_masks(name: str, dtype: str, mask: str, n: int, n_kv: int) -> None:
     check_both(f"{name}, {mask}", run(name, q, k, v, **MASKS[mask]), q, k, v, **MASKS[mask])
 
 
+@pytest.mark.each_value(within=("name",))
 @every_stage
 @every_type
 @pytest.mark.parametrize("causal", [False, True])
@@ -151,6 +154,7 @@ def test_layouts(name: str) -> None:
     assert np.array_equal(cp.asnumpy(got).swapaxes(1, 2), o)
 
 
+@pytest.mark.each_value(within=("name",))
 @every_stage
 @every_type
 @pytest.mark.parametrize("scale", [1.0, 1e-3, -0.125, 0.0])
@@ -164,6 +168,7 @@ def last_bits(x: np.ndarray) -> float:
     return float(np.spacing(np.abs(x).max().astype(np.float32)))
 
 
+@pytest.mark.each_value(within=("name",))
 @every_stage
 @every_type
 @pytest.mark.parametrize("sign", [1, -1])
@@ -199,6 +204,7 @@ def test_maxima_a_last_bit_apart(name: str, sign: int, scale: float) -> None:
     check.check(name, o, np.ones_like(o), tolerance=0.01)
 
 
+@pytest.mark.each_value(within=("name",))
 @every_stage
 @pytest.mark.parametrize("order", ["as they come", "rising", "falling"])
 @pytest.mark.parametrize("causal", [False, True])
@@ -241,6 +247,7 @@ def test_tiles_fit_the_shared_memory(name: str, limit: int) -> None:
         pick(128, 16 * 1024)
 
 
+@pytest.mark.each_value()
 @pytest.mark.parametrize("pick", [tiles.pick_mma, tiles.pick_few_mma], ids=["many blocks", "few blocks"])
 @pytest.mark.parametrize("limit", [99 * 1024, 163 * 1024, 227 * 1024])
 @pytest.mark.parametrize("head_dim", [32, 48, 64, 80, 96, 128, 136, 256])
@@ -411,6 +418,11 @@ def test_kernel_without_a_bug_passes(name: str) -> None:
     check_with(name, kernel.source(LADDER[name].file))
 
 
+def test_every_bug_can_be_planted() -> None:
+    check_all_can_be_planted((kernel.source(LADDER[name].file), bug) for name, bug in CASES)
+
+
+@pytest.mark.one_of_each(kind=lambda name, bug: (name, bug.cpu_only))
 @pytest.mark.parametrize(("name", "bug"), CASES, ids=[f"{name}-{bug.name}" for name, bug in CASES])
 def test_bug_is_seen(name: str, bug: Bug, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:

@@ -58,6 +58,7 @@ def test_what_no_tile_is_for_is_refused(head_dim: int, limit: int, words: str) -
         pick(64, 48 * KB - 1)
 
 
+@pytest.mark.each_value()
 @pytest.mark.parametrize("head_dim", (1, 33, 64, 100, 128, 256))
 @pytest.mark.parametrize("limit", LIMITS)
 def test_shared_bytes_is_the_size_of_the_kernels_struct(head_dim: int, limit: int) -> None:
@@ -67,6 +68,7 @@ def test_shared_bytes_is_the_size_of_the_kernels_struct(head_dim: int, limit: in
     engine.RawModule(code=code, options=options).compile()
 
 
+@pytest.mark.each_value()
 @pytest.mark.parametrize("choose", [pick, pick_few, pick_lone])
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("head_dim", (32, 64, 96, 128, 256))

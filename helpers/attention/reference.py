@@ -167,8 +167,11 @@ def rotated(
     n, n_kv = np.shape(q)[-2], np.shape(k)[-2]
     places = rotary_positions or (np.arange(n) + n_kv - n, np.arange(n_kv))
     of_heads = (np.asarray(place) if np.ndim(place) < 2 else np.asarray(place)[:, None] for place in places)
-    both = zip((q, k), of_heads, strict=True)
-    return tuple(rotary(a, rotary_cos, rotary_sin, place, interleaved=rotary_interleaved) for a, place in both)
+    q_rotated, k_rotated = (
+        rotary(a, rotary_cos, rotary_sin, place, interleaved=rotary_interleaved)
+        for a, place in zip((q, k), of_heads, strict=True)
+    )
+    return q_rotated, k_rotated
 
 
 def scores(

@@ -174,12 +174,16 @@ class GradientSample:
         rounded: dict[str, list[np.ndarray]] = {name: [] for name in exact}
         of_heads = (a.reshape(batch * heads, n, head_dim)[self.heads] for a in (inputs.do, *inputs.host))
         for arrays in zip(*of_heads, strict=True):
-            found = _gradients(*(a.astype(np.float64) for a in arrays), self.rows, causal, lambda a: a)
+            found = _gradients(
+                *(a.astype(np.float64) for a in arrays), rows=self.rows, causal=causal, rounded=lambda a: a
+            )
             for name, a in zip(exact, found, strict=True):
                 exact[name].append(a)
             if half:
                 to_type = lambda a: a.astype(dtype).astype(np.float64)  # noqa: E731
-                found = _gradients(*(a.astype(np.float64) for a in arrays), self.rows, causal, to_type)
+                found = _gradients(
+                    *(a.astype(np.float64) for a in arrays), rows=self.rows, causal=causal, rounded=to_type
+                )
                 for name, a in zip(exact, found, strict=True):
                     rounded[name].append(to_type(a))
         self.expected = {name: np.stack(a) for name, a in exact.items()}

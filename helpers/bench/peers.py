@@ -211,6 +211,9 @@ def numba_simulator() -> Peer | None:
     return Peer("Numba's simulator", _numba, ("float32",), causal=False) if config.ENABLE_CUDASIM else None
 
 
+cuda: Any  # Numba's, where _numba() has imported it
+
+
 @contextlib.contextmanager
 def _numba(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
     """Stage 01 as a Numba kernel: a thread per query row, the running maximum and sum of stage 03 in place of S."""

@@ -78,32 +78,61 @@ ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL")}
 QUICK_BUILDS = {"COURSE_CPU_OPTIMISATION": "1"}
 
 
-def test(words: "list[str]", quick: bool) -> int:
-    """ruff, then pytest over tests and notebooks. 0 if both pass."""
+def checks() -> "dict[str, list[str]]":
+    """The programs that read the text before anything runs, by name: each takes seconds."""
+    sources = [path for folder in ("kernels", "helpers/engine") for path in sorted((ROOT / folder).rglob("*.*"))]
+    sources = [str(path) for path in sources if path.suffix in (".cu", ".cuh", ".h", ".cpp")]
+    clang_format = ["-c", "import clang_format; clang_format.clang_format()", "--dry-run", "--Werror", *sources]
+    programs = {
+        "ruff": ["-m", "ruff", "check", "."],
+        "ruff format": ["-m", "ruff", "format", "--check", "."],
+        "clang-format": clang_format if sources else [],
+        "mypy": ["-m", "mypy"],
+    }
+    return {name: [sys.executable, *words] for name, words in programs.items() if words}
+
+
+def test(words: "list[str]", every: bool) -> int:
+    """The checks of the text, then pytest over tests and notebooks. 0 if all pass.
+
+    every: every test, as CI runs them; otherwise without what repeats others (tests/two_speeds.py). What `words` name
+    is run whole.
+    """
     begin = time.monotonic()
-    ruff = run([sys.executable, "-m", "ruff", "check", "."])
-    if ruff == 130:
-        return 130
+    verdicts = {}
+    for name, check in checks().items():
+        verdicts[name] = run(check)
+        if verdicts[name] == 130:
+            return 130
     words, named = absolute(words)
     argv = [sys.executable, "-m", "pytest"]
-    folders = ["tests"] if quick else ["tests", "notebooks"]
+    folders = [folder for folder in ("tests", "notebooks") if (ROOT / folder).is_dir()]
     processes = workers()
     if not named:
-        argv += [folder for folder in folders if (ROOT / folder).is_dir()]
+        argv += folders + ([] if every else ["--fast"])
         files = [path for folder in folders for path in (ROOT / folder).glob("*") if path.suffix in (".py", ".ipynb")]
         processes = max(1, min(processes, len(files)))  # each takes seconds to start
-    if not quick:
-        argv += ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120"]
-        if (ROOT / "tests" / "sanitize.cfg").is_file():
-            argv += ["--nbval-sanitize-with", "tests/sanitize.cfg"]
+    argv += ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120"]
+    if (ROOT / "tests" / "sanitize.cfg").is_file():
+        argv += ["--nbval-sanitize-with", "tests/sanitize.cfg"]
     # A file's tests share a worker: the cells of a notebook need one another.
     argv += ["-n", str(processes), "--dist", "loadfile", *words]
-    pytest = run(argv, {**ONE_THREAD, **QUICK_BUILDS, **os.environ})
+    verdicts["pytest"] = run(argv, {**ONE_THREAD, **QUICK_BUILDS, **os.environ})
     minutes, seconds = divmod(round(time.monotonic() - begin), 60)
-    verdict = {0: "passed", 130: "stopped"}
-    parts = f"ruff {verdict.get(ruff, 'FAILED')}, pytest {verdict.get(pytest, 'FAILED')}"
-    print(f"course: {parts} in {minutes} min {seconds} s", flush=True)
-    return pytest or ruff
+    words_of = {0: "passed", 130: "stopped"}
+    parts = ", ".join(f"{name} {words_of.get(code, 'FAILED')}" for name, code in verdicts.items())
+    print(f"course: {parts} in {minutes} min {seconds} s{cpu_seconds()}", flush=True)
+    return verdicts["pytest"] or next(filter(None, verdicts.values()), 0)
+
+
+def cpu_seconds() -> str:
+    """The CPU time of all processes that ended under this one, as words; "" where the system does not count it."""
+    try:
+        import resource
+    except ImportError:
+        return ""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return f" ({used.ru_utime + used.ru_stime:.0f} s of CPU)"
 
 
 WORKER_BYTES = 3 << 29  # a worker of pytest, the notebook's kernel and the compiler that it runs: 1.5 GB

@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 from PIL import Image  # comes with matplotlib
 
 # One palette for the whole course (Okabe and Ito's, which colour-blind readers can tell apart).
@@ -21,7 +22,7 @@ STYLE = {
     "savefig.facecolor": "white",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.prop_cycle": matplotlib.cycler(color=LINES),
+    "axes.prop_cycle": cycler(color=LINES),
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same figure everywhere
     "font.size": 10,
     "axes.titlesize": 11,

@@ -438,7 +438,7 @@ def _issues(
         shuffle = (f.name.decode(), f.source, f.mask) if f.kind == INACTIVE_LANE else None
         local = None
         if f.kind == LOCAL_BOUNDS:
-            name = own.name_at(*place, f.source) if place else None
+            name = own.name_at(*place, column=f.source) if place else None
             if name is None:
                 continue
             local = name, f.name.decode().strip("'")

@@ -420,7 +420,7 @@ def _binutils() -> tuple[str, str, str] | None:
         subprocess.run([*compiler()[0], question], capture_output=True, text=True).stdout.strip() for question in asked
     ]
     usable = all(shutil.which(program) for program in answers[:2]) and os.path.isabs(answers[2])
-    return tuple(answers) if usable else None
+    return (answers[0], answers[1], answers[2]) if usable else None
 
 
 def _quick_link(assembly: str) -> tuple[str, str, str] | None:

@@ -145,8 +145,8 @@ def shared_arrays(symbols: Table, mangled: Mapping[str, str]) -> dict[str, list[
     the file are counted for every kernel: which of them a kernel uses is not known here.
     """
     prefixes = {}
-    for name, symbol in mangled.items():
-        encoding = symbol[2:] if symbol.startswith("_Z") else f"{len(symbol)}{symbol}"
+    for name, own in mangled.items():
+        encoding = own[2:] if own.startswith("_Z") else f"{len(own)}{own}"
         prefixes[name] = f"_ZZ{encoding}E"
     arrays: dict[str, list[SharedArray]] = {name: [] for name in mangled}
     for symbol in symbols.symbols:

@@ -77,7 +77,7 @@ class Report:
     # ------------------------------------------------------------------------------------ as text
 
     def _rows(self) -> list[tuple[str, ...]]:
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for name, f in self.traffic.items():
             per = f"{f.sectors_per_request:.2f}" if f.requests else ""
             rows.append((name, f"{f.read:,}", f"{f.written:,}", f"{f.requests:,}", per, ""))

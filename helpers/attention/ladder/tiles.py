@@ -408,9 +408,9 @@ _MMA_PRESETS: Mapping[int, Sequence[tuple[int, int, int, int, int, int]]] = {
 
 def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     """The -D options of 07, without HEAD_DIM. ValueError where no tile fits, or head_dim is above 256."""
-    for least, most, *sizes in _MMA_PRESETS.get(_known(shared_limit), ()):
+    for least, most, *preset in _MMA_PRESETS.get(_known(shared_limit), ()):
         if least <= head_dim <= most:
-            return dict(zip(("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS"), sizes, strict=True))
+            return dict(zip(("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS"), preset, strict=True))
     sizes = _first(_MMA, mma_shared_bytes, head_dim, shared_limit)
     wide = {**sizes, "BLOCK_N": _MMA_WIDE.get(_fragments(head_dim), sizes["BLOCK_N"])}
     blocks = _room(mma_shared_bytes(head_dim, wide), _known(shared_limit))

@@ -121,7 +121,7 @@ def check_all(kernel: str, parameters: Sequence[Parameter], args: Any, array_typ
             _check_struct(where, parameter, value, array_type)
 
 
-def _check_pointer(where: str, parameter: Parameter, value: Any, array_type: type, contiguous: bool) -> None:
+def _check_pointer(where: str, parameter: Parameter, value: Any, array_type: Any, contiguous: bool) -> None:
     if value is None or is_address(value):
         return
     if not isinstance(value, array_type):

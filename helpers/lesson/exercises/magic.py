@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from helpers.lesson.exercises import holes, progress
 from helpers.lesson.exercises.grade import grade
@@ -54,6 +55,6 @@ def register() -> None:
         shell.register_magic_function(cuda, magic_kind="cell", magic_name="cuda")
 
 
-def _shell() -> object | None:
+def _shell() -> Any:
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython else None
