@@ -10,7 +10,7 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 MEASURED = Path(__file__).resolve().parents[2] / "notebooks" / "measured"
 NO_RECORD = "no GPU run is recorded yet"
@@ -60,6 +60,6 @@ def table_of(read: Callable[[], Any], missing: Callable[[], Any] = lambda: NO_RE
                 bound.arguments["record"] = read()
             return missing() if bound.arguments["record"] is None else function(*bound.args, **bound.kwargs)
 
-        return with_record
+        return cast(Table, with_record)
 
     return decorate

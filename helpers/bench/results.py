@@ -99,16 +99,18 @@ class Record:
 
     def forget_left(self, planned: Iterable[tuple[str, str, str]]) -> None:
         """Take back the notes on what there was no time for, where it is (kind, name, case) that is planned again."""
-        planned = set(planned)
+        cases = set(planned)
         for note in self.notes:
             if note.left:
-                note.cases = [case for case in note.cases if (note.kind, note.name, case) not in planned]
+                note.cases = [case for case in note.cases if (note.kind, note.name, case) not in cases]
         self.notes = [note for note in self.notes if note.cases]
 
     def save(self, path: Path) -> None:
         """Write as JSON, a result a line: see `records.save`."""
-        parts = {"results": self.results, "notes": self.notes}
-        rows = {name: [_rounded(asdict(item)) for item in items] for name, items in parts.items()}
+        rows = {
+            "results": [_rounded(asdict(result)) for result in self.results],
+            "notes": [_rounded(asdict(note)) for note in self.notes],
+        }
         records.save(path, {"device": self.device, "how": self.how, **rows})
 
     @classmethod

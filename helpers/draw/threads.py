@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.colors import ListedColormap
@@ -118,8 +119,8 @@ def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
     colours = ListedColormap([IDLE, READ, WRITE])
     fig, axes = figure(0.5 + 2.5 * len(accesses), 3.7 if len(accesses) > 1 else 4.0, columns=len(accesses))
     counts = []
-    for ax, (name, words) in zip(np.atleast_1d(axes), accesses.items(), strict=True):
-        words = np.ravel(words).astype(int)
+    for ax, (name, of_lanes) in zip(np.atleast_1d(axes), accesses.items(), strict=True):
+        words: Any = np.ravel(of_lanes).astype(int)
         first = {bank: words[words % BANKS == bank][0] for bank in set((words % BANKS).tolist())}
         cells = np.zeros((len(words), BANKS), dtype=int)
         for lane, word in enumerate(words):

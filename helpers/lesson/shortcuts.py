@@ -291,7 +291,7 @@ def expect_gradients(do: Any, q: Any, k: Any, v: Any, **options: Any) -> Expecte
     expected = reference.attention_backward(*exact, **options)
     tolerance = tuple(TOLERANCE * max(1.0, float(np.abs(a).max())) for a in expected)
     if dtype.itemsize == 2:
-        near = _rounded_gradients(*exact, dtype, **options)
+        near = _rounded_gradients(exact[0], exact[1], exact[2], exact[3], dtype, **options)
         step = float(ml_dtypes.finfo(dtype).eps)
         length = np.linalg.norm(exact[0], axis=-1).max() * np.linalg.norm(exact[3], axis=-1).max()  # |dP| is below
         of_float32 = 4e-7 * float(length * max(np.abs(exact[1]).max(), np.abs(exact[2]).max()))
@@ -299,7 +299,8 @@ def expect_gradients(do: Any, q: Any, k: Any, v: Any, **options: Any) -> Expecte
             max(2 * float(np.abs(a - b).max()), step * float(np.abs(b).max()), of_float32)
             for a, b in zip(near, expected, strict=True)
         )
-    return ExpectedGradients(*map(_swapped, expected), tolerance)
+    dq, dk, dv = map(_swapped, expected)
+    return ExpectedGradients(dq, dk, dv, tolerance)
 
 
 def _rounded_gradients(

@@ -74,8 +74,8 @@ def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str]) -> str
 
 def _difference(old: str, new: str) -> list[str]:
     """Folded for a stage, open for a step: the lines that differ, with a few around them."""
-    texts = [(KERNELS / file).read_text(encoding="utf-8").splitlines() for file in (old, new)]
-    diff = list(difflib.unified_diff(*texts, old, new, lineterm="", n=2))
+    before, after = ((KERNELS / file).read_text(encoding="utf-8").splitlines() for file in (old, new))
+    diff = list(difflib.unified_diff(before, after, old, new, lineterm="", n=2))
     added, gone = (sum(line[0] == sign for line in diff[2:]) for sign in "+-")
     opened = " open" if new.startswith("steps/") and added + gone <= 80 else ""
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from helpers.site import first_screen, notebook_pages
 from helpers.site.links import Links, outside_code, slug
@@ -43,7 +44,7 @@ def front(text: str, links: Links) -> str:
     return f"{own}\n## The notebooks\n\n<div class='cards'>\n{cards}</div>\n"
 
 
-def _card(path: object) -> str:
+def _card(path: Path) -> str:
     notebook = notebook_pages.read(path)
     read, do = first_screen.minutes(path, notebook)
     number, _, name = notebook_pages.title(notebook).partition(" · ")

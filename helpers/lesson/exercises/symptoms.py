@@ -135,7 +135,7 @@ def of_error(error: Exception, seconds: float, code: str) -> Failure:
     """A launch that failed, by the engine's reason or by CUDA's status. seconds: that a block may take."""
     reason = getattr(error, "reason", None)
     if reason == Reason.EXPIRED:
-        return of_endless_loop(error.file, error.line, seconds, code)
+        return of_endless_loop(getattr(error, "file", None), getattr(error, "line", None), seconds, code)
     symptoms = OF_REASON.get(reason) or _CUDA_STATUS.get(getattr(error, "status", None)) or ("stopped", "crash")
     if getattr(error, "is_null", False):
         symptoms = ("null", *_ILLEGAL)
