@@ -40,8 +40,6 @@ LARGER = {
     "steps/07_04_o_from_registers.cu": 61,
     "steps/07_06_four_lanes_a_row.cu": 77,
     "steps/08_01_tensor_cores.cu": 437,
-    "steps/08_13_turns.cu": 73,
-    "08_backward_mma.cu": 78,
     "steps/10_01_tma.cu": 362,
     "steps/10_aside_tma_store.cu": 75,
     "steps/12_01_layouts.cu": 169,

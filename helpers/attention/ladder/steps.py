@@ -299,8 +299,7 @@ def _backward_mma() -> tuple[Stage, ...]:
     one_buffer = _backward_mma_shared(buffers=1, ds=1, p_stored=True)
     p_where_read = _backward_mma_shared(buffers=1, ds=1, p_stored=False)
     two_buffers = _backward_mma_shared(buffers=2, ds=1, p_stored=False)
-    # Three steps change more lines than a lesson should: the first has all of the backward pass, turns need numbers,
-    # waits and an order of blocks, and the stage's header says what all of its steps have led to.
+    # The first changes more lines than a lesson should: it has all of the backward pass.
     return (
         step("08_01_tensor_cores.cu", "tensor cores", one_buffer, **in_any_order),
         step("08_02_order_of_fragments.cu", "dQ in the order of fragments", one_buffer, **in_any_order),
