@@ -1,37 +1,20 @@
 // 08 backward_mma: the gradients of attention on tensor cores, FlashAttention-2's backward with
 // transposed scores.
 //
-// A block owns a tile of keys. K and V stay in shared memory, dK and dV in registers, while tiles
-// of rows stream through by cp.async. P is computed again from the log-sum-exp that the forward
-// pass left: no maximum, no sum. Five products:
-//   S^T = K Q^T   dP^T = V dO^T   P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)
-//   dV += P^T dO   dK += dS^T Q   dQ += dS K   where delta = rowsum(dO O)
-// The scores are transposed (FlashAttention-3's idea): a warp that has all rows of its keys keeps
-// P^T and dS^T in registers as left operands of the next two products, and only dS passes through
-// shared memory. Otherwise a warp keeps its own rows and reads the others' from shared memory. dQ
-// collects the contributions of all tiles of keys: by atomics in float32, in the order of the
-// fragments, so that a warp's addresses are contiguous. A step's share of dQ is computed during the
-// next step, so that the whole block meets at one barrier a step; where P passes through shared
-// memory, half the warps compute it at the beginning of that step and half at its end.
+// A block owns a tile of keys: K and V in shared memory, dK and dV in registers, while tiles of
+// rows stream through by cp.async. The scores are transposed (FlashAttention-3's idea), so that a
+// warp that has all rows of its keys keeps P^T and dS^T in registers as left operands. dQ collects
+// the shares of all tiles of keys by atomics in float32, in the order of the fragments. A step's
+// share is computed during the next step, so that the whole block meets at one barrier a step.
 //
-// Launch   backward_mma_preprocess and backward_mma_convert: grid (ceil(longest q_len / BLOCK_M),
-//          heads, sequences); backward_mma: grid (ceil(longest kv_len / BLOCK_N), kv_heads,
-//          sequences) and SHARED_BYTES of dynamic shared memory; block 32 WARPS for all three
-// Shapes   Q, O, dO, dQ (batch, N, heads, HEAD_DIM), K, V, dK, dV (batch, N_kv, kv_heads,
-//          HEAD_DIM), float16 or bfloat16, strides in elements, rows contiguous; packed: (tokens,
-//          heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or (heads, tokens). Scratch, for
-//          each head of Q and each tile of rows (see row_tiles): lse_delta float[2 BLOCK_M],
-//          dQ_accum float[BLOCK_M DQ_COLUMNS], turns int; one more int in turns
-// Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
-// Traffic  K, V, dK, dV once; Q, dO and dQ_accum (read and written) once for each tile of keys that
-//          sees them
+// Launch, shapes, traffic: see backward_tiles.cuh
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it. turns.cuh: load_relaxed, add_release.
+// zeros for dQ_accum before the loop, and dQ after it.
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
-#include "turns.cuh"
+#include "turns.cuh"  // draw_number, load_relaxed, add_release
 
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
@@ -108,22 +91,15 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const BackwardParams params) {
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
-  // Deterministic: a tile waits for those before it. Blocks take their numbers as they start, so a
-  // block waits for running blocks only.
-  const auto number = [&] {
-#if DETERMINISTIC
-    __shared__ unsigned drawn;
-    const bool packed = cu_seqlens_q != nullptr;
-    if (threadIdx.x == 0)
-      drawn = atomicAdd(turns + forward.heads * row_tiles(packed, 0, 0, forward.N).of_head, 1);
-    __syncthreads();  // without it, the number could be read before it is drawn
-    return drawn;
-#else
-    return block_number();
-#endif
+  const auto number = [&] {  // deterministic: a tile waits for those before it
+    const auto counter = [&] {
+      return turns + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward.N).of_head;
+    };
+    return DETERMINISTIC ? draw_number(counter) : block_number();
   };
-  const bool by_tile = DETERMINISTIC || forward.window_right < UNLIMITED;
-  const KeyBlock block(by_tile, number, forward, cu_seqlens_q, cu_seqlens_k);
+  const KeyBlock block(
+      DETERMINISTIC || forward.window_right < UNLIMITED, number, forward, cu_seqlens_q,
+      cu_seqlens_k);
   const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
   if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
   Q += block.of_rows(forward.q);

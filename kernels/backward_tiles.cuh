@@ -1,7 +1,21 @@
 // What 08_backward_mma.cu and its steps have in common: the sizes of tiles, which keys and rows a
 // block has, which part of each product a warp has, the copies of tiles and the products of a warp.
 // The pieces are those of 05 and 07, applied to five products; notebook 08 explains how the work is
-// divided.
+// divided. P is computed again from the log-sum-exp that the forward pass left: no maximum, no sum.
+//   S^T = K Q^T   dP^T = V dO^T   P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)
+//   dV += P^T dO   dK += dS^T Q   dQ += dS K   where delta = rowsum(dO O)
+//
+// Launch   backward_mma_preprocess and backward_mma_convert: grid (ceil(longest q_len / BLOCK_M),
+//          heads, sequences); backward_mma: grid (ceil(longest kv_len / BLOCK_N), kv_heads,
+//          sequences) and SHARED_BYTES of dynamic shared memory; block 32 WARPS for all three
+// Shapes   Q, O, dO, dQ (batch, N, heads, HEAD_DIM), K, V, dK, dV (batch, N_kv, kv_heads,
+//          HEAD_DIM), float16 or bfloat16, strides in elements, rows contiguous; packed: (tokens,
+//          heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or (heads, tokens). Scratch, for
+//          each head of Q and each tile of rows (see row_tiles): lse_delta float[2 BLOCK_M],
+//          dQ_accum float[BLOCK_M DQ_COLUMNS], turns int; one more int in turns
+// Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
+// Traffic  K, V, dK, dV once; Q, dO and dQ_accum (read and written) once for each tile of keys that
+//          sees them
 
 #pragma once
 #include "backward_params.cuh"

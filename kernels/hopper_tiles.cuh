@@ -1,5 +1,5 @@
 // The tiles of 10: their sizes, and which rows and keys a tile has. A block finds its tile in the
-// grid (10_01 to 10_07) or takes one after the other from a table that the host makes (10_08 on).
+// grid (10_01 to 10_09) or takes one after the other from a table that the host makes (10_10 on).
 // The prologue is that of 05_heads_and_masks.cu; 10_hopper.ipynb explains the table.
 
 #pragma once

@@ -12,6 +12,17 @@ __device__ __forceinline__ int load_relaxed(const int* counter) {
 // What follows in this thread comes after what the blocks before did before their add_release.
 __device__ __forceinline__ void fence_acquire() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
+// The next number of a counter that starts at 0, for all threads of a block; one of them calls
+// counter() for its address. Blocks draw as they start, so one that waits for those before it waits
+// for running blocks only.
+template <typename Counter>
+__device__ __forceinline__ unsigned draw_number(const Counter& counter) {
+  __shared__ unsigned drawn;
+  if (threadIdx.x == 0) drawn = atomicAdd(counter(), 1);
+  __syncthreads();  // without it, the number could be read before it is drawn
+  return drawn;
+}
+
 // Adds 1, after all that this thread and those it has met at a barrier have written.
 __device__ __forceinline__ void add_release(int* counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");

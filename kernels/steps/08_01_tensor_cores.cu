@@ -6,7 +6,7 @@
 // memory, because the warps that compute them are not those that need them. dQ is summed in float32
 // by atomic additions, and converted by a third kernel.
 //
-// Launch, shapes, traffic: as 08_backward_mma.cu, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: none
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp

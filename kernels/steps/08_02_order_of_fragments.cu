@@ -3,7 +3,7 @@
 // Since step 1: the 32 floats of a warp's addition take four sectors of 32 bytes side by side, not
 // one in each of eight rows. backward_mma_convert puts them in rows again.
 //
-// Launch, shapes, traffic: as 08_backward_mma.cu, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp

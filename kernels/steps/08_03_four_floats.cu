@@ -3,7 +3,7 @@
 // Since step 2: from sm_90 on, an accumulator of dQ takes one request of a warp, not four. A lane's
 // four floats are neighbours, so dQ_accum is in the order of lanes, then elements.
 //
-// Launch, shapes, traffic: as 08_backward_mma.cu, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 48 bytes at HEAD_DIM = 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp

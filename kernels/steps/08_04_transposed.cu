@@ -3,7 +3,7 @@
 // Since step 3: dV and dK load P^T and dS^T as they are stored; only dQ's operand is transposed on
 // the way. A lane has two neighbouring rows of Q. The next step needs this orientation.
 //
-// Launch, shapes, traffic: as 08_backward_mma.cu, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 48 bytes at HEAD_DIM = 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp

@@ -4,7 +4,7 @@
 // Since step 4: accumulators of S^T, packed to half the width, have the layout of that operand. A
 // warp loads only what others have computed for its keys.
 //
-// Launch, shapes, traffic: as 08_backward_mma.cu, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 16 bytes at HEAD_DIM = 64
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp

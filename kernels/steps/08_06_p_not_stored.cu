@@ -4,7 +4,7 @@
 // no shared memory. At 128 nothing changes: two of 8 warps share keys, and each reads the other's
 // rows.
 //
-// Launch, shapes, traffic: as 08_backward_mma.cu, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 56 bytes at HEAD_DIM = 64
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp

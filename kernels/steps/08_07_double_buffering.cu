@@ -3,7 +3,7 @@
 // Since step 6: a copy has a whole step to arrive, and a step takes two barriers, not three. The
 // price is the shared memory of a second pair of tiles, and of their lse and delta.
 //
-// Launch, shapes, traffic: as 08_backward_mma.cu, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 88 bytes at HEAD_DIM = 64, 16 at 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp

@@ -5,7 +5,7 @@
 // each such group (bar.sync with a number and a count of threads) takes the place of one of the
 // block's two barriers.
 //
-// Launch, shapes, traffic: as 08_backward_mma.cu, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64, 40 at 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp

@@ -4,7 +4,7 @@
 // Since step 9: where P passes through shared memory, two halves of a block would otherwise do the
 // same kind of work at the same time: products by tensor cores, then exponentials.
 //
-// Launch, shapes, traffic: as 08_backward_mma.cu, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64, 12 at 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp

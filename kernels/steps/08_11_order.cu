@@ -4,7 +4,7 @@
 // Since step 10: both orders are correct, and the faster one, by measurement, differs between the
 // two forms (P in registers or in shared memory). We suspect the registers that are live at a time.
 //
-// Launch, shapes, traffic: as 08_backward_mma.cu, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp

@@ -3,7 +3,7 @@
 // Since step 11: a lane has two neighbouring elements of a row, 4 bytes, at a time. K and V are no
 // longer needed in the epilogue, so their shared memory is free. The price is two barriers a block.
 //
-// Launch, shapes, traffic: as 08_backward_mma.cu, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp

@@ -1,19 +1,17 @@
-// 08, step 13, turns: a deterministic mode, in which blocks add to a tile of dQ in the order of
-// their keys.
+// 08, step 13, turns: deterministic, as blocks add to a tile of dQ in the order of their keys.
 //
 // Since step 12: with DETERMINISTIC=1 a block waits for its turn at each tile of dQ, and passes it
-// on. It waits for running blocks only, because blocks take their numbers as they start. Without
-// DETERMINISTIC nothing changes.
+// on. Blocks take their numbers as they start.
 //
-// Launch, shapes, traffic: as 08_backward_mma.cu
+// Launch, shapes, traffic: see backward_tiles.cuh
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it. turns.cuh: load_relaxed, add_release.
+// zeros for dQ_accum before the loop, and dQ after it.
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
-#include "turns.cuh"
+#include "turns.cuh"  // draw_number, load_relaxed, add_release
 
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
@@ -89,22 +87,15 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const BackwardParams params) {
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
-  // Deterministic: a tile waits for those before it. Blocks take their numbers as they start, so a
-  // block waits for running blocks only.
-  const auto number = [&] {
-#if DETERMINISTIC
-    __shared__ unsigned drawn;
-    const bool packed = cu_seqlens_q != nullptr;
-    if (threadIdx.x == 0)
-      drawn = atomicAdd(turns + forward.heads * row_tiles(packed, 0, 0, forward.N).of_head, 1);
-    __syncthreads();  // without it, the number could be read before it is drawn
-    return drawn;
-#else
-    return block_number();
-#endif
+  const auto number = [&] {  // deterministic: a tile waits for those before it
+    const auto counter = [&] {
+      return turns + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward.N).of_head;
+    };
+    return DETERMINISTIC ? draw_number(counter) : block_number();
   };
-  const bool by_tile = DETERMINISTIC || forward.window_right < UNLIMITED;
-  const KeyBlock block(by_tile, number, forward, cu_seqlens_q, cu_seqlens_k);
+  const KeyBlock block(
+      DETERMINISTIC || forward.window_right < UNLIMITED, number, forward, cu_seqlens_q,
+      cu_seqlens_k);
   const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
   if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
   Q += block.of_rows(forward.q);

@@ -3,7 +3,7 @@
 // Since 07: TMA swizzles a tile on the way and fills it up with zeros, so no thread computes
 // addresses of copies. mbarriers count the bytes that have arrived: all threads wait for K,
 // then for V. The products are still mma.sync, on 16 rows a warp, as wgmma will have them. The rest
-// of 07 comes back in later steps: tiles copied ahead (step 4), the lazy rescale (step 11).
+// of 07 comes back in later steps: tiles copied ahead (step 4), the lazy rescale (step 13).
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 2 BLOCK_M;
 //          SHARED_BYTES of dynamic shared memory

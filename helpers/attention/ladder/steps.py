@@ -298,8 +298,7 @@ def _backward_mma() -> tuple[Stage, ...]:
     one_buffer = _backward_mma_shared(buffers=1, ds=1, p_stored=True)
     p_where_read = _backward_mma_shared(buffers=1, ds=1, p_stored=False)
     two_buffers = _backward_mma_shared(buffers=2, ds=1, p_stored=False)
-    # Three steps change more lines than a lesson should: the first has all of the backward pass, turns need numbers,
-    # waits and an order of blocks, and the stage's header says what all of its steps have led to.
+    # The first changes more lines than a lesson should: it has all of the backward pass.
     return (
         step("08_01_tensor_cores.cu", "tensor cores", one_buffer, **in_any_order),
         step("08_02_order_of_fragments.cu", "dQ in the order of fragments", one_buffer, **in_any_order),
@@ -337,9 +336,10 @@ def _hopper_shared(*, q_empty: bool) -> Callable[[Sizes], int]:
     return shared_bytes
 
 
-def _one_stage_shared(sizes: Sizes) -> int:
-    """SHARED_BYTES of the step without a producer: Q, a tile each of K and V, three mbarriers."""
-    return 128 * _up(sizes["HEAD_DIM"], 64) // 64 * (sizes["BLOCK_M"] + 2 * sizes["BLOCK_N"]) + 8 * 3
+def _ring_shared(sizes: Sizes) -> int:
+    """SHARED_BYTES of the steps where no mbarrier says that a stage is empty: Q, STAGES tiles each of K and V."""
+    row = 128 * _up(sizes["HEAD_DIM"], 64) // 64
+    return row * (sizes["BLOCK_M"] + 2 * sizes["STAGES"] * sizes["BLOCK_N"]) + 8 * (1 + 2 * sizes["STAGES"])
 
 
 def _equal_registers(head_dim: int) -> int:
@@ -382,21 +382,24 @@ def _hopper() -> tuple[Stage, ...]:
     step = _hopper_step
     in_grid: dict[str, Any] = {"launches": strided_maps, "shared_bytes": _hopper_shared(q_empty=False)}
     equal: dict[str, Any] = {**in_grid, "most_keys": _equal_registers, "max_head_dim": 128}
-    no_producer = {"threads": lambda sizes: 2 * sizes["BLOCK_M"], "stages": 1, "shared_bytes": _one_stage_shared}
+    no_producer: dict[str, Any] = {**equal, "threads": lambda sizes: 2 * sizes["BLOCK_M"]}
+    ring: dict[str, Any] = {**no_producer, "shared_bytes": _ring_shared}
     # The first changes more lines than a lesson should: 07 writes out what it teaches, and the steps include it.
     return (
-        step("10_01_tma.cu", "copies by TMA", **{**equal, **no_producer}),
-        step("10_02_s_by_wgmma.cu", "S by wgmma", **{**equal, **no_producer}),
-        step("10_03_o_by_wgmma.cu", "O by wgmma", **{**equal, **no_producer}),
-        step("10_04_producer.cu", "a producer warpgroup", **equal),
-        step("10_05_setmaxnreg.cu", "setmaxnreg", **in_grid),
-        step("10_06_two_products.cu", "two products in flight", **in_grid),
-        step("10_07_turns.cu", "turns of the consumers", **in_grid),
-        step("10_08_table_of_tiles.cu", "a table of tiles", _hopper_shared(q_empty=True)),
-        step("10_09_o_by_stmatrix.cu", "O by stmatrix"),
-        step("10_10_s_under_the_store.cu", "S under the store"),
-        step("10_11_lazy_rescale.cu", "lazy rescale"),
-        step("10_12_integer_maxima.cu", "maxima as integers"),
+        step("10_01_tma.cu", "copies by TMA", stages=1, **ring),
+        step("10_02_s_by_wgmma.cu", "S by wgmma", stages=1, **ring),
+        step("10_03_o_by_wgmma.cu", "O by wgmma", stages=1, **ring),
+        step("10_04_ring.cu", "a ring of stages", **ring),
+        step("10_05_empty_stages.cu", "mbarriers of empty stages", **no_producer),
+        step("10_06_producer.cu", "a producer warpgroup", **equal),
+        step("10_07_setmaxnreg.cu", "setmaxnreg", **in_grid),
+        step("10_08_two_products.cu", "two products in flight", **in_grid),
+        step("10_09_turns.cu", "turns of the consumers", **in_grid),
+        step("10_10_table_of_tiles.cu", "a table of tiles", _hopper_shared(q_empty=True)),
+        step("10_11_o_by_stmatrix.cu", "O by stmatrix"),
+        step("10_12_s_under_the_store.cu", "S under the store"),
+        step("10_13_lazy_rescale.cu", "lazy rescale"),
+        step("10_14_integer_maxima.cu", "maxima as integers"),
         LADDER["hopper"],
     )
 

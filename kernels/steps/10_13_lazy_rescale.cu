@@ -1,8 +1,9 @@
-// 10, step 10, S under the store: the next tile's first products run while O is stored.
+// 10, step 13, lazy rescale: m_i is updated only when a row's maximum exceeds it by
+// RESCALE_THRESHOLD.
 //
-// Since step 9: a consumer finds its next tile of rows early, and starts S of that tile's first
-// keys behind the last products of O. So the tensor cores have work while O is divided, staged and
-// stored. The last tile is stored after the loop.
+// Since step 12: most key tiles take neither the exchange of maxima between the four lanes of a row
+// nor the multiplication of O. As in 07, smaller excesses do no harm, because the division by l_i
+// at the end cancels them. Each warp decides by a vote.
 //
 // Launch   grid: as many blocks as multiprocessors, packed: as tiles; block 128 (1 + BLOCK_M / 64);
 //          SHARED_BYTES of dynamic shared memory
@@ -16,6 +17,9 @@
 
 #ifndef STAGES
 #define STAGES 2  // tiles of K, and of V, in shared memory
+#endif
+#ifndef RESCALE_THRESHOLD
+#define RESCALE_THRESHOLD 8  // m_i follows only maxima that exceed it by more, in powers of 2
 #endif
 #ifndef PINGPONG
 #define PINGPONG 1  // 1: the consumers take turns in starting products
@@ -51,6 +55,22 @@ __device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned l
 #pragma unroll
   for (int i = 0; i < BLOCK_N / 16; ++i) wgmma_rs(T(), O, P[i], v + i * 16 * 128 / 16, true);
   wgmma_commit();
+}
+
+// Whether a score of the warp's rows exceeds m_i by so much that weights could overflow, the lazy
+// rescale of FlashAttention-4.
+__device__ __forceinline__ bool exceeds_maxima(
+    const Scores& S, const Statistics& m_i, float softmax_scale_log2) {
+  bool exceeds = false;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float highest = NEG_INF;  // of this lane's keys
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+      highest = fmaxf(highest, fmaxf(S[4 * n + 2 * i], S[4 * n + 2 * i + 1]));
+    exceeds |= highest * softmax_scale_log2 > m_i[i] + RESCALE_THRESHOLD;
+  }
+  return __any_sync(0xffffffff, exceeds);
 }
 
 template <typename T>
@@ -179,6 +199,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     first = last_tile_begin(tile);
     mask_edges();
     maxima();
+    bool rescaled = false;  // of what is in acc, so far nothing
     weights(0, GROUPS);
     to_operand<T>(P, S, 0, GROUPS);
     if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
@@ -196,7 +217,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       if (PINGPONG) named_barrier_sync(my_turn, 256);
       start_qk<T>(S, q, k + stage * (TILE_BYTES / 16));
       wgmma_registers(acc);
-      rescale_output(acc, rescale);  // while the products of S run
+      if (rescaled) rescale_output(acc, rescale);  // while the products of S run
       mbarrier_wait(v_full + 8 * v_stage, v_parity);
       start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));
       if (PINGPONG) named_barrier_arrive(next_turn, 256);
@@ -204,7 +225,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       wgmma_registers(S);
       if (leader) mbarrier_arrive(k_empty + 8 * stage);
       mask_edges();
-      maxima();
+      rescaled = exceeds_maxima(S, m_i, softmax_scale_log2);
+      if (rescaled) maxima();
       weights(0, GROUPS / 2);
       wgmma_wait<0>();
       wgmma_registers(acc);
@@ -216,7 +238,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
 
     // ---- the last keys' O, and S of the next tile's first keys, which run while O is stored
     if (leader) mbarrier_arrive(q_empty + 8 * consumer);
-    rescale_output(acc, rescale);
+    if (rescaled) rescale_output(acc, rescale);
     done = tile;
     finish_rows(done, warp_row, m_i, l_i, inverse, lse, packed, params);  // O is still in flight
     if (!next()) break;

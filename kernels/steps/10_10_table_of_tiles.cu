@@ -1,9 +1,10 @@
-// 10, step 9, O through shared memory by stmatrix: rows are stored 16 bytes at a time, 128 bytes
-// side by side.
+// 10, step 10, a block for each multiprocessor: it takes one tile of rows after the other, from a
+// table.
 //
-// Since step 8: stmatrix writes a warp's fragments of O as rows into shared memory, swizzled, and
-// eight lanes copy 128 bytes of a row together. A quarter of the stores are left. The price is
-// shared memory for 64 columns of O of each consumer.
+// Since step 9: the producer loads Q and the first keys of the next tile of rows while the
+// consumers end this one. Blocks no longer start one after the other, so their order is a table,
+// made by the host: longest tiles first, and in each round the longest tile for the block with the
+// least work. q_empty says that Q may be replaced.
 //
 // Launch   grid: as many blocks as multiprocessors, packed: as tiles; block 128 (1 + BLOCK_M / 64);
 //          SHARED_BYTES of dynamic shared memory
@@ -25,8 +26,7 @@
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
-constexpr unsigned O_AT = CONSUMERS * Q_BYTES, K_AT = O_AT + CONSUMERS * PANEL_BYTES;
-constexpr unsigned V_AT = K_AT + STAGES * TILE_BYTES;
+constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES;
 constexpr unsigned BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
 constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 * CONSUMERS + 4 * STAGES);
 
@@ -133,7 +133,6 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const int consumer = warpgroup - 1, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = 64 * consumer + threadIdx.x / 32 % 4 * 16;  // of the tile's rows
   const bool leader = threadIdx.x % 128 == 0;                      // arrives for its warpgroup
-  unsigned char* const staged = dynamic_smem + O_AT + (threadIdx.x / 32 - 4) * 16 * 128;
   const unsigned long long q = wgmma_descriptor(Q_smem + consumer * Q_BYTES),
                            k = wgmma_descriptor(K_smem);
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
@@ -157,7 +156,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     }
   };
   const auto maxima = [&] { online_softmax_maxima(S, m_i, l_i, rescale, softmax_scale_log2); };
-  const auto store = [&] { store_rows(tile, warp_row, acc, inverse, staged, O, packed, params); };
+  const auto store = [&] { store_fragments(tile, warp_row, acc, inverse, O, packed, params); };
   const auto weights = [&](int from, int to) {
     online_softmax_weights(S, m_i, l_i, softmax_scale_log2, from, to);
   };

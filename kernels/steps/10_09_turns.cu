@@ -1,7 +1,7 @@
-// 10, step 7, turns: named barriers let the consumers start their products one after the other
+// 10, step 9, turns: named barriers let the consumers start their products one after the other
 // (ping-pong).
 //
-// Since step 6: a consumer starts its products when it is its turn, and then passes the turn on. So
+// Since step 8: a consumer starts its products when it is its turn, and then passes the turn on. So
 // one consumer's products run while another computes weights, where both might have done the same
 // at the same time.
 //

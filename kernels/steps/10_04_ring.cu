@@ -1,11 +1,9 @@
-// 10, step 4, a producer warpgroup: it copies ahead; mbarriers say which stages are full or empty.
+// 10, step 4, a ring of stages: there are STAGES tiles of K and of V, and copies run ahead.
 //
-// Since step 3: copies no longer wait until all warpgroups have ended a key tile. A consumer waits
-// for data alone, and the producer for the last consumer to leave a stage. There are STAGES tiles
-// of K and of V.
+// Since step 3: the next key tile is on its way while this one is multiplied, as in 07.
 //
-// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 128 (1 +
-//          BLOCK_M / 64); SHARED_BYTES of dynamic shared memory
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 2 BLOCK_M;
+//          SHARED_BYTES of dynamic shared memory
 // Shapes   as 07. Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}: boxes of 64 columns,
 //          and of 64 rows of Q, BLOCK_N of K and V
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
@@ -18,10 +16,10 @@
 #define STAGES 2  // tiles of K, and of V, in shared memory
 #endif
 
-constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
+constexpr int THREADS = 128 * CONSUMERS;
 constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES;
 constexpr unsigned BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
-constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (CONSUMERS + 4 * STAGES);
+constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (1 + 2 * STAGES);
 
 // S = Q K^T for its 64 rows, started. The next 16 columns are 32 bytes further, the next 64 one
 // panel.
@@ -61,20 +59,15 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
                  V_smem = Q_smem + V_AT;
-  const unsigned q_full = Q_smem + BARRIERS_AT;    // one for each consumer
-  const unsigned k_full = q_full + 8 * CONSUMERS;  // one for each stage
-  const unsigned k_empty = k_full + 8 * STAGES;
-  const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
+  const unsigned q_full = Q_smem + BARRIERS_AT, k_full = q_full + 8, v_full = k_full + 8 * STAGES;
   // The same for all lanes; the shuffle lets the compiler know.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   const bool packed = cu_seqlens_q != nullptr;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < CONSUMERS; ++i) mbarrier_init(q_full + 8 * i, 1);
+    mbarrier_init(q_full, 1);
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(k_full + 8 * stage, 1);
       mbarrier_init(v_full + 8 * stage, 1);
-      mbarrier_init(k_empty + 8 * stage, CONSUMERS);
-      mbarrier_init(v_empty + 8 * stage, CONSUMERS);
     }
     mbarrier_init_fence();
   }
@@ -82,37 +75,24 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   Tile tile;
   const bool has_rows = tile_of_block(tile, cu_seqlens_q, cu_seqlens_k, params);
 
-  // ---- producer: a thread for K, one for V and one for Q. `step` counts key tiles
-  if (warpgroup == 0) {
-    const int warp_id = threadIdx.x / 32;
-    if (threadIdx.x % 32 != 0 || warp_id == 3) return;
-    const TensorMap& map = warp_id == 0 ? k_map : v_map;
-    const unsigned smem = warp_id == 0 ? K_smem : V_smem, full = warp_id == 0 ? k_full : v_full;
-    const unsigned empty = full + 8 * STAGES;
-    if (has_rows) {
+  int copied = 0;  // key tiles, by thread 0
+  const auto copy = [&](int wanted) {
+    if (threadIdx.x == 0) {
       const int batch = packed ? 0 : tile.sequence;
-      for (int i = 0; warp_id == 2 && i < CONSUMERS; ++i) {
-        mbarrier_arrive_expect_tx(q_full + 8 * i, Q_BYTES);
-        tma_load_panels<64>(
-            Q_smem + i * Q_BYTES, q_map, q_full + 8 * i, tile.row + 64 * i, tile.head, batch);
-      }
-      for (int first = last_tile_begin(tile), step = 0; warp_id != 2 && first >= tile.begin;
-           first -= BLOCK_N, ++step) {
-        const int stage = step % STAGES;
-        mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: still in use
-        mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);
-        tma_load_panels<BLOCK_N>(
-            smem + stage * TILE_BYTES, map, full + 8 * stage, tile.k_first + first, tile.kv_head,
-            batch);
+      for (; copied < wanted; ++copied) {
+        const int first = last_tile_begin(tile) - copied * BLOCK_N, stage = copied % STAGES;
+        if (first < tile.begin) return;
+        const unsigned to = stage * TILE_BYTES, row = tile.k_first + first;
+        mbarrier_arrive_expect_tx(k_full + 8 * stage, TILE_BYTES);
+        mbarrier_arrive_expect_tx(v_full + 8 * stage, TILE_BYTES);
+        tma_load_panels<BLOCK_N>(K_smem + to, k_map, k_full + 8 * stage, row, tile.kv_head, batch);
+        tma_load_panels<BLOCK_N>(V_smem + to, v_map, v_full + 8 * stage, row, tile.kv_head, batch);
       }
     }
-    return;
-  }
+  };
 
-  // ---- consumers
-  const int consumer = warpgroup - 1, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
-  const int warp_row = 64 * consumer + threadIdx.x / 32 % 4 * 16;  // of the tile's rows
-  const bool leader = threadIdx.x % 128 == 0;                      // arrives for its warpgroup
+  const int consumer = warpgroup, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
+  const int warp_row = threadIdx.x / 32 * 16;  // of the tile's rows
   const unsigned long long q = wgmma_descriptor(Q_smem + consumer * Q_BYTES),
                            k = wgmma_descriptor(K_smem);
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
@@ -145,16 +125,24 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     l_i[0] = l_i[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
-    mbarrier_wait(q_full + 8 * consumer, 0);
+    const int batch = packed ? 0 : tile.sequence;
+    if (threadIdx.x == 0) {
+      mbarrier_arrive_expect_tx(q_full, CONSUMERS * Q_BYTES);
+      for (int i = 0; i < CONSUMERS; ++i)
+        tma_load_panels<64>(
+            Q_smem + i * Q_BYTES, q_map, q_full, tile.row + 64 * i, tile.head, batch);
+    }
+    mbarrier_wait(q_full, 0);
 
     // ---- one key tile: scores, weights, output, one after the other
     for (first = last_tile_begin(tile); first >= tile.begin; first -= BLOCK_N, ++step) {
+      __syncthreads();  // hazard: other warpgroups' products read K and V
+      copy(step + STAGES);
       const int stage = step % STAGES;
       mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);
       start_qk<T>(S, q, k + stage * (TILE_BYTES / 16));
       wgmma_wait<0>();
       wgmma_registers(S);
-      if (leader) mbarrier_arrive(k_empty + 8 * stage);
       mask_edges();
       maxima();
       rescale_output(acc, rescale);
@@ -162,13 +150,12 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       to_operand<T>(P, S, 0, GROUPS);
       mbarrier_wait(v_full + 8 * stage, step / STAGES & 1);
       if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
-        clear_rows<128>(dynamic_smem + V_AT + stage * TILE_BYTES, tile.kv_len - first);
-        named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products could read rows not cleared yet
+        clear_rows<0>(dynamic_smem + V_AT + stage * TILE_BYTES, tile.kv_len - first);
+        __syncthreads();  // hazard: products could read rows not cleared yet
       }
       start_pv<T>(acc, P, v + stage * (TILE_BYTES / 16));
       wgmma_wait<0>();
       wgmma_registers(acc);
-      if (leader) mbarrier_arrive(v_empty + 8 * stage);
     }
     finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);
     store();

@@ -1,10 +1,10 @@
-// 10, step 12, maxima as integers: one instruction compares two scores with the highest so far.
+// 10, step 7, setmaxnreg: the producer gives registers back, and the consumers take them.
 //
-// Since step 11: VIMNMX3 finds the largest of three integers, and there is none for floats. Unless
-// both are negative, floats compare like their bits read as integers.
+// Since step 6: all threads start with 168 registers or, with three consumers, 128. A thread that
+// only starts copies needs few, and a consumer needs more for a wider key tile.
 //
-// Launch   grid: as many blocks as multiprocessors, packed: as tiles; block 128 (1 + BLOCK_M / 64);
-//          SHARED_BYTES of dynamic shared memory
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 128 (1 +
+//          BLOCK_M / 64); SHARED_BYTES of dynamic shared memory
 // Shapes   as 07. Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}: boxes of 64 columns,
 //          and of 64 rows of Q, BLOCK_N of K and V
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
@@ -16,20 +16,13 @@
 #ifndef STAGES
 #define STAGES 2  // tiles of K, and of V, in shared memory
 #endif
-#ifndef RESCALE_THRESHOLD
-#define RESCALE_THRESHOLD 8  // m_i follows only maxima that exceed it by more, in powers of 2
-#endif
-#ifndef PINGPONG
-#define PINGPONG 1  // 1: the consumers take turns in starting products
-#endif
 
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
-constexpr unsigned O_AT = CONSUMERS * Q_BYTES, K_AT = O_AT + CONSUMERS * PANEL_BYTES;
-constexpr unsigned V_AT = K_AT + STAGES * TILE_BYTES;
+constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES;
 constexpr unsigned BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
-constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 * CONSUMERS + 4 * STAGES);
+constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (CONSUMERS + 4 * STAGES);
 
 // S = Q K^T for its 64 rows, started. The next 16 columns are 32 bytes further, the next 64 one
 // panel.
@@ -55,26 +48,6 @@ __device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned l
   wgmma_commit();
 }
 
-// Whether a score of the warp's rows exceeds m_i by so much that weights could overflow, the lazy
-// rescale of FlashAttention-4. Unless both are negative, floats compare like their bits read as
-// integers, so one instruction (VIMNMX3) compares two scores with the highest so far. A negative
-// result may be too low, and is clamped to 0.
-__device__ __forceinline__ bool exceeds_maxima(
-    const Scores& S, const Statistics& m_i, float softmax_scale_log2) {
-  bool exceeds = false;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    int highest = __float_as_int(S[2 * i]);
-#pragma unroll
-    for (int n = 0; n < BLOCK_N / 8; ++n)
-      highest =
-          max(max(highest, __float_as_int(S[4 * n + 2 * i])), __float_as_int(S[4 * n + 2 * i + 1]));
-    exceeds |=
-        fmaxf(__int_as_float(highest), 0.0f) * softmax_scale_log2 > m_i[i] + RESCALE_THRESHOLD;
-  }
-  return __any_sync(0xffffffff, exceeds);
-}
-
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 1) hopper(
     const __grid_constant__ TensorMap q_map,  // boxes of 64 rows
@@ -84,25 +57,20 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const int* __restrict__ schedule,      // [rounds, blocks, 4], see next_tile
-    const int rounds, const AttentionParams params) {
+    const AttentionParams params) {
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
                  V_smem = Q_smem + V_AT;
-  const unsigned q_full = Q_smem + BARRIERS_AT;  // one for each consumer
-  const unsigned q_empty = q_full + 8 * CONSUMERS;
-  const unsigned k_full = q_empty + 8 * CONSUMERS;  // one for each stage
+  const unsigned q_full = Q_smem + BARRIERS_AT;    // one for each consumer
+  const unsigned k_full = q_full + 8 * CONSUMERS;  // one for each stage
   const unsigned k_empty = k_full + 8 * STAGES;
   const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
   // The same for all lanes; the shuffle lets the compiler know.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   const bool packed = cu_seqlens_q != nullptr;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < CONSUMERS; ++i) {
-      mbarrier_init(q_full + 8 * i, 1);
-      mbarrier_init(q_empty + 8 * i, 1);
-    }
+    for (int i = 0; i < CONSUMERS; ++i) mbarrier_init(q_full + 8 * i, 1);
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(k_full + 8 * stage, 1);
       mbarrier_init(v_full + 8 * stage, 1);
@@ -112,13 +80,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     mbarrier_init_fence();
   }
   __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
-  Tile tile, done;
-  int round = 0;
-  const int4* const items = reinterpret_cast<const int4*>(schedule);
-  int4 item = items[blockIdx.x];
-  const auto next = [&] {
-    return next_tile(tile, item, round, rounds, items, cu_seqlens_q, cu_seqlens_k, params);
-  };
+  Tile tile;
+  const bool has_rows = tile_of_block(tile, cu_seqlens_q, cu_seqlens_k, params);
 
   // ---- producer: a thread for K, one for V and one for Q. `step` counts key tiles
   if (warpgroup == 0) {
@@ -128,15 +91,14 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     const TensorMap& map = warp_id == 0 ? k_map : v_map;
     const unsigned smem = warp_id == 0 ? K_smem : V_smem, full = warp_id == 0 ? k_full : v_full;
     const unsigned empty = full + 8 * STAGES;
-    for (int step = 0, tiles = 0; next(); ++tiles) {
+    if (has_rows) {
       const int batch = packed ? 0 : tile.sequence;
       for (int i = 0; warp_id == 2 && i < CONSUMERS; ++i) {
-        mbarrier_wait(q_empty + 8 * i, (tiles & 1) ^ 1);  // hazard: products still read Q
         mbarrier_arrive_expect_tx(q_full + 8 * i, Q_BYTES);
         tma_load_panels<64>(
             Q_smem + i * Q_BYTES, q_map, q_full + 8 * i, tile.row + 64 * i, tile.head, batch);
       }
-      for (int first = last_tile_begin(tile); warp_id != 2 && first >= tile.begin;
+      for (int first = last_tile_begin(tile), step = 0; warp_id != 2 && first >= tile.begin;
            first -= BLOCK_N, ++step) {
         const int stage = step % STAGES;
         mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: still in use
@@ -154,11 +116,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const int consumer = warpgroup - 1, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = 64 * consumer + threadIdx.x / 32 % 4 * 16;  // of the tile's rows
   const bool leader = threadIdx.x % 128 == 0;                      // arrives for its warpgroup
-  unsigned char* const staged = dynamic_smem + O_AT + (threadIdx.x / 32 - 4) * 16 * 128;
   const unsigned long long q = wgmma_descriptor(Q_smem + consumer * Q_BYTES),
                            k = wgmma_descriptor(K_smem);
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
-  const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;  // named barriers
   const float scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale * LOG2_E;
   constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as accumulators have them
@@ -167,7 +127,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   Output acc;
   Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
   Statistics rescale, inverse;
-  int first, step = 0, tiles = 0;  // first: of the keys of S
+  int first, step = 0;  // first: of the keys of S
 
   const auto mask_edges = [&] {
     const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
@@ -178,89 +138,42 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     }
   };
   const auto maxima = [&] { online_softmax_maxima(S, m_i, l_i, rescale, softmax_scale_log2); };
-  const auto store = [&] { store_rows(done, warp_row, acc, inverse, staged, O, packed, params); };
+  const auto store = [&] { store_fragments(tile, warp_row, acc, inverse, O, packed, params); };
   const auto weights = [&](int from, int to) {
     online_softmax_weights(S, m_i, l_i, softmax_scale_log2, from, to);
   };
 
-  if (!next()) return;
-  mbarrier_wait(q_full + 8 * consumer, 0);
-  mbarrier_wait(k_full, 0);
-  start_qk<T>(S, q, k);
-  wgmma_wait<0>();
-  // The first turn is the first consumer's.
-  if (PINGPONG && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
-  for (;;) {
-    // ---- a tile's first keys: S is there
+  if (has_rows) {
     m_i[0] = m_i[1] = M_INIT;
     l_i[0] = l_i[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
-    wgmma_registers(S);
-    if (leader) mbarrier_arrive(k_empty + 8 * (step % STAGES));
-    first = last_tile_begin(tile);
-    mask_edges();
-    maxima();
-    bool rescaled = false;  // of what is in acc, so far nothing
-    weights(0, GROUPS);
-    to_operand<T>(P, S, 0, GROUPS);
-    if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
-      mbarrier_wait(v_full + 8 * (step % STAGES), step / STAGES & 1);
-      clear_rows<128>(dynamic_smem + V_AT + step % STAGES * TILE_BYTES, tile.kv_len - first);
-      named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products could read rows not cleared yet
-    }
+    mbarrier_wait(q_full + 8 * consumer, 0);
 
-    // ---- one step: S of the next key tile and O of this one are started, then the next weights
-    for (first -= BLOCK_N; first >= tile.begin; first -= BLOCK_N) {
-      const int v_stage = step % STAGES, v_parity = step / STAGES & 1;
-      ++step;
+    // ---- one key tile: scores, weights, output, one after the other
+    for (first = last_tile_begin(tile); first >= tile.begin; first -= BLOCK_N, ++step) {
       const int stage = step % STAGES;
       mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);
-      if (PINGPONG) named_barrier_sync(my_turn, 256);
       start_qk<T>(S, q, k + stage * (TILE_BYTES / 16));
-      wgmma_registers(acc);
-      if (rescaled) rescale_output(acc, rescale);  // while the products of S run
-      mbarrier_wait(v_full + 8 * v_stage, v_parity);
-      start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));
-      if (PINGPONG) named_barrier_arrive(next_turn, 256);
-      wgmma_wait<1>();
+      wgmma_wait<0>();
       wgmma_registers(S);
       if (leader) mbarrier_arrive(k_empty + 8 * stage);
       mask_edges();
-      rescaled = exceeds_maxima(S, m_i, softmax_scale_log2);
-      if (rescaled) maxima();
-      weights(0, GROUPS / 2);
+      maxima();
+      rescale_output(acc, rescale);
+      weights(0, GROUPS);
+      to_operand<T>(P, S, 0, GROUPS);
+      mbarrier_wait(v_full + 8 * stage, step / STAGES & 1);
+      if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
+        clear_rows<128>(dynamic_smem + V_AT + stage * TILE_BYTES, tile.kv_len - first);
+        named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products could read rows not cleared yet
+      }
+      start_pv<T>(acc, P, v + stage * (TILE_BYTES / 16));
       wgmma_wait<0>();
       wgmma_registers(acc);
-      if (leader) mbarrier_arrive(v_empty + 8 * v_stage);
-      to_operand<T>(P, S, 0, GROUPS / 2);
-      weights(GROUPS / 2, GROUPS);
-      to_operand<T>(P, S, GROUPS / 2, GROUPS);
+      if (leader) mbarrier_arrive(v_empty + 8 * stage);
     }
-
-    // ---- the last keys' O, and S of the next tile's first keys, which run while O is stored
-    if (leader) mbarrier_arrive(q_empty + 8 * consumer);
-    if (rescaled) rescale_output(acc, rescale);
-    done = tile;
-    finish_rows(done, warp_row, m_i, l_i, inverse, lse, packed, params);  // O is still in flight
-    if (!next()) break;
-    const int v_stage = step % STAGES;
-    mbarrier_wait(v_full + 8 * v_stage, step / STAGES & 1);
-    start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));
-    ++step;
-    ++tiles;
-    mbarrier_wait(q_full + 8 * consumer, tiles & 1);
-    mbarrier_wait(k_full + 8 * (step % STAGES), step / STAGES & 1);
-    start_qk<T>(S, q, k + (step % STAGES) * (TILE_BYTES / 16));
-    wgmma_wait<1>();
-    wgmma_registers(acc);
-    if (leader) mbarrier_arrive(v_empty + 8 * v_stage);
+    finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);
     store();
-    wgmma_wait<0>();
   }
-  mbarrier_wait(v_full + 8 * (step % STAGES), step / STAGES & 1);
-  start_pv<T>(acc, P, v + (step % STAGES) * (TILE_BYTES / 16));
-  wgmma_wait<0>();
-  wgmma_registers(acc);
-  store();
 }

@@ -1,9 +1,7 @@
-// 10, step 11, lazy rescale: m_i is updated only when a row's maximum exceeds it by
-// RESCALE_THRESHOLD.
+// 10, step 14, maxima as integers: one instruction compares two scores with the highest so far.
 //
-// Since step 10: most key tiles take neither the exchange of maxima between the four lanes of a row
-// nor the multiplication of O. As in 07, smaller excesses do no harm, because the division by l_i
-// at the end cancels them. Each warp decides by a vote.
+// Since step 13: VIMNMX3 finds the largest of three integers, and there is none for floats. Unless
+// both are negative, floats compare like their bits read as integers.
 //
 // Launch   grid: as many blocks as multiprocessors, packed: as tiles; block 128 (1 + BLOCK_M / 64);
 //          SHARED_BYTES of dynamic shared memory
@@ -58,17 +56,21 @@ __device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned l
 }
 
 // Whether a score of the warp's rows exceeds m_i by so much that weights could overflow, the lazy
-// rescale of FlashAttention-4.
+// rescale of FlashAttention-4. Unless both are negative, floats compare like their bits read as
+// integers, so one instruction (VIMNMX3) compares two scores with the highest so far. A negative
+// result may be too low, and is clamped to 0.
 __device__ __forceinline__ bool exceeds_maxima(
     const Scores& S, const Statistics& m_i, float softmax_scale_log2) {
   bool exceeds = false;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float highest = NEG_INF;  // of this lane's keys
+    int highest = __float_as_int(S[2 * i]);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
-      highest = fmaxf(highest, fmaxf(S[4 * n + 2 * i], S[4 * n + 2 * i + 1]));
-    exceeds |= highest * softmax_scale_log2 > m_i[i] + RESCALE_THRESHOLD;
+      highest =
+          max(max(highest, __float_as_int(S[4 * n + 2 * i])), __float_as_int(S[4 * n + 2 * i + 1]));
+    exceeds |=
+        fmaxf(__int_as_float(highest), 0.0f) * softmax_scale_log2 > m_i[i] + RESCALE_THRESHOLD;
   }
   return __any_sync(0xffffffff, exceeds);
 }

@@ -1,10 +1,10 @@
-// 10, step 5, setmaxnreg: the producer gives registers back, and the consumers take them.
+// 10, step 5, mbarriers of empty stages: each warpgroup says that it has left a stage of K or V.
 //
-// Since step 4: all threads start with 168 registers or, with three consumers, 128. A thread that
-// only starts copies needs few, and a consumer needs more for a wider key tile.
+// Since step 4: the block has no barrier in its loop. The thread that copies K waits until the last
+// warpgroup has left a stage, and so does the one that copies V.
 //
-// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 128 (1 +
-//          BLOCK_M / 64); SHARED_BYTES of dynamic shared memory
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 2 BLOCK_M;
+//          SHARED_BYTES of dynamic shared memory
 // Shapes   as 07. Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}: boxes of 64 columns,
 //          and of 64 rows of Q, BLOCK_N of K and V
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
@@ -17,9 +17,7 @@
 #define STAGES 2  // tiles of K, and of V, in shared memory
 #endif
 
-constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
+constexpr int THREADS = 128 * CONSUMERS;
 constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES;
 constexpr unsigned BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
 constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (CONSUMERS + 4 * STAGES);
@@ -83,39 +81,37 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   Tile tile;
   const bool has_rows = tile_of_block(tile, cu_seqlens_q, cu_seqlens_k, params);
 
-  // ---- producer: a thread for K, one for V and one for Q. `step` counts key tiles
-  if (warpgroup == 0) {
-    setmaxnreg_decrease<PRODUCER_REGISTERS>();
+  // ---- copies: a thread for K, one for V and one for Q
+  int copied = 0;  // tiles, by this thread
+  const auto copy = [&](int wanted) {
     const int warp_id = threadIdx.x / 32;
-    if (threadIdx.x % 32 != 0 || warp_id == 3) return;
+    if (threadIdx.x % 32 != 0 || warp_id > 2) return;
     const TensorMap& map = warp_id == 0 ? k_map : v_map;
     const unsigned smem = warp_id == 0 ? K_smem : V_smem, full = warp_id == 0 ? k_full : v_full;
     const unsigned empty = full + 8 * STAGES;
     if (has_rows) {
       const int batch = packed ? 0 : tile.sequence;
-      for (int i = 0; warp_id == 2 && i < CONSUMERS; ++i) {
+      for (int i = copied; warp_id == 2 && i < CONSUMERS; copied = ++i) {
         mbarrier_arrive_expect_tx(q_full + 8 * i, Q_BYTES);
         tma_load_panels<64>(
             Q_smem + i * Q_BYTES, q_map, q_full + 8 * i, tile.row + 64 * i, tile.head, batch);
       }
-      for (int first = last_tile_begin(tile), step = 0; warp_id != 2 && first >= tile.begin;
-           first -= BLOCK_N, ++step) {
-        const int stage = step % STAGES;
-        mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: still in use
+      for (; warp_id != 2 && copied < wanted; ++copied) {
+        const int first = last_tile_begin(tile) - copied * BLOCK_N, stage = copied % STAGES;
+        if (first < tile.begin) return;
+        mbarrier_wait(empty + 8 * stage, (copied / STAGES & 1) ^ 1);  // hazard: still in use
         mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);
         tma_load_panels<BLOCK_N>(
             smem + stage * TILE_BYTES, map, full + 8 * stage, tile.k_first + first, tile.kv_head,
             batch);
       }
     }
-    return;
-  }
+  };
+  copy(STAGES);
 
-  // ---- consumers
-  setmaxnreg_increase<CONSUMER_REGISTERS>();
-  const int consumer = warpgroup - 1, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
-  const int warp_row = 64 * consumer + threadIdx.x / 32 % 4 * 16;  // of the tile's rows
-  const bool leader = threadIdx.x % 128 == 0;                      // arrives for its warpgroup
+  const int consumer = warpgroup, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
+  const int warp_row = threadIdx.x / 32 * 16;  // of the tile's rows
+  const bool leader = threadIdx.x % 128 == 0;  // arrives for its warpgroup
   const unsigned long long q = wgmma_descriptor(Q_smem + consumer * Q_BYTES),
                            k = wgmma_descriptor(K_smem);
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
@@ -152,6 +148,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
 
     // ---- one key tile: scores, weights, output, one after the other
     for (first = last_tile_begin(tile); first >= tile.begin; first -= BLOCK_N, ++step) {
+      copy(step + STAGES);
       const int stage = step % STAGES;
       mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);
       start_qk<T>(S, q, k + stage * (TILE_BYTES / 16));
@@ -165,8 +162,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       to_operand<T>(P, S, 0, GROUPS);
       mbarrier_wait(v_full + 8 * stage, step / STAGES & 1);
       if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
-        clear_rows<128>(dynamic_smem + V_AT + stage * TILE_BYTES, tile.kv_len - first);
-        named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products could read rows not cleared yet
+        clear_rows<0>(dynamic_smem + V_AT + stage * TILE_BYTES, tile.kv_len - first);
+        __syncthreads();  // hazard: products could read rows not cleared yet
       }
       start_pv<T>(acc, P, v + stage * (TILE_BYTES / 16));
       wgmma_wait<0>();

@@ -1,13 +1,10 @@
-// 10, step 8, a block for each multiprocessor: it takes one tile of rows after the other, from a
-// table.
+// 10, step 6, a producer warpgroup: it copies ahead; mbarriers say which stages are full or empty.
 //
-// Since step 7: the producer loads Q and the first keys of the next tile of rows while the
-// consumers end this one. Blocks no longer start one after the other, so their order is a table,
-// made by the host: longest tiles first, and in each round the longest tile for the block with the
-// least work. q_empty says that Q may be replaced.
+// Since step 5: a thread that waits for an empty stage holds up no warpgroup that computes.
+// A consumer waits for data alone.
 //
-// Launch   grid: as many blocks as multiprocessors, packed: as tiles; block 128 (1 + BLOCK_M / 64);
-//          SHARED_BYTES of dynamic shared memory
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 128 (1 +
+//          BLOCK_M / 64); SHARED_BYTES of dynamic shared memory
 // Shapes   as 07. Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}: boxes of 64 columns,
 //          and of 64 rows of Q, BLOCK_N of K and V
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
@@ -19,16 +16,11 @@
 #ifndef STAGES
 #define STAGES 2  // tiles of K, and of V, in shared memory
 #endif
-#ifndef PINGPONG
-#define PINGPONG 1  // 1: the consumers take turns in starting products
-#endif
 
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
 constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES;
 constexpr unsigned BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
-constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 * CONSUMERS + 4 * STAGES);
+constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (CONSUMERS + 4 * STAGES);
 
 // S = Q K^T for its 64 rows, started. The next 16 columns are 32 bytes further, the next 64 one
 // panel.
@@ -63,25 +55,20 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const int* __restrict__ schedule,      // [rounds, blocks, 4], see next_tile
-    const int rounds, const AttentionParams params) {
+    const AttentionParams params) {
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
                  V_smem = Q_smem + V_AT;
-  const unsigned q_full = Q_smem + BARRIERS_AT;  // one for each consumer
-  const unsigned q_empty = q_full + 8 * CONSUMERS;
-  const unsigned k_full = q_empty + 8 * CONSUMERS;  // one for each stage
+  const unsigned q_full = Q_smem + BARRIERS_AT;    // one for each consumer
+  const unsigned k_full = q_full + 8 * CONSUMERS;  // one for each stage
   const unsigned k_empty = k_full + 8 * STAGES;
   const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
   // The same for all lanes; the shuffle lets the compiler know.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   const bool packed = cu_seqlens_q != nullptr;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < CONSUMERS; ++i) {
-      mbarrier_init(q_full + 8 * i, 1);
-      mbarrier_init(q_empty + 8 * i, 1);
-    }
+    for (int i = 0; i < CONSUMERS; ++i) mbarrier_init(q_full + 8 * i, 1);
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(k_full + 8 * stage, 1);
       mbarrier_init(v_full + 8 * stage, 1);
@@ -92,30 +79,23 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   }
   __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
   Tile tile;
-  int round = 0;
-  const int4* const items = reinterpret_cast<const int4*>(schedule);
-  int4 item = items[blockIdx.x];
-  const auto next = [&] {
-    return next_tile(tile, item, round, rounds, items, cu_seqlens_q, cu_seqlens_k, params);
-  };
+  const bool has_rows = tile_of_block(tile, cu_seqlens_q, cu_seqlens_k, params);
 
   // ---- producer: a thread for K, one for V and one for Q. `step` counts key tiles
   if (warpgroup == 0) {
-    setmaxnreg_decrease<PRODUCER_REGISTERS>();
     const int warp_id = threadIdx.x / 32;
     if (threadIdx.x % 32 != 0 || warp_id == 3) return;
     const TensorMap& map = warp_id == 0 ? k_map : v_map;
     const unsigned smem = warp_id == 0 ? K_smem : V_smem, full = warp_id == 0 ? k_full : v_full;
     const unsigned empty = full + 8 * STAGES;
-    for (int step = 0, tiles = 0; next(); ++tiles) {
+    if (has_rows) {
       const int batch = packed ? 0 : tile.sequence;
       for (int i = 0; warp_id == 2 && i < CONSUMERS; ++i) {
-        mbarrier_wait(q_empty + 8 * i, (tiles & 1) ^ 1);  // hazard: products still read Q
         mbarrier_arrive_expect_tx(q_full + 8 * i, Q_BYTES);
         tma_load_panels<64>(
             Q_smem + i * Q_BYTES, q_map, q_full + 8 * i, tile.row + 64 * i, tile.head, batch);
       }
-      for (int first = last_tile_begin(tile); warp_id != 2 && first >= tile.begin;
+      for (int first = last_tile_begin(tile), step = 0; warp_id != 2 && first >= tile.begin;
            first -= BLOCK_N, ++step) {
         const int stage = step % STAGES;
         mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: still in use
@@ -129,14 +109,12 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   }
 
   // ---- consumers
-  setmaxnreg_increase<CONSUMER_REGISTERS>();
   const int consumer = warpgroup - 1, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = 64 * consumer + threadIdx.x / 32 % 4 * 16;  // of the tile's rows
   const bool leader = threadIdx.x % 128 == 0;                      // arrives for its warpgroup
   const unsigned long long q = wgmma_descriptor(Q_smem + consumer * Q_BYTES),
                            k = wgmma_descriptor(K_smem);
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
-  const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;  // named barriers
   const float scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale * LOG2_E;
   constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as accumulators have them
@@ -145,7 +123,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   Output acc;
   Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
   Statistics rescale, inverse;
-  int first, step = 0, tiles = 0;  // first: of the keys of S
+  int first, step = 0;  // first: of the keys of S
 
   const auto mask_edges = [&] {
     const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
@@ -161,67 +139,37 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     online_softmax_weights(S, m_i, l_i, softmax_scale_log2, from, to);
   };
 
-  // The first turn is the first consumer's.
-  if (PINGPONG && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
-  for (; next(); ++step, ++tiles) {
-    mbarrier_wait(q_full + 8 * consumer, tiles & 1);
-    mbarrier_wait(k_full + 8 * (step % STAGES), step / STAGES & 1);
-    start_qk<T>(S, q, k + (step % STAGES) * (TILE_BYTES / 16));
-    wgmma_wait<0>();
+  if (has_rows) {
     m_i[0] = m_i[1] = M_INIT;
     l_i[0] = l_i[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
-    wgmma_registers(S);
-    if (leader) mbarrier_arrive(k_empty + 8 * (step % STAGES));
-    first = last_tile_begin(tile);
-    mask_edges();
-    maxima();
-    weights(0, GROUPS);
-    to_operand<T>(P, S, 0, GROUPS);
-    if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
-      mbarrier_wait(v_full + 8 * (step % STAGES), step / STAGES & 1);
-      clear_rows<128>(dynamic_smem + V_AT + step % STAGES * TILE_BYTES, tile.kv_len - first);
-      named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products could read rows not cleared yet
-    }
+    mbarrier_wait(q_full + 8 * consumer, 0);
 
-    // ---- one step: S of the next key tile and O of this one are started, then the next weights
-    for (first -= BLOCK_N; first >= tile.begin; first -= BLOCK_N) {
-      const int v_stage = step % STAGES, v_parity = step / STAGES & 1;
-      ++step;
+    // ---- one key tile: scores, weights, output, one after the other
+    for (first = last_tile_begin(tile); first >= tile.begin; first -= BLOCK_N, ++step) {
       const int stage = step % STAGES;
       mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);
-      if (PINGPONG) named_barrier_sync(my_turn, 256);
       start_qk<T>(S, q, k + stage * (TILE_BYTES / 16));
-      wgmma_registers(acc);
-      rescale_output(acc, rescale);  // while the products of S run
-      mbarrier_wait(v_full + 8 * v_stage, v_parity);
-      start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));
-      if (PINGPONG) named_barrier_arrive(next_turn, 256);
-      wgmma_wait<1>();
+      wgmma_wait<0>();
       wgmma_registers(S);
       if (leader) mbarrier_arrive(k_empty + 8 * stage);
       mask_edges();
       maxima();
-      weights(0, GROUPS / 2);
+      rescale_output(acc, rescale);
+      weights(0, GROUPS);
+      to_operand<T>(P, S, 0, GROUPS);
+      mbarrier_wait(v_full + 8 * stage, step / STAGES & 1);
+      if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
+        clear_rows<128>(dynamic_smem + V_AT + stage * TILE_BYTES, tile.kv_len - first);
+        named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products could read rows not cleared yet
+      }
+      start_pv<T>(acc, P, v + stage * (TILE_BYTES / 16));
       wgmma_wait<0>();
       wgmma_registers(acc);
-      if (leader) mbarrier_arrive(v_empty + 8 * v_stage);
-      to_operand<T>(P, S, 0, GROUPS / 2);
-      weights(GROUPS / 2, GROUPS);
-      to_operand<T>(P, S, GROUPS / 2, GROUPS);
+      if (leader) mbarrier_arrive(v_empty + 8 * stage);
     }
-
-    // ---- the last keys' O
-    if (leader) mbarrier_arrive(q_empty + 8 * consumer);
-    rescale_output(acc, rescale);
-    finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);  // O is still in flight
-    const int v_stage = step % STAGES;
-    mbarrier_wait(v_full + 8 * v_stage, step / STAGES & 1);
-    start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));
-    wgmma_wait<0>();
-    wgmma_registers(acc);
-    if (leader) mbarrier_arrive(v_empty + 8 * v_stage);
+    finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);
     store();
   }
 }
