@@ -70,9 +70,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) tiled(
 
   // ---- pass 1: the row's maximum and sum. A larger maximum shrinks the sum so far (Milakov and Gimelshein, 2018)
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
+    __syncthreads();  // hazard: the previous tile could be overwritten while in use
     load_tile(K_smem, K, first, N_kv);
-    __syncthreads();  // hazard: the tile is read before another thread has written its part of it
+    __syncthreads();  // hazard: the tile could be read before other threads have written their part
     float s[BLOCK_N];
     row_scores(s, q, K_smem, first, N_kv, softmax_scale);
 
@@ -88,10 +88,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) tiled(
   // ---- pass 2: the same scores again, now with the final maximum, and the output
   float acc[HEAD_DIM] = {};
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
+    __syncthreads();  // hazard: the previous tile could be overwritten while in use
     load_tile(K_smem, K, first, N_kv);
     load_tile(V_smem, V, first, N_kv);
-    __syncthreads();  // hazard: the tile is read before another thread has written its part of it
+    __syncthreads();  // hazard: the tile could be read before other threads have written their part
     float s[BLOCK_N];
     row_scores(s, q, K_smem, first, N_kv, softmax_scale);
 

@@ -72,10 +72,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) online_softmax(
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[HEAD_DIM] = {};
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
+    __syncthreads();  // hazard: the previous tile could be overwritten while in use
     load_tile(K_smem, K, first, N_kv);
     load_tile(V_smem, V, first, N_kv);
-    __syncthreads();  // hazard: the tile is read before another thread has written its part of it
+    __syncthreads();  // hazard: the tile could be read before other threads have written their part
     float s[BLOCK_N];
     row_scores(s, q, K_smem, first, N_kv, softmax_scale);
 

@@ -128,7 +128,10 @@ __device__ __forceinline__ void load_rows(float (&a)[TILE_M], const float* colum
 #pragma unroll
   for (int i = 0; i < TILE_M; i += 4) {
     const float4 four = *reinterpret_cast<const float4*>(column + row_of(i, y));
-    a[i] = four.x, a[i + 1] = four.y, a[i + 2] = four.z, a[i + 3] = four.w;
+    a[i] = four.x;
+    a[i + 1] = four.y;
+    a[i + 2] = four.z;
+    a[i + 3] = four.w;
   }
 }
 
@@ -219,9 +222,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D4 * THREADS_X - D4); e += THREADS)
     smem.V[e % BLOCK_N][D4 + e / BLOCK_N] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   float m_i[TILE_M], l_i[TILE_M];  // l_i: of this thread's columns only, until the epilogue
-  for (int i = 0; i < TILE_M; ++i) m_i[i] = NEG_INF, l_i[i] = 0.0f;
+  for (int i = 0; i < TILE_M; ++i) {
+    m_i[i] = NEG_INF;
+    l_i[i] = 0.0f;
+  }
   wait_for_copies();
-  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+  __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[TILE_M][TILE_D] = {};
@@ -246,11 +252,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
         *reinterpret_cast<float4*>(&smem.P[x + j * THREADS_X][row_of(i, y)]) =
             make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
     wait_for_copies();
-    __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
+    __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
     load_tile(smem.K, K, first + BLOCK_N, N_kv);  // in flight while V is used; past the last tile it is zeros
     gemm_pv(acc, smem, x, y);
     wait_for_copies();
-    __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
+    __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once

@@ -162,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fused(
     l_i[i] = 0.0f;
   }
   wait_for_copies();
-  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+  __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
 #if ROTARY
   rotate<BLOCK_M, BLOCK_M, 1>(smem.Q[0], rotary_cos, rotary_sin, q_positions, first_pos, q_len - first_row, fused);
@@ -176,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fused(
     rotate<BLOCK_N, 1, 4 * (D4 | 1)>(
         &smem.K[0][0].x, rotary_cos, rotary_sin, k_positions ? k_positions + first : nullptr, first, end - first,
         fused);
-    __syncthreads();  // hazard: Q and K are read before another thread has rotated its part of them
+    __syncthreads();  // hazard: Q and K could be read before other threads have rotated their part
 #endif
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);
@@ -207,11 +207,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) fused(
         *reinterpret_cast<float4*>(&smem.P[x + j * THREADS_X][row_of(i, y)]) =
             make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
     wait_for_copies();
-    __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
+    __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
     load_tile(smem.K, K, params.k.row, first + BLOCK_N, end);  // in flight while V is used; past the end: zeros
     gemm_pv(acc, smem, x, y);
     wait_for_copies();
-    __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
+    __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once

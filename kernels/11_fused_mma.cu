@@ -378,8 +378,8 @@ __device__ __forceinline__ void gemm_pv(
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* s = &S[m][2 * k + i / 2][i % 2 * 2];
         const int row = 2 * m + i % 2;
+        const float* s = row_pair(S, row, 2 * k + i / 2);
         const float x = weight(s[0], softmax_scale_log2, m_i[row]), y = weight(s[1], softmax_scale_log2, m_i[row]);
         l_i[row] += x + y;
         a[m][i] = pack(T(), x, y);
@@ -487,7 +487,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
   for (int first = begin; first < end; first += BLOCK_N, stage_offset ^= TILE) {
     cp_async_wait<0>();
 #if ROTARY
-    __syncwarp();  // hazard: words are rotated before the other lanes' copies have arrived
+    __syncwarp();  // hazard: words could be rotated before the other lanes' copies have arrived
     rotate<BLOCK_N, T>(
         dynamic_smem + (K_smem - Q_smem) + stage_offset, cosines, sines, k_positions ? k_positions + first : nullptr,
         first, end - first, fused);
@@ -517,7 +517,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
       load_tile<BLOCK_N>(V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
 #if BIAS
       bias_rows += BLOCK_N * fused.bias_key;
-      __syncwarp();  // hazard: the tile of the bias is replaced before the other lanes have read it
+      __syncwarp();  // hazard: the bias's tile could be overwritten while other lanes read it
       load_bias<T>(bias_tile, bias_rows, fused, q_len - first_row - warp_row, end - next);
 #endif
       cp_async_commit();

@@ -158,8 +158,8 @@ __device__ __forceinline__ void gemm_pv(
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* s = &S[m][2 * k + i / 2][i % 2 * 2];
         const int row = 2 * m + i % 2;
+        const float* s = row_pair(S, row, 2 * k + i / 2);
         const float x = weight(s[0], softmax_scale_log2, m_i[row]), y = weight(s[1], softmax_scale_log2, m_i[row]);
         l_i[row] += x + y;
         a[m][i] = pack(T(), x, y);
@@ -227,7 +227,7 @@ __device__ __forceinline__ void project(
   const unsigned copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk);
   W += (long long)copy_row * columns + 8 * copy_chunk;
   Y += (warp_row + g) * y_row + 2 * t;
-  __syncthreads();  // hazard: tiles of Q, K and V are replaced that other warps still read
+  __syncthreads();  // hazard: Q, K and V could be overwritten while other warps read them
   // Heads begin with different columns, so that those that run at the same time do not add to the same places.
   const int tiles = (columns + HEAD_DIM - 1) / HEAD_DIM;
   int first = STAGGERED && !ALL_HEADS ? head % tiles * HEAD_DIM : 0;
@@ -251,7 +251,7 @@ __device__ __forceinline__ void project(
           }
     }
     cp_async_wait<0>();
-    __syncthreads();  // hazard: W's tile is read before the others' copies have arrived; the one before is replaced
+    __syncthreads();  // hazard: W's tile could be read before it lands, or the previous one overwritten
     const int next = first + HEAD_DIM < columns ? first + HEAD_DIM : 0;
     if (i + 1 < tiles) {
       load_tile<HEAD_DIM_PADDED>(
@@ -362,8 +362,9 @@ __device__ __forceinline__ void attention(
     for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* a = &acc[m][2 * k + i / 2][i % 2 * 2];
-        O[m][k][i] = pack(T(), a[0] * inverse[2 * m + i % 2], a[1] * inverse[2 * m + i % 2]);
+        const int row = 2 * m + i % 2;
+        const float* a = row_pair(acc, row, 2 * k + i / 2);
+        O[m][k][i] = pack(T(), a[0] * inverse[row], a[1] * inverse[row]);
       }
 }
 
@@ -392,6 +393,6 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) projection(
     attention(
         O, Q + head * params.q.head, K + kv_head * params.k.head, V + kv_head * params.v.head, block, params);
     project(O, W_O + (long long)head * HEAD_DIM * columns, Y, params.o.row, columns, q_len - first_row, head);
-    if (ALL_HEADS) __syncthreads();  // hazard: W's tile is replaced by the next head's Q while other warps read it
+    if (ALL_HEADS) __syncthreads();  // hazard: the next head's Q could overwrite W's tile while in use
   }
 }

@@ -103,15 +103,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     smem.Q[r][c] = first_row + r < N ? Q[(size_t)(first_row + r) * HEAD_DIM + c] : 0.0f;
   }
   float m_i[TILE_M], l_i[TILE_M];
-  for (int i = 0; i < TILE_M; ++i) m_i[i] = NEG_INF, l_i[i] = 0.0f;
+  for (int i = 0; i < TILE_M; ++i) {
+    m_i[i] = NEG_INF;
+    l_i[i] = 0.0f;
+  }
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[TILE_M][TILE_D] = {};
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
+    __syncthreads();  // hazard: the previous tile could be overwritten while in use
     load_tile(smem.K, K, first, N_kv);
     load_tile(smem.V, V, first, N_kv);
-    __syncthreads();  // hazard: the tile is read before another thread has written its part of it
+    __syncthreads();  // hazard: the tile could be read before other threads have written their part
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, y);
     // A key past the end scores -inf, so that its weight is exactly 0.

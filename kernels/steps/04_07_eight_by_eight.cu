@@ -131,15 +131,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D * THREADS_X - HEAD_DIM); e += THREADS)
     smem.V[e % BLOCK_N][HEAD_DIM + e / BLOCK_N] = 0.0f;
   float m_i[TILE_M], l_i[TILE_M];
-  for (int i = 0; i < TILE_M; ++i) m_i[i] = NEG_INF, l_i[i] = 0.0f;
+  for (int i = 0; i < TILE_M; ++i) {
+    m_i[i] = NEG_INF;
+    l_i[i] = 0.0f;
+  }
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[TILE_M][TILE_D] = {};
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
+    __syncthreads();  // hazard: the previous tile could be overwritten while in use
     load_tile(smem.K, K, first, N_kv);
     load_tile(smem.V, V, first, N_kv);
-    __syncthreads();  // hazard: the tile is read before another thread has written its part of it
+    __syncthreads();  // hazard: the tile could be read before other threads have written their part
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);
     // A key past the end scores -inf, so that its weight is exactly 0.
@@ -154,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     for (int j = 0; j < TILE_N; ++j)
 #pragma unroll
       for (int i = 0; i < TILE_M; ++i) smem.P[x + j * THREADS_X][y + i * THREADS_Y] = s[i][j];
-    __syncthreads();  // hazard: P is read before another thread has written its part of it
+    __syncthreads();  // hazard: P could be read before other threads have written their part
     gemm_pv(acc, smem, x, y);
   }
 

@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(THREADS) flash_wmma(
     l_i[i] = 0.0f;
   }
   wait_for_copies();
-  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+  __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[TILE_M][TILE_D] = {};
@@ -185,11 +185,11 @@ __global__ void __launch_bounds__(THREADS) flash_wmma(
         *reinterpret_cast<float4*>(&smem.P[x + j * THREADS_X][row_of(i, y)]) =
             make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
     wait_for_copies();
-    __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
+    __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
     load_tile(smem.K, K, params.k.row, first + BLOCK_N, end);  // in flight while V is used; past the end: zeros
     gemm_pv(acc, smem, x, y);
     wait_for_copies();
-    __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
+    __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once

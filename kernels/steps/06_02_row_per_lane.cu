@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
   float acc[HEAD_DIM_PADDED / 16][16] = {};
   float m_i = M_INIT, l_i = 0.0f;  // m_i in units of log2
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
-  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+  __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   for (int first = begin; first < end; first += BLOCK_N) {
@@ -146,10 +146,10 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
       s[j] = exp2f(s[j] - m_i);
       l_i += s[j];
     }
-    __syncthreads();  // hazard: V is read before another thread has written its part; K is replaced while in use
+    __syncthreads();  // hazard: V could be read incomplete, or K overwritten while in use
     load_tile<BLOCK_N>(K_smem, K, params.k.row, first + BLOCK_N, end);  // past the end: zeros
     gemm_pv(acc, s, V_smem);
-    __syncthreads();  // hazard: K is read before another thread has written its part; V is replaced while in use
+    __syncthreads();  // hazard: K could be read incomplete, or V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once

@@ -107,7 +107,7 @@ __device__ __forceinline__ void store_acc_columns(
   __syncwarp();  // hazard: overwritten while another lane still reads its row
 #pragma unroll
   for (int m = 0; m < 2; ++m) tc::store_matrix_sync(S_smem + 16 * m * S_STRIDE, acc[m][n], S_STRIDE, tc::mem_row_major);
-  __syncwarp();  // hazard: a row is read before the other lanes have stored their part of it
+  __syncwarp();  // hazard: a row could be read before the other lanes have stored their part
 }
 
 template <typename T>
@@ -141,22 +141,27 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
   load_tile<BLOCK_M>(Q_smem, Q, params.q.row, 0, q_len - first_row);
   Accumulator acc[2][HEAD_DIM_PADDED / 16];
 #pragma unroll
-  for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) tc::fill_fragment(acc[0][n], 0.0f), tc::fill_fragment(acc[1][n], 0.0f);
+  for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
+    tc::fill_fragment(acc[0][n], 0.0f);
+    tc::fill_fragment(acc[1][n], 0.0f);
+  }
   float m_i = M_INIT, l_i = 0.0f;  // m_i in units of log2
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
-  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+  __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   for (int first = begin; first < end; first += BLOCK_N) {
     load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);
     gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
-    __syncwarp();  // hazard: a row of S is read before the other lanes have stored their part of it
+    __syncwarp();  // hazard: a row of S could be read before the other lanes have stored their part
     float s[BLOCK_N], m_new = m_i;
 #pragma unroll
     for (int j = 0; j < BLOCK_N; j += 4) {
       const float4 four = *reinterpret_cast<const float4*>(s_row + j);
-      s[j] = softmax_scale_log2 * four.x, s[j + 1] = softmax_scale_log2 * four.y;
-      s[j + 2] = softmax_scale_log2 * four.z, s[j + 3] = softmax_scale_log2 * four.w;
+      s[j] = softmax_scale_log2 * four.x;
+      s[j + 1] = softmax_scale_log2 * four.y;
+      s[j + 2] = softmax_scale_log2 * four.z;
+      s[j + 3] = softmax_scale_log2 * four.w;
     }
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
@@ -171,9 +176,9 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
     m_i = m_new;
     l_i *= rescale;
     // Which rows a lane's elements of acc are in is unspecified, but a fragment of the row factors has the same layout.
-    __syncwarp();  // hazard: a row of S is overwritten while another lane still reads it
+    __syncwarp();  // hazard: a row of S could be overwritten while another lane still reads it
     S_smem[r % 32] = rescale;
-    __syncwarp();  // hazard: a factor is loaded before its lane has stored it
+    __syncwarp();  // hazard: a factor could be loaded before its lane has stored it
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       Accumulator factor;  // a column stride of 0: the same 16 factors in every column
@@ -183,7 +188,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
 #pragma unroll
         for (int e = 0; e < factor.num_elements; ++e) acc[m][n].x[e] *= factor.x[e];
     }
-    __syncwarp();  // hazard: P overwrites what another lane still loads
+    __syncwarp();  // hazard: P could overwrite what another lane still loads
     T* p_row = reinterpret_cast<T*>(s_row);
 #pragma unroll
     for (int j = 0; j < BLOCK_N; j += 8) {
@@ -196,10 +201,10 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
       }
       *reinterpret_cast<uint4*>(p_row + j) = make_uint4(p[0], p[1], p[2], p[3]);
     }
-    __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
+    __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
     load_tile<BLOCK_N>(K_smem, K, params.k.row, first + BLOCK_N, end);  // past the end: zeros
     gemm_pv(acc, reinterpret_cast<const T*>(S_smem), V_smem);
-    __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
+    __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once

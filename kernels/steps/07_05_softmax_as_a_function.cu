@@ -99,7 +99,8 @@ __device__ __forceinline__ void online_softmax_rescale(const Scores& S, Statisti
       const float factor = __shfl_sync(0xffffffff, rescale, 8 * k + threadIdx.x % 32 / 4);
 #pragma unroll
       for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
-        acc[k / 2][n][k % 2 * 2] *= factor, acc[k / 2][n][k % 2 * 2 + 1] *= factor;
+        row_pair(acc, k, n)[0] *= factor;
+        row_pair(acc, k, n)[1] *= factor;
     }
   }
 }
@@ -161,20 +162,22 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   Statistics m_i = {M_INIT}, l_i = {};  // m_i in units of log2
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
   cp_async_wait<0>();
-  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+  __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
   for (int first = begin; first < end; first += BLOCK_N) {
     load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);  // in flight while the scores are computed
     gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
-    __syncwarp();  // hazard: a row of S is read before the other lanes have stored their part of it
+    __syncwarp();  // hazard: a row of S could be read before the other lanes have stored their part
     Scores S;
     float (&s)[BLOCK_N] = S[0];  // this lane's row
 #pragma unroll
     for (int j = 0; j < BLOCK_N; j += 4) {
       const float4 four = *reinterpret_cast<const float4*>(s_row + j);
-      s[j] = softmax_scale_log2 * four.x, s[j + 1] = softmax_scale_log2 * four.y;
-      s[j + 2] = softmax_scale_log2 * four.z, s[j + 3] = softmax_scale_log2 * four.w;
+      s[j] = softmax_scale_log2 * four.x;
+      s[j + 1] = softmax_scale_log2 * four.y;
+      s[j + 2] = softmax_scale_log2 * four.z;
+      s[j + 3] = softmax_scale_log2 * four.w;
     }
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
@@ -183,7 +186,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
         if (first + j < low || first + j > high) s[j] = NEG_INF;
     }
     online_softmax_rescale(S, m_i, l_i, acc);
-    __syncwarp();  // hazard: P overwrites what another lane still loads
+    __syncwarp();  // hazard: P could overwrite what another lane still loads
     T* p_row = reinterpret_cast<T*>(s_row);
 #pragma unroll
     for (int j = 0; j < BLOCK_N; j += 8) {
@@ -197,11 +200,11 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
       *reinterpret_cast<uint4*>(p_row + j) = make_uint4(p[0], p[1], p[2], p[3]);
     }
     cp_async_wait<0>();
-    __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
+    __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
     load_tile<BLOCK_N>(K_smem, K, params.k.row, first + BLOCK_N, end);  // in flight while V is used
     gemm_pv(acc, reinterpret_cast<const T*>(S_smem), V_smem);
     cp_async_wait<0>();
-    __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
+    __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once

@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   }
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
   cp_async_wait<0>();
-  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+  __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
   for (int first = begin; first < end; first += BLOCK_N) {
@@ -192,11 +192,11 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
       *reinterpret_cast<unsigned*>(P_smem + (8 * row + g) * P_STRIDE + i / 8 * 8 + 2 * t) = pack(T(), x, y);
     }
     cp_async_wait<0>();
-    __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
+    __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
     load_tile<BLOCK_N>(K_smem, K, params.k.row, first + BLOCK_N, end);  // in flight while V is used
     gemm_pv(acc, P_smem, V_smem);
     cp_async_wait<0>();
-    __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
+    __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once

@@ -124,8 +124,8 @@ __device__ __forceinline__ void gemm_pv(
     for (int m = 0; m < 2; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* s = &S[m][2 * k + i / 2][i % 2 * 2];
         const int row = 2 * m + i % 2;
+        const float* s = row_pair(S, row, 2 * k + i / 2);
         const float x = exp2f(s[0] - m_i[row]), y = exp2f(s[1] - m_i[row]);
         l_i[row] += x + y;
         a[m][i] = pack(T(), x, y);
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   }
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
   cp_async_wait<0>();
-  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+  __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
   for (int first = begin; first < end; first += BLOCK_N) {
@@ -193,11 +193,11 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     }
     online_softmax_rescale(S, m_i, l_i, acc);
     cp_async_wait<0>();
-    __syncthreads();  // hazard: V is read before the others' copies have arrived; K is replaced while in use
+    __syncthreads();  // hazard: V could be read before it lands, or K overwritten while in use
     load_tile<BLOCK_N>(K_smem, K, params.k.row, first + BLOCK_N, end);  // in flight while V is used
     gemm_pv(acc, S, m_i, l_i, V_smem);
     cp_async_wait<0>();
-    __syncthreads();  // hazard: K is read before another thread has written its part; V is replaced while in use
+    __syncthreads();  // hazard: K could be read incomplete, or V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once

@@ -143,8 +143,8 @@ __device__ __forceinline__ void gemm_pv(
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* s = &S[m][2 * k + i / 2][i % 2 * 2];
         const int row = 2 * m + i % 2;
+        const float* s = row_pair(S, row, 2 * k + i / 2);
         const float x = exp2f(s[0] - m_i[row]), y = exp2f(s[1] - m_i[row]);
         l_i[row] += x + y;
         a[m][i] = pack(T(), x, y);
