@@ -10,8 +10,7 @@
 // Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float32,
 //          strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens.
 //          lse (batch, heads, N) or (heads, tokens)
-// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees
-//          on
+// Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 
 #include "attention_params.cuh"
 

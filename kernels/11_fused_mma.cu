@@ -74,11 +74,8 @@ constexpr int ROWS = 2 * TILES_M;                // per thread: g, g + 8, ... of
 constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row, in whole fragments
 constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
 constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
-static_assert(
-    HEAD_DIM % 8 == 0 && HEAD_DIM <= 256,
-    "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "whole chunks; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
@@ -337,11 +334,10 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
 
 // A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position
 // of the thread's first row among the keys, and end are relative to the thread's first key.
-__device__ __forceinline__ void mask(
-    Scores& S, int row_pos, int end, int window_lo, int window_hi) {
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lo, int hi) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    const int low = row_pos + 8 * i + window_lo, high = row_pos + 8 * i + window_hi;
+    const int low = row_pos + 8 * i + lo, high = row_pos + 8 * i + hi;
     const unsigned seen = keys_before<BLOCK_N>(min(high + 1, end)) & ~keys_before<BLOCK_N>(low);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
@@ -351,9 +347,8 @@ __device__ __forceinline__ void mask(
   }
 }
 
-// The new maximum, and everything so far rescaled to it. Rescaling takes time, so it is done only
-// when some weight would exceed 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division
-// by l_i at the end cancels them.
+// Everything so far is rescaled to the new maximum, but only when some weight would exceed
+// 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division by l_i cancels them.
 __device__ __forceinline__ void online_softmax_rescale(
     const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc, float softmax_scale_log2,
     const Statistics& row_bias) {
@@ -388,10 +383,9 @@ __device__ __forceinline__ void online_softmax_rescale(
   }
 }
 
-// The weight of a score, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while
-// m_i, the same product for the row's largest s, is rounded. While |m_i| < 2^27 that is worth 2^4
-// at most, and 2^(8 + 4) still fits float16. EXACT_SHIFT rounds both alike, so that no weight
-// exceeds 2^8 at any scale.
+// A score's weight, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i,
+// that of the row's largest s, is rounded. While |m_i| < 2^27 this is worth 2^4 at most, and 2^12
+// fits float16. EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
 __device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
   return exp2f(
       EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
@@ -455,9 +449,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
   const int first_pos = window.first_pos, last_pos = window.last_pos, last_row = window.last_row;
   constexpr int ALIGN = BIAS ? 16 : 1;  // tiles of the bias begin at multiples of 16 bytes
   const int begin = window.begin / ALIGN * ALIGN, end = window.end;
-
-  // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first
-  // fragment of the tile.
+  // ldmatrix takes the address of a row from each lane: q_lane, k_lane and v_lane are the first.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V
   const unsigned Q_smem = smem_address(dynamic_smem);
@@ -510,12 +502,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
     }
   }
   Output acc = {};
-  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+  Statistics m_i, l_i = {};  // m_i in units of log2; l_i of this lane's keys until the epilogue
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    m_i[i] = M_INIT;
-    l_i[i] = 0.0f;
-  }
+  for (int i = 0; i < ROWS; ++i) m_i[i] = M_INIT;
   const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = abs_scale * LOG2_E;
 #if ALIBI

@@ -13,8 +13,7 @@
 //          cu_seqlens. lse (batch, heads, N) or (heads, tokens)
 // Needs    sm_80; CuTe's headers (the package nvidia-cutlass); HEAD_DIM and strides multiples of 8,
 //          pointers of 16 bytes
-// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees
-//          on
+// Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 #include <cute/tensor.hpp>
 #include "block.cuh"    // Block, Window: 05
 #include "half2.cuh"    // pack: 06
@@ -54,9 +53,7 @@ constexpr int PANEL = HEAD_DIM_PADDED % 64 == 0   ? 64
                                                   : 16;  // columns of an atom
 constexpr int SWIZZLE_BITS = PANEL == 64 ? 3 : PANEL == 32 ? 2 : 1;
 constexpr int COPY_ROWS = THREADS / (PANEL / 8);  // that the block copies at a time
-static_assert(
-    HEAD_DIM % 8 == 0 && HEAD_DIM <= 256,
-    "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "whole chunks; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
 static_assert(
     BLOCK_M % COPY_ROWS == 0 && BLOCK_N % COPY_ROWS == 0, "each thread copies equally many chunks");
@@ -134,9 +131,8 @@ __device__ __forceinline__ auto by_rows(Accumulators& acc) {
       make_layout(make_layout(get<0, 1>(l), get<1>(l)), make_layout(get<0, 0>(l), get<2>(l))));
 }
 
-// The new maximum, and everything so far rescaled to it. Rescaling takes time, so it is done only
-// when some weight would exceed 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division
-// by l_i at the end cancels them.
+// Everything so far is rescaled to the new maximum, but only when some weight would exceed
+// 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division by l_i cancels them.
 template <typename Scores, typename Output, typename Statistics>
 __device__ __forceinline__ void online_softmax_rescale(
     const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc, float softmax_scale_log2) {
@@ -163,10 +159,9 @@ __device__ __forceinline__ void online_softmax_rescale(
   }
 }
 
-// The weight of a score, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while
-// m_i, the same product for the row's largest s, is rounded. While |m_i| < 2^27 that is worth 2^4
-// at most, and 2^(8 + 4) still fits float16. EXACT_SHIFT rounds both alike, so that no weight
-// exceeds 2^8 at any scale.
+// A score's weight, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i,
+// that of the row's largest s, is rounded. While |m_i| < 2^27 this is worth 2^4 at most, and 2^12
+// fits float16. EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
 __device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
   return exp2f(
       EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));

@@ -11,8 +11,7 @@
 //          cu_seqlens. lse (batch, heads, N) or (heads, tokens)
 // Needs    sm_75 for float16, sm_80 for bfloat16; HEAD_DIM and strides multiples of 8, pointers of
 //          16 bytes
-// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees
-//          on
+// Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 #include "block.cuh"  // Block, Window: 05
 #include "half2.cuh"  // pack: 06
 
@@ -40,9 +39,7 @@
 constexpr int CHUNKS = HEAD_DIM / 8;                   // of 16 bytes in a row of K or V
 constexpr int STRIDE = (HEAD_DIM + 15) / 16 * 16 + 8;  // elements of a padded row of K
 constexpr int COPIES = (BLOCK_N * CHUNKS + THREADS - 1) / THREADS;  // chunks of a tile per thread
-static_assert(
-    HEAD_DIM % 8 == 0 && HEAD_DIM <= 128,
-    "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "whole chunks; acc must fit the registers");
 
 // Q and P are stored transposed: a thread reads four rows of one column as a float4. The padding
 // avoids bank conflicts within a quarter of a warp, which reads 8 rows of K (an odd number of

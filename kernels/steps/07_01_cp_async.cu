@@ -9,8 +9,7 @@
 //          bfloat16, strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with
 //          cu_seqlens. lse (batch, heads, N) or (heads, tokens)
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
-// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees
-//          on
+// Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 #include <mma.h>
 #include "block.cuh"    // Block, Window: 05
 #include "half2.cuh"    // pack: 06
@@ -35,9 +34,7 @@ constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
 constexpr int STRIDE = HEAD_DIM_PADDED + 8;                 // padded: 8 rows are in different banks
 constexpr int S_STRIDE = BLOCK_N + 4;  // the same for S; P overlays S, 2 S_STRIDE elements a row
 constexpr int SHARED_BYTES = 2 * STRIDE * (BLOCK_M + 2 * BLOCK_N) + 4 * BLOCK_M * S_STRIDE;
-static_assert(
-    HEAD_DIM % 8 == 0 && HEAD_DIM <= 128,
-    "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "whole chunks; acc must fit the registers");
 static_assert(
     BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0,
     "a lane has a row; scores are computed 32 keys at a time");

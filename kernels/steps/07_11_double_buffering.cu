@@ -9,8 +9,7 @@
 //          bfloat16, strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with
 //          cu_seqlens. lse (batch, heads, N) or (heads, tokens)
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
-// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees
-//          on
+// Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 #include "block.cuh"    // Block, Window: 05
 #include "half2.cuh"    // pack: 06
 #include "ptx.cuh"      // mma.sync, ldmatrix, cp.async, and the layouts of fragments
@@ -44,11 +43,8 @@ constexpr int ROWS = 2 * TILES_M;                // per thread: g, g + 8, ... of
 constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row, in whole fragments
 constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
 constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
-static_assert(
-    HEAD_DIM % 8 == 0 && HEAD_DIM <= 256,
-    "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "whole chunks; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
@@ -103,8 +99,7 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned Q_smem, unsigned K_s
 
 // A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position
 // of the thread's first row among the keys, and end are relative to the thread's first key.
-__device__ __forceinline__ void mask(
-    Scores& S, int row_pos, int end, int window_lo, int window_hi) {
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lo, int hi) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     const int low = row_pos + 8 * i + window_lo, high = min(row_pos + 8 * i + window_hi, end - 1);
@@ -201,12 +196,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     cp_async_commit();
   }
   Output acc = {};
-  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+  Statistics m_i, l_i = {};  // m_i in units of log2; l_i of this lane's keys until the epilogue
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    m_i[i] = M_INIT;
-    l_i[i] = 0.0f;
-  }
+  for (int i = 0; i < ROWS; ++i) m_i[i] = M_INIT;
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
 
   // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
