@@ -89,7 +89,7 @@ __device__ __forceinline__ void gemm_qk(Scores& S, const T* Q_smem, const T* K_s
 __device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lo, int hi) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    const int low = row_pos + 8 * i + window_lo, high = min(row_pos + 8 * i + window_hi, end - 1);
+    const int low = row_pos + 8 * i + lo, high = min(row_pos + 8 * i + hi, end - 1);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
