@@ -210,8 +210,10 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     for (int i = 0; i < 4; ++i) {  // row 8 i + g, whose factor another lane has
       const float factor = __shfl_sync(0xffffffff, rescale, 8 * i + g);
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) row_pair(acc, i, n)[0] *= factor;
-      row_pair(acc, i, n)[1] *= factor;
+      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) {
+        row_pair(acc, i, n)[0] *= factor;
+        row_pair(acc, i, n)[1] *= factor;
+      }
     }
     __syncwarp();  // hazard: P could overwrite what another lane still loads
     T* p_row = reinterpret_cast<T*>(s_row);

@@ -105,8 +105,10 @@ __device__ __forceinline__ void online_softmax_rescale(
     for (int k = 0; k < 4; ++k) {  // row 8 k + g, whose factor another lane has
       const float factor = __shfl_sync(0xffffffff, rescale, 8 * k + threadIdx.x % 32 / 4);
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) row_pair(acc, k, n)[0] *= factor;
-      row_pair(acc, k, n)[1] *= factor;
+      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) {
+        row_pair(acc, k, n)[0] *= factor;
+        row_pair(acc, k, n)[1] *= factor;
+      }
     }
   }
 }
