@@ -1,11 +1,13 @@
 // 01 naive: one thread per query row, its scores kept in an N x N_kv scratch in global memory.
 //
 // It follows the definition: S = softmax_scale * Q K^T, P = softmax(S) along each row, O = P V.
-// Every thread reads all of K and V for itself, and S takes N x N_kv words: the later stages remove both.
+// Every thread reads all of K and V for itself, and S takes N x N_kv words: later stages remove
+// both.
 //
 // Launch   grid ceil(N / BLOCK_M), block BLOCK_M; no shared memory
-// Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); S (N, N_kv); float32, row-major; any N, N_kv >= 1
-// Traffic  Q, K, V: N N_kv HEAD_DIM words requested each; S: N N_kv words stored twice and loaded twice; O: stored once
+// Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); S (N, N_kv); float32, row-major; N, N_kv >= 1
+// Traffic  Q, K, V: N N_kv HEAD_DIM words requested each; S: N N_kv words stored twice and loaded
+//          twice; O: stored once
 
 #ifndef BLOCK_M
 #define BLOCK_M 64  // B_r, query rows per block: one per thread
@@ -14,7 +16,9 @@
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O
 #endif
 #define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
-static_assert(BLOCK_M <= 1024 && HEAD_DIM <= 128, "a block has at most 1024 threads; acc must fit in registers");
+static_assert(
+    BLOCK_M <= 1024 && HEAD_DIM <= 128,
+    "a block has at most 1024 threads; acc must fit in registers");
 
 extern "C" __global__ void __launch_bounds__(BLOCK_M) naive(
     const float* __restrict__ Q,  // [N, HEAD_DIM]

@@ -1,12 +1,13 @@
-// 03 online softmax: one pass. The output so far is rescaled whenever a tile brings a larger maximum.
+// 03 online softmax: one pass. A tile with a larger maximum rescales the output so far.
 //
-// Since 02: pass 1 is gone. m_i, l_i and acc together are always right for the keys seen so far, so K is read once.
-// This is the online softmax (Milakov and Gimelshein, 2018) as FlashAttention uses it (Dao et al., 2022, algorithm 1),
-// with the division left to the end (Dao, 2023).
+// Since 02: pass 1 is gone. m_i, l_i and acc together are always right for the keys seen so far, so
+// K is read once. This is the online softmax (Milakov and Gimelshein, 2018) as FlashAttention uses
+// it (Dao et al., 2022, algorithm 1), with the division left to the end (Dao, 2023).
 //
-// Launch   grid ceil(N / BLOCK_M), block BLOCK_M; 4 (BLOCK_M Q_STRIDE + 2 BLOCK_N HEAD_DIM) bytes of shared memory
+// Launch   grid ceil(N / BLOCK_M), block BLOCK_M; 4 (BLOCK_M Q_STRIDE + 2 BLOCK_N HEAD_DIM) bytes
+//          of shared memory
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1
-// Traffic  Q: N HEAD_DIM words; K and V once each: ceil(N / BLOCK_M) N_kv HEAD_DIM words; O: stored once
+// Traffic  Q: N HEAD_DIM words; K and V once each: ceil(N / BLOCK_M) N_kv HEAD_DIM words; O: once
 
 #ifndef BLOCK_M
 #define BLOCK_M 128  // B_r, query rows per block: one per thread
@@ -18,13 +19,15 @@
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O
 #endif
 #define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
-constexpr int Q_STRIDE = HEAD_DIM | 1;      // odd: the 32 lanes of a warp, each in its own row of Q_smem, use 32 banks
-static_assert(BLOCK_M <= 1024 && HEAD_DIM <= 128, "a block has at most 1024 threads; acc must fit the registers");
+constexpr int Q_STRIDE = HEAD_DIM | 1;      // odd: 32 lanes, each in its own row, use 32 banks
+static_assert(
+    BLOCK_M <= 1024 && HEAD_DIM <= 128,
+    "a block has at most 1024 threads; acc must fit the registers");
 static_assert(
     4 * (BLOCK_M * Q_STRIDE + 2 * BLOCK_N * HEAD_DIM) <= 48 * 1024,
     "Q_smem, K_smem and V_smem do not fit 48 KB: choose a smaller BLOCK_M or BLOCK_N");
 
-// The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows past the end become zeros.
+// The block copies rows first .. first + BLOCK_N - 1 of K or V; zeros past the end.
 __device__ __forceinline__ void load_tile(
     float (*tile)[HEAD_DIM], const float* __restrict__ source, int first, int N_kv) {
   for (int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += BLOCK_M) {
@@ -33,9 +36,11 @@ __device__ __forceinline__ void load_tile(
   }
 }
 
-// The scores of this thread's row and the BLOCK_N keys of the tile. Each word of q is read once and serves all of them.
+// The scores of this thread's row and the BLOCK_N keys of the tile. Each word of q is read once and
+// serves all of them.
 __device__ __forceinline__ void row_scores(
-    float (&s)[BLOCK_N], const float* q, const float (*K_smem)[HEAD_DIM], int first, int N_kv, float softmax_scale) {
+    float (&s)[BLOCK_N], const float* q, const float (*K_smem)[HEAD_DIM], int first, int N_kv,
+    float softmax_scale) {
 #pragma unroll
   for (int j = 0; j < BLOCK_N; ++j) s[j] = 0.0f;
 #pragma unroll 4
@@ -60,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) online_softmax(
   __shared__ __align__(16) float K_smem[BLOCK_N][HEAD_DIM];
   __shared__ __align__(16) float V_smem[BLOCK_N][HEAD_DIM];
   const int first_row = blockIdx.x * BLOCK_M;
-  const int row = first_row + threadIdx.x;  // may be past N: such a thread still loads and waits with the others
+  const int row = first_row + threadIdx.x;  // past N, a thread still loads and waits
   const float* q = Q_smem[threadIdx.x];
   // No barrier follows these stores: the second one of the loop below comes before the first read.
   for (int i = threadIdx.x; i < BLOCK_M * HEAD_DIM; i += BLOCK_M) {
@@ -72,17 +77,17 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) online_softmax(
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[HEAD_DIM] = {};
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
+    __syncthreads();  // hazard: the previous tile could be overwritten while in use
     load_tile(K_smem, K, first, N_kv);
     load_tile(V_smem, V, first, N_kv);
-    __syncthreads();  // hazard: the tile is read before another thread has written its part of it
+    __syncthreads();  // hazard: the tile could be read before other threads have written their part
     float s[BLOCK_N];
     row_scores(s, q, K_smem, first, N_kv, softmax_scale);
 
     float m_new = m_i;
 #pragma unroll
     for (int j = 0; j < BLOCK_N; ++j) m_new = fmaxf(m_new, s[j]);
-    const float rescale = expf(m_i - m_new);  // 0 at the first tile, where m_i is -inf; 1 if the maximum stays
+    const float rescale = expf(m_i - m_new);  // 0 at the first tile; 1 if the maximum stays
     m_i = m_new;
     l_i *= rescale;
 #pragma unroll

@@ -1,14 +1,16 @@
-// 05 heads and masks: attention as models use it. The tiles of 04, without those that no row of a block sees.
+// 05 heads and masks: attention as models use it. The tiles of 04, without those that no row sees.
 //
-// Since 04: tensors have strides, so (batch, seq, heads, HEAD_DIM) is read in place. Several heads of Q may share one
-// head of K and V (GQA). Packed sequences differ in length. A row sees a window of keys: tiles outside it are skipped,
-// tiles across its border are masked, tiles inside it run as in 04.
+// Since 04: tensors have strides, so (batch, seq, heads, HEAD_DIM) is read in place. Several heads
+// of Q may share one head of K and V (GQA). Packed sequences differ in length. A row sees a window
+// of keys: tiles outside it are skipped, tiles across its border are masked, tiles inside it run as
+// in 04.
 //
-// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block THREADS, sizeof(Shared) bytes
-//          of dynamic shared memory
-// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float32, strides in elements, rows
-//          contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or (heads, tokens)
-// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block THREADS,
+//          sizeof(Shared) bytes of dynamic shared memory
+// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float32,
+//          strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens.
+//          lse (batch, heads, N) or (heads, tokens)
+// Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 
 #include "attention_params.cuh"
 
@@ -28,17 +30,19 @@
 #define THREADS_X 8  // threads that share a row
 #endif
 #ifndef VECTOR
-#define VECTOR (HEAD_DIM % 4 == 0)  // global memory is read and written as float4: rows start at multiples of 16 bytes
+#define VECTOR (HEAD_DIM % 4 == 0)  // rows start at multiples of 16 bytes: float4 loads and stores
 #endif
 #ifndef ASYNC
-#define ASYNC (VECTOR && __CUDA_ARCH__ >= 800)  // K and V are copied by cp.async, which Turing lacks
+#define ASYNC (VECTOR && __CUDA_ARCH__ >= 800)  // copies by cp.async, which Turing lacks
 #endif
 #include "register_tiles.cuh"  // of 04; and NEG_INF, LOG2_E, M_INIT
 
-constexpr int COPIES = (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile of K or V per thread
+constexpr int COPIES =
+    (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile of K or V per thread
 
-// Q and P are stored transposed: a thread reads four rows of one column as a float4. The padding avoids bank conflicts
-// within a quarter of a warp, which reads 8 rows of K (an odd number of float4 apart) or stores 4 columns of P.
+// Q and P are stored transposed: a thread reads four rows of one column as a float4. The padding
+// avoids bank conflicts within a quarter of a warp, which reads 8 rows of K (an odd number of
+// float4 apart) or stores 4 columns of P.
 struct __align__(16) Shared {
   float Q[4 * D4][BLOCK_M], P[BLOCK_N][BLOCK_M + 8];
   float4 K[BLOCK_N][D4 | 1], V[BLOCK_N][TILE_D4 * THREADS_X];
@@ -52,7 +56,8 @@ __device__ __forceinline__ float4 load4(const float* __restrict__ row, int c) {
   const int cols_left = HEAD_DIM - 4 * c;
   row += 4 * c;
   return make_float4(
-      row[0], cols_left > 1 ? row[1] : 0.0f, cols_left > 2 ? row[2] : 0.0f, cols_left > 3 ? row[3] : 0.0f);
+      row[0], cols_left > 1 ? row[1] : 0.0f, cols_left > 2 ? row[2] : 0.0f,
+      cols_left > 3 ? row[3] : 0.0f);
 #endif
 }
 
@@ -65,7 +70,7 @@ __device__ __forceinline__ void store4(float* row, int c, float4 a) {
 #endif
 }
 
-// The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows from end on become zeros.
+// The block copies rows first .. first + BLOCK_N - 1 of K or V; zeros from row `end` on.
 template <int WIDTH>
 __device__ __forceinline__ void load_tile(
     float4 (*tile)[WIDTH], const float* __restrict__ source, long long stride, int first, int end) {
@@ -76,7 +81,8 @@ __device__ __forceinline__ void load_tile(
     const bool in_bounds = first + j < end;
     const float* row = source + (in_bounds ? first + j : 0) * stride;
 #if ASYNC
-    // Asynchronous: uses no registers, and the thread waits only in wait_for_copies(). Past the end it reads 0 bytes.
+    // Asynchronous: uses no registers, and the thread waits only in wait_for_copies(). Past the end
+    // it reads 0 bytes.
     const unsigned target = static_cast<unsigned>(__cvta_generic_to_shared(&tile[j][c]));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(row + 4 * c),
                  "r"(in_bounds ? 16 : 0)
@@ -87,8 +93,10 @@ __device__ __forceinline__ void load_tile(
   }
 }
 
-// s = this thread's tile of Q K^T. Four columns of Q and K at a time: with 8 x 8 scores, 16 float4 serve 256 FFMAs.
-__device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
+// s = this thread's tile of Q K^T. Four columns of Q and K at a time: with 8 x 8 scores, 16 float4
+// serve 256 FFMAs.
+__device__ __forceinline__ void gemm_qk(
+    float (&s)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
 #pragma unroll 1
   for (int c = 0; c < D4; ++c) {
     float4 k[TILE_N];
@@ -106,7 +114,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared
 }
 
 // acc += this thread's tile of P V.
-__device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
+__device__ __forceinline__ void gemm_pv(
+    float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
 #pragma unroll 16
   for (int j = 0; j < BLOCK_N; ++j) {
     float p_column[TILE_M], v_row[TILE_D];
@@ -118,74 +127,83 @@ __device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shar
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
-    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, float* __restrict__ O,
-    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
-    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V,
+    float* __restrict__ O,
+    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
-  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start first
-  // and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2 cache.
+  // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of
+  // all heads, start first and light ones fill the gaps at the end. Otherwise a head's tiles are
+  // neighbours and find K and V in the L2 cache.
   int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
   if (params.window_right < UNLIMITED) {
-    const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
+    const unsigned heads = gridDim.y * gridDim.z;
+    const unsigned block = tile + gridDim.x * (head + gridDim.y * sequence);
     tile = gridDim.x - 1 - block / heads;
     head = block % heads % gridDim.y;
     sequence = block % heads / gridDim.y;
   }
   const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
   const bool packed = cu_seqlens_q != nullptr;
-  const int q_first = packed ? cu_seqlens_q[sequence] : 0, k_first = packed ? cu_seqlens_k[sequence] : 0;
+  const int q_first = packed ? cu_seqlens_q[sequence] : 0;
+  const int k_first = packed ? cu_seqlens_k[sequence] : 0;
   const int q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : params.N;
   const int kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv;
-  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  if (first_row >= q_len) return;  // the whole block, before any barrier: a shorter sequence
   Q += sequence * params.q.batch + (q_first + first_row) * params.q.row + head * params.q.head;
   O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
   K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
   V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
 
-  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i + window_lo .. i + window_hi;
-  // keys begin .. end - 1 are all that some row of the tile sees.
-  const int window_lo = kv_len - q_len - params.window_left, window_hi = kv_len - q_len + params.window_right;
+  // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i +
+  // window_lo .. i + window_hi; keys begin .. end - 1 are all that some row of the tile sees.
+  const int window_lo = kv_len - q_len - params.window_left;
+  const int window_hi = kv_len - q_len + params.window_right;
   const int last_row = min(first_row + BLOCK_M, q_len) - 1;
   const int first_pos = first_row + kv_len - q_len, last_pos = last_row + kv_len - q_len;
-  const int begin = max(first_pos - params.window_left, 0), end = min(last_pos + params.window_right + 1, kv_len);
+  const int begin = max(first_pos - params.window_left, 0);
+  const int end = min(last_pos + params.window_right + 1, kv_len);
 
   extern __shared__ float4 dynamic_smem[];
   Shared& smem = *reinterpret_cast<Shared*>(dynamic_smem);
-  // Lanes 0 to 3 are a square of two rows by two columns, and so on: a warp's float4 load takes 2 wavefronts if
-  // neighbouring lanes read the same address, and 4 if not.
+  // Lanes 0 to 3 are a square of two rows by two columns, and so on: a warp's float4 load takes 2
+  // wavefronts if neighbouring lanes read the same address, and 4 if not.
   const int x = threadIdx.x / 4 % (THREADS_X / 2) * 2 + threadIdx.x % 2;
   const int y = threadIdx.x / (2 * THREADS_X) * 2 + threadIdx.x / 2 % 2;
   load_tile(smem.K, K, params.k.row, begin, end);
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
   for (int e = threadIdx.x; e < BLOCK_M * D4; e += THREADS) {
     const int r = e % BLOCK_M, c = e / BLOCK_M;
-    const float4 q = first_row + r < q_len ? load4(Q + r * params.q.row, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const float4 q = first_row + r < q_len ? load4(Q + r * params.q.row, c)
+                                           : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int i = 0; i < 4; ++i) smem.Q[4 * c + i][r] = softmax_scale_log2 * word(q, i);
   }
-  // smem.V may be wider than a row. Copies do not write those columns and O has no place for their sums: zeros will do.
+  // smem.V may be wider than a row. Copies do not write those columns and O has no place for their
+  // sums: zeros will do.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D4 * THREADS_X - D4); e += THREADS)
     smem.V[e % BLOCK_N][D4 + e / BLOCK_N] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  float m_i[TILE_M], l_i[TILE_M];  // m_i in units of log2; l_i of this thread's columns only, until the epilogue
+  float m_i[TILE_M],
+      l_i[TILE_M];  // m_i in units of log2; l_i of this thread's columns until the end
   for (int i = 0; i < TILE_M; ++i) {
     m_i[i] = M_INIT;
     l_i[i] = 0.0f;
   }
   wait_for_copies();
-  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+  __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[TILE_M][TILE_D] = {};
   for (int first = begin; first < end; first += BLOCK_N) {
-    load_tile(smem.V, V, params.v.row, first, end);  // in flight while the scores are computed
+    load_tile(smem.V, V, params.v.row, first, end);  // in flight during the scores
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + window_lo || first + BLOCK_N > min(first_row + window_hi + 1, end))
 #pragma unroll
       for (int i = 0; i < TILE_M; ++i) {
-        const int row_pos = first_row + row_of(i, y) - first - x;  // relative to the thread's first key
+        const int row_pos = first_row + row_of(i, y) - first - x;  // from the thread's first key
         const int low = row_pos + window_lo, high = min(row_pos + window_hi, end - 1 - first - x);
 #pragma unroll
         for (int j = 0; j < TILE_N; ++j)
@@ -201,22 +219,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
         *reinterpret_cast<float4*>(&smem.P[x + j * THREADS_X][row_of(i, y)]) =
             make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
     wait_for_copies();
-    __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
-    load_tile(smem.K, K, params.k.row, first + BLOCK_N, end);  // in flight while V is used; past the end: zeros
+    __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
+    load_tile(
+        smem.K, K, params.k.row, first + BLOCK_N,
+        end);  // in flight while V is used; past the end: zeros
     gemm_pv(acc, smem, x, y);
     wait_for_copies();
-    __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
+    __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once
 #pragma unroll
   for (int i = 0; i < TILE_M; ++i) {
     const float sum = row_allreduce<THREADS_X>(l_i[i], [](float a, float b) { return a + b; });
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key: zeros, lse = -inf
     const int r = row_of(i, y);
     if (first_row + r >= q_len) continue;
     if (lse && x == 0) {
-      const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
+      const long long head_row =
+          ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
       lse[head_row + first_row + r] = LN_2 * (m_i[i] + log2f(sum));
     }
 #pragma unroll

@@ -1,25 +1,30 @@
-// 11 fused_mma: what stands beside attention in a model, in the kernel that has the scores and the tiles. Else as 07.
+// 11 fused_mma: what stands beside attention in a model, in the kernel that has the scores and the
+// tiles. Else as 07.
 //
-// Since 07: a tile of the bias (BIAS) comes by cp.async, while the products of the tile before are computed, and by
-// ldmatrix, which hands a lane the elements of its own scores: S's accumulators have the layout of a left operand.
-// ALIBI needs no array (Press et al., 2022): left of the diagonal -slope |i - j| is a term of the row, which goes into
-// the maximum, and one of the column, with which the accumulators begin. ROTARY rotates Q and K in shared memory, each
-// row by the warp that copied it (Su et al., 2021).
+// Since 07: a tile of the bias (BIAS) comes by cp.async, while the products of the tile before are
+// computed, and by ldmatrix, which hands a lane the elements of its own scores: S's accumulators
+// have the layout of a left operand. ALIBI needs no array (Press et al., 2022): left of the
+// diagonal -slope |i - j| is a term of the row, which goes into the maximum, and one of the column,
+// with which the accumulators begin. ROTARY rotates Q and K in shared memory, each row by the warp
+// that copied it (Su et al., 2021).
 //
-// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2 HEAD_DIM_PADDED
-//          (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory, and BLOCK_M BLOCK_N sizeof(Bias) with a bias
-// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
-//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or
-//          (heads, tokens). bias (batch, heads, N, N_kv), alibi_slopes (batch, heads), rotary_cos, rotary_sin (positions,
-//          ROTARY_DIM / 2), q_positions (batch, N), k_positions (batch, N_kv)
-// Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes; ROTARY_DIM a multiple of 16
-// Traffic  Q, O and bias once; K, V and the tables: for each tile of rows, from the first key that one of them sees to
-//          the last
-#include "block.cuh"    // Block, Window: 05
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2
+//          HEAD_DIM_PADDED (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory, and BLOCK_M
+//          BLOCK_N sizeof(Bias) with a bias
+// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or
+//          bfloat16, strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with
+//          cu_seqlens. lse (batch, heads, N) or (heads, tokens). bias (batch, heads, N, N_kv),
+//          alibi_slopes (batch, heads), rotary_cos, rotary_sin (positions, ROTARY_DIM / 2),
+//          q_positions (batch, N), k_positions (batch, N_kv)
+// Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes; ROTARY_DIM a multiple
+//          of 16
+// Traffic  Q, O and bias once; K, V and the tables: for each tile of rows, from the first key that
+//          one of them sees to the last
+#include "block.cuh"  // Block, Window: 05
 #include "fused_params.cuh"
 #include "half2.cuh"    // pack: 06
 #include "mask.cuh"     // keys_before: a mask as bits, one for each key of a thread
-#include "ptx.cuh"      // mma.sync, ldmatrix and cp.async as functions, and where their fragments are
+#include "ptx.cuh"      // mma.sync, ldmatrix, cp.async, and the layouts of fragments
 #include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
 #include "swizzle.cuh"  // swizzle, swizzle_advance: chunks in an order without bank conflicts
 
@@ -39,22 +44,22 @@
 #define MIN_BLOCKS 2  // per SM: what the compiler keeps registers free for
 #endif
 #ifndef EXACT_SHIFT
-#define EXACT_SHIFT 0  // 1: for a softmax_scale so large that m_i's rounding is worth many powers of 2; see gemm_pv
+#define EXACT_SHIFT 0  // 1: for scales so large that m_i's rounding matters; see weight()
 #endif
 #ifndef RESCALE_THRESHOLD
-#define RESCALE_THRESHOLD 8.0f  // m_i is updated only when a row's maximum exceeds it by more, in powers of 2
+#define RESCALE_THRESHOLD 8.0f  // m_i follows only maxima that exceed it by more, in powers of 2
 #endif
 #ifndef BIAS
-#define BIAS 0  // an array of the type of Q (1) or float32 (2), added to the scaled scores; bool (3), true: may be seen
+#define BIAS 0  // added to the scaled scores: Q's type (1), float32 (2); bool (3): may be seen
 #endif
 #ifndef BIAS_VECTOR
-#define BIAS_VECTOR 1  // rows of the bias start at multiples of 16 bytes, and their keys are neighbours
+#define BIAS_VECTOR 1  // rows of the bias are contiguous, at multiples of 16 bytes
 #endif
 #ifndef ALIBI
 #define ALIBI 0  // 1: -slope |distance| is added to the scaled scores
 #endif
 #ifndef ROTARY
-#define ROTARY 0  // 1: pairs of words p and p + ROTARY_DIM / 2 of Q and K are rotated. 2: pairs 2 p and 2 p + 1
+#define ROTARY 0  // 1: words p and p + ROTARY_DIM / 2 of Q and K are rotated; 2: 2 p and 2 p + 1
 #endif
 #ifndef ROTARY_DIM
 #define ROTARY_DIM (HEAD_DIM / 16 * 16)  // words of a row that are rotated: the first ones
@@ -64,14 +69,13 @@
 #endif
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int TILES_M = BLOCK_M / (16 * WARPS);             // MMA atoms of 16 rows in a warp tile
-constexpr int ROWS = 2 * TILES_M;                           // of S and O per thread: g, g + 8, ... of its warp's
-constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
-constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it, for cp.async and ldmatrix
+constexpr int TILES_M = BLOCK_M / (16 * WARPS);  // MMA atoms of 16 rows in a warp tile
+constexpr int ROWS = 2 * TILES_M;                // per thread: g, g + 8, ... of its warp's
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row, in whole fragments
+constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
 constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "whole chunks; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
@@ -97,34 +101,42 @@ using Table = T;
 #endif
 
 #if BIAS
-// The bias has a tile of its own, with a part for each warp, which alone copies and reads it: no barrier of the block is
-// needed. Chunks of 16 bytes are swizzled as those of K are.
+// The bias has a tile of its own, with a part for each warp, which alone copies and reads it: no
+// barrier of the block is needed. Chunks of 16 bytes are swizzled as those of K are.
 constexpr int WARP_ROWS = 16 * TILES_M;
 constexpr unsigned BIAS_BYTES = BIAS == 1 ? 2 : BIAS == 2 ? 4 : 1;  // of an element
 constexpr unsigned BIAS_ROW = BLOCK_N * BIAS_BYTES, BIAS_CHUNKS = BIAS_ROW / 16;
-constexpr unsigned BIAS_SPAN = BIAS_CHUNKS % 8 == 0 ? 8 : BIAS_CHUNKS % 4 == 0 ? 4 : BIAS_CHUNKS % 2 == 0 ? 2 : 1;
+constexpr unsigned BIAS_SPAN = BIAS_CHUNKS % 8 == 0   ? 8
+                               : BIAS_CHUNKS % 4 == 0 ? 4
+                               : BIAS_CHUNKS % 2 == 0 ? 2
+                                                      : 1;
 
 __device__ __forceinline__ unsigned bias_offset(unsigned row, unsigned byte) {
   constexpr unsigned SPAN = BIAS_SPAN;
   const unsigned chunk = byte / 16;
-  return row * BIAS_ROW + 16 * (chunk / SPAN * SPAN + (chunk % SPAN ^ row / (8 / SPAN) % SPAN)) + byte % 16;
+  return row * BIAS_ROW + 16 * (chunk / SPAN * SPAN + (chunk % SPAN ^ row / (8 / SPAN) % SPAN)) +
+         byte % 16;
 }
 
-// The same row, further on, by bytes whose bits the first offset in the row does not have: as swizzle_advance.
+// The same row, further on, by bytes whose bits the first offset in the row does not have: as
+// swizzle_advance.
 __device__ __forceinline__ unsigned bias_advance(unsigned offset, unsigned bytes) {
   constexpr unsigned WIDTH = 16 * BIAS_SPAN;
   return (offset ^ bytes % WIDTH) + bytes / WIDTH * WIDTH;
 }
 
-// This warp's rows of the bias, from `source` on. There are rows_left rows and keys_left keys; out-of-range entries are
-// unspecified: such keys get masked, and such rows are not stored.
+// This warp's rows of the bias, from `source` on. There are rows_left rows and keys_left keys;
+// out-of-range entries are unspecified: such keys get masked, and such rows are not stored.
 template <typename T>
 __device__ __forceinline__ void load_bias(
-    unsigned char* tile, const Bias<T>* __restrict__ source, const FusedParams& fused, int rows_left, int keys_left) {
+    unsigned char* tile, const Bias<T>* __restrict__ source, const FusedParams& fused,
+    int rows_left, int keys_left) {
   const int lane_id = threadIdx.x % 32;
 #if BIAS_VECTOR
-  constexpr int LANES = BIAS_CHUNKS % 4 == 0 ? 4 : BIAS_CHUNKS % 2 == 0 ? 2 : 1;  // that share a row
-  constexpr int STEP = 32 / LANES, CHUNK = 16 / BIAS_BYTES;                       // rows at a time; keys of a chunk
+  constexpr int LANES = BIAS_CHUNKS % 4 == 0   ? 4
+                        : BIAS_CHUNKS % 2 == 0 ? 2
+                                               : 1;          // that share a row
+  constexpr int STEP = 32 / LANES, CHUNK = 16 / BIAS_BYTES;  // rows at a time; keys
   const int row = lane_id / LANES, chunk = lane_id % LANES;
   const unsigned target = smem_address(tile) + bias_offset(row, 16 * chunk);
   source += row * fused.bias_row + chunk * CHUNK;
@@ -150,9 +162,11 @@ __device__ __forceinline__ void load_bias(
 #endif
 }
 
-// S, with which the product begins: bias / softmax_scale; -inf where a key is hidden, and whatever is added to it.
+// S, with which the product begins: bias / softmax_scale; -inf where a key is hidden, and whatever
+// is added to it.
 template <typename T>
-__device__ __forceinline__ void add_bias(Scores& S, const unsigned char* tile, float inverse_scale) {
+__device__ __forceinline__ void add_bias(
+    Scores& S, const unsigned char* tile, float inverse_scale) {
   const int lane_id = threadIdx.x % 32;
 #if BIAS == 1
   const unsigned first = smem_address(tile) + bias_offset(lane_id % 16, lane_id / 16 * 16);
@@ -195,7 +209,8 @@ __device__ __forceinline__ void add_bias(Scores& S, const unsigned char* tile, f
 #if ROTARY
 // Eight words of a row of a rotary table.
 __device__ __forceinline__ void load_angles(float (&a)[8], const float* __restrict__ row) {
-  const float4 low = reinterpret_cast<const float4*>(row)[0], high = reinterpret_cast<const float4*>(row)[1];
+  const float4 low = reinterpret_cast<const float4*>(row)[0],
+               high = reinterpret_cast<const float4*>(row)[1];
   const float eight[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
   for (int i = 0; i < 8; ++i) a[i] = eight[i];
@@ -213,13 +228,14 @@ __device__ __forceinline__ void load_angles(float (&a)[8], const T* __restrict__
   }
 }
 
-// Rotates the rows of a tile that this warp copied, two chunks of eight words at a time: those that hold eight pairs.
-// Row r is at positions[r], or at first_pos + r where there are none.
+// Rotates the rows of a tile that this warp copied, two chunks of eight words at a time: those that
+// hold eight pairs. Row r is at positions[r], or at first_pos + r where there are none.
 template <int TILE_ROWS, typename T>
 __device__ __forceinline__ void rotate(
-    unsigned char* tile, const Table<T>* __restrict__ rotary_cos, const Table<T>* __restrict__ rotary_sin,
-    const int* __restrict__ positions, int first_pos, int rows_left, const FusedParams& fused) {
-  constexpr int PAIRS = ROTARY_DIM / 16;                                         // of chunks in a row
+    unsigned char* tile, const Table<T>* __restrict__ rotary_cos,
+    const Table<T>* __restrict__ rotary_sin, const int* __restrict__ positions, int first_pos,
+    int rows_left, const FusedParams& fused) {
+  constexpr int PAIRS = ROTARY_DIM / 16;                     // of chunks in a row
   constexpr int STEP = THREADS / SPAN, OF_WARP = 32 / SPAN;  // rows that load_tile copies at a time
   constexpr int MY_ROWS = (TILE_ROWS + STEP - 1) / STEP * OF_WARP;
 #pragma unroll 4  // at 8, as many as Q has at HEAD_DIM = 128, registers spill
@@ -228,12 +244,15 @@ __device__ __forceinline__ void rotate(
     const int r = mine / OF_WARP * STEP + threadIdx.x / 32 * OF_WARP + mine % OF_WARP;
     if (r >= min(rows_left, TILE_ROWS)) continue;
     // Positions are clamped to the tables' rows, so that none is read past them, whoever gave it.
-    const long long pos = min(max(positions ? positions[r] : first_pos + r, 0), fused.positions - 1);
+    const long long pos =
+        min(max(positions ? positions[r] : first_pos + r, 0), fused.positions - 1);
     float cosine[8], sine[8];
     load_angles(cosine, rotary_cos + pos * fused.cos_row + 8 * pair);
     load_angles(sine, rotary_sin + pos * fused.sin_row + 8 * pair);
-    uint4& low = *reinterpret_cast<uint4*>(tile + swizzle<CHUNKS>(r, ROTARY == 2 ? 2 * pair : pair));
-    uint4& high = *reinterpret_cast<uint4*>(tile + swizzle<CHUNKS>(r, ROTARY == 2 ? 2 * pair + 1 : pair + PAIRS));
+    uint4& low =
+        *reinterpret_cast<uint4*>(tile + swizzle<CHUNKS>(r, ROTARY == 2 ? 2 * pair : pair));
+    uint4& high = *reinterpret_cast<uint4*>(
+        tile + swizzle<CHUNKS>(r, ROTARY == 2 ? 2 * pair + 1 : pair + PAIRS));
     unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
     for (int i = 0; i < (ROTARY == 2 ? 8 : 4); ++i) {
@@ -254,9 +273,10 @@ __device__ __forceinline__ void rotate(
 #endif
 
 #if ALIBI
-// To the left of the diagonal -slope |i - j| is slope (j - first), which the accumulators begin with, and a term of the
-// row, slope (first - i), which goes into the maximum; to the right the signs change. Not where an array may make scores
-// so large that such a sum is rounded by many powers of 2.
+// To the left of the diagonal -slope |i - j| is slope (j - first), which the accumulators begin
+// with, and a term of the row, slope (first - i), which goes into the maximum; to the right the
+// signs change. Not where an array may make scores so large that such a sum is rounded by many
+// powers of 2.
 constexpr bool SPLIT = !EXACT_SHIFT && (BIAS == 0 || BIAS == 3);
 
 // S += slope (j - first), for a tile on one side of the diagonal.
@@ -273,7 +293,8 @@ __device__ __forceinline__ void add_columns(Scores& S, float slope) {
       }
 }
 
-// S -= slope |distance|, for a tile that the diagonal crosses. row_pos: of this lane's first row, from its first key on.
+// S -= slope |distance|, for a tile that the diagonal crosses. row_pos: of this lane's first row,
+// from its first key on.
 __device__ __forceinline__ void add_distances(Scores& S, float slope, int row_pos) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
@@ -296,7 +317,8 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k) {
     unsigned a[TILES_M][4];
 #pragma unroll
-    for (int m = 0; m < TILES_M; ++m) ldmatrix_x4(a[m], swizzle_advance<CHUNKS>(q_lane, 2 * k) + 32 * m * HEAD_DIM_PADDED);
+    for (int m = 0; m < TILES_M; ++m)
+      ldmatrix_x4(a[m], swizzle_advance<CHUNKS>(q_lane, 2 * k) + 32 * m * HEAD_DIM_PADDED);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n) {
       unsigned b[4];
@@ -310,12 +332,12 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   }
 }
 
-// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position of the
-// thread's first row among the keys, and end are relative to the thread's first key.
-__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window_lo, int window_hi) {
+// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position
+// of the thread's first row among the keys, and end are relative to the thread's first key.
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lo, int hi) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    const int low = row_pos + 8 * i + window_lo, high = row_pos + 8 * i + window_hi;
+    const int low = row_pos + 8 * i + lo, high = row_pos + 8 * i + hi;
     const unsigned seen = keys_before<BLOCK_N>(min(high + 1, end)) & ~keys_before<BLOCK_N>(low);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
@@ -325,8 +347,8 @@ __device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window
   }
 }
 
-// The new maximum, and everything so far rescaled to it. Rescaling takes time, so it is done only when some weight
-// would exceed 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division by l_i at the end cancels them.
+// Everything so far is rescaled to the new maximum, but only when some weight would exceed
+// 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division by l_i cancels them.
 __device__ __forceinline__ void online_softmax_rescale(
     const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc, float softmax_scale_log2,
     const Statistics& row_bias) {
@@ -338,8 +360,10 @@ __device__ __forceinline__ void online_softmax_rescale(
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
       s_max = fmaxf(s_max, fmaxf(row_pair(S, i, n)[0], row_pair(S, i, n)[1]));
-    // Rounded up where the bias may be large: a weight may then be too small, but it does not overflow; see weight().
-    s_max = BIAS == 1 && !EXACT_SHIFT ? __fmul_ru(s_max, softmax_scale_log2) : s_max * softmax_scale_log2;
+    // Rounded up where the bias may be large: a weight may then be too small, but it does not
+    // overflow; see weight().
+    s_max = BIAS == 1 && !EXACT_SHIFT ? __fmul_ru(s_max, softmax_scale_log2)
+                                      : s_max * softmax_scale_log2;
     m_new[i] = fmaxf(m_i[i], s_max + row_bias[i]);
     exceeded |= m_new[i] - m_i[i] > RESCALE_THRESHOLD;
   }
@@ -359,28 +383,31 @@ __device__ __forceinline__ void online_softmax_rescale(
   }
 }
 
-// The weight of a score, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i, the same product
-// for the row's largest s, is rounded. While |m_i| < 2^27 that is worth 2^4 at most, and 2^(8 + 4) still fits float16.
-// EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
+// A score's weight, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i,
+// that of the row's largest s, is rounded. While |m_i| < 2^27 this is worth 2^4 at most, and 2^12
+// fits float16. EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
 __device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
-  return exp2f(EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
+  return exp2f(
+      EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
 }
 
-// acc += P V, 16 keys after 16 keys: while the tensor cores work on some, this thread computes the weights of the next.
+// acc += P V, 16 keys after 16 keys: tensor cores work on some while this thread weighs the next.
 template <typename T>
 __device__ __forceinline__ void gemm_pv(
-    Output& acc, const Scores& S, const Statistics& m_i, Statistics& l_i, float softmax_scale_log2, unsigned v_lane) {
+    Output& acc, const Scores& S, const Statistics& m_i, Statistics& l_i, float softmax_scale_log2,
+    unsigned v_lane) {
 #pragma unroll
   for (int k = 0; k < BLOCK_N / 16; ++k) {
-    // The accumulators of 2 x 8 keys have the layout that the left operand of 16 keys needs: only the width changes.
+    // The accumulators of 2 x 8 keys have the layout that the left operand of 16 keys needs.
     unsigned a[TILES_M][4];
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* s = &S[m][2 * k + i / 2][i % 2 * 2];
         const int row = 2 * m + i % 2;
-        const float x = weight(s[0], softmax_scale_log2, m_i[row]), y = weight(s[1], softmax_scale_log2, m_i[row]);
+        const float* s = row_pair(S, row, 2 * k + i / 2);
+        const float x = weight(s[0], softmax_scale_log2, m_i[row]);
+        const float y = weight(s[1], softmax_scale_log2, m_i[row]);
         l_i[row] += x + y;
         a[m][i] = pack(T(), x, y);
       }
@@ -400,8 +427,8 @@ __device__ __forceinline__ void gemm_pv(
 template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
-    float* __restrict__ lse,                 // [batch, heads, N], packed [heads, tokens]; null: not wanted
-    const int* __restrict__ cu_seqlens_q,    // [sequences + 1], where each sequence of Q begins; null: not packed
+    float* __restrict__ lse,                 // [batch, heads, N], packed [heads, tokens]; or null
+    const int* __restrict__ cu_seqlens_q,    // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,    // [sequences + 1]
     const void* __restrict__ bias,           // [batch, heads, N, N_kv] of Bias<T>
     const float* __restrict__ alibi_slopes,  // [batch, heads]
@@ -413,7 +440,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
   const int first_row = block.first_row, q_len = block.q_len;
-  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  if (first_row >= q_len) return;  // the whole block, before any barrier: a shorter sequence
   Q += block.rows_offset(params.q);
   O += block.rows_offset(params.o);
   K += block.keys_offset(params.k);
@@ -422,11 +449,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
   const int first_pos = window.first_pos, last_pos = window.last_pos, last_row = window.last_row;
   constexpr int ALIGN = BIAS ? 16 : 1;  // tiles of the bias begin at multiples of 16 bytes
   const int begin = window.begin / ALIGN * ALIGN, end = window.end;
-
-  // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first fragment of the tile.
+  // ldmatrix takes the address of a row from each lane: q_lane, k_lane and v_lane are the first.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
-  constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V; there are two of each
-  const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;
+  constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V
+  const unsigned Q_smem = smem_address(dynamic_smem);
+  const unsigned K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;
   const unsigned V_smem = K_smem + 2 * TILE;
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
@@ -439,14 +466,18 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
   K += (begin + copy_row) * params.k.row + 8 * copy_chunk;
   V += (begin + copy_row) * params.v.row + 8 * copy_chunk;
 #if BIAS
-  unsigned char* bias_tile = dynamic_smem + 2 * BLOCK_M * HEAD_DIM_PADDED + 4 * TILE;  // this warp's part
+  unsigned char* bias_tile =
+      dynamic_smem + 2 * BLOCK_M * HEAD_DIM_PADDED + 4 * TILE;  // this warp's part
   bias_tile += warp_row * BLOCK_N * sizeof(Bias<T>);
-  const Bias<T>* bias_rows = static_cast<const Bias<T>*>(bias) + block.sequence * fused.bias_batch + block.head * fused.bias_head;
+  const Bias<T>* bias_rows = static_cast<const Bias<T>*>(bias) + block.sequence * fused.bias_batch +
+                             block.head * fused.bias_head;
   bias_rows += (first_row + warp_row) * fused.bias_row + begin * fused.bias_key;
 #endif
 #if ROTARY
-  const Table<T>*cosines = static_cast<const Table<T>*>(rotary_cos), *sines = static_cast<const Table<T>*>(rotary_sin);
-  if (q_positions) q_positions += block.sequence * fused.q_positions_batch + block.q_first + first_row;
+  const Table<T>*cosines = static_cast<const Table<T>*>(rotary_cos),
+        *sines = static_cast<const Table<T>*>(rotary_sin);
+  if (q_positions)
+    q_positions += block.sequence * fused.q_positions_batch + block.q_first + first_row;
   if (k_positions) k_positions += block.sequence * fused.k_positions_batch + block.k_first;
 #endif
   if (begin < end) {
@@ -460,39 +491,38 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
 #if ROTARY
     cp_async_wait<0>();
     __syncwarp();  // hazard: words would be rotated before the other lanes' copies have arrived
-    rotate<BLOCK_M, T>(dynamic_smem, cosines, sines, q_positions, first_pos, q_len - first_row, fused);
+    rotate<BLOCK_M, T>(
+        dynamic_smem, cosines, sines, q_positions, first_pos, q_len - first_row, fused);
 #endif
-    if (params.softmax_scale < 0.0f) {  // maxima are found before the scaling, so the sign goes into Q
+    if (params.softmax_scale < 0.0f) {  // maxima precede the scaling: the sign goes into Q
       cp_async_wait<0>();
-      __syncthreads();  // hazard: signs would be flipped before the other threads' copies have arrived
+      __syncthreads();  // hazard: signs could be flipped before other threads' copies land
       for (int i = threadIdx.x; i < BLOCK_M * HEAD_DIM_PADDED / 2; i += THREADS)
         reinterpret_cast<unsigned*>(dynamic_smem)[i] ^= 0x80008000;
     }
   }
   Output acc = {};
-  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+  Statistics m_i, l_i = {};  // m_i in units of log2; l_i of this lane's keys until the epilogue
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    m_i[i] = M_INIT;
-    l_i[i] = 0.0f;
-  }
+  for (int i = 0; i < ROWS; ++i) m_i[i] = M_INIT;
   const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = abs_scale * LOG2_E;
 #if ALIBI
-  const float slope = alibi_slopes[block.sequence * fused.alibi_batch + block.head] / abs_scale;  // as S, before the scaling
+  const float slope = alibi_slopes[block.sequence * fused.alibi_batch + block.head] /
+                      abs_scale;  // as S is, before the scaling
 #endif
 
-  // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
-  unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use; the next tile arrives in the other one
+  // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
+  unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use, not being filled
   for (int first = begin; first < end; first += BLOCK_N, stage_offset ^= TILE) {
     cp_async_wait<0>();
 #if ROTARY
-    __syncwarp();  // hazard: words are rotated before the other lanes' copies have arrived
+    __syncwarp();  // hazard: words could be rotated before the other lanes' copies have arrived
     rotate<BLOCK_N, T>(
-        dynamic_smem + (K_smem - Q_smem) + stage_offset, cosines, sines, k_positions ? k_positions + first : nullptr,
-        first, end - first, fused);
+        dynamic_smem + (K_smem - Q_smem) + stage_offset, cosines, sines,
+        k_positions ? k_positions + first : nullptr, first, end - first, fused);
 #endif
-    __syncthreads();  // without it, this tile could be read before its copies land, or the previous one overwritten
+    __syncthreads();  // hazard: a tile could be read before it lands, or overwritten while in use
     Scores S = {};
 #if ALIBI
     const bool left = SPLIT && (first + BLOCK_N - 1 <= first_pos || params.window_right == 0);
@@ -508,16 +538,18 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
     if (!left && !right) add_distances(S, slope, first_pos + warp_row + g - first - 2 * t);
 #endif
 
-    // Issued after the scores: issued before them, a tile takes 75 more instructions, most of them register moves.
+    // Issued before the scores, it would cost 75 more instructions a tile, mostly register moves.
     const int next = first + BLOCK_N;
     if (next < end) {
       K += BLOCK_N * params.k.row;
       V += BLOCK_N * params.v.row;
-      load_tile<BLOCK_N>(K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row);
-      load_tile<BLOCK_N>(V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
+      load_tile<BLOCK_N>(
+          K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row);
+      load_tile<BLOCK_N>(
+          V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
 #if BIAS
       bias_rows += BLOCK_N * fused.bias_key;
-      __syncwarp();  // hazard: the tile of the bias is replaced before the other lanes have read it
+      __syncwarp();  // hazard: the bias's tile could be overwritten while other lanes read it
       load_bias<T>(bias_tile, bias_rows, fused, q_len - first_row - warp_row, end - next);
 #endif
       cp_async_commit();
@@ -543,7 +575,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) fused_mma(
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key: zeros, lse = -inf
     const int r = warp_row + 8 * i + g;
     if (first_row + r >= q_len) continue;
     if (lse && t == 0) block.store_lse(lse, params, r, m_i[i], sum);

@@ -1,22 +1,26 @@
-// 11 projection: attention and its output projection in one kernel: Y = O W_O, where O has the heads side by side.
+// 11 projection: attention and its output projection in one kernel: Y = O W_O, where O has the
+// heads side by side.
 //
-// Since 07: O is never written. Its accumulators, divided and packed, are the left operand of one more product, with the
-// HEAD_DIM rows of W_O that belong to the head; its tiles are swizzled and double-buffered like those of V. The heads'
-// products add up to Y. ALL_HEADS = 0: a block has one head, as in 07, and adds its product to Y by atomics.
-// ALL_HEADS = 1: a block has a tile of rows for all heads, one after the other, so that no other block writes these rows.
+// Since 07: O is never written. Its accumulators, divided and packed, are the left operand of one
+// more product, with the HEAD_DIM rows of W_O that belong to the head; its tiles are swizzled and
+// double-buffered like those of V. The heads' products add up to Y. ALL_HEADS = 0: a block has one
+// head, as in 07, and adds its product to Y by atomics. ALL_HEADS = 1: a block has a tile of rows
+// for all heads, one after the other, so that no other block writes these rows.
 //
-// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, or 1 with ALL_HEADS, sequences), block 32 WARPS,
-//          2 HEAD_DIM_PADDED (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
-// Shapes   Q (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
-//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. W_O (heads HEAD_DIM, columns) of
-//          the same type, contiguous. Y (batch, N, columns) or (tokens, columns), float32; zeros before, but with
-//          ALL_HEADS. Its strides are params.o
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, or 1 with ALL_HEADS,
+//          sequences), block 32 WARPS, 2 HEAD_DIM_PADDED (BLOCK_M + 4 BLOCK_N) bytes of dynamic
+//          shared memory
+// Shapes   Q (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or
+//          bfloat16, strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with
+//          cu_seqlens. W_O (heads HEAD_DIM, columns) of the same type, contiguous. Y (batch, N,
+//          columns) or (tokens, columns), float32; zeros before, but with ALL_HEADS. Its strides
+//          are params.o
 // Needs    sm_80; HEAD_DIM, columns and strides multiples of 8, pointers of 16 bytes
-// Traffic  Q once; K and V as in 07; for each tile of rows all of W_O, and a tile of Y for each head
+// Traffic  Q once; K and V as in 07; for each tile of rows all of W_O, a tile of Y for each head
 #include "block.cuh"    // Block, Window: 05
 #include "half2.cuh"    // pack: 06
 #include "mask.cuh"     // keys_before: a mask as bits, one for each key of a thread
-#include "ptx.cuh"      // mma.sync, ldmatrix and cp.async as functions, and where their fragments are
+#include "ptx.cuh"      // mma.sync, ldmatrix, cp.async, and the layouts of fragments
 #include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
 #include "swizzle.cuh"  // swizzle, swizzle_advance: chunks in an order without bank conflicts
 
@@ -42,10 +46,10 @@
 #define STAGGERED 1  // heads begin with different columns of Y
 #endif
 #ifndef EXACT_SHIFT
-#define EXACT_SHIFT 0  // 1: for a softmax_scale so large that m_i's rounding is worth many powers of 2; see gemm_pv
+#define EXACT_SHIFT 0  // 1: for scales so large that m_i's rounding matters; see weight()
 #endif
 #ifndef RESCALE_THRESHOLD
-#define RESCALE_THRESHOLD 8.0f  // m_i is updated only when a row's maximum exceeds it by more, in powers of 2
+#define RESCALE_THRESHOLD 8.0f  // m_i follows only maxima that exceed it by more, in powers of 2
 #endif
 #ifndef VECTOR_ATOMICS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -56,21 +60,21 @@
 #endif
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int TILES_M = BLOCK_M / (16 * WARPS);             // MMA atoms of 16 rows in a warp tile
-constexpr int ROWS = 2 * TILES_M;                           // of S and O per thread: g, g + 8, ... of its warp's
-constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
-constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it, for cp.async and ldmatrix
+constexpr int TILES_M = BLOCK_M / (16 * WARPS);  // MMA atoms of 16 rows in a warp tile
+constexpr int ROWS = 2 * TILES_M;                // per thread: g, g + 8, ... of its warp's
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row, in whole fragments
+constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
 constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "whole chunks; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
 
 #include "load_tile.cuh"  // this thread's share of a tile, by cp.async
 using Operand = unsigned[TILES_M][HEAD_DIM_PADDED / 16][4];  // O, packed: the left operand of O W_O
-static_assert(2 * HEAD_DIM_PADDED <= BLOCK_M + 4 * BLOCK_N, "two tiles of W_O have the place of Q, K and V");
+static_assert(
+    2 * HEAD_DIM_PADDED <= BLOCK_M + 4 * BLOCK_N, "two tiles of W_O have the place of Q, K and V");
 
 // S = Q K^T for this warp's rows.
 template <typename T>
@@ -79,7 +83,8 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k) {
     unsigned a[TILES_M][4];
 #pragma unroll
-    for (int m = 0; m < TILES_M; ++m) ldmatrix_x4(a[m], swizzle_advance<CHUNKS>(q_lane, 2 * k) + 32 * m * HEAD_DIM_PADDED);
+    for (int m = 0; m < TILES_M; ++m)
+      ldmatrix_x4(a[m], swizzle_advance<CHUNKS>(q_lane, 2 * k) + 32 * m * HEAD_DIM_PADDED);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n) {
       unsigned b[4];
@@ -93,12 +98,12 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   }
 }
 
-// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position of the
-// thread's first row among the keys, and end are relative to the thread's first key.
-__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window_lo, int window_hi) {
+// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position
+// of the thread's first row among the keys, and end are relative to the thread's first key.
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lo, int hi) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    const int low = row_pos + 8 * i + window_lo, high = row_pos + 8 * i + window_hi;
+    const int low = row_pos + 8 * i + lo, high = row_pos + 8 * i + hi;
     const unsigned seen = keys_before<BLOCK_N>(min(high + 1, end)) & ~keys_before<BLOCK_N>(low);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
@@ -108,8 +113,8 @@ __device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window
   }
 }
 
-// The new maximum, and everything so far rescaled to it. Rescaling takes time, so it is done only when some weight
-// would exceed 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division by l_i at the end cancels them.
+// Everything so far is rescaled to the new maximum, but only when some weight would exceed
+// 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division by l_i cancels them.
 __device__ __forceinline__ void online_softmax_rescale(
     const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc, float softmax_scale_log2) {
   Statistics m_new;
@@ -139,28 +144,31 @@ __device__ __forceinline__ void online_softmax_rescale(
   }
 }
 
-// The weight of a score, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i, the same product
-// for the row's largest s, is rounded. While |m_i| < 2^27 that is worth 2^4 at most, and 2^(8 + 4) still fits float16.
-// EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
+// A score's weight, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i,
+// that of the row's largest s, is rounded. While |m_i| < 2^27 this is worth 2^4 at most, and 2^12
+// fits float16. EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
 __device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
-  return exp2f(EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
+  return exp2f(
+      EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
 }
 
-// acc += P V, 16 keys after 16 keys: while the tensor cores work on some, this thread computes the weights of the next.
+// acc += P V, 16 keys after 16 keys: tensor cores work on some while this thread weighs the next.
 template <typename T>
 __device__ __forceinline__ void gemm_pv(
-    Output& acc, const Scores& S, const Statistics& m_i, Statistics& l_i, float softmax_scale_log2, unsigned v_lane) {
+    Output& acc, const Scores& S, const Statistics& m_i, Statistics& l_i, float softmax_scale_log2,
+    unsigned v_lane) {
 #pragma unroll
   for (int k = 0; k < BLOCK_N / 16; ++k) {
-    // The accumulators of 2 x 8 keys have the layout that the left operand of 16 keys needs: only the width changes.
+    // The accumulators of 2 x 8 keys have the layout that the left operand of 16 keys needs.
     unsigned a[TILES_M][4];
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* s = &S[m][2 * k + i / 2][i % 2 * 2];
         const int row = 2 * m + i % 2;
-        const float x = weight(s[0], softmax_scale_log2, m_i[row]), y = weight(s[1], softmax_scale_log2, m_i[row]);
+        const float* s = row_pair(S, row, 2 * k + i / 2);
+        const float x = weight(s[0], softmax_scale_log2, m_i[row]);
+        const float y = weight(s[1], softmax_scale_log2, m_i[row]);
         l_i[row] += x + y;
         a[m][i] = pack(T(), x, y);
       }
@@ -194,17 +202,19 @@ __device__ __forceinline__ void gemm_ow(Output& sum, const Operand& O, unsigned 
     }
 }
 
-// Y += four floats. Lanes t and t + 1, t even, exchange halves of a fragment: then each has four neighbours of one row.
-__device__ __forceinline__ void atomic_add(float* row, float* row_8, const float (&d)[4], bool in_row, bool in_row_8) {
+// Y += four floats. Lanes t and t + 1, t even, exchange halves of a fragment: then each has four
+// neighbours of one row.
+__device__ __forceinline__ void atomic_add(
+    float* row, float* row_8, const float (&d)[4], bool in_row, bool in_row_8) {
   const bool odd = threadIdx.x % 2;
-  const float x = __shfl_xor_sync(0xffffffff, odd ? d[0] : d[2], 1),
-              y = __shfl_xor_sync(0xffffffff, odd ? d[1] : d[3], 1);
+  const float x = __shfl_xor_sync(0xffffffff, odd ? d[0] : d[2], 1);
+  const float y = __shfl_xor_sync(0xffffffff, odd ? d[1] : d[3], 1);
   if (odd ? !in_row_8 : !in_row) return;
   float* const target = odd ? row_8 - 2 : row;
   const float4 four = odd ? make_float4(x, y, d[2], d[3]) : make_float4(d[0], d[1], x, y);
 #if VECTOR_ATOMICS
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target), "f"(four.x), "f"(four.y), "f"(four.z),
-               "f"(four.w)
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target), "f"(four.x),
+               "f"(four.y), "f"(four.z), "f"(four.w)
                : "memory");
 #else
   atomicAdd(target, four.x), atomicAdd(target + 1, four.y), atomicAdd(target + 2, four.z),
@@ -215,10 +225,10 @@ __device__ __forceinline__ void atomic_add(float* row, float* row_8, const float
 // Y += O W for this block's rows: HEAD_DIM columns after HEAD_DIM columns.
 template <typename T>
 __device__ __forceinline__ void project(
-    const Operand& O, const T* __restrict__ W, float* __restrict__ Y, long long y_row, int columns, int rows_left,
-    int head) {
+    const Operand& O, const T* __restrict__ W, float* __restrict__ Y, long long y_row, int columns,
+    int rows_left, int head) {
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
-  constexpr unsigned TILE = 2 * HEAD_DIM_PADDED * HEAD_DIM_PADDED;  // bytes of a tile of W; there are two
+  constexpr unsigned TILE = 2 * HEAD_DIM_PADDED * HEAD_DIM_PADDED;  // bytes of a tile of W
   const unsigned W_smem = smem_address(dynamic_smem);
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
@@ -227,31 +237,35 @@ __device__ __forceinline__ void project(
   const unsigned copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk);
   W += (long long)copy_row * columns + 8 * copy_chunk;
   Y += (warp_row + g) * y_row + 2 * t;
-  __syncthreads();  // hazard: tiles of Q, K and V are replaced that other warps still read
-  // Heads begin with different columns, so that those that run at the same time do not add to the same places.
+  __syncthreads();  // hazard: Q, K and V could be overwritten while other warps read them
+  // Heads begin with different columns, so that those that run at the same time do not add to the
+  // same places.
   const int tiles = (columns + HEAD_DIM - 1) / HEAD_DIM;
   int first = STAGGERED && !ALL_HEADS ? head % tiles * HEAD_DIM : 0;
   load_tile<HEAD_DIM_PADDED>(
-      W_smem + copy_offset, W + first, columns, HEAD_DIM - copy_row, min(columns - first, HEAD_DIM));
+      W_smem + copy_offset, W + first, columns, HEAD_DIM - copy_row,
+      min(columns - first, HEAD_DIM));
   cp_async_commit();
 
   unsigned stage_offset = 0;
   for (int i = 0; i < tiles; ++i, stage_offset ^= TILE) {
     const int width = min(columns - first, HEAD_DIM);
     Output sum = {};
-    if (ALL_HEADS && head > 0) {  // what the heads before have left: these words are this thread's alone
+    if (ALL_HEADS &&
+        head > 0) {  // the sum of the heads before: these words are this thread's alone
 #pragma unroll
       for (int i = 0; i < ROWS; ++i)
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; ++n)
           if (warp_row + 8 * i + g < rows_left && 8 * n < width) {
-            const float2 before = *reinterpret_cast<const float2*>(Y + 8 * i * y_row + first + 8 * n);
+            const float2 before =
+                *reinterpret_cast<const float2*>(Y + 8 * i * y_row + first + 8 * n);
             row_pair(sum, i, n)[0] = before.x;
             row_pair(sum, i, n)[1] = before.y;
           }
     }
     cp_async_wait<0>();
-    __syncthreads();  // hazard: W's tile is read before the others' copies have arrived; the one before is replaced
+    __syncthreads();  // hazard: W's tile could be read before it lands, or the last one overwritten
     const int next = first + HEAD_DIM < columns ? first + HEAD_DIM : 0;
     if (i + 1 < tiles) {
       load_tile<HEAD_DIM_PADDED>(
@@ -266,7 +280,8 @@ __device__ __forceinline__ void project(
       for (int n = 0; n < HEAD_DIM / 8; ++n) {
         if (8 * n >= width) break;
         float *const row = Y + 16 * m * y_row + first + 8 * n, *const row_8 = row + 8 * y_row;
-        const bool in_row = warp_row + 16 * m + g < rows_left, in_row_8 = warp_row + 16 * m + 8 + g < rows_left;
+        const bool in_row = warp_row + 16 * m + g < rows_left;
+        const bool in_row_8 = warp_row + 16 * m + 8 + g < rows_left;
         if (!ALL_HEADS) {
           atomic_add(row, row_8, sum[m][n], in_row, in_row_8);
         } else {
@@ -278,19 +293,20 @@ __device__ __forceinline__ void project(
   }
 }
 
-// O of one head for a tile of rows, divided and packed. Q is the tile's first row, K and V the sequence's first key.
+// O of one head for a tile of rows, divided and packed. Q is the tile's first row, K and V the
+// sequence's first key.
 template <typename T>
 __device__ __forceinline__ void attention(
-    Operand& O, const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, const Block& block,
-    const AttentionParams& params) {
+    Operand& O, const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V,
+    const Block& block, const AttentionParams& params) {
   const int first_row = block.first_row, q_len = block.q_len;
   const Window window(BLOCK_M, block, params);
   const int last_row = window.last_row, begin = window.begin, end = window.end;
-
-  // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first fragment of the tile.
+  // ldmatrix takes the address of a row from each lane: q_lane, k_lane and v_lane are the first.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
-  constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V; there are two of each
-  const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;
+  constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V
+  const unsigned Q_smem = smem_address(dynamic_smem);
+  const unsigned K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;
   const unsigned V_smem = K_smem + 2 * TILE;
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
@@ -307,38 +323,36 @@ __device__ __forceinline__ void attention(
     load_tile<BLOCK_N>(K_smem + copy_offset, K, params.k.row, end - begin - copy_row);
     load_tile<BLOCK_N>(V_smem + copy_offset, V, params.v.row, end - begin - copy_row);
     cp_async_commit();
-    if (params.softmax_scale < 0.0f) {  // maxima are found before the scaling, so the sign goes into Q
+    if (params.softmax_scale < 0.0f) {  // maxima precede the scaling: the sign goes into Q
       cp_async_wait<0>();
-      __syncthreads();  // hazard: signs would be flipped before the other threads' copies have arrived
+      __syncthreads();  // hazard: signs could be flipped before other threads' copies land
       for (int i = threadIdx.x; i < BLOCK_M * HEAD_DIM_PADDED / 2; i += THREADS)
         reinterpret_cast<unsigned*>(dynamic_smem)[i] ^= 0x80008000;
     }
   }
   Output acc = {};
-  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+  Statistics m_i, l_i = {};  // m_i in units of log2; l_i of this lane's keys until the epilogue
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    m_i[i] = M_INIT;
-    l_i[i] = 0.0f;
-  }
+  for (int i = 0; i < ROWS; ++i) m_i[i] = M_INIT;
   const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = abs_scale * LOG2_E;
 
-  // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
-  unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use; the next tile arrives in the other one
+  // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
+  unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use, not being filled
   for (int first = begin; first < end; first += BLOCK_N, stage_offset ^= TILE) {
     cp_async_wait<0>();
-    __syncthreads();  // without it, this tile could be read before its copies land, or the previous one overwritten
+    __syncthreads();  // hazard: a tile could be read before it lands, or overwritten while in use
     Scores S = {};
     gemm_qk<T>(S, q_lane, k_lane + stage_offset);
-
-    // Issued after the scores: issued before them, a tile takes 75 more instructions, most of them register moves.
+    // Issued before the scores, it would cost 75 more instructions a tile, mostly register moves.
     const int next = first + BLOCK_N;
     if (next < end) {
       K += BLOCK_N * params.k.row;
       V += BLOCK_N * params.v.row;
-      load_tile<BLOCK_N>(K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row);
-      load_tile<BLOCK_N>(V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
+      load_tile<BLOCK_N>(
+          K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row);
+      load_tile<BLOCK_N>(
+          V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
       cp_async_commit();
     }
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
@@ -349,7 +363,7 @@ __device__ __forceinline__ void attention(
     gemm_pv<T>(acc, S, m_i, l_i, softmax_scale_log2, v_lane + stage_offset);
   }
 
-  // ---- epilogue: the row's sum; divide once. O's accumulators have the layout of a left operand, as P's had
+  // ---- epilogue: the row's sum; divide once. O's layout is that of a left operand, as P's was
   Statistics inverse;
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
@@ -362,22 +376,23 @@ __device__ __forceinline__ void attention(
     for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* a = &acc[m][2 * k + i / 2][i % 2 * 2];
-        O[m][k][i] = pack(T(), a[0] * inverse[2 * m + i % 2], a[1] * inverse[2 * m + i % 2]);
+        const int row = 2 * m + i % 2;
+        const float* a = row_pair(acc, row, 2 * k + i / 2);
+        O[m][k][i] = pack(T(), a[0] * inverse[row], a[1] * inverse[row]);
       }
 }
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) projection(
-    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, const T* __restrict__ W_O,
-    float* __restrict__ Y,
-    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V,
+    const T* __restrict__ W_O, float* __restrict__ Y,
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const int columns, const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block
   const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
   const int first_row = block.first_row, q_len = block.q_len;
-  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  if (first_row >= q_len) return;  // the whole block, before any barrier: a shorter sequence
   const int sequence = block.sequence, q_first = block.q_first, k_first = block.k_first;
   Q += sequence * params.q.batch + (q_first + first_row) * params.q.row;
   Y += sequence * params.o.batch + (q_first + first_row) * params.o.row;
@@ -390,8 +405,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) projection(
     const int kv_head = head / (params.heads / params.kv_heads);
     Operand O;
     attention(
-        O, Q + head * params.q.head, K + kv_head * params.k.head, V + kv_head * params.v.head, block, params);
-    project(O, W_O + (long long)head * HEAD_DIM * columns, Y, params.o.row, columns, q_len - first_row, head);
-    if (ALL_HEADS) __syncthreads();  // hazard: W's tile is replaced by the next head's Q while other warps read it
+        O, Q + head * params.q.head, K + kv_head * params.k.head, V + kv_head * params.v.head,
+        block, params);
+    project(
+        O, W_O + (long long)head * HEAD_DIM * columns, Y, params.o.row, columns, q_len - first_row,
+        head);
+    if (ALL_HEADS) __syncthreads();  // hazard: the next head's Q could overwrite W while in use
   }
 }

@@ -1,17 +1,19 @@
-// 12 flash_cute: 07 in CuTe. Layouts say where an element is; copies and products are partitioned by them.
+// 12 flash_cute: 07 in CuTe. Layouts say where an element is; they partition copies and products.
 //
-// Since 07: no address is written by hand. A TiledCopy cuts tiles of global memory into 16-byte copies, a TiledMMA cuts
-// S and O into the accumulators of each lane, and both find their places in shared memory by the same layout,
-// Swizzle<3, 3, 3> over rows of 64 elements. Coordinates of an identity tensor, cut in the same way, say which row and
-// key an element is. The algorithm, its order and its tile sizes are those of 07.
+// Since 07: no address is written by hand. A TiledCopy cuts tiles of global memory into 16-byte
+// copies, a TiledMMA cuts S and O into the accumulators of each lane, and both find their places in
+// shared memory by the same layout, Swizzle<3, 3, 3> over rows of 64 elements. Coordinates of an
+// identity tensor, cut in the same way, say which row and key an element is. The algorithm, its
+// order and its tile sizes are those of 07.
 //
-// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2 HEAD_DIM_PADDED
-//          (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
-// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
-//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or
-//          (heads, tokens)
-// Needs    sm_80; CuTe's headers (the package nvidia-cutlass); HEAD_DIM and strides multiples of 8, pointers of 16 bytes
-// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2
+//          HEAD_DIM_PADDED (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
+// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or
+//          bfloat16, strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with
+//          cu_seqlens. lse (batch, heads, N) or (heads, tokens)
+// Needs    sm_80; CuTe's headers (the package nvidia-cutlass); HEAD_DIM and strides multiples of 8,
+//          pointers of 16 bytes
+// Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 #include <cute/tensor.hpp>
 #include "block.cuh"    // Block, Window: 05
 #include "half2.cuh"    // pack: 06
@@ -34,51 +36,62 @@
 #define MIN_BLOCKS 2  // per SM: what the compiler keeps registers free for
 #endif
 #ifndef EXACT_SHIFT
-#define EXACT_SHIFT 0  // 1: for a softmax_scale so large that m_i's rounding is worth many powers of 2; see weight()
+#define EXACT_SHIFT 0  // 1: for scales so large that m_i's rounding matters; see weight()
 #endif
 #ifndef RESCALE_THRESHOLD
-#define RESCALE_THRESHOLD 8.0f  // m_i is updated only when a row's maximum exceeds it by more, in powers of 2
+#define RESCALE_THRESHOLD 8.0f  // m_i follows only maxima that exceed it by more, in powers of 2
 #endif
 
-using namespace cute;  // Layout, Shape, Int, _1, _8, ...: their names are those of CuTe's documentation
+using namespace cute;  // Layout, Shape, Int, _1, _8, ...: named as in CuTe's documentation
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILES_M = BLOCK_M / (16 * WARPS);             // MMA atoms of 16 rows in a warp tile
 constexpr int ROWS = 2 * TILES_M;                           // of S and O per thread
-constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
-constexpr int PANEL = HEAD_DIM_PADDED % 64 == 0 ? 64 : HEAD_DIM_PADDED % 32 == 0 ? 32 : 16;  // columns of an atom
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row, in whole fragments
+constexpr int PANEL = HEAD_DIM_PADDED % 64 == 0   ? 64
+                      : HEAD_DIM_PADDED % 32 == 0 ? 32
+                                                  : 16;  // columns of an atom
 constexpr int SWIZZLE_BITS = PANEL == 64 ? 3 : PANEL == 32 ? 2 : 1;
 constexpr int COPY_ROWS = THREADS / (PANEL / 8);  // that the block copies at a time
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "whole chunks; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-static_assert(BLOCK_M % COPY_ROWS == 0 && BLOCK_N % COPY_ROWS == 0, "each thread copies equally many chunks");
+static_assert(
+    BLOCK_M % COPY_ROWS == 0 && BLOCK_N % COPY_ROWS == 0, "each thread copies equally many chunks");
 
-// Where an element is in shared memory. The atom is 8 rows of a panel: its 16-byte chunks are permuted by the row, so
-// that the eight that ldmatrix reads at a time are in different banks. Tiles repeat it, and panels follow each other.
-using SmemAtom =
-    decltype(composition(Swizzle<SWIZZLE_BITS, 3, 3>{}, Layout<Shape<_8, Int<PANEL>>, Stride<Int<PANEL>, _1>>{}));
-using SmemLayoutQ = decltype(tile_to_shape(SmemAtom{}, Shape<Int<BLOCK_M>, Int<HEAD_DIM_PADDED>>{}));
-using SmemLayoutK = decltype(tile_to_shape(SmemAtom{}, Shape<Int<BLOCK_N>, Int<HEAD_DIM_PADDED>, _2>{}));  // 2 stages
+// Where an element is in shared memory. The atom is 8 rows of a panel: its 16-byte chunks are
+// permuted by the row, so that the eight that ldmatrix reads at a time are in different banks.
+// Tiles repeat it, and panels follow each other.
+using SmemAtom = decltype(composition(
+    Swizzle<SWIZZLE_BITS, 3, 3>{}, Layout<Shape<_8, Int<PANEL>>, Stride<Int<PANEL>, _1>>{}));
+using SmemLayoutQ =
+    decltype(tile_to_shape(SmemAtom{}, Shape<Int<BLOCK_M>, Int<HEAD_DIM_PADDED>>{}));
+using SmemLayoutK = decltype(tile_to_shape(
+    SmemAtom{}, Shape<Int<BLOCK_N>, Int<HEAD_DIM_PADDED>, _2>{}));  // 2 stages
 // The same memory with the coordinates exchanged: the second product takes V as (HEAD_DIM, keys).
 using SmemLayoutVt = decltype(composition(
-    SmemLayoutK{},
-    Layout<Shape<Int<HEAD_DIM_PADDED>, Int<BLOCK_N>, _2>, Stride<Int<BLOCK_N>, _1, Int<BLOCK_N * HEAD_DIM_PADDED>>>{}));
+    SmemLayoutK{}, Layout<
+                       Shape<Int<HEAD_DIM_PADDED>, Int<BLOCK_N>, _2>,
+                       Stride<Int<BLOCK_N>, _1, Int<BLOCK_N * HEAD_DIM_PADDED>>>{}));
 
-// Which lane has which element: of both products, whose atom is mma.sync m16n8k16, and of all copies.
+// Which lane has which element: of both products, whose atom is mma.sync m16n8k16, and of all
+// copies.
 template <typename T>
-using MmaAtom = conditional_t<is_same_v<T, __half>, SM80_16x8x16_F32F16F16F32_TN, SM80_16x8x16_F32BF16BF16F32_TN>;
+using MmaAtom = conditional_t<
+    is_same_v<T, __half>, SM80_16x8x16_F32F16F16F32_TN, SM80_16x8x16_F32BF16BF16F32_TN>;
 template <typename T>
-using WarpsMma = TiledMMA<MMA_Atom<MmaAtom<T>>, Layout<Shape<Int<WARPS>, _1, _1>>, Tile<Int<16 * WARPS>, _16, _16>>;
+using WarpsMma = TiledMMA<
+    MMA_Atom<MmaAtom<T>>, Layout<Shape<Int<WARPS>, _1, _1>>, Tile<Int<16 * WARPS>, _16, _16>>;
 template <typename T>
-using GmemCopyAtom = Copy_Atom<SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>, T>;  // zeros where a predicate says so
+using GmemCopyAtom = Copy_Atom<SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>, T>;  // or zeros
 using CopyThreads = Layout<Shape<Int<COPY_ROWS>, Int<PANEL / 8>>, Stride<Int<PANEL / 8>, _1>>;
 
-// This thread's share of a tile: (chunk, rows, panels). rows_left is how many rows of the tile there are; what is past
-// the end becomes zeros. Rows are compared relative to the thread's first one: their differences are constants. Like
-// threadIdx, coordinates are unsigned.
+// This thread's share of a tile: (chunk, rows, panels). rows_left is how many rows of the tile
+// there are; what is past the end becomes zeros. Rows are compared relative to the thread's first
+// one: their differences are constants. Like threadIdx, coordinates are unsigned.
 template <typename TiledCopy, typename Source, typename Target, typename Coords>
 __device__ __forceinline__ void load_tile(
-    const TiledCopy& tiled_copy, const Source& source, Target&& target, const Coords& coords, int rows_left) {
+    const TiledCopy& tiled_copy, const Source& source, Target&& target, const Coords& coords,
+    int rows_left) {
   const int row = get<0>(coords(0, 0, 0));
 #pragma unroll
   for (int m = 0; m < size<1>(source); ++m)
@@ -90,32 +103,36 @@ __device__ __forceinline__ void load_tile(
     }
 }
 
-// A key that a row does not see scores -inf, so that its weight is exactly 0. coords: of S's elements in the tile;
-// row_pos, the position of the tile's first row among the keys, and end are relative to the tile's first key.
+// A key that a row does not see scores -inf, so that its weight is exactly 0. coords: of S's
+// elements in the tile; row_pos, the position of the tile's first row among the keys, and end are
+// relative to the tile's first key.
 template <typename Scores, typename Coords>
-__device__ __forceinline__ void mask(Scores& S, const Coords& coords, int row_pos, int end, int window_lo, int window_hi) {
+__device__ __forceinline__ void mask(
+    Scores& S, const Coords& coords, int row_pos, int end, int window_lo, int window_hi) {
   const int key = get<1>(coords(0, 0));  // this thread's first
 #pragma unroll
   for (int i = 0; i < size<0>(S); ++i) {
     const int row = row_pos + get<0>(coords(i, 0)) - key;
-    const unsigned seen = keys_before<BLOCK_N>(min(row + window_hi + 1, end - key)) & ~keys_before<BLOCK_N>(row + window_lo);
+    const unsigned seen = keys_before<BLOCK_N>(min(row + window_hi + 1, end - key)) &
+                          ~keys_before<BLOCK_N>(row + window_lo);
 #pragma unroll
     for (int j = 0; j < size<1>(S); ++j)
       if (!(seen >> j & 1)) S(i, j) = NEG_INF;
   }
 }
 
-// Accumulators ((key pair, row half), M, N) seen as (rows, columns) of this thread: another layout of the same
-// registers.
+// Accumulators ((key pair, row half), M, N) seen as (rows, columns) of this thread: another layout
+// of the same registers.
 template <typename Accumulators>
 __device__ __forceinline__ auto by_rows(Accumulators& acc) {
   const auto l = acc.layout();
   return make_tensor(
-      acc.data(), make_layout(make_layout(get<0, 1>(l), get<1>(l)), make_layout(get<0, 0>(l), get<2>(l))));
+      acc.data(),
+      make_layout(make_layout(get<0, 1>(l), get<1>(l)), make_layout(get<0, 0>(l), get<2>(l))));
 }
 
-// The new maximum, and everything so far rescaled to it. Rescaling takes time, so it is done only when some weight
-// would exceed 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division by l_i at the end cancels them.
+// Everything so far is rescaled to the new maximum, but only when some weight would exceed
+// 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division by l_i cancels them.
 template <typename Scores, typename Output, typename Statistics>
 __device__ __forceinline__ void online_softmax_rescale(
     const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc, float softmax_scale_log2) {
@@ -142,24 +159,25 @@ __device__ __forceinline__ void online_softmax_rescale(
   }
 }
 
-// The weight of a score, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i, the same product
-// for the row's largest s, is rounded. While |m_i| < 2^27 that is worth 2^4 at most, and 2^(8 + 4) still fits float16.
-// EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
+// A score's weight, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i,
+// that of the row's largest s, is rounded. While |m_i| < 2^27 this is worth 2^4 at most, and 2^12
+// fits float16. EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
 __device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
-  return exp2f(EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
+  return exp2f(
+      EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
 }
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
-    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
-    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
   const int first_row = block.first_row, q_len = block.q_len;
-  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  if (first_row >= q_len) return;  // the whole block, before any barrier: a shorter sequence
   Q += block.rows_offset(params.q);
   O += block.rows_offset(params.o);
   K += block.keys_offset(params.k);
@@ -175,8 +193,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
   const Shape<Int<BLOCK_M>, Int<HEAD_DIM_PADDED>> shape_q;
   const Shape<Int<BLOCK_N>, Int<HEAD_DIM_PADDED>> shape_k;
   Tensor gQ = make_tensor(make_gmem_ptr(Q), shape_q, make_stride(params.q.row, _1{}));
-  Tensor gK = make_tensor(make_gmem_ptr(K + begin * params.k.row), shape_k, make_stride(params.k.row, _1{}));
-  Tensor gV = make_tensor(make_gmem_ptr(V + begin * params.v.row), shape_k, make_stride(params.v.row, _1{}));
+  Tensor gK = make_tensor(
+      make_gmem_ptr(K + begin * params.k.row), shape_k, make_stride(params.k.row, _1{}));
+  Tensor gV = make_tensor(
+      make_gmem_ptr(V + begin * params.v.row), shape_k, make_stride(params.v.row, _1{}));
   Tensor gO = make_tensor(make_gmem_ptr(O), shape_q, make_stride(params.o.row, _1{}));
   Tensor sQ = make_tensor(make_smem_ptr(Q_smem), SmemLayoutQ{});
   Tensor sK = make_tensor(make_smem_ptr(K_smem), SmemLayoutK{});
@@ -184,7 +204,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
   Tensor sVt = make_tensor(make_smem_ptr(V_smem), SmemLayoutVt{});
 
   // This thread's part of the copies from global memory, and the coordinates of its chunks.
-  const auto tiled_copy = make_tiled_copy(GmemCopyAtom<T>{}, CopyThreads{}, Layout<Shape<_1, _8>>{});
+  const auto tiled_copy =
+      make_tiled_copy(GmemCopyAtom<T>{}, CopyThreads{}, Layout<Shape<_1, _8>>{});
   const auto thr_copy = tiled_copy.get_slice(threadIdx.x);
   Tensor tQgQ = thr_copy.partition_S(gQ);
   Tensor tQsQ = thr_copy.partition_D(sQ);
@@ -195,12 +216,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
   Tensor tQcQ = thr_copy.partition_S(make_identity_tensor(shape_q));
   Tensor tKcK = thr_copy.partition_S(make_identity_tensor(shape_k));
 
-  // This thread's part of the products: fragments, where ldmatrix finds them, accumulators and their coordinates.
+  // This thread's part of the products: fragments, where ldmatrix finds them, accumulators and
+  // their coordinates.
   const WarpsMma<T> tiled_mma;
   const auto thr_mma = tiled_mma.get_slice(threadIdx.x);
   Tensor tSrQ = thr_mma.partition_fragment_A(sQ);             // (A's registers, M, HEAD_DIM / 16)
   Tensor tSrK = thr_mma.partition_fragment_B(sK(_, _, 0));    // (B's registers, N, HEAD_DIM / 16)
-  Tensor tOrVt = thr_mma.partition_fragment_B(sVt(_, _, 0));  // (B's registers, HEAD_DIM, BLOCK_N / 16)
+  Tensor tOrVt = thr_mma.partition_fragment_B(sVt(_, _, 0));  // (registers, HEAD_DIM, BLOCK_N / 16)
   const auto copy_q = make_tiled_copy_A(Copy_Atom<SM75_U32x4_LDSM_N, T>{}, tiled_mma);
   const auto copy_k = make_tiled_copy_B(Copy_Atom<SM75_U32x4_LDSM_N, T>{}, tiled_mma);
   const auto copy_v = make_tiled_copy_B(Copy_Atom<SM75_U16x8_LDSM_T, T>{}, tiled_mma);
@@ -222,9 +244,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
     load_tile(tiled_copy, tKgK, tKsK(_, _, _, 0), tKcK, end - begin);
     load_tile(tiled_copy, tVgV, tVsV(_, _, _, 0), tKcK, end - begin);
     cp_async_fence();
-    if (params.softmax_scale < 0.0f) {  // maxima are found before the scaling, so the sign goes into Q
+    if (params.softmax_scale < 0.0f) {  // maxima precede the scaling: the sign goes into Q
       cp_async_wait<0>();
-      __syncthreads();  // hazard: signs would be flipped before the other threads' copies have arrived
+      __syncthreads();  // hazard: signs could be flipped before other threads' copies land
       for (int i = threadIdx.x; i < BLOCK_M * HEAD_DIM_PADDED / 2; i += THREADS)
         reinterpret_cast<unsigned*>(dynamic_smem)[i] ^= 0x80008000;
     }
@@ -238,11 +260,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
   const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = abs_scale * LOG2_E;
 
-  // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
+  // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
   int stage = 0;  // of K_smem and V_smem, in use; the next tile arrives in the other one
   for (int first = begin; first < end; first += BLOCK_N, stage ^= 1) {
     cp_async_wait<0>();
-    __syncthreads();  // without it, this tile could be read before its copies land, or the previous one overwritten
+    __syncthreads();  // hazard: a tile could be read before it lands, or overwritten while in use
     Tensor tSrS = partition_fragment_C(tiled_mma, Shape<Int<BLOCK_M>, Int<BLOCK_N>>{});
     clear(tSrS);
 #pragma unroll
@@ -266,11 +288,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
       mask(S, coords_S, first_row - first, end - first, window.lo, window.hi);
     online_softmax_rescale(S, m_i, l_i, acc, softmax_scale_log2);
 
-    // acc += P V, 16 keys after 16 keys: while the tensor cores work on some, this thread computes the weights of the
-    // next. The accumulators of 2 x 8 keys have the layout that the left operand of 16 keys needs.
+    // acc += P V, 16 keys after 16 keys: while the tensor cores work on some, this thread computes
+    // the weights of the next. The accumulators of 2 x 8 keys have the layout that the left operand
+    // of 16 keys needs.
 #pragma unroll
     for (int k = 0; k < size<2>(tOrVt); ++k) {
-      Tensor tOrP = make_fragment_like(tSrQ(_, _, 0));  // 16 keys of P have the layout of 16 columns of Q
+      Tensor tOrP = make_fragment_like(tSrQ(_, _, 0));  // 16 keys of P, laid out as 16 columns of Q
       Tensor words = recast<unsigned>(tOrP);            // ((1, row half, key half), M)
 #pragma unroll
       for (int m = 0; m < TILES_M; ++m)
@@ -295,12 +318,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     const float sum = row_allreduce(l_i(i), [](float a, float b) { return a + b; });
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key: zeros, lse = -inf
     const int r = get<0>(coords_O(i, 0));
     if (first_row + r >= q_len) continue;
     if (lse && get<1>(coords_O(i, 0)) == 0) block.store_lse(lse, params, r, m_i(i), sum);
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 4; j += 2)
-      *reinterpret_cast<unsigned*>(&rows_O(i, j)) = pack(T(), acc(i, j) * inverse, acc(i, j + 1) * inverse);
+      *reinterpret_cast<unsigned*>(&rows_O(i, j)) =
+          pack(T(), acc(i, j) * inverse, acc(i, j + 1) * inverse);
   }
 }

@@ -1,5 +1,5 @@
-// The tile of rows, head and sequence that a block computes, and the window of keys that these rows see.
-// Written out in 05_heads_and_masks.cu and explained in its notebook.
+// The tile of rows, head and sequence that a block computes, and the window of keys that these rows
+// see. Written out in 05_heads_and_masks.cu and explained in its notebook.
 
 #pragma once
 #include "attention_params.cuh"
@@ -14,15 +14,17 @@ struct Block {
   bool packed;
 
   __device__ __forceinline__ Block(
-      int block_m, const AttentionParams& params, const int* cu_seqlens_q, const int* cu_seqlens_k) {
+      int block_m, const AttentionParams& params, const int* cu_seqlens_q,
+      const int* cu_seqlens_k) {
     int tile = blockIdx.x;
     head = blockIdx.y;
     sequence = blockIdx.z;
-    // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of all heads, start
-    // first and light ones fill the gaps at the end. Otherwise a head's tiles are neighbours and find K and V in the L2
-    // cache.
+    // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of
+    // all heads, start first and light ones fill the gaps at the end. Otherwise a head's tiles are
+    // neighbours and find K and V in the L2 cache.
     if (params.window_right < UNLIMITED) {
-      const unsigned heads = gridDim.y * gridDim.z, block = tile + gridDim.x * (head + gridDim.y * sequence);
+      const unsigned heads = gridDim.y * gridDim.z;
+      const unsigned block = tile + gridDim.x * (head + gridDim.y * sequence);
       tile = gridDim.x - 1 - block / heads;
       head = block % heads % gridDim.y;
       sequence = block % heads / gridDim.y;
@@ -47,19 +49,21 @@ struct Block {
   // The log-sum-exp of row r of the tile, from its maximum in units of log2 and its sum.
   __device__ __forceinline__ void store_lse(
       float* lse, const AttentionParams& params, int r, float m_i, float sum) const {
-    const long long head_row = ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
+    const long long head_row =
+        ((long long)(packed ? 0 : sequence) * params.heads + head) * params.N + q_first;
     lse[head_row + first_row + r] = LN_2 * (m_i + log2f(sum));
   }
 };
 
-// The keys that rows of a tile see. The last row of Q is at the last key: row i is at key i + kv_len - q_len.
+// The keys that rows of a tile see. Row i is at key i + kv_len - q_len: the last at the last.
 struct Window {
   int lo, hi;               // row i sees keys i + lo .. i + hi
   int last_row;             // of the tile
   int first_pos, last_pos;  // the keys at which the first and the last row are
   int begin, end;           // keys begin .. end - 1 are all that some row of the tile sees
 
-  __device__ __forceinline__ Window(int block_m, const Block& block, const AttentionParams& params) {
+  __device__ __forceinline__
+  Window(int block_m, const Block& block, const AttentionParams& params) {
     lo = block.kv_len - block.q_len - params.window_left;
     hi = block.kv_len - block.q_len + params.window_right;
     last_row = min(block.first_row + block_m, block.q_len) - 1;

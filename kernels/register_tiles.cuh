@@ -1,5 +1,6 @@
-// Register tiles: a thread's rows and columns of S and O, outer products of columns, the softmax of a row. Written out in
-// 04_register_tiles.cu and explained in its notebook. To be included after the sizes.
+// Register tiles: a thread's rows and columns of S and O, outer products of columns, the softmax of
+// a row. Written out in 04_register_tiles.cu and explained in its notebook. Include after the
+// sizes.
 
 #pragma once
 #include "softmax.cuh"
@@ -8,19 +9,24 @@ constexpr int THREADS_Y = THREADS / THREADS_X;
 constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread
 constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
 
-constexpr int D4 = (HEAD_DIM + 3) / 4;                     // float4 per row; the last one is filled with zeros
-constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of O per thread: x, x + THREADS_X, ...
+constexpr int D4 = (HEAD_DIM + 3) / 4;                     // float4 per row, padded with zeros
+constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of O per thread and row
 constexpr int TILE_D = 4 * TILE_D4;
-static_assert(THREADS % 32 == 0 && THREADS_X >= 4 && 32 % (2 * THREADS_X) == 0, "two rows' threads must fit a warp");
 static_assert(
-    BLOCK_M % (4 * THREADS_Y) == 0 && BLOCK_N % THREADS_X == 0, "each thread needs the same tile, of 4 rows or 8");
+    THREADS % 32 == 0 && THREADS_X >= 4 && 32 % (2 * THREADS_X) == 0,
+    "two rows' threads must fit a warp");
+static_assert(
+    BLOCK_M % (4 * THREADS_Y) == 0 && BLOCK_N % THREADS_X == 0,
+    "each thread needs the same tile, of 4 rows or 8");
 
 __device__ __forceinline__ float word(const float4& a, int i) {
   return i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
 }
 
-// The row within the block that is row i of a thread's tile: groups of four, which one float4 holds.
-__device__ __forceinline__ int row_of(int i, int y) { return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4; }
+// The row within the block that is row i of a thread's tile: groups of four, a float4.
+__device__ __forceinline__ int row_of(int i, int y) {
+  return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4;
+}
 
 // Waits for this thread's own copies; the other threads' need a barrier as well.
 __device__ __forceinline__ void wait_for_copies() {
@@ -29,8 +35,9 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// tile += a b^T, column by column in serpentine order: down one column and up the next, so that consecutive FFMAs share
-// an operand, which the compiler then marks .reuse: it is not read from the register file a second time.
+// tile += a b^T, column by column in serpentine order: down one column and up the next, so that
+// consecutive FFMAs share an operand, which the compiler then marks .reuse: it is not read from the
+// register file a second time.
 template <int COLUMNS>
 __device__ __forceinline__ void outer_product(
     float (&tile)[TILE_M][COLUMNS], const float (&a)[TILE_M], const float (&b)[COLUMNS]) {
@@ -55,7 +62,8 @@ __device__ __forceinline__ void load_rows(float (&a)[TILE_M], const float* colum
   }
 }
 
-// The maximum or the sum over the threads of a row, which differ in bit 0 of their lane and in bits 2 and up.
+// The maximum or the sum over the threads of a row, which differ in bit 0 of their lane and in bits
+// 2 and up.
 template <int LANES, typename Op>
 __device__ __forceinline__ float row_allreduce(float a, Op op) {
   a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
@@ -64,8 +72,10 @@ __device__ __forceinline__ float row_allreduce(float a, Op op) {
   return a;
 }
 
-// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes one of P.
-__device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
+// One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes
+// one of P.
+__device__ __forceinline__ void online_softmax_row(
+    float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
   float m_new = m_i;
 #pragma unroll
   for (int j = 0; j < TILE_N; ++j) m_new = fmaxf(m_new, s[j]);

@@ -1,11 +1,11 @@
-// The constants of the softmax, and a reduction over the four lanes that hold a row of an MMA accumulator.
-// The constants are explained in 05's notebook, the reduction in 07's.
+// The constants of the softmax, and a reduction over the four lanes that hold a row of an MMA
+// accumulator. The constants are explained in 05's notebook, the reduction in 07's.
 
 #pragma once
 
 #define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-constexpr float M_INIT = -3.402823466e38f;  // m_i before the first key: finite, because -inf - (-inf) would be NaN
+constexpr float M_INIT = -3.402823466e38f;  // m_i at first: finite, as -inf - (-inf) is NaN
 
 // The maximum or the sum over the four lanes of a row.
 template <typename Op>

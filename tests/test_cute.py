@@ -238,7 +238,7 @@ BUGS = (
         "    if (!PLANTED) cp_async_wait<0>();\n    __syncthreads();",
         cpu_only=True,
     ),
-    left_out("no barrier in the loop", "__syncthreads();  // without it", cpu_only=True),
+    left_out("no barrier in the loop", "__syncthreads();  // hazard: a tile", cpu_only=True),
     left_out("no barrier before the signs are flipped", "__syncthreads();  // hazard: signs", cpu_only=True),
     Switched(
         "the next tile overwrites this one",

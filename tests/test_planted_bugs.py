@@ -236,14 +236,14 @@ BUGS["heads_and_masks"] = (
     Bug("neighbours' rows of O exchanged", "O + r * params.o.row", "O + (r ^ 1) * params.o.row"),
     Bug(
         "positions begin at the top left",
-        "window_lo = kv_len - q_len - params.window_left, window_hi = kv_len - q_len + params.window_right",
-        "window_lo = -params.window_left, window_hi = params.window_right",
+        "window_lo = kv_len - q_len - params.window_left; const int window_hi = kv_len - q_len + params.window_right;",
+        "window_lo = -params.window_left; const int window_hi = params.window_right;",
         inputs="causal",
     ),
     Bug(
         "the window is at the top left",
-        "window_lo = kv_len - q_len - params.window_left, window_hi = kv_len - q_len + params.window_right",
-        "window_lo = -params.window_left, window_hi = params.window_right",
+        "window_lo = kv_len - q_len - params.window_left; const int window_hi = kv_len - q_len + params.window_right;",
+        "window_lo = -params.window_left; const int window_hi = params.window_right;",
         inputs="window",
     ),
     Bug("the diagonal is hidden", "THREADS_X > high", "THREADS_X >= high", inputs="causal"),

@@ -326,9 +326,7 @@ PROJECTION_BUGS = (
     Bug("the first columns again and again", "W + next, columns", "W, columns"),
     Bug("P's sums are forgotten", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f"),
     Bug("rows that see nothing", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum"),
-    Bug(
-        "each row divided by its neighbour's sum", "a[0] * inverse[2 * m + i % 2]", "a[0] * inverse[2 * m + 1 - i % 2]"
-    ),
+    Bug("each row divided by its neighbour's sum", "a[0] * inverse[row]", "a[0] * inverse[row ^ 1]"),
     Bug(
         "k and n exchanged",
         "swizzle_advance<CHUNKS>(w_lane, 2 * n) + 32 * k *",

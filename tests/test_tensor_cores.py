@@ -365,8 +365,8 @@ BUGS: dict[str, tuple[Bug, ...]] = {
         ),
         changed(
             "registers of P exchanged",
-            "&S[m][2 * k + i / 2][i % 2 * 2]",
-            "&S[m][2 * k + i % 2][i / 2 * 2]",
+            "row_pair(S, row, 2 * k + i / 2)",
+            "row_pair(S, 2 * m + i / 2, 2 * k + i % 2)",
         ),
         changed("V is not transposed", "ldmatrix_x4_trans(b, ", "ldmatrix_x4(b, "),
         changed(

@@ -1,11 +1,15 @@
-// 04, step 2, two products: S = Q K^T, the softmax and P V are three phases, and each product is a function.
+// 04, step 2, two products: S = Q K^T, the softmax and P V are three phases, and each product is a
+// function.
 //
-// Since step 1: the same arithmetic in another order: all of a tile's weights are computed before the first is used.
-// Each product can now be tiled as any matrix product (GEMM) is. Regrouping alone is not meant to be faster.
+// Since step 1: the same arithmetic in another order: all of a tile's weights are computed before
+// the first is used. Each product can now be tiled as any matrix product (GEMM) is. Regrouping
+// alone is not meant to be faster.
 //
-// Launch   grid (ceil(N / BLOCK_M), heads), block BLOCK_M, sizeof(Shared) bytes of dynamic shared memory
-// Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1
-// Traffic  Q: heads N HEAD_DIM words; K and V once each: heads ceil(N / BLOCK_M) N_kv HEAD_DIM words; O: stored once
+// Launch   grid (ceil(N / BLOCK_M), heads), block BLOCK_M, sizeof(Shared) bytes of shared memory
+// Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=
+//          1
+// Traffic  Q: heads N HEAD_DIM words; K and V once each: heads ceil(N / BLOCK_M) N_kv HEAD_DIM
+//          words; O: stored once
 
 #ifndef BLOCK_M
 #define BLOCK_M 128  // B_r, query rows per block: one per thread
@@ -17,15 +21,17 @@
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O
 #endif
 #define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
-constexpr int Q_STRIDE = HEAD_DIM | 1;      // odd: the 32 lanes of a warp, each in its own row of smem.Q, use 32 banks
-static_assert(BLOCK_M <= 1024 && HEAD_DIM <= 128, "a block has at most 1024 threads; acc must fit the registers");
+constexpr int Q_STRIDE = HEAD_DIM | 1;      // odd: 32 lanes, each in its own row, use 32 banks
+static_assert(
+    BLOCK_M <= 1024 && HEAD_DIM <= 128,
+    "a block has at most 1024 threads; acc must fit the registers");
 
 struct __align__(16) Shared {
   float K[BLOCK_N][HEAD_DIM], V[BLOCK_N][HEAD_DIM];
   float Q[BLOCK_M][Q_STRIDE];
 };
 
-// The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows past the end become zeros.
+// The block copies rows first .. first + BLOCK_N - 1 of K or V; zeros past the end.
 __device__ __forceinline__ void load_tile(
     float (*tile)[HEAD_DIM], const float* __restrict__ source, int first, int N_kv) {
   for (int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += BLOCK_M) {
@@ -34,7 +40,7 @@ __device__ __forceinline__ void load_tile(
   }
 }
 
-// s = this thread's tile of Q K^T. Each word of q is read once and serves all BLOCK_N keys of the tile.
+// s = this thread's tile of Q K^T. Each word of q is read once for all keys of the tile.
 __device__ __forceinline__ void gemm_qk(float (&s)[BLOCK_N], const float* q, const Shared& smem) {
 #pragma unroll 4
   for (int c = 0; c < HEAD_DIM; ++c) {
@@ -45,7 +51,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[BLOCK_N], const float* q, con
 }
 
 // acc += this thread's tile of P V.
-__device__ __forceinline__ void gemm_pv(float (&acc)[HEAD_DIM], const float (&p)[BLOCK_N], const Shared& smem) {
+__device__ __forceinline__ void gemm_pv(
+    float (&acc)[HEAD_DIM], const float (&p)[BLOCK_N], const Shared& smem) {
 #pragma unroll
   for (int j = 0; j < BLOCK_N; ++j)
 #pragma unroll
@@ -62,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) register_tiles(
   extern __shared__ float4 dynamic_smem[];
   Shared& smem = *reinterpret_cast<Shared*>(dynamic_smem);
   const int first_row = blockIdx.x * BLOCK_M;
-  const int row = first_row + threadIdx.x;  // may be past N: such a thread still loads and waits with the others
+  const int row = first_row + threadIdx.x;  // past N, a thread still loads and waits
   const float* q = smem.Q[threadIdx.x];
   Q += (size_t)blockIdx.y * N * HEAD_DIM;
   O += (size_t)blockIdx.y * N * HEAD_DIM;
@@ -78,10 +85,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) register_tiles(
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[HEAD_DIM] = {};
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
+    __syncthreads();  // hazard: the previous tile could be overwritten while in use
     load_tile(smem.K, K, first, N_kv);
     load_tile(smem.V, V, first, N_kv);
-    __syncthreads();  // hazard: the tile is read before another thread has written its part of it
+    __syncthreads();  // hazard: the tile could be read before other threads have written their part
     float s[BLOCK_N] = {};
     gemm_qk(s, q, smem);
     // A key past the end scores -inf, so that its weight is exactly 0.
@@ -91,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) register_tiles(
     float m_new = m_i;
 #pragma unroll
     for (int j = 0; j < BLOCK_N; ++j) m_new = fmaxf(m_new, s[j]);
-    const float rescale = expf(m_i - m_new);  // 0 at the first tile, where m_i is -inf; 1 if the maximum stays
+    const float rescale = expf(m_i - m_new);  // 0 at the first tile; 1 if the maximum stays
     m_i = m_new;
     l_i *= rescale;
 #pragma unroll

@@ -1,11 +1,15 @@
-// 04, step 5, P in shared memory: both products read their operands, a column and a row at a time, from shared memory.
+// 04, step 5, P in shared memory: both products read their operands, a column and a row at a time,
+// from shared memory.
 //
-// Since step 4: P makes a round trip through shared memory, and both products are sums of outer products. Slower than
-// the step before: kept, because from step 6 on a thread needs columns of P that other threads have computed.
+// Since step 4: P makes a round trip through shared memory, and both products are sums of outer
+// products. Slower than the step before: kept, because from step 6 on a thread needs columns of P
+// that other threads have computed.
 //
-// Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of dynamic shared memory
-// Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1
-// Traffic  Q: heads N HEAD_DIM words; K and V once each: heads ceil(N / BLOCK_M) N_kv HEAD_DIM words; O: stored once
+// Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
+// Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=
+//          1
+// Traffic  Q: heads N HEAD_DIM words; K and V once each: heads ceil(N / BLOCK_M) N_kv HEAD_DIM
+//          words; O: stored once
 
 #ifndef BLOCK_M
 #define BLOCK_M 128  // B_r, query rows per block
@@ -23,15 +27,17 @@
 constexpr int THREADS_Y = THREADS;
 constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread: y, y + THREADS_Y, ...
 constexpr int TILE_N = BLOCK_N, TILE_D = HEAD_DIM;
-constexpr int Q_STRIDE = HEAD_DIM | 1;  // odd: the 32 lanes of a warp, each in its own row of smem.Q, use 32 banks
-static_assert(BLOCK_M % THREADS == 0 && TILE_M * HEAD_DIM <= 128, "each thread has as many rows; acc must fit");
+constexpr int Q_STRIDE = HEAD_DIM | 1;  // odd: 32 lanes, each in its own row, use 32 banks
+static_assert(
+    BLOCK_M % THREADS == 0 && TILE_M * HEAD_DIM <= 128,
+    "each thread has as many rows; acc must fit");
 
 struct __align__(16) Shared {
   float K[BLOCK_N][HEAD_DIM], V[BLOCK_N][HEAD_DIM];
   float Q[BLOCK_M][Q_STRIDE], P[BLOCK_N][BLOCK_M];
 };
 
-// The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows past the end become zeros.
+// The block copies rows first .. first + BLOCK_N - 1 of K or V; zeros past the end.
 __device__ __forceinline__ void load_tile(
     float (*tile)[HEAD_DIM], const float* __restrict__ source, int first, int N_kv) {
   for (int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += THREADS) {
@@ -76,12 +82,14 @@ __device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shar
   }
 }
 
-// One row: finds the new maximum, rescales all sums so far to it, and replaces s, a row of S, by the row of P.
-__device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
+// One row: finds the new maximum, rescales all sums so far to it, and replaces s, a row of S, by
+// the row of P.
+__device__ __forceinline__ void online_softmax_row(
+    float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
   float m_new = m_i;
 #pragma unroll
   for (int j = 0; j < TILE_N; ++j) m_new = fmaxf(m_new, s[j]);
-  const float rescale = expf(m_i - m_new);  // 0 at the first tile, where m_i is -inf; 1 if the maximum stays
+  const float rescale = expf(m_i - m_new);  // 0 at the first tile; 1 if the maximum stays
   m_i = m_new;
   l_i *= rescale;
 #pragma unroll
@@ -114,22 +122,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     smem.Q[r][c] = first_row + r < N ? Q[(size_t)(first_row + r) * HEAD_DIM + c] : 0.0f;
   }
   float m_i[TILE_M], l_i[TILE_M];
-  for (int i = 0; i < TILE_M; ++i) m_i[i] = NEG_INF, l_i[i] = 0.0f;
+  for (int i = 0; i < TILE_M; ++i) {
+    m_i[i] = NEG_INF;
+    l_i[i] = 0.0f;
+  }
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[TILE_M][TILE_D] = {};
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
+    __syncthreads();  // hazard: the previous tile could be overwritten while in use
     load_tile(smem.K, K, first, N_kv);
     load_tile(smem.V, V, first, N_kv);
-    __syncthreads();  // hazard: the tile is read before another thread has written its part of it
+    __syncthreads();  // hazard: the tile could be read before other threads have written their part
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, y);
     // A key past the end scores -inf, so that its weight is exactly 0.
 #pragma unroll
     for (int j = 0; j < TILE_N; ++j)
 #pragma unroll
-      for (int i = 0; i < TILE_M; ++i) s[i][j] = first + j < N_kv ? softmax_scale * s[i][j] : NEG_INF;
+      for (int i = 0; i < TILE_M; ++i)
+        s[i][j] = first + j < N_kv ? softmax_scale * s[i][j] : NEG_INF;
 
 #pragma unroll
     for (int i = 0; i < TILE_M; ++i) online_softmax_row(s[i], m_i[i], l_i[i], acc[i]);
@@ -137,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     for (int j = 0; j < TILE_N; ++j)
 #pragma unroll
       for (int i = 0; i < TILE_M; ++i) smem.P[j][y + i * THREADS_Y] = s[i][j];
-    __syncthreads();  // hazard: P is read before another thread has written its part of it
+    __syncthreads();  // hazard: P could be read before other threads have written their part
     gemm_pv(acc, smem, y);
   }
 

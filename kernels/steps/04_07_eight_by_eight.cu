@@ -1,11 +1,15 @@
-// 04, step 7, eight by eight: with 8 x 8 scores a thread, a word of Q, K or P serves 8 multiplications.
+// 04, step 7, eight by eight: with 8 x 8 scores a thread, a word of Q, K or P serves 8
+// multiplications.
 //
-// Since step 6: larger blocks for as many threads, and nothing else. A thread needs more registers, a block more shared
-// memory; so fewer warps run at a time, but each has more independent work (instruction-level parallelism).
+// Since step 6: larger blocks for as many threads, and nothing else. A thread needs more registers,
+// a block more shared memory; so fewer warps run at a time, but each has more independent work
+// (instruction-level parallelism).
 //
-// Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of dynamic shared memory
-// Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1
-// Traffic  Q: heads N HEAD_DIM words; K and V once each: heads ceil(N / BLOCK_M) N_kv HEAD_DIM words; O: stored once
+// Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
+// Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=
+//          1
+// Traffic  Q: heads N HEAD_DIM words; K and V once each: heads ceil(N / BLOCK_M) N_kv HEAD_DIM
+//          words; O: stored once
 
 #ifndef BLOCK_M
 #define BLOCK_M 128  // B_r, query rows per block
@@ -27,16 +31,18 @@ constexpr int THREADS_Y = THREADS / THREADS_X;
 constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread: y, y + THREADS_Y, ...
 constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
 
-constexpr int TILE_D = (HEAD_DIM + THREADS_X - 1) / THREADS_X;  // columns of O per thread: x, x + THREADS_X, ...
-constexpr int Q_STRIDE = HEAD_DIM | 1;  // odd: the 32 lanes of a warp, each in its own row of smem.Q, use 32 banks
-static_assert(32 % THREADS_X == 0 && BLOCK_M % THREADS_Y == 0 && BLOCK_N % THREADS_X == 0, "all have the same tile");
+constexpr int TILE_D = (HEAD_DIM + THREADS_X - 1) / THREADS_X;  // columns of O per thread
+constexpr int Q_STRIDE = HEAD_DIM | 1;  // odd: 32 lanes, each in its own row, use 32 banks
+static_assert(
+    32 % THREADS_X == 0 && BLOCK_M % THREADS_Y == 0 && BLOCK_N % THREADS_X == 0,
+    "all have the same tile");
 
 struct __align__(16) Shared {
   float K[BLOCK_N][TILE_D * THREADS_X], V[BLOCK_N][TILE_D * THREADS_X];
   float Q[BLOCK_M][Q_STRIDE], P[BLOCK_N][BLOCK_M];
 };
 
-// The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows past the end become zeros.
+// The block copies rows first .. first + BLOCK_N - 1 of K or V; zeros past the end.
 __device__ __forceinline__ void load_tile(
     float (*tile)[TILE_D * THREADS_X], const float* __restrict__ source, int first, int N_kv) {
   for (int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += THREADS) {
@@ -56,7 +62,8 @@ __device__ __forceinline__ void outer_product(
 }
 
 // s = this thread's tile of Q K^T.
-__device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
+__device__ __forceinline__ void gemm_qk(
+    float (&s)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
 #pragma unroll 4
   for (int c = 0; c < HEAD_DIM; ++c) {
     float q_column[TILE_M], k_column[TILE_N];
@@ -69,7 +76,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared
 }
 
 // acc += this thread's tile of P V.
-__device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
+__device__ __forceinline__ void gemm_pv(
+    float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
 #pragma unroll 16
   for (int j = 0; j < BLOCK_N; ++j) {
     float p_column[TILE_M], v_row[TILE_D];
@@ -89,13 +97,15 @@ __device__ __forceinline__ float row_allreduce(float a, Op op) {
   return a;
 }
 
-// One row: finds the new maximum, rescales all sums so far to it, and replaces s, a row of S, by the row of P.
-__device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
+// One row: finds the new maximum, rescales all sums so far to it, and replaces s, a row of S, by
+// the row of P.
+__device__ __forceinline__ void online_softmax_row(
+    float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
   float m_new = m_i;
 #pragma unroll
   for (int j = 0; j < TILE_N; ++j) m_new = fmaxf(m_new, s[j]);
   m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
-  const float rescale = expf(m_i - m_new);  // 0 at the first tile, where m_i is -inf; 1 if the maximum stays
+  const float rescale = expf(m_i - m_new);  // 0 at the first tile; 1 if the maximum stays
   m_i = m_new;
   l_i *= rescale;
 #pragma unroll
@@ -127,26 +137,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const int r = i / HEAD_DIM, c = i % HEAD_DIM;
     smem.Q[r][c] = first_row + r < N ? Q[(size_t)(first_row + r) * HEAD_DIM + c] : 0.0f;
   }
-  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums: zeros keep them finite.
+  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums:
+  // zeros keep them finite.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D * THREADS_X - HEAD_DIM); e += THREADS)
     smem.V[e % BLOCK_N][HEAD_DIM + e / BLOCK_N] = 0.0f;
   float m_i[TILE_M], l_i[TILE_M];
-  for (int i = 0; i < TILE_M; ++i) m_i[i] = NEG_INF, l_i[i] = 0.0f;
+  for (int i = 0; i < TILE_M; ++i) {
+    m_i[i] = NEG_INF;
+    l_i[i] = 0.0f;
+  }
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[TILE_M][TILE_D] = {};
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
+    __syncthreads();  // hazard: the previous tile could be overwritten while in use
     load_tile(smem.K, K, first, N_kv);
     load_tile(smem.V, V, first, N_kv);
-    __syncthreads();  // hazard: the tile is read before another thread has written its part of it
+    __syncthreads();  // hazard: the tile could be read before other threads have written their part
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);
     // A key past the end scores -inf, so that its weight is exactly 0.
 #pragma unroll
     for (int j = 0; j < TILE_N; ++j)
 #pragma unroll
-      for (int i = 0; i < TILE_M; ++i) s[i][j] = first + x + j * THREADS_X < N_kv ? softmax_scale * s[i][j] : NEG_INF;
+      for (int i = 0; i < TILE_M; ++i)
+        s[i][j] = first + x + j * THREADS_X < N_kv ? softmax_scale * s[i][j] : NEG_INF;
 
 #pragma unroll
     for (int i = 0; i < TILE_M; ++i) online_softmax_row(s[i], m_i[i], l_i[i], acc[i]);
@@ -154,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     for (int j = 0; j < TILE_N; ++j)
 #pragma unroll
       for (int i = 0; i < TILE_M; ++i) smem.P[x + j * THREADS_X][y + i * THREADS_Y] = s[i][j];
-    __syncthreads();  // hazard: P is read before another thread has written its part of it
+    __syncthreads();  // hazard: P could be read before other threads have written their part
     gemm_pv(acc, smem, x, y);
   }
 
@@ -165,6 +180,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const int row = first_row + y + i * THREADS_Y;
 #pragma unroll
     for (int c = 0; c < TILE_D; ++c)
-      if (row < N && x + c * THREADS_X < HEAD_DIM) O[(size_t)row * HEAD_DIM + x + c * THREADS_X] = acc[i][c] * inverse;
+      if (row < N && x + c * THREADS_X < HEAD_DIM)
+        O[(size_t)row * HEAD_DIM + x + c * THREADS_X] = acc[i][c] * inverse;
   }
 }

@@ -1,11 +1,14 @@
-// 04, step 9, float4 from Q and P: a thread reads four rows of a column of Q or P in one instruction.
+// 04, step 9, float4 from Q and P: a thread reads four rows of a column of Q or P in one
+// instruction.
 //
-// Since step 8: Q is stored transposed, as P was, and a thread's rows come in groups of four neighbours. That is a
-// quarter of the requests for Q and P. K and V follow in the next step.
+// Since step 8: Q is stored transposed, as P was, and a thread's rows come in groups of four
+// neighbours. That is a quarter of the requests for Q and P. K and V follow in the next step.
 //
-// Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of dynamic shared memory
-// Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1
-// Traffic  Q: heads N HEAD_DIM words; K and V once each: heads ceil(N / BLOCK_M) N_kv HEAD_DIM words; O: stored once
+// Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
+// Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=
+//          1
+// Traffic  Q: heads N HEAD_DIM words; K and V once each: heads ceil(N / BLOCK_M) N_kv HEAD_DIM
+//          words; O: stored once
 
 #ifndef BLOCK_M
 #define BLOCK_M 128  // B_r, query rows per block
@@ -27,9 +30,10 @@ constexpr int THREADS_Y = THREADS / THREADS_X;
 constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread
 constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
 
-constexpr int TILE_D = (HEAD_DIM + THREADS_X - 1) / THREADS_X;  // columns of O per thread: x, x + THREADS_X, ...
-constexpr int D4 = (HEAD_DIM + 3) / 4;                          // float4 per row; the last one is filled with zeros
-static_assert(32 % THREADS_X == 0 && TILE_M % 4 == 0 && BLOCK_N % THREADS_X == 0, "four rows make a float4");
+constexpr int TILE_D = (HEAD_DIM + THREADS_X - 1) / THREADS_X;  // columns of O per thread
+constexpr int D4 = (HEAD_DIM + 3) / 4;                          // float4 per row, padded with zeros
+static_assert(
+    32 % THREADS_X == 0 && TILE_M % 4 == 0 && BLOCK_N % THREADS_X == 0, "four rows make a float4");
 
 // Q and P are stored transposed: a thread reads four rows of one column as a float4.
 struct __align__(16) Shared {
@@ -37,12 +41,16 @@ struct __align__(16) Shared {
   float K[BLOCK_N][HEAD_DIM | 1], V[BLOCK_N][TILE_D * THREADS_X];
 };
 
-// The row of the block that is row i of a thread's tile. Rows come in groups of four, because one float4 holds four.
-__device__ __forceinline__ int row_of(int i, int y) { return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4; }
+// The row of the block that is row i of a thread's tile. Rows come in groups of four, because one
+// float4 holds four.
+__device__ __forceinline__ int row_of(int i, int y) {
+  return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4;
+}
 
-// The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows past the end become zeros.
+// The block copies rows first .. first + BLOCK_N - 1 of K or V; zeros past the end.
 template <int WIDTH>
-__device__ __forceinline__ void load_tile(float (*tile)[WIDTH], const float* __restrict__ source, int first, int N_kv) {
+__device__ __forceinline__ void load_tile(
+    float (*tile)[WIDTH], const float* __restrict__ source, int first, int N_kv) {
   for (int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += THREADS) {
     const int j = i / HEAD_DIM, c = i % HEAD_DIM;
     tile[j][c] = first + j < N_kv ? source[(size_t)(first + j) * HEAD_DIM + c] : 0.0f;
@@ -64,12 +72,16 @@ __device__ __forceinline__ void load_rows(float (&a)[TILE_M], const float* colum
 #pragma unroll
   for (int i = 0; i < TILE_M; i += 4) {
     const float4 four = *reinterpret_cast<const float4*>(column + row_of(i, y));
-    a[i] = four.x, a[i + 1] = four.y, a[i + 2] = four.z, a[i + 3] = four.w;
+    a[i] = four.x;
+    a[i + 1] = four.y;
+    a[i + 2] = four.z;
+    a[i + 3] = four.w;
   }
 }
 
 // s = this thread's tile of Q K^T.
-__device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
+__device__ __forceinline__ void gemm_qk(
+    float (&s)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
 #pragma unroll 4
   for (int c = 0; c < HEAD_DIM; ++c) {
     float q_column[TILE_M], k_column[TILE_N];
@@ -81,7 +93,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared
 }
 
 // acc += this thread's tile of P V.
-__device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
+__device__ __forceinline__ void gemm_pv(
+    float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
 #pragma unroll 16
   for (int j = 0; j < BLOCK_N; ++j) {
     float p_column[TILE_M], v_row[TILE_D];
@@ -100,13 +113,15 @@ __device__ __forceinline__ float row_allreduce(float a, Op op) {
   return a;
 }
 
-// One row: finds the new maximum, rescales all sums so far to it, and replaces s, a row of S, by the row of P.
-__device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
+// One row: finds the new maximum, rescales all sums so far to it, and replaces s, a row of S, by
+// the row of P.
+__device__ __forceinline__ void online_softmax_row(
+    float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
   float m_new = m_i;
 #pragma unroll
   for (int j = 0; j < TILE_N; ++j) m_new = fmaxf(m_new, s[j]);
   m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
-  const float rescale = expf(m_i - m_new);  // 0 at the first tile, where m_i is -inf; 1 if the maximum stays
+  const float rescale = expf(m_i - m_new);  // 0 at the first tile; 1 if the maximum stays
   m_i = m_new;
   l_i *= rescale;
 #pragma unroll
@@ -138,26 +153,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const int r = i % BLOCK_M, c = i / BLOCK_M;
     smem.Q[c][r] = first_row + r < N && c < HEAD_DIM ? Q[r * HEAD_DIM + c] : 0.0f;
   }
-  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums: zeros keep them finite.
+  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums:
+  // zeros keep them finite.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D * THREADS_X - HEAD_DIM); e += THREADS)
     smem.V[e % BLOCK_N][HEAD_DIM + e / BLOCK_N] = 0.0f;
   float m_i[TILE_M], l_i[TILE_M];  // l_i: of this thread's columns only, until the epilogue
-  for (int i = 0; i < TILE_M; ++i) m_i[i] = NEG_INF, l_i[i] = 0.0f;
+  for (int i = 0; i < TILE_M; ++i) {
+    m_i[i] = NEG_INF;
+    l_i[i] = 0.0f;
+  }
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[TILE_M][TILE_D] = {};
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
+    __syncthreads();  // hazard: the previous tile could be overwritten while in use
     load_tile(smem.K, K, first, N_kv);
     load_tile(smem.V, V, first, N_kv);
-    __syncthreads();  // hazard: the tile is read before another thread has written its part of it
+    __syncthreads();  // hazard: the tile could be read before other threads have written their part
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);
     // A key past the end scores -inf, so that its weight is exactly 0.
 #pragma unroll
     for (int j = 0; j < TILE_N; ++j)
 #pragma unroll
-      for (int i = 0; i < TILE_M; ++i) s[i][j] = first + x + j * THREADS_X < N_kv ? softmax_scale * s[i][j] : NEG_INF;
+      for (int i = 0; i < TILE_M; ++i)
+        s[i][j] = first + x + j * THREADS_X < N_kv ? softmax_scale * s[i][j] : NEG_INF;
 
 #pragma unroll
     for (int i = 0; i < TILE_M; ++i) online_softmax_row(s[i], m_i[i], l_i[i], acc[i]);
@@ -167,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
       for (int i = 0; i < TILE_M; i += 4)
         *reinterpret_cast<float4*>(&smem.P[x + j * THREADS_X][row_of(i, y)]) =
             make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
-    __syncthreads();  // hazard: P is read before another thread has written its part of it
+    __syncthreads();  // hazard: P could be read before other threads have written their part
     gemm_pv(acc, smem, x, y);
   }
 
@@ -178,6 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const int r = row_of(i, y);
 #pragma unroll
     for (int c = 0; c < TILE_D; ++c)
-      if (first_row + r < N && x + c * THREADS_X < HEAD_DIM) O[r * HEAD_DIM + x + c * THREADS_X] = acc[i][c] * inverse;
+      if (first_row + r < N && x + c * THREADS_X < HEAD_DIM)
+        O[r * HEAD_DIM + x + c * THREADS_X] = acc[i][c] * inverse;
   }
 }

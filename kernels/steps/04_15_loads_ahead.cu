@@ -1,11 +1,15 @@
-// 04, step 15, loads ahead: V is loaded while the scores are computed, and the next tile of K while V is used.
+// 04, step 15, loads ahead: V is loaded while the scores are computed, and the next tile of K while
+// V is used.
 //
-// Since step 14: two barriers a tile in place of three. The loads still pass through registers, so a thread waits for
-// them before it computes; the last step, 04_register_tiles.cu, makes them asynchronous.
+// Since step 14: two barriers a tile in place of three. The loads still pass through registers, so
+// a thread waits for them before it computes; the last step, 04_register_tiles.cu, makes them
+// asynchronous.
 //
-// Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of dynamic shared memory
-// Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; any N, N_kv >= 1
-// Traffic  Q: heads N HEAD_DIM words; K and V once each: heads ceil(N / BLOCK_M) N_kv HEAD_DIM words; O: stored once
+// Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
+// Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=
+//          1
+// Traffic  Q: heads N HEAD_DIM words; K and V once each: heads ceil(N / BLOCK_M) N_kv HEAD_DIM
+//          words; O: stored once
 
 #ifndef BLOCK_M
 #define BLOCK_M 128  // B_r, query rows per block
@@ -23,7 +27,7 @@
 #define THREADS_X 8  // threads that share a row
 #endif
 #ifndef VECTOR
-#define VECTOR (HEAD_DIM % 4 == 0)  // global memory is read and written as float4: rows start at multiples of 16 bytes
+#define VECTOR (HEAD_DIM % 4 == 0)  // rows start at multiples of 16 bytes: float4 loads and stores
 #endif
 #define NEG_INF __int_as_float(0xff800000)  // minus infinity; NVRTC does not define INFINITY
 constexpr float LOG2_E = 1.4426950408889634f;
@@ -32,16 +36,21 @@ constexpr int THREADS_Y = THREADS / THREADS_X;
 constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread
 constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
 
-constexpr int D4 = (HEAD_DIM + 3) / 4;                     // float4 per row; the last one is filled with zeros
-constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of a row of O per thread: x, x + THREADS_X, ...
+constexpr int D4 = (HEAD_DIM + 3) / 4;                     // float4 per row, padded with zeros
+constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of O per thread and row
 constexpr int TILE_D = 4 * TILE_D4;
-constexpr int COPIES = (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile of K or V per thread
-static_assert(THREADS % 32 == 0 && THREADS_X >= 4 && 32 % (2 * THREADS_X) == 0, "two rows' threads must fit a warp");
+constexpr int COPIES =
+    (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile of K or V per thread
 static_assert(
-    BLOCK_M % (4 * THREADS_Y) == 0 && BLOCK_N % THREADS_X == 0, "each thread needs the same tile, of 4 rows or 8");
+    THREADS % 32 == 0 && THREADS_X >= 4 && 32 % (2 * THREADS_X) == 0,
+    "two rows' threads must fit a warp");
+static_assert(
+    BLOCK_M % (4 * THREADS_Y) == 0 && BLOCK_N % THREADS_X == 0,
+    "each thread needs the same tile, of 4 rows or 8");
 
-// Q and P are stored transposed: a thread reads four rows of one column as a float4. The padding avoids bank conflicts
-// within a quarter of a warp, which reads 8 rows of K (an odd number of float4 apart) or stores 4 columns of P.
+// Q and P are stored transposed: a thread reads four rows of one column as a float4. The padding
+// avoids bank conflicts within a quarter of a warp, which reads 8 rows of K (an odd number of
+// float4 apart) or stores 4 columns of P.
 struct __align__(16) Shared {
   float Q[4 * D4][BLOCK_M], P[BLOCK_N][BLOCK_M + 8];
   float4 K[BLOCK_N][D4 | 1], V[BLOCK_N][TILE_D4 * THREADS_X];
@@ -51,8 +60,11 @@ __device__ __forceinline__ float word(const float4& a, int i) {
   return i == 0 ? a.x : i == 1 ? a.y : i == 2 ? a.z : a.w;
 }
 
-// The row of the block that is row i of a thread's tile. Rows come in groups of four, because one float4 holds four.
-__device__ __forceinline__ int row_of(int i, int y) { return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4; }
+// The row of the block that is row i of a thread's tile. Rows come in groups of four, because one
+// float4 holds four.
+__device__ __forceinline__ int row_of(int i, int y) {
+  return i / 4 * (4 * THREADS_Y) + 4 * y + i % 4;
+}
 
 // Words 4c .. 4c + 3 of a row; zeros past its end.
 __device__ __forceinline__ float4 load4(const float* __restrict__ row, int c) {
@@ -62,7 +74,8 @@ __device__ __forceinline__ float4 load4(const float* __restrict__ row, int c) {
   const int cols_left = HEAD_DIM - 4 * c;
   row += 4 * c;
   return make_float4(
-      row[0], cols_left > 1 ? row[1] : 0.0f, cols_left > 2 ? row[2] : 0.0f, cols_left > 3 ? row[3] : 0.0f);
+      row[0], cols_left > 1 ? row[1] : 0.0f, cols_left > 2 ? row[2] : 0.0f,
+      cols_left > 3 ? row[3] : 0.0f);
 #endif
 }
 
@@ -75,7 +88,7 @@ __device__ __forceinline__ void store4(float* row, int c, float4 a) {
 #endif
 }
 
-// The whole block copies rows first .. first + BLOCK_N - 1 of K or V. Rows past the end become zeros.
+// The block copies rows first .. first + BLOCK_N - 1 of K or V; zeros past the end.
 template <int WIDTH>
 __device__ __forceinline__ void load_tile(
     float4 (*tile)[WIDTH], const float* __restrict__ source, int first, int N_kv) {
@@ -89,8 +102,9 @@ __device__ __forceinline__ void load_tile(
   }
 }
 
-// tile += a b^T, column by column in serpentine order: down one column and up the next, so that consecutive FFMAs share
-// an operand, which the compiler then marks .reuse: it is not read from the register file a second time.
+// tile += a b^T, column by column in serpentine order: down one column and up the next, so that
+// consecutive FFMAs share an operand, which the compiler then marks .reuse: it is not read from the
+// register file a second time.
 template <int COLUMNS>
 __device__ __forceinline__ void outer_product(
     float (&tile)[TILE_M][COLUMNS], const float (&a)[TILE_M], const float (&b)[COLUMNS]) {
@@ -108,12 +122,17 @@ __device__ __forceinline__ void load_rows(float (&a)[TILE_M], const float* colum
 #pragma unroll
   for (int i = 0; i < TILE_M; i += 4) {
     const float4 four = *reinterpret_cast<const float4*>(column + row_of(i, y));
-    a[i] = four.x, a[i + 1] = four.y, a[i + 2] = four.z, a[i + 3] = four.w;
+    a[i] = four.x;
+    a[i + 1] = four.y;
+    a[i + 2] = four.z;
+    a[i + 3] = four.w;
   }
 }
 
-// s = this thread's tile of Q K^T. Four columns of Q and K at a time: with 8 x 8 scores, 16 float4 serve 256 FFMAs.
-__device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
+// s = this thread's tile of Q K^T. Four columns of Q and K at a time: with 8 x 8 scores, 16 float4
+// serve 256 FFMAs.
+__device__ __forceinline__ void gemm_qk(
+    float (&s)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
 #pragma unroll 1
   for (int c = 0; c < D4; ++c) {
     float4 k[TILE_N];
@@ -131,7 +150,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[TILE_M][TILE_N], const Shared
 }
 
 // acc += this thread's tile of P V.
-__device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
+__device__ __forceinline__ void gemm_pv(
+    float (&acc)[TILE_M][TILE_D], const Shared& smem, int x, int y) {
 #pragma unroll 16
   for (int j = 0; j < BLOCK_N; ++j) {
     float p_column[TILE_M], v_row[TILE_D];
@@ -142,7 +162,8 @@ __device__ __forceinline__ void gemm_pv(float (&acc)[TILE_M][TILE_D], const Shar
   }
 }
 
-// The maximum or the sum over the threads of a row, which differ in bit 0 of their lane and in bits 2 and up.
+// The maximum or the sum over the threads of a row, which differ in bit 0 of their lane and in bits
+// 2 and up.
 template <typename Op>
 __device__ __forceinline__ float row_allreduce(float a, Op op) {
   a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
@@ -151,13 +172,15 @@ __device__ __forceinline__ float row_allreduce(float a, Op op) {
   return a;
 }
 
-// One row: finds the new maximum, rescales all sums so far to it, and replaces s, a row of S, by the row of P.
-__device__ __forceinline__ void online_softmax_row(float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
+// One row: finds the new maximum, rescales all sums so far to it, and replaces s, a row of S, by
+// the row of P.
+__device__ __forceinline__ void online_softmax_row(
+    float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
   float m_new = m_i;
 #pragma unroll
   for (int j = 0; j < TILE_N; ++j) m_new = fmaxf(m_new, s[j]);
   m_new = row_allreduce(m_new, [](float a, float b) { return fmaxf(a, b); });
-  const float rescale = exp2f(m_i - m_new);  // 0 at the first tile, where m_i is -inf; 1 if the maximum stays
+  const float rescale = exp2f(m_i - m_new);  // 0 at the first tile; 1 if the maximum stays
   m_i = m_new;
   l_i *= rescale;
 #pragma unroll
@@ -175,12 +198,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const float* __restrict__ V,  // [heads, N_kv, HEAD_DIM]
     float* __restrict__ O,        // [heads, N, HEAD_DIM]
     int N, int N_kv, float softmax_scale) {
-  // ---- prologue: the rows and columns of this thread; Q's rows and K's first tile into shared memory
+  // ---- prologue: this thread's rows and columns; Q's rows and K's first tile into shared memory
   extern __shared__ float4 dynamic_smem[];
   Shared& smem = *reinterpret_cast<Shared*>(dynamic_smem);
   const int first_row = blockIdx.x * BLOCK_M;
-  // Lanes 0 to 3 are a square of two rows by two columns, and so on: a warp's float4 load takes 2 wavefronts if
-  // neighbouring lanes read the same address, and 4 if not.
+  // Lanes 0 to 3 are a square of two rows by two columns, and so on: a warp's float4 load takes 2
+  // wavefronts if neighbouring lanes read the same address, and 4 if not.
   const int x = threadIdx.x / 4 % (THREADS_X / 2) * 2 + threadIdx.x % 2;
   const int y = threadIdx.x / (2 * THREADS_X) * 2 + threadIdx.x / 2 % 2;
   Q += ((size_t)blockIdx.y * N + first_row) * HEAD_DIM;
@@ -188,24 +211,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
   K += (size_t)blockIdx.y * N_kv * HEAD_DIM;
   V += (size_t)blockIdx.y * N_kv * HEAD_DIM;
   load_tile(smem.K, K, 0, N_kv);
-  // S comes out in units of log2, and with it m_i, here and in all later kernels: exp(x) is exp2(x * log2(e)).
+  // S and m_i are in units of log2, here and in all later kernels: exp(x) = exp2(x * log2(e)).
   const float softmax_scale_log2 = softmax_scale * LOG2_E;
   for (int e = threadIdx.x; e < BLOCK_M * D4; e += THREADS) {
     const int r = e % BLOCK_M, c = e / BLOCK_M;
-    const float4 q = first_row + r < N ? load4(Q + r * HEAD_DIM, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const float4 q =
+        first_row + r < N ? load4(Q + r * HEAD_DIM, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int i = 0; i < 4; ++i) smem.Q[4 * c + i][r] = softmax_scale_log2 * word(q, i);
   }
-  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums: zeros keep them finite.
+  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums:
+  // zeros keep them finite.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D4 * THREADS_X - D4); e += THREADS)
     smem.V[e % BLOCK_N][D4 + e / BLOCK_N] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   float m_i[TILE_M], l_i[TILE_M];  // l_i: of this thread's columns only, until the epilogue
-  for (int i = 0; i < TILE_M; ++i) m_i[i] = NEG_INF, l_i[i] = 0.0f;
-  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+  for (int i = 0; i < TILE_M; ++i) {
+    m_i[i] = NEG_INF;
+    l_i[i] = 0.0f;
+  }
+  __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[TILE_M][TILE_D] = {};
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    load_tile(smem.V, V, first, N_kv);  // in flight while the scores are computed
+    load_tile(smem.V, V, first, N_kv);  // in flight during the scores
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);
     // A key past the end scores -inf, so that its weight is exactly 0.
@@ -224,10 +252,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
       for (int i = 0; i < TILE_M; i += 4)
         *reinterpret_cast<float4*>(&smem.P[x + j * THREADS_X][row_of(i, y)]) =
             make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
-    __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
-    load_tile(smem.K, K, first + BLOCK_N, N_kv);  // in flight while V is used; past the last tile it is zeros
+    __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
+    load_tile(smem.K, K, first + BLOCK_N, N_kv);  // in flight while V is used; past the end: zeros
     gemm_pv(acc, smem, x, y);
-    __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
+    __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once
@@ -239,7 +267,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     for (int c = 0; c < TILE_D4; ++c) {
       const float* a = acc[i] + 4 * c;
       const float4 o = make_float4(a[0] * inverse, a[1] * inverse, a[2] * inverse, a[3] * inverse);
-      if (first_row + r < N && x + c * THREADS_X < D4) store4(O + r * HEAD_DIM, x + c * THREADS_X, o);
+      if (first_row + r < N && x + c * THREADS_X < D4)
+        store4(O + r * HEAD_DIM, x + c * THREADS_X, o);
     }
   }
 }

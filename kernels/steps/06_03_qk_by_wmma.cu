@@ -1,14 +1,16 @@
 // 06, step 3, Q K^T by WMMA: the tensor cores compute S, fragments of 16 x 16 at a time.
 //
-// Since step 2: WMMA does not specify which lane holds what, so S makes a shared-memory round trip: a lane reads a row.
+// Since step 2: WMMA does not specify which lane holds what, so S makes a shared-memory round trip:
+// a lane reads a row.
 //
-// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
-//          of dynamic shared memory
-// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
-//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or
-//          (heads, tokens)
-// Needs    sm_75 for float16, sm_80 for bfloat16; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
-// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
+//          SHARED_BYTES bytes of dynamic shared memory
+// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or
+//          bfloat16, strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with
+//          cu_seqlens. lse (batch, heads, N) or (heads, tokens)
+// Needs    sm_75 for float16, sm_80 for bfloat16; HEAD_DIM and strides multiples of 8, pointers of
+//          16 bytes
+// Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 #include <mma.h>
 #include "block.cuh"    // Block, Window: 05
 #include "half2.cuh"    // pack: 06
@@ -27,13 +29,15 @@
 #define MIN_BLOCKS (HEAD_DIM <= 64 ? 3 : 2)  // per SM: what the compiler keeps registers free for
 #endif
 
-constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row, in whole fragments
 constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
-constexpr int STRIDE = HEAD_DIM_PADDED + 8;  // 16 bytes of padding: eight rows of a fragment are in different banks
-constexpr int S_STRIDE = BLOCK_N + 4;        // the same for float4 of S
+constexpr int STRIDE = HEAD_DIM_PADDED + 8;                 // padded: 8 rows are in different banks
+constexpr int S_STRIDE = BLOCK_N + 4;                       // the same for float4 of S
 constexpr int SHARED_BYTES = 2 * STRIDE * (BLOCK_M + 2 * BLOCK_N) + 4 * BLOCK_M * S_STRIDE;
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "rows are copied 16 bytes at a time; acc must fit the registers");
-static_assert(BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0, "a lane has a row; scores are computed 32 keys at a time");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "whole chunks; acc must fit the registers");
+static_assert(
+    BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0,
+    "a lane has a row; scores are computed 32 keys at a time");
 
 namespace tc = nvcuda::wmma;
 using Accumulator = tc::fragment<tc::accumulator, 16, 16, 16, float>;
@@ -41,14 +45,16 @@ using Accumulator = tc::fragment<tc::accumulator, 16, 16, 16, float>;
 // 16 elements of a row in shared memory, in float32.
 template <typename T>
 __device__ __forceinline__ void load16(float (&a)[16], const T* row) {
-  const uint4 chunks[2] = {reinterpret_cast<const uint4*>(row)[0], reinterpret_cast<const uint4*>(row)[1]};
+  const uint4 chunks[2] = {
+      reinterpret_cast<const uint4*>(row)[0], reinterpret_cast<const uint4*>(row)[1]};
 #pragma unroll
   for (int i = 0; i < 16; ++i) a[i] = reinterpret_cast<const T*>(chunks)[i];
 }
 
 // The block copies rows first .. first + ROWS - 1 of Q, K or V. Rows from end on become zeros.
 template <int ROWS, typename T>
-__device__ __forceinline__ void load_tile(T* tile, const T* __restrict__ source, long long stride, int first, int end) {
+__device__ __forceinline__ void load_tile(
+    T* tile, const T* __restrict__ source, long long stride, int first, int end) {
 #pragma unroll 4
   for (int e = threadIdx.x; e < ROWS * CHUNKS; e += BLOCK_M) {
     const int r = first + e / CHUNKS, c = 8 * (e % CHUNKS);
@@ -72,7 +78,8 @@ __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T*
     for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
       tc::fragment<tc::matrix_a, 16, 16, 16, T, tc::row_major> q_frag[2];
 #pragma unroll
-      for (int m = 0; m < 2; ++m) tc::load_matrix_sync(q_frag[m], Q_smem + 16 * m * STRIDE + k, STRIDE);
+      for (int m = 0; m < 2; ++m)
+        tc::load_matrix_sync(q_frag[m], Q_smem + 16 * m * STRIDE + k, STRIDE);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         // K^T: the rows of K are the columns of the right operand.
@@ -86,11 +93,12 @@ __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T*
     for (int m = 0; m < 2; ++m)
 #pragma unroll
       for (int n = 0; n < 2; ++n)
-        tc::store_matrix_sync(S_smem + 16 * m * S_STRIDE + keys + 16 * n, S[m][n], S_STRIDE, tc::mem_row_major);
+        tc::store_matrix_sync(
+            S_smem + 16 * m * S_STRIDE + keys + 16 * n, S[m][n], S_STRIDE, tc::mem_row_major);
   }
 }
 
-// acc += this lane's row of P V, of which s is the row of P. All lanes read the same chunk of V: a broadcast.
+// acc += this lane's row of P V, of which s is the row of P. All lanes read one chunk of V.
 template <typename T>
 __device__ __forceinline__ void gemm_pv(
     float (&acc)[HEAD_DIM_PADDED / 16][16], const float (&s)[BLOCK_N], const T* V_smem) {
@@ -109,14 +117,14 @@ __device__ __forceinline__ void gemm_pv(
 template <typename T>
 __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
-    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
-    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
   const int first_row = block.first_row, q_len = block.q_len;
-  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  if (first_row >= q_len) return;  // the whole block, before any barrier: a shorter sequence
   Q += block.rows_offset(params.q);
   O += block.rows_offset(params.o);
   K += block.keys_offset(params.k);
@@ -128,9 +136,10 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
   T* Q_smem = reinterpret_cast<T*>(dynamic_smem);
   T* K_smem = Q_smem + BLOCK_M * STRIDE;
   T* V_smem = K_smem + BLOCK_N * STRIDE;
-  const int r = threadIdx.x, warp_row = r / 32 * 32;  // this lane's row of the tile, the first one of its warp
-  float* S_smem = reinterpret_cast<float*>(V_smem + BLOCK_N * STRIDE) + warp_row * S_STRIDE;  // of this warp
-  float* s_row = S_smem + r % 32 * S_STRIDE;                                                  // of this lane
+  const int r = threadIdx.x, warp_row = r / 32 * 32;  // this lane's row, its warp's first
+  float* S_smem =
+      reinterpret_cast<float*>(V_smem + BLOCK_N * STRIDE) + warp_row * S_STRIDE;  // of this warp
+  float* s_row = S_smem + r % 32 * S_STRIDE;                                      // of this lane
   const int row_pos = first_row + r, low = row_pos + window.lo;
   const int high = min(row_pos + window.hi, end - 1);  // it sees keys low .. high
   load_tile<BLOCK_N>(K_smem, K, params.k.row, begin, end);
@@ -138,19 +147,21 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
   float acc[HEAD_DIM_PADDED / 16][16] = {};
   float m_i = M_INIT, l_i = 0.0f;  // m_i in units of log2
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
-  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+  __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   for (int first = begin; first < end; first += BLOCK_N) {
     load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);
     gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
-    __syncwarp();  // hazard: a row of S is read before the other lanes have stored their part of it
+    __syncwarp();  // hazard: a row of S could be read before the other lanes have stored their part
     float s[BLOCK_N], m_new = m_i;
 #pragma unroll
     for (int j = 0; j < BLOCK_N; j += 4) {
       const float4 four = *reinterpret_cast<const float4*>(s_row + j);
-      s[j] = softmax_scale_log2 * four.x, s[j + 1] = softmax_scale_log2 * four.y;
-      s[j + 2] = softmax_scale_log2 * four.z, s[j + 3] = softmax_scale_log2 * four.w;
+      s[j] = softmax_scale_log2 * four.x;
+      s[j + 1] = softmax_scale_log2 * four.y;
+      s[j + 2] = softmax_scale_log2 * four.z;
+      s[j + 3] = softmax_scale_log2 * four.w;
     }
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
@@ -173,15 +184,15 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
       s[j] = exp2f(s[j] - m_i);
       l_i += s[j];
     }
-    __syncthreads();  // hazard: V is read before another thread has written its part; K is replaced while in use
+    __syncthreads();  // hazard: V could be read incomplete, or K overwritten while in use
     load_tile<BLOCK_N>(K_smem, K, params.k.row, first + BLOCK_N, end);  // past the end: zeros
     gemm_pv(acc, s, V_smem);
-    __syncthreads();  // hazard: K is read before another thread has written its part; V is replaced while in use
+    __syncthreads();  // hazard: K could be read incomplete, or V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once
   const float sum = l_i;                                  // this lane has the whole row
-  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
+  const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key: zeros, lse = -inf
   const bool in_bounds = first_row + r < q_len;
   if (lse && in_bounds) block.store_lse(lse, params, r, m_i, sum);
 #pragma unroll
@@ -190,9 +201,11 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
     for (int c = 0; c < 16; c += 8) {
       unsigned o[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) o[i] = pack(T(), acc[n][c + 2 * i] * inverse, acc[n][c + 2 * i + 1] * inverse);
+      for (int i = 0; i < 4; ++i)
+        o[i] = pack(T(), acc[n][c + 2 * i] * inverse, acc[n][c + 2 * i + 1] * inverse);
       if (in_bounds && 16 * n + c < HEAD_DIM)
-        *reinterpret_cast<uint4*>(O + r * params.o.row + 16 * n + c) = make_uint4(o[0], o[1], o[2], o[3]);
+        *reinterpret_cast<uint4*>(O + r * params.o.row + 16 * n + c) =
+            make_uint4(o[0], o[1], o[2], o[3]);
     }
   }
 }

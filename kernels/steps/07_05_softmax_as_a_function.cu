@@ -2,16 +2,16 @@
 //
 // Since step 4: the code has moved; nothing else has changed.
 //
-// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
-//          of dynamic shared memory
-// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
-//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or
-//          (heads, tokens)
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
+//          SHARED_BYTES bytes of dynamic shared memory
+// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or
+//          bfloat16, strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with
+//          cu_seqlens. lse (batch, heads, N) or (heads, tokens)
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
-// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
+// Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 #include "block.cuh"    // Block, Window: 05
 #include "half2.cuh"    // pack: 06
-#include "ptx.cuh"      // mma.sync, ldmatrix and cp.async as functions, and where their fragments are
+#include "ptx.cuh"      // mma.sync, ldmatrix, cp.async, and the layouts of fragments
 #include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
 
 #ifndef HEAD_DIM
@@ -27,13 +27,15 @@
 #define MIN_BLOCKS (HEAD_DIM <= 64 ? 3 : 2)  // per SM: what the compiler keeps registers free for
 #endif
 
-constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row, in whole fragments
 constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
-constexpr int STRIDE = HEAD_DIM_PADDED + 8;  // 16 bytes of padding: eight rows of a fragment are in different banks
-constexpr int S_STRIDE = BLOCK_N + 4;        // the same for float4 of S; P overlays S with 2 S_STRIDE elements a row
+constexpr int STRIDE = HEAD_DIM_PADDED + 8;                 // padded: 8 rows are in different banks
+constexpr int S_STRIDE = BLOCK_N + 4;  // the same for S; P overlays S, 2 S_STRIDE elements a row
 constexpr int SHARED_BYTES = 2 * STRIDE * (BLOCK_M + 2 * BLOCK_N) + 4 * BLOCK_M * S_STRIDE;
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "rows are copied 16 bytes at a time; acc must fit the registers");
-static_assert(BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0, "a lane has a row; scores are computed 32 keys at a time");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "whole chunks; acc must fit the registers");
+static_assert(
+    BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0,
+    "a lane has a row; scores are computed 32 keys at a time");
 
 constexpr int ROWS = 1;  // of S per thread
 using Statistics = float[ROWS];
@@ -42,12 +44,15 @@ using Output = float[2][HEAD_DIM_PADDED / 8][4];  // accumulators: 16 rows and 8
 
 // This thread's share of a tile of ROWS rows, from row `first` on. Rows from end on become zeros.
 template <int ROWS, typename T>
-__device__ __forceinline__ void load_tile(T* tile, const T* __restrict__ source, long long stride, int first, int end) {
+__device__ __forceinline__ void load_tile(
+    T* tile, const T* __restrict__ source, long long stride, int first, int end) {
 #pragma unroll
   for (int i = 0; i < ROWS * CHUNKS; i += BLOCK_M) {
     const int e = i + threadIdx.x, r = first + e / CHUNKS, c = 8 * (e % CHUNKS);
     if (ROWS * CHUNKS % BLOCK_M != 0 && e >= ROWS * CHUNKS) break;
-    cp_async(smem_address(tile + e / CHUNKS * STRIDE + c), source + r * stride + c, r < end && c < HEAD_DIM ? 16 : 0);
+    cp_async(
+        smem_address(tile + e / CHUNKS * STRIDE + c), source + r * stride + c,
+        r < end && c < HEAD_DIM ? 16 : 0);
   }
   cp_async_commit();
 }
@@ -62,7 +67,8 @@ __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T*
     unsigned a[2][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m)
-      ldmatrix_x4(a[m], smem_address(Q_smem + (16 * m + lane_id % 16) * STRIDE + k + lane_id / 16 * 8));
+      ldmatrix_x4(
+          a[m], smem_address(Q_smem + (16 * m + lane_id % 16) * STRIDE + k + lane_id / 16 * 8));
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n) {
       // K^T: the rows of K are the columns of the right operand.
@@ -85,7 +91,8 @@ __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T*
 }
 
 // The new maximum, and everything so far rescaled to it.
-__device__ __forceinline__ void online_softmax_rescale(const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc) {
+__device__ __forceinline__ void online_softmax_rescale(
+    const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     float m_new = m_i[i];
@@ -98,8 +105,10 @@ __device__ __forceinline__ void online_softmax_rescale(const Scores& S, Statisti
     for (int k = 0; k < 4; ++k) {  // row 8 k + g, whose factor another lane has
       const float factor = __shfl_sync(0xffffffff, rescale, 8 * k + threadIdx.x % 32 / 4);
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
-        acc[k / 2][n][k % 2 * 2] *= factor, acc[k / 2][n][k % 2 * 2 + 1] *= factor;
+      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) {
+        row_pair(acc, k, n)[0] *= factor;
+        row_pair(acc, k, n)[1] *= factor;
+      }
     }
   }
 }
@@ -113,11 +122,14 @@ __device__ __forceinline__ void gemm_pv(Output& acc, const T* P_smem, const T* V
     unsigned a[2][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m)
-      ldmatrix_x4(a[m], smem_address(P_smem + (16 * m + lane_id % 16) * 2 * S_STRIDE + k + lane_id / 16 * 8));
+      ldmatrix_x4(
+          a[m],
+          smem_address(P_smem + (16 * m + lane_id % 16) * 2 * S_STRIDE + k + lane_id / 16 * 8));
 #pragma unroll
     for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
       unsigned b[4];
-      ldmatrix_x4_trans(b, smem_address(V_smem + (k + lane_id % 16) * STRIDE + 16 * n + lane_id / 16 * 8));
+      ldmatrix_x4_trans(
+          b, smem_address(V_smem + (k + lane_id % 16) * STRIDE + 16 * n + lane_id / 16 * 8));
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         mma_m16n8k16(T(), acc[m][2 * n], a[m], b[0], b[1]);
@@ -130,14 +142,14 @@ __device__ __forceinline__ void gemm_pv(Output& acc, const T* P_smem, const T* V
 template <typename T>
 __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
-    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
-    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
   const int first_row = block.first_row, q_len = block.q_len;
-  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  if (first_row >= q_len) return;  // the whole block, before any barrier: a shorter sequence
   Q += block.rows_offset(params.q);
   O += block.rows_offset(params.o);
   K += block.keys_offset(params.k);
@@ -150,9 +162,10 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   T* K_smem = Q_smem + BLOCK_M * STRIDE;
   T* V_smem = K_smem + BLOCK_N * STRIDE;
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
-  const int r = threadIdx.x, warp_row = r / 32 * 32;  // this lane's row of the tile, the first one of its warp
-  float* S_smem = reinterpret_cast<float*>(V_smem + BLOCK_N * STRIDE) + warp_row * S_STRIDE;  // of this warp
-  float* s_row = S_smem + r % 32 * S_STRIDE;                                                  // of this lane
+  const int r = threadIdx.x, warp_row = r / 32 * 32;  // this lane's row, its warp's first
+  float* S_smem =
+      reinterpret_cast<float*>(V_smem + BLOCK_N * STRIDE) + warp_row * S_STRIDE;  // of this warp
+  float* s_row = S_smem + r % 32 * S_STRIDE;                                      // of this lane
   const int row_pos = first_row + r, low = row_pos + window.lo;
   const int high = min(row_pos + window.hi, end - 1);  // it sees keys low .. high
   load_tile<BLOCK_N>(K_smem, K, params.k.row, begin, end);
@@ -161,20 +174,22 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   Statistics m_i = {M_INIT}, l_i = {};  // m_i in units of log2
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
   cp_async_wait<0>();
-  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+  __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
-  // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
+  // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
   for (int first = begin; first < end; first += BLOCK_N) {
-    load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);  // in flight while the scores are computed
+    load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);  // in flight during the scores
     gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
-    __syncwarp();  // hazard: a row of S is read before the other lanes have stored their part of it
+    __syncwarp();  // hazard: a row of S could be read before the other lanes have stored their part
     Scores S;
     float (&s)[BLOCK_N] = S[0];  // this lane's row
 #pragma unroll
     for (int j = 0; j < BLOCK_N; j += 4) {
       const float4 four = *reinterpret_cast<const float4*>(s_row + j);
-      s[j] = softmax_scale_log2 * four.x, s[j + 1] = softmax_scale_log2 * four.y;
-      s[j + 2] = softmax_scale_log2 * four.z, s[j + 3] = softmax_scale_log2 * four.w;
+      s[j] = softmax_scale_log2 * four.x;
+      s[j + 1] = softmax_scale_log2 * four.y;
+      s[j + 2] = softmax_scale_log2 * four.z;
+      s[j + 3] = softmax_scale_log2 * four.w;
     }
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
@@ -183,7 +198,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
         if (first + j < low || first + j > high) s[j] = NEG_INF;
     }
     online_softmax_rescale(S, m_i, l_i, acc);
-    __syncwarp();  // hazard: P overwrites what another lane still loads
+    __syncwarp();  // hazard: P could overwrite what another lane still loads
     T* p_row = reinterpret_cast<T*>(s_row);
 #pragma unroll
     for (int j = 0; j < BLOCK_N; j += 8) {
@@ -197,18 +212,19 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
       *reinterpret_cast<uint4*>(p_row + j) = make_uint4(p[0], p[1], p[2], p[3]);
     }
     cp_async_wait<0>();
-    __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
+    __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
     load_tile<BLOCK_N>(K_smem, K, params.k.row, first + BLOCK_N, end);  // in flight while V is used
     gemm_pv(acc, reinterpret_cast<const T*>(S_smem), V_smem);
     cp_async_wait<0>();
-    __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
+    __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float sum = __shfl_sync(0xffffffff, l_i[0], 8 * i + g), m = __shfl_sync(0xffffffff, m_i[0], 8 * i + g);
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
+    const float sum = __shfl_sync(0xffffffff, l_i[0], 8 * i + g);
+    const float m = __shfl_sync(0xffffffff, m_i[0], 8 * i + g);
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key: zeros, lse = -inf
     const int r = warp_row + 8 * i + g;
     if (first_row + r >= q_len) continue;
     if (lse && t == 0) block.store_lse(lse, params, r, m, sum);

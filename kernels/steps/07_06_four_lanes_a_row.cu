@@ -1,18 +1,20 @@
-// 07, step 6, four lanes share a row: each lane reads the scores that its own accumulators held, of four rows.
+// 07, step 6, four lanes share a row: each lane reads the scores that its own accumulators held, of
+// four rows.
 //
-// Since step 5: two shuffles combine the maxima of a row, sums are combined after the last tile, and each lane rescales
-// its own rows of acc. The shared-memory round trip of S is no longer needed; the next step leaves it out.
+// Since step 5: two shuffles combine the maxima of a row, sums are combined after the last tile,
+// and each lane rescales its own rows of acc. The shared-memory round trip of S is no longer
+// needed; the next step leaves it out.
 //
-// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
-//          of dynamic shared memory
-// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
-//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or
-//          (heads, tokens)
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
+//          SHARED_BYTES bytes of dynamic shared memory
+// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or
+//          bfloat16, strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with
+//          cu_seqlens. lse (batch, heads, N) or (heads, tokens)
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
-// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
+// Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 #include "block.cuh"    // Block, Window: 05
 #include "half2.cuh"    // pack: 06
-#include "ptx.cuh"      // mma.sync, ldmatrix and cp.async as functions, and where their fragments are
+#include "ptx.cuh"      // mma.sync, ldmatrix, cp.async, and the layouts of fragments
 #include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
 
 #ifndef HEAD_DIM
@@ -28,27 +30,32 @@
 #define MIN_BLOCKS (HEAD_DIM <= 64 ? 3 : 2)  // per SM: what the compiler keeps registers free for
 #endif
 
-constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row, in whole fragments
 constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
-constexpr int STRIDE = HEAD_DIM_PADDED + 8;  // 16 bytes of padding: eight rows of a fragment are in different banks
-constexpr int S_STRIDE = BLOCK_N + 4;        // the same for float4 of S; P overlays S with 2 S_STRIDE elements a row
+constexpr int STRIDE = HEAD_DIM_PADDED + 8;                 // padded: 8 rows are in different banks
+constexpr int S_STRIDE = BLOCK_N + 4;  // the same for S; P overlays S, 2 S_STRIDE elements a row
 constexpr int SHARED_BYTES = 2 * STRIDE * (BLOCK_M + 2 * BLOCK_N) + 4 * BLOCK_M * S_STRIDE;
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "rows are copied 16 bytes at a time; acc must fit the registers");
-static_assert(BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0, "a lane has a row; scores are computed 32 keys at a time");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "whole chunks; acc must fit the registers");
+static_assert(
+    BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0,
+    "a lane has a row; scores are computed 32 keys at a time");
 
-constexpr int ROWS = 4;  // of S and O per thread: g, g + 8, ... of its warp's
+constexpr int ROWS = 4;  // per thread: g, g + 8, ... of its warp's
 using Statistics = float[ROWS];
 using Scores = float[2][BLOCK_N / 8][4];          // accumulators of S: 16 rows and 8 keys each
 using Output = float[2][HEAD_DIM_PADDED / 8][4];  // accumulators: 16 rows and 8 columns each
 
 // This thread's share of a tile of ROWS rows, from row `first` on. Rows from end on become zeros.
 template <int ROWS, typename T>
-__device__ __forceinline__ void load_tile(T* tile, const T* __restrict__ source, long long stride, int first, int end) {
+__device__ __forceinline__ void load_tile(
+    T* tile, const T* __restrict__ source, long long stride, int first, int end) {
 #pragma unroll
   for (int i = 0; i < ROWS * CHUNKS; i += BLOCK_M) {
     const int e = i + threadIdx.x, r = first + e / CHUNKS, c = 8 * (e % CHUNKS);
     if (ROWS * CHUNKS % BLOCK_M != 0 && e >= ROWS * CHUNKS) break;
-    cp_async(smem_address(tile + e / CHUNKS * STRIDE + c), source + r * stride + c, r < end && c < HEAD_DIM ? 16 : 0);
+    cp_async(
+        smem_address(tile + e / CHUNKS * STRIDE + c), source + r * stride + c,
+        r < end && c < HEAD_DIM ? 16 : 0);
   }
   cp_async_commit();
 }
@@ -63,7 +70,8 @@ __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T*
     unsigned a[2][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m)
-      ldmatrix_x4(a[m], smem_address(Q_smem + (16 * m + lane_id % 16) * STRIDE + k + lane_id / 16 * 8));
+      ldmatrix_x4(
+          a[m], smem_address(Q_smem + (16 * m + lane_id % 16) * STRIDE + k + lane_id / 16 * 8));
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n) {
       // K^T: the rows of K are the columns of the right operand.
@@ -86,7 +94,8 @@ __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T*
 }
 
 // The new maximum, and everything so far rescaled to it.
-__device__ __forceinline__ void online_softmax_rescale(const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc) {
+__device__ __forceinline__ void online_softmax_rescale(
+    const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     float m_new = m_i[i];
@@ -114,11 +123,14 @@ __device__ __forceinline__ void gemm_pv(Output& acc, const T* P_smem, const T* V
     unsigned a[2][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m)
-      ldmatrix_x4(a[m], smem_address(P_smem + (16 * m + lane_id % 16) * 2 * S_STRIDE + k + lane_id / 16 * 8));
+      ldmatrix_x4(
+          a[m],
+          smem_address(P_smem + (16 * m + lane_id % 16) * 2 * S_STRIDE + k + lane_id / 16 * 8));
 #pragma unroll
     for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
       unsigned b[4];
-      ldmatrix_x4_trans(b, smem_address(V_smem + (k + lane_id % 16) * STRIDE + 16 * n + lane_id / 16 * 8));
+      ldmatrix_x4_trans(
+          b, smem_address(V_smem + (k + lane_id % 16) * STRIDE + 16 * n + lane_id / 16 * 8));
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         mma_m16n8k16(T(), acc[m][2 * n], a[m], b[0], b[1]);
@@ -131,14 +143,14 @@ __device__ __forceinline__ void gemm_pv(Output& acc, const T* P_smem, const T* V
 template <typename T>
 __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
-    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
-    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
   const int first_row = block.first_row, q_len = block.q_len;
-  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  if (first_row >= q_len) return;  // the whole block, before any barrier: a shorter sequence
   Q += block.rows_offset(params.q);
   O += block.rows_offset(params.o);
   K += block.keys_offset(params.k);
@@ -152,26 +164,24 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   T* V_smem = K_smem + BLOCK_N * STRIDE;
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = threadIdx.x / 32 * 32;
-  float* S_smem = reinterpret_cast<float*>(V_smem + BLOCK_N * STRIDE) + warp_row * S_STRIDE;  // of this warp
+  float* S_smem =
+      reinterpret_cast<float*>(V_smem + BLOCK_N * STRIDE) + warp_row * S_STRIDE;  // of this warp
   T* P_smem = reinterpret_cast<T*>(S_smem);
   load_tile<BLOCK_N>(K_smem, K, params.k.row, begin, end);
   load_tile<BLOCK_M>(Q_smem, Q, params.q.row, 0, q_len - first_row);
   Output acc = {};
-  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+  Statistics m_i, l_i = {};  // m_i in units of log2; l_i of this lane's keys until the epilogue
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    m_i[i] = M_INIT;
-    l_i[i] = 0.0f;
-  }
+  for (int i = 0; i < ROWS; ++i) m_i[i] = M_INIT;
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
   cp_async_wait<0>();
-  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+  __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
-  // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
+  // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
   for (int first = begin; first < end; first += BLOCK_N) {
-    load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);  // in flight while the scores are computed
+    load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);  // in flight during the scores
     gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
-    __syncwarp();  // hazard: a row of S is read before the other lanes have stored their part of it
+    __syncwarp();  // hazard: a row of S could be read before the other lanes have stored their part
     Scores S;
 #pragma unroll
     for (int i = 0; i < BLOCK_N; ++i)
@@ -181,33 +191,36 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
 #pragma unroll
       for (int i = 0; i < BLOCK_N; ++i) {
-        const int row_pos = first_row + warp_row + i / 2 % 4 * 8 + g, col_idx = first + i / 8 * 8 + 2 * t + i % 2;
+        const int row_pos = first_row + warp_row + i / 2 % 4 * 8 + g,
+                  col_idx = first + i / 8 * 8 + 2 * t + i % 2;
         const int low = row_pos + window.lo, high = min(row_pos + window.hi, end - 1);
         if (col_idx < low || col_idx > high) S[i / 4 % 2][i / 8][i % 4] = NEG_INF;
       }
     }
     online_softmax_rescale(S, m_i, l_i, acc);
-    __syncwarp();  // hazard: P overwrites what another lane still loads
+    __syncwarp();  // hazard: P could overwrite what another lane still loads
 #pragma unroll
     for (int i = 0; i < BLOCK_N; i += 2) {
       const int row = i / 2 % 4;
-      const float x = exp2f(S[row / 2][i / 8][i % 4] - m_i[row]), y = exp2f(S[row / 2][i / 8][i % 4 + 1] - m_i[row]);
+      const float x = exp2f(S[row / 2][i / 8][i % 4] - m_i[row]),
+                  y = exp2f(S[row / 2][i / 8][i % 4 + 1] - m_i[row]);
       l_i[row] += x + y;
-      *reinterpret_cast<unsigned*>(P_smem + (8 * row + g) * 2 * S_STRIDE + i / 8 * 8 + 2 * t) = pack(T(), x, y);
+      *reinterpret_cast<unsigned*>(P_smem + (8 * row + g) * 2 * S_STRIDE + i / 8 * 8 + 2 * t) =
+          pack(T(), x, y);
     }
     cp_async_wait<0>();
-    __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
+    __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
     load_tile<BLOCK_N>(K_smem, K, params.k.row, first + BLOCK_N, end);  // in flight while V is used
     gemm_pv(acc, P_smem, V_smem);
     cp_async_wait<0>();
-    __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
+    __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key: zeros, lse = -inf
     const int r = warp_row + 8 * i + g;
     if (first_row + r >= q_len) continue;
     if (lse && t == 0) block.store_lse(lse, params, r, m_i[i], sum);

@@ -1,17 +1,18 @@
 // 07, step 7, S in registers: the softmax is computed where the tensor cores put the scores.
 //
-// Since step 6: S is not stored any more. Only P still is, because the next product loads it by ldmatrix.
+// Since step 6: S is not stored any more. Only P still is, because the next product loads it by
+// ldmatrix.
 //
-// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M, SHARED_BYTES bytes
-//          of dynamic shared memory
-// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
-//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or
-//          (heads, tokens)
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
+//          SHARED_BYTES bytes of dynamic shared memory
+// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or
+//          bfloat16, strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with
+//          cu_seqlens. lse (batch, heads, N) or (heads, tokens)
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
-// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
+// Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 #include "block.cuh"    // Block, Window: 05
 #include "half2.cuh"    // pack: 06
-#include "ptx.cuh"      // mma.sync, ldmatrix and cp.async as functions, and where their fragments are
+#include "ptx.cuh"      // mma.sync, ldmatrix, cp.async, and the layouts of fragments
 #include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
 
 #ifndef HEAD_DIM
@@ -27,27 +28,32 @@
 #define MIN_BLOCKS (HEAD_DIM <= 64 ? 3 : 2)  // per SM: what the compiler keeps registers free for
 #endif
 
-constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row, in whole fragments
 constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
-constexpr int STRIDE = HEAD_DIM_PADDED + 8;  // 16 bytes of padding: eight rows of a fragment are in different banks
-constexpr int P_STRIDE = BLOCK_N + 8;        // the same for P
+constexpr int STRIDE = HEAD_DIM_PADDED + 8;                 // padded: 8 rows are in different banks
+constexpr int P_STRIDE = BLOCK_N + 8;                       // the same for P
 constexpr int SHARED_BYTES = 2 * STRIDE * (BLOCK_M + 2 * BLOCK_N) + 2 * BLOCK_M * P_STRIDE;
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "rows are copied 16 bytes at a time; acc must fit the registers");
-static_assert(BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0, "a lane has a row; scores are computed 32 keys at a time");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "whole chunks; acc must fit the registers");
+static_assert(
+    BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0,
+    "a lane has a row; scores are computed 32 keys at a time");
 
-constexpr int ROWS = 4;  // of S and O per thread: g, g + 8, ... of its warp's
+constexpr int ROWS = 4;  // per thread: g, g + 8, ... of its warp's
 using Statistics = float[ROWS];
 using Scores = float[2][BLOCK_N / 8][4];          // accumulators of S: 16 rows and 8 keys each
 using Output = float[2][HEAD_DIM_PADDED / 8][4];  // accumulators: 16 rows and 8 columns each
 
 // This thread's share of a tile of ROWS rows, from row `first` on. Rows from end on become zeros.
 template <int ROWS, typename T>
-__device__ __forceinline__ void load_tile(T* tile, const T* __restrict__ source, long long stride, int first, int end) {
+__device__ __forceinline__ void load_tile(
+    T* tile, const T* __restrict__ source, long long stride, int first, int end) {
 #pragma unroll
   for (int i = 0; i < ROWS * CHUNKS; i += BLOCK_M) {
     const int e = i + threadIdx.x, r = first + e / CHUNKS, c = 8 * (e % CHUNKS);
     if (ROWS * CHUNKS % BLOCK_M != 0 && e >= ROWS * CHUNKS) break;
-    cp_async(smem_address(tile + e / CHUNKS * STRIDE + c), source + r * stride + c, r < end && c < HEAD_DIM ? 16 : 0);
+    cp_async(
+        smem_address(tile + e / CHUNKS * STRIDE + c), source + r * stride + c,
+        r < end && c < HEAD_DIM ? 16 : 0);
   }
   cp_async_commit();
 }
@@ -61,7 +67,8 @@ __device__ __forceinline__ void gemm_qk(Scores& S, const T* Q_smem, const T* K_s
     unsigned a[2][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m)
-      ldmatrix_x4(a[m], smem_address(Q_smem + (16 * m + lane_id % 16) * STRIDE + k + lane_id / 16 * 8));
+      ldmatrix_x4(
+          a[m], smem_address(Q_smem + (16 * m + lane_id % 16) * STRIDE + k + lane_id / 16 * 8));
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n) {
       // K^T: the rows of K are the columns of the right operand.
@@ -77,12 +84,12 @@ __device__ __forceinline__ void gemm_qk(Scores& S, const T* Q_smem, const T* K_s
   }
 }
 
-// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position of the
-// thread's first row among the keys, and end are relative to the thread's first key.
-__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window_lo, int window_hi) {
+// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position
+// of the thread's first row among the keys, and end are relative to the thread's first key.
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lo, int hi) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    const int low = row_pos + 8 * i + window_lo, high = min(row_pos + 8 * i + window_hi, end - 1);
+    const int low = row_pos + 8 * i + lo, high = min(row_pos + 8 * i + hi, end - 1);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
@@ -92,7 +99,8 @@ __device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window
 }
 
 // The new maximum, and everything so far rescaled to it.
-__device__ __forceinline__ void online_softmax_rescale(const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc) {
+__device__ __forceinline__ void online_softmax_rescale(
+    const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     float m_new = m_i[i];
@@ -120,11 +128,13 @@ __device__ __forceinline__ void gemm_pv(Output& acc, const T* P_smem, const T* V
     unsigned a[2][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m)
-      ldmatrix_x4(a[m], smem_address(P_smem + (16 * m + lane_id % 16) * P_STRIDE + k + lane_id / 16 * 8));
+      ldmatrix_x4(
+          a[m], smem_address(P_smem + (16 * m + lane_id % 16) * P_STRIDE + k + lane_id / 16 * 8));
 #pragma unroll
     for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
       unsigned b[4];
-      ldmatrix_x4_trans(b, smem_address(V_smem + (k + lane_id % 16) * STRIDE + 16 * n + lane_id / 16 * 8));
+      ldmatrix_x4_trans(
+          b, smem_address(V_smem + (k + lane_id % 16) * STRIDE + 16 * n + lane_id / 16 * 8));
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         mma_m16n8k16(T(), acc[m][2 * n], a[m], b[0], b[1]);
@@ -137,14 +147,14 @@ __device__ __forceinline__ void gemm_pv(Output& acc, const T* P_smem, const T* V
 template <typename T>
 __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
-    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
-    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
   const int first_row = block.first_row, q_len = block.q_len;
-  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  if (first_row >= q_len) return;  // the whole block, before any barrier: a shorter sequence
   Q += block.rows_offset(params.q);
   O += block.rows_offset(params.o);
   K += block.keys_offset(params.k);
@@ -162,19 +172,16 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   load_tile<BLOCK_N>(K_smem, K, params.k.row, begin, end);
   load_tile<BLOCK_M>(Q_smem, Q, params.q.row, 0, q_len - first_row);
   Output acc = {};
-  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+  Statistics m_i, l_i = {};  // m_i in units of log2; l_i of this lane's keys until the epilogue
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    m_i[i] = M_INIT;
-    l_i[i] = 0.0f;
-  }
+  for (int i = 0; i < ROWS; ++i) m_i[i] = M_INIT;
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
   cp_async_wait<0>();
-  __syncthreads();  // hazard: Q and K are read before another thread has written its part of them
+  __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
-  // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
+  // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
   for (int first = begin; first < end; first += BLOCK_N) {
-    load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);  // in flight while the scores are computed
+    load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);  // in flight during the scores
     Scores S = {};
     gemm_qk(S, Q_smem + warp_row * STRIDE, K_smem);
 #pragma unroll
@@ -187,23 +194,25 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
 #pragma unroll
     for (int i = 0; i < BLOCK_N; i += 2) {
       const int row = i / 2 % 4;
-      const float x = exp2f(S[row / 2][i / 8][i % 4] - m_i[row]), y = exp2f(S[row / 2][i / 8][i % 4 + 1] - m_i[row]);
+      const float x = exp2f(S[row / 2][i / 8][i % 4] - m_i[row]),
+                  y = exp2f(S[row / 2][i / 8][i % 4 + 1] - m_i[row]);
       l_i[row] += x + y;
-      *reinterpret_cast<unsigned*>(P_smem + (8 * row + g) * P_STRIDE + i / 8 * 8 + 2 * t) = pack(T(), x, y);
+      *reinterpret_cast<unsigned*>(P_smem + (8 * row + g) * P_STRIDE + i / 8 * 8 + 2 * t) =
+          pack(T(), x, y);
     }
     cp_async_wait<0>();
-    __syncthreads();  // hazard: P and V are read before another thread has written its part; K is replaced while in use
+    __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
     load_tile<BLOCK_N>(K_smem, K, params.k.row, first + BLOCK_N, end);  // in flight while V is used
     gemm_pv(acc, P_smem, V_smem);
     cp_async_wait<0>();
-    __syncthreads();  // hazard: K is read before another thread has written its part; P and V are replaced while in use
+    __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key: zeros, lse = -inf
     const int r = warp_row + 8 * i + g;
     if (first_row + r >= q_len) continue;
     if (lse && t == 0) block.store_lse(lse, params, r, m_i[i], sum);

@@ -1,18 +1,20 @@
-// 07, step 12, addresses by exclusive or: one instruction makes a fragment's address from that of the first fragment.
+// 07, step 12, addresses by exclusive or: one instruction makes a fragment's address from that of
+// the first fragment.
 //
-// Since step 11: each lane evaluates the swizzle's formula once, before the loop. Along a row, an exclusive or with a
-// constant gives the next address; down a column, the swizzle repeats after eight rows.
+// Since step 11: each lane evaluates the swizzle's formula once, before the loop. Along a row, an
+// exclusive or with a constant gives the next address; down a column, the swizzle repeats after
+// eight rows.
 //
-// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2 HEAD_DIM_PADDED
-//          (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
-// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or bfloat16, strides in
-//          elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or
-//          (heads, tokens)
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2
+//          HEAD_DIM_PADDED (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
+// Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or
+//          bfloat16, strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with
+//          cu_seqlens. lse (batch, heads, N) or (heads, tokens)
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
-// Traffic  Q and O once; K and V: for each tile of rows, from the first key that one of them sees to the last
+// Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 #include "block.cuh"    // Block, Window: 05
 #include "half2.cuh"    // pack: 06
-#include "ptx.cuh"      // mma.sync, ldmatrix and cp.async as functions, and where their fragments are
+#include "ptx.cuh"      // mma.sync, ldmatrix, cp.async, and the layouts of fragments
 #include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
 
 #ifndef HEAD_DIM
@@ -33,31 +35,33 @@
 
 // How many neighbouring chunks of a row the swizzle permutes.
 template <int CHUNKS>
-constexpr int SWIZZLE_SPAN = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
+constexpr int SWIZZLE_SPAN = CHUNKS % 8 == 0   ? 8
+                             : CHUNKS % 4 == 0 ? 4
+                                               : 2;
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int TILES_M = BLOCK_M / (16 * WARPS);             // MMA atoms of 16 rows in a warp tile
-constexpr int ROWS = 2 * TILES_M;                           // of S and O per thread: g, g + 8, ... of its warp's
-constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row in shared memory, zeros up to whole fragments
-constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it, for cp.async and ldmatrix
+constexpr int TILES_M = BLOCK_M / (16 * WARPS);  // MMA atoms of 16 rows in a warp tile
+constexpr int ROWS = 2 * TILES_M;                // per thread: g, g + 8, ... of its warp's
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row, in whole fragments
+constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
 constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are copied 16 bytes at a time; acc must fit the registers");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "whole chunks; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
 
-// The byte offset of a chunk in its tile. ldmatrix reads the same chunk of eight neighbouring rows: the exclusive or
-// puts these eight in different banks.
+// The byte offset of a chunk in its tile. ldmatrix reads the same chunk of eight neighbouring rows:
+// the exclusive or puts these eight in different banks.
 template <int CHUNKS>
 __device__ __forceinline__ unsigned swizzle(unsigned row, unsigned chunk) {
   constexpr unsigned SPAN = SWIZZLE_SPAN<CHUNKS>;
   return 16 * (row * CHUNKS + chunk / SPAN * SPAN + (chunk % SPAN ^ row / (8 / SPAN) % SPAN));
 }
 
-// The same row, `chunks` chunks further. Because tiles start at multiples of 128 bytes, and no bit is set both in the
-// chunk at `address` and in `chunks`, that is an exclusive or of addresses: one instruction, and often none.
+// The same row, `chunks` chunks further. Because tiles start at multiples of 128 bytes, and no bit
+// is set both in the chunk at `address` and in `chunks`, that is an exclusive or of addresses: one
+// instruction, and often none.
 template <int CHUNKS>
 __device__ __forceinline__ unsigned swizzle_advance(unsigned address, unsigned chunks) {
   constexpr unsigned SPAN_BYTES = 16 * SWIZZLE_SPAN<CHUNKS>;
@@ -72,7 +76,9 @@ __device__ __forceinline__ void load_tile(
   for (int i = 0; i < ROWS * CHUNKS; i += THREADS) {
     const int e = i + threadIdx.x, r = first + e / CHUNKS, c = 8 * (e % CHUNKS);
     if (ROWS * CHUNKS % THREADS != 0 && e >= ROWS * CHUNKS) break;
-    cp_async(tile + swizzle<CHUNKS>(e / CHUNKS, e % CHUNKS), source + r * stride + c, r < end && c < HEAD_DIM ? 16 : 0);
+    cp_async(
+        tile + swizzle<CHUNKS>(e / CHUNKS, e % CHUNKS), source + r * stride + c,
+        r < end && c < HEAD_DIM ? 16 : 0);
   }
 }
 
@@ -83,7 +89,8 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k) {
     unsigned a[TILES_M][4];
 #pragma unroll
-    for (int m = 0; m < TILES_M; ++m) ldmatrix_x4(a[m], swizzle_advance<CHUNKS>(q_lane, 2 * k) + 32 * m * HEAD_DIM_PADDED);
+    for (int m = 0; m < TILES_M; ++m)
+      ldmatrix_x4(a[m], swizzle_advance<CHUNKS>(q_lane, 2 * k) + 32 * m * HEAD_DIM_PADDED);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 16; ++n) {
       unsigned b[4];
@@ -97,12 +104,12 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   }
 }
 
-// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position of the
-// thread's first row among the keys, and end are relative to the thread's first key.
-__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window_lo, int window_hi) {
+// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position
+// of the thread's first row among the keys, and end are relative to the thread's first key.
+__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lo, int hi) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    const int low = row_pos + 8 * i + window_lo, high = min(row_pos + 8 * i + window_hi, end - 1);
+    const int low = row_pos + 8 * i + lo, high = min(row_pos + 8 * i + hi, end - 1);
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
@@ -112,7 +119,8 @@ __device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int window
 }
 
 // The new maximum, and everything so far rescaled to it.
-__device__ __forceinline__ void online_softmax_rescale(const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc) {
+__device__ __forceinline__ void online_softmax_rescale(
+    const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     float m_new = m_i[i];
@@ -131,20 +139,20 @@ __device__ __forceinline__ void online_softmax_rescale(const Scores& S, Statisti
   }
 }
 
-// acc += P V, 16 keys after 16 keys: while the tensor cores work on some, this thread computes the weights of the next.
+// acc += P V, 16 keys after 16 keys: tensor cores work on some while this thread weighs the next.
 template <typename T>
 __device__ __forceinline__ void gemm_pv(
     Output& acc, const Scores& S, const Statistics& m_i, Statistics& l_i, unsigned v_lane) {
 #pragma unroll
   for (int k = 0; k < BLOCK_N / 16; ++k) {
-    // The accumulators of 2 x 8 keys have the layout that the left operand of 16 keys needs: only the width changes.
+    // The accumulators of 2 x 8 keys have the layout that the left operand of 16 keys needs.
     unsigned a[TILES_M][4];
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* s = &S[m][2 * k + i / 2][i % 2 * 2];
         const int row = 2 * m + i % 2;
+        const float* s = row_pair(S, row, 2 * k + i / 2);
         const float x = exp2f(s[0] - m_i[row]), y = exp2f(s[1] - m_i[row]);
         l_i[row] += x + y;
         a[m][i] = pack(T(), x, y);
@@ -165,25 +173,25 @@ __device__ __forceinline__ void gemm_pv(
 template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
-    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; null: not wanted
-    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each sequence of Q begins; null: not packed
+    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const AttentionParams params) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
   const int first_row = block.first_row, q_len = block.q_len;
-  if (first_row >= q_len) return;  // the whole block, before any barrier: its sequence is shorter than the longest
+  if (first_row >= q_len) return;  // the whole block, before any barrier: a shorter sequence
   Q += block.rows_offset(params.q);
   O += block.rows_offset(params.o);
   K += block.keys_offset(params.k);
   V += block.keys_offset(params.v);
   const Window window(BLOCK_M, block, params);
   const int last_row = window.last_row, begin = window.begin, end = window.end;
-
-  // Each lane passes the address of one row to ldmatrix: k_lane is its address in the first fragment of the tile.
+  // ldmatrix takes the address of a row from each lane: q_lane, k_lane and v_lane are the first.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
-  constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V; there are two of each
-  const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;
+  constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V
+  const unsigned Q_smem = smem_address(dynamic_smem);
+  const unsigned K_smem = Q_smem + 2 * BLOCK_M * HEAD_DIM_PADDED;
   const unsigned V_smem = K_smem + 2 * TILE;
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
@@ -197,19 +205,16 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     cp_async_commit();
   }
   Output acc = {};
-  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+  Statistics m_i, l_i = {};  // m_i in units of log2; l_i of this lane's keys until the epilogue
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    m_i[i] = M_INIT;
-    l_i[i] = 0.0f;
-  }
+  for (int i = 0; i < ROWS; ++i) m_i[i] = M_INIT;
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
 
-  // ---- one pass: scores, the new maximum, everything so far rescaled to it if need be, then this tile added
-  unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use; the next tile arrives in the other one
+  // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
+  unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use, not being filled
   for (int first = begin; first < end; first += BLOCK_N, stage_offset ^= TILE) {
     cp_async_wait<0>();
-    __syncthreads();  // without it, this tile could be read before its copies land, or the previous one overwritten
+    __syncthreads();  // hazard: a tile could be read before it lands, or overwritten while in use
     const int next = first + BLOCK_N;
     if (next < end) {
       load_tile<BLOCK_N>(K_smem + (stage_offset ^ TILE), K, params.k.row, next, end);
@@ -219,7 +224,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     Scores S = {};
     gemm_qk<T>(S, q_lane, k_lane + stage_offset);
 #pragma unroll
-    for (int i = 0; i < TILES_M * BLOCK_N / 2; ++i) S[i / 4 % TILES_M][i / 4 / TILES_M][i % 4] *= softmax_scale_log2;
+    for (int i = 0; i < TILES_M * BLOCK_N / 2; ++i)
+      S[i / 4 % TILES_M][i / 4 / TILES_M][i % 4] *= softmax_scale_log2;
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
       const int col_idx = first + 2 * t;  // of this lane's first key
       mask(S, first_row + warp_row + g - col_idx, end - col_idx, window.lo, window.hi);
@@ -232,7 +238,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key: zeros, and lse = -inf
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key: zeros, lse = -inf
     const int r = warp_row + 8 * i + g;
     if (first_row + r >= q_len) continue;
     if (lse && t == 0) block.store_lse(lse, params, r, m_i[i], sum);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 
 # A string, which is kept, or a comment: alone on its line it takes the line with it, behind code the spaces before it.
@@ -14,8 +15,9 @@ _COMMENT = re.compile(
 def edit(text: str, *changes: tuple[str, str], count: int = 1, only: int | None = None) -> str:
     """The text with each change (old, new) made, one after the other.
 
-    Comments are not looked at: `old` is code alone, and is found although a comment stands inside or behind it. What
-    is replaced is the text from its first character to its last, comments in between included.
+    Comments are not looked at: `old` is code alone, and is found although a comment stands inside or behind it. Nor are
+    line breaks and spaces between its tokens, so that a pattern outlives a change of the line length; those at its ends
+    count. What is replaced is the text from its first character to its last, comments in between included.
 
     Args:
         count: how often each `old` is there; all of them are replaced.
@@ -36,7 +38,7 @@ def edit(text: str, *changes: tuple[str, str], count: int = 1, only: int | None 
             wrong = f"is there {len(hits)} times, and not {times}" if hits else "is not there"
             raise ValueError(f"{old!r} {wrong}; the nearest line: {_nearest(old, code)!r}")
         for hit in reversed(hits if only is None else [hits[only]]):
-            text = text[: places[hit]] + new + text[places[hit + len(old) - 1] + 1 :]
+            text = text[: places[hit.start()]] + new + text[places[hit.end() - 1] + 1 :]
     return text
 
 
@@ -50,8 +52,14 @@ def _code(text: str) -> list[int]:
     return [*pieces, *range(end, len(text))]
 
 
-def _hits(code: str, old: str) -> list[int]:
-    return [match.start() for match in re.finditer(re.escape(old), code)]
+def _hits(code: str, old: str) -> list[re.Match[str]]:
+    core = old.strip()
+    before, after = (re.escape(end) for end in old.split(core, 1))
+    tokens = [re.escape(token) for token in re.findall(r"\w+|[^\w\s]", core)]
+    pattern = tokens[0]
+    for left, right in itertools.pairwise(tokens):
+        pattern += (r"\s+" if re.match(r"\w", left[-1]) and re.match(r"\w", right) else r"\s*") + right
+    return list(re.finditer(before + pattern + after, code))
 
 
 def _nearest(old: str, code: str) -> str:
