@@ -39,7 +39,7 @@ LARGER = {
     "steps/04_06_shared_rows.cu": 70,
     "steps/04_09_float4_q_and_p.cu": 63,
     "steps/04_10_float4_k_and_v.cu": 62,
-    "steps/06_01_half_types.cu": 158,
+    "steps/06_01_half_types.cu": 157,
     "steps/06_02_row_per_lane.cu": 248,
     "steps/06_03_qk_by_wmma.cu": 69,
     "steps/06_05_pv_by_wmma.cu": 68,
