@@ -37,8 +37,7 @@
 #endif
 #include "register_tiles.cuh"  // of 04; and NEG_INF, LOG2_E, M_INIT
 
-constexpr int COPIES =
-    (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile of K or V per thread
+constexpr int COPIES = (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile per thread
 
 // Q and P are stored transposed: a thread reads four rows of one column as a float4. The padding
 // avoids bank conflicts within a quarter of a warp, which reads 8 rows of K (an odd number of

@@ -4,8 +4,7 @@
 #pragma once
 #include "register_tiles.cuh"
 
-constexpr int COPIES =
-    (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile of K or V per thread
+constexpr int COPIES = (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile per thread
 
 // Q and P are stored transposed: a thread reads four rows of one column as a float4. The padding
 // avoids bank conflicts within a quarter of a warp, which reads 8 rows of K (an odd number of

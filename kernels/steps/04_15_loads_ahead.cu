@@ -39,8 +39,7 @@ constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + 
 constexpr int D4 = (HEAD_DIM + 3) / 4;                     // float4 per row, padded with zeros
 constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of O per thread and row
 constexpr int TILE_D = 4 * TILE_D4;
-constexpr int COPIES =
-    (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile of K or V per thread
+constexpr int COPIES = (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile per thread
 static_assert(
     THREADS % 32 == 0 && THREADS_X >= 4 && 32 % (2 * THREADS_X) == 0,
     "two rows' threads must fit a warp");
