@@ -73,6 +73,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ turns,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
   if (blockIdx.x + block.head + block.sequence + threadIdx.x == 0)
@@ -396,6 +397,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_convert(
     const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
     const BackwardParams params) {
+  // ---- dQ: from the order of the fragments to rows
   const RowBlock block(params.forward, cu_seqlens_q);
   if (block.first_row < block.q_len) convert_fragments<VECTOR_ATOMICS>(block, dQ_accum, dQ, params);
 }

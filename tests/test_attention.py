@@ -337,6 +337,7 @@ def test_what_needs_a_library_says_so(library: str, module: str, monkeypatch: py
         importlib.import_module(f"helpers.{module}")
 
 
+@pytest.mark.skipif(ON_GPU, reason="a call is launched there by addresses, without Kernel.bind")
 @pytest.mark.parametrize("layout", FACTORS["layout"])
 def test_views_are_read_where_they_lie(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []

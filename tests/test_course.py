@@ -556,9 +556,9 @@ def test_without_a_compiler_ziglang_is_installed_once(copied: TinyCourse, tmp_pa
     nothing = tmp_path / "nothing"
     nothing.mkdir()
     make_wheel(copied.wheels, "ziglang")
-    (copied.root / "helpers" / "cpu").mkdir()
+    (copied.root / "helpers" / "engine").mkdir()
     engine = "def engine_library():\n    open('compiled', 'w').close()\n"
-    (copied.root / "helpers" / "cpu" / "compiler.py").write_text(engine)
+    (copied.root / "helpers" / "engine" / "compiler.py").write_text(engine)
     try:
         _, err = copied.run("ladder", PATH=str(nothing))
     finally:
