@@ -46,7 +46,7 @@ TABLE = {
         Wrong("the mask from the top left", ((HIDE, HIDE.replace(" + N_kv - N", "")),), "awkward"),
         Wrong("beyond the last key", ((TILES_END, "last_pos + 1"),), "X-ray", "out of bounds", "crash"),
         Wrong(
-            "m_i starts at minus infinity", (("float m_i = LOWEST", "float m_i = NEG_INF"),), "awkward", "NaN", "nan"
+            "m_i starts at minus infinity", (("float m_i = M_INIT", "float m_i = NEG_INF"),), "awkward", "NaN", "nan"
         ),
         Wrong(
             "a block without keys leaves",

@@ -16,7 +16,7 @@
 #define HEAD_DIM 64
 #endif
 #define NEG_INF __int_as_float(0xff800000)
-#define LOWEST -3.402823466e38f  // finite, so that a row that has seen no key does not become NaN
+#define M_INIT -3.402823466e38f  // finite, so that a row that has seen no key does not become NaN
 
 // One thread per query row.
 extern "C" __global__ void __launch_bounds__(BLOCK_M) causal_tiles(
@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) causal_tiles(
   const int end = min(last_pos + 1, N_kv);
   // END hole
 
-  float m_i = LOWEST, l_i = 0.0f;
+  float m_i = M_INIT, l_i = 0.0f;
   for (int first = 0; first < end; first += BLOCK_N) {
     for (int e = threadIdx.x; e < BLOCK_N * HEAD_DIM; e += BLOCK_M) {
       const int j = e / HEAD_DIM, c = e % HEAD_DIM;

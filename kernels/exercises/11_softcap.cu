@@ -16,7 +16,7 @@
 #define BLOCK_N 16
 #endif
 #define NEG_INF __int_as_float(0xff800000)
-#define LOWEST -3.402823466e38f  // finite, so that a row that has seen no key does not become NaN
+#define M_INIT -3.402823466e38f  // finite, so that a row that has seen no key does not become NaN
 #define LOG2_E 1.4426950408889634f
 
 // What exp2f takes for a pair of a row and a key. dot: their dot product. seen: whether the row sees the key.
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) softcap_attention(
     int N_kv, float softmax_scale, float softcap) {
   __shared__ float K_smem[BLOCK_N][HEAD_DIM], V_smem[BLOCK_N][HEAD_DIM];
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
-  float q[HEAD_DIM], acc[HEAD_DIM], m_i = LOWEST, l_i = 0.0f;
+  float q[HEAD_DIM], acc[HEAD_DIM], m_i = M_INIT, l_i = 0.0f;
   for (int c = 0; c < HEAD_DIM; ++c) q[c] = row < N ? Q[row * HEAD_DIM + c] : 0.0f, acc[c] = 0.0f;
 
   for (int first = 0; first < N_kv; first += BLOCK_N) {

@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   Scores S;
   Weights P;
   Output acc;
-  Statistics m = {LOWEST, LOWEST}, l = {}, r = {};
+  Statistics m = {M_INIT, M_INIT}, l = {}, r = {};
   for (int i = 0; i < BLOCK_N / 2; ++i) S[i] = threadIdx.x * 0.01f + i;
   for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
   to_operand<T>(P, S, 0, BLOCK_N / 8);
