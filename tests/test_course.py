@@ -855,7 +855,7 @@ def test_notebooks_run_on_this_python_and_find_helpers(new: TinyCourse, tmp_path
     (new.root / "notebooks" / "00_half_right.ipynb").write_text(json.dumps(notebook))
     (new.root / "ruff.toml").write_text('exclude = ["*"]\n')
     settings = {"JUPYTER_PATH": str(tmp_path / "own"), "JUPYTER_DATA_DIR": str(tmp_path / "data")}
-    out, _ = new.run("test", "--this-python", code=1, **settings)
+    out, _ = new.run("test", "--all", "--this-python", code=1, **settings)
     assert "1 failed, 1 passed" in out
     assert re.search(r"FAILED notebooks/00_half_right.ipynb::Cell 1", out)
-    assert "ruff passed, pytest FAILED" in out.splitlines()[-1]
+    assert "ruff passed, ruff format passed, pytest FAILED" in out.splitlines()[-1]
