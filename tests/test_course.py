@@ -858,4 +858,4 @@ def test_notebooks_run_on_this_python_and_find_helpers(new: TinyCourse, tmp_path
     out, _ = new.run("test", "--all", "--this-python", code=1, **settings)
     assert "1 failed, 1 passed" in out
     assert re.search(r"FAILED notebooks/00_half_right.ipynb::Cell 1", out)
-    assert "ruff passed, ruff format passed, pytest FAILED" in out.splitlines()[-1]
+    assert "course: ruff passed, ruff format passed" in out.splitlines()[-1]

@@ -88,7 +88,7 @@ def checks() -> "dict[str, list[str]]":
         "ruff": ["-m", "ruff", "check", "."],
         "ruff format": ["-m", "ruff", "format", "--check", "."],
         "clang-format": clang_format if sources else [],
-        "mypy": ["-m", "mypy"] if (ROOT / "pyproject.toml").is_file() else [],
+        "mypy": ["-m", "mypy"],
     }
     return {name: [sys.executable, *words] for name, words in programs.items() if words}
 
