@@ -10,6 +10,7 @@ import pytest
 from helpers import device
 from helpers.attention import compile_report, kernel
 from helpers.attention.ladder import limits
+from helpers.bench import records
 from helpers.bench.cases import Case
 from helpers.bench.studies import hopper
 from helpers.draw import spans
@@ -135,7 +136,7 @@ def test_where_it_is_not_ahead() -> None:
 def test_without_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(hopper, "recorded", lambda: None)
     assert (
-        hopper.table() == hopper.clocks_table() == hopper.changes_table(64) == hopper.peers_table() == hopper.NO_RECORD
+        hopper.table() == hopper.clocks_table() == hopper.changes_table(64) == hopper.peers_table() == records.NO_RECORD
     )
     assert hopper.not_ahead() == [] and hopper.clocks(128, products=True, weights=True) is None
     assert hopper.timeline(64) is None and hopper.change("no turns", 64) is None
