@@ -1,5 +1,5 @@
 // Pairs of 2-byte floats in a 32-bit register, as fragments hold them. The type is the first
-// argument's, which has no value. Written out in 06_wmma.cu and explained in its notebook.
+// argument's, which has no value. Explained in 06's notebook.
 
 #pragma once
 #include <cuda_bf16.h>
