@@ -1,10 +1,6 @@
 // 06 flash_wmma: both products on tensor cores, by WMMA, the C++ interface that every GPU with
-// tensor cores supports.
-//
-// Since 05: float16 or bfloat16 in and out, sums and statistics in float32. A warp multiplies
-// fragments of 16 x 16. WMMA does not specify which lane holds which element of a fragment, so S
-// makes a shared-memory round trip: each lane reads a row, and P goes back the same way. acc stays
-// in registers: it is rescaled by a fragment of its row factors, which has the same layout.
+// tensor cores supports. It does not specify which lane holds which element of a fragment, so S and
+// P make a shared-memory round trip; acc, rescaled by a fragment of its row factors, makes none.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
 //          SHARED_BYTES bytes of dynamic shared memory
@@ -76,7 +72,7 @@ __device__ __forceinline__ void put_tile(T* tile, const uint4 (&share)[FETCHES])
       put(tile, share[i], i);
 }
 
-// S = Q K^T for the 32 rows of a warp, 32 keys at a time, into the warp's part of shared memory.
+// S = Q K^T for the 32 rows of a warp, into the warp's part of shared memory.
 template <typename T>
 __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T* K_smem) {
 #pragma unroll
@@ -175,10 +171,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
   for (int i = 0; i < CHUNKS; ++i) put(Q_smem, fetch(Q, params.q.row, 0, q_len - first_row, i), i);
   Accumulator acc[2][HEAD_DIM_PADDED / 16];
 #pragma unroll
-  for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
-    tc::fill_fragment(acc[0][n], 0.0f);
-    tc::fill_fragment(acc[1][n], 0.0f);
-  }
+  for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) tc::fill_fragment(acc[n % 2][n / 2], 0.0f);
   float m_i = M_INIT, l_i = 0.0f;  // m_i in units of log2
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
   __syncthreads();  // hazard: Q and K could be read before other threads have written their part
@@ -189,15 +182,12 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
     gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
     put_tile(V_smem, next);
     __syncwarp();  // hazard: a row of S could be read before the other lanes have stored their part
-    float s[BLOCK_N], m_new = m_i;
+    __align__(16) float s[BLOCK_N], m_new = m_i;
 #pragma unroll
-    for (int j = 0; j < BLOCK_N; j += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(s_row + j);
-      s[j] = softmax_scale_log2 * four.x;
-      s[j + 1] = softmax_scale_log2 * four.y;
-      s[j + 2] = softmax_scale_log2 * four.z;
-      s[j + 3] = softmax_scale_log2 * four.w;
-    }
+    for (int j = 0; j < BLOCK_N; j += 4)
+      reinterpret_cast<float4&>(s[j]) = *reinterpret_cast<const float4*>(s_row + j);
+#pragma unroll
+    for (int j = 0; j < BLOCK_N; ++j) s[j] *= softmax_scale_log2;
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
 #pragma unroll
@@ -238,9 +228,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
       *reinterpret_cast<uint4*>(p_row + j) = make_uint4(p[0], p[1], p[2], p[3]);
     }
     __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
-    fetch_tile(
-        next, K, params.k.row, first + BLOCK_N,
-        end);  // in flight while V is used; past the end: zeros
+    fetch_tile(next, K, params.k.row, first + BLOCK_N, end);  // in flight while V is used
     gemm_pv(acc, reinterpret_cast<const T*>(S_smem), V_smem);
     put_tile(K_smem, next);
     __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use

@@ -5,7 +5,7 @@
 // FlashAttention-4) stay in registers, and S's accumulators, packed to half the width, are the left
 // operand of P V (Dao, 2023). cp.async copies the next tile while this one is in use (double
 // buffering); tiles are swizzled, so that ldmatrix has no bank conflicts; a warp tile has 32 rows,
-// two MMA atoms, so that each fragment of K or V is used twice.
+// two MMA atoms, so that each fragment of K or V is used twice. Scores may be as large as they like.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2
 //          HEAD_DIM_PADDED (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
@@ -36,9 +36,6 @@
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS 2  // per SM: what the compiler keeps registers free for
 #endif
-#ifndef EXACT_SHIFT
-#define EXACT_SHIFT 0  // 1: for scales so large that m_i's rounding matters; see weight()
-#endif
 #ifndef RESCALE_THRESHOLD
 #define RESCALE_THRESHOLD 8.0f  // m_i follows only maxima that exceed it by more, in powers of 2
 #endif
@@ -51,9 +48,15 @@ constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
 constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "whole chunks; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
+constexpr float LARGE = 0x1p13f;  // of a float from here on, 2^-11 is rounded away
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
+struct Maxima {      // of the rows so far, in units of log2: m_i + base
+  Statistics m_i;    // 0 where the scores are large
+  Statistics base;   // 0 where they are not
+  Statistics limit;  // a score above it moves the maximum; where they are large, any does
+};
 
 #include "load_tile.cuh"  // this thread's share of a tile, by cp.async
 
@@ -94,43 +97,61 @@ __device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lo, in
   }
 }
 
-// Everything so far is rescaled to the new maximum, but only when some weight would exceed
-// 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division by l_i cancels them.
+// A weight is 2^(softmax_scale_log2 s - m_i), in one FFMA. Its product is exact, while m_i, that of
+// the row's largest s, is rounded: from LARGE on by more than a weight in float16. Such scores give
+// way to their distances from the maximum, both rounded alike, divided by the scale; m_i becomes 0.
+__device__ __forceinline__ void subtract_maxima(
+    Scores& S, const Statistics& maximum, float softmax_scale_log2) {
+  const float inverse = __frcp_rn(softmax_scale_log2);
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& s = row_pair(S, i, n)[e];
+        s = (__fmul_rn(s, softmax_scale_log2) - maximum[i]) * inverse;
+      }
+}
+
+// Everything so far is rescaled to the new maxima, but only when some score exceeds its limit, so
+// that its weight would be above 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division
+// by l_i cancels them.
 __device__ __forceinline__ void online_softmax_rescale(
-    const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc, float softmax_scale_log2) {
+    Scores& S, Maxima& maxima, Statistics& l_i, Output& acc, float softmax_scale_log2) {
   Statistics m_new;
-  bool exceeded = false;
+  bool exceeded = false, large = false;
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     float s_max = NEG_INF;  // of this lane's keys
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
       s_max = fmaxf(s_max, fmaxf(row_pair(S, i, n)[0], row_pair(S, i, n)[1]));
-    m_new[i] = fmaxf(m_i[i], s_max * softmax_scale_log2);
-    exceeded |= m_new[i] - m_i[i] > RESCALE_THRESHOLD;
+    m_new[i] = s_max * softmax_scale_log2;
+    exceeded |= m_new[i] > maxima.limit[i];
   }
-  if (__any_sync(0xffffffff, exceeded)) {
+  if (!__any_sync(0xffffffff, exceeded)) return;
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      m_new[i] = row_allreduce(m_new[i], [](float a, float b) { return fmaxf(a, b); });
-      const float rescale = exp2f(m_i[i] - m_new[i]);  // 0 at the first key; 1 if the maximum stays
-      m_i[i] = m_new[i];
-      l_i[i] *= rescale;
+  for (int i = 0; i < ROWS; ++i) {
+    const float m_old = maxima.m_i[i] + maxima.base[i];  // one of them is 0
+    m_new[i] = row_allreduce(fmaxf(m_old, m_new[i]), [](float a, float b) { return fmaxf(a, b); });
+    large |= m_new[i] != M_INIT && fabsf(m_new[i]) >= LARGE;
+    const float rescale = exp2f(m_old - m_new[i]);  // 0 at the first key; 1 if the maximum stays
+    l_i[i] *= rescale;
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) {
-        row_pair(acc, i, n)[0] *= rescale;
-        row_pair(acc, i, n)[1] *= rescale;
-      }
+    for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) {
+      row_pair(acc, i, n)[0] *= rescale;
+      row_pair(acc, i, n)[1] *= rescale;
     }
   }
-}
-
-// A score's weight, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i,
-// that of the row's largest s, is rounded. While |m_i| < 2^27 this is worth 2^4 at most, and 2^12
-// fits float16. EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
-__device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
-  return exp2f(
-      EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
+  large = __any_sync(0xffffffff, large);
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    maxima.base[i] = large ? m_new[i] : 0.0f;
+    maxima.m_i[i] = large ? 0.0f : m_new[i];
+    maxima.limit[i] = large ? NEG_INF : m_new[i] + RESCALE_THRESHOLD;
+  }
+  if (large) subtract_maxima(S, m_new, softmax_scale_log2);
 }
 
 // acc += P V, 16 keys after 16 keys: tensor cores work on some while this thread weighs the next.
@@ -148,8 +169,8 @@ __device__ __forceinline__ void gemm_pv(
       for (int i = 0; i < 4; ++i) {
         const int row = 2 * m + i % 2;
         const float* s = row_pair(S, row, 2 * k + i / 2);
-        const float x = weight(s[0], softmax_scale_log2, m_i[row]);
-        const float y = weight(s[1], softmax_scale_log2, m_i[row]);
+        const float x = exp2f(fmaf(s[0], softmax_scale_log2, -m_i[row]));
+        const float y = exp2f(fmaf(s[1], softmax_scale_log2, -m_i[row]));
         l_i[row] += x + y;
         a[m][i] = pack(T(), x, y);
       }
@@ -191,9 +212,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   const unsigned V_smem = K_smem + 2 * TILE;
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
-  const unsigned q_lane = Q_smem + swizzle<CHUNKS>(warp_row + lane_id % 16, lane_id / 16);
-  const unsigned k_lane = K_smem + swizzle<CHUNKS>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
-  const unsigned v_lane = V_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16);
+  unsigned q_lane = Q_smem + swizzle<CHUNKS>(warp_row + lane_id % 16, lane_id / 16);
+  unsigned k_lane = K_smem + swizzle<CHUNKS>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
+  unsigned v_lane = V_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16);
+  // They stay in registers: at head_dim 64 the compiler would compute them anew for each tile.
+  asm volatile("" : "+r"(q_lane), "+r"(k_lane), "+r"(v_lane));
   const int copy_row = threadIdx.x / SPAN, copy_chunk = threadIdx.x % SPAN;  // this thread copies
   const unsigned copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk);
   Q += copy_row * params.q.row + 8 * copy_chunk;
@@ -204,19 +227,14 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     load_tile<BLOCK_N>(K_smem + copy_offset, K, params.k.row, end - begin - copy_row);
     load_tile<BLOCK_N>(V_smem + copy_offset, V, params.v.row, end - begin - copy_row);
     cp_async_commit();
-    if (params.softmax_scale < 0.0f) {  // maxima precede the scaling: the sign goes into Q
-      cp_async_wait<0>();
-      __syncthreads();  // hazard: signs could be flipped before other threads' copies land
-      for (int i = threadIdx.x; i < BLOCK_M * HEAD_DIM_PADDED / 2; i += THREADS)
-        reinterpret_cast<unsigned*>(dynamic_smem)[i] ^= 0x80008000;
-    }
   }
   Output acc = {};
-  Statistics m_i, l_i = {};  // m_i in units of log2; l_i of this lane's keys until the epilogue
+  Statistics l_i = {};  // of this lane's keys until the epilogue
+  Maxima maxima = {};
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) m_i[i] = M_INIT;
-  const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
-  const float softmax_scale_log2 = abs_scale * LOG2_E;
+  for (int i = 0; i < ROWS; ++i) maxima.m_i[i] = maxima.limit[i] = M_INIT;
+  const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
+  const float softmax_scale_log2 = scale * LOG2_E;
 
   // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
   unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use, not being filled
@@ -240,8 +258,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
       const int col_idx = first + 2 * t;  // of this lane's first key
       mask(S, first_row + warp_row + g - col_idx, end - col_idx, window.lo, window.hi);
     }
-    online_softmax_rescale(S, m_i, l_i, acc, softmax_scale_log2);
-    gemm_pv<T>(acc, S, m_i, l_i, softmax_scale_log2, v_lane + stage_offset);
+    online_softmax_rescale(S, maxima, l_i, acc, softmax_scale_log2);
+    gemm_pv<T>(acc, S, maxima.m_i, l_i, softmax_scale_log2, v_lane + stage_offset);
   }
 
   // ---- epilogue: the row's sum; divide once
@@ -251,7 +269,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key: zeros, lse = -inf
     const int r = warp_row + 8 * i + g;
     if (first_row + r >= q_len) continue;
-    if (lse && t == 0) block.store_lse(lse, params, r, m_i[i], sum);
+    if (lse && t == 0) block.store_lse(lse, params, r, maxima.m_i[i] + maxima.base[i], sum);
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n)
       *reinterpret_cast<unsigned*>(O + r * params.o.row + 8 * n + 2 * t) =

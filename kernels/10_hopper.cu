@@ -34,6 +34,7 @@
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
+constexpr float LARGE = 0x1p13f;  // of a float from here on, 2^-11 is rounded away
 constexpr unsigned O_AT = CONSUMERS * Q_BYTES, K_AT = O_AT + CONSUMERS * PANEL_BYTES;
 constexpr unsigned V_AT = K_AT + STAGES * TILE_BYTES;
 constexpr unsigned BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
@@ -47,7 +48,7 @@ __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsign
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < HEAD_DIM_PADDED / 16; ++i)
-    wgmma_ss<SCALE_SIGN>(
+    wgmma_ss(
         T(), S, q + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16,
         k + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16, i > 0);
   wgmma_commit();
@@ -63,12 +64,12 @@ __device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned l
   wgmma_commit();
 }
 
-// Whether a score of the warp's rows exceeds m_i by so much that weights could overflow, the lazy
+// Whether some score of the warp's rows exceeds its limit, so that weights could overflow: the lazy
 // rescale of FlashAttention-4. Unless both are negative, floats compare like their bits read as
 // integers, so one instruction (VIMNMX3) compares two scores with the highest so far. A negative
 // result may be too low, and is clamped to 0.
-__device__ __forceinline__ bool exceeds_maxima(
-    const Scores& S, const Statistics& m_i, float softmax_scale_log2) {
+__device__ __forceinline__ bool exceeds_limit(
+    const Scores& S, const Statistics& limit, float softmax_scale_log2) {
   bool exceeds = false;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -77,10 +78,55 @@ __device__ __forceinline__ bool exceeds_maxima(
     for (int n = 0; n < BLOCK_N / 8; ++n)
       highest =
           max(max(highest, __float_as_int(S[4 * n + 2 * i])), __float_as_int(S[4 * n + 2 * i + 1]));
-    exceeds |=
-        fmaxf(__int_as_float(highest), 0.0f) * softmax_scale_log2 > m_i[i] + RESCALE_THRESHOLD;
+    exceeds |= fmaxf(__int_as_float(highest), 0.0f) * softmax_scale_log2 > limit[i];
   }
   return __any_sync(0xffffffff, exceeds);
+}
+
+// The rows' maxima so far, in units of log2: m_i + base. One of them is 0: m_i where scores are so
+// large that rounding it would matter. See subtract_maxima in 07.
+struct Maxima {
+  Statistics m_i, base;
+  Statistics limit;  // a score above it moves the maximum; where they are large, any does
+};
+
+// New maxima, where a score exceeds its limit, for scores of any size: whether there are such, and
+// the factors by which everything so far has to be rescaled.
+__device__ __forceinline__ bool move_maxima(
+    Scores& S, Maxima& maxima, Statistics& l_i, Statistics& rescale, float softmax_scale_log2) {
+  Statistics m_new;
+  bool exceeds = false, large = false;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float s_max = NEG_INF;  // of this lane's keys
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+      s_max = fmaxf(s_max, fmaxf(S[4 * n + 2 * i], S[4 * n + 2 * i + 1]));
+    m_new[i] = s_max * softmax_scale_log2;
+    exceeds |= m_new[i] > maxima.limit[i];
+  }
+  if (!__any_sync(0xffffffff, exceeds)) return false;  // scores below 0 that only seemed to
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float m_old = maxima.m_i[i] + maxima.base[i];
+    m_new[i] = row_allreduce(fmaxf(m_old, m_new[i]), [](float a, float b) { return fmaxf(a, b); });
+    large |= m_new[i] != M_INIT && fabsf(m_new[i]) >= LARGE;
+    rescale[i] = exp2f(m_old - m_new[i]);  // 0 at the first key; 1 if the maximum stays
+    l_i[i] *= rescale[i];
+  }
+  large = __any_sync(0xffffffff, large);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    maxima.m_i[i] = large ? 0.0f : m_new[i];
+    maxima.base[i] = large ? m_new[i] : 0.0f;
+    maxima.limit[i] = large ? NEG_INF : m_new[i] + RESCALE_THRESHOLD;
+  }
+  if (!large) return true;
+  const float inverse = __frcp_rn(softmax_scale_log2);
+#pragma unroll
+  for (int i = 0; i < BLOCK_N / 2; ++i)
+    S[i] = (__fmul_rn(S[i], softmax_scale_log2) - m_new[i / 2 % 2]) * inverse;
+  return true;
 }
 
 template <typename T>
@@ -167,13 +213,14 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
                            k = wgmma_descriptor(K_smem);
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;  // named barriers
-  const float scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
+  const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale * LOG2_E;
   constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as accumulators have them
   Scores S;
   Weights P;
   Output acc;
-  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
+  Maxima maxima;
+  Statistics l_i;  // of this lane's keys only, until the epilogue
   Statistics rescale, inverse;
   int first, step = 0, tiles = 0;  // first: of the keys of S
 
@@ -185,10 +232,10 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       mask(S, tile.first_pos + warp_row + g - col_idx, tile.end - col_idx, params);
     }
   };
-  const auto maxima = [&] { online_softmax_maxima(S, m_i, l_i, rescale, softmax_scale_log2); };
+  const auto move = [&] { return move_maxima(S, maxima, l_i, rescale, softmax_scale_log2); };
   const auto store = [&] { store_rows(done, warp_row, acc, inverse, staged, O, packed, params); };
   const auto weights = [&](int from, int to) {
-    online_softmax_weights(S, m_i, l_i, softmax_scale_log2, from, to);
+    online_softmax_weights(S, maxima.m_i, l_i, softmax_scale_log2, from, to);
   };
 
   if (!next()) return;
@@ -200,15 +247,15 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   if (PINGPONG && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
   for (;;) {
     // ---- a tile's first keys: S is there
-    m_i[0] = m_i[1] = M_INIT;
-    l_i[0] = l_i[1] = 0.0f;
+    maxima.m_i[0] = maxima.m_i[1] = maxima.limit[0] = maxima.limit[1] = M_INIT;
+    maxima.base[0] = maxima.base[1] = l_i[0] = l_i[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     wgmma_registers(S);
     if (leader) mbarrier_arrive(k_empty + 8 * (step % STAGES));
     first = last_tile_begin(tile);
     mask_edges();
-    maxima();
+    move();
     bool rescaled = false;  // of what is in acc, so far nothing
     weights(0, GROUPS);
     to_operand<T>(P, S, 0, GROUPS);
@@ -235,8 +282,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       wgmma_registers(S);
       if (leader) mbarrier_arrive(k_empty + 8 * stage);
       mask_edges();
-      rescaled = exceeds_maxima(S, m_i, softmax_scale_log2);
-      if (rescaled) maxima();
+      rescaled = exceeds_limit(S, maxima.limit, softmax_scale_log2) && move();
       weights(0, GROUPS / 2);
       wgmma_wait<0>();
       wgmma_registers(acc);
@@ -250,6 +296,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     if (leader) mbarrier_arrive(q_empty + 8 * consumer);
     if (rescaled) rescale_output(acc, rescale);
     done = tile;
+    const Statistics m_i = {maxima.m_i[0] + maxima.base[0], maxima.m_i[1] + maxima.base[1]};
     finish_rows(done, warp_row, m_i, l_i, inverse, lse, packed, params);  // O is still in flight
     if (!next()) break;
     const int v_stage = step % STAGES;

@@ -17,12 +17,7 @@
 //          are params.o
 // Needs    sm_80; HEAD_DIM, columns and strides multiples of 8, pointers of 16 bytes
 // Traffic  Q once; K and V as in 07; for each tile of rows all of W_O, a tile of Y for each head
-#include "block.cuh"    // Block, Window: 05
-#include "half2.cuh"    // pack: 06
-#include "mask.cuh"     // keys_before: a mask as bits, one for each key of a thread
-#include "ptx.cuh"      // mma.sync, ldmatrix, cp.async, and the layouts of fragments
-#include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
-#include "swizzle.cuh"  // swizzle, swizzle_advance: chunks in an order without bank conflicts
+#include "block.cuh"  // Block, Window: 05
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 128
@@ -45,12 +40,6 @@
 #ifndef STAGGERED
 #define STAGGERED 1  // heads begin with different columns of Y
 #endif
-#ifndef EXACT_SHIFT
-#define EXACT_SHIFT 0  // 1: for scales so large that m_i's rounding matters; see weight()
-#endif
-#ifndef RESCALE_THRESHOLD
-#define RESCALE_THRESHOLD 8.0f  // m_i follows only maxima that exceed it by more, in powers of 2
-#endif
 #ifndef VECTOR_ATOMICS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define VECTOR_ATOMICS 1  // four floats in one instruction, from sm_90 on
@@ -59,131 +48,11 @@
 #endif
 #endif
 
-constexpr int THREADS = 32 * WARPS;
-constexpr int TILES_M = BLOCK_M / (16 * WARPS);  // MMA atoms of 16 rows in a warp tile
-constexpr int ROWS = 2 * TILES_M;                // per thread: g, g + 8, ... of its warp's
-constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row, in whole fragments
-constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
-constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
-static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "whole chunks; acc must fit the registers");
-static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-using Statistics = float[ROWS];
-using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
-using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
-
-#include "load_tile.cuh"  // this thread's share of a tile, by cp.async
+#include "mma_tiles.cuh"  // 07: what a warp does with its tile
+static_assert(HEAD_DIM <= 128, "acc must fit the registers");
 using Operand = unsigned[TILES_M][HEAD_DIM_PADDED / 16][4];  // O, packed: the left operand of O W_O
 static_assert(
     2 * HEAD_DIM_PADDED <= BLOCK_M + 4 * BLOCK_N, "two tiles of W_O have the place of Q, K and V");
-
-// S = Q K^T for this warp's rows.
-template <typename T>
-__device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_lane) {
-#pragma unroll
-  for (int k = 0; k < HEAD_DIM_PADDED / 16; ++k) {
-    unsigned a[TILES_M][4];
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-      ldmatrix_x4(a[m], swizzle_advance<CHUNKS>(q_lane, 2 * k) + 32 * m * HEAD_DIM_PADDED);
-#pragma unroll
-    for (int n = 0; n < BLOCK_N / 16; ++n) {
-      unsigned b[4];
-      ldmatrix_x4(b, swizzle_advance<CHUNKS>(k_lane, 2 * k) + 32 * n * HEAD_DIM_PADDED);
-#pragma unroll
-      for (int m = 0; m < TILES_M; ++m) {
-        mma_m16n8k16(T(), S[m][2 * n], a[m], b[0], b[1]);
-        mma_m16n8k16(T(), S[m][2 * n + 1], a[m], b[2], b[3]);
-      }
-    }
-  }
-}
-
-// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position
-// of the thread's first row among the keys, and end are relative to the thread's first key.
-__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lo, int hi) {
-#pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    const int low = row_pos + 8 * i + lo, high = row_pos + 8 * i + hi;
-    const unsigned seen = keys_before<BLOCK_N>(min(high + 1, end)) & ~keys_before<BLOCK_N>(low);
-#pragma unroll
-    for (int n = 0; n < BLOCK_N / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        if (!(seen >> (2 * n + e) & 1)) row_pair(S, i, n)[e] = NEG_INF;
-  }
-}
-
-// Everything so far is rescaled to the new maximum, but only when some weight would exceed
-// 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division by l_i cancels them.
-__device__ __forceinline__ void online_softmax_rescale(
-    const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc, float softmax_scale_log2) {
-  Statistics m_new;
-  bool exceeded = false;
-#pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    float s_max = NEG_INF;  // of this lane's keys
-#pragma unroll
-    for (int n = 0; n < BLOCK_N / 8; ++n)
-      s_max = fmaxf(s_max, fmaxf(row_pair(S, i, n)[0], row_pair(S, i, n)[1]));
-    m_new[i] = fmaxf(m_i[i], s_max * softmax_scale_log2);
-    exceeded |= m_new[i] - m_i[i] > RESCALE_THRESHOLD;
-  }
-  if (__any_sync(0xffffffff, exceeded)) {
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      m_new[i] = row_allreduce(m_new[i], [](float a, float b) { return fmaxf(a, b); });
-      const float rescale = exp2f(m_i[i] - m_new[i]);  // 0 at the first key; 1 if the maximum stays
-      m_i[i] = m_new[i];
-      l_i[i] *= rescale;
-#pragma unroll
-      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) {
-        row_pair(acc, i, n)[0] *= rescale;
-        row_pair(acc, i, n)[1] *= rescale;
-      }
-    }
-  }
-}
-
-// A score's weight, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i,
-// that of the row's largest s, is rounded. While |m_i| < 2^27 this is worth 2^4 at most, and 2^12
-// fits float16. EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
-__device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
-  return exp2f(
-      EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
-}
-
-// acc += P V, 16 keys after 16 keys: tensor cores work on some while this thread weighs the next.
-template <typename T>
-__device__ __forceinline__ void gemm_pv(
-    Output& acc, const Scores& S, const Statistics& m_i, Statistics& l_i, float softmax_scale_log2,
-    unsigned v_lane) {
-#pragma unroll
-  for (int k = 0; k < BLOCK_N / 16; ++k) {
-    // The accumulators of 2 x 8 keys have the layout that the left operand of 16 keys needs.
-    unsigned a[TILES_M][4];
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = 2 * m + i % 2;
-        const float* s = row_pair(S, row, 2 * k + i / 2);
-        const float x = weight(s[0], softmax_scale_log2, m_i[row]);
-        const float y = weight(s[1], softmax_scale_log2, m_i[row]);
-        l_i[row] += x + y;
-        a[m][i] = pack(T(), x, y);
-      }
-#pragma unroll
-    for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
-      unsigned b[4];
-      ldmatrix_x4_trans(b, swizzle_advance<CHUNKS>(v_lane, 2 * n) + 32 * k * HEAD_DIM_PADDED);
-#pragma unroll
-      for (int m = 0; m < TILES_M; ++m) {
-        mma_m16n8k16(T(), acc[m][2 * n], a[m], b[0], b[1]);
-        mma_m16n8k16(T(), acc[m][2 * n + 1], a[m], b[2], b[3]);
-      }
-    }
-  }
-}
 
 // sum += O W, for as many columns of W_O as a tile has.
 template <typename T>
@@ -310,9 +179,10 @@ __device__ __forceinline__ void attention(
   const unsigned V_smem = K_smem + 2 * TILE;
   const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = threadIdx.x / 32 * 16 * TILES_M;
-  const unsigned q_lane = Q_smem + swizzle<CHUNKS>(warp_row + lane_id % 16, lane_id / 16);
-  const unsigned k_lane = K_smem + swizzle<CHUNKS>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
-  const unsigned v_lane = V_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16);
+  unsigned q_lane = Q_smem + swizzle<CHUNKS>(warp_row + lane_id % 16, lane_id / 16);
+  unsigned k_lane = K_smem + swizzle<CHUNKS>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
+  unsigned v_lane = V_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16);
+  asm volatile("" : "+r"(q_lane), "+r"(k_lane), "+r"(v_lane));  // kept in registers, as in 07
   const int copy_row = threadIdx.x / SPAN, copy_chunk = threadIdx.x % SPAN;  // this thread copies
   const unsigned copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk);
   Q += copy_row * params.q.row + 8 * copy_chunk;
@@ -323,19 +193,14 @@ __device__ __forceinline__ void attention(
     load_tile<BLOCK_N>(K_smem + copy_offset, K, params.k.row, end - begin - copy_row);
     load_tile<BLOCK_N>(V_smem + copy_offset, V, params.v.row, end - begin - copy_row);
     cp_async_commit();
-    if (params.softmax_scale < 0.0f) {  // maxima precede the scaling: the sign goes into Q
-      cp_async_wait<0>();
-      __syncthreads();  // hazard: signs could be flipped before other threads' copies land
-      for (int i = threadIdx.x; i < BLOCK_M * HEAD_DIM_PADDED / 2; i += THREADS)
-        reinterpret_cast<unsigned*>(dynamic_smem)[i] ^= 0x80008000;
-    }
   }
   Output acc = {};
-  Statistics m_i, l_i = {};  // m_i in units of log2; l_i of this lane's keys until the epilogue
+  Statistics l_i = {};  // of this lane's keys until the epilogue
+  Maxima maxima = {};
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) m_i[i] = M_INIT;
-  const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
-  const float softmax_scale_log2 = abs_scale * LOG2_E;
+  for (int i = 0; i < ROWS; ++i) maxima.m_i[i] = maxima.limit[i] = M_INIT;
+  const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
+  const float softmax_scale_log2 = scale * LOG2_E;
 
   // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
   unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use, not being filled
@@ -359,8 +224,8 @@ __device__ __forceinline__ void attention(
       const int col_idx = first + 2 * t;  // of this lane's first key
       mask(S, first_row + warp_row + g - col_idx, end - col_idx, window.lo, window.hi);
     }
-    online_softmax_rescale(S, m_i, l_i, acc, softmax_scale_log2);
-    gemm_pv<T>(acc, S, m_i, l_i, softmax_scale_log2, v_lane + stage_offset);
+    online_softmax_rescale(S, maxima, l_i, acc, softmax_scale_log2);
+    gemm_pv<T>(acc, S, maxima.m_i, l_i, softmax_scale_log2, v_lane + stage_offset);
   }
 
   // ---- epilogue: the row's sum; divide once. O's layout is that of a left operand, as P's was

@@ -1,10 +1,6 @@
 // 12 flash_cute: 07 in CuTe. Layouts say where an element is; they partition copies and products.
-//
-// Since 07: no address is written by hand. A TiledCopy cuts tiles of global memory into 16-byte
-// copies, a TiledMMA cuts S and O into the accumulators of each lane, and both find their places in
-// shared memory by the same layout, Swizzle<3, 3, 3> over rows of 64 elements. Coordinates of an
-// identity tensor, cut in the same way, say which row and key an element is. The algorithm, its
-// order and its tile sizes are those of 07.
+// A TiledCopy cuts tiles of global memory into 16-byte copies, a TiledMMA cuts S and O into the
+// accumulators of each lane, and both use one layout of shared memory. The algorithm is that of 07.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2
 //          HEAD_DIM_PADDED (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
@@ -35,12 +31,12 @@
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS 2  // per SM: what the compiler keeps registers free for
 #endif
-#ifndef EXACT_SHIFT
-#define EXACT_SHIFT 0  // 1: for scales so large that m_i's rounding matters; see weight()
-#endif
-#ifndef RESCALE_THRESHOLD
-#define RESCALE_THRESHOLD 8.0f  // m_i follows only maxima that exceed it by more, in powers of 2
-#endif
+
+// Two neighbours of row i, as the online softmax of 07 takes them.
+template <typename Rows>
+__device__ __forceinline__ float* row_pair(Rows& rows, int i, int n) {
+  return &rows(i, 2 * n);
+}
 
 using namespace cute;  // Layout, Shape, Int, _1, _8, ...: named as in CuTe's documentation
 
@@ -57,6 +53,8 @@ static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "whole chunks; acc must fit 
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
 static_assert(
     BLOCK_M % COPY_ROWS == 0 && BLOCK_N % COPY_ROWS == 0, "each thread copies equally many chunks");
+
+#include "online_softmax.cuh"  // Maxima, online_softmax_rescale: 07
 
 // Where an element is in shared memory. The atom is 8 rows of a panel: its 16-byte chunks are
 // permuted by the row, so that the eight that ldmatrix reads at a time are in different banks.
@@ -85,9 +83,8 @@ template <typename T>
 using GmemCopyAtom = Copy_Atom<SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<uint128_t>, T>;  // or zeros
 using CopyThreads = Layout<Shape<Int<COPY_ROWS>, Int<PANEL / 8>>, Stride<Int<PANEL / 8>, _1>>;
 
-// This thread's share of a tile: (chunk, rows, panels). rows_left is how many rows of the tile
-// there are; what is past the end becomes zeros. Rows are compared relative to the thread's first
-// one: their differences are constants. Like threadIdx, coordinates are unsigned.
+// This thread's share of a tile: (chunk, rows, panels); zeros from rows_left on. Rows relative to
+// the thread's first one are constants. Like threadIdx, coordinates are unsigned.
 template <typename TiledCopy, typename Source, typename Target, typename Coords>
 __device__ __forceinline__ void load_tile(
     const TiledCopy& tiled_copy, const Source& source, Target&& target, const Coords& coords,
@@ -129,42 +126,6 @@ __device__ __forceinline__ auto by_rows(Accumulators& acc) {
   return make_tensor(
       acc.data(),
       make_layout(make_layout(get<0, 1>(l), get<1>(l)), make_layout(get<0, 0>(l), get<2>(l))));
-}
-
-// Everything so far is rescaled to the new maximum, but only when some weight would exceed
-// 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division by l_i cancels them.
-template <typename Scores, typename Output, typename Statistics>
-__device__ __forceinline__ void online_softmax_rescale(
-    const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc, float softmax_scale_log2) {
-  Tensor m_new = make_fragment_like(m_i);
-  bool exceeded = false;
-#pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    float s_max = NEG_INF;  // of this lane's keys
-#pragma unroll
-    for (int j = 0; j < size<1>(S); ++j) s_max = fmaxf(s_max, S(i, j));
-    m_new(i) = fmaxf(m_i(i), s_max * softmax_scale_log2);
-    exceeded |= m_new(i) - m_i(i) > RESCALE_THRESHOLD;
-  }
-  if (__any_sync(0xffffffff, exceeded)) {
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      m_new(i) = row_allreduce(m_new(i), [](float a, float b) { return fmaxf(a, b); });
-      const float rescale = exp2f(m_i(i) - m_new(i));  // 0 at the first key; 1 if the maximum stays
-      m_i(i) = m_new(i);
-      l_i(i) *= rescale;
-#pragma unroll
-      for (int j = 0; j < size<1>(acc); ++j) acc(i, j) *= rescale;
-    }
-  }
-}
-
-// A score's weight, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i,
-// that of the row's largest s, is rounded. While |m_i| < 2^27 this is worth 2^4 at most, and 2^12
-// fits float16. EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
-__device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
-  return exp2f(
-      EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
 }
 
 template <typename T>
@@ -244,21 +205,15 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
     load_tile(tiled_copy, tKgK, tKsK(_, _, _, 0), tKcK, end - begin);
     load_tile(tiled_copy, tVgV, tVsV(_, _, _, 0), tKcK, end - begin);
     cp_async_fence();
-    if (params.softmax_scale < 0.0f) {  // maxima precede the scaling: the sign goes into Q
-      cp_async_wait<0>();
-      __syncthreads();  // hazard: signs could be flipped before other threads' copies land
-      for (int i = threadIdx.x; i < BLOCK_M * HEAD_DIM_PADDED / 2; i += THREADS)
-        reinterpret_cast<unsigned*>(dynamic_smem)[i] ^= 0x80008000;
-    }
   }
   clear(tOrO);
   auto acc = by_rows(tOrO);
-  Tensor m_i = make_tensor<float>(Int<ROWS>{});  // in units of log2
-  Tensor l_i = make_tensor<float>(Int<ROWS>{});  // of this lane's keys only, until the epilogue
-  fill(m_i, M_INIT);
-  clear(l_i);
-  const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
-  const float softmax_scale_log2 = abs_scale * LOG2_E;
+  Statistics l_i = {};  // of this lane's keys until the epilogue
+  Maxima maxima = {};
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) maxima.m_i[i] = maxima.limit[i] = M_INIT;
+  const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
+  const float softmax_scale_log2 = scale * LOG2_E;
 
   // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
   int stage = 0;  // of K_smem and V_smem, in use; the next tile arrives in the other one
@@ -286,7 +241,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
     auto S = by_rows(tSrS);
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end))
       mask(S, coords_S, first_row - first, end - first, window.lo, window.hi);
-    online_softmax_rescale(S, m_i, l_i, acc, softmax_scale_log2);
+    online_softmax_rescale(S, maxima, l_i, acc, softmax_scale_log2);
 
     // acc += P V, 16 keys after 16 keys: while the tensor cores work on some, this thread computes
     // the weights of the next. The accumulators of 2 x 8 keys have the layout that the left operand
@@ -300,9 +255,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int row = 2 * m + i % 2, key = 4 * k + i / 2 * 2;
-          const float x = weight(S(row, key), softmax_scale_log2, m_i(row));
-          const float y = weight(S(row, key + 1), softmax_scale_log2, m_i(row));
-          l_i(row) += x + y;
+          const float x = exp2f(fmaf(S(row, key), softmax_scale_log2, -maxima.m_i[row]));
+          const float y = exp2f(fmaf(S(row, key + 1), softmax_scale_log2, -maxima.m_i[row]));
+          l_i[row] += x + y;
           words(i, m) = pack(T(), x, y);
         }
       copy(copy_v, tOsVt(_, _, k, stage), tOrVt_copy(_, _, k));
@@ -317,11 +272,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
   auto coords_O = by_rows(tOcO);
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    const float sum = row_allreduce(l_i(i), [](float a, float b) { return a + b; });
+    const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key: zeros, lse = -inf
     const int r = get<0>(coords_O(i, 0));
     if (first_row + r >= q_len) continue;
-    if (lse && get<1>(coords_O(i, 0)) == 0) block.store_lse(lse, params, r, m_i(i), sum);
+    if (lse && get<1>(coords_O(i, 0)) == 0)
+      block.store_lse(lse, params, r, maxima.m_i[i] + maxima.base[i], sum);
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 4; j += 2)
       *reinterpret_cast<unsigned*>(&rows_O(i, j)) =

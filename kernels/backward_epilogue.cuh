@@ -1,5 +1,5 @@
-// The epilogue of the steps to 08_backward_mma.cu that write dK and dV from registers, up to step
-// "wide stores".
+// The epilogue of the steps to 08_backward_mma.cu that write dK and dV from fragments: from
+// "mma.sync for dV and dK" on, until "wide stores".
 
 #pragma once
 #include "backward_tiles.cuh"

@@ -68,8 +68,10 @@ __device__ __forceinline__ void prepare_rows(
     for (int lanes = 1; lanes < LANES; lanes *= 2) sum += __shfl_xor_sync(0xffffffff, sum, lanes);
     if (threadIdx.x % LANES == 0) {
       const float l = exists ? lse[row] : NEG_INF;
-      // A row that sees no key: its weights are exp(-inf) = 0.
-      lse_delta[row] = l == NEG_INF ? -NEG_INF : l * LOG2_E;
+      // A row that sees no key: its weights are exp(-inf) = 0. From 2^25 on lse is rounded by so
+      // many powers of 2 that weights could overflow float16: it is raised by more than that.
+      const float l_log2 = l * LOG2_E, raised = fabsf(l_log2) < 0x1p25f ? 0.0f : 0x1p-21f;
+      lse_delta[row] = l == NEG_INF ? -NEG_INF : l_log2 + raised * fabsf(l_log2);
       lse_delta[BLOCK_M + row] = sum;
     }
   }

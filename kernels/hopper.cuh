@@ -217,18 +217,17 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[N]) {
 
 // D += A B for 64 x N sums, or D = A B where `accumulate` is false. The type of the elements is the
 // overload's first argument. wgmma_ss: A (64 x 16) and B^T (N x 16) are in shared memory, rows as
-// they are in Q and K; SIGN = -1: -A B. wgmma_rs: A is in registers, and B (16 x N) in shared
-// memory, rows as they are in V: transposed on the way. clang-format off
+// they are in Q and K. wgmma_rs: A is in registers, and B (16 x N) in shared memory, rows as they
+// are in V: transposed on the way. clang-format off
 #define WGMMA_TYPE(N, TYPE, PTX, A0, A1, A2, A3, A4, A5)                                        \
-  template <int SIGN = 1>                                                                       \
   __device__ __forceinline__ void wgmma_ss(                                                     \
       TYPE, float (&d)[N / 2], unsigned long long a, unsigned long long b, bool accumulate) {   \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #A2                                       \
                  ", 0;\n"                                                                       \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #PTX "." #PTX " {" D_##N     \
-                 "}, %" #A0 ", %" #A1 ", p, %" #A3 ", 1, 0, 0;\n}"                              \
+                 "}, %" #A0 ", %" #A1 ", p, 1, 1, 0, 0;\n}"                                     \
                  : SUMS_##N                                                                     \
-                 : "l"(a), "l"(b), "r"((int)accumulate), "n"(SIGN));                            \
+                 : "l"(a), "l"(b), "r"((int)accumulate));                                       \
   }                                                                                             \
   __device__ __forceinline__ void wgmma_rs(                                                     \
       TYPE, float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b, bool accumulate) { \

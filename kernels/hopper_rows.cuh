@@ -8,10 +8,6 @@
 #include "mask.cuh"
 #include "softmax.cuh"
 
-#ifndef EXACT_SHIFT
-#define EXACT_SHIFT 0  // 1: m_i may be so large that its rounding is worth many powers of 2
-#endif
-
 using Statistics = float[2];
 using Scores = float[BLOCK_N / 2];
 using Weights = unsigned[BLOCK_N / 16][4];  // P as the left operand of P V
@@ -38,13 +34,10 @@ __device__ __forceinline__ void mask(
   }
 }
 
-// The weight of a score, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while
-// m_i, the same product for the row's largest s, is rounded. While |m_i| < 2^27 that is worth 2^4
-// at most, which fits float16. EXACT_SHIFT rounds both alike, so that no weight exceeds 1 at any
-// scale. volatile: it must not move behind a wait for products.
+// The weight of a score, 2^(softmax_scale_log2 s - m_i), in one FFMA. volatile: it must not move
+// behind a wait for products.
 __device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
-  const float x =
-      EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i);
+  const float x = fmaf(s, softmax_scale_log2, -m_i);
   float y;
   asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;

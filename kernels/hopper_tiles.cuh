@@ -1,10 +1,11 @@
 // The tiles of 10: their sizes, and which rows and keys a tile has. A block finds its tile in the
-// grid (10_01 to 10_09) or takes one after the other from a table that the host makes (10_10 on).
-// The prologue is that of 05_heads_and_masks.cu; 10_hopper.ipynb explains the table.
+// grid (10_00 to 10_09) or takes one after the other from a table that 10_order.cu writes (10_10
+// on). The prologue is that of 05_heads_and_masks.cu; 10_hopper.ipynb explains the table.
 
 #pragma once
 #include "attention_params.cuh"
 #include "hopper.cuh"
+#include "swizzle.cuh"
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 128  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 256
@@ -14,9 +15,6 @@
 #endif
 #ifndef BLOCK_N
 #define BLOCK_N 128  // B_c, keys per tile
-#endif
-#ifndef SCALE_SIGN
-#define SCALE_SIGN 1  // -1 for a negative softmax_scale: maxima precede the scaling, so S is -Q K^T
 #endif
 
 constexpr int CONSUMERS = BLOCK_M / 64;                     // warpgroups that compute
@@ -83,8 +81,8 @@ __device__ __forceinline__ bool tile_of_block(
 }
 
 // The next tile of this block; false where there is none left. schedule: [rounds][blocks] of
-// (sequence, head, head of K and V, first row), made by the host: longest tiles first, so that all
-// blocks have similar amounts of work. `item` is loaded one round ahead.
+// (sequence, head, head of K and V, first row), written by 10_order.cu: longest tiles first, so that
+// all blocks have similar amounts of work. `item` is loaded one round ahead.
 __device__ __forceinline__ bool next_tile(
     Tile& tile, int4& item, int& round, int rounds, const int4* schedule, const int* cu_seqlens_q,
     const int* cu_seqlens_k, const AttentionParams& params) {
@@ -115,6 +113,23 @@ __device__ __forceinline__ void tma_load_panels(
     unsigned target, const TensorMap& map, unsigned barrier, int row, int head, int batch) {
   for (int panel = 0; panel < PANELS; ++panel)
     tma_load(target + panel * ROWS * 128, map, barrier, panel * PANEL_COLUMNS, row, head, batch);
+}
+
+// The same by cp.async, without TMA: all threads copy, swizzled as in 07. Only rows_left rows are
+// read; what is past them, or past HEAD_DIM, becomes zeros.
+template <int ROWS, typename T>
+__device__ __forceinline__ void cp_async_panels(
+    unsigned target, const T* __restrict__ source, const Strides& strides, int rows_left, int row,
+    int head, int batch) {
+  source += batch * strides.batch + head * strides.head + row * strides.row;
+  for (int i = threadIdx.x; i < PANELS * ROWS * 8; i += 128 * CONSUMERS) {
+    const int panel = i / (ROWS * 8), r = i / 8 % ROWS, c = i % 8;
+    const int x = panel * PANEL_COLUMNS + 8 * c;
+    const bool in_bounds = r < rows_left && x < HEAD_DIM;
+    cp_async(
+        target + panel * ROWS * 128 + swizzle<8>(r, c),
+        source + (in_bounds ? r * strides.row + x : 0), in_bounds ? 16 : 0);
+  }
 }
 
 // Rows `from` .. BLOCK_N - 1 of a tile of V become zeros: where sequences are packed, they belong

@@ -1,8 +1,5 @@
-// 04, step 1, heads in the grid: one launch computes all heads, and shared memory is dynamic.
-//
-// Since 03: blockIdx.y is the head, so one launch has heads times as many blocks to fill the GPU
-// with. The launch says how much shared memory a block has, because only dynamic shared memory may
-// be larger than 48 KB.
+// 04, step 1, heads in the grid: blockIdx.y is the head, so one launch computes all. Shared memory
+// is dynamic: only then may it be larger than 48 KB.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block BLOCK_M, sizeof(Shared) bytes of shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=

@@ -1,9 +1,5 @@
 // 04, step 2, two products: S = Q K^T, the softmax and P V are three phases, and each product is a
-// function.
-//
-// Since step 1: the same arithmetic in another order: all of a tile's weights are computed before
-// the first is used. Each product can now be tiled as any matrix product (GEMM) is. Regrouping
-// alone is not meant to be faster.
+// function, to be tiled as any matrix product. Not meant to be faster.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block BLOCK_M, sizeof(Shared) bytes of shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=

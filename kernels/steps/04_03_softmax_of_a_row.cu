@@ -1,8 +1,5 @@
 // 04, step 3, the softmax of a row: the recurrence is a function of one row, whichever thread
-// computes it.
-//
-// Since step 2: the loop over a row's scores has moved into a function, and the number of threads
-// has a name of its own, THREADS. This step makes room for the next; it is not meant to be faster.
+// computes it. It makes room for the next step, and is not meant to be faster.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=

@@ -1,8 +1,4 @@
-// 04, step 4, rows per thread: a word of K or V read from shared memory serves TILE_M rows, not
-// one.
-//
-// Since step 3: a thread owns TILE_M rows of S and O. acc, its rows of O, grows with TILE_M: at
-// HEAD_DIM 64 two rows take 128 registers, so at 128 there is room for one row only.
+// 04, step 4, rows per thread: a word of K or V read from shared memory serves TILE_M rows.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=

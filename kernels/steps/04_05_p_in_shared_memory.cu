@@ -1,9 +1,4 @@
-// 04, step 5, P in shared memory: both products read their operands, a column and a row at a time,
-// from shared memory.
-//
-// Since step 4: P makes a round trip through shared memory, and both products are sums of outer
-// products. Slower than the step before: kept, because from step 6 on a thread needs columns of P
-// that other threads have computed.
+// 04, step 5, P in shared memory: the operands of both products are read from there. Slower.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=

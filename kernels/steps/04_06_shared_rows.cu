@@ -1,9 +1,4 @@
-// 04, step 6, shared rows: THREADS_X threads share a row, so a thread's tile has 4 x 4 scores and
-// few columns of O.
-//
-// Since step 5: a word of K or V serves 4 multiplications, and a row of acc takes an eighth of the
-// registers. Bank conflicts make it slower than the step before. It is kept because all later steps
-// build on it; 7 and 8 win it back.
+// 04, step 6, shared rows: THREADS_X threads share a row. Slower; steps 7 and 8 win that back.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=
@@ -30,7 +25,6 @@
 constexpr int THREADS_Y = THREADS / THREADS_X;
 constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread: y, y + THREADS_Y, ...
 constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
-
 constexpr int TILE_D = (HEAD_DIM + THREADS_X - 1) / THREADS_X;  // columns of O per thread
 constexpr int Q_STRIDE = HEAD_DIM | 1;  // odd: 32 lanes, each in its own row, use 32 banks
 static_assert(
@@ -137,8 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const int r = i / HEAD_DIM, c = i % HEAD_DIM;
     smem.Q[r][c] = first_row + r < N ? Q[(size_t)(first_row + r) * HEAD_DIM + c] : 0.0f;
   }
-  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums:
-  // zeros keep them finite.
+  // smem.V may be wider than a row: zeros there keep the sums finite that nothing stores.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D * THREADS_X - HEAD_DIM); e += THREADS)
     smem.V[e % BLOCK_N][HEAD_DIM + e / BLOCK_N] = 0.0f;
   float m_i[TILE_M], l_i[TILE_M];

@@ -1,9 +1,5 @@
 // 04, step 7, eight by eight: with 8 x 8 scores a thread, a word of Q, K or P serves 8
-// multiplications.
-//
-// Since step 6: larger blocks for as many threads, and nothing else. A thread needs more registers,
-// a block more shared memory; so fewer warps run at a time, but each has more independent work
-// (instruction-level parallelism).
+// multiplications. Fewer warps run at a time, but each has more independent work.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=
@@ -30,7 +26,6 @@
 constexpr int THREADS_Y = THREADS / THREADS_X;
 constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread: y, y + THREADS_Y, ...
 constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
-
 constexpr int TILE_D = (HEAD_DIM + THREADS_X - 1) / THREADS_X;  // columns of O per thread
 constexpr int Q_STRIDE = HEAD_DIM | 1;  // odd: 32 lanes, each in its own row, use 32 banks
 static_assert(
@@ -137,8 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const int r = i / HEAD_DIM, c = i % HEAD_DIM;
     smem.Q[r][c] = first_row + r < N ? Q[(size_t)(first_row + r) * HEAD_DIM + c] : 0.0f;
   }
-  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums:
-  // zeros keep them finite.
+  // smem.V may be wider than a row: zeros there keep the sums finite that nothing stores.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D * THREADS_X - HEAD_DIM); e += THREADS)
     smem.V[e % BLOCK_N][HEAD_DIM + e / BLOCK_N] = 0.0f;
   float m_i[TILE_M], l_i[TILE_M];

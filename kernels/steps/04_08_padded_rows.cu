@@ -1,9 +1,5 @@
 // 04, step 8, padded rows: rows of K and P are padded, so that the lanes of a warp use different
-// banks.
-//
-// Since step 7: the 8 lanes that share a row read the same column of 8 rows of K, and store one
-// column of P each. Where rows are a multiple of 32 words apart, these are 8 words of one bank: 8
-// wavefronts in place of one.
+// banks. A multiple of 32 words apart, 8 rows of one column are in one bank: 8 wavefronts, not one.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=
@@ -30,7 +26,6 @@
 constexpr int THREADS_Y = THREADS / THREADS_X;
 constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread: y, y + THREADS_Y, ...
 constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
-
 constexpr int TILE_D = (HEAD_DIM + THREADS_X - 1) / THREADS_X;  // columns of O per thread
 constexpr int Q_STRIDE = HEAD_DIM | 1;  // odd: 32 lanes, each in its own row, use 32 banks
 static_assert(
@@ -138,8 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const int r = i / HEAD_DIM, c = i % HEAD_DIM;
     smem.Q[r][c] = first_row + r < N ? Q[(size_t)(first_row + r) * HEAD_DIM + c] : 0.0f;
   }
-  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums:
-  // zeros keep them finite.
+  // smem.V may be wider than a row: zeros there keep the sums finite that nothing stores.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D * THREADS_X - HEAD_DIM); e += THREADS)
     smem.V[e % BLOCK_N][HEAD_DIM + e / BLOCK_N] = 0.0f;
   float m_i[TILE_M], l_i[TILE_M];  // l_i: of this thread's columns only, until the epilogue

@@ -1,8 +1,5 @@
 // 04, step 9, float4 from Q and P: a thread reads four rows of a column of Q or P in one
-// instruction.
-//
-// Since step 8: Q is stored transposed, as P was, and a thread's rows come in groups of four
-// neighbours. That is a quarter of the requests for Q and P. K and V follow in the next step.
+// instruction. So Q is stored transposed, and a thread's rows are groups of four neighbours.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=
@@ -29,7 +26,6 @@
 constexpr int THREADS_Y = THREADS / THREADS_X;
 constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread
 constexpr int TILE_N = BLOCK_N / THREADS_X;  // columns of S per thread: x, x + THREADS_X, ...
-
 constexpr int TILE_D = (HEAD_DIM + THREADS_X - 1) / THREADS_X;  // columns of O per thread
 constexpr int D4 = (HEAD_DIM + 3) / 4;                          // float4 per row, padded with zeros
 static_assert(
@@ -153,8 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const int r = i % BLOCK_M, c = i / BLOCK_M;
     smem.Q[c][r] = first_row + r < N && c < HEAD_DIM ? Q[r * HEAD_DIM + c] : 0.0f;
   }
-  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums:
-  // zeros keep them finite.
+  // smem.V may be wider than a row: zeros there keep the sums finite that nothing stores.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D * THREADS_X - HEAD_DIM); e += THREADS)
     smem.V[e % BLOCK_N][HEAD_DIM + e / BLOCK_N] = 0.0f;
   float m_i[TILE_M], l_i[TILE_M];  // l_i: of this thread's columns only, until the epilogue

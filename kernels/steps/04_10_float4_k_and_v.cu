@@ -1,7 +1,5 @@
-// 04, step 10, float4 from K and V: a thread reads four columns of K or V in one instruction.
-//
-// Since step 9: rows of K and V are stored as float4, filled up with zeros, and Q K^T goes four
-// columns at a time.
+// 04, step 10, float4 from K and V: a thread reads four columns of K or V in one instruction. Rows
+// are stored as float4, filled up with zeros.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=
@@ -166,8 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
     const int r = i % BLOCK_M, c = i / BLOCK_M;
     smem.Q[c][r] = first_row + r < N && c < HEAD_DIM ? Q[r * HEAD_DIM + c] : 0.0f;
   }
-  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums:
-  // zeros keep them finite.
+  // smem.V may be wider than a row: zeros there keep the sums finite that nothing stores.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D4 * THREADS_X - D4); e += THREADS)
     smem.V[e % BLOCK_N][D4 + e / BLOCK_N] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   float m_i[TILE_M], l_i[TILE_M];  // l_i: of this thread's columns only, until the epilogue

@@ -1,7 +1,5 @@
 // 04, step 13, serpentine: an outer product goes down one column of the tile and up the next.
 //
-// Since step 12: the order of the FFMAs, and nothing else.
-//
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=
 //          1
@@ -207,8 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
         first_row + r < N ? load4(Q + r * HEAD_DIM, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int i = 0; i < 4; ++i) smem.Q[4 * c + i][r] = word(q, i);
   }
-  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums:
-  // zeros keep them finite.
+  // smem.V may be wider than a row: zeros there keep the sums finite that nothing stores.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D4 * THREADS_X - D4); e += THREADS)
     smem.V[e % BLOCK_N][D4 + e / BLOCK_N] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   float m_i[TILE_M], l_i[TILE_M];  // l_i: of this thread's columns only, until the epilogue

@@ -1,8 +1,5 @@
 // 04, step 14, exp2: S and m_i are in units of log2, so exp2f, one instruction under -ftz=true,
-// replaces expf, nine.
-//
-// Since step 13: Q carries softmax_scale * log2(e), so S needs no scaling of its own and only the
-// last tile needs a mask.
+// replaces expf, nine. Q carries softmax_scale * log2(e).
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=
@@ -213,8 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) register_tiles(
         first_row + r < N ? load4(Q + r * HEAD_DIM, c) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int i = 0; i < 4; ++i) smem.Q[4 * c + i][r] = softmax_scale_log2 * word(q, i);
   }
-  // smem.V may be wider than a row. No copy writes those columns and nothing stores their sums:
-  // zeros keep them finite.
+  // smem.V may be wider than a row: zeros there keep the sums finite that nothing stores.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D4 * THREADS_X - D4); e += THREADS)
     smem.V[e % BLOCK_N][D4 + e / BLOCK_N] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   float m_i[TILE_M], l_i[TILE_M];  // l_i: of this thread's columns only, until the epilogue

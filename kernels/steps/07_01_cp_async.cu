@@ -1,8 +1,5 @@
 // 07, step 1, cp.async: K and V go from global to shared memory without passing through registers.
 //
-// Since 06: cp.async copies 16 bytes while the thread goes on. V is in flight while the scores are
-// computed, K while V is used, as before, but no registers hold them. Q follows in step 4.
-//
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
 //          SHARED_BYTES bytes of dynamic shared memory
 // Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or
@@ -72,7 +69,7 @@ __device__ __forceinline__ void load_tile(
   cp_async_commit();
 }
 
-// S = Q K^T for the 32 rows of a warp, 32 keys at a time, into the warp's part of shared memory.
+// S = Q K^T for the 32 rows of a warp, into the warp's part of shared memory.
 template <typename T>
 __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T* K_smem) {
 #pragma unroll
@@ -169,10 +166,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   for (int i = 0; i < CHUNKS; ++i) put(Q_smem, fetch(Q, params.q.row, 0, q_len - first_row, i), i);
   Accumulator acc[2][HEAD_DIM_PADDED / 16];
 #pragma unroll
-  for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
-    tc::fill_fragment(acc[0][n], 0.0f);
-    tc::fill_fragment(acc[1][n], 0.0f);
-  }
+  for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) tc::fill_fragment(acc[n % 2][n / 2], 0.0f);
   float m_i = M_INIT, l_i = 0.0f;  // m_i in units of log2
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
   cp_async_wait<0>();
@@ -183,15 +177,12 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);  // in flight during the scores
     gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
     __syncwarp();  // hazard: a row of S could be read before the other lanes have stored their part
-    float s[BLOCK_N], m_new = m_i;
+    __align__(16) float s[BLOCK_N], m_new = m_i;
 #pragma unroll
-    for (int j = 0; j < BLOCK_N; j += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(s_row + j);
-      s[j] = softmax_scale_log2 * four.x;
-      s[j + 1] = softmax_scale_log2 * four.y;
-      s[j + 2] = softmax_scale_log2 * four.z;
-      s[j + 3] = softmax_scale_log2 * four.w;
-    }
+    for (int j = 0; j < BLOCK_N; j += 4)
+      reinterpret_cast<float4&>(s[j]) = *reinterpret_cast<const float4*>(s_row + j);
+#pragma unroll
+    for (int j = 0; j < BLOCK_N; ++j) s[j] *= softmax_scale_log2;
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
 #pragma unroll

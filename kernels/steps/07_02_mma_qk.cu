@@ -1,8 +1,4 @@
-// 07, step 2, mma.sync for Q K^T: the product by the instructions that WMMA compiles to.
-//
-// Since step 1: ldmatrix loads the fragments, and their layout is documented (ptx.cuh), so each
-// lane can compute the row and the key of its scores. It stores them itself; the rest stays as it
-// is.
+// 07, step 2, mma.sync for Q K^T: the layout of its fragments is documented (ptx.cuh).
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
 //          SHARED_BYTES bytes of dynamic shared memory
@@ -169,10 +165,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
   for (int i = 0; i < CHUNKS; ++i) put(Q_smem, fetch(Q, params.q.row, 0, q_len - first_row, i), i);
   Accumulator acc[2][HEAD_DIM_PADDED / 16];
 #pragma unroll
-  for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
-    tc::fill_fragment(acc[0][n], 0.0f);
-    tc::fill_fragment(acc[1][n], 0.0f);
-  }
+  for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) tc::fill_fragment(acc[n % 2][n / 2], 0.0f);
   float m_i = M_INIT, l_i = 0.0f;  // m_i in units of log2
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
   cp_async_wait<0>();
@@ -183,15 +176,12 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);  // in flight during the scores
     gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
     __syncwarp();  // hazard: a row of S could be read before the other lanes have stored their part
-    float s[BLOCK_N], m_new = m_i;
+    __align__(16) float s[BLOCK_N], m_new = m_i;
 #pragma unroll
-    for (int j = 0; j < BLOCK_N; j += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(s_row + j);
-      s[j] = softmax_scale_log2 * four.x;
-      s[j + 1] = softmax_scale_log2 * four.y;
-      s[j + 2] = softmax_scale_log2 * four.z;
-      s[j + 3] = softmax_scale_log2 * four.w;
-    }
+    for (int j = 0; j < BLOCK_N; j += 4)
+      reinterpret_cast<float4&>(s[j]) = *reinterpret_cast<const float4*>(s_row + j);
+#pragma unroll
+    for (int j = 0; j < BLOCK_N; ++j) s[j] *= softmax_scale_log2;
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
 #pragma unroll

@@ -1,8 +1,4 @@
-// 07, step 4, O from the registers: the epilogue's shared-memory round trip goes as well, and Q
-// comes by cp.async.
-//
-// Since step 3: each lane divides and stores its elements of acc; a shuffle passes it the sum of
-// each row.
+// 07, step 4, O from the registers: each lane divides and stores its elements of acc.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
 //          SHARED_BYTES bytes of dynamic shared memory
@@ -157,15 +153,12 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_mma(
     load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);  // in flight during the scores
     gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
     __syncwarp();  // hazard: a row of S could be read before the other lanes have stored their part
-    float s[BLOCK_N], m_new = m_i;
+    __align__(16) float s[BLOCK_N], m_new = m_i;
 #pragma unroll
-    for (int j = 0; j < BLOCK_N; j += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(s_row + j);
-      s[j] = softmax_scale_log2 * four.x;
-      s[j + 1] = softmax_scale_log2 * four.y;
-      s[j + 2] = softmax_scale_log2 * four.z;
-      s[j + 3] = softmax_scale_log2 * four.w;
-    }
+    for (int j = 0; j < BLOCK_N; j += 4)
+      reinterpret_cast<float4&>(s[j]) = *reinterpret_cast<const float4*>(s_row + j);
+#pragma unroll
+    for (int j = 0; j < BLOCK_N; ++j) s[j] *= softmax_scale_log2;
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
 #pragma unroll

@@ -1,9 +1,4 @@
-// 07, step 6, four lanes share a row: each lane reads the scores that its own accumulators held, of
-// four rows.
-//
-// Since step 5: two shuffles combine the maxima of a row, sums are combined after the last tile,
-// and each lane rescales its own rows of acc. The shared-memory round trip of S is no longer
-// needed; the next step leaves it out.
+// 07, step 6, four lanes share a row: each reads the scores that its own accumulators held.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
 //          SHARED_BYTES bytes of dynamic shared memory

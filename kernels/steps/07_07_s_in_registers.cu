@@ -1,8 +1,5 @@
 // 07, step 7, S in registers: the softmax is computed where the tensor cores put the scores.
 //
-// Since step 6: S is not stored any more. Only P still is, because the next product loads it by
-// ldmatrix.
-//
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
 //          SHARED_BYTES bytes of dynamic shared memory
 // Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float16 or

@@ -1,8 +1,4 @@
-// 07, step 8, P in registers: S's accumulators, packed to half the width, are the left operand of P
-// V (Dao, 2023).
-//
-// Since step 7: P needs no shared memory and no barrier. While the tensor cores work on 16 keys, a
-// thread computes the weights of the next 16.
+// 07, step 8, P in registers: S's accumulators, packed, are the left operand of P V (Dao, 2023).
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
 //          SHARED_BYTES bytes of dynamic shared memory
@@ -119,7 +115,7 @@ __device__ __forceinline__ void online_softmax_rescale(
   }
 }
 
-// acc += P V, 16 keys after 16 keys: tensor cores work on some while this thread weighs the next.
+// acc += P V for the 32 rows of a warp.
 template <typename T>
 __device__ __forceinline__ void gemm_pv(
     Output& acc, const Scores& S, const Statistics& m_i, Statistics& l_i, const T* V_smem) {

@@ -1,10 +1,5 @@
 // 07, step 9, 64 keys a tile: larger tiles use the registers and shared memory that P and the
-// copies no longer need.
-//
-// Since step 8: half as many tiles, each with the same barriers. A warp has TILES_M MMA atoms of 16
-// rows: two, or one where HEAD_DIM is above 128. A first version of 07: no swizzle, no double
-// buffering, addresses by the formula. At HEAD_DIM = 128 some registers spill, on some GPUs until
-// the last step.
+// copies no longer need. At HEAD_DIM = 128 some registers spill, on some GPUs until the last step.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS,
 //          SHARED_BYTES bytes of dynamic shared memory

@@ -1,9 +1,5 @@
 // 07, step 10, swizzle: the chunks of a row are permuted, so that ldmatrix has no bank conflicts
-// without padding.
-//
-// Since step 9: rows are as long as their data, so a tile is smaller by 16 bytes a row, and tiles
-// start at multiples of 128 bytes. Addresses are 32-bit, within shared memory, which is what
-// ldmatrix and cp.async take.
+// without padding. Addresses are 32-bit, within shared memory.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2
 //          HEAD_DIM_PADDED (BLOCK_M + 2 BLOCK_N) bytes of dynamic shared memory

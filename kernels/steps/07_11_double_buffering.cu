@@ -1,7 +1,5 @@
-// 07, step 11, double buffering: the next tiles of K and V are copied while these are in use.
-//
-// Since step 10: a copy has as long as the work on a whole tile to arrive, and a tile takes one
-// barrier, not two. The price is the shared memory of a second pair of tiles.
+// 07, step 11, double buffering: the next tiles of K and V are copied while these are in use, and a
+// tile takes one barrier, not two.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2
 //          HEAD_DIM_PADDED (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory

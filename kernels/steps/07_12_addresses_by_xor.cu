@@ -1,9 +1,4 @@
-// 07, step 12, addresses by exclusive or: one instruction makes a fragment's address from that of
-// the first fragment.
-//
-// Since step 11: each lane evaluates the swizzle's formula once, before the loop. Along a row, an
-// exclusive or with a constant gives the next address; down a column, the swizzle repeats after
-// eight rows.
+// 07, step 12, addresses by exclusive or: the swizzle's formula is evaluated once a lane.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2
 //          HEAD_DIM_PADDED (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory

@@ -1,8 +1,4 @@
-// 07, step 13, addresses of the copies: each thread copies the same columns of every row that it
-// copies.
-//
-// Since step 12: a thread's rows are multiples of 8 apart, so all its chunks have the same swizzle,
-// and its pointers advance by constant steps. The rest of the formula is evaluated once.
+// 07, step 13, addresses of the copies: all chunks of a thread have the same swizzle.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2
 //          HEAD_DIM_PADDED (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
@@ -15,7 +11,6 @@
 #include "half2.cuh"    // pack: 06
 #include "ptx.cuh"      // mma.sync, ldmatrix, cp.async, and the layouts of fragments
 #include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
-#include "swizzle.cuh"  // swizzle, swizzle_advance: chunks in an order without bank conflicts
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 256
@@ -33,6 +28,12 @@
 #define MIN_BLOCKS 2  // per SM: what the compiler keeps registers free for
 #endif
 
+// How many neighbouring chunks of a row the swizzle permutes.
+template <int CHUNKS>
+constexpr int SWIZZLE_SPAN = CHUNKS % 8 == 0   ? 8
+                             : CHUNKS % 4 == 0 ? 4
+                                               : 2;
+
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILES_M = BLOCK_M / (16 * WARPS);  // MMA atoms of 16 rows in a warp tile
 constexpr int ROWS = 2 * TILES_M;                // per thread: g, g + 8, ... of its warp's
@@ -47,6 +48,23 @@ static_assert(
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
+
+// The byte offset of a chunk in its tile. ldmatrix reads the same chunk of eight neighbouring rows:
+// the exclusive or puts these eight in different banks.
+template <int CHUNKS>
+__device__ __forceinline__ unsigned swizzle(unsigned row, unsigned chunk) {
+  constexpr unsigned SPAN = SWIZZLE_SPAN<CHUNKS>;
+  return 16 * (row * CHUNKS + chunk / SPAN * SPAN + (chunk % SPAN ^ row / (8 / SPAN) % SPAN));
+}
+
+// The same row, `chunks` chunks further. Because tiles start at multiples of 128 bytes, and no bit
+// is set both in the chunk at `address` and in `chunks`, that is an exclusive or of addresses: one
+// instruction, and often none.
+template <int CHUNKS>
+__device__ __forceinline__ unsigned swizzle_advance(unsigned address, unsigned chunks) {
+  constexpr unsigned SPAN_BYTES = 16 * SWIZZLE_SPAN<CHUNKS>;
+  return (address ^ 16 * chunks % SPAN_BYTES) + 16 * chunks / SPAN_BYTES * SPAN_BYTES;
+}
 
 // This thread's share of a tile. SPAN threads copy a row: `target` and `source` are the thread's
 // first chunk, rows_left is how many rows there are from there on. What is past the end becomes

@@ -1,8 +1,4 @@
-// 07, step 16, rescale when it pays: m_i is updated only when a row's maximum exceeds it by
-// RESCALE_THRESHOLD.
-//
-// Since step 15: the lazy rescale of FlashAttention-4. Most tiles take no rescale, and no shuffles
-// for the maximum either.
+// 07, step 16, rescale when it pays: only when a maximum exceeds m_i by RESCALE_THRESHOLD.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2
 //          HEAD_DIM_PADDED (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory
@@ -13,10 +9,8 @@
 // Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 #include "block.cuh"    // Block, Window: 05
 #include "half2.cuh"    // pack: 06
-#include "mask.cuh"     // keys_before: a mask as bits, one for each key of a thread
 #include "ptx.cuh"      // mma.sync, ldmatrix, cp.async, and the layouts of fragments
 #include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
-#include "swizzle.cuh"  // swizzle, swizzle_advance: chunks in an order without bank conflicts
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 256
@@ -33,12 +27,15 @@
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS 2  // per SM: what the compiler keeps registers free for
 #endif
-#ifndef EXACT_SHIFT
-#define EXACT_SHIFT 0  // 1: for scales so large that m_i's rounding matters; see weight()
-#endif
 #ifndef RESCALE_THRESHOLD
 #define RESCALE_THRESHOLD 8.0f  // m_i follows only maxima that exceed it by more, in powers of 2
 #endif
+
+// How many neighbouring chunks of a row the swizzle permutes.
+template <int CHUNKS>
+constexpr int SWIZZLE_SPAN = CHUNKS % 8 == 0   ? 8
+                             : CHUNKS % 4 == 0 ? 4
+                                               : 2;
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILES_M = BLOCK_M / (16 * WARPS);  // MMA atoms of 16 rows in a warp tile
@@ -48,11 +45,46 @@ constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
 constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "whole chunks; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
+static_assert(
+    THREADS / SPAN % 8 == 0, "a thread's rows must be multiples of 8 apart to share one swizzle");
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
 
-#include "load_tile.cuh"  // this thread's share of a tile, by cp.async
+// The byte offset of a chunk in its tile. ldmatrix reads the same chunk of eight neighbouring rows:
+// the exclusive or puts these eight in different banks.
+template <int CHUNKS>
+__device__ __forceinline__ unsigned swizzle(unsigned row, unsigned chunk) {
+  constexpr unsigned SPAN = SWIZZLE_SPAN<CHUNKS>;
+  return 16 * (row * CHUNKS + chunk / SPAN * SPAN + (chunk % SPAN ^ row / (8 / SPAN) % SPAN));
+}
+
+// The same row, `chunks` chunks further. Because tiles start at multiples of 128 bytes, and no bit
+// is set both in the chunk at `address` and in `chunks`, that is an exclusive or of addresses: one
+// instruction, and often none.
+template <int CHUNKS>
+__device__ __forceinline__ unsigned swizzle_advance(unsigned address, unsigned chunks) {
+  constexpr unsigned SPAN_BYTES = 16 * SWIZZLE_SPAN<CHUNKS>;
+  return (address ^ 16 * chunks % SPAN_BYTES) + 16 * chunks / SPAN_BYTES * SPAN_BYTES;
+}
+
+// This thread's share of a tile. SPAN threads copy a row: `target` and `source` are the thread's
+// first chunk, rows_left is how many rows there are from there on. What is past the end becomes
+// zeros.
+template <int TILE_ROWS, typename T>
+__device__ __forceinline__ void load_tile(
+    unsigned target, const T* __restrict__ source, long long stride, int rows_left) {
+  constexpr int STEP = THREADS / SPAN;  // a multiple of 8, so that the swizzle stays as it is
+#pragma unroll
+  for (int i = 0; i < TILE_ROWS; i += STEP, source += STEP * stride) {
+    if (i + STEP > TILE_ROWS && i + threadIdx.x / SPAN >= TILE_ROWS) break;
+#pragma unroll
+    for (int j = 0; j < CHUNKS; j += SPAN) {
+      const bool in_bounds = i < rows_left && 8 * (threadIdx.x % SPAN + j) < HEAD_DIM;
+      cp_async(target + 16 * (i * CHUNKS + j), source + 8 * j, in_bounds ? 16 : 0);
+    }
+  }
+}
 
 // S = Q K^T for this warp's rows.
 template <typename T>
@@ -74,6 +106,16 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
       }
     }
   }
+}
+
+// One bit for each of a thread's keys 8 n and 8 n + 1 of KEYS: set for those before `limit`. The
+// compiler moves up to seven such bits into predicates by one instruction, R2P, instead of
+// comparing each key with both ends of the window.
+template <int KEYS>
+__device__ __forceinline__ unsigned keys_before(int limit) {
+  static_assert(KEYS <= 128, "one bit per key of a thread");
+  const int keys = min(max(limit, 0), KEYS);
+  return (1ull << (keys / 8 * 2 + min(keys % 8, 2))) - 1;
 }
 
 // A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position
@@ -106,28 +148,19 @@ __device__ __forceinline__ void online_softmax_rescale(
     m_new[i] = fmaxf(m_i[i], s_max * softmax_scale_log2);
     exceeded |= m_new[i] - m_i[i] > RESCALE_THRESHOLD;
   }
-  if (__any_sync(0xffffffff, exceeded)) {
+  if (!__any_sync(0xffffffff, exceeded)) return;
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      m_new[i] = row_allreduce(m_new[i], [](float a, float b) { return fmaxf(a, b); });
-      const float rescale = exp2f(m_i[i] - m_new[i]);  // 0 at the first key; 1 if the maximum stays
-      m_i[i] = m_new[i];
-      l_i[i] *= rescale;
+  for (int i = 0; i < ROWS; ++i) {
+    m_new[i] = row_allreduce(m_new[i], [](float a, float b) { return fmaxf(a, b); });
+    const float rescale = exp2f(m_i[i] - m_new[i]);  // 0 at the first key; 1 if the maximum stays
+    m_i[i] = m_new[i];
+    l_i[i] *= rescale;
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) {
-        row_pair(acc, i, n)[0] *= rescale;
-        row_pair(acc, i, n)[1] *= rescale;
-      }
+    for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) {
+      row_pair(acc, i, n)[0] *= rescale;
+      row_pair(acc, i, n)[1] *= rescale;
     }
   }
-}
-
-// A score's weight, 2^(softmax_scale_log2 s - m_i), in one FFMA: its product is exact, while m_i,
-// that of the row's largest s, is rounded. While |m_i| < 2^27 this is worth 2^4 at most, and 2^12
-// fits float16. EXACT_SHIFT rounds both alike, so that no weight exceeds 2^8 at any scale.
-__device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
-  return exp2f(
-      EXACT_SHIFT ? __fmul_rn(s, softmax_scale_log2) - m_i : fmaf(s, softmax_scale_log2, -m_i));
 }
 
 // acc += P V, 16 keys after 16 keys: tensor cores work on some while this thread weighs the next.
@@ -145,8 +178,8 @@ __device__ __forceinline__ void gemm_pv(
       for (int i = 0; i < 4; ++i) {
         const int row = 2 * m + i % 2;
         const float* s = row_pair(S, row, 2 * k + i / 2);
-        const float x = weight(s[0], softmax_scale_log2, m_i[row]);
-        const float y = weight(s[1], softmax_scale_log2, m_i[row]);
+        const float x = exp2f(fmaf(s[0], softmax_scale_log2, -m_i[row]));
+        const float y = exp2f(fmaf(s[1], softmax_scale_log2, -m_i[row]));
         l_i[row] += x + y;
         a[m][i] = pack(T(), x, y);
       }
@@ -201,19 +234,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     load_tile<BLOCK_N>(K_smem + copy_offset, K, params.k.row, end - begin - copy_row);
     load_tile<BLOCK_N>(V_smem + copy_offset, V, params.v.row, end - begin - copy_row);
     cp_async_commit();
-    if (params.softmax_scale < 0.0f) {  // maxima precede the scaling: the sign goes into Q
-      cp_async_wait<0>();
-      __syncthreads();  // hazard: signs could be flipped before other threads' copies land
-      for (int i = threadIdx.x; i < BLOCK_M * HEAD_DIM_PADDED / 2; i += THREADS)
-        reinterpret_cast<unsigned*>(dynamic_smem)[i] ^= 0x80008000;
-    }
   }
   Output acc = {};
   Statistics m_i, l_i = {};  // m_i in units of log2; l_i of this lane's keys until the epilogue
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) m_i[i] = M_INIT;
-  const float abs_scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
-  const float softmax_scale_log2 = abs_scale * LOG2_E;
+  const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
+  const float softmax_scale_log2 = scale * LOG2_E;
 
   // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
   unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use, not being filled

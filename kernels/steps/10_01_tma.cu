@@ -1,20 +1,12 @@
-// 10, step 1, copies by TMA: one thread starts the copy of a whole tile by a few instructions.
-//
-// Since 07: TMA swizzles a tile on the way and fills it up with zeros, so no thread computes
-// addresses of copies. mbarriers count the bytes that have arrived: all threads wait for K,
-// then for V. The products are still mma.sync, on 16 rows a warp, as wgmma will have them. The rest
-// of 07 comes back in later steps: tiles copied ahead (step 4), the lazy rescale (step 13).
+// 10, step 1, copies by TMA: one thread starts the copy of a tile, and mbarriers count its bytes.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 2 BLOCK_M;
 //          SHARED_BYTES of dynamic shared memory
-// Shapes   as 07. Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}: boxes of 64 columns,
-//          and of 64 rows of Q, BLOCK_N of K and V
+// Shapes   as 07; Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}, boxes of 64 columns
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  as 07
-// Sizes of tiles and which rows and keys they have, as in 05; masks, weights, lse and stores of a
-// warpgroup's rows, as in 07.
-#include "hopper_rows.cuh"
-#include "swizzle.cuh"
+#include "hopper_rows.cuh"  // tiles as in 05; masks, weights, lse and stores of 16 rows a warp: 07
+#include "swizzle.cuh"      // swizzle: 07
 
 constexpr int THREADS = 128 * CONSUMERS;
 constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + TILE_BYTES;
@@ -50,8 +42,6 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
       mma_m16n8k16(T(), atom(S, 2 * n + 1), a, b[2], b[3]);
     }
   }
-#pragma unroll
-  for (int i = 0; i < BLOCK_N / 2; ++i) S[i] *= SCALE_SIGN;
 }
 
 // O += P V by mma.sync, 16 keys after 16 keys. V is transposed on the way.
@@ -102,7 +92,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       Q_smem + consumer * Q_BYTES + swizzle<8>(warp_row % 64 + lane_id % 16, lane_id / 16);
   const unsigned k_lane = K_smem + swizzle<8>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
   const unsigned v_lane = V_smem + swizzle<8>(lane_id % 16, lane_id / 16);
-  const float scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
+  const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale * LOG2_E;
   constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as accumulators have them
   Scores S;

@@ -1,19 +1,12 @@
 // 10, step 2, S by wgmma: four warps multiply 64 rows of Q by a tile of K in shared memory.
 //
-// Since step 1: a descriptor says where Q and K are, so that no thread loads fragments of them. One
-// instruction multiplies 16 columns; it returns at once, and the sums are undefined until a wait.
-// O is still added up by mma.sync: the accumulators of both have the same layout.
-//
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 2 BLOCK_M;
 //          SHARED_BYTES of dynamic shared memory
-// Shapes   as 07. Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}: boxes of 64 columns,
-//          and of 64 rows of Q, BLOCK_N of K and V
+// Shapes   as 07; Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}, boxes of 64 columns
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  as 07
-// Sizes of tiles and which rows and keys they have, as in 05; masks, weights, lse and stores of a
-// warpgroup's rows, as in 07.
-#include "hopper_rows.cuh"
-#include "swizzle.cuh"
+#include "hopper_rows.cuh"  // tiles as in 05; masks, weights, lse and stores of 16 rows a warp: 07
+#include "swizzle.cuh"      // swizzle: 07
 
 constexpr int THREADS = 128 * CONSUMERS;
 constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + TILE_BYTES;
@@ -40,7 +33,7 @@ __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsign
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < HEAD_DIM_PADDED / 16; ++i)
-    wgmma_ss<SCALE_SIGN>(
+    wgmma_ss(
         T(), S, q + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16,
         k + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16, i > 0);
   wgmma_commit();
@@ -93,7 +86,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const unsigned long long q = wgmma_descriptor(Q_smem + consumer * Q_BYTES),
                            k = wgmma_descriptor(K_smem);
   const unsigned v_lane = V_smem + swizzle<8>(lane_id % 16, lane_id / 16);  // for ldmatrix
-  const float scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
+  const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale * LOG2_E;
   constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as accumulators have them
   Scores S;

@@ -1,17 +1,12 @@
-// 10, step 7, setmaxnreg: the producer gives registers back, and the consumers take them.
-//
-// Since step 6: all threads start with 168 registers or, with three consumers, 128. A thread that
-// only starts copies needs few, and a consumer needs more for a wider key tile.
+// 10, step 7, setmaxnreg: the producer gives registers back, and the consumers take them for wider
+// key tiles. All threads start with 168 or, with three consumers, 128.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 128 (1 +
 //          BLOCK_M / 64); SHARED_BYTES of dynamic shared memory
-// Shapes   as 07. Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}: boxes of 64 columns,
-//          and of 64 rows of Q, BLOCK_N of K and V
+// Shapes   as 07; Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}, boxes of 64 columns
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  as 07
-// Sizes of tiles and which rows and keys they have, as in 05; masks, weights, lse and stores of a
-// warpgroup's rows, as in 07.
-#include "hopper_rows.cuh"
+#include "hopper_rows.cuh"  // tiles as in 05; masks, weights, lse and stores of 16 rows a warp: 07
 
 #ifndef STAGES
 #define STAGES 2  // tiles of K, and of V, in shared memory
@@ -32,7 +27,7 @@ __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsign
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < HEAD_DIM_PADDED / 16; ++i)
-    wgmma_ss<SCALE_SIGN>(
+    wgmma_ss(
         T(), S, q + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16,
         k + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16, i > 0);
   wgmma_commit();
@@ -119,7 +114,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const unsigned long long q = wgmma_descriptor(Q_smem + consumer * Q_BYTES),
                            k = wgmma_descriptor(K_smem);
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
-  const float scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
+  const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale * LOG2_E;
   constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as accumulators have them
   Scores S;

@@ -1,19 +1,12 @@
 // 10, step 9, turns: named barriers let the consumers start their products one after the other
-// (ping-pong).
-//
-// Since step 8: a consumer starts its products when it is its turn, and then passes the turn on. So
-// one consumer's products run while another computes weights, where both might have done the same
-// at the same time.
+// (ping-pong), so that one consumer's products run while another computes weights.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 128 (1 +
 //          BLOCK_M / 64); SHARED_BYTES of dynamic shared memory
-// Shapes   as 07. Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}: boxes of 64 columns,
-//          and of 64 rows of Q, BLOCK_N of K and V
+// Shapes   as 07; Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}, boxes of 64 columns
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  as 07
-// Sizes of tiles and which rows and keys they have, as in 05; masks, weights, lse and stores of a
-// warpgroup's rows, as in 07.
-#include "hopper_rows.cuh"
+#include "hopper_rows.cuh"  // tiles as in 05; masks, weights, lse and stores of 16 rows a warp: 07
 
 #ifndef STAGES
 #define STAGES 2  // tiles of K, and of V, in shared memory
@@ -37,7 +30,7 @@ __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsign
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < HEAD_DIM_PADDED / 16; ++i)
-    wgmma_ss<SCALE_SIGN>(
+    wgmma_ss(
         T(), S, q + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16,
         k + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16, i > 0);
   wgmma_commit();
@@ -125,7 +118,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
                            k = wgmma_descriptor(K_smem);
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;  // named barriers
-  const float scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
+  const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale * LOG2_E;
   constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as accumulators have them
   Scores S;

@@ -38,7 +38,7 @@ __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsign
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < HEAD_DIM_PADDED / 16; ++i)
-    wgmma_ss<SCALE_SIGN>(
+    wgmma_ss(
         T(), S, q + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16,
         k + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16, i > 0);
   wgmma_commit();
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
                            k = wgmma_descriptor(K_smem);
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;  // named barriers
-  const float scale = fmaxf(fabsf(params.softmax_scale), 1e-30f);  // 0 times -inf would be NaN
+  const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale * LOG2_E;
   constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as accumulators have them
   Scores S;

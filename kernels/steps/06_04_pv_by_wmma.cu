@@ -1,9 +1,5 @@
-// 06, step 2, a row per lane: no shuffles, and P in registers; but more loads from shared memory
-// for each FFMA.
-//
-// Since step 1: the register tiles are removed, because tensor cores will replace them; Q keeps its
-// type for them. Slower than the step before, and kept for its layout. On sm_90 it also spills 120
-// bytes at 168 registers a thread.
+// 06, step 4, P V by WMMA: a warp holds acc in fragments. At every tile they make a shared-memory
+// round trip, 16 columns at a time, in which each lane rescales its row; so does the output.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
 //          SHARED_BYTES bytes of dynamic shared memory
@@ -13,6 +9,7 @@
 // Needs    sm_75 for float16, sm_80 for bfloat16; HEAD_DIM and strides multiples of 8, pointers of
 //          16 bytes
 // Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
+#include <mma.h>
 #include "block.cuh"    // Block, Window: 05
 #include "half2.cuh"    // pack: 06
 #include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
@@ -33,20 +30,15 @@
 constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // a row, in whole fragments
 constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
 constexpr int STRIDE = HEAD_DIM_PADDED + 8;                 // padded: 8 rows are in different banks
-constexpr int SHARED_BYTES = 2 * STRIDE * (BLOCK_M + 2 * BLOCK_N);
+constexpr int S_STRIDE = BLOCK_N + 4;  // the same for S; P overlays S, 2 S_STRIDE elements a row
+constexpr int SHARED_BYTES = 2 * STRIDE * (BLOCK_M + 2 * BLOCK_N) + 4 * BLOCK_M * S_STRIDE;
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "whole chunks; acc must fit the registers");
 static_assert(
     BLOCK_M % 32 == 0 && BLOCK_N % 32 == 0,
     "a lane has a row; scores are computed 32 keys at a time");
 
-// 16 elements of a row in shared memory, in float32.
-template <typename T>
-__device__ __forceinline__ void load16(float (&a)[16], const T* row) {
-  const uint4 chunks[2] = {
-      reinterpret_cast<const uint4*>(row)[0], reinterpret_cast<const uint4*>(row)[1]};
-#pragma unroll
-  for (int i = 0; i < 16; ++i) a[i] = reinterpret_cast<const T*>(chunks)[i];
-}
+namespace tc = nvcuda::wmma;
+using Accumulator = tc::fragment<tc::accumulator, 16, 16, 16, float>;
 
 // The block copies rows first .. first + ROWS - 1 of Q, K or V. Rows from end on become zeros.
 template <int ROWS, typename T>
@@ -61,36 +53,68 @@ __device__ __forceinline__ void load_tile(
   }
 }
 
-// s = this lane's row of Q K^T. All lanes read the same chunk of K: a broadcast.
+// S = Q K^T for the 32 rows of a warp, into the warp's part of shared memory.
 template <typename T>
-__device__ __forceinline__ void gemm_qk(float (&s)[BLOCK_N], const T* q_row, const T* K_smem) {
+__device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T* K_smem) {
+#pragma unroll
+  for (int keys = 0; keys < BLOCK_N; keys += 32) {
+    Accumulator S[2][2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int n = 0; n < 2; ++n) tc::fill_fragment(S[m][n], 0.0f);
+#pragma unroll 2  // fully unrolled, it spills on some architectures
+    for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
+      tc::fragment<tc::matrix_a, 16, 16, 16, T, tc::row_major> q_frag[2];
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+        tc::load_matrix_sync(q_frag[m], Q_smem + 16 * m * STRIDE + k, STRIDE);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        // K^T: the rows of K are the columns of the right operand.
+        tc::fragment<tc::matrix_b, 16, 16, 16, T, tc::col_major> k_frag;
+        tc::load_matrix_sync(k_frag, K_smem + (keys + 16 * n) * STRIDE + k, STRIDE);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) tc::mma_sync(S[m][n], q_frag[m], k_frag, S[m][n]);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        tc::store_matrix_sync(
+            S_smem + 16 * m * S_STRIDE + keys + 16 * n, S[m][n], S_STRIDE, tc::mem_row_major);
+  }
+}
+
+// acc += P V for the 32 rows of a warp.
+template <typename T>
+__device__ __forceinline__ void gemm_pv(
+    Accumulator (&acc)[2][HEAD_DIM_PADDED / 16], const T* P_smem, const T* V_smem) {
 #pragma unroll 1
-  for (int k = 0; k < HEAD_DIM_PADDED; k += 16) {
-    float q[16], k_row[16];
-    load16(q, q_row + k);
+  for (int k = 0; k < BLOCK_N; k += 16) {
+    tc::fragment<tc::matrix_a, 16, 16, 16, T, tc::row_major> p_frag[2];
 #pragma unroll
-    for (int j = 0; j < BLOCK_N; ++j) {
-      load16(k_row, K_smem + j * STRIDE + k);
+    for (int m = 0; m < 2; ++m)
+      tc::load_matrix_sync(p_frag[m], P_smem + 16 * m * 2 * S_STRIDE + k, 2 * S_STRIDE);
 #pragma unroll
-      for (int c = 0; c < 16; ++c) s[j] += q[c] * k_row[c];
+    for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
+      tc::fragment<tc::matrix_b, 16, 16, 16, T, tc::row_major> v_frag;
+      tc::load_matrix_sync(v_frag, V_smem + k * STRIDE + 16 * n, STRIDE);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) tc::mma_sync(acc[m][n], p_frag[m], v_frag, acc[m][n]);
     }
   }
 }
 
-// acc += this lane's row of P V, of which s is the row of P. All lanes read one chunk of V.
-template <typename T>
-__device__ __forceinline__ void gemm_pv(
-    float (&acc)[HEAD_DIM_PADDED / 16][16], const float (&s)[BLOCK_N], const T* V_smem) {
+// Columns 16 n .. 16 n + 15 of acc to shared memory, where each lane can read its row.
+__device__ __forceinline__ void store_acc_columns(
+    float* S_smem, const Accumulator (&acc)[2][HEAD_DIM_PADDED / 16], int n) {
+  __syncwarp();  // hazard: overwritten while another lane still reads its row
 #pragma unroll
-  for (int j = 0; j < BLOCK_N; ++j) {
-#pragma unroll
-    for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
-      float v[16];
-      load16(v, V_smem + j * STRIDE + 16 * n);
-#pragma unroll
-      for (int c = 0; c < 16; ++c) acc[n][c] += s[j] * v[c];
-    }
-  }
+  for (int m = 0; m < 2; ++m)
+    tc::store_matrix_sync(S_smem + 16 * m * S_STRIDE, acc[m][n], S_STRIDE, tc::mem_row_major);
+  __syncwarp();  // hazard: a row could be read before the other lanes have stored their part
 }
 
 template <typename T>
@@ -115,12 +139,17 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
   T* Q_smem = reinterpret_cast<T*>(dynamic_smem);
   T* K_smem = Q_smem + BLOCK_M * STRIDE;
   T* V_smem = K_smem + BLOCK_N * STRIDE;
-  const int r = threadIdx.x;  // this lane's row of the tile
+  const int r = threadIdx.x, warp_row = r / 32 * 32;  // this lane's row, its warp's first
+  float* S_smem =
+      reinterpret_cast<float*>(V_smem + BLOCK_N * STRIDE) + warp_row * S_STRIDE;  // of this warp
+  float* s_row = S_smem + r % 32 * S_STRIDE;                                      // of this lane
   const int row_pos = first_row + r, low = row_pos + window.lo;
   const int high = min(row_pos + window.hi, end - 1);  // it sees keys low .. high
   load_tile<BLOCK_N>(K_smem, K, params.k.row, begin, end);
   load_tile<BLOCK_M>(Q_smem, Q, params.q.row, 0, q_len - first_row);
-  float acc[HEAD_DIM_PADDED / 16][16] = {};
+  Accumulator acc[2][HEAD_DIM_PADDED / 16];
+#pragma unroll
+  for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) tc::fill_fragment(acc[n % 2][n / 2], 0.0f);
   float m_i = M_INIT, l_i = 0.0f;  // m_i in units of log2
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
   __syncthreads();  // hazard: Q and K could be read before other threads have written their part
@@ -128,8 +157,12 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   for (int first = begin; first < end; first += BLOCK_N) {
     load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);
-    float s[BLOCK_N] = {}, m_new = m_i;
-    gemm_qk(s, Q_smem + r * STRIDE, K_smem);
+    gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
+    __syncwarp();  // hazard: a row of S could be read before the other lanes have stored their part
+    __align__(16) float s[BLOCK_N], m_new = m_i;
+#pragma unroll
+    for (int j = 0; j < BLOCK_N; j += 4)
+      reinterpret_cast<float4&>(s[j]) = *reinterpret_cast<const float4*>(s_row + j);
 #pragma unroll
     for (int j = 0; j < BLOCK_N; ++j) s[j] *= softmax_scale_log2;
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
@@ -145,18 +178,32 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
     m_i = m_new;
     l_i *= rescale;
 #pragma unroll
-    for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n)
+    for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
+      store_acc_columns(S_smem, acc, n);
 #pragma unroll
-      for (int c = 0; c < 16; ++c) acc[n][c] *= rescale;
+      for (int c = 0; c < 16; ++c) s_row[c] *= rescale;
+      __syncwarp();  // hazard: a fragment could be loaded before other lanes rescale their rows
 #pragma unroll
-    for (int j = 0; j < BLOCK_N; ++j) {
-      s[j] = exp2f(s[j] - m_i);
-      l_i += s[j];
+      for (int m = 0; m < 2; ++m)
+        tc::load_matrix_sync(acc[m][n], S_smem + 16 * m * S_STRIDE, S_STRIDE, tc::mem_row_major);
     }
-    __syncthreads();  // hazard: V could be read incomplete, or K overwritten while in use
+    __syncwarp();  // hazard: P could overwrite what another lane still loads
+    T* p_row = reinterpret_cast<T*>(s_row);
+#pragma unroll
+    for (int j = 0; j < BLOCK_N; j += 8) {
+      unsigned p[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float x = exp2f(s[j + 2 * i] - m_i), y = exp2f(s[j + 2 * i + 1] - m_i);
+        l_i += x + y;
+        p[i] = pack(T(), x, y);
+      }
+      *reinterpret_cast<uint4*>(p_row + j) = make_uint4(p[0], p[1], p[2], p[3]);
+    }
+    __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
     load_tile<BLOCK_N>(K_smem, K, params.k.row, first + BLOCK_N, end);  // past the end: zeros
-    gemm_pv(acc, s, V_smem);
-    __syncthreads();  // hazard: K could be read incomplete, or V overwritten while in use
+    gemm_pv(acc, reinterpret_cast<const T*>(S_smem), V_smem);
+    __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use
   }
 
   // ---- epilogue: the row's sum; divide once
@@ -166,12 +213,13 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
   if (lse && in_bounds) block.store_lse(lse, params, r, m_i, sum);
 #pragma unroll
   for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
+    store_acc_columns(S_smem, acc, n);
 #pragma unroll
     for (int c = 0; c < 16; c += 8) {
       unsigned o[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        o[i] = pack(T(), acc[n][c + 2 * i] * inverse, acc[n][c + 2 * i + 1] * inverse);
+        o[i] = pack(T(), s_row[c + 2 * i] * inverse, s_row[c + 2 * i + 1] * inverse);
       if (in_bounds && 16 * n + c < HEAD_DIM)
         *reinterpret_cast<uint4*>(O + r * params.o.row + 16 * n + c) =
             make_uint4(o[0], o[1], o[2], o[3]);

@@ -1,11 +1,10 @@
-// 08, step 6, P without shared memory: it is not stored where a warp has all rows of its keys.
+// 08, step 8, four floats at a time: red.global.add.v4.f32 adds the four elements of a lane.
 //
-// Since step 5: at head_dim 64, each of 4 warps has keys of its own, so P is not stored and takes
-// no shared memory. At 128 nothing changes: two of 8 warps share keys, and each reads the other's
-// rows.
+// Since step 7: from sm_90 on, an accumulator of dQ takes one request of a warp, not four. A lane's
+// four floats are neighbours, so dQ_accum is in the order of lanes, then elements.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh, without turns
-// Spills   by NVRTC 12.9 for sm_90: 56 bytes at HEAD_DIM = 64
+// Spills   by NVRTC 12.9 for sm_90: 48 bytes at HEAD_DIM = 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
@@ -23,14 +22,9 @@
 #endif
 #endif
 
-constexpr bool P_IN_REGISTERS =
-    WARPS_KEYS == WARPS && WARPS_DKV == WARPS;  // and dS^T, for dV and dK
-// Of the scores that dV and dK need, those that a warp has computed itself.
-constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;
 // Shared memory: K, V, Q and dO, dS, P, lse and delta.
 constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + STAGE_BYTES;
-constexpr unsigned P_OFFSET = DS_OFFSET + SCORES_BYTES,
-                   LSE_OFFSET = P_OFFSET + !P_IN_REGISTERS * SCORES_BYTES;
+constexpr unsigned P_OFFSET = DS_OFFSET + SCORES_BYTES, LSE_OFFSET = P_OFFSET + SCORES_BYTES;
 constexpr unsigned SHARED_BYTES = LSE_OFFSET + LSE_DELTA_BYTES;
 
 // Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
@@ -53,6 +47,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
   if (block.first_row >= block.q_len) return;
@@ -92,17 +87,18 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
                  lse_smem = K_smem + LSE_OFFSET;
   const Warp warp;
   const int lane_id = warp.lane_id, g = warp.g, t = warp.t;
-  const unsigned k_lane =
-      K_smem + swizzle<CHUNKS>(warp.key + lane_id % 16, lane_id / 16);  // A of S^T
   const unsigned q_lane =
-      Q_smem + swizzle<CHUNKS>(warp.row + lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);  // B
+      Q_smem + swizzle<CHUNKS>(warp.row + lane_id % 16, lane_id / 16);  // A of S
+  const unsigned k_lane =
+      K_smem + swizzle<CHUNKS>(warp.key + lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);  // B
   const unsigned scores_lane =
-      swizzle<ROW_CHUNKS>(warp.key + g, warp.row / 8) + 4 * t;  // P^T and dS^T are written
+      swizzle<KEY_CHUNKS>(warp.row + g, warp.key / 8) + 4 * t;  // P and dS are written
+  const unsigned scores_dkv = swizzle<KEY_CHUNKS>(
+      lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 + warp.dkv_key / 8);  // A of dV and dK
   const unsigned q_dkv =
       Q_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dkv_block);  // B, with dO
   const unsigned dS_dq =
-      dS_smem + swizzle<ROW_CHUNKS>(
-                    lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 + warp.dq_row / 8);  // A of dQ
+      dS_smem + swizzle<KEY_CHUNKS>(warp.dq_row + lane_id % 16, lane_id / 16);  // A of dQ
   const unsigned k_dq =
       K_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dq_block);  // B
 
@@ -133,7 +129,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   const auto add_dq = [&](int slot) {
     float dQ_acc[DQ_TILES][2 * DQ_BLOCKS][4] = {};
     gemm_ab<BLOCK_N / 16, WARPS_DQ_D>(
-        T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_dq}, k_dq, warp.dq_blocks);
+        T(), dQ_acc, FromTile<KEY_CHUNKS>{dS_dq}, k_dq, warp.dq_blocks);
     float* const target = dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS);
 #pragma unroll
     for (int m = 0; m < DQ_TILES; ++m)
@@ -168,76 +164,53 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const float* const own_lse = reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET);
 #pragma unroll
     for (int c = 0; c < WARP_ROWS / CHUNK; ++c) {
-      float S[KEY_TILES][CHUNK / 8][4] = {}, dP[KEY_TILES][CHUNK / 8][4];
-      gemm_abt(T(), S, k_lane, q_lane + 2 * c * CHUNK * HEAD_DIM_PADDED);
+      float S[CHUNK / 16][2 * KEY_TILES][4] = {}, dP[CHUNK / 16][2 * KEY_TILES][4];
+      gemm_abt(T(), S, q_lane + 2 * c * CHUNK * HEAD_DIM_PADDED, k_lane);
 #pragma unroll
-      for (int n = 0; n < CHUNK / 8; ++n) {
-        const float2* const own =
-            reinterpret_cast<const float2*>(own_lse + warp.row + c * CHUNK + 8 * n + 2 * t);
-        const float2 lse = own[0], delta = own[BLOCK_M / 2];
+      for (int m = 0; m < CHUNK / 16; ++m) {
+        const float* const own = own_lse + warp.row + c * CHUNK + 16 * m + g;
+        const float lse[2] = {own[0], own[8]}, delta[2] = {own[BLOCK_M], own[BLOCK_M + 8]};
 #pragma unroll
-        for (int m = 0; m < KEY_TILES; ++m)
+        for (int n = 0; n < 2 * KEY_TILES; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            S[m][n][i] = exp2f(fmaf(S[m][n][i], softmax_scale_log2, i % 2 ? -lse.y : -lse.x));
-            dP[m][n][i] = i % 2 ? -delta.y : -delta.x;  // so that the product adds to -delta
+            S[m][n][i] = exp2f(fmaf(S[m][n][i], softmax_scale_log2, -lse[i / 2]));
+            dP[m][n][i] = -delta[i / 2];  // so that the product adds to -delta
           }
       }
       if (masked) {  // a key that a row does not see has the weight 0
-        const int key = first_key + warp.key + g, row = first_row + warp.row + c * CHUNK + 2 * t;
+        const int key = first_key + warp.key + 2 * t, row = first_row + warp.row + c * CHUNK + g;
 #pragma unroll
-        for (int m = 0; m < KEY_TILES; ++m)
+        for (int m = 0; m < CHUNK / 16; ++m)
 #pragma unroll
-          for (int n = 0; n < CHUNK / 8; ++n)
+          for (int n = 0; n < 2 * KEY_TILES; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-              const int j = key + 16 * m + i / 2 * 8, distance = j - (row + 8 * n + i % 2);
+              const int j = key + 8 * n + i % 2, distance = j - (row + 16 * m + i / 2 * 8);
               if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len)
                 S[m][n][i] = 0.0f;
             }
       }
-      gemm_abt(T(), dP, k_lane + KEYS_BYTES, q_lane + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
+      gemm_abt(T(), dP, q_lane + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED, k_lane + KEYS_BYTES);
 
-      // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the
-      // width changes.
-      unsigned P_half[KEY_TILES][CHUNK / 16][4], dS_half[KEY_TILES][CHUNK / 16][4];
 #pragma unroll
-      for (int m = 0; m < KEY_TILES; ++m)
+      for (int m = 0; m < CHUNK / 16; ++m)
 #pragma unroll
-        for (int k = 0; k < CHUNK / 16; ++k)
+        for (int n = 0; n < 2 * KEY_TILES; ++n)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float2 p = operand_pair(S[m], k, i), dp = operand_pair(dP[m], k, i);
-            P_half[m][k][i] = pack(T(), p.x, p.y);
-            dS_half[m][k][i] = pack(T(), p.x * dp.x, p.y * dp.y);
-            const unsigned place =
-                swizzle_advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + 2 * k + i / 2) +
-                2 * (16 * m + i % 2 * 8) * BLOCK_M;
-            store_pair(dynamic_smem + DS_OFFSET, place, dS_half[m][k][i]);
-            if (!P_IN_REGISTERS) store_pair(dynamic_smem + P_OFFSET, place, P_half[m][k][i]);
+          for (int i = 0; i < 2; ++i) {
+            const float *const p = &S[m][n][2 * i], *const dp = &dP[m][n][2 * i];
+            const unsigned place = swizzle_advance<KEY_CHUNKS>(scores_lane, n) +
+                                   2 * (c * CHUNK + 16 * m + 8 * i) * BLOCK_N;
+            store_pair(dynamic_smem + P_OFFSET, place, pack(T(), p[0], p[1]));
+            store_pair(dynamic_smem + DS_OFFSET, place, pack(T(), p[0] * dp[0], p[1] * dp[1]));
           }
-      if constexpr (OWN_IN_REGISTERS) {  // dV and dK, from the rows of this warp
-        const unsigned b_lane = q_dkv + 2 * (warp.row + c * CHUNK) * HEAD_DIM_PADDED;
-        const FromRegisters<KEY_TILES, CHUNK / 16> P_dv{P_half}, dS_dk{dS_half};
-        gemm_ab<CHUNK / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
-        gemm_ab<CHUNK / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
-      }
     }
 
     __syncthreads();  // without it, P and dS could be read before other warps have written them
-    if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows of the other warps
-#pragma unroll
-      for (int r = OWN_IN_REGISTERS; r < WARPS_ROWS; ++r) {
-        const int row = warp.row ^ r * WARP_ROWS;
-        const unsigned a_lane =
-            swizzle<ROW_CHUNKS>(warp.dkv_key + lane_id % 16, lane_id / 16 + row / 8);
-        const unsigned b_lane = q_dkv + 2 * row * HEAD_DIM_PADDED;
-        const FromTile<ROW_CHUNKS> P_dv{P_smem + a_lane}, dS_dk{dS_smem + a_lane};
-        gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(
-            T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
-        gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
-      }
-    }
+    const FromTransposedTile<KEY_CHUNKS> P_dv{P_smem + scores_dkv}, dS_dk{dS_smem + scores_dkv};
+    gemm_ab<BLOCK_M / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, q_dkv + ROWS_BYTES, warp.dkv_blocks);
+    gemm_ab<BLOCK_M / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, q_dkv, warp.dkv_blocks);
     add_dq(slot);
     head = next_head;
     row_tile = next_tile;
@@ -252,6 +225,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_convert(
     const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
     const BackwardParams params) {
+  // ---- dQ: from the order of the fragments to rows
   const RowBlock block(params.forward, cu_seqlens_q);
   if (block.first_row < block.q_len) convert_fragments<VECTOR_ATOMICS>(block, dQ_accum, dQ, params);
 }

@@ -1,19 +1,13 @@
-// 08, step 1, tensor cores: the five products of the backward pass by mma.sync, with the pieces of
-// 07.
-//
-// Since 07: the order of work is that of 08_backward. K and V stay in shared memory, Q and dO are
-// copied there by cp.async, and dK and dV are summed in registers. P and dS pass through shared
-// memory, because the warps that compute them are not those that need them. dQ is summed in float32
-// by atomic additions, and converted by a third kernel.
+// 08, step 1, plain products: the whole backward pass of a tile of keys in half types, in the order
+// of work of 08_backward. Its five products are plain sums over tiles in shared memory. The next
+// steps give them to the tensor cores.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: none
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it. backward_epilogue.cuh: dK and dV from
-// registers.
-#include "backward_epilogue.cuh"
+// zeros for dQ_accum before the loop, and dQ after it.
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
 
@@ -22,10 +16,24 @@ constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + STAGE_BYTES
 constexpr unsigned P_OFFSET = DS_OFFSET + SCORES_BYTES, LSE_OFFSET = P_OFFSET + SCORES_BYTES;
 constexpr unsigned SHARED_BYTES = LSE_OFFSET + LSE_DELTA_BYTES;
 
-// Four floats of dQ_accum: the two neighbours that a lane has in each of two rows.
-__device__ __forceinline__ void atomic_add(float* dQ_accum, const float (&d)[4]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) atomicAdd(dQ_accum + i / 2 * 8 * DQ_COLUMNS + i % 2, d[i]);
+// Element (i, j) of a tile in shared memory, whose rows of ROW chunks are swizzled.
+template <typename T, int ROW>
+struct Tile {
+  unsigned char* begin;
+  __device__ __forceinline__ T& at(int i, int j) const {
+    return *reinterpret_cast<T*>(begin + swizzle<ROW>(i, j / 8) + 2 * (j % 8));
+  }
+  __device__ __forceinline__ float operator()(int i, int j) const { return at(i, j); }
+};
+
+// term(0) + term(1) + ... + term(LENGTH - 1). Below, i is a row of the tile of rows, j a key of the
+// tile of keys, c a column of HEAD_DIM.
+template <int LENGTH, typename Term>
+__device__ __forceinline__ float sum(const Term& term) {
+  float total = 0.0f;
+#pragma unroll 1  // more would take registers that the accumulators need
+  for (int k = 0; k < LENGTH; ++k) total += term(k);
+  return total;
 }
 
 template <typename T>
@@ -33,6 +41,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
   if (block.first_row >= block.q_len) return;
@@ -63,29 +72,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
 
-  // Each lane passes the address of one row to ldmatrix; *_lane is its address in the warp's first
-  // fragment.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   const unsigned K_smem = smem_address(dynamic_smem), V_smem = K_smem + KEYS_BYTES,
                  Q_smem = K_smem + Q_OFFSET;
-  const unsigned dS_smem = K_smem + DS_OFFSET, P_smem = K_smem + P_OFFSET,
-                 lse_smem = K_smem + LSE_OFFSET;
-  const Warp warp;
-  const int lane_id = warp.lane_id, g = warp.g, t = warp.t;
-  const unsigned q_lane =
-      Q_smem + swizzle<CHUNKS>(warp.row + lane_id % 16, lane_id / 16);  // A of S
-  const unsigned k_lane =
-      K_smem + swizzle<CHUNKS>(warp.key + lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);  // B
-  const unsigned scores_lane =
-      swizzle<KEY_CHUNKS>(warp.row + g, warp.key / 8) + 4 * t;  // P and dS are written
-  const unsigned scores_dkv = swizzle<KEY_CHUNKS>(
-      lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 + warp.dkv_key / 8);  // A of dV and dK
-  const unsigned q_dkv =
-      Q_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dkv_block);  // B, with dO
-  const unsigned dS_dq =
-      dS_smem + swizzle<KEY_CHUNKS>(warp.dq_row + lane_id % 16, lane_id / 16);  // A of dQ
-  const unsigned k_dq =
-      K_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dq_block);  // B
+  const unsigned lse_smem = K_smem + LSE_OFFSET;
+  const Tile<T, CHUNKS> K_tile{dynamic_smem}, V_tile{dynamic_smem + KEYS_BYTES};
+  const Tile<T, CHUNKS> Q_tile{dynamic_smem + Q_OFFSET}, dO_tile{Q_tile.begin + ROWS_BYTES};
+  const Tile<T, KEY_CHUNKS> dS_tile{dynamic_smem + DS_OFFSET}, P_tile{dynamic_smem + P_OFFSET};
 
   const int copy_row = threadIdx.x / COPY_CHUNKS,
             copy_chunk = threadIdx.x % COPY_CHUNKS;  // this thread copies
@@ -107,23 +100,21 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     cp_async_commit();
   };
 
-  float dK_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {}, dV_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {};
+  // Of dK and dV, a thread has OWN columns of a key.
+  constexpr int OWN = BLOCK_N * HEAD_DIM / THREADS;
+  static_assert(THREADS % BLOCK_N == 0 && BLOCK_N * HEAD_DIM % THREADS == 0, "equal shares");
+  const int own_key = threadIdx.x % BLOCK_N, own_column = threadIdx.x / BLOCK_N * OWN;
+  float dK_acc[OWN] = {}, dV_acc[OWN] = {};
   const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
 
   // dQ += dS K for one tile of rows.
   const auto add_dq = [&](int slot) {
-    float dQ_acc[DQ_TILES][2 * DQ_BLOCKS][4] = {};
-    gemm_ab<BLOCK_N / 16, WARPS_DQ_D>(
-        T(), dQ_acc, FromTile<KEY_CHUNKS>{dS_dq}, k_dq, warp.dq_blocks);
-    float* const target = dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS) +
-                          (warp.dq_row + g) * DQ_COLUMNS + 16 * warp.dq_block + 2 * t;
-#pragma unroll
-    for (int m = 0; m < DQ_TILES; ++m)
-#pragma unroll
-      for (int n = 0; n < 2 * DQ_BLOCKS; ++n)
-        if (COLUMN_BLOCKS % WARPS_DQ_D == 0 || n / 2 < warp.dq_blocks)
-          atomic_add(
-              target + 16 * m * DQ_COLUMNS + 16 * (n / 2) * WARPS_DQ_D + 8 * (n % 2), dQ_acc[m][n]);
+    float* const target = dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS);
+    for (int e = threadIdx.x; e < BLOCK_M * HEAD_DIM; e += THREADS) {
+      const int i = e / HEAD_DIM, c = e % HEAD_DIM;
+      const float dq = sum<BLOCK_N>([&](int j) { return dS_tile(i, j) * K_tile(j, c); });
+      atomicAdd(target + i * DQ_COLUMNS + c, dq);
+    }
   };
 
   load_tile<BLOCK_N>(
@@ -146,66 +137,45 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     cp_async_wait<0>();
     __syncthreads();  // without it, tiles could be read before the other threads' copies land
 
-    const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
-                        first_key < first_row + BLOCK_M - 1 + rows.window_lo;
     const float* const own_lse = reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET);
-#pragma unroll
-    for (int c = 0; c < WARP_ROWS / CHUNK; ++c) {
-      float S[CHUNK / 16][2 * KEY_TILES][4] = {}, dP[CHUNK / 16][2 * KEY_TILES][4];
-      gemm_abt(T(), S, q_lane + 2 * c * CHUNK * HEAD_DIM_PADDED, k_lane);
-#pragma unroll
-      for (int m = 0; m < CHUNK / 16; ++m) {
-        const float* const own = own_lse + warp.row + c * CHUNK + 16 * m + g;
-        const float lse[2] = {own[0], own[8]}, delta[2] = {own[BLOCK_M], own[BLOCK_M + 8]};
-#pragma unroll
-        for (int n = 0; n < 2 * KEY_TILES; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            S[m][n][i] = exp2f(fmaf(S[m][n][i], softmax_scale_log2, -lse[i / 2]));
-            dP[m][n][i] = -delta[i / 2];  // so that the product adds to -delta
-          }
-      }
-      if (masked) {  // a key that a row does not see has the weight 0
-        const int key = first_key + warp.key + 2 * t, row = first_row + warp.row + c * CHUNK + g;
-#pragma unroll
-        for (int m = 0; m < CHUNK / 16; ++m)
-#pragma unroll
-          for (int n = 0; n < 2 * KEY_TILES; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const int j = key + 8 * n + i % 2, distance = j - (row + 16 * m + i / 2 * 8);
-              if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len)
-                S[m][n][i] = 0.0f;
-            }
-      }
-      gemm_abt(T(), dP, q_lane + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED, k_lane + KEYS_BYTES);
-
-#pragma unroll
-      for (int m = 0; m < CHUNK / 16; ++m)
-#pragma unroll
-        for (int n = 0; n < 2 * KEY_TILES; ++n)
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const float *const p = &S[m][n][2 * i], *const dp = &dP[m][n][2 * i];
-            const unsigned place = swizzle_advance<KEY_CHUNKS>(scores_lane, n) +
-                                   2 * (c * CHUNK + 16 * m + 8 * i) * BLOCK_N;
-            store_pair(dynamic_smem + P_OFFSET, place, pack(T(), p[0], p[1]));
-            store_pair(dynamic_smem + DS_OFFSET, place, pack(T(), p[0] * dp[0], p[1] * dp[1]));
-          }
+    // P = exp(S - lse), or 0 where a row does not see a key, and dS = P (dP - delta).
+    const auto store_scores = [&](int i, int j, float s, float dp) {
+      const int key = first_key + j, distance = key - (first_row + i);
+      const bool seen = distance >= rows.window_lo && distance <= rows.window_hi && key < kv_len;
+      const float p = seen ? exp2f(fmaf(s, softmax_scale_log2, -own_lse[i])) : 0.0f;
+      P_tile.at(i, j) = p;
+      dS_tile.at(i, j) = p * (dp - own_lse[BLOCK_M + i]);
+    };
+    // A warp has 4 rows and 8 keys at a time: the swizzle puts them in different banks.
+    for (int e = threadIdx.x; e < BLOCK_M * BLOCK_N; e += THREADS) {
+      const int i = e / 8 % BLOCK_M, j = e / 8 / BLOCK_M * 8 + e % 8;
+      const float s = sum<HEAD_DIM>([&](int c) { return Q_tile(i, c) * K_tile(j, c); });
+      const float dp = sum<HEAD_DIM>([&](int c) { return dO_tile(i, c) * V_tile(j, c); });
+      store_scores(i, j, s, dp);
     }
 
     __syncthreads();  // without it, P and dS could be read before other warps have written them
-    const FromTransposedTile<KEY_CHUNKS> P_dv{P_smem + scores_dkv}, dS_dk{dS_smem + scores_dkv};
-    gemm_ab<BLOCK_M / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, q_dkv + ROWS_BYTES, warp.dkv_blocks);
-    gemm_ab<BLOCK_M / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, q_dkv, warp.dkv_blocks);
+    for (int i = 0; i < BLOCK_M; ++i) {
+      const float p = P_tile(i, own_key), ds = dS_tile(i, own_key);
+#pragma unroll
+      for (int n = 0; n < OWN; ++n) {
+        dV_acc[n] += p * dO_tile(i, own_column + n);
+        dK_acc[n] += ds * Q_tile(i, own_column + n);
+      }
+    }
     add_dq(slot);
     head = next_head;
     row_tile = next_tile;
   }
 
-  // ---- epilogue: a lane has two neighbouring columns of its keys
+  // ---- epilogue
   cp_async_wait<0>();  // K and V, where no row has seen these keys
-  store_from_registers(dK, dV, dK_acc, dV_acc, block, warp, params);
+  if (first_key + own_key >= kv_len) return;
+#pragma unroll
+  for (int n = 0; n < OWN; ++n) {
+    dK[own_key * params.d_k.row + own_column + n] = dK_acc[n] * forward.softmax_scale;
+    dV[own_key * params.d_v.row + own_column + n] = dV_acc[n];
+  }
 }
 
 template <typename T>

@@ -1,10 +1,10 @@
-// 08, step 4, transposed scores: S^T = K Q^T and dP^T = V dO^T, whose rows are keys.
+// 08, step 13, dQ a step later: a step computes the dQ of the one before, from a second dS buffer.
 //
-// Since step 3: dV and dK load P^T and dS^T as they are stored; only dQ's operand is transposed on
-// the way. A lane has two neighbouring rows of Q. The next step needs this orientation.
+// Since step 12: no warp waits for dS in the step that writes it. Where P stays in registers, one
+// barrier a step remains. DQ_LATER=0 does without the second buffer.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh, without turns
-// Spills   by NVRTC 12.9 for sm_90: 48 bytes at HEAD_DIM = 128
+// Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64, 40 at 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
@@ -21,11 +21,21 @@
 #define VECTOR_ATOMICS 0
 #endif
 #endif
+#ifndef DQ_LATER
+#define DQ_LATER 1  // 1: dQ is computed a step later, from a second buffer of dS; 0: without one
+#endif
 
+constexpr bool P_IN_REGISTERS =
+    WARPS_KEYS == WARPS && WARPS_DKV == WARPS;  // and dS^T, for dV and dK
+// Of the scores that dV and dK need, those that a warp has computed itself.
+constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;
 // Shared memory: K, V, Q and dO, dS, P, lse and delta.
-constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + STAGE_BYTES;
-constexpr unsigned P_OFFSET = DS_OFFSET + SCORES_BYTES, LSE_OFFSET = P_OFFSET + SCORES_BYTES;
-constexpr unsigned SHARED_BYTES = LSE_OFFSET + LSE_DELTA_BYTES;
+constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + 2 * STAGE_BYTES;
+constexpr unsigned P_OFFSET = DS_OFFSET + (1 + DQ_LATER) * SCORES_BYTES,
+                   LSE_OFFSET = P_OFFSET + !P_IN_REGISTERS * SCORES_BYTES;
+constexpr unsigned SHARED_BYTES = LSE_OFFSET + 2 * LSE_DELTA_BYTES;
+static_assert(
+    DQ_LATER || !P_IN_REGISTERS, "without a second buffer, P and dS pass through shared memory");
 
 // Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
 // neighbouring addresses.
@@ -47,6 +57,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
   if (block.first_row >= block.q_len) return;
@@ -92,8 +103,6 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       Q_smem + swizzle<CHUNKS>(warp.row + lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);  // B
   const unsigned scores_lane =
       swizzle<ROW_CHUNKS>(warp.key + g, warp.row / 8) + 4 * t;  // P^T and dS^T are written
-  const unsigned scores_dkv =
-      swizzle<ROW_CHUNKS>(warp.dkv_key + lane_id % 16, lane_id / 16);  // A of dV and dK
   const unsigned q_dkv =
       Q_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dkv_block);  // B, with dO
   const unsigned dS_dq =
@@ -107,29 +116,36 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   const unsigned copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk);
   Q += copy_row * forward.q.row + 8 * copy_chunk;
   dO += copy_row * params.d_o.row + 8 * copy_chunk;
-  const auto load_rows = [&](int head, int row_tile) {
+  const auto load_q = [&](int head, int row_tile, unsigned stage) {
     const int row = row_tile * BLOCK_M;
     load_tile<BLOCK_M>(
-        Q_smem + copy_offset, Q + head * forward.q.head + row * forward.q.row, forward.q.row,
-        q_len - row - copy_row);
+        Q_smem + stage * STAGE_BYTES + copy_offset, Q + head * forward.q.head + row * forward.q.row,
+        forward.q.row, q_len - row - copy_row);
     if (threadIdx.x < BLOCK_M / 2)
       cp_async(
-          lse_smem + 16 * threadIdx.x,
+          lse_smem + stage * LSE_DELTA_BYTES + 16 * threadIdx.x,
           lse_delta + (head * rows.tiles.of_head + row_tile) * (2 * BLOCK_M) + 4 * threadIdx.x, 16);
+  };
+  const auto load_do = [&](int head, int row_tile, unsigned stage) {
+    const int row = row_tile * BLOCK_M;
     load_tile<BLOCK_M>(
-        Q_smem + ROWS_BYTES + copy_offset, dO + head * params.d_o.head + row * params.d_o.row,
-        params.d_o.row, q_len - row - copy_row);
+        Q_smem + stage * STAGE_BYTES + ROWS_BYTES + copy_offset,
+        dO + head * params.d_o.head + row * params.d_o.row, params.d_o.row, q_len - row - copy_row);
     cp_async_commit();
+  };
+  const auto load_rows = [&](int head, int row_tile, unsigned stage) {
+    load_q(head, row_tile, stage);
+    load_do(head, row_tile, stage);
   };
 
   float dK_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {}, dV_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {};
   const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
 
   // dQ += dS K for one tile of rows.
-  const auto add_dq = [&](int slot) {
+  const auto add_dq = [&](int slot, unsigned dS_lane) {
     float dQ_acc[DQ_TILES][2 * DQ_BLOCKS][4] = {};
     gemm_ab<BLOCK_N / 16, WARPS_DQ_D>(
-        T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_dq}, k_dq, warp.dq_blocks);
+        T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_lane}, k_dq, warp.dq_blocks);
     float* const target = dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS);
 #pragma unroll
     for (int m = 0; m < DQ_TILES; ++m)
@@ -142,30 +158,41 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   load_tile<BLOCK_N>(
       K_smem + copy_offset, K + copy_row * forward.k.row + 8 * copy_chunk, forward.k.row,
       kv_len - first_key - copy_row);
+  if (rows.first_tile <= rows.last_tile) load_q(0, rows.last_tile, 0);
   load_tile<BLOCK_N>(
       V_smem + copy_offset, V + copy_row * forward.v.row + 8 * copy_chunk, forward.v.row,
       kv_len - first_key - copy_row);
-  cp_async_commit();
+  if (rows.first_tile <= rows.last_tile) load_do(0, rows.last_tile, 0);
+  else cp_async_commit();  // no row sees these keys; the epilogue waits for K and V all the same
 
   // ---- all heads of the group, and their tiles of rows from the last to the first
+  unsigned stage = 0;
+  int previous = -1;  // where the last step's dQ is to be added
   for (int head = 0, row_tile = rows.last_tile;
-       rows.first_tile <= rows.last_tile && head < block.group;) {
+       rows.first_tile <= rows.last_tile && head < block.group; stage ^= 1) {
     const int slot = head * rows.tiles.of_head + row_tile;
     const int first_row = row_tile * BLOCK_M;
     const int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
     const int next_head = row_tile > rows.first_tile ? head : head + 1;
-    __syncthreads();  // without it, tiles could be overwritten while other warps still read them
-    load_rows(head, row_tile);
     cp_async_wait<0>();
-    __syncthreads();  // without it, tiles could be read before the other threads' copies land
+    // Without it, these tiles could be read before their copies land, or the previous ones
+    // overwritten while in use.
+    __syncthreads();
+    if (next_head < block.group) load_rows(next_head, next_tile, stage ^ 1);
 
+    // DQ_LATER: dS has two buffers. The last step's is read here while this step's is written.
+    const unsigned dS_stage = DQ_LATER ? stage * SCORES_BYTES : 0;
+    if (DQ_LATER && previous >= 0) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
+
+    const unsigned stage_bytes = stage * STAGE_BYTES;
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
                         first_key < first_row + BLOCK_M - 1 + rows.window_lo;
-    const float* const own_lse = reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET);
+    const float* const own_lse =
+        reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET + stage * LSE_DELTA_BYTES);
 #pragma unroll
     for (int c = 0; c < WARP_ROWS / CHUNK; ++c) {
       float S[KEY_TILES][CHUNK / 8][4] = {}, dP[KEY_TILES][CHUNK / 8][4];
-      gemm_abt(T(), S, k_lane, q_lane + 2 * c * CHUNK * HEAD_DIM_PADDED);
+      gemm_abt(T(), S, k_lane, q_lane + stage_bytes + 2 * c * CHUNK * HEAD_DIM_PADDED);
 #pragma unroll
       for (int n = 0; n < CHUNK / 8; ++n) {
         const float2* const own =
@@ -192,29 +219,58 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
                 S[m][n][i] = 0.0f;
             }
       }
-      gemm_abt(T(), dP, k_lane + KEYS_BYTES, q_lane + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
+      gemm_abt(
+          T(), dP, k_lane + KEYS_BYTES,
+          q_lane + stage_bytes + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
 
+      // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the
+      // width changes.
+      unsigned P_half[KEY_TILES][CHUNK / 16][4], dS_half[KEY_TILES][CHUNK / 16][4];
 #pragma unroll
       for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
-        for (int n = 0; n < CHUNK / 8; ++n)
+        for (int k = 0; k < CHUNK / 16; ++k)
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const float *const p = &S[m][n][2 * i], *const dp = &dP[m][n][2 * i];
-            const unsigned place = swizzle_advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + n) +
-                                   2 * (16 * m + 8 * i) * BLOCK_M;
-            store_pair(dynamic_smem + P_OFFSET, place, pack(T(), p[0], p[1]));
-            store_pair(dynamic_smem + DS_OFFSET, place, pack(T(), p[0] * dp[0], p[1] * dp[1]));
+          for (int i = 0; i < 4; ++i) {
+            const float2 p = operand_pair(S[m], k, i), dp = operand_pair(dP[m], k, i);
+            P_half[m][k][i] = pack(T(), p.x, p.y);
+            dS_half[m][k][i] = pack(T(), p.x * dp.x, p.y * dp.y);
+            const unsigned place =
+                swizzle_advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + 2 * k + i / 2) +
+                2 * (16 * m + i % 2 * 8) * BLOCK_M;
+            store_pair(dynamic_smem + DS_OFFSET + dS_stage, place, dS_half[m][k][i]);
+            if (!P_IN_REGISTERS) store_pair(dynamic_smem + P_OFFSET, place, P_half[m][k][i]);
           }
+      if constexpr (OWN_IN_REGISTERS) {  // dV and dK, from the rows of this warp
+        const unsigned b_lane = q_dkv + stage_bytes + 2 * (warp.row + c * CHUNK) * HEAD_DIM_PADDED;
+        const FromRegisters<KEY_TILES, CHUNK / 16> P_dv{P_half}, dS_dk{dS_half};
+        gemm_ab<CHUNK / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
+        gemm_ab<CHUNK / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
+      }
     }
 
-    __syncthreads();  // without it, P and dS could be read before other warps have written them
-    const FromTile<ROW_CHUNKS> P_dv{P_smem + scores_dkv}, dS_dk{dS_smem + scores_dkv};
-    gemm_ab<BLOCK_M / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, q_dkv + ROWS_BYTES, warp.dkv_blocks);
-    gemm_ab<BLOCK_M / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, q_dkv, warp.dkv_blocks);
-    add_dq(slot);
+    if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows of the other warps
+      __syncthreads();  // without it, P and dS could be read before other warps have written them
+#pragma unroll
+      for (int r = OWN_IN_REGISTERS; r < WARPS_ROWS; ++r) {
+        const int row = warp.row ^ r * WARP_ROWS;
+        const unsigned a_lane =
+            swizzle<ROW_CHUNKS>(warp.dkv_key + lane_id % 16, lane_id / 16 + row / 8);
+        const unsigned b_lane = q_dkv + stage_bytes + 2 * row * HEAD_DIM_PADDED;
+        const FromTile<ROW_CHUNKS> P_dv{P_smem + a_lane}, dS_dk{dS_smem + dS_stage + a_lane};
+        gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(
+            T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
+        gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
+      }
+      if (!DQ_LATER) add_dq(slot, dS_dq);
+    }
+    previous = slot;
     head = next_head;
     row_tile = next_tile;
+  }
+  if (DQ_LATER && previous >= 0) {
+    __syncthreads();  // without it, dS could be read before the other warps have written theirs
+    add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);
   }
 
   // ---- epilogue: a lane has two neighbouring columns of its keys
@@ -226,6 +282,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_convert(
     const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
     const BackwardParams params) {
+  // ---- dQ: from the order of the fragments to rows
   const RowBlock block(params.forward, cu_seqlens_q);
   if (block.first_row < block.q_len) convert_fragments<VECTOR_ATOMICS>(block, dQ_accum, dQ, params);
 }

@@ -1,14 +1,16 @@
-// 08, step 12, wide stores: dK and dV pass through shared memory, to be written 16 bytes at a time.
+// 08, step 12, double buffering: the next tiles of Q and dO are copied while these are in use.
 //
-// Since step 11: a lane has two neighbouring elements of a row, 4 bytes, at a time. K and V are no
-// longer needed in the epilogue, so their shared memory is free. The price is two barriers a block.
+// Since step 11: a copy has a whole step to arrive, and a step takes two barriers, not three. The
+// price is the shared memory of a second pair of tiles, and of their lse and delta.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh, without turns
-// Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64
+// Spills   by NVRTC 12.9 for sm_90: 88 bytes at HEAD_DIM = 64, 16 at 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it.
+// zeros for dQ_accum before the loop, and dQ after it. backward_epilogue.cuh: dK and dV from
+// registers.
+#include "backward_epilogue.cuh"
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
 
@@ -19,31 +21,16 @@
 #define VECTOR_ATOMICS 0
 #endif
 #endif
-#ifndef DQ_LATER
-#define DQ_LATER 1  // 1: dQ is computed a step later, from a second buffer of dS; 0: without one
-#endif
 
 constexpr bool P_IN_REGISTERS =
     WARPS_KEYS == WARPS && WARPS_DKV == WARPS;  // and dS^T, for dV and dK
 // Of the scores that dV and dK need, those that a warp has computed itself.
 constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;
-// Neighbouring warps that have keys in common.
-constexpr int GROUP_WARPS = WARPS_ROWS > WARPS_DKV_D ? WARPS_ROWS : WARPS_DKV_D;
-// The order of the work in a step, the best measured for each of the two forms on an H200: at
-// head_dim 64 with P in registers (causal and full masks together), at 128 with P in shared memory.
-// Neither of them spills there.
-constexpr bool MASK_FIRST = P_IN_REGISTERS;  // before dP^T; otherwise after it
-constexpr bool LOAD_FIRST =
-    P_IN_REGISTERS;  // the next tiles at the start of a step; otherwise after dP^T
-constexpr bool STAGGERED =
-    DQ_LATER && !P_IN_REGISTERS;  // half the warps compute dQ at the end of a step
 // Shared memory: K, V, Q and dO, dS, P, lse and delta.
 constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + 2 * STAGE_BYTES;
-constexpr unsigned P_OFFSET = DS_OFFSET + (1 + DQ_LATER) * SCORES_BYTES,
+constexpr unsigned P_OFFSET = DS_OFFSET + SCORES_BYTES,
                    LSE_OFFSET = P_OFFSET + !P_IN_REGISTERS * SCORES_BYTES;
 constexpr unsigned SHARED_BYTES = LSE_OFFSET + 2 * LSE_DELTA_BYTES;
-static_assert(
-    DQ_LATER || !P_IN_REGISTERS, "without a second buffer, P and dS pass through shared memory");
 
 // Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
 // neighbouring addresses.
@@ -65,6 +52,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
   if (block.first_row >= block.q_len) return;
@@ -149,10 +137,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
 
   // dQ += dS K for one tile of rows.
-  const auto add_dq = [&](int slot, unsigned dS_lane) {
+  const auto add_dq = [&](int slot) {
     float dQ_acc[DQ_TILES][2 * DQ_BLOCKS][4] = {};
     gemm_ab<BLOCK_N / 16, WARPS_DQ_D>(
-        T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_lane}, k_dq, warp.dq_blocks);
+        T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_dq}, k_dq, warp.dq_blocks);
     float* const target = dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS);
 #pragma unroll
     for (int m = 0; m < DQ_TILES; ++m)
@@ -174,7 +162,6 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 
   // ---- all heads of the group, and their tiles of rows from the last to the first
   unsigned stage = 0;
-  int previous = -1;  // where the last step's dQ is to be added
   for (int head = 0, row_tile = rows.last_tile;
        rows.first_tile <= rows.last_tile && head < block.group; stage ^= 1) {
     const int slot = head * rows.tiles.of_head + row_tile;
@@ -185,12 +172,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     // Without it, these tiles could be read before their copies land, or the previous ones
     // overwritten while in use.
     __syncthreads();
-    if (LOAD_FIRST && next_head < block.group) load_rows(next_head, next_tile, stage ^ 1);
-
-    // DQ_LATER: dS has two buffers. The last step's is read here while this step's is written.
-    const unsigned dS_stage = DQ_LATER ? stage * SCORES_BYTES : 0;
-    const bool dq_first = !STAGGERED || warp.id < WARPS / 2;
-    if (DQ_LATER && previous >= 0 && dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
+    if (next_head < block.group) load_rows(next_head, next_tile, stage ^ 1);
 
     const unsigned stage_bytes = stage * STAGE_BYTES;
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
@@ -214,7 +196,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
             dP[m][n][i] = i % 2 ? -delta.y : -delta.x;  // so that the product adds to -delta
           }
       }
-      const auto mask = [&] {  // a key that a row does not see has the weight 0
+      if (masked) {  // a key that a row does not see has the weight 0
         const int key = first_key + warp.key + g, row = first_row + warp.row + c * CHUNK + 2 * t;
 #pragma unroll
         for (int m = 0; m < KEY_TILES; ++m)
@@ -226,14 +208,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
               if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len)
                 S[m][n][i] = 0.0f;
             }
-      };
-      if (MASK_FIRST && masked) mask();
+      }
       gemm_abt(
           T(), dP, k_lane + KEYS_BYTES,
           q_lane + stage_bytes + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
-      if (!MASK_FIRST && masked) mask();
-      if (!LOAD_FIRST && c == 0 && next_head < block.group)
-        load_rows(next_head, next_tile, stage ^ 1);
 
       // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the
       // width changes.
@@ -250,7 +228,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
             const unsigned place =
                 swizzle_advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + 2 * k + i / 2) +
                 2 * (16 * m + i % 2 * 8) * BLOCK_M;
-            store_pair(dynamic_smem + DS_OFFSET + dS_stage, place, dS_half[m][k][i]);
+            store_pair(dynamic_smem + DS_OFFSET, place, dS_half[m][k][i]);
             if (!P_IN_REGISTERS) store_pair(dynamic_smem + P_OFFSET, place, P_half[m][k][i]);
           }
       if constexpr (OWN_IN_REGISTERS) {  // dV and dK, from the rows of this warp
@@ -261,78 +239,35 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       }
     }
 
+    __syncthreads();  // without it, P and dS could be read before other warps have written them
     if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows of the other warps
-      if (DQ_LATER) {
-        // without it, P and dS could be read before the other warps with these keys have written
-        // theirs
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + warp.id / GROUP_WARPS), "n"(32 * GROUP_WARPS)
-                     : "memory");
-      } else {
-        __syncthreads();  // without it, dS could be read before all warps have written theirs
-      }
 #pragma unroll
       for (int r = OWN_IN_REGISTERS; r < WARPS_ROWS; ++r) {
         const int row = warp.row ^ r * WARP_ROWS;
         const unsigned a_lane =
             swizzle<ROW_CHUNKS>(warp.dkv_key + lane_id % 16, lane_id / 16 + row / 8);
         const unsigned b_lane = q_dkv + stage_bytes + 2 * row * HEAD_DIM_PADDED;
-        const FromTile<ROW_CHUNKS> P_dv{P_smem + a_lane}, dS_dk{dS_smem + dS_stage + a_lane};
+        const FromTile<ROW_CHUNKS> P_dv{P_smem + a_lane}, dS_dk{dS_smem + a_lane};
         gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(
             T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
         gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
       }
-      if (!DQ_LATER) add_dq(slot, dS_dq);
     }
-    if (DQ_LATER && previous >= 0 && !dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
-    previous = slot;
+    add_dq(slot);
     head = next_head;
     row_tile = next_tile;
   }
-  if (DQ_LATER && previous >= 0) {
-    __syncthreads();  // without it, dS could be read before the other warps have written theirs
-    add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);
-  }
 
-  // ---- epilogue: by way of shared memory, to write 16 bytes at a time
-  cp_async_wait<0>();
-  __syncthreads();  // without it, K and V could be overwritten while other warps still read them
-  const unsigned out_lane = swizzle<CHUNKS>(warp.dkv_key + g, 2 * warp.dkv_block) + 4 * t;
-#pragma unroll
-  for (int m = 0; m < DKV_TILES; ++m)
-#pragma unroll
-    for (int n = 0; n < 2 * DKV_BLOCKS; ++n) {
-      if (COLUMN_BLOCKS % WARPS_DKV_D != 0 && n / 2 >= warp.dkv_blocks) break;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float *x = &dK_acc[m][n][2 * h], *y = &dV_acc[m][n][2 * h];
-        unsigned char* const row = dynamic_smem + 2 * (16 * m + 8 * h) * HEAD_DIM_PADDED;
-        const unsigned place = swizzle_advance<CHUNKS>(out_lane, n / 2 * 2 * WARPS_DKV_D + n % 2);
-        store_pair(
-            row, place, pack(T(), x[0] * forward.softmax_scale, x[1] * forward.softmax_scale));
-        store_pair(row + KEYS_BYTES, place, pack(T(), y[0], y[1]));
-      }
-    }
-  __syncthreads();  // without it, rows could be copied before the other warps have written theirs
-  dK += copy_row * params.d_k.row + 8 * copy_chunk;
-  dV += copy_row * params.d_v.row + 8 * copy_chunk;
-#pragma unroll
-  for (int i = 0; i < BLOCK_N; i += THREADS / COPY_CHUNKS)
-#pragma unroll
-    for (int j = 0; j < CHUNKS; j += COPY_CHUNKS) {
-      if (i + copy_row >= min(kv_len - first_key, BLOCK_N) || 8 * (copy_chunk + j) >= HEAD_DIM)
-        continue;
-      const unsigned char* const source = dynamic_smem + copy_offset + 16 * (i * CHUNKS + j);
-      *reinterpret_cast<uint4*>(dK + i * params.d_k.row + 8 * j) =
-          *reinterpret_cast<const uint4*>(source);
-      *reinterpret_cast<uint4*>(dV + i * params.d_v.row + 8 * j) =
-          *reinterpret_cast<const uint4*>(source + KEYS_BYTES);
-    }
+  // ---- epilogue: a lane has two neighbouring columns of its keys
+  cp_async_wait<0>();  // K and V, where no row has seen these keys
+  store_from_registers(dK, dV, dK_acc, dV_acc, block, warp, params);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_convert(
     const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
     const BackwardParams params) {
+  // ---- dQ: from the order of the fragments to rows
   const RowBlock block(params.forward, cu_seqlens_q);
   if (block.first_row < block.q_len) convert_fragments<VECTOR_ATOMICS>(block, dQ_accum, dQ, params);
 }

@@ -1,48 +1,40 @@
-// 08, step 5, own scores in registers: P^T and dS^T are left operands of dV and dK without leaving
-// their warp.
+// 08, step 3, masks where needed: positions are compared only in tiles that need it.
 //
-// Since step 4: accumulators of S^T, packed to half the width, have the layout of that operand. A
-// warp loads only what others have computed for its keys.
+// Since step 2: a tile of which each row sees each key needs no mask. dP begins at -delta, so
+// that the product adds up to dP - delta.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh, without turns
-// Spills   by NVRTC 12.9 for sm_90: 16 bytes at HEAD_DIM = 64
+// Spills   by NVRTC 12.9 for sm_90: 32 bytes at HEAD_DIM = 64
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it. backward_epilogue.cuh: dK and dV from
-// registers.
-#include "backward_epilogue.cuh"
+// zeros for dQ_accum before the loop, and dQ after it.
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
 
-#ifndef VECTOR_ATOMICS
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define VECTOR_ATOMICS 1  // four floats in one instruction, from sm_90 on
-#else
-#define VECTOR_ATOMICS 0
-#endif
-#endif
-
-// Of the scores that dV and dK need, those that a warp has computed itself.
-constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;
 // Shared memory: K, V, Q and dO, dS, P, lse and delta.
 constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + STAGE_BYTES;
 constexpr unsigned P_OFFSET = DS_OFFSET + SCORES_BYTES, LSE_OFFSET = P_OFFSET + SCORES_BYTES;
 constexpr unsigned SHARED_BYTES = LSE_OFFSET + LSE_DELTA_BYTES;
 
-// Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
-// neighbouring addresses.
-__device__ __forceinline__ void atomic_add(float* dQ_accum, int fragment, const float (&d)[4]) {
-  const int lane_id = threadIdx.x % 32;
-#if VECTOR_ATOMICS
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
-                   dQ_accum + 128 * fragment + 4 * lane_id),
-               "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3])
-               : "memory");
-#else
-#pragma unroll
-  for (int i = 0; i < 4; ++i) atomicAdd(dQ_accum + 128 * fragment + 32 * i + lane_id, d[i]);
-#endif
+// Element (i, j) of a tile in shared memory, whose rows of ROW chunks are swizzled.
+template <typename T, int ROW>
+struct Tile {
+  unsigned char* begin;
+  __device__ __forceinline__ T& at(int i, int j) const {
+    return *reinterpret_cast<T*>(begin + swizzle<ROW>(i, j / 8) + 2 * (j % 8));
+  }
+  __device__ __forceinline__ float operator()(int i, int j) const { return at(i, j); }
+};
+
+// term(0) + term(1) + ... + term(LENGTH - 1). Below, i is a row of the tile of rows, j a key of the
+// tile of keys, c a column of HEAD_DIM.
+template <int LENGTH, typename Term>
+__device__ __forceinline__ float sum(const Term& term) {
+  float total = 0.0f;
+#pragma unroll 1  // more would take registers that the accumulators need
+  for (int k = 0; k < LENGTH; ++k) total += term(k);
+  return total;
 }
 
 template <typename T>
@@ -50,6 +42,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
   if (block.first_row >= block.q_len) return;
@@ -85,23 +78,16 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   const unsigned K_smem = smem_address(dynamic_smem), V_smem = K_smem + KEYS_BYTES,
                  Q_smem = K_smem + Q_OFFSET;
-  const unsigned dS_smem = K_smem + DS_OFFSET, P_smem = K_smem + P_OFFSET,
-                 lse_smem = K_smem + LSE_OFFSET;
+  const unsigned lse_smem = K_smem + LSE_OFFSET;
+  const Tile<T, CHUNKS> K_tile{dynamic_smem};
+  const Tile<T, CHUNKS> Q_tile{dynamic_smem + Q_OFFSET}, dO_tile{Q_tile.begin + ROWS_BYTES};
+  const Tile<T, KEY_CHUNKS> dS_tile{dynamic_smem + DS_OFFSET}, P_tile{dynamic_smem + P_OFFSET};
   const Warp warp;
   const int lane_id = warp.lane_id, g = warp.g, t = warp.t;
-  const unsigned k_lane =
-      K_smem + swizzle<CHUNKS>(warp.key + lane_id % 16, lane_id / 16);  // A of S^T
   const unsigned q_lane =
-      Q_smem + swizzle<CHUNKS>(warp.row + lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);  // B
-  const unsigned scores_lane =
-      swizzle<ROW_CHUNKS>(warp.key + g, warp.row / 8) + 4 * t;  // P^T and dS^T are written
-  const unsigned q_dkv =
-      Q_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dkv_block);  // B, with dO
-  const unsigned dS_dq =
-      dS_smem + swizzle<ROW_CHUNKS>(
-                    lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 + warp.dq_row / 8);  // A of dQ
-  const unsigned k_dq =
-      K_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dq_block);  // B
+      Q_smem + swizzle<CHUNKS>(warp.row + lane_id % 16, lane_id / 16);  // A of S
+  const unsigned k_lane =
+      K_smem + swizzle<CHUNKS>(warp.key + lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);  // B
 
   const int copy_row = threadIdx.x / COPY_CHUNKS,
             copy_chunk = threadIdx.x % COPY_CHUNKS;  // this thread copies
@@ -123,21 +109,21 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     cp_async_commit();
   };
 
-  float dK_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {}, dV_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {};
+  // Of dK and dV, a thread has OWN columns of a key.
+  constexpr int OWN = BLOCK_N * HEAD_DIM / THREADS;
+  static_assert(THREADS % BLOCK_N == 0 && BLOCK_N * HEAD_DIM % THREADS == 0, "equal shares");
+  const int own_key = threadIdx.x % BLOCK_N, own_column = threadIdx.x / BLOCK_N * OWN;
+  float dK_acc[OWN] = {}, dV_acc[OWN] = {};
   const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
 
   // dQ += dS K for one tile of rows.
   const auto add_dq = [&](int slot) {
-    float dQ_acc[DQ_TILES][2 * DQ_BLOCKS][4] = {};
-    gemm_ab<BLOCK_N / 16, WARPS_DQ_D>(
-        T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_dq}, k_dq, warp.dq_blocks);
     float* const target = dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS);
-#pragma unroll
-    for (int m = 0; m < DQ_TILES; ++m)
-#pragma unroll
-      for (int n = 0; n < 2 * DQ_BLOCKS; ++n)
-        if (COLUMN_BLOCKS % WARPS_DQ_D == 0 || n / 2 < warp.dq_blocks)
-          atomic_add(target, (warp.id * DQ_TILES + m) * 2 * DQ_BLOCKS + n, dQ_acc[m][n]);
+    for (int e = threadIdx.x; e < BLOCK_M * HEAD_DIM; e += THREADS) {
+      const int i = e / HEAD_DIM, c = e % HEAD_DIM;
+      const float dq = sum<BLOCK_N>([&](int j) { return dS_tile(i, j) * K_tile(j, c); });
+      atomicAdd(target + i * DQ_COLUMNS + c, dq);
+    }
   };
 
   load_tile<BLOCK_N>(
@@ -163,84 +149,72 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
                         first_key < first_row + BLOCK_M - 1 + rows.window_lo;
     const float* const own_lse = reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET);
-#pragma unroll
+#pragma unroll 1  // unrolled, the addresses of two chunks would spill
     for (int c = 0; c < WARP_ROWS / CHUNK; ++c) {
-      float S[KEY_TILES][CHUNK / 8][4] = {}, dP[KEY_TILES][CHUNK / 8][4];
-      gemm_abt(T(), S, k_lane, q_lane + 2 * c * CHUNK * HEAD_DIM_PADDED);
+      float S[CHUNK / 16][2 * KEY_TILES][4] = {}, dP[CHUNK / 16][2 * KEY_TILES][4];
+      gemm_abt(T(), S, q_lane + 2 * c * CHUNK * HEAD_DIM_PADDED, k_lane);
 #pragma unroll
-      for (int n = 0; n < CHUNK / 8; ++n) {
-        const float2* const own =
-            reinterpret_cast<const float2*>(own_lse + warp.row + c * CHUNK + 8 * n + 2 * t);
-        const float2 lse = own[0], delta = own[BLOCK_M / 2];
+      for (int m = 0; m < CHUNK / 16; ++m) {
+        const float* const own = own_lse + warp.row + c * CHUNK + 16 * m + g;
+        const float lse[2] = {own[0], own[8]}, delta[2] = {own[BLOCK_M], own[BLOCK_M + 8]};
 #pragma unroll
-        for (int m = 0; m < KEY_TILES; ++m)
+        for (int n = 0; n < 2 * KEY_TILES; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            S[m][n][i] = exp2f(fmaf(S[m][n][i], softmax_scale_log2, i % 2 ? -lse.y : -lse.x));
-            dP[m][n][i] = i % 2 ? -delta.y : -delta.x;  // so that the product adds to -delta
+            S[m][n][i] = exp2f(fmaf(S[m][n][i], softmax_scale_log2, -lse[i / 2]));
+            dP[m][n][i] = -delta[i / 2];  // so that the product adds to -delta
           }
       }
       if (masked) {  // a key that a row does not see has the weight 0
-        const int key = first_key + warp.key + g, row = first_row + warp.row + c * CHUNK + 2 * t;
+        const int key = first_key + warp.key + 2 * t, row = first_row + warp.row + c * CHUNK + g;
 #pragma unroll
-        for (int m = 0; m < KEY_TILES; ++m)
+        for (int m = 0; m < CHUNK / 16; ++m)
 #pragma unroll
-          for (int n = 0; n < CHUNK / 8; ++n)
+          for (int n = 0; n < 2 * KEY_TILES; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-              const int j = key + 16 * m + i / 2 * 8, distance = j - (row + 8 * n + i % 2);
+              const int j = key + 8 * n + i % 2, distance = j - (row + 16 * m + i / 2 * 8);
               if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len)
                 S[m][n][i] = 0.0f;
             }
       }
-      gemm_abt(T(), dP, k_lane + KEYS_BYTES, q_lane + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
+      gemm_abt(T(), dP, q_lane + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED, k_lane + KEYS_BYTES);
 
-      // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the
-      // width changes.
-      unsigned P_half[KEY_TILES][CHUNK / 16][4], dS_half[KEY_TILES][CHUNK / 16][4];
 #pragma unroll
-      for (int m = 0; m < KEY_TILES; ++m)
+      for (int m = 0; m < CHUNK / 16; ++m)
 #pragma unroll
-        for (int k = 0; k < CHUNK / 16; ++k)
+        for (int n = 0; n < 2 * KEY_TILES; ++n)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float2 p = operand_pair(S[m], k, i), dp = operand_pair(dP[m], k, i);
-            P_half[m][k][i] = pack(T(), p.x, p.y);
-            dS_half[m][k][i] = pack(T(), p.x * dp.x, p.y * dp.y);
-            const unsigned place =
-                swizzle_advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + 2 * k + i / 2) +
-                2 * (16 * m + i % 2 * 8) * BLOCK_M;
-            store_pair(dynamic_smem + DS_OFFSET, place, dS_half[m][k][i]);
-            store_pair(dynamic_smem + P_OFFSET, place, P_half[m][k][i]);
+          for (int e = 0; e < 4; ++e) {
+            const int i = warp.row + c * CHUNK + 16 * m + e / 2 * 8 + g;
+            const int j = warp.key + 8 * n + 2 * t + e % 2;
+            P_tile.at(i, j) = S[m][n][e];
+            dS_tile.at(i, j) = S[m][n][e] * dP[m][n][e];
           }
-      if constexpr (OWN_IN_REGISTERS) {  // dV and dK, from the rows of this warp
-        const unsigned b_lane = q_dkv + 2 * (warp.row + c * CHUNK) * HEAD_DIM_PADDED;
-        const FromRegisters<KEY_TILES, CHUNK / 16> P_dv{P_half}, dS_dk{dS_half};
-        gemm_ab<CHUNK / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
-        gemm_ab<CHUNK / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
-      }
     }
 
     __syncthreads();  // without it, P and dS could be read before other warps have written them
+    for (int i = 0; i < BLOCK_M; ++i) {
+      const float p = P_tile(i, own_key), ds = dS_tile(i, own_key);
 #pragma unroll
-    for (int r = OWN_IN_REGISTERS; r < WARPS_ROWS;
-         ++r) {  // dV and dK, from the rows of the other warps
-      const int row = warp.row ^ r * WARP_ROWS;
-      const unsigned a_lane =
-          swizzle<ROW_CHUNKS>(warp.dkv_key + lane_id % 16, lane_id / 16 + row / 8);
-      const unsigned b_lane = q_dkv + 2 * row * HEAD_DIM_PADDED;
-      const FromTile<ROW_CHUNKS> P_dv{P_smem + a_lane}, dS_dk{dS_smem + a_lane};
-      gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
-      gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
+      for (int n = 0; n < OWN; ++n) {
+        dV_acc[n] += p * dO_tile(i, own_column + n);
+        dK_acc[n] += ds * Q_tile(i, own_column + n);
+      }
     }
     add_dq(slot);
     head = next_head;
     row_tile = next_tile;
   }
 
-  // ---- epilogue: a lane has two neighbouring columns of its keys
+  // ---- epilogue
   cp_async_wait<0>();  // K and V, where no row has seen these keys
-  store_from_registers(dK, dV, dK_acc, dV_acc, block, warp, params);
+  if (first_key + own_key >= kv_len) return;
+#pragma unroll
+  for (int n = 0; n < OWN; ++n) {
+    dK[own_key * params.d_k.row + own_column + n] = dK_acc[n] * forward.softmax_scale;
+    dV[own_key * params.d_v.row + own_column + n] = dV_acc[n];
+  }
 }
 
 template <typename T>
@@ -248,5 +222,5 @@ __global__ void __launch_bounds__(THREADS) backward_mma_convert(
     const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
     const BackwardParams params) {
   const RowBlock block(params.forward, cu_seqlens_q);
-  if (block.first_row < block.q_len) convert_fragments<VECTOR_ATOMICS>(block, dQ_accum, dQ, params);
+  if (block.first_row < block.q_len) convert_rows(block, dQ_accum, dQ, params);
 }

@@ -1,16 +1,14 @@
-// 08, step 2, dQ in the order of the fragments: the lanes of a warp add to neighbouring addresses.
+// 08, step 4, pairs of scores: two neighbours of P or dS are stored at once.
 //
-// Since step 1: the 32 floats of a warp's addition take four sectors of 32 bytes side by side, not
-// one in each of eight rows. backward_mma_convert puts them in rows again.
+// Since step 3: a lane has two neighbouring keys of a row. Packed into one register, they take one
+// store, and one address for both tiles.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh, without turns
-// Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64
+// Spills   by NVRTC 12.9 for sm_90: none
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it. backward_epilogue.cuh: dK and dV from
-// registers.
-#include "backward_epilogue.cuh"
+// zeros for dQ_accum before the loop, and dQ after it.
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
 
@@ -19,12 +17,23 @@ constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + STAGE_BYTES
 constexpr unsigned P_OFFSET = DS_OFFSET + SCORES_BYTES, LSE_OFFSET = P_OFFSET + SCORES_BYTES;
 constexpr unsigned SHARED_BYTES = LSE_OFFSET + LSE_DELTA_BYTES;
 
-// Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
-// neighbouring addresses.
-__device__ __forceinline__ void atomic_add(float* dQ_accum, int fragment, const float (&d)[4]) {
-  const int lane_id = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) atomicAdd(dQ_accum + 128 * fragment + 32 * i + lane_id, d[i]);
+// Element (i, j) of a tile in shared memory, whose rows of ROW chunks are swizzled.
+template <typename T, int ROW>
+struct Tile {
+  unsigned char* begin;
+  __device__ __forceinline__ float operator()(int i, int j) const {
+    return *reinterpret_cast<const T*>(begin + swizzle<ROW>(i, j / 8) + 2 * (j % 8));
+  }
+};
+
+// term(0) + term(1) + ... + term(LENGTH - 1). Below, i is a row of the tile of rows, j a key of the
+// tile of keys, c a column of HEAD_DIM.
+template <int LENGTH, typename Term>
+__device__ __forceinline__ float sum(const Term& term) {
+  float total = 0.0f;
+#pragma unroll 1  // more would take registers that the accumulators need
+  for (int k = 0; k < LENGTH; ++k) total += term(k);
+  return total;
 }
 
 template <typename T>
@@ -32,6 +41,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
   if (block.first_row >= block.q_len) return;
@@ -67,8 +77,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   const unsigned K_smem = smem_address(dynamic_smem), V_smem = K_smem + KEYS_BYTES,
                  Q_smem = K_smem + Q_OFFSET;
-  const unsigned dS_smem = K_smem + DS_OFFSET, P_smem = K_smem + P_OFFSET,
-                 lse_smem = K_smem + LSE_OFFSET;
+  const unsigned lse_smem = K_smem + LSE_OFFSET;
+  const Tile<T, CHUNKS> K_tile{dynamic_smem};
+  const Tile<T, CHUNKS> Q_tile{dynamic_smem + Q_OFFSET}, dO_tile{Q_tile.begin + ROWS_BYTES};
+  const Tile<T, KEY_CHUNKS> dS_tile{dynamic_smem + DS_OFFSET}, P_tile{dynamic_smem + P_OFFSET};
   const Warp warp;
   const int lane_id = warp.lane_id, g = warp.g, t = warp.t;
   const unsigned q_lane =
@@ -77,14 +89,6 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       K_smem + swizzle<CHUNKS>(warp.key + lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);  // B
   const unsigned scores_lane =
       swizzle<KEY_CHUNKS>(warp.row + g, warp.key / 8) + 4 * t;  // P and dS are written
-  const unsigned scores_dkv = swizzle<KEY_CHUNKS>(
-      lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 + warp.dkv_key / 8);  // A of dV and dK
-  const unsigned q_dkv =
-      Q_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dkv_block);  // B, with dO
-  const unsigned dS_dq =
-      dS_smem + swizzle<KEY_CHUNKS>(warp.dq_row + lane_id % 16, lane_id / 16);  // A of dQ
-  const unsigned k_dq =
-      K_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dq_block);  // B
 
   const int copy_row = threadIdx.x / COPY_CHUNKS,
             copy_chunk = threadIdx.x % COPY_CHUNKS;  // this thread copies
@@ -106,21 +110,21 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     cp_async_commit();
   };
 
-  float dK_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {}, dV_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {};
+  // Of dK and dV, a thread has OWN columns of a key.
+  constexpr int OWN = BLOCK_N * HEAD_DIM / THREADS;
+  static_assert(THREADS % BLOCK_N == 0 && BLOCK_N * HEAD_DIM % THREADS == 0, "equal shares");
+  const int own_key = threadIdx.x % BLOCK_N, own_column = threadIdx.x / BLOCK_N * OWN;
+  float dK_acc[OWN] = {}, dV_acc[OWN] = {};
   const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
 
   // dQ += dS K for one tile of rows.
   const auto add_dq = [&](int slot) {
-    float dQ_acc[DQ_TILES][2 * DQ_BLOCKS][4] = {};
-    gemm_ab<BLOCK_N / 16, WARPS_DQ_D>(
-        T(), dQ_acc, FromTile<KEY_CHUNKS>{dS_dq}, k_dq, warp.dq_blocks);
     float* const target = dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS);
-#pragma unroll
-    for (int m = 0; m < DQ_TILES; ++m)
-#pragma unroll
-      for (int n = 0; n < 2 * DQ_BLOCKS; ++n)
-        if (COLUMN_BLOCKS % WARPS_DQ_D == 0 || n / 2 < warp.dq_blocks)
-          atomic_add(target, (warp.id * DQ_TILES + m) * 2 * DQ_BLOCKS + n, dQ_acc[m][n]);
+    for (int e = threadIdx.x; e < BLOCK_M * HEAD_DIM; e += THREADS) {
+      const int i = e / HEAD_DIM, c = e % HEAD_DIM;
+      const float dq = sum<BLOCK_N>([&](int j) { return dS_tile(i, j) * K_tile(j, c); });
+      atomicAdd(target + i * DQ_COLUMNS + c, dq);
+    }
   };
 
   load_tile<BLOCK_N>(
@@ -192,17 +196,27 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     }
 
     __syncthreads();  // without it, P and dS could be read before other warps have written them
-    const FromTransposedTile<KEY_CHUNKS> P_dv{P_smem + scores_dkv}, dS_dk{dS_smem + scores_dkv};
-    gemm_ab<BLOCK_M / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, q_dkv + ROWS_BYTES, warp.dkv_blocks);
-    gemm_ab<BLOCK_M / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, q_dkv, warp.dkv_blocks);
+    for (int i = 0; i < BLOCK_M; ++i) {
+      const float p = P_tile(i, own_key), ds = dS_tile(i, own_key);
+#pragma unroll
+      for (int n = 0; n < OWN; ++n) {
+        dV_acc[n] += p * dO_tile(i, own_column + n);
+        dK_acc[n] += ds * Q_tile(i, own_column + n);
+      }
+    }
     add_dq(slot);
     head = next_head;
     row_tile = next_tile;
   }
 
-  // ---- epilogue: a lane has two neighbouring columns of its keys
+  // ---- epilogue
   cp_async_wait<0>();  // K and V, where no row has seen these keys
-  store_from_registers(dK, dV, dK_acc, dV_acc, block, warp, params);
+  if (first_key + own_key >= kv_len) return;
+#pragma unroll
+  for (int n = 0; n < OWN; ++n) {
+    dK[own_key * params.d_k.row + own_column + n] = dK_acc[n] * forward.softmax_scale;
+    dV[own_key * params.d_v.row + own_column + n] = dV_acc[n];
+  }
 }
 
 template <typename T>
@@ -210,5 +224,5 @@ __global__ void __launch_bounds__(THREADS) backward_mma_convert(
     const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
     const BackwardParams params) {
   const RowBlock block(params.forward, cu_seqlens_q);
-  if (block.first_row < block.q_len) convert_fragments<false>(block, dQ_accum, dQ, params);
+  if (block.first_row < block.q_len) convert_rows(block, dQ_accum, dQ, params);
 }

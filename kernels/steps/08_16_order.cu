@@ -1,21 +1,19 @@
-// 08, step 13, turns: deterministic, as blocks add to a tile of dQ in the order of their keys.
+// 08, step 16, order of independent work: masks and the next copies before or after dP^T.
 //
-// Since step 12: with DETERMINISTIC=1 a block waits for its turn at each tile of dQ, and passes it
-// on. Blocks take their numbers as they start.
+// Since step 15: both orders are correct. The faster one, by measurement, differs between P in
+// registers and P in shared memory; we suspect the registers that are live at a time.
 //
-// Launch, shapes, traffic: see backward_tiles.cuh
+// Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it.
+// zeros for dQ_accum before the loop, and dQ after it. backward_epilogue.cuh: dK and dV from
+// registers.
+#include "backward_epilogue.cuh"
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
-#include "turns.cuh"  // draw_number, load_relaxed, add_release
 
-#ifndef DETERMINISTIC
-#define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
-#endif
 #ifndef VECTOR_ATOMICS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define VECTOR_ATOMICS 1  // four floats in one instruction, from sm_90 on
@@ -67,35 +65,27 @@ __device__ __forceinline__ void atomic_add(float* dQ_accum, int fragment, const 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
-    float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ turns,
+    float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
-  if (blockIdx.x + block.head + block.sequence + threadIdx.x == 0)
-    turns[params.forward.heads * tiles.of_head] = 0;
   if (block.first_row >= block.q_len) return;
-  prepare_rows<true>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params, turns);
+  prepare_rows(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V,
     const T* __restrict__ dO, const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
-    int* __restrict__ turns, T* __restrict__ dK, T* __restrict__ dV,
+    T* __restrict__ dK, T* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params) {
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
-  const auto number = [&] {  // deterministic: a tile waits for those before it
-    const auto counter = [&] {
-      return turns + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward.N).of_head;
-    };
-    return DETERMINISTIC ? draw_number(counter) : block_number();
-  };
   const KeyBlock block(
-      DETERMINISTIC || forward.window_right < UNLIMITED, number, forward, cu_seqlens_q,
-      cu_seqlens_k);
+      forward.window_right < UNLIMITED, block_number, forward, cu_seqlens_q, cu_seqlens_k);
   const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
   if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
   Q += block.of_rows(forward.q);
@@ -174,22 +164,6 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         if (COLUMN_BLOCKS % WARPS_DQ_D == 0 || n / 2 < warp.dq_blocks)
           atomic_add(target, (warp.id * DQ_TILES + m) * 2 * DQ_BLOCKS + n, dQ_acc[m][n]);
   };
-  // Deterministic: it is this block's turn at a tile of dQ when all tiles of keys before it that
-  // see some of the tile's rows have added theirs.
-  const auto wait_for_turn = [&](int slot, int row_tile) {
-    if (!DETERMINISTIC || threadIdx.x != 0) return;
-    const int turn = block.tile - max(row_tile * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
-    int turn_seen = -1;
-    while (turn_seen != turn) {
-      __nanosleep(20);
-      turn_seen = load_relaxed(turns + rows.first_slot + slot);
-    }
-    fence_acquire();  // without it, this block could add before the additions of the one before
-  };
-  const auto pass_turn = [&](int slot) {
-    // not before this block's additions are done
-    if (DETERMINISTIC && threadIdx.x == 0) add_release(turns + rows.first_slot + slot);
-  };
 
   load_tile<BLOCK_N>(
       K_smem + copy_offset, K + copy_row * forward.k.row + 8 * copy_chunk, forward.k.row,
@@ -203,21 +177,17 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 
   // ---- all heads of the group, and their tiles of rows from the last to the first
   unsigned stage = 0;
-  int previous = -1, before_previous = -1;  // where the last steps' dQ is to be added
-  int previous_tile = 0;
+  int previous = -1;  // where the last step's dQ is to be added
   for (int head = 0, row_tile = rows.last_tile;
        rows.first_tile <= rows.last_tile && head < block.group; stage ^= 1) {
     const int slot = head * rows.tiles.of_head + row_tile;
     const int first_row = row_tile * BLOCK_M;
     const int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
     const int next_head = row_tile > rows.first_tile ? head : head + 1;
-    if (DQ_LATER && previous >= 0) wait_for_turn(previous, previous_tile);
     cp_async_wait<0>();
     // Without it, these tiles could be read before their copies land, or the previous ones
     // overwritten while in use.
     __syncthreads();
-    if (DQ_LATER && before_previous >= 0) pass_turn(before_previous);
-    if (!DQ_LATER && previous >= 0) pass_turn(previous);
     if (LOAD_FIRST && next_head < block.group) load_rows(next_head, next_tile, stage ^ 1);
 
     // DQ_LATER: dS has two buffers. The last step's is read here while this step's is written.
@@ -301,7 +271,6 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         asm volatile("bar.sync %0, %1;" ::"r"(1 + warp.id / GROUP_WARPS), "n"(32 * GROUP_WARPS)
                      : "memory");
       } else {
-        wait_for_turn(slot, row_tile);
         __syncthreads();  // without it, dS could be read before all warps have written theirs
       }
 #pragma unroll
@@ -318,63 +287,25 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       if (!DQ_LATER) add_dq(slot, dS_dq);
     }
     if (DQ_LATER && previous >= 0 && !dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
-    before_previous = previous;
     previous = slot;
-    previous_tile = row_tile;
     head = next_head;
     row_tile = next_tile;
   }
   if (DQ_LATER && previous >= 0) {
-    wait_for_turn(previous, previous_tile);
     __syncthreads();  // without it, dS could be read before the other warps have written theirs
-    if (before_previous >= 0) pass_turn(before_previous);
     add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);
   }
-  if (DETERMINISTIC && previous >= 0) {
-    __syncthreads();  // without it, the turn could pass on before the other threads' additions
-    pass_turn(previous);
-  }
 
-  // ---- epilogue: by way of shared memory, to write 16 bytes at a time
-  cp_async_wait<0>();
-  __syncthreads();  // without it, K and V could be overwritten while other warps still read them
-  const unsigned out_lane = swizzle<CHUNKS>(warp.dkv_key + g, 2 * warp.dkv_block) + 4 * t;
-#pragma unroll
-  for (int m = 0; m < DKV_TILES; ++m)
-#pragma unroll
-    for (int n = 0; n < 2 * DKV_BLOCKS; ++n) {
-      if (COLUMN_BLOCKS % WARPS_DKV_D != 0 && n / 2 >= warp.dkv_blocks) break;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float *x = &dK_acc[m][n][2 * h], *y = &dV_acc[m][n][2 * h];
-        unsigned char* const row = dynamic_smem + 2 * (16 * m + 8 * h) * HEAD_DIM_PADDED;
-        const unsigned place = swizzle_advance<CHUNKS>(out_lane, n / 2 * 2 * WARPS_DKV_D + n % 2);
-        store_pair(
-            row, place, pack(T(), x[0] * forward.softmax_scale, x[1] * forward.softmax_scale));
-        store_pair(row + KEYS_BYTES, place, pack(T(), y[0], y[1]));
-      }
-    }
-  __syncthreads();  // without it, rows could be copied before the other warps have written theirs
-  dK += copy_row * params.d_k.row + 8 * copy_chunk;
-  dV += copy_row * params.d_v.row + 8 * copy_chunk;
-#pragma unroll
-  for (int i = 0; i < BLOCK_N; i += THREADS / COPY_CHUNKS)
-#pragma unroll
-    for (int j = 0; j < CHUNKS; j += COPY_CHUNKS) {
-      if (i + copy_row >= min(kv_len - first_key, BLOCK_N) || 8 * (copy_chunk + j) >= HEAD_DIM)
-        continue;
-      const unsigned char* const source = dynamic_smem + copy_offset + 16 * (i * CHUNKS + j);
-      *reinterpret_cast<uint4*>(dK + i * params.d_k.row + 8 * j) =
-          *reinterpret_cast<const uint4*>(source);
-      *reinterpret_cast<uint4*>(dV + i * params.d_v.row + 8 * j) =
-          *reinterpret_cast<const uint4*>(source + KEYS_BYTES);
-    }
+  // ---- epilogue: a lane has two neighbouring columns of its keys
+  cp_async_wait<0>();  // K and V, where no row has seen these keys
+  store_from_registers(dK, dV, dK_acc, dV_acc, block, warp, params);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_convert(
     const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
     const BackwardParams params) {
+  // ---- dQ: from the order of the fragments to rows
   const RowBlock block(params.forward, cu_seqlens_q);
   if (block.first_row < block.q_len) convert_fragments<VECTOR_ATOMICS>(block, dQ_accum, dQ, params);
 }

@@ -1,17 +1,14 @@
-// 08, step 11, order of independent work: masks before or after dP^T, copies at the start of a step
-// or after dP^T.
+// 08, step 17, wide stores: dK and dV pass through shared memory, to be written 16 bytes at a time.
 //
-// Since step 10: both orders are correct, and the faster one, by measurement, differs between the
-// two forms (P in registers or in shared memory). We suspect the registers that are live at a time.
+// Since step 16: a lane has two neighbouring elements of a row, 4 bytes, at a time. K and V are no
+// longer needed in the epilogue, so their shared memory is free. The price is two barriers a block.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it. backward_epilogue.cuh: dK and dV from
-// registers.
-#include "backward_epilogue.cuh"
+// zeros for dQ_accum before the loop, and dQ after it.
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
 
@@ -68,6 +65,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
   if (block.first_row >= block.q_len) return;
@@ -296,15 +294,47 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);
   }
 
-  // ---- epilogue: a lane has two neighbouring columns of its keys
-  cp_async_wait<0>();  // K and V, where no row has seen these keys
-  store_from_registers(dK, dV, dK_acc, dV_acc, block, warp, params);
+  // ---- epilogue: by way of shared memory, to write 16 bytes at a time
+  cp_async_wait<0>();
+  __syncthreads();  // without it, K and V could be overwritten while other warps still read them
+  const unsigned out_lane = swizzle<CHUNKS>(warp.dkv_key + g, 2 * warp.dkv_block) + 4 * t;
+#pragma unroll
+  for (int m = 0; m < DKV_TILES; ++m)
+#pragma unroll
+    for (int n = 0; n < 2 * DKV_BLOCKS; ++n) {
+      if (COLUMN_BLOCKS % WARPS_DKV_D != 0 && n / 2 >= warp.dkv_blocks) break;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float *x = &dK_acc[m][n][2 * h], *y = &dV_acc[m][n][2 * h];
+        unsigned char* const row = dynamic_smem + 2 * (16 * m + 8 * h) * HEAD_DIM_PADDED;
+        const unsigned place = swizzle_advance<CHUNKS>(out_lane, n / 2 * 2 * WARPS_DKV_D + n % 2);
+        store_pair(
+            row, place, pack(T(), x[0] * forward.softmax_scale, x[1] * forward.softmax_scale));
+        store_pair(row + KEYS_BYTES, place, pack(T(), y[0], y[1]));
+      }
+    }
+  __syncthreads();  // without it, rows could be copied before the other warps have written theirs
+  dK += copy_row * params.d_k.row + 8 * copy_chunk;
+  dV += copy_row * params.d_v.row + 8 * copy_chunk;
+#pragma unroll
+  for (int i = 0; i < BLOCK_N; i += THREADS / COPY_CHUNKS)
+#pragma unroll
+    for (int j = 0; j < CHUNKS; j += COPY_CHUNKS) {
+      if (i + copy_row >= min(kv_len - first_key, BLOCK_N) || 8 * (copy_chunk + j) >= HEAD_DIM)
+        continue;
+      const unsigned char* const source = dynamic_smem + copy_offset + 16 * (i * CHUNKS + j);
+      *reinterpret_cast<uint4*>(dK + i * params.d_k.row + 8 * j) =
+          *reinterpret_cast<const uint4*>(source);
+      *reinterpret_cast<uint4*>(dV + i * params.d_v.row + 8 * j) =
+          *reinterpret_cast<const uint4*>(source + KEYS_BYTES);
+    }
 }
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_convert(
     const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
     const BackwardParams params) {
+  // ---- dQ: from the order of the fragments to rows
   const RowBlock block(params.forward, cu_seqlens_q);
   if (block.first_row < block.q_len) convert_fragments<VECTOR_ATOMICS>(block, dQ_accum, dQ, params);
 }

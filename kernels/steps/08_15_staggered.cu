@@ -1,12 +1,10 @@
-// 08, step 9, neighbours' barrier: warps that share keys wait for each other, not for the whole
-// block.
+// 08, step 15, staggered: half the warps compute dQ at the start of a step, the others at its end.
 //
-// Since step 8: only the warps of the same keys read each other's P and dS^T. A named barrier for
-// each such group (bar.sync with a number and a count of threads) takes the place of one of the
-// block's two barriers.
+// Since step 14: where P passes through shared memory, both halves would otherwise do the same kind
+// of work at the same time: products by tensor cores, then exponentials.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh, without turns
-// Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64, 40 at 128
+// Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64, 12 at 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
@@ -33,6 +31,8 @@ constexpr bool P_IN_REGISTERS =
 constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;
 // Neighbouring warps that have keys in common.
 constexpr int GROUP_WARPS = WARPS_ROWS > WARPS_DKV_D ? WARPS_ROWS : WARPS_DKV_D;
+constexpr bool STAGGERED =
+    DQ_LATER && !P_IN_REGISTERS;  // half the warps compute dQ at the end of a step
 // Shared memory: K, V, Q and dO, dS, P, lse and delta.
 constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + 2 * STAGE_BYTES;
 constexpr unsigned P_OFFSET = DS_OFFSET + (1 + DQ_LATER) * SCORES_BYTES,
@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
     float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
   if (block.first_row >= block.q_len) return;
@@ -185,7 +186,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 
     // DQ_LATER: dS has two buffers. The last step's is read here while this step's is written.
     const unsigned dS_stage = DQ_LATER ? stage * SCORES_BYTES : 0;
-    if (DQ_LATER && previous >= 0) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
+    const bool dq_first = !STAGGERED || warp.id < WARPS / 2;
+    if (DQ_LATER && previous >= 0 && dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
 
     const unsigned stage_bytes = stage * STAGE_BYTES;
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
@@ -274,6 +276,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       }
       if (!DQ_LATER) add_dq(slot, dS_dq);
     }
+    if (DQ_LATER && previous >= 0 && !dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
     previous = slot;
     head = next_head;
     row_tile = next_tile;
@@ -292,6 +295,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_convert(
     const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
     const BackwardParams params) {
+  // ---- dQ: from the order of the fragments to rows
   const RowBlock block(params.forward, cu_seqlens_q);
   if (block.first_row < block.q_len) convert_fragments<VECTOR_ATOMICS>(block, dQ_accum, dQ, params);
 }

@@ -1,7 +1,5 @@
-// 06, step 3, Q K^T by WMMA: the tensor cores compute S, fragments of 16 x 16 at a time.
-//
-// Since step 2: WMMA does not specify which lane holds what, so S makes a shared-memory round trip:
-// a lane reads a row.
+// 06, step 2, Q K^T by WMMA: tensor cores compute S in fragments of 16 x 16. WMMA does not specify
+// which lane holds what, so S makes a shared-memory round trip: a lane reads a row.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
 //          SHARED_BYTES bytes of dynamic shared memory
@@ -64,7 +62,7 @@ __device__ __forceinline__ void load_tile(
   }
 }
 
-// S = Q K^T for the 32 rows of a warp, 32 keys at a time, into the warp's part of shared memory.
+// S = Q K^T for the 32 rows of a warp, into the warp's part of shared memory.
 template <typename T>
 __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T* K_smem) {
 #pragma unroll
@@ -98,7 +96,7 @@ __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T*
   }
 }
 
-// acc += this lane's row of P V, of which s is the row of P. All lanes read one chunk of V.
+// acc += P V for the 32 rows of a warp.
 template <typename T>
 __device__ __forceinline__ void gemm_pv(
     float (&acc)[HEAD_DIM_PADDED / 16][16], const float (&s)[BLOCK_N], const T* V_smem) {
@@ -154,15 +152,12 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
     load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);
     gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
     __syncwarp();  // hazard: a row of S could be read before the other lanes have stored their part
-    float s[BLOCK_N], m_new = m_i;
+    __align__(16) float s[BLOCK_N], m_new = m_i;
 #pragma unroll
-    for (int j = 0; j < BLOCK_N; j += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(s_row + j);
-      s[j] = softmax_scale_log2 * four.x;
-      s[j + 1] = softmax_scale_log2 * four.y;
-      s[j + 2] = softmax_scale_log2 * four.z;
-      s[j + 3] = softmax_scale_log2 * four.w;
-    }
+    for (int j = 0; j < BLOCK_N; j += 4)
+      reinterpret_cast<float4&>(s[j]) = *reinterpret_cast<const float4*>(s_row + j);
+#pragma unroll
+    for (int j = 0; j < BLOCK_N; ++j) s[j] *= softmax_scale_log2;
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
 #pragma unroll

@@ -1,9 +1,5 @@
-// 06, step 5, P V by WMMA: a warp holds acc in fragments, so that the tensor cores can add P V to
-// it.
-//
-// Since step 4: which rows a lane's elements of acc belong to is unspecified. At every tile acc
-// makes a shared-memory round trip, 16 columns at a time, in which each lane rescales its row; so
-// does the output.
+// 06, step 5, a fragment of factors: acc is rescaled in its registers. Loaded from the row factors
+// with a column stride of 0, a fragment has the factor of each element of acc in the same place.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
 //          SHARED_BYTES bytes of dynamic shared memory
@@ -57,7 +53,7 @@ __device__ __forceinline__ void load_tile(
   }
 }
 
-// S = Q K^T for the 32 rows of a warp, 32 keys at a time, into the warp's part of shared memory.
+// S = Q K^T for the 32 rows of a warp, into the warp's part of shared memory.
 template <typename T>
 __device__ __forceinline__ void gemm_qk(float* S_smem, const T* Q_smem, const T* K_smem) {
 #pragma unroll
@@ -153,10 +149,7 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
   load_tile<BLOCK_M>(Q_smem, Q, params.q.row, 0, q_len - first_row);
   Accumulator acc[2][HEAD_DIM_PADDED / 16];
 #pragma unroll
-  for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
-    tc::fill_fragment(acc[0][n], 0.0f);
-    tc::fill_fragment(acc[1][n], 0.0f);
-  }
+  for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) tc::fill_fragment(acc[n % 2][n / 2], 0.0f);
   float m_i = M_INIT, l_i = 0.0f;  // m_i in units of log2
   const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
   __syncthreads();  // hazard: Q and K could be read before other threads have written their part
@@ -166,15 +159,12 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
     load_tile<BLOCK_N>(V_smem, V, params.v.row, first, end);
     gemm_qk(S_smem, Q_smem + warp_row * STRIDE, K_smem);
     __syncwarp();  // hazard: a row of S could be read before the other lanes have stored their part
-    float s[BLOCK_N], m_new = m_i;
+    __align__(16) float s[BLOCK_N], m_new = m_i;
 #pragma unroll
-    for (int j = 0; j < BLOCK_N; j += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(s_row + j);
-      s[j] = softmax_scale_log2 * four.x;
-      s[j + 1] = softmax_scale_log2 * four.y;
-      s[j + 2] = softmax_scale_log2 * four.z;
-      s[j + 3] = softmax_scale_log2 * four.w;
-    }
+    for (int j = 0; j < BLOCK_N; j += 4)
+      reinterpret_cast<float4&>(s[j]) = *reinterpret_cast<const float4*>(s_row + j);
+#pragma unroll
+    for (int j = 0; j < BLOCK_N; ++j) s[j] *= softmax_scale_log2;
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
 #pragma unroll
@@ -187,15 +177,19 @@ __global__ void __launch_bounds__(BLOCK_M, MIN_BLOCKS) flash_wmma(
     const float rescale = exp2f(m_i - m_new);
     m_i = m_new;
     l_i *= rescale;
+    // Which rows a lane's elements of acc are in is unspecified, but a fragment of the row factors
+    // has the same layout.
+    __syncwarp();  // hazard: a row of S could be overwritten while another lane still reads it
+    S_smem[r % 32] = rescale;
+    __syncwarp();  // hazard: a factor could be loaded before its lane has stored it
 #pragma unroll
-    for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n) {
-      store_acc_columns(S_smem, acc, n);
+    for (int m = 0; m < 2; ++m) {
+      Accumulator factor;  // a column stride of 0: the same 16 factors in every column
+      tc::load_matrix_sync(factor, S_smem + 16 * m, 0, tc::mem_col_major);
 #pragma unroll
-      for (int c = 0; c < 16; ++c) s_row[c] *= rescale;
-      __syncwarp();  // hazard: a fragment could be loaded before other lanes rescale their rows
+      for (int n = 0; n < HEAD_DIM_PADDED / 16; ++n)
 #pragma unroll
-      for (int m = 0; m < 2; ++m)
-        tc::load_matrix_sync(acc[m][n], S_smem + 16 * m * S_STRIDE, S_STRIDE, tc::mem_row_major);
+        for (int e = 0; e < factor.num_elements; ++e) acc[m][n].x[e] *= factor.x[e];
     }
     __syncwarp();  // hazard: P could overwrite what another lane still loads
     T* p_row = reinterpret_cast<T*>(s_row);

@@ -1,0 +1,297 @@
+// 08, step 14, neighbours' barrier: warps that share keys wait for each other, not for the block.
+//
+// Since step 13: only they read each other's P and dS^T. So a named barrier for each such group
+// (bar.sync with a number and a count of threads) replaces one of the block's two barriers.
+//
+// Launch, shapes, traffic: see backward_tiles.cuh, without turns
+// Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64, 40 at 128
+
+// The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
+// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
+// zeros for dQ_accum before the loop, and dQ after it. backward_epilogue.cuh: dK and dV from
+// registers.
+#include "backward_epilogue.cuh"
+#include "backward_rows.cuh"
+#include "backward_tiles.cuh"
+
+#ifndef VECTOR_ATOMICS
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define VECTOR_ATOMICS 1  // four floats in one instruction, from sm_90 on
+#else
+#define VECTOR_ATOMICS 0
+#endif
+#endif
+#ifndef DQ_LATER
+#define DQ_LATER 1  // 1: dQ is computed a step later, from a second buffer of dS; 0: without one
+#endif
+
+constexpr bool P_IN_REGISTERS =
+    WARPS_KEYS == WARPS && WARPS_DKV == WARPS;  // and dS^T, for dV and dK
+// Of the scores that dV and dK need, those that a warp has computed itself.
+constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;
+// Neighbouring warps that have keys in common.
+constexpr int GROUP_WARPS = WARPS_ROWS > WARPS_DKV_D ? WARPS_ROWS : WARPS_DKV_D;
+// Shared memory: K, V, Q and dO, dS, P, lse and delta.
+constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + 2 * STAGE_BYTES;
+constexpr unsigned P_OFFSET = DS_OFFSET + (1 + DQ_LATER) * SCORES_BYTES,
+                   LSE_OFFSET = P_OFFSET + !P_IN_REGISTERS * SCORES_BYTES;
+constexpr unsigned SHARED_BYTES = LSE_OFFSET + 2 * LSE_DELTA_BYTES;
+static_assert(
+    DQ_LATER || !P_IN_REGISTERS, "without a second buffer, P and dS pass through shared memory");
+
+// Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
+// neighbouring addresses.
+__device__ __forceinline__ void atomic_add(float* dQ_accum, int fragment, const float (&d)[4]) {
+  const int lane_id = threadIdx.x % 32;
+#if VECTOR_ATOMICS
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                   dQ_accum + 128 * fragment + 4 * lane_id),
+               "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3])
+               : "memory");
+#else
+#pragma unroll
+  for (int i = 0; i < 4; ++i) atomicAdd(dQ_accum + 128 * fragment + 32 * i + lane_id, d[i]);
+#endif
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
+    const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
+    float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
+    const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- lse and delta of a tile of rows
+  const RowBlock block(params.forward, cu_seqlens_q);
+  const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
+  if (block.first_row >= block.q_len) return;
+  prepare_rows(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
+    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V,
+    const T* __restrict__ dO, const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
+    T* __restrict__ dK, T* __restrict__ dV,
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
+    const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
+    const BackwardParams params) {
+  // ---- prologue: the keys of this block, and the tiles of rows that see one of them
+  const AttentionParams& forward = params.forward;
+  const KeyBlock block(
+      forward.window_right < UNLIMITED, block_number, forward, cu_seqlens_q, cu_seqlens_k);
+  const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
+  if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
+  Q += block.of_rows(forward.q);
+  dO += block.of_rows(params.d_o);
+  K += block.of_keys(forward.k);
+  V += block.of_keys(forward.v);
+  dK += block.of_keys(params.d_k);
+  dV += block.of_keys(params.d_v);
+  const RowRange rows(block, forward);
+  lse_delta += rows.first_slot * (2 * BLOCK_M);
+  dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
+
+  // Each lane passes the address of one row to ldmatrix; *_lane is its address in the warp's first
+  // fragment.
+  extern __shared__ __align__(128) unsigned char dynamic_smem[];
+  const unsigned K_smem = smem_address(dynamic_smem), V_smem = K_smem + KEYS_BYTES,
+                 Q_smem = K_smem + Q_OFFSET;
+  const unsigned dS_smem = K_smem + DS_OFFSET, P_smem = K_smem + P_OFFSET,
+                 lse_smem = K_smem + LSE_OFFSET;
+  const Warp warp;
+  const int lane_id = warp.lane_id, g = warp.g, t = warp.t;
+  const unsigned k_lane =
+      K_smem + swizzle<CHUNKS>(warp.key + lane_id % 16, lane_id / 16);  // A of S^T
+  const unsigned q_lane =
+      Q_smem + swizzle<CHUNKS>(warp.row + lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);  // B
+  const unsigned scores_lane =
+      swizzle<ROW_CHUNKS>(warp.key + g, warp.row / 8) + 4 * t;  // P^T and dS^T are written
+  const unsigned q_dkv =
+      Q_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dkv_block);  // B, with dO
+  const unsigned dS_dq =
+      dS_smem + swizzle<ROW_CHUNKS>(
+                    lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 + warp.dq_row / 8);  // A of dQ
+  const unsigned k_dq =
+      K_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16 + 2 * warp.dq_block);  // B
+
+  const int copy_row = threadIdx.x / COPY_CHUNKS,
+            copy_chunk = threadIdx.x % COPY_CHUNKS;  // this thread copies
+  const unsigned copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk);
+  Q += copy_row * forward.q.row + 8 * copy_chunk;
+  dO += copy_row * params.d_o.row + 8 * copy_chunk;
+  const auto load_q = [&](int head, int row_tile, unsigned stage) {
+    const int row = row_tile * BLOCK_M;
+    load_tile<BLOCK_M>(
+        Q_smem + stage * STAGE_BYTES + copy_offset, Q + head * forward.q.head + row * forward.q.row,
+        forward.q.row, q_len - row - copy_row);
+    if (threadIdx.x < BLOCK_M / 2)
+      cp_async(
+          lse_smem + stage * LSE_DELTA_BYTES + 16 * threadIdx.x,
+          lse_delta + (head * rows.tiles.of_head + row_tile) * (2 * BLOCK_M) + 4 * threadIdx.x, 16);
+  };
+  const auto load_do = [&](int head, int row_tile, unsigned stage) {
+    const int row = row_tile * BLOCK_M;
+    load_tile<BLOCK_M>(
+        Q_smem + stage * STAGE_BYTES + ROWS_BYTES + copy_offset,
+        dO + head * params.d_o.head + row * params.d_o.row, params.d_o.row, q_len - row - copy_row);
+    cp_async_commit();
+  };
+  const auto load_rows = [&](int head, int row_tile, unsigned stage) {
+    load_q(head, row_tile, stage);
+    load_do(head, row_tile, stage);
+  };
+
+  float dK_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {}, dV_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {};
+  const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
+
+  // dQ += dS K for one tile of rows.
+  const auto add_dq = [&](int slot, unsigned dS_lane) {
+    float dQ_acc[DQ_TILES][2 * DQ_BLOCKS][4] = {};
+    gemm_ab<BLOCK_N / 16, WARPS_DQ_D>(
+        T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_lane}, k_dq, warp.dq_blocks);
+    float* const target = dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS);
+#pragma unroll
+    for (int m = 0; m < DQ_TILES; ++m)
+#pragma unroll
+      for (int n = 0; n < 2 * DQ_BLOCKS; ++n)
+        if (COLUMN_BLOCKS % WARPS_DQ_D == 0 || n / 2 < warp.dq_blocks)
+          atomic_add(target, (warp.id * DQ_TILES + m) * 2 * DQ_BLOCKS + n, dQ_acc[m][n]);
+  };
+
+  load_tile<BLOCK_N>(
+      K_smem + copy_offset, K + copy_row * forward.k.row + 8 * copy_chunk, forward.k.row,
+      kv_len - first_key - copy_row);
+  if (rows.first_tile <= rows.last_tile) load_q(0, rows.last_tile, 0);
+  load_tile<BLOCK_N>(
+      V_smem + copy_offset, V + copy_row * forward.v.row + 8 * copy_chunk, forward.v.row,
+      kv_len - first_key - copy_row);
+  if (rows.first_tile <= rows.last_tile) load_do(0, rows.last_tile, 0);
+  else cp_async_commit();  // no row sees these keys; the epilogue waits for K and V all the same
+
+  // ---- all heads of the group, and their tiles of rows from the last to the first
+  unsigned stage = 0;
+  int previous = -1;  // where the last step's dQ is to be added
+  for (int head = 0, row_tile = rows.last_tile;
+       rows.first_tile <= rows.last_tile && head < block.group; stage ^= 1) {
+    const int slot = head * rows.tiles.of_head + row_tile;
+    const int first_row = row_tile * BLOCK_M;
+    const int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
+    const int next_head = row_tile > rows.first_tile ? head : head + 1;
+    cp_async_wait<0>();
+    // Without it, these tiles could be read before their copies land, or the previous ones
+    // overwritten while in use.
+    __syncthreads();
+    if (next_head < block.group) load_rows(next_head, next_tile, stage ^ 1);
+
+    // DQ_LATER: dS has two buffers. The last step's is read here while this step's is written.
+    const unsigned dS_stage = DQ_LATER ? stage * SCORES_BYTES : 0;
+    if (DQ_LATER && previous >= 0) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
+
+    const unsigned stage_bytes = stage * STAGE_BYTES;
+    const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
+                        first_key < first_row + BLOCK_M - 1 + rows.window_lo;
+    const float* const own_lse =
+        reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET + stage * LSE_DELTA_BYTES);
+#pragma unroll
+    for (int c = 0; c < WARP_ROWS / CHUNK; ++c) {
+      float S[KEY_TILES][CHUNK / 8][4] = {}, dP[KEY_TILES][CHUNK / 8][4];
+      gemm_abt(T(), S, k_lane, q_lane + stage_bytes + 2 * c * CHUNK * HEAD_DIM_PADDED);
+#pragma unroll
+      for (int n = 0; n < CHUNK / 8; ++n) {
+        const float2* const own =
+            reinterpret_cast<const float2*>(own_lse + warp.row + c * CHUNK + 8 * n + 2 * t);
+        const float2 lse = own[0], delta = own[BLOCK_M / 2];
+#pragma unroll
+        for (int m = 0; m < KEY_TILES; ++m)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            S[m][n][i] = exp2f(fmaf(S[m][n][i], softmax_scale_log2, i % 2 ? -lse.y : -lse.x));
+            dP[m][n][i] = i % 2 ? -delta.y : -delta.x;  // so that the product adds to -delta
+          }
+      }
+      if (masked) {  // a key that a row does not see has the weight 0
+        const int key = first_key + warp.key + g, row = first_row + warp.row + c * CHUNK + 2 * t;
+#pragma unroll
+        for (int m = 0; m < KEY_TILES; ++m)
+#pragma unroll
+          for (int n = 0; n < CHUNK / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const int j = key + 16 * m + i / 2 * 8, distance = j - (row + 8 * n + i % 2);
+              if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len)
+                S[m][n][i] = 0.0f;
+            }
+      }
+      gemm_abt(
+          T(), dP, k_lane + KEYS_BYTES,
+          q_lane + stage_bytes + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
+
+      // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the
+      // width changes.
+      unsigned P_half[KEY_TILES][CHUNK / 16][4], dS_half[KEY_TILES][CHUNK / 16][4];
+#pragma unroll
+      for (int m = 0; m < KEY_TILES; ++m)
+#pragma unroll
+        for (int k = 0; k < CHUNK / 16; ++k)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float2 p = operand_pair(S[m], k, i), dp = operand_pair(dP[m], k, i);
+            P_half[m][k][i] = pack(T(), p.x, p.y);
+            dS_half[m][k][i] = pack(T(), p.x * dp.x, p.y * dp.y);
+            const unsigned place =
+                swizzle_advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + 2 * k + i / 2) +
+                2 * (16 * m + i % 2 * 8) * BLOCK_M;
+            store_pair(dynamic_smem + DS_OFFSET + dS_stage, place, dS_half[m][k][i]);
+            if (!P_IN_REGISTERS) store_pair(dynamic_smem + P_OFFSET, place, P_half[m][k][i]);
+          }
+      if constexpr (OWN_IN_REGISTERS) {  // dV and dK, from the rows of this warp
+        const unsigned b_lane = q_dkv + stage_bytes + 2 * (warp.row + c * CHUNK) * HEAD_DIM_PADDED;
+        const FromRegisters<KEY_TILES, CHUNK / 16> P_dv{P_half}, dS_dk{dS_half};
+        gemm_ab<CHUNK / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
+        gemm_ab<CHUNK / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
+      }
+    }
+
+    if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows of the other warps
+      if (DQ_LATER) {
+        // without it, P and dS could be read before the other warps with these keys have written
+        // theirs
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + warp.id / GROUP_WARPS), "n"(32 * GROUP_WARPS)
+                     : "memory");
+      } else {
+        __syncthreads();  // without it, dS could be read before all warps have written theirs
+      }
+#pragma unroll
+      for (int r = OWN_IN_REGISTERS; r < WARPS_ROWS; ++r) {
+        const int row = warp.row ^ r * WARP_ROWS;
+        const unsigned a_lane =
+            swizzle<ROW_CHUNKS>(warp.dkv_key + lane_id % 16, lane_id / 16 + row / 8);
+        const unsigned b_lane = q_dkv + stage_bytes + 2 * row * HEAD_DIM_PADDED;
+        const FromTile<ROW_CHUNKS> P_dv{P_smem + a_lane}, dS_dk{dS_smem + dS_stage + a_lane};
+        gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(
+            T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
+        gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
+      }
+      if (!DQ_LATER) add_dq(slot, dS_dq);
+    }
+    previous = slot;
+    head = next_head;
+    row_tile = next_tile;
+  }
+  if (DQ_LATER && previous >= 0) {
+    __syncthreads();  // without it, dS could be read before the other warps have written theirs
+    add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);
+  }
+
+  // ---- epilogue: a lane has two neighbouring columns of its keys
+  cp_async_wait<0>();  // K and V, where no row has seen these keys
+  store_from_registers(dK, dV, dK_acc, dV_acc, block, warp, params);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) backward_mma_convert(
+    const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
+    const BackwardParams params) {
+  // ---- dQ: from the order of the fragments to rows
+  const RowBlock block(params.forward, cu_seqlens_q);
+  if (block.first_row < block.q_len) convert_fragments<VECTOR_ATOMICS>(block, dQ_accum, dQ, params);
+}
