@@ -7,6 +7,7 @@ takes only what `asarray` and its friends made, and `asnumpy` (or `.get()`) brin
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import os
 import weakref
@@ -24,13 +25,17 @@ _live: weakref.WeakValueDictionary[int, _Memory] = weakref.WeakValueDictionary()
 _asked: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()  # in NumPy's memory, by address
 
 
+_numbers = itertools.count()
+
+
 class _Memory:
     """Bytes between guards, given back when the last array in them is gone."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, itemsize: int) -> None:
         # Some systems promise more memory than there is, and end the process that believes them.
         installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self.address, self.size = library().engine_allocate(size) if size <= installed else None, size
+        self.number, self.size = 2 * next(_numbers) + (itemsize == 1), size  # of what lies beside it
+        self.address = library().engine_allocate(size, self.number) if size <= installed else None
         if not self.address:
             raise MemoryError
         weakref.finalize(self, library().engine_release, self.address, size).atexit = False
@@ -120,7 +125,7 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") ->
         raise ValueError(f"negative dimensions are not allowed: {shape}")
     size = math.prod(shape) * kind.itemsize
     try:
-        memory = _Memory(max(size, 1))
+        memory = _Memory(max(size, 1), kind.itemsize)
     except MemoryError:
         raise MemoryError(f"out of memory: no {size} bytes for an array of shape {shape} and dtype {kind}") from None
     return np.ndarray.__new__(ndarray, shape, kind, np.asarray(memory), 0, None, order)
@@ -265,7 +270,7 @@ class Lent:
         """The address of a byte beside the arrays that somebody wrote to."""
         first = None
         for block in self._blocks.values():
-            offset = library().engine_overrun(block.address, block.size)
+            offset = library().engine_overrun(block.address, block.size, block.number)
             first = block.address + offset if offset else first
         return first
 

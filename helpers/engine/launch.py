@@ -6,7 +6,7 @@ import ctypes
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from .failures import LaunchError
 from .limits import Sizes
 from .messages import SOURCE_NAME
 from .structures import LaunchRequest, Reason
+
+if TYPE_CHECKING:
+    from .checked import Access
 
 _STRUCT_ALIGNMENT = 128
 TILE_ALIGNMENT = 1024  # tiles of TMA and wgmma begin at multiples of it, and so does a GPU's dynamic shared memory
@@ -219,9 +222,7 @@ class PreparedLaunch:
             place, where = self._place_of_fault(failure)
             signal = f"; {runtime.signal_name(failure.signal)}" if failure.signal else ""
             message = f"{what} {where} [{who}{signal}]"
-        table = source.line_table(self.kernel.code, SOURCE_NAME)
-        if place in table:
-            message += f"\n{place[1]:>6} | {table[place].rstrip()}"
+        message += self._line_in_words(place)
         file, line = place or (None, None)
         error = LaunchError(message, reason=Reason(failure.reason), file=file, line=line, block=block, thread=thread)
         if error.reason == Reason.ILLEGAL_ACCESS:
@@ -229,14 +230,29 @@ class PreparedLaunch:
             error.array, error.index, error.address = near.array, near.index, failure.address
         return error
 
-    def error_of_overrun(self, address: int) -> LaunchError:
-        """The error of a launch that wrote to the guard beside an array, which was seen after it."""
+    def error_of_overrun(self, address: int, by: Access | None) -> LaunchError:
+        """The error of a launch that wrote beside an array, which was seen after it.
+
+        by: who wrote past an end in a checked run of the same launch; None where nobody did.
+        """
         near = self._nearest(address, None)
-        message = (
-            f"{self.kernel.name} wrote to {near.words}. It was seen after the launch, so the thread is not known: look "
-            "for an index that no condition keeps inside the array"
-        )
-        return LaunchError(message, reason=Reason.ILLEGAL_ACCESS, array=near.array, index=near.index, address=address)
+        about: dict[str, Any] = {"array": near.array, "index": near.index, "address": address}
+        if by is None or by.place is None:
+            message = (
+                f"{self.kernel.name} wrote to {near.words}. It was seen after the launch, so the thread is not known: "
+                "look for an index that no condition keeps inside the array"
+            )
+            return LaunchError(message, reason=Reason.ILLEGAL_ACCESS, **about)
+        who = f"{self.kernel.name}, block {failures.triple(by.block)}, thread {failures.triple(by.thread)}"
+        message = f"illegal write to {near.words} at {by.place[0]}:{by.place[1]} [{who}]"
+        message += self._line_in_words(by.place)
+        about |= {"file": by.place[0], "line": by.place[1], "block": by.block, "thread": by.thread}
+        return LaunchError(message, reason=Reason.ILLEGAL_ACCESS, **about)
+
+    def _line_in_words(self, place: _Place | None) -> str:
+        """The source's line at a place, to end a message with; empty where there is none."""
+        table = source.line_table(self.kernel.code, SOURCE_NAME)
+        return f"\n{place[1]:>6} | {table[place].rstrip()}" if place in table else ""
 
     def _place_of_fault(self, failure: structures.Failure) -> tuple[_Place | None, str]:
         """The place of a fault by its address, and in words: a line of the source rather than of a header whose

@@ -6,12 +6,12 @@ import copy
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from . import build, compiler, libraries, limits, options, runtime, symbols
-from .array import Lent, ndarray
+from .array import Lent, ndarray, owner_of
 from .compiler import CompileError
 from .cuda_source import signatures, source
 from .cuda_source.signatures import Parameter
@@ -19,6 +19,9 @@ from .failures import LaunchError
 from .launch import CompiledKernel
 from .limits import Sizes
 from .structures import Entry, Reason
+
+if TYPE_CHECKING:
+    from . import checked
 
 
 class RawModule:
@@ -395,7 +398,24 @@ class RawKernel:
                 error.args = (f"{error}\n{how}",)
             raise error
         if overrun is not None:
-            raise prepared.error_of_overrun(overrun)
+            raise prepared.error_of_overrun(overrun, self._who_wrote_past_an_end(*sizes, args, shared_mem))
+
+    def _who_wrote_past_an_end(
+        self, grid: Sizes, block: Sizes, args: Sequence[Any], shared_mem: int
+    ) -> checked.Access | None:
+        """The first access that a checked run of the launch finds to do so. The arrays are as before afterwards."""
+        from . import checked  # which needs this module
+
+        owners = {id(owner): owner for owner in (owner_of(a) for a in args if isinstance(a, ndarray))}
+        before = [(owner, owner.copy()) for owner in owners.values()]
+        try:
+            issues = checked.observe(self, grid, block, args, shared_mem).issues
+        except (TypeError, LaunchError, CompileError):  # what only a plain launch takes
+            return None
+        finally:
+            for owner, contents in before:
+                owner[...] = contents
+        return next((i.access for i in issues if i.kind == checked.OUT_OF_BOUNDS and i.access.is_write), None)
 
     # ------------------------------------------------------------------------------------ a launch in its parts
 

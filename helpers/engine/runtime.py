@@ -47,10 +47,10 @@ def library() -> ctypes.CDLL:
         lib = ctypes.CDLL(str(compiler.engine_library()), mode=ctypes.RTLD_GLOBAL)
     structures.check(lib)
     lib.engine_allocate.restype = ctypes.c_void_p
-    lib.engine_allocate.argtypes = [ctypes.c_size_t]
+    lib.engine_allocate.argtypes = [ctypes.c_size_t, ctypes.c_uint]
     lib.engine_release.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     lib.engine_release.restype = None
-    lib.engine_overrun.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    lib.engine_overrun.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
     lib.engine_overrun.restype = ctypes.c_int64
     lib.engine_start.argtypes = [ctypes.POINTER(LaunchRequest), ctypes.c_uint]
     lib.engine_wait.argtypes = [ctypes.c_int]

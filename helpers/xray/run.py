@@ -12,6 +12,7 @@ from helpers.attention.ladder import tensor_maps
 from helpers.device import ON_GPU, cp
 from helpers.engine import checked, copies
 from helpers.xray import figures, findings
+from helpers.xray.findings import Finding
 from helpers.xray.render import Table
 from helpers.xray.report import Report
 
@@ -36,14 +37,7 @@ def xray(
         TypeError, LaunchError, CompileError: for a launch that is refused before it starts. What goes wrong while it
         runs is a finding.
     """
-    function = engine_kernel(kernel)
-    if kernel is not function:  # as a launch of helpers.attention.kernel does
-        function.allow_dynamic_shared(shared_mem)
-    mirrors = _Mirrors(args) if ON_GPU else None
-    given = mirrors.args if mirrors else args
-    seen = checked.observe(function, grid, block, given, shared_mem, profile=True, timeout=timeout)
-    if mirrors:
-        mirrors.copy_back()
+    function, seen = _observe(kernel, grid, block, args, shared_mem, profile=True, timeout=timeout)
     tables = figures.tables(seen)
     return Report(
         name=function.name,
@@ -63,6 +57,28 @@ def xray(
         events=seen.events,
         passed={number: figures.steps(seen, passed) for number, passed in seen.passed.items()},
     )
+
+
+def find(
+    kernel: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int = 0
+) -> list[Finding]:
+    """The findings of `xray` but for those about local variables, by one build, not three; nothing is counted."""
+    return findings.of_run(_observe(kernel, grid, block, args, shared_mem, profile=False)[1])
+
+
+def _observe(
+    kernel: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int, **how: Any
+) -> tuple[engine.RawKernel, checked.Observed]:
+    """The engine's kernel, and what a checked run of it saw. The arrays of a GPU are copied there and back."""
+    function = engine_kernel(kernel)
+    if kernel is not function:  # as a launch of helpers.attention.kernel does
+        function.allow_dynamic_shared(shared_mem)
+    mirrors = _Mirrors(args) if ON_GPU else None
+    given = mirrors.args if mirrors else args
+    seen = checked.observe(function, grid, block, given, shared_mem, **how)
+    if mirrors:
+        mirrors.copy_back()
+    return function, seen
 
 
 def _array_of(tensor: tensor_maps.Made) -> Any:

@@ -279,6 +279,7 @@ void settle_guesses();
 
 // checker_access.cpp
 void access_first(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, void* frame);
+void access_found(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc);
 void access_books(Cached& hint, uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc);
 void compare(uintptr_t a, unsigned size);
 

@@ -159,16 +159,17 @@ __attribute__((noinline)) void access_books(
   check_order(r, index, a, size, kind, how, pc, thread, site);
 }
 
-__attribute__((noinline)) void access_first(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, void* frame) {
-  if (!books.running || touches_sums(a, size, kind, pc)) return;
+// The region that holds all bytes of an access; their number where none does.
+uint32_t region_of(uintptr_t a, unsigned size) {
   uint32_t index = 0;
   while (index < books.regions.size() && !(a >= books.regions[index].begin && a + size <= books.regions[index].end))
     ++index;
-  if (index == books.regions.size()) {
-    // The lane keeps in step with the others of its warp, which may be inside.
-    if (outside(a, size, kind, pc, current.thread) && profile.running) remember_event(a, pc, frame);
-    return;
-  }
+  return index;
+}
+
+// An access to a region, whose event is remembered already.
+__attribute__((noinline)) void access_found(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc) {
+  const uint32_t index = region_of(a, size);
   Region& r = books.regions[index];
   Cached& hint = slot_of(cache, pc);
   // What the next access of this instruction will ask. The shortcuts are for one whole element, or one whole cell.
@@ -183,10 +184,23 @@ __attribute__((noinline)) void access_first(uintptr_t a, unsigned size, Kind kin
   hint.fetches = plain ? r.told->fetches : nullptr;
   hint.cells = r.is_shared() && size == r.grain ? r.cells.data() : nullptr;
   hint.shift = (unsigned)__builtin_ctz(size);
-  if (profile.running) remember_event(a, pc, frame);
   ++*hint.count;
   if (hint.fetches && (a & (size - 1)) == 0) ++hint.fetches[(a - r.begin) >> hint.shift];
   else access_books(hint, a, size, kind, how, pc);
+}
+
+__attribute__((noinline)) void access_first(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, void* frame) {
+  if (!books.running || touches_sums(a, size, kind, pc)) return;
+  const uint32_t index = region_of(a, size);
+  const bool inside = index < books.regions.size();
+  // Beside an array, too, the lane keeps in step with the others of its warp, which may be inside.
+  if (!inside && !outside(a, size, kind, pc, current.thread)) return;
+  if (profile.running) {
+    // Other lanes may run meanwhile: they look for the site, and may take the slot, which is filled after them.
+    if (inside) site_for(pc, index, size, kind, how);
+    remember_event(a, pc, frame);
+  }
+  if (inside) access_found(a, size, kind, how, pc);
 }
 
 }  // namespace

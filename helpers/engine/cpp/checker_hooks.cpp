@@ -15,7 +15,11 @@ inline __attribute__((always_inline)) void access(void* address, unsigned size, 
   Cached& hint = slot_of(cache, pc);
   const uintptr_t offset = a - hint.begin;
   if (__builtin_expect(hint.pc != pc || offset > hint.span, 0)) return access_first(a, size, kind, how, pc, frame);
-  if (profile.running) remember_event(a, pc, frame);
+  if (profile.running) {
+    remember_event(a, pc, frame);
+    // Other lanes may have run meanwhile, and the slot may be another instruction's, or empty.
+    if (__builtin_expect(hint.pc != pc || a - hint.begin > hint.span, 0)) return access_found(a, size, kind, how, pc);
+  }
   ++*hint.count;
   if (hint.fetches && (a & (size - 1)) == 0) {
     ++hint.fetches[offset >> hint.shift];

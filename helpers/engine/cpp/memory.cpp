@@ -2,6 +2,7 @@
 //
 // An array ends where a guard of GUARD_BYTES begins, and has one in front: an access past either end is a fault at once
 // and not somebody else's data. Sizes are rounded up to 256 bytes, as CuPy aligns, so some slack lies before the guard.
+// It has bytes of its own for each array: what is read beside one array and stored beside another shows as well.
 #include "worker.h"
 
 #ifndef MAP_NORESERVE
@@ -28,6 +29,19 @@ struct Rounded {
     const size_t page = page_bytes();
     data = (bytes + 255) / 256 * 256;
     pages = (data + page - 1) / page * page;
+  }
+};
+
+// What lies beside an array, byte by byte: odd numbers, so that the sum of two is never a third; of elements of two bytes
+// and more, quiet NaNs. Arrays whose numbers differ by less than 31 differ in each element.
+struct Slack {
+  unsigned number;  // twice an array's own, and 1 for elements of one byte
+
+  unsigned char at(ptrdiff_t i) const {  // i: relative to the array's first byte
+    const unsigned own = number >> 1, place = (unsigned)(number & 1 ? i : i >> 1);
+    const unsigned digit = place & 1 ? 3 * own + own / 31 : own;
+    const bool high = i & 1 && !(number & 1);
+    return high ? (own + place) & 2 ? 0xFF : 0x7F : 0xC1 + 2 * ((digit + (place >> 1)) % 31);
   }
 };
 
@@ -110,8 +124,8 @@ ENGINE_OWN_DELETE(_ZdaPv, "delete[]")
 ENGINE_OWN_DELETE(_ZdlPvm, "delete")
 ENGINE_OWN_DELETE(_ZdaPvm, "delete[]")
 
-// Poisoned memory; null: there is none.
-void* engine_allocate(size_t bytes) {
+// Poisoned memory, and beside it the slack of the array's number; null: there is none.
+void* engine_allocate(size_t bytes, unsigned number) {
   const Rounded rounded(bytes);
   const size_t data = rounded.data, pages = rounded.pages;
   if (data < bytes || pages < data || pages + 2 * GUARD_BYTES < pages) return nullptr;  // it went past 2^64
@@ -123,22 +137,28 @@ void* engine_allocate(size_t bytes) {
     return nullptr;
   }
   memset(window, POISON, pages);
-  return window + pages - data;
+  unsigned char* const begin = (unsigned char*)window + pages - data;
+  const Slack slack{number};
+  for (ptrdiff_t i = (ptrdiff_t)(data - pages); i < 0; ++i) begin[i] = slack.at(i);
+  for (ptrdiff_t i = bytes; i < (ptrdiff_t)data; ++i) begin[i] = slack.at(i);
+  return begin;
 }
 
-// The first byte of the slack that is not poison any more, relative to `begin`, or 0 where all of it is. It is poisoned
-// again.
-int64_t engine_overrun(char* begin, size_t bytes) {
+// The first byte beside an array that is not its slack any more, relative to `begin`, or 0 where all of it is. It is
+// mended.
+int64_t engine_overrun(unsigned char* begin, size_t bytes, unsigned number) {
   const Rounded rounded(bytes);
-  char* pieces[2][2] = {{begin + bytes, begin + rounded.data}, {begin + rounded.data - rounded.pages, begin}};
+  const Slack slack{number};
   int64_t found = 0;
-  for (auto& piece : pieces) {
-    char *p = piece[0], *end = piece[1];
-    while (p < end && *(unsigned char*)p == POISON) ++p;
-    if (p == end) continue;
-    if (!found) found = p - begin;
-    memset(p, POISON, end - p);
-  }
+  const auto mend = [&](ptrdiff_t from, ptrdiff_t to) {
+    for (ptrdiff_t i = from; i < to; ++i) {
+      if (begin[i] == slack.at(i)) continue;
+      if (!found) found = i;
+      begin[i] = slack.at(i);
+    }
+  };
+  mend(bytes, rounded.data);
+  mend((ptrdiff_t)(rounded.data - rounded.pages), 0);
   return found;
 }
 
