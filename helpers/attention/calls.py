@@ -15,29 +15,34 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from helpers import device
-from helpers.attention.ladder import LADDER, Stage, backward_of, default_of, forward_of
+from helpers.attention.ladder import LADDER, Stage, able_of, backward_of, forward_of
 from helpers.attention.ladder.call import (
     BATCHED,
     CU_SEQLENS,
     MAX_ROWS,
     PACKED,
+    WITH_HEAD_DIM,
+    Call,
     Options,
+    Spec,
     check_cu_seqlens,
     check_gradient_arrays,
     check_model_arrays,
     longest_of,
 )
-from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs
+from helpers.attention.ladder.extras import check_positions, extra_inputs
 from helpers.attention.ladder.extras import needs as needs_of_extras
 from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, kind_of, kind_of_all, on_device
-from helpers.attention.ladder.layout import four_axes
-from helpers.attention.ladder.plan import WITH_HEAD_DIM, Ready, plan
+from helpers.attention.ladder.launch import DirectLaunch
+from helpers.attention.ladder.layout import dense, four_axes
+from helpers.attention.ladder.plan import Ready
 
 _CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
 
@@ -64,12 +69,13 @@ def flash_attention(
     Args:
         q: (batch, seq, heads, head_dim).
         k, v: (batch, seq_kv, kv_heads, head_dim) of q's dtype. kv_heads divides heads: that many heads of q in a row
-            share one of k and v (grouped-query attention; with one, multi-query).
+            share one of k and v (grouped-query attention; with one, multi-query). batch, seq and seq_kv may be 0.
         causal: query i sees key j up to i + seq_kv - seq: the last query sees every key (bottom-right alignment, as
             FlashAttention defines it since version 2.1).
         window: (left, right): how many keys before and after that diagonal a query sees; -1 for no limit. With
             causal=True right is 0.
-        softmax_scale: 1 / sqrt(head_dim) where it is not given.
+        softmax_scale: 1 / sqrt(head_dim) where it is not given. Scaled scores may be as large as a float32: from 2**13
+            on they are compared as such, rounded to 24 bits. Where it is below 0, q is copied.
         return_lse: also the natural log of the sum of exp(scaled scores), float32 (batch, heads, seq).
         bias: (batch, heads, seq, seq_kv), each axis of that length or 1; leading axes may be left out, as in NumPy's
             broadcasting; read where it is, whatever its strides. Of q's dtype or float32: added to the scaled scores;
@@ -184,7 +190,8 @@ def flash_attention_backward(
     Returns:
         (dq, dk, dv) with the shapes, the dtype and the kind of q, k and v, C-contiguous. Where heads of q share a head
         of k and v, its gradients are summed over them. A query that sees no key has a gradient of 0, and so has a key
-        that no query sees.
+        that no query sees. The weights come from lse, a float32: from about 2**20 on its rounding shows (at 2**22 by
+        some percent), and beyond 2**25 half types give gradients that fade to 0, so that none overflows.
 
     Raises:
         TypeError, ValueError: as flash_attention, and for do, o and lse that do not fit q.
@@ -237,117 +244,182 @@ _Lengths = tuple[int | None, int | None]
 
 
 def _call(arrays: dict[str, Any], options: Options, longest: _Lengths = (None, None)) -> Any:
-    """Launch a call that was planned before; plan and launch any other."""
+    """Launch a call of known shapes, of which only the addresses are new; or plan one of new shapes."""
     given = (*arrays.values(),)
-    kind, key = kind_of_all(*given), None
-    if kind is not None:
-        # A forward does not depend on the longest keys, unless the rotary tables must reach as far.
-        lengths = longest if "do" in arrays or "rotary_cos" in arrays else longest[0]
-        key = kind, *arrays, options.key, lengths, *map(kind.describe, given)
-        try:
-            planned = _PLANNED.get(key)
-        except TypeError:  # an option that cannot be a key, and is to be refused
-            planned = key = None
-        if planned is not None:
-            return planned(kind, given)
-    return _first(kind, key, arrays, options, longest)
+    kind = kind_of_all(*given)
+    if kind is None:
+        return _from_elsewhere(arrays, options, longest)
+    # A forward does not depend on the longest keys, unless the rotary tables must reach as far.
+    lengths = longest if "do" in arrays or "rotary_cos" in arrays else longest[0]
+    described, means = [*map(kind.describe, given)], options.key
+    key = kind, *arrays, means, lengths, *described
+    try:
+        planned = _PLANNED.get(key)
+    except TypeError:  # an option that cannot be a key, and is to be refused
+        planned = None
+    if planned is None:
+        with on_device(kind.device_id(given[0])):
+            return _new(kind, key, arrays, [*map(kind.spec, described)], options, means, longest)
+    return planned(kind, given)
 
 
 class _PlannedCall:
-    """A call that was checked, planned and compiled before: only its arrays are new."""
+    """A call that was checked, planned and compiled: only its arrays are new."""
+
+    __slots__ = ("_again", "_device_id", "_kept", "_launches", "_names", "_outputs", "_ready", "_scratch")
 
     def __init__(self, ready: Ready, inputs: Sequence[str], outputs: Mapping[str, _Output], device_id: int) -> None:
         """
         Args:
-            inputs: the names of the arrays of the call, in order. outputs: as `_outputs` gives them.
+            inputs: the names of the arrays of the call, in order.
         """
-        self._ready, self._outputs, self._device_id = ready, tuple(outputs.values()), device_id
+        self._ready, self._outputs, self._device_id = ready, [*outputs.values()], device_id
         self._names = (*inputs, *outputs)
-        self._scratch = [(spec.shape, spec.dtype.name) for spec in ready.scratch.values()]
+        self._scratch = [(spec.shape, spec.dtype) for spec in ready.scratch.values()]
         self._launches = ready.direct((*self._names, *ready.scratch)) if device.ON_GPU else []
+        pairs = zip(ready.launches, self._launches, strict=False)
+        self._again = [launch for planned, launch in pairs if not planned.once]
+        self._kept: tuple[int, list[Any]] | None = None  # a stream, and the scratch that was written on it once
 
-    def __call__(self, kind: _Kind, given: Sequence[Any]) -> Any:
-        """Launch. The arrays are like the first call's: same shapes, strides, dtypes, alignment and device."""
+    def __call__(self, kind: _Kind, given: Sequence[Any], *, compare: bool = False) -> Any:
+        """Launch. The arrays are like the first call's: same shapes, strides, dtypes, alignment and device.
+
+        compare: the arguments with the kernels' signatures, as for the first of these kernels.
+        """
         with on_device(self._device_id):
-            outputs = [make(kind, given) for make in self._outputs]
-            self.launch(kind, [*given, *outputs])
+            like = given[0]
+            outputs = [output.make(kind, like) for output in self._outputs]
+            arrays = [*given, *outputs]
+            if compare or not device.ON_GPU:
+                with kind.on_stream_of(like):
+                    named = zip(self._names, map(kind.array, arrays), strict=True)
+                    run = self._ready.bind(_as_stages_have_them(named))
+                    run()
+                if device.ON_GPU and kind.is_captured(kind.stream(like)):
+                    DeviceArrays().keep([run])  # its scratch is CuPy's, whatever the kind
+            else:
+                stream, launches = kind.stream(like), self._launches
+                if self._scratch:
+                    scratch, launches = self._scratch_on(kind, like, stream)
+                    arrays += scratch
+                addresses = list(map(kind.pointer, arrays))
+                for launch in launches:
+                    launch(addresses, stream)
+                if len(self._again) < len(launches) and not kind.is_captured(stream):
+                    self._kept = stream, scratch
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def launch(self, kind: _Kind, arrays: list[Any]) -> None:
-        """Launch on these inputs and outputs, on the current device."""
-        if device.ON_GPU:
-            like = arrays[0]
-            if self._scratch:
-                arrays += [kind.empty(shape, dtype, like) for shape, dtype in self._scratch]
-            addresses, stream = list(map(kind.pointer, arrays)), kind.stream(like)
-            for launch in self._launches:
-                launch(addresses, stream)
-        else:
-            self._ready.bind(_as_stages_have_them(zip(self._names, arrays, strict=True)))()
+    def _scratch_on(self, kind: _Kind, like: Any, stream: int) -> tuple[list[Any], Sequence[DirectLaunch]]:
+        """The arrays between the launches, and the launches: a stream orders those that it has had once before these.
+
+        What a graph captures is its own, and is written whenever it is replayed.
+        """
+        kept, captured = self._kept, kind.is_captured(stream)
+        if kept is not None and kept[0] == stream and not captured and stream != _OF_EACH_THREAD:
+            return kept[1], self._again
+        scratch = [kind.empty(shape, dtype, like) for shape, dtype in self._scratch]
+        if captured:
+            kind.keep(scratch)
+        return scratch, self._launches
 
 
-_PLANNED: dict[tuple[Hashable, ...], _PlannedCall] = {}
-_MOST_PLANNED = 1024  # lengths that change at every call would else fill the memory
+_OF_EACH_THREAD = 2  # CUDA's handle of as many streams as threads
+
+
+class _Output(NamedTuple):
+    """An array that a call returns. heads_first: it is made as (..., heads, rows, head_dim), and seen as the others."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    heads_first: bool = False
+
+    def make(self, kind: _Kind, like: Any) -> Any:
+        """A new one, on the device of `like`."""
+        a = kind.empty(self.shape, self.dtype, like)
+        return a.swapaxes(-3, -2) if self.heads_first else a
+
+    def spec(self, name: str) -> Spec:
+        """As stages have it."""
+        a = dense(self.shape, self.dtype)
+        if name not in WITH_HEAD_DIM:
+            return a
+        return a.with_axes(4) if self.heads_first else a.heads_first
+
+
+class _Family(NamedTuple):
+    """What calls have in common that differ in their shapes, strides and addresses alone.
+
+    options: as `Options.checked` returns them. stages: those that can, the fastest first; or the one that was named.
+    ready: by the stage and its sizes, the first call's, whose arguments fit the kernels' signatures.
+    """
+
+    options: Options
+    stages: Sequence[Stage]
+    ready: dict[tuple[Hashable, ...], Ready]
+
+
+_PLANNED: OrderedDict[tuple[Hashable, ...], _PlannedCall] = OrderedDict()
+_FAMILIES: dict[tuple[Hashable, ...], _Family] = {}
+_MOST_PLANNED = 256  # the latest; lengths that change at every call would else fill the memory
 
 
 def forget() -> None:
     """Forget all earlier calls: the next one of each kind is checked and planned again."""
     _PLANNED.clear()
+    _FAMILIES.clear()
 
 
-# ---- the first call of its kind
+# ---- a call of new shapes
 
 
-def _first(
-    kind: _Kind | None, key: tuple[Hashable, ...] | None, arrays: dict[str, Any], options: Options, longest: _Lengths
+def _new(
+    kind: _Kind,
+    key: tuple[Hashable, ...],
+    arrays: dict[str, Any],
+    described: Sequence[Spec],
+    options: Options,
+    means: Hashable,
+    longest: _Lengths,
 ) -> Any:
-    """Check the call, choose a stage, launch it; and keep what was worked out, if nothing had to be copied."""
-    like = arrays["q"]
-    with contextlib.ExitStack() as contexts:
-        if kind is not None:
-            contexts.enter_context(on_device(kind.device_id(like)))
-            contexts.enter_context(kind.on_stream_of(like))
-        inputs = {name: _on_device(name, a, kind) for name, a in arrays.items() if name in _OF_MODELS}
-        if kind is None and device.ON_GPU:
-            contexts.enter_context(inputs["q"].device)
-        _check(inputs, packed="cu_seqlens_q" in arrays)
-        inputs |= _lengths_on_device(arrays, kind)
-        inputs |= _extras_on_device(arrays, kind, inputs["q"])
-        views = _as_stages_have_them(inputs.items())
-        stage = _choose(views, options)
-        checked = options.checked(views["q"].shape[-1])
-        ours = kind or kind_of(inputs["q"])
-        makers = _outputs(stage, tuple(arrays), views, options)
-        given = tuple((arrays if kind else inputs).values())
-        outputs = [make(ours, given) for make in makers.values()]
-        written = {name: ours.array(a) for name, a in zip(makers, outputs, strict=True)}
-        if views["q"].size == 0 or ("do" in views and views["k"].size == 0):  # packed sequences without a token
-            for a in written.values():
-                a[...] = 0
-        else:
-            ready, read, in_place = plan(stage, views | _as_stages_have_them(written.items()), checked, longest=longest)
-            planned = _PlannedCall(ready, tuple(arrays), makers, kind.device_id(like)) if key and in_place else None
-            if planned and device.ON_GPU and ready.checked:
-                planned.launch(kind, [*given, *outputs])
-            else:
-                ready.bind(read)()
-            if planned:
-                _remember(key, planned)
-    if kind is None:
-        sources = (_SOURCES.get(name, "q") for name in makers)
-        outputs = [_as_kind_of(arrays[source], a) for source, a in zip(sources, outputs, strict=True)]
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    """Check the shapes, fill in what depends on them, launch, and keep it.
 
-
-def _remember(key: tuple[Hashable, ...], planned: _PlannedCall) -> None:
-    if len(_PLANNED) >= _MOST_PLANNED:
-        _PLANNED.clear()
+    What a stage cannot read where it is, is copied; then it is another call.
+    """
+    specs = dict(zip(arrays, described, strict=True))
+    _check(specs)
+    views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
+    q, k = views["q"], views["k"]
+    family, stage = _stage_of(views, options, means, longest[0])
+    outputs = _outputs(stage, specs, options)
+    if 0 in q.shape or 0 in k.shape:  # no row sees a key
+        return _nothing_seen(kind, arrays["q"], outputs)
+    call = Call.of({**views, **{name: output.spec(name) for name, output in outputs.items()}}, family.options, longest)
+    copies = {name: _copy(kind, name, arrays[name]) for name in stage.unreadable(call)}
+    if stage.direction == "forward" and call.softmax_scale < 0:  # kernels find maxima before they scale the scores
+        copies["q"] = kind.negative(arrays["q"])
+        options = options._replace(softmax_scale=-call.softmax_scale)
+    if copies:
+        if device.ON_GPU and kind.is_captured(kind.stream(arrays["q"])):
+            kind.keep([*copies.values()])
+        return _call(arrays | copies, options, longest)
+    sizes = stage.sizes_for(call)
+    which = stage.name, *sizes.items()
+    like = family.ready.get(which)
+    ready = Ready(stage, call, sizes, like=like)
+    planned = _PlannedCall(ready, tuple(arrays), outputs, q.device)
+    result = planned(kind, (*arrays.values(),), compare=like is None)
+    if like is None:
+        family.ready[which] = ready
     _PLANNED[key] = planned
+    if len(_PLANNED) > _MOST_PLANNED:
+        with contextlib.suppress(KeyError):  # another thread has just forgotten them
+            _PLANNED.popitem(last=False)
+    return result
 
 
-_OF_MODELS = WITH_HEAD_DIM | {"lse"}
-_SOURCES = {"dq": "q", "dk": "k", "dv": "v"}  # what an output is like, where that is not q
-_Output = Callable[[_Kind, Sequence[Any]], Any]
+def _copy(kind: _Kind, name: str, a: Any) -> Any:
+    """A copy that any stage can read: contiguous, in whole heads."""
+    return kind.copy(a.swapaxes(-3, -2)).swapaxes(-3, -2) if name in WITH_HEAD_DIM else kind.copy(a)
 
 
 def _as_stages_have_them(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -355,70 +427,80 @@ def _as_stages_have_them(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {name: four_axes(a.swapaxes(-3, -2)) if name in WITH_HEAD_DIM else a for name, a in named}
 
 
-def _outputs(stage: Stage, names: Sequence[str], views: Mapping[str, Any], options: Options) -> dict[str, _Output]:
-    """How what a call returns is made of its arrays, by name; a stage without strides writes whole heads."""
+def _outputs(stage: Stage, specs: Mapping[str, Spec], options: Options) -> dict[str, _Output]:
+    """What a call returns, by name; a stage without strides writes whole heads."""
+    q = specs["q"]
     if stage.direction == "backward":
-        return {name: _empty_like(names.index(source)) for name, source in _SOURCES.items()}
-    q = views["q"]
-    first = names.index("q")
-    lse_shape = q.shape[:-1] if "cu_seqlens_q" not in views else q.shape[1:-1]
-    shape, dtype = q.shape, q.dtype.name
-
-    def whole_heads(kind: _Kind, given: Sequence[Any]) -> Any:
-        return kind.empty(shape, dtype, given[first]).swapaxes(-3, -2)
-
-    def lse(kind: _Kind, given: Sequence[Any]) -> Any:
-        return kind.empty(lse_shape, "float32", given[first])
-
-    o = _empty_like(first) if "strides" in stage.features else whole_heads
-    return {"o": o, "lse": lse} if options.return_lse else {"o": o}
+        return {"d" + name: _Output(specs[name].shape, q.dtype) for name in "qkv"}
+    *batch, rows, heads, columns = q.shape
+    whole_heads = "strides" not in stage.features
+    o = _Output((*batch, heads, rows, columns) if whole_heads else q.shape, q.dtype, whole_heads)
+    return {"o": o, "lse": _Output((*batch, heads, rows), np.dtype(np.float32))} if options.return_lse else {"o": o}
 
 
-def _empty_like(number: int) -> _Output:
-    return lambda kind, given: kind.empty_like(given[number])
+def _nothing_seen(kind: _Kind, like: Any, outputs: Mapping[str, _Output]) -> Any:
+    """What is returned where there is no row, or no key: zeros, and lse -inf."""
+    made = {name: output.make(kind, like) for name, output in outputs.items()}
+    for name, a in made.items():
+        with kind.on_stream_of(like):
+            kind.fill(a, -math.inf if name == "lse" else 0)
+    return made["o"] if len(made) == 1 else tuple(made.values())
 
 
-def _check(inputs: Mapping[str, Any], packed: bool) -> None:
-    """TypeError or ValueError where device arrays do not fit each other."""
-    q, k, v = (inputs[name] for name in "qkv")
+def _check(specs: Mapping[str, Spec]) -> None:
+    """TypeError or ValueError where arrays do not fit each other. The extra inputs are checked in `Call.of`."""
+    q, k, v = (specs[name] for name in "qkv")
+    packed = "cu_seqlens_q" in specs
     check_model_arrays(q, k, v, PACKED if packed else BATCHED)
-    if "do" not in inputs:
+    if len(specs) == 3:
         return
-    do, o, lse = (inputs[name] for name in ("do", "o", "lse"))
-    check_gradient_arrays(do, q, o, lse, q.swapaxes(-3, -2).shape[:-1])
-    for name in ("do", "o", "lse"):
-        _check_device(name, inputs[name], q)
+    for name, a in specs.items():
+        if a.device != q.device:
+            raise ValueError(f"{name} is on GPU {a.device} and q on GPU {q.device}: one device for all is needed")
+    if "do" in specs:
+        *batch, rows, heads, _ = q.shape
+        check_gradient_arrays(specs["do"], q, specs["o"], specs["lse"], (*batch, heads, rows))
+    if packed:
+        for name in CU_SEQLENS:
+            check_cu_seqlens(name, specs[name])
+        sequences = [specs[name].size - 1 for name in CU_SEQLENS]
+        if sequences[0] != sequences[1]:
+            raise ValueError(
+                f"cu_seqlens_q describes {sequences[0]} sequences and cu_seqlens_k describes {sequences[1]}"
+            )
 
 
-def _check_device(name: str, a: Any, q: Any) -> None:
-    if device.ON_GPU and a.device != q.device:
-        raise ValueError(f"{name} is on {a.device} and q on {q.device}: one device for all is needed")
+def _stage_of(
+    views: Mapping[str, Spec], options: Options, means: Hashable, longest: int | None
+) -> tuple[_Family, Stage]:
+    """The family of a call, and the stage for it: the one that was asked for, or the one for calls that name none.
+
+    Packed sequences count as long as the geometric mean of the mean and the longest: most of them may be short, and
+    most of the work in the long ones. means: `Options.key`.
+    """
+    q, k, tables = views["q"], views["k"], views.get("rotary_cos")
+    shared = means, q.shape[-1], q.shape[1] != k.shape[1], tables and tables.shape[-1], q.device
+    key = *views, *[a.dtype for a in views.values()], *shared
+    try:
+        family = _FAMILIES.get(key)
+    except TypeError:  # an option that cannot be a key, and is to be refused
+        family = None
+    if family is None:
+        family = _Family(options.checked(q.shape[-1]), _able(views, options), {})
+        if len(_FAMILIES) >= _MOST_PLANNED:  # of a scale that changes at every call
+            _FAMILIES.clear()
+        _FAMILIES[key] = family
+    if options.stage is not None:
+        return family, family.stages[0]
+    rows = q.shape[-2]
+    if "cu_seqlens_q" in views:
+        rows = math.isqrt(rows * longest // (views["cu_seqlens_q"].size - 1))
+    size = rows, math.prod(q.shape[:-1]), q.shape[-1]
+    return family, next(stage for stage in family.stages if stage.tuning.by_default(*size))
 
 
-def _extras_on_device(arrays: Mapping[str, Any], kind: _Kind | None, q: Any) -> dict[str, Any]:
-    """The extra inputs as device arrays, on q's device. NumPy's stay until their values have been looked at."""
-    extras = {name: a for name, a in arrays.items() if name in NAMES}
-    for name, a in extras.items():
-        if type(a) is not np.ndarray:
-            extras[name] = _on_device(name, a, kind)
-            _check_device(name, extras[name], q)
-    check_positions(extras)
-    return {name: device.cp.asarray(a) for name, a in extras.items()}
-
-
-def _lengths_on_device(arrays: Mapping[str, Any], kind: _Kind | None) -> dict[str, Any]:
-    """cu_seqlens_q and cu_seqlens_k as device arrays, where sequences are packed."""
-    lengths = {name: _on_device(name, arrays[name], kind) for name in CU_SEQLENS if name in arrays}
-    for name, cu in lengths.items():
-        check_cu_seqlens(name, cu)
-    sequences = [len(cu) - 1 for cu in lengths.values()]
-    if sequences and sequences[0] != sequences[1]:
-        raise ValueError(f"cu_seqlens_q describes {sequences[0]} sequences and cu_seqlens_k describes {sequences[1]}")
-    return lengths
-
-
-def _choose(views: Mapping[str, Any], options: Options) -> Stage:
-    """The stage that was asked for, or the one for calls that name none."""
+def _able(views: Mapping[str, Spec], options: Options) -> Sequence[Stage]:
+    """The stages that can do a call, or the one that was named."""
     if not isinstance(options.deterministic, (bool, np.bool_)):
         got = f"{type(options.deterministic).__name__} {options.deterministic!r:.40}"
         raise TypeError(f"deterministic is True or False; got {got}")
@@ -426,8 +508,8 @@ def _choose(views: Mapping[str, Any], options: Options) -> Stage:
     needs = {**options.needs(q, views["k"], packed="cu_seqlens_q" in views), **needs_of_extras(views)}
     stages = (backward_of if "do" in views else forward_of)(LADDER)
     if wanted is None:
-        if (stage := default_of(stages, q.shape[-2], math.prod(q.shape[:-1]), **needs)) is not None:
-            return stage
+        if able := able_of(stages, **needs):
+            return able
         dtypes = sorted({dtype for stage in stages.values() for dtype in stage.dtypes})
         if q.dtype.name not in dtypes:
             raise TypeError(f"q is {q.dtype}; the stages take {', '.join(dtypes)}: q.astype('float32')")
@@ -441,7 +523,24 @@ def _choose(views: Mapping[str, Any], options: Options) -> Stage:
     if reason := stage.why_not(**needs):
         able = ", ".join(name for name, other in stages.items() if other.why_not(**needs) is None)
         raise ValueError(f"stage {stage.name} cannot: {reason}. Stages that can: {able or 'none'}")
-    return stage
+    return (stage,)
+
+
+# ---- arrays that have to be copied, or to come through DLPack first
+
+
+def _from_elsewhere(arrays: Mapping[str, Any], options: Options, longest: _Lengths) -> Any:
+    """The call on device arrays, and its result as arrays like the caller's."""
+    q = _on_device("q", arrays["q"])
+    with q.device if device.ON_GPU else contextlib.nullcontext():
+        check_positions(arrays)
+        arrays_there = {name: q if name == "q" else _on_device(name, a) for name, a in arrays.items()}
+        result = _call(arrays_there, options, longest)
+    if "do" in arrays:
+        return tuple(_as_kind_of(arrays[name], a) for name, a in zip("qkv", result, strict=True))
+    if isinstance(result, tuple):
+        return tuple(_as_kind_of(arrays["q"], a) for a in result)
+    return _as_kind_of(arrays["q"], result)
 
 
 def _longest(
@@ -462,7 +561,7 @@ def _longest(
             return None, None  # which is refused further on
         if of == "q" or cu_seqlens_k is not cu_seqlens_q:  # one array for both is read once
             kind = kind_of(given_cu)
-            given = _on_device(f"cu_seqlens_{of}", given_cu, None) if kind is None else given_cu
+            given = _on_device(f"cu_seqlens_{of}", given_cu) if kind is None else given_cu
             host = (kind or kind_of(given)).host(given)
         longest.append(longest_of(f"cu_seqlens_{of}", host, of, a.shape[0]))
         if most is not None and longest[-1] > most:
@@ -470,10 +569,8 @@ def _longest(
     return (int(max_seqlen_q), int(max_seqlen_k)) if both_given else (longest[0], longest[1])
 
 
-def _on_device(name: str, a: Any, kind: _Kind | None) -> Any:
-    """A device array that shares a's memory, where a is of a known kind or on a GPU; otherwise a copy on the device."""
-    if kind is not None:
-        return kind.array(a)
+def _on_device(name: str, a: Any) -> Any:
+    """A device array that shares a's memory, where that is on a GPU; otherwise a copy on the device."""
     if isinstance(a, device.cp.ndarray):
         return a
     if isinstance(a, np.ndarray):

@@ -29,9 +29,8 @@ from helpers.attention.ladder.call import (
     mask_window,
     softmax_scale_of,
 )
-from helpers.attention.ladder.layout import is_aligned, span
+from helpers.attention.ladder.layout import is_aligned, span, with_scale_above_zero
 from helpers.attention.ladder.params import STRIDES, attention_params
-from helpers.attention.ladder.table import exact_shift
 
 C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 ROTARY, PROJECTION = "11_rotary.cu", "11_projection.cu"
@@ -176,6 +175,7 @@ def plan_rotary(
 def _check_rotary(q: Any, k: Any, cos: Any, sin: Any, positions_given: bool) -> None:
     """TypeError or ValueError for device arrays that `rotary` cannot take."""
     check_model_arrays(q, k, k, BATCHED)
+    _check_no_empty_axis(q, k)
     if q.dtype.name not in C_NAMES:
         raise TypeError(f"q is {q.dtype}; {', '.join(C_NAMES)} are rotated")
     for name, a in (("cos", cos), ("sin", sin)):
@@ -282,6 +282,7 @@ def plan_projection(
     limits_of_mask = mask_window(window, causal)
     scale = softmax_scale_of(softmax_scale, head_dim)
     q, k, v = map(_readable, (q, k, v))
+    q, scale = with_scale_above_zero(q, scale)
     w_o = cp.ascontiguousarray(w_o)
     w_o = w_o if is_aligned(w_o) else cp.array(w_o)
     all_heads, columns = form == "all_heads", w_o.shape[1]
@@ -296,7 +297,7 @@ def plan_projection(
         softmax_scale=scale,
     )
     defines = {"HEAD_DIM": head_dim, **tiles.pick_projection(head_dim, limits.most_shared())}
-    defines.update(ALL_HEADS=int(all_heads), **exact_shift(scale))
+    defines.update(ALL_HEADS=int(all_heads))
     defines.update(sizes or {})
     compiled = kernel.load(source or PROJECTION, f"projection<{C_NAMES[q.dtype.name]}>", defines=defines)
     grid = max(1, -(-rows // defines["BLOCK_M"])), 1 if all_heads else heads, sequences
@@ -308,6 +309,8 @@ def plan_projection(
 def _check_projection(q: Any, k: Any, v: Any, w_o: Any, form: str, *, packed: bool) -> None:
     """TypeError or ValueError for device arrays that `attention_projection` cannot take, or a form there is not."""
     check_model_arrays(q, k, v, PACKED if packed else BATCHED)
+    if not packed:
+        _check_no_empty_axis(q, k)
     if form not in FORMS:
         raise ValueError(f"form is {form!r}; there are {' and '.join(map(repr, FORMS))}")
     base = LADDER["flash_mma"]
@@ -346,6 +349,11 @@ def _array(name: str, a: Any) -> Any:
     if not isinstance(a, (np.ndarray, device.cp.ndarray)):
         raise TypeError(f"{name} is a NumPy or a device array; got {type(a).__name__}")
     return a if isinstance(a, device.cp.ndarray) else device.cp.asarray(a)
+
+
+def _check_no_empty_axis(q: Any, k: Any) -> None:
+    if 0 in (*q.shape, *k.shape):
+        raise ValueError(f"q has shape {q.shape} and k {k.shape}: no axis may be empty")
 
 
 def _in_rows(a: Any) -> bool:

@@ -188,7 +188,7 @@ def _voted(far: str) -> tuple[tuple[str, str], ...]:
 
 _WMMA_AT_ANY_MOVE, _WMMA_LAZY = _voted("0.0f"), _voted("8.0f")
 _AT_ANY_MOVE = ((" 8.0f", " 0.0f"),)
-_AT_EVERY_TILE = (("if (__any_sync(", "if (true || __any_sync("),)
+_AT_EVERY_TILE = (("  if (!__any_sync(0xffffffff, exceeded)) return;\n", ""),)
 
 # ---- 07_mma.cu: all of P first, then all of P V
 _KEYS = "#pragma unroll\n  for (int k = 0; k < BLOCK_N / 16; ++k) {\n"

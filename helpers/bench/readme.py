@@ -91,21 +91,22 @@ def ladder_table(record: Mapping[str, Any]) -> str:
         "TFLOP/s, and in brackets the speed beside PyTorch's SDPA: its memory-efficient backend in float32"
         + (", its FlashAttention-2 in bfloat16" if any(dtype == "bfloat16" for _, dtype, _ in columns) else "")
         + f". Median of many launches on one {device['name']} (driver {device['driver']}, CuPy {device['cupy']}, "
-        f"NVRTC {device['nvrtc']}, PyTorch {device['torch']}); all in one run{_added(record)}, "
+        f"NVRTC {device['nvrtc']}, PyTorch {device['torch']}); all in one run{_earlier(record)}, "
         "in [nvidia-h200.json](notebooks/measured/nvidia-h200.json).",
     ]
     return "\n".join(lines)
 
 
-def _added(record: Mapping[str, Any]) -> str:
-    """What the table says of stages that a later run has added, and how far that run differs from the first."""
-    added = record["how"].get("added")
-    if added is None:
+def _earlier(record: Mapping[str, Any]) -> str:
+    """What the table says of rows that are of an earlier run, and how far the peers that both timed differ."""
+    earlier = record["how"].get("earlier")
+    if earlier is None:
         return ""
-    names, ratio = ", ".join(added["names"]), added["time_beside_the_first_run"]
+    *names, last = earlier["names"]
+    ratio = earlier["time_beside_the_earlier_run"]
     return (
-        f" but {names}, from a second run (what both measured took {ratio['min']:.2f} to {ratio['max']:.2f} times as "
-        f"long there, median {ratio['median']:.2f})"
+        f" but {', '.join(names)} and {last}, from an earlier one (peers that both timed took {ratio['min']:.2f} to "
+        f"{ratio['max']:.2f} times as long now, median {ratio['median']:.2f})"
     )
 
 

@@ -22,7 +22,7 @@ from elftools.elf.elffile import ELFFile
 
 from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, Stage
-from helpers.attention.ladder.steps import CLIMBS
+from helpers.attention.ladder.steps import BASES, CLIMBS
 from helpers.engine.nvrtc import header_options
 
 HEAD_DIMS = (64, 128)
@@ -68,7 +68,8 @@ def text_of(folder: Path, file: str) -> str | None:
 
 def stages(only: list[str]) -> Iterator[Stage]:
     """Every stage, and every step of a climb, whose file's name begins with one of `only`."""
-    everything = {stage.file: stage for stage in (*LADDER.values(), *(s for climb in CLIMBS.values() for s in climb))}
+    steps = (*BASES.values(), *(step for climb in CLIMBS.values() for step in climb))
+    everything = {stage.file: stage for stage in (*LADDER.values(), *steps)}
     for file, stage in everything.items():
         if not only or any(file.removeprefix("steps/").startswith(start) for start in only):
             yield stage

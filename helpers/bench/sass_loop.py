@@ -36,7 +36,7 @@ STAGE = "the stage"  # the idea that the record has of the last step
 
 # What `excerpt` shows: (the idea of a step, the instruction that it begins with, lines).
 EXCERPTS = {
-    "second product": (STAGE, r"F2FP\.BF16\.F32\.PACK_AB", 18),
+    "second product": (STAGE, r"F2FP\.BF16\.F32\.PACK_AB", 24),
     "register moves": ("rescale when it pays", r"IMAD\.MOV\.U32 R163", 12),
 }
 

@@ -13,7 +13,11 @@ from helpers.attention.ladder import steps as ladder_steps
 
 NOT_MEASURED = "not measured yet"
 # What a step was called when it was measured: (stage, the idea recorded) -> its idea now.
-RENAMED = {("hopper", "TMA and wgmma"): "O by wgmma"}
+RENAMED = {
+    ("hopper", "TMA and wgmma"): "O by wgmma",
+    ("backward_mma", "tensor cores"): "mma.sync for dQ",
+    ("flash_cute", "CuTe's layouts and copies"): "TiledCopy",
+}
 
 
 def in_order(

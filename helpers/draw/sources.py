@@ -10,6 +10,8 @@ import textwrap
 from helpers.attention.kernel import KERNELS
 from helpers.draw.picture import Html, Text
 
+_LISTING = "font-family: monospace; white-space: pre; line-height: 1.35; overflow-x: auto; font-size: 0.9em"
+
 
 def _lines(file: str) -> list[str]:
     path = KERNELS / file
@@ -111,6 +113,13 @@ def diff(file_a: str, file_b: str, *, context: int = 2) -> Html:
     return diff_of("\n".join(a), "\n".join(b), f"{file_a} → {file_b}", context=context)
 
 
+def whole(file: str) -> Html:
+    """All of a kernel but the comment at its top."""
+    lines = _lines(file)[sections(file).get("header", (0, 0))[1] :]
+    title = f"{file}: {len(lines)} lines"
+    return Html(f'<p><b>{title}</b></p><div style="{_LISTING}">{html.escape(chr(10).join(lines))}</div>', title)
+
+
 def diff_of(text_a: str, text_b: str, title: str, *, context: int = 2) -> Html:
     """The same of two texts; the title comes before the counts."""
     a, b = text_a.splitlines(), text_b.splitlines()
@@ -123,8 +132,7 @@ def diff_of(text_a: str, text_b: str, title: str, *, context: int = 2) -> Html:
         text = "⋯" if kind == "@" else line
         rows.append(f"<div{background}>{html.escape(text) or '&nbsp;'}</div>")
     summary = f"{title}: {added} lines new, {removed} gone"
-    pre = "font-family: monospace; white-space: pre; line-height: 1.35; overflow-x: auto; font-size: 0.9em"
-    return Html(f'<p><b>{html.escape(summary)}</b></p><div style="{pre}">{"".join(rows)}</div>', summary)
+    return Html(f'<p><b>{html.escape(summary)}</b></p><div style="{_LISTING}">{"".join(rows)}</div>', summary)
 
 
 def folded(shown: Html, summary: str = "") -> Html:

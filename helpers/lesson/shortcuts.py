@@ -18,9 +18,10 @@ import numpy as np
 
 from helpers.attention import kernel, reference
 from helpers.attention.check import TOLERANCE
-from helpers.attention.ladder import LADDER, Stage, backward, tensor_maps
+from helpers.attention.ladder import LADDER, Launch, Stage, backward, tensor_maps
 from helpers.attention.ladder.call import Spec, mask_window, softmax_scale_of
 from helpers.attention.ladder.layout import address
+from helpers.attention.ladder.plan import Ready
 from helpers.attention.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS
 from helpers.device import cp
 from helpers.draw import sources
@@ -84,11 +85,19 @@ def look(
     """
     with kernel.built_when_launched():
         ready, arrays, _ = stage_of(stage).plan(*map(_heads_first, (q, k, v)), source=code, sizes=sizes, **options)
-    launches = [] if ready is None else ready.filled(arrays)
-    if len(launches) != 1:
-        raise ValueError(f"{len(launches)} launches; look at one: give the arrays of one head")
-    ((launch, compiled, args),) = launches
+    if ready is None or len([launch for launch in ready.launches if not launch.file]) != 1:
+        count = 0 if ready is None else len(ready.launches)
+        raise ValueError(f"{count} launches; look at one: give the arrays of one head")
+    launch, compiled, args = main_launch(ready, arrays)
     return xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
+
+
+def main_launch(ready: Ready, arrays: Mapping[str, Any]) -> tuple[Launch, kernel.Kernel, tuple[Any, ...]]:
+    """The last launch of a plan, with its kernel and its arguments; those before it, which prepare it, are made."""
+    *before, main = ready.filled(arrays)
+    for launch, compiled, args in before:
+        compiled(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
+    return main
 
 
 def _heads_first(a: Any) -> Any:
@@ -159,10 +168,13 @@ def ask_cute(layouts: Mapping[str, Asked]) -> dict[str, np.ndarray]:
 
 
 def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> Html:
-    """What step n of the climb to a stage changes; folded: to be opened by a click on its idea."""
+    """What step n of the climb to a stage changes; folded: to be opened by a click on its idea.
+
+    All of the first step's file where the climb begins anew with it.
+    """
     climb = CLIMBS[stage]
-    files = [BEFORE[stage], *(step.file for step in climb)]
-    changes = sources.diff(files[n - 1], files[n], context=context)
+    before, after = ([BEFORE[stage], *(step.file for step in climb)][i] for i in (n - 1, n))
+    changes = sources.whole(after) if before == after else sources.diff(before, after, context=context)
     idea = climb[n - 1].idea if n < len(climb) else LAST_IDEAS[stage]
     return sources.folded(changes, f"step {n}, {idea}") if folded else changes
 

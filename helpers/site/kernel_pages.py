@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from helpers.attention.kernel import KERNELS
 from helpers.attention.ladder import LADDER
-from helpers.attention.ladder.steps import BEFORE, CLIMBS
+from helpers.attention.ladder.steps import BASES, CLIMBS
+from helpers.attention.ladder.steps import files as climb_files
 from helpers.site import notebook_pages, web_address
 
 GROUPS = {  # folder below kernels/ -> the heading of its list
@@ -35,16 +37,15 @@ def files() -> list[Path]:
 
 def ideas() -> dict[str, str]:
     """File below kernels/ -> its idea, from the table of stages and that of the climbs."""
-    of_steps = {step.file: step.idea for climb in CLIMBS.values() for step in climb}
+    of_steps = {step.file: step.idea for climb in (*CLIMBS.values(), BASES.values()) for step in climb}
     return of_steps | {stage.file: stage.idea for stage in LADDER.values()}
 
 
 def before() -> dict[str, str]:
-    """File of a step or stage -> the file that it was made from."""
+    """File of a step or stage -> the file that it was made from, but for the first of a climb that begins anew."""
     files_before = {}
-    for name, climb in CLIMBS.items():
-        chain = [BEFORE[name], *(step.file for step in climb)]
-        files_before.update(zip(chain[1:], chain, strict=False))
+    for name in CLIMBS:
+        files_before.update((after, file) for file, after in pairwise(climb_files(name)))
     return files_before
 
 

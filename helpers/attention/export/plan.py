@@ -15,9 +15,9 @@ import numpy as np
 
 from helpers.attention import kernel
 from helpers.attention.export.sizes import Size, Tree, tree_of, value
-from helpers.attention.ladder import Stage, limits
+from helpers.attention.ladder import Stage, launches, limits
 from helpers.attention.ladder.call import Call, Spec
-from helpers.attention.ladder.launch import Constant, Launch, Map, Part
+from helpers.attention.ladder.launch import Launch, Map, Part
 from helpers.attention.ladder.limits import Limits
 from helpers.attention.ladder.params import STRIDES
 from helpers.attention.ladder.tiles import KB
@@ -82,7 +82,7 @@ class Argument:
     """One argument of a launch.
 
     kind: "array", "head" (the array's part for one head), "map" (its tensor map for copies of `box_rows` rows), "null",
-        "int", "scale", "struct", "table".
+        "int", "scale", "struct".
     """
 
     kind: str
@@ -130,19 +130,21 @@ class PlannedLaunch:
 class Plan:
     """All that an exported file does on the device.
 
-    defines: the -D options. scratch: shape and dtype of the arrays between launches. structs: by the parameter's name.
+    defines: the -D options. files: of the kernels. scratch: shape and dtype of the arrays between launches. structs: by
+        the parameter's name.
     """
 
     request: Request
     defines: Mapping[str, int]
     launches: tuple[PlannedLaunch, ...]
+    files: tuple[str, ...]
     scratch: Mapping[str, tuple[tuple[Tree, ...], np.dtype]] = field(default_factory=dict)
     structs: Mapping[str, Struct] = field(default_factory=dict)
 
     @property
     def table(self) -> bool:
         """Whether a launch takes a table of tiles."""
-        return any(arg.kind == "table" for launch in self.launches for arg in launch.args)
+        return "schedule" in self.scratch
 
     @property
     def maps(self) -> bool:
@@ -190,14 +192,14 @@ class _Probe:
             named["kv_heads"] = named["heads"]
         self.call = call_of(request, named, scale)
         blocks = request.target.multiprocessors + self.numbers["batch"]  # another number in each probe
-        with limits.of_another(request.target._replace(multiprocessors=blocks)):
+        multiprocessors = Size.named("multiprocessors", blocks)
+        with limits.of_another(request.target._replace(multiprocessors=multiprocessors)):
             self.launches = list(request.stage.launches(request.stage, self.call, sizes))
             self.scratch = dict(request.stage.scratch(self.call, sizes))
-        tables = [arg for launch in self.launches for arg in launch.args if isinstance(arg, Constant)]
-        for table in tables:
-            self.numbers |= {f"table.shape[{axis}]": size for axis, size in enumerate(table.values.shape[:2])}
-        if len(tables) > 1:
-            raise CannotExport(f"stage {request.stage.name} has {len(tables)} tables; an exported file makes one")
+            if "schedule" in self.scratch:
+                together = launches.heads_together(self.call, sizes)
+                rounds = self.scratch["schedule"].shape[0]
+                self.numbers |= {"multiprocessors": blocks, "together": int(together), "rounds": int(rounds)}
 
 
 def call_of(request: Request, named: Mapping[str, int], scale: float) -> Call:
@@ -233,11 +235,11 @@ def _explain(request: Request, defines: Mapping[str, int], a: _Probe, b: _Probe)
         pairs = list(zip(a.launches, b.launches, strict=True))
     text = kernel.source(request.stage.file)
     structs: dict[str, Struct] = {}
-    launches = []
+    planned = []
     for first, second in pairs:
         where = f"{request.stage.name}: a launch of {first.kernel}"
         args = []
-        parameters = signatures.from_source(text, first.kernel) or []
+        parameters = signatures.from_source(kernel.source(first.file) if first.file else text, first.kernel) or []
         for parameter, x, y in zip(parameters, first.args, second.args, strict=True):
             here = f"{where}, argument {parameter.name}"
             if isinstance(x, np.ndarray) and x.dtype.names and x.size == 1:
@@ -249,9 +251,9 @@ def _explain(request: Request, defines: Mapping[str, int], a: _Probe, b: _Probe)
                 args.append(_argument(x, y, a, b, here))
         if first.shared_bytes != second.shared_bytes:
             raise CannotExport(f"{where} has shared memory that depends on the call")
-        launches.append(
+        planned.append(
             PlannedLaunch(
-                request.stage.kernel_name(request.dtype, first.kernel),
+                first.kernel if first.file else request.stage.kernel_name(request.dtype, first.kernel),
                 tuple(_size(x, y, a, b, f"{where}, grid") for x, y in zip(first.grid, second.grid, strict=True)),
                 tuple(_size(x, y, a, b, f"{where}, block") for x, y in zip(first.block, second.block, strict=True)),
                 int(first.shared_bytes),
@@ -269,7 +271,8 @@ def _explain(request: Request, defines: Mapping[str, int], a: _Probe, b: _Probe)
         )
         for name, spec in a.scratch.items()
     }
-    return Plan(request, defines, tuple(launches), scratch, structs)
+    files = dict.fromkeys([request.stage.file, *(first.file for first, _ in pairs if first.file)])
+    return Plan(request, defines, tuple(planned), tuple(files), scratch, structs)
 
 
 def _one_of_all_heads(request: Request, probe: _Probe) -> Launch:
@@ -308,8 +311,6 @@ def _argument(x: Any, y: Any, a: _Probe, b: _Probe, where: str) -> Argument:
         return Argument("head", x.name)
     if isinstance(x, Map):
         return Argument("map", x.name, box_rows=int(x.box_rows))
-    if isinstance(x, Constant):
-        return Argument("table", "table")
     if isinstance(x, np.float32) and (x, y) == (np.float32(a.scale), np.float32(b.scale)):
         return Argument("scale", "softmax_scale")
     if isinstance(x, np.int32):

@@ -20,7 +20,7 @@ from helpers.engine import nvrtc
 
 def text(plan: Plan, sizes: Sizes) -> str:
     """The file. sizes: of the arrays that its check uses."""
-    source = kernel_text(plan.request.stage.file)
+    source = kernel_text(*plan.files)
     noqa = "  # noqa: E501" if max(map(len, source.splitlines())) > 120 else ""
     parts = [
         _opening(plan) + "\n" + _constants(plan),
@@ -64,7 +64,9 @@ def _constants(plan: Plan) -> str:
     if plan.request.stage.only_cc:
         options.append(f"-arch={plan.request.stage.architecture(plan.request.stage.min_cc)}")
     lines += _tuple("OPTIONS = ", [f'"{option}"' for option in options], "", wide=True)
-    lines += _tuple("KERNELS = ", [f'"{launch.kernel}"' for launch in plan.launches], "", wide=True)
+    names = [launch.kernel for launch in plan.launches]
+    instances = [name for name in names if "<" in name]
+    lines += _tuple("KERNELS = ", [f'"{name}"' for name in instances or names], "", wide=True)
     if plan.structs:
         lines += ["", "# The structs of the kernel, which a launch passes by value."]
         done: set[str] = set()
@@ -72,12 +74,8 @@ def _constants(plan: Plan) -> str:
             lines += _dtypes(struct.dtype, _constant(struct.type), done)
     if plan.maps:
         lines += ["", 'TENSOR_MAP = np.dtype([("opaque", np.uint64, (16,))])']
-    if plan.table:
-        window = plan.request.window
-        lines += [
-            f"WINDOW = {window}  # keys before and after a row's own position that it sees; -1: all of them",
-            f"L2_SHARE = {launches.L2_SHARE}  # bytes of the L2 cache for the K and V in use",
-        ]
+    if plan.table and plan.request.masked:
+        lines += [f"L2_SHARE = {launches.L2_SHARE}  # bytes of the L2 cache for the K and V in use"]
     if any("UNLIMITED" in _values(struct.fields) for struct in plan.structs.values()):
         lines += [f"UNLIMITED = {UNLIMITED}  # keys: a window without a limit"]
     return "\n".join(lines)
@@ -147,22 +145,19 @@ def module():
     if plan.maps:
         yield _tensor_map(plan)
     if plan.table:
-        yield from map(inspect.getsource, (launches.steps_of_rows, launches.schedule, launches.entries_of))
-        together = (
-            "max(L2_SHARE // (4 * n_kv * HEAD_DIM), 1) * (heads // kv_heads)  # whose K and V are in the L2 cache"
-            if request.masked
-            else "1  # without a mask, tiles take the same time: a head's tiles may follow each other"
-        )
-        yield f'''@functools.cache
-def table_of_tiles(batch, heads, kv_heads, n, n_kv):
-    """The tile of rows that each block computes in each round: (rounds, blocks, 4) int32, on the device."""
-    row_tiles = -(-n // BLOCK_M)
-    together = {together}
-    multiprocessors = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["multiProcessorCount"]
-    blocks = min(row_tiles * heads * batch, multiprocessors)
-    steps = steps_of_rows(n, n_kv, WINDOW, row_tiles, BLOCK_M, BLOCK_N)
-    order = schedule(steps, heads * batch, min(together, heads * batch), blocks)
-    return cp.asarray(entries_of(order, row_tiles, heads, kv_heads, BLOCK_M))
+        yield '''@functools.cache
+def multiprocessors_here():
+    """How many multiprocessors the GPU has."""
+    return cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["multiProcessorCount"]
+'''
+    if plan.table and request.masked:
+        yield inspect.getsource(launches.without_resonance)
+        left, right = request.window
+        keys = "n_kv" if min(left, right) < 0 else f"min(n_kv, {left + right} + BLOCK_M)"
+        yield f'''def heads_together(batch, heads, kv_heads, n, n_kv, multiprocessors):
+    """How many heads are worked on together, longest tiles first: those whose K and V are in the L2 cache."""
+    fit = max(L2_SHARE // (4 * {keys} * HEAD_DIM), 1) * (heads // kv_heads)
+    return without_resonance(min(fit, heads * batch), -(-n // BLOCK_M), multiprocessors)
 '''
 
 
@@ -247,11 +242,15 @@ def _entry(plan: Plan) -> str:
     lines += [f"    {a} = cp.empty({b}.shape, {b}.dtype)" for a, b in written.items()]
     if request.return_lse:
         lines.append("    lse = cp.empty((batch, heads, n), cp.float32)")
+    if plan.table:
+        lines.append("    multiprocessors = multiprocessors_here()")
+        if request.masked:
+            lines.append("    together = heads_together(batch, heads, kv_heads, n, n_kv, multiprocessors)")
     for array, (sizes, dtype) in plan.scratch.items():
         inside = ", ".join(map(python, sizes)) + ("," if len(sizes) == 1 else "")
         lines.append(f"    {array} = cp.empty(({inside}), cp.{dtype.name})")
     if plan.table:
-        lines.append("    table = table_of_tiles(batch, heads, kv_heads, n, n_kv)")
+        lines.append("    rounds = len(schedule)")
     for parameter, struct in plan.structs.items():
         lines.append(f"    {parameter} = np.zeros(1, {_constant(struct.type)})")
         lines += _tuple(f"    {parameter}[0] = ", _struct_items(struct.fields), "    ")
@@ -275,8 +274,8 @@ def _checks(plan: Plan, given: list[str]) -> list[str]:
         f'            raise ValueError(f"{form}; got {{a.dtype}} {{a.shape}}")',
         f"        if {wrong}:",
         f'            raise ValueError(f"{needed}; got shape {{a.shape}}, strides {{a.strides}}")',
-        "    if not 0 < softmax_scale <= 1024:",
-        '        raise ValueError(f"softmax_scale = {softmax_scale}; this file is compiled for scales from 0 to 1024")',
+        "    if softmax_scale < 0:",
+        '        raise ValueError(f"softmax_scale = {softmax_scale}; it is 0 or above (negate q and the scale)")',
     ]
 
 

@@ -55,13 +55,17 @@ def licence() -> list[str]:
     return ["SPDX-License-Identifier: MIT", owner.group(0) if owner else ""]
 
 
-def kernel_text(file: str) -> str:
-    """The kernel's file with its headers pasted in, and without what only the pasting needs."""
+def kernel_text(*files: str) -> str:
+    """The kernels' files with their headers pasted in, each once, and without what only the pasting needs."""
+    first, *others = files
+    text = kernel.source(first)
+    if others:
+        text = kernel.with_headers("".join(f'#include "{file}"\n' for file in files), "all")
     lines = []
-    for line in kernel.source(file).splitlines():
+    for line in text.splitlines():
         begin = re.match(r'#line (\d+) "(.*)"', line)
         if begin:
-            opened = begin.group(1) == "1" and begin.group(2) != file
+            opened = begin.group(1) == "1" and begin.group(2) not in (first, "all")
             lines += ["", f"// ---- {begin.group(2)}"] if opened else []
         elif line.strip() != "#pragma once":
             lines.append(line)

@@ -60,5 +60,5 @@ def plan(
     gradients = tuple(device.cp.full(a.shape, device.cp.nan, dtype=a.dtype) for a in (q, k, v))
     inputs = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
     outputs = dict(zip(GRADIENTS, gradients, strict=True))
-    ready, arrays, _ = stage.plan_arrays(inputs, outputs, options, cu_seqlens, source=source, sizes=sizes)
+    ready, arrays = stage.plan_arrays(inputs, outputs, options, cu_seqlens, source=source, sizes=sizes)
     return ready, arrays, gradients

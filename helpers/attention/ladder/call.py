@@ -8,35 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from helpers import device
+from helpers.attention.ladder import extras
+from helpers.attention.ladder.layout import Spec
 from helpers.engine.cuda_source.signatures import dtype_of
 
+__all__ = ["Call", "Options", "Spec"]
+
+WITH_HEAD_DIM = frozenset({"q", "k", "v", "o", "do", "dq", "dk", "dv"})  # the others are lse, cu_seqlens and extras
 MAX_ROWS = 2**29  # in a sequence; a window so wide is unlimited. The kernels add such numbers in 32 bits
-
-
-class Spec(NamedTuple):
-    """An array without its memory: strides in bytes."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: Any
-
-    @classmethod
-    def of(cls, a: Any) -> Spec:
-        """What an array is like."""
-        return cls(tuple(a.shape), tuple(a.strides), a.dtype)
-
-    @classmethod
-    def dense(cls, shape: Sequence[int], dtype: Any) -> Spec:
-        """A new C-contiguous array."""
-        itemsize = np.dtype(dtype).itemsize
-        steps = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        return cls(tuple(shape), tuple(steps), np.dtype(dtype))
 
 
 class Options(NamedTuple):
@@ -88,8 +72,7 @@ class Options(NamedTuple):
         }
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call, after every check: all that a launch depends on, except addresses.
 
     arrays: by name. q and o: (batch, heads, N, d); k and v: (batch, kv_heads, N_kv, d); of a backward also do, dq, dk
@@ -100,7 +83,6 @@ class Call:
     deterministic: the gradients are the same to the bit in every run.
     rotary_interleaved: pairs of the rotary embedding are neighbours (2 p, 2 p + 1), not (p, p + rotary_dim / 2). The
         arrays of helpers.attention.ladder.extras are among the others.
-    bias_aligned: the first element of bias is at a multiple of 16 bytes.
     """
 
     arrays: Mapping[str, Spec]
@@ -112,7 +94,30 @@ class Call:
     keys: int = 0
     deterministic: bool = False
     rotary_interleaved: bool = False
-    bias_aligned: bool = False
+
+    @classmethod
+    def of(
+        cls, arrays: Mapping[str, Spec], options: Options, longest: tuple[int | None, int | None] = (None, None)
+    ) -> Call:
+        """A call of these arrays; the extra inputs are checked here.
+
+        Args:
+            arrays: those with a head_dim have four axes. options: as `Options.checked` returns them.
+            longest: rows and keys of the longest sequence, where they are packed; keys may be left out in a forward.
+
+        Raises:
+            TypeError, ValueError: an extra input does not fit q and k.
+        """
+        q, k = arrays["q"].shape, arrays["k"].shape
+        packed = "cu_seqlens_q" in arrays
+        sequences = arrays["cu_seqlens_q"].shape[0] - 1 if packed else q[0]
+        rows, keys = longest if packed else (q[2], k[2])
+        if len(arrays) > 4:
+            read = extras.as_kernels_read(arrays, sequences=sequences, packed=packed, longest_k=keys)
+            arrays = {**arrays, **read} if read else arrays
+        aligned = all([a.aligned for name, a in arrays.items() if name in WITH_HEAD_DIM])
+        how = options.deterministic, bool(options.rotary_interleaved)
+        return cls(arrays, options.softmax_scale, options.window, rows, sequences, aligned, keys or 0, *how)
 
     @property
     def packed(self) -> bool:
@@ -240,7 +245,15 @@ CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")  # by name, with packed sequences
 
 
 def check_model_arrays(q: Any, k: Any, v: Any, axes: tuple[str, ...]) -> None:
-    """TypeError or ValueError where device arrays q, k and v are not of these axes, or do not fit each other."""
+    """TypeError or ValueError where device arrays q, k and v, or their specs, are not of these axes or do not fit.
+
+    There may be no batch, no rows and no keys.
+    """
+    if q.ndim == k.ndim == len(axes) and k.shape == v.shape and q.dtype == k.dtype == v.dtype and q.device == k.device:
+        (*batch, rows, heads, columns), (*kv_batch, keys, kv_heads, kv_columns) = q.shape, k.shape
+        same = batch == kv_batch and columns == kv_columns and k.device == v.device
+        if same and max(rows, keys) < MAX_ROWS and columns and heads and kv_heads and not heads % kv_heads:
+            return
     form = f"({', '.join(axes)})"
     for name, a in (("q", q), ("k", k), ("v", v)):
         if a.ndim != len(axes):
@@ -257,12 +270,9 @@ def check_model_arrays(q: Any, k: Any, v: Any, axes: tuple[str, ...]) -> None:
         raise ValueError(
             f"{q.shape[-2]} heads of q cannot share {k.shape[-2]} heads of k and v: kv_heads must divide heads ({form})"
         )
-    if axes == BATCHED:
-        if q.shape[0] != k.shape[0]:
-            raise ValueError(f"q has {q.shape[0]} batches and k has {k.shape[0]}: one number is needed")
-        if 0 in (*q.shape, *k.shape):
-            raise ValueError(f"q has shape {q.shape} and k {k.shape}: no axis may be empty")
-    elif 0 in (*q.shape[1:], *k.shape[1:]):
+    if axes == BATCHED and q.shape[0] != k.shape[0]:
+        raise ValueError(f"q has {q.shape[0]} batches and k has {k.shape[0]}: one number is needed")
+    if 0 in (*q.shape[-2:], *k.shape[-2:]):
         raise ValueError(f"q has shape {q.shape} and k {k.shape}: there are no heads, or no head_dim")
 
 

@@ -16,11 +16,10 @@ import numpy as np
 
 from helpers import device
 from helpers.attention.ladder import limits
-from helpers.attention.ladder.call import Call, Options, Spec, check_stage_arrays
-from helpers.attention.ladder.extras import check_positions, extra_inputs, needs
+from helpers.attention.ladder.call import WITH_HEAD_DIM, Call, Options, Spec, check_stage_arrays
+from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs, is_readable, needs
 from helpers.attention.ladder.launch import Launch
-from helpers.attention.ladder.layout import is_aligned
-from helpers.attention.ladder.plan import Planned, Ready, plan
+from helpers.attention.ladder.plan import Ready, plan
 
 MAX_HEAD_DIM = 128
 _C_NAMES = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
@@ -202,22 +201,22 @@ class Stage:
         return self.missing()
 
     def reads(self, a: Any) -> bool:
-        """Whether the kernel can read (or write) an array where it is, with no copy."""
-        if a.size == 0:
+        """Whether the kernel can read (or write) an array, or one like a `Spec`, where it is, with no copy."""
+        spec = a if type(a) is Spec else Spec.of(a)
+        if 0 in spec.shape:
             return True
-        if "strides" in self.features:
-            rows = a.strides[-1] == a.itemsize or a.shape[-1] == 1
-            as_it_is = rows and min(a.strides) >= 0
-        else:
-            as_it_is = a.flags.c_contiguous
-        return as_it_is and not (self.needs_aligned and not is_aligned(a))
+        as_it_is = spec.in_rows if "strides" in self.features else spec.contiguous
+        return as_it_is and (not self.needs_aligned or spec.aligned)
 
-    def readable(self, a: Any) -> Any:
-        """The array as the kernel can read it: itself wherever that is possible, else a copy."""
-        if self.reads(a):
-            return a
-        dense = device.cp.ascontiguousarray(a)
-        return device.cp.array(a) if dense is a else dense
+    def unreadable(self, call: Call) -> list[str]:
+        """The inputs of a call that have to be copied: this stage cannot read them where they are."""
+        written = ("dq", "dk", "dv") if "do" in call.arrays else ("o", "lse")
+        return [name for name, a in call.arrays.items() if name not in written and not self._can_read(name, a, call)]
+
+    def _can_read(self, name: str, a: Spec, call: Call) -> bool:
+        if name in WITH_HEAD_DIM:
+            return (call.aligned and "strides" in self.features and a.in_rows) or self.reads(a)
+        return is_readable(name, a, self.needs_aligned) if name in NAMES else a.contiguous
 
     # ---- a call
 
@@ -290,9 +289,10 @@ class Stage:
         options = Options(causal, softmax_scale, return_lse, rotary_interleaved=rotary_interleaved, window=window)
         options = self.check(q, k, v, options, packed=cu_seqlens is not None, extras=given)
         cp = device.cp
-        if q.size == 0:  # packed sequences without a token
+        if 0 in (q.size, k.size):  # packed sequences without a token
             o = cp.empty(q.shape, dtype=q.dtype) if out is None else out
-            return None, {}, (o, cp.empty(q.shape[:-1], dtype=cp.float32)) if return_lse else o
+            o[...] = 0
+            return None, {}, (o, cp.full(q.shape[:-1], -cp.inf, dtype=cp.float32)) if return_lse else o
         o = cp.full(q.shape, cp.nan, dtype=q.dtype) if out is None else out
         if o.shape != q.shape or o.dtype != q.dtype or not self.reads(o):
             got = f"shape {o.shape}, strides {o.strides}, dtype {o.dtype}"
@@ -300,7 +300,7 @@ class Stage:
         outputs = {"o": o, **({"lse": cp.full(q.shape[:-1], cp.nan, dtype=cp.float32)} if return_lse else {})}
         check_positions(given)
         inputs = {"q": q, "k": k, "v": v, **given}
-        ready, arrays, _ = self.plan_arrays(inputs, outputs, options, cu_seqlens, source=source, sizes=sizes)
+        ready, arrays = self.plan_arrays(inputs, outputs, options, cu_seqlens, source=source, sizes=sizes)
         return ready, arrays, (o, outputs["lse"]) if return_lse else o
 
     def plan_arrays(
@@ -310,7 +310,7 @@ class Stage:
         options: Options,
         cu_seqlens: tuple[Any, Any] | None,
         **experiment: Any,
-    ) -> Planned:
+    ) -> tuple[Ready, dict[str, Any]]:
         """`plan.plan` of NumPy or device arrays, of a forward or a backward that `check` has let pass."""
         cp, longest = device.cp, (None, None)
         arrays = {**{name: cp.asarray(a) for name, a in inputs.items()}, **outputs}

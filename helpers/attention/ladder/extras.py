@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers import device
-from helpers.attention.ladder.layout import is_aligned
+from helpers.attention.ladder.layout import Spec
 from helpers.engine.cuda_source.signatures import dtype_of
 
 NAMES = ("bias", "alibi_slopes", "rotary_cos", "rotary_sin", "q_positions", "k_positions")  # the kernels' parameters
@@ -82,25 +81,18 @@ def check_positions(arrays: Mapping[str, Any]) -> None:
 
 
 def as_kernels_read(
-    arrays: Mapping[str, Any],
-    *,
-    sequences: int,
-    packed: bool = False,
-    longest_k: int | None = None,
-    aligned: bool = False,
-) -> dict[str, Any]:
-    """The extra inputs as a kernel reads them.
+    arrays: Mapping[str, Spec], *, sequences: int, packed: bool = False, longest_k: int | None = None
+) -> dict[str, Spec]:
+    """The extra inputs with the axes that a kernel reads them by.
 
     Args:
-        arrays: device arrays: q and k, (batch, heads, N, d) and (batch, kv_heads, N_kv, d); where sequences are packed,
-            batch is 1 and the tokens of all are along N. And any of `NAMES`.
+        arrays: q and k, (batch, heads, N, d) and (batch, kv_heads, N_kv, d); where sequences are packed, batch is 1 and
+            the tokens of all are along N. And any of `NAMES`.
         sequences: batch, or how many are packed. longest_k: keys of the longest of them, where that is known.
-        aligned: rows of the rotary tables start at multiples of 16 bytes, or are copied.
 
     Returns:
         By name: bias with 4 axes, each as long as the call's or 1; alibi_slopes (1 or sequences, heads); rotary_cos and
-        rotary_sin (positions, rotary_dim / 2), rows contiguous; q_positions and k_positions (1 or batch, N or N_kv),
-        rows contiguous. An array that is already like this is not copied.
+        rotary_sin (positions, rotary_dim / 2); q_positions and k_positions (1 or batch, N or N_kv).
 
     Raises:
         TypeError: a dtype that is not one of those asked for.
@@ -108,31 +100,46 @@ def as_kernels_read(
     """
     q, k = arrays["q"], arrays["k"]
     (batch, heads, n, head_dim), n_kv = q.shape, k.shape[2]
-    extras: dict[str, Any] = {}
+    extras: dict[str, Spec] = {}
     for name in NAMES:
         if (a := arrays.get(name)) is None:
             continue
         if name == "bias":
-            extras[name] = _bias(a, q.dtype, (sequences, heads, n, n_kv), packed)
+            _check_bias(a, q.dtype, (sequences, heads, n, n_kv), packed)
+            extras[name] = a.with_axes(4)
         elif name == "alibi_slopes":
-            extras[name] = _slopes(a, sequences, heads)
+            _check_slopes(a, sequences, heads)
+            extras[name] = a.with_axes(2)
         elif name in ("rotary_cos", "rotary_sin"):
-            extras[name] = _table(name, a, q.dtype, head_dim, aligned)
+            _check_table(name, a, q.dtype, head_dim)
+            extras[name] = a
         else:
-            extras[name] = _positions(name, a, 1 if packed else batch, n if name == "q_positions" else n_kv, packed)
+            _check_positions(name, a, 1 if packed else batch, n if name == "q_positions" else n_kv, packed)
+            extras[name] = a.with_axes(2)
     if "rotary_cos" in extras:
         _check_tables(extras, n, n_kv, packed, longest_k)
     return extras
 
 
-def _bias(bias: Any, dtype: Any, shape: tuple[int, ...], packed: bool) -> Any:
+def is_readable(name: str, a: Spec, aligned: bool) -> bool:
+    """Whether a kernel can read an extra input where it is. aligned: rows of tables start at multiples of 16 bytes."""
+    if name == "alibi_slopes":
+        return a.contiguous
+    if min(a.strides, default=0) < 0:
+        return False
+    if name == "bias":
+        return True
+    in_rows = a.strides[1] == a.dtype.itemsize or a.shape[1] == 1
+    return in_rows and (a.aligned or not aligned or name not in ("rotary_cos", "rotary_sin"))
+
+
+def _check_bias(bias: Spec, dtype: Any, shape: tuple[int, ...], packed: bool) -> None:
     if packed:
         raise ValueError(
             "bias: sequences that are packed have no common (N, N_kv), so an array of scores does not fit them. "
             "alibi_slopes works with them; for an array, call flash_attention for each sequence"
         )
-    kinds = [dtype, np.dtype(np.float32), np.dtype(np.bool_)]
-    if bias.dtype not in kinds:
+    if bias.dtype not in (dtype, np.float32, np.bool_):
         names = dict.fromkeys((np.dtype(dtype).name, "float32"))
         raise TypeError(
             f"bias is {bias.dtype}; {' or '.join(names)} (added to the scaled scores) or bool (True: may be seen) is "
@@ -144,11 +151,9 @@ def _bias(bias: Any, dtype: Any, shape: tuple[int, ...], packed: bool) -> Any:
             f"bias has shape {tuple(bias.shape)}; (batch, heads, N, N_kv) = {shape} is needed, with each axis of that "
             "length or 1; leading axes may be left out"
         )
-    bias = bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape)) if bias.ndim < 4 else bias
-    return bias if min(bias.strides) >= 0 else device.cp.ascontiguousarray(bias)
 
 
-def _slopes(slopes: Any, sequences: int, heads: int) -> Any:
+def _check_slopes(slopes: Spec, sequences: int, heads: int) -> None:
     if slopes.dtype != np.float32:
         raise TypeError(f"alibi_slopes is {slopes.dtype}; float32 is needed: alibi_slopes.astype('float32')")
     if tuple(slopes.shape) not in ((heads,), (sequences, heads)):
@@ -156,12 +161,10 @@ def _slopes(slopes: Any, sequences: int, heads: int) -> Any:
             f"alibi_slopes has shape {tuple(slopes.shape)}; ({heads},) or ({sequences}, {heads}) is needed: one slope "
             "for each head, or for each head of each sequence"
         )
-    slopes = slopes.reshape((1, heads)) if slopes.ndim == 1 else slopes
-    return slopes if slopes.flags.c_contiguous else device.cp.ascontiguousarray(slopes)
 
 
-def _table(name: str, table: Any, dtype: Any, head_dim: int, aligned: bool) -> Any:
-    if table.dtype not in (dtype, np.dtype(np.float32)):
+def _check_table(name: str, table: Spec, dtype: Any, head_dim: int) -> None:
+    if table.dtype not in (dtype, np.float32):
         names = " or ".join(dict.fromkeys((np.dtype(dtype).name, "float32")))
         raise TypeError(f"{name} is {table.dtype}; {names} is needed: {name}.astype('float32')")
     if table.ndim != 2 or not 1 <= table.shape[1] <= head_dim // 2 or not table.shape[0]:
@@ -169,26 +172,18 @@ def _table(name: str, table: Any, dtype: Any, head_dim: int, aligned: bool) -> A
             f"{name} has shape {tuple(table.shape)}; (positions, rotary_dim / 2) is needed, with rotary_dim from 2 to "
             f"head_dim = {head_dim}"
         )
-    in_place = table.strides[1] == table.itemsize or table.shape[1] == 1
-    if in_place and min(table.strides) >= 0 and (is_aligned(table) or not aligned):
-        return table
-    dense = device.cp.ascontiguousarray(table)
-    return device.cp.array(table) if dense is table else dense
 
 
-def _positions(name: str, positions: Any, batch: int, rows: int, packed: bool) -> Any:
+def _check_positions(name: str, positions: Spec, batch: int, rows: int, packed: bool) -> None:
     what = _argument(name)
     if positions.dtype != np.int32:
         raise TypeError(f"{what} is {positions.dtype}; int32 is needed: .astype('int32')")
     forms = ((rows,),) if packed else ((rows,), (batch, rows))
     if tuple(positions.shape) not in forms:
         raise ValueError(f"{what} has shape {tuple(positions.shape)}; {' or '.join(map(str, forms))} is needed")
-    positions = positions.reshape((1, rows)) if positions.ndim == 1 else positions
-    in_place = positions.strides[1] == 4 and min(positions.strides) >= 0
-    return positions if in_place else device.cp.ascontiguousarray(positions)
 
 
-def _check_tables(extras: Mapping[str, Any], n: int, n_kv: int, packed: bool, longest_k: int | None) -> None:
+def _check_tables(extras: Mapping[str, Spec], n: int, n_kv: int, packed: bool, longest_k: int | None) -> None:
     cos, sin = extras["rotary_cos"], extras["rotary_sin"]
     if cos.shape != sin.shape or cos.dtype != sin.dtype:
         raise ValueError(

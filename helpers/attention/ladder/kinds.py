@@ -12,7 +12,10 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from helpers import device
+from helpers.attention.ladder.layout import Spec, dense_copy, negative, spec_of
 from helpers.engine.cuda_source.signatures import dtype_of
+
+TORCH_DTYPES = ("float32", "float16", "bfloat16", "int32", "bool")
 
 
 class DeviceArrays:
@@ -29,17 +32,37 @@ class DeviceArrays:
         """The address of the first element, on the GPU."""
         return a.data.ptr
 
-    def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
-        """A new array on the device of `like`, which is the current one."""
-        return device.cp.empty(shape, dtype=dtype_of(dtype))
+    def empty(self, shape: Sequence[int], dtype: Any, like: Any) -> Any:
+        """A new array on the device of `like`, which is the current one. dtype: NumPy's."""
+        return device.cp.empty(shape, dtype=dtype)
 
-    def empty_like(self, a: Any) -> Any:
-        """A new C-contiguous array of a's shape and dtype."""
-        return device.cp.empty(a.shape, dtype=a.dtype)
+    def spec(self, described: tuple[Any, ...]) -> Spec:
+        """What `describe` said, as all kinds have it."""
+        return spec_of(*described)
+
+    def copy(self, a: Any) -> Any:
+        """A C-contiguous copy."""
+        return dense_copy(a)
+
+    def negative(self, a: Any) -> Any:
+        """A copy with the other sign."""
+        return negative(a)
+
+    def fill(self, a: Any, value: float) -> None:
+        """Every element becomes `value`."""
+        a[...] = value
 
     def stream(self, a: Any) -> int:
         """The handle of CuPy's current stream."""
         return device.cp.cuda.get_current_stream().ptr
+
+    def is_captured(self, stream: int) -> bool:
+        """Whether a CUDA graph is made of what is launched on a stream."""
+        return bool(device.cp.cuda.runtime.streamIsCapturing(stream))
+
+    def keep(self, arrays: Sequence[Any]) -> None:
+        """For a graph that may use them at any time: CuPy's pool must not give their memory to others."""
+        _OF_GRAPHS.append(arrays)
 
     def device_id(self, a: Any) -> int:
         """The number of a's device."""
@@ -63,6 +86,13 @@ class TorchTensors:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
+        self._dtypes = {getattr(torch, name): dtype_of(name) for name in TORCH_DTYPES}
+        self._torchs = {dtype: name for name, dtype in self._dtypes.items()}
+
+    def takes(self, a: Any) -> bool:
+        """Whether a launch can read it where it is."""
+        plain = type(a) is self._torch.Tensor and a.is_cuda and not a.requires_grad
+        return plain and a.dtype in self._dtypes
 
     def describe(self, a: Any) -> tuple[Hashable, ...]:
         """As DeviceArrays.describe; strides in elements."""
@@ -72,17 +102,39 @@ class TorchTensors:
         """The address of the first element."""
         return a.data_ptr()
 
-    def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
-        """A new tensor on the device of `like`."""
-        return self._torch.empty(shape, dtype=getattr(self._torch, dtype), device=like.device)
+    def empty(self, shape: Sequence[int], dtype: Any, like: Any) -> Any:
+        """A new tensor on the device of `like`. dtype: NumPy's."""
+        return self._torch.empty(shape, dtype=self._torchs[dtype], device=like.device)
 
-    def empty_like(self, a: Any) -> Any:
-        """A new C-contiguous tensor of a's shape and dtype."""
-        return self._torch.empty(a.shape, dtype=a.dtype, device=a.device)
+    def spec(self, described: tuple[Any, ...]) -> Spec:
+        """What `describe` said, as all kinds have it."""
+        shape, steps, dtype, *where = described
+        dtype = self._dtypes[dtype]
+        size = dtype.itemsize
+        return spec_of(tuple(shape), tuple([step * size for step in steps]), dtype, *where)
+
+    def copy(self, a: Any) -> Any:
+        """A C-contiguous copy."""
+        return a.clone(memory_format=self._torch.contiguous_format)
+
+    def negative(self, a: Any) -> Any:
+        """A copy with the other sign."""
+        return -a
+
+    def fill(self, a: Any, value: float) -> None:
+        """Every element becomes `value`."""
+        a.fill_(value)
 
     def stream(self, a: Any) -> int:
         """The handle of PyTorch's current stream on a's device."""
         return self._torch.cuda.current_stream(a.get_device()).cuda_stream
+
+    def is_captured(self, stream: int) -> bool:
+        """Whether a CUDA graph is made of what is launched on PyTorch's current stream, which is this one."""
+        return self._torch.cuda.is_current_stream_capturing()
+
+    def keep(self, arrays: Sequence[Any]) -> None:
+        """Nothing: PyTorch's allocator keeps what a capture takes for its graph."""
 
     def device_id(self, a: Any) -> int:
         """The number of a's device."""
@@ -99,7 +151,7 @@ class TorchTensors:
     def array(self, a: Any) -> Any:
         """A CuPy array of the tensor's memory."""
         cp = device.cp
-        dtype = dtype_of(str(a.dtype).removeprefix("torch."))
+        dtype = self._dtypes[a.dtype]
         strides = [step * dtype.itemsize for step in a.stride()]
         size = dtype.itemsize + sum((n - 1) * step for n, step in zip(a.shape, strides, strict=True))
         size = max(size, 0) if a.numel() else 0
@@ -111,6 +163,7 @@ class TorchTensors:
 _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 _DEVICE = DeviceArrays()
 _TORCH: list[TorchTensors] = []
+_OF_GRAPHS: list[Sequence[Any]] = []  # for good: nothing says when a graph is gone
 
 
 def on_device(number: int) -> contextlib.AbstractContextManager[Any]:
@@ -124,11 +177,9 @@ def kind_of(a: Any) -> DeviceArrays | TorchTensors | None:
     if type(a) is device.cp.ndarray:
         return _DEVICE
     if device.ON_GPU and type(a).__module__ == "torch" and (torch := sys.modules.get("torch")) is not None:
-        plain = type(a) is torch.Tensor and a.is_cuda and not a.requires_grad
-        if plain and a.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.bool):
-            if not _TORCH:
-                _TORCH.append(TorchTensors(torch))
-            return _TORCH[0]
+        if not _TORCH:
+            _TORCH.append(TorchTensors(torch))
+        return _TORCH[0] if _TORCH[0].takes(a) else None
     return None
 
 

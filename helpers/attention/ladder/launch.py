@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from helpers import device
 from helpers.attention.ladder import tensor_maps
-from helpers.attention.ladder.call import Spec
-from helpers.attention.ladder.layout import address, span
+from helpers.attention.ladder.layout import Spec, address, span
 
 
 @dataclass(frozen=True)
@@ -32,27 +28,13 @@ class Map:
     box_rows: int
 
 
-@dataclass(frozen=True, eq=False)
-class Constant:
-    """An argument that is an array of what depends on the call's sizes alone: copied to the device once."""
-
-    values: np.ndarray
-
-    @functools.cached_property
-    def on_device(self) -> Any:
-        """The array on the device. The copy has ended: launches on any stream may read it."""
-        copied = device.cp.asarray(self.values)
-        if device.ON_GPU:
-            device.cp.cuda.get_current_stream().synchronize()
-        return copied
-
-
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """One launch of one kernel.
 
-    args: an array by its name, or as a `Part` or a `Map`; a `Constant`; None for a null pointer; NumPy scalars and
-        structs as they are.
+    args: an array by its name, or as a `Part` or a `Map`; None for a null pointer; NumPy scalars and structs as they
+        are.
+    file: of the kernel, where it is not the stage's own. once: what it writes depends on the call's shapes alone, so
+        that another call of the same shapes after it, on the same stream, does without it.
     """
 
     kernel: str  # its name in the file, or the name of an instance of a template
@@ -60,14 +42,12 @@ class Launch:
     block: tuple[int, ...]
     shared_bytes: int
     args: tuple[Any, ...]
+    file: str = ""
+    once: bool = False
 
     def arguments(self, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments, with the arrays in place of their names."""
         return tuple(_argument(arg, arrays) for arg in self.args)
-
-    def form(self, arrays: Mapping[str, Spec]) -> tuple[Any, ...]:
-        """What a kernel's signature is compared with: shared memory, and of each argument what it is and its dtype."""
-        return self.shared_bytes, *(_form(arg, arrays) for arg in self.args)
 
 
 def _argument(arg: Any, arrays: Mapping[str, Any]) -> Any:
@@ -78,74 +58,88 @@ def _argument(arg: Any, arrays: Mapping[str, Any]) -> Any:
     if isinstance(arg, Map):
         array = arrays[arg.name]
         return tensor_maps.tensor_map(Spec.of(array), address(array), box_rows=arg.box_rows)
-    if isinstance(arg, Constant):
-        return arg.on_device
     return arg
 
 
-def _form(arg: Any, arrays: Mapping[str, Spec]) -> Any:
-    if isinstance(arg, str):
-        return arrays[arg].dtype
-    if isinstance(arg, (Part, Map)):
-        return type(arg), arrays[arg.name].dtype
-    return type(arg), getattr(arg, "dtype", None)
+class Arguments:
+    """Where the driver finds the arguments of a kernel: the same for all calls with the same kinds of arguments.
+
+    What they point to is one block of memory: the addresses of arrays, those of parts of arrays, then the values.
+    """
+
+    __slots__ = ("function", "launch", "maps", "offsets", "parts", "values")
+
+    def __init__(self, launch: Launch, function: Any, slots: Mapping[str, int]) -> None:
+        """
+        Args:
+            slots: where the address of each array will be, in bytes from the first.
+        """
+        self.function = function.kernel  # CuPy's, which holds the module
+        self.launch = device.cp.cuda.driver.launchKernel
+        self.parts = [i for i, arg in enumerate(launch.args) if type(arg) is Part]
+        self.maps = [i for i, arg in enumerate(launch.args) if type(arg) is Map]
+        self.values = [i for i, arg in enumerate(launch.args) if type(arg) not in (str, Part, Map)]
+        parts, end = 8 * len(slots), 8 * (len(slots) + len(self.parts))
+        self.offsets: list[int] = []
+        for i, arg in enumerate(launch.args):
+            if type(arg) is str:
+                self.offsets.append(slots[arg])
+            elif i in self.parts:
+                self.offsets.append(parts + 8 * self.parts.index(i))
+            else:
+                self.offsets.append(end)
+                end += len(_bytes(arg)) if i in self.values else 0
 
 
 class DirectLaunch:
-    """A launch whose arguments are laid out but for the addresses of its arrays: the driver's call, and little else."""
+    """A launch whose arguments are there but for the addresses of its arrays: the driver's call, and little else."""
 
-    def __init__(self, launch: Launch, function: Any, slots: Mapping[str, int], arrays: Mapping[str, Spec]) -> None:
+    __slots__ = ("_arguments", "_maps", "_parts", "_sizes", "_values")
+
+    def __init__(
+        self, arguments: Arguments, launch: Launch, slots: Mapping[str, int], arrays: Mapping[str, Spec]
+    ) -> None:
         """
         Args:
-            slots: where the address of each array will be, in bytes from the first. arrays: what they are like.
+            arguments: of the kernel. slots: as `Arguments` has them. arrays: what they are like.
         """
-        self._function = function.kernel  # CuPy's, which holds the module
-        grid, block = (tuple(size) + (1,) * (3 - len(size)) for size in (launch.grid, launch.block))
-        self._sizes = (*grid, *block, launch.shared_bytes)
-        self._launch = device.cp.cuda.driver.launchKernel
-        self._constants = [arg for arg in launch.args if isinstance(arg, Constant)]  # kept alive
-        self._arguments: list[tuple[bool, int]] = []  # (in the slots?, offset or address)
-        self._parts: list[tuple[int, int]] = []  # (slot of the array, bytes to the part)
-        self._maps: list[tuple[int, int, tensor_maps.Kept]] = []  # (argument, slot of the array, its maps)
-        values = bytearray()  # what arguments that stay the same point to
-        extra = 8 * len(slots)
-        for arg in launch.args:
-            if isinstance(arg, str):
-                self._arguments.append((True, slots[arg]))
-            elif isinstance(arg, Part):
-                self._arguments.append((True, extra + 8 * len(self._parts)))
-                steps = sum(i * step for i, step in zip(arg.index, arrays[arg.name].strides, strict=False))
-                self._parts.append((slots[arg.name] // 8, steps))
-            elif isinstance(arg, Map):
-                maps = tensor_maps.Kept(arrays[arg.name], arg.box_rows)
-                self._maps.append((len(self._arguments), slots[arg.name] // 8, maps))
-                self._arguments.append((False, 0))
-            else:
-                self._arguments.append((False, len(values)))
-                values += _bytes(arg)
-                values += bytes(-len(values) % 16)
-        self._bytes = ctypes.create_string_buffer(bytes(values), len(values) + 16)
-        first = ctypes.addressof(self._bytes)
-        self._arguments = [(in_slots, at if in_slots else first + at) for in_slots, at in self._arguments]
-        self._values = ctypes.c_int64 * (len(slots) + len(self._parts))
-        self._pointers = ctypes.c_int64 * len(self._arguments)
+        grid, block, args = launch.grid, launch.block, launch.args
+        self._arguments = arguments
+        self._sizes = (*grid, *_ONES[len(grid)], *block, *_ONES[len(block)], launch.shared_bytes)
+        self._values = array("q", b"".join([_bytes(args[i]) for i in arguments.values]))
+        self._parts = [_part(args[i], slots, arrays) for i in arguments.parts]
+        self._maps = [
+            (i, slots[args[i].name] // 8, tensor_maps.Kept(arrays[args[i].name], args[i].box_rows))
+            for i in arguments.maps
+        ]
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
         """Launch on the arrays at these addresses, in the order of the names, on the stream of this handle."""
         if self._parts:
             addresses = [*addresses, *[addresses[slot] + offset for slot, offset in self._parts]]
-        values = self._values(*addresses)
-        first = ctypes.addressof(values)
-        pointers = self._pointers(*[first + place if in_slots else place for in_slots, place in self._arguments])
-        for argument, slot, maps in self._maps:
-            pointers[argument] = maps.pointer(addresses[slot])
-        self._launch(self._function.ptr, *self._sizes, stream, ctypes.addressof(pointers), 0)
+        arguments = self._arguments
+        values = array("q", addresses) + self._values
+        first = values.buffer_info()[0]
+        pointers = array("q", [first + offset for offset in arguments.offsets])
+        held = []  # until the driver has read them
+        for i, slot, maps in self._maps:
+            pointers[i], room = maps.at(addresses[slot])
+            held.append(room)
+        arguments.launch(arguments.function.ptr, *self._sizes, stream, pointers.buffer_info()[0], 0)
+
+
+_ONES = {1: (1, 1), 2: (1,), 3: ()}
+
+
+def _part(arg: Part, slots: Mapping[str, int], arrays: Mapping[str, Spec]) -> tuple[int, int]:
+    """(slot of the array, bytes to the part)."""
+    steps = sum(i * step for i, step in zip(arg.index, arrays[arg.name].strides, strict=False))
+    return slots[arg.name] // 8, steps
 
 
 def _bytes(arg: Any) -> bytes:
-    """A value as the kernel reads it: a null pointer for None, an address for a `Constant`."""
+    """A value as the kernel reads it, in whole words of 8 bytes: a null pointer for None."""
     if arg is None:
         return bytes(8)
-    if isinstance(arg, Constant):
-        return np.int64(address(arg.on_device)).tobytes()
-    return arg.tobytes()
+    value = arg.tobytes()
+    return value + bytes(-len(value) % 8)

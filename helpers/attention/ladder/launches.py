@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from helpers.attention.ladder import limits
-from helpers.attention.ladder.call import Call, Spec
+from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
 from helpers.attention.ladder.extras import NAMES
-from helpers.attention.ladder.launch import Constant, Launch, Map, Part
+from helpers.attention.ladder.launch import Launch, Map, Part
 from helpers.attention.ladder.params import GRADIENTS, attention_params, backward_params, fused_params
 from helpers.attention.ladder.tiles import backward_mma_dq_columns
 
@@ -70,7 +70,7 @@ def strided_fused(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[La
 
 def _steps(spec: Spec) -> tuple[int, ...]:
     """From one element to the next along each axis, in elements; 0 where there is one for all."""
-    size = np.dtype(spec.dtype).itemsize
+    size = spec.dtype.itemsize
     return tuple(step // size if count > 1 else 0 for count, step in zip(spec.shape, spec.strides, strict=True))
 
 
@@ -85,7 +85,7 @@ def _tiles_in_grid(
     _check_grid(call.heads, "heads")
     _check_grid(call.sequences, "sequences")
     params = _attention_params(call)
-    optional = (name if name in call.arrays else None for name in ("lse", "cu_seqlens_q", "cu_seqlens_k"))
+    optional = [name if name in call.arrays else None for name in ("lse", *CU_SEQLENS)]
     grid = -(-call.rows // sizes["BLOCK_M"]), call.heads, call.sequences
     return stage.launch(grid, sizes, (*qkv, "o", *optional, *more, params, *more_params))
 
@@ -98,119 +98,77 @@ def _maps(sizes: Mapping[str, int]) -> tuple[Map, ...]:
 def persistent(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     """10: a block for each multiprocessor, which takes one tile of rows after the other; arrays as tensor maps.
 
-    Packed sequences differ in length, so that no order known now gives all blocks the same work: each tile is a block,
-    and the hardware starts the next one wherever one has ended.
+    Another kernel writes which tile that is. Where sequences are packed, each tile is a block: see 10_order.cu.
     """
-    return [_tiles_by_table(stage, call, sizes, _maps(sizes))]
+    return _tiles_in_order(stage, call, sizes, _maps(sizes))
 
 
 def persistent_o_map(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     """The same, and O as a tensor map too, for the 16 rows of a warp."""
-    return [_tiles_by_table(stage, call, sizes, (*_maps(sizes), Map("o", 16)))]
+    return _tiles_in_order(stage, call, sizes, (*_maps(sizes), Map("o", 16)))
 
 
-def _tiles_by_table(stage: Stage, call: Call, sizes: Mapping[str, int], maps: tuple[Map, ...]) -> Launch:
-    row_tiles = -(-call.rows // sizes["BLOCK_M"])
-    items = row_tiles * call.heads * call.sequences
-    if items >= 2**27:  # 16 bytes each
-        raise ValueError(f"{items:,} tiles of rows; one launch takes 134,217,727 at most")
-    blocks = items if call.packed else min(items, limits.multiprocessors())
-    together = min(heads_together(call), call.heads * call.sequences)
-    order = schedule(steps_of_tiles(call, row_tiles, sizes), call.heads * call.sequences, together, blocks)
-    entries = entries_of(order, row_tiles, call.heads, call.arrays["k"].shape[1], sizes["BLOCK_M"])
-    optional = (name if name in call.arrays else None for name in ("lse", "cu_seqlens_q", "cu_seqlens_k"))
-    table = Constant(entries)
-    args = (*maps, "o", *optional, table, np.int32(len(order)), _attention_params(call))
-    return stage.launch((blocks,), sizes, args)
+ORDER, ORDER_THREADS, ORDER_PACKED_THREADS = "10_order.cu", 256, 1024
 
 
-def steps_of_tiles(call: Call, row_tiles: int, sizes: Mapping[str, int]) -> np.ndarray:
-    """How many tiles of keys each tile of rows sees, and one more for its beginning and its end: its share of the work.
-
-    Returns:
-        shape (row_tiles,), int64. Packed: as if all sequences were as long as the longest, with as many keys as rows.
-    """
-    keys = call.rows if call.packed else call.arrays["k"].shape[2]
-    return steps_of_rows(call.rows, keys, call.window, row_tiles, sizes["BLOCK_M"], sizes["BLOCK_N"])
-
-
-# The next three know sizes and NumPy alone, so that a file of their own can have them: see helpers/attention/export.
-
-
-def steps_of_rows(
-    rows: int, keys: int, window: tuple[int, int], row_tiles: int, block_m: int, block_n: int
-) -> np.ndarray:
-    """How many tiles of keys each tile of rows sees, and one more for its beginning and its end: (row_tiles,)."""
-    first = np.arange(row_tiles) * block_m
-    last = np.minimum(first + block_m, rows) - 1
-    left, right = (keys + rows if side < 0 else side for side in window)
-    begin = np.maximum(first + keys - rows - left, 0)
-    end = np.minimum(last + keys - rows + right + 1, keys)
-    return np.maximum(-(-(end - begin) // block_n), 1) + 1
+def _tiles_in_order(stage: Stage, call: Call, sizes: Mapping[str, int], maps: tuple[Map, ...]) -> list[Launch]:
+    block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
+    lse, *cu_seqlens = (name if name in call.arrays else None for name in ("lse", *CU_SEQLENS))
+    params, sequences = _attention_params(call), np.int32(call.sequences)
+    rounds, blocks = _rounds_and_blocks(call, sizes)
+    if call.packed:
+        numbers = np.int32(blocks // call.heads), sequences, block_m, block_n
+        args = ("schedule", *cu_seqlens, *numbers, params)
+        order = Launch("order_packed_tiles", (1,), (ORDER_PACKED_THREADS,), 0, args, ORDER)
+    else:
+        numbers = np.int32(blocks), sequences, np.int32(heads_together(call, sizes)), block_m, block_n
+        args = ("schedule", *numbers, params)
+        order = Launch("order_tiles", (rounds,), (ORDER_THREADS,), 0, args, ORDER, once=True)
+    main = (*maps, "o", lse, *cu_seqlens, "schedule", np.int32(rounds), params)
+    return [order, stage.launch((blocks,), sizes, main)]
 
 
-def schedule(steps: np.ndarray, heads: int, together: int, blocks: int) -> np.ndarray:
-    """Which tile of rows a block computes in each round: longest-first (LPT) order, spread evenly.
-
-    The tiles of `together` heads come first, the longest ones of them first, then those of the next heads. In each
-    round every block gets one tile, the longest of them where there is least work so far.
-
-    Args:
-        steps: (row tiles,), the work of each.
-
-    Returns:
-        shape (rounds, blocks), int64: head * row tiles + row tile; -1 where there is none left.
-    """
-    row_tiles = len(steps)
-    longest_first = np.argsort(-steps, kind="stable")
-    parts = []
-    for first in range(0, heads, together):
-        part = np.arange(first, min(first + together, heads))
-        parts.append((part[None, :] * row_tiles + longest_first[:, None]).ravel())
-    order = np.concatenate(parts)
-    if blocks >= len(order):  # one tile each: the hardware starts blocks in this order
-        return order[None]
-    rounds = -(-len(order) // blocks)
-    table = np.full((rounds, blocks), -1)
-    work = np.zeros(blocks, np.int64)
-    for i in range(rounds):
-        tiles = order[i * blocks : (i + 1) * blocks]
-        tiles = tiles[np.argsort(-steps[tiles % row_tiles], kind="stable")]
-        least = np.argsort(work, kind="stable")[: len(tiles)]
-        table[i, least] = tiles
-        work[least] += steps[tiles % row_tiles]
-    return table
+def schedule(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
+    """What 10 keeps: the tile of each block in each round, four numbers of 32 bits."""
+    return {"schedule": Spec.dense((*_rounds_and_blocks(call, sizes), 4), np.int32)}
 
 
-def entries_of(order: np.ndarray, row_tiles: int, heads: int, kv_heads: int, block_m: int) -> np.ndarray:
-    """What a block reads of each of its tiles: (sequence, head of q, head of k and v, first row or -1 for no tile).
-
-    Args:
-        order: as `schedule` returns it.
-
-    Returns:
-        shape (rounds, blocks, 4), int32.
-    """
-    all_heads, row_tile = np.divmod(order, row_tiles)
-    sequence, head = np.divmod(all_heads, heads)
-    first_row = np.where(order < 0, -1, row_tile * block_m)
-    entries = np.stack([sequence, head, head // (heads // kv_heads), first_row], axis=-1)
-    return np.ascontiguousarray(entries, np.int32)
+def _rounds_and_blocks(call: Call, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """Packed sequences begin anywhere: each may have one tile more than its share of the rows."""
+    rows = call.arrays["q"].shape[2]
+    if call.packed:
+        rounds, blocks = 1, (rows // sizes["BLOCK_M"] + call.sequences) * call.heads
+    else:
+        items = -(-rows // sizes["BLOCK_M"]) * call.heads * call.sequences
+        blocks = min(items, limits.multiprocessors())
+        rounds = -(-items // blocks)
+    if blocks * rounds >= 2**27:
+        raise ValueError(f"{blocks * rounds:,} tiles of rows; one launch takes 134,217,727 at most")
+    return rounds, blocks
 
 
 L2_SHARE = 32 * 2**20  # bytes of the L2 cache, 50 MB on an H200, for the K and V in use
 
 
-def heads_together(call: Call) -> int:
+def heads_together(call: Call, sizes: Mapping[str, int]) -> int:
     """How many heads of Q are worked on together, longest tiles first: as many as find their K and V in the L2 cache.
 
     Without a mask all tiles take the same time, so that a head's tiles may follow each other.
     """
     if call.window == (-1, -1):
         return 1
+    _, heads, rows, _ = call.arrays["q"].shape
     _, kv_heads, keys, head_dim = call.arrays["k"].shape
-    bytes_of_head = 2 * keys // (call.sequences if call.packed else 1) * head_dim * 2
-    return max(L2_SHARE // max(bytes_of_head, 1), 1) * (call.heads // kv_heads)
+    if min(call.window) >= 0:  # of a head, no more is in use at a time
+        keys = min(keys, sum(call.window) + sizes["BLOCK_M"])
+    fit = max(L2_SHARE // (4 * keys * head_dim), 1) * (heads // kv_heads)
+    return without_resonance(min(fit, heads * call.sequences), -(-rows // sizes["BLOCK_M"]), limits.multiprocessors())
+
+
+def without_resonance(together: int, row_tiles: int, blocks: int) -> int:
+    """As many heads, or one less: with an odd number of whole rounds in each group, the same blocks get more in all."""
+    resonates = together > 1 and together * row_tiles % (2 * blocks) == blocks
+    return together - 1 if resonates else together
 
 
 def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
@@ -281,28 +239,27 @@ def row_sums(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
     return {"delta": Spec.dense(call.arrays["q"].shape[:3], np.float32)}
 
 
-def _strides(spec: Spec, packed: bool) -> tuple[int, int, int]:
-    """From one batch, row and head to the next, in elements."""
-    batch, head, row, _ = (step // np.dtype(spec.dtype).itemsize for step in spec.strides)
-    return (0 if packed else batch), row, head
+def _strides(call: Call, names: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+    """From one batch, row and head to the next, in elements; packed sequences are in one batch."""
+    steps = {name: call.arrays[name].steps for name in names}
+    return {name: (0, *by_row_and_head) for name, (_, *by_row_and_head) in steps.items()} if call.packed else steps
 
 
 def _attention_params(call: Call) -> Any:
-    q, k = call.arrays["q"], call.arrays["k"]
+    q, k = call.arrays["q"].shape, call.arrays["k"].shape
     return attention_params(
-        {name: _strides(call.arrays[name], call.packed) for name in "qkvo"},
-        n=q.shape[2],
-        n_kv=k.shape[2],
-        heads=call.heads,
-        kv_heads=k.shape[1],
+        _strides(call, "qkvo"),
+        n=q[2],
+        n_kv=k[2],
+        heads=q[1],
+        kv_heads=k[1],
         window=call.window,
         softmax_scale=call.softmax_scale,
     )
 
 
 def _backward_params(call: Call) -> Any:
-    strides = {name: _strides(call.arrays[name], call.packed) for name in GRADIENTS}
-    return backward_params(_attention_params(call), strides)
+    return backward_params(_attention_params(call), _strides(call, GRADIENTS))
 
 
 def _check_grid(size: int, what: str) -> None:

@@ -2,11 +2,111 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from helpers import device
+
+
+class _once:
+    """functools.cached_property without the lock that it takes before Python 3.12."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function, self.name, self.__doc__ = function, function.__name__, function.__doc__
+
+    def __get__(self, owner: Any, kind: type) -> Any:
+        value = owner.__dict__[self.name] = self.function(owner)
+        return value
+
+
+class _Fields(NamedTuple):
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+    offset: int = 0
+    device: int = 0
+
+
+class Spec(_Fields):
+    """An array without its memory: strides in bytes. offset: its address modulo 16. device: the number of its GPU."""
+
+    @classmethod
+    def of(cls, a: Any) -> Spec:
+        """What an array is like."""
+        return cls(tuple(a.shape), tuple(a.strides), a.dtype, address(a) % 16)
+
+    @classmethod
+    def dense(cls, shape: Sequence[int], dtype: Any) -> Spec:
+        """A new C-contiguous array."""
+        dtype = np.dtype(dtype)
+        strides, step = [], dtype.itemsize
+        for size in reversed(shape):
+            strides.append(step)
+            step *= size
+        return cls(tuple(shape), tuple(reversed(strides)), dtype)
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @_once
+    def contiguous(self) -> bool:
+        """Whether its elements follow one another in the order of C."""
+        step = self.dtype.itemsize
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size > 1 and stride != step:
+                return self.size == 0
+            step *= size
+        return True
+
+    @_once
+    def in_rows(self) -> bool:
+        """Whether the elements of a row are neighbours, and no stride is below 0."""
+        strides = self.strides
+        return (strides[-1] == self.dtype.itemsize or self.shape[-1] == 1) and min(strides) >= 0
+
+    @_once
+    def aligned(self) -> bool:
+        """Whether every row starts at a multiple of 16 bytes."""
+        bits = self.offset
+        for size, stride in zip(self.shape[:-1], self.strides[:-1], strict=True):
+            if size > 1:
+                bits |= stride
+        return not bits & 15
+
+    @_once
+    def steps(self) -> tuple[int, int, int]:
+        """Of (batch, heads, rows, head_dim): from one batch, row and head to the next, in elements."""
+        batch, head, row, _ = self.strides
+        size = self.dtype.itemsize
+        return batch // size, row // size, head // size
+
+    def with_axes(self, count: int) -> Spec:
+        """The same with axes of size 1 before its own."""
+        more = count - len(self.shape)
+        if more <= 0:
+            return self
+        return Spec((1,) * more + self.shape, (0,) * more + self.strides, *self[2:])
+
+    @_once
+    def heads_first(self) -> Spec:
+        """(batch, rows, heads, head_dim), or (tokens, heads, head_dim), as (batch or 1, heads, rows, head_dim)."""
+        (batch, rows, heads, columns), (by_batch, by_row, by_head, by_column), *others = self.with_axes(4)
+        return Spec((batch, heads, rows, columns), (by_batch, by_head, by_row, by_column), *others)
+
+
+spec_of = functools.lru_cache(maxsize=1024)(Spec)  # k and v are often alike, and q is as it was
+dense = functools.lru_cache(maxsize=1024)(Spec.dense)
 
 
 def four_axes(a: Any) -> Any:
@@ -20,12 +120,27 @@ def address(a: Any) -> int:
 
 
 def is_aligned(a: Any) -> bool:
-    """Whether every row starts at a multiple of 16 bytes."""
-    bits = address(a)
-    for size, stride in zip(a.shape[:-1], a.strides[:-1], strict=True):
-        if size > 1:
-            bits |= stride
-    return bits % 16 == 0
+    """Whether every row of an array starts at a multiple of 16 bytes."""
+    return Spec.of(a).aligned
+
+
+def with_scale_above_zero(q: Any, softmax_scale: float) -> tuple[Any, float]:
+    """q and the scale, or -q and the scale without its sign: kernels find maxima before they scale the scores."""
+    return (q, softmax_scale) if softmax_scale >= 0 else (negative(q), -softmax_scale)
+
+
+def negative(a: Any) -> Any:
+    """A copy with the other sign, of any dtype of the device: not every library computes with all of them."""
+    copy = device.cp.array(a)
+    bits = copy.view(f"uint{8 * a.itemsize}")
+    bits ^= bits.dtype.type(1 << 8 * a.itemsize - 1)
+    return copy
+
+
+def dense_copy(a: Any) -> Any:
+    """A C-contiguous copy in memory of its own."""
+    dense = device.cp.ascontiguousarray(a)
+    return device.cp.array(a) if dense is a else dense
 
 
 def span(a: Any) -> Any:

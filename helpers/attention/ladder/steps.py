@@ -17,7 +17,7 @@ from typing import Any
 from helpers.attention.ladder import limits, tiles
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.contract import Stage
-from helpers.attention.ladder.launches import persistent_o_map, strided_maps, tiles_of_rows
+from helpers.attention.ladder.launches import persistent_o_map, strided, strided_maps, tiles_of_rows
 from helpers.attention.ladder.table import LADDER
 
 Sizes = Mapping[str, int]
@@ -147,14 +147,7 @@ def _register_tiles() -> tuple[Stage, ...]:
     )
 
 
-# ---- 05 -> 06
-
-
-def _half_register_tiles_shared(sizes: Sizes) -> int:
-    """sizeof(Shared<T>), in bytes, of the register tiles with K and V in a half type; Q and P are float32."""
-    d, m, n = sizes["HEAD_DIM"], sizes["BLOCK_M"], sizes["BLOCK_N"]
-    k_row, v_row = _up(d, 16) + 8, _up(d, 4 * sizes["THREADS_X"])
-    return _up(4 * (d * m + n * (m + 8)) + 2 * n * (k_row + v_row), 16)
+# ---- 06
 
 
 def _without_s_shared(sizes: Sizes) -> int:
@@ -163,21 +156,17 @@ def _without_s_shared(sizes: Sizes) -> int:
 
 
 def _flash_wmma() -> tuple[Stage, ...]:
-    target, before = LADDER["flash_wmma"], LADDER["heads_and_masks"]
+    target = LADDER["flash_wmma"]
 
     def step(file: str, idea: str, **changed: Any) -> Stage:
         return _step(target, f"steps/{file}", idea, **changed)
 
-    # Both first steps change more lines than a lesson should: the first for all loads and stores of another type, the
-    # second because the register tiles go at once, most of its lines by being removed.
-    in_register_tiles: dict[str, Any] = {"tiles": before.tiles, "threads": before.threads}
     return (
-        step("06_01_half_types.cu", "half types", shared_bytes=_half_register_tiles_shared, **in_register_tiles),
-        step("06_02_row_per_lane.cu", "a row per lane", shared_bytes=_without_s_shared),
-        step("06_03_qk_by_wmma.cu", "Q K^T by WMMA"),
-        step("06_04_p_in_half.cu", "P in the half type"),
-        step("06_05_pv_by_wmma.cu", "P V by WMMA"),
-        step("06_06_fragment_of_factors.cu", "a fragment of factors"),
+        step("06_01_row_per_lane.cu", "a row per lane", shared_bytes=_without_s_shared),
+        step("06_02_qk_by_wmma.cu", "Q K^T by WMMA"),
+        step("06_03_p_in_half.cu", "P in the half type"),
+        step("06_04_pv_by_wmma.cu", "P V by WMMA"),
+        step("06_05_fragment_of_factors.cu", "a fragment of factors"),
         target,
     )
 
@@ -231,9 +220,7 @@ def _flash_mma() -> tuple[Stage, ...]:
         chosen = _first_that_fits(candidates, shared_bytes)
         return _step(target, f"steps/{file}", idea, tiles=chosen, shared_bytes=shared_bytes, **changed)
 
-    no_shift: dict[str, Any] = {"variant": lambda call: {}}  # scores are scaled before their maximum is found
     by_rows: dict[str, Any] = {
-        **no_shift,
         "candidates": _as_wmma,
         "threads": lambda sizes: sizes["BLOCK_M"],
         "max_head_dim": wmma.max_head_dim,
@@ -247,14 +234,17 @@ def _flash_mma() -> tuple[Stage, ...]:
         step("07_06_four_lanes_a_row.cu", "four lanes share a row", wmma.shared_bytes, **by_rows),
         step("07_07_s_in_registers.cu", "S in registers", _p_shared, **by_rows),
         step("07_08_p_in_registers.cu", "P in registers", _one_tile_shared, **by_rows),
-        step("07_09_wider_tiles.cu", "64 keys a tile", _one_tile_shared, **no_shift),
-        step("07_10_swizzle.cu", "swizzle", _swizzled_shared, **no_shift),
-        step("07_11_double_buffering.cu", "double buffering", **no_shift),
-        step("07_12_addresses_by_xor.cu", "addresses by exclusive or", **no_shift),
-        step("07_13_addresses_of_copies.cu", "addresses of the copies", **no_shift),
+        step("07_09_wider_tiles.cu", "64 keys a tile", _one_tile_shared),
+        step("07_10_swizzle.cu", "swizzle", _swizzled_shared),
+        step("07_11_double_buffering.cu", "double buffering"),
+        step("07_12_addresses_by_xor.cu", "addresses by exclusive or"),
+        step("07_13_addresses_of_copies.cu", "addresses of the copies"),
         step("07_14_scale_in_ffma.cu", "the scale in an FFMA"),
         step("07_15_masks_as_bits.cu", "masks as bits"),
         step("07_16_lazy_rescale.cu", "rescale when it pays"),
+        step("07_17_copies_after_scores.cu", "copies issued after the scores"),
+        step("07_18_addresses_in_registers.cu", "addresses kept in registers"),
+        step("07_19_limits.cu", "a limit for each row"),
         target,
     )
 
@@ -298,21 +288,26 @@ def _backward_mma() -> tuple[Stage, ...]:
     one_buffer = _backward_mma_shared(buffers=1, ds=1, p_stored=True)
     p_where_read = _backward_mma_shared(buffers=1, ds=1, p_stored=False)
     two_buffers = _backward_mma_shared(buffers=2, ds=1, p_stored=False)
-    # The first changes more lines than a lesson should: it has all of the backward pass.
+    # The first has plain sums for products; the second, fifth and sixth give them to the tensor cores.
     return (
-        step("08_01_tensor_cores.cu", "tensor cores", one_buffer, **in_any_order),
-        step("08_02_order_of_fragments.cu", "dQ in the order of fragments", one_buffer, **in_any_order),
-        step("08_03_four_floats.cu", "four floats an addition", one_buffer, **in_any_order),
-        step("08_04_transposed.cu", "transposed scores", one_buffer, **in_any_order),
-        step("08_05_own_scores.cu", "own scores in registers", one_buffer, **in_any_order),
-        step("08_06_p_not_stored.cu", "P without shared memory", p_where_read, **in_any_order),
-        step("08_07_double_buffering.cu", "double buffering", two_buffers, **in_any_order),
-        step("08_08_dq_later.cu", "dQ a step later", **in_any_order),
-        step("08_09_neighbours_barrier.cu", "neighbours' barrier", **in_any_order),
-        step("08_10_staggered.cu", "dQ staggered", **in_any_order),
-        step("08_11_order.cu", "order of masks and copies", **in_any_order),
-        step("08_12_wide_stores.cu", "wide stores", **in_any_order),
-        step("08_13_turns.cu", "turns", variant=lambda call: {"DETERMINISTIC": 1} if call.deterministic else {}),
+        step("08_01_plain_products.cu", "plain products", one_buffer, **in_any_order),
+        step("08_02_s_and_dp_by_mma.cu", "mma.sync for S and dP", one_buffer, **in_any_order),
+        step("08_03_masks_where_needed.cu", "masks where needed", one_buffer, **in_any_order),
+        step("08_04_pairs_of_scores.cu", "scores stored in pairs", one_buffer, **in_any_order),
+        step("08_05_dv_and_dk_by_mma.cu", "mma.sync for dV and dK", one_buffer, **in_any_order),
+        step("08_06_dq_by_mma.cu", "mma.sync for dQ", one_buffer, **in_any_order),
+        step("08_07_order_of_fragments.cu", "dQ in the order of fragments", one_buffer, **in_any_order),
+        step("08_08_four_floats.cu", "four floats an addition", one_buffer, **in_any_order),
+        step("08_09_transposed.cu", "transposed scores", one_buffer, **in_any_order),
+        step("08_10_own_scores.cu", "own scores in registers", one_buffer, **in_any_order),
+        step("08_11_p_not_stored.cu", "P without shared memory", p_where_read, **in_any_order),
+        step("08_12_double_buffering.cu", "double buffering", two_buffers, **in_any_order),
+        step("08_13_dq_later.cu", "dQ a step later", **in_any_order),
+        step("08_14_neighbours_barrier.cu", "neighbours' barrier", **in_any_order),
+        step("08_15_staggered.cu", "dQ staggered", **in_any_order),
+        step("08_16_order.cu", "order of masks and copies", **in_any_order),
+        step("08_17_wide_stores.cu", "wide stores", **in_any_order),
+        step("08_18_turns.cu", "turns", variant=lambda call: {"DETERMINISTIC": 1} if call.deterministic else {}),
         target,
     )
 
@@ -340,6 +335,11 @@ def _ring_shared(sizes: Sizes) -> int:
     """SHARED_BYTES of the steps where no mbarrier says that a stage is empty: Q, STAGES tiles each of K and V."""
     row = 128 * _up(sizes["HEAD_DIM"], 64) // 64
     return row * (sizes["BLOCK_M"] + 2 * sizes["STAGES"] * sizes["BLOCK_N"]) + 8 * (1 + 2 * sizes["STAGES"])
+
+
+def _one_tile_shared_by_panels(sizes: Sizes) -> int:
+    """SHARED_BYTES of the kernel that the climb begins with: Q and one tile each of K and V, no mbarriers."""
+    return _ring_shared({**sizes, "STAGES": 1}) - 8 * 3
 
 
 def _equal_registers(head_dim: int) -> int:
@@ -378,13 +378,37 @@ def _hopper_step(
     )
 
 
+def _nothing(call: Call, sizes: Sizes) -> dict[str, Spec]:
+    """No arrays between launches: a block finds its tile in the grid."""
+    return {}
+
+
+def _hopper_base() -> Stage:
+    return _hopper_step(
+        "10_00_cp_async.cu",
+        "07 by its headers",
+        _one_tile_shared_by_panels,
+        _equal_registers,
+        stages=1,
+        launches=strided,
+        scratch=_nothing,
+        threads=lambda sizes: 2 * sizes["BLOCK_M"],
+        max_head_dim=128,
+        min_cc=80,
+        only_cc=False,
+    )
+
+
 def _hopper() -> tuple[Stage, ...]:
     step = _hopper_step
-    in_grid: dict[str, Any] = {"launches": strided_maps, "shared_bytes": _hopper_shared(q_empty=False)}
+    in_grid: dict[str, Any] = {
+        "launches": strided_maps,
+        "scratch": _nothing,
+        "shared_bytes": _hopper_shared(q_empty=False),
+    }
     equal: dict[str, Any] = {**in_grid, "most_keys": _equal_registers, "max_head_dim": 128}
     no_producer: dict[str, Any] = {**equal, "threads": lambda sizes: 2 * sizes["BLOCK_M"]}
     ring: dict[str, Any] = {**no_producer, "shared_bytes": _ring_shared}
-    # The first changes more lines than a lesson should: 07 writes out what it teaches, and the steps include it.
     return (
         step("10_01_tma.cu", "copies by TMA", stages=1, **ring),
         step("10_02_s_by_wgmma.cu", "S by wgmma", stages=1, **ring),
@@ -418,10 +442,27 @@ def _hopper_aside() -> tuple[Stage, ...]:
 
 def _flash_cute() -> tuple[Stage, ...]:
     target = LADDER["flash_cute"]
-    # Both change more lines than a lesson should: to write 07 in CuTe is one idea, and no small one.
     return (
-        _step(target, "steps/12_01_layouts.cu", "CuTe's layouts and copies"),
+        _step(target, "steps/12_01_layouts.cu", "layouts"),
+        _step(target, "steps/12_02_tensors.cu", "tensors"),
+        _step(target, "steps/12_03_tiled_copy.cu", "TiledCopy"),
+        _step(target, "steps/12_04_s_by_tiled_mma.cu", "S by TiledMMA"),
+        _step(target, "steps/12_05_o_by_tiled_mma.cu", "O by TiledMMA"),
+        _step(target, "steps/12_06_rows_of_s.cu", "rows of S"),
         target,
+    )
+
+
+def _cute_base() -> Stage:
+    """It includes nothing of CuTe, and has the tile that one writes first: with a larger one it would spill."""
+    small = {"BLOCK_M": 64, "BLOCK_N": 64, "WARPS": 4, "MIN_BLOCKS": 2}
+    return _step(
+        LADDER["flash_cute"],
+        "steps/12_00_by_headers.cu",
+        "07 by its headers",
+        tiles=lambda head_dim: small,
+        missing=lambda: None,
+        slow_to_compile=False,
     )
 
 
@@ -437,31 +478,40 @@ CLIMBS: Mapping[str, tuple[Stage, ...]] = {
     "flash_cute": _flash_cute(),
 }
 
-# Beside the climb to a stage: what did not pay. Each file differs from the stage's by one idea.
+# Beside the climb to a stage: what did not pay. Each file differs from the last step's by one idea.
 ASIDE: Mapping[str, tuple[Stage, ...]] = {"hopper": _hopper_aside()}
 
-# The file that the first step of each climb is reached from.
+# A kernel that a climb begins anew with, read whole: it is no step, and the first step is made from it.
+BASES: Mapping[str, Stage] = {"hopper": _hopper_base(), "flash_cute": _cute_base()}
+
+# The file that the first step of each climb is reached from; its own file where the climb begins anew with one that is
+# read whole.
 BEFORE: Mapping[str, str] = {
     "register_tiles": "03_online_softmax.cu",
-    "flash_wmma": "05_heads_and_masks.cu",
+    "flash_wmma": "steps/06_01_row_per_lane.cu",
     "flash_mma": "06_wmma.cu",
-    "backward_mma": "07_mma.cu",
-    "hopper": "07_mma.cu",
-    "flash_cute": "07_mma.cu",
+    "backward_mma": "steps/08_01_plain_products.cu",
+    "hopper": BASES["hopper"].file,
+    "flash_cute": BASES["flash_cute"].file,
 }
 
 # What the last step of each climb adds. That step is the stage itself, whose own `idea` names all of the climb.
 LAST_IDEAS: Mapping[str, str] = {
     "register_tiles": "copies by cp.async",
     "flash_wmma": "tiles fetched ahead",
-    "flash_mma": "copies issued after the scores",
+    "flash_mma": "scores of any size",
     "backward_mma": "turns of two tiles",
-    "hopper": "maxima as integers",
-    "flash_cute": "TiledMMA",
+    "hopper": "scores of any size",
+    "flash_cute": "rows of O",
 }
+
+
+def files(stage: str) -> list[str]:
+    """The files of the climb to a stage, each made from the one before it: at first the one in BEFORE."""
+    own = [step.file for step in CLIMBS[stage]]
+    return own if BEFORE[stage] == own[0] else [BEFORE[stage], *own]
 
 
 def ideas(stage: str) -> list[str]:
     """The idea of each step of the climb to a stage, in order; the last is the stage's own."""
-    last = LAST_IDEAS[stage]
-    return [*(step.idea for step in CLIMBS[stage][:-1] if step.idea != last), last]
+    return [*(step.idea for step in CLIMBS[stage][:-1]), LAST_IDEAS[stage]]

@@ -22,6 +22,7 @@ from helpers.attention.ladder.launches import (
     one_head_each,
     persistent,
     row_sums,
+    schedule,
     scores_of_one_head,
     strided,
     strided_fused,
@@ -102,20 +103,10 @@ def _few_backward_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_few_backward(head_dim, limits.most_shared())
 
 
-def exact_shift(softmax_scale: float) -> dict[str, int]:
-    """The -D option with which 07, and what is built on it, rounds scores and maxima alike, where a scale needs it."""
-    return {"EXACT_SHIFT": 1} if abs(softmax_scale) > EXACT_SHIFT_ABOVE else {}
-
-
 def _hopper_variant(call: Call) -> dict[str, int]:
-    """The tile for the call's mask, and what its scale needs."""
-    masked = call.window != (-1, -1)
+    """The tile for the call's mask."""
     keys = call.rows if call.packed else call.arrays["k"].shape[2]
-    defines = tiles.pick_hopper(call.arrays["q"].shape[-1], masked, keys)
-    defines.update(exact_shift(call.softmax_scale))
-    if call.softmax_scale < 0:
-        defines["SCALE_SIGN"] = -1
-    return defines
+    return tiles.pick_hopper(call.arrays["q"].shape[-1], call.window != (-1, -1), keys)
 
 
 def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
@@ -139,11 +130,7 @@ def _fused_variant(call: Call) -> dict[str, int]:
 
 
 def _fused_mma_variant(call: Call) -> dict[str, int]:
-    """The same; tiles of keys that leave room for the tile of the bias; and whether maxima are rounded as scores are.
-
-    A bias of float32 may be as large as it likes: EXACT_SHIFT. One of a half type has its maxima rounded up instead,
-    which takes no time, while EXACT_SHIFT takes 3 to 6 % on an H200.
-    """
+    """The same, and tiles of keys that leave room for the tile of the bias."""
     defines = _fused_variant(call)
     head_dim, dtype = call.arrays["q"].shape[-1], call.arrays["q"].dtype
     if "BIAS" in defines:
@@ -151,15 +138,12 @@ def _fused_mma_variant(call: Call) -> dict[str, int]:
         size = np.dtype(bias.dtype).itemsize
         defines["BLOCK_N"] = tiles.fused_mma_block_n(head_dim, limits.most_shared(), size)
         steps = [step for count, step in zip(bias.shape[:3], bias.strides[:3], strict=True) if count > 1]
-        if not (bias.shape[3] > 1 and bias.strides[3] == size and call.bias_aligned and not any(s % 16 for s in steps)):
+        if not (bias.shape[3] > 1 and bias.strides[3] == size and not any(s % 16 for s in (bias.offset, *steps))):
             defines["BIAS_VECTOR"] = 0
-    defines.update({"EXACT_SHIFT": 1} if defines.get("BIAS") == 2 else exact_shift(call.softmax_scale))
     if "ROTARY" in defines and call.arrays["rotary_cos"].dtype != dtype:
         defines["ROTARY_FLOAT"] = 1
     return defines
 
-
-EXACT_SHIFT_ABOVE = 2**10  # |softmax_scale|. Below it |m_i| < 2^27 while |q k| < 90,000: see weight() in 07
 
 EVERYTHING = frozenset({"gqa", "causal", "window", "varlen", "lse", "strides"})
 FUSED = frozenset({"bias", "alibi", "rotary"})
@@ -223,7 +207,7 @@ _STAGES = (
     ),
     Stage(
         *(7, "flash_mma", "07_mma.cu", "FlashAttention-2: mma.sync, swizzled tiles, cp.async"),
-        Tuning(_mma_tiles, _few_mma_tiles, variant=lambda call: exact_shift(call.softmax_scale)),
+        Tuning(_mma_tiles, _few_mma_tiles),
         launches=strided,
         features=EVERYTHING,
         max_head_dim=256,
@@ -266,6 +250,7 @@ _STAGES = (
         *(10, "hopper", "10_hopper.cu", "FlashAttention-3: TMA, wgmma, a producer and two consumers"),
         Tuning(tiles.pick_hopper, variant=_hopper_variant, by_default=_hopper_by_default),
         launches=persistent,
+        scratch=schedule,
         features=EVERYTHING,
         dtypes=("float16", "bfloat16"),
         min_cc=90,
@@ -298,7 +283,6 @@ _STAGES = (
         *(12, "flash_cute", "12_cute.cu", "07 in CuTe: its layouts, TiledCopy and TiledMMA"),
         Tuning(
             _cute_tiles,
-            variant=lambda call: exact_shift(call.softmax_scale),
             by_default=lambda rows, all_rows, head_dim: False,  # 07 computes the same, and compiles in a second
         ),
         launches=strided,
@@ -323,18 +307,25 @@ def backward_of(stages: Mapping[str, Stage]) -> dict[str, Stage]:
     return {name: stage for name, stage in stages.items() if stage.direction == "backward"}
 
 
+def able_of(stages: Mapping[str, Stage], **needs: Any) -> list[Stage]:
+    """Those that can do what a call that names none needs, on this device, the fastest first.
+
+    Args:
+        needs: as `Stage.why_not` has them.
+    """
+    extras = {name.removesuffix("_dim") for name in ("bias", "alibi", "rotary_dim") if needs.get(name)}
+    meant = (stage for stage in reversed(stages.values()) if not stage.only_for or stage.only_for & extras)
+    return [stage for stage in meant if stage.why_not(**needs) is None]
+
+
 def default_of(stages: Mapping[str, Stage], rows: int, all_rows: int, **needs: Any) -> Stage | None:
     """The stage for a call that names none: the last, and fastest, that can do it on this device; None if none can.
 
     Args:
         rows, all_rows: of Q, of one head and of all heads together. needs: as `Stage.why_not` has them.
     """
-    size = rows, all_rows, needs["head_dim"]
-    extras = {name.removesuffix("_dim") for name in ("bias", "alibi", "rotary_dim") if needs.get(name)}
-    meant = (
-        s for s in reversed(stages.values()) if s.tuning.by_default(*size) and (not s.only_for or s.only_for & extras)
-    )
-    return next((s for s in meant if s.why_not(**needs) is None), None)
+    able = able_of(stages, **needs)
+    return next((stage for stage in able if stage.tuning.by_default(rows, all_rows, needs["head_dim"])), None)
 
 
 FORWARD: Mapping[str, Stage] = forward_of(LADDER)

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from helpers import device
-from helpers.attention.ladder.call import Spec
+from helpers.attention.ladder.layout import Spec
+from helpers.engine.cuda_source.signatures import dtype_of
 
 PANEL_COLUMNS = 64  # of 2 bytes: the 128 bytes that the swizzle spans
 TENSOR_MAP = np.dtype([("opaque", np.uint64, (16,))], align=True)  # the struct of kernels/hopper.cuh
 
-_DTYPES = {"float16": 6, "bfloat16": 9}  # CU_TENSOR_MAP_DATA_TYPE_...
+_DTYPES = {dtype_of("float16"): 6, dtype_of("bfloat16"): 9}  # CU_TENSOR_MAP_DATA_TYPE_...
 _SWIZZLE_128B, _L2_PROMOTION_128B = 3, 2
 
 
@@ -34,7 +35,7 @@ def dimensions(spec: Spec) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """
     sizes = tuple(reversed(spec.shape))
     strides = [0 if size == 1 else stride for size, stride in zip(sizes[1:], reversed(spec.strides[:-1]), strict=True)]
-    row = -(-sizes[0] * np.dtype(spec.dtype).itemsize // 16) * 16
+    row = -(-sizes[0] * spec.dtype.itemsize // 16) * 16
     return sizes, tuple(stride or row for stride in strides)
 
 
@@ -50,47 +51,44 @@ def tensor_map(spec: Spec, address: int, *, box_rows: int) -> np.ndarray:
     Raises:
         ValueError: the driver, or its twin, refuses: a stride that is not a multiple of 16 bytes, more than 256 rows.
     """
-    sizes, strides = dimensions(spec)
-    box = (PANEL_COLUMNS, box_rows, 1, 1)
-    dtype = np.dtype(spec.dtype).name
+    at, room = _encode(spec, address, box_rows)
     if not device.ON_GPU:
-        encoded = device.cp.tensor_map.encode_tiled(dtype, address, sizes, strides, box, swizzle=128)
-        return encoded.view(TENSOR_MAP)
-    return _encoder(dtype, sizes, strides, box)(address)
+        return room.view(TENSOR_MAP)
+    encoded = np.frombuffer(room, np.uint8, 128, at - ctypes.addressof(room))
+    if len(_MADE) >= _MOST_MADE:
+        _MADE.clear()
+    _MADE[encoded.tobytes()] = Made(spec.dtype.name, address, *dimensions(spec), (PANEL_COLUMNS, box_rows, 1, 1))
+    return encoded.view(TENSOR_MAP)
+
+
+def _encode(spec: Spec, address: int, box_rows: int) -> tuple[int, Any]:
+    """(where the map is in the host's memory, what keeps it there)."""
+    if not device.ON_GPU:
+        box = (PANEL_COLUMNS, box_rows, 1, 1)
+        how = spec.dtype.name, address, *dimensions(spec), box
+        encoded = device.cp.tensor_map.encode_tiled(*how, swizzle=128)
+        return encoded.ctypes.data, encoded
+    room = ctypes.create_string_buffer(192)
+    at = ctypes.addressof(room)
+    at += -at % 64
+    # Not interleaved; zeros out of bounds.
+    how = 0, _SWIZZLE_128B, _L2_PROMOTION_128B, 0
+    error = _driver_function()(at, _DTYPES[spec.dtype], 4, address, *_numbers(spec, box_rows), *how)
+    if error:
+        sizes, strides = dimensions(spec)
+        raise ValueError(
+            f"cuTensorMapEncodeTiled returned error {error} for {spec.dtype} sizes {sizes}, strides {strides} bytes, "
+            f"box of {box_rows} rows, address {address:#x}"
+        )
+    return at, room
 
 
 @functools.lru_cache(maxsize=256)
-def _encoder(
-    dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
-) -> Callable[[int], np.ndarray]:
-    """The driver's function with everything but the address: about 2 us a call instead of 10."""
-    encode = _driver().cuTensorMapEncodeTiled
-    rank = len(sizes)
-    fixed = (
-        (ctypes.c_uint64 * rank)(*sizes),
-        (ctypes.c_uint64 * (rank - 1))(*strides),
-        (ctypes.c_uint32 * rank)(*box),
-        (ctypes.c_uint32 * rank)(*(1,) * rank),
-        *map(ctypes.c_int, (0, _SWIZZLE_128B, _L2_PROMOTION_128B, 0)),  # not interleaved; zeros out of bounds
-    )
-    kind, rank_argument = ctypes.c_int(_DTYPES[dtype]), ctypes.c_uint32(rank)
-
-    def at(address: int) -> np.ndarray:
-        room = np.empty(192, np.uint8)
-        start = -room.ctypes.data % 64
-        encoded = room[start : start + 128]
-        error = encode(ctypes.c_void_p(encoded.ctypes.data), kind, rank_argument, ctypes.c_void_p(address), *fixed)
-        if error:
-            raise ValueError(
-                f"cuTensorMapEncodeTiled returned error {error} for {dtype} sizes {sizes}, strides {strides} bytes, "
-                f"box {box}, address {address:#x}"
-            )
-        if len(_MADE) >= _MOST_MADE:
-            _MADE.clear()
-        _MADE[encoded.tobytes()] = Made(dtype, address, sizes, strides, box)
-        return encoded.view(TENSOR_MAP)
-
-    return at
+def _numbers(spec: Spec, box_rows: int) -> tuple[bytes, ...]:
+    """The driver's arrays: sizes, strides, the box, and from one element of it to the next. K and V share them."""
+    sizes, strides = dimensions(spec)
+    box = struct.pack("=4I", PANEL_COLUMNS, box_rows, 1, 1)
+    return struct.pack("=4Q", *sizes), struct.pack("=3Q", *strides), box, struct.pack("=4I", 1, 1, 1, 1)
 
 
 class Made(NamedTuple):
@@ -114,9 +112,13 @@ def made_of(argument: Any) -> Made | None:
 
 
 @functools.cache
-def _driver() -> Any:
-    """The CUDA driver's library. CuPy has made a context by now: it holds the arrays."""
-    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+def _driver_function() -> Any:
+    """cuTensorMapEncodeTiled of the CUDA driver. CuPy has made a context by now: it holds the arrays."""
+    driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    number, pointer = ctypes.c_int, ctypes.c_void_p
+    arrays = (ctypes.c_char_p,) * 4
+    driver.cuTensorMapEncodeTiled.argtypes = pointer, number, ctypes.c_uint32, pointer, *arrays, *(number,) * 4
+    return driver.cuTensorMapEncodeTiled
 
 
 class Kept:
@@ -130,17 +132,19 @@ class Kept:
             spec: of the array of every call. box_rows: as `tensor_map` has it.
         """
         self._spec, self._box_rows = spec, box_rows
-        self._maps: dict[int, tuple[int, np.ndarray]] = {}  # address -> where its map is, and the map, kept alive
+        self._maps: dict[int, tuple[int, Any]] = {}
 
     def __len__(self) -> int:
         return len(self._maps)
 
-    def pointer(self, address: int) -> int:
-        """Where in the host's memory the map of the array at this address is."""
+    def at(self, address: int) -> tuple[int, Any]:
+        """Where in the host's memory the map of the array at this address is, and what keeps it there.
+
+        Another thread may let go of it at any time: hold the second until the launch has returned.
+        """
         entry = self._maps.get(address)
         if entry is None:
             if len(self._maps) >= self.MOST:
                 self._maps = {}
-            encoded = tensor_map(self._spec, address, box_rows=self._box_rows)
-            entry = self._maps[address] = encoded.ctypes.data, encoded
-        return entry[0]
+            entry = self._maps[address] = _encode(self._spec, address, self._box_rows)
+        return entry

@@ -261,6 +261,7 @@ def backward_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
     return 16 * 2 * (rows + keys) * row + 4 * keys * (rows + 8) + 8 * rows
 
 
+@functools.cache
 def pick_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
     """The -D options of 08, without HEAD_DIM. ValueError where no tile fits, or head_dim is above 256."""
     sizes = {most: [tiles.defines for tiles in found] for most, found in _BACKWARD.items()}
@@ -271,6 +272,7 @@ def pick_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
     return usual
 
 
+@functools.cache
 def pick_few_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
     """As `pick_backward`, for a launch whose blocks would leave half a GPU idle; empty where it has no better ones."""
     usual = pick_backward(head_dim, shared_limit)
@@ -329,6 +331,7 @@ def backward_mma_dq_columns(head_dim: int, sizes: Mapping[str, int]) -> int:
     return -(-head_dim // columns) * columns
 
 
+@functools.cache
 def pick_backward_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     """The -D options of 08 in half types, without HEAD_DIM. ValueError where no tile fits, or head_dim is above 256."""
 
@@ -343,6 +346,7 @@ def pick_backward_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     return _first(sizes, shared_bytes, head_dim, shared_limit)
 
 
+@functools.cache
 def pick_other_backward_mma(blocks: str, head_dim: int, shared_limit: int) -> dict[str, int]:
     """As `pick_backward_mma`, for a launch of "few", "fewest" or "lone" blocks; empty where it has no better ones.
 
@@ -391,6 +395,7 @@ _MMA = {
 _MMA_WIDE = {32: 128, 64: 128, 80: 96, 96: 96}
 
 
+@functools.cache
 def pick_wmma(head_dim: int, shared_limit: int) -> dict[str, int]:
     """The -D options of 06, without HEAD_DIM. ValueError where no tile fits, or head_dim is above 128."""
     return _first(_WMMA, wmma_shared_bytes, head_dim, shared_limit)
@@ -406,6 +411,7 @@ _MMA_PRESETS: Mapping[int, Sequence[tuple[int, int, int, int, int, int]]] = {
 }
 
 
+@functools.cache
 def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     """The -D options of 07, without HEAD_DIM. ValueError where no tile fits, or head_dim is above 256."""
     for least, most, *preset in _MMA_PRESETS.get(_known(shared_limit), ()):
@@ -417,6 +423,7 @@ def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     return wide if blocks >= wide["MIN_BLOCKS"] else sizes
 
 
+@functools.cache
 def pick_few_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     """As `pick_mma`, for a launch whose blocks would leave half a GPU idle: 64 rows a block, 16 a warp.
 
@@ -451,6 +458,7 @@ def fused_mma_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
     return mma_shared_bytes(head_dim, sizes) + size * sizes["BLOCK_M"] * sizes["BLOCK_N"]
 
 
+@functools.cache
 def fused_mma_block_n(head_dim: int, shared_limit: int, bias_bytes: int) -> int:
     """Keys of a tile with a bias of so many bytes a score: those of 07, or fewer where its blocks would lack room."""
     sizes = pick_mma(head_dim, shared_limit)
@@ -465,6 +473,7 @@ def fused_mma_block_n(head_dim: int, shared_limit: int, bias_bytes: int) -> int:
 # ---- 12, 07 in CuTe
 
 
+@functools.cache
 def pick_cute(head_dim: int, shared_limit: int) -> dict[str, int]:
     """The -D options of 12, without HEAD_DIM: 07's, or 64 keys a tile where its block would not copy 07's tile evenly.
 
@@ -502,6 +511,7 @@ def hopper_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
     return row * (sizes["BLOCK_M"] + 2 * stages * sizes["BLOCK_N"]) + 128 * sizes["BLOCK_M"] + 8 * barriers
 
 
+@functools.cache
 def pick_hopper(head_dim: int, masked: bool = False, keys: int | None = None) -> dict[str, int]:
     """The -D options of 10, without HEAD_DIM.
 

@@ -58,7 +58,8 @@ class Way:
 
 
 BESIDE = Way("07", LADDER["flash_mma"])
-_KERNELS = (("07", LADDER["flash_mma"]), ("12, first step", CLIMBS["flash_cute"][0]), ("12", LADDER["flash_cute"]))
+(_COPIES,) = (step for step in CLIMBS["flash_cute"] if step.idea == "TiledCopy")  # layouts and copies, 07's products
+_KERNELS = (("07", LADDER["flash_mma"]), ("12, first step", _COPIES), ("12", LADDER["flash_cute"]))
 WAYS = (
     *(Way(name, stage) for name, stage in _KERNELS),
     *(Way(f"{name}, 64 x 64", stage, SQUARE) for name, stage in _KERNELS),

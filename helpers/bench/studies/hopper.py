@@ -17,12 +17,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, Stage, launches, tiles
+from helpers.attention.ladder import LADDER, Stage, limits, tiles
+from helpers.attention.ladder.call import Call
 from helpers.attention.ladder.steps import ASIDE
 from helpers.bench import peers, records
 from helpers.bench.cases import Case, Inputs, Shape, call_of
@@ -129,7 +129,8 @@ def trace(work: Work) -> dict[str, Any]:
     """The clocks of one block, from the first one: of each consumer and key tile, and of the copies."""
     source = traced(text())
     ready, arrays, _ = STAGE.plan(*work.arrays(), causal=work.case.causal, source=source, sizes=dict(work.sizes))
-    ((launch, compiled, args),) = ready.filled(arrays)
+    (order, ordering, its_args), (launch, compiled, args) = ready.filled(arrays)
+    ordering(order.grid, order.block, its_args)
     name = STAGE.kernel_name(DTYPE)
     module = cp.RawModule(code=source, options=compiled.options, name_expressions=(name,))
     run = kernel.typed(module, name, source)
@@ -258,13 +259,17 @@ def beside(steps: int = 400) -> Iterator[dict[str, Any]]:
 # ---- single ideas taken out
 
 
-def row_order(steps: np.ndarray, heads: int, together: int, blocks: int) -> np.ndarray:
-    """Tiles in the order of heads and rows, dealt to the blocks in turn: as `launches.schedule` returns them."""
+def row_order(steps: np.ndarray, heads: int, blocks: int) -> np.ndarray:
+    """Tiles in the order of heads and rows, dealt to the blocks in turn: (rounds, blocks), head * row tiles + row tile.
+
+    Args:
+        steps: (row tiles,), the work of each.
+    """
     return _dealt(np.arange(heads * len(steps)), blocks)
 
 
-def zigzag(steps: np.ndarray, heads: int, together: int, blocks: int) -> np.ndarray:
-    """Longest first, every other round dealt backwards."""
+def zigzag(steps: np.ndarray, heads: int, blocks: int) -> np.ndarray:
+    """Longest first, of all heads together, every other round dealt backwards."""
     row_tiles = len(steps)
     longest = np.argsort(-steps, kind="stable")
     table = _dealt((np.arange(heads)[None, :] * row_tiles + longest[:, None]).ravel(), blocks)
@@ -277,15 +282,38 @@ def _dealt(order: np.ndarray, blocks: int) -> np.ndarray:
     return np.pad(order, (0, -len(order) % blocks), constant_values=-1).reshape(-1, blocks)
 
 
-def work_of_blocks(case: Case, order: Callable[..., np.ndarray] | None = None, blocks: int = 132) -> np.ndarray:
-    """How many key tiles each block computes, (blocks,), with the stage's table of tiles or another order."""
+def steps_of_rows(rows: int, keys: int, window: tuple[int, int], block_m: int, block_n: int) -> np.ndarray:
+    """How many tiles of keys each tile of rows sees, one at least: (row tiles,)."""
+    first = np.arange(0, rows, block_m)
+    last = np.minimum(first + block_m, rows) - 1
+    left, right = (keys + rows if side < 0 else side for side in window)
+    begin = np.maximum(first + keys - rows - left, 0)
+    end = np.minimum(last + keys - rows + right + 1, keys)
+    return np.maximum(-(-(end - begin) // block_n), 1)
+
+
+def table_of(call: Call, sizes: Mapping[str, int], **cu_seqlens: Any) -> np.ndarray:
+    """What the stage's blocks read of their tiles: (rounds, blocks, 4), written by 10_order.cu."""
+    order, _ = STAGE.launches(STAGE, call, sizes)
+    table = cp.empty(STAGE.scratch(call, sizes)["schedule"].shape, np.int32)
+    args = order.arguments({"schedule": table, **cu_seqlens})
+    kernel.load(order.file, order.kernel)(order.grid, order.block, args)
+    return cp.asnumpy(table)
+
+
+def work_of_blocks(case: Case, order: Callable[..., np.ndarray] | None = None) -> np.ndarray:
+    """How many key tiles each block of an H200 computes, (132,), with the stage's table of tiles or another order."""
     batch, heads, n, _ = case.shape
-    call = call_of(case)
-    sizes = Work(case).defines
-    steps = launches.steps_of_tiles(call, -(-n // sizes["BLOCK_M"]), sizes)
-    together = min(launches.heads_together(call), heads * batch)
-    table = (order or launches.schedule)(steps, heads * batch, together, blocks)
-    return np.where(table < 0, 0, steps[table % len(steps)] - 1).sum(axis=0)
+    call, sizes, blocks = call_of(case), Work(case).defines, 132
+    steps = steps_of_rows(n, n, call.window, sizes["BLOCK_M"], sizes["BLOCK_N"])
+    if order is None:
+        with limits.of_another(limits.Limits(limits.most_shared(), blocks, 90)):
+            first_row = table_of(call, sizes)[..., 3]
+        row_tile = np.where(first_row < 0, -1, first_row // sizes["BLOCK_M"])
+    else:
+        table = order(steps, heads * batch, blocks)
+        row_tile = np.where(table < 0, -1, table % len(steps))
+    return np.where(row_tile < 0, 0, steps[row_tile]).sum(axis=0)
 
 
 @dataclass(frozen=True)
@@ -322,8 +350,8 @@ _FLOAT_MAXIMA = (
     ),
     ("fmaxf(__int_as_float(highest), 0.0f)", "fmaxf(highest, 0.0f)"),
 )
-_EXCEEDS = "rescaled = exceeds_maxima(S, m_i, softmax_scale_log2);"
-_EVERY_TILE = ((_EXCEEDS, "rescaled = true;"),)
+_EXCEEDS = "rescaled = exceeds_limit(S, maxima.limit, softmax_scale_log2) && move();"
+_EVERY_TILE = ((_EXCEEDS, "rescaled = move();"), ("if (!__any_sync(0xffffffff, exceeds)) return false;", ""))
 _NO_MAXIMA = ((_EXCEEDS, "rescaled = false;"),)
 _NO_EXP2 = (('asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = x;"),)
 _NO_SUMS = (("l_i[i] += S[4 * n + 2 * i] + S[4 * n + 2 * i + 1];", ""),)
@@ -372,8 +400,7 @@ def changes(
         arrays, runs, outputs = Work(case).arrays(), {}, {}
         for change in wanted:
             how = {"causal": case.causal, "source": change.text, "sizes": dict(change.sizes)}
-            with mock.patch.object(launches, "schedule", change.order or launches.schedule):
-                run, o = change.stage.prepare(*arrays, **how)
+            run, o = _prepared(case, change, arrays, how)
             run()
             runs[change], outputs[change] = run, cp.asnumpy(o)[-1, -1].astype(np.float32)
         times = in_turns(runs, rounds)
@@ -383,6 +410,27 @@ def changes(
                 raise ValueError(f"{change.name} at {case}: differs by {error} from the kernel as it is")
             speed = speeds(times[change], times[wanted[0]])  # beside the kernel as it is
             yield {**_row(case, change.name, times[change]), "right": change.right, **speed}
+
+
+def _prepared(
+    case: Case, change: Change, arrays: tuple[Any, ...], how: Mapping[str, Any]
+) -> tuple[Callable[[], None], Any]:
+    """A launch with the change, and what it writes; a table of another order is the host's, and made before."""
+    if change.order is None:
+        return change.stage.prepare(*arrays, **how)
+    ready, planned, o = change.stage.plan(*arrays, **how)
+    _, (launch, compiled, args) = ready.filled(planned)
+    batch, heads, n, _ = case.shape
+    sizes = change.defines(case)
+    steps = steps_of_rows(n, n, call_of(case).window, sizes["BLOCK_M"], sizes["BLOCK_N"])
+    order = change.order(steps, heads * batch, launch.grid[0])
+    head, row_tile = np.divmod(order, len(steps))
+    first_row = np.where(order < 0, -1, row_tile * sizes["BLOCK_M"])
+    entries = np.stack([head // heads, head % heads, head % heads, first_row], axis=-1)  # as many heads of K and V
+    table = cp.asarray(np.ascontiguousarray(entries, np.int32))
+    at = launch.args.index("schedule")
+    args = (*args[:at], table, *args[at + 1 :])
+    return compiled.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes), o
 
 
 def _row(case: Case, name: str, taken: Sequence[float]) -> dict[str, Any]:
