@@ -16,6 +16,7 @@ from helpers import device, engine
 from helpers.attention import compile_report
 from helpers.attention import kernel as kernels
 from helpers.engine import nvrtc as headers
+from helpers.xray import run
 
 BACKENDS = [pytest.param(engine, id="cpu")]
 if device.ON_GPU:
@@ -53,6 +54,12 @@ def refused_by_nvrtc(code: str, names: tuple[str, ...], options: tuple[str, ...]
         return ""
     finally:
         nvrtc.destroyProgram(program)
+
+
+def assert_clean(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
+    """No finding in a checked run of a launch: the builds that count, and those that fill locals, are left out."""
+    findings = run.find(kernel, grid, block, args, shared_mem)
+    assert not findings, "\n".join(map(str, findings))
 
 
 def in_place_of_bind(launch: Callable[..., object]) -> Callable[..., Callable[[], object]]:

@@ -4,6 +4,7 @@
     python3 tests/mutants.py --count 100 --seed 1   others, and more
     python3 tests/mutants.py --only kernels/05      of files whose path begins so (a regular expression)
     python3 tests/mutants.py --list                 what they are, without running anything
+    python3 tests/mutants.py --workers 8            eight at a time, each in a copy of its own
 
 A mutant is one edit of one file: an operator for its opposite, a constant one larger, two arguments exchanged, a
 barrier or a wait removed, a condition negated. Of each, pytest runs the files of tests that can see the file (SEEN_BY),
@@ -15,15 +16,18 @@ lacks. One that neither notices changes nothing that anyone sees, or is a test t
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import os
+import queue
 import random
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -140,9 +144,9 @@ def mutants_of(path: str) -> Iterator[Mutant]:
 def chosen(count: int, seed: int, only: str = "") -> list[Mutant]:
     """`count` mutants: as many of each entry of SEEN_BY as of another, each time of a random file and kind."""
     rng = random.Random(seed)
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    paths = (path for room in ("kernels", "helpers") for path in sorted((ROOT / room).rglob("*")))
     rooms: dict[str, list[str]] = {}
-    for path in listed:
+    for path in (path.relative_to(ROOT).as_posix() for path in paths):
         if path.endswith((".py", ".cu", ".cuh", ".cpp")) and tests_of(path) and re.match(only, path):
             rooms.setdefault(next(pattern for pattern, _ in SEEN_BY if re.match(pattern, path)), []).append(path)
     rooms = {room: paths for room, paths in rooms.items() if any(any(mutants_of(path)) for path in paths)}
@@ -159,7 +163,7 @@ def chosen(count: int, seed: int, only: str = "") -> list[Mutant]:
 
 def run(copy: Path, files: Sequence[str], fast: bool, limit: float) -> str:
     """How the tests of a copy of the repository end: "survives" where they pass, "killed" where one fails."""
-    environment = {**os.environ, "COURSE_CACHE": str(copy / ".builds"), "COURSE_CPU_OPTIMISATION": "1"}
+    environment = {**os.environ, "COURSE_CACHE": str(copy.parent / "builds"), "COURSE_CPU_OPTIMISATION": "1"}
     argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *["--fast"] * fast]
     try:
         done = subprocess.run([*argv, *files], cwd=copy, env=environment, capture_output=True, text=True, timeout=limit)
@@ -187,29 +191,43 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", metavar="PATTERN")
     parser.add_argument("--limit", type=float, default=900, help="seconds that the tests of a mutant may take")
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args(words)
     mutants = chosen(options.count, options.seed, options.only)
     if options.list:
         print("\n".join(map(str, mutants)))
         return 0
-    counts: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copy = Path(folder) / "course"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "work", "book", ".*_cache"))
-        green: set[tuple[str, ...]] = set()
-        for mutant in mutants:
-            files = tuple(tests_of(mutant.path))
-            if files not in green and run(copy, files, True, options.limit) != "survives":
+        copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for number in range(options.workers):
+            copy = Path(folder) / f"course-{number}"
+            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "work", "book", ".*_cache"))
+            copies.put(copy)
+
+        def in_a_copy(do: Callable[[Path], str]) -> str:
+            copy = copies.get()
+            try:
+                return do(copy)
+            finally:
+                copies.put(copy)
+
+        def tried(mutant: Mutant) -> str:
+            fast = in_a_copy(lambda copy: verdict(copy, mutant, True, options.limit))
+            whole = fast if fast != "survives" else in_a_copy(lambda copy: verdict(copy, mutant, False, options.limit))
+            return fast if fast == whole else f"{fast} in the fast run, {whole} in the whole one"
+
+        with ThreadPoolExecutor(options.workers) as pool:
+            sets = {tuple(tests_of(mutant.path)) for mutant in mutants}
+            ends = pool.map(lambda files: in_a_copy(lambda copy: run(copy, files, True, options.limit)), sets)
+            green = {files for files, end in zip(sets, ends, strict=True) if end == "survives"}
+            possible = [mutant for mutant in mutants if tuple(tests_of(mutant.path)) in green]
+            for mutant in set(mutants) - set(possible):
                 print(f"not tried, because its tests fail without it: {mutant}", flush=True)
-                counts["not tried"] = counts.get("not tried", 0) + 1
-                continue
-            green.add(files)
-            fast = verdict(copy, mutant, True, options.limit)
-            whole = fast if fast != "survives" else verdict(copy, mutant, False, options.limit)
-            result = fast if fast == whole else f"{fast} in the fast run, {whole} in the whole one"
-            counts[result] = counts.get(result, 0) + 1
-            print(f"{result}: {mutant}", flush=True)
+            counts = collections.Counter({"not tried": len(mutants) - len(possible)})
+            for mutant, result in zip(possible, pool.map(tried, possible), strict=True):
+                counts[result] += 1
+                print(f"{result}: {mutant}", flush=True)
     print(f"of {len(mutants)} mutants: {', '.join(f'{count} {result}' for result, count in sorted(counts.items()))}")
     return 0
 

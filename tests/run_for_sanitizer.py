@@ -21,7 +21,7 @@ from helpers.attention import reference, rotary_and_projection
 from helpers.attention.check import check, make_inputs
 from helpers.attention.ladder import BACKWARD, FORWARD, LADDER, Stage, backward, limits, tiles
 from helpers.attention.ladder.launches import persistent
-from helpers.attention.ladder.steps import CLIMBS
+from helpers.attention.ladder.steps import BASES, CLIMBS
 from helpers.bench.cases import TYPES
 from helpers.device import ON_GPU, cp, describe
 
@@ -299,7 +299,7 @@ def main(names: Sequence[str]) -> int:
     if not names or "neighbours" in names:
         run_neighbours()
     for of, climb in CLIMBS.items():
-        for step in climb[:-1]:  # the last is the stage
+        for step in (*climb[:-1], *(base for name, base in BASES.items() if name == of)):  # the last is the stage
             for dtype in step.dtypes:
                 if (not names or of in names) and step.why_not(head_dim=64, dtype=dtype) is None:
                     run_step(step, dtype)

@@ -31,7 +31,8 @@ from helpers.attention import (
 )
 from helpers.attention.ladder import BACKWARD, LADDER, Stage, backward, limits, tiles
 from helpers.device import cp
-from helpers.xray import xray
+from helpers.xray import Finding
+from helpers.xray.run import find
 
 STAGES = [stage for stage in BACKWARD.values() if "float32" in stage.dtypes]
 every_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
@@ -287,10 +288,10 @@ def test_it_is_clean(
     stage: Stage, shape: tuple[int, int, int], deterministic: bool, cpu_engine: Any, monkeypatch: Any
 ) -> None:
     """Blocks that add to one element of dQ atomically are no race; what two blocks store there otherwise would be."""
-    reports = []
+    found: list[list[Finding]] = []
 
     def checked(self: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
-        reports.append(xray(self, grid, block, args, shared_mem))
+        found.append(find(self, grid, block, args, shared_mem))
 
     arrays = inputs(1, 2, 1, *shape)
     o, lse = forward(*arrays[1:], causal=True)
@@ -298,18 +299,17 @@ def test_it_is_clean(
         patched.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
         run, got = backward.prepare(stage, *arrays, o, lse, causal=True, deterministic=deterministic)
         run()
-    assert len(reports) == (3 if deterministic else 2)
-    assert [report.findings for report in reports] == [[] for _ in reports]
+    assert found == [[]] * (3 if deterministic else 2)
     check_gradients(str(shape), got, reference.attention_backward(*arrays, causal=True))
 
 
 @pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("stage", STAGES[:1], ids=lambda stage: stage.name)
 def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any, monkeypatch: Any) -> None:
-    reports = []
+    found: list[list[Finding]] = []
 
     def checked(self: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
-        reports.append(xray(self, grid, block, args, shared_mem))
+        found.append(find(self, grid, block, args, shared_mem))
 
     text = kernel.source(stage.file)
     assert text.count(ADDS_FOUR) == 1
@@ -321,7 +321,7 @@ def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any,
         patched.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
         run, _ = backward.prepare(stage, *arrays, o, lse, source=text)
         run()
-    assert {(finding.kind, finding.array) for finding in reports[1].findings} == {("race", "dQ")}
+    assert {(finding.kind, finding.array) for finding in found[1]} == {("race", "dQ")}
 
 
 @pytest.mark.skipif(device.ON_GPU, reason="of the CPU engine")

@@ -21,6 +21,12 @@ def test_a_step_is_shown_against_the_one_before() -> None:
     assert folded.markup == f"<details><summary>step 8, rows of K and P padded</summary>{whole.markup}</details>"
 
 
+def test_the_first_step_of_a_climb_that_begins_anew_is_shown_whole() -> None:
+    whole = step_diff("flash_wmma", 1)
+    assert whole.text.startswith("steps/06_01_row_per_lane.cu: ") and whole.text.endswith(" lines")
+    assert "template &lt;typename T&gt;" in whole.markup and "// 06, step 1" not in whole.markup
+
+
 def test_shared_memory_for_1000_multiply_adds() -> None:
     (unpadded,) = (step for step in CLIMBS["register_tiles"] if step.idea == "4 x 4 scores a thread")
     seen = shared_per_1000(unpadded, 64, 32)

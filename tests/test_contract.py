@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
-from helpers.attention import calls, flash_attention, flash_attention_varlen, kernel, reference
+from helpers.attention import (
+    calls,
+    flash_attention,
+    flash_attention_backward,
+    flash_attention_varlen,
+    kernel,
+    reference,
+)
 from helpers.attention.check import check
-from helpers.attention.ladder import FORWARD, LADDER, Launch, Stage
-from helpers.attention.ladder.call import Call, Spec
+from helpers.attention.ladder import FORWARD, LADDER, Launch, Stage, limits
+from helpers.attention.ladder.call import Call, Options, Spec
 from helpers.attention.ladder.contract import Tuning
 from helpers.attention.ladder.launch import Part
 from helpers.attention.ladder.plan import Ready
 from helpers.device import ON_GPU, cp
+from helpers.engine.cuda_source import signatures
 
 # Two kernels of one file: the gradient of sum(O * dO) with respect to V, by way of P in scratch memory.
 GRADIENT_OF_V = """
@@ -85,25 +94,6 @@ def test_a_backward_stage_of_two_kernels_with_scratch() -> None:
     q, k, do = (cp.asnumpy(arrays[name]).astype(np.float64) for name in ("q", "k", "do"))
     p = reference.softmax(0.25 * q @ k.swapaxes(-1, -2))
     check("dV", arrays["dv"], p.swapaxes(-1, -2) @ do)
-
-
-def test_a_signature_is_compared_once_for_all_shapes() -> None:
-    """And again for other arguments and other sizes."""
-    stage = LADDER["heads_and_masks"]
-    text = kernel.source(stage.file) + "// kernels that no other test has launched\n"
-
-    def planned(n: int, **options: Any) -> tuple[Ready, dict[str, Any]]:
-        q = cp.asarray(np.ones((2, n, 24), np.float32))
-        ready, arrays, _ = stage.plan(q, q, q, source=text, **options)
-        return ready, arrays
-
-    with kernel.built_when_launched():
-        ready, arrays = planned(20)
-        assert not ready.checked
-        ready.bind(arrays)
-        assert ready.checked and planned(37)[0].checked
-        assert not planned(20, return_lse=True)[0].checked  # an array in place of a null pointer
-        assert not planned(20, sizes={"BLOCK_N": 16})[0].checked  # another kernel
 
 
 def test_only_forward_stages_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,20 +186,192 @@ def test_equal_keys_of_other_types_are_refused_after_a_good_call_too() -> None:
             flash_attention(*arrays, **{"causal": True, "window": (1, 0), "softmax_scale": 1.0, "stage": 5, **wrong})
 
 
-def test_a_call_that_copies_is_checked_each_time(checks: list[tuple[int, ...]]) -> None:
-    q, k, v = model_inputs(1, 33, 2, 8)
+def test_what_cannot_be_read_in_place_is_copied_at_each_call(checks: list[tuple[int, ...]]) -> None:
+    """The call on the copies is the same at each time."""
     for seed in range(2):
         q, k, v = model_inputs(1, 33, 2, 8, seed=seed)
         check("backwards", flash_attention(q[:, ::-1], k, v), exact(q, k, v)[:, ::-1])
-    assert len(checks) == 2
+    assert len(checks) == 3
 
 
-def test_few_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_MOST_PLANNED", 3)
     monkeypatch.setattr(kernel.Kernel, "bind", lambda self, *_, **__: lambda: None)
     for n in range(1, 10):
         flash_attention(*model_inputs(1, n, 2, 8))
-        assert len(calls._PLANNED) <= 3
+        assert len(calls._PLANNED) == min(n, 3)
+
+
+# ---- calls of one family: other shapes, strides and addresses
+
+
+@pytest.fixture
+def expensive(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the functions that no call of a known family may need, call after call."""
+    called: list[str] = []
+
+    def note(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, **more: called.append(name) or function(*a, **more))
+
+    for owner, name in (
+        (Stage, "why_not"),
+        (Options, "checked"),
+        (kernel, "source"),
+        (kernel, "load_all"),
+        (kernel, "_compiled"),
+        (kernel, "options"),
+        (signatures, "from_source"),
+    ):
+        note(owner, name)
+    return called
+
+
+def forward_of_lengths(n: int, n_kv: int, dtype: str) -> Any:
+    q, k, v = (model_inputs(1, rows, heads, 16, dtype=dtype)[0] for rows, heads in ((n, 4), (n_kv, 2), (n_kv, 2)))
+    return flash_attention(q, k, v, causal=True, return_lse=True)
+
+
+def backward_of_lengths(n: int, n_kv: int, dtype: str) -> Any:
+    q, do = model_inputs(1, n, 4, 16, dtype=dtype)[:2]
+    k, v = model_inputs(1, n_kv, 2, 16, dtype=dtype)[:2]
+    o, lse = flash_attention(q, k, v, return_lse=True)
+    return flash_attention_backward(do, q, k, v, o, lse)
+
+
+def packed_of_lengths(n: int, n_kv: int, dtype: str) -> Any:
+    q = model_inputs(1, n, 4, 16, dtype=dtype)[0][0]
+    k, v = (a[0] for a in model_inputs(1, n_kv, 2, 16, dtype=dtype)[:2])
+    cu_q, cu_k = (cp.asarray(np.array([0, total // 2, total], np.int32)) for total in (n, n_kv))
+    return flash_attention_varlen(q, k, v, cu_q, cu_k, max_seqlen_q=n, max_seqlen_k=n_kv)
+
+
+def biased_of_lengths(n: int, n_kv: int, dtype: str) -> Any:
+    q, (k, v) = model_inputs(1, n, 4, 16, dtype=dtype)[0], model_inputs(1, n_kv, 2, 16, dtype=dtype)[:2]
+    return flash_attention(q, k, v, bias=cp.asarray(np.zeros((n, 8 * n_kv), dtype))[:, :n_kv])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("call", [forward_of_lengths, backward_of_lengths, packed_of_lengths, biased_of_lengths])
+def test_a_call_of_a_known_family_plans_nothing_anew(call: Any, dtype: str, expensive: list[str]) -> None:
+    """A token generated with a cache one longer each time is such a call."""
+    call(20, 40, dtype)
+    assert {"why_not", "checked", "load_all"} <= set(expensive)
+    expensive.clear()
+    for longer in range(1, 5):
+        call(20 + longer % 3, 40 + longer, dtype)
+    assert not expensive
+    calls.forget()
+    call(20, 40, dtype)
+    assert "load_all" in expensive
+
+
+def random_view(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+    """An array of this shape inside a larger one: other strides, another order of axes, gaps."""
+    order = rng.permutation(3)
+    room = [shape[axis] + int(rng.integers(0, 3)) for axis in order]
+    wide = cp.asarray((rng.standard_normal((*room, shape[3] + 8 * int(rng.integers(0, 3)))) + 0.25).astype(dtype))
+    first = [int(rng.integers(0, have - shape[axis] + 1)) for have, axis in zip(room, order, strict=True)]
+    part = tuple(slice(at, at + shape[axis]) for at, axis in zip(first, order, strict=True))
+    return wide[part][..., : shape[3]].transpose([*np.argsort(order).tolist(), 3])
+
+
+@pytest.mark.parametrize("stage", [None, "hopper"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_random_shapes_and_layouts_through_one_family(
+    dtype: str, stage: str | None, expensive: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A field of a struct that stays from the call before would be seen: all differ, in everything."""
+    if stage is not None and LADDER[stage].why_not(head_dim=16, dtype=dtype) is not None:
+        pytest.skip("not on this device, or not of this type")
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 3)  # so that blocks of 10 take several tiles
+    rng = np.random.default_rng(3)
+    for number in range(50):
+        batch, kv_heads, group = (int(rng.integers(1, 4)) for _ in range(3))
+        n, n_kv = (int(rng.integers(1, 90)) for _ in range(2))
+        q = random_view(rng, (batch, n, kv_heads * (group + 1), 16), dtype)
+        k, v = (random_view(rng, (batch, n_kv, kv_heads, 16), dtype) for _ in range(2))
+        options = {"causal": bool(number % 2), "softmax_scale": 0.25}
+        o, lse = flash_attention(q, k, v, return_lse=True, stage=stage, **options)
+        q, k, v = (cp.asnumpy(a).astype(np.float64).swapaxes(1, 2) for a in (q, k, v))
+        k, v = (np.repeat(a, group + 1, axis=1) for a in (k, v))
+        want = reference.attention(q, k, v, **options, return_lse=True)
+        tolerance = 1e-5 if dtype == "float32" else 4e-3
+        check(f"call {number}", cp.asnumpy(o).swapaxes(1, 2), want[0], tolerance=tolerance)
+        check(f"lse {number}", cp.asnumpy(lse), want[1], tolerance=tolerance)
+    assert expensive.count("checked") == 2  # causal and not: two families
+
+
+def test_a_cache_that_two_threads_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each plans, launches and throws away what the other may be using."""
+    monkeypatch.setattr(calls, "_MOST_PLANNED", 2)
+    cases = []
+    for n in range(20, 26):
+        arrays = model_inputs(1, n, 4, 16, seed=n)
+        cases.append((arrays, exact(*arrays, causal=True)))
+    failures: list[BaseException] = []
+
+    def work(first: int) -> None:
+        try:
+            for number in range(24):
+                arrays, want = cases[(first + number) % len(cases)]
+                check(f"call {number}", flash_attention(*arrays, causal=True), want)
+                if number % 7 == 3:
+                    calls.forget()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (0, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+# ---- nothing to compute
+
+EMPTY = {
+    "no batch": ((0, 5), (0, 6)),
+    "no query": ((2, 0), (2, 6)),
+    "no key": ((2, 5), (2, 0)),
+    "neither": ((2, 0), (2, 0)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_axis(name: str, dtype: str) -> None:
+    """As PyTorch has it: an empty output, or zeros where there is no key; and zero gradients."""
+    (batch, n), (_, n_kv) = EMPTY[name]
+    q, do = (cp.zeros((batch, n, 4, 16), dtype) + 1 for _ in range(2))
+    k, v = (cp.zeros((batch, n_kv, 2, 16), dtype) + 1 for _ in range(2))
+    for _ in range(2):
+        o, lse = flash_attention(q, k, v, causal=True, return_lse=True)
+        assert o.shape == q.shape and o.dtype == q.dtype and not cp.asnumpy(o).any()
+        assert lse.shape == (batch, 4, n) and (cp.asnumpy(lse) == -np.inf).all()
+        gradients = flash_attention_backward(do, q, k, v, o, lse, causal=True)
+        for gradient, a in zip(gradients, (q, k, v), strict=True):
+            assert gradient.shape == a.shape and not cp.asnumpy(gradient).any()
+    host = flash_attention(*map(cp.asnumpy, (q, k, v)))
+    assert isinstance(host, np.ndarray) and host.shape == q.shape and not host.any()
+
+
+@pytest.mark.parametrize("stage", [None, "flash_mma", "hopper"])
+def test_packed_sequences_without_any_key(stage: str | None) -> None:
+    if stage is not None and LADDER[stage].why_not(head_dim=64, dtype="float16") is not None:
+        pytest.skip("not on this device")
+    q, no_keys = cp.zeros((7, 2, 64), np.float16) + 1, cp.zeros((0, 2, 64), np.float16)
+    cu_q, cu_k = (cp.asarray(np.array(ends, np.int32)) for ends in ([0, 7], [0, 0]))
+    for most in ({}, {"max_seqlen_q": 7, "max_seqlen_k": 0}):
+        arrays = (q, no_keys, no_keys, cu_q, cu_k)
+        o, lse = flash_attention_varlen(*arrays, return_lse=True, stage=stage, **most)
+        assert o.shape == q.shape and not cp.asnumpy(o).any() and (cp.asnumpy(lse) == -np.inf).all()
+    if stage is not None:
+        heads_first = (a.swapaxes(0, 1) for a in (q, no_keys, no_keys))
+        launch, o = LADDER[stage].prepare(*heads_first, cu_seqlens=([0, 7], [0, 0]))
+        launch()
+        assert o.shape == (2, 7, 64) and not cp.asnumpy(o).any()
 
 
 # ---- packed lengths without a read by the host
@@ -274,6 +436,48 @@ def test_a_call_in_a_cupy_graph(dtype: str, packed: bool) -> None:
         graph.launch()
         stream.synchronize()
         np.testing.assert_array_equal(cp.asnumpy(o), expected)
+
+
+@on_gpu
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_a_graph_of_10_after_everything_was_forgotten(library: str, packed: bool) -> None:
+    """What a captured launch points to, its table of tiles too, is nobody else's as long as the graph may replay it."""
+    if LADDER["hopper"].why_not(head_dim=128, dtype="float16") is not None:
+        pytest.skip("not on this GPU")
+    arrays = model_inputs(2, 2048, 8, 128, dtype="float16")
+    more: dict[str, Any] = {"causal": True, "stage": "hopper"}
+    call = flash_attention
+    if packed:
+        cu = cp.asarray(np.array([0, 700, 2048], np.int32))
+        arrays, call = (*(a[0] for a in arrays), cu, cu), flash_attention_varlen
+        more |= {"max_seqlen_q": 1348, "max_seqlen_k": 1348}
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        arrays = tuple(torch.from_dlpack(a) for a in arrays)
+        expected = call(*arrays, **more).cpu().numpy()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            o = call(*arrays, **more)
+        replay, read = graph.replay, lambda: o.cpu().numpy()
+    else:
+        expected = cp.asnumpy(call(*arrays, **more))
+        stream = cp.cuda.Stream(non_blocking=True)
+        with stream:
+            call(*arrays, **more)
+            stream.begin_capture()
+            o = call(*arrays, **more)
+            graph = stream.end_capture()
+        replay, read = lambda: graph.launch(stream), lambda: cp.asnumpy(o)
+    calls.forget()
+    for n in range(513, 560):  # other tables, where the captured one would be if it were free
+        flash_attention(*model_inputs(1, n, 8, 128, dtype="float16"), causal=True, stage="hopper")
+    for _ in range(3):
+        o[...] = 0
+        cp.cuda.Device().synchronize()
+        replay()
+        cp.cuda.Device().synchronize()
+        np.testing.assert_array_equal(read(), expected)
 
 
 @on_gpu

@@ -333,6 +333,7 @@ def test_the_second_run_is_quick_and_needs_no_network(made: TinyCourse) -> None:
     assert seconds < 2, f"{seconds:.1f} s"
 
 
+@pytest.mark.repetition  # of a set-up that is made, or finished in place
 @needs_venv
 def test_a_stopped_set_up_is_finished(new: TinyCourse) -> None:
     child = new.start("ladder")
@@ -404,6 +405,7 @@ def test_a_broken_venv_is_noticed(copied: TinyCourse, monkeypatch: pytest.Monkey
     assert need == "make" and why in said
 
 
+@pytest.mark.repetition  # of a set-up that is made, or finished in place
 @needs_venv
 def test_a_broken_venv_is_made_anew_from_inside(copied: TinyCourse) -> None:
     site = next(copied.venv.glob("lib/python*/site-packages"))
@@ -460,6 +462,7 @@ def test_a_lost_package_is_installed_again(copied: TinyCourse) -> None:
     assert list(copied.venv.glob("lib/python*/site-packages/ruff/__main__.py"))
 
 
+@pytest.mark.repetition  # of a set-up that is made, or finished in place
 @needs_venv
 def test_two_at_once_set_up_one_after_the_other(new: TinyCourse) -> None:
     children = [new.start("ladder") for _ in range(2)]

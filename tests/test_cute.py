@@ -153,6 +153,7 @@ def test_sizes_masks_and_packed_lengths() -> None:
             assert not got[own].any()
 
 
+@pytest.mark.repetition  # notebook 12 X-rays it as well
 @needs_cute
 def test_the_xray_finds_nothing_and_no_bank_conflicts() -> None:
     """No race, nothing out of bounds; the swizzle leaves no conflict. Two tiles of rows and of keys, not whole ones.
@@ -204,32 +205,29 @@ BUGS = (
     ),
     instead("ends where the first row does", "last_pos + params.window_right", "first_pos + params.window_right"),
     instead("wrong head of K and V", "head / (params.heads / params.kv_heads)", "head % params.kv_heads"),
-    Switched("no maximum for rows that see nothing", "fill(m_i, M_INIT)", "fill(m_i, PLANTED ? NEG_INF : M_INIT)"),
+    Switched(
+        "no maximum for rows that see nothing",
+        "maxima.limit[i] = M_INIT",
+        "maxima.limit[i] = PLANTED ? NEG_INF : M_INIT",
+    ),
     instead("division by zero", "sum == 0.0f", "false"),
     instead("lse in units of log2", "LN_2 * (m_i + log2f(sum))", "m_i + log2f(sum)"),
     instead("lse of another row", "lse[head_row + first_row + r]", "lse[head_row + first_row + (r ^ 1)]"),
-    instead("m_i is never updated", "m_new(i) - m_i(i) > RESCALE_THRESHOLD", "false"),
-    instead("maxima before the scale", "s_max * softmax_scale_log2", "s_max"),
-    instead("rescaled the wrong way", "exp2f(m_i(i) - m_new(i))", "exp2f(m_new(i) - m_i(i))"),
-    left_out("l_i is not rescaled", "l_i(i) *= rescale;"),
-    left_out("acc is not rescaled", "acc(i, j) *= rescale;"),
-    instead(
-        "maxima of two lanes out of four",
-        "row_allreduce(m_new(i), [](float a, float b) { return fmaxf(a, b); })",
-        "fmaxf(m_new(i), __shfl_xor_sync(0xffffffff, m_new(i), 1))",
-    ),
+    instead("m_i is never updated", "m_new[i] > maxima.limit[i]", "maxima.limit[i] == M_INIT"),
+    left_out("l_i is not rescaled", "l_i[i] *= rescale;"),
+    left_out("half of acc is not rescaled", "row_pair(acc, i, n)[1] *= rescale;"),
     instead(
         "sums of two lanes out of four",
-        "row_allreduce(l_i(i), [](float a, float b) { return a + b; })",
-        "l_i(i) + __shfl_xor_sync(0xffffffff, l_i(i), 1)",
+        "row_allreduce(l_i[i], [](float a, float b) { return a + b; })",
+        "l_i[i] + __shfl_xor_sync(0xffffffff, l_i[i], 1)",
     ),
+    instead("one of two neighbours twice", "&rows(i, 2 * n)", "&rows(i, 2 * n - n % 2)"),
     Switched("a key too many", "end - first, window.lo, window.hi)", "end - first, window.lo, window.hi + PLANTED)"),
     instead("a key past the end", "end - key", "BLOCK_N"),
     instead("a key too few", "keys_before<BLOCK_N>(row + window_lo)", "keys_before<BLOCK_N>(row + window_lo + 1)"),
     instead("bits of a thread's second keys", "min(keys % 8, 2)", "min(keys % 8, 1)"),
     instead("registers of P exchanged", "4 * k + i / 2 * 2", "4 * k + i % 2 * 2"),
     instead("row halves of P exchanged", "2 * m + i % 2", "2 * m + i / 2"),
-    Switched("the sign of the scale is lost", "^= 0x80008000", "^= PLANTED ? 0 : 0x80008000"),
     Switched("always the first half of V_smem", "tOsVt(_, _, k, stage)", "tOsVt(_, _, k, PLANTED ? 0 : stage)"),
     Switched("columns of Q in another order", "tSsQ(_, _, k)", "tSsQ(_, _, PLANTED ? k ^ 1 : k)"),
     Switched(
@@ -239,7 +237,6 @@ BUGS = (
         cpu_only=True,
     ),
     left_out("no barrier in the loop", "__syncthreads();  // hazard: a tile", cpu_only=True),
-    left_out("no barrier before the signs are flipped", "__syncthreads();  // hazard: signs", cpu_only=True),
     Switched(
         "the next tile overwrites this one",
         "tKsK(_, _, _, stage ^ 1)",
@@ -258,7 +255,7 @@ SQUARE = {"BLOCK_M": 64, "BLOCK_N": 64}
 CALLS: tuple[dict[str, Any], ...] = (
     {"n": 150, "n_kv": 200, "window": (90, 90)},
     {"n": 200, "n_kv": 130, "causal": True, "softmax_scale": -0.2},  # rows that see nothing
-    {"n": 40, "n_kv": 300, "grow": 4000.0},
+    {"n": 40, "n_kv": 300, "grow": 400.0},
 )
 
 

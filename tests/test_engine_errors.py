@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import pickle
@@ -195,15 +196,54 @@ def test_far_away() -> None:
 
 @pytest.mark.parametrize(("size", "at"), [(1000, 1000), (1000, 1003), (7, 63), (100, -1), (100, -7), (1024, -1)])
 def test_a_write_into_the_slack_beside_an_array(size: int, at: int) -> None:
-    """No guard is there, so it is seen after the launch, which says so."""
+    """No guard is there, so it is seen after the launch; a checked run of it says who did it."""
     for a in (engine.zeros(size, f32), engine.ones(size, f32) + 1):
         if at < 0 and size % 1024 == 0:
             failure("write_one", (1,), (1,), (a, i32(at)))  # a guard after all
             continue
         message = failure("write_one", (1,), (1,), (a, i32(at)))
-        assert_says(message, f"write_one wrote to a[{at}], which has {size:,} elements", "the thread is not known")
+        assert_says(message, f"illegal write to a[{at}], which has {size:,} elements at kernel.cu:")
+        assert_says(message, "[write_one, block (0,0,0), thread (0,0,0)]")
         launch("write_one", (1,), (1,), (a, i32(size - 1)))  # and is mended
         assert a[-1] == 1
+
+
+ADD = """
+extern "C" __global__ void add(const {0}* a, const {0}* b, {0}* c) {{
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  c[i] = a[i] + b[i];
+}}
+extern "C" __global__ void copy(const {0}* a, {0}* c) {{
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  c[i] = a[i];
+}}
+"""
+
+
+@pytest.mark.parametrize("c_type, dtype", [("float", f32), ("int", i32), ("__half", np.float16), ("char", np.int8)])
+def test_no_condition_keeps_the_index_inside(c_type: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every learner's first mistake, where n is no multiple of the block: what lies beside each array is its own."""
+    module = engine.RawModule(code="#include <cuda_fp16.h>\n" + ADD.format(c_type))
+    add, copy = map(module.get_function, ("add", "copy"))
+    for n, blocks in ((63, 1), (127, 2)):  # one thread too many
+        with pytest.raises(engine.LaunchError) as raised:
+            add((blocks,), (64,), (engine.ones(n, dtype), engine.ones(n, dtype), engine.zeros(n, dtype)))
+        error = raised.value
+        assert (error.array, error.index, error.line, error.block, error.thread) == (
+            "c",
+            n,
+            5,
+            (blocks - 1, 0, 0),
+            (63, 0, 0),
+        )
+    monkeypatch.setattr(engine.RawKernel, "_who_wrote_past_an_end", lambda *launch: None)  # a second run of each
+    for n in range(1, 301):
+        a, b = engine.ones(n, dtype), engine.ones(n, dtype)
+        for block in (32, 64, 128, 256):
+            c = engine.zeros(n, dtype)
+            for kernel, args in ((add, (a, b, c)), (copy, (a, c))):
+                with pytest.raises(engine.LaunchError) if n % block else contextlib.nullcontext():
+                    kernel((-(-n // block),), (block,), args)
 
 
 def test_null_pointers() -> None:
@@ -228,7 +268,8 @@ def test_the_fields_of_an_error() -> None:
     assert wild.address == a.data.ptr + 2800 and not wild.is_null
 
     slack = error("write_one", (1,), (1,), (a, i32(-1)))
-    assert (slack.reason, slack.array, slack.index, slack.line, slack.thread) == (wild.reason, "a", -1, None, None)
+    assert (slack.reason, slack.array, slack.index, slack.thread) == (wild.reason, "a", -1, (0, 0, 0))
+    assert "write_one" in SOURCE.splitlines()[slack.line - 1]
 
     null = error("read_wild", (1,), (4, 2), (None, b, i32(25)))
     assert null.is_null and null.reason == Reason.ILLEGAL_ACCESS and (null.array, null.address) == (None, 100)

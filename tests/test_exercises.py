@@ -75,6 +75,7 @@ def test_the_solution_passes(name: str) -> None:
     assert result and "[FAIL]" not in result.text and "not tried" not in result.text, result.text
 
 
+@pytest.mark.one_of_each(kind=lambda name: name[:2])
 @pytest.mark.parametrize("name", RUN_HERE)
 def test_the_skeleton_compiles_runs_and_fails(name: str) -> None:
     result = grade(name, skeleton(name))
@@ -96,6 +97,7 @@ def test_the_skeleton_has_holes_and_keeps_the_solution_to_itself(name: str) -> N
     assert cell(name) == f"%%cuda {name}\n{text}".rstrip()
 
 
+@pytest.mark.one_of_each(kind=lambda name: name[:2])
 @pytest.mark.parametrize("name", RUN_HERE)
 def test_nvrtc_takes_it(name: str) -> None:
     kernels = source.kernels(solution(name))

@@ -133,7 +133,7 @@ TABLE = {
             "requests",
         ),
         Wrong("no tail", ((ELSE, "}"),), "first", "Y", "empty"),
-        Wrong("past the end", ((VECTOR, "if (first < count) {"),), "X-ray", "", "bounds"),
+        Wrong("past the end", ((VECTOR, "if (first < count) {"),), "first", "Y", "crash"),
         Wrong("three words", ((", a.w *= factor", ""),), "first"),
         Wrong("the tail is not scaled", (("Y[i] = factor * X[i];", "Y[i] = X[i];"),), "first"),
         Wrong("the tail begins late", (("for (int i = first; i", "for (int i = first + 1; i"),), "first", "Y", "empty"),

@@ -217,40 +217,37 @@ def test_the_plan_is_the_stage_s_own(causal: bool, stage: Any, monkeypatch: pyte
         pytest.skip(str(reason))
     numbers = {"batch": 3, "heads": 8, "kv_heads": 4 if "gqa" in stage.features else 8, "n": 1234, "n_kv": 777}
     monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
-    planned = stage.launches(stage, call_of(request, numbers, 0.5), made.defines)
+    call = call_of(request, numbers, 0.5)
+    planned, scratch = stage.launches(stage, call, made.defines), stage.scratch(call, made.defines)
+    known = {**numbers, "multiprocessors": 132}
+    if "schedule" in scratch:
+        known["rounds"] = scratch["schedule"].shape[0]
+        known["together"] = launches.heads_together(call, made.defines)
     if made.launches[0].each_head:
         assert len(planned) == 3 * 8
         planned = planned[:1]
     assert len(planned) == len(made.launches)
     for launch, mine in zip(planned, made.launches, strict=True):
-        tables = [arg.values for arg in launch.args if hasattr(arg, "values")]
-        known = numbers | ({f"table.shape[{i}]": n for i, n in enumerate(tables[0].shape)} if tables else {})
         assert mine.kernel.startswith(launch.kernel) and mine.shared_bytes == launch.shared_bytes
         assert tuple(value(tree, known) for tree in mine.grid) == launch.grid
         assert tuple(value(tree, known) for tree in mine.block) == launch.block
         for arg, its in zip(mine.args, launch.args, strict=True):
             assert (arg.kind == "null") == (its is None)
             assert arg.kind != "int" or value(arg.tree, known) == its
-    scratch = stage.scratch(call_of(request, numbers, 0.5), made.defines)
-    assert {name: tuple(value(t, numbers) for t in trees) for name, (trees, _) in made.scratch.items()} == {
+    assert {name: tuple(value(t, known) for t in trees) for name, (trees, _) in made.scratch.items()} == {
         name: spec.shape for name, spec in scratch.items()
     }
 
 
-@pytest.mark.parametrize("words", ["hopper", "hopper --causal", "hopper --window 300 20"])
-def test_the_table_of_tiles_is_the_stage_s_own(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = imported(exported(words), tmp_path, monkeypatch)
-    monkeypatch.setattr(module, "HEAD_DIM", 64)
-    window = module.WINDOW
-    request = Request(LADDER["hopper"], dtype="float16", window=window)
+def test_heads_are_worked_on_together_as_the_stage_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = imported(exported("hopper --causal"), tmp_path, monkeypatch)
+    request = Request(LADDER["hopper"], dtype="float16", window=(-1, 0))
     defines = plan(request).defines
-    stand_in = cupy_stand_in.cuda.runtime.getDeviceProperties(0)  # the file asks it, whatever this machine has
-    monkeypatch.setattr(limits, "multiprocessors", lambda: stand_in["multiProcessorCount"])
-    for numbers in ((2, 8, 2, 5000, 5000), (1, 3, 3, 100, 900), (5, 16, 4, 2000, 300)):
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
+    for numbers in ((2, 8, 2, 5000, 5000), (1, 3, 3, 100, 900), (5, 16, 4, 2000, 300), (1, 16, 16, 16896, 16896)):
         named = dict(zip(("batch", "heads", "kv_heads", "n", "n_kv"), numbers, strict=True))
-        [launch] = launches.persistent(request.stage, call_of(request, named, 0.5), defines)
-        [table] = [arg.values for arg in launch.args if hasattr(arg, "values")]
-        np.testing.assert_array_equal(cupy_stand_in.asnumpy(module.table_of_tiles(*numbers)), table)
+        wanted = launches.heads_together(call_of(request, named, 0.5), defines)
+        assert module.heads_together(*numbers, 132) == wanted
 
 
 # ---- the command
