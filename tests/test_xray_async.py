@@ -466,8 +466,8 @@ def test_the_stages_with_tensor_cores_are_clean(
     n, n_kv, d = shape
     q, k, v = (x.astype(np.float16) for x in make_inputs(n, n_kv, d))
     got = engine.asnumpy(LADDER[stage](q, k, v, causal=causal))
-    (report,) = reports
-    report.assert_clean()
+    for report in reports:  # 10 begins with a launch of its own, which orders the tiles
+        report.assert_clean()
     assert report.traffic["O"].written == 2 * n * d
     expected = reference.attention(*(x.astype(np.float32) for x in (q, k, v)), causal=causal)
     np.testing.assert_allclose(got.astype(np.float32), expected, atol=0.01)
