@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from half_gradients import TYPES
+from half_gradients import compare as compare_gradients
+from half_gradients import inputs as gradient_inputs
+from half_gradients import reference as gradient_reference
 
 from helpers.attention import (
     calls,
     flash_attention,
     flash_attention_backward,
     flash_attention_varlen,
+    flash_attention_varlen_backward,
     kernel,
     reference,
 )
@@ -327,6 +332,34 @@ def test_a_cache_that_two_threads_share(monkeypatch: pytest.MonkeyPatch) -> None
     for thread in threads:
         thread.join()
     assert not failures, failures
+
+
+# ---- half types: head_dim that is no multiple of 8
+
+
+@pytest.mark.each_value()
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("d", [12, 59, 111])
+@pytest.mark.parametrize("packed", [False, True], ids=["batched", "packed"])
+def test_columns_of_zeros_fill_up_a_head_dim(dtype: str, d: int, packed: bool) -> None:
+    """The scale is that of d, and the columns that were added are not returned."""
+    do, q, k, v = gradient_inputs((1, 4, 33, d), 70, 2, dtype)
+    *wanted, o_wanted, lse_wanted = gradient_reference(do, q, k, v, window=(-1, 0))
+    given = [a.swapaxes(1, 2) for a in (do, q, k, v)]
+    if packed:
+        given = [a[0] for a in given]
+        cu = tuple(np.array([0, n], np.int32) for n in (33, 70))
+        o, lse = flash_attention_varlen(*given[1:], *cu, causal=True, return_lse=True)
+        got = flash_attention_varlen_backward(*given, o, lse, *cu, causal=True)
+    else:
+        o, lse = flash_attention(*given[1:], causal=True, return_lse=True)
+        got = flash_attention_backward(*given, o, lse, causal=True)
+    assert o.shape == given[1].shape and o.flags.c_contiguous
+    assert [a.shape for a in got] == [a.shape for a in given[1:]]
+    heads_first = [a.reshape(1, *a.shape[-3:]).swapaxes(1, 2) for a in (o, *got)]
+    check("o", heads_first[0], o_wanted, tolerance=0.02 if dtype == "bfloat16" else 0.003)
+    check("lse", lse.reshape(lse_wanted.shape), lse_wanted, tolerance=0.01)
+    compare_gradients("gradients", heads_first[1:], (do, q, k, v), wanted=wanted, window=(-1, 0))
 
 
 # ---- nothing to compute

@@ -36,6 +36,7 @@ from helpers.attention.ladder.call import (
     check_gradient_arrays,
     check_model_arrays,
     longest_of,
+    softmax_scale_of,
 )
 from helpers.attention.ladder.extras import check_positions, extra_inputs
 from helpers.attention.ladder.extras import needs as needs_of_extras
@@ -67,7 +68,7 @@ def flash_attention(
     """softmax(softmax_scale * q k^T + bias) v for each head of each batch, with q and k rotated where that is asked.
 
     Args:
-        q: (batch, seq, heads, head_dim).
+        q: (batch, seq, heads, head_dim). In half types a head_dim that is no multiple of 8 costs copies with zeros.
         k, v: (batch, seq_kv, kv_heads, head_dim) of q's dtype. kv_heads divides heads: that many heads of q in a row
             share one of k and v (grouped-query attention; with one, multi-query). batch, seq and seq_kv may be 0.
         causal: query i sees key j up to i + seq_kv - seq: the last query sees every key (bottom-right alignment, as
@@ -387,6 +388,8 @@ def _new(
     """
     specs = dict(zip(arrays, described, strict=True))
     _check(specs)
+    if specs["q"].dtype.itemsize == 2 and specs["q"].shape[-1] % HALF_COLUMNS:
+        return _with_whole_chunks(kind, arrays, options, longest)
     views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
     q, k = views["q"], views["k"]
     family, stage = _stage_of(views, options, means, longest[0])
@@ -399,8 +402,7 @@ def _new(
         copies["q"] = kind.negative(arrays["q"])
         options = options._replace(softmax_scale=-call.softmax_scale)
     if copies:
-        if device.ON_GPU and kind.is_captured(kind.stream(arrays["q"])):
-            kind.keep([*copies.values()])
+        _keep_for_graph(kind, [*copies.values()])
         return _call(arrays | copies, options, longest)
     sizes = stage.sizes_for(call)
     which = stage.name, *sizes.items()
@@ -415,6 +417,28 @@ def _new(
         with contextlib.suppress(KeyError):  # another thread has just forgotten them
             _PLANNED.popitem(last=False)
     return result
+
+
+HALF_COLUMNS = 8  # kernels in half types copy 16 bytes at a time
+
+
+def _with_whole_chunks(kind: _Kind, arrays: dict[str, Any], options: Options, longest: _Lengths) -> Any:
+    """A call in a half type whose head_dim is no multiple of 8, as FlashAttention makes it: with columns of zeros."""
+    head_dim = arrays["q"].shape[-1]
+    columns = head_dim + -head_dim % HALF_COLUMNS
+    wider = {name: kind.padded(a, columns) if name in WITH_HEAD_DIM else a for name, a in arrays.items()}
+    _keep_for_graph(kind, [*wider.values()])
+    result = _call(wider, options._replace(softmax_scale=softmax_scale_of(options.softmax_scale, head_dim)), longest)
+    outputs = result if isinstance(result, tuple) else (result,)
+    with_lse = options.return_lse and "do" not in arrays
+    narrow = tuple(a if with_lse and i == 1 else kind.copy(a[..., :head_dim]) for i, a in enumerate(outputs))
+    return narrow if isinstance(result, tuple) else narrow[0]
+
+
+def _keep_for_graph(kind: _Kind, copies: Sequence[Any]) -> None:
+    """Keep copies of a call's arrays alive, where a CUDA graph is made of it."""
+    if device.ON_GPU and kind.is_captured(kind.stream(copies[0])):
+        kind.keep(copies)
 
 
 def _copy(kind: _Kind, name: str, a: Any) -> Any:

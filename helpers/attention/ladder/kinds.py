@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from helpers import device
-from helpers.attention.ladder.layout import Spec, dense_copy, negative, spec_of
+from helpers.attention.ladder.layout import Spec, dense_copy, negative, padded, spec_of
 from helpers.engine.cuda_source.signatures import dtype_of
 
 TORCH_DTYPES = ("float32", "float16", "bfloat16", "int32", "bool")
@@ -47,6 +47,10 @@ class DeviceArrays:
     def negative(self, a: Any) -> Any:
         """A copy with the other sign."""
         return negative(a)
+
+    def padded(self, a: Any, columns: int) -> Any:
+        """A C-contiguous copy whose rows have that many columns, with zeros in those that a has not."""
+        return padded(a, columns)
 
     def fill(self, a: Any, value: float) -> None:
         """Every element becomes `value`."""
@@ -120,6 +124,10 @@ class TorchTensors:
     def negative(self, a: Any) -> Any:
         """A copy with the other sign."""
         return -a
+
+    def padded(self, a: Any, columns: int) -> Any:
+        """As DeviceArrays.padded."""
+        return self._torch.nn.functional.pad(a, (0, columns - a.shape[-1]))
 
     def fill(self, a: Any, value: float) -> None:
         """Every element becomes `value`."""

@@ -137,6 +137,13 @@ def negative(a: Any) -> Any:
     return copy
 
 
+def padded(a: Any, columns: int) -> Any:
+    """A C-contiguous copy with zeros in the columns from a's last on, of any dtype of the device."""
+    copy = device.cp.zeros((*a.shape[:-1], columns), f"uint{8 * a.itemsize}")
+    copy[..., : a.shape[-1]] = device.cp.ascontiguousarray(a).view(copy.dtype)
+    return copy.view(a.dtype)
+
+
 def dense_copy(a: Any) -> Any:
     """A C-contiguous copy in memory of its own."""
     dense = device.cp.ascontiguousarray(a)
