@@ -473,9 +473,8 @@ def _nothing_seen(kind: _Kind, like: Any, outputs: Mapping[str, _Output]) -> Any
 
 def _check(specs: Mapping[str, Spec]) -> None:
     """TypeError or ValueError where arrays do not fit each other. The extra inputs are checked in `Call.of`."""
-    q, k, v = (specs[name] for name in "qkv")
-    packed = "cu_seqlens_q" in specs
-    check_model_arrays(q, k, v, PACKED if packed else BATCHED)
+    q, packed = specs["q"], "cu_seqlens_q" in specs
+    check_model_arrays(q, specs["k"], specs["v"], PACKED if packed else BATCHED)
     if len(specs) == 3:
         return
     for name, a in specs.items():
@@ -502,9 +501,11 @@ def _stage_of(
     Packed sequences count as long as the geometric mean of the mean and the longest: most of them may be short, and
     most of the work in the long ones. means: `Options.key`.
     """
-    q, k, tables = views["q"], views["k"], views.get("rotary_cos")
-    shared = means, q.shape[-1], q.shape[1] != k.shape[1], tables and tables.shape[-1], q.device
-    key = *views, *[a.dtype for a in views.values()], *shared
+    q, k = views["q"], views["k"]
+    key: tuple[Hashable, ...] = means, q.dtype, q.shape[-1], q.shape[1] != k.shape[1], q.device
+    if len(views) > 3:
+        tables = views.get("rotary_cos")
+        key = *key, *views, *[a.dtype for a in views.values()], tables and tables.shape[-1]
     try:
         family = _FAMILIES.get(key)
     except TypeError:  # an option that cannot be a key, and is to be refused

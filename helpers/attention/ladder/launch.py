@@ -107,8 +107,8 @@ class DirectLaunch:
         self._arguments = arguments
         self._sizes = (*grid, *_ONES[len(grid)], *block, *_ONES[len(block)], launch.shared_bytes)
         self._values = array("q", b"".join([_bytes(args[i]) for i in arguments.values]))
-        self._parts = [_part(args[i], slots, arrays) for i in arguments.parts]
-        self._maps = [
+        self._parts = arguments.parts and [_part(args[i], slots, arrays) for i in arguments.parts]
+        self._maps = arguments.maps and [
             (i, slots[args[i].name] // 8, tensor_maps.Kept(arrays[args[i].name], args[i].box_rows))
             for i in arguments.maps
         ]
@@ -121,10 +121,11 @@ class DirectLaunch:
         values = array("q", addresses) + self._values
         first = values.buffer_info()[0]
         pointers = array("q", [first + offset for offset in arguments.offsets])
-        held = []  # until the driver has read them
-        for i, slot, maps in self._maps:
-            pointers[i], room = maps.at(addresses[slot])
-            held.append(room)
+        if self._maps:
+            held = []  # until the driver has read them
+            for i, slot, maps in self._maps:
+                pointers[i], room = maps.at(addresses[slot])
+                held.append(room)
         arguments.launch(arguments.function.ptr, *self._sizes, stream, pointers.buffer_info()[0], 0)
 
 

@@ -32,23 +32,28 @@ def of_another(limits: Limits) -> Iterator[None]:
 
 
 @functools.cache
-def _properties(cp: Any, number: int) -> Mapping[str, Any]:
+def _properties_of(cp: Any, number: int) -> Mapping[str, Any]:
     """What a device says of itself. Asking a GPU takes a millisecond, so each is asked once."""
     return cp.cuda.runtime.getDeviceProperties(number)
+
+
+def _properties() -> Mapping[str, Any]:
+    """Of the current device."""
+    return _properties_of(device.cp, device.cp.cuda.runtime.getDevice() if device.ON_GPU else 0)
 
 
 def most_shared() -> int:
     """Bytes of shared memory that a block may opt in to."""
     if _INSTEAD:
         return _INSTEAD[-1].shared
-    return _properties(device.cp, device.cp.cuda.Device().id)["sharedMemPerBlockOptin"]
+    return _properties()["sharedMemPerBlockOptin"]
 
 
 def multiprocessors() -> int:
     """How many multiprocessors this device has."""
     if _INSTEAD:
         return _INSTEAD[-1].multiprocessors
-    return _properties(device.cp, device.cp.cuda.Device().id)["multiProcessorCount"]
+    return _properties()["multiProcessorCount"]
 
 
 def compute_capability() -> int:

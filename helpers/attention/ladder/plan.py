@@ -81,6 +81,7 @@ class Ready:
         self._specs = {**call.arrays, **self.scratch}
         self.kernels: Mapping[str, kernel.Kernel] = like.kernels if like else {}
         self.arguments: dict[str, Arguments] = like.arguments if like else {}
+        self.slots: dict[str, int] = like.slots if like else {}  # where a launch finds each array's address
         if like is None:
             dtype = call.arrays["q"].dtype.name
             names = {each.kernel: stage.kernel_name(dtype, each.kernel) for each in self.launches if not each.file}
@@ -115,9 +116,8 @@ class Ready:
         Args:
             names: of the arrays and of those of `scratch`, in the order in which their addresses will be given.
         """
-        slots = {name: 8 * i for i, name in enumerate(names)}
-        for launch in self.launches:
-            if launch.kernel not in self.arguments:
-                function = self.kernels[launch.kernel].function
-                self.arguments[launch.kernel] = Arguments(launch, function, slots)
-        return [DirectLaunch(self.arguments[each.kernel], each, slots, self._specs) for each in self.launches]
+        if not self.slots:
+            self.slots.update({name: 8 * i for i, name in enumerate(names)})
+            for launch in self.launches:
+                self.arguments[launch.kernel] = Arguments(launch, self.kernels[launch.kernel].function, self.slots)
+        return [DirectLaunch(self.arguments[each.kernel], each, self.slots, self._specs) for each in self.launches]
