@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +23,7 @@ from helpers.attention import (
     flash_attention_varlen_backward,
     kernel,
     reference,
+    warm_up,
 )
 from helpers.attention.check import check
 from helpers.attention.ladder import FORWARD, LADDER, Launch, Stage, limits
@@ -332,6 +335,47 @@ def test_a_cache_that_two_threads_share(monkeypatch: pytest.MonkeyPatch) -> None
     for thread in threads:
         thread.join()
     assert not failures, failures
+
+
+# ---- calls that are to come
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["batched", "packed"])
+def test_no_call_compiles_after_a_warm_up(packed: bool) -> None:
+    count = warm_up(4, 13, kv_heads=2, dtype="float32", causal=True, gradients=True, packed=packed)
+    assert count >= 2 and count == warm_up(
+        4, 13, kv_heads=2, dtype="float32", causal=True, gradients=True, packed=packed
+    )
+    compiled = kernel._compiled.cache_info().misses
+    rng = np.random.default_rng(0)
+    for n, n_kv in ((1, 1), (1, 300), (40, 40), (300, 70)):
+        q, do = (rng.standard_normal((1, n, 4, 13), dtype=np.float32) for _ in range(2))
+        k, v = (rng.standard_normal((1, n_kv, 2, 13), dtype=np.float32) for _ in range(2))
+        if packed:
+            cu = tuple(np.array([0, rows], np.int32) for rows in (n, n_kv))
+            o, lse = flash_attention_varlen(q[0], k[0], v[0], *cu, causal=True, return_lse=True)
+            flash_attention_varlen_backward(do[0], q[0], k[0], v[0], o, lse, *cu, causal=True)
+        else:
+            o, lse = flash_attention(q, k, v, causal=True, return_lse=True)
+            flash_attention_backward(do, q, k, v, o, lse, causal=True)
+    assert kernel._compiled.cache_info().misses == compiled
+
+
+def test_a_warm_up_is_refused_as_its_calls_are() -> None:
+    with pytest.raises(ValueError, match="4 heads of q cannot share 3 heads"):
+        warm_up(4, 16, kv_heads=3)
+    with pytest.raises(ValueError, match="no stage can"):
+        warm_up(4, 512)
+
+
+def test_who_waits_at_a_terminal_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for at_a_terminal, words in ((False, ""), (True, "compiling scale\n")):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda answer=at_a_terminal: answer)
+        with kernel._line_for_who_waits("compiling scale", seconds=0.01):
+            time.sleep(0.2)
+        with kernel._line_for_who_waits("nothing", seconds=10.0):
+            pass
+        assert capsys.readouterr().err == words
 
 
 # ---- half types: head_dim that is no multiple of 8

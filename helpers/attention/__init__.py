@@ -16,6 +16,7 @@ _ENTRY_POINTS = (
     "flash_attention_varlen",
     "flash_attention_varlen_backward",
     "forget",
+    "warm_up",
 )
 
 

@@ -13,6 +13,8 @@ device. A device array is read where it is, whatever its strides, as long as the
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import math
 import sys
 from collections import OrderedDict
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers import device
+from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, Stage, able_of, backward_of, forward_of
 from helpers.attention.ladder.call import (
     BATCHED,
@@ -44,6 +47,7 @@ from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, kind_of, 
 from helpers.attention.ladder.launch import DirectLaunch
 from helpers.attention.ladder.layout import dense, four_axes
 from helpers.attention.ladder.plan import Ready
+from helpers.engine.cuda_source.signatures import dtype_of
 
 _CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
 
@@ -396,7 +400,7 @@ def _new(
     outputs = _outputs(stage, specs, options)
     if 0 in q.shape or 0 in k.shape:  # no row sees a key
         return _nothing_seen(kind, arrays["q"], outputs)
-    call = Call.of({**views, **{name: output.spec(name) for name, output in outputs.items()}}, family.options, longest)
+    call = _call_of(views, outputs, family.options, longest)
     copies = {name: _copy(kind, name, arrays[name]) for name in stage.unreadable(call)}
     if stage.direction == "forward" and call.softmax_scale < 0:  # kernels find maxima before they scale the scores
         copies["q"] = kind.negative(arrays["q"])
@@ -460,6 +464,11 @@ def _outputs(stage: Stage, specs: Mapping[str, Spec], options: Options) -> dict[
     whole_heads = "strides" not in stage.features
     o = _Output((*batch, heads, rows, columns) if whole_heads else q.shape, q.dtype, whole_heads)
     return {"o": o, "lse": _Output((*batch, heads, rows), np.dtype(np.float32))} if options.return_lse else {"o": o}
+
+
+def _call_of(views: Mapping[str, Spec], outputs: Mapping[str, _Output], options: Options, longest: _Lengths) -> Call:
+    """The call of these inputs and outputs. options: those of its family."""
+    return Call.of({**views, **{name: output.spec(name) for name, output in outputs.items()}}, options, longest)
 
 
 def _nothing_seen(kind: _Kind, like: Any, outputs: Mapping[str, _Output]) -> Any:
@@ -549,6 +558,68 @@ def _able(views: Mapping[str, Spec], options: Options) -> Sequence[Stage]:
         able = ", ".join(name for name, other in stages.items() if other.why_not(**needs) is None)
         raise ValueError(f"stage {stage.name} cannot: {reason}. Stages that can: {able or 'none'}")
     return (stage,)
+
+
+# ---- calls that are to come
+
+_LENGTHS = (1, 64, 256, 1024, 4096, 16384)
+_SEQUENCES = (1, 4, 32)
+
+
+def warm_up(
+    heads: int,
+    head_dim: int,
+    *,
+    kv_heads: int | None = None,
+    dtype: str = "float16",
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    gradients: bool = False,
+    packed: bool = False,
+    deterministic: bool = False,
+    stage: str | int | None = None,
+) -> int:
+    """Compile what calls of this kind need, of any lengths, side by side: for a server, before its first request.
+
+    What a first call takes is the compiler's time, seconds in all. CuPy keeps the kernels on disk, so that the next
+    process loads them. Calls with a bias, slopes or a rotary embedding are not among these.
+
+    Args:
+        heads, kv_heads, head_dim: of q, of k and v (as many as q where it is not given), words of a row.
+        dtype: by name, as q has it. gradients: also what flash_attention_backward needs. packed: as
+            flash_attention_varlen has them.
+        The others: as flash_attention and flash_attention_backward have them; stage is the forward's.
+
+    Returns:
+        How many kernel files, each with one set of sizes, were compiled, or were there already.
+
+    Raises:
+        TypeError, ValueError: as flash_attention.
+    """
+    jobs: dict[tuple[Hashable, ...], Any] = {}
+    columns = head_dim if dtype == "float32" else head_dim + -head_dim % HALF_COLUMNS
+    for sequences, rows, keys in itertools.product(_SEQUENCES, _LENGTHS, _LENGTHS):
+        lead = (sequences * rows,) if packed else (sequences, rows)
+        kv_lead = (sequences * keys,) if packed else (sequences, keys)
+        q = dense((*lead, heads, columns), dtype_of(dtype))
+        k = dense((*kv_lead, kv_heads or heads, columns), q.dtype)
+        lse = dense((*lead[:-1], heads, lead[-1]), np.dtype(np.float32))
+        cu_seqlens = dict.fromkeys(CU_SEQLENS, dense((sequences + 1,), np.dtype(np.int32))) if packed else {}
+        wanted = [(Options(causal, None, False, False, False, stage, window), {"q": q, "k": k, "v": k})]
+        if gradients:
+            backward = {"do": q, "q": q, "k": k, "v": k, "o": q, "lse": lse}
+            wanted.append((Options(causal, None, False, deterministic, False, None, window), backward))
+        for options, specs in wanted:
+            specs |= cu_seqlens
+            _check(specs)
+            views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
+            longest = (rows, keys) if packed else (None, None)
+            family, chosen = _stage_of(views, options, options.key, longest[0])
+            call = _call_of(views, _outputs(chosen, specs, options), family.options, longest)
+            sizes = chosen.sizes_for(call)
+            jobs.setdefault((chosen.name, *sizes.items()), functools.partial(Ready, chosen, call, sizes))
+    kernel.side_by_side([*jobs.values()])
+    return len(jobs)
 
 
 # ---- arrays that have to be copied, or to come through DLPack first

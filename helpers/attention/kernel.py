@@ -14,8 +14,11 @@ import contextvars
 import functools
 import os
 import re
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -258,11 +261,42 @@ def load_all(
 ) -> Mapping[str, Kernel]:
     """Several kernels of one source by name, compiled together: the compiler reads the source once."""
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
-    kernels = _compiled(code, (*options(defines), *headers(code), *architecture(code)), tuple(names))
-    if not _later.get():
-        for compiled in kernels.values():
-            compiled.build()
+    with _line_for_who_waits(f"compiling {', '.join(names)}: once, and kept on disk for later processes"):
+        kernels = _compiled(code, (*options(defines), *headers(code), *architecture(code)), tuple(names))
+        if not _later.get():
+            for compiled in kernels.values():
+                compiled.build()
     return kernels
+
+
+@contextlib.contextmanager
+def _line_for_who_waits(message: str, seconds: float = 1.0) -> Iterator[None]:
+    """Prints the message where this takes longer than that. In a terminal only: notebooks keep their outputs."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(seconds, print, (message,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def side_by_side(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What each job returns. On a GPU they run in threads: NVRTC does not hold Python's lock while it compiles."""
+    if not ON_GPU or len(jobs) < 2:
+        return [job() for job in jobs]
+    number = cp.cuda.runtime.getDevice()
+
+    def on_this_device(job: Callable[[], Any]) -> Any:  # a thread begins with the first one
+        with cp.cuda.Device(number):
+            return job()
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        futures = [pool.submit(contextvars.copy_context().run, on_this_device, job) for job in jobs]
+        return [future.result() for future in futures]
 
 
 def typed(module: Any, name: str, code: str | None = None) -> Kernel:

@@ -107,8 +107,8 @@ class DirectLaunch:
         self._arguments = arguments
         self._sizes = (*grid, *_ONES[len(grid)], *block, *_ONES[len(block)], launch.shared_bytes)
         self._values = array("q", b"".join([_bytes(args[i]) for i in arguments.values]))
-        self._parts = arguments.parts and [_part(args[i], slots, arrays) for i in arguments.parts]
-        self._maps = arguments.maps and [
+        self._parts = [_part(args[i], slots, arrays) for i in arguments.parts]
+        self._maps = [
             (i, slots[args[i].name] // 8, tensor_maps.Kept(arrays[args[i].name], args[i].box_rows))
             for i in arguments.maps
         ]

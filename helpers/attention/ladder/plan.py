@@ -10,6 +10,7 @@ with its arguments once. Shapes and strides fill structs and a grid, and address
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from helpers import device
@@ -79,15 +80,18 @@ class Ready:
         self.scratch = stage.scratch(call, sizes)
         self.launches = stage.launches(stage, call, sizes)
         self._specs = {**call.arrays, **self.scratch}
-        self.kernels: Mapping[str, kernel.Kernel] = like.kernels if like else {}
+        self.kernels: dict[str, kernel.Kernel] = like.kernels if like else {}
         self.arguments: dict[str, Arguments] = like.arguments if like else {}
         self.slots: dict[str, int] = like.slots if like else {}  # where a launch finds each array's address
         if like is None:
             dtype = call.arrays["q"].dtype.name
             names = {each.kernel: stage.kernel_name(dtype, each.kernel) for each in self.launches if not each.file}
-            loaded = kernel.load_all(source or stage.file, tuple(names.values()), defines=sizes)
-            others = {each.kernel: kernel.load(each.file, each.kernel) for each in self.launches if each.file}
-            self.kernels = {**{name: loaded[instance] for name, instance in names.items()}, **others}
+            others = {each.kernel: each.file for each in self.launches if each.file}
+            jobs = [partial(kernel.load_all, source or stage.file, tuple(names.values()), defines=sizes)]
+            jobs += [partial(kernel.load, file, name) for name, file in others.items()]
+            loaded, *loaded_others = kernel.side_by_side(jobs)
+            self.kernels = {name: loaded[instance] for name, instance in names.items()}
+            self.kernels |= zip(others, loaded_others, strict=True)
 
     def bind(self, arrays: Mapping[str, Any]) -> Callable[[], None]:
         """A function that launches on these arrays. Every argument is compared with the kernel's signature, now.
