@@ -119,7 +119,9 @@ __device__ __forceinline__ bool move_maxima(
   for (int i = 0; i < 2; ++i) {
     maxima.m_i[i] = large ? 0.0f : m_new[i];
     maxima.base[i] = large ? m_new[i] : 0.0f;
-    maxima.limit[i] = large ? NEG_INF : m_new[i] + RESCALE_THRESHOLD;
+    // exceeds_limit takes scores below 0 for 0: that is the limit if weights up to it fit float16.
+    const float limit = fmaxf(m_new[i] + RESCALE_THRESHOLD, fminf(m_new[i] + 15.0f, 0.0f));
+    maxima.limit[i] = large ? NEG_INF : limit;
   }
   if (!large) return true;
   const float inverse = __frcp_rn(softmax_scale_log2);

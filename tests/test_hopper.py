@@ -564,7 +564,7 @@ BUGS = (
     ),
     changed("the maxima may be exceeded by far", "m_new[i] + RESCALE_THRESHOLD", "m_new[i] + 200"),
     changed("large maxima are rounded", "if (!large) return true;", "return true;"),
-    changed("large scores move no maximum", "large ? NEG_INF : m_new[i]", "m_new[i]"),
+    changed("large scores move no maximum", "large ? NEG_INF : limit", "limit"),
     changed("large maxima are forgotten", "maxima.base[i] = large ? m_new[i] : 0.0f", "maxima.base[i] = 0.0f"),
     changed("m_i of the tile before", NEW_M_I, f"if (!tiles) {NEW_M_I}"),
     changed("l_i of the tile before", NEW_L_I, f"if (!tiles) {NEW_L_I}"),

@@ -320,7 +320,7 @@ def work_of_blocks(case: Case, order: Callable[..., np.ndarray] | None = None) -
 class Change:
     """The kernel with one thing changed. right: it computes the same; else it is timed only.
 
-    stage: one with another file, in place of the stage itself.
+    stage: one with another file, in place of the stage itself. plus: what is added to q and to k.
     """
 
     name: str
@@ -329,6 +329,7 @@ class Change:
     order: Callable[..., np.ndarray] | None = None
     right: bool = True
     stage: Stage = STAGE
+    plus: tuple[float, float] = (0.0, 0.0)
 
     @property
     def text(self) -> str:
@@ -369,6 +370,7 @@ IDEAS = (
     Change("no exp2", _NO_EXP2, right=False),
     Change("no sums", _NO_SUMS, right=False),
     Change("no maxima, no exp2, no sums", (*_NO_MAXIMA, *_NO_EXP2, *_NO_SUMS), right=False),
+    *(Change(f"scores around {plus * -plus:g} d", right=False, plus=(plus, -plus)) for plus in (1.0, 2.0)),
 )
 ORDERS = (
     Change("tiles in the order of rows", order=row_order),
@@ -416,6 +418,9 @@ def _prepared(
     case: Case, change: Change, arrays: tuple[Any, ...], how: Mapping[str, Any]
 ) -> tuple[Callable[[], None], Any]:
     """A launch with the change, and what it writes; a table of another order is the host's, and made before."""
+    if any(change.plus):
+        q, k, v = (a.astype(np.float32) for a in _inputs(case.shape).host)
+        arrays = tuple(cp.asarray(a.astype(arrays[0].dtype)) for a in (q + change.plus[0], k + change.plus[1], v))
     if change.order is None:
         return change.stage.prepare(*arrays, **how)
     ready, planned, o = change.stage.plan(*arrays, **how)
