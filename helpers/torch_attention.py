@@ -6,21 +6,27 @@
 
 Tensors on a GPU are read where they are, on PyTorch's current stream; outputs and scratch are of PyTorch's allocator.
 Tensors on the CPU go through the CPU engine where there is no GPU (no copy), and through the GPU where there is one.
-A call is an `autograd.Function`. Where PyTorch traces it, forward and backward are one `torch.library` operator each,
-`course::flash_attention` and `course::flash_attention_backward`, which `torch.compile(fullgraph=True)` keeps as nodes.
+With gradients a call is an `autograd.Function`. Where PyTorch traces it, forward and backward are one `torch.library`
+operator each, `course::flash_attention` and `course::flash_attention_backward`, which
+`torch.compile(fullgraph=True)` keeps as nodes.
 
 PyTorch is optional: this module alone, and what imports it, needs it.
 """
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import Any
 
 import numpy as np
 
 from helpers import device
 from helpers.attention import calls
+from helpers.attention.ladder import BACKWARD
 from helpers.attention.ladder.call import mask_window, softmax_scale_of
+from helpers.attention.ladder.extras import as_kernels_read, extra_inputs
+from helpers.attention.ladder.kinds import TorchTensors
 from helpers.engine.cuda_source.signatures import dtype_of
 
 try:
@@ -42,10 +48,12 @@ def flash_attention(
     causal: bool = False,
     window: tuple[int, int] | None = None,
     softmax_scale: float | None = None,
+    return_lse: bool = False,
     deterministic: bool = False,
     stage: str | int | None = None,
-) -> torch.Tensor:
-    """softmax(softmax_scale * q k^T) v for each head of each batch, differentiable once.
+    **extras: Any,
+) -> Any:
+    """softmax(softmax_scale * q k^T + bias) v for each head of each batch, differentiable once.
 
     Args:
         q: (batch, seq, heads, head_dim): float32, float16 or bfloat16, of any strides.
@@ -53,21 +61,29 @@ def flash_attention(
         causal: query i sees key j up to i + seq_kv - seq (bottom-right alignment, as FlashAttention has it).
         window: (left, right): how many keys before and after that diagonal a query sees; -1 for no limit.
         softmax_scale: 1 / sqrt(head_dim) where it is not given.
+        return_lse: also the log-sum-exp of each row, float32 (batch, heads, seq). It has no gradient.
         deterministic: gradients that are the same to the bit in every run, on the same device. Also where
             `torch.use_deterministic_algorithms(True)` was called.
         stage: a stage of the ladder for the forward, by name or number; without it the last that can. The first four
             keep no log-sum-exp, so they have no gradients.
+        extras: bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved and rotary_positions, as
+            helpers.attention.flash_attention has them. bias and alibi_slopes: not with gradients, nor under
+            torch.compile. There, PyTorch's operations rotate q and k before the kernel; else the kernel does.
 
     Returns:
         The output: q's shape, C-contiguous, of q's dtype; under `torch.autocast` of autocast's dtype. A query that
-        sees no key gets 0.
+        sees no key gets 0. With return_lse, (o, lse).
 
     Raises:
         TypeError: no tensors; a dtype that no stage takes; options of the wrong type.
         ValueError: shapes or devices that do not fit each other; something that no stage, or not this one, can do.
-        NotImplementedError: when it is differentiated twice.
+        NotImplementedError: gradients with bias or alibi_slopes; when it is differentiated twice.
     """
-    return _call(q, k, v, None, None, None, None, causal, window, softmax_scale, deterministic, stage)
+    how = {"causal": causal, "window": window, "softmax_scale": softmax_scale}
+    how |= {"return_lse": return_lse, "stage": stage}
+    if not extras and type(deterministic) is bool and _is_plain(q, k, v):
+        return _launched(q, k, v, how)
+    return _call((q, k, v), {}, how, deterministic, extras)
 
 
 def flash_attention_varlen(
@@ -80,11 +96,13 @@ def flash_attention_varlen(
     causal: bool = False,
     window: tuple[int, int] | None = None,
     softmax_scale: float | None = None,
+    return_lse: bool = False,
     deterministic: bool = False,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     stage: str | int | None = None,
-) -> torch.Tensor:
+    **extras: Any,
+) -> Any:
     """flash_attention of sequences of several lengths, packed one after the other with no padding.
 
     Args:
@@ -94,20 +112,20 @@ def flash_attention_varlen(
             sequence. Without max_seqlen_q and max_seqlen_k the host reads them, and waits for the GPU.
         max_seqlen_q, max_seqlen_k: at least the rows of the longest sequence of q and of k. With both, the call can be
             captured in a CUDA graph; too small a number on a GPU leaves rows unwritten.
-        The others: as flash_attention has them; the diagonal of causal and window is each sequence's own.
+        The others: as flash_attention and helpers.attention.flash_attention_varlen have them; the diagonal of causal
+            and window is each sequence's own.
 
     Returns:
-        The output as q, (tokens, heads, head_dim).
+        The output as q, (tokens, heads, head_dim); with return_lse, (o, lse), lse float32 (heads, tokens).
 
     Raises:
         TypeError, ValueError: as flash_attention, and for cu_seqlens that are not int32, do not begin at 0, fall, or do
         not end at the number of tokens.
     """
-    packed = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), packed, strict=False):
-        if not isinstance(cu, torch.Tensor):
-            raise TypeError(f"{name} is a torch tensor; got {type(cu).__name__}")
-    return _call(q, k, v, *packed, causal, window, softmax_scale, deterministic, stage)
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    how = {"causal": causal, "window": window, "softmax_scale": softmax_scale}
+    how |= {"return_lse": return_lse, "stage": stage, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    return _call((q, k, v), lengths, how, deterministic, extras)
 
 
 def scaled_dot_product_attention(
@@ -119,6 +137,8 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    fallback: bool = False,
 ) -> torch.Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` by the course's kernels: its layout, defaults and alignment.
 
@@ -132,6 +152,7 @@ def scaled_dot_product_attention(
             causal=True is bottom-right).
         scale: 1 / sqrt(head_dim) where it is not given.
         enable_gqa: key and value may have fewer heads, a divisor of query's.
+        fallback: PyTorch computes what these kernels refuse, with one warning for each reason.
 
     Returns:
         (..., heads, L, head_dim).
@@ -142,34 +163,71 @@ def scaled_dot_product_attention(
             to use.
         TypeError, ValueError: as flash_attention.
     """
+    try:
+        return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    except (NotImplementedError, TypeError, ValueError) as why:
+        if not fallback:
+            raise
+        warn_of_fallback(str(why))
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def warn_of_fallback(why: str) -> None:
+    """Warn that PyTorch computes in place of the kernels. Once for a reason, in whatever shapes it comes again."""
+    reason = why.partition(":")[2] or why
+    if reason not in _WARNED and not torch.compiler.is_compiling():
+        _WARNED.add(reason)
+        warnings.warn(f"PyTorch computes this attention, not the course's kernels. {why}", stacklevel=3)
+
+
+_WARNED: set[str] = set()
+
+
+def _sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """scaled_dot_product_attention by the kernels alone."""
     if dropout_p:
         raise NotImplementedError(
             f"dropout_p = {dropout_p}: these kernels have no dropout. Set it to 0.0 (model.eval() does in most models) "
             "or call torch.nn.functional.scaled_dot_product_attention"
         )
-    for name, a in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(a, torch.Tensor):
-            raise TypeError(f"{name} is a torch tensor; got {type(a).__name__}")
-        if a.device != query.device:
-            raise RuntimeError(f"{name} is on {a.device} and query on {query.device}: one device for all is needed")
-    query, key, value = _autocast(query, key, value)
-    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    plain = _is_plain(query, key, value)
+    if not plain:
+        for name, a in (("query", query), ("key", key), ("value", value)):
+            if not isinstance(a, torch.Tensor):
+                raise TypeError(f"{name} is a torch tensor; got {type(a).__name__}")
+            if a.device != query.device:
+                raise RuntimeError(f"{name} is on {a.device} and query on {query.device}: one device for all is needed")
+        query, key, value = _autocast(query, key, value)
     lead = _leading_axes(query, key, value, enable_gqa)
-    if lead is None:
-        _refuse(query, key, value, options)
-    rows, keys = query.shape[-2], key.shape[-2]
-    if attn_mask is not None:
-        return _with_mask(query, key, value, attn_mask, lead, options)
-    if 0 in (*query.shape, *key.shape):
+    if lead is None or attn_mask is not None or not (query.numel() and key.numel()):
+        options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        if lead is None:
+            _refuse(query, key, value, options)
+        elif attn_mask is not None:
+            return _with_mask(query, key, value, attn_mask, lead, options)
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)  # nothing to compute
+    rows, keys = query.shape[-2], key.shape[-2]
     window = None
     if is_causal and keys > rows:  # no row sees the keys after its own number
         key, value = key[..., :rows, :], value[..., :rows, :]
     elif is_causal and keys < rows:  # bottom-right is j <= i + keys - rows
         is_causal, window = False, (-1, rows - keys)
     q, k, v = _as_models_have_them((query, key, value), lead)
-    o = flash_attention(q, k, v, causal=is_causal, window=window, softmax_scale=scale).transpose(1, 2)
-    return o if len(lead[0]) == 2 else o.reshape(*lead[0], rows, o.shape[-1])
+    how = {"causal": is_causal, "window": window, "softmax_scale": scale}
+    o = _launched(q, k, v, how) if plain else flash_attention(q, k, v, **how)
+    o = o.transpose(1, 2)
+    return o if query.ndim == 4 else o.reshape(*lead[0], rows, o.shape[-1])
 
 
 def _with_mask(
@@ -196,26 +254,30 @@ def _with_mask(
     if options["is_causal"] or not fits or attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
         _refuse(query, key, value, {**options, "attn_mask": attn_mask.to("meta")})
     given = query, key, value, attn_mask
-    if torch.is_grad_enabled() and any(a.requires_grad for a in given):
-        raise NotImplementedError(
-            "attn_mask: these kernels have no gradients with one. Without gradients call under torch.no_grad(). A "
-            "causal mask is is_causal=True (top-left), or helpers.torch_attention.flash_attention(..., causal=True) "
-            "(bottom-right); a band of keys is its window=(left, right); padded sequences are "
-            "flash_attention_varlen's. For any other: torch.nn.functional.scaled_dot_product_attention"
-        )
-    if _is_traced(*given):
-        raise NotImplementedError(
-            "attn_mask: these kernels are no operator of torch.compile with one: "
-            "torch.nn.functional.scaled_dot_product_attention is"
-        )
+    _refuse_gradients("attn_mask", *given)
     if 0 in (*query.shape, *key.shape):
         return torch.nn.functional.scaled_dot_product_attention(*given, **options)  # nothing to compute
     if len(lead[0]) > 2:
         attn_mask = attn_mask.expand(scores).flatten(0, -4)
-    bias = attn_mask.detach()
-    how = {"bias": _array(bias) if bias.device.type == "cpu" else bias, "softmax_scale": options["scale"]}
-    o = _on_arrays(calls.flash_attention, _as_models_have_them(given[:3], lead), how)[0].transpose(1, 2)
+    q, k, v = _as_models_have_them(given[:3], lead)
+    o = flash_attention(q, k, v, bias=attn_mask, softmax_scale=options["scale"]).transpose(1, 2)
     return o if len(lead[0]) == 2 else o.reshape(*lead[0], query.shape[-2], o.shape[-1])
+
+
+def _refuse_gradients(name: str, *tensors: torch.Tensor) -> None:
+    """NotImplementedError where a call with something that has no backward is differentiated or traced."""
+    if torch.is_grad_enabled() and any(a.requires_grad for a in tensors):
+        raise NotImplementedError(
+            f"{name}: these kernels have no gradients with one. Without gradients call under torch.no_grad(). A "
+            "causal mask is is_causal=True (top-left), or helpers.torch_attention.flash_attention(..., causal=True) "
+            "(bottom-right); a band of keys is its window=(left, right); padded sequences are "
+            "flash_attention_varlen's. For any other: torch.nn.functional.scaled_dot_product_attention"
+        )
+    if _is_traced(*tensors):
+        raise NotImplementedError(
+            f"{name}: these kernels are no operator of torch.compile with one: "
+            "torch.nn.functional.scaled_dot_product_attention is"
+        )
 
 
 def run_flash(Q: Any, K: Any, V: Any, causal: bool = False) -> Any:
@@ -251,6 +313,8 @@ def _leading_axes(
     """What each is broadcast to before its last two axes; None for what these kernels, or nobody, can take."""
     q, k, v = query.shape, key.shape, value.shape
     one_dtype = query.dtype == key.dtype == value.dtype
+    if q == k == v and one_dtype and len(q) >= 2:
+        return (q[:-2],) * 3
     if not one_dtype or min(len(q), len(k), len(v)) < 2 or k[-2:] != v[-2:] or q[-1] != k[-1]:
         return None
     if q[:-2] == k[:-2] == v[:-2]:
@@ -281,6 +345,9 @@ def _as_models_have_them(
     tensors: tuple[torch.Tensor, ...], lead: tuple[tuple[int, ...], ...]
 ) -> tuple[torch.Tensor, ...]:
     """Each broadcast to its leading axes, and then (batch, rows, heads, head_dim)."""
+    q, k, v = tensors
+    if q.ndim == 4 and q.shape == k.shape == v.shape:
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     return tuple(
         _four_axes(a if a.shape[:-2] == axes else a.expand(*axes, *a.shape[-2:])).transpose(1, 2)
         for a, axes in zip(tensors, lead, strict=True)
@@ -294,44 +361,85 @@ def _four_axes(a: torch.Tensor) -> torch.Tensor:
     return a if a.ndim == 4 else a.flatten(0, -4)
 
 
-# ---- one call of the operator
+# ---- one call
+
+
+def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether helpers.attention may have these as they are: nobody traces, casts or differentiates, on one GPU."""
+    return (
+        type(q) is type(k) is type(v) is torch.Tensor
+        and not _is_traced()
+        and q.is_cuda
+        and q.get_device() == k.get_device() == v.get_device()
+        and not (q.requires_grad or k.requires_grad or v.requires_grad)
+        and not torch.is_autocast_enabled("cuda")
+    )
+
+
+def _launched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: dict[str, Any]) -> Any:
+    """A plain call."""
+    _give_context()
+    return _contiguous(calls.flash_attention(q, k, v, **how))
 
 
 def _call(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    causal: bool,
-    window: tuple[int, int] | None,
-    softmax_scale: float | None,
+    tensors: tuple[torch.Tensor, ...],
+    lengths: dict[str, torch.Tensor],
+    how: dict[str, Any],
     deterministic: bool,
-    stage: str | int | None,
-) -> torch.Tensor:
-    """What the wrapper does outside of the operator: types, devices, autocast."""
-    for name, a in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if a is None and name.startswith("cu"):
-            continue
+    extras: dict[str, Any],
+) -> Any:
+    """A call that is not plain: types, devices, autocast, and who computes it.
+
+    lengths: cu_seqlens_q and cu_seqlens_k, or nothing. how: the options of helpers.attention's function but for these.
+    """
+    for name, a in (*zip("qkv", tensors, strict=True), *lengths.items()):
         if not isinstance(a, torch.Tensor):
             raise TypeError(f"{name} is a torch tensor; got {type(a).__name__}. Arrays: helpers.attention")
-        if a.device != q.device:
-            raise ValueError(f"{name} is on {a.device} and q on {q.device}: one device for all is needed")
+        if a.device != tensors[0].device:
+            raise ValueError(f"{name} is on {a.device} and q on {tensors[0].device}: one device for all is needed")
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic is True or False; got {type(deterministic).__name__} {deterministic!r:.40}")
-    left, right = mask_window(window, causal)
-    scale = None if softmax_scale is None else softmax_scale_of(softmax_scale, 1)
-    q, k, v = _autocast(q, k, v)
+    q, k, v = _autocast(*tensors)
+    traced = _is_traced(q, k, v)
+    if extras:
+        more = [a for a in extra_inputs(**extras).values() if isinstance(a, torch.Tensor)]
+        differentiated = torch.is_grad_enabled() and any(a.requires_grad for a in (q, k, v, *more))
+        for name in ("bias", "alibi_slopes"):
+            if extras.get(name) is not None:
+                _refuse_gradients(name, q, k, v, *more)
+        if (differentiated or traced) and extras.get("rotary_cos") is not None:
+            rotary = {name: extras.pop(name) for name in [*extras] if name.startswith("rotary")}
+            q, k = _rotated(q, k, lengths, traced=traced, **rotary)
     keep_lse = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    flags = [causal, deterministic or torch.are_deterministic_algorithms_enabled(), keep_lse]
-    limits = [left, right, *(-1 if most is None else most for most in (max_seqlen_q, max_seqlen_k))]
-    named = None if stage is None else str(stage)
-    given = q, k, v, cu_seqlens_q, cu_seqlens_k, limits, scale, flags, named
-    if _is_traced(q, k, v):
-        return _forward(*given)[0]
-    return (_Attention.apply if keep_lse else _output)(*given)[0]
+    if not keep_lse and not traced:
+        extras = {name: _each_tensor(_array if q.device.type == "cpu" else _plain, a) for name, a in extras.items()}
+        call = calls.flash_attention_varlen if lengths else calls.flash_attention
+        return _on_arrays(call, (q, k, v, *lengths.values()), how | extras)
+    if keep_lse and not traced:
+        _check_backward(q.shape[-1], q.dtype)
+    left, right = mask_window(how["window"], how["causal"])
+    scale = how["softmax_scale"]
+    flags = [how["causal"], deterministic or torch.are_deterministic_algorithms_enabled()]
+    flags.append(keep_lse or how["return_lse"])
+    given = (
+        *(q, k, v, lengths.get("cu_seqlens_q"), lengths.get("cu_seqlens_k")),
+        [left, right, *(-1 if (most := how.get(f"max_seqlen_{a}")) is None else most for a in "qk")],
+        None if scale is None else softmax_scale_of(scale, 1),
+        flags,
+        None if how["stage"] is None else str(how["stage"]),
+    )
+    o, lse = (_forward if traced else _Attention.apply)(*given)
+    return (o, lse) if how["return_lse"] else o
+
+
+@functools.cache
+def _check_backward(head_dim: int, dtype: torch.dtype) -> None:
+    """ValueError where no stage has gradients here: in the forward, not when it is too late."""
+    name = str(dtype).removeprefix("torch.")
+    reasons = {stage.name: stage.why_not(head_dim=head_dim, dtype=name) for stage in BACKWARD.values()}
+    if all(reasons.values()):
+        raise ValueError("no stage has these gradients: " + "; ".join(f"{a}: {why}" for a, why in reasons.items()))
 
 
 def _is_traced(*tensors: torch.Tensor) -> bool:
@@ -341,7 +449,10 @@ def _is_traced(*tensors: torch.Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return True
-    return any(type(a) is not torch.Tensor and type(a) is not torch.nn.Parameter for a in tensors)
+    return not _KNOWN.issuperset(map(type, tensors))
+
+
+_KNOWN = {torch.Tensor, torch.nn.Parameter}
 
 
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -385,7 +496,7 @@ def _output(
     else:
         packed = (q, k, v, cu_seqlens_q, cu_seqlens_k)
         outputs = _on_arrays(calls.flash_attention_varlen, packed, options | _longest(limits))
-    return (outputs[0], outputs[1]) if keep_lse else (outputs[0], q.new_empty(0, dtype=torch.float32))
+    return outputs if keep_lse else (outputs, q.new_empty(0, dtype=torch.float32))
 
 
 _forward = torch.library.custom_op(
@@ -467,6 +578,7 @@ def _differentiate(ctx: Any, do: torch.Tensor | None, _: Any) -> tuple[torch.Ten
     *tensors, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
     if not ctx.options[-1][2]:
         raise RuntimeError("course::flash_attention kept no lse (the third of flags), which gradients start from")
+    do = do if do.stride(-1) == 1 else do.contiguous()  # the gradient of a sum is one number, expanded
     # With create_graph=True the gradients may be differentiated: the operator says what is wrong then.
     backward: Any = _backward if torch.is_grad_enabled() or _is_traced(do, *tensors) else _gradients
     return (*backward(do, *tensors, cu_seqlens_q, cu_seqlens_k, *ctx.options), *(None,) * 6)
@@ -480,10 +592,19 @@ def _no_second_derivative(ctx: Any, *gradients: Any) -> None:
 
 
 class _Attention(torch.autograd.Function):
-    """The same without an operator, for calls that nobody traces."""
+    """The same without an operator, for calls that nobody traces.
 
-    forward = staticmethod(_output)
-    setup_context = staticmethod(_keep)
+    With a setup_context of its own, every call would read the signature of forward, which takes longer than the rest.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `_output`. What is kept is detached once, here, and not again in the backward."""
+        inputs = *[a.detach() for a in given[:3]], *given[3:]
+        o, lse = _output(*inputs)
+        _keep(ctx, inputs, (o.detach(), lse))
+        return o, lse
+
     backward = staticmethod(_differentiate)
 
 
@@ -491,36 +612,110 @@ _forward.register_autograd(_differentiate, setup_context=_keep)
 _backward.register_autograd(_no_second_derivative)
 
 
+# ---- the rotary embedding, where there are gradients
+
+
+def _rotated(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    lengths: dict[str, torch.Tensor],
+    *,
+    traced: bool,
+    rotary_cos: torch.Tensor,
+    rotary_sin: torch.Tensor,
+    rotary_interleaved: bool = False,
+    rotary_positions: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k turned by PyTorch's operations, whose gradient turns back. ValueError, TypeError: as kernel 11's."""
+    if not traced:
+        _check_rotary(q, k, lengths, rotary_cos, rotary_sin, rotary_positions)
+    positions = rotary_positions or _positions(q, k, *lengths.values())
+    tables = rotary_cos, rotary_sin
+    q, k = (_turned(a, at, tables, rotary_interleaved) for a, at in zip((q, k), positions, strict=True))
+    return q, k
+
+
+def _turned(
+    a: torch.Tensor, positions: torch.Tensor, tables: tuple[torch.Tensor, ...], interleaved: bool
+) -> torch.Tensor:
+    """(..., rows, heads, head_dim) with its first columns turned in float32, and rounded to a's dtype."""
+    rows = positions.long().clamp(0, len(tables[0]) - 1)
+    cos, sin = (table.float()[rows][..., None, :] for table in tables)
+    rotary_dim = 2 * cos.shape[-1]
+    pairs = a[..., :rotary_dim].float()
+    x, y = (pairs[..., ::2], pairs[..., 1::2]) if interleaved else pairs.chunk(2, -1)
+    turned = x * cos - y * sin, x * sin + y * cos
+    both = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+    return torch.cat([both.to(a.dtype), a[..., rotary_dim:]], -1)
+
+
+def _positions(q: torch.Tensor, k: torch.Tensor, *cu_seqlens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the rows of q and of k: each sequence's keys count from 0, and its last row is at its last key."""
+    of_q, of_k = (torch.arange(a.shape[-3], device=a.device) for a in (q, k))
+    if not cu_seqlens:
+        return of_q + (len(of_k) - len(of_q)), of_k
+    cu_q, cu_k = (a.long() for a in cu_seqlens)
+    shifts = cu_k.diff() - cu_q[1:], -cu_k[:-1]
+    rows, keys = (
+        at + shift.repeat_interleave(cu.diff(), output_size=len(at))
+        for at, shift, cu in zip((of_q, of_k), shifts, (cu_q, cu_k), strict=True)
+    )
+    return rows, keys
+
+
+def _check_rotary(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    lengths: dict[str, torch.Tensor],
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: tuple[torch.Tensor, torch.Tensor] | None,
+) -> None:
+    """As helpers.attention checks the tables and the positions."""
+    kind = TorchTensors(torch)
+    named = {"q": q, "k": k, "rotary_cos": cos, "rotary_sin": sin}
+    named |= dict(zip(("q_positions", "k_positions"), positions or (), strict=False))
+    specs = {name: kind.spec(kind.describe(a)) for name, a in named.items()}
+    specs |= {name: specs[name].heads_first for name in "qk"}
+    as_kernels_read(specs, sequences=q.shape[0], packed=bool(lengths))
+
+
 # ---- tensors as helpers.attention takes them
 
 
-def _on_arrays(call: Any, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+def _on_arrays(call: Any, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> Any:
     """A function of helpers.attention on tensors that autograd does not look at; new C-contiguous tensors."""
-    if tensors[0].device.type == "cpu":
-        outputs = call(*map(_array, tensors), **options)
-        return tuple(map(_tensor, outputs if isinstance(outputs, tuple) else (outputs,)))
-    if device.ON_GPU:
-        driver, runtime = device.cp.cuda.driver, device.cp.cuda.runtime
-        if not driver.ctxGetCurrent():  # a thread of autograd's that has launched nothing yet
-            runtime.setDevice(runtime.getDevice())
-    outputs = call(*(_readable(a.detach()) for a in tensors), **options)
-    return tuple(a.contiguous() for a in (outputs if isinstance(outputs, tuple) else (outputs,)))
+    on_cpu = tensors[0].device.type == "cpu"
+    each = _array if on_cpu else _plain
+    _give_context()
+    outputs = call(*map(each, tensors), **options)
+    if not on_cpu:
+        return _contiguous(outputs)
+    return tuple(map(_tensor, outputs)) if isinstance(outputs, tuple) else _tensor(outputs)
 
 
-def _readable(a: torch.Tensor) -> torch.Tensor:
-    """The tensor, or PyTorch's copy of it where a kernel needs one: so that no other allocator is asked for it."""
-    if a.ndim < 3 or a.numel() == 0:
-        return a.contiguous()
-    strides = a.stride()
-    if strides[-1] != 1 and a.shape[-1] > 1:
-        return a.contiguous()
-    size, bits = a.element_size(), a.data_ptr()
-    if size == 2:  # kernels in half types copy 16 bytes at a time
-        for n, step in zip(a.shape[:-1], strides[:-1], strict=True):
-            bits |= size * step if n > 1 else 0
-        if bits % 16:
-            return a.clone(memory_format=torch.contiguous_format)
-    return a
+def _contiguous(outputs: Any) -> Any:
+    """A tensor or a tuple of them, in the order of C."""
+    return tuple([a.contiguous() for a in outputs]) if isinstance(outputs, tuple) else outputs.contiguous()
+
+
+def _give_context() -> None:
+    """A CUDA context for a thread that has launched nothing yet, such as autograd's."""
+    if device.ON_GPU and not device.cp.cuda.driver.ctxGetCurrent():
+        runtime = device.cp.cuda.runtime
+        runtime.setDevice(runtime.getDevice())
+
+
+def _each_tensor(function: Any, option: Any) -> Any:
+    """An option of a call, with the function of a tensor in place of the tensor."""
+    if isinstance(option, tuple):
+        return tuple([_each_tensor(function, a) for a in option])
+    return function(option) if isinstance(option, torch.Tensor) else option
+
+
+def _plain(a: torch.Tensor) -> torch.Tensor:
+    """As a tensor that is no parameter and requires no gradient."""
+    return a if type(a) is torch.Tensor and not a.requires_grad else a.detach()
 
 
 def _array(a: torch.Tensor) -> Any:

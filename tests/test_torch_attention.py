@@ -17,7 +17,6 @@ import pytest
 from backends import in_place_of_bind
 
 from helpers.attention import calls, check, kernel
-from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.layout import address
 from helpers.device import ON_GPU, cp
 
@@ -472,21 +471,6 @@ def test_cpu_tensors_are_not_copied(layout: str, dtype: str, monkeypatch: pytest
     copied = layout == "every second word" or (dtype == "bfloat16" and layout == "odd address")
     same = [address(a) == b.data_ptr() for a, b in zip(seen, (*views, o), strict=True)]
     assert same == [not copied] * 3 + [True]
-
-
-@pytest.mark.skipif(ON_GPU, reason="a CPU tensor is copied to the GPU where there is one")
-@pytest.mark.parametrize("layout", ["as it is", *LAYOUTS])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_on_a_gpu_torch_copies_what_a_kernel_cannot_read(layout: str, dtype: str) -> None:
-    """And nothing else: what is left for the stages to copy, they would copy with another allocator."""
-    stages = [stage for stage in LADDER.values() if dtype in stage.dtypes and "strides" in stage.features]
-    (a,) = tensors((2, 33, 2, 64), dtype=dtype)
-    a = LAYOUTS.get(layout, lambda a: a)(a)
-    readable = ours._readable(a)
-    assert torch.equal(readable, a) and len(stages) >= 2
-    for stage in stages:
-        assert stage.reads(ours._array(readable).transpose(0, 2, 1, 3))
-        assert (readable is a) == stage.reads(ours._array(a).transpose(0, 2, 1, 3))
 
 
 def test_checkpointed(where: str) -> None:
