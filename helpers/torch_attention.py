@@ -416,8 +416,6 @@ def _call(
         extras = {name: _each_tensor(_array if q.device.type == "cpu" else _plain, a) for name, a in extras.items()}
         call = calls.flash_attention_varlen if lengths else calls.flash_attention
         return _on_arrays(call, (q, k, v, *lengths.values()), how | extras)
-    if keep_lse and not traced:
-        _check_backward(q.shape[-1], q.dtype)
     left, right = mask_window(how["window"], how["causal"])
     scale = how["softmax_scale"]
     flags = [how["causal"], deterministic or torch.are_deterministic_algorithms_enabled()]
@@ -602,6 +600,7 @@ class _Attention(torch.autograd.Function):
         """As `_output`. What is kept is detached once, here, and not again in the backward."""
         inputs = *[a.detach() for a in given[:3]], *given[3:]
         o, lse = _output(*inputs)
+        _check_backward(o.shape[-1], o.dtype)
         _keep(ctx, inputs, (o.detach(), lse))
         return o, lse
 

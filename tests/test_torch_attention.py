@@ -6,9 +6,11 @@ engine; what only a GPU has (streams, graphs, its allocator) is skipped with a r
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from backends import in_place_of_bind
 
 from helpers.attention import calls, check, kernel
+from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.layout import address
 from helpers.device import ON_GPU, cp
 
@@ -158,6 +161,132 @@ def test_scale(where: str, scale: float) -> None:
     check_call("scale", call, given, seen, swap=True, scale=scale)
 
 
+# ---- a bias, ALiBi, the rotary embedding, lse
+
+
+def tables(rotary_dim: int, where: str, positions: int = 64) -> dict[str, Any]:
+    angle = torch.outer(torch.arange(positions), 100.0 ** -torch.linspace(0, 1, rotary_dim // 2)).to(where)
+    return {"rotary_cos": angle.cos(), "rotary_sin": angle.sin()}
+
+
+def turned(a: Any, at: Any, rotary_cos: Any, rotary_sin: Any, interleaved: bool) -> Any:
+    """The definition, by complex numbers: (..., rows, heads, head_dim), at: (..., rows)."""
+    half = rotary_cos.shape[1]
+    order = torch.arange(2 * half) if interleaved else torch.arange(2 * half).view(2, half).T.flatten()
+    pairs = torch.view_as_complex(a[..., order].double().unflatten(-1, (half, 2)).contiguous())
+    by = torch.complex(rotary_cos.double(), rotary_sin.double())[at.long()][..., None, :]
+    both = torch.view_as_real(pairs * by).flatten(-2)[..., order.argsort()]
+    return torch.cat([both.to(a.dtype), a[..., 2 * half :]], -1)
+
+
+EXTRAS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "bias": lambda where: {"bias": torch.linspace(-1, 1, 33 * 40, device=where).view(33, 40)},
+    "ALiBi": lambda where: {"alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.0], device=where), "causal": True},
+    "rotary": lambda where: {**tables(32, where), "rotary_interleaved": True, "window": (9, 2)},
+    "positions": lambda where: {
+        **tables(64, where),
+        "rotary_positions": tuple(torch.arange(n, device=where, dtype=torch.int32) for n in (33, 40)),
+    },
+    "lse alone": lambda where: {},
+}
+
+
+@pytest.mark.parametrize("case", EXTRAS)
+def test_takes_what_attention_takes(where: str, case: str) -> None:
+    """The same bits as helpers.attention's, without gradients."""
+    options = EXTRAS[case](where) | {"return_lse": True}
+    given = tensors((2, 33, 4, 64), (2, 40, 2, 64), (2, 40, 2, 64), where=where)
+    to_array = lambda a: tuple(map(to_array, a)) if isinstance(a, tuple) else getattr(a, "numpy", lambda: a)()  # noqa: E731
+    arrays = {name: to_array(a.cpu() if isinstance(a, torch.Tensor) else a) for name, a in options.items()}
+    if case == "positions":
+        arrays["rotary_positions"] = tuple(a.cpu().numpy() for a in options["rotary_positions"])
+    want = calls.flash_attention(*(a.cpu().numpy() for a in given), **arrays)
+    for a, b in zip(ours.flash_attention(*given, **options), want, strict=True):
+        assert a.device == given[0].device and np.array_equal(a.cpu().numpy(), b)
+    plain = ours.flash_attention(*given, **{name: a for name, a in options.items() if name != "return_lse"})
+    assert np.array_equal(plain.cpu().numpy(), want[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotary_dim", [32, 64])
+@pytest.mark.parametrize("told", [False, True])
+def test_gradients_through_the_rotary_embedding(
+    where: str, dtype: str, interleaved: bool, rotary_dim: int, told: bool
+) -> None:
+    """Beside the definition in float64; the output is what the kernel that rotates itself computes."""
+    given = tensors((2, 33, 4, 64), (2, 40, 2, 64), (2, 40, 2, 64), dtype=dtype, where=where)
+    angles = tables(rotary_dim, where)
+    at = torch.arange(33) + 7, torch.arange(40)
+    options = {**angles, "rotary_interleaved": interleaved, "causal": True}
+    if told:
+        generator = torch.Generator().manual_seed(3)
+        at = tuple(torch.randint(0, 64, (2, n), generator=generator, dtype=torch.int32) for n in (33, 40))
+        options["rotary_positions"] = tuple(a.to(where) for a in at)
+    leaves = [a.detach().requires_grad_() for a in given]
+    o, lse = ours.flash_attention(*leaves, **options, return_lse=True)
+    do = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(o)
+    got = torch.autograd.grad(o, leaves, do)
+    assert not lse.requires_grad and type(o.grad_fn).__name__ == "_AttentionBackward"
+    found = []
+    for dtype_, by in ((torch.float64, torchs_own), (given[0].dtype, formula)):
+        theirs = [a.detach().to(dtype_).requires_grad_() for a in given]
+        q, k = (
+            turned(a, rows.to(where), **angles, interleaved=interleaved) for a, rows in zip(theirs, at, strict=False)
+        )
+        out = by(*(a.transpose(1, 2) for a in (q, k, theirs[2])), visible(33, 40, causal=True)).transpose(1, 2)
+        found.append((out, *torch.autograd.grad(out, theirs, do.to(dtype_))))
+    for what, a, want, near in zip(("o", *NAMES), (o, *got), *found, strict=True):
+        compare(what, a, want, near)
+    with torch.no_grad():
+        fused = ours.flash_attention(*given, **options)
+    compare("fused", fused, found[0][0], found[1][0])
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_gradients_through_the_rotary_embedding_of_packed_sequences(where: str, told: bool) -> None:
+    """Each sequence by itself, and the fused kernel, say the same."""
+    lengths = ((3, 40, 1, 0, 21), (5, 55, 4, 7, 21))
+    cu = [torch.tensor([0, *np.cumsum(side)], dtype=torch.int32, device=where) for side in lengths]
+    given = tensors((65, 4, 64), (92, 2, 64), (92, 2, 64), where=where)
+    options: dict[str, Any] = {**tables(64, where), "causal": True}
+    if told:
+        options["rotary_positions"] = tuple(
+            torch.arange(len(a), dtype=torch.int32, device=where) % 50 for a in given[:2]
+        )
+    leaves = [a.detach().requires_grad_() for a in given]
+    o = ours.flash_attention_varlen(*leaves, *cu, **options)
+    got = torch.autograd.grad(o.square().sum(), leaves)
+    with torch.no_grad():
+        fused = ours.flash_attention_varlen(*given, *cu, **options)
+    compare("fused", fused, o, o)
+    for i, (rows, keys) in enumerate(zip(*lengths, strict=True)):
+        if not rows:
+            continue
+        parts = slice(cu[0][i], cu[0][i + 1]), slice(cu[1][i], cu[1][i + 1])
+        alone = [a[None, part].detach().requires_grad_() for a, part in zip(given, (*parts, parts[1]), strict=True)]
+        one = dict(options)
+        if told:
+            one["rotary_positions"] = tuple(a[p] for a, p in zip(options["rotary_positions"], parts, strict=True))
+        want = ours.flash_attention(*alone, **one)
+        wanted = torch.autograd.grad(want.square().sum(), alone)
+        compare(f"{rows} x {keys}", o[parts[0]], want[0], want[0])
+        for name, a, b, part in zip(NAMES, got, wanted, (*parts, parts[1]), strict=True):
+            compare(f"{rows} x {keys}: {name}", a[part], b[0], b[0])
+
+
+def test_gradients_of_the_tables(where: str) -> None:
+    """cos and sin that are learned get theirs too."""
+    q, k, v = tensors((1, 9, 2, 16), (1, 9, 2, 16), (1, 9, 2, 16), where=where)
+    angles = {name: a.requires_grad_() for name, a in tables(16, where, positions=9).items()}
+    got = torch.autograd.grad(ours.flash_attention(q, k, v, **angles).square().sum(), [*angles.values()])
+    at = torch.arange(9, device=where)
+    turned_ones = (turned(a.double(), at, *angles.values(), interleaved=False).transpose(1, 2) for a in (q, k))
+    want = torchs_own(*turned_ones, v.double().transpose(1, 2), visible(9, 9)).square().sum()
+    for name, a, b in zip(angles, got, torch.autograd.grad(want, [*angles.values()]), strict=True):
+        compare(name, a, b, b)
+
+
 # ---- torch.nn.functional.scaled_dot_product_attention
 
 LEADING = {
@@ -234,6 +363,84 @@ def test_a_mask_in_a_half_type(where: str) -> None:
     assert o.dtype == torch.bfloat16 and (o.double() - want).abs().max() < 0.02
 
 
+FALLBACKS: dict[str, tuple[Callable[..., Any], str]] = {
+    "dropout": (lambda call, q, k, v: call(q, k, v, dropout_p=1.0), "these kernels have no dropout"),
+    "a mask with gradients": (
+        lambda call, q, k, v: call(
+            q.requires_grad_(), k, v, attn_mask=torch.ones(q.shape[2], 9, device=q.device).triu()
+        ),
+        "attn_mask: these kernels have no gradients with one",
+    ),
+    "a wider value": (
+        lambda call, q, k, v: call(q, k, torch.cat([v, v], -1), is_causal=True),
+        "these kernels take one head_dim for all three",
+    ),
+    "float64": (lambda call, q, k, v: call(q.double(), k.double(), v.double(), scale=0.3), "q is float64"),
+    "a large head_dim": (
+        lambda call, q, k, v: call(*(a.repeat(1, 1, 1, 20) for a in (q, k, v))),
+        "no stage can: naive: head_dim = 320",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FALLBACKS)
+def test_sdpa_falls_back_to_torchs(where: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one warning that says why, also where shapes differ; without fallback it is an error."""
+    monkeypatch.setattr(ours, "_WARNED", set())
+    call, why = FALLBACKS[case]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for rows in (9, 9, 12):
+            q, k, v = tensors((2, 3, rows, 16), (2, 3, 9, 16), (2, 3, 9, 16), where=where)
+            o = call(functools.partial(ours.scaled_dot_product_attention, fallback=True), q, k, v)
+            want = call(torch.nn.functional.scaled_dot_product_attention, q, k, v)
+            assert torch.equal(o, want) and o.requires_grad == want.requires_grad
+    (told,) = [str(w.message) for w in seen]
+    assert "PyTorch computes this attention" in told and why in told and seen[0].filename == __file__
+    with pytest.raises((NotImplementedError, TypeError, ValueError), match=re.escape(why)):
+        call(ours.scaled_dot_product_attention, q, k, v)
+
+
+def test_no_fallback_where_the_kernels_can(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("PyTorch's was called")
+
+    given = tensors((2, 3, 9, 16), (2, 3, 9, 16), (2, 3, 9, 16), where=where)
+    want = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", never)
+    compare("o", ours.scaled_dot_product_attention(*given, is_causal=True, fallback=True), want, want)
+
+
+@pytest.mark.parametrize("case", ["a mask with gradients", "a wider value"])
+def test_the_fallback_is_traced(where: str, case: str) -> None:
+    q, k, v = tensors((2, 3, 9, 16), (2, 3, 9, 16), (2, 3, 9, 16), where=where)
+    mask = torch.ones(9, 9, device=where).triu()
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        more = {"attn_mask": mask} if "mask" in case else {}
+        v = v if more else torch.cat([v, v], -1)
+        return ours.scaled_dot_product_attention(2 * q, k, v, **more, fallback=True)
+
+    torch.testing.assert_close(torch.compile(call, backend="aot_eager", fullgraph=True)(q, k, v), call(q, k, v))
+
+
+def test_gradients_that_no_stage_has_are_refused_before_the_backward(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a Turing GPU, where half types have an output and no gradients."""
+    ours._check_backward.cache_clear()
+    for stage in ("backward", "backward_mma"):
+        monkeypatch.setattr(type(LADDER[stage]), "why_not", lambda self, **_: "it needs compute capability 8.0")
+    given = tensors((2, 3, 9, 16), (2, 3, 9, 16), (2, 3, 9, 16), where=where, grad=True)
+    try:
+        with pytest.raises(ValueError, match="no stage has these gradients: backward: it needs"):
+            ours._check_backward(16, torch.float32)
+    finally:
+        ours._check_backward.cache_clear()
+    monkeypatch.undo()
+    ours.scaled_dot_product_attention(*given).sum().backward()
+
+
 def test_top_left_and_bottom_right_differ(where: str) -> None:
     q, k, v = tensors((1, 2, 33, 64), (1, 2, 40, 64), (1, 2, 40, 64), where=where)
     top = ours.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -296,6 +503,26 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         lambda a: ours.scaled_dot_product_attention(a, a, a, attn_mask=A(5, 5).requires_grad_()),
         NotImplementedError,
         "attn_mask: these kernels have no gradients with one",
+    ),
+    "gradients with a bias": (
+        lambda a: ours.flash_attention(a.requires_grad_(), a, a, bias=A(3, 3)),
+        NotImplementedError,
+        "bias: these kernels have no gradients with one",
+    ),
+    "gradients with ALiBi": (
+        lambda a: ours.flash_attention(a.requires_grad_(), a, a, alibi_slopes=A(5)),
+        NotImplementedError,
+        "alibi_slopes: these kernels have no gradients with one",
+    ),
+    "gradients through short tables": (
+        lambda a: ours.flash_attention(a.requires_grad_(), a, a, rotary_cos=A(2, 4), rotary_sin=A(2, 4)),
+        ValueError,
+        "rotary_cos has 2 positions, and k has 3 keys",
+    ),
+    "an option that there is not": (
+        lambda a: ours.flash_attention(a, a, a, rotary=A(2, 4)),
+        TypeError,
+        "unexpected keyword argument 'rotary'",
     ),
     "a mask that is no tensor": (
         lambda a: ours.scaled_dot_product_attention(a, a, a, attn_mask=[[True]]),
@@ -618,6 +845,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "sdpa, shorter": lambda q, k, v: ours.scaled_dot_product_attention(q[:, :1], k, v, is_causal=True),
     "sdpa, longer": lambda q, k, v: ours.scaled_dot_product_attention(q, k[:, :, :3], v[:, :, :3], is_causal=True),
     "run_flash": lambda q, k, v: ours.run_flash(q[0], k[0], v[0], causal=True),
+    "rotary": lambda q, k, v: ours.flash_attention(q, k, v, **tables(8, q.device.type), causal=True),
+    "lse": lambda q, k, v: ours.flash_attention(q, k, v, return_lse=True)[0],
 }
 
 
