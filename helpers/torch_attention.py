@@ -16,6 +16,7 @@ PyTorch is optional: this module alone, and what imports it, needs it.
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from typing import Any
 
@@ -176,7 +177,7 @@ def scaled_dot_product_attention(
 
 def warn_of_fallback(why: str) -> None:
     """Warn that PyTorch computes in place of the kernels. Once for a reason, in whatever shapes it comes again."""
-    reason = why.partition(":")[2] or why
+    reason = re.sub(r"\d+", "", why)
     if reason not in _WARNED and not torch.compiler.is_compiling():
         _WARNED.add(reason)
         warnings.warn(f"PyTorch computes this attention, not the course's kernels. {why}", stacklevel=3)

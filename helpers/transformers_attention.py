@@ -1,40 +1,47 @@
 """The course's attention inside models of Hugging Face's transformers, by their registry of attention functions.
 
     from helpers.transformers_attention import register
-    register()
+    register()                                                                    # or register(fallback=True)
     model = LlamaForCausalLM._from_config(config, attn_implementation="course")
     model.set_attn_implementation("course")                                       # or for a model that is there
 
-Causal models, with their KV cache, and models that see both ways; sliding windows; grouped heads; gradients. What the
-kernels do not do is an error: padding, dropout, other masks, attention sinks, soft caps, static and paged caches.
+Causal models, with their KV cache, and models that see both ways; sliding windows; grouped heads; gradients. Padded
+batches are unpadded, go through the kernels for packed sequences, and are padded again. What the kernels do not do is
+an error, or with fallback=True transformers' own SDPA attention: dropout, other masks, static caches. Attention sinks,
+soft caps and paged caches, which that has not either, are errors.
 
 transformers (5 or later) and PyTorch are optional: this module alone needs both.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from helpers.torch_attention import flash_attention, torch
+from helpers.torch_attention import flash_attention, flash_attention_varlen, torch, warn_of_fallback
 
 try:
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 except ImportError as error:
     raise ImportError(
         "helpers.transformers_attention needs transformers 5 or later: pip install transformers. "
         "helpers.torch_attention does without it"
     ) from error
 
-__all__ = ["NAME", "attend", "check_mask", "register"]
+__all__ = ["NAME", "attend", "mask_of", "register"]
 
 NAME = "course"
 
 
-def register(name: str = NAME) -> str:
-    """Make our attention an `attn_implementation` of that name, which is returned."""
-    AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, check_mask)
+def register(name: str = NAME, *, fallback: bool = False) -> str:
+    """Make our attention an `attn_implementation` of that name, which is returned.
+
+    fallback: transformers' SDPA attention computes what the kernels do not do, with one warning for each reason.
+    """
+    AttentionInterface.register(name, partial(attend, fallback=fallback))
+    AttentionMaskInterface.register(name, partial(mask_of, fallback=fallback))
     return name
 
 
@@ -48,6 +55,7 @@ def attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
+    fallback: bool = False,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
     """An attention function as transformers calls it, once a layer.
@@ -56,29 +64,21 @@ def attend(
         module: the layer. Its `is_causal` holds where the argument is None, and True where it has none.
         query: (batch, heads, seq, head_dim).
         key, value: (batch, kv_heads, seq_kv, head_dim), with what the KV cache had before. The last query sees all.
-        attention_mask: None, as `check_mask` returns it.
+        attention_mask: None, or (batch, seq_kv) bool, False for padding, as `mask_of` returns them.
         dropout: 0. scaling: 1 / sqrt(head_dim) where it is not given.
         sliding_window: how many keys a query sees, itself among them; where it sees both ways, itself and
-            sliding_window - 1 on either side, as transformers calls FlashAttention.
+            sliding_window - 1 on either side, as transformers calls FlashAttention. Padding does not count.
+        fallback: SDPA where the kernels cannot; there, attention_mask may have four axes.
         more: other arguments of some models; those that change the result have to be None.
 
     Returns:
-        The output (batch, seq, heads, head_dim), and None in place of the weights, which no kernel holds.
+        The output (batch, seq, heads, head_dim), and None in place of the weights, which no kernel holds. Where a
+        causal mask or a window is used, the rows of padding are 0.
 
     Raises:
-        ValueError: for what the kernels do not do. The message says what to use instead.
+        ValueError: for what is not done. The message says what to use instead.
     """
-    if attention_mask is not None:
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}, and {NAME!r} takes no mask: a model that makes "
-            'its own needs attn_implementation="sdpa" or "eager"'
-        )
-    if dropout:
-        raise ValueError(
-            f"attention dropout is {dropout}, and {NAME!r} has none: model.eval(), or config.attention_dropout = 0.0 "
-            '(in some models attn_pdrop or attention_probs_dropout_prob), or attn_implementation="sdpa"'
-        )
-    for what in ("softcap", "s_aux", "position_bias", "cache"):
+    for what in ("softcap", "s_aux", "cache", *(() if fallback else ("position_bias",))):
         if more.get(what) is not None:
             raise ValueError(f'this model needs {what}, which {NAME!r} has not: attn_implementation="eager"')
     if more.get("output_attentions"):
@@ -87,12 +87,143 @@ def attend(
     window = None
     if sliding_window is not None and key.shape[2] > sliding_window:
         window = (sliding_window - 1, sliding_window - 1)
-    q, k, v = (a.transpose(1, 2) for a in (query, key, value))
-    return flash_attention(q, k, v, causal=causal, window=window, softmax_scale=scaling), None
+    try:
+        _refuse(attention_mask, dropout, more)
+        q, k, v = (a.transpose(1, 2) for a in (query, key, value))
+        how = {"causal": causal, "window": window, "softmax_scale": scaling}
+        if attention_mask is None:
+            return flash_attention(q, k, v, **how), None
+        return _without_padding(q, k, v, attention_mask, how), None
+    except (NotImplementedError, TypeError, ValueError) as why:
+        if not fallback:
+            raise
+        if attention_mask is None or attention_mask.ndim == 2 or not _MADE:
+            warn_of_fallback(str(why))
+    if attention_mask is None or attention_mask.ndim == 2:
+        attention_mask = _four_axes(attention_mask, query, key, causal, window)
+    return sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=causal, **more
+    )
 
 
-def check_mask(
-    batch_size: int,
+def _refuse(attention_mask: torch.Tensor | None, dropout: float, more: dict[str, Any]) -> None:
+    """ValueError for what SDPA has and the kernels have not."""
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}, and {NAME!r} takes no mask: a model that makes "
+            'its own needs attn_implementation="sdpa" or "eager", or register(fallback=True)'
+        )
+    if dropout:
+        raise ValueError(
+            f"attention dropout is {dropout}, and {NAME!r} has none: model.eval(), or config.attention_dropout = 0.0 "
+            '(in some models attn_pdrop or attention_probs_dropout_prob), or attn_implementation="sdpa", or '
+            "register(fallback=True)"
+        )
+    if more.get("position_bias") is not None:
+        raise ValueError(f"this model needs position_bias, which {NAME!r} has not")
+
+
+def _four_axes(
+    padding: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, causal: bool, window: tuple[int, int] | None
+) -> torch.Tensor | None:
+    """The keys that a query sees, (batch or 1, 1, seq, seq_kv) bool, for SDPA; None where is_causal says it."""
+    rows, keys = query.shape[2], key.shape[2]
+    if padding is None and window is None and (not causal or rows in (1, keys)):
+        return None
+    distance = torch.arange(keys, device=key.device) - torch.arange(keys - rows, keys, device=key.device)[:, None]
+    left, right = window or (keys, keys)
+    seen = ((distance >= -left) & (distance <= (0 if causal else right)))[None, None]
+    return seen if padding is None else seen & padding[:, None, None, :]
+
+
+# ---- padding
+
+
+class _Tokens(NamedTuple):
+    """The tokens of a batch that are no padding.
+
+    at: their numbers among all tokens of the batch; None for all of them. cu_seqlens: where each sequence begins, int32
+    (batch + 1,). longest: tokens of the longest sequence.
+    """
+
+    at: torch.Tensor | None
+    cu_seqlens: torch.Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, mask: torch.Tensor) -> _Tokens:
+        """mask: (batch, tokens) bool. The host waits for the GPU."""
+        lengths = mask.sum(-1, dtype=torch.int32)
+        cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        return cls(mask.flatten().nonzero().flatten(), cu_seqlens, int(lengths.max()))
+
+    @classmethod
+    def all(cls, a: torch.Tensor) -> _Tokens:
+        """Those of (batch, tokens, ...)."""
+        batch, tokens = a.shape[:2]
+        steps = torch.arange(batch + 1, dtype=torch.int32, device=a.device)
+        return cls(None, steps * tokens, tokens)
+
+    def pack(self, a: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, heads, head_dim) as (tokens that are no padding, heads, head_dim)."""
+        return a.flatten(0, 1) if self.at is None else a.flatten(0, 1).index_select(0, self.at)
+
+    def pad(self, o: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """The reverse, with zeros for padding."""
+        if self.at is not None:
+            o = o.new_zeros(like.shape).flatten(0, 1).index_copy(0, self.at, o)
+        return o.view(like.shape)
+
+
+def _without_padding(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, how: dict[str, Any]
+) -> torch.Tensor:
+    """flash_attention of a padded batch, (batch, tokens, heads, head_dim). mask: of the keys.
+
+    The mask says which queries are padding, too, where causal or a window aligns the last query with the last key.
+    Elsewhere it may be of other tokens (cross-attention), so that all queries are used.
+    """
+    known = getattr(mask, "tokens", {})  # of the layers before this one, in the same forward pass
+    which = q.shape[1], how["causal"] or how["window"] is not None
+    if which not in known:
+        keys = _Tokens.of(mask)
+        if not which[1]:
+            rows = _Tokens.all(q)
+        else:
+            rows = keys if q.shape[1] == k.shape[1] else _Tokens.of(mask[:, -q.shape[1] :])
+        mask.tokens = known = {**known, which: (rows, keys)}  # type: ignore[attr-defined]
+    rows, keys = known[which]
+    most = {"max_seqlen_q": rows.longest, "max_seqlen_k": keys.longest}
+    packed = rows.pack(q), keys.pack(k), keys.pack(v)
+    return rows.pad(flash_attention_varlen(*packed, rows.cu_seqlens, keys.cu_seqlens, **most, **how), q)
+
+
+def mask_of(*, fallback: bool = False, **given: Any) -> torch.Tensor | None:
+    """The mask of a forward pass of a model, for which transformers asks once: None, or that of padding; or an error.
+
+    Args, as transformers gives them: see `_padding_of`. fallback: SDPA's mask in place of an error.
+
+    Returns:
+        None; or (batch, kv_length) bool, False for padding; with fallback perhaps four axes.
+
+    Raises:
+        ValueError: as `_padding_of`.
+    """
+    try:
+        return _padding_of(**given)
+    except ValueError as why:
+        if not fallback:
+            raise
+        warn_of_fallback(str(why))
+    _MADE.add(NAME)
+    return sdpa_mask(**given | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+
+
+_MADE: set[str] = set()  # not empty where `mask_of` has made a mask of four axes: then it has said why, too
+
+
+def _padding_of(
+    *,
     q_length: int,
     kv_length: int,
     q_offset: int | torch.Tensor = 0,
@@ -103,36 +234,36 @@ def check_mask(
     local_size: int | None = None,
     config: Any = None,
     **_: Any,
-) -> None:
-    """The mask of a forward pass of a model: None, for transformers asks this first; or an error.
+) -> torch.Tensor | None:
+    """Which keys are padding; None where none is.
 
-    Args, as transformers gives them:
+    Args:
         attention_mask: (batch, tokens so far) bool, False for padding; or None.
         allow_is_causal_skip, allow_is_bidirectional_skip: whether the mask is no more than causal, or none.
         local_size: the width of a sliding window or of a chunk.
 
     Raises:
-        ValueError: padding; packed sequences; a mask that is more than causal, a sliding window or none; a cache that
-            is longer than what is in it.
+        ValueError: packed sequences; a mask that is more than causal, a sliding window or none; a cache that is longer
+            than what is in it.
     """
-    if attention_mask is not None:
-        attention_mask = attention_mask[:, -kv_length:]
-        if attention_mask.shape[1] != kv_length or not bool(attention_mask.all()):
-            raise ValueError(
-                f"{NAME!r} takes no padding: the attention_mask hides tokens. Give sequences of one length, one at a "
-                "time, or pack them (helpers.torch_attention.flash_attention_varlen); or use "
-                'attn_implementation="sdpa"'
-            )
-    if not (allow_is_causal_skip or allow_is_bidirectional_skip):
+    more_than_causal = not (allow_is_causal_skip or allow_is_bidirectional_skip)
+    if more_than_causal or (allow_is_causal_skip and int(q_offset) + q_length != kv_offset + kv_length):
         raise ValueError(
-            f"{NAME!r} has causal masks, sliding windows and none; this model asks for another one here (packed "
-            'sequences by position_ids, a static cache, blocks that see both ways): attn_implementation="sdpa"'
+            f"{NAME!r} has causal masks, sliding windows and none, and caches without room to spare, such as "
+            "DynamicCache; this model asks for another mask here (a static cache, packed sequences by position_ids, "
+            'blocks that see both ways): attn_implementation="sdpa", or register(fallback=True)'
         )
     chunks = local_size is not None and local_size == getattr(config, "attention_chunk_size", None)
     if chunks and local_size < kv_length:
-        raise ValueError(f'{NAME!r} has no chunks of {local_size} tokens: attn_implementation="sdpa"')
-    if allow_is_causal_skip and int(q_offset) + q_length != kv_offset + kv_length:
         raise ValueError(
-            f"the last query is at {int(q_offset) + q_length - 1} and the last key at {kv_offset + kv_length - 1}: "
-            f'{NAME!r} needs a cache without room to spare, such as DynamicCache; or attn_implementation="sdpa"'
+            f'{NAME!r} has no chunks of {local_size} tokens: attn_implementation="sdpa", or register(fallback=True)'
         )
+    if attention_mask is None:
+        return None
+    attention_mask = attention_mask[:, -kv_length:]
+    if attention_mask.shape[1] != kv_length:
+        raise ValueError(
+            f"{NAME!r} needs an attention_mask of all {kv_length} keys, those in the cache too; it has "
+            f"{attention_mask.shape[1]}"
+        )
+    return None if bool(attention_mask.all()) else attention_mask

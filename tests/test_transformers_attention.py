@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +15,13 @@ from helpers.device import ON_GPU
 torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
 transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5 is optional, and not installed here")
 
-from helpers import transformers_attention as course  # noqa: E402 (after the skips)
+from helpers import torch_attention  # noqa: E402 (after the skips)
+from helpers import transformers_attention as course  # noqa: E402
 
 HAS_CUDA = ON_GPU and torch.cuda.is_available()
 on_gpu = pytest.mark.skipif(not HAS_CUDA, reason="needs a GPU that CuPy and PyTorch both see")
+# The name of forward's argument, which has changed.
+CACHE = "cache" if "cache" in inspect.signature(transformers.LlamaModel.forward).parameters else "past_key_values"
 SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}
 
 
@@ -159,15 +164,121 @@ def test_a_cache_that_is_filled_in_parts(where: str) -> None:
     model, ids = by(model_of("llama", where), "course"), tokens(33, where)
     with torch.no_grad():
         first = model(ids[:, :20], use_cache=True)
-        second = model(ids[:, 20:], past_key_values=first.past_key_values)
+        second = model(ids[:, 20:], **{CACHE: first.past_key_values})
         want = by(model, "eager")(ids).logits
     torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), want, atol=1e-4, rtol=1e-4)
 
 
-def padded(model: Any, ids: Any) -> Any:
-    mask = torch.ones_like(ids)
-    mask[0, :3] = 0
-    return model(ids, attention_mask=mask)
+# ---- padding
+
+HOLES: dict[str, Callable[[Any], Any]] = {
+    "left": lambda at: at >= torch.tensor([[0], [9], [20]]),
+    "right": lambda at: at < torch.tensor([[33], [20], [5]]),
+    "holes": lambda at: (at % 5 != torch.tensor([[7], [0], [3]])) & (at > 2),
+}
+
+
+def padding(kind: str, where: str) -> Any:
+    """(3, 33) bool: three sequences, of which some tokens are padding."""
+    return HOLES[kind](torch.arange(33)[None].expand(3, -1)).to(where)
+
+
+@pytest.fixture
+def unpadded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Rows and keys of each call of ours for packed sequences; and each time that a mask is read."""
+    seen: list[tuple[int, int]] = []
+    true, tokens_of = course.flash_attention_varlen, course._Tokens.of
+
+    def spy(q: Any, k: Any, *rest: Any, **options: Any) -> Any:
+        seen.append((len(q), len(k)))
+        return true(q, k, *rest, **options)
+
+    def read(mask: Any) -> Any:
+        seen.append((0, 0))
+        return tokens_of(mask)
+
+    monkeypatch.setattr(course, "flash_attention_varlen", spy)
+    monkeypatch.setattr(course._Tokens, "of", read)
+    return seen
+
+
+@pytest.mark.parametrize("kind", HOLES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_padded_batch(name: str, kind: str, where: str, unpadded: list[tuple[int, int]]) -> None:
+    """Outputs and gradients of all that is no padding, beside SDPA's; the kernels see the other tokens alone."""
+    if (name, kind) == ("mistral", "holes"):
+        pytest.skip("a window counts tokens, as FlashAttention's integration has it, and SDPA's counts holes too")
+    ids, mask = tokens(33, where, batch=3), padding(kind, where)
+    found = {}
+    for implementation in ("sdpa", "course"):
+        model = by(model_of(name, where), implementation)
+        out = model(ids, attention_mask=mask.long(), **({"use_cache": False} if name != "bert" else {}))
+        out = (out.logits if hasattr(out, "logits") else out.last_hidden_state)[mask]
+        out.square().mean().backward()
+        found[implementation] = [out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    rows = 3 * 33 if name == "bert" else int(mask.sum())  # what sees both ways may be cross-attention
+    assert unpadded == [(0, 0), (rows, int(mask.sum())), (rows, int(mask.sum()))]  # read once, for two layers
+    assert len(found["course"]) == len(found["sdpa"]) > 10
+    for got, want in zip(found["course"], found["sdpa"], strict=True):
+        torch.testing.assert_close(got, want, atol=2e-5 * max(1.0, float(want.abs().max())), rtol=0)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_padded_prompts_are_continued(name: str, where: str, unpadded: list[tuple[int, int]]) -> None:
+    """Greedy search with the KV cache: one query a step, beside keys with padding among them."""
+    model, ids, mask = model_of(name, where), tokens(33, where, batch=3), padding("left", where).long()
+    options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    want = by(model, "sdpa").generate(ids, **options)
+    got = by(model, "course").generate(ids, **options)
+    assert torch.equal(got, want) and got.shape == (3, 45)
+    calls = [rows for rows, _ in unpadded if rows]
+    assert calls[:3] == [int(mask.sum())] * 2 + [3] and (len(calls) == 2 * 12 or name == "mistral")
+
+
+@pytest.mark.parametrize("more", [1, 8])
+@pytest.mark.parametrize("kind", HOLES)
+def test_a_padded_prompt_in_two_parts(kind: str, more: int, where: str, unpadded: list[tuple[int, int]]) -> None:
+    """The second part's queries are the last of each sequence, wherever the padding before them is."""
+    model, ids = model_of("llama", where), tokens(33, where, batch=3)[:, : 25 + more]
+    mask = torch.cat([padding(kind, where)[:, :25], torch.ones(3, more, dtype=torch.bool, device=where)], 1).long()
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    found = {}
+    with torch.no_grad():
+        for implementation in ("sdpa", "course"):
+            by(model, implementation)
+            first = model(ids[:, :25], attention_mask=mask[:, :25], position_ids=positions[:, :25], use_cache=True)
+            cache = {CACHE: first.past_key_values}
+            second = model(ids[:, 25:], attention_mask=mask, position_ids=positions[:, 25:], **cache)
+            found[implementation] = second.logits
+    assert unpadded[-1] == (3 * more, int(mask.sum()))
+    torch.testing.assert_close(found["course"], found["sdpa"], atol=1e-4, rtol=1e-4)
+
+
+def test_padding_of_an_encoder_is_not_that_of_its_decoder(where: str) -> None:
+    """Cross-attention: the mask is the keys', and as long as the queries; no query is dropped."""
+    sizes = {"encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    sizes |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "d_model": 64, "vocab_size": 97}
+    torch.manual_seed(0)
+    model = transformers.BartModel(transformers.BartConfig(**sizes, max_position_embeddings=256)).eval().to(where)
+    ids, mask = tokens(33, where, batch=3), padding("right", where).long()
+    with torch.no_grad():
+        for length in (33, 12):
+            call = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": tokens(length, where, batch=3)}
+            want, got = (by(model, name)(**call).last_hidden_state for name in ("sdpa", "course"))
+            torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
+
+
+def test_a_sequence_of_padding_alone(where: str) -> None:
+    model, ids = by(model_of("llama", where), "course"), tokens(33, where, batch=3)
+    mask = padding("right", where).long()
+    mask[1] = 0
+    with torch.no_grad():
+        out, whole = model(ids, attention_mask=mask).logits, model(ids).logits
+    assert torch.isfinite(out).all()
+    torch.testing.assert_close(out[0], whole[0], atol=1e-4, rtol=1e-4)
+
+
+# ---- what the kernels do not do
 
 
 def four_axes(model: Any, ids: Any) -> Any:
@@ -191,10 +302,12 @@ def dropout(model: Any, ids: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "padding": (padded, "'course' takes no padding: the attention_mask hides tokens. Give sequences of one length"),
     "a mask of four axes": (four_axes, "attention_mask has shape (2, 1, 33, 33), and 'course' takes no mask"),
-    "packed sequences": (packed, "this model asks for another one here (packed sequences by position_ids"),
-    "a static cache": (static_cache, "'course'"),
+    "packed sequences": (
+        packed,
+        "this model asks for another mask here (a static cache, packed sequences by position_ids",
+    ),
+    "a static cache": (static_cache, "caches without room to spare, such as DynamicCache"),
     "dropout": (dropout, "attention dropout is 0.1, and 'course' has none: model.eval(), or"),
 }
 
@@ -218,3 +331,56 @@ def test_a_mask_that_hides_nothing_is_taken(where: str) -> None:
     model, ids = by(model_of("llama", where), "course"), tokens(33, where)
     with torch.no_grad():
         assert torch.equal(model(ids, attention_mask=torch.ones_like(ids)).logits, model(ids).logits)
+
+
+# ---- fallback
+
+
+@pytest.mark.parametrize("case", [*REFUSED, "float64"])
+def test_falls_back_to_sdpa(case: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one warning that says why, and SDPA's own numbers."""
+    monkeypatch.setattr(torch_attention, "_WARNED", set())
+    monkeypatch.setattr(course, "_MADE", set())
+    call, message = REFUSED.get(case, (lambda model, ids: model.double()(ids), "q is float64"))
+    course.register("with a fallback", fallback=True)
+    found = {}
+    with warnings.catch_warnings(record=True) as seen, torch.set_grad_enabled(case == "dropout"):
+        warnings.simplefilter("always")
+        for implementation in ("sdpa", "with a fallback"):
+            torch.manual_seed(1)  # of the dropout
+            model = by(model_of("llama", where), implementation)
+            torch.manual_seed(1)
+            out = call(model, tokens(33, where))
+            found[implementation] = getattr(out, "logits", out)
+    assert torch.equal(found["with a fallback"], found["sdpa"])
+    (told,) = [str(w.message) for w in seen if "PyTorch computes this attention" in str(w.message)]
+    assert message in told
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "bert"])
+@pytest.mark.parametrize("kind", ["none", "left", "right"])
+def test_a_fallback_sees_what_the_kernels_see(name: str, kind: str, where: str, monkeypatch: Any) -> None:
+    """Dropout that drops nothing: masks, windows and padding are as in the kernels."""
+    monkeypatch.setattr(torch_attention, "_WARNED", {"told before"})
+    monkeypatch.setattr(course, "_refuse", refuse_all)
+    course.register("with a fallback", fallback=True)
+    model, ids = model_of(name, where), tokens(33, where, batch=3)
+    mask = padding(kind, where) if kind != "none" else torch.ones(3, 33, dtype=torch.bool, device=where)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got, want = (
+            by(model, implementation)(ids, attention_mask=mask.long()) for implementation in ("with a fallback", "sdpa")
+        )
+    got, want = (getattr(a, "logits", None) if hasattr(a, "logits") else a.last_hidden_state for a in (got, want))
+    torch.testing.assert_close(got[mask], want[mask], atol=2e-5 * float(want.abs().max()), rtol=0)
+
+
+def refuse_all(*_: Any) -> None:
+    raise ValueError("for a test: the kernels are not asked")
+
+
+@pytest.mark.parametrize("what", ["softcap", "s_aux", "cache"])
+def test_what_sdpa_has_not_is_no_fallback(what: str) -> None:
+    q = torch.zeros(1, 2, 5, 8)
+    with pytest.raises(ValueError, match=f"this model needs {what}, which 'course' has not"):
+        course.attend(torch.nn.Module(), q, q, q, None, fallback=True, **{what: 1.0})
