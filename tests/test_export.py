@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import re
 import shutil
@@ -49,6 +50,18 @@ EXPORTS = {
     "hopper, bfloat16": "10 --dtype bfloat16 --causal --head-dim 128",
 }
 each_export = pytest.mark.parametrize("words", EXPORTS.values(), ids=EXPORTS.keys())
+# The form for PyTorch: with gradients and without, each way of an entry, and two that have all of it.
+TORCH = {
+    "naive": "naive --torch",
+    "register_tiles": "register_tiles --torch",
+    "heads_and_masks": "heads_and_masks --causal --lse --torch",
+    "odd head_dim": "5 --head-dim 37 --window 40 -1 --arch sm_86 --torch",
+    "flash_wmma": "flash_wmma --dtype bfloat16 --window 100 30 --torch",
+    "flash_mma, deterministic": "flash_mma --causal --deterministic --seq 300 --seq-kv 200 --torch",
+    "hopper": "hopper --dtype bfloat16 --causal --torch",
+    "backward": "backward --torch",
+}
+each_torch = pytest.mark.parametrize("words", TORCH.values(), ids=TORCH.keys())
 COMPILED = ("naive", "heads_and_masks", "flash_wmma", "flash_mma", "backward", "backward_mma")
 each_cpp = pytest.mark.parametrize("words", [EXPORTS[name] for name in COMPILED], ids=COMPILED)
 
@@ -68,7 +81,26 @@ def imported(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Module
     spec.loader.exec_module(module)
     if hasattr(module, "tensor_map"):  # the driver makes it, and here there is none
         monkeypatch.setattr(module, "tensor_map", _tensor_map)
+    if hasattr(module, "on_stream_of"):  # of PyTorch: arrays of the tensors' memory in place of addresses on a GPU
+        monkeypatch.setattr(module, "on_stream_of", lambda a: contextlib.nullcontext())
+        monkeypatch.setattr(module, "address", _array)
+        mapped: list[Any] = []  # copies that the engine knows; a tensor map does not keep its array alive
+
+        def tensor_map(a: Any, box_rows: int) -> np.ndarray:
+            mapped.append(cupy_stand_in.asarray(np.array(_array(a))))
+            return _tensor_map(mapped[-1], box_rows)
+
+        if hasattr(module, "tensor_map"):
+            monkeypatch.setattr(module, "tensor_map", tensor_map)
     return module
+
+
+def _array(a: Any) -> Any:
+    """Of a tensor's memory; a view's from its first element on. The bits of bfloat16 are of a type of their own."""
+    torch = sys.modules["torch"]
+    if a.dtype == torch.bfloat16:
+        return a.view(torch.int16).numpy().view(ml_dtypes.bfloat16).view(cupy_stand_in.ndarray)
+    return a.numpy().view(cupy_stand_in.ndarray)
 
 
 def _tensor_map(a: Any, box_rows: int) -> np.ndarray:
@@ -127,7 +159,63 @@ def test_its_check_finds_a_fault(
         assert "[FAIL]" in capsys.readouterr().out
 
 
-@each_export
+@pytest.mark.skipif(ON_GPU, reason="the stand-in for CuPy is the CPU engine")
+@each_torch
+def test_the_form_for_torch_computes_what_torch_does(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The output, and its gradients by autograd where the stage has some."""
+    torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
+    module = imported(exported(words), tmp_path, monkeypatch)
+    assert module.main("cpu") == 0
+    told = capsys.readouterr().out.splitlines()
+    alone = words.split()[0] in ("naive", "register_tiles")
+    assert len(told) == (1 if alone else 4) and all(line.startswith("[PASS]") for line in told)
+    d = module.HEAD_DIM
+    rows, keys = ((2, 4, n, d) if alone else (2, n, 4, d) for n in (20, 30))
+    q, k, v = (torch.randn(shape).to(module.DTYPE).requires_grad_() for shape in (rows, keys, keys))
+    if alone:
+        with pytest.raises(NotImplementedError, match="this file has no gradients"):
+            module.flash_attention(q, k, v)
+        return
+    o = module.flash_attention(q, k, v)
+    o, lse = o if "--lse" in words else (o, None)
+    assert lse is None or not lse.requires_grad
+    o.sum().backward()  # the gradient of a sum is expanded: no kernel can read it
+    heads_first = (a.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for a in (q, k, v))
+    again = [*heads_first]
+    other = module.flash_attention(*again)
+    (other[0] if "--lse" in words else other).sum().backward()
+    for a, b in zip((q, k, v), again, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-2 * float(a.grad.abs().max()), rtol=0)
+    with pytest.raises(ValueError, match=r"four axes, HEAD_DIM last, torch\.\w+; got torch\.float64"):
+        module.flash_attention(q.double(), k, v)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU, CuPy and PyTorch: there, each file runs alone")
+@each_torch
+def test_the_form_for_torch_runs_alone(words: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
+    test_runs_alone(words, tmp_path)
+
+
+@pytest.mark.skipif(ON_GPU, reason="the stand-in for CuPy is the CPU engine")
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("ctx.softmax_scale), None", "2 * ctx.softmax_scale), None"), ("return dq, dk, dv", "return dq, dv, dk")],
+    ids=["scale", "order"],
+)
+def test_the_check_of_the_form_for_torch_finds_a_fault(
+    right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
+    text = exported("heads_and_masks --torch")
+    assert text.count(right) == 1
+    assert imported(text.replace(right, wrong), tmp_path, monkeypatch).main("cpu") == 1
+    assert "[PASS] heads_and_masks, o:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [*EXPORTS.values(), *TORCH.values()], ids=[*EXPORTS, *(f"torch: {a}" for a in TORCH)])
 def test_needs_nothing_of_the_course(words: str) -> None:
     """Imports, the form of its code, its licence."""
     text = exported(words)
@@ -136,7 +224,7 @@ def test_needs_nothing_of_the_course(words: str) -> None:
     modules |= {
         name.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
     }
-    assert modules - set(sys.stdlib_module_names) == {"cupy", "numpy"}
+    assert modules - set(sys.stdlib_module_names) == {"cupy", "numpy"} | ({"torch"} if "--torch" in words else set())
     assert not re.search(r"^#\s*(line|pragma once|include\s*\")", text, re.M)
     assert "SPDX-License-Identifier: MIT" in text and "Copyright (c)" in text
     ruff = [sys.executable, "-m", "ruff"]
@@ -275,6 +363,8 @@ def test_writes_a_file_or_prints_it(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("flash_mma --arch sm_75", "compute capability 8.0"),
         ("hopper --arch sm_100", "only compute capability 9.0"),
         ("hopper --cpp", "tensor maps and the table of tiles"),
+        ("naive --torch --deterministic", "has no deterministic=True"),
+        ("backward --torch --head-dim 300", "head_dim = 300; this stage takes 1 to 256"),
         ("naive --kv-heads 2", "cannot share them out"),
         ("flash_mma --window -2 0", "at least 0, or -1"),
         ("flash_mma --deterministic", "has no deterministic=True"),

@@ -1,4 +1,4 @@
-"""A stage as one file that needs nothing of the course: Python with CuPy and NumPy, or a .cu file for nvcc.
+"""A stage as one file that needs nothing of the course: for CuPy and NumPy, for PyTorch, or a .cu file for nvcc.
 
     python3 helpers/course.py export flash_mma --causal -o flash.py
 

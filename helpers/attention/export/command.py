@@ -19,6 +19,7 @@ examples:
   course.py export flash_mma --dtype bfloat16 --causal -o flash.py
   course.py export 05 --head-dim 128 --window 256 0 --lse
   course.py export backward_mma --dtype float16 --cpp -o backward.cu
+  course.py export flash_mma --dtype bfloat16 --causal --torch -o flash_torch.py
 """
 
 
@@ -33,7 +34,10 @@ def parser() -> argparse.ArgumentParser:
     names = ", ".join(LADDER)
     top.add_argument("stage", help=f"its number, its name or its file: {names}")
     top.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to; without it the text is printed")
-    top.add_argument("--cpp", action="store_true", help="a .cu file with a small host program, for nvcc")
+    form = top.add_mutually_exclusive_group()
+    form.add_argument("--cpp", action="store_true", help="a .cu file with a small host program, for nvcc")
+    tensors = "a Python file for PyTorch's tensors, with autograd: forward and backward, where there are gradients"
+    form.add_argument("--torch", action="store_true", help=tensors)
     top.add_argument("--head-dim", type=int, default=64, metavar="D", help="64 if not given")
     top.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="the stage's first if not given")
     top.add_argument("--causal", action="store_true", help="a row sees no key after its own position")
@@ -112,6 +116,10 @@ def export(words: Sequence[str]) -> str:
         from helpers.attention.export import cpp_file
 
         return cpp_file.text(plan(request), sizes)
+    if given.torch:
+        from helpers.attention.export import torch_file
+
+        return torch_file.text(request, sizes)
     return python_file.text(plan(request), sizes)
 
 

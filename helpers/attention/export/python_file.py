@@ -1,10 +1,14 @@
-"""A stage as one Python file: CuPy, NumPy, the kernel's text, its launches, and a check against NumPy."""
+"""A stage as one Python file: CuPy, NumPy, the kernel's text, its launches, and a check against NumPy.
+
+Its pieces take a `Form`, what differs where the arrays are PyTorch's: see torch_file.py.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,30 +22,76 @@ from helpers.attention.ladder.params import STRIDES, UNLIMITED
 from helpers.engine import nvrtc
 
 
+class Form(NamedTuple):
+    """How a file writes what depends on the library of its arrays.
+
+    empty: a new array of a shape and a type of NumPy's name. like: one like another. strides, bytes_of_strides: of an
+    array, in elements and in bytes. contiguous: whether it is. pointer: its address.
+    """
+
+    empty: str
+    like: str
+    strides: str
+    bytes_of_strides: str
+    contiguous: str
+    pointer: str
+
+
+CUPY = Form(
+    empty="cp.empty({shape}, cp.{dtype})",
+    like="cp.empty({like}.shape, {like}.dtype)",
+    strides="tuple(step // a.itemsize for step in a.strides[:3])",
+    bytes_of_strides="a.strides",
+    contiguous="a.flags.c_contiguous",
+    pointer="a.data.ptr",
+)
+
+
 def text(plan: Plan, sizes: Sizes) -> str:
     """The file. sizes: of the arrays that its check uses."""
-    source = kernel_text(*plan.files)
-    noqa = "  # noqa: E501" if max(map(len, source.splitlines())) > 120 else ""
-    parts = [
-        _opening(plan) + "\n" + _constants(plan),
-        *_helpers(plan),
-        _entry(plan),
-        *python_check.reference(plan),
-        python_check.main(plan, sizes),
-        f'SOURCE = r"""\n{source}"""{noqa}',
-        'if __name__ == "__main__":\n    sys.exit(main())',
-    ]
-    return "\n\n".join(part.strip("\n") + "\n" for part in parts)
-
-
-def _opening(plan: Plan) -> str:
     request = plan.request
     entry = "flash_attention_backward(do, q, k, v, o, lse)" if request.backward else "flash_attention(q, k, v)"
     result = "dq, dk, dv" if request.backward else "o, lse" if request.return_lse else "o"
-    modules = {"functools", "sys"}
+    parts = [
+        opening(plan, f"{result} = {entry}", "NumPy", ["import cupy as cp", "import numpy as np"])
+        + "\n"
+        + constants(plan),
+        *helpers(plan),
+        CUPY_LAUNCH,
+        *of_arrays(plan),
+        _entry(plan),
+        *python_check.reference(plan),
+        python_check.main(plan, sizes),
+        source(plan),
+        RUN,
+    ]
+    return joined(parts)
+
+
+RUN = 'if __name__ == "__main__":\n    sys.exit(main())'
+
+
+def joined(parts: Iterable[str]) -> str:
+    """The parts of a file, with two lines between them."""
+    return "\n\n".join(part.strip("\n") + "\n" for part in parts)
+
+
+def source(plan: Plan, prefix: str = "") -> str:
+    """The constant with the kernels' text."""
+    source = kernel_text(*plan.files)
+    noqa = "  # noqa: E501" if max(map(len, source.splitlines())) > 120 else ""
+    return f'{prefix}SOURCE = r"""\n{source}"""{noqa}'
+
+
+def opening(plan: Plan, use: str, judge: str, libraries: Iterable[str], more: Iterable[str] = ()) -> str:
+    """The docstring, the licence and the imports. use: a line that calls the file; judge: what checks it.
+
+    libraries: lines that import them. more: modules of Python's own library.
+    """
+    modules = {"functools", "sys", *more}
     if plan.maps:
         modules.add("ctypes")
-    if "<mma.h>" in kernel.source(request.stage.file):
+    if "<mma.h>" in kernel.source(plan.request.stage.file):
         modules |= {"importlib.util", "os", "shutil"}
     imports = "\n".join(f"import {module}" for module in sorted(modules))
     if "shutil" in modules:
@@ -49,29 +99,25 @@ def _opening(plan: Plan) -> str:
     lines = about(plan)
     body = "\n".join(lines[1:])
     return (
-        f'"""{lines[0]}\n\n    {result} = {entry}\n\n{body}\n\nRun the file: it checks itself against NumPy.\n"""\n\n'
+        f'"""{lines[0]}\n\n    {use}\n\n{body}\n\nRun the file: it checks itself against {judge}.\n"""\n\n'
         + "".join(f"# {line}\n" for line in licence())
-        + f"\n{imports}\n\nimport cupy as cp\nimport numpy as np\n"
+        + "\n".join(["", imports, "", *libraries, ""])
     )
 
 
-def _constants(plan: Plan) -> str:
+def constants(plan: Plan, done: dict[np.dtype, str] | None = None) -> str:
+    """Sizes, options, kernels' names, structs. done: as `structs` has it."""
     defines = plan.defines
     lines = [f"{', '.join(defines)} = {', '.join(map(str, defines.values()))}  # compiled into the kernel"]
     if len(lines[0]) > 120:
         lines = [f"{name} = {value}" for name, value in defines.items()]
-    options = ["-std=c++17", *(f"-D{name}={value}" for name, value in defines.items())]
-    if plan.request.stage.only_cc:
-        options.append(f"-arch={plan.request.stage.architecture(plan.request.stage.min_cc)}")
-    lines += _tuple("OPTIONS = ", [f'"{option}"' for option in options], "", wide=True)
-    names = [launch.kernel for launch in plan.launches]
-    instances = [name for name in names if "<" in name]
-    lines += _tuple("KERNELS = ", [f'"{name}"' for name in instances or names], "", wide=True)
+    lines += compiled_by(plan)
     if plan.structs:
-        lines += ["", "# The structs of the kernel, which a launch passes by value."]
-        done: set[str] = set()
-        for struct in plan.structs.values():
-            lines += _dtypes(struct.dtype, _constant(struct.type), done)
+        lines += [
+            "",
+            "# The structs of the kernel, which a launch passes by value.",
+            *structs(plan, done if done is not None else {}),
+        ]
     if plan.maps:
         lines += ["", 'TENSOR_MAP = np.dtype([("opaque", np.uint64, (16,))])']
     if plan.table and plan.request.masked:
@@ -81,12 +127,32 @@ def _constants(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def compiled_by(plan: Plan, prefix: str = "") -> list[str]:
+    """Lines with what the compiler is told: options, and the instances of templates."""
+    options = ["-std=c++17", *(f"-D{name}={value}" for name, value in plan.defines.items())]
+    if plan.request.stage.only_cc:
+        options.append(f"-arch={plan.request.stage.architecture(plan.request.stage.min_cc)}")
+    lines = _tuple(f"{prefix}OPTIONS = ", [f'"{option}"' for option in options], "", wide=True)
+    names = [launch.kernel for launch in plan.launches]
+    instances = [name for name in names if "<" in name]
+    return lines + _tuple(f"{prefix}KERNELS = ", [f'"{name}"' for name in instances or names], "", wide=True)
+
+
+def structs(plan: Plan, done: dict[np.dtype, str]) -> list[str]:
+    """Lines that define the dtypes of the structs. done: the names of those that are defined already."""
+    lines = []
+    for struct in plan.structs.values():
+        lines += _dtypes(struct.dtype, _constant(struct.type), done)
+        done[struct.dtype] = _constant(struct.type)
+    return lines
+
+
 def _constant(type_: str) -> str:
     """A struct's name as a constant: AttentionParams is ATTENTION_PARAMS."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type_).upper()
 
 
-def _dtypes(dtype: np.dtype, name: str, done: set[str]) -> list[str]:
+def _dtypes(dtype: np.dtype, name: str, done: dict[np.dtype, str]) -> list[str]:
     """Lines that define a struct's dtype, after those of the structs in it."""
     lines, fields = [], []
     for field in dtype.names or ():
@@ -94,11 +160,11 @@ def _dtypes(dtype: np.dtype, name: str, done: set[str]) -> list[str]:
         if not inner.names:
             fields.append(f'("{field}", np.{inner.name})')
             continue
-        kind = "STRIDES" if inner == STRIDES else field.upper()
-        if kind not in done:
+        if inner not in done:
+            kind = "STRIDES" if inner == STRIDES else field.upper()
             lines += _dtypes(inner, kind, done)
-            done.add(kind)
-        fields.append(f'("{field}", {kind})')
+            done[inner] = kind
+        fields.append(f'("{field}", {done[inner]})')
     one = f"{name} = np.dtype([{', '.join(fields)}], align=True)"
     if len(one) <= 120:
         return [*lines, one]
@@ -116,34 +182,41 @@ def _dtypes(dtype: np.dtype, name: str, done: set[str]) -> list[str]:
 # ---- what the entry calls
 
 
-def _helpers(plan: Plan) -> Iterable[str]:
-    request = plan.request
-    headers = "<mma.h>" in kernel.source(request.stage.file)
-    options, folders = "OPTIONS", ""
+def helpers(plan: Plan, prefix: str = "") -> Iterable[str]:
+    """Functions that compile the kernels. prefix: of the module and of its constants, such as "BACKWARD_"."""
+    headers = "<mma.h>" in kernel.source(plan.request.stage.file)
+    options, folders = f"{prefix}OPTIONS", ""
     if headers:
         folders = '    folder = header_folder("crt/mma.h")  # which mma.h includes, and CuPy does not look for\n'
-        options = '(*OPTIONS, f"-I{folder}") if folder else OPTIONS'
+        options = f'(*{options}, f"-I{{folder}}") if folder else {options}'
         yield inspect.getsource(nvrtc.header_folder).replace(" -> Path | None", "").replace("header: str", "header")
-    expressions = ", name_expressions=KERNELS" if any("<" in launch.kernel for launch in plan.launches) else ""
+    expressions = f", name_expressions={prefix}KERNELS" if any("<" in launch.kernel for launch in plan.launches) else ""
     yield f'''@functools.cache
-def module():
+def {prefix.lower()}module():
     """The compiled kernels. NVRTC compiles them at the first call."""
-{folders}    return cp.RawModule(code=SOURCE, options={options}{expressions})
+{folders}    return cp.RawModule(code={prefix}SOURCE, options={options}{expressions})
 '''
-    yield '''def launch(name, grid, block, args, shared_bytes=0):
+
+
+CUPY_LAUNCH = '''def launch(name, grid, block, args, shared_bytes=0):
     """Launch a kernel on the current stream. CuPy does not compare the arguments with the kernel's parameters."""
     kernel = module().get_function(name)
     if shared_bytes > 48 * 1024:  # more has to be asked for
         kernel.max_dynamic_shared_size_bytes = shared_bytes
     kernel(grid, block, args, shared_mem=shared_bytes)
 '''
+
+
+def of_arrays(plan: Plan, form: Form = CUPY) -> Iterable[str]:
+    """Functions that an entry calls: strides, tensor maps, and the order of tiles."""
+    request = plan.request
     if plan.structs:
-        yield '''def strides(a):
+        yield f'''def strides(a):
     """From one batch, row and head to the next, in elements, of an array (batch, rows, heads, HEAD_DIM)."""
-    return tuple(step // a.itemsize for step in a.strides[:3])
+    return {form.strides}
 '''
     if plan.maps:
-        yield _tensor_map(plan)
+        yield _tensor_map(plan, form)
     if plan.table:
         yield '''@functools.cache
 def multiprocessors_here():
@@ -161,7 +234,7 @@ def multiprocessors_here():
 '''
 
 
-def _tensor_map(plan: Plan) -> str:
+def _tensor_map(plan: Plan, form: Form) -> str:
     kind = {"float16": 6, "bfloat16": 9}[plan.request.dtype]
     return f'''@functools.cache
 def driver():
@@ -172,14 +245,14 @@ def driver():
 def tensor_map(a, box_rows):
     """What TMA is told of an array (batch, rows, heads, HEAD_DIM): copies of 64 columns and box_rows rows, swizzled."""
     batch, rows, heads, columns = a.shape
-    by_batch, by_row, by_head, _ = a.strides
+    by_batch, by_row, by_head, _ = steps = {form.bytes_of_strides}
     room = np.empty(192, np.uint8)
     made = room[-room.ctypes.data % 64 :][:128]  # at a multiple of 64 bytes, as the driver wants it
     error = driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(made.ctypes.data),
         {kind},  # {plan.request.dtype}
         4,  # dimensions, the fastest first
-        ctypes.c_void_p(a.data.ptr),
+        ctypes.c_void_p({form.pointer}),
         (ctypes.c_uint64 * 4)(columns, rows, heads, batch),
         (ctypes.c_uint64 * 3)(by_row, by_head, by_batch),
         (ctypes.c_uint32 * 4)(64, box_rows, 1, 1),
@@ -190,7 +263,7 @@ def tensor_map(a, box_rows):
         0,  # zeros out of bounds
     )
     if error:
-        raise RuntimeError(f"cuTensorMapEncodeTiled returned {{error}} for shape {{a.shape}}, strides {{a.strides}}")
+        raise RuntimeError(f"cuTensorMapEncodeTiled returned {{error}} for shape {{a.shape}}, strides {{steps}}")
     return made.view(TENSOR_MAP)
 '''
 
@@ -199,9 +272,9 @@ def tensor_map(a, box_rows):
 
 
 def _entry(plan: Plan) -> str:
+    """The function that is called."""
     request = plan.request
     given = ["do", "q", "k", "v", "o"] if request.backward else ["q", "k", "v"]
-    written = {"dq": "q", "dk": "k", "dv": "v"} if request.backward else {"o": "q"}
     like_q, like_k = ("do, q, o, dq", "k, v, dk, dv") if request.backward else ("q, o", "k, v")
     rows = ("(batch, {}, {}, HEAD_DIM)" if request.model_layout else "(batch, {1}, {0}, HEAD_DIM)").format
     kv_heads = "kv_heads" if "gqa" in request.stage.features else "heads"
@@ -227,44 +300,53 @@ def _entry(plan: Plan) -> str:
         lines.append("    lse  (batch, heads, n), float32: the log of the sum of exp(scores) of each row")
     rule = (
         "Rows are contiguous and start at multiples of 16 bytes; other layouts with such rows are views, by transpose."
-        if _any_rows(plan)
+        if any_rows(plan)
         else "Arrays are C-contiguous."
     )
     lines += [f"    {rule}", '    """']
     lines += _checks(plan, given)
-    used = _used(plan)
+    lines += launched(plan)
+    lines.append(f"    return {returns}")
+    return "\n".join(lines)
+
+
+def launched(plan: Plan, form: Form = CUPY, *, prefix: str = "", sizes: bool = False) -> list[str]:
+    """Lines that make what is written, and launch. prefix: of the module; sizes: whether they name their own sizes."""
+    request = plan.request
+    written = {"dq": "q", "dk": "k", "dv": "v"} if request.backward else {"o": "q"}
+    lines, used = [], _used(plan)
+    if sizes and (own := {name: value for name, value in plan.defines.items() if name in used - {"HEAD_DIM"}}):
+        lines.append(f"    {', '.join(own)} = {', '.join(map(str, own.values()))}")
     shape = ("batch", "n", "heads", "_") if request.model_layout else ("batch", "heads", "n", "_")
     kv_shape = ("_", "n_kv", "kv_heads", "_") if request.model_layout else ("_", "_", "n_kv", "_")
     for array, axes in (("q", shape), ("k", kv_shape)):
         axes = tuple(axis if axis in used else "_" for axis in axes)
         if set(axes) != {"_"}:
             lines.append(f"    {', '.join(axes)} = {array}.shape")
-    lines += [f"    {a} = cp.empty({b}.shape, {b}.dtype)" for a, b in written.items()]
+    lines += [f"    {a} = {form.like.format(like=b)}" for a, b in written.items()]
     if request.return_lse:
-        lines.append("    lse = cp.empty((batch, heads, n), cp.float32)")
+        lines.append(f"    lse = {form.empty.format(shape='(batch, heads, n)', dtype='float32')}")
     if plan.table:
         lines.append("    multiprocessors = multiprocessors_here()")
         if request.masked:
             lines.append("    together = heads_together(batch, heads, kv_heads, n, n_kv, multiprocessors)")
-    for array, (sizes, dtype) in plan.scratch.items():
-        inside = ", ".join(map(python, sizes)) + ("," if len(sizes) == 1 else "")
-        lines.append(f"    {array} = cp.empty(({inside}), cp.{dtype.name})")
+    for array, (trees, dtype) in plan.scratch.items():
+        lines.append(f"    {array} = {form.empty.format(shape=_row(trees), dtype=dtype.name)}")
     if plan.table:
         lines.append("    rounds = len(schedule)")
     for parameter, struct in plan.structs.items():
         lines.append(f"    {parameter} = np.zeros(1, {_constant(struct.type)})")
         lines += _tuple(f"    {parameter}[0] = ", _struct_items(struct.fields), "    ")
     for launch in plan.launches:
-        lines += _launch(launch)
-    lines.append(f"    return {returns}")
-    return "\n".join(lines)
+        lines += _launch(launch, prefix)
+    return lines
 
 
 def _checks(plan: Plan, given: list[str]) -> list[str]:
     """Lines that refuse arrays which the kernel would misread."""
     itemsize = 4 if plan.request.dtype == "float32" else 2
     wrong, needed = "not a.flags.c_contiguous", "C-contiguous arrays"
-    if _any_rows(plan):
+    if any_rows(plan):
         wrong = "a.strides[-1] != a.itemsize or any(step % 16 for step in a.strides[:-1])"
         needed = "rows contiguous and at multiples of 16 bytes"
     form = f"four axes, HEAD_DIM last, {itemsize} bytes an element"
@@ -279,7 +361,7 @@ def _checks(plan: Plan, given: list[str]) -> list[str]:
     ]
 
 
-def _any_rows(plan: Plan) -> bool:
+def any_rows(plan: Plan) -> bool:
     """Whether views are taken as they are, if their rows are contiguous and aligned."""
     return plan.request.model_layout and bool(plan.defines.get("VECTOR", 1))
 
@@ -331,7 +413,7 @@ def _struct_items(fields: Iterable[Field], indent: str = "") -> list[str]:
     return items
 
 
-def _launch(launch: PlannedLaunch) -> list[str]:
+def _launch(launch: PlannedLaunch, prefix: str) -> list[str]:
     indent = "    "
     lines = []
     if launch.each_head:
@@ -339,14 +421,26 @@ def _launch(launch: PlannedLaunch) -> list[str]:
         indent += "    "
     args = ", ".join(map(_argument, launch.args))
     block = python(launch.block[0])
-    call = f'"{launch.kernel}", {_row(launch.grid)}, ({block},), args'
-    shared = f", {launch.shared_bytes}" if launch.shared_bytes else ""
+    items = [f'"{launch.kernel}"', _row(launch.grid), f"({block},)", "args"]
+    items += [str(launch.shared_bytes)] * bool(launch.shared_bytes)
+    items += [f"module={prefix.lower()}module"] * bool(prefix)
     one = f"{indent}args = {args}"
     if len(one) <= 120:
         lines.append(one)
     else:
         lines += _tuple(f"{indent}args = ", [f"{_argument(arg)}," for arg in launch.args], indent)
-    return [*lines, f"{indent}launch({call}{shared})"]
+    return [*lines, *_called("launch", items, indent)]
+
+
+def _called(function: str, items: list[str], indent: str) -> list[str]:
+    """A call, in lines of at most 120 characters."""
+    inside = ", ".join(items)
+    if len(one := f"{indent}{function}({inside})") <= 120:
+        return [one]
+    inner = [f"{indent}    {inside}"]
+    if len(inner[0]) > 120:
+        inner = [f"{indent}    {item}," for item in items]
+    return [f"{indent}{function}(", *inner, f"{indent})"]
 
 
 def _row(trees: Iterable[tuple]) -> str:
@@ -362,8 +456,8 @@ def _argument(arg: Argument) -> str:
     if arg.kind == "null":
         return "None"
     if arg.kind == "int":
-        return f"cp.int32({python(arg.tree)})"
-    return "cp.float32(softmax_scale)" if arg.kind == "scale" else arg.name
+        return f"np.int32({python(arg.tree)})"
+    return "np.float32(softmax_scale)" if arg.kind == "scale" else arg.name
 
 
 def _tuple(opening: str, items: list[str], indent: str, *, wide: bool = False) -> list[str]:
