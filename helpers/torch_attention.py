@@ -27,7 +27,7 @@ from helpers.attention import calls
 from helpers.attention.ladder import BACKWARD
 from helpers.attention.ladder.call import mask_window, softmax_scale_of
 from helpers.attention.ladder.extras import as_kernels_read, extra_inputs
-from helpers.attention.ladder.kinds import TorchTensors
+from helpers.attention.ladder.layout import Spec
 from helpers.engine.cuda_source.signatures import dtype_of
 
 try:
@@ -627,17 +627,18 @@ def _rotated(
     rotary_positions: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q and k turned by PyTorch's operations, whose gradient turns back. ValueError, TypeError: as kernel 11's."""
+    *tables, at_q, at_k = (
+        a if a is None else torch.as_tensor(a, device=q.device)
+        for a in (rotary_cos, rotary_sin, *(rotary_positions or (None, None)))
+    )
     if not traced:
-        _check_rotary(q, k, lengths, rotary_cos, rotary_sin, rotary_positions)
-    positions = rotary_positions or _positions(q, k, *lengths.values())
-    tables = rotary_cos, rotary_sin
+        _check_rotary(q, k, lengths, *tables, at_q, at_k)
+    positions = _positions(q, k, *lengths.values()) if at_q is None else (at_q, at_k)
     q, k = (_turned(a, at, tables, rotary_interleaved) for a, at in zip((q, k), positions, strict=True))
     return q, k
 
 
-def _turned(
-    a: torch.Tensor, positions: torch.Tensor, tables: tuple[torch.Tensor, ...], interleaved: bool
-) -> torch.Tensor:
+def _turned(a: torch.Tensor, positions: torch.Tensor, tables: list[torch.Tensor], interleaved: bool) -> torch.Tensor:
     """(..., rows, heads, head_dim) with its first columns turned in float32, and rounded to a's dtype."""
     rows = positions.long().clamp(0, len(tables[0]) - 1)
     cos, sin = (table.float()[rows][..., None, :] for table in tables)
@@ -664,18 +665,15 @@ def _positions(q: torch.Tensor, k: torch.Tensor, *cu_seqlens: torch.Tensor) -> t
 
 
 def _check_rotary(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    lengths: dict[str, torch.Tensor],
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: tuple[torch.Tensor, torch.Tensor] | None,
+    q: torch.Tensor, k: torch.Tensor, lengths: dict[str, torch.Tensor], *extras: torch.Tensor | None
 ) -> None:
     """As helpers.attention checks the tables and the positions."""
-    kind = TorchTensors(torch)
-    named = {"q": q, "k": k, "rotary_cos": cos, "rotary_sin": sin}
-    named |= dict(zip(("q_positions", "k_positions"), positions or (), strict=False))
-    specs = {name: kind.spec(kind.describe(a)) for name, a in named.items()}
+    names = "q", "k", "rotary_cos", "rotary_sin", "q_positions", "k_positions"
+    specs = {}
+    for name, a in zip(names, (q, k, *extras), strict=True):
+        if a is not None:
+            dtype = dtype_of(str(a.dtype).removeprefix("torch."))
+            specs[name] = Spec(tuple(a.shape), tuple(step * dtype.itemsize for step in a.stride()), dtype)
     specs |= {name: specs[name].heads_first for name in "qk"}
     as_kernels_read(specs, sequences=q.shape[0], packed=bool(lengths))
 

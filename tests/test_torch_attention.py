@@ -519,6 +519,18 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         ValueError,
         "rotary_cos has 2 positions, and k has 3 keys",
     ),
+    "gradients at positions in int64": (
+        lambda a: ours.flash_attention(
+            a.requires_grad_(), a, a, **tables(8, "cpu"), rotary_positions=(torch.arange(3), torch.arange(3))
+        ),
+        TypeError,
+        "rotary_positions[0] is int64; int32 is needed",
+    ),
+    "gradients with a table of float64": (
+        lambda a: ours.flash_attention(a.requires_grad_(), a, a, rotary_cos=A(3, 4).double(), rotary_sin=A(3, 4)),
+        TypeError,
+        "rotary_cos is float64; float32 is needed",
+    ),
     "an option that there is not": (
         lambda a: ours.flash_attention(a, a, a, rotary=A(2, 4)),
         TypeError,
