@@ -743,6 +743,32 @@ def test_without_gradients_nothing_is_kept(where: str, monkeypatch: pytest.Monke
         assert torch.equal(first, o)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_plain_calls_are_the_kernels_own(where: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on a GPU that nobody traces or differentiates skip all else; those of the CPU are sent the same way."""
+    for rows, keys in ((33, 33), (33, 40), (40, 33)):
+        given = tensors((2, rows, 4, 64), (2, keys, 4, 64), (2, keys, 4, 64), dtype=dtype, where=where)
+        heads_first = [a.transpose(1, 2) for a in given]
+        found = []
+        for plain in (False, True):
+            monkeypatch.setattr(ours, "_is_plain", lambda *_, plain=plain: plain)
+            o = ours.flash_attention(*given, window=(5, 3), softmax_scale=0.2)
+            twin = ours.scaled_dot_product_attention(*heads_first, is_causal=True)
+            found.append((*ours.flash_attention(*given, causal=True, return_lse=True), o, twin))
+        for a, b in zip(*found, strict=True):
+            assert torch.equal(a, b) and a.device == b.device == given[0].device and a.stride() == b.stride()
+
+
+@on_gpu
+def test_what_is_plain() -> None:
+    q, k, v = cuda_tensors(grad=False)
+    assert ours._is_plain(q, k, v)
+    for other in (torch.nn.Parameter(q), q.detach().requires_grad_(), q.cpu(), [q]):
+        assert not ours._is_plain(other, k, v) and not ours._is_plain(q, k, other)
+    with torch.autocast("cuda", torch.float16):
+        assert not ours._is_plain(q, k, v)
+
+
 def test_stages_without_lse(where: str) -> None:
     q, k, v = tensors((1, 33, 2, 64), (1, 40, 2, 64), (1, 40, 2, 64), where=where)
     want = torchs_own(*(a.double().transpose(1, 2) for a in (q, k, v)), visible(33, 40)).transpose(1, 2)
