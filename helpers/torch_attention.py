@@ -272,7 +272,8 @@ def _refuse_gradients(name: str, *tensors: torch.Tensor) -> None:
             f"{name}: these kernels have no gradients with one. Without gradients call under torch.no_grad(). A "
             "causal mask is is_causal=True (top-left), or helpers.torch_attention.flash_attention(..., causal=True) "
             "(bottom-right); a band of keys is its window=(left, right); padded sequences are "
-            "flash_attention_varlen's. For any other: torch.nn.functional.scaled_dot_product_attention"
+            "flash_attention_varlen's. For any other, as ALiBi's -slope * distance: attn_mask of "
+            "torch.nn.functional.scaled_dot_product_attention"
         )
     if _is_traced(*tensors):
         raise NotImplementedError(
