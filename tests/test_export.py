@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import cupy_stand_in
@@ -190,6 +190,35 @@ def test_the_form_for_torch_computes_what_torch_does(
         torch.testing.assert_close(a.grad, b.grad, atol=1e-2 * float(a.grad.abs().max()), rtol=0)
     with pytest.raises(ValueError, match=r"four axes, HEAD_DIM last, torch\.\w+; got torch\.float64"):
         module.flash_attention(q.double(), k, v)
+
+
+def test_the_form_for_torch_launches_on_torchs_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses of tensors in place of tensors, and a context for a thread that has none."""
+    torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
+    module = imported(exported("flash_mma --torch"), tmp_path, monkeypatch)
+    monkeypatch.undo()  # its own functions again
+    seen: list[Any] = []
+
+    class Kernel:
+        max_dynamic_shared_size_bytes = 0
+
+        def __call__(self, *given: Any, shared_mem: int) -> None:
+            seen.append((*given, shared_mem, self.max_dynamic_shared_size_bytes))
+
+    def stream(*given: Any) -> Any:
+        seen.append(given)
+        return contextlib.nullcontext()
+
+    cuda = SimpleNamespace(runtime=SimpleNamespace(setDevice=seen.append), ExternalStream=stream)
+    monkeypatch.setattr(module, "cp", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(torch.cuda, "device", lambda where: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7, device_index=3))
+    q, kernels = torch.zeros(2, 3), SimpleNamespace(get_function=lambda name: Kernel())
+    with module.on_stream_of(q):
+        for shared in (0, 60_000):
+            module.launch("a kernel", (1, 2), (32,), (q, None, np.int32(5)), shared, module=lambda: kernels)
+    args = (1, 2), (32,), (q.data_ptr(), None, np.int32(5))
+    assert seen == [3, (7, 3), (*args, 0, 0), (*args, 60_000, 60_000)]
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU, CuPy and PyTorch: there, each file runs alone")

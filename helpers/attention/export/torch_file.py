@@ -29,6 +29,7 @@ def on_stream_of(a):
     """PyTorch's current stream on a tensor's GPU, for CuPy too."""
     with torch.cuda.device(a.device):
         stream = torch.cuda.current_stream()
+        cp.cuda.runtime.setDevice(stream.device_index)  # a new thread, as autograd's, gets its context
         with cp.cuda.ExternalStream(stream.cuda_stream, stream.device_index):
             yield
 
