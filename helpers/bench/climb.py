@@ -382,11 +382,9 @@ def calls_table(record: Mapping[str, Any] | None = None) -> Text:
     rows = in_models(record).get("host", ())
     if not rows:
         return Text(f"*({NO_RECORD}: the host's share of a call)*")
-    lines = ["| | µs forward | µs forward and backward |", "|---|---:|---:|"]
+    columns = dict.fromkeys(r["what"] for r in rows)
+    lines = ["| µs | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
     for name in dict.fromkeys(r["call"] for r in rows):
-        by_kind = {r["what"]: r for r in rows if r["call"] == name}
-        cells = (
-            f"{by_kind[what]['us']:.0f}" if what in by_kind else "" for what in ("forward", "forward and backward")
-        )
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+        us = {r["what"]: f"{r['us']:.0f}" for r in rows if r["call"] == name}
+        lines.append(f"| `{name}` | " + " | ".join(us.get(what, "") for what in columns) + " |")
     return Text("\n".join(lines))

@@ -9,6 +9,7 @@ them. --weights: the weights of all-MiniLM-L6-v2 by name, for transformers' Bert
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import statistics
 import subprocess
@@ -41,6 +42,9 @@ TESTS = (
 )
 TESTS_WITHIN_S = 360
 
+# What a call is timed at on the host: a shape seen before, others; and the longest of these.
+HOST = ("forward", "forward, a new length", "one query, the cache one longer", "forward and backward")
+LONGEST = 2560
 LENGTHS = (512, 4096, 16384)
 IMPLEMENTATIONS = ("course", "sdpa", "eager")
 KV_HEADS = (16, 4)
@@ -126,7 +130,7 @@ def tests_passed(log: Path) -> dict[str, Any]:
 
 
 def host_cost() -> list[dict[str, Any]]:
-    """Microseconds of the host for a call on one short sequence: forward alone, and with its backward."""
+    """Microseconds of the host for a call on one short sequence: forward alone, with its backward, at new shapes."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -158,15 +162,34 @@ def host_cost() -> list[dict[str, Any]]:
         ),
         "SDPA": trained(lambda: sdpa(*(a.transpose(1, 2) for a in leaves), is_causal=True), do.transpose(1, 2)),
     }
+    longer = [a.repeat(1, LONGEST // 64, 1, 1) for a in (q, k, v)]
+    lengths = itertools.cycle(range(65, LONGEST))  # so many that none is known when it comes again
+
+    def each_length(call: Callable[..., Any], *, one_query: bool) -> Callable[[], Any]:
+        def at_the_next_length() -> Any:
+            n = next(lengths)
+            return call(longer[0][:, : 1 if one_query else n], *(a[:, :n] for a in longer[1:]))
+
+        return at_the_next_length
+
+    in_any_shape: dict[str, Callable[..., Any]] = {
+        "helpers.attention.flash_attention": partial(attention.flash_attention, causal=True),
+        "torch_attention.flash_attention": partial(torch_attention.flash_attention, causal=True),
+        "SDPA": lambda *arrays: sdpa(*(a.transpose(1, 2) for a in arrays), is_causal=arrays[0].shape[1] > 1),
+    }
+    new_length, longer_cache = (
+        {name: each_length(call, one_query=one_query) for name, call in in_any_shape.items()}
+        for one_query in (False, True)
+    )
     rows = []
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        for what, calls in (("forward", forward), ("forward and backward", both)):
+        for what, calls in zip(HOST, (forward, new_length, longer_cache, both), strict=True):
             for name, call in calls.items():
-                with torch.set_grad_enabled(what != "forward"):
+                with torch.set_grad_enabled(what == HOST[-1]):
                     timing = host_time(call)
                 us = {"us": 1e3 * timing.ms, "us_min": 1e3 * timing.ms_min, "us_max": 1e3 * timing.ms_max}
                 rows.append({"call": name, "what": what, "shape": list(shape), "dtype": "float16", **us})
-                print(f"host: {what:22}{name:46}{us['us']:8.1f} µs")
+                print(f"host: {what:34}{name:46}{us['us']:8.1f} µs")
     return rows
 
 
