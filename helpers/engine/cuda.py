@@ -126,6 +126,11 @@ class runtime:
         """Nothing to wait for."""
 
     @staticmethod
+    def getDevice() -> int:
+        """The number of the current device: there is one."""
+        return 0
+
+    @staticmethod
     def getDeviceProperties(device: int = 0) -> dict[str, Any]:
         """CUDA's names for what a launch may ask for; sizes in bytes.
 

@@ -39,7 +39,7 @@ def _properties_of(cp: Any, number: int) -> Mapping[str, Any]:
 
 def _properties() -> Mapping[str, Any]:
     """Of the current device."""
-    return _properties_of(device.cp, device.cp.cuda.runtime.getDevice() if device.ON_GPU else 0)
+    return _properties_of(device.cp, device.cp.cuda.runtime.getDevice())
 
 
 def most_shared() -> int:
