@@ -5,14 +5,15 @@
 // of keys: tiles outside it are skipped, tiles across its border are masked, tiles inside it run as
 // in 04.
 //
-// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block THREADS,
-//          sizeof(Shared) bytes of dynamic shared memory
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), with SLOTS that of
+//          packed_tiles.cuh, block THREADS, sizeof(Shared) bytes of dynamic shared memory
 // Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float32,
 //          strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens.
 //          lse (batch, heads, N) or (heads, tokens)
 // Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 
 #include "attention_params.cuh"
+#include "packed_tiles.cuh"  // find_tile: a block for each tile of packed sequences
 
 #ifndef BLOCK_M
 #define BLOCK_M 64  // B_r, query rows per block
@@ -144,6 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     head = block % heads % gridDim.y;
     sequence = block % heads / gridDim.y;
   }
+  if (SLOTS) find_tile(tile, sequence, BLOCK_M, params.sequences, cu_seqlens_q);
   const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
   const bool packed = cu_seqlens_q != nullptr;
   const int q_first = packed ? cu_seqlens_q[sequence] : 0;

@@ -15,7 +15,7 @@
 //          tokens, batch 1 backward: grid (ceil(keys of the longest sequence / BLOCK_N), kv_heads,
 //          sequences) backward_dq: grid (ceil(rows of the longest sequence / BLOCK_M), heads,
 //          sequences) block THREADS; backward and backward_dq: sizeof(Shared) bytes of dynamic
-//          shared memory
+//          shared memory. With SLOTS the grids of both are those of packed_tiles.cuh
 // Shapes   as 05; dO, dQ as Q, dK, dV as K; lse and delta, a number for each row, (batch, heads, N)
 //          or (heads, tokens)
 // Traffic  backward: K, V, dK, dV once; Q, dO and the additions to dQ: for each tile of keys, the
@@ -23,6 +23,7 @@
 //          that it sees
 
 #include "backward_params.cuh"
+#include "packed_tiles.cuh"  // find_tile: a block for each tile of packed sequences
 
 #ifndef BLOCK_M
 #define BLOCK_M 64  // B_r, query rows per tile
@@ -370,6 +371,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     kv_head = block % heads % gridDim.y;
     sequence = block % heads / gridDim.y;
   }
+  if (SLOTS) find_tile(tile, sequence, BLOCK_N, forward.sequences, cu_seqlens_k);
   const Sequence seq = sequence_of(sequence, cu_seqlens_q, cu_seqlens_k, forward);
   const int first_key = tile * BLOCK_N;
   if (first_key >= seq.kv_len)
@@ -475,6 +477,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
     head = block % heads % gridDim.y;
     sequence = block % heads / gridDim.y;
   }
+  if (SLOTS) find_tile(tile, sequence, BLOCK_M, forward.sequences, cu_seqlens_q);
   const Sequence seq = sequence_of(sequence, cu_seqlens_q, cu_seqlens_k, forward);
   const int first_row = tile * BLOCK_M, kv_head = head / (forward.heads / forward.kv_heads);
   if (first_row >= seq.q_len) return;

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
   // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
-  const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
+  const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
   if (blockIdx.x + block.head + block.sequence + threadIdx.x == 0)
     turns[params.forward.heads * tiles.of_head] = 0;
   if (block.first_row >= block.q_len) return;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   const AttentionParams& forward = params.forward;
   const auto number = [&] {  // deterministic: a tile waits for those before it
     const auto counter = [&] {
-      return turns + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward.N).of_head;
+      return turns + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward).of_head;
     };
     return DETERMINISTIC ? draw_number(counter) : block_number();
   };

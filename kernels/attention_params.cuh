@@ -17,4 +17,5 @@ struct AttentionParams {
   int heads, kv_heads;            // heads / kv_heads consecutive heads of Q share one of K, V
   int window_left, window_right;  // keys seen before and after a row's position; causal: right = 0
   float softmax_scale;            // S = softmax_scale * Q K^T
+  int sequences;                  // packed ones; 0 where there is no cu_seqlens
 };

@@ -5,16 +5,19 @@
 #pragma once
 #include "backward_tiles.cuh"
 
-// The tile of rows of a block: grid (tiles of the longest sequence, heads, sequences).
+// The tile of rows of a block: grid (tiles of the longest sequence, heads, sequences), or
+// with SLOTS that of packed_tiles.cuh.
 struct RowBlock {
-  int head, sequence, first_row;
+  int tile, head, sequence, first_row;
   bool packed;
   int q_first, q_len;
 
   __device__ __forceinline__ RowBlock(const AttentionParams& forward, const int* cu_seqlens_q) {
+    tile = blockIdx.x;
     head = blockIdx.y;
     sequence = blockIdx.z;
-    first_row = blockIdx.x * BLOCK_M;
+    if (SLOTS) find_tile(tile, sequence, BLOCK_M, forward.sequences, cu_seqlens_q);
+    first_row = tile * BLOCK_M;
     packed = cu_seqlens_q != nullptr;
     q_first = packed ? cu_seqlens_q[sequence] : 0;
     q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : forward.N;
@@ -22,7 +25,7 @@ struct RowBlock {
 
   // The number of the tile in the scratch arrays.
   __device__ __forceinline__ long long slot(const RowTiles& tiles) const {
-    return (long long)head * tiles.of_head + tiles.first + blockIdx.x;
+    return (long long)head * tiles.of_head + tiles.first + (unsigned)tile;
   }
   // The first row in Q, O, dO or dQ, in elements.
   __device__ __forceinline__ long long of_rows(const Strides& q) const {
@@ -81,7 +84,7 @@ __device__ __forceinline__ void prepare_rows(
 template <typename T>
 __device__ __forceinline__ void convert_rows(
     const RowBlock& block, const float* dQ_accum, T* dQ, const BackwardParams& params) {
-  const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
+  const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
   dQ += block.of_rows(params.d_q);
   dQ_accum += block.slot(tiles) * BLOCK_M * DQ_COLUMNS;
 #pragma unroll
@@ -105,7 +108,7 @@ __device__ __forceinline__ void convert_rows(
 template <bool NEIGHBOURS, typename T>
 __device__ __forceinline__ void convert_fragments(
     const RowBlock& block, const float* dQ_accum, T* dQ, const BackwardParams& params) {
-  const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward.N);
+  const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
   dQ += block.of_rows(params.d_q);
   dQ_accum += block.slot(tiles) * BLOCK_M * DQ_COLUMNS;
   // A thread has 8 columns of two rows, 8 apart: the elements of four lanes of a fragment.

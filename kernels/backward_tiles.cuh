@@ -7,7 +7,8 @@
 //
 // Launch   backward_mma_preprocess and backward_mma_convert: grid (ceil(longest q_len / BLOCK_M),
 //          heads, sequences); backward_mma: grid (ceil(longest kv_len / BLOCK_N), kv_heads,
-//          sequences) and SHARED_BYTES of dynamic shared memory; block 32 WARPS for all three
+//          sequences) and SHARED_BYTES of dynamic shared memory; block 32 WARPS for all three; with
+//          SLOTS the grids of packed_tiles.cuh
 // Shapes   Q, O, dO, dQ (batch, N, heads, HEAD_DIM), K, V, dK, dV (batch, N_kv, kv_heads,
 //          HEAD_DIM), float16 or bfloat16, strides in elements, rows contiguous; packed: (tokens,
 //          heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or (heads, tokens). Scratch, for
@@ -20,6 +21,7 @@
 #pragma once
 #include "backward_params.cuh"
 #include "half2.cuh"
+#include "packed_tiles.cuh"
 #include "ptx.cuh"
 #include "softmax.cuh"
 #include "swizzle.cuh"
@@ -92,10 +94,12 @@ struct RowTiles {
   int first, of_head;
 };
 
-__device__ __forceinline__ RowTiles row_tiles(bool packed, int q_first, int sequence, int N) {
-  const int tiles = (N + BLOCK_M - 1) / BLOCK_M;
+__device__ __forceinline__ RowTiles
+row_tiles(bool packed, int q_first, int sequence, const AttentionParams& forward) {
+  const int tiles = (forward.N + BLOCK_M - 1) / BLOCK_M;
   if (!packed) return {sequence * tiles, (int)gridDim.z * tiles};
-  return {q_first / BLOCK_M + sequence, N / BLOCK_M + (int)gridDim.z};
+  const int sequences = SLOTS ? forward.sequences : (int)gridDim.z;
+  return {q_first / BLOCK_M + sequence, forward.N / BLOCK_M + sequences};
 }
 
 // The number of a block, as they are numbered where blockIdx.x counts fastest.
@@ -128,6 +132,7 @@ struct KeyBlock {
       kv_head = number % heads % gridDim.y;
       sequence = number % heads / gridDim.y;
     }
+    if (SLOTS) find_tile(tile, sequence, BLOCK_N, forward.sequences, cu_seqlens_k);
     first_key = tile * BLOCK_N;
     group = forward.heads / forward.kv_heads;
     q_first = packed ? cu_seqlens_q[sequence] : 0;
@@ -160,7 +165,7 @@ struct RowRange {
     const int last_key = min(block.first_key + BLOCK_N, block.kv_len) - 1;
     first_tile = max(block.first_key - window_hi, 0) / BLOCK_M;
     last_tile = (min(last_key - window_lo, block.q_len - 1) + BLOCK_M) / BLOCK_M - 1;
-    tiles = row_tiles(block.packed, block.q_first, block.sequence, forward.N);
+    tiles = row_tiles(block.packed, block.q_first, block.sequence, forward);
     first_slot = (long long)block.kv_head * block.group * tiles.of_head + tiles.first;
   }
 };

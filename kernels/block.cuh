@@ -3,9 +3,11 @@
 
 #pragma once
 #include "attention_params.cuh"
+#include "packed_tiles.cuh"
 #include "softmax.cuh"
 
-// The tile, head and sequence of this block.
+// The tile, head and sequence of this block. Grid: (tiles of the longest sequence, heads, sequences),
+// or with SLOTS that of packed_tiles.cuh.
 struct Block {
   int head, kv_head, sequence;
   int first_row;         // of the tile, in its sequence
@@ -29,6 +31,7 @@ struct Block {
       head = block % heads % gridDim.y;
       sequence = block % heads / gridDim.y;
     }
+    if (SLOTS) find_tile(tile, sequence, block_m, params.sequences, cu_seqlens_q);
     kv_head = head / (params.heads / params.kv_heads);
     first_row = tile * block_m;
     packed = cu_seqlens_q != nullptr;

@@ -15,6 +15,7 @@ from helpers.attention import compile_report as reports
 from helpers.attention import kernel
 from helpers.attention.compile_report import ARCHITECTURES, CompileReport, compile_report
 from helpers.attention.ladder import FORWARD, LADDER, Stage, limits
+from helpers.attention.ladder.launches import in_slots
 from helpers.device import ON_GPU, cp
 from helpers.engine import CompileError
 
@@ -129,6 +130,22 @@ def test_largest_head_dim(
     monkeypatch.setattr(limits, "most_shared", lambda: limit)
     found = compile_all(file, STAGES[file].defines(128), (arch,), record_row)
     assert not faults(found, MAY_SPILL.get(file, 0))
+
+
+IN_SLOTS = [stage for stage in LADDER.values() if stage.slots is in_slots and not stage.slow_to_compile]
+
+
+@needs_nvrtc
+@pytest.mark.each_value()
+@pytest.mark.parametrize("stage", IN_SLOTS, ids=lambda stage: stage.name)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_search_of_a_slot_spills_little(stage: Stage, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in a forward; in a gradient what is computed before the loop, once a block."""
+    monkeypatch.setattr(limits, "most_shared", lambda: 227 * 1024)
+    defines = {**stage.defines(head_dim), "SLOTS": 1}
+    for name in stage.kernel_names(stage.dtypes[-1]):
+        report = compile_report(stage.file, defines, "sm_90", name=name)
+        assert report.spill_bytes <= (0 if stage.direction == "forward" else 48), report
 
 
 @needs_nvrtc

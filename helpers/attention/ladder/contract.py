@@ -74,6 +74,7 @@ class Stage:
     head_dim_step: int = 1  # head_dim is a multiple of it
     threads: Callable[[Mapping[str, int]], int] = lambda sizes: sizes["BLOCK_M"]
     shared_bytes: Callable[[Mapping[str, int]], int] = lambda sizes: 0  # dynamic shared memory
+    slots: Callable[[Call, Mapping[str, int]], bool] = lambda call, sizes: False  # a call is compiled with SLOTS=1
     # A call that names no stage gets it only for one of these features; empty: for any call.
     only_for: frozenset[str] = frozenset()
     rotary_step: int = 2  # rotary_dim is a multiple of it
@@ -131,7 +132,8 @@ class Stage:
         heads = call.arrays["k" if self.direction == "backward" else "q"].shape[1]
         rows = call.keys if self.direction == "backward" else call.rows
         defines = self.defines_for(call.head_dim, rows, heads * call.sequences, uneven=call.uneven)
-        return {**defines, **self.tuning.variant(call), **(sizes or {})}
+        chosen = {**defines, **self.tuning.variant(call), **(sizes or {})}
+        return {**chosen, "SLOTS": 1} if "SLOTS" not in chosen and self.slots(call, chosen) else chosen
 
     def architecture(self, cc: int) -> str:
         """What its file is compiled for on a GPU of compute capability `cc`: "sm_90", or "sm_90a"."""

@@ -14,10 +14,13 @@ from helpers.attention.ladder.layout import Spec, address, span
 
 @dataclass(frozen=True)
 class Part:
-    """An argument that is a part of an array: array[index]."""
+    """An argument that is a part of an array: the memory of array[index], from its first element to its last.
+
+    index: begins with the array's first axis; or has all axes, also those before the array's own.
+    """
 
     name: str
-    index: tuple[int, ...]
+    index: tuple[int | slice, ...]
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,8 @@ def _argument(arg: Any, arrays: Mapping[str, Any]) -> Any:
     if isinstance(arg, str):
         return span(arrays[arg])
     if isinstance(arg, Part):
-        return arrays[arg.name][arg.index]
+        array = arrays[arg.name]
+        return span(array[arg.index[max(len(arg.index) - array.ndim, 0) :]])
     if isinstance(arg, Map):
         array = arrays[arg.name]
         return tensor_maps.tensor_map(Spec.of(array), address(array), box_rows=arg.box_rows)
@@ -134,7 +138,8 @@ _ONES = {1: (1, 1), 2: (1,), 3: ()}
 
 def _part(arg: Part, slots: Mapping[str, int], arrays: Mapping[str, Spec]) -> tuple[int, int]:
     """(slot of the array, bytes to the part)."""
-    steps = sum(i * step for i, step in zip(arg.index, arrays[arg.name].strides, strict=False))
+    first = [i.start or 0 if isinstance(i, slice) else i for i in arg.index]
+    steps = sum(i * step for i, step in zip(first, arrays[arg.name].strides, strict=False))
     return slots[arg.name] // 8, steps
 
 

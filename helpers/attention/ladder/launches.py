@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,19 +41,20 @@ def scores_of_one_head(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
 def heads_in_grid(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     """04: all heads of all batches along blockIdx.y."""
     batch, heads, n, _ = call.arrays["q"].shape
-    _check_grid(batch * heads, "heads of all batches")
     scalars = np.int32(n), np.int32(call.arrays["k"].shape[2]), np.float32(call.softmax_scale)
-    return [stage.launch((-(-n // sizes["BLOCK_M"]), batch * heads), sizes, ("q", "k", "v", "o", *scalars))]
+    tiles, most = -(-n // sizes["BLOCK_M"]), (max(MAX_GRID_YZ // heads, 1), MAX_GRID_YZ)
+    parts = _parts(("q", "k", "v", "o", *scalars), call, batch, most)
+    return [stage.launch((tiles, some * of_each), sizes, args) for some, of_each, args in parts]
 
 
 def strided(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     """From 05 on: grid (query tile, head, sequence), and AttentionParams by value."""
-    return [_tiles_in_grid(stage, call, sizes, ("q", "k", "v"))]
+    return _tiles_in_grid(stage, call, sizes, ("q", "k", "v"))
 
 
 def strided_maps(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     """The first steps to 10: the same grid; q, k and v as tensor maps."""
-    return [_tiles_in_grid(stage, call, sizes, _maps(sizes))]
+    return _tiles_in_grid(stage, call, sizes, _maps(sizes))
 
 
 def strided_fused(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
@@ -61,11 +62,8 @@ def strided_fused(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[La
     given = tuple(name if name in call.arrays else None for name in NAMES)
     strides = {name: _steps(call.arrays[name]) for name in given if name is not None}
     tables = call.arrays.get("rotary_cos")
-    return [
-        _tiles_in_grid(
-            stage, call, sizes, ("q", "k", "v"), given, (fused_params(strides, tables.shape[0] if tables else 0),)
-        )
-    ]
+    params = fused_params(strides, tables.shape[0] if tables else 0)
+    return _tiles_in_grid(stage, call, sizes, ("q", "k", "v"), given, (params,))
 
 
 def _steps(spec: Spec) -> tuple[int, ...]:
@@ -81,13 +79,100 @@ def _tiles_in_grid(
     qkv: tuple[Any, ...],
     more: tuple[Any, ...] = (),
     more_params: tuple[Any, ...] = (),
-) -> Launch:
-    _check_grid(call.heads, "heads")
-    _check_grid(call.sequences, "sequences")
+) -> list[Launch]:
     params = _attention_params(call)
     optional = [name if name in call.arrays else None for name in ("lse", *CU_SEQLENS)]
-    grid = -(-call.rows // sizes["BLOCK_M"]), call.heads, call.sequences
-    return stage.launch(grid, sizes, (*qkv, "o", *optional, *more, params, *more_params))
+    args = *qkv, "o", *optional, *more, params, *more_params
+    return _within_grid(stage.launch(_grid(call, "q", sizes), sizes, args), call)
+
+
+def _grid(call: Call, name: str, sizes: Mapping[str, int]) -> tuple[int, int, int]:
+    """By tiles of q's rows or k's: (tiles of the longest sequence, heads, sequences); with SLOTS (slots, heads, 1)."""
+    block, longest = (sizes["BLOCK_M"], call.rows) if name == "q" else (sizes["BLOCK_N"], call.keys)
+    heads = call.arrays[name].shape[1]
+    if sizes.get("SLOTS"):
+        return _slots(call, name, block), heads, 1
+    return -(-longest // block), heads, call.sequences
+
+
+def _slots(call: Call, name: str, block: int) -> int:
+    """Packed sequences begin anywhere: each may have one tile more than its share of the rows."""
+    return call.arrays[name].shape[2] // block + call.sequences
+
+
+EMPTY_BLOCKS = 64  # of each multiprocessor; fewer are over before a kernel with SLOTS would pay its compilation
+
+
+def in_slots(call: Call, sizes: Mapping[str, int]) -> bool:
+    """Whether packed sequences get a grid of slots, see kernels/packed_tiles.cuh.
+
+    They do where most blocks of the other grid would be empty, and many, or where it has no room for the sequences.
+    """
+
+    def mostly_empty(name: str) -> bool:
+        (tiles, heads, sequences), (slots, *_) = (_grid(call, name, {**sizes, "SLOTS": i}) for i in (0, 1))
+        empty = tiles * sequences - slots
+        return empty > slots and empty * heads >= EMPTY_BLOCKS * limits.multiprocessors()
+
+    names = "qk" if "do" in call.arrays else "q"
+    return call.packed and (call.sequences > MAX_GRID_YZ or any(map(mostly_empty, names)))
+
+
+# The first axes of the arrays of which a launch may get a part.
+_AXES = {
+    **dict.fromkeys(("q", "o", "do", "dq", "bias", "lse", "delta", "alibi_slopes"), ("batch", "heads")),
+    **dict.fromkeys(("k", "v", "dk", "dv"), ("batch", "kv_heads")),
+    **dict.fromkeys(("q_positions", "k_positions"), ("batch",)),
+}
+
+
+def _within_grid(launch: Launch, call: Call, most_heads: int | None = None) -> list[Launch]:
+    """The launch, of grid (tiles, heads of q or of k, batch), or several that have room in a grid.
+
+    Args:
+        most_heads: of q, in one launch; as many as have room, if it is left out.
+    """
+    tiles, heads, batch = launch.grid
+    group, each = call.heads // call.arrays["k"].shape[1], call.heads // heads
+    most = most_heads or MAX_GRID_YZ * each
+    if call.heads <= most and batch <= MAX_GRID_YZ:
+        return [launch]
+    if (call.packed and batch > MAX_GRID_YZ) or any(isinstance(arg, Map) for arg in launch.args):  # steps to 10
+        raise ValueError(f"{call.heads:,} heads, {call.sequences:,} sequences; a grid takes {MAX_GRID_YZ:,} at most")
+    # Whole groups of heads that share a head of k and v, or a whole share of one.
+    step = next(some for some in range(most, 0, -1) if some % group == 0 or group % some == 0)
+    parts = _parts(launch.args, call, batch, (MAX_GRID_YZ, step))
+    return [launch._replace(grid=(tiles, of_each // each, some), args=args) for some, of_each, args in parts]
+
+
+def _parts(
+    args: tuple[Any, ...], call: Call, batch: int, most: tuple[int, int]
+) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
+    """(batches, heads of q, arguments) of launches with at most so many of each."""
+    if batch <= most[0] and call.heads <= most[1]:
+        yield batch, call.heads, args
+        return
+    group = call.heads // call.arrays["k"].shape[1]
+    for some in slices(batch, most[0]):
+        for heads in slices(call.heads, most[1]):
+            kv_heads = slice(heads.start // group, -(-heads.stop // group))
+            where = {"heads": heads, "kv_heads": kv_heads, **({} if call.packed else {"batch": some})}
+            yield some.stop - some.start, heads.stop - heads.start, tuple(_part(arg, call, where) for arg in args)
+
+
+def slices(size: int, most: int) -> Iterator[slice]:
+    """0 .. size - 1 in parts of at most `most`."""
+    yield from (slice(first, min(first + most, size)) for first in range(0, size, most))
+
+
+def _part(arg: Any, call: Call, where: Mapping[str, slice]) -> Any:
+    """The part of an array that a launch gets; other arguments, and axes with one element for all, as they are."""
+    if not isinstance(arg, str) or arg not in _AXES:
+        return arg
+    shape = (row_sums(call, {}) | call.arrays)[arg].shape
+    axes = *_AXES[arg][3 - len(shape) if arg == "lse" else 0 :], "rows", "keys or columns"
+    of_axes = zip(axes, shape, strict=False)
+    return Part(arg, tuple(where.get(axis, slice(size)) if size > 1 else slice(1) for axis, size in of_axes))
 
 
 def _maps(sizes: Mapping[str, int]) -> tuple[Map, ...]:
@@ -134,10 +219,9 @@ def schedule(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
 
 
 def _rounds_and_blocks(call: Call, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """Packed sequences begin anywhere: each may have one tile more than its share of the rows."""
     rows = call.arrays["q"].shape[2]
     if call.packed:
-        rounds, blocks = 1, (rows // sizes["BLOCK_M"] + call.sequences) * call.heads
+        rounds, blocks = 1, _slots(call, "q", sizes["BLOCK_M"]) * call.heads
     else:
         items = -(-rows // sizes["BLOCK_M"]) * call.heads * call.sequences
         blocks = min(items, limits.multiprocessors())
@@ -173,17 +257,13 @@ def without_resonance(together: int, row_tiles: int, blocks: int) -> int:
 
 def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     """08: D and zeros; dK, dV and dQ by tiles of keys, or dQ by tiles of rows in a launch of its own."""
-    q, k = call.arrays["q"], call.arrays["k"]
-    _check_grid(call.heads, "heads")
-    _check_grid(call.sequences, "sequences")
     params = _backward_params(call)
     cu_seqlens = tuple(name if name in call.arrays else None for name in ("cu_seqlens_q", "cu_seqlens_k"))
     given, factors = ("q", "k", "v", "do"), ("lse", "delta")
     # A warp computes a row of D, whichever sequence it is of. Packed sequences are one batch here.
-    batch, heads, n, _ = q.shape
+    batch, heads, n, _ = call.arrays["q"].shape
     each_row = -(-n // (stage.threads(sizes) // 32)), heads, batch
-    row_tiles = -(-call.rows // sizes["BLOCK_M"]), heads, call.sequences
-    key_tiles = -(-call.keys // sizes["BLOCK_N"]), k.shape[1], call.sequences
+    row_tiles, key_tiles = _grid(call, "q", sizes), _grid(call, "k", sizes)
     adds = None if call.deterministic else "dq"
     launches = [
         stage.launch(each_row, sizes, ("o", "do", "delta", adds, params), "backward_preprocess"),
@@ -193,39 +273,41 @@ def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]
         launches.append(
             stage.launch(row_tiles, sizes, (*given, *factors, "dq", *cu_seqlens, params), "backward_dq"),
         )
-    return launches
+    return [part for launch in launches for part in _within_grid(launch, call)]
 
 
 def backward_mma(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     """08 in half types: D and zeros, by tiles of rows; dK, dV and sums of dQ, by tiles of keys; dQ in its own type.
 
     Only the second one has dynamic shared memory. DETERMINISTIC=1 orders its sums: the launches stay as they are. Steps
-    before that mode have no scratch array "turns", and their kernels no such parameter.
+    before that mode have no scratch array "turns", and their kernels no such parameter. Where there are more heads or
+    batches than a grid has room for, the parts of the call use the same scratch, one after the other.
     """
-    _check_grid(call.heads, "heads")
-    _check_grid(call.sequences, "sequences")
+    group = call.heads // call.arrays["k"].shape[1]
+    if group > MAX_GRID_YZ:
+        raise ValueError(f"{group:,} heads of q share one of k and v; gradients take {MAX_GRID_YZ:,} at most")
     params = _backward_params(call)
     cu_q, cu_k = (name if name in call.arrays else None for name in ("cu_seqlens_q", "cu_seqlens_k"))
-    row_tiles = -(-call.rows // sizes["BLOCK_M"]), call.heads, call.sequences
-    key_tiles = -(-call.keys // sizes["BLOCK_N"]), call.arrays["k"].shape[1], call.sequences
+    row_tiles, key_tiles = _grid(call, "q", sizes), _grid(call, "k", sizes)
     block = (stage.threads(sizes),)
     scratch = tuple(stage.scratch(call, sizes))
     main = ("q", "k", "v", "do", *scratch, "dk", "dv", cu_q, cu_k, params)
-    return [
+    launches = (
         Launch("backward_mma_preprocess", row_tiles, block, 0, ("o", "do", "lse", *scratch, cu_q, params)),
         stage.launch(key_tiles, sizes, main),
         Launch("backward_mma_convert", row_tiles, block, 0, ("dq_accum", "dq", cu_q, params)),
-    ]
+    )
+    each_in_parts = (_within_grid(launch, call, MAX_GRID_YZ) for launch in launches)
+    return [launch for part in zip(*each_in_parts, strict=True) for launch in part]
 
 
 def tiles_of_rows(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
     """What 08 in half types keeps for each tile of rows of each head: lse and delta, dQ in float32, whose turn it is.
 
-    Packed sequences begin anywhere: each may have one tile more than its share of the rows. The last of turns counts
-    blocks.
+    The last of turns counts blocks.
     """
     rows, block_m = call.arrays["q"].shape[2], sizes["BLOCK_M"]
-    of_a_head = rows // block_m + call.sequences if call.packed else call.sequences * -(-rows // block_m)
+    of_a_head = _slots(call, "q", block_m) if call.packed else call.sequences * -(-rows // block_m)
     tiles = call.heads * of_a_head
     return {
         "lse_delta": Spec.dense((tiles, 2 * block_m), np.float32),
@@ -255,13 +337,9 @@ def _attention_params(call: Call) -> Any:
         kv_heads=k[1],
         window=call.window,
         softmax_scale=call.softmax_scale,
+        sequences=call.sequences if call.packed else 0,
     )
 
 
 def _backward_params(call: Call) -> Any:
     return backward_params(_attention_params(call), _strides(call, GRADIENTS))
-
-
-def _check_grid(size: int, what: str) -> None:
-    if size > MAX_GRID_YZ:
-        raise ValueError(f"{size:,} {what}; one launch takes {MAX_GRID_YZ:,} at most")

@@ -19,6 +19,7 @@ ATTENTION_PARAMS = np.dtype(
         *((name, STRIDES) for name in "qkvo"),
         *((name, np.int32) for name in ("N", "N_kv", "heads", "kv_heads", "window_left", "window_right")),
         ("softmax_scale", np.float32),
+        ("sequences", np.int32),
     ],
     align=True,
 )
@@ -39,7 +40,7 @@ BACKWARD_PARAMS = np.dtype(
     align=True,
 )
 # The same for struct.pack. The last number aligns the size.
-_ATTENTION, _FUSED, _STEPS = map(struct.Struct, ("=12q6if4x", "=9qi4x", "=12q"))
+_ATTENTION, _FUSED, _STEPS = map(struct.Struct, ("=12q6ifi", "=9qi4x", "=12q"))
 
 
 def attention_params(
@@ -51,6 +52,7 @@ def attention_params(
     kv_heads: int,
     window: tuple[int, int],
     softmax_scale: float,
+    sequences: int = 0,
 ) -> Any:
     """One AttentionParams, an array of shape (1,).
 
@@ -58,10 +60,12 @@ def attention_params(
         strides: of q, k, v and o: from one batch, row and head to the next, in elements. Packed sequences: batch is 0.
         n, n_kv: rows of q and of k; where sequences are packed, all tokens.
         window: (left, right): how many keys before and after the diagonal a row sees; -1 for no limit.
+        sequences: how many are packed; 0 where none are.
     """
     left, right = [UNLIMITED if side < 0 else side for side in window]
     steps = (*strides["q"], *strides["k"], *strides["v"], *strides["o"])
-    return _filled(ATTENTION_PARAMS, _ATTENTION, *steps, n, n_kv, heads, kv_heads, left, right, softmax_scale)
+    numbers = n, n_kv, heads, kv_heads, left, right, softmax_scale, sequences
+    return _filled(ATTENTION_PARAMS, _ATTENTION, *steps, *numbers)
 
 
 def fused_params(strides: Mapping[str, Sequence[int]], positions: int) -> Any:

@@ -45,7 +45,7 @@ def plan(
         source: another text of the kernel. sizes: in place of the stage's own, such as {"BLOCK_M": 32}.
 
     Raises:
-        TypeError, ValueError: an extra input does not fit q and k; more heads or sequences than a grid has room for.
+        TypeError, ValueError: an extra input does not fit q and k; the call has more tiles than a grid has room for.
     """
     read = {name: four_axes(a) if name in WITH_HEAD_DIM else a for name, a in arrays.items()}
     call = Call.of({name: Spec.of(a) for name, a in read.items()}, options, longest)
@@ -75,14 +75,13 @@ class Ready:
             like: another call's, of the same arrays but for shapes and strides, and sizes: then nothing is compiled.
 
         Raises:
-            ValueError: more heads or sequences than a grid has room for; the source has no such kernel.
+            ValueError: more tiles than a grid has room for; the source has no such kernel.
         """
         self.scratch = stage.scratch(call, sizes)
         self.launches = stage.launches(stage, call, sizes)
         self._specs = {**call.arrays, **self.scratch}
         self.kernels: dict[str, kernel.Kernel] = like.kernels if like else {}
-        self.arguments: dict[str, Arguments] = like.arguments if like else {}
-        self.slots: dict[str, int] = like.slots if like else {}  # where a launch finds each array's address
+        self.arguments: dict[tuple[Any, ...], Arguments] = like.arguments if like else {}
         if like is None:
             dtype = call.arrays["q"].dtype.name
             names = {each.kernel: stage.kernel_name(dtype, each.kernel) for each in self.launches if not each.file}
@@ -120,8 +119,11 @@ class Ready:
         Args:
             names: of the arrays and of those of `scratch`, in the order in which their addresses will be given.
         """
-        if not self.slots:
-            self.slots.update({name: 8 * i for i, name in enumerate(names)})
-            for launch in self.launches:
-                self.arguments[launch.kernel] = Arguments(launch, self.kernels[launch.kernel].function, self.slots)
-        return [DirectLaunch(self.arguments[each.kernel], each, self.slots, self._specs) for each in self.launches]
+        slots = {name: 8 * i for i, name in enumerate(names)}
+        direct = []
+        for launch in self.launches:
+            form = launch.kernel, *map(type, launch.args)  # of many heads a launch takes parts of arrays
+            if form not in self.arguments:
+                self.arguments[form] = Arguments(launch, self.kernels[launch.kernel].function, slots)
+            direct.append(DirectLaunch(self.arguments[form], launch, slots, self._specs))
+        return direct
