@@ -38,6 +38,7 @@ struct RotaryParams {
   int N, N_kv, heads, kv_heads;
   int q_positions_batch,
       k_positions_batch;  // from one batch to the next: 0 where all have the same
+  int positions;          // rows of cosines and sines
 };
 
 __device__ __forceinline__ float to_float(float a) { return a; }
@@ -115,9 +116,9 @@ __global__ void __launch_bounds__(THREADS) rotary(
   const int* positions = of_k ? k_positions : q_positions;
   const long long batch_positions = of_k ? params.k_positions_batch : params.q_positions_batch;
   const int aligned = of_k ? row : row + params.N_kv - params.N;  // the last row is at the last key
-  const long long angle =
-      (long long)(positions ? positions[batch * batch_positions + row] : aligned) *
-      (ROTARY_DIM / 2);
+  const int position = positions ? positions[batch * batch_positions + row] : aligned;
+  // Clamped to the tables' rows, as in the fused form, so that none is read past them.
+  const long long angle = (long long)min(max(position, 0), params.positions - 1) * (ROTARY_DIM / 2);
   constexpr int WIDTH = INTERLEAVED && VECTOR == 4 ? 2 : 4;  // angles that one access reads
   __align__(16) float c[VECTOR / WIDTH][WIDTH], s[VECTOR / WIDTH][WIDTH];
 #pragma unroll

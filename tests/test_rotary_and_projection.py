@@ -12,7 +12,7 @@ from planted import Bug
 
 from helpers import device, engine
 from helpers.attention import check, compile_report, kernel, reference, rotary_and_projection
-from helpers.attention.ladder import LADDER, limits, tiles
+from helpers.attention.ladder import LADDER, launches, limits, tiles
 from helpers.attention.rotary_and_projection import (
     FORMS,
     angles,
@@ -55,6 +55,8 @@ def check_rotary(dtype: str, d: int, rotary_dim: int, interleaved: bool, text: s
         if places:
             shapes = ((2, n), (2, n_kv)) if places == "each" else ((n,), (n_kv,))
             at = tuple(np.random.default_rng(1).integers(0, 64, shape).astype(np.int32) for shape in shapes)
+            for positions in at:
+                positions[..., -1] = 63  # the last one of the tables
         planned = plan_rotary(q, k, cos, sin, interleaved=interleaved, positions=at if places else None, source=text)
         for array in planned.result:
             array[...] = device.cp.full(array.shape, np.nan, dtype=array.dtype)
@@ -121,6 +123,31 @@ def test_rotary_errors(name: str) -> None:
         rotary(options.pop("q"), options.pop("k"), options.pop("cos"), options.pop("sin"), **options)
 
 
+def test_positions_past_the_tables_are_those_of_their_ends(cpu_engine: Any) -> None:
+    """As in the fused form: nothing is read past them."""
+    q, k = normal(1, 5, 2, 64), normal(1, 4, 2, 64)
+    at = np.array([-3, 0, 8, 9, 2**31 - 1], np.int32), np.array([-(2**31), -1, 3, 100], np.int32)
+    planned = plan_rotary(q, k, *angles(9, 64), positions=at)
+    assert xray(*planned.launch).findings == []
+    for name, a, got, positions in zip("qk", (q, k), planned(), at, strict=True):
+        check.check(name, got, rotated(a, np.clip(positions, 0, 8), 64, False), tolerance=4e-3)
+
+
+@pytest.mark.parametrize("place", [None, "each", "all"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_rotary_of_more_batches_than_a_grid_has_room_for(
+    place: str | None, in_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launches, "MAX_GRID_YZ", 2)
+    q, k = normal(5, 7, 4, 48), normal(5, 9, 2, 48)
+    shapes = {None: (), "each": ((5, 7), (5, 9)), "all": ((7,), (9,))}[place]
+    at: Any = tuple(np.random.default_rng(1).integers(0, 64, shape).astype(np.int32) for shape in shapes) or None
+    planned = plan_rotary(cp.asarray(q), cp.asarray(k), *angles(64, 32), positions=at, in_place=in_place)
+    assert [planned.grid[2], *(grid[2] for grid, _ in planned.others)] == [2, 2, 1]
+    for name, a, got, positions in zip("qk", (q, k), planned(), at or (np.arange(7) + 2, np.arange(9)), strict=True):
+        check.check(name, got, rotated(a, positions, 32, False), tolerance=4e-3)
+
+
 def test_angles() -> None:
     cos, sin = angles(5, 4)
     check.check("cosines", cos, np.cos(np.outer(np.arange(5), (1.0, 0.01))), tolerance=1e-7)
@@ -134,6 +161,7 @@ ROTARY_BUGS = (
     Bug("the second column is not turned", "y * cosine + x * sine", "y * cosine"),
     Bug("q is turned as k", "row + params.N_kv - params.N", "row"),
     Bug("positions of the first batch", "batch * batch_positions + row", "row"),
+    Bug("the last position is no more", "params.positions - 1)", "params.positions - 2)"),
     Bug("a pair too far", "(ROTARY_DIM / 2);", "(ROTARY_DIM / 2) + 1;", error=Exception, cpu_only=True),
     Bug("the halves of head_dim", "ROTATING = ROTATED / 2", "ROTATING = CHUNKS / 2", error=Exception, cpu_only=True),
     Bug(
@@ -251,6 +279,20 @@ def test_projection_of_packed_sequences(form: str) -> None:
             continue
         exact, tolerance = projected(q[first:last], k[own], v[own], w_o, causal=True)
         check.check(f"{form}, sequence {i}", y[first:last], exact, tolerance=tolerance)
+
+
+@needs_tensor_cores
+@pytest.mark.parametrize("form", FORMS)
+def test_projection_of_more_sequences_than_a_grid_has_room_for(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "MAX_GRID_YZ", 4)
+    check_projection(form, "float16", (5, 33, 40, 4, 2, 64, 72))
+    test_projection_of_packed_sequences(form)
+    cu = np.arange(10, dtype=np.int32)
+    q, k = normal(9, 4, 64), normal(9, 2, 64)
+    planned = plan_projection(q, k, k, weights(256, 72, "float16"), form=form, cu_seqlens=(cu, cu))
+    assert [planned.grid[2], *(grid[2] for grid, _ in planned.others)] == [4, 4, 1]
+    with pytest.raises(ValueError, match="5 heads; a launch takes 4 at most"):
+        plan_projection(*(normal(1, 2, 5, 64) for _ in "qkv"), weights(320, 72, "float16"), form="atomics")
 
 
 @needs_tensor_cores

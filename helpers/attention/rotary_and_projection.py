@@ -10,7 +10,7 @@ NumPy or of the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from helpers import device
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, limits, tiles
+from helpers.attention.ladder import LADDER, launches, limits, tiles
 from helpers.attention.ladder.call import (
     BATCHED,
     CU_SEQLENS,
@@ -39,6 +39,7 @@ ROTARY_PARAMS = np.dtype(
     [
         *((name, STRIDES) for name in ("q", "k", "q_out", "k_out")),
         *((name, np.int32) for name in ("N", "N_kv", "heads", "kv_heads", "q_positions_batch", "k_positions_batch")),
+        ("positions", np.int32),
     ],
     align=True,
 )
@@ -49,7 +50,8 @@ FORMS = ("atomics", "all_heads")
 class Planned:
     """One launch, compiled, with its arguments; and what it writes.
 
-    before: what has to be done first, each time: Y filled with zeros.
+    before: what has to be done first, each time: Y filled with zeros. others: grids and arguments of the launches for
+        the batches that one grid has no room for.
     """
 
     kernel: kernel.Kernel
@@ -59,6 +61,7 @@ class Planned:
     shared_bytes: int
     result: Any
     before: Callable[[], None] | None = None
+    others: Sequence[tuple[tuple[int, ...], tuple[Any, ...]]] = ()
 
     @property
     def launch(self) -> tuple[Any, ...]:
@@ -67,14 +70,15 @@ class Planned:
 
     def prepare(self) -> Callable[[], None]:
         """Check the arguments now; the function that is returned only launches."""
-        run = self.kernel.bind(self.grid, self.block, self.args, shared_mem=self.shared_bytes)
-        before = self.before
+        of_parts = ((self.grid, self.args), *self.others)
+        launch = [self.kernel.bind(grid, self.block, args, shared_mem=self.shared_bytes) for grid, args in of_parts]
+        steps = launch if self.before is None else [self.before, *launch]
 
-        def both() -> None:
-            before()
-            run()
+        def run() -> None:
+            for step in steps:
+                step()
 
-        return run if before is None else both
+        return run if len(steps) > 1 else steps[0]
 
     def __call__(self) -> Any:
         """Launch once; the result."""
@@ -115,8 +119,8 @@ def rotary(
             stay. rotary_dim is a multiple of 16 (float32: 8) and at most head_dim, a multiple of 8 (float32: 4).
         interleaved: a pair is two neighbouring columns (GPT-J); without it column i and i + rotary_dim / 2 (Llama).
         positions: of the rows of q and of k, int32 (batch, seq) and (batch, seq_kv), or (seq,) and (seq_kv,) for all
-            batches. Without them the rows of k count from 0, and the last row of q is at the last row of k. They are
-            not compared with the length of cos.
+            batches. Without them the rows of k count from 0, and the last row of q is at the last row of k. One that
+            cos does not have is taken for the nearest that it has.
         in_place: q and k are changed, which must be device arrays that need no copy.
 
     Returns:
@@ -153,8 +157,8 @@ def plan_rotary(
     )
     vectors = (head_dim * q.dtype.itemsize // 16 + 1) // 2  # a thread has one of 16 bytes, and its partner
     rows_of_grid = max(n * heads, n_kv * kv_heads) * vectors
-    if rows_of_grid >= 2**31 or batch > 65535:
-        raise ValueError(f"q has shape {q.shape} and k {k.shape}; a launch has 2^31 threads and 65,535 batches at most")
+    if rows_of_grid >= 2**31:
+        raise ValueError(f"q has shape {q.shape} and k {k.shape}; a launch has 2^31 threads a batch at most")
     if in_place:
         for name, a, was in (("q", q, given[0]), ("k", k, given[1])):
             if a is not was or not _in_rows(a):
@@ -164,12 +168,18 @@ def plan_rotary(
         q, k = map(_readable, (q, k))
         outputs = tuple(cp.empty(a.shape, dtype=a.dtype) for a in (q, k))
     params = np.zeros(1, dtype=ROTARY_PARAMS)
-    params[0] = (*map(_strides, (q, k, *outputs)), n, n_kv, heads, kv_heads, q_step, k_step)
+    params[0] = (*map(_strides, (q, k, *outputs)), n, n_kv, heads, kv_heads, q_step, k_step, len(cos))
     sizes = {"HEAD_DIM": head_dim, "ROTARY_DIM": 2 * cos.shape[1], "INTERLEAVED": int(interleaved), **(sizes or {})}
     threads = sizes.setdefault("THREADS", ROTARY_THREADS)
     compiled = kernel.load(source or ROTARY, f"rotary<{C_NAMES[q.dtype.name]}>", defines=sizes)
-    args = (*map(span, (q, k, *outputs)), *map(cp.ascontiguousarray, (cos, sin)), q_positions, k_positions, params)
-    return Planned(compiled, (-(-rows_of_grid // threads), 2, batch), (threads,), args, 0, outputs)
+    tables = (*map(cp.ascontiguousarray, (cos, sin)),)
+    parts = []
+    for some in launches.slices(batch, launches.MAX_GRID_YZ):
+        places = (a[some] if step else a for a, step in ((q_positions, q_step), (k_positions, k_step)))
+        args = (*(span(a[some]) for a in (q, k, *outputs)), *tables, *places, params)
+        parts.append(((-(-rows_of_grid // threads), 2, some.stop - some.start), args))
+    (grid, args), *others = parts
+    return Planned(compiled, grid, (threads,), args, 0, outputs, others=others)
 
 
 def _check_rotary(q: Any, k: Any, cos: Any, sin: Any, positions_given: bool) -> None:
@@ -277,8 +287,8 @@ def plan_projection(
     if cu_seqlens is not None:
         optional, rows = _lengths(cu_seqlens, q, k)
         sequences = len(optional[0]) - 1
-    if heads > 65535 or sequences > 65535:
-        raise ValueError(f"{heads} heads, {sequences} sequences; a launch takes 65,535 of each at most")
+    if form == "atomics" and heads > launches.MAX_GRID_YZ:
+        raise ValueError(f"{heads:,} heads; a launch takes {launches.MAX_GRID_YZ:,} at most")
     limits_of_mask = mask_window(window, causal)
     scale = softmax_scale_of(softmax_scale, head_dim)
     q, k, v = map(_readable, (q, k, v))
@@ -300,10 +310,17 @@ def plan_projection(
     defines.update(ALL_HEADS=int(all_heads))
     defines.update(sizes or {})
     compiled = kernel.load(source or PROJECTION, f"projection<{C_NAMES[q.dtype.name]}>", defines=defines)
-    grid = max(1, -(-rows // defines["BLOCK_M"])), 1 if all_heads else heads, sequences
-    args = (*map(span, (q, k, v)), w_o, y, *optional, np.int32(columns), params)
-    shared = tiles.mma_shared_bytes(head_dim, defines)
-    return Planned(compiled, grid, (32 * defines["WARPS"],), args, shared, y, None if all_heads else lambda: y.fill(0))
+    parts = []
+    for some in launches.slices(sequences, launches.MAX_GRID_YZ):
+        arrays, lengths = [a[some] for a in (q, k, v, y)], optional
+        if cu_seqlens is not None:  # each knows where it is in the whole arrays
+            arrays, lengths = [q, k, v, y], tuple(cu[some.start : some.stop + 1] for cu in optional)
+        args = (*map(span, arrays[:3]), w_o, arrays[3], *lengths, np.int32(columns), params)
+        grid = max(1, -(-rows // defines["BLOCK_M"])), 1 if all_heads else heads, some.stop - some.start
+        parts.append((grid, args))
+    (grid, args), *others = parts
+    shared, before = tiles.mma_shared_bytes(head_dim, defines), None if all_heads else lambda: y.fill(0)
+    return Planned(compiled, grid, (32 * defines["WARPS"],), args, shared, y, before, others)
 
 
 def _check_projection(q: Any, k: Any, v: Any, w_o: Any, form: str, *, packed: bool) -> None:
