@@ -598,7 +598,8 @@ def warm_up(
     """
     jobs: dict[tuple[Hashable, ...], Any] = {}
     columns = head_dim if dtype == "float32" else head_dim + -head_dim % HALF_COLUMNS
-    for sequences, rows, keys in itertools.product(_SEQUENCES, _LENGTHS, _LENGTHS):
+    shares = (1, max(_SEQUENCES)) if packed else (1,)  # the longest sequence is so many times as long as the mean
+    for sequences, rows, keys, share in itertools.product(_SEQUENCES, _LENGTHS, _LENGTHS, shares):
         lead = (sequences * rows,) if packed else (sequences, rows)
         kv_lead = (sequences * keys,) if packed else (sequences, keys)
         q = dense((*lead, heads, columns), dtype_of(dtype))
@@ -613,7 +614,7 @@ def warm_up(
             specs |= cu_seqlens
             _check(specs)
             views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
-            longest = (rows, keys) if packed else (None, None)
+            longest = (share * rows, share * keys) if packed else (None, None)
             family, chosen = _stage_of(views, options, options.key, longest[0])
             call = _call_of(views, _outputs(chosen, specs, options), family.options, longest)
             sizes = chosen.sizes_for(call)
