@@ -154,7 +154,14 @@ def host_cost() -> list[dict[str, Any]]:
     def trained(call: Callable[[], Any], grad: Any) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(call(), leaves, grad)
 
+    class Nothing(torch.autograd.Function):
+        """What any Function in Python costs: autograd's thread has to take Python's lock."""
+
+        forward = staticmethod(lambda ctx, q, k, v: q.clone())
+        backward = staticmethod(lambda ctx, do: (do, do, do))
+
     both = {
+        "a Function that copies q": trained(partial(Nothing.apply, *leaves), do),
         "torch_attention.flash_attention": trained(partial(torch_attention.flash_attention, *leaves, causal=True), do),
         "torch_attention.scaled_dot_product_attention": trained(
             lambda: torch_attention.scaled_dot_product_attention(*(a.transpose(1, 2) for a in leaves), is_causal=True),
@@ -193,7 +200,7 @@ def host_cost() -> list[dict[str, Any]]:
     return rows
 
 
-def speed(kind: str, kv_heads: int) -> list[dict[str, Any]]:
+def speed(kind: str, kv_heads: int, *, lengths: Sequence[int] = LENGTHS, batch: int = 1) -> list[dict[str, Any]]:
     """A model's forward ("prefill") or forward and backward ("training"), by each attention, in turn.
 
     Milliseconds by device events, the median over rounds in which the implementations follow one another; memory is
@@ -203,8 +210,8 @@ def speed(kind: str, kv_heads: int) -> list[dict[str, Any]]:
 
     model = llama(kv_heads, "bfloat16")
     rows = []
-    for length in LENGTHS:
-        ids = tokens(length)
+    for length in lengths:
+        ids = tokens(length, batch)
 
         def prefill(ids: Any = ids) -> None:
             with torch.no_grad():
@@ -223,7 +230,7 @@ def speed(kind: str, kv_heads: int) -> list[dict[str, Any]]:
             if implementation in times:
                 ms = times[implementation]
                 row |= {"ms": statistics.median(ms), "ms_min": min(ms), "ms_max": max(ms), "rounds": len(ms)}
-                row |= {"tokens_per_s": 1e3 * length / row["ms"], "peak_bytes": peaks[implementation]}
+                row |= {"tokens_per_s": 1e3 * batch * length / row["ms"], "peak_bytes": peaks[implementation]}
                 print(f"{kind} {kv_heads:3} {length:6} {implementation:8}{row['ms']:10.2f} ms {row['peak_bytes']:15,}")
             else:
                 row["error"] = errors[implementation]
@@ -368,6 +375,7 @@ def sections(log: Path | None, weights: Path | None) -> dict[str, Callable[[], A
         "generation": for_each(generation),
         "prefill": for_each(partial(speed, "prefill")),
         "training": for_each(partial(speed, "training")),
+        "training_8": for_each(partial(speed, "training", lengths=(512,), batch=8)),  # sequences at a time
         **({"minilm": partial(minilm, weights)} if weights else {}),
     }
 
@@ -427,7 +435,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         lines += ["", f"{'host, a call':22}{'':46}{'µs':>8}{'spread':>9}"]
         for r in record["host"]:
             lines.append(f"{r['what']:22}{r['call']:46}{r['us']:8.1f}{(r['us_max'] - r['us_min']) / r['us']:9.1%}")
-    for kind in ("prefill", "training"):
+    for kind in ("prefill", "training", "training_8"):
         if kind not in record:
             continue
         lines += [
