@@ -224,9 +224,12 @@ def _sdpa(
         key, value = key[..., :rows, :], value[..., :rows, :]
     elif is_causal and keys < rows:  # bottom-right is j <= i + keys - rows
         is_causal, window = False, (-1, rows - keys)
-    q, k, v = _as_models_have_them((query, key, value), lead)
     how = {"causal": is_causal, "window": window, "softmax_scale": scale}
-    o = _launched(q, k, v, how) if plain else flash_attention(q, k, v, **how)
+    if plain:
+        q, k, v = _as_models_have_them((query, key, value), lead)
+        o = _launched(q, k, v, how)
+    else:
+        o = attend_heads_first(*_as_layers_have_them((query, key, value), lead), **how)
     o = o.transpose(1, 2)
     return o if query.ndim == 4 else o.reshape(*lead[0], rows, o.shape[-1])
 
@@ -347,11 +350,19 @@ def _as_models_have_them(
     tensors: tuple[torch.Tensor, ...], lead: tuple[tuple[int, ...], ...]
 ) -> tuple[torch.Tensor, ...]:
     """Each broadcast to its leading axes, and then (batch, rows, heads, head_dim)."""
+    q, k, v = _as_layers_have_them(tensors, lead)
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+def _as_layers_have_them(
+    tensors: tuple[torch.Tensor, ...], lead: tuple[tuple[int, ...], ...]
+) -> tuple[torch.Tensor, ...]:
+    """Each broadcast to its leading axes, (batch, heads, rows, head_dim)."""
     q, k, v = tensors
     if q.ndim == 4 and q.shape == k.shape == v.shape:
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return tensors
     return tuple(
-        _four_axes(a if a.shape[:-2] == axes else a.expand(*axes, *a.shape[-2:])).transpose(1, 2)
+        _four_axes(a if a.shape[:-2] == axes else a.expand(*axes, *a.shape[-2:]))
         for a, axes in zip(tensors, lead, strict=True)
     )
 
@@ -431,6 +442,27 @@ def _call(
     )
     o, lse = (_forward if traced else _Attention.apply)(*given)
     return (o, lse) if how["return_lse"] else o
+
+
+def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
+    """flash_attention of (batch, heads, seq, head_dim), as layers have them; returns (batch, seq, heads, head_dim).
+
+    how: causal, window and softmax_scale, all of them. With gradients, three operations of autograd less than three
+    transpositions before flash_attention, each way.
+    """
+    differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    where = q.device.type
+    if not differentiated or _is_traced(q, k, v) or torch.is_autocast_enabled(where) or _on_several(q, k, v):
+        return flash_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **how)
+    left, right = mask_window(how["window"], how["causal"])
+    flags = [how["causal"], torch.are_deterministic_algorithms_enabled(), True]
+    limits = [left, right, -1, -1]
+    return _HeadsFirst.apply(q, k, v, None, None, limits, how["softmax_scale"], flags, None)[0]
+
+
+def _on_several(*tensors: torch.Tensor) -> bool:
+    """Whether their devices differ: an error, which flash_attention words."""
+    return len({a.device for a in tensors}) > 1
 
 
 @functools.cache
@@ -607,6 +639,21 @@ class _Attention(torch.autograd.Function):
         return o, lse
 
     backward = staticmethod(_differentiate)
+
+
+class _HeadsFirst(torch.autograd.Function):
+    """_Attention of q, k and v (batch, heads, rows, head_dim), which autograd does not see transposed."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> Any:
+        """The output is (batch, rows, heads, head_dim)."""
+        return _Attention.forward(ctx, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), *more)
+
+    @staticmethod
+    def backward(ctx: Any, do: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
+        """The gradients are as q, k and v."""
+        gradients = _differentiate(ctx, do, _)
+        return tuple(None if a is None else a.transpose(1, 2) for a in gradients)
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)

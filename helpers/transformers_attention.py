@@ -18,7 +18,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-from helpers.torch_attention import flash_attention, flash_attention_varlen, torch, warn_of_fallback
+from helpers.torch_attention import attend_heads_first, flash_attention_varlen, torch, warn_of_fallback
 
 try:
     from transformers import AttentionInterface
@@ -89,10 +89,10 @@ def attend(
         window = (sliding_window - 1, sliding_window - 1)
     try:
         _refuse(attention_mask, dropout, more)
-        q, k, v = (a.transpose(1, 2) for a in (query, key, value))
         how = {"causal": causal, "window": window, "softmax_scale": scaling}
         if attention_mask is None:
-            return flash_attention(q, k, v, **how), None
+            return attend_heads_first(query, key, value, **how), None
+        q, k, v = (a.transpose(1, 2) for a in (query, key, value))
         return _without_padding(q, k, v, attention_mask, how), None
     except (NotImplementedError, TypeError, ValueError) as why:
         if not fallback:

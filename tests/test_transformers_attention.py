@@ -101,13 +101,13 @@ def output(model: Any, ids: Any) -> Any:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Rows and keys of each call of ours."""
     seen: list[tuple[int, int]] = []
-    true = course.flash_attention
+    true = course.attend_heads_first
 
     def spy(q: Any, k: Any, v: Any, **options: Any) -> Any:
-        seen.append((q.shape[1], k.shape[1]))
+        seen.append((q.shape[2], k.shape[2]))
         return true(q, k, v, **options)
 
-    monkeypatch.setattr(course, "flash_attention", spy)
+    monkeypatch.setattr(course, "attend_heads_first", spy)
     return seen
 
 
