@@ -433,9 +433,10 @@ def _call(
     scale = how["softmax_scale"]
     flags = [how["causal"], deterministic or torch.are_deterministic_algorithms_enabled()]
     flags.append(keep_lse or how["return_lse"])
+    longest = [how.get("max_seqlen_q"), how.get("max_seqlen_k")]
     given = (
         *(q, k, v, lengths.get("cu_seqlens_q"), lengths.get("cu_seqlens_k")),
-        [left, right, *(-1 if (most := how.get(f"max_seqlen_{a}")) is None else most for a in "qk")],
+        [left, right, *[-1 if most is None else most for most in longest]],
         None if scale is None else softmax_scale_of(scale, 1),
         flags,
         None if how["stage"] is None else str(how["stage"]),
