@@ -429,7 +429,9 @@ def _quick_link(assembly: str) -> tuple[str, str, str] | None:
     Most of the rest is reading the C library's symbols, which such a kernel does not need.
     """
     defined = set(re.findall(r"^([\w.$]+):", assembly, re.M))
-    called = set(re.findall(r"([\w.$]+)@(?:PLT|GOT\w*)", assembly)) - defined
+    # The lines with calls first: elsewhere the pattern tries every letter of names that may be thousands long.
+    lines = "\n".join(line for line in assembly.splitlines() if "@PLT" in line or "@GOT" in line)
+    called = set(re.findall(r"([\w.$]+)@(?:PLT|GOT)", lines)) - defined
     return _binutils() if all(_USUAL_CALLS.fullmatch(name) for name in called) else None
 
 
