@@ -38,12 +38,16 @@ runs_here = pytest.mark.skipif(
 # ---- what it is compiled with
 
 
+HEAD_DIMS = (8, 64, 72, 80, 96, 128, 192, 256)
+
+
 @pytest.mark.each_value()
 @needs_nvrtc
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("head_dim", [8, 64, 72, 80, 96, 128, 192, 256])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_it_compiles_without_spills_and_keeps_its_products_in_flight(dtype: str, head_dim: int, masked: bool) -> None:
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_it_compiles_without_spills_and_keeps_its_products_in_flight(head_dim: int, masked: bool) -> None:
+    """The two types differ in the instruction that packs P: neighbouring head dimensions share them out."""
+    dtype = ("float16", "bfloat16")[(HEAD_DIMS.index(head_dim) + masked) % 2]
     sizes = {"HEAD_DIM": head_dim, **tiles.pick_hopper(head_dim, masked)}
     report = compile_report.compile_report(HOPPER.file, sizes, "sm_90a", name=HOPPER.kernel_name(dtype))
     assert (report.spill_bytes, report.stack_bytes, report.warnings) == (0, 0, ())
