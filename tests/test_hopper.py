@@ -688,6 +688,13 @@ WITH_BUG: tuple[dict[str, Any], ...] = (
 )
 
 
+def few_products() -> str:
+    """The kernel's text with the wgmma of the columns that are used here alone: builds take two thirds of the time."""
+    text, left_out = re.subn(r"^WGMMA\((?!(?:48|64|80),)\d+,.*$", "", kernel.source(HOPPER.file), flags=re.M)
+    assert left_out == 13
+    return text
+
+
 def check_with(text: str) -> None:
     """A few calls with another text of the kernel, of many tiles for each block."""
     for case in WITH_BUG:
@@ -704,11 +711,11 @@ def check_with(text: str) -> None:
 
 @runs_here
 def test_kernel_without_a_bug_passes(few_blocks: None) -> None:
-    check_with(kernel.source(HOPPER.file))
+    check_with(few_products())
 
 
 def test_every_bug_can_be_planted() -> None:
-    check_all_can_be_planted((kernel.source(HOPPER.file), bug) for bug in BUGS)
+    check_all_can_be_planted((few_products(), bug) for bug in BUGS)
 
 
 @pytest.mark.one_of_each(kind=lambda bug: bug.cpu_only)
@@ -717,7 +724,7 @@ def test_every_bug_can_be_planted() -> None:
 def test_bug_is_seen(bug: Bug, few_blocks: None, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:
         request.getfixturevalue("cpu_engine")
-    text = bug.plant(kernel.source(HOPPER.file))
+    text = bug.plant(few_products())
     with pytest.raises((AssertionError, engine.LaunchError)):
         check_with(text)
 
@@ -916,8 +923,9 @@ def lines_of(text: str) -> dict[tuple[str | None, int], str]:
 def test_the_xray_finds_the_line(bug: tuple[Any, ...], one_block: None) -> None:
     name, old, new, (times, which), options, kind, here, there = bug
     planted = Bug(name, old, new, times=times, which=which)
-    first = x_rayed(planted.plant(kernel.source(HOPPER.file)), **options).findings[0]
-    lines = lines_of(planted.plant(kernel.source(HOPPER.file)))
+    text = planted.plant(few_products())
+    first = x_rayed(text, **options).findings[0]
+    lines = lines_of(text)
 
     def around(file: str | None, line: int | None) -> str:
         return "" if line is None else "\n".join(lines.get((file, number), "") for number in (line, line + 1))
@@ -930,7 +938,7 @@ def test_the_xray_finds_the_line(bug: tuple[Any, ...], one_block: None) -> None:
 
 def test_the_xray_counts_the_conflicts_of_a_wrong_swizzle(one_block: None) -> None:
     """O staged in rows and read in rows is right, and slow: eight lanes share four banks."""
-    text = kernel.source(HOPPER.file)
+    text = few_products()
     for old, new in (
         ("((n % 8 + lane_id / 16) ^ lane_id % 8) * 16", "(n % 8 + lane_id / 16) * 16"),
         ("(chunk ^ (lane_id / 8 + r) % 8) * 16", "chunk * 16"),
