@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -850,54 +851,80 @@ HAS_S, HAS_O = (
     "      wgmma_wait<0>();\n      wgmma_registers(acc);\n",
 )
 GIVES_FIRST_K = "    if (leader) mbarrier_arrive(k_empty + 8 * (step % STAGES));\n"
-# (name, old, new, how often it is there and which one, options, kind of the first finding, its line, the other line)
-XRAY_BUGS: tuple[tuple[str, str, str, tuple[int, int], dict[str, Any], str, str, str], ...] = (
-    (
-        "no proxy fence",
-        "  async_proxy_fence();\n",
-        "\n",
-        (1, 0),
-        {"packed": True},
+
+
+class Planted(NamedTuple):
+    """A bug that the X-ray finds first, as a finding of this kind.
+
+    here, there: words of the finding's line and of the other one, "" where there is none; of the two lines of a race,
+    either may come first. options: of the launch.
+    """
+
+    bug: Bug
+    kind: str
+    here: str
+    there: str
+    options: Mapping[str, Any] = {}
+
+
+XRAY_BUGS = (
+    Planted(
+        Bug("no proxy fence", "  async_proxy_fence();\n", "\n"),
         "no proxy fence",
         O_PRODUCTS,
         CLEARS,
+        options={"packed": True},
     ),
-    (
-        *("no barrier of the consumers", "named_barrier_sync(8, 128 * CONSUMERS);", "", (1, 0), {"packed": True}),
-        *("race", CLEARS, O_PRODUCTS),
+    Planted(
+        Bug("no barrier of the consumers", "named_barrier_sync(8, 128 * CONSUMERS);", ""),
+        "race",
+        CLEARS,
+        O_PRODUCTS,
+        options={"packed": True},
     ),
-    ("K is released too early", HAS_S + GIVES_K, GIVES_K + HAS_S, (1, 0), {}, "race", LOADS_KV, S_PRODUCTS),
-    ("V is released too early", HAS_O + GIVES_V, GIVES_V + HAS_O, (1, 0), {}, "race", LOADS_KV, O_PRODUCTS),
-    (
-        *("Q is released at a tile's first keys", GIVES_FIRST_K),
-        GIVES_FIRST_K + "    if (leader) mbarrier_arrive(q_empty + 8 * consumer);\n",
-        *((1, 0), {}, "not waited for", S_PRODUCTS, LOADS_Q),
+    Planted(Bug("K is released too early", HAS_S + GIVES_K, GIVES_K + HAS_S), "race", LOADS_KV, S_PRODUCTS),
+    Planted(Bug("V is released too early", HAS_O + GIVES_V, GIVES_V + HAS_O), "race", LOADS_KV, O_PRODUCTS),
+    Planted(
+        Bug(
+            "Q is released at a tile's first keys",
+            GIVES_FIRST_K,
+            GIVES_FIRST_K + "    if (leader) mbarrier_arrive(q_empty + 8 * consumer);\n",
+        ),
+        "not waited for",
+        S_PRODUCTS,
+        LOADS_Q,
     ),
-    (
-        *(
+    Planted(
+        Bug(
             "wrong parity",
             "mbarrier_wait(k_full + 8 * stage, step / STAGES & 1)",
             "mbarrier_wait(k_full + 8 * stage, 0)",
         ),
-        *((1, 0), {}, "not waited for", S_PRODUCTS, LOADS_KV),
+        "not waited for",
+        S_PRODUCTS,
+        LOADS_KV,
     ),
-    (
-        *("no wait", "mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);", "", (1, 0), {}),
-        *("not waited for", S_PRODUCTS, LOADS_KV),
+    Planted(
+        Bug("no wait", "mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);", ""),
+        "not waited for",
+        S_PRODUCTS,
+        LOADS_KV,
     ),
-    ("no fence of the mbarriers", "mbarrier_init_fence();", "", (1, 0), {}, "no proxy fence", "", "mbarrier_init("),
-    ("O is copied before all have staged it", "__syncwarp();", "", (2, 1), {}, "race", COPIES_O, STAGES_O),
-    ("O is staged over what is still copied", "__syncwarp();", "", (2, 0), {}, "race", STAGES_O, COPIES_O),
-    (
-        *("all warps stage O in one place", "(threadIdx.x / 32 - 4) * 16 * 128", "0 * 16 * 128", (1, 0), {}),
-        *("race", STAGES_O, COPIES_O),
+    Planted(Bug("no fence of the mbarriers", "mbarrier_init_fence();", ""), "no proxy fence", "", "mbarrier_init("),
+    Planted(
+        Bug("O is copied before all have staged it", "__syncwarp();", "", times=2, which=1), "race", COPIES_O, STAGES_O
     ),
-    (
-        "no fence of the registers",
-        "  wgmma_registers(S);\n  wgmma_fence();\n",
-        "  wgmma_registers(S);\n",
-        (1, 0),
-        {},
+    Planted(
+        Bug("O is staged over what is still copied", "__syncwarp();", "", times=2, which=0), "race", STAGES_O, COPIES_O
+    ),
+    Planted(
+        Bug("all warps stage O in one place", "(threadIdx.x / 32 - 4) * 16 * 128", "0 * 16 * 128"),
+        "race",
+        STAGES_O,
+        COPIES_O,
+    ),
+    Planted(
+        Bug("no fence of the registers", "  wgmma_registers(S);\n  wgmma_fence();\n", "  wgmma_registers(S);\n"),
         "no wgmma fence",
         S_PRODUCTS,
         "",
@@ -918,12 +945,11 @@ def lines_of(text: str) -> dict[tuple[str | None, int], str]:
     return lines
 
 
-@pytest.mark.one_of_each(kind=lambda bug: bug[5])
-@pytest.mark.parametrize("bug", XRAY_BUGS, ids=[bug[0] for bug in XRAY_BUGS])
-def test_the_xray_finds_the_line(bug: tuple[Any, ...], one_block: None) -> None:
-    name, old, new, (times, which), options, kind, here, there = bug
-    planted = Bug(name, old, new, times=times, which=which)
-    text = planted.plant(few_products())
+@pytest.mark.one_of_each(kind=lambda planted: planted.kind)
+@pytest.mark.parametrize("planted", XRAY_BUGS, ids=[planted.bug.name for planted in XRAY_BUGS])
+def test_the_xray_finds_the_line(planted: Planted, one_block: None) -> None:
+    bug, kind, here, there, options = planted
+    text = bug.plant(few_products())
     first = x_rayed(text, **options).findings[0]
     lines = lines_of(text)
 
