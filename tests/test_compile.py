@@ -14,7 +14,7 @@ import pytest
 from helpers.attention import compile_report as reports
 from helpers.attention import kernel
 from helpers.attention.compile_report import ARCHITECTURES, CompileReport, compile_report
-from helpers.attention.ladder import FORWARD, LADDER, limits
+from helpers.attention.ladder import FORWARD, LADDER, Stage, limits
 from helpers.attention.ladder.launches import in_slots
 from helpers.device import ON_GPU, cp
 from helpers.engine import CompileError
