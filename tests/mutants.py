@@ -170,7 +170,7 @@ def run(copy: Path, files: Sequence[str], fast: bool, limit: float) -> str:
         done = subprocess.run([*argv, *files], cwd=copy, env=environment, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
         return "too long"  # an endless loop, or a slow machine: --limit says where that begins
-    if done.returncode not in (0, 1, 2):  # 2: a file of tests cannot even be imported
+    if done.returncode not in (0, 1, 2, 4):  # 2 and 4: a file of tests, or what it needs, cannot even be imported
         raise RuntimeError(f"pytest left with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return "killed" if done.returncode else "survives"
 

@@ -1,4 +1,4 @@
-"""Tile sizes of the register-tiled kernels (04 and 05): which for a head dimension and a GPU's shared memory, and why.
+"""Tile sizes from 04 on: which for a head dimension and a GPU's shared memory; and why, of the register tiles.
 
     python3 -m helpers.attention.ladder.tiles            # the table
     from helpers.attention.ladder.tiles import pick
