@@ -154,7 +154,6 @@ def run(
 # ---- values
 
 
-@pytest.mark.each_value()
 @pytest.mark.parametrize("name", cases("float32"))
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_options(dtype: str, name: str) -> None:
