@@ -385,6 +385,6 @@ def calls_table(record: Mapping[str, Any] | None = None) -> Text:
     columns = dict.fromkeys(r["what"] for r in rows)
     lines = ["| µs | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
     for name in dict.fromkeys(r["call"] for r in rows):
-        us = {r["what"]: f"{r['us']:.0f}" for r in rows if r["call"] == name}
+        us = {r["what"]: f"{r['us']:,.0f}" for r in rows if r["call"] == name}
         lines.append(f"| `{name}` | " + " | ".join(us.get(what, "") for what in columns) + " |")
     return Text("\n".join(lines))
