@@ -391,7 +391,6 @@ def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 def _launched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: dict[str, Any]) -> Any:
     """A plain call."""
-    _give_context()
     return _contiguous(calls.flash_attention(q, k, v, **how))
 
 
@@ -734,7 +733,6 @@ def _on_arrays(call: Any, tensors: tuple[torch.Tensor, ...], options: dict[str, 
     """A function of helpers.attention on tensors that autograd does not look at; new C-contiguous tensors."""
     on_cpu = tensors[0].device.type == "cpu"
     each = _array if on_cpu else _plain
-    _give_context()
     outputs = call(*map(each, tensors), **options)
     if not on_cpu:
         return _contiguous(outputs)
@@ -744,13 +742,6 @@ def _on_arrays(call: Any, tensors: tuple[torch.Tensor, ...], options: dict[str, 
 def _contiguous(outputs: Any) -> Any:
     """A tensor or a tuple of them, in the order of C."""
     return tuple([a.contiguous() for a in outputs]) if isinstance(outputs, tuple) else outputs.contiguous()
-
-
-def _give_context() -> None:
-    """A CUDA context for a thread that has launched nothing yet, such as autograd's."""
-    if device.ON_GPU and not device.cp.cuda.driver.ctxGetCurrent():
-        runtime = device.cp.cuda.runtime
-        runtime.setDevice(runtime.getDevice())
 
 
 def _each_tensor(function: Any, option: Any) -> Any:

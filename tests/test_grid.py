@@ -23,7 +23,6 @@ from helpers.attention.ladder.launch import Launch, Part
 from helpers.attention.ladder.layout import address
 from helpers.attention.ladder.plan import Ready
 from helpers.attention.ladder.steps import BASES, CLIMBS
-from helpers.device import cp
 from helpers.xray import xray
 
 HEAD_DIM = 16
@@ -43,7 +42,7 @@ def stage_of(name: str) -> Stage:
 def random(stage: Stage, *shapes: tuple[int, ...]) -> Arrays:
     rng = np.random.default_rng(7)
     dtype = TYPES[stage.dtypes[0]]
-    return tuple(cp.asarray(rng.standard_normal(shape, dtype=np.float32).astype(dtype)) for shape in shapes)
+    return tuple(device.cp.asarray(rng.standard_normal(shape, dtype=np.float32).astype(dtype)) for shape in shapes)
 
 
 def qkv(stage: Stage, lead: tuple[int, ...], kv_heads: int, n: int, n_kv: int) -> Arrays:
@@ -60,7 +59,7 @@ def forward(stage: Stage, *arrays: Any, **options: Any) -> tuple[Ready, list[np.
     """The plan, and o and lse of its launches."""
     ready, named, result = stage.plan(*arrays, return_lse="lse" in stage.features, **options)
     ready.bind(named)()
-    return ready, [cp.asnumpy(a) for a in (result if isinstance(result, tuple) else (result,))]
+    return ready, [device.cp.asnumpy(a) for a in (result if isinstance(result, tuple) else (result,))]
 
 
 def gradients(stage: Stage, do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[Ready, list[np.ndarray]]:
@@ -73,7 +72,7 @@ def gradients(stage: Stage, do: Any, q: Any, k: Any, v: Any, **options: Any) -> 
     run()
     ready, named, result = backward.plan(stage, do, q, k, v, *saved, **options)
     ready.bind(named)()
-    return ready, [cp.asnumpy(a) for a in result]
+    return ready, [device.cp.asnumpy(a) for a in result]
 
 
 def assert_same(got: Sequence[np.ndarray], want: Sequence[np.ndarray], *, exactly: bool = True) -> None:
@@ -137,7 +136,10 @@ def test_parts_of_a_forward(
 def test_parts_of_arrays_as_models_have_them(small_grid: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strides of any order; k and v are one batch's, for all."""
     stage = LADDER["heads_and_masks"]
-    q, k, v = (cp.asarray(cp.asnumpy(a).swapaxes(1, 2).copy()).swapaxes(1, 2) for a in qkv(stage, (5, 4), 2, 20, 33))
+    q, k, v = (
+        device.cp.asarray(device.cp.asnumpy(a).swapaxes(1, 2).copy()).swapaxes(1, 2)
+        for a in qkv(stage, (5, 4), 2, 20, 33)
+    )
     k, v = (np.broadcast_to(a[:1], a.shape) if a is k else a[:, :, ::-1] for a in (k, v))
     ready, got = forward(stage, q, k, v)
     assert len(several(ready, small_grid)) == 4
@@ -321,9 +323,9 @@ def check_find_tile(lengths: Sequence[int], block: int, text: str) -> None:
     compiled = kernel.load(text, "tiles_of_slots")
     cu_seqlens = np.cumsum([0, *lengths], dtype=np.int32)
     slots = int(cu_seqlens[-1]) // block + len(lengths)
-    found = cp.full((slots, 64, 2), -1, dtype=np.int32)
-    compiled((slots,), (64,), (found, cp.asarray(cu_seqlens), np.int32(len(lengths)), np.int32(block)))
-    threads = cp.asnumpy(found)
+    found = device.cp.full((slots, 64, 2), -1, dtype=np.int32)
+    compiled((slots,), (64,), (found, device.cp.asarray(cu_seqlens), np.int32(len(lengths)), np.int32(block)))
+    threads = device.cp.asnumpy(found)
     assert (threads == threads[:, :1]).all()
     first, others = np.split(threads[:, 0], [len(lengths)])
     assert first.tolist() == [[sequence, 0] for sequence in range(len(lengths))]

@@ -39,7 +39,7 @@ MOST_LINES = 200  # of a file with which a climb begins anew
 LARGER = {
     "steps/07_06_four_lanes_a_row.cu": 74,
     "steps/10_aside_tma_store.cu": 67,
-    "10_hopper.cu": 87,
+    "10_hopper.cu": 89,
 }
 # Bytes that spill on sm_90: of 06_01 at its usual head dimension, of the steps to 07 at 128 only.
 SPILLS = {

@@ -176,8 +176,13 @@ _OF_GRAPHS: list[Sequence[Any]] = []  # for good: nothing says when a graph is g
 
 def on_device(number: int) -> contextlib.AbstractContextManager[Any]:
     """A context in which the device of that number is the current one."""
-    here = not device.ON_GPU or number == device.cp.cuda.runtime.getDevice()
-    return _NOTHING if here else device.cp.cuda.Device(number)
+    if not device.ON_GPU:
+        return _NOTHING
+    cuda = device.cp.cuda
+    here = cuda.runtime.getDevice()
+    if not cuda.driver.ctxGetCurrent():  # a thread that has done nothing on a GPU yet, such as one of autograd's
+        cuda.runtime.setDevice(here)
+    return _NOTHING if number == here else cuda.Device(number)
 
 
 def kind_of(a: Any) -> DeviceArrays | TorchTensors | None:
