@@ -1,12 +1,12 @@
 // 10 order: which tile of rows each block of 10_hopper.cu computes in each round, written on the
 // device, in the stream of the kernel that reads it.
 //
-// Blocks should get the same amount of work, and the last tiles should be short ones. So tiles are
-// ordered by the tiles of keys that they see, the longest first, and dealt to the blocks; every
-// other round in the other direction, so that who had the longest gets the shortest. Heads whose K
-// and V fit the L2 cache are worked on together, and every other group of heads begins with its
-// shortest tiles, so that the work of a round is near that of the next. Packed sequences differ in
-// length: each tile is a block, and the hardware starts the next one wherever one has ended.
+// Blocks should get equal amounts of work, and the last tiles should be short. So tiles are sorted
+// by the number of key tiles that they see, the longest first, and dealt to the blocks in turn;
+// every other round runs backwards, so that the block with the longest tile gets the shortest next.
+// Heads whose K and V fit the L2 cache together are processed together, and every other group of
+// heads begins with its shortest tiles, so that consecutive rounds hold similar work. Packed
+// sequences differ in length: there each tile is a block, and the hardware balances the load.
 //
 // Launch   order_tiles: a block for each round; order_packed_tiles: one block of ORDER_THREADS
 // Shapes   schedule [rounds, blocks] of (sequence, head, head of K and V, first row or -1: none)
@@ -97,19 +97,19 @@ extern "C" __global__ void __launch_bounds__(ORDER_THREADS) order_packed_tiles(
     return ORDER_THREADS - 1 - min(steps, ORDER_THREADS - 1);
   };
   counts[thread] = 0;
-  __syncthreads();  // hazard: tiles are counted before the counts are 0
+  __syncthreads();  // hazard: tiles could be counted before the counts are 0
   for (int slot = thread; slot < slots; slot += ORDER_THREADS)
     atomicAdd(&counts[bucket(tile_of_slot(slot, sequences, cu_seqlens_q, block_m))], 1);
-  __syncthreads();  // hazard: sums of counts that are not complete
+  __syncthreads();  // hazard: counts could be summed before all tiles are counted
   const int own = counts[thread];
   for (int distance = 1; distance < ORDER_THREADS; distance *= 2) {
     const int before = thread >= distance ? counts[thread - distance] : 0;
-    __syncthreads();  // hazard: counts are added to before others have read them
+    __syncthreads();  // hazard: counts could change before other threads have read them
     counts[thread] += before;
-    __syncthreads();  // hazard: counts are read before others have added to them
+    __syncthreads();  // hazard: counts could be read before other threads have added theirs
   }
   counts[thread] -= own;  // tiles of the buckets before
-  __syncthreads();        // hazard: places are taken from sums that are not there yet
+  __syncthreads();        // hazard: places could be taken before all sums are written
   for (int slot = thread; slot < slots; slot += ORDER_THREADS) {
     const int2 tile = tile_of_slot(slot, sequences, cu_seqlens_q, block_m);
     const int of_tile = bucket(tile);
