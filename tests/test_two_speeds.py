@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -43,13 +45,19 @@ def test_values_without_a_text_of_their_own_are_told_apart() -> None:
     assert two_speeds.with_every_value(cases) == {"a", "b"}
 
 
+def has_what_it_needs(path: Path) -> bool:
+    """Whether the optional packages are here without which a file of tests is skipped as a whole."""
+    needs = re.findall(r'^\w+ = pytest\.importorskip\("(\w+)"', path.read_text(encoding="utf-8"), re.M)
+    return all(importlib.util.find_spec(name) is not None for name in needs)
+
+
 def test_every_part_of_the_course_is_in_the_fast_run(request: pytest.FixtureRequest) -> None:
     """Each stage and step is launched, each notebook executed, and each file of tests has at least one test."""
     if not request.config.getoption("--fast"):
         pytest.skip("the full run leaves nothing out")
     ids = [item.nodeid for item in request.session.items]
     files = {node.partition("::")[0] for node in ids}
-    assert {f"tests/{path.name}" for path in ROOT.glob("tests/test_*.py")} <= files
+    assert {f"tests/{path.name}" for path in ROOT.glob("tests/test_*.py") if has_what_it_needs(path)} <= files
     assert {f"notebooks/{path.name}" for path in ROOT.glob("notebooks/*.ipynb")} <= files
     launched = " ".join(node for node in ids if "::test_output" in node or "::test_gradients" in node)
     for step in (ROOT / "kernels" / "steps").glob("*.cu"):
