@@ -428,20 +428,25 @@ def _call(
         extras = {name: _each_tensor(_array if q.device.type == "cpu" else _plain, a) for name, a in extras.items()}
         call = calls.flash_attention_varlen if lengths else calls.flash_attention
         return _on_arrays(call, (q, k, v, *lengths.values()), how | extras)
-    left, right = mask_window(how["window"], how["causal"])
-    scale = how["softmax_scale"]
-    flags = [how["causal"], deterministic or torch.are_deterministic_algorithms_enabled()]
-    flags.append(keep_lse or how["return_lse"])
-    longest = [how.get("max_seqlen_q"), how.get("max_seqlen_k")]
-    given = (
-        *(q, k, v, lengths.get("cu_seqlens_q"), lengths.get("cu_seqlens_k")),
-        [left, right, *[-1 if most is None else most for most in longest]],
-        None if scale is None else softmax_scale_of(scale, 1),
-        flags,
-        None if how["stage"] is None else str(how["stage"]),
-    )
+    given = *(q, k, v, lengths.get("cu_seqlens_q"), lengths.get("cu_seqlens_k")), *_given(how, deterministic, keep_lse)
     o, lse = (_forward if traced else _Attention.apply)(*given)
     return (o, lse) if how["return_lse"] else o
+
+
+def _given(how: dict[str, Any], deterministic: bool, keep_lse: bool) -> tuple[Any, ...]:
+    """The operators' arguments after the tensors."""
+    causal, scale, stage = how["causal"], how["softmax_scale"], how.get("stage")
+    longest = [-1 if most is None else most for most in (how.get("max_seqlen_q"), how.get("max_seqlen_k"))]
+    return (
+        [*mask_window(how["window"], causal), *longest],
+        None if scale is None else softmax_scale_of(scale, 1),
+        [
+            causal,
+            deterministic or torch.are_deterministic_algorithms_enabled(),
+            keep_lse or how.get("return_lse", False),
+        ],
+        None if stage is None else str(stage),
+    )
 
 
 def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
@@ -454,10 +459,7 @@ def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how:
     where = q.device.type
     if not differentiated or _is_traced(q, k, v) or torch.is_autocast_enabled(where) or _on_several(q, k, v):
         return flash_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **how)
-    left, right = mask_window(how["window"], how["causal"])
-    flags = [how["causal"], torch.are_deterministic_algorithms_enabled(), True]
-    limits = [left, right, -1, -1]
-    return _HeadsFirst.apply(q, k, v, None, None, limits, how["softmax_scale"], flags, None)[0]
+    return _HeadsFirst.apply(q, k, v, None, None, *_given(how, False, True))[0]
 
 
 def _on_several(*tensors: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -310,26 +311,40 @@ def test_random_shapes_and_layouts_through_one_family(
     assert expensive.count("checked") == 2  # causal and not: two families
 
 
-def test_a_cache_that_two_threads_share(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("apart", ["one stream", "two streams", "two devices"])
+def test_a_cache_that_two_threads_share(apart: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each plans, launches and throws away what the other may be using."""
+    if apart == "two streams" and not ON_GPU:
+        pytest.skip("the CPU engine launches on no stream")
+    if apart == "two devices" and not (ON_GPU and cp.cuda.runtime.getDeviceCount() > 1):
+        pytest.skip("two GPUs are needed")
+    with_10 = FORWARD["hopper"].why_not(head_dim=16, dtype="float16") is None
     monkeypatch.setattr(calls, "_MOST_PLANNED", 2)
     cases = []
     for n in range(20, 26):
-        arrays = model_inputs(1, n, 4, 16, seed=n)
-        cases.append((arrays, exact(*arrays, causal=True)))
+        half = with_10 and n % 2
+        arrays = [cp.asnumpy(a) for a in model_inputs(1, n, 4, 16, dtype="float16" if half else "float32", seed=n)]
+        how = {"stage": "hopper", "tolerance": 2e-3} if half else {"stage": None, "tolerance": 1e-5}
+        cases.append((arrays, how, exact(*arrays, causal=True)))
     failures: list[BaseException] = []
 
-    def work(first: int) -> None:
+    def work(first: int, where: contextlib.ExitStack) -> None:
         try:
-            for number in range(24):
-                arrays, want = cases[(first + number) % len(cases)]
-                check(f"call {number}", flash_attention(*arrays, causal=True), want)
-                if number % 7 == 3:
-                    calls.forget()
+            with where:
+                if apart == "two devices":
+                    where.enter_context(cp.cuda.Device(first % 2))
+                if apart != "one stream":
+                    where.enter_context(cp.cuda.Stream(non_blocking=True))
+                for number in range(24):
+                    arrays, how, want = cases[(first + number) % len(cases)]
+                    o = flash_attention(*map(cp.asarray, arrays), causal=True, stage=how["stage"])
+                    check(f"call {number}", cp.asnumpy(o), want, tolerance=how["tolerance"])
+                    if number % 7 == 3:
+                        calls.forget()
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(first,)) for first in (0, 3)]
+    threads = [threading.Thread(target=work, args=(first, contextlib.ExitStack())) for first in (0, 3)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -2,29 +2,25 @@
 
     from helpers.attention import flash_attention
 
-The entry points are those of `calls`, which is imported when one of them is asked for: who wants `reference` alone
+The entry points are imported when one of them is asked for: who wants `reference` alone
 needs nothing but NumPy.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
-_ENTRY_POINTS = (
-    "flash_attention",
-    "flash_attention_backward",
-    "flash_attention_varlen",
-    "flash_attention_varlen_backward",
-    "forget",
-    "warm_up",
-)
+_ENTRY_POINTS = {
+    **dict.fromkeys(("flash_attention", "flash_attention_backward"), "calls"),
+    **dict.fromkeys(("flash_attention_varlen", "flash_attention_varlen_backward", "forget"), "calls"),
+    "warm_up": "warming",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _ENTRY_POINTS:
-        from helpers.attention import calls
-
-        return getattr(calls, name)
+        return getattr(importlib.import_module(f"helpers.attention.{_ENTRY_POINTS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

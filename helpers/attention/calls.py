@@ -13,8 +13,6 @@ device. A device array is read where it is, whatever its strides, as long as the
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import math
 import sys
 from collections import OrderedDict
@@ -24,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers import device
-from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, Stage, able_of, backward_of, forward_of
 from helpers.attention.ladder.call import (
     BATCHED,
@@ -43,11 +40,10 @@ from helpers.attention.ladder.call import (
 )
 from helpers.attention.ladder.extras import check_positions, extra_inputs
 from helpers.attention.ladder.extras import needs as needs_of_extras
-from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, kind_of, kind_of_all, on_device
+from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, kind_of, on_device
 from helpers.attention.ladder.launch import DirectLaunch
 from helpers.attention.ladder.layout import dense, four_axes
 from helpers.attention.ladder.plan import Ready
-from helpers.engine.cuda_source.signatures import dtype_of
 
 _CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
 
@@ -251,7 +247,7 @@ _Lengths = tuple[int | None, int | None]
 def _call(arrays: dict[str, Any], options: Options, longest: _Lengths = (None, None)) -> Any:
     """Launch a call of known shapes, of which only the addresses are new; or plan one of new shapes."""
     given = (*arrays.values(),)
-    kind = kind_of_all(*given)
+    kind = kind_of(*given)
     if kind is None:
         return _from_elsewhere(arrays, options, longest)
     # A forward does not depend on the longest keys, unless the rotary tables must reach as far.
@@ -262,23 +258,25 @@ def _call(arrays: dict[str, Any], options: Options, longest: _Lengths = (None, N
         planned = _PLANNED.get(key)
     except TypeError:  # an option that cannot be a key, and is to be refused
         planned = None
-    if planned is None:
-        with on_device(kind.device_id(given[0])):
-            return _new(kind, key, arrays, [*map(kind.spec, described)], options, means, longest)
-    return planned(kind, given)
+    if planned is None and not all(map(kind.takes, given)):
+        return _from_elsewhere(arrays, options, longest)
+    with on_device(kind.device_id(given[0])):
+        if planned is not None:
+            return planned(kind, given)
+        return _new(kind, key, arrays, [*map(kind.spec, described)], options, means, longest)
 
 
 class _PlannedCall:
     """A call that was checked, planned and compiled: only its arrays are new."""
 
-    __slots__ = ("_again", "_device_id", "_kept", "_launches", "_names", "_outputs", "_ready", "_scratch")
+    __slots__ = ("_again", "_kept", "_launches", "_names", "_outputs", "_ready", "_scratch")
 
-    def __init__(self, ready: Ready, inputs: Sequence[str], outputs: Mapping[str, _Output], device_id: int) -> None:
+    def __init__(self, ready: Ready, inputs: Sequence[str], outputs: Mapping[str, _Output]) -> None:
         """
         Args:
             inputs: the names of the arrays of the call, in order.
         """
-        self._ready, self._outputs, self._device_id = ready, [*outputs.values()], device_id
+        self._ready, self._outputs = ready, [*outputs.values()]
         self._names = (*inputs, *outputs)
         self._scratch = [(spec.shape, spec.dtype) for spec in ready.scratch.values()]
         self._launches = ready.direct((*self._names, *ready.scratch)) if device.ON_GPU else []
@@ -287,31 +285,30 @@ class _PlannedCall:
         self._kept: tuple[int, list[Any]] | None = None  # a stream, and the scratch that was written on it once
 
     def __call__(self, kind: _Kind, given: Sequence[Any], *, compare: bool = False) -> Any:
-        """Launch. The arrays are like the first call's: same shapes, strides, dtypes, alignment and device.
+        """Launch on the current device. The arrays are like the first call's, all but their addresses.
 
         compare: the arguments with the kernels' signatures, as for the first of these kernels.
         """
-        with on_device(self._device_id):
-            like = given[0]
-            outputs = [output.make(kind, like) for output in self._outputs]
-            arrays = [*given, *outputs]
-            if compare or not device.ON_GPU:
-                with kind.on_stream_of(like):
-                    named = zip(self._names, map(kind.array, arrays), strict=True)
-                    run = self._ready.bind(_as_stages_have_them(named))
-                    run()
-                if device.ON_GPU and kind.is_captured(kind.stream(like)):
-                    DeviceArrays().keep([run])  # its scratch is CuPy's, whatever the kind
-            else:
-                stream, launches = kind.stream(like), self._launches
-                if self._scratch:
-                    scratch, launches = self._scratch_on(kind, like, stream)
-                    arrays += scratch
-                addresses = list(map(kind.pointer, arrays))
-                for launch in launches:
-                    launch(addresses, stream)
-                if len(self._again) < len(launches) and not kind.is_captured(stream):
-                    self._kept = stream, scratch
+        like = given[0]
+        outputs = [output.make(kind, like) for output in self._outputs]
+        arrays = [*given, *outputs]
+        if compare or not device.ON_GPU:
+            with kind.on_stream_of(like):
+                named = zip(self._names, map(kind.array, arrays), strict=True)
+                run = self._ready.bind(_as_stages_have_them(named))
+                run()
+            if device.ON_GPU and kind.is_captured(kind.stream(like)):
+                DeviceArrays().keep([run])  # its scratch is CuPy's, whatever the kind
+        else:
+            stream, launches = kind.stream(like), self._launches
+            if self._scratch:
+                scratch, launches = self._scratch_on(kind, like, stream)
+                arrays += scratch
+            addresses = list(map(kind.pointer, arrays))
+            for launch in launches:
+                launch(addresses, stream)
+            if len(self._again) < len(launches) and not kind.is_captured(stream):
+                self._kept = stream, scratch
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _scratch_on(self, kind: _Kind, like: Any, stream: int) -> tuple[list[Any], Sequence[DirectLaunch]]:
@@ -391,16 +388,12 @@ def _new(
     What a stage cannot read where it is, is copied; then it is another call.
     """
     specs = dict(zip(arrays, described, strict=True))
-    _check(specs)
+    check(specs)
     if specs["q"].dtype.itemsize == 2 and specs["q"].shape[-1] % HALF_COLUMNS:
         return _with_whole_chunks(kind, arrays, options, longest)
-    views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
-    q, k = views["q"], views["k"]
-    family, stage = _stage_of(views, options, means, longest[0])
-    outputs = _outputs(stage, specs, options)
-    if 0 in q.shape or 0 in k.shape:  # no row sees a key
+    family, stage, outputs, call = of_shapes(specs, options, means, longest)
+    if call is None:
         return _nothing_seen(kind, arrays["q"], outputs)
-    call = _call_of(views, outputs, family.options, longest)
     copies = {name: _copy(kind, name, arrays[name]) for name in stage.unreadable(call)}
     if stage.direction == "forward" and call.softmax_scale < 0:  # kernels find maxima before they scale the scores
         copies["q"] = kind.negative(arrays["q"])
@@ -412,7 +405,7 @@ def _new(
     which = stage.name, *sizes.items()
     like = family.ready.get(which)
     ready = Ready(stage, call, sizes, like=like)
-    planned = _PlannedCall(ready, tuple(arrays), outputs, q.device)
+    planned = _PlannedCall(ready, tuple(arrays), outputs)
     result = planned(kind, (*arrays.values(),), compare=like is None)
     if like is None:
         family.ready[which] = ready
@@ -421,6 +414,19 @@ def _new(
         with contextlib.suppress(KeyError):  # another thread has just forgotten them
             _PLANNED.popitem(last=False)
     return result
+
+
+def of_shapes(
+    specs: Mapping[str, Spec], options: Options, means: Hashable, longest: _Lengths
+) -> tuple[_Family, Stage, dict[str, _Output], Call | None]:
+    """Who does a call that `check` has let pass, what it returns, and the call: None where no row sees a key."""
+    views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
+    family, stage = _stage_of(views, options, means, longest[0])
+    outputs = _outputs(stage, specs, options)
+    if 0 in specs["q"].shape or 0 in specs["k"].shape:
+        return family, stage, outputs, None
+    views |= {name: output.spec(name) for name, output in outputs.items()}
+    return family, stage, outputs, Call.of(views, family.options, longest)
 
 
 HALF_COLUMNS = 8  # kernels in half types copy 16 bytes at a time
@@ -466,11 +472,6 @@ def _outputs(stage: Stage, specs: Mapping[str, Spec], options: Options) -> dict[
     return {"o": o, "lse": _Output((*batch, heads, rows), np.dtype(np.float32))} if options.return_lse else {"o": o}
 
 
-def _call_of(views: Mapping[str, Spec], outputs: Mapping[str, _Output], options: Options, longest: _Lengths) -> Call:
-    """The call of these inputs and outputs. options: those of its family."""
-    return Call.of({**views, **{name: output.spec(name) for name, output in outputs.items()}}, options, longest)
-
-
 def _nothing_seen(kind: _Kind, like: Any, outputs: Mapping[str, _Output]) -> Any:
     """What is returned where there is no row, or no key: zeros, and lse -inf."""
     made = {name: output.make(kind, like) for name, output in outputs.items()}
@@ -480,7 +481,7 @@ def _nothing_seen(kind: _Kind, like: Any, outputs: Mapping[str, _Output]) -> Any
     return made["o"] if len(made) == 1 else tuple(made.values())
 
 
-def _check(specs: Mapping[str, Spec]) -> None:
+def check(specs: Mapping[str, Spec]) -> None:
     """TypeError or ValueError where arrays do not fit each other. The extra inputs are checked in `Call.of`."""
     q, packed = specs["q"], "cu_seqlens_q" in specs
     check_model_arrays(q, specs["k"], specs["v"], PACKED if packed else BATCHED)
@@ -560,69 +561,6 @@ def _able(views: Mapping[str, Spec], options: Options) -> Sequence[Stage]:
     return (stage,)
 
 
-# ---- calls that are to come
-
-_LENGTHS = (1, 64, 256, 1024, 4096, 16384)
-_SEQUENCES = (1, 4, 32)
-
-
-def warm_up(
-    heads: int,
-    head_dim: int,
-    *,
-    kv_heads: int | None = None,
-    dtype: str = "float16",
-    causal: bool = False,
-    window: tuple[int, int] | None = None,
-    gradients: bool = False,
-    packed: bool = False,
-    deterministic: bool = False,
-    stage: str | int | None = None,
-) -> int:
-    """Compile what calls of this kind need, of any lengths, side by side: for a server, before its first request.
-
-    What a first call takes is the compiler's time, seconds in all. CuPy keeps the kernels on disk, so that the next
-    process loads them. Calls with a bias, slopes or a rotary embedding are not among these.
-
-    Args:
-        heads, kv_heads, head_dim: of q, of k and v (as many as q where it is not given), words of a row.
-        dtype: by name, as q has it. gradients: also what flash_attention_backward needs. packed: as
-            flash_attention_varlen has them.
-        The others: as flash_attention and flash_attention_backward have them; stage is the forward's.
-
-    Returns:
-        How many kernel files, each with one set of sizes, were compiled, or were there already.
-
-    Raises:
-        TypeError, ValueError: as flash_attention.
-    """
-    jobs: dict[tuple[Hashable, ...], Any] = {}
-    columns = head_dim if dtype == "float32" else head_dim + -head_dim % HALF_COLUMNS
-    shares = (1, max(_SEQUENCES)) if packed else (1,)  # the longest sequence is so many times as long as the mean
-    for sequences, rows, keys, share in itertools.product(_SEQUENCES, _LENGTHS, _LENGTHS, shares):
-        lead = (sequences * rows,) if packed else (sequences, rows)
-        kv_lead = (sequences * keys,) if packed else (sequences, keys)
-        q = dense((*lead, heads, columns), dtype_of(dtype))
-        k = dense((*kv_lead, kv_heads or heads, columns), q.dtype)
-        lse = dense((*lead[:-1], heads, lead[-1]), np.dtype(np.float32))
-        cu_seqlens = dict.fromkeys(CU_SEQLENS, dense((sequences + 1,), np.dtype(np.int32))) if packed else {}
-        wanted = [(Options(causal, None, False, False, False, stage, window), {"q": q, "k": k, "v": k})]
-        if gradients:
-            backward = {"do": q, "q": q, "k": k, "v": k, "o": q, "lse": lse}
-            wanted.append((Options(causal, None, False, deterministic, False, None, window), backward))
-        for options, specs in wanted:
-            specs |= cu_seqlens
-            _check(specs)
-            views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
-            longest = (share * rows, share * keys) if packed else (None, None)
-            family, chosen = _stage_of(views, options, options.key, longest[0])
-            call = _call_of(views, _outputs(chosen, specs, options), family.options, longest)
-            sizes = chosen.sizes_for(call)
-            jobs.setdefault((chosen.name, *sizes.items()), functools.partial(Ready, chosen, call, sizes))
-    kernel.side_by_side([*jobs.values()])
-    return len(jobs)
-
-
 # ---- arrays that have to be copied, or to come through DLPack first
 
 
@@ -658,8 +596,8 @@ def _longest(
             return None, None  # which is refused further on
         if of == "q" or cu_seqlens_k is not cu_seqlens_q:  # one array for both is read once
             kind = kind_of(given_cu)
-            given = _on_device(f"cu_seqlens_{of}", given_cu) if kind is None else given_cu
-            host = (kind or kind_of(given)).host(given)
+            given = given_cu if kind and kind.takes(given_cu) else _on_device(f"cu_seqlens_{of}", given_cu)
+            host = kind_of(given).host(given)
         longest.append(longest_of(f"cu_seqlens_{of}", host, of, a.shape[0]))
         if most is not None and longest[-1] > most:
             raise ValueError(f"max_seqlen_{of} = {most}, and the longest sequence of {of} has {longest[-1]} rows")

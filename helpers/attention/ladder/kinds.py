@@ -7,6 +7,7 @@ PyTorch is never imported here: where somebody has tensors, it is there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -20,6 +21,10 @@ TORCH_DTYPES = ("float32", "float16", "bfloat16", "int32", "bool")
 
 class DeviceArrays:
     """CuPy's arrays, or the CPU engine's."""
+
+    def takes(self, a: Any) -> bool:
+        """Whether a launch can read it where it is."""
+        return True
 
     def describe(self, a: Any) -> tuple[Hashable, ...]:
         """All of an array that a launch depends on, but for its address: shape, strides, dtype, alignment, device."""
@@ -95,12 +100,11 @@ class TorchTensors:
 
     def takes(self, a: Any) -> bool:
         """Whether a launch can read it where it is."""
-        plain = type(a) is self._torch.Tensor and a.is_cuda and not a.requires_grad
-        return plain and a.dtype in self._dtypes
+        return a.is_cuda and not a.requires_grad and a.dtype in self._dtypes
 
     def describe(self, a: Any) -> tuple[Hashable, ...]:
-        """As DeviceArrays.describe; strides in elements."""
-        return a.shape, a.stride(), a.dtype, a.data_ptr() % 16, a.get_device()
+        """As DeviceArrays.describe, strides in elements; and whether it requires a gradient."""
+        return a.shape, a.stride(), a.dtype, a.data_ptr() % 16, a.get_device(), a.requires_grad
 
     def pointer(self, a: Any) -> int:
         """The address of the first element."""
@@ -108,11 +112,11 @@ class TorchTensors:
 
     def empty(self, shape: Sequence[int], dtype: Any, like: Any) -> Any:
         """A new tensor on the device of `like`. dtype: NumPy's."""
-        return self._torch.empty(shape, dtype=self._torchs[dtype], device=like.device)
+        return like.new_empty(shape, dtype=self._torchs[dtype])
 
     def spec(self, described: tuple[Any, ...]) -> Spec:
         """What `describe` said, as all kinds have it."""
-        shape, steps, dtype, *where = described
+        shape, steps, dtype, *where, _ = described
         dtype = self._dtypes[dtype]
         size = dtype.itemsize
         return spec_of(tuple(shape), tuple([step * size for step in steps]), dtype, *where)
@@ -135,7 +139,7 @@ class TorchTensors:
 
     def stream(self, a: Any) -> int:
         """The handle of PyTorch's current stream on a's device."""
-        return self._torch.cuda.current_stream(a.get_device()).cuda_stream
+        return self._torch._C._cuda_getCurrentRawStream(a.get_device())  # in a tenth of current_stream's time
 
     def is_captured(self, stream: int) -> bool:
         """Whether a CUDA graph is made of what is launched on PyTorch's current stream, which is this one."""
@@ -170,7 +174,6 @@ class TorchTensors:
 
 _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 _DEVICE = DeviceArrays()
-_TORCH: list[TorchTensors] = []
 _OF_GRAPHS: list[Sequence[Any]] = []  # for good: nothing says when a graph is gone
 
 
@@ -185,20 +188,15 @@ def on_device(number: int) -> contextlib.AbstractContextManager[Any]:
     return _NOTHING if number == here else cuda.Device(number)
 
 
-def kind_of(a: Any) -> DeviceArrays | TorchTensors | None:
-    """The kind of one array; None for one that has to be copied or to come through DLPack first."""
-    if type(a) is device.cp.ndarray:
+def kind_of(*arrays: Any) -> DeviceArrays | TorchTensors | None:
+    """The kind of all these arrays; None if they are of several, or have to be copied or to come through DLPack."""
+    types = set(map(type, arrays))
+    return _kind_of_type(*types) if len(types) == 1 else None
+
+
+@functools.cache
+def _kind_of_type(array: type) -> DeviceArrays | TorchTensors | None:
+    if array is device.cp.ndarray:
         return _DEVICE
-    if device.ON_GPU and type(a).__module__ == "torch" and (torch := sys.modules.get("torch")) is not None:
-        if not _TORCH:
-            _TORCH.append(TorchTensors(torch))
-        return _TORCH[0] if _TORCH[0].takes(a) else None
-    return None
-
-
-def kind_of_all(*arrays: Any) -> DeviceArrays | TorchTensors | None:
-    """The kind of all the arrays; None if they are of several."""
-    first = kind_of(arrays[0])
-    if first is _DEVICE:
-        return first if set(map(type, arrays)) == {device.cp.ndarray} else None
-    return first if first is not None and all(kind_of(a) is first for a in arrays[1:]) else None
+    torch = sys.modules.get("torch")
+    return TorchTensors(torch) if device.ON_GPU and torch is not None and array is torch.Tensor else None
