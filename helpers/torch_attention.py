@@ -68,8 +68,8 @@ def flash_attention(
         stage: a stage of the ladder for the forward, by name or number; without it the last that can. The first four
             keep no log-sum-exp, so they have no gradients.
         extras: bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved and rotary_positions, as
-            helpers.attention.flash_attention has them. bias and alibi_slopes: not with gradients, nor under
-            torch.compile. There, PyTorch's operations rotate q and k before the kernel; else the kernel does.
+            helpers.attention.flash_attention has them. bias: not with gradients, nor under torch.compile. There,
+            PyTorch's operations rotate q and k before the kernel; else the kernel does. alibi_slopes are constants.
 
     Returns:
         The output: q's shape, C-contiguous, of q's dtype; under `torch.autocast` of autocast's dtype. A query that
@@ -78,7 +78,7 @@ def flash_attention(
     Raises:
         TypeError: no tensors; a dtype that no stage takes; options of the wrong type.
         ValueError: shapes or devices that do not fit each other; something that no stage, or not this one, can do.
-        NotImplementedError: gradients with bias or alibi_slopes; when it is differentiated twice.
+        NotImplementedError: gradients with bias, or of alibi_slopes; when it is differentiated twice.
     """
     how = {"causal": causal, "window": window, "softmax_scale": softmax_scale}
     how |= {"return_lse": return_lse, "stage": stage}
@@ -274,8 +274,8 @@ def _refuse_gradients(name: str, *tensors: torch.Tensor) -> None:
         raise NotImplementedError(
             f"{name}: these kernels have no gradients with one. Without gradients call under torch.no_grad(). A "
             "causal mask is is_causal=True (top-left), or helpers.torch_attention.flash_attention(..., causal=True) "
-            "(bottom-right); a band of keys is its window=(left, right); padded sequences are "
-            "flash_attention_varlen's. For any other, as ALiBi's -slope * distance: attn_mask of "
+            "(bottom-right); a band of keys is its window=(left, right), ALiBi its alibi_slopes; padded sequences are "
+            "flash_attention_varlen's. For any other: attn_mask of "
             "torch.nn.functional.scaled_dot_product_attention"
         )
     if _is_traced(*tensors):
@@ -417,9 +417,10 @@ def _call(
     if extras:
         more = [a for a in extra_inputs(**extras).values() if isinstance(a, torch.Tensor)]
         differentiated = torch.is_grad_enabled() and any(a.requires_grad for a in (q, k, v, *more))
-        for name in ("bias", "alibi_slopes"):
-            if extras.get(name) is not None:
-                _refuse_gradients(name, q, k, v, *more)
+        if extras.get("bias") is not None:
+            _refuse_gradients("bias", q, k, v, *more)
+        if getattr(extras.get("alibi_slopes"), "requires_grad", False):
+            raise NotImplementedError("alibi_slopes: these kernels take them as constants: alibi_slopes.detach()")
         if (differentiated or traced) and extras.get("rotary_cos") is not None:
             rotary = {name: extras.pop(name) for name in [*extras] if name.startswith("rotary")}
             q, k = _rotated(q, k, lengths, traced=traced, **rotary)
@@ -428,7 +429,10 @@ def _call(
         extras = {name: _each_tensor(_array if q.device.type == "cpu" else _plain, a) for name, a in extras.items()}
         call = calls.flash_attention_varlen if lengths else calls.flash_attention
         return _on_arrays(call, (q, k, v, *lengths.values()), how | extras)
-    given = *(q, k, v, lengths.get("cu_seqlens_q"), lengths.get("cu_seqlens_k")), *_given(how, deterministic, keep_lse)
+    slopes = extras.get("alibi_slopes")
+    slopes = None if slopes is None else torch.as_tensor(slopes, device=q.device)
+    more = lengths.get("cu_seqlens_q"), lengths.get("cu_seqlens_k"), slopes
+    given = q, k, v, *more, *_given(how, deterministic, keep_lse)
     o, lse = (_forward if traced else _Attention.apply)(*given)
     return (o, lse) if how["return_lse"] else o
 
@@ -459,7 +463,7 @@ def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how:
     where = q.device.type
     if not differentiated or _is_traced(q, k, v) or torch.is_autocast_enabled(where) or _on_several(q, k, v):
         return flash_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **how)
-    return _HeadsFirst.apply(q, k, v, None, None, *_given(how, False, True))[0]
+    return _HeadsFirst.apply(q, k, v, None, None, None, *_given(how, False, True))[0]
 
 
 def _on_several(*tensors: torch.Tensor) -> bool:
@@ -503,7 +507,10 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 # Few arguments: torch.library's autograd copies the whole schema twice for each, at every call that keeps lse.
 # limits: the window's left and right, max_seqlen_q and max_seqlen_k, with -1 for what is not given.
 # flags: causal, deterministic, and whether lse is kept for gradients.
-_SHARED = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt[] limits, float? softmax_scale, bool[] flags"
+_SHARED = (
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? alibi_slopes, "
+    "SymInt[] limits, float? softmax_scale, bool[] flags"
+)
 
 
 def _output(
@@ -512,6 +519,7 @@ def _output(
     v: torch.Tensor,
     cu_seqlens_q: torch.Tensor | None,
     cu_seqlens_k: torch.Tensor | None,
+    alibi_slopes: torch.Tensor | None,
     limits: list[int],
     softmax_scale: float | None,
     flags: list[bool],
@@ -522,7 +530,7 @@ def _output(
     cu_seqlens_q is None: q is (batch, seq, heads, head_dim); otherwise (tokens, heads, head_dim).
     """
     causal, _, keep_lse = flags
-    options: dict[str, Any] = {"causal": causal, "window": tuple(limits[:2]), "softmax_scale": softmax_scale}
+    options = _options(causal, limits, softmax_scale, alibi_slopes)
     options["return_lse"] = keep_lse
     options["stage"] = int(stage) if stage is not None and stage.isdecimal() else stage
     if cu_seqlens_q is None:
@@ -557,13 +565,14 @@ def _gradients(
     lse: torch.Tensor,
     cu_seqlens_q: torch.Tensor | None,
     cu_seqlens_k: torch.Tensor | None,
+    alibi_slopes: torch.Tensor | None,
     limits: list[int],
     softmax_scale: float | None,
     flags: list[bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv), C-contiguous, of the shapes and dtypes of q, k and v."""
     causal, deterministic, _ = flags
-    options: dict[str, Any] = {"causal": causal, "window": tuple(limits[:2]), "softmax_scale": softmax_scale}
+    options = _options(causal, limits, softmax_scale, alibi_slopes)
     options["deterministic"] = deterministic
     tensors = do, q, k, v, o, lse
     if cu_seqlens_q is None:
@@ -589,6 +598,16 @@ def _fake_backward(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
+def _options(
+    causal: bool, limits: list[int], softmax_scale: float | None, alibi_slopes: torch.Tensor | None
+) -> dict[str, Any]:
+    """The options of helpers.attention's functions, forward and backward."""
+    options: dict[str, Any] = {"causal": causal, "window": tuple(limits[:2]), "softmax_scale": softmax_scale}
+    if alibi_slopes is not None:
+        options["alibi_slopes"] = (_array if alibi_slopes.device.type == "cpu" else _plain)(alibi_slopes)
+    return options
+
+
 def _longest(limits: list[int]) -> dict[str, int | None]:
     """max_seqlen_q and max_seqlen_k, None where they are not given."""
     rows, keys = (None if most < 0 else most for most in limits[2:])
@@ -597,9 +616,9 @@ def _longest(limits: list[int]) -> dict[str, int | None]:
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     """What the backward starts from. lse is no result of the operator's user: it has no gradient."""
-    q, k, v, cu_seqlens_q, cu_seqlens_k, *options, _ = inputs
+    q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, *options, _ = inputs
     o, lse = output
-    ctx.save_for_backward(q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k)
+    ctx.save_for_backward(q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, alibi_slopes)
     ctx.options = options
     ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
@@ -608,14 +627,15 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 def _differentiate(ctx: Any, do: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
     """A gradient for each input of the operator."""
     if do is None:
-        return (None,) * 9
-    *tensors, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
+        return (None,) * 10
+    *tensors, cu_seqlens_q, cu_seqlens_k, alibi_slopes = ctx.saved_tensors
     if not ctx.options[-1][2]:
         raise RuntimeError("course::flash_attention kept no lse (the third of flags), which gradients start from")
     do = do if do.stride(-1) == 1 else do.contiguous()  # the gradient of a sum is one number, expanded
     # With create_graph=True the gradients may be differentiated: the operator says what is wrong then.
     backward: Any = _backward if torch.is_grad_enabled() or _is_traced(do, *tensors) else _gradients
-    return (*backward(do, *tensors, cu_seqlens_q, cu_seqlens_k, *ctx.options), *(None,) * 6)
+    constants = cu_seqlens_q, cu_seqlens_k, alibi_slopes
+    return (*backward(do, *tensors, *constants, *ctx.options), *(None,) * 7)
 
 
 def _no_second_derivative(ctx: Any, *gradients: Any) -> None:

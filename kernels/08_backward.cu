@@ -58,6 +58,9 @@
 #ifndef KEYS_UNROLL
 #define KEYS_UNROLL 8  // of the sum over keys
 #endif
+#ifndef ALIBI
+#define ALIBI 0  // 1: the scores are those of 11 with ALIBI=1
+#endif
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr int UNROLL_ROWS = ROWS_UNROLL,
               UNROLL_KEYS = KEYS_UNROLL;  // nvcc does not expand macros in a #pragma
@@ -305,13 +308,18 @@ __device__ __forceinline__ Sequence sequence_of(
 // row does not see the key, P is 0, also if its lse is -inf because it sees none.
 __device__ __forceinline__ void weights(
     float (&s)[TILE_M][TILE_N], const Shared& smem, float softmax_scale_log2, const Sequence& seq,
-    int first_row, int first_key, int x, int y) {
+    int first_row, int first_key, int x, int y, float slope_log2) {
   float lse[TILE_M];
   load_rows(lse, smem.lse, y);
 #pragma unroll
   for (int i = 0; i < TILE_M; ++i)
 #pragma unroll
-    for (int j = 0; j < TILE_N; ++j) s[i][j] = exp2f(softmax_scale_log2 * s[i][j] - lse[i]);
+    for (int j = 0; j < TILE_N; ++j) {
+      const int distance = first_key + x + j * THREADS_X - seq.kv_len + seq.q_len - first_row;
+      float shift = lse[i];
+      if (ALIBI) shift += slope_log2 * abs(distance - row_of(i, y));
+      s[i][j] = exp2f(softmax_scale_log2 * s[i][j] - shift);
+    }
   const int last_row = first_row + BLOCK_M - 1, next_key = first_key + BLOCK_N;
   if (first_key < last_row + seq.window_lo ||
       next_key > min(first_row + seq.window_hi + 1, seq.kv_len))
@@ -358,7 +366,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     float* __restrict__ dK, float* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const BackwardParams params) {
+    const BackwardParams params,
+    const float* __restrict__ alibi_slopes,  // [batch, heads]; null where ALIBI is 0
+    const int alibi_batch) {
   // ---- prologue: the tile of keys, head and sequence of this block, and the rows that see them
   // Causal masks: the first keys are seen by the most rows, so their tiles, of all heads, start
   // first.
@@ -401,6 +411,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         dO + sequence * params.d_o.batch + seq.q_first * params.d_o.row + head * params.d_o.head;
     const long long sums =
         ((long long)(seq.packed ? 0 : sequence) * forward.heads + head) * forward.N + seq.q_first;
+    const float slope_log2 = ALIBI ? alibi_slopes[sequence * alibi_batch + head] * LOG2_E : 0.0f;
     for (int first_row = begin; first_row < end; first_row += BLOCK_M) {
       load_tile(smem.Q, q, forward.q.row, first_row, end);
       load_tile(smem.dO, d_o, params.d_o.row, first_row, end);
@@ -409,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
       __syncthreads();  // without it, tiles could be read before other threads' parts are there
       float s[TILE_M][TILE_N];
       gemm_rows_keys(s, smem.Q, smem.K, x, y);
-      weights(s, smem, softmax_scale_log2, seq, first_row, first_key, x, y);
+      weights(s, smem, softmax_scale_log2, seq, first_row, first_key, x, y, slope_log2);
       store_tile(smem, s, x, y);
       __syncthreads();  // without it, P could be read before another thread has written its part
       gemm_keys(dv, smem, smem.dO, x, y);
@@ -466,7 +477,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
     const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V,
     const float* __restrict__ dO, const float* __restrict__ lse, const float* __restrict__ delta,
     float* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
-    const int* __restrict__ cu_seqlens_k, const BackwardParams params) {
+    const int* __restrict__ cu_seqlens_k, const BackwardParams params,
+    const float* __restrict__ alibi_slopes,  // [batch, heads]; null where ALIBI is 0
+    const int alibi_batch) {
   // ---- prologue: the tile of rows, head and sequence of this block, and the keys that they see
   const AttentionParams& forward = params.forward;
   int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
@@ -501,6 +514,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
   load_row_sums(smem, lse + sums, delta + sums, first_row, seq.q_len);
   const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
 
+  const float slope_log2 = ALIBI ? alibi_slopes[sequence * alibi_batch + head] * LOG2_E : 0.0f;
+
   // ---- the keys that these rows see: three products each
   float dq[TILE_M][TILE_D] = {};
   for (int first_key = begin; first_key < end; first_key += BLOCK_N) {
@@ -510,7 +525,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
     __syncthreads();  // without it, tiles could be read before other threads' parts are there
     float s[TILE_M][TILE_N];
     gemm_rows_keys(s, smem.Q, smem.K, x, y);
-    weights(s, smem, softmax_scale_log2, seq, first_row, first_key, x, y);
+    weights(s, smem, softmax_scale_log2, seq, first_row, first_key, x, y, slope_log2);
     store_tile(smem, s, x, y);
     gemm_rows_keys(s, smem.dO, smem.V, x, y);
     scores_gradient(s, smem, x, y);

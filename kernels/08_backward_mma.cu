@@ -19,6 +19,9 @@
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
 #endif
+#ifndef ALIBI
+#define ALIBI 0  // 1: the scores are those of 11 with ALIBI=1
+#endif
 #ifndef VECTOR_ATOMICS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define VECTOR_ATOMICS 1  // four floats in one instruction, from sm_90 on
@@ -89,7 +92,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     int* __restrict__ turns, T* __restrict__ dK, T* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const BackwardParams params) {
+    const BackwardParams params,
+    const float* __restrict__ alibi_slopes,  // [batch, heads]; null where ALIBI is 0
+    const int alibi_batch) {
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
   const auto number = [&] {  // deterministic: a tile waits for those before it
@@ -249,6 +254,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const unsigned stage_bytes = stage * STAGE_BYTES;
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
                         first_key < first_row + BLOCK_M - 1 + rows.window_lo;
+    const int q_head = block.kv_head * block.group + head;
+    const float slope_log2 =
+        ALIBI ? alibi_slopes[block.sequence * alibi_batch + q_head] * LOG2_E : 0.0f;
     const float* const own_lse =
         reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET + stage * LSE_DELTA_BYTES);
 #pragma unroll
@@ -260,11 +268,15 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         const float2* const own =
             reinterpret_cast<const float2*>(own_lse + warp.row + c * CHUNK + 8 * n + 2 * t);
         const float2 lse = own[0], delta = own[BLOCK_M / 2];
+        const int distance = first_key + warp.key + g - kv_len + q_len -
+                             (first_row + warp.row + c * CHUNK + 8 * n + 2 * t);
 #pragma unroll
         for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            S[m][n][i] = exp2f(fmaf(S[m][n][i], softmax_scale_log2, i % 2 ? -lse.y : -lse.x));
+            float shift = i % 2 ? lse.y : lse.x;
+            if (ALIBI) shift += slope_log2 * abs(distance + 16 * m + i / 2 * 8 - i % 2);
+            S[m][n][i] = exp2f(fmaf(S[m][n][i], softmax_scale_log2, -shift));
             dP[m][n][i] = i % 2 ? -delta.y : -delta.x;  // so that the product adds to -delta
           }
       }

@@ -24,6 +24,7 @@ def reference(
     *,
     window: tuple[int, int] = (-1, -1),
     softmax_scale: float | None = None,
+    alibi_slopes: np.ndarray | None = None,
     rounded: Any = None,
 ) -> Arrays:
     """dq, dk, dv, o and lse in float64. rounded: the type that o, P, dS and the gradients are rounded to."""
@@ -37,6 +38,8 @@ def reference(
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     s = scale * q @ k.swapaxes(-1, -2)
     i, j = np.arange(s.shape[-2])[:, None] + s.shape[-1] - s.shape[-2], np.arange(s.shape[-1])
+    if alibi_slopes is not None:
+        s -= np.asarray(alibi_slopes, np.float64)[..., None, None] * abs(i - j)
     left, right = window
     s[..., (left >= 0) & (j < i - left) | (right >= 0) & (j > i + right)] = -np.inf
     largest = s.max(-1, keepdims=True)
@@ -106,6 +109,7 @@ def gradients(
     window: tuple[int, int] = (-1, -1),
     softmax_scale: float | None = None,
     cu_seqlens: tuple[np.ndarray, np.ndarray] | None = None,
+    alibi_slopes: np.ndarray | None = None,
     code: str | None = None,
     launch: Launch = launched,
 ) -> Arrays:
@@ -114,6 +118,7 @@ def gradients(
     What nobody writes stays NaN, in the gradients and in scratch memory; the numbers there start at 99.
     """
     how = {"softmax_scale": softmax_scale, "window": window, "cu_seqlens": cu_seqlens, "source": code, "sizes": sizes}
+    how["alibi_slopes"] = alibi_slopes
     ready, arrays, found = backward.plan(stage, do, q, k, v, o, lse, **how)  # deterministic is what sizes may have
     launches = ready.filled(arrays)
     for each, _, args in launches:

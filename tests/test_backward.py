@@ -31,6 +31,7 @@ from helpers.attention import (
 )
 from helpers.attention.ladder import BACKWARD, LADDER, Stage, backward, limits, tiles
 from helpers.device import cp
+from helpers.engine.cuda_source.signatures import dtype_of
 from helpers.xray import Finding
 from helpers.xray.run import find
 
@@ -127,6 +128,38 @@ def test_masks(stage: Stage, mask: dict[str, Any], deterministic: bool) -> None:
         arrays = inputs(1, 2, 1, n, n_kv, 40)
         got = gradients(stage, arrays, deterministic=deterministic, **mask)
         check_gradients(f"{n} x {n_kv}", got, reference.attention_backward(*arrays, **mask))
+
+
+@every_stage
+@either_way
+def test_alibi(stage: Stage, deterministic: bool) -> None:
+    """Heads that share keys have slopes of their own, and so have batches; distances count on both sides."""
+    slopes = np.geomspace(0.5, 0.01, 8, dtype=np.float32).reshape(2, 4)
+    for n, n_kv, mask in ((130, 65, {}), (65, 130, {}), (65, 130, {"causal": True})):
+        arrays = inputs(2, 4, 2, n, n_kv, 40)
+        got = gradients(stage, arrays, deterministic=deterministic, alibi_slopes=slopes, **mask)
+        check_gradients(f"{n} x {n_kv}", got, reference.attention_backward(*arrays, alibi_slopes=slopes, **mask))
+
+
+@either_dtype
+def test_alibi_of_packed_sequences(dtype: str) -> None:
+    """By the entry points, forward and backward: each sequence as in a call of its own."""
+    rows, keys = (3, 70, 0, 64), (200, 33, 5, 64)
+    rng, cu = np.random.default_rng(1), [np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys)]
+    slopes = rng.random((4, 4), dtype=np.float32)
+    q, do = (rng.standard_normal((sum(rows), 4, 64)).astype(dtype_of(dtype)) for _ in range(2))
+    k, v = (rng.standard_normal((sum(keys), 2, 64)).astype(dtype_of(dtype)) for _ in range(2))
+    o, lse = flash_attention_varlen(q, k, v, *cu, alibi_slopes=slopes, return_lse=True)
+    got = flash_attention_varlen_backward(do, q, k, v, o, lse, *cu, alibi_slopes=slopes)
+    for i, (a, b, c, d) in enumerate(zip(cu[0], cu[0][1:], cu[1], cu[1][1:], strict=False)):
+        if a == b:
+            continue
+        one = q[None, a:b], k[None, c:d], v[None, c:d]
+        own, own_lse = flash_attention(*one, alibi_slopes=slopes[i], return_lse=True)
+        wanted = flash_attention_backward(do[None, a:b], *one, own, own_lse, alibi_slopes=slopes[i])
+        most = 1e-5 if dtype == "float32" else 2e-2
+        for x, y in zip((got[0][a:b], got[1][c:d], got[2][c:d]), wanted, strict=True):
+            np.testing.assert_allclose(x.astype(np.float32), y[0].astype(np.float32), atol=most)
 
 
 @every_stage

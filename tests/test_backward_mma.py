@@ -101,6 +101,20 @@ def test_packed_lengths(tiling: str, deterministic: int) -> None:
     half_gradients.check_packed(STAGE, {**TILINGS[tiling], "DETERMINISTIC": deterministic}, rows, keys, 64)
 
 
+SLOPES = np.geomspace(0.5, 0.01, 8, dtype=np.float32).reshape(2, 4)
+
+
+@pytest.mark.each_value()
+@pytest.mark.parametrize("tiling", ["registers", "shared"])
+def test_alibi(tiling: str) -> None:
+    """Heads that share keys have slopes of their own, and so have batches; distances count on both sides."""
+    sizes = {**TILINGS[tiling], "ALIBI": 1}
+    for n, n_kv in ((200, 130), (130, 200)):
+        given = inputs((2, 4, n, 64), n_kv, 2, "bfloat16")
+        check(f"{n} x {n_kv}", sizes, given, alibi_slopes=SLOPES)
+        check(f"{n} x {n_kv}, causal", sizes, given, alibi_slopes=SLOPES, window=(-1, 0))
+
+
 def test_strides() -> None:
     """(batch, seq, heads, head_dim) in memory, K and V as slices of one array."""
     do, q, k, v = inputs((2, 2, 70, 64), 90, 2, "float16")
@@ -217,7 +231,7 @@ def found_by_xray(code: str, sizes: Mapping[str, int]) -> set[str]:
 WAIT = "    cp_async_wait<0>();\n    __syncthreads();"
 WRONG = (
     Bug("delta left out", "dP[m][n][i] = i % 2 ? -delta.y : -delta.x;", "dP[m][n][i] = 0.0f;"),
-    Bug("lse of the neighbouring row", "i % 2 ? -lse.y : -lse.x", "-lse.x"),
+    Bug("lse of the neighbouring row", "i % 2 ? lse.y : lse.x", "lse.x"),
     Bug("lse not in units of log2", "l * LOG2_E", "l"),
     Bug("a row that sees no key weighs", "l == NEG_INF ? -NEG_INF : l_log2", "l_log2"),
     Bug(
@@ -253,6 +267,25 @@ WRONG = (
     Bug("the sum of half a row", "lanes < LANES", "lanes < LANES / 2"),
     Bug("the last step's dQ never added", "    add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);\n", ""),
 )
+
+
+WRONG_ALIBI = (
+    Bug("the slope of the group's first head", "block.group + head;", "block.group;"),
+    Bug("the slopes of the first batch", "block.sequence * alibi_batch + ", ""),
+    Bug("keys after a row are nearer", "slope_log2 * abs(distance", "slope_log2 * (distance"),
+    Bug(
+        "distances that start at the first key", "first_key + warp.key + g - kv_len + q_len", "first_key + warp.key + g"
+    ),
+    Bug("the second of two rows as far as the first", "i / 2 * 8 - i % 2)", "i / 2 * 8)"),
+)
+
+
+@pytest.mark.one_of_each(kind=lambda bug: None)
+@pytest.mark.parametrize("bug", WRONG_ALIBI, ids=lambda bug: bug.name)
+def test_wrong_gradients_with_alibi_are_found(bug: Bug) -> None:
+    code, given = bug.plant(kernel.source(FILE)), inputs((2, 4, 100, 64), 80, 2, "bfloat16")
+    with pytest.raises(AssertionError, match="is off by"):
+        check(bug.name, {**REGISTERS, "ALIBI": 1}, given, alibi_slopes=SLOPES, code=code)
 
 
 @pytest.mark.one_of_each(kind=lambda bug: bug.new == "")
@@ -296,7 +329,9 @@ RACES_IN_SHARED_MEMORY = (
 
 
 def test_every_bug_can_be_planted() -> None:
-    check_all_can_be_planted((kernel.source(FILE), bug) for bug in (*WRONG, *RACES, *RACES_IN_SHARED_MEMORY))
+    check_all_can_be_planted(
+        (kernel.source(FILE), bug) for bug in (*WRONG, *WRONG_ALIBI, *RACES, *RACES_IN_SHARED_MEMORY)
+    )
 
 
 @pytest.mark.one_of_each(kind=lambda bug: bug.new == "")

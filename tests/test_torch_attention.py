@@ -210,6 +210,25 @@ def test_takes_what_attention_takes(where: str, case: str) -> None:
     assert np.array_equal(plain.cpu().numpy(), want[0])
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_with_alibi(where: str, compiled: bool) -> None:
+    """As by PyTorch's operations, of batches and of packed sequences; compiled, with no break of the graph."""
+    q, k, v = (a.requires_grad_() for a in tensors((2, 33, 4, 64), (2, 40, 2, 64), (2, 40, 2, 64), where=where))
+    slopes = torch.tensor([0.5, 0.25, 0.1, 0.0], device=where)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return ours.flash_attention(q, k, v, alibi_slopes=slopes)
+
+    distance = (torch.arange(33, device=where)[:, None] + 7 - torch.arange(40, device=where)).abs()
+    few = (a.transpose(1, 2).repeat_interleave(2, 1) for a in (k, v))
+    how = {"attn_mask": -slopes[:, None, None] * distance}
+    want = torch.nn.functional.scaled_dot_product_attention(q.transpose(1, 2), *few, **how).transpose(1, 2)
+    o = (torch.compile(attend, fullgraph=True) if compiled else attend)(q, k, v)
+    do = torch.linspace(-1, 1, o.numel(), device=where).view(o.shape)
+    for x, y in zip(torch.autograd.grad(o, (q, k, v), do), torch.autograd.grad(want, (q, k, v), do), strict=True):
+        torch.testing.assert_close(x, y, atol=2e-4, rtol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("rotary_dim", [32, 64])
@@ -513,10 +532,10 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         NotImplementedError,
         "bias: these kernels have no gradients with one",
     ),
-    "gradients with ALiBi": (
-        lambda a: ours.flash_attention(a.requires_grad_(), a, a, alibi_slopes=A(5)),
+    "gradients of ALiBi's slopes": (
+        lambda a: ours.flash_attention(a.requires_grad_(), a, a, alibi_slopes=A(5).requires_grad_()),
         NotImplementedError,
-        "alibi_slopes: these kernels have no gradients with one",
+        "alibi_slopes: these kernels take them as constants",
     ),
     "gradients through short tables": (
         lambda a: ours.flash_attention(a.requires_grad_(), a, a, rotary_cos=A(2, 4), rotary_sin=A(2, 4)),

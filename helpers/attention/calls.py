@@ -176,13 +176,14 @@ def flash_attention_backward(
     window: tuple[int, int] | None = None,
     softmax_scale: float | None = None,
     deterministic: bool = False,
+    alibi_slopes: Any = None,
     stage: str | int | None = None,
 ) -> tuple[Any, Any, Any]:
     """The gradients of sum(do * flash_attention(q, k, v)) with respect to q, k and v.
 
     Args:
         do: the gradient of the loss with respect to the output, (batch, seq, heads, head_dim), of q's dtype.
-        q, k, v, causal, window, softmax_scale: as flash_attention had them.
+        q, k, v, causal, window, softmax_scale, alibi_slopes: as flash_attention had them. The slopes are constants.
         o, lse: what flash_attention(..., return_lse=True) returned: (batch, seq, heads, head_dim) of q's dtype, and
             float32 (batch, heads, seq).
         deterministic: the same bits in every run, on the same device. Without it, blocks add to dq in any order.
@@ -198,7 +199,8 @@ def flash_attention_backward(
         TypeError, ValueError: as flash_attention, and for do, o and lse that do not fit q.
     """
     options = Options(causal, softmax_scale, False, deterministic, False, stage, window)
-    return _call({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}, options)
+    extras = extra_inputs(alibi_slopes=alibi_slopes)
+    return _call({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **extras}, options)
 
 
 def flash_attention_varlen_backward(
@@ -215,6 +217,7 @@ def flash_attention_varlen_backward(
     window: tuple[int, int] | None = None,
     softmax_scale: float | None = None,
     deterministic: bool = False,
+    alibi_slopes: Any = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     stage: str | int | None = None,
@@ -235,7 +238,8 @@ def flash_attention_varlen_backward(
     longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
     options = Options(causal, softmax_scale, False, deterministic, False, stage, window)
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    return _call({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **lengths}, options, longest)
+    extras = extra_inputs(alibi_slopes=alibi_slopes)
+    return _call({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **lengths, **extras}, options, longest)
 
 
 # ---- a call of any kind: its arrays by name, its options, and the rows and keys of the longest sequence if packed

@@ -208,6 +208,7 @@ def attention_backward(
     softmax_scale: float | None = None,
     causal: bool = False,
     window: tuple[int, int] | None = None,
+    alibi_slopes: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The gradients of sum(do * attention(q, k, v)) with respect to q, k and v, in float64.
 
@@ -233,12 +234,15 @@ def attention_backward(
     if not np.isfinite(do).all():
         raise ValueError(f"do holds {int((~np.isfinite(do)).sum())} NaN or inf: the reference is for finite inputs.")
     left, right = _window(window, causal)
+    slopes = None if alibi_slopes is None else np.broadcast_to(_real("alibi_slopes", alibi_slopes), batch)
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     step = min(n, max(1, CHUNK_BYTES // (8 * n_kv)))
     for head in np.ndindex(batch):
         for start in range(0, n, step):
             rows = slice(start, min(start + step, n))
             s = q[head][rows] @ k[head].T * scale
+            if slopes is not None:
+                s -= slopes[head] * np.abs(_offsets(np.arange(rows.start, rows.stop), n, n_kv))
             s[~_seen(np.arange(rows.start, rows.stop), n, n_kv, left, right)] = -np.inf
             m = s.max(axis=-1, keepdims=True)
             p = np.exp(s - np.where(m == -np.inf, 0.0, m))

@@ -13,6 +13,7 @@ from typing import Any
 from helpers import device
 from helpers.attention.ladder.call import Options, check_gradient_arrays
 from helpers.attention.ladder.contract import Stage
+from helpers.attention.ladder.extras import extra_inputs
 from helpers.attention.ladder.plan import GRADIENTS, Ready
 
 
@@ -43,6 +44,7 @@ def plan(
     causal: bool = False,
     window: tuple[int, int] | None = None,
     deterministic: bool = False,
+    alibi_slopes: Any = None,
     cu_seqlens: tuple[Any, Any] | None = None,
     source: str | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -52,13 +54,14 @@ def plan(
     Args:
         do, o: the gradient of the output and the output, as q. lse: as the forward returns it.
         deterministic: the same bits in every run.
-        cu_seqlens, source, sizes: as `Stage.plan` has them.
+        alibi_slopes: of the forward. cu_seqlens, source, sizes: as `Stage.plan` has them.
     """
     options = Options(causal, softmax_scale, deterministic=deterministic, window=window)
-    options = stage.check(q, k, v, options, packed=cu_seqlens is not None)
+    extras = extra_inputs(alibi_slopes=alibi_slopes)
+    options = stage.check(q, k, v, options, packed=cu_seqlens is not None, extras=extras)
     check_gradient_arrays(do, q, o, lse, q.shape[:-1])
     gradients = tuple(device.cp.full(a.shape, device.cp.nan, dtype=a.dtype) for a in (q, k, v))
-    inputs = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
+    inputs = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **extras}
     outputs = dict(zip(GRADIENTS, gradients, strict=True))
     ready, arrays = stage.plan_arrays(inputs, outputs, options, cu_seqlens, source=source, sizes=sizes)
     return ready, arrays, gradients

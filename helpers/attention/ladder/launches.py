@@ -257,7 +257,7 @@ def without_resonance(together: int, row_tiles: int, blocks: int) -> int:
 
 def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     """08: D and zeros; dK, dV and dQ by tiles of keys, or dQ by tiles of rows in a launch of its own."""
-    params = _backward_params(call)
+    params, alibi = _backward_params(call), _alibi(stage, call)
     cu_seqlens = tuple(name if name in call.arrays else None for name in ("cu_seqlens_q", "cu_seqlens_k"))
     given, factors = ("q", "k", "v", "do"), ("lse", "delta")
     # A warp computes a row of D, whichever sequence it is of. Packed sequences are one batch here.
@@ -267,13 +267,20 @@ def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]
     adds = None if call.deterministic else "dq"
     launches = [
         stage.launch(each_row, sizes, ("o", "do", "delta", adds, params), "backward_preprocess"),
-        stage.launch(key_tiles, sizes, (*given, *factors, adds, "dk", "dv", *cu_seqlens, params), "backward"),
+        stage.launch(key_tiles, sizes, (*given, *factors, adds, "dk", "dv", *cu_seqlens, params, *alibi), "backward"),
     ]
     if adds is None:
         launches.append(
-            stage.launch(row_tiles, sizes, (*given, *factors, "dq", *cu_seqlens, params), "backward_dq"),
+            stage.launch(row_tiles, sizes, (*given, *factors, "dq", *cu_seqlens, params, *alibi), "backward_dq"),
         )
     return [part for launch in launches for part in _within_grid(launch, call)]
+
+
+def _alibi(stage: Stage, call: Call) -> tuple[Any, ...]:
+    """ALiBi's slopes, and from one batch's to the next: null and 0 where there are none. Steps do not take them."""
+    slopes = call.arrays.get("alibi_slopes")
+    given = ("alibi_slopes", np.int32(_steps(slopes)[0])) if slopes else (None, np.int32(0))
+    return given if "alibi" in stage.features else ()
 
 
 def backward_mma(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
@@ -291,7 +298,7 @@ def backward_mma(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Lau
     row_tiles, key_tiles = _grid(call, "q", sizes), _grid(call, "k", sizes)
     block = (stage.threads(sizes),)
     scratch = tuple(stage.scratch(call, sizes))
-    main = ("q", "k", "v", "do", *scratch, "dk", "dv", cu_q, cu_k, params)
+    main = ("q", "k", "v", "do", *scratch, "dk", "dv", cu_q, cu_k, params, *_alibi(stage, call))
     launches = (
         Launch("backward_mma_preprocess", row_tiles, block, 0, ("o", "do", "lse", *scratch, cu_q, params)),
         stage.launch(key_tiles, sizes, main),

@@ -119,6 +119,11 @@ def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
     return device.ON_GPU and (rows >= 512 if head_dim > 64 else all_rows >= 16384)
 
 
+def _vector(call: Call) -> dict[str, int]:
+    """Whether rows are read 16 bytes at a time, as kernels in float32 do without being told."""
+    return {} if call.aligned else {"VECTOR": 0}
+
+
 def _fused_variant(call: Call) -> dict[str, int]:
     """What a call has beside attention; nothing for a plain one."""
     defines = {"ALIBI": 1} if "alibi_slopes" in call.arrays else {}
@@ -153,7 +158,7 @@ _REGISTER_TILED: Mapping[str, Any] = {  # 05 has the tiles of 04
         _register_tiles,
         few_blocks=_few_register_tiles,
         lone_blocks=_lone_register_tiles,
-        variant=lambda call: {} if call.aligned else {"VECTOR": 0},
+        variant=_vector,
     ),
     "threads": lambda sizes: sizes["THREADS"],
     "shared_bytes": _register_tiles_shared,
@@ -223,14 +228,14 @@ _STAGES = (
         Tuning(
             _backward_tiles,
             _few_backward_tiles,
-            variant=lambda call: {} if call.aligned else {"VECTOR": 0},
+            variant=lambda call: _vector(call) | _fused_variant(call),
         ),
         launches=backward,
         slots=in_slots,
         scratch=row_sums,
         direction="backward",
         kernels=("backward_preprocess", "backward", "backward_dq"),
-        features=EVERYTHING | {"deterministic"},
+        features=EVERYTHING | {"deterministic", "alibi"},
         max_head_dim=tiles.MAX_HEAD_DIM,
         threads=lambda sizes: sizes["THREADS"],
         shared_bytes=lambda sizes: tiles.backward_shared_bytes(sizes["HEAD_DIM"], sizes),
@@ -240,14 +245,14 @@ _STAGES = (
         Tuning(
             _backward_mma_tiles,
             *map(_other_backward_mma_tiles, ("few", "fewest", "lone")),
-            variant=_turns,
+            variant=lambda call: _turns(call) | _fused_variant(call),
         ),
         launches=backward_mma,
         slots=in_slots,
         scratch=tiles_of_rows,
         direction="backward",
         kernels=("backward_mma_preprocess", "backward_mma", "backward_mma_convert"),
-        features=EVERYTHING | {"deterministic"},
+        features=EVERYTHING | {"deterministic", "alibi"},
         max_head_dim=256,
         shared_bytes=lambda sizes: tiles.backward_mma_shared_bytes(sizes["HEAD_DIM"], sizes),
         **_WARPS_OF_MMA,
@@ -274,7 +279,7 @@ _STAGES = (
         features=EVERYTHING | FUSED,
         only_for=FUSED,
         **_REGISTER_TILED,
-    ).changed(variant=lambda call: {**({} if call.aligned else {"VECTOR": 0}), **_fused_variant(call)}),
+    ).changed(variant=lambda call: _vector(call) | _fused_variant(call)),
     Stage(
         *(11, "fused_mma", "11_fused_mma.cu", "the same on tensor cores: the bias comes by cp.async and ldmatrix"),
         Tuning(_mma_tiles, _few_mma_tiles, variant=_fused_mma_variant),
