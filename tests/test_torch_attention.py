@@ -854,11 +854,12 @@ def test_autocast(where: str, dtype: str) -> None:
 
 
 def op_arguments(where: str, packed: bool, grad: bool, dtype: str = "float32") -> tuple[Any, ...]:
-    """Of course::flash_attention, but for flags and stage: causal, with the lengths of two sequences where packed."""
+    """Of course::flash_attention, but for flags and stage: causal, with the lengths of two sequences and slopes where packed."""
     shape = ((9, 2, 8), (9, 1, 8)) if packed else ((2, 9, 2, 8), (2, 9, 1, 8))
     q, k, v = tensors(shape[0], shape[1], shape[1], where=where, grad=grad, dtype=dtype)
     cu = torch.tensor([0, 4, 9], dtype=torch.int32, device=where) if packed else None
-    return q, k, v, cu, cu, [-1, 0, 5, 5] if packed else [-1, 0, -1, -1], None
+    slopes = torch.tensor([0.5, 0.25], device=where) if packed else None
+    return q, k, v, cu, cu, slopes, [-1, 0, 5, 5] if packed else [-1, 0, -1, -1], None
 
 
 @pytest.mark.parametrize("packed", [False, True])
