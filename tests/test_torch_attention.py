@@ -854,7 +854,7 @@ def test_autocast(where: str, dtype: str) -> None:
 
 
 def op_arguments(where: str, packed: bool, grad: bool, dtype: str = "float32") -> tuple[Any, ...]:
-    """Of course::flash_attention, but for flags and stage: causal, with the lengths of two sequences and slopes where packed."""
+    """Of course::flash_attention, but for flags and stage: causal; where packed, of two sequences with slopes."""
     shape = ((9, 2, 8), (9, 1, 8)) if packed else ((2, 9, 2, 8), (2, 9, 1, 8))
     q, k, v = tensors(shape[0], shape[1], shape[1], where=where, grad=grad, dtype=dtype)
     cu = torch.tensor([0, 4, 9], dtype=torch.int32, device=where) if packed else None
