@@ -214,6 +214,21 @@ def test_an_early_return_is_a_note_of_the_xray() -> None:
     assert "note: 14 of 64 threads" in str(report) and "note: 14 of 64 threads" in report._repr_html_()
 
 
+def test_warps_at_different_lines_are_a_note_of_the_xray() -> None:
+    code = """extern "C" __global__ void apart(int* out) {
+  __shared__ int s[64];
+  s[threadIdx.x] = threadIdx.x;
+  if (threadIdx.x < 32) __syncthreads();
+  else
+    __syncthreads();
+  out[threadIdx.x] = s[63 - threadIdx.x];
+}"""
+    report = xray(engine.RawKernel(code, "apart"), (1,), (64,), (engine.zeros(64, np.int32),))
+    assert report.clean
+    (note,) = report.notes
+    assert "block (0,0,0) met in __syncthreads() at kernel.cu:" in note and "A GPU counts the warps" in note
+
+
 # ---------------------------------------------------------------- versions that a source asks for
 
 VERSIONS = r"""

@@ -608,7 +608,7 @@ def test_wrong_grids_and_blocks(grid: Any, block: Any, error: type[Exception], s
         ((None, None, i32(0), 1), TypeError, "takes 3 arguments, got 4"),
         ([None, None, 0.5], TypeError, r"argument 2 \(int32 at\) of read_wild got a Python float.*cp.int32\(0.5\)"),
         ((None, None, f32(1)), TypeError, r"argument 2 \(int32 at\) of read_wild got a float32"),
-        ((None, None, np.int64(1)), TypeError, "got an int64"),
+        ((None, None, np.int64(1 << 40)), TypeError, "1099511627776 does not fit int32"),
         ((None, None, True), TypeError, "got a bool"),
         ((None, None, 2**31), TypeError, "2147483648 does not fit int32"),
         ((None, None, "1"), TypeError, r"is a scalar; got str '1'; write cp.int32\(...\)"),
@@ -653,9 +653,8 @@ def test_wrong_structs() -> None:
 
 
 def test_what_the_engine_is_not() -> None:
-    for name in ("matmul", "random", "linalg", "sum"):
-        with pytest.raises(AttributeError, match=rf"the CPU engine has no '{name}': it is not CuPy .*cp.asnumpy"):
-            getattr(engine, name)
+    with pytest.raises(AttributeError, match=r"the CPU engine has no 'fuse': it has the part of CuPy .*cp.asnumpy"):
+        engine.fuse  # noqa: B018
 
 
 @pytest.mark.parametrize(

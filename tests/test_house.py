@@ -76,8 +76,11 @@ def test_imports_point_down(path: Path) -> None:
 
 
 def test_the_gpu_needs_nothing_of_the_engine() -> None:
-    """Only the switch between the two, the X-ray and what draws on it know the engine; all read CUDA C++ as text."""
-    both = ("helpers.engine.cuda_source", "helpers.engine.nvrtc")
+    """Only the switch between the two, the X-ray and what draws on it know the engine; all read CUDA C++ as text.
+
+    And all may know the rule of banks, and what a step of an X-ray is.
+    """
+    both = tuple(f"helpers.engine.{name}" for name in ("cuda_source", "nvrtc", "banks", "steps"))
     names = ((room(path), name) for path in files() for _, name in imported(path))
     known = {own for own, name in names if name.startswith("helpers.engine") and not name.startswith(both)}
     assert known - {"engine"} <= {"device", "attention", "xray", "lesson", "bench"}

@@ -17,7 +17,7 @@ from helpers.attention.ladder import launches
 from helpers.bench import curves
 from helpers.bench import plots as measured
 from helpers.bench.studies import moving
-from helpers.draw import banks
+from helpers.engine import banks
 from helpers.lesson import show
 
 # 10_order.cu prepares a launch of 10: it has no sizes of its own.

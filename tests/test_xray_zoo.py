@@ -755,7 +755,7 @@ WAITING = [
         "two_barriers",
         "barrier divergence",
         """NAME(const float *in, float *out) {
-  if (threadIdx.x < 32) {
+  if (threadIdx.x % 32 < 16) {
     out[threadIdx.x] = in[threadIdx.x];
     __syncthreads();  // here
   } else {

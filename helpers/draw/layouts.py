@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from helpers.draw.banks import BANKS
 from helpers.draw.picture import Picture, figure, styled
+from helpers.engine.banks import BANKS
 
 
 @styled

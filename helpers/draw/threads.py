@@ -11,8 +11,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from helpers.draw.banks import BANKS, wavefronts
 from helpers.draw.picture import IDLE, MOVED, READ, WRITE, Picture, figure, styled
+from helpers.engine.banks import BANKS, wavefronts
 
 
 @styled

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 
 from helpers.draw.picture import IDLE, LINES, READ, WRITE, Picture, figure, styled
+from helpers.engine.steps import Step
 
 WARP = 32
 COLOURS = {
@@ -20,28 +19,6 @@ COLOURS = {
     "atomic": LINES[4],
     "wait": IDLE,
 }
-
-
-@dataclass(frozen=True)
-class Step:
-    """What some threads of one warp executed together between two barriers of their block.
-
-    interval: how many barriers came before. threads: their numbers in the block. what: read global, write shared, ...
-    count: how often. barrier: the line of the barrier that ends the interval; None at the block's end.
-    """
-
-    interval: int
-    warp: int
-    line: int
-    what: str
-    threads: tuple[int, ...]
-    count: int
-    barrier: int | None
-
-    @property
-    def width(self) -> float:
-        """In the picture: 1 for once, and one more each time the count doubles."""
-        return 1 + math.log2(self.count)
 
 
 def _runs(threads: Sequence[int]) -> list[tuple[int, int]]:

@@ -20,11 +20,13 @@ compiles a quarter faster, for kernels that run once.
 
 from __future__ import annotations
 
+import sys as _sys
 from typing import Any
 
 import numpy as _np
 
 from . import cuda
+from . import from_numpy as _from_numpy
 from .array import (
     arange,
     array,
@@ -43,6 +45,7 @@ from .array import (
     zeros_like,
 )
 from .compiler import CompileError, NoCompilerError
+from .elementwise import ElementwiseKernel, ReductionKernel
 from .failures import LaunchError
 from .module import RawKernel, RawModule
 
@@ -56,10 +59,12 @@ inf, nan, pi = float("inf"), float("nan"), _np.pi
 
 __all__ = [
     "CompileError",
+    "ElementwiseKernel",
     "LaunchError",
     "NoCompilerError",
     "RawKernel",
     "RawModule",
+    "ReductionKernel",
     "arange",
     "array",
     "asarray",
@@ -71,6 +76,7 @@ __all__ = [
     "empty_like",
     "full",
     "full_like",
+    "get_array_module",
     "ndarray",
     "ones",
     "ones_like",
@@ -79,8 +85,15 @@ __all__ = [
 ]
 
 
+def get_array_module(*args: Any) -> Any:
+    """The engine, where one of the arguments is a device array; else NumPy."""
+    return _sys.modules[__name__] if any(isinstance(a, ndarray) for a in args) else _np
+
+
 def __getattr__(name: str) -> Any:
+    if not name.startswith("_") and hasattr(_np, name):
+        return _from_numpy.of(getattr(_np, name))
     raise AttributeError(
-        f"the CPU engine has no {name!r}: it is not CuPy but the small part of it that the course uses "
-        f"({', '.join(__all__)}, the dtypes). Do the rest in NumPy on cp.asnumpy(...), or run on a GPU."
+        f"the CPU engine has no {name!r}: it has the part of CuPy that kernels need ({', '.join(__all__)}, the dtypes) "
+        "and NumPy's functions. Do the rest in NumPy on cp.asnumpy(...), or run on a GPU."
     )

@@ -13,13 +13,10 @@ import os
 import weakref
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from .cuda_source.c_types import bfloat16 as bfloat16
 from .runtime import library
-
-bfloat16 = np.dtype(ml_dtypes.bfloat16)
-
 
 _live: weakref.WeakValueDictionary[int, _Memory] = weakref.WeakValueDictionary()  # by address
 _asked: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()  # in NumPy's memory, by address
@@ -131,66 +128,76 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") ->
     return np.ndarray.__new__(ndarray, shape, kind, np.asarray(memory), 0, None, order)
 
 
-def _filled(shape: Any, value: Any, dtype: Any) -> ndarray:
-    out = empty(shape, dtype)
+def _order_of(a: Any, order: str | None) -> str:
+    """C, or F where that is asked for, or where it is not, for an array that is in this order alone."""
+    if order in ("C", "F"):
+        return order
+    flags = a.flags if isinstance(a, np.ndarray) else None
+    return "F" if flags is not None and flags.f_contiguous and not flags.c_contiguous else "C"
+
+
+def _filled(shape: Any, value: Any, dtype: Any, order: str) -> ndarray:
+    out = empty(shape, dtype, order)
     out[...] = value
     return out
 
 
-def zeros(shape: Any, dtype: Any = float) -> ndarray:
+def zeros(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
     """A device array of zeros."""
-    return _filled(shape, 0, dtype)
+    return _filled(shape, 0, dtype, order)
 
 
-def ones(shape: Any, dtype: Any = float) -> ndarray:
+def ones(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
     """A device array of ones."""
-    return _filled(shape, 1, dtype)
+    return _filled(shape, 1, dtype, order)
 
 
-def full(shape: Any, fill_value: Any, dtype: Any = None) -> ndarray:
+def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> ndarray:
     """A device array of one value."""
-    return _filled(shape, fill_value, dtype or np.asarray(fill_value).dtype)
+    return _filled(shape, fill_value, dtype or np.asarray(fill_value).dtype, order)
 
 
-def empty_like(a: Any, dtype: Any = None) -> ndarray:
-    """`empty` with the shape and dtype of `a`."""
-    return empty(np.shape(a), dtype or a.dtype)
+def empty_like(a: Any, dtype: Any = None, order: str = "K") -> ndarray:
+    """`empty` with the shape, dtype and order of `a`."""
+    return empty(np.shape(a), dtype or a.dtype, _order_of(a, order))
 
 
-def zeros_like(a: Any, dtype: Any = None) -> ndarray:
-    """`zeros` with the shape and dtype of `a`."""
-    return zeros(np.shape(a), dtype or a.dtype)
+def zeros_like(a: Any, dtype: Any = None, order: str = "K") -> ndarray:
+    """`zeros` with the shape, dtype and order of `a`."""
+    return zeros(np.shape(a), dtype or a.dtype, _order_of(a, order))
 
 
-def ones_like(a: Any, dtype: Any = None) -> ndarray:
-    """`ones` with the shape and dtype of `a`."""
-    return ones(np.shape(a), dtype or a.dtype)
+def ones_like(a: Any, dtype: Any = None, order: str = "K") -> ndarray:
+    """`ones` with the shape, dtype and order of `a`."""
+    return ones(np.shape(a), dtype or a.dtype, _order_of(a, order))
 
 
-def full_like(a: Any, fill_value: Any, dtype: Any = None) -> ndarray:
-    """`full` with the shape and dtype of `a`."""
-    return full(np.shape(a), fill_value, dtype or a.dtype)
+def full_like(a: Any, fill_value: Any, dtype: Any = None, order: str = "K") -> ndarray:
+    """`full` with the shape, dtype and order of `a`."""
+    return full(np.shape(a), fill_value, dtype or a.dtype, _order_of(a, order))
 
 
-def array(a: Any, dtype: Any = None, copy: bool = True) -> ndarray:
-    """A new device array with the contents of `a`."""
-    host = np.asarray(a, dtype=dtype)
-    out = empty(host.shape, host.dtype)
+def array(a: Any, dtype: Any = None, copy: bool = True, order: str | None = "K", ndmin: int = 0) -> ndarray:
+    """A new device array with the contents of `a`, in its order unless another is asked for."""
+    host = np.array(a, dtype=dtype, copy=None if _NUMPY_2 else False, ndmin=ndmin)
+    out = empty(host.shape, host.dtype, _order_of(host, order))
     out[...] = host
     return out
 
 
-def asarray(a: Any, dtype: Any = None) -> ndarray:
-    """`a` on the device: itself if it is a device array of that dtype already, else a copy."""
-    if isinstance(a, ndarray) and (dtype is None or a.dtype == np.dtype(dtype)):
-        return a
-    return array(a, dtype)
+_NUMPY_2 = int(np.__version__.partition(".")[0]) >= 2  # before, copy=None was False
+
+
+def asarray(a: Any, dtype: Any = None, order: str | None = None) -> ndarray:
+    """`a` on the device: itself if it is a device array of that dtype and order already, else a copy."""
+    same = isinstance(a, ndarray) and (dtype is None or a.dtype == np.dtype(dtype))
+    return a if same and order in (None, "K", "A", _order_of(a, None)) else array(a, dtype, order=order)
 
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
     """`a` on the device with its elements in C order, one after the other."""
     out = asarray(a, dtype)
-    return out if out.flags.c_contiguous else array(out)
+    return out if out.flags.c_contiguous else array(out, order="C")
 
 
 def arange(*args: Any, dtype: Any = None) -> ndarray:

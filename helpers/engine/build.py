@@ -81,12 +81,16 @@ def build(recipe: Recipe, log_stream: Any = None) -> Built:
     while True:
         program = attempt.program()
         path, diagnostics = program.build()
-        if path is not None:
+        if path is None:
+            attempt = attempt.after(diagnostics)
+            continue
+        try:
+            library = _load(program, path)
             break
-        attempt = attempt.after(diagnostics)
+        except _Undefined as error:
+            attempt = attempt.without(error.args[0])
     if log_stream is not None:
         log_stream.write(_warnings(compiler.warnings(program.text, program.options), recipe.code))
-    library = _load(program, path)
     if recipe.is_shared:
         _LOADED[path, recipe.options] = library
     return Built(library, _entries(library), _TILES.search(program.text) is not None)
@@ -127,7 +131,7 @@ class _Attempt:
         """
         recipe = self.recipe
         code = libraries.translate_cucomplex(recipe.code) if recipe.translate_cucomplex else recipe.code
-        flags, macros = options.for_host(recipe.options)
+        flags, macros = options.for_host(recipe.options, recipe.backend)
         host_flags = cutlass.compiled(flags) if cutlass.includes(code) else flags
         folders = [compiler.INCLUDE, *compiler.system_folders(host_flags)]
         arguments = self._arguments(code, host_flags)
@@ -204,6 +208,23 @@ class _Attempt:
             return replace(self, kernels=tuple(unblamed))
         raise CompileError(messages.explain(diagnostics, code, self.names))
 
+    def without(self, symbol: str) -> _Attempt:
+        """What to try where a symbol is not defined: a kernel that is only declared has no place in the table.
+
+        Raises:
+            CompileError: it is no kernel.
+        """
+        left = tuple(
+            name for name in self.kernels if symbol not in (name, f"_{name}") and f"{len(name)}{name}" not in symbol
+        )
+        if len(left) == len(self.kernels):
+            raise CompileError(messages.undefined(symbol, self.recipe.code))
+        return replace(self, kernels=left)
+
+
+class _Undefined(Exception):
+    """A symbol that the source declares and uses, and never defines."""
+
 
 def _first_headers(code: str, folders: Sequence[Path]) -> str:
     """The headers of these folders that the source includes, read before its macros: `#define N 64` must not change
@@ -233,7 +254,7 @@ def _load(program: _Program, path: Path) -> runtime.KernelLibrary:
     except (OSError, AttributeError) as error:
         undefined = _UNDEFINED.search(str(error))
         if undefined:
-            raise CompileError(messages.undefined(undefined[1] or undefined[2], recipe.code)) from None
+            raise _Undefined(undefined[1] or undefined[2]) from None
     path.unlink(missing_ok=True)  # a broken file in the cache
     rebuilt, _ = program.build()
     return runtime.KernelLibrary(rebuilt)

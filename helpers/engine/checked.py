@@ -137,12 +137,16 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Left:
-    """A barrier that some threads of a block had left the kernel before: how many, and the first of them."""
+    """A barrier that some threads of a block had left the kernel before: how many, and the first of them.
+
+    Or one to which a warp came at another line: count is 0, and thread one that stood at other_line.
+    """
 
     place: tuple[str, int]
     block: tuple[int, int, int]
     count: int
     thread: tuple[int, int, int]
+    other_line: int = 0
 
 
 # By the engine's number: what an event is, see `EngineEventKind` of engine/checker.h.
@@ -421,6 +425,7 @@ def _left(lib: ctypes.CDLL, grid: Sequence[int], block: Sequence[int]) -> tuple[
             index(one.block, grid),
             one.count,
             index(one.thread, block),
+            one.other_line,
         )
         for one in out[:count]
     )

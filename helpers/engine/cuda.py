@@ -74,12 +74,35 @@ def get_elapsed_time(start_event: Event, end_event: Event) -> float:
 
 
 class Stream:
-    """The only stream."""
+    """The only stream, by whatever name: a launch has ended when it returns."""
 
     null: Stream
+    ptr = 0
+
+    def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False) -> None:
+        pass
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
+
+    def use(self) -> Stream:
+        """It is the current one already."""
+        return self
+
+    def record(self, event: Event | None = None) -> Event:
+        """A point in time."""
+        event = event or Event()
+        event.record()
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        """Nothing to wait for."""
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 Stream.null = Stream()

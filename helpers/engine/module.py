@@ -178,7 +178,9 @@ class RawModule:
         plain = re.sub(r"<.*", "", name).split("::")[-1]
         linked = {key: library.symbol_at(other.function) or key for key, other in self._built.entries.items()}
         arrays = symbols.shared_arrays(library.symbols, linked)[name]
-        defined = dict(re.findall(r"^#define (\w+) (.*)$", options.for_host(self.options)[1], re.M))
+        defined = dict(
+            re.findall(r"^#define (\w+) (.*)$", options.for_host(self.options, self._recipe.backend)[1], re.M)
+        )
         bounds = source.launch_bounds(self.code, plain, defined)
         kernel = CompiledKernel(
             name=name,
@@ -312,6 +314,11 @@ class RawKernel:
             "max_dynamic_shared_size_bytes": self.max_dynamic_shared_size_bytes,
             "max_threads_per_block": compiled.most_threads,
         }
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("num_regs", "local_size_bytes", "const_size_bytes", "ptx_version", "binary_version"):
+            raise AttributeError(f"{name} is what a GPU's compiler decides, and the CPU engine runs no code of a GPU")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def shared_size_bytes(self) -> int:

@@ -15,10 +15,12 @@ _GPU_ONLY = re.compile(
     r"-?split-compile.*|-?jit.*)$"
 )
 
+_OF_NVCC = re.compile(r"-(O[0-3]|-?optimize.*|-?expt-.*|m64|-?extended-lambda|t\d+|-?threads.*)$")
+
 _LONG = {"--define-macro": "-D", "--include-path": "-I", "--undefine-macro": "-U"}
 
 
-def for_host(options: Iterable[str]) -> tuple[list[str], str]:
+def for_host(options: Iterable[str], backend: str = "nvrtc") -> tuple[list[str], str]:
     """NVRTC's options as (a host compiler's, preprocessor lines). Those that only steer a GPU's code are dropped.
 
     Macros become lines after the engine's own headers, which they must not change: -DN=64 leaves their N alone.
@@ -48,7 +50,7 @@ def for_host(options: Iterable[str]) -> tuple[list[str], str]:
             macros.append(f"#undef {value}\n")
         elif match := re.fullmatch(r"--?std=(c\+\+\d\w)", option):
             flags.append(f"-std={max(match.group(1), 'c++17')}")  # the engine's own headers need 17
-        elif not _GPU_ONLY.match(option):
+        elif not _GPU_ONLY.match(option) and not (backend == "nvcc" and _OF_NVCC.match(option)):
             raise CompileError(f"unrecognized option {option!r}; the CPU engine takes -D, -I, -U and -std=c++NN")
     if waiting:
         raise CompileError(f"the option {waiting} comes last and has no value")

@@ -229,9 +229,10 @@ def _of_file(clean: str, bodies: list[tuple[int, int, str]]) -> Iterator[tuple[i
                 )
 
 
+_TYPE = r"(?:unsigned|signed|int|float|double|char|short|long)(?:\s+(?:unsigned|int|char|short|long|double))*"
 _VARIABLE = re.compile(
-    r"(?:static\s+|volatile\s+)*(?:unsigned|signed|int|float|double|char|short|long)"
-    r"(?:\s+(?:unsigned|int|char|short|long|double))*\s+(\w+)\s*(?:\[[^\]]*\]\s*)*(?:=[^=]|;|,|\{)"
+    rf"(?:static\s+|volatile\s+)*(?:{_TYPE}\s+|(?:const\s+)?{_TYPE}\s*(?:const\s*)?(?:\*\s*)+)(?!const\b)(\w+)"
+    r"\s*(?:\[[^\]]*\]\s*)*(?:=[^=]|;|,|\{)"
 )
 
 

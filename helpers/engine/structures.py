@@ -196,6 +196,7 @@ class CheckedLeft(ctypes.Structure):
         ("line", ctypes.c_int),
         ("count", ctypes.c_uint32),
         ("thread", ctypes.c_uint32),
+        ("other_line", ctypes.c_int),
     ]
 
 

@@ -16,14 +16,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
+
+from .cuda_source.c_types import bfloat16
 
 MAGIC = 0x70614D726F736E54  # "TnsorMap"
 BYTES = 128
 
 # By name: the type of an element.
-DTYPES = {
+DTYPES: dict[str, np.dtype] = {
     "uint8": np.dtype(np.uint8),
     "uint16": np.dtype(np.uint16),
     "uint32": np.dtype(np.uint32),
@@ -33,8 +34,9 @@ DTYPES = {
     "float16": np.dtype(np.float16),
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
+if bfloat16 is not None:
+    DTYPES["bfloat16"] = bfloat16
 _NAMES = tuple(DTYPES)
 _SWIZZLES = (0, 32, 64, 128)  # bytes of a row that is swizzled; 0: none
 _PROMOTIONS = (0, 64, 128, 256)

@@ -11,8 +11,8 @@ from . import compiler, ptx
 from .cuda_source.source import blank_comments, line_table
 
 _EXTERN_SHARED = re.compile(
-    r"extern(?<=\bextern)\b(?P<head>[^;{}=]*?\b__shared__\b[^;{}=]*?)\b(?P<name>\w+)\s*\[\s*\]"
-    r"(?P<rest>(?:\s*\[[^\]]*\])*)\s*;"
+    r"\b(?:extern\b(?=[^;{}=]*\b__shared__\b)|__shared__\b(?=[^;{}=]*\bextern\b))"
+    r"(?P<head>[^;{}=]*?)\b(?P<name>\w+)\s*(?P<array>\[\s*\](?P<rest>(?:\s*\[[^\]]*\])*)\s*)?;"
 )
 
 
@@ -20,7 +20,7 @@ _DEFINE = re.compile(r"^[ \t]*#[ \t]*define\b(?:\\\n|[^\n])*", re.M)
 _EXTERN_IN_MACRO = re.compile(
     r"\bextern\b(?P<head>(?:(?!\bextern\b)[^;{}=])*?\b__shared__\b[^;{}=]*?)(?P<name>\w+(?:\s*##\s*\w+)*)\s*\[\s*\]"
 )
-_ALIGNMENT = re.compile(r"\b(__align__|alignas|__attribute__)\s*\([^;]*?\)+|\b__shared__\b")
+_ALIGNMENT = re.compile(r"\b(__align__|alignas|__attribute__)\s*\([^;]*?\)+|\b(__shared__|extern)\b")
 
 
 def _extern_in_macros(code: str, clean: str) -> list[tuple[int, int, str]]:
@@ -136,10 +136,10 @@ def translate(
     """The source as a host compiler takes it; its lines keep their numbers.
 
     Some constructs have no spelling in C++. `extern __shared__ T name[];`, an array whose size is chosen at the launch,
-    becomes a pointer to the launch's dynamic shared memory, in the function that declares it, or, where the file
-    declares it, in each function that uses it; a macro that declares it declares the pointer. `__shared__ alignas(n)`
-    gets an attribute that may stand after __shared__. An asm statement becomes calls of the engine. Everything else is
-    done by the headers.
+    becomes a pointer to the launch's dynamic shared memory, and an object a reference: in the function that declares
+    it, or, where the file declares it, in each function that uses it; a macro that declares it declares the pointer.
+    `__shared__ alignas(n)` gets an attribute that may stand after __shared__. An asm statement becomes calls of the
+    engine. Everything else is done by the headers.
 
     Args:
         expanded: the source after the preprocessor, with its lines told by #line; None where that cannot be had. It is
@@ -178,9 +178,11 @@ def translate(
     for match in declared:
         edits = [edit for edit in edits if not match.start() <= edit[0] < match.end()]
         kind = _ALIGNMENT.sub(" ", match.group("head"))
-        kind, name, rest = " ".join(kind.split()), match.group("name"), match.group("rest").strip()
+        kind, name, rest = " ".join(kind.split()), match.group("name"), (match.group("rest") or "").strip()
         pointer = f"(*const {name}){rest}" if rest else f"*const {name}"
         new = f"{kind} {pointer} = ({kind} (*){rest})engine_dynamic_shared();"
+        if not match.group("array"):
+            new = f"{kind} &{name} = *({kind} *)engine_dynamic_shared();"
         if not any(begin < match.start() < end for begin, end, _ in bodies):
             for begin, end, head in bodies:
                 word = rf"\b{name}\b"

@@ -41,9 +41,6 @@ from helpers.bench.results import (  # noqa: F401 - part of this face
 from helpers.bench.roofline import (  # noqa: F401 - part of this face
     measured_roofline,
 )
-from helpers.draw.banks import (  # noqa: F401 - part of this face
-    wavefronts,
-)
 from helpers.draw.charts import (  # noqa: F401 - part of this face
     heatmap,
     lines,
@@ -93,4 +90,7 @@ from helpers.draw.threads import (  # noqa: F401 - part of this face
     matrices,
     sectors,
     warp_picture,
+)
+from helpers.engine.banks import (  # noqa: F401 - part of this face
+    wavefronts,
 )

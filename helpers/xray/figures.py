@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from helpers.draw import timeline
 from helpers.engine import checked, regions
+from helpers.engine.steps import Step
 
 Line = tuple[str, int]  # file and number
 
@@ -107,7 +107,7 @@ def fetches(seen: checked.Observed) -> dict[str, np.ndarray]:
     return {part.name: part.fetches for r in seen.regions for part in r.parts if part.fetches is not None}
 
 
-def steps(seen: checked.Observed, passed: checked.Passed) -> list[timeline.Step]:
+def steps(seen: checked.Observed, passed: checked.Passed) -> list[Step]:
     """The steps of one block, those of the same line and lanes put together."""
     words: dict[int, tuple[int, str]] = {}  # of each site, which many steps share
     threads: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -126,4 +126,4 @@ def steps(seen: checked.Observed, passed: checked.Passed) -> list[timeline.Step]
         counts[key] = counts.get(key, 0) + count
     ends = dict(enumerate(line for _, line in passed.barriers))
     in_order = sorted(counts.items(), key=lambda item: item[0][0])
-    return [timeline.Step(*key, count, ends.get(key[0])) for key, count in in_order]
+    return [Step(*key, count, ends.get(key[0])) for key, count in in_order]

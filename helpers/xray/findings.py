@@ -90,14 +90,22 @@ def of_run(seen: checked.Observed) -> list[Finding]:
 
 
 def notes(seen: checked.Observed) -> list[str]:
-    """What is no error, and still worth a look: threads that had left the kernel when their block met at a barrier."""
-    total = seen.block[0] * seen.block[1] * seen.block[2]
-    return [
-        f"{left.count} of {total} threads of block {failures.triple(left.block)} had left the kernel before the "
-        f"barrier at {left.place[0]}:{left.place[1]}, the first is thread {failures.triple(left.thread)}. A GPU does "
-        "not wait for them (since Volta, sm_70). A thread that stays, without a row of its own, can still help to load"
-        for left in seen.left
-    ]
+    """What is no error, and still worth a look: threads that were elsewhere when their block met at a barrier."""
+    return [_note(left, seen.block[0] * seen.block[1] * seen.block[2]) for left in seen.left]
+
+
+def _note(left: checked.Left, total: int) -> str:
+    block, thread, where = failures.triple(left.block), failures.triple(left.thread), f"{left.place[0]}:{left.place[1]}"
+    if not left.count:
+        return (
+            f"block {block} met in __syncthreads() at {where} and, thread {thread} among others, at line "
+            f"{left.other_line}. A GPU counts the warps that arrive; CUDA asks for one barrier, which all threads reach"
+        )
+    return (
+        f"{left.count} of {total} threads of block {block} had left the kernel before the barrier at {where}, the first "
+        f"is thread {thread}. A GPU does not wait for them (since Volta, sm_70). A thread that stays, without a row of "
+        "its own, can still help to load"
+    )
 
 
 def _merged(seen: checked.Observed) -> list[Finding]:

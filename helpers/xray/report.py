@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from helpers.draw import banks, timeline
-from helpers.engine import checked, failures
+from helpers.engine import banks, checked, failures
 from helpers.engine.cuda_source import source
+from helpers.engine.steps import Step
 from helpers.xray.figures import Figures
 from helpers.xray.findings import Finding
 from helpers.xray.render import COLUMNS, Listing, Row, columns, fetch_maps, html_table, text_table
@@ -56,7 +56,7 @@ class Report:
     by_access: dict[tuple[str, int], dict[str, Figures]] = field(default_factory=dict, repr=False)  # by_line, by array
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (1, 1, 1)
-    passed: dict[int, list[timeline.Step]] = field(default_factory=dict, repr=False)  # by block
+    passed: dict[int, list[Step]] = field(default_factory=dict, repr=False)  # by block
     notes: list[str] = field(default_factory=list)
     events: tuple[checked.Event, ...] = field(default=(), repr=False)
 
@@ -207,7 +207,7 @@ class Report:
                 ax.set_yticks([(i + 0.5) * words_each for i in range(len(lanes))], lanes, fontsize=7)
         return picture
 
-    def steps(self, block: int | Sequence[int] = 0) -> list[timeline.Step]:
+    def steps(self, block: int | Sequence[int] = 0) -> list[Step]:
         """What the warps of a block did between its barriers, in order: `timeline` as data.
 
         Memory instructions only. Threads of a warp are together where a GPU would keep them together.
@@ -238,6 +238,8 @@ class Report:
         Args:
             block: its number or index, as for `steps`. intervals: the first one to draw, and one past the last.
         """
+        from helpers.draw import timeline
+
         steps = self.steps(block)
         first, last = intervals
         drawn = [step for step in steps if first <= step.interval < last]

@@ -96,10 +96,10 @@ void check_switch(unsigned thread, const void* stack_top) {
 
 void check_collective() { ++books.collectives; }
 
-void check_left(const char* file, int line, unsigned count, unsigned thread) {
+void check_left(const char* file, int line, unsigned count, unsigned thread, int other_line) {
   for (const EngineLeft& known : books.left)
-    if (known.line == line && strcmp(known.file, file) == 0) return;
-  books.left.push_back({books.block, file, line, count, thread});
+    if (known.line == line && !known.count == !count && strcmp(known.file, file) == 0) return;
+  books.left.push_back({books.block, file, line, count, thread, other_line});
 }
 
 void check_no_such_lane(const engine::Collective& operation, unsigned lane, unsigned source) {

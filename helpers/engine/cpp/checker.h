@@ -63,11 +63,14 @@ struct EngineBarrier {
   int line;
 };
 
-struct EngineLeft {  // a barrier that some threads of a block had left the kernel before: no error, but worth a note
+// No error, but worth a note: a barrier that some threads of a block had left the kernel before, or to which a warp came
+// at another line.
+struct EngineLeft {
   uint64_t block;
   const char* file;
   int line;
-  uint32_t count, thread;  // how many had left, and the first of them
+  uint32_t count, thread;  // how many had left, and the first of them; 0, and one that stood at other_line
+  int other_line;
 };
 
 // What warps ask of TMA, of tensor cores and of barriers, in the order in which it happens.
@@ -133,7 +136,7 @@ void check_barrier(const char* file, int line, bool whole = true);
 void check_named_arrival(unsigned number);
 void check_named_departure(unsigned number, unsigned thread);
 void check_named_over(unsigned number);
-void check_left(const char* file, int line, unsigned count, unsigned thread);
+void check_left(const char* file, int line, unsigned count, unsigned thread, int other_line = 0);
 void check_warp_sync(unsigned warp, unsigned mask);
 void check_collective();
 void check_no_such_lane(const engine::Collective& operation, unsigned lane, unsigned source);

@@ -35,7 +35,7 @@ void count_pieces(
   // Shared memory: 32 banks of 4 bytes. A bank gives one word in a wavefront, to all that want it. Lanes with 8 or 16 bytes
   // each are served in groups of 16 or 8; of 32 or 16 where every lane i shares its address with lane i ^ 1, or every
   // one with lane i ^ 2, or that lane takes no part (measured on an H200: helpers/bench/studies/xray_vs_ncu.py).
-  // helpers/draw/banks.py has the same rule, and a test compares them.
+  // helpers/engine/banks.py has the same rule, and a test compares them.
   unsigned group = size <= 4 ? 32 : 128 / size;
   if (size > 4) {
     uintptr_t of[32] = {};

@@ -84,21 +84,26 @@ void schedule(Worker& w) {
 
 void set_waiting(Worker& w, Fiber& f) { w.ready[f.lane.linear / WARP] &= ~(1u << (f.lane.linear % WARP)); }
 
-// All threads that have not left the kernel wait in __syncthreads: they go on, if it is the same one.
+// All threads that have not left the kernel wait in __syncthreads: they go on, if those of each warp are in the same one.
+// A GPU counts the warps that arrive at barrier 0, wherever they stand.
 void complete_barrier(Worker& w) {
   Fiber* last = w.current;
   for (unsigned i = 0; !last->at_barrier; ++i) last = &w.fibers[i];  // where an exit completes it
   const int result = w.barrier_op == BarrierOp::count ? w.barrier_sum
                      : w.barrier_op == BarrierOp::all ? w.barrier_sum == (int)w.arrived
                                                       : w.barrier_sum > 0;
+  const Fiber *of_warp = nullptr, *elsewhere = nullptr;
   for (unsigned i = 0; i < w.n_threads; ++i) {
     Fiber& other = w.fibers[i];
+    if (i % WARP == 0) of_warp = nullptr;
     if (!other.at_barrier) continue;
-    if (other.line != last->line) {
-      w.current = last;
-      EngineFailure failure = failure_at(w, TWO_BARRIERS, other.file, other.line);
-      failure.other_thread = other.lane.linear;
-      set_other_place(failure, last->file, last->line);
+    if (!of_warp) of_warp = &other;
+    if (other.line != last->line) elsewhere = &other;
+    if (other.line != of_warp->line) {
+      w.current = &other;
+      EngineFailure failure = failure_at(w, TWO_BARRIERS, of_warp->file, of_warp->line);
+      failure.other_thread = of_warp->lane.linear;
+      set_other_place(failure, other.file, other.line);
       fail(w, failure);
     }
     other.at_barrier = false;
@@ -108,6 +113,7 @@ void complete_barrier(Worker& w) {
   if (checking()) {
     check_merge(w.n_threads);
     check_barrier(last->file, last->line);
+    if (elsewhere) check_left(last->file, last->line, 0, elsewhere->lane.linear, elsewhere->line);
     if (w.finished) {
       unsigned gone = 0;
       while (!w.fibers[gone].finished) ++gone;

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
-import ml_dtypes
 import numpy as np
+
+try:
+    import ml_dtypes
+except ImportError:  # then arrays have no bfloat16
+    ml_dtypes = None
 
 _SCALARS = {
     "float32": "float",
@@ -43,8 +48,11 @@ ELEMENT_OF |= _PAIR_NAMES
 
 
 def dtype_of(name: str) -> np.dtype:
-    """The dtype of a NumPy name; NumPy alone does not know bfloat16."""
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    """The dtype of a NumPy name, and of bfloat16, which is of ml_dtypes: TypeError where that is not installed."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" and ml_dtypes else name)
+
+
+bfloat16: Any = dtype_of("bfloat16") if ml_dtypes else None
 
 
 def key_of(c_name: str) -> str:

@@ -116,7 +116,7 @@ def check_all(kernel: str, parameters: Sequence[Parameter], args: Any, array_typ
         if parameter.kind == "p":
             _check_pointer(where, parameter, value, array_type, contiguous)
         elif parameter.kind == "s":
-            _check_scalar(where, parameter, value)
+            _check_scalar(where, parameter, value, array_type)
         elif parameter.type and parameter.size:  # else nothing is known, as of a typedef: the engine compares sizes
             _check_struct(where, parameter, value, array_type)
 
@@ -155,8 +155,13 @@ def _is_complex(parameter: Parameter, value: Any) -> bool:
     return value.dtype.name == dtype and (parameter.size == size or key_of(parameter.type) == name)
 
 
-def _check_scalar(where: str, parameter: Parameter, value: Any) -> None:
+def _check_scalar(where: str, parameter: Parameter, value: Any, array_type: type) -> None:
     dtype = dtype_of(parameter.dtype)
+    if isinstance(value, array_type) and not isinstance(value, np.generic):
+        raise TypeError(
+            f"{where} is a scalar, and of a device array, also of one without axes, CuPy passes the address: write "
+            f"cp.{dtype.name}(...) of its value, which float(x) or int(x) brings to the host"
+        )
     if isinstance(value, (bool, np.bool_)):
         got = "bool"
     elif isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
@@ -167,7 +172,7 @@ def _check_scalar(where: str, parameter: Parameter, value: Any) -> None:
         got = "Python float"
     else:
         raise TypeError(f"{where} is a scalar; got {type(value).__name__} {value!r:.60}; write cp.{dtype.name}(...)")
-    if got == "Python int" and dtype.kind in "iu":  # 8 bytes are passed; a 4-byte parameter reads the low half
+    if got in ("Python int", "int64", "uint64") and dtype.kind in "iu":  # of the 8 bytes that are passed, the low ones
         limits = np.iinfo(dtype)
         if not limits.min <= value <= limits.max:
             raise TypeError(f"{where}: {value} does not fit {dtype.name}")

@@ -111,6 +111,8 @@ def kernels(code: str) -> dict[str, list[Declared]]:
                 at = closing + 1
                 continue
             if ";" not in text[at:opening] and "{" not in text[at:opening]:
+                if text[closing + 1 :].lstrip().startswith(";") and name.group(1) in declared:
+                    break
                 declared[name.group(1)] = [_parameter(part) for part in _split_commas(text[opening + 1 : closing])]
             break
     return declared
@@ -147,16 +149,16 @@ def launch_bounds(code: str, name: str, macros: Mapping[str, str]) -> int | None
 
 
 def least_blocks(code: str, name: str) -> int:
-    """The second argument of a kernel's `__launch_bounds__`, blocks on a multiprocessor; 0: there is none.
+    """The second argument of a kernel's `__launch_bounds__`, blocks on a multiprocessor; 0: it has no such bounds.
 
-    1 where it is no plain number.
+    1 where it is no plain number, or left out.
     """
     text = blank_comments(code)
     bounds = re.search(rf"\b__launch_bounds__\s*(\((?:[^()]|\([^()]*\))*\))[^;{{}}()]*\b{re.escape(name)}\s*\(", text)
     arguments = [part.strip() for part in _split_commas(bounds.group(1)[1:-1])] if bounds else []
-    if len(arguments) < 2:
+    if not arguments:
         return 0
-    return int(arguments[1]) if arguments[1].isdecimal() else 1
+    return int(arguments[1]) if arguments[1:] and arguments[1].isdecimal() else 1
 
 
 def is_template(code: str, name: str) -> bool:
@@ -171,7 +173,8 @@ def is_template(code: str, name: str) -> bool:
 
 def has_dynamic_shared(code: str) -> bool:
     """Whether the source declares an `extern __shared__` array, whose size is chosen at the launch."""
-    return bool(re.search(r"\bextern\b[^;{}=]*\b__shared__", blank_comments(code)))
+    either = r"\bextern\b[^;{}=]*\b__shared__|\b__shared__[^;{}=]*\bextern\b"
+    return bool(re.search(either, blank_comments(code)))
 
 
 def is_only_declared(code: str, name: str) -> bool:

@@ -1,5 +1,6 @@
 // Cooperative groups: sets of threads with a rank, a size, a barrier and, inside a warp, collectives.
 #pragma once
+#include "cuda_fp16.h"  // as NVIDIA's does
 #include "cuda_runtime.h"
 
 namespace engine {

@@ -90,10 +90,15 @@ ENGINE_ADD_FLOATS(atomicAdd_block)
 ENGINE_ADD_FLOATS(atomicAdd_system)
 #undef ENGINE_ADD_FLOATS
 
-template <
-    typename T, typename engine::Exists<engine::is_one_of<T, int, unsigned, engine::ull, unsigned short>>::type = 0>
-ENGINE_INLINE T atomicCAS(T* address, engine::Plain<T> compare, engine::Plain<T> value) {
-  if (!__atomic_compare_exchange(address, &compare, &value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-    engine_look(address);
-  return compare;
-}
+#define ENGINE_CAS(NAME)                                                                                               \
+  template <                                                                                                           \
+      typename T, typename engine::Exists<engine::is_one_of<T, int, unsigned, engine::ull, unsigned short>>::type = 0> \
+  ENGINE_INLINE T NAME(T* address, engine::Plain<T> compare, engine::Plain<T> value) {                                 \
+    if (!__atomic_compare_exchange(address, &compare, &value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))              \
+      engine_look(address);                                                                                            \
+    return compare;                                                                                                    \
+  }
+ENGINE_CAS(atomicCAS)
+ENGINE_CAS(atomicCAS_block)
+ENGINE_CAS(atomicCAS_system)
+#undef ENGINE_CAS

@@ -214,6 +214,16 @@ def _bits(use: Use) -> str:
     return _call(use, f"${use.opcode}<{_cpp(kind)}{shift}>", kind, 1)
 
 
+@instruction("vshl.{u,s}32.{u,s}32.u32.{clamp,wrap} d, a, bits", "vshr.{u,s}32.{u,s}32.u32.{clamp,wrap} d, a, bits")
+def _video_shift(use: Use) -> str:
+    """Of whole words; the type of what is written matters only to what saturates."""
+    _, kind, _ = use.types("u32 s32", 3)
+    how = use.one("clamp", "wrap", default=None)
+    use.done(3)
+    bits = f"({use.read(2, 'u32')}{' & 31' if how == 'wrap' else ''})"
+    return use.write(0, f"${use.opcode[1:]}<{_cpp(kind)}>({use.read(1, kind)}, {bits})")
+
+
 @instruction("bfe.{u,s}{32,64} d, a, position, length", "bfi.{b32,b64} d, a, into, position, length")
 def _field(use: Use) -> str:
     (kind,) = use.types("u32 s32 u64 s64" if use.opcode == "bfe" else "b32 b64")

@@ -164,8 +164,8 @@ class Names:
         name = text.lstrip("! ")
         register = self._find(name)
         if register is None or register[1] != "pred":
-            if name in ("0", "1"):
-                return "true" if (name == "1") != text.startswith("!") else "false"
+            if (constant := self.constant(name)) is not None:  # ptxas takes numbers, so also those of "n" operands
+                return f"({constant} {'==' if text.startswith('!') else '!='} 0)"
             raise Unreadable(f"{name} is no predicate of the statement")
         return f"!{register[0]}" if text.startswith("!") else register[0]
 

@@ -1,6 +1,7 @@
 // reduce(group, value, op): every thread of a tile or coalesced group gets op over all values.
 #pragma once
 #include "../cooperative_groups.h"
+#include "../cuda_bf16.h"
 
 namespace cooperative_groups {
 

@@ -1,0 +1,53 @@
+"""The rest of CuPy's names: NumPy's functions, on device arrays.
+
+    cp.where(x > 0, x, 0)    # whatever of NumPy's the engine has nothing of its own for
+
+Arrays go in and come out as device arrays, as CuPy has them. It computes what NumPy does, to the last bit of NumPy's.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import numpy as np
+
+from .array import array, ndarray
+
+
+def of(value: Any) -> Any:
+    """An attribute of NumPy's as the engine has it: functions and modules on device arrays, constants as they are."""
+    if isinstance(value, type):
+        return value
+    return FromNumPy(value) if callable(value) or isinstance(value, types.ModuleType) else value
+
+
+class FromNumPy:
+    """A function, a module or an object of NumPy's, such as a generator of random numbers."""
+
+    def __init__(self, theirs: Any) -> None:
+        self._theirs = theirs
+        self.__doc__ = theirs.__doc__
+
+    def __getattr__(self, name: str) -> Any:
+        return of(getattr(self._theirs, name))
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Call it. TypeError for a NumPy array, which CuPy's functions refuse as well."""
+        for value in (*args, *named.values()):
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(one, np.ndarray) and not isinstance(one, ndarray):
+                    raise TypeError(
+                        f"{self._theirs.__name__} got a NumPy array: expected device arrays; cp.asarray(...)"
+                    )
+        return _on_device(self._theirs(*args, **named))
+
+
+def _on_device(result: Any) -> Any:
+    if isinstance(result, ndarray):
+        return result
+    if isinstance(result, (np.ndarray, np.generic)):
+        return array(result)
+    if isinstance(result, (tuple, list)):
+        return type(result)(map(_on_device, result)) if type(result) in (tuple, list) else result
+    return FromNumPy(result) if type(result).__module__.startswith("numpy.random") else result

@@ -1,0 +1,154 @@
+"""What kernels of other people are written like: taken as NVRTC and a GPU take it, or refused as they refuse it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from backends import compiled, on_each_device
+
+from helpers import engine
+
+KERNELS = r"""
+#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+struct State { int values[32]; int last; };
+extern __shared__ State of_file;
+__global__ void never_defined(float* x);
+
+K an_object(int* out) {
+  extern __shared__ struct State state;
+  const int t = threadIdx.x;
+  state.values[t] = t;
+  if (t == 31) state.last = 100;
+  __syncthreads();
+  out[t] = state.values[31 - t] + state.last;
+}
+K an_object_of_the_file(int* out) {
+  of_file.values[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  out[threadIdx.x] = of_file.values[31 - threadIdx.x] + 100;
+}
+K shared_before_extern(int* out) {
+  __shared__ __align__(16) extern int s[];
+  s[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  out[threadIdx.x] = s[31 - threadIdx.x] + 100;
+}
+K scopes(int* out) {
+  const int t = threadIdx.x;
+  out[t] = atomicCAS_block(out + t, 0, 31) + atomicCAS_system(out + t, 31, 0) - t + 100;
+}
+K headers(int* out) {
+  const __half half = __float2half(31.f - threadIdx.x);
+  const __nv_bfloat16 other = __float2bfloat16(100.f);
+  out[threadIdx.x] = (int)(__half2float(half) + __bfloat162float(other));
+}
+K vshr(int* out) {
+  const int t = threadIdx.x, a = (131 - t) << 2;
+  int clamped, wrapped, left;
+  asm("vshr.s32.s32.u32.clamp %0, %1, %2;" : "=r"(clamped) : "r"(-a), "r"(40));
+  asm("vshr.u32.u32.u32.wrap %0, %1, %2;" : "=r"(wrapped) : "r"(a), "r"(34));
+  asm("vshl.s32.u32.u32.clamp %0, %1, %2;" : "=r"(left) : "r"(a), "r"(32));
+  out[t] = wrapped + clamped + 1 + left;
+}
+K other_lines(int* out) {  // a block of two warps, which meet at the barrier, wherever each of them stands
+  __shared__ int s[64];
+  s[threadIdx.x] = threadIdx.x;
+  if (threadIdx.x < 32) {
+    __syncthreads();
+    out[threadIdx.x] = s[63 - threadIdx.x] + 68;
+  } else {
+    __syncthreads();
+  }
+}
+"""
+NAMES = re.findall(r"^K (\w+)\(", KERNELS, re.M)
+KERNELS = KERNELS.replace("\nK ", '\nextern "C" __global__ void ')
+
+
+@on_each_device
+@pytest.mark.parametrize("name", NAMES)
+def test_taken(name: str, cp: Any) -> None:
+    out = cp.zeros(32, np.int32)
+    threads = 64 if name == "other_lines" else 32
+    module = compiled(cp, KERNELS, options=("-std=c++17",))
+    module.get_function(name)((1,), (threads,), (out,), shared_mem=144)
+    np.testing.assert_array_equal(cp.asnumpy(out), 131 - np.arange(32))
+
+
+WGMMA = r"""
+template <int ScaleD>
+__device__ void multiply(float (&d)[4], unsigned long long a, unsigned long long b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, %6, %7, %8, %9, %10;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "l"(a), "l"(b), "n"(ScaleD), "n"(1), "n"(1), "n"(0), "n"(0));
+}
+__device__ unsigned long long tile(const void* p) {  // 8 rows of 16 bytes follow one another, no swizzle
+  const unsigned long long at = __cvta_generic_to_shared(p);
+  return (at & 0x3ffff) >> 4 | 8ull << 16 | 16ull << 32;
+}
+extern "C" __global__ void __launch_bounds__(128) twice(float* out) {
+  __shared__ __align__(128) unsigned short a[64 * 16], b[8 * 16];
+  for (int i = threadIdx.x; i < 64 * 16; i += 128) a[i] = 0x3c00;
+  if (threadIdx.x < 128) b[threadIdx.x] = 0x3c00;
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 256;");
+  asm volatile("fence.proxy.async;" ::: "memory");
+  __syncthreads();
+  float d[4] = {7, 7, 7, 7};
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+  multiply<0>(d, tile(a), tile(b));
+  multiply<1>(d, tile(a), tile(b));
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  out[threadIdx.x] = d[0] + d[3];
+}
+"""
+
+
+@on_each_device
+def test_whether_wgmma_adds_may_be_a_number_of_the_compiler(cp: Any) -> None:
+    """As in the kernels of pranjalssh/fast.cu; and setmaxnreg in a kernel whose bounds tell the threads alone."""
+    out = cp.zeros(128, np.float32)
+    compiled(cp, WGMMA, options=("-std=c++17", "-arch=sm_90a")).get_function("twice")((1,), (128,), (out,))
+    assert (cp.asnumpy(out) == 2 * 2 * 16).all()
+
+
+def test_options_of_nvcc_are_nvccs() -> None:
+    code = 'extern "C" __global__ void k(int* x) { x[0] = 1; }'
+    engine.RawModule(code=code, options=("-O3", "--expt-relaxed-constexpr"), backend="nvcc").compile()
+    with pytest.raises(engine.CompileError, match="unrecognized option '-O3'"):
+        engine.RawModule(code=code, options=("-O3",)).compile()
+
+
+SCALARS = 'extern "C" __global__ void k(int* out, int n, float x) { out[0] = n + (int)x; }'
+
+
+@pytest.mark.parametrize("number", [np.int64(-5), np.uint64(5), -5], ids=repr)
+def test_long_integers_that_fit_are_taken(number: Any) -> None:
+    out = engine.zeros(1, np.int32)
+    engine.RawKernel(SCALARS, "k")((1,), (1,), (out, number, np.float32(1)))
+    assert out[0] == int(number) + 1
+
+
+def test_an_array_without_axes_is_no_scalar() -> None:
+    given = engine.zeros(1, np.int32), np.int32(1), engine.asarray(np.float32(3))
+    with pytest.raises(TypeError, match=r"float32 x\) of k is a scalar, .*CuPy passes the address: .*float\(x\)"):
+        engine.RawKernel(SCALARS, "k")((1,), (1,), given)
+
+
+def test_pointers_of_a_file_are_the_hosts() -> None:
+    code = 'const char* s = "x";\nextern "C" __global__ void k(int* x) { x[0] = 1; }'
+    with pytest.raises(engine.CompileError, match=r"kernel.cu:1: error: s is a variable of the host"):
+        engine.RawModule(code=code).compile()
+    engine.RawModule(code=code.replace("const char* s", "constexpr const char* s")).compile()
+
+
+def test_registers_are_not_made_up() -> None:
+    kernel = engine.RawKernel(SCALARS, "k")
+    assert kernel.attributes["max_threads_per_block"] == 1024 and not hasattr(kernel, "num_regs")
+    with pytest.raises(AttributeError, match="num_regs is what a GPU's compiler decides"):
+        kernel.num_regs  # noqa: B018
