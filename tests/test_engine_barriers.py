@@ -186,7 +186,10 @@ extern "C" __global__ void not_a_warp(float *a) { asm volatile("bar.sync 1, 40;"
     ("name", "says"),
     [
         ("other_barrier", r"barrier divergence: .*at kernel\.cu:9.* kernel\.cu:6.*that have not left the kernel"),
-        ("exit_shows_it", r"barrier divergence: thread \(0,0,0\) waits .*kernel\.cu:13, thread \(20,0,0\) .*kernel\.cu:14"),
+        (
+            "exit_shows_it",
+            r"barrier divergence: thread \(0,0,0\) waits .*kernel\.cu:13, thread \(20,0,0\) .*kernel\.cu:14",
+        ),
         (
             "whole_warp_missing",
             r"deadlock: thread \(0,0,0\) waits in bar\.sync 1 at kernel\.cu:18, where 32 of 64 threads",

@@ -17,8 +17,10 @@ LATE = "    const float m_new = maximum;\n    __syncthreads();"
 
 TABLE = {
     "02_load_tile": (
-        Wrong("forgets the tail", (("first + j < N_kv ? ", "true ? "),), "awkward", "SUM", "tail"),
-        Wrong("lets one row too many in", (("first + j < N_kv ? ", "first + j <= N_kv ? "),), "awkward", "SUM", "tail"),
+        Wrong("forgets the tail", (("first + j < N_kv ? ", "true ? "),), "awkward", "SUM", "bounds"),
+        Wrong(
+            "lets one row too many in", (("first + j < N_kv ? ", "first + j <= N_kv ? "),), "awkward", "SUM", "bounds"
+        ),
         Wrong(
             "skips missing rows, which keep old words",
             (("    tile[j][c] = first + j < N_kv ? ", "    if (first + j < N_kv) tile[j][c] = true ? "),),

@@ -102,9 +102,9 @@ def _note(left: checked.Left, total: int) -> str:
             f"{left.other_line}. A GPU counts the warps that arrive; CUDA asks for one barrier, which all threads reach"
         )
     return (
-        f"{left.count} of {total} threads of block {block} had left the kernel before the barrier at {where}, the first "
-        f"is thread {thread}. A GPU does not wait for them (since Volta, sm_70). A thread that stays, without a row of "
-        "its own, can still help to load"
+        f"{left.count} of {total} threads of block {block} had left the kernel before the barrier at {where}, the "
+        f"first is thread {thread}. A GPU does not wait for them (since Volta, sm_70). A thread that stays, without a "
+        "row of its own, can still help to load"
     )
 
 

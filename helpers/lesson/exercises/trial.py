@@ -12,9 +12,9 @@
         if trial.report:
             trial.limit("bank conflicts", trial.figures("K_smem").conflicts, at_most=0)
 
-`sizes` ends after a wrong first size. A launch at the first size is X-rayed on the CPU before it is made; the graders'
-outputs are full of bits that are recognised where nobody has written. What can be wrong has a name, its symptom: see
-symptoms.py, and hints.py for the hints by symptom.
+`sizes` ends after a wrong first size. A launch at the first size is X-rayed on the CPU before it is made, one at the
+first awkward size after it; the graders' outputs are full of bits that are recognised where nobody has written. What
+can be wrong has a name, its symptom: see symptoms.py, and hints.py for the hints by symptom.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Trial:
         self.has_awkward_sizes: bool | None = None  # not known before `sizes`
         self._timeout = timeout
         self._title = FIRST  # the row of the size that is tried
+        self._number = 0  # of that size
         self.size = ""
         self._kernels: dict[Any, Callable[..., None]] = {}
         self._errors: dict[str, list[float]] = {FIRST: [], AWKWARD: []}
@@ -83,7 +84,7 @@ class Trial:
         """
         self.has_awkward_sizes = bool(others)
         for number, size in enumerate((first, *others)):
-            self._title = AWKWARD if number else FIRST
+            self._title, self._number = AWKWARD if number else FIRST, number
             values = size if isinstance(size, tuple) else (size,)
             self.size = ", ".join(f"{name} = {value}" for name, value in zip(names.split(", "), values, strict=True))
             yield size
@@ -116,7 +117,7 @@ class Trial:
     ) -> Any:
         """Launch the learner's kernel, compiled with -DNAME=value, and give it back.
 
-        At the first size on the CPU, a checked launch goes first: `report` is its X-ray.
+        At the first size on the CPU, a checked launch goes first: `report` is its X-ray. At the second, one follows.
 
         Args:
             args: arrays of the device; NumPy arrays, which are copied there; ints and floats, passed with 32 bits.
@@ -127,12 +128,14 @@ class Trial:
         args = tuple(map(self._argument, args))
         try:
             if self._title == FIRST and not self.on_gpu:
-                self._look(run, grid, block, args)
+                self.reports.append(self._look(run, grid, block, args))
             if self.on_gpu:
                 run(grid, block, args)
                 self.xp.cuda.Device().synchronize()  # where what went wrong there is raised
             else:
                 run(grid, block, args, timeout=self._timeout)
+                if self._number == 1:
+                    self._look(run, grid, block, args)
         except Stopped:
             raise
         except (TypeError, ValueError) as error:
@@ -256,11 +259,10 @@ class Trial:
             return self.xp.asarray(value)
         return np.int32(value) if type(value) is int else np.float32(value) if type(value) is float else value
 
-    def _look(self, run: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
+    def _look(self, run: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> Report:
         """The X-ray of a launch; the arrays have their old values again afterwards."""
         before = [(a, np.array(a, subok=False)) for a in args if isinstance(a, engine.ndarray)]
         report = xray(run, grid, block, args, timeout=self._timeout)
-        self.reports.append(report)
         for array, values in before:
             np.asarray(array).view(np.ndarray)[...] = values
         row = self.rows[XRAY]
@@ -269,12 +271,13 @@ class Trial:
         endless = next((finding for finding in findings if finding.kind == "endless loop"), None)
         if endless is not None:
             failure = symptoms.of_endless_loop(endless.file, endless.line, self._timeout, self.code)
-            self._stop(FIRST, failure.lines, *failure.symptoms)
+            self._stop(self._title, failure.lines, *failure.symptoms)
         if findings:
             failure = symptoms.of_findings(findings, self.code)
             row.fail(failure.lines, *failure.symptoms)
         elif row.passed is None:
             row.passed = True
+        return report
 
     def _stop(self, title: str, lines: Sequence[str], *symptoms: str) -> NoReturn:
         row = self.rows[title]
