@@ -170,12 +170,12 @@ __device__ __forceinline__ void wait_for_copies() {
 }
 
 // lse and delta of rows first .. first + BLOCK_M - 1. Rows from end on add nothing: their Q, dO and
-// delta are zeros.
+// delta are zeros, and so is P with ALIBI, which a slope below 0 could make infinite.
 __device__ __forceinline__ void load_row_sums(
     Shared& smem, const float* __restrict__ lse, const float* __restrict__ delta, int first,
     int end) {
   for (int r = threadIdx.x; r < BLOCK_M; r += THREADS) {
-    smem.lse[r] = first + r < end ? LOG2_E * lse[first + r] : 0.0f;
+    smem.lse[r] = first + r < end ? LOG2_E * lse[first + r] : ALIBI ? 1e38f : 0.0f;
     smem.delta[r] = first + r < end ? delta[first + r] : 0.0f;
   }
 }

@@ -132,7 +132,8 @@ def run_fused(stage: Stage, dtype: str) -> None:
 
 def run_backward(stage: Stage, dtype: str) -> None:
     """The gradients of all of the above, in both ways. Raises CheckFailed for a wrong result."""
-    forward = LADDER["heads_and_masks" if dtype == "float32" else "flash_mma"]
+    plain, fused = ("heads_and_masks", "fused") if dtype == "float32" else ("flash_mma", "fused_mma")
+    beside = [(plain, {}), *([(fused, {"alibi_slopes": np.ones(4, np.float32)})] if "alibi" in stage.features else [])]
     ways = (False, True) if "deterministic" in stage.features else (False,)
     for n, n_kv, head_dim, causal, window in SHAPES:
         if stage.why_not(head_dim=head_dim, dtype=dtype) is None:
@@ -141,11 +142,11 @@ def run_backward(stage: Stage, dtype: str) -> None:
         cu = tuple(np.array(ends, dtype=np.int32) for ends in PACKED)
         q, k, v = (a[0] for a in random(((1, 4), (1, 2)), cu[0][-1], cu[1][-1], 64, dtype))
         do = random(((1, 4), (1, 4)), cu[0][-1], cu[0][-1], 64, dtype)[1][0]
-        launch, (o, lse) = forward.prepare(q, k, v, causal=True, cu_seqlens=cu, return_lse=True)
-        launch()
-        for deterministic in ways:
-            how = {"causal": True, "cu_seqlens": cu, "deterministic": deterministic}
-            launch, found = backward.prepare(stage, do, q, k, v, o, lse, **how)
+        for (forward, slopes), deterministic in itertools.product(beside, ways):
+            how = {"causal": True, "cu_seqlens": cu, **slopes}
+            launch, (o, lse) = LADDER[forward].prepare(q, k, v, return_lse=True, **how)
+            launch()
+            launch, found = backward.prepare(stage, do, q, k, v, o, lse, deterministic=deterministic, **how)
             launch()
             dq, dk, dv = map(cp.asnumpy, found)
             for i in range(len(cu[0]) - 1):
@@ -155,7 +156,8 @@ def run_backward(stage: Stage, dtype: str) -> None:
                         (dq[:, rows], dk[:, keys], dv[:, keys]),
                         (do[:, rows], q[:, rows], k[:, keys], v[:, keys]),
                     )
-                    compare_gradients(f"{stage.name} {dtype} sequence {i}", own, given, causal=True)
+                    where = f"{stage.name} {dtype} sequence {i}{', ALiBi' * bool(slopes)}"
+                    compare_gradients(where, own, given, causal=True, **slopes)
 
 
 def gradients_of(stage: Stage, dtype: str, n: int, n_kv: int, head_dim: int, **mask: object) -> None:

@@ -31,7 +31,6 @@ from helpers.attention import (
 )
 from helpers.attention.ladder import BACKWARD, LADDER, Stage, backward, limits, tiles
 from helpers.device import cp
-from helpers.engine.cuda_source.signatures import dtype_of
 from helpers.xray import Finding
 from helpers.xray.run import find
 
@@ -132,38 +131,6 @@ def test_masks(stage: Stage, mask: dict[str, Any], deterministic: bool) -> None:
 
 @every_stage
 @either_way
-def test_alibi(stage: Stage, deterministic: bool) -> None:
-    """Heads that share keys have slopes of their own, and so have batches; distances count on both sides."""
-    slopes = np.geomspace(0.5, 0.01, 8, dtype=np.float32).reshape(2, 4)
-    for n, n_kv, mask in ((130, 65, {}), (65, 130, {}), (65, 130, {"causal": True})):
-        arrays = inputs(2, 4, 2, n, n_kv, 40)
-        got = gradients(stage, arrays, deterministic=deterministic, alibi_slopes=slopes, **mask)
-        check_gradients(f"{n} x {n_kv}", got, reference.attention_backward(*arrays, alibi_slopes=slopes, **mask))
-
-
-@either_dtype
-def test_alibi_of_packed_sequences(dtype: str) -> None:
-    """By the entry points, forward and backward: each sequence as in a call of its own."""
-    rows, keys = (3, 70, 0, 64), (200, 33, 5, 64)
-    rng, cu = np.random.default_rng(1), [np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys)]
-    slopes = rng.random((4, 4), dtype=np.float32)
-    q, do = (rng.standard_normal((sum(rows), 4, 64)).astype(dtype_of(dtype)) for _ in range(2))
-    k, v = (rng.standard_normal((sum(keys), 2, 64)).astype(dtype_of(dtype)) for _ in range(2))
-    o, lse = flash_attention_varlen(q, k, v, *cu, alibi_slopes=slopes, return_lse=True)
-    got = flash_attention_varlen_backward(do, q, k, v, o, lse, *cu, alibi_slopes=slopes)
-    for i, (a, b, c, d) in enumerate(zip(cu[0], cu[0][1:], cu[1], cu[1][1:], strict=False)):
-        if a == b:
-            continue
-        one = q[None, a:b], k[None, c:d], v[None, c:d]
-        own, own_lse = flash_attention(*one, alibi_slopes=slopes[i], return_lse=True)
-        wanted = flash_attention_backward(do[None, a:b], *one, own, own_lse, alibi_slopes=slopes[i])
-        most = 1e-5 if dtype == "float32" else 2e-2
-        for x, y in zip((got[0][a:b], got[1][c:d], got[2][c:d]), wanted, strict=True):
-            np.testing.assert_allclose(x.astype(np.float32), y[0].astype(np.float32), atol=most)
-
-
-@every_stage
-@either_way
 def test_rows_and_keys_that_nobody_sees_have_zero_gradients(stage: Stage, deterministic: bool) -> None:
     arrays = inputs(1, 1, 1, 130, 30, 40)
     dq, _, _ = gradients(stage, arrays, deterministic=deterministic, causal=True)
@@ -189,6 +156,22 @@ def test_softmax_scale(stage: Stage, scale: float) -> None:
     arrays = inputs(1, 1, 1, 65, 33, 5)
     got = gradients(stage, arrays, softmax_scale=scale, causal=True)
     check_gradients(str(scale), got, reference.attention_backward(*arrays, softmax_scale=scale, causal=True))
+
+
+SLOPES = np.array([[0.5, 0.03, 2.0, 0.1], [0.0, -0.01, 1.0, 0.25]], np.float32)  # of two sequences' heads
+
+
+@every_stage
+@pytest.mark.parametrize("slopes", [SLOPES, SLOPES[0]], ids=["of batches", "of heads"])
+def test_alibi(stage: Stage, slopes: np.ndarray) -> None:
+    """Both ways; heads that share keys, rows that see none, slopes of 0 and below it."""
+    masks: list[dict[str, Any]] = [{}, {"causal": True}, {"window": (40, 3)}]
+    for (n, n_kv), mask in zip([(65, 130), (130, 65), (85, 170)], masks, strict=True):
+        arrays = inputs(2, 4, 2, n, n_kv, 40)
+        expected = reference.attention_backward(*arrays, alibi_slopes=slopes, **mask)
+        for deterministic in (False, True):
+            got = gradients(stage, arrays, deterministic=deterministic, alibi_slopes=slopes, **mask)
+            check_gradients(f"{n} x {n_kv}", got, expected)
 
 
 def of_absolute_values(do: Any, q: Any, k: Any, v: Any, p: np.ndarray, scale: float) -> tuple[np.ndarray, ...]:
@@ -327,13 +310,14 @@ def test_it_is_clean(
         found.append(find(self, grid, block, args, shared_mem))
 
     arrays = inputs(1, 2, 1, *shape)
-    o, lse = forward(*arrays[1:], causal=True)
+    how: dict[str, Any] = {"causal": True, **({"alibi_slopes": SLOPES[0, :2]} if shape[2] == 5 else {})}
+    o, lse = forward(*arrays[1:], **how)
     with monkeypatch.context() as patched:
         patched.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
-        run, got = backward.prepare(stage, *arrays, o, lse, causal=True, deterministic=deterministic)
+        run, got = backward.prepare(stage, *arrays, o, lse, deterministic=deterministic, **how)
         run()
     assert found == [[]] * (3 if deterministic else 2)
-    check_gradients(str(shape), got, reference.attention_backward(*arrays, causal=True))
+    check_gradients(str(shape), got, reference.attention_backward(*arrays, **how))
 
 
 @pytest.mark.usefixtures("only_x_rayed")
@@ -498,6 +482,25 @@ def test_packed_sequences(mask: dict[str, Any], dtype: str, deterministic: bool)
 
 
 @either_dtype
+def test_alibi_as_models_have_it(dtype: str) -> None:
+    """From 11's forward: batches, and the same sequences packed beside two that are empty."""
+    do, q, k, v = arrays = model_inputs(2, 4, 2, 33, 40, 40, dtype=dtype)
+    o, lse = flash_attention(q, k, v, causal=True, return_lse=True, alibi_slopes=SLOPES)
+    got = flash_attention_backward(do, q, k, v, o, lse, causal=True, alibi_slopes=SLOPES)
+    check_model("batches", got, arrays, causal=True, alibi_slopes=SLOPES)
+    do, q, k, v, o = (a.reshape(-1, *a.shape[2:]) for a in (do, q, k, v, o))
+    cu_q, cu_k = np.array([0, 0, 33, 66, 66], np.int32), np.array([0, 5, 40, 80, 80], np.int32)
+    slopes = np.concatenate([SLOPES[:1], SLOPES, SLOPES[:1]])
+    how = {"causal": True, "alibi_slopes": slopes}
+    o, lse = flash_attention_varlen(q, k, v, cu_q, cu_k, return_lse=True, **how)
+    got = flash_attention_varlen_backward(do, q, k, v, o, lse, cu_q, cu_k, **how)
+    for i in (1, 2):
+        rows, keys = slice(*cu_q[i : i + 2]), slice(*cu_k[i : i + 2])
+        own, given = (got[0][rows], got[1][keys], got[2][keys]), (do[rows], q[rows], k[keys], v[keys])
+        check_model(f"sequence {i}", own, given, causal=True, alibi_slopes=slopes[i])
+
+
+@either_dtype
 def test_packed_sequences_without_a_token(dtype: str) -> None:
     q, k = (np.ones((tokens, 2, 8), TYPES.get(dtype, dtype)) for tokens in (0, 3))
     cu_q, cu_k = np.array([0, 0], np.int32), np.array([0, 3], np.int32)
@@ -522,6 +525,13 @@ def test_packed_sequences_without_a_token(dtype: str) -> None:
         ({"deterministic": lambda a: 1}, TypeError, "deterministic is True or False; got int 1"),
         ({"softmax_scale": lambda a: "1"}, TypeError, "softmax_scale is a number"),
         ({"window": lambda a: (1,)}, TypeError, "window is a pair"),
+        (
+            {"alibi_slopes": lambda a: np.ones(3, "f4")},
+            ValueError,
+            "alibi_slopes has shape (3,); (2,) or (1, 2) is needed",
+        ),
+        ({"alibi_slopes": lambda a: np.ones(2)}, TypeError, "alibi_slopes is float64; float32 is needed"),
+        ({"alibi_slopes": lambda a: [1, 2]}, TypeError, "alibi_slopes is an array; got list"),
         ({"stage": lambda a: 5}, ValueError, "stage=5 is not in the ladder, which has: 8 backward"),
     ],
 )
@@ -638,6 +648,17 @@ BUGS = (
     Bug("last rows of a tile forgotten", "r < BLOCK_M; r += 4", "r < BLOCK_M - 4; r += 4"),
     Bug("P stored for the wrong keys", "&smem.P[x + j * THREADS_X]", "&smem.P[x * TILE_N + j]"),
     Bug("dV of the neighbours' keys", "const int j = y + n * THREADS_Y;", "const int j = (y ^ 1) + n * THREADS_Y;"),
+    Bug("distances with a sign", "abs(distance - row_of(i, y))", "(distance - row_of(i, y))", inputs="ALiBi"),
+    Bug("distances from the top left", " - seq.kv_len + seq.q_len - first_row", " - first_row", inputs="ALiBi"),
+    Bug("absent rows weigh with ALiBi", "ALIBI ? 1e38f : 0.0f", "0.0f", inputs="ALiBi"),
+    *(
+        Bug(f"slopes of the first {what}, {where}", old, new, times=2, which=which, inputs="ALiBi")
+        for what, old, new in (
+            ("sequence", "alibi_slopes[sequence * alibi_batch + head]", "alibi_slopes[head]"),
+            ("head", "alibi_slopes[sequence * alibi_batch + head]", "alibi_slopes[sequence * alibi_batch]"),
+        )
+        for which, where in enumerate(("one loop", "second loop"))
+    ),
     out_of_bounds(
         "one key too many written",
         "if (first_key + j >= seq.kv_len) continue;",
@@ -659,10 +680,12 @@ BUGS = (
 SMALL = {"BLOCK_M": 32, "BLOCK_N": 16, "THREADS": 64, "THREADS_X": 8}  # of two warps
 
 
-def run_check(stage: Stage, text: str) -> None:
+def run_check(stage: Stage, text: str, of: str = "") -> None:
     """Both ways, on another text of the kernel: heads that share keys, tails everywhere, borders on both sides."""
     arrays = inputs(2, 4, 2, 85, 70, 36)
-    mask = {"window": (30, 5)}
+    mask: dict[str, Any] = {"window": (30, 5)}
+    if of == "ALiBi":  # by a slope below 0 far keys would overflow in rows past the end
+        arrays, mask = inputs(2, 4, 2, 85, 400, 36), {"alibi_slopes": np.where(SLOPES == 2, np.float32(-0.3), SLOPES)}
     expected = reference.attention_backward(*arrays, **mask)
     for deterministic in (False, True):
         got = gradients(stage, arrays, source=text, sizes=SMALL, deterministic=deterministic, **mask)
@@ -673,7 +696,8 @@ def run_check(stage: Stage, text: str) -> None:
 def test_a_kernel_without_a_bug_passes(engine: str, request: pytest.FixtureRequest) -> None:
     if engine == "CPU engine":
         request.getfixturevalue("cpu_engine")
-    run_check(LADDER["backward"], kernel.source("08_backward.cu"))
+    for of in ("", "ALiBi"):
+        run_check(LADDER["backward"], kernel.source("08_backward.cu"), of)
 
 
 def test_every_bug_can_be_planted() -> None:
@@ -687,7 +711,7 @@ def test_a_bug_is_seen(bug: Bug, request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("cpu_engine")
     text = bug.plant(kernel.source("08_backward.cu"))
     with pytest.raises(bug.error):
-        run_check(LADDER["backward"], text)
+        run_check(LADDER["backward"], text, bug.inputs)
 
 
 def test_bugs_have_names_of_their_own() -> None:

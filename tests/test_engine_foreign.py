@@ -10,6 +10,8 @@ import pytest
 from backends import compiled, on_each_device
 
 from helpers import engine
+from helpers.engine import libraries, tensor_map
+from helpers.xray import xray
 
 KERNELS = r"""
 #include <cooperative_groups.h>
@@ -152,3 +154,60 @@ def test_registers_are_not_made_up() -> None:
     assert kernel.attributes["max_threads_per_block"] == 1024 and not hasattr(kernel, "num_regs")
     with pytest.raises(AttributeError, match="num_regs is what a GPU's compiler decides"):
         kernel.num_regs  # noqa: B018
+
+
+TILE = r"""
+struct alignas(64) Map { unsigned long long opaque[16]; };
+__device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+extern "C" __global__ void swizzled(const __grid_constant__ Map map, unsigned short* out) {
+  __shared__ alignas(128) unsigned short tile[64 * 64];
+  __shared__ unsigned long long landed;
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at(&landed)));
+    asm volatile("fence.proxy.async;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], 8192;" ::"r"(at(&landed)) : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2}], [%3];"
+        ::"r"(at(tile)), "l"(&map), "r"(0), "r"(at(&landed)) : "memory");
+  }
+  __syncthreads();
+  asm volatile(
+      "{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], 0;\n@!p bra AGAIN;\n}" ::"r"(at(&landed))
+      : "memory");
+  for (int i = threadIdx.x; i < 4096; i += blockDim.x) {
+    const int row = i / 64, column = i % 64;
+    out[i] = tile[64 * row + 8 * (column / 8 ^ row % 8) + column % 8];
+  }
+}
+"""
+
+
+def test_static_tiles_begin_where_swizzles_do() -> None:
+    """A GPU's static shared memory begins at a multiple of 1024, so that tiles of so many bytes may ask for 128."""
+    given, out = engine.array(np.arange(4096, dtype=np.uint16).reshape(64, 64)), engine.zeros((64, 64), np.uint16)
+    its_map = tensor_map.encode_tiled("uint16", given.ctypes.data, (64, 64), (128,), (64, 64), swizzle=128)
+    kernel = engine.RawKernel(TILE, "swizzled", options=("-std=c++17", "-arch=sm_90a"))
+    kernel((1,), (64,), (its_map, out))
+    assert (out == given).all()
+    assert xray(kernel, (1,), (64,), (its_map, out)).clean and (out == given).all()
+
+
+COPIES = r"""
+#include <cuda/barrier>
+extern "C" __global__ void reversed(const float4* in, float4* out) {
+  __shared__ float4 s[64];
+  __shared__ cuda::barrier<cuda::thread_scope_block> landed;
+  if (threadIdx.x == 0) init(&landed, blockDim.x);
+  __syncthreads();
+  cuda::memcpy_async(&s[threadIdx.x], &in[threadIdx.x], sizeof(float4), landed);
+  landed.arrive_and_wait();
+  out[threadIdx.x] = s[63 - threadIdx.x];
+}
+"""
+
+
+@pytest.mark.skipif(libraries.folder() is None, reason="CuPy, which brings libcu++, is not installed")
+def test_the_xray_of_vectors_that_a_library_copies() -> None:
+    given, out = engine.asarray(np.arange(256, dtype=np.float32).reshape(64, 4)), engine.zeros((64, 4), np.float32)
+    assert xray(engine.RawKernel(COPIES, "reversed", options=("-std=c++17",)), (1,), (64,), (given, out)).clean
+    np.testing.assert_array_equal(engine.asnumpy(out), engine.asnumpy(given)[::-1])

@@ -17,7 +17,7 @@ LATE = "    const float m_new = maximum;\n    __syncthreads();"
 
 TABLE = {
     "02_load_tile": (
-        Wrong("forgets the tail", (("first + j < N_kv ? ", "true ? "),), "awkward", "SUM", "bounds"),
+        Wrong("forgets the tail", (("first + j < N_kv ? ", "true ? "),), "awkward", "illegal read of K", "crash"),
         Wrong(
             "lets one row too many in", (("first + j < N_kv ? ", "first + j <= N_kv ? "),), "awkward", "SUM", "bounds"
         ),

@@ -219,6 +219,8 @@ def test_parts_of_gradients(
     stage, (batch, of_q, of_k) = LADDER[name], HEADS[heads]
     do, q, k, v = *random(stage, (batch, of_q, 40, HEAD_DIM)), *qkv(stage, (batch, of_q), of_k, 40, 50)
     options = {"causal": batch > 1, "deterministic": deterministic}
+    if batch > 1:
+        options["alibi_slopes"] = np.linspace(0, 1, batch * of_q, dtype=np.float32).reshape(batch, of_q)
     if name == "backward_mma" and of_q // of_k > small_grid:
         with pytest.raises(ValueError, match=r"\d heads of q share one of k and v; gradients take 3 at most"):
             gradients(stage, do, q, k, v, **options)

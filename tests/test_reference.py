@@ -388,7 +388,10 @@ def test_gradients_equal_the_literal_loop(n, n_kv, d, d_v, mask, scale):
     assert (got[0][~seen.any(axis=1)] == 0).all() and (got[1][~seen.any(axis=0)] == 0).all()
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=str)
+ALIBI = {"window": (3, 1), "alibi_slopes": np.array([[0.7], [-0.2]])}
+
+
+@pytest.mark.parametrize("mask", [*MASKS, ALIBI], ids=str)
 @pytest.mark.parametrize("heads, kv_heads", [(2, 2), (4, 2), (3, 1)])
 def test_gradients_are_finite_differences(mask, heads, kv_heads):
     """Of sum(do * attention), with heads that share keys; each head's own k and v, repeated, are one array's."""

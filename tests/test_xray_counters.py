@@ -9,7 +9,8 @@ from helpers import engine
 from helpers.attention import kernel
 from helpers.attention.check import make_inputs
 from helpers.bench.studies import xray_vs_ncu as hardware
-from helpers.engine import banks, checked, regions, xray
+from helpers.engine import banks, checked, regions
+from helpers.xray import xray
 
 # Loads and stores of one warp in each pattern, as (requests, sectors) in global and (requests, wavefronts) in shared
 # memory. Each pattern has 16 warps, the transposes 128, blocks_of_40 has 4 of 32 lanes and 4 of 8.

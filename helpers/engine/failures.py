@@ -135,6 +135,7 @@ def words(
     failure: Failure,
     block: Sequence[int],
     describe: Callable[[int], str],
+    name_of: Callable[[int], str],
     line_at: Callable[[int], tuple[str, int] | None] = lambda place: None,
 ) -> str:
     """What happened, without who and where.
@@ -142,6 +143,7 @@ def words(
     Args:
         block: its sizes, to name threads.
         describe: an address in terms of the arguments, such as "a[5], which has 4 elements".
+        name_of: the same of an mbarrier, such as "mbarrier full[1]".
         line_at: (file, line) of a place in the kernel's code, where it is in the source and in none of its headers.
     """
     reason = Reason(failure.reason)
@@ -153,6 +155,7 @@ def words(
     message = re.sub(
         "@([0-9]+)/([0-9a-f]+)@", lambda m: str((line_at(int(m.group(2), 16)) or (0, m.group(1)))[1]), message
     )
+    message = re.sub("#([0-9a-f]+)#", lambda m: name_of(int(m.group(1), 16)), message)
     thread = f"thread {triple(index(failure.thread, block))}"
     other_thread = f"thread {triple(index(failure.other_thread, block))}"
     if reason in _PLAIN:
@@ -186,8 +189,8 @@ def words(
         )
     if reason == Reason.MBARRIER_STARVED:
         return (
-            f"deadlock: {thread} waits at {here} for the end of the phase of parity {failure.number} of the mbarrier "
-            f"at {describe(failure.address)}. {_missing(failure)}. {_everyone(message)}"
+            f"deadlock: {thread} waits at {here} for the end of the phase of parity {failure.number} of "
+            f"{name_of(failure.address)}. {_missing(failure)}. {_everyone(message)}"
         )
     if reason == Reason.WARPGROUP_STARVED:
         return (

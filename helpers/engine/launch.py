@@ -6,6 +6,7 @@ import ctypes
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,15 +142,19 @@ class CompiledKernel:
         maps = ctypes.create_string_buffer(b"".join(args[number].tobytes() for number in tensors))
         pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
         threads = block[0] * block[1] * block[2]
+        # A GPU's static shared memory begins where a tile of TMA or wgmma may, whatever alignment is declared.
+        begin, own = min((shared.offset for shared in self.shared_arrays), default=0), self.library.symbols.alignment
+        as_on_gpu = self.uses_tiles and begin % own == 0
         request = LaunchRequest(
             run=self.run,
             args=ctypes.addressof(pointers),
             grid=(ctypes.c_uint * 3)(*grid),
             block=(ctypes.c_uint * 3)(*block),
             dynamic_shared=int(shared_mem),
-            static_begin=min((shared.offset for shared in self.shared_arrays), default=0),
+            static_begin=begin,
             static_end=max((shared.offset + shared.size for shared in self.shared_arrays), default=0),
-            static_align=self.library.symbols.alignment,
+            static_align=max(own, TILE_ALIGNMENT) if as_on_gpu else own,
+            static_aligned=begin if as_on_gpu else 0,
             anchor_offset=self.library.anchor_offset,
             anchor=self.library.anchor,
             most_blocks=limits.blocks_at_once(threads, self.static_shared + int(shared_mem)),
@@ -205,9 +210,25 @@ class PreparedLaunch:
 
     def words(self, failure: structures.Failure) -> str:
         """Why it failed, without who and where."""
+        nearest = partial(self._nearest, failure=failure)
         return failures.words(
-            failure, self.block, lambda address: self._nearest(address, failure).words, self.kernel.line_at
+            failure,
+            self.block,
+            lambda address: nearest(address).words,
+            lambda address: self._mbarrier(nearest(address)),
+            self.kernel.line_at,
         )
+
+    def _mbarrier(self, near: _Near) -> str:
+        """An mbarrier by its array's name and its index, where the source has an array of words of 8 bytes there."""
+        words = near.words.partition(", which has ")[0]
+        place = re.fullmatch(r"byte (\d+) of __shared__ (\w+)", words)
+        declared = place and re.search(
+            rf"\b(long long|u?int64_t|barrier)\b[^;(]*\b{place[2]}\b\s*(\[?)", self.kernel.code
+        )
+        if not declared or int(place[1]) % 8:
+            return f"the mbarrier at {words}"
+        return f"mbarrier {place[2]}[{int(place[1]) // 8}]" if declared[2] else f"mbarrier {place[2]}"
 
     def error(self, failure: structures.Failure) -> LaunchError:
         """The error of a launch that failed."""

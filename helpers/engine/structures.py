@@ -22,6 +22,7 @@ class LaunchRequest(ctypes.Structure):
         ("static_begin", ctypes.c_uint64),
         ("static_end", ctypes.c_uint64),
         ("static_align", ctypes.c_uint64),
+        ("static_aligned", ctypes.c_uint64),
         ("anchor_offset", ctypes.c_uint64),
         ("anchor", ctypes.c_void_p),
         ("most_blocks", ctypes.c_uint64),

@@ -62,7 +62,8 @@ void set_other_place(EngineFailure& f, const char* file, int line) {
 }
 
 // Where a fiber waits, as one line of a list: empty where it does not. Of
-// @line/place@ Python makes the line where a header's function is called, by the place in the code.
+// @line/place@ Python makes the line where a header's function is called, by the place in the code; of #address# the
+// mbarrier's name.
 std::string waiting_place(Worker& w, const Fiber& f) {
   char text[200] = "", at[64];
   const int line = f.collective ? f.collective->line : f.line;
@@ -72,11 +73,9 @@ std::string waiting_place(Worker& w, const Fiber& f) {
   if (f.collective) {
     snprintf(text, sizeof text, "%s, %s", f.collective->name, at);
   } else if (f.mbarrier) {
-    const bool is_dynamic = f.mbarrier >= (char*)w.dynamic && f.mbarrier < w.dynamic_limit;
-    const char* const base = is_dynamic ? (char*)w.dynamic : w.static_base + pool->launch.static_begin;
     snprintf(
-        text, sizeof text, "the mbarrier at byte %lld of %s shared memory, parity %d, %s",
-        (long long)(f.mbarrier - base), is_dynamic ? "dynamic" : "static", (int)(f.phase >> 63), at);
+        text, sizeof text, "#%llx#, parity %d, %s", (unsigned long long)(uintptr_t)f.mbarrier,
+        (int)(f.phase >> 63), at);
   } else if (f.group_name) {
     snprintf(text, sizeof text, "%s %u, %s", f.group_name, f.group_value, at);
   } else if (f.named >= 0) {

@@ -46,7 +46,7 @@ void place_static(Worker& w) {
   w.static_base = nullptr;
   if (!l.anchor || l.static_begin == l.static_end) return;
   w.static_base = w.static_limit - l.static_end;
-  w.static_base -= (uintptr_t)w.static_base % l.static_align;
+  w.static_base -= ((uintptr_t)w.static_base + l.static_aligned) % l.static_align;
   // Where compilers do not ask engine_static_shared() for thread-locals, they are where the C library put them.
   char* anchor = l.anchor();
   if (anchor != w.static_base + l.anchor_offset) w.static_base = anchor - l.anchor_offset;

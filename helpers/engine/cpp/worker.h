@@ -72,7 +72,9 @@ extern "C" struct EngineLaunch {
   uint64_t dynamic_shared;
   // The static __shared__ arrays are the thread-local segment of the kernel's module. Of it the kernel uses the bytes
   // from static_begin to static_end; `anchor` gives the address of the byte at anchor_offset.
-  uint64_t static_begin, static_end, static_align, anchor_offset;
+  uint64_t static_begin, static_end, static_align;
+  uint64_t static_aligned;  // the byte of static shared memory that is at a multiple of static_align
+  uint64_t anchor_offset;
   char* (*anchor)();
   uint64_t most_blocks;    // so many may have begun at once
   uint64_t cooperative;    // 1: all blocks do, and may meet in grid.sync()

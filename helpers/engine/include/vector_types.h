@@ -17,7 +17,18 @@ static inline __attribute__((always_inline)) auto engine_copy(T* to, const T* fr
   else
     for (unsigned i = 0; i < sizeof(T) / 16; ++i) ((engine_16_bytes*)to)[i] = ((const engine_16_bytes*)from)[i];
 }
+// Libraries that ask whether they may copy them as bytes are told that they may.
+template <class T, class = void>
+struct engine_is_bytes {
+  static constexpr bool value = __is_trivially_copyable(T);
+};
+template <class T>
+struct engine_is_bytes<T, typename T::engine_is_vector> {
+  static constexpr bool value = true;
+};
+#define __is_trivially_copyable(...) engine_is_bytes<__VA_ARGS__>::value
 #define ENGINE_COPIES(NAME)                                                             \
+  typedef void engine_is_vector;                                                        \
   NAME() = default;                                                                     \
   __attribute__((always_inline)) NAME(const NAME& other) { engine_copy(this, &other); } \
   __attribute__((always_inline)) NAME& operator=(const NAME& other) { return engine_copy(this, &other), *this; }

@@ -54,6 +54,13 @@ def one_barrier(trial: Trial) -> None:
         trial.limit("bytes read from shared memory", trial.shared().read, at_least=4 * n * n_kv * d, symptom="reads")
 
 
+_TAIL = (
+    "The last tile may have rows that K does not have. What does your copy do with them?",
+    "Compare first + j with N_kv before you read.",
+    "tile[j][c] = first + j < N_kv ? source[...] : 0.0f;",
+)
+
+
 @exercise(
     "02_load_tile",
     minutes=6,
@@ -72,11 +79,8 @@ def one_barrier(trial: Trial) -> None:
             "Some words of the tile are never written. How many words are there, and how many threads?",
             "A thread copies several words: a loop from threadIdx.x up to BLOCK_N * HEAD_DIM, in steps of BLOCK_M.",
         ),
-        "tail": (
-            "The last tile may have rows that K does not have. What does your copy do with them?",
-            "Compare first + j with N_kv before you read.",
-            "tile[j][c] = first + j < N_kv ? source[...] : 0.0f;",
-        ),
+        "tail": _TAIL,
+        "bounds": _TAIL,
         "": (
             "Row j of the tile is row first + j of source, and a row of source has HEAD_DIM words.",
             "With i the number of a word in the tile: j = i / HEAD_DIM, c = i % HEAD_DIM.",
