@@ -708,7 +708,9 @@ def test_every_reason_has_words() -> None:
         failure = structures.Failure(reason=reason, file=b"k.cu", line=7, other_file=b"l.cu", other_line=8)
         failure.name, failure.other_name, failure.message, failure.lanes = b"__shfl_sync", b"bar", b"assertion", 5
         failure.count = 3
-        said.add(failures.words(failure, (64, 1, 1), lambda address: f"a[{address}]"))
+        said.add(
+            failures.words(failure, (64, 1, 1), lambda address: f"a[{address}]", lambda address: f"full[{address}]")
+        )
     assert len(said) == len(structures.Reason) - 1
     assert "illegal read of a[0]" in said and "assertion" in said
     assert any("deadlock in warp 0: thread (0,0,0) waits at k.cu:7 in __shfl_sync" in text for text in said)

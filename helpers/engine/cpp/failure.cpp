@@ -74,8 +74,8 @@ std::string waiting_place(Worker& w, const Fiber& f) {
     snprintf(text, sizeof text, "%s, %s", f.collective->name, at);
   } else if (f.mbarrier) {
     snprintf(
-        text, sizeof text, "#%llx#, parity %d, %s", (unsigned long long)(uintptr_t)f.mbarrier,
-        (int)(f.phase >> 63), at);
+        text, sizeof text, "#%llx#, parity %d, %s", (unsigned long long)(uintptr_t)f.mbarrier, (int)(f.phase >> 63),
+        at);
   } else if (f.group_name) {
     snprintf(text, sizeof text, "%s %u, %s", f.group_name, f.group_value, at);
   } else if (f.named >= 0) {
