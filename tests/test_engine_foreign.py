@@ -193,6 +193,7 @@ def test_static_tiles_begin_where_swizzles_do() -> None:
 
 
 COPIES = r"""
+#include <cooperative_groups.h>
 #include <cuda/barrier>
 extern "C" __global__ void reversed(const float4* in, float4* out) {
   __shared__ float4 s[64];
@@ -203,6 +204,15 @@ extern "C" __global__ void reversed(const float4* in, float4* out) {
   landed.arrive_and_wait();
   out[threadIdx.x] = s[63 - threadIdx.x];
 }
+extern "C" __global__ void copied(const float4* in, float4* out) {
+  __shared__ float4 s[64];
+  __shared__ cuda::barrier<cuda::thread_scope_block> landed;
+  if (threadIdx.x == 0) init(&landed, blockDim.x);
+  __syncthreads();
+  cuda::memcpy_async(cooperative_groups::this_thread_block(), s, in, cuda::aligned_size_t<16>(1024), landed);  // copied
+  out[threadIdx.x] = s[threadIdx.x];  // too early
+  landed.arrive_and_wait();
+}
 """
 
 
@@ -211,3 +221,13 @@ def test_the_xray_of_vectors_that_a_library_copies() -> None:
     given, out = engine.asarray(np.arange(256, dtype=np.float32).reshape(64, 4)), engine.zeros((64, 4), np.float32)
     assert xray(engine.RawKernel(COPIES, "reversed", options=("-std=c++17",)), (1,), (64,), (given, out)).clean
     np.testing.assert_array_equal(engine.asnumpy(out), engine.asnumpy(given)[::-1])
+
+
+@pytest.mark.skipif(libraries.folder() is None, reason="CuPy, which brings libcu++, is not installed")
+def test_a_copy_in_a_librarys_function_is_at_the_kernels_line() -> None:
+    """Where the compiler did not inline the function, and its own line tells a reader nothing."""
+    given, out = engine.zeros((64, 4), np.float32), engine.zeros((64, 4), np.float32)
+    [finding] = xray(engine.RawKernel(COPIES, "copied", options=("-std=c++17",)), (1,), (64,), (given, out)).findings
+    line = {mark: 1 + number for number, text in enumerate(COPIES.splitlines()) for mark in [text.partition("// ")[2]]}
+    assert f"at kernel.cu:{line['too early']}, while" in str(finding)
+    assert f"at kernel.cu:{line['copied']} is in flight" in str(finding)

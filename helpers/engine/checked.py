@@ -206,20 +206,29 @@ class Observed:
 class _Places:
     """Lines of the source for addresses of the kernel's library; each is looked up once."""
 
-    def __init__(self, kernel: CompiledKernel) -> None:
+    def __init__(self, kernel: CompiledKernel, lib: ctypes.CDLL) -> None:
         self._library = kernel.library
+        self._lib = lib
         self._table = source.line_table(kernel.code, SOURCE_NAME)
         self._known: dict[int, tuple[str, int] | None] = {}
 
     def of(self, pc: int) -> tuple[str, int] | None:
-        """The place in the source of the access whose hook returns to `pc`."""
+        """The place in the source of the access whose hook returns to `pc`: of a library's function, its caller's."""
         if pc not in self._known:
-            places = symbols.places_of(self._library.path, pc - 1 - self._library.base)
+            returns = [pc, *self._callers(pc)]
+            inner, *outer = (symbols.places_of(self._library.path, at - 1 - self._library.base) for at in returns)
+            places = sum(outer, inner)
             ours = [place for place in places if place in self._table]
             # Of an instruction's wrapper in a header that is pasted in, the line that calls it says more.
             ours.sort(key=lambda place: place[0].endswith(failures.HEADERS))
             self._known[pc] = next(iter(ours or places), None)
         return self._known[pc]
+
+    def _callers(self, pc: int) -> list[int]:
+        """Where the functions around an access return to, from inside out."""
+        out = ctypes.POINTER(ctypes.c_size_t)()
+        count = self._lib.engine_check_callers(ctypes.c_uint64(pc), ctypes.byref(out))
+        return out[:count]
 
     def near(self, offset: int) -> tuple[str, int] | None:
         """The place of the instruction at an offset in the library, or of the next one with a line of the source."""
@@ -285,7 +294,7 @@ def observe(
             ended = runtime.launch(prepared.request, workers=1, timeout=timeout)
         finally:
             lib.engine_check_stop()
-        places = _Places(checked)
+        places = _Places(checked, lib)
         own = OwnArrays(checked.code, SOURCE_NAME, [region.name for region in regions])
         counts = ctypes.c_uint64(), ctypes.c_uint64()
         lib.engine_check_counts(*map(ctypes.byref, counts))

@@ -159,6 +159,7 @@ struct Books : BlockBooks {
   std::deque<EngineSite> sites;  // a site stays where it is: its count is pointed at
   std::vector<EngineFinding> findings;
   std::unordered_map<uint64_t, uint32_t> site_index, finding_index;
+  std::unordered_map<uintptr_t, std::vector<uintptr_t>> callers;  // of an access in a function: who called that first
   uint64_t barriers = 0, collectives = 0;
 
   uint64_t epoch = 1, grid_epoch = 0;                 // grid_epoch: of the last grid.sync()
@@ -253,6 +254,7 @@ inline unsigned asker(unsigned thread) { return is_agent(thread) ? books.sent_by
 uint64_t block_at(uint64_t epoch);
 void add_finding(const EngineFinding& f, uint64_t key);
 EngineFinding finding_at(int kind, const char* file, int line);
+void know_callers(uintptr_t pc);
 uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, How how);
 void report(
     int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write,

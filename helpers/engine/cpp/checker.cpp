@@ -178,6 +178,13 @@ uint64_t engine_check_writer(unsigned region, uint64_t offset, uint64_t* block, 
   return books.sites[r.cells[i].write_site].pc;
 }
 
+unsigned engine_check_callers(uint64_t pc, const uintptr_t** out) {
+  const auto known = books.callers.find((uintptr_t)pc);
+  if (known == books.callers.end()) return 0;
+  *out = known->second.data();
+  return (unsigned)known->second.size();
+}
+
 unsigned engine_check_sites(EngineSite* out, unsigned most) {
   for (unsigned i = 0; i < most && i < books.sites.size(); ++i) out[i] = books.sites[i];
   return (unsigned)books.sites.size();

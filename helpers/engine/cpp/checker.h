@@ -119,6 +119,7 @@ unsigned engine_check_left(const EngineLeft** out);
 unsigned engine_check_events(const EngineEvent** out);
 // Of the last write of a byte of a region: its pc, or 0 where there was none.
 uint64_t engine_check_writer(unsigned region, uint64_t offset, uint64_t* block, unsigned* thread);
+unsigned engine_check_callers(uint64_t pc, const uintptr_t** out);
 unsigned engine_check_sites(EngineSite* out, unsigned most);  // returns how many there are
 }
 

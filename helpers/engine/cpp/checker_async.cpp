@@ -212,5 +212,6 @@ void check_products_left(void* caller) {
 // Of a warp's lanes the first one tells for all.
 void check_event(EngineEventKind kind, unsigned thread, unsigned number, uint64_t value, const void* caller) {
   if (!profile.wanted || !books.running || books.events.size() == MOST_STEPS) return;
+  know_callers((uintptr_t)caller);
   books.events.push_back({books.block, (uint64_t)(uintptr_t)caller, thread, kind, number, (uint32_t)value});
 }

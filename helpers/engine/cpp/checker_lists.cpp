@@ -1,15 +1,38 @@
 // The lists of a checked run: sites, and findings of what the parts above judge.
 //
 // The lowest part: it calls no other.
+#include <unwind.h>
+
 #include "books.h"
 
 namespace {
+
+// Of an access that is found the first time, by the thread that runs: where the functions around it return to. Of a
+// library's function that the compiler did not inline, the caller's line says more than its own.
+void know_callers(uintptr_t pc) {
+  const auto added = books.callers.try_emplace(pc);
+  if (!added.second) return;
+  struct Search {
+    uintptr_t pc;
+    bool met;
+    std::vector<uintptr_t>& found;
+  } search = {pc, false, added.first->second};
+  auto look = [](_Unwind_Context* frame, void* data) {
+    Search* s = (Search*)data;
+    const uintptr_t returns_to = (uintptr_t)_Unwind_GetIP(frame);
+    if (s->met) s->found.push_back(returns_to);
+    s->met = s->met || returns_to == s->pc;
+    return s->found.size() < 8 ? _URC_NO_REASON : _URC_END_OF_STACK;
+  };
+  _Unwind_Backtrace(look, &search);
+}
 
 // One for each instruction, region and way of access.
 uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, How how) {
   uint64_t key = (uint64_t)pc * 4096 + region * 4 + kind * 2 + (how == ATOMIC);
   auto found = books.site_index.find(key);
   if (found != books.site_index.end()) return found->second;
+  know_callers(pc);
   EngineSite site;
   memset(&site, 0, sizeof site);
   site.pc = pc;
@@ -56,6 +79,7 @@ EngineFinding finding_at(int kind, const char* file, int line) {
 void report(
     int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write, Tag other,
     uint32_t other_site, bool other_write, How how) {
+  know_callers(pc);
   const uintptr_t other_pc = other ? books.sites[other_site].pc : 0;
   EngineFinding f = finding_at(kind, nullptr, 0);
   f.region = region;

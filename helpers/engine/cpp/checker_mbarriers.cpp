@@ -32,7 +32,7 @@ void check_mbarrier_init(unsigned number, const void* word, const void* caller) 
   b.is_initialised = true;
   b.thread = current.thread;
   b.epoch = books.epoch++;
-  b.pc = (uintptr_t)caller;
+  know_callers(b.pc = (uintptr_t)caller);
 }
 
 void check_mbarrier_use(unsigned number, const void* caller, bool by_copy) {
