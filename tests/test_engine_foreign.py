@@ -157,18 +157,24 @@ def test_registers_are_not_made_up() -> None:
 
 
 TILE = r"""
-struct alignas(64) Map { unsigned long long opaque[16]; };
+#include <cuda.h>
+struct Counter {
+  int value;
+  __device__ Counter() {}
+};
 __device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
-extern "C" __global__ void swizzled(const __grid_constant__ Map map, unsigned short* out) {
+__device__ void copy(const CUtensorMap* map, unsigned short* out) {
   __shared__ alignas(128) unsigned short tile[64 * 64];
+  __shared__ Counter unused;
   __shared__ unsigned long long landed;
   if (threadIdx.x == 0) {
+    unused.value = 0;
     asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at(&landed)));
     asm volatile("fence.proxy.async;" ::: "memory");
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], 8192;" ::"r"(at(&landed)) : "memory");
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2}], [%3];"
-        ::"r"(at(tile)), "l"(&map), "r"(0), "r"(at(&landed)) : "memory");
+        ::"r"(at(tile)), "l"(map), "r"(0), "r"(at(&landed)) : "memory");
   }
   __syncthreads();
   asm volatile(
@@ -179,6 +185,10 @@ extern "C" __global__ void swizzled(const __grid_constant__ Map map, unsigned sh
     out[i] = tile[64 * row + 8 * (column / 8 ^ row % 8) + column % 8];
   }
 }
+extern "C" __global__ void swizzled(const __grid_constant__ CUtensorMap map, unsigned short* out) {
+  copy(&map, out);
+}
+extern "C" __global__ void in_memory(const CUtensorMap* map, unsigned short* out) { copy(map, out); }
 """
 
 
@@ -190,6 +200,21 @@ def test_static_tiles_begin_where_swizzles_do() -> None:
     kernel((1,), (64,), (its_map, out))
     assert (out == given).all()
     assert xray(kernel, (1,), (64,), (its_map, out)).clean and (out == given).all()
+
+
+@pytest.mark.parametrize("dtype", ["V128", np.uint8])
+def test_a_tensor_map_may_be_in_device_memory(dtype: Any) -> None:
+    """A kernel then has its address, as before CUDA had `__grid_constant__`."""
+    given, out = engine.array(np.arange(4096, dtype=np.uint16).reshape(64, 64)), engine.zeros((64, 64), np.uint16)
+    its_map = tensor_map.encode_tiled("uint16", given.data.ptr, (64, 64), (128,), (64, 64), swizzle=128)
+    kernel = engine.RawKernel(TILE, "in_memory", options=("-std=c++17", "-arch=sm_90a"))
+    args = engine.asarray(its_map.view(dtype)), out
+    kernel((1,), (64,), args)
+    assert (out == given).all()
+    out.fill(0)
+    report = xray(kernel, (1,), (64,), args)
+    assert report.clean and (out == given).all()
+    assert {name: figures.read for name, figures in report.traffic.items()} == {"map": 0, "*map": 8192, "out": 0}
 
 
 COPIES = r"""

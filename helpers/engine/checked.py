@@ -267,7 +267,8 @@ def observe(
         if parameter.kind == "p" and value is not None and value.nbytes
     ]
     for number, (_, value) in checked.tensors(args).items():
-        given.append(Given(number, checked.parameters[number].name, value, True, True))
+        name = "*" * (number >= len(args)) + checked.parameters[number % len(args)].name  # of a map in device memory
+        given.append(Given(number, name, value, True, True))
     copies = Copies(given)
     regions, table_rows = regions_of(checked, copies, shared_mem)
     ours = len(table_rows)

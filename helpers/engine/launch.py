@@ -92,12 +92,15 @@ class CompiledKernel:
     def tensors(self, args: Sequence[Any]) -> dict[int, tuple[tensor_map.Described, ndarray]]:
         """By number of the parameter, the tensor maps among the arguments and the arrays that they describe.
 
+        A map in device memory, whose address is the argument, has the number behind all parameters: its own memory is
+        an array beside the one that it describes.
+
         Raises:
             LaunchError: the array of a map lives no more, or has not as many bytes as the map says.
         """
         tensors = {}
         for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True)):
-            described = tensor_map.described(value) if parameter.kind == "S" else None
+            described = tensor_map.described(value) if parameter.kind in "pS" else None
             if described is None:
                 continue
             memory = array_at(described.address)
@@ -112,6 +115,7 @@ class CompiledKernel:
                     f"the array from its address on has {memory.nbytes:,}: look at its dims {described.dims} and "
                     f"strides {described.strides}"
                 )
+            number += len(self.parameters) * (parameter.kind == "p")
             tensors[number] = described, memory.typed(described.shape, described.dtype, described.byte_strides)
         return tensors
 
@@ -130,31 +134,37 @@ class CompiledKernel:
         Args:
             locate: (number of the parameter, array) -> the address that the kernel gets for it.
         """
-        args, tensors = list(args), self.tensors(args)
-        for number, (_, tensor) in tensors.items():
-            args[number] = tensor_map.moved(args[number], locate(number, tensor))
+        args, maps = list(args), []
+        for number, (_, tensor) in self.tensors(args).items():
+            own = number % len(args)
+            maps.append(tensor_map.moved(args[own], locate(number, tensor)))
+            if own == number:
+                args[own] = maps[-1]
+            elif locate(own, args[own]) != args[own].data.ptr:  # a copy of the map, which leads to the original
+                ctypes.memmove(locate(own, args[own]), maps[-1].tobytes(), tensor_map.BYTES)
         values = [
             ctypes.c_void_p(0 if value is None else locate(number, value))
             if parameter.kind == "p"
             else self._packed(parameter, value)
             for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True))
         ]
-        maps = ctypes.create_string_buffer(b"".join(args[number].tobytes() for number in tensors))
+        n_maps, maps = len(maps), ctypes.create_string_buffer(b"".join(one.tobytes() for one in maps))
         pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
         threads = block[0] * block[1] * block[2]
         # A GPU's static shared memory begins where a tile of TMA or wgmma may, whatever alignment is declared.
-        begin, own = min((shared.offset for shared in self.shared_arrays), default=0), self.library.symbols.alignment
-        as_on_gpu = self.uses_tiles and begin % own == 0
+        own = self.library.symbols.alignment
+        first = min((shared.offset for shared in self.shared_arrays if not shared.is_guard), default=0)
+        as_on_gpu = self.uses_tiles and first % own == 0
         request = LaunchRequest(
             run=self.run,
             args=ctypes.addressof(pointers),
             grid=(ctypes.c_uint * 3)(*grid),
             block=(ctypes.c_uint * 3)(*block),
             dynamic_shared=int(shared_mem),
-            static_begin=begin,
+            static_begin=min((shared.offset for shared in self.shared_arrays), default=0),
             static_end=max((shared.offset + shared.size for shared in self.shared_arrays), default=0),
             static_align=max(own, TILE_ALIGNMENT) if as_on_gpu else own,
-            static_aligned=begin if as_on_gpu else 0,
+            static_aligned=first if as_on_gpu else 0,
             anchor_offset=self.library.anchor_offset,
             anchor=self.library.anchor,
             most_blocks=limits.blocks_at_once(threads, self.static_shared + int(shared_mem)),
@@ -163,7 +173,7 @@ class CompiledKernel:
             registers=limits.registers(threads, self.least_blocks),
             order=runtime.order(),
             maps=ctypes.addressof(maps),
-            n_maps=len(tensors),
+            n_maps=n_maps,
         )
         return PreparedLaunch(self, grid, block, tuple(args), [*values, maps], pointers, request)
 

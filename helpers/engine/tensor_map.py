@@ -177,7 +177,7 @@ def encode_tiled(
 
 def described(value: object) -> Described | None:
     """What a map says; None for whatever is none of the engine's."""
-    if not isinstance(value, np.ndarray) or value.size != 1 or value.nbytes != BYTES:
+    if not isinstance(value, np.ndarray) or value.nbytes != BYTES:
         return None
     raw = np.frombuffer(value.tobytes(), _LAYOUT)[0]
     if raw["magic"] != MAGIC:

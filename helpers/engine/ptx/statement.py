@@ -51,9 +51,15 @@ def _unknown(name: str) -> str:
     )
 
 
+_NO_CLUSTERS = "It has no clusters of blocks: let each block load its own tiles, by blockIdx and without multicast"
+
+
 def _failure(message: str) -> str:
     """A statement of C++ that stops the thread, with its line."""
-    text = f"inline PTX: {message}. Say it in another way, in CUDA C++ perhaps, or run this kernel on a GPU"
+    instead = (
+        _NO_CLUSTERS if re.search("cluster|multicast|mapa", message) else "Say it in another way, in CUDA C++ perhaps"
+    )
+    text = f"inline PTX: {message}. {instead}, or run this kernel on a GPU"
     return '$unknown("' + re.sub(r'["\\]', r"\\\g<0>", text) + '");'
 
 
