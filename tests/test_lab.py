@@ -63,6 +63,7 @@ const { chromium } = require(playwright);
 (async () => {
   const running = await chromium.launch({ executablePath: browser, args: ["--headless", "--no-sandbox"] });
   const page = await running.newPage();
+  page.setDefaultTimeout(20000);
   await page.goto(url + "/lab/tree/cells.ipynb");
   await page.waitForFunction(() => window.jupyterapp?.shell?.currentWidget?.content?.widgets?.length === 3);
   await page.waitForFunction(() => document.querySelector(".cuda-qualifier"));
@@ -82,6 +83,35 @@ const { chromium } = require(playwright);
   await page.keyboard.type("%%cuda x\n// note\nint f() {\nreturn 1;\n}\nint g;");
   told.typed = await page.evaluate(() =>
     jupyterapp.shell.currentWidget.content.widgets[1].model.sharedModel.getSource());
+  await page.goto(url + "/lab/tree/guess.ipynb");
+  await page.waitForFunction(() => jupyterapp.shell.currentWidget?.content?.widgets?.length === 4);
+  await page.waitForFunction(() => jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === "idle");
+  const run = async (index) => {
+    await page.evaluate((index) => (jupyterapp.shell.currentWidget.content.activeCellIndex = index), index);
+    await page.evaluate(() => void jupyterapp.commands.execute("notebook:run-cell"));
+  };
+  await run(0);
+  await page.waitForSelector(".course-show-answer");
+  told.widths = await page.evaluate(() =>
+    [".widget-text input", ".course-show-answer"].map((name) => document.querySelector(name).offsetWidth));
+  const output = (index, text) => page.waitForFunction(([index, text]) =>
+    jupyterapp.shell.currentWidget.content.widgets[index].node.textContent.includes(text), [index, text]);
+  await page.locator(".course-show-answer").first().click();
+  await output(1, "first make a guess");
+  await page.locator(".widget-text input").first().fill("3,5");
+  await page.keyboard.press("Enter");
+  await output(0, "write 3.5");
+  await page.locator(".widget-text input").first().fill("1,000");
+  await page.keyboard.press("Enter");
+  await output(0, "noted: 1,000 GiB");
+  await page.locator(".course-show-answer").first().click();
+  await output(1, "Your guess: 1,000 GiB, 62.5× too much.");
+  await run(2);
+  await page.waitForFunction(() => document.querySelectorAll(".course-show-answer").length === 2);
+  await page.evaluate(() =>
+    jupyterapp.shell.currentWidget.content.widgets[3].node.querySelector(".jp-Placeholder").click());
+  await output(3, "first make a guess");
+  told.folded = await page.evaluate(() => jupyterapp.shell.currentWidget.content.widgets[3].inputHidden);
   await page.goto(url + "/lab/tree/kernel.cu");
   await page.waitForFunction(() => document.querySelector(".jp-FileEditor .cuda-qualifier"));
   console.log(JSON.stringify(told));
@@ -89,6 +119,11 @@ const { chromium } = require(playwright);
 })().catch((error) => { console.error(error); process.exit(1); });
 """
 KERNEL = "%%cuda 00_x\n// __global__ in a comment\n__global__ void f(float* a) {\n  a[threadIdx.x] = 1;\n}"
+
+GUESS = f"""import sys
+sys.path.insert(0, {str(ROOT)!r})
+from helpers.lesson.predict import predict
+one = predict("words of the scores S, of all heads and all batches", unit="GiB")"""
 
 
 @pytest.fixture
@@ -105,6 +140,12 @@ def lab(tmp_path: Path) -> Iterator[str]:
     root = tmp_path / "root"
     root.mkdir()
     (root / "cells.ipynb").write_text(json.dumps(notebook))
+    texts = [GUESS, "one.answer(16)", "two = predict('B')", "two.answer(1)"]
+    ids = ["one-guess", "one-answer", "two-guess", "two-answer"]
+    cells = [{**code, "id": name, "source": text} for name, text in zip(ids, texts, strict=True)]
+    for cell in cells[1::2]:
+        cell["metadata"] = {"jupyter": {"source_hidden": True}}
+    (root / "guess.ipynb").write_text(json.dumps({**notebook, "cells": cells}))
     (root / "kernel.cu").write_text("__global__ void f() {}\n")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -142,5 +183,7 @@ def test_in_a_browser(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     assert seen["opened"] == ["text/x-cuda", "text/x-ipython", "text/x-ipython"]
     assert seen["words"] == ["%%cuda 00_x", "__global__", "threadIdx"], "and none in the comment"
     assert seen["became"][1] == "text/x-cuda" and seen["back"][1] == "text/x-ipython"
+    assert min(seen["widths"]) > 80, "there is room for the number"
+    assert seen["folded"], "a click on a folded answer runs it, and its source stays folded"
     assert seen["typed"].splitlines()[1] == "// note", "the magic is no statement that goes on"
     assert seen["typed"].splitlines()[3].strip() == "return 1;" and seen["typed"].splitlines()[-1] == "int g;"

@@ -92,20 +92,37 @@ def test_the_board(capsys: pytest.CaptureFixture[str]) -> None:
     assert str(board()) == "1 right of 3 guesses; 4 predictions."
 
 
-def test_the_line_to_type_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In JupyterLab the guess comes from a widget, in whatever form people type numbers."""
+def test_the_box_to_type_into(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In JupyterLab the guess comes from a widget, in whatever form people type numbers, and it says what it took."""
     widgets = pytest.importorskip("ipywidgets")
     display = pytest.importorskip("IPython.display")
     shown: list[Any] = []
     monkeypatch.setattr(module, "_is_jupyterlab", lambda: True)
     monkeypatch.setattr(display, "display", shown.append)
     asked = predict("S", unit="GiB")
-    line, note = shown.pop().children
-    assert isinstance(line, widgets.Text)
+    label, row = shown.pop().children
+    line, note, button = row.children
+    assert isinstance(line, widgets.Text) and not line.continuous_update and "S</b> (GiB)" in label.value
     line.value = "1,024"
-    assert asked.guess == 1024 and note.value == ""
-    line.value = "many"
-    assert asked.guess == 1024 and note.value == "a number, please"
+    assert asked.guess == 1024 and note.value == "noted: 1,024 GiB"
+    for wrong, says in (("many", "a number, please"), ("3,5", "a decimal write 3.5"), ("1,0000", "three digits")):
+        line.value = wrong
+        assert asked.guess == 1024 and says in note.value
+    line.value = ""
+    assert asked.guess is None and note.value == ""
+    assert "course-show-answer" in button._dom_classes and button.layout.display == "none"
     choice = predict("which", choices=("x", "y"))
-    shown.pop().children[0].value = "y"
+    shown.pop().children[1].children[0].value = "y"
     assert choice.guess == "y"
+    asked.answer(16)
+    assert "first make a guess" in capsys.readouterr().out
+    asked.answer(16)
+    assert capsys.readouterr().out == "S: 16 GiB. No guess yet.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("16", 16), ("1,024", 1024), ("-2,097,152.5", -2097152.5), ("3.5×", 3.5), ("25 %", 25), ("1e9", 1e9)],
+)
+def test_numbers_as_people_type_them(text: str, value: float) -> None:
+    assert module.number(text) == value

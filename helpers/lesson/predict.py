@@ -7,13 +7,15 @@
     gib.answer(4 * N * N / 2**30, because="4 bytes for each of N * N scores")     # in a cell that ships collapsed
     board()                                                           # at the end of a notebook: all of its guesses
 
-In JupyterLab, where ipywidgets is installed, `predict` also shows a line to type the guess into. Nothing ever waits for
-a guess: without one, `answer` says what was computed.
+In JupyterLab, where ipywidgets is installed, `predict` also shows a box to type the guess into, and `answer` asks once
+for a guess where there is none. Nothing ever waits for one: run again, or anywhere else, it says what was computed.
 """
 
 from __future__ import annotations
 
+import html
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from types import EllipsisType
@@ -63,6 +65,11 @@ class Prediction:
                 raise ValueError(f"the answer {value!r} is none of the choices {self.choices}")
         else:
             value = value if isinstance(value, int) else float(value)  # NumPy's numbers too
+        if self.guess is None and self.value is None and _is_jupyterlab():
+            self.value = value
+            print(f"{self.name}: first make a guess, in the cell above; any number is better than none.")
+            print("Then run this cell again. Without a guess, too, it then says the answer.")
+            return
         self.value = value
         print(f"{self.name}: {self.text(value)}. {self.verdict()}")
         slip = None if self.right() else next((why for wrong, why in (slips or {}).items() if self._same(wrong)), None)
@@ -167,34 +174,59 @@ def board() -> Board:
 
 
 def _shown_line(asked: Prediction) -> bool:
-    """Whether a line was displayed to type the guess into."""
+    """Whether a line was displayed to type the guess into: the question, a box, and beside it what was understood."""
     if not _is_jupyterlab():
         return False
     try:
         import ipywidgets
     except ImportError:
         return False
-    label, style = f"{asked.name}{f' ({asked.unit})' if asked.unit else ''}:", {"description_width": "initial"}
+    label = ipywidgets.HTML(f"<b>{html.escape(asked.name)}</b>{f' ({html.escape(asked.unit)})' if asked.unit else ''}")
     if asked.choices:
         value = asked.guess if asked.guess in asked.choices else None
-        line = ipywidgets.ToggleButtons(options=asked.choices, value=value, description=label, style=style)
+        line = ipywidgets.ToggleButtons(options=asked.choices, value=value)
     else:
         value = "" if asked.guess is None else str(asked.guess)
-        line = ipywidgets.Text(value=value, placeholder="your guess", description=label, style=style)
-    note = ipywidgets.Label("")
+        wide = ipywidgets.Layout(width="10em")
+        line = ipywidgets.Text(value=value, placeholder="your guess", continuous_update=False, layout=wide)
+    note = ipywidgets.Label("" if asked.guess is None else f"noted: {asked.text(asked.guess)}")
 
     def typed(change: Mapping[str, Any]) -> None:
         new = change["new"]
+        if new in ("", None):
+            asked.guess, note.value = None, ""
+            return
         try:
-            if new not in ("", None):
-                asked.take(new if asked.choices else float(str(new).replace(",", "").replace("_", "")))
-            note.value = ""
-        except (TypeError, ValueError):
-            note.value = "a number, please"
+            asked.take(new if asked.choices else number(str(new)))
+            note.value = f"noted: {asked.text(asked.guess or 0)}"
+        except (TypeError, ValueError) as error:
+            note.value = str(error)
 
     line.observe(typed, names="value")
-    sys.modules["IPython.display"].display(ipywidgets.HBox([line, note]))
+    # Shown and obeyed where the course's own extension of JupyterLab is: it runs the cell below.
+    button = ipywidgets.Button(description="show the answer", layout=ipywidgets.Layout(display="none"))
+    button.add_class("course-show-answer")
+    sys.modules["IPython.display"].display(ipywidgets.VBox([label, ipywidgets.HBox([line, note, button])]))
     return True
+
+
+def number(text: str) -> float:
+    """A number as people type it: 16, 1,024, 3.5, 1e9, 25 %, 3×.
+
+    Raises:
+        ValueError: it is none, in words that say what to type.
+    """
+    plain = text.strip().rstrip("%×x ").replace("_", "").replace(" ", "")
+    if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", plain):
+        plain = plain.replace(",", "")
+    if "," in plain:
+        raise ValueError(
+            f"a comma stands before three digits, as in 1,024; for a decimal write {plain.replace(',', '.')}"
+        )
+    try:
+        return float(plain)
+    except ValueError:
+        raise ValueError("a number, please") from None
 
 
 def _is_jupyterlab() -> bool:

@@ -135,6 +135,21 @@
     watch();
   }
 
+  // A guess's button runs the cell below. So does a click on the folded answer, which would otherwise show its source.
+  function showAnswer(app, tracker, event) {
+    const cells = tracker.currentWidget?.content;
+    const index = cells?.widgets.findIndex((cell) => cell.node.contains(event.target)) ?? -1;
+    if (index < 0) return;
+    const byButton = event.target.closest(".course-show-answer");
+    const { model } = cells.widgets[index];
+    const isFolded = event.target.closest(".jp-Placeholder") && model.id.endsWith("-answer") && !model.executionCount;
+    if (!byButton && !isFolded) return;
+    event.preventDefault();
+    event.stopPropagation();
+    cells.activeCellIndex = byButton ? index + 1 : index;
+    app.commands.execute("notebook:run-cell");
+  }
+
   async function plugins() {
     const [{ IEditorLanguageRegistry }, { INotebookTracker }, view, language, common] = await Promise.all(
       [
@@ -161,6 +176,20 @@
         activate: (app, tracker) => {
           tracker.forEach(followNotebook);
           tracker.widgetAdded.connect((_, panel) => followNotebook(panel));
+        },
+      },
+      {
+        id: "cuda-cells:answers",
+        description: "Runs the cell with the answer to a guess: by the button beside the guess, or by a click on the cell",
+        autoStart: true,
+        requires: [INotebookTracker],
+        activate: (app, tracker) => {
+          document.head.append(
+            Object.assign(document.createElement("style"), {
+              textContent: ".course-show-answer { display: inline-block !important; width: auto; }",
+            }),
+          );
+          document.addEventListener("click", (event) => showAnswer(app, tracker, event), true);
         },
       },
     ];
