@@ -331,7 +331,7 @@ def test_steps_of_gradients_are_checked_and_timed() -> None:
     steps = [job for job in jobs if job.kind == "backward step"]
     climb = CLIMBS["backward_mma"]
     for case in experiments.CLIMB_CASES["backward_mma"]:
-        assert [job.stage for job in steps if job.case == case] == [*climb[:-1]]
+        assert [job.stage for job in steps if job.case == case] == [*climb]
     assert {(case.shape[3], case.causal) for case in (job.case for job in steps)} == set(
         itertools.product((64, 128), (False, True))
     )
@@ -480,7 +480,7 @@ def test_what_was_left_is_measured_by_a_resumed_run(fakes: Any, tmp_path: Path) 
 
 
 def test_steps_are_checked_and_recorded_in_their_order(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last step is the stage, which has its own lines; a wrong step is not timed."""
+    """The last step is the stage; a wrong step is not timed, and the others are, in turns."""
 
     def spoil(o: Any) -> None:
         o[...] = 0
@@ -497,11 +497,27 @@ def test_steps_are_checked_and_recorded_in_their_order(fakes: Any, monkeypatch: 
     assert [(job.name, job.what.number, job.case) for job in jobs] == [
         ("last: 1_a", 1, Case(SMALL)),
         ("last: 2_b", 2, Case(SMALL)),
+        ("last: 01_naive", 3, Case(SMALL)),
     ]
+    assert len({job.compared for job in jobs}) == 1
     right = JobRunner(0.001).run(jobs[0])
     assert (right.step, right.idea, right.note) == (1, "an idea", "BLOCK_M=16") and right.max_error <= right.tolerance
     with pytest.raises(WrongOutput):
         JobRunner(0.001).run(jobs[1])
+    found = {job.name: result for job, result in JobRunner(0.001).run_in_turns(jobs)}
+    wrong, first, last_step = (found[jobs[number].name] for number in (1, 0, 2))
+    assert isinstance(wrong, WrongOutput) and first.gain == []
+    assert last_step.launches == first.launches == run.FEWEST_ROUNDS
+    median, least, most = last_step.gain
+    assert least <= median <= most and least <= first.ms_max / last_step.ms_min
+
+
+def test_gains_are_of_neighbours_that_were_timed_in_turns() -> None:
+    rows = [{"step": n, "ms": ms, "ms_min": ms, "ms_max": ms} for n, ms in ((1, 2.0), (2, 1.0), (3, 1.0))]
+    rows[1]["gain"], rows[2]["gain"] = [1.5, 1.49, 1.51], [0.9, 0.8, 1.0]
+    assert show.times_as_fast(rows[0], rows[1]) == "1.50×", "the clock had changed between their medians"
+    assert show.times_as_fast(rows[1], rows[2]) == "0.90× (0.80 to 1.00)"
+    assert show.times_as_fast(rows[0], rows[2]) == "2.00×", "not neighbours"
 
 
 def test_a_climb_is_read_and_drawn_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,9 +69,14 @@ def test_changes_are_compared_with_the_kernel_as_it_is() -> None:
         list(hopper.changes([(tiny, (hopper.AS_IT_IS, wrong))], rounds=1))
 
 
-def test_beside_no_peer_the_stage_is_alone() -> None:
-    (row,) = hopper.beside_peers([TINY], rounds=1)
-    assert row["name"] == "hopper" and row["speed"] == 1 and row["tflops"] > 0
+def test_a_gpu_that_becomes_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both programs run, on the CPU too; that one's figures say nothing."""
+    assert hopper.mma_loop(warps=1, steps=1, blocks=1)["flop_per_clock"] > 0
+    monkeypatch.setattr(hopper, "LONG_128", TINY)
+    rows = hopper.warming(seconds=0.01, rest=0, batch=1)
+    assert rows and all(row["tflops"] > 0 for row in rows)
+    picture = hopper.warming_picture({"warming": [row | {"sm_mhz": 1980.0, "watts": 700.0} for row in rows]})
+    assert "TFLOP/s in 0 s" in picture.alt
 
 
 def test_clocks_of_both_warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,18 +108,21 @@ def record() -> dict[str, Any]:
             {"head_dim": 128, "block_n": 160, "part": "maxima", "products": 1355.2, "weights": None},
             {"head_dim": 128, "block_n": 160, "part": "maxima", "products": 1388.0, "weights": 300.0},
         ],
-        "peers": [
-            {**of_128, "name": "hopper", **speeds, "speed": 1.0},
-            {**of_128, "name": "SDPA cuDNN", "speed": 1.2, "speed_min": 1.19, "speed_max": 1.21},
-        ],
         "changes": [{**of_128, "name": "no turns", **speeds}, {**of_128, "name": "no exp2", **speeds, "right": False}],
     }
+
+
+def ladder_record(least: float) -> dict[str, Any]:
+    case = {"shape": [2, 16, 8192, 128], "causal": False, "dtype": "bfloat16", "tflops": 600.0}
+    rows = [case | {"kind": "stage", "name": "hopper"}, case | {"kind": "peer", "name": "SDPA flash"}]
+    rows.append(case | {"kind": "peer", "name": "SDPA cuDNN", "gain": [1.2, least, 1.21], "fastest": "hopper"})
+    return {"device": {}, "results": rows}
 
 
 def test_tables() -> None:
     text = hopper.table(record())
     assert "no turns" in text and "0.92× (0.90 to 0.94)\n" in text and "(0.90 to 0.94)  times only" in text
-    assert hopper.peers_table(record()).splitlines()[1].split()[-6:] == [
+    assert hopper.peers_table(ladder_record(1.19)).splitlines()[1].split()[-6:] == [
         "600",
         "TFLOP/s",
         "1.20×",
@@ -127,14 +135,13 @@ def test_tables() -> None:
 
 
 def test_where_it_is_not_ahead() -> None:
-    found = record()
-    assert hopper.not_ahead(found) == []
-    found["peers"][1]["speed_min"] = 0.98
-    assert hopper.not_ahead(found) == ["d = 128, N = 8192: SDPA cuDNN, 1.20× (0.98 to 1.21)"]
+    assert hopper.not_ahead(ladder_record(1.19)) == []
+    assert hopper.not_ahead(ladder_record(0.98)) == ["d = 128, N = 8192: SDPA cuDNN, 1.20× (0.98 to 1.21)"]
 
 
 def test_without_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(hopper, "recorded", lambda: None)
+    monkeypatch.setattr(hopper.reading, "results_of", lambda record: [])
     assert (
         hopper.table() == hopper.clocks_table() == hopper.changes_table(64) == hopper.peers_table() == records.NO_RECORD
     )

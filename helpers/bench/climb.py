@@ -40,12 +40,14 @@ class Gain:
     @property
     def factor(self) -> float:
         """How many times as fast; below 1, slower."""
-        return self.before["ms"] / self.after["ms"]
+        in_turns = reading.gain(self.before, self.after)
+        return in_turns[0] if in_turns else self.before["ms"] / self.after["ms"]
 
     @property
     def is_slower(self) -> bool:
         """Slower by more than 1 %, and by more than the spread of both."""
-        return self.factor < SLOWER and self.after["ms_min"] > self.before["ms_max"]
+        in_turns = reading.gain(self.before, self.after)
+        return self.factor < SLOWER and (in_turns[2] < 1 if in_turns else self.after["ms_min"] > self.before["ms_max"])
 
     @property
     def text(self) -> str:
@@ -112,7 +114,7 @@ def _before(stage: str, case: tuple[Any, ...], record: Any) -> Mapping[str, Any]
     how = {"causal": causal, "record": record, "backward": previous.direction == "backward"}
     types = sorted(previous.dtypes, key=lambda other: other != dtype)
     results = (reading.measurements(shape, [previous.name], dtype=one, **how) for one in types)
-    return next((first[0] for first in results if first), None)
+    return next((first[0] | {"step": 0} for first in results if first), None)
 
 
 def not_measured(stage: str, record: Any = None) -> list[tuple[int, str]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from helpers.attention.ladder import Stage
-from helpers.attention.ladder.steps import CLIMBS
+from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS
 from helpers.bench.cases import Case
 from helpers.engine.cuda_source.edit import edit
 
@@ -55,13 +55,18 @@ class Step:
     case: Case
 
     @property
+    def idea(self) -> str:
+        """Of the stage itself, what it adds to the step before."""
+        return LAST_IDEAS.get(self.of, self.stage.idea) if self.number == len(CLIMBS[self.of]) else self.stage.idea
+
+    @property
     def name(self) -> str:
         """In the record: the stage it leads to, and its file."""
         return f"{self.of}: {Path(self.stage.file).stem}"
 
 
 def steps(only: Mapping[str, object] | None = None) -> Iterator[Step]:
-    """The steps before each stage that has a climb, with their cases; the last step is the stage itself, and left out.
+    """The steps to each stage that has a climb, with their cases; the last step is the stage itself.
 
     Args:
         only: names of stages; the climbs to others are left out.
@@ -69,8 +74,8 @@ def steps(only: Mapping[str, object] | None = None) -> Iterator[Step]:
     for of, climb in CLIMBS.items():
         if only is None or of in only:
             cases = CLIMB_CASES.get(of) or [Case(case.shape, climb[-1].dtypes[0]) for case in HEADS]
-            for number, stage in enumerate(climb[:-1], 1):
-                for case in cases:
+            for case in cases:
+                for number, stage in enumerate(climb, 1):
                     yield Step(of, number, stage, case)
 
 

@@ -83,10 +83,15 @@ def _sdpa(backend: str) -> Callable[[Inputs, bool], AbstractContextManager[Calla
 
         torch.backends.cuda.matmul.allow_tf32 = False
         q, k, v = inputs.torch
+
         # Why a backend cannot, PyTorch says in warnings and in the error; the error is enough.
-        with sdpa_kernel(getattr(SDPBackend, backend)), torch.no_grad(), warnings.catch_warnings():
+        def run() -> Any:
+            with sdpa_kernel(getattr(SDPBackend, backend)):  # chosen in each call: others may be timed in turns with it
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+        with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            yield run
 
     return ready
 

@@ -115,6 +115,14 @@ class Job:
         """The same for the same measurement in another process."""
         return (self.kind, self.name, str(self.case), str(dict(self.sizes)))
 
+    @property
+    def compared(self) -> tuple[Any, ...] | None:
+        """The same for all jobs that are compared, and so timed in turns: what computes the same of a case, and the
+        steps of a climb."""
+        if self.kind in ("stage", "peer", "backward", "backward peer"):
+            return self.case.backward, self.case
+        return (self.what.of, self.case) if isinstance(self.what, experiments.Step) else None
+
 
 def swept(case: Case) -> bool:
     """Whether a case is timed only to draw time against N."""

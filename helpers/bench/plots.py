@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 
 from helpers.bench import records, steps
 from helpers.bench.reading import climb, measurements, recorded, results_of, roofs
+from helpers.bench.reading import gain as gain_of
 from helpers.bench.results import NO_RECORD, roof_name
 from helpers.draw.picture import GPU, PEER, ROOF, WRITE, Picture, Text, figure, styled
 
@@ -160,16 +161,17 @@ def measured_climb(
     rows = climb(stage, shape, dtype=dtype, record=record)
     if not rows:
         return Text(f"*({NO_RECORD if record is None else 'not yet recorded'}: the steps to {stage})*")
-    labels = [f"{r['step']}  {r['idea']}" if r.get("step") else f"{len(rows)}  {stage}" for r in rows]
+    labels = [*(f"{r['step']}  {r['idea']}" for r in rows[:-1]), f"{len(rows)}  {stage}"]
     values, texts, colours = [], [], []
-    last = None  # the speed of the last step that was measured
+    last = None  # the last step that was measured
     for row in rows:
         measured, speed = steps.is_measured(row), row["tflops"]
-        gain = speed / last - 1 if measured and last else 0.0
+        in_turns = gain_of(last, row) if measured and last else []
+        gain = (in_turns[0] if in_turns else speed / last["tflops"]) - 1 if measured and last else 0.0
         values.append(speed if measured else 0.0)
         texts.append(f"{speed:.1f}" + (f"  {gain:+.0%}" if last else "") if measured else steps.NOT_MEASURED)
         colours.append(WRITE if gain < -0.01 else GPU)  # less is noise
-        last = speed if measured else last
+        last = row if measured else last
     fig, ax = figure(7.6, 1.1 + 0.36 * len(values))
     ax.bar_label(ax.barh(labels, values, color=colours, height=0.7), texts, padding=4)
     ax.invert_yaxis()

@@ -88,13 +88,24 @@ def result(*, record: Any = None, **wanted: Any) -> dict[str, Any] | None:
     return next((r for r in results_of(record) if {**r, **wanted} == r), None)
 
 
+def gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[float]:
+    """How many times as fast a step is as the one before it, where they were timed in turns: the median, the least and
+    the most of the rounds; else empty."""
+    follows = None not in (before.get("step"), after.get("step")) and before["step"] == after["step"] - 1
+    return (after.get("gain") or []) if follows else []
+
+
 def times_as_fast(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
     """How many times as fast one recorded result is as another: 1.23×, and from .. to if one's spread is above 5 %.
 
-    Where one of them is a step that is not measured, the text says so.
+    Where one of them is a step that is not measured, the text says so. Of a step and the one before it, timed in turns,
+    the range is of the rounds' ratios.
     """
     if math.isnan(slower["ms"] / faster["ms"]):
         return steps.NOT_MEASURED
+    if in_turns := gain(slower, faster):
+        median, least, most = in_turns
+        return f"{median:.2f}×" + f" ({least:.2f} to {most:.2f})" * (most - least > 0.05 * median)
     text = f"{slower['ms'] / faster['ms']:.2f}×"
     if all(r["ms_max"] - r["ms_min"] <= 0.05 * r["ms"] for r in (slower, faster)):
         return text

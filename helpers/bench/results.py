@@ -63,6 +63,10 @@ class Measurement:
     clocks: dict[str, float] = field(default_factory=dict)  # while it was timed
     step: int | None = None  # of a step: its number in the climb, from 1
     idea: str = ""  # of a step
+    # Of two that were timed in turns, round by round: how many times as fast a step is as the one before it, and the
+    # fastest stage as this peer. The median, the least and the most; fastest: that stage's name.
+    gain: list[float] = field(default_factory=list)
+    fastest: str = ""
 
 
 @dataclass

@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,16 +21,18 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import reference
-from helpers.attention.ladder import backward
+from helpers.attention.ladder import LADDER, backward
+from helpers.attention.ladder.steps import BASES, BEFORE
 from helpers.bench.cases import TYPES, Inputs
 from helpers.bench.experiments import Step
 from helpers.bench.host_cost import host_time
-from helpers.bench.plan import Job, tile_sizes, tiles_text
+from helpers.bench.plan import Job, tile_sizes, tiles_text, why_not
 from helpers.bench.results import Measurement, Record
-from helpers.bench.timing import Clocks, measure
+from helpers.bench.timing import Clocks, Timing, elapsed, in_turns, measure, speeds
 from helpers.device import ON_GPU, cp, describe
 
 INTERRUPTED = "interrupted: what was measured until then is in the table; --json FILE --resume goes on"
+FEWEST_ROUNDS, MOST_ROUNDS = 7, 40
 LOST = "the GPU takes no more work from this process after the failure above"
 
 
@@ -53,15 +56,63 @@ class JobRunner:
             return self._host(job, inputs)
         if job.kind == "experiment":
             return self._experiment(job, inputs)
-        if job.case.backward:
-            return self._gradients(job, inputs)
-        with self._ready(job, inputs) as launch:
-            before = _held()
-            o = launch()
-            extra = None if before is None else _held(peak=True) - before - o.nbytes
-            error, tolerance = self._checked(job, inputs, o)
+        with contextlib.ExitStack() as contexts:
+            launch, seen = self._launched(job, inputs, contexts)
             timed = self._timed(launch, share=job.share)
-        return _measurement(job, timed, max_error=error, tolerance=tolerance, extra_bytes=extra)
+        return _measurement(job, timed, **seen)
+
+    def run_in_turns(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Measurement | Exception]]:
+        """What `run` does for jobs that are compared, of one case: checked one by one, timed in turns, with one clock.
+
+        Yields each job with its measurement, or with what it raised. A step has its gain over the step before, or over
+        what the climb begins at; a peer that of the fastest stage over it.
+        """
+        inputs = self._take_inputs(jobs[0].case)
+        with contextlib.ExitStack() as contexts:
+            launched: list[tuple[Job, Callable[[], Any], dict[str, Any]]] = []
+            base = _base(jobs[0])
+            for job in [*([base] if base else []), *jobs]:
+                try:
+                    launched.append((job, *self._launched(job, inputs, contexts)))
+                except Exception as error:
+                    if job is not base:
+                        yield job, error
+            runs = {number: run for number, (_, run, _) in enumerate(launched)}
+            begin = time.perf_counter()
+            once = [1e-3 * elapsed(run) for run in runs.values()]  # warm
+            seconds = self.budget_s * jobs[0].share * len(runs)
+            times = in_turns(runs, round(min(MOST_ROUNDS, max(FEWEST_ROUNDS, seconds / max(3 * sum(once), 1e-9)))))
+            end = time.perf_counter()
+        ours = [number for number, (job, _, _) in enumerate(launched) if job.kind in ("stage", "backward")]
+        fastest = min(ours, key=lambda number: statistics.median(times[number]), default=None)
+        for number, (job, _, seen) in enumerate(launched):
+            taken = times[number]
+            if job is base:
+                continue
+            if isinstance(job.what, Step) and number > 0:
+                seen["gain"] = list(speeds(taken, times[number - 1]).values())
+            if job.kind in ("peer", "backward peer") and fastest is not None:
+                seen["gain"] = list(speeds(times[fastest], taken).values())
+                seen["fastest"] = launched[fastest][0].name
+            timing = Timing(statistics.median(taken), min(taken), max(taken), len(taken))
+            yield job, _measurement(job, self._with_clocks(timing, begin, end), **seen)
+
+    def _launched(
+        self, job: Job, inputs: Inputs, contexts: contextlib.ExitStack
+    ) -> tuple[Callable[[], Any], dict[str, Any]]:
+        """A launch that has run once and was right, and what was seen then."""
+        if job.case.backward:
+            launch = self._gradients(job, inputs, contexts)
+            error, tolerance = inputs.gradient_sample(job.case.causal).error(launch())
+            if not error <= tolerance:
+                raise WrongOutput(f"max error {error:.1e} > {tolerance:.1e}; not timed")
+            return launch, {"max_error": error, "tolerance": tolerance}
+        launch = contexts.enter_context(self._ready(job, inputs))
+        before = _held()
+        o = launch()
+        extra = None if before is None else _held(peak=True) - before - o.nbytes
+        error, tolerance = self._checked(job, inputs, o)
+        return launch, {"max_error": error, "tolerance": tolerance, "extra_bytes": extra}
 
     def _roof(self, job: Job) -> Measurement:
         roof = job.what
@@ -108,24 +159,17 @@ class JobRunner:
 
         yield launch
 
-    def _gradients(self, job: Job, inputs: Inputs) -> Measurement:
-        """The gradients alone: the forward that they start from has run before."""
-        causal = job.case.causal
-        with contextlib.ExitStack() as contexts:
-            if job.kind == "backward peer":
-                launch = contexts.enter_context(job.what.ready(inputs, causal))
-            else:
-                run, arrays = job.gradients.prepare(inputs, causal, job.sizes or None)
+    def _gradients(self, job: Job, inputs: Inputs, contexts: contextlib.ExitStack) -> Callable[[], Any]:
+        """A launch of the gradients alone: the forward that they start from has run before."""
+        if job.kind == "backward peer":
+            return contexts.enter_context(job.what.ready(inputs, job.case.causal))
+        run, arrays = job.gradients.prepare(inputs, job.case.causal, job.sizes or None)
 
-                def launch() -> Any:
-                    run()
-                    return arrays
+        def launch() -> Any:
+            run()
+            return arrays
 
-            error, tolerance = inputs.gradient_sample(causal).error(launch())
-            if not error <= tolerance:
-                raise WrongOutput(f"max error {error:.1e} > {tolerance:.1e}; not timed")
-            timed = self._timed(launch, share=job.share)
-        return _measurement(job, timed, max_error=error, tolerance=tolerance)
+        return launch
 
     def _checked(self, job: Job, inputs: Inputs, o: Any) -> tuple[float, float]:
         sample = inputs.sample(job.case.causal)
@@ -138,8 +182,9 @@ class JobRunner:
         begin = time.perf_counter()
         return self._with_clocks(measure(launch, budget_s=self.budget_s * share, warm=warm), begin)
 
-    def _with_clocks(self, timing: Any, begin: float) -> dict[str, Any]:
-        return {**asdict(timing), "clocks": self.clocks.between(begin, time.perf_counter()) if self.clocks else {}}
+    def _with_clocks(self, timing: Any, begin: float, end: float | None = None) -> dict[str, Any]:
+        end = time.perf_counter() if end is None else end
+        return {**asdict(timing), "clocks": self.clocks.between(begin, end) if self.clocks else {}}
 
     def _experiment(self, job: Job, inputs: Inputs) -> Measurement:
         """Launch a changed stage; count the launches whose output is wrong."""
@@ -160,11 +205,23 @@ class JobRunner:
         return _measurement(job, timed, max_error=worst, tolerance=sample.tolerance, **more)
 
 
+def _base(job: Job) -> Job | None:
+    """What the climb that a step belongs to begins at, as a job of the same case; None where that computes another."""
+    if not isinstance(job.what, Step):
+        return None
+    file = BEFORE.get(job.what.of)
+    known = (*BASES.values(), *LADDER.values())
+    stage = next((stage for stage in known if stage.file == file and stage.direction == job.stage.direction), None)
+    if stage is None or why_not(stage, job.case) is not None:
+        return None
+    return Job(job.kind, stage.name, Step(job.what.of, 0, stage, job.case), job.case)
+
+
 def _measurement(job: Job, timed: Mapping[str, Any], **more: Any) -> Measurement:
     case = job.case
     more |= {"tflops": case.flops / timed["ms"] / 1e9, "note": tiles_text(job), "causal": case.causal}
     if isinstance(job.what, Step):
-        more |= {"step": job.what.number, "idea": job.what.stage.idea}
+        more |= {"step": job.what.number, "idea": job.what.idea}
     return Measurement(job.name, job.kind, list(case.shape), case.dtype, **timed, **more)
 
 
@@ -245,6 +302,9 @@ def how_measured() -> dict[str, Any]:
     return {
         "timer": "device events around one launch, queued behind other work" if ON_GPU else "wall clock",
         "statistic": "median; ms_min and ms_max are the spread",
+        "in turns": "what computes the same of a case, and the steps of a climb: round by round, so with one clock; "
+        "gain, of a step over the one before it and of the fastest stage over a peer, is the median, the least and the "
+        "most of the rounds' ratios",
         "l2": "flushed by a 256 MB write before each launch" if ON_GPU else "as it is",
         "inputs": "normal, unit variance, mean 0.25; checked against float64 on sampled rows and heads before timing",
         "tolerance": "float32: 1e-5; half types: twice the error of NumPy attention that rounds P and O to the type",
@@ -265,15 +325,15 @@ class ProgressBar:
         self.shown = sys.stderr.isatty()
         self.began = time.perf_counter()
 
-    def step(self, label: str) -> None:
-        """Say what is being done now."""
+    def step(self, label: str, count: int = 1) -> None:
+        """Say what is being done now, and how much of the whole that is."""
         if self.shown:
             filled = round(24 * self.done / max(self.total, 1))
             bar = "#" * filled + "." * (24 - filled)
             seconds = time.perf_counter() - self.began
             sys.stderr.write(f"\r[{bar}] {self.done}/{self.total} {seconds:4.0f} s {label[:48]:<48}")
             sys.stderr.flush()
-        self.done += 1
+        self.done += count
 
     def close(self) -> None:
         """Clear the line."""
@@ -297,23 +357,28 @@ def run_all(jobs: Sequence[Job], record: Record, budget_s: float, path: Path | N
             compile_all(jobs)
         with Clocks() as clocks:
             runner = JobRunner(budget_s, clocks)
-            for job in jobs:
+            for group in _groups(jobs):
                 if time.perf_counter() - began > within_s:
-                    record.add_note(job.name, job.kind, f"{within_s:g} s were over", job.case, left=True)
+                    for job in group:
+                        record.add_note(job.name, job.kind, f"{within_s:g} s were over", job.case, left=True)
                     continue
-                progress.step(f"{job.name} {job.case or ''}")
-                try:
-                    record.results.append(runner.run(job))
-                except Exception as error:
+                progress.step(f"{group[0].name} {group[0].case or ''}", len(group))
+                is_alive = True
+                for job, result in _results(runner, group):
+                    done.append(str(job.key))
+                    if isinstance(result, Measurement):
+                        record.results.append(result)
+                        continue
                     # PyTorch says in this way that a backend cannot; all others should have run.
-                    why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+                    why = f"{type(result).__name__}: {str(result).strip().splitlines()[0] if str(result) else ''}"
                     record.add_note(job.name, job.kind, why, job.case, failed=job.kind != "peer")
-                    runner = JobRunner(budget_s, clocks)  # lets go of the failed one's memory
-                    if not _alive():
-                        done.append(str(job.key))
-                        stopped = LOST
+                    if not (is_alive := _alive()):
                         break
-                done.append(str(job.key))
+                    if len(group) == 1:
+                        runner = JobRunner(budget_s, clocks)  # lets go of the failed one's memory
+                if not is_alive:
+                    stopped = LOST
+                    break
                 if path and time.perf_counter() - saved > 1:
                     record.save(path)
                     saved = time.perf_counter()
@@ -329,6 +394,25 @@ def run_all(jobs: Sequence[Job], record: Record, budget_s: float, path: Path | N
         else:
             del record.how["done"]  # only a run that was not finished needs it
     return stopped
+
+
+def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The jobs in their order, those that are compared together. Without a GPU one by one: a CPU's clock stays."""
+    groups: dict[Any, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault((job.compared if ON_GPU else None) or job.key, []).append(job)
+    return list(groups.values())
+
+
+def _results(runner: JobRunner, group: Sequence[Job]) -> Iterator[tuple[Job, Measurement | Exception]]:
+    """Each job of a group with its measurement, or with what it raised."""
+    left = list(group)
+    try:
+        for job, result in runner.run_in_turns(group) if len(group) > 1 else [(group[0], runner.run(group[0]))]:
+            left.remove(job)
+            yield job, result
+    except Exception as error:
+        yield from ((job, error) for job in left)
 
 
 def _alive() -> bool:

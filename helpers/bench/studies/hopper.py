@@ -1,17 +1,17 @@
 """What happens inside stage 10 on a GPU of compute capability 9.0: clocks of one block, of its parts, ideas taken out.
 
-Four things. "timelines": the clocks at which one block's copies arrived, its products were started and its weights were
+"timelines": the clocks at which one block's copies arrived, its products were started and its weights were
 computed, by a copy of the kernel that notes them. "clocks": products of one warpgroup beside weights of another,
 from registers and shared memory alone. "changes": the kernel with one idea taken out, or with other tiles, in turns
-with the kernel as it is; some of them compute something else, and are timed only. "peers": the stage in turns with
-others' kernels.
+with the kernel as it is; some of them compute something else, and are timed only. "mma_loop": what mma.sync does
+in a clock. "warming": the kernel's speed beside the GPU's clock and power, from a cold start.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -24,11 +24,12 @@ from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, Stage, limits, tiles
 from helpers.attention.ladder.call import Call
 from helpers.attention.ladder.steps import ASIDE
-from helpers.bench import peers, records
+from helpers.bench import reading, records
 from helpers.bench.cases import Case, Inputs, Shape, call_of
 from helpers.bench.plan import tile_sizes
-from helpers.bench.timing import in_turns, speeds
+from helpers.bench.timing import Clocks, elapsed, in_turns, speeds
 from helpers.device import ON_GPU, cp, describe
+from helpers.draw.picture import GPU, Picture, Text, figure, styled
 from helpers.engine.cuda_source.edit import edit
 
 RECORD = records.MEASURED / "nvidia-h200-hopper.json"
@@ -444,30 +445,91 @@ def _row(case: Case, name: str, taken: Sequence[float]) -> dict[str, Any]:
     return {**where, "ms": ms, "tflops": case.flops / ms / 1e9}
 
 
-# ---- beside others
+# ---- a GPU that becomes warm
+
+LOOP = """
+__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+extern "C" __global__ void mma_loop(long long* clocks, float* out, int steps) {
+  float acc[8][4] = {};
+  unsigned a[4] = {threadIdx.x, 1, 2, 3}, b[2] = {threadIdx.x, 5};
+  __syncthreads();
+  const long long begin = clock64();
+  for (int step = 0; step < steps; ++step)
+#pragma unroll
+    for (int i = 0; i < 8; ++i) mma(acc[i], a, b);
+  __syncthreads();
+  const long long end = clock64();
+  if (threadIdx.x == 0) clocks[blockIdx.x] = end - begin;
+  float sum = 0;
+  for (auto& tile : acc) for (float x : tile) sum += x;
+  out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+}
+"""
+
+
+def mma_loop(warps: int = 16, steps: int = 4096, blocks: int = 132) -> dict[str, float]:
+    """FLOP that mma.sync does in one clock of one multiprocessor, from registers alone."""
+    loop = cp.RawKernel(LOOP, "mma_loop")
+    clocks, out = cp.zeros(blocks, cp.int64), cp.zeros(32 * warps * blocks, cp.float32)
+    for _ in range(2):
+        loop((blocks,), (32 * warps,), (clocks, out, np.int32(steps)))
+    flop = warps * steps * 8 * (2 * 16 * 8 * 16)
+    return {"warps": warps, "flop_per_clock": flop / statistics.median(cp.asnumpy(clocks).tolist())}
+
+
+def warming(seconds: float = 20.0, rest: float = 8.0, batch: int = 100) -> list[dict[str, float]]:
+    """The kernel launched over and over on a GPU that had a rest: speed, clock and power, a few times a second."""
+    case = LONG_128
+    cp.cuda.Device().synchronize()
+    run, _ = STAGE.prepare(*Work(case).arrays())
+    run()
+    cp.cuda.Device().synchronize()
+    time.sleep(rest)
+    rows: list[dict[str, float]] = []
+    with Clocks() as clocks:
+        time.sleep(0.5)
+        began = time.perf_counter()
+        while (begin := time.perf_counter()) - began < seconds:
+            ms = elapsed(lambda: [run() for _ in range(batch)]) / batch
+            end = time.perf_counter()
+            rows.append({"s": end - began, "tflops": case.flops / ms / 1e9, **clocks.between(begin, end)})
+    return rows
+
+
+@styled
+def warming_picture(record: Mapping[str, Any] | None = None) -> Picture | Text:
+    """Recorded TFLOP/s, clock and power of the kernel while the GPU becomes warm."""
+    rows = (recorded() if record is None else record or {}).get("warming") if record or recorded() else None
+    if not rows:
+        return Text(f"*({records.NO_RECORD})*")
+    fig, axes = figure(7.6, 4.2, rows=3)
+    for ax, (name, label) in zip(axes, {"tflops": "TFLOP/s", "sm_mhz": "MHz", "watts": "W"}.items(), strict=True):
+        known = [row for row in rows if name in row]
+        ax.plot([row["s"] for row in known], [row[name] for row in known], color=GPU)
+        ax.set_ylabel(label)
+        ax.set_ylim(bottom=0)
+    axes[-1].set_xlabel("seconds of launching it over and over, after a rest")
+    first, last = rows[0], rows[-1]
+    return Picture(fig, f"from {first['tflops']:.0f} TFLOP/s to {last['tflops']:.0f} TFLOP/s in {last['s']:.0f} s")
+
+
+# ---- beside others: the ladder's own record, in which all that computes a case is timed in turns
 
 PEERS = ("FlashAttention-3", "SDPA cuDNN")
-PEER_CASES = tuple(
-    Case((16384 // n, 2048 // d, n, d), DTYPE, causal)
-    for d in (64, 128)
-    for n in (512, 2048, 4096, 8192, 16384)
-    for causal in (False, True)
-)
 
 
-def beside_peers(cases: Sequence[Case] = PEER_CASES, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
-    """The stage in turns with each peer that is installed: TFLOP/s of both, and how many times as fast the stage is."""
-    installed = [peer for peer in (peers.beside_torch() if peers.torch_on_gpu() else ()) if peer.name in PEERS]
-    for case in cases:
-        inputs = _inputs(case.shape)
-        with contextlib.ExitStack() as stack:
-            runs = {peer.name: stack.enter_context(peer.ready(inputs, case.causal)) for peer in installed}
-            runs[STAGE.name], _ = STAGE.prepare(*inputs.device, causal=case.causal)
-            for run in runs.values():
-                run()
-            times = in_turns(runs, rounds)
-        for name, taken in times.items():
-            yield {**_row(case, name, taken), **speeds(times[STAGE.name], taken)}  # of the stage beside this one
+def _beside_peers(record: Mapping[str, Any] | None) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
+    """Recorded rows of the stage, each with those of the peers that it was the fastest stage beside."""
+    rows = reading.results_of(record)
+    for row in rows:
+        if (row["kind"], row["name"]) == ("stage", STAGE.name):
+            same = [r for r in rows if r["kind"] == "peer" and reading.case_of(r) == reading.case_of(row)]
+            yield row, {r["name"]: r for r in same if r["name"] in PEERS and r.get("fastest") == STAGE.name}
 
 
 # ---- the record
@@ -481,7 +543,6 @@ def compilations() -> list[tuple[str, str, dict[str, int]]]:
     texts = [(traced(text()), name, work.defines) for work in TRACED]
     for case, wanted in CHANGES:
         texts += [(change.text, name, change.defines(case)) for change in wanted]
-    texts += [(text(), name, Work(case).defines) for case in PEER_CASES]
     for tile in BESIDE_TILES:
         texts += [(beside_source(), "beside", _beside_defines(*tile, *combination)) for combination in TOGETHER]
     return [one for i, one in enumerate(texts) if one not in texts[:i]]
@@ -501,7 +562,8 @@ def measure() -> dict[str, Any]:
         "timelines": [trace(work) for work in TRACED],
         "clocks": list(beside()),
         "changes": list(changes()),
-        "peers": list(beside_peers()),
+        "mma_loop": mma_loop(),
+        "warming": warming(),
     }
 
 
@@ -527,8 +589,8 @@ def clocks(head_dim: int, *, products: bool, weights: bool) -> dict[str, Any] | 
     return None
 
 
-def _speed(row: Mapping[str, Any]) -> str:
-    return f"{row['speed']:.2f}× ({row['speed_min']:.2f} to {row['speed_max']:.2f})"
+def _speed(speed: float, least: float, most: float) -> str:
+    return f"{speed:.2f}× ({least:.2f} to {most:.2f})"
 
 
 @_shown
@@ -540,31 +602,33 @@ def changes_table(head_dim: int, *, causal: bool = False, record: Mapping[str, A
     batch, heads, n, d = rows[0]["shape"]
     lines = [f"{batch} x {heads} heads, N = {n}, d = {d}{', causal' * causal}"]
     for row in rows:
-        lines.append(
-            f"  {row['name']:34}{row['tflops']:6.0f} TFLOP/s  {_speed(row)}{'' if row['right'] else '  times only'}"
-        )
+        speed = _speed(row["speed"], row["speed_min"], row["speed_max"])
+        more = "" if row["right"] else "  times only"
+        lines.append(f"  {row['name']:34}{row['tflops']:6.0f} TFLOP/s  {speed}{more}")
     return "\n".join(lines)
 
 
-@_shown
 def peers_table(record: Mapping[str, Any] | None = None) -> str:
-    """How many times as fast as its peers the stage is, as text: a case a line, from .. to over the rounds."""
+    """How many times as fast as its peers the stage is, as text: a case a line, from .. to over the rounds.
+
+    record: of the ladder.
+    """
     lines = [f"{'':26}{STAGE.name:>12}" + "".join(f"{'beside ' + name:>34}" for name in PEERS)]
-    for shape, causal in dict.fromkeys((tuple(row["shape"]), row["causal"]) for row in record["peers"]):
-        rows = {r["name"]: r for r in record["peers"] if (tuple(r["shape"]), r["causal"]) == (shape, causal)}
-        cells = [_speed(rows[name]) if name in rows else "" for name in PEERS]
-        what = f"d = {shape[3]:3}, N = {shape[2]:5}{', causal' * causal}"
-        lines.append(f"{what:26}{rows[STAGE.name]['tflops']:4.0f} TFLOP/s" + "".join(f"{cell:>34}" for cell in cells))
-    return "\n".join(lines)
+    for row, others in _beside_peers(record):
+        cells = [_speed(*others[name]["gain"]) if name in others else "" for name in PEERS]
+        what = f"d = {row['shape'][3]:3}, N = {row['shape'][2]:5}{', causal' * row['causal']}"
+        if any(cells):
+            lines.append(f"{what:26}{row['tflops']:4.0f} TFLOP/s" + "".join(f"{cell:>34}" for cell in cells))
+    return "\n".join(lines) if lines[1:] else records.NO_RECORD
 
 
 def not_ahead(record: Mapping[str, Any] | None = None) -> list[str]:
-    """Where the stage is not faster than a peer in all rounds: a line each."""
-    record = recorded() if record is None else record
+    """Where the stage is not faster than a peer in all rounds: a line each. record: of the ladder."""
     return [
-        f"d = {r['shape'][3]}, N = {r['shape'][2]}{', causal' * r['causal']}: {r['name']}, {_speed(r)}"
-        for r in (record or {}).get("peers", ())
-        if r["name"] != STAGE.name and r["speed_min"] <= 1
+        f"d = {row['shape'][3]}, N = {row['shape'][2]}{', causal' * row['causal']}: {name}, {_speed(*peer['gain'])}"
+        for row, others in _beside_peers(record)
+        for name, peer in others.items()
+        if peer["gain"][1] <= 1
     ]
 
 
@@ -586,4 +650,4 @@ def clocks_table(record: Mapping[str, Any] | None = None) -> str:
 def table(record: Mapping[str, Any] | None = None) -> str:
     """A record as text; the committed one where none is given."""
     parts = [changes_table(d, causal=causal, record=record) for d, causal in ((128, False), (64, False), (128, True))]
-    return "\n\n".join([record["device"], peers_table(record), *parts, clocks_table(record)])
+    return "\n\n".join([record["device"], *parts, clocks_table(record)])
