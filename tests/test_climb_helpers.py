@@ -8,6 +8,7 @@ import pytest
 from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench.plots import measured_tiles
 from helpers.bench.sass import compiled
+from helpers.draw import sources
 from helpers.draw.threads import lane_pictures
 from helpers.lesson.shortcuts import shared_per_1000, step_diff
 
@@ -18,11 +19,36 @@ def test_a_step_is_shown_against_the_one_before() -> None:
     whole, folded = step_diff("register_tiles", 8), step_diff("register_tiles", 8, folded=True)
     assert "04_07_eight_by_eight.cu → steps/04_08_padded_rows.cu" in str(whole)
     assert whole.text == folded.text
-    assert folded.markup == f"<details><summary>step 8, rows of K and P padded</summary>{whole.markup}</details>"
+    summary, inside = folded.markup.removeprefix("<details><summary>").split("</summary>")
+    assert summary.startswith("Step 8, padded rows: ") and f"<p>{summary}</p>{inside}" == f"{whole.markup}</details>"
+    last = step_diff("register_tiles", len(CLIMBS["register_tiles"]), folded=True)
+    assert last.markup.startswith("<details><summary>Step 16, copies by cp.async</summary><p><b>")
+
+
+def test_a_step_is_shown_with_what_it_says_of_itself() -> None:
+    markup = step_diff("hopper", 11).markup
+    idea, since = (
+        markup.index("<p>Step 11, O through shared memory by stmatrix: rows"),
+        markup.index("<p>Since step 10: "),
+    )
+    assert idea < since < markup.index("10_10_table_of_tiles.cu → ")
+    assert "128 bytes side by side.</p>" in markup, "lines of the comment are joined"
+    assert "Launch" not in markup[: markup.index(" → ")]
+    last = len(CLIMBS["register_tiles"])
+    assert step_diff("register_tiles", last).markup.startswith("<p><b>"), "the stage's comment is about all steps"
+
+
+@pytest.mark.parametrize("name", CLIMBS)
+def test_each_step_says_what_it_is(name: str) -> None:
+    for number, step in enumerate(CLIMBS[name][:-1], start=1):
+        idea, *since = sources.about(step.file)
+        assert idea.startswith(f"Step {number}, "), idea
+        assert all(words.startswith(f"Since step {number - 1}: ") for words in since), since
 
 
 def test_the_first_step_of_a_climb_that_begins_anew_is_shown_whole() -> None:
     whole = step_diff("flash_wmma", 1)
+    assert whole.markup.startswith("<p>Step 1, a row per lane: ")
     assert whole.text.startswith("steps/06_01_row_per_lane.cu: ") and whole.text.endswith(" lines")
     assert "template &lt;typename T&gt;" in whole.markup and "// 06, step 1" not in whole.markup
 

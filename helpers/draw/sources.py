@@ -103,21 +103,41 @@ def code(file: str, piece: str | tuple[int, int], *, to: str = "") -> Text:
     return Text(f"[{file}](../kernels/{file}), lines {first}–{last}:\n\n```c++\n{body}\n```")
 
 
+def about(file: str) -> list[str]:
+    """What a step says of itself at its top: its name and idea, then "Since step k: ..." where it has that.
+
+    Nothing for a file that is no step: a stage's comment is about more than the last step to it.
+    """
+    if not file.startswith("steps/"):
+        return []
+    header = "\n".join(line.removeprefix("//").strip() for line in _lines(file)[: sections(file)["header"][1]])
+    name, *others = (" ".join(paragraph.split()) for paragraph in header.split("\n\n"))
+    name = re.sub(r"^\d+, (.)", lambda found: found[1].upper(), name)  # not "04, step 8" but "Step 8"
+    return [name, *(words for words in others if re.match("Since|Unlike", words))]
+
+
 def diff(file_a: str, file_b: str, *, context: int = 2) -> Html:
     """What changed from one kernel to the next, line by line, `context` unchanged lines around each change.
 
-    Green with + is new, red with - is gone. Comments at the top of the files are left out.
+    Green with + is new, red with - is gone. Comments at the top of the files are left out; a step's own words about
+    itself come before its lines.
     """
     a, b = ([*_lines(f)] for f in (file_a, file_b))
     a, b = a[sections(file_a).get("header", (0, 0))[1] :], b[sections(file_b).get("header", (0, 0))[1] :]
-    return diff_of("\n".join(a), "\n".join(b), f"{file_a} → {file_b}", context=context)
+    shown = diff_of("\n".join(a), "\n".join(b), f"{file_a} → {file_b}", context=context)
+    return Html(_paragraphs(about(file_b)) + shown.markup, shown.text)
 
 
 def whole(file: str) -> Html:
-    """All of a kernel but the comment at its top."""
+    """All of a kernel; of the comment at its top, what a step says about itself."""
     lines = _lines(file)[sections(file).get("header", (0, 0))[1] :]
     title = f"{file}: {len(lines)} lines"
-    return Html(f'<p><b>{title}</b></p><div style="{_LISTING}">{html.escape(chr(10).join(lines))}</div>', title)
+    listing = f'<div style="{_LISTING}">{html.escape(chr(10).join(lines))}</div>'
+    return Html(f"{_paragraphs(about(file))}<p><b>{title}</b></p>{listing}", title)
+
+
+def _paragraphs(texts: list[str]) -> str:
+    return "".join(f"<p>{html.escape(text)}</p>" for text in texts)
 
 
 def diff_of(text_a: str, text_b: str, title: str, *, context: int = 2) -> Html:
@@ -137,4 +157,5 @@ def diff_of(text_a: str, text_b: str, title: str, *, context: int = 2) -> Html:
 
 def folded(shown: Html, summary: str = "") -> Html:
     """The same, folded under a summary, or under its text where there is none: a click opens it."""
-    return Html(f"<details><summary>{summary or html.escape(shown.text)}</summary>{shown.markup}</details>", shown.text)
+    inside = shown.markup.removeprefix(_paragraphs([summary]))  # what the summary says is not said again
+    return Html(f"<details><summary>{html.escape(summary or shown.text)}</summary>{inside}</details>", shown.text)

@@ -168,15 +168,18 @@ def ask_cute(layouts: Mapping[str, Asked]) -> dict[str, np.ndarray]:
 
 
 def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> Html:
-    """What step n of the climb to a stage changes; folded: to be opened by a click on its idea.
+    """What step n of the climb to a stage changes; folded: to be opened by a click on what it says of itself.
 
     All of the first step's file where the climb begins anew with it.
     """
     climb = CLIMBS[stage]
     before, after = ([BEFORE[stage], *(step.file for step in climb)][i] for i in (n - 1, n))
     changes = sources.whole(after) if before == after else sources.diff(before, after, context=context)
-    idea = climb[n - 1].idea if n < len(climb) else LAST_IDEAS[stage]
-    return sources.folded(changes, f"step {n}, {idea}") if folded else changes
+    summaries = [
+        *sources.about(after),
+        f"Step {n}, {LAST_IDEAS[stage]}",
+    ]  # the last step is a stage, with no such words
+    return sources.folded(changes, summaries[0]) if folded else changes
 
 
 def shared_per_1000(
