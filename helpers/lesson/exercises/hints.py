@@ -27,6 +27,10 @@ GENERIC: dict[str, tuple[str, ...]] = {
         "Some threads wait for others that never come. All threads of the block or warp must reach this line.",
         "Is the barrier inside an if, or after a return that some of the threads take?",
     ),
+    "mask": (
+        "The mask names the lanes that call this together, a bit for each; a lane calls it whose bit is not set.",
+        "Where all 32 lanes of the warp call it, the mask is 0xffffffff.",
+    ),
     "nan": (
         "The kernel computed NaN: 0 / 0, inf - inf, inf / inf or 0 * inf. Which of them can occur here?",
         "Is every variable given a value before it is used?",

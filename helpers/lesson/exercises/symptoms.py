@@ -35,6 +35,7 @@ OF_REASON: dict[Reason, tuple[str, ...]] = {
     Reason.EXPIRED: ("never ends",),
     **dict.fromkeys((*failures.DIVERGENCE, *failures.DEADLOCK), ("deadlock",)),
     **dict.fromkeys((Reason.LEFT_BEFORE_GRID_SYNC, Reason.INCOMPLETE_WARP, Reason.WRONG_NAMED_BARRIER), ("deadlock",)),
+    Reason.NOT_IN_OWN_MASK: ("mask", "deadlock"),
     **dict.fromkeys((*failures.MISALIGNED, Reason.ILLEGAL_ACCESS), _ILLEGAL),
     **dict.fromkeys((Reason.OUTSIDE_TILE, Reason.OUTSIDE_SHARED, Reason.NO_SHARED_POINTER), ("bounds", "crash")),
 }
