@@ -9,75 +9,108 @@ PRODUCT = "s[i][j] += q[i] * k[j];"
 FLOAT4_OF_Q = "const float4 a = *reinterpret_cast<const float4*>(&Q_smem[c][at(i, y)]);"
 FLOAT4_OF_K = "const float4 b = *reinterpret_cast<const float4*>(&K_smem[c][at(i, x)]);"
 WORDS = "const float4 {0} = make_float4({1}[c][{2}], {1}[c][{2} + 1], {1}[c][{2} + 2], {1}[c][{2} + 3]);"
+LOAD, LOAD_AT = "*reinterpret_cast<const float4*>(X + first)", "reinterpret_cast<const float4*>(X)[{0}]"
+STORE, STORE_AT = "*reinterpret_cast<float4*>(Y + first)", "reinterpret_cast<float4*>(Y)[{0}]"
 VECTOR = "if (first + 4 <= count) {"
 ELSE = "} else {\n    for (int i = first; i < count; ++i) Y[i] = factor * X[i];\n  }"
 PITCH = "constexpr int PITCH = D4 | 1;"
 
+MAX = "for (int bit = 1; bit < THREADS_X; bit *= 2) a = fmaxf(a, __shfl_xor_sync(0xffffffff, a, bit));"
+SUM = "for (int bit = 1; bit < THREADS_X; bit *= 2) a += __shfl_xor_sync(0xffffffff, a, bit);"
+ROWS_TILE = (
+    "const auto row = cooperative_groups::tiled_partition<8>(cooperative_groups::this_thread_block());\n"
+    "  a = cooperative_groups::reduce(row, a, cooperative_groups::{0}<float>());"
+)
+GROUPS = "#include <cooperative_groups.h>\n#include <cooperative_groups/reduce.h>\n"
+
+
+def of_max(name: str, new: str, symptom: str = "maximum", words: str = "row_max is wrong") -> Wrong:
+    """Another body of row_max, which fails at the first size."""
+    return Wrong(name, ((MAX, new),), "first", words, symptom)
+
+
+def of_sum(name: str, new: str, symptom: str = "sum", words: str = "row_max is right, row_sum is not") -> Wrong:
+    return Wrong(name, ((SUM, new),), "first", words, symptom)
+
+
+def of_products(name: str, new: str) -> Wrong:
+    """Other multiply-adds, with both functions right."""
+    words = "row_max and row_sum are right, the scores are not"
+    return Wrong(name, (("s[i][j] += q[i] * k[j]", new),), "first", words, "products")
+
+
+def padded(name: str, pitch: str, row: str, words: str, symptom: str) -> Wrong:
+    return Wrong(name, ((PITCH, f"constexpr int PITCH = {pitch};"),), row, words, symptom)
+
+
 TABLE = {
     "04_register_tile": (
+        of_max("no exchange of maxima", ""),
+        of_max("two exchanges", MAX.replace("THREADS_X", "4")),
+        of_max("the whole warp's maximum", MAX.replace("THREADS_X", "32")),
+        of_max("a maximum of sums", MAX.replace("(a, __", "(a, a + __")),
+        of_max("down, so that one lane has it", MAX.replace("xor", "down")),
+        of_max("lane 1, 2 and 4 for all", MAX.replace("shfl_xor", "shfl")),
+        of_max("a sum", MAX.replace("fmaxf(a, ", "(a + ")),
+        of_max("mask of the first row", MAX.replace("0xffffffff", "0xff"), "mask", "names the lanes that call"),
+        of_max("half of the lanes call", f"if (threadIdx.x % 2 == 0) {MAX}", "deadlock", "inside an if"),
+        of_sum("no exchange of sums", ""),
+        of_sum("the whole warp's sum", SUM.replace("THREADS_X", "32")),
+        of_sum("steps of 1", SUM.replace("*= 2", "+= 1")),
+        of_sum("a maximum", SUM.replace("a += __shfl_xor_sync(0xffffffff, a, bit)", "a = fmaxf(a, a)")),
+        of_sum("mask of the first row, in the sum", SUM.replace("0xffffffff", "0xff"), "mask", "names the lanes"),
+        of_products("only the diagonal", "if (i == j) s[i][j] += q[i] * k[j]"),
+        of_products("the tile transposed", "s[j][i] += q[i] * k[j]"),
+        of_products("the last column only", "s[i][j] = q[i] * k[j]"),
+        of_products("no products", ""),
         Wrong(
-            "no exchange of maxima",
-            (("for (int bit = 1; bit < THREADS_X; bit *= 2) a = fmaxf(a, __shfl_xor_sync(0xffffffff, a, bit));", ""),),
+            "all three empty: the first is told",
+            ((MAX, ""), (SUM, ""), ("s[i][j] += q[i] * k[j]", "")),
             "first",
-            "M, the row maxima",
+            "row_max is wrong",
             "maximum",
         ),
         Wrong(
-            "no exchange of sums",
-            (("for (int bit = 1; bit < THREADS_X; bit *= 2) a += __shfl_xor_sync(0xffffffff, a, bit);", ""),),
-            "first",
-            "LSE",
-            "sum",
+            "seven shuffles for the maximum",
+            ((MAX, MAX.replace("*= 2", "+= 1")),),
+            "limit",
+            "shuffles of a warp: 68",
+            "exchanges",
         ),
         Wrong(
-            "two exchanges",
-            (("bit < THREADS_X; bit *= 2) a = fmaxf", "bit < 4; bit *= 2) a = fmaxf"),),
-            "first",
-            "",
-            "maximum",
+            "seven shuffles for the sum",
+            ((SUM, f"const float own = a;\n  {SUM.replace('*= 2', '+= 1').replace('a, bit', 'own, bit')}"),),
+            "limit",
+            "shuffles of a warp: 52",
+            "exchanges",
         ),
         Wrong(
-            "the whole warp's sum",
-            (("bit < THREADS_X; bit *= 2) a +=", "bit < 32; bit *= 2) a +="),),
-            "first",
-            "LSE",
-            "sum",
-        ),
-        Wrong(
-            "the whole warp's maximum",
-            (("bit < THREADS_X; bit *= 2) a = fmaxf", "bit < 32; bit *= 2) a = fmaxf"),),
-            "first",
-            "",
-            "maximum",
-        ),
-        Wrong("steps of 1", (("bit *= 2) a +=", "bit += 1) a +="),), "first", "LSE", "sum"),
-        Wrong(
-            "only the diagonal",
-            (("s[i][j] += q[i] * k[j]", "if (i == j) s[i][j] += q[i] * k[j]"),),
-            "first",
-            "",
-            "maximum",
-        ),
-        Wrong("the tile transposed", (("s[i][j] += q[i] * k[j]", "s[j][i] += q[i] * k[j]"),), "first", "", "maximum"),
-        Wrong("the last column only", (("s[i][j] += q[i] * k[j]", "s[i][j] = q[i] * k[j]"),), "first", "", "maximum"),
-        Wrong(
-            "a maximum of sums",
-            (("a = fmaxf(a, __shfl_xor_sync", "a = fmaxf(a, a + __shfl_xor_sync"),),
-            "first",
-            "",
-            "maximum",
+            "each lane is asked",
+            (
+                (
+                    MAX,
+                    "const float own = a;\n  for (int i = 0; i < 8; ++i) "
+                    "a = fmaxf(a, __shfl_sync(0xffffffff, own, threadIdx.x / 8 * 8 % 32 + i));",
+                ),
+            ),
+            "limit",
+            "shuffles of a warp: 76",
+            "exchanges",
         ),
         Right(
             "three lines",
             (
                 (
-                    "for (int bit = 1; bit < THREADS_X; bit *= 2) a += __shfl_xor_sync(0xffffffff, a, bit);",
+                    SUM,
                     "a += __shfl_xor_sync(0xffffffff, a, 4);\n"
                     "  a += __shfl_xor_sync(0xffffffff, a, 2), a += __shfl_xor_sync(0xffffffff, a, 1);",
                 ),
             ),
         ),
         Right("keys outside, rows inside", (("s[i][j] += q[i] * k[j]", "s[j][i] += q[j] * k[i]"),)),
+        Right("the sum of the row's first lane only", ((SUM, SUM.replace("xor", "down")),)),
+        Right("a mask of the row's lanes", ((MAX, MAX.replace("0xffffffff", "0xff << threadIdx.x % 32 / 8 * 8")),)),
+        Right("cooperative groups", ((MAX, ROWS_TILE.format("greater")), ("#define NEG", f"{GROUPS}#define NEG"))),
     ),
     "04_outer_product": (
         Wrong(
@@ -129,46 +162,67 @@ TABLE = {
             "word by word",
             ((VECTOR, "if (false) {"), ("i < count", "i < first + 4 && i < count")),
             "limit",
-            "requests of X for 4,098 words",
+            "requests of X for 4,096 words",
             "requests",
         ),
-        Wrong("no tail", ((ELSE, "}"),), "first", "Y", "empty"),
-        Wrong("past the end", ((VECTOR, "if (first < count) {"),), "first", "Y", "crash"),
+        Wrong("no tail", ((ELSE, "}"),), "awkward", "never scaled", "empty"),
+        Wrong("past the end", ((VECTOR, "if (first < count) {"),), "awkward", "Which of them exist?", "bounds"),
+        Wrong("one past the end", ((VECTOR, "if (first + 3 <= count) {"),), "awkward", "Which of them exist?", "past"),
+        Wrong(
+            "a float4 for each word", ((LOAD, LOAD_AT.format("first")),), "first", "What does its index count?", "crash"
+        ),
+        Wrong(
+            "stored four times as far", ((STORE, STORE_AT.format("first")),), "first", "What does its index", "crash"
+        ),
+        Wrong("four times as far", ((LOAD, LOAD.replace("first", "4 * first")),), "first", "What does its", "crash"),
+        Wrong(
+            "misaligned",
+            ((LOAD, LOAD.replace("first", "(first ? first - 1 : 0)")),),
+            "X-ray",
+            "What does its index",
+            "place",
+        ),
         Wrong("three words", ((", a.w *= factor", ""),), "first"),
-        Wrong("the tail is not scaled", (("Y[i] = factor * X[i];", "Y[i] = X[i];"),), "first"),
-        Wrong("the tail begins late", (("for (int i = first; i", "for (int i = first + 1; i"),), "first", "Y", "empty"),
+        Wrong("the tail is not scaled", (("Y[i] = factor * X[i];", "Y[i] = X[i];"),), "awkward"),
+        Wrong(
+            "the tail begins late", (("for (int i = first; i", "for (int i = first + 1; i"),), "awkward", "", "empty"
+        ),
         Wrong(
             "stores word by word",
             (
                 (
-                    "*reinterpret_cast<float4*>(Y + first) = a;",
+                    f"{STORE} = a;",
                     "Y[first] = a.x, Y[first + 1] = a.y, Y[first + 2] = a.z, Y[first + 3] = a.w;",
                 ),
             ),
             "limit",
-            "requests of Y for 4,098 words",
+            "requests of Y for 4,096 words",
             "requests",
         ),
         Right(
             "by the index of a float4",
-            (("*reinterpret_cast<const float4*>(X + first)", "reinterpret_cast<const float4*>(X)[first / 4]"),),
+            ((LOAD, LOAD_AT.format("first / 4")),),
         ),
         Right("the other comparison", ((VECTOR, "if (count - first > 3) {"),)),
     ),
     "04_pad_the_tile": (
-        Wrong("unpadded", ((PITCH, "constexpr int PITCH = D4;"),), "limit", "bank conflicts: ", "conflicts"),
-        Wrong("two float4", ((PITCH, "constexpr int PITCH = D4 + 2;"),), "limit", "bank conflicts: ", "conflicts"),
-        Wrong("twice as long", ((PITCH, "constexpr int PITCH = 2 * D4;"),), "limit", "bank conflicts: ", "conflicts"),
-        Wrong("three float4", ((PITCH, "constexpr int PITCH = D4 + 3;"),), "limit", "bytes of shared memory", "bytes"),
-        Wrong("rows overlap", ((PITCH, "constexpr int PITCH = D4 - 1;"),), "first"),
+        padded("unpadded", "D4", "limit", "8 lanes are served together", "conflicts"),
+        padded("two float4", "D4 + 2", "limit", "bank conflicts at d = 64", "conflicts"),
+        padded("twice as long", "2 * D4", "limit", "bank conflicts at d = 64", "conflicts"),
+        padded("one more, even where that is even", "D4 + 1", "limit", "At d = 20 it has 5", "odd"),
+        padded("three float4", "D4 + 3", "limit", "bytes of shared memory at d = 64", "bytes"),
+        padded("17 at any size", "17", "limit", "bytes of shared memory at d = 20", "bytes"),
+        padded("rows overlap", "D4 - 1", "first", "must stay below", "crash"),
         Wrong("columns of rows", (("return j * PITCH + c;", "return c * PITCH + j;"),), "X-ray", "race: ", "race"),
+        Wrong(
+            "the row swizzles too far", (("j * PITCH + c;", "j * PITCH + (c ^ j);"),), "first", "stay below", "crash"
+        ),
         Right("one more where even", ((PITCH, "constexpr int PITCH = D4 % 2 == 0 ? D4 + 1 : D4;"),)),
-        Right("one more", ((PITCH, "constexpr int PITCH = D4 + 1;"),)),
         Wrong(
             "a column of rows",
             ((PITCH, "constexpr int PITCH = D4;"), ("return j * PITCH + c;", "return c * BLOCK_N + j;")),
             "limit",
-            "bank conflicts: ",
+            "bank conflicts at d = 64",
             "conflicts",
         ),
         Right(

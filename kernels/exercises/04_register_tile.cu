@@ -3,7 +3,7 @@
 // 128 threads share 64 rows and 32 keys. Thread (x, y) has a tile of 4 x 4 scores: rows y, y + 16, y + 32, y + 48
 // against keys x, x + 8, x + 16, x + 24. The 8 threads of a row are neighbours: lanes that differ in their last 3 bits.
 // The result is M, the largest score of each row, and LSE = log(sum of exp(score)).
-//
+// Limit    three shuffles for each maximum and for each sum
 // Shapes   Q (N, HEAD_DIM); K (N_kv, HEAD_DIM); M, LSE (N); float32, row-major
 
 #ifndef HEAD_DIM

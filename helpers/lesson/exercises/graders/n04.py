@@ -2,39 +2,70 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from helpers.lesson.exercises import symptoms
+from helpers.lesson.exercises.grade_table import XRAY
 from helpers.lesson.exercises.graders.expected import attention_parts, blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
+
+# What a row's threads exchange, each function by itself: which of the holes is wrong?
+PROBES = """
+extern "C" __global__ void probe_max(const float* a, float* result) { result[threadIdx.x] = row_max(a[threadIdx.x]); }
+extern "C" __global__ void probe_sum(const float* a, float* result) { result[threadIdx.x] = row_sum(a[threadIdx.x]); }
+"""
 
 
 @exercise(
     "04_register_tile",
-    minutes=8,
+    minutes=10,
     hints={
         "maximum": (
-            "A thread has 4 of a tile's 32 keys. Are all 16 products in s, and are all 8 threads of the row asked?",
+            "row_max is wrong: each of a row's 8 threads calls it with a value of its own, and all 8 need the largest.",
             "The lanes of a row differ in bits 0, 1 and 2: exchange with lane ^ 1, lane ^ 2 and lane ^ 4.",
             "a = fmaxf(a, __shfl_xor_sync(0xffffffff, a, bit)) for bit = 1, 2, 4.",
         ),
         "sum": (
-            "The maxima are right. l_i is the sum over one thread's keys; the row's sum is that of its 8 threads.",
+            "row_max is right, row_sum is not: the row's sum is that of its 8 threads, each of them once.",
             "The same three exchanges as for the maximum, with += instead of fmaxf.",
         ),
-        "deadlock": (
-            "All 32 lanes that the mask names must call the shuffle: is yours inside an if that some lanes skip?",
-            "A lane must read from a lane of its own row: ^ 1, ^ 2 and ^ 4 stay within the eight.",
+        "products": (
+            "row_max and row_sum are right, the scores are not. Are all 16 products in s, each added to what is there?",
+            "s[i][j] is row i against key j of this thread's tile: q[i] times k[j], summed over all columns c.",
+            "s[i][j] += q[i] * k[j] in two unrolled loops, over i and over j.",
         ),
-        "": "s[i][j] += q[i] * k[j] for all 16 pairs; the maximum and the sum then go over the 8 threads of a row.",
+        "exchanges": (
+            "The result is right, with too many shuffles: three reach all 8 lanes. What does a hold after the first?",
+            "After the exchange with lane ^ 1, a is that of two lanes; ^ 2 makes it that of four, ^ 4 that of eight.",
+        ),
+        "mask": (
+            "The first argument names the lanes that call the shuffle, a bit for each. Which lanes of a warp do?",
+            "All 32 do, not one row's 8: 0xffffffff. Which lane is read follows from the third argument alone.",
+        ),
+        "deadlock": "All lanes that the mask names must call the shuffle: is yours inside an if that some lanes skip?",
     },
 )
 def register_tile(trial: Trial) -> None:
-    """Maxima first, since sums are relative to them."""
+    """The two functions by themselves; then maxima first, since sums are relative to them; then the exchanges."""
+    a = trial.rng.standard_normal(128).astype(np.float32)
+    for name, reduce, symptom in (("max", np.max, "maximum"), ("sum", np.sum, "sum")):
+        result = trial.empty(128)
+        trial.launch(f"probe_{name}", 1, 128, a, result, extra=PROBES, HEAD_DIM=8)
+        of_rows = np.repeat(reduce(a.reshape(-1, 8), axis=1), 8)
+        every = 1 if name == "max" else 8  # the kernel uses the sum of the row's first thread alone
+        trial.expect(f"row_{name} of 128 numbers", trial.xp.asnumpy(result)[::every], of_rows[::every], symptom=symptom)
     for n, n_kv, d in trial.sizes("N, N_kv, d", (64, 64, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8)):
         q, k, v = trial.inputs(n, n_kv, d)
         m, lse = trial.empty(n), trial.empty(n)
-        trial.launch("tile_lse", blocks(n, 64), 128, q, k, m, lse, n, n_kv, d**-0.5, HEAD_DIM=d)
+        trial.launch("tile_lse", blocks(n, 64), 128, q, k, m, lse, n, n_kv, d**-0.5, extra=PROBES, HEAD_DIM=d)
         parts = attention_parts(q, k, v)
-        trial.expect("M, the row maxima", m, parts.m, symptom="maximum")
-        trial.expect("LSE", lse, parts.lse, symptom="sum")
+        trial.expect("M, the row maxima", m, parts.m, symptom="products")
+        trial.expect("LSE", lse, parts.lse, symptom="products")
+    if trial.report:
+        at_most = 3 * 4 * (2 + 1)  # three, for 4 rows a thread: a maximum for each of 2 tiles, and a sum
+        by_row = "<<" in trial.plain or "cooperative_groups" in trial.plain  # each of a warp's rows by itself
+        shuffles = trial.report.collectives // (16 if by_row else 4)
+        trial.limit("shuffles of a warp", shuffles, at_most=at_most, symptom="exchanges")
 
 
 @exercise(
@@ -79,27 +110,42 @@ def outer_product(trial: Trial) -> None:
             "The result is right. How many loads and stores does a thread execute for its four words?",
             "A float4 is loaded by one instruction: *reinterpret_cast<const float4*>(X + first).",
         ),
-        "bounds": (
-            "The array ends within the last thread's four words. Which of them exist?",
-            "Take the float4 only where first + 4 <= count; after that, word by word.",
+        **dict.fromkeys(
+            ("crash", "place"),
+            (
+                "A float4 is not at the thread's word `first`, where it should be. What does its index count?",
+                "X + first counts words; reinterpret_cast<const float4*>(X)[i] counts float4, so there i is first / 4.",
+            ),
+        ),
+        **dict.fromkeys(
+            ("bounds", "past"),
+            (
+                "The array ends within the last thread's four words. Which of them exist?",
+                "Take the float4 only where first + 4 <= count; after that, word by word.",
+            ),
         ),
         "empty": (
-            "The last thread has one to three words. Who scales them?",
+            "Some words are never scaled: those of the last thread, which has one to three?",
             "Where first + 4 > count: a loop from first to count, word by word.",
         ),
         "": "Y[i] = factor * X[i] for each i below count; multiply all four words of the float4.",
     },
 )
 def float4_rows(trial: Trial) -> None:
-    """The first size ends within a float4, so that the X-ray sees what happens there."""
-    first = 4098
-    for count in trial.sizes("count", first, 1, 3, 1024, 33 * 33):
+    """Whole float4 first, where nothing is due to the tail. Then Y is longer, so that what is written past is seen."""
+    first = 4096
+    for count in trial.sizes("count", first, 4098, 1, 3, 33 * 33):
         x, _, _ = trial.inputs(1, 1, count)
-        y, factor = trial.empty(count), 0.125
+        y, factor = trial.empty(count + 4 * (count % 4 > 0)), 0.125
         trial.launch("scale_all", blocks(count, 512), 128, x.ravel(), y, count, factor)
-        trial.expect("Y", y, factor * x.ravel())
+        if count == first and trial.rows[XRAY].passed is False:
+            trial.rows[XRAY].symptoms = ("place",)
+        written = trial.xp.asnumpy(y)
+        past = np.count_nonzero(~symptoms.untouched(written[count:]))
+        trial.expect("words of Y past the last one", np.array([past]), np.array([0]), symptom="past")
+        trial.expect("Y", written[:count], factor * x.ravel())
     if trial.report:
-        at_most = first // 128 + 3  # of the last four words, one by one
+        at_most = first // 128 + 4  # whoever scales the last four words one by one takes four
         for array in ("X", "Y"):
             requests = trial.figures(array).requests
             trial.limit(f"requests of {array} for {first:,} words", requests, at_most=at_most, symptom="requests")
@@ -111,26 +157,39 @@ def float4_rows(trial: Trial) -> None:
     hints={
         "conflicts": (
             "8 lanes are served together. In which banks do their float4 begin? Row j begins j * PITCH * 4 words on.",
-            "8 float4 fill the 32 banks exactly once if PITCH is odd: 0, 4, 12, ... become all different.",
+            "With PITCH = 16, rows begin at banks 0, 0, 0, ...; with 17 at 0, 4, 8, ... Which PITCHes give 8 places?",
+            "Any odd one: 8 rows then begin at 8 different multiples of 4. Make D4 odd where it is even: D4 | 1.",
+        ),
+        "odd": (
+            "No conflicts at d = 64, where a row has 16 float4. At d = 20 it has 5: what is PITCH then?",
+            "With PITCH = 5, 8 rows begin at banks 0, 20, 8, 28, 16, 4, 24 and 12. With 6, at 0, 24, 16, 8, 0, ...",
             "PITCH is D4 where D4 is odd, and one more where it is even: D4 | 1.",
         ),
         "bytes": (
-            "No conflicts, and too many bytes. How much must a row be longer for the next one to begin at other banks?",
-            "One float4 a row is enough.",
+            "Too many bytes of shared memory. How much longer must a row be for the next one to begin at other banks?",
+            "One float4 a row is enough, at any HEAD_DIM.",
         ),
         "race": "Two threads write one place. Which j and c do they have, and what does place(j, c) make of them?",
-        "bounds": "place(j, c) must stay below BLOCK_N * PITCH for all 32 rows and all D4 float4.",
+        "bounds": (
+            "place(j, c) must stay below BLOCK_N * PITCH for all 32 rows and all D4 float4.",
+            "A row has D4 float4: PITCH may not be less, and c must stay within 0 .. D4 - 1 of its row.",
+        ),
         "": "Each (j, c) needs a place of its own: no two of them may share one.",
     },
 )
 def pad_the_tile(trial: Trial) -> None:
-    """Conflicts and bytes at 16 float4 a row; right at an odd number of them as well."""
-    runs = []
-    for n_kv, d in trial.sizes("N_kv, d", (64, 64), (33, 20), (1, 20), (31, 20)):
-        q, k, _ = trial.inputs(1, n_kv, d)
-        s = trial.empty(n_kv)
-        runs += [trial.launch("scores_of_a_query", blocks(n_kv, 32), 32, q.ravel(), k, s, n_kv, HEAD_DIM=d)]
-        trial.expect("s", s, product(k, q.ravel()))
+    """Conflicts and bytes at an even and at an odd number of float4 a row."""
+    dims, runs = (64, 20), []
+    for n_kv in trial.sizes("N_kv", 64, 33, 1, 31):
+        for d in dims:
+            q, k, _ = trial.inputs(1, n_kv, d)
+            s = trial.empty(n_kv)
+            runs += [trial.launch("scores_of_a_query", blocks(n_kv, 32), 32, q.ravel(), k, s, n_kv, HEAD_DIM=d)]
+            trial.expect("s", s, product(k, q.ravel()), at=f"N_kv = {n_kv}, d = {d}")
     if trial.report:
-        trial.limit("bank conflicts", trial.figures("K_smem").conflicts, at_most=0, symptom="conflicts")
-        trial.limit("bytes of shared memory", runs[0].shared_size_bytes, at_most=32 * 17 * 16, symptom="bytes")
+        for d, run, report, symptom in zip(dims, runs, trial.reports, ("conflicts", "odd"), strict=False):
+            conflicts, size, most = report.shared["K_smem"].conflicts, run.shared_size_bytes, 32 * (d // 4 + 1) * 16
+            limits = [(f"bank conflicts at d = {d}", conflicts, 0, symptom)]
+            limits.insert(d == dims[0], (f"bytes of shared memory at d = {d}", size, most, "bytes"))
+            for what, got, at_most, reason in limits:
+                trial.limit(what, got, at_most=at_most, symptom=reason)
