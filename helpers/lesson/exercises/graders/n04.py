@@ -18,7 +18,7 @@ extern "C" __global__ void probe_sum(const float* a, float* result) { result[thr
 
 @exercise(
     "04_register_tile",
-    minutes=10,
+    minutes=15,
     hints={
         "maximum": (
             "row_max is wrong: each of a row's 8 threads calls it with a value of its own, and all 8 need the largest.",
@@ -70,7 +70,7 @@ def register_tile(trial: Trial) -> None:
 
 @exercise(
     "04_outer_product",
-    minutes=8,
+    minutes=15,
     hints={
         "requests": (
             "The scores are right. Does every word that a thread needs of a column pass from shared memory once?",
@@ -104,7 +104,7 @@ def outer_product(trial: Trial) -> None:
 
 @exercise(
     "04_float4_rows",
-    minutes=6,
+    minutes=8,
     hints={
         "requests": (
             "The result is right. How many loads and stores does a thread execute for its four words?",
@@ -153,7 +153,7 @@ def float4_rows(trial: Trial) -> None:
 
 @exercise(
     "04_pad_the_tile",
-    minutes=5,
+    minutes=10,
     hints={
         "conflicts": (
             "8 lanes are served together. In which banks do their float4 begin? Row j begins j * PITCH * 4 words on.",
