@@ -51,8 +51,9 @@ class Trial:
     """One grading on one device: compiles the learner's text, launches it, and fills the rows of the table.
 
     code: the learner's text. plain: without comments. xp: CuPy or the CPU engine. reports: the X-rays of the launches
-    at the first size, none on a GPU; report: the last of them, or None. rng: for inputs that no method here makes.
-    size: the one that is tried, in words. timeout: seconds that a block may take on the CPU.
+    at the first size, none on a GPU; report: the last of them, or None. awkward_report: of the last launch at the first
+    awkward size, or None. rng: for inputs that no method here makes. size: the one that is tried, in words. timeout:
+    seconds that a block may take on the CPU.
     """
 
     def __init__(self, name: str, code: str, device: Any, on_gpu: bool, timeout: float = 10.0) -> None:
@@ -60,6 +61,7 @@ class Trial:
         self.plain = source.blank_comments(code)
         self.rng = np.random.default_rng()
         self.reports: list[Report] = []
+        self.awkward_report: Report | None = None
         self.rows = {title: Row() for title in ROWS}
         self.has_awkward_sizes: bool | None = None  # not known before `sizes`
         self._timeout = timeout
@@ -135,7 +137,7 @@ class Trial:
             else:
                 run(grid, block, args, timeout=self._timeout)
                 if self._number == 1:
-                    self._look(run, grid, block, args)
+                    self.awkward_report = self._look(run, grid, block, args)
         except Stopped:
             raise
         except (TypeError, ValueError) as error:
@@ -153,11 +155,15 @@ class Trial:
                 setattr(total, field.name, getattr(total, field.name) + getattr(figures, field.name))
         return total
 
-    def figures(self, array: str) -> Figures:
-        """What an array of global or shared memory cost in `report`; zeros where the kernel has none of that name."""
-        if self.report is None:
+    def figures(self, array: str, *, awkward: bool = False) -> Figures:
+        """What an array of global or shared memory cost in `report`, or in `awkward_report`.
+
+        Zeros where the kernel has none of that name.
+        """
+        report = self.awkward_report if awkward else self.report
+        if report is None:
             return Figures()
-        return self.report.shared.get(array) or self.report.traffic.get(array) or Figures()
+        return report.shared.get(array) or report.traffic.get(array) or Figures()
 
     def expect(
         self,
