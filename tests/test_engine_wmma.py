@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from backends import compiled, on_each_device
 
+from helpers import engine
+
 SOURCE = """
 #include <mma.h>
 using namespace nvcuda;
@@ -140,3 +142,30 @@ def test_sums_of_bytes_beyond_an_int(cp: Any, saturates: bool) -> None:
         wrapped = (exact + 2**31) % 2**32 - 2**31
         expected = (2**31 - 1 if start > 0 else -(2**31)) if saturates else wrapped
         np.testing.assert_array_equal(cp.asnumpy(out), np.full((16, 16), expected))
+
+
+@pytest.mark.parametrize("swap", [0, 2])
+def test_accumulators_in_a_layout_that_no_gpu_has(swap: int) -> None:
+    """What a kernel computes stays the same, and element 0 of a lane is another one: of row 0, or of row 8."""
+    code = """
+    #include <cuda_fp16.h>
+    #include <mma.h>
+    using namespace nvcuda;
+    extern "C" __global__ void squared(const __half* a, const float* c, float* d, float* first) {
+      wmma::fragment<wmma::matrix_a, 16, 16, 16, __half, wmma::row_major> rows;
+      wmma::fragment<wmma::matrix_b, 16, 16, 16, __half, wmma::row_major> columns;
+      wmma::fragment<wmma::accumulator, 16, 16, 16, float> sums;
+      wmma::load_matrix_sync(rows, a, 16);
+      wmma::load_matrix_sync(columns, a, 16);
+      wmma::load_matrix_sync(sums, c, 16, wmma::mem_row_major);
+      first[threadIdx.x] = sums.x[0];
+      wmma::mma_sync(sums, rows, columns, sums);
+      wmma::store_matrix_sync(d, sums, 16, wmma::mem_col_major);
+    }"""
+    a = np.random.default_rng(3).integers(-8, 9, (16, 16)).astype(np.float16)
+    c = np.arange(256, dtype=np.float32).reshape(16, 16)
+    d, first = engine.zeros((16, 16), np.float32), engine.zeros(32, np.float32)
+    module = engine.RawModule(code=code, options=("-std=c++17", f"-D__ENGINE_WMMA_SWAP={swap}"))
+    module.get_function("squared")((1,), (32,), (engine.asarray(a), engine.asarray(c), d, first))
+    np.testing.assert_array_equal(np.asarray(d).T, a.astype(np.float32) @ a.astype(np.float32) + c)
+    np.testing.assert_array_equal(np.asarray(first)[:4], 128 * (swap > 0) + np.array([0, 2, 4, 6]))

@@ -7,8 +7,15 @@
 //   accumulator:  as A
 // m32n8k16 has the 32 rows as twice 16, and m8n32k16 is that transposed. Factors of __half fill 16 elements: what is
 // left over repeats the others.
+//
+// With -D__ENGINE_WMMA_SWAP=2 the m16n16k16 accumulators of float exchange x[0], x[1] with x[2], x[3], and likewise
+// x[4..7]: a layout that no GPU has, and that a kernel which relies on none cannot notice.
 #pragma once
 #include "mma_types.h"
+
+#ifndef __ENGINE_WMMA_SWAP
+#define __ENGINE_WMMA_SWAP 0  // x[i] of an accumulator is register i ^ __ENGINE_WMMA_SWAP
+#endif
 
 namespace nvcuda {
 namespace wmma {
@@ -118,7 +125,8 @@ template <typename F, typename Each>
 ENGINE_INLINE void for_pairs(unsigned ldm, bool by_rows, Each each) {
   const int lane = (int)lane_id();
   for (int i = 0; i < F::num_elements; i += 2) {
-    const Position first = F::engine_position(lane, i), second = F::engine_position(lane, i + 1);
+    const Position first = F::engine_position(lane, i ^ F::engine_swap),
+                   second = F::engine_position(lane, (i + 1) ^ F::engine_swap);
     auto index = [=](Position p) { return by_rows ? p.row * (size_t)ldm + p.column : p.column * (size_t)ldm + p.row; };
     each(i, index(first), index(second));
   }
@@ -198,6 +206,8 @@ struct fragment {
   // Of a factor: whether it has 16 rows (columns in m8n32k16, where all is transposed) for each mma, or 8.
   static constexpr bool engine_is_tall = engine::wmma::IsSame<Use, matrix_a>::value == (M != 8);
   static constexpr int engine_words = engine::wmma::different<Use, M, N, K>() / 2;
+  static constexpr int engine_swap =
+      engine_sums && engine_is<float> && M == 16 && N == 16 && K == 16 ? __ENGINE_WMMA_SWAP : 0;
   static inline __attribute__((always_inline)) engine::wmma::Position engine_position(int lane, int i) {
     return K == 4 ? engine::wmma::Position{lane / 4, lane % 4 * 2 + i} : engine::wmma::position<M>(lane, i);
   }
@@ -252,15 +262,19 @@ ENGINE_INLINE void mma_sync(
                                  : small ? engine::K16_HALF
                                  : half  ? engine::K16_F16
                                          : engine::K16_BF16;
+    constexpr int swap = fragment<accumulator, M, N, K, D>::engine_swap;
+    D sums[8];
+    for (int i = 0; i < 8; ++i) sums[i] = c.x[i ^ swap];
     // Two products of 16 x 8: side by side, or stacked where the matrix has 32 rows (or 32 columns, all transposed).
     for (int i = 0; i < 2; ++i) {
       const auto *tall = M == 8 ? b.x : a.x, *wide = M == 8 ? a.x : b.x;
       const engine::Words words = engine_mma(
           kind, engine::wmma::registers(tall + (M == 16 ? 0 : 8 * i), 16),
           engine::wmma::registers(wide + (M == 16 ? (tf32 ? 2 : 4) * i : 0), 8),
-          engine::wmma::registers(c.x + 4 * i, 4 * sizeof(C)), file, line);
-      __builtin_memcpy((void*)(d.x + 4 * i), &words, 4 * sizeof(D));
+          engine::wmma::registers(sums + 4 * i, 4 * sizeof(C)), file, line);
+      __builtin_memcpy((void*)(sums + 4 * i), &words, 4 * sizeof(D));
     }
+    for (int i = 0; i < 8; ++i) d.x[i] = sums[i ^ swap];
   }
 }
 
