@@ -12,8 +12,11 @@ INVERSE, LSE = "l_i == 0.0f ? 0.0f : 1.0f / l_i", "l_i == 0.0f ? NEG_INF : m_i +
 LAST, TILES_END = "first_row + BLOCK_M - 1 + N_kv - N", "min(last_pos + 1, N_kv)"
 HIDE = "if (first + j > row + N_kv - N) s = NEG_INF;"
 
+EVERY_KEY = "limit", "N_kv = 77: 231 (the limit: at most 187)", "every key"
+
 GROUP = "head / (heads / kv_heads)"
 Q_AT = "(size_t)row * q_row_stride + (size_t)head * q_head_stride"
+RACE = "X-ray", "Two heads write the same element of O", "race"
 KV_AT = "(size_t)kv_head * kv_head_stride"
 
 TABLE = {
@@ -30,11 +33,32 @@ TABLE = {
         Right("the maximum tells", ((INVERSE, "m_i == NEG_INF ? 0.0f : 1.0f / l_i"), (LSE, "m_i + logf(l_i)"))),
     ),
     "05_causal_tiles": (
-        Wrong("every tile", ((TILES_END, "N_kv"),), "limit", "3 blocks: 240 (the limit: at most 176)", "tiles"),
+        Wrong("every tile", ((TILES_END, "N_kv"),), "limit", "N_kv = 80: 240 (the limit: at most 176)", "every key"),
+        Wrong("every key where they are more", ((TILES_END, f"N == N_kv ? {TILES_END} : N_kv"),), *EVERY_KEY),
         Wrong("a tile too many", ((TILES_END, "min(last_pos + 1 + BLOCK_N, N_kv)"),), "limit", "", "tiles"),
-        Wrong("one key short", ((TILES_END, "min(last_pos, N_kv)"),), "first", "lse", "missing"),
-        Wrong("the first row's keys", ((LAST, "first_row + N_kv - N"),), "first", "", "missing"),
-        Wrong("a row does not see its own key", ((HIDE, HIDE.replace(">", ">=")),), "first", "", "missing"),
+        Wrong(
+            "rounded up to a tile",
+            ((TILES_END, "min((last_pos + BLOCK_N) / BLOCK_N * BLOCK_N, N_kv)"),),
+            "limit",
+            "N_kv = 77: 202 (the limit: at most 187)",
+            "tiles",
+        ),
+        Wrong(
+            "rounded up beyond the last key",
+            ((TILES_END, "max(0, (last_pos + BLOCK_N) / BLOCK_N * BLOCK_N)"),),
+            "first",
+            "limit end to N_kv",
+            "crash",
+        ),
+        Wrong("one key short", ((TILES_END, "min(last_pos, N_kv)"),), "first", "Some block ends too early", "short"),
+        Wrong("the first row's keys", ((LAST, "first_row + N_kv - N"),), "first", "", "short"),
+        Wrong(
+            "a row does not see its own key",
+            ((HIDE, HIDE.replace(">", ">=")),),
+            "first",
+            "hidden in the loop",
+            "hidden",
+        ),
         Wrong("one key of the future", ((HIDE, HIDE.replace("- N)", "- N + 1)")),), "first", "", "future"),
         Wrong("nothing is hidden", ((HIDE, ""),), "first", "", "future"),
         Wrong("only what is past the end", ((HIDE, "if (first + j >= end) s = NEG_INF;"),), "first", "", "future"),
@@ -42,8 +66,11 @@ TABLE = {
             "the diagonal from the top left",
             ((LAST, "first_row + BLOCK_M - 1"), (HIDE, HIDE.replace(" + N_kv - N", ""))),
             "awkward",
+            "",
+            "short",
         ),
-        Wrong("the mask from the top left", ((HIDE, HIDE.replace(" + N_kv - N", "")),), "awkward"),
+        Wrong("the end from the top left", ((LAST, "first_row + BLOCK_M - 1"),), "awkward", "", "short"),
+        Wrong("the mask from the top left", ((HIDE, HIDE.replace(" + N_kv - N", "")),), "awkward", "", "hidden"),
         Wrong("beyond the last key", ((TILES_END, "last_pos + 1"),), "X-ray", "out of bounds", "crash"),
         Wrong(
             "m_i starts at minus infinity", (("float m_i = M_INIT", "float m_i = NEG_INF"),), "awkward", "NaN", "nan"
@@ -66,15 +93,19 @@ TABLE = {
     ),
     "05_group_of_heads": (
         Wrong("modulo", ((GROUP, "head % kv_heads"),), "first", "", "modulo"),
-        Wrong("by the number of groups", ((GROUP, "head / kv_heads"),), "awkward", "", "tail"),
-        Wrong("the head of Q", ((GROUP, "head"),), "first"),
-        Wrong("always head 0", ((GROUP, "0"),), "first"),
-        Wrong("Q without its head", ((Q_AT, "(size_t)row * q_row_stride"),), "X-ray", "race: ", "race"),
-        Wrong("strides exchanged", ((Q_AT, "(size_t)row * q_head_stride + (size_t)head * q_row_stride"),), "first"),
+        Wrong(
+            "by the number of groups", ((GROUP, "head / kv_heads"),), "awkward", "puts kv_heads heads of Q", "quotient"
+        ),
+        Wrong("the head of Q", ((GROUP, "head"),), "first", "K and V have only kv_heads", "crash"),
+        Wrong("always head 0", ((GROUP, "0"),), "first", "Every head of Q reads head 0", "zero"),
+        Wrong("Q without its head", ((Q_AT, "(size_t)row * q_row_stride"),), *RACE),
+        Wrong("strides exchanged", ((Q_AT, "(size_t)row * q_head_stride + (size_t)head * q_row_stride"),), *RACE),
         Wrong("heads first", ((Q_AT, "((size_t)head * N + row) * HEAD_DIM"),), "first"),
         Wrong("one layout of Q", ((Q_AT, "((size_t)row * heads + head) * HEAD_DIM"),), "awkward", "", "tail"),
         Wrong("one layout of K", ((KV_AT, "(size_t)kv_head * HEAD_DIM"),), "awkward", "", "tail"),
-        Wrong("the stride of Q for K", ((KV_AT, "(size_t)kv_head * q_head_stride"),), "awkward"),
+        Wrong(
+            "the stride of Q for K", ((KV_AT, "(size_t)kv_head * q_head_stride"),), "awkward", "of their own", "crash"
+        ),
         Right("multiplied first", ((GROUP, "head * kv_heads / heads"),)),
         Right("the sum the other way round", ((Q_AT, "(size_t)(head * q_head_stride + row * q_row_stride)"),)),
     ),

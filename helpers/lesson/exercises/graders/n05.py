@@ -13,7 +13,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
 
 @exercise(
     "05_sliding_window",
-    minutes=8,
+    minutes=11,
     hints={
         "visited": (
             "Row i is at key i + N_kv - N. Which keys may it see, from there back to window_left keys before?",
@@ -44,52 +44,66 @@ def sliding_window(trial: Trial) -> None:
         trial.expect("lse", lse, expected_lse, symptom="" if np.isnan(trial.xp.asnumpy(lse)).any() else "lse")
 
 
-ROWS = 80  # and keys, at the first size of 05_causal_tiles
+CAUSAL_BLOCK = 32  # BLOCK_M of 05_causal_tiles
 
 
 @exercise(
     "05_causal_tiles",
-    minutes=8,
+    minutes=12,
     hints={
         "future": (
             "A row's lse is too large: it includes keys that come after the row. Which key is the row's own?",
             "Row i is at key i + N_kv - N and sees keys up to and including that one.",
             "s = NEG_INF where first + j > row + N_kv - N.",
         ),
-        "missing": (
-            "Some row misses keys that it sees: they are hidden, or their tile is not read.",
-            "A row sees its own key too, and end is one more than the last key that the block reads.",
+        "hidden": (
+            "The block reads every key that its rows see, but some row misses one of them: it is hidden in the loop.",
+            "Row i is at key i + N_kv - N, and sees that key too.",
+        ),
+        "short": (
+            "Some block ends too early: it does not read all keys that its rows see. Which of its rows sees the most?",
+            "The last row, first_row + BLOCK_M - 1, is at that row's number + N_kv - N. end is one more than this key.",
             "The last row, first_row + BLOCK_M - 1, is at key last_pos: end = min(last_pos + 1, N_kv).",
         ),
+        "every key": (
+            "The result is right, but each block reads all N_kv keys. Of all rows of a block, which sees the most?",
+            "The last row of the block, at its own number + N_kv - N, whether or not N and N_kv are equal.",
+        ),
         "tiles": (
-            "The result is right, but some blocks read keys that none of their rows sees: see the count.",
-            "Of all rows of a block, the last one sees the most keys. At which key is it?",
+            "The result is right, but some block reads keys that none of its rows sees: see the count.",
+            "A block ends at its last row's key, which need not be the end of a tile: end is one more than that key, "
+            "not a multiple of BLOCK_N.",
         ),
         "crash": "The last block may have fewer than BLOCK_M rows, and no key from N_kv on exists: limit end to N_kv.",
         "tail": (
             "Here N and N_kv differ, and the last row is at the last key: at which key is row 0?",
             "Row i is at key i + N_kv - N. Both holes need it: the block's last key, and the keys that a row sees.",
         ),
+        "empty": "A block whose rows see no key still stores their lse. Let its loop make no turn, but do not return.",
         "nan": "A block may have rows that see no key beside rows that do: m_i has to stay finite.",
         "": "For N = N_kv = 80 and blocks of 32 rows, write down the last key that each block needs.",
     },
 )
 def causal_tiles(trial: Trial) -> None:
     """As many keys as rows; more keys; more rows, so that rows and whole blocks see no key; one row."""
-    block = 32
-    needed = sum(min(first + block, ROWS) for first in range(0, ROWS, block))
-    for n, n_kv, d in trial.sizes("N, N_kv, d", (ROWS, ROWS, 8), (33, 65, 8), (70, 20, 8), (1, 17, 8)):
+    counted = {}  # size -> the keys that all blocks read, those that they need
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (80, 80, 8), (70, 77, 8), (70, 20, 8), (1, 17, 8)):
         q, k, _ = trial.inputs(n, n_kv, d)
         lse = trial.empty(n)
-        trial.launch("causal_tiles", blocks(n, block), block, q, k, lse, n, n_kv, d**-0.5, HEAD_DIM=d)
+        trial.launch("causal_tiles", blocks(n, CAUSAL_BLOCK), CAUSAL_BLOCK, q, k, lse, n, n_kv, d**-0.5, HEAD_DIM=d)
         _, expected = reference.attention(q, k, k, causal=True, return_lse=True)
-        keys, symptom = trial.figures("K").read // (4 * d), ""
-        if n == n_kv == ROWS and not np.isnan(off := trial.xp.asnumpy(lse) - expected).any():
-            is_short = off.max() < 1e-4 or (trial.report is not None and keys < needed)
-            symptom = "missing" if is_short else "future" if off.min() > -1e-4 else ""
+        symptom = ""
+        if n <= n_kv and len(counted) < 2:
+            ends = (min(first + CAUSAL_BLOCK + n_kv - n, n_kv) for first in range(0, n, CAUSAL_BLOCK))
+            needed, read = sum(ends), trial.figures("K", awkward=bool(counted)).read // (4 * d)
+            counted[n, n_kv] = read, needed
+            off = trial.xp.asnumpy(lse) - expected
+            if not np.isnan(off).any():
+                symptom = "short" if trial.report and read < needed else "future" if off.max() > 1e-4 else "hidden"
         trial.expect("lse", lse, expected, symptom=symptom)
-    if trial.report:
-        trial.limit("keys read by 3 blocks", keys, at_most=needed, symptom="tiles")
+    for (n, n_kv), (read, needed) in counted.items() if trial.report else ():
+        symptom = "every key" if read == blocks(n, CAUSAL_BLOCK) * n_kv else "tiles"
+        trial.limit(f"keys read at N = {n}, N_kv = {n_kv}", read, at_most=needed, symptom=symptom)
 
 
 HEADS_FIRST, ROWS_FIRST = "(heads, seq, d)", "(seq, heads, d)"
@@ -107,15 +121,26 @@ def _strides(rows: int, heads: int, d: int, layout: str) -> tuple[int, int]:
 
 @exercise(
     "05_group_of_heads",
-    minutes=6,
+    minutes=8,
     hints={
         "modulo": (
             "Each head reads head % kv_heads, so neighbouring heads of Q share no head of K. Should they?",
             "With 4 heads of Q and 2 of K, heads 0 and 1 read head 0. How many heads of Q share one?",
             "heads / kv_heads heads of Q share one head of K: kv_head = head / (heads / kv_heads).",
         ),
+        "quotient": (
+            "head / kv_heads puts kv_heads heads of Q into each group. How many belong in one, with 8 heads of Q and 4 "
+            "of K?",
+            "heads / kv_heads heads of Q share one head of K: that is what head is divided by.",
+        ),
+        "zero": "Every head of Q reads head 0 of K and V. How many heads of Q share one, and which one does head read?",
+        "crash": (
+            "The line above names an array that is read past its end. K and V have only kv_heads heads, and strides "
+            "of their own.",
+            "kv_at is kv_head * kv_head_stride. Which head of K and V does this head of Q read?",
+        ),
         "empty": "Part of O was never written: does q_at depend on the head, so that no two heads write the same rows?",
-        "race": "Two blocks write the same element of O: does q_at depend on the head?",
+        "race": "Two heads write the same element of O. Does q_at depend on the head, and by the head's own stride?",
         "tail": (
             "Right for one layout and one group, wrong for others. Is every distance taken from the strides?",
             "How many heads of Q share one head of K, if heads is 8 and kv_heads 4?",
@@ -147,7 +172,15 @@ def group_of_heads(trial: Trial) -> None:
         def attention(kv_head_of: Iterable[int], q: np.ndarray = q, k: np.ndarray = k, v: np.ndarray = v) -> np.ndarray:
             return np.stack([reference.attention(q[h], k[g], v[g]) for h, g in enumerate(kv_head_of)])
 
-        by_modulo = _stored(attention(h % kv_heads for h in range(heads)), q_layout)
-        is_modulo = heads != kv_heads and np.allclose(trial.xp.asnumpy(o), by_modulo, atol=1e-4)
-        expected = _stored(attention(h // (heads // kv_heads) for h in range(heads)), q_layout)
-        trial.expect("O", o, expected, symptom="modulo" * is_modulo)
+        right = [h // (heads // kv_heads) for h in range(heads)]
+        slips = {
+            "modulo": [h % kv_heads for h in range(heads)],
+            "quotient": [h // kv_heads for h in range(heads)],
+            "zero": [0] * heads,
+        }
+        symptom = ""
+        for name, kv_head_of in slips.items():
+            if kv_head_of != right and max(kv_head_of) < kv_heads:
+                is_slip = np.allclose(trial.xp.asnumpy(o), _stored(attention(kv_head_of), q_layout), atol=1e-4)
+                symptom = name if is_slip else symptom
+        trial.expect("O", o, _stored(attention(right), q_layout), symptom=symptom)
