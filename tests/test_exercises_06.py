@@ -20,7 +20,29 @@ TRIP = """    __shared__ __align__(128) float trip[16 * 16];
       tc::load_matrix_sync(acc[n], trip, 16, tc::mem_row_major);
     }
 """
+STORE_AND_WAIT = f"    __syncwarp();\n{STORE}    __syncwarp();\n"
+FULL = """    __shared__ __align__(128) float full[16 * 16];
+    __syncwarp();
+    for (int j = 0; lane < 16 && j < 16; ++j) full[lane * 16 + j] = rescale;
+    __syncwarp();
+"""
+LAYOUT = (  # of the GPUs that we know
+    ("    Accumulator factor;\n", ""),
+    (LOAD, ""),
+    ("e < factor.num_elements", "e < 8"),
+    ("factor.x[e]", "factors[lane / 4 + e / 2 % 2 * 8]"),
+)
+LOAD_Q, LOAD_K = "q_frag, Q_smem + k, STRIDE", "k_frag, K_smem + k, STRIDE"
+STORE_S = "tc::store_matrix_sync(S_smem, S, S_STRIDE, tc::mem_row_major);\n"
+FMA = """    for (int e = lane; e < 256; e += 32) {
+      float dot = 0.0f;
+      for (int c = 0; c < HEAD_DIM; ++c)
+        dot += __half2float(Q_smem[e / 16 * STRIDE + c]) * __half2float(K_smem[e % 16 * STRIDE + c]);
+      S_smem[e / 16 * S_STRIDE + e % 16] = dot;
+    }
+"""
 READ = "for (int j = 0; j < 16; ++j) s[j] = S_smem[lane % 16 * S_STRIDE + j];\n"
+PADDING = "X-ray", "how far apart are two rows of the tile?", "stride of Q and K"
 MISSING = "    __syncwarp();\n    for (int j = 0; lane < 16"
 NOT_THERE = (MISSING, "    for (int j = 0; lane < 16")
 
@@ -36,10 +58,27 @@ TABLE = {
         Wrong(
             "zeros count", (("first + j < N_kv ? softmax_scale", "true ? softmax_scale"),), "awkward", "lse at", "tail"
         ),
+        Wrong(
+            "loops of multiply-adds",
+            (("      tc::mma_sync(S, q_frag, k_frag, S);\n", ""), (f"    {STORE_S}", FMA)),
+            "limit",
+            "CUDA cores computed it",
+            "no product",
+        ),
+        Wrong("the stride of Q", ((LOAD_Q, LOAD_Q.replace("STRIDE", "HEAD_DIM")),), *PADDING),
+        Wrong("the stride of K", ((LOAD_K, LOAD_K.replace("STRIDE", "HEAD_DIM")),), *PADDING),
         Wrong("K is not transposed", (("tc::col_major", "tc::row_major"),), "first", "lse at", "wrong"),
-        Wrong("K from the first column on", (("K_smem + k", "K_smem"),), "awkward", "d = 64"),
-        Wrong("stored by columns", (("tc::mem_row_major", "tc::mem_col_major"),), "first", "lse at"),
-        Wrong("another stride", (("S_smem, S, S_STRIDE", "S_smem, S, 16"),), "first", "lse at"),
+        Wrong("K from the first column on", (("K_smem + k", "K_smem"),), "awkward", "d = 64", "steps"),
+        Wrong(
+            "stored by columns", (("tc::mem_row_major", "tc::mem_col_major"),), "first", "stored by columns", "columns"
+        ),
+        Wrong(
+            "another stride",
+            (("S_smem, S, S_STRIDE", "S_smem, S, 16"),),
+            "X-ray",
+            "how far apart are two rows of S_smem?",
+            "stride of S",
+        ),
         Wrong(
             "not added up",
             (
@@ -50,19 +89,21 @@ TABLE = {
             ),
             "awkward",
             "d = 64",
+            "steps",
         ),
         Wrong(
             "nothing stored",
             (("tc::store_matrix_sync(S_smem, S, S_STRIDE, tc::mem_row_major);", ""),),
             "X-ray",
-            "uninitialised: ",
-            "unset",
+            "S never reaches S_smem",
+            "not stored",
         ),
         Wrong(
             "the last key left out",
             (("first + j < N_kv ? softmax_scale", "first + j < N_kv - 1 ? softmax_scale"),),
             "first",
-            "lse at",
+            "The last key counts for no row",
+            "keys",
         ),
         Wrong("Q twice", (("k_frag, K_smem + k", "k_frag, Q_smem + k"),), "first", "lse at", "wrong"),
         Right(
@@ -87,7 +128,19 @@ TABLE = {
     ),
     "06_factor_fragment": (
         Wrong("no rescaling", ((MULTIPLY, ""),), "first", "O at"),
-        Wrong("by columns", (("0, tc::mem_col_major", "0, tc::mem_row_major"),), "first"),
+        Wrong("by columns", (("0, tc::mem_col_major", "0, tc::mem_row_major"),), "first", "not rows", "columns"),
+        Wrong("by the layout", LAYOUT, "awkward", "accumulators in another layout", "layout"),
+        Wrong("all lanes store", ((STORE, "    factors[lane % 16] = rescale;\n"),), "limit", "stored twice", "twice"),
+        Wrong(
+            "32 factors", ((STORE, "    factors[lane] = rescale;\n"),), "X-ray", "past the end of factors", "outside"
+        ),
+        Wrong(
+            "an array of 16 x 16",
+            ((STORE_AND_WAIT, FULL), (LOAD, "tc::load_matrix_sync(factor, full, 16, tc::mem_row_major);")),
+            "limit",
+            "stored 16 times",
+            "array",
+        ),
         Wrong("one of the accumulators", (("acc[n].x[e] *=", "if (n == 0) acc[n].x[e] *="),), "first"),
         Wrong("half of the elements", (("e < factor.num_elements", "e < 4"),), "first"),
         Wrong("divides", (("acc[n].x[e] *=", "acc[n].x[e] /="),), "first"),

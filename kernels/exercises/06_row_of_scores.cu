@@ -2,6 +2,7 @@
 //
 // Launch   grid ceil(N / 16), block 32: a warp has 16 rows of Q and goes over the keys, 16 at a time
 // Shapes   Q (N, HEAD_DIM), K (N_kv, HEAD_DIM): float16, HEAD_DIM a multiple of 16; lse (N): float32
+// Limit    at least one mma_sync: tensor cores compute the products
 #include <cuda_fp16.h>
 #include <mma.h>
 

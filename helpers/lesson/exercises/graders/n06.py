@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import numpy as np
 
 from helpers.attention import reference
+from helpers.lesson.exercises.grade_table import XRAY
 from helpers.lesson.exercises.graders.expected import blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
+from helpers.xray import Finding
+
+
+def _name_finding(trial: Trial, symptom_of: Callable[[Finding], str]) -> None:
+    """Call the first finding of the X-ray by a symptom of the exercise's own; "" leaves it as it is."""
+    row = trial.rows[XRAY]
+    if row.passed is False and trial.report and trial.report.findings:
+        own = symptom_of(trial.report.findings[0])
+        row.symptoms = (own, *row.symptoms) if own else row.symptoms
 
 
 @exercise(
     "06_row_of_scores",
-    minutes=12,
+    minutes=18,
     hints={
         "race": (
             "A lane reads a row of S that other lanes have not stored yet: how do the lanes of a warp wait?",
@@ -20,6 +33,28 @@ from helpers.lesson.exercises.trial import Trial, exercise
         "tail": (
             "Right where keys come in whole tiles. Which keys of the last tile do not exist?",
             "Their rows were filled with zeros, and exp(0) counts: the score must be NEG_INF where first + j >= N_kv.",
+        ),
+        "keys": "The last key counts for no row, although it exists: for which first + j is a score NEG_INF?",
+        "steps": (
+            "Right with one step of k (d = 16), wrong with four. What do the two loads and the product do at k = 16?",
+            "Both fragments begin at column k, and mma_sync(S, q_frag, k_frag, S) adds to what S already has.",
+        ),
+        "not stored": (
+            "S never reaches S_smem: what takes a fragment to shared memory?",
+            "store_matrix_sync, called by all 32 lanes after the loop over k.",
+        ),
+        "stride of S": (
+            "S was stored, but not where the lanes read it: how far apart are two rows of S_smem?",
+            "S_STRIDE floats: that is store_matrix_sync's third argument.",
+        ),
+        "stride of Q and K": (
+            "A fragment has elements from the padding, which nobody wrote: how far apart are two rows of the tile?",
+            "STRIDE elements, not HEAD_DIM: that is load_matrix_sync's third argument.",
+        ),
+        "columns": "Each tile of S is stored by columns, but a lane reads a row: mem_row_major.",
+        "no product": (
+            "The result is right, but CUDA cores computed it. A tensor core multiplies two fragments by mma_sync.",
+            "A matrix_a from Q_smem and a matrix_b from K_smem, loaded by load_matrix_sync; mma_sync adds to S.",
         ),
         "empty": "Every row of the 16 has a lane that writes its lse: does it still, with your changes?",
         "": (
@@ -30,27 +65,69 @@ from helpers.lesson.exercises.trial import Trial, exercise
     },
 )
 def row_of_scores(trial: Trial) -> None:
-    """Whole tiles first, then a tail of keys and of rows."""
-    for n, n_kv, d in trial.sizes("N, N_kv, d", (32, 48, 16), (33, 65, 16), (1, 1, 16), (16, 57, 64)):
+    """Whole tiles first, then several steps of k, then a tail of keys and of rows."""
+    first, steps = (32, 48, 16), (16, 32, 64)
+    for n, n_kv, d in trial.sizes("N, N_kv, d", first, steps, (33, 65, 16), (1, 1, 16)):
         q, k, _ = trial.inputs(n, n_kv, d, np.float16)
         lse = trial.empty(n)
         trial.launch("row_lse", blocks(n, 16), 32, q, k, lse, n, n_kv, d**-0.5, HEAD_DIM=d)
         _, expected = reference.attention(q, k, k, return_lse=True)
-        trial.expect("lse", lse, expected, tolerance=1e-4)
+        symptom = "steps" if (n, n_kv, d) == steps else ""
+        if (n, n_kv, d) == first:
+            s = product(q, k.T).reshape(n // 16, 16, n_kv // 16, 16) * d**-0.5
+            slips = {
+                "columns": np.log(np.exp(s).sum(axis=(1, 2))).ravel(),
+                "keys": reference.attention(q, k[:-1], k[:-1], return_lse=True)[1],
+            }
+            got = trial.xp.asnumpy(lse)
+            symptom = next((name for name, slip in slips.items() if np.allclose(got, slip, atol=1e-4)), "")
+        trial.expect("lse", lse, expected, tolerance=1e-4, symptom=symptom)
+    if trial.report:
+        _name_finding(trial, lambda finding: _unset(trial, finding))
+        products = len(re.findall(r"\bmma[_.]sync", trial.plain))
+        trial.limit("products by mma_sync in the text", products, at_least=1, symptom="no product")
+
+
+def _unset(trial: Trial, finding: Finding) -> str:
+    """Which stride is wrong, or what is missing, where a word is read that nobody has written."""
+    if finding.kind != "uninitialised" or finding.array is None:
+        return ""
+    if "S_smem" in finding.array:
+        return "stride of S" if trial.figures("S_smem").written else "not stored"
+    return "stride of Q and K" if "_smem" in finding.array else ""
 
 
 @exercise(
     "06_factor_fragment",
-    minutes=8,
+    minutes=12,
     hints={
         "race": (
             "The 32 lanes load the fragment together: what must have happened before, and what may happen after?",
             "__syncwarp() after the store, so that all factors are there, and one before it, in each turn of the loop: "
             "another lane may still load the last tile's factors.",
         ),
+        "layout": (
+            "x[e] was taken to be of a certain row, which is right in one layout only: another GPU may have another.",
+            "Fragments of one type share one layout. What can you load, to have each factor where acc has its row?",
+            "Load the factors as an Accumulator: in every column the same 16 floats. Then acc[n].x[e] *= factor.x[e].",
+        ),
+        "outside": "Lanes 16 to 31 store past the end of factors. Lanes r and r + 16 have the same one: who stores it?",
+        "twice": (
+            "The result is right, but each factor is stored twice: lanes r and r + 16 have the same one.",
+            "Only lanes 0 to 15 store: if (lane < 16).",
+        ),
+        "array": (
+            "The result is right, but each factor is stored 16 times, once for every column. Can load_matrix_sync read "
+            "the same 16 floats for all columns?",
+            "Its third argument is the distance of two columns in memory: 0.",
+        ),
         "trip": (
             "The result is right, but more than the factors goes through shared memory.",
             "acc stays in its fragments: only 16 floats are stored for a tile, and loaded as a fragment.",
+        ),
+        "columns": (
+            "Columns were multiplied, not rows: are the 16 floats a column of the fragment, or a row?",
+            "Every column is the same 16 floats: tc::mem_col_major.",
         ),
         "unset": "Which lanes store a factor, and where? Elements 0 to 15 are the factors of rows 0 to 15.",
         "bounds": (
@@ -67,27 +144,52 @@ def row_of_scores(trial: Trial) -> None:
     },
 )
 def factor_fragment(trial: Trial) -> None:
-    """P and M as an online softmax has them; the bytes that were written to shared memory are limited."""
-    first = 32, 48, 32
-    for n, n_kv, d in trial.sizes("N, N_kv, d", first, (16, 16, 32), (48, 112, 32)):
+    """P and M as an online softmax has them; the bytes that were written to shared memory are limited.
+
+    The second size is computed twice on the CPU, the second time with accumulators in a layout that no GPU has.
+    """
+    first, both = (32, 48, 32), (48, 112, 32)
+    for n, n_kv, d in trial.sizes("N, N_kv, d", first, both, (16, 16, 32)):
         _, _, v = trial.inputs(n, n_kv, d, np.float16)
         s = trial.rng.normal(0, 2, (n, n_kv // 16, 16))
         m = np.maximum.accumulate(s.max(axis=2), axis=1)  # (n, tiles): after each tile
         p = np.exp2(s - m[:, :, None]).reshape(n, n_kv).astype(np.float16)
         maxima = np.ascontiguousarray(m.T, np.float32)
-        o = trial.empty(n, d)
-        trial.launch("rescaled_sum", blocks(n, 16), 32, p, v, maxima, o, n, n_kv, HEAD_DIM=d)
         weights = p * np.exp2(maxima - maxima[-1]).T.astype(np.float64).repeat(16, axis=1)
-        trial.expect("O", o, product(weights, v), tolerance=1e-4)
+        arguments = "rescaled_sum", blocks(n, 16), 32, p, v, maxima
+        o = trial.empty(n, d)
+        trial.launch(*arguments, o, n, n_kv, HEAD_DIM=d)
+        is_by_columns = np.allclose(trial.xp.asnumpy(o), _by_columns(p, v, maxima), atol=1e-4) and n_kv > 16
+        trial.expect("O", o, product(weights, v), tolerance=1e-4, symptom="columns" * is_by_columns)
+        if (n, n_kv, d) == both and not trial.on_gpu:
+            o = trial.empty(n, d)
+            trial.launch(*arguments, o, n, n_kv, HEAD_DIM=d, __ENGINE_WMMA_SWAP=2)
+            at = f"{trial.size}, accumulators in another layout"
+            trial.expect("O", o, product(weights, v), at=at, tolerance=1e-4, symptom="layout")
     if trial.report:
+        _name_finding(trial, lambda f: "outside" * (f.kind == "out of bounds" and f.message.startswith("write")))
         tiles = first[0] // 16 * first[1] // 16
         what, written = "bytes written to shared memory for a tile", trial.shared().written // tiles
-        trial.limit(what, written, at_most=64, symptom="trip")
+        symptom = "twice" if written <= 128 else "array" if written <= 2 * 4 * 16 * 16 else "trip"
+        trial.limit(what, written, at_most=64, symptom=symptom)
+
+
+def _by_columns(p: np.ndarray, v: np.ndarray, maxima: np.ndarray) -> np.ndarray:
+    """The sum where column c, not row c, of each 16 x 16 accumulator is multiplied by factor c."""
+    n, d = len(p), v.shape[1]
+    acc = np.zeros((n // 16, 16, d))
+    for tile in range(len(maxima)):
+        if tile:
+            factors = np.exp2(maxima[tile - 1] - maxima[tile]).reshape(n // 16, 1, 16)
+            acc *= np.tile(factors, (1, 1, d // 16))
+        keys = slice(16 * tile, 16 * tile + 16)
+        acc += product(p[:, keys], v[keys]).reshape(acc.shape)
+    return acc.reshape(n, d)
 
 
 @exercise(
     "06_find_the_race",
-    minutes=6,
+    minutes=9,
     hints={
         "race": (
             "The two lines that race are above. Which one must be finished by all lanes before the other may begin?",
