@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 
 from helpers.attention import reference
-from helpers.lesson.exercises.grade_table import XRAY
 from helpers.lesson.exercises.graders.expected import blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
 from helpers.xray import Finding
-
-
-def _name_finding(trial: Trial, symptom_of: Callable[[Finding], str]) -> None:
-    """Call the first finding of the X-ray by a symptom of the exercise's own; "" leaves it as it is."""
-    row = trial.rows[XRAY]
-    if row.passed is False and trial.report and trial.report.findings:
-        own = symptom_of(trial.report.findings[0])
-        row.symptoms = (own, *row.symptoms) if own else row.symptoms
 
 
 @exercise(
@@ -83,18 +74,17 @@ def row_of_scores(trial: Trial) -> None:
             symptom = next((name for name, slip in slips.items() if np.allclose(got, slip, atol=1e-4)), "")
         trial.expect("lse", lse, expected, tolerance=1e-4, symptom=symptom)
     if trial.report:
-        _name_finding(trial, lambda finding: _unset(trial, finding))
+        trial.blame(_unset(trial, trial.report.findings))
         products = len(re.findall(r"\bmma[_.]sync", trial.plain))
         trial.limit("products by mma_sync in the text", products, at_least=1, symptom="no product")
 
 
-def _unset(trial: Trial, finding: Finding) -> str:
-    """Which stride is wrong, or what is missing, where a word is read that nobody has written."""
-    if finding.kind != "uninitialised" or finding.array is None:
-        return ""
-    if "S_smem" in finding.array:
+def _unset(trial: Trial, findings: Sequence[Finding]) -> str:
+    """Which stride is wrong, or what is missing, where a word is read that nobody has written; "" elsewhere."""
+    array = next((f.array or "" for f in findings[:1] if f.kind == "uninitialised"), "")
+    if "S_smem" in array:
         return "stride of S" if trial.figures("S_smem").written else "not stored"
-    return "stride of Q and K" if "_smem" in finding.array else ""
+    return "stride of Q and K" if "_smem" in array else ""
 
 
 @exercise(
@@ -167,7 +157,8 @@ def factor_fragment(trial: Trial) -> None:
             at = f"{trial.size}, accumulators in another layout"
             trial.expect("O", o, product(weights, v), at=at, tolerance=1e-4, symptom="layout")
     if trial.report:
-        _name_finding(trial, lambda f: "outside" * (f.kind == "out of bounds" and f.message.startswith("write")))
+        is_outside = [f.kind == "out of bounds" and f.message.startswith("write") for f in trial.report.findings[:1]]
+        trial.blame("outside" * any(is_outside))
         tiles = first[0] // 16 * first[1] // 16
         what, written = "bytes written to shared memory for a tile", trial.shared().written // tiles
         symptom = "twice" if written <= 128 else "array" if written <= 2 * 4 * 16 * 16 else "trip"
