@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.patches import Patch
 
 from helpers.draw.picture import CPU, GPU, IDLE, LINES, MOVED, WRITE, Picture, figure, styled
@@ -44,6 +45,34 @@ def spans(rows: Mapping[str, Sequence[Span]], *, xlabel: str, title: str = "") -
     fig.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
     counts = "; ".join(f"{name}: {len(row)} spans" for name, row in rows.items())
     return Picture(fig, f"{title + ': ' if title else ''}{counts}")
+
+
+Place = tuple[int, float, float, int, str]
+
+
+@styled
+def schedules(orders: Mapping[str, Sequence[Place]], *, ylabel: str, xlabel: str) -> Picture:
+    """Blocks on multiprocessors, one order above the other: who runs what, from when to when.
+
+    Args:
+        orders: {title: blocks}; a block is (multiprocessor, begin, end, its colour's number, what is written in it).
+    """
+    rows = 1 + max(place[0] for places in orders.values() for place in places)
+    last = max(place[2] for places in orders.values() for place in places)
+    fig, panels = figure(8.0, len(orders) * (0.55 + 0.26 * rows) + 0.4, rows=len(orders))
+    for ax, (title, places) in zip(np.atleast_1d(panels), orders.items(), strict=True):
+        for row, begin, end, colour, text in places:
+            kind = {"color": LINES[colour], "alpha": 0.5, "edgecolor": "white", "linewidth": 1.5}
+            ax.barh(row, end - begin, left=begin, height=0.9, **kind)
+            ax.text((begin + end) / 2, row, text, ha="center", va="center", fontsize=7)
+        done = max(place[2] for place in places)
+        ax.axvline(done, color=LINES[5], linestyle="--", linewidth=1)
+        ax.set(title=f"{title}: done after {done:g}", ylabel=ylabel, ylim=(rows - 0.4, -0.6), xlim=(0, last * 1.01))
+        ax.set_yticks(range(rows))
+        ax.spines[["top", "right", "left"]].set_visible(False)
+    np.atleast_1d(panels)[-1].set_xlabel(xlabel)
+    done = (f"{title}: done after {max(place[2] for place in places):g}" for title, places in orders.items())
+    return Picture(fig, f"{len(next(iter(orders.values())))} blocks, {'; '.join(done)}")
 
 
 def events_as_spans(events: Sequence[Any], *, consumers: int = 2, stages: int = 2) -> dict[str, list[Span]]:

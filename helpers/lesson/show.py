@@ -80,6 +80,7 @@ from helpers.draw.sources import (  # noqa: F401 - part of this face
 from helpers.draw.spans import (  # noqa: F401 - part of this face
     clocks_as_spans,
     events_as_spans,
+    schedules,
     spans,
 )
 from helpers.draw.threads import (  # noqa: F401 - part of this face
