@@ -252,6 +252,7 @@ PICTURES = {
     "offsets": lambda: show.offsets({"rows": np.arange(32).reshape(4, 8), "columns": np.arange(32).reshape(8, 4).T}),
     "chunks": lambda: show.offsets({"rows": np.arange(64).reshape(8, 8)}, cell_bytes=16, cell="chunk"),
     "owners": lambda: show.owners({"copy": np.arange(128).reshape(16, 8), "some": np.eye(16, dtype=int) - 1}),
+    "factors": lambda: show.factor_fragment(np.arange(256).reshape(32, 8), lane=5),
     "schedules": lambda: show.schedules(
         {"a": [(0, 0, 2, 0, "x"), (1, 0, 3, 1, "y")], "b": [(0, 0, 3, 1, "y"), (0, 3, 5, 0, "x")]},
         ylabel="where",

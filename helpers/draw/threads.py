@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 
 from helpers.draw.picture import IDLE, MOVED, READ, WRITE, Picture, figure, styled
 from helpers.engine.banks import BANKS, wavefronts
@@ -167,6 +167,37 @@ def fragments(places_of: Mapping[str, np.ndarray]) -> Picture:
         ax.set(title=f"{name}: which lane", xlabel="column", xticks=[], yticks=[], aspect="equal")
     np.atleast_1d(panels)[0].set_ylabel("row")
     return Picture(fig, f"matrices of 16 x 16, in each cell the lane that holds the element: {', '.join(places_of)}")
+
+
+@styled
+def factor_fragment(places: np.ndarray, *, lane: int) -> Picture:
+    """The 16 factors of 16 rows as stored, as a fragment with 16 equal columns, and the accumulator that it multiplies.
+
+    Args:
+        places: of an accumulator: places[lane, i] is 16 * row + column of element i. lane: the one whose elements are
+            marked.
+    """
+    fig = Figure(figsize=(7.4, 3.2), layout="constrained")
+    stored, loaded, acc = fig.subplots(1, 3, width_ratios=(1.6, 16, 16))
+    factors = np.arange(16)[:, None]
+    mine = [divmod(int(place), 16) for place in places[lane]]
+    for ax, title, numbers in (
+        (stored, "stored", factors),
+        (loaded, "factor: 16 equal columns", factors.repeat(16, axis=1)),
+        (acc, "acc", None),
+    ):
+        shape = (16, 16) if numbers is None else numbers.shape
+        rows = np.broadcast_to(factors, shape)
+        ax.pcolormesh(rows, cmap="Blues", vmin=0, vmax=32, edgecolors="white", linewidth=0.5)
+        for (row, column), number in np.ndenumerate(rows if numbers is not None else np.empty((0, 0))):
+            ax.text(column + 0.5, row + 0.5, number, ha="center", va="center", fontsize=6.5)
+        for row, column in mine if ax is not stored else ():
+            ax.add_patch(Rectangle((column, row), 1, 1, fill=ax is acc, color=WRITE, linewidth=1.5))
+        ax.set(title=title, xticks=[], yticks=[], aspect="equal", xlim=(0, shape[1]), ylim=(16, 0))
+        ax.spines[:].set_visible(False)
+    fig.legend(handles=[Patch(color=WRITE, label=f"elements of lane {lane}")], loc="outside lower right")
+    held = " and ".join(map(str, sorted({row for row, _ in mine})))
+    return Picture(fig, f"16 factors, each in a row of a fragment; lane {lane} has those of rows {held}, as of acc")
 
 
 @styled

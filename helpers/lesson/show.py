@@ -86,6 +86,7 @@ from helpers.draw.spans import (  # noqa: F401 - part of this face
 from helpers.draw.threads import (  # noqa: F401 - part of this face
     bank_picture,
     chunk_places,
+    factor_fragment,
     fragments,
     grid_picture,
     matrices,
