@@ -2,51 +2,71 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from exercise_table import Answer, Right, Wrong, cases, check
+
+from helpers.lesson.exercises import exercise
 
 SWIZZLE = "16 * (chunk ^ row % 8)"
 XOR_1, XOR_2 = "__shfl_xor_sync(0xffffffff, a, 1)", "__shfl_xor_sync(0xffffffff, a, 2)"
 REDUCE = f"  a = fmaxf(a, {XOR_1});\n  return fmaxf(a, {XOR_2});\n"
 WAIT, BARRIER = "    cp_async_wait<0>();\n", "    __syncthreads();\n"
+SUM = "    for (int r = 0; r < ROWS; ++r) sum += V_smem[stage][r][threadIdx.x];\n"
 COPY = "    load_tile(V_smem[stage ^ 1], V, first + ROWS, N);\n"
 TRANSPOSED = "ldmatrix_x4_trans(b, v + swizzle(lane % 16, 2 * n + lane / 16));"
 A = tuple(f"pack(S[{i // 2}][{i % 2 * 2}], S[{i // 2}][{i % 2 * 2 + 1}])" for i in range(4))
 
 TABLE = {
     "07_swizzle": (
-        Wrong("chunks in their order", ((SWIZZLE, "16 * chunk"),), "limit", "bank conflicts: 112"),
-        Wrong("one permutation for all rows", ((SWIZZLE, "16 * (chunk ^ 5)"),), "limit"),
-        Wrong("four places for eight rows", ((SWIZZLE, "16 * (chunk ^ row % 4)"),), "limit"),
-        Wrong("pairs of rows share a place", ((SWIZZLE, "16 * (chunk ^ row / 2 % 8)"),), "limit"),
+        Wrong("chunks in their order", ((SWIZZLE, "16 * chunk"),), "limit", "bank conflicts: 112", symptom="limit"),
+        Wrong("one permutation for all rows", ((SWIZZLE, "16 * (chunk ^ 5)"),), "limit", symptom="limit"),
+        Wrong("four places for eight rows", ((SWIZZLE, "16 * (chunk ^ row % 4)"),), "limit", symptom="limit"),
+        Wrong("pairs of rows share a place", ((SWIZZLE, "16 * (chunk ^ row / 2 % 8)"),), "limit", symptom="limit"),
         Wrong(
             "columns: loads are free of conflicts, stores are not",
             (("128 * row + " + SWIZZLE, "256 * chunk + 16 * row"),),
             "limit",
+            symptom="limit",
         ),
-        Wrong("rows above 7 leave their row", ((SWIZZLE, "16 * (chunk ^ row)"),), "first"),
-        Wrong("the chunk is forgotten", ((SWIZZLE, "16 * (row % 8)"),), "first"),
-        Wrong("elements, not bytes", (("128 * row + " + SWIZZLE, "64 * row + 8 * (chunk ^ row % 8)"),), "first"),
+        Wrong("rows above 7 leave their row", ((SWIZZLE, "16 * (chunk ^ row)"),), "first", symptom="bounds"),
+        Wrong("the chunk is forgotten", ((SWIZZLE, "16 * (row % 8)"),), "first", symptom="shared"),
+        Wrong(
+            "elements, not bytes",
+            (("128 * row + " + SWIZZLE, "64 * row + 8 * (chunk ^ row % 8)"),),
+            "first",
+            symptom="aligned",
+        ),
+        Wrong("chunks of one byte", ((SWIZZLE, "(chunk ^ row % 8)"),), "first", "no multiple of 16", symptom="aligned"),
+        Wrong("rows of 64 bytes", (("128 * row", "64 * row"),), "first", symptom="shared"),
         Right("a sum", ((SWIZZLE, "16 * ((chunk + row) % 8)"),)),
         Right("bits", (("128 * row + " + SWIZZLE, "(row << 7 | (chunk ^ (row & 7)) << 4)"),)),
         Right("the other way round", ((SWIZZLE, "16 * (chunk ^ (7 - row % 8))"),)),
     ),
     "07_row_max": (
-        Wrong("no shuffle", ((REDUCE, "  return a;\n"),), "first"),
-        Wrong("one shuffle", ((f"return fmaxf(a, {XOR_2})", "return a"),), "first"),
+        Wrong("no shuffle", ((REDUCE, "  return a;\n"),), "first", symptom="reduce"),
+        Wrong("one shuffle", ((f"return fmaxf(a, {XOR_2})", "return a"),), "first", symptom="reduce"),
         Wrong(
-            "the lanes of a column", ((XOR_1, XOR_1.replace("1)", "4)")), (XOR_2, XOR_2.replace("2)", "8)"))), "first"
+            "the lanes of a column",
+            ((XOR_1, XOR_1.replace("1)", "4)")), (XOR_2, XOR_2.replace("2)", "8)"))),
+            "first",
+            symptom="reduce",
         ),
         Wrong(
             "all lanes of the warp",
             ((REDUCE, "for (int i = 16; i; i /= 2) a = fmaxf(a, __shfl_xor_sync(0xffffffff, a, i));\n  return a;\n"),),
             "first",
+            symptom="reduce",
         ),
-        Wrong("the same mask twice", ((XOR_2, XOR_1),), "first"),
-        Wrong("keys four apart", (("2 * t + e % 2", "t + e % 2 * 4"),), "first"),
-        Wrong("rows by t", (("row += g + 8", "row += t + 8"),), "first"),
+        Wrong("the same mask twice", ((XOR_2, XOR_1),), "first", symptom="reduce"),
+        Wrong("keys four apart", (("2 * t + e % 2", "t + e % 2 * 4"),), "first", symptom="elements"),
+        Wrong("rows by t", (("row += g + 8", "row += t + 8"),), "first", symptom="elements"),
         Wrong(
-            "three shuffles", ((REDUCE, REDUCE.replace("  return", f"  a = fmaxf(a, {XOR_1});\n  return")),), "limit"
+            "three shuffles",
+            ((REDUCE, REDUCE.replace("  return", f"  a = fmaxf(a, {XOR_1});\n  return")),),
+            "limit",
+            symptom="limit",
         ),
         Right("the other order", ((REDUCE, f"  a = fmaxf(a, {XOR_2});\n  return fmaxf(a, {XOR_1});\n"),)),
         Right("masks 3 and 1", ((XOR_1, XOR_1.replace("1)", "3)")), (XOR_2, XOR_2.replace("2)", "1)")))),
@@ -57,31 +77,49 @@ TABLE = {
             ((WAIT + BARRIER + COPY, COPY + "    cp_async_wait<1>();\n" + BARRIER),),
             "X-ray",
             "not waited for",
+            symptom="order",
         ),
-        Wrong("waits for all groups, with the copy first", ((WAIT + BARRIER + COPY, COPY + WAIT + BARRIER),), "X-ray"),
-        Wrong("the barrier before the wait", ((WAIT + BARRIER, BARRIER + WAIT),), "first"),
-        Wrong("no barrier", ((BARRIER, ""),), "X-ray"),
-        Wrong("the barrier of a warp", ((BARRIER, "    __syncwarp();\n"),), "X-ray"),
-        Wrong("no wait", ((WAIT, ""),), "first"),
-        Wrong("leaves this tile in flight", ((WAIT, WAIT.replace("0", "1")),), "first"),
+        Wrong(
+            "waits for all groups, with the copy first",
+            ((WAIT + BARRIER + COPY, COPY + WAIT + BARRIER),),
+            "X-ray",
+            symptom="order",
+        ),
+        Wrong("the barrier before the wait", ((WAIT + BARRIER, BARRIER + WAIT),), "first", symptom="others' copies"),
+        Wrong("no barrier", ((BARRIER, ""),), "X-ray", symptom="barrier"),
+        Wrong("the barrier of a warp", ((BARRIER, "    __syncwarp();\n"),), "X-ray", symptom="barrier"),
+        Wrong("no wait", ((WAIT, ""),), "first", symptom="own copies"),
+        Wrong("leaves this tile in flight", ((WAIT, WAIT.replace("0", "1")),), "first", symptom="own copies"),
         Wrong(
             "a second barrier",
             ((WAIT + BARRIER + COPY, BARRIER + COPY + "    cp_async_wait<1>();\n" + BARRIER),),
             "limit",
+            symptom="limit",
         ),
-        Wrong("the copy between wait and barrier", ((BARRIER + COPY, COPY + BARRIER),), "X-ray"),
+        Wrong("the copy between wait and barrier", ((BARRIER + COPY, COPY + BARRIER),), "X-ray", symptom="order"),
+        Wrong("the copy behind the sum", ((COPY, ""), (SUM, SUM + COPY)), "limit", "is copied: 0", symptom="overlap"),
+        Wrong("waits for the next tile, too", ((COPY, COPY + WAIT),), "limit", "is copied: 0", symptom="overlap"),
+        Wrong(
+            "the copy in its place, but wait and barrier exchanged",
+            ((WAIT + BARRIER, BARRIER + WAIT.replace("0", "1")),),
+            "first",
+            symptom="own copies",
+        ),
+        Right(
+            "the sum from the last row on", ((SUM, SUM.replace("int r = 0; r < ROWS; ++r", "int r = ROWS; r-- > 0;")),)
+        ),
         Right(
             "copies only what exists",
             ((COPY, "    if (first + ROWS < N) load_tile(V_smem[stage ^ 1], V, first + ROWS, N);\n"),),
         ),
     ),
     "07_two_products": (
-        Wrong("ones", tuple((a, "pack(1.0f, 1.0f)") for a in A), "first"),
-        Wrong("rows exchanged", ((A[0], "X"), (A[1], A[0]), ("X", A[1])), "first"),
-        Wrong("a[1] and a[2] exchanged", ((A[1], "X"), (A[2], A[1]), ("X", A[2])), "first"),
-        Wrong("halves exchanged", (("pack(S[0][0], S[0][1])", "pack(S[0][1], S[0][0])"),), "first"),
-        Wrong("columns across the accumulators", ((A[0], "pack(S[0][0], S[1][0])"),), "first"),
-        Wrong("V not transposed", ((TRANSPOSED, TRANSPOSED.replace("_trans", "")),), "first"),
+        Wrong("ones", tuple((a, "pack(1.0f, 1.0f)") for a in A), "first", symptom="a"),
+        Wrong("rows exchanged", ((A[0], "X"), (A[1], A[0]), ("X", A[1])), "first", symptom="a"),
+        Wrong("a[1] and a[2] exchanged", ((A[1], "X"), (A[2], A[1]), ("X", A[2])), "first", symptom="a"),
+        Wrong("halves exchanged", (("pack(S[0][0], S[0][1])", "pack(S[0][1], S[0][0])"),), "first", symptom="a"),
+        Wrong("columns across the accumulators", ((A[0], "pack(S[0][0], S[1][0])"),), "first", symptom="a"),
+        Wrong("V not transposed", ((TRANSPOSED, TRANSPOSED.replace("_trans", "")),), "first", symptom="transposed"),
         Wrong(
             "V as K is loaded",
             (
@@ -93,13 +131,30 @@ TABLE = {
                 ),
             ),
             "first",
+            symptom="b",
         ),
         Wrong(
             "V without the swizzle",
             ((TRANSPOSED, "ldmatrix_x4_trans(b, v + 128 * (lane % 16) + 16 * (2 * n + lane / 16));"),),
             "first",
+            symptom="b",
         ),
-        Wrong("a tile row by row", (("16 * (chunk ^ row % 8)", "16 * chunk"),), "limit", "bank conflicts"),
+        Wrong("V not loaded", ((TRANSPOSED, "b[0] = b[1] = b[2] = b[3] = 0;"),), "first", symptom="b"),
+        Wrong(
+            "keys of V exchanged",
+            ((TRANSPOSED, TRANSPOSED.replace("lane % 16", "(lane + 8) % 16")),),
+            "first",
+            symptom="halves",
+        ),
+        Wrong(
+            "keys of S exchanged",
+            tuple((A[i], f"a{i}") for i in range(4)) + tuple((f"a{i}", A[i ^ 2]) for i in range(4)),
+            "first",
+            symptom="halves",
+        ),
+        Wrong(
+            "a tile row by row", (("16 * (chunk ^ row % 8)", "16 * chunk"),), "limit", "bank conflicts", symptom="limit"
+        ),
         Right(
             "in a loop",
             (
@@ -116,3 +171,13 @@ TABLE = {
 @pytest.mark.parametrize("name, answer", cases(TABLE))
 def test_answer(name: str, answer: Answer) -> None:
     check(name, answer)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_first_hint_is_not_the_answer(name: str) -> None:
+    """What each line of a hole assigns or calls may be in the last hint for a symptom, not in the first of several."""
+    lines = set(exercise.ours(name).splitlines()) - set(exercise.skeleton(name).splitlines())
+    answers = [re.sub(r"\s|.*?=|;|return", "", line) for line in lines]
+    for hints in exercise.GRADERS[name].hints.values():
+        first = re.sub(r"\s", "", hints if isinstance(hints, str) else hints[0])
+        assert not [answer for answer in answers if answer in first], first

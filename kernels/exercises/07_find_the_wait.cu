@@ -4,7 +4,7 @@
 //
 // Launch   grid 1, block 64: thread i has column i
 // Shapes   V (N, 64), O (64,): float32
-// Limit    one barrier a tile
+// Limit    one barrier a tile; the next tile is in flight while this one is summed
 #include "ptx.cuh"
 
 constexpr int ROWS = 16;  // of a tile

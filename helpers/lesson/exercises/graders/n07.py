@@ -4,29 +4,52 @@ from __future__ import annotations
 
 import numpy as np
 
+from helpers.lesson.exercises.grade_table import FIRST
 from helpers.lesson.exercises.graders.expected import blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
+from helpers.xray import Report
+
+# Asks the learner's function for the place of every chunk.
+PLACES = """
+extern "C" __global__ void places(int* offsets) {
+  offsets[threadIdx.x] = (int)swizzle(threadIdx.x / 8, threadIdx.x % 8);
+}
+"""
 
 
 @exercise(
     "07_swizzle",
-    minutes=5,
+    minutes=8,
     hints={
+        "aligned": (
+            "ldmatrix and cp.async take addresses that are multiples of 16 bytes. In which unit does yours count?",
+            "A row is 64 elements of 2 bytes, 128 bytes; a chunk is 8 of them, 16 bytes.",
+        ),
+        "bounds": (
+            "A chunk leaves the tile. The tile has 16 rows, but a row has only 8 places.",
+            "row % 8 is below 8; with row = 15, an exclusive or of chunk and row gives numbers up to 15.",
+        ),
+        "shared": (
+            "Two chunks have one place. Within a row, every chunk needs a place of its own.",
+            "The place must depend on both, the row and the chunk, and the row only chooses the permutation.",
+        ),
         "limit": (
             "The 8 chunks that are moved at a time must be in 8 different places of 16 bytes: the banks have 8.",
             "ldmatrix: chunk c of rows 0 to 7. cp.async: chunks 0 to 7 of one row. Let the place depend on both.",
             "Any permutation that differs for each of 8 neighbouring rows will do: chunk ^ row % 8, for example.",
         ),
-        "bounds": (
-            "A chunk leaves its row. A tile has 16 rows, but a row has only 8 places.",
-            "Use row % 8: with row = 15 the exclusive or gives numbers up to 15.",
-        ),
-        "wrong": "Every chunk of a row needs a place of its own, within the 128 bytes of the row.",
-        "": "Every chunk of a row needs a place of its own, within the 128 bytes of the row.",
     },
 )
 def swizzle(trial: Trial) -> None:
+    """The function alone first: its offsets say what is wrong with them."""
+    places = trial.empty(16, 8, dtype=np.int32)
     for n in trial.sizes("N", 16, 40, 1):
+        if n == 16:
+            trial.launch("places", 1, 128, places, extra=PLACES)
+            symptom, reason = _wrong_place(trial.xp.asnumpy(places))
+            if symptom:
+                trial.rows[FIRST].fail([reason], symptom)
+                continue
         _, k, _ = trial.inputs(1, n, 64, np.float16)
         o = trial.empty(n, 64)
         trial.launch("fragments", blocks(n, 16), 32, k, o, n)
@@ -35,22 +58,43 @@ def swizzle(trial: Trial) -> None:
         trial.limit("bank conflicts", trial.figures("K_smem").conflicts, exactly=0)
 
 
+def _wrong_place(places: np.ndarray) -> tuple[str, str]:
+    """The symptom and the reason of the first chunk that cannot be where it is; two times "" if all can."""
+    chunk_at: dict[int, str] = {}
+    for (row, chunk), place in np.ndenumerate(places):
+        call = f"swizzle({row}, {chunk})"
+        if place % 16:
+            return "aligned", f"{call} is {place}, which is no multiple of 16"
+        if not 0 <= place < places.size * 16:
+            return "bounds", f"{call} is {place}; the tile has bytes 0 to {places.size * 16 - 1}"
+        if place in chunk_at:
+            return "shared", f"{call} and {chunk_at[place]} are both {place}"
+        chunk_at[place] = call
+    return "", ""
+
+
 @exercise(
     "07_row_max",
-    minutes=6,
+    minutes=12,
     hints={
+        "elements": (
+            "Find lane 5 in the picture of the accumulators: which two rows does it hold, and which columns?",
+            "Elements 0 and 1 are neighbours in one row; 2 and 3 are the same columns, 8 rows below.",
+            "row += g + 8 * (e / 2); key += 2 * t + e % 2.",
+        ),
+        "reduce": (
+            "Each lane's own maxima are right. Which other lanes hold keys of row g, and how do their numbers differ?",
+            "Lanes 4 g to 4 g + 3 differ in bits 0 and 1. After an exchange across one bit, which lanes agree?",
+            "a = fmaxf(a, __shfl_xor_sync(0xffffffff, a, 1)), then the same with 2.",
+        ),
         "limit": (
             "Two shuffles for each of the two rows. After the first, which lanes hold the same number?",
             "Exchange with the lane whose number differs in bit 0, take the maximum, then the same with bit 1.",
         ),
-        "": (
-            "Lane 4 g + t: d[0] and d[1] are keys 2 t and 2 t + 1 of row g, d[2] and d[3] the same keys of row g + 8.",
-            "The lanes of a row are 4 g to 4 g + 3: their numbers differ in the two lowest bits only.",
-            "a = fmaxf(a, __shfl_xor_sync(0xffffffff, a, 1)), then the same with 2.",
-        ),
     },
 )
 def row_max(trial: Trial) -> None:
+    """A lane's own maxima first, which need no shuffle."""
     for n, n_kv in trial.sizes("N, N_kv", (16, 24), (33, 13), (1, 2)):
         # Distinct, and the same at every try. All are negative: a 0 in place of the lowest float is found.
         s = np.random.default_rng(7).permutation(n * n_kv).reshape(n, n_kv).astype(np.float32) - n * n_kv
@@ -60,23 +104,42 @@ def row_max(trial: Trial) -> None:
         own = padded.reshape(-1, 2, 8, padded.shape[1] // 8, 4, 2).max(axis=(3, 5)).transpose(0, 2, 3, 1)
         m, lanes = trial.empty(n), trial.empty(len(own), 32, 2)
         trial.launch("row_max", blocks(n, 16), 32, s, m, lanes, n, n_kv)
-        trial.expect("L", lanes, own.reshape(lanes.shape))
-        trial.expect("M", m, s.max(axis=1))
+        trial.expect("L", lanes, own.reshape(lanes.shape), symptom="elements")
+        trial.expect("M", m, s.max(axis=1), symptom="reduce")
     if trial.report:
         trial.limit("shuffles of a warp", trial.report.collectives, at_most=4)
         trial.limit("requests of shared memory", trial.shared().requests, exactly=0)
 
 
+TILES = 5  # of the first size
+
+
 @exercise(
     "07_find_the_wait",
-    minutes=8,
+    minutes=13,
     hints={
-        "wait": (
+        "order": (
             "A copy starts while others may still read its target. Which tile is in V_smem[stage ^ 1] then?",
             "It is the tile of the round before. How does this thread know that all others have read it?",
             "A thread behind the barrier knows that all threads have left the round before: start the copy there.",
         ),
-        "race": "Between the last read of a tile and the copy that replaces it, all threads have to meet at a barrier.",
+        "own copies": (
+            "A thread reads a copy of its own that is in flight. How many of its groups does cp_async_wait let fly on?",
+            "Where the wait comes before the next copy, one group is in flight, this tile's: <1> waits for nothing.",
+            "cp_async_wait<0>(): no group stays in flight.",
+        ),
+        "others' copies": (
+            "cp_async_wait is for the thread's own copies. How does it know that those of the others have arrived?",
+            "Each thread waits for its own copies and meets the others afterwards: first the wait, then the barrier.",
+        ),
+        "barrier": (
+            "Between the last read of a tile and the copy that replaces it, all threads of the block have to meet.",
+            "__syncthreads(), once a tile; __syncwarp() is for the 32 lanes of one warp.",
+        ),
+        "overlap": (
+            "Right, but nothing overlaps: the next tile should be in flight while this one is summed.",
+            "V_smem[stage ^ 1] is free right behind the barrier: start its copy there, and wait for it a round later.",
+        ),
         "limit": (
             "One barrier is enough: the order of the three lines decides what it separates.",
             "Wait for this tile, meet at the barrier, then start to copy the next one.",
@@ -88,35 +151,98 @@ def row_max(trial: Trial) -> None:
     },
 )
 def find_the_wait(trial: Trial) -> None:
-    for n in trial.sizes("N", 72, 16, 1):
+    """What the X-ray finds is traced to the wait, the barrier or the order; then copies have to overlap with sums."""
+    for n in trial.sizes("N", 16 * TILES - 8, 16, 1):
         _, _, v = trial.inputs(1, n, 64)
         o = trial.empty(64)
+        expected = v.mean(axis=0, dtype=np.float64)
         trial.launch("mean", 1, 64, v, o, n)
-        trial.expect("O", o, v.mean(axis=0, dtype=np.float64))
+        if trial.report and n > 16:
+            trial.blame(_cause(trial.report, np.allclose(trial.xp.asnumpy(o), expected, atol=1e-4)))
+        trial.expect("O", o, expected)
     if trial.report:
-        trial.limit("barriers for 5 tiles", trial.report.barriers, at_most=5)
+        trial.limit(f"barriers for {TILES} tiles", trial.report.barriers, at_most=TILES)
+        overlapping = _sums_with_a_copy_in_flight(trial.report) if trial.plain.count("cp_async_wait<") <= 2 else 0
+        what = "tiles that are summed while the next one is copied"
+        trial.limit(what, overlapping, at_least=TILES - 1, symptom="overlap")
+
+
+def _cause(report: Report, right: bool) -> str:
+    """What the findings come from. right: the output is, on the engine, where a copy arrives at its wait."""
+    unfinished = [finding for finding in report.findings if finding.kind == "not waited for"]
+    if any(finding.thread == finding.other_thread for finding in unfinished):
+        return "own copies"
+    if report.barriers < TILES:
+        return "barrier"
+    if unfinished and not right:
+        return "others' copies"
+    return "order"
+
+
+def _sums_with_a_copy_in_flight(report: Report) -> int:
+    """How many tiles the first warp sums after it has started to copy another one."""
+    started = summed = overlapping = 0
+    for step in report.steps():
+        if step.warp or step.what not in ("write shared", "read shared"):
+            continue
+        if step.what == "write shared":
+            started += step.count
+        else:
+            summed += step.count
+            overlapping += started // 4 > summed // 16  # copies and sums of this thread for a tile: 4 and 16
+    return overlapping
 
 
 @exercise(
     "07_two_products",
-    minutes=12,
+    minutes=20,
     hints={
-        "limit": "The three tiles are stored with swizzled chunks: take every address from swizzle(row, chunk).",
-        "bounds": "ldmatrix takes the address of a row: v + swizzle(row, chunk), with row below 16 and chunk below 8.",
-        "": (
+        "transposed": (
+            "Your lane has two columns of one key of V; as operand B it needs two keys of one column.",
+            "ptx.cuh has a second load: ldmatrix_x4_trans transposes each matrix on the way.",
+        ),
+        "b": (
+            "With S = 1 everywhere, O must be the sums of V's columns, and is not: b is wrong, whatever a is. "
+            "Which four 8 x 8 matrices of V are b[0] to b[3]?",
+            "b[0] and b[1]: keys 0 to 7 and 8 to 15 of the first 8 columns; b[2] and b[3]: the same of the others. "
+            "Lane 8 i + j gives the address of row j of matrix i, and a row of V is a key.",
+            "Lane l gives row l % 16, chunk 2 n + l / 16, at v + swizzle(row, chunk), to ldmatrix_x4_trans.",
+        ),
+        "halves": "Keys 0 to 7 of S meet keys 8 to 15 of V. Keys 0 to 7 are in a[0] and a[1], and in b[0] and b[2].",
+        "a": (
             "Compare the two maps under The idea: a[0], a[1] are rows g, g + 8 of keys 0 to 7, a[2], a[3] of 8 to 15.",
             "S[0] has keys 0 to 7, S[1] has keys 8 to 15; elements 0 and 1 are of row g, 2 and 3 of row g + 8.",
-            "V is stored by keys, and B takes its columns: ldmatrix_x4_trans. Lane l: row l % 16, chunk 2 n + l / 16.",
+            "a[0] = pack(S[0][0], S[0][1]); a[1] is the same for row g + 8; a[2] and a[3] come from S[1].",
         ),
+        "limit": "The three tiles are stored with swizzled chunks: take every address from swizzle(row, chunk).",
+        "bounds": "ldmatrix takes the address of a row: v + swizzle(row, chunk), with row below 16 and chunk below 8.",
     },
 )
 def two_products(trial: Trial) -> None:
+    """S = 1 first, which any arrangement of a survives: then only b can be wrong. Then random numbers."""
     for n, n_kv in trial.sizes("N, N_kv", (16, 32), (33, 17), (1, 1)):
         q, k, v = trial.inputs(n, n_kv, 64, np.float16)
-        o = trial.empty(n, 64)
-        trial.launch("two_products", blocks(n, 16), 32, q, k, v, o, n, n_kv)
-        s = product(q, k.T)
+        s, is_first = product(q, k.T), n_kv == 32
+        if is_first and "pack(1.0f, 1.0f)" not in trial.plain:
+            ones = np.ones((n, n_kv))
+            o = _output(trial, np.full_like(q, 0.125), np.full_like(k, 0.125), v)
+            v_exchanged = v.reshape(-1, 8, 8, 8).swapaxes(1, 3).reshape(v.shape)  # each 8 x 8 matrix transposed
+            symptom = "transposed" if np.allclose(o, product(ones, v_exchanged), atol=1e-2) else "b"
+            trial.expect("O, with S = 1", o, product(ones, v), tolerance=1e-2, symptom=symptom)
+        o = _output(trial, q, k, v)
         rounding = np.abs(product(s.astype(np.float16), v) - product(s, v)).max()
-        trial.expect("O", o, product(s, v), tolerance=max(2 * float(rounding), 1e-3))
+        tolerance = max(2 * float(rounding), 1e-3)
+        symptom = "a"
+        if is_first:
+            v_exchanged = v.reshape(-1, 2, 8, 64)[:, ::-1].reshape(v.shape)  # keys 8 to 15 before keys 0 to 7
+            symptom = "halves" if np.allclose(o, product(s, v_exchanged), atol=tolerance) else "a"
+        trial.expect("O", o, product(s, v), tolerance=tolerance, symptom=symptom)
     if trial.report:
         trial.limit("bank conflicts", trial.shared().conflicts, exactly=0)
+
+
+def _output(trial: Trial, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """The learner's output for these inputs, as a NumPy array."""
+    o = trial.empty(len(q), 64)
+    trial.launch("two_products", blocks(len(q), 16), 32, q, k, v, o, len(q), len(k))
+    return trial.xp.asnumpy(o)
