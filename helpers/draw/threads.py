@@ -201,6 +201,38 @@ def factor_fragment(places: np.ndarray, *, lane: int) -> Picture:
 
 
 @styled
+def ldmatrix_rows(received: np.ndarray) -> Picture:
+    """The four 8 x 8 matrices of an ldmatrix, where operand A has them, and which lane gives and which gets each row.
+
+    Args:
+        received: received[lane, 2 * i + e] is 8 * (the lane whose address it came from) + column, for element e of
+            register i.
+    """
+    fig, panels = figure(7.0, 4.2, rows=2, columns=2)
+    sentences = []
+    for i in range(4):
+        ax, places = panels[i % 2, i // 2], received[:, 2 * i : 2 * i + 2]
+        givers = np.unique(places // 8)
+        lane_of = np.full((8, 8), -1)
+        lane_of[np.searchsorted(givers, places // 8), places % 8] = np.arange(len(received))[:, None]
+        ax.pcolormesh(lane_of // 4 % 8, cmap="Set3", vmin=0, vmax=11)
+        for row, column in np.ndindex(8, 8):
+            if column == 0 or lane_of[row, column] != lane_of[row, column - 1]:
+                width = int((lane_of[row] == lane_of[row, column]).sum())
+                ax.text(column + width / 2, row + 0.5, lane_of[row, column], ha="center", va="center", fontsize=8)
+        ax.set_yticks(np.arange(8) + 0.5, [f"lane {giver} →" for giver in givers], fontsize=8)
+        ax.set(xticks=[])
+        ax.set_title(f"matrix {i}, to r[{i}]", fontsize=10)
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+        ax.invert_yaxis()
+        sentences.append(f"matrix {i}: addresses of lanes {givers[0]} to {givers[-1]}")
+    fig.supylabel("gives the address of the row", fontsize=10)
+    fig.supxlabel("in the cells: the lane that receives the elements", fontsize=10)
+    return Picture(fig, f"ldmatrix loads four 8 x 8 matrices; {'; '.join(sentences)}")
+
+
+@styled
 def chunk_places(places: Mapping[str, np.ndarray], *, marked: int = 3) -> Picture:
     """Rows of a tile in shared memory: each cell is a place of 16 bytes, its number the chunk of the row stored there.
 

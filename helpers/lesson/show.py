@@ -89,6 +89,7 @@ from helpers.draw.threads import (  # noqa: F401 - part of this face
     factor_fragment,
     fragments,
     grid_picture,
+    ldmatrix_rows,
     matrices,
     sectors,
     warp_picture,
