@@ -113,6 +113,29 @@ def compile_report(
     return _read(log, name, symbol or name, arch)
 
 
+def ptx_of(code: str, arch: str = "compute_90") -> str:
+    """The PTX that NVRTC makes of a source text, compiled at every call, so that its time can be taken.
+
+    Raises:
+        NvrtcMissing: CuPy or NVRTC is not installed. CompileError: the source does not compile.
+    """
+    nvrtc_version()
+    from cupy._core import core
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(code, "kernel.cu", [], [])
+    try:
+        wanted = core.assemble_cupy_compiler_options((*kernel.options(), *header_options(code)))
+        nvrtc.compileProgram(program, (*wanted, "-ftz=true", f"-arch={arch}"))
+        made = nvrtc.getPTX(program)
+        return made if isinstance(made, str) else made.decode()
+    except nvrtc.NVRTCError as error:
+        log = nvrtc.getProgramLog(program).strip()
+        raise CompileError(f"NVRTC refused the source for {arch} ({error}):\n{log}") from None
+    finally:
+        nvrtc.destroyProgram(program)
+
+
 def _check_arch(arch: str) -> None:
     major, minor = nvrtc_version()
     from cupy.cuda import nvrtc
