@@ -233,6 +233,11 @@ def test_measured_memory_adds_what_was_allocated() -> None:
 
 # --------------------------------------------------------------------------------------------------------- pictures
 
+# Lane 4 g + t has elements 2 t and 2 t + 1 of row g of each matrix, whose address lane 8 i + g gave.
+LDMATRIX = np.array(
+    [[8 * (8 * i + lane // 4) + 2 * (lane % 4) + e for i in range(4) for e in (0, 1)] for lane in range(32)]
+)
+
 PICTURES = {
     "grid": lambda: show.grid_picture(200, 64),
     "one row": lambda: show.grid_picture(1, 64),
@@ -258,6 +263,7 @@ PICTURES = {
         ylabel="where",
         xlabel="when",
     ),
+    "ldmatrix": lambda: show.ldmatrix_rows(LDMATRIX),
     "bars": lambda: show.measured_bars((1, 1, 8, 4), record=RECORD, log=True),
     "ladder": lambda: show.measured_ladder([(1, 1, 8, 4)], record=RECORD),
     "all roofs": lambda: show.measured_roofline((1, 1, 8, 4), record=RECORD, counted=COUNTED),
@@ -283,6 +289,14 @@ def test_a_picture_is_a_png_on_white_and_says_what_it_shows(name: str) -> None:
 def test_grid_picture_counts() -> None:
     assert show.grid_picture(200, 64).alt == "200 rows over 4 blocks of 64 threads; 56 threads are idle"
     assert "0 threads are idle" in show.grid_picture(128, 64).alt
+
+
+def test_ldmatrix_rows_are_named_by_the_lanes_that_give_their_addresses() -> None:
+    picture = show.ldmatrix_rows(LDMATRIX)
+    assert picture.alt.endswith("; matrix 2: addresses of lanes 16 to 23; matrix 3: addresses of lanes 24 to 31")
+    below = picture.figure.axes[2]  # matrix 1, below matrix 0
+    assert [label.get_text() for label in below.get_yticklabels()] == [f"lane {lane} →" for lane in range(8, 16)]
+    assert [text.get_text() for text in below.texts] == [str(lane) for lane in range(32)]
 
 
 def test_offsets_and_owners_say_what_they_show() -> None:
