@@ -273,7 +273,7 @@ def test_every_tile_is_computed_whatever_the_order(blocks: int, together: int, m
 
 
 def test_heads_that_are_worked_on_together() -> None:
-    """K and V of 32 MB; whole groups; without a causal mask one head after the other."""
+    """K and V of 32 MB, but few rounds of tiles; whole groups; without a causal mask one head after the other."""
 
     def of(heads: int, kv_heads: int, keys: int, window: tuple[int, int]) -> int:
         return launches.heads_together(call_of((1, heads, 5, 128), kv_heads, keys, window), {"BLOCK_M": 128})
@@ -281,7 +281,10 @@ def test_heads_that_are_worked_on_together() -> None:
     assert of(16, 16, 16384, (-1, -1)) == 1
     assert of(16, 16, 16384, (-1, 0)) == 4 and of(16, 4, 16384, (-1, 0)) == 16
     assert of(16, 16, 10**6, (-1, 0)) == 1 and of(16, 2, 10**6, (-1, 0)) == 8
-    assert [launches.without_resonance(3, rows, 132) for rows in (44, 88, 132, 131)] == [2, 3, 2, 3]
+    assert [launches.group_of_heads(3, 1, 1, tiles, 132) for tiles in (44, 88, 132, 131)] == [2, 3, 2, 3]
+    rounds = [(tiles, launches.group_of_heads(512, 1, 2**16, tiles, 132) * tiles / 132) for tiles in range(1, 48)]
+    assert all(1.2 < many < 1.7 for _, many in rounds), rounds
+    assert launches.group_of_heads(512, 8, 2**16, 16, 132) == 16
 
 
 def test_too_many_tiles_are_refused() -> None:

@@ -120,8 +120,6 @@ def constants(plan: Plan, done: dict[np.dtype, str] | None = None) -> str:
         ]
     if plan.maps:
         lines += ["", 'TENSOR_MAP = np.dtype([("opaque", np.uint64, (16,))])']
-    if plan.table and plan.request.masked:
-        lines += [f"L2_SHARE = {launches.L2_SHARE}  # bytes of the L2 cache for the K and V in use"]
     if any("UNLIMITED" in _values(struct.fields) for struct in plan.structs.values()):
         lines += [f"UNLIMITED = {UNLIMITED}  # keys: a window without a limit"]
     return "\n".join(lines)
@@ -224,13 +222,12 @@ def multiprocessors_here():
     return cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["multiProcessorCount"]
 '''
     if plan.table and request.masked:
-        yield inspect.getsource(launches.without_resonance)
+        yield inspect.getsource(launches.group_of_heads)
         left, right = request.window
         keys = "n_kv" if min(left, right) < 0 else f"min(n_kv, {left + right} + BLOCK_M)"
         yield f'''def heads_together(batch, heads, kv_heads, n, n_kv, multiprocessors):
-    """How many heads are worked on together, longest tiles first: those whose K and V are in the L2 cache."""
-    fit = max(L2_SHARE // (4 * {keys} * HEAD_DIM), 1) * (heads // kv_heads)
-    return without_resonance(min(fit, heads * batch), -(-n // BLOCK_M), multiprocessors)
+    """How many heads are worked on together, longest tiles first."""
+    return group_of_heads(batch * heads, heads // kv_heads, 4 * {keys} * HEAD_DIM, -(-n // BLOCK_M), multiprocessors)
 '''
 
 

@@ -231,11 +231,8 @@ def _rounds_and_blocks(call: Call, sizes: Mapping[str, int]) -> tuple[int, int]:
     return rounds, blocks
 
 
-L2_SHARE = 32 * 2**20  # bytes of the L2 cache, 50 MB on an H200, for the K and V in use
-
-
 def heads_together(call: Call, sizes: Mapping[str, int]) -> int:
-    """How many heads of Q are worked on together, longest tiles first: as many as find their K and V in the L2 cache.
+    """How many heads of Q are worked on together, longest tiles first.
 
     Without a mask all tiles take the same time, so that a head's tiles may follow each other.
     """
@@ -245,14 +242,27 @@ def heads_together(call: Call, sizes: Mapping[str, int]) -> int:
     _, kv_heads, keys, head_dim = call.arrays["k"].shape
     if min(call.window) >= 0:  # of a head, no more is in use at a time
         keys = min(keys, sum(call.window) + sizes["BLOCK_M"])
-    fit = max(L2_SHARE // (4 * keys * head_dim), 1) * (heads // kv_heads)
-    return without_resonance(min(fit, heads * call.sequences), -(-rows // sizes["BLOCK_M"]), limits.multiprocessors())
+    row_tiles, blocks = -(-rows // sizes["BLOCK_M"]), limits.multiprocessors()
+    return group_of_heads(heads * call.sequences, heads // kv_heads, 4 * keys * head_dim, row_tiles, blocks)
 
 
-def without_resonance(together: int, row_tiles: int, blocks: int) -> int:
-    """As many heads, or one less: with an odd number of whole rounds in each group, the same blocks get more in all."""
-    resonates = together > 1 and together * row_tiles % (2 * blocks) == blocks
-    return together - 1 if resonates else together
+def group_of_heads(heads: int, share: int, head_bytes: int, row_tiles: int, blocks: int) -> int:
+    """How many heads of Q to work on together: as many as find their K and V in 32 MB of the L2 cache.
+
+    Where these are many, tiles for about one and a half rounds of the blocks are enough to even out their work, and K
+    and V are read again sooner. With an odd number of whole rounds the same blocks would get more work in each group.
+
+    Args:
+        heads: of all sequences. share: heads of Q for each of K and V. head_bytes: of K and V of a head. row_tiles: of
+            a head. blocks: that take tiles.
+    """
+    fit = max(32 * 2**20 // head_bytes, 1) * share
+    enough = 1.45 * blocks / row_tiles
+    if enough >= 4:  # of fewer heads, rounding could make it one round
+        few = max(round(enough / share), 1) * share
+        fit = min(fit, few if few * row_tiles > 1.2 * blocks else few + share)
+    fit = min(fit, heads)
+    return fit - 1 if fit > 1 and fit * row_tiles % (2 * blocks) == blocks else fit
 
 
 def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
