@@ -381,7 +381,7 @@ def test_the_moving_picture_is_what_the_kernel_computes() -> None:
     """README's picture has a frame for each tile of keys; after the last one the output is attention's."""
     with Image.open(moving.GIF) as picture:
         frames = picture.n_frames
-    outputs = moving.outputs_so_far()
+    outputs = moving.outputs_so_far(moving.HEAD)
     assert frames == len(outputs) > 10
     q, k, v = check.real_inputs(moving.HEAD)
     far = [float(np.abs(o - reference.attention(q, k, v)).max()) for o in outputs]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.colors import PowerNorm
@@ -183,38 +182,3 @@ def rescaling(scores: Sequence[float], block_n: int) -> Picture:
     ]
     fig.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
     return Picture(fig, f"{len(s)} scores in tiles of {block_n}: {'; '.join(sentences)}")
-
-
-@styled
-def running_softmax(traces: Mapping[str, Any], rows: Sequence[int]) -> Picture:
-    """m_i and l_i of some rows, tile after tile, and the share of all rows that each tile makes rescale.
-
-    Args:
-        traces: {title: reference.OnlineSoftmaxTrace}, a column each.
-        rows: the rows that are drawn; the shares at the bottom are of all rows.
-    """
-    fig, axes = figure(3.6 * len(traces) + 0.8, 5.6, rows=3, columns=len(traces))
-    axes = np.reshape(axes, (3, len(traces)))
-    sentences = []
-    for column, (title, trace) in enumerate(traces.items()):
-        tiles = np.arange(len(trace.m_i))
-        for row in rows:
-            axes[0, column].step(tiles, trace.m_i[:, row], where="mid", linewidth=1.5, label=f"row {row}")
-            axes[1, column].step(tiles, trace.l_i[:, row], where="mid", linewidth=1.5)
-        share = (np.diff(trace.m_i, axis=0) > 0).mean(axis=1)
-        axes[2, column].bar(tiles[1:], share, color=GPU)
-        axes[0, column].set_title(title)
-        axes[1, column].set_yscale("log")
-        axes[2, column].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        axes[2, column].set_xlabel("tile")
-        for ax in axes[:, column]:
-            ax.set_xlim(-0.7, len(tiles) - 0.3)
-            ax.xaxis.get_major_locator().set_params(integer=True)
-        sentences.append(f"{title}: the maximum of a row rises {share.sum():.2f} times after its first tile")
-    for kind, ylabel in enumerate(("m_i", "l_i", "rows that rescale")):
-        axes[kind, 0].set_ylabel(ylabel)
-        limits = [ax.get_ylim() for ax in axes[kind]]
-        for ax in axes[kind]:
-            ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(rows), fontsize=9)
-    return Picture(fig, f"m_i, l_i and the rows that rescale, tile after tile; {'; '.join(sentences)}")

@@ -5,7 +5,8 @@
     show.grid_picture(n=200, block=64)             a picture; the last value of a cell is displayed
 
 Every function returns an object that Jupyter displays. Texts and diffs are the same at every run. A picture is a PNG
-on white, which is readable in a dark theme; its repr is a sentence that says what it shows.
+on white, which is readable in a dark theme; a moving figure is HTML with a script. The repr of both is a sentence that
+says what they show.
 """
 
 from __future__ import annotations
@@ -47,12 +48,14 @@ from helpers.draw.charts import (  # noqa: F401 - part of this face
     memory_against_n,
     rescaling,
     roofline,
-    running_softmax,
     token_heatmap,
 )
 from helpers.draw.layouts import (  # noqa: F401 - part of this face
     offsets,
     owners,
+)
+from helpers.draw.moving import (  # noqa: F401 - part of this face
+    moving_softmax,
 )
 from helpers.draw.picture import (  # noqa: F401 - part of this face
     CPU,

@@ -16,23 +16,13 @@ from matplotlib.figure import Figure
 from PIL import Image  # comes with matplotlib
 
 from helpers.attention import check, reference
-from helpers.attention.ladder import LADDER
-from helpers.device import cp
+from helpers.draw.moving.softmax import outputs_so_far
 from helpers.draw.picture import GPU, WRITE, bytes_text, figure, styled
 
 GIF = Path(__file__).resolve().parents[3] / "notebooks" / "measured" / "online-softmax.gif"
 HEAD = 3  # of the model's 12: most tokens attend to those near them, and each tile matters to some rows
 FRAME_MS, LAST_MS = 550, 3500
 HELD, GONE = (0.0, 0.27, 0.55), (0.62, 0.62, 0.62)  # colours of a weight of 1: in this tile, and in tiles before it
-
-
-def outputs_so_far(head: int = HEAD) -> list[np.ndarray]:
-    """What 03 returns after one tile of keys, after two, and so on: each (272, 32) float32."""
-    stage = LADDER["online_softmax"]
-    q, k, v = check.real_inputs(head)
-    block_n = stage.defines(q.shape[-1])["BLOCK_N"]
-    ends = [min(end, len(k)) for end in range(block_n, len(k) + block_n, block_n)]
-    return [cp.asnumpy(stage(q, k[:end], v[:end], softmax_scale=q.shape[-1] ** -0.5)) for end in ends]
 
 
 @styled

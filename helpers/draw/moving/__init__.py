@@ -1,0 +1,11 @@
+"""Figures that move, in JupyterLab and on the site alike: HTML with a few lines of script, and no kernel behind it.
+
+A figure is a function that computes its numbers and returns a `Moving`: the first frame, which needs no script; the
+numbers as JSON; and NAME.js, which steps through them. `figure.js` has what the scripts share, `figure.css` the looks.
+A script computes no result of its own: what it shows is in the JSON, which the tests hold against NumPy and the engine.
+"""
+
+from __future__ import annotations
+
+from helpers.draw.moving.figure import Moving as Moving
+from helpers.draw.moving.softmax import moving_softmax as moving_softmax

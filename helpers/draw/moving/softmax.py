@@ -1,0 +1,165 @@
+"""Kernel 03 reads a paragraph, one tile of keys after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from helpers.attention import check, reference
+from helpers.attention.ladder import LADDER
+from helpers.device import cp
+from helpers.draw.moving.figure import Moving, element, picture, table
+from helpers.draw.picture import GPU, WRITE
+
+# Of the chart below the text: the two bands, and the decades of the lower one, whose top is a distance of 1.
+LEFT, STEP, HIGH, TOPS, DECADES = 62, 20, 40, (6, 58), 8
+
+
+def outputs_so_far(head: int) -> list[np.ndarray]:
+    """What 03 returns after one tile of keys, after two, and so on: each (272, 32) float32.
+
+    The division by l_i, which comes last, makes the output so far out of acc.
+    """
+    stage = LADDER["online_softmax"]
+    q, k, v = check.real_inputs(head)
+    block_n = stage.defines(q.shape[-1])["BLOCK_N"]
+    ends = [min(end, len(k)) for end in range(block_n, len(k) + block_n, block_n)]
+    return [cp.asnumpy(stage(q, k[:end], v[:end], softmax_scale=q.shape[-1] ** -0.5)) for end in ends]
+
+
+def moving_softmax(head: int = 8, row: int = 209) -> Moving:
+    """One query's softmax over the words of a paragraph: `m_i`, `l_i`, the rescale factor, and how far acc is off.
+
+    Args:
+        head: of the model's 12. row: the query that it begins with. 16 more may be chosen.
+    """
+    q, k, v = check.real_inputs(head)
+    outputs, words = outputs_so_far(head), check.real_tokens()
+    block_n = -(-len(k) // len(outputs))
+    trace = reference.online_softmax_trace(q, k, v, block_n)
+    rows = _rows(words, trace.rescale, row)
+    scores = q[rows].astype(np.float64) @ k.T.astype(np.float64) * q.shape[-1] ** -0.5
+    exact = reference.attention(q, k, v)[rows]
+    error = np.stack([np.abs(output[rows] - exact).mean(axis=1) for output in outputs], axis=1)
+    data = {
+        "words": words,
+        "rows": rows,
+        "first": rows.index(row),
+        "block_n": block_n,
+        "scores": np.rint(100 * scores).astype(int).tolist(),
+        "m_i": np.round(trace.m_i[:, rows].T, 2).tolist(),
+        "l_i": np.round(trace.l_i[:, rows].T, 2).tolist(),
+        "rescale": np.round(trace.rescale[:, rows].T, 3).tolist(),
+        "error": [[float(f"{value:.1e}") for value in line] for line in error],
+        "x": [LEFT + STEP * tile for tile in range(len(outputs))],
+        "top": TOPS,
+        "high": HIGH,
+        "decades": DECADES,
+    }
+    text = (
+        f"online softmax of row {row}, {words[row]!r}, over {len(words)} words of Darwin in {len(outputs)} tiles of "
+        f"{block_n} keys: its maximum rises {np.count_nonzero(np.diff(trace.m_i[:, row]) > 0)} times after the first"
+    )
+    return Moving("softmax", _frame(data), data, text)
+
+
+def _rows(words: Sequence[str], rescale: np.ndarray, row: int) -> list[int]:
+    """`row`, and of every other tile's rows the whole word whose factor is visibly below 1 most often."""
+    tiles = len(rescale)
+    block_n = -(-len(words) // tiles)
+    rows = []
+    for first in range(0, len(words), block_n):
+        whole = [
+            i
+            for i in range(first, min(first + block_n, len(words)))
+            if words[i].isalpha() and not words[i + 1].startswith("##")
+        ]
+        rows.append(
+            row if first <= row < first + block_n else max(whole, key=lambda i: int((rescale[1:, i] < 0.97).sum()))
+        )
+    return rows
+
+
+def _frame(data: dict[str, Any]) -> str:
+    """The first tile of the first row."""
+    row, block_n, words = data["first"], data["block_n"], data["words"]
+    m_i, l_i, rescale, error = (data[name][row] for name in ("m_i", "l_i", "rescale", "error"))
+    numbers = table(
+        {
+            "m_i": f"{m_i[0]:.2f}",
+            "l_i": f"{l_i[0]:.2f}",
+            "rescale": f"{rescale[0]:g}",
+            "acc / l_i is off by": f"{error[0]:g}",
+        }
+    )
+    weights = [math.exp(score / 100 - m_i[0]) for score in data["scores"][row][:block_n]]
+    shown = [
+        f'<span style="background-color:rgba(0,114,178,{0.7 * math.sqrt(min(weight, 1)):.3f})">{word}</span>'
+        for word, weight in zip(words, weights, strict=False)
+    ]
+    rest = " ".join(words[block_n:]).replace(" ##", "")
+    text = f'<p class="part words">{" ".join(shown).replace(" <span>##", "<span>")} {rest}</p>'.replace("##", "")
+    tiles = len(data["x"])
+    parts = [
+        element(
+            "rect", kind="now", x=data["x"][0], y=0, width=STEP - 2, height=TOPS[1] + HIGH + 6, fill=WRITE, opacity=0.2
+        )
+    ]
+    for top, name in zip(TOPS, ("rescale", "off by"), strict=True):
+        parts.append(element("text", name, x=0, y=top + HIGH / 2 + 4))
+        parts.append(
+            element(
+                "path",
+                d=f"M{LEFT - 4} {top}V{top + HIGH}H{LEFT + STEP * tiles}",
+                stroke="currentColor",
+                fill="none",
+                opacity=0.5,
+            )
+        )
+    parts += [
+        element("text", text, x=LEFT - 8, y=y, text_anchor="end", font_size=9)
+        for text, y in (
+            ("1", TOPS[0] + 6),
+            ("0", TOPS[0] + HIGH),
+            ("1", TOPS[1] + 6),
+            (f"10⁻{'⁰¹²³⁴⁵⁶⁷⁸⁹'[DECADES]}", TOPS[1] + HIGH),
+        )
+    ]
+    for tile, x in enumerate(data["x"]):
+        faint = 0.4 if tile else 1
+        height = HIGH * rescale[tile]
+        parts.append(
+            element(
+                "rect",
+                kind="rescale",
+                x=x,
+                y=f"{TOPS[0] + HIGH - height:.1f}",
+                width=STEP - 2,
+                height=f"{height:.1f}",
+                fill=WRITE,
+                opacity=faint,
+            )
+        )
+        down = min(1, -math.log10(error[tile]) / DECADES)
+        parts.append(
+            element(
+                "circle",
+                kind="error",
+                cx=x + STEP / 2 - 1,
+                cy=f"{TOPS[1] + HIGH * down:.1f}",
+                r=4,
+                fill=GPU,
+                opacity=faint,
+            )
+        )
+    parts.append(element("text", f"tile of {block_n} keys, 1 to {tiles}", x=LEFT, y=TOPS[1] + HIGH + 18))
+    chart = picture(
+        LEFT + STEP * tiles + 2,
+        TOPS[1] + HIGH + 22,
+        parts,
+        "the rescale factor and the distance from exact, tile after tile",
+    )
+    return f"{numbers}\n{chart}\n{text}"
