@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -13,12 +14,76 @@ import numpy as np
 import pytest
 
 from helpers.attention import check, reference
+from helpers.attention.kernel import source, typed
+from helpers.attention.ladder.tiles import Tiles
+from helpers.bench import plots
+from helpers.bench.studies import hopper
+from helpers.device import cp
 from helpers.draw import moving
+from helpers.draw.moving import banks, tiles
 from helpers.draw.moving.figure import Moving
 from helpers.lesson import show
+from helpers.lesson.shortcuts import look
+from helpers.xray import xray
 
 MOST_BYTES = 60_000
-FIGURES: dict[str, Callable[[], Moving]] = {"softmax": show.moving_softmax}
+SHAPE = (4, 16, 4096, 64)  # that tiles of 04 were measured at
+
+# Each lane writes down where its elements of A, B and D are: the numbers of a 16 x 16 matrix, row by row.
+FRAGMENTS = r"""
+extern "C" __global__ void places(const __half* numbers, const __half* unit, float* A, float* B, float* D) {
+  __shared__ __align__(16) __half tile[256], one[256];
+  for (int i = threadIdx.x; i < 256; i += 32) tile[i] = numbers[i], one[i] = unit[i];
+  __syncwarp();
+  const unsigned lane = threadIdx.x, row = 2 * (lane % 16 * 16 + lane / 16 * 8);
+  unsigned a[4], b[4], id[4];
+  ldmatrix_x4(a, smem_address(tile) + row);
+  ldmatrix_x4(id, smem_address(one) + row);
+  ldmatrix_x4_trans(b, smem_address(tile) + row);
+  float d[2][4] = {};
+  mma_m16n8k16(__half(), d[0], id, b[0], b[1]);
+  mma_m16n8k16(__half(), d[1], id, b[2], b[3]);
+  for (int i = 0; i < 8; ++i) {
+    A[8 * lane + i] = __half2float(reinterpret_cast<__half*>(a)[i]);
+    D[8 * lane + i] = d[i / 4][i % 4];
+    if (i < 4) B[4 * lane + i] = __half2float(reinterpret_cast<__half*>(b)[i]);
+  }
+}"""
+READ = r"""
+extern "C" __global__ void request(const int* words, float* out) {
+  __shared__ __align__(16) float tile[32 * 68 + 4];
+  for (int i = threadIdx.x; i < 32 * 68 + 4; i += 32) tile[i] = i;
+  __syncwarp();
+  const TYPE* place = reinterpret_cast<const TYPE*>(tile + words[threadIdx.x]);
+  const TYPE value = *place;  // the request
+  out[threadIdx.x] = FIRST;
+}"""
+
+
+@functools.cache
+def places() -> tuple[np.ndarray, ...]:
+    """A, B and D of each lane, from a kernel."""
+    kernel = typed(cp.RawModule(code=source("ptx.cuh") + FRAGMENTS, options=("-std=c++17",)), "places")
+    out = [cp.full((32, count), cp.nan, dtype=cp.float32) for count in (8, 4, 8)]
+    numbers, unit = np.arange(256, dtype=np.float16).reshape(16, 16), np.eye(16, dtype=np.float16)
+    kernel((1,), (32,), (cp.asarray(numbers), cp.asarray(unit), *out))
+    return tuple(cp.asnumpy(a).astype(int) for a in out)
+
+
+@functools.cache
+def ring() -> dict[str, list[tuple[float, float, str]]]:
+    """The recorded clocks of a block of 10."""
+    recorded = hopper.timeline(128)
+    return show.clocks_as_spans(recorded, 1, len(recorded["consumers"][0]) - 1)
+
+
+FIGURES: dict[str, Callable[[], Moving]] = {
+    "softmax": show.moving_softmax,
+    "banks": show.moving_banks,
+    "fragments": lambda: show.moving_fragments(*places()),
+    "tiles": lambda: show.moving_tiles(SHAPE),
+    "spans": lambda: show.moving_spans(ring(), first=6000),
+}
 # What JupyterLab leaves of an output in a notebook that it does not trust (a part of its list).
 KEPT = {"div", "p", "span", "table", "tr", "th", "td", "img", "b", "code"}
 
@@ -94,6 +159,84 @@ def test_the_softmax_is_that_of_numpy() -> None:
             so_far = weights @ v[: 16 * (tile + 1)].astype(np.float64) / weights.sum()
             assert data["error"][at][tile] == pytest.approx(np.abs(so_far - exact[row]).mean(), rel=0.06, abs=1e-6)
             before = s.max()
+
+
+@pytest.mark.parametrize("width", banks.WIDTHS)
+def test_the_wavefronts_are_those_that_the_engine_counts(width: str) -> None:
+    """The X-ray of a kernel that makes the request, for every pattern that is allowed."""
+    data = embedded(show.moving_banks()._repr_html_())
+    names = [choice[1] for choice in data["choices"]]
+    assert len(data["patterns"]) == np.prod([len(of_choice) for of_choice in names])
+    code = READ.replace("TYPE", width).replace("FIRST", "value" if width == "float" else "value.x")
+    kernel = typed(cp.RawModule(code=code, options=("-std=c++17",)), "request")
+    line = next(n for n, text in enumerate(code.splitlines(), start=1) if "the request" in text)
+    seen = set()
+    for at, pattern in enumerate(data["patterns"]):
+        if names[1][at // len(names[2]) % len(names[1])] != width:
+            continue
+        if not pattern["wavefronts"]:
+            assert width == "float4" and "16 bytes" in pattern["code"]
+            continue
+        words = np.array(pattern["words"], dtype=np.int32)
+        out = cp.full(32, cp.nan, dtype=cp.float32)
+        report = xray(kernel, (1,), (32,), (cp.asarray(words), out))
+        [counted] = (row for place, row in report.by_line.items() if place[1] == line)
+        assert counted.wavefronts_per_request == pattern["wavefronts"], pattern["code"]
+        assert np.array_equal(cp.asnumpy(out), words)
+        assert max(pattern["turns"]) + 1 == pattern["wavefronts"]
+        seen.add(pattern["wavefronts"])
+    assert {1, 4, 8, 32} & seen and len(seen) >= 4
+
+
+def test_a_bank_delivers_one_word_in_a_wavefront() -> None:
+    for pattern in embedded(show.moving_banks()._repr_html_())["patterns"]:
+        delivered: dict[tuple[int, int], int] = {}
+        each = len(pattern.get("turns", ())) // 32
+        for i, turn in enumerate(pattern.get("turns", ())):
+            word = pattern["words"][i // each] + i % each
+            assert delivered.setdefault((turn, word % 32), word) == word
+
+
+def test_the_fragments_are_those_of_the_engine() -> None:
+    """As the kernel wrote them down, which is as the PTX manual has them; and P needs no shuffle."""
+    data = embedded(show.moving_fragments(*places())._repr_html_())
+    for lane in range(32):
+        g, t = divmod(lane, 4)
+        assert data["a"][lane] == [16 * (g + 8 * (i // 2 % 2)) + 2 * t + i % 2 + 8 * (i // 4) for i in range(8)]
+        assert data["b"][lane] == [16 * (2 * t + i % 2 + 8 * (i // 2)) + g for i in range(4)]
+    assert data["a"] == data["d"]
+    assert "0 of 256" in repr(show.moving_fragments(*places()))
+    a, b, d = places()
+    assert "it holds 0 in the right register." in show.moving_fragments(a[:, ::-1], b, d).frame
+    with pytest.raises(ValueError, match=r"b is \(32, 8\): expected 4 places"):
+        show.moving_fragments(a, d, d)
+
+
+def test_the_tiles_cost_what_the_kernel_does() -> None:
+    """Registers as the notebook counts them; shared memory and requested bytes as the X-ray does."""
+    data = embedded(show.moving_tiles(SHAPE)._repr_html_())
+    speeds = plots.tile_speeds(SHAPE)
+    assert len(data["tiles"]) == len(speeds) == 12
+    for tile, numbers in zip(sorted(speeds, key=lambda t: (t.block_m, t.block_n)), data["tiles"], strict=True):
+        assert numbers["block"] == [tile.block_m, tile.block_n]
+        assert numbers["tflops"] == pytest.approx(speeds[tile], abs=0.06)
+        assert f"{tile.shared_bytes(64) / 1024:.0f} of 227 KB" == numbers["costs"][1][1]
+    assert data["tiles"][data["first"]]["block"] == [128, 64]
+    assert [tiles.registers_by_hand(Tiles(128, n, 128, 8), 64) for n in (64, 128)] == [184, 280]
+    tile = Tiles(128, 64, 128, 8)
+    report = look("register_tiles", *check.make_inputs(256, 256, 64), sizes=tile.defines)
+    counted = sum(figures.read + figures.written for figures in report.traffic.values())
+    assert counted == tiles.requested_bytes(tile, (1, 1, 256, 64))
+    assert show.NO_RECORD in str(show.moving_tiles((1, 1, 1, 1)))
+
+
+def test_the_spans_are_those_of_the_record() -> None:
+    data = embedded(show.moving_spans(ring())._repr_html_())
+    assert list(data["rows"]) == list(ring())
+    for name, row in ring().items():
+        assert [(begin, end, data["kinds"][kind][0]) for begin, end, kind in data["rows"][name]] == row
+    first = show.moving_spans({"a": [(0, 10, "waits"), (10, 30, "weights")]}, window=30, first=12)
+    assert "a: weights" in first.frame and first.data["last"] == 30
 
 
 def test_words_that_end_a_script_do_not_end_it() -> None:

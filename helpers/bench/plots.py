@@ -13,10 +13,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from helpers.attention.ladder.tiles import Tiles
 from helpers.bench import records, steps
 from helpers.bench.reading import climb, measurements, recorded, results_of, roofs
 from helpers.bench.reading import gain as gain_of
 from helpers.bench.results import NO_RECORD, roof_name
+from helpers.draw.moving import Moving, tiles
 from helpers.draw.picture import GPU, PEER, ROOF, WRITE, Picture, Text, figure, styled
 
 drawn = records.table_of(lambda: recorded(), lambda: Text(f"*({NO_RECORD})*"))
@@ -251,6 +253,31 @@ def measured_steps(
     return Picture(fig, "; ".join(f"{label}: {text} TFLOP/s" for label, text in zip(by_label, texts, strict=True)))
 
 
+def tile_speeds(
+    shape: Sequence[int], *, threads: int = 128, threads_x: int = 8, record: Any = None
+) -> dict[Tiles, float]:
+    """Recorded TFLOP/s of 04 with other register tiles.
+
+    Args:
+        shape: (batch, heads, n, head_dim). threads, threads_x: of a block, and of a row; the same for all tiles.
+        record: another record than the committed one.
+    """
+    speeds: dict[Tiles, float] = {}
+    for r in results_of(recorded() if record is None else record):
+        if r["name"] == "register_tiles" and r["kind"] == "variant" and tuple(r["shape"]) == tuple(shape):
+            sizes = {name: int(size) for name, _, size in (word.partition("=") for word in r["note"].split())}
+            if (sizes.get("THREADS"), sizes.get("THREADS_X")) == (threads, threads_x):
+                speeds[Tiles(sizes["BLOCK_M"], sizes["BLOCK_N"], threads, threads_x)] = r["tflops"]
+    return speeds
+
+
+def moving_tiles(shape: Sequence[int], *, record: Any = None) -> Moving | Text:
+    """The recorded tiles of 04, one of which is chosen at a time: what it costs, beside the speed of all."""
+    record = recorded() if record is None else record
+    speeds = tile_speeds(shape, record=record)
+    return tiles.moving_tiles(speeds, shape, gpu_of(record)) if speeds else Text(f"*({NO_RECORD})*")
+
+
 @styled
 def measured_tiles(
     shape: Sequence[int], *, threads: int = 128, threads_x: int = 8, record: Any = None
@@ -258,16 +285,11 @@ def measured_tiles(
     """Recorded TFLOP/s of 04 with other register tiles, as a heat map: rows of a thread's tile against its keys.
 
     Args:
-        shape: (batch, heads, n, head_dim). threads, threads_x: of a block, and of a row; the same for all tiles.
-        record: another record than the committed one.
+        shape, threads, threads_x, record: as of `tile_speeds`.
     """
     record = recorded() if record is None else record
-    tflops_of: dict[tuple[int, int], float] = {}
-    for r in results_of(record):
-        if r["name"] == "register_tiles" and r["kind"] == "variant" and tuple(r["shape"]) == tuple(shape):
-            sizes = {name: int(size) for name, _, size in (word.partition("=") for word in r["note"].split())}
-            if (sizes.get("THREADS"), sizes.get("THREADS_X")) == (threads, threads_x):
-                tflops_of[sizes["BLOCK_M"] * threads_x // threads, sizes["BLOCK_N"] // threads_x] = r["tflops"]
+    speeds_of = tile_speeds(shape, threads=threads, threads_x=threads_x, record=record)
+    tflops_of = {tile.scores: speed for tile, speed in speeds_of.items()}
     if not tflops_of:
         return Text(f"*({NO_RECORD})*")
     rows, keys = (sorted({tile[axis] for tile in tflops_of}) for axis in (0, 1))

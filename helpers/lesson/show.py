@@ -24,6 +24,7 @@ from helpers.bench.plots import (  # noqa: F401 - part of this face
     measured_gradients,
     measured_ladder,
     measured_steps,
+    moving_tiles,
 )
 from helpers.bench.reading import (  # noqa: F401 - part of this face
     climb,
@@ -55,7 +56,10 @@ from helpers.draw.layouts import (  # noqa: F401 - part of this face
     owners,
 )
 from helpers.draw.moving import (  # noqa: F401 - part of this face
+    moving_banks,
+    moving_fragments,
     moving_softmax,
+    moving_spans,
 )
 from helpers.draw.picture import (  # noqa: F401 - part of this face
     CPU,

@@ -1,6 +1,6 @@
 // What the scripts of moving figures share. Each figure of a page starts once, and its controls are made here.
 
-// start(root, data, parts, svg): parts are the elements of class "part", the picture already an SVG.
+// start(root, data, parts): parts are the elements of class "part", the picture already an SVG.
 const begin = (name, start) => {
   for (const root of document.querySelectorAll(`.moving[data-moving="${name}"]:not([data-runs])`)) {
     root.dataset.runs = "";
@@ -24,6 +24,13 @@ const make = (tag, attributes, ...inside) => {
 
 const set = (node, attributes) => {
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+};
+
+const shape = (tag, attributes, ...inside) => {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  set(node, attributes);
+  node.append(...inside);
+  return node;
 };
 
 // A row of controls above everything else of the figure that is not controls.
@@ -51,6 +58,7 @@ const buttons = (root, label, names, chosen, show) => {
 };
 
 // A slider from 0 to last, with a button for a step back, a step on, and where `ms` is given one that plays.
+// Returns the function that goes to a step; its `last` changes where the slider ends.
 const stepper = (root, label, last, at, words, show, ms) => {
   const range = make("input", { type: "range", min: 0, max: last, value: at, "aria-label": label });
   const text = make("output", {});
@@ -82,5 +90,6 @@ const stepper = (root, label, last, at, words, show, ms) => {
   };
   range.oninput = () => (stop(), go(+range.value));
   bar(root, by(-1, "back"), make("label", { class: "wide" }, range), by(1, "on"), ...(ms ? [play] : []), text);
+  go.last = (to) => (stop(), set(range, { max: (last = to) }));
   return go;
 };
