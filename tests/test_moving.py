@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
+from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
+import browser
 import numpy as np
 import pytest
 
@@ -247,3 +249,53 @@ def test_words_that_end_a_script_do_not_end_it() -> None:
 def test_every_script_has_its_figure() -> None:
     scripts = {path.stem for path in moving.figure.FOLDER.glob("*.js")} - {"figure"}
     assert scripts == set(FIGURES)
+
+
+# ---- in a browser, where there is one
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    started = browser.chromium()
+    if started is None:
+        pytest.skip("no browser: see tests/browser.py")
+    yield started[0]
+    started[0].close()
+    started[1]()
+
+
+@pytest.mark.parametrize("theme", browser.THEMES)
+@pytest.mark.parametrize("width", browser.SIZES)
+def test_every_control_moves_its_figure(chromium: Any, width: int, theme: str) -> None:
+    dark = theme == "dark"
+    style = f"color-scheme: {theme}; background: {'#111' if dark else '#fff'}; color: {'#eee' if dark else '#222'}"
+    figures = "".join(FIGURES[name]()._repr_html_() for name in FIGURES)
+    with browser.opened(chromium, width, theme) as page:
+        page.set_content(f"<!doctype html><meta charset=utf-8><body style='{style}'>{figures}{figures}")
+        shown = page.locator(".moving").all()
+        assert len(shown) == 2 * len(FIGURES)
+        for figure in shown[: len(FIGURES)]:
+            browser.walk(page, figure)
+
+
+def test_the_script_begins_where_the_first_frame_is(chromium: Any) -> None:
+    """What Python drew and what the script draws first are the same picture, in the same words."""
+    for name, make in FIGURES.items():
+        figure = make()
+        with browser.opened(chromium, 1280, "light") as page:
+            page.set_content(f"<!doctype html><meta charset=utf-8><body>{figure.frame}{figure._repr_html_()}")
+            page.evaluate("""() => { for (const image of document.querySelectorAll('body > img.part')) {
+                const box = document.createElement('div');
+                box.innerHTML = decodeURIComponent(image.getAttribute('src').replace(/^[^,]*,/, ''));
+                image.replaceWith(box.firstChild);
+            } }""")
+            shapes = "all => all.map(n => [...n.attributes].filter(a => +a.value == a.value || a.name == 'fill')"
+            shapes += ".map(a => a.name + ' ' + (+a.value == a.value ? Number((+a.value).toFixed(1)) : a.value)).sort()"
+            shapes += ".join() + (n.tagName == 'text' ? n.textContent : ''))"
+            for selector in ("rect", "circle", "text"):
+                drawn = page.locator(f"body > svg {selector}").evaluate_all(shapes)
+                moved = page.locator(f".moving svg {selector}").evaluate_all(shapes)
+                assert drawn == moved, f"{name}: {selector}"
+            words = "all => all.map(n => n.innerText.replace(/\\s+/g, ' ').trim())"
+            still = page.locator("body > p, body > table").evaluate_all(words)
+            assert still == page.locator(".moving > p, .moving > table").evaluate_all(words), name

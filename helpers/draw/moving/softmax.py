@@ -96,12 +96,14 @@ def _frame(data: dict[str, Any]) -> str:
         }
     )
     weights = [math.exp(score / 100 - m_i[0]) for score in data["scores"][row][:block_n]]
-    shown = [
-        f'<span style="background-color:rgba(0,114,178,{0.7 * math.sqrt(min(weight, 1)):.3f})">{word}</span>'
-        for word, weight in zip(words, weights, strict=False)
-    ]
-    rest = " ".join(words[block_n:]).replace(" ##", "")
-    text = f'<p class="part words">{" ".join(shown).replace(" <span>##", "<span>")} {rest}</p>'.replace("##", "")
+    text = ""
+    for key, word in enumerate(words):
+        whole = word.removeprefix("##")
+        if key < block_n:
+            blue = 0.7 * math.sqrt(min(weights[key], 1))
+            whole = f'<span style="background-color:rgba(0,114,178,{blue:.3f})">{whole}</span>'
+        text += ("" if word.startswith("##") else " ") + whole
+    text = f'<p class="part words">{text.strip()}</p>'
     tiles = len(data["x"])
     parts = [
         element(
