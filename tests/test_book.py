@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urldefrag
 
+import browser
 import pytest
 
 from helpers.attention.ladder import LADDER
 from helpers.bench import gpus, reading
-from helpers.site import build, export_pages, kernel_pages, mistakes, notebook_pages, readme_pages, web_address
+from helpers.lesson.predict import predict
+from helpers.site import build, export_pages, guesses, kernel_pages, mistakes, notebook_pages, readme_pages, web_address
 from helpers.site.links import ROOT, Links, outside_code, slug
 
-NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton")
+NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton", "latex2mathml")
 missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 needs_sphinx = pytest.mark.skipif(bool(missing), reason=f"the site is made with {', '.join(missing)}, not installed")
 
@@ -127,14 +129,16 @@ def test_every_notebook_is_there_with_the_pictures_that_it_holds(site: dict[Path
         for output in (out for cell in notebook_pages.read(path)["cells"] for out in cell.get("outputs", ())):
             if picture := output.get("data", {}).get("image/png"):
                 assert hashlib.sha256(base64.b64decode("".join(picture))).digest() in shown
-            if output["output_type"] == "stream":
-                line = max("".join(output["text"]).splitlines(), key=len)
-                assert line in page.words["open"] + page.words["folded"]
+            for printed in guesses.with_boxes(output):  # what asks for a guess is a box
+                if printed["output_type"] == "stream":
+                    line = max("".join(printed["text"]).splitlines(), key=len)
+                    assert line in page.words["open"] + page.words["folded"]
 
 
 def streams(cell: dict[str, Any]) -> list[str]:
     """The longest line of each text that a cell printed."""
-    texts = ("".join(o["text"]) for o in cell.get("outputs", ()) if o["output_type"] == "stream")
+    outputs = (new for output in cell.get("outputs", ()) for new in guesses.with_boxes(output))
+    texts = ("".join(o["text"]) for o in outputs if o["output_type"] == "stream")
     return [max(text.splitlines(), key=len) for text in texts]
 
 
@@ -230,6 +234,54 @@ def test_what_one_sees_of_a_usual_mistake(site: dict[Path, Page]) -> None:
 
 
 @needs_sphinx
+def test_nothing_is_fetched_from_elsewhere(site: dict[Path, Page]) -> None:
+    """No script, font, style or picture, and no link to a repository that has no name yet."""
+    for path, page in site.items():
+        text = path.read_text(encoding="utf-8")
+        assert not re.findall(r"<(?:script|img|iframe)[^>]* src=\"(?:https?:)?//[^\"]*", text), path.name
+        assert not re.findall(r"<link[^>]*rel=\"(?:stylesheet|preload|icon)\"[^>]*href=\"(?:https?:)?//[^\"]*", text)
+        assert web_address.is_published() or not any(web_address.address() in link for link in page.links), path.name
+
+
+@needs_sphinx
+def test_formulas_are_set_by_the_browser(site: dict[Path, Page]) -> None:
+    """As MathML: as many as the notebook's text has, and none is left as TeX."""
+    text = page_of(site, "notebooks/03_online_softmax.html").path.read_text(encoding="utf-8")
+    assert text.count("<math") >= 30 and 'display="block"' in text
+    assert "\\frac" not in text
+
+
+@needs_sphinx
+def test_a_page_is_shown_with_its_name(site: dict[Path, Page]) -> None:
+    front = page_of(site, "index.html")
+    text = front.path.read_text(encoding="utf-8")
+    assert '<meta property="og:title" content="FlashAttention from scratch, in CuPy"/>' in text
+    assert re.search(r'<meta property="og:description" content="A hands-on course in JupyterLab[^"]{40,}\."/>', text)
+    assert 'rel="icon" href="_static/icon.svg"' in text
+    assert (front.path.parent / "card.png").read_bytes()[:4] == b"\x89PNG"
+    own = page_of(site, "notebooks/03_online_softmax.html").path.read_text(encoding="utf-8")
+    assert '<meta property="og:title" content="03 · Online softmax: attention in one pass"/>' in own
+
+
+@needs_sphinx
+def test_the_front_page_says_where_to_start(site: dict[Path, Page]) -> None:
+    front = page_of(site, "index.html")
+    for link in ("notebooks/00_attention.html", "teachers/mistakes.html", "#the-notebooks"):
+        assert link in front.links
+    assert 'data-moving="softmax"' in front.path.read_text(encoding="utf-8")
+    assert not any(link.endswith(".gif") for link in front.links)
+
+
+@needs_sphinx
+def test_every_prediction_has_its_box(site: dict[Path, Page]) -> None:
+    for path in notebook_pages.paths():
+        text = page_of(site, f"notebooks/{path.stem}.html").path.read_text(encoding="utf-8")
+        asked = [line for cell in notebook_pages.read(path)["cells"] for line in cell["source"].splitlines()]
+        assert text.count('<form class="guess"') == sum(bool(re.match(r"\w+ = predict\(", line)) for line in asked)
+        assert "for the dots after guess=" not in text
+
+
+@needs_sphinx
 def test_search_knows_the_words(site: dict[Path, Page]) -> None:
     index = (next(path for path in site if path.name == "search.html").parent / "searchindex.js").read_text("utf-8")
     terms = json.loads(index[index.index("{") : index.rindex("}") + 1])["terms"]
@@ -264,8 +316,8 @@ def test_outputs_keep_their_order() -> None:
         ("../kernels/steps", "/kernels/steps/index.md"),
         ("../kernels/ptx.cuh", "/kernels/ptx.cuh.md"),
         ("../README.md#x-ray", "/about/x-ray.md"),
-        ("../helpers/attention/check.py", web_address.address("helpers/attention/check.py")),
-        ("../kernels/exercises", web_address.address("kernels/exercises")),
+        ("../helpers/attention/check.py", ""),
+        ("../kernels/exercises", ""),
         ("measured/ladder.png", "/notebooks/measured/ladder.png"),
         ("https://arxiv.org/abs/2205.14135", "https://arxiv.org/abs/2205.14135"),
         ("mailto:a@b.org", "mailto:a@b.org"),
@@ -277,6 +329,22 @@ def test_links_of_a_notebook(link: str, becomes: str) -> None:
     links = Links({**pages, "kernels/steps": "kernels/steps/index.md"}, {"README.md#x-ray": "/about/x-ray.md"})
     assert links.target(link, "notebooks/04_register_tiles.ipynb") == becomes
     assert links.images == ({"notebooks/measured/ladder.png"} if link.endswith(".png") else set())
+
+
+def test_a_link_to_the_repository_waits_for_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then its words are left; pictures within links, too."""
+    text = "see [`check`](../helpers/attention/check.py) and [a [b]](../kernels/exercises), ![x](measured/ladder.png)"
+    kept = "![x](/notebooks/measured/ladder.png)"
+    assert Links({}).rewrite(text, "notebooks/x.md") == f"see `check` and a [b], {kept}"
+    assert web_address.link("words", "kernels") == "words"
+    monkeypatch.setattr(web_address, "NAME", "Somebody/course")
+    address = "https://github.com/Somebody/course"
+    assert Links({}).rewrite(text, "notebooks/x.md") == (
+        f"see [`check`]({address}/blob/main/helpers/attention/check.py) and "
+        f"[a [b]]({address}/tree/main/kernels/exercises), {kept}"
+    )
+    assert web_address.link("words", "kernels") == f"[words]({address}/tree/main/kernels)"
+    assert web_address.site("card.png") == "https://somebody.github.io/course/card.png"
 
 
 @pytest.mark.parametrize("link", ["gone.md", "../kernels/gone.cu", "../../elsewhere"])
@@ -308,3 +376,93 @@ def test_mistakes_are_still_planted() -> None:
         assert bug.plant(text) != text
     with pytest.raises(LookupError, match="0 bugs named 'none such' in naive"):
         mistakes.planted(mistakes.Mistake("check", "naive", "none such"))
+
+
+# ---- guesses
+
+
+def test_a_guess_is_a_box(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever `predict` prints is understood, with what is printed around it."""
+    print("before")
+    predict("a & b: c", unit="GiB", guess=...)
+    predict("which", choices=("it's", "other"), guess=...)
+    print("after")
+    printed = capsys.readouterr().out
+    outputs = list(guesses.with_boxes({"output_type": "stream", "name": "stdout", "text": [printed]}))
+    assert [output["output_type"] for output in outputs] == ["stream", "display_data", "display_data", "stream"]
+    assert [outputs[0]["text"], outputs[-1]["text"]] == ["before\n", "after\n"]
+    number, choice = (output["data"]["text/html"] for output in outputs[1:3])
+    assert 'data-name="a &amp; b: c"' in number and "GiB</label>" in number and "<input" in number
+    assert choice.count("<button") == 2 and "it&#x27;s</button>" in choice and "<input" not in choice
+    other = {"output_type": "stream", "name": "stdout", "text": "x: write a number\n"}
+    assert list(guesses.with_boxes(other)) == [other]
+
+
+# ---- in a browser, where there is one
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    started = browser.chromium()
+    if started is None:
+        pytest.skip("no browser: see tests/browser.py")
+    yield started[0]
+    started[0].close()
+    started[1]()
+
+
+@needs_sphinx
+@pytest.mark.parametrize("theme", browser.THEMES)
+@pytest.mark.parametrize("width", browser.SIZES)
+def test_the_site_moves(chromium: Any, site: dict[Path, Page], width: int, theme: str) -> None:
+    """Every moving figure of every page."""
+    pages = [path for path in site if 'class="moving"' in path.read_text(encoding="utf-8")]
+    assert {"index.html", "03_online_softmax.html"} <= {path.name for path in pages}
+    for path in pages:
+        with browser.opened(chromium, width, theme) as page:
+            page.goto(path.as_uri())
+            assert page.evaluate("document.documentElement.dataset.theme") == theme
+            for figure in page.locator(".moving").all():
+                if figure.is_visible():
+                    browser.walk(page, figure)
+
+
+@needs_sphinx
+@pytest.mark.parametrize("theme", browser.THEMES)
+@pytest.mark.parametrize("width", browser.SIZES)
+def test_a_guess_is_noted(chromium: Any, site: dict[Path, Page], width: int, theme: str) -> None:
+    """A number, then a choice; the folded answer then has the guess beside it."""
+    with browser.opened(chromium, width, theme) as page:
+        page.goto(page_of(site, "notebooks/03_online_softmax.html").path.as_uri())
+        form = page.locator("form.guess[data-name='factor at tile 1']")
+        line, noted = form.locator("input"), form.locator("output")
+        answer = page.locator("details", has_text="factor at tile 1: ")
+        assert not answer.locator("pre").last.is_visible()
+        for typed, said in (("much", "a number, please"), ("16", "noted: 16"), ("0.14", "noted: 0.14")):
+            line.fill(typed)
+            page.keyboard.press("Enter")
+            assert noted.inner_text() == said
+        answer.locator("summary").click()
+        assert "0.135. Your guess: 0.14." in answer.locator("pre").last.inner_text()
+        choice = page.locator("form.guess", has=page.get_by_role("button", name="shuffled"))
+        choice.get_by_role("button", name="shuffled").click()
+        assert choice.locator("output").inner_text() == "noted: shuffled"
+        assert line.evaluate(browser.CONTRAST) >= 4.5
+
+
+@needs_sphinx
+@pytest.mark.parametrize("width", browser.SIZES)
+def test_no_figure_is_wider_than_the_page(chromium: Any, site: dict[Path, Page], width: int) -> None:
+    """Until it is pressed."""
+    for path in (path for path in site if path.parent.name == "notebooks"):
+        with browser.opened(chromium, width, "light") as page:
+            page.goto(path.as_uri())
+            widths = page.locator(".bd-article img").evaluate_all("all => all.map(image => image.clientWidth)")
+            assert max(widths, default=0) <= width, path.name
+    with browser.opened(chromium, 390, "light") as page:
+        page.goto(page_of(site, "notebooks/03_online_softmax.html").path.as_uri())
+        image = page.locator(".bd-article .cell_output img:not(.part)").locator("visible=true").first
+        before = image.bounding_box()["width"]
+        image.focus()
+        page.keyboard.press("Enter")
+        assert image.bounding_box()["width"] > before

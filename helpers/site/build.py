@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from helpers.site import export_pages, gpu_page, kernel_pages, mistakes, notebook_pages, readme_pages
+from helpers.site import card, export_pages, gpu_page, kernel_pages, mistakes, notebook_pages, readme_pages
 from helpers.site.links import ROOT, Links
 
 SETTINGS = Path(__file__).resolve().parent / "sphinx"
 FOLDER = ROOT / "book"
+EXTRA = "extra"  # in the folder of the sources: what the site has besides its pages
 # Texts of the repository that are pages as they are, by the heading of the sidebar that they stand under.
 TEXTS = {
     "The course": ["notebooks/glossary.md", "notebooks/references.md"],
@@ -66,6 +67,9 @@ def sources(folder: Path) -> None:
     for file, text in written.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text, encoding="utf-8")
+    extra = folder / EXTRA
+    extra.mkdir()
+    (extra / "card.png").write_bytes(card.png(*readme_pages.summary(readme)))
     for image in links.images:
         (folder / image).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / image, folder / image)
@@ -88,6 +92,7 @@ def build(folder: Path = FOLDER, words: Sequence[str] = ()) -> Path:
     source.mkdir(parents=True)
     sources(source)
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", SETTINGS, "-d", folder / "doctrees", "-q", "-W"]
+    command += ["-D", f"html_extra_path={source / EXTRA}"]
     done = subprocess.run([*command, "--keep-going", *words, source, html], capture_output=True, text=True, check=False)
     if done.returncode:
         raise BookFailed((done.stdout + done.stderr).strip())

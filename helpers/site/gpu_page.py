@@ -30,13 +30,12 @@ def page() -> str:
             lines += [f"## {dtype}{mask}, {many}, N = {rows}, d = {head_dim}", "", table, ""]
     lines += ["## How each was measured", ""]
     for name, record in gpus.records().items():
-        address = web_address.address(f"notebooks/measured/{gpus.slug(name)}.json")
+        file = f"notebooks/measured/{gpus.slug(name)}.json"
+        record_link = f" {web_address.link('Record', file)}." if web_address.is_published() else ""
         versions = ", ".join(
             f"{label} {record['device'][key]}"
             for key, label in (("driver", "driver"), ("cupy", "CuPy"), ("nvrtc", "NVRTC"), ("torch", "PyTorch"))
             if key in record["device"]
         )
-        lines += [
-            f"- **{name}**, {record['device']['multiprocessors']} multiprocessors: {versions}. [Record]({address})."
-        ]
+        lines += [f"- **{name}**, {record['device']['multiprocessors']} multiprocessors: {versions}.{record_link}"]
     return "\n".join([*lines, ""])

@@ -59,12 +59,13 @@ def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str]) -> str
     name = path.relative_to(KERNELS).as_posix()
     text = path.read_text(encoding="utf-8").rstrip("\n")
     lines = [f"# {path.name}", "", *([f"**{ideas[name]}**", ""] if name in ideas else [])]
-    facts = [f"[in the repository]({web_address.address(f'kernels/{name}')})"]
+    facts = [web_address.link("in the repository", f"kernels/{name}")] if web_address.is_published() else []
     if notebook := next((p for p in notebook_pages.paths() if p.name[:2] == path.name[:2]), None):
         facts.insert(0, f"notebook [{notebook.stem}](/notebooks/{notebook.name})")
     included = re.findall(r'^\s*#\s*include "([^"]+)"', text, re.M)
     facts += [f"includes [{file}](/kernels/{file}.md)" for file in included if (KERNELS / file).is_file()]
-    lines += [" · ".join(facts)[0].upper() + " · ".join(facts)[1:] + ".", ""]
+    if facts:
+        lines += [" · ".join(facts)[0].upper() + " · ".join(facts)[1:] + ".", ""]
     if old := before.get(name):
         lines += _difference(old, name)
     folded = _group(path) == "exercises"

@@ -12,6 +12,7 @@ from helpers.site import web_address
 ROOT = Path(__file__).resolve().parents[2]
 _FENCED = re.compile(r"^([ \t]*)(```+|~~~+).*?^\1\2[ \t]*$", re.M | re.S)
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
+_TO_NOWHERE = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(\)")
 _OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:|//")
 
 
@@ -30,7 +31,7 @@ class Links:
         self.images: set[str] = set()
 
     def target(self, link: str, file: str) -> str:
-        """What the link of a file in the repository becomes.
+        """What the link of a file in the repository becomes; "" where it would lead to a repository without a name.
 
         Raises:
             ValueError: it leads to nothing that there is.
@@ -50,11 +51,20 @@ class Links:
         if place.endswith((".png", ".svg", ".gif")):
             self.images.add(place)
             return f"/{place}"
+        if not web_address.is_published():
+            return ""
         return web_address.address(place) + (f"#{fragment}" if fragment else "")
 
     def rewrite(self, text: str, file: str) -> str:
-        """A Markdown text of a file in the repository with all its links as `target` has them; code stays as it is."""
-        return outside_code(text, lambda prose: _LINK.sub(lambda match: self.target(match[1], file), prose))
+        """A Markdown text of a file in the repository with all its links as `target` has them; code stays as it is.
+
+        Of a link to nowhere its text is left.
+        """
+
+        def change(prose: str) -> str:
+            return _TO_NOWHERE.sub(r"\1", _LINK.sub(lambda match: self.target(match[1], file), prose))
+
+        return outside_code(text, change)
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:

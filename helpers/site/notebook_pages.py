@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.lesson.exercises import holes
-from helpers.site import first_screen
+from helpers.site import first_screen, guesses
 from helpers.site.links import ROOT, Links
 
 Notebook = dict[str, Any]
@@ -41,8 +41,22 @@ def idea(notebook: Mapping[str, Any]) -> str:
     return " ".join(notebook["cells"][0]["source"].split("\n\n")[1].split())
 
 
+def moving_figure(path: Path) -> str:
+    """The HTML of a notebook's first moving figure.
+
+    Raises:
+        LookupError: it has none.
+    """
+    for cell in read(path)["cells"]:
+        for output in cell.get("outputs", ()):
+            markup = "".join(output.get("data", {}).get("text/html", ""))
+            if 'class="moving"' in markup:
+                return markup
+    raise LookupError(f"{path.name} shows no moving figure")
+
+
 def page(path: Path, links: Links) -> Notebook:
-    """The notebook as MyST-NB takes it. No output is changed but for its links.
+    """The notebook as MyST-NB takes it. Of its outputs links are changed, and what `predict` asks is a box.
 
     Raises:
         ValueError: a link that leads nowhere.
@@ -62,7 +76,7 @@ def _cells(cell: Notebook, links: Links, file: str) -> Iterator[Notebook]:
         if "text/markdown" in data:
             data["text/markdown"] = links.rewrite("".join(data["text/markdown"]), file)
     if "outputs" in cell:
-        cell["outputs"] = _joined(cell["outputs"])
+        cell["outputs"] = [new for output in _joined(cell["outputs"]) for new in guesses.with_boxes(output)]
     yield {**cell, "metadata": _described(_folded(cell), cell)}
     if exercise := re.match(r"%%cuda[ \t]+(\w+)", cell["source"]):
         yield _solution(exercise[1], cell["id"])

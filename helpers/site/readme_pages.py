@@ -36,12 +36,39 @@ def sections(text: str, links: Links) -> dict[str, str]:
     return {page_of[heading]: _tidy(f"# {heading}\n{links.rewrite(body, FILE)}") for heading, body in others}
 
 
+START = """<div class='start'>
+<a class='first' href='notebooks/00_attention.html'>Start here: attention in NumPy</a>
+<a href='#the-notebooks'>All notebooks</a>
+<a href='teachers/mistakes.html'>Usual mistakes</a>
+</div>
+"""
+CAPTION = """Kernel 03 reads a paragraph by Darwin with the queries, keys and values of a language model. Step through
+the tiles of keys: no N × N array exists, and yet the output is exact once the last tile is read."""
+
+
 def front(text: str, links: Links) -> str:
-    """The front page: README's beginning, how to start, and a card for each notebook."""
+    """The front page: README's beginning, where to start, a figure that moves, and a card for each notebook.
+
+    Raises:
+        ValueError: README has no moving picture whose place the figure could take.
+    """
     beginning, (heading, start), *_ = (split(text)[0], *split(text)[1].items())
+    (path,) = (path for path in notebook_pages.paths() if path.stem == "03_online_softmax")
+    figure = f"{START}\n````{{raw}} html\n{notebook_pages.moving_figure(path)}````\n\n{CAPTION}\n"
+    # The picture and the paragraph about it.
+    beginning, count = re.subn(r"!\[[^]]*\]\([^)]*\.gif\)\n\n.+?\n\n", lambda _: figure + "\n", beginning, flags=re.S)
+    if count != 1:
+        raise ValueError(f"{FILE} begins with {count} moving pictures, expected one")
     cards = "".join(_card(path) for path in notebook_pages.paths())
     own = _tidy(links.rewrite(f"{beginning}\n## {heading}\n{start}", FILE))
     return f"{own}\n## The notebooks\n\n<div class='cards'>\n{cards}</div>\n"
+
+
+def summary(text: str) -> tuple[str, str]:
+    """The course's name, and the first sentence about it, for whoever links to the site."""
+    title, _, rest = split(text)[0].strip().partition("\n")
+    paragraph = next(part for part in rest.split("\n\n") if re.match(r"\s*\w", part))
+    return title.removeprefix("# "), _plain(" ".join(paragraph.split()).partition(". ")[0]) + "."
 
 
 def _card(path: Path) -> str:

@@ -12,6 +12,17 @@ def address(path: str = "") -> str:
     return f"https://github.com/{NAME}" + (f"/{kind}/{BRANCH}/{path}" if path else "")
 
 
+def link(text: str, path: str = "") -> str:
+    """A Markdown link to a file or folder of the repository; the text alone while NAME is the placeholder."""
+    return f"[{text}]({address(path)})" if is_published() else text
+
+
+def site(path: str = "") -> str:
+    """The web address of a page or file of the site, as GitHub publishes it."""
+    owner, _, name = NAME.partition("/")
+    return f"https://{owner.lower()}.github.io/{name}/{path}"
+
+
 def is_published() -> bool:
     """Whether NAME is a name, and not the placeholder: nothing may be fetched from a place that somebody else has."""
     return not NAME.startswith("OWNER/")

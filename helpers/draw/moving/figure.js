@@ -4,7 +4,6 @@
 const begin = (name, start) => {
   for (const root of document.querySelectorAll(`.moving[data-moving="${name}"]:not([data-runs])`)) {
     root.dataset.runs = "";
-    root.dataset.lmSuppressShortcuts = "true"; // arrow keys are the figure's, not JupyterLab's
     for (const image of root.querySelectorAll("img.part")) {
       const box = make("div", {});
       box.innerHTML = decodeURIComponent(image.getAttribute("src").replace(/^[^,]*,/, ""));
@@ -15,15 +14,16 @@ const begin = (name, start) => {
   }
 };
 
-const make = (tag, attributes, ...inside) => {
-  const node = document.createElement(tag);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  node.append(...inside);
-  return node;
-};
-
 const set = (node, attributes) => {
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+};
+
+const make = (tag, attributes, ...inside) => {
+  const node = document.createElement(tag);
+  set(node, attributes);
+  node.dataset.lmSuppressShortcuts = ""; // a control's keys are its own, not JupyterLab's
+  node.append(...inside);
+  return node;
 };
 
 const shape = (tag, attributes, ...inside) => {

@@ -1,15 +1,20 @@
 """Sphinx's settings of the site. `helpers.site.build` gives the source and output folders, and the address below."""
 
-import os
+import html
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 
-from helpers.site import web_address
+from helpers.site import readme_pages, web_address
+from helpers.site.links import ROOT
 
 project = "FlashAttention from scratch, in CuPy"
 author = copyright = "the course's authors; MIT licence"
@@ -27,11 +32,14 @@ html_theme = "sphinx_book_theme"
 html_title = project
 html_static_path = ["static"]
 html_css_files = ["book.css"]
+html_js_files = ["book.js"]
+html_favicon = "static/icon.svg"
+html_math_renderer = "mathml"  # below
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
-    "repository_url": web_address.address(),
-    "use_repository_button": True,
+    **({"repository_url": web_address.address()} if web_address.is_published() else {}),
+    "use_repository_button": web_address.is_published(),
     "use_download_button": False,
     "use_fullscreen_button": False,
     "navbar_persistent": [],  # the search is in the sidebar
@@ -44,8 +52,6 @@ html_theme_options = {
     "pygments_light_style": "github-light",
     "pygments_dark_style": "github-dark",
 }
-if mathjax := os.environ.get("COURSE_BOOK_MATHJAX"):  # a copy of MathJax, for a site that is read without a network
-    mathjax_path = mathjax
 
 
 class CudaCells(SphinxTransform):
@@ -59,5 +65,33 @@ class CudaCells(SphinxTransform):
                 block["language"], block["force"] = "c++", True
 
 
+def inline_formula(translator: Any, node: nodes.Element) -> None:
+    """A formula as MathML, which browsers set by themselves: no script, no fonts, nothing to fetch."""
+    translator.body.append(f'<span class="math">{convert(node.astext())}</span>')
+    raise nodes.SkipNode
+
+
+def formula(translator: Any, node: nodes.Element) -> None:
+    """A formula on a line of its own."""
+    translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    raise nodes.SkipNode
+
+
+def add_card(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
+    """What a page is shown as where somebody links to it. Its picture needs the site's address."""
+    title, sentence = readme_pages.summary((ROOT / readme_pages.FILE).read_text(encoding="utf-8"))
+    own = html.unescape(re.sub(r"<[^>]+>", "", context.get("title") or title))
+    tags = {"og:type": "website", "og:site_name": title, "og:title": own, "og:description": sentence}
+    if web_address.is_published():
+        tags |= {"og:url": web_address.site(f"{pagename}.html"), "og:image": web_address.site("card.png")}
+        tags |= {"og:image:width": "1200", "og:image:height": "630"}
+    lines = [f'<meta property="{name}" content="{html.escape(text, quote=True)}"/>' for name, text in tags.items()]
+    lines.append('<meta name="twitter:card" content="summary_large_image"/>')
+    lines.append(f'<meta name="description" content="{html.escape(sentence, quote=True)}"/>')
+    context["metatags"] = context.get("metatags", "") + "\n".join(lines)
+
+
 def setup(app: Sphinx) -> None:
     app.add_transform(CudaCells)
+    app.add_html_math_renderer("mathml", (inline_formula, None), (formula, None))
+    app.connect("html-page-context", add_card)

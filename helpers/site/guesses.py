@@ -1,0 +1,49 @@
+"""The guess boxes of the site: what `predict` asks in a notebook, to be answered on a page that has no kernel."""
+
+from __future__ import annotations
+
+import ast
+import html
+import re
+from collections.abc import Iterator
+from typing import Any
+
+# What `predict` prints where it shows no line to type into.
+_ASKED = re.compile(
+    r"^(.+): write (?:a number(?: of (.+))?|one of (.+)) for the dots after guess=, and run this cell\.$"
+)
+
+
+def with_boxes(output: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """An output of a cell; where it asks for guesses, what it printed besides them, and a box for each."""
+    if output["output_type"] != "stream":
+        yield output
+        return
+    printed: list[str] = []
+    for line in "".join(output["text"]).splitlines(keepends=True):
+        asked = _ASKED.match(line.strip())
+        if not asked:
+            printed.append(line)
+            continue
+        if printed:
+            yield {**output, "text": "".join(printed)}
+        printed = []
+        yield {"output_type": "display_data", "metadata": {}, "data": {"text/html": box(*asked.groups(default=""))}}
+    if printed:
+        yield {**output, "text": "".join(printed)}
+
+
+def box(name: str, unit: str = "", choices: str = "") -> str:
+    """A line for a number, or a button for each choice; static/book.js notes what is entered.
+
+    Args:
+        choices: as Python writes them, between commas.
+    """
+    said = html.escape(name, quote=True)
+    if choices:
+        of_all = (html.escape(choice) for choice in ast.literal_eval(f"({choices},)"))
+        inside = f"<span>{said}:</span> " + " ".join(f'<button type="button">{choice}</button>' for choice in of_all)
+    else:
+        line = '<input name="guess" inputmode="decimal" autocomplete="off" size="8" placeholder="your guess">'
+        inside = f'<label>{said}: {line} {html.escape(unit)}</label> <button type="submit">note it</button>'
+    return f'<form class="guess" data-name="{said}">{inside} <output></output></form>'

@@ -1,0 +1,37 @@
+// Guesses are noted on the page, and stand beside the answer when it is unfolded; figures grow when they are pressed.
+document.addEventListener("DOMContentLoaded", () => {
+  const note = (form, guess) => {
+    form.querySelector("output").textContent = `noted: ${guess}`;
+    const asked = `${form.dataset.name}: `;
+    for (const answer of document.querySelectorAll(".cell_output pre")) {
+      if (!answer.textContent.startsWith(asked)) continue;
+      const mine = answer.querySelector(".my-guess");
+      if (mine) mine.textContent = `Your guess: ${guess}.`;
+      else answer.innerHTML = answer.innerHTML.replace("No guess yet.", '<span class="my-guess"></span>');
+      if (!mine && answer.querySelector(".my-guess")) note(form, guess);
+    }
+  };
+  for (const form of document.querySelectorAll("form.guess")) {
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const typed = form.elements.guess ? form.elements.guess.value.replace(/[,_\s]/g, "") : "";
+      if (typed !== "" && Number.isFinite(Number(typed))) note(form, form.elements.guess.value.trim());
+      else form.querySelector("output").textContent = "a number, please";
+    });
+    for (const button of form.querySelectorAll('button[type="button"]')) {
+      button.addEventListener("click", () => {
+        for (const other of form.querySelectorAll("button")) other.setAttribute("aria-pressed", other === button);
+        note(form, button.textContent);
+      });
+    }
+  }
+
+  // A figure is as wide as the page, and as large as it was drawn when it is pressed.
+  for (const image of document.querySelectorAll(".bd-article .cell_output img, .bd-article p > img")) {
+    if (image.closest(".moving")) continue;
+    image.tabIndex = 0;
+    const grow = () => image.classList.toggle("whole");
+    image.addEventListener("click", grow);
+    image.addEventListener("keydown", (event) => event.key === "Enter" && grow());
+  }
+});
