@@ -8,7 +8,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
@@ -65,16 +64,16 @@ class CudaCells(SphinxTransform):
                 block["language"], block["force"] = "c++", True
 
 
-def inline_formula(translator: Any, node: nodes.Element) -> None:
+def inline_formula(translator: Any, node: Any) -> None:
     """A formula as MathML, which browsers set by themselves: no script, no fonts, nothing to fetch."""
     translator.body.append(f'<span class="math">{convert(node.astext())}</span>')
-    raise nodes.SkipNode
+    node.clear()  # its TeX is not shown as well
 
 
-def formula(translator: Any, node: nodes.Element) -> None:
+def formula(translator: Any, node: Any) -> None:
     """A formula on a line of its own."""
     translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
-    raise nodes.SkipNode
+    node.clear()
 
 
 def add_card(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
