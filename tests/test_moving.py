@@ -26,6 +26,7 @@ from helpers.draw.moving import banks, tiles
 from helpers.draw.moving.figure import Moving
 from helpers.lesson import show
 from helpers.lesson.shortcuts import look
+from helpers.site import notebook_pages
 from helpers.xray import xray
 
 MOST_BYTES = 60_000
@@ -239,6 +240,23 @@ def test_the_spans_are_those_of_the_record() -> None:
         assert [(begin, end, data["kinds"][kind][0]) for begin, end, kind in data["rows"][name]] == row
     first = show.moving_spans({"a": [(0, 10, "waits"), (10, 30, "weights")]}, window=30, first=12)
     assert "a: weights" in first.frame and first.data["last"] == 30
+
+
+def test_notebooks_hold_the_scripts_of_today() -> None:
+    """Each output of a moving figure: its looks and its script are those of helpers/draw/moving."""
+    shown = 0
+    for path in notebook_pages.paths():
+        for cell in notebook_pages.read(path)["cells"]:
+            for output in cell.get("outputs", ()):
+                markup = "".join(output.get("data", {}).get("text/html", ""))
+                if name := re.search(r'data-moving="(\w+)"', markup):
+                    today = Moving(name[1], "", {}, "")._repr_html_()
+                    parts = [
+                        re.sub(r'<div class="moving".*?\n</div>\n', "", text, flags=re.S) for text in (markup, today)
+                    ]
+                    assert parts[0] == parts[1], f"{path.name}, cell {cell['id']}: run the notebook again"
+                    shown += 1
+    assert shown
 
 
 def test_words_that_end_a_script_do_not_end_it() -> None:
