@@ -33,6 +33,8 @@ def outputs_so_far(head: int) -> list[np.ndarray]:
 def moving_softmax(head: int = 8, row: int = 209) -> Moving:
     """One query's softmax over the words of a paragraph: `m_i`, `l_i`, the rescale factor, and how far acc is off.
 
+    The distance is that of the kernel's own output, the rest is NumPy's.
+
     Args:
         head: of the model's 12. row: the query that it begins with. 16 more may be chosen.
     """
