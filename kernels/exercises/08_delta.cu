@@ -1,5 +1,4 @@
-// Exercise 08: D = rowsum(dO * O), a number for each row, which the gradients of all its scores
-// need.
+// Exercise 08: D = rowsum(dO * O), one number per row. The gradient of each score needs it.
 //
 // Launch   grid ceil(N / 4), block 128: each warp has one row
 // Shapes   O, dO (N, HEAD_DIM), D (N,): float32
@@ -15,11 +14,11 @@ extern "C" __global__ void __launch_bounds__(128)
   if (row >= N) return;
   O += (long long)row * HEAD_DIM, dO += (long long)row * HEAD_DIM;
   float sum = 0.0f;
-  // BEGIN hole: about 1 line - this lane's share of the sum, by loads of 32 neighbouring words
+  // BEGIN hole: about 1 line - this lane's share of the sum: in each load, the 32 lanes read 32 neighbouring words
   // DEFAULT: for (int c = 0; c < HEAD_DIM; ++c) sum += dO[c] * O[c];
   for (int c = lane; c < HEAD_DIM; c += 32) sum += dO[c] * O[c];
   // END hole
-  // BEGIN hole: about 1 line - the sum of all lanes: __shfl_xor_sync(0xffffffff, sum, mask) is that of lane ^ mask
+  // BEGIN hole: about 1 line - add the sums of all lanes: __shfl_xor_sync(0xffffffff, sum, mask) is the sum of lane ^ mask
   for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffff, sum, mask);
   // END hole
   if (lane == 0) D[row] = sum;

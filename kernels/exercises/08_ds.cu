@@ -1,5 +1,5 @@
-// Exercise 08: the whole backward, small. A thread has one key: its dK and dV are in registers, and
-// it goes over all rows, whose dQ all threads add up. P and dS are never stored.
+// Exercise 08: the whole backward, small. A thread has one key, with its dK and dV in registers. It
+// goes over all rows, and all threads add to their dQ. P and dS are never stored.
 //
 // Launch   grid ceil(N_kv / 64), block 64; dQ is 0 before
 // Shapes   Q, dO, dQ (N, 16), K, V, dK, dV (N_kv, 16), lse, D (N,): float32; D = rowsum(dO * O)
@@ -20,14 +20,14 @@ extern "C" __global__ void __launch_bounds__(64) gradients(
     float q[d], d_o[d], s = 0.0f, dp = 0.0f;
     for (int c = 0; c < d; ++c) q[c] = Q[row * d + c], d_o[c] = dO[row * d + c];
     for (int c = 0; c < d; ++c) s += q[c] * k[c];
-    // BEGIN hole: about 3 lines - dp, this element of dO V^T; then p, the weight, and ds, the gradient of its score
+    // BEGIN hole: about 3 lines - dp, this element of dO V^T; then p, the weight, and ds, the gradient of the score
     // DEFAULT: const float p = 1.0f, ds = 1.0f;
     for (int c = 0; c < d; ++c) dp += d_o[c] * v[c];
     const float p = expf(softmax_scale * s - lse[row]);
     const float ds = p * (dp - D[row]);
     // END hole
     for (int c = 0; c < d; ++c) {
-      // BEGIN hole: about 3 lines - what this row and this key add to dv[c], to dk[c] and to dQ
+      // BEGIN hole: about 3 lines - what this row adds to dv[c] and dk[c], and this key to dQ
       // DEFAULT: dv[c] += p, dk[c] += ds;
       dv[c] += p * d_o[c];
       dk[c] += softmax_scale * ds * q[c];

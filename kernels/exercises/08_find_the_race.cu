@@ -1,8 +1,7 @@
-// Exercise 08: find the race. dQ = dS K: a block has 64 keys, and adds their share of each row to
-// dQ.
+// Exercise 08: find the race. dQ = dS K: a block has 64 keys and adds their share to each row of dQ.
 //
-// On the CPU engine the numbers mostly come out right, as blocks begin at different rows and hardly
-// ever meet in one. The X-ray names two blocks that can.
+// On the CPU engine the numbers are mostly right, because blocks begin at different rows and hardly
+// ever meet. The X-ray names two blocks that can.
 //
 // Launch   grid ceil(N_kv / 64), block 64: a thread has a column; dQ is 0 before
 // Shapes   dS (N, N_kv), K (N_kv, 64), dQ (N, 64): float32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,30 +16,60 @@ from helpers.lesson.exercises.trial import Trial, exercise
     "08_delta",
     minutes=5,
     hints={
-        "limit": (
-            "The 32 lanes of a warp should read 32 neighbouring words at a time: which c does lane 0 read, lane 1?",
-            "Lane l reads columns l, l + 32, ... Five exchanges, with masks 16, 8, 4, 2 and 1, give all lanes the sum.",
+        "reads": (
+            "The first hole: 32 lanes should read 32 neighbouring words at a time. Which c does lane 0 read? Lane 1?",
+            "Lane l reads columns l, l + 32, l + 64, ...",
         ),
-        "empty": "One lane of each warp writes D[row]: does every row have a warp?",
-        "": (
-            "Each column is added by one lane, and then the sums of 32 lanes become one. Which of the two is missing?",
-            "for (int c = lane; c < HEAD_DIM; c += 32) is a lane's share, at any HEAD_DIM.",
+        "shuffles": (
+            "The second hole: the result is right, but takes more than five shuffles: masks 16, 8, 4, 2 and 1 suffice.",
+        ),
+        "lanes": (
+            "The first hole is right: each lane has its share. But D has the shares of some lanes only, or some twice.",
+            "The second hole: five exchanges, with masks 16, 8, 4, 2 and 1, and each adds to sum.",
             "for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffff, sum, mask);",
         ),
+        "32 times": (
+            "D is 32 times too large: the second hole adds 32 lanes, and in the first each of them sums the whole row.",
+            "for (int c = lane; c < HEAD_DIM; c += 32) is a lane's share, at any HEAD_DIM.",
+        ),
+        "share": (
+            "The first hole: each column of this row is added by one lane, once, as dO[c] * O[c]. Which are not?",
+            "for (int c = lane; c < HEAD_DIM; c += 32) is a lane's share, at any HEAD_DIM.",
+        ),
+        "bounds": "The first hole: a row ends at HEAD_DIM, which may be less than a multiple of 32.",
+        "empty": "One lane of each warp writes D[row]: does every row have a warp?",
     },
 )
 def delta(trial: Trial) -> None:
-    first = 8, 64
+    first = 72, 64
     for n, d in trial.sizes("N, d", first, (5, 40), (1, 8)):
         o, do, _ = trial.inputs(n, n, d)
-        row_sums = trial.empty(n)
+        if n > d:  # the last d rows of O have one column each: their D says how often it was added
+            o[-d:] = np.eye(d)
+        row_sums, expected = trial.empty(n), (do.astype(float) * o).sum(axis=1)
         trial.launch("delta", blocks(n, 4), 128, o, do, row_sums, n, HEAD_DIM=d)
-        trial.expect("D", row_sums, (do.astype(float) * o).sum(axis=1), tolerance=1e-4)
+        with np.errstate(invalid="ignore"):
+            times = trial.xp.asnumpy(row_sums)[-d:] / expected[-d:] if n > d else np.ones(1)
+        trial.expect("D", row_sums, expected, tolerance=1e-4, symptom=_wrong_hole(times))
     if trial.report:
         n, d = first
         for name in ("O", "dO"):
-            trial.limit(f"sectors of {name}", trial.figures(name).sectors, at_most=n * d * 4 // 32)
-        trial.limit("shuffles", trial.report.collectives, at_most=5 * n)
+            trial.limit(f"sectors of {name}", trial.figures(name).sectors, at_most=n * d * 4 // 32, symptom="reads")
+        trial.limit("shuffles", trial.report.collectives, at_most=5 * n, symptom="shuffles")
+
+
+def _wrong_hole(times: np.ndarray) -> str:
+    """Which hole of 08_delta is wrong, as a symptom, by how many times each column is in the sum.
+
+    Lanes whose share is right have columns 32 apart or, which is right as well, two neighbours: the columns of a lane
+    are then added equally often. Columns 0 to 31 alone are taken for a wrong share.
+    """
+    if np.allclose(times, 32):
+        return "32 times"
+    if len(times) != 64 or np.allclose(times, 1) or np.allclose(times, np.arange(64) < 32):
+        return "share"
+    apart, neighbours = times.reshape(2, 32), times.reshape(32, 2).T
+    return "lanes" if any(np.allclose(*shares) for shares in (apart, neighbours)) else "share"
 
 
 @exercise(
@@ -51,17 +82,33 @@ def delta(trial: Trial) -> None:
             "p = expf(softmax_scale * s - lse[row]): the difference is never above 0, apart from rounding.",
         ),
         "P": (
-            "dV is wrong, and it needs P alone. P is already normalised: lse has the maximum and the sum in it.",
-            "p = expf(softmax_scale * s - lse[row]), and dv[c] += p * d_o[c].",
+            "The first hole: dV and dK are wrong, and P is in both. P is normalised: lse has maximum and sum in it.",
+            "p = expf(softmax_scale * s - lse[row]); then dv[c] += p * d_o[c].",
+        ),
+        "dV": (
+            "The second hole: dK is right, so p is. What does this row add to dv[c]? dV = P^T dO.",
+            "dv[c] += p * d_o[c].",
         ),
         "dS": (
-            "dV is right, so P is. dS = P * (dP - D): which of the three is wrong?",
-            "dp is the sum of d_o[c] * v[c]. Is softmax_scale a factor of dK and of dQ?",
-            "ds = p * (dp - D[row]); dk[c] += softmax_scale * ds * q[c].",
+            "The first hole: dV is right, so p is, and dK and dQ are wrong. dS = P * (dP - D): which one is wrong?",
+            "dp is the sum of d_o[c] * v[c] over all c.",
+            "ds = p * (dp - D[row]).",
+        ),
+        "dK": (
+            "The second hole: dV and dQ are right, so p and ds are. What does a row add to dk[c]? dK = scale dS^T Q.",
+            "dk[c] += softmax_scale * ds * q[c].",
         ),
         "dQ": (
-            "dK is right, so dS is. dQ of a row is the sum of softmax_scale * ds * k over all keys: of all threads.",
+            "The second hole: dK is right, so ds is. dQ of a row is the sum of softmax_scale * ds * k of all threads.",
             "atomicAdd(&dQ[row * d + c], softmax_scale * ds * k[c]).",
+        ),
+        "no scale": (
+            "got / expected is 4 in each element of this gradient, and softmax_scale is 1/4 here: where is it missing?",
+            "s is q k without the scale: softmax_scale belongs in p, in dK and in dQ.",
+        ),
+        "scale twice": (
+            "got / expected is 1/4 in each element of this gradient, and so is softmax_scale here: is it in twice?",
+            "dK and dQ have it once: in ds, or in the lines that use ds.",
         ),
         "limit": ("Each thread adds once to each element of dQ, and reads each element of Q and dO once.",),
         "": (
@@ -83,19 +130,35 @@ def ds(trial: Trial) -> None:
         trial.launch("gradients", blocks(n_kv, 64), 64, *inputs, *outputs, n, n_kv, scale)
         largest = float(np.abs(scale * product(q, k.T)).max())  # exp makes of its rounding a relative error
         right = reference.attention_backward(do, q, k, v, softmax_scale=scale)
-        for name, got, expected, symptom in (
-            ("dV", dv, right[2], "P"),
-            ("dK", dk, right[1], "dS"),
-            ("dQ", dq, right[0], "dQ"),
-        ):
-            tolerance = (1e-5 + 1e-6 * largest) * max(1.0, float(np.abs(expected).max()))
-            is_large = factor > 1
-            trial.expect(name, got, expected, tolerance=tolerance, large=is_large, symptom="" if is_large else symptom)
+        tolerances = [(1e-5 + 1e-6 * largest) * max(1.0, float(np.abs(a).max())) for a in right]
+        got = [trial.xp.asnumpy(a) for a in (dq, dk, dv)]
+        symptom = "" if factor > 1 else _wrong_gradient(got, right, tolerances, scale)
+        for name, i in (("dV", 2), ("dK", 1), ("dQ", 0)):
+            trial.expect(name, outputs[i], right[i], tolerance=tolerances[i], large=factor > 1, symptom=symptom)
     if trial.report:
         products = math.prod(first)
         trial.limit("atomic additions", trial.figures("dQ").atomics, at_most=products)
         for name in ("Q", "dO"):
             trial.limit(f"bytes of {name} read", trial.figures(name).read, at_most=4 * products)
+
+
+def _wrong_gradient(
+    got: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerances: Sequence[float], scale: float
+) -> str:
+    """What is wrong in 08_ds, as a symptom, by which of dQ, dK and dV are wrong together."""
+
+    def off(factor: float) -> list[bool]:
+        with np.errstate(invalid="ignore"):
+            compared = zip(got, expected, tolerances, strict=True)
+            return [not bool(np.abs(a - factor * b).max() <= factor * most) for a, b, most in compared]
+
+    dq, dk, dv = wrong = off(1.0)
+    if dv:
+        return "P" if dk else "dV"
+    for factor, symptom in ((1 / scale, "no scale"), (scale, "scale twice")):
+        if any(wrong) and not any(a and b for a, b in zip(wrong, off(factor), strict=True)):
+            return symptom
+    return "dS" if dk and dq else "dK" if dk else "dQ" if dq else ""
 
 
 @exercise(
