@@ -250,6 +250,7 @@ PICTURES = {
     "tokens": lambda: show.token_heatmap({"a": np.eye(5), "b": np.ones((5, 5))}, list("vwxyz"), [1, 2], [0, 1, 2]),
     "six tokens": lambda: show.token_heatmap({c: np.eye(3) for c in "abcdef"}, list("xyz"), [1], range(3)),
     "roofline": lambda: show.roofline(tflops=50, gbps=4000, at={"low": 0.5, "high": 4000}),
+    "operands": lambda: show.operands({"S": [("dV", {"P": 0, "dO": 8}), ("stored", {"dS": 16})], "T": []}),
     "matrices": lambda: show.matrices({"Q": np.eye(4, dtype=int), "K": np.full((8, 2), 2)}, title="who"),
     "warp": lambda: show.warp_picture({"store": ((32, 40), np.arange(32) * 40)}),
     "banks": lambda: show.bank_picture({"column": np.arange(32) * 64, "row": np.arange(32)}),

@@ -1,15 +1,15 @@
-"""Pictures of layouts: where each element of a tile is, and which thread has it. From numbers that a kernel wrote."""
+"""Pictures of layouts: where each element of a tile is, which thread has it, and where a product reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from helpers.draw.picture import Picture, figure, styled
+from helpers.draw.picture import CPU, MOVED, Picture, figure, styled
 from helpers.engine.banks import BANKS
 
 
@@ -66,6 +66,34 @@ def owners(threads: Mapping[str, np.ndarray], *, inches: float = 0.26, cell: str
     fig.legend(handles=handles, loc="outside lower center", ncols=max(len(handles), 1))
     first = "; ".join(f"{title}: {', '.join(map(str, thread[0]))}" for title, thread in threads.items())
     return Picture(fig, f"which thread has which cell; in the first row of {first}")
+
+
+@styled
+def operands(products: Mapping[str, Sequence[tuple[str, Mapping[str, float]]]], *, unit: str = "KiB") -> Picture:
+    """Tables side by side: for each product its operands, coloured by where it reads them.
+
+    Args:
+        products: {title: (product, {operand: what it reads from shared memory, 0 where it is in registers}), ...}.
+    """
+    most = max(len(rows) for rows in products.values())
+    fig, panels = figure(3.7 * len(products), 0.32 * most + 1.0, columns=len(products))
+    for ax, (title, rows) in zip(np.atleast_1d(panels), products.items(), strict=True):
+        for y, (product, reads) in enumerate(rows):
+            ax.text(-0.05, y + 0.5, product, ha="right", va="center")
+            for x, (operand, amount) in enumerate(reads.items()):
+                ax.barh(y + 0.5, 0.96, left=x, height=0.86, color=MOVED if amount == 0 else CPU, alpha=0.6)
+                ax.text(x + 0.48, y + 0.5, f"{operand}  {amount:g}" if amount else operand, ha="center", va="center")
+        total = sum(sum(reads.values()) for _, reads in rows)
+        ax.set(xlim=(-1.15, 2), ylim=(most, 0), xticks=[], yticks=[])
+        ax.set_title(f"{title}: {total:g} {unit}", fontsize=10)
+        ax.spines[:].set_visible(False)
+    handles = [
+        Patch(color=MOVED, alpha=0.6, label="in registers"),
+        Patch(color=CPU, alpha=0.6, label=f"through shared memory, {unit}"),
+    ]
+    fig.legend(handles=handles, loc="outside lower left", ncols=2)
+    counts = (f"{name}: {sum(sum(reads.values()) for _, reads in rows):g} {unit}" for name, rows in products.items())
+    return Picture(fig, f"operands of products and what they take of shared memory; {'; '.join(counts)}")
 
 
 def _panels(tiles: Mapping[str, np.ndarray], inches: float, margin: float, above: float) -> tuple[Figure, np.ndarray]:

@@ -53,6 +53,7 @@ from helpers.draw.charts import (  # noqa: F401 - part of this face
 )
 from helpers.draw.layouts import (  # noqa: F401 - part of this face
     offsets,
+    operands,
     owners,
 )
 from helpers.draw.moving import (  # noqa: F401 - part of this face
