@@ -6,21 +6,22 @@
 //   dV = P^T dO                dK = softmax_scale dS^T Q          dQ = softmax_scale dS K
 //
 // backward is one loop of five products: a block has a tile of keys, keeps their dK and dV in
-// registers, and goes through the rows that see them. Each row's dQ is a sum over all blocks, so
-// they add to it atomically, in an order that differs from run to run. Without atomics the same
-// numbers take seven products: backward leaves dQ out, and backward_dq computes S and dP again, a
-// block for each tile of rows.
+// registers, and goes through the rows that see them. Several blocks add to the same rows of dQ,
+// atomically, in an order that differs from run to run. Without atomics the gradients take seven
+// products: backward leaves dQ out, and backward_dq, with a block for each tile of rows, computes S
+// and dP again.
 //
-// Launch   backward_preprocess: grid (ceil(N / (THREADS / 32)), heads, batch); packed: of all
-//          tokens, batch 1 backward: grid (ceil(keys of the longest sequence / BLOCK_N), kv_heads,
-//          sequences) backward_dq: grid (ceil(rows of the longest sequence / BLOCK_M), heads,
-//          sequences) block THREADS; backward and backward_dq: sizeof(Shared) bytes of dynamic
-//          shared memory. With SLOTS the grids of both are those of packed_tiles.cuh
-// Shapes   as 05; dO, dQ as Q, dK, dV as K; lse and delta, a number for each row, (batch, heads, N)
-//          or (heads, tokens)
+// Launch   backward_preprocess: grid (ceil(N / (THREADS / 32)), heads, batch); packed sequences: N
+//          is the number of all tokens, batch 1
+//          backward: grid (ceil(keys of the longest sequence / BLOCK_N), kv_heads, sequences)
+//          backward_dq: grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences)
+//          All three: block THREADS. backward and backward_dq: sizeof(Shared) bytes of dynamic
+//          shared memory; with SLOTS, the grids of packed_tiles.cuh
+// Shapes   as 05; dO, dQ as Q, dK, dV as K; lse and delta, one number per row, (batch, heads, N) or
+//          (heads, tokens)
 // Traffic  backward: K, V, dK, dV once; Q, dO and the additions to dQ: for each tile of keys, the
-//          rows that see it backward_dq: Q, dO, dQ once; K and V: for each tile of rows, the keys
-//          that it sees
+//          rows that see it
+//          backward_dq: Q, dO, dQ once; K and V: for each tile of rows, the keys that it sees
 
 #include "backward_params.cuh"
 #include "packed_tiles.cuh"  // find_tile: a block for each tile of packed sequences
@@ -80,8 +81,8 @@ static_assert(
     BLOCK_M % (4 * THREADS_Y) == 0 && BLOCK_N % THREADS_X == 0 && BLOCK_N % THREADS_Y == 0,
     "each thread needs the same tiles");
 
-// An odd number of float4 per row: threads that read the same column of neighbouring rows find them
-// in different banks. P is stored transposed, as in 05. dS takes its place.
+// An odd number of float4 per row: threads that read one column of neighbouring rows use different
+// banks. P is stored transposed, as in 05. dS takes its place.
 struct __align__(16) Shared {
   float4 Q[BLOCK_M][D4 | 1], dO[BLOCK_M][D4 | 1], K[BLOCK_N][D4 | 1], V[BLOCK_N][D4 | 1];
   float P[BLOCK_N][BLOCK_M + 8];
@@ -269,7 +270,7 @@ __device__ __forceinline__ void store_tile(
           make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
 }
 
-// dS = P * (dP - delta) for this thread's tile. P is what this thread has stored itself.
+// dS = P * (dP - delta) for this thread's tile, whose P this thread has stored itself.
 __device__ __forceinline__ void scores_gradient(
     float (&dp)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
   float delta[TILE_M];
@@ -335,7 +336,7 @@ __device__ __forceinline__ void weights(
     }
 }
 
-// delta, a number for each row, by one warp; and zeros for dQ, where blocks will add to seq.
+// delta, one number per row, by one warp per row; and zeros in dQ, to which blocks will add.
 extern "C" __global__ void __launch_bounds__(THREADS) backward_preprocess(
     const float* __restrict__ O, const float* __restrict__ dO, float* __restrict__ delta,
     float* __restrict__ dQ,  // null: no block adds to it
@@ -357,8 +358,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_preprocess(
   for (int c = lane; c < HEAD_DIM; c += 32) dQ[c] = 0.0f;
 }
 
-// Launch   bounds: one block to a multiprocessor is enough, so that the compiler may use 255
-//          registers a thread.
+// __launch_bounds__: one block per multiprocessor is enough, so the compiler may use 255 registers
+// a thread.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V,
     const float* __restrict__ dO, const float* __restrict__ lse, const float* __restrict__ delta,

@@ -3,9 +3,9 @@
 //
 // A block owns a tile of keys: K and V in shared memory, dK and dV in registers, while tiles of
 // rows stream through by cp.async. The scores are transposed (FlashAttention-3's idea), so that a
-// warp that has all rows of its keys keeps P^T and dS^T in registers as left operands. dQ collects
-// the shares of all tiles of keys by atomics in float32, in the order of the fragments. A step's
-// share is computed during the next step, so that the whole block meets at one barrier a step.
+// warp that has all rows of its keys keeps P^T and dS^T in registers as left operands. Blocks add to
+// dQ atomically, in float32 and in the order of the fragments. What a step adds is computed during
+// the next step, so that a step needs one barrier of the whole block.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh
 
@@ -184,10 +184,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         if (COLUMN_BLOCKS % WARPS_DQ_D == 0 || n / 2 < warp.dq_blocks)
           atomic_add(target, (warp.id * DQ_TILES + m) * 2 * DQ_BLOCKS + n, dQ_acc[m][n]);
   };
-  // Deterministic: TURN_TILES tiles of dQ have one turn. It is this block's when all tiles of keys
-  // before it that see some of their rows have added theirs. The block takes tiles from the last to
-  // the first: it waits for the turn at the last of them and passes it on after the first. It reads
-  // the turn before it is needed, so there may be no wait.
+  // Deterministic: TURN_TILES tiles of dQ share one turn. It is this block's turn when all tiles of
+  // keys before it that see some of these rows have added to them. The block goes through the tiles
+  // from the last to the first: it waits for its turn at the last of them and passes it on after the
+  // first. It reads the turn before it needs it, so there may be no wait.
   int turn_seen = -1;
   const auto turn_of = [&](int slot, int row_tile) {
     return turns + rows.first_slot + slot - row_tile % TURN_TILES;
