@@ -5,24 +5,55 @@ from __future__ import annotations
 import pytest
 from exercise_table import Answer, Right, Wrong, cases, check
 
+from helpers.lesson.exercises import exercise, hints
+from helpers.lesson.exercises.registry import EXERCISES
+
 EMPTY, FULL = "parity = (tile / STAGES & 1) ^ 1;", "parity = tile / STAGES & 1;"
 ARRIVE = "    mbarrier_arrive(empty + 8 * stage);\n"
 WAIT_FULL = "    mbarrier_wait(full + 8 * stage, parity);\n"
-READ = "    for (int r = 0; r < ROWS; ++r) sum += "
 STAGE = "stage = tile % STAGES;"
+# What the skeleton has in place of the consumer's stage and parity.
+CONSUMER_AS_IT_WAS = (f"    const int {STAGE}\n    const int {FULL}\n", "    const int stage = 0, parity = 0;\n")
+AT_FULL = "arrival at full"
 FIELDS = "swizzle_128b << 62 | eight_rows << 32 | address / 16"
+STEP = "step = i * 16 * 2 / 16"
 
 TABLE = {
     "10_ring": (
-        Wrong("empty waited for as full is", ((EMPTY, FULL),), "first", "deadlock", "deadlock"),
-        Wrong("full waited for as empty is", ((FULL, EMPTY),), "X-ray", "not waited for", "wait"),
-        Wrong("the parity of the tile", ((FULL, "parity = tile & 1;"),), "X-ray"),
-        Wrong("the parity of the stage", ((FULL, "parity = stage & 1;"),), "X-ray"),
-        Wrong("always the first phase", ((EMPTY, "parity = 1;"),), "X-ray"),
-        Wrong("nobody gives a stage back", ((ARRIVE, ""),), "first", "64 more arrivals", "deadlock"),
-        Wrong("one thread gives it back", ((ARRIVE, "    if (column == 0)" + ARRIVE[3:]),), "first", "deadlock"),
+        Wrong(
+            "the producer waits as the consumer does",
+            ((EMPTY, FULL),),
+            "first",
+            "mbarrier barriers[3]. It expects 64 more arrivals",
+            "parity of the producer",
+        ),
+        Wrong(
+            "the consumer waits as the producer does",
+            ((FULL, EMPTY),),
+            "X-ray",
+            "not waited for",
+            "parity of the consumer",
+        ),
+        Wrong("the parity of the tile", ((FULL, "parity = tile & 1;"),), "X-ray", "", "parity of the consumer"),
+        Wrong("the parity of the stage", ((FULL, "parity = stage & 1;"),), "X-ray", "", "parity of the consumer"),
+        Wrong("always the first phase", ((EMPTY, "parity = 1;"),), "X-ray", "", "parity of the producer"),
+        Wrong("only the producer is written", (CONSUMER_AS_IT_WAS,), "X-ray", "", "stage of the consumer"),
+        Wrong(
+            "only the waits are written",
+            ((ARRIVE, ""),),
+            "first",
+            "64 more arrivals",
+            "no arrival",
+        ),
+        Wrong(
+            "one thread gives it back",
+            ((ARRIVE, "    if (column == 0)" + ARRIVE[3:]),),
+            "first",
+            "63 more arrivals",
+            "few arrivals",
+        ),
         Wrong("given back before it is read", ((ARRIVE, ""), (WAIT_FULL, WAIT_FULL + ARRIVE)), "X-ray", "race", "race"),
-        Wrong("the wrong barrier is arrived at", ((ARRIVE, ARRIVE.replace("empty", "full")),), "first"),
+        Wrong("the wrong barrier is arrived at", ((ARRIVE, ARRIVE.replace("empty", "full")),), "first", "", AT_FULL),
         Wrong(
             "one stage for all tiles",
             (
@@ -33,33 +64,73 @@ TABLE = {
             ),
             "limit",
             "copies in flight at first: 1",
+            "stage of the producer",
         ),
         Wrong(
             "stages and phases exchanged",
             ((STAGE, "stage = tile / STAGES % STAGES;"), (STAGE, "stage = tile / STAGES % STAGES;")),
             "first",
+            "",
+            "stage of the producer",
         ),
         Right("in other words", ((EMPTY, "parity = tile / STAGES % 2 == 0;"), (FULL, "parity = tile / STAGES % 2;"))),
         Right("bits", ((FULL, "parity = (tile / STAGES) & 1;"), (EMPTY, "parity = ((tile + STAGES) / STAGES) & 1;"))),
     ),
     "10_descriptor": (
-        Wrong("the address in bytes", ((FIELDS, FIELDS.replace(" / 16", "")),), "first", "bounds"),
-        Wrong("the distance in bytes", (("8 * 128 / 16", "8 * 128"),), "first"),
-        Wrong("the distance of one row", (("8 * 128 / 16", "128 / 16"),), "first"),
-        Wrong("no swizzle", (("swizzle_128b << 62 | ", ""),), "first"),
-        Wrong("another swizzle", (("swizzle_128b = 1", "swizzle_128b = 2"),), "first"),
-        Wrong("the distance in the other field", (("eight_rows << 32", "eight_rows << 16"),), "first"),
-        Wrong("the first columns four times", (("step = i * 16 * 2 / 16", "step = 0"),), "first"),
-        Wrong("a step in elements", (("step = i * 16 * 2 / 16", "step = i * 16"),), "first"),
-        Wrong("a step of 8 columns", (("step = i * 16 * 2 / 16", "step = i"),), "first"),
-        Wrong("the header's function", ((FIELDS, "wgmma_descriptor(address)"),), "limit", "wgmma_descriptor: 1"),
+        Wrong("the address in bytes", ((FIELDS, FIELDS.replace(" / 16", "")),), "first", "reaches to byte", "address"),
+        Wrong("the distance in bytes", (("8 * 128 / 16", "8 * 128"),), "first", "", "rows"),
+        Wrong("the distance of one row", (("8 * 128 / 16", "128 / 16"),), "first", "", "rows"),
+        Wrong("the distance in the other field", (("eight_rows << 32", "eight_rows << 16"),), "first", "", "rows"),
+        Wrong("no swizzle", (("swizzle_128b << 62 | ", ""),), "first", "", "swizzle"),
+        Wrong("another swizzle", (("swizzle_128b = 1", "swizzle_128b = 2"),), "first", "", "swizzle"),
+        Wrong("the swizzle in another field", (("swizzle_128b << 62", "swizzle_128b << 49"),), "first", "", "base"),
+        Wrong("only the descriptor is written", ((STEP, "step = 0"),), "first", "", "step"),
+        Wrong("a step in elements", ((STEP, "step = i * 16"),), "first", "", "step"),
+        Wrong("a step of 8 columns", ((STEP, "step = i"),), "first", "", "step"),
+        Wrong(
+            "the header's function",
+            ((FIELDS, "wgmma_descriptor(address)"),),
+            "limit",
+            "wgmma_descriptor: 1",
+            "limit",
+        ),
         Right("sums", ((FIELDS, "(swizzle_128b << 62) + (eight_rows << 32) + (address >> 4)"),)),
         Right("masked as the manual has it", ((FIELDS, FIELDS.replace("address", "(address & 0x3ffff)")),)),
         Right("numbers", ((FIELDS, "0x4000004000000000ull | address / 16"), ("i * 16 * 2 / 16", "2 * i"))),
     ),
 }
 
+# The hint of each symptom speaks of this, and of none of the others.
+SPEAKS_OF = {
+    "stage of the producer": "producer's stage",
+    "parity of the producer": "producer's parity",
+    "stage of the consumer": "consumers' stage",
+    "parity of the consumer": "consumers' parity",
+    "no arrival": "nobody gives a stage back",
+    "few arrivals": "too few threads",
+    AT_FULL: "the wrong mbarrier",
+    "race": "still read",
+    "address": "The address of the descriptor",
+    "rows": "The distance of eight rows",
+    "swizzle": "The swizzle is wrong",
+    "base": "Bits 49 to 51",
+    "step": "The step is not",
+    "limit": "without wgmma_descriptor",
+}
+
 
 @pytest.mark.parametrize("name, answer", cases(TABLE))
 def test_answer(name: str, answer: Answer) -> None:
     check(name, answer)
+
+
+def test_first_hints_name_what_is_wrong() -> None:
+    """The first hint of a wrong answer names the hole that is wrong, that of a skeleton the first hole."""
+    for name, answers in TABLE.items():
+        for answer in answers:
+            if isinstance(answer, Wrong):
+                texts = EXERCISES[name].hints[answer.symptom]
+                assert SPEAKS_OF[answer.symptom] in (texts if isinstance(texts, str) else texts[0]), answer
+    hints.forget()
+    assert SPEAKS_OF["parity of the producer"] in exercise.grade("10_ring", exercise.skeleton("10_ring")).text
+    assert SPEAKS_OF["address"] in exercise.grade("10_descriptor", exercise.skeleton("10_descriptor")).text

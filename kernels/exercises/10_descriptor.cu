@@ -1,9 +1,11 @@
 // Exercise 10: S = Q K^T by one warpgroup, for tiles of 64 rows and 64 keys. Tell wgmma where its
 // operands are.
 //
-// A descriptor has 64 bits. Its fields, from bit 0: the address of the tile / 16; from bit 16: not
-// needed here; from bit 32: how many bytes eight rows further are / 16; from bit 62: 1 for the
-// 128-byte swizzle.
+// A descriptor has 64 bits. Addresses and distances in it count 16 bytes.
+//   from bit  0   the address of the tile
+//   from bit 16   the leading byte offset, not used here
+//   from bit 32   the stride byte offset: the distance of the next eight rows
+//   from bit 62   1 for the 128-byte swizzle
 //
 // Launch   grid (ceil(N_kv / 64), ceil(N / 64)), block 128
 // Shapes   Q (N, 64), K (N_kv, 64): float16, by tensor maps with boxes of 64 columns and 64 rows;
@@ -44,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(128) scores(
   wgmma_registers(d);
   wgmma_fence();
   for (int i = 0; i < 4; ++i) {  // 16 columns of Q and K each
-    // BEGIN hole: about 1 line - how far the descriptors of columns 16 i on are from the first
+    // BEGIN hole: about 1 line - what to add to a descriptor for the 16 columns from 16 i on
     // DEFAULT: const int step = 0;
     const int step = i * 16 * 2 / 16;
     // END hole

@@ -1,9 +1,9 @@
 // Exercise 10: a ring of three stages. Thread 0 copies tiles of 16 rows by TMA; warps 1 and 2 add
 // up their columns.
 //
-// Tile 0 is in stage 0, tile 1 in stage 1, and so on, round and round. A wait names the parity of
-// the phase that has to have ended: 0 for an mbarrier's first, third, ... phase. A new mbarrier
-// counts as one whose phase of parity 1 has ended.
+// Tile 0 goes to stage 0, tile 1 to stage 1, tile 2 to stage 2, tile 3 to stage 0 again, and so on.
+// A wait names the parity of the phase that must have ended: 0 for an mbarrier's first, third, ...
+// phase, 1 for the others. A wait for parity 1 of a new mbarrier ends at once.
 //
 // Launch   grid 1, block 96: thread 32 + i has column i
 // Shapes   V (N, 64): float16, by a tensor map with boxes of 64 columns and 16 rows; O (64,):
@@ -17,7 +17,8 @@ extern "C" __global__ void __launch_bounds__(96)
     sums(const __grid_constant__ TensorMap v_map, float* O, int N) {
   __shared__ __align__(1024) __half V_smem[STAGES][ROWS][64];
   __shared__ __align__(8) unsigned long long barriers[2 * STAGES];
-  const unsigned full = smem_address(barriers), empty = full + 8 * STAGES;  // one for each stage
+  const unsigned full = smem_address(barriers), empty = full + 8 * STAGES;
+  // `full` of stage i is barriers[i], `empty` of stage i is barriers[STAGES + i].
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(full + 8 * stage, 1);
@@ -30,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(96)
   const int tiles = (N + ROWS - 1) / ROWS;
   if (threadIdx.x == 0)
     for (int tile = 0; tile < tiles; ++tile) {
-      // BEGIN hole: about 2 lines - the tile's stage; the parity that its `empty` has to have ended
+      // BEGIN hole: about 2 lines - the tile's stage; which parity of its `empty` must have ended
       // DEFAULT: const int stage = 0, parity = 0;
       const int stage = tile % STAGES;
       const int parity = (tile / STAGES & 1) ^ 1;
@@ -43,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(96)
   const int column = threadIdx.x - 32;
   float sum = 0.0f;
   for (int tile = 0; tile < tiles; ++tile) {
-    // BEGIN hole: about 2 lines - the tile's stage; the parity that its `full` has to have ended
+    // BEGIN hole: about 2 lines - the tile's stage; which parity of its `full` must have ended
     // DEFAULT: const int stage = 0, parity = 0;
     const int stage = tile % STAGES;
     const int parity = tile / STAGES & 1;
@@ -51,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(96)
     mbarrier_wait(full + 8 * stage, parity);
     for (int r = 0; r < ROWS; ++r)
       sum += __half2float(V_smem[stage][r][8 * (column / 8 ^ r % 8) + column % 8]);
-    // BEGIN hole: about 1 line - the stage is given back; 64 arrivals are expected
+    // BEGIN hole: about 1 line - give the stage back: `empty` expects 64 arrivals
     mbarrier_arrive(empty + 8 * stage);
     // END hole
   }

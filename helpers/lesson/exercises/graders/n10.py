@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,25 +26,55 @@ def _tensor_map(trial: Trial, array: Any, box_rows: int) -> np.ndarray:
     return encoded.view(tensor_maps.TENSOR_MAP)
 
 
+def _name(trial: Trial, symptom: str) -> None:
+    """Put a symptom of this exercise's own first in every row that has failed."""
+    for row in trial.rows.values():
+        if symptom and row.passed is False and symptom not in row.symptoms:
+            row.symptoms = (symptom, *row.symptoms)
+
+
+TILES, STAGES = 8, 3  # of the ring, at the first size
+
+
 @exercise(
     "10_ring",
-    minutes=10,
+    minutes=25,
     only_cc=90,
     hints={
-        "deadlock": (
-            "At tile 0 every stage is empty. Which parity counts as ended for an mbarrier that is new?",
-            "A stage has had tile / STAGES tiles before this one, and its `full` has ended that many phases.",
-            "full: tile / STAGES & 1. empty: the opposite, as its first wait is for the phase before the first one.",
+        "stage of the producer": (
+            "The producer's stage is wrong. The tiles go round the three stages: which stage does tile 4 get?",
+            "Its stage is tile % STAGES.",
         ),
-        "wait": (
-            "The consumer reads a stage whose copy is in flight. Which phase of `full` is that of this tile?",
-            "Tiles 0, 1, 2 are the first phase of their `full`, of parity 0; tiles 3, 4, 5 are the second.",
+        "parity of the producer": (
+            "The producer's parity is wrong. Its stage is new at tiles 0 to 2: which parity has then counted as ended?",
+            "From tile 3 on, it waits for the stage's last tile to be given back. At tile 3 that is the first phase.",
+            "At tiles 0 to 2 the parity is 1, at 3 to 5 it is 0, then 1 again: (tile / STAGES & 1) ^ 1.",
+        ),
+        "stage of the consumer": (
+            "The consumers' stage is wrong. They take the tiles in the order in which the producer has copied them.",
+            "Its stage is tile % STAGES, as the producer's.",
+        ),
+        "parity of the consumer": (
+            "The consumers' parity is wrong. How many phases has this stage's `full` ended before this tile?",
+            "Tiles 0 to 2 are the first phase of their `full`, of parity 0; tiles 3 to 5 are the second.",
+            "The parity is tile / STAGES & 1.",
+        ),
+        "no arrival": (
+            "Both waits are right, but nobody gives a stage back. For which mbarrier does the producer wait at tile 3?",
+            "Each of the 64 threads arrives at the `empty` of its stage, after the loop over the rows.",
+        ),
+        "few arrivals": (
+            "Both waits are right, but too few threads arrive at `empty`. How many does mbarrier_init expect there?",
+            "All 64 threads arrive, each once a tile: leave the `if` out.",
+        ),
+        "arrival at full": (
+            "A thread that has read a tile arrives at the wrong mbarrier. Which one tells the producer to copy again?",
+            "`full` is for the copies. Consumers arrive at `empty + 8 * stage`.",
         ),
         "race": (
-            "A copy replaces a tile that a thread still reads. When has a thread read its last element of it?",
-            "Arrive at `empty` after the loop over the rows; the producer waits for the phase of the tile before.",
+            "Both waits are right, but a copy replaces a tile that is still read. When has a thread read it all?",
+            "Arrive at `empty` after the loop over the rows, not before it.",
         ),
-        "limit": "With three stages, three copies can be in flight: do neighbouring tiles have different stages?",
         "": (
             "Tile by tile: stage 0, 1, 2, 0, 1, 2, ... What has each stage's `full` seen before this tile?",
             "The stage is tile % STAGES, and tile / STAGES says how often it has been used before.",
@@ -51,42 +82,106 @@ def _tensor_map(trial: Trial, array: Any, box_rows: int) -> np.ndarray:
     },
 )
 def ring(trial: Trial) -> None:
-    for n in trial.sizes("N", 128, 1, 83):
+    for n in trial.sizes("N", 16 * TILES, 1, 83):
         _, _, v = trial.inputs(1, n, 64, np.float16)
         v_on_device, o = trial.xp.asarray(v), trial.empty(64)
-        trial.launch("sums", 1, 96, _tensor_map(trial, v_on_device, 16), o, n)
-        trial.expect("O", o, v.sum(axis=0, dtype=np.float64), tolerance=1e-4)
+        try:
+            trial.launch("sums", 1, 96, _tensor_map(trial, v_on_device, 16), o, n)
+            trial.expect("O", o, v.sum(axis=0, dtype=np.float64), tolerance=1e-4)
+        finally:
+            _name(trial, _wrong_in_ring(trial.report.events) if trial.report else "")
     if trial.report:
         kinds = [event.kind for event in trial.report.events]
         first = kinds.index("landed") if "landed" in kinds else len(kinds)
-        trial.limit("copies in flight at first", kinds[:first].count("load"), at_least=3)
+        symptom = _wrong_in_ring(trial.report.events)
+        trial.limit("copies in flight at first", kinds[:first].count("load"), at_least=STAGES, symptom=symptom)
+
+
+def _wrong_in_ring(events: Sequence[Any]) -> str:
+    """Which of the ring's holes is wrong, by the waits and arrivals of its threads at the first size; "" if none is.
+
+    The mbarriers count in the order of their initialisation: `full` and `empty` of stage 0, of stage 1, ...
+    """
+    for who, thread, is_empty in (("producer", 0, 1), ("consumer", 32, 0), ("consumer", 64, 0)):
+        tried = [event for event in events if event.thread == thread and event.kind in ("wait", "waited")]
+        waits = [(event.number, event.value) for event in tried if event.kind == "waited"]
+        waits += [(event.number, event.value) for event in tried[-1:] if event.kind == "wait"]  # that has not ended
+        for tile, (number, parity) in enumerate(waits[:TILES]):
+            if number != 2 * (tile % STAGES) + is_empty:
+                return f"stage of the {who}"
+            if parity != tile // STAGES % 2 ^ is_empty:
+                return f"parity of the {who}"
+    arrivals = [event for event in events if event.kind == "arrive" and event.thread >= 32]
+    if any(event.number % 2 == 0 for event in arrivals):
+        return "arrival at full"
+    if len({event.thread for event in arrivals}) < 64:
+        return "few arrivals" if arrivals else "no arrival"
+    return ""
+
+
+# Addresses of tiles, and the fields of their descriptors: (symptom, first bit, bits, what is expected there).
+ADDRESSES = (0, 1024, 0x8400)
+FIELDS = (("address", 0, 14, None), ("rows", 32, 14, 1024 // 16), ("base", 49, 3, 0), ("swizzle", 62, 2, 1))
+ASK = """
+extern "C" __global__ void descriptors(const unsigned* addresses, unsigned long long* bits) {
+  bits[threadIdx.x] = descriptor(addresses[threadIdx.x]);
+}
+"""
 
 
 @exercise(
     "10_descriptor",
-    minutes=8,
+    minutes=15,
     only_cc=90,
     hints={
-        "bounds": (
-            "The descriptor points out of the block's memory. In which unit are the address and the distance?",
-            "Both fields count 16 bytes: a row of 128 bytes is 8 of them.",
+        "address": (
+            "The address of the descriptor is wrong: bits 0 to 13. In which unit does it count?",
+            "It counts 16 bytes: address / 16.",
         ),
-        "limit": "A product takes 16 of the 64 columns, for all rows and keys. Write the descriptor by its fields.",
-        "": (
-            "Rows of 128 bytes: how many bytes are eight of them? And what stands in bits 62 and 63?",
-            "16 columns of 16 bits are 32 bytes, and the address counts 16 bytes; the swizzle applies to addresses.",
-            "1ull << 62 | (1024 / 16ull) << 32 | address / 16, and a step adds 2.",
+        "rows": (
+            "The distance of eight rows is wrong: bits 32 to 45. A row has 128 bytes; in which unit does it count?",
+            "Eight rows are 1024 bytes, and the field counts 16 bytes. Shift an unsigned long long, not an int.",
+            "8 * 128 / 16ull << 32.",
         ),
+        "swizzle": (
+            "The swizzle is wrong: bits 62 and 63. Which number stands for 128 bytes?",
+            "1ull << 62: an int has no bit 62.",
+        ),
+        "base": "Bits 49 to 51 have to be 0. Does a field reach into them?",
+        "step": (
+            "The descriptor is right. The step is not: how many bytes further are the next 16 columns of a row?",
+            "16 columns of 16 bits are 32 bytes, and the address in a descriptor counts 16 bytes.",
+            "A step adds 2, so that step i adds 2 * i.",
+        ),
+        "limit": "The products are right. Write the descriptor by its fields, without wgmma_descriptor.",
+        "": "Rows of 128 bytes: how many bytes are eight of them? And what stands in bits 62 and 63?",
     },
 )
 def descriptor(trial: Trial) -> None:
+    symptom = _wrong_field(trial) or "step"
     for n, n_kv in trial.sizes("N, N_kv", (64, 64), (100, 70)):
         q, k, _ = trial.inputs(n, n_kv, 64, np.float16)
         on_device, s = [trial.xp.asarray(a) for a in (q, k)], trial.empty(n, n_kv)
         maps = [_tensor_map(trial, a, 64) for a in on_device]
-        trial.launch("scores", (blocks(n_kv, 64), blocks(n, 64)), 128, *maps, s, n, n_kv)
-        trial.expect("S", s, product(q, k.T), tolerance=1e-3)
+        try:
+            trial.launch("scores", (blocks(n_kv, 64), blocks(n, 64)), 128, *maps, s, n, n_kv)
+            trial.expect("S", s, product(q, k.T), tolerance=1e-3)
+        finally:
+            _name(trial, symptom)
     if trial.report:
         products = sum(event.kind == "product" for event in trial.report.events)
         trial.limit("products", products, exactly=4)
         trial.limit("calls of wgmma_descriptor", trial.plain.count("wgmma_descriptor("), exactly=0)
+
+
+def _wrong_field(trial: Trial) -> str:
+    """The first field of a learner's descriptor that is wrong; "" if all are right."""
+    addresses = trial.xp.asarray(np.array(ADDRESSES, np.uint32))
+    bits = trial.xp.zeros(len(ADDRESSES), np.uint64)
+    trial.launch("descriptors", 1, len(ADDRESSES), addresses, bits, extra=ASK)
+    made = list(zip(ADDRESSES, map(int, trial.xp.asnumpy(bits)), strict=True))
+    for symptom, first, width, expected in FIELDS:
+        for address, value in made:
+            if value >> first & (1 << width) - 1 != (address // 16 if expected is None else expected):
+                return symptom
+    return ""
