@@ -13,6 +13,7 @@ from helpers.attention.ladder import limits
 from helpers.bench import records
 from helpers.bench.cases import Case
 from helpers.bench.studies import hopper
+from helpers.draw import hopper as pictures
 from helpers.draw import spans
 from helpers.lesson.shortcuts import look
 
@@ -39,6 +40,18 @@ def test_a_traced_block_notes_its_clocks_in_their_order() -> None:
     rows = spans.clocks_as_spans(found, 8, 12)
     assert list(rows)[:4] == ["K, stage 0", "K, stage 1", "V, stage 0", "V, stage 1"] and len(rows) == 10
     assert all(0 <= begin < end for found in rows.values() for begin, end, _ in found)
+    drawn = pictures.roles(found, 8, 9)
+    words = [text.get_text() for text in drawn.figure.axes[0].texts]
+    assert {"full", "empty", "turn", "K", "V"} <= set(words), words
+    assert "key tiles 8 to 9" in repr(drawn) and "consumer 2: weights" in repr(drawn)
+
+
+def test_the_strides_of_a_descriptor() -> None:
+    drawn = pictures.descriptor_panels(131072, 20480, 1024, rows=160, columns=128)
+    words = [text.get_text() for text in drawn.figure.axes[0].texts]
+    first_rows = [f"{131072 + panel * 20480 + group * 1024:,}" for panel in (0, 1) for group in (0, 1)]
+    assert set(first_rows) <= set(words) and words.count("keys 16 to 159") == 2
+    assert "20,480" in repr(drawn) and "+ 128 in the descriptor" in words[-1]
 
 
 def test_an_xrays_events_as_spans() -> None:

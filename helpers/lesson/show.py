@@ -51,6 +51,10 @@ from helpers.draw.charts import (  # noqa: F401 - part of this face
     roofline,
     token_heatmap,
 )
+from helpers.draw.hopper import (  # noqa: F401 - part of this face
+    descriptor_panels,
+    roles,
+)
 from helpers.draw.layouts import (  # noqa: F401 - part of this face
     offsets,
     operands,
