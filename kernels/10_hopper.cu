@@ -1,15 +1,15 @@
 // 10 hopper: FlashAttention-3. One warpgroup copies, two or three compute, and all do so at the
 // same time.
 //
-// Since 07: TMA copies a tile by one instruction of one thread, swizzled and filled up with zeros
-// on the way, and wgmma multiplies from shared memory by one asynchronous instruction of 128
-// threads. So the roles are split: a producer warpgroup starts copies and gives most of its
-// registers to the consumers; mbarriers say which stages are full and which are empty. Tensor cores
-// and exp2 work at the same time, for two reasons. A consumer starts S of the next keys and O of
-// these together, and computes the next weights while O is added up. And consumers take turns in
-// starting products, so that one has products in flight while another computes weights (Shah,
-// Bikshandi et al., 2024). Each block takes one tile of rows after the other; S of the next tile's
-// first keys is computed while O is stored.
+// Since 07: one instruction of one thread copies a tile (TMA), swizzles it and pads it with zeros;
+// one asynchronous instruction of 128 threads multiplies from shared memory (wgmma). So the roles
+// are split: a producer warpgroup starts copies and gives most of its registers to the consumers;
+// mbarriers say which stages are full and which are empty. Tensor cores and exp2 work at the same
+// time, for two reasons. A consumer starts S of the next keys and O of these together, and computes
+// the next weights while O is summed. And consumers take turns at starting products, so that one
+// has products in flight while another computes weights (Shah, Bikshandi et al., 2024). Each block
+// takes one tile of rows after the other; S of the next tile's first keys is computed while O is
+// stored.
 //
 // Launch   grid: as many blocks as multiprocessors, packed: as tiles; block 128 (1 + BLOCK_M / 64);
 //          SHARED_BYTES of dynamic shared memory
@@ -40,8 +40,8 @@ constexpr unsigned V_AT = K_AT + STAGES * TILE_BYTES;
 constexpr unsigned BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
 constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 * CONSUMERS + 4 * STAGES);
 
-// S = Q K^T for its 64 rows, started. The next 16 columns are 32 bytes further, the next 64 one
-// panel.
+// Starts S = Q K^T for the warpgroup's 64 rows. The next 16 columns are 32 bytes further, the next
+// 64 one panel.
 template <typename T>
 __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsigned long long k) {
   wgmma_registers(S);
@@ -54,7 +54,7 @@ __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsign
   wgmma_commit();
 }
 
-// O += P V, started. The next 16 keys are 16 rows further.
+// Starts O += P V. The next 16 keys are 16 rows further.
 template <typename T>
 __device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned long long v) {
   wgmma_registers(O);
@@ -64,7 +64,7 @@ __device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned l
   wgmma_commit();
 }
 
-// Whether some score of the warp's rows exceeds its limit, so that weights could overflow: the lazy
+// Whether a score of the warp's rows exceeds its limit, so that weights could overflow: the lazy
 // rescale of FlashAttention-4. Unless both are negative, floats compare like their bits read as
 // integers, so one instruction (VIMNMX3) compares two scores with the highest so far. A negative
 // result may be too low, and is clamped to 0.
@@ -90,8 +90,8 @@ struct Maxima {
   Statistics limit;  // a score above it moves the maximum; where they are large, any does
 };
 
-// New maxima, where a score exceeds its limit, for scores of any size: whether there are such, and
-// the factors by which everything so far has to be rescaled.
+// Moves the maxima if a score exceeds its limit, for scores of any size. Returns whether one does;
+// everything so far then has to be multiplied by `rescale`.
 __device__ __forceinline__ bool move_maxima(
     Scores& S, Maxima& maxima, Statistics& l_i, Statistics& rescale, float softmax_scale_log2) {
   Statistics m_new;
@@ -105,7 +105,7 @@ __device__ __forceinline__ bool move_maxima(
     m_new[i] = s_max * softmax_scale_log2;
     exceeds |= m_new[i] > maxima.limit[i];
   }
-  if (!__any_sync(0xffffffff, exceeds)) return false;  // scores below 0 that only seemed to
+  if (!__any_sync(0xffffffff, exceeds)) return false;  // negative scores, clamped to 0 before
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float m_old = maxima.m_i[i] + maxima.base[i];
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const unsigned k_full = q_empty + 8 * CONSUMERS;  // one for each stage
   const unsigned k_empty = k_full + 8 * STAGES;
   const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
-  // The same for all lanes; the shuffle lets the compiler know.
+  // Uniform within a warp; the shuffle tells the compiler so.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   const bool packed = cu_seqlens_q != nullptr;
   if (threadIdx.x == 0) {
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       for (int first = last_tile_begin(tile); warp_id != 2 && first >= tile.begin;
            first -= BLOCK_N, ++step) {
         const int stage = step % STAGES;
-        mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: still in use
+        mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: products read it
         mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);
         tma_load_panels<BLOCK_N>(
             smem + stage * TILE_BYTES, map, full + 8 * stage, tile.k_first + first, tile.kv_head,
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;  // named barriers
   const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale * LOG2_E;
-  constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as accumulators have them
+  constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as in the accumulators' layout
   Scores S;
   Weights P;
   Output acc;
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   // The first turn is the first consumer's.
   if (PINGPONG && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
   for (;;) {
-    // ---- a tile's first keys: S is there
+    // ---- a tile's first keys: S is ready
     maxima.m_i[0] = maxima.m_i[1] = maxima.limit[0] = maxima.limit[1] = M_INIT;
     maxima.base[0] = maxima.base[1] = l_i[0] = l_i[1] = 0.0f;
 #pragma unroll
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     first = last_tile_begin(tile);
     mask_edges();
     move();
-    bool rescaled = false;  // of what is in acc, so far nothing
+    bool rescaled = false;  // acc is still empty
     weights(0, GROUPS);
     to_operand<T>(P, S, 0, GROUPS);
     if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products could read rows not cleared yet
     }
 
-    // ---- one step: S of the next key tile and O of this one are started, then the next weights
+    // ---- one step: start S of the next key tile and O of this one, then compute the next weights
     for (first -= BLOCK_N; first >= tile.begin; first -= BLOCK_N) {
       const int v_stage = step % STAGES, v_parity = step / STAGES & 1;
       ++step;

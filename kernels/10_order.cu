@@ -15,7 +15,7 @@
 constexpr int ORDER_THREADS = 1024;
 constexpr int NO_TILE = -1;
 
-// How many tiles of keys a tile of rows sees, at least one: 10 computes one where there is none.
+// How many tiles of keys a tile of rows sees, at least one: 10 computes one even if none is seen.
 __device__ int key_tiles(
     int row_tile, int rows, int keys, int block_m, int block_n, const AttentionParams& params) {
   const int first = row_tile * block_m, last = min(first + block_m, rows) - 1;
@@ -52,7 +52,7 @@ extern "C" __global__ void order_tiles(
   const int row_tiles = (params.N + block_m - 1) / block_m, heads = params.heads * sequences;
   const int first_of_round = blockIdx.x * blocks;
   for (int i = first_of_round + threadIdx.x; i < first_of_round + blocks; i += blockDim.x) {
-    int n = i;  // its number in the order; what is beyond all tiles stays where it is
+    int n = i;  // its number in the order; entries beyond the last tile keep their place
     int4 entry = make_int4(0, 0, 0, NO_TILE);
     if (i < row_tiles * heads) {
       const int head = i / row_tiles, row_tile = i % row_tiles;

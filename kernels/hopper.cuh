@@ -1,17 +1,17 @@
 // PTX instructions of Hopper (sm_90a), one per function: mbarriers, TMA copies, products of a
-// warpgroup (wgmma), named barriers, the register pool. A warpgroup is four warps, 128 threads, the
-// first of them a multiple of 4.
+// warpgroup (wgmma), named barriers, the register pool. A warpgroup is four neighbouring warps, 128
+// threads; the number of its first warp is a multiple of 4.
 //
 // Thread 32 w + 4 g + t of a warpgroup (w is 0..3, g 0..7, t 0..3) holds, of an m64nNk16 product,
 // D += A B:
 //   D, 64 x N:  d[4j], d[4j+1] = (16w + g, 8j + 2t), (16w + g, 8j + 2t + 1)
 //               d[4j+2], d[4j+3] = the same of row g+8
-//   A, 64 x 16, where it is in registers: as in ptx.cuh, for the 16 rows of its warp
-// So d[8k] .. d[8k+7], rounded to pairs of half the width, are A of step k of the next product.
+//   A, 64 x 16, if it is in registers: as in ptx.cuh, for the 16 rows of its warp
+// So d[8k] .. d[8k+7], rounded and packed in pairs, are A of step k of the next product.
 //
-// A tile in shared memory is one or more panels of 64 columns: rows of 128 bytes, the panel at a
+// A tile in shared memory is one or more panels of 64 columns: rows of 128 bytes, each panel at a
 // multiple of 1024 bytes. The 128-byte swizzle puts 16-byte chunk c of row r at chunk c ^ r % 8.
-// TMA writes and wgmma reads that layout.
+// TMA writes that layout, and wgmma reads it.
 
 #pragma once
 #include "ptx.cuh"
@@ -19,13 +19,13 @@
 constexpr int PANEL_COLUMNS =
     64;  // of 2 bytes: 128 bytes, the widest box with the 128-byte swizzle
 
-// What cuTensorMapEncodeTiled wrote: the address, sizes and strides of an array, and the box that
+// As cuTensorMapEncodeTiled writes it: the address, sizes and strides of an array, and the box that
 // one copy takes.
 struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
-// ---- mbarriers: 8 bytes of shared memory that count arrivals and bytes; both end a phase
+// ---- mbarriers: 8 bytes of shared memory that count arrivals and bytes; a phase ends with both
 
 __device__ __forceinline__ void mbarrier_init(unsigned barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -41,15 +41,15 @@ __device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// One arrival, and the phase now ends only after that many more bytes of copies have arrived.
+// One arrival; the phase now also waits for that many more bytes of copies.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
-// Whether the phase of that parity has ended: 0 for the first, third, ... and 1 for the others. A
-// new mbarrier counts as one whose phase of parity 1 has ended. The thread may be suspended
-// meanwhile, for a time that the hardware limits.
+// Whether the phase of that parity has ended: 0 for the first, third, ... and 1 for the others. For
+// a new mbarrier, parity 1 counts as ended. The hardware may suspend the thread for a limited time
+// before it answers.
 __device__ __forceinline__ bool mbarrier_try_wait(unsigned barrier, unsigned parity) {
   unsigned ended;
   asm volatile(
@@ -67,7 +67,7 @@ __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity)
   }
 }
 
-// ---- TMA: one thread asks for a box of an array of four dimensions; what is outside becomes zeros
+// ---- TMA: one thread copies a box of a four-dimensional array; elements outside of it are zeros
 
 // Global to shared memory. `x` is the first column, `row`, `head` and `batch` the other coordinates
 // of the box. The box's bytes, zeros included, count for the mbarrier.
@@ -81,7 +81,7 @@ __device__ __forceinline__ void tma_load(
       : "memory");
 }
 
-// Shared to global memory; what is outside of the array is not written.
+// Shared to global memory; elements outside of the array are not written.
 __device__ __forceinline__ void tma_store(
     const TensorMap& map, unsigned source, int x, int row, int head, int batch) {
   asm volatile(
@@ -96,14 +96,14 @@ __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Waits until at most PENDING of this thread's groups have still to read shared memory.
+// Waits until all but PENDING of this thread's groups have read their shared memory.
 template <int PENDING>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-// Orders this thread's ordinary accesses to shared memory before later ones of TMA and wgmma (the
-// async proxy).
+// Orders this thread's ordinary accesses to shared memory before later accesses by TMA and wgmma
+// (the async proxy).
 __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -128,8 +128,8 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Sets the registers per thread of a whole warpgroup. More of them are waited for until others have
-// given theirs back.
+// Sets the registers per thread of a whole warpgroup. An increase waits until other warpgroups have
+// given enough registers back.
 template <int REGISTERS>
 __device__ __forceinline__ void setmaxnreg_increase() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -142,9 +142,9 @@ __device__ __forceinline__ void setmaxnreg_decrease() {
 
 // ---- products of a warpgroup
 
-// The descriptor of an operand in panels with the 128-byte swizzle. Eight rows further are 1024
-// bytes. panel_stride is the distance of the next 64 columns: needed only where wgmma reads columns
-// as the rows of B (transposed).
+// The descriptor of an operand in panels with the 128-byte swizzle: the next eight rows are 1024
+// bytes further. panel_stride is the distance of the next 64 columns, needed only if one product
+// takes more than a panel: B transposed, as V is.
 __device__ __forceinline__ unsigned long long wgmma_descriptor(
     unsigned address, unsigned panel_stride = 0) {
   constexpr unsigned long long SWIZZLE_128B = 1ull << 62, ROWS_STRIDE = 1024 / 16ull << 32;
@@ -152,13 +152,13 @@ __device__ __forceinline__ unsigned long long wgmma_descriptor(
          (address & 0x3ffff) / 16;
 }
 
-// Before the first product, and whenever registers of D or A were written since by other
-// instructions.
+// Needed before the first product, and again after other instructions have written registers of D
+// or A.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-// All products since the last commit become one group.
+// All products since the last commit become one group, for wgmma_wait.
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
@@ -169,8 +169,8 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// No instruction: the compiler must not move reads or writes of these registers across this place.
-// It does not know that products in flight use them.
+// No instruction. It stops the compiler, which does not know that products in flight use these
+// registers, from moving reads or writes of them across this line.
 template <int N>
 __device__ __forceinline__ void wgmma_registers(float (&d)[N]) {
 #pragma unroll
@@ -215,10 +215,10 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[N]) {
 #define SUMS_240 SUMS_224, SUMS_FROM(112)
 #define SUMS_256 SUMS_240, SUMS_FROM(120)
 
-// D += A B for 64 x N sums, or D = A B where `accumulate` is false. The type of the elements is the
-// overload's first argument. wgmma_ss: A (64 x 16) and B^T (N x 16) are in shared memory, rows as
-// they are in Q and K. wgmma_rs: A is in registers, and B (16 x N) in shared memory, rows as they
-// are in V: transposed on the way. clang-format off
+// D += A B for 64 x N sums, or D = A B if `accumulate` is false. The first argument selects the
+// type of the elements. wgmma_ss: A (64 x 16) and B^T (N x 16) are in shared memory, with rows like
+// those of Q and K. wgmma_rs: A is in registers and B (16 x N) in shared memory, with rows like
+// those of V, which wgmma reads transposed. clang-format off
 #define WGMMA_TYPE(N, TYPE, PTX, A0, A1, A2, A3, A4, A5)                                        \
   __device__ __forceinline__ void wgmma_ss(                                                     \
       TYPE, float (&d)[N / 2], unsigned long long a, unsigned long long b, bool accumulate) {   \

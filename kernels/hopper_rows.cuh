@@ -1,6 +1,6 @@
 // What a warpgroup does with the accumulators of its 64 rows: masks, weights, the sums at the end,
-// O. As in 07_mma.cu, whose notebook explains it; a thread has two rows, g and g + 8 of its warp's.
-// Its accumulators of keys (or columns) 8 n + 2 t + e of row g + 8 i are element 4 n + 2 i + e.
+// O. As in 07_mma.cu, whose notebook explains it. A thread has two rows, g and g + 8 of its warp's;
+// its accumulator of key (or column) 8 n + 2 t + e of row g + 8 i is element 4 n + 2 i + e.
 
 #pragma once
 #include "half2.cuh"
@@ -34,8 +34,8 @@ __device__ __forceinline__ void mask(
   }
 }
 
-// The weight of a score, 2^(softmax_scale_log2 s - m_i), in one FFMA. volatile: it must not move
-// behind a wait for products.
+// The weight of a score, 2^(softmax_scale_log2 s - m_i): one FFMA and one ex2. volatile: it must not
+// move behind a wait for products.
 __device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
   const float x = fmaf(s, softmax_scale_log2, -m_i);
   float y;
@@ -81,8 +81,8 @@ __device__ __forceinline__ void rescale_output(Output& acc, const Statistics& re
   for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] *= rescale[i / 2 % 2];
 }
 
-// The weights of keys 8 from .. 8 to - 1 at half the width. The accumulators of 2 x 8 keys have the
-// layout that the left operand of 16 keys needs.
+// The weights of keys 8 from .. 8 to - 1 in 16 bits. The accumulators of 2 x 8 keys have the layout
+// that the left operand of 16 keys needs.
 template <typename T>
 __device__ __forceinline__ void to_operand(Weights& P, const Scores& S, int from, int to) {
 #pragma unroll
@@ -92,8 +92,8 @@ __device__ __forceinline__ void to_operand(Weights& P, const Scores& S, int from
       P[n / 2][n % 2 * 2 + i] = pack(T(), S[4 * n + 2 * i], S[4 * n + 2 * i + 1]);
 }
 
-// lse of a warp's 16 rows, from row `warp_row` of the tile on, and the factors that make weighted
-// means of O.
+// lse of a warp's 16 rows, from row `warp_row` of the tile on, and the factors that turn O's sums
+// into weighted means.
 __device__ __forceinline__ void finish_rows(
     const Tile& tile, int warp_row, const Statistics& m_i, const Statistics& l_i,
     Statistics& inverse, float* lse, bool packed, const AttentionParams& params) {

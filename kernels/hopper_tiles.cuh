@@ -37,7 +37,7 @@ struct Tile {
   int begin, end;
 };
 
-// Which rows the tile has, from first_row of its sequence on.
+// Sets the tile's rows: those from first_row of its sequence on.
 __device__ __forceinline__ int set_rows(
     Tile& tile, int first_row, const int* cu_seqlens_q, const int* cu_seqlens_k,
     const AttentionParams& params) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ int set_rows(
   return q_len;
 }
 
-// Which keys they see.
+// Sets the keys that these rows see.
 __device__ __forceinline__ void set_keys(
     Tile& tile, int first_row, int q_len, const AttentionParams& params) {
   // Row i is at key i + kv_len - q_len, so that the last row is at the last key.
@@ -80,7 +80,7 @@ __device__ __forceinline__ bool tile_of_block(
   return tile.rows > 0;
 }
 
-// The next tile of this block; false where there is none left. schedule: [rounds][blocks] of
+// The next tile of this block; false if none is left. schedule: [rounds][blocks] of
 // (sequence, head, head of K and V, first row), written by 10_order.cu: longest tiles first, so that
 // all blocks have similar amounts of work. `item` is loaded one round ahead.
 __device__ __forceinline__ bool next_tile(
@@ -116,7 +116,7 @@ __device__ __forceinline__ void tma_load_panels(
 }
 
 // The same by cp.async, without TMA: all threads copy, swizzled as in 07. Only rows_left rows are
-// read; what is past them, or past HEAD_DIM, becomes zeros.
+// read; elements past them, or past HEAD_DIM, become zeros.
 template <int ROWS, typename T>
 __device__ __forceinline__ void cp_async_panels(
     unsigned target, const T* __restrict__ source, const Strides& strides, int rows_left, int row,

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
                  V_smem = Q_smem + V_AT;
-  // The same for all lanes; the shuffle lets the compiler know.
+  // Uniform within a warp; the shuffle tells the compiler so.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   const bool packed = cu_seqlens_q != nullptr;
   Tile tile;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const unsigned v_lane = V_smem + swizzle<8>(lane_id % 16, lane_id / 16);
   const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale * LOG2_E;
-  constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as accumulators have them
+  constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as in the accumulators' layout
   Scores S;
   Weights P;
   Output acc;

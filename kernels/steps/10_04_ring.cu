@@ -16,8 +16,8 @@ constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES
 constexpr unsigned BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
 constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (1 + 2 * STAGES);
 
-// S = Q K^T for its 64 rows, started. The next 16 columns are 32 bytes further, the next 64 one
-// panel.
+// Starts S = Q K^T for the warpgroup's 64 rows. The next 16 columns are 32 bytes further, the next
+// 64 one panel.
 template <typename T>
 __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsigned long long k) {
   wgmma_registers(S);
@@ -30,7 +30,7 @@ __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsign
   wgmma_commit();
 }
 
-// O += P V, started. The next 16 keys are 16 rows further.
+// Starts O += P V. The next 16 keys are 16 rows further.
 template <typename T>
 __device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned long long v) {
   wgmma_registers(O);
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
                  V_smem = Q_smem + V_AT;
   const unsigned q_full = Q_smem + BARRIERS_AT, k_full = q_full + 8, v_full = k_full + 8 * STAGES;
-  // The same for all lanes; the shuffle lets the compiler know.
+  // Uniform within a warp; the shuffle tells the compiler so.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   const bool packed = cu_seqlens_q != nullptr;
   if (threadIdx.x == 0) {
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
   const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale * LOG2_E;
-  constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as accumulators have them
+  constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as in the accumulators' layout
   Scores S;
   Weights P;
   Output acc;

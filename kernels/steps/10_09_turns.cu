@@ -22,8 +22,8 @@ constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES
 constexpr unsigned BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
 constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (CONSUMERS + 4 * STAGES);
 
-// S = Q K^T for its 64 rows, started. The next 16 columns are 32 bytes further, the next 64 one
-// panel.
+// Starts S = Q K^T for the warpgroup's 64 rows. The next 16 columns are 32 bytes further, the next
+// 64 one panel.
 template <typename T>
 __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsigned long long k) {
   wgmma_registers(S);
@@ -36,7 +36,7 @@ __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsign
   wgmma_commit();
 }
 
-// O += P V, started. The next 16 keys are 16 rows further.
+// Starts O += P V. The next 16 keys are 16 rows further.
 template <typename T>
 __device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned long long v) {
   wgmma_registers(O);
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const unsigned k_full = q_full + 8 * CONSUMERS;  // one for each stage
   const unsigned k_empty = k_full + 8 * STAGES;
   const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
-  // The same for all lanes; the shuffle lets the compiler know.
+  // Uniform within a warp; the shuffle tells the compiler so.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   const bool packed = cu_seqlens_q != nullptr;
   if (threadIdx.x == 0) {
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       for (int first = last_tile_begin(tile), step = 0; warp_id != 2 && first >= tile.begin;
            first -= BLOCK_N, ++step) {
         const int stage = step % STAGES;
-        mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: still in use
+        mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: products read it
         mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);
         tma_load_panels<BLOCK_N>(
             smem + stage * TILE_BYTES, map, full + 8 * stage, tile.k_first + first, tile.kv_head,
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;  // named barriers
   const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale * LOG2_E;
-  constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as accumulators have them
+  constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as in the accumulators' layout
   Scores S;
   Weights P;
   Output acc;
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products could read rows not cleared yet
     }
 
-    // ---- one step: S of the next key tile and O of this one are started, then the next weights
+    // ---- one step: start S of the next key tile and O of this one, then compute the next weights
     for (first -= BLOCK_N; first >= tile.begin; first -= BLOCK_N) {
       const int v_stage = step % STAGES, v_parity = step / STAGES & 1;
       ++step;
