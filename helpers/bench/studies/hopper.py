@@ -580,15 +580,6 @@ def change(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any] 
     return None
 
 
-def clocks(head_dim: int, *, products: bool, weights: bool) -> dict[str, Any] | None:
-    """Recorded clocks of products, of all of the weights, or of both side by side; None without a record."""
-    for row in (recorded() or {}).get("clocks", ()):
-        active = row["products"] is not None, row["weights"] is not None
-        if row["head_dim"] == head_dim and active == (products, weights) and row["part"] == PARTS[7]:
-            return row
-    return None
-
-
 def _speed(speed: float, least: float, most: float) -> str:
     return f"{speed:.2f}× ({least:.2f} to {most:.2f})"
 
