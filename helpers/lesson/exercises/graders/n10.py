@@ -38,7 +38,7 @@ TILES, STAGES = 8, 3  # of the ring, at the first size
 
 @exercise(
     "10_ring",
-    minutes=25,
+    minutes=20,
     only_cc=90,
     hints={
         "stage of the producer": (
