@@ -275,16 +275,44 @@ def test_every_tile_is_computed_whatever_the_order(blocks: int, together: int, m
 def test_heads_that_are_worked_on_together() -> None:
     """K and V of 32 MB, but few rounds of tiles; whole groups; without a causal mask one head after the other."""
 
+    sizes = {"BLOCK_M": 128, "BLOCK_N": 160}
+
     def of(heads: int, kv_heads: int, keys: int, window: tuple[int, int]) -> int:
-        return launches.heads_together(call_of((1, heads, 5, 128), kv_heads, keys, window), {"BLOCK_M": 128})
+        return launches.heads_together(
+            call_of((1, heads, 5, 128), kv_heads, keys, window), {"BLOCK_M": 128, "BLOCK_N": 160}
+        )
 
     assert of(16, 16, 16384, (-1, -1)) == 1
     assert of(16, 16, 16384, (-1, 0)) == 4 and of(16, 4, 16384, (-1, 0)) == 16
     assert of(16, 16, 10**6, (-1, 0)) == 1 and of(16, 2, 10**6, (-1, 0)) == 8
-    assert [launches.group_of_heads(3, 1, 1, tiles, 132) for tiles in (44, 88, 132, 131)] == [2, 3, 2, 3]
-    rounds = [(tiles, launches.group_of_heads(512, 1, 2**16, tiles, 132) * tiles / 132) for tiles in range(1, 48)]
-    assert all(1.2 < many < 1.7 for _, many in rounds), rounds
-    assert launches.group_of_heads(512, 8, 2**16, 16, 132) == 16
+
+
+def test_heads_are_grouped_so_that_blocks_finish_together() -> None:
+    """Of short sequences few heads at a time; never so that in each group the same blocks get the longest tiles."""
+
+    def dealt(heads: int, rows: int, together: int, block_m: int, block_n: int) -> float:
+        """The most that a block gets, beside the mean, as 10_order.cu deals."""
+        tiles = -(-rows // block_m)
+        places = [
+            tiles - 1 - place if (-(-heads // together) - 1 - first // together) % 2 else place
+            for first in range(0, heads, together)
+            for place in range(tiles)
+            for _ in range(min(together, heads - first))
+        ]
+        work = [1 + -(-((tiles - place) * block_m) // block_n) for place in places]
+        blocks = [0] * 132
+        for number, its in enumerate(work):
+            turn, block = divmod(number, 132)
+            blocks[131 - block if turn % 2 else block] += its
+        return max(blocks) * 132 / sum(work)
+
+    for heads, rows, head_dim, block_m, block_n in (
+        *((512, 512, 128, 128, 160), (128, 2048, 128, 128, 160), (64, 4096, 128, 128, 160), (16, 16384, 128, 128, 160)),
+        *((64, 4096, 64, 192, 128), (256, 2048, 64, 192, 128), (1024, 512, 64, 192, 128), (40, 2048, 128, 128, 160)),
+    ):
+        rows += -rows % block_m
+        together = launches.group_of_heads(heads, 1, rows, rows, head_dim, block_m, block_n, 132)
+        assert together * 4 * rows * head_dim <= 24 * 2**20 and dealt(heads, rows, together, block_m, block_n) < 1.06
 
 
 def test_too_many_tiles_are_refused() -> None:

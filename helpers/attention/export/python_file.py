@@ -227,7 +227,9 @@ def multiprocessors_here():
         keys = "n_kv" if min(left, right) < 0 else f"min(n_kv, {left + right} + BLOCK_M)"
         yield f'''def heads_together(batch, heads, kv_heads, n, n_kv, multiprocessors):
     """How many heads are worked on together, longest tiles first."""
-    return group_of_heads(batch * heads, heads // kv_heads, 4 * {keys} * HEAD_DIM, -(-n // BLOCK_M), multiprocessors)
+    more = -n % BLOCK_M
+    of_head = n + more, {keys} + more, HEAD_DIM, BLOCK_M, BLOCK_N
+    return group_of_heads(batch * heads, heads // kv_heads, *of_head, multiprocessors)
 '''
 
 
