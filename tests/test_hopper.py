@@ -275,12 +275,9 @@ def test_every_tile_is_computed_whatever_the_order(blocks: int, together: int, m
 def test_heads_that_are_worked_on_together() -> None:
     """K and V of 32 MB, but few rounds of tiles; whole groups; without a causal mask one head after the other."""
 
-    sizes = {"BLOCK_M": 128, "BLOCK_N": 160}
-
     def of(heads: int, kv_heads: int, keys: int, window: tuple[int, int]) -> int:
-        return launches.heads_together(
-            call_of((1, heads, 5, 128), kv_heads, keys, window), {"BLOCK_M": 128, "BLOCK_N": 160}
-        )
+        sizes = {"BLOCK_M": 128, "BLOCK_N": 160}
+        return launches.heads_together(call_of((1, heads, 128, 128), kv_heads, keys, window), sizes)
 
     assert of(16, 16, 16384, (-1, -1)) == 1
     assert of(16, 16, 16384, (-1, 0)) == 4 and of(16, 4, 16384, (-1, 0)) == 16
