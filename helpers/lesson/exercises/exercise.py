@@ -14,6 +14,7 @@ wrong answers in tests/.
 from __future__ import annotations
 
 from helpers.lesson.exercises import graders as _graders  # noqa: F401 (its modules register themselves)
+from helpers.lesson.exercises.certificate import certificate
 from helpers.lesson.exercises.grade import grade
 from helpers.lesson.exercises.grade_table import Grade
 from helpers.lesson.exercises.holes import FOLDER, cell, ours, skeleton, solution
@@ -29,6 +30,7 @@ __all__ = [
     "Trial",
     "best",
     "cell",
+    "certificate",
     "compare",
     "cuda",
     "grade",

@@ -29,10 +29,12 @@ def grade(name: str, code: str) -> Grade:
     if name not in EXERCISES:
         raise KeyError(f"no exercise {name!r}; there are: {', '.join(sorted(EXERCISES))}")
     rows: dict[str, Row] = {}
+    seen: Trial | None = None  # under the X-ray
     no_compiler = False
     for device, on_gpu in ((engine, False), (cp, True)) if _has_gpu_for(name) else ((engine, False),):
         try:
-            tried = _rows(Trial(name, code, device, on_gpu, _seconds()))
+            trial = Trial(name, code, device, on_gpu, _seconds())
+            tried = _rows(trial)
         except engine.NoCompilerError as error:
             if not ON_GPU:
                 return Grade(False, f"[FAIL] {name}: {error}")
@@ -43,7 +45,7 @@ def grade(name: str, code: str) -> Grade:
         except Exception as error:  # a grader that did not expect this text: a line, never a traceback
             return Grade(False, f"[FAIL] {name}: the grader stopped with {type(error).__name__}: {error}")
         if not rows:
-            rows = tried
+            rows, seen = tried, trial
         else:  # all passed on the CPU
             for title in (COMPILES, FIRST, AWKWARD):
                 if title in tried and tried[title].passed is False:
@@ -53,7 +55,7 @@ def grade(name: str, code: str) -> Grade:
             break
     if no_compiler and EXERCISES[name].calls("launch"):
         rows[XRAY] = Row(lines=["not tried: the CPU engine has no C++ compiler"])
-    return _grade(name, code, rows)
+    return _grade(name, code, rows, seen)
 
 
 def _has_gpu_for(name: str) -> bool:
@@ -90,13 +92,16 @@ def _rows(trial: Trial) -> dict[str, Row]:
     return rows
 
 
-def _grade(name: str, code: str, rows: dict[str, Row]) -> Grade:
+def _grade(name: str, code: str, rows: dict[str, Row], seen: Trial | None) -> Grade:
+    size, reports = (seen.first_size, tuple(seen.reports)) if seen else ("", ())
     if _passed(rows):
         solved = f'Solved. exercise.compare("{name}") shows your lines beside ours.'
-        return Grade(True, f"{grade_table.text(rows)}\n{solved}", rows)
+        return Grade(True, f"{grade_table.text(rows)}\n{solved}", rows, size=size, reports=reports)
     symptoms, is_try = _symptoms(rows), code.strip() != holes.skeleton(name).strip()
     hint = hints.hint(name, EXERCISES[name].hints, symptoms, counts=is_try) if symptoms else ""
-    return Grade(False, f"{grade_table.text(rows)}\n{hint}".rstrip(), rows, symptoms[0] if symptoms else "")
+    return Grade(
+        False, f"{grade_table.text(rows)}\n{hint}".rstrip(), rows, symptoms[0] if symptoms else "", size, reports
+    )
 
 
 _STOPS = {"compile", "return", "crash", "null", "never ends", "deadlock"}  # the launch itself says what is wrong

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from helpers.xray import Report
+
 COMPILES = "compiles"
 FIRST = "right at the first size"
 AWKWARD = "right at awkward sizes"
@@ -35,12 +37,15 @@ class Grade:
     """What grading found. True in an `if` when all is right. text: the lines to print.
 
     rows: by title, those that apply. symptom: of the failure that the hint is for; "" where all is right.
+    size: the first one, in words. reports: the X-rays of the launches there; none where there is no C++ compiler.
     """
 
     passed: bool
     text: str
     rows: dict[str, Row] = field(default_factory=dict)
     symptom: str = ""
+    size: str = ""
+    reports: tuple[Report, ...] = ()
 
     def __bool__(self) -> bool:
         return self.passed

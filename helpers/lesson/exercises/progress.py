@@ -108,7 +108,8 @@ class Board:
     def _total(self) -> str:
         solved = sum(entry.solved for _, entry in self.rows)
         left = sum(one.minutes for one, entry in self.rows if not entry.solved)
-        return f"{solved} of {len(self.rows)} exercises solved; about {left} minutes to go."
+        words = f"{solved} of {len(self.rows)} exercises solved; about {left} minutes to go."
+        return f"{words} exercise.certificate() writes them to a file for your teacher." if solved else words
 
     def _repr_markdown_(self) -> str:
         lines = ["| notebook | exercise | minutes | |", "|---|---|---:|---|"]

@@ -52,8 +52,8 @@ class Trial:
 
     code: the learner's text. plain: without comments. xp: CuPy or the CPU engine. reports: the X-rays of the launches
     at the first size, none on a GPU; report: the last of them, or None. awkward_report: of the last launch at the first
-    awkward size, or None. rng: for inputs that no method here makes. size: the one that is tried, in words. timeout:
-    seconds that a block may take on the CPU.
+    awkward size, or None. rng: for inputs that no method here makes. size: the one that is tried, in words; first_size:
+    the first one. timeout: seconds that a block may take on the CPU.
     """
 
     def __init__(self, name: str, code: str, device: Any, on_gpu: bool, timeout: float = 10.0) -> None:
@@ -67,7 +67,7 @@ class Trial:
         self._timeout = timeout
         self._title = FIRST  # the row of the size that is tried
         self._number = 0  # of that size
-        self.size = ""
+        self.size = self.first_size = ""
         self._kernels: dict[Any, Callable[..., None]] = {}
         self._errors: dict[str, list[float]] = {FIRST: [], AWKWARD: []}
 
@@ -89,6 +89,7 @@ class Trial:
             self._title, self._number = AWKWARD if number else FIRST, number
             values = size if isinstance(size, tuple) else (size,)
             self.size = ", ".join(f"{name} = {value}" for name, value in zip(names.split(", "), values, strict=True))
+            self.first_size = self.first_size or self.size
             yield size
             if self.rows[FIRST].passed is False:
                 return

@@ -1,0 +1,120 @@
+"""The certificate: a learner's right texts with what the X-ray counted, in a small file that a teacher can confirm.
+
+    exercise.certificate("03")                                     # in a notebook: writes certificate_03.json
+    python3 -m helpers.lesson.certify certificate_03.json ...      # a teacher: grades the texts again
+
+The digest of an exercise tells that its entry was changed afterwards. Anybody can compute another one, so the texts are
+graded again, on fresh inputs, and the figures compared: what is right then is right whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from helpers.lesson.exercises import progress
+from helpers.lesson.exercises.grade import grade
+from helpers.lesson.exercises.grade_table import FIRST, Grade, Row, text
+from helpers.lesson.exercises.registry import EXERCISES
+from helpers.xray import Report
+
+COURSE = "FlashAttention from scratch, in CuPy"
+_KEYS = {"text", "size", "launches", "digest"}
+
+
+def certificate(notebook: str = "", file: str | Path | None = None) -> None:
+    """Grade the learner's solved exercises once more, print the rows, and write those that pass to a file.
+
+    Args:
+        notebook: its number or its name; all exercises where it is empty. file: certificate_NN.json by default, in
+            the notebook's folder.
+    """
+    wanted = [name for name in sorted(EXERCISES) if name.startswith(notebook[:2])]
+    entries: dict[str, Any] = {}
+    rows: dict[str, Row] = {}
+    for name in wanted:
+        mine = progress.solved_text(name)
+        if mine is not None:
+            result = grade(name, mine)
+            rows[name] = _row(result)
+            if result:
+                entries[name] = entry(name, mine, result)
+    target = Path(file or f"certificate{f'_{notebook[:2]}' * bool(notebook)}.json")
+    if entries:
+        target.write_text(json.dumps({"course": COURSE, "exercises": entries}, indent=1) + "\n", encoding="utf-8")
+    written = f"written to {target}" if entries else "nothing is written"
+    print("\n".join([*([text(rows)] if rows else []), f"{len(entries)} of {len(wanted)} exercises solved: {written}."]))
+
+
+def entry(name: str, code: str, result: Grade) -> dict[str, Any]:
+    """What the file holds of an exercise."""
+    content = {"text": code, "size": result.size, "launches": [figures(report) for report in result.reports]}
+    return {**content, "digest": digest(name, content)}
+
+
+def figures(report: Report) -> dict[str, int | str]:
+    """What a launch cost, by what was counted; the X-ray counts no FLOP."""
+    counted: dict[str, int | str] = {"kernel": report.name}
+    for name, array in report.traffic.items():
+        counted |= {f"bytes of {name} read": array.read, f"bytes of {name} written": array.written}
+    shared = report.shared.values()
+    return counted | {
+        "bytes of shared memory read": sum(array.read for array in shared),
+        "bytes of shared memory written": sum(array.written for array in shared),
+        "bank conflicts": sum(array.conflicts for array in shared),
+        "barriers": report.barriers,
+    }
+
+
+def digest(name: str, content: Mapping[str, Any]) -> str:
+    """Of all that the file says of an exercise."""
+    said = [name, *(content[key] for key in sorted(_KEYS - {"digest"}))]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def confirm(name: str, said: Any) -> Row:
+    """Grade the text of an entry again, and hold the file's figures against what the X-ray counts here."""
+    if name not in EXERCISES:
+        return Row(False, ["the course has no exercise of this name"])
+    if not isinstance(said, Mapping) or set(said) != _KEYS or not isinstance(said["text"], str):
+        return Row(False, ["this is not what exercise.certificate() writes"])
+    result = grade(name, said["text"])
+    row = _row(result)
+    reasons = [] if said["digest"] == digest(name, said) else ["changed after the file was written"]
+    if result.passed and result.reports:  # without a compiler the GPU alone has graded: nothing was counted
+        reasons += _differences(said, entry(name, said["text"], result))
+    if reasons:
+        row = Row(False, [*reasons, *(["the text itself is right"] if result.passed else row.lines)])
+    return row
+
+
+def _differences(said: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    if said["size"] != here["size"]:
+        yield f"the file says {said['size']!r}, the grader's first size is {here['size']}"
+    launches = said["launches"] if isinstance(said["launches"], list) else []
+    if [type(launch) for launch in launches] != [dict] * len(here["launches"]):
+        yield f"the file has {len(launches)} launches, the X-ray {len(here['launches'])}"
+        return
+    for theirs, ours in zip(launches, here["launches"], strict=True):
+        for what in dict.fromkeys((*ours, *theirs)):
+            if theirs.get(what) != ours.get(what):
+                yield f"{ours['kernel']}, {what}: the file says {theirs.get(what)}, the X-ray {ours.get(what)}"
+
+
+def _row(result: Grade) -> Row:
+    """A grade as one row: the first size and what the launches cost there, or what is wrong."""
+    if not result.passed:
+        failed = [f"{title}: {line}" for title in result.failed() for line in result.rows[title].lines[:1]]
+        return Row(False, failed or result.text.splitlines()[:1])
+    lines = list(result.rows[FIRST].lines)
+    for report in result.reports:
+        read, written = (sum(getattr(a, what) for a in report.traffic.values()) for what in ("read", "written"))
+        conflicts = sum(a.conflicts for a in report.shared.values())
+        lines.append(
+            f"{report.name}: {read:,} bytes read, {written:,} written, {conflicts:,} bank conflicts, "
+            f"{report.barriers:,} barriers"
+        )
+    return Row(True, lines)
