@@ -30,7 +30,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def hint_of(code: str) -> str:
-    return exercise.grade(NAME, code).text.splitlines()[-1].partition(": ")[0]
+    (line,) = (line for line in exercise.grade(NAME, code).text.splitlines() if line.startswith("Hint "))
+    return line.partition(": ")[0]
 
 
 # -------------------------------------------------------------------------------------------------------------- hints
@@ -39,6 +40,26 @@ def hint_of(code: str) -> str:
 def test_hints_go_on_with_the_tries_of_a_symptom() -> None:
     assert [hint_of(WRONG) for _ in range(4)] == [f"Hint {i} of 3" for i in (1, 2, 3, 3)]
     assert hint_of(WRONG + "oops").startswith("Hint 1 of "), "another symptom begins with its first hint"
+
+
+def test_compile_errors_have_hints_of_their_own() -> None:
+    """They use up none of the solution's, and show none: nothing has run yet."""
+    assert [hint_of(WRONG + "oops") for _ in range(4)] == [f"Hint {i} of 3" for i in (1, 2, 3, 3)]
+    assert hint_of(WRONG) == "Hint 1 of 3"
+    hints.forget()
+    for name, one in exercise.GRADERS.items():
+        if "compile" not in one.hints:
+            shown = [hints.hint(name, one.hints, ("compile",)).partition(": ")[2] for _ in range(4)]
+            assert set(shown) == set(hints.GENERIC["compile"])
+
+
+def test_how_to_give_up() -> None:
+    text = exercise.grade(NAME, WRONG).text
+    assert text.splitlines()[-1] == f'To give up: exercise.solution("{NAME}")'
+    for code in (exercise.skeleton(NAME), exercise.ours(NAME)):
+        assert "give up" not in exercise.grade(NAME, code).text
+    shown = exercise.solution(NAME)
+    assert repr(shown) == exercise.ours(NAME) and shown._repr_markdown_() == f"```c++\n{exercise.ours(NAME)}```"
 
 
 def test_the_skeleton_counts_as_no_try() -> None:
@@ -201,3 +222,31 @@ def test_an_interrupt_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(magic, "grade", interrupted)
     exercise.cuda(NAME, WRONG)
     assert capsys.readouterr().out == f"[FAIL] {NAME}: interrupted\n"
+
+
+# -------------------------------------------------------------------------------------------------- what kernels print
+
+
+def printing(condition: str, name: str = "00_first_kernel") -> str:
+    return exercise.ours(name).replace("\n}", f'\n  if ({condition}) printf("i = %d of %d\\n", threadIdx.x, n);\n}}', 1)
+
+
+def test_printf_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the first size, though the X-ray runs there as well, and other sizes follow."""
+    exercise.cuda("00_first_kernel", printing("threadIdx.x + blockIdx.x == 0"))
+    out = capsys.readouterr().out
+    assert out.startswith("printf at n = 192 (it prints at 4 more):\ni = 0 of 192\n[PASS]") and out.count("i = ") == 1
+
+
+def test_printf_is_that_of_the_size_that_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    code = printing("threadIdx.x + blockIdx.x == 0").replace("if (i < n)", "if (i < n && n != 129)")
+    exercise.cuda("00_first_kernel", code)
+    out = capsys.readouterr().out
+    assert out.startswith("printf at n = 129 (it prints at 4 more):\ni = 0 of 129\n[PASS]") and "[FAIL]" in out
+
+
+def test_many_lines_are_cut_and_a_crash_keeps_them(capsys: pytest.CaptureFixture[str]) -> None:
+    exercise.cuda("00_first_kernel", printing("true").replace("if (i < n)", ""))
+    out = capsys.readouterr().out
+    assert out.startswith("printf at n = 192:\n") and "\n... and " in out and " more lines\n" in out
+    assert len(out.splitlines()) < 60

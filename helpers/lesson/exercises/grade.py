@@ -93,15 +93,15 @@ def _rows(trial: Trial) -> dict[str, Row]:
 
 
 def _grade(name: str, code: str, rows: dict[str, Row], seen: Trial | None) -> Grade:
-    size, reports = (seen.first_size, tuple(seen.reports)) if seen else ("", ())
+    more = {"size": seen.first_size, "reports": tuple(seen.reports), "printed": seen.printed()} if seen else {}
     if _passed(rows):
         solved = f'Solved. exercise.compare("{name}") shows your lines beside ours.'
-        return Grade(True, f"{grade_table.text(rows)}\n{solved}", rows, size=size, reports=reports)
+        return Grade(True, f"{grade_table.text(rows)}\n{solved}", rows, **more)
     symptoms, is_try = _symptoms(rows), code.strip() != holes.skeleton(name).strip()
     hint = hints.hint(name, EXERCISES[name].hints, symptoms, counts=is_try) if symptoms else ""
-    return Grade(
-        False, f"{grade_table.text(rows)}\n{hint}".rstrip(), rows, symptoms[0] if symptoms else "", size, reports
-    )
+    give_up = f'To give up: exercise.solution("{name}")' if is_try else ""
+    text = "\n".join(filter(None, [grade_table.text(rows), hint, give_up]))
+    return Grade(False, text, rows, symptoms[0] if symptoms else "", **more)
 
 
 _STOPS = {"compile", "return", "crash", "null", "never ends", "deadlock"}  # the launch itself says what is wrong

@@ -37,6 +37,7 @@ class Grade:
     """What grading found. True in an `if` when all is right. text: the lines to print.
 
     rows: by title, those that apply. symptom: of the failure that the hint is for; "" where all is right.
+    printed: what the kernel printed, at one of the sizes.
     size: the first one, in words. reports: the X-rays of the launches there; none where there is no C++ compiler.
     """
 
@@ -46,6 +47,7 @@ class Grade:
     symptom: str = ""
     size: str = ""
     reports: tuple[Report, ...] = ()
+    printed: str = ""
 
     def __bool__(self) -> bool:
         return self.passed

@@ -11,7 +11,8 @@ Hints = Mapping[str, str | Sequence[str]]
 GENERIC: dict[str, tuple[str, ...]] = {
     "compile": (
         "Begin with the first error; later ones often follow from it. Keep the kernel's name and its parameters.",
-        "Is every name declared before its use, and every statement closed by a semicolon?",
+        "Is every name declared before its use, and spelt as there? Does every statement end with a semicolon?",
+        "The line is where the compiler noticed it: a missing semicolon or bracket is often in the line before.",
     ),
     "return": ("On which path does the function end without a value? The compiler only warns; the result is garbage.",),
     "crash": (
@@ -76,6 +77,7 @@ GENERIC: dict[str, tuple[str, ...]] = {
     ),
 }
 
+_OF_THE_TEXT = ("compile", "return")  # no hint of the solution: nothing has run yet
 _OF_THE_RESULT = ("wrong", "tail", "large", "index", "limit", "overflow")  # where the exercise's own "" says more
 
 _tries: Counter[tuple[str, str]] = Counter()  # failing tries of this session, by exercise and symptom
@@ -99,6 +101,7 @@ def hint(name: str, hints: Hints, symptoms: Sequence[str], *, counts: bool = Tru
         texts = _several(hints[symptom])
     else:
         generic, own = GENERIC.get(symptom, ()), _several(hints.get("", ()))
+        own = () if symptom in _OF_THE_TEXT else own
         texts = (own or generic) if symptom in _OF_THE_RESULT else (*generic[:1], *own, *generic[1:])
     if not texts:
         return ""

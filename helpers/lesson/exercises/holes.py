@@ -22,7 +22,25 @@ _BEGIN = re.compile(r"(\s*)// BEGIN hole: (about \d+ lines?) - (.+)")
 _DEFAULT = re.compile(r"\s*// DEFAULT: (.*)")
 
 
-def solution(name: str) -> str:
+class Solution(str):
+    """The text of a solution. Displayed, it is code: the whole kernel, without the markers of its holes."""
+
+    name: str
+
+    def __new__(cls, text: str, name: str) -> Solution:
+        """The text of the exercise `name`."""
+        made = super().__new__(cls, text)
+        made.name = name
+        return made
+
+    def __repr__(self) -> str:
+        return ours(self.name)
+
+    def _repr_markdown_(self) -> str:
+        return f"```c++\n{self!r}```"
+
+
+def solution(name: str) -> Solution:
     """The text of `kernels/exercises/<name>.cu`.
 
     Raises:
@@ -32,7 +50,7 @@ def solution(name: str) -> str:
     if not path.is_file():
         names = ", ".join(sorted(p.stem for p in FOLDER.glob("*.cu")))
         raise FileNotFoundError(f"no exercise {name!r}; there are: {names}")
-    return path.read_text(encoding="utf-8")
+    return Solution(path.read_text(encoding="utf-8"), name)
 
 
 def skeleton(name: str) -> str:

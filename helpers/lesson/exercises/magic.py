@@ -21,6 +21,8 @@ def cuda(line: str, cell: str) -> None:
     except KeyboardInterrupt:
         print(f"[FAIL] {name}: interrupted")
         return
+    if result.printed:
+        print(result.printed)
     print(result.text)
     progress.note(name, cell, passed=result.passed)
     if result.passed and _shell() is not None:

@@ -19,6 +19,7 @@ can be wrong has a name, its symptom: see symptoms.py, and hints.py for the hint
 
 from __future__ import annotations
 
+import contextlib
 import io
 import operator
 import re
@@ -41,6 +42,8 @@ from helpers.xray import Figures, Report, xray
 __all__ = ["EXERCISES", "Stopped", "Trial", "exercise"]
 
 Size = TypeVar("Size")
+
+_MOST_PRINTED = 40  # lines of a kernel's printf
 
 
 class Stopped(Exception):
@@ -69,12 +72,25 @@ class Trial:
         self._number = 0  # of that size
         self.size = self.first_size = ""
         self._kernels: dict[Any, Callable[..., None]] = {}
+        self._printed: dict[str, str] = {}  # by size
+        self._wrong_at = ""  # the first size at which something is wrong
         self._errors: dict[str, list[float]] = {FIRST: [], AWKWARD: []}
 
     @property
     def report(self) -> Report | None:
         """The X-ray of the last launch at the first size."""
         return self.reports[-1] if self.reports else None
+
+    def printed(self) -> str:
+        """What the kernel printed at the first size that is wrong, or at the first size; "" if nothing."""
+        sizes = [size for size, text in self._printed.items() if text]
+        if not sizes:
+            return ""
+        size = self._wrong_at if self._wrong_at in sizes else sizes[0]
+        others = f" (it prints at {len(sizes) - 1} more)" if len(sizes) > 1 else ""
+        lines = self._printed[size].splitlines()
+        more = [f"... and {len(lines) - _MOST_PRINTED:,} more lines"] if len(lines) > _MOST_PRINTED else []
+        return "\n".join([f"printf at {size}{others}:", *lines[:_MOST_PRINTED], *more])
 
     # ------------------------------------------------------------------------------------------ what graders call
 
@@ -129,16 +145,20 @@ class Trial:
         run = self._compiled(kernel, extra, defines)
         grid, block = ((size,) if isinstance(size, int) else tuple(size) for size in (grid, block))
         args = tuple(map(self._argument, args))
+        seen, printed = io.StringIO(), io.StringIO()  # what the kernel prints, under the X-ray and without
         try:
             if self._title == FIRST and not self.on_gpu:
-                self.reports.append(self._look(run, grid, block, args))
+                with contextlib.redirect_stdout(seen):
+                    self.reports.append(self._look(run, grid, block, args))
             if self.on_gpu:
                 run(grid, block, args)
                 self.xp.cuda.Device().synchronize()  # where what went wrong there is raised
             else:
-                run(grid, block, args, timeout=self._timeout)
+                with contextlib.redirect_stdout(printed):
+                    run(grid, block, args, timeout=self._timeout)
                 if self._number == 1:
-                    self.awkward_report = self._look(run, grid, block, args)
+                    with contextlib.redirect_stdout(seen):
+                        self.awkward_report = self._look(run, grid, block, args)
         except Stopped:
             raise
         except (TypeError, ValueError) as error:
@@ -146,6 +166,9 @@ class Trial:
         except Exception as error:
             failure = symptoms.of_error(error, self._timeout, self.code)
             self._stop(self._title, failure.lines, *failure.symptoms)
+        finally:
+            text = printed.getvalue() or seen.getvalue()
+            self._printed[self.size] = self._printed.get(self.size, "") + text
         return run
 
     def shared(self) -> Figures:
@@ -189,6 +212,7 @@ class Trial:
         with np.errstate(invalid="ignore"):  # the poison is a NaN that signals
             result = compare(output, got, expected, tolerance=tolerance)
         if not result.passed:
+            self._wrong_at = self._wrong_at or self.size
             lines, detected = symptoms.of_result(output, at, result, got, expected)
             if large:
                 detected = ("large", *detected)
@@ -294,6 +318,7 @@ class Trial:
 
     def _stop(self, title: str, lines: Sequence[str], *symptoms: str) -> NoReturn:
         row = self.rows[title]
+        self._wrong_at = self._wrong_at or self.size
         if row.passed is True:
             row.passed = None
         row.fail([line.rstrip() for line in lines], *symptoms)
