@@ -121,6 +121,66 @@ def test_computes_what_numpy_does(
     assert len(told) == (3 if "backward" in words else 1) and all(line.startswith("[PASS]") for line in told)
 
 
+REFUSED = {  # of (2, 30, 4, d) arrays: which one, what it is made, and what is said of it
+    "v shorter than k": ("v", lambda a: a[:, :-1].copy(), r"k and v of one shape, .*; got q \(2, 30, 4, \d+\), k "),
+    "another batch": ("q", lambda a: a[:1], "with q's batch"),
+    "heads that do not divide": ("q", lambda a: a[:, :, :3].copy(), "heads that divide q's"),
+    "integers of as many bytes": ("q", lambda a: a.view(f"i{a.itemsize}"), "four axes, the last HEAD_DIM, .*; got int"),
+    "three axes": ("k", lambda a: a[0], "four axes"),
+}
+
+
+@pytest.mark.skipif(ON_GPU, reason="the stand-in for CuPy is the CPU engine")
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("words", ["heads_and_masks", "flash_mma --dtype bfloat16"])
+def test_what_the_kernel_would_misread_is_refused(
+    words: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = imported(exported(words), tmp_path, monkeypatch)
+    half = "bfloat16" in words
+    given = {name: cupy_stand_in.zeros((2, 30, 4, 64), np.uint16 if half else np.float32) for name in "qkv"}
+    module.flash_attention(**given)
+    name, change, said = REFUSED[case]
+    with pytest.raises(ValueError, match=said):
+        module.flash_attention(**{**given, name: change(given[name])})
+    if half:
+        with pytest.raises(ValueError, match="bfloat16; got float16"):
+            module.flash_attention(*(a.view(np.float16) for a in given.values()))
+
+
+@pytest.mark.skipif(ON_GPU, reason="the stand-in for CuPy is the CPU engine")
+def test_gradients_are_refused_for_shapes_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = imported(exported("backward"), tmp_path, monkeypatch)
+    a, lse = cupy_stand_in.zeros((2, 30, 4, 64), np.float32), cupy_stand_in.zeros((2, 4, 30), np.float32)
+    module.flash_attention_backward(a, a, a, a, a, lse)
+    with pytest.raises(ValueError, match="do and o have q's shape"):
+        module.flash_attention_backward(a[:, :-1].copy(), a, a, a, a, lse)
+    for wrong in (lse[:, :, :-1].copy(), lse.view(np.int32), lse.swapaxes(1, 2).copy()):
+        with pytest.raises(ValueError, match=r"lse is float32, \(batch, heads, n\); got "):
+            module.flash_attention_backward(a, a, a, a, a, wrong)
+    naive = imported(exported("naive"), tmp_path, monkeypatch)
+    with pytest.raises(ValueError, match="with q's batch and q's heads"):
+        naive.flash_attention(a, a[:, :15].copy(), a[:, :15].copy())
+
+
+@pytest.mark.skipif(ON_GPU, reason="the stand-in for CuPy is the CPU engine")
+def test_without_a_gpu_the_check_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = imported(exported("naive"), tmp_path, monkeypatch)
+
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    def none() -> int:
+        raise CUDARuntimeError
+
+    runtime = SimpleNamespace(getDeviceCount=none, CUDARuntimeError=CUDARuntimeError)
+    monkeypatch.setattr(module, "cp", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    assert module.main() == 2
+    assert capsys.readouterr().out == "needs an NVIDIA GPU, with a driver for this CuPy\n"
+
+
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU and CuPy: there, each file runs alone, in a folder of its own")
 @each_export
 def test_runs_alone(words: str, tmp_path: Path) -> None:
@@ -190,6 +250,8 @@ def test_the_form_for_torch_computes_what_torch_does(
         torch.testing.assert_close(a.grad, b.grad, atol=1e-2 * float(a.grad.abs().max()), rtol=0)
     with pytest.raises(ValueError, match=r"four axes, HEAD_DIM last, torch\.\w+; got torch\.float64"):
         module.flash_attention(q.double(), k, v)
+    with pytest.raises(ValueError, match="k and v of one shape"):
+        module.flash_attention(q, k, v[:, :-1])
 
 
 def test_the_form_for_torch_launches_on_torchs_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +276,9 @@ def test_the_form_for_torch_launches_on_torchs_stream(tmp_path: Path, monkeypatc
     monkeypatch.setattr(torch.cuda, "device", lambda where: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7, device_index=3))
     q, kernels = torch.zeros(2, 3), SimpleNamespace(get_function=lambda name: Kernel())
-    with module.on_stream_of(q):
+    with pytest.raises(ValueError, match="need an NVIDIA GPU; the tensors are on cpu"), module.on_stream_of(q):
+        pass
+    with module.on_stream_of(SimpleNamespace(device=torch.device("cuda", 3))):
         for shared in (0, 60_000):
             module.launch("a kernel", (1, 2), (32,), (q, None, np.int32(5)), shared, module=lambda: kernels)
     args = (1, 2), (32,), (q.data_ptr(), None, np.int32(5))
@@ -378,6 +442,15 @@ def test_writes_a_file_or_prints_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == (tmp_path / "flash.py").read_text()
     assert command.main(["flash_mma", "--cpp", "-o", str(tmp_path / "flash.cu")]) == 0
     assert "nvcc" in capsys.readouterr().out and "int main()" in (tmp_path / "flash.cu").read_text()
+
+
+def test_where_no_file_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for output, why in (
+        (tmp_path / "no" / "x.py", f"there is no folder {tmp_path / 'no'}"),
+        (tmp_path, "it is a folder"),
+    ):
+        assert command.main(["flash_mma", "-o", str(output)]) == 1
+        assert capsys.readouterr().err == f"course.py export: cannot write {output}: {why}\n"
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,12 @@ def export(words: Sequence[str]) -> str:
     return python_file.text(plan(request), sizes)
 
 
+def _why(output: Path, error: OSError) -> str:
+    if not output.parent.is_dir():
+        return f"there is no folder {output.parent}"
+    return "it is a folder" if output.is_dir() else error.strerror
+
+
 def main(words: Sequence[str]) -> int:
     """Write the file, or print it. The exit code."""
     try:
@@ -134,7 +140,11 @@ def main(words: Sequence[str]) -> int:
     if given.output is None:
         sys.stdout.write(text)
         return 0
-    given.output.write_text(text, encoding="utf-8")
+    try:
+        given.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(f"course.py export: cannot write {given.output}: {_why(given.output, error)}", file=sys.stderr)
+        return 1
     how = f"nvcc -std=c++17 -arch=... {given.output}" if given.cpp else f"python3 {given.output}"
     print(f"{given.output}: {len(text.splitlines())} lines. On a machine with a GPU: {how}")
     return 0

@@ -319,6 +319,11 @@ def _numbers(request: Request, sizes: Sizes) -> list[str]:
     return [
         "",
         "int main() {",
+        "  int gpus = 0;",
+        "  if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) {",
+        '    std::fprintf(stderr, "needs an NVIDIA GPU, with a driver for this CUDA\\n");',
+        "    return 2;",
+        "  }",
         f"  const int {', '.join(values)}{kv_heads};",
         "  const float softmax_scale = 1 / std::sqrt((float)HEAD_DIM);",
         "  const size_t rows = (size_t)batch * n * heads * HEAD_DIM;",

@@ -21,6 +21,16 @@ def from_bfloat16(bits):
 '''
 
 
+HAS_GPU = '''def has_gpu():
+    """Whether there is an NVIDIA GPU that CuPy can use."""
+    try:
+        return cp.cuda.runtime.getDeviceCount() > 0
+    except cp.cuda.runtime.CUDARuntimeError:  # no driver, or one that is too old
+        return False
+'''
+NO_GPU = 'print("needs an NVIDIA GPU, with a driver for this CuPy")'
+
+
 def reference(plan: Plan) -> Iterator[str]:
     """The functions that main() compares with."""
     if plan.request.dtype == "bfloat16":
@@ -109,6 +119,9 @@ def main(plan: Plan, sizes: Sizes) -> str:
     lines = [
         "def main():",
         '    """Random arrays through the kernel and through NumPy. 0 where they agree, else 1."""',
+        "    if not has_gpu():",
+        f"        {NO_GPU}",
+        "        return 2",
         f"    {', '.join(numbers)} = {', '.join(map(str, numbers.values()))}",
         f"    rows, keys = {rows}, {keys}",
         "    rng = np.random.default_rng(0)",

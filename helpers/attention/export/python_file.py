@@ -61,6 +61,7 @@ def text(plan: Plan, sizes: Sizes) -> str:
         *of_arrays(plan),
         _entry(plan),
         *python_check.reference(plan),
+        python_check.HAS_GPU,
         python_check.main(plan, sizes),
         source(plan),
         RUN,
@@ -343,21 +344,44 @@ def launched(plan: Plan, form: Form = CUPY, *, prefix: str = "", sizes: bool = F
 
 def _checks(plan: Plan, given: list[str]) -> list[str]:
     """Lines that refuse arrays which the kernel would misread."""
-    itemsize = 4 if plan.request.dtype == "float32" else 2
+    dtype = plan.request.dtype
+    other = 'a.dtype.name not in ("bfloat16", "uint16")' if dtype == "bfloat16" else f'a.dtype.name != "{dtype}"'
     wrong, needed = "not a.flags.c_contiguous", "C-contiguous arrays"
     if any_rows(plan):
         wrong = "a.strides[-1] != a.itemsize or any(step % 16 for step in a.strides[:-1])"
         needed = "rows contiguous and at multiples of 16 bytes"
-    form = f"four axes, HEAD_DIM last, {itemsize} bytes an element"
     return [
         f"    for a in ({', '.join(given)}):",
-        f"        if a.ndim != 4 or a.shape[-1] != HEAD_DIM or a.itemsize != {itemsize}:",
-        f'            raise ValueError(f"{form}; got {{a.dtype}} {{a.shape}}")',
+        f"        if a.ndim != 4 or a.shape[-1] != HEAD_DIM or {other}:",
+        f'            raise ValueError(f"four axes, the last HEAD_DIM, {dtype}; got {{a.dtype}} {{a.shape}}")',
         f"        if {wrong}:",
         f'            raise ValueError(f"{needed}; got shape {{a.shape}}, strides {{a.strides}}")',
+        *shape_checks(plan),
         "    if softmax_scale < 0:",
         '        raise ValueError(f"softmax_scale = {softmax_scale}; it is 0 or above (negate q and the scale)")',
     ]
+
+
+def shape_checks(plan: Plan) -> list[str]:
+    """Lines that refuse arrays of four axes whose shapes do not fit each other."""
+    request = plan.request
+    heads, rows = (2, 1) if request.model_layout else (1, 2)
+    gqa = "gqa" in request.stage.features
+    differ = f"q.shape[{heads}] % k.shape[{heads}]" if gqa else f"q.shape[{heads}] != k.shape[{heads}]"
+    needed = "k and v of one shape, with q's batch and " + ("heads that divide q's" if gqa else "q's heads")
+    lines = [
+        f"    if k.shape != v.shape or q.shape[0] != k.shape[0] or {differ}:",
+        '        shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"',
+        f'        raise ValueError(f"{needed}; got {{shapes}}")',
+    ]
+    if request.backward:
+        lines += [
+            "    if not do.shape == o.shape == q.shape:",
+            '        raise ValueError(f"do and o have q\'s shape, {q.shape}; got do {do.shape}, o {o.shape}")',
+            f'    if lse.dtype.name != "float32" or lse.shape != (q.shape[0], q.shape[{heads}], q.shape[{rows}]):',
+            '        raise ValueError(f"lse is float32, (batch, heads, n); got {lse.dtype} {lse.shape}")',
+        ]
+    return lines
 
 
 def any_rows(plan: Plan) -> bool:

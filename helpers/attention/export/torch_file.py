@@ -27,6 +27,8 @@ TORCH = Form(
 _LAUNCH = '''@contextlib.contextmanager
 def on_stream_of(a):
     """PyTorch's current stream on a tensor's GPU, for CuPy too."""
+    if a.device.type != "cuda":
+        raise ValueError(f"the kernels need an NVIDIA GPU; the tensors are on {a.device}")
     with torch.cuda.device(a.device):
         stream = torch.cuda.current_stream()
         cp.cuda.runtime.setDevice(stream.device_index)  # a new thread, as autograd's, gets its context
@@ -128,6 +130,7 @@ def _entries(forward: Plan, backward: Plan | None, *, with_lse: bool) -> Iterato
     lines = [
         "def forward(q, k, v, softmax_scale):",
         f'    """{outputs} of tensors that the kernel can read."""',
+        *python_file.shape_checks(forward),
         *python_file.launched(forward, TORCH),
         f"    return {outputs}",
     ]
@@ -256,6 +259,9 @@ def _check(plan: Plan, sizes: Sizes, *, with_lse: bool, gradients: bool) -> Iter
     lines = [
         'def main(device="cuda"):',
         '    """Random tensors through the kernels and through PyTorch in float64. 0 where they agree, else 1."""',
+        '    if device == "cuda" and not torch.cuda.is_available():',
+        '        print("needs an NVIDIA GPU, with a driver for this PyTorch")',
+        "        return 2",
         f"    {', '.join(numbers)} = {', '.join(map(str, numbers.values()))}",
         f"    rows, keys = {rows}, {keys}",
         "    torch.manual_seed(0)",
