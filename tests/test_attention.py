@@ -371,7 +371,9 @@ def test_the_last_stage_that_can_is_chosen(monkeypatch: pytest.MonkeyPatch) -> N
     plain = [stage for stage in FORWARD.values() if not stage.only_for]
     able = [[s.name for s in plain if s.why_not(head_dim=8, causal=c) is None] for c in (False, True)]
     assert names == [able[0][-1], able[1][-1]]
-    with pytest.raises(ValueError, match=r"no stage can: naive: head_dim = 300; this stage takes 1 to 128; tiled:"):
+    with pytest.raises(
+        ValueError, match=r"^no stage can do this in float32\. The nearest is \w+: head_dim = 300; .* 1 to 256$"
+    ):
         flash_attention(*inputs(1, 5, 6, 2, 2, 300))
 
 
@@ -414,6 +416,17 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
         lambda q, k, v: flash_attention(q[..., :7], k, v),
         ValueError,
         "head_dim differs: q has shape (2, 5, 4, 7) and k (2, 6, 2, 8)",
+    ),
+    "heads and rows exchanged": (
+        lambda q, k, v: flash_attention(*(a.swapaxes(1, 2) for a in (q, k, v))),
+        ValueError,
+        "5 heads of q cannot share 6 heads of k and v: kv_heads must divide heads ((batch, seq, heads, head_dim)). "
+        "Swap axes 1 and 2 of q, k and v?",
+    ),
+    "heads and keys exchanged": (
+        lambda q, k, v: flash_attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2)),
+        ValueError,
+        "(batch, seq, heads, head_dim)). Swap axes 1 and 2 of k and v?",
     ),
     "heads that do not divide": (
         lambda q, k, v: flash_attention(q[:, :, :3], k, v),

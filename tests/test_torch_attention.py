@@ -400,7 +400,7 @@ FALLBACKS: dict[str, tuple[Callable[..., Any], str]] = {
     "float64": (lambda call, q, k, v: call(q.double(), k.double(), v.double(), scale=0.3), "q is float64"),
     "a large head_dim": (
         lambda call, q, k, v: call(*(a.repeat(1, 1, 1, 20) for a in (q, k, v))),
-        "no stage can: naive: head_dim = 320",
+        "no stage can do this in float32. The nearest is fused: head_dim = 320",
     ),
 }
 
@@ -582,7 +582,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "a large head_dim": (
         lambda a: ours.flash_attention(A(1, 4, 1, 300), A(1, 4, 1, 300), A(1, 4, 1, 300)),
         ValueError,
-        "no stage can: naive: head_dim = 300; this stage takes 1 to 128",
+        "no stage can do this in float32. The nearest is fused: head_dim = 300; this stage takes 1 to 256",
     ),
     "an array": (
         lambda a: ours.flash_attention(a.numpy(), a, a),

@@ -552,8 +552,8 @@ def _able(views: Mapping[str, Spec], options: Options) -> Sequence[Stage]:
         dtypes = sorted({dtype for stage in stages.values() for dtype in stage.dtypes})
         if q.dtype.name not in dtypes:
             raise TypeError(f"q is {q.dtype}; the stages take {', '.join(dtypes)}: q.astype('float32')")
-        reasons = (f"{name}: {stage.why_not(**needs)}" for name, stage in stages.items())
-        raise ValueError("no stage can: " + "; ".join(reasons))
+        name, reason = _nearest(stages, needs)
+        raise ValueError(f"no stage can do this in {q.dtype}. The nearest is {name}: {reason}")
     named = [s for s in stages.values() if wanted in (s.name, s.number) and wanted is not True]
     stage = next((s for s in reversed(named) if s.why_not(**needs) is None), named[-1] if named else None)
     if stage is None:
@@ -563,6 +563,21 @@ def _able(views: Mapping[str, Spec], options: Options) -> Sequence[Stage]:
         able = ", ".join(name for name, other in stages.items() if other.why_not(**needs) is None)
         raise ValueError(f"stage {stage.name} cannot: {reason}. Stages that can: {able or 'none'}")
     return (stage,)
+
+
+def _nearest(stages: Mapping[str, Stage], needs: Mapping[str, Any]) -> tuple[str, str]:
+    """Of stages that cannot do a call, one that takes the dtype and lacks the least, and its reason."""
+    plain = {name: needs[name] for name in ("head_dim", "dtype")}
+
+    def lacks(stage: Stage) -> tuple[int, int, int]:
+        alone = [stage.why_not(**{**plain, name: value}) for name, value in needs.items()]
+        return sum(reason is not None for reason in alone), -stage.max_head_dim, -stage.number
+
+    name, stage = min(
+        ((name, stage) for name, stage in stages.items() if plain["dtype"] in stage.dtypes),
+        key=lambda item: lacks(item[1]),
+    )
+    return name, stage.why_not(**needs)
 
 
 # ---- arrays that have to be copied, or to come through DLPack first

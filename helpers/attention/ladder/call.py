@@ -268,12 +268,20 @@ def check_model_arrays(q: Any, k: Any, v: Any, axes: tuple[str, ...]) -> None:
         raise ValueError(f"head_dim differs: q has shape {q.shape} and k {k.shape}")
     if k.shape[-2] and q.shape[-2] % k.shape[-2]:
         raise ValueError(
-            f"{q.shape[-2]} heads of q cannot share {k.shape[-2]} heads of k and v: kv_heads must divide heads ({form})"
+            f"{q.shape[-2]} heads of q cannot share {k.shape[-2]} heads of k and v: kv_heads must divide heads "
+            f"({form}){_if_exchanged(q.shape, k.shape)}"
         )
     if axes == BATCHED and q.shape[0] != k.shape[0]:
         raise ValueError(f"q has {q.shape[0]} batches and k has {k.shape[0]}: one number is needed")
     if 0 in (*q.shape[-2:], *k.shape[-2:]):
         raise ValueError(f"q has shape {q.shape} and k {k.shape}: there are no heads, or no head_dim")
+
+
+def _if_exchanged(q: tuple[int, ...], k: tuple[int, ...]) -> str:
+    """A question where the heads would fit if rows and heads changed places in some arrays; of several, few heads."""
+    kinds = (q[-3], k[-3], "q, k and v"), (q[-2], k[-3], "k and v"), (q[-3], k[-2], "q")
+    fit = [(heads, name) for heads, kv_heads, name in kinds if heads and kv_heads and not heads % kv_heads]
+    return f". Swap axes {len(q) - 3} and {len(q) - 2} of {min(fit, key=lambda one: one[0])[1]}?" if fit else ""
 
 
 def check_cu_seqlens(name: str, cu: Any) -> None:
