@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -279,6 +280,19 @@ def asks_before_it_tells(notebook: Notebook, path: Path) -> Iterator[str]:
         yield f"{prose[match.start() :][:60]!r}: ask by predict(), or ask a plain question"
 
 
+# Notebooks whose guesses say so; the others follow.
+LABELLED = ("00", "01", "02", "03", "09", "11", "12")
+
+
+def says_what_a_guess_takes(notebook: Notebook, path: Path) -> Iterator[str]:
+    """The question before a guess says whether it can be counted, or only felt."""
+    cells = notebook["cells"]
+    for before, cell in itertools.pairwise(cells):
+        asks = path.name[:2] in LABELLED and "= predict(" in text(cell["source"])
+        if asks and not re.search(r"\((?:count it|gut feeling)\b", text(before["source"])):
+            yield f"the question before {cell['id']} does not say (count it) or (gut feeling)"
+
+
 def speaks_plainly(notebook: Notebook, path: Path) -> Iterator[str]:
     """Words that this course once used where English has others."""
     for cell in notebook["cells"]:
@@ -301,6 +315,7 @@ RULES: tuple[Callable[[Notebook, Path], Iterator[str]], ...] = (
     has_first_screen,
     is_short,
     asks_before_it_tells,
+    says_what_a_guess_takes,
     speaks_plainly,
 )
 
@@ -411,6 +426,7 @@ BROKEN = {
     "no answer": (asks_before_it_tells, change_source(".answer(", ".take(")),
     "no board": (asks_before_it_tells, change_source("board()", "None")),
     "old form of a prediction": (asks_before_it_tells, change_source("## Predict", "*Predict: what?*\n\n## Predict")),
+    "no word of what a guess takes": (says_what_a_guess_takes, change_source(" (count it)", "")),
     "stilted": (speaks_plainly, change_source("## Predict", "Its gift is speed: its gift.\n\n## Predict")),
     "unknown collapse": (is_small_and_plain, lambda nb: nb["cells"][0]["metadata"].update(jupyter={"hidden": True})),
 }
