@@ -26,6 +26,8 @@ README = FOLDER.parent / "README.md"
 MARK = "<!-- made by helpers.site.first_screen -->"
 # A reader new to CUDA took 45 to 90 minutes for 2,400 to 3,600 words, 170 to 300 lines and one exercise.
 WORDS_A_MINUTE, LINES_A_MINUTE = 80, 10
+# Of the lines of kernels and diffs that cells show: so a graduate of 00 to 03 took 55 to 100 minutes for 04 to 07.
+LISTED_A_MINUTE = 25
 STEP = 5  # minutes are given in multiples of it
 # Readers' own estimates, where words and lines say too little: all hardware of 10 is new.
 READERS_SAY = {"10": 145}
@@ -44,9 +46,20 @@ def lines(notebook: Mapping[str, Any]) -> int:
     return sum(bool(line.strip()) for text in sources if not text.startswith("%%") for line in text.splitlines())
 
 
+def listed(notebook: Mapping[str, Any]) -> int:
+    """The lines of kernels that cells show: pieces of files, and diffs."""
+    count = 0
+    for cell in notebook["cells"]:
+        for data in (output.get("data", {}) for output in cell.get("outputs", ())):
+            pieces = re.findall(r"```c\+\+\n(.*?)```", "".join(data.get("text/markdown", "")), re.S)
+            rows = re.findall(r"<div(?: style=\"background[^>]*)?>", "".join(data.get("text/html", "")))
+            count += sum(piece.count("\n") for piece in pieces) + len(rows)
+    return count
+
+
 def minutes(path: Path, notebook: Mapping[str, Any]) -> tuple[int, int]:
     """To read a notebook and run it, and to do its exercises."""
-    reading = words(notebook) / WORDS_A_MINUTE + lines(notebook) / LINES_A_MINUTE
+    reading = words(notebook) / WORDS_A_MINUTE + lines(notebook) / LINES_A_MINUTE + listed(notebook) / LISTED_A_MINUTE
     reading = READERS_SAY.get(path.name[:2], reading)
     return STEP * math.ceil(reading / STEP), exercise.minutes(path.name[:2])
 
