@@ -90,6 +90,7 @@ def between_steps(stage: str, record: Any = None) -> list[Gain]:
     The first step is beside the stage before, if that computes the same; else there is nothing to compare it with. What
     follows steps that are not measured is beside the last one that is, and its place names all of them.
     """
+    record = reading.in_turns(record)
     rows = [r for r in reading.results_of(record) if r["kind"] in ("step", "backward step")]
     case = next((case_of(r) for r in rows if r["name"].startswith(f"{stage}: ")), None)
     if case is None:
@@ -147,23 +148,26 @@ def worth(*, at_least: float = 1.1, record: Any = None) -> Text:
     Args:
         at_least: steps that gain less, and are not slower beyond doubt, share a line.
     """
-    record = reading.recorded() if record is None else record
-    stages = between_stages(record)
+    of_stages, of_steps = (reading.recorded(), reading.in_turns()) if record is None else (record, record)
+    stages = between_stages(of_stages)
     if not stages:
         return Text(f"*({NO_RECORD})*")
     lines = ["| | idea | TFLOP/s | times as fast |", "|---|---|---:|---:|"]
     for gain in stages:
         lines.append(_row(f"**{gain.place}**", f"**{gain.idea}** ({_where(gain)})", gain))
-        climb = between_steps(gain.stage, record)
+        climb = between_steps(gain.stage, of_steps)
         if climb and case_of(climb[0].after) != case_of(gain.after):
             lines.append(f"| | *steps at {_where(climb[0])}* | | |")
         small = [step for step in climb if step.factor < at_least and not step.is_slower]
         rows = [(int(g.place.split()[-1]), _row(f"step {g.place}", g.idea, g)) for g in climb if g not in small]
-        rows += [(n, f"| step {n} | {idea} | {NOT_MEASURED} | |") for n, idea in not_measured(gain.stage, record)]
+        rows += [(n, f"| step {n} | {idea} | {NOT_MEASURED} | |") for n, idea in not_measured(gain.stage, of_steps)]
         lines += [line for _, line in sorted(rows)]
         if small:
             together = math.prod(step.factor for step in small)
             lines.append(f"| | {len(small)} more step{'s, together' * (len(small) > 1)} | | {together:.2f}× |")
+    gpus = [one["device"].get("name", "a GPU") for one in (of_stages, of_steps)]
+    if gpus[0] != gpus[1]:
+        lines += ["", f"Stages on an {gpus[0]}; steps on an {gpus[1]}, each in turns with the one before it."]
     return Text("\n".join(lines))
 
 

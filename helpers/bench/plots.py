@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 
 from helpers.attention.ladder.tiles import Tiles
 from helpers.bench import records, steps
-from helpers.bench.reading import climb, measurements, recorded, results_of, roofs
+from helpers.bench.reading import climb, in_turns, measurements, recorded, results_of, roofs
 from helpers.bench.reading import gain as gain_of
 from helpers.bench.results import NO_RECORD, roof_name
 from helpers.draw.moving import Moving, tiles
@@ -159,7 +159,7 @@ def measured_climb(
     Returns:
         A picture; a bar below the one before has another colour. Where no step is recorded, a sentence that says so.
     """
-    record = recorded() if record is None else record
+    record = in_turns(record)
     rows = climb(stage, shape, dtype=dtype, record=record)
     if not rows:
         return Text(f"*({NO_RECORD if record is None else 'not yet recorded'}: the steps to {stage})*")
@@ -168,8 +168,8 @@ def measured_climb(
     last = None  # the last step that was measured
     for row in rows:
         measured, speed = steps.is_measured(row), row["tflops"]
-        in_turns = gain_of(last, row) if measured and last else []
-        gain = (in_turns[0] if in_turns else speed / last["tflops"]) - 1 if measured and last else 0.0
+        rounds = gain_of(last, row) if measured and last else []
+        gain = (rounds[0] if rounds else speed / last["tflops"]) - 1 if measured and last else 0.0
         values.append(speed if measured else 0.0)
         texts.append(f"{speed:.1f}" + (f"  {gain:+.0%}" if last else "") if measured else steps.NOT_MEASURED)
         colours.append(WRITE if gain < -0.01 else GPU)  # less is noise

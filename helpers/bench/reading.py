@@ -14,6 +14,8 @@ from helpers.attention.ladder import LADDER
 from helpers.bench import records, steps
 from helpers.bench.results import RECORD
 
+IN_TURNS = records.MEASURED / "nvidia-h100-80gb-hbm3.json"
+
 
 def recorded(path: Path | str = RECORD) -> dict[str, Any] | None:
     """The recorded GPU run: {"device": {...}, "how": {...}, "results": [...]}, or None where there is none."""
@@ -23,6 +25,13 @@ def recorded(path: Path | str = RECORD) -> dict[str, Any] | None:
 def results_of(record: Any = None) -> list[dict[str, Any]]:
     """All results of a record, of the committed one where none is given; empty where there is none."""
     return ((recorded() if record is None else record) or {}).get("results", [])
+
+
+def in_turns(record: Any = None) -> Any:
+    """The record whose steps and peers were timed in turns, with one clock, where none is given: see `gain`."""
+    if record is not None:
+        return record
+    return recorded(IN_TURNS) or recorded()
 
 
 def roofs(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -68,8 +77,9 @@ def climb(
     """The recorded results of the steps to a stage at one shape, one for each step of the climb; the stage is the last.
 
     Each has "name", "tflops", "ms", "ms_min", "ms_max" and more; steps have "step", from 1, and "idea". Of a step that
-    is not measured, the figures are NaN. Empty where no step is recorded.
+    is not measured, the figures are NaN. Empty where no step is recorded. Without a record, that of `in_turns`.
     """
+    record = in_turns(record)
     rows = [
         r
         for r in results_of(record)

@@ -34,6 +34,7 @@ from helpers.engine.cuda_source.edit import edit
 
 RECORD = records.MEASURED / "nvidia-h200-hopper.json"
 recorded = functools.partial(records.load, RECORD)
+recorded_warming = functools.partial(records.load, records.MEASURED / "nvidia-h100-80gb-hbm3-hopper.json")
 _shown = records.table_of(lambda: recorded())
 STAGE = LADDER["hopper"]
 DTYPE = "bfloat16"
@@ -504,7 +505,7 @@ def warming(seconds: float = 20.0, rest: float = 8.0, batch: int = 100) -> list[
 @styled
 def warming_picture(record: Mapping[str, Any] | None = None) -> Picture | Text:
     """Recorded TFLOP/s, clock and power of the kernel while the GPU becomes warm."""
-    rows = (recorded() if record is None else record or {}).get("warming") if record or recorded() else None
+    rows = ((recorded_warming() if record is None else record) or {}).get("warming")
     if not rows:
         return Text(f"*({records.NO_RECORD})*")
     fig, axes = figure(7.6, 4.2, rows=3)
@@ -518,14 +519,14 @@ def warming_picture(record: Mapping[str, Any] | None = None) -> Picture | Text:
     return Picture(fig, f"from {first['tflops']:.0f} TFLOP/s to {last['tflops']:.0f} TFLOP/s in {last['s']:.0f} s")
 
 
-# ---- beside others: the ladder's own record, in which all that computes a case is timed in turns
+# ---- beside others: a record of the ladder, in which all that computes a case was timed in turns
 
 PEERS = ("FlashAttention-3", "SDPA cuDNN")
 
 
 def _beside_peers(record: Mapping[str, Any] | None) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
     """Recorded rows of the stage, each with those of the peers that it was the fastest stage beside."""
-    rows = reading.results_of(record)
+    rows = reading.results_of(reading.in_turns(record))
     for row in rows:
         if (row["kind"], row["name"]) == ("stage", STAGE.name):
             same = [r for r in rows if r["kind"] == "peer" and reading.case_of(r) == reading.case_of(row)]
@@ -562,7 +563,7 @@ def measure() -> dict[str, Any]:
         "timelines": [trace(work) for work in TRACED],
         "clocks": list(beside()),
         "changes": list(changes()),
-        "mma_loop": mma_loop(),
+        "mma_loop": [mma_loop(warps) for warps in (4, 8, 16, 32)],
         "warming": warming(),
     }
 
