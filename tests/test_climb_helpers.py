@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from helpers.attention.ladder.steps import CLIMBS
-from helpers.bench.plots import measured_tiles
 from helpers.bench.sass import compiled
 from helpers.draw import sources
 from helpers.draw.threads import lane_pictures
@@ -65,17 +64,6 @@ def test_sass_is_read_by_kernel_and_options() -> None:
     assert len(compiled("exp2f", "-ftz=false")["instructions"]) == 4
     with pytest.raises(KeyError, match="exp2f"):
         compiled("exp3f")
-
-
-def test_tiles_are_placed_by_rows_and_keys_of_a_thread() -> None:
-    def result(block_m: int, threads: int, tflops: float) -> dict[str, object]:
-        note = f"BLOCK_M={block_m} BLOCK_N=64 THREADS={threads} THREADS_X=8"
-        return {"name": "register_tiles", "kind": "variant", "shape": list(SHAPE), "note": note, "tflops": tflops}
-
-    results = [result(128, 128, 45.0), result(64, 128, 40.0), result(128, 256, 1.0)]
-    record = {"device": {"name": "GPU"}, "results": results}
-    assert measured_tiles(SHAPE, record=record).alt == "4 x 8 scores: 40.0 TFLOP/s; 8 x 8 scores: 45.0 TFLOP/s"
-    assert "record" in str(measured_tiles(SHAPE, record={"results": []}))
 
 
 def test_lanes_are_drawn_where_they_are() -> None:

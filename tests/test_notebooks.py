@@ -280,15 +280,11 @@ def asks_before_it_tells(notebook: Notebook, path: Path) -> Iterator[str]:
         yield f"{prose[match.start() :][:60]!r}: ask by predict(), or ask a plain question"
 
 
-# Notebooks whose guesses say so; the others follow.
-LABELLED = ("00", "01", "02", "03", "09", "11", "12")
-
-
 def says_what_a_guess_takes(notebook: Notebook, path: Path) -> Iterator[str]:
     """The question before a guess says whether it can be counted, or only felt."""
     cells = notebook["cells"]
     for before, cell in itertools.pairwise(cells):
-        asks = path.name[:2] in LABELLED and "= predict(" in text(cell["source"])
+        asks = "= predict(" in text(cell["source"])
         if asks and not re.search(r"\((?:count it|gut feeling)\b", text(before["source"])):
             yield f"the question before {cell['id']} does not say (count it) or (gut feeling)"
 

@@ -279,36 +279,6 @@ def moving_tiles(shape: Sequence[int], *, record: Any = None) -> Moving | Text:
 
 
 @styled
-def measured_tiles(
-    shape: Sequence[int], *, threads: int = 128, threads_x: int = 8, record: Any = None
-) -> Picture | Text:
-    """Recorded TFLOP/s of 04 with other register tiles, as a heat map: rows of a thread's tile against its keys.
-
-    Args:
-        shape, threads, threads_x, record: as of `tile_speeds`.
-    """
-    record = recorded() if record is None else record
-    speeds_of = tile_speeds(shape, threads=threads, threads_x=threads_x, record=record)
-    tflops_of = {tile.scores: speed for tile, speed in speeds_of.items()}
-    if not tflops_of:
-        return Text(f"*({NO_RECORD})*")
-    rows, keys = (sorted({tile[axis] for tile in tflops_of}) for axis in (0, 1))
-    speeds = np.array([[tflops_of.get((m, n), np.nan) for n in keys] for m in rows])
-    fig, ax = figure(1.9 + 0.9 * len(keys), 1.3 + 0.55 * len(rows))
-    image = ax.imshow(speeds, cmap="viridis", vmin=0, aspect="auto")
-    for (i, j), speed in np.ndenumerate(speeds):
-        dark = not np.isnan(speed) and speed < 0.6 * np.nanmax(speeds)
-        text = "–" if np.isnan(speed) else f"{speed:.1f}"
-        ax.text(j, i, text, ha="center", va="center", color="white" if dark else "black")
-    ax.set_xticks(range(len(keys)), keys)
-    ax.set_yticks(range(len(rows)), rows)
-    ax.set(xlabel="keys a thread", ylabel="rows a thread")
-    ax.set_title(f"{threads} threads, {heading(shape)}; recorded on {gpu_of(record)}", fontsize=9)
-    fig.colorbar(image, label="TFLOP/s")
-    return Picture(fig, "; ".join(f"{m} x {n} scores: {tflops_of[m, n]:.1f} TFLOP/s" for m, n in sorted(tflops_of)))
-
-
-@styled
 def measured_gradients(
     shapes: Sequence[Sequence[int]],
     names: Sequence[str],
