@@ -528,7 +528,7 @@ def _beside_peers(record: Mapping[str, Any] | None) -> Iterator[tuple[dict[str, 
     """Recorded rows of the stage, each with those of the peers that it was the fastest stage beside."""
     rows = reading.results_of(reading.in_turns(record))
     for row in rows:
-        if (row["kind"], row["name"]) == ("stage", STAGE.name):
+        if (row["kind"], row["name"], row["dtype"]) == ("stage", STAGE.name, DTYPE):
             same = [r for r in rows if r["kind"] == "peer" and reading.case_of(r) == reading.case_of(row)]
             yield row, {r["name"]: r for r in same if r["name"] in PEERS and r.get("fastest") == STAGE.name}
 
@@ -605,12 +605,13 @@ def peers_table(record: Mapping[str, Any] | None = None) -> str:
 
     record: of the ladder.
     """
-    lines = [f"{'':26}{STAGE.name:>12}" + "".join(f"{'beside ' + name:>34}" for name in PEERS)]
+    lines = [f"{'':35}{STAGE.name:>12}" + "".join(f"{'beside ' + name:>28}" for name in PEERS)]
     for row, others in _beside_peers(record):
         cells = [_speed(*others[name]["gain"]) if name in others else "" for name in PEERS]
-        what = f"d = {row['shape'][3]:3}, N = {row['shape'][2]:5}{', causal' * row['causal']}"
+        batch, heads, n, d = row["shape"]
+        what = f"{batch:2} x {heads:2} heads of {d:3}, N = {n:5}{', causal' * row['causal']}"
         if any(cells):
-            lines.append(f"{what:26}{row['tflops']:4.0f} TFLOP/s" + "".join(f"{cell:>34}" for cell in cells))
+            lines.append(f"{what:35}{row['tflops']:4.0f} TFLOP/s" + "".join(f"{cell:>28}" for cell in cells))
     return "\n".join(lines) if lines[1:] else records.NO_RECORD
 
 
