@@ -1,6 +1,6 @@
 """A browser for the tests: Chromium by Playwright, where both are installed. Neither is a requirement of the course.
 
-pip install playwright && playwright install chromium        # or a chromium of the system
+pip install playwright && playwright install chromium        # or a chromium of the system, or COURSE_BROWSER's
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def chromium() -> Any:
     except ImportError:
         return None
     playwright = sync_playwright().start()
-    own = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+    own = os.environ.get("COURSE_BROWSER") or next(filter(None, map(shutil.which, names)), None)
     sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # none for root
     for path in (None, own):
         with contextlib.suppress(Error):

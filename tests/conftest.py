@@ -21,6 +21,7 @@ for _name, _count in ONE_THREAD.items():
 _progress = tempfile.TemporaryDirectory(prefix="course-progress-")  # removed when the tests end
 os.environ["COURSE_PROGRESS"] = str(Path(_progress.name) / "progress.json")
 
+import browser
 import hypothesis
 import pytest
 import two_speeds
@@ -165,3 +166,14 @@ def _a_gpu_takes_the_same_source(request: pytest.FixtureRequest, monkeypatch: py
         assert not refused, f"the CPU engine takes this source, but NVRTC does not: {refused}"
 
     monkeypatch.setattr(engine.RawModule, "compile", compile_for_both)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser, where there is one."""
+    started = browser.chromium()
+    if started is None:
+        pytest.skip("no browser: see tests/browser.py")
+    yield started[0]
+    started[0].close()
+    started[1]()

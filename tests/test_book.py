@@ -401,16 +401,6 @@ def test_a_guess_is_a_box(capsys: pytest.CaptureFixture[str]) -> None:
 # ---- in a browser, where there is one
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    started = browser.chromium()
-    if started is None:
-        pytest.skip("no browser: see tests/browser.py")
-    yield started[0]
-    started[0].close()
-    started[1]()
-
-
 @needs_sphinx
 @pytest.mark.parametrize("theme", browser.THEMES)
 @pytest.mark.parametrize("width", browser.SIZES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import unquote
@@ -270,16 +270,6 @@ def test_every_script_has_its_figure() -> None:
 
 
 # ---- in a browser, where there is one
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    started = browser.chromium()
-    if started is None:
-        pytest.skip("no browser: see tests/browser.py")
-    yield started[0]
-    started[0].close()
-    started[1]()
 
 
 @pytest.mark.parametrize("theme", browser.THEMES)
