@@ -210,7 +210,7 @@ def _sums_with_a_copy_in_flight(report: Report) -> int:
         ),
         "halves": "Keys 0 to 7 of S meet keys 8 to 15 of V. Keys 0 to 7 are in a[0] and a[1], and in b[0] and b[2].",
         "a": (
-            "Compare the two maps under The idea: a[0], a[1] are rows g, g + 8 of keys 0 to 7, a[2], a[3] of 8 to 15.",
+            "Compare S and P in the figure under The idea: a register of P takes two elements of S. Which two?",
             "S[0] has keys 0 to 7, S[1] has keys 8 to 15; elements 0 and 1 are of row g, 2 and 3 of row g + 8.",
             "a[0] = pack(S[0][0], S[0][1]); a[1] is the same for row g + 8; a[2] and a[3] come from S[1].",
         ),
