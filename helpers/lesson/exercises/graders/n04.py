@@ -79,7 +79,7 @@ def register_tile(trial: Trial) -> None:
         ),
         "reads": "The scores are right, but they do not come from shared memory: read Q_smem and K_smem.",
         "": (
-            "s[i][j] is the sum over all columns c of a row's word times a key's word. Which 16 words does a thread load?",
+            "s[i][j] is the sum over all columns c of a row's word times a key's word. Which 16 words are a thread's?",
             "Row i is at(i, y) of Q_smem[c], key j is at(j, x) of K_smem[c].",
             "Two arrays of 8 registers, q and k, then s[i][j] += q[i] * k[j] in two unrolled loops.",
         ),
