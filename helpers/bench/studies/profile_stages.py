@@ -25,6 +25,7 @@ from typing import Any
 
 from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import ncu, peers, records
 from helpers.bench.cases import Case, Inputs
 from helpers.bench.counters import FIGURES, SHAPE, STALLS, WIDE, counters_table, stall_metric
@@ -56,11 +57,15 @@ def cases() -> Iterator[tuple[str, Case]]:
 
 
 def step_cases() -> Iterator[tuple[Step, Case]]:
-    """The steps of all climbs, each at the head_dims and in the types at which it is timed, without a mask."""
+    """The steps of all climbs, each at the head_dims and in the types at which it is timed, without a mask.
+
+    The last is the stage itself, which is counted among the stages.
+    """
     seen = set()
     for step in steps():
         case = replace(step.case, shape=(*SHAPE[:3], step.case.shape[3]))
-        if case.causal or (step.name, case) in seen:  # of several lengths, one is counted
+        is_stage = step.number == len(CLIMBS[step.of])
+        if is_stage or case.causal or (step.name, case) in seen:  # of several lengths, one is counted
             continue
         seen.add((step.name, case))
         if step.stage.why_not(head_dim=case.shape[3], dtype=case.dtype) is None:
