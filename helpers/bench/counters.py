@@ -147,7 +147,7 @@ def counters_table(
             lines.append((figure, lambda row, figure=figure: _text(row["figures"].get(figure))))
     blocks = [
         "\n".join(
-            (f"{head:28}" + "".join(f"{cell(row):>18}" for row in shown[i : i + COLUMNS])).rstrip()
+            (f"{head:28}" + "".join(f" {cell(row):>17}" for row in shown[i : i + COLUMNS])).rstrip()
             for head, cell in lines
         )
         for i in range(0, len(shown), COLUMNS)
