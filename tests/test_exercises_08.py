@@ -72,6 +72,13 @@ TABLE = {
     ),
     "08_ds": (
         Wrong("the sum of the exponentials is forgotten", ((P, "expf(softmax_scale * s)"),), "first", "dV", "P"),
+        Wrong(
+            "the second hole as it was",
+            (("dv[c] += p * d_o[c]", "dv[c] += p"), ("dk[c] += softmax_scale * ds * q[c]", "dk[c] += ds"), (DQ, "")),
+            "first",
+            "dV",
+            "second hole",
+        ),
         Wrong("no scale in P", ((P, "expf(s - lse[row])"),), "first", "dV", "P"),
         Wrong("the lse of the key", ((P, P.replace("[row]", "[key % N]")),), "first", "dV", "P"),
         Wrong("P from exp / exp", ((P, "expf(softmax_scale * s) / expf(lse[row])"),), "awkward", "NaN", "large"),

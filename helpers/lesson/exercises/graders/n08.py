@@ -85,6 +85,10 @@ def _wrong_hole(times: np.ndarray) -> str:
             "The first hole: dV and dK are wrong, and P is in both. P is normalised: lse has maximum and sum in it.",
             "p = expf(softmax_scale * s - lse[row]); then dv[c] += p * d_o[c].",
         ),
+        "second hole": (
+            "The second hole: dV has the same number in all columns: where is dO? dV = P^T dO, dK = scale dS^T Q.",
+            "dv[c] += p * d_o[c]; dK and dQ are sums of softmax_scale * ds * q[c] and softmax_scale * ds * k[c].",
+        ),
         "dV": (
             "The second hole: dK is right, so p is. What does this row add to dv[c]? dV = P^T dO.",
             "dv[c] += p * d_o[c].",
@@ -153,6 +157,8 @@ def _wrong_gradient(
             return [not bool(np.abs(a - factor * b).max() <= factor * most) for a, b, most in compared]
 
     dq, dk, dv = wrong = off(1.0)
+    if dv and np.ptp(got[2], axis=1).max() == 0 and (got[2] != len(got[0])).any():
+        return "second hole"  # it is as it was, and the first is not: there p is 1, and dV the number of rows
     if dv:
         return "P" if dk else "dV"
     for factor, symptom in ((1 / scale, "no scale"), (scale, "scale twice")):
