@@ -308,7 +308,7 @@ def test_heads_are_grouped_so_that_blocks_finish_together() -> None:
         *((64, 4096, 64, 192, 128), (256, 2048, 64, 192, 128), (1024, 512, 64, 192, 128), (40, 2048, 128, 128, 160)),
     ):
         rows += -rows % block_m
-        together = launches.group_of_heads(heads, 1, rows, rows, head_dim, block_m, block_n, 132)
+        together = launches.group_of_heads(heads, 1, rows, rows, head_dim, (-1, 0), block_m, block_n, 132)
         assert together * 4 * rows * head_dim <= 24 * 2**20 and dealt(heads, rows, together, block_m, block_n) < 1.06
 
 

@@ -7,6 +7,8 @@ They are taken from the notebooks as committed, so that a slide shows what the n
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -50,17 +52,15 @@ def _words(source: str, kind: str = "slide") -> dict[str, Any]:
 
 def write(folder: Path) -> list[Path]:
     """One HTML file for each lecture."""
-    import nbformat  # both come with JupyterLab, which not everything here needs
-    from nbconvert import SlidesExporter
+    from nbconvert import SlidesExporter  # comes with JupyterLab, which not everything here needs
 
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, numbers in LECTURES.items():
         notebooks = [notebook_pages.read(path) for path in notebook_pages.paths() if path.name[:2] in numbers]
         content = {"cells": [cell for one in notebooks for cell in slides(one)], "metadata": {"title": name[2:]}}
-        page, _ = SlidesExporter(exclude_input=True, exclude_output_prompt=True).from_notebook_node(
-            nbformat.from_dict({**content, "nbformat": 4, "nbformat_minor": 4})
-        )
+        notebook = io.StringIO(json.dumps({**content, "nbformat": 4, "nbformat_minor": 4}))
+        page, _ = SlidesExporter(exclude_input=True, exclude_output_prompt=True).from_file(notebook)
         written.append(folder / f"{name}.html")
         written[-1].write_text(page, encoding="utf-8")
     return written

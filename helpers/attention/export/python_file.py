@@ -224,12 +224,10 @@ def multiprocessors_here():
 '''
     if plan.table and request.masked:
         yield inspect.getsource(launches.group_of_heads)
-        left, right = request.window
-        keys = "n_kv" if min(left, right) < 0 else f"min(n_kv, {left + right} + BLOCK_M)"
         yield f'''def heads_together(batch, heads, kv_heads, n, n_kv, multiprocessors):
     """How many heads are worked on together, longest tiles first."""
     more = -n % BLOCK_M
-    of_head = n + more, {keys} + more, HEAD_DIM, BLOCK_M, BLOCK_N
+    of_head = n + more, n_kv + more, HEAD_DIM, {tuple(request.window)}, BLOCK_M, BLOCK_N
     return group_of_heads(batch * heads, heads // kv_heads, *of_head, multiprocessors)
 '''
 
