@@ -211,6 +211,7 @@ def test_includes_are_pasted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "#include <cuda_fp16.h>",
         "last",
     ]
+    assert kernel.source("deep.cuh") == '#line 1 "deep.cuh"\ndeep\n#line 1 "kernel.cu"\n', "and then one's own text"
 
 
 def test_a_header_with_pragma_once_is_pasted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,8 @@ def source(file: str) -> str:
 
     Pasting matters: CuPy's cache looks at the text it is given, not at the files that text includes, so an edited
     header would go unnoticed. The `#line` directives make compilers name the original files and lines. A header with
-    `#pragma once` is pasted where it is first included, without that line, which compilers warn of in a main file.
+    `#pragma once` is pasted where it is first included, without that line, which compilers warn of in a main file. What
+    is written behind a header's text has lines of its own, of kernel.cu.
 
     Every launch of a stage asks for its text: it is read and pasted again only when one of its files has changed.
 
@@ -60,6 +61,8 @@ def source(file: str) -> str:
         raise FileNotFoundError(f"no kernel file {file!r} in {KERNELS.name}/; there are: {names}")
     stamps = {path: _stamp(path)}
     text = "\n".join(_pasted(path.read_text(encoding="utf-8"), file, 1, stamps, set())) + "\n"
+    if path.suffix == ".cuh":
+        text += '#line 1 "kernel.cu"\n'
     youngest = max(stamp[0] for stamp in stamps.values() if stamp)
     if time.time_ns() - youngest > _RACY_NS:
         _TEXTS[path] = stamps, text
