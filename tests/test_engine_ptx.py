@@ -381,6 +381,24 @@ def test_an_unknown_instruction_stops_who_reaches_it() -> None:
         assert "inline PTX: " in message and says in message and f"kernel.cu:{line}" in message, message
 
 
+@pytest.mark.parametrize(
+    ("instruction", "is_of_clusters"),
+    [
+        ("barrier.cluster.arrive;", True),
+        ("mov.u32 %0, %clusterid.x;", True),
+        ("mapa.shared::cluster.u32 %0, %0, 1;", True),
+        ("cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%0], {%0};", False),
+    ],
+)
+def test_clusters_are_named_where_they_are_asked_for(instruction: str, is_of_clusters: bool) -> None:
+    """`shared::cluster` alone asks for none: a block's own shared memory is part of it."""
+    code = f'extern "C" __global__ void k(int* a) {{ int x = 0; asm volatile("{instruction}" : "+r"(x)); a[0] = x; }}'
+    with pytest.raises(engine.LaunchError) as caught:
+        engine.RawKernel(code, "k")((1,), (1,), (engine.zeros(1, np.int32),))
+    assert ("It has no clusters of blocks" in str(caught.value)) == is_of_clusters
+    assert ("Say it in another way" in str(caught.value)) != is_of_clusters
+
+
 BROKEN = r"""
 #include <mma.h>
 using namespace nvcuda;

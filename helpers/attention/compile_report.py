@@ -8,11 +8,12 @@ The compiler and its options are those of `cupy.RawModule`, so the numbers are t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,20 +121,11 @@ def ptx_of(code: str, arch: str = "compute_90") -> str:
         NvrtcMissing: CuPy or NVRTC is not installed. CompileError: the source does not compile.
     """
     nvrtc_version()
-    from cupy._core import core
     from cupy.cuda import nvrtc
 
-    program = nvrtc.createProgram(code, "kernel.cu", [], [])
-    try:
-        wanted = core.assemble_cupy_compiler_options((*kernel.options(), *header_options(code)))
-        nvrtc.compileProgram(program, (*wanted, "-ftz=true", f"-arch={arch}"))
+    with _program(code, (*kernel.options(), *header_options(code)), arch) as program:
         made = nvrtc.getPTX(program)
-        return made if isinstance(made, str) else made.decode()
-    except nvrtc.NVRTCError as error:
-        log = nvrtc.getProgramLog(program).strip()
-        raise CompileError(f"NVRTC refused the source for {arch} ({error}):\n{log}") from None
-    finally:
-        nvrtc.destroyProgram(program)
+    return made if isinstance(made, str) else made.decode()
 
 
 def _check_arch(arch: str) -> None:
@@ -171,6 +163,20 @@ def _compiled(code: str, options: tuple[str, ...], arch: str, instance: str) -> 
 
 
 def _compile(code: str, options: tuple[str, ...], arch: str, instance: str) -> tuple[str, str]:
+    from cupy.cuda import nvrtc
+
+    more: tuple[str, ...] = ("--ptxas-options=-v",)
+    if nvrtc.getVersion() >= (12, 9):
+        more = (*more, "-no-cache")  # what NVRTC takes from its cache, it does not assemble: no log then
+    with _program(code, options, arch, more, instance) as program:
+        return nvrtc.getProgramLog(program), nvrtc.getLoweredName(program, instance) if instance else ""
+
+
+@contextlib.contextmanager
+def _program(
+    code: str, options: tuple[str, ...], arch: str, more: tuple[str, ...] = (), instance: str = ""
+) -> Iterator[Any]:
+    """A program of NVRTC, compiled as RawModule compiles; more: options that are NVRTC's alone."""
     from cupy._core import core
     from cupy.cuda import nvrtc
 
@@ -179,15 +185,13 @@ def _compile(code: str, options: tuple[str, ...], arch: str, instance: str) -> t
         if instance:  # it makes the instance of a template, and gives the name that the assembler will use
             nvrtc.addNameExpression(program, instance)
         # -ftz=true is what RawModule adds on its own.
-        wanted = (*core.assemble_cupy_compiler_options(options), "-ftz=true", f"-arch={arch}", "--ptxas-options=-v")
-        if nvrtc.getVersion() >= (12, 9):
-            wanted = (*wanted, "-no-cache")  # what NVRTC takes from its cache, it does not assemble: no log then
+        wanted = (*core.assemble_cupy_compiler_options(options), "-ftz=true", f"-arch={arch}", *more)
         try:
             nvrtc.compileProgram(program, wanted)
         except nvrtc.NVRTCError as error:
             log = nvrtc.getProgramLog(program).strip()
             raise CompileError(f"NVRTC refused the source for {arch} ({error}):\n{log}") from None
-        return nvrtc.getProgramLog(program), nvrtc.getLoweredName(program, instance) if instance else ""
+        yield program
     finally:
         nvrtc.destroyProgram(program)
 

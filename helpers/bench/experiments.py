@@ -55,9 +55,14 @@ class Step:
     case: Case
 
     @property
+    def is_last(self) -> bool:
+        """Whether it is the stage itself."""
+        return self.number == len(CLIMBS[self.of])
+
+    @property
     def idea(self) -> str:
         """Of the stage itself, what it adds to the step before."""
-        return LAST_IDEAS.get(self.of, self.stage.idea) if self.number == len(CLIMBS[self.of]) else self.stage.idea
+        return LAST_IDEAS.get(self.of, self.stage.idea) if self.is_last else self.stage.idea
 
     @property
     def name(self) -> str:

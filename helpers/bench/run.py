@@ -103,16 +103,13 @@ class JobRunner:
         """A launch that has run once and was right, and what was seen then."""
         if job.case.backward:
             launch = self._gradients(job, inputs, contexts)
-            error, tolerance = inputs.gradient_sample(job.case.causal).error(launch())
-            if not error <= tolerance:
-                raise WrongOutput(f"max error {error:.1e} > {tolerance:.1e}; not timed")
-            return launch, {"max_error": error, "tolerance": tolerance}
+            return launch, _right(*inputs.gradient_sample(job.case.causal).error(launch()))
         launch = contexts.enter_context(self._ready(job, inputs))
         before = _held()
         o = launch()
         extra = None if before is None else _held(peak=True) - before - o.nbytes
-        error, tolerance = self._checked(job, inputs, o)
-        return launch, {"max_error": error, "tolerance": tolerance, "extra_bytes": extra}
+        sample = inputs.sample(job.case.causal)
+        return launch, {**_right(sample.error(o), sample.tolerance), "extra_bytes": extra}
 
     def _roof(self, job: Job) -> Measurement:
         roof = job.what
@@ -124,13 +121,14 @@ class JobRunner:
 
     def _host(self, job: Job, inputs: Inputs) -> Measurement:
         with job.what.ready(inputs) as (call, output):
-            error, tolerance = self._checked(job, inputs, output(call()))
+            sample = inputs.sample(job.case.causal)
+            seen = _right(sample.error(output(call())), sample.tolerance)
             begin = time.perf_counter()
             timing = host_time(call)
         case = job.case
         return Measurement(
             *(job.name, job.kind, list(case.shape), case.dtype),
-            **{"note": job.what.note, "causal": case.causal, "max_error": error, "tolerance": tolerance},
+            **{"note": job.what.note, "causal": case.causal, **seen},
             **self._with_clocks(timing, begin),
         )
 
@@ -171,13 +169,6 @@ class JobRunner:
 
         return launch
 
-    def _checked(self, job: Job, inputs: Inputs, o: Any) -> tuple[float, float]:
-        sample = inputs.sample(job.case.causal)
-        error = sample.error(o)
-        if not error <= sample.tolerance:
-            raise WrongOutput(f"max error {error:.1e} > {sample.tolerance:.1e}; not timed")
-        return error, sample.tolerance
-
     def _timed(self, launch: Callable[[], Any], *, warm: bool = True, share: float = 1.0) -> dict[str, Any]:
         begin = time.perf_counter()
         return self._with_clocks(measure(launch, budget_s=self.budget_s * share, warm=warm), begin)
@@ -203,6 +194,13 @@ class JobRunner:
             timed = self._timed(launch, share=job.share)
         more = {"wrong_launches": wrong, "checked_launches": experiment.launches}
         return _measurement(job, timed, max_error=worst, tolerance=sample.tolerance, **more)
+
+
+def _right(error: float, tolerance: float) -> dict[str, Any]:
+    """What a record keeps of a check. Raises WrongOutput."""
+    if not error <= tolerance:
+        raise WrongOutput(f"max error {error:.1e} > {tolerance:.1e}; not timed")
+    return {"max_error": error, "tolerance": tolerance}
 
 
 def _base(job: Job) -> Job | None:

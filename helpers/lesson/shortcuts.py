@@ -175,11 +175,10 @@ def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> 
     climb = CLIMBS[stage]
     before, after = ([BEFORE[stage], *(step.file for step in climb)][i] for i in (n - 1, n))
     changes = sources.whole(after) if before == after else sources.diff(before, after, context=context)
-    summaries = [
-        *sources.about(after),
-        f"Step {n}, {LAST_IDEAS[stage]}",
-    ]  # the last step is a stage, with no such words
-    return sources.folded(changes, summaries[0]) if folded else changes
+    if not folded:
+        return changes
+    own = sources.about(after) or [f"Step {n}, {LAST_IDEAS[stage]}"]  # the last step is a stage, with no such words
+    return sources.folded(changes, own[0])
 
 
 def shared_per_1000(

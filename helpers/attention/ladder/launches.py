@@ -270,7 +270,8 @@ def group_of_heads(
     left, right = (keys if side < 0 else side for side in window)
     row_tiles, head_bytes = -(-rows // block_m), 4 * min(keys, left + right + block_m) * head_dim
     fit = min(max(32 * 2**20 // head_bytes, 1) * share, heads)
-    most = 8192 if row_tiles > 1 else 0  # tiles that are dealt here, in tens of microseconds
+    if row_tiles == 1 or row_tiles * heads > 8192:  # all alike, or too many to deal in tens of microseconds
+        return fit - 1 if fit > 1 and fit * row_tiles % (2 * blocks) == blocks else fit
     first = np.arange(row_tiles) * block_m + keys - rows
     seen = np.minimum(first + block_m + right, keys) - np.maximum(first - left, 0)
     # Key tiles, and what each tile of rows costs; the longest first.
@@ -287,8 +288,6 @@ def group_of_heads(
         again = 0.008 * together / share * head_bytes / 2**20 * min(1, 512 / keys)  # measured on an H100
         return float(dealt.max()) / work.sum() / heads * blocks + again
 
-    if row_tiles * heads > most:
-        return fit - 1 if fit > 1 and fit * row_tiles % (2 * blocks) == blocks else fit
     rounds = (max(round(many * blocks / row_tiles / share), 1) * share for many in (1.33, 1.45, 1.95, 2.67))
     return min({fit, *(few for few in rounds if few < fit)}, key=time)
 

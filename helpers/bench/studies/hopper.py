@@ -486,7 +486,6 @@ def mma_loop(warps: int = 16, steps: int = 4096, blocks: int = 132) -> dict[str,
 def warming(seconds: float = 20.0, rest: float = 8.0, batch: int = 100) -> list[dict[str, float]]:
     """The kernel launched over and over on a GPU that had a rest: speed, clock and power, a few times a second."""
     case = LONG_128
-    cp.cuda.Device().synchronize()
     run, _ = STAGE.prepare(*Work(case).arrays())
     run()
     cp.cuda.Device().synchronize()

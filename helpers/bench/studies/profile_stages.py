@@ -25,7 +25,6 @@ from typing import Any
 
 from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, Stage
-from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import ncu, peers, records
 from helpers.bench.cases import Case, Inputs
 from helpers.bench.counters import FIGURES, SHAPE, STALLS, WIDE, counters_table, stall_metric
@@ -64,8 +63,7 @@ def step_cases() -> Iterator[tuple[Step, Case]]:
     seen = set()
     for step in steps():
         case = replace(step.case, shape=(*SHAPE[:3], step.case.shape[3]))
-        is_stage = step.number == len(CLIMBS[step.of])
-        if is_stage or case.causal or (step.name, case) in seen:  # of several lengths, one is counted
+        if step.is_last or case.causal or (step.name, case) in seen:  # of several lengths, one is counted
             continue
         seen.add((step.name, case))
         if step.stage.why_not(head_dim=case.shape[3], dtype=case.dtype) is None:

@@ -57,6 +57,7 @@ void add_finding(const EngineFinding& f, uint64_t key) {
     books.findings[found->second].count++;
     return;
   }
+  if (f.pc) know_callers((uintptr_t)f.pc);
   books.finding_index[key] = (uint32_t)books.findings.size();
   books.findings.push_back(f);
 }
@@ -79,7 +80,6 @@ EngineFinding finding_at(int kind, const char* file, int line) {
 void report(
     int kind, uint32_t region, uintptr_t address, unsigned size, uintptr_t pc, unsigned thread, bool write, Tag other,
     uint32_t other_site, bool other_write, How how) {
-  know_callers(pc);
   const uintptr_t other_pc = other ? books.sites[other_site].pc : 0;
   EngineFinding f = finding_at(kind, nullptr, 0);
   f.region = region;

@@ -39,7 +39,7 @@ def _instruction(names: Names, text: str) -> str:
     except Refused as error:
         code, message = None, str(error)
     if code is None:
-        code = _failure(message)
+        code = _failure(message, text)
     return f"{guard}{{ {code.replace('$', SPACE)} }}"
 
 
@@ -51,14 +51,14 @@ def _unknown(name: str) -> str:
     )
 
 
+_OF_CLUSTERS = re.compile(r"(?<!shared::)cluster|multicast|mapa")  # shared::cluster is a space, one block's own too
+_INSTEAD = "Say it in another way, in CUDA C++ perhaps"
 _NO_CLUSTERS = "It has no clusters of blocks: let each block load its own tiles, by blockIdx and without multicast"
 
 
-def _failure(message: str) -> str:
-    """A statement of C++ that stops the thread, with its line."""
-    instead = (
-        _NO_CLUSTERS if re.search("cluster|multicast|mapa", message) else "Say it in another way, in CUDA C++ perhaps"
-    )
+def _failure(message: str, asked: str = "") -> str:
+    """A statement of C++ that stops the thread, with its line. asked: the instruction."""
+    instead = _NO_CLUSTERS if _OF_CLUSTERS.search(asked) else _INSTEAD
     text = f"inline PTX: {message}. {instead}, or run this kernel on a GPU"
     return '$unknown("' + re.sub(r'["\\]', r"\\\g<0>", text) + '");'
 

@@ -1,5 +1,6 @@
 """Sphinx's settings of the site. `helpers.site.build` gives the source and output folders, and the address below."""
 
+import functools
 import html
 import re
 import sys
@@ -76,9 +77,15 @@ def formula(translator: Any, node: Any) -> None:
     node.clear()
 
 
+@functools.cache
+def summary() -> tuple[str, str]:
+    """README's own, read once for all pages."""
+    return readme_pages.summary((ROOT / readme_pages.FILE).read_text(encoding="utf-8"))
+
+
 def add_card(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
     """What a page is shown as where somebody links to it. Its picture needs the site's address."""
-    title, sentence = readme_pages.summary((ROOT / readme_pages.FILE).read_text(encoding="utf-8"))
+    title, sentence = summary()
     own = html.unescape(re.sub(r"<[^>]+>", "", context.get("title") or title))
     tags = {"og:type": "website", "og:site_name": title, "og:title": own, "og:description": sentence}
     if web_address.is_published():

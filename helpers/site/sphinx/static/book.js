@@ -14,8 +14,11 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const form of document.querySelectorAll("form.guess")) {
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      const typed = form.elements.guess ? form.elements.guess.value.replace(/[,_\s]/g, "") : "";
-      if (typed !== "" && Number.isFinite(Number(typed))) note(form, form.elements.guess.value.trim());
+      const typed = (form.elements.guess?.value ?? "").replace(/[_\s]/g, "");
+      const plain = /^[-+]?\d{1,3}(,\d{3})+(\.\d*)?$/.test(typed) ? typed.replaceAll(",", "") : typed; // as `predict` does
+      if (plain.includes(","))
+        form.querySelector("output").textContent = `a comma stands before three digits, as in 1,024; for a decimal write ${plain.replaceAll(",", ".")}`;
+      else if (plain !== "" && Number.isFinite(Number(plain))) note(form, form.elements.guess.value.trim());
       else form.querySelector("output").textContent = "a number, please";
     });
     for (const button of form.querySelectorAll('button[type="button"]')) {
