@@ -14,6 +14,7 @@
 
 #include "attention_params.cuh"
 #include "packed_tiles.cuh"  // find_tile: a block for each tile of packed sequences
+#include "score_mod.cuh"     // nothing, until 11 gives it a function of scores
 
 #ifndef BLOCK_M
 #define BLOCK_M 64  // B_r, query rows per block
@@ -132,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const AttentionParams params) {
+    const AttentionParams params MOD_PARAMETERS) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of
   // all heads, start first and light ones fill the gaps at the end. Otherwise a head's tiles are
@@ -157,6 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
   O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
   K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
   V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
+  const Mod mod = {MOD_ARGUMENTS sequence, head, kv_head, q_len, kv_len};
 
   // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i +
   // window_lo .. i + window_hi; keys begin .. end - 1 are all that some row of the tile sees.
@@ -173,13 +175,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
   // wavefronts if neighbouring lanes read the same address, and 4 if not.
   const int x = threadIdx.x / 4 % (THREADS_X / 2) * 2 + threadIdx.x % 2;
   const int y = threadIdx.x / (2 * THREADS_X) * 2 + threadIdx.x / 2 % 2;
-  load_tile(smem.K, K, params.k.row, begin, end);
-  const float softmax_scale_log2 = params.softmax_scale * LOG2_E;
+  KeyTiles<BLOCK_N> keys(mod, tile, begin, end);
+  load_tile(smem.K, K, params.k.row, keys.first(), end);
+  const float scale = SCORE_MOD ? params.softmax_scale : params.softmax_scale * LOG2_E;
   for (int e = threadIdx.x; e < BLOCK_M * D4; e += THREADS) {
     const int r = e % BLOCK_M, c = e / BLOCK_M;
     const float4 q = first_row + r < q_len ? load4(Q + r * params.q.row, c)
                                            : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int i = 0; i < 4; ++i) smem.Q[4 * c + i][r] = softmax_scale_log2 * word(q, i);
+    for (int i = 0; i < 4; ++i) smem.Q[4 * c + i][r] = scale * word(q, i);
   }
   // smem.V may be wider than a row. Copies do not write those columns and O has no place for their
   // sums: zeros will do.
@@ -188,18 +191,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
   float m_i[TILE_M],
       l_i[TILE_M];  // m_i in units of log2; l_i of this thread's columns until the end
   for (int i = 0; i < TILE_M; ++i) {
-    m_i[i] = M_INIT;
-    l_i[i] = 0.0f;
+    m_i[i] = first_maximum(mod);
+    l_i[i] = x == 0 ? first_sum(mod) : 0.0f;
   }
   wait_for_copies();
   __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[TILE_M][TILE_D] = {};
-  for (int first = begin; first < end; first += BLOCK_N) {
+  for (; keys.more(); keys.advance()) {
+    const int first = keys.first();
     load_tile(smem.V, V, params.v.row, first, end);  // in flight during the scores
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);
+    modify<TILE_M, TILE_N>(
+        mod, 1.0f, LOG2_E, [&](int i, int j) -> float& { return s[i][j]; },
+        [&](int i) { return first_pos + row_of(i, y); },
+        [&](int j) { return first + x + j * THREADS_X; }, keys.partial());
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + window_lo || first + BLOCK_N > min(first_row + window_hi + 1, end))
 #pragma unroll
@@ -222,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     wait_for_copies();
     __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
     load_tile(
-        smem.K, K, params.k.row, first + BLOCK_N,
+        smem.K, K, params.k.row, first + keys.step(),
         end);  // in flight while V is used; past the end: zeros
     gemm_pv(acc, smem, x, y);
     wait_for_copies();

@@ -25,6 +25,7 @@
 
 #include "backward_params.cuh"
 #include "packed_tiles.cuh"  // find_tile: a block for each tile of packed sequences
+#include "score_mod.cuh"     // nothing, until 11 gives it a function of scores
 
 #ifndef BLOCK_M
 #define BLOCK_M 64  // B_r, query rows per tile
@@ -59,10 +60,6 @@
 #ifndef KEYS_UNROLL
 #define KEYS_UNROLL 8  // of the sum over keys
 #endif
-#ifndef ALIBI
-#define ALIBI 0  // 1: the scores are those of 11 with ALIBI=1
-#endif
-constexpr float LOG2_E = 1.4426950408889634f;
 constexpr int UNROLL_ROWS = ROWS_UNROLL,
               UNROLL_KEYS = KEYS_UNROLL;  // nvcc does not expand macros in a #pragma
 constexpr int THREADS_Y = THREADS / THREADS_X;
@@ -171,12 +168,13 @@ __device__ __forceinline__ void wait_for_copies() {
 }
 
 // lse and delta of rows first .. first + BLOCK_M - 1. Rows from end on add nothing: their Q, dO and
-// delta are zeros, and so is P with ALIBI, which a slope below 0 could make infinite.
+// delta are zeros, and so is P with a score_mod, whose scores could make it infinite.
 __device__ __forceinline__ void load_row_sums(
     Shared& smem, const float* __restrict__ lse, const float* __restrict__ delta, int first,
     int end) {
   for (int r = threadIdx.x; r < BLOCK_M; r += THREADS) {
-    smem.lse[r] = first + r < end ? LOG2_E * lse[first + r] : ALIBI ? 1e38f : 0.0f;
+    smem.lse[r] = first + r < end ? LOG2_E * lse[first + r] : SCORE_MOD ? NEG_INF : 0.0f;
+    if (SCORE_MOD && smem.lse[r] == NEG_INF) smem.lse[r] = 1e38f;
     smem.delta[r] = first + r < end ? delta[first + r] : 0.0f;
   }
 }
@@ -270,9 +268,11 @@ __device__ __forceinline__ void store_tile(
           make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
 }
 
-// dS = P * (dP - delta) for this thread's tile, whose P this thread has stored itself.
+// dS = P * (dP - delta) for this thread's tile, whose P this thread has stored itself, times the
+// derivative of a score_mod.
 __device__ __forceinline__ void scores_gradient(
-    float (&dp)[TILE_M][TILE_N], const Shared& smem, int x, int y) {
+    float (&dp)[TILE_M][TILE_N], const Shared& smem, const float (&grad)[TILE_M][TILE_N], int x,
+    int y) {
   float delta[TILE_M];
   load_rows(delta, smem.delta, y);
 #pragma unroll
@@ -280,7 +280,8 @@ __device__ __forceinline__ void scores_gradient(
     float p[TILE_M];
     load_rows(p, smem.P[x + j * THREADS_X], y);
 #pragma unroll
-    for (int i = 0; i < TILE_M; ++i) dp[i][j] = p[i] * (dp[i][j] - delta[i]);
+    for (int i = 0; i < TILE_M; ++i)
+      dp[i][j] = p[i] * (dp[i][j] - delta[i]) * (SCORE_GRAD ? grad[i][j] : 1.0f);
   }
 }
 
@@ -308,18 +309,23 @@ __device__ __forceinline__ Sequence sequence_of(
 // s was this thread's tile of Q K^T and becomes P. No maximum and no sum: lse has both. Where the
 // row does not see the key, P is 0, also if its lse is -inf because it sees none.
 __device__ __forceinline__ void weights(
-    float (&s)[TILE_M][TILE_N], const Shared& smem, float softmax_scale_log2, const Sequence& seq,
-    int first_row, int first_key, int x, int y, float slope_log2) {
+    float (&s)[TILE_M][TILE_N], float (&grad)[TILE_M][TILE_N], const Shared& smem,
+    float softmax_scale, const Sequence& seq, const Mod& mod, int first_row, int first_key,
+    bool partial, int x, int y) {
+  const auto q_idx = [&](int i) { return first_row + row_of(i, y) + seq.kv_len - seq.q_len; };
+  const auto kv_idx = [&](int j) { return first_key + x + j * THREADS_X; };
+  modify<TILE_M, TILE_N>(
+      mod, softmax_scale, 1.0f, [&](int i, int j) -> float& { return s[i][j]; }, q_idx, kv_idx,
+      false, [&](int i, int j) { return &grad[i][j]; });
+  const float softmax_scale_log2 = scale_log2_of(softmax_scale);
   float lse[TILE_M];
   load_rows(lse, smem.lse, y);
 #pragma unroll
   for (int i = 0; i < TILE_M; ++i)
 #pragma unroll
     for (int j = 0; j < TILE_N; ++j) {
-      const int distance = first_key + x + j * THREADS_X - seq.kv_len + seq.q_len - first_row;
-      float shift = lse[i];
-      if (ALIBI) shift += slope_log2 * abs(distance - row_of(i, y));
-      s[i][j] = exp2f(softmax_scale_log2 * s[i][j] - shift);
+      s[i][j] = exp2f(softmax_scale_log2 * s[i][j] - lse[i]);
+      if (MASK_MOD && partial && is_hidden(mod, q_idx(i), kv_idx(j))) s[i][j] = 0.0f;
     }
   const int last_row = first_row + BLOCK_M - 1, next_key = first_key + BLOCK_N;
   if (first_key < last_row + seq.window_lo ||
@@ -367,9 +373,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     float* __restrict__ dK, float* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const BackwardParams params,
-    const float* __restrict__ alibi_slopes,  // [batch, heads]; null where ALIBI is 0
-    const int alibi_batch) {
+    const BackwardParams params MOD_PARAMETERS) {
   // ---- prologue: the tile of keys, head and sequence of this block, and the rows that see them
   // Causal masks: the first keys are seen by the most rows, so their tiles, of all heads, start
   // first.
@@ -400,7 +404,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
   const int y = threadIdx.x / (2 * THREADS_X) * 2 + threadIdx.x / 2 % 2;
   load_tile(smem.K, K, forward.k.row, first_key, seq.kv_len);
   load_tile(smem.V, V, forward.v.row, first_key, seq.kv_len);
-  const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
 
   // ---- the heads that share these keys, and their rows: five products each
   float dk[TILE_K][TILE_D] = {}, dv[TILE_K][TILE_D] = {};
@@ -412,21 +415,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         dO + sequence * params.d_o.batch + seq.q_first * params.d_o.row + head * params.d_o.head;
     const long long sums =
         ((long long)(seq.packed ? 0 : sequence) * forward.heads + head) * forward.N + seq.q_first;
-    const float slope_log2 = ALIBI ? alibi_slopes[sequence * alibi_batch + head] * LOG2_E : 0.0f;
-    for (int first_row = begin; first_row < end; first_row += BLOCK_M) {
+    const Mod mod = {MOD_ARGUMENTS sequence, head, kv_head, seq.q_len, seq.kv_len};
+    for (KeyTiles<BLOCK_M> rows(mod, tile, begin, end); rows.more(); rows.advance()) {
+      const int first_row = rows.first();
       load_tile(smem.Q, q, forward.q.row, first_row, end);
       load_tile(smem.dO, d_o, params.d_o.row, first_row, end);
       load_row_sums(smem, lse + sums, delta + sums, first_row, end);
       wait_for_copies();
       __syncthreads();  // without it, tiles could be read before other threads' parts are there
-      float s[TILE_M][TILE_N];
+      float s[TILE_M][TILE_N], grad[TILE_M][TILE_N];
       gemm_rows_keys(s, smem.Q, smem.K, x, y);
-      weights(s, smem, softmax_scale_log2, seq, first_row, first_key, x, y, slope_log2);
+      weights(
+          s, grad, smem, forward.softmax_scale, seq, mod, first_row, first_key, rows.partial(), x,
+          y);
       store_tile(smem, s, x, y);
       __syncthreads();  // without it, P could be read before another thread has written its part
       gemm_keys(dv, smem, smem.dO, x, y);
       gemm_rows_keys(s, smem.dO, smem.V, x, y);
-      scores_gradient(s, smem, x, y);
+      scores_gradient(s, smem, grad, x, y);
       __syncthreads();  // without it, dS could overwrite P while another thread reads it for dV
       store_tile(smem, s, x, y);
       __syncthreads();  // without it, dS could be read before another thread has written its part
@@ -478,9 +484,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
     const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V,
     const float* __restrict__ dO, const float* __restrict__ lse, const float* __restrict__ delta,
     float* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
-    const int* __restrict__ cu_seqlens_k, const BackwardParams params,
-    const float* __restrict__ alibi_slopes,  // [batch, heads]; null where ALIBI is 0
-    const int alibi_batch) {
+    const int* __restrict__ cu_seqlens_k, const BackwardParams params MOD_PARAMETERS) {
   // ---- prologue: the tile of rows, head and sequence of this block, and the keys that they see
   const AttentionParams& forward = params.forward;
   int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
@@ -513,9 +517,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
   load_tile(smem.Q, Q, forward.q.row, first_row, seq.q_len);
   load_tile(smem.dO, dO, params.d_o.row, first_row, seq.q_len);
   load_row_sums(smem, lse + sums, delta + sums, first_row, seq.q_len);
-  const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
-
-  const float slope_log2 = ALIBI ? alibi_slopes[sequence * alibi_batch + head] * LOG2_E : 0.0f;
+  const Mod mod = {MOD_ARGUMENTS sequence, head, kv_head, seq.q_len, seq.kv_len};
 
   // ---- the keys that these rows see: three products each
   float dq[TILE_M][TILE_D] = {};
@@ -524,12 +526,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
     load_tile(smem.V, V, forward.v.row, first_key, end);
     wait_for_copies();
     __syncthreads();  // without it, tiles could be read before other threads' parts are there
-    float s[TILE_M][TILE_N];
+    float s[TILE_M][TILE_N], grad[TILE_M][TILE_N];
     gemm_rows_keys(s, smem.Q, smem.K, x, y);
-    weights(s, smem, softmax_scale_log2, seq, first_row, first_key, x, y, slope_log2);
+    weights(s, grad, smem, forward.softmax_scale, seq, mod, first_row, first_key, true, x, y);
     store_tile(smem, s, x, y);
     gemm_rows_keys(s, smem.dO, smem.V, x, y);
-    scores_gradient(s, smem, x, y);
+    scores_gradient(s, smem, grad, x, y);
     store_tile(smem, s, x, y);
     __syncthreads();  // without it, dS could be read before another thread has written its part
     gemm_rows(dq, smem, x, y);

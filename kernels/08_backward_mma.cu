@@ -14,13 +14,11 @@
 // zeros for dQ_accum before the loop, and dQ after it.
 #include "backward_rows.cuh"
 #include "backward_tiles.cuh"
-#include "turns.cuh"  // draw_number, load_relaxed, add_release
+#include "score_mod.cuh"  // nothing, until 11 gives it a function of scores
+#include "turns.cuh"      // draw_number, load_relaxed, add_release
 
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
-#endif
-#ifndef ALIBI
-#define ALIBI 0  // 1: the scores are those of 11 with ALIBI=1
 #endif
 #ifndef VECTOR_ATOMICS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -92,9 +90,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     int* __restrict__ turns, T* __restrict__ dK, T* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const BackwardParams params,
-    const float* __restrict__ alibi_slopes,  // [batch, heads]; null where ALIBI is 0
-    const int alibi_batch) {
+    const BackwardParams params MOD_PARAMETERS) {
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
   const auto number = [&] {  // deterministic: a tile waits for those before it
@@ -169,7 +165,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   };
 
   float dK_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {}, dV_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {};
-  const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
+  const float softmax_scale_log2 = scale_log2_of(forward.softmax_scale);
+  const auto mod_of = [&](int head) {  // of the group
+    return Mod{
+        MOD_ARGUMENTS block.sequence, block.kv_head * block.group + head, block.kv_head, q_len,
+        kv_len};
+  };
 
   // dQ += dS K for one tile of rows.
   const auto add_dq = [&](int slot, unsigned dS_lane) {
@@ -219,23 +220,25 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   load_tile<BLOCK_N>(
       K_smem + copy_offset, K + copy_row * forward.k.row + 8 * copy_chunk, forward.k.row,
       kv_len - first_key - copy_row);
-  if (rows.first_tile <= rows.last_tile) load_q(0, rows.last_tile, 0);
+  RowSteps steps(block.tile, rows.first_tile, rows.last_tile, block.group, mod_of);
+  if (rows.first_tile <= rows.last_tile) load_q(0, steps.row_tile, 0);
   load_tile<BLOCK_N>(
       V_smem + copy_offset, V + copy_row * forward.v.row + 8 * copy_chunk, forward.v.row,
       kv_len - first_key - copy_row);
-  if (rows.first_tile <= rows.last_tile) load_do(0, rows.last_tile, 0);
+  if (rows.first_tile <= rows.last_tile) load_do(0, steps.row_tile, 0);
   else cp_async_commit();  // no row sees these keys; the epilogue waits for K and V all the same
 
   // ---- all heads of the group, and their tiles of rows from the last to the first
   unsigned stage = 0;
   int previous = -1, before_previous = -1;  // where the last steps' dQ is to be added
   int previous_tile = 0, before_previous_tile = 0;
-  for (int head = 0, row_tile = rows.last_tile;
+  for (int head = 0, row_tile = steps.row_tile;
        rows.first_tile <= rows.last_tile && head < block.group; stage ^= 1) {
     const int slot = head * rows.tiles.of_head + row_tile;
     const int first_row = row_tile * BLOCK_M;
-    const int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
-    const int next_head = row_tile > rows.first_tile ? head : head + 1;
+    const bool partial = steps.partial;
+    steps.advance(mod_of);
+    const int next_tile = steps.row_tile, next_head = steps.head;
     if (DQ_LATER && previous >= 0) wait_for_turn(previous, previous_tile);
     cp_async_wait<0>();
     // Without it, these tiles could be read before their copies land, or the previous ones
@@ -253,29 +256,34 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 
     const unsigned stage_bytes = stage * STAGE_BYTES;
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
-                        first_key < first_row + BLOCK_M - 1 + rows.window_lo;
-    const int q_head = block.kv_head * block.group + head;
-    const float slope_log2 =
-        ALIBI ? alibi_slopes[block.sequence * alibi_batch + q_head] * LOG2_E : 0.0f;
+                        first_key < first_row + BLOCK_M - 1 + rows.window_lo || partial;
+    const Mod mod = mod_of(head);
     const float* const own_lse =
         reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET + stage * LSE_DELTA_BYTES);
 #pragma unroll
     for (int c = 0; c < WARP_ROWS / CHUNK; ++c) {
       float S[KEY_TILES][CHUNK / 8][4] = {}, dP[KEY_TILES][CHUNK / 8][4];
       gemm_abt(T(), S, k_lane, q_lane + stage_bytes + 2 * c * CHUNK * HEAD_DIM_PADDED);
+      // S is transposed: of a thread's rows, i / 2 counts groups of 8, and of its keys j / 2 of 16.
+      const int first_key_idx = first_key + warp.key + g;
+      const int first_q_idx = first_row + warp.row + c * CHUNK + 2 * t + kv_len - q_len;
+      float grad[KEY_TILES][CHUNK / 8][4];
+      const auto q_idx = [&](int i) { return first_q_idx + i / 2 * 8 + i % 2; };
+      const auto kv_idx = [&](int j) { return first_key_idx + j / 2 * 16 + j % 2 * 8; };
+      modify<CHUNK / 4, 2 * KEY_TILES>(
+          mod, forward.softmax_scale, 1.0f,
+          [&](int i, int j) -> float& { return S[j / 2][i / 2][j % 2 * 2 + i % 2]; }, q_idx, kv_idx,
+          false, [&](int i, int j) { return &grad[j / 2][i / 2][j % 2 * 2 + i % 2]; });
 #pragma unroll
       for (int n = 0; n < CHUNK / 8; ++n) {
         const float2* const own =
             reinterpret_cast<const float2*>(own_lse + warp.row + c * CHUNK + 8 * n + 2 * t);
         const float2 lse = own[0], delta = own[BLOCK_M / 2];
-        const int distance = first_key + warp.key + g - kv_len + q_len -
-                             (first_row + warp.row + c * CHUNK + 8 * n + 2 * t);
 #pragma unroll
         for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            float shift = i % 2 ? lse.y : lse.x;
-            if (ALIBI) shift += slope_log2 * abs(distance + 16 * m + i / 2 * 8 - i % 2);
+            const float shift = i % 2 ? lse.y : lse.x;
             S[m][n][i] = exp2f(fmaf(S[m][n][i], softmax_scale_log2, -shift));
             dP[m][n][i] = i % 2 ? -delta.y : -delta.x;  // so that the product adds to -delta
           }
@@ -291,6 +299,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
               const int j = key + 16 * m + i / 2 * 8, distance = j - (row + 8 * n + i % 2);
               if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len)
                 S[m][n][i] = 0.0f;
+              if (MASK_MOD && partial &&
+                  is_hidden(mod, q_idx(2 * n + i % 2), kv_idx(2 * m + i / 2)))
+                S[m][n][i] = 0.0f;
             }
       };
       if (MASK_FIRST && masked) mask();
@@ -298,6 +309,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
           T(), dP, k_lane + KEYS_BYTES,
           q_lane + stage_bytes + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
       if (!MASK_FIRST && masked) mask();
+#pragma unroll
+      for (int i = 0; SCORE_GRAD && i < KEY_TILES * CHUNK / 2; ++i)
+        (&dP[0][0][0])[i] *= (&grad[0][0][0])[i];
       if (!LOAD_FIRST && c == 0 && next_head < block.group)
         load_rows(next_head, next_tile, stage ^ 1);
 

@@ -20,6 +20,7 @@
 // Sizes of tiles and which rows and keys they have, as in 05; masks, weights, lse and stores of a
 // warpgroup's rows, as in 07.
 #include "hopper_rows.cuh"
+#include "score_mod.cuh"  // nothing, until 11 gives it a function of scores
 
 #ifndef STAGES
 #define STAGES 2  // tiles of K, and of V, in shared memory
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const int* __restrict__ schedule,      // [rounds, blocks, 4], see next_tile
-    const int rounds, const AttentionParams params) {
+    const int rounds, const AttentionParams params MOD_PARAMETERS) {
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
@@ -176,6 +177,14 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     return next_tile(tile, item, round, rounds, items, cu_seqlens_q, cu_seqlens_k, params);
   };
 
+  const auto mod_of_tile = [&] {
+    return Mod{MOD_ARGUMENTS tile.sequence, tile.head, tile.kv_head, tile.q_len, tile.kv_len};
+  };
+  const auto keys_of_tile = [&] {
+    return KeyTiles<-BLOCK_N>(
+        mod_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile), tile.begin);
+  };
+
   // ---- producer: a thread for K, one for V and one for Q. `step` counts key tiles
   if (warpgroup == 0) {
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
@@ -192,14 +201,13 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
         tma_load_panels<64>(
             Q_smem + i * Q_BYTES, q_map, q_full + 8 * i, tile.row + 64 * i, tile.head, batch);
       }
-      for (int first = last_tile_begin(tile); warp_id != 2 && first >= tile.begin;
-           first -= BLOCK_N, ++step) {
+      for (auto keys = keys_of_tile(); warp_id != 2 && keys.more(); keys.advance(), ++step) {
         const int stage = step % STAGES;
         mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: products read it
         mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);
         tma_load_panels<BLOCK_N>(
-            smem + stage * TILE_BYTES, map, full + 8 * stage, tile.k_first + first, tile.kv_head,
-            batch);
+            smem + stage * TILE_BYTES, map, full + 8 * stage, tile.k_first + keys.first(),
+            tile.kv_head, batch);
       }
     }
     return;
@@ -216,7 +224,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
   const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;  // named barriers
   const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
-  const float softmax_scale_log2 = scale * LOG2_E;
+  const float softmax_scale_log2 = scale_log2_of(scale);
   constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as in the accumulators' layout
   Scores S;
   Weights P;
@@ -224,9 +232,15 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   Maxima maxima;
   Statistics l_i;  // of this lane's keys only, until the epilogue
   Statistics rescale, inverse;
-  int first, step = 0, tiles = 0;  // first: of the keys of S
+  int step = 0, tiles = 0;
 
-  const auto mask_edges = [&] {
+  const auto modify_and_mask = [&](const KeyTiles<-BLOCK_N>& keys) {
+    const int first = keys.first();  // of the keys of S
+    modify<2, BLOCK_N / 4>(
+        mod_of_tile(), scale, 1.0f,
+        [&](int i, int j) -> float& { return S[4 * (j / 2) + 2 * i + j % 2]; },
+        [&](int i) { return tile.first_pos + warp_row + g + 8 * i; },
+        [&](int j) { return first + 2 * t + j / 2 * 8 + j % 2; }, keys.partial());
     const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
     if (first < last_pos - params.window_left ||
         first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end)) {
@@ -249,26 +263,28 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   if (PINGPONG && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
   for (;;) {
     // ---- a tile's first keys: S is ready
-    maxima.m_i[0] = maxima.m_i[1] = maxima.limit[0] = maxima.limit[1] = M_INIT;
-    maxima.base[0] = maxima.base[1] = l_i[0] = l_i[1] = 0.0f;
+    maxima.m_i[0] = maxima.m_i[1] = maxima.limit[0] = maxima.limit[1] =
+        first_maximum(mod_of_tile());
+    l_i[0] = l_i[1] = t == 0 ? first_sum(mod_of_tile()) : 0.0f;
+    maxima.base[0] = maxima.base[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     wgmma_registers(S);
     if (leader) mbarrier_arrive(k_empty + 8 * (step % STAGES));
-    first = last_tile_begin(tile);
-    mask_edges();
+    auto keys = keys_of_tile();
+    modify_and_mask(keys);
     move();
     bool rescaled = false;  // acc is still empty
     weights(0, GROUPS);
     to_operand<T>(P, S, 0, GROUPS);
-    if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
+    if (packed && keys.first() + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
       mbarrier_wait(v_full + 8 * (step % STAGES), step / STAGES & 1);
-      clear_rows<128>(dynamic_smem + V_AT + step % STAGES * TILE_BYTES, tile.kv_len - first);
+      clear_rows<128>(dynamic_smem + V_AT + step % STAGES * TILE_BYTES, tile.kv_len - keys.first());
       named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products could read rows not cleared yet
     }
 
     // ---- one step: start S of the next key tile and O of this one, then compute the next weights
-    for (first -= BLOCK_N; first >= tile.begin; first -= BLOCK_N) {
+    for (keys.advance(); keys.more(); keys.advance()) {
       const int v_stage = step % STAGES, v_parity = step / STAGES & 1;
       ++step;
       const int stage = step % STAGES;
@@ -283,7 +299,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       wgmma_wait<1>();
       wgmma_registers(S);
       if (leader) mbarrier_arrive(k_empty + 8 * stage);
-      mask_edges();
+      modify_and_mask(keys);
       rescaled = exceeds_limit(S, maxima.limit, softmax_scale_log2) && move();
       weights(0, GROUPS / 2);
       wgmma_wait<0>();

@@ -30,7 +30,7 @@ static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256, "what wgmma takes; a step of 
 // A tile of rows. Keys begin .. end - 1 are all that some row of the tile sees; end may be too
 // small: rows that see no key.
 struct Tile {
-  int sequence, head, kv_head;
+  int sequence, head, kv_head, q_len;
   int row, rows;        // its first row in Q and O; how many its sequence has from there on
   int first_pos;        // the first row's position among the keys
   int k_first, kv_len;  // the first key of its sequence in K and V; how many there are
@@ -49,6 +49,7 @@ __device__ __forceinline__ int set_rows(
   tile.kv_len = packed ? cu_seqlens_k[sequence + 1] - tile.k_first : params.N_kv;
   tile.row = q_first + first_row;
   tile.rows = q_len - first_row;
+  tile.q_len = q_len;
   return q_len;
 }
 

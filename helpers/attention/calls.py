@@ -44,6 +44,7 @@ from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, kind_of, 
 from helpers.attention.ladder.launch import DirectLaunch
 from helpers.attention.ladder.layout import dense, four_axes
 from helpers.attention.ladder.plan import Ready
+from helpers.attention.ladder.score_mod import BlockMask, read
 
 _CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
 
@@ -59,6 +60,10 @@ def flash_attention(
     return_lse: bool = False,
     bias: Any = None,
     alibi_slopes: Any = None,
+    sinks: Any = None,
+    score_mod: str | None = None,
+    mask_mod: str | BlockMask | None = None,
+    mod_args: Mapping[str, Any] | None = None,
     rotary_cos: Any = None,
     rotary_sin: Any = None,
     rotary_interleaved: bool = False,
@@ -104,8 +109,10 @@ def flash_attention(
         ValueError: shapes that do not fit each other; a malformed window; a stage that cannot do this: the message
             says why, and which stages can.
     """
-    extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions)
-    options = Options(causal, softmax_scale, return_lse, False, rotary_interleaved, stage, window)
+    extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, sinks)
+    mod, of_mod = read(score_mod, mask_mod, mod_args)
+    extras |= of_mod
+    options = Options(causal, softmax_scale, return_lse, False, rotary_interleaved, stage, mod, window)
     return _call({"q": q, "k": k, "v": v, **extras}, options)
 
 
@@ -124,6 +131,10 @@ def flash_attention_varlen(
     max_seqlen_k: int | None = None,
     bias: Any = None,
     alibi_slopes: Any = None,
+    sinks: Any = None,
+    score_mod: str | None = None,
+    mask_mod: str | BlockMask | None = None,
+    mod_args: Mapping[str, Any] | None = None,
     rotary_cos: Any = None,
     rotary_sin: Any = None,
     rotary_interleaved: bool = False,
@@ -157,8 +168,10 @@ def flash_attention_varlen(
         TypeError, ValueError: as flash_attention, and for cu_seqlens that are not int32, do not begin at 0, fall, or do
         not end at the number of tokens.
     """
-    extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions)
-    options = Options(causal, softmax_scale, return_lse, False, rotary_interleaved, stage, window)
+    extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, sinks)
+    mod, of_mod = read(score_mod, mask_mod, mod_args)
+    extras |= of_mod
+    options = Options(causal, softmax_scale, return_lse, False, rotary_interleaved, stage, mod, window)
     longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     return _call({"q": q, "k": k, "v": v, **lengths, **extras}, options, longest)
@@ -176,7 +189,13 @@ def flash_attention_backward(
     window: tuple[int, int] | None = None,
     softmax_scale: float | None = None,
     deterministic: bool = False,
+    bias: Any = None,
     alibi_slopes: Any = None,
+    sinks: Any = None,
+    score_mod: str | None = None,
+    mask_mod: str | BlockMask | None = None,
+    mod_args: Mapping[str, Any] | None = None,
+    score_mod_grad: str | None = None,
     stage: str | int | None = None,
 ) -> tuple[Any, Any, Any]:
     """The gradients of sum(do * flash_attention(q, k, v)) with respect to q, k and v.
@@ -198,8 +217,9 @@ def flash_attention_backward(
     Raises:
         TypeError, ValueError: as flash_attention, and for do, o and lse that do not fit q.
     """
-    options = Options(causal, softmax_scale, False, deterministic, False, stage, window)
-    extras = extra_inputs(alibi_slopes=alibi_slopes)
+    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
+    options = Options(causal, softmax_scale, False, deterministic, False, stage, mod, window)
+    extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
     return _call({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **extras}, options)
 
 
@@ -217,7 +237,13 @@ def flash_attention_varlen_backward(
     window: tuple[int, int] | None = None,
     softmax_scale: float | None = None,
     deterministic: bool = False,
+    bias: Any = None,
     alibi_slopes: Any = None,
+    sinks: Any = None,
+    score_mod: str | None = None,
+    mask_mod: str | BlockMask | None = None,
+    mod_args: Mapping[str, Any] | None = None,
+    score_mod_grad: str | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     stage: str | int | None = None,
@@ -236,9 +262,10 @@ def flash_attention_varlen_backward(
         TypeError, ValueError: as flash_attention_varlen, and for do, o and lse that do not fit q.
     """
     longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
-    options = Options(causal, softmax_scale, False, deterministic, False, stage, window)
+    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
+    options = Options(causal, softmax_scale, False, deterministic, False, stage, mod, window)
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    extras = extra_inputs(alibi_slopes=alibi_slopes)
+    extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
     return _call({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **lengths, **extras}, options, longest)
 
 
@@ -255,7 +282,7 @@ def _call(arrays: dict[str, Any], options: Options, longest: _Lengths = (None, N
     if kind is None:
         return _from_elsewhere(arrays, options, longest)
     # A forward does not depend on the longest keys, unless the rotary tables must reach as far.
-    lengths = longest if "do" in arrays or "rotary_cos" in arrays else longest[0]
+    lengths = longest if options.mod or "do" in arrays or "rotary_cos" in arrays else longest[0]
     described, means = [*map(kind.describe, given)], options.key
     key = kind, *arrays, means, lengths, *described
     try:

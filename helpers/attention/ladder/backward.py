@@ -15,6 +15,7 @@ from helpers.attention.ladder.call import Options, check_gradient_arrays
 from helpers.attention.ladder.contract import Stage
 from helpers.attention.ladder.extras import extra_inputs
 from helpers.attention.ladder.plan import GRADIENTS, Ready
+from helpers.attention.ladder.score_mod import read
 
 
 def prepare(
@@ -44,7 +45,13 @@ def plan(
     causal: bool = False,
     window: tuple[int, int] | None = None,
     deterministic: bool = False,
+    score_mod: str | None = None,
+    mask_mod: Any = None,
+    mod_args: Mapping[str, Any] | None = None,
+    score_mod_grad: str | None = None,
+    bias: Any = None,
     alibi_slopes: Any = None,
+    sinks: Any = None,
     cu_seqlens: tuple[Any, Any] | None = None,
     source: str | None = None,
     sizes: Mapping[str, int] | None = None,
@@ -54,10 +61,12 @@ def plan(
     Args:
         do, o: the gradient of the output and the output, as q. lse: as the forward returns it.
         deterministic: the same bits in every run.
-        alibi_slopes: of the forward. cu_seqlens, source, sizes: as `Stage.plan` has them.
+        score_mod, mask_mod, mod_args, score_mod_grad, bias, alibi_slopes, sinks: as
+            `helpers.attention.flash_attention_backward` has them. cu_seqlens, source, sizes: as `Stage.plan` has them.
     """
-    options = Options(causal, softmax_scale, deterministic=deterministic, window=window)
-    extras = extra_inputs(alibi_slopes=alibi_slopes)
+    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
+    options = Options(causal, softmax_scale, deterministic=deterministic, mod=mod, window=window)
+    extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
     options = stage.check(q, k, v, options, packed=cu_seqlens is not None, extras=extras)
     check_gradient_arrays(do, q, o, lse, q.shape[:-1])
     gradients = tuple(device.cp.full(a.shape, device.cp.nan, dtype=a.dtype) for a in (q, k, v))

@@ -15,6 +15,7 @@ import numpy as np
 from helpers import device
 from helpers.attention.ladder import extras
 from helpers.attention.ladder.layout import Spec
+from helpers.attention.ladder.score_mod import ScoreMod, of_call
 from helpers.engine.cuda_source.signatures import dtype_of
 
 __all__ = ["Call", "Options", "Spec"]
@@ -26,7 +27,7 @@ MAX_ROWS = 2**29  # in a sequence; a window so wide is unlimited. The kernels ad
 class Options(NamedTuple):
     """What a call asks for, as it was given: the caller's arguments but for the arrays.
 
-    stage: by name or number; None for the last that can do the call.
+    stage: by name or number; None for the last that can do the call. mod: the caller's functions of scores.
     """
 
     causal: bool = False
@@ -35,6 +36,7 @@ class Options(NamedTuple):
     deterministic: bool = False
     rotary_interleaved: bool = False
     stage: str | int | None = None
+    mod: ScoreMod | None = None
     window: tuple[int, int] | None = None
 
     @property
@@ -69,6 +71,7 @@ class Options(NamedTuple):
             "window": self.window,
             "return_lse": self.return_lse,
             "deterministic": self.deterministic,
+            **({"mod": True} if self.mod else {}),
         }
 
 
@@ -82,7 +85,7 @@ class Call(NamedTuple):
         not depend on keys. aligned: every row of every array that has a head_dim starts at a multiple of 16 bytes.
     deterministic: the gradients are the same to the bit in every run.
     rotary_interleaved: pairs of the rotary embedding are neighbours (2 p, 2 p + 1), not (p, p + rotary_dim / 2). The
-        arrays of helpers.attention.ladder.extras are among the others.
+        arrays of helpers.attention.ladder.extras are among the others. mod: the functions of scores, or None.
     """
 
     arrays: Mapping[str, Spec]
@@ -94,6 +97,7 @@ class Call(NamedTuple):
     keys: int = 0
     deterministic: bool = False
     rotary_interleaved: bool = False
+    mod: ScoreMod | None = None
 
     @classmethod
     def of(
@@ -116,7 +120,8 @@ class Call(NamedTuple):
             read = extras.as_kernels_read(arrays, sequences=sequences, packed=packed, longest_k=keys)
             arrays = {**arrays, **read} if read else arrays
         aligned = all([a.aligned for name, a in arrays.items() if name in WITH_HEAD_DIM])
-        how = options.deterministic, bool(options.rotary_interleaved)
+        mod = of_call(options.mod, arrays) if len(arrays) > 4 or options.mod else None
+        how = options.deterministic, bool(options.rotary_interleaved), mod
         return cls(arrays, options.softmax_scale, options.window, rows, sequences, aligned, keys or 0, *how)
 
     @property

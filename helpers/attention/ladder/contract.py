@@ -20,6 +20,7 @@ from helpers.attention.ladder.call import WITH_HEAD_DIM, Call, Options, Spec, ch
 from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs, is_readable, needs
 from helpers.attention.ladder.launch import Launch
 from helpers.attention.ladder.plan import Ready, plan
+from helpers.attention.ladder.score_mod import read
 
 MAX_HEAD_DIM = 128
 _C_NAMES = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
@@ -54,7 +55,8 @@ class Stage:
         gqa      fewer heads in k and v than in q
         causal, window, varlen (packed sequences), lse (the log-sum-exp)
         strides  any array whose rows are contiguous, with no copy
-        bias, alibi, rotary  as helpers.attention.ladder.extras has them
+        mod      functions of scores, and what is made of them: bias, ALiBi, sinks
+        rotary   as helpers.attention.ladder.extras has it
     """
 
     number: int
@@ -168,8 +170,7 @@ class Stage:
         varlen: bool = False,
         return_lse: bool = False,
         deterministic: bool = False,
-        bias: bool = False,
-        alibi: bool = False,
+        mod: bool = False,
         rotary_dim: int = 0,
     ) -> str | None:
         """The reason it cannot do this, on this device; None where it can."""
@@ -185,8 +186,7 @@ class Stage:
             "varlen": varlen and "packed sequences of several lengths",
             "lse": return_lse and "return_lse=True",
             "deterministic": deterministic and "deterministic=True",
-            "bias": bias and "bias",
-            "alibi": alibi and "alibi_slopes",
+            "mod": mod and "score_mod, mask_mod, bias, alibi_slopes or sinks",
             "rotary": rotary_dim and "rotary_cos and rotary_sin",
         }
         for feature, wanted in features.items():
@@ -233,8 +233,8 @@ class Stage:
             causal: row i sees keys up to i + N_kv - N: the last row sees all (bottom-right, as in FlashAttention).
             window: (left, right): how many keys before and after that diagonal a row sees; -1 for all of them.
             return_lse: also the log of the sum of exp(scaled scores) of each row, float32 without the axis d.
-            bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions: with the features bias,
-                alibi and rotary, as `helpers.attention.flash_attention` has them.
+            score_mod, mask_mod, mod_args, bias, alibi_slopes, sinks, rotary_cos, rotary_sin, rotary_interleaved,
+                rotary_positions: with the features mod and rotary, as `helpers.attention.flash_attention` has them.
 
         Returns:
             The output, of q's shape and dtype, a device array; with return_lse, (o, lse). A row that sees no key is 0,
@@ -272,6 +272,9 @@ class Stage:
         source: str | None = None,
         sizes: Mapping[str, int] | None = None,
         rotary_interleaved: bool = False,
+        score_mod: str | None = None,
+        mask_mod: Any = None,
+        mod_args: Mapping[str, Any] | None = None,
         **extras: Any,
     ) -> tuple[Ready | None, dict[str, Any], Any]:
         """What `prepare` binds: the launches (None where nothing is to do), the arrays by name, and what is written.
@@ -285,10 +288,12 @@ class Stage:
             source: another text of the kernel in place of the file's.
             sizes: tile sizes in place of the stage's own, such as {"BLOCK_M": 32}.
         """
-        if unknown := extras.keys() - {"bias", "alibi_slopes", "rotary_cos", "rotary_sin", "rotary_positions"}:
+        if unknown := extras.keys() - {*NAMES, "rotary_positions"}:
             raise TypeError(f"stage {self.name} got an unexpected keyword argument {min(unknown)!r}")
-        given = extra_inputs(**extras, rotary_interleaved=rotary_interleaved)
-        options = Options(causal, softmax_scale, return_lse, rotary_interleaved=rotary_interleaved, window=window)
+        mod, of_mod = read(score_mod, mask_mod, mod_args)
+        given = extra_inputs(**extras, rotary_interleaved=rotary_interleaved) | of_mod
+        asked = {"rotary_interleaved": rotary_interleaved, "mod": mod, "window": window}
+        options = Options(causal, softmax_scale, return_lse, **asked)
         options = self.check(q, k, v, options, packed=cu_seqlens is not None, extras=given)
         cp = device.cp
         if 0 in (q.size, k.size):  # packed sequences without a token

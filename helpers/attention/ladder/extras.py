@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from helpers.attention.ladder.layout import Spec
-from helpers.engine.cuda_source.signatures import dtype_of
 
-NAMES = ("bias", "alibi_slopes", "rotary_cos", "rotary_sin", "q_positions", "k_positions")  # the kernels' parameters
+NAMES = ("bias", "alibi_slopes", "sinks", "rotary_cos", "rotary_sin", "q_positions", "k_positions")
 
 
 def extra_inputs(
@@ -24,6 +23,7 @@ def extra_inputs(
     rotary_sin: Any = None,
     rotary_interleaved: bool = False,
     rotary_positions: tuple[Any, Any] | None = None,
+    sinks: Any = None,
 ) -> dict[str, Any]:
     """Those that are given, by the names of `NAMES`.
 
@@ -31,7 +31,8 @@ def extra_inputs(
         TypeError: rotary_interleaved is no bool; rotary_positions is no pair; what is no array stands for one.
         ValueError: rotary_cos without rotary_sin, or another rotary option without both.
     """
-    if bias is alibi_slopes is rotary_cos is rotary_sin is rotary_positions is None and rotary_interleaved is False:
+    given = bias, alibi_slopes, sinks, rotary_cos, rotary_sin, rotary_positions
+    if all(a is None for a in given) and rotary_interleaved is False:
         return {}
     if not isinstance(rotary_interleaved, (bool, np.bool_)):
         got = f"{type(rotary_interleaved).__name__} {rotary_interleaved!r:.40}"
@@ -50,7 +51,7 @@ def extra_inputs(
     if rotary_cos is None and (rotary_positions is not None or rotary_interleaved):
         what = "rotary_positions" if rotary_positions is not None else "rotary_interleaved"
         raise ValueError(f"{what} is given without rotary_cos and rotary_sin: there is nothing to rotate by")
-    named = zip(NAMES, (bias, alibi_slopes, rotary_cos, rotary_sin, *positions), strict=True)
+    named = zip(NAMES, (bias, alibi_slopes, sinks, rotary_cos, rotary_sin, *positions), strict=True)
     extras = {name: a for name, a in named if a is not None}
     for name, a in extras.items():
         if not hasattr(a, "shape") or not hasattr(a, "dtype"):
@@ -63,7 +64,7 @@ def extra_inputs(
 def needs(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """What a stage must be able to do for these arrays, as `Stage.why_not` has it; empty where there are no extras."""
     rotary_dim = 2 * arrays["rotary_cos"].shape[-1] if "rotary_cos" in arrays else 0
-    wanted = {"bias": "bias" in arrays, "alibi": "alibi_slopes" in arrays, "rotary_dim": rotary_dim}
+    wanted = {"mod": any(name in arrays for name in ("bias", "alibi_slopes", "sinks")), "rotary_dim": rotary_dim}
     return {name: value for name, value in wanted.items() if value}
 
 
@@ -91,8 +92,9 @@ def as_kernels_read(
         sequences: batch, or how many are packed. longest_k: keys of the longest of them, where that is known.
 
     Returns:
-        By name: bias with 4 axes, each as long as the call's or 1; alibi_slopes (1 or sequences, heads); rotary_cos and
-        rotary_sin (positions, rotary_dim / 2); q_positions and k_positions (1 or batch, N or N_kv).
+        By name: bias with 4 axes, each as long as the call's or 1; alibi_slopes (1 or sequences, heads); sinks
+        (heads,); rotary_cos and rotary_sin (positions, rotary_dim / 2); q_positions and k_positions (1 or batch, N or
+        N_kv).
 
     Raises:
         TypeError: a dtype that is not one of those asked for.
@@ -110,6 +112,12 @@ def as_kernels_read(
         elif name == "alibi_slopes":
             _check_slopes(a, sequences, heads)
             extras[name] = a.with_axes(2)
+        elif name == "sinks":
+            if a.dtype != np.float32 or tuple(a.shape) != (heads,):
+                raise ValueError(
+                    f"sinks is {a.dtype} {tuple(a.shape)}; float32 ({heads},) is needed: one for each head"
+                )
+            extras[name] = a
         elif name in ("rotary_cos", "rotary_sin"):
             _check_table(name, a, q.dtype, head_dim)
             extras[name] = a
@@ -123,7 +131,7 @@ def as_kernels_read(
 
 def is_readable(name: str, a: Spec, aligned: bool) -> bool:
     """Whether a kernel can read an extra input where it is. aligned: rows of tables start at multiples of 16 bytes."""
-    if name == "alibi_slopes":
+    if name in ("alibi_slopes", "sinks"):
         return a.contiguous
     if min(a.strides, default=0) < 0:
         return False
@@ -209,10 +217,3 @@ def _argument(name: str) -> str:
     """What the caller calls an array."""
     sides = {"q_positions": "rotary_positions[0]", "k_positions": "rotary_positions[1]"}
     return sides.get(name, name)
-
-
-def form_of_bias(dtype: Any, q_dtype: Any) -> int:
-    """BIAS of the kernels: 1 for an array of q's type, 2 for float32 where q's is another, 3 for bool."""
-    if dtype == np.bool_:
-        return 3
-    return 1 if dtype == dtype_of(np.dtype(q_dtype).name) else 2

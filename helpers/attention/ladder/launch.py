@@ -36,8 +36,9 @@ class Launch(NamedTuple):
 
     args: an array by its name, or as a `Part` or a `Map`; None for a null pointer; NumPy scalars and structs as they
         are.
-    file: of the kernel, where it is not the stage's own. once: what it writes depends on the call's shapes alone, so
-        that another call of the same shapes after it, on the same stream, does without it.
+    file, sizes: of the kernel, and what it is compiled with, where they are not the stage's own. once: what it writes
+        depends on the call's shapes alone, so that another call of the same shapes after it, on the same stream, does
+        without it.
     """
 
     kernel: str  # its name in the file, or the name of an instance of a template
@@ -46,6 +47,7 @@ class Launch(NamedTuple):
     shared_bytes: int
     args: tuple[Any, ...]
     file: str = ""
+    sizes: tuple[tuple[str, int], ...] = ()
     once: bool = False
 
     def arguments(self, arrays: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from helpers.attention.ladder import limits
+from helpers.attention.ladder import limits, score_mod
 from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
 from helpers.attention.ladder.extras import NAMES
 from helpers.attention.ladder.launch import Launch, Map, Part
@@ -83,8 +83,32 @@ def _tiles_in_grid(
 ) -> list[Launch]:
     params = _attention_params(call)
     optional = [name if name in call.arrays else None for name in ("lse", *CU_SEQLENS)]
-    args = *qkv, "o", *optional, *more, params, *more_params
-    return _within_grid(stage.launch(_grid(call, "q", sizes), sizes, args), call)
+    before, functions = functions_of_scores(stage, call, sizes)
+    args = *qkv, "o", *optional, *more, params, *more_params, *functions
+    return [*before, *_within_grid(stage.launch(_grid(call, "q", sizes), sizes, args), call)]
+
+
+def functions_of_scores(stage: Stage, call: Call, sizes: Mapping[str, int]) -> tuple[list[Launch], tuple[Any, ...]]:
+    """The launch of a block mask, if there is one, and what a kernel gets behind its own arguments."""
+    mod = call.mod
+    if mod is None:
+        return [], ()
+    if not mod.mask:
+        return [], mod.arguments()
+    (array,) = score_mod.block_mask(stage, call, sizes).values()
+    sequences, heads, tiles, width = array.shape
+    by_keys = stage.direction == "backward"
+    steps = (tiles * width if heads > 1 else 0, heads * tiles * width if sequences > 1 else 0)
+    if call.deterministic:  # turns count all tiles of a range
+        return [], mod.arguments()
+    place = "block_mask", np.int64(steps[1]), np.int64(steps[0]), np.int32(width)
+    cu_seqlens = tuple(name if name in call.arrays else None for name in CU_SEQLENS)
+    args = "block_mask", np.int32(width), *cu_seqlens, _attention_params(call), *mod.without_scores().arguments()
+    compiled = tuple({"BLOCK_M": sizes["BLOCK_M"], "BLOCK_N": sizes["BLOCK_N"], "BY_KEYS": int(by_keys)}.items())
+    grid, block = (tiles, heads, sequences), (score_mod.BLOCK_MASK_THREADS,)
+    once = not (mod.mask_changes or call.packed)
+    before = Launch("make_block_mask", grid, block, 0, args, score_mod.BLOCK_MASK, compiled, once)
+    return [before], mod.arguments(place)
 
 
 def _grid(call: Call, name: str, sizes: Mapping[str, int]) -> tuple[int, int, int]:
@@ -142,6 +166,10 @@ def _within_grid(launch: Launch, call: Call, most_heads: int | None = None) -> l
         raise ValueError(f"{call.heads:,} heads, {call.sequences:,} sequences; a grid takes {MAX_GRID_YZ:,} at most")
     # Whole groups of heads that share a head of k and v, or a whole share of one.
     step = next(some for some in range(most, 0, -1) if some % group == 0 or group % some == 0)
+    if call.mod:
+        raise ValueError(
+            f"functions of scores, with {call.heads:,} heads and {batch:,} batches: one grid takes {MAX_GRID_YZ:,}"
+        )
     parts = _parts(launch.args, call, batch, (MAX_GRID_YZ, step))
     return [launch._replace(grid=(tiles, of_each // each, some), args=args) for some, of_each, args in parts]
 
@@ -210,8 +238,9 @@ def _tiles_in_order(stage: Stage, call: Call, sizes: Mapping[str, int], maps: tu
         numbers = np.int32(blocks), sequences, np.int32(heads_together(call, sizes)), block_m, block_n
         args = ("schedule", *numbers, params)
         order = Launch("order_tiles", (rounds,), (ORDER_THREADS,), 0, args, ORDER, once=True)
-    main = (*maps, "o", lse, *cu_seqlens, "schedule", np.int32(rounds), params)
-    return [order, stage.launch((blocks,), sizes, main)]
+    before, functions = functions_of_scores(stage, call, sizes)
+    main = (*maps, "o", lse, *cu_seqlens, "schedule", np.int32(rounds), params, *functions)
+    return [*before, order, stage.launch((blocks,), sizes, main)]
 
 
 def schedule(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
@@ -294,7 +323,8 @@ def group_of_heads(
 
 def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     """08: D and zeros; dK, dV and dQ by tiles of keys, or dQ by tiles of rows in a launch of its own."""
-    params, alibi = _backward_params(call), _alibi(stage, call)
+    params = _backward_params(call)
+    before, functions = functions_of_scores(stage, call, sizes)
     cu_seqlens = tuple(name if name in call.arrays else None for name in ("cu_seqlens_q", "cu_seqlens_k"))
     given, factors = ("q", "k", "v", "do"), ("lse", "delta")
     # A warp computes a row of D, whichever sequence it is of. Packed sequences are one batch here.
@@ -304,20 +334,15 @@ def backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]
     adds = None if call.deterministic else "dq"
     launches = [
         stage.launch(each_row, sizes, ("o", "do", "delta", adds, params), "backward_preprocess"),
-        stage.launch(key_tiles, sizes, (*given, *factors, adds, "dk", "dv", *cu_seqlens, params, *alibi), "backward"),
+        stage.launch(
+            key_tiles, sizes, (*given, *factors, adds, "dk", "dv", *cu_seqlens, params, *functions), "backward"
+        ),
     ]
     if adds is None:
         launches.append(
-            stage.launch(row_tiles, sizes, (*given, *factors, "dq", *cu_seqlens, params, *alibi), "backward_dq"),
+            stage.launch(row_tiles, sizes, (*given, *factors, "dq", *cu_seqlens, params, *functions), "backward_dq"),
         )
-    return [part for launch in launches for part in _within_grid(launch, call)]
-
-
-def _alibi(stage: Stage, call: Call) -> tuple[Any, ...]:
-    """ALiBi's slopes, and from one batch's to the next: null and 0 where there are none. Steps do not take them."""
-    slopes = call.arrays.get("alibi_slopes")
-    given = ("alibi_slopes", np.int32(_steps(slopes)[0])) if slopes else (None, np.int32(0))
-    return given if "alibi" in stage.features else ()
+    return [*before, *(part for launch in launches for part in _within_grid(launch, call))]
 
 
 def backward_mma(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
@@ -335,14 +360,15 @@ def backward_mma(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Lau
     row_tiles, key_tiles = _grid(call, "q", sizes), _grid(call, "k", sizes)
     block = (stage.threads(sizes),)
     scratch = tuple(stage.scratch(call, sizes))
-    main = ("q", "k", "v", "do", *scratch, "dk", "dv", cu_q, cu_k, params, *_alibi(stage, call))
+    before, functions = functions_of_scores(stage, call, sizes)
+    main = ("q", "k", "v", "do", *scratch, "dk", "dv", cu_q, cu_k, params, *functions)
     launches = (
         Launch("backward_mma_preprocess", row_tiles, block, 0, ("o", "do", "lse", *scratch, cu_q, params)),
         stage.launch(key_tiles, sizes, main),
         Launch("backward_mma_convert", row_tiles, block, 0, ("dq_accum", "dq", cu_q, params)),
     )
     each_in_parts = (_within_grid(launch, call, MAX_GRID_YZ) for launch in launches)
-    return [launch for part in zip(*each_in_parts, strict=True) for launch in part]
+    return [*before, *(launch for part in zip(*each_in_parts, strict=True) for launch in part)]
 
 
 def tiles_of_rows(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:

@@ -9,6 +9,7 @@ with its arguments once. Shapes and strides fill structs and a grid, and address
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from helpers.attention import kernel
 from helpers.attention.ladder.call import WITH_HEAD_DIM, Call, Options
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, Launch
 from helpers.attention.ladder.layout import Spec, dense_copy, four_axes, negative
+from helpers.attention.ladder.score_mod import ScoreMod, block_mask
 
 if TYPE_CHECKING:
     from helpers.attention.ladder.contract import Stage
@@ -58,6 +60,12 @@ def plan(
     return Ready(stage, call, stage.sizes_for(call, sizes), source), read
 
 
+def _with_functions(mod: ScoreMod, stage: Stage, file_or_code: str) -> str:
+    """The text of a kernel behind the caller's functions."""
+    code = file_or_code if "\n" in file_or_code else kernel.source(file_or_code)
+    return mod.text(backward=stage.direction == "backward") + code
+
+
 class Ready:
     """A call's launches, planned and compiled. It depends on no address: see `bind` and `direct`."""
 
@@ -77,7 +85,7 @@ class Ready:
         Raises:
             ValueError: more tiles than a grid has room for; the source has no such kernel.
         """
-        self.scratch = stage.scratch(call, sizes)
+        self.scratch = {**stage.scratch(call, sizes), **block_mask(stage, call, sizes)}
         self.launches = stage.launches(stage, call, sizes)
         self._specs = {**call.arrays, **self.scratch}
         self.kernels: dict[str, kernel.Kernel] = like.kernels if like else {}
@@ -85,10 +93,12 @@ class Ready:
         if like is None:
             dtype = call.arrays["q"].dtype.name
             names = {each.kernel: stage.kernel_name(dtype, each.kernel) for each in self.launches if not each.file}
-            others = {each.kernel: each.file for each in self.launches if each.file}
-            jobs = [partial(kernel.load_all, source or stage.file, tuple(names.values()), defines=sizes)]
-            jobs += [partial(kernel.load, file, name) for name, file in others.items()]
-            loaded, *loaded_others = kernel.side_by_side(jobs)
+            others = {each.kernel: (each.file, dict(each.sizes)) for each in self.launches if each.file}
+            text = (lambda file: file) if call.mod is None else partial(_with_functions, call.mod, stage)
+            jobs = [partial(kernel.load_all, text(source or stage.file), tuple(names.values()), defines=sizes)]
+            jobs += [partial(kernel.load, text(file), name, defines=of) for name, (file, of) in others.items()]
+            with call.mod.explained() if call.mod else contextlib.nullcontext():
+                loaded, *loaded_others = kernel.side_by_side(jobs)
             self.kernels = {name: loaded[instance] for name, instance in names.items()}
             self.kernels |= zip(others, loaded_others, strict=True)
 

@@ -26,9 +26,9 @@ Sizes = Mapping[str, int]
 def _step(target: Stage, file: str, idea: str, **changed: Any) -> Stage:
     """A step of the climb to target: the stage with another file, and what that file needs otherwise.
 
-    It has one set of sizes for all grids, so that two steps differ by their text alone. None has ALiBi.
+    It has one set of sizes for all grids, so that two steps differ by their text alone. None has functions of scores.
     """
-    one_size = replace(target, tuning=target.tuning.of_one_size(), features=target.features - {"alibi"})
+    one_size = replace(target, tuning=target.tuning.of_one_size(), features=target.features - {"mod"})
     return one_size.changed(file=file, idea=idea, **changed)
 
 
@@ -277,7 +277,7 @@ def _backward_mma() -> tuple[Stage, ...]:
     target = LADDER["backward_mma"]
     in_any_order: dict[str, Any] = {
         "scratch": _without_turns,
-        "features": target.features - {"deterministic", "alibi"},
+        "features": target.features - {"deterministic", "mod"},
         "variant": lambda call: {},
     }
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from helpers import device
 from helpers.attention.ladder import limits, tiles
 from helpers.attention.ladder.call import Call
 from helpers.attention.ladder.contract import Stage, Tuning
-from helpers.attention.ladder.extras import form_of_bias
 from helpers.attention.ladder.launches import (
     backward,
     backward_mma,
@@ -126,9 +123,7 @@ def _vector(call: Call) -> dict[str, int]:
 
 def _fused_variant(call: Call) -> dict[str, int]:
     """What a call has beside attention; nothing for a plain one."""
-    defines = {"ALIBI": 1} if "alibi_slopes" in call.arrays else {}
-    if bias := call.arrays.get("bias"):
-        defines["BIAS"] = form_of_bias(bias.dtype, call.arrays["q"].dtype)
+    defines = {}
     if tables := call.arrays.get("rotary_cos"):
         defines["ROTARY"] = 2 if call.rotary_interleaved else 1
         defines["ROTARY_DIM"] = 2 * tables.shape[1]
@@ -138,21 +133,14 @@ def _fused_variant(call: Call) -> dict[str, int]:
 def _fused_mma_variant(call: Call) -> dict[str, int]:
     """The same, and tiles of keys that leave room for the tile of the bias."""
     defines = _fused_variant(call)
-    head_dim, dtype = call.arrays["q"].shape[-1], call.arrays["q"].dtype
-    if "BIAS" in defines:
-        bias = call.arrays["bias"]
-        size = np.dtype(bias.dtype).itemsize
-        defines["BLOCK_N"] = tiles.fused_mma_block_n(head_dim, limits.most_shared(), size)
-        steps = [step for count, step in zip(bias.shape[:3], bias.strides[:3], strict=True) if count > 1]
-        if not (bias.shape[3] > 1 and bias.strides[3] == size and not any(s % 16 for s in (bias.offset, *steps))):
-            defines["BIAS_VECTOR"] = 0
+    dtype = call.arrays["q"].dtype
     if "ROTARY" in defines and call.arrays["rotary_cos"].dtype != dtype:
         defines["ROTARY_FLOAT"] = 1
     return defines
 
 
 EVERYTHING = frozenset({"gqa", "causal", "window", "varlen", "lse", "strides"})
-FUSED = frozenset({"bias", "alibi", "rotary"})
+FUSED = frozenset({"rotary"})
 _REGISTER_TILED: Mapping[str, Any] = {  # 05 has the tiles of 04
     "tuning": Tuning(
         _register_tiles,
@@ -198,7 +186,7 @@ _STAGES = (
         *(5, "heads_and_masks", "05_heads_and_masks.cu", "strides, masks, lengths: only the tiles that are seen"),
         launches=strided,
         slots=in_slots,
-        features=EVERYTHING,
+        features=EVERYTHING | {"mod"},
         **_REGISTER_TILED,
     ),
     Stage(
@@ -218,7 +206,7 @@ _STAGES = (
         Tuning(_mma_tiles, _few_mma_tiles),
         launches=strided,
         slots=in_slots,
-        features=EVERYTHING,
+        features=EVERYTHING | {"mod"},
         max_head_dim=256,
         shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
         **_WARPS_OF_MMA,
@@ -228,14 +216,14 @@ _STAGES = (
         Tuning(
             _backward_tiles,
             _few_backward_tiles,
-            variant=lambda call: _vector(call) | _fused_variant(call),
+            variant=_vector,
         ),
         launches=backward,
         slots=in_slots,
         scratch=row_sums,
         direction="backward",
         kernels=("backward_preprocess", "backward", "backward_dq"),
-        features=EVERYTHING | {"deterministic", "alibi"},
+        features=EVERYTHING | {"deterministic", "mod"},
         max_head_dim=tiles.MAX_HEAD_DIM,
         threads=lambda sizes: sizes["THREADS"],
         shared_bytes=lambda sizes: tiles.backward_shared_bytes(sizes["HEAD_DIM"], sizes),
@@ -245,14 +233,14 @@ _STAGES = (
         Tuning(
             _backward_mma_tiles,
             *map(_other_backward_mma_tiles, ("few", "fewest", "lone")),
-            variant=lambda call: _turns(call) | _fused_variant(call),
+            variant=_turns,
         ),
         launches=backward_mma,
         slots=in_slots,
         scratch=tiles_of_rows,
         direction="backward",
         kernels=("backward_mma_preprocess", "backward_mma", "backward_mma_convert"),
-        features=EVERYTHING | {"deterministic", "alibi"},
+        features=EVERYTHING | {"deterministic", "mod"},
         max_head_dim=256,
         shared_bytes=lambda sizes: tiles.backward_mma_shared_bytes(sizes["HEAD_DIM"], sizes),
         **_WARPS_OF_MMA,
@@ -262,7 +250,7 @@ _STAGES = (
         Tuning(tiles.pick_hopper, variant=_hopper_variant, by_default=_hopper_by_default),
         launches=persistent,
         scratch=schedule,
-        features=EVERYTHING,
+        features=EVERYTHING | {"mod"},
         dtypes=("float16", "bfloat16"),
         min_cc=90,
         only_cc=True,
@@ -327,7 +315,7 @@ def able_of(stages: Mapping[str, Stage], **needs: Any) -> list[Stage]:
     Args:
         needs: as `Stage.why_not` has them.
     """
-    extras = {name.removesuffix("_dim") for name in ("bias", "alibi", "rotary_dim") if needs.get(name)}
+    extras = {name.removesuffix("_dim") for name in ("rotary_dim",) if needs.get(name)}
     meant = (stage for stage in reversed(stages.values()) if not stage.only_for or stage.only_for & extras)
     return [stage for stage in meant if stage.why_not(**needs) is None]
 

@@ -113,9 +113,19 @@ def kernels(code: str) -> dict[str, list[Declared]]:
             if ";" not in text[at:opening] and "{" not in text[at:opening]:
                 if text[closing + 1 :].lstrip().startswith(";") and name.group(1) in declared:
                     break
-                declared[name.group(1)] = [_parameter(part) for part in _split_commas(text[opening + 1 : closing])]
+                parameters = _without_macros(text, text[opening + 1 : closing])
+                declared[name.group(1)] = [_parameter(part) for part in _split_commas(parameters)]
             break
     return declared
+
+
+def _without_macros(text: str, part: str) -> str:
+    """A part of the text with the names that it defines by `#define` replaced; of two definitions the first counts."""
+    for name in set(re.findall(r"\b[A-Z]\w*\b", part)):
+        defined = re.search(rf"^[ \t]*#[ \t]*define[ \t]+{name}\b(?!\()([^\n]*)$", text, re.M)
+        if defined:
+            part = re.sub(rf"\b{name}\b", lambda _, value=defined.group(1): value, part)
+    return part
 
 
 def launch_bounds(code: str, name: str, macros: Mapping[str, str]) -> int | None:

@@ -1,0 +1,361 @@
+"""Functions of scores, written in CUDA by the caller: what `kernels/score_mod.cuh` puts between scale and softmax.
+
+    flash_attention(q, k, v, score_mod="cap * tanhf(score / cap)", mod_args={"cap": np.float32(30)})
+    flash_attention(q, k, v, mask_mod="document[q_idx] == document[kv_idx]", mod_args={"document": ids})
+
+Here the texts become a struct in front of a kernel's text, and what they read becomes parameters of the kernel. bias,
+alibi_slopes and sinks are functions too, written here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from helpers.attention.ladder.layout import Spec
+from helpers.engine.cuda_source.signatures import dtype_of
+
+if TYPE_CHECKING:
+    from helpers.attention.ladder.call import Call
+    from helpers.attention.ladder.contract import Stage
+
+NAMES = ("score", "distance", "batch", "head", "kv_head", "q_idx", "kv_idx", "q_len", "kv_len")
+_TAKEN = {
+    *NAMES,
+    "y",
+    "grad",
+    "bias",
+    "alibi_slopes",
+    "sinks",
+    "entries",
+    "block_mask",
+    "sink",
+    "score_mod",
+    "mask_mod",
+}
+_C_TYPES = {
+    **{"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16", "bool": "bool"},
+    **{
+        f"{sign}int{bits}": f"{c_sign} {c_type}"
+        for sign, c_sign in (("", "signed"), ("u", "unsigned"))
+        for bits, c_type in ((8, "char"), (16, "short"), (32, "int"), (64, "long long"))
+    },
+}
+_NEG_INF = "__int_as_float(0xff800000)"
+
+
+class Function(NamedTuple):
+    """One function of scores. name: what messages call it. grad: its derivative, by `score` and the result `y`."""
+
+    name: str
+    text: str
+    grad: str | None = "1"
+
+
+class ScoreMod(NamedTuple):
+    """What stands between the scale and the softmax of a call.
+
+    scores: applied one after the other. mask: whether a row sees a key; empty for all. sink: the text of a sink's
+        score, or empty. values: (name, dtype, number) of what is passed by value. arrays: (name, dtype, the call's name
+        for it) of what is passed as a pointer. kept: the number of a `BlockMask`, or 0.
+    """
+
+    scores: tuple[Function, ...] = ()
+    mask: str = ""
+    sink: str = ""
+    values: tuple[tuple[str, str, Any], ...] = ()
+    arrays: tuple[tuple[str, str, str], ...] = ()
+    kept: int = 0
+
+    def and_then(self, other: ScoreMod | None) -> ScoreMod:
+        """The functions of both, the other's last."""
+        if other is None:
+            return self
+        scores, values, arrays = self.scores + other.scores, self.values + other.values, self.arrays + other.arrays
+        return ScoreMod(
+            scores, self.mask or other.mask, self.sink or other.sink, values, arrays, self.kept or other.kept
+        )
+
+    @property
+    def asks_for(self) -> set[str]:
+        """The names that the mask uses."""
+        return set(re.findall(r"[A-Za-z_]\w*", self.mask))
+
+    @property
+    def mask_changes(self) -> bool:
+        """Whether two calls of the same shapes may have different masks."""
+        return not self.kept and any(name in self.asks_for for name, *_ in self.arrays)
+
+    def without_scores(self) -> ScoreMod:
+        """The mask alone."""
+        return self._replace(scores=(), sink="")
+
+    def arguments(self, block_mask: tuple[Any, ...] = (None, np.int64(0), np.int64(0), np.int32(0))) -> tuple[Any, ...]:
+        """What a kernel gets behind its own arguments: `MOD_PARAMETERS`.
+
+        Args:
+            block_mask: its array; and from one batch, head and tile to the next, in elements.
+        """
+        values = (dtype_of(dtype).type(value) for _, dtype, value in self.values)
+        return (*(array for *_, array in self.arrays), *values, *(block_mask if self.mask else ()))
+
+    def text(self, *, backward: bool = False) -> str:
+        """What comes before a kernel's text. backward: with derivatives, where they are not 1."""
+        members = [*((f"const {_C_TYPES[dtype]}* __restrict__", name) for name, dtype, _ in self.arrays)]
+        members += [(f"{_C_TYPES[dtype]}", name) for name, dtype, _ in self.values]
+        parameters = [
+            f"const {kind.removeprefix('const ')} mod_{name}" if "*" not in kind else f"{kind} mod_{name}"
+            for kind, name in members
+        ]
+        passed = [f"mod_{name}" for _, name in members]
+        if self.mask:
+            of_mask = {
+                "block_mask": "const int* __restrict__",
+                "mask_batch": "long long",
+                "mask_head": "long long",
+                "mask_tile": "int",
+            }
+            members += [(kind, name) for name, kind in of_mask.items()]
+            parameters += [f"{kind if '*' in kind else f'const {kind}'} {name}" for name, kind in of_mask.items()]
+            passed += of_mask
+        grad = backward and any(function.grad != "1" for function in self.scores)
+        lines = [
+            "#include <cuda_fp16.h>\n#include <cuda_bf16.h>",
+            f"#define MOD_PARAMETERS {''.join(f', {parameter}' for parameter in parameters)}",
+            f"#define MOD_ARGUMENTS {''.join(f'{name}, ' for name in passed)}",
+            f"#define SCORE_MOD {int(bool(self.scores))}\n#define SCORE_GRAD {int(grad)}",
+            f"#define MASK_MOD {int(bool(self.mask))}\n#define SINK {int(bool(self.sink))}",
+            _CHECKS,
+            "struct Mod {",
+            *(f"  {kind} {name};" for kind, name in members),
+            "  int batch, head, kv_head, q_len, kv_len;",
+        ]
+        for i, function in enumerate(self.scores):
+            lines += _member(f"score_mod_{i}", _OF_SCORE, function.text, function.name)
+            if grad:
+                lines += _member(
+                    f"grad_{i}", f"{_OF_SCORE}, const float y", function.grad or "1", f"{function.name}_grad"
+                )
+        if self.scores:
+            lines.append(f"  __device__ __forceinline__ float score_mod({_OF_SCORE}, float* grad) const {{")
+            last, slopes = "score", []
+            given = "q_idx, kv_idx, distance"
+            for i in range(len(self.scores)):
+                lines.append(f"    const float y{i} = mod_score(score_mod_{i}({last}, {given}));")
+                slopes.append(f"mod_score(grad_{i}({last}, {given}, y{i}))")
+                last = f"y{i}"
+            lines += [f"    *grad = {' * '.join(slopes)};"] if grad else []
+            lines += [f"    return {last};", "  }"]
+        if self.mask:
+            lines += _member("mask_mod_0", "const int q_idx, const int kv_idx", self.mask, "mask_mod")
+            lines += [
+                "  __device__ __forceinline__ bool mask_mod(const int q_idx, const int kv_idx) const {",
+                "    return mod_mask(mask_mod_0(q_idx, kv_idx));",
+                "  }",
+                "  __device__ __forceinline__ const int* entries(const int tile) const {",
+                "    return block_mask + batch * mask_batch + head * mask_head + (long long)tile * mask_tile;",
+                "  }",
+            ]
+        if self.sink:
+            lines += _member("sink", "", self.sink, "sinks")
+        return "\n".join([*lines, "};", ""])
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Within it, a compiler's message about the caller's text is a ValueError that shows the text."""
+        try:
+            yield
+        except Exception as error:
+            found = re.search(
+                rf"\b({'|'.join(_NAMED)})[(:](\d+)\)?(?::\d+)?:? *(?:error|warning)?:? *([^\n]*)", str(error)
+            )
+            if found is None:
+                raise
+            raise ValueError(f"{found[1]} does not compile: {found[3]}\n    {self._texts()[found[1]]}") from error
+
+    def _texts(self) -> dict[str, str]:
+        texts = {function.name: function.text for function in self.scores}
+        texts |= {f"{function.name}_grad": function.grad or "1" for function in self.scores}
+        return texts | {"mask_mod": self.mask, "sinks": self.sink}
+
+
+_NAMED = ("score_mod_grad", "score_mod", "mask_mod")
+_OF_SCORE = "const float score, const int q_idx, const int kv_idx, const float distance"
+_CHECKS = """\
+__device__ __forceinline__ float mod_score(float y) { return y; }
+__device__ __forceinline__ float mod_score(int y) { return y; }
+template <typename T>
+__device__ __forceinline__ float mod_score(T) {
+  static_assert(sizeof(T) == 0, "a score is a float: write 0.5f for 0.5, and float(x) for another type");
+  return 0;
+}
+__device__ __forceinline__ bool mod_mask(bool seen) { return seen; }
+__device__ __forceinline__ bool mod_mask(int seen) { return seen; }
+template <typename T>
+__device__ __forceinline__ bool mod_mask(T) {
+  static_assert(sizeof(T) == 0, "mask_mod says true or false: a bool, or an int");
+  return false;
+}"""
+
+
+def _member(name: str, parameters: str, text: str, told: str) -> list[str]:
+    """A function of the struct: the text is line 1 of a file that is called as the caller calls it."""
+    head = f"  __device__ __forceinline__ auto {name}({parameters}) const {{ return ("
+    return [head, f'#line 1 "{told}"', text, '#line 1 "score_mod.h"', "  ); }"]
+
+
+class BlockMask:
+    """A mask_mod with what it reads, whose numbers do not change: its tiles are classified once for each shape."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, mask_mod: str, mod_args: Mapping[str, Any] | None = None) -> None:
+        """As `make_block_mask`."""
+        self.mask_mod, self.mod_args = _text("mask_mod", mask_mod), dict(mod_args or {})
+        self.number = next(self._numbers)
+
+
+def make_block_mask(mask_mod: str, mod_args: Mapping[str, Any] | None = None) -> BlockMask:
+    """A mask to call attention with again and again: `flash_attention(q, k, v, mask_mod=block_mask)`.
+
+    Which tiles it hides is found out by the first call of each shape, and kept. So the arrays in mod_args must not
+    change afterwards.
+
+    Args:
+        mask_mod, mod_args: as `helpers.attention.flash_attention` has them.
+    """
+    return BlockMask(mask_mod, mod_args)
+
+
+BLOCK_MASK, BLOCK_MASK_THREADS = "11_block_mask.cu", 256
+
+
+def block_mask(stage: Stage, call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
+    """The scratch array that a call with a mask needs: for each tile, how many of the other side follow, and which.
+
+    (sequences, heads, tiles, 1 + tiles of the other side); one sequence and one head, where all have the same mask.
+    """
+    mod = call.mod
+    if mod is None or not mod.mask:
+        return {}
+    q, k = call.arrays["q"].shape, call.arrays["k"].shape
+    rows, keys = (call.rows, call.keys) if call.packed else (q[2], k[2])
+    tiles = -(-rows // sizes["BLOCK_M"]), -(-keys // sizes["BLOCK_N"])
+    own, other = tiles[::-1] if stage.direction == "backward" else tiles
+    sequences = call.sequences if call.packed or "batch" in mod.asks_for else 1
+    heads = call.heads if mod.asks_for & {"head", "kv_head"} else 1
+    return {"block_mask": Spec.dense((sequences, heads, own, 1 + other), np.int32)}
+
+
+def read(
+    score_mod: str | None = None,
+    mask_mod: str | BlockMask | None = None,
+    mod_args: Mapping[str, Any] | None = None,
+    score_mod_grad: str | None = None,
+    *,
+    backward: bool = False,
+) -> tuple[ScoreMod | None, dict[str, Any]]:
+    """The caller's functions, and the arrays that they read by the names that a call has for them.
+
+    Raises:
+        TypeError: a text that is no string; an argument that is no number of NumPy and no array.
+        ValueError: a name that is no name in C++, or is taken; a derivative without a function, arguments of none.
+    """
+    if score_mod is None and mask_mod is None:
+        if mod_args or score_mod_grad is not None:
+            given = "mod_args is" if mod_args else "score_mod_grad is"
+            raise ValueError(f"{given} given without score_mod or mask_mod: nothing reads it")
+        return None, {}
+    scores, kept, args = (), 0, dict(mod_args or {})
+    if isinstance(mask_mod, BlockMask):
+        kept = mask_mod.number
+        for name, value in mask_mod.mod_args.items():
+            if args.setdefault(name, value) is not value:
+                raise ValueError(f"mod_args[{name!r}] is not the one that the block mask was made with")
+        mask_mod = mask_mod.mask_mod
+    if score_mod is not None:
+        if score_mod_grad is None and backward:
+            raise ValueError(
+                "gradients with a score_mod need score_mod_grad, its derivative by score: '1' for a sum; it may use y, "
+                "the result"
+            )
+        grad = None if score_mod_grad is None else _text("score_mod_grad", score_mod_grad)
+        scores = (Function("score_mod", _text("score_mod", score_mod), grad),)
+    elif score_mod_grad is not None:
+        raise ValueError("score_mod_grad is given without score_mod: there is nothing to differentiate")
+    values, arrays, by_name = [], [], {}
+    for name, value in args.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name) or name in _TAKEN:
+            raise ValueError(f"mod_args has {name!r}: a name in C++ is needed, and none of {', '.join(sorted(_TAKEN))}")
+        if isinstance(value, (bool, int, float)):
+            value = {bool: np.bool_, int: np.int32, float: np.float32}[type(value)](value)
+        if isinstance(value, np.generic):
+            if value.dtype.name not in _C_TYPES:
+                raise TypeError(f"mod_args[{name!r}] is {value.dtype}; write np.float32(...)")
+            values.append((name, value.dtype.name, value.item()))
+        elif hasattr(value, "shape") and hasattr(value, "dtype"):
+            by_name[key := f"mod_args[{name!r}]"] = value
+            arrays.append((name, "", key))
+        else:
+            raise TypeError(
+                f"mod_args[{name!r}] is a NumPy number or an array; got {type(value).__name__} {value!r:.40}"
+            )
+    mask = "" if mask_mod is None else _text("mask_mod", mask_mod)
+    return ScoreMod(scores, mask, "", tuple(values), tuple(arrays), kept), by_name
+
+
+def _text(name: str, text: Any) -> str:
+    if not isinstance(text, str) or not text.strip():
+        raise TypeError(f"{name} is an expression in CUDA, such as 'score - slope[head]'; got {text!r:.60}")
+    return text.strip()
+
+
+def of_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod | None:
+    """The functions of a call: those of its bias, slopes and sinks, then the caller's, whose arrays have types now."""
+    presets = ScoreMod()
+    if bias := arrays.get("bias"):
+        presets = presets.and_then(_bias(bias))
+    if slopes := arrays.get("alibi_slopes"):
+        values, index = _index("alibi_slopes", slopes, ("batch", "head"))
+        text = f"score - alibi_slopes[{index}] * fabsf(distance)"
+        presets = presets.and_then(
+            ScoreMod((Function("alibi_slopes", text),), values=values, arrays=(_pointer("alibi_slopes", slopes),))
+        )
+    if sinks := arrays.get("sinks"):
+        presets = presets.and_then(ScoreMod(sink="sinks[head]", arrays=(_pointer("sinks", sinks),)))
+    if mod is not None:
+        mod = mod._replace(arrays=tuple((name, arrays[key].dtype.name, key) for name, _, key in mod.arrays))
+        for _, dtype, key in mod.arrays:
+            if dtype not in _C_TYPES:
+                raise TypeError(f"{key} is {dtype}; one of {', '.join(_C_TYPES)} is needed")
+    whole = presets.and_then(mod)
+    return whole if whole != ScoreMod() else None
+
+
+def _pointer(name: str, a: Spec) -> tuple[str, str, str]:
+    return name, np.dtype(a.dtype).name, name
+
+
+def _bias(bias: Spec) -> ScoreMod:
+    """An array on the scores, added, or of bool: True where a row sees a key."""
+    values, index = _index("bias", bias, ("batch", "head", "(q_idx - kv_len + q_len)", "kv_idx"))
+    text = f"bias[{index}] ? score : {_NEG_INF}" if bias.dtype == np.bool_ else f"score + float(bias[{index}])"
+    return ScoreMod((Function("bias", text),), values=values, arrays=(_pointer("bias", bias),))
+
+
+def _index(name: str, a: Spec, axes: tuple[str, ...]) -> tuple[tuple[tuple[str, str, int], ...], str]:
+    """An element of an array by its strides: those as values, and the expression."""
+    values, terms = [], []
+    for axis, size, stride in zip(axes, a.shape, a.strides, strict=True):
+        step = stride // a.dtype.itemsize
+        if size > 1 and step == 1:
+            terms.append(axis)
+        elif size > 1:
+            values.append((f"{name}_step_{len(values)}", "int64", step))
+            terms.append(f"{axis} * {values[-1][0]}")
+    return tuple(values), " + ".join(terms) or "0"

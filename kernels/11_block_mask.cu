@@ -1,0 +1,82 @@
+// 11 block_mask: which tiles of keys a tile of rows needs, and in which of them mask_mod hides a key
+// from a row. 05, 07 and 10 skip the others, and ask mask_mod only where it matters. For the
+// backward (BY_KEYS) the same of tiles of rows, for each tile of keys.
+//
+// A warp looks at a tile until it has seen both a pair that is hidden and one that is not.
+//
+// Launch   grid (tiles of the longest sequence, heads, sequences), or 1 where mask_mod does not ask
+//          for the head or the batch; block THREADS
+// Shapes   entries [sequences, heads, tiles, width]: how many follow, then 2 tile + partial for each
+//          tile of the other side, rising; at least one, so that each tile of rows has work
+#include "attention_params.cuh"
+#include "score_mod.cuh"
+
+#ifndef BLOCK_M
+#define BLOCK_M 64  // rows of a tile
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 64  // keys of a tile
+#endif
+#ifndef THREADS
+#define THREADS 256  // per block
+#endif
+#ifndef BY_KEYS
+#define BY_KEYS 0  // 1: lists of tiles of rows, one for each tile of keys
+#endif
+
+constexpr int WARPS = THREADS / 32;
+enum Kind { EMPTY, FULL, PARTIAL };
+
+// What the warp finds out about a tile. Pairs outside of the window or the sequence do not count:
+// the kernels see to them.
+__device__ Kind
+kind_of(int first_row, int first_key, const Mod& mod, const AttentionParams& params) {
+  bool seen = false, hidden = false;
+  for (int e = threadIdx.x % 32; e < BLOCK_M * BLOCK_N; e += 32) {
+    const int row = first_row + e / BLOCK_N, key = first_key + e % BLOCK_N;
+    const int q_idx = row + mod.kv_len - mod.q_len, distance = key - q_idx;
+    if (row < mod.q_len && key < mod.kv_len && -distance <= params.window_left &&
+        distance <= params.window_right)
+      (mod.mask_mod(q_idx, key) ? seen : hidden) = true;
+    if (e % 512 < 32 && __any_sync(0xffffffff, seen) && __any_sync(0xffffffff, hidden)) break;
+  }
+  seen = __any_sync(0xffffffff, seen);
+  return seen ? __any_sync(0xffffffff, hidden) ? PARTIAL : FULL : EMPTY;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) make_block_mask(
+    int* __restrict__ entries,
+    const int width,                       // 1 + tiles of the other side
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
+    const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
+    const AttentionParams params MOD_PARAMETERS) {
+  // ---- the tile, head and sequence of this block
+  const int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
+  const bool packed = cu_seqlens_q != nullptr;
+  const int q_len = packed ? cu_seqlens_q[sequence + 1] - cu_seqlens_q[sequence] : params.N;
+  const int kv_len = packed ? cu_seqlens_k[sequence + 1] - cu_seqlens_k[sequence] : params.N_kv;
+  const Mod mod = {
+      MOD_ARGUMENTS sequence, head, head / (params.heads / params.kv_heads), q_len, kv_len};
+  entries += ((long long)(sequence * gridDim.y + head) * gridDim.x + tile) * width;
+  const int others = BY_KEYS ? (q_len + BLOCK_M - 1) / BLOCK_M : (kv_len + BLOCK_N - 1) / BLOCK_N;
+  if (tile * (BY_KEYS ? BLOCK_N : BLOCK_M) >= (BY_KEYS ? kv_len : q_len)) return;
+
+  // ---- a warp for each tile of the other side; one thread writes down what they have found
+  __shared__ Kind kinds[WARPS];
+  const int warp_id = threadIdx.x / 32;
+  int count = 0;
+  for (int first = 0; first < others; first += WARPS) {
+    const int other = first + warp_id, row_tile = BY_KEYS ? other : tile,
+              key_tile = BY_KEYS ? tile : other;
+    const Kind kind =
+        other < others ? kind_of(row_tile * BLOCK_M, key_tile * BLOCK_N, mod, params) : EMPTY;
+    if (threadIdx.x % 32 == 0) kinds[warp_id] = kind;
+    __syncthreads();  // hazard: kinds could be read before all warps have written theirs
+    for (int i = 0; threadIdx.x == 0 && i < WARPS; ++i)
+      if (kinds[i] != EMPTY) entries[++count] = 2 * (first + i) + (kinds[i] == PARTIAL);
+    __syncthreads();  // hazard: kinds could be overwritten before they are written down
+  }
+  if (threadIdx.x != 0) return;
+  if (count == 0) entries[++count] = 1;  // tile 0, of which nothing is seen
+  entries[0] = count;
+}
