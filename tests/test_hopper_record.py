@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from helpers import device
 from helpers.attention import compile_report, kernel
 from helpers.attention.ladder import limits
+from helpers.attention.ladder.tiles import hopper_shared_bytes
 from helpers.bench import records
 from helpers.bench.cases import Case
 from helpers.bench.studies import hopper
@@ -28,22 +30,72 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "multiprocessors", lambda: 6)
 
 
-def test_a_traced_block_notes_its_clocks_in_their_order() -> None:
-    found = hopper.trace(hopper.Work(TINY, SMALL["sizes"]))
-    assert found["stages"] == 2 and len(found["consumers"]) == 2
-    for consumer in found["consumers"]:
-        assert len(consumer) == hopper.TRACED_TILES
-        for step in consumer[1:]:
-            assert len(step) == hopper.STAMPS and step == sorted(step) and step[0] > 0
-    for asked, full in zip(found["asked"], found["full"], strict=True):
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_a_traced_block_notes_its_clocks_in_their_order(stages: int) -> None:
+    found = hopper.trace(hopper.Work(TINY, (*SMALL["sizes"], ("STAGES", stages))))
+    assert found["stages"] == stages and len(found["consumers"]) == 2
+    for consumer, waits_for_v in zip(found["consumers"], found["waits_for_v"], strict=True):
+        assert len(consumer) == len(waits_for_v) == hopper.TRACED_TILES
+        for step, v in zip(consumer[1:], waits_for_v[1:], strict=True):
+            clocks = [*step[:2], *v, *step[2:]]
+            assert len(step) == hopper.STAMPS and clocks == sorted(clocks) and step[0] > 0
+    for i, (asked, full) in enumerate(zip(found["asked"], found["full"], strict=True)):
         assert all(0 <= begin < end for begin, end in zip(asked, full, strict=True))
+        for tile in range(1, hopper.TRACED_TILES - stages - 1):  # a stage is asked for again when all have read it
+            read = max(consumer[tile + i][3 if i == 0 else 5] for consumer in found["consumers"])
+            assert asked[tile + stages] > read
     rows = spans.clocks_as_spans(found, 8, 12)
-    assert list(rows)[:4] == ["K, stage 0", "K, stage 1", "V, stage 0", "V, stage 1"] and len(rows) == 10
+    of_ring = [f"{which}, stage {stage}" for which in "KV" for stage in range(stages)]
+    assert list(rows)[: len(of_ring)] == of_ring and len(rows) == len(of_ring) + 6
     assert all(0 <= begin < end for found in rows.values() for begin, end, _ in found)
     drawn = pictures.roles(found, 8, 9)
     words = [text.get_text() for text in drawn.figure.axes[0].texts]
     assert {"full", "empty", "turn", "K", "V"} <= set(words), words
     assert "key tiles 8 to 9" in repr(drawn) and "consumer 2: weights" in repr(drawn)
+
+
+def test_a_wait_for_v_is_a_wait_of_the_warps() -> None:
+    """A record without these clocks has them among those of starting products."""
+    timeline = {
+        "stages": 1,
+        "consumers": [[[0] * 7, [0, 10, 50, 60, 70, 80, 90]]],
+        "asked": [[0, 0], [0, 0]],
+        "full": [[1, 1], [1, 1]],
+    }
+    before = spans.clocks_as_spans(timeline, 1, 1)
+    now = spans.clocks_as_spans({**timeline, "waits_for_v": [[[0, 0], [20, 40]]]}, 1, 1)
+    warps, o = "consumer 1: warps", "consumer 1: O"
+    assert before[warps][:3] == [(0, 10, "waits"), (10, 50, "starts products"), (50, 60, "waits")]
+    started = [(10, 20, "starts products"), (20, 40, "waits"), (40, 50, "starts products")]
+    assert now[warps] == [before[warps][0], *started, *before[warps][2:]]
+    assert (before[o], now[o]) == ([(10, 80, "O in flight")], [(40, 80, "O in flight")])
+
+
+def test_four_stages_fit_the_rings_tile_and_no_larger_one() -> None:
+    most = 227 * 1024
+    rings = [work.defines for work in hopper.RINGS]
+    assert [each["STAGES"] for each in rings] == [1, 2, 3, 4]
+    sizes = {name for each in rings for name in each.items() if name[0] != "STAGES"}
+    assert len(sizes) == 3, "they differ in nothing else"
+    assert hopper_shared_bytes(128, rings[-1]) <= most
+    assert hopper_shared_bytes(128, {**rings[-1], "BLOCK_N": rings[-1]["BLOCK_N"] + 16}) > most
+
+
+def test_sections_are_measured_alone_and_the_others_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hopper, "compilations", lambda sections: [])
+    for name in hopper.SECTIONS:
+        monkeypatch.setitem(hopper.SECTIONS, name, lambda name=name: [name])
+    path = tmp_path / "hopper.json"
+    assert hopper.take(path, ["rings"]) == {"device": device.describe(), "rings": ["rings"]}
+    records.save(path, {"device": device.describe(), "rings": [], "warming": [1]})
+    hopper.take(path, ["rings"])
+    assert records.load(path) == {"device": device.describe(), "rings": ["rings"], "warming": [1]}
+    assert set(hopper.take(path)) == {"device", *hopper.SECTIONS}
+    with pytest.raises(SystemExit, match="ring is no section of this record, which has timelines, rings"):
+        hopper.take(path, ["ring"])
+    records.save(path, {"device": "another"})
+    with pytest.raises(SystemExit, match="is of another; this is"):
+        hopper.take(path, ["rings"])
 
 
 def test_the_strides_of_a_descriptor() -> None:
@@ -102,7 +154,10 @@ def test_clocks_of_both_warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_text_that_is_launched_compiles_without_spills_and_warnings() -> None:
-    texts = {(source, defines["HEAD_DIM"]): (source, name, defines) for source, name, defines in hopper.compilations()}
+    texts = {
+        (source, defines["HEAD_DIM"], defines.get("STAGES")): (source, name, defines)
+        for source, name, defines in hopper.compilations()
+    }
     for source, name, defines in texts.values():
         try:
             report = compile_report.compile_report(source, defines, "sm_90a", name=name)
@@ -160,10 +215,30 @@ def test_without_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Non
     )
     assert hopper.not_ahead() == []
     assert hopper.timeline(64) is None and hopper.change("no turns", 64) is None
+    monkeypatch.setattr(hopper, "recorded_warming", lambda: None)
+    assert hopper.rings() == {}
+
+
+def test_rings_are_those_of_the_record_or_the_stages_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"shape": [2, 16, 8192, 128], "stages": 2}
+    monkeypatch.setattr(hopper, "recorded", lambda: {"timelines": [own]})
+    monkeypatch.setattr(hopper, "recorded_warming", lambda: {"warming": []})
+    assert hopper.rings() == {"STAGES = 2": own}
+    rings = [own | {"stages": stages} for stages in (1, 3)]
+    monkeypatch.setattr(hopper, "recorded_warming", lambda: {"rings": rings})
+    assert hopper.rings() == {"STAGES = 1": rings[0], "STAGES = 3": rings[1]}
+
+
+def test_the_waits_of_rings() -> None:
+    steps = [[0] * 7, *([at, at + 5, at + 50, at + 60, at + 70, at + 77, at + 90] for at in (0, 100, 200))]
+    waits_for_v = [[0, 0], *([at + 8, at + 41] for at in (0, 100, 200))]
+    ring = {"sizes": {"BLOCK_N": 80}, "stages": 1, "consumers": [steps], "waits_for_v": [waits_for_v]}
+    text = hopper.table({"device": "a GPU", "rings": [ring]})
+    assert text.splitlines()[-1].split()[-6:] == ["1", "100", "5", "33", "10", "7"]
 
 
 def test_the_edits_are_those_of_todays_kernel() -> None:
-    assert hopper.traced(kernel.source(hopper.STAGE.file)).count("STAMP(") == 8
+    assert hopper.traced(kernel.source(hopper.STAGE.file)).count("STAMP(") == 10
 
 
 def test_the_table_of_tiles_spreads_the_work() -> None:

@@ -8,6 +8,7 @@ A span is (begin, end, what); what is a key of `COLOURS`. A row is a buffer, or 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,8 @@ def clocks_as_spans(timeline: Mapping[str, Any], first: int, last: int) -> dict[
         timeline: as `helpers.bench.studies.hopper` records it. "consumers": for each, for each key tile, the clocks at
         which
             its step began, it had its turn, all products were started, S was there, half of the weights were, O was
-            there, the step ended. "asked", "full": when K's and V's copy was started, and had arrived.
+            there, the step ended. "waits_for_v", which older records lack: when its wait for V began, and ended, before
+            O was started. "asked", "full": when K's and V's copy was started, and had arrived.
     """
     consumers, stages = timeline["consumers"], timeline["stages"]
     rows: dict[str, list[Span]] = {f"{which}, stage {stage}": [] for which in "KV" for stage in range(stages)}
@@ -175,11 +177,13 @@ def clocks_as_spans(timeline: Mapping[str, Any], first: int, last: int) -> dict[
             if read < len(consumers[0]):
                 add(row, full, max(consumer[read][3 if which == "K" else 5] for consumer in consumers), "full")
     for number, consumer in enumerate(consumers, start=1):
-        for step in consumer[first : last + 1]:
+        for tile, step in enumerate(consumer[first : last + 1], start=first):
+            v = timeline["waits_for_v"][number - 1][tile] if "waits_for_v" in timeline else (step[1], step[1])
             add(f"consumer {number}: S", step[1], step[3], "S in flight")
-            add(f"consumer {number}: O", step[1], step[5], "O in flight")
-            marks = ("waits", "starts products", "waits", "weights", "waits", "weights")
-            for begin, end, what in zip(step, step[1:], marks, strict=False):
+            add(f"consumer {number}: O", v[1], step[5], "O in flight")
+            marks = ("waits", "starts products", "waits", "starts products", "waits", "weights", "waits", "weights")
+            clocks = (*step[:2], *v, *step[2:])
+            for (begin, end), what in zip(pairwise(clocks), marks, strict=True):
                 add(f"consumer {number}: warps", begin, end, what)
     work = [f"consumer {i + 1}: {part}" for i in range(len(consumers)) for part in ("S", "O", "warps")]
     return {name: rows[name] for name in [*sorted(name for name in rows if name not in work), *work]}

@@ -1,21 +1,26 @@
 """What happens inside stage 10 on a GPU of compute capability 9.0: clocks of one block, of its parts, ideas taken out.
 
 "timelines": the clocks at which one block's copies arrived, its products were started and its weights were
-computed, by a copy of the kernel that notes them. "clocks": products of one warpgroup beside weights of another,
-from registers and shared memory alone. "changes": the kernel with one idea taken out, or with other tiles, in turns
-with the kernel as it is; some of them compute something else, and are timed only. "mma_loop": what mma.sync does
-in a clock. "warming": the kernel's speed beside the GPU's clock and power, from a cold start.
+computed, by a copy of the kernel that notes them. "rings": the same for one to four stages at one tile. "clocks":
+products of one warpgroup beside weights of another, from registers and shared memory alone. "changes": the kernel
+with one idea taken out, or with other tiles, in turns with the kernel as it is; some of them compute something else,
+and are timed only. "mma_loop": what mma.sync does in a clock. "warming": the kernel's speed beside the GPU's clock
+and power, from a cold start.
+
+    python3 -m helpers.bench.study hopper FILE rings    # these sections alone; the others of FILE stay
 """
 
 from __future__ import annotations
 
 import functools
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +46,7 @@ DTYPE = "bfloat16"
 ROUNDS = 8
 KERNEL_BEGINS = "template <typename T>\n__global__ void __launch_bounds__(THREADS, 1) hopper("
 TRACED_BLOCK, TRACED_TILES = 5, 24  # key tiles of its first tile of rows
-STAMPS = 7  # of a consumer, a key tile: see `traced`
+STAMPS, V_STAMPS = 7, 2  # of a consumer, a key tile: see `traced`
 
 Edits = tuple[tuple[str, str], ...]
 
@@ -58,13 +63,14 @@ def traced(source: str) -> str:
     """A copy of the kernel whose block TRACED_BLOCK notes clocks in `consumer_clocks` and `copy_clocks`.
 
     consumer_clocks[consumer][key tile]: the step begins; it has the turn; all products are started; S is there; half of
-    the weights are; O is there; the step ends. copy_clocks[0]: K's copy is started; [1]: V's; [2]: K has arrived;
-    [3]: V has. The producer's fourth warp, which is idle otherwise, waits for the arrivals: for K's of a tile, then for
-    V's of the tile before, which is the order in which they are asked for.
+    the weights are; O is there; the step ends; and two between the turn and the products: the wait for V begins; V is
+    there. copy_clocks[0]: K's copy is started; [1]: V's; [2]: K has arrived; [3]: V has. The producer's fourth warp,
+    which is idle otherwise, waits for the arrivals: for K's of a tile, then for V's of the tile before, which is the
+    order in which they are asked for.
     """
     head = f"""
 constexpr int TRACED_BLOCK = {TRACED_BLOCK}, TRACED_TILES = {TRACED_TILES};
-__device__ unsigned consumer_clocks[3][TRACED_TILES][{STAMPS}], copy_clocks[4][TRACED_TILES];
+__device__ unsigned consumer_clocks[3][TRACED_TILES][{STAMPS + V_STAMPS}], copy_clocks[4][TRACED_TILES];
 #define STAMP(i) \\
   if (leader && blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) consumer_clocks[consumer][step][i] = clock()
 """
@@ -80,11 +86,13 @@ __device__ unsigned consumer_clocks[3][TRACED_TILES][{STAMPS}], copy_clocks[4][T
         }
       }
 """
-    asked = "        if (blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) copy_clocks[warp_id][step] = clock();\n"
+    own = "(warp_id == 0 ? copy_clocks[0] : copy_clocks[1])"  # with copy_clocks[warp_id], rings of 80 keys spill
+    asked = f"        if (blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) {own}[step] = clock();\n"
     leaves = "    if (threadIdx.x % 32 != 0 || warp_id == 3) return;\n"
     expects = "        mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);\n"
     waits = "      mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);\n      if (PINGPONG)"
     passes = "      if (PINGPONG) named_barrier_arrive(next_turn, 256);\n"
+    waits_for_v = "      mbarrier_wait(v_full + 8 * v_stage, v_parity);\n"
     started = f"      start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));\n{passes}"
     scores_there = "      wgmma_wait<1>();\n      wgmma_registers(S);\n"
     half = "      weights(0, GROUPS / 2);\n      wgmma_wait<0>();\n      wgmma_registers(acc);\n"
@@ -97,6 +105,7 @@ __device__ unsigned consumer_clocks[3][TRACED_TILES][{STAMPS}], copy_clocks[4][T
         (expects, asked + expects),
         (waits, f"      STAMP(0);\n{waits}"),
         (turn, turn.replace("      start", "      STAMP(1);\n      start")),
+        (waits_for_v, f"      STAMP(7);\n{waits_for_v}      STAMP(8);\n"),
         (started, f"{started}      STAMP(2);\n"),
         (scores_there, f"{scores_there}      STAMP(3);\n"),
         (half, half.replace("      wgmma_wait", "      STAMP(4);\n      wgmma_wait") + "      STAMP(5);\n"),
@@ -139,7 +148,7 @@ def trace(work: Work) -> dict[str, Any]:
     for _ in range(3 if ON_GPU else 1):
         run(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
     cp.cuda.Device().synchronize()
-    shapes = {"consumer_clocks": (3, TRACED_TILES, STAMPS), "copy_clocks": (4, TRACED_TILES)}
+    shapes = {"consumer_clocks": (3, TRACED_TILES, STAMPS + V_STAMPS), "copy_clocks": (4, TRACED_TILES)}
     clocks = {
         name: cp.asnumpy(cp.ndarray(shape, np.uint32, module.get_global(name))).astype(np.int64)
         for name, shape in shapes.items()
@@ -149,12 +158,14 @@ def trace(work: Work) -> dict[str, Any]:
     begun = copies[0, 0]
     consumers, copies = ((stamps - begun + 2**31) % 2**32 - 2**31 for stamps in (consumers, copies))  # 32 bits each
     zero = int(copies[:2, 0].min())
+    steps = [np.pad(each - zero, ((1, 0), (0, 0))) for each in consumers]
     return {
         "shape": list(work.case.shape),
         "causal": work.case.causal,
         "sizes": work.defines,
         "stages": work.defines.get("STAGES", tiles.HOPPER_STAGES),
-        "consumers": [[[0] * STAMPS, *(each - zero).tolist()] for each in consumers],
+        "consumers": [each[:, :STAMPS].tolist() for each in steps],
+        "waits_for_v": [each[:, STAMPS:].tolist() for each in steps],
         "asked": (copies[:2] - zero).tolist(),
         "full": (copies[2:] - zero).tolist(),
     }
@@ -534,17 +545,34 @@ def _beside_peers(record: Mapping[str, Any] | None) -> Iterator[tuple[dict[str, 
 
 # ---- the record
 
+# 80 keys: the largest tile of which four stages fit at d = 128, so that rings of one to four differ in nothing else.
+RINGS = tuple(Work(LONG_128, (("BLOCK_N", 80), ("STAGES", stages))) for stages in (1, 2, 3, 4))
 TRACED = (Work(Case((2, 16, 8192, 128), DTYPE)), Work(Case((2, 32, 8192, 64), DTYPE), (("BLOCK_M", 128),)))
 
 
-def compilations() -> list[tuple[str, str, dict[str, int]]]:
-    """(source, kernel, -D options) of all that `measure` launches."""
+SECTIONS: dict[str, Callable[[], list[Any]]] = {
+    "timelines": lambda: [trace(work) for work in TRACED],
+    "rings": lambda: [trace(work) for work in RINGS],
+    "clocks": lambda: list(beside()),
+    "changes": lambda: list(changes()),
+    "mma_loop": lambda: [mma_loop(warps) for warps in (4, 8, 16, 32)],
+    "warming": lambda: warming(),
+}
+
+
+def compilations(sections: Collection[str] = tuple(SECTIONS)) -> list[tuple[str, str, dict[str, int]]]:
+    """(source, kernel, -D options) of all that these sections launch; `mma_loop` and `warming` compile their own."""
     name = STAGE.kernel_name(DTYPE)
-    texts = [(traced(text()), name, work.defines) for work in TRACED]
-    for case, wanted in CHANGES:
-        texts += [(change.text, name, change.defines(case)) for change in wanted]
-    for tile in BESIDE_TILES:
-        texts += [(beside_source(), "beside", _beside_defines(*tile, *combination)) for combination in TOGETHER]
+    texts = []
+    for section, works in {"rings": RINGS, "timelines": TRACED}.items():
+        if section in sections:
+            texts += [(traced(text()), name, work.defines) for work in works]
+    if "changes" in sections:
+        for case, wanted in CHANGES:
+            texts += [(change.text, name, change.defines(case)) for change in wanted]
+    if "clocks" in sections:
+        for tile in BESIDE_TILES:
+            texts += [(beside_source(), "beside", _beside_defines(*tile, *combination)) for combination in TOGETHER]
     return [one for i, one in enumerate(texts) if one not in texts[:i]]
 
 
@@ -552,24 +580,39 @@ def _compile(source: str, name: str, defines: Mapping[str, int]) -> None:
     kernel.load(source, name, defines=defines).function.attributes  # noqa: B018 - this compiles
 
 
-def measure() -> dict[str, Any]:
-    """The record. First everything is compiled side by side, into CuPy's cache."""
-    with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
-        for done in [pool.submit(_compile, *one) for one in compilations()]:
-            done.result()
-    return {
-        "device": describe(),
-        "timelines": [trace(work) for work in TRACED],
-        "clocks": list(beside()),
-        "changes": list(changes()),
-        "mma_loop": [mma_loop(warps) for warps in (4, 8, 16, 32)],
-        "warming": warming(),
-    }
+def take(path: Path, words: Sequence[str] = ()) -> dict[str, Any]:
+    """Measure, and write the record. First everything is compiled side by side, into CuPy's cache.
+
+    words: sections of the record. They take the place of those in path, whose other sections stay.
+    """
+    if unknown := [word for word in words if word not in SECTIONS]:
+        sys.exit(f"{unknown[0]} is no section of this record, which has {', '.join(SECTIONS)}")
+    sections, device = words or tuple(SECTIONS), describe()
+    record = (records.load(path) if words else None) or {"device": device}
+    if record["device"] != device:
+        sys.exit(f"{path} is of {record['device']}; this is {device}: write another FILE")
+    if texts := compilations(sections):
+        with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
+            for done in [pool.submit(_compile, *one) for one in texts]:
+                done.result()
+    record |= {section: SECTIONS[section]() for section in sections}
+    records.save(path, record)
+    return record
 
 
 def timeline(head_dim: int) -> dict[str, Any] | None:
     """The recorded clocks of one block at this head_dim, for `show.clocks_as_spans`; None without a record."""
     return next((t for t in (recorded() or {}).get("timelines", ()) if t["shape"][3] == head_dim), None)
+
+
+def rings() -> dict[str, dict[str, Any]]:
+    """The recorded clocks of one block for each number of stages, by the name that a figure gives it.
+
+    Where no rings are recorded, those of the stage itself at d = 128; without a record, {}.
+    """
+    record = next((r for r in (recorded(), recorded_warming()) if r and "rings" in r), {})
+    own = timeline(128)
+    return {f"STAGES = {each['stages']}": each for each in record.get("rings", [own] if own else [])}
 
 
 def change(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any] | None:
@@ -638,8 +681,24 @@ def clocks_table(record: Mapping[str, Any] | None = None) -> str:
     return "\n".join(lines)
 
 
+def rings_table(record: Mapping[str, Any]) -> str:
+    """The recorded clocks a key tile for each number of stages, and how many of them a consumer waits, as text."""
+    lines = [f"{'median clocks a key tile':30}{'in all':>8}{'K or turn':>12}{'V':>8}{'S':>8}{'O':>8}"]
+    for ring in record["rings"]:
+        steps, v = np.array(ring["consumers"])[:, 1:], np.array(ring["waits_for_v"])[:, 1:]
+        in_all, waits = np.diff(steps[..., 0]), np.diff(steps)
+        medians = (np.median(each) for each in (in_all, waits[..., 0], np.diff(v), waits[..., 2], waits[..., 4]))
+        cells = "".join(f"{clocks:{width}.0f}" for clocks, width in zip(medians, (8, 12, 8, 8, 8), strict=True))
+        lines.append(f"{ring['sizes']['BLOCK_N']} keys, STAGES = {ring['stages']}".ljust(30) + cells)
+    return "\n".join(lines)
+
+
 @_shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """A record as text; the committed one where none is given."""
-    parts = [changes_table(d, causal=causal, record=record) for d, causal in ((128, False), (64, False), (128, True))]
-    return "\n\n".join([record["device"], *parts, clocks_table(record)])
+    """The sections of a record that have a table, as text; of the committed one where none is given."""
+    texts = [record["device"]]
+    if "changes" in record:
+        at = ((128, False), (64, False), (128, True))
+        texts += [changes_table(d, causal=causal, record=record) for d, causal in at]
+    texts += [each(record) for name, each in {"clocks": clocks_table, "rings": rings_table}.items() if name in record]
+    return "\n\n".join(texts)
