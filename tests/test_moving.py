@@ -73,11 +73,27 @@ def places() -> tuple[np.ndarray, ...]:
     return tuple(cp.asnumpy(a).astype(int) for a in out)
 
 
+Rings = dict[str, dict[str, list[tuple[float, float, str]]]]
+
+
 @functools.cache
-def ring() -> dict[str, list[tuple[float, float, str]]]:
-    """The recorded clocks of a block of 10."""
-    recorded = hopper.timeline(128)
-    return show.clocks_as_spans(recorded, 1, len(recorded["consumers"][0]) - 1)
+def rings() -> Rings:
+    """The recorded clocks of a block of 10, by the stages of its ring."""
+    return {name: show.clocks_as_spans(each, 1, len(each["consumers"][0]) - 1) for name, each in hopper.rings().items()}
+
+
+@functools.cache
+def made_up_rings(*stages: int) -> Rings:
+    """Spans of clocks that no GPU has noted, of 24 key tiles: with more stages, a consumer waits less for K."""
+    spans = {}
+    for each in stages:
+        offsets = [0, 900 // each, *(900 // each + clocks for clocks in (300, 900, 1300, 1350, 1600))]
+        steps = [[tile * offsets[-1] + offset for offset in offsets] for tile in range(24)]
+        asked = [steps[max(tile - each, 0)][3] for tile in range(24)]
+        full = [[clock + 700 + 100 * i for clock in asked] for i in (0, 1)]
+        timeline = {"stages": each, "consumers": [steps, steps], "asked": [asked, asked], "full": full}
+        spans[f"STAGES = {each}"] = show.clocks_as_spans(timeline, 1, 23)
+    return spans
 
 
 FIGURES: dict[str, Callable[[], Moving]] = {
@@ -85,7 +101,8 @@ FIGURES: dict[str, Callable[[], Moving]] = {
     "banks": show.moving_banks,
     "fragments": lambda: show.moving_fragments(*places()),
     "tiles": lambda: show.moving_tiles(SHAPE),
-    "spans": lambda: show.moving_spans(ring(), first=6000),
+    "spans": lambda: show.moving_spans(rings(), first=6000),
+    "rings": lambda: show.moving_spans(made_up_rings(1, 2, 3, 4), first=6000),
 }
 # What JupyterLab leaves of an output in a notebook that it does not trust (a part of its list).
 KEPT = {"div", "p", "span", "table", "tr", "th", "td", "img", "b", "code"}
@@ -139,8 +156,9 @@ def test_without_its_script_there_is_the_first_frame(figure: Moving) -> None:
         assert ElementTree.fromstring(unquote(svg)).tag == "{http://www.w3.org/2000/svg}svg"
 
 
-def test_the_same_figure_twice_is_the_same_text(figure: Moving) -> None:
-    assert FIGURES[figure.name]()._repr_html_() == figure._repr_html_()
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_same_figure_twice_is_the_same_text(name: str) -> None:
+    assert FIGURES[name]()._repr_html_() == FIGURES[name]()._repr_html_()
 
 
 def test_the_softmax_is_that_of_numpy() -> None:
@@ -233,13 +251,29 @@ def test_the_tiles_cost_what_the_kernel_does() -> None:
     assert show.NO_RECORD in str(show.moving_tiles((1, 1, 1, 1)))
 
 
-def test_the_spans_are_those_of_the_record() -> None:
-    data = embedded(show.moving_spans(ring())._repr_html_())
-    assert list(data["rows"]) == list(ring())
-    for name, row in ring().items():
-        assert [(begin, end, data["kinds"][kind][0]) for begin, end, kind in data["rows"][name]] == row
+@pytest.mark.parametrize("stages", [(), (2,), (2, 3), (1, 2, 3)])
+def test_the_spans_are_those_of_the_record(stages: tuple[int, ...]) -> None:
+    """Of the recorded rings, and of made-up ones. A row that a ring does not have is empty."""
+    record = made_up_rings(*stages) if stages else rings()
+    figure = show.moving_spans(record, first=6000)
+    data = embedded(figure._repr_html_())
+    assert [choice["name"] for choice in data["choices"]] == list(record)
+    for choice in data["choices"]:
+        spans = {
+            name: [(begin, end, data["kinds"][kind][0]) for begin, end, kind in row]
+            for name, row in zip(data["rows"], choice["rows"], strict=True)
+        }
+        assert {name: row for name, row in spans.items() if row} == record[choice["name"]]
+        assert choice["last"] == max(end for row in spans.values() for _, end, _ in row)
+    assert data["rows"] == list(max(record.values(), key=len)), "the order is that of the longest ring"
+    of_first = next(iter(record))
+    assert (f"{of_first}, at clock 6,000: K, stage 0: " in figure.frame) == (len(record) > 1)
+    assert figure.frame.count("opacity='0.35'") == len(data["rows"]) - len(record[of_first])
+
+
+def test_rows_of_spans_need_no_name() -> None:
     first = show.moving_spans({"a": [(0, 10, "waits"), (10, 30, "weights")]}, window=30, first=12)
-    assert "a: weights" in first.frame and first.data["last"] == 30
+    assert ">at clock 12: a: weights" in first.frame and first.data["choices"][0]["last"] == 30
 
 
 def test_notebooks_hold_the_scripts_of_today() -> None:
@@ -266,7 +300,7 @@ def test_words_that_end_a_script_do_not_end_it() -> None:
 
 def test_every_script_has_its_figure() -> None:
     scripts = {path.stem for path in moving.figure.FOLDER.glob("*.js")} - {"figure"}
-    assert scripts == set(FIGURES)
+    assert scripts == {make().name for make in FIGURES.values()}
 
 
 # ---- in a browser, where there is one
@@ -307,3 +341,34 @@ def test_the_script_begins_where_the_first_frame_is(chromium: Any) -> None:
             words = "all => all.map(n => n.innerText.replace(/\\s+/g, ' ').trim())"
             still = page.locator("body > p, body > table").evaluate_all(words)
             assert still == page.locator(".moving > p, .moving > table").evaluate_all(words), name
+
+
+@pytest.mark.parametrize("theme", browser.THEMES)
+@pytest.mark.parametrize("width", browser.SIZES)
+def test_the_slider_of_rings_changes_the_rows_and_keeps_the_clock(chromium: Any, width: int, theme: str) -> None:
+    markup = "".join(show.moving_spans(made_up_rings(*stages), first=6000)._repr_html_() for stages in ((2,), (2, 3)))
+    with browser.opened(chromium, width, theme) as page:
+        page.set_content(f"<!doctype html><meta charset=utf-8><body>{markup}")
+        one, two = page.locator(".moving").all()
+        assert one.locator("input[type=range]").count() == 1, "with one ring there is none to choose"
+        ring, clock = two.locator("input[type=range]").all()
+        words, third = two.locator("p.part"), two.locator("text.name").nth(2)
+        assert third.text_content() == "K, stage 2"
+        lasts = [choice["last"] for choice in embedded(show.moving_spans(made_up_rings(2, 3))._repr_html_())["choices"]]
+        assert lasts[0] > lasts[1]
+
+        def chosen(key: str) -> tuple[str | None, str]:
+            ring.focus()
+            page.keyboard.press(key)
+            return ring.get_attribute("aria-valuetext"), words.inner_text().partition(": ")[0]
+
+        assert third.get_attribute("opacity") == "0.35"
+        assert chosen("ArrowRight") == ("STAGES = 3", "STAGES = 3, at clock 6,000")
+        assert third.get_attribute("opacity") == "1"
+        assert chosen("Home") == ("STAGES = 2", "STAGES = 2, at clock 6,000")
+        clock.focus()
+        page.keyboard.press("End")
+        last = lasts[1] - 1 - (lasts[1] - 1) % 100  # the shorter ring's, in steps of 100 clocks
+        assert chosen("End") == ("STAGES = 3", f"STAGES = 3, at clock {last:,}")
+        two.get_by_role("button", name="back").first.click()
+        assert words.inner_text().startswith("STAGES = 2, ")

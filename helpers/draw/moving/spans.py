@@ -3,63 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, cast
 
 from helpers.draw.moving.figure import Moving, element, picture
 from helpers.draw.spans import COLOURS, Span
 
 WIDTH, LEFT, ROW, LEGEND = 390, 98, 17, 3  # LEGEND: entries in a line below
+ABSENT = 0.35  # opacity of the name of a row that others have
+
+Rows = Mapping[str, Sequence[Span]]
 
 
-def moving_spans(
-    rows: Mapping[str, Sequence[Span]], *, unit: str = "clock", window: int = 6000, first: int = 0
-) -> Moving:
+def moving_spans(rows: Rows | Mapping[str, Rows], *, unit: str = "clock", window: int = 6000, first: int = 0) -> Moving:
     """Rows of spans, as `draw.spans` makes them: a window that slides along, and what each row does under the cursor.
 
     Args:
-        unit: of the spans' numbers. window: how much is seen at a time. first: where the cursor begins.
+        rows: or several of them by name, with a slider that chooses one. unit: of the spans' numbers. window: how
+            much is seen at a time. first: where the cursor begins.
     """
-    kinds = [kind for kind in COLOURS if any(kind == what for row in rows.values() for _, _, what in row)]
-    last = max(end for row in rows.values() for _, end, _ in row)
-    data = {
-        "rows": {
-            name: [[round(begin), round(end), kinds.index(what)] for begin, end, what in row]
-            for name, row in rows.items()
-        },
+    are_several = all(isinstance(each, Mapping) for each in rows.values())
+    several = cast(Mapping[str, Rows], rows if are_several else {"": rows})
+    spans = [span for each in several.values() for row in each.values() for span in row]
+    kinds = [kind for kind in COLOURS if any(kind == what for _, _, what in spans)]
+    names = list(dict.fromkeys(chain(*sorted(several.values(), key=len, reverse=True))))
+    data: dict[str, Any] = {
+        "rows": names,
+        "choices": [
+            {
+                "name": name,
+                "rows": [
+                    [[round(begin), round(end), kinds.index(what)] for begin, end, what in each.get(row, ())]
+                    for row in names
+                ],
+                "last": round(max(end for row in each.values() for _, end, _ in row)),
+            }
+            for name, each in several.items()
+        ],
         "kinds": [[kind, COLOURS[kind]] for kind in kinds],
         "unit": unit,
         "window": window,
-        "last": round(last),
         "step": window // 60,
         "first": first,
         "place": [LEFT, WIDTH, ROW],
+        "absent": ABSENT,
     }
-    spans = sum(map(len, rows.values()))
-    text = f"{spans} spans of {', '.join(rows)}, along {round(last):,} {unit}s: {', '.join(kinds)}"
-    alt = f"what {', '.join(rows)} do around {unit} {first:,}"
-    height = ROW * len(rows) + 6 + 16 * -(-len(kinds) // LEGEND)
+    last = max(choice["last"] for choice in data["choices"])
+    which = f" with {', '.join(several)}" if len(several) > 1 else ""
+    text = f"{len(spans)} spans of {', '.join(names)}{which}, along {last:,} {unit}s: {', '.join(kinds)}"
+    alt = f"what {', '.join(names)} do around {unit} {first:,}"
+    height = ROW * len(names) + 6 + 16 * -(-len(kinds) // LEGEND)
     frame = picture(WIDTH, height, _parts(data), alt) + f'\n<p class="part">{_sentence(data)}</p>'
     return Moving("spans", frame, data, text)
 
 
 def _sentence(data: dict[str, Any]) -> str:
-    """What each row does under the cursor; the script says the same."""
+    """What each row of the first choice does under the cursor; the script says the same."""
     doing = []
-    for name, row in data["rows"].items():
+    choice = data["choices"][0]
+    for name, row in zip(data["rows"], choice["rows"], strict=True):
         now = [data["kinds"][kind][0] for begin, end, kind in row if begin <= data["first"] < end]
         doing += [f"{name}: {now[-1]}"] if now else []
-    return f"at {data['unit']} {data['first']:,}: {'; '.join(doing)}"
+    which = f"{choice['name']}, " if len(data["choices"]) > 1 else ""
+    return f"{which}at {data['unit']} {data['first']:,}: {'; '.join(doing)}"
 
 
 def _parts(data: dict[str, Any]) -> Iterator[str]:
-    """The window around the first place of the cursor, a third of which is past."""
+    """The first choice's window around the first place of the cursor, a third of which is past."""
     begin = data["first"] - data["window"] // 3
     scale = (WIDTH - LEFT) / data["window"]
     bottom = ROW * len(data["rows"])
-    for y, name in enumerate(data["rows"]):
-        yield element("text", name, x=LEFT - 6, y=ROW * y + 12, text_anchor="end", font_size=10)
+    rows = data["choices"][0]["rows"]
+    for y, (name, row) in enumerate(zip(data["rows"], rows, strict=True)):
+        place = {"x": LEFT - 6, "y": ROW * y + 12, "text_anchor": "end", "font_size": 10}
+        yield element("text", name, kind="name", opacity=1 if row else ABSENT, **place)
     yield "<g class='spans'>"
-    for y, row in enumerate(data["rows"].values()):
+    for y, row in enumerate(rows):
         for start, end, kind in row:
             left, right = (min(max((at - begin) * scale, 0), WIDTH - LEFT) for at in (start, end))
             if right > left:
