@@ -124,7 +124,7 @@ def _without_macros(text: str, part: str) -> str:
     for name in set(re.findall(r"\b[A-Z]\w*\b", part)):
         defined = re.search(rf"^[ \t]*#[ \t]*define[ \t]+{name}\b(?!\()([^\n]*)$", text, re.M)
         if defined:
-            part = re.sub(rf"\b{name}\b", lambda _, value=defined.group(1): value, part)
+            part = re.sub(rf"\b{name}\b", defined.group(1).replace("\\", r"\\"), part)
     return part
 
 
