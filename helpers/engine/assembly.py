@@ -42,3 +42,46 @@ def _with_redzones(assembly: str) -> str:
     text, n_statics = _LOCAL.subn(statics, "\n".join(lines) + "\n")
     sizes |= {".bss"} if n_statics else set()
     return text + "".join(f"\t{section}\n{gap}\n" for section in sorted(sizes & {".bss", ".data"}))
+
+
+FLOP = "engine_flop"  # the symbol of the sum
+_BLOCK = re.compile(r"\s+call\s+__sanitizer_cov_trace_pc\b")
+_ARITHMETIC = re.compile(r"\s+v?(?:add|sub|mul|div|sqrt|(fn?m(?:add|sub)\d+))([sp])([sd])\s|\s+call\s+fmaf?\b")
+_NO_ARITHMETIC = "float16_formats|math_functions|mma_types|conversions|functions|cuda_fp8|cuda_e8m0"
+_NOT_COUNTED = re.compile(rf'^\s+\.file (\d+) "[^"\n]*/include/(?:ptx/)?(?:{_NO_ARITHMETIC})\.h"', re.M)
+
+
+def with_flop(assembly: str) -> str:
+    """The assembly that g++ wrote of a profiled build for x86; each basic block adds its FLOP to a sum.
+
+    Counted is what the compiler left: of float and double, an addition, subtraction, multiplication, division or square
+    root is one, and an FMA two, whether the processor fuses it or not. 16-bit numbers are computed as floats and count
+    as those. These count nothing: comparisons, maxima, conversions (except those of 64-bit unsigned integers, for which
+    x86 needs arithmetic), functions such as expf and rsqrtf, approximations of PTX, and what the engine computes in a
+    function of its own, such as __fadd_rz. Products on tensor cores are counted apart, by engine_tensor_flop.
+
+    A folded constant counts nothing, and what was moved out of a loop counts once, so another version of g++ may
+    count a little more or less.
+    """
+    lines: list[str] = []
+    counts: dict[int, int] = {}
+    emulation = set(_NOT_COUNTED.findall(assembly))
+    block, is_counted = 0, True
+    for line in assembly.splitlines():
+        lines.append(line)
+        if line.startswith("\t.loc "):
+            is_counted = line.split(None, 2)[1] not in emulation
+        elif _BLOCK.match(line):
+            block = len(lines)
+            lines.append("")  # flags are free behind a call
+        elif is_counted and (match := _ARITHMETIC.match(line)):
+            fused, packed, kind = match.groups()
+            bits = 512 if "%zmm" in line else 256 if "%ymm" in line else 128
+            width = bits // (32 if kind == "s" else 64) if packed == "p" else 1
+            counts[block] = counts.get(block, 0) + width * (2 if fused or not kind else 1)
+    counts.pop(0, None)
+    for at, count in counts.items():
+        lines[at] = f"\taddq ${count}, .L{FLOP}(%rip)"
+    # Without a type and a size, it is no variable of the module's.
+    variable = f"\t.pushsection .bss\n\t.balign 8\n\t.globl {FLOP}\n{FLOP}:\n.L{FLOP}:\n\t.zero 8\n\t.popsection"
+    return "\n".join([*lines, variable]) + "\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import failures, runtime, shared_layout, symbols, unset
+from . import assembly, failures, runtime, shared_layout, symbols, unset
 from .array import ndarray
 from .copies import PAD, Copies, Given
 from .cuda_source import source
@@ -201,6 +201,8 @@ class Observed:
     block: tuple[int, int, int]
     left: tuple[Left, ...] = ()
     events: tuple[Event, ...] = ()
+    flop: int | None = None  # of the threads, with a profile; None where nobody counts: see assembly.py
+    tensor_flop: int = 0  # of tensor cores
 
 
 class _Places:
@@ -290,15 +292,20 @@ def observe(
     if checked.shared_arrays:
         prepared.request.static_end += shared_layout.REDZONE  # just past the last array is a finding, not a fault
     with runtime.exclusive():  # the checker has one set of books
+        sum_of_flop = checked.library.counter(assembly.FLOP)
+        if sum_of_flop is not None:
+            sum_of_flop.value = 0
         lib.engine_check_start(table, len(table_rows), checked.library.base if profile else 0)
         try:
             ended = runtime.launch(prepared.request, workers=1, timeout=timeout)
         finally:
             lib.engine_check_stop()
+        flop = sum_of_flop.value if sum_of_flop is not None else None
         places = _Places(checked, lib)
         own = OwnArrays(checked.code, SOURCE_NAME, [region.name for region in regions])
-        counts = ctypes.c_uint64(), ctypes.c_uint64()
+        counts = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
         lib.engine_check_counts(*map(ctypes.byref, counts))
+        barriers, collectives, tensor_flop = (count.value for count in counts)
         issues = [f for f in _issues(lib, places, own, grid, block) if f.region < ours or f.kind in WITHOUT_REGION]
         every_site = _sites(lib, places)
         passed = _passed(lib, [site.region < ours for site in every_site])
@@ -313,8 +320,9 @@ def observe(
     stopped = None
     if ended.failure is not None:
         stopped = _stopped(prepared, ended.failure, places, table_rows, timeout)
-    barriers, collectives = (count.value for count in counts)
-    return Observed(regions, sites, issues, barriers, collectives, stopped, passed, grid, block, left, events)
+    return Observed(
+        regions, sites, issues, barriers, collectives, stopped, passed, grid, block, left, events, flop, tensor_flop
+    )
 
 
 def _of_locals(

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from .assembly import instrumented
+from .assembly import instrumented, with_flop
 
 try:
     import fcntl
@@ -460,6 +460,8 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
     assembly = shared_layout.laid_out(assembly, backwards=not _is_clang(), redzones=bool(checked))
     if checked:
         assembly = instrumented(assembly)
+    if checked == "profiled" and not _is_clang() and platform.machine() in ("x86_64", "AMD64"):
+        assembly = with_flop(assembly)  # (clang leaves out blocks that others tell of)
     if "engine_anchor" in assembly:  # it is a kernel's, not the engine's
         assembly = _OWN_CALLS + assembly
     compiled.write_text(assembly, "latin-1")

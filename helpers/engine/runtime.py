@@ -191,6 +191,13 @@ class KernelLibrary:
         """The linker symbol of the function at an address; None where symbols are not known."""
         return symbols.name_at(self.symbols, address - self.base)
 
+    def counter(self, name: str) -> ctypes.c_uint64 | None:
+        """What the assembly of a checked build counts under that name; None where it does not count."""
+        try:
+            return ctypes.c_uint64.in_dll(self.handle, name)
+        except ValueError:
+            return None
+
     def variable(self, name: str) -> ctypes.Array | None:
         """The bytes of a variable of external linkage; None where there is none."""
         symbol = self.symbols.find(name)

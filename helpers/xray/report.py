@@ -10,9 +10,11 @@ Compute, which come next in a reader's life. **Bytes here are what the threads r
 requests, so its memory moves less: there is no cache model here.
 
 What is not seen: an access that jumps from one `__shared__` array or variable right into another (more than 4 KB past
-its end; the address is all there is to judge by), one past a local array through a pointer, and FLOPs. Local variables
-are registers, whose accesses nobody can watch: a value that nobody gave is found where the results depend on it.
+its end; the address is all there is to judge by), and one past a local array through a pointer. Local variables are
+registers, whose accesses nobody can watch: a value that nobody gave is found where the results depend on it.
 Volatile accesses by threads of different blocks are taken for signals, which is what they are for.
+
+FLOP are not in the table, because their number depends a little on the host's compiler: `report.flop` has them.
 """
 
 from __future__ import annotations
@@ -41,6 +43,11 @@ class Report:
     (file, line). fetches: by array, how often each element was read, in the array's shape. barriers: reached, by
     blocks. collectives: shuffles, votes and their like, by warps. notes: what is no error, and worth a look.
     events: what warps asked of TMA, of tensor cores and of barriers, in the engine's order. A GPU may have it too.
+
+    flop: what threads computed with floats and doubles: an addition, subtraction, multiplication, division or square
+    root is one, an FMA two; expf and its like, maxima, comparisons and conversions none (exactly: `with_flop` of
+    engine/assembly.py). None where it is not counted: with clang, or on ARM. tensor_flop: products of real numbers on
+    tensor cores, 2 m n k for each, padding included.
     """
 
     name: str
@@ -59,11 +66,22 @@ class Report:
     passed: dict[int, list[Step]] = field(default_factory=dict, repr=False)  # by block
     notes: list[str] = field(default_factory=list)
     events: tuple[checked.Event, ...] = field(default=(), repr=False)
+    flop: int | None = None
+    tensor_flop: int = 0
 
     @property
     def clean(self) -> bool:
         """No findings."""
         return not self.findings
+
+    @property
+    def flop_per_byte(self) -> float | None:
+        """FLOP of threads and of tensor cores, for each byte of global memory that was requested.
+
+        None where FLOP are not counted, or nothing was requested.
+        """
+        requested = sum(f.read + f.written for f in self.traffic.values())
+        return (self.flop + self.tensor_flop) / requested if self.flop is not None and requested else None
 
     def assert_clean(self) -> None:
         """For tests. Raises AssertionError with the findings where there are any."""

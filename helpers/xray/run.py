@@ -51,6 +51,8 @@ def xray(
         grid=seen.grid,
         block=seen.block,
         events=seen.events,
+        flop=seen.flop,
+        tensor_flop=seen.tensor_flop,
         passed={number: figures.steps(seen, passed) for number, passed in seen.passed.items()},
     )
 

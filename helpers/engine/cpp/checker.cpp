@@ -138,9 +138,14 @@ void engine_check_stop() {
   forget();
 }
 
-void engine_check_counts(uint64_t* barriers, uint64_t* collectives) {
+void engine_check_counts(uint64_t* barriers, uint64_t* collectives, uint64_t* tensor_flop) {
   *barriers = books.barriers;
   *collectives = books.collectives;
+  *tensor_flop = books.tensor_flop;
+}
+
+void engine_tensor_flop(int m, int n, int k) {
+  if (books.running) books.tensor_flop += 2ull * m * n * k;
 }
 
 unsigned engine_check_findings(const EngineFinding** out) {

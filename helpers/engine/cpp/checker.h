@@ -111,7 +111,7 @@ struct EngineFinding {
 // What Python calls, before and after a launch.
 void engine_check_start(const EngineRegion* regions, unsigned n, uint64_t profiled_code);  // 0: no profile
 void engine_check_stop();
-void engine_check_counts(uint64_t* barriers, uint64_t* collectives);
+void engine_check_counts(uint64_t* barriers, uint64_t* collectives, uint64_t* tensor_flop);
 unsigned engine_check_findings(const EngineFinding** out);
 unsigned engine_check_steps(const EngineStep** out, uint64_t* whole);  // whole: blocks before this one have all theirs
 unsigned engine_check_barriers(const EngineBarrier** out);

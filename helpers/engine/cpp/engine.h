@@ -142,6 +142,7 @@ const void* engine_shown(unsigned thread);  // which see what each has shown las
 int engine_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 // Of a checked run; elsewhere it does nothing. what, value: checker.h
 void engine_note(int what, unsigned long long value);
+void engine_tensor_flop(int m, int n, int k);  // a product of real numbers
 void engine_fail(const char* message, const char* file, int line) __attribute__((noreturn));
 // returns_to: in the kernel, which tells the line
 void engine_stop(const char* message, const void* returns_to) __attribute__((noreturn));

@@ -75,6 +75,7 @@ const char* const MMA_NAMES[] = {
     "mma.sync.m16n8k16 (f16)", "mma.sync.m16n8k16 (bf16)", "mma.sync.m16n8k16 (f16, f16 accumulators)",
     "mma.sync.m16n8k8 (f16)",  "mma.sync.m16n8k8 (bf16)",  "mma.sync.m16n8k8 (f16, f16 accumulators)",
     "mma.sync.m16n8k8 (tf32)", "mma.sync.m16n8k4 (tf32)"};
+const int MMA_K[] = {16, 16, 16, 8, 8, 8, 8, 4};
 
 // The words of all lanes in their places. A word is two neighbours along K, or one number of tf32.
 struct Operands {
@@ -241,7 +242,9 @@ void run_mma(Collective* const* lanes, unsigned mask) {
                                                     multiply<Binary16, 8, true>,  multiply<Binary16, 4, false>,
                                                     multiply<Bfloat16, 4, false>, multiply<Binary16, 4, true>,
                                                     multiply<Tf32, 8, false>,     multiply<Tf32, 4, false>};
-  RUN[static_cast<Registers*>(lanes[0])->kind](lanes);
+  const int kind = static_cast<Registers*>(lanes[0])->kind;
+  RUN[kind](lanes);
+  engine_tensor_flop(16, 8, MMA_K[kind]);
 }
 
 // ---------------------------------------------------------------- ldmatrix, stmatrix

@@ -60,8 +60,9 @@ void multiply_doubles(Collective* const* lanes) {
 void run_other(Collective* const* lanes, unsigned mask) {
   need_whole_warp(lanes, mask);
   const engine::Products& form = *static_cast<OtherRegisters*>(lanes[0])->form;
-  if (form.bits == 64) multiply_doubles(lanes);
-  else multiply_integers(lanes, form);
+  if (form.bits != 64) return multiply_integers(lanes, form);
+  multiply_doubles(lanes);
+  engine_tensor_flop(form.m, 8, form.k);
 }
 
 }  // namespace

@@ -73,6 +73,7 @@ void multiply_warpgroup(Worker& w, WarpgroupOp& op) {
   read_operands(w, op, m);
   if (op.form->is_bfloat) multiply_tiles<Bfloat16>(op, m);
   else multiply_tiles<Binary16>(op, m);
+  engine_tensor_flop(64, op.form->n, 16);
 }
 
 }  // namespace

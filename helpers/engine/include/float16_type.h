@@ -169,11 +169,12 @@ static inline ENGINE_H2 __lowhigh2highlow(ENGINE_H2 a) { return ENGINE_H2(a.y, a
     return ENGINE_H::engine_of(EXPRESSION);             \
   }                                                     \
   ENGINE_PAIR2(PAIR, NAME)
-#define ENGINE_FMA(NAME, PAIR, CLAMP)                                                                     \
-  static inline ENGINE_H NAME(ENGINE_H a, ENGINE_H b, ENGINE_H c) {                                       \
-    float sum = engine::to_odd(engine::fma_to_odd(a.engine_value(), b.engine_value(), c.engine_value())); \
-    return ENGINE_H::engine_of(CLAMP(sum));                                                               \
-  }                                                                                                       \
+#define ENGINE_FMA(NAME, PAIR, CLAMP)                                                   \
+  static inline ENGINE_H NAME(ENGINE_H a, ENGINE_H b, ENGINE_H c) {                     \
+    double product = (double)a.engine_value() * b.engine_value(), z = c.engine_value(); \
+    float sum = engine::to_odd(engine::sum_to_odd(product, z, product + z));            \
+    return ENGINE_H::engine_of(CLAMP(sum));                                             \
+  }                                                                                     \
   ENGINE_PAIR3(PAIR, NAME)
 #define ENGINE_AS_IT_IS(x) (x)
 #define ENGINE_RELU(x) ((x) <= 0.0f ? 0.0f : (x))

@@ -118,6 +118,7 @@ ENGINE_INLINE C product_sum(const C* a, const C* b, int count, C sum, bool satur
 
 template <int M, int N, int K, typename A, typename B, typename C>
 void run_product(Collective* const* lanes, unsigned) {
+  if (sizeof(C) == 8) engine_tensor_flop(M, N, K);
   typedef Product<M, N, K, A, B, C> In;
   C a[M][K], b[N][K];
   auto each = [&](auto f) {

@@ -67,6 +67,11 @@ ENGINE_INLINE double root_to_odd(double a) {
   return r - r == 0 && r != 0 ? nudged(r, fma(-r, r, a)) : r;
 }
 
+ENGINE_INLINE double fma_to_odd(double a, double b, double c) {
+  const double product = a * b;
+  return sum_to_odd(product, c, product + c);
+}
+
 template <To R>
 ENGINE_INLINE float once(double odd) {
   return to_nearest<R> ? (float)odd : from_double(odd, toward<R>);
