@@ -46,6 +46,7 @@ def said_of(content: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> t
 def test_an_honest_one_is_confirmed(honest: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(honest["exercises"]) == [NAME], "what fails is not in the file"
     (first, _) = honest["exercises"][NAME]["launches"]
+    assert first["FLOP on tensor cores"] == 0
     assert first[FIGURE] > 0 and first["kernel"] == "safe_softmax" and "N = 33" in honest["exercises"][NAME]["size"]
     status, out = said_of(honest, tmp_path, capsys)
     assert status == 0 and "ada.json: 1 of 1 confirmed" in out and f"[PASS] {NAME}" in out
@@ -55,9 +56,9 @@ def test_an_honest_one_is_confirmed(honest: dict[str, Any], tmp_path: Path, caps
 
 def changed(key: str, value: Any, *, forge: bool) -> Callable[[dict[str, Any]], None]:
     def change(said: dict[str, Any]) -> None:
-        if key == FIGURE:
-            assert said["launches"][0][FIGURE] != value
-            said["launches"][0][FIGURE] = value
+        if key in (FIGURE, "FLOP"):
+            assert said["launches"][0].get(key) != value
+            said["launches"][0][key] = value
         else:
             said[key] = value(said[key]) if callable(value) else value
         if forge:
@@ -80,6 +81,7 @@ def spoil(text: str) -> str:
         (changed("text", comment, forge=False), ["changed after the file was written", "the text itself is right"]),
         (changed(FIGURE, 1, forge=False), ["changed after", f"safe_softmax, {FIGURE}: the file says 1, the X-ray "]),
         (changed(FIGURE, 1, forge=True), [f"safe_softmax, {FIGURE}: the file says 1, the X-ray "]),
+        (changed("FLOP", 1, forge=False), ["changed after", "the text itself is right"]),
         (changed("size", "N = 1", forge=True), ["the file says 'N = 1', the grader's first size is N = 33"]),
         (changed("launches", [], forge=True), ["the file has 0 launches, the X-ray 2"]),
         (changed("launches", None, forge=True), ["the file has 0 launches, the X-ray 2"]),
@@ -103,6 +105,17 @@ def test_what_was_changed_is_refused(
     status, out = said_of(copy, tmp_path, capsys)
     assert status == 1 and "0 of 1 confirmed" in out and f"[FAIL] {NAME}" in out
     assert all(word in out for word in words), out
+
+
+def test_flop_are_shown_not_compared(
+    honest: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = json.loads(json.dumps(honest))
+    launch = copy["exercises"][NAME]["launches"][0]
+    counted = launch.pop("FLOP", None)  # as where clang is the compiler
+    copy["exercises"][NAME]["digest"] = digest(NAME, copy["exercises"][NAME])
+    status, out = said_of(copy, tmp_path, capsys)
+    assert status == 0 and (counted is None or f" barriers, {counted:,} FLOP: " in out)
 
 
 @pytest.mark.parametrize(
