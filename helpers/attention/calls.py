@@ -64,6 +64,7 @@ def flash_attention(
     score_mod: str | None = None,
     mask_mod: str | BlockMask | None = None,
     mod_args: Mapping[str, Any] | None = None,
+    score_mod_grad: str | None = None,
     rotary_cos: Any = None,
     rotary_sin: Any = None,
     rotary_interleaved: bool = False,
@@ -110,7 +111,7 @@ def flash_attention(
             says why, and which stages can.
     """
     extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, sinks)
-    mod, of_mod = read(score_mod, mask_mod, mod_args)
+    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad)
     extras |= of_mod
     options = Options(causal, softmax_scale, return_lse, False, rotary_interleaved, stage, mod, window)
     return _call({"q": q, "k": k, "v": v, **extras}, options)
@@ -135,6 +136,7 @@ def flash_attention_varlen(
     score_mod: str | None = None,
     mask_mod: str | BlockMask | None = None,
     mod_args: Mapping[str, Any] | None = None,
+    score_mod_grad: str | None = None,
     rotary_cos: Any = None,
     rotary_sin: Any = None,
     rotary_interleaved: bool = False,
@@ -169,7 +171,7 @@ def flash_attention_varlen(
         not end at the number of tokens.
     """
     extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, sinks)
-    mod, of_mod = read(score_mod, mask_mod, mod_args)
+    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad)
     extras |= of_mod
     options = Options(causal, softmax_scale, return_lse, False, rotary_interleaved, stage, mod, window)
     longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)

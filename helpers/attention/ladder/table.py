@@ -102,9 +102,11 @@ def _few_backward_tiles(head_dim: int) -> dict[str, int]:
 
 
 def _hopper_variant(call: Call) -> dict[str, int]:
-    """The tile for the call's mask."""
+    """The tile for the call's mask, or for its functions of scores, which need registers."""
     keys = call.rows if call.packed else call.arrays["k"].shape[2]
-    return tiles.pick_hopper(call.arrays["q"].shape[-1], call.window != (-1, -1), keys)
+    if call.mod and call.head_dim <= 128:
+        return {"BLOCK_M": 128, "BLOCK_N": 128}
+    return tiles.pick_hopper(call.head_dim, call.window != (-1, -1), keys)
 
 
 def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:

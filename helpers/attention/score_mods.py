@@ -1,0 +1,38 @@
+"""Functions of scores that models have, for `helpers.attention.flash_attention(q, k, v, **soft_cap(30))`.
+
+What a model adds to its scores by an array, by ALiBi's slopes or as a sink, calls take as bias, alibi_slopes and sinks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def soft_cap(cap: float) -> dict[str, Any]:
+    """Scores within -cap and cap: cap * tanh(score / cap), of Gemma 2 (Gemma Team 2024, section 2).
+
+    tanh(x) is 1 - 2 / (1 + exp(2 x)): two instructions of the special function units, and an error of some 1e-7 * cap.
+    """
+    return {
+        "score_mod": "cap - __fdividef(2.0f * cap, 1.0f + __expf(score * two_per_cap))",
+        "score_mod_grad": "1.0f - 0.25f * (y * two_per_cap) * (y * two_per_cap)",
+        "mod_args": {"cap": np.float32(cap), "two_per_cap": np.float32(2 / cap)},
+    }
+
+
+def relative_bias(table: Any) -> dict[str, Any]:
+    """table[head, reach + kv_idx - q_idx] on the scores, for distances within `reach` and the nearest beyond (T5).
+
+    Raffel et al. 2020, section 2.1, have few numbers for many distances: a table of all distances repeats them.
+
+    Args:
+        table: float32 (heads, 2 * reach + 1), on the device.
+    """
+    width = int(table.shape[1])
+    return {
+        "score_mod": "score + table[head * width + min(max(kv_idx - q_idx, -reach), reach) + reach]",
+        "score_mod_grad": "1",
+        "mod_args": {"table": table, "width": np.int32(width), "reach": np.int32(width // 2)},
+    }

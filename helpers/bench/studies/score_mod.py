@@ -1,0 +1,298 @@
+"""Functions of scores beside PyTorch's FlexAttention, forward and backward, on a GPU.
+
+    python3 -m helpers.bench.study score_mod FILE
+
+bfloat16, 4 x 16 heads of 4096 rows of 128 columns, and 4 x 32 of 64. Every result, the gradients too, is compared with
+float64 in two heads first. Then ours, in its forms, and FlexAttention's, which torch.compile has compiled for these
+shapes, are timed in turns. Neither's time includes finding out which tiles a mask needs.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helpers.attention import flash_attention, flash_attention_backward, make_block_mask
+from helpers.attention.score_mods import relative_bias, soft_cap
+from helpers.bench import records
+from helpers.bench.run import device_facts
+from helpers.bench.timing import in_turns, speeds
+from helpers.device import describe
+
+SHAPES = ((4, 16, 4096, 128), (4, 32, 4096, 64))
+ROUNDS = 9
+SAMPLED = ((0, 1), (3, 11))  # (batch, head)
+DOCUMENT, PREFIX, WINDOW, CAP = 512, 256, 512, 30.0
+TOLERANCE = 2.5e-2  # of the largest number, for results in bfloat16
+
+
+@dataclass(frozen=True)
+class Case:
+    """One function. ours: options of calls by the name of a form. score, mask: the same in NumPy. flex: in PyTorch."""
+
+    name: str
+    ours: Callable[[Any], Mapping[str, Mapping[str, Any]]]
+    flex: Callable[[Any], Mapping[str, Any]]
+    score: Callable[..., Any] = lambda s, b, h, i, j: s
+    slope: Callable[..., Any] = lambda s, y: 1.0
+    mask: Callable[..., Any] | None = None
+    flex_backward: bool = True
+
+
+@dataclass
+class Arrays:
+    """What the functions read, for some heads: NumPy's, the device's and PyTorch's."""
+
+    heads: int
+    n: int
+    slopes: np.ndarray = field(init=False)
+    table: np.ndarray = field(init=False)
+    documents: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(5)
+        self.slopes = (2.0 ** -(8 * np.arange(1, self.heads + 1) / self.heads)).astype(np.float32)
+        self.table = rng.standard_normal((self.heads, 2 * self.n - 1)).astype(np.float32)
+        self.documents = (np.arange(self.n) // DOCUMENT).astype(np.int32)
+
+    def torch(self, name: str) -> Any:
+        """An array as PyTorch's."""
+        import torch
+
+        return torch.from_numpy(getattr(self, name)).cuda()
+
+
+def cases(arrays: Arrays) -> Iterator[Case]:
+    """The rows of the table."""
+    n = arrays.n
+
+    def flex_mod(function: Callable[..., Any]) -> Callable[[Any], Mapping[str, Any]]:
+        return lambda flex: {"score_mod": function}
+
+    def flex_mask(function: Callable[..., Any]) -> Callable[[Any], Mapping[str, Any]]:
+        return lambda flex: {"block_mask": flex.create_block_mask(function, None, None, n, n, device="cuda")}
+
+    def alibi(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s - slopes[h] * abs(q - k)
+
+    def capped(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return CAP * (s / CAP).tanh()
+
+    def relative(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s + table[h, k - q + n - 1]
+
+    def window(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (q >= k) & (q - k <= WINDOW)
+
+    def prefix(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (q >= k) | (k < PREFIX)
+
+    def documents(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return ids[q] == ids[k]
+
+    slopes, table, ids = (arrays.torch(name) for name in ("slopes", "table", "documents"))
+    yield Case("no function", lambda a: {"10": {}}, lambda flex: {})
+    int_alibi = {"score_mod": "score - slope[head] * abs(q_idx - kv_idx)", "mod_args": {"slope": slopes}}
+    yield Case(
+        "ALiBi",
+        lambda a: {"alibi_slopes": {"alibi_slopes": slopes}, "as text": {**int_alibi, "score_mod_grad": "1"}},
+        flex_mod(alibi),
+        lambda s, b, h, i, j: s - arrays.slopes[h] * abs(i - j),
+    )
+    text = {"score_mod": "cap * tanhf(score / cap)", "score_mod_grad": "1 - (y / cap) * (y / cap)"}
+    yield Case(
+        "soft cap 30",
+        lambda a: {"soft_cap": soft_cap(CAP), "as text": {**text, "mod_args": {"cap": np.float32(CAP)}}},
+        flex_mod(capped),
+        lambda s, b, h, i, j: CAP * np.tanh(s / CAP),
+        lambda s, y: 1 - (y / CAP) ** 2,
+    )
+    yield Case(
+        "relative bias by a table",
+        lambda a: {"relative_bias": relative_bias(table)},
+        flex_mod(relative),
+        lambda s, b, h, i, j: s + arrays.table[h, j - i + n - 1],
+    )
+    yield Case(
+        "window 512, causal",
+        lambda a: {"window": {"window": (WINDOW, 0)}},
+        flex_mask(window),
+        mask=lambda i, j: (i >= j) & (i - j <= WINDOW),
+    )
+    of_documents = make_block_mask("document[q_idx] == document[kv_idx]", {"document": ids})
+    yield Case(
+        "documents of 512",
+        lambda a: {"mask_mod": {"mask_mod": of_documents}},
+        flex_mask(documents),
+        mask=lambda i, j: i // DOCUMENT == j // DOCUMENT,
+    )
+    of_prefix = make_block_mask("kv_idx < 256 || q_idx >= kv_idx")
+    yield Case(
+        "prefix of 256, causal",
+        lambda a: {"mask_mod": {"mask_mod": of_prefix}},
+        flex_mask(prefix),
+        mask=lambda i, j: (i >= j) | (j < PREFIX),
+    )
+
+
+def _inputs(shape: Sequence[int]) -> list[Any]:
+    """q, k, v and do, PyTorch's, (batch, heads, n, d)."""
+    import torch
+
+    torch.manual_seed(3)
+    return [torch.randn(*shape, device="cuda").to(torch.bfloat16) for _ in range(4)]
+
+
+def _exact(case: Case, q: Any, k: Any, v: Any, do: Any, batch: int, head: int) -> dict[str, np.ndarray]:
+    """Output and gradients of one head, in float64."""
+    q, k, v, do = (a[batch, head].double().cpu().numpy() for a in (q, k, v, do))
+    i, j = np.ogrid[: len(q), : len(k)]
+    s = q @ k.T * q.shape[1] ** -0.5
+    y = case.score(s, batch, head, i, j)
+    slope = case.slope(s, y)
+    if case.mask:
+        y = np.where(case.mask(i, j), y, -np.inf)
+    p = np.exp(y - y.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    o, dp = p @ v, do @ v.T
+    ds = p * (dp - (do * o).sum(1, keepdims=True)) * slope * q.shape[1] ** -0.5
+    return {"o": o, "dq": ds @ k, "dk": ds.T @ q, "dv": p.T @ do}
+
+
+def _flex(case: Case, q: Any, k: Any, v: Any) -> tuple[Callable[[], Any], Any, Sequence[Any]]:
+    """The compiled forward without gradients, an output with them, and its leaves."""
+    import torch
+    from torch.nn.attention import flex_attention as flex
+
+    torch._dynamo.reset()
+    compiled = torch.compile(flex.flex_attention, dynamic=False)
+    options = case.flex(flex)
+    leaves = [a.detach().requires_grad_() for a in (q, k, v)]
+    out = compiled(*leaves, **options) if case.flex_backward else None
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return compiled(q, k, v, **options)
+
+    return forward, out, leaves
+
+
+def _measured(case: Case, shape: Sequence[int], arrays: Arrays) -> Iterator[dict[str, Any]]:
+    """A row for each form of ours, and FlexAttention's; forward and backward are two sections."""
+    import torch
+
+    q, k, v, do = _inputs(shape)
+    there = [a.swapaxes(1, 2) for a in (q, k, v, do)]
+    exact = {at: _exact(case, q, k, v, do, *at) for at in SAMPLED}
+    forward: dict[str, Callable[[], Any]] = {}
+    backward: dict[str, Callable[[], Any]] = {}
+    errors: dict[str, dict[str, float]] = {}
+    for name, options in case.ours(arrays).items():
+        o, lse = flash_attention(*there[:3], return_lse=True, **options)
+        gradients = flash_attention_backward(there[3], *there[:3], o, lse, **options)
+        errors[name] = _errors([a.swapaxes(1, 2) for a in (o, *gradients)], exact)
+        forward[name] = functools.partial(flash_attention, *there[:3], **options)
+        backward[name] = functools.partial(flash_attention_backward, there[3], *there[:3], o, lse, **options)
+    try:
+        forward["FlexAttention"], out, leaves = _flex(case, q, k, v)
+        results = forward["FlexAttention"](), *torch.autograd.grad(out, leaves, do, retain_graph=True)
+        errors["FlexAttention"] = _errors(results, exact)
+        backward["FlexAttention"] = lambda: torch.autograd.grad(out, leaves, do, retain_graph=True)
+    except Exception as error:
+        print(f"FlexAttention, {case.name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        forward.pop("FlexAttention", None)
+    for direction, ways in (("forward", forward), ("backward", backward)):
+        ways = {name: way for name, way in ways.items() if max(errors[name].values()) < TOLERANCE}
+        times = in_turns(ways, ROUNDS)
+        for name, taken in times.items():
+            row = {"case": case.name, "shape": list(shape), "direction": direction, "name": name}
+            row |= {"ms": statistics.median(taken), "ms_min": min(taken), "ms_max": max(taken)}
+            if name != "FlexAttention" and "FlexAttention" in times:
+                row |= speeds(taken, times["FlexAttention"])
+            yield row | {"error": max(errors[name].values())}
+    for name, found in errors.items():
+        if max(found.values()) >= TOLERANCE:
+            print(f"WRONG: {case.name} {shape} {name}: {found}", flush=True)
+
+
+def _errors(results: Sequence[Any], exact: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[str, float]:
+    """The largest error of o, dq, dk and dv in the sampled heads, over the largest number."""
+    return {
+        name: max(
+            float(np.abs(a[at].float().cpu().numpy() - of[name]).max() / np.abs(of[name]).max())
+            for at, of in exact.items()
+        )
+        for name, a in zip(("o", "dq", "dk", "dv"), results, strict=True)
+    }
+
+
+def _compile_ahead() -> None:
+    """FlexAttention's kernels into PyTorch's cache on disk, each case in a process of its own."""
+    jobs = [(i, j) for i in range(len(SHAPES)) for j in range(7)]
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    command = (sys.executable, "-m", "helpers.bench.studies.score_mod")
+    running = [subprocess.Popen((*command, *map(str, job)), env=environment, stdout=subprocess.DEVNULL) for job in jobs]
+    for process in running:
+        process.wait()
+
+
+def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
+    """Measure, and write FILE after each case. words: the names of cases; all where there are none."""
+    _compile_ahead()
+    record: dict[str, Any] = {"device": device_facts(), "how": __doc__, "rows": []}
+    for shape in SHAPES:
+        arrays = Arrays(shape[1], shape[2])
+        for case in cases(arrays):
+            if not words or case.name in words:
+                record["rows"] += _measured(case, shape, arrays)
+                records.save(path, record)
+                print(_lines(record["rows"][-6:]), flush=True)
+    return record
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        beside = (
+            f"{row['speed']:.2f} x FlexAttention ({row['speed_min']:.2f} to {row['speed_max']:.2f})"
+            if "speed" in row
+            else ""
+        )
+        lines.append(
+            f"{row['case']:26}d = {row['shape'][3]:<4}{row['direction']:9}{row['name']:15}{row['ms']:7.3f} ms  {beside}"
+        )
+    return "\n".join(lines)
+
+
+RECORDS = ("nvidia-h200-score_mod.json", "nvidia-h100-80gb-hbm3-score_mod.json")
+
+
+def recorded() -> dict[str, Any] | None:
+    """The committed record; None where there is none."""
+    found = [records.MEASURED / name for name in RECORDS if (records.MEASURED / name).is_file()]
+    return records.load(found[0]) if found else None
+
+
+def table(record: Mapping[str, Any] | None = None) -> str:
+    """The text of a record, or of the committed one."""
+    record = record or recorded()
+    return _lines(record["rows"]) if record else "nothing is recorded"
+
+
+if __name__ == "__main__":
+    _shape = SHAPES[int(sys.argv[1])]
+    _case = [*cases(Arrays(_shape[1], _shape[2]))][int(sys.argv[2])]
+    *_qkv, _do = _inputs(_shape)
+    _forward, _out, _leaves = _flex(_case, *_qkv)
+    _forward()
+    _out.backward(_do)
+    print(describe())
