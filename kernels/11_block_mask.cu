@@ -18,30 +18,38 @@
 #define BLOCK_N 64  // keys of a tile
 #endif
 #ifndef THREADS
-#define THREADS 256  // per block
+#define THREADS 512  // per block
 #endif
 #ifndef BY_KEYS
 #define BY_KEYS 0  // 1: lists of tiles of rows, one for each tile of keys
 #endif
 
-constexpr int WARPS = THREADS / 32;
+constexpr int WARPS = THREADS / 32, STEP = 8;  // rows between two looks
 enum Kind { EMPTY, FULL, PARTIAL };
 
-// What the warp finds out about a tile. Pairs outside of the window or the sequence do not count:
-// the kernels see to them.
+// What the warp finds out about a tile, a lane for each key. Pairs outside of the window or the
+// sequence do not count: the kernels see to them.
 __device__ Kind
 kind_of(int first_row, int first_key, const Mod& mod, const AttentionParams& params) {
   bool seen = false, hidden = false;
-  for (int e = threadIdx.x % 32; e < BLOCK_M * BLOCK_N; e += 32) {
-    const int row = first_row + e / BLOCK_N, key = first_key + e % BLOCK_N;
-    const int q_idx = row + mod.kv_len - mod.q_len, distance = key - q_idx;
-    if (row < mod.q_len && key < mod.kv_len && -distance <= params.window_left &&
-        distance <= params.window_right)
-      (mod.mask_mod(q_idx, key) ? seen : hidden) = true;
-    if (e % 512 < 32 && __any_sync(0xffffffff, seen) && __any_sync(0xffffffff, hidden)) break;
+  const int shift = mod.kv_len - mod.q_len, last_row = min(first_row + BLOCK_M, mod.q_len) - 1;
+  for (int first = first_key; first < min(first_key + BLOCK_N, mod.kv_len); first += 32) {
+    const int key = first + threadIdx.x % 32;
+    const bool exists = key < min(first_key + BLOCK_N, mod.kv_len);
+    for (int row = first_row; row <= last_row; row += STEP) {
+#pragma unroll
+      for (int i = 0; i < STEP; ++i) {
+        const int q_idx = min(row + i, last_row) + shift, distance = key - q_idx;
+        if (exists && -distance <= params.window_left && distance <= params.window_right) {
+          const bool sees = mod.mask_mod(q_idx, key);
+          seen |= sees;
+          hidden |= !sees;
+        }
+      }
+      if (__any_sync(0xffffffff, seen) && __any_sync(0xffffffff, hidden)) return PARTIAL;
+    }
   }
-  seen = __any_sync(0xffffffff, seen);
-  return seen ? __any_sync(0xffffffff, hidden) ? PARTIAL : FULL : EMPTY;
+  return __any_sync(0xffffffff, seen) ? FULL : EMPTY;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) make_block_mask(

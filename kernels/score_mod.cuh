@@ -41,17 +41,24 @@ template <int ROWS, int KEYS, bool CUT, typename Score, typename Row, typename K
 __device__ __forceinline__ void score_all(
     const Mod& mod, float scale, float unit, const Score& score, const Row& q_idx,
     const Key& kv_idx, const Grad& grad) {
-  const auto last = [&](int key) { return CUT ? min(key, mod.kv_len - 1) : key; };
-
   const float distance = q_idx(0) - kv_idx(0);  // one conversion: the others differ by constants
+  const auto modified = [&](int i, int j, float loaded) {
+    return unit * mod.score_mod(
+                      scale * score(i, j), min(q_idx(i), mod.kv_len - 1),
+                      CUT ? min(kv_idx(j), mod.kv_len - 1) : kv_idx(j),
+                      distance + (q_idx(i) - q_idx(0) - (kv_idx(j) - kv_idx(0))), loaded,
+                      grad(i, j));
+  };
 #pragma unroll
   for (int i = 0; i < ROWS; ++i)
 #pragma unroll
-    for (int j = 0; j < KEYS; ++j)
-      score(i, j) =
-          unit * mod.score_mod(
-                     scale * score(i, j), min(q_idx(i), mod.kv_len - 1), last(kv_idx(j)),
-                     distance + (q_idx(i) - q_idx(0) - (kv_idx(j) - kv_idx(0))), grad(i, j));
+    for (int j = 0; j < KEYS; j += 2) {
+      const int row = min(q_idx(i), mod.kv_len - 1),
+                key = CUT ? min(kv_idx(j), mod.kv_len - 2) : kv_idx(j);
+      const float2 loaded = mod.load_pair(row, key);  // zeros, but of a bias
+      score(i, j) = modified(i, j, loaded.x);
+      if (j + 1 < KEYS) score(i, j + 1) = modified(i, j + 1, loaded.y);
+    }
 }
 #endif
 

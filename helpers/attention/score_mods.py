@@ -5,6 +5,7 @@ What a model adds to its scores by an array, by ALiBi's slopes or as a sink, cal
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ def soft_cap(cap: float) -> dict[str, Any]:
 
     tanh(x) is 1 - 2 / (1 + exp(2 x)): two instructions of the special function units, and an error of some 1e-7 * cap.
     """
+    args = {"cap": cap, "minus_two_caps": -2 * cap, "per_cap": 1 / cap, "log2_per_cap": 2 / cap * math.log2(math.e)}
     return {
-        "score_mod": "cap - __fdividef(2.0f * cap, 1.0f + __expf(score * two_per_cap))",
-        "score_mod_grad": "1.0f - 0.25f * (y * two_per_cap) * (y * two_per_cap)",
-        "mod_args": {"cap": np.float32(cap), "two_per_cap": np.float32(2 / cap)},
+        "score_mod": "fmaf(minus_two_caps, __fdividef(1.0f, 1.0f + exp2f(score * log2_per_cap)), cap)",
+        "score_mod_grad": "fmaf(-(y * per_cap), y * per_cap, 1.0f)",
+        "mod_args": {name: np.float32(value) for name, value in args.items()},
     }
 
 

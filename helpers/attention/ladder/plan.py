@@ -63,7 +63,8 @@ def plan(
 def _with_functions(mod: ScoreMod, stage: Stage, file_or_code: str) -> str:
     """The text of a kernel behind the caller's functions."""
     code = file_or_code if "\n" in file_or_code else kernel.source(file_or_code)
-    return mod.text(backward=stage.direction == "backward") + code
+    backward = stage.direction == "backward"
+    return mod.text(backward=backward, pairs=not backward and "float32" not in stage.dtypes) + code
 
 
 class Ready:

@@ -50,11 +50,16 @@ _NEG_INF = "__int_as_float(0xff800000)"
 
 
 class Function(NamedTuple):
-    """One function of scores. name: what messages call it. grad: its derivative, by `score` and the result `y`."""
+    """One function of scores. name: what messages call it. grad: its derivative, by `score` and the result `y`.
+
+    pair: (type of two neighbours, where the first one is, a text that has the value as `loaded`), where they may be
+        loaded together.
+    """
 
     name: str
     text: str
     grad: str | None = "1"
+    pair: tuple[str, str, str] | None = None
 
 
 class ScoreMod(NamedTuple):
@@ -104,8 +109,12 @@ class ScoreMod(NamedTuple):
         values = (dtype_of(dtype).type(value) for _, dtype, value in self.values)
         return (*(array for *_, array in self.arrays), *values, *(block_mask if self.mask else ()))
 
-    def text(self, *, backward: bool = False) -> str:
-        """What comes before a kernel's text. backward: with derivatives, where they are not 1."""
+    def text(self, *, backward: bool = False, pairs: bool = False) -> str:
+        """What comes before a kernel's text.
+
+        Args:
+            backward: with derivatives, where they are not 1. pairs: keys 2 j and 2 j + 1 of a thread are neighbours.
+        """
         members = [*((f"const {_C_TYPES[dtype]}* __restrict__", name) for name, dtype, _ in self.arrays)]
         members += [(f"{_C_TYPES[dtype]}", name) for name, dtype, _ in self.values]
         parameters = [
@@ -123,6 +132,7 @@ class ScoreMod(NamedTuple):
             members += [(kind, name) for name, kind in of_mask.items()]
             parameters += [f"{kind if '*' in kind else f'const {kind}'} {name}" for name, kind in of_mask.items()]
             passed += of_mask
+        pair = next((function.pair for function in self.scores if function.pair), None) if pairs else None
         grad = backward and any(function.grad != "1" for function in self.scores)
         lines = [
             "#include <cuda_fp16.h>\n#include <cuda_bf16.h>",
@@ -136,7 +146,9 @@ class ScoreMod(NamedTuple):
             "  int batch, head, kv_head, q_len, kv_len;",
         ]
         for i, function in enumerate(self.scores):
-            lines += _member(f"score_mod_{i}", _OF_SCORE, function.text, function.name)
+            lines += _member(
+                f"score_mod_{i}", _OF_SCORE, pair[2] if pair and function.pair else function.text, function.name
+            )
             if grad:
                 lines += _member(
                     f"grad_{i}", f"{_OF_SCORE}, const float y", function.grad or "1", f"{function.name}_grad"
@@ -144,13 +156,19 @@ class ScoreMod(NamedTuple):
         if self.scores:
             lines.append(f"  __device__ __forceinline__ float score_mod({_OF_SCORE}, float* grad) const {{")
             last, slopes = "score", []
-            given = "q_idx, kv_idx, distance"
+            given = "q_idx, kv_idx, distance, loaded"
             for i in range(len(self.scores)):
                 lines.append(f"    const float y{i} = mod_score(score_mod_{i}({last}, {given}));")
                 slopes.append(f"mod_score(grad_{i}({last}, {given}, y{i}))")
                 last = f"y{i}"
             lines += [f"    *grad = {' * '.join(slopes)};"] if grad else []
             lines += [f"    return {last};", "  }"]
+            load = "make_float2(0.0f, 0.0f)"
+            if pair:
+                two = f"reinterpret_cast<const {pair[0]}*>({pair[1]})"
+                load = f"make_float2(float({two}->x), float({two}->y))"
+            lines.append("  __device__ __forceinline__ float2 load_pair(const int q_idx, const int kv_idx) const {")
+            lines += [f"    return {load};", "  }"]
         if self.mask:
             lines += _member("mask_mod_0", "const int q_idx, const int kv_idx", self.mask, "mask_mod")
             lines += [
@@ -185,7 +203,7 @@ class ScoreMod(NamedTuple):
 
 
 _NAMED = ("score_mod_grad", "score_mod", "mask_mod")
-_OF_SCORE = "const float score, const int q_idx, const int kv_idx, const float distance"
+_OF_SCORE = "const float score, const int q_idx, const int kv_idx, const float distance, const float loaded"
 _CHECKS = """\
 __device__ __forceinline__ float mod_score(float y) { return y; }
 __device__ __forceinline__ float mod_score(int y) { return y; }
@@ -232,7 +250,7 @@ def make_block_mask(mask_mod: str, mod_args: Mapping[str, Any] | None = None) ->
     return BlockMask(mask_mod, mod_args)
 
 
-BLOCK_MASK, BLOCK_MASK_THREADS = "11_block_mask.cu", 256
+BLOCK_MASK, BLOCK_MASK_THREADS = "11_block_mask.cu", 512
 
 
 def block_mask(stage: Stage, call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
@@ -344,8 +362,24 @@ def _pointer(name: str, a: Spec) -> tuple[str, str, str]:
 def _bias(bias: Spec) -> ScoreMod:
     """An array on the scores, added, or of bool: True where a row sees a key."""
     values, index = _index("bias", bias, ("batch", "head", "(q_idx - kv_len + q_len)", "kv_idx"))
-    text = f"bias[{index}] ? score : {_NEG_INF}" if bias.dtype == np.bool_ else f"score + float(bias[{index}])"
-    return ScoreMod((Function("bias", text),), values=values, arrays=(_pointer("bias", bias),))
+    seen = bias.dtype == np.bool_
+    text, of_pair = (
+        (f"bias[{index}] ? score : {_NEG_INF}", f"loaded != 0.0f ? score : {_NEG_INF}")
+        if seen
+        else (f"score + float(bias[{index}])", "score + loaded")
+    )
+    size = bias.dtype.itemsize
+    steps = [stride for count, stride in zip(bias.shape[:3], bias.strides[:3], strict=True) if count > 1]
+    whole = (
+        bias.strides[3] == size
+        and bias.shape[3] % 2 == 0
+        and not any(step % (2 * size) for step in (bias.offset, *steps))
+    )
+    pair = (_PAIRS[bias.dtype.name], f"bias + {index}", of_pair) if whole else None
+    return ScoreMod((Function("bias", text, "1", pair),), values=values, arrays=(_pointer("bias", bias),))
+
+
+_PAIRS = {"float32": "float2", "float16": "__half2", "bfloat16": "__nv_bfloat162", "bool": "uchar2"}
 
 
 def _index(name: str, a: Spec, axes: tuple[str, ...]) -> tuple[tuple[tuple[str, str, int], ...], str]:

@@ -104,8 +104,8 @@ def _few_backward_tiles(head_dim: int) -> dict[str, int]:
 def _hopper_variant(call: Call) -> dict[str, int]:
     """The tile for the call's mask, or for its functions of scores, which need registers."""
     keys = call.rows if call.packed else call.arrays["k"].shape[2]
-    if call.mod and call.head_dim <= 128:
-        return {"BLOCK_M": 128, "BLOCK_N": 128}
+    if call.mod:
+        return tiles.pick_hopper_with_functions(call.head_dim, bool(call.mod.mask))
     return tiles.pick_hopper(call.head_dim, call.window != (-1, -1), keys)
 
 

@@ -174,6 +174,7 @@ def _flex(case: Case, q: Any, k: Any, v: Any) -> tuple[Callable[[], Any], Any, S
     from torch.nn.attention import flex_attention as flex
 
     torch._dynamo.reset()
+    torch._functorch.config.donated_buffer = False  # its backward runs again and again
     compiled = torch.compile(flex.flex_attention, dynamic=False)
     options = case.flex(flex)
     leaves = [a.detach().requires_grad_() for a in (q, k, v)]
