@@ -10,8 +10,9 @@
 //          0 is Q, 1 is K
 // Shapes   Q, Q_out (batch, N, heads, HEAD_DIM), K, K_out (batch, N_kv, kv_heads, HEAD_DIM),
 //          strides in elements, rows contiguous; in place where both pointers are the same.
-//          cosines, sines (positions, ROTARY_DIM / 2), float32. q_positions, k_positions: int32
-//          (batch, rows) or (rows,); null: N_kv - N + i for row i of Q, j for row j of K
+//          cosines, sines (positions, ROTARY_DIM / 2), of T or float32. q_positions, k_positions: int32
+//          (batch, rows) or (rows,); null: N_kv - N + i for row i of Q, j for row j of K. Packed: batch
+//          1, all tokens are rows, and N and N_kv those of the row's own sequence
 // Needs    HEAD_DIM, strides multiples of 16 bytes; ROTARY_DIM of 32 bytes
 // Traffic  Q and K once each way; cosines and sines once from DRAM, then from the caches
 #include "attention_params.cuh"
@@ -39,6 +40,7 @@ struct RotaryParams {
   int q_positions_batch,
       k_positions_batch;  // from one batch to the next: 0 where all have the same
   int positions;          // rows of cosines and sines
+  int sequences;          // packed ones; 0 where there is no cu_seqlens
 };
 
 __device__ __forceinline__ float to_float(float a) { return a; }
@@ -69,6 +71,11 @@ __device__ __forceinline__ void store(T* row, int chunk, const Chunk<T>& a) {
 }
 
 // The cosines or sines of neighbouring pairs.
+template <int N, typename Table>
+__device__ __forceinline__ void load_angles(float (&x)[N], const Table* of_pair) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = to_float(of_pair[i]);
+}
 __device__ __forceinline__ void load_angles(float (&x)[4], const float* of_pair) {
   *reinterpret_cast<float4*>(x) = *reinterpret_cast<const float4*>(of_pair);
 }
@@ -76,11 +83,24 @@ __device__ __forceinline__ void load_angles(float (&x)[2], const float* of_pair)
   *reinterpret_cast<float2*>(x) = *reinterpret_cast<const float2*>(of_pair);
 }
 
-template <typename T>
+// The position of a row of packed sequences in its own: the last row is at the last key.
+__device__ __forceinline__ int position_in_sequence(
+    int row, const int* cu_seqlens, const int* cu_seqlens_k, int sequences) {
+  int sequence = 0;
+  for (int above = sequences; above - sequence > 1;) {
+    const int middle = (sequence + above) / 2;
+    (cu_seqlens[middle] <= row ? sequence : above) = middle;
+  }
+  return row - cu_seqlens[sequence + 1] + cu_seqlens_k[sequence + 1] - cu_seqlens_k[sequence];
+}
+
+template <typename T, typename Table = float>
 __global__ void __launch_bounds__(THREADS) rotary(
     const T* Q, const T* K, T* Q_out, T* K_out,  // no __restrict__: Q_out may be Q
-    const float* __restrict__ cosines, const float* __restrict__ sines,
+    const Table* __restrict__ cosines, const Table* __restrict__ sines,
     const int* __restrict__ q_positions, const int* __restrict__ k_positions,
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
+    const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const RotaryParams params) {
   // ---- which two chunks of which row this thread has
   constexpr int VECTOR = 16 / sizeof(T), CHUNKS = HEAD_DIM / VECTOR,
@@ -115,9 +135,13 @@ __global__ void __launch_bounds__(THREADS) rotary(
   Chunk<T> second = load(source, column + ROTATING);
   const int* positions = of_k ? k_positions : q_positions;
   const long long batch_positions = of_k ? params.k_positions_batch : params.q_positions_batch;
-  const int aligned = of_k ? row : row + params.N_kv - params.N;  // the last row is at the last key
+  const int aligned =
+      params.sequences
+          ? position_in_sequence(
+                row, of_k ? cu_seqlens_k : cu_seqlens_q, cu_seqlens_k, params.sequences)
+          : (of_k ? row : row + params.N_kv - params.N);  // the last row is at the last key
   const int position = positions ? positions[batch * batch_positions + row] : aligned;
-  // Clamped to the tables' rows, as in the fused form, so that none is read past them.
+  // Clamped to the tables' rows, so that none is read past them.
   const long long angle = (long long)min(max(position, 0), params.positions - 1) * (ROTARY_DIM / 2);
   constexpr int WIDTH = INTERLEAVED && VECTOR == 4 ? 2 : 4;  // angles that one access reads
   __align__(16) float c[VECTOR / WIDTH][WIDTH], s[VECTOR / WIDTH][WIDTH];

@@ -17,20 +17,12 @@ struct Maxima {      // of the rows so far, in units of log2: m_i + base
   Statistics limit;  // a score above it moves the maximum; where they are large, any does
 };
 
-// A score of row i, scaled, in units of log2.
-__device__ __forceinline__ float scale(
-    float s, float softmax_scale_log2, const Statistics* row_bias, int i) {
-  s = __fmul_rn(s, softmax_scale_log2);
-  return row_bias ? __fadd_rn(s, (*row_bias)[i]) : s;
-}
-
 // A weight is 2^(softmax_scale_log2 s - m_i), in one FFMA. Its product is exact, while m_i, that of
 // the row's largest s, is rounded: from LARGE on by more than a weight in float16. Such scores give
 // way to their distances from the maximum, both rounded alike, divided by the scale; m_i becomes 0.
-// row_bias: what is added to the scaled scores of a row, there and then, or null.
 template <typename Scores>
 __device__ __forceinline__ void subtract_maxima(
-    Scores& S, const Statistics& maximum, float softmax_scale_log2, const Statistics* row_bias) {
+    Scores& S, const Statistics& maximum, float softmax_scale_log2) {
   const float inverse = __frcp_rn(softmax_scale_log2);
 #pragma unroll
   for (int i = 0; i < ROWS; ++i)
@@ -39,8 +31,7 @@ __device__ __forceinline__ void subtract_maxima(
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& s = row_pair(S, i, n)[e];
-        const float scaled = scale(s, softmax_scale_log2, row_bias, i);
-        s = (scaled - maximum[i] - (row_bias ? (*row_bias)[i] : 0.0f)) * inverse;
+        s = (__fmul_rn(s, softmax_scale_log2) - maximum[i]) * inverse;
       }
 }
 
@@ -49,8 +40,7 @@ __device__ __forceinline__ void subtract_maxima(
 // by l_i cancels them.
 template <typename Scores, typename Output>
 __device__ __forceinline__ void online_softmax_rescale(
-    Scores& S, Maxima& maxima, Statistics& l_i, Output& acc, float softmax_scale_log2,
-    const Statistics* row_bias = nullptr) {
+    Scores& S, Maxima& maxima, Statistics& l_i, Output& acc, float softmax_scale_log2) {
   Statistics m_new;
   bool exceeded = false, large = false;
 #pragma unroll
@@ -59,7 +49,7 @@ __device__ __forceinline__ void online_softmax_rescale(
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
       s_max = fmaxf(s_max, fmaxf(row_pair(S, i, n)[0], row_pair(S, i, n)[1]));
-    m_new[i] = scale(s_max, softmax_scale_log2, row_bias, i);
+    m_new[i] = s_max * softmax_scale_log2;
     exceeded |= m_new[i] > maxima.limit[i];
   }
   if (!__any_sync(0xffffffff, exceeded)) return;
@@ -83,5 +73,5 @@ __device__ __forceinline__ void online_softmax_rescale(
     maxima.m_i[i] = large ? 0.0f : m_new[i];
     maxima.limit[i] = large ? NEG_INF : m_new[i] + RESCALE_THRESHOLD;
   }
-  if (large) subtract_maxima(S, m_new, softmax_scale_log2, row_bias);
+  if (large) subtract_maxima(S, m_new, softmax_scale_log2);
 }

@@ -199,7 +199,7 @@ def test_tensors_are_read_as_float32() -> None:
 class Fake:
     """A stage whose kernel is NumPy."""
 
-    idea, number, max_head_dim, direction, only_for = "an idea", 0, 128, "forward", ()
+    idea, number, max_head_dim, direction = "an idea", 0, 128, "forward"
 
     def __init__(
         self,
@@ -615,7 +615,7 @@ def test_a_record_goes_to_json_and_back(monkeypatch: pytest.MonkeyPatch, tmp_pat
     """The real stages and NumPy, at a small shape on the CPU; on a GPU at those of --quick."""
     monkeypatch.setattr(plan, "ON_CPU", (1, 1, 80, 16))
     path = tmp_path / "folder" / "record.json"
-    here = set(plan.recorded_stages()) & set(QUICK)
+    here = set(plan.forward()) & set(QUICK)
     named = [word for name in here for word in ("--stage", name)]
     assert command.bench(["--quick", "--no-peers", "--json", str(path), *named]) == 0
     record = json.loads(path.read_text())

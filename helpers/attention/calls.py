@@ -435,7 +435,7 @@ def _new(
         _keep_for_graph(kind, [*copies.values()])
         return _call(arrays | copies, options, longest)
     sizes = stage.sizes_for(call)
-    which = stage.name, *sizes.items()
+    which = stage.name, call.mod and call.mod.form, *sizes.items()
     like = family.ready.get(which)
     ready = Ready(stage, call, sizes, like=like)
     planned = _PlannedCall(ready, tuple(arrays), outputs)

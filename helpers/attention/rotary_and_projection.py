@@ -30,19 +30,11 @@ from helpers.attention.ladder.call import (
     softmax_scale_of,
 )
 from helpers.attention.ladder.layout import is_aligned, span, with_scale_above_zero
-from helpers.attention.ladder.params import STRIDES, attention_params
+from helpers.attention.ladder.params import ROTARY_PARAMS, attention_params
 
 C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 ROTARY, PROJECTION = "11_rotary.cu", "11_projection.cu"
 ROTARY_THREADS = 256
-ROTARY_PARAMS = np.dtype(
-    [
-        *((name, STRIDES) for name in ("q", "k", "q_out", "k_out")),
-        *((name, np.int32) for name in ("N", "N_kv", "heads", "kv_heads", "q_positions_batch", "k_positions_batch")),
-        ("positions", np.int32),
-    ],
-    align=True,
-)
 FORMS = ("atomics", "all_heads")
 
 
@@ -168,7 +160,7 @@ def plan_rotary(
         q, k = map(_readable, (q, k))
         outputs = tuple(cp.empty(a.shape, dtype=a.dtype) for a in (q, k))
     params = np.zeros(1, dtype=ROTARY_PARAMS)
-    params[0] = (*map(_strides, (q, k, *outputs)), n, n_kv, heads, kv_heads, q_step, k_step, len(cos))
+    params[0] = (*map(_strides, (q, k, *outputs)), n, n_kv, heads, kv_heads, q_step, k_step, len(cos), 0)
     sizes = {"HEAD_DIM": head_dim, "ROTARY_DIM": 2 * cos.shape[1], "INTERLEAVED": int(interleaved), **(sizes or {})}
     threads = sizes.setdefault("THREADS", ROTARY_THREADS)
     compiled = kernel.load(source or ROTARY, f"rotary<{C_NAMES[q.dtype.name]}>", defines=sizes)
@@ -176,7 +168,7 @@ def plan_rotary(
     parts = []
     for some in launches.slices(batch, launches.MAX_GRID_YZ):
         places = (a[some] if step else a for a, step in ((q_positions, q_step), (k_positions, k_step)))
-        args = (*(span(a[some]) for a in (q, k, *outputs)), *tables, *places, params)
+        args = (*(span(a[some]) for a in (q, k, *outputs)), *tables, *places, None, None, params)
         parts.append(((-(-rows_of_grid // threads), 2, some.stop - some.start), args))
     (grid, args), *others = parts
     return Planned(compiled, grid, (threads,), args, 0, outputs, others=others)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from helpers.bench import gpus, peers, readme
 from helpers.bench.cases import Case
-from helpers.bench.plan import Job, forward, gradients, plan, recorded_stages, still_to_do, why_not
+from helpers.bench.plan import Job, forward, gradients, plan, still_to_do, why_not
 from helpers.bench.results import Record, results_table
 from helpers.bench.run import (
     INTERRUPTED,
@@ -95,7 +95,7 @@ def bench(argv: Sequence[str] = ()) -> int:
         action=argparse.BooleanOptionalAction,
         help="with PyTorch (by default where it is installed), or without",
     )
-    names = [*recorded_stages(), *dict.fromkeys(each.stage.name for each in gradients())]
+    names = [*forward(), *dict.fromkeys(each.stage.name for each in gradients())]
     parser.add_argument("--stage", choices=names, action="append", help="only this stage; may be repeated")
     parser.add_argument("--within", type=float, default=math.inf, metavar="SECONDS", help="leave out what takes longer")
     parser.add_argument("--resume", action="store_true", help="measure only what FILE has not")

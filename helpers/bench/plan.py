@@ -149,11 +149,6 @@ def forward() -> dict[str, Stage]:
     return forward_of(LADDER)
 
 
-def recorded_stages() -> dict[str, Stage]:
-    """Those of them that the record has rows of: without the stages that a plain call does not get."""
-    return {name: stage for name, stage in forward().items() if not stage.only_for}
-
-
 def gradients() -> list[Gradients]:
     """The stages that compute gradients, each in the ways that it has."""
     return [
@@ -177,7 +172,7 @@ def plan(
     Args:
         only: names of stages; the other stages, with their variants, steps and experiments, are left out.
     """
-    stages = {name: stage for name, stage in recorded_stages().items() if not only or name in only}
+    stages = {name: stage for name, stage in forward().items() if not only or name in only}
     torch = peers.torch_on_gpu() if with_peers and on_gpu else None
     others = peers.beside_torch() if torch else () if on_gpu else (peers.NUMPY,)
     jobs = [Job("roof", roof.name, roof) for roof in peers.TORCH_ROOFS] if torch else []

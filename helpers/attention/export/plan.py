@@ -167,8 +167,6 @@ def plan(request: Request) -> Plan:
         reason = stage.why_not(**needs, causal=right == 0, window=window, deterministic=request.deterministic)
         if reason:
             raise CannotExport(f"stage {stage.name} cannot: {reason}")
-        if only := getattr(stage, "only_for", None):
-            raise CannotExport(f"stage {stage.name} is for {', '.join(sorted(only))}, which no exported file takes yet")
         if others := set(re.findall(r"^#include <([^>]+)>", kernel.source(stage.file), re.M)) - HEADERS:
             raise CannotExport(f"{stage.file} includes <{min(others)}>, which does not come with CUDA")
         defines = dict(stage.defines(request.head_dim))

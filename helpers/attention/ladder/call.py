@@ -71,7 +71,7 @@ class Options(NamedTuple):
             "window": self.window,
             "return_lse": self.return_lse,
             "deterministic": self.deterministic,
-            **({"mod": True} if self.mod else {}),
+            **({"mod": "score_mod" if self.mod.scores else "mask_mod"} if self.mod else {}),
         }
 
 

@@ -77,9 +77,6 @@ class Stage:
     threads: Callable[[Mapping[str, int]], int] = lambda sizes: sizes["BLOCK_M"]
     shared_bytes: Callable[[Mapping[str, int]], int] = lambda sizes: 0  # dynamic shared memory
     slots: Callable[[Call, Mapping[str, int]], bool] = lambda call, sizes: False  # a call is compiled with SLOTS=1
-    # A call that names no stage gets it only for one of these features; empty: for any call.
-    only_for: frozenset[str] = frozenset()
-    rotary_step: int = 2  # rotary_dim is a multiple of it
     needs_aligned: bool = False  # rows that do not start at multiples of 16 bytes are copied
     missing: Callable[[], str | None] = lambda: None  # what its source includes and this machine lacks
     slow_to_compile: bool = False  # NVRTC takes half a minute for each size, dtype and architecture: tests take few
@@ -170,7 +167,7 @@ class Stage:
         varlen: bool = False,
         return_lse: bool = False,
         deterministic: bool = False,
-        mod: bool = False,
+        mod: str = "",
         rotary_dim: int = 0,
     ) -> str | None:
         """The reason it cannot do this, on this device; None where it can."""
@@ -186,14 +183,12 @@ class Stage:
             "varlen": varlen and "packed sequences of several lengths",
             "lse": return_lse and "return_lse=True",
             "deterministic": deterministic and "deterministic=True",
-            "mod": mod and "score_mod, mask_mod, bias, alibi_slopes or sinks",
+            "mod": mod,
             "rotary": rotary_dim and "rotary_cos and rotary_sin",
         }
         for feature, wanted in features.items():
             if wanted and feature not in self.features:
                 return f"it has no {wanted}"
-        if rotary_dim % self.rotary_step:
-            return f"rotary_dim = {rotary_dim}; this stage takes multiples of {self.rotary_step}"
         here, needed = limits.compute_capability(), max(self.min_cc, 80 if dtype == "bfloat16" else 0)
         if here < needed:
             return f"it needs compute capability {needed / 10} for {dtype}; this GPU has {here / 10}"
@@ -216,9 +211,11 @@ class Stage:
         return [name for name, a in call.arrays.items() if name not in written and not self._can_read(name, a, call)]
 
     def _can_read(self, name: str, a: Spec, call: Call) -> bool:
+        if name in ("q", "k") and "rotary_cos" in call.arrays:  # the pass that rotates them reads 16 bytes at a time
+            return a.in_rows and a.aligned
         if name in WITH_HEAD_DIM:
             return (call.aligned and "strides" in self.features and a.in_rows) or self.reads(a)
-        return is_readable(name, a, self.needs_aligned) if name in NAMES else a.contiguous
+        return is_readable(name, a) if name in NAMES else a.contiguous
 
     # ---- a call
 

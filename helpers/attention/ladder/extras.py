@@ -13,7 +13,8 @@ import numpy as np
 
 from helpers.attention.ladder.layout import Spec
 
-NAMES = ("bias", "alibi_slopes", "sinks", "rotary_cos", "rotary_sin", "q_positions", "k_positions")
+ROTARY = ("rotary_cos", "rotary_sin", "q_positions", "k_positions")
+NAMES = ("bias", "alibi_slopes", "sinks", *ROTARY)
 
 
 def extra_inputs(
@@ -64,7 +65,8 @@ def extra_inputs(
 def needs(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """What a stage must be able to do for these arrays, as `Stage.why_not` has it; empty where there are no extras."""
     rotary_dim = 2 * arrays["rotary_cos"].shape[-1] if "rotary_cos" in arrays else 0
-    wanted = {"mod": any(name in arrays for name in ("bias", "alibi_slopes", "sinks")), "rotary_dim": rotary_dim}
+    functions = [name for name in ("bias", "alibi_slopes", "sinks") if name in arrays]
+    wanted = {"mod": functions and functions[0], "rotary_dim": rotary_dim}
     return {name: value for name, value in wanted.items() if value}
 
 
@@ -129,16 +131,13 @@ def as_kernels_read(
     return extras
 
 
-def is_readable(name: str, a: Spec, aligned: bool) -> bool:
-    """Whether a kernel can read an extra input where it is. aligned: rows of tables start at multiples of 16 bytes."""
-    if name in ("alibi_slopes", "sinks"):
-        return a.contiguous
-    if min(a.strides, default=0) < 0:
-        return False
+def is_readable(name: str, a: Spec) -> bool:
+    """Whether a kernel can read an extra input where it is: a bias by its strides, tables at multiples of 16 bytes."""
     if name == "bias":
-        return True
-    in_rows = a.strides[1] == a.dtype.itemsize or a.shape[1] == 1
-    return in_rows and (a.aligned or not aligned or name not in ("rotary_cos", "rotary_sin"))
+        return min(a.strides, default=0) >= 0
+    if name in ROTARY[2:]:  # positions: batches may be the same
+        return min(a.strides) >= 0 and (a.strides[1] == a.dtype.itemsize or a.shape[1] == 1)
+    return a.contiguous and (name not in ROTARY or not a.offset)
 
 
 def _check_bias(bias: Spec, dtype: Any, shape: tuple[int, ...], packed: bool) -> None:
@@ -175,6 +174,12 @@ def _check_table(name: str, table: Spec, dtype: Any, head_dim: int) -> None:
     if table.dtype not in (dtype, np.float32):
         names = " or ".join(dict.fromkeys((np.dtype(dtype).name, "float32")))
         raise TypeError(f"{name} is {table.dtype}; {names} is needed: {name}.astype('float32')")
+    chunk = 16 // np.dtype(dtype).itemsize
+    if table.ndim == 2 and (head_dim % chunk or table.shape[1] % chunk):
+        raise ValueError(
+            f"{name} is for rotary_dim = {2 * table.shape[1]}, and head_dim = {head_dim}; in {np.dtype(dtype).name} "
+            f"rotary_dim is a multiple of {2 * chunk}, and head_dim of {chunk}"
+        )
     if table.ndim != 2 or not 1 <= table.shape[1] <= head_dim // 2 or not table.shape[0]:
         raise ValueError(
             f"{name} has shape {tuple(table.shape)}; (positions, rotary_dim / 2) is needed, with rotary_dim from 2 to "

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from helpers.attention.ladder import limits, score_mod
 from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
-from helpers.attention.ladder.extras import NAMES
+from helpers.attention.ladder.extras import ROTARY
 from helpers.attention.ladder.launch import Launch, Map, Part
-from helpers.attention.ladder.params import GRADIENTS, attention_params, backward_params, fused_params
+from helpers.attention.ladder.params import (
+    GRADIENTS,
+    ROTATION_PARAMS,
+    attention_params,
+    backward_params,
+    rotary_params,
+)
 from helpers.attention.ladder.tiles import backward_mma_dq_columns
 
 if TYPE_CHECKING:
@@ -58,13 +65,59 @@ def strided_maps(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Lau
     return _tiles_in_grid(stage, call, sizes, _maps(sizes))
 
 
-def strided_fused(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
-    """11: as 05 and 07, with the arrays of helpers.attention.ladder.extras, and FusedParams after AttentionParams."""
-    given = tuple(name if name in call.arrays else None for name in NAMES)
-    strides = {name: _steps(call.arrays[name]) for name in given if name is not None}
-    tables = call.arrays.get("rotary_cos")
-    params = fused_params(strides, tables.shape[0] if tables else 0)
-    return _tiles_in_grid(stage, call, sizes, ("q", "k", "v"), given, (params,))
+def strided_rotating(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+    """Rotation in the load: as 07, with the tables and positions."""
+    given = tuple(name if name in call.arrays else None for name in ROTARY)
+    numbers = *_position_steps(call), call.arrays["rotary_cos"].shape[0]
+    return _tiles_in_grid(stage, call, sizes, ("q", "k", "v"), given, (np.array([numbers], ROTATION_PARAMS),))
+
+
+def _position_steps(call: Call) -> tuple[int, ...]:
+    """From one batch's positions of q and of k to the next."""
+    positions = (call.arrays.get(name) for name in ROTARY[2:])
+    return tuple(_steps(given)[0] if given else 0 for given in positions)
+
+
+ROTARY_FILE, ROTARY_THREADS = "11_rotary.cu", 256
+_C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+
+
+def rotated(call: Call) -> tuple[Launch, dict[str, Spec], Call]:
+    """The pass that rotates q and k, the arrays that it writes, and the call that is left, of those.
+
+    Raises:
+        ValueError: more batches than a grid has room for.
+    """
+    q, k, tables = (call.arrays[name] for name in ("q", "k", "rotary_cos"))
+    (batch, heads, n, head_dim), (_, kv_heads, n_kv, _) = q.shape, k.shape
+    written = {"rotated_q": Spec.dense(q.shape, q.dtype), "rotated_k": Spec.dense(k.shape, k.dtype)}
+    if batch > MAX_GRID_YZ:
+        raise ValueError(f"rotary embedding of {batch:,} batches; one launch takes {MAX_GRID_YZ:,}")
+    numbers = n, n_kv, heads, kv_heads, *_position_steps(call), tables.shape[0], call.sequences if call.packed else 0
+    params = rotary_params([a.steps for a in (q, k, *written.values())], *numbers)
+    given = tuple(name if name in call.arrays else None for name in (*ROTARY, *CU_SEQLENS))
+    threads_of_a_row = (head_dim * q.dtype.itemsize // 16 + 1) // 2
+    grid = -(-max(n * heads, n_kv * kv_heads) * threads_of_a_row // ROTARY_THREADS), 2, batch
+    sizes = {"HEAD_DIM": head_dim, "ROTARY_DIM": 2 * tables.shape[1], "INTERLEAVED": int(call.rotary_interleaved)}
+    name = f"rotary<{_C_NAMES[q.dtype.name]}, {_C_NAMES[tables.dtype.name]}>"
+    args = ("q", "k", *written, *given, params)
+    compiled = tuple({**sizes, "THREADS": ROTARY_THREADS}.items())
+    launch = Launch(name, grid, (ROTARY_THREADS,), 0, args, ROTARY_FILE, compiled)
+    left = {name: a for name, a in call.arrays.items() if name not in ROTARY}
+    left |= {"q": written["rotated_q"], "k": written["rotated_k"]}
+    return launch, written, call._replace(arrays=left)
+
+
+def of_rotated(launch: Launch) -> Launch:
+    """The launch with the rotated q and k in place of q and k."""
+    names = {"q": "rotated_q", "k": "rotated_k"}
+
+    def renamed(arg: Any) -> Any:
+        if isinstance(arg, str):
+            return names.get(arg, arg)
+        return replace(arg, name=names.get(arg.name, arg.name)) if isinstance(arg, (Part, Map)) else arg
+
+    return launch._replace(args=tuple(map(renamed, launch.args)))
 
 
 def _steps(spec: Spec) -> tuple[int, ...]:

@@ -23,14 +23,15 @@ ATTENTION_PARAMS = np.dtype(
     ],
     align=True,
 )
-FUSED_PARAMS = np.dtype(
+ROTARY_PARAMS = np.dtype(
     [
-        *((f"bias_{axis}", np.int64) for axis in ("batch", "head", "row", "key")),
-        *((name, np.int64) for name in ("alibi_batch", "cos_row", "sin_row", "q_positions_batch", "k_positions_batch")),
-        ("positions", np.int32),
+        *((name, STRIDES) for name in ("q", "k", "q_out", "k_out")),
+        *((name, np.int32) for name in ("N", "N_kv", "heads", "kv_heads")),
+        *((name, np.int32) for name in ("q_positions_batch", "k_positions_batch", "positions", "sequences")),
     ],
     align=True,
 )
+ROTATION_PARAMS = np.dtype([(name, np.int32) for name in ("q_positions_batch", "k_positions_batch", "positions")])
 GRADIENTS = ("do", "dq", "dk", "dv")
 BACKWARD_PARAMS = np.dtype(
     [
@@ -40,7 +41,7 @@ BACKWARD_PARAMS = np.dtype(
     align=True,
 )
 # The same for struct.pack. The last number aligns the size.
-_ATTENTION, _FUSED, _STEPS = map(struct.Struct, ("=12q6ifi", "=9qi4x", "=12q"))
+_ATTENTION, _STEPS, _ROTARY = map(struct.Struct, ("=12q6ifi", "=12q", "=12q8i"))
 
 
 def attention_params(
@@ -68,18 +69,14 @@ def attention_params(
     return _filled(ATTENTION_PARAMS, _ATTENTION, *steps, *numbers)
 
 
-def fused_params(strides: Mapping[str, Sequence[int]], positions: int) -> Any:
-    """One FusedParams, an array of shape (1,).
+def rotary_params(strides: Sequence[tuple[int, int, int]], *numbers: int) -> Any:
+    """One RotaryParams, an array of shape (1,).
 
     Args:
-        strides: by the names of helpers.attention.ladder.extras, in elements: of bias along its 4 axes, of alibi_slopes
-            and of the positions from one batch to the next, of rotary_cos and rotary_sin from one row to the next. 0
-            for what a call does not have, and along an axis on which there is one element for all.
-        positions: rows of rotary_cos.
+        strides: of q, k and their outputs, as `attention_params` has those of q. numbers: N, N_kv, heads, kv_heads; of
+            the positions of q and of k from one batch to the next; positions, sequences.
     """
-    one = (strides.get(name, (0,))[0] for name in ("alibi_slopes", "rotary_cos", "rotary_sin"))
-    of_positions = (strides.get(name, (0,))[0] for name in ("q_positions", "k_positions"))
-    return _filled(FUSED_PARAMS, _FUSED, *strides.get("bias", (0, 0, 0, 0)), *one, *of_positions, positions)
+    return _filled(ROTARY_PARAMS, _ROTARY, *(step for steps in strides for step in steps), *numbers)
 
 
 def backward_params(forward: Any, strides: Mapping[str, tuple[int, int, int]]) -> Any:

@@ -18,6 +18,7 @@ from helpers import device
 from helpers.attention import kernel
 from helpers.attention.ladder.call import WITH_HEAD_DIM, Call, Options
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, Launch
+from helpers.attention.ladder.launches import of_rotated, rotated
 from helpers.attention.ladder.layout import Spec, dense_copy, four_axes, negative
 from helpers.attention.ladder.score_mod import ScoreMod, block_mask
 
@@ -63,6 +64,8 @@ def plan(
 def _with_functions(mod: ScoreMod, stage: Stage, file_or_code: str) -> str:
     """The text of a kernel behind the caller's functions."""
     code = file_or_code if "\n" in file_or_code else kernel.source(file_or_code)
+    if "MOD_PARAMETERS" not in code:
+        return code
     backward = stage.direction == "backward"
     return mod.text(backward=backward, pairs=not backward and "float32" not in stage.dtypes) + code
 
@@ -86,9 +89,16 @@ class Ready:
         Raises:
             ValueError: more tiles than a grid has room for; the source has no such kernel.
         """
-        self.scratch = {**stage.scratch(call, sizes), **block_mask(stage, call, sizes)}
-        self.launches = stage.launches(stage, call, sizes)
-        self._specs = {**call.arrays, **self.scratch}
+        before: list[Launch] = []
+        self.scratch: dict[str, Spec] = {}
+        given = call
+        if "rotary_cos" in call.arrays and "rotates" not in stage.features:
+            rotation, self.scratch, call = rotated(call)
+            before = [rotation]
+        self.scratch |= {**stage.scratch(call, sizes), **block_mask(stage, call, sizes)}
+        launches = stage.launches(stage, call, sizes)
+        self.launches = [*before, *(map(of_rotated, launches) if before else launches)]
+        self._specs = {**given.arrays, **self.scratch}
         self.kernels: dict[str, kernel.Kernel] = like.kernels if like else {}
         self.arguments: dict[tuple[Any, ...], Arguments] = like.arguments if like else {}
         if like is None:

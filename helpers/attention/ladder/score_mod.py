@@ -87,6 +87,11 @@ class ScoreMod(NamedTuple):
         )
 
     @property
+    def form(self) -> ScoreMod:
+        """The same without the numbers: what the text depends on."""
+        return self._replace(values=tuple((name, dtype, None) for name, dtype, _ in self.values), kept=0)
+
+    @property
     def asks_for(self) -> set[str]:
         """The names that the mask uses."""
         return set(re.findall(r"[A-Za-z_]\w*", self.mask))

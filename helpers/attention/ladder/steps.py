@@ -17,7 +17,7 @@ from typing import Any
 from helpers.attention.ladder import limits, tiles
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.contract import Stage
-from helpers.attention.ladder.launches import persistent_o_map, strided, strided_maps, tiles_of_rows
+from helpers.attention.ladder.launches import persistent_o_map, strided, strided_maps, strided_rotating, tiles_of_rows
 from helpers.attention.ladder.table import LADDER
 
 Sizes = Mapping[str, int]
@@ -480,6 +480,17 @@ CLIMBS: Mapping[str, tuple[Stage, ...]] = {
 
 # Beside the climb to a stage: what did not pay. Each file differs from the last step's by one idea.
 ASIDE: Mapping[str, tuple[Stage, ...]] = {"hopper": _hopper_aside()}
+
+# Beside 11_rotary.cu, which rotates q and k in a pass of its own: 07 that rotates what it has loaded.
+ROTATION_IN_LOAD = LADDER["flash_mma"].changed(
+    number=11,
+    name="rotation_in_load",
+    file="steps/11_rotation_in_load.cu",
+    idea="rotation in the load",
+    launches=strided_rotating,
+    features=LADDER["flash_mma"].features - {"mod"} | {"rotates"},
+    variant=lambda call: {"ROTARY_DIM": 2 * call.arrays["rotary_cos"].shape[1]},
+)
 
 # A kernel that a climb begins anew with, read whole: it is no step, and the first step is made from it.
 BASES: Mapping[str, Stage] = {"hopper": _hopper_base(), "flash_cute": _cute_base()}

@@ -23,7 +23,6 @@ from helpers.attention.ladder.launches import (
     schedule,
     scores_of_one_head,
     strided,
-    strided_fused,
     tiles_of_rows,
 )
 from helpers.engine.nvrtc import why_no_cute
@@ -123,26 +122,8 @@ def _vector(call: Call) -> dict[str, int]:
     return {} if call.aligned else {"VECTOR": 0}
 
 
-def _fused_variant(call: Call) -> dict[str, int]:
-    """What a call has beside attention; nothing for a plain one."""
-    defines = {}
-    if tables := call.arrays.get("rotary_cos"):
-        defines["ROTARY"] = 2 if call.rotary_interleaved else 1
-        defines["ROTARY_DIM"] = 2 * tables.shape[1]
-    return defines
-
-
-def _fused_mma_variant(call: Call) -> dict[str, int]:
-    """The same, and tiles of keys that leave room for the tile of the bias."""
-    defines = _fused_variant(call)
-    dtype = call.arrays["q"].dtype
-    if "ROTARY" in defines and call.arrays["rotary_cos"].dtype != dtype:
-        defines["ROTARY_FLOAT"] = 1
-    return defines
-
-
 EVERYTHING = frozenset({"gqa", "causal", "window", "varlen", "lse", "strides"})
-FUSED = frozenset({"rotary"})
+FORWARD_EXTRAS = frozenset({"mod", "rotary"})
 _REGISTER_TILED: Mapping[str, Any] = {  # 05 has the tiles of 04
     "tuning": Tuning(
         _register_tiles,
@@ -188,7 +169,7 @@ _STAGES = (
         *(5, "heads_and_masks", "05_heads_and_masks.cu", "strides, masks, lengths: only the tiles that are seen"),
         launches=strided,
         slots=in_slots,
-        features=EVERYTHING | {"mod"},
+        features=EVERYTHING | FORWARD_EXTRAS,
         **_REGISTER_TILED,
     ),
     Stage(
@@ -196,7 +177,7 @@ _STAGES = (
         Tuning(_wmma_tiles),
         launches=strided,
         slots=in_slots,
-        features=EVERYTHING,
+        features=EVERYTHING | {"rotary"},
         dtypes=("float16", "bfloat16"),
         min_cc=75,
         head_dim_step=8,
@@ -208,7 +189,7 @@ _STAGES = (
         Tuning(_mma_tiles, _few_mma_tiles),
         launches=strided,
         slots=in_slots,
-        features=EVERYTHING | {"mod"},
+        features=EVERYTHING | FORWARD_EXTRAS,
         max_head_dim=256,
         shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
         **_WARPS_OF_MMA,
@@ -252,7 +233,7 @@ _STAGES = (
         Tuning(tiles.pick_hopper, variant=_hopper_variant, by_default=_hopper_by_default),
         launches=persistent,
         scratch=schedule,
-        features=EVERYTHING | {"mod"},
+        features=EVERYTHING | FORWARD_EXTRAS,
         dtypes=("float16", "bfloat16"),
         min_cc=90,
         only_cc=True,
@@ -263,26 +244,6 @@ _STAGES = (
         needs_aligned=True,
     ),
     Stage(
-        *(11, "fused", "11_fused.cu", "bias, ALiBi and rotary embedding in the kernel that has the scores"),
-        launches=strided_fused,
-        slots=in_slots,
-        features=EVERYTHING | FUSED,
-        only_for=FUSED,
-        **_REGISTER_TILED,
-    ).changed(variant=lambda call: _vector(call) | _fused_variant(call)),
-    Stage(
-        *(11, "fused_mma", "11_fused_mma.cu", "the same on tensor cores: the bias comes by cp.async and ldmatrix"),
-        Tuning(_mma_tiles, _few_mma_tiles, variant=_fused_mma_variant),
-        launches=strided_fused,
-        slots=in_slots,
-        features=EVERYTHING | FUSED,
-        only_for=FUSED,
-        rotary_step=16,
-        max_head_dim=256,
-        shared_bytes=lambda sizes: tiles.fused_mma_shared_bytes(sizes["HEAD_DIM"], sizes),
-        **_WARPS_OF_MMA,
-    ),
-    Stage(
         *(12, "flash_cute", "12_cute.cu", "07 in CuTe: its layouts, TiledCopy and TiledMMA"),
         Tuning(
             _cute_tiles,
@@ -290,7 +251,7 @@ _STAGES = (
         ),
         launches=strided,
         slots=in_slots,
-        features=EVERYTHING,
+        features=EVERYTHING | {"rotary"},
         shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
         missing=why_no_cute,
         slow_to_compile=True,
@@ -317,9 +278,7 @@ def able_of(stages: Mapping[str, Stage], **needs: Any) -> list[Stage]:
     Args:
         needs: as `Stage.why_not` has them.
     """
-    extras = {name.removesuffix("_dim") for name in ("rotary_dim",) if needs.get(name)}
-    meant = (stage for stage in reversed(stages.values()) if not stage.only_for or stage.only_for & extras)
-    return [stage for stage in meant if stage.why_not(**needs) is None]
+    return [stage for stage in reversed(stages.values()) if stage.why_not(**needs) is None]
 
 
 def default_of(stages: Mapping[str, Stage], rows: int, all_rows: int, **needs: Any) -> Stage | None:

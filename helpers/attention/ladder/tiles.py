@@ -452,24 +452,6 @@ def pick_projection(head_dim: int, shared_limit: int) -> dict[str, int]:
 # ---- 11, half types
 
 
-def fused_mma_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
-    """Of 11: as 07, and the tile of the bias where there is one: BIAS is 1 for 2 bytes a score, 2 for 4 and 3 for 1."""
-    size = {0: 0, 1: 2, 2: 4, 3: 1}[sizes.get("BIAS", 0)]
-    return mma_shared_bytes(head_dim, sizes) + size * sizes["BLOCK_M"] * sizes["BLOCK_N"]
-
-
-@functools.cache
-def fused_mma_block_n(head_dim: int, shared_limit: int, bias_bytes: int) -> int:
-    """Keys of a tile with a bias of so many bytes a score: those of 07, or fewer where its blocks would lack room."""
-    sizes = pick_mma(head_dim, shared_limit)
-    form = {2: 1, 4: 2, 1: 3}[bias_bytes]
-    for block_n in (128, 96, 64, 32):
-        needed = fused_mma_shared_bytes(head_dim, {**sizes, "BLOCK_N": block_n, "BIAS": form})
-        if block_n <= sizes["BLOCK_N"] and _room(needed, _known(shared_limit)) >= sizes["MIN_BLOCKS"]:
-            return block_n
-    return 16
-
-
 # ---- 12, 07 in CuTe
 
 

@@ -1,4 +1,4 @@
-"""What fusing a neighbour into attention gains or loses on a GPU: bias, rotary embedding, output projection.
+"""What fusing a neighbour into attention gains or loses on a GPU: rotary embedding, output projection.
 
 At each length the kernels of a section are timed in turns, on the same 16,384 tokens of 2048 columns: 32 heads of 64 or
 16 of 128. All results are compared with float64 first, in some of their rows; a wrong one is not timed. `extra_bytes`
@@ -23,7 +23,8 @@ import numpy as np
 
 from helpers.attention import kernel, reference, rotary_and_projection
 from helpers.attention.check import make_inputs
-from helpers.attention.ladder import LADDER
+from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder.steps import ROTATION_IN_LOAD
 from helpers.bench import peers, records
 from helpers.bench.timing import in_turns, speeds
 from helpers.device import ON_GPU, cp, describe
@@ -38,7 +39,7 @@ DTYPE = np.dtype(ml_dtypes.bfloat16)
 ROUNDS = 8
 SAMPLED_HEADS, SAMPLED_ROWS = 3, 48
 FORMS = ("half-split", "interleaved")  # of a rotation
-PLAIN, FUSED, HOPPER = "flash_mma", "fused_mma", "hopper"
+PLAIN, HOPPER = LADDER["flash_mma"], LADDER["hopper"]
 
 
 @dataclass(frozen=True)
@@ -88,17 +89,6 @@ def _tokens_there(tokens: int, columns: int) -> tuple[Any, ...]:
     return tuple(map(cp.asarray, _tokens(tokens, columns)))
 
 
-FILL_BIAS = r"""
-#include <cuda_bf16.h>
-extern "C" __global__ void fill_bias(__nv_bfloat16* bias, const float* slopes, int rows, int causal) {
-  const int i = blockIdx.x, head = blockIdx.y;
-  for (int j = threadIdx.x; j < rows; j += blockDim.x)
-    bias[((long long)head * rows + i) * rows + j] =
-        __float2bfloat16_rn(causal && j > i ? __int_as_float(0xff800000) : -slopes[head] * fabsf(float(i - j)));
-}
-"""
-
-
 class Inputs:
     """Device arrays of one Work."""
 
@@ -106,28 +96,14 @@ class Inputs:
         self.work = work
         self.q, self.k, self.v = (a.reshape(work.shape) for a in _tokens_there(work.tokens, work.columns)[:3])
         self.w_o = _tokens_there(work.tokens, work.columns)[3]
-        self.slopes = cp.asarray(slopes(work.shape[2]))
 
     def heads_first(self, *arrays: Any) -> tuple[Any, ...]:
         """Views (batch, heads, n, head_dim)."""
         return tuple(a.transpose(0, 2, 1, 3) for a in arrays)
 
-    def bias(self, heads: int) -> Any:
-        """ALiBi as an array (1, heads, n, n) of bfloat16, with -inf where a causal mask hides a key."""
-        n = self.work.n
-        bias = cp.empty((1, heads, n, n), dtype=DTYPE)
-        fill = kernel.load(FILL_BIAS, "fill_bias")
-        fill((n, heads), (256,), (bias, self.slopes[:heads], np.int32(n), np.int32(self.work.causal)))
-        return bias
-
     def empty(self) -> Any:
         """A new output, (batch, n, heads, head_dim)."""
         return cp.empty(self.work.shape, dtype=DTYPE)
-
-
-def slopes(heads: int) -> np.ndarray:
-    """ALiBi's slope of each head, (heads,) float32: 2^(-8 / heads), its square, ... (Press et al., 2022)."""
-    return (2.0 ** (-8 * np.arange(1, heads + 1) / heads)).astype(np.float32)
 
 
 def _torch(a: Any) -> Any:
@@ -156,7 +132,7 @@ class Truth:
         return tuple(a[batch, :, head].astype(np.float64) for a in arrays)
 
     @functools.cache  # noqa: B019 - a Truth lives as long as its section
-    def _rows(self, batch: int, head: int, every: int, bias: str = "", rotated: str = "") -> tuple[np.ndarray, ...]:
+    def _rows(self, batch: int, head: int, every: int, rotated: str = "") -> tuple[np.ndarray, ...]:
         """O of every so many of the sampled rows of a head: exact, and with P and O rounded to bfloat16."""
         rows = self.rows[::every]
         q, k, v = self._head(batch, head)
@@ -165,10 +141,6 @@ class Truth:
         if rotated:
             q, k = (rotate(a, at, rotated == "interleaved") for a, at in ((q, rows), (k, np.arange(n))))
         s = q @ k.T * head_dim**-0.5
-        if bias:
-            of = 0 if bias == "one head's array" else head
-            added = -slopes(self.work.shape[2])[of].astype(np.float64) * np.abs(rows[:, None] - np.arange(n))
-            s += added if bias == "formula" else added.astype(np.float32).astype(DTYPE).astype(np.float64)
         if self.work.causal:
             s[np.arange(n) > rows[:, None]] = -np.inf
         p = np.exp(s - s.max(axis=-1, keepdims=True))
@@ -228,7 +200,7 @@ def _largest(a: np.ndarray) -> float:
 def attention(
     inputs: Inputs,
     name: str,
-    stage: str,
+    stage: Stage,
     q: Any = None,
     k: Any = None,
     *,
@@ -238,11 +210,11 @@ def attention(
 ) -> Way:
     """One stage of the ladder; it writes O as models have it. q, k: in place of the inputs' own.
 
-    given: as `Way`. how: the bias or rotation of the call, as `Truth.outputs` has it. options: of the stage.
+    given: as `Way`. how: the rotation of the call, as `Truth.outputs` has it. options: of the stage.
     """
     o = inputs.empty()
     arrays = inputs.heads_first(inputs.q if q is None else q, inputs.k if k is None else k, inputs.v, o)
-    run, _ = LADDER[stage].prepare(*arrays[:3], causal=inputs.work.causal, out=arrays[3], **options)
+    run, _ = stage.prepare(*arrays[:3], causal=inputs.work.causal, out=arrays[3], **options)
     return Way(name, run, lambda: o, given, lambda truth, o: truth.outputs(o, **(how or {})))
 
 
@@ -256,45 +228,7 @@ def one_after_the_other(name: str, first: Way, second: Way, given: Sequence[Any]
     return Way(name, run, second.result, given, second.error)
 
 
-def sdpa_with_mask(inputs: Inputs, name: str, bias: Any, how: Mapping[str, str]) -> Way:
-    """PyTorch's memory-efficient attention, the one of its fused backends that takes an additive mask."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    q, k, v = (_torch(a).transpose(1, 2) for a in (inputs.q, inputs.k, inputs.v))
-    mask = _torch(bias).expand(q.shape[0], q.shape[1], -1, -1)
-    last: list[Any] = []
-
-    def run() -> None:
-        last.clear()  # so that two results are never there at a time
-        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION), torch.no_grad():
-            last[:] = [torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)]
-
-    return Way(
-        name,
-        run,
-        lambda: last[0].transpose(1, 2).float().cpu().numpy(),
-        [bias],
-        lambda truth, o: truth.outputs(o, **how),
-    )
-
-
 Maker = Callable[[], Way]
-
-
-def bias_ways(inputs: Inputs) -> Iterator[Maker]:
-    """No bias; ALiBi by its formula; the same numbers as an array; one array for all heads."""
-    heads = inputs.work.shape[2]
-    yield lambda: attention(inputs, "07, no bias", PLAIN)
-    yield lambda: attention(inputs, "11, no bias", FUSED)
-    yield lambda: attention(inputs, "11, ALiBi", FUSED, alibi_slopes=inputs.slopes, how={"bias": "formula"})
-    for count, what in ((heads, "array"), (1, "one head's array")):
-        shape = f"(1, {'heads' if count > 1 else '1'}, N, N)"
-        bias = functools.lru_cache(lambda count=count: inputs.bias(count))
-        name, other, how = f"11, bias {shape}", f"SDPA efficient, mask {shape}", {"bias": what}
-        yield lambda: attention(inputs, name, FUSED, bias=bias(), given=[bias()], how=how)  # noqa: B023 - called at once
-        if peers.torch_on_gpu() is not None:
-            yield lambda: sdpa_with_mask(inputs, other, bias(), how)  # noqa: B023 - called at once
 
 
 def rotary_ways(inputs: Inputs) -> Iterator[Maker]:
@@ -310,15 +244,14 @@ def rotary_ways(inputs: Inputs) -> Iterator[Maker]:
             error=lambda truth, found: truth.rotated(*found, interleaved=interleaved),
         )
 
-    def both(stage: str, name: str) -> Way:
+    def both(stage: Stage, name: str) -> Way:
         first = alone(False)
         second = attention(inputs, name, stage, *first.result(), how={"rotated": FORMS[False]})
         return one_after_the_other(name, first, second, first.result())
 
-    def in_load(interleaved: bool) -> Way:
-        form = FORMS[interleaved]
-        options = {"rotary_cos": angles[0], "rotary_sin": angles[1], "rotary_interleaved": interleaved}
-        return attention(inputs, f"11, {form} in the load", FUSED, how={"rotated": form}, **options)
+    def in_load() -> Way:
+        form, options = FORMS[False], dict(zip(("rotary_cos", "rotary_sin"), angles, strict=True))
+        return attention(inputs, f"11, {form} in the load", ROTATION_IN_LOAD, how={"rotated": form}, **options)
 
     def copied() -> Way:
         to = tuple(map(cp.empty_like, (inputs.q, inputs.k)))
@@ -331,8 +264,7 @@ def rotary_ways(inputs: Inputs) -> Iterator[Maker]:
 
     yield lambda: attention(inputs, "07, not rotated", PLAIN)
     yield lambda: both(PLAIN, "rotary, then 07")
-    yield lambda: in_load(False)
-    yield lambda: in_load(True)
+    yield in_load
     yield lambda: both(HOPPER, "rotary, then 10")
     yield lambda: alone(False)
     yield lambda: alone(True)
@@ -357,7 +289,7 @@ def projection_ways(inputs: Inputs) -> Iterator[Maker]:
         there, w_o, to = _torch(rows), _torch(inputs.w_o), _torch(y)
         return Way("GEMM", lambda: torch.mm(there, w_o, out=to), lambda: y, error=Truth.projected)
 
-    def both(stage: str, name: str) -> Way:
+    def both(stage: Stage, name: str) -> Way:
         first = attention(inputs, name, stage)
         return one_after_the_other(name, first, product(first.result()), [first.result()])
 
@@ -427,7 +359,6 @@ def projection_tiles(inputs: Inputs) -> Iterator[Maker]:
 
 
 SECTIONS: Mapping[str, Callable[[Inputs], Iterator[Maker]]] = {
-    "bias": bias_ways,
     "rotary": rotary_ways,
     "projection": projection_ways,
     "narrow": projection_ways,  # models of 64 to 256 columns
@@ -435,13 +366,8 @@ SECTIONS: Mapping[str, Callable[[Inputs], Iterator[Maker]]] = {
     "projection tiles": projection_tiles,
 }
 PLAN: tuple[tuple[str, Work], ...] = (
-    *((name, Work(n, d)) for name in ("bias", "rotary", "projection") for d in HEAD_DIMS for n in LENGTHS),
-    *(
-        (name, Work(n, d, causal=True))
-        for name in ("bias", "rotary", "projection")
-        for d in HEAD_DIMS
-        for n in (4096, 16384)
-    ),
+    *((name, Work(n, d)) for name in ("rotary", "projection") for d in HEAD_DIMS for n in LENGTHS),
+    *((name, Work(n, d, causal=True)) for name in ("rotary", "projection") for d in HEAD_DIMS for n in (4096, 16384)),
     *(("narrow", Work(512, 64, tokens=tokens, columns=c)) for tokens in (2048, 16384) for c in (64, 128, 256)),
     *(("projection parts", Work(n, d)) for d in HEAD_DIMS for n in (512, 16384)),
     *(("projection tiles", Work(4096, d)) for d in HEAD_DIMS),
@@ -502,18 +428,14 @@ def kernels(work: Work) -> Iterator[dict[str, Any]]:
     inputs = Inputs(work)
     angles = tuple(map(cp.asarray, rotary_and_projection.angles(work.n, work.head_dim)))
     qkv = inputs.heads_first(inputs.q, inputs.k, inputs.v)
-    options: dict[str, tuple[str, dict[str, Any]]] = {
+    options: dict[str, tuple[Stage, dict[str, Any]]] = {
         "07": (PLAIN, {}),
-        "11, no bias": (FUSED, {}),
-        "11, ALiBi": (FUSED, {"alibi_slopes": inputs.slopes}),
-        "11, bias": (FUSED, {"bias": cp.zeros((1, 1, work.n, work.n), dtype=DTYPE)}),
-        "11, half-split": (FUSED, {"rotary_cos": angles[0], "rotary_sin": angles[1]}),
-        "11, interleaved": (FUSED, {"rotary_cos": angles[0], "rotary_sin": angles[1], "rotary_interleaved": True}),
+        "11, half-split": (ROTATION_IN_LOAD, {"rotary_cos": angles[0], "rotary_sin": angles[1]}),
     }
     planned: dict[str, tuple[Any, int, int]] = {}
     for name, (stage, given) in options.items():
         with contextlib.suppress(Exception):
-            ready, arrays, _ = LADDER[stage].plan(*qkv, **given)
+            ready, arrays, _ = stage.plan(*qkv, **given)
             ((launch, compiled, _),) = ready.filled(arrays)
             planned[name] = compiled, launch.block[0], launch.shared_bytes
     for form in rotary_and_projection.FORMS:
@@ -547,7 +469,7 @@ def measure() -> dict[str, Any]:
     """The record. First everything is compiled side by side, into CuPy's cache."""
     began = time.perf_counter()
     # All that is launched has the tiles of one of these.
-    compiled = [(name, work) for name, work in PLAN if work.n == 4096 or (work.n == 512 and name != "bias")]
+    compiled = [(name, work) for name, work in PLAN if work.n in (512, 4096)]
     compiled = [(name, work) for name, work in compiled if work.columns in (64, COLUMNS)]
     with ProcessPoolExecutor(min(15, len(compiled)), mp_context=get_context("spawn")) as pool:
         for done in [pool.submit(_warm, *one) for one in compiled]:
@@ -610,7 +532,6 @@ def speed(way: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, float]
 
 # The way that the others of a section are set beside, and the ways that a table shows.
 BESIDE = {
-    "bias": "SDPA efficient, mask (1, heads, N, N)",
     "rotary": "rotary, then 07",
     "projection": "07, then GEMM",
     "narrow": "07, then GEMM",
@@ -643,16 +564,6 @@ def section_table(section: str, *, causal: bool = False, record: Any = None, nam
 
 # Each fusion, and what it is set beside: (words, section, way, beside).
 PAIRS = (
-    ("ALiBi by its formula, beside no bias", "bias", "11, ALiBi", "11, no bias"),
-    ("ALiBi by its formula, beside an array", "bias", "11, ALiBi", "11, bias (1, heads, N, N)"),
-    ("ALiBi by its formula, beside SDPA", "bias", "11, ALiBi", "SDPA efficient, mask (1, heads, N, N)"),
-    (
-        "bias (1, heads, N, N), beside SDPA",
-        "bias",
-        "11, bias (1, heads, N, N)",
-        "SDPA efficient, mask (1, heads, N, N)",
-    ),
-    ("bias (1, 1, N, N), beside SDPA", "bias", "11, bias (1, 1, N, N)", "SDPA efficient, mask (1, 1, N, N)"),
     ("rotary in the load, beside a pass, 07", "rotary", "11, half-split in the load", "rotary, then 07"),
     ("rotary in the load, beside a pass, 10", "rotary", "11, half-split in the load", "rotary, then 10"),
     ("O W_O by atomics, beside 07, GEMM", "projection", "11, atomics", "07, then GEMM"),
@@ -670,9 +581,6 @@ def gain(words: str, n: int, head_dim: int, *, causal: bool = False, record: Any
 
 # Ways whose memory is shown: (words, section, way).
 MEMORY = (
-    ("ALiBi by its formula", "bias", "11, ALiBi"),
-    ("a bias (1, 1, N, N)", "bias", "11, bias (1, 1, N, N)"),
-    ("a bias (1, heads, N, N)", "bias", "11, bias (1, heads, N, N)"),
     ("rotary in the load", "rotary", "11, half-split in the load"),
     ("a pass of its own", "rotary", "rotary, then 07"),
     ("O W_O in the kernel", "projection", "11, atomics"),

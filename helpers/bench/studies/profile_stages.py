@@ -29,7 +29,7 @@ from helpers.bench import ncu, peers, records
 from helpers.bench.cases import Case, Inputs
 from helpers.bench.counters import FIGURES, SHAPE, STALLS, WIDE, counters_table, stall_metric
 from helpers.bench.experiments import EXPERIMENTS, WMMA, Experiment, Step, steps
-from helpers.bench.plan import Gradients, gradients, recorded_stages
+from helpers.bench.plan import Gradients, forward, gradients
 from helpers.bench.results import MAIN_PEER
 from helpers.bench.timing import elapsed
 from helpers.device import ON_GPU, cp
@@ -48,7 +48,7 @@ _UNITS = {"nsecond": 1e-6, "ns": 1e-6, "usecond": 1e-3, "us": 1e-3, "msecond": 1
 def cases() -> Iterator[tuple[str, Case]]:
     """Each stage of the ladder with its cases; those that this device cannot run are left out."""
     for head_dim in (SHAPE[3], WIDE):
-        for name, stage in recorded_stages().items():
+        for name, stage in forward().items():
             if head_dim == SHAPE[3] or stage.number >= WIDE_FROM:
                 takes = [dtype for dtype in TYPES if stage.why_not(head_dim=head_dim, dtype=dtype) is None]
                 for dtype in takes if name in ALL_TYPES else takes[:1]:
