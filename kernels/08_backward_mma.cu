@@ -220,25 +220,28 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   load_tile<BLOCK_N>(
       K_smem + copy_offset, K + copy_row * forward.k.row + 8 * copy_chunk, forward.k.row,
       kv_len - first_key - copy_row);
-  RowSteps steps(block.tile, rows.first_tile, rows.last_tile, block.group, mod_of);
-  if (rows.first_tile <= rows.last_tile) load_q(0, steps.row_tile, 0);
+  RowLists lists;
+  int first_row_tile = rows.last_tile;
+  lists.begin(mod_of, 0, block.tile, first_row_tile);
+  if (rows.first_tile <= rows.last_tile) load_q(0, first_row_tile, 0);
   load_tile<BLOCK_N>(
       V_smem + copy_offset, V + copy_row * forward.v.row + 8 * copy_chunk, forward.v.row,
       kv_len - first_key - copy_row);
-  if (rows.first_tile <= rows.last_tile) load_do(0, steps.row_tile, 0);
+  if (rows.first_tile <= rows.last_tile) load_do(0, first_row_tile, 0);
   else cp_async_commit();  // no row sees these keys; the epilogue waits for K and V all the same
 
   // ---- all heads of the group, and their tiles of rows from the last to the first
   unsigned stage = 0;
   int previous = -1, before_previous = -1;  // where the last steps' dQ is to be added
   int previous_tile = 0, before_previous_tile = 0;
-  for (int head = 0, row_tile = steps.row_tile;
+  for (int head = 0, row_tile = first_row_tile;
        rows.first_tile <= rows.last_tile && head < block.group; stage ^= 1) {
     const int slot = head * rows.tiles.of_head + row_tile;
     const int first_row = row_tile * BLOCK_M;
-    const bool partial = steps.partial;
-    steps.advance(mod_of);
-    const int next_tile = steps.row_tile, next_head = steps.head;
+    const bool partial = lists.is_partial();
+    int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
+    int next_head = row_tile > rows.first_tile ? head : head + 1;
+    lists.advance(mod_of, head, block.tile, block.group, next_head, next_tile);
     if (DQ_LATER && previous >= 0) wait_for_turn(previous, previous_tile);
     cp_async_wait<0>();
     // Without it, these tiles could be read before their copies land, or the previous ones

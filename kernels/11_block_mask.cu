@@ -41,7 +41,7 @@ kind_of(int first_row, int first_key, const Mod& mod, const AttentionParams& par
       for (int i = 0; i < STEP; ++i) {
         const int q_idx = min(row + i, last_row) + shift, distance = key - q_idx;
         if (exists && -distance <= params.window_left && distance <= params.window_right) {
-          const bool sees = mod.mask_mod(q_idx, key);
+          const bool sees = !is_hidden(mod, q_idx, key);
           seen |= sees;
           hidden |= !sees;
         }

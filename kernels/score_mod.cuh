@@ -153,53 +153,45 @@ struct KeyTiles {
 #endif
 };
 
-// The steps of a block of the backward: all heads of the group, and their tiles of rows down from
-// the last; those of the block mask, where there is one.
-struct RowSteps {
-  int head, row_tile;
-  bool partial;
-  int tile, first_tile, last_tile, group;
+// The tiles of rows that a block of the backward needs, of all heads of its group: where there is a
+// block mask, its lists take the place of the next tile and head in a range, which the block knows.
+struct RowLists {
 #if MASK_MOD
   const int* entry;
-  int left;
+  int left, partial = 1;
 #endif
 
-  template <typename ModOf>
-  __device__ __forceinline__
-  RowSteps(int tile, int first_tile, int last_tile, int group, const ModOf& mod_of)
-      : tile(tile), first_tile(first_tile), last_tile(last_tile), group(group) {
-    begin(0, mod_of);
-  }
-  template <typename ModOf>
-  __device__ __forceinline__ void begin(int next_head, const ModOf& mod_of) {
-    head = next_head;
-    row_tile = last_tile;
-    partial = MASK_MOD;
+  __device__ __forceinline__ bool is_partial() const {
 #if MASK_MOD
-    if (head == group || mod_of(head).block_mask == nullptr) return;
+    return partial;
+#else
+    return false;
+#endif
+  }
+  // The first tile of the list of a head, from the last row on.
+  template <typename ModOf>
+  __device__ __forceinline__ void begin(const ModOf& mod_of, int head, int tile, int& row_tile) {
+#if MASK_MOD
+    if (mod_of(head).block_mask == nullptr) return;
     entry = mod_of(head).entries(tile);
     left = *entry;
     entry += left;
-    take();
-#endif
-  }
-#if MASK_MOD
-  __device__ __forceinline__ void take() {
     row_tile = *entry / 2;
     partial = *entry % 2;
-  }
 #endif
+  }
   template <typename ModOf>
-  __device__ __forceinline__ void advance(const ModOf& mod_of) {
+  __device__ __forceinline__ void advance(
+      const ModOf& mod_of, int head, int tile, int group, int& next_head, int& next_tile) {
 #if MASK_MOD
-    if (mod_of(head).block_mask != nullptr) {
-      --entry;
-      if (--left > 0) take();
-      else begin(head + 1, mod_of);
-      return;
+    if (mod_of(head).block_mask == nullptr) return;
+    next_head = --left > 0 ? head : head + 1;
+    if (left > 0) {
+      next_tile = *--entry / 2;
+      partial = *entry % 2;
+    } else if (next_head < group) {
+      begin(mod_of, next_head, tile, next_tile);
     }
 #endif
-    if (row_tile > first_tile) --row_tile;
-    else begin(head + 1, mod_of);
   }
 };

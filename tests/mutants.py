@@ -39,7 +39,7 @@ SEEN_BY = (
     ("kernels/08_", "test_backward"),
     ("kernels/10_|kernels/hopper", "test_hopper test_tensor_cores"),
     ("kernels/11_(rotary|projection)", "test_rotary_and_projection"),
-    ("kernels/11_", "test_fused"),
+    ("kernels/11_|kernels/score_mod", "test_score_mod"),
     ("kernels/12_", "test_cute"),
     ("kernels/0[67]_", "test_tensor_cores"),
     ("kernels/0", "test_stages test_attention test_planted_bugs"),

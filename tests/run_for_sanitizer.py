@@ -132,8 +132,9 @@ def run_fused(stage: Stage, dtype: str) -> None:
 
 def run_backward(stage: Stage, dtype: str) -> None:
     """The gradients of all of the above, in both ways. Raises CheckFailed for a wrong result."""
-    plain, fused = ("heads_and_masks", "fused") if dtype == "float32" else ("flash_mma", "fused_mma")
-    beside = [(plain, {}), *([(fused, {"alibi_slopes": np.ones(4, np.float32)})] if "alibi" in stage.features else [])]
+    forward = "heads_and_masks" if dtype == "float32" else "flash_mma"
+    slopes = {"alibi_slopes": np.ones(4, np.float32)}
+    beside = [(forward, {}), *([(forward, slopes)] if "mod" in stage.features else [])]
     ways = (False, True) if "deterministic" in stage.features else (False,)
     for n, n_kv, head_dim, causal, window in SHAPES:
         if stage.why_not(head_dim=head_dim, dtype=dtype) is None:
@@ -292,7 +293,7 @@ def main(names: Sequence[str]) -> int:
         for dtype in stage.dtypes:
             if (not names or stage.name in names) and stage.why_not(head_dim=64, dtype=dtype) is None:
                 run(stage, dtype)
-                if "bias" in stage.features:
+                if "mod" in stage.features:
                     run_fused(stage, dtype)
     for stage in BACKWARD.values():
         for dtype in stage.dtypes:

@@ -27,7 +27,7 @@ from helpers.xray import xray
 
 HEAD_DIM = 16
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-GRIDS = ["register_tiles", "heads_and_masks", "flash_wmma", "flash_mma", "fused", "fused_mma", "flash_cute"]
+GRIDS = ["register_tiles", "heads_and_masks", "flash_wmma", "flash_mma", "flash_cute"]
 GRADIENTS = [("backward", False), ("backward", True), ("backward_mma", False), ("backward_mma", True)]
 Arrays = tuple[Any, ...]
 
@@ -151,9 +151,11 @@ EXTRAS = ("bias", "bias of heads", "bias of batches", "alibi", "alibi of batches
 
 
 @pytest.mark.each_value(within=("name",))
-@pytest.mark.parametrize("name", ["fused", "fused_mma"])
+@pytest.mark.parametrize("name", ["heads_and_masks", "flash_mma"])
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_parts_of_what_11_takes_beside(name: str, extra: str, small_grid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_what_a_call_has_beside(
+    name: str, extra: str, small_grid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage, rng, (batch, heads, n, n_kv) = stage_of(name), np.random.default_rng(1), (4, 6, 33, 40)
 
     def normal(*shape: int) -> np.ndarray:
@@ -176,7 +178,8 @@ def test_parts_of_what_11_takes_beside(name: str, extra: str, small_grid: int, m
     }[extra]()
     arrays = qkv(stage, (batch, heads), 3, n, n_kv)
     ready, got = forward(stage, *arrays, causal=True, **options)
-    assert len(several(ready, small_grid)) == 2 * 3
+    launches = [launch for launch in several(ready, small_grid) if not launch.file]  # but for the pass that rotates
+    assert len(launches) == 2 * 3
     unlimited(monkeypatch)
     assert_same(got, forward(stage, *arrays, causal=True, **options)[1])
 

@@ -316,7 +316,7 @@ BUGS["heads_and_masks"] = (
         inputs="window",
         cpu_only=True,
     ),
-    Bug("a row that sees nothing yet", "m_i[i] = M_INIT", "m_i[i] = NEG_INF", inputs="nothing to see"),
+    Bug("a row that sees nothing yet", "m_i[i] = first_maximum(mod)", "m_i[i] = NEG_INF", inputs="nothing to see"),
     Bug("a row that saw nothing is divided", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum", inputs="nothing to see"),
     Bug(
         "a sequence has the keys of the next",

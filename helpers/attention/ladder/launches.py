@@ -82,30 +82,28 @@ ROTARY_FILE, ROTARY_THREADS = "11_rotary.cu", 256
 _C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
-def rotated(call: Call) -> tuple[Launch, dict[str, Spec], Call]:
-    """The pass that rotates q and k, the arrays that it writes, and the call that is left, of those.
-
-    Raises:
-        ValueError: more batches than a grid has room for.
-    """
+def rotated(call: Call) -> tuple[list[Launch], dict[str, Spec], Call]:
+    """The pass that rotates q and k, the arrays that it writes, and the call that is left, of those."""
     q, k, tables = (call.arrays[name] for name in ("q", "k", "rotary_cos"))
     (batch, heads, n, head_dim), (_, kv_heads, n_kv, _) = q.shape, k.shape
     written = {"rotated_q": Spec.dense(q.shape, q.dtype), "rotated_k": Spec.dense(k.shape, k.dtype)}
-    if batch > MAX_GRID_YZ:
-        raise ValueError(f"rotary embedding of {batch:,} batches; one launch takes {MAX_GRID_YZ:,}")
     numbers = n, n_kv, heads, kv_heads, *_position_steps(call), tables.shape[0], call.sequences if call.packed else 0
     params = rotary_params([a.steps for a in (q, k, *written.values())], *numbers)
     given = tuple(name if name in call.arrays else None for name in (*ROTARY, *CU_SEQLENS))
     threads_of_a_row = (head_dim * q.dtype.itemsize // 16 + 1) // 2
-    grid = -(-max(n * heads, n_kv * kv_heads) * threads_of_a_row // ROTARY_THREADS), 2, batch
+    blocks = -(-max(n * heads, n_kv * kv_heads) * threads_of_a_row // ROTARY_THREADS)
     sizes = {"HEAD_DIM": head_dim, "ROTARY_DIM": 2 * tables.shape[1], "INTERLEAVED": int(call.rotary_interleaved)}
     name = f"rotary<{_C_NAMES[q.dtype.name]}, {_C_NAMES[tables.dtype.name]}>"
     args = ("q", "k", *written, *given, params)
     compiled = tuple({**sizes, "THREADS": ROTARY_THREADS}.items())
-    launch = Launch(name, grid, (ROTARY_THREADS,), 0, args, ROTARY_FILE, compiled)
+    all_arrays = call._replace(arrays={**call.arrays, **written})
+    launches = [
+        Launch(name, (blocks, 2, some), (ROTARY_THREADS,), 0, of_some, ROTARY_FILE, compiled)
+        for some, _, of_some in _parts(args, all_arrays, batch, (MAX_GRID_YZ, heads))
+    ]
     left = {name: a for name, a in call.arrays.items() if name not in ROTARY}
     left |= {"q": written["rotated_q"], "k": written["rotated_k"]}
-    return launch, written, call._replace(arrays=left)
+    return launches, written, call._replace(arrays=left)
 
 
 def of_rotated(launch: Launch) -> Launch:
@@ -198,8 +196,8 @@ def in_slots(call: Call, sizes: Mapping[str, int]) -> bool:
 
 # The first axes of the arrays of which a launch may get a part.
 _AXES = {
-    **dict.fromkeys(("q", "o", "do", "dq", "bias", "lse", "delta", "alibi_slopes"), ("batch", "heads")),
-    **dict.fromkeys(("k", "v", "dk", "dv"), ("batch", "kv_heads")),
+    **dict.fromkeys(("q", "o", "do", "dq", "bias", "lse", "delta", "alibi_slopes", "rotated_q"), ("batch", "heads")),
+    **dict.fromkeys(("k", "v", "dk", "dv", "rotated_k"), ("batch", "kv_heads")),
     **dict.fromkeys(("q_positions", "k_positions"), ("batch",)),
 }
 
@@ -219,7 +217,7 @@ def _within_grid(launch: Launch, call: Call, most_heads: int | None = None) -> l
         raise ValueError(f"{call.heads:,} heads, {call.sequences:,} sequences; a grid takes {MAX_GRID_YZ:,} at most")
     # Whole groups of heads that share a head of k and v, or a whole share of one.
     step = next(some for some in range(most, 0, -1) if some % group == 0 or group % some == 0)
-    if call.mod:
+    if call.mod and call.mod.counts_heads:
         raise ValueError(
             f"functions of scores, with {call.heads:,} heads and {batch:,} batches: one grid takes {MAX_GRID_YZ:,}"
         )

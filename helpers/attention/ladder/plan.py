@@ -93,8 +93,7 @@ class Ready:
         self.scratch: dict[str, Spec] = {}
         given = call
         if "rotary_cos" in call.arrays and "rotates" not in stage.features:
-            rotation, self.scratch, call = rotated(call)
-            before = [rotation]
+            before, self.scratch, call = rotated(call)
         self.scratch |= {**stage.scratch(call, sizes), **block_mask(stage, call, sizes)}
         launches = stage.launches(stage, call, sizes)
         self.launches = [*before, *(map(of_rotated, launches) if before else launches)]

@@ -97,6 +97,11 @@ class ScoreMod(NamedTuple):
         return set(re.findall(r"[A-Za-z_]\w*", self.mask))
 
     @property
+    def counts_heads(self) -> bool:
+        """Whether a launch of some of the heads would be another call: arrays of bias and slopes are cut as q is."""
+        return bool(self.mask or self.sink or any(function.name == "score_mod" for function in self.scores))
+
+    @property
     def mask_changes(self) -> bool:
         """Whether two calls of the same shapes may have different masks."""
         return not self.kept and any(name in self.asks_for for name, *_ in self.arrays)
