@@ -15,9 +15,11 @@ PyTorch is optional: this module alone, and what imports it, needs it.
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from helpers.attention.ladder import BACKWARD
 from helpers.attention.ladder.call import mask_window, softmax_scale_of
 from helpers.attention.ladder.extras import as_kernels_read, extra_inputs
 from helpers.attention.ladder.layout import Spec
+from helpers.attention.ladder.score_mod import BlockMask, read
 from helpers.engine.cuda_source.signatures import dtype_of
 
 try:
@@ -54,7 +57,7 @@ def flash_attention(
     stage: str | int | None = None,
     **extras: Any,
 ) -> Any:
-    """softmax(softmax_scale * q k^T + bias) v for each head of each batch, differentiable once.
+    """softmax(softmax_scale * q k^T + bias) v for each head of each batch, differentiable once by q, k and v.
 
     Args:
         q: (batch, seq, heads, head_dim): float32, float16 or bfloat16, of any strides.
@@ -67,18 +70,23 @@ def flash_attention(
             `torch.use_deterministic_algorithms(True)` was called.
         stage: a stage of the ladder for the forward, by name or number; without it the last that can. The first four
             keep no log-sum-exp, so they have no gradients.
-        extras: bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved and rotary_positions, as
-            helpers.attention.flash_attention has them. bias: not with gradients, nor under torch.compile. There,
-            PyTorch's operations rotate q and k before the kernel; else the kernel does. alibi_slopes are constants.
+        extras: as helpers.attention.flash_attention has them. bias: (batch, heads, seq, seq_kv), or what broadcasts to
+            it, of q's dtype, float32 or bool. alibi_slopes: float32 (heads,) or (batch, heads). sinks: float32
+            (heads,). score_mod, mask_mod (text or a BlockMask), mod_args (tensors and NumPy scalars) and
+            score_mod_grad, which gradients with a score_mod need: these four not under torch.compile. All tensors so
+            far are constants, without gradients. rotary_cos, rotary_sin, rotary_interleaved and rotary_positions: with
+            gradients and under torch.compile, PyTorch's operations rotate q and k before the kernel.
 
     Returns:
         The output: q's shape, C-contiguous, of q's dtype; under `torch.autocast` of autocast's dtype. A query that
         sees no key gets 0. With return_lse, (o, lse).
 
     Raises:
-        TypeError: no tensors; a dtype that no stage takes; options of the wrong type.
-        ValueError: shapes or devices that do not fit each other; something that no stage, or not this one, can do.
-        NotImplementedError: gradients with bias, or of alibi_slopes; when it is differentiated twice.
+        TypeError: no tensors; a dtype that no stage takes; options of the wrong type; a bias, alibi_slopes, sinks or
+            tensor in mod_args that requires grad, outside of torch.no_grad().
+        ValueError: shapes or devices that do not fit each other; something that no stage, or not this one, can do;
+            gradients with a score_mod and no score_mod_grad.
+        NotImplementedError: score_mod or mask_mod under torch.compile; when it is differentiated twice.
     """
     how = {"causal": causal, "window": window, "softmax_scale": softmax_scale}
     how |= {"return_lse": return_lse, "stage": stage}
@@ -113,15 +121,15 @@ def flash_attention_varlen(
             sequence. Without max_seqlen_q and max_seqlen_k the host reads them, and waits for the GPU.
         max_seqlen_q, max_seqlen_k: at least the rows of the longest sequence of q and of k. With both, the call can be
             captured in a CUDA graph; too small a number on a GPU leaves rows unwritten.
-        The others: as flash_attention and helpers.attention.flash_attention_varlen have them; the diagonal of causal
-            and window is each sequence's own.
+        The others: as flash_attention and helpers.attention.flash_attention_varlen have them, which has no bias; the
+            diagonal of causal and window is each sequence's own.
 
     Returns:
         The output as q, (tokens, heads, head_dim); with return_lse, (o, lse), lse float32 (heads, tokens).
 
     Raises:
-        TypeError, ValueError: as flash_attention, and for cu_seqlens that are not int32, do not begin at 0, fall, or do
-        not end at the number of tokens.
+        TypeError, ValueError, NotImplementedError: as flash_attention. TypeError, ValueError: for cu_seqlens that are
+        not int32, do not begin at 0, fall, or do not end at the number of tokens.
     """
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     how = {"causal": causal, "window": window, "softmax_scale": softmax_scale}
@@ -147,7 +155,7 @@ def scaled_dot_product_attention(
         query: (..., heads, L, head_dim), or (L, head_dim).
         key, value: (..., heads, S, head_dim). What is before L and S is broadcast, as PyTorch does.
         attn_mask: broadcasts to (..., heads, L, S). Of bool: True where a query may see a key. Of query's dtype or
-            float32: added to the scaled scores. Not with gradients, nor under torch.compile: there is no backward.
+            float32: added to the scaled scores. A constant: no gradient is computed for it.
         dropout_p: 0.0. The kernels have none.
         is_causal: query i sees key j where j <= i, also where L and S differ (top-left alignment; flash_attention's
             causal=True is bottom-right).
@@ -160,9 +168,8 @@ def scaled_dot_product_attention(
 
     Raises:
         RuntimeError: PyTorch's own error for shapes and dtypes that do not fit each other.
-        NotImplementedError: gradients with attn_mask, dropout, or a value whose head_dim is not the key's. It says what
-            to use.
-        TypeError, ValueError: as flash_attention.
+        NotImplementedError: dropout, or a value whose head_dim is not the key's. It says what to use.
+        TypeError, ValueError: as flash_attention; TypeError for an attn_mask that requires grad.
     """
     try:
         return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -242,7 +249,7 @@ def _with_mask(
     lead: tuple[tuple[int, ...], ...],
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """scaled_dot_product_attention with a mask, of shapes that fit, by stage 11."""
+    """scaled_dot_product_attention with a mask, of shapes that fit."""
     if not isinstance(attn_mask, torch.Tensor):
         raise TypeError(f"attn_mask is a torch tensor, or None; got {type(attn_mask).__name__}")
     if attn_mask.device != query.device:
@@ -258,7 +265,7 @@ def _with_mask(
     if options["is_causal"] or not fits or attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
         _refuse(query, key, value, {**options, "attn_mask": attn_mask.to("meta")})
     given = query, key, value, attn_mask
-    _refuse_gradients("attn_mask", *given)
+    _check_constants({"attn_mask": attn_mask})
     if 0 in (*query.shape, *key.shape):
         return torch.nn.functional.scaled_dot_product_attention(*given, **options)  # nothing to compute
     if len(lead[0]) > 2:
@@ -266,23 +273,6 @@ def _with_mask(
     q, k, v = _as_models_have_them(given[:3], lead)
     o = flash_attention(q, k, v, bias=attn_mask, softmax_scale=options["scale"]).transpose(1, 2)
     return o if len(lead[0]) == 2 else o.reshape(*lead[0], query.shape[-2], o.shape[-1])
-
-
-def _refuse_gradients(name: str, *tensors: torch.Tensor) -> None:
-    """NotImplementedError where a call with something that has no backward is differentiated or traced."""
-    if torch.is_grad_enabled() and any(a.requires_grad for a in tensors):
-        raise NotImplementedError(
-            f"{name}: these kernels have no gradients with one. Without gradients call under torch.no_grad(). A "
-            "causal mask is is_causal=True (top-left), or helpers.torch_attention.flash_attention(..., causal=True) "
-            "(bottom-right); a band of keys is its window=(left, right), ALiBi its alibi_slopes; padded sequences are "
-            "flash_attention_varlen's. For any other: attn_mask of "
-            "torch.nn.functional.scaled_dot_product_attention"
-        )
-    if _is_traced(*tensors):
-        raise NotImplementedError(
-            f"{name}: these kernels are no operator of torch.compile with one: "
-            "torch.nn.functional.scaled_dot_product_attention is"
-        )
 
 
 def run_flash(Q: Any, K: Any, V: Any, causal: bool = False) -> Any:
@@ -414,27 +404,63 @@ def _call(
         raise TypeError(f"deterministic is True or False; got {type(deterministic).__name__} {deterministic!r:.40}")
     q, k, v = _autocast(*tensors)
     traced = _is_traced(q, k, v)
-    if extras:
-        more = [a for a in extra_inputs(**extras).values() if isinstance(a, torch.Tensor)]
-        differentiated = torch.is_grad_enabled() and any(a.requires_grad for a in (q, k, v, *more))
-        if extras.get("bias") is not None:
-            _refuse_gradients("bias", q, k, v, *more)
-        if getattr(extras.get("alibi_slopes"), "requires_grad", False):
-            raise NotImplementedError("alibi_slopes: these kernels take them as constants: alibi_slopes.detach()")
-        if (differentiated or traced) and extras.get("rotary_cos") is not None:
-            rotary = {name: extras.pop(name) for name in [*extras] if name.startswith("rotary")}
+    constants, functions, rotary = _split(extras, traced=traced) if extras else ({}, {}, {})
+    if "rotary_cos" in rotary:
+        differentiated = any(getattr(a, "requires_grad", False) for a in (q, k, v, *rotary.values()))
+        if traced or (differentiated and torch.is_grad_enabled()):
             q, k = _rotated(q, k, lengths, traced=traced, **rotary)
+            rotary = {}
     keep_lse = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if not keep_lse and not traced:
-        extras = {name: _each_tensor(_array if q.device.type == "cpu" else _plain, a) for name, a in extras.items()}
         call = calls.flash_attention_varlen if lengths else calls.flash_attention
-        return _on_arrays(call, (q, k, v, *lengths.values()), how | extras)
-    slopes = extras.get("alibi_slopes")
-    slopes = None if slopes is None else torch.as_tensor(slopes, device=q.device)
-    more = lengths.get("cu_seqlens_q"), lengths.get("cu_seqlens_k"), slopes
-    given = q, k, v, *more, *_given(how, deterministic, keep_lse)
+        return _on_arrays(call, (q, k, v, *lengths.values()), how | constants | functions | rotary)
+    more = [constants.get(name) for name in _CONSTANTS]
+    more = [a if a is None else torch.as_tensor(a, device=q.device) for a in more]
+    cu_seqlens = lengths.get("cu_seqlens_q"), lengths.get("cu_seqlens_k")
+    given = q, k, v, *cu_seqlens, *more, *_given(how, deterministic, keep_lse)
+    if functions:
+        read(**functions, backward=True)  # raises here, rather than in the backward, where a derivative is missing
+        given = *given, functions
     o, lse = (_forward if traced else _Attention.apply)(*given)
     return (o, lse) if how["return_lse"] else o
+
+
+_CONSTANTS = "bias", "alibi_slopes", "sinks"
+_FUNCTIONS = "score_mod", "mask_mod", "mod_args", "score_mod_grad"
+
+
+def _split(extras: dict[str, Any], *, traced: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The given options by name, in three: `_CONSTANTS`, `_FUNCTIONS`, and those of the rotary embedding.
+
+    Raises:
+        TypeError: a name that no call has; a tensor that requires grad, but for the rotary tables.
+        NotImplementedError: functions of scores where PyTorch traces: the operators take none.
+    """
+    given = {name: a for name, a in extras.items() if a is not None}
+    functions = {name: given.pop(name) for name in _FUNCTIONS if name in given}
+    extra_inputs(**given)
+    constants = {name: given.pop(name) for name in _CONSTANTS if name in given}
+    if functions and traced:
+        raise NotImplementedError(
+            f"{', '.join(functions)}: the operators for torch.compile take no functions of scores. "
+            "torch.compiler.disable(flash_attention) is called outside of the graph, and takes them"
+        )
+    args = dict(functions.get("mod_args", {}))
+    if "mod_args" in functions:
+        functions["mod_args"] = args  # a copy, because the backward reads it too
+    if isinstance(mask := functions.get("mask_mod"), BlockMask):
+        args = mask.mod_args | args
+    _check_constants({**constants, **{f"mod_args[{name!r}]": a for name, a in args.items()}})
+    return constants, functions, given
+
+
+def _check_constants(named: Mapping[str, Any]) -> None:
+    """TypeError for a tensor that requires grad: the kernels compute no gradient of these."""
+    for name, a in named.items():
+        if torch.is_grad_enabled() and getattr(a, "requires_grad", False):
+            raise TypeError(
+                f"{name} requires grad, and these kernels compute gradients of q, k and v alone: give {name}.detach()"
+            )
 
 
 def _given(how: dict[str, Any], deterministic: bool, keep_lse: bool) -> tuple[Any, ...]:
@@ -456,14 +482,15 @@ def _given(how: dict[str, Any], deterministic: bool, keep_lse: bool) -> tuple[An
 def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
     """flash_attention of (batch, heads, seq, head_dim), as layers have them; returns (batch, seq, heads, head_dim).
 
-    how: causal, window and softmax_scale, all of them. With gradients, three operations of autograd less than three
-    transpositions before flash_attention, each way.
+    how: causal, window and softmax_scale, all of them; and other options of flash_attention. With gradients and those
+    three alone, three operations of autograd less than three transpositions before flash_attention, each way.
     """
     differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     where = q.device.type
-    if not differentiated or _is_traced(q, k, v) or torch.is_autocast_enabled(where) or _on_several(q, k, v):
+    direct = differentiated and len(how) == 3 and not _is_traced(q, k, v)
+    if not direct or torch.is_autocast_enabled(where) or _on_several(q, k, v):
         return flash_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **how)
-    return _HeadsFirst.apply(q, k, v, None, None, None, *_given(how, False, True))[0]
+    return _HeadsFirst.apply(q, k, v, *(None,) * 5, *_given(how, False, True))[0]
 
 
 def _on_several(*tensors: torch.Tensor) -> bool:
@@ -508,7 +535,7 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 # limits: the window's left and right, max_seqlen_q and max_seqlen_k, with -1 for what is not given.
 # flags: causal, deterministic, and whether lse is kept for gradients.
 _SHARED = (
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? alibi_slopes, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? bias, Tensor? alibi_slopes, Tensor? sinks, "
     "SymInt[] limits, float? softmax_scale, bool[] flags"
 )
 
@@ -519,18 +546,22 @@ def _output(
     v: torch.Tensor,
     cu_seqlens_q: torch.Tensor | None,
     cu_seqlens_k: torch.Tensor | None,
+    bias: torch.Tensor | None,
     alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     limits: list[int],
     softmax_scale: float | None,
     flags: list[bool],
     stage: str | None,
+    functions: dict[str, Any] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output; and lse, float32 (batch, heads, seq) or (heads, tokens), empty where it is not kept.
 
-    cu_seqlens_q is None: q is (batch, seq, heads, head_dim); otherwise (tokens, heads, head_dim).
+    cu_seqlens_q is None: q is (batch, seq, heads, head_dim); otherwise (tokens, heads, head_dim). functions: those of
+    scores, by name; the operator takes none.
     """
     causal, _, keep_lse = flags
-    options = _options(causal, limits, softmax_scale, alibi_slopes)
+    options = _options(causal, limits, softmax_scale, (bias, alibi_slopes, sinks), functions)
     options["return_lse"] = keep_lse
     options["stage"] = int(stage) if stage is not None and stage.isdecimal() else stage
     if cu_seqlens_q is None:
@@ -565,14 +596,17 @@ def _gradients(
     lse: torch.Tensor,
     cu_seqlens_q: torch.Tensor | None,
     cu_seqlens_k: torch.Tensor | None,
+    bias: torch.Tensor | None,
     alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     limits: list[int],
     softmax_scale: float | None,
     flags: list[bool],
+    functions: dict[str, Any] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dv), C-contiguous, of the shapes and dtypes of q, k and v."""
     causal, deterministic, _ = flags
-    options = _options(causal, limits, softmax_scale, alibi_slopes)
+    options = _options(causal, limits, softmax_scale, (bias, alibi_slopes, sinks), functions)
     options["deterministic"] = deterministic
     tensors = do, q, k, v, o, lse
     if cu_seqlens_q is None:
@@ -599,13 +633,16 @@ def _fake_backward(
 
 
 def _options(
-    causal: bool, limits: list[int], softmax_scale: float | None, alibi_slopes: torch.Tensor | None
+    causal: bool,
+    limits: list[int],
+    softmax_scale: float | None,
+    constants: tuple[torch.Tensor | None, ...],
+    functions: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """The options of helpers.attention's functions, forward and backward."""
+    """The options of helpers.attention's functions, forward and backward. constants: as `_CONSTANTS` names them."""
     options: dict[str, Any] = {"causal": causal, "window": tuple(limits[:2]), "softmax_scale": softmax_scale}
-    if alibi_slopes is not None:
-        options["alibi_slopes"] = (_array if alibi_slopes.device.type == "cpu" else _plain)(alibi_slopes)
-    return options
+    options |= {name: a for name, a in zip(_CONSTANTS, constants, strict=True) if a is not None}
+    return options | functions if functions else options
 
 
 def _longest(limits: list[int]) -> dict[str, int | None]:
@@ -616,26 +653,31 @@ def _longest(limits: list[int]) -> dict[str, int | None]:
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     """What the backward starts from. lse is no result of the operator's user: it has no gradient."""
-    q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, *options, _ = inputs
+    q, k, v, *constants = inputs[:8]
     o, lse = output
-    ctx.save_for_backward(q, k, v, o, lse, cu_seqlens_q, cu_seqlens_k, alibi_slopes)
-    ctx.options = options
+    ctx.options, ctx.functions = inputs[8:11], inputs[12:]
+    read_by_functions: list[torch.Tensor] = []  # saved only so that autograd notices a change before the backward
+    _each_tensor(read_by_functions.append, ctx.functions)
+    ctx.save_for_backward(q, k, v, o, lse, *constants, *read_by_functions)
     ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, do: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
-    """A gradient for each input of the operator."""
+    """A gradient for each input of the operator, or of the function."""
+    inputs = 12 + len(ctx.functions)
     if do is None:
-        return (None,) * 10
-    *tensors, cu_seqlens_q, cu_seqlens_k, alibi_slopes = ctx.saved_tensors
+        return (None,) * inputs
+    saved = ctx.saved_tensors[:10]
     if not ctx.options[-1][2]:
         raise RuntimeError("course::flash_attention kept no lse (the third of flags), which gradients start from")
+    if ctx.functions and torch.is_grad_enabled():
+        _no_second_derivative(ctx)
     do = do if do.stride(-1) == 1 else do.contiguous()  # the gradient of a sum is one number, expanded
     # With create_graph=True the gradients may be differentiated: the operator says what is wrong then.
-    backward: Any = _backward if torch.is_grad_enabled() or _is_traced(do, *tensors) else _gradients
-    constants = cu_seqlens_q, cu_seqlens_k, alibi_slopes
-    return (*backward(do, *tensors, *constants, *ctx.options), *(None,) * 7)
+    by_operator = not ctx.functions and (torch.is_grad_enabled() or _is_traced(do, *saved[:5]))
+    backward: Any = _backward if by_operator else _gradients
+    return (*backward(do, *saved, *ctx.options, *ctx.functions), *(None,) * (inputs - 3))
 
 
 def _no_second_derivative(ctx: Any, *gradients: Any) -> None:
@@ -754,8 +796,8 @@ def _check_rotary(
 def _on_arrays(call: Any, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> Any:
     """A function of helpers.attention on tensors that autograd does not look at; new C-contiguous tensors."""
     on_cpu = tensors[0].device.type == "cpu"
-    each = _array if on_cpu else _plain
-    outputs = call(*map(each, tensors), **options)
+    each = functools.cache(_array if on_cpu else _plain)  # one tensor in two places stays one
+    outputs = call(*map(each, tensors), **_each_tensor(each, options))
     if not on_cpu:
         return _contiguous(outputs)
     return tuple(map(_tensor, outputs)) if isinstance(outputs, tuple) else _tensor(outputs)
@@ -766,11 +808,19 @@ def _contiguous(outputs: Any) -> Any:
     return tuple([a.contiguous() for a in outputs]) if isinstance(outputs, tuple) else outputs.contiguous()
 
 
-def _each_tensor(function: Any, option: Any) -> Any:
-    """An option of a call, with the function of a tensor in place of the tensor."""
+def _each_tensor(function: Callable[[torch.Tensor], Any], option: Any) -> Any:
+    """An option of a call, or several, with the function of a tensor in place of the tensor."""
+    if isinstance(option, torch.Tensor):
+        return function(option)
     if isinstance(option, tuple):
         return tuple([_each_tensor(function, a) for a in option])
-    return function(option) if isinstance(option, torch.Tensor) else option
+    if isinstance(option, dict):
+        return {name: _each_tensor(function, a) for name, a in option.items()}
+    if isinstance(option, BlockMask):
+        mask = copy.copy(option)  # with its number: the same mask
+        mask.mod_args = _each_tensor(function, option.mod_args)
+        return mask
+    return option
 
 
 def _plain(a: torch.Tensor) -> torch.Tensor:

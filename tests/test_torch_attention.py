@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 from backends import in_place_of_bind
 
-from helpers.attention import calls, check, kernel
+from helpers.attention import calls, check, kernel, make_block_mask
 from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.layout import address
+from helpers.attention.score_mods import soft_cap
 from helpers.device import ON_GPU, cp
 
 torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
@@ -229,6 +230,111 @@ def test_gradients_with_alibi(where: str, compiled: bool) -> None:
         torch.testing.assert_close(x, y, atol=2e-4, rtol=1e-3)
 
 
+def scored(q: Any, k: Any, v: Any, seen: Any, score: Callable[[Any], Any], sinks: Any) -> Any:
+    """The definition with a function of the scaled scores, then the mask, then a sink of each head; heads first."""
+    s = score(q @ repeated(k, q.shape[-3]).transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        s = torch.cat([s, sinks.to(s)[:, None, None].expand(*s.shape[:-1], 1)], -1)
+    p = torch.softmax(s.float() if s.dtype != torch.float64 else s, -1)[..., : k.shape[-2]].nan_to_num(0)
+    return p.to(q.dtype) @ repeated(v, q.shape[-3])
+
+
+def capped(s: Any) -> Any:
+    return torch.tanh(s / 0.5) * 0.5
+
+
+def same_document(where: str) -> tuple[Any, Any]:
+    """Documents of several lengths, (2, 40) int32, and which pairs of 33 rows and 40 keys are in one of them."""
+    at = torch.arange(40, dtype=torch.int32, device=where)
+    documents = torch.stack([(at > 9).int() + (at > 26).int(), (at > 35).int()])
+    return documents, (documents[:, 7:, None] == documents[:, None])[:, None]
+
+
+SAME = "document[batch * kv_len + q_idx] == document[batch * kv_len + kv_idx]"
+
+
+def functions_of(case: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a call, and what they mean to `scored`."""
+    documents, same = same_document(where)
+    sinks = torch.tensor([1.0, -2.0, 0.0, 3.0], device=where)
+    bias = torch.linspace(-1, 1, 33 * 40, device=where).view(33, 40)
+    means = {"seen": torch.ones(33, 40, dtype=torch.bool, device=where), "score": lambda s: s, "sinks": None}
+    by_ids = {"mask_mod": SAME, "mod_args": {"document": documents}}
+    if case == "soft cap":
+        return soft_cap(0.5), means | {"score": capped}
+    if case == "documents":
+        return by_ids, means | {"seen": same}
+    if case == "a block mask":
+        return {"mask_mod": make_block_mask(**by_ids), "mod_args": {"document": documents}}, means | {"seen": same}
+    if case == "sinks":
+        return {"sinks": sinks}, means | {"sinks": sinks}
+    if case == "a bias":
+        return {"bias": bias}, means | {"score": lambda s: s + bias.to(s)}
+    if case == "a mask":
+        return {"bias": bias > 0.3}, means | {"seen": bias > 0.3}  # most rows see nothing
+    cap = soft_cap(0.5)
+    options = {**cap, **by_ids, "mod_args": cap["mod_args"] | by_ids["mod_args"], "sinks": sinks, "causal": True}
+    seen = same & visible(33, 40, causal=True).to(where)
+    return options, {"seen": seen, "score": capped, "sinks": sinks}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", ["soft cap", "documents", "a block mask", "sinks", "a bias", "a mask", "all at once"])
+def test_functions_of_scores(where: str, dtype: str, case: str) -> None:
+    """Values and gradients beside the definition in float64, which autograd differentiates by itself."""
+    options, means = functions_of(case, where)
+    given = tensors((2, 33, 4, 64), (2, 40, 2, 64), (2, 40, 2, 64), dtype=dtype, where=where)
+    leaves = [a.detach().requires_grad_() for a in given]
+    o = ours.flash_attention(*leaves, **options)
+    do = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(o)
+    got = torch.autograd.grad(o, leaves, do)
+    found = []
+    for typed in (torch.float64, given[0].dtype):
+        theirs = [a.detach().to(typed).requires_grad_() for a in given]
+        out = scored(*(a.transpose(1, 2) for a in theirs), **means).transpose(1, 2)
+        found.append((out, *torch.autograd.grad(out, theirs, do.to(typed))))
+    for what, a, want, near in zip(("o", *NAMES), (o, *got), *found, strict=True):
+        compare(f"{case}: {what}", a, want, near)
+    assert torch.equal(ours.flash_attention(*given, **options), o)  # the way of a call without gradients
+
+
+def test_functions_of_scores_of_packed_sequences(where: str) -> None:
+    """Each sequence by itself says the same: indices begin anew in each, and batch is its number."""
+    lengths = ((3, 40, 1), (5, 55, 7))
+    cu = [torch.tensor([0, *np.cumsum(side)], dtype=torch.int32, device=where) for side in lengths]
+    given = tensors((44, 4, 64), (67, 2, 64), (67, 2, 64), where=where)
+    hidden = torch.tensor([1, 3, 0], dtype=torch.int32, device=where)
+    cap, sinks = soft_cap(0.5), torch.tensor([1.0, -2.0, 0.0, 3.0], device=where)
+    options = {**cap, "mask_mod": "kv_idx != hidden[batch]", "mod_args": cap["mod_args"] | {"hidden": hidden}}
+    leaves = [a.detach().requires_grad_() for a in given]
+    o = ours.flash_attention_varlen(*leaves, *cu, **options, sinks=sinks)
+    got = torch.autograd.grad(o.square().sum(), leaves)
+    wide = [a.detach().double().requires_grad_() for a in given]
+    parts = []
+    for i in range(3):
+        of_q, of_k = (slice(side[i], side[i + 1]) for side in cu)
+        one = [a[part].transpose(0, 1) for a, part in zip(wide, (of_q, of_k, of_k), strict=True)]
+        seen = torch.arange(lengths[1][i], device=where) != hidden[i]
+        parts.append(scored(*one, seen[None], capped, sinks).transpose(0, 1))
+    want = torch.cat(parts)
+    for what, a, b in zip(
+        ("o", *NAMES), (o, *got), (want, *torch.autograd.grad(want.square().sum(), wide)), strict=True
+    ):
+        compare(what, a, b, b)
+
+
+def test_what_changed_before_the_backward(where: str) -> None:
+    """Another array in the caller's dict means nothing; other numbers in the array are an error of autograd's."""
+    options, _ = functions_of("documents", where)
+    given = tensors((2, 33, 4, 64), (2, 40, 2, 64), (2, 40, 2, 64), where=where, grad=True)
+    o = ours.flash_attention(*given, **options)
+    documents = options["mod_args"].pop("document")
+    o.sum().backward(retain_graph=True)
+    documents.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("rotary_dim", [32, 64])
@@ -261,13 +367,13 @@ def test_gradients_through_the_rotary_embedding(
     for what, a, want, near in zip(("o", *NAMES), (o, *got), *found, strict=True):
         compare(what, a, want, near)
     with torch.no_grad():
-        fused = ours.flash_attention(*given, **options)
-    compare("fused", fused, found[0][0], found[1][0])
+        by_kernel = ours.flash_attention(*given, **options)
+    compare("by a kernel", by_kernel, found[0][0], found[1][0])
 
 
 @pytest.mark.parametrize("told", [False, True])
 def test_gradients_through_the_rotary_embedding_of_packed_sequences(where: str, told: bool) -> None:
-    """Each sequence by itself, and the fused kernel, say the same."""
+    """Each sequence by itself, and the kernel that rotates, say the same."""
     lengths = ((3, 40, 1, 0, 21), (5, 55, 4, 7, 21))
     cu = [torch.tensor([0, *np.cumsum(side)], dtype=torch.int32, device=where) for side in lengths]
     given = tensors((65, 4, 64), (92, 2, 64), (92, 2, 64), where=where)
@@ -280,8 +386,8 @@ def test_gradients_through_the_rotary_embedding_of_packed_sequences(where: str, 
     o = ours.flash_attention_varlen(*leaves, *cu, **options)
     got = torch.autograd.grad(o.square().sum(), leaves)
     with torch.no_grad():
-        fused = ours.flash_attention_varlen(*given, *cu, **options)
-    compare("fused", fused, o, o)
+        by_kernel = ours.flash_attention_varlen(*given, *cu, **options)
+    compare("by a kernel", by_kernel, o, o)
     for i, (rows, keys) in enumerate(zip(*lengths, strict=True)):
         if not rows:
             continue
@@ -357,7 +463,7 @@ def test_sdpa_has_torchs_shapes_and_alignment(where: str, lead: str, shape: tupl
 @pytest.mark.parametrize("lead", LEADING)
 @pytest.mark.parametrize("kind", ["of query's type", "bool"])
 def test_sdpa_takes_a_mask(where: str, lead: str, kind: str) -> None:
-    """Each form that broadcasts, beside PyTorch's own in float64; rows that see nothing are 0 in both."""
+    """Each form that broadcasts, with gradients, beside PyTorch's in float64; rows that see nothing are 0 in both."""
     of_q, of_k, options = LEADING[lead]
     given = tensors((*of_q, 33, 64), (*of_k, 40, 64), (*of_k, 40, 64), where=where)
     lengths = torch.nn.functional.scaled_dot_product_attention(*given, **options).shape[:-2]
@@ -365,14 +471,16 @@ def test_sdpa_takes_a_mask(where: str, lead: str, kind: str) -> None:
     for shape in ((33, 40), (1, 40), (33, 1), (40,), (*lengths, 33, 40), (*(1,) * len(lengths), 33, 40)):
         mask = torch.randn(shape, generator=generator)
         mask = (mask < 0.5 if kind == "bool" else mask).to(given[0].device)
-        o = ours.scaled_dot_product_attention(*given, attn_mask=mask, **options)
+        leaves = [a.detach().requires_grad_() for a in given]
+        theirs = [a.detach().double().requires_grad_() for a in given]
+        o = ours.scaled_dot_product_attention(*leaves, attn_mask=mask, **options)
         exact = mask if kind == "bool" else mask.double()
         with sdpa_kernel(SDPBackend.MATH):
-            want = torch.nn.functional.scaled_dot_product_attention(
-                *(a.double() for a in given), attn_mask=exact, **options
-            )
+            want = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=exact, **options)
         assert o.dtype == given[0].dtype and o.shape == want.shape
-        compare(f"{shape}", o, want, want)
+        found = [(out, *torch.autograd.grad(out.square().sum(), of)) for out, of in ((o, leaves), (want, theirs))]
+        for name, a, b in zip(("o", *NAMES), *found, strict=True):
+            compare(f"{shape}: {name}", a, b, b)
 
 
 def test_a_mask_in_a_half_type(where: str) -> None:
@@ -387,11 +495,11 @@ def test_a_mask_in_a_half_type(where: str) -> None:
 
 FALLBACKS: dict[str, tuple[Callable[..., Any], str]] = {
     "dropout": (lambda call, q, k, v: call(q, k, v, dropout_p=1.0), "these kernels have no dropout"),
-    "a mask with gradients": (
+    "a mask that is learned": (
         lambda call, q, k, v: call(
-            q.requires_grad_(), k, v, attn_mask=torch.ones(q.shape[2], 9, device=q.device).triu()
+            q, k, v, attn_mask=torch.ones(q.shape[2], 9, device=q.device).triu().requires_grad_()
         ),
-        "attn_mask: these kernels have no gradients with one",
+        "attn_mask requires grad, and these kernels compute gradients of q, k and v alone: give attn_mask.detach()",
     ),
     "a wider value": (
         lambda call, q, k, v: call(q, k, torch.cat([v, v], -1), is_causal=True),
@@ -400,7 +508,7 @@ FALLBACKS: dict[str, tuple[Callable[..., Any], str]] = {
     "float64": (lambda call, q, k, v: call(q.double(), k.double(), v.double(), scale=0.3), "q is float64"),
     "a large head_dim": (
         lambda call, q, k, v: call(*(a.repeat(1, 1, 1, 20) for a in (q, k, v))),
-        "no stage can do this in float32. The nearest is fused: head_dim = 320",
+        "head_dim = 320; this stage takes 1 to 256",
     ),
 }
 
@@ -434,10 +542,10 @@ def test_no_fallback_where_the_kernels_can(where: str, monkeypatch: pytest.Monke
     compare("o", ours.scaled_dot_product_attention(*given, is_causal=True, fallback=True), want, want)
 
 
-@pytest.mark.parametrize("case", ["a mask with gradients", "a wider value"])
+@pytest.mark.parametrize("case", ["a mask that is learned", "a wider value"])
 def test_the_fallback_is_traced(where: str, case: str) -> None:
     q, k, v = tensors((2, 3, 9, 16), (2, 3, 9, 16), (2, 3, 9, 16), where=where)
-    mask = torch.ones(9, 9, device=where).triu()
+    mask = torch.ones(9, 9, device=where).triu().requires_grad_()
 
     def call(q: Any, k: Any, v: Any) -> Any:
         more = {"attn_mask": mask} if "mask" in case else {}
@@ -494,6 +602,7 @@ def test_sdpa_of_nothing_is_torchs(where: str, shapes: tuple[tuple[int, ...], tu
 
 
 A = torch.zeros
+CU = torch.tensor([0, 3], dtype=torch.int32)
 NOT_FOR_TORCH: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "one axis": ((A(8), A(8), A(8)), {}),
     "head_dim": ((A(2, 3, 5, 8), A(2, 3, 6, 16), A(2, 3, 6, 16)), {}),
@@ -517,25 +626,53 @@ def test_what_torch_refuses_is_torchs_error(case: str) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
-    "gradients with a mask": (
-        lambda a: ours.scaled_dot_product_attention(a.requires_grad_(), a, a, attn_mask=A(5, 5, dtype=torch.bool)),
-        NotImplementedError,
-        "attn_mask: these kernels have no gradients with one. Without gradients call under torch.no_grad()",
-    ),
     "gradients of a mask": (
         lambda a: ours.scaled_dot_product_attention(a, a, a, attn_mask=A(5, 5).requires_grad_()),
-        NotImplementedError,
-        "attn_mask: these kernels have no gradients with one",
+        TypeError,
+        "attn_mask requires grad, and these kernels compute gradients of q, k and v alone: give attn_mask.detach()",
     ),
-    "gradients with a bias": (
-        lambda a: ours.flash_attention(a.requires_grad_(), a, a, bias=A(3, 3)),
-        NotImplementedError,
-        "bias: these kernels have no gradients with one",
+    "gradients of a bias": (
+        lambda a: ours.flash_attention(a, a, a, bias=A(3, 3).requires_grad_()),
+        TypeError,
+        "bias requires grad, and these kernels compute gradients of q, k and v alone: give bias.detach()",
     ),
     "gradients of ALiBi's slopes": (
         lambda a: ours.flash_attention(a.requires_grad_(), a, a, alibi_slopes=A(5).requires_grad_()),
+        TypeError,
+        "give alibi_slopes.detach()",
+    ),
+    "gradients of sinks": (
+        lambda a: ours.flash_attention_varlen(
+            a[0], a[0], a[0], CU, CU, sinks=A(5).requires_grad_(), max_seqlen_q=3, max_seqlen_k=3
+        ),
+        TypeError,
+        "give sinks.detach()",
+    ),
+    "gradients of what a function reads": (
+        lambda a: ours.flash_attention(
+            a, a, a, score_mod="score + t[head]", mod_args={"t": A(5).requires_grad_()}, score_mod_grad="1"
+        ),
+        TypeError,
+        "give mod_args['t'].detach()",
+    ),
+    "gradients of what a block mask reads": (
+        lambda a: ours.flash_attention(
+            a, a, a, mask_mod=make_block_mask("t[kv_idx] > 0.0f", {"t": A(3).requires_grad_()})
+        ),
+        TypeError,
+        "give mod_args['t'].detach()",
+    ),
+    "gradients with a function and no derivative": (
+        lambda a: ours.flash_attention(a.requires_grad_(), a, a, score_mod="2.0f * score"),
+        ValueError,
+        "gradients with a score_mod need score_mod_grad, its derivative by score",
+    ),
+    "second derivatives with a function": (
+        lambda a: torch.autograd.grad(
+            ours.flash_attention(a.requires_grad_(), a, a, **soft_cap(2)).sum(), a, create_graph=True
+        ),
         NotImplementedError,
-        "alibi_slopes: these kernels take them as constants",
+        "flash_attention has no second derivatives",
     ),
     "gradients through short tables": (
         lambda a: ours.flash_attention(a.requires_grad_(), a, a, rotary_cos=A(2, 4), rotary_sin=A(2, 4)),
@@ -582,7 +719,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "a large head_dim": (
         lambda a: ours.flash_attention(A(1, 4, 1, 300), A(1, 4, 1, 300), A(1, 4, 1, 300)),
         ValueError,
-        "no stage can do this in float32. The nearest is fused: head_dim = 300; this stage takes 1 to 256",
+        "head_dim = 300; this stage takes 1 to 256",
     ),
     "an array": (
         lambda a: ours.flash_attention(a.numpy(), a, a),
@@ -854,12 +991,14 @@ def test_autocast(where: str, dtype: str) -> None:
 
 
 def op_arguments(where: str, packed: bool, grad: bool, dtype: str = "float32") -> tuple[Any, ...]:
-    """Of course::flash_attention, but for flags and stage: causal; where packed, of two sequences with slopes."""
+    """Of course::flash_attention, but for flags and stage: causal; packed with slopes and sinks, or with a bias."""
     shape = ((9, 2, 8), (9, 1, 8)) if packed else ((2, 9, 2, 8), (2, 9, 1, 8))
     q, k, v = tensors(shape[0], shape[1], shape[1], where=where, grad=grad, dtype=dtype)
     cu = torch.tensor([0, 4, 9], dtype=torch.int32, device=where) if packed else None
     slopes = torch.tensor([0.5, 0.25], device=where) if packed else None
-    return q, k, v, cu, cu, slopes, [-1, 0, 5, 5] if packed else [-1, 0, -1, -1], None
+    bias = None if packed else torch.linspace(-1, 1, 81, device=where).view(9, 9)
+    sinks = torch.tensor([1.0, -1.0], device=where) if packed else None
+    return q, k, v, cu, cu, bias, slopes, sinks, [-1, 0, 5, 5] if packed else [-1, 0, -1, -1], None
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -909,6 +1048,10 @@ CALLS: dict[str, Callable[..., Any]] = {
     "run_flash": lambda q, k, v: ours.run_flash(q[0], k[0], v[0], causal=True),
     "rotary": lambda q, k, v: ours.flash_attention(q, k, v, **tables(8, q.device.type), causal=True),
     "lse": lambda q, k, v: ours.flash_attention(q, k, v, return_lse=True)[0],
+    "sinks": lambda q, k, v: ours.flash_attention(q, k, v, sinks=torch.linspace(-1, 1, 9, device=q.device)),
+    "sdpa with a mask": lambda q, k, v: ours.scaled_dot_product_attention(
+        q, k, v, attn_mask=torch.ones(9, 9, device=q.device, dtype=torch.bool).tril()
+    ),
 }
 
 
@@ -935,6 +1078,22 @@ def test_compiled_with_lengths(where: str) -> None:
     got, want = (torch.autograd.grad(each(q, k, v), (q, k, v)) for each in (compiled, call))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_functions_of_scores_are_left_out_of_a_graph(where: str) -> None:
+    """The operators have none, which is an error that says how to call them."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    given = tensors((1, 9, 2, 8), (1, 9, 2, 8), (1, 9, 2, 8), where=where, grad=True)
+    capped_call = functools.partial(ours.flash_attention, **soft_cap(0.5))
+    with pytest.raises(NotImplementedError, match=re.escape("torch.compiler.disable(flash_attention)")):
+        make_fx(capped_call)(*given)
+    apart = torch.compiler.disable(capped_call)
+    compiled = torch.compile(lambda q, k, v: 2 * apart(2 * q, k, v), backend="aot_eager")
+    got = torch.autograd.grad(compiled(*given).square().sum(), given)
+    want = torch.autograd.grad((2 * capped_call(2 * given[0], *given[1:])).square().sum(), given)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_one_graph_for_many_lengths(where: str) -> None:

@@ -16,7 +16,7 @@ from helpers import device
 from helpers.attention.ladder.layout import Spec, dense_copy, negative, padded, spec_of
 from helpers.engine.cuda_source.signatures import dtype_of
 
-TORCH_DTYPES = ("float32", "float16", "bfloat16", "int32", "bool")
+TORCH_DTYPES = ("float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
 
 
 class DeviceArrays:
