@@ -5,10 +5,10 @@
     model = LlamaForCausalLM._from_config(config, attn_implementation="course")
     model.set_attn_implementation("course")                                       # or for a model that is there
 
-Causal models, with their KV cache, and models that see both ways; sliding windows; grouped heads; gradients. Padded
-batches are unpadded, go through the kernels for packed sequences, and are padded again. What the kernels do not do is
-an error, or with fallback=True transformers' own SDPA attention: dropout, other masks, static caches. Attention sinks,
-soft caps and paged caches, which that has not either, are errors.
+Causal models, with their KV cache, and models that see both ways; sliding windows; grouped heads; soft caps (Gemma 2);
+attention sinks (gpt-oss); gradients. Padded batches are unpadded, go through the kernels for packed sequences, and are
+padded again. What the kernels do not do is an error, or with fallback=True transformers' own SDPA attention: dropout,
+other masks, static caches. SDPA has no soft caps, sinks and paged caches: with one of them there is no fallback.
 
 transformers (5 or later) and PyTorch are optional: this module alone needs both.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
+from helpers.attention.score_mods import soft_cap
 from helpers.torch_attention import attend_heads_first, flash_attention_varlen, torch, warn_of_fallback
 
 try:
@@ -54,6 +55,8 @@ def attend(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     is_causal: bool | None = None,
     fallback: bool = False,
     **more: Any,
@@ -68,7 +71,10 @@ def attend(
         dropout: 0. scaling: 1 / sqrt(head_dim) where it is not given.
         sliding_window: how many keys a query sees, itself among them; where it sees both ways, itself and
             sliding_window - 1 on either side, as transformers calls FlashAttention. Padding does not count.
-        fallback: SDPA where the kernels cannot; there, attention_mask may have four axes.
+        softcap: scaled scores become softcap * tanh(score / softcap), before any mask. Not under torch.compile.
+        s_aux: (heads,) of any floating dtype: the score of each head's sink. It is a constant: to train the rest of a
+            model, freeze its sinks with requires_grad_(False).
+        fallback: SDPA where the kernels cannot, without softcap and s_aux; there, attention_mask may have four axes.
         more: other arguments of some models; those that change the result have to be None.
 
     Returns:
@@ -77,8 +83,9 @@ def attend(
 
     Raises:
         ValueError: for what is not done. The message says what to use instead.
+        TypeError, NotImplementedError: as helpers.torch_attention.flash_attention.
     """
-    for what in ("softcap", "s_aux", "cache", *(() if fallback else ("position_bias",))):
+    for what in ("cache", *(() if fallback else ("position_bias",))):
         if more.get(what) is not None:
             raise ValueError(f'this model needs {what}, which {NAME!r} has not: attn_implementation="eager"')
     if more.get("output_attentions"):
@@ -90,12 +97,14 @@ def attend(
     try:
         _refuse(attention_mask, dropout, more)
         how = {"causal": causal, "window": window, "softmax_scale": scaling}
+        how |= {} if softcap is None else soft_cap(softcap)
+        how |= {} if s_aux is None else {"sinks": s_aux.float()}
         if attention_mask is None:
             return attend_heads_first(query, key, value, **how), None
         q, k, v = (a.transpose(1, 2) for a in (query, key, value))
         return _without_padding(q, k, v, attention_mask, how), None
     except (NotImplementedError, TypeError, ValueError) as why:
-        if not fallback:
+        if not fallback or softcap is not None or s_aux is not None:
             raise
         if attention_mask is None or attention_mask.ndim == 2 or not _MADE:
             warn_of_fallback(str(why))

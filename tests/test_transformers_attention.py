@@ -66,8 +66,27 @@ def bert() -> Any:
     return transformers.BertModel, config
 
 
-MODELS = {"gpt2": gpt2, "llama": llama, "mistral": mistral, "bert": bert}
+def gemma2() -> Any:
+    """Soft caps; a sliding window of 24 tokens in the first layer, none in the second."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "head_dim": 16}
+    more = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": None, "query_pre_attn_scalar": 16}
+    more |= {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False}
+    config = transformers.Gemma2Config(**SIZES, **heads, **more, bos_token_id=0, eos_token_id=None)
+    return transformers.Gemma2ForCausalLM, config
+
+
+def gpt_oss() -> Any:
+    """A sink in each head; sliding windows as in gemma2; a mixture of two experts."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "head_dim": 16}
+    more = {"sliding_window": 24, "num_local_experts": 2, "num_experts_per_tok": 2}
+    more |= {"layer_types": ["sliding_attention", "full_attention"], "experts_implementation": "eager"}
+    config = transformers.GptOssConfig(**SIZES, **heads, **more, bos_token_id=0, eos_token_id=None)
+    return transformers.GptOssForCausalLM, config
+
+
+MODELS = {"gpt2": gpt2, "llama": llama, "mistral": mistral, "bert": bert, "gemma2": gemma2, "gpt_oss": gpt_oss}
 CAUSAL = [name for name in MODELS if name != "bert"]
+WINDOWED = "mistral", "gemma2", "gpt_oss"
 
 
 def model_of(name: str, where: str, dtype: Any = torch.float32) -> Any:
@@ -76,7 +95,14 @@ def model_of(name: str, where: str, dtype: Any = torch.float32) -> Any:
     model = kind(config).eval()
     for weight in model.parameters():  # the usual 0.02 would leave all attention nearly uniform
         weight.data.mul_(3.0)
+        if weight.shape == (4,):  # gpt-oss's sinks: of the size of scores, and frozen
+            weight.requires_grad_(False).copy_(torch.linspace(-1, 2, 4))
     return model.to(where, dtype)
+
+
+def theirs(name: str) -> str:
+    """transformers' own attention: SDPA has neither soft caps nor sinks."""
+    return "eager" if name in ("gemma2", "gpt_oss") else "sdpa"
 
 
 def tokens(length: int, where: str, batch: int = 2) -> Any:
@@ -114,18 +140,18 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits(name: str, dtype: str, where: str, calls: list[tuple[int, int]]) -> None:
-    """The 2x rule: against eager in float64, at most twice the error of SDPA in the same type."""
+    """The 2x rule: against eager in float64, at most twice the error of transformers' own in the same type."""
     ids = tokens(65, where)
     with torch.no_grad():
         want = by(model_of(name, where, torch.float64), "eager")(ids)
         want = want.logits if hasattr(want, "logits") else want.last_hidden_state
         typed = getattr(torch, dtype)
         errors = {}
-        for implementation in ("sdpa", "course"):
+        for implementation in (theirs(name), "course"):
             model = model_of(name, where).to(typed)
             errors[implementation] = float((output(by(model, implementation), ids).double() - want).abs().max())
     assert calls == [(65, 65)] * 2
-    assert errors["course"] <= 2 * errors["sdpa"] + 1e-6 * float(want.abs().max()), errors
+    assert errors["course"] <= 2 * errors[theirs(name)] + 1e-6 * float(want.abs().max()), errors
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -134,7 +160,7 @@ def test_greedy_generation_is_the_same(name: str, where: str, calls: list[tuple[
     model, ids = model_of(name, where), tokens(20, where)
     options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
     whole = torch.ones_like(ids)
-    want = by(model, "sdpa").generate(ids, attention_mask=whole, **options)
+    want = by(model, theirs(name)).generate(ids, attention_mask=whole, **options)
     got = by(model, "course").generate(ids, attention_mask=whole, **options)
     assert torch.equal(got, want) and got.shape == (2, 36)
     assert calls[0] == (20, 20) and calls[2][0] == 1 and calls[-1][0] == 1
@@ -205,21 +231,23 @@ def unpadded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("kind", HOLES)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_padded_batch(name: str, kind: str, where: str, unpadded: list[tuple[int, int]]) -> None:
-    """Outputs and gradients of all that is no padding, beside SDPA's; the kernels see the other tokens alone."""
-    if (name, kind) == ("mistral", "holes"):
+    """Outputs and gradients of all that is no padding, beside transformers'; the kernels see the other tokens alone."""
+    if name in WINDOWED and kind == "holes":
         pytest.skip("a window counts tokens, as FlashAttention's integration has it, and SDPA's counts holes too")
     ids, mask = tokens(33, where, batch=3), padding(kind, where)
     found = {}
-    for implementation in ("sdpa", "course"):
+    for implementation in (theirs(name), "course"):
         model = by(model_of(name, where), implementation)
         out = model(ids, attention_mask=mask.long(), **({"use_cache": False} if name != "bert" else {}))
         out = (out.logits if hasattr(out, "logits") else out.last_hidden_state)[mask]
         out.square().mean().backward()
         found[implementation] = [out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
     rows = 3 * 33 if name == "bert" else int(mask.sum())  # what sees both ways may be cross-attention
-    assert unpadded == [(0, 0), (rows, int(mask.sum())), (rows, int(mask.sum()))]  # read once, for two layers
-    assert len(found["course"]) == len(found["sdpa"]) > 10
-    for got, want in zip(found["course"], found["sdpa"], strict=True):
+    layer = rows, int(mask.sum())
+    again = [(0, 0)] if name in ("gemma2", "gpt_oss") else []  # their layers with a window have a mask of their own
+    assert unpadded == [(0, 0), layer, *again, layer]  # else it is read once, for two layers
+    assert len(found["course"]) == len(found[theirs(name)]) > 10
+    for got, want in zip(found["course"], found[theirs(name)], strict=True):
         torch.testing.assert_close(got, want, atol=2e-5 * max(1.0, float(want.abs().max())), rtol=0)
 
 
@@ -228,11 +256,11 @@ def test_padded_prompts_are_continued(name: str, where: str, unpadded: list[tupl
     """Greedy search with the KV cache: one query a step, beside keys with padding among them."""
     model, ids, mask = model_of(name, where), tokens(33, where, batch=3), padding("left", where).long()
     options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    want = by(model, "sdpa").generate(ids, **options)
+    want = by(model, theirs(name)).generate(ids, **options)
     got = by(model, "course").generate(ids, **options)
     assert torch.equal(got, want) and got.shape == (3, 45)
     calls = [rows for rows, _ in unpadded if rows]
-    assert calls[:3] == [int(mask.sum())] * 2 + [3] and (len(calls) == 2 * 12 or name == "mistral")
+    assert calls[:3] == [int(mask.sum())] * 2 + [3] and (len(calls) == 2 * 12 or name in WINDOWED)
 
 
 @pytest.mark.parametrize("more", [1, 8])
@@ -320,7 +348,7 @@ def test_refused(case: str, where: str) -> None:
         call(model, tokens(33, where))
 
 
-@pytest.mark.parametrize("what", ["softcap", "s_aux", "position_bias", "cache"])
+@pytest.mark.parametrize("what", ["position_bias", "cache"])
 def test_what_changes_the_result_is_refused(what: str) -> None:
     q = torch.zeros(1, 2, 5, 8)
     with pytest.raises(ValueError, match=f"this model needs {what}, which 'course' has not"):
@@ -379,8 +407,24 @@ def refuse_all(*_: Any) -> None:
     raise ValueError("for a test: the kernels are not asked")
 
 
-@pytest.mark.parametrize("what", ["softcap", "s_aux", "cache"])
-def test_what_sdpa_has_not_is_no_fallback(what: str) -> None:
+def test_a_cache_that_is_paged_is_no_fallback() -> None:
     q = torch.zeros(1, 2, 5, 8)
-    with pytest.raises(ValueError, match=f"this model needs {what}, which 'course' has not"):
-        course.attend(torch.nn.Module(), q, q, q, None, fallback=True, **{what: 1.0})
+    with pytest.raises(ValueError, match="this model needs cache, which 'course' has not"):
+        course.attend(torch.nn.Module(), q, q, q, None, fallback=True, cache=1.0)
+
+
+@pytest.mark.parametrize("what", [{"softcap": 1.0}, {"s_aux": torch.zeros(2)}], ids=lambda what: next(iter(what)))
+def test_what_sdpa_has_not_is_no_fallback(what: dict[str, Any]) -> None:
+    """SDPA would leave a sink out without a word."""
+    q = torch.zeros(1, 2, 5, 8)
+    with pytest.raises(ValueError, match=re.escape("attention dropout is 0.1")):
+        course.attend(torch.nn.Module(), q, q, q, None, dropout=0.1, fallback=True, **what)
+
+
+def test_a_sink_that_is_learned_is_refused(where: str) -> None:
+    model, ids = by(model_of("gpt_oss", where), "course"), tokens(33, where)
+    model.model.layers[0].self_attn.sinks.requires_grad_()
+    with torch.no_grad():
+        model(ids)
+    with pytest.raises(TypeError, match=re.escape("sinks requires grad, and these kernels compute gradients of q")):
+        model(ids)
