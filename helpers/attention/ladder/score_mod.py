@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -168,8 +169,8 @@ class ScoreMod(NamedTuple):
             last, slopes = "score", []
             given = "q_idx, kv_idx, distance, loaded"
             for i in range(len(self.scores)):
-                lines.append(f"    const float y{i} = mod_score(score_mod_{i}({last}, {given}));")
-                slopes.append(f"mod_score(grad_{i}({last}, {given}, y{i}))")
+                lines.append(f"    const float y{i} = score_mod_{i}({last}, {given});")
+                slopes.append(f"grad_{i}({last}, {given}, y{i})")
                 last = f"y{i}"
             lines += [f"    *grad = {' * '.join(slopes)};"] if grad else []
             lines += [f"    return {last};", "  }"]
@@ -180,11 +181,8 @@ class ScoreMod(NamedTuple):
             lines.append("  __device__ __forceinline__ float2 load_pair(const int q_idx, const int kv_idx) const {")
             lines += [f"    return {load};", "  }"]
         if self.mask:
-            lines += _member("mask_mod_0", "const int q_idx, const int kv_idx", self.mask, "mask_mod")
+            lines += _member("mask_mod", "const int q_idx, const int kv_idx", self.mask, "mask_mod", "bool")
             lines += [
-                "  __device__ __forceinline__ bool mask_mod(const int q_idx, const int kv_idx) const {",
-                "    return mod_mask(mask_mod_0(q_idx, kv_idx));",
-                "  }",
                 "  __device__ __forceinline__ const int* entries(const int tile) const {",
                 "    return block_mask + batch * mask_batch + head * mask_head + (long long)tile * mask_tile;",
                 "  }",
@@ -204,7 +202,9 @@ class ScoreMod(NamedTuple):
             )
             if found is None:
                 raise
-            raise ValueError(f"{found[1]} does not compile: {found[3]}\n    {self._texts()[found[1]]}") from error
+            why = re.sub(r'static assertion failed(?:: | with )"?([^"]*)"?', r"\1", found[3])
+            text = textwrap.indent(self._texts()[found[1]], "    ")
+            raise ValueError(f"{found[1]} does not compile: {why}\n{text}") from error
 
     def _texts(self) -> dict[str, str]:
         texts = {function.name: function.text for function in self.scores}
@@ -215,26 +215,26 @@ class ScoreMod(NamedTuple):
 _NAMED = ("score_mod_grad", "score_mod", "mask_mod")
 _OF_SCORE = "const float score, const int q_idx, const int kv_idx, const float distance, const float loaded"
 _CHECKS = """\
-__device__ __forceinline__ float mod_score(float y) { return y; }
-__device__ __forceinline__ float mod_score(int y) { return y; }
-template <typename T>
-__device__ __forceinline__ float mod_score(T) {
-  static_assert(sizeof(T) == 0, "a score is a float: write 0.5f for 0.5, and float(x) for another type");
-  return 0;
+template <typename Result, typename T>
+constexpr bool mod_returns = false;
+template <typename Result>
+constexpr bool mod_returns<Result, Result> = true;
+template <typename Result>
+constexpr bool mod_returns<Result, int> = true;"""
+_SHOULD_BE = {
+    "float": "a score is a float: write 0.5f for 0.5, and float(x) for another type",
+    "bool": "mask_mod says true or false: a bool, or an int",
 }
-__device__ __forceinline__ bool mod_mask(bool seen) { return seen; }
-__device__ __forceinline__ bool mod_mask(int seen) { return seen; }
-template <typename T>
-__device__ __forceinline__ bool mod_mask(T) {
-  static_assert(sizeof(T) == 0, "mask_mod says true or false: a bool, or an int");
-  return false;
-}"""
 
 
-def _member(name: str, parameters: str, text: str, told: str) -> list[str]:
-    """A function of the struct: the text is line 1 of a file that is called as the caller calls it."""
-    head = f"  __device__ __forceinline__ auto {name}({parameters}) const {{ return ("
-    return [head, f'#line 1 "{told}"', text, '#line 1 "score_mod.h"', "  ); }"]
+def _member(name: str, parameters: str, text: str, told: str, result: str = "float") -> list[str]:
+    """A function of the struct. The caller's text, and the check of its type, are in a file that is called as the
+    caller calls it: so messages and the X-ray name it, with its lines."""
+    head = f"  __device__ __forceinline__ {result} {name}({parameters}) const {{"
+    check = f'static_assert(mod_returns<{result}, decltype(+mod_result)>, "{_SHOULD_BE[result]}");'
+    end = "\n);" if "//" in text else ");"
+    body = f"    auto mod_result = ({text}{end}\n    {check}\n    return mod_result;"
+    return [head, f'#line 1 "{told}"', body, '#line 1 "score_mod.h"', "  }"]
 
 
 class BlockMask:

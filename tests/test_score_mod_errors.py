@@ -1,0 +1,75 @@
+"""What a caller is told whose function of scores does not compile, or reads out of range: the text, and the place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import device
+from helpers.attention import flash_attention, flash_attention_backward
+from helpers.device import cp
+from helpers.lesson.shortcuts import look
+
+DOES_NOT_COMPILE: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown name": ({"score_mod": "score - slope * distanse"}, "score_mod does not compile: .*distanse"),
+    "in a mask": ({"mask_mod": "kv_idx <= row"}, "mask_mod does not compile: .*row"),
+    "float as an index": ({"mask_mod": "near[position[kv_idx]] < 2"}, "mask_mod does not compile: "),
+    "not closed": ({"score_mod": "fmaf(slope, distance, score"}, "score_mod does not compile: "),
+    "a comment at the end": ({"score_mod": "slope * scores  // one too many"}, "score_mod does not compile: .*scores"),
+    "a double": ({"score_mod": "0.5 * score"}, "score_mod does not compile: a score is a float: write 0.5f"),
+    "a float in a mask": ({"mask_mod": "position[kv_idx]"}, "mask_mod does not compile: mask_mod says true or false"),
+}
+
+
+def inputs(n: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((1, n, 1, 32)).astype(np.float16) for _ in range(3)]
+
+
+def args() -> dict[str, Any]:
+    arrays = {"position": cp.zeros(40, np.float32), "near": cp.zeros(40, np.float32)}
+    return {**arrays, "slope": np.float32(0.5)}
+
+
+@pytest.mark.parametrize("name", DOES_NOT_COMPILE)
+def test_a_text_that_does_not_compile(name: str) -> None:
+    options, words = DOES_NOT_COMPILE[name]
+    with pytest.raises(ValueError, match=words) as raised:
+        flash_attention(*inputs(40), **options, mod_args=args())
+    assert str(raised.value).endswith(f"\n    {next(iter(options.values()))}")
+
+
+def test_a_derivative_that_does_not_compile() -> None:
+    q, k, v = inputs(40)
+    lse = np.zeros((1, 1, 40), np.float32)
+    with pytest.raises(ValueError, match=r"score_mod_grad does not compile: .*z") as raised:
+        flash_attention_backward(q, q, k, v, q, lse, score_mod="score * score", score_mod_grad="2.0f * z")
+    assert str(raised.value).endswith("\n    2.0f * z")
+
+
+def test_all_lines_of_a_text_are_shown() -> None:
+    with pytest.raises(ValueError, match=r"\n    score\n    - slop$"):
+        flash_attention(*inputs(40), score_mod="score\n- slop")
+
+
+@pytest.mark.parametrize("text", ["score + slope", "kv_idx - q_idx  // an int", "kv_idx == q_idx"])
+def test_numbers_that_are_scores(text: str) -> None:
+    """An int and a bool become one."""
+    o = flash_attention(*inputs(40), score_mod=text, mod_args=args())
+    assert np.isfinite(o.astype(np.float32)).all()
+
+
+def test_the_x_ray_names_the_text_and_the_array() -> None:
+    short = cp.zeros(64, np.float32)
+    report = look("flash_mma", *inputs(70), score_mod="score + table[kv_idx]", mod_args={"table": short})
+    first = report.findings[0]
+    assert (first.kind, first.file, first.line, first.array) == ("out of bounds", "score_mod", 1, "mod_table")
+
+
+@pytest.mark.skipif(device.ON_GPU, reason="a GPU has no such message")
+def test_so_does_the_error_of_a_launch() -> None:
+    short = cp.zeros(64, np.float32)
+    with pytest.raises(Exception, match=r"mod_table\[\d+\].* at score_mod:1 .*\n.*score \+ table\[9999 \+ kv_idx\]"):
+        flash_attention(*inputs(70), score_mod="score + table[9999 + kv_idx]", mod_args={"table": short})
