@@ -1,4 +1,4 @@
-"""Typical answers to the exercise of notebook 11: each wrong one fails in its row, other right forms pass."""
+"""Typical answers to the exercises of notebook 11: each wrong one fails in its row, other right forms pass."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ SCALED = "float s = dot * softmax_scale;"
 CAP = "if (softcap > 0.0f) s = softcap * tanhf(s / softcap);"
 ALWAYS = CAP.replace("if (softcap > 0.0f) ", "")
 HIDE = "return seen ? s * LOG2_E : NEG_INF;"
+
+SEES = "kv_idx <= q_idx && (q_idx - kv_idx) % step == 0"
+LEAST = "max(first_row - last_key, 0)"
+NEEDED = "most >= 0 && most / step * step >= least"
+LOST, TOO_MANY = ("elements wrong", "lost"), ("limit", "bytes of K loaded", "too many")
 
 TABLE = {
     "11_softcap": (
@@ -55,6 +60,29 @@ TABLE = {
             ((SCALED, "if (!seen) return NEG_INF;\n  float s = dot * softmax_scale;"), (HIDE, "return s * LOG2_E;")),
         ),
         Right("a conditional", ((CAP, "s = softcap == 0 ? s : tanhf(s / softcap) * softcap;"),)),
+    ),
+    "11_dilated": (
+        Wrong("multiples of step", ((SEES, "kv_idx <= q_idx && kv_idx % step == 0"),), "first", "elements wrong"),
+        Wrong("every key", ((SEES, "kv_idx <= q_idx"),), "first", "elements wrong"),
+        Wrong("the future too", ((SEES, "(q_idx - kv_idx) % step == 0"),), "first", "elements wrong"),
+        Wrong("not its own key", ((SEES, SEES.replace("<=", "<")),), "first", "elements wrong"),
+        Wrong("within one step", ((SEES, "kv_idx <= q_idx && q_idx - kv_idx < step"),), "first", "elements wrong"),
+        Wrong("no tile is skipped", ((NEEDED, "true"),), *TOO_MANY),
+        Wrong("only the future is skipped", ((NEEDED, "most >= 0"),), *TOO_MANY),
+        Wrong("distances from the first key", ((LEAST, "first_row - first_key"),), "awkward", *LOST),
+        Wrong("a distance of 0 is none", ((LEAST, LEAST.replace("0", "1")),), "awkward", *LOST),
+        Wrong(
+            "the first key of the tile alone",
+            ((NEEDED, "most >= 0 && (first_row - first_key) % step == 0"),),
+            "first",
+            *LOST,
+        ),
+        Right("the distance once", ((SEES, "q_idx >= kv_idx && (q_idx - kv_idx) / step * step == q_idx - kv_idx"),)),
+        Right("the smallest multiple", ((NEEDED, "most >= 0 && (least + step - 1) / step * step <= most"),)),
+        Right(
+            "by a loop",
+            ((NEEDED, "[&] { for (int e = 0; e <= most; e += step) if (e >= least) return true; return false; }()"),),
+        ),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The exercise of notebook 11: scores with a soft cap."""
+"""The exercises of notebook 11: scores with a soft cap, a dilated mask."""
 
 from __future__ import annotations
 
@@ -67,3 +67,47 @@ def softcap(trial: Trial) -> None:
         symptom = "future" if sees_future else "no cap" if cap == 0 else ""
         tolerance = 1e-5 if factor == 1 else 1e-4
         trial.expect("O", o, _capped(q, k, v, cap), symptom=symptom, large=factor > 1, tolerance=tolerance)
+
+
+@exercise(
+    "11_dilated",
+    minutes=10,
+    hints={
+        "lost": (
+            "A block skips a tile of which some row sees a key. Which distances q_idx - kv_idx occur in a tile?",
+            "All from first_row - last_key to last_row - first_key. Is one of them, 0 or more, a multiple of step?",
+            "Take the largest multiple of step up to last_row - first_key: is it at least the smallest distance?",
+        ),
+        "too many": (
+            "The result is right, but blocks load tiles of which no row sees a key. Which distances occur in a tile?",
+            "Keys after all rows are one case. A step larger than the tile is another: no multiple of it may occur.",
+            "most = last_row - first_key; most / step * step is the largest multiple of step up to it.",
+        ),
+        "": (
+            "Row q_idx sees the keys q_idx, q_idx - step, q_idx - 2 step, ...: what do their distances have in common?",
+            "The distance q_idx - kv_idx is 0 or more, and a multiple of step. In C++, -3 % 3 is 0 as well.",
+            "return kv_idx <= q_idx && (q_idx - kv_idx) % step == 0;",
+        ),
+    },
+)
+def dilated(trial: Trial) -> None:
+    """A small step; one that leaves out tiles; every key; more rows than keys, so that rows see nothing."""
+    block_m, block_n = 32, 16
+    sizes = (64, 64, 16, 3), (70, 200, 16, 100), (33, 50, 8, 1), (40, 7, 8, 2), (1, 90, 8, 30)
+    for number, (n, n_kv, d, step) in enumerate(trial.sizes("N, N_kv, d, step", *sizes)):
+        q, k, v = trial.inputs(n, n_kv, d)
+        o, lse = trial.empty(n, d), trial.empty(n)
+        numbers = n, n_kv, d**-0.5, step
+        trial.launch("dilated_attention", blocks(n, block_m), block_m, q, k, v, o, lse, *numbers, HEAD_DIM=d)
+        distance = np.arange(n)[:, None] + n_kv - n - np.arange(n_kv)
+        seen = (distance >= 0) & (distance % step == 0)
+        tiles = ((i, j) for i in range(0, n, block_m) for j in range(0, n_kv, block_n))
+        needed = sum(k[j : j + block_n].nbytes for i, j in tiles if seen[i : i + block_m, j : j + block_n].any())
+        counted = number < 2 and not trial.on_gpu  # the X-ray goes with the first two sizes
+        loaded = trial.figures("K", awkward=number == 1).read if counted else needed
+        symptom = "lost" if loaded < needed else ""
+        expected, expected_lse = reference.attention(q, k, v, bias=seen, return_lse=True)
+        trial.expect("O", o, expected, symptom=symptom)
+        trial.expect("lse", lse, expected_lse, symptom=symptom)
+        if counted:
+            trial.limit(f"bytes of K loaded at {trial.size}", loaded, at_most=needed, symptom="too many")
