@@ -35,11 +35,15 @@ SECTIONS = (
     "Exercise",
     "What limits us now",
 )
-WITHOUT_KERNEL = {  # 00 is NumPy; 09 puts the kernels of the others to use
+WITHOUT_KERNEL = {  # 00 is NumPy; 09 puts the kernels of the others to use, 11 puts functions into them
     "00": ("Predict", "Check", "Exercise", "What limits us now"),
     "09": (
         *("What a model asks of attention", "Predict", "Check", "Train on your kernels", "Measure", "Break it"),
         *("Exercise", "The climb so far", "What limits us now"),
+    ),
+    "11": (
+        *("What stands between scale and softmax", "How it works", "What a function costs", "Block masks"),
+        *("Gradients", "When fusing loses", "Break it", "Exercise", "What limits us now"),
     ),
 }
 
@@ -54,6 +58,7 @@ MOST_WORDS = {
     "06": 1960,
     "07": 1960,
     "10": 2200,
+    "11": 1660,
 }
 MOST_WORDS_OF_OTHERS = 2000
 MOST_WORDS_OF_TITLE = 190

@@ -43,7 +43,7 @@ GRADIENT_COLUMNS = (
     ((4, 16, 4096, 128), "float32", False),
     *(((4, heads, 4096, d), "bfloat16", causal) for heads, d in ((32, 64), (16, 128)) for causal in (False, True)),
 )
-NEIGHBOURS = "a bias, ALiBi, rotary embedding, the output projection: when fusing them wins, when it loses"
+NEIGHBOURS = "functions of scores as a line of CUDA, block masks; when fusing loses: rotary embedding, projection"
 PEERS = {  # in the record, and as the table names them
     **{name: f"PyTorch, {name}" for name in ("SDPA efficient", "SDPA math", "SDPA flash", "SDPA cuDNN")},
     "FlashAttention-3": "FlashAttention-3",

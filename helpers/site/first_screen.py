@@ -31,6 +31,7 @@ LISTED_A_MINUTE = 25
 STEP = 5  # minutes are given in multiples of it
 # Readers' own estimates, where words and lines say too little: all hardware of 10 is new.
 READERS_SAY = {"10": 145}
+USES = {11: 7}  # a notebook without a stage of its own, and the stage whose kernels it launches
 GPUS = {"T4": 75, "A100": 80, "L4": 89, "H100": 90}  # name -> compute capability
 
 
@@ -66,6 +67,7 @@ def minutes(path: Path, notebook: Mapping[str, Any]) -> tuple[int, int]:
 
 def works_on(number: int) -> str:
     """Where the stage of a number runs, from the table of stages."""
+    number = USES.get(number, number)
     stage = next((stage for stage in LADDER.values() if stage.number == number), None)
     least = stage.min_cc if stage else 0
     all_types = max(least, 80 if stage and "bfloat16" in stage.dtypes else 0)  # what a notebook shows both types on
@@ -106,7 +108,7 @@ _OPENING = re.compile(
 
 def opening(number: int) -> str:
     """The lines that let a notebook find the course, and fetch it where there is none, as in Colab."""
-    stages = [stage for stage in LADDER.values() if stage.number == number]
+    stages = [stage for stage in LADDER.values() if stage.number == USES.get(number, number)]
     least = max((max(stage.min_cc, 80 if "bfloat16" in stage.dtypes else 0) for stage in stages), default=0)
     needs = f"least={least}" * (least > 0) + ", only=True" * any(stage.only_cc for stage in stages)
     where = f"-{web_address.address()}" if web_address.is_published() else "?says where the course is"
