@@ -296,6 +296,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       mbarrier_wait(v_full + 8 * v_stage, v_parity);
       start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));
       if (PINGPONG) named_barrier_arrive(next_turn, 256);
+      prefetch_bias<16, BLOCK_N>(mod_of_tile(), tile.first_pos + warp_row, keys.first());
       wgmma_wait<1>();
       wgmma_registers(S);
       if (leader) mbarrier_arrive(k_empty + 8 * stage);

@@ -13,6 +13,7 @@
 #define SCORE_GRAD 0    // 1: there is its derivative
 #define MASK_MOD 0      // 1: there is a mask_mod, and a block mask: see 11_block_mask.cu
 #define SINK 0          // 1: a sum of weights begins with exp(mod.sink())
+#define BIAS_BYTES 0    // of an element, where score_mod begins with a bias that is loaded in pairs
 struct Mod {
   int batch, head, kv_head, q_len, kv_len;
 };
@@ -85,6 +86,19 @@ __device__ __forceinline__ void modify(
 #pragma unroll
     for (int j = 0; j < KEYS; ++j)
       if (is_hidden(mod, q_idx(i), kv_idx(j))) score(i, j) = NEG_INF;
+#endif
+}
+
+// A bias of ROWS rows and KEYS keys on its way into the L1 cache, a line by each lane: scores come out
+// of registers, and would wait for it.
+template <int ROWS, int KEYS>
+__device__ __forceinline__ void prefetch_bias(const Mod& mod, int q_idx, int kv_idx) {
+#if BIAS_BYTES
+  constexpr int LINES = (KEYS * BIAS_BYTES + 127) / 128;  // of a row
+  for (int i = threadIdx.x % 32; i < ROWS * LINES; i += 32)
+    mod.prefetch(
+        min(q_idx + i / LINES, mod.kv_len - 1),
+        min(kv_idx + i % LINES * (128 / BIAS_BYTES), mod.kv_len - 1));
 #endif
 }
 

@@ -131,6 +131,11 @@ def headers(code: str) -> tuple[str, ...]:
     return (*(wmma_headers() if "<mma.h>" in code else ()), *(cute_options(code) if "cute/" in code else ()))
 
 
+def precision(code: str) -> tuple[str, ...]:
+    """The option for a source with a caller's function of scores: divisions within 2 ulp, as Triton has them."""
+    return ("-prec-div=false",) if ON_GPU and "#define SCORE_MOD 1" in code else ()
+
+
 def architecture(code: str) -> tuple[str, ...]:
     """The option for a source with instructions of sm_90a alone, on a GPU that has them.
 
@@ -265,7 +270,9 @@ def load_all(
     """Several kernels of one source by name, compiled together: the compiler reads the source once."""
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
     with _line_for_who_waits(f"compiling {', '.join(names)}: once, and kept on disk for later processes"):
-        kernels = _compiled(code, (*options(defines), *headers(code), *architecture(code)), tuple(names))
+        kernels = _compiled(
+            code, (*options(defines), *headers(code), *architecture(code), *precision(code)), tuple(names)
+        )
         if not _later.get():
             for compiled in kernels.values():
                 compiled.build()

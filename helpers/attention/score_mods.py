@@ -24,17 +24,22 @@ def soft_cap(cap: float) -> dict[str, Any]:
     }
 
 
-def relative_bias(table: Any) -> dict[str, Any]:
+def relative_bias(table: Any, longest: int | None = None) -> dict[str, Any]:
     """table[head, reach + kv_idx - q_idx] on the scores, for distances within `reach` and the nearest beyond (T5).
 
     Raffel et al. 2020, section 2.1, have few numbers for many distances: a table of all distances repeats them.
 
     Args:
         table: float32 (heads, 2 * reach + 1), on the device.
+        longest: at least the rows and the keys of all calls. Where the table reaches so far, no distance is compared
+            with its ends, and the address of each number differs from its neighbour's by a constant.
     """
     width = int(table.shape[1])
+    distance = "kv_idx - q_idx"
+    if longest is None or longest > width // 2 + 1:
+        distance = f"min(max({distance}, -reach), reach)"
     return {
-        "score_mod": "score + table[head * width + min(max(kv_idx - q_idx, -reach), reach) + reach]",
+        "score_mod": f"score + (table + head * width + reach)[{distance}]",
         "score_mod_grad": "1",
         "mod_args": {"table": table, "width": np.int32(width), "reach": np.int32(width // 2)},
     }

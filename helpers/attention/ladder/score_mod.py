@@ -50,17 +50,25 @@ _C_TYPES = {
 _NEG_INF = "__int_as_float(0xff800000)"
 
 
+class Pair(NamedTuple):
+    """Two neighbours of an array: their type, where the first one is, and a function that has a value as `loaded`."""
+
+    type: str
+    bytes: int
+    at: str
+    text: str
+
+
 class Function(NamedTuple):
     """One function of scores. name: what messages call it. grad: its derivative, by `score` and the result `y`.
 
-    pair: (type of two neighbours, where the first one is, a text that has the value as `loaded`), where they may be
-        loaded together.
+    pair: where two neighbours may be loaded together.
     """
 
     name: str
     text: str
     grad: str | None = "1"
-    pair: tuple[str, str, str] | None = None
+    pair: Pair | None = None
 
 
 class ScoreMod(NamedTuple):
@@ -151,6 +159,7 @@ class ScoreMod(NamedTuple):
             f"#define MOD_ARGUMENTS {''.join(f'{name}, ' for name in passed)}",
             f"#define SCORE_MOD {int(bool(self.scores))}\n#define SCORE_GRAD {int(grad)}",
             f"#define MASK_MOD {int(bool(self.mask))}\n#define SINK {int(bool(self.sink))}",
+            f"#define BIAS_BYTES {pair.bytes if pair else 0}",
             _CHECKS,
             "struct Mod {",
             *(f"  {kind} {name};" for kind, name in members),
@@ -158,7 +167,7 @@ class ScoreMod(NamedTuple):
         ]
         for i, function in enumerate(self.scores):
             lines += _member(
-                f"score_mod_{i}", _OF_SCORE, pair[2] if pair and function.pair else function.text, function.name
+                f"score_mod_{i}", _OF_SCORE, pair.text if pair and function.pair else function.text, function.name
             )
             if grad:
                 lines += _member(
@@ -176,8 +185,10 @@ class ScoreMod(NamedTuple):
             lines += [f"    return {last};", "  }"]
             load = "make_float2(0.0f, 0.0f)"
             if pair:
-                two = f"reinterpret_cast<const {pair[0]}*>({pair[1]})"
+                two = f"reinterpret_cast<const {pair.type}*>({pair.at})"
                 load = f"make_float2(float({two}->x), float({two}->y))"
+                lines.append("  __device__ __forceinline__ void prefetch(const int q_idx, const int kv_idx) const {")
+                lines += [f'    asm volatile("prefetch.global.L1 [%0];" :: "l"({pair.at}));', "  }"]
             lines.append("  __device__ __forceinline__ float2 load_pair(const int q_idx, const int kv_idx) const {")
             lines += [f"    return {load};", "  }"]
         if self.mask:
@@ -385,7 +396,7 @@ def _bias(bias: Spec) -> ScoreMod:
         and bias.shape[3] % 2 == 0
         and not any(step % (2 * size) for step in (bias.offset, *steps))
     )
-    pair = (_PAIRS[bias.dtype.name], f"bias + {index}", of_pair) if whole else None
+    pair = Pair(_PAIRS[bias.dtype.name], size, f"bias + {index}", of_pair) if whole else None
     return ScoreMod((Function("bias", text, "1", pair),), values=values, arrays=(_pointer("bias", bias),))
 
 

@@ -118,7 +118,7 @@ def cases(arrays: Arrays) -> Iterator[Case]:
     )
     yield Case(
         "relative bias by a table",
-        lambda a: {"relative_bias": relative_bias(table)},
+        lambda a: {"relative_bias": relative_bias(table, n)},
         flex_mod(relative),
         lambda s, b, h, i, j: s + arrays.table[h, j - i + n - 1],
     )
