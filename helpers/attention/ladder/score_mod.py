@@ -51,10 +51,9 @@ _NEG_INF = "__int_as_float(0xff800000)"
 
 
 class Pair(NamedTuple):
-    """Two neighbours of an array: their type, where the first one is, and a function that has a value as `loaded`."""
+    """Two neighbours of an array: their dtype, where the first one is, and a function that has a value as `loaded`."""
 
-    type: str
-    bytes: int
+    dtype: str
     at: str
     text: str
 
@@ -159,7 +158,7 @@ class ScoreMod(NamedTuple):
             f"#define MOD_ARGUMENTS {''.join(f'{name}, ' for name in passed)}",
             f"#define SCORE_MOD {int(bool(self.scores))}\n#define SCORE_GRAD {int(grad)}",
             f"#define MASK_MOD {int(bool(self.mask))}\n#define SINK {int(bool(self.sink))}",
-            f"#define BIAS_BYTES {pair.bytes if pair else 0}",
+            f"#define BIAS_BYTES {dtype_of(pair.dtype).itemsize if pair else 0}",
             _CHECKS,
             "struct Mod {",
             *(f"  {kind} {name};" for kind, name in members),
@@ -185,8 +184,7 @@ class ScoreMod(NamedTuple):
             lines += [f"    return {last};", "  }"]
             load = "make_float2(0.0f, 0.0f)"
             if pair:
-                two = f"reinterpret_cast<const {pair.type}*>({pair.at})"
-                load = f"make_float2(float({two}->x), float({two}->y))"
+                load = _PAIRS[pair.dtype].format(pair.at)
                 lines.append("  __device__ __forceinline__ void prefetch(const int q_idx, const int kv_idx) const {")
                 lines += [f'    asm volatile("prefetch.global.L1 [%0];" :: "l"({pair.at}));', "  }"]
             lines.append("  __device__ __forceinline__ float2 load_pair(const int q_idx, const int kv_idx) const {")
@@ -231,7 +229,16 @@ constexpr bool mod_returns = false;
 template <typename Result>
 constexpr bool mod_returns<Result, Result> = true;
 template <typename Result>
-constexpr bool mod_returns<Result, int> = true;"""
+constexpr bool mod_returns<Result, int> = true;
+__device__ __forceinline__ float2 mod_half_pair(unsigned two) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&two));
+}
+__device__ __forceinline__ float2 mod_bfloat16_pair(unsigned two) {
+  return make_float2(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u));
+}
+__device__ __forceinline__ float2 mod_bool_pair(unsigned short two) {
+  return make_float2(two & 0xff, two >> 8);
+}"""
 _SHOULD_BE = {
     "float": "a score is a float: write 0.5f for 0.5, and float(x) for another type",
     "bool": "mask_mod says true or false: a bool, or an int",
@@ -396,11 +403,17 @@ def _bias(bias: Spec) -> ScoreMod:
         and bias.shape[3] % 2 == 0
         and not any(step % (2 * size) for step in (bias.offset, *steps))
     )
-    pair = Pair(_PAIRS[bias.dtype.name], size, f"bias + {index}", of_pair) if whole else None
+    pair = Pair(bias.dtype.name, f"bias + {index}", of_pair) if whole else None
     return ScoreMod((Function("bias", text, "1", pair),), values=values, arrays=(_pointer("bias", bias),))
 
 
-_PAIRS = {"float32": "float2", "float16": "__half2", "bfloat16": "__nv_bfloat162", "bool": "uchar2"}
+# Two neighbours as float2, by one load: the types' own structs would be loaded by halves.
+_PAIRS = {
+    "float32": "*reinterpret_cast<const float2*>({})",
+    "float16": "mod_half_pair(*reinterpret_cast<const unsigned*>({}))",
+    "bfloat16": "mod_bfloat16_pair(*reinterpret_cast<const unsigned*>({}))",
+    "bool": "mod_bool_pair(*reinterpret_cast<const unsigned short*>({}))",
+}
 
 
 def _index(name: str, a: Spec, axes: tuple[str, ...]) -> tuple[tuple[tuple[str, str, int], ...], str]:

@@ -104,7 +104,8 @@ def _hopper_variant(call: Call) -> dict[str, int]:
     """The tile for the call's mask, or for its functions of scores, which need registers."""
     keys = call.rows if call.packed else call.arrays["k"].shape[2]
     if call.mod:
-        return tiles.pick_hopper_with_functions(call.head_dim, bool(call.mod.mask))
+        biased = "bias" in call.arrays
+        return tiles.pick_hopper_with_functions(call.head_dim, masked=bool(call.mod.mask), biased=biased)
     return tiles.pick_hopper(call.head_dim, call.window != (-1, -1), keys)
 
 

@@ -514,10 +514,10 @@ def pick_hopper(head_dim: int, masked: bool = False, keys: int | None = None) ->
     return {"BLOCK_M": block_m, "BLOCK_N": block_n}
 
 
-def pick_hopper_with_functions(head_dim: int, masked: bool) -> dict[str, int]:
-    """The same with functions of scores, which need registers. masked: by a mask_mod."""
+def pick_hopper_with_functions(head_dim: int, *, masked: bool, biased: bool) -> dict[str, int]:
+    """The same with functions of scores, which need registers. masked: by a mask_mod. biased: by an array."""
     if head_dim <= 64 and not masked:
-        return {"BLOCK_M": 192, "BLOCK_N": 96}
+        return {"BLOCK_M": 192, "BLOCK_N": 96 if biased else 128}
     return {"BLOCK_M": 128, "BLOCK_N": 128} if head_dim <= 128 else pick_hopper(head_dim, masked=True)
 
 
