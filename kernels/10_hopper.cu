@@ -263,8 +263,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   if (PINGPONG && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
   for (;;) {
     // ---- a tile's first keys: S is ready
-    maxima.m_i[0] = maxima.m_i[1] = maxima.limit[0] = maxima.limit[1] =
-        first_maximum(mod_of_tile());
+    const float m_first = first_maximum(mod_of_tile());
+    maxima.m_i[0] = maxima.m_i[1] = maxima.limit[0] = maxima.limit[1] = m_first;
     l_i[0] = l_i[1] = t == 0 ? first_sum(mod_of_tile()) : 0.0f;
     maxima.base[0] = maxima.base[1] = 0.0f;
 #pragma unroll

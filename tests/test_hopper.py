@@ -138,7 +138,8 @@ def test_tiles_for_masks_and_few_keys() -> None:
     pick = tiles.pick_hopper
     assert pick(64) == {"BLOCK_M": 192, "BLOCK_N": 128} == pick(64, True) == pick(40, False, 1024)
     assert pick(64, True, 1024) == {"BLOCK_M": 128, "BLOCK_N": 128}
-    assert [pick(128, *of)["BLOCK_N"] for of in ((), (True,), (False, 1025), (False, 1024))] == [160, 128, 160, 128]
+    assert [pick(128, *of)["BLOCK_N"] for of in ((), (True,), (False, 1025), (False, 1024))] == [160, 128, 176, 128]
+    assert [pick(128, False, keys)["BLOCK_N"] for keys in (2048, 2112, 3000, 4096)] == [160, 176, 160, 160]
     for head_dim in range(8, 257, 8):
         for masked in (False, True):
             for keys in (1, 1024, 1025, None):
@@ -544,8 +545,8 @@ def on_cpu(name: str, old: str, new: str = "", **more: Any) -> Bug:
 
 RESCALES = "if (rescaled) rescale_output(acc, rescale);"
 RELEASES_V = "if (leader) mbarrier_arrive(v_empty + 8 * v_stage);"
-NEW_M_I = "maxima.m_i[0] = maxima.m_i[1] = maxima.limit[0] = maxima.limit[1] = M_INIT;"
-NEW_L_I = "maxima.base[0] = maxima.base[1] = l_i[0] = l_i[1] = 0.0f;"
+NEW_M_I = "maxima.m_i[0] = maxima.m_i[1] = maxima.limit[0] = maxima.limit[1] = m_first;"
+NEW_L_I = "l_i[0] = l_i[1] = t == 0 ? first_sum(mod_of_tile()) : 0.0f;"
 ZEROS = "for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;"
 LAST_KEYS = "weights(GROUPS / 2, GROUPS);\n      to_operand<T>(P, S, GROUPS / 2, GROUPS);"
 BUGS = (
@@ -580,7 +581,7 @@ BUGS = (
     ),
     changed("rows of the tile alone", "tile.row = q_first + first_row", "tile.row = first_row"),
     # softmax
-    changed("no maximum for rows that see nothing", "maxima.limit[1] = M_INIT", "maxima.limit[1] = NEG_INF"),
+    changed("no maximum for rows that see nothing", "return M_INIT;", "return NEG_INF;"),
     changed("maxima of one lane out of four", "return fmaxf(a, b); });", "return a; });", times=2),
     changed(
         "sums of one lane out of four", "[](float a, float b) { return a + b; }", "[](float a, float b) { return a; }"
@@ -697,7 +698,7 @@ BUGS = (
     on_cpu("O is stored in flight", "    wgmma_wait<1>();\n    wgmma_registers(acc);\n    if", "    if"),
     on_cpu("the last O is stored in flight", "  wgmma_wait<0>();\n  wgmma_registers(acc);\n  store", "  store"),
     # packed
-    changed("rows of the next sequence stay", "if (packed && first + BLOCK_N > tile.kv_len)", "if (false)"),
+    changed("rows of the next sequence stay", "if (packed && keys.first() + BLOCK_N > tile.kv_len)", "if (false)"),
     changed(
         "some rows of the next sequence stay",
         "max(from, 0) * 8",
@@ -708,7 +709,7 @@ BUGS = (
         "for (int panel = 0; panel < PANELS; ++panel)\n      *re",
         "for (int panel = 0; panel < 1; ++panel)\n      *re",
     ),
-    changed("K of the first sequence", "tile.k_first + first, tile.kv_head", "first, tile.kv_head"),
+    changed("K of the first sequence", "tile.k_first + keys.first(),", "keys.first(),"),
 )
 WITH_BUG: tuple[dict[str, Any], ...] = (
     {"n": 150, "n_kv": 200, "window": (90, 90)},
