@@ -269,7 +269,7 @@ __device__ __forceinline__ void store_tile(
 }
 
 // dS = P * (dP - delta) for this thread's tile, whose P this thread has stored itself, times the
-// derivative of a score_mod.
+// derivative of a score_mod, which may be infinite where P is 0: past the ends, where it is hidden.
 __device__ __forceinline__ void scores_gradient(
     float (&dp)[TILE_M][TILE_N], const Shared& smem, const float (&grad)[TILE_M][TILE_N], int x,
     int y) {
@@ -281,7 +281,7 @@ __device__ __forceinline__ void scores_gradient(
     load_rows(p, smem.P[x + j * THREADS_X], y);
 #pragma unroll
     for (int i = 0; i < TILE_M; ++i)
-      dp[i][j] = p[i] * (dp[i][j] - delta[i]) * (SCORE_GRAD ? grad[i][j] : 1.0f);
+      dp[i][j] = p[i] * (dp[i][j] - delta[i]) * (SCORE_GRAD && p[i] != 0.0f ? grad[i][j] : 1.0f);
   }
 }
 

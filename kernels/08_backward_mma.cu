@@ -259,7 +259,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 
     const unsigned stage_bytes = stage * STAGE_BYTES;
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
-                        first_key < first_row + BLOCK_M - 1 + rows.window_lo || partial;
+                        first_key < first_row + BLOCK_M - 1 + rows.window_lo || partial ||
+                        (SCORE_GRAD && first_row + BLOCK_M > q_len);
     const Mod mod = mod_of(head);
     const float* const own_lse =
         reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET + stage * LSE_DELTA_BYTES);
@@ -291,7 +292,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
             dP[m][n][i] = i % 2 ? -delta.y : -delta.x;  // so that the product adds to -delta
           }
       }
-      const auto mask = [&] {  // a key that a row does not see has the weight 0
+      // A key that a row does not see has the weight 0. A derivative may be infinite there.
+      const auto mask = [&] {
         const int key = first_key + warp.key + g, row = first_row + warp.row + c * CHUNK + 2 * t;
 #pragma unroll
         for (int m = 0; m < KEY_TILES; ++m)
@@ -305,6 +307,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
               if (MASK_MOD && partial &&
                   is_hidden(mod, q_idx(2 * n + i % 2), kv_idx(2 * m + i / 2)))
                 S[m][n][i] = 0.0f;
+              if (SCORE_GRAD && S[m][n][i] == 0.0f) grad[m][n][i] = 0.0f;
             }
       };
       if (MASK_FIRST && masked) mask();

@@ -66,7 +66,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) make_block_mask(
   const Mod mod = {
       MOD_ARGUMENTS sequence, head, head / (params.heads / params.kv_heads), q_len, kv_len};
   entries += ((long long)(sequence * gridDim.y + head) * gridDim.x + tile) * width;
-  const int others = BY_KEYS ? (q_len + BLOCK_M - 1) / BLOCK_M : (kv_len + BLOCK_N - 1) / BLOCK_N;
+  const int of_sequence =
+      BY_KEYS ? (q_len + BLOCK_M - 1) / BLOCK_M : (kv_len + BLOCK_N - 1) / BLOCK_N;
+  const int others = min(of_sequence, width - 1);  // more, if max_seqlen_k is too small
   if (tile * (BY_KEYS ? BLOCK_N : BLOCK_M) >= (BY_KEYS ? kv_len : q_len)) return;
 
   // ---- a warp for each tile of the other side; one thread writes down what they have found

@@ -1,7 +1,8 @@
 // Score functions: score_mod makes another score of each score, between the scale and the softmax;
 // mask_mod says which keys a row sees. A caller writes them in CUDA, under FlexAttention's names
-// (Dong et al., 2024): helpers/attention/score_mod.py puts a struct Mod with their texts before the
-// text of a kernel. Without one this header leaves a kernel as it is. Explained in 11's notebook.
+// (Dong et al., 2024): helpers/attention/ladder/score_mod.py puts a struct Mod with their texts
+// before the text of a kernel. Without one this header leaves a kernel as it is. Explained in 11's
+// notebook.
 
 #pragma once
 #include "softmax.cuh"
@@ -114,7 +115,7 @@ __device__ __forceinline__ float first_maximum(const Mod& mod) {
 
 __device__ __forceinline__ float first_sum(const Mod& mod) {
 #if SINK
-  return exp2f(fmaxf(LOG2_E * mod.sink(), M_INIT) - first_maximum(mod));  // 1, or NaN as the sink
+  return mod.sink() == NEG_INF ? 0.0f : 1.0f + 0.0f * mod.sink();  // 1, or NaN as the sink
 #else
   return 0.0f;
 #endif

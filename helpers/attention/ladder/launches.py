@@ -148,6 +148,8 @@ def functions_of_scores(stage: Stage, call: Call, sizes: Mapping[str, int]) -> t
         return [], mod.arguments()
     (array,) = score_mod.block_mask(stage, call, sizes).values()
     sequences, heads, tiles, width = array.shape
+    if max(sequences, heads) > MAX_GRID_YZ:
+        raise ValueError(f"mask_mod, with {heads:,} heads and {sequences:,} sequences: one grid takes {MAX_GRID_YZ:,}")
     by_keys = stage.direction == "backward"
     steps = (tiles * width if heads > 1 else 0, heads * tiles * width if sequences > 1 else 0)
     if sizes.get("DETERMINISTIC"):  # turns count all tiles of a range

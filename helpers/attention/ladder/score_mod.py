@@ -29,12 +29,17 @@ NAMES = ("score", "distance", "batch", "head", "kv_head", "q_idx", "kv_idx", "q_
 _TAKEN = {
     *NAMES,
     "y",
+    "loaded",
+    "load_pair",
     "grad",
     "bias",
     "alibi_slopes",
     "sinks",
     "entries",
     "block_mask",
+    "mask_batch",
+    "mask_head",
+    "mask_tile",
     "sink",
     "score_mod",
     "mask_mod",
@@ -85,10 +90,8 @@ class ScoreMod(NamedTuple):
     arrays: tuple[tuple[str, str, str], ...] = ()
     kept: int = 0
 
-    def and_then(self, other: ScoreMod | None) -> ScoreMod:
+    def and_then(self, other: ScoreMod) -> ScoreMod:
         """The functions of both, the other's last."""
-        if other is None:
-            return self
         scores, values, arrays = self.scores + other.scores, self.values + other.values, self.arrays + other.arrays
         return ScoreMod(
             scores, self.mask or other.mask, self.sink or other.sink, values, arrays, self.kept or other.kept
@@ -161,7 +164,7 @@ class ScoreMod(NamedTuple):
             f"#define BIAS_BYTES {dtype_of(pair.dtype).itemsize if pair else 0}",
             _CHECKS,
             "struct Mod {",
-            *(f"  {kind} {name};" for kind, name in members),
+            *('#line 1 "mod_args"', *(f"  {kind} {name};" for kind, name in members), '#line 1 "score_mod.h"'),
             "  int batch, head, kv_head, q_len, kv_len;",
         ]
         for i, function in enumerate(self.scores):
@@ -180,7 +183,6 @@ class ScoreMod(NamedTuple):
                 lines.append(f"    const float y{i} = score_mod_{i}({last}, {given});")
                 slopes.append(f"grad_{i}({last}, {given}, y{i})")
                 last = f"y{i}"
-            lines += [f"    *grad = {' * '.join(slopes)};"] if grad else []
             lines += [f"    return {last};", "  }"]
             load = "make_float2(0.0f, 0.0f)"
             if pair:
@@ -206,22 +208,21 @@ class ScoreMod(NamedTuple):
         try:
             yield
         except Exception as error:
-            found = re.search(
-                rf"\b({'|'.join(_NAMED)})[(:](\d+)\)?(?::\d+)?:? *(?:error|warning)?:? *([^\n]*)", str(error)
-            )
+            found = re.search(rf"^({_NAMED})(?:\(\d+\)|:\d+)(?::\d+)?: error: (.*)", str(error), re.M)
             if found is None:
                 raise
-            why = re.sub(r'static assertion failed(?:: | with )"?([^"]*)"?', r"\1", found[3])
+            why = re.sub(r'static assertion failed(?:: | with )"?([^"]*)"?', r"\1", found[2])
             text = textwrap.indent(self._texts()[found[1]], "    ")
             raise ValueError(f"{found[1]} does not compile: {why}\n{text}") from error
 
     def _texts(self) -> dict[str, str]:
         texts = {function.name: function.text for function in self.scores}
         texts |= {f"{function.name}_grad": function.grad or "1" for function in self.scores}
-        return texts | {"mask_mod": self.mask, "sinks": self.sink}
+        args = ", ".join(name for name, *_ in (*self.arrays, *self.values))
+        return texts | {"mask_mod": self.mask, "mod_args": args}
 
 
-_NAMED = ("score_mod_grad", "score_mod", "mask_mod")
+_NAMED = "score_mod_grad|score_mod|mask_mod|mod_args"
 _OF_SCORE = "const float score, const int q_idx, const int kv_idx, const float distance, const float loaded"
 _CHECKS = """\
 template <typename Result, typename T>
@@ -312,6 +313,8 @@ def read(
         TypeError: a text that is no string; an argument that is no number of NumPy and no array.
         ValueError: a name that is no name in C++, or is taken; a derivative without a function, arguments of none.
     """
+    if not isinstance(mod_args, Mapping | None):
+        raise TypeError(f"mod_args is a dict: {{name: number or array}}; got {type(mod_args).__name__}")
     if score_mod is None and mask_mod is None:
         if mod_args or score_mod_grad is not None:
             given = "mod_args is" if mod_args else "score_mod_grad is"
@@ -338,8 +341,12 @@ def read(
     for name, value in args.items():
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name) or name in _TAKEN:
             raise ValueError(f"mod_args has {name!r}: a name in C++ is needed, and none of {', '.join(sorted(_TAKEN))}")
-        if isinstance(value, (bool, int, float)):
-            value = {bool: np.bool_, int: np.int32, float: np.float32}[type(value)](value)
+        if name.isupper() and len(name) > 1:
+            raise ValueError(f"mod_args has {name!r}: kernels have macros in capitals, such as HEAD_DIM")
+        if type(value) in _OF_PYTHON:
+            if type(value) is int and not -(2**31) <= value < 2**31:
+                raise ValueError(f"mod_args[{name!r}] = {value} is no int32; write np.int64(...)")
+            value = _OF_PYTHON[type(value)](value)
         if isinstance(value, np.generic):
             if value.dtype.name not in _C_TYPES:
                 raise TypeError(f"mod_args[{name!r}] is {value.dtype}; write np.float32(...)")
@@ -355,6 +362,9 @@ def read(
     return ScoreMod(scores, mask, "", tuple(values), tuple(arrays), kept), by_name
 
 
+_OF_PYTHON = {bool: np.bool_, int: np.int32, float: np.float32}
+
+
 def _text(name: str, text: Any) -> str:
     if not isinstance(text, str) or not text.strip():
         raise TypeError(f"{name} is an expression in CUDA, such as 'score - slope[head]'; got {text!r:.60}")
@@ -362,7 +372,10 @@ def _text(name: str, text: Any) -> str:
 
 
 def of_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod | None:
-    """The functions of a call: those of its bias, slopes and sinks, then the caller's, whose arrays have types now."""
+    """The functions of a call: the caller's, whose arrays have types now, then those of its bias, slopes and sinks.
+
+    In this order a key that a bias hides stays hidden, and a soft cap is one of q k^T alone, as models have it.
+    """
     presets = ScoreMod()
     if bias := arrays.get("bias"):
         presets = presets.and_then(_bias(bias))
@@ -379,7 +392,7 @@ def of_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod | None
         for _, dtype, key in mod.arrays:
             if dtype not in _C_TYPES:
                 raise TypeError(f"{key} is {dtype}; one of {', '.join(_C_TYPES)} is needed")
-    whole = presets.and_then(mod)
+    whole = mod.and_then(presets) if mod else presets
     return whole if whole != ScoreMod() else None
 
 
