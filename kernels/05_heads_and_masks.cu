@@ -229,9 +229,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
             make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
     wait_for_copies();
     __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
-    load_tile(
-        smem.K, K, params.k.row, first + keys.step(),
-        end);  // in flight while V is used; past the end: zeros
+    if (!MASK_MOD || keys.has_next())
+      load_tile(
+          smem.K, K, params.k.row, first + keys.step(),
+          end);  // in flight while V is used; past the end: zeros
     gemm_pv(acc, smem, x, y);
     wait_for_copies();
     __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use

@@ -14,7 +14,7 @@
 #define SCORE_GRAD 0    // 1: there is its derivative
 #define MASK_MOD 0      // 1: there is a mask_mod, and a block mask: see 11_block_mask.cu
 #define SINK 0          // 1: a sum of weights begins with exp(mod.sink())
-#define BIAS_BYTES 0    // of an element, where score_mod begins with a bias that is loaded in pairs
+#define BIAS_BYTES 0    // of an element, where there is a bias that is loaded in pairs
 struct Mod {
   int batch, head, kv_head, q_len, kv_len;
 };
@@ -55,9 +55,11 @@ __device__ __forceinline__ void score_all(
   for (int i = 0; i < ROWS; ++i)
 #pragma unroll
     for (int j = 0; j < KEYS; j += 2) {
-      const int row = min(q_idx(i), mod.kv_len - 1),
-                key = CUT ? min(kv_idx(j), mod.kv_len - 2) : kv_idx(j);
-      const float2 loaded = mod.load_pair(row, key);  // zeros, but of a bias
+      const int row = min(q_idx(i), mod.kv_len - 1), last = mod.kv_len - 1;
+      const float2 loaded =  // zeros, but of a bias
+          CUT ? make_float2(
+                    mod.load(row, min(kv_idx(j), last)), mod.load(row, min(kv_idx(j + 1), last)))
+              : mod.load_pair(row, kv_idx(j));
       score(i, j) = modified(i, j, loaded.x);
       if (j + 1 < KEYS) score(i, j + 1) = modified(i, j + 1, loaded.y);
     }
@@ -76,7 +78,8 @@ __device__ __forceinline__ void modify(
   if (mod.kv_len == 0) return;
 #endif
 #if SCORE_MOD
-  if (kv_idx(KEYS - 1) < mod.kv_len)
+  // Neighbours are loaded together from even keys on: a window may begin at any.
+  if (kv_idx(KEYS - 1) < mod.kv_len && (BIAS_BYTES == 0 || kv_idx(0) % 2 == 0))
     score_all<ROWS, KEYS, false>(mod, scale, unit, score, q_idx, kv_idx, grad);
   else score_all<ROWS, KEYS, true>(mod, scale, unit, score, q_idx, kv_idx, grad);
 #endif

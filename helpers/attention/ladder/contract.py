@@ -230,8 +230,9 @@ class Stage:
             causal: row i sees keys up to i + N_kv - N: the last row sees all (bottom-right, as in FlashAttention).
             window: (left, right): how many keys before and after that diagonal a row sees; -1 for all of them.
             return_lse: also the log of the sum of exp(scaled scores) of each row, float32 without the axis d.
-            score_mod, mask_mod, mod_args, bias, alibi_slopes, sinks, rotary_cos, rotary_sin, rotary_interleaved,
-                rotary_positions: with the features mod and rotary, as `helpers.attention.flash_attention` has them.
+            score_mod, mask_mod, mod_args, score_mod_grad, bias, alibi_slopes, sinks, rotary_cos, rotary_sin,
+                rotary_interleaved, rotary_positions: with the features mod and rotary, as
+                `helpers.attention.flash_attention` has them.
 
         Returns:
             The output, of q's shape and dtype, a device array; with return_lse, (o, lse). A row that sees no key is 0,
@@ -272,6 +273,7 @@ class Stage:
         score_mod: str | None = None,
         mask_mod: Any = None,
         mod_args: Mapping[str, Any] | None = None,
+        score_mod_grad: str | None = None,
         **extras: Any,
     ) -> tuple[Ready | None, dict[str, Any], Any]:
         """What `prepare` binds: the launches (None where nothing is to do), the arrays by name, and what is written.
@@ -287,7 +289,7 @@ class Stage:
         """
         if unknown := extras.keys() - {*NAMES, "rotary_positions"}:
             raise TypeError(f"stage {self.name} got an unexpected keyword argument {min(unknown)!r}")
-        mod, of_mod = read(score_mod, mask_mod, mod_args)
+        mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad)
         given = extra_inputs(**extras, rotary_interleaved=rotary_interleaved) | of_mod
         asked = {"rotary_interleaved": rotary_interleaved, "mod": mod, "window": window}
         options = Options(causal, softmax_scale, return_lse, **asked)
@@ -335,6 +337,6 @@ class Stage:
             TypeError, ValueError: as `__call__`.
         """
         check_stage_arrays(self.name, self.dtypes, q, k, v, empty=packed)
-        if reason := self.why_not(**options.needs(q, k, packed=packed), **needs(extras or {})):
+        if reason := self.why_not(**{**options.needs(q, k, packed=packed), **needs(extras or {})}):
             raise ValueError(reason if reason.startswith("head_dim") else f"stage {self.name} cannot: {reason}")
         return options.checked(q.shape[-1])

@@ -30,7 +30,9 @@ _TAKEN = {
     *NAMES,
     "y",
     "loaded",
+    "load",
     "load_pair",
+    "prefetch",
     "grad",
     "bias",
     "alibi_slopes",
@@ -183,14 +185,17 @@ class ScoreMod(NamedTuple):
                 lines.append(f"    const float y{i} = score_mod_{i}({last}, {given});")
                 slopes.append(f"grad_{i}({last}, {given}, y{i})")
                 last = f"y{i}"
+            lines += [f"    *grad = {' * '.join(slopes)};"] if grad else []
             lines += [f"    return {last};", "  }"]
-            load = "make_float2(0.0f, 0.0f)"
+            load, load_pair = "0.0f", "make_float2(0.0f, 0.0f)"
             if pair:
-                load = _PAIRS[pair.dtype].format(pair.at)
+                load, load_pair = f"float(*({pair.at}))", _PAIRS[pair.dtype].format(pair.at)
                 lines.append("  __device__ __forceinline__ void prefetch(const int q_idx, const int kv_idx) const {")
                 lines += [f'    asm volatile("prefetch.global.L1 [%0];" :: "l"({pair.at}));', "  }"]
-            lines.append("  __device__ __forceinline__ float2 load_pair(const int q_idx, const int kv_idx) const {")
+            lines.append("  __device__ __forceinline__ float load(const int q_idx, const int kv_idx) const {")
             lines += [f"    return {load};", "  }"]
+            lines.append("  __device__ __forceinline__ float2 load_pair(const int q_idx, const int kv_idx) const {")
+            lines += [f"    return {load_pair};", "  }"]
         if self.mask:
             lines += _member("mask_mod", "const int q_idx, const int kv_idx", self.mask, "mask_mod", "bool")
             lines += [
