@@ -59,6 +59,9 @@ __device__ __forceinline__ void set_keys(
   // Row i is at key i + kv_len - q_len, so that the last row is at the last key.
   tile.first_pos = first_row + tile.kv_len - q_len;
   tile.begin = max(tile.first_pos - params.window_left, 0);
+#if BIAS_BYTES
+  tile.begin = tile.begin / 2 * 2;  // a bias is loaded in pairs
+#endif
   tile.end = min(tile.first_pos + min(BLOCK_M, tile.rows) + params.window_right, tile.kv_len);
 }
 

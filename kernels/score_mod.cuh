@@ -55,11 +55,9 @@ __device__ __forceinline__ void score_all(
   for (int i = 0; i < ROWS; ++i)
 #pragma unroll
     for (int j = 0; j < KEYS; j += 2) {
-      const int row = min(q_idx(i), mod.kv_len - 1), last = mod.kv_len - 1;
-      const float2 loaded =  // zeros, but of a bias
-          CUT ? make_float2(
-                    mod.load(row, min(kv_idx(j), last)), mod.load(row, min(kv_idx(j + 1), last)))
-              : mod.load_pair(row, kv_idx(j));
+      const int row = min(q_idx(i), mod.kv_len - 1),
+                key = CUT ? min(kv_idx(j), mod.kv_len - 2) : kv_idx(j);
+      const float2 loaded = mod.load_pair(row, key);  // zeros, but of a bias
       score(i, j) = modified(i, j, loaded.x);
       if (j + 1 < KEYS) score(i, j + 1) = modified(i, j + 1, loaded.y);
     }
@@ -78,8 +76,7 @@ __device__ __forceinline__ void modify(
   if (mod.kv_len == 0) return;
 #endif
 #if SCORE_MOD
-  // Neighbours are loaded together from even keys on: a window may begin at any.
-  if (kv_idx(KEYS - 1) < mod.kv_len && (BIAS_BYTES == 0 || kv_idx(0) % 2 == 0))
+  if (kv_idx(KEYS - 1) < mod.kv_len)
     score_all<ROWS, KEYS, false>(mod, scale, unit, score, q_idx, kv_idx, grad);
   else score_all<ROWS, KEYS, true>(mod, scale, unit, score, q_idx, kv_idx, grad);
 #endif
@@ -159,7 +156,7 @@ struct KeyTiles {
   int at, limit;
 
   __device__ __forceinline__ KeyTiles(const Mod&, int, int first, int limit)
-      : at(first), limit(limit) {}
+      : at(BIAS_BYTES ? first / 2 * 2 : first), limit(limit) {}  // a pair begins at an even key
   __device__ __forceinline__ bool more() const { return STEP > 0 ? at < limit : at >= limit; }
   __device__ __forceinline__ bool has_next() const {
     return STEP > 0 ? at + STEP < limit : at + STEP >= limit;

@@ -808,6 +808,13 @@ BUGS = [
         cpu_only=True,
     ),
     bug("the first of two neighbours for both", forward("bias", "float16"), "loaded.y);", "loaded.x);"),
+    bug(
+        "pairs from odd keys",
+        forward("bias, a window from odd keys", "float16"),
+        "BIAS_BYTES ? first / 2 * 2 : first",
+        "first",
+        cpu_only=True,
+    ),
     bug("no tile is partial", forward("mask_mod"), "return current % 2;", "return false;"),
     bug(
         "up where it is down",

@@ -30,7 +30,6 @@ _TAKEN = {
     *NAMES,
     "y",
     "loaded",
-    "load",
     "load_pair",
     "prefetch",
     "grad",
@@ -187,15 +186,13 @@ class ScoreMod(NamedTuple):
                 last = f"y{i}"
             lines += [f"    *grad = {' * '.join(slopes)};"] if grad else []
             lines += [f"    return {last};", "  }"]
-            load, load_pair = "0.0f", "make_float2(0.0f, 0.0f)"
+            load = "make_float2(0.0f, 0.0f)"
             if pair:
-                load, load_pair = f"float(*({pair.at}))", _PAIRS[pair.dtype].format(pair.at)
+                load = _PAIRS[pair.dtype].format(pair.at)
                 lines.append("  __device__ __forceinline__ void prefetch(const int q_idx, const int kv_idx) const {")
                 lines += [f'    asm volatile("prefetch.global.L1 [%0];" :: "l"({pair.at}));', "  }"]
-            lines.append("  __device__ __forceinline__ float load(const int q_idx, const int kv_idx) const {")
-            lines += [f"    return {load};", "  }"]
             lines.append("  __device__ __forceinline__ float2 load_pair(const int q_idx, const int kv_idx) const {")
-            lines += [f"    return {load_pair};", "  }"]
+            lines += [f"    return {load};", "  }"]
         if self.mask:
             lines += _member("mask_mod", "const int q_idx, const int kv_idx", self.mask, "mask_mod", "bool")
             lines += [
