@@ -25,6 +25,7 @@
 #endif
 
 constexpr int WARPS = THREADS / 32, STEP = 8;  // rows between two looks
+static_assert(THREADS % 32 == 0, "a warp looks at a tile");
 enum Kind { EMPTY, FULL, PARTIAL };
 
 // What the warp finds out about a tile, a lane for each key. Pairs outside of the window or the
@@ -86,6 +87,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) make_block_mask(
       if (kinds[i] != EMPTY) entries[++count] = 2 * (first + i) + (kinds[i] == PARTIAL);
     __syncthreads();  // hazard: kinds could be overwritten before they are written down
   }
+
+  // ---- how many they are
   if (threadIdx.x != 0) return;
   if (count == 0) entries[++count] = 1;  // tile 0, of which nothing is seen
   entries[0] = count;
