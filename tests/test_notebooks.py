@@ -58,7 +58,7 @@ MOST_WORDS = {
     "06": 1960,
     "07": 1960,
     "10": 2200,
-    "11": 1660,
+    "11": 1670,
 }
 MOST_WORDS_OF_OTHERS = 2000
 MOST_WORDS_OF_TITLE = 190
