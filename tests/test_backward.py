@@ -648,14 +648,13 @@ BUGS = (
     Bug("last rows of a tile forgotten", "r < BLOCK_M; r += 4", "r < BLOCK_M - 4; r += 4"),
     Bug("P stored for the wrong keys", "&smem.P[x + j * THREADS_X]", "&smem.P[x * TILE_N + j]"),
     Bug("dV of the neighbours' keys", "const int j = y + n * THREADS_Y;", "const int j = (y ^ 1) + n * THREADS_Y;"),
-    Bug("distances with a sign", "abs(distance - row_of(i, y))", "(distance - row_of(i, y))", inputs="ALiBi"),
-    Bug("distances from the top left", " - seq.kv_len + seq.q_len - first_row", " - first_row", inputs="ALiBi"),
-    Bug("absent rows weigh with ALiBi", "ALIBI ? 1e38f : 0.0f", "0.0f", inputs="ALiBi"),
+    Bug("distances from the top left", "row_of(i, y) + seq.kv_len - seq.q_len", "row_of(i, y)", inputs="ALiBi"),
+    Bug("absent rows weigh with ALiBi", "SCORE_MOD ? NEG_INF : 0.0f", "0.0f", inputs="ALiBi"),
     *(
         Bug(f"slopes of the first {what}, {where}", old, new, times=2, which=which, inputs="ALiBi")
         for what, old, new in (
-            ("sequence", "alibi_slopes[sequence * alibi_batch + head]", "alibi_slopes[head]"),
-            ("head", "alibi_slopes[sequence * alibi_batch + head]", "alibi_slopes[sequence * alibi_batch]"),
+            ("sequence", "MOD_ARGUMENTS sequence, head,", "MOD_ARGUMENTS 0, head,"),
+            ("head", "MOD_ARGUMENTS sequence, head,", "MOD_ARGUMENTS sequence, 0,"),
         )
         for which, where in enumerate(("one loop", "second loop"))
     ),

@@ -243,7 +243,7 @@ def test_no_preprocessor_is_asked_of_a_plain_kernel(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(compiler, "preprocess", counted)
     for number in range(3):
-        code = kernel.source("07_mma.cu") + f"__device__ int another{number};\n"
+        code = kernel.source("06_wmma.cu") + f"__device__ int another{number};\n"
         assert refusals.refusal(code, "#define HEAD_DIM 64\n", "kernel.cu", ["-std=c++17"]) == ""
     assert not asked
     assert "another9" in refusals.refusal(f"{code}int another9;\n", "", "kernel.cu", ["-std=c++17"])

@@ -28,6 +28,7 @@ FOR_PYTORCH = {
     "helpers/transformers_attention.py",
     "helpers/bench/studies/torch_model.py",
     "helpers/bench/studies/promises.py",  # where peers.torch_on_gpu() has found it
+    "helpers/bench/studies/score_mod.py",  # FlexAttention
     "helpers/data/make_minilm_embeddings.py",
     "notebooks/09_drop_in.ipynb",
     "tests/test_torch_attention.py",

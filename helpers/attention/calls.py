@@ -90,9 +90,22 @@ def flash_attention(
             Combines with causal and window. Fastest with keys that are neighbours and rows at multiples of 16 bytes.
         alibi_slopes: float32 (heads,) or (batch, heads): -slope * |i + seq_kv - seq - j| is added to the scaled scores
             (Press et al. 2022, "Train Short, Test Long", whose masks are causal; both sides as FlashAttention has it).
+        sinks: float32 (heads,): exp(sinks[head]) is added to a row's sum of weights, as in gpt-oss. lse has it, too.
+        score_mod: an expression in CUDA C++ that makes another score of each, as FlexAttention's (Dong et al. 2024) in
+            Python: "cap * tanhf(score / cap)". It knows score (scaled, float), batch, head, kv_head, q_idx, kv_idx,
+            q_len, kv_len, distance (q_idx - kv_idx as a float) and the names of mod_args. The last query is at the last
+            key, so q_idx is below 0 for queries before the first. bias and slopes are added to its result.
+        mask_mod: an expression that says whether a query sees a key, of the same names but score and distance; or what
+            `make_block_mask` has made of one. Tiles of which nothing is seen are skipped. Which those are is found out
+            before the kernel: at each call where the mask reads arrays, else once for a shape. Combines with causal and
+            window.
+        mod_args: by name: NumPy numbers (Python's are an int32 or a float32), which are passed by value; arrays of the
+            same kind and device as q, C-contiguous, which are pointers in the expression. Some functions with their
+            arguments are in `helpers.attention.score_mods`.
+        score_mod_grad: what flash_attention_backward needs of score_mod; unused here.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of q's dtype or float32, for a rotary embedding of the first
             rotary_dim words of each row of q and k (Su et al. 2021, "RoFormer"). Computed in float32 and rounded to
-            q's dtype. In half types rotary_dim is a multiple of 16.
+            q's dtype. In half types rotary_dim is a multiple of 16, in float32 of 8, and head_dim of 4.
         rotary_interleaved: words 2 p and 2 p + 1 are a pair (GPT-J); else p and p + rotary_dim / 2 (GPT-NeoX, Llama).
         rotary_positions: (q_positions, k_positions), int32 of shape (seq,) or (batch, seq), and of (seq_kv,) or
             (batch, seq_kv); None: query i is at i + seq_kv - seq and key j at j. Only those in NumPy arrays are looked
@@ -204,7 +217,9 @@ def flash_attention_backward(
 
     Args:
         do: the gradient of the loss with respect to the output, (batch, seq, heads, head_dim), of q's dtype.
-        q, k, v, causal, window, softmax_scale, alibi_slopes: as flash_attention had them. The slopes are constants.
+        q, k, v, causal, window, softmax_scale, bias, alibi_slopes, sinks, score_mod, mask_mod, mod_args: as
+            flash_attention had them. All but q, k and v are constants.
+        score_mod_grad: with score_mod: its derivative by score, an expression of the same names and y, its result.
         o, lse: what flash_attention(..., return_lse=True) returned: (batch, seq, heads, head_dim) of q's dtype, and
             float32 (batch, heads, seq).
         deterministic: the same bits in every run, on the same device. Without it, blocks add to dq in any order.

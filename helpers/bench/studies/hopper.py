@@ -369,7 +369,7 @@ _EVERY_TILE = ((_EXCEEDS, "rescaled = move();"), ("if (!__any_sync(0xffffffff, e
 _NO_MAXIMA = ((_EXCEEDS, "rescaled = false;"),)
 _NO_EXP2 = (('asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = x;"),)
 _NO_SUMS = (("l_i[i] += S[4 * n + 2 * i] + S[4 * n + 2 * i + 1];", ""),)
-_SAME_ROWS = (("tile.k_first + first, tile.kv_head,\n            batch)", "0, 0, 0)"),)
+_SAME_ROWS = (("tile.k_first + keys.first(),\n            tile.kv_head, batch)", "0, 0, 0)"),)
 
 AS_IT_IS = Change("as it is")
 IDEAS = (
