@@ -102,7 +102,9 @@ def _few_backward_tiles(head_dim: int) -> dict[str, int]:
 
 def _hopper_variant(call: Call) -> dict[str, int]:
     """The tile for the call's mask, or for its functions of scores, which need registers."""
-    keys = call.rows if call.packed else call.arrays["k"].shape[2]
+    keys, (left, right) = call.rows if call.packed else call.arrays["k"].shape[2], call.window
+    if left >= 0 and right >= 0:
+        keys = min(keys, left + right + 1)  # that a row sees
     if call.mod:
         biased = "bias" in call.arrays
         return tiles.pick_hopper_with_functions(call.head_dim, masked=bool(call.mod.mask), biased=biased)

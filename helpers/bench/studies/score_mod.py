@@ -247,9 +247,11 @@ def _compile_ahead() -> None:
 
 
 def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
-    """Measure, and write FILE after each case. words: the names of cases; all where there are none."""
+    """Measure, and write FILE after each case. words: the names of cases alone; all where there are none."""
     _compile_ahead()
     record: dict[str, Any] = {"device": device_facts(), "how": __doc__, "rows": []}
+    if words and path.is_file():  # the other cases stay
+        record["rows"] = [row for row in records.load(path)["rows"] if row["case"] not in words]
     for shape in SHAPES:
         arrays = Arrays(shape[1], shape[2])
         for case in cases(arrays):
