@@ -30,11 +30,10 @@ from helpers.attention.ladder.call import (
     softmax_scale_of,
 )
 from helpers.attention.ladder.layout import is_aligned, span, with_scale_above_zero
-from helpers.attention.ladder.params import ROTARY_PARAMS, attention_params
+from helpers.attention.ladder.params import attention_params, rotary_params
 
-C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
-ROTARY, PROJECTION = "11_rotary.cu", "11_projection.cu"
-ROTARY_THREADS = 256
+C_NAMES = launches.C_NAMES
+ROTARY, PROJECTION = launches.ROTARY_FILE, "11_projection.cu"
 FORMS = ("atomics", "all_heads")
 
 
@@ -159,10 +158,10 @@ def plan_rotary(
     else:
         q, k = map(_readable, (q, k))
         outputs = tuple(cp.empty(a.shape, dtype=a.dtype) for a in (q, k))
-    params = np.zeros(1, dtype=ROTARY_PARAMS)
-    params[0] = (*map(_strides, (q, k, *outputs)), n, n_kv, heads, kv_heads, q_step, k_step, len(cos), 0)
+    numbers = n, n_kv, heads, kv_heads, q_step, k_step, len(cos), 0  # none are packed
+    params = rotary_params([*map(_strides, (q, k, *outputs))], *numbers)
     sizes = {"HEAD_DIM": head_dim, "ROTARY_DIM": 2 * cos.shape[1], "INTERLEAVED": int(interleaved), **(sizes or {})}
-    threads = sizes.setdefault("THREADS", ROTARY_THREADS)
+    threads = sizes.setdefault("THREADS", launches.ROTARY_THREADS)
     compiled = kernel.load(source or ROTARY, f"rotary<{C_NAMES[q.dtype.name]}>", defines=sizes)
     tables = (*map(cp.ascontiguousarray, (cos, sin)),)
     parts = []

@@ -32,8 +32,8 @@ def extra_inputs(
         TypeError: rotary_interleaved is no bool; rotary_positions is no pair; what is no array stands for one.
         ValueError: rotary_cos without rotary_sin, or another rotary option without both.
     """
-    given = bias, alibi_slopes, sinks, rotary_cos, rotary_sin, rotary_positions
-    if all(a is None for a in given) and rotary_interleaved is False:
+    no_array = bias is alibi_slopes is sinks is rotary_cos is rotary_sin is rotary_positions is None
+    if no_array and rotary_interleaved is False:
         return {}
     if not isinstance(rotary_interleaved, (bool, np.bool_)):
         got = f"{type(rotary_interleaved).__name__} {rotary_interleaved!r:.40}"

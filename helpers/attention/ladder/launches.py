@@ -79,7 +79,7 @@ def _position_steps(call: Call) -> tuple[int, ...]:
 
 
 ROTARY_FILE, ROTARY_THREADS = "11_rotary.cu", 256
-_C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
 def rotated(call: Call) -> tuple[list[Launch], dict[str, Spec], Call]:
@@ -93,7 +93,7 @@ def rotated(call: Call) -> tuple[list[Launch], dict[str, Spec], Call]:
     threads_of_a_row = (head_dim * q.dtype.itemsize // 16 + 1) // 2
     blocks = -(-max(n * heads, n_kv * kv_heads) * threads_of_a_row // ROTARY_THREADS)
     sizes = {"HEAD_DIM": head_dim, "ROTARY_DIM": 2 * tables.shape[1], "INTERLEAVED": int(call.rotary_interleaved)}
-    name = f"rotary<{_C_NAMES[q.dtype.name]}, {_C_NAMES[tables.dtype.name]}>"
+    name = f"rotary<{C_NAMES[q.dtype.name]}, {C_NAMES[tables.dtype.name]}>"
     args = ("q", "k", *written, *given, params)
     compiled = tuple({**sizes, "THREADS": ROTARY_THREADS}.items())
     all_arrays = call._replace(arrays={**call.arrays, **written})

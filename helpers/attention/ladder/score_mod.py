@@ -315,6 +315,8 @@ def read(
         TypeError: a text that is no string; an argument that is no number of NumPy and no array.
         ValueError: a name that is no name in C++, or is taken; a derivative without a function, arguments of none.
     """
+    if score_mod is mask_mod is mod_args is score_mod_grad is None:  # most calls
+        return None, {}
     if not isinstance(mod_args, Mapping | None):
         raise TypeError(f"mod_args is a dict: {{name: number or array}}; got {type(mod_args).__name__}")
     if score_mod is None and mask_mod is None:
