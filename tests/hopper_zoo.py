@@ -43,6 +43,10 @@ __device__ __forceinline__ void store(const TensorMap &map, const void *from, in
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
                :: "l"(&map), "r"(at(from)), "r"(x), "r"(y) : "memory");
 }
+__device__ __forceinline__ void bulk_add(float *to, const void *from, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+               :: "l"(to), "r"(at(from)), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -403,6 +403,113 @@ def test_bulk_copies_of_plain_bytes_land_late_too() -> None:
         assert np.isnan(engine.asnumpy(out)).all() if early else (engine.asnumpy(out) == 2 * data).all()
 
 
+ADDS = (
+    HEAD
+    + r"""
+// Each block adds its rows of `in` to the one row of `out`, two groups of 32 floats at a time.
+extern "C" __global__ void adds(const float *in, float *out, int rows, int spoil) {
+  __shared__ __align__(16) float s[64];
+  int t = threadIdx.x;
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+    s[t] = in[row * 64 + t];
+    proxy_fence();
+    __syncthreads();
+    if (t == 0) {
+      bulk_add(out, s, 128);
+      commit();
+      unsigned long long policy;
+      asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0 + 128], [%1], %2, %3;"
+                   :: "l"(out), "r"(at(s + 32)), "r"(128), "l"(policy) : "memory");
+      commit();
+      if (spoil == 1) s[0] = s[32] = 77.0f;
+      asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+      if (spoil == 2) s[0] = s[32] = 77.0f;
+      if (spoil != 3) wait_read();
+    }
+    __syncthreads();
+  }
+  if (t == 0 && spoil != 3) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+// Four warps write a tile, another one adds it to the array. Of the 160 threads at a barrier some only arrive.
+extern "C" __global__ void turns(const float *in, float *out, int tiles) {
+  __shared__ __align__(16) float s[128];
+  int t = threadIdx.x;
+  for (int i = 0; i < tiles; ++i) {
+    if (t < 128) {
+      if (i > 0) asm volatile("bar.sync 2, 160;" ::: "memory");  // the tile is free
+      s[t] = in[i * 128 + t];
+      proxy_fence();
+    }
+    if (t < 96) asm volatile("bar.arrive 1, 160;" ::: "memory");
+    else asm volatile("bar.sync 1, 160;" ::: "memory");  // the tile is full
+    if (t >= 128) {
+      if (t == 128) {
+        bulk_add(out, s, 512);
+        commit();
+        wait_read();
+      }
+      __syncwarp();
+      if (i + 1 < tiles) asm volatile("bar.arrive 2, 160;" ::: "memory");
+    }
+  }
+  if (t == 128) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+"""
+)
+
+
+@on_each_device
+@pytest.mark.parametrize("blocks", [1, 24])
+def test_bulk_additions_of_many_blocks_are_all_there(cp: Any, blocks: int) -> None:
+    data = np.random.default_rng(4).integers(-99, 99, (48, 64)).astype(np.float32)
+    out, kernel = cp.full(64, 5, np.float32), compiled(cp, ADDS, options=OPTIONS).get_function("adds")
+    kernel((blocks,), (64,), (cp.asarray(data), out, np.int32(48), np.int32(0)))
+    np.testing.assert_array_equal(cp.asnumpy(out), data.sum(0) + 5)
+
+
+@pytest.mark.parametrize(("spoil", "first", "second"), [(1, 77, 77), (2, 0, 77), (3, 0, None)])
+def test_a_bulk_addition_reads_at_its_wait(spoil: int, first: float, second: float | None) -> None:
+    """Of its group, as a store does; without a wait nothing is added."""
+    out, kernel = engine.zeros(64, np.float32), compiled(engine, ADDS, options=OPTIONS).get_function("adds")
+    data = np.arange(64, dtype=np.float32)
+    kernel((1,), (64,), (engine.asarray(data), out, np.int32(1), np.int32(spoil)))
+    wanted = data.copy()
+    wanted[0], wanted[32] = first, second or 0
+    if second is None:
+        wanted[32:] = 0
+    np.testing.assert_array_equal(engine.asnumpy(out), wanted)
+
+
+@on_each_device
+def test_a_barrier_of_160_threads_of_which_some_arrive(cp: Any) -> None:
+    data = np.random.default_rng(5).integers(-99, 99, (5, 128)).astype(np.float32)
+    out, kernel = cp.zeros(128, np.float32), compiled(cp, ADDS, options=OPTIONS).get_function("turns")
+    kernel((1,), (160,), (cp.asarray(data), out, np.int32(5)))
+    np.testing.assert_array_equal(cp.asnumpy(out), data.sum(0))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("bulk_add(out, s, 24);", "cp.reduce.async.bulk adds a multiple of 16 bytes"),
+        ("bulk_add(out + 1, s, 32);", "misaligned address: "),
+        ("bulk_add(out, s + 2, 32);", "cp.reduce.async.bulk takes an address that is a multiple of 16 bytes"),
+        ("bulk_add(out + (1 << 16), s, 32);", "illegal write to out[65536]"),
+    ],
+)
+def test_bulk_additions_that_are_refused(call: str, says: str) -> None:
+    code = f"""{HEAD}#line 1 "added.cu"
+extern "C" __global__ void added(float *out) {{
+  __shared__ __align__(16) float s[16];
+  {call}
+}}"""
+    kernel = compiled(engine, code, options=OPTIONS).get_function("added")
+    with pytest.raises(engine.LaunchError) as raised:
+        kernel((1,), (1,), (engine.zeros(64, np.float32),))
+    assert says in str(raised.value)
+
+
 # ------------------------------------------------------------------------------------ wgmma
 
 
@@ -535,6 +642,9 @@ FORMS = [
     (128, "bf16", {"trans_b": 1}),
     (64, "f16", {"trans_a": 1}),
     (128, "f16", {"trans_a": 1, "trans_b": 1}),
+    (64, "f16", {"trans_b": 1}),
+    (64, "bf16", {"trans_a": 1}),
+    (128, "bf16", {"trans_a": 1, "trans_b": 1}),
     (64, "f16", {"sign_a": -1}),
     (64, "bf16", {"sign_b": -1}),
 ]
@@ -908,6 +1018,9 @@ def test_registers_that_ptxas_refuses(registers: int) -> None:
         "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%0, %0, %0}], "
         "[%0], {%0};",
         "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%1, {%0, %0}], [%0];",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%1], [%0], 16;",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.f16 [%1], [%0], 16;",
+        "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 [%0], [%0], 16, [%0];",
         "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%0, %0, %0, %0}, %1, %1, 1, 1, 1;",
         "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0, %0, %0, %0}, %1, %1, 1, 1, 1;",
         "mapa.shared::cluster.u32 %0, %0, %0;",
@@ -940,7 +1053,7 @@ def test_maps_of_no_array_are_refused() -> None:
 
 def test_ptxas_takes_these_kernels() -> None:
     """What the engine runs here, a GPU's assembler takes."""
-    for code in (LOADS, STORES, BULK):  # (of sums that are read too early it says that it adds a wait)
+    for code in (LOADS, STORES, BULK, ADDS):  # (of sums that are read too early it says that it adds a wait)
         assert refused_by_ptxas(code) == ""
     for n, kind, form in FORMS[:1] + FORMS[7:8] + FORMS[10:12]:
         form = {"registers": False, **form}

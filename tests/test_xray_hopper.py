@@ -661,6 +661,125 @@ ZOO += [
     ),
 ]
 
+# Two blocks that add their tiles to one array.
+ADDS = """NAME(float *out, float *read) {
+  __shared__ __align__(16) float s[128];
+  int t = threadIdx.x;
+  s[t] = t;  // WRITE
+  proxy_fence();
+  __syncthreads();
+  if (t == 0) {
+    bulk_add(out, s, 512);  // ADD
+    commit();
+    wait_read();
+  }
+  __syncthreads();
+  s[t] = 0;  // AGAIN
+  AFTER
+}
+"""
+
+
+def adds(after: str = "read[128 * blockIdx.x + t] = t;", **marks: str) -> str:
+    code = ADDS.replace("AFTER", after)
+    for name in ("WRITE", "ADD", "AGAIN"):
+        code = code.replace(f"// {name}", f"// {marks.get(name, name.lower())}")
+    return code
+
+
+def added() -> Any:
+    return engine.zeros(128, np.float32), out(256)
+
+
+ZOO += [
+    Bug(
+        "no_proxy_fence_before_an_addition",
+        "no proxy fence",
+        adds(WRITE="there", ADD="here").replace("  proxy_fence();\n", "/* no fence */\n"),
+        (("/* no fence */", "proxy_fence();"),),
+        added,
+        grid=2,
+    ),
+    Bug(
+        "no_barrier_before_an_addition",
+        "race",
+        adds(WRITE="there", ADD="here").replace("  __syncthreads();\n  if", "/* no barrier */\n  if"),
+        (("/* no barrier */", "__syncthreads();"),),
+        added,
+        grid=2,
+    ),
+    Bug(
+        "addition_overwritten_before_it_read",
+        "race",
+        adds("if (t == 0) wait_read();\n  read[128 * blockIdx.x + t] = t;", ADD="there", AGAIN="here").replace(
+            "    wait_read();\n", "    /* no wait */\n"
+        ),
+        (("/* no wait */", "wait_read();"),),
+        added,
+        grid=2,
+    ),
+    Bug(
+        "addition_never_waited_for",
+        "never waited for",
+        adds("out[t] = read[t];", ADD="here").replace("wait_read();", "/* no wait */").replace("s[t] = 0;", ""),
+        (("/* no wait */", "wait_read();"), ("out[t] = read[t];", "")),
+        lambda: (engine.zeros(128, np.float32), engine.zeros(128, np.float32)),
+    ),
+    Bug(
+        "sum_read_while_other_blocks_add",
+        "race",
+        adds("read[128 * blockIdx.x + t] = blockIdx.x == 0 ? out[t] : 0;  // there", ADD="here"),
+        (("blockIdx.x == 0 ? out[t] : 0", "t"),),
+        added,
+        grid=2,
+    ),
+    Bug(
+        "sum_written_while_other_blocks_add",
+        "race",
+        adds("if (blockIdx.x == 0) out[t] = 1;  // there\n  read[128 * blockIdx.x + t] = t;", ADD="here"),
+        (("out[t] = 1;", "atomicAdd(&out[t], 1.0f);"),),
+        added,
+        grid=2,
+    ),
+]
+
+# Four warps write a tile and a fifth adds it to the array: of the 160 threads at each barrier some only arrive.
+BY_A_FIFTH = """NAME(float *out) {
+  __shared__ __align__(16) float s[128];
+  int t = threadIdx.x;
+  for (int i = 0; i < 3; ++i) {
+    if (t < 128) {
+      if (i > 0) asm volatile("bar.sync 2, 160;" ::: "memory");  // the tile is free
+      s[t] = i;  // here
+      proxy_fence();
+    }
+    if (t < 96) asm volatile("bar.arrive 1, 160;" ::: "memory");
+    else asm volatile("bar.sync 1, 160;" ::: "memory");
+    if (t >= 128) {
+      if (t == 128) {
+        bulk_add(out, s, 512);  // there
+        commit();
+        /* no wait */
+      }
+      __syncwarp();
+      if (i < 2) asm volatile("bar.arrive 2, 160;" ::: "memory");
+    }
+  }
+  if (t == 128) wait_read();
+}
+"""
+
+ZOO.append(
+    Bug(
+        "released_before_an_addition_read",
+        "race",
+        BY_A_FIFTH,
+        (("/* no wait */", "wait_read();"),),
+        lambda: (engine.zeros(128, np.float32),),
+        block=160,
+    )
+)
+
 
 def prepared(bug: Bug, *, fixed: bool) -> str:
     text = bug.text(fixed=fixed).replace("START", START.strip("\n").replace("\n", " ")).replace("FETCH", FETCH)
@@ -678,7 +797,7 @@ def look(name: str, fixed: bool) -> Report:
     code = HEAD + prepared(bug, fixed=fixed)
     function = engine.RawModule(code=code, options=OPTIONS).get_function(f"{name}_fixed" if fixed else name)
     block = 128 if bug.block == 64 else bug.block
-    return xray(function, (1,), (block,), bug.args(), 2 * 8192, timeout=10)
+    return xray(function, (bug.grid,), (block,), bug.args(), 2 * 8192, timeout=10)
 
 
 @pytest.mark.parametrize("bug", ZOO, ids=lambda bug: bug.name)
@@ -765,6 +884,15 @@ def test_bank_conflicts_of_a_wrong_swizzle(swizzle: int, wavefronts: int) -> Non
     assert (report.traffic["in"].read, report.traffic["in"].requests) == (8192, 0)
     assert (report.traffic["to"].written, report.traffic["to"].requests) == (8192, 0)
     np.testing.assert_array_equal(report.fetches["in"], np.ones((64, 64)))
+
+
+def test_additions_are_counted_as_atomics_of_their_bytes() -> None:
+    code = HEAD + adds().replace("NAME", '#line 1 "added.cu"\nextern "C" __global__ void added')
+    report = xray(engine.RawModule(code=code, options=OPTIONS).get_function("added"), (2,), (128,), added())
+    report.assert_clean()
+    figures = report.traffic["out"]
+    assert (figures.read, figures.written, figures.atomics, figures.requests) == (0, 2 * 512, 2 * 32, 0)
+    assert report.shared["s"].read == 2 * 512
 
 
 def test_what_lies_outside_of_the_array_is_not_read() -> None:

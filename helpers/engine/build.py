@@ -23,7 +23,7 @@ _RUNTIME, _PTX = '#include "cuda_runtime.h"\n', "#include <ptx_instructions.h>\n
 _NO_STD_MIN = re.compile(r"(?:min|max). is not a member of .std|no member named .(?:min|max). in namespace .std")
 _UNDEFINED = re.compile(r"undefined symbol: (\w+)|symbol not found.*'_(\w+)'")
 # Of a source as it was written, or with its inline PTX as calls of the engine: that it uses TMA or wgmma.
-_TILES = re.compile(r"wgmma|cp\.async\.bulk|engine_bulk_|::(?:bulk|tensor)_(?:copy|store|load)\(")
+_TILES = re.compile(r"wgmma|cp\.(?:reduce\.)?async\.bulk|engine_bulk_|::(?:bulk|tensor)_(?:copy|store|load|add)\(")
 
 # One line of the table of a module's kernels. A constant: were it a call, the table would be filled at its first use,
 # behind a lock of the C++ library's, which is what a linker takes longest to read.

@@ -156,7 +156,7 @@ void check_phase_end(unsigned number, unsigned bytes_left, const void* caller);
 void check_tensor_issue(void* target, unsigned bytes, unsigned mbarrier, void* caller, void* frame);
 void check_tensor_landed(void* target, unsigned bytes, unsigned mbarrier);
 void check_tensor_left(void* shared, unsigned bytes, bool is_load, unsigned thread, void* caller);
-void check_tensor_global(void* begin, unsigned bytes, bool is_write, void* caller);
+void check_tensor_global(void* begin, unsigned bytes, bool is_write, void* caller, bool is_atomic = false);
 // Stores by TMA: they read shared memory from their issue to their wait. The epoch of one.
 uint64_t check_store_issue();
 void check_store_read(void* from, unsigned bytes, void* caller);

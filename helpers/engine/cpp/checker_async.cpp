@@ -146,10 +146,10 @@ void check_tensor_left(void* shared, unsigned bytes, bool is_load, unsigned thre
   }
 }
 
-void check_tensor_global(void* begin, unsigned bytes, bool is_write, void* caller) {
+void check_tensor_global(void* begin, unsigned bytes, bool is_write, void* caller, bool is_atomic) {
   const NoProfile quiet;
   for_pieces(begin, bytes, [&](uintptr_t a, unsigned size) {
-    access_first(a, size, is_write ? WRITE : READ, PLAIN, (uintptr_t)caller, nullptr);
+    access_first(a, size, is_write ? WRITE : READ, is_atomic ? ATOMIC : PLAIN, (uintptr_t)caller, nullptr);
   });
 }
 

@@ -104,13 +104,7 @@ engine::Floats engine_add_floats(
     if ((uintptr_t)address % bytes != 0)
       engine_misaligned("an atomic of several floats takes an address that is a multiple of their bytes", file, line);
     engine::Floats before = {};
-    for (unsigned i = 0; i < n; ++i) {
-      float old, next;
-      __atomic_load(&address[i], &old, __ATOMIC_RELAXED);
-      do next = old + values[i];
-      while (!__atomic_compare_exchange(&address[i], &old, &next, true, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
-      before[i] = old;
-    }
+    for (unsigned i = 0; i < n; ++i) before[i] = add_float(&address[i], values[i]);
     return before;
   }
   for (unsigned i = 0; i < n; ++i) take_up((uintptr_t)&address[i]);

@@ -125,7 +125,8 @@ void engine_tensor_load(
     const void* map, const int* at, unsigned rank, unsigned shared, void* word, const char* file, int line);
 void engine_tensor_store(const void* map, const int* at, unsigned rank, unsigned shared, const char* file, int line);
 void engine_bulk_load(void* target, const void* source, unsigned bytes, void* word, const char* file, int line);
-void engine_bulk_store(void* target, const void* source, unsigned bytes, const char* file, int line);
+void engine_bulk_store(void* target, const void* source, unsigned bytes);
+void engine_bulk_add(void* target, const void* source, unsigned bytes);  // of floats
 void engine_bulk_commit();
 void engine_bulk_wait(unsigned pending);
 void engine_proxy_fence(int of_mbarriers);  // 1: fence.mbarrier_init, which is for those alone

@@ -84,8 +84,11 @@ void land(Worker&, TensorCopy& copy) {
 // A store reads shared memory and writes to the array what is inside of it.
 void store(TensorCopy& copy) {
   if (copy.global) {
-    if (checking()) check_tensor_global(copy.global, copy.bytes, true, copy.caller);
-    memcpy(copy.global, copy.shared, copy.bytes);
+    if (checking()) check_tensor_global(copy.global, copy.bytes, true, copy.caller, copy.adds);
+    float *const to = (float*)copy.global, *const from = (float*)copy.shared;
+    if (!copy.adds) memcpy(to, from, copy.bytes);
+    else
+      for (unsigned i = 0; i < copy.bytes / sizeof(float); ++i) add_float(to + i, from[i]);
     return;
   }
   for_rows(copy, [&](char* to, unsigned place, unsigned bytes, bool inside) {
@@ -172,11 +175,38 @@ void begin_load(Worker& w, TensorCopy& copy, void* word, void* frame) {
   ++w.progress;
 }
 
-// So that a fault is the kernel's, with its line: later the engine's own code copies.
-void touch(const char* begin, unsigned bytes) {
-  const volatile char* p = begin;
-  for (unsigned i = 0; i < bytes; i += 4096) (void)p[i];
-  if (bytes) (void)p[bytes - 1];
+// So that a fault is the kernel's, with its line: later the engine's own code copies. A write is an atomic of nothing, as
+// that of async_copies.cpp is.
+void touch(const void* begin, unsigned bytes, bool writes) {
+  const auto one = [&](unsigned i) {
+    if (writes) __atomic_fetch_or((char*)begin + i, 0, __ATOMIC_RELAXED);
+    else (void)((const volatile char*)begin)[i];
+  };
+  for (unsigned i = 0; i < bytes; i += 4096) one(i);
+  if (bytes) one(bytes - 1);
+}
+
+// Of plain bytes; adds: of floats, which are added to those of the array.
+void begin_store(void* target, const void* source, unsigned bytes, bool adds, void* caller) {
+  Worker& w = here();
+  touch(source, bytes, false);
+  touch(target, bytes, true);
+  TensorCopy copy = {};
+  copy.caller = caller;
+  copy.adds = adds;
+  Critical guard(w);
+  Fiber& f = *w.current;
+  copy.shared = (char*)source;
+  copy.global = (char*)target;
+  copy.bytes = copy.room = bytes;
+  copy.thread = f.lane.linear;
+  copy.group = f.store_groups;
+  if (checking()) {
+    copy.epoch = check_store_issue();
+    check_event(EVENT_STORE, copy.thread, 0, copy.bytes, copy.caller);
+    check_store_read(copy.shared, bytes, copy.caller);
+  }
+  f.stores.push_back(std::move(copy));
 }
 
 void need_init(const void* word, const Place& place) {
@@ -227,8 +257,8 @@ void engine_tensor_store(const void* map, const int* at, unsigned rank, unsigned
 void engine_bulk_load(void* target, const void* source, unsigned bytes, void* word, const char* file, int line) {
   Worker& w = here();
   need_init(word, {file, line, __builtin_return_address(0)});
-  touch((const char*)source, bytes);
-  touch((const char*)target, bytes);
+  touch(source, bytes, false);
+  touch(target, bytes, true);
   TensorCopy copy = {};
   copy.caller = __builtin_return_address(0);
   Critical guard(w);
@@ -241,25 +271,12 @@ void engine_bulk_load(void* target, const void* source, unsigned bytes, void* wo
   begin_load(w, copy, word, __builtin_frame_address(0));
 }
 
-void engine_bulk_store(void* target, const void* source, unsigned bytes, const char*, int) {
-  Worker& w = here();
-  touch((const char*)source, bytes);
-  touch((const char*)target, bytes);
-  TensorCopy copy = {};
-  copy.caller = __builtin_return_address(0);
-  Critical guard(w);
-  Fiber& f = *w.current;
-  copy.shared = (char*)source;
-  copy.global = (char*)target;
-  copy.bytes = copy.room = bytes;
-  copy.thread = f.lane.linear;
-  copy.group = f.store_groups;
-  if (checking()) {
-    copy.epoch = check_store_issue();
-    check_event(EVENT_STORE, copy.thread, 0, copy.bytes, copy.caller);
-    check_store_read(copy.shared, bytes, copy.caller);
-  }
-  f.stores.push_back(std::move(copy));
+void engine_bulk_store(void* target, const void* source, unsigned bytes) {
+  begin_store(target, source, bytes, false, __builtin_return_address(0));
+}
+
+void engine_bulk_add(void* target, const void* source, unsigned bytes) {
+  begin_store(target, source, bytes, true, __builtin_return_address(0));
 }
 
 void engine_bulk_commit() { here().current->store_groups++; }

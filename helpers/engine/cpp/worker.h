@@ -134,6 +134,15 @@ struct AsyncCopy {
   void* caller;  // where the kernel asked for it
 };
 
+// An atomic: adds, and returns what was there before.
+float add_float(float* address, float value) {
+  float old, next;
+  __atomic_load(address, &old, __ATOMIC_RELAXED);
+  do next = old + value;
+  while (!__atomic_compare_exchange(address, &old, &next, true, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
+  return old;
+}
+
 // What TMA has been asked for and has not done yet: a box of a tensor, or plain bytes.
 struct TensorCopy {
   engine_tensor::Map map;
@@ -143,6 +152,7 @@ struct TensorCopy {
   unsigned bytes;          // that it moves, zeros included
   unsigned room;           // that it covers in shared memory
   char* global;            // of plain bytes; null: a box
+  bool adds;               // a store of plain floats, which are added to those of the array
   std::vector<char> data;  // of plain bytes, read when the copy was asked for
   unsigned thread, group;
   void* caller;

@@ -144,3 +144,19 @@ def _bulk(use: Use) -> str:
     use.done(4 + hint)
     size = use.read(2, "u32")
     return f"{_NAMES}bulk_copy({use.address(0)}, {use.address(1)}, {size}, {use.address(3)}, {_PLACE});"
+
+
+@instruction("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [to], [from], size")
+def _bulk_add(use: Use) -> str:
+    use.one("reduce", default=None)
+    use.one("async", default=None)
+    use.one("bulk", default=None)
+    hint = 1 if use.flag("L2::cache_hint") else 0
+    if use.modifiers[3:5] != ["global", "shared::cta"]:
+        raise Unknown
+    use.skip("global", "shared::cta")
+    use.one("bulk_group", default=None)
+    use.one("add", default=None)
+    use.types("f32")
+    use.done(3 + hint)
+    return f"{_NAMES}bulk_add({use.address(0)}, {use.address(1)}, {use.read(2, 'u32')}, {_PLACE});"

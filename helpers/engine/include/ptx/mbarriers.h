@@ -30,8 +30,16 @@ ENGINE_INLINE void bulk_store(
     Target target, long long to, Source source, long long from, unsigned bytes, const char* file, int line) {
   if (bytes % 16 != 0) engine_fail("cp.async.bulk copies a multiple of 16 bytes", file, line);
   void* const place = pointer<Space::generic, 16, Target>(target, to, "cp.async.bulk", file, line);
-  engine_bulk_store(
-      place, pointer<Space::shared, 16, Source>(source, from, "cp.async.bulk", file, line), bytes, file, line);
+  engine_bulk_store(place, pointer<Space::shared, 16, Source>(source, from, "cp.async.bulk", file, line), bytes);
+}
+// A store of floats that are added to those of the array.
+template <typename Target, typename Source>
+ENGINE_INLINE void bulk_add(
+    Target target, long long to, Source source, long long from, unsigned bytes, const char* file, int line) {
+  constexpr const char* name = "cp.reduce.async.bulk";
+  if (bytes % 16 != 0) engine_fail("cp.reduce.async.bulk adds a multiple of 16 bytes", file, line);
+  void* const place = pointer<Space::generic, 16, Target>(target, to, name, file, line);
+  engine_bulk_add(place, pointer<Space::shared, 16, Source>(source, from, name, file, line), bytes);
 }
 
 // A box of a tensor, by the map at an address. coordinates: the innermost first.
