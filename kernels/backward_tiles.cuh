@@ -19,11 +19,7 @@
 //          sees them
 
 #pragma once
-#include "backward_params.cuh"
-#include "half2.cuh"
-#include "packed_tiles.cuh"
 #include "ptx.cuh"
-#include "softmax.cuh"
 #include "swizzle.cuh"
 
 #ifndef HEAD_DIM
@@ -86,89 +82,9 @@ static_assert(
     "offsets are added by exclusive or");
 static_assert(THREADS >= BLOCK_M / 2, "each thread copies 16 bytes of lse and delta at most");
 
-// ---- what a block has
+#include "backward_blocks.cuh"
 
-// Where a sequence's tiles of rows begin in the scratch arrays of a head, and how many tiles a head
-// has.
-struct RowTiles {
-  int first, of_head;
-};
-
-__device__ __forceinline__ RowTiles
-row_tiles(bool packed, int q_first, int sequence, const AttentionParams& forward) {
-  const int tiles = (forward.N + BLOCK_M - 1) / BLOCK_M;
-  if (!packed) return {sequence * tiles, (int)gridDim.z * tiles};
-  const int sequences = SLOTS ? forward.sequences : (int)gridDim.z;
-  return {q_first / BLOCK_M + sequence, forward.N / BLOCK_M + sequences};
-}
-
-// The number of a block, as they are numbered where blockIdx.x counts fastest.
-__device__ __forceinline__ unsigned block_number() {
-  return blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
-}
-
-// The tile of keys of a block of backward_mma.
-struct KeyBlock {
-  int tile, kv_head, sequence;
-  int first_key, group;  // group: heads of Q that share these keys
-  bool packed;           // sequences of different lengths, one after the other
-  int q_first, k_first;  // where the sequence begins among the packed ones; else 0
-  int q_len, kv_len;
-
-  // by_tile: blocks with consecutive numbers have the same tile of different heads, the first keys
-  // first. Under a causal mask these are seen by the most rows: longest-first order. Otherwise a
-  // head's tiles are neighbours.
-  template <typename Number>
-  __device__ __forceinline__ KeyBlock(
-      bool by_tile, const Number& number_of_block, const AttentionParams& forward,
-      const int* cu_seqlens_q, const int* cu_seqlens_k) {
-    tile = blockIdx.x;
-    kv_head = blockIdx.y;
-    sequence = blockIdx.z;
-    packed = cu_seqlens_q != nullptr;
-    if (by_tile) {
-      const unsigned heads = gridDim.y * gridDim.z, number = number_of_block();
-      tile = number / heads;
-      kv_head = number % heads % gridDim.y;
-      sequence = number % heads / gridDim.y;
-    }
-    if (SLOTS) find_tile(tile, sequence, BLOCK_N, forward.sequences, cu_seqlens_k);
-    first_key = tile * BLOCK_N;
-    group = forward.heads / forward.kv_heads;
-    q_first = packed ? cu_seqlens_q[sequence] : 0;
-    k_first = packed ? cu_seqlens_k[sequence] : 0;
-    q_len = packed ? cu_seqlens_q[sequence + 1] - q_first : forward.N;
-    kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : forward.N_kv;
-  }
-
-  // The first row of the first head of the group in Q or dO, and the first key in K, V, dK or dV,
-  // in elements.
-  __device__ __forceinline__ long long of_rows(const Strides& q) const {
-    return sequence * q.batch + q_first * q.row + kv_head * group * q.head;
-  }
-  __device__ __forceinline__ long long of_keys(const Strides& k) const {
-    return sequence * k.batch + (k_first + first_key) * k.row + kv_head * k.head;
-  }
-};
-
-// The tiles of rows that see a key of a block. Row i sees keys i + window_lo .. i + window_hi.
-struct RowRange {
-  int window_lo, window_hi;
-  int first_tile, last_tile;
-  RowTiles tiles;
-  // Of the sequence's first tile of rows of the group's first head, in the scratch arrays.
-  long long first_slot;
-
-  __device__ __forceinline__ RowRange(const KeyBlock& block, const AttentionParams& forward) {
-    window_lo = block.kv_len - block.q_len - forward.window_left;
-    window_hi = block.kv_len - block.q_len + forward.window_right;
-    const int last_key = min(block.first_key + BLOCK_N, block.kv_len) - 1;
-    first_tile = max(block.first_key - window_hi, 0) / BLOCK_M;
-    last_tile = (min(last_key - window_lo, block.q_len - 1) + BLOCK_M) / BLOCK_M - 1;
-    tiles = row_tiles(block.packed, block.q_first, block.sequence, forward);
-    first_slot = (long long)block.kv_head * block.group * tiles.of_head + tiles.first;
-  }
-};
+// ---- what a warp has
 
 // Which part of each product a warp has, and which of its fragments' elements a lane: g and t as in
 // ptx.cuh.

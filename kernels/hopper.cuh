@@ -81,6 +81,25 @@ __device__ __forceinline__ void tma_load(
       : "memory");
 }
 
+// `bytes` (a multiple of 16) that lie in a row, without a tensor map.
+__device__ __forceinline__ void bulk_load(
+    unsigned target, const void* source, unsigned barrier, unsigned bytes) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(target),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// Adds floats in shared memory to those in global memory: an atomic addition for each, by one
+// instruction of one thread.
+__device__ __forceinline__ void bulk_add(float* target, unsigned source, unsigned bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(target),
+      "r"(source), "r"(bytes)
+      : "memory");
+}
+
 // Shared to global memory; elements outside of the array are not written.
 __device__ __forceinline__ void tma_store(
     const TensorMap& map, unsigned source, int x, int row, int head, int batch) {
@@ -91,7 +110,7 @@ __device__ __forceinline__ void tma_store(
       : "memory");
 }
 
-// All stores that this thread has started since the last commit become one group.
+// All stores and additions that this thread has started since the last commit become one group.
 __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -100,6 +119,11 @@ __device__ __forceinline__ void tma_store_commit() {
 template <int PENDING>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// Waits until all of this thread's groups are complete: others may see what they wrote.
+__device__ __forceinline__ void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // Orders this thread's ordinary accesses to shared memory before later accesses by TMA and wgmma
@@ -112,6 +136,14 @@ __device__ __forceinline__ void async_proxy_fence() {
 __device__ __forceinline__ void stmatrix_x4(
     unsigned row, unsigned r0, unsigned r1, unsigned r2, unsigned r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
+
+// The same, transposed on the way: the inverse of ldmatrix_x4_trans.
+__device__ __forceinline__ void stmatrix_x4_trans(
+    unsigned row, unsigned r0, unsigned r1, unsigned r2, unsigned r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
                "r"(r0), "r"(r1), "r"(r2), "r"(r3)
                : "memory");
 }
@@ -217,17 +249,18 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[N]) {
 
 // D += A B for 64 x N sums, or D = A B if `accumulate` is false. The first argument selects the
 // type of the elements. wgmma_ss: A (64 x 16) and B^T (N x 16) are in shared memory, with rows like
-// those of Q and K. wgmma_rs: A is in registers and B (16 x N) in shared memory, with rows like
+// those of Q and K, or as A^T (A_TRANSPOSED) or B (B_TRANSPOSED). wgmma_rs: A is in registers and B (16 x N) in shared memory, with rows like
 // those of V, which wgmma reads transposed. clang-format off
 #define WGMMA_TYPE(N, TYPE, PTX, A0, A1, A2, A3, A4, A5)                                        \
+  template <int A_TRANSPOSED = 0, int B_TRANSPOSED = 0>                                         \
   __device__ __forceinline__ void wgmma_ss(                                                     \
       TYPE, float (&d)[N / 2], unsigned long long a, unsigned long long b, bool accumulate) {   \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #A2                                       \
                  ", 0;\n"                                                                       \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #PTX "." #PTX " {" D_##N     \
-                 "}, %" #A0 ", %" #A1 ", p, 1, 1, 0, 0;\n}"                                     \
+                 "}, %" #A0 ", %" #A1 ", p, 1, 1, %" #A3 ", %" #A4 ";\n}"                       \
                  : SUMS_##N                                                                     \
-                 : "l"(a), "l"(b), "r"((int)accumulate));                                       \
+                 : "l"(a), "l"(b), "r"((int)accumulate), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED)); \
   }                                                                                             \
   __device__ __forceinline__ void wgmma_rs(                                                     \
       TYPE, float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b, bool accumulate) { \

@@ -34,15 +34,6 @@ __device__ __forceinline__ void mask(
   }
 }
 
-// The weight of a score, 2^(softmax_scale_log2 s - m_i): one FFMA and one ex2. volatile: it must not
-// move behind a wait for products.
-__device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
-  const float x = fmaf(s, softmax_scale_log2, -m_i);
-  float y;
-  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // The new maxima, and the factors by which everything so far has to be rescaled.
 __device__ __forceinline__ void online_softmax_maxima(
     const Scores& S, Statistics& m_i, Statistics& l_i, Statistics& rescale,
@@ -129,37 +120,12 @@ __device__ __forceinline__ void store_fragments(
   }
 }
 
-// O of a warp's 16 rows. 64 columns at a time go through `staged`, the warp's 16 rows of 128 bytes
-// in shared memory, swizzled: stmatrix writes the fragments, then 8 lanes copy each row.
+// O of a warp's 16 rows, by way of `staged`.
 template <typename T>
 __device__ __forceinline__ void store_rows(
     const Tile& tile, int warp_row, const Output& acc, const Statistics& inverse,
     unsigned char* staged, T* O, bool packed, const AttentionParams& params) {
-  const int lane_id = threadIdx.x % 32;
-  const int chunk = lane_id % 8;  // of 16 bytes, of the row that this lane copies
-  const int row = warp_row + lane_id / 8, batch = packed ? 0 : tile.sequence;
-  T* const out = O + batch * params.o.batch + (tile.row + row) * params.o.row +
-                 tile.head * params.o.head + 8 * chunk;
-#pragma unroll
-  for (int panel = 0; panel < PANELS; ++panel) {
-    __syncwarp();  // hazard: other lanes still copy the previous panel
-#pragma unroll
-    for (int n = 8 * panel; n < 8 * panel + 8 && n < HEAD_DIM_PADDED / 8; n += 2) {
-      unsigned words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        words[i] =
-            pack(T(), acc[4 * n + 2 * i] * inverse[i % 2], acc[4 * n + 2 * i + 1] * inverse[i % 2]);
-      stmatrix_x4(
-          smem_address(staged) + lane_id % 16 * 128 + ((n % 8 + lane_id / 16) ^ lane_id % 8) * 16,
-          words[0], words[1], words[2], words[3]);
-    }
-    __syncwarp();  // hazard: other lanes have not stored their rows yet
-#pragma unroll
-    for (int r = 0; r < 16; r += 4)
-      if (row + r < tile.rows && 64 * panel + 8 * chunk < HEAD_DIM)
-        *reinterpret_cast<uint4*>(out + r * params.o.row + 64 * panel) =
-            *reinterpret_cast<const uint4*>(
-                staged + (lane_id / 8 + r) * 128 + (chunk ^ (lane_id / 8 + r) % 8) * 16);
-  }
+  T* const out = O + (packed ? 0 : tile.sequence) * params.o.batch +
+                 (tile.row + warp_row) * params.o.row + tile.head * params.o.head;
+  store_panels(staged, acc, inverse, out, params.o.row, tile.rows - warp_row);
 }

@@ -27,6 +27,8 @@ static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "16-byte chunks; O must fit 
 static_assert(BLOCK_M % 64 == 0 && CONSUMERS >= 2 && CONSUMERS <= 3, "64 rows per consumer");
 static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256, "what wgmma takes; a step of P V has 16 keys");
 
+#include "panels.cuh"
+
 // A tile of rows. Keys begin .. end - 1 are all that some row of the tile sees; end may be too
 // small: rows that see no key.
 struct Tile {
@@ -111,15 +113,7 @@ __device__ __forceinline__ int last_tile_begin(const Tile& tile) {
   return tile.begin + (max(tile.end - tile.begin, 1) - 1) / BLOCK_N * BLOCK_N;
 }
 
-// All panels of ROWS rows from global to shared memory, started by one thread.
-template <int ROWS>
-__device__ __forceinline__ void tma_load_panels(
-    unsigned target, const TensorMap& map, unsigned barrier, int row, int head, int batch) {
-  for (int panel = 0; panel < PANELS; ++panel)
-    tma_load(target + panel * ROWS * 128, map, barrier, panel * PANEL_COLUMNS, row, head, batch);
-}
-
-// The same by cp.async, without TMA: all threads copy, swizzled as in 07. Only rows_left rows are
+// All panels of ROWS rows by cp.async, without TMA: all threads copy, swizzled as in 07. Only rows_left rows are
 // read; elements past them, or past HEAD_DIM, become zeros.
 template <int ROWS, typename T>
 __device__ __forceinline__ void cp_async_panels(
@@ -134,15 +128,4 @@ __device__ __forceinline__ void cp_async_panels(
         target + panel * ROWS * 128 + swizzle<8>(r, c),
         source + (in_bounds ? r * strides.row + x : 0), in_bounds ? 16 : 0);
   }
-}
-
-// Rows `from` .. BLOCK_N - 1 of a tile of V become zeros: where sequences are packed, they belong
-// to the next one. Their weights are 0, but 0 times inf would be NaN. Done by all threads from
-// FIRST_THREAD on, which need a barrier before the product.
-template <int FIRST_THREAD>
-__device__ __forceinline__ void clear_rows(unsigned char* tile, int from) {
-  for (int i = max(from, 0) * 8 + threadIdx.x - FIRST_THREAD; i < BLOCK_N * 8; i += 128 * CONSUMERS)
-    for (int panel = 0; panel < PANELS; ++panel)
-      *reinterpret_cast<uint4*>(tile + panel * BLOCK_N * 128 + 16 * i) = uint4{};
-  async_proxy_fence();
 }

@@ -1,5 +1,5 @@
-// The constants of the softmax, and a reduction over the four lanes that hold a row of an MMA
-// accumulator. The constants are explained in 05's notebook, the reduction in 07's.
+// The constants of the softmax, a reduction over the four lanes that hold a row of an MMA
+// accumulator, and a weight. Explained in 05's notebook, in 07's and in 10's.
 
 #pragma once
 
@@ -12,4 +12,13 @@ template <typename Op>
 __device__ __forceinline__ float row_allreduce(float a, Op op) {
   a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
   return op(a, __shfl_xor_sync(0xffffffff, a, 2));
+}
+
+// The weight of a score, 2^(softmax_scale_log2 s - m_i): one FFMA and one ex2. volatile: it must not
+// move behind a wait for products.
+__device__ __forceinline__ float weight(float s, float softmax_scale_log2, float m_i) {
+  const float x = fmaf(s, softmax_scale_log2, -m_i);
+  float y;
+  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }

@@ -20,7 +20,7 @@ from helpers.attention.ladder.params import (
     backward_params,
     rotary_params,
 )
-from helpers.attention.ladder.tiles import backward_mma_dq_columns
+from helpers.attention.ladder.tiles import backward_dq_columns
 
 if TYPE_CHECKING:
     from helpers.attention.ladder.contract import Stage
@@ -405,6 +405,16 @@ def backward_mma(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Lau
     before that mode have no scratch array "turns", and their kernels no such parameter. Where there are more heads or
     batches than a grid has room for, the parts of the call use the same scratch, one after the other.
     """
+    return _backward_in_half(stage, call, sizes, ("q", "k", "v", "do"))
+
+
+def hopper_backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+    """13: the same three launches, and arrays as tensor maps."""
+    rows, keys = sizes["BLOCK_M"], sizes["BLOCK_N"]
+    return _backward_in_half(stage, call, sizes, (Map("q", rows), Map("do", rows), Map("k", keys), Map("v", keys)))
+
+
+def _backward_in_half(stage: Stage, call: Call, sizes: Mapping[str, int], given: tuple[Any, ...]) -> list[Launch]:
     group = call.heads // call.arrays["k"].shape[1]
     if group > MAX_GRID_YZ:
         raise ValueError(f"{group:,} heads of q share one of k and v; gradients take {MAX_GRID_YZ:,} at most")
@@ -414,11 +424,12 @@ def backward_mma(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Lau
     block = (stage.threads(sizes),)
     scratch = tuple(stage.scratch(call, sizes))
     before, functions = functions_of_scores(stage, call, sizes)
-    main = ("q", "k", "v", "do", *scratch, "dk", "dv", cu_q, cu_k, params, *functions)
+    main = (*given, *scratch, "dk", "dv", cu_q, cu_k, params, *functions)
+    first, _, last = stage.kernels
     launches = (
-        Launch("backward_mma_preprocess", row_tiles, block, 0, ("o", "do", "lse", *scratch, cu_q, params)),
+        Launch(first, row_tiles, block, 0, ("o", "do", "lse", *scratch, cu_q, params)),
         stage.launch(key_tiles, sizes, main),
-        Launch("backward_mma_convert", row_tiles, block, 0, ("dq_accum", "dq", cu_q, params)),
+        Launch(last, row_tiles, block, 0, ("dq_accum", "dq", cu_q, params)),
     )
     each_in_parts = (_within_grid(launch, call, MAX_GRID_YZ) for launch in launches)
     return [*before, *(launch for part in zip(*each_in_parts, strict=True) for launch in part)]
@@ -434,7 +445,7 @@ def tiles_of_rows(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
     tiles = call.heads * of_a_head
     return {
         "lse_delta": Spec.dense((tiles, 2 * block_m), np.float32),
-        "dq_accum": Spec.dense((tiles, block_m * backward_mma_dq_columns(sizes["HEAD_DIM"], sizes)), np.float32),
+        "dq_accum": Spec.dense((tiles, block_m * backward_dq_columns(sizes["HEAD_DIM"], sizes)), np.float32),
         "turns": Spec.dense((tiles + 1,), np.int32),
     }
 

@@ -131,6 +131,11 @@ class ScoreMod(NamedTuple):
         values = (dtype_of(dtype).type(value) for _, dtype, value in self.values)
         return (*(array for *_, array in self.arrays), *values, *(block_mask if self.mask else ()))
 
+    @property
+    def has_derivative(self) -> bool:
+        """Whether some function's derivative is other than 1."""
+        return any(function.grad != "1" for function in self.scores)
+
     def text(self, *, backward: bool = False, pairs: bool = False) -> str:
         """What comes before a kernel's text.
 
@@ -155,7 +160,7 @@ class ScoreMod(NamedTuple):
             parameters += [f"{kind if '*' in kind else f'const {kind}'} {name}" for name, kind in of_mask.items()]
             passed += of_mask
         pair = next((function.pair for function in self.scores if function.pair), None) if pairs else None
-        grad = backward and any(function.grad != "1" for function in self.scores)
+        grad = backward and self.has_derivative
         lines = [
             "#include <cuda_fp16.h>\n#include <cuda_bf16.h>",
             f"#define MOD_PARAMETERS {''.join(f', {parameter}' for parameter in parameters)}",

@@ -16,6 +16,7 @@ from helpers.attention.ladder.launches import (
     backward,
     backward_mma,
     heads_in_grid,
+    hopper_backward,
     in_slots,
     one_head_each,
     persistent,
@@ -118,6 +119,12 @@ def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
     outputs of notebooks 08 and 09, which call this way, are the same with and without such a GPU's stage.
     """
     return device.ON_GPU and (rows >= 512 if head_dim > 64 else all_rows >= 16384)
+
+
+def _hopper_backward_variant(call: Call) -> dict[str, int]:
+    derivative = bool(call.mod and call.mod.has_derivative)
+    turns = {"DETERMINISTIC": 1} if call.deterministic else {}
+    return turns | tiles.pick_hopper_backward(call.head_dim, derivative)
 
 
 def _vector(call: Call) -> dict[str, int]:
@@ -259,6 +266,28 @@ _STAGES = (
         missing=why_no_cute,
         slow_to_compile=True,
         **_WARPS_OF_MMA,
+    ),
+    Stage(
+        *(13, "hopper_backward", "13_hopper_backward.cu", "the gradients by wgmma and TMA: FlashAttention-3's backward"),
+        Tuning(
+            tiles.pick_hopper_backward,
+            variant=_hopper_backward_variant,
+            by_default=lambda rows, all_rows, head_dim: device.ON_GPU,
+        ),
+        launches=hopper_backward,
+        slots=in_slots,
+        scratch=tiles_of_rows,
+        direction="backward",
+        kernels=("hopper_backward_preprocess", "hopper_backward", "hopper_backward_convert"),
+        features=EVERYTHING | {"deterministic", "mod"},
+        dtypes=("float16", "bfloat16"),
+        min_cc=90,
+        only_cc=True,
+        max_head_dim=128,
+        head_dim_step=8,
+        threads=lambda sizes: 384,
+        shared_bytes=lambda sizes: tiles.hopper_backward_shared_bytes(sizes["HEAD_DIM"], sizes),
+        needs_aligned=True,
     ),
 )
 

@@ -325,9 +325,12 @@ def backward_mma_candidates(head_dim: int) -> list[dict[str, int]]:
     return [dict(zip(_BACKWARD_MMA_NAMES[:-1], sizes[:-1], strict=True)) for sizes in found if sizes[-1]]
 
 
-def backward_mma_dq_columns(head_dim: int, sizes: Mapping[str, int]) -> int:
-    """DQ_COLUMNS of 08 in half types: columns of dQ_accum, whole fragments of 16 for each warp along them."""
-    columns = 16 * (sizes["WARPS"] // sizes["WARPS_DQ"])
+def backward_dq_columns(head_dim: int, sizes: Mapping[str, int]) -> int:
+    """DQ_COLUMNS of 08 in half types and of 13: columns of dQ_accum.
+
+    Whole fragments of 16 for each warp along them; in 13 whole panels of 64.
+    """
+    columns = 16 * (sizes["WARPS"] // sizes["WARPS_DQ"]) if "WARPS" in sizes else 64
     return -(-head_dim // columns) * columns
 
 
@@ -519,6 +522,31 @@ def pick_hopper_with_functions(head_dim: int, *, masked: bool, biased: bool) -> 
     if head_dim <= 64 and not masked:
         return {"BLOCK_M": 192, "BLOCK_N": 96 if biased else 128}
     return {"BLOCK_M": 128, "BLOCK_N": 128} if head_dim <= 128 else pick_hopper(head_dim, masked=True)
+
+
+# ---- 13, the backward on Hopper
+
+# By head_dim: BLOCK_M, the same with the derivative of a score_mod, which needs registers.
+_HOPPER_BACKWARD = {64: (128, 64), 128: (64, 32)}
+
+
+def hopper_backward_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
+    """SHARED_BYTES of 13: K and V, two tiles each of Q, dO and dS, dQ in float32; two lse and delta; mbarriers."""
+    rows, keys, panels = sizes["BLOCK_M"], sizes["BLOCK_N"], -(-head_dim // 64)
+    return 128 * panels * (2 * keys + 4 * rows) + 4 * rows * keys + 256 * panels * rows + 16 * rows + 64
+
+
+@functools.cache
+def pick_hopper_backward(head_dim: int, derivative: bool = False) -> dict[str, int]:
+    """The -D options of 13, without HEAD_DIM.
+
+    Raises:
+        ValueError: head_dim is above 128.
+    """
+    if not 1 <= head_dim <= max(_HOPPER_BACKWARD):
+        raise ValueError(f"head_dim = {head_dim}; these tiles are for 1 to {max(_HOPPER_BACKWARD)}")
+    block_m = _HOPPER_BACKWARD[min(most for most in _HOPPER_BACKWARD if most >= head_dim)][derivative]
+    return {"BLOCK_M": block_m, "BLOCK_N": 128}
 
 
 def _first(

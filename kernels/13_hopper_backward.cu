@@ -1,0 +1,450 @@
+// 13 hopper_backward: the gradients of attention on Hopper, FlashAttention-3's backward.
+//
+// Since 08: five products by wgmma, tiles by TMA, and roles as in 10. Two consumer warpgroups have 64
+// keys each of the block's 128: K, V and a ring of Q and dO in shared memory, dK and dV in registers.
+// The scores are transposed, as in 08: S^T and dP^T come out of the tensor cores as the left operands
+// that dV += P^T dO and dK += dS^T Q take from registers. Only dS passes through shared memory, since
+// dQ = dS K needs the keys of both warpgroups. A tile of dQ goes to shared memory too, where a warp of
+// the producer's warpgroup has one instruction add it to global memory (Shah, Bikshandi et al., 2024).
+//
+// Launch   hopper_backward: grid (ceil(longest kv_len / BLOCK_N), kv_heads, sequences), SHARED_BYTES
+//          of dynamic shared memory; the other two: grid (ceil(longest q_len / BLOCK_M), heads,
+//          sequences); block 384 for all three; with SLOTS the grids of packed_tiles.cuh
+// Shapes   as 08_backward_mma; Q, K, V and dO by tensor maps of {HEAD_DIM, rows, heads, batch}: boxes
+//          of 64 columns, and of BLOCK_M rows of Q and dO, BLOCK_N of K and V
+// Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
+// Traffic  as 08_backward_mma
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 128  // d, the length of a row: a multiple of 8, at most 128
+#endif
+#ifndef BLOCK_M
+#define BLOCK_M 64  // B_r, query rows per tile
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 128  // B_c, keys per block
+#endif
+#ifndef DETERMINISTIC
+#define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
+#endif
+
+constexpr int CONSUMERS = 2, STAGES = 2;        // warpgroups that compute; tiles of Q, dO and dS
+constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+constexpr long long L2_BYTES =
+    32 << 20;  // a share of the L2 cache, for rows that blocks have in common
+constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // TMA fills columns up with zeros
+constexpr int PANELS = (HEAD_DIM + 63) / 64, DQ_COLUMNS = 64 * PANELS;
+// dQ^T is computed, 64 columns of dQ by DQ_ROWS of its rows in a warpgroup: a panel of the columns, or
+// where there is only one, half of the rows.
+constexpr int DQ_ROWS = PANELS == 2 ? BLOCK_M : BLOCK_M / 2;
+constexpr unsigned KEYS_BYTES = PANELS * BLOCK_N * 128, ROWS_BYTES = PANELS * BLOCK_M * 128;
+constexpr unsigned DS_BYTES = 2 * BLOCK_M * BLOCK_N, DQ_BYTES = 4 * 64 * DQ_ROWS;
+constexpr unsigned V_AT = KEYS_BYTES, Q_AT = 2 * KEYS_BYTES, DO_AT = Q_AT + STAGES * ROWS_BYTES;
+constexpr unsigned DS_AT = DO_AT + STAGES * ROWS_BYTES, DQ_AT = DS_AT + STAGES * DS_BYTES;
+constexpr unsigned LSE_AT = DQ_AT + CONSUMERS * DQ_BYTES, DELTA_AT = LSE_AT + STAGES * 4 * BLOCK_M;
+constexpr unsigned BARRIERS_AT = DELTA_AT + STAGES * 4 * BLOCK_M;
+constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 + 3 * STAGES);
+constexpr int DS_READY = 1, DQ_EMPTY = 2, DQ_FULL = 4;  // named barriers; of the last two, a pair
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "16-byte chunks; dK and dV in registers");
+static_assert(BLOCK_N == 64 * CONSUMERS, "64 keys per consumer");
+static_assert(BLOCK_M % 16 == 0 && BLOCK_M <= 128, "a step of dV and dK has 16 rows");
+
+#include "backward_blocks.cuh"
+#include "panels.cuh"
+#include "score_mod.cuh"  // nothing, until 11 gives it a function of scores
+#include "turns.cuh"      // draw_number, load_relaxed, add_release
+
+using Scores = float[BLOCK_M / 2];  // S^T or dP^T: element 4 n + 2 i + e is key g + 8 i of the
+                                    // warp's 16, row 8 n + 2 t + e
+using Weights = unsigned[BLOCK_M / 16][4];   // P^T or dS^T, as a left operand
+using KeyRows = float[HEAD_DIM_PADDED / 2];  // dK or dV, of 64 keys
+
+// The steps of a block: all heads of the group, and their tiles of rows from the last to the first.
+template <typename ModOf>
+struct Steps {
+  const RowRange& rows;
+  const ModOf& mod_of;
+  const int key_tile, group;
+  RowLists lists;
+  int head = 0, row_tile, count = 0;
+
+  __device__ __forceinline__ Steps(const RowRange& rows, const KeyBlock& block, const ModOf& mod_of)
+      : rows(rows), mod_of(mod_of), key_tile(block.tile), group(block.group) {
+    row_tile = rows.last_tile;
+    lists.begin(mod_of, 0, key_tile, row_tile);
+  }
+  __device__ __forceinline__ bool more() const {
+    return rows.first_tile <= rows.last_tile && head < group;
+  }
+  __device__ __forceinline__ void advance() {
+    int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
+    int next_head = row_tile > rows.first_tile ? head : head + 1;
+    lists.advance(mod_of, head, key_tile, group, next_head, next_tile);
+    row_tile = next_tile;
+    head = next_head;
+    ++count;
+  }
+  __device__ __forceinline__ int stage() const { return count % STAGES; }
+  __device__ __forceinline__ unsigned parity() const { return count / STAGES & 1; }
+  __device__ __forceinline__ int slot() const { return head * rows.tiles.of_head + row_tile; }
+};
+
+// Starts S^T = K Q^T or dP^T = V dO^T for the warpgroup's 64 keys. The next 16 columns are 32 bytes
+// further, the next 64 one panel.
+template <typename T>
+__device__ __forceinline__ void start_scores(
+    Scores& S, unsigned long long keys, unsigned long long rows) {
+  wgmma_registers(S);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < HEAD_DIM_PADDED / 16; ++i)
+    wgmma_ss(
+        T(), S, keys + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16,
+        rows + (i / 4 * BLOCK_M * 128 + i % 4 * 32) / 16, i > 0);
+  wgmma_commit();
+}
+
+// Starts dV += P^T dO or dK += dS^T Q. The next 16 rows are 16 rows further.
+template <typename T>
+__device__ __forceinline__ void start_keys(
+    KeyRows& acc, const Weights& P, unsigned long long rows) {
+  wgmma_registers(acc);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < BLOCK_M / 16; ++i) wgmma_rs(T(), acc, P[i], rows + i * 16 * 128 / 16, true);
+  wgmma_commit();
+}
+
+// Starts dQ^T = K^T dS^T over the keys of both warpgroups. The next 16 keys are 16 rows further in K,
+// and 32 bytes in dS, whose panels have 64 keys.
+template <typename T>
+__device__ __forceinline__ void start_dq(
+    float (&dQ)[DQ_ROWS / 2], unsigned long long k, unsigned long long dS) {
+  wgmma_registers(dQ);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < BLOCK_N / 16; ++i)
+    wgmma_ss<1, 0>(
+        T(), dQ, k + i * 16 * 128 / 16, dS + (i / 4 * BLOCK_M * 128 + i % 4 * 32) / 16, i > 0);
+  wgmma_commit();
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) hopper_backward_preprocess(
+    const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
+    float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ turns,
+    const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- lse and delta of a tile of rows
+  const RowBlock block(params.forward, cu_seqlens_q);
+  const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
+  if (blockIdx.x + block.head + block.sequence + threadIdx.x == 0)
+    turns[params.forward.heads * tiles.of_head] = 0;
+  if (block.first_row >= block.q_len) return;
+  prepare_rows<true>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params, turns);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) hopper_backward_convert(
+    const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
+    const BackwardParams params) {
+  // ---- dQ: from the order of the fragments of dQ^T to rows, 16 columns of two rows at a time
+  const RowBlock block(params.forward, cu_seqlens_q);
+  if (block.first_row >= block.q_len) return;
+  const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
+  dQ += block.of_rows(params.d_q);
+  dQ_accum += block.slot(tiles) * BLOCK_M * DQ_COLUMNS;
+  for (int i = threadIdx.x; i < CONSUMERS * DQ_ROWS / 8 * 16; i += THREADS) {
+    const int t = i % 4, warp = i / 4 % 4, n = i / 16 % (DQ_ROWS / 8), consumer = i / (2 * DQ_ROWS);
+    const int row = 8 * n + 2 * t + (PANELS == 2 ? 0 : consumer * DQ_ROWS);
+    const int column = 16 * warp + (PANELS == 2 ? 64 * consumer : 0);
+    float4 x[8];  // of lane 4 g + t: (row, g), (row + 1, g), (row, g + 8), (row + 1, g + 8)
+#pragma unroll
+    for (int g = 0; g < 8; ++g)
+      x[g] = reinterpret_cast<const float4*>(
+          dQ_accum)[(consumer * DQ_ROWS / 8 + n) * 128 + 32 * warp + 4 * g + t];
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        unsigned out[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float *a = &x[2 * j].x, *b = &x[2 * j + 1].x;
+          out[j] = pack(
+              T(), a[2 * h + e] * params.forward.softmax_scale,
+              b[2 * h + e] * params.forward.softmax_scale);
+        }
+        if (block.first_row + row + e < block.q_len && column + 8 * h < HEAD_DIM)
+          *reinterpret_cast<uint4*>(dQ + (row + e) * params.d_q.row + column + 8 * h) =
+              make_uint4(out[0], out[1], out[2], out[3]);
+      }
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS, 1) hopper_backward(
+    const __grid_constant__ TensorMap q_map,   // boxes of BLOCK_M rows
+    const __grid_constant__ TensorMap do_map,  // boxes of BLOCK_M rows
+    const __grid_constant__ TensorMap k_map,   // boxes of BLOCK_N rows
+    const __grid_constant__ TensorMap v_map,   // boxes of BLOCK_N rows
+    const float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ turns,
+    T* __restrict__ dK, T* __restrict__ dV,
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
+    const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
+    const BackwardParams params MOD_PARAMETERS) {
+  // ---- prologue: the keys of this block, and the tiles of rows that see one of them
+  const AttentionParams& forward = params.forward;
+  const auto number = [&] {  // deterministic: a tile waits for those before it
+    const auto counter = [&] {
+      return turns + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward).of_head;
+    };
+    return DETERMINISTIC ? draw_number(counter) : block_number();
+  };
+  // As many heads at a time as have their rows in the L2 cache.
+  const long long head_bytes =
+      (long long)forward.N * (forward.heads / forward.kv_heads) * (4 * HEAD_DIM + 4 * DQ_COLUMNS);
+  const bool by_tile = forward.window_right < UNLIMITED;
+  const unsigned together = by_tile ? max((int)(L2_BYTES / head_bytes), 1) : 1;
+  const KeyBlock block(
+      DETERMINISTIC || by_tile, number, forward, cu_seqlens_q, cu_seqlens_k, together);
+  const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
+  if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
+  const RowRange rows(block, forward);
+  lse_delta += rows.first_slot * (2 * BLOCK_M);
+  dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
+  const int batch = block.packed ? 0 : block.sequence;
+  const auto mod_of = [&](int head) {  // of the group
+    return Mod{
+        MOD_ARGUMENTS block.sequence, block.kv_head * block.group + head, block.kv_head, q_len,
+        kv_len};
+  };
+  Steps<decltype(mod_of)> step(rows, block, mod_of);
+
+  // ---- shared memory, mbarriers
+  extern __shared__ __align__(1024) unsigned char dynamic_smem[];
+  const unsigned K_smem = smem_address(dynamic_smem), V_smem = K_smem + V_AT;
+  const unsigned k_full = K_smem + BARRIERS_AT, v_full = k_full + 8;
+  const unsigned q_full = v_full + 8;  // one for each stage
+  const unsigned do_full = q_full + 8 * STAGES, empty = do_full + 8 * STAGES;
+  // Uniform within a warp; the shuffle tells the compiler so.
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  if (threadIdx.x == 0) {
+    mbarrier_init(k_full, 1);
+    mbarrier_init(v_full, 1);
+    for (int stage = 0; stage < STAGES; ++stage) {
+      mbarrier_init(q_full + 8 * stage, 1);
+      mbarrier_init(do_full + 8 * stage, 1);
+      mbarrier_init(empty + 8 * stage, CONSUMERS);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
+
+  // ---- producer: one warp loads, two add to dQ
+  if (warpgroup == 0) {
+    setmaxnreg_decrease<PRODUCER_REGISTERS>();
+    const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+    if (warp_id == 0 && lane_id == 0) {
+      for (; step.more(); step.advance()) {
+        const int stage = step.stage(), row = block.q_first + step.row_tile * BLOCK_M;
+        const int head = block.kv_head * block.group + step.head;
+        const float* const lse = lse_delta + (long long)step.slot() * (2 * BLOCK_M);
+        const auto load_keys = [&](unsigned target, const TensorMap& map, unsigned full) {
+          if (step.count > 0) return;
+          mbarrier_arrive_expect_tx(full, KEYS_BYTES);
+          tma_load_panels<BLOCK_N>(
+              target, map, full, block.k_first + first_key, block.kv_head, batch);
+        };
+        const auto load_rows = [&](unsigned tiles_at, const TensorMap& map, unsigned full,
+                                   unsigned numbers_at, const float* numbers) {
+          mbarrier_arrive_expect_tx(full + 8 * stage, ROWS_BYTES + 4 * BLOCK_M);
+          tma_load_panels<BLOCK_M>(
+              K_smem + tiles_at + stage * ROWS_BYTES, map, full + 8 * stage, row, head, batch);
+          bulk_load(
+              K_smem + numbers_at + stage * 4 * BLOCK_M, numbers, full + 8 * stage, 4 * BLOCK_M);
+        };
+        load_keys(K_smem, k_map, k_full);
+        mbarrier_wait(empty + 8 * stage, step.parity() ^ 1);  // hazard: products still read it
+        load_rows(Q_AT, q_map, q_full, LSE_AT, lse);
+        load_keys(V_smem, v_map, v_full);
+        load_rows(DO_AT, do_map, do_full, DELTA_AT, lse + BLOCK_M);
+      }
+    }
+    if (warp_id == 1 || warp_id == 2) {
+      const int consumer = warp_id - 1;
+      const unsigned dQ_smem = K_smem + DQ_AT + consumer * DQ_BYTES;
+      if (step.more()) named_barrier_arrive(DQ_EMPTY + consumer, 160);
+      while (step.more()) {
+        const int slot = step.slot();
+        int* const turn = turns + rows.first_slot + slot;
+        // Those of the tiles of keys before this one that see some of these rows, twice each.
+        const int turns_before =
+            2 * (block.tile - max(step.row_tile * BLOCK_M + rows.window_lo, 0) / BLOCK_N);
+        named_barrier_sync(DQ_FULL + consumer, 160);  // hazard: the tile is not there yet
+        if (lane_id == 0) {
+          while (DETERMINISTIC && load_relaxed(turn) < turns_before) __nanosleep(20);
+          if (DETERMINISTIC) fence_acquire();  // hazard: it could add before the block before
+          bulk_add(
+              dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS) + consumer * (DQ_BYTES / 4),
+              dQ_smem, DQ_BYTES);
+          tma_store_commit();
+          tma_store_wait_read<0>();  // hazard: the next tile could overwrite it
+        }
+        __syncwarp();
+        step.advance();
+        if (step.more()) named_barrier_arrive(DQ_EMPTY + consumer, 160);
+        if (DETERMINISTIC && lane_id == 0) {
+          tma_store_wait();  // hazard: the turn could pass on before the addition is done
+          add_release(turn);
+        }
+      }
+    }
+    return;
+  }
+
+  // ---- consumers
+  setmaxnreg_increase<CONSUMER_REGISTERS>();
+  const int consumer = warpgroup - 1, thread = threadIdx.x % 128, lane_id = threadIdx.x % 32;
+  const int warp_id = thread / 32, g = lane_id / 4, t = lane_id % 4;
+  const int warp_key = 64 * consumer + 16 * warp_id;  // the warp's first key
+  const bool leader = thread == 0;                    // arrives for its warpgroup
+  const unsigned long long k = wgmma_descriptor(K_smem + consumer * 64 * 128),
+                           v = wgmma_descriptor(V_smem + consumer * 64 * 128);
+  // The columns of K that are the rows of this warpgroup's dQ^T, and the rows of dS.
+  const unsigned long long k_dq =
+      wgmma_descriptor(K_smem + (PANELS == 2 ? consumer * BLOCK_N * 128 : 0));
+  const unsigned long long dS_dq =
+      wgmma_descriptor(K_smem + DS_AT + (PANELS == 2 ? 0 : consumer * DQ_ROWS * 128));
+  const unsigned long long q = wgmma_descriptor(K_smem + Q_AT, BLOCK_M * 128),
+                           dO = wgmma_descriptor(K_smem + DO_AT, BLOCK_M * 128);
+  // stmatrix writes 16 rows of 16 keys of dS, whose tile has a panel for each consumer: this lane's
+  // address of the first.
+  const unsigned dS_lane = K_smem + DS_AT + consumer * BLOCK_M * 128 +
+                           (lane_id / 16 * 8 + lane_id % 8) * 128 +
+                           ((2 * warp_id + lane_id / 8 % 2) ^ lane_id % 8) * 16;
+  float4* const dQ_smem =
+      reinterpret_cast<float4*>(dynamic_smem + DQ_AT + consumer * DQ_BYTES) + thread;
+  const float softmax_scale_log2 = scale_log2_of(forward.softmax_scale);
+  KeyRows dK_acc, dV_acc;
+#pragma unroll
+  for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) dK_acc[i] = dV_acc[i] = 0.0f;
+
+  if (step.more()) {
+    mbarrier_wait(k_full, 0);
+    mbarrier_wait(v_full, 0);
+    if (block.packed && first_key + BLOCK_N > kv_len) {  // the tile has keys of the next sequence
+      clear_rows<128>(dynamic_smem, kv_len - first_key);
+      named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
+    }
+  }
+  for (; step.more(); step.advance()) {
+    const int stage = step.stage(), first_row = step.row_tile * BLOCK_M;
+    const unsigned long long rows_at = stage * (ROWS_BYTES / 16);  // of the stage, in descriptors
+    Scores S, dP;
+    Weights P, dS;
+    mbarrier_wait(q_full + 8 * stage, step.parity());
+    if (block.packed && first_row + BLOCK_M > q_len) {  // the tiles have rows of the next sequence
+      mbarrier_wait(do_full + 8 * stage, step.parity());
+      clear_rows<128, BLOCK_M>(dynamic_smem + Q_AT + stage * ROWS_BYTES, q_len - first_row);
+      clear_rows<128, BLOCK_M>(dynamic_smem + DO_AT + stage * ROWS_BYTES, q_len - first_row);
+      named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
+    }
+    start_scores<T>(S, k, q + rows_at);
+    mbarrier_wait(do_full + 8 * stage, step.parity());
+    start_scores<T>(dP, v, dO + rows_at);
+
+    // ---- P^T = exp(S^T - lse), while dP^T is computed
+    const float2* const lse =
+        reinterpret_cast<const float2*>(dynamic_smem + LSE_AT + stage * 4 * BLOCK_M) + t;
+    const float2* const delta =
+        reinterpret_cast<const float2*>(dynamic_smem + DELTA_AT + stage * 4 * BLOCK_M) + t;
+    const Mod mod = mod_of(step.head);
+    const int first_key_idx = first_key + warp_key + g;
+    const int first_q_idx = first_row + 2 * t + kv_len - q_len;
+    const auto q_idx = [&](int i) { return first_q_idx + i / 2 * 8 + i % 2; };
+    const auto kv_idx = [&](int j) { return first_key_idx + 8 * j; };
+    float grad[SCORE_GRAD ? BLOCK_M / 2 : 1];
+    const auto of_score = [](int i, int j) { return i / 2 * 4 + 2 * j + i % 2; };
+    wgmma_wait<1>();
+    wgmma_registers(S);
+    modify<BLOCK_M / 4, 2>(
+        mod, forward.softmax_scale, 1.0f, [&](int i, int j) -> float& { return S[of_score(i, j)]; },
+        q_idx, kv_idx, false, [&](int i, int j) { return &grad[SCORE_GRAD ? of_score(i, j) : 0]; });
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        S[4 * n + i] =
+            weight(S[4 * n + i], softmax_scale_log2, i % 2 ? lse[4 * n].y : lse[4 * n].x);
+    // A key that a row does not see has the weight 0. A derivative may be infinite there.
+    const bool partial = step.lists.is_partial();
+    if (first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
+        first_key < first_row + BLOCK_M - 1 + rows.window_lo || partial ||
+        (SCORE_GRAD && first_row + BLOCK_M > q_len)) {
+#pragma unroll
+      for (int n = 0; n < BLOCK_M / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int j = first_key_idx + i / 2 * 8,
+                    distance = j - (first_row + 8 * n + 2 * t + i % 2);
+          float& weight = S[4 * n + i];
+          if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len) weight = 0.0f;
+          if (MASK_MOD && partial && is_hidden(mod, q_idx(2 * n + i % 2), j)) weight = 0.0f;
+          if (SCORE_GRAD && weight == 0.0f) grad[SCORE_GRAD ? 4 * n + i : 0] = 0.0f;
+        }
+    }
+
+    // ---- dS^T = P^T (dP^T - delta), which the other warpgroup needs too
+    wgmma_wait<0>();
+    wgmma_registers(dP);
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 8; ++n) {
+      const float2 d = delta[4 * n];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float x = S[4 * n + 2 * i] * (dP[4 * n + 2 * i] - d.x);
+        float y = S[4 * n + 2 * i + 1] * (dP[4 * n + 2 * i + 1] - d.y);
+        if (SCORE_GRAD) {
+          x *= grad[SCORE_GRAD ? 4 * n + 2 * i : 0];
+          y *= grad[SCORE_GRAD ? 4 * n + 2 * i + 1 : 0];
+        }
+        P[n / 2][n % 2 * 2 + i] = pack(T(), S[4 * n + 2 * i], S[4 * n + 2 * i + 1]);
+        dS[n / 2][n % 2 * 2 + i] = pack(T(), x, y);
+      }
+      const unsigned (&x)[4] = dS[n / 2];
+      if (n % 2)
+        stmatrix_x4_trans(dS_lane + stage * DS_BYTES + n / 2 * 16 * 128, x[0], x[1], x[2], x[3]);
+    }
+    start_keys<T>(dV_acc, P, dO + rows_at);
+    async_proxy_fence();
+    named_barrier_sync(DS_READY, 256);  // hazard: the other's half of dS is not there yet
+
+    // ---- dQ and dK
+    float dQ_acc[DQ_ROWS / 2];
+    start_dq<T>(dQ_acc, k_dq, dS_dq + stage * (DS_BYTES / 16));
+    start_keys<T>(dK_acc, dS, q + rows_at);
+    wgmma_wait<1>();
+    wgmma_registers(dV_acc);
+    wgmma_registers(dQ_acc);
+    named_barrier_sync(DQ_EMPTY + consumer, 160);  // hazard: the last tile is still being added
+#pragma unroll
+    for (int n = 0; n < DQ_ROWS / 8; ++n)
+      dQ_smem[n * 128] =
+          make_float4(dQ_acc[4 * n], dQ_acc[4 * n + 1], dQ_acc[4 * n + 2], dQ_acc[4 * n + 3]);
+    async_proxy_fence();
+    named_barrier_arrive(DQ_FULL + consumer, 160);
+    wgmma_wait<0>();
+    wgmma_registers(dK_acc);
+    if (leader) mbarrier_arrive(empty + 8 * stage);
+  }
+
+  // ---- epilogue: dK and dV take the place of these keys of K and V
+  named_barrier_sync(DS_READY, 256);  // hazard: the other still computes dQ from these rows of K
+  unsigned char* const staged = dynamic_smem + warp_key * 128;
+  const float scale[2] = {forward.softmax_scale, forward.softmax_scale}, one[2] = {1.0f, 1.0f};
+  dK += block.of_keys(params.d_k) + warp_key * params.d_k.row;
+  dV += block.of_keys(params.d_v) + warp_key * params.d_v.row;
+  store_panels(staged, dK_acc, scale, dK, params.d_k.row, kv_len - first_key - warp_key);
+  store_panels(staged + V_AT, dV_acc, one, dV, params.d_v.row, kv_len - first_key - warp_key);
+}

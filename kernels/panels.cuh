@@ -1,0 +1,60 @@
+// Tiles in panels of 64 columns, for kernels whose copies are TMA's: what moves all panels of some
+// rows. Whoever includes this says before which columns there are (HEAD_DIM, HEAD_DIM_PADDED,
+// PANELS), BLOCK_N and CONSUMERS, the warpgroups that compute.
+
+#pragma once
+#include "half2.cuh"
+#include "hopper.cuh"
+
+// All panels of ROWS rows from global to shared memory, started by one thread.
+template <int ROWS>
+__device__ __forceinline__ void tma_load_panels(
+    unsigned target, const TensorMap& map, unsigned barrier, int row, int head, int batch) {
+  for (int panel = 0; panel < PANELS; ++panel)
+    tma_load(target + panel * ROWS * 128, map, barrier, panel * PANEL_COLUMNS, row, head, batch);
+}
+
+// Rows `from` .. ROWS - 1 of a tile become zeros: where sequences are packed, they belong to the
+// next one. Their weights are 0, but 0 times inf would be NaN. Done by all threads from FIRST_THREAD
+// on, which need a barrier before the product.
+template <int FIRST_THREAD, int ROWS = BLOCK_N>
+__device__ __forceinline__ void clear_rows(unsigned char* tile, int from) {
+  for (int i = max(from, 0) * 8 + threadIdx.x - FIRST_THREAD; i < ROWS * 8; i += 128 * CONSUMERS)
+    for (int panel = 0; panel < PANELS; ++panel)
+      *reinterpret_cast<uint4*>(tile + panel * ROWS * 128 + 16 * i) = uint4{};
+  async_proxy_fence();
+}
+
+// The accumulators of a warp's 16 rows, times `factor`, as rows of T; only the first `rows` are
+// stored. 64 columns at a time go through `staged`, 16 rows of 128 bytes in shared memory, swizzled:
+// stmatrix writes the fragments, then 8 lanes copy each row.
+template <typename T>
+__device__ __forceinline__ void store_panels(
+    unsigned char* staged, const float (&acc)[HEAD_DIM_PADDED / 2], const float (&factor)[2],
+    T* out, long long row_stride, int rows) {
+  const int lane_id = threadIdx.x % 32;
+  const int chunk = lane_id % 8, row = lane_id / 8;  // 16 bytes of the row that this lane copies
+  out += row * row_stride + 8 * chunk;
+#pragma unroll
+  for (int panel = 0; panel < PANELS; ++panel) {
+    __syncwarp();  // hazard: other lanes still copy the previous panel
+#pragma unroll
+    for (int n = 8 * panel; n < 8 * panel + 8 && n < HEAD_DIM_PADDED / 8; n += 2) {
+      unsigned words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        words[i] =
+            pack(T(), acc[4 * n + 2 * i] * factor[i % 2], acc[4 * n + 2 * i + 1] * factor[i % 2]);
+      stmatrix_x4(
+          smem_address(staged) + lane_id % 16 * 128 + ((n % 8 + lane_id / 16) ^ lane_id % 8) * 16,
+          words[0], words[1], words[2], words[3]);
+    }
+    __syncwarp();  // hazard: other lanes have not stored their rows yet
+#pragma unroll
+    for (int r = 0; r < 16; r += 4)
+      if (row + r < rows && 64 * panel + 8 * chunk < HEAD_DIM)
+        *reinterpret_cast<uint4*>(out + r * row_stride + 64 * panel) =
+            *reinterpret_cast<const uint4*>(
+                staged + (row + r) * 128 + (chunk ^ (row + r) % 8) * 16);
+  }
+}
