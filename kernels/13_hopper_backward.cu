@@ -31,8 +31,8 @@
 constexpr int CONSUMERS = 2, STAGES = 2;        // warpgroups that compute; tiles of Q, dO and dS
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
-constexpr long long L2_BYTES =
-    32 << 20;  // a share of the L2 cache, for rows that blocks have in common
+// Causal masks: rows in the L2 cache, of the heads whose blocks run together. Otherwise, in turn: blocks.
+constexpr int L2_BYTES = (DETERMINISTIC ? 48 : 16) << 20, TURN_BLOCKS = 256;
 constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // TMA fills columns up with zeros
 constexpr int PANELS = (HEAD_DIM + 63) / 64, DQ_COLUMNS = 64 * PANELS;
 // dQ^T is computed, 64 columns of dQ by DQ_ROWS of its rows in a warpgroup: a panel of the columns, or
@@ -45,7 +45,8 @@ constexpr unsigned DS_AT = DO_AT + STAGES * ROWS_BYTES, DQ_AT = DS_AT + STAGES *
 constexpr unsigned LSE_AT = DQ_AT + CONSUMERS * DQ_BYTES, DELTA_AT = LSE_AT + STAGES * 4 * BLOCK_M;
 constexpr unsigned BARRIERS_AT = DELTA_AT + STAGES * 4 * BLOCK_M;
 constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 + 3 * STAGES);
-constexpr int DS_READY = 1, DQ_EMPTY = 2, DQ_FULL = 4;  // named barriers; of the last two, a pair
+// Named barriers: one; one for each consumer; for even and odd steps.
+constexpr int DS_READY = 1, DQ_EMPTY = 2, DQ_FULL = 4;
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "16-byte chunks; dK and dV in registers");
 static_assert(BLOCK_N == 64 * CONSUMERS, "64 keys per consumer");
 static_assert(BLOCK_M % 16 == 0 && BLOCK_M <= 128, "a step of dV and dK has 16 rows");
@@ -53,7 +54,7 @@ static_assert(BLOCK_M % 16 == 0 && BLOCK_M <= 128, "a step of dV and dK has 16 r
 #include "backward_blocks.cuh"
 #include "panels.cuh"
 #include "score_mod.cuh"  // nothing, until 11 gives it a function of scores
-#include "turns.cuh"      // draw_number, load_relaxed, add_release
+#include "turns.cuh"      // draw_number, load_acquire, add_release
 
 using Scores = float[BLOCK_M / 2];  // S^T or dP^T: element 4 n + 2 i + e is key g + 8 i of the
                                     // warp's 16, row 8 n + 2 t + e
@@ -201,13 +202,15 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     };
     return DETERMINISTIC ? draw_number(counter) : block_number();
   };
-  // As many heads at a time as have their rows in the L2 cache.
-  const long long head_bytes =
-      (long long)forward.N * (forward.heads / forward.kv_heads) * (4 * HEAD_DIM + 4 * DQ_COLUMNS);
+  // Blocks with consecutive numbers have the same tile of `together` heads: as many as have their rows
+  // in the L2 cache. In turn, a head's blocks follow each other a step apart; so do their successors,
+  // if as many heads start together as end.
   const bool by_tile = forward.window_right < UNLIMITED;
-  const unsigned together = by_tile ? max((int)(L2_BYTES / head_bytes), 1) : 1;
+  const long long head_rows = (long long)max(forward.N, 1) * (forward.heads / forward.kv_heads);
+  const int together = by_tile ? (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)))
+                               : TURN_BLOCKS / gridDim.x;
   const KeyBlock block(
-      DETERMINISTIC || by_tile, number, forward, cu_seqlens_q, cu_seqlens_k, together);
+      DETERMINISTIC || by_tile, number, forward, cu_seqlens_q, cu_seqlens_k, max(together, 1));
   const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
   if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
   const RowRange rows(block, forward);
@@ -241,6 +244,13 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   }
   __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
 
+  // Deterministic: it is this block's turn when all tiles of keys before it that see some of these
+  // rows have added to them.
+  const auto wait_for_turn = [&](int slot, int row_tile) {
+    const int turn = block.tile - max(row_tile * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
+    while (DETERMINISTIC && load_acquire(turns + rows.first_slot + slot) != turn) __nanosleep(20);
+  };
+
   // ---- producer: one warp loads, two add to dQ
   if (warpgroup == 0) {
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
@@ -271,32 +281,31 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
         load_rows(DO_AT, do_map, do_full, DELTA_AT, lse + BLOCK_M);
       }
     }
-    if (warp_id == 1 || warp_id == 2) {
-      const int consumer = warp_id - 1;
-      const unsigned dQ_smem = K_smem + DQ_AT + consumer * DQ_BYTES;
-      if (step.more()) named_barrier_arrive(DQ_EMPTY + consumer, 160);
+    if (warp_id == 1 || warp_id == 2) {  // each takes every other step
+      const int mine = warp_id - 1;
+      const auto arrive_empty = [&] {
+        for (int i = 0; step.more() && i < CONSUMERS; ++i) named_barrier_arrive(DQ_EMPTY + i, 160);
+      };
+      if (mine == 0) arrive_empty();
       while (step.more()) {
-        const int slot = step.slot();
-        int* const turn = turns + rows.first_slot + slot;
-        // Those of the tiles of keys before this one that see some of these rows, twice each.
-        const int turns_before =
-            2 * (block.tile - max(step.row_tile * BLOCK_M + rows.window_lo, 0) / BLOCK_N);
-        named_barrier_sync(DQ_FULL + consumer, 160);  // hazard: the tile is not there yet
+        const int slot = step.slot(), row_tile = step.row_tile;
+        const bool other = step.count % 2 != mine;
+        step.advance();
+        if (other) continue;
+        named_barrier_sync(DQ_FULL + mine, 288);  // hazard: the tile is not there yet
         if (lane_id == 0) {
-          while (DETERMINISTIC && load_relaxed(turn) < turns_before) __nanosleep(20);
-          if (DETERMINISTIC) fence_acquire();  // hazard: it could add before the block before
+          wait_for_turn(slot, row_tile);
           bulk_add(
-              dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS) + consumer * (DQ_BYTES / 4),
-              dQ_smem, DQ_BYTES);
+              dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS), K_smem + DQ_AT,
+              CONSUMERS * DQ_BYTES);
           tma_store_commit();
           tma_store_wait_read<0>();  // hazard: the next tile could overwrite it
         }
         __syncwarp();
-        step.advance();
-        if (step.more()) named_barrier_arrive(DQ_EMPTY + consumer, 160);
+        arrive_empty();
         if (DETERMINISTIC && lane_id == 0) {
           tma_store_wait();  // hazard: the turn could pass on before the addition is done
-          add_release(turn);
+          add_release(turns + rows.first_slot + slot);
         }
       }
     }
@@ -338,13 +347,14 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
       named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
     }
   }
-  for (; step.more(); step.advance()) {
+  // One step. The compiler makes two of it, so that where all is seen there is no mask in the way.
+  const auto compute = [&](bool masked) {
     const int stage = step.stage(), first_row = step.row_tile * BLOCK_M;
     const unsigned long long rows_at = stage * (ROWS_BYTES / 16);  // of the stage, in descriptors
     Scores S, dP;
     Weights P, dS;
     mbarrier_wait(q_full + 8 * stage, step.parity());
-    if (block.packed && first_row + BLOCK_M > q_len) {  // the tiles have rows of the next sequence
+    if (masked && block.packed && first_row + BLOCK_M > q_len) {  // rows of the next sequence
       mbarrier_wait(do_full + 8 * stage, step.parity());
       clear_rows<128, BLOCK_M>(dynamic_smem + Q_AT + stage * ROWS_BYTES, q_len - first_row);
       clear_rows<128, BLOCK_M>(dynamic_smem + DO_AT + stage * ROWS_BYTES, q_len - first_row);
@@ -379,9 +389,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
             weight(S[4 * n + i], softmax_scale_log2, i % 2 ? lse[4 * n].y : lse[4 * n].x);
     // A key that a row does not see has the weight 0. A derivative may be infinite there.
     const bool partial = step.lists.is_partial();
-    if (first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
-        first_key < first_row + BLOCK_M - 1 + rows.window_lo || partial ||
-        (SCORE_GRAD && first_row + BLOCK_M > q_len)) {
+    if (masked) {
 #pragma unroll
       for (int n = 0; n < BLOCK_M / 8; ++n)
 #pragma unroll
@@ -433,10 +441,18 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
       dQ_smem[n * 128] =
           make_float4(dQ_acc[4 * n], dQ_acc[4 * n + 1], dQ_acc[4 * n + 2], dQ_acc[4 * n + 3]);
     async_proxy_fence();
-    named_barrier_arrive(DQ_FULL + consumer, 160);
+    named_barrier_arrive(DQ_FULL + stage, 288);
     wgmma_wait<0>();
     wgmma_registers(dK_acc);
     if (leader) mbarrier_arrive(empty + 8 * stage);
+  };
+  for (; step.more(); step.advance()) {
+    const int first_row = step.row_tile * BLOCK_M;
+    if (first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
+        first_key < first_row + BLOCK_M - 1 + rows.window_lo || step.lists.is_partial() ||
+        ((block.packed || SCORE_GRAD) && first_row + BLOCK_M > q_len))
+      compute(true);
+    else compute(false);
   }
 
   // ---- epilogue: dK and dV take the place of these keys of K and V

@@ -9,6 +9,14 @@ __device__ __forceinline__ int load_relaxed(const int* counter) {
   return count;
 }
 
+// The same, and what follows in this thread comes after what the blocks before did before their
+// add_release.
+__device__ __forceinline__ int load_acquire(const int* counter) {
+  int count;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+  return count;
+}
+
 // What follows in this thread comes after what the blocks before did before their add_release.
 __device__ __forceinline__ void fence_acquire() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 

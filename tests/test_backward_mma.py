@@ -1,4 +1,5 @@
-"""The kernels of 08_backward_mma.cu, launched as they are: sizes, masks, lengths, tilings, planted bugs, the X-ray."""
+"""The gradients in half types, 08_backward_mma.cu and 13_hopper_backward.cu, launched as they are: sizes, masks, lengths,
+tilings, the X-ray; planted bugs of the first."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from half_gradients import TYPES, Arrays, gradients, inputs, reference
 from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers.attention import compile_report, kernel
-from helpers.attention.ladder import LADDER, backward, limits, tiles
+from helpers.attention.ladder import LADDER, Stage, backward, limits, tiles
 from helpers.device import cp
 from helpers.xray import xray
 from helpers.xray.run import find
 
 FILE = "08_backward_mma.cu"
-STAGE = LADDER["backward_mma"]
+STAGE, HOPPER = LADDER["backward_mma"], LADDER["hopper_backward"]
 every_type = pytest.mark.parametrize("dtype", TYPES)
 
 # BLOCK_M, BLOCK_N, WARPS, WARPS_KEYS, WARPS_DKV, WARPS_DQ, CHUNK, MIN_BLOCKS
@@ -31,14 +32,29 @@ TILINGS = {
     "one buffer of dS": {**SHARED, "DQ_LATER": 0},
     **{f"{how} blocks": tiles.pick_other_backward_mma(how, 64, 227 * tiles.KB) for how in ("few", "fewest", "lone")},
     "few rows": dict(zip(_NAMES, (32, 64, 4, 2, 2, 2, 16, 1), strict=True)),
+    "hopper": {"BLOCK_M": 128, "BLOCK_N": 128},
+    "hopper, few rows": {"BLOCK_M": 32, "BLOCK_N": 128},
 }
+KINDS = "registers", "shared", "hopper"
 FEWEST = tiles.pick_other_backward_mma("fewest", 128, 227 * tiles.KB)
-HEAD_DIM_TILINGS = {8: REGISTERS, 72: REGISTERS, 96: SHARED, 120: FEWEST, 128: SHARED}
+HEAD_DIM_TILINGS = {8: (REGISTERS,), 72: (REGISTERS,), 96: (SHARED,), 120: (FEWEST,), 128: (SHARED,)}
+HOPPER_HEAD_DIMS = {8: 128, 40: 64, 72: 64, 96: 64, 120: 32, 128: 64}
+HEAD_DIM_TILINGS = {
+    d: (*HEAD_DIM_TILINGS.get(d, ()), {"BLOCK_M": rows, "BLOCK_N": 128}) for d, rows in HOPPER_HEAD_DIMS.items()
+}
 LAST = dict(zip(_NAMES, (32, 64, 8, 4, 2, 2, 16, 1), strict=True))  # head_dim 256
 
 
+def stage_of(sizes: Mapping[str, int]) -> Stage:
+    """Only 08 has a number of warps to choose. Skips where this GPU has no wgmma."""
+    stage = STAGE if "WARPS" in sizes else HOPPER
+    if reason := stage.why_not(head_dim=64, dtype="bfloat16"):
+        pytest.skip(reason)
+    return stage
+
+
 def check(name: str, sizes: Mapping[str, int], given: Arrays, **options: Any) -> Arrays:
-    return half_gradients.check(STAGE, name, sizes, given, **options)
+    return half_gradients.check(stage_of(sizes), name, sizes, given, **options)
 
 
 # ---- values
@@ -57,7 +73,8 @@ def test_tilings(tiling: str) -> None:
 def test_head_dims(d: int) -> None:
     for n, n_kv in ((100, 70), (65, 257)):
         given = inputs((1, 2, n, d), n_kv, 1, "float16")
-        check(f"d = {d}, {n} x {n_kv}", HEAD_DIM_TILINGS[d], given, window=(-1, 0))
+        for sizes in HEAD_DIM_TILINGS[d]:
+            check(f"d = {d}, {n} x {n_kv}, {sizes}", sizes, given, window=(-1, 0))
 
 
 def test_largest_head_dim() -> None:
@@ -76,13 +93,13 @@ MASKS = {
 
 
 @pytest.mark.each_value()
-@pytest.mark.parametrize("tiling", ["registers", "shared"])
+@pytest.mark.parametrize("tiling", KINDS)
 @pytest.mark.parametrize("deterministic", [0, 1])
 def test_masks(tiling: str, deterministic: int) -> None:
     """With more rows than keys some rows see nothing: zeros.
 
     Under the causal mask batch 2, four heads of Q to two of K and V; no mask depends on the batch or the head, so under
-    the others two heads to one. Each type is a compilation, so the two tilings and the two ways share them out.
+    the others two heads to one. Each type is a compilation, so the tilings and the two ways share them out.
     """
     sizes = {**TILINGS[tiling], "DETERMINISTIC": deterministic}
     dtype = ("float16", "bfloat16")[(tiling == "shared") ^ deterministic]
@@ -94,18 +111,19 @@ def test_masks(tiling: str, deterministic: int) -> None:
 
 
 @pytest.mark.each_value()
-@pytest.mark.parametrize("tiling", ["registers", "shared"])
+@pytest.mark.parametrize("tiling", KINDS)
 @pytest.mark.parametrize("deterministic", [0, 1])
 def test_packed_lengths(tiling: str, deterministic: int) -> None:
     rows, keys = (3, 130, 0, 64, 1, 70), (200, 130, 5, 0, 70, 33)
-    half_gradients.check_packed(STAGE, {**TILINGS[tiling], "DETERMINISTIC": deterministic}, rows, keys, 64)
+    sizes = {**TILINGS[tiling], "DETERMINISTIC": deterministic}
+    half_gradients.check_packed(stage_of(sizes), sizes, rows, keys, 64)
 
 
 SLOPES = np.geomspace(0.5, 0.01, 8, dtype=np.float32).reshape(2, 4)
 
 
 @pytest.mark.each_value()
-@pytest.mark.parametrize("tiling", ["registers", "shared"])
+@pytest.mark.parametrize("tiling", KINDS)
 def test_alibi(tiling: str) -> None:
     """Heads that share keys have slopes of their own, and so have batches; distances count on both sides."""
     sizes = {**TILINGS[tiling], "ALIBI": 1}
@@ -191,7 +209,7 @@ def test_scalar_atomics() -> None:
 
 @pytest.mark.each_value()
 @pytest.mark.usefixtures("only_x_rayed")
-@pytest.mark.parametrize("tiling", ["registers", "shared", "one buffer of dS"])
+@pytest.mark.parametrize("tiling", [*KINDS, "one buffer of dS"])
 @pytest.mark.parametrize("deterministic", [0, 1])
 def test_xray_is_clean(tiling: str, deterministic: int) -> None:
     def looked_at(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:

@@ -578,7 +578,7 @@ def _stage_of(
     rows = q.shape[-2]
     if "cu_seqlens_q" in views:
         rows = math.isqrt(rows * longest // (views["cu_seqlens_q"].size - 1))
-    size = rows, math.prod(q.shape[:-1]), q.shape[-1]
+    size = rows, math.prod((k if "do" in views else q).shape[:-1]), q.shape[-1]
     return family, next(stage for stage in family.stages if stage.tuning.by_default(*size))
 
 

@@ -39,7 +39,8 @@ class Tuning:
     fewest_blocks: Callable[[int], Mapping[str, int]] = _no_other_sizes  # where those of few_blocks do so too
     lone_blocks: Callable[[int], Mapping[str, int]] = _no_other_sizes  # where no multiprocessor has two blocks
     variant: Callable[[Call], Mapping[str, int]] = lambda call: {}  # what a call needs, such as VECTOR=0
-    # Whether a call that names no stage may get it here: (rows, rows of all heads, head_dim) of Q.
+    # Whether a call that names no stage may get it here: rows of Q, rows of all heads together, head_dim. For gradients
+    # the second are keys.
     by_default: Callable[[int, int, int], bool] = lambda rows, all_rows, head_dim: True
 
     def of_one_size(self) -> Tuning:

@@ -268,11 +268,17 @@ _STAGES = (
         **_WARPS_OF_MMA,
     ),
     Stage(
-        *(13, "hopper_backward", "13_hopper_backward.cu", "the gradients by wgmma and TMA: FlashAttention-3's backward"),
+        *(
+            13,
+            "hopper_backward",
+            "13_hopper_backward.cu",
+            "the gradients by wgmma and TMA: FlashAttention-3's backward",
+        ),
         Tuning(
             tiles.pick_hopper_backward,
             variant=_hopper_backward_variant,
-            by_default=lambda rows, all_rows, head_dim: device.ON_GPU,
+            # Of 128 keys a block, so many that most multiprocessors have one: 08 has smaller blocks.
+            by_default=lambda rows, all_keys, head_dim: device.ON_GPU and all_keys >= 12288,
         ),
         launches=hopper_backward,
         slots=in_slots,
@@ -317,7 +323,7 @@ def default_of(stages: Mapping[str, Stage], rows: int, all_rows: int, **needs: A
     """The stage for a call that names none: the last, and fastest, that can do it on this device; None if none can.
 
     Args:
-        rows, all_rows: of Q, of one head and of all heads together. needs: as `Stage.why_not` has them.
+        rows: of Q. all_rows: of all heads together; for gradients, of K. needs: as `Stage.why_not` has them.
     """
     able = able_of(stages, **needs)
     return next((stage for stage in able if stage.tuning.by_default(rows, all_rows, needs["head_dim"])), None)
