@@ -14,7 +14,7 @@ from backends import BACKENDS, compiled, on_each_device
 
 from helpers import engine
 from helpers.attention import kernel
-from helpers.engine import cutlass, nvrtc, unset
+from helpers.engine import compiler, cutlass, nvrtc, unset
 from helpers.lesson.shortcuts import ask_cute
 from helpers.xray import xray
 
@@ -275,6 +275,7 @@ def test_copies_of_headers_keep_their_lines_and_follow_the_headers(
 
     atom.write_text(ATOM + "// another version\n")
     cutlass._copies.cache_clear()
+    compiler.name_by_contents.cache_clear()
     assert Path(cutlass.compiled([f"-I{tmp_path}"])[1]) != copies
     cutlass._copies.cache_clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -270,6 +271,68 @@ print(good(), calls, "elftools" in sys.modules)
     assert builds(cache) == BUILDS
 
 
+# Its asm statement is read after the preprocessor, and what it calls of the engine's headers tells where it waits.
+MEETING = r"""#include <cooperative_groups.h>
+#include <cooperative_groups/reduce.h>
+#define DOUBLED(y, x) asm("add.f32 %0, %1, %1;" : "=f"(y) : "f"(x))
+namespace cg = cooperative_groups;
+extern "C" __global__ void meet(float *a, long long half) {
+  const auto tile = cg::tiled_partition<32>(cg::this_thread_block());
+  int t = threadIdx.x;
+  DOUBLED(a[t], a[t + half]);
+  if (t >= half) a[t] = cg::reduce(tile, a[t], cg::plus<float>());
+  else if (half < NOW) __syncwarp();
+}
+"""
+ELSEWHERE = """
+import sys
+sys.dont_write_bytecode = True
+from helpers import engine
+from helpers.xray import xray
+compiled, compile_one, build = 0, engine.compiler._compile, engine.compiler.build
+def counted(*how):
+    global compiled
+    compiled += 1
+    return compile_one(*how)
+def told(*what, **how):
+    path, said = build(*what, **how)
+    print(path)
+    return path, said
+engine.compiler._compile, engine.compiler.build = counted, told
+kernel, args = engine.RawKernel(CODE, "meet"), (engine.ones(32, engine.float32), engine.int64(16))
+try:
+    kernel((1,), (32,), args)
+except engine.LaunchError as error:
+    print(error)
+print(*xray(kernel, (1,), (32,), args).findings, compiled, sep=chr(10))
+"""
+
+
+@pytest.mark.skipif(engine.compiler._RENAMES not in engine.compiler.flags(), reason="the compiler renames no folders")
+def test_checkouts_at_other_places_share_their_builds(tmp_path: Path) -> None:
+    """That of the engine, too; and what is built names no file of the checkout that built it."""
+    engine.empty(1)  # the engine is built by now
+    said = []
+    for name in ("one", "another"):
+        for room in ("engine", "xray"):
+            target = tmp_path / name / "helpers" / room
+            shutil.copytree(ROOT / "helpers" / room, target, ignore=shutil.ignore_patterns("__pycache__"))
+    code = MEETING.replace("NOW", str(time.time_ns()))
+    for name in ("one", "another"):
+        words = [sys.executable, "-c", f"CODE = {code!r}\n{ELSEWHERE}"]
+        done = subprocess.run(words, cwd=tmp_path / name, capture_output=True, text=True, timeout=180)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.splitlines())
+    (*first, compiled), (*again, compiled_again) = said
+    assert (first, compiled, compiled_again) == (again, "2", "0")
+    assert any("lane 16 in cg::reduce at kernel.cu:9" in line for line in first), first
+    assert any("out of bounds: read of a[32]" in line and "kernel.cu:8" in line for line in first), first
+    built = {Path(line) for line in first if line.endswith(".so")}
+    assert len(built) == 3  # the engine, the kernel, and the kernel for the X-ray
+    for path in built:
+        assert str(tmp_path).encode() not in path.read_bytes()
+
+
 @pytest.mark.skipif(not engine.compiler._is_gcc_on_linux(), reason="headers are precompiled for g++ on Linux")
 def test_headers_are_precompiled_once_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.empty(1)  # the engine itself comes from the usual cache
@@ -329,7 +392,7 @@ def test_a_plain_kernel_is_linked_without_the_cpp_library(monkeypatch: pytest.Mo
     assert len(linked) == 2 and "-nodefaultlibs" in linked[1]
 
 
-ROOT = 'extern "C" __global__ void root(float* x, int n) {{ if (threadIdx.x < n) x[threadIdx.x] = {}; }}\n'
+SQUARE_ROOT = 'extern "C" __global__ void root(float* x, int n) {{ if (threadIdx.x < n) x[threadIdx.x] = {}; }}\n'
 
 
 @pytest.mark.skipif(engine.compiler._binutils() is None, reason="g++ on Linux and x86-64 is asked for its linker")
@@ -340,7 +403,7 @@ def test_a_kernel_of_usual_calls_is_linked_without_the_compiler(monkeypatch: pyt
 
     def roots(expression: str) -> np.ndarray:
         x = engine.array(np.arange(1, 33, dtype=np.float32))
-        code = f"// {time.time_ns()}\n{ROOT.format(expression)}"
+        code = f"// {time.time_ns()}\n{SQUARE_ROOT.format(expression)}"
         engine.RawKernel(code, "root")((1,), (32,), (x, np.int32(32)))
         return x.get()
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from helpers.attention import kernel
 from helpers.engine import CompileError
-from helpers.engine.compiler import cache_dir, keep
+from helpers.engine.compiler import cache_dir, keep, without_paths
 from helpers.engine.cuda_source import source
 from helpers.engine.nvrtc import header_options
 
@@ -150,7 +150,8 @@ def _compiled(code: str, options: tuple[str, ...], arch: str, instance: str) -> 
     Kept beside the engine's builds: other notebooks and tests ask for the same kernels.
     """
     options = (*options, *header_options(code))
-    key = hashlib.sha256(repr((code, options, arch, instance, nvrtc_version())).encode()).hexdigest()[:32]
+    asked = without_paths(repr((code, options, arch, instance, nvrtc_version())))
+    key = hashlib.sha256(asked.encode()).hexdigest()[:32]
     path = cache_dir() / f"report-{key}.json"
     changes = re.search(r'^\s*#\s*include\s*"', code, re.M)  # what is included so is not in the key
     if path.exists() and not changes:

@@ -1,8 +1,9 @@
 """Find a C++ compiler, compile with it, keep what it built.
 
 Builds are cached by content: the key is a hash over the source, the flags, the compiler's own version and the engine's
-headers. A build is written under a temporary name and moved into place, so parallel processes never see half a file;
-of several that want the same build, one compiles and the others wait for it.
+headers. Where those lie is no part of it, nor of what is built: checkouts at different places share their builds. A
+build is written under a temporary name and moved into place, so parallel processes never see half a file; of several
+that want the same build, one compiles and the others wait for it.
 
 Most of the time that g++ takes for a small kernel goes into the engine's own headers. So they are precompiled, once for
 each list of them that a source begins with and each set of options.
@@ -140,8 +141,58 @@ def _edits_hash() -> str:
     return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in ours)).hexdigest()
 
 
+# What folders of headers, which lie elsewhere in another checkout, are called in keys and in what is built: in __FILE__
+# and in debug information. The name says what is in the folder, but for ours: their contents are in the keys besides.
+_NAMED = {str(INCLUDE): "helpers/engine/include", str(ENGINE): "helpers/engine/cpp"}
+_RENAMES = "-ffile-prefix-map=as-it-is=as-it-is"  # a compiler that takes it can do so
+
+
+def name_folder(folder: Path, name: str) -> None:
+    """From now on a folder that options name has a name of its own, which says what is in it."""
+    _NAMED[str(folder)] = name
+
+
+@functools.cache
+def name_by_contents(folder: Path) -> str:
+    """Give a folder a name that is a hash over all its files. Returns the name."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    name = f"headers/{digest.hexdigest()[:32]}/include"
+    name_folder(folder, name)
+    return name
+
+
+def without_paths(text: str) -> str:
+    """The text with folders' names in place of their paths."""
+    for path, name in _NAMED.items():
+        text = text.replace(path, name)
+    return text
+
+
+def with_paths(text: str) -> str:
+    """The opposite."""
+    for path, name in _NAMED.items():
+        text = text.replace(f"{name}/", f"{path}/")
+    return text
+
+
+def _renaming(options: Sequence[str]) -> list[str]:
+    """Flags by which the compiler calls the folders among the options by their names."""
+    if _RENAMES not in flags():
+        return []
+    return [f"-ffile-prefix-map={path}={name}" for path, name in _NAMED.items() if any(path in o for o in options)]
+
+
+def _key(parts: Sequence[str]) -> str:
+    text = "\0".join(parts)
+    return hashlib.sha256((without_paths(text) if _RENAMES in parts else text).encode()).hexdigest()[:32]
+
+
 # Not every compiler has every one of these.
 _OPTIONAL = (
+    _RENAMES,
     "-fno-semantic-interposition",
     "-fno-gnu-unique",  # two modules never share a static
     "-fno-finite-loops",  # an endless loop stays one, to be interrupted: in C++ it may be deleted
@@ -241,6 +292,7 @@ def _preprocessed(text: str, options: list[str]) -> str:
     return subprocess.run(command, input=text, capture_output=True, text=True).stdout
 
 
+_LINE = re.compile(r'^#line \d+ ".*$', re.M)
 OF_THE_SYSTEM = "/* of the system */"  # behind the #line of a header that is no part of the source
 # What the translation still has to find: these stay as they are written.
 _KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__")
@@ -255,14 +307,12 @@ def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
     marker = "#pragma engine_source_begins"
     undefined = "".join(f"#undef {word}\n" for word in _KEPT)
     text = f'{before}{undefined}{marker}\n#line 1 "{name}"\n{code}\n'
-    options = [*flags(), *extra, "-iquote", os.getcwd()]
-    parts = [text, compiler()[1], *compiler()[0], *options, _headers_hash()]
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    target = cache_dir() / f"expanded-{key[:32]}.cpp"
+    options = [*flags(), *extra, *_renaming(extra)]
+    target = cache_dir() / f"expanded-{_key([text, compiler()[1], *compiler()[0], *options, _headers_hash()])}.cpp"
     own = not re.search(r'^\s*#\s*include\s*"', code, re.M) and not any(re.match("-I.", option) for option in extra)
     if own and target.exists():
-        return target.read_text()
-    command = [*compiler()[0], *options, "-E", "-x", "c++", "-"]
+        return _LINE.sub(lambda line: with_paths(line[0]), target.read_text())
+    command = [*compiler()[0], *options, "-iquote", os.getcwd(), "-E", "-x", "c++", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode != 0:
         return None
@@ -272,7 +322,7 @@ def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
     after = re.sub(theirs, rf"#line \1 {OF_THE_SYSTEM}", after, flags=re.M)
     after = re.sub(r'^# (\d+ "[^"\n]*").*$', r"#line \1", after, flags=re.M)
     if own:
-        keep(target, after)
+        keep(target, _LINE.sub(lambda line: without_paths(line[0]), after))
     return after
 
 
@@ -512,13 +562,12 @@ def build(
     command, version = compiler()
     # The engine itself has a level of its own: -O3 unrolls the loops of the tensor cores.
     usual = flags(3) if kind == "engine" else flags()
-    own = [*(_checked_flags(checked == "profiled") if checked else usual), *extra]
+    own = [*(_checked_flags(checked == "profiled") if checked else usual), *extra, *_renaming(extra)]
     options = [*own, "-iquote", os.getcwd()]
     parts = [text, plain or "", version, *command, *own, _headers_hash(), _edits_hash()]
     parts += [_preprocessed(text, options), expand_key]
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = cache_dir()
-    target = folder / f"{kind}-{key}.so"
+    target = folder / f"{kind}-{_key(parts)}.so"
     if target.exists():
         return target, ""
     with _alone(target), tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
@@ -562,7 +611,7 @@ def build(
 
 def warnings(text: str, extra: list[str]) -> str:
     """What the compiler thinks of C++ that it has taken."""
-    own = [*flags(), *extra]
+    own = [*flags(), *extra, *_renaming(extra)]
     header, rest = _precompiled(text, own)  # those of the fast build
     command = [*compiler()[0], *own, "-iquote", os.getcwd(), *(["-include", str(header)] if header else [])]
     command += ["-Wall", "-fsyntax-only", "-x", "c++", "-"]

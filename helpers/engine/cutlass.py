@@ -58,9 +58,7 @@ def _copies(folder: Path) -> Path:
     digest = hashlib.sha256(Path(__file__).read_bytes())
     digest.update(libraries.translation_hash().encode())
     files = sorted(p for name in _FOLDERS for p in (folder / name).rglob("*") if p.suffix in (".hpp", ".h", ".inl"))
-    for path in files:
-        state = path.stat()
-        digest.update(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())
+    digest.update(compiler.name_by_contents(folder).encode())
     target = compiler.cache_dir() / f"cutlass-{digest.hexdigest()[:32]}"
     if not target.is_dir():
         scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix="building-"))

@@ -35,6 +35,8 @@ def folder() -> Path | None:
     for place in (spec and spec.submodule_search_locations) or ():
         include = Path(place) / "_core" / "include"
         if include.is_dir():
+            version = (Path(place) / "_version.py").read_bytes()
+            compiler.name_folder(include, f"cupy-{hashlib.sha256(version).hexdigest()[:15]}/include")
             return include
     return None
 

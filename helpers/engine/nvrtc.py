@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .compiler import CompileError, cache_dir, keep
+from .compiler import CompileError, cache_dir, keep, name_by_contents, name_folder, with_paths, without_paths
 from .cuda_source import source
 from .module import RawModule
 
@@ -62,12 +62,13 @@ def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ())
         return ""
     own = re.search(r'^\s*#\s*include\s*"', code, re.M) or any(option.startswith("-I") for option in options)
     options = (*options, *header_options(code))
-    key = hashlib.sha256(repr((code, options, tuple(names), installed, os.getcwd())).encode()).hexdigest()[:32]
+    asked = without_paths(repr((code, options, tuple(names), installed)))
+    key = hashlib.sha256(asked.encode()).hexdigest()[:32]
     answer = cache_dir() / f"nvrtc-{key}.txt"
     if answer.exists() and not own:  # of files that the source includes, the text is not in the key
-        return answer.read_text()
+        return with_paths(answer.read_text())
     log = _compile(code, options, names)
-    keep(answer, log)
+    keep(answer, without_paths(log))
     return log
 
 
@@ -177,6 +178,14 @@ def _cccl_folder() -> Path | None:
     return folder
 
 
+@functools.cache
+def _name_toolkit(folder: Path) -> None:
+    """By what NVRTC takes from it: all else it knows from elsewhere."""
+    parts = sorted((folder / "crt").glob("mma.h*"))
+    digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:32]
+    name_folder(folder, f"toolkit/{digest}/include")
+
+
 def header_options(code: str) -> tuple[str, ...]:
     """What NVRTC itself has to be told of the headers that a source includes; CuPy tells it of CUDA's own and of CCCL.
 
@@ -188,4 +197,8 @@ def header_options(code: str) -> tuple[str, ...]:
     """
     folder = header_folder("crt/mma.h") if re.search(r"^\s*#\s*include\s*<mma\.h>", code, re.M) else None
     cute = cute_options(code)
+    if folder:
+        _name_toolkit(folder)
+    if cute:
+        name_by_contents(cute_folder())
     return (*((f"-I{folder}",) if folder else ()), *cute, *(("--device-as-default-execution-space",) if cute else ()))
