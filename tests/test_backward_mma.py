@@ -1,5 +1,7 @@
-"""The gradients in half types, 08_backward_mma.cu and 13_hopper_backward.cu, launched as they are: sizes, masks, lengths,
-tilings, the X-ray; planted bugs of the first."""
+"""The gradients in half types, 08_backward_mma.cu and 13_hopper_backward.cu, launched as they are.
+
+Planted bugs of the first; those of the second are in test_hopper_backward.py.
+"""
 
 from __future__ import annotations
 

@@ -649,10 +649,10 @@ BUGS = (
         "((n % 8 + lane_id / 16) ^ lane_id % 8) * 16",
         "(n % 8 + lane_id / 16) * 16",
     ),
-    changed("O is staged swizzled and read in rows", "(chunk ^ (lane_id / 8 + r) % 8) * 16", "chunk * 16"),
+    changed("O is staged swizzled and read in rows", "(chunk ^ (row + r) % 8) * 16", "chunk * 16"),
     changed("O's chunks of the other half", "(n % 8 + lane_id / 16)", "(n % 8 + 1 - lane_id / 16)"),
     changed("the second half of the rows is staged over the first", "lane_id % 16 * 128", "lane_id % 8 * 128"),
-    changed("O without the head", "tile.head * params.o.head + 8 * chunk", "8 * chunk"),
+    changed("O without the head", "params.o.row + tile.head * params.o.head;", "params.o.row;"),
     # stages, phases
     on_cpu("always the first stage of K", "k + stage * (TILE_BYTES / 16)", "k"),
     on_cpu("always the first stage of V", "v + v_stage * (TILE_BYTES / 16)", "v", times=2),
@@ -996,7 +996,7 @@ def test_the_xray_counts_the_conflicts_of_a_wrong_swizzle(one_block: None) -> No
     text = few_products()
     for old, new in (
         ("((n % 8 + lane_id / 16) ^ lane_id % 8) * 16", "(n % 8 + lane_id / 16) * 16"),
-        ("(chunk ^ (lane_id / 8 + r) % 8) * 16", "chunk * 16"),
+        ("(chunk ^ (row + r) % 8) * 16", "chunk * 16"),
     ):
         text = Bug("", old, new).plant(text)
     report = x_rayed(text)

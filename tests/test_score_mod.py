@@ -32,11 +32,14 @@ from helpers.xray import xray
 
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 STAGE_OF = {"float32": "heads_and_masks", "float16": "flash_mma", "bfloat16": "hopper"}
-BACKWARD_OF = {"float32": "backward", "float16": "backward_mma"}
+BACKWARD_OF = {"float32": "backward", "float16": "backward_mma", "bfloat16": "hopper_backward"}
 SIZES = {  # small ones, so that a few rows and keys are several tiles
     "heads_and_masks": {"BLOCK_M": 64, "BLOCK_N": 32},
     "flash_mma": {"BLOCK_M": 64, "BLOCK_N": 32},
     "hopper": {"BLOCK_M": 128, "BLOCK_N": 48},
+    "backward": {"BLOCK_N": 64},
+    "backward_mma": {"BLOCK_N": 64},
+    "hopper_backward": {"BLOCK_M": 64},
 }
 BATCH, HEADS, KV_HEADS, ROWS, KEYS, HEAD_DIM = 2, 4, 2, 150, 172, 32
 try:
@@ -410,7 +413,7 @@ each_gradient_type = pytest.mark.parametrize("dtype", BACKWARD_OF)
 
 def check_gradients(dtype: str, got: Any, want: Truth) -> None:
     for name, a, b in zip(("dq", "dk", "dv"), got, want.gradients, strict=True):
-        tolerance = {"float32": 2e-5, "float16": 5e-3}[dtype] * max(float(np.abs(b).max()), 1e-3)
+        tolerance = {"float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}[dtype] * max(float(np.abs(b).max()), 1e-3)
         check.check(name, a, b, tolerance=tolerance)
 
 
@@ -423,7 +426,7 @@ def run_gradients(
     want = truth(q, k, v, case, do=do)
     stage = BACKWARD[BACKWARD_OF[dtype]]
     saved = want.o.astype(q.dtype), want.lse.astype(np.float32)
-    more = {"source": plant(kernel.source(stage.file)), "sizes": {"BLOCK_N": 64}, **more}
+    more = {"source": plant(kernel.source(stage.file)), "sizes": SIZES[stage.name], **more}
     options = {**case.options, "score_mod_grad": grad}
     launch, got = backward.prepare(stage, do, q, k, v, *saved, **options, **more)
     launch()
