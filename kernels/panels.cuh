@@ -25,21 +25,21 @@ __device__ __forceinline__ void clear_rows(unsigned char* tile, int from) {
   async_proxy_fence();
 }
 
-// The accumulators of a warp's 16 rows, times `factor`, as rows of T; only the first `rows` are
-// stored. 64 columns at a time go through `staged`, 16 rows of 128 bytes in shared memory, swizzled:
+// The accumulators of a warp's 16 rows, times `factor`, as rows of T; only the first `rows` and
+// `columns` are stored. 64 columns at a time go through `staged`, 16 rows of 128 bytes in shared memory, swizzled:
 // stmatrix writes the fragments, then 8 lanes copy each row.
-template <typename T>
+template <typename T, int N>
 __device__ __forceinline__ void store_panels(
-    unsigned char* staged, const float (&acc)[HEAD_DIM_PADDED / 2], const float (&factor)[2],
-    T* out, long long row_stride, int rows) {
+    unsigned char* staged, const float (&acc)[N], const float (&factor)[2], T* out,
+    long long row_stride, int rows, int columns = HEAD_DIM) {
   const int lane_id = threadIdx.x % 32;
   const int chunk = lane_id % 8, row = lane_id / 8;  // 16 bytes of the row that this lane copies
   out += row * row_stride + 8 * chunk;
 #pragma unroll
-  for (int panel = 0; panel < PANELS; ++panel) {
+  for (int panel = 0; panel < (N + 31) / 32; ++panel) {
     __syncwarp();  // hazard: other lanes still copy the previous panel
 #pragma unroll
-    for (int n = 8 * panel; n < 8 * panel + 8 && n < HEAD_DIM_PADDED / 8; n += 2) {
+    for (int n = 8 * panel; n < 8 * panel + 8 && n < N / 4; n += 2) {
       unsigned words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_panels(
     __syncwarp();  // hazard: other lanes have not stored their rows yet
 #pragma unroll
     for (int r = 0; r < 16; r += 4)
-      if (row + r < rows && 64 * panel + 8 * chunk < HEAD_DIM)
+      if (row + r < rows && 64 * panel + 8 * chunk < columns)
         *reinterpret_cast<uint4*>(out + r * row_stride + 64 * panel) =
             *reinterpret_cast<const uint4*>(
                 staged + (row + r) * 128 + (chunk ^ (row + r) % 8) * 16);

@@ -21,7 +21,7 @@ from helpers.xray import xray
 from helpers.xray.run import find
 
 FILE = "08_backward_mma.cu"
-STAGE, HOPPER = LADDER["backward_mma"], LADDER["hopper_backward"]
+STAGE, HOPPER, WIDE = (LADDER[name] for name in ("backward_mma", "hopper_backward", "hopper_backward_wide"))
 every_type = pytest.mark.parametrize("dtype", TYPES)
 
 # BLOCK_M, BLOCK_N, WARPS, WARPS_KEYS, WARPS_DKV, WARPS_DQ, CHUNK, MIN_BLOCKS
@@ -49,7 +49,7 @@ LAST = dict(zip(_NAMES, (32, 64, 8, 4, 2, 2, 16, 1), strict=True))  # head_dim 2
 
 def stage_of(sizes: Mapping[str, int]) -> Stage:
     """Only 08 has a number of warps to choose. Skips where this GPU has no wgmma."""
-    stage = STAGE if "WARPS" in sizes else HOPPER
+    stage = STAGE if "WARPS" in sizes else HOPPER if sizes["BLOCK_N"] == 128 else WIDE
     if reason := stage.why_not(head_dim=64, dtype="bfloat16"):
         pytest.skip(reason)
     return stage
@@ -81,6 +81,16 @@ def test_head_dims(d: int) -> None:
 
 def test_largest_head_dim() -> None:
     check("d = 256", LAST, inputs((1, 1, 70, 256), 100, 1, "bfloat16"), window=(-1, 0))
+
+
+@pytest.mark.parametrize("d", [136, 192, 256])
+def test_long_rows_on_hopper(d: int) -> None:
+    sizes = {"BLOCK_M": 64, "BLOCK_N": 64}
+    for n, n_kv in ((130, 150), (65, 257), (1, 64)):
+        check(f"d = {d}, {n} x {n_kv}", sizes, inputs((1, 2, n, d), n_kv, 1, "bfloat16"))
+        for name, window in MASKS.items() if d == 136 else [("causal", (-1, 0))]:
+            check(f"d = {d}, {n} x {n_kv}, {name}", sizes, inputs((1, 4, n, d), n_kv, 2, "bfloat16"), window=window)
+    half_gradients.check_packed(stage_of(sizes), sizes, (3, 130, 0, 64, 1, 70), (200, 130, 5, 0, 70, 33), d)
 
 
 MASKS = {
@@ -119,6 +129,24 @@ def test_packed_lengths(tiling: str, deterministic: int) -> None:
     rows, keys = (3, 130, 0, 64, 1, 70), (200, 130, 5, 0, 70, 33)
     sizes = {**TILINGS[tiling], "DETERMINISTIC": deterministic}
     half_gradients.check_packed(stage_of(sizes), sizes, rows, keys, 64)
+
+
+@pytest.mark.parametrize("tiling", [*KINDS, "hopper, long rows"])
+def test_a_sequence_of_nan_harms_no_other(tiling: str) -> None:
+    """Its rows and keys lie in the same tiles as the last ones of the sequence before it."""
+    sizes, d = TILINGS.get(tiling, {"BLOCK_M": 64, "BLOCK_N": 64}), 64
+    cu_seqlens = np.array([0, 70, 130], np.int32), np.array([0, 90, 140], np.int32)
+    first = inputs((1, 2, 70, d), 90, 1, "float16")
+    *_, o, lse = reference(*first)
+
+    def then_nan(a: np.ndarray, more: int) -> Any:
+        shape = (*a.shape[:2], more, *a.shape[3:])
+        return cp.asarray(np.concatenate([a, np.full(shape, np.nan, a.dtype)], axis=2))
+
+    do, q, k, v = (then_nan(a, more) for a, more in zip(first, (60, 60, 50, 50), strict=True))
+    outputs = then_nan(o.astype(np.float16), 60), then_nan(lse.astype(np.float32), 60)
+    got = gradients(stage_of(sizes), do, q, k, v, *outputs, sizes, cu_seqlens=cu_seqlens)
+    half_gradients.compare(tiling, tuple(a[:, :, :n] for a, n in zip(got, (70, 90, 90), strict=True)), first)
 
 
 SLOPES = np.geomspace(0.5, 0.01, 8, dtype=np.float32).reshape(2, 4)

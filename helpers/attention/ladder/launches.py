@@ -409,7 +409,7 @@ def backward_mma(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Lau
 
 
 def hopper_backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
-    """13: the same three launches, and arrays as tensor maps."""
+    """13: the same three launches, and arrays as tensor maps; for long rows without turns."""
     rows, keys = sizes["BLOCK_M"], sizes["BLOCK_N"]
     return _backward_in_half(stage, call, sizes, (Map("q", rows), Map("do", rows), Map("k", keys), Map("v", keys)))
 
@@ -448,6 +448,11 @@ def tiles_of_rows(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
         "dq_accum": Spec.dense((tiles, block_m * backward_dq_columns(sizes["HEAD_DIM"], sizes)), np.float32),
         "turns": Spec.dense((tiles + 1,), np.int32),
     }
+
+
+def tiles_of_long_rows(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
+    """The same for rows as long as they can be, and without turns."""
+    return {name: spec for name, spec in tiles_of_rows(call, {**sizes, "HEAD_DIM": 256}).items() if name != "turns"}
 
 
 def row_sums(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:

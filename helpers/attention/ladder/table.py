@@ -24,6 +24,7 @@ from helpers.attention.ladder.launches import (
     schedule,
     scores_of_one_head,
     strided,
+    tiles_of_long_rows,
     tiles_of_rows,
 )
 from helpers.engine.nvrtc import why_no_cute
@@ -127,6 +128,11 @@ def _hopper_backward_variant(call: Call) -> dict[str, int]:
     return turns | tiles.pick_hopper_backward(call.head_dim, derivative)
 
 
+def _hopper_backward_by_default(rows: int, all_keys: int, head_dim: int) -> bool:
+    """Where most multiprocessors get a block: 08 has smaller ones for less."""
+    return device.ON_GPU and all_keys >= 12288
+
+
 def _vector(call: Call) -> dict[str, int]:
     """Whether rows are read 16 bytes at a time, as kernels in float32 do without being told."""
     return {} if call.aligned else {"VECTOR": 0}
@@ -150,6 +156,18 @@ _WARPS_OF_MMA: Mapping[str, Any] = {  # 07 and what is built on it: rows are cop
     "min_cc": 80,
     "head_dim_step": 8,
     "threads": lambda sizes: 32 * sizes["WARPS"],
+    "needs_aligned": True,
+}
+
+_HOPPER_BACKWARD: Mapping[str, Any] = {
+    "launches": hopper_backward,
+    "slots": in_slots,
+    "direction": "backward",
+    "dtypes": ("float16", "bfloat16"),
+    "min_cc": 90,
+    "only_cc": True,
+    "head_dim_step": 8,
+    "threads": lambda sizes: 384,
     "needs_aligned": True,
 }
 
@@ -268,32 +286,24 @@ _STAGES = (
         **_WARPS_OF_MMA,
     ),
     Stage(
-        *(
-            13,
-            "hopper_backward",
-            "13_hopper_backward.cu",
-            "the gradients by wgmma and TMA: FlashAttention-3's backward",
-        ),
-        Tuning(
-            tiles.pick_hopper_backward,
-            variant=_hopper_backward_variant,
-            # Of 128 keys a block, so many that most multiprocessors have one: 08 has smaller blocks.
-            by_default=lambda rows, all_keys, head_dim: device.ON_GPU and all_keys >= 12288,
-        ),
-        launches=hopper_backward,
-        slots=in_slots,
+        *(13, "hopper_backward_wide", "13_hopper_backward_wide.cu", "the same for rows of more than 128 elements"),
+        Tuning(lambda head_dim: {"BLOCK_M": 64, "BLOCK_N": 64}, by_default=_hopper_backward_by_default),
+        scratch=tiles_of_long_rows,
+        kernels=tuple(f"hopper_backward_wide{part}" for part in ("_preprocess", "", "_convert")),
+        features=EVERYTHING,
+        max_head_dim=256,
+        shared_bytes=lambda sizes: tiles.HOPPER_BACKWARD_WIDE_SHARED,
+        **_HOPPER_BACKWARD,
+    ),
+    Stage(
+        *(13, "hopper_backward", "13_hopper_backward.cu", "the gradients by wgmma and TMA, FlashAttention-3's way"),
+        Tuning(tiles.pick_hopper_backward, variant=_hopper_backward_variant, by_default=_hopper_backward_by_default),
         scratch=tiles_of_rows,
-        direction="backward",
-        kernels=("hopper_backward_preprocess", "hopper_backward", "hopper_backward_convert"),
+        kernels=tuple(f"hopper_backward{part}" for part in ("_preprocess", "", "_convert")),
         features=EVERYTHING | {"deterministic", "mod"},
-        dtypes=("float16", "bfloat16"),
-        min_cc=90,
-        only_cc=True,
         max_head_dim=128,
-        head_dim_step=8,
-        threads=lambda sizes: 384,
         shared_bytes=lambda sizes: tiles.hopper_backward_shared_bytes(sizes["HEAD_DIM"], sizes),
-        needs_aligned=True,
+        **_HOPPER_BACKWARD,
     ),
 )
 

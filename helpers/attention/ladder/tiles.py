@@ -530,6 +530,9 @@ def pick_hopper_with_functions(head_dim: int, *, masked: bool, biased: bool) -> 
 _HOPPER_BACKWARD = {64: (128, 64), 128: (64, 32)}
 
 
+HOPPER_BACKWARD_WIDE_SHARED = 512 * (2 * 64 + 4 * 64) + 4 * 2 * 64 * 64 + 16 * 64 + 64
+
+
 def hopper_backward_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
     """SHARED_BYTES of 13: K and V, two tiles each of Q, dO and dS, dQ in float32; two lse and delta; mbarriers."""
     rows, keys, panels = sizes["BLOCK_M"], sizes["BLOCK_N"], -(-head_dim // 64)

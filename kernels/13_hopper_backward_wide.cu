@@ -1,0 +1,384 @@
+// 13 hopper_backward_wide: the gradients on Hopper for rows of more than 128 elements.
+//
+// As 13_hopper_backward, but dK and dV of 128 keys do not fit the registers: a block has 64 keys, whose
+// columns the two consumers share out. One computes S^T and P^T, the other dP^T and dS^T; both pass
+// through shared memory, since each consumer needs all keys and rows for its half of the columns of dV,
+// dQ and dK. There is no room left for a tile of dQ: threads add four floats at a time, as in 08.
+//
+// Launch   as 13_hopper_backward
+// Shapes   as 13_hopper_backward
+// Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
+// Traffic  as 08_backward_mma
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 256  // d, the length of a row: a multiple of 8, at most 256
+#endif
+#ifndef BLOCK_M
+#define BLOCK_M 64  // B_r, query rows per tile
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 64  // B_c, keys per block
+#endif
+
+constexpr int CONSUMERS = 2, STAGES = 2;        // warpgroups that compute; tiles of Q, dO, P and dS
+constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+constexpr int L2_BYTES = 16 << 20;  // causal masks: rows of the heads whose blocks run together
+constexpr int HEAD_DIM_PADDED = 256, PANELS = 4,
+              DQ_COLUMNS = 256;                  // TMA fills columns up with zeros
+constexpr int COLUMNS = DQ_COLUMNS / CONSUMERS;  // of a consumer
+constexpr unsigned KEYS_BYTES = PANELS * BLOCK_N * 128, ROWS_BYTES = PANELS * BLOCK_M * 128;
+constexpr unsigned SCORES_BYTES = 2 * BLOCK_M * BLOCK_N;
+constexpr unsigned V_AT = KEYS_BYTES, Q_AT = 2 * KEYS_BYTES, DO_AT = Q_AT + STAGES * ROWS_BYTES;
+constexpr unsigned P_AT = DO_AT + STAGES * ROWS_BYTES, DS_AT = P_AT + STAGES * SCORES_BYTES;
+constexpr unsigned LSE_AT = DS_AT + STAGES * SCORES_BYTES, DELTA_AT = LSE_AT + STAGES * 4 * BLOCK_M;
+constexpr unsigned BARRIERS_AT = DELTA_AT + STAGES * 4 * BLOCK_M;
+constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 + 3 * STAGES);
+constexpr int P_READY = 1, DS_READY = 2;  // named barriers
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "16-byte chunks; two halves of four panels");
+static_assert(BLOCK_N == 64 && BLOCK_M == 64, "what shared memory has room for");
+
+#include "backward_blocks.cuh"
+#include "panels.cuh"
+#include "score_mod.cuh"  // no function: Mod, RowLists
+
+using Scores = float[BLOCK_M / 2];  // S^T or dP^T: element 4 n + 2 i + e is key g + 8 i of the
+                                    // warp's 16, row 8 n + 2 t + e
+using Weights = unsigned[BLOCK_M / 16][4];  // the same, in pairs of 2-byte floats
+using Columns = float[COLUMNS / 2];         // dK or dV of the 64 keys, or dQ of 64 rows
+
+// The steps of a block: all heads of the group, and their tiles of rows from the last to the first.
+template <typename ModOf>
+struct Steps {
+  const RowRange& rows;
+  const ModOf& mod_of;
+  const int key_tile, group;
+  RowLists lists;
+  int head = 0, row_tile, count = 0;
+
+  __device__ __forceinline__ Steps(const RowRange& rows, const KeyBlock& block, const ModOf& mod_of)
+      : rows(rows), mod_of(mod_of), key_tile(block.tile), group(block.group) {
+    row_tile = rows.last_tile;
+    lists.begin(mod_of, 0, key_tile, row_tile);
+  }
+  __device__ __forceinline__ bool more() const {
+    return rows.first_tile <= rows.last_tile && head < group;
+  }
+  __device__ __forceinline__ void advance() {
+    int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
+    int next_head = row_tile > rows.first_tile ? head : head + 1;
+    lists.advance(mod_of, head, key_tile, group, next_head, next_tile);
+    row_tile = next_tile;
+    head = next_head;
+    ++count;
+  }
+  __device__ __forceinline__ int stage() const { return count % STAGES; }
+  __device__ __forceinline__ unsigned parity() const { return count / STAGES & 1; }
+  __device__ __forceinline__ int slot() const { return head * rows.tiles.of_head + row_tile; }
+};
+
+// Starts S^T = K Q^T or dP^T = V dO^T for the warpgroup's 64 keys. The next 16 columns are 32 bytes
+// further, the next 64 one panel.
+template <typename T>
+__device__ __forceinline__ void start_scores(
+    Scores& S, unsigned long long keys, unsigned long long rows) {
+  wgmma_registers(S);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < HEAD_DIM_PADDED / 16; ++i)
+    wgmma_ss(
+        T(), S, keys + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16,
+        rows + (i / 4 * BLOCK_M * 128 + i % 4 * 32) / 16, i > 0);
+  wgmma_commit();
+}
+
+// Starts a product for the consumer's columns over 64 rows or keys: dV += P^T dO, dK += dS^T Q, or
+// dQ = dS K. P and dS lie in rows of 64 keys. The next 16 rows of the right operand are 16 rows
+// further, and so are those of a transposed left one.
+template <int TRANSPOSED, typename T>
+__device__ __forceinline__ void start_columns(
+    Columns& acc, unsigned long long left, unsigned long long right, bool accumulate) {
+  wgmma_registers(acc);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < 64 / 16; ++i)
+    wgmma_ss<TRANSPOSED, 1>(
+        T(), acc, left + i * (TRANSPOSED ? 16 * 128 : 32) / 16, right + i * 16 * 128 / 16,
+        accumulate || i > 0);
+  wgmma_commit();
+}
+
+// P^T or dS^T to shared memory, as rows of 64 keys: 16 rows of the warp's 16 keys at a time.
+template <typename T>
+__device__ __forceinline__ void store_scores(const Scores& S, unsigned lane) {
+#pragma unroll
+  for (int k = 0; k < BLOCK_M / 16; ++k) {
+    unsigned x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = pack(T(), S[8 * k + 2 * i], S[8 * k + 2 * i + 1]);
+    stmatrix_x4_trans(lane + k * 16 * 128, x[0], x[1], x[2], x[3]);
+  }
+}
+
+// Four floats of dQ_accum, in the order of the fragments.
+__device__ __forceinline__ void add_four(float* target, const float* d) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target), "f"(d[0]), "f"(d[1]),
+               "f"(d[2]), "f"(d[3])
+               : "memory");
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) hopper_backward_wide_preprocess(
+    const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
+    float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
+    const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- lse and delta of a tile of rows
+  const RowBlock block(params.forward, cu_seqlens_q);
+  const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
+  if (block.first_row >= block.q_len) return;
+  prepare_rows(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) hopper_backward_wide_convert(
+    const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
+    const BackwardParams params) {
+  // ---- dQ: from the order of the fragments to rows, 8 columns of two rows at a time
+  const RowBlock block(params.forward, cu_seqlens_q);
+  if (block.first_row >= block.q_len) return;
+  const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
+  dQ += block.of_rows(params.d_q);
+  dQ_accum += block.slot(tiles) * BLOCK_M * DQ_COLUMNS;
+  for (int i = threadIdx.x; i < BLOCK_M / 2 * (DQ_COLUMNS / 8); i += THREADS) {
+    const int chunk = i % (DQ_COLUMNS / 8), g = i / (DQ_COLUMNS / 8) % 8,
+              warp = i / (DQ_COLUMNS / 8) / 8;
+    float4 x[4];  // of lane 4 g + t: (g, 2 t), (g, 2 t + 1), and the same of row g + 8
+#pragma unroll
+    for (int t = 0; t < 4; ++t)
+      x[t] = reinterpret_cast<const float4*>(dQ_accum)[128 * chunk + 32 * warp + 4 * g + t];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      unsigned out[4];
+#pragma unroll
+      for (int t = 0; t < 4; ++t)
+        out[t] = pack(
+            T(), (&x[t].x)[2 * h] * params.forward.softmax_scale,
+            (&x[t].x)[2 * h + 1] * params.forward.softmax_scale);
+      const int row = 16 * warp + g + 8 * h;
+      if (block.first_row + row < block.q_len && 8 * chunk < HEAD_DIM)
+        *reinterpret_cast<uint4*>(dQ + row * params.d_q.row + 8 * chunk) =
+            make_uint4(out[0], out[1], out[2], out[3]);
+    }
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
+    const __grid_constant__ TensorMap q_map,   // boxes of BLOCK_M rows
+    const __grid_constant__ TensorMap do_map,  // boxes of BLOCK_M rows
+    const __grid_constant__ TensorMap k_map,   // boxes of BLOCK_N rows
+    const __grid_constant__ TensorMap v_map,   // boxes of BLOCK_N rows
+    const float* __restrict__ lse_delta, float* __restrict__ dQ_accum, T* __restrict__ dK,
+    T* __restrict__ dV,
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
+    const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
+    const BackwardParams params) {
+  // ---- prologue: the keys of this block, and the tiles of rows that see one of them
+  const AttentionParams& forward = params.forward;
+  // Causal masks: blocks with consecutive numbers have the same tile of as many heads as have their
+  // rows in the L2 cache.
+  const bool by_tile = forward.window_right < UNLIMITED;
+  const long long head_rows = (long long)max(forward.N, 1) * (forward.heads / forward.kv_heads);
+  const int together = (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)));
+  const KeyBlock block(
+      by_tile, block_number, forward, cu_seqlens_q, cu_seqlens_k, max(together, 1));
+  const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
+  if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
+  const RowRange rows(block, forward);
+  lse_delta += rows.first_slot * (2 * BLOCK_M);
+  dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
+  const int batch = block.packed ? 0 : block.sequence;
+  const auto mod_of = [&](int head) {  // of the group
+    return Mod{block.sequence, block.kv_head * block.group + head, block.kv_head, q_len, kv_len};
+  };
+  Steps<decltype(mod_of)> step(rows, block, mod_of);
+
+  // ---- shared memory, mbarriers
+  extern __shared__ __align__(1024) unsigned char dynamic_smem[];
+  const unsigned K_smem = smem_address(dynamic_smem), V_smem = K_smem + V_AT;
+  const unsigned k_full = K_smem + BARRIERS_AT, v_full = k_full + 8;
+  const unsigned q_full = v_full + 8;  // one for each stage
+  const unsigned do_full = q_full + 8 * STAGES, empty = do_full + 8 * STAGES;
+  // Uniform within a warp; the shuffle tells the compiler so.
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  if (threadIdx.x == 0) {
+    mbarrier_init(k_full, 1);
+    mbarrier_init(v_full, 1);
+    for (int stage = 0; stage < STAGES; ++stage) {
+      mbarrier_init(q_full + 8 * stage, 1);
+      mbarrier_init(do_full + 8 * stage, 1);
+      mbarrier_init(empty + 8 * stage, CONSUMERS);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
+
+  // ---- producer: one thread loads
+  if (warpgroup == 0) {
+    setmaxnreg_decrease<PRODUCER_REGISTERS>();
+    if (threadIdx.x > 0) return;
+    for (; step.more(); step.advance()) {
+      const int stage = step.stage(), row = block.q_first + step.row_tile * BLOCK_M;
+      const int head = block.kv_head * block.group + step.head;
+      const float* const lse = lse_delta + (long long)step.slot() * (2 * BLOCK_M);
+      const auto load_keys = [&](unsigned target, const TensorMap& map, unsigned full) {
+        if (step.count > 0) return;
+        mbarrier_arrive_expect_tx(full, KEYS_BYTES);
+        tma_load_panels<BLOCK_N>(
+            target, map, full, block.k_first + first_key, block.kv_head, batch);
+      };
+      const auto load_rows = [&](unsigned tiles_at, const TensorMap& map, unsigned full,
+                                 unsigned numbers_at, const float* numbers) {
+        mbarrier_arrive_expect_tx(full + 8 * stage, ROWS_BYTES + 4 * BLOCK_M);
+        tma_load_panels<BLOCK_M>(
+            K_smem + tiles_at + stage * ROWS_BYTES, map, full + 8 * stage, row, head, batch);
+        bulk_load(
+            K_smem + numbers_at + stage * 4 * BLOCK_M, numbers, full + 8 * stage, 4 * BLOCK_M);
+      };
+      load_keys(K_smem, k_map, k_full);
+      mbarrier_wait(empty + 8 * stage, step.parity() ^ 1);  // hazard: products still read it
+      load_rows(Q_AT, q_map, q_full, LSE_AT, lse);
+      load_keys(V_smem, v_map, v_full);
+      load_rows(DO_AT, do_map, do_full, DELTA_AT, lse + BLOCK_M);
+    }
+    return;
+  }
+
+  // ---- consumers
+  setmaxnreg_increase<CONSUMER_REGISTERS>();
+  const int consumer = warpgroup - 1, thread = threadIdx.x % 128, lane_id = threadIdx.x % 32;
+  const int warp_id = thread / 32, g = lane_id / 4, t = lane_id % 4;
+  const bool leader = thread == 0;  // arrives for its warpgroup
+  // The first consumer's S^T = K Q^T, the second one's dP^T = V dO^T.
+  const unsigned long long keys = wgmma_descriptor(K_smem + consumer * V_AT),
+                           rows_of_keys = wgmma_descriptor(K_smem + (consumer == 0 ? Q_AT : DO_AT));
+  const unsigned full = consumer == 0 ? q_full : do_full, other_full = q_full + do_full - full;
+  // Two panels of columns of each.
+  const unsigned long long k =
+      wgmma_descriptor(K_smem + consumer * 2 * BLOCK_N * 128, BLOCK_N * 128);
+  const unsigned long long q = wgmma_descriptor(
+                               K_smem + Q_AT + consumer * 2 * BLOCK_M * 128, BLOCK_M * 128),
+                           dO = wgmma_descriptor(
+                               K_smem + DO_AT + consumer * 2 * BLOCK_M * 128, BLOCK_M * 128);
+  const unsigned long long P_tile = wgmma_descriptor(K_smem + P_AT),
+                           dS_tile = wgmma_descriptor(K_smem + DS_AT);
+  // stmatrix writes 16 rows of 16 keys of P or dS: this lane's address of the first.
+  const unsigned lane = K_smem + (lane_id / 16 * 8 + lane_id % 8) * 128 +
+                        ((2 * warp_id + lane_id / 8 % 2) ^ lane_id % 8) * 16;
+  const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
+  Columns dK_acc, dV_acc;
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 2; ++i) dK_acc[i] = dV_acc[i] = 0.0f;
+
+  if (step.more()) {
+    mbarrier_wait(k_full, 0);
+    mbarrier_wait(v_full, 0);
+    if (block.packed && first_key + BLOCK_N > kv_len) {  // the tile has keys of the next sequence
+      clear_rows<128>(dynamic_smem, kv_len - first_key);
+      clear_rows<128>(dynamic_smem + V_AT, kv_len - first_key);
+      named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
+    }
+  }
+  for (; step.more(); step.advance()) {
+    const int stage = step.stage(), first_row = step.row_tile * BLOCK_M;
+    const unsigned long long rows_at = stage * (ROWS_BYTES / 16);  // of the stage, in descriptors
+    const unsigned P_lane = lane + P_AT + stage * SCORES_BYTES,
+                   dS_lane = lane + DS_AT + stage * SCORES_BYTES;
+    const unsigned long long scores_at = stage * (SCORES_BYTES / 16);
+    Scores S;
+    Weights P;
+    mbarrier_wait(full + 8 * stage, step.parity());
+    if (block.packed && first_row + BLOCK_M > q_len) {  // the tiles have rows of the next sequence
+      mbarrier_wait(other_full + 8 * stage, step.parity());
+      clear_rows<128, BLOCK_M>(dynamic_smem + Q_AT + stage * ROWS_BYTES, q_len - first_row);
+      clear_rows<128, BLOCK_M>(dynamic_smem + DO_AT + stage * ROWS_BYTES, q_len - first_row);
+      named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
+    }
+    start_scores<T>(S, keys, rows_of_keys + rows_at);
+    wgmma_wait<0>();
+    wgmma_registers(S);
+    const float2* const of_rows =
+        reinterpret_cast<const float2*>(
+            dynamic_smem + (consumer == 0 ? LSE_AT : DELTA_AT) + stage * 4 * BLOCK_M) +
+        t;
+    if (consumer == 0) {
+      // ---- P^T = exp(S^T - lse). A key that a row does not see has the weight 0.
+      const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
+                          first_key < first_row + BLOCK_M - 1 + rows.window_lo;
+      const int key = first_key + 16 * warp_id + g, row = first_row + 2 * t;
+#pragma unroll
+      for (int n = 0; n < BLOCK_M / 8; ++n) {
+        const float2 lse = of_rows[4 * n];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          S[4 * n + i] = weight(S[4 * n + i], softmax_scale_log2, i % 2 ? lse.y : lse.x);
+      }
+      if (masked) {
+#pragma unroll
+        for (int i = 0; i < BLOCK_M / 2; ++i) {
+          const int j = key + i / 2 % 2 * 8, distance = j - (row + i / 4 * 8 + i % 2);
+          if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len) S[i] = 0.0f;
+        }
+      }
+      store_scores<T>(S, P_lane);
+    }
+    async_proxy_fence();
+    named_barrier_sync(P_READY, 256);  // hazard: P is not there yet
+    if (consumer == 1) {
+      // ---- dS^T = P^T (dP^T - delta)
+#pragma unroll
+      for (int k = 0; k < BLOCK_M / 16; ++k) {
+        ldmatrix_x4_trans(P[k], P_lane + k * 16 * 128);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 p = unpack(T(), P[k][i]), delta = of_rows[4 * (2 * k + i / 2)];
+          float* const dP = &S[8 * k + 2 * i];
+          dP[0] = p.x * (dP[0] - delta.x);
+          dP[1] = p.y * (dP[1] - delta.y);
+        }
+      }
+      store_scores<T>(S, dS_lane);
+    }
+    mbarrier_wait(other_full + 8 * stage, step.parity());
+    start_columns<1, T>(dV_acc, P_tile + scores_at, dO + rows_at, true);
+    async_proxy_fence();
+    named_barrier_sync(DS_READY, 256);  // hazard: dS is not there yet
+
+    // ---- dQ and dK
+    Columns dQ_acc;
+    start_columns<0, T>(dQ_acc, dS_tile + scores_at, k, false);
+    start_columns<1, T>(dK_acc, dS_tile + scores_at, q + rows_at, true);
+    wgmma_wait<1>();
+    wgmma_registers(dV_acc);
+    wgmma_registers(dQ_acc);
+    float* const target = dQ_accum + (long long)step.slot() * (BLOCK_M * DQ_COLUMNS) +
+                          consumer * (BLOCK_M * COLUMNS) + 4 * thread;
+#pragma unroll
+    for (int n = 0; n < COLUMNS / 8; ++n) add_four(target + 512 * n, &dQ_acc[4 * n]);
+    wgmma_wait<0>();
+    wgmma_registers(dK_acc);
+    if (leader) mbarrier_arrive(empty + 8 * stage);
+  }
+
+  // ---- epilogue: dK and dV take the place of this consumer's columns of K and V
+  named_barrier_sync(DS_READY, 256);  // hazard: the other still reads K and V
+  unsigned char* const staged = dynamic_smem + (2 * consumer * BLOCK_N + 16 * warp_id) * 128;
+  const float scale[2] = {forward.softmax_scale, forward.softmax_scale}, one[2] = {1.0f, 1.0f};
+  const int key = 16 * warp_id, column = consumer * COLUMNS;
+  dK += block.of_keys(params.d_k) + key * params.d_k.row + column;
+  dV += block.of_keys(params.d_v) + key * params.d_v.row + column;
+  store_panels(
+      staged, dK_acc, scale, dK, params.d_k.row, kv_len - first_key - key, HEAD_DIM - column);
+  store_panels(
+      staged + V_AT, dV_acc, one, dV, params.d_v.row, kv_len - first_key - key, HEAD_DIM - column);
+}
