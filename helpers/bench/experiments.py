@@ -34,6 +34,13 @@ HOPPER_HEADS = tuple(
     for causal in (False, True)
 )
 
+# Of the steps to 13: 16,384 tokens and 2048 columns of all heads together.
+HOPPER_GRADIENTS = tuple(
+    Case((4, 2048 // head_dim, 4096, head_dim), "bfloat16", causal, backward=True)
+    for head_dim in (128, 64)
+    for causal in (False, True)
+)
+
 # Where the steps to a stage are timed; a stage that is not named here: at HEADS, in the first type that it takes.
 CLIMB_CASES = {
     "register_tiles": HEADS[:1],
@@ -42,6 +49,7 @@ CLIMB_CASES = {
     "flash_cute": HALF_128,
     "backward_mma": (*HALF_GRADIENTS, *(replace(case, causal=True) for case in HALF_GRADIENTS)),
     "hopper": HOPPER_HEADS,
+    "hopper_backward": HOPPER_GRADIENTS,
 }
 
 

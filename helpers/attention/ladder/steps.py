@@ -466,6 +466,46 @@ def _cute_base() -> Stage:
     )
 
 
+# ---- 08 -> 13
+
+
+def _one_stage_shared(sizes: Sizes) -> int:
+    """SHARED_BYTES of the step without a ring: K and V; a tile each of Q, dO and dS, with lse and delta; mbarriers."""
+    rows, keys, panels = sizes["BLOCK_M"], sizes["BLOCK_N"], _up(sizes["HEAD_DIM"], 64) // 64
+    return 128 * panels * (2 * keys + 2 * rows) + 2 * rows * keys + 8 * rows + 8 * 4
+
+
+def _without_dq_shared(sizes: Sizes) -> int:
+    """Of the step that adds to dQ from registers."""
+    panels = _up(sizes["HEAD_DIM"], 64) // 64
+    return LADDER["hopper_backward"].shared_bytes(sizes) - 4 * 64 * panels * sizes["BLOCK_M"]
+
+
+def _hopper_backward() -> tuple[Stage, ...]:
+    target = LADDER["hopper_backward"]
+
+    def step(file: str, idea: str, **changed: Any) -> Stage:
+        return _step(
+            replace(target, features=target.features - {"deterministic"}),
+            f"steps/{file}",
+            idea,
+            scratch=_without_turns,
+            variant=lambda call: {},
+            **changed,
+        )
+
+    alone: dict[str, Any] = {"shared_bytes": _one_stage_shared, "threads": lambda sizes: 256}
+    return (
+        step("13_01_by_wgmma_and_tma.cu", "by wgmma and TMA", **alone),
+        step("13_02_producer.cu", "a producer warpgroup", shared_bytes=_without_dq_shared),
+        step("13_03_dq_by_bulk_addition.cu", "dQ by bulk addition"),
+        step("13_04_overlap.cu", "overlap"),
+        step("13_05_masks_apart.cu", "masks apart"),
+        step("13_06_longest_first.cu", "longest first"),
+        target,
+    )
+
+
 # ---- all climbs
 
 # The climb to each stage that has one, its last element the stage itself.
@@ -476,6 +516,7 @@ CLIMBS: Mapping[str, tuple[Stage, ...]] = {
     "backward_mma": _backward_mma(),
     "hopper": _hopper(),
     "flash_cute": _flash_cute(),
+    "hopper_backward": _hopper_backward(),
 }
 
 # Beside the climb to a stage: what did not pay. Each file differs from the last step's by one idea.
@@ -504,6 +545,7 @@ BEFORE: Mapping[str, str] = {
     "backward_mma": "steps/08_01_plain_products.cu",
     "hopper": BASES["hopper"].file,
     "flash_cute": BASES["flash_cute"].file,
+    "hopper_backward": "steps/13_01_by_wgmma_and_tma.cu",
 }
 
 # What the last step of each climb adds. That step is the stage itself, whose own `idea` names all of the climb.
@@ -514,6 +556,7 @@ LAST_IDEAS: Mapping[str, str] = {
     "backward_mma": "turns of two tiles",
     "hopper": "scores of any size",
     "flash_cute": "rows of O",
+    "hopper_backward": "turns",
 }
 
 
