@@ -38,59 +38,11 @@ constexpr int P_READY = 1, DS_READY = 2;  // named barriers
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "16-byte chunks; two halves of four panels");
 static_assert(BLOCK_N == 64 && BLOCK_M == 64, "what shared memory has room for");
 
-#include "backward_blocks.cuh"
-#include "panels.cuh"
-#include "score_mod.cuh"  // no function: Mod, RowLists
+// Steps, a block's tiles of rows; start_scores; lse, delta and zeros before the loop.
+#include "hopper_backward_steps.cuh"
 
-using Scores = float[BLOCK_M / 2];  // S^T or dP^T: element 4 n + 2 i + e is key g + 8 i of the
-                                    // warp's 16, row 8 n + 2 t + e
 using Weights = unsigned[BLOCK_M / 16][4];  // the same, in pairs of 2-byte floats
 using Columns = float[COLUMNS / 2];         // dK or dV of the 64 keys, or dQ of 64 rows
-
-// The steps of a block: all heads of the group, and their tiles of rows from the last to the first.
-template <typename ModOf>
-struct Steps {
-  const RowRange& rows;
-  const ModOf& mod_of;
-  const int key_tile, group;
-  RowLists lists;
-  int head = 0, row_tile, count = 0;
-
-  __device__ __forceinline__ Steps(const RowRange& rows, const KeyBlock& block, const ModOf& mod_of)
-      : rows(rows), mod_of(mod_of), key_tile(block.tile), group(block.group) {
-    row_tile = rows.last_tile;
-    lists.begin(mod_of, 0, key_tile, row_tile);
-  }
-  __device__ __forceinline__ bool more() const {
-    return rows.first_tile <= rows.last_tile && head < group;
-  }
-  __device__ __forceinline__ void advance() {
-    int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
-    int next_head = row_tile > rows.first_tile ? head : head + 1;
-    lists.advance(mod_of, head, key_tile, group, next_head, next_tile);
-    row_tile = next_tile;
-    head = next_head;
-    ++count;
-  }
-  __device__ __forceinline__ int stage() const { return count % STAGES; }
-  __device__ __forceinline__ unsigned parity() const { return count / STAGES & 1; }
-  __device__ __forceinline__ int slot() const { return head * rows.tiles.of_head + row_tile; }
-};
-
-// Starts S^T = K Q^T or dP^T = V dO^T for the warpgroup's 64 keys. The next 16 columns are 32 bytes
-// further, the next 64 one panel.
-template <typename T>
-__device__ __forceinline__ void start_scores(
-    Scores& S, unsigned long long keys, unsigned long long rows) {
-  wgmma_registers(S);
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < HEAD_DIM_PADDED / 16; ++i)
-    wgmma_ss(
-        T(), S, keys + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16,
-        rows + (i / 4 * BLOCK_M * 128 + i % 4 * 32) / 16, i > 0);
-  wgmma_commit();
-}
 
 // Starts a product for the consumer's columns over 64 rows or keys: dV += P^T dO, dK += dS^T Q, or
 // dQ = dS K. P and dS lie in rows of 64 keys. The next 16 rows of the right operand are 16 rows
@@ -198,10 +150,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
   const int batch = block.packed ? 0 : block.sequence;
-  const auto mod_of = [&](int head) {  // of the group
-    return Mod{block.sequence, block.kv_head * block.group + head, block.kv_head, q_len, kv_len};
-  };
-  Steps<decltype(mod_of)> step(rows, block, mod_of);
+  Steps<> step(rows, block);
 
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];

@@ -1,4 +1,4 @@
-// What 13_hopper_backward.cu and its steps have in common: the sizes of tiles, the steps of a block, the
+// What 13_hopper_backward.cu and its steps have in common: the sizes of tiles, the
 // products of a warpgroup, and dQ after the loop. Whoever includes this says before: CONSUMERS, the
 // warpgroups that compute, THREADS, and STAGES, the tiles of Q, dO and dS in shared memory. Notebook 13
 // explains the products. All are transposed but dV and dK:
@@ -35,65 +35,10 @@ static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "16-byte chunks; dK and dV i
 static_assert(BLOCK_N == 64 * CONSUMERS, "64 keys per consumer");
 static_assert(BLOCK_M % 16 == 0 && BLOCK_M <= 128, "a step of dV and dK has 16 rows");
 
-#include "backward_blocks.cuh"
-#include "panels.cuh"
-#include "score_mod.cuh"  // nothing, until 11 gives it a function of scores
+#include "hopper_backward_steps.cuh"
 
-using Scores = float[BLOCK_M / 2];  // S^T or dP^T: element 4 n + 2 i + e is key g + 8 i of the
-                                    // warp's 16, row 8 n + 2 t + e
 using Weights = unsigned[BLOCK_M / 16][4];   // P^T or dS^T, as a left operand
 using KeyRows = float[HEAD_DIM_PADDED / 2];  // dK or dV, of 64 keys
-
-// Of each head the functions of scores, which may leave tiles out: none.
-struct NoFunctions {
-  __device__ __forceinline__ Mod operator()(int) const { return {}; }
-};
-
-// The steps of a block: all heads of the group, and their tiles of rows from the last to the first.
-template <typename ModOf = NoFunctions>
-struct Steps {
-  const RowRange& rows;
-  const ModOf mod_of;
-  const int key_tile, group;
-  RowLists lists;
-  int head = 0, row_tile, count = 0;
-
-  __device__ __forceinline__
-  Steps(const RowRange& rows, const KeyBlock& block, const ModOf& mod_of = ModOf())
-      : rows(rows), mod_of(mod_of), key_tile(block.tile), group(block.group) {
-    row_tile = rows.last_tile;
-    lists.begin(mod_of, 0, key_tile, row_tile);
-  }
-  __device__ __forceinline__ bool more() const {
-    return rows.first_tile <= rows.last_tile && head < group;
-  }
-  __device__ __forceinline__ void advance() {
-    int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
-    int next_head = row_tile > rows.first_tile ? head : head + 1;
-    lists.advance(mod_of, head, key_tile, group, next_head, next_tile);
-    row_tile = next_tile;
-    head = next_head;
-    ++count;
-  }
-  __device__ __forceinline__ int stage() const { return count % STAGES; }
-  __device__ __forceinline__ unsigned parity() const { return count / STAGES & 1; }
-  __device__ __forceinline__ int slot() const { return head * rows.tiles.of_head + row_tile; }
-};
-
-// Starts S^T = K Q^T or dP^T = V dO^T for the warpgroup's 64 keys. The next 16 columns are 32 bytes
-// further, the next 64 one panel.
-template <typename T>
-__device__ __forceinline__ void start_scores(
-    Scores& S, unsigned long long keys, unsigned long long rows) {
-  wgmma_registers(S);
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < HEAD_DIM_PADDED / 16; ++i)
-    wgmma_ss(
-        T(), S, keys + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16,
-        rows + (i / 4 * BLOCK_M * 128 + i % 4 * 32) / 16, i > 0);
-  wgmma_commit();
-}
 
 // Starts dV += P^T dO or dK += dS^T Q. The next 16 rows are 16 rows further.
 template <typename T>

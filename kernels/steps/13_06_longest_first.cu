@@ -157,6 +157,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     mbarrier_wait(v_full, 0);
     if (block.packed && first_key + BLOCK_N > kv_len) {  // the tile has keys of the next sequence
       clear_rows<128>(dynamic_smem, kv_len - first_key);
+      clear_rows<128>(dynamic_smem + V_AT, kv_len - first_key);
       named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
     }
   }
