@@ -14,6 +14,7 @@ from typing import Any
 _ENTRY_POINTS = {
     **dict.fromkeys(("flash_attention", "flash_attention_backward"), "calls"),
     **dict.fromkeys(("flash_attention_varlen", "flash_attention_varlen_backward", "forget"), "calls"),
+    "flash_attention_with_kvcache": "decoding",
     "make_block_mask": "ladder.score_mod",
     "warm_up": "warming",
 }

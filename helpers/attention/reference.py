@@ -7,7 +7,7 @@ You Need", section 3.2.1):  O = softmax(softmax_scale * Q K^T) V.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -121,6 +121,44 @@ def attention(
             o[head][rows] = (s @ v[head]) / np.where(empty, 1.0, l)
             lse[head][rows] = np.where(empty, -np.inf, m + np.log(np.where(empty, 1.0, l)))[:, 0]
     return (o, lse) if return_lse else o
+
+
+def attention_with_kvcache(
+    q: np.ndarray,
+    k_cache: np.ndarray,
+    v_cache: np.ndarray,
+    cache_seqlens: np.ndarray,
+    block_table: np.ndarray | None = None,
+    *,
+    k: np.ndarray | None = None,
+    v: np.ndarray | None = None,
+    **options: Any,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Attention of the newest tokens of each sequence to its cache, in float64, sequence by sequence.
+
+    q: (batch, seq_q, heads, d); caches (batch, seq_max, kv_heads, d), or (pages, page_size, kv_heads, d) with
+    block_table (batch, pages of a sequence); only the first cache_seqlens[i] keys of sequence i are looked at. k, v:
+    (batch, seq_q, kv_heads, d), behind those. options: as attention() has them; causal is True where it is not given.
+
+    Returns o, of q's shape, and lse (batch, heads, seq_q). A token that sees no key has o = 0 and lse = -inf.
+    """
+    batch, tokens, heads, _ = q.shape
+    o, lse = np.zeros(q.shape), np.full((batch, heads, tokens), -np.inf)
+    options = {"causal": True, **options}
+    for i, length in enumerate(map(int, cache_seqlens)):
+        of_sequence = []
+        for cache, new in ((k_cache, k), (v_cache, v)):
+            if block_table is None:
+                rows = cache[i, :length]
+            else:
+                pages = block_table[i, : -(-length // cache.shape[1])]
+                rows = cache[pages].reshape(-1, *cache.shape[2:])[:length]
+            rows = (rows if new is None else np.concatenate([rows, new[i]])).astype(np.float64)
+            of_sequence.append(np.repeat(rows.swapaxes(0, 1), heads // rows.shape[1], axis=0))
+        if of_sequence[0].shape[1]:
+            o_i, lse[i] = attention(q[i].astype(np.float64).swapaxes(0, 1), *of_sequence, return_lse=True, **options)
+            o[i] = o_i.swapaxes(0, 1)
+    return o, lse
 
 
 def rotary(

@@ -1,0 +1,585 @@
+"""Decoding: a few new tokens of each sequence attend to its cache of keys and values, which may lie in pages.
+
+    from helpers.attention import flash_attention_with_kvcache
+    o = flash_attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=table, k=k, v=v)
+
+The kernel is kernels/14_split_kv.cu. It is no stage of the ladder, whose calls have no cache; DECODERS are the ways to
+do it, by the names that `stage` takes. The host reads no length: how a launch is cut up follows from shapes alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from helpers import device
+from helpers.attention import kernel
+from helpers.attention.calls import _as_kind_of, _on_device
+from helpers.attention.ladder import limits
+from helpers.attention.ladder.call import MAX_ROWS, _check_same_dtype, mask_window, softmax_scale_of
+from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, kind_of, on_device
+from helpers.attention.ladder.launch import Arguments, DirectLaunch, Launch
+from helpers.attention.ladder.launches import C_NAMES
+from helpers.attention.ladder.layout import Spec
+from helpers.attention.ladder.params import ATTENTION_PARAMS, STRIDES, attention_params
+from helpers.attention.ladder.score_mod import ScoreMod, of_call, read
+
+HEAD_DIMS = (64, 128, 256)
+TILE_ROWS = 16  # of an MMA atom
+MIN_KEYS = 128  # of a stretch: with fewer, a merge costs more than it saves
+_NO_TABLE = 30  # page_bits: one page has all keys
+_Kind = DeviceArrays | TorchTensors
+
+
+def flash_attention_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    cache_seqlens: Any,
+    block_table: Any = None,
+    k: Any = None,
+    v: Any = None,
+    causal: bool = True,
+    window: tuple[int, int] | None = None,
+    softmax_scale: float | None = None,
+    num_splits: int = 0,
+    return_lse: bool = False,
+    sinks: Any = None,
+    score_mod: str | None = None,
+    mod_args: Mapping[str, Any] | None = None,
+    stage: str | None = None,
+) -> Any:
+    """Attention of the newest tokens of each sequence to all of its tokens, as FlashAttention's function of that name.
+
+    Args:
+        q: (batch, seq_q, heads, head_dim), float32, float16 or bfloat16; head_dim 64, 128 or 256. The last of the
+            seq_q tokens is the sequence's last: it is at its last key.
+        k_cache, v_cache: (batch, seq_max, kv_heads, head_dim) of q's dtype, or with block_table (pages, page_size,
+            kv_heads, head_dim), page_size a power of two. Read where they are: rows contiguous, at multiples of 16
+            bytes. kv_heads divides heads. What lies behind a sequence's end may be anything, NaN too.
+        cache_seqlens: (batch,) int32: how many keys of each sequence are in the cache, without those of k. Never read
+            by the host: one that is below 0 or beyond the cache counts as the nearest that is possible.
+        block_table: (batch, pages of a sequence) int32: in which page keys i * page_size to (i + 1) * page_size - 1
+            are. Entries that no key needs are not looked at. The host reads none: they must be pages that there are.
+        k, v: (batch, seq_q, kv_heads, head_dim): the new tokens', written into the cache by this launch, at
+            cache_seqlens to cache_seqlens + seq_q - 1, and attended to. None: they are in the cache already.
+        causal: a token sees no later one.
+        window: (left, right): how many keys before and after its own a token sees; -1 for no limit.
+        softmax_scale: 1 / sqrt(head_dim) where it is not given.
+        num_splits: how many parts each sequence is cut into, at most; 0: all of the work is cut into equal stretches,
+            one for each multiprocessor, whatever the lengths.
+        return_lse: also the natural log of the sum of exp(scaled scores), float32 (batch, heads, seq_q).
+        sinks, score_mod, mod_args: as `helpers.attention.flash_attention` has them.
+        stage: one of DECODERS; without it the last.
+
+    Returns:
+        The output, of q's shape, dtype and kind of array; with return_lse, (o, lse). A token that sees no key gets 0,
+        and lse -inf.
+
+    Raises:
+        TypeError: no array, a dtype that is not one of those, arguments of the wrong type.
+        ValueError: shapes that do not fit each other; a cache that cannot be read where it is.
+    """
+    mod, of_mod = read(score_mod, None, mod_args)
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
+    arrays |= {n: a for n, a in (("block_table", block_table), ("k", k), ("v", v), ("sinks", sinks)) if a is not None}
+    options = Options(causal, window, softmax_scale, num_splits, return_lse, stage, mod)
+    return _call({**arrays, **of_mod}, options)
+
+
+class Options(NamedTuple):
+    """What a call asks for, as it was given."""
+
+    causal: bool = True
+    window: tuple[int, int] | None = None
+    softmax_scale: float | None = None
+    num_splits: int = 0
+    return_lse: bool = False
+    stage: str | None = None
+    mod: ScoreMod | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for options that mean the same. True and 1 are equal, so types belong to it."""
+        return self._replace(window=None), repr(self.window), *map(type, self)
+
+
+class Call(NamedTuple):
+    """A call after every check: all that its launches depend on, but for addresses.
+
+    arrays: by name, q and o among them; lse, block_table, k and v where there are such.
+    """
+
+    arrays: Mapping[str, Spec]
+    window: tuple[int, int]
+    softmax_scale: float
+    num_splits: int
+    mod: ScoreMod | None
+
+    @property
+    def kv_heads(self) -> int:
+        """Of the cache."""
+        return self.arrays["k_cache"].shape[2]
+
+    @property
+    def rows(self) -> int:
+        """Of all heads and tokens that share a head of K and V."""
+        _, tokens, heads, _ = self.arrays["q"].shape
+        return tokens * (heads // self.kv_heads)
+
+    @property
+    def room(self) -> int:
+        """Keys that the cache can hold of a sequence."""
+        rows = self.arrays["k_cache"].shape[1]
+        return rows * self.arrays["block_table"].shape[1] if "block_table" in self.arrays else rows
+
+    def params(self, min_tiles: int) -> Any:
+        """One DecodeParams of kernels/decode_params.cuh, an array of shape (1,)."""
+        arrays = self.arrays
+        batch, tokens, heads, _ = arrays["q"].shape
+        attention = attention_params(
+            {name: _steps(arrays[of]) for name, of in zip("qkvo", ("q", "k_cache", "v_cache", "o"), strict=True)},
+            n=tokens,
+            n_kv=self.room,
+            heads=heads,
+            kv_heads=self.kv_heads,
+            window=self.window,
+            softmax_scale=self.softmax_scale,
+            sequences=batch,
+        )
+        new = [step for name in "kv" for step in (_steps(arrays[name]) if name in arrays else (0, 0, 0))]
+        table = arrays.get("block_table")
+        page_bits = arrays["k_cache"].shape[1].bit_length() - 1 if table else _NO_TABLE
+        numbers = page_bits, table.strides[0] // 4 if table else 0, self.num_splits, min_tiles
+        return np.frombuffer(bytearray(attention.tobytes() + _REST.pack(*new, *numbers)), DECODE_PARAMS)
+
+
+DECODE_PARAMS = np.dtype(
+    [
+        ("attention", ATTENTION_PARAMS),
+        *((name, STRIDES) for name in ("k_new", "v_new")),
+        *((name, np.int32) for name in ("page_bits", "table_row", "num_splits", "min_tiles")),
+    ],
+    align=True,
+)
+_REST = struct.Struct("=6q4i")
+
+
+def _steps(a: Spec) -> tuple[int, int, int]:
+    """Of (batch, rows, heads, head_dim): from one to the next, in elements."""
+    return tuple(stride // a.dtype.itemsize for stride in a.strides[:3])
+
+
+# ---- the ways to do it
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """One way to decode: a kernel file, its sizes, its launches and what lies between them.
+
+    sizes: the -D options of a call. launches: of a call and its sizes. scratch: arrays that blocks hand to each other;
+    those in `zeroed` are 0 before a launch and after it.
+    """
+
+    name: str  # of the kernel
+    file: str
+    idea: str
+    sizes: Callable[[Call], Mapping[str, int]]
+    launches: Callable[[Call, Mapping[str, int]], Sequence[Launch]]
+    scratch: Callable[[Call, Mapping[str, int]], Mapping[str, Spec]]
+    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+    paged: bool = True
+    zeroed: frozenset[str] = frozenset({"tickets"})
+    min_cc: int = 80
+
+
+def pick_sizes(head_dim: int, itemsize: int, rows: int, shared: int) -> dict[str, int]:
+    """Sizes of 14 for this much shared memory: the most warps that leave each a ring of three stages, four at most.
+
+    Args:
+        rows: of all heads and tokens that share a head of K and V.
+    """
+    row = head_dim * itemsize
+    block_n = 32 if row <= 128 else 16
+    state_rows = min(TILE_ROWS, 1 << (rows - 1).bit_length())
+    found: dict[str, int] = {}
+    for warps in (8, 6, 4, 2):
+        sizes = {"HEAD_DIM": head_dim, "BLOCK_N": block_n, "WARPS": warps, "STATE_ROWS": state_rows}
+        stages = (shared - RESERVED - shared_bytes({**sizes, "STAGES": 0}, itemsize)) // (warps * 2 * block_n * row)
+        found = {**sizes, "STAGES": min(stages, 4)}
+        if stages >= 3:
+            return found
+    if found["STAGES"] < 1:
+        raise ValueError(f"head_dim = {head_dim}: no tile fits {shared:,} bytes of shared memory")
+    return found
+
+
+RESERVED = 256  # bytes of static shared memory
+
+
+def shared_bytes(sizes: Mapping[str, int], itemsize: int) -> int:
+    """SHARED_BYTES of 14."""
+    row = sizes["HEAD_DIM"] * itemsize
+    rings = sizes["WARPS"] * sizes["STAGES"] * 2 * sizes["BLOCK_N"] * row
+    return TILE_ROWS * row + rings + sizes["WARPS"] * sizes["STATE_ROWS"] * (4 * (sizes["HEAD_DIM"] + 8) + 8)
+
+
+def _sizes(call: Call) -> dict[str, int]:
+    q = call.arrays["q"]
+    picked = pick_sizes(q.shape[3], q.dtype.itemsize, call.rows, limits.most_shared())
+    return {**picked, "PAGED": 1} if "block_table" in call.arrays else picked
+
+
+def _grid(call: Call, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """(blocks, tiles of rows): as many blocks as are resident, or one for each part of each unit."""
+    tiles = -(-call.rows // TILE_ROWS)
+    units = call.arrays["q"].shape[0] * call.kv_heads
+    if call.num_splits:
+        return units * call.num_splits, tiles
+    most = units * max(1, -(-call.room // sizes["BLOCK_N"]))
+    return max(1, min(most, limits.multiprocessors() * sizes.get("MIN_BLOCKS", 1) // tiles)), tiles
+
+
+def _launches(call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+    blocks, tiles = _grid(call, sizes)
+    if blocks >= 2**31 or tiles >= 2**16:
+        raise ValueError(f"a grid of {blocks:,} x {tiles:,} blocks; 2,147,483,647 x 65,535 is the largest")
+    named = ("k", "v", "o", "lse", "cache_seqlens", "block_table", *_SCRATCH)
+    optional = tuple(name if name in call.arrays or name in _SCRATCH else None for name in named)
+    params = call.params(max(1, MIN_KEYS // sizes["BLOCK_N"]))
+    functions = call.mod.arguments() if call.mod else ()
+    args = ("q", "k_cache", "v_cache", *optional, params, *functions)
+    shared = shared_bytes(sizes, call.arrays["q"].dtype.itemsize)
+    return [Launch("split_kv", (blocks, tiles), (32 * sizes["WARPS"],), shared, args)]
+
+
+_SCRATCH = ("partial_o", "partial_ml", "tickets")
+
+
+def _scratch(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
+    blocks = 1 if call.num_splits == 1 else math.prod(_grid(call, sizes))  # what is not cut leaves no parts
+    rows = 2 * blocks * sizes["STATE_ROWS"]
+    if rows >= 2**31:
+        raise ValueError(f"num_splits = {call.num_splits}: the parts have {rows:,} rows; 2,147,483,647 is the most")
+    shapes = (rows, sizes["HEAD_DIM"]), (rows, 2), (blocks,)
+    dtypes = np.float32, np.float32, np.int32
+    return {n: Spec.dense(shape, dtype) for n, shape, dtype in zip(_SCRATCH, shapes, dtypes, strict=True)}
+
+
+SPLIT_KV = Decoder(
+    "split_kv", "14_split_kv.cu", "split keys, packed heads, pages, one launch", _sizes, _launches, _scratch
+)
+DECODERS: Mapping[str, Decoder] = {decoder.name: decoder for decoder in (SPLIT_KV,)}
+
+
+# ---- a call
+
+
+class Planned:
+    """A call that was checked, planned and compiled: only its arrays are new."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        call: Call,
+        inputs: Sequence[str],
+        outputs: Mapping[str, tuple[tuple[int, ...], Any]],
+        *,
+        source: str | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        """
+        Args:
+            inputs: the names of the arrays of the call, in order. outputs: shapes and dtypes. source: another text of
+                the kernel. sizes: in place of the decoder's own.
+        """
+        self.sizes = {**decoder.sizes(call), **(sizes or {})}
+        self.scratch = decoder.scratch(call, self.sizes)
+        self.launches = decoder.launches(call, self.sizes)
+        self.outputs, self._zeroed = [*outputs.values()], decoder.zeroed
+        self.names = (*inputs, *outputs, *self.scratch)
+        code = source or decoder.file
+        if call.mod:
+            code = call.mod.text() + (code if "\n" in code else kernel.source(code))
+        name = C_NAMES[call.arrays["q"].dtype.name]
+        kernels = {launch.kernel: f"{launch.kernel}<{name}>" for launch in self.launches}
+        with call.mod.explained() if call.mod else contextlib.nullcontext():
+            loaded = kernel.load_all(code, tuple(kernels.values()), defines=self.sizes)
+        self.kernels = [loaded[kernels[launch.kernel]] for launch in self.launches]
+        self._direct: list[DirectLaunch] = []
+        if device.ON_GPU:
+            slots = {each: 8 * i for i, each in enumerate(self.names)}
+            for launch, compiled in zip(self.launches, self.kernels, strict=True):
+                arguments = Arguments(launch, compiled.function, slots)
+                self._direct.append(DirectLaunch(arguments, launch, slots, {}))
+
+    def __call__(self, kind: _Kind, given: Sequence[Any], *, compare: bool = False) -> Any:
+        """Launch on the current device. compare: the arguments with the kernel's signature, as for a first call."""
+        like, stream = given[0], kind.stream(given[0]) if device.ON_GPU else 0
+        outputs = [kind.empty(shape, dtype, like) for shape, dtype in self.outputs]
+        arrays = [*given, *outputs, *self._scratch_on(kind, like, stream)]
+        if compare or not device.ON_GPU:
+            with kind.on_stream_of(like):
+                for launch in self.bind(dict(zip(self.names, map(kind.array, arrays), strict=True))):
+                    launch()
+        else:
+            addresses = list(map(kind.pointer, arrays))
+            for direct in self._direct:
+                direct(addresses, stream)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def bind(self, arrays: Mapping[str, Any]) -> list[Callable[[], None]]:
+        """The launches on these device arrays; every argument is compared with the kernel's signature, now."""
+        return [
+            compiled.bind(launch.grid, launch.block, launch.arguments(arrays), shared_mem=launch.shared_bytes)
+            for launch, compiled in zip(self.launches, self.kernels, strict=True)
+        ]
+
+    def _scratch_on(self, kind: _Kind, like: Any, stream: int) -> list[Any]:
+        """The scratch arrays: kept for a stream, whose launches follow each other. What a graph captures is its own."""
+        captured = device.ON_GPU and kind.is_captured(stream)
+        kept: dict[str, Any] = {}
+        if not captured and stream != _OF_EACH_THREAD:
+            kept = _KEPT.setdefault((kind, kind.device_id(like), stream), {})
+        arrays = []
+        for name, spec in self.scratch.items():
+            a = kept.get(name)
+            if a is None or math.prod(a.shape) < spec.size:
+                a = kept[name] = kind.empty((spec.size,), spec.dtype, like)
+                if name in self._zeroed:
+                    with kind.on_stream_of(like):
+                        kind.fill(a, 0)
+            arrays.append(a)
+        if captured:
+            kind.keep(arrays)
+        return arrays
+
+
+_OF_EACH_THREAD = 2  # CUDA's handle of as many streams as threads
+_KEPT: dict[tuple[Any, ...], dict[str, Any]] = {}
+_PLANNED: OrderedDict[tuple[Hashable, ...], Planned] = OrderedDict()
+_MOST_PLANNED = 256
+
+
+def forget() -> None:
+    """Forget all earlier calls and their scratch."""
+    _PLANNED.clear()
+    _KEPT.clear()
+
+
+def _call(arrays: dict[str, Any], options: Options) -> Any:
+    """Launch a call of known shapes, of which only the addresses are new; or plan one of new shapes."""
+    given = (*arrays.values(),)
+    kind = kind_of(*given)
+    if kind is None or not all(map(kind.takes, given)):
+        return _from_elsewhere(arrays, options)
+    key = kind, *arrays, options.key, *map(kind.describe, given)
+    try:
+        planned = _PLANNED.get(key)
+    except TypeError:  # an option that cannot be a key, and is to be refused
+        planned = None
+    with on_device(kind.device_id(given[0])):
+        if planned is not None:
+            return planned(kind, given)
+        specs = {name: kind.spec(kind.describe(a)) for name, a in arrays.items()}
+        decoder, call, outputs = check(specs, options)
+        if call is None:
+            return _nothing_seen(kind, arrays["q"], outputs)
+        copies = {name: kind.copy(arrays[name]) for name in _unreadable(call)}
+        if call.softmax_scale < 0:  # kernels find maxima before they scale the scores
+            copies["q"] = kind.negative(arrays["q"])
+            options = options._replace(softmax_scale=-call.softmax_scale)
+        if copies:
+            if device.ON_GPU and kind.is_captured(kind.stream(given[0])):
+                kind.keep([*copies.values()])
+            return _call(arrays | copies, options)
+        planned = Planned(decoder, call, tuple(arrays), outputs)
+        result = planned(kind, given, compare=True)
+        _PLANNED[key] = planned
+        if len(_PLANNED) > _MOST_PLANNED:
+            with contextlib.suppress(KeyError):  # another thread has just forgotten them
+                _PLANNED.popitem(last=False)
+        return result
+
+
+def _from_elsewhere(arrays: Mapping[str, Any], options: Options) -> Any:
+    """The call on device arrays, and its result as an array like the caller's; NumPy's caches get the new tokens."""
+    written = ("k_cache", "v_cache") if "k" in arrays else ()
+    for name in written:
+        if not isinstance(arrays[name], (np.ndarray, device.cp.ndarray)) and kind_of(arrays[name]) is None:
+            got = type(arrays[name]).__name__
+            raise TypeError(f"{name} is written: an array of NumPy or the device, or a tensor on a GPU; got {got}")
+    q = _on_device("q", arrays["q"])
+    with q.device if device.ON_GPU else contextlib.nullcontext():
+        there = {name: q if name == "q" else _on_device(name, a) for name, a in arrays.items()}
+        result = _call(there, options)
+        for name in written:
+            if there[name] is not arrays[name] and isinstance(arrays[name], np.ndarray):
+                arrays[name][...] = device.cp.asnumpy(there[name])
+    if isinstance(result, tuple):
+        return tuple(_as_kind_of(arrays["q"], a) for a in result)
+    return _as_kind_of(arrays["q"], result)
+
+
+def _unreadable(call: Call) -> list[str]:
+    """The arrays that have to be copied: all but the caches, which are too large, may be."""
+    rows = [name for name in ("q", "k", "v") if name in call.arrays]
+    return [name for name in rows if not (call.arrays[name].in_rows and call.arrays[name].aligned)] + [
+        name for name, a in call.arrays.items() if name not in (*_ROWS, "lse", "block_table") and not a.contiguous
+    ]
+
+
+_ROWS = ("q", "k_cache", "v_cache", "k", "v", "o")
+
+
+def _nothing_seen(kind: _Kind, like: Any, outputs: Mapping[str, tuple[tuple[int, ...], Any]]) -> Any:
+    """What is returned where there is no token, or no room for a key: zeros, and lse -inf."""
+    made = {name: kind.empty(shape, dtype, like) for name, (shape, dtype) in outputs.items()}
+    with kind.on_stream_of(like):
+        for name, a in made.items():
+            kind.fill(a, -math.inf if name == "lse" else 0)
+    return made["o"] if len(made) == 1 else tuple(made.values())
+
+
+# ---- checks
+
+
+def check(
+    specs: Mapping[str, Spec], options: Options
+) -> tuple[Decoder, Call | None, dict[str, tuple[tuple[int, ...], Any]]]:
+    """Who does a call, the call, None where there is nothing to see, and the shapes and dtypes of what it returns.
+
+    Raises:
+        TypeError, ValueError: as `flash_attention_with_kvcache`.
+    """
+    q, k_cache, table = specs["q"], specs["k_cache"], specs.get("block_table")
+    decoder = _decoder_of(options.stage, q, paged=table is not None)
+    _check_shapes(specs)
+    for name, a in specs.items():
+        if a.device != q.device:
+            raise ValueError(f"{name} is on GPU {a.device} and q on GPU {q.device}: one device for all is needed")
+    if not isinstance(options.return_lse, (bool, np.bool_)):
+        raise TypeError(f"return_lse is True or False; got {options.return_lse!r:.40}")
+    splits = options.num_splits
+    if not isinstance(splits, (int, np.integer)) or isinstance(splits, bool):
+        raise TypeError(f"num_splits is a whole number; got {type(splits).__name__} {splits!r:.40}")
+    if splits < 0:
+        raise ValueError(f"num_splits = {splits}; 1 or more are possible, or 0 for equal stretches of all work")
+    window = mask_window(options.window, options.causal)
+    scale = softmax_scale_of(options.softmax_scale, q.shape[3])
+    batch, tokens, heads, _ = q.shape
+    outputs: dict[str, tuple[tuple[int, ...], Any]] = {"o": (q.shape, q.dtype)}
+    if options.return_lse:
+        outputs["lse"] = (batch, heads, tokens), np.dtype(np.float32)
+    room = k_cache.shape[1] * (table.shape[1] if table else 1)
+    if not (batch and tokens and room):
+        return decoder, None, outputs
+    arrays = {**specs, **{name: Spec.dense(shape, dtype) for name, (shape, dtype) in outputs.items()}}
+    call = Call(arrays, window, scale, int(splits), of_call(options.mod, arrays))
+    return decoder, call, outputs
+
+
+def _decoder_of(stage: Any, q: Spec, *, paged: bool) -> Decoder:
+    if stage is not None and stage not in DECODERS:
+        raise ValueError(f"stage={stage!r} does not decode; there are: {', '.join(DECODERS)}")
+    decoder = SPLIT_KV if stage is None else DECODERS[stage]
+    if q.dtype.name not in decoder.dtypes:
+        raise TypeError(f"q is {q.dtype}; {decoder.name} takes {', '.join(decoder.dtypes)}: q.astype('float16')")
+    if limits.compute_capability() < decoder.min_cc:
+        here = limits.compute_capability() / 10
+        raise ValueError(f"{decoder.name} needs compute capability {decoder.min_cc / 10}; this GPU has {here}")
+    if paged and not decoder.paged:
+        raise ValueError(f"{decoder.name} has no block_table")
+    return decoder
+
+
+def _check_shapes(specs: Mapping[str, Spec]) -> None:
+    q, k_cache, v_cache = specs["q"], specs["k_cache"], specs["v_cache"]
+    table, lengths = specs.get("block_table"), specs["cache_seqlens"]
+    forms = {"q": "(batch, seq_q, heads, head_dim)", "k": "(batch, seq_q, kv_heads, head_dim)"}
+    of_cache = "(pages, page_size, kv_heads, head_dim)" if table else "(batch, seq_max, kv_heads, head_dim)"
+    forms |= {"k_cache": of_cache, "v_cache": of_cache, "v": forms["k"]}
+    for name, a in specs.items():
+        if name not in forms:
+            continue
+        if a.ndim != 4:
+            raise ValueError(f"{name} has shape {a.shape}; 4 axes are needed: {forms[name]}")
+        _check_same_dtype(name, a, q)
+        if a.shape[1] >= MAX_ROWS:
+            raise ValueError(f"{name} has shape {a.shape}; fewer than {MAX_ROWS:,} rows are needed")
+        if a.shape[3] != q.shape[3]:
+            raise ValueError(f"head_dim differs: q has shape {q.shape} and {name} {a.shape}")
+    batch, tokens, heads, head_dim = q.shape
+    kv_heads = k_cache.shape[2]
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(f"head_dim = {head_dim}; decoding takes {', '.join(map(str, HEAD_DIMS))}")
+    if k_cache.shape != v_cache.shape:
+        raise ValueError(f"k_cache has shape {k_cache.shape} and v_cache {v_cache.shape}: each key needs its value")
+    if not heads or not kv_heads or heads % kv_heads:
+        raise ValueError(f"{heads} heads of q cannot share {kv_heads} heads of the cache: kv_heads must divide heads")
+    if lengths.dtype != np.int32:
+        raise TypeError(f"cache_seqlens is {lengths.dtype}; int32 is needed: cache_seqlens.astype('int32')")
+    if lengths.shape != (batch,):
+        raise ValueError(f"cache_seqlens has shape {lengths.shape}; ({batch},) is needed, a number for each sequence")
+    room = k_cache.shape[1]
+    if table is None:
+        if k_cache.shape[0] != batch:
+            raise ValueError(f"q has {batch} sequences and the cache {k_cache.shape[0]}: one number is needed")
+    else:
+        if table.dtype != np.int32:
+            raise TypeError(f"block_table is {table.dtype}; int32 is needed: block_table.astype('int32')")
+        if table.ndim != 2 or table.shape[0] != batch:
+            raise ValueError(f"block_table has shape {table.shape}; ({batch}, pages of a sequence) is needed")
+        if table.strides[1] != 4 and table.shape[1] > 1:
+            raise ValueError("block_table: the pages of a sequence must be neighbours: block_table.copy()")
+        if room < 1 or room & (room - 1):
+            raise ValueError(f"pages of {room} keys; a power of two is needed")
+        room *= table.shape[1]
+        if room >= MAX_ROWS:
+            raise ValueError(f"block_table has shape {table.shape}: {room:,} keys; fewer than {MAX_ROWS:,} are needed")
+    if ("k" in specs) != ("v" in specs):
+        raise ValueError("k and v come together: each new key needs its value")
+    if "k" in specs:
+        wanted = batch, tokens, kv_heads, head_dim
+        for name in "kv":
+            if specs[name].shape != wanted:
+                raise ValueError(f"{name} has shape {specs[name].shape}; {wanted} is needed: as many tokens as q has")
+        if tokens > room:
+            raise ValueError(f"{tokens} new tokens, and the cache has room for {room}")
+    for name in ("k_cache", "v_cache"):
+        if not (specs[name].in_rows and specs[name].aligned):
+            raise ValueError(
+                f"{name} is read where it is: the words of a row must be neighbours, and rows start at multiples of 16 "
+                f"bytes; got strides {specs[name].strides}"
+            )
+    if (sinks := specs.get("sinks")) and (sinks.dtype != np.float32 or sinks.shape != (heads,)):
+        raise ValueError(f"sinks is {sinks.dtype} {sinks.shape}; float32 ({heads},) is needed: one for each head")
+
+
+# ---- for X-rays and experiments
+
+
+def plan(
+    arrays: Mapping[str, Any], options: Options, *, source: str | None = None, sizes: Mapping[str, int] | None = None
+) -> tuple[Planned, dict[str, Any]]:
+    """A call of device arrays, planned, and all its arrays by name: outputs full of NaN, tickets of 0.
+
+    `planned.bind(arrays)` gives its launches; source and sizes are as `Planned` has them.
+    """
+    kind, cp = DeviceArrays(), device.cp
+    decoder, call, outputs = check({name: kind.spec(kind.describe(a)) for name, a in arrays.items()}, options)
+    if call is None:
+        raise ValueError("there is nothing to launch: no token, or no room for a key")
+    planned = Planned(decoder, call, tuple(arrays), outputs, source=source, sizes=sizes)
+    made = {name: cp.full(shape, np.nan, dtype=dtype) for name, (shape, dtype) in outputs.items()}
+    for name, spec in planned.scratch.items():
+        made[name] = cp.full(spec.shape, 0 if name in decoder.zeroed else np.nan, dtype=spec.dtype)
+    return planned, {**arrays, **made}

@@ -1,0 +1,16 @@
+// What a launch of 14_split_kv.cu and of its steps needs besides its pointers. The class Params in
+// helpers/attention/decoding.py builds it.
+
+#pragma once
+#include "attention_params.cuh"
+
+struct DecodeParams {
+  // k, v: of the caches, where batch is the stride of a page, or without a table of a sequence;
+  // N: new tokens of each sequence; N_kv: the keys that a sequence has room for.
+  AttentionParams attention;
+  Strides k_new, v_new;  // of the new tokens
+  int page_bits;         // a page has 1 << page_bits keys; 30 where there is no table
+  int table_row;         // entries of block_table for a sequence
+  int num_splits;        // parts of each sequence; 0: equal stretches of all key tiles
+  int min_tiles;         // of a stretch: fewer would not pay for the merge
+};

@@ -1,0 +1,535 @@
+"""Decoding beside float64: lengths, heads, pages, windows, new tokens; what a call refuses; bugs in the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from planted import ALL, Bug, check_all_can_be_planted
+
+from helpers import device, engine
+from helpers.attention import check, compile_report, decoding, flash_attention_with_kvcache, kernel, reference
+from helpers.attention.ladder import limits
+from helpers.device import cp
+from helpers.xray import xray
+
+TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+pytestmark = pytest.mark.skipif(limits.compute_capability() < 80, reason="needs compute capability 8.0")
+NOWHERE = 2**30  # a page that is not there
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences of these lengths, the new tokens' keys included, and what a call of them asks for.
+
+    page: keys of a page, 0 for none. new: the new tokens' keys come with the call.
+    """
+
+    lengths: tuple[int, ...] = (100, 1, 17, 260)
+    dtype: str = "float16"
+    d: int = 64
+    heads: int = 8
+    kv_heads: int = 2
+    tokens: int = 1
+    page: int = 0
+    new: bool = False
+    window: tuple[int, int] | None = None
+    causal: bool = True
+    num_splits: int = 0
+    softmax_scale: float | None = None
+    room: int = 300
+    seed: int = 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        names = "causal", "window", "softmax_scale", "num_splits"
+        return {name: getattr(self, name) for name in names}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Fresh ones: caches are NaN where no key is, pages are in any order, and tables end in pages that are not."""
+        rng = np.random.default_rng(self.seed)
+        batch, kind = len(self.lengths), TYPES[self.dtype]
+
+        def normal(*shape: int) -> np.ndarray:
+            return (rng.standard_normal(shape) + 0.25).astype(kind)
+
+        made = {"q": normal(batch, self.tokens, self.heads, self.d)}
+        rows = [normal(batch, self.room, self.kv_heads, self.d) for _ in "kv"]
+        before = np.array(self.lengths, np.int32) - (self.tokens if self.new else 0)
+        if self.new:
+            made |= {"k": normal(batch, self.tokens, self.kv_heads, self.d)}
+            made |= {"v": normal(batch, self.tokens, self.kv_heads, self.d)}
+        for each in rows:
+            for i, length in enumerate(before):
+                each[i, length:] = np.nan
+        made["cache_seqlens"] = before
+        if not self.page:
+            return made | dict(zip(("k_cache", "v_cache"), rows, strict=True))
+        pages = -(-self.room // self.page)
+        table = rng.permutation(batch * pages + 3)[: batch * pages].reshape(batch, pages).astype(np.int32)
+        for name, each in zip(("k_cache", "v_cache"), rows, strict=True):
+            cache = np.full((batch * pages + 3, self.page, self.kv_heads, self.d), np.nan, kind)
+            for i in range(batch):
+                for j in range(self.room):
+                    cache[table[i, j // self.page], j % self.page] = each[i, j]
+            made[name] = cache
+        for i, length in enumerate(self.lengths):
+            table[i, -(-length // self.page) :] = NOWHERE
+        return made | {"block_table": table}
+
+    def expected(self, arrays: Mapping[str, np.ndarray], **more: Any) -> tuple[np.ndarray, np.ndarray]:
+        options = {name: value for name, value in self.options.items() if name != "num_splits"}
+        return reference.attention_with_kvcache(**arrays, **options, **more)
+
+    def cache_after(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The caches with the new tokens where they belong."""
+        after = {name: arrays[name].copy() for name in ("k_cache", "v_cache")}
+        for i, before in enumerate(arrays["cache_seqlens"]):
+            for j in range(self.tokens if self.new else 0):
+                at = before + j
+                where = (arrays["block_table"][i, at // self.page], at % self.page) if self.page else (i, at)
+                for name in "kv":
+                    after[f"{name}_cache"][where] = arrays[name][i, j]
+        return after
+
+
+def tolerance_of(case: Case) -> float:
+    return {"float32": 2e-5, "float16": 3e-3, "bfloat16": 2e-2}[case.dtype]
+
+
+def compare(case: Case, got: Mapping[str, Any], arrays: Mapping[str, np.ndarray], **more: Any) -> None:
+    """o, lse and the caches against what they should be."""
+    o, lse = case.expected(arrays, **more)
+    check.check("o", cp.asnumpy(got["o"]).astype(np.float64), o, tolerance=tolerance_of(case))
+    check.check(
+        "lse", cp.asnumpy(got["lse"]), lse, tolerance=2e-5 * max(1.0, np.abs(lse[np.isfinite(lse)]).max(initial=1))
+    )
+    for name, want in case.cache_after(arrays).items():
+        bits = f"uint{8 * want.itemsize}"
+        assert np.array_equal(cp.asnumpy(got[name]).view(bits), want.view(bits)), f"{name} is not as it should be"
+
+
+def run(case: Case, source: str | None = None, *, launches: int = 2, **sizes: int) -> None:
+    """Launch, twice with the same tickets, and compare."""
+    arrays = case.arrays()
+    there = {name: cp.asarray(a) for name, a in arrays.items()}
+    options = decoding.Options(**case.options, return_lse=True)
+    planned, every = decoding.plan(there, options, source=source, sizes=sizes)
+    for _ in range(launches):
+        for name in ("o", "lse"):
+            every[name][...] = np.nan
+        for launch in planned.bind(every):
+            launch()
+        compare(case, every, arrays)
+        if "tickets" in every:
+            assert not cp.asnumpy(every["tickets"]).any(), "a ticket is not reset"
+
+
+def x_rayed(case: Case, source: str | None = None, **sizes: int) -> Any:
+    """The report of a checked run, and its arrays."""
+    arrays = case.arrays()
+    there = {name: engine.asarray(a) for name, a in arrays.items()}
+    planned, every = decoding.plan(there, decoding.Options(**case.options, return_lse=True), source=source, sizes=sizes)
+    (launch,), (compiled,) = planned.launches, planned.kernels
+    return xray(compiled, launch.grid, launch.block, launch.arguments(every), launch.shared_bytes), every, arrays
+
+
+def findings(report: Any) -> list[str]:
+    """But for what nobody writes: caches are outputs where there are new keys; `compare` looks at O."""
+    return [str(each) for each in report.findings if not str(each).startswith("never written")]
+
+
+PLAIN = Case()
+CASES = {
+    "plain": PLAIN,
+    "no sequence has a key": Case(lengths=(0, 0)),
+    "empty among others": Case(lengths=(0, 65, 0, 1)),
+    "tile - 1": Case(lengths=(15, 31, 63, 127)),
+    "tile": Case(lengths=(16, 32, 64, 128)),
+    "tile + 1": Case(lengths=(17, 33, 65, 129)),
+    "mixed lengths": Case(lengths=tuple(range(1, 41)), room=40),
+    "many sequences": Case(lengths=(*[3] * 70, 250), kv_heads=1, heads=2),
+    "one head each": Case(heads=3, kv_heads=3),
+    "one head for all": Case(heads=16, kv_heads=1),
+    "five heads share one": Case(heads=10),
+    "more rows than a tile": Case(heads=40, tokens=3),
+    "tokens": Case(tokens=4, lengths=(100, 4, 17, 260)),
+    "more tokens than keys": Case(tokens=6, lengths=(100, 3, 0, 260)),
+    "tokens see later ones": Case(tokens=4, causal=False),
+    "new token": Case(new=True),
+    "new tokens": Case(new=True, tokens=5, lengths=(100, 5, 17, 300)),
+    "new tokens in pages": Case(new=True, tokens=5, lengths=(100, 5, 17, 300), page=16),
+    "new tokens, more rows than a tile": Case(new=True, tokens=5, lengths=(100, 5, 17, 300), heads=12),
+    "window": Case(window=(20, 0)),
+    "window of tokens": Case(window=(20, 0), tokens=5, lengths=(100, 5, 17, 260)),
+    "window of new tokens in pages": Case(window=(33, 0), tokens=5, lengths=(100, 5, 17, 300), new=True, page=8),
+    "window to both sides": Case(window=(20, 2), tokens=5, causal=False),
+    "window to the right": Case(window=(-1, 1), tokens=5, causal=False),
+    "scale": Case(softmax_scale=0.02),
+    "scale of 0": Case(softmax_scale=0.0),
+    "large scores": Case(softmax_scale=4.0),
+    **{f"pages of {page}": Case(page=page) for page in (1, 2, 16, 64, 256)},
+    **{f"{splits} splits": Case(num_splits=splits) for splits in (1, 2, 3, 7, 40)},
+    "3 splits of tokens in pages": Case(num_splits=3, tokens=3, page=16, lengths=(100, 3, 17, 260)),
+    **{f"{dtype}, {d}": Case(dtype=dtype, d=d) for dtype in TYPES for d in (64, 128, 256)},
+    "float32 in pages": Case(dtype="float32", page=16, tokens=3, new=True, lengths=(100, 3, 17, 260)),
+    "bfloat16 in pages": Case(dtype="bfloat16", d=128, page=16, tokens=3, new=True, lengths=(100, 3, 17, 260)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float64_agrees(name: str) -> None:
+    run(CASES[name])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_float64_agrees_on_lengths_of_any_kind(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for i in range(6):
+        tokens = int(rng.integers(1, 4))
+        lengths = tuple(int(n) for n in rng.integers(tokens, 200, rng.integers(1, 9)))
+        of_heads = {"heads": 2 * int(rng.integers(1, 12)), "tokens": tokens, "new": bool(i % 2)}
+        of_cut = {"page": int(rng.choice([0, 1, 4, 32])), "num_splits": int(rng.choice([0, 0, 4]))}
+        run(Case(lengths, **of_heads, **of_cut, seed=seed + i))
+
+
+# ---- the entry point
+
+
+@pytest.mark.parametrize("name", ["plain", "new tokens in pages", "3 splits of tokens in pages", "bfloat16, 128"])
+@pytest.mark.parametrize("where", [np.asarray, cp.asarray], ids=["numpy", "device"])
+def test_the_entry_point_takes_arrays_of_either_kind(name: str, where: Any) -> None:
+    """Twice: the second call is one of known shapes, and has the first one's tickets."""
+    case, arrays = CASES[name], CASES[name].arrays()
+    for _ in range(2):
+        given = {name: where(a) for name, a in case.arrays().items()}
+        o, lse = flash_attention_with_kvcache(**given, **case.options, return_lse=True)
+        assert type(o) is type(given["q"]) and o.dtype == given["q"].dtype
+        compare(case, {**given, "o": o, "lse": lse}, arrays)
+    given = {name: where(a) for name, a in case.arrays().items()}
+    alone = flash_attention_with_kvcache(**given, **case.options)
+    assert np.array_equal(cp.asnumpy(alone).view(np.uint16), cp.asnumpy(o).view(np.uint16))
+
+
+def test_calls_of_more_and_of_fewer_parts_share_their_scratch() -> None:
+    for splits in (2, 40, 0, 3):
+        case = replace(PLAIN, num_splits=splits)
+        given = {name: cp.asarray(a) for name, a in case.arrays().items()}
+        o, lse = flash_attention_with_kvcache(**given, **case.options, return_lse=True)
+        compare(case, {**given, "o": o, "lse": lse}, case.arrays())
+
+
+def test_views_are_read_where_they_are() -> None:
+    """Caches (batch, kv_heads, seq, d) with axes exchanged, and rows of q with a gap between them, which is copied."""
+    case, arrays = PLAIN, PLAIN.arrays()
+    there = {name: cp.asarray(a) for name, a in arrays.items()}
+    for name in ("k_cache", "v_cache"):
+        there[name] = cp.asarray(np.ascontiguousarray(arrays[name].swapaxes(1, 2))).swapaxes(1, 2)
+    wide = np.zeros((*arrays["q"].shape[:-1], 2 * case.d), arrays["q"].dtype)
+    wide[..., ::2] = arrays["q"]
+    there["q"] = cp.asarray(wide)[..., ::2]
+    o, lse = flash_attention_with_kvcache(**there, return_lse=True)
+    compare(case, {**there, "o": o, "lse": lse}, arrays)
+
+
+def test_a_negative_scale() -> None:
+    case = replace(PLAIN, softmax_scale=-0.2)
+    given = {name: cp.asarray(a) for name, a in case.arrays().items()}
+    o, lse = flash_attention_with_kvcache(**given, **case.options, return_lse=True)
+    compare(case, {**given, "o": o, "lse": lse}, case.arrays())
+
+
+def test_nothing_to_see() -> None:
+    made = PLAIN.arrays()
+    o, lse = flash_attention_with_kvcache(
+        made["q"], made["k_cache"][:, :0], made["v_cache"][:, :0], cache_seqlens=made["cache_seqlens"], return_lse=True
+    )
+    assert not o.any() and (lse == -np.inf).all()
+    o = flash_attention_with_kvcache(**{**made, "q": made["q"][:, :0]})
+    assert o.shape == (4, 0, 8, 64)
+
+
+def test_lengths_beyond_the_cache_count_as_the_cache_s() -> None:
+    """Nobody reads them on the host, so the kernel must not leave the cache."""
+    case = Case(lengths=(300, 0, 300))
+    given = case.arrays() | {"cache_seqlens": np.array([300 + 5, -7, 2**31 - 1], np.int32)}
+    o = flash_attention_with_kvcache(**given)
+    expected, _ = case.expected(case.arrays())
+    check.check("o", o.astype(np.float64), expected, tolerance=tolerance_of(case))
+
+
+def test_score_functions_and_sinks() -> None:
+    case = Case(tokens=3, lengths=(100, 3, 0, 260), heads=8, page=16)
+    arrays, rng = case.arrays(), np.random.default_rng(1)
+    sinks = rng.standard_normal(8).astype(np.float32)
+    cap = "cap * tanhf(score / cap) - 0.01f * (head + 1) * distance"
+    for splits in (0, 4):
+        given = {name: cp.asarray(a) for name, a in arrays.items()}
+        how: dict[str, Any] = {"score_mod": cap, "mod_args": {"cap": 5.0}, "num_splits": splits}
+        o, lse = flash_attention_with_kvcache(**given, **how, sinks=cp.asarray(sinks), return_lse=True)
+        for i, length in enumerate(case.lengths):
+            pages = arrays["block_table"][i, : -(-length // 16)]
+            k, v = (
+                arrays[name][pages].reshape(-1, 2, 64)[:length].astype(np.float64) for name in ("k_cache", "v_cache")
+            )
+            for head in range(8):
+                s = arrays["q"][i, :, head].astype(np.float64) @ k[:, head // 4].T / 8
+                distance = np.arange(3)[:, None] + length - 3 - np.arange(length)
+                s = 5 * np.tanh(s / 5) - 0.01 * (head + 1) * distance
+                s[distance < 0] = -np.inf
+                weights = np.exp(s)
+                total = weights.sum(1) + np.exp(sinks[head])
+                want = weights @ v[:, head // 4] / total[:, None]
+                check.check("o", cp.asnumpy(o)[i, :, head].astype(np.float64), want, tolerance=3e-3)
+                check.check("lse", cp.asnumpy(lse)[i, head], np.log(total), tolerance=1e-4)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "float64": ({"q": np.zeros((4, 1, 8, 64))}, TypeError, "q is float64"),
+    "head_dim": ({name: np.zeros((4, 9, 2, 80), np.float16) for name in ("q", "k_cache", "v_cache")}, ValueError, "80"),
+    "three axes": ({"q": np.zeros((4, 8, 64), np.float16)}, ValueError, "4 axes"),
+    "another dtype": ({"k_cache": np.zeros((4, 300, 2, 64), np.float32)}, TypeError, "k_cache is float32"),
+    "no array": ({"k_cache": 3}, TypeError, "k_cache is an array"),
+    "heads": ({"q": np.zeros((4, 1, 7, 64), np.float16)}, ValueError, "7 heads of q cannot share 2"),
+    "batch": ({"q": np.zeros((5, 1, 8, 64), np.float16), "cache_seqlens": np.ones(5, np.int32)}, ValueError, "5 seq"),
+    "values": ({"v_cache": np.zeros((4, 301, 2, 64), np.float16)}, ValueError, "each key needs its value"),
+    "int64 lengths": ({"cache_seqlens": np.ones(4, np.int64)}, TypeError, "astype"),
+    "lengths": ({"cache_seqlens": np.ones(3, np.int32)}, ValueError, "a number for each sequence"),
+    "int64 table": ({"block_table": np.zeros((4, 2), np.int64)}, TypeError, "astype"),
+    "pages of 300": ({"block_table": np.zeros((4, 2), np.int32)}, ValueError, "pages of 300 keys"),
+    "table": ({"block_table": np.zeros((3, 2), np.int32)}, ValueError, "pages of a sequence"),
+    "k alone": ({"k": np.zeros((4, 1, 2, 64), np.float16)}, ValueError, "come together"),
+    "k": ({name: np.zeros((4, 2, 2, 64), np.float16) for name in "kv"}, ValueError, "as many tokens as q has"),
+    "num_splits": ({"num_splits": -1}, ValueError, "num_splits = -1"),
+    "splits of a bool": ({"num_splits": True}, TypeError, "whole number"),
+    "causal": ({"causal": 1}, TypeError, "causal is True or False"),
+    "return_lse": ({"return_lse": 1}, TypeError, "return_lse is True or False"),
+    "window": ({"window": (1,)}, TypeError, "window is a pair"),
+    "softmax_scale": ({"softmax_scale": "1"}, TypeError, "softmax_scale is a number"),
+    "stage": ({"stage": "naive"}, ValueError, "split_kv"),
+    "sinks": ({"sinks": np.zeros(3, np.float32)}, ValueError, "one for each head"),
+    "rows with gaps": ({"k_cache": np.zeros((4, 300, 2, 128), np.float16)[..., ::2]}, ValueError, "read where it is"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_call_refuses(name: str) -> None:
+    changed, error, message = REFUSED[name]
+    if name == "rows with gaps":
+        changed = {name: cp.zeros((4, 300, 2, 128), dtype=np.float16)[..., ::2] for name in ("k_cache", "v_cache")}
+        changed |= {name: cp.asarray(a) for name, a in PLAIN.arrays().items() if "_cache" not in name}
+    with pytest.raises(error, match=message):
+        flash_attention_with_kvcache(**{**PLAIN.arrays(), **changed})
+
+
+# ---- the kernel
+
+
+X_RAYED = {
+    "cut": PLAIN,
+    "in pages, with new tokens": CASES["new tokens in pages"],
+    "more rows than a tile": replace(CASES["new tokens, more rows than a tile"], lengths=(100, 5)),
+    "splits": replace(PLAIN, num_splits=3),
+    "float32": Case(dtype="float32", page=16, lengths=(40, 70)),
+}
+
+
+@pytest.mark.parametrize("name", X_RAYED)
+def test_an_x_ray_finds_nothing(name: str) -> None:
+    report, every, arrays = x_rayed(X_RAYED[name])
+    assert findings(report) == []
+    compare(X_RAYED[name], every, arrays)
+
+
+def test_keys_and_values_are_read_once() -> None:
+    """By the blocks of all stretches together, whatever the number of heads that share them."""
+    case = Case(lengths=(256, 100, 33), heads=16)
+    report, _, _ = x_rayed(case)
+    tile = 2 * 64 * case.kv_heads
+    for name in ("K", "V"):
+        assert report.traffic[name].read == sum(case.lengths) * tile
+
+
+# ---- planted bugs
+
+
+NEW, CUT, TOKENS = "new tokens in pages", "cut in many", "window of tokens"
+CASES_OF_BUGS = {
+    **CASES,
+    CUT: replace(PLAIN, num_splits=7),
+    "in X-ray": replace(PLAIN, lengths=(100, 40, 70)),
+    "long": replace(PLAIN, lengths=(2000,), room=2000),
+    "one sequence": Case(lengths=(260,)),
+}
+WRONG = (check.CheckFailed, AssertionError, engine.LaunchError)
+
+
+def bug(name: str, old: str, new: str, case: str = "plain", **more: Any) -> Bug:
+    return Bug(name, old, new, inputs=case, **more)
+
+
+def astray(name: str, old: str, new: str, case: str = "plain", **more: Any) -> Bug:
+    """It may read or write where nothing is, so that a GPU's context would be lost."""
+    return bug(name, old, new, case, cpu_only=True, **more)
+
+
+def unordered(name: str, old: str, new: str, **more: Any) -> Bug:
+    """Only a checked run sees it for certain."""
+    return Bug(name, old, new, inputs="in X-ray", cpu_only=True, **more)
+
+
+BUGS = (
+    # which tiles a block has
+    bug("stretches of one tile too few", "(total + blocks - 1) / blocks", "total / blocks", "one head for all"),
+    astray("tiles of one head counted", "of(i).tiles * kv_heads;\n    for", "of(i).tiles;\n    for"),
+    astray("the sequence behind", "__ffs(behind) - 1", "__ffs(behind)", "many sequences"),
+    astray("the first 32 sequences alone", "sum += __shfl_sync(0xffffffff, upto, 31);", "", "many sequences"),
+    astray("a unit begins where it ends", "upto - own, lane", "upto, lane"),
+    bug("a head begins where its sequence does", "unit_begin += kv_head * keys.tiles;", "", "one sequence"),
+    astray("the stretch is too long", "left -= end - first;", ""),
+    bug("the next unit begins behind its first tile", "first = 0;\n    end", "first = 1;\n    end"),
+    astray("the keys of the sequence before", "keys = of(++sequence);", "++sequence;"),
+    bug("the same head again", "++kv_head == params", "kv_head + 1 == params"),
+    bug("an empty sequence has no unit", "/ BLOCK_N - tile, 1)", "/ BLOCK_N - tile, 0)", "empty among others"),
+    bug("the last tile is not counted", "(end + BLOCK_N - 1) / BLOCK_N", "end / BLOCK_N"),
+    bug("parts of the same length, one too few", "(keys.tiles + params.num_splits - 1)", "keys.tiles", CUT),
+    bug("one part too many", "first_block() + 1;", "first_block() + 2;", CUT),
+    bug("one part too few", "first_block() + 1;", "first_block();", CUT),
+    # what a row sees
+    bug("new tokens do not count as keys", "before + more;", "before;", NEW),
+    bug("the last keys are not masked", "min(q_pos + token[0] + a.window_right + 1, keys.end)", "q_pos + 999"),
+    bug("a token sees the next one", "token[0] + a.window_right + 1", "token[0] + a.window_right + 2", "tokens"),
+    bug("a token sees one key too few", "token[0] + a.window_right + 1", "token[0] + a.window_right", "tokens"),
+    bug("a window one key too wide", "token[0] - a.window_left,", "token[0] - a.window_left - 1,", TOKENS),
+    bug("no left end", "first_key < max(keys.last_pos - a.window_left, 0) ||", "", TOKENS),
+    bug(
+        "tiles of the last token alone", "max(first_pos - a.window_left, 0)", "max(last_pos - a.window_left, 0)", TOKENS
+    ),
+    bug(
+        "the tile's last token sees no more",
+        "min(last_pos + a.window_right",
+        "min(first_pos + a.window_right",
+        "tokens",
+    ),
+    bug("a head for a token", "(first_row + g) / group, a.N - 1)", "(first_row + g) % group, a.N - 1)", "tokens"),
+    bug("the first rows again", "blockIdx.y * TILE_ROWS, rows", "0 * TILE_ROWS, rows", "more rows than a tile"),
+    # copies
+    astray("the next page", "table[key >> cache.params.page_bits]", "table[(key >> cache.params.page_bits) + 1]", NEW),
+    astray("the page's key counts from 0", "(key & ((1 << params.page_bits) - 1))", "key", NEW),
+    bug(
+        "the tile's first page for all",
+        "__shfl_sync(0xffffffff, page, row)",
+        "__shfl_sync(0xffffffff, page, 0)",
+        "pages of 2",
+    ),
+    astray("tables of one page", "(long long)cache.params.table_row", "1", NEW),
+    astray("what nobody wrote is read", "is_seen(key) ? 16 : 0", "16"),
+    bug("weights of 0, and values that are NaN", "is_seen(key) ? 16 : 0", "key < cache.params.attention.N_kv ? 16 : 0"),
+    bug("a key too few", "key < at.keys.end;", "key < at.keys.end - 1;"),
+    astray(
+        "new tokens from the cache", "const bool is_new = key >= at.keys.before;", "const bool is_new = false;", NEW
+    ),
+    astray("new tokens from the first on", "(key - at.keys.before) * strides.row", "key * strides.row", NEW),
+    bug("new tokens are not kept", "at.keys.before) append();", "at.keys.before) {}", NEW),
+    bug(
+        "values are not kept",
+        "cache.V_new + cache.new_offset(params.v_new",
+        "cache.V_new + 0 * cache.new_offset(params.v_new",
+        NEW,
+    ),
+    bug("kept by the first tile of rows", "* group / TILE_ROWS != blockIdx.y", "* 0 / TILE_ROWS != blockIdx.y", NEW),
+    bug(
+        "V in place of K",
+        "cp_async(K_smem + swizzle<CHUNKS_T>(row, c), from_k",
+        "cp_async(K_smem + swizzle<CHUNKS_T>(row, c), from_v",
+    ),
+    bug("one stage for all", "stage_of_ring + 1 == STAGES ? 0 : stage_of_ring + 1", "0", "long"),
+    bug("a tile too late", "cp_async_wait<STAGES - 1>", "cp_async_wait<STAGES>", cpu_only=True),
+    bug("the first warp's tiles for all", "tile = stretch.first + warp; tile", "tile = stretch.first; tile"),
+    # merges
+    bug("this state is not rescaled", "b = exp2f(s.m - m)", "b = 1.0f"),
+    bug("the sum is not rescaled", "a = exp2f(sum.m - m)", "a = 1.0f"),
+    bug("l is not rescaled", "sum.l = sum.l * a + s.l * b", "sum.l = sum.l + s.l"),
+    bug("the maximum stays", "sum.m = m;", "sum.m = s.m;"),
+    bug("lse without the unit of log2", "LN_2 * (sum.m + log2f(sum.l))", "sum.m + log2f(sum.l)"),
+    bug("lse without the maximum", "LN_2 * (sum.m + log2f(sum.l))", "LN_2 * log2f(sum.l)"),
+    bug("no division", "* inverse, sum.o.y * inverse", ", sum.o.y * inverse"),
+    bug("no key, division by 0", "sum.l == 0.0f ? 0.0f : 1.0f / sum.l", "1.0f / sum.l", "empty among others"),
+    bug("states of half the warps", "merge(min(WARPS, stretch", "merge(min(WARPS / 2, stretch"),
+    bug(
+        "a lane's sum for the row's",
+        "l_i[i], [](float x, float y) { return x + y; }",
+        "l_i[i], [](float x, float y) { return x; }",
+    ),
+    bug("first parts where the others are", "slot_of(blockIdx.x, begins)", "slot_of(blockIdx.x, false)"),
+    bug("first parts read as others", "slot_of(first_block + part, part == 0)", "slot_of(first_block + part, false)"),
+    bug("the ticket is not reset", "atomicInc(reinterpret_cast<unsigned*>(ticket), parts - 1)", "atomicAdd(ticket, 1)"),
+    bug("the second merges", "parts - 1) == parts - 1", "parts - 1) == 1", CUT),
+    bug("one ticket for all", "tickets + blockIdx.y * gridDim.x + first_block", "tickets", CUT),
+    bug("the rows of the first head", "kv_head * group + (first_row + row) % group;", "(first_row + row) % group;"),
+    # order
+    *(unordered(f"barrier {i + 1} is missing", "__syncthreads();", "", times=4, which=i) for i in range(4)),
+    unordered("no fence before the ticket", "__threadfence();", "", times=2, which=0),
+    *(unordered(f"__syncwarp {i + 1} is missing", "__syncwarp();", "", times=2, which=i) for i in range(2)),
+)
+
+
+def text() -> str:
+    return kernel.source(decoding.SPLIT_KV.file)
+
+
+def test_bugs_can_be_planted() -> None:
+    check_all_can_be_planted((text(), each) for each in BUGS)
+
+
+@pytest.mark.parametrize("each", BUGS, ids=lambda each: each.name)
+def test_planted_bugs_are_found(each: Bug) -> None:
+    if device.ON_GPU and each.cpu_only:
+        pytest.skip("shows on the CPU engine for certain")
+    wrong = each.plant(text())
+    if each.inputs == "in X-ray":
+        report, _, _ = x_rayed(CASES_OF_BUGS[each.inputs], wrong)
+        assert findings(report)
+        return
+    with pytest.raises(WRONG):
+        run(CASES_OF_BUGS[each.inputs], wrong)
+
+
+def test_a_sink_that_counts_in_every_part_is_found() -> None:
+    """The function of scores comes before the kernel's text, so this bug is planted in a call."""
+    case, sinks = replace(PLAIN, num_splits=4), np.full(8, 2.0, np.float32)
+
+    def lse_of(source: str | None) -> np.ndarray:
+        given = {name: cp.asarray(a) for name, a in case.arrays().items()} | {"sinks": cp.asarray(sinks)}
+        options = decoding.Options(**case.options, return_lse=True)
+        planned, every = decoding.plan(given, options, source=source)
+        for launch in planned.bind(every):
+            launch()
+        return cp.asnumpy(every["lse"])
+
+    _, plain = case.expected(case.arrays())
+    want = np.logaddexp(plain, 2.0)
+    assert np.abs(lse_of(None) - want).max() < 1e-4
+    wrong = Bug("in every part", "begins && warp == 0", "warp == 0", times=2, which=ALL).plant(text())
+    assert np.abs(lse_of(wrong) - want).max() > 1e-2
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_nvrtc_spills_nothing(dtype: str, arch: str) -> None:
+    name = f"split_kv<{decoding.C_NAMES[dtype]}>"
+    for d in decoding.HEAD_DIMS:
+        for paged in (0, 1):
+            shared = 99 * 1024 if arch == "sm_120" else 163 * 1024 if arch == "sm_80" else 227 * 1024
+            sizes = decoding.pick_sizes(d, np.dtype(TYPES[dtype]).itemsize, 8, shared)
+            try:
+                report = compile_report.compile_report(
+                    decoding.SPLIT_KV.file, {**sizes, "PAGED": paged}, arch, name=name
+                )
+            except compile_report.NvrtcMissing as error:
+                pytest.skip(str(error))
+            assert report.spill_bytes == report.stack_bytes == 0, report
