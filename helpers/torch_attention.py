@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from helpers import device
-from helpers.attention import calls
+from helpers.attention import calls, decoding
 from helpers.attention.ladder import BACKWARD
 from helpers.attention.ladder.call import mask_window, softmax_scale_of
 from helpers.attention.ladder.extras import as_kernels_read, extra_inputs
@@ -41,7 +41,13 @@ except ImportError as error:
         "helpers.attention does without it, for arrays of NumPy and CuPy."
     ) from error
 
-__all__ = ["flash_attention", "flash_attention_varlen", "run_flash", "scaled_dot_product_attention"]
+__all__ = [
+    "flash_attention",
+    "flash_attention_varlen",
+    "flash_attention_with_kvcache",
+    "run_flash",
+    "scaled_dot_product_attention",
+]
 
 
 def flash_attention(
@@ -135,6 +141,46 @@ def flash_attention_varlen(
     how = {"causal": causal, "window": window, "softmax_scale": softmax_scale}
     how |= {"return_lse": return_lse, "stage": stage, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     return _call((q, k, v), lengths, how, deterministic, extras)
+
+
+@torch.compiler.disable
+def flash_attention_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    cache_seqlens: torch.Tensor,
+    block_table: torch.Tensor | None = None,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    **options: Any,
+) -> Any:
+    """helpers.attention.flash_attention_with_kvcache, which says what the arguments are, for tensors. No gradients.
+
+    Tensors on a GPU may be given to that function as well; those on the CPU get the new tokens here. Under
+    torch.compile a graph ends before this call, and another begins after it.
+
+    Raises:
+        TypeError: no tensors, or one that requires grad outside of torch.no_grad(). TypeError, ValueError: as there.
+    """
+    named = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
+    named |= {name: a for name, a in (("block_table", block_table), ("k", k), ("v", v)) if a is not None}
+    for name, a in named.items():
+        if not isinstance(a, torch.Tensor):
+            raise TypeError(f"{name} is a torch tensor; got {type(a).__name__}. Arrays: helpers.attention")
+        if a.device != q.device:
+            raise ValueError(f"{name} is on {a.device} and q on {q.device}: one device for all is needed")
+        if a.requires_grad and torch.is_grad_enabled():
+            raise TypeError(f"{name} requires grad, and decoding has no gradients: call it within torch.no_grad()")
+    if q.is_cuda:
+        given = {name: _plain(a) for name, a in named.items()}
+        return decoding.flash_attention_with_kvcache(**given, **_each_tensor(_plain, options))
+    arrays = {name: _array(a) for name, a in named.items()}
+    outputs = decoding.flash_attention_with_kvcache(**arrays, **_each_tensor(_array, options))
+    if device.ON_GPU and k is not None:  # they were copies
+        k_cache.copy_(_tensor(arrays["k_cache"]))
+        v_cache.copy_(_tensor(arrays["v_cache"]))
+    return tuple(map(_tensor, outputs)) if isinstance(outputs, tuple) else _tensor(outputs)
 
 
 def scaled_dot_product_attention(

@@ -215,6 +215,30 @@ def test_the_entry_point_takes_arrays_of_either_kind(name: str, where: Any) -> N
     assert np.array_equal(cp.asnumpy(alone).view(np.uint16), cp.asnumpy(o).view(np.uint16))
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_tensors(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    from helpers import torch_attention
+
+    case = replace(CASES["new tokens in pages"], dtype=dtype)
+    for where in ["cpu", *(["cuda"] if device.ON_GPU else [])]:
+        arrays = case.arrays()
+        given = {
+            n: torch.from_numpy(np.asarray(a, np.float32 if "f" in str(a.dtype) else None)) for n, a in arrays.items()
+        }
+        given = {n: a.to(where, getattr(torch, dtype) if a.is_floating_point() else None) for n, a in given.items()}
+        o, lse = torch_attention.flash_attention_with_kvcache(**given, **case.options, return_lse=True)
+        assert o.dtype == given["q"].dtype and o.device == given["q"].device
+        seen = {"o": o, "lse": lse, "k_cache": given["k_cache"], "v_cache": given["v_cache"]}
+        host = {n: a.float().cpu().numpy().astype(TYPES[dtype] if n != "lse" else None) for n, a in seen.items()}
+        nan = {
+            n: np.where(np.isnan(a), a.dtype.type(np.nan), a) for n, a in host.items()
+        }  # conversions keep no payload
+        compare(case, nan, arrays)
+        with pytest.raises(TypeError, match="requires grad"):
+            torch_attention.flash_attention_with_kvcache(**{**given, "q": given["q"].requires_grad_()})
+
+
 def test_calls_of_more_and_of_fewer_parts_share_their_scratch() -> None:
     for splits in (2, 40, 0, 3):
         case = replace(PLAIN, num_splits=splits)
@@ -486,6 +510,7 @@ def test_bugs_can_be_planted() -> None:
     check_all_can_be_planted((text(), each) for each in BUGS)
 
 
+@pytest.mark.one_of_each(kind=lambda each: each.inputs)
 @pytest.mark.parametrize("each", BUGS, ids=lambda each: each.name)
 def test_planted_bugs_are_found(each: Bug) -> None:
     if device.ON_GPU and each.cpu_only:
@@ -518,6 +543,7 @@ def test_a_sink_that_counts_in_every_part_is_found() -> None:
     assert np.abs(lse_of(wrong) - want).max() > 1e-2
 
 
+@pytest.mark.each_value()
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_nvrtc_spills_nothing(dtype: str, arch: str) -> None:
