@@ -29,8 +29,10 @@ FOR_PYTORCH = {
     "helpers/bench/studies/torch_model.py",
     "helpers/bench/studies/promises.py",  # where peers.torch_on_gpu() has found it
     "helpers/bench/studies/score_mod.py",  # FlexAttention
+    "helpers/bench/studies/decoding.py",
     "helpers/data/make_minilm_embeddings.py",
     "notebooks/09_drop_in.ipynb",
+    "tests/test_decoding.py",
     "tests/test_torch_attention.py",
     "tests/test_transformers_attention.py",
     "tests/test_climb_record.py",

@@ -19,7 +19,7 @@ from types import ModuleType
 from helpers.bench import records
 
 STUDIES = (
-    *("fused", "score_mod", "hopper", "cute", "promises", "presets", "bits", "train", "torch_model"),
+    *("fused", "score_mod", "decoding", "hopper", "cute", "promises", "presets", "bits", "train", "torch_model"),
     *("profile_stages", "xray_vs_ncu"),
 )
 

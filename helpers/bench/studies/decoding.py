@@ -1,0 +1,350 @@
+"""Decoding beside cuDNN, FlashAttention and FlashInfer, on a GPU: how fast K and V are read.
+
+    python3 -m helpers.bench.study decoding FILE [rows] [mixed] [steps] [tune] [host]
+
+bfloat16, one new token of each sequence. Every result is compared with float64 in two heads first. Then all are timed
+in turns, the queue kept full, so that no time of the host is in them; GB/s are those of K and V, each once. Peers are
+there where they can be imported: PyTorch's SDPA, FlashAttention-3 (flash_attn_interface, or the wheel fa3-fwd) and
+FlashInfer. Without words all parts are measured but "tune", which tries other sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helpers.attention import decoding, flash_attention_with_kvcache
+from helpers.attention.ladder.kinds import kind_of
+from helpers.bench import records
+from helpers.bench.host_cost import host_time
+from helpers.bench.peers import FLASH_ATTENTION_3
+from helpers.bench.run import device_facts
+from helpers.bench.timing import in_turns, speeds
+from helpers.device import describe
+
+# (sequences, keys of each, heads of q, heads of K and V, head_dim)
+Row = tuple[int, int, int, int, int]
+ROWS: tuple[Row, ...] = (
+    (8, 8192, 32, 8, 128),
+    (1, 8192, 32, 8, 128),
+    (1, 65536, 32, 8, 128),
+    (8, 65536, 32, 8, 128),
+    (64, 2048, 32, 8, 128),
+    (128, 512, 32, 8, 128),
+    (8, 8192, 8, 1, 128),
+    (8, 8192, 16, 16, 64),
+)
+STEP_ROWS = ROWS[0], ROWS[1], ROWS[5]
+TUNE_ROWS = *STEP_ROWS, ROWS[6]
+MIXED = 64, 100, 32768  # sequences, and their shortest and longest
+PAGES = 16, 64
+ROUNDS = 15
+TOLERANCE = 1e-2  # of values near 1
+PARTS = "rows", "mixed", "steps", "host"
+Way = Callable[[], Any]
+
+
+class Inputs:
+    """PyTorch's tensors of a row: q (batch, 1, heads, d), caches (batch, keys, kv_heads, d), and the same in pages."""
+
+    def __init__(self, row: Row, lengths: Sequence[int] | None = None, *, pages: Sequence[int] = PAGES) -> None:
+        import torch
+
+        batch, keys, self.heads, self.kv_heads, self.d = row
+        self.host_lengths = list(lengths) if lengths is not None else [keys] * batch
+        self.torch = torch
+        torch.manual_seed(5)
+        self.lengths = torch.tensor(self.host_lengths, dtype=torch.int32, device="cuda")
+        self.q = torch.randn(batch, 1, self.heads, self.d, device="cuda").to(torch.bfloat16)
+        shape = batch, keys, self.kv_heads, self.d
+        self.k, self.v = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for _ in "kv")
+        self.paged = {page: self._in_pages(page, keys) for page in pages}
+
+    def _in_pages(self, page: int, keys: int) -> tuple[Any, Any, Any]:
+        """Caches (pages, page, kv_heads, d), their pages in any order, and the table."""
+        torch, batch = self.torch, len(self.host_lengths)
+        order = torch.randperm(batch * keys // page, device="cuda")
+        table = order.to(torch.int32).reshape(batch, keys // page)
+        caches = []
+        for a in (self.k, self.v):
+            cache = torch.empty(batch * keys // page, page, self.kv_heads, self.d, device="cuda", dtype=a.dtype)
+            cache[order] = a.reshape(cache.shape)
+            caches.append(cache)
+        return (*caches, table)
+
+    @property
+    def bytes(self) -> int:
+        """Of K and V."""
+        return 2 * 2 * sum(self.host_lengths) * self.kv_heads * self.d
+
+    def exact(self, sequence: int, head: int) -> np.ndarray:
+        """The output of one head in float64."""
+        n, kv_head = self.host_lengths[sequence], head // (self.heads // self.kv_heads)
+        q = self.q[sequence, 0, head].double()
+        k, v = (a[sequence, :n, kv_head].double() for a in (self.k, self.v))
+        return ((q @ k.T * self.d**-0.5).softmax(0) @ v).cpu().numpy()
+
+    def error(self, o: Any) -> float:
+        """The largest one in two heads, of an output with the heads of a sequence in order."""
+        o = o.reshape(len(self.host_lengths), self.heads, self.d).float().cpu().numpy()
+        last = len(o) - 1, self.heads - 1
+        return max(float(np.abs(o[at] - self.exact(*at)).max()) for at in ((0, 0), last))
+
+
+# ---- who takes part
+
+
+def ours(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+    """The kernel on contiguous caches and on pages."""
+    call = functools.partial(flash_attention_with_kvcache, inputs.q, cache_seqlens=inputs.lengths)
+    yield "contiguous", functools.partial(call, inputs.k, inputs.v)
+    for page, (k, v, table) in inputs.paged.items():
+        yield f"pages of {page}", functools.partial(call, k, v, block_table=table)
+
+
+def sdpa(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+    """PyTorch's, which has no lengths: where all sequences have the same."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = (a.transpose(1, 2) for a in (inputs.q, inputs.k, inputs.v))
+
+    def run(backend: Any) -> Any:
+        with sdpa_kernel(backend):
+            return inputs.torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    if len(set(inputs.host_lengths)) == 1:
+        yield "SDPA flash", functools.partial(run, SDPBackend.FLASH_ATTENTION)
+        yield "cuDNN", functools.partial(run, SDPBackend.CUDNN_ATTENTION)
+
+
+def flash_attention_3(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+    """Its flash_attn_with_kvcache."""
+    found = [name for name in FLASH_ATTENTION_3 if importlib.util.find_spec(name)]
+    module = importlib.import_module(found[0] if found else FLASH_ATTENTION_3[0])
+    call = functools.partial(module.flash_attn_with_kvcache, inputs.q, cache_seqlens=inputs.lengths, causal=True)
+    yield "FlashAttention-3", functools.partial(call, inputs.k, inputs.v)
+    for page, (k, v, table) in inputs.paged.items():
+        yield f"FlashAttention-3, pages of {page}", functools.partial(call, k, v, page_table=table)
+
+
+def flashinfer(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+    """Planned on the host before; with pages of 16."""
+    module = importlib.import_module("flashinfer")
+    torch, page = inputs.torch, 16
+    if page not in inputs.paged:
+        return
+    k, v, table = inputs.paged[page]
+    counts = [-(-n // page) for n in inputs.host_lengths]
+    indptr = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32, device="cuda")
+    indices = torch.cat([table[i, :count] for i, count in enumerate(counts)])
+    last = torch.tensor([(n - 1) % page + 1 for n in inputs.host_lengths], dtype=torch.int32, device="cuda")
+    workspace = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
+    for name, tensor_cores in (("FlashInfer", False), ("FlashInfer, tensor cores", True)):
+        wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores)
+        heads = inputs.heads, inputs.kv_heads, inputs.d, page
+        wrapper.plan(indptr, indices, last, *heads, q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)
+        yield name, functools.partial(wrapper.run, inputs.q[:, 0], (k, v))
+
+
+def reading(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+    """What reading K and V takes alone: their sums, as integers of 64 bits."""
+    k, v = (a.view(inputs.torch.int64) for a in (inputs.k, inputs.v))
+    yield "read (sum)", lambda: (k.sum(), v.sum())
+
+
+PEERS = sdpa, flash_attention_3, flashinfer
+
+
+def able(inputs: Inputs, makers: Sequence[Callable[[Inputs], Iterator[tuple[str, Way]]]]) -> dict[str, Way]:
+    """The ways that run here and agree with float64; why others do not is printed."""
+    ways: dict[str, Way] = {}
+    for maker in makers:
+        try:
+            for name, way in maker(inputs):
+                o = way()
+                error = inputs.error(o[0] if isinstance(o, tuple) else o)
+                if error < TOLERANCE:
+                    ways[name] = way
+                else:
+                    print(f"WRONG: {name}: {error}", flush=True)
+        except Exception as error:  # a peer fails in its own ways
+            print(f"{maker.__name__}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+    return ways
+
+
+def timed(what: Mapping[str, Any], inputs: Inputs, ways: Mapping[str, Way], beside: str) -> list[dict[str, Any]]:
+    """A record of each way; speeds are those beside the way of that name."""
+    times = in_turns(ways, ROUNDS)
+    rows = []
+    for name, taken in times.items():
+        row = {**what, "name": name, "ms": statistics.median(taken), "ms_min": min(taken), "ms_max": max(taken)}
+        row["gb_per_s"] = inputs.bytes / row["ms"] / 1e6
+        if beside in times and name != beside:
+            row |= speeds(taken, times[beside])
+        rows.append(row)
+        print(line(row), flush=True)
+    return rows
+
+
+# ---- the parts of the record
+
+
+def measure_rows() -> Iterator[list[dict[str, Any]]]:
+    """Every row of the table: ours, peers, and what reading takes."""
+    for row in ROWS:
+        inputs = Inputs(row)
+        ways = able(inputs, (ours, *PEERS)) | dict(reading(inputs))
+        yield timed({"part": "rows", "row": list(row)}, inputs, ways, "cuDNN")
+
+
+def mixed_lengths() -> list[int]:
+    """Of the sequences of MIXED, uniform between the shortest and the longest, both of which are there."""
+    count, least, most = MIXED
+    return [least, most, *map(int, np.random.default_rng(7).integers(least, most + 1, count - 2))]
+
+
+def measure_mixed() -> Iterator[list[dict[str, Any]]]:
+    """Sequences of very different lengths."""
+    count, _, most = MIXED
+    row = count, most, 32, 8, 128
+    inputs = Inputs(row, mixed_lengths(), pages=(16,))
+    what = {"part": "mixed", "row": list(row), "lengths": inputs.host_lengths}
+    yield timed(what, inputs, able(inputs, (ours, flash_attention_3, flashinfer)), "FlashInfer")
+
+
+def measure_steps() -> Iterator[list[dict[str, Any]]]:
+    """The steps to the kernel, each beside the one before it."""
+    for row in STEP_ROWS:
+        inputs = Inputs(row, pages=())
+
+        def steps(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+            for name in decoding.DECODERS:
+                yield (
+                    name,
+                    functools.partial(
+                        flash_attention_with_kvcache,
+                        *(inputs.q, inputs.k, inputs.v),
+                        cache_seqlens=inputs.lengths,
+                        stage=name,
+                    ),
+                )
+
+        rows = timed({"part": "steps", "row": list(row)}, inputs, able(inputs, (steps,)), "")
+        for before, after in itertools.pairwise(rows):
+            after["beside_the_step_before"] = before["ms"] / after["ms"]
+        yield rows
+
+
+def measure_tune() -> Iterator[list[dict[str, Any]]]:
+    """Other numbers of warps, stages and keys of a tile, and of keys a stretch has at least."""
+    for row in TUNE_ROWS:
+        inputs = Inputs(row, pages=())
+        arrays = {"q": inputs.q, "k_cache": inputs.k, "v_cache": inputs.v, "cache_seqlens": inputs.lengths}
+        given = {name: kind_of(a).array(a) for name, a in arrays.items()}
+        ways: dict[str, Way] = {}
+        for warps in (4, 6, 8):
+            for stages in (2, 3, 4, 6):
+                for block_n in (16, 32):
+                    for min_keys in (64, 128, 256):
+                        sizes = {"WARPS": warps, "STAGES": stages, "BLOCK_N": block_n}
+                        ways |= _tuned(given, sizes, min_keys)
+        yield timed({"part": "tune", "row": list(row)}, inputs, ways, "")
+
+
+def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], min_keys: int) -> dict[str, Way]:
+    """The kernel with these sizes, if they fit."""
+    kept, decoding.MIN_KEYS = decoding.MIN_KEYS, min_keys
+    try:
+        planned, arrays = decoding.plan(given, decoding.Options(), sizes=sizes)
+        (launch,) = planned.bind(arrays)
+        launch()
+    except Exception as error:
+        if "shared" not in str(error):
+            print(f"{sizes}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        return {}
+    finally:
+        decoding.MIN_KEYS = kept
+    return {f"{sizes['WARPS']} warps, {sizes['STAGES']} stages, {sizes['BLOCK_N']} keys, {min_keys}": launch}
+
+
+def measure_host() -> Iterator[list[dict[str, Any]]]:
+    """What a call takes on the host, in microseconds, whatever the lengths are."""
+    inputs = Inputs((8, 512, 32, 8, 128), pages=(16,))
+    ways = dict(ours(inputs))
+    k, v, table = inputs.paged[16]
+    new = inputs.torch.randn(8, 1, 8, 128, device="cuda").to(inputs.torch.bfloat16)
+    ways["pages of 16, with k and v"] = functools.partial(
+        flash_attention_with_kvcache,
+        *(inputs.q, k, v),
+        cache_seqlens=inputs.lengths - 1,
+        block_table=table,
+        k=new,
+        v=new,
+    )
+    rows = []
+    for name, way in ways.items():
+        way()
+        rows.append({"part": "host", "name": name, "us": 1e3 * host_time(way).ms})
+        print(line(rows[-1]), flush=True)
+    yield rows
+
+
+MEASURES = {
+    "rows": measure_rows,
+    "mixed": measure_mixed,
+    "steps": measure_steps,
+    "tune": measure_tune,
+    "host": measure_host,
+}
+
+
+def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
+    """Measure, and write FILE after each row. words: the parts alone; the others stay as they are in FILE."""
+    parts = words or PARTS
+    record: dict[str, Any] = {"device": device_facts(), "how": __doc__, "rows": []}
+    if words and path.is_file():
+        record["rows"] = [row for row in records.load(path)["rows"] if row["part"] not in words]
+    for part in parts:
+        for rows in MEASURES[part]():
+            record["rows"] += rows
+            records.save(path, record)
+    return record
+
+
+# ---- its text
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """One row of a record."""
+    if row["part"] == "host":
+        return f"{'host':42}{row['name']:34}{row['us']:8.1f} us"
+    batch, keys, heads, kv_heads, d = row["row"]
+    what = f"{row['part']:6}{batch:4} x {keys:6} keys, {heads}/{kv_heads} heads of {d}"
+    more = f"  {row['speed']:.2f} x" if "speed" in row else ""
+    more += f"  {row['beside_the_step_before']:.2f} x the step before" if "beside_the_step_before" in row else ""
+    return f"{what:42}{row['name']:34}{1e3 * row['ms']:8.1f} us {row['gb_per_s']:6.0f} GB/s{more}"
+
+
+RECORDS = ("nvidia-h200-decoding.json", "nvidia-h100-80gb-hbm3-decoding.json")
+
+
+def recorded() -> dict[str, Any] | None:
+    """The committed record; None where there is none."""
+    found = [records.MEASURED / name for name in RECORDS if (records.MEASURED / name).is_file()]
+    return records.load(found[0]) if found else None
+
+
+def table(record: Mapping[str, Any] | None = None) -> str:
+    """The text of a record, or of the committed one."""
+    record = record or recorded()
+    if record is None:
+        return f"nothing is recorded yet; here is {describe()}"
+    return "\n".join(map(line, record["rows"]))
