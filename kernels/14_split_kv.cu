@@ -36,38 +36,10 @@
 #define PAGED 0  // 1: K and V lie in pages, which block_table finds
 #endif
 
-constexpr int TILE_ROWS = 16;  // of an MMA atom: row r is token r / group, head r % group
-constexpr int BLOCK_M = TILE_ROWS * WARPS;  // so that mma_tiles.cuh gives each warp 16 rows
-#include "mma_tiles.cuh"                    // gemm_qk, gemm_pv, online_softmax_rescale: 07
-#include "float_fragments.cuh"              // the same products in float32
-#include "merge_states.cuh"                 // merge
-#include "cache_copies.cuh"                 // Cache, Copies: a ring of copies for each warp
-#include "stretches.cuh"                    // Stretch: the key tiles of a block
-
-template <typename T>
-constexpr unsigned TILE_BYTES = BLOCK_N * HEAD_DIM * sizeof(T);
-constexpr int STATE_STRIDE = HEAD_DIM + 8;  // floats; 8 more, so that rows are in different banks
-// Bytes of Q, of the rings, of the warps' acc and of their m and l.
-template <typename T>
-constexpr unsigned RING_BEGIN = TILE_ROWS * HEAD_DIM * sizeof(T);
-template <typename T>
-constexpr unsigned STATES_BEGIN = RING_BEGIN<T> + WARPS * STAGES * 2 * TILE_BYTES<T>;
-template <typename T>
-constexpr unsigned SHARED_BYTES = STATES_BEGIN<T> + WARPS * STATE_ROWS * (4 * STATE_STRIDE + 8);
-static_assert(HEAD_DIM == 64 || HEAD_DIM == 128 || HEAD_DIM == 256, "lanes copy whole rows");
-static_assert(BLOCK_N <= 32, "a lane finds the page of a key");
-
-// A key that a row does not see scores -inf. low, high: the first key that the thread's row i sees,
-// and the first after those, from the thread's first key on.
-__device__ __forceinline__ void mask_rows(Scores& S, const int (&low)[2], const int (&high)[2]) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned seen = keys_before<BLOCK_N>(high[i]) & ~keys_before<BLOCK_N>(low[i]);
-#pragma unroll
-    for (int j = 0; j < BLOCK_N / 4; ++j)
-      if (!(seen >> j & 1)) row_pair(S, i, j / 2)[j % 2] = NEG_INF;
-  }
-}
+#include "cache_copies.cuh"     // Cache, Copies: a ring of copies for each warp
+#include "decode_rows.cuh"      // Rows, Keys, Parts: which rows, which keys they see, results
+#include "float_fragments.cuh"  // 07's products in float32
+#include "stretches.cuh"        // Stretch: the key tiles of a block
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 1) split_kv(
@@ -81,18 +53,16 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
     const DecodeParams params MOD_PARAMETERS) {
   // ---- prologue: the block's stretch, and the first copies of each warp
   const AttentionParams& a = params.attention;
-  const int group = a.heads / a.kv_heads;  // heads that share one of K and V
-  const int first_row = blockIdx.y * TILE_ROWS, rows = min(a.N * group - first_row, TILE_ROWS);
-  Stretch stretch(params, cache_seqlens, K_new != nullptr, first_row, blockIdx.x, gridDim.x);
+  const Rows rows(a, a.heads / a.kv_heads);
+  Stretch stretch(params, rows, cache_seqlens, K_new != nullptr, blockIdx.x, gridDim.x);
   if (stretch.empty()) return;  // the whole block, before any barrier
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   __shared__ bool is_last;
   const unsigned Q_smem = smem_address(dynamic_smem);
   const int warp = threadIdx.x / 32, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const unsigned ring = RING_BEGIN<T> + warp * STAGES * 2 * TILE_BYTES<T>;  // of this warp
-  float* states = reinterpret_cast<float*>(dynamic_smem + STATES_BEGIN<T>);
-  float2* states_ml = reinterpret_cast<float2*>(states + WARPS * STATE_ROWS * STATE_STRIDE);
   const Cache<T> cache = {K, V, K_new, V_new, block_table, params};
+  const Parts partial = {partial_o, partial_ml};
   Copies<T> copies(cache, stretch);
   for (int s = 0; s < STAGES; ++s) {
     const unsigned stage = Q_smem + ring + s * 2 * TILE_BYTES<T>;
@@ -104,32 +74,18 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
   const unsigned v_lane = swizzle<CHUNKS>(lane_id % 16, lane_id / 16);
   const float scale = fmaxf(a.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale_log2_of(scale);
-  const int token[2] = {
-      min((first_row + g) / group, a.N - 1), min((first_row + g + 8) / group, a.N - 1)};
 
   int stage_of_ring = 0;
   do {
     // ---- a piece: the rows of its unit
     const int sequence = stretch.sequence, kv_head = stretch.kv_head;
     const Keys keys = stretch.keys;
-    for (int i = threadIdx.x; i < TILE_ROWS * ROW_CHUNKS<T>; i += THREADS) {
-      const int r = i / ROW_CHUNKS<T>, chunk = i % ROW_CHUNKS<T>;
-      const T* from = Q + sequence * a.q.batch + (first_row + r) / group * a.q.row +
-                      (kv_head * group + (first_row + r) % group) * a.q.head;
-      *reinterpret_cast<uint4*>(dynamic_smem + swizzle<ROW_CHUNKS<T>>(r, chunk)) =
-          r < rows ? reinterpret_cast<const uint4*>(from)[chunk] : make_uint4(0, 0, 0, 0);
-    }
+    rows.load(dynamic_smem, Q, sequence, kv_head);
     __syncthreads();  // hazard: Q could be read before it is there
-    const int q_pos = keys.last_pos - min((first_row + TILE_ROWS - 1) / group, a.N - 1);
-    const int low[2] = {q_pos + token[0] - a.window_left, q_pos + token[1] - a.window_left};
-    const int high[2] = {
-        min(q_pos + token[0] + a.window_right + 1, keys.end),
-        min(q_pos + token[1] + a.window_right + 1, keys.end)};
+    const int kv_len = keys.q_pos + a.N;
     const Mod mods[2] = {
-        {MOD_ARGUMENTS sequence, kv_head * group + (first_row + g) % group, kv_head, a.N,
-         q_pos + a.N},
-        {MOD_ARGUMENTS sequence, kv_head * group + (first_row + g + 8) % group, kv_head, a.N,
-         q_pos + a.N}};
+        {MOD_ARGUMENTS sequence, rows.head(kv_head, g), kv_head, a.N, kv_len},
+        {MOD_ARGUMENTS sequence, rows.head(kv_head, g + 8), kv_head, a.N, kv_len}};
     Output acc = {};
     Statistics l_i;
     Maxima maxima = {};
@@ -145,7 +101,7 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
       const unsigned stage = ring + stage_of_ring * 2 * TILE_BYTES<T>;
       const unsigned K_smem = Q_smem + stage, V_smem = K_smem + TILE_BYTES<T>;
       stage_of_ring = stage_of_ring + 1 == STAGES ? 0 : stage_of_ring + 1;
-      const int first_key = (keys.tile + tile) * BLOCK_N;
+      const int first_key = keys.first_key(tile);
       cp_async_wait<STAGES - 1>();
       __syncwarp();  // hazard: other lanes' copies could be read before they land
       Scores S = {};
@@ -156,14 +112,9 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
         modify<1, BLOCK_N / 4>(
             mods[i], scale, 1.0f,
             [&](int, int j) -> float& { return row_pair(S, i, j / 2)[j % 2]; },
-            [&](int) { return q_pos + token[i]; },
+            [&](int) { return keys.q_pos + rows.token(g + 8 * i); },
             [&](int j) { return first_key + 2 * t + j / 2 * 8 + j % 2; }, false);
-      if (first_key < max(keys.last_pos - a.window_left, 0) ||
-          first_key + BLOCK_N > min(keys.first_pos + a.window_right + 1, keys.end)) {
-        const int key = first_key + 2 * t;  // this lane's first
-        const int from[2] = {low[0] - key, low[1] - key}, to[2] = {high[0] - key, high[1] - key};
-        mask_rows(S, from, to);
-      }
+      mask_tile(S, keys, rows, first_key);
       online_softmax_rescale(S, maxima, l_i, acc, softmax_scale_log2);
       if constexpr (sizeof(T) == 2)
         gemm_pv<T>(acc, S, maxima.m_i, l_i, softmax_scale_log2, V_smem + v_lane);
@@ -176,46 +127,20 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
     }
 
     // ---- the warps' results become the block's
-#pragma unroll
-    for (int i = 0; i < (STATE_ROWS + 7) / 8; ++i) {
-      const float sum = row_allreduce(l_i[i], [](float x, float y) { return x + y; });
-      if (g >= STATE_ROWS) break;
-      const int row = warp * STATE_ROWS + g + 8 * i;
-      if (t == 0) states_ml[row] = make_float2(maxima.m_i[i] + maxima.base[i], sum);
-#pragma unroll
-      for (int n = 0; n < HEAD_DIM / 8; ++n)
-        *reinterpret_cast<float2*>(states + row * STATE_STRIDE + 8 * n + 2 * t) =
-            make_float2(row_pair(acc, i, n)[0], row_pair(acc, i, n)[1]);
-    }
+    store_state<T>(dynamic_smem, maxima, l_i, acc);
     __syncthreads();  // hazard: results could be read before they are there, Q overwritten in use
     const int first_block = stretch.first_block(), parts = stretch.parts();
-    const auto write = [&](int row, int column, State sum) {
-      const float inverse = sum.l == 0.0f ? 0.0f : 1.0f / sum.l;  // no key: zeros, lse = -inf
-      const int n = (first_row + row) / group, head = kv_head * group + (first_row + row) % group;
-      if (lse && column == 0)
-        lse[((long long)sequence * a.heads + head) * a.N + n] = LN_2 * (sum.m + log2f(sum.l));
-      store4(
-          O + sequence * a.o.batch + n * a.o.row + head * a.o.head + column,
-          make_float4(sum.o.x * inverse, sum.o.y * inverse, sum.o.z * inverse, sum.o.w * inverse));
-    };
     // A block begins with the last part of a unit or one in the middle, and ends with a first part.
     const auto slot_of = [&](int block, bool first_part) {
-      return ((blockIdx.y * gridDim.x + block) * 2 + first_part) * STATE_ROWS;
+      return (blockIdx.y * gridDim.x + block) * 2 + first_part;
     };
-    for (int i = threadIdx.x; i < rows * (HEAD_DIM / 4); i += THREADS) {
+    for (int i = threadIdx.x; i < rows.count * (HEAD_DIM / 4); i += THREADS) {
       const int row = i / (HEAD_DIM / 4), column = i % (HEAD_DIM / 4) * 4;
-      const State sum = merge(min(WARPS, stretch.end - stretch.first), [&](int w) -> State {
-        const int r = w * STATE_ROWS + row;
-        const float2 ml = states_ml[r];
-        return {ml.x, ml.y, *reinterpret_cast<const float4*>(states + r * STATE_STRIDE + column)};
+      const State sum = merge(min(WARPS, stretch.end - stretch.first), [&](int w) {
+        return load_state<T>(dynamic_smem, w, row, column);
       });
-      if (parts == 1) {
-        write(row, column, sum);
-        continue;
-      }
-      const long long r = slot_of(blockIdx.x, begins) + row;
-      *reinterpret_cast<float4*>(partial_o + r * HEAD_DIM + column) = sum.o;
-      if (column == 0) partial_ml[r] = make_float2(sum.m, sum.l);
+      if (parts == 1) rows.store(O, lse, sequence, kv_head, row, column, sum);
+      else partial.store(slot_of(blockIdx.x, begins), row, column, sum);
     }
     if (parts == 1) continue;
 
@@ -230,15 +155,12 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
     __syncthreads();  // hazard: is_last could be read before it is there
     if (!is_last) continue;
     __threadfence();  // hazard: parts could be read before the ticket
-    for (int i = threadIdx.x; i < rows * (HEAD_DIM / 4); i += THREADS) {
+    for (int i = threadIdx.x; i < rows.count * (HEAD_DIM / 4); i += THREADS) {
       const int row = i / (HEAD_DIM / 4), column = i % (HEAD_DIM / 4) * 4;
-      write(row, column, merge(parts, [&](int part) -> State {
-              const long long r = slot_of(first_block + part, part == 0) + row;
-              const float2 ml = __ldcg(partial_ml + r);
-              return {
-                  ml.x, ml.y,
-                  __ldcg(reinterpret_cast<const float4*>(partial_o + r * HEAD_DIM + column))};
-            }));
+      const State sum = merge(parts, [&](int part) {
+        return partial.load(slot_of(first_block + part, part == 0), row, column);
+      });
+      rows.store(O, lse, sequence, kv_head, row, column, sum);
     }
   } while (stretch.advance());
 }

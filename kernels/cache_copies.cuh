@@ -1,12 +1,8 @@
 // The keys and values of a cache on their way into a warp's ring of stages, and new ones into the
-// cache. Written out in 14's steps, explained in its notebook. To be included after PAGED and the
-// sizes: a row has ROW_CHUNKS<T> chunks of 16 bytes.
+// cache. Written out in 14's steps, explained in its notebook. To be included after PAGED.
 
 #pragma once
 #include "stretches.cuh"
-
-template <typename T>
-constexpr int ROW_CHUNKS = HEAD_DIM * sizeof(T) / 16;
 
 // Where keys and values are.
 template <typename T>
@@ -43,10 +39,7 @@ struct Copies {
     advance();
   }
 
-  __device__ __forceinline__ int first_key() const { return (at.keys.tile + tile) * BLOCK_N; }
-  __device__ __forceinline__ bool is_seen(int key) const {
-    return key >= at.keys.begin && key < at.keys.end;
-  }
+  __device__ __forceinline__ int first_key() const { return at.keys.first_key(tile); }
 
   __device__ __forceinline__ void advance() {
     for (tile += WARPS; tile >= at.end; tile = at.first + threadIdx.x / 32)
@@ -60,7 +53,7 @@ struct Copies {
     }
     const int key = first_key() + threadIdx.x % 32 % BLOCK_N;
     const int* table = cache.block_table + at.sequence * (long long)cache.params.table_row;
-    page = is_seen(key) ? table[key >> cache.params.page_bits] : 0;
+    page = at.keys.is_seen(key) ? table[key >> cache.params.page_bits] : 0;
   }
 
   // Where this lane's chunks of the rows of a tile are; LANES copy a row.
@@ -86,7 +79,7 @@ struct Copies {
                                : cache.K + cache.offset(k, key_page, key, at.kv_head);
       const T* from_v = is_new ? cache.V_new + cache.new_offset(cache.params.v_new, at, key)
                                : cache.V + cache.offset(v, key_page, key, at.kv_head);
-      const int bytes = is_seen(key) ? 16 : 0;
+      const int bytes = at.keys.is_seen(key) ? 16 : 0;
 #pragma unroll
       for (int c = chunk; c < CHUNKS_T; c += LANES) {
         cp_async(K_smem + swizzle<CHUNKS_T>(row, c), from_k + c * ELEMENTS, bytes);
@@ -108,7 +101,7 @@ struct Copies {
     const DecodeParams& params = cache.params;
     const int group = params.attention.heads / params.attention.kv_heads;
     for_rows([&](int row, int key, int key_page) {
-      if (key < at.keys.before || !is_seen(key)) return;
+      if (key < at.keys.before || !at.keys.is_seen(key)) return;
       if ((key - at.keys.before) * group / TILE_ROWS != blockIdx.y) return;
       copy(
           cache.K + cache.offset(params.attention.k, key_page, key, at.kv_head),

@@ -1,60 +1,28 @@
 // Equal shares of key tiles, for decoding. A unit is one sequence and one head of K and V. The key
 // tiles of all units lie one after the other, and a block takes a stretch of them, across the ends
 // of units (Stream-K, Osama et al. 2023; FlashMLA does so for sequences of any lengths). Written out
-// in 14_split_kv.cu's steps, explained in 14's notebook. To be included after BLOCK_N.
+// in 14_split_kv.cu's steps, explained in 14's notebook.
 
 #pragma once
-#include "decode_params.cuh"
-
-// The keys that some row of a tile sees, in a sequence. Row r is token r / group, and the last token
-// is at the last key.
-struct Keys {
-  int before;      // keys in the cache before this launch
-  int first_pos;   // the position of the tile's first token
-  int last_pos;    // of its last
-  int begin, end;  // keys begin .. end - 1
-  int tile,
-      tiles;  // the first tile, and how many; one where no row sees a key: it writes the zeros
-
-  __device__ __forceinline__
-  Keys(const DecodeParams& params, const int* cache_seqlens, bool appends, int sequence, int row) {
-    const AttentionParams& a = params.attention;
-    const int group = a.heads / a.kv_heads;
-    const int more = appends ? a.N : 0;
-    before = min(max(cache_seqlens[sequence], 0), a.N_kv - more);  // never past the cache's end
-    const int kv_len = before + more;
-    first_pos = kv_len - a.N + row / group;
-    last_pos = kv_len - a.N + min((row + TILE_ROWS - 1) / group, a.N - 1);
-    begin = max(first_pos - a.window_left, 0);
-    end = min(last_pos + a.window_right + 1, kv_len);
-    tile = begin / BLOCK_N;
-    tiles = max((end + BLOCK_N - 1) / BLOCK_N - tile, 1);
-  }
-};
+#include "decode_rows.cuh"
 
 // The pieces of a block's stretch, one after the other: a piece is what lies in one unit.
 struct Stretch {
   const DecodeParams& params;
+  const Rows& rows;
   const int* cache_seqlens;
   const bool appends;
-  const int row;          // of the tile, its first
-  int sequence, kv_head;  // the unit
+  int sequence = 0, kv_head = 0;  // the unit
   Keys keys;
-  int first, end;  // the piece: these tiles of the unit
-  int left;        // tiles of the stretch behind it
-  int unit_begin;  // the unit's first tile, among those of all units
-  int share;       // tiles of a stretch
+  int first = 0, end = 0;  // the piece: these tiles of the unit
+  int left = 0;            // tiles of the stretch behind it
+  int unit_begin = 0;      // the unit's first tile, among those of all units
+  int share;               // tiles of a stretch
 
   __device__ __forceinline__ Stretch(
-      const DecodeParams& params, const int* cache_seqlens, bool appends, int row, int block,
-      int blocks)
-      : params(params),
-        cache_seqlens(cache_seqlens),
-        appends(appends),
-        row(row),
-        sequence(0),
-        kv_head(0),
-        keys(of(0)) {
+      const DecodeParams& params, const Rows& rows, const int* cache_seqlens, bool appends,
+      int block, int blocks)
+      : params(params), rows(rows), cache_seqlens(cache_seqlens), appends(appends), keys(of(0)) {
     const int kv_heads = params.attention.kv_heads;
     if (params.num_splits) {  // a block for each part of each unit
       const int unit = block / params.num_splits, part = block % params.num_splits;
@@ -65,7 +33,6 @@ struct Stretch {
       unit_begin = (block - part) * share;
       first = part * share;
       end = min(first + share, keys.tiles);
-      left = 0;
       return;
     }
     // Every warp finds the stretch by itself, 32 sequences at a time: the sum of all tiles, then the
@@ -77,7 +44,6 @@ struct Stretch {
     share = max((total + blocks - 1) / blocks, params.min_tiles);
     const int begin = block * share;
     left = min(share, total - begin);
-    first = end = 0;
     if (left <= 0) return;
     for (int sum = 0;; sequence += 32) {
       const int i = sequence + lane_id, own = i < sequences ? of(i).tiles * kv_heads : 0;
@@ -104,7 +70,7 @@ struct Stretch {
   }
 
   __device__ __forceinline__ Keys of(int sequence) const {
-    return Keys(params, cache_seqlens, appends, sequence, row);
+    return Keys(params, rows, cache_seqlens, appends, sequence);
   }
   __device__ __forceinline__ bool empty() const { return first >= end; }
   // The next piece: the beginning of the next unit. False at the end of the stretch.

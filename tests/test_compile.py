@@ -32,6 +32,7 @@ INSTANCES = {  # of files that are no stages
     "10_order.cu": "order_tiles",
     "11_rotary.cu": "rotary<__half>",
     "11_projection.cu": "projection<__half>",
+    "14_split_kv.cu": "split_kv<__half>",
 }
 # At the largest head dimension a compilation takes seconds: one architecture of each of three generations.
 GENERATIONS = ("sm_90", "sm_80", "sm_120")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +14,7 @@ import pytest
 from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import device, engine
-from helpers.attention import check, compile_report, decoding, flash_attention_with_kvcache, kernel, reference
+from helpers.attention import check, compile_report, decoders, decoding, flash_attention_with_kvcache, kernel, reference
 from helpers.attention.ladder import limits
 from helpers.device import cp
 from helpers.xray import xray
@@ -113,12 +115,12 @@ def compare(case: Case, got: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
         assert np.array_equal(cp.asnumpy(got[name]).view(bits), want.view(bits)), f"{name} is not as it should be"
 
 
-def run(case: Case, source: str | None = None, *, launches: int = 2, **sizes: int) -> None:
+def run(case: Case, source: str | None = None, *, stage: str | None = None, launches: int = 2) -> None:
     """Launch, twice with the same tickets, and compare."""
     arrays = case.arrays()
     there = {name: cp.asarray(a) for name, a in arrays.items()}
-    options = decoding.Options(**case.options, return_lse=True)
-    planned, every = decoding.plan(there, options, source=source, sizes=sizes)
+    options = decoding.Options(**case.options, return_lse=True, stage=stage)
+    planned, every = decoding.plan(there, options, source=source)
     for _ in range(launches):
         for name in ("o", "lse"):
             every[name][...] = np.nan
@@ -129,12 +131,13 @@ def run(case: Case, source: str | None = None, *, launches: int = 2, **sizes: in
             assert not cp.asnumpy(every["tickets"]).any(), "a ticket is not reset"
 
 
-def x_rayed(case: Case, source: str | None = None, **sizes: int) -> Any:
-    """The report of a checked run, and its arrays."""
+def x_rayed(case: Case, source: str | None = None, stage: str | None = None) -> Any:
+    """The report of a checked run of the first launch, and the arrays."""
     arrays = case.arrays()
     there = {name: engine.asarray(a) for name, a in arrays.items()}
-    planned, every = decoding.plan(there, decoding.Options(**case.options, return_lse=True), source=source, sizes=sizes)
-    (launch,), (compiled,) = planned.launches, planned.kernels
+    options = decoding.Options(**case.options, return_lse=True, stage=stage)
+    planned, every = decoding.plan(there, options, source=source)
+    launch, compiled = planned.launches[0], planned.kernels[0]
     return xray(compiled, launch.grid, launch.block, launch.arguments(every), launch.shared_bytes), every, arrays
 
 
@@ -245,6 +248,38 @@ def test_calls_of_more_and_of_fewer_parts_share_their_scratch() -> None:
         given = {name: cp.asarray(a) for name, a in case.arrays().items()}
         o, lse = flash_attention_with_kvcache(**given, **case.options, return_lse=True)
         compare(case, {**given, "o": o, "lse": lse}, case.arrays())
+
+
+@pytest.mark.skipif(not device.ON_GPU, reason="the CPU engine has no graphs")
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_a_graph_replays_with_other_lengths(library: str) -> None:
+    """A capture reads no length, and its tickets are 0 again after each replay."""
+    torch = pytest.importorskip("torch") if library == "torch" else None
+    case = replace(CASES["new tokens in pages"], num_splits=0)
+    other = replace(case, lengths=(17, 300, 5, 100), seed=1)
+    given = {name: cp.asarray(a) for name, a in case.arrays().items()}
+    arrays = given if torch is None else {name: torch.from_dlpack(a) for name, a in given.items()}
+    flash_attention_with_kvcache(**arrays, return_lse=True)
+    if torch is None:
+        stream = cp.cuda.Stream(non_blocking=True)
+        with stream:
+            flash_attention_with_kvcache(**arrays, return_lse=True)
+            stream.begin_capture()
+            o, lse = flash_attention_with_kvcache(**arrays, return_lse=True)
+            graph = stream.end_capture()
+            replay = lambda: graph.launch(stream)  # noqa: E731
+    else:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            o, lse = (cp.from_dlpack(a) for a in flash_attention_with_kvcache(**arrays, return_lse=True))
+        replay = graph.replay
+    for each in (case, other, case):
+        for name, a in each.arrays().items():
+            given[name][...] = cp.asarray(a)
+        cp.cuda.Device().synchronize()
+        replay()
+        cp.cuda.Device().synchronize()
+        compare(each, {**given, "o": o, "lse": lse}, each.arrays())
 
 
 def test_views_are_read_where_they_are() -> None:
@@ -424,23 +459,38 @@ BUGS = (
     bug("one part too many", "first_block() + 1;", "first_block() + 2;", CUT),
     bug("one part too few", "first_block() + 1;", "first_block();", CUT),
     # what a row sees
-    bug("new tokens do not count as keys", "before + more;", "before;", NEW),
-    bug("the last keys are not masked", "min(q_pos + token[0] + a.window_right + 1, keys.end)", "q_pos + 999"),
-    bug("a token sees the next one", "token[0] + a.window_right + 1", "token[0] + a.window_right + 2", "tokens"),
-    bug("a token sees one key too few", "token[0] + a.window_right + 1", "token[0] + a.window_right", "tokens"),
-    bug("a window one key too wide", "token[0] - a.window_left,", "token[0] - a.window_left - 1,", TOKENS),
-    bug("no left end", "first_key < max(keys.last_pos - a.window_left, 0) ||", "", TOKENS),
+    bug("new tokens do not count as keys", "q_pos = before + more - a.N;", "q_pos = before - a.N;", NEW),
+    bug("the last keys are not masked", "all_end = min(first_pos + a.window_right + 1, end);", "all_end = 1 << 30;"),
+    bug("a token sees the next one", "min(pos + rows.params.window_right + 1", "min(pos + 2", "tokens"),
+    bug("a token sees one key too few", "min(pos + rows.params.window_right + 1", "min(pos", "tokens"),
     bug(
-        "tiles of the last token alone", "max(first_pos - a.window_left, 0)", "max(last_pos - a.window_left, 0)", TOKENS
+        "a window one key too wide",
+        "pos - rows.params.window_left - key",
+        "pos - rows.params.window_left - 1 - key",
+        TOKENS,
+    ),
+    bug("no left end", "first_key >= keys.all_begin && ", "", TOKENS),
+    bug(
+        "keys of the last token alone",
+        "begin = max(first_pos - a.window_left",
+        "begin = max(last_pos - a.window_left",
+        TOKENS,
     ),
     bug(
-        "the tile's last token sees no more",
-        "min(last_pos + a.window_right",
-        "min(first_pos + a.window_right",
+        "keys of the first token alone",
+        "end = min(last_pos + a.window_right",
+        "end = min(first_pos + a.window_right",
         "tokens",
     ),
-    bug("a head for a token", "(first_row + g) / group, a.N - 1)", "(first_row + g) % group, a.N - 1)", "tokens"),
-    bug("the first rows again", "blockIdx.y * TILE_ROWS, rows", "0 * TILE_ROWS, rows", "more rows than a tile"),
+    bug(
+        "a head for a token",
+        "min((first + r) / group, params.N - 1)",
+        "min((first + r) % group, params.N - 1)",
+        "tokens",
+    ),
+    bug("a token for a head", "unit * group + (first + r) % group", "unit * group + (first + r) / group % group"),
+    bug("the first rows again", "first(blockIdx.y * TILE_ROWS)", "first(0)", "more rows than a tile"),
+    bug("the heads of the first unit", "unit * group + (first + r) % group", "(first + r) % group"),
     # copies
     astray("the next page", "table[key >> cache.params.page_bits]", "table[(key >> cache.params.page_bits) + 1]", NEW),
     astray("the page's key counts from 0", "(key & ((1 << params.page_bits) - 1))", "key", NEW),
@@ -451,9 +501,13 @@ BUGS = (
         "pages of 2",
     ),
     astray("tables of one page", "(long long)cache.params.table_row", "1", NEW),
-    astray("what nobody wrote is read", "is_seen(key) ? 16 : 0", "16"),
-    bug("weights of 0, and values that are NaN", "is_seen(key) ? 16 : 0", "key < cache.params.attention.N_kv ? 16 : 0"),
-    bug("a key too few", "key < at.keys.end;", "key < at.keys.end - 1;"),
+    astray("what nobody wrote is read", "at.keys.is_seen(key) ? 16 : 0", "16"),
+    bug(
+        "weights of 0, and values that are NaN",
+        "at.keys.is_seen(key) ? 16 : 0",
+        "key < cache.params.attention.N_kv ? 16 : 0",
+    ),
+    bug("a key too few", "key >= begin && key < end;", "key >= begin && key < end - 1;"),
     astray(
         "new tokens from the cache", "const bool is_new = key >= at.keys.before;", "const bool is_new = false;", NEW
     ),
@@ -493,8 +547,6 @@ BUGS = (
     bug("first parts read as others", "slot_of(first_block + part, part == 0)", "slot_of(first_block + part, false)"),
     bug("the ticket is not reset", "atomicInc(reinterpret_cast<unsigned*>(ticket), parts - 1)", "atomicAdd(ticket, 1)"),
     bug("the second merges", "parts - 1) == parts - 1", "parts - 1) == 1", CUT),
-    bug("one ticket for all", "tickets + blockIdx.y * gridDim.x + first_block", "tickets", CUT),
-    bug("the rows of the first head", "kv_head * group + (first_row + row) % group;", "(first_row + row) % group;"),
     # order
     *(unordered(f"barrier {i + 1} is missing", "__syncthreads();", "", times=4, which=i) for i in range(4)),
     unordered("no fence before the ticket", "__threadfence();", "", times=2, which=0),
@@ -503,7 +555,7 @@ BUGS = (
 
 
 def text() -> str:
-    return kernel.source(decoding.SPLIT_KV.file)
+    return kernel.source(decoders.SPLIT_KV.file)
 
 
 def test_bugs_can_be_planted() -> None:
@@ -551,11 +603,68 @@ def test_nvrtc_spills_nothing(dtype: str, arch: str) -> None:
     for d in decoding.HEAD_DIMS:
         for paged in (0, 1):
             shared = 99 * 1024 if arch == "sm_120" else 163 * 1024 if arch == "sm_80" else 227 * 1024
-            sizes = decoding.pick_sizes(d, np.dtype(TYPES[dtype]).itemsize, 8, shared)
+            sizes = decoders.pick_sizes(d, np.dtype(TYPES[dtype]).itemsize, 8, shared)
             try:
                 report = compile_report.compile_report(
-                    decoding.SPLIT_KV.file, {**sizes, "PAGED": paged}, arch, name=name
+                    decoders.SPLIT_KV.file, {**sizes, "PAGED": paged}, arch, name=name
                 )
             except compile_report.NvrtcMissing as error:
                 pytest.skip(str(error))
             assert report.spill_bytes == report.stack_bytes == 0, report
+
+
+# ---- the steps
+
+STEPS = [decoder for decoder in decoders.DECODERS.values() if decoder is not decoders.SPLIT_KV]
+every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+MOST_CHANGED_LINES = 60
+MOST_LINES = 200  # of the file with which the climb begins
+# Equal stretches put the kernel into a loop over pieces, and the copies into a class that runs ahead of it; with pages
+# come new tokens, float32 and functions of scores.
+LARGER = {"equal_stretches": 130, "split_kv": 75}
+OF_STEPS = {
+    **{name: CASES[name] for name in ("plain", "empty among others", "mixed lengths", "one head for all", "tokens")},
+    **{name: CASES[name] for name in ("more rows than a tile", "window of tokens", "3 splits", "40 splits")},
+    "bfloat16": CASES["bfloat16, 128"],
+    "one head in parts": Case(lengths=(300,), heads=1, kv_heads=1),
+}
+
+
+@every_step
+@pytest.mark.each_value(within=("step",))
+@pytest.mark.parametrize("name", OF_STEPS)
+def test_steps_agree_with_float64(step: decoders.Decoder, name: str) -> None:
+    run(OF_STEPS[name], stage=step.name)
+
+
+@every_step
+def test_x_rays_of_steps_find_nothing(step: decoders.Decoder) -> None:
+    report, _, _ = x_rayed(replace(PLAIN, num_splits=3), stage=step.name)
+    assert findings(report) == []
+
+
+@every_step
+def test_steps_refuse_what_comes_later(step: decoders.Decoder) -> None:
+    for case in (CASES["pages of 16"], CASES["new token"]):
+        with pytest.raises(ValueError, match="is a step to split_kv"):
+            flash_attention_with_kvcache(**case.arrays(), stage=step.name)
+
+
+def test_each_step_is_one_lesson() -> None:
+    texts = [(d.name, (kernel.KERNELS / d.file).read_text().splitlines()) for d in decoders.DECODERS.values()]
+    assert len(texts[0][1]) <= MOST_LINES
+    for (_, before), (name, after) in pairwise(texts):
+        changed = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
+        added = sum(line[0] == "+" for line in changed)
+        assert 0 < max(added, len(changed) - added) <= LARGER.get(name, MOST_CHANGED_LINES), (name, added, len(changed))
+
+
+@every_step
+def test_steps_spill_nothing(step: decoders.Decoder) -> None:
+    try:
+        names = ["split_kv", *(["merge_parts"] if "merge_parts" in kernel.source(step.file) else [])]
+        for name in names:
+            report = compile_report.compile_report(step.file, {}, "sm_90", name=f"{name}<__nv_bfloat16>")
+            assert report.spill_bytes == report.stack_bytes == 0, report
+    except compile_report.NvrtcMissing as error:
+        pytest.skip(str(error))

@@ -3,18 +3,16 @@
     from helpers.attention import flash_attention_with_kvcache
     o = flash_attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=table, k=k, v=v)
 
-The kernel is kernels/14_split_kv.cu. It is no stage of the ladder, whose calls have no cache; DECODERS are the ways to
-do it, by the names that `stage` takes. The host reads no length: how a launch is cut up follows from shapes alone.
+The host reads no length: how a launch is cut up follows from shapes alone. The kernels and their launches are in
+decoders.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import struct
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,19 +20,16 @@ import numpy as np
 from helpers import device
 from helpers.attention import kernel
 from helpers.attention.calls import _as_kind_of, _on_device
+from helpers.attention.decoders import DECODERS, SPLIT_KV, Call, Decoder
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.call import MAX_ROWS, _check_same_dtype, mask_window, softmax_scale_of
 from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, kind_of, on_device
-from helpers.attention.ladder.launch import Arguments, DirectLaunch, Launch
+from helpers.attention.ladder.launch import Arguments, DirectLaunch
 from helpers.attention.ladder.launches import C_NAMES
 from helpers.attention.ladder.layout import Spec
-from helpers.attention.ladder.params import ATTENTION_PARAMS, STRIDES, attention_params
 from helpers.attention.ladder.score_mod import ScoreMod, of_call, read
 
 HEAD_DIMS = (64, 128, 256)
-TILE_ROWS = 16  # of an MMA atom
-MIN_KEYS = 128  # of a stretch: with fewer, a merge costs more than it saves
-_NO_TABLE = 30  # page_bits: one page has all keys
 _Kind = DeviceArrays | TorchTensors
 
 
@@ -110,174 +105,6 @@ class Options(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         """Equal for options that mean the same. True and 1 are equal, so types belong to it."""
         return self._replace(window=None), repr(self.window), *map(type, self)
-
-
-class Call(NamedTuple):
-    """A call after every check: all that its launches depend on, but for addresses.
-
-    arrays: by name, q and o among them; lse, block_table, k and v where there are such.
-    """
-
-    arrays: Mapping[str, Spec]
-    window: tuple[int, int]
-    softmax_scale: float
-    num_splits: int
-    mod: ScoreMod | None
-
-    @property
-    def kv_heads(self) -> int:
-        """Of the cache."""
-        return self.arrays["k_cache"].shape[2]
-
-    @property
-    def rows(self) -> int:
-        """Of all heads and tokens that share a head of K and V."""
-        _, tokens, heads, _ = self.arrays["q"].shape
-        return tokens * (heads // self.kv_heads)
-
-    @property
-    def room(self) -> int:
-        """Keys that the cache can hold of a sequence."""
-        rows = self.arrays["k_cache"].shape[1]
-        return rows * self.arrays["block_table"].shape[1] if "block_table" in self.arrays else rows
-
-    def params(self, min_tiles: int) -> Any:
-        """One DecodeParams of kernels/decode_params.cuh, an array of shape (1,)."""
-        arrays = self.arrays
-        batch, tokens, heads, _ = arrays["q"].shape
-        attention = attention_params(
-            {name: _steps(arrays[of]) for name, of in zip("qkvo", ("q", "k_cache", "v_cache", "o"), strict=True)},
-            n=tokens,
-            n_kv=self.room,
-            heads=heads,
-            kv_heads=self.kv_heads,
-            window=self.window,
-            softmax_scale=self.softmax_scale,
-            sequences=batch,
-        )
-        new = [step for name in "kv" for step in (_steps(arrays[name]) if name in arrays else (0, 0, 0))]
-        table = arrays.get("block_table")
-        page_bits = arrays["k_cache"].shape[1].bit_length() - 1 if table else _NO_TABLE
-        numbers = page_bits, table.strides[0] // 4 if table else 0, self.num_splits, min_tiles
-        return np.frombuffer(bytearray(attention.tobytes() + _REST.pack(*new, *numbers)), DECODE_PARAMS)
-
-
-DECODE_PARAMS = np.dtype(
-    [
-        ("attention", ATTENTION_PARAMS),
-        *((name, STRIDES) for name in ("k_new", "v_new")),
-        *((name, np.int32) for name in ("page_bits", "table_row", "num_splits", "min_tiles")),
-    ],
-    align=True,
-)
-_REST = struct.Struct("=6q4i")
-
-
-def _steps(a: Spec) -> tuple[int, int, int]:
-    """Of (batch, rows, heads, head_dim): from one to the next, in elements."""
-    return tuple(stride // a.dtype.itemsize for stride in a.strides[:3])
-
-
-# ---- the ways to do it
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """One way to decode: a kernel file, its sizes, its launches and what lies between them.
-
-    sizes: the -D options of a call. launches: of a call and its sizes. scratch: arrays that blocks hand to each other;
-    those in `zeroed` are 0 before a launch and after it.
-    """
-
-    name: str  # of the kernel
-    file: str
-    idea: str
-    sizes: Callable[[Call], Mapping[str, int]]
-    launches: Callable[[Call, Mapping[str, int]], Sequence[Launch]]
-    scratch: Callable[[Call, Mapping[str, int]], Mapping[str, Spec]]
-    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
-    paged: bool = True
-    zeroed: frozenset[str] = frozenset({"tickets"})
-    min_cc: int = 80
-
-
-def pick_sizes(head_dim: int, itemsize: int, rows: int, shared: int) -> dict[str, int]:
-    """Sizes of 14 for this much shared memory: the most warps that leave each a ring of three stages, four at most.
-
-    Args:
-        rows: of all heads and tokens that share a head of K and V.
-    """
-    row = head_dim * itemsize
-    block_n = 32 if row <= 128 else 16
-    state_rows = min(TILE_ROWS, 1 << (rows - 1).bit_length())
-    found: dict[str, int] = {}
-    for warps in (8, 6, 4, 2):
-        sizes = {"HEAD_DIM": head_dim, "BLOCK_N": block_n, "WARPS": warps, "STATE_ROWS": state_rows}
-        stages = (shared - RESERVED - shared_bytes({**sizes, "STAGES": 0}, itemsize)) // (warps * 2 * block_n * row)
-        found = {**sizes, "STAGES": min(stages, 4)}
-        if stages >= 3:
-            return found
-    if found["STAGES"] < 1:
-        raise ValueError(f"head_dim = {head_dim}: no tile fits {shared:,} bytes of shared memory")
-    return found
-
-
-RESERVED = 256  # bytes of static shared memory
-
-
-def shared_bytes(sizes: Mapping[str, int], itemsize: int) -> int:
-    """SHARED_BYTES of 14."""
-    row = sizes["HEAD_DIM"] * itemsize
-    rings = sizes["WARPS"] * sizes["STAGES"] * 2 * sizes["BLOCK_N"] * row
-    return TILE_ROWS * row + rings + sizes["WARPS"] * sizes["STATE_ROWS"] * (4 * (sizes["HEAD_DIM"] + 8) + 8)
-
-
-def _sizes(call: Call) -> dict[str, int]:
-    q = call.arrays["q"]
-    picked = pick_sizes(q.shape[3], q.dtype.itemsize, call.rows, limits.most_shared())
-    return {**picked, "PAGED": 1} if "block_table" in call.arrays else picked
-
-
-def _grid(call: Call, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """(blocks, tiles of rows): as many blocks as are resident, or one for each part of each unit."""
-    tiles = -(-call.rows // TILE_ROWS)
-    units = call.arrays["q"].shape[0] * call.kv_heads
-    if call.num_splits:
-        return units * call.num_splits, tiles
-    most = units * max(1, -(-call.room // sizes["BLOCK_N"]))
-    return max(1, min(most, limits.multiprocessors() * sizes.get("MIN_BLOCKS", 1) // tiles)), tiles
-
-
-def _launches(call: Call, sizes: Mapping[str, int]) -> list[Launch]:
-    blocks, tiles = _grid(call, sizes)
-    if blocks >= 2**31 or tiles >= 2**16:
-        raise ValueError(f"a grid of {blocks:,} x {tiles:,} blocks; 2,147,483,647 x 65,535 is the largest")
-    named = ("k", "v", "o", "lse", "cache_seqlens", "block_table", *_SCRATCH)
-    optional = tuple(name if name in call.arrays or name in _SCRATCH else None for name in named)
-    params = call.params(max(1, MIN_KEYS // sizes["BLOCK_N"]))
-    functions = call.mod.arguments() if call.mod else ()
-    args = ("q", "k_cache", "v_cache", *optional, params, *functions)
-    shared = shared_bytes(sizes, call.arrays["q"].dtype.itemsize)
-    return [Launch("split_kv", (blocks, tiles), (32 * sizes["WARPS"],), shared, args)]
-
-
-_SCRATCH = ("partial_o", "partial_ml", "tickets")
-
-
-def _scratch(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
-    blocks = 1 if call.num_splits == 1 else math.prod(_grid(call, sizes))  # what is not cut leaves no parts
-    rows = 2 * blocks * sizes["STATE_ROWS"]
-    if rows >= 2**31:
-        raise ValueError(f"num_splits = {call.num_splits}: the parts have {rows:,} rows; 2,147,483,647 is the most")
-    shapes = (rows, sizes["HEAD_DIM"]), (rows, 2), (blocks,)
-    dtypes = np.float32, np.float32, np.int32
-    return {n: Spec.dense(shape, dtype) for n, shape, dtype in zip(_SCRATCH, shapes, dtypes, strict=True)}
-
-
-SPLIT_KV = Decoder(
-    "split_kv", "14_split_kv.cu", "split keys, packed heads, pages, one launch", _sizes, _launches, _scratch
-)
-DECODERS: Mapping[str, Decoder] = {decoder.name: decoder for decoder in (SPLIT_KV,)}
 
 
 # ---- a call
@@ -461,7 +288,7 @@ def check(
         TypeError, ValueError: as `flash_attention_with_kvcache`.
     """
     q, k_cache, table = specs["q"], specs["k_cache"], specs.get("block_table")
-    decoder = _decoder_of(options.stage, q, paged=table is not None)
+    decoder = _decoder_of(specs, options)
     _check_shapes(specs)
     for name, a in specs.items():
         if a.device != q.device:
@@ -487,7 +314,8 @@ def check(
     return decoder, call, outputs
 
 
-def _decoder_of(stage: Any, q: Spec, *, paged: bool) -> Decoder:
+def _decoder_of(specs: Mapping[str, Spec], options: Options) -> Decoder:
+    stage, q = options.stage, specs["q"]
     if stage is not None and stage not in DECODERS:
         raise ValueError(f"stage={stage!r} does not decode; there are: {', '.join(DECODERS)}")
     decoder = SPLIT_KV if stage is None else DECODERS[stage]
@@ -496,8 +324,9 @@ def _decoder_of(stage: Any, q: Spec, *, paged: bool) -> Decoder:
     if limits.compute_capability() < decoder.min_cc:
         here = limits.compute_capability() / 10
         raise ValueError(f"{decoder.name} needs compute capability {decoder.min_cc / 10}; this GPU has {here}")
-    if paged and not decoder.paged:
-        raise ValueError(f"{decoder.name} has no block_table")
+    missing = [name for name in ("block_table", "k", "sinks") if name in specs] + ["score_mod"] * bool(options.mod)
+    if decoder is not SPLIT_KV and missing:
+        raise ValueError(f"{decoder.name} is a step to {SPLIT_KV.name}: it has no {missing[0]}")
     return decoder
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.attention import decoding, flash_attention_with_kvcache
+from helpers.attention import decoders, decoding, flash_attention_with_kvcache
 from helpers.attention.ladder.kinds import kind_of
 from helpers.bench import records
 from helpers.bench.host_cost import host_time
@@ -137,7 +137,7 @@ def flash_attention_3(inputs: Inputs) -> Iterator[tuple[str, Way]]:
 
 def flashinfer(inputs: Inputs) -> Iterator[tuple[str, Way]]:
     """Planned on the host before; with pages of 16."""
-    module = importlib.import_module("flashinfer")
+    module = importlib.import_module(FLASH_INFER)
     torch, page = inputs.torch, 16
     if page not in inputs.paged:
         return
@@ -160,6 +160,7 @@ def reading(inputs: Inputs) -> Iterator[tuple[str, Way]]:
     yield "read (sum)", lambda: (k.sum(), v.sum())
 
 
+FLASH_INFER = "flashinfer"
 PEERS = sdpa, flash_attention_3, flashinfer
 
 
@@ -226,7 +227,7 @@ def measure_steps() -> Iterator[list[dict[str, Any]]]:
         inputs = Inputs(row, pages=())
 
         def steps(inputs: Inputs) -> Iterator[tuple[str, Way]]:
-            for name in decoding.DECODERS:
+            for name in decoders.DECODERS:
                 yield (
                     name,
                     functools.partial(
@@ -261,7 +262,7 @@ def measure_tune() -> Iterator[list[dict[str, Any]]]:
 
 def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], min_keys: int) -> dict[str, Way]:
     """The kernel with these sizes, if they fit."""
-    kept, decoding.MIN_KEYS = decoding.MIN_KEYS, min_keys
+    kept, decoders.MIN_KEYS = decoders.MIN_KEYS, min_keys
     try:
         planned, arrays = decoding.plan(given, decoding.Options(), sizes=sizes)
         (launch,) = planned.bind(arrays)
@@ -271,7 +272,7 @@ def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], min_keys: int) ->
             print(f"{sizes}: {type(error).__name__}: {str(error)[:200]}", flush=True)
         return {}
     finally:
-        decoding.MIN_KEYS = kept
+        decoders.MIN_KEYS = kept
     return {f"{sizes['WARPS']} warps, {sizes['STAGES']} stages, {sizes['BLOCK_N']} keys, {min_keys}": launch}
 
 

@@ -1,0 +1,291 @@
+"""The ways to decode: kernels/14_split_kv.cu and the steps to it, their sizes, launches and scratch.
+
+They are no stages of the ladder, whose calls have no cache. A new step is one file and one entry of DECODERS.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from helpers.attention.ladder import limits
+from helpers.attention.ladder.launch import Launch
+from helpers.attention.ladder.layout import Spec
+from helpers.attention.ladder.params import ATTENTION_PARAMS, STRIDES, attention_params
+from helpers.attention.ladder.score_mod import ScoreMod
+
+TILE_ROWS = 16  # of an MMA atom
+MIN_KEYS = 128  # of a stretch: with fewer, a merge costs more than it saves
+_NO_TABLE = 30  # page_bits: one page has all keys
+
+
+class Call(NamedTuple):
+    """A call after every check: all that its launches depend on, but for addresses.
+
+    arrays: by name, q and o among them; lse, block_table, k and v where there are such.
+    """
+
+    arrays: Mapping[str, Spec]
+    window: tuple[int, int]
+    softmax_scale: float
+    num_splits: int
+    mod: ScoreMod | None
+
+    @property
+    def kv_heads(self) -> int:
+        """Of the cache."""
+        return self.arrays["k_cache"].shape[2]
+
+    @property
+    def rows(self) -> int:
+        """Of all heads and tokens that share a head of K and V."""
+        _, tokens, heads, _ = self.arrays["q"].shape
+        return tokens * (heads // self.kv_heads)
+
+    @property
+    def room(self) -> int:
+        """Keys that the cache can hold of a sequence."""
+        rows = self.arrays["k_cache"].shape[1]
+        return rows * self.arrays["block_table"].shape[1] if "block_table" in self.arrays else rows
+
+    def params(self, *, min_tiles: int = 1, num_splits: int | None = None) -> Any:
+        """One DecodeParams of kernels/decode_params.cuh, an array of shape (1,).
+
+        Args:
+            min_tiles: of a stretch. num_splits: in place of the call's.
+        """
+        arrays = self.arrays
+        batch, tokens, heads, _ = arrays["q"].shape
+        attention = attention_params(
+            {name: _steps(arrays[of]) for name, of in zip("qkvo", ("q", "k_cache", "v_cache", "o"), strict=True)},
+            n=tokens,
+            n_kv=self.room,
+            heads=heads,
+            kv_heads=self.kv_heads,
+            window=self.window,
+            softmax_scale=self.softmax_scale,
+            sequences=batch,
+        )
+        new = [step for name in "kv" for step in (_steps(arrays[name]) if name in arrays else (0, 0, 0))]
+        table = arrays.get("block_table")
+        page_bits = arrays["k_cache"].shape[1].bit_length() - 1 if table else _NO_TABLE
+        numbers = page_bits, table.strides[0] // 4 if table else 0, num_splits or self.num_splits, min_tiles
+        return np.frombuffer(bytearray(attention.tobytes() + _REST.pack(*new, *numbers)), DECODE_PARAMS)
+
+
+DECODE_PARAMS = np.dtype(
+    [
+        ("attention", ATTENTION_PARAMS),
+        *((name, STRIDES) for name in ("k_new", "v_new")),
+        *((name, np.int32) for name in ("page_bits", "table_row", "num_splits", "min_tiles")),
+    ],
+    align=True,
+)
+_REST = struct.Struct("=6q4i")
+
+
+def _steps(a: Spec) -> tuple[int, int, int]:
+    """Of (batch, rows, heads, head_dim): from one to the next, in elements."""
+    return tuple(stride // a.dtype.itemsize for stride in a.strides[:3])
+
+
+# ---- the ways to do it
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """One way to decode: a kernel file, its sizes, its launches and what lies between them.
+
+    sizes: the -D options of a call. launches: of a call and its sizes. scratch: arrays that blocks hand to each other;
+    those in `zeroed` are 0 before a launch and after it.
+    """
+
+    name: str
+    file: str
+    idea: str
+    sizes: Callable[[Call], Mapping[str, int]]
+    launches: Callable[[Call, Mapping[str, int]], Sequence[Launch]]
+    scratch: Callable[[Call, Mapping[str, int]], Mapping[str, Spec]]
+    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+    zeroed: frozenset[str] = frozenset({"tickets"})
+    min_cc: int = 80
+
+
+def pick_sizes(head_dim: int, itemsize: int, rows: int, shared: int) -> dict[str, int]:
+    """Sizes of 14 for this much shared memory: the most warps that leave each a ring of three stages, four at most.
+
+    Args:
+        rows: of all heads and tokens that share a head of K and V.
+    """
+    row = head_dim * itemsize
+    block_n = 32 if row <= 128 else 16
+    state_rows = min(TILE_ROWS, 1 << (rows - 1).bit_length())
+    found: dict[str, int] = {}
+    for warps in (8, 6, 4, 2):
+        sizes = {"HEAD_DIM": head_dim, "BLOCK_N": block_n, "WARPS": warps, "STATE_ROWS": state_rows}
+        stages = (shared - RESERVED - shared_bytes({**sizes, "STAGES": 0}, itemsize)) // (warps * 2 * block_n * row)
+        found = {**sizes, "STAGES": min(stages, 4)}
+        if stages >= 3:
+            return found
+    if found["STAGES"] < 1:
+        raise ValueError(f"head_dim = {head_dim}: no tile fits {shared:,} bytes of shared memory")
+    return found
+
+
+RESERVED = 256  # bytes of static shared memory
+
+
+def shared_bytes(sizes: Mapping[str, int], itemsize: int) -> int:
+    """SHARED_BYTES of 14."""
+    row = sizes["HEAD_DIM"] * itemsize
+    rings = sizes["WARPS"] * sizes["STAGES"] * 2 * sizes["BLOCK_N"] * row
+    return TILE_ROWS * row + rings + sizes["WARPS"] * sizes["STATE_ROWS"] * (4 * (sizes["HEAD_DIM"] + 8) + 8)
+
+
+def _sizes(call: Call) -> dict[str, int]:
+    q = call.arrays["q"]
+    picked = pick_sizes(q.shape[3], q.dtype.itemsize, call.rows, limits.most_shared())
+    return {**picked, "PAGED": 1} if "block_table" in call.arrays else picked
+
+
+def _grid(call: Call, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """(blocks, tiles of rows): as many blocks as are resident, or one for each part of each unit."""
+    tiles = -(-call.rows // TILE_ROWS)
+    units = call.arrays["q"].shape[0] * call.kv_heads
+    if call.num_splits:
+        return units * call.num_splits, tiles
+    most = units * max(1, -(-call.room // sizes["BLOCK_N"]))
+    return max(1, min(most, limits.multiprocessors() * sizes.get("MIN_BLOCKS", 1) // tiles)), tiles
+
+
+def _launches(call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+    blocks, tiles = _grid(call, sizes)
+    if blocks >= 2**31 or tiles >= 2**16:
+        raise ValueError(f"a grid of {blocks:,} x {tiles:,} blocks; 2,147,483,647 x 65,535 is the largest")
+    named = ("k", "v", "o", "lse", "cache_seqlens", "block_table", *_SCRATCH)
+    optional = tuple(name if name in call.arrays or name in _SCRATCH else None for name in named)
+    params = call.params(min_tiles=max(1, MIN_KEYS // sizes["BLOCK_N"]))
+    functions = call.mod.arguments() if call.mod else ()
+    args = ("q", "k_cache", "v_cache", *optional, params, *functions)
+    shared = shared_bytes(sizes, call.arrays["q"].dtype.itemsize)
+    return [Launch("split_kv", (blocks, tiles), (32 * sizes["WARPS"],), shared, args)]
+
+
+_SCRATCH = ("partial_o", "partial_ml", "tickets")
+
+
+def _scratch(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
+    blocks = 1 if call.num_splits == 1 else math.prod(_grid(call, sizes))  # what is not cut leaves no parts
+    rows = 2 * blocks * sizes["STATE_ROWS"]
+    if rows >= 2**31:
+        raise ValueError(f"num_splits = {call.num_splits}: the parts have {rows:,} rows; 2,147,483,647 is the most")
+    shapes = (rows, sizes["HEAD_DIM"]), (rows, 2), (blocks,)
+    dtypes = np.float32, np.float32, np.int32
+    return {n: Spec.dense(shape, dtype) for n, shape, dtype in zip(_SCRATCH, shapes, dtypes, strict=True)}
+
+
+SPLIT_KV = Decoder("split_kv", "14_split_kv.cu", "pages, new tokens, any type", _sizes, _launches, _scratch)
+
+
+# ---- the steps, in half types
+
+
+def _units(call: Call, packed: bool) -> int:
+    """Sequences times heads of K and V, or of Q where no heads are packed."""
+    batch, _, heads, _ = call.arrays["q"].shape
+    return batch * (call.kv_heads if packed else heads)
+
+
+def _splits(call: Call, packed: bool) -> int:
+    """Parts of a unit: as many as the call asks for, or as fill the multiprocessors."""
+    most = -(-call.room // MIN_KEYS)
+    return call.num_splits or max(1, min(limits.multiprocessors() // _units(call, packed), most))
+
+
+def _step_sizes(call: Call, *, packed: bool = True, stages: int = 0) -> dict[str, int]:
+    q = call.arrays["q"]
+    rows = call.rows if packed else q.shape[1]
+    sizes = pick_sizes(q.shape[3], q.dtype.itemsize, rows, limits.most_shared())
+    return {**sizes, "STAGES": stages} if stages else sizes
+
+
+def _step_launches(
+    call: Call, sizes: Mapping[str, int], *, packed: bool = True, cut: bool = True, ticket: bool = False
+) -> list[Launch]:
+    """packed: heads are. cut: units are, into parts; without a ticket a second launch merges them."""
+    rows = call.rows if packed else call.arrays["q"].shape[1]
+    tiles, units, splits = -(-rows // TILE_ROWS), _units(call, packed), _splits(call, packed) if cut else 1
+    params, scratch = call.params(num_splits=splits), (*_SCRATCH[:2], *(_SCRATCH[2:] if ticket else ()))
+    lse, block = "lse" if "lse" in call.arrays else None, (32 * sizes["WARPS"],)
+    shared = shared_bytes(sizes, call.arrays["q"].dtype.itemsize)
+    args = ("q", "k_cache", "v_cache", "o", lse, "cache_seqlens", *(scratch if cut else ()), params)
+    launches = [Launch("split_kv", (units * splits, tiles), block, shared, args)]
+    if splits > 1 and not ticket:
+        launches.append(Launch("merge_parts", (units, tiles), block, 0, ("o", lse, *scratch, params)))
+    return launches
+
+
+def _step_scratch(
+    call: Call, sizes: Mapping[str, int], *, packed: bool = True, ticket: bool = False
+) -> dict[str, Spec]:
+    rows = call.rows if packed else call.arrays["q"].shape[1]
+    tiles, units, splits = -(-rows // TILE_ROWS), _units(call, packed), _splits(call, packed)
+    parts = units * splits * tiles * sizes["STATE_ROWS"]
+    shapes = {"partial_o": (parts, sizes["HEAD_DIM"]), "partial_ml": (parts, 2)}
+    made = {name: Spec.dense(shape, np.float32) for name, shape in shapes.items()}
+    return {**made, "tickets": Spec.dense((units * tiles,), np.int32)} if ticket else made
+
+
+def _stretch_launches(call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+    """Those of 14 without what a step does not have."""
+    (launch,) = _launches(call, sizes)
+    args = tuple(arg for i, arg in enumerate(launch.args) if i not in (3, 4, 8))  # k, v, block_table
+    return [launch._replace(args=args)]
+
+
+def _step(
+    file: str,
+    idea: str,
+    sizes: Callable[[Call], Mapping[str, int]],
+    launches: Callable[[Call, Mapping[str, int]], Sequence[Launch]],
+    scratch: Callable[[Call, Mapping[str, int]], Mapping[str, Spec]],
+) -> Decoder:
+    name = file[len("14_00_") :].removesuffix(".cu")
+    return Decoder(name, f"steps/{file}", idea, sizes, launches, scratch, ("float16", "bfloat16"))
+
+
+_BY_HEAD = {"packed": False}
+_STEPS = (
+    _step(
+        "14_00_one_block_a_head.cu",
+        "a block for each head",
+        partial(_step_sizes, stages=1, **_BY_HEAD),
+        partial(_step_launches, cut=False, **_BY_HEAD),
+        lambda call, sizes: {},
+    ),
+    _step(
+        "14_01_split_keys.cu",
+        "split keys",
+        partial(_step_sizes, stages=1, **_BY_HEAD),
+        partial(_step_launches, **_BY_HEAD),
+        partial(_step_scratch, **_BY_HEAD),
+    ),
+    _step("14_02_packed_heads.cu", "packed heads", partial(_step_sizes, stages=1), _step_launches, _step_scratch),
+    _step("14_03_copies_in_flight.cu", "copies in flight", _step_sizes, _step_launches, _step_scratch),
+    _step(
+        "14_04_last_block.cu",
+        "merged by the last block",
+        _step_sizes,
+        partial(_step_launches, ticket=True),
+        partial(_step_scratch, ticket=True),
+    ),
+    _step("14_05_equal_stretches.cu", "equal stretches", _step_sizes, _stretch_launches, _scratch),
+)
+# By the names that `stage` takes: the steps, each made from the one before it, and the last of them.
+DECODERS: Mapping[str, Decoder] = {decoder.name: decoder for decoder in (*_STEPS, SPLIT_KV)}
