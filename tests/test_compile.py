@@ -151,7 +151,7 @@ def test_the_search_of_a_slot_spills_little(stage: Stage, head_dim: int, monkeyp
     monkeypatch.setattr(limits, "most_shared", lambda: 227 * 1024)
     defines = {**stage.defines(head_dim), "SLOTS": 1}
     for name in stage.kernel_names(stage.dtypes[-1]):
-        report = compile_report(stage.file, defines, "sm_90", name=name)
+        report = compile_report(stage.file, defines, stage.architecture(90), name=name)
         assert report.spill_bytes <= (0 if stage.direction == "forward" else 48), report
 
 
