@@ -37,6 +37,7 @@ SEEN_BY = (
     ("kernels/steps/", "test_steps"),
     ("kernels/08_backward_mma", "test_backward_mma"),
     ("kernels/08_", "test_backward"),
+    ("kernels/13_|kernels/hopper_backward", "test_backward_mma test_steps"),
     ("kernels/10_|kernels/hopper", "test_hopper test_tensor_cores"),
     ("kernels/11_(rotary|projection)", "test_rotary_and_projection"),
     ("kernels/11_|kernels/score_mod", "test_score_mod"),

@@ -840,13 +840,27 @@ def test_experiments_change_the_text_they_name(experiment: experiments.Experimen
         assert r.wrong_launches == (few.launches if experiment.launches > 1 and "barrier" in experiment.name else 0)
 
 
+@pytest.mark.parametrize("experiment", experiments.GRADIENTS, ids=lambda e: f"{e.stage}: {e.name}")
+def test_experiments_with_gradients_are_right(experiment: experiments.Experiment) -> None:
+    measured, stage = experiment.cases[0], LADDER[experiment.stage]
+    if why := plan.why_not(stage, measured):
+        pytest.skip(why)
+    case = dataclasses.replace(measured, shape=(1, 2, 100, measured.shape[3]))
+    what = plan.Gradients(stage, False, experiment.name, experiment)
+    r = JobRunner(0.001).run(Job("backward experiment", what.name, what, case, experiment.sizes[0]))
+    assert r.name == f"{experiment.stage}: {experiment.name}" and r.max_error <= r.tolerance
+    assert bool(experiment.changes) == (what.source is not None)
+
+
 def test_an_experiment_on_another_text_is_refused() -> None:
     experiment = experiments.Experiment("x", "naive", (("no such text", ""),))
     with pytest.raises(ValueError, match="mend the experiment"):
         JobRunner(0.001).run(Job("experiment", "x", experiment, Case((1, 1, 8, 8))))
 
 
-@pytest.mark.parametrize("measured", [*experiments.VARIANTS, *experiments.EXPERIMENTS], ids=lambda m: m.stage)
+@pytest.mark.parametrize(
+    "measured", [*experiments.VARIANTS, *experiments.EXPERIMENTS, *experiments.GRADIENTS], ids=lambda m: m.stage
+)
 def test_sizes_are_some_that_the_kernel_has(measured: Any) -> None:
     if measured.stage not in LADDER:
         pytest.skip(f"there is no stage {measured.stage}")

@@ -246,11 +246,44 @@ EXPERIMENTS = (
     Experiment("16 rows a warp", MMA, (), HALF_128, ({"BLOCK_M": 128, "WARPS": 8},)),
 )
 
-# ---- the backward: (stage, what is taken out, by which sizes, where)
-_SCALAR = {"VECTOR_ATOMICS": 0}
-GRADIENTS: tuple[tuple[str, str, Mapping[str, int], tuple[Case, ...]], ...] = (
-    ("backward", "scalar atomics", _SCALAR, tuple(Case((4, 16, 4096, d), backward=True) for d in (64, 128))),
-    ("backward_mma", "scalar atomics", _SCALAR, HALF_GRADIENTS),
+# ---- the backward
+_SCALAR = ({"VECTOR_ATOMICS": 0},)
+
+# ---- 13_hopper_backward.cu: dQ from the registers of the consumers; heads that share the L2 cache
+_STORED = """\
+      dQ_smem[n * 128] =
+          make_float4(dQ_acc[4 * n], dQ_acc[4 * n + 1], dQ_acc[4 * n + 2], dQ_acc[4 * n + 3]);
+    async_proxy_fence();
+    named_barrier_arrive(DQ_FULL + stage, 288);
+"""
+_ADDED = """\
+      asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target + n * 128),
+                   "f"(dQ_acc[4 * n]), "f"(dQ_acc[4 * n + 1]), "f"(dQ_acc[4 * n + 2]),
+                   "f"(dQ_acc[4 * n + 3])
+                   : "memory");
+"""
+_TARGET = """\
+    float4* const target =
+        reinterpret_cast<float4*>(dQ_accum + (long long)step.slot() * (BLOCK_M * DQ_COLUMNS)) +
+        consumer * (DQ_BYTES / 16) + thread;
+"""
+_FROM_REGISTERS = (
+    ("warp_id == 1 || warp_id == 2", "false"),
+    ("named_barrier_sync(DQ_EMPTY + consumer, 160);", _TARGET),
+    (_STORED, _ADDED),
+)
+_ALL_HEADS = (("by_tile ? (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)))", "by_tile ? 1 << 20"),)
+
+# As EXPERIMENTS, of the gradients.
+GRADIENTS = (
+    Experiment(
+        "scalar atomics", "backward", (), tuple(Case((4, 16, 4096, d), backward=True) for d in (64, 128)), _SCALAR
+    ),
+    Experiment("scalar atomics", "backward_mma", (), HALF_GRADIENTS, _SCALAR),
+    Experiment("vector atomics", "hopper_backward", _FROM_REGISTERS, HOPPER_GRADIENTS),
+    Experiment(
+        "all heads together", "hopper_backward", _ALL_HEADS, tuple(case for case in HOPPER_GRADIENTS if case.causal)
+    ),
 )
 (_TURNS,) = (step for step in CLIMBS["backward_mma"] if step.idea == "turns")
 # The same of steps in the deterministic way, which their climb does not time: (step, idea, where).

@@ -36,16 +36,23 @@ SIDE_SHARE = 0.5  # of the time for one measurement: for what stands beside the 
 
 @dataclass(frozen=True)
 class Gradients:
-    """A stage that computes gradients, in one of its two ways. idea: what was taken out of it, by other sizes."""
+    """A stage that computes gradients, in one of its two ways. idea: what was changed in it, by sizes or text."""
 
     stage: Stage
     deterministic: bool
     idea: str = ""
+    changed: experiments.Experiment | None = None
 
     @property
     def name(self) -> str:
         """As the record has it."""
         return self.stage.name + " deterministic" * self.deterministic + f": {self.idea}" * bool(self.idea)
+
+    @property
+    def source(self) -> str | None:
+        """The text that is compiled in place of the stage's file."""
+        changes = self.changed is not None and self.changed.changes
+        return self.changed.apply(kernel.source(self.stage.file)) if changes else None
 
     def prepare(
         self, inputs: Inputs, causal: bool = False, sizes: Mapping[str, int] | None = None
@@ -60,6 +67,7 @@ class Gradients:
             *(cp.asarray(inputs.do), q, k, v, o.swapaxes(1, 2), lse),
             causal=causal,
             deterministic=self.deterministic,
+            source=self.source,
             sizes=sizes,
         )
 
@@ -214,10 +222,11 @@ def _of_gradients(only: Sequence[str], with_peers: bool) -> Iterator[Job]:
                     others = (peer for peer in peers.TORCH_BACKWARD if peer.why_not(dtype, causal) is None)
                     yield from (Job("backward peer", peer.name, peer, case) for peer in others)
     by_name = {each.name: each.stage for each in stages}
-    for name, idea, sizes, cases in experiments.GRADIENTS:
-        if name in by_name:
-            what = Gradients(by_name[name], False, idea)
-            yield from (Job("backward experiment", what.name, what, case, sizes) for case in cases)
+    for experiment in experiments.GRADIENTS:
+        if experiment.stage in by_name:
+            what = Gradients(by_name[experiment.stage], False, experiment.name, experiment)
+            for case in experiment.cases:
+                yield from (Job("backward experiment", what.name, what, case, sizes) for sizes in experiment.sizes)
     for step in experiments.steps(by_name):
         if why_not(step.stage, step.case) is None:
             yield Job("backward step", step.name, step, step.case)

@@ -255,8 +255,9 @@ def compile_all(jobs: Sequence[Job]) -> None:
         one = cp.zeros((1, 1, 1, job.case.shape[3]), dtype=TYPES[job.case.dtype])
         sizes = {**tile_sizes(job.stage, job.case), **job.sizes}
         if way := job.gradients:
-            lse, how = cp.zeros((1, 1, 1), dtype=cp.float32), {"deterministic": way.deterministic}
-            backward.prepare(job.stage, one, one, one, one, one, lse, sizes=sizes, **how)
+            lse = cp.zeros((1, 1, 1), dtype=cp.float32)
+            how = {"deterministic": way.deterministic, "source": way.source, "sizes": sizes}
+            backward.prepare(job.stage, one, one, one, one, one, lse, **how)
             return
         job.stage.prepare(one, one, one, source=job.source, sizes=sizes)
 
