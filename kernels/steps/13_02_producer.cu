@@ -17,8 +17,7 @@ constexpr unsigned BARRIERS_AT = DELTA_AT + STAGES * 4 * BLOCK_M;
 constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 + 3 * STAGES);
 constexpr int DS_READY = 1;  // a named barrier
 
-// Four floats of dQ_accum. They are in the order of the fragments: neighbouring lanes have
-// neighbouring addresses.
+// Four floats of dQ_accum. Neighbouring lanes have neighbouring addresses.
 __device__ __forceinline__ void atomic_add(float4* target, float x, float y, float z, float w) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target), "f"(x), "f"(y),
                "f"(z), "f"(w)
