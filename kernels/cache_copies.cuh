@@ -11,104 +11,125 @@ struct Cache {
   const T *K_new, *V_new;
   const int* block_table;
   const DecodeParams& params;
-
-  // A key in its page, from the cache's beginning.
-  __device__ __forceinline__ long long offset(
-      const Strides& strides, int page, int key, int kv_head) const {
-    return page * strides.batch + (key & ((1 << params.page_bits) - 1)) * strides.row +
-           kv_head * strides.head;
-  }
-  __device__ __forceinline__ long long new_offset(
-      const Strides& strides, const Stretch& at, int key) const {
-    return at.sequence * strides.batch + (key - at.keys.before) * strides.row +
-           at.kv_head * strides.head;
-  }
 };
 
 // The copies of a warp: of its tiles of the block's stretch, in the order in which it needs them.
 template <typename T>
 struct Copies {
+  // LANES copy a row, each a chunk of 16 bytes or, of long rows, two.
+  static constexpr int CHUNKS_T = ROW_CHUNKS<T>, LANES = CHUNKS_T < 32 ? CHUNKS_T : 32;
+  static constexpr int ROWS_AT_ONCE = 32 / LANES, PER_LANE = CHUNKS_T / LANES;
   const Cache<T>& cache;
   Stretch at;
   int tile;
-  int page;  // of key lane_id of the tile, looked up a tile ahead
+  int page = 0;  // of key lane_id of the tile, looked up a tile ahead
   bool more = true;
+  unsigned char *K_lane, *V_lane;  // the unit's first key, or that of page 0: this lane's chunk
+  const unsigned k_row, v_row, k_page, v_page;  // bytes from one to the next
 
   __device__ __forceinline__ Copies(const Cache<T>& cache, const Stretch& stretch)
-      : cache(cache), at(stretch), tile(stretch.first + int(threadIdx.x / 32) - WARPS) {
+      : cache(cache),
+        at(stretch),
+        tile(stretch.first + int(threadIdx.x / 32) - WARPS),
+        k_row(cache.params.attention.k.row * sizeof(T)),
+        v_row(cache.params.attention.v.row * sizeof(T)),
+        k_page(PAGED ? cache.params.attention.k.batch * sizeof(T) : 0),
+        v_page(PAGED ? cache.params.attention.v.batch * sizeof(T) : 0) {
+    find_unit();
     advance();
   }
 
-  __device__ __forceinline__ int first_key() const { return at.keys.first_key(tile); }
+  // This lane's chunk of the first row of the unit.
+  template <typename Pointer>
+  __device__ __forceinline__ unsigned char* of_unit(
+      Pointer pointer, const Strides& strides, bool paged) const {
+    const long long first = (paged ? 0 : at.sequence * strides.batch) + at.kv_head * strides.head;
+    return (unsigned char*)(pointer + first) + 16 * (threadIdx.x % LANES);
+  }
+  __device__ __forceinline__ void find_unit() {
+    K_lane = of_unit(cache.K, cache.params.attention.k, PAGED);
+    V_lane = of_unit(cache.V, cache.params.attention.v, PAGED);
+  }
 
   __device__ __forceinline__ void advance() {
-    for (tile += WARPS; tile >= at.end; tile = at.first + threadIdx.x / 32)
+    for (tile += WARPS; tile >= at.end; tile = at.first + threadIdx.x / 32) {
       if (!at.advance()) {
         more = false;
         return;
       }
-    if (!PAGED) {
-      page = at.sequence;
-      return;
+      find_unit();
     }
-    const int key = first_key() + threadIdx.x % 32 % BLOCK_N;
+    if (!PAGED) return;
+    const int key = at.keys.first_key(tile) + threadIdx.x % 32 % BLOCK_N;
     const int* table = cache.block_table + at.sequence * (long long)cache.params.table_row;
     page = at.keys.is_seen(key) ? table[key >> cache.params.page_bits] : 0;
   }
 
-  // Where this lane's chunks of the rows of a tile are; LANES copy a row.
-  static constexpr int CHUNKS_T = ROW_CHUNKS<T>, LANES = CHUNKS_T < 32 ? CHUNKS_T : 32;
-  template <typename Visit>
-  __device__ __forceinline__ void for_rows(const Visit& visit) const {
-#pragma unroll
-    for (int i = 0; i < BLOCK_N; i += 32 / LANES) {
-      const int row = i + threadIdx.x % 32 / LANES, key = first_key() + row;
-      visit(row, key, PAGED ? __shfl_sync(0xffffffff, page, row) : page);
-    }
+  // From the unit's first key, or from page 0, to a key.
+  __device__ __forceinline__ unsigned long long offset(
+      unsigned row, unsigned page_bytes, unsigned of_page, unsigned key) const {
+    const unsigned in_page = PAGED ? key & ((1u << cache.params.page_bits) - 1) : key;
+    return (unsigned long long)of_page * page_bytes + (unsigned long long)in_page * row;
   }
 
-  // Starts the copies of the next tile. What no row sees becomes zeros: it may be NaN, or in a page
-  // that is not there.
+  // Starts the copies of the next tile.
   __device__ __forceinline__ void issue(unsigned K_smem, unsigned V_smem) {
     if (!more) return;
-    const Strides &k = cache.params.attention.k, &v = cache.params.attention.v;
-    const int chunk = threadIdx.x % LANES;
-    for_rows([&](int row, int key, int key_page) {
-      const bool is_new = key >= at.keys.before;  // where it is seen, and then there are new keys
-      const T* from_k = is_new ? cache.K_new + cache.new_offset(cache.params.k_new, at, key)
-                               : cache.K + cache.offset(k, key_page, key, at.kv_head);
-      const T* from_v = is_new ? cache.V_new + cache.new_offset(cache.params.v_new, at, key)
-                               : cache.V + cache.offset(v, key_page, key, at.kv_head);
-      const int bytes = at.keys.is_seen(key) ? 16 : 0;
+    const int first_key = at.keys.first_key(tile);
+    const int row = threadIdx.x % 32 / LANES;  // this lane's first; the others have its swizzle
+    const unsigned to = swizzle<CHUNKS_T>(row, threadIdx.x % LANES);
+    const bool whole = first_key >= at.keys.begin &&
+                       first_key + BLOCK_N <= min(at.keys.end, at.keys.before) &&
+                       (!PAGED || BLOCK_N <= 1 << cache.params.page_bits);
+    if (whole) {  // all of it is seen, was there before, and is in one page
+      const unsigned char* k = K_lane + offset(k_row, k_page, page, first_key + row);
+      const unsigned char* v = V_lane + offset(v_row, v_page, page, first_key + row);
 #pragma unroll
-      for (int c = chunk; c < CHUNKS_T; c += LANES) {
-        cp_async(K_smem + swizzle<CHUNKS_T>(row, c), from_k + c * ELEMENTS, bytes);
-        cp_async(V_smem + swizzle<CHUNKS_T>(row, c), from_v + c * ELEMENTS, bytes);
-      }
-    });
-    if (cache.K_new && first_key() + BLOCK_N > at.keys.before) append();
+      for (int i = 0; i < BLOCK_N; i += ROWS_AT_ONCE)
+#pragma unroll
+        for (int c = 0; c < PER_LANE; ++c) {
+          const unsigned there = i * CHUNKS_T * 16 + c * LANES * 16;
+          const unsigned from = c * LANES * 16;
+          cp_async(
+              (K_smem + to ^ 16 * (i % 8)) + there, k + (unsigned long long)i * k_row + from, 16);
+          cp_async(
+              (V_smem + to ^ 16 * (i % 8)) + there, v + (unsigned long long)i * v_row + from, 16);
+        }
+    } else {
+      copy_by_row(K_smem, V_smem, first_key);
+    }
     advance();
   }
 
-  // New keys and values go into the cache, where no block reads them in this launch. The tile of rows
-  // that has a token, which sees its own key, stores that key.
-  static constexpr int ELEMENTS = 16 / sizeof(T);  // of a chunk
-  __device__ __forceinline__ void append() const {
-    const auto copy = [&](T* to, const T* from) {
-      for (int c = threadIdx.x % LANES; c < CHUNKS_T; c += LANES)
-        reinterpret_cast<uint4*>(to)[c] = reinterpret_cast<const uint4*>(from)[c];
-    };
+  // The same of any tile. What no row sees becomes zeros: it may be NaN, or in a page that is not
+  // there. New keys and values go into the cache as well, where no block reads them in this launch:
+  // the tile of rows that has a token, which sees its own key, stores that key.
+  __device__ __forceinline__ void copy_by_row(unsigned K_smem, unsigned V_smem, int first_key) {
     const DecodeParams& params = cache.params;
-    const int group = params.attention.heads / params.attention.kv_heads;
-    for_rows([&](int row, int key, int key_page) {
-      if (key < at.keys.before || !at.keys.is_seen(key)) return;
-      if ((key - at.keys.before) * group / TILE_ROWS != blockIdx.y) return;
-      copy(
-          cache.K + cache.offset(params.attention.k, key_page, key, at.kv_head),
-          cache.K_new + cache.new_offset(params.k_new, at, key));
-      copy(
-          cache.V + cache.offset(params.attention.v, key_page, key, at.kv_head),
-          cache.V_new + cache.new_offset(params.v_new, at, key));
-    });
+#pragma unroll 1
+    for (int i = 0; i < BLOCK_N; i += ROWS_AT_ONCE) {
+      const int row = i + threadIdx.x % 32 / LANES, key = first_key + row;
+      const int key_page = PAGED ? __shfl_sync(0xffffffff, page, row) : 0;
+      const bool is_seen = at.keys.is_seen(key), is_new = is_seen && key >= at.keys.before;
+      const int token = key - at.keys.before;
+      unsigned char* k = K_lane + offset(k_row, k_page, key_page, key);
+      unsigned char* v = V_lane + offset(v_row, v_page, key_page, key);
+      const unsigned char *from_k = k, *from_v = v;
+      if (is_new) {
+        from_k = of_unit(cache.K_new + token * params.k_new.row, params.k_new, false);
+        from_v = of_unit(cache.V_new + token * params.v_new.row, params.v_new, false);
+      }
+      const bool keeps = is_new && token * at.rows.group / TILE_ROWS == blockIdx.y;
+#pragma unroll
+      for (int c = 0; c < PER_LANE; ++c) {
+        const unsigned to = swizzle<CHUNKS_T>(row, threadIdx.x % LANES + c * LANES);
+        const unsigned from = c * LANES * 16;
+        cp_async(K_smem + to, from_k + from, is_seen ? 16 : 0);
+        cp_async(V_smem + to, from_v + from, is_seen ? 16 : 0);
+        if (!keeps) continue;
+        *reinterpret_cast<uint4*>(k + from) = *reinterpret_cast<const uint4*>(from_k + from);
+        *reinterpret_cast<uint4*>(v + from) = *reinterpret_cast<const uint4*>(from_v + from);
+      }
+    }
   }
 };

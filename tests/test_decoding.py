@@ -28,7 +28,8 @@ NOWHERE = 2**30  # a page that is not there
 class Case:
     """Sequences of these lengths, the new tokens' keys included, and what a call of them asks for.
 
-    page: keys of a page, 0 for none. new: the new tokens' keys come with the call.
+    page: keys of a page, 0 for none. new: the new tokens' keys come with the call. freed: keys that no token sees any
+    more are NaN, in pages that are not there.
     """
 
     lengths: tuple[int, ...] = (100, 1, 17, 260)
@@ -39,6 +40,7 @@ class Case:
     tokens: int = 1
     page: int = 0
     new: bool = False
+    freed: bool = False
     window: tuple[int, int] | None = None
     causal: bool = True
     num_splits: int = 0
@@ -81,9 +83,16 @@ class Case:
             made[name] = cache
         for i, length in enumerate(self.lengths):
             table[i, -(-length // self.page) :] = NOWHERE
+            if self.freed:
+                first = max(length - self.tokens - self.window[0], 0)
+                for name in ("k_cache", "v_cache"):
+                    made[name][table[i, first // self.page], : first % self.page] = np.nan
+                table[i, : first // self.page] = NOWHERE
         return made | {"block_table": table}
 
     def expected(self, arrays: Mapping[str, np.ndarray], **more: Any) -> tuple[np.ndarray, np.ndarray]:
+        if self.freed:  # the same keys, where all of them are there
+            return replace(self, freed=False).expected(replace(self, freed=False).arrays(), **more)
         options = {name: value for name, value in self.options.items() if name != "num_splits"}
         return reference.attention_with_kvcache(**arrays, **options, **more)
 
@@ -170,6 +179,7 @@ CASES = {
     "window": Case(window=(20, 0)),
     "window of tokens": Case(window=(20, 0), tokens=5, lengths=(100, 5, 17, 260)),
     "window of new tokens in pages": Case(window=(33, 0), tokens=5, lengths=(100, 5, 17, 300), new=True, page=8),
+    "freed pages": Case(window=(20, 0), page=16, freed=True),
     "window to both sides": Case(window=(20, 2), tokens=5, causal=False),
     "window to the right": Case(window=(-1, 1), tokens=5, causal=False),
     "scale": Case(softmax_scale=0.02),
@@ -416,7 +426,7 @@ def test_keys_and_values_are_read_once() -> None:
 # ---- planted bugs
 
 
-NEW, CUT, TOKENS = "new tokens in pages", "cut in many", "window of tokens"
+NEW, CUT, TOKENS, SMALL = "new tokens in pages", "cut in many", "window of tokens", "pages of 2"
 CASES_OF_BUGS = {
     **CASES,
     CUT: replace(PLAIN, num_splits=7),
@@ -493,38 +503,27 @@ BUGS = (
     bug("the heads of the first unit", "unit * group + (first + r) % group", "(first + r) % group"),
     # copies
     astray("the next page", "table[key >> cache.params.page_bits]", "table[(key >> cache.params.page_bits) + 1]", NEW),
-    astray("the page's key counts from 0", "(key & ((1 << params.page_bits) - 1))", "key", NEW),
+    astray("the page's key counts from 0", "key & ((1u << cache.params.page_bits) - 1)", "key", NEW),
     bug(
-        "the tile's first page for all",
-        "__shfl_sync(0xffffffff, page, row)",
-        "__shfl_sync(0xffffffff, page, 0)",
-        "pages of 2",
+        "the tile's first page for all", "__shfl_sync(0xffffffff, page, row)", "__shfl_sync(0xffffffff, page, 0)", SMALL
     ),
+    bug("tiles in one page that are not", "(!PAGED || BLOCK_N <= 1 << cache.params.page_bits)", "true", SMALL),
     astray("tables of one page", "(long long)cache.params.table_row", "1", NEW),
-    astray("what nobody wrote is read", "at.keys.is_seen(key) ? 16 : 0", "16"),
-    bug(
-        "weights of 0, and values that are NaN",
-        "at.keys.is_seen(key) ? 16 : 0",
-        "key < cache.params.attention.N_kv ? 16 : 0",
-    ),
+    bug("the unit's keys are the last one's", "      find_unit();\n    }", "    }"),
+    bug("rows in each other's place", "^ 16 * (i % 8)", "^ 0 * (i % 8)", times=2, which=0),
+    bug("the same row again", "(unsigned long long)i * k_row", "0ull * k_row"),
+    bug("the cut tile is whole", "first_key + BLOCK_N <= min(at.keys.end, at.keys.before) &&", ""),
+    bug("what nobody wrote is read", "is_seen ? 16 : 0", "16", times=2, which=1),
+    bug("keys before the window are read", "return key >= begin && key < end;", "return key < end;", "freed pages"),
     bug("a key too few", "key >= begin && key < end;", "key >= begin && key < end - 1;"),
-    astray(
-        "new tokens from the cache", "const bool is_new = key >= at.keys.before;", "const bool is_new = false;", NEW
-    ),
-    astray("new tokens from the first on", "(key - at.keys.before) * strides.row", "key * strides.row", NEW),
-    bug("new tokens are not kept", "at.keys.before) append();", "at.keys.before) {}", NEW),
-    bug(
-        "values are not kept",
-        "cache.V_new + cache.new_offset(params.v_new",
-        "cache.V_new + 0 * cache.new_offset(params.v_new",
-        NEW,
-    ),
-    bug("kept by the first tile of rows", "* group / TILE_ROWS != blockIdx.y", "* 0 / TILE_ROWS != blockIdx.y", NEW),
-    bug(
-        "V in place of K",
-        "cp_async(K_smem + swizzle<CHUNKS_T>(row, c), from_k",
-        "cp_async(K_smem + swizzle<CHUNKS_T>(row, c), from_v",
-    ),
+    astray("new tokens from the cache", "is_new = is_seen && key >= at.keys.before", "is_new = false", NEW),
+    astray("new tokens from the first on", "token * params.k_new.row", "key * params.k_new.row", NEW),
+    bug("new tokens of one head", "at.kv_head * strides.head;", "0;", NEW),
+    bug("new tokens are not kept", "if (!keeps) continue;", "continue;", NEW),
+    bug("values are not kept", "uint4*>(v + from) =", "uint4*>(k + from) =", NEW),
+    bug("kept by the first tile of rows", "token * at.rows.group / TILE_ROWS == blockIdx.y", "0 == blockIdx.y", NEW),
+    bug("kept by nobody but the first", "token * at.rows.group / TILE_ROWS == blockIdx.y", "token == blockIdx.y", NEW),
+    bug("K in place of V", "cp_async(V_smem + to, from_v + from", "cp_async(V_smem + to, from_k + from"),
     bug("one stage for all", "stage_of_ring + 1 == STAGES ? 0 : stage_of_ring + 1", "0", "long"),
     bug("a tile too late", "cp_async_wait<STAGES - 1>", "cp_async_wait<STAGES>", cpu_only=True),
     bug("the first warp's tiles for all", "tile = stretch.first + warp; tile", "tile = stretch.first; tile"),

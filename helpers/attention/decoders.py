@@ -151,7 +151,10 @@ def shared_bytes(sizes: Mapping[str, int], itemsize: int) -> int:
 def _sizes(call: Call) -> dict[str, int]:
     q = call.arrays["q"]
     picked = pick_sizes(q.shape[3], q.dtype.itemsize, call.rows, limits.most_shared())
-    return {**picked, "PAGED": 1} if "block_table" in call.arrays else picked
+    if "block_table" not in call.arrays:
+        return picked
+    page = call.arrays["k_cache"].shape[1]  # a tile that is in one page costs fewer instructions
+    return {**picked, "PAGED": 1, "BLOCK_N": 16 if page < picked["BLOCK_N"] else picked["BLOCK_N"]}
 
 
 def _grid(call: Call, sizes: Mapping[str, int]) -> tuple[int, int]:

@@ -389,6 +389,8 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
                 f"{name} is read where it is: the words of a row must be neighbours, and rows start at multiples of 16 "
                 f"bytes; got strides {specs[name].strides}"
             )
+        if specs[name].strides[1] >= 2**32 or (table is not None and specs[name].strides[0] >= 2**32):
+            raise ValueError(f"{name} has strides {specs[name].strides}; a row or a page is less than 4 GB long")
     if (sinks := specs.get("sinks")) and (sinks.dtype != np.float32 or sinks.shape != (heads,)):
         raise ValueError(f"sinks is {sinks.dtype} {sinks.shape}; float32 ({heads},) is needed: one for each head")
 
