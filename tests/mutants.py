@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # (what to break, the tests that can see it): the first pattern that fits a file's path.
 SEEN_BY = (
+    ("kernels/(steps/)?14_|kernels/(decode|stretches|cache_copies|merge_states|float_fragments)", "test_decoding"),
     ("kernels/steps/", "test_steps"),
     ("kernels/08_backward_mma", "test_backward_mma"),
     ("kernels/08_", "test_backward"),
@@ -53,6 +54,7 @@ SEEN_BY = (
     ("helpers/attention/ladder/", "test_stages test_tiles test_attention test_backward test_grid"),
     ("helpers/attention/export/", "test_export"),
     ("helpers/attention/models/", "test_models_gpt test_models_minilm"),
+    ("helpers/attention/deco", "test_decoding"),
     ("helpers/attention/reference", "test_reference"),
     ("helpers/attention/check", "test_check"),
     ("helpers/attention/", "test_kernel_launch test_attention test_compile"),

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.attention import reference, rotary_and_projection
+from helpers.attention import decoders, flash_attention_with_kvcache, reference, rotary_and_projection
 from helpers.attention.check import check, make_inputs
 from helpers.attention.ladder import BACKWARD, FORWARD, LADDER, Stage, backward, limits, tiles
 from helpers.attention.ladder.launches import persistent
@@ -284,6 +284,25 @@ def run_neighbours() -> None:
                 check(f"projection {form}, d = {d}", y[:, own], wanted, tolerance=near("float16"))
 
 
+def run_decoding() -> None:
+    """Every way to decode, in parts and in stretches; in pages with new tokens where it can."""
+    for decoder, d, splits in itertools.product(decoders.DECODERS.values(), (64, 128, 256), (0, 3)):
+        if limits.compute_capability() < decoder.min_cc:
+            continue
+        last = decoder is decoders.SPLIT_KV
+        for dtype, page in itertools.product(decoder.dtypes, (0, 16) if last else (0,)):
+            rng = np.random.default_rng(d)
+            shape = (12, page, 2, d) if page else (3, 64, 2, d)
+            shapes = {"q": (3, 2, 8, d), "k_cache": shape, "v_cache": shape}
+            shapes |= {"k": (3, 2, 2, d), "v": (3, 2, 2, d)} if last else {}
+            arrays = {name: rng.standard_normal(shape).astype(TYPES[dtype]) for name, shape in shapes.items()}
+            arrays["cache_seqlens"] = np.array([62, 2, 33], np.int32)
+            arrays |= {"block_table": rng.permutation(12).reshape(3, 4).astype(np.int32)} if page else {}
+            o = flash_attention_with_kvcache(**arrays, num_splits=splits, stage=decoder.name)
+            wanted, _ = reference.attention_with_kvcache(**arrays)
+            check(f"{decoder.name} {dtype}, d = {d}", o.astype(np.float64), wanted, tolerance=near(dtype))
+
+
 def main(names: Sequence[str]) -> int:
     """Run; the exit status is 0 when every result is right."""
     print(describe())
@@ -301,6 +320,8 @@ def main(names: Sequence[str]) -> int:
                 run_backward(stage, dtype)
     if not names or "neighbours" in names:
         run_neighbours()
+    if not names or "decoding" in names:
+        run_decoding()
     for of, climb in CLIMBS.items():
         for step in (*climb[:-1], *(base for name, base in BASES.items() if name == of)):  # the last is the stage
             for dtype in step.dtypes:
