@@ -84,27 +84,30 @@ def flash_attention_with_kvcache(
         ValueError: shapes that do not fit each other; a cache that cannot be read where it is.
     """
     mod, of_mod = read(score_mod, None, mod_args)
-    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
-    arrays |= {n: a for n, a in (("block_table", block_table), ("k", k), ("v", v), ("sinks", sinks)) if a is not None}
-    options = Options(causal, window, softmax_scale, num_splits, return_lse, stage, mod)
-    return _call({**arrays, **of_mod}, options)
+    arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens, **of_mod}
+    for name, a in (("block_table", block_table), ("k", k), ("v", v), ("sinks", sinks)):
+        if a is not None:
+            arrays[name] = a
+    options = Options(causal, softmax_scale, num_splits, return_lse, stage, mod, window)
+    return _call(arrays, options)
 
 
 class Options(NamedTuple):
     """What a call asks for, as it was given."""
 
     causal: bool = True
-    window: tuple[int, int] | None = None
     softmax_scale: float | None = None
     num_splits: int = 0
     return_lse: bool = False
     stage: str | None = None
     mod: ScoreMod | None = None
+    window: tuple[int, int] | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for options that mean the same. True and 1 are equal, so types belong to it."""
-        return self._replace(window=None), repr(self.window), *map(type, self)
+        window = self[-1]
+        return self[:-1], *map(type, self), window if window is None else repr(window)
 
 
 # ---- a call
@@ -206,17 +209,20 @@ def _call(arrays: dict[str, Any], options: Options) -> Any:
     """Launch a call of known shapes, of which only the addresses are new; or plan one of new shapes."""
     given = (*arrays.values(),)
     kind = kind_of(*given)
-    if kind is None or not all(map(kind.takes, given)):
+    if kind is None:
         return _from_elsewhere(arrays, options)
-    key = kind, *arrays, options.key, *map(kind.describe, given)
+    described = [*map(kind.describe, given)]
+    key = kind, *arrays, options.key, *described
     try:
         planned = _PLANNED.get(key)
     except TypeError:  # an option that cannot be a key, and is to be refused
         planned = None
+    if planned is None and not all(map(kind.takes, given)):
+        return _from_elsewhere(arrays, options)
     with on_device(kind.device_id(given[0])):
         if planned is not None:
             return planned(kind, given)
-        specs = {name: kind.spec(kind.describe(a)) for name, a in arrays.items()}
+        specs = dict(zip(arrays, map(kind.spec, described), strict=True))
         decoder, call, outputs = check(specs, options)
         if call is None:
             return _nothing_seen(kind, arrays["q"], outputs)
