@@ -1,20 +1,21 @@
 // 14 split_kv: decoding. A few new tokens of each sequence attend to all of its cache.
 //
-// Since 07: each new token reads the whole cache once, so the memory's speed is all that counts. The
-// heads that share a head of K and V are rows of one tile, so that it is read once for all of them.
-// The key tiles of all sequences are cut into equal stretches, one for each multiprocessor; each warp
-// takes its own tiles of them and has its own ring of copies, which never waits for another warp. A
-// unit that is cut leaves partial results; the block that comes last merges them. K and V may lie in
-// pages.
+// Since 07: each new token reads the whole cache once, so the memory's speed is all that counts.
+// The heads that share a head of K and V are rows of one tile, so that it is read once for all of
+// them. The key tiles of all sequences are cut into equal stretches, one for each multiprocessor;
+// each warp takes its own tiles of them and has its own ring of copies, which never waits for
+// another warp. A unit that is cut leaves partial results; the block that comes last merges them.
+// K and V may lie in pages.
 //
-// Launch   grid (blocks, tiles of 16 rows), or with num_splits (sequences kv_heads num_splits, tiles),
-//          block 32 WARPS; shared memory: see SHARED_BYTES
-// Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM) or, with
-//          PAGED, (pages, page size, kv_heads, HEAD_DIM) and block_table; K_new, V_new (sequences, N,
-//          kv_heads, HEAD_DIM) or null; float32, float16 or bfloat16, strides in elements
-//          lse (sequences, heads, N) or null; cache_seqlens (sequences)
+// Launch   grid (blocks, tiles of 16 rows), or with num_splits (sequences kv_heads num_splits,
+//          tiles), block 32 WARPS; SHARED_BYTES of dynamic shared memory
+// Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM) or,
+//          with PAGED, (pages, page size, kv_heads, HEAD_DIM) and block_table; K_new, V_new
+//          (sequences, N, kv_heads, HEAD_DIM) or null; float32, float16 or bfloat16, strides in
+//          elements lse (sequences, heads, N) or null; cache_seqlens (sequences)
 // Needs    sm_80; HEAD_DIM 64, 128 or 256, strides multiples of 16 bytes; tickets that are 0
-// Traffic  K and V once for each tile of 16 rows; 16 rows of float32 for each cut of a unit, twice
+// Traffic  K and V once for each tile of 16 rows; 16 rows of float32 for each cut of a unit,
+//          twice
 #include "score_mod.cuh"  // nothing, until a caller gives it a function of scores
 
 #ifndef HEAD_DIM

@@ -1,5 +1,5 @@
-// The merge of softmaxes over several sets of keys, as exercise 03_merge_halves has it for two: each
-// comes with its maximum m, its sum l of 2^(s - m), and its sum o of 2^(s - m) v.
+// The merge of softmaxes over several sets of keys, as exercise 03_merge_halves has it for two:
+// each comes with its maximum m, its sum l of 2^(s - m), and its sum o of 2^(s - m) v.
 
 #pragma once
 #include "half2.cuh"

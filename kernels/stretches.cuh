@@ -1,7 +1,7 @@
-// Equal shares of key tiles, for decoding. A unit is one sequence and one head of K and V. The key
-// tiles of all units lie one after the other, and a block takes a stretch of them, across the ends
-// of units (Stream-K, Osama et al. 2023; FlashMLA does so for sequences of any lengths). Written out
-// in 14_split_kv.cu's steps, explained in 14's notebook.
+// Equal shares of key tiles, for decoding. A unit is one sequence and one head of K and V. The
+// key tiles of all units lie one after the other, and a block takes a stretch of them, across the
+// ends of units (Stream-K, Osama et al. 2023; FlashMLA does so for sequences of any lengths).
+// Written out in 14_split_kv.cu's steps, explained in 14's notebook.
 
 #pragma once
 #include "decode_rows.cuh"
@@ -35,8 +35,8 @@ struct Stretch {
       end = min(first + share, keys.tiles);
       return;
     }
-    // Every warp finds the stretch by itself, 32 sequences at a time: the sum of all tiles, then the
-    // sequence in which the stretch begins.
+    // Every warp finds the stretch by itself, 32 sequences at a time: the sum of all tiles, then
+    // the sequence in which the stretch begins.
     const int sequences = params.attention.sequences, lane_id = threadIdx.x % 32;
     int total = 0;
     for (int i = lane_id; i < sequences; i += 32) total += of(i).tiles * kv_heads;

@@ -1,9 +1,9 @@
-// 14, where the climb begins: a block for each head of Q, whose warps share the keys. A new token is
-// one row of 07's tile of 16. A warp copies a tile of keys and values, and waits for it.
+// 14, where the climb begins: a block for each head of Q, whose warps share the keys. A new token
+// is one row of 07's tile of 16. A warp copies a tile of keys and values, and waits for it.
 //
 // Launch   grid (sequences heads, tiles of 16 tokens), block 32 WARPS
-// Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM), float16 or
-//          bfloat16; lse (sequences, heads, N) or null; cache_seqlens (sequences)
+// Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM),
+//          float16 or bfloat16; lse (sequences, heads, N) or null; cache_seqlens (sequences)
 // Needs    sm_80; HEAD_DIM 64, 128 or 256, strides multiples of 16 bytes
 // Traffic  for each head of Q, all of its K and V
 #ifndef HEAD_DIM

@@ -3,8 +3,8 @@
 //
 // Launch   grid (sequences heads num_splits, tiles of 16 tokens), block 32 WARPS; merge_parts: grid
 //          (sequences heads, tiles), the same block
-// Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM), float16 or
-//          bfloat16; lse (sequences, heads, N) or null; cache_seqlens (sequences)
+// Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM),
+//          float16 or bfloat16; lse (sequences, heads, N) or null; cache_seqlens (sequences)
 // Needs    sm_80; HEAD_DIM 64, 128 or 256, strides multiples of 16 bytes
 // Traffic  for each head of Q, all of its K and V; the parts, twice
 #ifndef HEAD_DIM

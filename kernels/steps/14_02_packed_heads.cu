@@ -1,10 +1,10 @@
-// 14, step 2, packed heads: those that share a head of K and V are rows of one tile, so that its keys
-// are read once for all of them.
+// 14, step 2, packed heads: those that share a head of K and V are rows of one tile, so that its
+// keys are read once for all of them.
 //
-// Launch   grid (sequences kv_heads num_splits, tiles of 16 rows), block 32 WARPS; merge_parts: grid
-//          (sequences kv_heads, tiles), the same block
-// Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM), float16 or
-//          bfloat16; lse (sequences, heads, N) or null; cache_seqlens (sequences)
+// Launch   grid (sequences kv_heads num_splits, tiles of 16 rows), block 32 WARPS;
+//          merge_parts: grid (sequences kv_heads, tiles), the same block
+// Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM),
+//          float16 or bfloat16; lse (sequences, heads, N) or null; cache_seqlens (sequences)
 // Needs    sm_80; HEAD_DIM 64, 128 or 256, strides multiples of 16 bytes
 // Traffic  K and V once for each tile of 16 rows; the parts, twice
 #ifndef HEAD_DIM

@@ -1,9 +1,9 @@
-// 14, step 4, merged by the last block: each part draws a ticket, and the block that draws the last one
-// merges, in the same launch.
+// 14, step 4, merged by the last block: each part draws a ticket, and the block that draws the last
+// one merges, in the same launch.
 //
 // Launch   grid (sequences kv_heads num_splits, tiles of 16 rows), block 32 WARPS
-// Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM), float16 or
-//          bfloat16; lse (sequences, heads, N) or null; cache_seqlens (sequences)
+// Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM),
+//          float16 or bfloat16; lse (sequences, heads, N) or null; cache_seqlens (sequences)
 // Needs    sm_80; HEAD_DIM 64, 128 or 256, strides multiples of 16 bytes; tickets that are 0
 // Traffic  K and V once for each tile of 16 rows; the parts, twice
 #ifndef HEAD_DIM

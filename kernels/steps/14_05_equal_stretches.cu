@@ -1,10 +1,10 @@
-// 14, step 5, equal stretches: a block for each multiprocessor takes an equal share of the key tiles of
-// all units. The ring of copies goes on across the ends of units.
+// 14, step 5, equal stretches: a block for each multiprocessor takes an equal share of the key
+// tiles of all units. The ring of copies goes on across the ends of units.
 //
-// Launch   grid (blocks, tiles of 16 rows), or with num_splits (sequences kv_heads num_splits, tiles),
-//          block 32 WARPS
-// Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM), float16 or
-//          bfloat16; lse (sequences, heads, N) or null; cache_seqlens (sequences)
+// Launch   grid (blocks, tiles of 16 rows), or with num_splits (sequences kv_heads num_splits,
+//          tiles), block 32 WARPS
+// Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM),
+//          float16 or bfloat16; lse (sequences, heads, N) or null; cache_seqlens (sequences)
 // Needs    sm_80; HEAD_DIM 64, 128 or 256, strides multiples of 16 bytes; tickets that are 0
 // Traffic  K and V once for each tile of 16 rows; what is cut, twice
 #ifndef HEAD_DIM

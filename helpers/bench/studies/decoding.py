@@ -22,7 +22,9 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import decoders, decoding, flash_attention_with_kvcache
+from helpers.attention.ladder import limits
 from helpers.attention.ladder.kinds import kind_of
+from helpers.attention.ladder.layout import Spec
 from helpers.bench import records
 from helpers.bench.host_cost import host_time
 from helpers.bench.peers import FLASH_ATTENTION_3
@@ -47,7 +49,7 @@ TUNE_ROWS = *STEP_ROWS, ROWS[6]
 MIXED = 64, 100, 32768  # sequences, and their shortest and longest
 PAGES = 16, 64
 ROUNDS = 15
-TOLERANCE = 1e-2  # of values near 1
+TOLERANCE = 2e-2  # of the largest number of a head
 PARTS = "rows", "mixed", "steps", "host"
 Way = Callable[[], Any]
 
@@ -95,8 +97,8 @@ class Inputs:
     def error(self, o: Any) -> float:
         """The largest one in two heads, of an output with the heads of a sequence in order."""
         o = o.reshape(len(self.host_lengths), self.heads, self.d).float().cpu().numpy()
-        last = len(o) - 1, self.heads - 1
-        return max(float(np.abs(o[at] - self.exact(*at)).max()) for at in ((0, 0), last))
+        exact = {at: self.exact(*at) for at in ((0, 0), (len(o) - 1, self.heads - 1))}
+        return max(float(np.abs(o[at] - head).max() / np.abs(head).max()) for at, head in exact.items())
 
 
 # ---- who takes part
@@ -262,14 +264,16 @@ def measure_tune() -> Iterator[list[dict[str, Any]]]:
 
 def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], min_keys: int) -> dict[str, Way]:
     """The kernel with these sizes, if they fit."""
+    _, call, _ = decoding.check({name: Spec.of(a) for name, a in given.items()}, decoding.Options())
+    if decoders.shared_bytes({**decoders.SPLIT_KV.sizes(call), **sizes}, 2) + decoders.RESERVED > limits.most_shared():
+        return {}
     kept, decoders.MIN_KEYS = decoders.MIN_KEYS, min_keys
     try:
         planned, arrays = decoding.plan(given, decoding.Options(), sizes=sizes)
         (launch,) = planned.bind(arrays)
         launch()
     except Exception as error:
-        if "shared" not in str(error):
-            print(f"{sizes}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        print(f"{sizes}: {type(error).__name__}: {str(error)[:200]}", flush=True)
         return {}
     finally:
         decoders.MIN_KEYS = kept
