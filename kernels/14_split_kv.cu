@@ -12,7 +12,7 @@
 // Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM) or,
 //          with PAGED, (pages, page size, kv_heads, HEAD_DIM) and block_table; K_new, V_new
 //          (sequences, N, kv_heads, HEAD_DIM) or null; float32, float16 or bfloat16, strides in
-//          elements lse (sequences, heads, N) or null; cache_seqlens (sequences)
+//          elements; lse (sequences, heads, N) or null; cache_seqlens (sequences)
 // Needs    sm_80; HEAD_DIM 64, 128 or 256, strides multiples of 16 bytes; tickets that are 0
 // Traffic  K and V once for each tile of 16 rows; 16 rows of float32 for each cut of a unit,
 //          twice

@@ -16,6 +16,7 @@ from planted import ALL, Bug, check_all_can_be_planted
 from helpers import device, engine
 from helpers.attention import check, compile_report, decoders, decoding, flash_attention_with_kvcache, kernel, reference
 from helpers.attention.ladder import limits
+from helpers.bench.studies import decoding as study
 from helpers.device import cp
 from helpers.xray import xray
 
@@ -667,3 +668,15 @@ def test_steps_spill_nothing(step: decoders.Decoder) -> None:
             assert report.spill_bytes == report.stack_bytes == 0, report
     except compile_report.NvrtcMissing as error:
         pytest.skip(str(error))
+
+
+def test_the_study_tries_sizes_that_fit() -> None:
+    given = {name: cp.asarray(a) for name, a in PLAIN.arrays().items()}
+    kept = decoders.MIN_KEYS, decoders.WAVES
+    assert list(study._tuned(given, {"WARPS": 4, "STAGES": 2, "BLOCK_N": 16})) == ["WARPS=4 STAGES=2 BLOCK_N=16"]
+    assert study._tuned(given, {"STAGES": 9}) == {}
+    for launch in study._tuned(given, {}, MIN_KEYS=32, WAVES=3).values():
+        launch()
+    assert (decoders.MIN_KEYS, decoders.WAVES) == kept
+    row = {"part": "rows", "row": [8, 8192, 32, 8, 128], "name": "cuDNN", "ms": 0.07, "gb_per_s": 3900.0, "speed": 1.02}
+    assert "70.0 us" in study.line(row) and study.line(row) in study.table({"rows": [row]})

@@ -22,6 +22,7 @@ from helpers.attention.ladder.score_mod import ScoreMod
 
 TILE_ROWS = 16  # of an MMA atom
 MIN_KEYS = 128  # of a stretch: with fewer, a merge costs more than it saves
+WAVES = 1  # stretches for each multiprocessor, which holds one block at a time
 _NO_TABLE = 30  # page_bits: one page has all keys
 
 
@@ -164,7 +165,7 @@ def _grid(call: Call, sizes: Mapping[str, int]) -> tuple[int, int]:
     if call.num_splits:
         return units * call.num_splits, tiles
     most = units * max(1, -(-call.room // sizes["BLOCK_N"]))
-    return max(1, min(most, limits.multiprocessors() * sizes.get("MIN_BLOCKS", 1) // tiles)), tiles
+    return max(1, min(most, limits.multiprocessors() * WAVES // tiles)), tiles
 
 
 def _launches(call: Call, sizes: Mapping[str, int]) -> list[Launch]:

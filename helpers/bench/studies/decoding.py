@@ -253,22 +253,23 @@ def measure_tune() -> Iterator[list[dict[str, Any]]]:
         arrays = {"q": inputs.q, "k_cache": inputs.k, "v_cache": inputs.v, "cache_seqlens": inputs.lengths}
         given = {name: kind_of(a).array(a) for name, a in arrays.items()}
         ways: dict[str, Way] = {}
-        for warps in (4, 6, 8):
-            for stages in (2, 3, 4, 6):
-                for block_n in (16, 32):
-                    for min_keys in (64, 128, 256):
-                        sizes = {"WARPS": warps, "STAGES": stages, "BLOCK_N": block_n}
-                        ways |= _tuned(given, sizes, min_keys)
+        for warps, stages, block_n in itertools.product((4, 6, 8), (2, 3, 4, 6), (16, 32)):
+            ways |= _tuned(given, {"WARPS": warps, "STAGES": stages, "BLOCK_N": block_n})
+        for min_keys, waves in itertools.product((64, 128, 256, 512), (1, 2, 4)):
+            ways |= _tuned(given, {}, MIN_KEYS=min_keys, WAVES=waves)
         yield timed({"part": "tune", "row": list(row)}, inputs, ways, "")
 
 
-def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], min_keys: int) -> dict[str, Way]:
-    """The kernel with these sizes, if they fit."""
+def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], **constants: int) -> dict[str, Way]:
+    """The kernel with these sizes, if they fit, and constants of decoders.py."""
     _, call, _ = decoding.check({name: Spec.of(a) for name, a in given.items()}, decoding.Options())
-    if decoders.shared_bytes({**decoders.SPLIT_KV.sizes(call), **sizes}, 2) + decoders.RESERVED > limits.most_shared():
+    chosen = {**decoders.SPLIT_KV.sizes(call), **sizes}
+    if decoders.shared_bytes(chosen, 2) + decoders.RESERVED > limits.most_shared():
         return {}
-    kept, decoders.MIN_KEYS = decoders.MIN_KEYS, min_keys
+    kept = {name: getattr(decoders, name) for name in constants}
     try:
+        for name, value in constants.items():
+            setattr(decoders, name, value)
         planned, arrays = decoding.plan(given, decoding.Options(), sizes=sizes)
         (launch,) = planned.bind(arrays)
         launch()
@@ -276,8 +277,10 @@ def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], min_keys: int) ->
         print(f"{sizes}: {type(error).__name__}: {str(error)[:200]}", flush=True)
         return {}
     finally:
-        decoders.MIN_KEYS = kept
-    return {f"{sizes['WARPS']} warps, {sizes['STAGES']} stages, {sizes['BLOCK_N']} keys, {min_keys}": launch}
+        for name, value in kept.items():
+            setattr(decoders, name, value)
+    tried = {name: chosen[name] for name in ("WARPS", "STAGES", "BLOCK_N")} | constants
+    return {" ".join(f"{name}={value}" for name, value in tried.items()): launch}
 
 
 def measure_host() -> Iterator[list[dict[str, Any]]]:
@@ -330,12 +333,12 @@ def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
 def line(row: Mapping[str, Any]) -> str:
     """One row of a record."""
     if row["part"] == "host":
-        return f"{'host':42}{row['name']:34}{row['us']:8.1f} us"
+        return f"{'host':44}{row['name']:34}{row['us']:8.1f} us"
     batch, keys, heads, kv_heads, d = row["row"]
     what = f"{row['part']:6}{batch:4} x {keys:6} keys, {heads}/{kv_heads} heads of {d}"
     more = f"  {row['speed']:.2f} x" if "speed" in row else ""
     more += f"  {row['beside_the_step_before']:.2f} x the step before" if "beside_the_step_before" in row else ""
-    return f"{what:42}{row['name']:34}{1e3 * row['ms']:8.1f} us {row['gb_per_s']:6.0f} GB/s{more}"
+    return f"{what:44}{row['name']:34}{1e3 * row['ms']:8.1f} us {row['gb_per_s']:6.0f} GB/s{more}"
 
 
 RECORDS = ("nvidia-h200-decoding.json", "nvidia-h100-80gb-hbm3-decoding.json")
