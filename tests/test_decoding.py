@@ -677,6 +677,6 @@ def test_the_study_tries_sizes_that_fit() -> None:
     assert study._tuned(given, {"STAGES": 9}) == {}
     for launch in study._tuned(given, {}, MIN_KEYS=32, WAVES=3).values():
         launch()
-    assert (decoders.MIN_KEYS, decoders.WAVES) == kept
+    assert kept == (decoders.MIN_KEYS, decoders.WAVES)
     row = {"part": "rows", "row": [8, 8192, 32, 8, 128], "name": "cuDNN", "ms": 0.07, "gb_per_s": 3900.0, "speed": 1.02}
     assert "70.0 us" in study.line(row) and study.line(row) in study.table({"rows": [row]})
