@@ -21,6 +21,9 @@ constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 #include "turns.cuh"  // draw_number, load_acquire, add_release
 
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+// Warps that add to dQ. In turn, one may wait while an addition of the other is under way; else a
+// second one costs 4 % at head_dim 128.
+constexpr int ADDERS = DETERMINISTIC ? 2 : 1;
 // Causal masks: rows in the L2 cache, of the heads whose blocks run together. Otherwise, in turn: blocks.
 constexpr int L2_BYTES = (DETERMINISTIC ? 48 : 16) << 20, TURN_BLOCKS = 256;
 constexpr unsigned V_AT = KEYS_BYTES, Q_AT = 2 * KEYS_BYTES, DO_AT = Q_AT + STAGES * ROWS_BYTES;
@@ -28,7 +31,7 @@ constexpr unsigned DS_AT = DO_AT + STAGES * ROWS_BYTES, DQ_AT = DS_AT + STAGES *
 constexpr unsigned LSE_AT = DQ_AT + CONSUMERS * DQ_BYTES, DELTA_AT = LSE_AT + STAGES * 4 * BLOCK_M;
 constexpr unsigned BARRIERS_AT = DELTA_AT + STAGES * 4 * BLOCK_M;
 constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 + 3 * STAGES);
-// Named barriers: one; one for each consumer; for even and odd steps.
+// Named barriers: one; one for each consumer; one for each warp that adds to dQ.
 constexpr int DS_READY = 1, DQ_EMPTY = 2, DQ_FULL = 4;
 
 template <typename T>
@@ -137,13 +140,13 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     load_rows(DO_AT, do_map, do_full, DELTA_AT, lse + BLOCK_M);
   };
 
-  // ---- producer: one warp loads, two add to dQ
+  // ---- producer: one warp loads, others add to dQ
   if (warpgroup == 0) {
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
     const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
     if (warp_id == 0 && lane_id == 0)
       for (; step.more(); step.advance()) load();
-    if (warp_id == 1 || warp_id == 2) {  // each takes every other step
+    if (warp_id >= 1 && warp_id <= ADDERS) {  // they take the steps in turn
       const int mine = warp_id - 1;
       const auto arrive_empty = [&] {
         for (int i = 0; step.more() && i < CONSUMERS; ++i) named_barrier_arrive(DQ_EMPTY + i, 160);
@@ -151,7 +154,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
       if (mine == 0) arrive_empty();
       while (step.more()) {
         const int slot = step.slot(), row_tile = step.row_tile;
-        const bool other = step.count % 2 != mine;
+        const bool other = step.count % ADDERS != mine;
         step.advance();
         if (other) continue;
         named_barrier_sync(DQ_FULL + mine, 288);  // hazard: the tile is not there yet
@@ -304,7 +307,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
       dQ_smem[n * 128] =
           make_float4(dQ_acc[4 * n], dQ_acc[4 * n + 1], dQ_acc[4 * n + 2], dQ_acc[4 * n + 3]);
     async_proxy_fence();
-    named_barrier_arrive(DQ_FULL + stage, 288);
+    named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);
     wgmma_wait<0>();
     wgmma_registers(dK_acc);
     if (leader) mbarrier_arrive(empty + 8 * stage);
