@@ -431,7 +431,7 @@ NEW, CUT, TOKENS, SMALL = "new tokens in pages", "cut in many", "window of token
 CASES_OF_BUGS = {
     **CASES,
     CUT: replace(PLAIN, num_splits=7),
-    "in X-ray": replace(PLAIN, lengths=(100, 40, 70)),
+    "in X-ray": replace(PLAIN, lengths=(700, 40, 70), num_splits=2, room=700),
     "long": replace(PLAIN, lengths=(2000,), room=2000),
     "one sequence": Case(lengths=(260,)),
 }
@@ -672,11 +672,11 @@ def test_steps_spill_nothing(step: decoders.Decoder) -> None:
 
 def test_the_study_tries_sizes_that_fit() -> None:
     given = {name: cp.asarray(a) for name, a in PLAIN.arrays().items()}
-    kept = decoders.MIN_KEYS, decoders.WAVES
+    kept = decoders.MIN_KEYS
     assert list(study._tuned(given, {"WARPS": 4, "STAGES": 2, "BLOCK_N": 16})) == ["WARPS=4 STAGES=2 BLOCK_N=16"]
     assert study._tuned(given, {"STAGES": 9}) == {}
-    for launch in study._tuned(given, {}, MIN_KEYS=32, WAVES=3).values():
+    for launch in study._tuned(given, {}, MIN_KEYS=32).values():
         launch()
-    assert kept == (decoders.MIN_KEYS, decoders.WAVES)
+    assert kept == decoders.MIN_KEYS
     row = {"part": "rows", "row": [8, 8192, 32, 8, 128], "name": "cuDNN", "ms": 0.07, "gb_per_s": 3900.0, "speed": 1.02}
     assert "70.0 us" in study.line(row) and study.line(row) in study.table({"rows": [row]})

@@ -31,10 +31,16 @@ class Timing:
     launches: int
 
 
-def elapsed(launch: Callable[[], object], flush: Any = None, times: int = 1) -> float:
-    """Milliseconds of one launch between two events; `flush` is an array that is overwritten `times` before it."""
+def elapsed(launch: Callable[[], object], flush: Any = None, times: int = 1, *, read: bool = False) -> float:
+    """Milliseconds of one launch between two events; `flush` is an array that is overwritten `times` before it.
+
+    Args:
+        read: it is read in the end, so that the L2 cache is left with nothing that a launch would have to write back.
+    """
     for _ in range(times if flush is not None else 0):
         _overwrite(flush)
+    if read and flush is not None:
+        flush.view(cp.int64).max()
     start, end = cp.cuda.Event(), cp.cuda.Event()
     start.record()
     launch()
@@ -90,11 +96,14 @@ def measure(launch: Callable[[], object], *, budget_s: float = BUDGET_S, most: i
     return Timing(statistics.median(times), min(times), max(times), len(times))
 
 
-def in_turns(runs: Mapping[Any, Callable[[], Any]], rounds: int) -> dict[Any, list[float]]:
+def in_turns(runs: Mapping[Any, Callable[[], Any]], rounds: int, *, read: bool = False) -> dict[Any, list[float]]:
     """Milliseconds of each run, one for each round: in a round all are timed, one after the other.
 
     All have been launched before. On a GPU each is launched before it is timed, so that it has the same clocks then,
     and timed twice, with work queued before it that takes longer than its launch takes Python: the better one counts.
+
+    Args:
+        read: as `elapsed` has it.
     """
     flush = cp.empty(FLUSH_BYTES, dtype=cp.uint8) if ON_GPU else None
     flushes = {}
@@ -105,7 +114,7 @@ def in_turns(runs: Mapping[Any, Callable[[], Any]], rounds: int) -> dict[Any, li
         for name, run in runs.items():
             if ON_GPU:
                 run()
-            times[name].append(min(elapsed(run, flush, flushes[name]) for _ in range(2 if ON_GPU else 1)))
+            times[name].append(min(elapsed(run, flush, flushes[name], read=read) for _ in range(2 if ON_GPU else 1)))
     return times
 
 

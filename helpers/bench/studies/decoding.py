@@ -3,7 +3,8 @@
     python3 -m helpers.bench.study decoding FILE [rows] [mixed] [steps] [tune] [host]
 
 bfloat16, one new token of each sequence. Every result is compared with float64 in two heads first. Then all are timed
-in turns, the queue kept full, so that no time of the host is in them; GB/s are those of K and V, each once. Peers are
+in turns, the queue kept full, so that no time of the host is in them, and after another array has been read: the L2
+cache holds nothing of K and V, nor anything to be written back. GB/s are those of K and V, each once. Peers are
 there where they can be imported: PyTorch's SDPA, FlashAttention-3 (flash_attn_interface, or the wheel fa3-fwd) and
 FlashInfer. Without words all parts are measured but "tune", which tries other sizes.
 """
@@ -185,7 +186,7 @@ def able(inputs: Inputs, makers: Sequence[Callable[[Inputs], Iterator[tuple[str,
 
 def timed(what: Mapping[str, Any], inputs: Inputs, ways: Mapping[str, Way], beside: str) -> list[dict[str, Any]]:
     """A record of each way; speeds are those beside the way of that name."""
-    times = in_turns(ways, ROUNDS)
+    times = in_turns(ways, ROUNDS, read=True)
     rows = []
     for name, taken in times.items():
         row = {**what, "name": name, "ms": statistics.median(taken), "ms_min": min(taken), "ms_max": max(taken)}
@@ -255,8 +256,8 @@ def measure_tune() -> Iterator[list[dict[str, Any]]]:
         ways: dict[str, Way] = {}
         for warps, stages, block_n in itertools.product((4, 6, 8), (2, 3, 4, 6), (16, 32)):
             ways |= _tuned(given, {"WARPS": warps, "STAGES": stages, "BLOCK_N": block_n})
-        for min_keys, waves in itertools.product((64, 128, 256, 512), (1, 2, 4)):
-            ways |= _tuned(given, {}, MIN_KEYS=min_keys, WAVES=waves)
+        for min_keys in (64, 128, 256, 512):
+            ways |= _tuned(given, {}, MIN_KEYS=min_keys)
         yield timed({"part": "tune", "row": list(row)}, inputs, ways, "")
 
 
