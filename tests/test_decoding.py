@@ -431,7 +431,7 @@ NEW, CUT, TOKENS, SMALL = "new tokens in pages", "cut in many", "window of token
 CASES_OF_BUGS = {
     **CASES,
     CUT: replace(PLAIN, num_splits=7),
-    "in X-ray": replace(PLAIN, lengths=(700, 40, 70), num_splits=2, room=700),
+    "in X-ray": replace(PLAIN, lengths=(1100, 40, 70), num_splits=2, room=1100),
     "long": replace(PLAIN, lengths=(2000,), room=2000),
     "one sequence": Case(lengths=(260,)),
 }
