@@ -1,0 +1,381 @@
+"""Planted bugs of 13_hopper_backward.cu: wrong gradients, and each fence, barrier and wait left out in turn.
+
+test_backward_mma.py launches the kernel as it is, beside 08's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import half_gradients
+import numpy as np
+import pytest
+from half_gradients import Arrays, inputs, reference
+from planted import Bug, check_all_can_be_planted
+
+from helpers import engine
+from helpers.attention import kernel
+from helpers.attention.ladder import LADDER
+from helpers.xray.run import find
+
+STAGE = LADDER["hopper_backward"]
+FILE = STAGE.file
+SIZES = {"BLOCK_M": 64, "BLOCK_N": 128}
+IN_TURN = {**SIZES, "DETERMINISTIC": 1}
+
+
+def changed(name: str, old: str, new: str = "", **more: Any) -> Bug:
+    return Bug(name, old, new, **more)
+
+
+@pytest.fixture(autouse=True)
+def on_the_engine(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a wait may never end, or the context is lost."""
+    monkeypatch.setattr(half_gradients, "cp", engine)
+
+
+# ---- wrong gradients
+
+WRONG = (
+    # ---- operands
+    changed("dQ reads K with its rows along k", "wgmma_ss<1, 0>(", "wgmma_ss<0, 0>("),
+    changed("dQ reads dS transposed", "wgmma_ss<1, 0>(", "wgmma_ss<1, 1>("),
+    changed("dS is stored transposed", "stmatrix_x4_trans(dS_lane", "stmatrix_x4(dS_lane"),
+    changed(
+        "no distance to the next 64 columns of Q",
+        "wgmma_descriptor(K_smem + Q_AT, BLOCK_M * 128)",
+        "wgmma_descriptor(K_smem + Q_AT)",
+    ),
+    changed(
+        "no distance to the next 64 columns of dO",
+        "wgmma_descriptor(K_smem + DO_AT, BLOCK_M * 128)",
+        "wgmma_descriptor(K_smem + DO_AT)",
+    ),
+    changed("the next 16 rows of Q and dO are the next 8", "rows + i * 16 * 128 / 16", "rows + i * 8 * 128 / 16"),
+    changed("the next 16 keys of K are the next 8", "k + i * 16 * 128 / 16", "k + i * 8 * 128 / 16"),
+    changed(
+        "the next 16 keys of dS are the next 8",
+        "dS + (i / 4 * BLOCK_M * 128 + i % 4 * 32)",
+        "dS + (i / 4 * BLOCK_M * 128 + i % 4 * 16)",
+    ),
+    changed("dS of the own keys alone", "dS + (i / 4 * BLOCK_M * 128 + i % 4 * 32)", "dS + (i % 4 * 32)"),
+    changed("the second panel of K is the first", "keys + (i / 4 * BLOCK_N * 128 +", "keys + ("),
+    changed(
+        "both warpgroups have the first keys",
+        "wgmma_descriptor(K_smem + consumer * 64 * 128)",
+        "wgmma_descriptor(K_smem)",
+    ),
+    changed("both warpgroups have the same columns of dQ", "PANELS == 2 ? consumer * BLOCK_N * 128 : 0", "0"),
+    changed(
+        "dS without the swizzle",
+        "((2 * warp_id + lane_id / 8 % 2) ^ lane_id % 8) * 16",
+        "(2 * warp_id + lane_id / 8 % 2) * 16",
+    ),
+    changed(
+        "fragments of dS exchanged",
+        "dS_lane + stage * DS_BYTES + n / 2 * 16 * 128, x[0], x[1], x[2], x[3]",
+        "dS_lane + stage * DS_BYTES + n / 2 * 16 * 128, x[0], x[2], x[1], x[3]",
+    ),
+    changed("fragments of P exchanged", "P[n / 2][n % 2 * 2 + i]", "P[n / 2][n % 2 * 2 + 1 - i]"),
+    changed(
+        "dP times P, both of dO", "start_keys<T>(dK_acc, dS, q + rows_at)", "start_keys<T>(dK_acc, dS, dO + rows_at)"
+    ),
+    # ---- dQ in the order of the fragments
+    changed("columns g and g + 8 exchanged", "a[2 * h + e] * params", "a[2 - 2 * h + e] * params"),
+    changed(
+        "the other's half of dQ",
+        "CONSUMERS * DQ_BYTES);\n          tma_store_commit",
+        "DQ_BYTES);\n          tma_store_commit",
+    ),
+    changed(
+        "dQ_accum begins with what was there",
+        "make_float4(0.0f, 0.0f, 0.0f, 0.0f)",
+        "make_float4(1.0f, 0.0f, 0.0f, 0.0f)",
+    ),
+    changed("the first consumer's dQ in both places", "DQ_AT + consumer * DQ_BYTES", "DQ_AT"),
+    # ---- scores and weights
+    changed("delta left out", "(dP[4 * n + 2 * i] - d.x)", "dP[4 * n + 2 * i]"),
+    changed("lse of the neighbouring row", "i % 2 ? lse[4 * n].y : lse[4 * n].x", "lse[4 * n].x"),
+    changed("lse not in units of log2", "l * LOG2_E", "l"),
+    changed("a row that sees no key weighs", "l == NEG_INF ? -NEG_INF : l_log2", "l_log2"),
+    changed("dQ not scaled", "a[2 * h + e] * params.forward.softmax_scale", "a[2 * h + e]"),
+    changed("dK not scaled", "store_panels(staged, dK_acc, scale,", "store_panels(staged, dK_acc, one,"),
+    changed("dV scaled", "store_panels(staged + V_AT, dV_acc, one,", "store_panels(staged + V_AT, dV_acc, scale,"),
+    changed("the diagonal is masked", "distance > rows.window_hi", "distance >= rows.window_hi"),
+    changed("absent keys weigh", " || j >= kv_len", ""),
+    changed("tiles on the diagonal are not masked", "min(first_row + rows.window_hi + 1, kv_len)", "kv_len"),
+    # ---- tiles, stages, phases
+    changed(
+        "only the first head of the group",
+        "int next_head = row_tile > rows.first_tile ? head : head + 1;",
+        "int next_head = row_tile > rows.first_tile ? head : group;",
+    ),
+    changed(
+        "the first tile of rows left out",
+        "max(block.first_key - window_hi, 0) / BLOCK_M",
+        "max(block.first_key - window_hi, 0) / BLOCK_M + 1",
+    ),
+    changed("always the first stage of rows", "rows_at = stage * (ROWS_BYTES / 16)", "rows_at = 0 * (ROWS_BYTES / 16)"),
+    changed("lse of the first stage", "LSE_AT + stage * 4 * BLOCK_M) + t", "LSE_AT) + t"),
+    changed("dS of the first stage for dQ", "dS_dq + stage * (DS_BYTES / 16)", "dS_dq"),
+    changed("a tile of Q is there for good", "count / STAGES & 1", "0"),
+    changed(
+        "dQ goes to the first tile of rows",
+        "dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS), K_smem",
+        "dQ_accum, K_smem",
+    ),
+)
+# At d = 64 the two warpgroups have rows of dQ, not columns.
+WRONG_AT_64 = (
+    changed("both warpgroups have the same rows of dQ", "PANELS == 2 ? 0 : consumer * DQ_ROWS * 128", "0"),
+    changed("rows of dQ side by side", "PANELS == 2 ? 0 : consumer * DQ_ROWS)", "0)"),
+)
+
+
+def check(bug: Bug, given: Arrays, **options: Any) -> None:
+    half_gradients.check(STAGE, bug.name, SIZES, given, code=bug.plant(kernel.source(FILE)), **options)
+
+
+@pytest.mark.one_of_each(kind=lambda bug: None)
+@pytest.mark.parametrize("bug", [*WRONG, *WRONG_AT_64], ids=lambda bug: bug.name)
+def test_wrong_gradients_are_found(bug: Bug) -> None:
+    """The first 60 rows see no key. In the second call absent keys, which are zeros, would weigh e^lse."""
+    d = 64 if bug in WRONG_AT_64 else 128
+    with pytest.raises((AssertionError, engine.LaunchError), match=r"is off by|deadlock"):
+        check(bug, inputs((1, 2, 200, d), 140, 1, "bfloat16", grow=4.0), window=(-1, 0))
+        do, q, k, v = inputs((1, 2, 64, d), 100, 1, "bfloat16")
+        check(bug, (do, np.full_like(q, 8.0), np.full_like(k, -8.0) - np.abs(k), v))
+
+
+# ---- fences, barriers, waits
+
+
+class Missing(NamedTuple):
+    """Without this statement the X-ray says one of `kinds` first. options: of `x_rayed`."""
+
+    bug: Bug
+    kinds: str
+    options: Mapping[str, Any] = {}
+
+
+DO_FULL = "mbarrier_wait(do_full + 8 * stage, step.parity());"
+DS_READY = "named_barrier_sync(DS_READY, 256);"
+PACKED = {"rows": (64, 136), "keys": (30, 110)}
+AT_128 = {"d": 128}
+MISSING = (
+    Missing(changed("mbarriers not fenced", "mbarrier_init_fence();"), "no proxy fence"),
+    Missing(
+        changed(
+            "mbarriers may not be there yet",
+            "mbarrier_init_fence();\n  }\n  __syncthreads();",
+            "mbarrier_init_fence();\n  }",
+        ),
+        "race",
+    ),
+    # ---- the producer
+    Missing(changed("Q and dO replaced in use", "mbarrier_wait(empty + 8 * stage, step.parity() ^ 1);"), "race"),
+    Missing(
+        changed(
+            "dQ added before it is there",
+            "named_barrier_sync(DQ_FULL + mine, 288);",
+            "named_barrier_arrive(DQ_FULL + mine, 288);",
+        ),
+        "race",
+    ),
+    Missing(changed("no group to wait for", "tma_store_commit();"), "race"),
+    Missing(changed("dQ overwritten while it is added", "tma_store_wait_read<0>();"), "race"),
+    # ---- the consumers: copies
+    Missing(changed("K not waited for", "mbarrier_wait(k_full, 0);"), "not waited for"),
+    Missing(changed("V not waited for", "mbarrier_wait(v_full, 0);"), "not waited for"),
+    Missing(changed("Q not waited for", "mbarrier_wait(q_full + 8 * stage, step.parity());"), "not waited for"),
+    Missing(changed("dO not waited for", DO_FULL, times=2, which=1), "not waited for"),
+    Missing(changed("dO cleared before it is there", DO_FULL, times=2, which=0), "not waited for", PACKED),
+    Missing(changed("other keys' rows in the product", DS_READY, times=4, which=0), "race", PACKED),
+    Missing(changed("other rows in the product", DS_READY, times=4, which=1), "race", {**PACKED, "rows": (70, 130)}),
+    Missing(changed("zeros not fenced", "uint4{};\n  async_proxy_fence();", "uint4{};"), "no proxy fence", PACKED),
+    # ---- the consumers: products
+    Missing(
+        changed("scores not fenced", "wgmma_registers(S);\n  wgmma_fence();", "wgmma_registers(S);"), "no wgmma fence"
+    ),
+    Missing(
+        changed("P not fenced", "wgmma_registers(acc);\n  wgmma_fence();", "wgmma_registers(acc);"), "no wgmma fence"
+    ),
+    Missing(changed("scores in no group", "wgmma_commit();", times=3, which=0), "not waited for"),
+    Missing(changed("dV and dK in no group", "wgmma_commit();", times=3, which=1), "not waited for"),
+    Missing(changed("dQ in no group", "wgmma_commit();", times=3, which=2), "not waited for"),
+    Missing(changed("S not waited for", "wgmma_wait<1>();", times=2, which=0), "not waited for"),
+    Missing(changed("dP not waited for", "wgmma_wait<0>();", times=2, which=0), "not waited for"),
+    Missing(changed("dQ not waited for", "wgmma_wait<1>();", times=2, which=1), "not waited for"),
+    Missing(changed("dK not waited for", "wgmma_wait<0>();", times=2, which=1), "race"),
+    # ---- the consumers: dS, dQ, the end
+    Missing(changed("dS not fenced", "dO + rows_at);\n    async_proxy_fence();", "dO + rows_at);"), "no proxy fence"),
+    Missing(changed("the other's dS not waited for", DS_READY, times=4, which=2), "race"),
+    Missing(
+        changed(
+            "dQ overwritten before it is added",
+            "named_barrier_sync(DQ_EMPTY + consumer, 160);",
+            "named_barrier_arrive(DQ_EMPTY + consumer, 160);",
+        ),
+        "race",
+    ),
+    Missing(
+        changed(
+            "dQ not fenced",
+            "    async_proxy_fence();\n    named_barrier_arrive(DQ_FULL + stage, 288);",
+            "    named_barrier_arrive(DQ_FULL + stage, 288);",
+        ),
+        "no proxy fence",
+    ),
+    Missing(changed("dQ never empty", "named_barrier_arrive(DQ_EMPTY + i, 160);", ";"), "deadlock"),
+    Missing(changed("dQ never full", "named_barrier_arrive(DQ_FULL + stage, 288);"), "deadlock"),
+    Missing(changed("Q and dO never empty", "if (leader) mbarrier_arrive(empty + 8 * stage);"), "deadlock"),
+    Missing(changed("K overwritten while dQ reads it", DS_READY, times=4, which=3), "race"),
+    Missing(changed("dK staged over what is copied", "__syncwarp();", times=3, which=0), "race", AT_128),
+    Missing(changed("dK copied before it is staged", "__syncwarp();", times=3, which=1), "race"),
+    Missing(
+        changed(
+            "a number read before it is drawn",
+            "if (threadIdx.x == 0) drawn = atomicAdd(counter(), 1);\n  __syncthreads();",
+            "if (threadIdx.x == 0) drawn = atomicAdd(counter(), 1);",
+        ),
+        "race",
+        {"sizes": IN_TURN},
+    ),
+)
+# Not left out, but in the wrong place or of the wrong size.
+MISPLACED = (
+    Missing(
+        changed(
+            "Q given back too early",
+            "wgmma_wait<0>();\n    wgmma_registers(dK_acc);\n    if (leader) mbarrier_arrive(empty + 8 * stage);",
+            "if (leader) mbarrier_arrive(empty + 8 * stage);\n    wgmma_wait<0>();\n    wgmma_registers(dK_acc);",
+        ),
+        "race",
+    ),
+    Missing(
+        changed(
+            "one tile of dS", "constexpr int CONSUMERS = 2, STAGES = 2;", "constexpr int CONSUMERS = 2, STAGES = 1;"
+        ),
+        "deadlock",
+    ),
+    Missing(changed("dS always at the same place", "dS_lane + stage * DS_BYTES", "dS_lane"), "race"),
+    Missing(changed("one barrier for even and odd tiles", "DQ_FULL + stage", "DQ_FULL"), "deadlock"),
+    Missing(changed("nobody says that the first tile is empty", "if (mine == 0) arrive_empty();", ""), "deadlock"),
+    Missing(
+        changed("both say that the first tile is empty", "if (mine == 0) arrive_empty();", "arrive_empty();"),
+        "deadlock",
+    ),
+    Missing(changed("fewer bytes than are sent", "ROWS_BYTES + 4 * BLOCK_M)", "ROWS_BYTES)"), "wrong byte count"),
+    Missing(
+        changed(
+            "dQ stored, not added",
+            "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32",
+            "cp.async.bulk.global.shared::cta.bulk_group",
+        ),
+        "race",
+    ),
+)
+# What no checked run on the CPU shows to be needed, and why.
+NOT_SEEN = {
+    "wgmma_fence();": "dQ's: the fence before dV's products is later than the last use of all these registers",
+    "__syncwarp();": "before DQ_EMPTY: that barrier waits for lane 0 too, but bar.arrive takes a whole warp",
+    "tma_store_wait();": "before add_release: additions of the engine are done at the wait for their reads",
+}
+SYNCHRONISES = re.compile(
+    r"\b(?:wgmma_fence|wgmma_commit|wgmma_wait<\d>|mbarrier_init_fence|mbarrier_wait|mbarrier_arrive|named_barrier_sync|"
+    r"named_barrier_arrive|async_proxy_fence|tma_store_commit|tma_store_wait|tma_store_wait_read<\d>|__syncwarp|"
+    r"__syncthreads)\([^;{]*;"
+)
+
+
+def x_rayed(
+    code: str,
+    *,
+    d: int = 64,
+    sizes: Mapping[str, int] = SIZES,
+    rows: tuple[int, ...] = (200,),
+    keys: tuple[int, ...] = (140,),
+) -> list[str]:
+    """The kinds of what the X-ray finds in the causal gradients of sequences of these lengths."""
+    kinds = []
+
+    def looked_at(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
+        kinds.extend(finding.kind for finding in find(kernel, grid, block, args, shared_mem))
+
+    given = inputs((1, 1, sum(rows), d), sum(keys), 1, "bfloat16")
+    *_, o, lse = reference(*given, window=(-1, 0))
+    arrays = (engine.asarray(a) for a in (*given, o.astype(given[1].dtype), lse.astype(np.float32)))
+    packed = {"cu_seqlens": tuple(np.cumsum([0, *n], dtype=np.int32) for n in (rows, keys))} if len(rows) > 1 else {}
+    half_gradients.gradients(STAGE, *arrays, sizes, window=(-1, 0), code=code, launch=looked_at, **packed)
+    return [kind for kind in kinds if kind != "never written"]  # slots of shorter sequences
+
+
+@pytest.mark.one_of_each(kind=lambda missing: missing.kinds)
+@pytest.mark.parametrize("missing", [*MISSING, *MISPLACED], ids=lambda missing: missing.bug.name)
+def test_what_is_missing_is_found(missing: Missing) -> None:
+    assert missing.kinds in x_rayed(missing.bug.plant(kernel.source(FILE)), **missing.options)
+
+
+@pytest.mark.parametrize("options", [{}, PACKED, AT_128, {"sizes": IN_TURN}], ids=str)
+def test_nothing_is_found_where_nothing_is_missing(options: Mapping[str, Any]) -> None:
+    assert not x_rayed(kernel.source(FILE), **options)
+
+
+def test_every_bug_can_be_planted() -> None:
+    bugs = [*WRONG, *WRONG_AT_64, *(missing.bug for missing in (*MISSING, *MISPLACED))]
+    check_all_can_be_planted((kernel.source(FILE), bug) for bug in bugs)
+
+
+def test_each_fence_barrier_and_wait_is_left_out_once() -> None:
+    def synchronisation(text: str) -> Counter[str]:
+        return Counter(re.sub(r"\s+", " ", statement) for statement in SYNCHRONISES.findall(text))
+
+    text = kernel.source(FILE)
+    everything = synchronisation(text)
+    left_out: Counter[str] = Counter()
+    for missing in MISSING:
+        left_out += everything - synchronisation(missing.bug.plant(text))
+    assert everything - left_out == Counter(NOT_SEEN.keys())
+
+
+# ---- turns
+
+NUMBER = "DETERMINISTIC ? draw_number(counter) : block_number()"
+LAST_FIRST = changed("", NUMBER, f"gridDim.x - 1 - ({NUMBER})")
+
+
+def bits(*bugs: Bug) -> bytes:
+    """dQ of one head, whose blocks add in turn."""
+    code = kernel.source(FILE)
+    for bug in bugs:
+        code = bug.plant(code)
+    given = inputs((1, 1, 330, 64), 330, 1, "bfloat16")
+    *_, o, lse = reference(*given)
+    arrays = (engine.asarray(a) for a in (*given, o.astype(given[1].dtype), lse.astype(np.float32)))
+    dq, *_ = half_gradients.gradients(STAGE, *arrays, IN_TURN, code=code)
+    return engine.asnumpy(dq).tobytes()
+
+
+def test_blocks_add_in_turn_in_whatever_order_they_start() -> None:
+    """The last block first: it has to wait for the others, and without the wait it adds first."""
+    in_order = bits()
+    assert bits(LAST_FIRST) == in_order
+    assert bits(LAST_FIRST, changed("no turns", "wait_for_turn(slot, row_tile);")) != in_order
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        changed("turns of the next block", "const int turn = block.tile -", "const int turn = 1 + block.tile -"),
+        changed("the turn is not passed on", "add_release(turns + rows.first_slot + slot);"),
+        changed("turns begin with what was there", "if (TURNS && threadIdx.x == 0) turns[slot] = 0;"),
+    ],
+    ids=lambda bug: bug.name,
+)
+def test_a_turn_that_never_comes_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "2")
+    with pytest.raises(engine.LaunchError):
+        bits(bug)
