@@ -10,7 +10,7 @@ A stage is given by its name, or is itself a `Stage`, such as a step of a climb.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -343,8 +343,11 @@ def _rounded_gradients(
 
 def _launches(
     stage: str | Stage, do: Any, q: Any, k: Any, v: Any, code: Any, sizes: Any, options: Mapping[str, Any]
-) -> list[tuple[Any, kernel.Kernel, tuple[Any, ...]]]:
-    """The launches of one call, with arguments filled in: gradients are NaN before."""
+) -> Iterator[tuple[Any, kernel.Kernel, tuple[Any, ...]]]:
+    """The launches of one call, with arguments filled in: gradients are NaN before.
+
+    What a tensor map describes lives until the last of them has been taken.
+    """
     options = dict(options)
     scale = softmax_scale_of(options.pop("softmax_scale", None), q.shape[-1])
     window = mask_window(options.pop("window", None), options.pop("causal", False))
@@ -352,7 +355,7 @@ def _launches(
     how = {**options, "softmax_scale": scale, "window": window, "source": code, "sizes": sizes}
     with kernel.built_when_launched():
         ready, planned, _ = backward.plan(stage_of(stage), *arrays, **how)
-    return ready.filled(planned)
+    yield from ready.filled(planned)
 
 
 def _with_output(do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, ...]:
