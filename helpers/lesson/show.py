@@ -55,6 +55,13 @@ from helpers.draw.hopper import (  # noqa: F401 - part of this face
     descriptor_panels,
     roles,
 )
+from helpers.draw.hopper_backward import (  # noqa: F401 - part of this face
+    Operand,
+    budget,
+    products,
+    roles_of_backward,
+    two_readings,
+)
 from helpers.draw.layouts import (  # noqa: F401 - part of this face
     offsets,
     operands,

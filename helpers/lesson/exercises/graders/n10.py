@@ -14,7 +14,7 @@ from helpers.lesson.exercises.graders.expected import blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
-def _tensor_map(trial: Trial, array: Any, box_rows: int) -> np.ndarray:
+def tensor_map_of(trial: Trial, array: Any, box_rows: int) -> np.ndarray:
     """The map of an array (rows, 64) of float16 on the trial's device, for swizzled copies of whole rows."""
     spec = Spec.dense((1, 1, *array.shape), array.dtype)
     if trial.on_gpu:
@@ -26,7 +26,7 @@ def _tensor_map(trial: Trial, array: Any, box_rows: int) -> np.ndarray:
     return encoded.view(tensor_maps.TENSOR_MAP)
 
 
-def _name(trial: Trial, symptom: str) -> None:
+def name_symptom(trial: Trial, symptom: str) -> None:
     """Put a symptom of this exercise's own first in every row that has failed."""
     for row in trial.rows.values():
         if symptom and row.passed is False and symptom not in row.symptoms:
@@ -86,10 +86,10 @@ def ring(trial: Trial) -> None:
         _, _, v = trial.inputs(1, n, 64, np.float16)
         v_on_device, o = trial.xp.asarray(v), trial.empty(64)
         try:
-            trial.launch("sums", 1, 96, _tensor_map(trial, v_on_device, 16), o, n)
+            trial.launch("sums", 1, 96, tensor_map_of(trial, v_on_device, 16), o, n)
             trial.expect("O", o, v.sum(axis=0, dtype=np.float64), tolerance=1e-4)
         finally:
-            _name(trial, _wrong_in_ring(trial.report.events) if trial.report else "")
+            name_symptom(trial, _wrong_in_ring(trial.report.events) if trial.report else "")
     if trial.report:
         kinds = [event.kind for event in trial.report.events]
         first = kinds.index("landed") if "landed" in kinds else len(kinds)
@@ -162,12 +162,12 @@ def descriptor(trial: Trial) -> None:
     for n, n_kv in trial.sizes("N, N_kv", (64, 64), (100, 70)):
         q, k, _ = trial.inputs(n, n_kv, 64, np.float16)
         on_device, s = [trial.xp.asarray(a) for a in (q, k)], trial.empty(n, n_kv)
-        maps = [_tensor_map(trial, a, 64) for a in on_device]
+        maps = [tensor_map_of(trial, a, 64) for a in on_device]
         try:
             trial.launch("scores", (blocks(n_kv, 64), blocks(n, 64)), 128, *maps, s, n, n_kv)
             trial.expect("S", s, product(q, k.T), tolerance=1e-3)
         finally:
-            _name(trial, symptom)
+            name_symptom(trial, symptom)
     if trial.report:
         products = sum(event.kind == "product" for event in trial.report.events)
         trial.limit("products", products, exactly=4)
