@@ -1,0 +1,104 @@
+"""A forward and a backward pass by torch.autograd, on a GPU: ours beside SDPA's flash and cuDNN backends, in turns.
+
+    python3 -m helpers.bench.study autograd FILE
+
+bfloat16, 16,384 tokens, heads x head_dim = 2048. Device time, the queue kept full, so that none of the host's is in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from helpers.bench import records
+from helpers.bench.cases import Case, Shape
+from helpers.bench.run import device_facts
+from helpers.bench.timing import in_turns, speeds
+
+RECORD = records.MEASURED / "nvidia-h200-autograd.json"
+recorded = functools.partial(records.load, RECORD)
+_shown = records.table_of(lambda: recorded())
+OURS = "flash_attention"
+PEERS = {"SDPA flash": "FLASH_ATTENTION", "SDPA cuDNN": "CUDNN_ATTENTION"}
+CASES = tuple(
+    Case((16384 // n, 2048 // head_dim, n, head_dim), "bfloat16", causal)
+    for head_dim in (128, 64)
+    for n in (1024, 4096, 16384)
+    for causal in (False, True)
+)
+ROUNDS = 15
+PASSES = 3.5  # FLOP of both passes, in those of the forward one: two products, and five
+
+
+def _ways(shape: Shape, causal: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What is timed, by its name: each returns the gradients of q, k and v, (batch, N, heads, d)."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from helpers.torch_attention import flash_attention
+
+    batch, heads, n, d = shape
+    torch.manual_seed(0)
+    *given, do = (torch.randn(batch, n, heads, d, device="cuda", dtype=torch.bfloat16) + 0.25 for _ in range(4))
+    for a in given:
+        a.requires_grad_()
+
+    def ours() -> Any:
+        return torch.autograd.grad(flash_attention(*given, causal=causal), given, do)
+
+    def sdpa(backend: str) -> Any:
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            q, k, v = (a.transpose(1, 2) for a in given)
+            o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return torch.autograd.grad(o, given, do.transpose(1, 2))
+
+    yield OURS, ours
+    for name, backend in PEERS.items():
+        yield name, functools.partial(sdpa, backend)
+
+
+def measure(cases: tuple[Case, ...] = CASES, rounds: int = ROUNDS) -> dict[str, Any]:
+    """The record: each case, all ways in turns. AssertionError where the gradients are not those of a peer."""
+    import torch
+
+    rows = []
+    for case in cases:
+        ways = dict(_ways(case.shape, case.causal))
+        gradients = {name: run() for name, run in ways.items()}
+        for name in PEERS:
+            for a, b in zip(gradients[OURS], gradients[name], strict=True):
+                error, largest = float((a - b).abs().max()), float(b.abs().max())
+                assert error <= 0.02 * largest, f"{case}: {name} differs by {error:.2e} of {largest:.2e}"
+        del gradients
+        times = in_turns(ways, rounds)
+        for name, taken in times.items():
+            ms = statistics.median(taken)
+            row = {"name": name, "shape": list(case.shape), "dtype": case.dtype, "causal": case.causal, "ms": ms}
+            row |= {"ms_min": min(taken), "ms_max": max(taken), "tflops": PASSES * case.flops / ms / 1e9}
+            rows.append(row | (speeds(times[OURS], taken) if name != OURS else {}))
+            print(f"{case}: {name:16}{ms:8.3f} ms")
+    return {"device": {**device_facts(), "torch": torch.__version__}, "rounds": rounds, "rows": rows}
+
+
+@_shown
+def table(record: Mapping[str, Any] | None = None) -> str:
+    """A record as text, a case a line: ours, and its speed beside each peer's."""
+    lines = [
+        f"{'forward and backward, bfloat16':36}{OURS:>12}{'TFLOP/s':>8}"
+        + "".join(f"{f'beside {name}':>28}" for name in PEERS)
+    ]
+    by_case: dict[Any, dict[str, Any]] = {}
+    for row in record["rows"]:
+        by_case.setdefault((*row["shape"], row["causal"]), {})[row["name"]] = row
+    for (batch, heads, n, d, causal), own in by_case.items():
+        what, ours = f"{batch} x {heads} heads of {d}, N = {n}" + ", causal" * causal, own[OURS]
+        line = f"{what:36}{ours['ms']:9.2f} ms{ours['tflops']:8.0f}"
+        for name in PEERS:
+            beside = own.get(name)
+            line += (
+                f"{beside['speed']:.2f}× ({beside['speed_min']:.2f} to {beside['speed_max']:.2f})" if beside else ""
+            ).rjust(28)
+        lines.append(line.rstrip())
+    return "\n".join(lines)
