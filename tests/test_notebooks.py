@@ -59,6 +59,7 @@ MOST_WORDS = {
     "07": 1960,
     "10": 2200,
     "11": 1670,
+    "13": 1700,
 }
 MOST_WORDS_OF_OTHERS = 2000
 MOST_WORDS_OF_TITLE = 190
