@@ -1,0 +1,55 @@
+"""The pictures of notebook 13: they say what they are given, and what an X-ray of the kernel saw."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import engine
+from helpers.draw import hopper_backward as pictures
+from helpers.draw.hopper_backward import Operand
+from helpers.lesson import shortcuts
+
+
+def test_a_product_says_how_its_operands_are_stored() -> None:
+    """K-major: contiguous in the dimension that is summed over, the columns of a left operand, the rows of a right."""
+    products = [
+        (Operand("Sᵀ", (64, 64)), Operand("K", (64, 128), "rows"), Operand("Qᵀ", (128, 64), "columns")),
+        (Operand("dV", (64, 128)), Operand("Pᵀ", (64, 64)), Operand("dO", (64, 128), "rows")),
+    ]
+    drawn = pictures.products(products)
+    assert drawn.alt.startswith(
+        "products: Sᵀ = K (K-major) times Qᵀ (K-major); dV = Pᵀ (registers) times dO (MN-major)"
+    )
+    assert drawn.png().startswith(b"\x89PNG")
+    assert pictures.major(Operand("Kᵀ", (64, 128), "columns"), left=True) == "MN-major"
+
+
+def test_readings_and_budgets() -> None:
+    assert "K-major: 32 bytes a step; MN-major: 2,048" in pictures.two_readings({"K-major": 32, "MN-major": 2048}).alt
+    bars = pictures.budget({"64 rows": {"K": 32, "dQ": 32.5}, "128 rows": {"K": 300}}, 227, unit="KiB")
+    assert bars.alt == "64 rows: 64.5 KiB; 128 rows: 300 KiB; the limit is 227" and bars.png()
+
+
+@pytest.mark.usefixtures("only_x_rayed")
+def test_steps_of_an_xray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four steps of one block: each has five products of each consumer, two copies and one addition."""
+    monkeypatch.setattr(shortcuts, "cp", engine)
+    rng = np.random.default_rng(0)
+    given = [rng.standard_normal((n, 64)).astype(np.float16) for n in (256, 256, 100, 100)]
+    sizes: Any = {"BLOCK_M": 64, "BLOCK_N": 128}
+    report = shortcuts.look_gradients("hopper_backward", *given, sizes=sizes)["hopper_backward"]
+    rows = pictures.steps_of(report.events)
+    for consumer in ("consumer 1", "consumer 2"):
+        spans = Counter(what for *_, what in rows[consumer])
+        assert all(spans[product] == 4 for product in pictures.PRODUCTS) and spans["waits"]
+        order = [what for begin, _, what in sorted(rows[consumer]) if what != "waits"]
+        assert order == 4 * list(pictures.PRODUCTS)
+    assert [len(rows[name]) for name in ("stage 0", "stage 1", "dQ")] == [4, 4, 4]
+    assert all(begin < end for spans in rows.values() for begin, end, _ in spans)
+    drawn = pictures.roles_of_backward(report.events, 1, 2)
+    (ax,) = drawn.figure.axes
+    assert {"full", "empty", "dS ready", "dQ full", "dQ empty"} <= {text.get_text() for text in ax.texts}
