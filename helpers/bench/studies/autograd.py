@@ -86,7 +86,7 @@ def measure(cases: tuple[Case, ...] = CASES, rounds: int = ROUNDS) -> dict[str, 
 def table(record: Mapping[str, Any] | None = None) -> str:
     """A record as text, a case a line: ours, and its speed beside each peer's."""
     lines = [
-        f"{'forward and backward, bfloat16':36}{OURS:>12}{'TFLOP/s':>8}"
+        f"{'forward and backward, bfloat16':42}{'ours':>12}{'TFLOP/s':>8}"
         + "".join(f"{f'beside {name}':>28}" for name in PEERS)
     ]
     by_case: dict[Any, dict[str, Any]] = {}
@@ -94,7 +94,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         by_case.setdefault((*row["shape"], row["causal"]), {})[row["name"]] = row
     for (batch, heads, n, d, causal), own in by_case.items():
         what, ours = f"{batch} x {heads} heads of {d}, N = {n}" + ", causal" * causal, own[OURS]
-        line = f"{what:36}{ours['ms']:9.2f} ms{ours['tflops']:8.0f}"
+        line = f"{what:42}{ours['ms']:9.2f} ms{ours['tflops']:8.0f}"
         for name in PEERS:
             beside = own.get(name)
             line += (
