@@ -224,13 +224,13 @@ MISSING = (
     Missing(
         changed(
             "dQ not fenced",
-            "    async_proxy_fence();\n    named_barrier_arrive(DQ_FULL + stage, 288);",
-            "    named_barrier_arrive(DQ_FULL + stage, 288);",
+            "    async_proxy_fence();\n    named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);",
+            "    named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);",
         ),
         "no proxy fence",
     ),
     Missing(changed("dQ never empty", "named_barrier_arrive(DQ_EMPTY + i, 160);", ";"), "deadlock"),
-    Missing(changed("dQ never full", "named_barrier_arrive(DQ_FULL + stage, 288);"), "deadlock"),
+    Missing(changed("dQ never full", "named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);"), "deadlock"),
     Missing(changed("Q and dO never empty", "if (leader) mbarrier_arrive(empty + 8 * stage);"), "deadlock"),
     Missing(changed("K overwritten while dQ reads it", DS_READY, times=4, which=3), "race"),
     Missing(changed("dK staged over what is copied", "__syncwarp();", times=3, which=0), "race", AT_128),
@@ -255,18 +255,17 @@ MISPLACED = (
         ),
         "race",
     ),
-    Missing(
-        changed(
-            "one tile of dS", "constexpr int CONSUMERS = 2, STAGES = 2;", "constexpr int CONSUMERS = 2, STAGES = 1;"
-        ),
-        "deadlock",
-    ),
     Missing(changed("dS always at the same place", "dS_lane + stage * DS_BYTES", "dS_lane"), "race"),
-    Missing(changed("one barrier for even and odd tiles", "DQ_FULL + stage", "DQ_FULL"), "deadlock"),
+    Missing(
+        changed("one barrier for even and odd tiles", "DQ_FULL + step.count % ADDERS", "DQ_FULL"),
+        "deadlock",
+        {"sizes": IN_TURN},
+    ),
     Missing(changed("nobody says that the first tile is empty", "if (mine == 0) arrive_empty();", ""), "deadlock"),
     Missing(
         changed("both say that the first tile is empty", "if (mine == 0) arrive_empty();", "arrive_empty();"),
         "deadlock",
+        {"sizes": IN_TURN},
     ),
     Missing(changed("fewer bytes than are sent", "ROWS_BYTES + 4 * BLOCK_M)", "ROWS_BYTES)"), "wrong byte count"),
     Missing(

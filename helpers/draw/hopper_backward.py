@@ -138,7 +138,7 @@ PRODUCTS = ("Sᵀ", "dPᵀ", "dV", "dQᵀ", "dK")  # in the order in which a ste
 OF_PRODUCT = dict(zip(PRODUCTS, (PEER, WRITE, LINES[2], CPU, GPU), strict=True))
 LOADS, ADDS, CONSUMERS = 0, (32, 64), (128, 256)  # the threads that act for their warps
 # By the order of their first use, of stage i: Q's and dO's mbarriers are 2 + 3 i and 3 + 3 i, that of its end 4 + 3 i.
-DS_READY, DQ_EMPTY, DQ_FULL = 1, 2, 4  # named barriers
+DS_READY, DQ_EMPTY, DQ_FULL = [1], [2, 3], [4, 5]  # named barriers
 
 Span = tuple[int, int, str]
 
@@ -217,7 +217,7 @@ def roles_of_backward(events: Sequence[Any], first: int = 1, last: int = 2) -> P
             if what in PRODUCTS:
                 ax.text((left + right) / 2, lane, what, ha="center", va="center", fontsize=7, zorder=3)
     _arrows(ax, order, zero, stop, first % 2, y_of)
-    names = ["copies, stage 0", "copies, stage 1", "consumer 1", "consumer 2", "two warps add dQ"]
+    names = ["copies, stage 0", "copies, stage 1", "consumer 1", "consumer 2", "dQ is added"]
     ax.set_yticks(list(y_of.values()), names, fontsize=8)
     ax.set(ylim=(6.0, -0.4), xlim=(0, stop - zero), xticks=[], xlabel="order of events on the engine, not time")
     said = {"Q": "copy of Q in flight", "dO": "copy of dO", **{what: f"{what} in flight" for what in PRODUCTS}}
@@ -235,21 +235,21 @@ def _arrows(ax: Any, order: Sequence[Any], zero: int, stop: int, stage: int, y_o
     place = {LOADS: y_of[f"stage {stage}"], **dict.fromkeys(ADDS, y_of["dQ"])}
     place |= {thread: y_of[f"consumer {i + 1}"] for i, thread in enumerate(CONSUMERS)}
 
-    def when(kind: str, number: int, threads: Sequence[int], after: int) -> tuple[int, int] | None:
-        """When it happens first, and to which thread."""
+    def when(kind: str, numbers: Sequence[int], threads: Sequence[int], after: int) -> tuple[int, int] | None:
+        """When it happens first, at one of these barriers, and to which thread."""
         for now, event in enumerate(order[after:stop], start=after):
-            if event.kind == kind and event.number == number and event.thread in threads:
+            if event.kind == kind and event.number in numbers and event.thread in threads:
                 return now, event.thread
         return None
 
     one, other = CONSUMERS
-    adds = ADDS[stage : stage + 1]
+    full, empty = [2 + 3 * stage], [4 + 3 * stage]
     for name, leaves, comes, colour in (
-        ("full", ("landed", 2 + 3 * stage, (LOADS,)), ("waited", 2 + 3 * stage, CONSUMERS), GPU),
-        ("dS ready", ("bar.sync", DS_READY, (other,)), ("bar.synced", DS_READY, (one,)), WRITE),
-        ("dQ full", ("bar.arrive", DQ_FULL + stage, (other,)), ("bar.synced", DQ_FULL + stage, adds), ROOF),
-        ("dQ empty", ("bar.arrive", DQ_EMPTY + 1, ADDS), ("bar.synced", DQ_EMPTY + 1, (other,)), LINES[4]),
-        ("empty", ("arrive", 4 + 3 * stage, (other,)), ("waited", 4 + 3 * stage, (LOADS,)), LINES[2]),
+        ("full", ("landed", full, [LOADS]), ("waited", full, CONSUMERS), GPU),
+        ("dS ready", ("bar.sync", DS_READY, [other]), ("bar.synced", DS_READY, [one]), WRITE),
+        ("dQ full", ("bar.arrive", DQ_FULL, [other]), ("bar.synced", DQ_FULL, ADDS), ROOF),
+        ("dQ empty", ("bar.arrive", DQ_EMPTY[1:], ADDS), ("bar.synced", DQ_EMPTY[1:], [other]), LINES[4]),
+        ("empty", ("arrive", empty, [other]), ("waited", empty, [LOADS]), LINES[2]),
     ):
         begin = when(*leaves, after=zero)
         end = when(*comes, after=begin[0]) if begin else None
