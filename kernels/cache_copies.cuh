@@ -80,21 +80,25 @@ struct Copies {
     const unsigned to = swizzle<CHUNKS_T>(row, threadIdx.x % LANES);
     const bool whole = first_key >= at.keys.begin &&
                        first_key + BLOCK_N <= min(at.keys.end, at.keys.before) &&
-                       (!PAGED || BLOCK_N <= 1 << cache.params.page_bits);
-    if (whole) {  // all of it is seen, was there before, and is in one page
-      const unsigned char* k = K_lane + offset(k_row, k_page, page, first_key + row);
-      const unsigned char* v = V_lane + offset(v_row, v_page, page, first_key + row);
+                       (!PAGED || cache.params.page_bits >= 4);
+    if (whole) {  // all of it is seen and was there before, and 16 keys are in one page
 #pragma unroll
-      for (int i = 0; i < BLOCK_N; i += ROWS_AT_ONCE)
+      for (int half = 0; half < BLOCK_N; half += 16) {
+        const int of_half = PAGED ? __shfl_sync(0xffffffff, page, half) : 0;
+        const unsigned char* k = K_lane + offset(k_row, k_page, of_half, first_key + half + row);
+        const unsigned char* v = V_lane + offset(v_row, v_page, of_half, first_key + half + row);
 #pragma unroll
-        for (int c = 0; c < PER_LANE; ++c) {
-          const unsigned there = i * CHUNKS_T * 16 + c * LANES * 16;
-          const unsigned from = c * LANES * 16;
-          cp_async(
-              (K_smem + to ^ 16 * (i % 8)) + there, k + (unsigned long long)i * k_row + from, 16);
-          cp_async(
-              (V_smem + to ^ 16 * (i % 8)) + there, v + (unsigned long long)i * v_row + from, 16);
-        }
+        for (int i = 0; i < 16; i += ROWS_AT_ONCE)
+#pragma unroll
+          for (int c = 0; c < PER_LANE; ++c) {
+            const unsigned there = (half + i) * CHUNKS_T * 16 + c * LANES * 16;
+            const unsigned from = c * LANES * 16;
+            cp_async(
+                (K_smem + to ^ 16 * (i % 8)) + there, k + (unsigned long long)i * k_row + from, 16);
+            cp_async(
+                (V_smem + to ^ 16 * (i % 8)) + there, v + (unsigned long long)i * v_row + from, 16);
+          }
+      }
     } else {
       copy_by_row(K_smem, V_smem, first_key);
     }

@@ -24,24 +24,41 @@ struct Stretch {
       int block, int blocks)
       : params(params), rows(rows), cache_seqlens(cache_seqlens), appends(appends), keys(of(0)) {
     const int kv_heads = params.attention.kv_heads;
-    if (params.num_splits) {  // a block for each part of each unit
-      const int unit = block / params.num_splits, part = block % params.num_splits;
+    const int sequences = params.attention.sequences, lane_id = threadIdx.x % 32;
+    const int units = sequences * kv_heads;
+    // Every warp finds the stretch by itself, 32 sequences at a time: the sum of all tiles, then
+    // the sequence in which the stretch begins.
+    int total = 0, least = 1 << 30, most = 0;
+    for (int i = lane_id; i < sequences && !params.num_splits; i += 32) {
+      const int tiles = of(i).tiles;
+      total += tiles * kv_heads;
+      least = min(least, tiles);
+      most = max(most, tiles);
+    }
+    for (int i = 16; i > 0; i /= 2) {
+      total += __shfl_xor_sync(0xffffffff, total, i);
+      least = min(least, __shfl_xor_sync(0xffffffff, least, i));
+      most = max(most, __shfl_xor_sync(0xffffffff, most, i));
+    }
+    // Units that are all as long, as those of one sequence are, are cut in as many parts of their
+    // own, or not at all: a few blocks more may be idle, but none has parts of two units.
+    const bool same = least == most;
+    int splits = params.num_splits;
+    if (same && units <= blocks) splits = max(min(blocks / units, most / params.min_tiles), 1);
+    if (splits) {  // a block for each part of each unit
+      const int unit = block / splits, part = block % splits;
+      if (unit >= units) return;
       sequence = unit / kv_heads;
       kv_head = unit % kv_heads;
       keys = of(sequence);
-      share = (keys.tiles + params.num_splits - 1) / params.num_splits;
+      share = (keys.tiles + splits - 1) / splits;
       unit_begin = (block - part) * share;
       first = part * share;
       end = min(first + share, keys.tiles);
       return;
     }
-    // Every warp finds the stretch by itself, 32 sequences at a time: the sum of all tiles, then
-    // the sequence in which the stretch begins.
-    const int sequences = params.attention.sequences, lane_id = threadIdx.x % 32;
-    int total = 0;
-    for (int i = lane_id; i < sequences; i += 32) total += of(i).tiles * kv_heads;
-    for (int i = 16; i > 0; i /= 2) total += __shfl_xor_sync(0xffffffff, total, i);
-    share = max((total + blocks - 1) / blocks, params.min_tiles);
+    share = same ? most * ((units + blocks - 1) / blocks) : (total + blocks - 1) / blocks;
+    share = max(share, params.min_tiles);
     const int begin = block * share;
     left = min(share, total - begin);
     if (left <= 0) return;

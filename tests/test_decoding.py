@@ -455,20 +455,26 @@ def unordered(name: str, old: str, new: str, **more: Any) -> Bug:
 BUGS = (
     # which tiles a block has
     bug("stretches of one tile too few", "(total + blocks - 1) / blocks", "total / blocks", "one head for all"),
-    astray("tiles of one head counted", "of(i).tiles * kv_heads;\n    for", "of(i).tiles;\n    for"),
+    astray("tiles of one head counted", "total += tiles * kv_heads;", "total += tiles;"),
     astray("the sequence behind", "__ffs(behind) - 1", "__ffs(behind)", "many sequences"),
     astray("the first 32 sequences alone", "sum += __shfl_sync(0xffffffff, upto, 31);", "", "many sequences"),
     astray("a unit begins where it ends", "upto - own, lane", "upto, lane"),
-    bug("a head begins where its sequence does", "unit_begin += kv_head * keys.tiles;", "", "one sequence"),
+    bug("a head begins where its sequence does", "unit_begin += kv_head * keys.tiles;", ""),
     astray("the stretch is too long", "left -= end - first;", ""),
     bug("the next unit begins behind its first tile", "first = 0;\n    end", "first = 1;\n    end"),
     astray("the keys of the sequence before", "keys = of(++sequence);", "++sequence;"),
     bug("the same head again", "++kv_head == params", "kv_head + 1 == params"),
     bug("an empty sequence has no unit", "/ BLOCK_N - tile, 1)", "/ BLOCK_N - tile, 0)", "empty among others"),
     bug("the last tile is not counted", "(end + BLOCK_N - 1) / BLOCK_N", "end / BLOCK_N"),
-    bug("parts of the same length, one too few", "(keys.tiles + params.num_splits - 1)", "keys.tiles", CUT),
+    bug("parts of the same length, one too few", "(keys.tiles + splits - 1)", "keys.tiles", CUT),
     bug("one part too many", "first_block() + 1;", "first_block() + 2;", CUT),
     bug("one part too few", "first_block() + 1;", "first_block();", CUT),
+    bug(
+        "parts of two units where all are as long",
+        "int splits = params.num_splits;\n    if (same",
+        "int splits = 0;\n    if (same && false",
+        CUT,
+    ),
     # what a row sees
     bug("new tokens do not count as keys", "q_pos = before + more - a.N;", "q_pos = before - a.N;", NEW),
     bug("the last keys are not masked", "all_end = min(first_pos + a.window_right + 1, end);", "all_end = 1 << 30;"),
@@ -508,7 +514,7 @@ BUGS = (
     bug(
         "the tile's first page for all", "__shfl_sync(0xffffffff, page, row)", "__shfl_sync(0xffffffff, page, 0)", SMALL
     ),
-    bug("tiles in one page that are not", "(!PAGED || BLOCK_N <= 1 << cache.params.page_bits)", "true", SMALL),
+    bug("tiles in one page that are not", "(!PAGED || cache.params.page_bits >= 4)", "true", SMALL),
     astray("tables of one page", "(long long)cache.params.table_row", "1", NEW),
     bug("the unit's keys are the last one's", "      find_unit();\n    }", "    }"),
     bug("rows in each other's place", "^ 16 * (i % 8)", "^ 0 * (i % 8)", times=2, which=0),

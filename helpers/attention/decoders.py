@@ -153,8 +153,7 @@ def _sizes(call: Call) -> dict[str, int]:
     picked = pick_sizes(q.shape[3], q.dtype.itemsize, call.rows, limits.most_shared(), short=short)
     if "block_table" not in call.arrays:
         return picked
-    page = call.arrays["k_cache"].shape[1]  # a tile that is in one page costs fewer instructions
-    return {**picked, "PAGED": 1, "BLOCK_N": 16 if page < picked["BLOCK_N"] else picked["BLOCK_N"]}
+    return {**picked, "PAGED": 1}
 
 
 def _grid(call: Call, sizes: Mapping[str, int]) -> tuple[int, int]:

@@ -254,7 +254,7 @@ _STORED = """\
       dQ_smem[n * 128] =
           make_float4(dQ_acc[4 * n], dQ_acc[4 * n + 1], dQ_acc[4 * n + 2], dQ_acc[4 * n + 3]);
     async_proxy_fence();
-    named_barrier_arrive(DQ_FULL + stage, 288);
+    named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);
 """
 _ADDED = """\
       asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target + n * 128),
@@ -268,7 +268,7 @@ _TARGET = """\
         consumer * (DQ_BYTES / 16) + thread;
 """
 _FROM_REGISTERS = (
-    ("warp_id == 1 || warp_id == 2", "false"),
+    ("warp_id >= 1 && warp_id <= ADDERS", "false"),
     ("named_barrier_sync(DQ_EMPTY + consumer, 160);", _TARGET),
     (_STORED, _ADDED),
 )
