@@ -28,7 +28,10 @@ FEW_BLOCKS = tuple((1, heads, 4096, d) for heads in (1, 4) for d in (64, 128))
 BACKWARD_SHAPES = {
     "float32": SHAPES[-2:],
     "float16": SHAPES[-2:],
-    "bfloat16": (*SHAPES[-2:], *(shape for shape in HALF_SWEEP if shape[2] >= 2048), *FEW_BLOCKS),
+    "bfloat16": (
+        *(*SHAPES[-2:], *(shape for shape in HALF_SWEEP if shape[2] >= 2048), *FEW_BLOCKS),
+        *((16384 // n, 8, n, 256) for n in (2048, 4096, 16384)),
+    ),
 }
 BESIDE = ("variant", "step", "experiment", "backward step", "backward experiment")  # the ladder
 SIDE_SHARE = 0.5  # of the time for one measurement: for what stands beside the ladder, and for the sweep over N
@@ -217,6 +220,8 @@ def _of_gradients(only: Sequence[str], with_peers: bool) -> Iterator[Job]:
             for causal in (False, True):
                 case = Case(shape, dtype, causal, backward=True)
                 able = [each for each in stages if why_not(each.stage, case) is None]
+                best = {each.stage.number: each.stage for each in able}  # of a rung with two: not the one for long rows
+                able = [each for each in able if each.stage is best[each.stage.number]]
                 yield from (Job("backward", each.name, each, case) for each in able)
                 if able and with_peers:
                     others = (peer for peer in peers.TORCH_BACKWARD if peer.why_not(dtype, causal) is None)
