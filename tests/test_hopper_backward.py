@@ -14,14 +14,14 @@ import half_gradients
 import numpy as np
 import pytest
 from half_gradients import Arrays, inputs, reference
-from planted import Bug, check_all_can_be_planted
+from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import engine
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER
+from helpers.attention.ladder import LADDER, Stage
 from helpers.xray.run import find
 
-STAGE = LADDER["hopper_backward"]
+STAGE, WIDE_STAGE = LADDER["hopper_backward"], LADDER["hopper_backward_wide"]
 FILE = STAGE.file
 SIZES = {"BLOCK_M": 64, "BLOCK_N": 128}
 IN_TURN = {**SIZES, "DETERMINISTIC": 1}
@@ -297,6 +297,7 @@ def x_rayed(
     sizes: Mapping[str, int] = SIZES,
     rows: tuple[int, ...] = (200,),
     keys: tuple[int, ...] = (140,),
+    stage: Stage = STAGE,
 ) -> list[str]:
     """The kinds of what the X-ray finds in the causal gradients of sequences of these lengths."""
     kinds = []
@@ -308,7 +309,7 @@ def x_rayed(
     *_, o, lse = reference(*given, window=(-1, 0))
     arrays = (engine.asarray(a) for a in (*given, o.astype(given[1].dtype), lse.astype(np.float32)))
     packed = {"cu_seqlens": tuple(np.cumsum([0, *n], dtype=np.int32) for n in (rows, keys))} if len(rows) > 1 else {}
-    half_gradients.gradients(STAGE, *arrays, sizes, window=(-1, 0), code=code, launch=looked_at, **packed)
+    half_gradients.gradients(stage, *arrays, sizes, window=(-1, 0), code=code, launch=looked_at, **packed)
     return [kind for kind in kinds if kind != "never written"]  # slots of shorter sequences
 
 
@@ -338,6 +339,59 @@ def test_each_fence_barrier_and_wait_is_left_out_once() -> None:
     for missing in MISSING:
         left_out += everything - synchronisation(missing.bug.plant(text))
     assert everything - left_out == Counter(NOT_SEEN.keys())
+
+
+# ---- the kernel for long rows, in what it does otherwise
+
+# No checked run shows a need of two things in it: a consumer's wait for the other's tile, which the other has waited for
+# before their barrier; and the barrier before the epilogue, as the engine's products end for all warps at once.
+
+WIDE = {"stage": WIDE_STAGE, "sizes": {"BLOCK_M": 64, "BLOCK_N": 64}, "d": 136}
+WIDE_MISSING = (
+    Missing(changed("P read before it is there", "named_barrier_sync(P_READY, 256);"), "race", WIDE),
+    Missing(changed("dS read before it is there", DS_READY, times=4, which=2), "race", WIDE),
+    Missing(changed("P and dS not fenced", "    async_proxy_fence();\n", times=2, which=ALL), "no proxy fence", WIDE),
+    Missing(changed("P always at the same place", "lane + P_AT + stage * SCORES_BYTES", "lane + P_AT"), "race", WIDE),
+    Missing(changed("dQ added before it is there", "wgmma_wait<1>();"), "not waited for", WIDE),
+    Missing(
+        changed(
+            "dQ stored, not added",
+            "red.global.add.v4.f32 [%0], {%1, %2, %3, %4};",
+            "st.global.v4.f32 [%0], {%1, %2, %3, %4};",
+        ),
+        "race",
+        WIDE,
+    ),
+)
+WIDE_WRONG = (
+    changed("both consumers have the same columns of K", "K_smem + consumer * 2 * BLOCK_N * 128", "K_smem"),
+    changed("P read as it was not stored", "ldmatrix_x4_trans(P[k]", "ldmatrix_x4(P[k]"),
+    changed("dQ from dS transposed", "start_columns<0, T>(dQ_acc", "start_columns<1, T>(dQ_acc"),
+    changed("dV from dS", "start_columns<1, T>(dV_acc, P_tile", "start_columns<1, T>(dV_acc, dS_tile"),
+    changed("columns past the end are kept", "kv_len - first_key - key, HEAD_DIM - column);", "0, 0);", times=2),
+    changed("the same half of dQ", "consumer * (BLOCK_M * COLUMNS) + 4 * thread", "4 * thread"),
+)
+
+
+@pytest.mark.one_of_each(kind=lambda missing: missing.kinds)
+@pytest.mark.parametrize("missing", WIDE_MISSING, ids=lambda missing: missing.bug.name)
+def test_what_is_missing_for_long_rows_is_found(missing: Missing) -> None:
+    assert missing.kinds in x_rayed(missing.bug.plant(kernel.source(WIDE_STAGE.file)), **missing.options)
+
+
+@pytest.mark.one_of_each(kind=lambda bug: None)
+@pytest.mark.parametrize("bug", WIDE_WRONG, ids=lambda bug: bug.name)
+def test_wrong_gradients_of_long_rows_are_found(bug: Bug) -> None:
+    code, given = bug.plant(kernel.source(WIDE_STAGE.file)), inputs((1, 2, 100, 136), 80, 1, "bfloat16", grow=4.0)
+    with pytest.raises(AssertionError, match="is off by"):
+        half_gradients.check(WIDE_STAGE, bug.name, WIDE["sizes"], given, code=code, window=(-1, 0))
+
+
+def test_nothing_is_found_for_long_rows() -> None:
+    code = kernel.source(WIDE_STAGE.file)
+    assert not x_rayed(code, **WIDE)
+    assert not x_rayed(code, **WIDE, **PACKED)
+    check_all_can_be_planted((code, bug) for bug in (*WIDE_WRONG, *(missing.bug for missing in WIDE_MISSING)))
 
 
 # ---- turns
