@@ -13,15 +13,15 @@ template <int TILE_ROWS, typename T>
 __device__ __forceinline__ void load_tile(
     unsigned target, const T* __restrict__ source, long long stride, int rows_left,
     int columns = HEAD_DIM) {
-  constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>, STEP = THREADS / SPAN;
+  constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>, STEP = THREADS / SPAN, ELEMENTS = 16 / sizeof(T);
   static_assert(STEP % 8 == 0, "a thread's rows must be multiples of 8 apart to share one swizzle");
 #pragma unroll
   for (int i = 0; i < TILE_ROWS; i += STEP, source += STEP * stride) {
     if (i + STEP > TILE_ROWS && i + threadIdx.x / SPAN >= TILE_ROWS) break;
 #pragma unroll
     for (int j = 0; j < CHUNKS; j += SPAN) {
-      const bool in_bounds = i < rows_left && 8 * int(threadIdx.x % SPAN + j) < columns;
-      cp_async(target + 16 * (i * CHUNKS + j), source + 8 * j, in_bounds ? 16 : 0);
+      const bool in_bounds = i < rows_left && ELEMENTS * int(threadIdx.x % SPAN + j) < columns;
+      cp_async(target + 16 * (i * CHUNKS + j), source + ELEMENTS * j, in_bounds ? 16 : 0);
     }
   }
 }

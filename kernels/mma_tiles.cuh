@@ -4,7 +4,6 @@
 
 #pragma once
 #include "half2.cuh"
-#include "mask.cuh"
 #include "ptx.cuh"
 #include "swizzle.cuh"
 
@@ -52,21 +51,6 @@ __device__ __forceinline__ void gemm_qk(Scores& S, const Lane& q_lane, const Key
         mma_m16n8k16(T(), S[m][2 * n + 1], a[m], b[2], b[3]);
       }
     }
-  }
-}
-
-// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position
-// of the thread's first row among the keys, and end are relative to the thread's first key.
-__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lo, int hi) {
-#pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    const int low = row_pos + 8 * i + lo, high = row_pos + 8 * i + hi;
-    const unsigned seen = keys_before<BLOCK_N>(min(high + 1, end)) & ~keys_before<BLOCK_N>(low);
-#pragma unroll
-    for (int n = 0; n < BLOCK_N / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        if (!(seen >> (2 * n + e) & 1)) row_pair(S, i, n)[e] = NEG_INF;
   }
 }
 

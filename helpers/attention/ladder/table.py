@@ -60,6 +60,10 @@ def _mma_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_mma(head_dim, limits.most_shared())
 
 
+def _tf32_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_tf32(head_dim, limits.most_shared())
+
+
 def _cute_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_cute(head_dim, limits.most_shared())
 
@@ -120,6 +124,11 @@ def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
     outputs of notebooks 08 and 09, which call this way, are the same with and without such a GPU's stage.
     """
     return device.ON_GPU and (rows >= 512 if head_dim > 64 else all_rows >= 16384)
+
+
+def _tf32_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
+    """On GPUs; on the CPU engine, calls that name no stage keep 05, so that the outputs of notebooks stay."""
+    return device.ON_GPU
 
 
 def _hopper_backward_variant(call: Call) -> dict[str, int]:
@@ -304,6 +313,19 @@ _STAGES = (
         max_head_dim=128,
         shared_bytes=lambda sizes: tiles.hopper_backward_shared_bytes(sizes["HEAD_DIM"], sizes),
         **_HOPPER_BACKWARD,
+    ),
+    Stage(
+        *(15, "tf32", "15_tf32.cu", "float32 on tensor cores: three TF32 products, sums that do not drift"),
+        Tuning(_tf32_tiles, by_default=_tf32_by_default),
+        launches=strided,
+        slots=in_slots,
+        features=EVERYTHING | FORWARD_EXTRAS,
+        min_cc=80,
+        max_head_dim=256,
+        head_dim_step=4,
+        threads=lambda sizes: 32 * sizes["WARPS"],
+        shared_bytes=lambda sizes: tiles.tf32_shared_bytes(sizes["HEAD_DIM"], sizes),
+        needs_aligned=True,
     ),
 )
 

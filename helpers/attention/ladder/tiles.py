@@ -552,6 +552,35 @@ def pick_hopper_backward(head_dim: int, derivative: bool = False) -> dict[str, i
     return {"BLOCK_M": block_m, "BLOCK_N": 128}
 
 
+# ---- 15, float32 on tensor cores
+
+# By head_dim: the first that fits is taken.
+_TF32: dict[int, tuple[dict[str, int], ...]] = {
+    64: ({"BLOCK_M": 128, "BLOCK_N": 32, "WARPS": 4, "MIN_BLOCKS": 2},),
+    128: (
+        {"BLOCK_M": 128, "BLOCK_N": 64, "WARPS": 8, "MIN_BLOCKS": 1},
+        {"BLOCK_M": 128, "BLOCK_N": 32, "WARPS": 8, "MIN_BLOCKS": 1},
+        {"BLOCK_M": 64, "BLOCK_N": 32, "WARPS": 4, "MIN_BLOCKS": 1},
+    ),
+    256: (
+        {"BLOCK_M": 64, "BLOCK_N": 32, "WARPS": 4, "MIN_BLOCKS": 1},
+        {"BLOCK_M": 64, "BLOCK_N": 16, "WARPS": 4, "MIN_BLOCKS": 1},
+        {"BLOCK_M": 32, "BLOCK_N": 16, "WARPS": 2, "MIN_BLOCKS": 1},
+    ),
+}
+
+
+def tf32_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
+    """Of 15: tiles of Q, and two each of K and V, in rows of whole lines of 128 bytes."""
+    return 128 * -(-head_dim // 32) * (sizes["BLOCK_M"] + 4 * sizes["BLOCK_N"])
+
+
+@functools.cache
+def pick_tf32(head_dim: int, shared_limit: int) -> dict[str, int]:
+    """The -D options of 15, without HEAD_DIM. ValueError where no tile fits, or head_dim is above 256."""
+    return _first(_TF32, tf32_shared_bytes, head_dim, shared_limit)
+
+
 def _first(
     table: Mapping[int, Sequence[Mapping[str, int]]],
     shared_bytes: Callable[[int, Mapping[str, int]], int],
