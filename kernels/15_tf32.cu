@@ -15,7 +15,7 @@
 //          on count as infinite, and make NaN; below 1e-34 they keep fewer bits
 // Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 #include "block.cuh"      // Block, Window: 05
-#include "mask.cuh"       // keys_before: 07
+#include "mask.cuh"       // mask: 07
 #include "ptx.cuh"        // cp.async, row_pair: 07
 #include "score_mod.cuh"  // nothing, until 11 gives it a function of scores
 #include "softmax.cuh"    // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce: 07
@@ -35,8 +35,8 @@
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS 2  // per SM: what the compiler keeps registers free for
 #endif
-#ifndef ATOMS_N
-#define ATOMS_N 2  // MMA atoms of 8 keys that Q K^T has under way
+#ifndef RESCALE_THRESHOLD
+#define RESCALE_THRESHOLD 8.0f  // m_i follows only maxima that exceed it by more, in powers of 2
 #endif
 
 constexpr int THREADS = 32 * WARPS;
@@ -48,11 +48,11 @@ constexpr int ROW_BYTES = 4 * HEAD_DIM_PADDED;
 constexpr int SPAN = 8;  // threads that copy a row
 static_assert(HEAD_DIM % 4 == 0 && HEAD_DIM <= 256, "whole chunks; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
+using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
 
-#include "load_tile.cuh"       // this thread's share of a tile, by cp.async
-#include "online_softmax.cuh"  // 07: mask_tile, online_softmax_rescale
+#include "load_tile.cuh"  // this thread's share of a tile, by cp.async
 
 // The byte offset of a chunk in its tile. A quarter of a warp reads four neighbouring chunks of rows
 // 2 i and 2 i + 1 (Q, K), or chunks i and i + 4 of four even or four odd rows (V): the exclusive or
@@ -91,32 +91,19 @@ struct Fragment {
   __device__ __forceinline__ void set(int i, float x) { split(x, hi[i], lo[i]); }
 };
 
-// large + small += A B, for the warp's rows and B's columns from 8 n on. The products with lo have
-// sums of their own: next to the others, they would lose their last bits. Sums are used as far
-// apart as can be, as each waits for the one before.
-template <int N, int COLUMNS>
+// large + small += A B. Next to the others, the products with lo would lose their last bits.
 __device__ __forceinline__ void mma_three(
-    float (&large)[TILES_M][COLUMNS][4], float (&small)[TILES_M][COLUMNS][4], int n,
-    const Fragment<4> (&a)[TILES_M], const Fragment<2> (&b)[N]) {
-#pragma unroll
-  for (int j = 0; j < N; ++j)
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m) mma_m16n8k8(small[m][n + j], a[m].lo, b[j].hi);
-#pragma unroll
-  for (int j = 0; j < N; ++j)
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m) mma_m16n8k8(large[m][n + j], a[m].hi, b[j].hi);
-#pragma unroll
-  for (int j = 0; j < N; ++j)
-#pragma unroll
-    for (int m = 0; m < TILES_M; ++m) mma_m16n8k8(small[m][n + j], a[m].hi, b[j].lo);
+    float (&large)[4], float (&small)[4], const Fragment<4>& a, const Fragment<2>& b) {
+  mma_m16n8k8(small, a.lo, b.hi);
+  mma_m16n8k8(small, a.hi, b.lo);
+  mma_m16n8k8(large, a.hi, b.hi);
 }
 
-// S = Q K^T for this warp's rows. The columns of a sum may come in any order, so of 16 a lane reads
-// 4 t .. 4 t + 3: t and t + 4 of two products.
+// S = scale Q K^T for this warp's rows. The columns of a sum may come in any order: of 16, a lane reads
+// 4 t .. 4 t + 3, which are t and t + 4 of two products.
 __device__ __forceinline__ void gemm_qk(
-    Scores& S, const unsigned char* Q_smem, unsigned q_lane, const unsigned char* K_smem,
-    unsigned k_lane) {
+    Scores& S, float scale, const unsigned char* Q_smem, unsigned q_lane,
+    const unsigned char* K_smem, unsigned k_lane) {
   Scores small = {};
 #pragma unroll
   for (int k = 0; k < (HEAD_DIM + 15) / 16; ++k) {
@@ -131,33 +118,61 @@ __device__ __forceinline__ void gemm_qk(
       a[1][i / 2].set(i % 2 + 2, q.w);
     }
 #pragma unroll
-    for (int n = 0; n < BLOCK_N / 8; n += ATOMS_N) {
-      Fragment<2> b[2][ATOMS_N];
+    for (int n = 0; n < BLOCK_N / 8; ++n) {
+      Fragment<2> b[2];
+      const float4 key =
+          read_chunk(K_smem + swizzle_advance<CHUNKS>(k_lane, 4 * k) + 8 * n * ROW_BYTES);
+      b[0].set(0, key.x);
+      b[0].set(1, key.y);
+      b[1].set(0, key.z);
+      b[1].set(1, key.w);
 #pragma unroll
-      for (int j = 0; j < ATOMS_N; ++j) {
-        const float4 key =
-            read_chunk(K_smem + swizzle_advance<CHUNKS>(k_lane, 4 * k) + 8 * (n + j) * ROW_BYTES);
-        b[0][j].set(0, key.x);
-        b[0][j].set(1, key.y);
-        b[1][j].set(0, key.z);
-        b[1][j].set(1, key.w);
-      }
+      for (int i = 0; i < 2; ++i)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) mma_three(S, small, n, a[i], b[i]);
+        for (int m = 0; m < TILES_M; ++m) mma_three(S[m][n], small[m][n], a[i][m], b[i]);
     }
   }
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i)
+  for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
 #pragma unroll
-      for (int e = 0; e < 2; ++e) row_pair(S, i, n)[e] += row_pair(small, i, n)[e];
+      for (int e = 0; e < 4; ++e) S[m][n][e] = scale * (S[m][n][e] + small[m][n][e]);
 }
 
-// acc += P V. The accumulators of 8 keys have the layout that the left operand needs if V's rows
-// 2 t and 2 t + 1 are t and t + 4 of the product. Of 32 columns a lane reads four neighbours.
+// Everything so far is rescaled to the new maxima, but only when some score exceeds m_i by more than
+// RESCALE_THRESHOLD (07). Scores and m_i are in units of log2.
+__device__ __forceinline__ void online_softmax_rescale(
+    const Scores& S, Statistics& m_i, Statistics& l_i, Output& acc) {
+  Statistics m_new;
+  bool exceeded = false;
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    m_new[i] = m_i[i];
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+      m_new[i] = fmaxf(m_new[i], fmaxf(row_pair(S, i, n)[0], row_pair(S, i, n)[1]));
+    exceeded |= m_new[i] > m_i[i] + RESCALE_THRESHOLD;
+  }
+  if (!__any_sync(0xffffffff, exceeded)) return;
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    m_new[i] = row_allreduce(m_new[i], [](float a, float b) { return fmaxf(a, b); });
+    const float rescale = exp2f(m_i[i] - m_new[i]);  // 0 at the first key; 1 if the maximum stays
+    m_i[i] = m_new[i];
+    l_i[i] *= rescale;
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) row_pair(acc, i, n)[e] *= rescale;
+  }
+}
+
+// acc += P V. The accumulators of 8 keys have the layout that the left operand needs, if V's rows 2 t
+// and 2 t + 1 are t and t + 4 of the product. Of 32 columns a lane reads four neighbours, as columns
+// g of four products; their sum over the tile begins at 0, and is added in float32.
 __device__ __forceinline__ void gemm_pv(
-    Output& acc, const Scores& S, const Statistics& m_i, Statistics& l_i, float softmax_scale_log2,
+    Output& acc, const Scores& S, const Statistics& m_i, Statistics& l_i,
     const unsigned char* V_smem, unsigned v_lane) {
   Fragment<4> a[BLOCK_N / 8][TILES_M];
 #pragma unroll
@@ -166,13 +181,13 @@ __device__ __forceinline__ void gemm_pv(
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float p = exp2f(fmaf(row_pair(S, i, k)[e], softmax_scale_log2, -m_i[i]));
+        const float p = exp2f(row_pair(S, i, k)[e] - m_i[i]);
         l_i[i] += p;
         a[k][i / 2].set(i % 2 + 2 * e, p);
       }
 #pragma unroll
   for (int n = 0; n < HEAD_DIM_PADDED / 8; n += 4) {
-    float large[TILES_M][4][4] = {}, small[TILES_M][4][4] = {};
+    float sum[TILES_M][4][4] = {};
 #pragma unroll
     for (int k = 0; k < BLOCK_N / 8; ++k) {
       Fragment<2> b[4];
@@ -185,14 +200,17 @@ __device__ __forceinline__ void gemm_pv(
         b[2].set(i, v.z);
         b[3].set(i, v.w);
       }
-      mma_three(large, small, 0, a[k], b);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+#pragma unroll
+        for (int m = 0; m < TILES_M; ++m) mma_three(sum[m][j], sum[m][j], a[k][m], b[j]);
     }
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
       for (int j = 0; j < 4; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) acc[m][n + j][e] += large[m][j][e] + small[m][j][e];
+        for (int e = 0; e < 4; ++e) acc[m][n + j][e] += sum[m][j][e];
   }
 }
 
@@ -238,15 +256,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tf32(
     cp_async_commit();
   }
   Output acc = {};
-  Statistics l_i;  // of this lane's keys until the epilogue
-  Maxima maxima = {};
+  Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys until the epilogue
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    maxima.m_i[i] = maxima.limit[i] = first_maximum(mod);
+    m_i[i] = first_maximum(mod);
     l_i[i] = t == 0 ? first_sum(mod) : 0.0f;
   }
-  const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
-  const float softmax_scale_log2 = scale_log2_of(scale);
+  const float scale = SCORE_MOD ? params.softmax_scale : params.softmax_scale * LOG2_E;
 
   // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
   unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use, not being filled
@@ -255,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tf32(
     cp_async_wait<0>();
     __syncthreads();  // hazard: a tile could be read before it lands, or overwritten while in use
     Scores S = {};
-    gemm_qk(S, Q_smem, q_lane, K_smem + stage_offset, k_lane);
+    gemm_qk(S, scale, Q_smem, q_lane, K_smem + stage_offset, k_lane);
     const int next = first + keys.step();
     if (keys.has_next()) {
       K += keys.step() * params.k.row;
@@ -265,15 +281,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tf32(
       cp_async_commit();
     }
     modify<ROWS, BLOCK_N / 4>(
-        mod, scale, 1.0f, [&](int i, int j) -> float& { return row_pair(S, i, j / 2)[j % 2]; },
+        mod, 1.0f, LOG2_E, [&](int i, int j) -> float& { return row_pair(S, i, j / 2)[j % 2]; },
         [&](int i) { return window.first_pos + warp_row + g + 8 * i; },
         [&](int j) { return first + 2 * t + j / 2 * 8 + j % 2; }, keys.partial());
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
       const int col_idx = first + 2 * t;  // of this lane's first key
       mask(S, first_row + warp_row + g - col_idx, end - col_idx, window.lo, window.hi);
     }
-    online_softmax_rescale(S, maxima, l_i, acc, softmax_scale_log2);
-    gemm_pv(acc, S, maxima.m_i, l_i, softmax_scale_log2, V_smem + stage_offset, v_lane);
+    online_softmax_rescale(S, m_i, l_i, acc);
+    gemm_pv(acc, S, m_i, l_i, V_smem + stage_offset, v_lane);
   }
 
   // ---- epilogue: the row's sum; divide once
@@ -283,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tf32(
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key: zeros, lse = -inf
     const int r = warp_row + 8 * i + g;
     if (first_row + r >= q_len) continue;
-    if (lse && t == 0) block.store_lse(lse, params, r, maxima.m_i[i] + maxima.base[i], sum);
+    if (lse && t == 0) block.store_lse(lse, params, r, m_i[i], sum);
 #pragma unroll
     for (int n = 0; n < HEAD_DIM_PADDED / 8; n += 4)
 #pragma unroll

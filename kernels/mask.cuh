@@ -1,7 +1,8 @@
-// Masks as bits: which keys of a thread a row sees. Written out in steps/07_15_masks_as_bits.cu,
-// explained in 07's notebook.
+// Masks as bits: which keys of a thread a row sees. Written out in steps/07_15_masks_as_bits.cu and
+// 07_mma.cu, explained in 07's notebook.
 
 #pragma once
+#include "softmax.cuh"
 
 // One bit for each of a thread's keys 8 n and 8 n + 1 of KEYS: set for those before `limit`. The
 // compiler moves up to seven such bits into predicates by one instruction, R2P, instead of
@@ -11,4 +12,21 @@ __device__ __forceinline__ unsigned keys_before(int limit) {
   static_assert(KEYS <= 128, "one bit per key of a thread");
   const int keys = min(max(limit, 0), KEYS);
   return (1ull << (keys / 8 * 2 + min(keys % 8, 2))) - 1;
+}
+
+// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position
+// of the thread's first row among the keys, and end are relative to the thread's first key. S: the
+// accumulators of M x N products of 16 rows and 8 keys.
+template <int M, int N>
+__device__ __forceinline__ void mask(float (&S)[M][N][4], int row_pos, int end, int lo, int hi) {
+#pragma unroll
+  for (int i = 0; i < 2 * M; ++i) {
+    const int low = row_pos + 8 * i + lo, high = row_pos + 8 * i + hi;
+    const unsigned seen = keys_before<8 * N>(min(high + 1, end)) & ~keys_before<8 * N>(low);
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (!(seen >> (2 * n + e) & 1)) S[i / 2][n][i % 2 * 2 + e] = NEG_INF;
+  }
 }

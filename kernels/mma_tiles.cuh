@@ -4,6 +4,7 @@
 
 #pragma once
 #include "half2.cuh"
+#include "mask.cuh"
 #include "ptx.cuh"
 #include "swizzle.cuh"
 

@@ -1,9 +1,8 @@
-// The masks and the online softmax of 07: maxima that move when it pays, and scores of any size.
-// Written out in 07_mma.cu and explained in its notebook. To be included after the sizes, ROWS of a
-// thread among them; row_pair(S, i, n) finds two neighbours of row i in S and in acc.
+// The online softmax of 07: maxima that move when it pays, and scores of any size. Written out in
+// 07_mma.cu and explained in its notebook. To be included after the sizes, ROWS of a thread among
+// them; row_pair(S, i, n) finds two neighbours of row i in S and in acc.
 
 #pragma once
-#include "mask.cuh"
 #include "softmax.cuh"
 
 #ifndef RESCALE_THRESHOLD
@@ -17,22 +16,6 @@ struct Maxima {      // of the rows so far, in units of log2: m_i + base
   Statistics base;   // 0 where they are not
   Statistics limit;  // a score above it moves the maximum; where they are large, any does
 };
-
-// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position
-// of the thread's first row among the keys, and end are relative to the thread's first key.
-template <typename Scores>
-__device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lo, int hi) {
-#pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    const int low = row_pos + 8 * i + lo, high = row_pos + 8 * i + hi;
-    const unsigned seen = keys_before<BLOCK_N>(min(high + 1, end)) & ~keys_before<BLOCK_N>(low);
-#pragma unroll
-    for (int n = 0; n < BLOCK_N / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        if (!(seen >> (2 * n + e) & 1)) row_pair(S, i, n)[e] = NEG_INF;
-  }
-}
 
 // A weight is 2^(softmax_scale_log2 s - m_i), in one FFMA. Its product is exact, while m_i, that of
 // the row's largest s, is rounded: from LARGE on by more than a weight in float16. Such scores give
