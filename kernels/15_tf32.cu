@@ -24,7 +24,7 @@
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 4, at most 256
 #endif
 #ifndef BLOCK_M
-#define BLOCK_M 128  // B_r, query rows per block
+#define BLOCK_M 64  // B_r, query rows per block
 #endif
 #ifndef BLOCK_N
 #define BLOCK_N 32  // B_c, keys per tile
@@ -33,7 +33,7 @@
 #define WARPS 4  // per block; each has BLOCK_M / WARPS of its rows
 #endif
 #ifndef MIN_BLOCKS
-#define MIN_BLOCKS 2  // per SM: what the compiler keeps registers free for
+#define MIN_BLOCKS 3  // per SM: what the compiler keeps registers free for
 #endif
 #ifndef RESCALE_THRESHOLD
 #define RESCALE_THRESHOLD 8.0f  // m_i follows only maxima that exceed it by more, in powers of 2

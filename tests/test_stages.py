@@ -38,6 +38,9 @@ class Row:
     max_head_dim: int = 128
     tolerance: float = check.TOLERANCE  # on unit-normal inputs
     other_tiles: tuple[dict[str, int], ...] = ({"BLOCK_M": 1, "BLOCK_N": 1}, {"BLOCK_M": 96, "BLOCK_N": 5})
+    copies_bits: bool = True  # a value with all the weight keeps its last bit
+    times_numpy: float = 100  # a launch on the CPU engine takes at most so many times as long
+    times_one_line: float = 20  # a compilation for the CPU engine likewise
 
     @property
     def stage(self) -> Stage:
@@ -45,6 +48,7 @@ class Row:
 
 
 ONE_WARP = {"BLOCK_M": 16, "BLOCK_N": 8, "THREADS": 32, "THREADS_X": 8}
+BY_MMA = ({"BLOCK_M": 32, "BLOCK_N": 16, "WARPS": 2}, {"BLOCK_M": 128, "BLOCK_N": 80, "WARPS": 4})
 TWO_WARPS = {"BLOCK_M": 64, "BLOCK_N": 20, "THREADS": 64, "THREADS_X": 4}
 
 STAGES = (
@@ -53,6 +57,16 @@ STAGES = (
     Row("online_softmax"),
     Row("register_tiles", (*HEAD_DIMS, 256), 256, other_tiles=(ONE_WARP, TWO_WARPS)),
     Row("heads_and_masks", (*HEAD_DIMS, 256), 256, other_tiles=(ONE_WARP, TWO_WARPS)),
+    Row(
+        "tf32",
+        (8, 32, 40, 64, 80, 128, 256),
+        256,
+        check.TOLERANCE,
+        BY_MMA,
+        copies_bits=False,
+        times_numpy=250,
+        times_one_line=35,
+    ),
 )
 
 every_stage = pytest.mark.parametrize("row", STAGES, ids=lambda row: row.name)
@@ -196,7 +210,8 @@ def test_one_key_takes_all(row: Row) -> None:
     order = np.random.default_rng(0).permutation(d)
     unit = length * np.eye(d, dtype=np.float32)
     v = check.make_inputs(1, d, d)[2]
-    np.testing.assert_array_equal(attend(row, unit, unit[order], v), v[np.argsort(order)])
+    out, one = attend(row, unit, unit[order], v), v[np.argsort(order)]
+    np.testing.assert_allclose(out, one, rtol=0 if row.copies_bits else 2**-23, atol=0)
 
 
 @every_stage
@@ -286,7 +301,7 @@ def matrices(rows: int, d: int, largest: float) -> st.SearchStrategy[np.ndarray]
 @given(data=st.data())
 def test_any_values(row: Row, data: st.DataObject) -> None:
     n, n_kv = data.draw(st.integers(1, 9), "N"), data.draw(st.integers(1, 40), "N_kv")
-    d = data.draw(st.sampled_from((3, 8)), "d")
+    d = data.draw(st.sampled_from([d for d in (3, 8) if d in row.head_dims]), "d")
     largest = data.draw(st.sampled_from([1.0, 8.0, 64.0]), "largest")
     q, k = data.draw(matrices(n, d, largest), "q"), data.draw(matrices(n_kv, d, largest), "k")
     v = data.draw(matrices(n_kv, d, 4.0), "v")
@@ -481,12 +496,12 @@ BAD: dict[str, tuple[Callable[[Any, Any, Any], tuple[Any, Any, Any]], type[Excep
     "head_dim 0": (
         lambda q, k, v: (q[:, :0], k[:, :0], v[:, :0]),
         ValueError,
-        "head_dim = 0; this stage takes 1 to MAX",
+        "head_dim = 0; this stage takes LEAST to MAX",
     ),
     "head_dim too large": (
         lambda q, k, v: tuple(np.tile(a, (1, 200))[:, :TOO_LARGE] for a in (q, k, v)),
         ValueError,
-        "head_dim = MORE; this stage takes 1 to MAX",
+        "head_dim = MORE; this stage takes LEAST to MAX",
     ),
 }
 
@@ -502,7 +517,8 @@ def test_refused_inputs(row: Row, case: str, where: str) -> None:
     inputs = change(*check.make_inputs(5, 6, 8))
     if where == "device":
         inputs = tuple(cp.asarray(a) if isinstance(a, np.ndarray) else a for a in inputs)
-    for word, value in (("NAME", row.name), ("MORE", TOO_LARGE), ("MAX", row.max_head_dim)):
+    least = row.stage.head_dim_step
+    for word, value in (("NAME", row.name), ("MORE", TOO_LARGE), ("LEAST", least), ("MAX", row.max_head_dim)):
         message = message.replace(word, str(value))
     with pytest.raises(error, match=re.escape(message)):
         row.stage(*inputs)
@@ -586,4 +602,4 @@ def test_speed_on_the_cpu_engine(
     figures = {"CPU ms": f"{1e3 * run_s:.1f}", "times NumPy": f"{run_s / numpy_s:.1f}"}
     figures |= {"compile CPU s": f"{compile_s:.2f}", "times one line": f"{compile_s / tiny_s:.1f}"}
     record_row("CPU engine: N = N_kv = 1024, d = 64", stage=row.name, **figures)
-    assert run_s < 100 * numpy_s and compile_s < 20 * tiny_s, figures
+    assert run_s < row.times_numpy * numpy_s and compile_s < row.times_one_line * tiny_s, figures

@@ -64,6 +64,10 @@ def _tf32_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_tf32(head_dim, limits.most_shared())
 
 
+def _few_tf32_tiles(head_dim: int) -> dict[str, int]:
+    return tiles.pick_few_tf32(head_dim, limits.most_shared())
+
+
 def _cute_tiles(head_dim: int) -> dict[str, int]:
     return tiles.pick_cute(head_dim, limits.most_shared())
 
@@ -316,7 +320,7 @@ _STAGES = (
     ),
     Stage(
         *(15, "tf32", "15_tf32.cu", "float32 on tensor cores: three TF32 products, sums that do not drift"),
-        Tuning(_tf32_tiles, by_default=_tf32_by_default),
+        Tuning(_tf32_tiles, _few_tf32_tiles, by_default=_tf32_by_default),
         launches=strided,
         slots=in_slots,
         features=EVERYTHING | FORWARD_EXTRAS,

@@ -556,14 +556,12 @@ def pick_hopper_backward(head_dim: int, derivative: bool = False) -> dict[str, i
 
 # By head_dim: the first that fits is taken.
 _TF32: dict[int, tuple[dict[str, int], ...]] = {
-    64: ({"BLOCK_M": 128, "BLOCK_N": 32, "WARPS": 4, "MIN_BLOCKS": 2},),
+    64: ({"BLOCK_M": 64, "BLOCK_N": 32, "WARPS": 4, "MIN_BLOCKS": 3},),
     128: (
-        {"BLOCK_M": 128, "BLOCK_N": 64, "WARPS": 8, "MIN_BLOCKS": 1},
-        {"BLOCK_M": 128, "BLOCK_N": 32, "WARPS": 8, "MIN_BLOCKS": 1},
+        {"BLOCK_M": 128, "BLOCK_N": 48, "WARPS": 8, "MIN_BLOCKS": 1},
         {"BLOCK_M": 64, "BLOCK_N": 32, "WARPS": 4, "MIN_BLOCKS": 1},
     ),
     256: (
-        {"BLOCK_M": 64, "BLOCK_N": 32, "WARPS": 4, "MIN_BLOCKS": 1},
         {"BLOCK_M": 64, "BLOCK_N": 16, "WARPS": 4, "MIN_BLOCKS": 1},
         {"BLOCK_M": 32, "BLOCK_N": 16, "WARPS": 2, "MIN_BLOCKS": 1},
     ),
@@ -579,6 +577,13 @@ def tf32_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
 def pick_tf32(head_dim: int, shared_limit: int) -> dict[str, int]:
     """The -D options of 15, without HEAD_DIM. ValueError where no tile fits, or head_dim is above 256."""
     return _first(_TF32, tf32_shared_bytes, head_dim, shared_limit)
+
+
+@functools.cache
+def pick_few_tf32(head_dim: int, shared_limit: int) -> dict[str, int]:
+    """As `pick_tf32`, for a launch whose blocks would leave half a GPU idle: half the rows a block."""
+    sizes = pick_tf32(head_dim, shared_limit)
+    return {**sizes, "BLOCK_M": max(sizes["BLOCK_M"] // 2, 32), "WARPS": max(sizes["WARPS"] // 2, 2)}
 
 
 def _first(
