@@ -1,0 +1,137 @@
+"""Graders of notebook 14: the merge of partial results, and the ticket by which the last block knows that it is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from helpers.lesson.exercises.trial import Trial, exercise
+
+
+@exercise(
+    "14_merge",
+    minutes=10,
+    hints={
+        "empty part": (
+            "It goes wrong where a part has no keys. What is weight * *o if the weight is 0 and the element is NaN?",
+            "0 times NaN is NaN, so a part whose lse is -inf must not be read at all.",
+            "if (lse_i == NEG_INF) continue;",
+        ),
+        "empty row": (
+            "It goes wrong in a row without keys: all lse are -inf. What are sum, acc and their quotient then?",
+            "0 / 0 is NaN: such a row gets 0. Its lse needs nothing: m is -inf already, and logf(0) too.",
+        ),
+        "large": (
+            "Large scores: expf of a lse alone overflows. Which difference is never above 0?",
+            "The weight is expf(lse_i - m).",
+        ),
+        "lse": (
+            "O is right and lse is not. sum holds sums of e^(lse_i - m): how does the row's lse follow from m and sum?",
+            "lse_row = m + logf(sum).",
+        ),
+        "limit": ("Each element of O_part is read once: the weight is needed, not a second pass over the outputs.",),
+        "": (
+            "Part i saw keys whose exponentials add up to e^lse_i. So which share of all exponentials does it have?",
+            "Its weight is e^(lse_i - m), relative to the largest. sum adds up weights, acc weights times outputs.",
+            "const float weight = expf(lse_i - m); sum += weight; acc += weight * *o;",
+        ),
+    },
+)
+def merge(trial: Trial) -> None:
+    """Parts of other sizes, one part alone, parts and rows without keys, and a lse whose exponential overflows."""
+    first = 5, 3, "none", 1
+    sizes = (7, 1, "none", 1), (4, 40, "none", 1), (6, 5, "part", 1), (6, 3, "row", 1), (5, 6, "none", 200)
+    for n, parts, without, factor in trial.sizes("N, parts, without keys, factor of lse", first, *sizes):
+        empty = f"empty {without}" if without != "none" else ""
+        o_part = trial.rng.standard_normal((parts, n, 64)).astype(np.float32) + np.float32(0.5)
+        lse_part = (factor * (trial.rng.standard_normal((parts, n)) + 1)).astype(np.float32)
+        if empty:
+            lse_part[1:-1] = -np.inf
+            lse_part[0, ::2] = -np.inf
+        if empty == "empty row":
+            lse_part[:, ::2] = -np.inf
+        o_part[lse_part == -np.inf] = np.nan
+        o, lse = trial.empty(n, 64), trial.empty(n)
+        trial.launch("merge", n, 64, o_part, lse_part, o, lse, n, parts)
+        expected, expected_lse = _merged(o_part, lse_part)
+        trial.expect("O", o, expected, large=factor > 1, symptom=empty)
+        tolerance = max(1e-5, float(np.abs(lse_part[lse_part > -np.inf]).max(initial=0)) * 2.0**-20)
+        trial.expect("lse", lse, expected_lse, tolerance=tolerance, large=factor > 1, symptom=empty or "lse")
+    if trial.report:
+        trial.limit("bytes of O_part read", trial.figures("O_part").read, at_most=4 * 64 * first[0] * first[1])
+
+
+def _merged(o_part: np.ndarray, lse_part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The output (N, 64) and the lse (N,) of parts (parts, N, 64) and (parts, N), in float64."""
+    lse_part = lse_part.astype(np.float64)
+    m = lse_part.max(axis=0)
+    finite = np.where(np.isfinite(m), m, 0.0)
+    weights = np.exp(lse_part - finite)
+    total = weights.sum(axis=0)
+    seen = np.where(weights[..., None] > 0, o_part.astype(np.float64), 0.0)
+    o = (weights[..., None] * seen).sum(axis=0) / np.where(total > 0, total, 1.0)[:, None]
+    with np.errstate(divide="ignore"):
+        return o, finite + np.log(total)
+
+
+@exercise(
+    "14_ticket",
+    minutes=10,
+    hints={
+        "reset": (
+            "The first launch is right and the second is not: the ticket is not 0 again. Who could reset it?",
+            "With atomicInc(ticket, gridDim.x - 1) the last block's draw puts the ticket back to 0.",
+        ),
+        "early": (
+            "A block adds up parts that others have not written yet. Which old value does the last draw get?",
+            "Draws get 0, 1, 2, ...: the last block is the one that gets gridDim.x - 1.",
+        ),
+        "race": (
+            "Another block can see the ticket before it sees the part. What must come before the draw?",
+            "Each thread needs a fence, __threadfence(), for what it has written; then the threads need a barrier.",
+            "__threadfence(); __syncthreads(); then thread 0 draws.",
+        ),
+        "is_last": (
+            "Threads of a block meet at is_last. Which one draws and sets it, and what must the others wait for?",
+            "Thread 0 alone draws and sets it; then comes a __syncthreads(), then the others read it.",
+        ),
+        "empty": (
+            "Nobody wrote O: no block found that it is the last. Which old value does the last of gridDim.x draws get?",
+            "Draws get 0, 1, 2, ...: the last block is the one that gets gridDim.x - 1.",
+        ),
+        "limit": ("One thread of a block draws, for all of them: in shared memory the others learn what it got.",),
+        "": (
+            "Four lines: a fence, a barrier, the draw by one thread, a barrier.",
+            "is_last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1, in thread 0.",
+        ),
+    },
+)
+def ticket(trial: Trial) -> None:
+    """Each size twice with the same ticket; more blocks than rows, and one block alone."""
+    first_blocks = 4
+    for n, grid in trial.sizes("N, blocks", (37, first_blocks), (3, 8), (20, 1)):
+        _, _, v = trial.inputs(1, n, 64)
+        v_there = trial.xp.asarray(v)
+        drawn = trial.xp.asarray(np.zeros(1, np.uint32))
+        for again in (False, True):
+            partial, o = trial.empty(grid, 64), trial.empty(64)
+            trial.launch("sum_rows", grid, 64, v_there, partial, drawn, o, n)
+            symptom = "reset" if again else "early"
+            where = trial.size + ", launched again" * again
+            trial.expect("O", o, v.sum(axis=0, dtype=np.float64), at=where, tolerance=1e-4, symptom=symptom)
+            trial.blame(_raced(trial))
+        left = trial.xp.asnumpy(drawn).astype(np.float64)
+        trial.expect("ticket afterwards", left, np.zeros(1), symptom="reset")
+    if trial.report:
+        draws = trial.figures("ticket").atomics
+        trial.limit("atomics", draws, at_most=first_blocks)
+
+
+def _raced(trial: Trial) -> str:
+    """What the races come from: is_last, a draw that comes too early, or another that was not the last; "" if none."""
+    races = [str(finding) for finding in trial.report.findings] if trial.report else []
+    if not races:
+        return ""
+    if "is_last" in races[0]:
+        return "is_last"
+    before = trial.plain.partition("atomic")[0]
+    return "early" if "__threadfence()" in before and "__syncthreads()" in before else "race"

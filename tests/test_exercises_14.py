@@ -1,0 +1,122 @@
+"""Typical answers to the exercises of notebook 14: each wrong one fails in its row, other right forms pass."""
+
+from __future__ import annotations
+
+import pytest
+from exercise_table import Answer, Right, Wrong, cases, check
+
+from helpers.lesson.exercises import exercise, hints
+from helpers.lesson.exercises.registry import EXERCISES
+
+SKIP = "    if (lse_i == NEG_INF) continue;\n"
+WEIGHT = "expf(lse_i - m)"
+LSE = "m + logf(sum)"
+NO_KEY = "  if (sum == 0.0f) o_row = 0.0f;\n"
+ADD = f"{SKIP}    const float weight = {WEIGHT};\n    sum += weight;\n    acc += weight * *o;\n"
+ADD_ALL_SO_FAR = """    sum = acc = 0.0f;
+    for (int j = 0; j <= i; ++j) {
+      if (lse_part[j * N + row] == NEG_INF) continue;
+      const float weight = expf(lse_part[j * N + row] - m);
+      sum += weight;
+      acc += weight * O_part[(j * N + row) * 64 + c];
+    }
+"""
+
+FENCE = "  __threadfence();   // the ticket is not seen before what this thread has written\n"
+WRITTEN = "  __syncthreads();   // nor drawn before all threads have written\n"
+DRAW = "if (c == 0) is_last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;\n"
+KNOWN = "  __syncthreads();\n"
+NUMBER = "== gridDim.x - 1;\n"
+
+TABLE = {
+    "14_merge": (
+        Wrong("the mean of the parts", ((WEIGHT, "1.0f"), (LSE, "m")), "first", "O at"),
+        Wrong("the weight is the lse", ((WEIGHT, "lse_i - m"),), "first", "O at"),
+        Wrong("only acc is weighted", (("sum += weight", "sum += 1.0f"),), "first", "O at"),
+        Wrong("the wrong way round", ((WEIGHT, "expf(m - lse_i)"),), "first", "O at"),
+        Wrong("no maximum", ((WEIGHT, "expf(lse_i)"), (LSE, "logf(sum)")), "awkward", "large scores", "large"),
+        Wrong("lse is the maximum", ((LSE, "m"),), "first", "lse at", "lse"),
+        Wrong("lse without the maximum", ((LSE, "logf(sum)"),), "first", "lse at", "lse"),
+        Wrong("lse to base 2", ((LSE, "m + log2f(sum)"),), "first", "lse at", "lse"),
+        Wrong("empty parts are read", ((SKIP, ""),), "awkward", "NaN", "empty part"),
+        Wrong("a row without keys is divided", ((NO_KEY, ""),), "awkward", "NaN", "empty row"),
+        Wrong("a row without keys has lse 0", ((NO_KEY, NO_KEY + "  if (sum == 0.0f) lse_row = 0.0f;\n"),), "awkward"),
+        Wrong("adds up the parts so far again", ((ADD, ADD_ALL_SO_FAR),), "limit", "bytes of O_part read", "limit"),
+        Right("weights of all lse", ((WEIGHT, "exp2f(1.44269504f * (lse_i - m))"),)),
+        Right(
+            "an element by choice",
+            (
+                (SKIP, ""),
+                ("acc += weight * *o", "if (weight > 0.0f) acc += weight * *o"),
+                (WEIGHT, "lse_i == NEG_INF ? 0.0f : expf(lse_i - m)"),
+            ),
+        ),
+        Right("asks m", ((NO_KEY, "  if (m == NEG_INF) o_row = 0.0f;\n"),)),
+    ),
+    "14_ticket": (
+        Wrong("the last number", ((DRAW, "if (c == 0) is_last = blockIdx.x == gridDim.x - 1;\n"),), "X-ray", "race"),
+        Wrong("no fence", ((FENCE, ""),), "X-ray", "race", "race"),
+        Wrong("a fence of the block", (("__threadfence()", "__threadfence_block()"),), "X-ray", "race", "race"),
+        Wrong("a fence after the draw", ((FENCE, ""), (DRAW, DRAW + FENCE)), "X-ray", "race", "race"),
+        Wrong("no barrier before the draw", ((WRITTEN, ""),), "X-ray", "race", "race"),
+        Wrong("no barrier after it", ((DRAW + KNOWN, DRAW),), "X-ray", "is_last", "is_last"),
+        Wrong("the first draw", ((NUMBER, "== 0;\n"),), "first", "O at", "early"),
+        Wrong("one draw too many", ((NUMBER, "== gridDim.x;\n"),), "first", "never written", "empty"),
+        Wrong(
+            "never reset", (("atomicInc(ticket, gridDim.x - 1)", "atomicAdd(ticket, 1)"),), "first", "again", "empty"
+        ),
+        Wrong(
+            "back to 0 one too late", (("atomicInc(ticket, gridDim.x - 1)", "atomicInc(ticket, gridDim.x)"),), "first"
+        ),
+        Wrong("each thread draws", (("if (c == 0) is_last", "is_last"),), "X-ray", "is_last", "is_last"),
+        Wrong(
+            "as many draws as threads",
+            ((DRAW, "is_last = atomicInc(ticket, 64 * gridDim.x - 1) >= 64 * (gridDim.x - 1);\n"),),
+            "limit",
+            "atomics: 256",
+        ),
+        Right(
+            "reset by hand",
+            (
+                (
+                    DRAW,
+                    "if (c == 0) {\n    is_last = atomicAdd(ticket, 1) == gridDim.x - 1;\n"
+                    "    if (is_last) *ticket = 0;\n  }\n",
+                ),
+            ),
+        ),
+        Right(
+            "thread 0 alone has a fence behind the barrier",
+            ((FENCE, ""), (DRAW, "if (c == 0) __threadfence();\n  " + DRAW)),
+        ),
+    ),
+}
+
+# The hint of each symptom speaks of this.
+SPEAKS_OF = {
+    "empty part": "a part has no keys",
+    "empty row": "a row without keys",
+    "large": "Large scores",
+    "lse": "lse is not",
+    "limit": "",
+    "race": "before it sees the part",
+    "early": "have not written yet",
+    "is_last": "Threads of a block meet",
+    "empty": "Nobody wrote O",
+    "reset": "the second is not",
+}
+
+
+@pytest.mark.parametrize("name, answer", cases(TABLE))
+def test_answer(name: str, answer: Answer) -> None:
+    check(name, answer)
+
+
+def test_first_hints_name_what_is_wrong() -> None:
+    for name, answers in TABLE.items():
+        for answer in answers:
+            if isinstance(answer, Wrong) and answer.symptom:
+                texts = EXERCISES[name].hints[answer.symptom]
+                assert SPEAKS_OF[answer.symptom] in (texts if isinstance(texts, str) else texts[0]), answer
+    hints.forget()
+    assert "share of all exponentials" in exercise.grade("14_merge", exercise.skeleton("14_merge")).text
