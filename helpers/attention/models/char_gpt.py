@@ -269,9 +269,13 @@ class CharGPT:
         token = {character: i for i, character in enumerate(self.characters)}
         return np.array([token[character] for character in text], dtype=np.int64)
 
-    def forward(self, tokens: Any) -> tuple[Any, Any]:
-        """tokens (B, T) to the logits (B, T, V) of each next character; and what backward needs."""
-        x = self.p["characters"][tokens] + self.p["positions"][: tokens.shape[1]]
+    def forward(self, tokens: Any, positions: Any = None) -> tuple[Any, Any]:
+        """tokens (B, T) to the logits (B, T, V) of each next character; and what backward needs.
+
+        positions: (B, T) of int, for a server; without them 0 to T - 1, as backward takes them.
+        """
+        places = slice(tokens.shape[1]) if positions is None else positions
+        x = self.p["characters"][tokens] + self.p["positions"][places]
         blocks = []
         for layer in range(self.config.layers):
             x, saved = self._block(layer, x)

@@ -1,0 +1,172 @@
+"""A server of the small GPT: many requests at once, over one cache in pages (continuous batching).
+
+    server = Server(model, pages=24, page_size=16)
+    server.serve([Request("The ", 60), Request("It is ", 20)])
+
+Each step gives every running request one more character, whatever their lengths. A request that is done leaves at once,
+and the next one takes its pages (Yu et al. 2022, "Orca"; Kwon et al. 2023, "PagedAttention").
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from helpers import device
+from helpers.attention import flash_attention_with_kvcache
+from helpers.attention.models.blas import one_thread
+from helpers.attention.models.char_gpt import CharGPT, to_host, xp
+from helpers.engine.cuda_source.c_types import dtype_of
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt to go on with, by `length` characters. arrives: at this step, not before."""
+
+    prompt: str
+    length: int
+    arrives: int = 0
+    tokens: list[int] = field(default_factory=list)  # of the prompt and of what was written so far
+    cached: int = 0  # how many of them have their keys and values in the cache
+
+
+class Pages:
+    """Which request has which pages of the cache. A request gets them one by one, as it grows."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.size, self.free = size, list(range(count))[::-1]
+        self.of: dict[Request, list[int]] = {}
+
+    def reserve(self, request: Request) -> bool:
+        """Enough pages for all tokens of a request. False, and nothing changes, where too few are free."""
+        mine = self.of.get(request, [])
+        missing = -(-len(request.tokens) // self.size) - len(mine)
+        if missing > len(self.free):
+            return False
+        self.of[request] = mine + [self.free.pop() for _ in range(missing)]
+        return True
+
+    def release(self, request: Request) -> None:
+        """Give its pages back."""
+        self.free += self.of.pop(request)
+
+    def table(self, requests: Sequence[Request]) -> np.ndarray:
+        """The block table, (requests, pages of the longest one): 0 where a request has no more pages."""
+        rows = [self.of[request] for request in requests]
+        return np.array([row + [0] * (max(map(len, rows)) - len(row)) for row in rows], np.int32)
+
+
+class Step(NamedTuple):
+    """What the cache held after a step. owners: of each page, the request's number, or -1. tokens: in all pages."""
+
+    owners: list[int]
+    tokens: int
+    running: int
+    seconds: float
+
+
+class Server:
+    """Serves requests with a model whose heads are 64, 128 or 256 wide.
+
+    history: a Step for each step. evicted: how often a request lost its pages.
+    """
+
+    def __init__(self, model: CharGPT, *, pages: int, page_size: int = 16, dtype: str = "float32") -> None:
+        config = model.config
+        self.model, self.pages, self.count = model, Pages(pages, page_size), pages
+        shape = config.layers, pages, page_size, config.heads, config.width // config.heads
+        self.cache = _Cache(*(device.cp.zeros(shape, dtype=dtype_of(dtype)) for _ in "kv"))
+        self.history: list[Step] = []
+        self.evicted = 0
+
+    @one_thread()
+    def serve(self, requests: Sequence[Request], *, temperature: float = 0.5, seed: int = 0) -> list[str]:
+        """All texts, prompts included.
+
+        Raises:
+            ValueError: a request that is longer than the model's context, or than all pages; an empty prompt.
+        """
+        room = min(self.model.config.context, self.count * self.pages.size)
+        for request in requests:
+            if not request.prompt or len(request.prompt) + request.length > room:
+                raise ValueError(f"{request.prompt!r:.40} and {request.length} more: 1 to {room} characters are needed")
+            request.tokens, request.cached = self.model.encode(request.prompt).tolist(), 0
+        attention, self.model.attention = self.model.attention, self.cache
+        try:
+            self._run(list(requests), temperature, seed)
+        finally:
+            self.model.attention = attention
+        return ["".join(self.model.characters[token] for token in request.tokens) for request in requests]
+
+    def _run(self, requests: list[Request], temperature: float, seed: int) -> None:
+        waiting, running = deque(sorted(requests, key=lambda request: request.arrives)), list[Request]()
+        step = 0
+        while waiting or running:
+            began = time.perf_counter()
+            # Who waits comes in, oldest first, if there are pages; its whole prompt is computed at once.
+            new = []
+            while waiting and waiting[0].arrives <= step and self.pages.reserve(waiting[0]):
+                new.append(waiting.popleft())
+            # Who runs needs a page more at times. Where none is free, the youngest loses its own, and waits again.
+            for request in list(running):
+                while request in running and not self.pages.reserve(request):
+                    youngest = new.pop() if new else running.pop()
+                    self.pages.release(youngest)
+                    youngest.cached = 0
+                    waiting.appendleft(youngest)
+                    self.evicted += 1
+            for group in (*([request] for request in new), running):
+                if group:
+                    self._write(group, temperature, requests, seed)
+            running += new
+            owners = {page: requests.index(each) for each, pages in self.pages.of.items() for page in pages}
+            tokens = sum(request.cached for request in running)
+            now = time.perf_counter() - began
+            self.history.append(Step([owners.get(i, -1) for i in range(self.count)], tokens, len(running), now))
+            for request in [each for each in running if len(each.tokens) == len(each.prompt) + each.length]:
+                running.remove(request)
+                self.pages.release(request)
+            step += 1
+
+    def _write(self, group: list[Request], temperature: float, requests: list[Request], seed: int) -> None:
+        """One more character for each of a group, all of which have as many tokens that are not in the cache."""
+        cached = np.array([request.cached for request in group], np.int32)
+        tokens = np.array([request.tokens[request.cached :] for request in group])
+        self.cache.aim(cached, self.pages.table(group))
+        positions = cached[:, None] + np.arange(tokens.shape[1])
+        logits, _ = self.model.forward(xp.asarray(tokens), positions=xp.asarray(positions))
+        for request, row in zip(group, to_host(logits[:, -1]).astype(np.float64) / temperature, strict=True):
+            request.cached = len(request.tokens)
+            # The same draw whoever else is served, and however often the request was evicted.
+            rng = np.random.default_rng((seed, requests.index(request), request.cached))
+            p = np.exp(row - row.max())
+            request.tokens.append(int(rng.choice(len(p), p=p / p.sum())))
+
+
+class _Cache:
+    """The model's attention while it serves: keys and values (layers, pages, page size, heads, d), by a block table."""
+
+    def __init__(self, k: Any, v: Any) -> None:
+        self.k, self.v, self.layer = k, v, 0
+
+    def aim(self, lengths: np.ndarray, table: np.ndarray) -> None:
+        """What the next pass through the layers is for: sequences with so many keys, in these pages."""
+        self.lengths, self.table, self.layer = device.cp.asarray(lengths), device.cp.asarray(table), 0
+
+    def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+        """The output of new tokens (B, T, H, d), whose k and v go into the cache; nothing for a backward pass."""
+        of_model, dtype = q.dtype, self.k.dtype
+        q, k, v = (device.cp.asarray(a.astype(dtype, copy=False)) for a in (q, k, v))
+        caches = self.k[self.layer], self.v[self.layer]
+        o = flash_attention_with_kvcache(q, *caches, cache_seqlens=self.lengths, block_table=self.table, k=k, v=v)
+        self.layer += 1
+        return (o if device.ON_GPU else np.asarray(device.cp.asnumpy(o))).astype(of_model, copy=False), None
+
+    def backward(self, do: Any, saved: Any) -> tuple[Any, Any, Any]:
+        """There is none."""
+        raise NotImplementedError("a server has no gradients")
