@@ -35,7 +35,8 @@ SECTIONS = (
     "Exercise",
     "What limits us now",
 )
-WITHOUT_KERNEL = {  # 00 is NumPy; 09 puts the kernels of the others to use, 11 puts functions into them
+# 00 is NumPy; 09 puts the kernels of the others to use, 11 puts functions into them; 14 has a kernel of another name
+WITHOUT_KERNEL = {
     "00": ("Predict", "Check", "Exercise", "What limits us now"),
     "09": (
         *("What a model asks of attention", "Predict", "Check", "Train on your kernels", "Measure", "Break it"),
@@ -44,6 +45,10 @@ WITHOUT_KERNEL = {  # 00 is NumPy; 09 puts the kernels of the others to use, 11 
     "11": (
         *("What stands between scale and softmax", "How it works", "What a function costs", "Block masks"),
         *("Gradients", "When fusing loses", "Break it", "Exercise", "What limits us now"),
+    ),
+    "14": (
+        *("What it costs today", "The idea", "Read the kernel", "Check", "Look inside", "Break it", "A server"),
+        *("Measure", "Exercise", "What limits us now"),
     ),
 }
 
@@ -60,6 +65,7 @@ MOST_WORDS = {
     "10": 2200,
     "11": 1670,
     "13": 1700,
+    "14": 1700,
 }
 MOST_WORDS_OF_OTHERS = 2000
 MOST_WORDS_OF_TITLE = 190

@@ -52,11 +52,12 @@ Place = tuple[int, float, float, int, str]
 
 
 @styled
-def schedules(orders: Mapping[str, Sequence[Place]], *, ylabel: str, xlabel: str) -> Picture:
+def schedules(orders: Mapping[str, Sequence[Place]], *, ylabel: str, xlabel: str, ends: bool = True) -> Picture:
     """Blocks on multiprocessors, one order above the other: who runs what, from when to when.
 
     Args:
         orders: {title: blocks}; a block is (multiprocessor, begin, end, its colour's number, what is written in it).
+        ends: say and mark when the last one is done.
     """
     rows = 1 + max(place[0] for places in orders.values() for place in places)
     last = max(place[2] for places in orders.values() for place in places)
@@ -67,8 +68,14 @@ def schedules(orders: Mapping[str, Sequence[Place]], *, ylabel: str, xlabel: str
             ax.barh(row, end - begin, left=begin, height=0.9, **kind)
             ax.text((begin + end) / 2, row, text, ha="center", va="center", fontsize=7)
         done = max(place[2] for place in places)
-        ax.axvline(done, color=LINES[5], linestyle="--", linewidth=1)
-        ax.set(title=f"{title}: done after {done:g}", ylabel=ylabel, ylim=(rows - 0.4, -0.6), xlim=(0, last * 1.01))
+        if ends:
+            ax.axvline(done, color=LINES[5], linestyle="--", linewidth=1)
+        ax.set(
+            title=f"{title}: done after {done:g}" if ends else title,
+            ylabel=ylabel,
+            ylim=(rows - 0.4, -0.6),
+            xlim=(0, last * 1.01),
+        )
         ax.set_yticks(range(rows))
         ax.spines[["top", "right", "left"]].set_visible(False)
     np.atleast_1d(panels)[-1].set_xlabel(xlabel)
