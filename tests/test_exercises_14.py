@@ -54,7 +54,13 @@ TABLE = {
         Right("asks m", ((NO_KEY, "  if (m == NEG_INF) o_row = 0.0f;\n"),)),
     ),
     "14_ticket": (
-        Wrong("the last number", ((DRAW, "if (c == 0) is_last = blockIdx.x == gridDim.x - 1;\n"),), "X-ray", "race"),
+        Wrong(
+            "the last number",
+            ((DRAW, "if (c == 0) is_last = blockIdx.x == gridDim.x - 1;\n"),),
+            "X-ray",
+            "race",
+            "no draw",
+        ),
         Wrong("no fence", ((FENCE, ""),), "X-ray", "race", "race"),
         Wrong("a fence of the block", (("__threadfence()", "__threadfence_block()"),), "X-ray", "race", "race"),
         Wrong("a fence after the draw", ((FENCE, ""), (DRAW, DRAW + FENCE)), "X-ray", "race", "race"),
@@ -100,6 +106,7 @@ SPEAKS_OF = {
     "lse": "lse is not",
     "limit": "",
     "race": "before it sees the part",
+    "no draw": "need not come last",
     "early": "have not written yet",
     "is_last": "Threads of a block meet",
     "empty": "Nobody wrote O",

@@ -81,6 +81,10 @@ def _merged(o_part: np.ndarray, lse_part: np.ndarray) -> tuple[np.ndarray, np.nd
             "The first launch is right and the second is not: the ticket is not 0 again. Who could reset it?",
             "With atomicInc(ticket, gridDim.x - 1) the last block's draw puts the ticket back to 0.",
         ),
+        "no draw": (
+            "The block with the highest number need not come last. What do all blocks share, so that one can know it?",
+            "The ticket: each block draws a number when its part is written, and the last number is gridDim.x - 1.",
+        ),
         "early": (
             "A block adds up parts that others have not written yet. Which old value does the last draw get?",
             "Draws get 0, 1, 2, ...: the last block is the one that gets gridDim.x - 1.",
@@ -127,11 +131,13 @@ def ticket(trial: Trial) -> None:
 
 
 def _raced(trial: Trial) -> str:
-    """What the races come from: is_last, a draw that comes too early, or another that was not the last; "" if none."""
+    """What the races come from: is_last, no draw at all, one that comes too early, one that was not the last; "" if none."""
     races = [str(finding) for finding in trial.report.findings] if trial.report else []
     if not races:
         return ""
     if "is_last" in races[0]:
         return "is_last"
-    before = trial.plain.partition("atomic")[0]
+    before, draw, _ = trial.plain.partition("atomic")
+    if not draw:
+        return "no draw"
     return "early" if "__threadfence()" in before and "__syncthreads()" in before else "race"
