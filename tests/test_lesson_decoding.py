@@ -1,0 +1,81 @@
+"""What notebook 14 looks at decoding with: pieces have every key once, X-rays are those of the plan, pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from helpers.attention.ladder import limits
+from helpers.draw import decoding as draw
+from helpers.lesson import decoding, show
+
+pytestmark = pytest.mark.skipif(limits.compute_capability() < 80, reason="needs compute capability 8.0")
+LENGTHS = [100, 0, 40, 260, 1]
+
+
+@pytest.mark.parametrize("num_splits", [0, 1, 3])
+@pytest.mark.parametrize("page", [0, 16])
+def test_inputs_and_runs(num_splits: int, page: int) -> None:
+    arrays = decoding.inputs(LENGTHS, page=page)
+    for o in decoding.run(arrays, num_splits=num_splits):
+        assert np.abs(o - decoding.expected(arrays)).max() < 3e-3
+
+
+@pytest.mark.parametrize("num_splits, blocks", [(0, 1), (0, 4), (0, 132), (1, 4), (3, 4)])
+def test_pieces_have_every_key_once(num_splits: int, blocks: int) -> None:
+    kv_heads = 2
+    cut = decoding.pieces(LENGTHS, heads=8, kv_heads=kv_heads, blocks=blocks, num_splits=num_splits)
+    read = {(i, head): np.zeros(length, int) for i, length in enumerate(LENGTHS) for head in range(kv_heads)}
+    for piece in cut:
+        read[piece.sequence, piece.kv_head][piece.first : piece.end] += 1
+    assert all((counts == 1).all() for counts in read.values())
+    counts = decoding.parts(cut)
+    assert len(counts) == len(read)
+    assert max(counts.values()) <= (num_splits or blocks)
+    if not num_splits:  # equal, but for the last one
+        tiles = [0] * blocks
+        for piece in cut:
+            tiles[piece.block] += max(1, -(-(piece.end - piece.first) // 16))
+        used = [each for each in tiles if each]
+        assert len(set(used[:-1])) <= 1 and used[-1] <= used[0]
+
+
+def test_an_x_ray_has_the_parts_of_the_pieces() -> None:
+    (report,) = decoding.look(decoding.inputs(LENGTHS), blocks=4)
+    assert report.clean
+    counts = decoding.parts(decoding.pieces(LENGTHS, heads=8, kv_heads=2, d=64, blocks=4)).values()
+    cut = sum(count for count in counts if count > 1)
+    assert report.traffic["partial_o"].written == report.traffic["partial_o"].read == cut * 4 * 64 * 4
+    assert [len(decoding.look(decoding.inputs(LENGTHS), stage="split_keys", num_splits=n)) for n in (1, 2)] == [1, 2]
+
+
+def test_blocks_take_the_first_multiprocessor_that_is_free() -> None:
+    cut = [decoding.Piece(block, block, 0, 0, keys) for block, keys in enumerate([30, 10, 5, 9])]
+    places = decoding.on_multiprocessors(cut, 2)
+    assert [place[:3] for place in places] == [(0, 0, 30), (1, 0, 10), (1, 10, 15), (1, 15, 24)]
+    assert (
+        "done after" not in show.schedules({"x": places}, ylabel="", xlabel="", ends=False).figure.axes[0].get_title()
+    )
+
+
+def test_the_heuristic_of_flash_attention_3() -> None:
+    """Never where units fill the GPU or keys are few, else the fewest parts that come near the best share."""
+    splits = decoding.splits_of_flash_attention_3
+    assert (splits(16, 65536), splits(1, 512), splits(1, 513)) == (1, 1, 5)
+    assert (splits(8, 8192), splits(1, 8192), splits(1, 2**20)) == (2, 15, 15)
+
+
+def test_bytes_in_flight_are_those_of_the_rings() -> None:
+    assert decoding.bytes_in_flight("packed_heads") < decoding.bytes_in_flight("copies_in_flight") <= decoding.SHARED
+
+
+def test_pictures() -> None:
+    table = draw.counts(
+        {"a": np.ones((2, 3)), "b": np.full((2, 3), 7.0)}, rows=(1, 2), columns=(1, 2, 3), ylabel="y", xlabel="x"
+    )
+    assert "y against x: a; b" in repr(table) and table.png()
+    owners = np.array([[0, -1, -1, -1], [0, 1, 12, -1]])
+    pages = draw.pages(owners, {"keys": [3, 5]})
+    assert "4 pages over 2 steps, 50% of them taken" in repr(pages) and pages.png()
+    dots = draw.speeds({"row": {"ours": 3.0, "roof": 4.0, "peer": 2.0}}, ours="ours", roof="roof", xlabel="GB/s")
+    assert "row: ours 3, roof 4, peer 2" in repr(dots) and dots.png()
