@@ -20,7 +20,7 @@ def counts(
     for ax, (title, table) in zip(np.atleast_1d(axes), tables.items(), strict=True):
         ax.imshow(table, norm=LogNorm(1, 2 * top), cmap="Blues", aspect="auto")
         for (i, j), number in np.ndenumerate(table):
-            dark = number > top / 4
+            dark = number > top / 3
             ax.text(j, i, f"{number:.3g}", ha="center", va="center", color="white" if dark else ROOF, fontsize=8)
         ax.set_xticks(range(len(columns)), [f"{each:,}" for each in columns], fontsize=8)
         ax.set_yticks(range(len(rows)), [f"{each:,}" for each in rows], fontsize=8)

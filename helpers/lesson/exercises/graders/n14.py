@@ -131,7 +131,7 @@ def ticket(trial: Trial) -> None:
 
 
 def _raced(trial: Trial) -> str:
-    """What the races come from: is_last, no draw at all, one that comes too early, one that was not the last; "" if none."""
+    """What the races come from: is_last, no draw, one that comes too early, one that was not the last; "" if none."""
     races = [str(finding) for finding in trial.report.findings] if trial.report else []
     if not races:
         return ""
