@@ -21,29 +21,34 @@ def test_inputs_and_runs(num_splits: int, page: int) -> None:
         assert np.abs(o - decoding.expected(arrays)).max() < 3e-3
 
 
-@pytest.mark.parametrize("num_splits, blocks", [(0, 1), (0, 4), (0, 132), (1, 4), (3, 4)])
-def test_pieces_have_every_key_once(num_splits: int, blocks: int) -> None:
+@pytest.mark.parametrize("num_splits, multiprocessors", [(0, 1), (0, 4), (0, 132), (1, 4), (3, 4)])
+def test_pieces_have_every_key_once(num_splits: int, multiprocessors: int) -> None:
     kv_heads = 2
-    cut = decoding.pieces(LENGTHS, heads=8, kv_heads=kv_heads, blocks=blocks, num_splits=num_splits)
+    cut = decoding.pieces(LENGTHS, heads=8, kv_heads=kv_heads, multiprocessors=multiprocessors, num_splits=num_splits)
     read = {(i, head): np.zeros(length, int) for i, length in enumerate(LENGTHS) for head in range(kv_heads)}
     for piece in cut:
         read[piece.sequence, piece.kv_head][piece.first : piece.end] += 1
     assert all((counts == 1).all() for counts in read.values())
     counts = decoding.parts(cut)
     assert len(counts) == len(read)
-    assert max(counts.values()) <= (num_splits or blocks)
-    if not num_splits:  # equal, but for the last one
-        tiles = [0] * blocks
+    assert max(counts.values()) <= (num_splits or 2 * multiprocessors)
+    if not num_splits:  # equal, but for the last one; two blocks at most share a multiprocessor
+        tiles: dict[int, int] = {}
         for piece in cut:
-            tiles[piece.block] += max(1, -(-(piece.end - piece.first) // 16))
-        used = [each for each in tiles if each]
-        assert len(set(used[:-1])) <= 1 and used[-1] <= used[0]
+            tiles[piece.block] = tiles.get(piece.block, 0) + max(1, -(-(piece.end - piece.first) // 16))
+        *first, last = tiles.values()
+        assert len(set(first)) <= 1 and all(last <= each for each in first) and len(tiles) <= 2 * multiprocessors
+
+
+def test_sequences_that_are_all_as_long_are_cut_alike() -> None:
+    counts = decoding.parts(decoding.pieces([8192] * 3)).values()
+    assert len(counts) == 24 and len(set(counts)) == 1 and max(counts) > 1
 
 
 def test_an_x_ray_has_the_parts_of_the_pieces() -> None:
-    (report,) = decoding.look(decoding.inputs(LENGTHS), blocks=4)
+    (report,) = decoding.look(decoding.inputs(LENGTHS), multiprocessors=4)
     assert report.clean
-    counts = decoding.parts(decoding.pieces(LENGTHS, heads=8, kv_heads=2, d=64, blocks=4)).values()
+    counts = decoding.parts(decoding.pieces(LENGTHS, heads=8, kv_heads=2, d=64, multiprocessors=4)).values()
     cut = sum(count for count in counts if count > 1)
     assert report.traffic["partial_o"].written == report.traffic["partial_o"].read == cut * 4 * 64 * 4
     assert [len(decoding.look(decoding.inputs(LENGTHS), stage="split_keys", num_splits=n)) for n in (1, 2)] == [1, 2]
@@ -59,10 +64,12 @@ def test_blocks_take_the_first_multiprocessor_that_is_free() -> None:
 
 
 def test_the_heuristic_of_flash_attention_3() -> None:
-    """Never where units fill the GPU or keys are few, else the fewest parts that come near the best share."""
+    """Parts of about as many tiles as a multiprocessor gets; no more than one long sequence would have."""
     splits = decoding.splits_of_flash_attention_3
-    assert (splits(16, 65536), splits(1, 512), splits(1, 513)) == (1, 1, 5)
-    assert (splits(8, 8192), splits(1, 8192), splits(1, 2**20)) == (2, 15, 15)
+    assert (splits([512]), splits([640]), splits([8192]), splits([2**20])) == ([1], [5], [13], [15])
+    assert splits([8192] * 64) == [1] * 64
+    assert splits([65536] + [1024] * 7) == [14] + [1] * 7
+    assert splits([8192], kv_heads=106) == [1]
 
 
 def test_bytes_in_flight_are_those_of_the_rings() -> None:

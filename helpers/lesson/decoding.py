@@ -3,11 +3,12 @@
 arrays = inputs([100, 40, 260], page=16)
 run(arrays)                                          # the outputs of two launches, one after the other
 look(arrays, stage="packed_heads", num_splits=2)     # the X-ray of each launch
-pieces([100, 40, 260], blocks=4)                     # which keys each block has
+pieces([100, 40, 260], multiprocessors=4)                     # which keys each block has
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -80,7 +81,7 @@ def run(
 
 
 def look(
-    arrays: Arrays, *, code: str | None = None, stage: str | None = None, num_splits: int = 0, blocks: int = 4
+    arrays: Arrays, *, code: str | None = None, stage: str | None = None, num_splits: int = 0, multiprocessors: int = 4
 ) -> list[Report]:
     """The X-ray of each launch, on the CPU, as planned for a GPU like the H200 with so many multiprocessors.
 
@@ -88,7 +89,7 @@ def look(
     """
     there = {name: cp.asarray(a) for name, a in arrays.items()}
     options = decoding.Options(num_splits=num_splits, stage=stage)
-    with limits.of_another(limits.Limits(SHARED, blocks, 90)), kernel.built_when_launched():
+    with limits.of_another(limits.Limits(SHARED, multiprocessors, 90)), kernel.built_when_launched():
         planned, every = decoding.plan(there, options, source=code)
     reports = []
     for launch, compiled in zip(planned.launches, planned.kernels, strict=True):
@@ -137,11 +138,11 @@ def pieces(
     kv_heads: int = 8,
     d: int = 128,
     num_splits: int = 0,
-    blocks: int = MULTIPROCESSORS,
+    multiprocessors: int = MULTIPROCESSORS,
 ) -> list[Piece]:
     """How 14 cuts up its work on a GPU with so many multiprocessors: by its own Stretch, which a small kernel asks."""
     call = _call(lengths, heads, kv_heads, d, num_splits)
-    with limits.of_another(limits.Limits(SHARED, blocks, 90)):
+    with limits.of_another(limits.Limits(SHARED, multiprocessors, 90)):
         sizes = SPLIT_KV.sizes(call)
         (launch,) = SPLIT_KV.launches(call, sizes)
     (params,) = (a for a in launch.args if isinstance(a, np.ndarray))
@@ -194,16 +195,23 @@ def parts(cut: Sequence[Piece]) -> dict[tuple[int, int], int]:
     return counts
 
 
-def splits_of_flash_attention_3(batch: int, keys: int, *, kv_heads: int = 8, tile: int = 128) -> int:
-    """The parts of a sequence that FlashAttention-3's heuristic chooses, for causal decoding on an H200.
+def splits_of_flash_attention_3(lengths: Sequence[int], *, kv_heads: int = 8, tile: int = 128) -> list[int]:
+    """The parts of each sequence that FlashAttention-3 chooses on an H200, where it is given the lengths.
 
-    After hopper/heuristics.h of flash-attention. tile: keys of its tile.
+    After flash-attention's hopper/flash_api.cpp, heuristics.h and flash_prepare_scheduler.cu. tile: keys of its tile.
     """
-    tiles, most = batch * kv_heads, min(128, MULTIPROCESSORS, -(-keys // tile))
-    if tiles >= 0.8 * MULTIPROCESSORS or -(-keys // tile) <= 4:
+    tiles = [-(-length // tile) for length in lengths]
+    most = _most_splits_of_flash_attention_3(kv_heads, max(tiles))  # as if the longest sequence were alone
+    of_one = max(1, math.ceil(sum(tiles) * 1.1 * kv_heads / MULTIPROCESSORS))  # tiles of a multiprocessor
+    return [max(min(-(-each // of_one), most), 1) for each in tiles]
+
+
+def _most_splits_of_flash_attention_3(units: int, tiles: int) -> int:
+    """The fewest parts that fill the multiprocessors nearly as well as any number does."""
+    if units >= 0.8 * MULTIPROCESSORS or tiles <= 4:
         return 1
-    waves = [tiles * splits / MULTIPROCESSORS for splits in range(1, most + 1)]
-    full = [each / np.ceil(each) for each in waves]
+    waves = [units * splits / MULTIPROCESSORS for splits in range(1, min(128, MULTIPROCESSORS, tiles) + 1)]
+    full = [each / math.ceil(each) for each in waves]
     return next(splits for splits, share in enumerate(full, start=1) if share >= 0.85 * max(full))
 
 
