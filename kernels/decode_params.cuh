@@ -1,5 +1,5 @@
-// What a launch of 14_split_kv.cu and of its steps needs besides its pointers. The class Params in
-// helpers/attention/decoding.py builds it.
+// What a launch of 14_split_kv.cu and of its steps needs besides its pointers. Call.params in
+// helpers/attention/decoders.py builds it.
 
 #pragma once
 #include "attention_params.cuh"
