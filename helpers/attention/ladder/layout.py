@@ -86,10 +86,15 @@ class Spec(_Fields):
 
     @_once
     def steps(self) -> tuple[int, int, int]:
-        """Of (batch, heads, rows, head_dim): from one batch, row and head to the next, in elements."""
-        batch, head, row, _ = self.strides
+        """Of (batch, heads, rows, head_dim): from one batch, row and head to the next, in elements.
+
+        0 where there is no next one: a kernel also forms addresses past the end, and theirs must be aligned too.
+        """
         size = self.dtype.itemsize
-        return batch // size, row // size, head // size
+        batch, head, row = (
+            stride // size if count > 1 else 0 for count, stride in zip(self.shape[:3], self.strides[:3], strict=True)
+        )
+        return batch, row, head
 
     def with_axes(self, count: int) -> Spec:
         """The same with axes of size 1 before its own."""
