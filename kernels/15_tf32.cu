@@ -11,8 +11,8 @@
 // Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float32,
 //          strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens.
 //          lse (batch, heads, N) or (heads, tokens)
-// Needs    sm_80; HEAD_DIM and strides multiples of 4, pointers of 16 bytes. Elements from 2^127.99
-//          on count as infinite, and make NaN; below 1e-34 they keep fewer bits
+// Needs    sm_80; HEAD_DIM and strides multiples of 4, pointers of 16 bytes. An infinite element makes
+//          NaN, as does one that hi rounds to infinity; below 1e-34, elements keep fewer bits
 // Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 #include "block.cuh"      // Block, Window: 05
 #include "mask.cuh"       // mask: 07

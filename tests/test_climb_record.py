@@ -291,7 +291,7 @@ def test_a_record_is_taken_saved_and_told(
     assert [(r.kind, r.name) for r in kept.results] == [(r.kind, r.name) for r in taken.results]
     assert kept.how == taken.how and not any(note.failed for note in taken.notes)
     stages = [(r.name, r.dtype) for r in taken.results if r.kind == "stage"]
-    assert stages[0] == ("heads_and_masks", "float32") and ("naive", "float32") in stages
+    assert stages[0] == ("tf32", "float32") and ("naive", "float32") in stages
     assert ("flash_mma", "bfloat16") in stages
     assert study.main(["promises"]) == 0
     text = capsys.readouterr().out

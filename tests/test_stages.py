@@ -243,6 +243,27 @@ def test_softmax_scale_is_one_over_root_d_by_default(row: Row) -> None:
     np.testing.assert_array_equal(attend(row, q, k, v), attend(row, q, k, v, softmax_scale=0.125))
 
 
+@pytest.mark.each_value()
+@every_stage
+@pytest.mark.parametrize("of_v", [1e4, 1e30, 1e-30, 1e-34])
+@pytest.mark.parametrize("of_q", [1, 1e-30])
+def test_values_of_any_size(row: Row, of_q: float, of_v: float) -> None:
+    """All of q are small and all of k large, so that scores are as usual; all of v are small or large."""
+    q, k, v, expected = problem(65, 127, 64)
+    out = attend(row, q * np.float32(of_q), k * np.float32(1 / of_q), v * np.float32(of_v))
+    check.check(row.name, (out / np.float64(of_v)).astype(np.float32), expected, tolerance=row.tolerance)
+
+
+@every_stage
+def test_infinities_are_not_swallowed(row: Row) -> None:
+    """15 makes NaN of them."""
+    q, k, v, _ = problem(65, 33, 32)
+    v = v.copy()
+    v[20, 3] = np.inf
+    out = attend(row, q, k, v)
+    assert not np.isfinite(out[:, 3]).any() and np.isfinite(np.delete(out, 3, axis=1)).all()
+
+
 @every_stage
 def test_nan_stays_in_its_row(row: Row) -> None:
     q, k, v, expected = problem(65, 33, 32)
