@@ -613,9 +613,9 @@ def _nearest(stages: Mapping[str, Stage], needs: Mapping[str, Any]) -> tuple[str
     """Of stages that cannot do a call, one that takes the dtype and lacks the least, and its reason."""
     plain = {name: needs[name] for name in ("head_dim", "dtype")}
 
-    def lacks(stage: Stage) -> tuple[int, int, int]:
+    def lacks(stage: Stage) -> tuple[int, int, int, int]:
         alone = [stage.why_not(**{**plain, name: value}) for name, value in needs.items()]
-        return sum(reason is not None for reason in alone), -stage.max_head_dim, -stage.number
+        return sum(reason is not None for reason in alone), -stage.max_head_dim, stage.head_dim_step, -stage.number
 
     name, stage = min(
         ((name, stage) for name, stage in stages.items() if plain["dtype"] in stage.dtypes),

@@ -506,6 +506,24 @@ def _hopper_backward() -> tuple[Stage, ...]:
     )
 
 
+# ---- 07 -> 15
+
+
+def _tf32() -> tuple[Stage, ...]:
+    target = LADDER["tf32"]
+
+    def step(file: str, idea: str, **changed: Any) -> Stage:
+        return _step(target, f"steps/{file}", idea, **changed)
+
+    return (
+        step("15_01_three_products.cu", "three products", head_dim_step=8),
+        step("15_02_sums_of_a_tile.cu", "new sums for each tile", head_dim_step=8),
+        step("15_03_small_apart.cu", "small products apart", head_dim_step=8),
+        step("15_04_four_neighbours.cu", "four neighbours a lane"),
+        target,
+    )
+
+
 # ---- all climbs
 
 # The climb to each stage that has one, its last element the stage itself.
@@ -517,6 +535,7 @@ CLIMBS: Mapping[str, tuple[Stage, ...]] = {
     "hopper": _hopper(),
     "flash_cute": _flash_cute(),
     "hopper_backward": _hopper_backward(),
+    "tf32": _tf32(),
 }
 
 # Beside the climb to a stage: what did not pay. Each file differs from the last step's by one idea.
@@ -546,6 +565,7 @@ BEFORE: Mapping[str, str] = {
     "hopper": BASES["hopper"].file,
     "flash_cute": BASES["flash_cute"].file,
     "hopper_backward": "steps/13_01_by_wgmma_and_tma.cu",
+    "tf32": "steps/15_01_three_products.cu",
 }
 
 # What the last step of each climb adds. That step is the stage itself, whose own `idea` names all of the climb.
@@ -557,6 +577,7 @@ LAST_IDEAS: Mapping[str, str] = {
     "hopper": "scores of any size",
     "flash_cute": "rows of O",
     "hopper_backward": "turns",
+    "tf32": "rescale when it pays",
 }
 
 
