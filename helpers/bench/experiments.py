@@ -50,6 +50,7 @@ CLIMB_CASES = {
     "backward_mma": (*HALF_GRADIENTS, *(replace(case, causal=True) for case in HALF_GRADIENTS)),
     "hopper": HOPPER_HEADS,
     "hopper_backward": HOPPER_GRADIENTS,
+    "tf32": HEADS,
 }
 
 
@@ -216,6 +217,18 @@ _NO_OVERLAP = (
     (_PACKED, f"{_PACKED}  }}\n{_KEYS}    const auto& a = P[k];\n"),
 )
 
+# ---- 15_tf32.cu: products left out, hi by the instruction for it, more rows a warp
+TF32_ONE_PRODUCT = (
+    ("mma_m16n8k8(small, a.lo, b.hi);", ""),
+    ("mma_m16n8k8(small, a.hi, b.lo);", ""),
+)
+_BY_CVT = (
+    (
+        "hi = (__float_as_uint(x) + 0x1000) & 0xffffe000;",
+        'asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(hi) : "f"(x));',
+    ),
+)
+
 # What the steps of a climb do not say: a race, an idea in two halves, a choice that a climb has no step for, and an
 # idea at a shape or in a type at which the climb is not timed.
 EXPERIMENTS = (
@@ -244,6 +257,9 @@ EXPERIMENTS = (
     Experiment("rescale at every tile", MMA, _AT_EVERY_TILE, HALF_128),
     Experiment("all weights before the product", MMA, _NO_OVERLAP, HALF_128),
     Experiment("16 rows a warp", MMA, (), HALF_128, ({"BLOCK_M": 128, "WARPS": 8},)),
+    Experiment("one TF32 product", "tf32", TF32_ONE_PRODUCT, HEADS),
+    Experiment("hi by cvt.rna.tf32", "tf32", _BY_CVT, HEADS),
+    Experiment("32 rows a warp", "tf32", (), HEADS[:1], ({"BLOCK_M": 128, "WARPS": 4, "MIN_BLOCKS": 2},)),
 )
 
 # ---- the backward

@@ -1,0 +1,216 @@
+"""float32 on tensor cores beside exact float32: errors against float64, speeds in turns, tiles.
+
+python3 -m helpers.bench.study tf32 FILE [errors] [speeds] [tiles]
+
+Errors: of 256 rows, by 15, its steps, 15 with one TF32 product, 05, and PyTorch's attention. Scores are `scale` times
+as large as those of unit-normal inputs; with "positive" V's elements are above 0, so that a sum that is cut off shows it.
+Speeds: 16,384 tokens and 2048 columns of all heads together. Tiles: of 15, at 4096 keys.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from helpers.attention import kernel
+from helpers.attention.ladder import LADDER
+from helpers.attention.ladder.steps import CLIMBS
+from helpers.bench import records
+from helpers.bench.cases import Case, Inputs
+from helpers.bench.experiments import TF32_ONE_PRODUCT
+from helpers.bench.peers import TORCH, torch_on_gpu
+from helpers.bench.timing import in_turns, speeds
+from helpers.device import ON_GPU, cp, describe
+from helpers.engine.cuda_source.edit import edit
+
+RECORD = records.MEASURED / "nvidia-h200-tf32.json"
+recorded = functools.partial(records.load, RECORD)
+_shown = records.table_of(lambda: recorded())
+PEERS = tuple(peer for peer in TORCH if "float32" in peer.dtypes)
+ROWS = 256
+HEAD_DIMS = (64, 128)
+# scale of the scores, positive V
+KINDS = ((1, False), (1, True), (10, False), (30, False))
+ERRORS_AT = (1024, 2048, 4096, 8192, 16384, 32768)
+SPEEDS_AT = (1024, 2048, 4096, 8192, 16384)
+ROUNDS = 9
+NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS")
+TILES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
+    64: (
+        *((64, 32, 4, 3), (64, 32, 4, 4), (64, 32, 4, 2), (64, 48, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3)),
+        *((128, 32, 8, 1), (128, 32, 8, 2), (128, 48, 8, 1), (128, 64, 8, 1)),
+        *((128, 16, 4, 2), (128, 32, 4, 1), (128, 32, 4, 2), (128, 48, 4, 2), (256, 32, 8, 1), (192, 64, 12, 1)),
+    ),
+    128: (
+        *((128, 48, 8, 1), (128, 64, 8, 1), (128, 32, 8, 1), (128, 16, 8, 1), (64, 32, 4, 2), (64, 48, 4, 1)),
+        *((64, 64, 4, 1), (64, 16, 4, 3), (128, 16, 4, 1), (128, 32, 4, 1), (192, 32, 12, 1)),
+    ),
+}
+
+
+def arrays(head_dim: int, keys: int, scale: float, positive: bool) -> tuple[np.ndarray, ...]:
+    """q of ROWS rows, k and v: (1, 1, rows, head_dim)."""
+    rng = np.random.default_rng([head_dim, keys])
+    q, k, v = (rng.standard_normal((1, 1, rows, head_dim)) for rows in (ROWS, keys, keys))
+    return tuple(a.astype(np.float32) for a in (scale * q, k, np.abs(v) if positive else v))
+
+
+def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Attention in float64."""
+    q, k, v = (a.astype(np.float64) for a in (q, k, v))
+    s = q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
+    s -= s.max(-1, keepdims=True)
+    p = np.exp(s, out=s)
+    return p @ v / p.sum(-1, keepdims=True)
+
+
+def outputs(given: Sequence[np.ndarray], with_peers: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """What is compared, by name: the steps to 15 and itself by their ideas."""
+    tf32 = LADDER["tf32"]
+    one_product = edit(kernel.source(tf32.file), *TF32_ONE_PRODUCT)
+    for step in CLIMBS["tf32"]:
+        yield ("15" if step is tf32 else step.idea), cp.asnumpy(step(*given))
+    run, o = tf32.prepare(*given, source=one_product)
+    run()
+    yield "one product", cp.asnumpy(o)
+    yield "05", cp.asnumpy(LADDER["heads_and_masks"](*given))
+    if with_peers:
+        import torch
+
+        tensors = SimpleNamespace(torch=tuple(torch.from_numpy(a).cuda() for a in given))
+        for peer in PEERS:
+            with peer.ready(tensors, False) as call:
+                yield peer.name, call().cpu().numpy()
+
+
+def errors(keys_at: Sequence[int] = ERRORS_AT, with_peers: bool = ON_GPU) -> Iterator[dict[str, Any]]:
+    """A row of the record for each output: the largest, the root of the mean square, and the mean of its errors."""
+    for head_dim, (scale, positive), keys in itertools.product(HEAD_DIMS, KINDS, keys_at):
+        given = arrays(head_dim, keys, scale, positive)
+        o = exact(*given)
+        of_case = {"head_dim": head_dim, "scale": scale, "positive": positive, "keys": keys}
+        for name, out in outputs(given, with_peers):
+            off = out - o
+            figures = {"max": np.abs(off).max(), "rms": np.sqrt(np.square(off).mean()), "mean": off.mean()}
+            yield {**of_case, "name": name, **{what: float(f"{value:.2e}") for what, value in figures.items()}}
+
+
+def _runs(case: Case, inputs: Inputs, stack: ExitStack, with_peers: bool) -> dict[str, Callable[[], Any]]:
+    runs: dict[str, Callable[[], Any]] = {}
+    for name in ("tf32", "heads_and_masks"):
+        run, o = LADDER[name].prepare(*inputs.device, causal=case.causal)
+        run()
+        sample = inputs.sample(case.causal)
+        if not sample.error(o) <= sample.tolerance:
+            raise AssertionError(f"{name}, {case}: the output is wrong")
+        runs[name] = run
+    for peer in PEERS if with_peers else ():
+        if peer.name == "SDPA math" and case.shape[2] > 8192:  # its scores would take 34 GB and more
+            continue
+        runs[peer.name] = stack.enter_context(peer.ready(inputs, case.causal))
+        runs[peer.name]()
+    return runs
+
+
+def of_speeds(at: Sequence[int] = SPEEDS_AT, with_peers: bool = ON_GPU) -> Iterator[dict[str, Any]]:
+    """A row for each kernel and case: TFLOP/s, and how many times as fast 15 is."""
+    for head_dim, n in itertools.product(HEAD_DIMS, at):
+        shape = (16384 // n, 2048 // head_dim, n, head_dim)
+        inputs = Inputs(shape)
+        for causal in (False, True):
+            case = Case(shape, causal=causal)
+            with ExitStack() as stack:
+                times = in_turns(_runs(case, inputs, stack, with_peers), ROUNDS)
+            for name, taken in times.items():
+                ms = statistics.median(taken)
+                row = {"shape": list(shape), "causal": causal, "name": name, "ms": round(ms, 4)}
+                row["tflops"] = round(case.flops / ms / 1e9, 1)
+                yield row | {what: round(value, 3) for what, value in speeds(times["tf32"], taken).items()}
+
+
+def of_tiles() -> Iterator[dict[str, Any]]:
+    """A row for each tile of 15: TFLOP/s without a mask and causal, and the bytes that a thread spills."""
+    stage = LADDER["tf32"]
+    for head_dim, candidates in TILES.items():
+        case = Case((4, 2048 // head_dim, 4096, head_dim))
+        inputs = Inputs(case.shape)
+        runs: dict[tuple[Any, bool], Callable[[], Any]] = {}
+        spills = {}
+        for sizes in candidates:
+            defines = dict(zip(NAMES, sizes, strict=True))
+            built = kernel.load(stage.file, stage.name, defines={"HEAD_DIM": head_dim, **defines})
+            spills[sizes] = built.attributes["local_size_bytes"]
+            for causal in (False, True):
+                run, o = stage.prepare(*inputs.device, causal=causal, sizes=defines)
+                run()
+                if not inputs.sample(causal).error(o) <= inputs.sample(causal).tolerance:
+                    raise AssertionError(f"{sizes}: the output is wrong")
+                runs[sizes, causal] = run
+        times = in_turns(runs, 5)
+        for sizes in candidates:
+            speed = {
+                "causal" if causal else "full": round(
+                    replace(case, causal=causal).flops / statistics.median(times[sizes, causal]) / 1e9, 1
+                )
+                for causal in (False, True)
+            }
+            of_tile = dict(zip(NAMES, sizes, strict=True))
+            yield {"head_dim": head_dim, **of_tile, "local_bytes": spills[sizes], **speed}
+
+
+PARTS: Mapping[str, Callable[[], Iterator[dict[str, Any]]]] = {
+    "errors": errors,
+    "speeds": of_speeds,
+    "tiles": of_tiles,
+}
+
+
+def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
+    """Measure, and write FILE after each row. words: parts; all where there are none. SystemExit without a GPU."""
+    if not ON_GPU:
+        sys.exit("this needs a GPU; the table does not")
+    if unknown := set(words) - PARTS.keys():
+        sys.exit(f"{', '.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
+    record: dict[str, Any] = (records.load(path) if words else None) or {"device": describe(), "how": __doc__}
+    if torch_on_gpu() is None:
+        sys.exit("this is measured beside PyTorch: pip install torch")
+    for part in words or PARTS:
+        record[part] = []
+        for row in PARTS[part]():
+            record[part].append(row)
+            records.save(path, record)
+            print(part, *(f"{name}={value}" for name, value in row.items()), flush=True)
+    return record
+
+
+@_shown
+def table(record: Mapping[str, Any] | None = None) -> str:
+    """The record as text: errors by case, a column each; speeds; tiles, the fastest first."""
+    lines = [f"on {record['device']}"]
+    names = list(dict.fromkeys(row["name"] for row in record.get("errors", ())))
+    cases = itertools.groupby(record.get("errors", ()), lambda r: (r["head_dim"], r["scale"], r["positive"], r["keys"]))
+    if names:
+        lines.append(f"largest error   {'':12}" + "".join(f"{name:>23}" for name in names))
+    for (head_dim, scale, positive, keys), rows in cases:
+        of = {row["name"]: f"{row['max']:.1e}" for row in rows}
+        case = f"d {head_dim}, scale {scale}, {keys}{' positive' * positive}"
+        lines.append(f"{case:28}" + "".join(f"{of.get(name, ''):>23}" for name in names))
+    for row in record.get("speeds", ()):
+        case = f"d {row['shape'][3]}, N {row['shape'][2]}{' causal' * row['causal']}"
+        beside = f"15 is {row['speed']:.2f} x ({row['speed_min']:.2f} to {row['speed_max']:.2f})"
+        lines.append(f"{case:28}{row['name']:18}{row['tflops']:7.1f} TFLOP/s   {beside}")
+    for row in sorted(record.get("tiles", ()), key=lambda row: (row["head_dim"], -row["full"] - row["causal"])):
+        sizes = " ".join(f"{name}={row[name]}" for name in NAMES)
+        spilled = f"{row['local_bytes']} bytes spilled" if row["local_bytes"] else ""
+        lines.append(f"d {row['head_dim']:<5}{sizes:46}{row['full']:6.1f} ({row['causal']:.1f}) TFLOP/s  {spilled}")
+    return "\n".join(lines)
