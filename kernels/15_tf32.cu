@@ -91,7 +91,8 @@ struct Fragment {
   __device__ __forceinline__ void set(int i, float x) { split(x, hi[i], lo[i]); }
 };
 
-// large + small += A B. Next to the others, the products with lo would lose their last bits.
+// large + small += A B. Each addition cuts some bits off its sum: off that of the small products,
+// bits that are worth less.
 __device__ __forceinline__ void mma_three(
     float (&large)[4], float (&small)[4], const Fragment<4>& a, const Fragment<2>& b) {
   mma_m16n8k8(small, a.lo, b.hi);

@@ -1,4 +1,4 @@
-// 15, step 1: 07 in float32, by three TF32 products.
+// 15, step 1, three products: 07 in float32, by TF32.
 //
 // A tensor core reads 11 bits of a float32. Each element is split into hi, its rounded upper half, and
 // lo, the rest; hi hi + hi lo + lo hi keeps 21 bits of a product or more.

@@ -1,4 +1,4 @@
-// 15, step 2: new sums for each tile.
+// 15, step 2, new sums for each tile: O no longer stays in the tensor cores.
 //
 // Since step 1: tensor cores cut off what they add, so that a sum of positive numbers that stays in
 // them falls behind a little with each product. O's are new for each tile, and added to acc on the

@@ -1,8 +1,8 @@
-// 15, step 3: small products in sums of their own.
+// 15, step 3, small products apart: they have sums of their own.
 //
-// Since step 2: hi lo and lo hi are 2^-11 of hi hi. Added to the same sum, they lose as many bits more:
-// tensor cores cut off what is too small for the largest number that they add. Scores, which exp2
-// makes errors of P, have two sums.
+// Since step 2: each product that is added cuts some bits off the sum. hi lo and lo hi are about 2^-11
+// of hi hi: in a sum of their own, they cut off as much less. S has two sums, since exp2 makes its
+// errors those of P; O, for which registers are scarce, has one.
 //
 // Launch, shapes, needs and traffic as in 15_tf32.cu; HEAD_DIM a multiple of 8
 #include "block.cuh"    // Block, Window: 05
@@ -78,7 +78,8 @@ struct Fragment {
   __device__ __forceinline__ void set(int i, float x) { split(x, hi[i], lo[i]); }
 };
 
-// large + small += A B. Next to the others, the products with lo would lose their last bits.
+// large + small += A B. Each addition cuts some bits off its sum: off that of the small products,
+// bits that are worth less.
 __device__ __forceinline__ void mma_three(
     float (&large)[4], float (&small)[4], const Fragment<4>& a, const Fragment<2>& b) {
   mma_m16n8k8(small, a.lo, b.hi);

@@ -3,7 +3,7 @@
 python3 -m helpers.bench.study tf32 FILE [errors] [speeds] [tiles]
 
 Errors: of 256 rows, by 15, its steps, 15 with one TF32 product, 05, and PyTorch's attention. Scores are `scale` times
-as large as those of unit-normal inputs; with "positive" V's elements are above 0, so that a sum that is cut off shows it.
+as large as those of unit-normal inputs; with "positive" V's elements are above 0, which shows a sum that is cut off.
 Speeds: 16,384 tokens and 2048 columns of all heads together. Tiles: of 15, at 4096 keys.
 """
 
