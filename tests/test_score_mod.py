@@ -35,6 +35,7 @@ STAGE_OF = {"float32": "heads_and_masks", "float16": "flash_mma", "bfloat16": "h
 BACKWARD_OF = {"float32": "backward", "float16": "backward_mma", "bfloat16": "hopper_backward"}
 SIZES = {  # small ones, so that a few rows and keys are several tiles
     "heads_and_masks": {"BLOCK_M": 64, "BLOCK_N": 32},
+    "tf32": {"BLOCK_M": 32, "BLOCK_N": 32, "WARPS": 2, "MIN_BLOCKS": 1},
     "flash_mma": {"BLOCK_M": 64, "BLOCK_N": 32},
     "hopper": {"BLOCK_M": 128, "BLOCK_N": 48},
     "backward": {"BLOCK_N": 64},
@@ -148,13 +149,15 @@ def compare(what: str, got: tuple[Any, Any], want: Truth) -> None:
 
 
 def run(dtype: str, case: Case, *, n: int = ROWS, n_kv: int = KEYS, plant: Callable[[str], str] = str) -> None:
-    """One call of a stage with small tiles, and its check. plant: another text of the kernel."""
-    stage, (q, k, v) = LADDER[STAGE_OF[dtype]], inputs(dtype, n, n_kv)
-    source = plant(kernel.source(stage.file))
-    how = {"sizes": SIZES[stage.name], "return_lse": True, "source": source}
-    launch, got = stage.prepare(q, k, v, **how, **case.options)
-    launch()
-    compare(stage.name, got, truth(q, k, v, case))
+    """One call of a stage with small tiles, in float32 of 15 too, and its check. plant: another text of the kernel."""
+    q, k, v = inputs(dtype, n, n_kv)
+    want = truth(q, k, v, case)
+    for name in (STAGE_OF[dtype], *["tf32"] * (dtype == "float32" and plant is str)):
+        source = plant(kernel.source(LADDER[name].file))
+        how = {"sizes": SIZES[name], "return_lse": True, "source": source}
+        launch, got = LADDER[name].prepare(q, k, v, **how, **case.options)
+        launch()
+        compare(name, got, want)
 
 
 SLOPES = (2.0 ** -np.arange(1, HEADS + 1)).astype(np.float32)
