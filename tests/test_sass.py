@@ -1,4 +1,4 @@
-"""Recorded SASS: it is read as it was written, and says what notebook 06 concludes from it."""
+"""Recorded SASS: it is read as it was written, and says what notebooks 06 and 15 conclude from it."""
 
 from __future__ import annotations
 
@@ -21,3 +21,13 @@ def test_tables() -> None:
     assert sum("MOVM" in line for line in sass.lines("06", "bfloat16").splitlines()) == 4
     with pytest.raises(KeyError, match="float32"):
         sass.instance("06", "float32")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_splits_of_15_are_three_instructions_for_each_element_of_a_warp(head_dim: int) -> None:
+    found = sass.instance("15", "float32", head_dim)
+    counts, sizes = found["counts"], found["defines"]
+    rows, keys = sizes["BLOCK_M"] // sizes["WARPS"], sizes["BLOCK_N"]
+    assert counts["HMMA"] == 3 * 2 * rows * keys * head_dim // (16 * 8 * 8)
+    assert found["splits"] == (rows * head_dim + 2 * keys * head_dim + rows * keys) // 32
+    assert all(found["splits"] <= counts[kind] for kind in ("LOP3", "IADD3, VIADD", "FADD"))
