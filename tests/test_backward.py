@@ -566,7 +566,7 @@ def test_what_the_tensor_cores_cannot() -> None:
 
     reason = LADDER["backward_mma"].why_not(head_dim=12, dtype="float16")
     assert reason == "head_dim = 12; this stage takes 8 to 256, multiples of 8"
-    with pytest.raises(ValueError, match=r"backward_mma: head_dim = 264; this stage takes 8 to 256"):
+    with pytest.raises(ValueError, match=r"hopper_backward_wide: head_dim = 264; this stage takes 8 to 256"):
         ask(264, "bfloat16")
     with pytest.raises(ValueError, match=r"stage backward_mma cannot: it takes float16 or bfloat16, not float32"):
         ask(40, "float32", "backward_mma")

@@ -343,8 +343,8 @@ def test_each_fence_barrier_and_wait_is_left_out_once() -> None:
 
 # ---- the kernel for long rows, in what it does otherwise
 
-# No checked run shows a need of two things in it: a consumer's wait for the other's tile, as the other has waited for it
-# before their barrier; and the barrier before the epilogue, as the engine's products end for all warps at once.
+# No checked run shows a need of two things in it: a consumer's wait for the other's tile, as the other has waited for
+# it before their barrier; and the barrier before the epilogue, as the engine's products end for all warps at once.
 
 WIDE = {"stage": WIDE_STAGE, "sizes": {"BLOCK_M": 64, "BLOCK_N": 64}, "d": 136}
 WIDE_MISSING = (

@@ -95,7 +95,8 @@ def _both(request: Request) -> tuple[Plan, Plan | None]:
         return forward, backward
     backward = None
     if "lse" in request.stage.features:
-        backward = _first(BACKWARD, replace(request, return_lse=False))
+        anywhere = {name: stage for name, stage in BACKWARD.items() if stage.only_cc <= request.stage.only_cc}
+        backward = _first(anywhere, replace(request, return_lse=False))
     if backward is None:
         return plan(request), None
     return plan(replace(request, return_lse=True, deterministic=False)), backward

@@ -130,6 +130,10 @@ def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
     return device.ON_GPU and (rows >= 512 if head_dim > 64 else all_rows >= 16384)
 
 
+def _tf32_variant(call: Call) -> dict[str, int]:
+    return tiles.packed_tf32(call.head_dim) if call.packed else {}
+
+
 def _tf32_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
     """On GPUs; on the CPU engine, calls that name no stage keep 05, so that the outputs of notebooks stay."""
     return device.ON_GPU
@@ -320,7 +324,7 @@ _STAGES = (
     ),
     Stage(
         *(15, "tf32", "15_tf32.cu", "float32 on tensor cores: three TF32 products, sums that do not drift"),
-        Tuning(_tf32_tiles, _few_tf32_tiles, by_default=_tf32_by_default),
+        Tuning(_tf32_tiles, _few_tf32_tiles, variant=_tf32_variant, by_default=_tf32_by_default),
         launches=strided,
         slots=in_slots,
         features=EVERYTHING | FORWARD_EXTRAS,

@@ -582,6 +582,11 @@ def pick_tf32(head_dim: int, shared_limit: int) -> dict[str, int]:
     return _first(_TF32, tf32_shared_bytes, head_dim, shared_limit)
 
 
+def packed_tf32(head_dim: int) -> dict[str, int]:
+    """What packed sequences have instead: with the search of a slot, two row fragments a warp spill at head_dim 64."""
+    return {"BLOCK_M": 64, "MIN_BLOCKS": 3} if head_dim <= 64 else {}
+
+
 @functools.cache
 def pick_few_tf32(head_dim: int, shared_limit: int) -> dict[str, int]:
     """As `pick_tf32`, for a launch whose blocks would leave half a GPU idle: half the rows a block."""
