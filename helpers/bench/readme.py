@@ -100,15 +100,15 @@ def ladder_table(record: Mapping[str, Any]) -> str:
 
 
 def _earlier(record: Mapping[str, Any]) -> str:
-    """What the table says of rows that are of an earlier run, and how far the peers that both timed differ."""
+    """What the table says of rows that are of other runs, and how far the peers that two of them timed differ."""
     earlier = record["how"].get("earlier")
     if earlier is None:
         return ""
     *names, last = earlier["names"]
     ratio = earlier["time_beside_the_earlier_run"]
     return (
-        f" but {', '.join(names)} and {last}, from an earlier one (peers that both timed took {ratio['min']:.2f} to "
-        f"{ratio['max']:.2f} times as long now, median {ratio['median']:.2f})"
+        f" but {', '.join(names)} and {last}, from other runs (peers that two of them timed took {ratio['min']:.2f} to "
+        f"{ratio['max']:.2f} times as long in the later one, median {ratio['median']:.2f})"
     )
 
 
