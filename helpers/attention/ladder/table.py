@@ -135,7 +135,7 @@ def _tf32_variant(call: Call) -> dict[str, int]:
 
 
 def _tf32_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
-    """Where it was faster than 05 on an H200: 0.85 times as fast with 4096 rows in all, 1.4 with 8192; not tried at 256.
+    """Where it was faster than 05 on an H200: 0.85 times as fast with 4096 rows in all, 1.4 with 8192; not at 256.
 
     On the CPU engine, calls that name no stage keep 05, so that the outputs of notebooks stay.
     """
