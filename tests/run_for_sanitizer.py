@@ -2,9 +2,9 @@
 
     PYTHONPATH=. compute-sanitizer --tool memcheck --error-exitcode 1 python3 tests/run_for_sanitizer.py [STAGE ...]
 
-The other tools: racecheck, synccheck, initcheck. Checks the results too, so a silent failure is none. Stage 10 copies
-by cp.async.bulk.tensor and waits by mbarriers in PTX: racecheck has been reported to find hazards that are none with
-cp.async.bulk, the form without a tensor map, which the stage does not use; so what it finds there is to be looked at.
+The other tools: racecheck, synccheck, initcheck. Checks the results too, so a silent failure is none. Stage 13 copies lse
+and delta by cp.async.bulk, the form without a tensor map, and waits by mbarriers in PTX. What racecheck says of such a
+copy is shown by `bulk_copies`, which runs only where it is named: two kernels that differ in the form of one copy.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from helpers.attention import decoders, flash_attention_with_kvcache, reference, rotary_and_projection
+from helpers.attention import decoders, flash_attention_with_kvcache, kernel, reference, rotary_and_projection
 from helpers.attention.check import check, make_inputs
 from helpers.attention.ladder import BACKWARD, FORWARD, LADDER, Stage, backward, limits, tiles
 from helpers.attention.ladder.launches import persistent
+from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.steps import BASES, CLIMBS
+from helpers.attention.ladder.tensor_maps import tensor_map
 from helpers.bench.cases import TYPES
 from helpers.device import ON_GPU, cp, describe
 
@@ -303,6 +305,50 @@ def run_decoding() -> None:
             check(f"{decoder.name} {dtype}, d = {d}", o.astype(np.float64), wanted, tolerance=near(dtype))
 
 
+# One thread copies, all wait by one mbarrier and read: with a tensor map, or without.
+_BULK_COPIES = """
+#include "hopper.cuh"
+template <bool BY_MAP>
+__device__ __forceinline__ void copy(const TensorMap& map, const uint4* source, uint4* target) {
+  __shared__ __align__(1024) uint4 tile[64 * 8];
+  __shared__ __align__(8) unsigned long long barrier;
+  const unsigned full = smem_address(&barrier);
+  if (threadIdx.x == 0) {
+    mbarrier_init(full, 1);
+    mbarrier_init_fence();
+  }
+  __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
+  if (threadIdx.x == 0) {
+    mbarrier_arrive_expect_tx(full, sizeof(tile));
+    if (BY_MAP) tma_load(smem_address(tile), map, full, 0, 0, 0, 0);
+    else bulk_load(smem_address(tile), source, full, sizeof(tile));
+  }
+  mbarrier_wait(full, 0);
+  const int row = threadIdx.x / 8, chunk = threadIdx.x % 8;
+  target[threadIdx.x] = tile[BY_MAP ? 8 * row + (chunk ^ row % 8) : threadIdx.x];
+}
+extern "C" __global__ void by_tensor_map(
+    const __grid_constant__ TensorMap map, const uint4* source, uint4* target) {
+  copy<true>(map, source, target);
+}
+extern "C" __global__ void by_bulk_copy(
+    const __grid_constant__ TensorMap map, const uint4* source, uint4* target) {
+  copy<false>(map, source, target);
+}
+"""
+
+
+def run_bulk_copies() -> None:
+    """A tile of 64 x 64 halves, copied in either form. Raises CheckFailed for a wrong copy."""
+    source = cp.asarray(np.random.default_rng(0).standard_normal((1, 1, 64, 64)).astype(np.float16))
+    box, words = tensor_map(Spec.of(source), source.data.ptr, box_rows=64), source.view(np.uint32)
+    for name in ("by_tensor_map", "by_bulk_copy"):
+        target = cp.zeros_like(words)
+        copy = kernel.load(kernel.with_headers(_BULK_COPIES, "bulk_copies"), name)
+        copy((1,), (512,), (box, words, target))
+        check(name, target.view(np.float16), cp.asnumpy(source), tolerance=0.0)
+
+
 def main(names: Sequence[str]) -> int:
     """Run; the exit status is 0 when every result is right."""
     print(describe())
@@ -322,6 +368,8 @@ def main(names: Sequence[str]) -> int:
         run_neighbours()
     if not names or "decoding" in names:
         run_decoding()
+    if "bulk_copies" in names:
+        run_bulk_copies()
     for of, climb in CLIMBS.items():
         for step in (*climb[:-1], *(base for name, base in BASES.items() if name == of)):  # the last is the stage
             for dtype in step.dtypes:

@@ -280,6 +280,7 @@ def test_gradients_are_counted_each_in_its_ways_beside_pytorchs() -> None:
         for name in ("backward", "backward deterministic"):
             assert (name, shape, "float32") in found
         assert ("SDPA efficient", shape, "float32") in beside
+        assert ("SDPA cuDNN", shape, "bfloat16") in beside
     assert len(set(beside)) == len(beside) and {dtype for *_, dtype in beside} == {dtype for *_, dtype in found}
 
 
@@ -435,6 +436,7 @@ def test_without_pytorch_the_peers_are_left_out(
         ("mma_backward", ("mma",), False),
         ("wmma", ("mma",), False),
         ("peer", ("mma",), False),
+        ("peer backward", ("mma", "peer backward"), True),
     ],
 )
 def test_a_row_is_of_the_stages_that_are_named(name: str, names: tuple[str, ...], wanted: bool) -> None:
@@ -457,7 +459,7 @@ def test_measure_asks_for_every_kernel_and_writes_the_record(monkeypatch: pytest
     def profile(target: Path, wanted: list[str], kernels: list[str], words: tuple[str, ...], *options: str) -> None:
         asked.update(wanted=wanted, kernels=kernels, options=options, stages=words[3:])
         target.write_text(CSV)
-        Path(words[2]).write_text(json.dumps({"peers": asked.get("peers", "PyTorch 9"), "rows": LAUNCHED}))
+        Path(words[2]).write_text(json.dumps({"peers": asked.get("peers", "PyTorch 9"), "rows": asked.get("rows", LAUNCHED)}))
 
     monkeypatch.setattr(ncu, "profile", profile)
     monkeypatch.setattr(ncu, "first_known", lambda metrics: metrics[0])
@@ -476,13 +478,12 @@ def test_measure_asks_for_every_kernel_and_writes_the_record(monkeypatch: pytest
 
     # Once more for some of the stages, where PyTorch is not asked.
     target, names = tmp_path / "made" / "record.json", sorted({row["stage"] for row in LAUNCHED[:2]})
-    asked["peers"] = "left out"
+    asked |= {"peers": "left out", "rows": LAUNCHED[:2]}
     profile_stages.take(target, names)
     again = json.loads(target.read_text())
     assert asked["stages"] == tuple(names) and again["how"]["peers"] == "PyTorch 9"
-    assert again["how"]["again"].endswith(f"profile_stages FILE {' '.join(names)}") and len(again["rows"]) > len(
-        LAUNCHED
-    )
+    assert again["how"]["again"].endswith(f"profile_stages FILE {' '.join(names)}")
+    assert again["rows"] == record["rows"]
     monkeypatch.setattr(ncu, "describe", lambda: "another GPU")
     with pytest.raises(ValueError, match="measured with another device"):
         profile_stages.take(target, names)

@@ -1,6 +1,6 @@
 """Stages, steps, gradients and peers under Nsight Compute, one run each: what `helpers.bench.counters` reads.
 
-    python3 -m helpers.bench.study profile_stages FILE [STAGE ...]
+    python3 -m helpers.bench.study profile_stages FILE [STAGE or PEER ...]
     python3 -m helpers.bench.studies.profile_stages launch FILE    # run by Nsight Compute: FILE says what was launched
 
 Needs a GPU and Nsight Compute. Where stages are named, their rows alone are measured again, and FILE keeps the others.
@@ -92,7 +92,7 @@ def gradient_peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
     """PyTorch's gradients where a stage's stand beside them."""
     for case in dict.fromkeys(case for _, case in gradient_cases()):
         for peer in peers.TORCH_BACKWARD:
-            if peer.name == MAIN_PEER[case.dtype]:
+            if peer.name in (MAIN_PEER[case.dtype], "SDPA cuDNN") and peer.why_not(case.dtype, case.causal) is None:
                 yield peer, case
 
 
@@ -183,7 +183,7 @@ def of_stages(entry: Mapping[str, Any], names: Sequence[str]) -> bool:
 def launch_all(target: Path, names: Sequence[str] = ()) -> None:
     """Run each stage and peer once between the profiler's start and stop, after a mark whose grid has its number.
 
-    names: of stages, to run no others and no peers; none for all.
+    names: of stages and peers, to run no others; none for all.
 
     Writes {"peers": PyTorch's version or why there are none, "rows": what was launched, the first has the number 1}
     as JSON. What fails is written with its error. Raises RuntimeError where there is no GPU.
@@ -195,7 +195,7 @@ def launch_all(target: Path, names: Sequence[str] = ()) -> None:
     mark = cp.RawModule(code=f'extern "C" __global__ void {MARK}() {{}}').get_function(MARK)
     torch = peers.torch_on_gpu()
     launched: list[dict[str, Any]] = []
-    for entry, ready in _runs(torch is not None and not names):
+    for entry, ready in _runs(torch is not None):
         if not of_stages(entry, names):
             continue
         launched.append(entry)
@@ -291,7 +291,7 @@ def _number(value: str, unit: str) -> float:
 def take(target: Path, names: Sequence[str] = ()) -> dict[str, Any]:
     """Launch all stages, steps, gradients and peers under Nsight Compute and write the record.
 
-    names: of stages. Their rows are measured, and take the place of those in target, whose other rows stay.
+    names: of stages and peers. Their rows are measured, and take the place of those in target, whose other rows stay.
 
     Raises:
         RuntimeError: ncu is missing or failed; the message is its own.
@@ -318,8 +318,9 @@ def take(target: Path, names: Sequence[str] = ()) -> dict[str, Any]:
         "command": " ".join(("python3 -m helpers.bench.study profile_stages FILE", *names)),
     }
     if names:
-        how["peers"] = old["how"]["peers"]  # none ran
-        different = [key for key in ("device", "ncu", "metrics", "stalls") if how[key] != old["how"].get(key)]
+        if not any("peer" in row.get("kind", "") for row in new_rows):
+            how["peers"] = old["how"]["peers"]
+        different = [key for key in ("device", "ncu", "peers", "metrics", "stalls") if how[key] != old["how"].get(key)]
         if different:
             raise ValueError(f"{target}: its rows were measured with another {different[0]}; measure all of them")
         new_rows = merged(old["rows"], new_rows, names)
