@@ -2,9 +2,9 @@
 
     PYTHONPATH=. compute-sanitizer --tool memcheck --error-exitcode 1 python3 tests/run_for_sanitizer.py [STAGE ...]
 
-The other tools: racecheck, synccheck, initcheck. Checks the results too, so a silent failure is none. Stage 13 copies lse
-and delta by cp.async.bulk, the form without a tensor map, and waits by mbarriers in PTX. What racecheck says of such a
-copy is shown by `bulk_copies`, which runs only where it is named: two kernels that differ in the form of one copy.
+The other tools: racecheck, synccheck, initcheck. Checks the results too, so a silent failure is none. Stage 13 copies
+lse and delta by cp.async.bulk, the form without a tensor map, and waits by mbarriers in PTX. What racecheck says of
+such a copy is shown by `bulk_copies`, which runs only where it is named: kernels that differ in the form of one copy.
 """
 
 from __future__ import annotations

@@ -459,7 +459,9 @@ def test_measure_asks_for_every_kernel_and_writes_the_record(monkeypatch: pytest
     def profile(target: Path, wanted: list[str], kernels: list[str], words: tuple[str, ...], *options: str) -> None:
         asked.update(wanted=wanted, kernels=kernels, options=options, stages=words[3:])
         target.write_text(CSV)
-        Path(words[2]).write_text(json.dumps({"peers": asked.get("peers", "PyTorch 9"), "rows": asked.get("rows", LAUNCHED)}))
+        Path(words[2]).write_text(
+            json.dumps({"peers": asked.get("peers", "PyTorch 9"), "rows": asked.get("rows", LAUNCHED)})
+        )
 
     monkeypatch.setattr(ncu, "profile", profile)
     monkeypatch.setattr(ncu, "first_known", lambda metrics: metrics[0])

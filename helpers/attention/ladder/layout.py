@@ -71,13 +71,16 @@ class Spec(_Fields):
 
     @_once
     def in_rows(self) -> bool:
-        """Whether the elements of a row are neighbours, and no stride is below 0."""
+        """Whether the elements of a row, if there is one, are neighbours, and no stride is below 0."""
         strides = self.strides
-        return (strides[-1] == self.dtype.itemsize or self.shape[-1] == 1) and min(strides) >= 0
+        neighbours = strides[-1] == self.dtype.itemsize or self.shape[-1] == 1
+        return 0 in self.shape or (neighbours and min(strides) >= 0)
 
     @_once
     def aligned(self) -> bool:
-        """Whether every row starts at a multiple of 16 bytes."""
+        """Whether every row, if there is one, starts at a multiple of 16 bytes."""
+        if 0 in self.shape:
+            return True
         bits = self.offset
         for size, stride in zip(self.shape[:-1], self.strides[:-1], strict=True):
             if size > 1:
