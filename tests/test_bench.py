@@ -199,7 +199,7 @@ def test_tensors_are_read_as_float32() -> None:
 class Fake:
     """A stage whose kernel is NumPy."""
 
-    idea, number, max_head_dim, direction = "an idea", 0, 128, "forward"
+    idea, number, max_head_dim, direction, inexact = "an idea", 0, 128, "forward", 1.0
 
     def __init__(
         self,

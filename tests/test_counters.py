@@ -352,7 +352,9 @@ def test_each_run_follows_a_mark_with_its_number(
 
     inputs = lambda shape, dtype: SimpleNamespace(device=(np.empty(shape), None, None), sample=Sample)  # noqa: E731
     ladder = {
-        name: SimpleNamespace(prepare=partial(prepare, name, name == "bad"), file=f"{name}.cu", idea="an idea")
+        name: SimpleNamespace(
+            prepare=partial(prepare, name, name == "bad"), file=f"{name}.cu", idea="an idea", inexact=1.0
+        )
         for name in ("slow", "bad", "fast", "nearly")
     }
     step = Step("fast", 3, ladder.pop("nearly"), Case((1, 2, 8, 64)))

@@ -250,9 +250,7 @@ def test_softmax_scale_is_one_over_root_d_by_default(row: Row) -> None:
 def test_values_of_any_size(row: Row, of_q: float, of_v: float) -> None:
     """All of q are small and all of k large, so that scores are as usual; all of v are small or large."""
     if ON_GPU and of_v < 1e-30:
-        pytest.skip(
-            "by CuPy's -ftz=true, products with small weights count as 0 where they are below 2^-126"
-        )
+        pytest.skip("by CuPy's -ftz=true, products with small weights count as 0 where they are below 2^-126")
     q, k, v, expected = problem(65, 127, 64)
     out = attend(row, q * np.float32(of_q), k * np.float32(1 / of_q), v * np.float32(of_v))
     check.check(row.name, (out / np.float64(of_v)).astype(np.float32), expected, tolerance=row.tolerance)

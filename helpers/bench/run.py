@@ -109,7 +109,8 @@ class JobRunner:
         o = launch()
         extra = None if before is None else _held(peak=True) - before - o.nbytes
         sample = inputs.sample(job.case.causal)
-        return launch, {**_right(sample.error(o), sample.tolerance), "extra_bytes": extra}
+        tolerance = sample.tolerance * (job.stage.inexact if job.stage else 1.0)
+        return launch, {**_right(sample.error(o), tolerance), "extra_bytes": extra}
 
     def _roof(self, job: Job) -> Measurement:
         roof = job.what

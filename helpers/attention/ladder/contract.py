@@ -80,6 +80,7 @@ class Stage:
     slots: Callable[[Call, Mapping[str, int]], bool] = lambda call, sizes: False  # a call is compiled with SLOTS=1
     needs_aligned: bool = False  # rows that do not start at multiples of 16 bytes are copied
     missing: Callable[[], str | None] = lambda: None  # what its source includes and this machine lacks
+    inexact: float = 1.0  # times the error that the bench allows: of a step that comes before what keeps sums exact
     slow_to_compile: bool = False  # NVRTC takes half a minute for each size, dtype and architecture: tests take few
 
     def changed(self, **fields_of_both: Any) -> Stage:

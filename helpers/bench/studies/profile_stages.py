@@ -121,8 +121,9 @@ def _ready(stage: Stage, entry: dict[str, Any], case: Case, source: str | None =
     yield run
     sample = inputs.sample()
     error = sample.error(o)
-    if not error <= sample.tolerance:
-        raise AssertionError(f"max error {error:.1e} > {sample.tolerance:.1e}")
+    tolerance = sample.tolerance * stage.inexact
+    if not error <= tolerance:
+        raise AssertionError(f"max error {error:.1e} > {tolerance:.1e}")
 
 
 @contextlib.contextmanager
