@@ -38,8 +38,8 @@ constexpr int P_READY = 1, DS_READY = 2;  // named barriers
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "16-byte chunks; two halves of four panels");
 static_assert(BLOCK_N == 64 && BLOCK_M == 64, "what shared memory has room for");
 
-// Steps, a block's tiles of rows; start_scores; lse, delta and zeros before the loop.
-#include "hopper_backward_steps.cuh"
+// Steps, a block's tiles of rows; start_scores; lse, delta and zeros before the loop; Barriers and load.
+#include "hopper_backward_load.cuh"
 
 using Weights = unsigned[BLOCK_M / 16][4];  // the same, in pairs of 2-byte floats
 using Columns = float[COLUMNS / 2];         // dK or dV of the 64 keys, or dQ of 64 rows
@@ -149,57 +149,23 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
   const RowRange rows(block, forward);
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
-  const int batch = block.packed ? 0 : block.sequence;
   Steps<> step(rows, block);
 
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
-  const unsigned K_smem = smem_address(dynamic_smem), V_smem = K_smem + V_AT;
-  const unsigned k_full = K_smem + BARRIERS_AT, v_full = k_full + 8;
-  const unsigned q_full = v_full + 8;  // one for each stage
-  const unsigned do_full = q_full + 8 * STAGES, empty = do_full + 8 * STAGES;
+  const unsigned K_smem = smem_address(dynamic_smem);
+  const Barriers bar(K_smem);
   // Uniform within a warp; the shuffle tells the compiler so.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-  if (threadIdx.x == 0) {
-    mbarrier_init(k_full, 1);
-    mbarrier_init(v_full, 1);
-    for (int stage = 0; stage < STAGES; ++stage) {
-      mbarrier_init(q_full + 8 * stage, 1);
-      mbarrier_init(do_full + 8 * stage, 1);
-      mbarrier_init(empty + 8 * stage, CONSUMERS);
-    }
-    mbarrier_init_fence();
-  }
+  if (threadIdx.x == 0) bar.init();
   __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
 
   // ---- producer: one thread loads
   if (warpgroup == 0) {
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
     if (threadIdx.x > 0) return;
-    for (; step.more(); step.advance()) {
-      const int stage = step.stage(), row = block.q_first + step.row_tile * BLOCK_M;
-      const int head = block.kv_head * block.group + step.head;
-      const float* const lse = lse_delta + (long long)step.slot() * (2 * BLOCK_M);
-      const auto load_keys = [&](unsigned target, const TensorMap& map, unsigned full) {
-        if (step.count > 0) return;
-        mbarrier_arrive_expect_tx(full, KEYS_BYTES);
-        tma_load_panels<BLOCK_N>(
-            target, map, full, block.k_first + first_key, block.kv_head, batch);
-      };
-      const auto load_rows = [&](unsigned tiles_at, const TensorMap& map, unsigned full,
-                                 unsigned numbers_at, const float* numbers) {
-        mbarrier_arrive_expect_tx(full + 8 * stage, ROWS_BYTES + 4 * BLOCK_M);
-        tma_load_panels<BLOCK_M>(
-            K_smem + tiles_at + stage * ROWS_BYTES, map, full + 8 * stage, row, head, batch);
-        bulk_load(
-            K_smem + numbers_at + stage * 4 * BLOCK_M, numbers, full + 8 * stage, 4 * BLOCK_M);
-      };
-      load_keys(K_smem, k_map, k_full);
-      mbarrier_wait(empty + 8 * stage, step.parity() ^ 1);  // hazard: products still read it
-      load_rows(Q_AT, q_map, q_full, LSE_AT, lse);
-      load_keys(V_smem, v_map, v_full);
-      load_rows(DO_AT, do_map, do_full, DELTA_AT, lse + BLOCK_M);
-    }
+    for (; step.more(); step.advance())
+      load(step, block, K_smem, bar, q_map, do_map, k_map, v_map, lse_delta);
     return;
   }
 
@@ -211,7 +177,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
   // The first consumer's S^T = K Q^T, the second one's dP^T = V dO^T.
   const unsigned long long keys = wgmma_descriptor(K_smem + consumer * V_AT),
                            rows_of_keys = wgmma_descriptor(K_smem + (consumer == 0 ? Q_AT : DO_AT));
-  const unsigned full = consumer == 0 ? q_full : do_full, other_full = q_full + do_full - full;
+  const unsigned full = consumer == 0 ? bar.q_full : bar.do_full,
+                 other_full = bar.q_full + bar.do_full - full;
   // Two panels of columns of each.
   const unsigned long long k =
       wgmma_descriptor(K_smem + consumer * 2 * BLOCK_N * 128, BLOCK_N * 128);
@@ -230,8 +197,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
   for (int i = 0; i < COLUMNS / 2; ++i) dK_acc[i] = dV_acc[i] = 0.0f;
 
   if (step.more()) {
-    mbarrier_wait(k_full, 0);
-    mbarrier_wait(v_full, 0);
+    mbarrier_wait(bar.k_full, 0);
+    mbarrier_wait(bar.v_full, 0);
     if (block.packed && first_key + BLOCK_N > kv_len) {  // the tile has keys of the next sequence
       clear_rows<128>(dynamic_smem, kv_len - first_key);
       clear_rows<128>(dynamic_smem + V_AT, kv_len - first_key);
@@ -316,7 +283,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     for (int n = 0; n < COLUMNS / 8; ++n) add_four(target + 512 * n, &dQ_acc[4 * n]);
     wgmma_wait<0>();
     wgmma_registers(dK_acc);
-    if (leader) mbarrier_arrive(empty + 8 * stage);
+    if (leader) mbarrier_arrive(bar.empty + 8 * stage);
   }
 
   // ---- epilogue: dK and dV take the place of this consumer's columns of K and V

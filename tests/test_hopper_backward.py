@@ -161,7 +161,7 @@ class Missing(NamedTuple):
     options: Mapping[str, Any] = {}
 
 
-DO_FULL = "mbarrier_wait(do_full + 8 * stage, step.parity());"
+DO_FULL = "mbarrier_wait(bar.do_full + 8 * stage, step.parity());"
 DS_READY = "named_barrier_sync(DS_READY, 256);"
 PACKED = {"rows": (64, 136), "keys": (30, 110)}
 AT_128 = {"d": 128}
@@ -170,13 +170,13 @@ MISSING = (
     Missing(
         changed(
             "mbarriers may not be there yet",
-            "mbarrier_init_fence();\n  }\n  __syncthreads();",
-            "mbarrier_init_fence();\n  }",
+            "bar.init();\n  __syncthreads();",
+            "bar.init();",
         ),
         "race",
     ),
     # ---- the producer
-    Missing(changed("Q and dO replaced in use", "mbarrier_wait(empty + 8 * stage, step.parity() ^ 1);"), "race"),
+    Missing(changed("Q and dO replaced in use", "mbarrier_wait(bar.empty + 8 * stage, step.parity() ^ 1);"), "race"),
     Missing(
         changed(
             "dQ added before it is there",
@@ -188,9 +188,9 @@ MISSING = (
     Missing(changed("no group to wait for", "tma_store_commit();"), "race"),
     Missing(changed("dQ overwritten while it is added", "tma_store_wait_read<0>();"), "race"),
     # ---- the consumers: copies
-    Missing(changed("K not waited for", "mbarrier_wait(k_full, 0);"), "not waited for"),
-    Missing(changed("V not waited for", "mbarrier_wait(v_full, 0);"), "not waited for"),
-    Missing(changed("Q not waited for", "mbarrier_wait(q_full + 8 * stage, step.parity());"), "not waited for"),
+    Missing(changed("K not waited for", "mbarrier_wait(bar.k_full, 0);"), "not waited for"),
+    Missing(changed("V not waited for", "mbarrier_wait(bar.v_full, 0);"), "not waited for"),
+    Missing(changed("Q not waited for", "mbarrier_wait(bar.q_full + 8 * stage, step.parity());"), "not waited for"),
     Missing(changed("dO not waited for", DO_FULL, times=2, which=1), "not waited for"),
     Missing(changed("dO cleared before it is there", DO_FULL, times=2, which=0), "not waited for", PACKED),
     Missing(changed("other keys' rows in the product", DS_READY, times=4, which=0), "race", PACKED),
@@ -231,7 +231,7 @@ MISSING = (
     ),
     Missing(changed("dQ never empty", "named_barrier_arrive(DQ_EMPTY + i, 160);", ";"), "deadlock"),
     Missing(changed("dQ never full", "named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);"), "deadlock"),
-    Missing(changed("Q and dO never empty", "if (leader) mbarrier_arrive(empty + 8 * stage);"), "deadlock"),
+    Missing(changed("Q and dO never empty", "if (leader) mbarrier_arrive(bar.empty + 8 * stage);"), "deadlock"),
     Missing(changed("K overwritten while dQ reads it", DS_READY, times=4, which=3), "race"),
     Missing(changed("dK staged over what is copied", "__syncwarp();", times=3, which=0), "race", AT_128),
     Missing(changed("dK copied before it is staged", "__syncwarp();", times=3, which=1), "race"),
@@ -250,8 +250,8 @@ MISPLACED = (
     Missing(
         changed(
             "Q given back too early",
-            "wgmma_wait<0>();\n    wgmma_registers(dK_acc);\n    if (leader) mbarrier_arrive(empty + 8 * stage);",
-            "if (leader) mbarrier_arrive(empty + 8 * stage);\n    wgmma_wait<0>();\n    wgmma_registers(dK_acc);",
+            "wgmma_wait<0>();\n    wgmma_registers(dK_acc);\n    if (leader) mbarrier_arrive(bar.empty + 8 * stage);",
+            "if (leader) mbarrier_arrive(bar.empty + 8 * stage);\n    wgmma_wait<0>();\n    wgmma_registers(dK_acc);",
         ),
         "race",
     ),

@@ -15,7 +15,8 @@ constexpr unsigned DS_AT = DO_AT + STAGES * ROWS_BYTES, LSE_AT = DS_AT + STAGES 
 constexpr unsigned DELTA_AT = LSE_AT + STAGES * 4 * BLOCK_M;
 constexpr unsigned BARRIERS_AT = DELTA_AT + STAGES * 4 * BLOCK_M;
 constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 + 3 * STAGES);
-constexpr int DS_READY = 1;  // a named barrier
+constexpr int DS_READY = 1;          // a named barrier
+#include "hopper_backward_load.cuh"  // Barriers; load, by the producer
 
 // Four floats of dQ_accum. Neighbouring lanes have neighbouring addresses.
 __device__ __forceinline__ void atomic_add(float4* target, float x, float y, float z, float w) {
@@ -55,58 +56,23 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   const RowRange rows(block, forward);
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
-  const int batch = block.packed ? 0 : block.sequence;
   Steps<> step(rows, block);
 
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned K_smem = smem_address(dynamic_smem), V_smem = K_smem + V_AT;
-  const unsigned k_full = K_smem + BARRIERS_AT, v_full = k_full + 8;
-  const unsigned q_full = v_full + 8;  // one for each stage
-  const unsigned do_full = q_full + 8 * STAGES, empty = do_full + 8 * STAGES;
+  const Barriers bar(K_smem);
   // Uniform within a warp; the shuffle tells the compiler so.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-  if (threadIdx.x == 0) {
-    mbarrier_init(k_full, 1);
-    mbarrier_init(v_full, 1);
-    for (int stage = 0; stage < STAGES; ++stage) {
-      mbarrier_init(q_full + 8 * stage, 1);
-      mbarrier_init(do_full + 8 * stage, 1);
-      mbarrier_init(empty + 8 * stage, CONSUMERS);
-    }
-    mbarrier_init_fence();
-  }
+  if (threadIdx.x == 0) bar.init();
   __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
-
-  // By one thread: the tiles of rows of a step, and with those of the first the keys.
-  const auto load = [&] {
-    const int stage = step.stage(), row = block.q_first + step.row_tile * BLOCK_M;
-    const int head = block.kv_head * block.group + step.head;
-    const float* const lse = lse_delta + (long long)step.slot() * (2 * BLOCK_M);
-    const auto load_keys = [&](unsigned target, const TensorMap& map, unsigned full) {
-      if (step.count > 0) return;
-      mbarrier_arrive_expect_tx(full, KEYS_BYTES);
-      tma_load_panels<BLOCK_N>(target, map, full, block.k_first + first_key, block.kv_head, batch);
-    };
-    const auto load_rows = [&](unsigned tiles_at, const TensorMap& map, unsigned full,
-                               unsigned numbers_at, const float* numbers) {
-      mbarrier_arrive_expect_tx(full + 8 * stage, ROWS_BYTES + 4 * BLOCK_M);
-      tma_load_panels<BLOCK_M>(
-          K_smem + tiles_at + stage * ROWS_BYTES, map, full + 8 * stage, row, head, batch);
-      bulk_load(K_smem + numbers_at + stage * 4 * BLOCK_M, numbers, full + 8 * stage, 4 * BLOCK_M);
-    };
-    load_keys(K_smem, k_map, k_full);
-    mbarrier_wait(empty + 8 * stage, step.parity() ^ 1);  // hazard: products still read it
-    load_rows(Q_AT, q_map, q_full, LSE_AT, lse);
-    load_keys(V_smem, v_map, v_full);
-    load_rows(DO_AT, do_map, do_full, DELTA_AT, lse + BLOCK_M);
-  };
 
   // ---- producer: one thread loads
   if (warpgroup == 0) {
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
     if (threadIdx.x == 0)
-      for (; step.more(); step.advance()) load();
+      for (; step.more(); step.advance())
+        load(step, block, K_smem, bar, q_map, do_map, k_map, v_map, lse_delta);
     return;
   }
 
@@ -136,8 +102,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) dK_acc[i] = dV_acc[i] = 0.0f;
 
   if (step.more()) {
-    mbarrier_wait(k_full, 0);
-    mbarrier_wait(v_full, 0);
+    mbarrier_wait(bar.k_full, 0);
+    mbarrier_wait(bar.v_full, 0);
     if (block.packed && first_key + BLOCK_N > kv_len) {  // the tile has keys of the next sequence
       clear_rows<128>(dynamic_smem, kv_len - first_key);
       clear_rows<128>(dynamic_smem + V_AT, kv_len - first_key);
@@ -151,9 +117,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     const unsigned long long rows_at = stage * (ROWS_BYTES / 16);  // of the stage, in descriptors
     Scores S, dP;
     Weights P, dS;
-    mbarrier_wait(q_full + 8 * stage, step.parity());
+    mbarrier_wait(bar.q_full + 8 * stage, step.parity());
     if (block.packed && first_row + BLOCK_M > q_len) {  // rows of the next sequence
-      mbarrier_wait(do_full + 8 * stage, step.parity());
+      mbarrier_wait(bar.do_full + 8 * stage, step.parity());
       clear_rows<128, BLOCK_M>(dynamic_smem + Q_AT + stage * ROWS_BYTES, q_len - first_row);
       clear_rows<128, BLOCK_M>(dynamic_smem + DO_AT + stage * ROWS_BYTES, q_len - first_row);
       named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
@@ -188,7 +154,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     }
 
     // ---- dS^T = P^T (dP^T - delta), which the other warpgroup needs too
-    mbarrier_wait(do_full + 8 * stage, step.parity());
+    mbarrier_wait(bar.do_full + 8 * stage, step.parity());
     start_scores<T>(dP, v, dO + rows_at);
     wgmma_wait<0>();
     wgmma_registers(dP);
@@ -227,7 +193,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     start_keys<T>(dK_acc, dS, q + rows_at);
     wgmma_wait<0>();
     wgmma_registers(dK_acc);
-    if (leader) mbarrier_arrive(empty + 8 * stage);
+    if (leader) mbarrier_arrive(bar.empty + 8 * stage);
   }
 
   // ---- epilogue: dK and dV take the place of these keys of K and V

@@ -472,7 +472,7 @@ def _cute_base() -> Stage:
 def _one_stage_shared(sizes: Sizes) -> int:
     """SHARED_BYTES of the step without a ring: K and V; a tile each of Q, dO and dS, with lse and delta; mbarriers."""
     rows, keys, panels = sizes["BLOCK_M"], sizes["BLOCK_N"], _up(sizes["HEAD_DIM"], 64) // 64
-    return 128 * panels * (2 * keys + 2 * rows) + 2 * rows * keys + 8 * rows + 8 * 4
+    return 128 * panels * (2 * keys + 2 * rows) + 2 * rows * keys + 8 * rows + 8 * 5
 
 
 def _without_dq_shared(sizes: Sizes) -> int:
