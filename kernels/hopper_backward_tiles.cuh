@@ -1,6 +1,6 @@
-// What 13_hopper_backward.cu and its steps have in common: the sizes of tiles, the
-// products of a warpgroup, and dQ after the loop. Whoever includes this says before: CONSUMERS, the
-// warpgroups that compute, THREADS, and STAGES, the tiles of Q, dO and dS in shared memory. Notebook 13
+// What 13_hopper_backward.cu and its steps have in common: the sizes of tiles, the products of a
+// warpgroup, and dQ after the loop. Whoever includes this says before: CONSUMERS, the warpgroups that
+// compute, THREADS, and STAGES, the tiles of Q, dO and dS in shared memory. Notebook 13
 // explains the products. All are transposed but dV and dK:
 //   S^T = K Q^T   dP^T = V dO^T   P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)
 //   dV += P^T dO   dK += dS^T Q   dQ^T += K^T dS^T   where delta = rowsum(dO O)

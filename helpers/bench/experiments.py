@@ -259,7 +259,7 @@ EXPERIMENTS = (
     Experiment("16 rows a warp", MMA, (), HALF_128, ({"BLOCK_M": 128, "WARPS": 8},)),
     Experiment("one TF32 product", "tf32", TF32_ONE_PRODUCT, HEADS),
     Experiment("hi by cvt.rna.tf32", "tf32", _BY_CVT, HEADS),
-    Experiment("32 rows a warp", "tf32", (), HEADS[:1], ({"BLOCK_M": 128, "WARPS": 4, "MIN_BLOCKS": 2},)),
+    Experiment("16 rows a warp", "tf32", (), HEADS[:1], ({"BLOCK_M": 64, "WARPS": 4, "MIN_BLOCKS": 3},)),
 )
 
 # ---- the backward

@@ -529,7 +529,7 @@ def pick_hopper_with_functions(head_dim: int, *, masked: bool, biased: bool) -> 
 # By head_dim: BLOCK_M, the same with the derivative of a score_mod, which needs registers.
 _HOPPER_BACKWARD = {64: (128, 64), 128: (64, 32)}
 
-
+# SHARED_BYTES of 13 for longer rows: K, V, two tiles of Q and dO in rows of 512 bytes; P and dS twice; lse and delta.
 HOPPER_BACKWARD_WIDE_SHARED = 512 * (2 * 64 + 4 * 64) + 4 * 2 * 64 * 64 + 16 * 64 + 64
 
 
