@@ -204,7 +204,7 @@ def test_what_cannot_be_read_in_place_is_copied_at_each_call(checks: list[tuple[
 
 
 def test_the_latest_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_MOST_PLANNED", 3)
+    monkeypatch.setattr(calls._PLANNED, "most", 3)
     monkeypatch.setattr(kernel.Kernel, "bind", lambda self, *_, **__: lambda: None)
     for n in range(1, 10):
         flash_attention(*model_inputs(1, n, 2, 8))
@@ -320,7 +320,7 @@ def test_a_cache_that_two_threads_share(apart: str, monkeypatch: pytest.MonkeyPa
     if apart == "two devices" and not (ON_GPU and cp.cuda.runtime.getDeviceCount() > 1):
         pytest.skip("two GPUs are needed")
     with_10 = FORWARD["hopper"].why_not(head_dim=16, dtype="float16") is None
-    monkeypatch.setattr(calls, "_MOST_PLANNED", 2)
+    monkeypatch.setattr(calls._PLANNED, "most", 2)
     cases = []
     for n in range(20, 26):
         half = with_10 and n % 2

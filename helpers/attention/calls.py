@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,13 +38,11 @@ from helpers.attention.ladder.call import (
 )
 from helpers.attention.ladder.extras import check_positions, extra_inputs
 from helpers.attention.ladder.extras import needs as needs_of_extras
-from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, kind_of, on_device
+from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, as_device_array, as_kind_of, kind_of, on_device
 from helpers.attention.ladder.launch import DirectLaunch
 from helpers.attention.ladder.layout import dense, four_axes
-from helpers.attention.ladder.plan import Ready
+from helpers.attention.ladder.plan import Latest, Ready
 from helpers.attention.ladder.score_mod import BlockMask, read
-
-_CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
 
 
 def flash_attention(
@@ -408,9 +404,8 @@ class _Family(NamedTuple):
     ready: dict[tuple[Hashable, ...], Ready]
 
 
-_PLANNED: OrderedDict[tuple[Hashable, ...], _PlannedCall] = OrderedDict()
+_PLANNED: Latest[_PlannedCall] = Latest()
 _FAMILIES: dict[tuple[Hashable, ...], _Family] = {}
-_MOST_PLANNED = 256  # the latest; lengths that change at every call would else fill the memory
 
 
 def forget() -> None:
@@ -457,10 +452,7 @@ def _new(
     result = planned(kind, (*arrays.values(),), compare=like is None)
     if like is None:
         family.ready[which] = ready
-    _PLANNED[key] = planned
-    if len(_PLANNED) > _MOST_PLANNED:
-        with contextlib.suppress(KeyError):  # another thread has just forgotten them
-            _PLANNED.popitem(last=False)
+    _PLANNED.keep(key, planned)
     return result
 
 
@@ -570,7 +562,7 @@ def _stage_of(
         family = None
     if family is None:
         family = _Family(options.checked(q.shape[-1]), _able(views, options), {})
-        if len(_FAMILIES) >= _MOST_PLANNED:  # of a scale that changes at every call
+        if len(_FAMILIES) >= _PLANNED.most:  # of a scale that changes at every call
             _FAMILIES.clear()
         _FAMILIES[key] = family
     if options.stage is not None:
@@ -629,16 +621,16 @@ def _nearest(stages: Mapping[str, Stage], needs: Mapping[str, Any]) -> tuple[str
 
 def _from_elsewhere(arrays: Mapping[str, Any], options: Options, longest: _Lengths) -> Any:
     """The call on device arrays, and its result as arrays like the caller's."""
-    q = _on_device("q", arrays["q"])
+    q = as_device_array("q", arrays["q"])
     with q.device if device.ON_GPU else contextlib.nullcontext():
         check_positions(arrays)
-        arrays_there = {name: q if name == "q" else _on_device(name, a) for name, a in arrays.items()}
+        arrays_there = {name: q if name == "q" else as_device_array(name, a) for name, a in arrays.items()}
         result = _call(arrays_there, options, longest)
     if "do" in arrays:
-        return tuple(_as_kind_of(arrays[name], a) for name, a in zip("qkv", result, strict=True))
+        return tuple(as_kind_of(arrays[name], a) for name, a in zip("qkv", result, strict=True))
     if isinstance(result, tuple):
-        return tuple(_as_kind_of(arrays["q"], a) for a in result)
-    return _as_kind_of(arrays["q"], result)
+        return tuple(as_kind_of(arrays["q"], a) for a in result)
+    return as_kind_of(arrays["q"], result)
 
 
 def _longest(
@@ -659,48 +651,9 @@ def _longest(
             return None, None  # which is refused further on
         if of == "q" or cu_seqlens_k is not cu_seqlens_q:  # one array for both is read once
             kind = kind_of(given_cu)
-            given = given_cu if kind and kind.takes(given_cu) else _on_device(f"cu_seqlens_{of}", given_cu)
+            given = given_cu if kind and kind.takes(given_cu) else as_device_array(f"cu_seqlens_{of}", given_cu)
             host = kind_of(given).host(given)
         longest.append(longest_of(f"cu_seqlens_{of}", host, of, a.shape[0]))
         if most is not None and longest[-1] > most:
             raise ValueError(f"max_seqlen_{of} = {most}, and the longest sequence of {of} has {longest[-1]} rows")
     return (int(max_seqlen_q), int(max_seqlen_k)) if both_given else (longest[0], longest[1])
-
-
-def _on_device(name: str, a: Any) -> Any:
-    """A device array that shares a's memory, where that is on a GPU; otherwise a copy on the device."""
-    if isinstance(a, device.cp.ndarray):
-        return a
-    if isinstance(a, np.ndarray):
-        return device.cp.asarray(a)
-    if getattr(a, "requires_grad", False) is True:
-        raise TypeError(
-            f"{name} requires grad, and this function keeps nothing for gradients: use "
-            f"helpers.torch_attention.flash_attention, or give {name}.detach()"
-        )
-    if not hasattr(a, "__dlpack__"):
-        raise TypeError(f"{name} is an array of NumPy or the device, or one with __dlpack__; got {type(a).__name__}")
-    where = int(a.__dlpack_device__()[0])
-    if where not in (_CPU, _CUDA, _CUDA_HOST, _MANAGED):
-        raise TypeError(f"{name} is on a device of DLPack's type {where}; the CPU (1) or a CUDA GPU (2) is needed")
-    if where != _CPU and not device.ON_GPU:
-        raise TypeError(f"{name} is on a GPU, and the kernels run on the CPU engine here: move it to the CPU")
-    try:
-        return device.cp.asarray(np.from_dlpack(a)) if where == _CPU else device.cp.from_dlpack(a)
-    except (BufferError, RuntimeError) as error:
-        raise TypeError(f"{name}, a {type(a).__name__}, does not come through DLPack: {error}") from error
-
-
-def _as_kind_of(like: Any, a: Any) -> Any:
-    """A device array as the kind of array that `like` is, on the device where it is."""
-    if isinstance(like, device.cp.ndarray):
-        return a
-    if isinstance(like, np.ndarray) or int(like.__dlpack_device__()[0]) == _CPU:
-        a = device.cp.asnumpy(a)
-    if isinstance(like, np.ndarray):
-        return a
-    library = sys.modules[type(like).__module__.partition(".")[0]]
-    from_dlpack = getattr(library, "from_dlpack", None) or getattr(
-        getattr(library, "dlpack", None), "from_dlpack", None
-    )
-    return from_dlpack(a) if from_dlpack else a

@@ -64,7 +64,10 @@ class Call(NamedTuple):
         arrays = self.arrays
         batch, tokens, heads, _ = arrays["q"].shape
         attention = attention_params(
-            {name: _steps(arrays[of]) for name, of in zip("qkvo", ("q", "k_cache", "v_cache", "o"), strict=True)},
+            {
+                name: arrays[of].heads_first.steps
+                for name, of in zip("qkvo", ("q", "k_cache", "v_cache", "o"), strict=True)
+            },
             n=tokens,
             n_kv=self.room,
             heads=heads,
@@ -73,7 +76,7 @@ class Call(NamedTuple):
             softmax_scale=self.softmax_scale,
             sequences=batch,
         )
-        new = [step for name in "kv" for step in (_steps(arrays[name]) if name in arrays else (0, 0, 0))]
+        new = [step for name in "kv" for step in (arrays[name].heads_first.steps if name in arrays else (0, 0, 0))]
         table = arrays.get("block_table")
         page_bits = arrays["k_cache"].shape[1].bit_length() - 1 if table else _NO_TABLE
         numbers = page_bits, table.strides[0] // 4 if table else 0, num_splits or self.num_splits, min_tiles
@@ -89,11 +92,6 @@ DECODE_PARAMS = np.dtype(
     align=True,
 )
 _REST = struct.Struct("=6q4i")
-
-
-def _steps(a: Spec) -> tuple[int, int, int]:
-    """Of (batch, rows, heads, head_dim): from one to the next, in elements."""
-    return tuple(stride // a.dtype.itemsize for stride in a.strides[:3])
 
 
 # ---- the ways to do it

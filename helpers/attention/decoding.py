@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from helpers import device
 from helpers.attention import kernel
-from helpers.attention.calls import _as_kind_of, _on_device
 from helpers.attention.decoders import DECODERS, SPLIT_KV, Call, Decoder
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.call import MAX_ROWS, _check_same_dtype, mask_window, softmax_scale_of
-from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, kind_of, on_device
+from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, as_device_array, as_kind_of, kind_of, on_device
 from helpers.attention.ladder.launch import Arguments, DirectLaunch
 from helpers.attention.ladder.launches import C_NAMES
 from helpers.attention.ladder.layout import Spec
+from helpers.attention.ladder.plan import Latest
 from helpers.attention.ladder.score_mod import ScoreMod, of_call, read
 
 HEAD_DIMS = (64, 128, 256)
@@ -195,8 +194,7 @@ class Planned:
 
 _OF_EACH_THREAD = 2  # CUDA's handle of as many streams as threads
 _KEPT: dict[tuple[Any, ...], dict[str, Any]] = {}
-_PLANNED: OrderedDict[tuple[Hashable, ...], Planned] = OrderedDict()
-_MOST_PLANNED = 256
+_PLANNED: Latest[Planned] = Latest()
 
 
 def forget() -> None:
@@ -236,10 +234,7 @@ def _call(arrays: dict[str, Any], options: Options) -> Any:
             return _call(arrays | copies, options)
         planned = Planned(decoder, call, tuple(arrays), outputs)
         result = planned(kind, given, compare=True)
-        _PLANNED[key] = planned
-        if len(_PLANNED) > _MOST_PLANNED:
-            with contextlib.suppress(KeyError):  # another thread has just forgotten them
-                _PLANNED.popitem(last=False)
+        _PLANNED.keep(key, planned)
         return result
 
 
@@ -250,16 +245,16 @@ def _from_elsewhere(arrays: Mapping[str, Any], options: Options) -> Any:
         if not isinstance(arrays[name], (np.ndarray, device.cp.ndarray)) and kind_of(arrays[name]) is None:
             got = type(arrays[name]).__name__
             raise TypeError(f"{name} is written: an array of NumPy or the device, or a tensor on a GPU; got {got}")
-    q = _on_device("q", arrays["q"])
+    q = as_device_array("q", arrays["q"])
     with q.device if device.ON_GPU else contextlib.nullcontext():
-        there = {name: q if name == "q" else _on_device(name, a) for name, a in arrays.items()}
+        there = {name: q if name == "q" else as_device_array(name, a) for name, a in arrays.items()}
         result = _call(there, options)
         for name in written:
             if there[name] is not arrays[name] and isinstance(arrays[name], np.ndarray):
                 arrays[name][...] = device.cp.asnumpy(there[name])
     if isinstance(result, tuple):
-        return tuple(_as_kind_of(arrays["q"], a) for a in result)
-    return _as_kind_of(arrays["q"], result)
+        return tuple(as_kind_of(arrays["q"], a) for a in result)
+    return as_kind_of(arrays["q"], result)
 
 
 def _unreadable(call: Call) -> list[str]:

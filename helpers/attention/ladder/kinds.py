@@ -12,6 +12,8 @@ import sys
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import numpy as np
+
 from helpers import device
 from helpers.attention.ladder.layout import Spec, dense_copy, negative, padded, spec_of
 from helpers.engine.cuda_source.signatures import dtype_of
@@ -200,3 +202,47 @@ def _kind_of_type(array: type) -> DeviceArrays | TorchTensors | None:
         return _DEVICE
     torch = sys.modules.get("torch")
     return TorchTensors(torch) if device.ON_GPU and torch is not None and array is torch.Tensor else None
+
+
+# ---- arrays of other kinds
+
+_CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
+
+
+def as_device_array(name: str, a: Any) -> Any:
+    """A device array that shares a's memory, where that is on a GPU; otherwise a copy on the device."""
+    if isinstance(a, device.cp.ndarray):
+        return a
+    if isinstance(a, np.ndarray):
+        return device.cp.asarray(a)
+    if getattr(a, "requires_grad", False) is True:
+        raise TypeError(
+            f"{name} requires grad, and this function keeps nothing for gradients: use "
+            f"helpers.torch_attention.flash_attention, or give {name}.detach()"
+        )
+    if not hasattr(a, "__dlpack__"):
+        raise TypeError(f"{name} is an array of NumPy or the device, or one with __dlpack__; got {type(a).__name__}")
+    where = int(a.__dlpack_device__()[0])
+    if where not in (_CPU, _CUDA, _CUDA_HOST, _MANAGED):
+        raise TypeError(f"{name} is on a device of DLPack's type {where}; the CPU (1) or a CUDA GPU (2) is needed")
+    if where != _CPU and not device.ON_GPU:
+        raise TypeError(f"{name} is on a GPU, and the kernels run on the CPU engine here: move it to the CPU")
+    try:
+        return device.cp.asarray(np.from_dlpack(a)) if where == _CPU else device.cp.from_dlpack(a)
+    except (BufferError, RuntimeError) as error:
+        raise TypeError(f"{name}, a {type(a).__name__}, does not come through DLPack: {error}") from error
+
+
+def as_kind_of(like: Any, a: Any) -> Any:
+    """A device array as the kind of array that `like` is, on the device where it is."""
+    if isinstance(like, device.cp.ndarray):
+        return a
+    if isinstance(like, np.ndarray) or int(like.__dlpack_device__()[0]) == _CPU:
+        a = device.cp.asnumpy(a)
+    if isinstance(like, np.ndarray):
+        return a
+    library = sys.modules[type(like).__module__.partition(".")[0]]
+    from_dlpack = getattr(library, "from_dlpack", None) or getattr(
+        getattr(library, "dlpack", None), "from_dlpack", None
+    )
+    return from_dlpack(a) if from_dlpack else a

@@ -10,9 +10,10 @@ with its arguments once. Shapes and strides fill structs and a grid, and address
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from helpers import device
 from helpers.attention import kernel
@@ -26,6 +27,20 @@ if TYPE_CHECKING:
     from helpers.attention.ladder.contract import Stage
 
 GRADIENTS = ("dq", "dk", "dv")
+T = TypeVar("T")
+
+
+class Latest(OrderedDict[tuple[Hashable, ...], T]):
+    """What was planned, by key, the latest alone: lengths that change at every call would else fill the memory."""
+
+    most = 256
+
+    def keep(self, key: tuple[Hashable, ...], planned: T) -> None:
+        """Add it, and forget the oldest where there are too many."""
+        self[key] = planned
+        if len(self) > self.most:
+            with contextlib.suppress(KeyError):  # another thread has just forgotten them
+                self.popitem(last=False)
 
 
 def plan(
