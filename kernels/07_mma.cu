@@ -190,7 +190,7 @@ __device__ __forceinline__ void gemm_pv(
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
-    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
+    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, OUT_T* __restrict__ O,
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
@@ -283,7 +283,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     if (lse && t == 0) block.store_lse(lse, params, r, maxima.m_i[i] + maxima.base[i], sum);
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n)
-      *reinterpret_cast<unsigned*>(O + r * params.o.row + 8 * n + 2 * t) =
-          pack(T(), row_pair(acc, i, n)[0] * inverse, row_pair(acc, i, n)[1] * inverse);
+      store2(
+          O + r * params.o.row + 8 * n + 2 * t, row_pair(acc, i, n)[0] * inverse,
+          row_pair(acc, i, n)[1] * inverse);
   }
 }

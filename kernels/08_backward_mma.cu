@@ -12,8 +12,8 @@
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
 // zeros for dQ_accum before the loop, and dQ after it.
+#include "backward_epilogue.cuh"  // store_from_registers, for results in float32; backward_tiles.cuh
 #include "backward_rows.cuh"
-#include "backward_tiles.cuh"
 #include "score_mod.cuh"  // nothing, until 11 gives it a function of scores
 #include "turns.cuh"      // draw_number, load_relaxed, add_release
 
@@ -87,7 +87,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V,
     const T* __restrict__ dO, const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
-    int* __restrict__ turns, T* __restrict__ dK, T* __restrict__ dV,
+    int* __restrict__ turns, OUT_T* __restrict__ dK, OUT_T* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params MOD_PARAMETERS) {
@@ -391,6 +391,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 
   // ---- epilogue: by way of shared memory, to write 16 bytes at a time
   cp_async_wait<0>();
+#if FLOAT_OUT
+  store_from_registers(dK, dV, dK_acc, dV_acc, block, warp, params);
+  return;
+#endif
   __syncthreads();  // without it, K and V could be overwritten while other warps still read them
   const unsigned out_lane = swizzle<CHUNKS>(warp.dkv_key + g, 2 * warp.dkv_block) + 4 * t;
 #pragma unroll
@@ -427,7 +431,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_convert(
-    const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
+    const float* __restrict__ dQ_accum, OUT_T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
     const BackwardParams params) {
   // ---- dQ: from the order of the fragments to rows
   const RowBlock block(params.forward, cu_seqlens_q);

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(THREADS) hopper_backward_wide_preprocess(
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) hopper_backward_wide_convert(
-    const float* __restrict__ dQ_accum, T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
+    const float* __restrict__ dQ_accum, OUT_T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
     const BackwardParams params) {
   // ---- dQ: from the order of the fragments to rows, 8 columns of two rows at a time
   const RowBlock block(params.forward, cu_seqlens_q);
@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     const __grid_constant__ TensorMap do_map,  // boxes of BLOCK_M rows
     const __grid_constant__ TensorMap k_map,   // boxes of BLOCK_N rows
     const __grid_constant__ TensorMap v_map,   // boxes of BLOCK_N rows
-    const float* __restrict__ lse_delta, float* __restrict__ dQ_accum, T* __restrict__ dK,
-    T* __restrict__ dV,
+    const float* __restrict__ lse_delta, float* __restrict__ dQ_accum, OUT_T* __restrict__ dK,
+    OUT_T* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params) {

@@ -15,15 +15,14 @@ __device__ __forceinline__ void convert_rows(
   for (int i = threadIdx.x; i < BLOCK_M * (HEAD_DIM / 8); i += THREADS) {
     const int chunk = i % (HEAD_DIM / 8), row = i / (HEAD_DIM / 8);
     const float* const x = dQ_accum + row * DQ_COLUMNS + 8 * chunk;
-    unsigned out[4];
+    Pair<T> out[4];
 #pragma unroll
     for (int t = 0; t < 4; ++t)
       out[t] = pack(
           T(), x[2 * t] * params.forward.softmax_scale,
           x[2 * t + 1] * params.forward.softmax_scale);
     if (block.first_row + row < block.q_len)
-      *reinterpret_cast<uint4*>(dQ + row * params.d_q.row + 8 * chunk) =
-          make_uint4(out[0], out[1], out[2], out[3]);
+      store8(dQ + row * params.d_q.row + 8 * chunk, out);
   }
 }
 
@@ -50,7 +49,7 @@ __device__ __forceinline__ void convert_fragments(
           dQ_accum)[32 * fragment + (NEIGHBOURS ? 4 * g + j : 8 * j + g)];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      unsigned out[4];
+      Pair<T> out[4];
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         const float a = NEIGHBOURS ? x[t][2 * h] : x[2 * h][t];
@@ -58,8 +57,7 @@ __device__ __forceinline__ void convert_fragments(
         out[t] = pack(T(), a * params.forward.softmax_scale, b * params.forward.softmax_scale);
       }
       if (block.first_row + row + 8 * h < block.q_len)
-        *reinterpret_cast<uint4*>(dQ + (row + 8 * h) * params.d_q.row + 8 * chunk) =
-            make_uint4(out[0], out[1], out[2], out[3]);
+        store8(dQ + (row + 8 * h) * params.d_q.row + 8 * chunk, out);
     }
   }
 }

@@ -86,7 +86,7 @@ __device__ __forceinline__ void convert_fragments(
     for (int e = 0; e < 2; ++e)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        unsigned out[4];
+        Pair<T> out[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float *a = &x[2 * j].x, *b = &x[2 * j + 1].x;
@@ -95,8 +95,7 @@ __device__ __forceinline__ void convert_fragments(
               b[2 * h + e] * params.forward.softmax_scale);
         }
         if (block.first_row + row + e < block.q_len && column + 8 * h < HEAD_DIM)
-          *reinterpret_cast<uint4*>(dQ + (row + e) * params.d_q.row + column + 8 * h) =
-              make_uint4(out[0], out[1], out[2], out[3]);
+          store8(dQ + (row + e) * params.d_q.row + column + 8 * h, out);
       }
   }
 }

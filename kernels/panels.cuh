@@ -58,3 +58,19 @@ __device__ __forceinline__ void store_panels(
                 staged + (row + r) * 128 + (chunk ^ (row + r) % 8) * 16);
   }
 }
+
+// The same in float32 from registers: four lanes have 32 bytes of a row.
+template <int N>
+__device__ __forceinline__ void store_panels(
+    unsigned char*, const float (&acc)[N], const float (&factor)[2], float* out,
+    long long row_stride, int rows, int columns = HEAD_DIM) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+#pragma unroll
+    for (int n = 0; n < N / 4; ++n)
+      if (g + 8 * i < rows && 8 * n < columns)
+        store2(
+            out + (g + 8 * i) * row_stride + 8 * n + 2 * t, acc[4 * n + 2 * i] * factor[i],
+            acc[4 * n + 2 * i + 1] * factor[i]);
+}

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers import device
-from helpers.attention.ladder import LADDER, Stage, able_of, backward_of, forward_of
+from helpers.attention.ladder import LADDER, Stage, able_of, backward_of, forward_of, limits
 from helpers.attention.ladder.call import (
     BATCHED,
     CU_SEQLENS,
@@ -65,6 +65,7 @@ def flash_attention(
     rotary_sin: Any = None,
     rotary_interleaved: bool = False,
     rotary_positions: tuple[Any, Any] | None = None,
+    out_dtype: Any = None,
     stage: str | int | None = None,
 ) -> Any:
     """softmax(softmax_scale * q k^T + bias) v for each head of each batch, with q and k rotated where that is asked.
@@ -106,13 +107,15 @@ def flash_attention(
         rotary_positions: (q_positions, k_positions), int32 of shape (seq,) or (batch, seq), and of (seq_kv,) or
             (batch, seq_kv); None: query i is at i + seq_kv - seq and key j at j. Only those in NumPy arrays are looked
             at: elsewhere a position that is not in the tables counts as the nearest that is.
+        out_dtype: float32 for an output that is not rounded to q's dtype, for partial results that are merged by their
+            lse; None for q's.
         stage: a stage of the ladder, by name or number; without it the last, and fastest, that can do this here
             (10 only on a GPU, and not for little work; 11 only with a bias, slopes or a rotary embedding).
 
     Returns:
-        The output, of q's shape, dtype and kind of array; with return_lse, (o, lse). A query that sees no key, or none
-        whose bias is above -inf, gets 0, and lse -inf. A launch with few blocks gets smaller tiles: in another batch,
-        or of another length, the same query may differ in the last bits.
+        The output, of q's shape, dtype (or out_dtype) and kind of array; with return_lse, (o, lse). A query that sees no
+        key, or none whose bias is above -inf, gets 0, and lse -inf. A launch with few blocks gets smaller tiles: in
+        another batch, or of another length, the same query may differ in the last bits.
 
     Raises:
         TypeError: no array, a dtype that no stage takes, arguments of the wrong type.
@@ -122,7 +125,8 @@ def flash_attention(
     extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, sinks)
     mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad)
     extras |= of_mod
-    options = Options(causal, softmax_scale, return_lse, False, rotary_interleaved, stage, mod, window)
+    float_out = _is_float32(out_dtype)
+    options = Options(causal, softmax_scale, return_lse, False, rotary_interleaved, stage, mod, window, float_out)
     return _call({"q": q, "k": k, "v": v, **extras}, options)
 
 
@@ -207,6 +211,7 @@ def flash_attention_backward(
     mask_mod: str | BlockMask | None = None,
     mod_args: Mapping[str, Any] | None = None,
     score_mod_grad: str | None = None,
+    out_dtype: Any = None,
     stage: str | int | None = None,
 ) -> tuple[Any, Any, Any]:
     """The gradients of sum(do * flash_attention(q, k, v)) with respect to q, k and v.
@@ -219,19 +224,21 @@ def flash_attention_backward(
         o, lse: what flash_attention(..., return_lse=True) returned: (batch, seq, heads, head_dim) of q's dtype, and
             float32 (batch, heads, seq).
         deterministic: the same bits in every run, on the same device. Without it, blocks add to dq in any order.
+        out_dtype: float32 for gradients that are not rounded to q's dtype, and are added to others; None for q's.
         stage: a stage of the ladder that computes gradients, by name or number; without it the last that can do this.
 
     Returns:
-        (dq, dk, dv) with the shapes, the dtype and the kind of q, k and v, C-contiguous. Where heads of q share a head
-        of k and v, its gradients are summed over them. A query that sees no key has a gradient of 0, and so has a key
-        that no query sees. The weights come from lse, a float32: from about 2**20 on its rounding shows (at 2**22 by
-        some percent), and beyond 2**25 half types give gradients that fade to 0, so that none overflows.
+        (dq, dk, dv) with the shapes, the dtype (or out_dtype) and the kind of q, k and v, C-contiguous. Where heads of q
+        share a head of k and v, its gradients are summed over them. A query that sees no key has a gradient of 0, and
+        so has a key that no query sees. The weights come from lse, a float32: from about 2**20 on its rounding shows
+        (at 2**22 by some percent), and beyond 2**25 half types give gradients that fade to 0, so that none overflows.
 
     Raises:
         TypeError, ValueError: as flash_attention, and for do, o and lse that do not fit q.
     """
     mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
-    options = Options(causal, softmax_scale, False, deterministic, False, stage, mod, window)
+    float_out = _is_float32(out_dtype)
+    options = Options(causal, softmax_scale, False, deterministic, False, stage, mod, window, float_out)
     extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
     return _call({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **extras}, options)
 
@@ -282,6 +289,13 @@ def flash_attention_varlen_backward(
     return _call({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **lengths, **extras}, options, longest)
 
 
+def _is_float32(out_dtype: Any) -> bool:
+    """Whether results are to be in float32. TypeError for anything else than that or None."""
+    if out_dtype is None or (isinstance(out_dtype, (str, type, np.dtype)) and np.dtype(out_dtype) == np.float32):
+        return out_dtype is not None
+    raise TypeError(f"out_dtype is float32, or None for q's dtype; got {out_dtype!r:.40}")
+
+
 # ---- a call of any kind: its arrays by name, its options, and the rows and keys of the longest sequence if packed
 
 _Kind = DeviceArrays | TorchTensors
@@ -297,7 +311,7 @@ def _call(arrays: dict[str, Any], options: Options, longest: _Lengths = (None, N
     # A forward does not depend on the longest keys, unless the rotary tables must reach as far.
     lengths = longest if options.mod or "do" in arrays or "rotary_cos" in arrays else longest[0]
     described, means = [*map(kind.describe, given)], options.key
-    key = kind, *arrays, means, lengths, *described
+    key = kind, *arrays, means, lengths, limits.left(), *described
     try:
         planned = _PLANNED.get(key)
     except TypeError:  # an option that cannot be a key, and is to be refused
@@ -504,11 +518,12 @@ def _as_stages_have_them(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 def _outputs(stage: Stage, specs: Mapping[str, Spec], options: Options) -> dict[str, _Output]:
     """What a call returns, by name; a stage without strides writes whole heads."""
     q = specs["q"]
+    dtype = np.dtype(np.float32) if options.float_out else q.dtype
     if stage.direction == "backward":
-        return {"d" + name: _Output(specs[name].shape, q.dtype) for name in "qkv"}
+        return {"d" + name: _Output(specs[name].shape, dtype) for name in "qkv"}
     *batch, rows, heads, columns = q.shape
     whole_heads = "strides" not in stage.features
-    o = _Output((*batch, heads, rows, columns) if whole_heads else q.shape, q.dtype, whole_heads)
+    o = _Output((*batch, heads, rows, columns) if whole_heads else q.shape, dtype, whole_heads)
     return {"o": o, "lse": _Output((*batch, heads, rows), np.dtype(np.float32))} if options.return_lse else {"o": o}
 
 

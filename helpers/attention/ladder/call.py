@@ -28,6 +28,7 @@ class Options(NamedTuple):
     """What a call asks for, as it was given: the caller's arguments but for the arrays.
 
     stage: by name or number; None for the last that can do the call. mod: the caller's functions of scores.
+    float_out: results in float32, whatever q is.
     """
 
     causal: bool = False
@@ -38,12 +39,13 @@ class Options(NamedTuple):
     stage: str | int | None = None
     mod: ScoreMod | None = None
     window: tuple[int, int] | None = None
+    float_out: bool = False
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for options that mean the same. True and 1 are equal, so types belong to it: causal=1 is an error."""
-        window = self[-1]
-        return self[:-1], *map(type, self), window if window is None else repr(window)
+        window = self[-2]
+        return self[:-2], self[-1], *map(type, self), window if window is None else repr(window)
 
     def checked(self, head_dim: int) -> Options:
         """The same with the mask as (left, right), -1 for unlimited, and the scale as a float.
@@ -71,6 +73,7 @@ class Options(NamedTuple):
             "window": self.window,
             "return_lse": self.return_lse,
             "deterministic": self.deterministic,
+            "float_out": self.float_out and q.dtype != np.float32,
             **({"mod": "score_mod" if self.mod.scores else "mask_mod"} if self.mod else {}),
         }
 

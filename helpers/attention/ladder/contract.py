@@ -58,6 +58,7 @@ class Stage:
         strides  any array whose rows are contiguous, with no copy
         mod      functions of scores, and what is made of them: bias, ALiBi, sinks
         rotary   as helpers.attention.ladder.extras has it
+        float    results in float32 where q is of a half type
     """
 
     number: int
@@ -134,6 +135,8 @@ class Stage:
         rows = call.keys if self.direction == "backward" else call.rows
         defines = self.defines_for(call.head_dim, rows, heads * call.sequences, uneven=call.uneven)
         chosen = {**defines, **self.tuning.variant(call), **(sizes or {})}
+        if call.arrays.get("dq", call.arrays["o"]).dtype != call.arrays["q"].dtype:
+            chosen["FLOAT_OUT"] = 1
         return {**chosen, "SLOTS": 1} if "SLOTS" not in chosen and self.slots(call, chosen) else chosen
 
     def architecture(self, cc: int) -> str:
@@ -171,6 +174,7 @@ class Stage:
         deterministic: bool = False,
         mod: str = "",
         rotary_dim: int = 0,
+        float_out: bool = False,
     ) -> str | None:
         """The reason it cannot do this, on this device; None where it can."""
         if dtype not in self.dtypes:
@@ -187,6 +191,7 @@ class Stage:
             "deterministic": deterministic and "deterministic=True",
             "mod": mod,
             "rotary": rotary_dim and "rotary_cos and rotary_sin",
+            "float": float_out and "results in float32 of another type",
         }
         for feature, wanted in features.items():
             if wanted and feature not in self.features:

@@ -307,7 +307,7 @@ def _rounds_and_blocks(call: Call, sizes: Mapping[str, int]) -> tuple[int, int]:
         rounds, blocks = 1, _slots(call, "q", sizes["BLOCK_M"]) * call.heads
     else:
         items = -(-rows // sizes["BLOCK_M"]) * call.heads * call.sequences
-        blocks = min(items, limits.multiprocessors())
+        blocks = min(items, limits.for_persistent())
         rounds = -(-items // blocks)
     if blocks * rounds >= 2**27:
         raise ValueError(f"{blocks * rounds:,} tiles of rows; one launch takes 134,217,727 at most")
@@ -325,7 +325,7 @@ def heads_together(call: Call, sizes: Mapping[str, int]) -> int:
     _, kv_heads, keys, head_dim = call.arrays["k"].shape
     more = -rows % sizes["BLOCK_M"]  # to whole tiles: most lengths then are known
     of_head = rows + more, keys + more, head_dim, call.window, sizes["BLOCK_M"], sizes["BLOCK_N"]
-    return group_of_heads(heads * call.sequences, heads // kv_heads, *of_head, limits.multiprocessors())
+    return group_of_heads(heads * call.sequences, heads // kv_heads, *of_head, limits.for_persistent())
 
 
 @functools.lru_cache(maxsize=1024)

@@ -31,6 +31,28 @@ def of_another(limits: Limits) -> Iterator[None]:
         _INSTEAD.pop()
 
 
+_LEFT = [0]
+
+
+@contextlib.contextmanager
+def leave(multiprocessors: int) -> Iterator[None]:
+    """A context in which persistent grids, those of 10, leave so many multiprocessors to other kernels.
+
+    Such a grid has a block for each multiprocessor, for as long as the launch takes, and NCCL copies by blocks of its
+    own. Tiles stay as they are, and so do the results.
+    """
+    _LEFT.append(multiprocessors)
+    try:
+        yield
+    finally:
+        _LEFT.pop()
+
+
+def left() -> int:
+    """How many multiprocessors persistent grids leave, in the context where this is called."""
+    return _LEFT[-1]
+
+
 @functools.cache
 def _properties_of(cp: Any, number: int) -> Mapping[str, Any]:
     """What a device says of itself. Asking a GPU takes a millisecond, so each is asked once."""
@@ -54,6 +76,11 @@ def multiprocessors() -> int:
     if _INSTEAD:
         return _INSTEAD[-1].multiprocessors
     return _properties()["multiProcessorCount"]
+
+
+def for_persistent() -> int:
+    """How many multiprocessors a persistent grid takes: one at least."""
+    return max(multiprocessors() - left(), 1)
 
 
 def compute_capability() -> int:

@@ -160,6 +160,7 @@ def _vector(call: Call) -> dict[str, int]:
 
 EVERYTHING = frozenset({"gqa", "causal", "window", "varlen", "lse", "strides"})
 FORWARD_EXTRAS = frozenset({"mod", "rotary"})
+FLOAT = frozenset({"float"})
 _REGISTER_TILED: Mapping[str, Any] = {  # 05 has the tiles of 04
     "tuning": Tuning(
         _register_tiles,
@@ -237,7 +238,7 @@ _STAGES = (
         Tuning(_mma_tiles, _few_mma_tiles),
         launches=strided,
         slots=in_slots,
-        features=EVERYTHING | FORWARD_EXTRAS,
+        features=EVERYTHING | FORWARD_EXTRAS | FLOAT,
         max_head_dim=256,
         shared_bytes=lambda sizes: tiles.mma_shared_bytes(sizes["HEAD_DIM"], sizes),
         **_WARPS_OF_MMA,
@@ -271,7 +272,7 @@ _STAGES = (
         scratch=tiles_of_rows,
         direction="backward",
         kernels=("backward_mma_preprocess", "backward_mma", "backward_mma_convert"),
-        features=EVERYTHING | {"deterministic", "mod"},
+        features=EVERYTHING | FLOAT | {"deterministic", "mod"},
         max_head_dim=256,
         shared_bytes=lambda sizes: tiles.backward_mma_shared_bytes(sizes["HEAD_DIM"], sizes),
         **_WARPS_OF_MMA,
@@ -281,7 +282,7 @@ _STAGES = (
         Tuning(tiles.pick_hopper, variant=_hopper_variant, by_default=_hopper_by_default),
         launches=persistent,
         scratch=schedule,
-        features=EVERYTHING | FORWARD_EXTRAS,
+        features=EVERYTHING | FORWARD_EXTRAS | FLOAT,
         dtypes=("float16", "bfloat16"),
         min_cc=90,
         only_cc=True,
@@ -310,7 +311,7 @@ _STAGES = (
         Tuning(lambda head_dim: {"BLOCK_M": 64, "BLOCK_N": 64}, by_default=_hopper_backward_by_default),
         scratch=tiles_of_long_rows,
         kernels=tuple(f"hopper_backward_wide{part}" for part in ("_preprocess", "", "_convert")),
-        features=EVERYTHING,
+        features=EVERYTHING | FLOAT,
         max_head_dim=256,
         shared_bytes=lambda sizes: tiles.HOPPER_BACKWARD_WIDE_SHARED,
         **_HOPPER_BACKWARD,
@@ -320,7 +321,7 @@ _STAGES = (
         Tuning(tiles.pick_hopper_backward, variant=_hopper_backward_variant, by_default=_hopper_backward_by_default),
         scratch=tiles_of_rows,
         kernels=tuple(f"hopper_backward{part}" for part in ("_preprocess", "", "_convert")),
-        features=EVERYTHING | {"deterministic", "mod"},
+        features=EVERYTHING | FLOAT | {"deterministic", "mod"},
         max_head_dim=128,
         shared_bytes=lambda sizes: tiles.hopper_backward_shared_bytes(sizes["HEAD_DIM"], sizes),
         **_HOPPER_BACKWARD,
