@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     const __grid_constant__ TensorMap k_map,   // boxes of BLOCK_N rows
     const __grid_constant__ TensorMap v_map,   // boxes of BLOCK_N rows
     const float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ turns,
-    OUT_T* __restrict__ dK, OUT_T* __restrict__ dV,
+    OUT* __restrict__ dK, OUT* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params MOD_PARAMETERS) {
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) hopper_backward_convert(
-    const float* __restrict__ dQ_accum, OUT_T* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
+    const float* __restrict__ dQ_accum, OUT* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
     const BackwardParams params) {
   // ---- dQ: from the order of the fragments to rows
   const RowBlock block(params.forward, cu_seqlens_q);

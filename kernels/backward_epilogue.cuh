@@ -25,8 +25,7 @@ __device__ __forceinline__ void store_from_registers(
         const float *x = &dK_acc[m][n][2 * h], *y = &dV_acc[m][n][2 * h];
         const int key = 16 * m + 8 * h;
         if (block.first_key + warp.dkv_key + warp.g + key >= block.kv_len) continue;
-        store2(
-            dK + key * params.d_k.row + column, x[0] * softmax_scale, x[1] * softmax_scale);
+        store2(dK + key * params.d_k.row + column, x[0] * softmax_scale, x[1] * softmax_scale);
         store2(dV + key * params.d_v.row + column, y[0], y[1]);
       }
     }

@@ -21,8 +21,7 @@ __device__ __forceinline__ void convert_rows(
       out[t] = pack(
           T(), x[2 * t] * params.forward.softmax_scale,
           x[2 * t + 1] * params.forward.softmax_scale);
-    if (block.first_row + row < block.q_len)
-      store8(dQ + row * params.d_q.row + 8 * chunk, out);
+    if (block.first_row + row < block.q_len) store8(dQ + row * params.d_q.row + 8 * chunk, out);
   }
 }
 

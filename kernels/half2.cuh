@@ -8,9 +8,9 @@
 // The type of a kernel's results. With -DFLOAT_OUT=1 they are not rounded: they are partial, and will
 // be added to others (17).
 #if !FLOAT_OUT
-#define OUT_T T
+#define OUT T
 #else
-#define OUT_T float
+#define OUT float
 #endif
 
 __device__ __forceinline__ unsigned pack(__half, float x, float y) {
