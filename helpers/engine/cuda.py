@@ -79,7 +79,9 @@ class Stream:
     null: Stream
     ptr = 0
 
-    def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False) -> None:
+    def __init__(
+        self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: int | None = None
+    ) -> None:
         pass
 
     def synchronize(self) -> None:

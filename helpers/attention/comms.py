@@ -1,0 +1,364 @@
+"""Ranks and how arrays get from one to another: NCCL, peer copies, or virtual ranks on one device.
+
+    comms = virtual_ranks(4)        # on one GPU, or on the CPU engine
+    comms = peer_copies()           # all GPUs of this process, by their copy engines
+    comms = nccl()                  # the same by NCCL
+    comms = nccl_of_mpi(MPI.COMM_WORLD) or nccl_of_torch()    # one process a GPU
+
+All have the methods of `Comms`. Arrays travel as bytes: NCCL, as CuPy has it, knows no bfloat16.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from helpers import device
+
+TIMEOUT = 600.0  # seconds, as PyTorch's process groups have it
+LEAVE = 8  # multiprocessors, for the blocks of NCCL's copies
+
+
+class Message(NamedTuple):
+    """An array of a local rank, contiguous: to be sent to a rank `peer`, or to be filled with what that rank sends.
+
+    Messages between the same two ranks arrive in the order in which they are sent.
+    """
+
+    rank: int
+    peer: int
+    array: Any
+
+
+def bits(a: Any) -> Any:
+    """The same memory as unsigned integers: copies of any dtype, also of those with which a library cannot compute."""
+    return a.view(f"uint{8 * a.dtype.itemsize}")
+
+
+class Comms:
+    """`size` ranks, of which this process has `ranks`. This one is of virtual ranks: they share the current device.
+
+    leave: multiprocessors that kernels leave free while messages are under way.
+    """
+
+    def __init__(self, size: int, ranks: Sequence[int], leave: int = 0) -> None:
+        self.size, self.ranks, self.leave = size, tuple(ranks), leave
+
+    @contextlib.contextmanager
+    def on(self, rank: int) -> Iterator[None]:
+        """A context in which the device of a local rank is the current one."""
+        yield
+
+    def put(self, arrays: Sequence[Any]) -> list[Any]:
+        """Device arrays of the local ranks.
+
+        Args:
+            arrays: one for each of all ranks, as `ring.shard` returns them, or one for each local rank.
+        """
+        local = [arrays[rank] for rank in self.ranks] if len(arrays) == self.size else arrays
+        made = []
+        for rank, a in zip(self.ranks, local, strict=True):
+            with self.on(rank):
+                made.append(device.cp.asarray(a))
+        return made
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        """Start to move arrays, after all that is queued on the current streams of the local ranks' devices.
+
+        Returns:
+            A function that makes these streams wait until the messages have arrived; the host does not wait.
+        """
+        for target, source in _pairs(sends, receives):
+            bits(target.array)[...] = bits(source.array)
+        return lambda: None
+
+    def finish(self) -> None:
+        """Return when the last messages have arrived, where ranks of other processes may fail.
+
+        Raises:
+            RuntimeError, TimeoutError: as `Nccl` says.
+        """
+
+    def abort(self) -> None:
+        """Give up: an error has left the ranks in different steps."""
+
+
+def virtual_ranks(size: int) -> Comms:
+    """Ranks that share the current device, the CPU engine's too: what they compute is what the real ones compute."""
+    if not isinstance(size, (int, np.integer)) or size < 1:
+        raise ValueError(f"size = {size!r:.40}; the number of ranks is 1 or more")
+    return Comms(int(size), range(int(size)))
+
+
+def _pairs(sends: Sequence[Message], receives: Sequence[Message]) -> Iterator[tuple[Message, Message]]:
+    """(receive, its send), where all ranks are local."""
+    queues: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
+    for message in sends:
+        queues[message.rank, message.peer].append(message)
+    for message in receives:
+        yield message, queues[message.peer, message.rank].popleft()
+
+
+# ---- several GPUs
+
+
+class _OfGpus(Comms):
+    """Ranks with a GPU each, on which messages have a stream of their own."""
+
+    def __init__(self, size: int, gpus: Mapping[int, int], leave: int) -> None:
+        """
+        Args:
+            gpus: the GPU of each local rank.
+        """
+        super().__init__(size, [*gpus], leave)
+        self._gpus, self._streams = dict(gpus), {}
+        for rank in self.ranks:
+            with self.on(rank):
+                self._streams[rank] = device.cp.cuda.Stream(non_blocking=True, priority=-1)
+        self._arrived: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def on(self, rank: int) -> Iterator[None]:
+        with device.cp.cuda.Device(self._gpus[rank]):
+            yield
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        ready = self._record(lambda rank: device.cp.cuda.get_current_stream())
+        self._wait(ready, lambda rank: self._streams[rank])
+        self._move(sends, receives)
+        self._arrived = self._record(lambda rank: self._streams[rank])
+        arrived = self._arrived
+        return lambda: self._wait(arrived, lambda rank: device.cp.cuda.get_current_stream())
+
+    def _record(self, stream_of: Callable[[int], Any]) -> dict[int, Any]:
+        """An event of each local rank's stream."""
+        events = {}
+        for rank in self.ranks:
+            with self.on(rank):
+                events[rank] = stream_of(rank).record(device.cp.cuda.Event(disable_timing=True))
+        return events
+
+    def _wait(self, events: Mapping[int, Any], stream_of: Callable[[int], Any]) -> None:
+        """Each local rank's stream waits for the events of all: what one reads, another has written."""
+        for rank in self.ranks:
+            with self.on(rank):
+                for event in events.values():
+                    stream_of(rank).wait_event(event)
+
+    def _move(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        raise NotImplementedError
+
+
+class _PeerCopies(_OfGpus):
+    """Copies from GPU to GPU by their copy engines, which take no multiprocessor."""
+
+    def _move(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        for target, source in _pairs(sends, receives):
+            with self.on(target.rank):
+                device.cp.cuda.runtime.memcpyPeerAsync(
+                    *(target.array.data.ptr, self._gpus[target.rank]),
+                    *(source.array.data.ptr, self._gpus[source.rank]),
+                    *(source.array.nbytes, self._streams[target.rank].ptr),
+                )
+
+
+def peer_copies(gpus: Sequence[int] | None = None) -> Comms:
+    """Ranks on several GPUs of this process, whose arrays move by peer copies.
+
+    Args:
+        gpus: their numbers; all GPUs where it is not given.
+
+    Raises:
+        RuntimeError: there is no GPU; two of them cannot read each other's memory.
+    """
+    numbers = _gpus(gpus)
+    runtime = device.cp.cuda.runtime
+    for number in numbers:
+        for peer in numbers:
+            if number == peer:
+                continue
+            if not runtime.deviceCanAccessPeer(number, peer):
+                raise RuntimeError(f"GPU {number} cannot read the memory of GPU {peer}: use nccl()")
+            with device.cp.cuda.Device(number):
+                try:
+                    runtime.deviceEnablePeerAccess(peer)
+                except runtime.CUDARuntimeError as error:
+                    if error.status != _ENABLED_BEFORE:
+                        raise
+    return _PeerCopies(len(numbers), dict(enumerate(numbers)), 0)
+
+
+_ENABLED_BEFORE = 704  # cudaErrorPeerAccessAlreadyEnabled
+
+
+def _gpus(gpus: Sequence[int] | None) -> list[int]:
+    if not device.ON_GPU:
+        raise RuntimeError("this needs GPUs, and none answers here: use virtual_ranks(size)")
+    return list(range(device.cp.cuda.runtime.getDeviceCount()) if gpus is None else gpus)
+
+
+class Nccl(_OfGpus):
+    """Messages by NCCL's send and recv, those of a step in one group.
+
+    A rank that fails in another process ends this one's calls with an error: after `timeout` seconds, or as soon as
+    NCCL reports it. Then the communicators are aborted, and of no use any more.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        gpus: Mapping[int, int],
+        communicators: Mapping[int, Any],
+        *,
+        leave: int = LEAVE,
+        timeout: float | None = TIMEOUT,
+        library: Any = None,
+    ) -> None:
+        """
+        Args:
+            gpus, communicators: by local rank; CuPy's NcclCommunicator. timeout: None: never wait on the host.
+            library: in place of cupy.cuda.nccl.
+        """
+        super().__init__(size, gpus, leave)
+        self._library = library or device.cp.cuda.nccl
+        self._communicators, self._timeout, self._failed = dict(communicators), timeout, ""
+
+    def connect(self) -> None:
+        """Send a byte to every rank and back: NCCL sets up a connection at the first message, and waits for the peer."""
+        sends, receives = [], []
+        for rank in self.ranks:
+            with self.on(rank):
+                for peer in range(self.size):
+                    if peer != rank:
+                        sends.append(Message(rank, peer, device.cp.zeros(1, dtype="uint8")))
+                        receives.append(Message(rank, peer, device.cp.zeros(1, dtype="uint8")))
+        if sends:
+            self.start(sends, receives)()
+            self.finish()
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        if self._failed:
+            raise RuntimeError(f"these ranks have been given up: {self._failed}")
+        return super().start(sends, receives)
+
+    def _move(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        library = self._library
+        library.groupStart()
+        for messages, name in ((sends, "send"), (receives, "recv")):
+            for rank, peer, a in messages:
+                with self.on(rank):
+                    move = getattr(self._communicators[rank], name)
+                    move(a.data.ptr, a.nbytes, library.NCCL_UINT8, peer, self._streams[rank].ptr)
+        library.groupEnd()
+
+    def finish(self) -> None:
+        if self._timeout is None or len(self.ranks) == self.size:  # no other process, so nobody else can fail
+            return
+        end = time.monotonic() + self._timeout
+        while not all(event.done for event in self._arrived.values()):
+            for rank, communicator in self._communicators.items():
+                try:
+                    communicator.check_async_error()
+                except Exception as error:  # NcclError, or a KeyError for an error that CuPy has no name for
+                    self._give_up(f"NCCL reports an error to rank {rank}: {error}", RuntimeError)
+            if time.monotonic() > end:
+                ranks = ", ".join(map(str, self.ranks))
+                self._give_up(f"rank {ranks} has waited {self._timeout:g} s for the others", TimeoutError)
+            time.sleep(_BETWEEN_LOOKS)
+
+    def _give_up(self, reason: str, kind: type[Exception]) -> None:
+        self.abort(reason)
+        raise kind(f"{reason}. A rank has failed, or is slower than the time limit; the communicators are aborted")
+
+    def abort(self, reason: str = "a rank of this process has failed") -> None:
+        self._failed = self._failed or reason
+        for communicator in self._communicators.values():
+            communicator.abort()
+
+
+_BETWEEN_LOOKS = 1e-4  # seconds
+
+
+def nccl(gpus: Sequence[int] | None = None, *, leave: int = LEAVE) -> Nccl:
+    """Ranks on several GPUs of this process, whose arrays move by NCCL.
+
+    Args:
+        gpus: their numbers; all GPUs where it is not given. leave: multiprocessors for NCCL's blocks; how many it takes
+            follows from NCCL_MAX_P2P_NCHANNELS, which it reads once a process.
+
+    Raises:
+        RuntimeError: there is no GPU.
+    """
+    numbers = _gpus(gpus)
+    communicators = device.cp.cuda.nccl.NcclCommunicator.initAll(numbers)
+    made = Nccl(len(numbers), dict(enumerate(numbers)), dict(enumerate(communicators)), leave=leave)
+    made.connect()
+    return made
+
+
+def nccl_of_id(
+    size: int, rank: int, unique_id: tuple[int, ...], *, leave: int = LEAVE, timeout: float | None = TIMEOUT
+) -> Nccl:
+    """This process's rank, on its current GPU, of `size` processes that have the same unique_id.
+
+    Args:
+        unique_id: what cupy.cuda.nccl.get_unique_id() has returned to one of them. timeout: seconds to wait for the
+            others, here and in every call; None: for ever, and calls return before their messages have arrived.
+
+    Raises:
+        TimeoutError: not all ranks have come in time.
+    """
+    _gpus(None)
+    gpu = device.cp.cuda.runtime.getDevice()
+
+    def join() -> Nccl:
+        with device.cp.cuda.Device(gpu):  # a new thread begins with the first one
+            communicator = device.cp.cuda.nccl.NcclCommunicator(size, unique_id, rank)
+            made = Nccl(size, {rank: gpu}, {rank: communicator}, leave=leave, timeout=timeout)
+            made.connect()
+            return made
+
+    return within(timeout, join, f"rank {rank} of {size}: not all ranks have come")
+
+
+def within(seconds: float | None, work: Callable[[], Any], what: str) -> Any:
+    """What `work` returns. TimeoutError with the text `what` where it takes longer, which then goes on by itself."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append((work(), None))
+        except BaseException as error:
+            results.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)  # a call of NCCL cannot be interrupted
+    thread.start()
+    thread.join(seconds)
+    if not results:
+        raise TimeoutError(f"{what} after {seconds:g} s")
+    result, error = results[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def nccl_of_mpi(comm: Any, *, leave: int = LEAVE, timeout: float | None = TIMEOUT) -> Nccl:
+    """The same for the processes of an mpi4py communicator, each with a GPU of its own as the current one."""
+    unique_id = comm.bcast(device.cp.cuda.nccl.get_unique_id() if comm.Get_rank() == 0 else None)
+    return nccl_of_id(comm.Get_size(), comm.Get_rank(), unique_id, leave=leave, timeout=timeout)
+
+
+def nccl_of_torch(group: Any = None, *, leave: int = LEAVE, timeout: float | None = TIMEOUT) -> Nccl:
+    """The same for the processes of a group of torch.distributed, of any backend; None: the default group."""
+    from torch import distributed
+
+    rank = distributed.get_rank(group)
+    box = [device.cp.cuda.nccl.get_unique_id() if rank == 0 else None]
+    distributed.broadcast_object_list(box, distributed.get_process_group_ranks(group)[0] if group else 0, group)
+    return nccl_of_id(distributed.get_world_size(group), rank, box[0], leave=leave, timeout=timeout)

@@ -1,0 +1,547 @@
+"""Attention to a sequence that is cut over several GPUs: ring attention, zigzag, and all-gather of K and V.
+
+    comms = nccl()                                       # or virtual_ranks(4), see comms.py
+    q, k, v = (comms.put(shard(a, comms.size)) for a in (q, k, v))
+    o, lse = ring_attention(q, k, v, causal=True, return_lse=True, comms=comms)
+
+Each rank keeps its rows of Q, and K and V go round the ranks, while the products with those at hand are computed: by
+`flash_attention`, in float32, merged by their lse (Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise
+Transformers"). Under a causal mask a rank gets a chunk from the front and one from the back, so that all have equal
+work in every step (zigzag: github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with
+few heads of K and V, they can be gathered first (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from helpers import device
+from helpers.attention import kernel
+from helpers.attention.calls import flash_attention, flash_attention_backward
+from helpers.attention.comms import Comms, Message, bits
+from helpers.attention.ladder import limits
+from helpers.attention.ladder.call import softmax_scale_of
+from helpers.attention.ladder.launches import C_NAMES, MAX_GRID_YZ, slices
+
+SCHEDULES = ("zigzag", "ring", "all_gather")
+MERGE, MERGE_THREADS = "17_merge.cu", 256
+
+
+# ---- who has which tokens, and who computes what when
+
+
+class Product(NamedTuple):
+    """Rows of a rank's Q times keys of the K and V at hand, each from the first to before the second number.
+
+    causal: the last of these rows sees the last of these keys, the row before it one less, and so on.
+    """
+
+    rows: tuple[int, int]
+    keys: tuple[int, int]
+    causal: bool
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of a row and a key that it sees."""
+        rows, keys = self.rows[1] - self.rows[0], self.keys[1] - self.keys[0]
+        return rows * keys - (rows * (rows - 1) // 2 if self.causal else 0)
+
+
+class Step(NamedTuple):
+    """A step of all ranks. sources: by rank, whose K and V it has; None: those of all, in the order of the sequence."""
+
+    sources: tuple[int | None, ...]
+    products: tuple[tuple[Product, ...], ...]
+
+
+def steps(schedule: str, size: int, *, causal: bool, rows: int, keys: int | None = None) -> tuple[Step, ...]:
+    """What each rank computes in each step: plain data, to be drawn and counted.
+
+    Args:
+        schedule: one of SCHEDULES; without a mask "zigzag" is "ring".
+        rows: of q of a rank. keys: of its k, as many as rows where it is not given.
+
+    Raises:
+        ValueError: no such schedule; a causal mask, and rows are not keys, or cannot be halved into two chunks.
+    """
+    _check_schedule(schedule)
+    keys = rows if keys is None else keys
+    if causal and rows != keys:
+        raise ValueError(f"causal=True needs as many rows of q as of k on each rank; got {rows} and {keys}")
+    zigzag = causal and schedule != "ring"
+    if zigzag and rows % 2:
+        raise ValueError(f"each rank has two chunks of equal length: {rows} rows cannot be halved")
+    half = rows // 2
+    if schedule == "all_gather":
+        alone = (Product((0, rows), (0, size * keys), False),)
+        chunks = [
+            (Product((0, half), (0, (rank + 1) * half), True), Product((half, rows), (0, (2 * size - rank) * half), True))
+            for rank in range(size)
+        ]
+        return (Step((None,) * size, tuple(chunks if causal else [alone] * size)),)
+    made = []
+    for step in range(size):
+        sources = tuple((rank - step) % size for rank in range(size))
+        products: list[tuple[Product, ...]] = []
+        for rank, source in enumerate(sources):
+            if not causal or source == rank:
+                products.append((Product((0, rows), (0, keys), causal),))
+            elif source < rank:  # before this rank's tokens, those of zigzag's front chunk
+                products.append((Product((0, rows), (0, half if zigzag else keys), False),))
+            else:  # behind them, but those of zigzag's back chunk of q
+                products.append((Product((half, rows), (0, keys), False),) if zigzag else ())
+        made.append(Step(sources, tuple(products)))
+    return tuple(made)
+
+
+def _check_schedule(schedule: str) -> None:
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule = {schedule!r:.40}; there are {', '.join(SCHEDULES)}")
+
+
+def _chunks(schedule: str, size: int, rank: int) -> tuple[tuple[int, ...], int]:
+    """Which chunks of the sequence a rank has, and how many there are."""
+    _check_schedule(schedule)
+    return ((rank,), size) if schedule == "ring" else ((rank, 2 * size - 1 - rank), 2 * size)
+
+
+def positions(schedule: str, size: int, rank: int, rows: int) -> np.ndarray:
+    """Where a rank's rows are in the sequence, int32 (rows,): for a rotary embedding, before the rows are cut."""
+    chunks, _ = _chunks(schedule, size, rank)
+    each = rows // len(chunks)
+    return np.concatenate([np.arange(c * each, (c + 1) * each, dtype=np.int32) for c in chunks])
+
+
+def shard(x: Any, size: int, schedule: str = "zigzag", *, axis: int = 1) -> list[Any]:
+    """An array cut along its sequence: the contiguous part of each of `size` ranks, on x's device.
+
+    "ring": rank r has chunk r of `size`. Otherwise it has chunks r and 2 size - 1 - r of 2 size.
+
+    Raises:
+        ValueError: the length is not a multiple of the number of chunks: pad it, and mask or drop what is padded.
+    """
+    _, count = _chunks(schedule, size, 0)
+    n = x.shape[axis]
+    if n % count:
+        raise ValueError(f"{n} tokens cannot be cut into {count} chunks of equal length ({schedule}, {size} ranks)")
+    parts = []
+    for rank in range(size):
+        part = _like(x, (*x.shape[:axis], n // size, *x.shape[axis + 1 :]))
+        for of_whole, of_part in _places(schedule, size, rank, n // size):
+            bits(_rows(part, of_part, axis))[...] = bits(_rows(x, of_whole, axis))
+        parts.append(part)
+    return parts
+
+
+def unshard(parts: Sequence[Any], schedule: str = "zigzag", *, axis: int = 1) -> Any:
+    """The whole array of the parts of all ranks, which are NumPy's or on one device: `shard` undone. lse: axis=2."""
+    size, rows = len(parts), parts[0].shape[axis]
+    whole = _like(parts[0], (*parts[0].shape[:axis], size * rows, *parts[0].shape[axis + 1 :]))
+    for rank, part in enumerate(parts):
+        for of_whole, of_part in _places(schedule, size, rank, rows):
+            bits(_rows(whole, of_whole, axis))[...] = bits(_rows(part, of_part, axis))
+    return whole
+
+
+def _places(schedule: str, size: int, rank: int, rows: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Of each chunk of a rank: its rows in the whole sequence, and in the rank's."""
+    chunks, _ = _chunks(schedule, size, rank)
+    each = rows // len(chunks)
+    for i, chunk in enumerate(chunks):
+        yield (chunk * each, (chunk + 1) * each), (i * each, (i + 1) * each)
+
+
+def _rows(a: Any, rows: tuple[int, int], axis: int = 1) -> Any:
+    return a[(slice(None),) * axis + (slice(*rows),)]
+
+
+def _like(a: Any, shape: Sequence[int]) -> Any:
+    """A new array of a's kind and dtype."""
+    kind = device.cp if isinstance(a, device.cp.ndarray) else np
+    return kind.empty(tuple(shape), dtype=a.dtype)
+
+
+# ---- the forward pass
+
+
+def ring_attention(
+    q: Sequence[Any],
+    k: Sequence[Any],
+    v: Sequence[Any],
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+    schedule: str = "zigzag",
+    comms: Comms,
+) -> Any:
+    """softmax(softmax_scale * q k^T) v of a sequence that is cut over the ranks of `comms`.
+
+    Every process calls it with the same options, on the current streams of its GPUs. Where other processes have ranks,
+    it returns when the last keys have arrived, while the products with them may still be computed.
+
+    Args:
+        q: for each rank of this process (batch, rows, heads, head_dim), on the rank's device: as `shard` cuts it for
+            the schedule, and `comms.put` places it. float32, float16 or bfloat16; all ranks have the same shapes.
+        k, v: the same with (batch, keys, kv_heads, head_dim); kv_heads divides heads. With causal=True as many as rows.
+        causal: a token sees those at and before its position in the whole sequence.
+        softmax_scale: 1 / sqrt(head_dim) where it is not given.
+        return_lse: also the natural log of the sum of exp(scaled scores) over all keys, as `ring_attention_backward`
+            needs it.
+        schedule: "zigzag": equal work for all ranks in each step, also under a causal mask, where rows must be even.
+            "ring": chunks in the order of the sequence; under a causal mask, R ranks stand idle for (R - 1) / (2R - 1)
+            of the time. "all_gather": K and V of all ranks are gathered first; cut as for zigzag.
+        comms: of comms.py.
+
+    Returns:
+        The outputs of the local ranks, as q; with return_lse, (outputs, lses), each float32 (batch, heads, rows).
+        Virtual ranks give the same bits as GPUs of the same model.
+
+    Raises:
+        TypeError, ValueError: as `flash_attention`; other numbers of arrays than local ranks; shapes that differ;
+            a causal mask, and rows that are not keys or cannot be halved.
+        TimeoutError, RuntimeError: a rank of another process has failed, see comms.py.
+    """
+    plan = _plan(comms, schedule, causal, q=q, k=k, v=v)
+    scale = softmax_scale_of(softmax_scale, q[0].shape[-1])
+    outputs = [_Output(a) for a in q]
+    with _abort_on_error(comms):
+        at_hand = [*zip(k, v, strict=True)]
+        if schedule == "all_gather" and comms.size > 1:
+            at_hand = _gathered(comms, at_hand, schedule if causal else "ring")
+        for number, step in enumerate(plan):
+            arrived = _pass_on(comms, at_hand) if number + 1 < len(plan) else None
+            with limits.leave(comms.leave if arrived else 0):
+                for i, rank in enumerate(comms.ranks):
+                    with comms.on(rank):
+                        keys, values = at_hand[i]
+                        for product in step.products[rank]:
+                            alone, last = _place_of(product, plan, number, rank)
+                            o, lse = flash_attention(
+                                *(_rows(q[i], product.rows), _rows(keys, product.keys), _rows(values, product.keys)),
+                                causal=product.causal,
+                                softmax_scale=scale,
+                                return_lse=True,
+                                out_dtype=None if alone else np.float32,
+                            )
+                            outputs[i].join(o, lse, product.rows, alone=alone, last=last)
+            if arrived:
+                at_hand = arrived()
+        comms.finish()
+    results = [each.o for each in outputs]
+    return (results, [each.lse for each in outputs]) if return_lse else results
+
+
+def _plan(comms: Comms, schedule: str, causal: bool, **arrays: Sequence[Any]) -> tuple[Step, ...]:
+    """The steps, after all checks that need no other rank's arrays."""
+    if not isinstance(causal, (bool, np.bool_)):
+        raise TypeError(f"causal is True or False; got {type(causal).__name__} {causal!r:.40}")
+    for name, parts in arrays.items():
+        if not isinstance(parts, (list, tuple)) or len(parts) != len(comms.ranks):
+            count = len(parts) if isinstance(parts, (list, tuple)) else type(parts).__name__
+            raise ValueError(f"{name} is a list of one array for each of {len(comms.ranks)} local ranks; got {count}")
+        for a in parts:
+            if not isinstance(a, device.cp.ndarray):
+                raise TypeError(f"{name} has device arrays, as comms.put makes them; got {type(a).__name__}")
+            if a.shape != parts[0].shape or a.dtype != parts[0].dtype:
+                both = f"{parts[0].dtype} {parts[0].shape} and {a.dtype} {a.shape}"
+                raise ValueError(f"{name} differs between ranks: {both}")
+    q, k, v = (arrays[name][0] for name in "qkv")
+    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or not k.dtype == v.dtype == q.dtype:
+        raise ValueError(f"q {q.dtype} {q.shape}, k {k.dtype} {k.shape} and v {v.dtype} {v.shape} do not fit: see q")
+    return steps(schedule, comms.size, causal=bool(causal), rows=q.shape[1], keys=k.shape[1])
+
+
+@contextlib.contextmanager
+def _abort_on_error(comms: Comms) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        comms.abort()
+        raise
+
+
+def _place_of(product: Product, plan: Sequence[Step], number: int, rank: int) -> tuple[bool, bool]:
+    """Whether no other product of the rank has some of these rows, and whether no later one has any."""
+    later = [step.products[rank] for step in plan[number + 1 :]]
+    every = [each for step in plan for each in step.products[rank]]
+    return sum(_overlap(each.rows, product.rows) for each in every) == 1, not any(later)
+
+
+def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
+
+
+def _pass_on(comms: Comms, at_hand: Sequence[Sequence[Any]]) -> Callable[[], list[tuple[Any, ...]]]:
+    """Start to send each rank's arrays to the next one. Returns a function that waits for, and returns, the others'."""
+    sends, receives, received = [], [], []
+    for rank, arrays in zip(comms.ranks, at_hand, strict=True):
+        with comms.on(rank):
+            mine = [device.cp.ascontiguousarray(a) for a in arrays]
+            received.append(tuple(_like(a, a.shape) for a in mine))
+        sends += [Message(rank, (rank + 1) % comms.size, a) for a in mine]
+        receives += [Message(rank, (rank - 1) % comms.size, a) for a in received[-1]]
+    wait = comms.start(sends, receives)
+
+    def arrived(alive: Any = sends) -> list[tuple[Any, ...]]:
+        wait()
+        return received
+
+    return arrived
+
+
+def _to_all(comms: Comms, arrays: Callable[[int, int], Sequence[Any]], like: Sequence[Any]) -> list[list[Sequence[Any]]]:
+    """What every rank has sent to each local one, by local rank and sender; its own as it is.
+
+    Args:
+        arrays: those of local rank number i for rank `peer`, contiguous. like: arrays as they are received.
+    """
+    sends, receives, received = [], [], []
+    for i, rank in enumerate(comms.ranks):
+        with comms.on(rank):
+            of_rank: list[Sequence[Any]] = []
+            for peer in range(comms.size):
+                mine = arrays(i, peer)
+                of_rank.append(mine if peer == rank else [_like(a, a.shape) for a in like])
+                if peer != rank:
+                    sends += [Message(rank, peer, a) for a in mine]
+                    receives += [Message(rank, peer, a) for a in of_rank[-1]]
+            received.append(of_rank)
+    comms.start(sends, receives)()
+    return received
+
+
+def _gathered(comms: Comms, at_hand: Sequence[Sequence[Any]], schedule: str) -> list[tuple[Any, ...]]:
+    """All ranks' K and V on each local rank, in the order of the sequence."""
+    mine = []
+    for rank, pair in zip(comms.ranks, at_hand, strict=True):
+        with comms.on(rank):
+            mine.append([device.cp.ascontiguousarray(a) for a in pair])
+    received = _to_all(comms, lambda i, peer: mine[i], mine[0])
+    whole = []
+    for rank, of_rank in zip(comms.ranks, received, strict=True):
+        with comms.on(rank):
+            whole.append(tuple(unshard(parts, schedule) for parts in zip(*of_rank, strict=True)))
+    return whole
+
+
+class _Output:
+    """A rank's output so far, and its lse."""
+
+    def __init__(self, q: Any) -> None:
+        self._q, self.o, self.lse = q, None, None
+
+    def join(self, o: Any, lse: Any, rows: tuple[int, int], *, alone: bool, last: bool) -> None:
+        """Take in a product's. alone: nothing else of these rows comes. last: nothing else comes at all."""
+        everything = rows == (0, self._q.shape[1])
+        if everything and self.o is None:
+            self.o, self.lse = o, lse
+        elif alone:
+            if self.o is None:
+                batch, n, heads, _ = self._q.shape
+                self.o, self.lse = _like(self._q, self._q.shape), _like(lse, (batch, heads, n))
+            bits(_rows(self.o, rows))[...] = bits(o)
+            _rows(self.lse, rows, 2)[...] = lse
+        else:
+            self.o = merge(self.o, o, rows, self.lse, lse, self._q.dtype if last else None)
+
+
+def merge(
+    o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: Any = None, dtype: Any = None
+) -> Any:
+    """Join a partial result to what there is, on the current device, by kernels/17_merge.cu.
+
+    Args:
+        o: float32 (batch, n, heads, head_dim), C-contiguous, as all are. Changed in place, unless dtype is another.
+        part: float32 (batch, rows[1] - rows[0], heads, head_dim) for those rows of o; None: nothing is joined.
+        lse, part_lse: float32 (batch, heads, n) and (batch, heads, rows): o is the mean by their weights, and lse the
+            log of the sum of both, changed in place. None: o is the sum.
+        dtype: of the result, which is then complete; None: float32.
+
+    Returns:
+        o, or of another dtype than float32 a new array.
+    """
+    cp = device.cp
+    batch, n, heads, head_dim = o.shape
+    rounded = dtype is not None and np.dtype(dtype) != np.float32
+    if part is None and not rounded:
+        return o
+    result = cp.empty(o.shape, dtype=dtype) if rounded else None
+    first, last = (0, n) if rounded else rows
+    name = C_NAMES[np.dtype(dtype).name if rounded else "float32"]
+    compiled = kernel.load(MERGE, f"merge_partial<{name}>", defines={"HEAD_DIM": head_dim, "THREADS": MERGE_THREADS})
+    numbers = n, heads, first, last - first, rows[0], rows[1] - rows[0] if part is not None else 0
+    grid = -(-(last - first) * heads // rows_of_block(head_dim))
+    for some in slices(batch, MAX_GRID_YZ):
+        arrays = [a if a is None else a[some] for a in (o, lse, part, part_lse, result)]
+        compiled((grid, some.stop - some.start), (MERGE_THREADS,), (*arrays, *map(np.int32, numbers)))
+    return o if result is None else result
+
+
+def rows_of_block(head_dim: int) -> int:
+    """ROWS of kernels/17_merge.cu."""
+    chunks = head_dim if head_dim % 4 else head_dim // 4
+    return MERGE_THREADS // (32 if chunks > 16 else 16 if chunks > 8 else 8)
+
+
+# ---- the backward pass
+
+
+def ring_attention_backward(
+    do: Sequence[Any],
+    q: Sequence[Any],
+    k: Sequence[Any],
+    v: Sequence[Any],
+    o: Sequence[Any],
+    lse: Sequence[Any],
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    deterministic: bool = False,
+    schedule: str = "zigzag",
+    comms: Comms,
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """The gradients of the sum of do * ring_attention(q, k, v) over all ranks, with respect to q, k and v.
+
+    Each product's are computed with the o and lse of all keys, and are float32, as are the sums. dQ stays with its
+    rows. dK and dV of a rank's keys travel with them, from the first other rank that has computed some, and come home
+    after the last step; where K and V are gathered, each rank sends to each other one what it has of its keys.
+
+    Args:
+        do, o: for each local rank as q. lse: float32 (batch, heads, rows), as `ring_attention` returned it.
+        q, k, v, causal, softmax_scale, schedule, comms: as `ring_attention` had them.
+        deterministic: the same bits in every run, and those of virtual ranks.
+
+    Returns:
+        (dq, dk, dv), each a list with one array for each local rank, as q, k and v.
+
+    Raises:
+        TypeError, ValueError, TimeoutError, RuntimeError: as `ring_attention`.
+    """
+    plan = _plan(comms, schedule, causal, q=q, k=k, v=v, do=do, o=o, lse=lse)
+    options = {
+        "softmax_scale": softmax_scale_of(softmax_scale, q[0].shape[-1]),
+        "deterministic": deterministic,
+        "out_dtype": np.float32,
+    }
+    dq, own = [_Sum(a) for a in q], [(_Sum(a), _Sum(b)) for a, b in zip(k, v, strict=True)]
+
+    def add_step(number: int, at_hand: Sequence[Sequence[Any]], sums: Sequence[Sequence[_Sum]]) -> None:
+        """The products of a step: dQ to that of the rows, dK and dV to the sums of the keys at hand."""
+        for i, rank in enumerate(comms.ranks):
+            with comms.on(rank):
+                for rows, keys, causal in plan[number].products[rank]:
+                    of_rows = [_rows(a[i], rows) for a in (do, q)]
+                    of_keys = [_rows(a, keys) for a in at_hand[i]]
+                    results = _rows(o[i], rows), _rows(lse[i], rows, 2)
+                    gradients = flash_attention_backward(*of_rows, *of_keys, *results, causal=causal, **options)
+                    for total, part, where in zip((dq[i], *sums[i]), gradients, (rows, keys, keys), strict=True):
+                        total.add(part, where)
+
+    with _abort_on_error(comms):
+        if schedule == "all_gather" and comms.size > 1:
+            order = schedule if causal else "ring"
+            at_hand = _gathered(comms, [*zip(k, v, strict=True)], order)
+            sums = [tuple(map(_Sum, pair)) for pair in at_hand]
+            add_step(0, at_hand, sums)
+            _send_home(comms, sums, own, order)
+        else:
+            _round_the_ring(comms, [*zip(k, v, strict=True)], own, add_step)
+        results = []
+        for i, rank in enumerate(comms.ranks):
+            with comms.on(rank):
+                results.append([total.rounded() for total in (dq[i], *own[i])])
+        comms.finish()
+    return tuple([each[which] for each in results] for which in range(3))
+
+
+def _round_the_ring(
+    comms: Comms,
+    at_hand: Sequence[Sequence[Any]],
+    own: Sequence[Sequence[_Sum]],
+    add_step: Callable[[int, Sequence[Sequence[Any]], Sequence[Sequence[_Sum]]], None],
+) -> None:
+    """All steps: K and V go round, and dK and dV a step behind them; the last step's go home, to `own`."""
+    sums: list[tuple[_Sum, _Sum]] = []
+    for number in range(comms.size):
+        keys_move, sums_move = number + 1 < comms.size, number > 1
+        leaving = [
+            (*(at_hand[i] if keys_move else ()), *(_totals(comms, rank, sums[i]) if sums_move else ()))
+            for i, rank in enumerate(comms.ranks)
+        ]
+        arrived = _pass_on(comms, leaving) if keys_move or sums_move else None
+        here = [tuple(map(_Sum, pair)) for pair in at_hand] if number else own
+        with limits.leave(comms.leave if arrived else 0):
+            add_step(number, at_hand, here)
+        received = arrived() if arrived else []
+        if number:
+            sums = here
+            for i, rank in enumerate(comms.ranks):
+                with comms.on(rank):
+                    for total, before in zip(sums[i], received[i][-2:] if sums_move else (), strict=False):
+                        total.add(before)
+        at_hand = [arrays[:2] for arrays in received]
+    if comms.size > 1:
+        arrived = _pass_on(comms, [_totals(comms, rank, sums[i]) for i, rank in enumerate(comms.ranks)])
+        for i, (rank, arrays) in enumerate(zip(comms.ranks, arrived(), strict=True)):
+            with comms.on(rank):
+                for total, part in zip(own[i], arrays, strict=True):
+                    total.add(part)
+
+
+def _totals(comms: Comms, rank: int, sums: Sequence[_Sum]) -> tuple[Any, ...]:
+    with comms.on(rank):
+        return tuple(total.so_far() for total in sums)
+
+
+def _send_home(
+    comms: Comms, sums: Sequence[Sequence[_Sum]], own: Sequence[Sequence[_Sum]], schedule: str
+) -> None:
+    """Each rank gets the parts of its keys from all, and adds them in the order of the ranks."""
+    cut = []
+    for rank, pair in zip(comms.ranks, sums, strict=True):
+        with comms.on(rank):
+            cut.append([shard(total.so_far(), comms.size, schedule) for total in pair])
+    like = [parts[0] for parts in cut[0]]
+    received = _to_all(comms, lambda i, peer: [parts[peer] for parts in cut[i]], like)
+    for i, rank in enumerate(comms.ranks):
+        with comms.on(rank):
+            for of_sender in received[i]:
+                for total, part in zip(own[i], of_sender, strict=True):
+                    total.add(part)
+
+
+class _Sum:
+    """The sum of float32 parts of a gradient, each of some rows of it. like: what it is the gradient of."""
+
+    def __init__(self, like: Any) -> None:
+        self._like, self._total, self._last = like, None, None
+        self._whole = 0, like.shape[1]
+
+    def add(self, part: Any, rows: tuple[int, int] | None = None) -> None:
+        """Add a part. The last one waits, to be added in one pass with rounding."""
+        self._flush()
+        self._last = part, rows or self._whole
+
+    def _flush(self, dtype: Any = None) -> Any:
+        part, rows = self._last or (None, self._whole)
+        self._last = None
+        if self._total is None:
+            if part is not None and rows == self._whole:
+                self._total, part = part, None
+            else:
+                self._total = device.cp.zeros(self._like.shape, dtype=np.float32)
+        return merge(self._total, part, rows, dtype=dtype)
+
+    def so_far(self) -> Any:
+        """float32, of the shape of `like`."""
+        return self._flush()
+
+    def rounded(self) -> Any:
+        """The same in the dtype of `like`. Nothing can be added after it."""
+        return self._flush(self._like.dtype)
