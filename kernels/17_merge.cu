@@ -24,6 +24,7 @@ constexpr int WIDTH = HEAD_DIM % 4 ? 1 : 4;  // columns that a thread has at a t
 constexpr int CHUNKS = HEAD_DIM / WIDTH;
 constexpr int LANES = CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : 8;  // of a warp, for a row
 constexpr int ROWS = THREADS / LANES;
+static_assert(THREADS % 32 == 0, "the lanes of a row are in one warp");
 
 struct __align__(4 * WIDTH) Chunk {
   float x[WIDTH];
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(THREADS) merge_partial(
     float* __restrict__ O, float* __restrict__ lse, const float* __restrict__ O_part,
     const float* __restrict__ lse_part, T* __restrict__ result, int N, int heads, int first,
     int rows, int first_part, int rows_part) {
+  // ---- prologue: the row of these lanes, and whether the part has it
   const int item = blockIdx.x * ROWS + threadIdx.x / LANES, lane = threadIdx.x % LANES;
   const long long batch = blockIdx.y;
   const int row = first + item / heads, head = item % heads, part_row = row - first_part;

@@ -33,6 +33,7 @@ INSTANCES = {  # of files that are no stages
     "11_rotary.cu": "rotary<__half>",
     "11_projection.cu": "projection<__half>",
     "14_split_kv.cu": "split_kv<__half>",
+    "17_merge.cu": "merge_partial<__half>",
 }
 # At the largest head dimension a compilation takes seconds: one architecture of each of three generations.
 GENERATIONS = ("sm_90", "sm_80", "sm_120")

@@ -113,8 +113,8 @@ def flash_attention(
             (10 only on a GPU, and not for little work; 11 only with a bias, slopes or a rotary embedding).
 
     Returns:
-        The output, of q's shape, dtype (or out_dtype) and kind of array; with return_lse, (o, lse). A query that sees no
-        key, or none whose bias is above -inf, gets 0, and lse -inf. A launch with few blocks gets smaller tiles: in
+        The output, of q's shape, kind of array and dtype (or out_dtype); with return_lse, (o, lse). A query that sees
+        no key, or none whose bias is above -inf, gets 0, and lse -inf. A launch with few blocks gets smaller tiles: in
         another batch, or of another length, the same query may differ in the last bits.
 
     Raises:
@@ -228,10 +228,11 @@ def flash_attention_backward(
         stage: a stage of the ladder that computes gradients, by name or number; without it the last that can do this.
 
     Returns:
-        (dq, dk, dv) with the shapes, the dtype (or out_dtype) and the kind of q, k and v, C-contiguous. Where heads of q
-        share a head of k and v, its gradients are summed over them. A query that sees no key has a gradient of 0, and
-        so has a key that no query sees. The weights come from lse, a float32: from about 2**20 on its rounding shows
-        (at 2**22 by some percent), and beyond 2**25 half types give gradients that fade to 0, so that none overflows.
+        (dq, dk, dv) with the shapes and the kind of q, k and v and q's dtype (or out_dtype), C-contiguous. Where heads
+        of q share a head of k and v, its gradients are summed over them. A query that sees no key has a gradient of 0,
+        and so has a key that no query sees. The weights come from lse, a float32: from about 2**20 on its rounding
+        shows (at 2**22 by some percent), and beyond 2**25 half types give gradients that fade to 0, so that none
+        overflows.
 
     Raises:
         TypeError, ValueError: as flash_attention, and for do, o and lse that do not fit q.

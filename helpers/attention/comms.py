@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers import device
+from helpers.attention.ladder.layout import address
 
 TIMEOUT = 600.0  # seconds, as PyTorch's process groups have it
 LEAVE = 8  # multiprocessors, for the blocks of NCCL's copies
@@ -230,7 +231,7 @@ class Nccl(_OfGpus):
         self._communicators, self._timeout, self._failed = dict(communicators), timeout, ""
 
     def connect(self) -> None:
-        """Send a byte to every rank and back: NCCL sets up a connection at the first message, and waits for the peer."""
+        """Send a byte to every rank: NCCL connects two ranks at their first message, and the host waits for that."""
         sends, receives = [], []
         for rank in self.ranks:
             with self.on(rank):
@@ -254,7 +255,7 @@ class Nccl(_OfGpus):
             for rank, peer, a in messages:
                 with self.on(rank):
                     move = getattr(self._communicators[rank], name)
-                    move(a.data.ptr, a.nbytes, library.NCCL_UINT8, peer, self._streams[rank].ptr)
+                    move(address(a), a.nbytes, library.NCCL_UINT8, peer, self._streams[rank].ptr)
         library.groupEnd()
 
     def finish(self) -> None:

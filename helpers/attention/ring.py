@@ -14,7 +14,7 @@ few heads of K and V, they can be gathered first (Llama Team 2024, "The Llama 3 
 from __future__ import annotations
 
 import contextlib
-import math
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -79,10 +79,10 @@ def steps(schedule: str, size: int, *, causal: bool, rows: int, keys: int | None
     half = rows // 2
     if schedule == "all_gather":
         alone = (Product((0, rows), (0, size * keys), False),)
-        chunks = [
-            (Product((0, half), (0, (rank + 1) * half), True), Product((half, rows), (0, (2 * size - rank) * half), True))
-            for rank in range(size)
-        ]
+        chunks = []
+        for rank in range(size):
+            front, back = (0, (rank + 1) * half), (0, (2 * size - rank) * half)
+            chunks.append((Product((0, half), front, True), Product((half, rows), back, True)))
         return (Step((None,) * size, tuple(chunks if causal else [alone] * size)),)
     made = []
     for step in range(size):
@@ -295,7 +295,9 @@ def _pass_on(comms: Comms, at_hand: Sequence[Sequence[Any]]) -> Callable[[], lis
     return arrived
 
 
-def _to_all(comms: Comms, arrays: Callable[[int, int], Sequence[Any]], like: Sequence[Any]) -> list[list[Sequence[Any]]]:
+def _to_all(
+    comms: Comms, arrays: Callable[[int, int], Sequence[Any]], like: Sequence[Any]
+) -> list[list[Sequence[Any]]]:
     """What every rank has sent to each local one, by local rank and sender; its own as it is.
 
     Args:
@@ -351,9 +353,7 @@ class _Output:
             self.o = merge(self.o, o, rows, self.lse, lse, self._q.dtype if last else None)
 
 
-def merge(
-    o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: Any = None, dtype: Any = None
-) -> Any:
+def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: Any = None, dtype: Any = None) -> Any:
     """Join a partial result to what there is, on the current device, by kernels/17_merge.cu.
 
     Args:
@@ -374,13 +374,18 @@ def merge(
     result = cp.empty(o.shape, dtype=dtype) if rounded else None
     first, last = (0, n) if rounded else rows
     name = C_NAMES[np.dtype(dtype).name if rounded else "float32"]
-    compiled = kernel.load(MERGE, f"merge_partial<{name}>", defines={"HEAD_DIM": head_dim, "THREADS": MERGE_THREADS})
+    compiled = _merge_kernel(MERGE, name, head_dim)
     numbers = n, heads, first, last - first, rows[0], rows[1] - rows[0] if part is not None else 0
     grid = -(-(last - first) * heads // rows_of_block(head_dim))
     for some in slices(batch, MAX_GRID_YZ):
         arrays = [a if a is None else a[some] for a in (o, lse, part, part_lse, result)]
         compiled((grid, some.stop - some.start), (MERGE_THREADS,), (*arrays, *map(np.int32, numbers)))
     return o if result is None else result
+
+
+@functools.lru_cache(maxsize=64)
+def _merge_kernel(file: str, name: str, head_dim: int) -> kernel.Kernel:
+    return kernel.load(file, f"merge_partial<{name}>", defines={"HEAD_DIM": head_dim, "THREADS": MERGE_THREADS})
 
 
 def rows_of_block(head_dim: int) -> int:
@@ -457,7 +462,8 @@ def ring_attention_backward(
             with comms.on(rank):
                 results.append([total.rounded() for total in (dq[i], *own[i])])
         comms.finish()
-    return tuple([each[which] for each in results] for which in range(3))
+    of_q, of_k, of_v = ([each[which] for each in results] for which in range(3))
+    return of_q, of_k, of_v
 
 
 def _round_the_ring(
@@ -499,9 +505,7 @@ def _totals(comms: Comms, rank: int, sums: Sequence[_Sum]) -> tuple[Any, ...]:
         return tuple(total.so_far() for total in sums)
 
 
-def _send_home(
-    comms: Comms, sums: Sequence[Sequence[_Sum]], own: Sequence[Sequence[_Sum]], schedule: str
-) -> None:
+def _send_home(comms: Comms, sums: Sequence[Sequence[_Sum]], own: Sequence[Sequence[_Sum]], schedule: str) -> None:
     """Each rank gets the parts of its keys from all, and adds them in the order of the ranks."""
     cut = []
     for rank, pair in zip(comms.ranks, sums, strict=True):

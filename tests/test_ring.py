@@ -1,0 +1,478 @@
+"""Ring attention: schedules as data, virtual ranks beside float64, the merge kernel and its bugs, ranks that fail."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from planted import Bug, check_all_can_be_planted
+
+from helpers import device, engine
+from helpers.attention import (
+    check,
+    comms,
+    flash_attention,
+    flash_attention_backward,
+    kernel,
+    reference,
+    ring,
+    ring_attention,
+    ring_attention_backward,
+)
+from helpers.attention.comms import Message, Nccl, virtual_ranks
+from helpers.attention.ladder import LADDER, limits
+from helpers.attention.ladder.call import Call, Options
+from helpers.attention.ladder.layout import Spec
+from helpers.attention.ring import SCHEDULES, positions, shard, steps, unshard
+from helpers.device import cp
+from helpers.xray import xray
+
+TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+on_cpu = pytest.mark.skipif(device.ON_GPU, reason="a stand-in on the CPU engine")
+
+
+def inputs(rows: int, d: int, dtype: str, *, heads: int = 4, kv_heads: int = 2, keys: int = 0) -> list[np.ndarray]:
+    """q, k, v and do, with a mean that is not 0."""
+    rng = np.random.default_rng(rows + d)
+    shapes = ((rows, heads), (keys or rows, kv_heads), (keys or rows, kv_heads), (rows, heads))
+    return [(rng.standard_normal((2, *shape, d)) + 0.25).astype(TYPES[dtype]) for shape in shapes]
+
+
+def on_host(parts: list[Any], schedule: str, axis: int = 1) -> np.ndarray:
+    return unshard([cp.asnumpy(a) for a in parts], schedule, axis=axis).astype(np.float64)
+
+
+def in_heads(*arrays: np.ndarray) -> list[np.ndarray]:
+    """(batch, heads, rows, d) in float64, each head of K and V for its heads of Q."""
+    heads = arrays[0].shape[2]
+    return [a.astype(np.float64).swapaxes(1, 2).repeat(heads // a.shape[2], axis=1) for a in arrays]
+
+
+def around(ranks: Any, host: list[np.ndarray], schedule: str, **options: Any) -> tuple[Any, ...]:
+    """(o, lse, dq, dk, dv), each as the local ranks have it."""
+    q, k, v, do = (ranks.put(shard(a, ranks.size, schedule)) for a in host)
+    o, lse = ring_attention(q, k, v, return_lse=True, schedule=schedule, comms=ranks, **options)
+    gradients = ring_attention_backward(do, q, k, v, o, lse, schedule=schedule, comms=ranks, **options)
+    return (o, lse, *gradients)
+
+
+# ---- schedules
+
+
+@MASKS
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+def test_each_pair_of_a_query_and_a_key_is_in_one_product(size: int, schedule: str, causal: bool) -> None:
+    rows = 6
+    plan = steps(schedule, size, causal=causal, rows=rows)
+    where = [positions(schedule, size, rank, rows) for rank in range(size)]
+    if not causal and schedule == "all_gather":
+        where = [positions("ring", size, rank, rows) for rank in range(size)]
+    seen, pairs = np.zeros((size * rows, size * rows), int), 0
+    for step in plan:
+        for rank, (source, products) in enumerate(zip(step.sources, step.products, strict=True)):
+            at_hand = np.arange(size * rows) if source is None else where[source]
+            for product in products:
+                queries, keys = where[rank][slice(*product.rows)], at_hand[slice(*product.keys)]
+                mask = reference.visible(len(queries), len(keys), causal=product.causal)
+                seen[np.ix_(queries, keys)] += mask
+                pairs += product.pairs
+                assert product.pairs == mask.sum()
+    assert np.array_equal(seen, np.tri(size * rows, dtype=int) if causal else np.ones_like(seen))
+    assert pairs == seen.sum()
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_zigzag_has_equal_work_and_the_plain_ring_idles(size: int) -> None:
+    rows = 32
+
+    def work(schedule: str) -> np.ndarray:
+        """[step, rank]"""
+        plan = steps(schedule, size, causal=True, rows=rows)
+        return np.array([[sum(p.pairs for p in of_rank) for of_rank in step.products] for step in plan])
+
+    zigzag, plain, gathered = map(work, SCHEDULES)
+    assert (zigzag == zigzag[:, :1]).all(), "in each step all ranks have the same work"
+    assert (gathered == gathered[0, 0]).all()
+    whole = size * rows * (size * rows + 1) // 2
+    assert zigzag.sum() == plain.sum() == gathered.sum() == whole
+    # A step takes as long as its slowest rank: of 2 R - 1 halves of a full product, R are work, but for the diagonal.
+    share = whole / (size * plain.max(axis=1).sum())
+    assert abs(share - size / (2 * size - 1)) < 1 / rows
+
+
+def test_what_is_cut_comes_back() -> None:
+    x = np.arange(2 * 24 * 3).reshape(2, 24, 3)
+    for schedule, size in itertools.product(SCHEDULES, (1, 2, 3, 4)):
+        parts = shard(x, size, schedule)
+        assert np.array_equal(unshard(parts, schedule), x)
+        for rank, part in enumerate(parts):
+            assert part.flags.c_contiguous and np.array_equal(x[:, positions(schedule, size, rank, 24 // size)], part)
+    assert shard(x, 2)[0][0, :, 0].tolist() == [*range(0, 18, 3), *range(54, 72, 3)]
+
+
+# ---- results
+
+
+@MASKS
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("size", "dtype", "d"), [(1, "float32", 20), (2, "float16", 64), (3, "float32", 20), (4, "bfloat16", 24)]
+)
+def test_virtual_ranks_beside_float64(size: int, dtype: str, d: int, schedule: str, causal: bool) -> None:
+    host = inputs(26 * size, d, dtype)
+    ranks = virtual_ranks(size)
+    o, lse, *gradients = around(ranks, host, schedule, causal=causal)
+    assert o[0].dtype == host[0].dtype and lse[0].dtype == np.float32
+    q, k, v, do = in_heads(*host)
+    exact, exact_lse = reference.attention(q, k, v, causal=causal, return_lse=True)
+    check.check("o", on_host(o, schedule).swapaxes(1, 2), exact, tolerance=TOLERANCE[dtype])
+    check.check("lse", on_host(lse, schedule, 2), exact_lse, tolerance=1e-5)
+    for name, got, want in zip("qkv", gradients, reference.attention_backward(do, q, k, v, causal=causal), strict=True):
+        assert got[0].dtype == host[0].dtype
+        heads = got[0].shape[2]
+        want = want.reshape(2, heads, -1, *want.shape[2:]).sum(axis=2)
+        check.check(f"d{name}", on_host(got, schedule).swapaxes(1, 2), want, tolerance=4 * TOLERANCE[dtype])
+
+
+def test_more_keys_than_rows_and_a_scale() -> None:
+    host = inputs(24, 16, "float32", keys=40)
+    o, lse, *_ = around(virtual_ranks(2), host, "ring", softmax_scale=0.7)
+    exact, exact_lse = reference.attention(*in_heads(*host[:3]), softmax_scale=0.7, return_lse=True)
+    check.check("o", on_host(o, "ring").swapaxes(1, 2), exact)
+    check.check("lse", on_host(lse, "ring", 2), exact_lse)
+
+
+def test_gathered_keys_give_the_bits_of_one_device() -> None:
+    """No partial result: the kernel sees all keys of a row in one launch."""
+    host = inputs(64, 64, "float16")
+    whole = flash_attention(*map(cp.asarray, host[:3]), causal=True, return_lse=True, stage="flash_mma")
+    o, lse, *_ = around(virtual_ranks(2), host, "all_gather", causal=True)
+    assert np.abs(on_host(o, "all_gather") - cp.asnumpy(whole[0])).max() <= 2**-10
+    assert np.abs(on_host(lse, "all_gather", 2) - cp.asnumpy(whole[1])).max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("forward", "backward"), [("flash_mma", "backward_mma"), ("hopper", "hopper_backward")])
+def test_results_in_float32_are_those_before_rounding(forward: str, backward: str, dtype: str) -> None:
+    names = forward, backward, *(("hopper_backward_wide",) if backward == "hopper_backward" else ())
+    if any(LADDER[name].why_not(head_dim=72, dtype=dtype) for name in names):
+        pytest.skip("not on this GPU")
+    q, k, v, do = map(cp.asarray, inputs(70, 72, dtype))
+    half, lse = flash_attention(q, k, v, causal=True, return_lse=True, stage=forward)
+    whole, same = flash_attention(q, k, v, causal=True, return_lse=True, stage=forward, out_dtype="float32")
+    assert np.array_equal(cp.asnumpy(whole).astype(TYPES[dtype]), cp.asnumpy(half))
+    assert np.array_equal(cp.asnumpy(lse), cp.asnumpy(same)) and whole.dtype == np.float32
+    for stage in names[1:]:
+        both = [
+            flash_attention_backward(do, q, k, v, half, lse, causal=True, stage=stage, out_dtype=out)
+            for out in (None, np.float32)
+        ]
+        for rounded, exact in zip(*both, strict=True):
+            want = cp.asnumpy(rounded).astype(np.float32)
+            assert exact.dtype == np.float32  # dq is added in any order on a GPU
+            assert (np.abs(cp.asnumpy(exact) - want) <= 2**-7 * np.abs(want) + 1e-3).all()
+
+
+def test_who_has_no_results_in_float32_says_so() -> None:
+    q, k, v, _ = map(cp.asarray, inputs(8, 64, "float16"))
+    with pytest.raises(ValueError, match="it has no results in float32"):
+        flash_attention(q, k, v, stage="flash_wmma", out_dtype="float32")
+    with pytest.raises(TypeError, match="out_dtype is float32, or None"):
+        flash_attention(q, k, v, out_dtype=np.float16)
+    q, k, v, _ = map(cp.asarray, inputs(8, 64, "float32"))
+    assert np.array_equal(*(cp.asnumpy(flash_attention(q, k, v, out_dtype=out)) for out in (None, np.float32)))
+
+
+def test_a_persistent_grid_leaves_multiprocessors() -> None:
+    q = Spec.dense((1, 16, 4096, 128), np.float16)
+    call = Call.of(dict.fromkeys("qkvo", q), Options().checked(128))
+    hopper = LADDER["hopper"]
+    h200 = limits.Limits(227 << 10, 132, 90)
+
+    def grid() -> tuple[int, ...]:
+        with limits.of_another(h200):
+            return hopper.launches(hopper, call, hopper.sizes_for(call))[-1].grid
+
+    assert grid() == (132,)
+    with limits.leave(8):
+        assert grid() == (124,)
+        with limits.leave(0):
+            assert grid() == (132,)
+        with limits.leave(500):
+            assert grid() == (1,)
+    assert limits.left() == 0
+
+
+# ---- the merge
+
+
+def merged(case: str, join: Callable[..., Any] = ring.merge) -> None:
+    """Partial results of two sets of keys, joined, beside float64; rows that see nothing before, now, or at all."""
+    heads, n, d = 3, 37, {"odd": 18, "wide": 256}.get(case, 64)
+    rng = np.random.default_rng(5)
+    rows = (9, 31) if case in ("rows", "last", "sum") else (0, n)
+    part_rows = rows[1] - rows[0]
+    o, part = (rng.standard_normal((2, m, heads, d)).astype(np.float32) for m in (n, part_rows))
+    lse, part_lse = (3 * rng.standard_normal((2, heads, m)).astype(np.float32) for m in (n, part_rows))
+    if case == "large":
+        lse += 90
+        part_lse += 90
+    for a, its_lse, which in ((o, lse, slice(9, 12)), (part, part_lse, slice(0, 11))):
+        its_lse[:, :, which] = -np.inf
+        a[:, which] = 0
+    want, want_lse = o.astype(np.float64), lse.astype(np.float64)
+    where = slice(*rows)
+    if case == "sum":
+        want[:, where] += part
+    else:
+        total = np.logaddexp(want_lse[:, :, where], part_lse)
+        finite = np.where(np.isinf(total), 0, total)
+        weigh = [np.exp(a - finite).swapaxes(1, 2)[..., None] for a in (want_lse[:, :, where], part_lse)]
+        want[:, where] = want[:, where] * weigh[0] + part * weigh[1]
+        want_lse[:, :, where] = total
+    there = [cp.asarray(a) for a in (o, part, lse, part_lse)]
+    dtype = np.float16 if case in ("last", "sum") else None
+    weights = (None, None) if case == "sum" else tuple(there[2:])
+    got = join(there[0], there[1], rows, *weights, dtype)
+    assert got.dtype == (dtype or np.float32) and (got is there[0]) == (dtype is None)
+    check.check("o", cp.asnumpy(got), want, tolerance=2e-3 if dtype else 1e-6)
+    if case != "sum":
+        check.check("lse", cp.asnumpy(there[2]), want_lse, tolerance=1e-5)
+        unseen = np.isinf(part_lse).swapaxes(1, 2)
+        if not dtype:
+            assert np.array_equal(cp.asnumpy(got)[:, where][unseen], o[:, where][unseen]), "not to the bit"
+
+
+@pytest.mark.parametrize("case", ["all", "rows", "last", "sum", "odd", "wide", "large"])
+def test_a_partial_result_is_merged(case: str) -> None:
+    merged(case)
+
+
+def test_rounding_alone_and_nothing_at_all() -> None:
+    o = cp.asarray(np.linspace(-2, 2, 2 * 3 * 2 * 16, dtype=np.float32).reshape(2, 3, 2, 16))
+    assert ring.merge(o, None, (0, 3)) is o
+    rounded = ring.merge(o, None, (0, 3), dtype=TYPES["bfloat16"])
+    assert np.array_equal(cp.asnumpy(rounded), cp.asnumpy(o).astype(TYPES["bfloat16"]))
+
+
+@on_cpu
+@pytest.mark.parametrize("case", ["all", "last", "sum", "odd"])
+def test_the_x_ray_of_a_merge_is_clean(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not x_rayed(case, ring.MERGE, monkeypatch)
+
+
+def x_rayed(case: str, file: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the X-ray finds in the merges of a case."""
+    found: list[Any] = []
+    build = ring._merge_kernel
+
+    def observed(_: str, *which: Any) -> Any:
+        return lambda grid, block, args: found.extend(xray(build(file, *which), grid, block, args).findings)
+
+    monkeypatch.setattr(ring, "_merge_kernel", observed)
+    with contextlib.suppress(check.CheckFailed):
+        merged(case)
+    return found
+
+
+BUGS = (
+    Bug("the exponent's sign", "keep = expf(a - base)", "keep = expf(base - a)"),
+    Bug("what was there keeps its weight", "keep *= inverse, join *= inverse;", "join *= inverse;"),
+    Bug("no division", "keep *= inverse, join *= inverse;", ""),
+    Bug("weights exchanged", "o.x[i] * keep + p.x[i] * join", "o.x[i] * join + p.x[i] * keep"),
+    Bug("the mean of both", "o.x[i] * keep + p.x[i] * join", "0.5f * (o.x[i] + p.x[i])"),
+    Bug("a sum in place of a mean", "o.x[i] * keep + p.x[i] * join", "o.x[i] + p.x[i]"),
+    Bug("no maximum subtracted", "base = larger == NEG_INF ? 0.0f : larger;", "base = 0.0f;", inputs="large"),
+    Bug("minus infinity subtracted", "base = larger == NEG_INF ? 0.0f : larger;", "base = larger;"),
+    Bug("a row without keys is divided by 0", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum"),
+    Bug("lse of the larger alone", "*own = base + logf(sum);", "*own = base;"),
+    Bug("lse in units of log2", "*own = base + logf(sum);", "*own = base + log2f(sum);"),
+    Bug("lse is not written", "*own = base + logf(sum);", ";"),
+    Bug("the part's rows begin at 0", "row - first_part;", "row;", inputs="rows", cpu_only=True),
+    Bug("a row of the part too many", "part_row < rows_part;", "part_row <= rows_part;", inputs="last", cpu_only=True),
+    Bug("rows before the part are joined", "exists && part_row >= 0 &&", "exists &&", inputs="last", cpu_only=True),
+    Bug("lse of another head", "(batch * heads + head) * rows_part", "(batch * heads) * rows_part"),
+    Bug("the batch's first lse", "lse + (batch * heads + head) * N", "lse + head * N"),
+    Bug("a row of the first batch", "((batch * N + row) * heads", "((row) * heads"),
+    Bug("half of a long row", "c < HEAD_DIM;", "c < HEAD_DIM / 2;", inputs="wide"),
+    Bug("lanes of a row are not awaited", "__syncwarp();", "", inputs="in X-ray", cpu_only=True),
+)
+
+
+def test_the_bugs_can_be_planted() -> None:
+    check_all_can_be_planted((kernel.source(ring.MERGE), bug) for bug in BUGS)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_planted_bugs_are_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device.ON_GPU and bug.cpu_only:
+        pytest.skip("shows on the CPU engine for certain")
+    wrong = bug.plant(kernel.source(ring.MERGE))
+    if bug.inputs == "in X-ray":
+        assert x_rayed("all", wrong, monkeypatch)
+        return
+    monkeypatch.setattr(ring, "MERGE", wrong)
+    with pytest.raises((AssertionError, check.CheckFailed, engine.LaunchError)):
+        merged("all" if bug.inputs == "unit-normal" else bug.inputs)
+
+
+# ---- what a call refuses
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    ranks = virtual_ranks(2)
+    q, k, v, _ = (ranks.put(shard(a, 2)) for a in inputs(20, 16, "float32"))
+    refused = [
+        (ValueError, "cannot be halved", {"q": [a[:, :5] for a in q], "k": [a[:, :5] for a in k]}, {"causal": True}),
+        (ValueError, "as many rows of q as of k", {"q": [a[:, :4] for a in q]}, {"causal": True}),
+        (ValueError, "schedule = 'stripes'; there are zigzag", {}, {"schedule": "stripes"}),
+        (ValueError, "one array for each of 2 local ranks; got 1", {"q": q[:1]}, {}),
+        (ValueError, "q differs between ranks", {"q": [q[0], q[1][:, :4]]}, {}),
+        (TypeError, "q has device arrays", {"q": [[1], [2]]}, {}),
+        (TypeError, "causal is True or False", {}, {"causal": 1}),
+        (ValueError, "do not fit", {"q": [a[0] for a in q]}, {}),
+    ]
+    for error, message, changed, options in refused:
+        given = {"q": q, "k": k, "v": v, **changed}
+        if "k" in changed:
+            given["v"] = given["k"]
+        with pytest.raises(error, match=message):
+            ring_attention(**given, **options, comms=ranks)
+    with pytest.raises(ValueError, match="20 tokens cannot be cut into 6 chunks"):
+        shard(np.zeros((1, 20, 2)), 3)
+    with pytest.raises(ValueError, match="1 or more"):
+        virtual_ranks(0)
+    if not device.ON_GPU:
+        with pytest.raises(RuntimeError, match="use virtual_ranks"):
+            comms.nccl()
+
+
+# ---- NCCL, by a stand-in whose ranks are threads
+
+
+class Library:
+    """What Nccl needs of cupy.cuda.nccl, for one rank: at the end of a group its messages are copied.
+
+    mail: by (sender, receiver), the same for all ranks.
+    """
+
+    NCCL_UINT8 = 1
+
+    def __init__(self, rank: int, mail: dict[tuple[int, int], queue.Queue[bytes]]) -> None:
+        self.rank, self.mail = rank, mail
+        self.group: list[tuple[str, int, int, int]] = []
+        self.aborted, self.error = False, ""
+
+    def groupStart(self) -> None:
+        assert not self.group, "a group within a group"
+
+    def send(self, address: int, size: int, kind: int, peer: int, stream: int) -> None:
+        self.group.append(("send", address, size, peer))
+
+    def recv(self, address: int, size: int, kind: int, peer: int, stream: int) -> None:
+        self.group.append(("recv", address, size, peer))
+
+    def groupEnd(self) -> None:
+        for what, address, size, peer in self.group:
+            if what == "send":
+                self.mail[self.rank, peer].put(ctypes.string_at(address, size))
+        for what, address, size, peer in self.group:
+            if what == "recv" and not self.error:
+                sent = self.mail[peer, self.rank].get(timeout=20)
+                assert len(sent) == size
+                ctypes.memmove(address, sent, size)
+        self.group.clear()
+
+    def check_async_error(self) -> None:
+        if self.error:
+            raise RuntimeError(self.error)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def nccl_ranks(size: int, **options: Any) -> list[tuple[Nccl, Library]]:
+    mail = {pair: queue.Queue() for pair in itertools.product(range(size), repeat=2)}
+    libraries = [Library(rank, mail) for rank in range(size)]
+    return [(Nccl(size, {i: 0}, {i: each}, library=each, **options), each) for i, each in enumerate(libraries)]
+
+
+@on_cpu
+@MASKS
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_process_for_each_rank_gives_the_bits_of_virtual_ranks(schedule: str, causal: bool) -> None:
+    host, size = inputs(36, 64, "float16"), 3
+    options = {"causal": causal}
+    want = around(virtual_ranks(size), host, schedule, **options)
+    got: dict[int, tuple[Any, ...]] = {}
+
+    def rank(number: int, ranks: Nccl) -> None:
+        ranks.connect()
+        got[number] = around(ranks, host, schedule, **options)
+
+    threads = [threading.Thread(target=rank, args=(i, ranks)) for i, (ranks, _) in enumerate(nccl_ranks(size))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, name in enumerate(("o", "lse", "dq", "dk", "dv")):
+        for rank in range(size):
+            assert np.array_equal(cp.asnumpy(got[rank][i][0]), cp.asnumpy(want[i][rank])), (name, rank)
+
+
+@on_cpu
+def test_a_rank_that_fails_ends_the_others_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 never comes, or NCCL says so: rank 0 ends in time, its communicator is aborted, and says why again."""
+    monkeypatch.setattr(engine.cuda.Event, "done", property(lambda event: False))
+    host = inputs(8, 16, "float32")
+    for error, kind, message in (("", TimeoutError, "rank 0 has waited 0.2 s"), ("remote", RuntimeError, "remote")):
+        (ranks, library), (_, other) = nccl_ranks(2, timeout=0.2)
+        library.error = error
+        other.mail[1, 0].put(bytes(host[1][:, :4].nbytes))
+        other.mail[1, 0].put(bytes(host[2][:, :4].nbytes))
+        q, k, v = (ranks.put(shard(a, 2)) for a in host[:3])
+        began = time.monotonic()
+        with pytest.raises(kind, match=message):
+            ring_attention(q, k, v, comms=ranks)
+        assert time.monotonic() - began < 5 and library.aborted
+        with pytest.raises(RuntimeError, match="given up"):
+            ring_attention(q, k, v, comms=ranks)
+
+
+@on_cpu
+def test_an_error_in_a_rank_aborts_its_communicator() -> None:
+    (ranks, library), _ = nccl_ranks(2)
+    q, k, v = (ranks.put(shard(a, 2)) for a in inputs(8, 16, "float32")[:3])
+    library.groupEnd = lambda: (_ for _ in ()).throw(OSError("no route"))  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no route"):
+        ring_attention(q, k, v, comms=ranks)
+    assert library.aborted
+
+
+def test_waiting_for_ranks_that_do_not_come_ends() -> None:
+    assert comms.within(5, lambda: 3, "") == 3
+    with pytest.raises(KeyError):
+        comms.within(5, lambda: {}["a"], "")
+    event = threading.Event()
+    with pytest.raises(TimeoutError, match=r"rank 0 of 2: not all ranks have come after 0.05 s"):
+        comms.within(0.05, event.wait, "rank 0 of 2: not all ranks have come")
+    event.set()
+
+
+def test_messages_between_two_ranks_keep_their_order() -> None:
+    a, b, c, d = (cp.asarray(np.full(3, i, np.float32)) for i in range(4))
+    sends = [Message(0, 1, a), Message(0, 1, b)]
+    virtual_ranks(2).start(sends, [Message(1, 0, c), Message(1, 0, d)])()
+    assert cp.asnumpy(c).tolist() == [0, 0, 0] and cp.asnumpy(d).tolist() == [1, 1, 1]
