@@ -33,6 +33,7 @@ from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.call import Call, Options
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ring import SCHEDULES, positions, shard, steps, unshard
+from helpers.bench.studies import ring as study
 from helpers.device import cp
 from helpers.xray import xray
 
@@ -476,3 +477,51 @@ def test_messages_between_two_ranks_keep_their_order() -> None:
     sends = [Message(0, 1, a), Message(0, 1, b)]
     virtual_ranks(2).start(sends, [Message(1, 0, c), Message(1, 0, d)])()
     assert cp.asnumpy(c).tolist() == [0, 0, 0] and cp.asnumpy(d).tolist() == [1, 1, 1]
+
+
+# ---- the study
+
+
+def test_the_study_says_whether_ranks_agree() -> None:
+    rows = list(study.correct(virtual_ranks(2), "virtual", 16, (2, 1), 64))
+    assert len(rows) == 2 * len(SCHEDULES) and all(row["ok"] for row in rows)
+    assert study.line(rows[1]).startswith("correct    virtual     zigzag     causal bits of virtual ranks: True")
+
+
+def test_the_study_times_all_ways_beside_independent_runs() -> None:
+    ranks = virtual_ranks(2)
+    given = study.Inputs(ranks, 8, 2, 1, 64)
+    for backward in (False, True):
+        ways = {"independent": given.independent(True, backward=backward)}
+        ways |= study.ways_of({"peer copies": ranks}, lambda of, name: lambda: given.forward(of, name, True), True)
+        assert [*ways] == ["independent", "zigzag, peer copies", "ring, peer copies", "all_gather, peer copies"]
+        what = {"part": "forward", "causal": True, **given.what}
+        rows = list(study.rows_of(what, ranks, ways, given.flop(True, backward=backward)))
+        assert [row["name"] for row in rows] == [*ways] and all(row["ms"] > 0 for row in rows)
+        assert "speed" not in rows[0] and "TFLOP/s" in study.line(rows[1])
+
+
+def test_the_model_of_a_ring() -> None:
+    assert study.hidden_from(16, 16) == 1500 and study.hidden_from(32, 8, causal=True) == 750
+    for size in (2, 8, 1024):
+        at_once = {"gb_per_s": 1e9}
+        plain = study.efficiency(size, 8192, 16, 16, causal=True, schedule="ring", **at_once)
+        assert plain == pytest.approx(size / (2 * size - 1))
+        assert study.efficiency(size, 8192, 16, 16, causal=True, **at_once) == pytest.approx(1)
+        assert study.efficiency(size, 1500, 16, 16) == pytest.approx(1)
+        assert study.efficiency(size, 750, 16, 16) == pytest.approx(size / (2 * size - 1))
+    assert study.efficiency(2, 1500, 16, 16, schedule="all_gather") == pytest.approx(2 / 3)
+
+
+def test_a_record_of_the_study_is_shown() -> None:
+    rows = [
+        {"part": "processes", "joined_by": "mpi", "skipped": "not installed"},
+        {"part": "fails", "case": "never", "error": "TimeoutError: no", "seconds": 8.04, "ok": True},
+        {"part": "copies", "name": "nccl", "rows": 2048, "ms": 0.02, "gb_per_s": 400.2},
+    ]
+    lines = study.table({"rows": rows}).splitlines()
+    assert lines[-3:] == [
+        "processes  mpi         not installed",
+        "fails      never       TimeoutError: no after 8.0 s",
+        "copies        2048 tokens  nccl                          0.020 ms    400 GB/s",
+    ]

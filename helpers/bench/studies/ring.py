@@ -1,0 +1,621 @@
+"""Ring attention on all GPUs of a machine, beside as many independent runs of the same work.
+
+    python3 -m helpers.bench.study ring FILE [PART ...]    # of PARTS, below
+
+bfloat16. First the results are compared: those of GPUs with those of virtual ranks on one GPU, bit for bit, and both
+with float64. Then one process a GPU does the same, and ranks fail on purpose. Times are those of all GPUs together:
+several calls are queued, the clock runs from the first to the end of the last, and all ways take turns. An independent
+run has a rank's rows and as many keys as make its share of the work, in one launch and with no other GPU: under a
+causal mask (R + 1) / 2 times its rows. TFLOP/s are a GPU's. NCCL takes as many blocks as NCCL_MAX_P2P_NCHANNELS says;
+"channels" tries several, each in a process of its own. Without words all parts are measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helpers import device
+from helpers.attention import (
+    flash_attention,
+    flash_attention_backward,
+    reference,
+    ring_attention,
+    ring_attention_backward,
+)
+from helpers.attention.comms import (
+    Comms,
+    Message,
+    nccl,
+    nccl_of_id,
+    nccl_of_mpi,
+    nccl_of_torch,
+    peer_copies,
+    virtual_ranks,
+)
+from helpers.attention.ladder.launches import slices
+from helpers.attention.ring import SCHEDULES, positions, unshard
+from helpers.bench import records
+from helpers.bench.run import device_facts
+from helpers.bench.timing import speeds
+from helpers.engine.cuda_source.signatures import dtype_of
+
+cp = device.cp
+HEADS = ((16, 16), (32, 8))  # of q, and of k and v
+D = 128
+LOCAL = tuple(2**i * 1024 for i in range(1, 7))  # tokens of a GPU
+BACKWARD_LOCAL = LOCAL[:-1]
+LEFT = (0, 4, 8)  # multiprocessors
+CHANNELS = (4, 8, 16)
+LONG = 2**20  # tokens of all GPUs
+ROUNDS = 3
+AT_LEAST_MS = 30.0  # of calls that are timed together
+LIMIT_S = 8.0  # of ranks that wait for one that fails
+PARTS = ("correct", "processes", "fails", "copies", "forward", "backward", "long", "channels")
+Row = dict[str, Any]
+Way = Callable[[], Any]
+
+
+# ---- the model
+
+
+def hidden_from(
+    heads: int, kv_heads: int, *, tflops: float = 600.0, gb_per_s: float = 400.0, causal: bool = False
+) -> float:
+    """From how many tokens a GPU a step takes longer than the copy of the next K and V in a half type.
+
+    A step has 4 N^2 heads d FLOP and copies 4 N kv_heads d bytes; under a causal mask, zigzag, half the FLOP.
+    """
+    return (2 if causal else 1) * 1e3 * tflops / gb_per_s * kv_heads / heads
+
+
+def efficiency(
+    size: int,
+    rows: int,
+    heads: int,
+    kv_heads: int,
+    *,
+    causal: bool = False,
+    schedule: str = "zigzag",
+    tflops: float = 600.0,
+    gb_per_s: float = 400.0,
+) -> float:
+    """Of `size` independent runs: the share of the time that is work, by work and copies alone, at d = 128.
+
+    Args:
+        rows: of a GPU. tflops, gb_per_s: of one GPU, while it computes, and of its link in one direction.
+    """
+    product = 4 * rows * rows * heads * D / (1e12 * tflops)  # seconds of a step without a mask
+    copy = 4 * rows * kv_heads * D / (1e9 * gb_per_s)
+    work = product * size * (0.5 if causal else 1.0)
+    if schedule == "all_gather":
+        return work / (work + (size - 1) * copy)
+    # The last step has no copy. In a plain causal ring some rank has a whole product in every step but the first.
+    step = product / 2 if causal and schedule == "zigzag" else product
+    first = product / 2 if causal else product
+    times = [first, *[step] * (size - 1)]
+    return work / (sum(max(each, copy) for each in times[:-1]) + times[-1])
+
+
+def calculated() -> list[str]:
+    """What needs no measurement, a line each."""
+    lines = ["tokens a GPU from which the copy of K and V hides, at 600 TFLOP/s:"]
+    for heads, kv_heads in HEADS:
+        for gb_per_s in (400, 50):
+            full, causal = (hidden_from(heads, kv_heads, gb_per_s=gb_per_s, causal=each) for each in (False, True))
+            what = f"{heads:3} heads of q, {kv_heads:2} of k, {gb_per_s:3} GB/s"
+            lines.append(f"  {what}: {full:7,.0f}; causal, zigzag {causal:7,.0f}")
+    lines.append("share of the time that is work, causal, 16,384 tokens a GPU, 32 heads of q, 8 of k:")
+    for size in (2, 4, 8, 64, 1024):
+        shares = {name: efficiency(size, 16384, 32, 8, causal=True, schedule=name) for name in SCHEDULES}
+        lines.append(f"  {size:5} GPUs: " + ", ".join(f"{name} {share:.2f}" for name, share in shares.items()))
+    return lines
+
+
+# ---- inputs
+
+
+def numbers(shape: Sequence[int], seed: int) -> Any:
+    """A bfloat16 array of normal numbers with a mean of 0.25, on the current device: the same on every GPU."""
+    if not device.ON_GPU:
+        return cp.asarray((np.random.default_rng(seed).standard_normal(shape) + 0.25).astype(dtype_of("bfloat16")))
+    made, random = cp.empty(tuple(shape), "uint16"), cp.random.RandomState(seed)
+    for rows in slices(shape[1], max(2**26 // (made.size // shape[1]), 1)):  # which need twice as many bytes each
+        part = made[:, rows]
+        part[...] = (random.standard_normal(part.shape, dtype=np.float32) + np.float32(0.25)).view("uint32") >> 16
+    return made.view(dtype_of("bfloat16"))
+
+
+class Inputs:
+    """q, k, v and do of the local ranks, and the same for independent runs."""
+
+    def __init__(self, ranks: Comms, rows: int, heads: int, kv_heads: int, d: int = D, batch: int = 1) -> None:
+        self.ranks, self.rows, self.heads, self.kv_heads, self.d = ranks, rows, heads, kv_heads, d
+        made = []
+        for rank in ranks.ranks:
+            with ranks.on(rank):
+                of = [(heads, 0), (kv_heads, 1), (kv_heads, 2), (heads, 3)]
+                made.append([numbers((batch, rows, h, d), 4 * rank + which) for h, which in of])
+        self.q, self.k, self.v, self.do = ([each[i] for each in made] for i in range(4))
+
+    def forward(self, ranks: Comms, schedule: str, causal: bool, **options: Any) -> Any:
+        return ring_attention(self.q, self.k, self.v, causal=causal, schedule=schedule, comms=ranks, **options)
+
+    def backward(self, ranks: Comms, schedule: str, causal: bool, results: Any, **options: Any) -> Any:
+        given = self.do, self.q, self.k, self.v, *results
+        return ring_attention_backward(*given, causal=causal, schedule=schedule, comms=ranks, **options)
+
+    def independent(self, causal: bool, *, backward: bool) -> Way:
+        """Each GPU by itself: its rows, and as many keys as make its share of the work."""
+        ranks, size = self.ranks, self.ranks.size
+        keys = self.rows * (size + 1) // 2 if causal else self.rows * size
+        runs: list[Way] = []
+        for i, rank in enumerate(ranks.ranks):
+            with ranks.on(rank):
+                k, v = (numbers((1, keys, self.kv_heads, self.d), 4 * rank + which) for which in (1, 2))
+                way = functools.partial(flash_attention, self.q[i], k, v, causal=causal)
+                if backward:
+                    o, lse = way(return_lse=True)
+                    way = functools.partial(
+                        flash_attention_backward, self.do[i], self.q[i], k, v, o, lse, causal=causal
+                    )
+                runs.append(way)
+
+        def run() -> None:
+            for rank, way in zip(ranks.ranks, runs, strict=True):
+                with ranks.on(rank):
+                    way()
+
+        return run
+
+    def flop(self, causal: bool, *, backward: bool) -> float:
+        """Of one rank."""
+        pairs = self.rows * self.rows * self.ranks.size * (0.5 if causal else 1.0)
+        return (10 if backward else 4) * pairs * self.heads * self.d
+
+    @property
+    def what(self) -> Row:
+        return {"gpus": self.ranks.size, "rows": self.rows, "heads": self.heads, "kv_heads": self.kv_heads}
+
+
+def on_host(parts: Sequence[Any]) -> list[np.ndarray]:
+    """Copies of all ranks' arrays. One after the other, each on its own GPU's current stream."""
+    made = []
+    for a in parts:
+        with a.device if device.ON_GPU else contextlib.nullcontext():
+            made.append(cp.asnumpy(a))
+    return made
+
+
+# ---- right first
+
+
+def same_bits(mine: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two lists of arrays are the same, bit for bit."""
+    pairs = zip(on_host(mine), on_host(others), strict=True)
+    return all(np.array_equal(a.view("uint8"), b.view("uint8")) for a, b in pairs)
+
+
+def error(inputs: Inputs, o: Sequence[Any], schedule: str, causal: bool) -> float:
+    """The largest one of some rows of the first and the last head, beside float64."""
+    q, k, v, o = ([a.astype(np.float64) for a in on_host(each)] for each in (inputs.q, inputs.k, inputs.v, o))
+    k, v = unshard(k, schedule), unshard(v, schedule)
+    worst, size = 0.0, inputs.ranks.size
+    for rank in range(size):
+        where = positions(schedule, size, rank, inputs.rows)
+        for head in (0, inputs.heads - 1):
+            kv_head = head * inputs.kv_heads // inputs.heads
+            for row in (0, inputs.rows // 2 - 1, inputs.rows // 2, inputs.rows - 1):
+                seen = slice(where[row] + 1 if causal else None)
+                exact = reference.attention(q[rank][0, row : row + 1, head], k[0, seen, kv_head], v[0, seen, kv_head])
+                worst = max(worst, float(np.abs(o[rank][0, row, head] - exact[0]).max()))
+    return worst
+
+
+TOLERANCE = 2e-2
+
+
+def correct(ranks: Comms, name: str, rows: int = 2048, heads: tuple[int, int] = (16, 8), d: int = D) -> Iterator[Row]:
+    """GPUs beside virtual ranks on the first of them, and beside float64."""
+    inputs = Inputs(ranks, rows, *heads, d)
+    virtual = virtual_ranks(ranks.size)
+    together = Inputs(virtual, rows, *heads, d)
+    for schedule in SCHEDULES:
+        for causal in (False, True):
+            order = "ring" if schedule == "all_gather" and not causal else schedule
+            o, lse = inputs.forward(ranks, schedule, causal, return_lse=True)
+            gradients = inputs.backward(ranks, schedule, causal, (o, lse), deterministic=True)
+            want, want_lse = together.forward(virtual, schedule, causal, return_lse=True)
+            want_gradients = together.backward(virtual, schedule, causal, (want, want_lse), deterministic=True)
+            row = {"part": "correct", "comms": name, "schedule": schedule, "causal": causal, **inputs.what}
+            row["forward_bits"] = same_bits([*o, *lse], [*want, *want_lse])
+            row["backward_bits"] = all(same_bits(*pair) for pair in zip(gradients, want_gradients, strict=True))
+            row["error"] = error(inputs, o, order, causal)
+            row["ok"] = row["forward_bits"] and row["backward_bits"] and row["error"] < TOLERANCE
+            yield row
+
+
+# ---- one process a GPU
+
+
+def work(kind: str, rank: int, size: int, folder: Path) -> None:
+    """A process of a rank: joins by an id in a file, mpi4py or torch.distributed, computes, and compares.
+
+    kind: "id", "mpi" or "torch"; "leaves": rank 1 leaves before the second call; "never": rank 1 never comes.
+    """
+    if kind == "never" and rank:
+        return
+    if kind == "mpi":
+        from mpi4py import MPI
+
+        rank = MPI.COMM_WORLD.Get_rank()
+    with cp.cuda.Device(rank % cp.cuda.runtime.getDeviceCount()):
+        limit = LIMIT_S if kind in ("leaves", "never") else 60.0
+        began = time.monotonic()
+        try:
+            if kind == "mpi":
+                ranks: Comms = nccl_of_mpi(MPI.COMM_WORLD, timeout=limit)
+            elif kind == "torch":
+                from torch import distributed
+
+                distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+                ranks = nccl_of_torch(timeout=limit)
+            else:
+                ranks = nccl_of_id(size, rank, _shared_id(rank, folder), timeout=limit)
+            for row in correct_of_a_process(ranks):
+                print(json.dumps(row), flush=True)
+            if kind == "leaves":
+                if rank:
+                    os._exit(3)
+                began = time.monotonic()
+                inputs = Inputs(ranks, 4096, 16, 16)
+                inputs.forward(ranks, "zigzag", True)
+        except (TimeoutError, RuntimeError) as failure:
+            said = {"error": f"{type(failure).__name__}: {failure}", "seconds": time.monotonic() - began}
+            print(json.dumps(said), flush=True)
+            os._exit(4)  # NCCL's threads may not end
+
+
+def _shared_id(rank: int, folder: Path) -> tuple[int, ...]:
+    path = folder / "id"
+    if rank == 0:
+        made = cp.cuda.nccl.get_unique_id()
+        records.save(path, list(made))
+        return made
+    while not path.is_file():
+        time.sleep(0.01)
+    return tuple(records.load(path) or ())
+
+
+def correct_of_a_process(ranks: Comms) -> Iterator[Row]:
+    """This process's rank beside virtual ranks, all on its own GPU."""
+    virtual = virtual_ranks(ranks.size)
+    mine, together = Inputs(ranks, 1024, 16, 8), Inputs(virtual, 1024, 16, 8)
+    (rank,) = ranks.ranks
+    for schedule in SCHEDULES:
+        o, lse = mine.forward(ranks, schedule, True, return_lse=True)
+        gradients = mine.backward(ranks, schedule, True, (o, lse), deterministic=True)
+        want, want_lse = together.forward(virtual, schedule, True, return_lse=True)
+        want_gradients = together.backward(virtual, schedule, True, (want, want_lse), deterministic=True)
+        pairs = [(o[0], want[rank]), *((a[0], b[rank]) for a, b in zip(gradients, want_gradients, strict=True))]
+        yield {"rank": rank, "schedule": schedule, "bits": all(same_bits([a], [b]) for a, b in pairs)}
+
+
+def processes(kind: str, size: int) -> tuple[list[list[Row]], list[str]]:
+    """What the processes of all ranks print, and the ends of what they complain of."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "helpers.bench.studies.ring", kind]
+        environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        if kind == "mpi":
+            commands = [["mpirun", "-n", str(size), "--oversubscribe", *command, "0", str(size), folder]]
+        else:
+            commands = [[*command, str(rank), str(size), folder] for rank in range(size)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+        started = [subprocess.Popen(each, **pipes) for each in commands]
+        printed, complaints = [], []
+        for each in started:
+            try:
+                out, err = each.communicate(timeout=90)
+            except subprocess.TimeoutExpired:
+                each.kill()
+                out, err = each.communicate()
+                err += "\nkilled after 90 s"
+            printed.append([json.loads(line) for line in out.splitlines() if line.startswith("{")])
+            complaints.append(err[-600:])
+    return printed, complaints
+
+
+def measure_processes(size: int) -> Iterator[Row]:
+    """By each way to join."""
+    for kind in ("id", "mpi", "torch"):
+        row: Row = {"part": "processes", "joined_by": kind, "gpus": size}
+        try:
+            printed, complaints = processes(kind, size)
+        except OSError as failure:  # no mpirun
+            yield {**row, "skipped": str(failure)}
+            continue
+        said = [each for of_process in printed for each in of_process]
+        row["ok"] = len(said) == size * len(SCHEDULES) and all(each.get("bits") for each in said)
+        if not row["ok"]:
+            row["said"] = [*said, *complaints]
+            if any(f"No module named '{name}'" in text for text in complaints for name in ("mpi4py", "torch")):
+                row["skipped"] = "not installed"
+                del row["ok"]
+        yield row
+
+
+def measure_failures(size: int) -> Iterator[Row]:
+    """A rank that never comes, and one that leaves: what the first rank says, and after how long."""
+    for kind in ("never", "leaves"):
+        printed, complaints = processes(kind, size)
+        ends = [each for each in printed[0] if "error" in each]
+        row: Row = {"part": "fails", "case": kind, "gpus": size, "limit_s": LIMIT_S}
+        row |= ends[0] if ends else {"said": [*printed[0], *complaints]}
+        yield {**row, "ok": bool(ends) and ends[0]["seconds"] < LIMIT_S + 5}
+
+
+# ---- times
+
+
+def synchronize(ranks: Comms) -> None:
+    for rank in ranks.ranks:
+        with ranks.on(rank):
+            cp.cuda.Device().synchronize()
+
+
+def seconds(ranks: Comms, run: Way, calls: int) -> float:
+    """Of a call, of several that are queued one after the other."""
+    synchronize(ranks)
+    began = time.perf_counter()
+    for _ in range(calls):
+        run()
+    synchronize(ranks)
+    return (time.perf_counter() - began) / calls
+
+
+def timed(ranks: Comms, ways: Mapping[str, Way], rounds: int = ROUNDS) -> dict[str, tuple[list[float], float]]:
+    """Milliseconds of each way, one for each round, and what a call takes the host. All take turns."""
+    calls, host = {}, {}
+    for name, run in ways.items():
+        run()
+        synchronize(ranks)
+        began = time.perf_counter()
+        run()
+        host[name] = 1e3 * (time.perf_counter() - began)
+        synchronize(ranks)
+        calls[name] = max(1, min(50, round(AT_LEAST_MS * 1e-3 / (time.perf_counter() - began))))
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, run in ways.items():
+            times[name].append(1e3 * seconds(ranks, run, calls[name]))
+    return {name: (taken, host[name]) for name, taken in times.items()}
+
+
+def rows_of(what: Row, ranks: Comms, ways: Mapping[str, Way], flop: float) -> Iterator[Row]:
+    """A record of each way, beside the independent runs."""
+    all_times = timed(ranks, ways)
+    for name, (taken, host) in all_times.items():
+        row = {**what, "name": name, "ms": statistics.median(taken), "ms_min": min(taken), "ms_max": max(taken)}
+        row |= {"tflops": flop / row["ms"] / 1e9, "host_ms": host}
+        if name != "independent":
+            row |= speeds(taken, all_times["independent"][0])
+        yield row
+
+
+def ways_of(comms: Mapping[str, Comms], call: Callable[[Comms, str], Way], causal: bool) -> dict[str, Way]:
+    """Schedules by NCCL, which is left several numbers of multiprocessors, and by peer copies."""
+    ways: dict[str, Way] = {}
+
+    def left(ranks: Comms, count: int, schedule: str) -> Way:
+        run = call(ranks, schedule)
+
+        def way() -> None:
+            ranks.leave = count
+            run()
+
+        return way
+
+    for name, ranks in comms.items():
+        for count in LEFT if name == "nccl" else (0,):
+            ways[f"zigzag, {name}{f', {count} left' if name == 'nccl' else ''}"] = left(ranks, count, "zigzag")
+        if causal:
+            ways[f"ring, {name}"] = left(ranks, LEFT[-1] if name == "nccl" else 0, "ring")
+        ways[f"all_gather, {name}"] = left(ranks, 0, "all_gather")
+    return ways
+
+
+def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence[int]) -> Iterator[Row]:
+    """All shapes, with and without a mask."""
+    ranks = next(iter(comms.values()))
+    for heads, kv_heads in HEADS:
+        for rows in local:
+            inputs = Inputs(ranks, rows, heads, kv_heads)
+            for causal in (False, True):
+                results = inputs.forward(ranks, "zigzag", causal, return_lse=True) if backward else None
+
+                def call(
+                    of: Comms, schedule: str, inputs: Inputs = inputs, causal: bool = causal, results: Any = results
+                ) -> Way:
+                    if results is None:
+                        return lambda: inputs.forward(of, schedule, causal)
+                    return lambda: inputs.backward(of, schedule, causal, results)
+
+                ways = {"independent": inputs.independent(causal, backward=backward), **ways_of(comms, call, causal)}
+                what = {"part": "backward" if backward else "forward", "causal": causal, **inputs.what}
+                yield from rows_of(what, ranks, ways, inputs.flop(causal, backward=backward))
+                del ways, results
+            del inputs
+            free(ranks)
+
+
+def free(ranks: Comms) -> None:
+    """Give CuPy's pools back."""
+    for rank in ranks.ranks:
+        with ranks.on(rank):
+            cp.get_default_memory_pool().free_all_blocks()
+
+
+def measure_copies(comms: Mapping[str, Comms]) -> Iterator[Row]:
+    """K and V of 8 heads to the next rank, with nothing else to do: GB/s of a GPU in one direction."""
+    for rows in LOCAL:
+        for name, ranks in comms.items():
+            made = []
+            for rank in ranks.ranks:
+                with ranks.on(rank):
+                    made.append([cp.zeros((2, rows, 8, D), "uint16") for _ in range(2)])
+            size = ranks.size
+            sends = [Message(rank, (rank + 1) % size, a[0]) for rank, a in zip(ranks.ranks, made, strict=True)]
+            receives = [Message(rank, (rank - 1) % size, a[1]) for rank, a in zip(ranks.ranks, made, strict=True)]
+            run = functools.partial(_move, ranks, sends, receives)
+            ((taken, _),) = timed(ranks, {name: run}).values()
+            bytes_moved = sends[0].array.nbytes
+            row = {"part": "copies", "name": name, "gpus": size, "rows": rows, "bytes": bytes_moved}
+            yield {**row, "ms": statistics.median(taken), "gb_per_s": bytes_moved / statistics.median(taken) / 1e6}
+
+
+def _move(ranks: Comms, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+    ranks.start(sends, receives)()
+
+
+def measure_long(comms: Mapping[str, Comms]) -> Iterator[Row]:
+    """2^20 tokens, 32 heads of q and 8 of k and v, causal, once each."""
+    ranks = next(iter(comms.values()))
+    for each in comms.values():  # compiled, and connected
+        Inputs(ranks, 4096, 32, 8).forward(each, "zigzag", True)
+    inputs = Inputs(ranks, LONG // ranks.size, 32, 8)
+    for name, each in comms.items():
+        each.leave = LEFT[-1] if name == "nccl" else 0
+        taken = 1e3 * seconds(ranks, lambda each=each: inputs.forward(each, "zigzag", True), 1)
+        row = {"part": "long", "causal": True, **inputs.what, "name": f"zigzag, {name}", "ms": taken}
+        yield {**row, "tflops": inputs.flop(True, backward=False) / taken / 1e9}
+        free(ranks)
+
+
+def in_channels(count: int) -> Iterator[Row]:
+    """In a process whose NCCL takes so many blocks: a causal shape, and the copy alone."""
+    ranks = nccl(leave=count)
+    inputs = Inputs(ranks, 16384, 16, 16)
+    for causal in (False, True):
+        ways = {
+            "independent": inputs.independent(causal, backward=False),
+            f"zigzag, {count} channels": functools.partial(inputs.forward, ranks, "zigzag", causal),
+        }
+        what = {"part": "channels", "causal": causal, **inputs.what}
+        yield from rows_of(what, ranks, ways, inputs.flop(causal, backward=False))
+    copies = [row for row in measure_copies({f"nccl, {count} channels": ranks}) if row["rows"] == 16384]
+    yield from ({**row, "part": "channels"} for row in copies)
+
+
+def measure_channels() -> Iterator[Row]:
+    for count in CHANNELS:
+        environment = {**os.environ, "NCCL_MAX_P2P_NCHANNELS": str(count), "NCCL_MIN_P2P_NCHANNELS": "1"}
+        command = [sys.executable, "-m", "helpers.bench.studies.ring", "channels", str(count)]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+        if not lines:
+            raise RuntimeError(f"{count} channels: {ran.stderr[-600:]}")
+        yield from lines
+
+
+def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
+    """Measure, and write FILE after each row. words: the parts alone; the others stay as they are in FILE."""
+    parts = words or PARTS
+    for name in {*parts} - {*PARTS}:
+        sys.exit(f"ring has no part {name!r}; there are {', '.join(PARTS)}")
+    size = cp.cuda.runtime.getDeviceCount()
+    library = cp.cuda.nccl.get_version() if device.ON_GPU else 0
+    facts = {**device_facts(), "gpus": size, "nccl": library}
+    environment = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
+    record: dict[str, Any] = {"device": facts, "environment": environment, "how": __doc__, "failed": {}, "rows": []}
+    if words and path.is_file():
+        record["rows"] = [row for row in records.load(path)["rows"] if row["part"] not in words]
+    comms: dict[str, Comms] = {"nccl": nccl(), "peer copies": peer_copies()}
+    measures: dict[str, Callable[[], Iterator[Row]]] = {
+        "correct": lambda: (row for name, each in comms.items() for row in correct(each, name)),
+        "processes": lambda: measure_processes(size),
+        "fails": lambda: measure_failures(size),
+        "copies": lambda: measure_copies(comms),
+        "forward": lambda: measure_times(comms, backward=False, local=LOCAL),
+        "backward": lambda: measure_times(comms, backward=True, local=BACKWARD_LOCAL),
+        "long": lambda: measure_long(comms),
+        "channels": measure_channels,
+    }
+    for part in parts:
+        began = time.perf_counter()
+        try:
+            for row in measures[part]():
+                record["rows"].append(row)
+                print(line(row), flush=True)
+                records.save(path, record)
+                if row.get("ok") is False:
+                    record["failed"][part] = line(row)
+        except Exception as failure:  # the other parts still count
+            record["failed"][part] = f"{type(failure).__name__}: {str(failure)[:600]}"
+            print(f"{part}: {record['failed'][part]}", flush=True)
+        print(f"{part}: {time.perf_counter() - began:.0f} s", flush=True)
+        records.save(path, record)
+    return record
+
+
+# ---- its text
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """One row of a record."""
+    part = row["part"]
+    if part == "correct":
+        verdict = "ok" if row["ok"] else "WRONG"
+        mask = "causal" if row["causal"] else "full"
+        bits = f"bits of virtual ranks: {row['forward_bits']}, gradients {row['backward_bits']}"
+        return f"correct    {row['comms']:12}{row['schedule']:11}{mask:7}{bits}; error {row['error']:.1e}: {verdict}"
+    if part in ("processes", "fails"):
+        said = row.get("skipped") or row.get("error") or ("ok" if row["ok"] else f"WRONG: {row.get('said')}")
+        after = f" after {row['seconds']:.1f} s" if "seconds" in row else ""
+        return f"{part:11}{row.get('joined_by') or row['case']:12}{said}{after}"
+    if "gb_per_s" in row:
+        return f"{part:11}{row['rows']:7} tokens  {row['name']:26}{row['ms']:9.3f} ms {row['gb_per_s']:6.0f} GB/s"
+    mask = "causal" if row["causal"] else "full"
+    what = f"{part:11}{row['rows']:7} tokens, {row['heads']}/{row['kv_heads']} heads, {mask:6}"
+    more = f"  {row['speed']:.3f} ({row['speed_min']:.3f} .. {row['speed_max']:.3f})" if "speed" in row else ""
+    host = f"  host {row['host_ms']:.2f} ms" if "host_ms" in row else ""
+    return f"{what} {row['name']:24}{row['ms']:10.2f} ms {row['tflops']:5.0f} TFLOP/s{more}{host}"
+
+
+RECORDS = ("nvidia-h200-ring.json", "nvidia-h100-80gb-hbm3-ring.json")
+
+
+def recorded() -> dict[str, Any] | None:
+    """The committed record; None where there is none."""
+    found = [records.MEASURED / name for name in RECORDS if (records.MEASURED / name).is_file()]
+    return records.load(found[0]) if found else None
+
+
+def table(record: Mapping[str, Any] | None = None) -> str:
+    """What is calculated, and the text of a record, or of the committed one."""
+    record = record or recorded()
+    return "\n".join([*calculated(), *map(line, record["rows"] if record else ())])
+
+
+def main(words: Sequence[str]) -> None:
+    """A process that a part of the study has started."""
+    if words[0] == "channels":
+        for row in in_channels(int(words[1])):
+            print(json.dumps(row), flush=True)
+    else:
+        work(words[0], int(words[1]), int(words[2]), Path(words[3]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
