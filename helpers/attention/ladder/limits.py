@@ -80,7 +80,7 @@ def multiprocessors() -> int:
 
 def for_persistent() -> int:
     """How many multiprocessors a persistent grid takes: one at least."""
-    return max(multiprocessors() - left(), 1)
+    return max(multiprocessors() - left(), 1) if left() else multiprocessors()
 
 
 def compute_capability() -> int:
