@@ -17,7 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from helpers.attention import decoders, flash_attention_with_kvcache, kernel, reference, rotary_and_projection
+from helpers.attention import (
+    comms,
+    decoders,
+    flash_attention_with_kvcache,
+    kernel,
+    reference,
+    ring,
+    ring_attention,
+    ring_attention_backward,
+    rotary_and_projection,
+)
 from helpers.attention.check import check, make_inputs
 from helpers.attention.ladder import BACKWARD, FORWARD, LADDER, Stage, backward, limits, tiles
 from helpers.attention.ladder.launches import persistent
@@ -350,6 +360,23 @@ def run_bulk_copies() -> None:
         check(name, target.view(np.float16), cp.asnumpy(source), tolerance=0.0)
 
 
+def run_ring() -> None:
+    """Three virtual ranks, causal: partial results in float32, their merge, gradients that travel."""
+    ranks = comms.virtual_ranks(3)
+    for dtype, d in (("float32", 18), ("float16", 20), ("float16", 128), ("bfloat16", 136)):
+        if dtype != "float32" and LADDER["flash_mma"].why_not(head_dim=d + -d % 8, dtype=dtype) is not None:
+            continue
+        q, k, v = random(((2, 4), (2, 2)), 66, 66, d, dtype)
+        do = random(((2, 4), (2, 4)), 66, 66, d, dtype)[1]
+        given = [ranks.put(ring.shard(a.swapaxes(1, 2), 3)) for a in (do, q, k, v)]
+        o, lse = ring_attention(*given[1:], causal=True, return_lse=True, comms=ranks)
+        whole = cp.asnumpy(ring.unshard(o)).swapaxes(1, 2)
+        check(f"ring {dtype}, d = {d}", whole, exact(q, k, v, causal=True), tolerance=near(dtype))
+        found = ring_attention_backward(*given, o, lse, causal=True, comms=ranks)
+        found = [cp.asnumpy(ring.unshard(a)).swapaxes(1, 2) for a in found]
+        compare_gradients(f"ring {dtype}, d = {d}", found, (do, q, k, v), causal=True)
+
+
 def main(names: Sequence[str]) -> int:
     """Run; the exit status is 0 when every result is right."""
     print(describe())
@@ -371,6 +398,8 @@ def main(names: Sequence[str]) -> int:
         run_decoding()
     if "bulk_copies" in names:
         run_bulk_copies()
+    if not names or "ring" in names:
+        run_ring()
     for of, climb in CLIMBS.items():
         for step in (*climb[:-1], *(base for name, base in BASES.items() if name == of)):  # the last is the stage
             for dtype in step.dtypes:

@@ -221,7 +221,7 @@ def test_a_persistent_grid_leaves_multiprocessors() -> None:
 
 def merged(case: str, join: Callable[..., Any] = ring.merge) -> None:
     """Partial results of two sets of keys, joined, beside float64; rows that see nothing before, now, or at all."""
-    heads, n, d = 3, 37, {"odd": 18, "wide": 256}.get(case, 64)
+    heads, n, d = 3, 37, {"odd": 18, "odd, rounded": 18, "wide": 256}.get(case, 64)
     rng = np.random.default_rng(5)
     rows = (9, 31) if case in ("rows", "last", "sum") else (0, n)
     part_rows = rows[1] - rows[0]
@@ -244,7 +244,7 @@ def merged(case: str, join: Callable[..., Any] = ring.merge) -> None:
         want[:, where] = want[:, where] * weigh[0] + part * weigh[1]
         want_lse[:, :, where] = total
     there = [cp.asarray(a) for a in (o, part, lse, part_lse)]
-    dtype = np.float16 if case in ("last", "sum") else None
+    dtype = np.float16 if case in ("last", "sum", "odd, rounded") else None
     weights = (None, None) if case == "sum" else tuple(there[2:])
     got = join(there[0], there[1], rows, *weights, dtype)
     assert got.dtype == (dtype or np.float32) and (got is there[0]) == (dtype is None)
@@ -256,7 +256,7 @@ def merged(case: str, join: Callable[..., Any] = ring.merge) -> None:
             assert np.array_equal(cp.asnumpy(got)[:, where][unseen], o[:, where][unseen]), "not to the bit"
 
 
-@pytest.mark.parametrize("case", ["all", "rows", "last", "sum", "odd", "wide", "large"])
+@pytest.mark.parametrize("case", ["all", "rows", "last", "sum", "odd", "odd, rounded", "wide", "large"])
 def test_a_partial_result_is_merged(case: str) -> None:
     merged(case)
 

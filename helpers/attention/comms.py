@@ -227,7 +227,7 @@ class Nccl(_OfGpus):
             library: in place of cupy.cuda.nccl.
         """
         super().__init__(size, gpus, leave)
-        self._library = library or device.cp.cuda.nccl
+        self._library = library or _library()
         self._communicators, self._timeout, self._failed = dict(communicators), timeout, ""
 
     def connect(self) -> None:
@@ -286,6 +286,14 @@ class Nccl(_OfGpus):
 _BETWEEN_LOOKS = 1e-4  # seconds
 
 
+def _library() -> Any:
+    """CuPy's module of NCCL. RuntimeError where it finds none."""
+    _gpus(None)
+    if not device.cp.cuda.nccl.available:
+        raise RuntimeError("CuPy finds no NCCL: pip install nvidia-nccl-cu12, or use peer_copies()")
+    return device.cp.cuda.nccl
+
+
 def nccl(gpus: Sequence[int] | None = None, *, leave: int = LEAVE) -> Nccl:
     """Ranks on several GPUs of this process, whose arrays move by NCCL.
 
@@ -297,7 +305,7 @@ def nccl(gpus: Sequence[int] | None = None, *, leave: int = LEAVE) -> Nccl:
         RuntimeError: there is no GPU.
     """
     numbers = _gpus(gpus)
-    communicators = device.cp.cuda.nccl.NcclCommunicator.initAll(numbers)
+    communicators = _library().NcclCommunicator.initAll(numbers)
     made = Nccl(len(numbers), dict(enumerate(numbers)), dict(enumerate(communicators)), leave=leave)
     made.connect()
     return made
@@ -315,12 +323,12 @@ def nccl_of_id(
     Raises:
         TimeoutError: not all ranks have come in time.
     """
-    _gpus(None)
+    library = _library()
     gpu = device.cp.cuda.runtime.getDevice()
 
     def join() -> Nccl:
         with device.cp.cuda.Device(gpu):  # a new thread begins with the first one
-            communicator = device.cp.cuda.nccl.NcclCommunicator(size, unique_id, rank)
+            communicator = library.NcclCommunicator(size, unique_id, rank)
             made = Nccl(size, {rank: gpu}, {rank: communicator}, leave=leave, timeout=timeout)
             made.connect()
             return made
@@ -351,7 +359,7 @@ def within(seconds: float | None, work: Callable[[], Any], what: str) -> Any:
 
 def nccl_of_mpi(comm: Any, *, leave: int = LEAVE, timeout: float | None = TIMEOUT) -> Nccl:
     """The same for the processes of an mpi4py communicator, each with a GPU of its own as the current one."""
-    unique_id = comm.bcast(device.cp.cuda.nccl.get_unique_id() if comm.Get_rank() == 0 else None)
+    unique_id = comm.bcast(_library().get_unique_id() if comm.Get_rank() == 0 else None)
     return nccl_of_id(comm.Get_size(), comm.Get_rank(), unique_id, leave=leave, timeout=timeout)
 
 
@@ -360,6 +368,6 @@ def nccl_of_torch(group: Any = None, *, leave: int = LEAVE, timeout: float | Non
     from torch import distributed
 
     rank = distributed.get_rank(group)
-    box = [device.cp.cuda.nccl.get_unique_id() if rank == 0 else None]
+    box = [_library().get_unique_id() if rank == 0 else None]
     distributed.broadcast_object_list(box, distributed.get_process_group_ranks(group)[0] if group else 0, group)
     return nccl_of_id(distributed.get_world_size(group), rank, box[0], leave=leave, timeout=timeout)

@@ -369,9 +369,9 @@ def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: A
     cp = device.cp
     batch, n, heads, head_dim = o.shape
     rounded = dtype is not None and np.dtype(dtype) != np.float32
-    if part is None and not rounded:
-        return o
     result = cp.empty(o.shape, dtype=dtype) if rounded else None
+    if (part is None and not rounded) or not o.size:
+        return o if result is None else result
     first, last = (0, n) if rounded else rows
     name = C_NAMES[np.dtype(dtype).name if rounded else "float32"]
     compiled = _merge_kernel(MERGE, name, head_dim)

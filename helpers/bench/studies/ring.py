@@ -277,10 +277,12 @@ def work(kind: str, rank: int, size: int, folder: Path) -> None:
             for row in correct_of_a_process(ranks):
                 print(json.dumps(row), flush=True)
             if kind == "leaves":
+                inputs = Inputs(ranks, 4096, 16, 16)
+                inputs.forward(ranks, "zigzag", True)
+                synchronize(ranks)
                 if rank:
                     os._exit(3)
                 began = time.monotonic()
-                inputs = Inputs(ranks, 4096, 16, 16)
                 inputs.forward(ranks, "zigzag", True)
         except (TimeoutError, RuntimeError) as failure:
             said = {"error": f"{type(failure).__name__}: {failure}", "seconds": time.monotonic() - began}
@@ -319,7 +321,7 @@ def processes(kind: str, size: int) -> tuple[list[list[Row]], list[str]]:
         command = [sys.executable, "-m", "helpers.bench.studies.ring", kind]
         environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         if kind == "mpi":
-            commands = [["mpirun", "-n", str(size), "--oversubscribe", *command, "0", str(size), folder]]
+            commands = [["mpirun", "-n", str(size), *command, "0", str(size), folder]]
         else:
             commands = [[*command, str(rank), str(size), folder] for rank in range(size)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
@@ -414,7 +416,9 @@ def rows_of(what: Row, ranks: Comms, ways: Mapping[str, Way], flop: float) -> It
         yield row
 
 
-def ways_of(comms: Mapping[str, Comms], call: Callable[[Comms, str], Way], causal: bool) -> dict[str, Way]:
+def ways_of(
+    comms: Mapping[str, Comms], call: Callable[[Comms, str], Way], causal: bool, left_to_nccl: Sequence[int] = LEFT
+) -> dict[str, Way]:
     """Schedules by NCCL, which is left several numbers of multiprocessors, and by peer copies."""
     ways: dict[str, Way] = {}
 
@@ -428,10 +432,11 @@ def ways_of(comms: Mapping[str, Comms], call: Callable[[Comms, str], Way], causa
         return way
 
     for name, ranks in comms.items():
-        for count in LEFT if name == "nccl" else (0,):
-            ways[f"zigzag, {name}{f', {count} left' if name == 'nccl' else ''}"] = left(ranks, count, "zigzag")
+        counts = left_to_nccl if name == "nccl" else (0,)
+        for count in counts:
+            ways[f"zigzag, {name}{f', {count} left' if len(counts) > 1 else ''}"] = left(ranks, count, "zigzag")
         if causal:
-            ways[f"ring, {name}"] = left(ranks, LEFT[-1] if name == "nccl" else 0, "ring")
+            ways[f"ring, {name}"] = left(ranks, counts[-1], "ring")
         ways[f"all_gather, {name}"] = left(ranks, 0, "all_gather")
     return ways
 
@@ -452,7 +457,8 @@ def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence
                         return lambda: inputs.forward(of, schedule, causal)
                     return lambda: inputs.backward(of, schedule, causal, results)
 
-                ways = {"independent": inputs.independent(causal, backward=backward), **ways_of(comms, call, causal)}
+                ways = {"independent": inputs.independent(causal, backward=backward)}
+                ways |= ways_of(comms, call, causal, (0,) if backward else LEFT)  # no grid of 13 is persistent
                 what = {"part": "backward" if backward else "forward", "causal": causal, **inputs.what}
                 yield from rows_of(what, ranks, ways, inputs.flop(causal, backward=backward))
                 del ways, results
@@ -535,13 +541,17 @@ def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
     for name in {*parts} - {*PARTS}:
         sys.exit(f"ring has no part {name!r}; there are {', '.join(PARTS)}")
     size = cp.cuda.runtime.getDeviceCount()
-    library = cp.cuda.nccl.get_version() if device.ON_GPU else 0
-    facts = {**device_facts(), "gpus": size, "nccl": library}
+    facts = {**device_facts(), "gpus": size, "nccl": cp.cuda.nccl.get_version() if cp.cuda.nccl.available else None}
     environment = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
     record: dict[str, Any] = {"device": facts, "environment": environment, "how": __doc__, "failed": {}, "rows": []}
     if words and path.is_file():
         record["rows"] = [row for row in records.load(path)["rows"] if row["part"] not in words]
-    comms: dict[str, Comms] = {"nccl": nccl(), "peer copies": peer_copies()}
+    comms: dict[str, Comms] = {}
+    for name, make in (("nccl", nccl), ("peer copies", peer_copies)):
+        try:
+            comms[name] = make()
+        except RuntimeError as failure:
+            record["failed"][name] = str(failure)
     measures: dict[str, Callable[[], Iterator[Row]]] = {
         "correct": lambda: (row for name, each in comms.items() for row in correct(each, name)),
         "processes": lambda: measure_processes(size),
