@@ -11,6 +11,7 @@ All have the methods of `Comms`. Arrays travel as bytes: NCCL, as CuPy has it, k
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
 import time
 from collections import defaultdict, deque
@@ -227,7 +228,7 @@ class Nccl(_OfGpus):
             library: in place of cupy.cuda.nccl.
         """
         super().__init__(size, gpus, leave)
-        self._library = library or _library()
+        self._library = library or nccl_library()
         self._communicators, self._timeout, self._failed = dict(communicators), timeout, ""
 
     def connect(self) -> None:
@@ -286,12 +287,13 @@ class Nccl(_OfGpus):
 _BETWEEN_LOOKS = 1e-4  # seconds
 
 
-def _library() -> Any:
+def nccl_library() -> Any:
     """CuPy's module of NCCL. RuntimeError where it finds none."""
     _gpus(None)
-    if not device.cp.cuda.nccl.available:
+    library = importlib.import_module("cupy.cuda.nccl")  # which cupy.cuda does not import by itself
+    if not library.available:
         raise RuntimeError("CuPy finds no NCCL: pip install nvidia-nccl-cu12, or use peer_copies()")
-    return device.cp.cuda.nccl
+    return library
 
 
 def nccl(gpus: Sequence[int] | None = None, *, leave: int = LEAVE) -> Nccl:
@@ -305,7 +307,7 @@ def nccl(gpus: Sequence[int] | None = None, *, leave: int = LEAVE) -> Nccl:
         RuntimeError: there is no GPU.
     """
     numbers = _gpus(gpus)
-    communicators = _library().NcclCommunicator.initAll(numbers)
+    communicators = nccl_library().NcclCommunicator.initAll(numbers)
     made = Nccl(len(numbers), dict(enumerate(numbers)), dict(enumerate(communicators)), leave=leave)
     made.connect()
     return made
@@ -323,7 +325,7 @@ def nccl_of_id(
     Raises:
         TimeoutError: not all ranks have come in time.
     """
-    library = _library()
+    library = nccl_library()
     gpu = device.cp.cuda.runtime.getDevice()
 
     def join() -> Nccl:
@@ -359,7 +361,7 @@ def within(seconds: float | None, work: Callable[[], Any], what: str) -> Any:
 
 def nccl_of_mpi(comm: Any, *, leave: int = LEAVE, timeout: float | None = TIMEOUT) -> Nccl:
     """The same for the processes of an mpi4py communicator, each with a GPU of its own as the current one."""
-    unique_id = comm.bcast(_library().get_unique_id() if comm.Get_rank() == 0 else None)
+    unique_id = comm.bcast(nccl_library().get_unique_id() if comm.Get_rank() == 0 else None)
     return nccl_of_id(comm.Get_size(), comm.Get_rank(), unique_id, leave=leave, timeout=timeout)
 
 
@@ -368,6 +370,6 @@ def nccl_of_torch(group: Any = None, *, leave: int = LEAVE, timeout: float | Non
     from torch import distributed
 
     rank = distributed.get_rank(group)
-    box = [_library().get_unique_id() if rank == 0 else None]
+    box = [nccl_library().get_unique_id() if rank == 0 else None]
     distributed.broadcast_object_list(box, distributed.get_process_group_ranks(group)[0] if group else 0, group)
     return nccl_of_id(distributed.get_world_size(group), rank, box[0], leave=leave, timeout=timeout)

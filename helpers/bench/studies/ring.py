@@ -39,6 +39,7 @@ from helpers.attention.comms import (
     Comms,
     Message,
     nccl,
+    nccl_library,
     nccl_of_id,
     nccl_of_mpi,
     nccl_of_torch,
@@ -293,7 +294,7 @@ def work(kind: str, rank: int, size: int, folder: Path) -> None:
 def _shared_id(rank: int, folder: Path) -> tuple[int, ...]:
     path = folder / "id"
     if rank == 0:
-        made = cp.cuda.nccl.get_unique_id()
+        made = nccl_library().get_unique_id()
         records.save(path, list(made))
         return made
     while not path.is_file():
@@ -541,7 +542,7 @@ def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
     for name in {*parts} - {*PARTS}:
         sys.exit(f"ring has no part {name!r}; there are {', '.join(PARTS)}")
     size = cp.cuda.runtime.getDeviceCount()
-    facts = {**device_facts(), "gpus": size, "nccl": cp.cuda.nccl.get_version() if cp.cuda.nccl.available else None}
+    facts = {**device_facts(), "gpus": size, "nccl": nccl_library().get_version()}
     environment = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
     record: dict[str, Any] = {"device": facts, "environment": environment, "how": __doc__, "failed": {}, "rows": []}
     if words and path.is_file():
