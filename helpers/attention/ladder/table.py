@@ -22,10 +22,12 @@ from helpers.attention.ladder.launches import (
     persistent,
     row_sums,
     schedule,
+    split_and_persistent,
     scores_of_one_head,
     strided,
     tiles_of_long_rows,
     tiles_of_rows,
+    two_parts,
 )
 from helpers.engine.nvrtc import why_no_cute
 
@@ -336,6 +338,20 @@ _STAGES = (
         head_dim_step=4,
         threads=lambda sizes: 32 * sizes["WARPS"],
         shared_bytes=lambda sizes: tiles.tf32_shared_bytes(sizes["HEAD_DIM"], sizes),
+        needs_aligned=True,
+    ),
+    Stage(
+        *(15, "fp16x3", "15_fp16x3.cu", "float32 by wgmma: three products of fp16, a scale for each tile"),
+        Tuning(tiles.pick_fp16x3, by_default=lambda rows, all_rows, head_dim: False),
+        launches=split_and_persistent,
+        scratch=two_parts,
+        kernels=("fp16x3_split", "fp16x3"),
+        features=EVERYTHING | FORWARD_EXTRAS,
+        min_cc=90,
+        only_cc=True,
+        head_dim_step=8,
+        threads=lambda sizes: 128 + 2 * sizes["BLOCK_M"],
+        shared_bytes=lambda sizes: tiles.fp16x3_shared_bytes(sizes["HEAD_DIM"], sizes),
         needs_aligned=True,
     ),
 )
