@@ -7,8 +7,8 @@
 // for each tile of keys and added on the CUDA cores, where the tile's scale is undone at no cost.
 // With three times the products softmax is a small share, so that turns alone hide it.
 //
-// Launch   fp16x3_split: grid tiles (heads + 2 kv_heads) sequences, block SPLIT_THREADS; then fp16x3,
-//          as 10, after its 10_order.cu
+// Launch   fp16x3_split: grid of all tiles of Q, K and V, block SPLIT_THREADS; then fp16x3, as 10,
+//          after its 10_order.cu
 // Shapes   as 10, in float32. Between the kernels: hi and lo of each batch, (2 batch, heads, N,
 //          HEAD_DIM), and an exponent for each tile: 64 rows of Q, BLOCK_N of K and V
 // Needs    sm_90a and no other; HEAD_DIM a multiple of 8, strides multiples of 4, pointers of 16 bytes.
@@ -61,13 +61,18 @@ __device__ __forceinline__ unsigned magnitude(float x) {
   return bits < 0x7f800000 ? bits : 0;
 }
 
-// Which exponent is that of a tile of `block` rows. Where sequences are packed, each begins a tile:
-// `first` is its first row, and rows are those of all sequences.
+// How many tiles of `block` rows a head has. Where sequences are packed, each begins a tile, and rows
+// and tiles are those of all.
+__device__ __forceinline__ int tiles_of_head(int block, int rows, int sequences) {
+  return sequences > 0 ? rows / block + sequences : (rows + block - 1) / block;
+}
+
+// Which exponent is that of a tile of a sequence whose first row is `first`.
 __device__ __forceinline__ int exponent_index(
-    int block, int tile, int head, int heads, int sequence, bool packed, int first, int rows,
-    int sequences) {
-  if (packed) return head * (rows / block + sequences) + first / block + sequence + tile;
-  return (sequence * heads + head) * ((rows + block - 1) / block) + tile;
+    int block, int tile, int head, int heads, int sequence, int first, int rows, int sequences) {
+  const int of_head = tiles_of_head(block, rows, sequences);
+  if (sequences > 0) return head * of_head + first / block + sequence + tile;
+  return (sequence * heads + head) * of_head + tile;
 }
 
 // Splits `rows` of a tile's ROWS rows, by all threads of a block.
@@ -116,49 +121,38 @@ extern "C" __global__ void __launch_bounds__(SPLIT_THREADS) fp16x3_split(
     int* __restrict__ kv_exponents,        // the same, of K and V in turn
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const int tiles,                       // of a head, in the grid; packed: of all sequences
     const AttentionParams params) {
-  // ---- the tile, head and sequence of this block; heads of Q, then those of K and of V
-  const bool packed = cu_seqlens_q != nullptr;
-  int tile = blockIdx.x % tiles, head = blockIdx.x / tiles, sequence = 0;
-  const int all_heads = params.heads + 2 * params.kv_heads;
-  if (!packed) {
-    sequence = head / all_heads;
-    head %= all_heads;
-  }
-  const bool of_q = head < params.heads, of_k = !of_q && head < params.heads + params.kv_heads;
+  // ---- the tile, head and sequence of this block: for each sequence Q, then K, then V
+  const bool packed = params.sequences > 0;
+  const int q_tiles = tiles_of_head(Q_ROWS, params.N, params.sequences),
+            kv_tiles = tiles_of_head(BLOCK_N, params.N_kv, params.sequences);
+  const int q_blocks = q_tiles * params.heads, kv_blocks = kv_tiles * params.kv_heads;
+  int sequence = blockIdx.x / (q_blocks + 2 * kv_blocks);
+  int i = blockIdx.x % (q_blocks + 2 * kv_blocks);
+  const bool of_q = i < q_blocks, of_k = !of_q && i < q_blocks + kv_blocks;
+  i -= of_q ? 0 : of_k ? q_blocks : q_blocks + kv_blocks;
   const int heads = of_q ? params.heads : params.kv_heads, block = of_q ? Q_ROWS : BLOCK_N;
-  if (!of_q) head = (head - params.heads) % params.kv_heads;
+  int tile = i % (of_q ? q_tiles : kv_tiles);
+  const int head = i / (of_q ? q_tiles : kv_tiles), all_rows = of_q ? params.N : params.N_kv;
   const int* const cu_seqlens = of_q ? cu_seqlens_q : cu_seqlens_k;
-  const int all_rows = of_q ? params.N : params.N_kv;
-  if (packed) {
-    if (tile >= all_rows / block + params.sequences) return;  // the whole block
-    find_tile(tile, sequence, block, params.sequences, cu_seqlens);
-  }
+  if (packed) find_tile(tile, sequence, block, params.sequences, cu_seqlens);
   const int first = packed ? cu_seqlens[sequence] : 0, first_row = tile * block;
   const int rows = (packed ? cu_seqlens[sequence + 1] - first : all_rows) - first_row;
-  if (rows <= 0) return;  // the whole block: another array has more tiles
+  if (rows <= 0) return;  // the whole block, before any barrier: a shorter sequence
 
   // ---- its exponent, hi and lo
   const int index =
-      exponent_index(block, tile, head, heads, sequence, packed, first, all_rows, params.sequences);
-  const Strides& strides = of_q ? params.q : of_k ? params.k : params.v;
-  const float* const source = (of_q   ? Q
-                               : of_k ? K
-                                      : V) +
-                              (packed ? 0 : sequence) * strides.batch + head * strides.head +
-                              (first + first_row) * strides.row;
-  const long long head_size = (long long)all_rows * HEAD_DIM;
-  __half* const hi = (of_q   ? q_split
-                      : of_k ? k_split
-                             : v_split) +
-                     (2ll * (packed ? 0 : sequence) * heads + head) * head_size +
-                     (long long)(first + first_row) * HEAD_DIM;
-  if (of_q)
-    split_rows<Q_ROWS>(source, strides.row, rows, hi, hi + heads * head_size, q_exponents + index);
-  else
-    split_rows<BLOCK_N>(
-        source, strides.row, rows, hi, hi + heads * head_size, kv_exponents + 2 * index + !of_k);
+      exponent_index(block, tile, head, heads, sequence, first, all_rows, params.sequences);
+  const auto choose = [&](auto q, auto k, auto v) { return of_q ? q : of_k ? k : v; };
+  const Strides strides = choose(params.q, params.k, params.v);
+  const float* const source = choose(Q, K, V) + (packed ? 0 : sequence) * strides.batch +
+                              head * strides.head + (first + first_row) * strides.row;
+  const long long hi_head = 2ll * (packed ? 0 : sequence) * heads + head;
+  __half* const hi =
+      choose(q_split, k_split, v_split) + (hi_head * all_rows + first + first_row) * HEAD_DIM;
+  __half* const lo = hi + (long long)heads * all_rows * HEAD_DIM;
+  if (of_q) split_rows<Q_ROWS>(source, strides.row, rows, hi, lo, q_exponents + index);
+  else split_rows<BLOCK_N>(source, strides.row, rows, hi, lo, kv_exponents + 2 * index + !of_k);
 }
 
 // ---- three products
@@ -359,17 +353,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
   if (consumer == CONSUMERS - 1) pass_turn();  // the first turn is the first consumer's
 
   for (int tiles = 0; next(); ++tiles) {
-    const int q_first = tile.row - (tile.q_len - tile.rows);
-    const int q_exponent =
-        tile.rows <= 64 * consumer
-            ? 0
-            : q_exponents[exponent_index(
-                  Q_ROWS, (tile.q_len - tile.rows) / Q_ROWS + consumer, tile.head, params.heads,
-                  tile.sequence, packed, packed ? q_first : 0, params.N, params.sequences)];
+    const int first_row = tile.q_len - tile.rows, row_tile = first_row / Q_ROWS + consumer;
+    const int q_exponent = tile.rows <= Q_ROWS * consumer  // this warpgroup has no row
+                               ? 0
+                               : q_exponents[exponent_index(
+                                     Q_ROWS, row_tile, tile.head, params.heads, tile.sequence,
+                                     tile.row - first_row, params.N, params.sequences)];
     const int2* const exponents = reinterpret_cast<const int2*>(kv_exponents) +
                                   exponent_index(
                                       BLOCK_N, 0, tile.kv_head, params.kv_heads, tile.sequence,
-                                      packed, tile.k_first, params.N_kv, params.sequences);
+                                      tile.k_first, params.N_kv, params.sequences);
     const float m_first = first_maximum(mod_of_tile()) - WEIGHT_EXPONENT;
     m_i[0] = m_i[1] = m_first;
     l_i[0] = l_i[1] = t == 0 ? first_sum(mod_of_tile()) * power_of_two(WEIGHT_EXPONENT) : 0.0f;

@@ -302,12 +302,10 @@ SPLIT_THREADS, SPLIT_ROWS = 256, 64  # of 15_fp16x3.cu; the rows of Q that share
 def split_and_persistent(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     """15 by fp16: Q, K and V in two parts each, by tiles that a block splits; then as 10, with maps of those."""
     cu_seqlens = tuple(name if name in call.arrays else None for name in CU_SEQLENS)
-    q_tiles, kv_tiles = (tiles for tiles, _ in _exponents(call, sizes))
-    tiles, heads = max(q_tiles, kv_tiles), call.heads + 2 * call.arrays["k"].shape[1]
-    grid = (tiles * heads * (1 if call.packed else call.sequences),)
+    of_q, of_kv = _exponents(call, sizes)
     parts, exponents = ("q_split", "k_split", "v_split"), ("q_exponents", "kv_exponents")
-    args = "q", "k", "v", *parts, *exponents, *cu_seqlens, np.int32(tiles), _attention_params(call)
-    split = Launch(stage.kernels[0], grid, (SPLIT_THREADS,), 0, args)
+    args = "q", "k", "v", *parts, *exponents, *cu_seqlens, _attention_params(call)
+    split = Launch(stage.kernels[0], (of_q + 2 * of_kv,), (SPLIT_THREADS,), 0, args)
     rows = SPLIT_ROWS, sizes["BLOCK_N"], sizes["BLOCK_N"]
     return [split, *_tiles_in_order(stage, call, sizes, (*map(Map, parts, rows), *exponents))]
 
@@ -318,16 +316,15 @@ def two_parts(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
     for name in "qkv":
         batch, *others = call.arrays[name].shape
         made[f"{name}_split"] = Spec.dense((2 * batch, *others), np.float16)
-    (_, of_q), (_, of_kv) = _exponents(call, sizes)
+    of_q, of_kv = _exponents(call, sizes)
     return made | {"q_exponents": Spec.dense((of_q,), np.int32), "kv_exponents": Spec.dense((of_kv, 2), np.int32)}
 
 
-def _exponents(call: Call, sizes: Mapping[str, int]) -> Iterator[tuple[int, int]]:
-    """Of Q and of K: tiles of a head, of all packed sequences together; exponents."""
+def _exponents(call: Call, sizes: Mapping[str, int]) -> Iterator[int]:
+    """How many tiles with an exponent Q has, and K: of all heads and sequences."""
     for name, block in (("q", SPLIT_ROWS), ("k", sizes["BLOCK_N"])):
         batch, heads, rows, _ = call.arrays[name].shape
-        tiles = _slots(call, name, block) if call.packed else -(-rows // block)
-        yield tiles, batch * heads * tiles
+        yield batch * heads * (_slots(call, name, block) if call.packed else -(-rows // block))
 
 
 def schedule(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
