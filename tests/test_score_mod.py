@@ -150,7 +150,7 @@ def compare(what: str, got: tuple[Any, Any], want: Truth) -> None:
 
 
 def run(dtype: str, case: Case, *, n: int = ROWS, n_kv: int = KEYS, plant: Callable[[str], str] = str) -> None:
-    """One call of a stage with small tiles, in float32 of both of 15 too, and its check. plant: another text of the kernel."""
+    """One call of a stage with small tiles, in float32 of 15 too, and its check. plant: another text of the kernel."""
     q, k, v = inputs(dtype, n, n_kv)
     want = truth(q, k, v, case)
     others = ("tf32", "fp16x3") if dtype == "float32" and plant is str else ()
