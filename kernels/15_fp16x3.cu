@@ -37,8 +37,6 @@ constexpr unsigned KV_AT = CONSUMERS * 2 * Q_BYTES, BARRIERS_AT = KV_AT + STAGES
 constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 * CONSUMERS + 2 * STAGES);
 static_assert(HEAD_DIM <= 128, "two accumulators of O must fit the registers");
 
-// ---- splitting
-
 constexpr int SPLIT_THREADS = 256, Q_ROWS = 64;  // rows that share an exponent
 constexpr int MAX_EXPONENT = 14;    // of a tile's largest element: hi is below 2^15 then
 constexpr int WEIGHT_EXPONENT = 7;  // of the largest weight; with RESCALE_THRESHOLD below 2^15
@@ -73,6 +71,11 @@ __device__ __forceinline__ int exponent_index(
   const int of_head = tiles_of_head(block, rows, sequences);
   if (sequences > 0) return head * of_head + first / block + sequence + tile;
   return (sequence * heads + head) * of_head + tile;
+}
+
+template <typename T>
+__device__ __forceinline__ T choose(int which, T q, T k, T v) {
+  return which == 0 ? q : which == 1 ? k : v;
 }
 
 // Splits `rows` of a tile's ROWS rows, by all threads of a block.
@@ -143,19 +146,17 @@ extern "C" __global__ void __launch_bounds__(SPLIT_THREADS) fp16x3_split(
   // ---- its exponent, hi and lo
   const int index =
       exponent_index(block, tile, head, heads, sequence, first, all_rows, params.sequences);
-  const auto choose = [&](auto q, auto k, auto v) { return of_q ? q : of_k ? k : v; };
-  const Strides strides = choose(params.q, params.k, params.v);
-  const float* const source = choose(Q, K, V) + (packed ? 0 : sequence) * strides.batch +
+  const int which = of_q ? 0 : of_k ? 1 : 2;
+  const Strides strides = choose(which, params.q, params.k, params.v);
+  const float* const source = choose(which, Q, K, V) + (packed ? 0 : sequence) * strides.batch +
                               head * strides.head + (first + first_row) * strides.row;
   const long long hi_head = 2ll * (packed ? 0 : sequence) * heads + head;
-  __half* const hi =
-      choose(q_split, k_split, v_split) + (hi_head * all_rows + first + first_row) * HEAD_DIM;
+  __half* const hi = choose(which, q_split, k_split, v_split) +
+                     (hi_head * all_rows + first + first_row) * HEAD_DIM;
   __half* const lo = hi + (long long)heads * all_rows * HEAD_DIM;
   if (of_q) split_rows<Q_ROWS>(source, strides.row, rows, hi, lo, q_exponents + index);
   else split_rows<BLOCK_N>(source, strides.row, rows, hi, lo, kv_exponents + 2 * index + !of_k);
 }
-
-// ---- three products
 
 // S += Q K^T, or S = Q K^T if `accumulate` is false, for the warpgroup's 64 rows. Steps as in 10.
 __device__ __forceinline__ void add_qk(
