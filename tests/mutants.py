@@ -37,6 +37,7 @@ SEEN_BY = (
     ("kernels/(steps/)?14_|kernels/(decode|stretches|cache_copies|merge_states|float_fragments)", "test_decoding"),
     ("kernels/steps/", "test_steps"),
     ("kernels/08_backward_mma", "test_backward_mma"),
+    ("kernels/15_", "test_stages test_planted_bugs test_fp16x3"),
     ("kernels/08_", "test_backward"),
     ("kernels/13_|kernels/hopper_backward", "test_backward_mma test_steps"),
     ("kernels/10_|kernels/hopper", "test_hopper test_tensor_cores"),

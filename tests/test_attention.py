@@ -360,7 +360,9 @@ def test_every_stage_by_name_and_by_number(stage: Stage) -> None:
         o = flash_attention(*arrays, stage=stage.name)
         assert o.shape == q.shape
         check(stage.name, o, expected(q, k, v)[0])
-        np.testing.assert_array_equal(cp.asnumpy(flash_attention(*arrays, stage=stage.number)), cp.asnumpy(o))
+        if stage is [other for other in FORWARD.values() if other.number == stage.number][-1]:
+            by_number = flash_attention(*arrays, stage=stage.number)
+            np.testing.assert_array_equal(cp.asnumpy(by_number), cp.asnumpy(o))
 
 
 def test_the_last_stage_that_can_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,9 +563,11 @@ def test_a_checked_run_is_clean(
         batch, n, n_kv, heads, kv_heads, d = shape
         d = -(-d // stage.head_dim_step) * stage.head_dim_step
         flash_attention(*inputs(batch, n, n_kv, heads, kv_heads, d), **mask, stage=stage.name)
-        (report,) = reports
-        assert report.findings == []
+        report = reports[-1]
+        assert not any(each.findings for each in reports)
         assert report.traffic["O"].written == 4 * batch * n * heads * d
+        if len(reports) > 1:  # it reads what others have made of K and V
+            continue
         options = {name: mask[name] for name in mask if name != "return_lse"}
         seen = reference.visible(n, n_kv, **options)
         rows = stage.defines_for(d, n, batch * heads, uneven="causal" in mask)["BLOCK_M"]

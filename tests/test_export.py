@@ -48,6 +48,7 @@ EXPORTS = {
     "backward_mma, deterministic": "backward_mma --dtype bfloat16 --causal --deterministic --seq 300 --seq-kv 200",
     "hopper": "hopper --lse",
     "hopper, bfloat16": "10 --dtype bfloat16 --causal --head-dim 128",
+    "fp16x3": "fp16x3 --causal --lse --seq 300 --seq-kv 200",
 }
 each_export = pytest.mark.parametrize("words", EXPORTS.values(), ids=EXPORTS.keys())
 # The form for PyTorch: with gradients and without, each way of an entry, and two that have all of it.
@@ -59,6 +60,7 @@ TORCH = {
     "flash_wmma": "flash_wmma --dtype bfloat16 --window 100 30 --torch",
     "flash_mma, deterministic": "flash_mma --causal --deterministic --seq 300 --seq-kv 200 --torch",
     "hopper": "hopper --dtype bfloat16 --causal --torch",
+    "fp16x3": "fp16x3 --lse --torch",
     "backward": "backward --torch",
 }
 each_torch = pytest.mark.parametrize("words", TORCH.values(), ids=TORCH.keys())

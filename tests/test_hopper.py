@@ -856,7 +856,7 @@ def test_the_xray_of_a_launch_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (report.traffic["k_map"].read, report.traffic["O"].written) == (2 * (130 + 130) * 72 * 2, 2 * 150 * 72 * 2)
     q, k, v = inputs((1, 2, 50, 64), 70, 2, "float16")
     ready, arrays, o = HOPPER.plan(q, k, v)
-    launch, compiled, args = shortcuts.main_launch(ready, arrays)
+    *_, (launch, compiled, args) = shortcuts.prepared_launches(ready, arrays)
     xray(compiled, launch.grid, launch.block, args, launch.shared_bytes).assert_clean()
     exact, _, tolerance = expected(q, k, v)
     check.check("O of the X-ray", o, exact, tolerance=tolerance)

@@ -353,6 +353,78 @@ BUGS["heads_and_masks"] = (
     no_barrier("no barrier before P and V are replaced", 2, times=3),
 )
 
+# What 15 by fp16 does otherwise than 10, whose bugs are in test_hopper: two parts, exponents, O's sums, the ring.
+RELEASES = "if (leader) mbarrier_arrive(empty + 8 * ring.stage);"
+WAITS = "mbarrier_wait(full + 8 * ring.stage, ring.parity);"
+BUGS["fp16x3"] = (
+    Bug("no lo of Q", "add_qk(S, q + Q_LO, k, false);", "add_qk(S, q, k, false);"),
+    Bug("no lo of K", "add_qk(S, q, k + K_LO, true);", ""),
+    Bug("hi of K twice", "add_qk(S, q, k + K_LO, true);", "add_qk(S, q, k, true);"),
+    Bug(
+        "no lo of P",
+        "add_pv(O_tile, P_lo, v, false);\n  add_pv(O_tile, P_hi, v + V_LO, true);",
+        "add_pv(O_tile, P_hi, v + V_LO, false);",
+    ),
+    Bug("no lo of V", "add_pv(O_tile, P_hi, v + V_LO, true);", ""),
+    Bug("hi of V twice", "add_pv(O_tile, P_hi, v + V_LO, true);", "add_pv(O_tile, P_hi, v, true);"),
+    Bug("lo of both", "add_pv(O_tile, P_hi, v, true);", "add_pv(O_tile, P_lo, v + V_LO, true);"),
+    Bug(
+        "O of the tiles before twice",
+        "add_pv(O_tile, P_lo, v, false);",
+        "add_pv(O_tile, P_lo, v, true);",
+        cpu_only=True,
+    ),
+    Bug("hi is not taken off lo", "pack(__half(), x - rounded.x, y - rounded.y)", "pack(__half(), x, y)"),
+    Bug("elements of a pair exchanged", "x - rounded.x, y - rounded.y", "y - rounded.y, x - rounded.x"),
+    Bug("no exponent of Q", "-(q_exponent + exponent.x)", "-exponent.x"),
+    Bug("no exponent of K", "-(q_exponent + exponent.x)", "-q_exponent"),
+    Bug("no exponent of V", "power_of_two(-exponent.y)", "1.0f"),
+    Bug("exponent of V for that of K", "q_exponent + exponent.x", "q_exponent + exponent.y", inputs="uneven tiles"),
+    Bug("exponents of the first tile", "exponents[keys.first() / BLOCK_N]", "exponents[0]", inputs="uneven tiles"),
+    Bug("exponents of Q's first tile", "first_row / Q_ROWS + consumer", "0", inputs="uneven tiles"),
+    Bug("exponents of the first head", "BLOCK_N, 0, tile.kv_head,", "BLOCK_N, 0, 0,", inputs="uneven heads"),
+    Bug("exponents of Q's first head", "tile.head, params.heads", "0, params.heads", inputs="uneven heads"),
+    Bug("exponents of one sequence", "/ block + sequence + tile", "/ block + tile", inputs="packed"),
+    Bug(
+        "the exponent of one warp's elements",
+        "largest = __reduce_max_sync(0xffffffff, of_warps",
+        "__reduce_max_sync(0xffffffff, of_warps",
+        inputs="uneven tiles",
+    ),
+    Bug(
+        "no barrier before the exponent",
+        "__syncthreads();",
+        "",
+        times=2,
+        cpu_only=True,
+    ),
+    Bug("infinite hi", "MAX_EXPONENT = 14", "MAX_EXPONENT = 17"),
+    Bug("lo is lost", "MAX_EXPONENT = 14", "MAX_EXPONENT = -12"),
+    Bug("key tiles without an exponent", "tile.begin = tile.begin / BLOCK_N * BLOCK_N;", "", inputs="window"),
+    Bug("acc is not rescaled", "  rescale_output(acc, rescale);\n", "", inputs="large logits"),
+    Bug("m_i stays", "m_i[i] + RESCALE_THRESHOLD", "m_i[i] + 3e38f", inputs="large logits"),
+    Bug("O is overwritten", "acc[i] = fmaf(of_tile, O_tile[i], acc[i])", "acc[i] = of_tile * O_tile[i]"),
+    Bug("V is not waited for", WAITS, "", times=2, which=1, cpu_only=True),
+    Bug("S is read in flight", "wgmma_wait<0>();\n      wgmma_registers(S);", "", cpu_only=True),
+    Bug("O is read in flight", "wgmma_wait<0>();\n      wgmma_registers(O_tile);", "", cpu_only=True),
+    Bug("the parity stays", "parity ^= 1;", "", cpu_only=True),
+    Bug("a stage is never given back", RELEASES, "", times=2, which=0, error=engine.LaunchError, cpu_only=True),
+    Bug(
+        "fewer bytes than expected",
+        "expect_tx(barrier, KV_BYTES)",
+        "expect_tx(barrier, TILE_BYTES)",
+        cpu_only=True,
+    ),
+    Bug(
+        "rows of O with those of Q",
+        "8 * i * params.o.row",
+        "8 * i * params.q.row",
+        inputs="views",
+        error=engine.LaunchError,
+        cpu_only=True,
+    ),
+)
+
 # What 15 does otherwise than 07, whose bugs are in test_tensor_cores: elements in two parts, sums, order of columns.
 BUGS["tf32"] = (
     Bug("no lo of Q and P", "mma_m16n8k8(small, a.lo, b.hi);", ""),
@@ -416,6 +488,9 @@ def make_inputs(stage: Stage, kind: str) -> tuple[np.ndarray, np.ndarray, np.nda
         q, k, v = check.make_inputs(40, 4096, HEAD_DIM)
         return q, k, np.abs(v)
     q, k, v = check.make_inputs(tiles["BLOCK_M"] + 6, 6 * tiles.get("BLOCK_N", 16) + 4, HEAD_DIM)
+    if kind == "uneven tiles":  # of rows, with a magnitude each
+        of_q, of_k = (2.0 ** -(np.arange(len(a))[:, None] // size % 7) for a, size in ((q, 64), (k, tiles["BLOCK_N"])))
+        q, k, v = (a.astype(np.float32) for a in (q * of_q, k * of_k, v * 2.0**-3 / of_k))
     if kind == "large logits":
         grow = np.float32(np.sqrt(1000 * np.sqrt(HEAD_DIM) / np.abs(q @ k.T).max()))
         q, k = q * grow, k * grow
@@ -436,7 +511,11 @@ def masked_inputs(stage: Stage, kind: str) -> tuple[list[Any], dict[str, Any]]:
 
     q = normal(2, n, 4, HEAD_DIM).swapaxes(1, 2)
     k, v = normal(2, n_kv, 2, HEAD_DIM).swapaxes(1, 2), normal(2, 2, n_kv, HEAD_DIM + 4)[..., :HEAD_DIM]
+    if kind == "uneven heads":  # of a magnitude each; views, as all are
+        for a, factor in ((q, 0.5), (k, 0.25), (v, 8.0)):
+            a[:, 1::2] *= np.float32(factor)
     if kind == "packed":
+        v[..., 7:, :] *= np.float32(0.125)  # the second sequence has another magnitude
         cu = tuple(np.array(ends, np.int32) for ends in ([0, 9, n], [0, 7, n_kv]))
         return [q[0], k[0], v[0]], {"cu_seqlens": cu}
     window = {"window": (sizes["BLOCK_N"] + 5, 3)} if kind == "window" else {}
@@ -461,7 +540,7 @@ def run_masked_check(stage: Stage, text: str, kind: str) -> None:
 
 def run_check(stage: Stage, text: str, kind: str) -> None:
     """The check of the stages' own tests, on another text of the kernel."""
-    if kind not in ("unit-normal", "large logits", "many keys"):
+    if kind not in ("unit-normal", "large logits", "many keys", "uneven tiles"):
         return run_masked_check(stage, text, kind)
     q, k, v = make_inputs(stage, kind)
     run, o = stage.prepare(q, k, v, source=text, sizes=stage.tiles(HEAD_DIM))

@@ -36,6 +36,7 @@ BACKWARD_OF = {"float32": "backward", "float16": "backward_mma", "bfloat16": "ho
 SIZES = {  # small ones, so that a few rows and keys are several tiles
     "heads_and_masks": {"BLOCK_M": 64, "BLOCK_N": 32},
     "tf32": {"BLOCK_M": 32, "BLOCK_N": 32, "WARPS": 2, "MIN_BLOCKS": 1},
+    "fp16x3": {"BLOCK_M": 128, "BLOCK_N": 48},
     "flash_mma": {"BLOCK_M": 64, "BLOCK_N": 32},
     "hopper": {"BLOCK_M": 128, "BLOCK_N": 48},
     "backward": {"BLOCK_N": 64},
@@ -152,7 +153,9 @@ def run(dtype: str, case: Case, *, n: int = ROWS, n_kv: int = KEYS, plant: Calla
     """One call of a stage with small tiles, in float32 of 15 too, and its check. plant: another text of the kernel."""
     q, k, v = inputs(dtype, n, n_kv)
     want = truth(q, k, v, case)
-    for name in (STAGE_OF[dtype], *["tf32"] * (dtype == "float32" and plant is str)):
+    others = ("tf32", "fp16x3") if dtype == "float32" and plant is str else ()
+    here = [name for name in others if LADDER[name].why_not(head_dim=HEAD_DIM) is None]
+    for name in (STAGE_OF[dtype], *here):
         source = plant(kernel.source(LADDER[name].file))
         how = {"sizes": SIZES[name], "return_lse": True, "source": source}
         launch, got = LADDER[name].prepare(q, k, v, **how, **case.options)

@@ -78,26 +78,29 @@ def look(
     sizes: Mapping[str, int] | None = None,
     **options: Any,
 ) -> Report:
-    """The X-ray of one launch, on the CPU.
+    """The X-ray of one launch, on the CPU: the last, where others prepare it.
 
     Raises:
-        ValueError: the stage needs several launches for these arrays.
+        ValueError: the stage needs several launches of its kernel for these arrays.
     """
     with kernel.built_when_launched():
         ready, arrays, _ = stage_of(stage).plan(*map(_heads_first, (q, k, v)), source=code, sizes=sizes, **options)
-    if ready is None or len([launch for launch in ready.launches if not launch.file]) != 1:
+    if ready is None or [launch.kernel for launch in ready.launches].count(ready.launches[-1].kernel) != 1:
         count = 0 if ready is None else len(ready.launches)
         raise ValueError(f"{count} launches; look at one: give the arrays of one head")
-    launch, compiled, args = main_launch(ready, arrays)
+    *_, (launch, compiled, args) = prepared_launches(ready, arrays)
     return xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
 
 
-def main_launch(ready: Ready, arrays: Mapping[str, Any]) -> tuple[Launch, kernel.Kernel, tuple[Any, ...]]:
-    """The last launch of a plan, with its kernel and its arguments; those before it, which prepare it, are made."""
-    *before, main = ready.filled(arrays)
-    for launch, compiled, args in before:
+def prepared_launches(ready: Ready, arrays: Mapping[str, Any]) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
+    """The launches of a plan, with their kernels and arguments; those before the last, which prepare it, are made.
+
+    Hold all of them: a tensor map of the last does not keep its array alive.
+    """
+    launches = ready.filled(arrays)
+    for launch, compiled, args in launches[:-1]:
         compiled(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
-    return main
+    return launches
 
 
 def _heads_first(a: Any) -> Any:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.attention.ladder import LADDER
+from helpers.attention.ladder import LADDER, Stage
 from helpers.lesson.exercises import exercise
 from helpers.site import web_address
 
@@ -65,10 +65,15 @@ def minutes(path: Path, notebook: Mapping[str, Any]) -> tuple[int, int]:
     return STEP * math.ceil(reading / STEP), exercise.minutes(path.name[:2])
 
 
+def _stages(number: int) -> list[Stage]:
+    """Those of a notebook: without those for one architecture alone, if it has others."""
+    stages = [stage for stage in LADDER.values() if stage.number == USES.get(number, number)]
+    return [stage for stage in stages if not stage.only_cc] or stages
+
+
 def works_on(number: int) -> str:
     """Where the stage of a number runs, from the table of stages."""
-    number = USES.get(number, number)
-    stage = next((stage for stage in LADDER.values() if stage.number == number), None)
+    stage = next(iter(_stages(number)), None)
     least = stage.min_cc if stage else 0
     all_types = max(least, 80 if stage and "bfloat16" in stage.dtypes else 0)  # what a notebook shows both types on
     names = [name for name, capability in GPUS.items() if capability >= all_types]
@@ -108,7 +113,7 @@ _OPENING = re.compile(
 
 def opening(number: int) -> str:
     """The lines that let a notebook find the course, and fetch it where there is none, as in Colab."""
-    stages = [stage for stage in LADDER.values() if stage.number == USES.get(number, number)]
+    stages = _stages(number)
     least = max((max(stage.min_cc, 80 if "bfloat16" in stage.dtypes else 0) for stage in stages), default=0)
     needs = f"least={least}" * (least > 0) + ", only=True" * any(stage.only_cc for stage in stages)
     where = f"-{web_address.address()}" if web_address.is_published() else "?says where the course is"

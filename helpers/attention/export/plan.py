@@ -82,13 +82,14 @@ class Argument:
     """One argument of a launch.
 
     kind: "array", "head" (the array's part for one head), "map" (its tensor map for copies of `box_rows` rows), "null",
-        "int", "scale", "struct".
+        "int", "scale", "struct". heads_first: of a map's array, (batch, heads, rows, head_dim).
     """
 
     kind: str
     name: str = ""
     tree: Tree = ()
     box_rows: int = 0
+    heads_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -308,7 +309,7 @@ def _argument(x: Any, y: Any, a: _Probe, b: _Probe, where: str) -> Argument:
     if isinstance(x, Part):
         return Argument("head", x.name)
     if isinstance(x, Map):
-        return Argument("map", x.name, box_rows=int(x.box_rows))
+        return Argument("map", x.name, box_rows=int(x.box_rows), heads_first=x.name in a.scratch)
     if isinstance(x, np.float32) and (x, y) == (np.float32(a.scale), np.float32(b.scale)):
         return Argument("scale", "softmax_scale")
     if isinstance(x, np.int32):

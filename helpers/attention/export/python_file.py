@@ -233,7 +233,10 @@ def multiprocessors_here():
 
 
 def _tensor_map(plan: Plan, form: Form) -> str:
-    kind = {"float16": 6, "bfloat16": 9}[plan.request.dtype]
+    mapped = {arg.name for launch in plan.launches for arg in launch.args if arg.kind == "map"}
+    dtypes = {plan.scratch[name][1].name if name in plan.scratch else plan.request.dtype for name in mapped}
+    (dtype,) = dtypes
+    kind = {"float16": 6, "bfloat16": 9}[dtype]
     return f'''@functools.cache
 def driver():
     """The CUDA driver, which makes tensor maps; CuPy has no such function."""
@@ -248,7 +251,7 @@ def tensor_map(a, box_rows):
     made = room[-room.ctypes.data % 64 :][:128]  # at a multiple of 64 bytes, as the driver wants it
     error = driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(made.ctypes.data),
-        {kind},  # {plan.request.dtype}
+        {kind},  # {dtype}
         4,  # dimensions, the fastest first
         ctypes.c_void_p({form.pointer}),
         (ctypes.c_uint64 * 4)(columns, rows, heads, batch),
@@ -473,7 +476,8 @@ def _argument(arg: Argument) -> str:
     if arg.kind == "head":
         return f"{arg.name}[head]"
     if arg.kind == "map":
-        return f"tensor_map({arg.name}, {arg.box_rows})"
+        swapped = ".swapaxes(1, 2)" if arg.heads_first else ""
+        return f"tensor_map({arg.name}{swapped}, {arg.box_rows})"
     if arg.kind == "null":
         return "None"
     if arg.kind == "int":

@@ -296,6 +296,37 @@ def _tiles_in_order(stage: Stage, call: Call, sizes: Mapping[str, int], maps: tu
     return [*before, order, stage.launch((blocks,), sizes, main)]
 
 
+SPLIT_THREADS, SPLIT_ROWS = 256, 64  # of 15_fp16x3.cu; the rows of Q that share an exponent
+
+
+def split_and_persistent(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+    """15 by fp16: Q, K and V in two parts each, by tiles that a block splits; then as 10, with maps of those."""
+    cu_seqlens = tuple(name if name in call.arrays else None for name in CU_SEQLENS)
+    of_q, of_kv = _exponents(call, sizes)
+    parts, exponents = ("q_split", "k_split", "v_split"), ("q_exponents", "kv_exponents")
+    args = "q", "k", "v", *parts, *exponents, *cu_seqlens, _attention_params(call)
+    split = Launch(stage.kernels[0], (of_q + 2 * of_kv,), (SPLIT_THREADS,), 0, args)
+    rows = SPLIT_ROWS, sizes["BLOCK_N"], sizes["BLOCK_N"]
+    return [split, *_tiles_in_order(stage, call, sizes, (*map(Map, parts, rows), *exponents))]
+
+
+def two_parts(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
+    """What 15 by fp16 keeps: hi and lo of each batch of Q, K and V, their tiles' exponents, and what 10 keeps."""
+    made = schedule(call, sizes)
+    for name in "qkv":
+        batch, *others = call.arrays[name].shape
+        made[f"{name}_split"] = Spec.dense((2 * batch, *others), np.float16)
+    of_q, of_kv = _exponents(call, sizes)
+    return made | {"q_exponents": Spec.dense((of_q,), np.int32), "kv_exponents": Spec.dense((of_kv, 2), np.int32)}
+
+
+def _exponents(call: Call, sizes: Mapping[str, int]) -> Iterator[int]:
+    """How many tiles with an exponent Q has, and K: of all heads and sequences."""
+    for name, block in (("q", SPLIT_ROWS), ("k", sizes["BLOCK_N"])):
+        batch, heads, rows, _ = call.arrays[name].shape
+        yield batch * heads * (_slots(call, name, block) if call.packed else -(-rows // block))
+
+
 def schedule(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
     """What 10 keeps: the tile of each block in each round, four numbers of 32 bits."""
     return {"schedule": Spec.dense((*_rounds_and_blocks(call, sizes), 4), np.int32)}

@@ -23,9 +23,11 @@ from helpers.attention.ladder.launches import (
     row_sums,
     schedule,
     scores_of_one_head,
+    split_and_persistent,
     strided,
     tiles_of_long_rows,
     tiles_of_rows,
+    two_parts,
 )
 from helpers.engine.nvrtc import why_no_cute
 
@@ -325,6 +327,20 @@ _STAGES = (
         max_head_dim=128,
         shared_bytes=lambda sizes: tiles.hopper_backward_shared_bytes(sizes["HEAD_DIM"], sizes),
         **_HOPPER_BACKWARD,
+    ),
+    Stage(
+        *(15, "fp16x3", "15_fp16x3.cu", "float32 by wgmma: three products of fp16, a scale for each tile"),
+        Tuning(tiles.pick_fp16x3, by_default=lambda rows, all_rows, head_dim: False),
+        launches=split_and_persistent,
+        scratch=two_parts,
+        kernels=("fp16x3_split", "fp16x3"),
+        features=EVERYTHING | FORWARD_EXTRAS,
+        min_cc=90,
+        only_cc=True,
+        head_dim_step=8,
+        threads=lambda sizes: 128 + 2 * sizes["BLOCK_M"],
+        shared_bytes=lambda sizes: tiles.fp16x3_shared_bytes(sizes["HEAD_DIM"], sizes),
+        needs_aligned=True,
     ),
     Stage(
         *(15, "tf32", "15_tf32.cu", "float32 on tensor cores: three TF32 products, sums that do not drift"),

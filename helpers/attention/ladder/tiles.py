@@ -595,6 +595,28 @@ def pick_few_tf32(head_dim: int, shared_limit: int) -> dict[str, int]:
     return {**sizes, "BLOCK_M": block_m, "WARPS": min(sizes["WARPS"], block_m // 16)}
 
 
+# By head_dim: keys a tile, and how many tiles of K and V, in two parts each, there is shared memory for.
+_FP16X3: dict[int, dict[str, int]] = {
+    64: {"BLOCK_M": 128, "BLOCK_N": 128, "STAGES": 5},
+    128: {"BLOCK_M": 128, "BLOCK_N": 80, "STAGES": 4},
+}
+
+
+def fp16x3_shared_bytes(head_dim: int, sizes: Mapping[str, int]) -> int:
+    """SHARED_BYTES of 15 by fp16: Q and STAGES tiles of K and V, each in two parts, in panels; mbarriers."""
+    row = 2 * 128 * -(-head_dim // 64)
+    barriers = 2 * (sizes["BLOCK_M"] // 64) + 2 * sizes["STAGES"]
+    return row * (sizes["BLOCK_M"] + sizes["STAGES"] * sizes["BLOCK_N"]) + 8 * barriers
+
+
+@functools.cache
+def pick_fp16x3(head_dim: int) -> dict[str, int]:
+    """The -D options of 15 by fp16, without HEAD_DIM. ValueError where head_dim is above 128."""
+    if not 1 <= head_dim <= max(_FP16X3):
+        raise ValueError(f"head_dim = {head_dim}; these tiles are for 1 to {max(_FP16X3)}")
+    return dict(_FP16X3[min(most for most in _FP16X3 if most >= head_dim)])
+
+
 def _first(
     table: Mapping[int, Sequence[Mapping[str, int]]],
     shared_bytes: Callable[[int, Mapping[str, int]], int],

@@ -1,10 +1,12 @@
 """float32 on tensor cores beside exact float32: errors against float64, speeds in turns, tiles.
 
-python3 -m helpers.bench.study tf32 FILE [errors] [speeds] [tiles]
+python3 -m helpers.bench.study tf32 FILE [errors] [ranges] [speeds] [tiles] [fp16x3_tiles]
 
-Errors: of 256 rows, by 15, its steps, 15 with one TF32 product, 05, and PyTorch's attention. Scores are `scale` times
-as large as those of unit-normal inputs; with "positive" V's elements are above 0, which shows a sum that is cut off.
-Speeds: 16,384 tokens and 2048 columns of all heads together. Tiles: of 15, at 4096 keys.
+Errors: of 256 rows, by 15, its steps, 15 with one TF32 product, fp16x3, 05, and PyTorch's attention. Scores are `scale`
+times as large as those of unit-normal inputs; with "positive" V's elements are above 0, which shows a sum that is cut
+off. Ranges: the same with all of q and v multiplied by a number and k divided by it, and with columns of magnitudes 2^0
+to 2^-bits, in k the other way round; beside the column's magnitude. Speeds: 16,384 tokens and 2048 columns of all heads
+together. Tiles: of 15 and of fp16x3, at 4096 keys.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER
+from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import records
 from helpers.bench.cases import Case, Inputs
@@ -44,6 +46,8 @@ KINDS = ((1, False), (1, True), (10, False), (30, False))
 ERRORS_AT = (1024, 2048, 4096, 8192, 16384, 32768)
 SPEEDS_AT = (1024, 2048, 4096, 8192, 16384)
 ROUNDS = 9
+# All of q and v times, bits of the columns' magnitudes
+RANGES = ((1.0, 0), (1e4, 0), (1e-30, 0), (1.0, 8), (1.0, 16), (1.0, 24), (1.0, 32))
 NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS")
 TILES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
     64: (
@@ -55,6 +59,14 @@ TILES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
         *((128, 48, 8, 1), (128, 64, 8, 1), (128, 32, 8, 1), (128, 16, 8, 1), (64, 32, 4, 2), (64, 48, 4, 1)),
         *((64, 64, 4, 1), (64, 16, 4, 3), (128, 16, 4, 1), (128, 32, 4, 1), (192, 32, 12, 1)),
     ),
+}
+FP16X3_NAMES = ("BLOCK_M", "BLOCK_N", "STAGES", "PINGPONG")
+FP16X3_TILES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
+    64: (
+        *((128, 128, 5, 1), (128, 128, 5, 0), (128, 96, 6, 1), (128, 160, 4, 1), (128, 64, 8, 1)),
+        *((192, 96, 6, 1), (192, 128, 4, 1)),
+    ),
+    128: ((128, 64, 5, 1), (128, 64, 5, 0), (128, 80, 4, 1), (128, 96, 3, 1), (128, 112, 2, 1), (128, 128, 2, 1)),
 }
 
 
@@ -83,6 +95,8 @@ def outputs(given: Sequence[np.ndarray], with_peers: bool) -> Iterator[tuple[str
     run, o = tf32.prepare(*given, source=one_product)
     run()
     yield "one product", cp.asnumpy(o)
+    if LADDER["fp16x3"].why_not(head_dim=given[0].shape[-1]) is None:
+        yield "fp16x3", cp.asnumpy(LADDER["fp16x3"](*given))
     yield "05", cp.asnumpy(LADDER["heads_and_masks"](*given))
     if with_peers:
         import torch
@@ -105,9 +119,24 @@ def errors(keys_at: Sequence[int] = ERRORS_AT, with_peers: bool = ON_GPU) -> Ite
             yield {**of_case, "name": name, **{what: float(f"{value:.2e}") for what, value in figures.items()}}
 
 
+def ranges(keys: int = 4096, with_peers: bool = ON_GPU) -> Iterator[dict[str, Any]]:
+    """A row for each output: its largest error, beside its column's magnitude."""
+    head_dim = 128
+    for factor, bits in RANGES:
+        of_column = np.exp2(-np.linspace(0, bits, head_dim).round()) * factor
+        q, k, v = arrays(head_dim, keys, 1, False)
+        given = tuple(a.astype(np.float32) for a in (q * of_column, k / of_column, v * of_column))
+        o = exact(*given)
+        for name, out in outputs(given, with_peers):
+            off = float(np.abs((out - o) / of_column).max())
+            yield {"times": factor, "bits": bits, "keys": keys, "name": name, "max": float(f"{off:.2e}")}
+
+
 def _runs(case: Case, inputs: Inputs, stack: ExitStack, with_peers: bool) -> dict[str, Callable[[], Any]]:
     runs: dict[str, Callable[[], Any]] = {}
-    for name in ("tf32", "heads_and_masks"):
+    for name in ("tf32", "fp16x3", "heads_and_masks"):
+        if LADDER[name].why_not(head_dim=case.shape[3]) is not None:
+            continue
         run, o = LADDER[name].prepare(*inputs.device, causal=case.causal)
         run()
         sample = inputs.sample(case.causal)
@@ -138,24 +167,31 @@ def of_speeds(at: Sequence[int] = SPEEDS_AT, with_peers: bool = ON_GPU) -> Itera
                 yield row | {what: round(value, 3) for what, value in speeds(times["tf32"], taken).items()}
 
 
-def of_tiles() -> Iterator[dict[str, Any]]:
-    """A row for each tile of 15: TFLOP/s without a mask and causal, and the bytes that a thread spills."""
-    stage = LADDER["tf32"]
-    for head_dim, candidates in TILES.items():
+def _of_tiles(
+    stage: Stage, names: Sequence[str], tiles: Mapping[int, Sequence[Sequence[int]]]
+) -> Iterator[dict[str, Any]]:
+    """A row for each tile of a stage: TFLOP/s without a mask and causal, and the bytes that a thread spills."""
+    jobs = {
+        (head_dim, *sizes): functools.partial(
+            kernel.load_all,
+            stage.file,
+            stage.kernel_names(),
+            defines={"HEAD_DIM": head_dim, **dict(zip(names, sizes, strict=True))},
+        )
+        for head_dim, candidates in tiles.items()
+        for sizes in candidates
+    }
+    built = dict(zip(jobs, kernel.side_by_side(list(jobs.values())), strict=True))
+    for head_dim, candidates in tiles.items():
         case = Case((4, 2048 // head_dim, 4096, head_dim))
         inputs = Inputs(case.shape)
         runs: dict[tuple[Any, bool], Callable[[], Any]] = {}
-        spills = {}
-        for sizes in candidates:
-            defines = dict(zip(NAMES, sizes, strict=True))
-            built = kernel.load(stage.file, stage.name, defines={"HEAD_DIM": head_dim, **defines})
-            spills[sizes] = built.attributes["local_size_bytes"]
-            for causal in (False, True):
-                run, o = stage.prepare(*inputs.device, causal=causal, sizes=defines)
-                run()
-                if not inputs.sample(causal).error(o) <= inputs.sample(causal).tolerance:
-                    raise AssertionError(f"{sizes}: the output is wrong")
-                runs[sizes, causal] = run
+        for sizes, causal in itertools.product(candidates, (False, True)):
+            run, o = stage.prepare(*inputs.device, causal=causal, sizes=dict(zip(names, sizes, strict=True)))
+            run()
+            if not inputs.sample(causal).error(o) <= inputs.sample(causal).tolerance:
+                raise AssertionError(f"{sizes}: the output is wrong")
+            runs[sizes, causal] = run
         times = in_turns(runs, 5)
         for sizes in candidates:
             speed = {
@@ -164,14 +200,16 @@ def of_tiles() -> Iterator[dict[str, Any]]:
                 )
                 for causal in (False, True)
             }
-            of_tile = dict(zip(NAMES, sizes, strict=True))
-            yield {"head_dim": head_dim, **of_tile, "local_bytes": spills[sizes], **speed}
+            spilled = built[(head_dim, *sizes)][stage.kernel_name()].attributes["local_size_bytes"]
+            yield {"head_dim": head_dim, **dict(zip(names, sizes, strict=True)), "local_bytes": spilled, **speed}
 
 
 PARTS: Mapping[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "errors": errors,
+    "ranges": ranges,
     "speeds": of_speeds,
-    "tiles": of_tiles,
+    "tiles": lambda: _of_tiles(LADDER["tf32"], NAMES, TILES),
+    "fp16x3_tiles": lambda: _of_tiles(LADDER["fp16x3"], FP16X3_NAMES, FP16X3_TILES),
 }
 
 
@@ -205,12 +243,16 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         of = {row["name"]: f"{row['max']:.1e}" for row in rows}
         case = f"d {head_dim}, scale {scale}, {keys}{' positive' * positive}"
         lines.append(f"{case:28}" + "".join(f"{of.get(name, ''):>23}" for name in names))
+    for row in record.get("ranges", ()):
+        case = f"all times {row['times']:g}, columns of {row['bits']} bits"
+        lines.append(f"{case:36}{row['name']:24}{row['max']:.1e}")
     for row in record.get("speeds", ()):
         case = f"d {row['shape'][3]}, N {row['shape'][2]}{' causal' * row['causal']}"
         beside = f"15 is {row['speed']:.2f} x ({row['speed_min']:.2f} to {row['speed_max']:.2f})"
         lines.append(f"{case:28}{row['name']:18}{row['tflops']:7.1f} TFLOP/s   {beside}")
-    for row in sorted(record.get("tiles", ()), key=lambda row: (row["head_dim"], -row["full"] - row["causal"])):
-        sizes = " ".join(f"{name}={row[name]}" for name in NAMES)
-        spilled = f"{row['local_bytes']} bytes spilled" if row["local_bytes"] else ""
-        lines.append(f"d {row['head_dim']:<5}{sizes:46}{row['full']:6.1f} ({row['causal']:.1f}) TFLOP/s  {spilled}")
+    for part, names in (("tiles", NAMES), ("fp16x3_tiles", FP16X3_NAMES)):
+        for row in sorted(record.get(part, ()), key=lambda row: (row["head_dim"], -row["full"] - row["causal"])):
+            sizes = " ".join(f"{name}={row[name]}" for name in names)
+            spilled = f"{row['local_bytes']} bytes spilled" if row["local_bytes"] else ""
+            lines.append(f"d {row['head_dim']:<5}{sizes:46}{row['full']:6.1f} ({row['causal']:.1f}) TFLOP/s  {spilled}")
     return "\n".join(lines)
