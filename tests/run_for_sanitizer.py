@@ -2,9 +2,11 @@
 
     PYTHONPATH=. compute-sanitizer --tool memcheck --error-exitcode 1 python3 tests/run_for_sanitizer.py [STAGE ...]
 
-The other tools: racecheck, synccheck, initcheck. Checks the results too, so a silent failure is none. Stage 13 copies
-lse and delta by cp.async.bulk, the form without a tensor map, and waits by mbarriers in PTX. What racecheck says of
-such a copy is shown by `bulk_copies`, which runs only where it is named: kernels that differ in the form of one copy.
+The other tools: racecheck, synccheck, initcheck. Checks the results too, so a silent failure is none. Of stage 13,
+racecheck reports that copies of lse and delta overwrite them while they are read. One thread says for its warpgroup,
+after a barrier, that they have been read; `bulk_copies`, which runs only where it is named, has that pattern in four
+kernels. racecheck reports the one that copies by cp.async.bulk, and neither the same with a tensor map nor the same
+where all threads say so. We take its report for false: a barrier orders what came before it, whoever speaks after it.
 """
 
 from __future__ import annotations
