@@ -291,15 +291,14 @@ def work(kind: str, rank: int, size: int, folder: Path) -> None:
             os._exit(4)  # NCCL's threads may not end
 
 
-def _shared_id(rank: int, folder: Path) -> tuple[int, ...]:
+def _shared_id(rank: int, folder: Path) -> bytes:
     path = folder / "id"
     if rank == 0:
-        made = nccl_library().get_unique_id()
-        records.save(path, list(made))
-        return made
+        (folder / "part").write_bytes(nccl_library().get_unique_id())
+        (folder / "part").rename(path)  # whole, or not there
     while not path.is_file():
         time.sleep(0.01)
-    return tuple(records.load(path) or ())
+    return path.read_bytes()
 
 
 def correct_of_a_process(ranks: Comms) -> Iterator[Row]:
