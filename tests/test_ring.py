@@ -485,7 +485,7 @@ def test_messages_between_two_ranks_keep_their_order() -> None:
 def test_the_study_says_whether_ranks_agree() -> None:
     rows = list(study.correct(virtual_ranks(2), "virtual", 16, (2, 1), 64))
     assert len(rows) == 2 * len(SCHEDULES) and all(row["ok"] for row in rows)
-    assert study.line(rows[1]).startswith("correct    virtual     zigzag     causal bits of virtual ranks: True")
+    assert study.line(rows[1]).startswith("2 GPUs  correct    virtual     zigzag     causal bits of virtual ranks: True")
 
 
 def test_the_study_times_all_ways_beside_independent_runs() -> None:
@@ -519,9 +519,9 @@ def test_a_record_of_the_study_is_shown() -> None:
         {"part": "fails", "case": "never", "error": "TimeoutError: no", "seconds": 8.04, "ok": True},
         {"part": "copies", "name": "nccl", "rows": 2048, "ms": 0.02, "gb_per_s": 400.2},
     ]
-    lines = study.table({"rows": rows}).splitlines()
+    lines = study.table({"rows": [{**row, "gpus": 2} for row in rows]}).splitlines()
     assert lines[-3:] == [
-        "processes  mpi         not installed",
-        "fails      never       TimeoutError: no after 8.0 s",
-        "copies        2048 tokens  nccl                          0.020 ms    400 GB/s",
+        "2 GPUs  processes  mpi         not installed",
+        "2 GPUs  fails      never       TimeoutError: no after 8.0 s",
+        "2 GPUs  copies        2048 tokens  nccl                          0.020 ms    400 GB/s",
     ]

@@ -58,6 +58,7 @@ HEADS = ((16, 16), (32, 8))  # of q, and of k and v
 D = 128
 LOCAL = tuple(2**i * 1024 for i in range(1, 7))  # tokens of a GPU
 BACKWARD_LOCAL = LOCAL[:-1]
+LOCAL_OF_MORE, BACKWARD_OF_MORE = LOCAL[2:5], LOCAL[3:4]  # of more than two GPUs, whose independent runs take longer
 LEFT = (0, 4, 8)  # multiprocessors
 CHANNELS = (4, 8, 16)
 LONG = 2**20  # tokens of all GPUs
@@ -541,24 +542,26 @@ def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
     for name in {*parts} - {*PARTS}:
         sys.exit(f"ring has no part {name!r}; there are {', '.join(PARTS)}")
     size = cp.cuda.runtime.getDeviceCount()
-    facts = {**device_facts(), "gpus": size, "nccl": nccl_library().get_version()}
+    facts = {**device_facts(), "nccl": nccl_library().get_version()}
     environment = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
     record: dict[str, Any] = {"device": facts, "environment": environment, "how": __doc__, "failed": {}, "rows": []}
     if words and path.is_file():
-        record["rows"] = [row for row in records.load(path)["rows"] if row["part"] not in words]
+        kept = records.load(path)["rows"]  # other parts, and those of other numbers of GPUs
+        record["rows"] = [row for row in kept if row["part"] not in words or row["gpus"] != size]
     comms: dict[str, Comms] = {}
     for name, make in (("nccl", nccl), ("peer copies", peer_copies)):
         try:
             comms[name] = make()
         except RuntimeError as failure:
             record["failed"][name] = str(failure)
+    local, of_backward = (LOCAL, BACKWARD_LOCAL) if size <= 2 else (LOCAL_OF_MORE, BACKWARD_OF_MORE)
     measures: dict[str, Callable[[], Iterator[Row]]] = {
         "correct": lambda: (row for name, each in comms.items() for row in correct(each, name)),
         "processes": lambda: measure_processes(size),
         "fails": lambda: measure_failures(size),
         "copies": lambda: measure_copies(comms),
-        "forward": lambda: measure_times(comms, backward=False, local=LOCAL),
-        "backward": lambda: measure_times(comms, backward=True, local=BACKWARD_LOCAL),
+        "forward": lambda: measure_times(comms, backward=False, local=local),
+        "backward": lambda: measure_times(comms, backward=True, local=of_backward),
         "long": lambda: measure_long(comms),
         "channels": measure_channels,
     }
@@ -584,20 +587,20 @@ def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
 
 def line(row: Mapping[str, Any]) -> str:
     """One row of a record."""
-    part = row["part"]
+    part, gpus = row["part"], f"{row['gpus']} GPUs  "
     if part == "correct":
         verdict = "ok" if row["ok"] else "WRONG"
         mask = "causal" if row["causal"] else "full"
-        bits = f"bits of virtual ranks: {row['forward_bits']}, gradients {row['backward_bits']}"
-        return f"correct    {row['comms']:12}{row['schedule']:11}{mask:7}{bits}; error {row['error']:.1e}: {verdict}"
+        bits = f"bits of virtual ranks: {row['forward_bits']}, gradients {row['backward_bits']}; error"
+        return f"{gpus}{part:11}{row['comms']:12}{row['schedule']:11}{mask:7}{bits} {row['error']:.1e}: {verdict}"
     if part in ("processes", "fails"):
         said = row.get("skipped") or row.get("error") or ("ok" if row["ok"] else f"WRONG: {row.get('said')}")
         after = f" after {row['seconds']:.1f} s" if "seconds" in row else ""
-        return f"{part:11}{row.get('joined_by') or row['case']:12}{said}{after}"
+        return f"{gpus}{part:11}{row.get('joined_by') or row['case']:12}{said}{after}"
     if "gb_per_s" in row:
-        return f"{part:11}{row['rows']:7} tokens  {row['name']:26}{row['ms']:9.3f} ms {row['gb_per_s']:6.0f} GB/s"
+        return f"{gpus}{part:11}{row['rows']:7} tokens  {row['name']:26}{row['ms']:9.3f} ms {row['gb_per_s']:6.0f} GB/s"
     mask = "causal" if row["causal"] else "full"
-    what = f"{part:11}{row['rows']:7} tokens, {row['heads']}/{row['kv_heads']} heads, {mask:6}"
+    what = f"{gpus}{part:11}{row['rows']:7} tokens, {row['heads']}/{row['kv_heads']} heads, {mask:6}"
     more = f"  {row['speed']:.3f} ({row['speed_min']:.3f} .. {row['speed_max']:.3f})" if "speed" in row else ""
     host = f"  host {row['host_ms']:.2f} ms" if "host_ms" in row else ""
     return f"{what} {row['name']:24}{row['ms']:10.2f} ms {row['tflops']:5.0f} TFLOP/s{more}{host}"
