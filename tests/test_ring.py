@@ -74,7 +74,8 @@ def around(ranks: Any, host: list[np.ndarray], schedule: str, **options: Any) ->
 @MASKS
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
-def test_each_pair_of_a_query_and_a_key_is_in_one_product(size: int, schedule: str, causal: bool) -> None:
+@pytest.mark.parametrize("halved", [False, True], ids=["whole", "halves"])
+def test_each_pair_of_a_query_and_a_key_is_in_one_product(halved: bool, size: int, schedule: str, causal: bool) -> None:
     rows = 6
     plan = steps(schedule, size, causal=causal, rows=rows)
     where = [positions(schedule, size, rank, rows) for rank in range(size)]
@@ -84,7 +85,7 @@ def test_each_pair_of_a_query_and_a_key_is_in_one_product(size: int, schedule: s
     for step in plan:
         for rank, (source, products) in enumerate(zip(step.sources, step.products, strict=True)):
             at_hand = np.arange(size * rows) if source is None else where[source]
-            for product in products:
+            for product in (half for whole in products for half in (whole.halves() if halved else (whole,))):
                 queries, keys = where[rank][slice(*product.rows)], at_hand[slice(*product.keys)]
                 mask = reference.visible(len(queries), len(keys), causal=product.causal)
                 seen[np.ix_(queries, keys)] += mask
@@ -485,7 +486,9 @@ def test_messages_between_two_ranks_keep_their_order() -> None:
 def test_the_study_says_whether_ranks_agree() -> None:
     rows = list(study.correct(virtual_ranks(2), "virtual", 16, (2, 1), 64))
     assert len(rows) == 2 * len(SCHEDULES) and all(row["ok"] for row in rows)
-    assert study.line(rows[1]).startswith("2 GPUs  correct    virtual     zigzag     causal bits of virtual ranks: True")
+    assert study.line(rows[1]).startswith(
+        "2 GPUs  correct    virtual     zigzag     causal bits of virtual ranks: True"
+    )
 
 
 def test_the_study_times_all_ways_beside_independent_runs() -> None:

@@ -313,9 +313,7 @@ def nccl(gpus: Sequence[int] | None = None, *, leave: int = LEAVE) -> Nccl:
     return made
 
 
-def nccl_of_id(
-    size: int, rank: int, unique_id: bytes, *, leave: int = LEAVE, timeout: float | None = TIMEOUT
-) -> Nccl:
+def nccl_of_id(size: int, rank: int, unique_id: bytes, *, leave: int = LEAVE, timeout: float | None = TIMEOUT) -> Nccl:
     """This process's rank, on its current GPU, of `size` processes that have the same unique_id.
 
     Args:

@@ -51,6 +51,14 @@ class Product(NamedTuple):
         rows, keys = self.rows[1] - self.rows[0], self.keys[1] - self.keys[0]
         return rows * keys - (rows * (rows - 1) // 2 if self.causal else 0)
 
+    def halves(self) -> tuple[Product, ...]:
+        """The same as two products, of the first and of the last rows."""
+        (first, last), (first_key, last_key), causal = self
+        half = (first + last) // 2
+        seen = last_key - (last - half) if causal else last_key
+        made = Product((first, half), (first_key, seen), causal), Product((half, last), (first_key, last_key), causal)
+        return made[half == first :]
+
 
 class Step(NamedTuple):
     """A step of all ranks. sources: by rank, whose K and V it has; None: those of all, in the order of the sequence."""
@@ -420,7 +428,8 @@ def ring_attention_backward(
 
     Each product's are computed with the o and lse of all keys, and are float32, as are the sums. dQ stays with its
     rows. dK and dV of a rank's keys travel with them, from the first other rank that has computed some, and come home
-    after the last step; where K and V are gathered, each rank sends to each other one what it has of its keys.
+    after the last step, while the rank computes with the last half of its rows what its own keys get from them. Where
+    K and V are gathered, each rank sends to each other one what it has of its keys.
 
     Args:
         do, o: for each local rank as q. lse: float32 (batch, heads, rows), as `ring_attention` returned it.
@@ -441,11 +450,18 @@ def ring_attention_backward(
     }
     dq, own = [_Sum(a) for a in q], [(_Sum(a), _Sum(b)) for a, b in zip(k, v, strict=True)]
 
-    def add_step(number: int, at_hand: Sequence[Sequence[Any]], sums: Sequence[Sequence[_Sum]]) -> None:
-        """The products of a step: dQ to that of the rows, dK and dV to the sums of the keys at hand."""
+    def add_step(
+        number: int, at_hand: Sequence[Sequence[Any]], sums: Sequence[Sequence[_Sum]], some: slice | None = None
+    ) -> None:
+        """The products of a step: dQ to that of the rows, dK and dV to the sums of the keys at hand.
+
+        some: of the halves of the products.
+        """
         for i, rank in enumerate(comms.ranks):
             with comms.on(rank):
-                for rows, keys, causal in plan[number].products[rank]:
+                products = plan[number].products[rank]
+                halves = [half for product in products for half in product.halves()[some]] if some else products
+                for rows, keys, causal in halves:
                     of_rows = [_rows(a[i], rows) for a in (do, q)]
                     of_keys = [_rows(a, keys) for a in at_hand[i]]
                     results = _rows(o[i], rows), _rows(lse[i], rows, 2)
@@ -475,10 +491,15 @@ def _round_the_ring(
     comms: Comms,
     at_hand: Sequence[Sequence[Any]],
     own: Sequence[Sequence[_Sum]],
-    add_step: Callable[[int, Sequence[Sequence[Any]], Sequence[Sequence[_Sum]]], None],
+    add_step: Callable[..., None],
 ) -> None:
-    """All steps: K and V go round, and dK and dV a step behind them; the last step's go home, to `own`."""
-    sums: list[tuple[_Sum, _Sum]] = []
+    """All steps: K and V go round, and dK and dV a step behind them; the last step's go home, to `own`.
+
+    A rank's own keys come first and last, so that there is work while K and V leave and while dK and dV come home.
+    """
+    if comms.size == 1:
+        return add_step(0, at_hand, own)
+    mine, sums = at_hand, []
     for number in range(comms.size):
         keys_move, sums_move = number + 1 < comms.size, number > 1
         leaving = [
@@ -488,7 +509,7 @@ def _round_the_ring(
         arrived = _pass_on(comms, leaving) if keys_move or sums_move else None
         here = [tuple(map(_Sum, pair)) for pair in at_hand] if number else own
         with limits.leave(comms.leave if arrived else 0):
-            add_step(number, at_hand, here)
+            add_step(number, at_hand, here, None if number else slice(-1))
         received = arrived() if arrived else []
         if number:
             sums = here
@@ -497,12 +518,13 @@ def _round_the_ring(
                     for total, before in zip(sums[i], received[i][-2:] if sums_move else (), strict=False):
                         total.add(before)
         at_hand = [arrays[:2] for arrays in received]
-    if comms.size > 1:
-        arrived = _pass_on(comms, [_totals(comms, rank, sums[i]) for i, rank in enumerate(comms.ranks)])
-        for i, (rank, arrays) in enumerate(zip(comms.ranks, arrived(), strict=True)):
-            with comms.on(rank):
-                for total, part in zip(own[i], arrays, strict=True):
-                    total.add(part)
+    arrived = _pass_on(comms, [_totals(comms, rank, sums[i]) for i, rank in enumerate(comms.ranks)])
+    with limits.leave(comms.leave):
+        add_step(0, mine, own, slice(-1, None))
+    for i, (rank, arrays) in enumerate(zip(comms.ranks, arrived(), strict=True)):
+        with comms.on(rank):
+            for total, part in zip(own[i], arrays, strict=True):
+                total.add(part)
 
 
 def _totals(comms: Comms, rank: int, sums: Sequence[_Sum]) -> tuple[Any, ...]:
