@@ -19,9 +19,7 @@ TABLE = {
         Wrong("always its own keys", ((SOURCE, "source = rank;"),), "first", "asked", "source"),
         Wrong("the other way round", ((SOURCE, "source = (rank + step) % ranks;"),), "first", "asked", "source"),
         Wrong("a negative rest", ((SOURCE, "source = (rank - step) % ranks;"),), "first", "asked", "source"),
-        Wrong(
-            "a rest for powers of two", ((SOURCE, "source = (rank - step) & (ranks - 1);"),), "awkward", "asked"
-        ),
+        Wrong("a rest for powers of two", ((SOURCE, "source = (rank - step) & (ranks - 1);"),), "awkward", "asked"),
         Wrong("no mask at all", ((OWN, "end = n;"), (BEFORE, "end = n;"), (BEHIND, "end = n;")), "first", "O at"),
         Wrong("not itself", ((OWN, "end = row;"),), "first", "step 0", "own"),
         Wrong("the back chunk does not see the front", ((OWN, "end = row % half + 1;"),), "first", "step 0", "own"),

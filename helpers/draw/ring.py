@@ -1,4 +1,4 @@
-"""Pictures of ring attention: whose K and V a rank has when, and which part of the score matrix it computes in a step."""
+"""Pictures of ring attention: whose K and V a rank has when, and which scores it computes in a step."""
 
 from __future__ import annotations
 
