@@ -35,7 +35,7 @@ def _in_heads(q: np.ndarray, *of_keys: np.ndarray) -> list[np.ndarray]:
 
 def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False) -> np.ndarray:
     """The output in float64, in q's layout."""
-    return reference.attention(*_in_heads(q, k, v), causal=causal).swapaxes(1, 2)
+    return np.asarray(reference.attention(*_in_heads(q, k, v), causal=causal)).swapaxes(1, 2)
 
 
 def exact_gradients(do: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool) -> list[np.ndarray]:
