@@ -35,7 +35,8 @@ SECTIONS = (
     "Exercise",
     "What limits us now",
 )
-# 00 is NumPy; 09 puts the kernels of the others to use, 11 puts functions into them; 14 has a kernel of another name
+# 00 is NumPy; 09 puts the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with
+# names of their own
 WITHOUT_KERNEL = {
     "00": ("Predict", "Check", "Exercise", "What limits us now"),
     "09": (
@@ -49,6 +50,10 @@ WITHOUT_KERNEL = {
     "14": (
         *("What it costs today", "The idea", "Read the kernel", "Check", "Look inside", "Break it", "A server"),
         *("Measure", "Exercise", "What limits us now"),
+    ),
+    "17": (
+        *("What it costs today", "The idea", "Causal masks", "Exercise", "Read the kernel", "Launch it", "Check"),
+        *("The backward pass", "All-gather", "Break it", "Measure", "What limits us now"),
     ),
 }
 
@@ -66,6 +71,7 @@ MOST_WORDS = {
     "11": 1670,
     "13": 1700,
     "14": 1700,
+    "17": 1550,
 }
 MOST_WORDS_OF_OTHERS = 2000
 MOST_WORDS_OF_TITLE = 190

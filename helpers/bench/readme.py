@@ -44,6 +44,7 @@ GRADIENT_COLUMNS = (
     *(((4, heads, 4096, d), "bfloat16", causal) for heads, d in ((32, 64), (16, 128)) for causal in (False, True)),
 )
 NEIGHBOURS = "functions of scores as a line of CUDA, block masks; when fusing loses: rotary embedding, projection"
+MANY_GPUS = "many GPUs: ring attention, zigzag, all-gather; over NCCL, peer copies or virtual ranks"
 DECODING = "one token at a time: split keys, packed heads, a cache in pages, merged by the last block"
 PEERS = {  # in the record, and as the table names them
     **{name: f"PyTorch, {name}" for name in ("SDPA efficient", "SDPA math", "SDPA flash", "SDPA cuDNN")},
@@ -74,6 +75,7 @@ def ladder_table(record: Mapping[str, Any]) -> str:
     rows = [(0, "00_attention", "what attention computes, what it costs, how the course works", [""] * len(columns))]
     rows.append((11, "11_fused", NEIGHBOURS, [""] * len(columns)))  # its stages have a record of their own
     rows.append((14, "14_decoding", DECODING, [""] * len(columns)))  # no stage, with a record of its own
+    rows.append((17, "17_many_gpus", MANY_GPUS, [""] * len(columns)))  # the same
     for stage in LADDER.values():
         cells = [_cell(results.get(stage.name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
         if any(cells):

@@ -1,0 +1,74 @@
+"""Pictures of ring attention: whose K and V a rank has when, and which scores it computes in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch
+
+from helpers.attention import reference
+from helpers.attention.ring import Step, positions, steps
+from helpers.draw.picture import IDLE, LINES, Picture, figure, styled
+from helpers.draw.spans import Place
+
+
+def bars(plan: Sequence[Step], whole: float) -> list[Place]:
+    """A row for each rank, for show.schedules: each step begins when all ranks are done with the one before it.
+
+    Args:
+        plan: of ring.steps. whole: the pairs of a row and a key that take one unit of time.
+    """
+    places: list[Place] = []
+    now = 0.0
+    for step in plan:
+        work = [sum(product.pairs for product in products) / whole for products in step.products]
+        for rank, (source, length) in enumerate(zip(step.sources, work, strict=True)):
+            whose, colour = ("all", 5) if source is None else (str(source), source % 6)
+            if length:
+                places.append((rank, now, now + length, colour, f"K, V of {whose}"))
+        now += max(work)
+    return places
+
+
+def maps(schedule: str, size: int, rows: int, *, causal: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Of each pair of a query and a key, in the order of the sequence: which rank computes it, in which step; or -1."""
+    n = size * rows
+    ranks, numbers = np.full((n, n), -1), np.full((n, n), -1)
+    where = [positions(schedule, size, rank, rows) for rank in range(size)]
+    for number, step in enumerate(steps(schedule, size, causal=causal, rows=rows)):
+        for rank, (source, products) in enumerate(zip(step.sources, step.products, strict=True)):
+            at_hand = np.arange(n) if source is None else where[source]
+            for product in products:
+                queries, keys = where[rank][slice(*product.rows)], at_hand[slice(*product.keys)]
+                seen = reference.visible(len(queries), len(keys), causal=product.causal)
+                at = np.ix_(queries, keys)
+                ranks[at] = np.where(seen, rank, ranks[at])
+                numbers[at] = np.where(seen, number, numbers[at])
+    return ranks, numbers
+
+
+@styled
+def work(schedules: Sequence[str], size: int) -> Picture:
+    """The causal score matrix under each schedule: a colour for each rank, and in each block the number of its step."""
+    rows = 24
+    fig, axes = figure(3.5 * len(schedules), 3.6, columns=len(schedules))
+    colours = ListedColormap([IDLE, *LINES[:size]])
+    for ax, schedule in zip(np.atleast_1d(axes), schedules, strict=True):
+        ranks, numbers = maps(schedule, size, rows)
+        ax.imshow(ranks, cmap=colours, vmin=-1, vmax=size - 1, alpha=0.6, interpolation="nearest")
+        each = rows if schedule == "ring" else rows // 2
+        for edge in range(each, size * rows, each):
+            ax.axhline(edge - 0.5, color="white", linewidth=1)
+            ax.axvline(edge - 0.5, color="white", linewidth=1)
+        for query in range(0, size * rows, each):
+            for key in range(0, query + 1, each):
+                shift = each / 6 if query == key else 0  # of a block on the diagonal, half is seen
+                at = key + each / 2 - shift, query + each / 2 + shift
+                ax.text(*at, str(numbers[query + each - 1, key]), ha="center", va="center", fontsize=8)
+        ax.set(title=schedule, xlabel="key", xticks=[], yticks=[])
+    np.atleast_1d(axes)[0].set_ylabel("query")
+    handles = [Patch(color=LINES[rank], alpha=0.6, label=f"rank {rank}") for rank in range(size)]
+    fig.legend(handles=handles, loc="outside lower center", ncols=size, fontsize=8)
+    return Picture(fig, f"the causal score matrix, by rank and step of {size} ranks: {', '.join(schedules)}")

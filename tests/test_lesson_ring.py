@@ -1,0 +1,68 @@
+"""What notebook 17 shows: bars are as long as the work, maps have each pair once, records are read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from helpers.attention.ring import SCHEDULES, steps
+from helpers.draw import ring as draw
+from helpers.lesson import ring as lesson
+from helpers.lesson import show
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_bars_are_as_long_as_the_work(size: int, schedule: str) -> None:
+    rows = 8
+    places = draw.bars(steps(schedule, size, causal=True, rows=rows), rows * rows)
+    done = max(place[2] for place in places)
+    work = sum(end - begin for _, begin, end, *_ in places)
+    n = size * rows
+    assert work == pytest.approx(n * (n + 1) / 2 / rows**2)
+    if schedule != "ring":
+        assert done == pytest.approx(work / size), "somebody waits"
+    assert "done after" in repr(show.schedules({schedule: places}, ylabel="rank", xlabel="time"))
+
+
+def test_a_map_has_each_pair_once() -> None:
+    for schedule in SCHEDULES:
+        ranks, numbers = draw.maps(schedule, 3, 4)
+        assert np.array_equal(ranks >= 0, np.tri(12, dtype=bool)) and np.array_equal(ranks >= 0, numbers >= 0)
+    ranks, numbers = draw.maps("ring", 3, 2)
+    assert ranks[:, 0].tolist() == [0, 0, 1, 1, 2, 2] and numbers[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+    ranks, numbers = draw.maps("zigzag", 2, 4, causal=True)
+    assert ranks[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 0, 0] and numbers[6].tolist() == [0, 0, 1, 1, 1, 1, 0, -1]
+    assert "zigzag" in repr(draw.work(["ring", "zigzag"], 4))
+
+
+def test_what_is_recorded_is_read() -> None:
+    def row(name: str, rows: int, ms: float, **others: object) -> dict[str, object]:
+        what = {"part": "forward", "causal": True, "heads": 16, "rows": rows, "host_ms": 0.5}
+        return {**what, "name": name, "ms": ms, "speed": 1 / ms, **others}
+
+    rows = [
+        row("zigzag, nccl, 0 left", 2048, 4.0),
+        row("zigzag, nccl, 8 left", 2048, 2.0),
+        row("ring, peer", 2048, 1.0),
+    ]
+    rows += [row("zigzag, peer copies", 4096, 5.0), row("zigzag, nccl", 2048, 1.0, causal=False), {"part": "copies"}]
+    record = {"rows": rows}
+    best = lesson.fastest(record, "zigzag, nccl", causal=True, heads=16)
+    assert {n: found["ms"] for n, found in best.items()} == {2048: 2.0}
+    assert not lesson.fastest(None, "zigzag", causal=True, heads=16)
+    text = lesson.shares(record)
+    assert " 0.50 " in text and "zigzag    5.00 ms, host 0.50 ms" in text and "16/16 heads, causal" in text
+
+
+def test_what_is_exact_is_in_the_layout_of_the_inputs() -> None:
+    q, k, v, do = lesson.inputs(12)
+    got = lesson.exact_gradients(do, q, k, v, causal=True)
+    assert [a.shape for a in got] == [a.shape for a in (q, k, v)]
+    h = 1e-4
+    one = np.zeros(v.shape)
+    one[0, 3, 1, 5] = h
+    wide = v.astype(np.float64)
+    change = lesson.exact(q, k, wide + one, causal=True) - lesson.exact(q, k, wide - one, causal=True)
+    assert got[2][0, 3, 1, 5] == pytest.approx((change * do.astype(np.float64)).sum() / (2 * h), rel=1e-6)
+    assert lesson.exact(q, *lesson.inputs(12, keys=20)[1:3]).shape == q.shape
