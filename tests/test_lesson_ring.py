@@ -38,7 +38,7 @@ def test_a_map_has_each_pair_once() -> None:
 
 def test_what_is_recorded_is_read() -> None:
     def row(name: str, rows: int, ms: float, **others: object) -> dict[str, object]:
-        what = {"part": "forward", "causal": True, "heads": 16, "rows": rows, "host_ms": 0.5}
+        what = {"part": "forward", "causal": True, "heads": 16, "gpus": 2, "rows": rows, "host_ms": 0.5}
         return {**what, "name": name, "ms": ms, "speed": 1 / ms, **others}
 
     rows = [
@@ -52,6 +52,8 @@ def test_what_is_recorded_is_read() -> None:
     assert {n: found["ms"] for n, found in best.items()} == {2048: 2.0}
     assert not lesson.fastest(None, "zigzag", causal=True, heads=16)
     text = lesson.shares(record)
+    gradients = lesson.shares_of_gradients({"rows": [{**each, "part": "backward"} for each in rows[-3:-1]]})
+    assert gradients.splitlines()[1].split() == ["4,096", "tokens", "a", "GPU", "0.20"]
     assert " 0.50 " in text and "zigzag    5.00 ms, host 0.50 ms" in text and "16/16 heads, causal" in text
 
 

@@ -45,11 +45,17 @@ def exact_gradients(do: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray,
     return [a.sum(axis=2).swapaxes(1, 2) for a in of_heads]
 
 
-def fastest(record: Mapping[str, Any] | None, way: str, *, causal: bool, heads: int) -> dict[int, Row]:
-    """Of the forward rows whose name begins with `way`, the fastest one of each number of tokens a GPU."""
+def fastest(
+    record: Mapping[str, Any] | None, way: str, *, causal: bool, heads: int, gpus: int = 2, part: str = "forward"
+) -> dict[int, Row]:
+    """Of the rows whose name begins with `way`, the fastest one of each number of tokens a GPU.
+
+    part: "forward" or "backward".
+    """
     best: dict[int, Row] = {}
+    wanted = {"part": part, "causal": causal, "heads": heads, "gpus": gpus}
     for row in record["rows"] if record else ():
-        fits = row["part"] == "forward" and row["causal"] == causal and row["heads"] == heads
+        fits = all(row.get(name) == value for name, value in wanted.items())
         if fits and row["name"].startswith(way) and row["ms"] <= best.get(row["rows"], row)["ms"]:
             best[row["rows"]] = row
     return best
@@ -70,3 +76,15 @@ def shares(record: Mapping[str, Any]) -> str:
                 took = f"   zigzag {row['ms']:7.2f} ms, host {row['host_ms']:.2f} ms" if row else ""
                 lines.append(f"{n:6,} tokens a GPU   " + "".join(numbers) + took)
     return "\n".join(lines[1:])
+
+
+def shares_of_gradients(record: Mapping[str, Any]) -> str:
+    """Zigzag's gradients beside those of independent GPUs as a table, by peer copies."""
+    kinds = [(heads, kv_heads, causal) for heads, kv_heads in HEADS for causal in (False, True)]
+    heads = "".join(f"{f'{q}/{kv} heads' + ', causal' * causal:>20}" for q, kv, causal in kinds)
+    found = [fastest(record, "zigzag, peer", causal=causal, heads=heads, part="backward") for heads, _, causal in kinds]
+    lines = [f"{'gradients, zigzag':18}{heads}"]
+    for n in sorted(set().union(*found)):
+        numbers = "".join(f"{rows[n]['speed']:20.2f}" if n in rows else " " * 20 for rows in found)
+        lines.append(f"{n:6,} tokens a GPU{numbers}")
+    return "\n".join(lines)
