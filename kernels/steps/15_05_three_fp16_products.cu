@@ -5,8 +5,8 @@
 // arrays; hi hi + hi lo + lo hi keeps 21 bits of a product or more (Ootomo and Yokota, 2022). Tensor
 // cores cut off what they add, so as in 15_tf32.cu small products come first, and O's sums are new
 // for each tile of keys and added on the CUDA cores, where the tile's scale is undone at no cost.
-// With two accumulators of O, S of the next keys does not wait in registers: a consumer starts S,
-// computes the weights, starts O and adds it. Only the other consumer has products in the meantime.
+// A consumer waits for S, computes the weights and waits for O: in between, only the other consumer
+// has products in flight.
 //
 // Launch, shapes, needs and traffic as in 15_fp16x3.cu
 #include "fp16x3_tiles.cuh"  // the first launch, sizes, three products, the softmax
@@ -97,10 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
   const int consumer = warpgroup - 1, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = 64 * consumer + threadIdx.x / 32 % 4 * 16;  // of the tile's rows
   const bool leader = threadIdx.x % 128 == 0;                      // arrives for its warpgroup
-  const unsigned long long q = wgmma_descriptor(Q_smem + 2 * consumer * Q_BYTES),
-                           k = wgmma_descriptor(KV_smem);
-  const unsigned long long v = wgmma_descriptor(KV_smem, BLOCK_N * 128);
-  const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;  // named barriers
+  const unsigned long long q = wgmma_descriptor(Q_smem + 2 * consumer * Q_BYTES);
   Scores S;
   Weights P_hi, P_lo;
   Output acc, O_tile;
@@ -121,18 +118,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
     }
   };
   const auto take_turn = [&] {
-    if (PINGPONG) named_barrier_sync(my_turn, 256);
+    if (PINGPONG) named_barrier_sync(1 + consumer, 256);
   };
   const auto pass_turn = [&] {
-    if (PINGPONG) named_barrier_arrive(next_turn, 256);
+    if (PINGPONG) named_barrier_arrive(consumer + 1 == CONSUMERS ? 1 : consumer + 2, 256);
   };
-  const int2* exponents;  // of this head's K and V
-  int q_exponent;
-  int2 exponent;  // of K and V of these keys
+  int q_exponent, kv_index;  // the index of the first exponent of K and V in kv_exponents
+  int2 exponent;             // of K and V of these keys
   const auto start_scores = [&](const KeyTiles<-BLOCK_N>& keys) {
+    const int2* const exponents = reinterpret_cast<const int2*>(kv_exponents) + kv_index;
     exponent = keys.first() < tile.kv_len ? exponents[keys.first() / BLOCK_N] : make_int2(0, 0);
     mbarrier_wait(full + 8 * ring.stage, ring.parity);
-    start_qk(S, q, k + ring.stage * (KV_BYTES / 16));
+    start_qk(S, q, wgmma_descriptor(KV_smem + ring.stage * KV_BYTES));
   };
   // Of S, whose tile's scale becomes part of the softmax's: not 0, as 0 times -inf is NaN.
   const auto compute_weights = [&](const KeyTiles<-BLOCK_N>& keys) {
@@ -156,7 +153,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
   };
   const auto start_output = [&] {
     mbarrier_wait(full + 8 * ring.stage, ring.parity);
-    start_pv(O_tile, P_hi, P_lo, v + ring.stage * (KV_BYTES / 16));
+    const unsigned v = KV_smem + ring.stage * KV_BYTES;
+    start_pv(O_tile, P_hi, P_lo, wgmma_descriptor(v, BLOCK_N * 128));
   };
   const auto clear_past_end = [&](const KeyTiles<-BLOCK_N>& keys) {
     if (!packed || keys.first() + BLOCK_N <= tile.kv_len) return;  // no row of the next sequence
@@ -181,10 +179,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
         Q_ROWS, row_tile, tile.head, params.heads, tile.sequence, tile.row - first_row, params.N,
         params.sequences);
     q_exponent = tile.rows > Q_ROWS * consumer ? q_exponents[q_index] : 0;  // 0: without a row
-    exponents = reinterpret_cast<const int2*>(kv_exponents) +
-                exponent_index(
-                    BLOCK_N, 0, tile.kv_head, params.kv_heads, tile.sequence, tile.k_first,
-                    params.N_kv, params.sequences);
+    kv_index = exponent_index(
+        BLOCK_N, 0, tile.kv_head, params.kv_heads, tile.sequence, tile.k_first, params.N_kv,
+        params.sequences);
     const float m_first = first_maximum(mod_of_tile()) - WEIGHT_EXPONENT;
     m_i[0] = m_i[1] = m_first;
     l_i[0] = l_i[1] = t == 0 ? first_sum(mod_of_tile()) * power_of_two(WEIGHT_EXPONENT) : 0.0f;
