@@ -2,11 +2,15 @@
 // 15_fp16x3.cu and the step before it; explained in 15's notebook.
 
 #pragma once
+#ifndef BLOCK_N
+#define BLOCK_N \
+  64  // B_c, keys per tile: the scores and two accumulators of O must fit the registers
+#endif
 #include "hopper_rows.cuh"
 #include "packed_tiles.cuh"
 
 constexpr int SPLIT_THREADS = 256, Q_ROWS = 64;  // rows that share an exponent
-constexpr int MAX_EXPONENT = 14;    // of a tile's largest element: hi is below 2^15 then
+constexpr int MAX_EXPONENT = 14;  // of a tile's largest element: hi is below 2^15 then
 
 __device__ __forceinline__ float power_of_two(int exponent) {  // -126 .. 127
   return __int_as_float((exponent + 127) << 23);

@@ -529,7 +529,7 @@ def _tf32() -> tuple[Stage, ...]:
 
 def _fp16x3() -> tuple[Stage, ...]:
     target = LADDER["fp16x3"]
-    return _step(target, "steps/15_05_three_fp16_products.cu", "three fp16 products"), target
+    return _step(target, "steps/15_fp16_01_three_products.cu", "three fp16 products"), target
 
 
 # ---- all climbs
@@ -575,7 +575,7 @@ BEFORE: Mapping[str, str] = {
     "flash_cute": BASES["flash_cute"].file,
     "hopper_backward": "steps/13_01_by_wgmma_and_tma.cu",
     "tf32": "steps/15_01_three_products.cu",
-    "fp16x3": "steps/15_05_three_fp16_products.cu",
+    "fp16x3": "steps/15_fp16_01_three_products.cu",
 }
 
 # What the last step of each climb adds. That step is the stage itself, whose own `idea` names all of the climb.

@@ -145,7 +145,7 @@ def _tf32_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
 
 
 def _fp16x3_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
-    """By name only: who chooses float32 wants its accuracy, which this has while a tile's elements span 16 bits or so."""
+    """By name only: float32 is chosen for its accuracy, and this loses some where a tile's elements span over 16 bits."""
     return False
 
 

@@ -1,12 +1,8 @@
-// 15, three fp16 products: float32 at half precision's speed. The step before 15_fp16x3.cu.
+// 15, step 1, three fp16 products: 10 in float32, by fp16.
 //
-// Since 10: elements are float32. A first kernel scales each tile of Q, K or V by a power of two that
-// brings its largest element near the end of fp16's range, and splits it into hi and lo, two fp16
-// arrays; hi hi + hi lo + lo hi keeps 21 bits of a product or more (Ootomo and Yokota, 2022). Tensor
-// cores cut off what they add, so as in 15_tf32.cu small products come first, and O's sums are new
-// for each tile of keys and added on the CUDA cores, where the tile's scale is undone at no cost.
-// A consumer waits for S, computes the weights and waits for O: in between, only the other consumer
-// has products in flight.
+// A first kernel scales each tile of Q, K or V and splits it into hi and lo, two fp16 arrays, as
+// 15_fp16x3.cu says. A consumer waits for S, computes the weights, and waits for O, which is added to
+// acc. In between, only the other consumer has products in flight.
 //
 // Launch, shapes, needs and traffic as in 15_fp16x3.cu
 #include "fp16x3_tiles.cuh"  // the first launch, sizes, three products, the softmax
