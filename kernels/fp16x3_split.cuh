@@ -3,8 +3,7 @@
 
 #pragma once
 #ifndef BLOCK_N
-#define BLOCK_N \
-  64  // B_c, keys per tile: the scores and two accumulators of O must fit the registers
+#define BLOCK_N 64  // B_c, keys per tile: two accumulators of O leave registers for these
 #endif
 #include "hopper_rows.cuh"
 #include "packed_tiles.cuh"

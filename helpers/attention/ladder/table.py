@@ -145,7 +145,7 @@ def _tf32_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
 
 
 def _fp16x3_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
-    """By name only: float32 is chosen for its accuracy, and this loses some where a tile's elements span over 16 bits."""
+    """By name only: float32 is chosen for its accuracy, of which this loses some if a tile spans over 16 bits or so."""
     return False
 
 
