@@ -20,6 +20,17 @@
 #include "fp16x3_tiles.cuh"  // the first launch, sizes, three products, the softmax
 #include "score_mod.cuh"     // nothing, until 11 gives it a function of scores
 
+#ifndef PINGPONG
+#define PINGPONG 1  // 1: the consumers take turns in starting products
+#endif
+
+constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
+constexpr unsigned KV_BYTES = 2 * TILE_BYTES;  // hi and lo of a tile of K or V
+constexpr unsigned KV_AT = CONSUMERS * 2 * Q_BYTES, BARRIERS_AT = KV_AT + STAGES * KV_BYTES;
+constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 * CONSUMERS + 2 * STAGES);
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
     const __grid_constant__ TensorMap q_map,  // of hi and lo: boxes of 64 rows
     const __grid_constant__ TensorMap k_map,  // boxes of BLOCK_N rows

@@ -1,4 +1,4 @@
-// 15 by fp16: sizes, three products in place of one, the online softmax and the ring of stages. For
+// 15 by fp16: three products in place of one, the online softmax, the ring of stages. For
 // 15_fp16x3.cu and the step before it; explained in 15's notebook.
 
 #pragma once
@@ -10,16 +10,6 @@
 #ifndef RESCALE_THRESHOLD
 #define RESCALE_THRESHOLD 8  // m_i follows only maxima that exceed it by more, in powers of 2
 #endif
-#ifndef PINGPONG
-#define PINGPONG 1  // 1: the consumers take turns in starting products
-#endif
-
-constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
-constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
-constexpr unsigned KV_BYTES = 2 * TILE_BYTES;  // hi and lo of a tile of K or V
-constexpr unsigned KV_AT = CONSUMERS * 2 * Q_BYTES, BARRIERS_AT = KV_AT + STAGES * KV_BYTES;
-constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 * CONSUMERS + 2 * STAGES);
 static_assert(HEAD_DIM <= 128, "two accumulators of O must fit the registers");
 
 constexpr int WEIGHT_EXPONENT = 7;  // of the largest weight; with RESCALE_THRESHOLD below 2^15
