@@ -188,8 +188,8 @@ def test_the_xray_of_a_split_finds_nothing(one_block: None) -> None:
         assert report.traffic[name.upper()].read == report.traffic[f"{name}_split"].written == 2 * rows * 72 * 4
 
 
-RELEASE = "      if (leader) mbarrier_arrive(empty + 8 * ring.stage);\n"
-HAS_S = "      wgmma_wait<0>();\n      wgmma_registers(S);\n"
+RELEASE = "    if (leader) mbarrier_arrive(empty + 8 * ring.stage);\n"
+HAS_S = "    wgmma_wait<0>();\n    wgmma_registers(S);\n"
 XRAY_BUGS = (
     (Bug("K is released too early", HAS_S + RELEASE, RELEASE + HAS_S), "race", {}),
     (Bug("no fence of the registers", "  wgmma_registers(O_tile);\n  wgmma_fence();\n", "\n"), "no wgmma fence", {}),

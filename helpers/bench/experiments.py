@@ -51,6 +51,7 @@ CLIMB_CASES = {
     "hopper": HOPPER_HEADS,
     "hopper_backward": HOPPER_GRADIENTS,
     "tf32": HEADS,
+    "fp16x3": (*HEADS, *(replace(case, causal=True) for case in HEADS)),
 }
 
 
@@ -229,6 +230,9 @@ _BY_CVT = (
     ),
 )
 
+# ---- 15_fp16x3.cu: half of the additions to acc then wait for S
+_ADDED_ANYWHERE = (("      wgmma_registers(acc);", ""),)
+
 # What the steps of a climb do not say: a race, an idea in two halves, a choice that a climb has no step for, and an
 # idea at a shape or in a type at which the climb is not timed.
 EXPERIMENTS = (
@@ -260,6 +264,8 @@ EXPERIMENTS = (
     Experiment("one TF32 product", "tf32", TF32_ONE_PRODUCT, HEADS),
     Experiment("hi by cvt.rna.tf32", "tf32", _BY_CVT, HEADS),
     Experiment("16 rows a warp", "tf32", (), HEADS[:1], ({"BLOCK_M": 64, "WARPS": 4, "MIN_BLOCKS": 3},)),
+    Experiment("no turns", "fp16x3", (), HEADS, ({"PINGPONG": 0},)),
+    Experiment("O is added where the compiler has it", "fp16x3", _ADDED_ANYWHERE, HEADS),
 )
 
 # ---- the backward

@@ -524,6 +524,14 @@ def _tf32() -> tuple[Stage, ...]:
     )
 
 
+# ---- 10 -> 15 by fp16
+
+
+def _fp16x3() -> tuple[Stage, ...]:
+    target = LADDER["fp16x3"]
+    return _step(target, "steps/15_fp16_01_three_products.cu", "three fp16 products"), target
+
+
 # ---- all climbs
 
 # The climb to each stage that has one, its last element the stage itself.
@@ -536,6 +544,7 @@ CLIMBS: Mapping[str, tuple[Stage, ...]] = {
     "flash_cute": _flash_cute(),
     "hopper_backward": _hopper_backward(),
     "tf32": _tf32(),
+    "fp16x3": _fp16x3(),
 }
 
 # Beside the climb to a stage: what did not pay. Each file differs from the last step's by one idea.
@@ -566,6 +575,7 @@ BEFORE: Mapping[str, str] = {
     "flash_cute": BASES["flash_cute"].file,
     "hopper_backward": "steps/13_01_by_wgmma_and_tma.cu",
     "tf32": "steps/15_01_three_products.cu",
+    "fp16x3": "steps/15_fp16_01_three_products.cu",
 }
 
 # What the last step of each climb adds. That step is the stage itself, whose own `idea` names all of the climb.
@@ -578,6 +588,7 @@ LAST_IDEAS: Mapping[str, str] = {
     "flash_cute": "rows of O",
     "hopper_backward": "turns",
     "tf32": "rescale when it pays",
+    "fp16x3": "two products in flight",
 }
 
 
