@@ -61,7 +61,7 @@ STAGES = (
         "fp16x3",
         (8, 40, 64, 128),
         other_tiles=({"BLOCK_M": 192, "BLOCK_N": 16, "STAGES": 3}, {"BLOCK_N": 48, "PINGPONG": 0}),
-        copy_error=2**-21,
+        copy_error=2**-20,  # 2**-20.8 on an H200
         times_numpy=250,
         times_one_line=35,
     ),

@@ -6,12 +6,13 @@ Where nothing is recorded, each picture is a sentence that says so.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 
 from helpers.attention.ladder.tiles import Tiles
 from helpers.bench import records, steps
@@ -119,7 +120,7 @@ def measured_ladder(
     fig, axes = figure(8.6, 1.2 + 0.36 * len(names), columns=len(at))
     described = []
     for ax, (shape, results) in zip(np.atleast_1d(axes), at.items(), strict=True):
-        texts = _ladder_panel(ax, results, names, top)
+        texts = _ladder_panel(ax, results, names, top, at.values())
         if ax is not np.atleast_1d(axes)[0]:
             ax.set_yticklabels([])
         ax.set_title(textwrap.fill(heading(shape, dtype, causal), 84 // len(at)), fontsize=10)
@@ -128,19 +129,26 @@ def measured_ladder(
     return Picture(fig, f"TFLOP/s and share of {roof}: {'; '.join(described)}")
 
 
-def _ladder_panel(ax: Any, results: Mapping[str, Any], names: Sequence[str], top: float) -> list[str]:
-    """Bars of TFLOP/s with their share of the roof `top`, a dashed line; the texts at the bars."""
+def _ladder_panel(
+    ax: Any, results: Mapping[str, Any], names: Sequence[str], top: float, beside: Iterable[Mapping[str, Any]]
+) -> list[str]:
+    """Bars of TFLOP/s with their share of the roof `top`, a dashed line; the texts at the bars.
+
+    beside: the results of all panels that share their scale.
+    """
+    most = max(top, *(row["tflops"] for each in beside for name, row in each.items() if name in names))
     values = [results[name]["tflops"] if name in results else 0.0 for name in names]
     colours = [GPU if name in results and results[name]["kind"] == "stage" else PEER for name in names]
     bars = ax.barh(range(len(names)), values, color=colours, height=0.7)
     texts = [f"{value:.3g}  ({value / top:.1%})" if value else "not recorded" for value in values]
-    inside = [value > 0.6 * top for value in values]  # beside a long bar there is no room
-    ax.bar_label(bars, [text * (not i) for text, i in zip(texts, inside, strict=True)], padding=4, fontsize=9)
+    inside = [value > 0.6 * most for value in values]  # beside a long bar there is no room
+    outside = [text * (not i) for text, i in zip(texts, inside, strict=True)]
+    ax.bar_label(bars, outside, padding=4, fontsize=9, zorder=3, path_effects=[withStroke(linewidth=3, foreground="w")])
     for y, (text, value) in enumerate(zip(texts, values, strict=True)):
         if inside[y]:
             ax.text(value, y, f"{text} ", ha="right", va="center", fontsize=9, color="white")
     ax.axvline(top, color=ROOF, linewidth=1, linestyle="--")
-    ax.set_xlim(0, 1.08 * top)
+    ax.set_xlim(0, 1.08 * most)
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.set_yticks(range(len(names)), names)
     return texts
@@ -203,10 +211,10 @@ def measured_overview(shapes: Mapping[str, Sequence[Sequence[int]]], *, record: 
     for i, (dtype, names) in enumerate(rows.items()):
         roof = roof_name(dtype)
         top = roofs(record)[roof]["tflops"]
-        for j, shape in enumerate(shapes[dtype]):
+        at = [{r["name"]: r for r in measurements(shape, names, dtype=dtype, record=record)} for shape in shapes[dtype]]
+        for j, (shape, results) in enumerate(zip(shapes[dtype], at, strict=True)):
             ax = fig.add_subplot(grid[i, j])
-            results = {r["name"]: r for r in measurements(shape, names, dtype=dtype, record=record)}
-            texts = _ladder_panel(ax, results, names, top)
+            texts = _ladder_panel(ax, results, names, top, at)
             if j:
                 ax.set_yticklabels([])
             batch, heads, n, head_dim = shape
@@ -306,7 +314,7 @@ def measured_gradients(
     for i, (shape, results) in enumerate(at.items()):
         ax = np.atleast_1d(axes)[i]
         by_name = {r["name"]: {**r, "kind": {"backward": "stage"}.get(r["kind"], "peer")} for r in results}
-        texts = _ladder_panel(ax, by_name, names, top)
+        texts = _ladder_panel(ax, by_name, names, top, [by_name])
         if i:
             ax.set_yticklabels([])
         ax.set_title(textwrap.fill(heading(shape, dtype, causal), 84 // len(at)), fontsize=10)

@@ -599,6 +599,7 @@ def pick_few_tf32(head_dim: int, shared_limit: int) -> dict[str, int]:
 # 4096 rows, fewer keys were slower; of more, the scores and two accumulators of O would spill.
 _FP16X3: dict[int, dict[str, int]] = {
     64: {"BLOCK_M": 128, "BLOCK_N": 128, "STAGES": 5},
+    96: {"BLOCK_M": 128, "BLOCK_N": 80, "STAGES": 4},
     128: {"BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 5},
 }
 
