@@ -190,7 +190,8 @@ __device__ __forceinline__ void gemm_pv(
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
-    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, OUT* __restrict__ O,
+    const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V,
+    Out<T>* __restrict__ O,
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]

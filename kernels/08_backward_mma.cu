@@ -87,7 +87,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V,
     const T* __restrict__ dO, const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
-    int* __restrict__ turns, OUT* __restrict__ dK, OUT* __restrict__ dV,
+    int* __restrict__ turns, Out<T>* __restrict__ dK, Out<T>* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params MOD_PARAMETERS) {
@@ -431,8 +431,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_convert(
-    const float* __restrict__ dQ_accum, OUT* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
-    const BackwardParams params) {
+    const float* __restrict__ dQ_accum, Out<T>* __restrict__ dQ,
+    const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
   // ---- dQ: from the order of the fragments to rows
   const RowBlock block(params.forward, cu_seqlens_q);
   if (block.first_row < block.q_len) convert_fragments<VECTOR_ATOMICS>(block, dQ_accum, dQ, params);

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     const __grid_constant__ TensorMap q_map,  // boxes of 64 rows
     const __grid_constant__ TensorMap k_map,  // boxes of BLOCK_N rows
     const __grid_constant__ TensorMap v_map,  // boxes of BLOCK_N rows
-    OUT* __restrict__ O,
+    Out<T>* __restrict__ O,
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     const __grid_constant__ TensorMap k_map,   // boxes of BLOCK_N rows
     const __grid_constant__ TensorMap v_map,   // boxes of BLOCK_N rows
     const float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ turns,
-    OUT* __restrict__ dK, OUT* __restrict__ dV,
+    Out<T>* __restrict__ dK, Out<T>* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params MOD_PARAMETERS) {
@@ -299,8 +299,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) hopper_backward_convert(
-    const float* __restrict__ dQ_accum, OUT* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
-    const BackwardParams params) {
+    const float* __restrict__ dQ_accum, Out<T>* __restrict__ dQ,
+    const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
   // ---- dQ: from the order of the fragments to rows
   const RowBlock block(params.forward, cu_seqlens_q);
   if (block.first_row < block.q_len) convert_fragments(block, dQ_accum, dQ, params);

@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(THREADS) hopper_backward_wide_preprocess(
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) hopper_backward_wide_convert(
-    const float* __restrict__ dQ_accum, OUT* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
-    const BackwardParams params) {
+    const float* __restrict__ dQ_accum, Out<T>* __restrict__ dQ,
+    const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
   // ---- dQ: from the order of the fragments to rows, 8 columns of two rows at a time
   const RowBlock block(params.forward, cu_seqlens_q);
   if (block.first_row >= block.q_len) return;
@@ -110,11 +110,11 @@ __global__ void __launch_bounds__(THREADS) hopper_backward_wide_convert(
       x[t] = reinterpret_cast<const float4*>(dQ_accum)[128 * chunk + 32 * warp + 4 * g + t];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      Pair<OUT> out[4];
+      Pair<Out<T>> out[4];
 #pragma unroll
       for (int t = 0; t < 4; ++t)
         out[t] = pack(
-            OUT(), (&x[t].x)[2 * h] * params.forward.softmax_scale,
+            Out<T>(), (&x[t].x)[2 * h] * params.forward.softmax_scale,
             (&x[t].x)[2 * h + 1] * params.forward.softmax_scale);
       const int row = 16 * warp + g + 8 * h;
       if (block.first_row + row < block.q_len && 8 * chunk < HEAD_DIM)
@@ -129,8 +129,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     const __grid_constant__ TensorMap do_map,  // boxes of BLOCK_M rows
     const __grid_constant__ TensorMap k_map,   // boxes of BLOCK_N rows
     const __grid_constant__ TensorMap v_map,   // boxes of BLOCK_N rows
-    const float* __restrict__ lse_delta, float* __restrict__ dQ_accum, OUT* __restrict__ dK,
-    OUT* __restrict__ dV,
+    const float* __restrict__ lse_delta, float* __restrict__ dQ_accum, Out<T>* __restrict__ dK,
+    Out<T>* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params) {

@@ -5,12 +5,14 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// The type of a kernel's results. With -DFLOAT_OUT=1 they are not rounded: they are partial, and will
-// be added to others (17).
-#if !FLOAT_OUT
-#define OUT T
+// The type of the results of a kernel whose inputs are of T. With -DFLOAT_OUT=1 they are not rounded: they
+// are partial, and will be added to others (17).
+#if FLOAT_OUT
+template <typename T>
+using Out = float;
 #else
-#define OUT float
+template <typename T>
+using Out = T;
 #endif
 
 __device__ __forceinline__ unsigned pack(__half, float x, float y) {

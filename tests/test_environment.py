@@ -23,6 +23,8 @@ TEXT = (ROOT / "environment.yml").read_text(encoding="utf-8")
 OPTIONAL = {"torch", "transformers", "triton", "numba", "packaging", "pip"}
 # What there is for PyTorch alone, and what asks for it in its own way. All else does without it, or looks first.
 FOR_PYTORCH = {
+    "helpers/attention/comms.py",  # nccl_of_torch, which somebody calls who has it
+    "helpers/bench/studies/ring.py",
     "helpers/bench/studies/autograd.py",
     "helpers/bench/studies/fused.py",
     "helpers/torch_attention.py",
