@@ -56,10 +56,13 @@ class Gain:
 
 
 def between_stages(record: Any = None) -> list[Gain]:
-    """Each stage beside the one before in its direction, at SHAPE: in the type of both, else each in its first."""
+    """Each stage beside the one before in its direction, at SHAPE: in the type of both, else each in its first.
+
+    Of a number, what is for one architecture alone comes last.
+    """
     record = reading.recorded() if record is None else record
     gains, last = [], {}
-    for stage in LADDER.values():
+    for stage in sorted(LADDER.values(), key=lambda stage: (stage.number, stage.only_cc)):
         results = _of_stage(stage, record)
         before = last.get(stage.direction)
         if before and results:
