@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from helpers import device
@@ -31,7 +32,7 @@ def of_another(limits: Limits) -> Iterator[None]:
         _INSTEAD.pop()
 
 
-_LEFT = [0]
+_LEFT: ContextVar[int] = ContextVar("_LEFT", default=0)
 
 
 @contextlib.contextmanager
@@ -41,16 +42,16 @@ def leave(multiprocessors: int) -> Iterator[None]:
     Such a grid has a block for each multiprocessor, for as long as the launch takes, and NCCL copies by blocks of its
     own. Tiles stay as they are, and so do the results.
     """
-    _LEFT.append(multiprocessors)
+    before = _LEFT.set(multiprocessors)
     try:
         yield
     finally:
-        _LEFT.pop()
+        _LEFT.reset(before)
 
 
 def left() -> int:
     """How many multiprocessors persistent grids leave, in the context where this is called."""
-    return _LEFT[-1]
+    return _LEFT.get()
 
 
 @functools.cache
