@@ -40,10 +40,10 @@ MOST_LINES = 250  # of a file with which a climb begins anew
 LARGER = {
     "steps/07_06_four_lanes_a_row.cu": 74,
     "steps/10_aside_tma_store.cu": 67,
-    "07_mma.cu": 110,
+    "07_mma.cu": 111,
     "10_hopper.cu": 136,
-    "08_backward_mma.cu": 121,
-    "13_hopper_backward.cu": 126,
+    "08_backward_mma.cu": 123,
+    "13_hopper_backward.cu": 128,
     "steps/15_04_four_neighbours.cu": 109,
     "15_tf32.cu": 85,
 }
