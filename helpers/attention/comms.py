@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers import device
-from helpers.attention.ladder.layout import address
+from helpers.attention.ladder.layout import address, bits
 
 TIMEOUT = 600.0  # seconds, as PyTorch's process groups have it
 LEAVE = 8  # multiprocessors, for the blocks of NCCL's copies
@@ -36,11 +36,6 @@ class Message(NamedTuple):
     rank: int
     peer: int
     array: Any
-
-
-def bits(a: Any) -> Any:
-    """The same memory as unsigned integers: copies of any dtype, also of those with which a library cannot compute."""
-    return a.view(f"uint{8 * a.dtype.itemsize}")
 
 
 class Comms:

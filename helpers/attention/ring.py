@@ -23,10 +23,11 @@ import numpy as np
 from helpers import device
 from helpers.attention import kernel
 from helpers.attention.calls import flash_attention, flash_attention_backward
-from helpers.attention.comms import Comms, Message, bits
+from helpers.attention.comms import Comms, Message
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.call import softmax_scale_of
 from helpers.attention.ladder.launches import C_NAMES, MAX_GRID_YZ, slices
+from helpers.attention.ladder.layout import bits
 
 SCHEDULES = ("zigzag", "ring", "all_gather")
 MERGE, MERGE_THREADS = "17_merge.cu", 256

@@ -137,18 +137,23 @@ def with_scale_above_zero(q: Any, softmax_scale: float) -> tuple[Any, float]:
     return (q, softmax_scale) if softmax_scale >= 0 else (negative(q), -softmax_scale)
 
 
+def bits(a: Any) -> Any:
+    """The same memory as unsigned integers: not every library computes with, or copies, all dtypes of the device."""
+    return a.view(f"uint{8 * a.dtype.itemsize}")
+
+
 def negative(a: Any) -> Any:
-    """A copy with the other sign, of any dtype of the device: not every library computes with all of them."""
+    """A copy with the other sign, of any dtype of the device."""
     copy = device.cp.array(a)
-    bits = copy.view(f"uint{8 * a.itemsize}")
-    bits ^= bits.dtype.type(1 << 8 * a.itemsize - 1)
+    of_copy = bits(copy)
+    of_copy ^= of_copy.dtype.type(1 << 8 * a.itemsize - 1)
     return copy
 
 
 def padded(a: Any, columns: int) -> Any:
     """A C-contiguous copy with zeros in the columns from a's last on, of any dtype of the device."""
     copy = device.cp.zeros((*a.shape[:-1], columns), f"uint{8 * a.itemsize}")
-    copy[..., : a.shape[-1]] = device.cp.ascontiguousarray(a).view(copy.dtype)
+    copy[..., : a.shape[-1]] = bits(device.cp.ascontiguousarray(a))
     return copy.view(a.dtype)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.attention import kernel
+from helpers.attention import kernel, reference
 from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import records
@@ -75,15 +75,6 @@ def arrays(head_dim: int, keys: int, scale: float, positive: bool) -> tuple[np.n
     return tuple(a.astype(np.float32) for a in (scale * q, k, np.abs(v) if positive else v))
 
 
-def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Attention in float64."""
-    q, k, v = (a.astype(np.float64) for a in (q, k, v))
-    s = q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
-    s -= s.max(-1, keepdims=True)
-    p = np.exp(s, out=s)
-    return p @ v / p.sum(-1, keepdims=True)
-
-
 def outputs(given: Sequence[np.ndarray], with_peers: bool) -> Iterator[tuple[str, np.ndarray]]:
     """What is compared, by name: the steps to 15 and itself by their ideas."""
     tf32 = LADDER["tf32"]
@@ -109,7 +100,7 @@ def errors(keys_at: Sequence[int] = ERRORS_AT, with_peers: bool = ON_GPU) -> Ite
     """A row of the record for each output: the largest, the root of the mean square, and the mean of its errors."""
     for head_dim, (scale, positive), keys in itertools.product(HEAD_DIMS, KINDS, keys_at):
         given = arrays(head_dim, keys, scale, positive)
-        o = exact(*given)
+        o = np.asarray(reference.attention(*given))
         of_case = {"head_dim": head_dim, "scale": scale, "positive": positive, "keys": keys}
         for name, out in outputs(given, with_peers):
             off = out - o
@@ -124,7 +115,7 @@ def ranges(keys: int = 4096, with_peers: bool = ON_GPU) -> Iterator[dict[str, An
         of_column = np.exp2(-np.linspace(0, bits, head_dim).round()) * factor
         q, k, v = arrays(head_dim, keys, 1, False)
         given = tuple(a.astype(np.float32) for a in (q * of_column, k / of_column, v * of_column))
-        o = exact(*given)
+        o = np.asarray(reference.attention(*given))
         for name, out in outputs(given, with_peers):
             off = float(np.abs((out - o) / of_column).max())
             yield {"times": factor, "bits": bits, "keys": keys, "name": name, "max": float(f"{off:.2e}")}
@@ -217,7 +208,8 @@ def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
         sys.exit("this needs a GPU; the table does not")
     if unknown := set(words) - PARTS.keys():
         sys.exit(f"{', '.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
-    record: dict[str, Any] = (records.load(path) if words else None) or {"device": describe(), "how": __doc__}
+    record: dict[str, Any] = (records.load(path) if words else None) or {"device": describe()}
+    record["how"] = __doc__
     if torch_on_gpu() is None:
         sys.exit("this is measured beside PyTorch: pip install torch")
     for part in words or PARTS:
