@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from helpers.attention.ladder.tiles import hopper_shared_bytes
 from helpers.bench import records
 from helpers.bench.cases import Case
 from helpers.bench.studies import hopper
+from helpers.device import cp
 from helpers.draw import hopper as pictures
 from helpers.draw import spans
 from helpers.lesson.shortcuts import look
@@ -87,9 +89,9 @@ def test_sections_are_measured_alone_and_the_others_stay(monkeypatch: pytest.Mon
         monkeypatch.setitem(hopper.SECTIONS, name, lambda name=name: [name])
     path = tmp_path / "hopper.json"
     assert hopper.take(path, ["rings"]) == {"device": device.describe(), "rings": ["rings"]}
-    records.save(path, {"device": device.describe(), "rings": [], "warming": [1]})
+    records.save(path, {"device": device.describe(), "rings": [], "power": [1]})
     hopper.take(path, ["rings"])
-    assert records.load(path) == {"device": device.describe(), "rings": ["rings"], "warming": [1]}
+    assert records.load(path) == {"device": device.describe(), "rings": ["rings"], "power": [1]}
     assert set(hopper.take(path)) == {"device", *hopper.SECTIONS}
     with pytest.raises(SystemExit, match="ring is no section of this record, which has timelines, rings"):
         hopper.take(path, ["ring"])
@@ -134,14 +136,40 @@ def test_changes_are_compared_with_the_kernel_as_it_is() -> None:
         list(hopper.changes([(tiny, (hopper.AS_IT_IS, wrong))], rounds=1))
 
 
-def test_a_gpu_that_becomes_warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both programs run, on the CPU too; that one's figures say nothing."""
-    assert hopper.mma_loop(warps=1, steps=1, blocks=1)["flop_per_clock"] > 0
-    monkeypatch.setattr(hopper, "LONG_128", TINY)
-    rows = hopper.warming(seconds=0.01, rest=0, batch=1)
-    assert rows and all(row["tflops"] > 0 for row in rows)
-    picture = hopper.warming_picture({"warming": [row | {"sm_mhz": 1980.0, "watts": 700.0} for row in rows]})
-    assert "TFLOP/s in 0 s" in picture.alt
+@pytest.mark.parametrize("dtype", hopper.FORMS)
+def test_mma_sync_in_a_loop(dtype: str) -> None:
+    """It runs on the CPU, too; that one's figures say nothing."""
+    assert hopper.mma_loop(warps=1, dtype=dtype, steps=1, blocks=1)["flop_per_clock"] > 0
+
+
+def test_the_share_of_what_mma_sync_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"dtype": "tf32", "flop_per_clock": n} for n in (512, 1024)]
+    monkeypatch.setattr(hopper, "recorded", lambda: {"mma_loop": rows})
+    assert hopper.mma_share("tf32") == 0.5 and hopper.mma_share() is None
+
+
+def test_power_by_the_numbers_that_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LONG_128", "LONG_64"):
+        monkeypatch.setattr(hopper, name, TINY)
+    rows = hopper.power(seconds=0.01, rest=0, batch_s=0.01)
+    assert {row["numbers"] for row in rows} == set(hopper.NUMBERS)
+    assert all(row["tflops"] > 0 and row["mhz"] > 0 and row["share"] > 0 for row in rows)
+    # half of what 132 multiprocessors do in 2e6 clocks, which take 1 ms
+    noted = np.zeros((132, 2, 2), np.int64)
+    noted[7] = [[5, 7], [2_000_005, 1_000_007]]
+    kept = cp.asarray(noted)
+    module = SimpleNamespace(get_global=lambda name: cp.ndarray(noted.shape, np.int64, kept.data).data)
+    own = hopper.own_clock(SimpleNamespace(module=module), 132, 4096 * 132 * 1e6)
+    assert own == {"mhz": 2000, "share": 0.5}
+
+
+def test_power_as_a_picture_and_a_table() -> None:
+    row = {"shape": [1, 1, 1, 128], "numbers": "normal", "s": 1.0, "tflops": 700.0, "mhz": 1500.0, "share": 0.95}
+    rows = [row, {**row, "s": 8.0, "mhz": 1340.0, "sm_mhz": 1980.0, "watts": 690.0}]
+    picture = hopper.power_picture(record={"power": rows})
+    assert "from 1500 to 1340 MHz, from 95.0% to 95.0%" in picture.alt
+    line = hopper.power_table({"power": rows}).splitlines()[1]
+    assert line.split() == ["d", "=", "128,", "normal", "700", "1340", "95.0%", "690"]
 
 
 def test_clocks_of_both_warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,17 +243,16 @@ def test_without_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Non
     )
     assert hopper.not_ahead() == []
     assert hopper.timeline(64) is None and hopper.change("no turns", 64) is None
-    monkeypatch.setattr(hopper, "recorded_warming", lambda: None)
+    assert hopper.power_table() == records.NO_RECORD and hopper.mma_share() is None
     assert hopper.rings() == {}
 
 
 def test_rings_are_those_of_the_record_or_the_stages_own(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"shape": [2, 16, 8192, 128], "stages": 2}
     monkeypatch.setattr(hopper, "recorded", lambda: {"timelines": [own]})
-    monkeypatch.setattr(hopper, "recorded_warming", lambda: {"warming": []})
     assert hopper.rings() == {"STAGES = 2": own}
     rings = [own | {"stages": stages} for stages in (1, 3)]
-    monkeypatch.setattr(hopper, "recorded_warming", lambda: {"rings": rings})
+    monkeypatch.setattr(hopper, "recorded", lambda: {"timelines": [own], "rings": rings})
     assert hopper.rings() == {"STAGES = 1": rings[0], "STAGES = 3": rings[1]}
 
 

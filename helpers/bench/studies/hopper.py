@@ -4,8 +4,8 @@
 computed, by a copy of the kernel that notes them. "rings": the same for one to four stages at one tile. "clocks":
 products of one warpgroup beside weights of another, from registers and shared memory alone. "changes": the kernel
 with one idea taken out, or with other tiles, in turns with the kernel as it is; some of them compute something else,
-and are timed only. "mma_loop": what mma.sync does in a clock. "warming": the kernel's speed beside the GPU's clock
-and power, from a cold start.
+and are timed only. "mma_loop": what mma.sync does in a clock. "power": the kernel's speed, its own clock and its share
+of what the tensor cores do in a clock, from a cold start, with zeros and with random numbers.
 
     python3 -m helpers.bench.study hopper FILE rings    # these sections alone; the others of FILE stay
 """
@@ -39,12 +39,13 @@ from helpers.engine.cuda_source.edit import edit
 
 RECORD = records.MEASURED / "nvidia-h200-hopper.json"
 recorded = functools.partial(records.load, RECORD)
-recorded_warming = functools.partial(records.load, records.MEASURED / "nvidia-h100-80gb-hbm3-hopper.json")
 _shown = records.table_of(lambda: recorded())
 STAGE = LADDER["hopper"]
 DTYPE = "bfloat16"
-ROUNDS = 8
+ROUNDS = 16
 KERNEL_BEGINS = "template <typename T>\n__global__ void __launch_bounds__(THREADS, 1) hopper("
+ROLES_BEGIN = "  if (warpgroup == 0) {\n    setmaxnreg_decrease<PRODUCER_REGISTERS>();"
+FLOP_PER_CLOCK = {"bfloat16": 4096, "tf32": 2048}  # of one multiprocessor's tensor cores, by the data sheet
 TRACED_BLOCK, TRACED_TILES = 5, 24  # key tiles of its first tile of rows
 STAMPS, V_STAMPS = 7, 2  # of a consumer, a key tile: see `traced`
 
@@ -169,6 +170,37 @@ def trace(work: Work) -> dict[str, Any]:
         "asked": (copies[:2] - zero).tolist(),
         "full": (copies[2:] - zero).tolist(),
     }
+
+
+# ---- the clock that a launch had
+
+NOTE = """
+constexpr int MOST_BLOCKS = 1024;
+__device__ long long noted[MOST_BLOCKS][2][2];  // when each block begins and ends: its clock, nanoseconds
+__device__ __forceinline__ void note(int end) {
+  if (threadIdx.x != 128) return;  // of the first consumer
+  long long now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  noted[blockIdx.x][end][0] = clock64();
+  noted[blockIdx.x][end][1] = now;
+}
+"""
+
+
+def clocked(source: str) -> str:
+    """A copy of the kernel whose blocks note in `noted` when they begin and end."""
+    source = edit(source, (KERNEL_BEGINS, NOTE + KERNEL_BEGINS), (ROLES_BEGIN, f"  note(0);\n{ROLES_BEGIN}"))
+    return source[: source.rindex("}")] + "  note(1);\n}\n"
+
+
+def own_clock(compiled: kernel.Kernel, blocks: int, flop: float) -> dict[str, float]:
+    """MHz of the last launch of a `clocked` kernel, and its share of what that many tensor cores do in its clocks."""
+    noted = cp.asnumpy(cp.ndarray((blocks, 2, 2), np.int64, compiled.module.get_global("noted")))
+    clocks, nanoseconds = (noted[:, 1] - noted[:, 0]).T
+    longest = int(clocks.argmax())  # no two multiprocessors count from the same clock
+    most = int(clocks[longest])
+    share = flop / (blocks * FLOP_PER_CLOCK["bfloat16"] * most)
+    return {"mhz": 1e3 * most / max(int(nanoseconds[longest]), 1), "share": share}
 
 
 # ---- products beside weights
@@ -346,9 +378,9 @@ class Change:
 
     @property
     def text(self) -> str:
-        """The kernel's source."""
+        """The kernel's source, which notes its own clock."""
         source = kernel.source(self.stage.file)
-        return edit(source, *self.edits) if self.edits else source
+        return clocked(edit(source, *self.edits) if self.edits else source)
 
     def defines(self, case: Case) -> dict[str, int]:
         """All -D options at a case."""
@@ -410,45 +442,65 @@ CHANGES: tuple[tuple[Case, tuple[Change, ...]], ...] = (
 def changes(
     planned: Sequence[tuple[Case, tuple[Change, ...]]] = CHANGES, rounds: int = ROUNDS
 ) -> Iterator[dict[str, Any]]:
-    """Milliseconds of each change, round by round: in a round all changes of a case are timed in turn."""
+    """Milliseconds of each change, round by round: in a round all changes of a case are timed in turn.
+
+    share: of what the tensor cores do in a clock, which says what the change costs where power does not.
+    """
     for case, wanted in planned:
-        arrays, runs, outputs = Work(case).arrays(), {}, {}
+        arrays, runs, shares, outputs = Work(case).arrays(), {}, {}, {}
         for change in wanted:
             how = {"causal": case.causal, "source": change.text, "sizes": dict(change.sizes)}
-            run, o = _prepared(case, change, arrays, how)
+            run, share, o = _prepared(case, change, arrays, how)
             run()
-            runs[change], outputs[change] = run, cp.asnumpy(o)[-1, -1].astype(np.float32)
+            runs[change], shares[change], outputs[change] = run, [], cp.asnumpy(o)[-1, -1].astype(np.float32)
+            for _ in range(3):
+                run()
+                shares[change].append(share())
         times = in_turns(runs, rounds)
         for change in wanted:
             error = float(np.abs(outputs[change] - outputs[wanted[0]]).max())
             if change.right and not error < 0.02:
                 raise ValueError(f"{change.name} at {case}: differs by {error} from the kernel as it is")
             speed = speeds(times[change], times[wanted[0]])  # beside the kernel as it is
-            yield {**_row(case, change.name, times[change]), "right": change.right, **speed}
+            share_of = statistics.median(shares[change])
+            yield {**_row(case, change.name, times[change]), "share": share_of, "right": change.right, **speed}
 
 
 def _prepared(
     case: Case, change: Change, arrays: tuple[Any, ...], how: Mapping[str, Any]
-) -> tuple[Callable[[], None], Any]:
-    """A launch with the change, and what it writes; a table of another order is the host's, and made before."""
+) -> tuple[Callable[[], None], Callable[[], float], Any]:
+    """A launch with the change, the share of the last one, and what it writes.
+
+    A table of another order is the host's, and made before.
+    """
     if any(change.plus):
         q, k, v = (a.astype(np.float32) for a in _inputs(case.shape).host)
         arrays = tuple(cp.asarray(a.astype(arrays[0].dtype)) for a in (q + change.plus[0], k + change.plus[1], v))
-    if change.order is None:
-        return change.stage.prepare(*arrays, **how)
     ready, planned, o = change.stage.plan(*arrays, **how)
-    _, (launch, compiled, args) = ready.filled(planned)
-    batch, heads, n, _ = case.shape
-    sizes = change.defines(case)
-    steps = steps_of_rows(n, n, call_of(case).window, sizes["BLOCK_M"], sizes["BLOCK_N"])
-    order = change.order(steps, heads * batch, launch.grid[0])
-    head, row_tile = np.divmod(order, len(steps))
-    first_row = np.where(order < 0, -1, row_tile * sizes["BLOCK_M"])
-    entries = np.stack([head // heads, head % heads, head % heads, first_row], axis=-1)  # as many heads of K and V
-    table = cp.asarray(np.ascontiguousarray(entries, np.int32))
-    at = launch.args.index("schedule")
-    args = (*args[:at], table, *args[at + 1 :])
-    return compiled.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes), o
+    (ordering, orders, its_args), (launch, compiled, args) = ready.filled(planned)
+    launches = [orders.bind(ordering.grid, ordering.block, its_args)]
+    if change.order is not None:
+        batch, heads, n, _ = case.shape
+        sizes = change.defines(case)
+        steps = steps_of_rows(n, n, call_of(case).window, sizes["BLOCK_M"], sizes["BLOCK_N"])
+        order = change.order(steps, heads * batch, launch.grid[0])
+        head, row_tile = np.divmod(order, len(steps))
+        first_row = np.where(order < 0, -1, row_tile * sizes["BLOCK_M"])
+        entries = np.stack([head // heads, head % heads, head % heads, first_row], axis=-1)  # as many heads of K and V
+        at = launch.args.index("schedule")
+        args = (*args[:at], cp.asarray(np.ascontiguousarray(entries, np.int32)), *args[at + 1 :])
+        launches = []
+    launches.append(compiled.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes))
+
+    def run(keep: Any = planned) -> None:  # tensor maps hold addresses alone
+        for each in launches:
+            each()
+
+    def share() -> float:
+        cp.cuda.Device().synchronize()
+        return own_clock(compiled, launch.grid[0], case.flops)["share"]
+
+    return run, share, o
 
 
 def _row(case: Case, name: str, taken: Sequence[float]) -> dict[str, Any]:
@@ -457,11 +509,11 @@ def _row(case: Case, name: str, taken: Sequence[float]) -> dict[str, Any]:
     return {**where, "ms": ms, "tflops": case.flops / ms / 1e9}
 
 
-# ---- a GPU that becomes warm
+# ---- mma.sync in a loop
 
 LOOP = """
 __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+  asm volatile("mma.sync.aligned.FORM.f32 "
                "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -484,49 +536,118 @@ extern "C" __global__ void mma_loop(long long* clocks, float* out, int steps) {
 """
 
 
-def mma_loop(warps: int = 16, steps: int = 4096, blocks: int = 132) -> dict[str, float]:
-    """FLOP that mma.sync does in one clock of one multiprocessor, from registers alone."""
-    loop = cp.RawKernel(LOOP, "mma_loop")
+FORMS = {"bfloat16": ("m16n8k16.row.col.f32.bf16.bf16", 16), "tf32": ("m16n8k8.row.col.f32.tf32.tf32", 8)}
+
+
+def mma_loop(warps: int = 16, dtype: str = "bfloat16", steps: int = 4096, blocks: int = 132) -> dict[str, Any]:
+    """FLOP that mma.sync does in one clock of one multiprocessor, from registers alone. dtype: of `FORMS`."""
+    form, depth = FORMS[dtype]
+    loop = cp.RawKernel(LOOP.replace("FORM", form), "mma_loop")
     clocks, out = cp.zeros(blocks, cp.int64), cp.zeros(32 * warps * blocks, cp.float32)
     for _ in range(2):
         loop((blocks,), (32 * warps,), (clocks, out, np.int32(steps)))
-    flop = warps * steps * 8 * (2 * 16 * 8 * 16)
-    return {"warps": warps, "flop_per_clock": flop / statistics.median(cp.asnumpy(clocks).tolist())}
+    flop = warps * steps * 8 * (2 * 16 * 8 * depth)
+    return {"dtype": dtype, "warps": warps, "flop_per_clock": flop / statistics.median(cp.asnumpy(clocks).tolist())}
 
 
-def warming(seconds: float = 20.0, rest: float = 8.0, batch: int = 100) -> list[dict[str, float]]:
-    """The kernel launched over and over on a GPU that had a rest: speed, clock and power, a few times a second."""
-    case = LONG_128
-    run, _ = STAGE.prepare(*Work(case).arrays())
-    run()
-    cp.cuda.Device().synchronize()
-    time.sleep(rest)
-    rows: list[dict[str, float]] = []
-    with Clocks() as clocks:
-        time.sleep(0.5)
-        began = time.perf_counter()
-        while (begin := time.perf_counter()) - began < seconds:
-            ms = elapsed(lambda: [run() for _ in range(batch)]) / batch
-            end = time.perf_counter()
-            rows.append({"s": end - began, "tflops": case.flops / ms / 1e9, **clocks.between(begin, end)})
+def mma_share(dtype: str = "bfloat16") -> float | None:
+    """Recorded: what mma.sync does in a clock at most, as a share of the data sheet's rate; None without a record."""
+    rows = [row for row in (recorded() or {}).get("mma_loop", ()) if row["dtype"] == dtype]
+    return max(row["flop_per_clock"] for row in rows) / FLOP_PER_CLOCK[dtype] if rows else None
+
+
+# ---- power: a GPU that becomes warm, and the numbers that it multiplies
+
+NUMBERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # of standard normal ones
+    "zeros": np.zeros_like,
+    "uniform, 0 to 1": lambda x: np.random.default_rng(0).random(x.shape, np.float32),
+    "normal": lambda x: x,
+}
+
+
+def power(seconds: float = 8.0, rest: float = 4.0, batch_s: float = 0.25) -> list[dict[str, Any]]:
+    """The kernel launched over and over on a GPU that had a rest, with each kind of numbers: a row a batch.
+
+    s: when the batch ended. mhz, share: the last launch's own clock, and `own_clock`'s share. sm_mhz, watts: medians of
+    what nvidia-smi said meanwhile.
+    """
+    rows: list[dict[str, Any]] = []
+    for case in (LONG_128, LONG_64):
+        for name, numbers in NUMBERS.items():
+            host = [numbers(a.astype(np.float32)) for a in _inputs(case.shape).host]
+            arrays = tuple(cp.asarray(a.astype(Work(case).arrays()[0].dtype)) for a in host)
+            ready, planned, _ = STAGE.plan(*arrays, source=clocked(text()))
+            run, (_, (launch, compiled, _)) = ready.bind(planned), ready.filled(planned)
+            ms = elapsed(run) if ON_GPU else 1e3 * batch_s
+            launches = max(1, round(1e3 * batch_s / min(elapsed(run), ms)))
+            cp.cuda.Device().synchronize()
+            time.sleep(rest)
+            with Clocks() as clocks:
+                time.sleep(0.5 if ON_GPU else 0.0)
+                began = time.perf_counter()
+                while (begin := time.perf_counter()) - began < seconds:
+                    ms = elapsed(lambda run=run, launches=launches: [run() for _ in range(launches)]) / launches
+                    end = time.perf_counter()
+                    rows.append(
+                        {
+                            "shape": list(case.shape),
+                            "numbers": name,
+                            "s": end - began,
+                            "tflops": case.flops / ms / 1e9,
+                            **own_clock(compiled, launch.grid[0], case.flops),
+                            **clocks.between(begin, end),
+                        }
+                    )
     return rows
 
 
+def _power(head_dim: int, record: Mapping[str, Any] | None) -> dict[str, list[dict[str, Any]]]:
+    """Recorded rows of `power` at a head_dim, by the kind of numbers."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in ((recorded() if record is None else record) or {}).get("power", ()):
+        if row["shape"][3] == head_dim:
+            found.setdefault(row["numbers"], []).append(row)
+    return found
+
+
 @styled
-def warming_picture(record: Mapping[str, Any] | None = None) -> Picture | Text:
-    """Recorded TFLOP/s, clock and power of the kernel while the GPU becomes warm."""
-    rows = ((recorded_warming() if record is None else record) or {}).get("warming")
+def power_picture(head_dim: int = 128, record: Mapping[str, Any] | None = None) -> Picture | Text:
+    """Recorded TFLOP/s, clock and share of the tensor cores while the GPU becomes warm, with normal numbers."""
+    rows = _power(head_dim, record).get("normal")
     if not rows:
         return Text(f"*({records.NO_RECORD})*")
-    fig, axes = figure(7.6, 4.2, rows=3)
-    for ax, (name, label) in zip(axes, {"tflops": "TFLOP/s", "sm_mhz": "MHz", "watts": "W"}.items(), strict=True):
-        known = [row for row in rows if name in row]
-        ax.plot([row["s"] for row in known], [row[name] for row in known], color=GPU)
+    fig, axes = figure(7.6, 4.6, rows=3)
+    seconds = [row["s"] for row in rows]
+    lines = {"tflops": "TFLOP/s", "mhz": "MHz", "share": "share of\ntensor cores"}
+    for ax, (name, label) in zip(axes, lines.items(), strict=True):
+        ax.plot(seconds, [row[name] for row in rows], color=GPU, label="inside the kernel" if name == "mhz" else None)
         ax.set_ylabel(label)
-        ax.set_ylim(bottom=0)
+    known = [row for row in rows if "sm_mhz" in row]
+    axes[1].plot([row["s"] for row in known], [row["sm_mhz"] for row in known], ":", color="gray", label="nvidia-smi")
+    axes[1].legend(loc="upper right", ncols=2)
+    for ax, top in zip(axes, (None, 2100, 1), strict=True):
+        ax.set_ylim(0, top)
     axes[-1].set_xlabel("seconds of launching it over and over, after a rest")
     first, last = rows[0], rows[-1]
-    return Picture(fig, f"from {first['tflops']:.0f} TFLOP/s to {last['tflops']:.0f} TFLOP/s in {last['s']:.0f} s")
+    return Picture(
+        fig,
+        f"in {last['s']:.0f} s from {first['tflops']:.0f} to {last['tflops']:.0f} TFLOP/s, from {first['mhz']:.0f} to "
+        f"{last['mhz']:.0f} MHz, from {first['share']:.1%} to {last['share']:.1%} of the tensor cores",
+    )
+
+
+@_shown
+def power_table(record: Mapping[str, Any] | None = None) -> str:
+    """What the kernel reaches when it is warm, by the numbers that it multiplies, as text: medians of the last half."""
+    lines = [f"{'':26}{'TFLOP/s':>9}{'MHz':>7}{'share':>8}{'watts':>7}"]
+    for head_dim in (128, 64):
+        for name, rows in _power(head_dim, record).items():
+            warm = rows[len(rows) // 2 :]
+            tflops, mhz, share = (statistics.median(row[key] for row in warm) for key in ("tflops", "mhz", "share"))
+            watts = [row["watts"] for row in warm if "watts" in row]
+            told = f"{statistics.median(watts):7.0f}" if watts else ""
+            lines.append(f"d = {head_dim:3}, {name:17}{tflops:9.0f}{mhz:7.0f}{share:8.1%}{told}")
+    return "\n".join(lines) if lines[1:] else records.NO_RECORD
 
 
 # ---- beside others: a record of the ladder, in which all that computes a case was timed in turns
@@ -555,13 +676,13 @@ SECTIONS: dict[str, Callable[[], list[Any]]] = {
     "rings": lambda: [trace(work) for work in RINGS],
     "clocks": lambda: list(beside()),
     "changes": lambda: list(changes()),
-    "mma_loop": lambda: [mma_loop(warps) for warps in (4, 8, 16, 32)],
-    "warming": lambda: warming(),
+    "mma_loop": lambda: [mma_loop(warps, dtype) for dtype in FORMS for warps in (4, 8, 16, 32)],
+    "power": lambda: power(),
 }
 
 
 def compilations(sections: Collection[str] = tuple(SECTIONS)) -> list[tuple[str, str, dict[str, int]]]:
-    """(source, kernel, -D options) of all that these sections launch; `mma_loop` and `warming` compile their own."""
+    """(source, kernel, -D options) of all that these sections launch; `mma_loop` compiles its own."""
     name = STAGE.kernel_name(DTYPE)
     texts = []
     for section, works in {"rings": RINGS, "timelines": TRACED}.items():
@@ -570,6 +691,8 @@ def compilations(sections: Collection[str] = tuple(SECTIONS)) -> list[tuple[str,
     if "changes" in sections:
         for case, wanted in CHANGES:
             texts += [(change.text, name, change.defines(case)) for change in wanted]
+    if "power" in sections:
+        texts += [(clocked(text()), name, Work(case).defines) for case in (LONG_128, LONG_64)]
     if "clocks" in sections:
         for tile in BESIDE_TILES:
             texts += [(beside_source(), "beside", _beside_defines(*tile, *combination)) for combination in TOGETHER]
@@ -610,8 +733,7 @@ def rings() -> dict[str, dict[str, Any]]:
 
     Where no rings are recorded, those of the stage itself at d = 128; without a record, {}.
     """
-    record = next((r for r in (recorded(), recorded_warming()) if r and "rings" in r), {})
-    own = timeline(128)
+    record, own = recorded() or {}, timeline(128)
     return {f"STAGES = {each['stages']}": each for each in record.get("rings", [own] if own else [])}
 
 
@@ -637,8 +759,9 @@ def changes_table(head_dim: int, *, causal: bool = False, record: Mapping[str, A
     lines = [f"{batch} x {heads} heads, N = {n}, d = {d}{', causal' * causal}"]
     for row in rows:
         speed = _speed(row["speed"], row["speed_min"], row["speed_max"])
+        share = f"  {row['share']:.1%} of the tensor cores" if "share" in row else ""
         more = "" if row["right"] else "  times only"
-        lines.append(f"  {row['name']:34}{row['tflops']:6.0f} TFLOP/s  {speed}{more}")
+        lines.append(f"  {row['name']:34}{row['tflops']:6.0f} TFLOP/s  {speed}{share}{more}")
     return "\n".join(lines)
 
 
@@ -700,5 +823,6 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     if "changes" in record:
         at = ((128, False), (64, False), (128, True))
         texts += [changes_table(d, causal=causal, record=record) for d, causal in at]
-    texts += [each(record) for name, each in {"clocks": clocks_table, "rings": rings_table}.items() if name in record]
+    tables = {"clocks": clocks_table, "rings": rings_table, "power": power_table}
+    texts += [each(record) for name, each in tables.items() if name in record]
     return "\n\n".join(texts)
