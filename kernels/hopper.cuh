@@ -31,8 +31,8 @@ __device__ __forceinline__ void mbarrier_init(unsigned barrier, unsigned arrival
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialised mbarriers visible to the asynchronous copies; the other threads need a
-// __syncthreads() as well.
+// Makes initialised mbarriers visible to the cluster and to asynchronous copies, as CUTLASS's
+// fence_barrier_init; the other threads of the block need a __syncthreads() as well.
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

@@ -154,13 +154,10 @@ def test_power_by_the_numbers_that_are_multiplied(monkeypatch: pytest.MonkeyPatc
     rows = hopper.power(seconds=0.01, rest=0, batch_s=0.01)
     assert {row["numbers"] for row in rows} == set(hopper.NUMBERS)
     assert all(row["tflops"] > 0 and row["mhz"] > 0 and row["share"] > 0 for row in rows)
-    # half of what 132 multiprocessors do in 2e6 clocks, which take 1 ms
-    noted = np.zeros((132, 2, 2), np.int64)
-    noted[7] = [[5, 7], [2_000_005, 1_000_007]]
-    kept = cp.asarray(noted)
-    module = SimpleNamespace(get_global=lambda name: cp.ndarray(noted.shape, np.int64, kept.data).data)
-    own = hopper.own_clock(SimpleNamespace(module=module), 132, 4096 * 132 * 1e6)
-    assert own == {"mhz": 2000, "share": 0.5}
+    kept = cp.asarray(np.array([[5, 7], [2_000_005, 1_000_007]]))  # 2e6 clocks in 1 ms
+    module = SimpleNamespace(get_global=lambda name: kept.data)
+    assert hopper.own_mhz(SimpleNamespace(module=module)) == 2000
+    assert hopper.share(4096 * 132 * 1e-3, 132, 2000) == 0.5
 
 
 def test_power_as_a_picture_and_a_table() -> None:

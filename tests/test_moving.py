@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
@@ -207,6 +209,20 @@ def test_the_wavefronts_are_those_that_the_engine_counts(width: str) -> None:
         assert max(pattern["turns"]) + 1 == pattern["wavefronts"]
         seen.add(pattern["wavefronts"])
     assert {1, 4, 8, 32} & seen and len(seen) >= 4
+
+
+def test_no_class_of_a_figure_is_one_that_the_sites_theme_styles() -> None:
+    """The theme's Bootstrap makes a flex box of `.row`, so that a word of that class stood alone on its line."""
+    folder = Path(moving.__file__).parent
+    text = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.*s"))
+    classes = {*re.findall(r"\.(\w+)", " ".join(re.findall(r"^\.moving[^{]*", text, re.M)))}
+    classes |= {name for found in re.findall(r'(?:class: |toggle\()"([\w ]+)"', text) for name in found.split()}
+    themes: set[str] = set()
+    for package in ("pydata_sphinx_theme", "sphinx_book_theme"):
+        for sheet in Path(importlib.util.find_spec(package).origin).parent.rglob("*.css"):
+            themes |= {*re.findall(r"\.([a-z][\w-]*)", sheet.read_text(encoding="utf-8"))}
+    assert "row" in themes and {"moving", "query"} <= classes
+    assert not classes & themes
 
 
 def test_a_bank_delivers_one_word_in_a_wavefront() -> None:

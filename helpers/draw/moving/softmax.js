@@ -13,7 +13,7 @@ begin("softmax", (root, data, [numbers, svg, words]) => {
     spans.forEach((span, key) => {
       const read = Math.floor(key / data.block_n);
       span.className = read > tile ? "unread" : read === tile ? "tile" : "";
-      span.classList.toggle("row", key === data.rows[row]);
+      span.classList.toggle("query", key === data.rows[row]);
       const weight = read > tile ? 0 : Math.exp(data.scores[row][key] / 100 - m);
       span.style.background = weight > 0.001 ? `rgba(0, 114, 178, ${(0.7 * Math.sqrt(Math.min(weight, 1))).toFixed(3)})` : "";
     });
