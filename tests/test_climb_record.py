@@ -75,6 +75,17 @@ def test_stages_are_set_beside_the_one_before() -> None:
     }
 
 
+def test_a_stage_is_beside_the_one_that_it_improves_on() -> None:
+    more = [
+        result("hopper", "stage", 1.0, dtype="bfloat16"),
+        result("flash_cute", "stage", 2.5, dtype="bfloat16"),
+        result("tf32", "stage", 5.0),
+    ]
+    found = {gain.stage: gain for gain in climb.between_stages({**RECORD, "results": [*RESULTS, *more]})}
+    places = {name: (found[name].place, found[name].factor) for name in ("hopper", "flash_cute", "tf32")}
+    assert places == {"hopper": ("07 → 10", 2.0), "flash_cute": ("07 → 12", 0.8), "tf32": ("05 → 15", 2.0)}
+
+
 def test_steps_begin_at_the_stage_before_and_end_at_the_stage() -> None:
     found = climb.between_steps("register_tiles", RECORD)
     assert [(gain.place, gain.idea) for gain in found] == [
@@ -150,6 +161,8 @@ def test_traffic_is_of_one_head() -> None:
     assert found["register_tiles"] == {"dram": 2**20, "L2": 2**22}
     text = climb.traffic_table(counted).markdown
     assert "| 1 MiB (128× less) | 4 MiB (2× less) |" in text and "| 128 MiB | 8 MiB |" in text
+    counted["rows"][0]["figures"]["L2 bytes"] = 16 * 2**24
+    assert "| 16 MiB (2× more) |" in climb.traffic_table(counted).markdown
     assert NO_RECORD in climb.traffic_table({"rows": []}).markdown
 
 

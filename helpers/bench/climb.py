@@ -56,24 +56,31 @@ class Gain:
 
 
 def between_stages(record: Any = None) -> list[Gain]:
-    """Each stage beside the one before in its direction, at SHAPE: in the type of both, else each in its first.
+    """Each stage beside the one that it improves on, at SHAPE.
 
-    Of a number, what is for one architecture alone comes last.
+    That is the last one before it, in its direction, which was measured in one of its types, and `IN_PLACE_OF` where
+    that is another. Where there is none, it is the last one, each in its first type. Of a number, what is for one
+    architecture alone comes last.
     """
     record = reading.recorded() if record is None else record
-    gains, last = [], {}
+    gains, earlier = [], []
     for stage in sorted(LADDER.values(), key=lambda stage: (stage.number, stage.only_cc)):
         results = _of_stage(stage, record)
-        before = last.get(stage.direction)
-        if before and results:
-            dtype = next((dtype for dtype in results if dtype in before[1]), None)
-            pair = (before[1][dtype], results[dtype]) if dtype else (_first(before[1]), _first(results))
+        others = [one for one in reversed(earlier) if one[0].direction == stage.direction]
+        others.sort(key=lambda one: (one[0].name != IN_PLACE_OF.get(stage.name), results.keys().isdisjoint(one[1])))
+        if others and results:
+            other, theirs = others[0]
+            dtype = next((dtype for dtype in results if dtype in theirs), None)
+            pair = (theirs[dtype], results[dtype]) if dtype else (_first(theirs), _first(results))
             name = stage.idea.removeprefix("the gradients ")
-            place = " → ".join(dict.fromkeys(f"{s.number:02}" for s in (before[0], stage)))
+            place = " → ".join(dict.fromkeys(f"{s.number:02}" for s in (other, stage)))
             gains.append(Gain(stage.name, place, name, *pair))
         if results:
-            last[stage.direction] = stage, results
+            earlier.append((stage, results))
     return gains
+
+
+IN_PLACE_OF = {"flash_cute": "flash_mma"}  # what a stage writes anew
 
 
 def _of_stage(stage: Stage, record: Any) -> dict[str, dict[str, Any]]:
@@ -277,7 +284,7 @@ def traffic(record: Any = None) -> dict[str, dict[str, float]]:
 
 
 def traffic_table(record: Any = None) -> Text:
-    """`traffic` as a table, with the times less than SDPA math."""
+    """`traffic` as a table, with how many times less or more that is than SDPA math's."""
     by_name = traffic(record)
     first = by_name.get("SDPA math, one head")
     if first is None:
@@ -286,8 +293,9 @@ def traffic_table(record: Any = None) -> Text:
     for name, bytes_ in by_name.items():
         cells = []
         for level in ("dram", "L2"):
-            less = f" ({first[level] / bytes_[level]:.3g}× less)" if name != "SDPA math, one head" else ""
-            cells.append(bytes_text(bytes_[level]) + less)
+            times = first[level] / bytes_[level]
+            told = f" ({times:.3g}× less)" if times >= 1 else f" ({1 / times:.3g}× more)"
+            cells.append(bytes_text(bytes_[level]) + (told if name != "SDPA math, one head" else ""))
         lines.append(f"| {name} | {' | '.join(cells)} | {_MOVERS[name]} |")
     return Text("\n".join(lines))
 

@@ -630,7 +630,7 @@ def power_picture(head_dim: int = 128, record: Mapping[str, Any] | None = None) 
     known = [row for row in rows if "sm_mhz" in row]
     axes[1].plot([row["s"] for row in known], [row["sm_mhz"] for row in known], ":", color="gray", label="nvidia-smi")
     axes[1].legend(loc="upper right", ncols=2)
-    for ax, top in zip(axes, (None, 2100, 1), strict=True):
+    for ax, top in zip(axes, (1.1 * max(row["tflops"] for row in rows), 2100, 1), strict=True):
         ax.set_ylim(0, top)
     axes[-1].set_xlabel("seconds of launching it over and over, after a rest")
     first, last = rows[0], rows[-1]
