@@ -30,7 +30,11 @@ from helpers.setup.script import Problem, say
 
 LAB = "open the course in JupyterLab: your own copies of the notebooks, in work/"
 LADDER = "run each stage on this machine's device: check, max error, time, TFLOP/s, in a table"
-TEST = "run the tests and every notebook, without what repeats other tests; --all runs every test"
+TEST = "run the tests and every notebook, without what repeats other tests; --all runs the rest as well"
+TORCH = (
+    "with PyTorch and transformers, for notebook 09 and the tests of both; once installed, they stay. The usual build "
+    "for Linux brings CUDA, several GB: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu has one for the CPU"
+)
 BENCH = "on a GPU: the ladder with named peers, measured in the same run"
 EXPORT = "write a stage as one file that runs without the course: Python with CuPy, or a .cu for nvcc"
 BOOK = "make the site of the course from the notebooks as they are, in book/html"
@@ -42,9 +46,10 @@ examples:
   python3 helpers/course.py lab
   python3 helpers/course.py lab -- --no-browser --port 9000     what follows -- goes to JupyterLab
   python3 helpers/course.py lab --originals                     for contributors: notebooks/ itself
+  python3 helpers/course.py lab --torch                         with PyTorch, which notebook 09 plugs the kernels into
   python3 helpers/course.py ladder
   python3 helpers/course.py export flash_mma -o flash.py        a kernel to take with you; export --help says the rest
-  python3 helpers/course.py test --all                          every test, as CI does
+  python3 helpers/course.py test --torch --all                  every test, as CI does
   python3 helpers/course.py test -- tests/test_course.py -x     what follows -- goes to pytest
 """
 
@@ -74,7 +79,11 @@ def parser() -> argparse.ArgumentParser:
     labs.add_argument("--originals", action="store_true", help="open notebooks/ itself: for who changes the course")
     entries.add_parser("ladder", help=LADDER, parents=[own], description=f"{LADDER}. {other}")
     tests = entries.add_parser("test", help=TEST, parents=[own], description=f"{TEST}. {more.format('pytest')}")
-    tests.add_argument("--all", action="store_true", help="every test, as CI runs them")
+    tests.add_argument("--all", action="store_true", help="then those that repeat others, as CI does")
+    for entry in (labs, tests):
+        entry.add_argument("--torch", dest="extras", action="append_const", const="torch", help=TORCH)
+    extra = "with what environment.yml lists for it as this extra"
+    tests.add_argument("--extra", dest="extras", action="append", metavar="NAME", help=extra)
     entries.add_parser("bench", help=BENCH, parents=[own], description=f"{BENCH}. {other}")
     entries.add_parser(
         "export", help=EXPORT, parents=[own], description=f"{EXPORT}. {other.replace('bench', 'attention/export')}"
@@ -91,7 +100,7 @@ def work(arguments: "list[str]") -> int:
     need_python()
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     own, words = arguments[:cut], arguments[cut + 1 :]
-    name, requirements = the_list()
+    name, requirements = the_list(environment.kept_extras())
     # The help of ladder, bench and export is that of the modules that do it, if they can run without a set-up.
     passed_on = len(own) > 1 and own[0] in ("ladder", "bench", "export") and {"-h", "--help"} & set(own)
     if passed_on and environment.venv_needs(requirements)[0] == "ready":
@@ -109,15 +118,19 @@ def work(arguments: "list[str]") -> int:
     words = rest + words
 
     theirs = is_conda(name) or getattr(options, "this_python", False)
+    extras = set(getattr(options, "extras", None) or ())
+    if not theirs:
+        extras.update(environment.kept_extras())
+    _, requirements = the_list(sorted(extras))
     if theirs:
         modules = {
             "lab": ["jupyterlab", "ipykernel"],
             "test": ["ruff", "clang_format", "mypy", "pytest", "nbval", "xdist"],
             "book": ["sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton"],
         }
-        use_this_python(requirements, modules.get(options.command, ["numpy"]))
+        use_this_python(requirements, modules.get(options.command, ["numpy"]) + ["torch"] * ("torch" in extras))
     else:
-        environment.enter(requirements)
+        environment.enter(requirements, sorted(extras))
     environment.set_variables(python_is_ours=not theirs)
     if not getattr(options, "this_python", False):
         startup.write()

@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ os.environ["COURSE_PROGRESS"] = str(Path(_progress.name) / "progress.json")
 import browser
 import hypothesis
 import pytest
+import skips
 import two_speeds
 from backends import refused_by_nvrtc
 
@@ -41,6 +43,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave repetition out: see tests/two_speeds.py")
+    parser.addoption("--rest", action="store_true", help="only what --fast leaves out")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,10 +52,61 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--fast"):
-        left_out = two_speeds.repetitions(items)
-        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-        items[:] = [item for item in items if item not in left_out]
+    fast, rest = config.getoption("--fast"), config.getoption("--rest")
+    if fast or rest:
+        repetitions = two_speeds.repetitions(items)
+        others = [item for item in items if (item in repetitions) == fast]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if (item in repetitions) == rest]
+
+
+# ---- what the tests launch, and why some are skipped
+
+_launched: set[str] = set()  # kernel files: of this process, and of the workers that have ended
+kernel.Kernel.bind = two_speeds.recorded(kernel.Kernel.bind, _launched)
+_never_launched = pytest.StashKey[list[str]]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker of pytest-xdist has ended."""
+    _launched.update(getattr(node, "workeroutput", {}).get("launched", []))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["launched"] = sorted(_launched)
+        return
+    folder = Path(__file__).resolve().parent
+    whole = config.getoption("--fast") and folder in [Path(arg).resolve() for arg in config.args]
+    chosen = config.option.keyword or config.option.markexpr or config.option.deselect or config.option.collectonly
+    # On a GPU a planned call is launched by addresses, which nothing here sees.
+    if whole and not chosen and not device.ON_GPU and session.exitstatus == pytest.ExitCode.OK:
+        config.stash[_never_launched] = two_speeds.never_launched(_launched)
+        if config.stash[_never_launched]:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _in_ci(report: Any) -> None:
+    """In CI a skip for a reason that nobody has listed is a failure."""
+    if os.environ.get("CI") and report.skipped and isinstance(report.longrepr, tuple):
+        reason = skips.reason(report)
+        if skips.kind(reason) is None:
+            report.outcome = "failed"
+            report.longrepr = f"skipped: {reason}\nCI skips nothing for a reason that tests/skips.py does not list."
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    outcome = yield
+    _in_ci(outcome.get_result())
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report() -> Iterator[None]:
+    outcome = yield
+    _in_ci(outcome.get_result())
 
 
 def pytest_collection_finish() -> None:
@@ -78,12 +132,6 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture
-def fast(request: pytest.FixtureRequest) -> bool:
-    """Whether this is the fast run, for a test that repeats itself inside."""
-    return bool(request.config.getoption("--fast"))
-
-
-@pytest.fixture
 def record_row(record_property: Callable[[str, Any], None]) -> Callable[..., None]:
     """record_row(table, column=value, ...): a row of a table that is printed after the tests.
 
@@ -101,6 +149,17 @@ def _rows(terminalreporter: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    counts = Counter(
+        skips.kind(skips.reason(report)) or skips.reason(report)
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    )
+    if counts:
+        terminalreporter.section("skipped, by reason")
+        for reason, count in counts.most_common():
+            terminalreporter.write_line(f"{count:6}  {reason}")
+    for file in terminalreporter.config.stash.get(_never_launched, []):
+        terminalreporter.write_line(f"FAILED: no test of the fast run has launched kernels/{file}", red=True)
     tables: dict[str, list[dict[str, Any]]] = {}
     for title, row in _rows(terminalreporter):
         tables.setdefault(title, []).append(row)

@@ -70,8 +70,6 @@ def compile_all(
         if reason := STAGES[file].missing():
             pytest.skip(reason)
         names = STAGES[file].kernel_names(STAGES[file].dtypes[0])
-    if not architectures:
-        pytest.skip(f"{file} is compiled for {SLOW_ARCH}")
     begin = time.perf_counter()
     found = [compile_report(file, defines, arch, name=name) for arch in architectures for name in names]
     seconds = time.perf_counter() - begin
@@ -101,13 +99,25 @@ def faults(found: list[CompileReport], may_spill: int = 0) -> list[str]:
     ]
 
 
-@needs_nvrtc
-@pytest.mark.parametrize("file", FILES)
-def test_its_own_sizes(file: str, fast: bool, record_row: Callable[..., None]) -> None:
-    """For the oldest and the newest architecture it runs on; the fast run has one.
+def ends_of(file: str) -> list[Any]:
+    """(file, architectures) for `test_its_own_sizes`: SLOW_ARCH and, not in the fast run, the oldest and the newest."""
+    able = runs_on(file, ARCHITECTURES)
+    ends = able[:1] + able[-1:]
+    one = runs_on(file, (SLOW_ARCH,)) or ends[:1]
+    rest = tuple(arch for arch in dict.fromkeys(ends) if arch not in one)
+    return [
+        pytest.param(file, one, id=file),
+        *[pytest.param(file, rest, id=f"{file}-ends", marks=pytest.mark.repetition)] * bool(rest),
+    ]
 
-    Those between have no instructions of their own, but for sm_90a, whose kernels run there alone; sm_80 and sm_90 are
-    compiled below, with the sizes that they get.
+
+@needs_nvrtc
+@pytest.mark.parametrize(("file", "architectures"), [case for file in FILES for case in ends_of(file)])
+def test_its_own_sizes(file: str, architectures: tuple[str, ...], record_row: Callable[..., None]) -> None:
+    """For SLOW_ARCH, and for the oldest and the newest architecture it runs on.
+
+    Those between have no instructions of their own, but for sm_90a, whose kernels run there alone; sm_80 is compiled
+    below, with the sizes that it gets.
 
     A stage that is slow to compile has one instance made below, at the head dimension where registers are scarcest.
 
@@ -118,25 +128,28 @@ def test_its_own_sizes(file: str, fast: bool, record_row: Callable[..., None]) -
         log, _ = reports._compiled(kernel.source(file), kernel.options(None), SLOW_ARCH, "")
         assert "error" not in log and "Compiling entry function" not in log
         return
-    able = runs_on(file, (SLOW_ARCH,) if fast else ARCHITECTURES)
-    ends = tuple(dict.fromkeys(able[:1] + able[-1:]))
-    assert not faults(compile_all(file, None, ends, record_row), MAY_SPILL.get(file, 0))
+    assert not faults(compile_all(file, None, architectures, record_row), MAY_SPILL.get(file, 0))
+
+
+AT_LARGEST = [
+    # A stage that is slow to compile takes half a minute.
+    pytest.param(file, arch, marks=[pytest.mark.repetition] * STAGES[file].slow_to_compile)
+    for arch in GENERATIONS
+    for file in STAGES
+    if runs_on(file, (arch,)) and (file not in UNROLLED or arch == SLOW_ARCH)
+]
 
 
 @needs_nvrtc
 @pytest.mark.one_of_each(kind=lambda file: file)
-@pytest.mark.parametrize("file", STAGES)
-@pytest.mark.parametrize("arch", GENERATIONS)
+@pytest.mark.parametrize(("file", "arch"), AT_LARGEST)
 def test_largest_head_dim(
-    file: str, arch: str, fast: bool, record_row: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    file: str, arch: str, record_row: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each architecture with the sizes that it gets: by how much shared memory a block may have there."""
-    if fast and STAGES[file].slow_to_compile:
-        pytest.skip(f"{file} takes half a minute")
     limit = {"sm_75": 64, "sm_80": 163, "sm_90": 227}.get(arch, 99) * 1024
     monkeypatch.setattr(limits, "most_shared", lambda: limit)
-    able = () if file in UNROLLED and arch != SLOW_ARCH else runs_on(file, (arch,))
-    found = compile_all(file, STAGES[file].defines(128), able, record_row)
+    found = compile_all(file, STAGES[file].defines(128), runs_on(file, (arch,)), record_row)
     assert not faults(found, MAY_SPILL.get(file, 0))
 
 

@@ -234,6 +234,16 @@ def test_a_list_without_name_or_block_is_refused(text: str) -> None:
         requirements.read_list(text)
 
 
+def test_an_extra_is_read_from_comments() -> None:
+    text = (
+        "name: x\n- pip:\n  - a\n  # extra big: b>=2  # why\n  # extra big: c; sys_platform == 'x'\n  # extra no: d\n"
+    )
+    assert requirements.read_list(text) == ("x", ["a"])
+    assert requirements.read_extra(text, "big") == ["b>=2", "c; sys_platform == 'x'"]
+    with pytest.raises(script.Problem, match="no extra 'other'"):
+        requirements.read_extra(text, "other")
+
+
 def test_a_missing_list_is_named(new: TinyCourse) -> None:
     (new.root / "environment.yml").unlink()
     _, err = new.run("ladder", code=1)
@@ -437,6 +447,25 @@ def test_a_changed_list_is_installed(copied: TinyCourse) -> None:
     assert "the list in environment.yml has changed" in err and "making .venv" not in err
     assert list(copied.venv.glob("lib/python*/site-packages/tinyextra/__main__.py"))
     copied.told("ladder", network=False)
+
+
+@needs_venv
+def test_an_extra_is_installed_when_asked_for_and_stays(copied: TinyCourse) -> None:
+    make_wheel(copied.wheels, "tinytorch", "2.0")
+    (copied.root / "environment.yml").write_text(ENVIRONMENT + "      # extra torch: tinytorch>=2  # tensors\n")
+    site = next(copied.venv.glob("lib/python*/site-packages"))
+    copied.told("lab", network=False)
+    assert not (site / "tinytorch").exists()
+    _, err = copied.run("lab", "--torch")
+    assert "or an extra is asked for" in err and (site / "tinytorch").exists()
+    for words in (["lab", "--torch"], ["lab"], ["test"], ["test", "--torch"], ["ladder"]):
+        copied.told(*words, network=False)
+    for path in site.glob("tinytorch*"):
+        shutil.rmtree(path)
+    _, err = copied.run("ladder")
+    assert ".venv has lost tinytorch" in err and (site / "tinytorch").exists()
+    _, err = copied.run("test", "--extra", "unknown", code=1)
+    assert "no extra 'unknown'" in err
 
 
 @needs_venv
@@ -657,7 +686,7 @@ def test_the_tests_run_in_the_venv_with_all_options(made: TinyCourse) -> None:
     ruff, ruff_format, mypy, pytest_told = (json.loads(line) for line in out.splitlines()[:4])
     assert ruff["argv"] == ["check", "."] and ruff_format["argv"] == ["format", "--check", "."]
     assert mypy["name"] == "mypy" and mypy["argv"] == []
-    line = "tests notebooks --fast --nbval --nbval-current-env --nbval-cell-timeout 120"
+    line = f"tests notebooks --fast --nbval --nbval-current-env --nbval-cell-timeout {commands.CELL_SECONDS}"
     line += f" --nbval-sanitize-with tests/sanitize.cfg -n {commands.workers()} --dist loadfile -k naive"
     assert pytest_told["argv"] == line.split()
     assert pytest_told["prefix"] == str(made.venv)
@@ -676,9 +705,12 @@ def test_chosen_tests_and_all(made: TinyCourse, tmp_path: Path) -> None:
     argv = made.told("test", "--", "test_one.py::test_x", "-x", cwd=tmp_path)["pytest"]["argv"]
     assert f"{tmp_path}/test_one.py::test_x" in argv and "tests" not in argv and argv[-1] == "-x"
     assert "--fast" not in argv, "a file that is named is run whole"
-    argv = made.told("test", "--all")["pytest"]["argv"]
-    assert argv[:3] == ["tests", "notebooks", "--nbval"] and "--fast" not in argv
-    assert argv[-4:] == ["-n", "1", "--dist", "loadfile"], "there is no file to test, so one process is enough"
+    out, _ = made.run("test", "--all", "--", "-x")
+    first, second = (line["argv"] for line in map(json.loads, out.splitlines()[:-1]) if line["name"] == "pytest")
+    assert first == made.told("test", "--", "-x")["pytest"]["argv"], "CI's first run is not the one that README names"
+    assert first[:4] == ["tests", "notebooks", "--fast", "--nbval"]
+    assert second == ["tests", "--rest", *first[3:]]
+    assert first[-5:] == ["-n", "1", "--dist", "loadfile", "-x"], "there is no file to test: one process is enough"
 
 
 def test_the_layout_of_kernels_is_checked_where_there_are_some(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -721,6 +753,22 @@ def test_either_failure_fails_the_command(made: TinyCourse, ruff: int, tests: in
     out, _ = made.run("test", code=code, LEAVE_RUFF=str(ruff), LEAVE_PYTEST=str(tests))
     words = ["passed" if number == 0 else "FAILED" for number in (ruff, tests)]
     assert re.search(rf"course: ruff {words[0]}, .*, pytest {words[1]} in", out.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        *(((0, 0), 0), ((1, 0), 1), ((0, 1), 1), ((3, 1), 3)),
+        *(((5, 0), 0), ((0, 5), 0), ((5, 5), 5), ((5, 1), 1)),  # no test of that run was chosen
+        *(((2,), 2), ((130,), 130)),
+    ],
+)
+def test_the_two_runs_of_all_have_one_code(monkeypatch: pytest.MonkeyPatch, codes: tuple[int, ...], code: int) -> None:
+    left = iter(codes)
+    monkeypatch.setattr(commands, "checks", dict)
+    monkeypatch.setattr(commands, "run", lambda argv, environment: next(left))
+    assert commands.test([], every=True) == code
+    assert next(left, None) is None
 
 
 @needs_venv
@@ -858,7 +906,7 @@ def test_notebooks_run_on_this_python_and_find_helpers(new: TinyCourse, tmp_path
     (new.root / "notebooks" / "00_half_right.ipynb").write_text(json.dumps(notebook))
     (new.root / "ruff.toml").write_text('exclude = ["*"]\n')
     settings = {"JUPYTER_PATH": str(tmp_path / "own"), "JUPYTER_DATA_DIR": str(tmp_path / "data")}
-    out, _ = new.run("test", "--all", "--this-python", code=1, **settings)
+    out, _ = new.run("test", "--this-python", "--", "notebooks/00_half_right.ipynb", code=1, **settings)
     assert "1 failed, 1 passed" in out
     assert re.search(r"FAILED notebooks/00_half_right.ipynb::Cell 1", out)
     assert "course: ruff passed, ruff format passed" in out.splitlines()[-1]

@@ -19,8 +19,9 @@ from helpers.setup import requirements
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "environment.yml").read_text(encoding="utf-8")
 
-# Used where they are found, never needed: peers to measure against, and what the set-up reads versions with.
+# Used where they are found, never needed: extras, peers to measure against, and what the set-up reads versions with.
 OPTIONAL = {"torch", "transformers", "triton", "numba", "packaging", "pip"}
+EXTRAS = {"torch": ["torch", "transformers"], "peers": ["numba"]}
 # What there is for PyTorch alone, and what asks for it in its own way. All else does without it, or looks first.
 FOR_PYTORCH = {
     "helpers/attention/comms.py",  # nccl_of_torch, which somebody calls who has it
@@ -232,6 +233,25 @@ def test_distributions_of_another_cuda_have_the_same_name() -> None:
     assert [of_any_cuda(name) for name in names] == [*["cupy"] * 3, *["nvidia-cuda-nvrtc"] * 2, "cudax"]
 
 
+def test_extras_are_optional_and_ci_has_all_of_them() -> None:
+    assert sorted(EXTRAS) == sorted(set(re.findall(r"# extra (\w+):", TEXT)))
+    script = (ROOT / ".ci" / "run").read_text()
+    for extra, names in EXTRAS.items():
+        assert [re.match(r"[\w-]+", item)[0] for item in requirements.read_extra(TEXT, extra)] == names
+        assert set(names) <= OPTIONAL and not listed().keys() & set(names)
+        assert re.search(rf"--(extra )?{extra}\b", script)
+    pinned = requirements_of((ROOT / ".ci" / "constraints.txt").read_text())
+    assert pinned and {name for name, _ in pinned} <= {name for names in EXTRAS.values() for name in names}
+    for name, version in pinned:
+        least = re.search(rf"# extra \w+: {name}>=([\d.]+)", TEXT)[1]
+        assert tuple(map(int, version.split("."))) >= tuple(map(int, least.split(".")))
+
+
+def requirements_of(text: str) -> list[tuple[str, str]]:
+    """(name, version) of the lines name==version."""
+    return re.findall(r"(?m)^([\w-]+)==([\d.]+)$", text)
+
+
 def test_the_oldest_python_is_the_same_everywhere() -> None:
     oldest = "{}.{}".format(*requirements.OLDEST)
     assert f"- python>={oldest}\n" in TEXT
@@ -242,6 +262,7 @@ def test_the_oldest_python_is_the_same_everywhere() -> None:
 
 def test_ci_calls_the_same_command() -> None:
     script = ROOT / ".ci" / "run"
-    assert "python3 helpers/course.py test --all" in script.read_text()
+    assert "exec python3 helpers/course.py test --torch --extra peers --all" in script.read_text()
+    assert "\npython3 helpers/course.py test " in (ROOT / "README.md").read_text(), "the second command"
     assert os.access(script, os.X_OK)
     assert "run: .ci/run" in (ROOT / ".github" / "workflows" / "test.yml").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,8 +33,14 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "multiprocessors", lambda: 6)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_a_traced_block_notes_its_clocks_in_their_order(stages: int) -> None:
+@pytest.mark.parametrize(("stages", "faster"), [(1, 0), (2, 0), (3, 0), (4, 0), (2, 12)])
+def test_a_traced_block_notes_its_clocks_in_their_order(
+    stages: int, faster: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a clock that is faster by a factor of 2^faster: a launch lasts longer than 32 bits of it."""
+    traced = hopper.traced
+    its_clock = rf"(clock64() << {faster})"
+    monkeypatch.setattr(hopper, "traced", lambda source: re.sub(r"\bclock(64)?\(\)", its_clock, traced(source)))
     found = hopper.trace(hopper.Work(TINY, (*SMALL["sizes"], ("STAGES", stages))))
     assert found["stages"] == stages and len(found["consumers"]) == 2
     for consumer, waits_for_v in zip(found["consumers"], found["waits_for_v"], strict=True):
@@ -46,6 +53,7 @@ def test_a_traced_block_notes_its_clocks_in_their_order(stages: int) -> None:
         for tile in range(1, hopper.TRACED_TILES - stages - 1):  # a stage is asked for again when all have read it
             read = max(consumer[tile + i][3 if i == 0 else 5] for consumer in found["consumers"])
             assert asked[tile + stages] > read
+    assert found["full"][0][-1] > 2**32 or not faster
     rows = spans.clocks_as_spans(found, 8, 12)
     of_ring = [f"{which}, stage {stage}" for which in "KV" for stage in range(stages)]
     assert list(rows)[: len(of_ring)] == of_ring and len(rows) == len(of_ring) + 6

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -73,10 +74,21 @@ FLOAT_STEPS = [step for step in FORWARD_STEPS if "strides" not in step.features]
 HALF_STEPS = [step for step in FORWARD_STEPS if "strides" in step.features]  # and those to 15, in float32
 BACKWARD_STEPS = [step for step in STEPS if step.direction == "backward"]
 BACKWARD_STEPS_BY_MMA = [step for step in BACKWARD_STEPS if not step.only_cc]
-every_step, every_float_step, every_half_step, every_backward_step, every_backward_step_by_mma = (
-    pytest.mark.parametrize("step", steps, ids=lambda step: step.file.removeprefix("steps/"))
-    for steps in (STEPS, FLOAT_STEPS, HALF_STEPS, BACKWARD_STEPS, BACKWARD_STEPS_BY_MMA)
-)
+# Of the steps in CuTe, whose builds take up to half a minute: the one that is compiled for a GPU and X-rayed.
+IN_CUTE = "steps/12_03_tiled_copy.cu"
+
+
+def every(steps: Iterable[Stage], *, one_in_cute: bool = False) -> pytest.MarkDecorator:
+    """A test of each of these steps. one_in_cute: of those in CuTe only of IN_CUTE, and not in the fast run."""
+    params = [
+        pytest.param(step, marks=[pytest.mark.repetition] * (one_in_cute and step.slow_to_compile))
+        for step in steps
+        if not one_in_cute or not step.slow_to_compile or step.file == IN_CUTE
+    ]
+    return pytest.mark.parametrize("step", params, ids=lambda step: step.file.removeprefix("steps/"))
+
+
+every_float_step, every_half_step, every_backward_step = map(every, (FLOAT_STEPS, HALF_STEPS, BACKWARD_STEPS))
 # Sizes of one warp or two, for each set of macros that a step may have.
 SMALL: dict[frozenset[str], dict[str, int]] = {
     frozenset(sizes): sizes
@@ -96,23 +108,6 @@ def _what_a_step_includes(request: pytest.FixtureRequest) -> None:
     step = getattr(request.node, "callspec", None) and request.node.callspec.params.get("step")
     if step and (reason := step.missing()):
         pytest.skip(reason)
-
-
-# Of the steps in CuTe, whose builds take up to half a minute: the one that the fast run computes with, and that the
-# full run compiles for a GPU and X-rays. The full run computes with all.
-IN_CUTE = "steps/12_03_tiled_copy.cu"
-
-
-@pytest.fixture
-def few_in_cute(step: Stage, fast: bool) -> None:
-    if fast and step.slow_to_compile and step.file != IN_CUTE:
-        pytest.skip(f"{step.file} takes long to compile")
-
-
-@pytest.fixture
-def one_in_cute(step: Stage, fast: bool) -> None:
-    if step.slow_to_compile and (fast or step.file != IN_CUTE):
-        pytest.skip(f"{step.file} takes long to compile")
 
 
 def changed_lines(before: str, after: str) -> int:
@@ -195,8 +190,7 @@ def compiled(step: Stage, head_dim: int, arch: str) -> reports.CompileReport:
 
 @pytest.mark.one_of_each(kind=lambda step: step.number)
 @pytest.mark.skipif(bool(missing), reason=missing)
-@pytest.mark.usefixtures("one_in_cute")
-@every_step
+@every(STEPS, one_in_cute=True)
 def test_registers_and_shared_memory(step: Stage) -> None:
     """A step spills only where its header says so, and the launch gives a block the shared memory that it declares.
 
@@ -218,7 +212,7 @@ def test_registers_and_shared_memory(step: Stage) -> None:
 
 @pytest.mark.one_of_each(kind=lambda step: step.number)
 @pytest.mark.skipif(bool(missing), reason=missing)
-@every_backward_step_by_mma
+@every(BACKWARD_STEPS_BY_MMA)
 def test_spills_are_those_of_the_header(step: Stage) -> None:
     """On sm_90 at both head dimensions that are measured."""
     said = re.search(r"// Spills   by NVRTC (\d+)\.(\d+) for sm_90: (.*)", kernel.source(step.file))
@@ -309,13 +303,13 @@ def built_together(instance: str, sizes: tuple[tuple[str, int], ...]) -> dict[st
 
 
 @pytest.fixture
-def one_build_in_cute(step: Stage, fast: bool, few_in_cute: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step in CuTe comes from `built_together`; the fast run has one of them, from a build of its own."""
+def one_build_in_cute(step: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step in CuTe comes from `built_together`."""
 
     def load(file: str, names: tuple[str, ...], *, defines: dict[str, int]) -> dict[str, kernel.Kernel]:
         return {name: built_together(name, tuple(defines.items()))[file] for name in names}
 
-    if step.slow_to_compile and not fast:
+    if step.slow_to_compile:
         monkeypatch.setattr(kernel, "load_all", load)
 
 
@@ -358,8 +352,8 @@ def test_output_in_half_types(step: Stage) -> None:
 
 
 @pytest.mark.one_of_each(kind=lambda step: step.number)
-@pytest.mark.usefixtures("one_in_cute", "only_x_rayed")
-@every_half_step
+@pytest.mark.usefixtures("only_x_rayed")
+@every(HALF_STEPS, one_in_cute=True)
 def test_xray_is_clean_in_half_types(step: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """No race, no access out of bounds, no word that nobody wrote; a head dimension that fills no fragment."""
     monkeypatch.setattr(kernel.Kernel, "bind", in_place_of_bind(assert_clean))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import skips
 import two_speeds
 
-from helpers.attention.ladder import LADDER
+from helpers.attention import kernel
+from helpers.attention.decoders import DECODERS
+from helpers.device import cp
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,16 +58,91 @@ def has_what_it_needs(path: Path) -> bool:
 
 
 def test_every_part_of_the_course_is_in_the_fast_run(request: pytest.FixtureRequest) -> None:
-    """Each stage and step is launched, each notebook executed, and each file of tests has at least one test."""
-    if not request.config.getoption("--fast"):
-        pytest.skip("the full run leaves nothing out")
-    ids = [item.nodeid for item in request.session.items]
-    files = {node.partition("::")[0] for node in ids}
-    assert {f"tests/{path.name}" for path in ROOT.glob("tests/test_*.py") if has_what_it_needs(path)} <= files
-    assert {f"notebooks/{path.name}" for path in ROOT.glob("notebooks/*.ipynb")} <= files
-    launched = " ".join(node for node in ids if "::test_output" in node or "::test_gradients" in node)
-    for step in (ROOT / "kernels" / "steps").glob("*.cu"):
-        assert step.name in launched, f"no test of the fast run launches {step.name}"
-    names = " ".join(ids)
-    for stage in LADDER.values():
-        assert stage.name in names, f"no test of the fast run is of {stage.name}"
+    """Each notebook is executed, and each file of tests has at least one test; of those that are collected."""
+    session = request.session
+    left_out = set() if request.config.getoption("--fast") else two_speeds.repetitions(session.items)
+    tested = {item.path for item in session.items if item not in left_out}
+    folders = [Path(arg).resolve() for arg in request.config.args]
+    tests = {path for path in ROOT.glob("tests/test_*.py") if path.parent in folders and has_what_it_needs(path)}
+    assert tests <= tested
+    assert {path for path in ROOT.glob("notebooks/*.ipynb") if path.parent in folders} <= tested
+
+
+def test_a_file_that_no_test_launches_is_named(tmp_path: Path) -> None:
+    (tmp_path / "steps").mkdir()
+    for name in ("01_a.cu", "02_b.cu", "common.cuh", "steps/02_01_c.cu"):
+        (tmp_path / name).write_text("")
+    assert two_speeds.never_launched({"01_a.cu"}, tmp_path) == ["02_b.cu", "steps/02_01_c.cu"]
+    assert two_speeds.never_launched({"01_a.cu", "02_b.cu", "steps/02_01_c.cu"}, tmp_path) == []
+
+
+def test_a_launch_counts_and_a_plan_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a step as well, whose file is named in the text that its kernel was compiled from."""
+    step, seen = DECODERS["one_block_a_head"], set()
+    assert two_speeds.files_of(kernel.source(step.file)) == {step.file}
+    monkeypatch.setattr(kernel.Kernel, "bind", two_speeds.recorded(kernel.Kernel.bind, seen))
+    filled = kernel.load(kernel.with_headers('extern "C" __global__ void one(float* x) { *x = 1; }\n', "one.cu"), "one")
+    x = cp.zeros(1, dtype=cp.float32)
+    launch = filled.bind((1,), (1,), (x,))
+    assert not seen
+    launch()
+    assert seen == {"one.cu"} and x[0] == 1
+
+
+TINY = """
+import pytest
+def test_that_runs(): pass
+@pytest.mark.repetition
+def test_that_repeats(): pass
+def test_that_is_skipped(): pytest.skip("{reason}")
+"""
+
+
+def run_tiny(folder: Path, *words: str, reason: str, **environment: str) -> tuple[int, str]:
+    """Exit code and output of pytest, with the conftest of these tests, over TINY."""
+    (folder / "test_tiny.py").write_text(TINY.format(reason=reason))
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder), *words]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    kept = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [*argv, "-p", "conftest"],
+        cwd=ROOT / "tests",
+        env={**kept, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_two_runs_of_ci_have_each_test_once(tmp_path: Path) -> None:
+    fast, rest = (run_tiny(tmp_path, "-rA", option, reason="no GPU") for option in ("--fast", "--rest"))
+    assert re.search(r"PASSED \S+::test_that_runs", fast[1]) and "::test_that_repeats" not in fast[1]
+    assert re.search(r"PASSED \S+::test_that_repeats", rest[1]) and "::test_that_runs" not in rest[1]
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("needs a GPU that CuPy and PyTorch both see", "needs a GPU"),
+        ("no GPU that torch can use", "needs a GPU"),
+        ("this machine has no python3.6", "needs a Python that is too old for the course"),
+        # What pip can install, and what was skipped in one kind of run alone.
+        ("could not import 'torch': No module named 'torch'", None),
+        ("PyTorch is optional, and not installed here", None),
+        ("transformers 5 is optional, and not installed here", None),
+        ("NVRTC is not installed", None),
+        ("there is no Numba, or it was imported without its simulator", None),
+        ("needs a GPU, or else", None),
+        ("the full run leaves nothing out", None),
+    ],
+)
+def test_what_may_be_skipped_in_ci(reason: str, kind: str | None) -> None:
+    assert skips.kind(reason) == kind
+
+
+def test_ci_skips_nothing_for_a_reason_that_is_not_listed(tmp_path: Path) -> None:
+    """Every run says what was skipped and why."""
+    code, text = run_tiny(tmp_path, reason="no rain today")
+    assert code == 0 and re.search(r"skipped, by reason =*\n+ +1  no rain today\n", text), text
+    code, text = run_tiny(tmp_path, reason="no rain today", CI="true")
+    assert code == 1 and "skipped: no rain today\nCI skips nothing for a reason" in text, text

@@ -1,7 +1,7 @@
 """What the fast run of the tests leaves out: repetition, and nothing else.
 
-`course.py test` runs pytest with --fast, `course.py test --all` and pytest by hand without it. Three marks say what the
-fast run needs not repeat; a test without a mark is in both.
+`course.py test` runs pytest with --fast, which leaves repetition out; `course.py test --all` then runs it with --rest,
+which runs what was left out. Pytest by hand, and of files that are named, runs all. Three marks say what is repetition.
 
     @pytest.mark.repetition                                  # another test of the fast run would fail as well
     @pytest.mark.one_of_each(kind=lambda name, bug: (name, bug.inputs))
@@ -10,15 +10,22 @@ fast run needs not repeat; a test without a mark is in both.
                                                              # every value of every other parameter occurs
 
 A single row of a table takes a mark as well: `pytest.param(..., marks=pytest.mark.repetition)`.
+
+The fast run leaves out no part of the course: where it has launched no kernel of some file, it has failed.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+
+from helpers.attention import kernel
 
 MARKS = (
     "repetition: not in the fast run; another of its tests would fail as well",
@@ -82,3 +89,34 @@ def repetitions(items: Sequence[pytest.Item]) -> set[pytest.Item]:
         if mark := item.get_closest_marker("each_value"):
             left_out |= table.keys() - with_every_value(table, mark.kwargs.get("within", ()))
     return left_out
+
+
+# ---- what is launched
+
+
+@functools.cache
+def files_of(code: str) -> frozenset[str]:
+    """The kernel files that a source is made of, by the `#line` directives with which they were pasted in."""
+    return frozenset(re.findall(r'^#line \d+ "([^"]+\.cu)"$', code, re.M))
+
+
+def recorded(bind: Callable[..., Callable[[], None]], launched: set[str]) -> Callable[..., Callable[[], None]]:
+    """`Kernel.bind`, whose launches put the kernel's files into a set."""
+
+    @functools.wraps(bind)
+    def bind_and_record(self: kernel.Kernel, *args: Any, **options: Any) -> Callable[[], None]:
+        launch = bind(self, *args, **options)
+
+        def launch_and_record() -> None:
+            launch()
+            launched.update(files_of(self.code))
+
+        return launch_and_record
+
+    return bind_and_record
+
+
+def never_launched(launched: Collection[str], folder: Path = kernel.KERNELS) -> list[str]:
+    """The kernel files of the course, steps included, of which no kernel was launched."""
+    files = [*folder.glob("*.cu"), *folder.glob("steps/*.cu")]
+    return sorted({path.relative_to(folder).as_posix() for path in files} - set(launched))

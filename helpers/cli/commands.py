@@ -78,6 +78,13 @@ ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL")}
 QUICK_BUILDS = {"COURSE_CPU_OPTIMISATION": "1"}
 
 
+NO_TEST = 5  # pytest's exit code where nothing was selected
+
+# Of a notebook's cell, to end one that hangs. The longest, in which 09 trains a model, takes 94 s of CPU, and a machine
+# may be slow, or busy with other work.
+CELL_SECONDS = 3600
+
+
 def checks() -> "dict[str, list[str]]":
     """The programs that read the text before anything runs, by name: each takes seconds."""
     sources = [path for folder in ("kernels", "helpers/engine") for path in sorted((ROOT / folder).rglob("*.*"))]
@@ -96,8 +103,8 @@ def checks() -> "dict[str, list[str]]":
 def test(words: "list[str]", every: bool) -> int:
     """The checks of the text, then pytest over tests and notebooks. 0 if all pass.
 
-    every: every test, as CI runs them; otherwise without what repeats others (tests/two_speeds.py). What `words` name
-    is run whole.
+    What repeats others is left out (tests/two_speeds.py). every: a second pytest runs it afterwards, as CI does: its
+    first is what everybody runs. What `words` name is run whole.
     """
     begin = time.monotonic()
     verdicts = {}
@@ -106,24 +113,34 @@ def test(words: "list[str]", every: bool) -> int:
         if verdicts[name] == 130:
             return 130
     words, named = absolute(words)
-    argv = [sys.executable, "-m", "pytest"]
+    options = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", str(CELL_SECONDS)]
+    if (ROOT / "tests" / "sanitize.cfg").is_file():
+        options += ["--nbval-sanitize-with", "tests/sanitize.cfg"]
     folders = [folder for folder in ("tests", "notebooks") if (ROOT / folder).is_dir()]
     processes = workers()
-    if not named:
-        argv += folders + ([] if every else ["--fast"])
+    runs = {"pytest": [*folders, "--fast"], "pytest of the rest": [*folders[:1], "--rest"]}
+    if named:
+        runs = {"pytest": []}
+    else:
         files = [path for folder in folders for path in (ROOT / folder).glob("*") if path.suffix in (".py", ".ipynb")]
         processes = max(1, min(processes, len(files)))  # each takes seconds to start
-    argv += ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120"]
-    if (ROOT / "tests" / "sanitize.cfg").is_file():
-        argv += ["--nbval-sanitize-with", "tests/sanitize.cfg"]
+        if not every:
+            del runs["pytest of the rest"]
     # A file's tests share a worker: the cells of a notebook need one another.
-    argv += ["-n", str(processes), "--dist", "loadfile", *words]
-    verdicts["pytest"] = run(argv, {**ONE_THREAD, **QUICK_BUILDS, **os.environ})
+    options += ["-n", str(processes), "--dist", "loadfile", *words]
+    for name, selection in runs.items():
+        argv = [sys.executable, "-m", "pytest", *selection, *options]
+        verdicts[name] = run(argv, {**ONE_THREAD, **QUICK_BUILDS, **os.environ})
+        if verdicts[name] in (2, 130):  # stopped: by Ctrl-C, or by tests that cannot be read
+            break
+    codes = {name: verdicts[name] for name in runs if name in verdicts}
+    if set(codes.values()) != {NO_TEST}:  # what follows -- may choose tests of one run alone
+        verdicts.update({name: 0 for name, code in codes.items() if code == NO_TEST})
     minutes, seconds = divmod(round(time.monotonic() - begin), 60)
     words_of = {0: "passed", 130: "stopped"}
     parts = ", ".join(f"{name} {words_of.get(code, 'FAILED')}" for name, code in verdicts.items())
     print(f"course: {parts} in {minutes} min {seconds} s{cpu_seconds()}", flush=True)
-    return verdicts["pytest"] or next(filter(None, verdicts.values()), 0)
+    return next(filter(None, [*(verdicts[name] for name in codes), *verdicts.values()]), 0)
 
 
 def cpu_seconds() -> str:

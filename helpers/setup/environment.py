@@ -1,7 +1,8 @@
 """The .venv beside environment.yml: what state it is in, and how it is made, filled, repaired and entered.
 
 A stamp in it remembers what the last complete set-up installed, so that a later start needs no network. A set-up that
-was stopped, a folder that was moved, a list that has changed: each is noticed, and no more is done than it needs.
+was stopped, a folder that was moved, a list that has changed: each is noticed, and no more is done than it needs. An
+extra that was asked for once stays: later commands need not ask for it again.
 """
 
 import contextlib
@@ -23,14 +24,16 @@ STAMP = VENV / "course.json"
 READY = "COURSE_READY"  # set for one start only: the parent has just checked .venv
 
 
-def enter(requirements: "list[str]") -> None:
+def enter(requirements: "list[str]", extras: "list[str]") -> None:
     """Go on in .venv, repaired first where it needs it: course.py starts again on its Python, unless this is it.
+
+    extras: those of environment.yml whose requirements are among these; the stamp remembers them.
 
     Raises Problem, which says what the user can do, if the set-up fails.
     """
     if os.environ.pop(READY, None) != str(VENV):
         try:
-            set_up(requirements)
+            set_up(requirements, extras)
         except OSError as error:
             raise Problem(
                 f"the set-up stopped: {error}\nMend: see that {ROOT} is yours to write in and that the disk "
@@ -40,7 +43,7 @@ def enter(requirements: "list[str]") -> None:
         restart(str(VENV_PYTHON), dict(os.environ, **{READY: str(VENV)}))
 
 
-def set_up(requirements: "list[str]") -> None:
+def set_up(requirements: "list[str]", extras: "list[str]") -> None:
     """Repair .venv, if it needs it.
 
     Raises Problem, which says what the user can do, if that fails.
@@ -66,8 +69,9 @@ def set_up(requirements: "list[str]") -> None:
         with contextlib.suppress(FileNotFoundError):
             STAMP.unlink()  # from here on .venv is half made, until the new stamp
         begin = time.monotonic()
-        install(requirements, f"installing the list of environment.yml ({ROOM}, once)")
-        write_stamp(new_stamp(requirements))
+        room = f"{ROOM} and {' and '.join(extras)}" if extras else ROOM
+        install(requirements, f"installing the list of environment.yml ({room}, once)")
+        write_stamp(new_stamp(requirements, extras))
         say(f"installed in {time.monotonic() - begin:.0f} s")
 
 
@@ -96,7 +100,7 @@ def venv_needs(requirements: "list[str]") -> "tuple[str, str]":
     if stamp.get("home") != str(VENV.resolve()):
         return "move", f".venv was moved here from {stamp.get('home')}"
     if stamp.get("list") != fingerprint(requirements):
-        return "install", "the list in environment.yml has changed"
+        return "install", "the list in environment.yml has changed, or an extra is asked for"
     lost = sorted(set(stamp.get("packages", [])) - names)
     if lost:
         return "install", f".venv has lost {', '.join(lost[:3])}{' and more' if len(lost) > 3 else ''}"
@@ -144,7 +148,12 @@ def read_stamp() -> dict:
     return stamp if isinstance(stamp, dict) else {}
 
 
-def new_stamp(requirements: "list[str]") -> dict:
+def kept_extras() -> "list[str]":
+    """The extras of environment.yml that the last complete set-up installed."""
+    return read_stamp().get("extras", [])
+
+
+def new_stamp(requirements: "list[str]", extras: "list[str]") -> dict:
     """What the stamp says of a .venv that is complete now.
 
     Raises Problem if its Python does not start.
@@ -157,6 +166,7 @@ def new_stamp(requirements: "list[str]") -> dict:
         "python": answer[0],
         "home": str(VENV.resolve()),
         "packages": sorted(installed(answer[1])[0]),
+        "extras": extras,
     }
 
 

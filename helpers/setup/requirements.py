@@ -1,6 +1,7 @@
 """What the course needs, which Python and which packages, and whether the running Python is one and has them.
 
-The packages are the pip: block of environment.yml, the one list: conda reads that file too.
+The packages are the pip: block of environment.yml, the one list: conda reads that file too. Its extras are what a
+command brings when it is asked to, such as `lab --torch`; conda reads these lines as comments.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 
 from helpers.setup.script import ROOT, Problem, command_line, say
 
@@ -51,6 +53,17 @@ def read_list(text: str) -> "tuple[str, list[str]]":
     return name, requirements
 
 
+def read_extra(text: str, extra: str) -> "list[str]":
+    """The requirements of an extra in an environment.yml: what stands on its lines "# extra NAME: requirement".
+
+    Raises Problem if there is none of that name.
+    """
+    lines = re.findall(rf"^\s*# extra {re.escape(extra)}: (.+?)(?:\s+#.*)?$", text, re.M)
+    if not lines:
+        raise Problem(f"environment.yml has no extra {extra!r}. Get the file back with `git checkout environment.yml`.")
+    return lines
+
+
 def without_dependencies(text: str) -> "list[str]":
     """Those requirements of an environment.yml whose comment begins with "no-deps": what they depend on is not needed.
 
@@ -68,14 +81,16 @@ def pip_installs(requirements: "list[str]") -> "list[list[str]]":
     return [call for call in (usual, ["--no-deps", *alone] if alone else []) if call]
 
 
-def the_list() -> "tuple[str, list[str]]":
-    """read_list of the course's own environment.yml."""
+def the_list(extras: "Iterable[str]" = ()) -> "tuple[str, list[str]]":
+    """read_list of the course's own environment.yml, with the requirements of these extras at its end."""
     try:
-        return read_list(LIST.read_text(encoding="utf-8"))
+        text = LIST.read_text(encoding="utf-8")
     except OSError as error:
         raise Problem(
             f"cannot read {LIST} ({error.strerror}). Run course.py from a whole copy of the course."
         ) from None
+    name, requirements = read_list(text)
+    return name, requirements + [item for extra in extras for item in read_extra(text, extra)]
 
 
 def fingerprint(requirements: "list[str]") -> str:

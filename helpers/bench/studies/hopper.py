@@ -69,27 +69,29 @@ def traced(source: str) -> str:
     there. copy_clocks[0]: K's copy is started; [1]: V's; [2]: K has arrived; [3]: V has. The producer's fourth warp,
     which is idle otherwise, waits for the arrivals: for K's of a tile, then for V's of the tile before, which is the
     order in which they are asked for.
+
+    Clocks have 64 bits: 32 come round again, which the CPU engine's nanoseconds do within a launch.
     """
     head = f"""
 constexpr int TRACED_BLOCK = {TRACED_BLOCK}, TRACED_TILES = {TRACED_TILES};
-__device__ unsigned consumer_clocks[3][TRACED_TILES][{STAMPS + V_STAMPS}], copy_clocks[4][TRACED_TILES];
+__device__ long long consumer_clocks[3][TRACED_TILES][{STAMPS + V_STAMPS}], copy_clocks[4][TRACED_TILES];
 #define STAMP(i) \\
-  if (leader && blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) consumer_clocks[consumer][step][i] = clock()
+  if (leader && blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) consumer_clocks[consumer][step][i] = clock64()
 """
     watch = """    if (threadIdx.x == 96 && blockIdx.x == TRACED_BLOCK)
       for (int i = 0; i <= TRACED_TILES; ++i) {
         if (i < TRACED_TILES) {
           mbarrier_wait(k_full + 8 * (i % STAGES), i / STAGES & 1);
-          copy_clocks[2][i] = clock();
+          copy_clocks[2][i] = clock64();
         }
         if (i > 0) {
           mbarrier_wait(v_full + 8 * ((i - 1) % STAGES), (i - 1) / STAGES & 1);
-          copy_clocks[3][i - 1] = clock();
+          copy_clocks[3][i - 1] = clock64();
         }
       }
 """
     own = "(warp_id == 0 ? copy_clocks[0] : copy_clocks[1])"  # with copy_clocks[warp_id], rings of 80 keys spill
-    asked = f"        if (blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) {own}[step] = clock();\n"
+    asked = f"        if (blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) {own}[step] = clock64();\n"
     leaves = "    if (threadIdx.x % 32 != 0 || warp_id == 3) return;\n"
     expects = "        mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);\n"
     waits = "      mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);\n      if (PINGPONG)"
@@ -151,14 +153,9 @@ def trace(work: Work) -> dict[str, Any]:
         run(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
     cp.cuda.Device().synchronize()
     shapes = {"consumer_clocks": (3, TRACED_TILES, STAMPS + V_STAMPS), "copy_clocks": (4, TRACED_TILES)}
-    clocks = {
-        name: cp.asnumpy(cp.ndarray(shape, np.uint32, module.get_global(name))).astype(np.int64)
-        for name, shape in shapes.items()
-    }
+    clocks = {name: cp.asnumpy(cp.ndarray(shape, np.int64, module.get_global(name))) for name, shape in shapes.items()}
     consumers = clocks["consumer_clocks"][: work.defines["BLOCK_M"] // 64, 1:]  # the first key tile has no step
     copies = clocks["copy_clocks"]
-    begun = copies[0, 0]
-    consumers, copies = ((stamps - begun + 2**31) % 2**32 - 2**31 for stamps in (consumers, copies))  # 32 bits each
     zero = int(copies[:2, 0].min())
     steps = [np.pad(each - zero, ((1, 0), (0, 0))) for each in consumers]
     return {
