@@ -19,7 +19,7 @@ import copy
 import functools
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from helpers.engine.cuda_source.signatures import dtype_of
 
 try:
     import torch
+    from torch.autograd import forward_ad
 except ImportError as error:
     raise ImportError(
         "helpers.torch_attention needs PyTorch, which is not installed here: pip install torch. "
@@ -92,7 +93,8 @@ def flash_attention(
             tensor in mod_args that requires grad, outside of torch.no_grad().
         ValueError: shapes or devices that do not fit each other; something that no stage, or not this one, can do;
             gradients with a score_mod and no score_mod_grad.
-        NotImplementedError: score_mod or mask_mod under torch.compile; when it is differentiated twice.
+        NotImplementedError: score_mod or mask_mod under torch.compile; tangents (forward-mode derivatives), tensors of
+            torch.func's transforms and meta tensors; when its gradients are differentiated.
     """
     how = {"causal": causal, "window": window, "softmax_scale": softmax_scale}
     how |= {"return_lse": return_lse, "stage": stage}
@@ -162,6 +164,7 @@ def flash_attention_with_kvcache(
 
     Raises:
         TypeError: no tensors, or one that requires grad outside of torch.no_grad(). TypeError, ValueError: as there.
+        NotImplementedError: tangents, tensors of torch.func's transforms and meta tensors.
     """
     named = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
     named |= {name: a for name, a in (("block_table", block_table), ("k", k), ("v", v)) if a is not None}
@@ -172,6 +175,7 @@ def flash_attention_with_kvcache(
             raise ValueError(f"{name} is on {a.device} and q on {q.device}: one device for all is needed")
         if a.requires_grad and torch.is_grad_enabled():
             raise TypeError(f"{name} requires grad, and decoding has no gradients: call it within torch.no_grad()")
+    _check_numbers({**named, **options, **(options.get("mod_args") or {})})
     if q.is_cuda:
         given = {name: _plain(a) for name, a in named.items()}
         return decoding.flash_attention_with_kvcache(**given, **_each_tensor(_plain, options))
@@ -214,7 +218,8 @@ def scaled_dot_product_attention(
 
     Raises:
         RuntimeError: PyTorch's own error for shapes and dtypes that do not fit each other.
-        NotImplementedError: dropout, or a value whose head_dim is not the key's. It says what to use.
+        NotImplementedError: dropout, a value whose head_dim is not the key's, or what flash_attention raises it for. It
+            says what to use.
         TypeError, ValueError: as flash_attention; TypeError for an attn_mask that requires grad.
     """
     try:
@@ -262,6 +267,7 @@ def _sdpa(
                 raise TypeError(f"{name} is a torch tensor; got {type(a).__name__}")
             if a.device != query.device:
                 raise RuntimeError(f"{name} is on {a.device} and query on {query.device}: one device for all is needed")
+        _check_numbers({"query": query, "key": key, "value": value, "attn_mask": attn_mask})
         query, key, value = _autocast(query, key, value)
     lead = _leading_axes(query, key, value, enable_gqa)
     if lead is None or attn_mask is not None or not (query.numel() and key.numel()):
@@ -422,6 +428,7 @@ def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         and q.get_device() == k.get_device() == v.get_device()
         and not (q.requires_grad or k.requires_grad or v.requires_grad)
         and not torch.is_autocast_enabled("cuda")
+        and not _is_transformed()
     )
 
 
@@ -448,6 +455,7 @@ def _call(
             raise ValueError(f"{name} is on {a.device} and q on {tensors[0].device}: one device for all is needed")
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic is True or False; got {type(deterministic).__name__} {deterministic!r:.40}")
+    _check_numbers({**dict(zip("qkv", tensors, strict=True)), **lengths})
     q, k, v = _autocast(*tensors)
     traced = _is_traced(q, k, v)
     constants, functions, rotary = _split(extras, traced=traced) if extras else ({}, {}, {})
@@ -496,6 +504,8 @@ def _split(extras: dict[str, Any], *, traced: bool) -> tuple[dict[str, Any], dic
         functions["mod_args"] = args  # a copy, because the backward reads it too
     if isinstance(mask := functions.get("mask_mod"), BlockMask):
         args = mask.mod_args | args
+    positions = {f"rotary_positions[{i}]": a for i, a in enumerate(given.get("rotary_positions", ()))}
+    _check_numbers({**constants, **given, **positions, **args})
     _check_constants({**constants, **{f"mod_args[{name!r}]": a for name, a in args.items()}})
     return constants, functions, given
 
@@ -533,7 +543,7 @@ def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how:
     """
     differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     where = q.device.type
-    direct = differentiated and len(how) == 3 and not _is_traced(q, k, v)
+    direct = differentiated and len(how) == 3 and not _is_traced(q, k, v) and not _is_transformed()
     if not direct or torch.is_autocast_enabled(where) or _on_several(q, k, v):
         return flash_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **how)
     return _HeadsFirst.apply(q, k, v, *(None,) * 5, *_given(how, False, True))[0]
@@ -548,6 +558,7 @@ def _on_several(*tensors: torch.Tensor) -> bool:
 def _check_backward(head_dim: int, dtype: torch.dtype) -> None:
     """ValueError where no stage has gradients here: in the forward, not when it is too late."""
     name = str(dtype).removeprefix("torch.")
+    head_dim = calls.whole_chunks(head_dim, dtype.itemsize)
     reasons = {stage.name: stage.why_not(head_dim=head_dim, dtype=name) for stage in BACKWARD.values()}
     if all(reasons.values()):
         raise ValueError("no stage has these gradients: " + "; ".join(f"{a}: {why}" for a, why in reasons.items()))
@@ -566,10 +577,63 @@ def _is_traced(*tensors: torch.Tensor) -> bool:
 _KNOWN = {torch.Tensor, torch.nn.Parameter}
 
 
+def _is_transformed() -> bool:
+    """Whether tensors may carry what only PyTorch's own operations hand on: tangents, or a level of torch.func."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+_INSTEAD = (
+    "torch.nn.functional.scaled_dot_product_attention, within "
+    "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), has them"
+)
+
+
+def _check_numbers(named: Mapping[str, Any]) -> None:
+    """NotImplementedError for tensors of which a kernel would see a part alone, or nothing; other values may be any.
+
+    A kernel reads memory: a tangent would count as 0, and a meta tensor has no memory.
+    """
+    transformed = _is_transformed()
+    if torch.compiler.is_compiling():
+        if transformed:  # a graph would lose a tangent without a word; outside of graphs each tensor is asked
+            raise NotImplementedError(
+                "torch.compile within a transform of torch.func or a level of torch.autograd.forward_ad: these kernels "
+                f"have none of these. {_INSTEAD}"
+            )
+        return
+    for name, a in named.items():
+        if not isinstance(a, torch.Tensor):
+            continue
+        if transformed:
+            _check_untransformed(name, a)
+        if a.is_meta and not _is_traced(a):
+            raise NotImplementedError(
+                f"{name} is on the device meta, which has no numbers for a kernel to read. "
+                "torch.nn.functional.scaled_dot_product_attention gives the shape of the output"
+            )
+
+
+@torch.compiler.disable
+def _check_untransformed(name: str, a: torch.Tensor) -> None:
+    """NotImplementedError for a tensor with a tangent, or of one of torch.func's transforms."""
+    active = torch._C._are_functorch_transforms_active()
+    of_func = torch._C._functorch.is_functorch_wrapped_tensor(a)
+    if of_func or (active and a.requires_grad and torch.is_grad_enabled()):
+        raise NotImplementedError(
+            f"{name} is in a transform of torch.func (grad, vjp, jvp, vmap, jacrev ...), and these kernels have none: "
+            f"torch.autograd.grad has their gradients outside of one. {_INSTEAD}"
+        )
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(a).tangent is not None:
+        raise NotImplementedError(
+            f"{name} has a tangent (torch.autograd.forward_ad), and these kernels have no forward-mode derivatives. "
+            f"{_INSTEAD}"
+        )
+
+
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors in autocast's type where that is on, as PyTorch casts them for its own attention."""
     where = tensors[0].device.type
-    if not torch.is_autocast_enabled(where):
+    if where == "meta" or not torch.is_autocast_enabled(where):  # PyTorch knows of no autocast on meta
         return tensors
     dtype = torch.get_autocast_dtype(where)
     return tuple(a.to(dtype) if a.is_floating_point() and a.dtype != torch.float64 else a for a in tensors)
@@ -697,7 +761,7 @@ def _longest(limits: list[int]) -> dict[str, int | None]:
     return {"max_seqlen_q": rows, "max_seqlen_k": keys}
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _keep(ctx: Any, inputs: Sequence[Any], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     """What the backward starts from. lse is no result of the operator's user: it has no gradient."""
     q, k, v, *constants = inputs[:8]
     o, lse = output
@@ -709,27 +773,34 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, do: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
-    """A gradient for each input of the operator, or of the function."""
+def _differentiate(
+    ctx: Any, do: torch.Tensor | None, _: Any, *, heads_first: bool = False
+) -> tuple[torch.Tensor | None, ...]:
+    """A gradient for each input of the operator, or of the function. heads_first: as `_HeadsFirst` has q, k and v."""
     inputs = 12 + len(ctx.functions)
     if do is None:
         return (None,) * inputs
-    saved = ctx.saved_tensors[:10]
+    q, k, v, *saved = ctx.saved_tensors[:10]
+    if heads_first:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if not ctx.options[-1][2]:
         raise RuntimeError("course::flash_attention kept no lse (the third of flags), which gradients start from")
     if ctx.functions and torch.is_grad_enabled():
         _no_second_derivative(ctx)
     do = do if do.stride(-1) == 1 else do.contiguous()  # the gradient of a sum is one number, expanded
-    # With create_graph=True the gradients may be differentiated: the operator says what is wrong then.
-    by_operator = not ctx.functions and (torch.is_grad_enabled() or _is_traced(do, *saved[:5]))
+    # With create_graph=True the gradients may be differentiated: the operator says what is wrong then. It sees q, k and
+    # v as the caller gave them, for the gradients depend on these where do does not.
+    by_operator = not ctx.functions and (torch.is_grad_enabled() or _is_traced(do, q, k, v))
     backward: Any = _backward if by_operator else _gradients
-    return (*backward(do, *saved, *ctx.options, *ctx.functions), *(None,) * (inputs - 3))
+    gradients = backward(do, q, k, v, *saved, *ctx.options, *ctx.functions)
+    if heads_first:
+        gradients = [a.transpose(1, 2) for a in gradients]
+    return (*gradients, *(None,) * (inputs - 3))
 
 
 def _no_second_derivative(ctx: Any, *gradients: Any) -> None:
     raise NotImplementedError(
-        "flash_attention has no second derivatives: its gradients were to be differentiated. With "
-        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), torch.nn.functional.scaled_dot_product_attention has them"
+        "flash_attention has no second derivatives: its gradients were to be differentiated. " + _INSTEAD
     )
 
 
@@ -741,12 +812,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `_output`. What is kept is detached once, here, and not again in the backward."""
-        inputs = *[a.detach() for a in given[:3]], *given[3:]
-        o, lse = _output(*inputs)
-        _check_backward(o.shape[-1], o.dtype)
-        _keep(ctx, inputs, (o.detach(), lse))
-        return o, lse
+        """As `_output`."""
+        return _kept_output(ctx, given[:3], given)
 
     backward = staticmethod(_differentiate)
 
@@ -755,15 +822,19 @@ class _HeadsFirst(torch.autograd.Function):
     """_Attention of q, k and v (batch, heads, rows, head_dim), which autograd does not see transposed."""
 
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> Any:
+    def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The output is (batch, rows, heads, head_dim)."""
-        return _Attention.forward(ctx, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), *more)
+        return _kept_output(ctx, [a.transpose(1, 2) for a in given[:3]], given)
 
-    @staticmethod
-    def backward(ctx: Any, do: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
-        """The gradients are as q, k and v."""
-        gradients = _differentiate(ctx, do, _)
-        return tuple(None if a is None else a.transpose(1, 2) for a in gradients)
+    backward = staticmethod(functools.partial(_differentiate, heads_first=True))
+
+
+def _kept_output(ctx: Any, qkv: Sequence[torch.Tensor], given: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output and lse of q, k and v (batch, rows, heads, head_dim), with what the backward starts from in ctx."""
+    o, lse = _output(*qkv, *given[3:])
+    _check_backward(o.shape[-1], o.dtype)
+    _keep(ctx, given, (o.detach(), lse))
+    return o, lse
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)

@@ -157,8 +157,9 @@ def test_gradients_are_refused_for_shapes_that_do_not_fit(tmp_path: Path, monkey
     module.flash_attention_backward(a, a, a, a, a, lse)
     with pytest.raises(ValueError, match="do and o have q's shape"):
         module.flash_attention_backward(a[:, :-1].copy(), a, a, a, a, lse)
-    for wrong in (lse[:, :, :-1].copy(), lse.view(np.int32), lse.swapaxes(1, 2).copy()):
-        with pytest.raises(ValueError, match=r"lse is float32, \(batch, heads, n\); got "):
+    gaps = cupy_stand_in.zeros((2, 4, 60), np.float32)[..., ::2]
+    for wrong in (lse[:, :, :-1].copy(), lse.view(np.int32), lse.swapaxes(1, 2).copy(), gaps):
+        with pytest.raises(ValueError, match=r"lse is float32, \(batch, heads, n\), C-contiguous; got "):
             module.flash_attention_backward(a, a, a, a, a, wrong)
     naive = imported(exported("naive"), tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="with q's batch and q's heads"):
@@ -226,8 +227,9 @@ def test_its_check_finds_a_fault(
 def test_the_form_for_torch_computes_what_torch_does(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The output, and its gradients by autograd where the stage has some."""
+    """The output, and its gradients by autograd where the stage has some; no other derivative is taken for 0."""
     torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
+    forward_ad = torch.autograd.forward_ad
     module = imported(exported(words), tmp_path, monkeypatch)
     assert module.main("cpu") == 0
     told = capsys.readouterr().out.splitlines()
@@ -239,6 +241,9 @@ def test_the_form_for_torch_computes_what_torch_does(
     if alone:
         with pytest.raises(NotImplementedError, match="this file has no gradients"):
             module.flash_attention(q, k, v)
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+            dual = forward_ad.make_dual(v.detach(), torch.ones_like(v))
+            module.flash_attention(q.detach(), k.detach(), dual)
         return
     o = module.flash_attention(q, k, v)
     o, lse = o if "--lse" in words else (o, None)
@@ -250,6 +255,13 @@ def test_the_form_for_torch_computes_what_torch_does(
     (other[0] if "--lse" in words else other).sum().backward()
     for a, b in zip((q, k, v), again, strict=True):
         torch.testing.assert_close(a.grad, b.grad, atol=1e-2 * float(a.grad.abs().max()), rtol=0)
+    first = module.flash_attention(q, k, v)
+    (dq,) = torch.autograd.grad((first[0] if "--lse" in words else first).sum(), q, create_graph=True)
+    torch.testing.assert_close(dq.detach(), q.grad, atol=1e-2 * float(q.grad.abs().max()), rtol=0)
+    with pytest.raises(NotImplementedError, match="no second derivatives"):  # the first depend on q all the same
+        torch.autograd.grad(dq.sum(), k)
+    with forward_ad.dual_level(), pytest.raises((NotImplementedError, RuntimeError), match="jvp"):  # PyTorch's own
+        module.flash_attention(forward_ad.make_dual(q.detach(), torch.ones_like(q)), k.detach(), v.detach())
     with pytest.raises(ValueError, match=r"four axes, HEAD_DIM last, torch\.\w+; got torch\.float64"):
         module.flash_attention(q.double(), k, v)
     with pytest.raises(ValueError, match="k and v of one shape"):

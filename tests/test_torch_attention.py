@@ -26,7 +26,8 @@ from helpers.device import ON_GPU, cp
 
 torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
 
-from torch.autograd.gradcheck import GradcheckError  # noqa: E402 (after the skip)
+from torch.autograd import forward_ad  # noqa: E402 (after the skip)
+from torch.autograd.gradcheck import GradcheckError  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from helpers import torch_attention as ours  # noqa: E402
@@ -938,11 +939,189 @@ def test_stages_without_lse(where: str) -> None:
         compare(str(stage), o, want, want)
 
 
-def test_second_derivatives_are_refused(where: str) -> None:
-    given = tensors((1, 5, 2, 8), (1, 6, 2, 8), (1, 6, 2, 8), where=where, grad=True)
-    gradients = torch.autograd.grad(ours.flash_attention(*given).square().sum(), given, create_graph=True)
-    with pytest.raises(NotImplementedError, match="flash_attention has no second derivatives"):
+WAYS: dict[str, Callable[..., Any]] = {
+    "flash_attention": ours.flash_attention,
+    "packed": lambda q, k, v: ours.flash_attention_varlen(q[0], k[0], v[0], *of_one_sequence(q, k))[None],
+    "scaled_dot_product_attention": lambda *qkv: heads_first(ours.scaled_dot_product_attention, *qkv),
+    "falling back": lambda *qkv: heads_first(functools.partial(ours.scaled_dot_product_attention, fallback=True), *qkv),
+}
+every_way = pytest.mark.parametrize("way", ["flash_attention", "packed", "scaled_dot_product_attention"])
+OF_PYTORCH = "torch.nn.functional.scaled_dot_product_attention, within"  # what every message leads to
+
+
+def of_one_sequence(*arrays: Any) -> list[Any]:
+    """cu_seqlens of q and k with a batch of one."""
+    return [torch.tensor([0, a.shape[1]], dtype=torch.int32, device=a.device) for a in arrays]
+
+
+def heads_first(call: Callable[..., Any], *arrays: Any) -> Any:
+    return call(*(a.transpose(1, 2) for a in arrays)).transpose(1, 2)
+
+
+def in_torch(q: Any, k: Any, v: Any) -> Any:
+    """PyTorch's own, which has derivatives of every kind and order."""
+    return heads_first(torch.nn.functional.scaled_dot_product_attention, q, k, v)
+
+
+@pytest.fixture
+def by_math() -> Iterator[None]:
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+def small(where: str, *, grad: bool = False) -> list[Any]:
+    return tensors((1, 5, 2, 8), (1, 6, 2, 8), (1, 6, 2, 8), where=where, grad=grad)
+
+
+@every_way
+@pytest.mark.parametrize("loss", ["sum", "mean", "square"])
+def test_second_derivatives_are_refused(where: str, way: str, loss: str) -> None:
+    """Also where the gradient of the output is a constant: that of the inputs depends on them all the same."""
+    given = small(where, grad=True)
+    o = WAYS[way](*given)
+    loss_of = (o.square() if loss == "square" else o).mean() if loss != "sum" else o.sum()
+    gradients = torch.autograd.grad(loss_of, given, create_graph=True)
+    assert all(a.requires_grad for a in gradients)
+    with pytest.raises(NotImplementedError, match="flash_attention has no second derivatives") as error:
         torch.autograd.grad(gradients[0].sum(), given)
+    assert OF_PYTORCH in str(error.value)
+    want = torch.autograd.grad(in_torch(*given).sum(), given)
+    if loss == "sum":
+        for name, a, b in zip(NAMES, gradients, want, strict=True):
+            compare(name, a, b, b)
+
+
+def test_a_hessian_is_an_error(where: str) -> None:
+    q, k, v = small(where)
+    for way in WAYS:
+        if way != "falling back":
+            with pytest.raises(NotImplementedError, match="no second derivatives"):
+                torch.autograd.functional.hessian(lambda x, way=way: WAYS[way](x, k, v).sum(), q)
+
+
+def tangent(call: Callable[[Any], Any], a: Any, along: Any) -> Any:
+    """By dual numbers."""
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(call(forward_ad.make_dual(a, along))).tangent
+
+
+OF_FUNC: dict[str, Callable[[Callable[..., Any], Any, Any, Any], Any]] = {
+    "dual numbers": lambda call, q, k, v: tangent(lambda x: call(x, k, v), q, torch.ones_like(q)),
+    "dual numbers of the values": lambda call, q, k, v: tangent(lambda x: call(q, k, x), v, torch.ones_like(v)),
+    "grad": lambda call, q, k, v: torch.func.grad(lambda x: call(x, k, v).square().sum())(q),
+    "grad of a parameter": lambda call, q, k, v: torch.func.grad(lambda x: (x * call(q * x, k, v)).sum())(
+        q[0, 0, 0, 0]
+    ),
+    "vjp": lambda call, q, k, v: torch.func.vjp(lambda x: call(q, x, v), k)[1](q)[0],
+    "jvp": lambda call, q, k, v: torch.func.jvp(lambda x: call(x, k, v), (q,), (torch.ones_like(q),))[1],
+    "vmap": lambda call, q, k, v: torch.func.vmap(lambda x: call(x, k, v))(torch.stack([q, 2 * q])),
+    "jacrev": lambda call, q, k, v: torch.func.jacrev(lambda x: call(x, k, v))(q),
+    "jacfwd": lambda call, q, k, v: torch.func.jacfwd(lambda x: call(x, k, v))(q),
+    "hessian": lambda call, q, k, v: torch.func.hessian(lambda x: call(x, k, v).sum())(q),
+}
+
+
+@every_way
+@pytest.mark.parametrize("kind", OF_FUNC)
+def test_derivatives_that_kernels_lack_are_refused(where: str, way: str, kind: str) -> None:
+    """None of them is taken for 0, whether or not the inputs require grad."""
+    for grad in (False, True):
+        with pytest.raises(NotImplementedError, match="these kernels have n") as error:
+            OF_FUNC[kind](WAYS[way], *small(where, grad=grad))
+        assert OF_PYTORCH in str(error.value)
+
+
+@pytest.mark.parametrize("kind", OF_FUNC)
+@pytest.mark.usefixtures("by_math")
+def test_derivatives_that_kernels_lack_are_torchs(where: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ours, "_WARNED", set())
+    given = small(where)
+    with pytest.warns(UserWarning, match="PyTorch computes this attention"):
+        got = OF_FUNC[kind](WAYS["falling back"], *given)
+    torch.testing.assert_close(got, OF_FUNC[kind](in_torch, *given))
+
+
+def test_what_else_carries_a_tangent(where: str) -> None:
+    """A bias, slopes, tables and lengths are read by kernels, too; what carries none is taken, at any level."""
+    q, k, v = small(where)
+    with forward_ad.dual_level():
+        compare("o", ours.flash_attention(q, k, v), in_torch(q, k, v), q)
+        for name, a in {
+            "bias": torch.zeros(5, 6),
+            "alibi_slopes": torch.zeros(2),
+            "sinks": torch.zeros(2),
+            "rotary_cos": tables(8, where)["rotary_cos"],
+        }.items():
+            dual = forward_ad.make_dual(a.to(where), torch.ones_like(a, device=where))
+            more = tables(8, where) if name == "rotary_cos" else {}
+            with pytest.raises(NotImplementedError, match=f"{name} has a tangent"):
+                ours.flash_attention(q, k, v, **{**more, name: dual})
+        a = torch.zeros(6, device=where)
+        with pytest.raises(NotImplementedError, match="t has a tangent"):
+            dual = forward_ad.make_dual(a, torch.ones_like(a))
+            ours.flash_attention(q, k, v, score_mod="score + t[kv_idx]", mod_args={"t": dual})
+        dual = forward_ad.make_dual(torch.zeros(5, 6, device=where), torch.ones(5, 6, device=where))
+        with pytest.raises(NotImplementedError, match="attn_mask has a tangent"):
+            ours.scaled_dot_product_attention(*(a.transpose(1, 2) for a in (q, k, v)), attn_mask=dual)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.usefixtures("by_math")
+def test_a_graph_loses_no_tangent(where: str, fullgraph: bool) -> None:
+    q, k, v = small(where)
+    for way in ("flash_attention", "falling back"):
+        torch._dynamo.reset()
+        call = torch.compile(lambda x, way=way: WAYS[way](x, k, v), backend="eager", fullgraph=fullgraph)
+        call(q)
+        along = torch.ones_like(q)
+        if way == "falling back":
+            want = tangent(lambda x: in_torch(x, k, v), q, along)
+            torch.testing.assert_close(tangent(call, q, along), want)
+        else:
+            refused = (NotImplementedError, torch._dynamo.exc.Unsupported)
+            with pytest.raises(refused, match=r"forward-mode derivatives|forward_ad"):
+                tangent(call, q, along)
+
+
+def test_meta_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no number to compute with; PyTorch says what shape there would be."""
+    given = [a.to("meta") for a in small("cpu")]
+    for way in WAYS:
+        if way == "falling back":
+            with pytest.warns(UserWarning, match="device meta"):
+                monkeypatch.setattr(ours, "_WARNED", set())
+                assert WAYS[way](*given).shape == given[0].shape
+        else:
+            with pytest.raises(NotImplementedError, match="is on the device meta, which has no numbers"):
+                WAYS[way](*given)
+
+
+@pytest.mark.parametrize("change", ["meta", "a tangent", "vmap"])
+def test_a_cache_without_numbers_of_its_own(change: str) -> None:
+    q, k, v = tensors((2, 1, 2, 64), (2, 9, 2, 64), (2, 9, 2, 64), dtype="float16")
+    lengths = torch.tensor([3, 9], dtype=torch.int32)
+
+    def call(q: Any) -> Any:
+        return ours.flash_attention_with_kvcache(q, k.to(q.device), v.to(q.device), cache_seqlens=lengths.to(q.device))
+
+    with pytest.raises(NotImplementedError, match=r"q (is on the device meta|has a tangent|is in a transform)"):
+        if change == "meta":
+            call(q.to("meta"))
+        elif change == "vmap":
+            torch.func.vmap(call)(q[None])
+        else:
+            tangent(call, q, torch.ones_like(q))
+
+
+@pytest.mark.parametrize("head_dim", [59, 111, 250])
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_of_rows_of_any_length(where: str, head_dim: int, packed: bool) -> None:
+    """In half types kernels take multiples of 8: others get columns of zeros, forward and backward."""
+    dtype = "float16" if head_dim != 111 else "bfloat16"
+    q, k, v = tensors(*((1, rows, 2, head_dim) for rows in (9, 12, 12)), dtype=dtype, where=where)
+    call = WAYS["packed" if packed else "flash_attention"]
+    o = check_call(f"head_dim {head_dim}", call, [q, k, v], visible(9, 12), swap=True)
+    assert o.shape == q.shape
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -487,10 +487,15 @@ def of_shapes(
 HALF_COLUMNS = 8  # kernels in half types copy 16 bytes at a time
 
 
+def whole_chunks(head_dim: int, itemsize: int) -> int:
+    """The columns with which kernels compute rows of so many, of elements of so many bytes: half types have more."""
+    return head_dim + -head_dim % HALF_COLUMNS if itemsize == 2 else head_dim
+
+
 def _with_whole_chunks(kind: _Kind, arrays: dict[str, Any], options: Options, longest: _Lengths) -> Any:
     """A call in a half type whose head_dim is no multiple of 8, as FlashAttention makes it: with columns of zeros."""
     head_dim = arrays["q"].shape[-1]
-    columns = head_dim + -head_dim % HALF_COLUMNS
+    columns = whole_chunks(head_dim, arrays["q"].dtype.itemsize)
     wider = {name: kind.padded(a, columns) if name in WITH_HEAD_DIM else a for name, a in arrays.items()}
     _keep_for_graph(kind, [*wider.values()])
     result = _call(wider, options._replace(softmax_scale=softmax_scale_of(options.softmax_scale, head_dim)), longest)

@@ -259,10 +259,14 @@ def _from_elsewhere(arrays: Mapping[str, Any], options: Options) -> Any:
 
 def _unreadable(call: Call) -> list[str]:
     """The arrays that have to be copied: all but the caches, which are too large, may be."""
-    rows = [name for name in ("q", "k", "v") if name in call.arrays]
-    return [name for name in rows if not (call.arrays[name].in_rows and call.arrays[name].aligned)] + [
-        name for name, a in call.arrays.items() if name not in (*_ROWS, "lse", "block_table") and not a.contiguous
-    ]
+    unreadable = []
+    for name, a in call.arrays.items():
+        if name in _ROWS:
+            readable = name not in ("q", "k", "v") or (a.in_rows and a.aligned)
+        else:
+            readable = a.in_rows if name == "block_table" else name == "lse" or a.contiguous
+        unreadable += [name] * (not readable)
+    return unreadable
 
 
 _ROWS = ("q", "k_cache", "v_cache", "k", "v", "o")
@@ -368,8 +372,6 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
             raise TypeError(f"block_table is {table.dtype}; int32 is needed: block_table.astype('int32')")
         if table.ndim != 2 or table.shape[0] != batch:
             raise ValueError(f"block_table has shape {table.shape}; ({batch}, pages of a sequence) is needed")
-        if table.strides[1] != 4 and table.shape[1] > 1:
-            raise ValueError("block_table: the pages of a sequence must be neighbours: block_table.copy()")
         if room < 1 or room & (room - 1):
             raise ValueError(f"pages of {room} keys; a power of two is needed")
         room *= table.shape[1]

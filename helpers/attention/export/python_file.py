@@ -379,8 +379,10 @@ def shape_checks(plan: Plan) -> list[str]:
         lines += [
             "    if not do.shape == o.shape == q.shape:",
             '        raise ValueError(f"do and o have q\'s shape, {q.shape}; got do {do.shape}, o {o.shape}")',
-            f'    if lse.dtype.name != "float32" or lse.shape != (q.shape[0], q.shape[{heads}], q.shape[{rows}]):',
-            '        raise ValueError(f"lse is float32, (batch, heads, n); got {lse.dtype} {lse.shape}")',
+            f"    of_rows = (q.shape[0], q.shape[{heads}], q.shape[{rows}])",
+            '    if lse.dtype.name != "float32" or lse.shape != of_rows or not lse.flags.c_contiguous:',
+            '        got = f"{lse.dtype} {lse.shape}, strides {lse.strides}"',
+            '        raise ValueError(f"lse is float32, (batch, heads, n), C-contiguous; got {got}")',
         ]
     return lines
 

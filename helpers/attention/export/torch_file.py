@@ -152,19 +152,32 @@ def _entries(forward: Plan, backward: Plan | None, *, with_lse: bool) -> Iterato
     @staticmethod
     def forward(ctx, q, k, v, softmax_scale):
         """{result}; what the gradients start from is kept."""
-        q, k, v = (readable(a.detach()) for a in (q, k, v))
+        as_read = [readable(a.detach()) for a in (q, k, v)]
         with on_stream_of(q):
-            o, lse = forward(q, k, v, softmax_scale)
+            o, lse = forward(*as_read, softmax_scale)
         ctx.save_for_backward(q, k, v, o.detach(), lse)
 {mark}        ctx.softmax_scale = softmax_scale
         return {result}
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, do{more}):
         """A gradient for each argument of forward."""
-        with on_stream_of(do):
-            return *backward(readable(do), *ctx.saved_tensors, ctx.softmax_scale), None
+        return *Gradients.apply(do, *ctx.saved_tensors, ctx.softmax_scale), None
+'''
+        yield '''class Gradients(torch.autograd.Function):
+    """The gradients as an operation of their own: with create_graph=True they depend on q, k and v."""
+
+    @staticmethod
+    def forward(ctx, do, q, k, v, o, lse, softmax_scale):
+        """dq, dk, dv."""
+        do, q, k, v = (readable(a.detach()) for a in (do, q, k, v))
+        with on_stream_of(q):
+            return backward(do, q, k, v, o, lse, softmax_scale)
+
+    @staticmethod
+    def backward(ctx, *_):
+        """There is no kernel for this."""
+        raise NotImplementedError("no second derivatives: SDPBackend.MATH of torch.nn.attention.sdpa_kernel has them")
 '''
     yield _entry(forward, with_gradients=backward is not None, with_lse=with_lse)
 
@@ -210,6 +223,8 @@ def _entry(plan: Plan, *, with_gradients: bool, with_lse: bool) -> str:
     lines += [
         "    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):",
         '        raise NotImplementedError("this file has no gradients: call it under torch.no_grad()")',
+        "    if any(torch.autograd.forward_ad.unpack_dual(a).tangent is not None for a in (q, k, v)):",
+        '        raise NotImplementedError("this file has no forward-mode derivatives")',
         "    q, k, v = (readable(a.detach()) for a in (q, k, v))",
         "    with on_stream_of(q):",
         "        return forward(q, k, v, softmax_scale)",

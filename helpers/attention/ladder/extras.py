@@ -134,9 +134,9 @@ def as_kernels_read(
 def is_readable(name: str, a: Spec) -> bool:
     """Whether a kernel can read an extra input where it is: a bias by its strides, tables at multiples of 16 bytes."""
     if name == "bias":
-        return min(a.strides, default=0) >= 0
+        return min(a.strides, default=0) >= 0 and not any([step % a.dtype.itemsize for step in a.strides])
     if name in ROTARY[2:]:  # positions: batches may be the same
-        return min(a.strides) >= 0 and (a.strides[1] == a.dtype.itemsize or a.shape[1] == 1)
+        return a.in_rows
     return a.contiguous and (name not in ROTARY or not a.offset)
 
 

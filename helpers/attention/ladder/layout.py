@@ -71,10 +71,13 @@ class Spec(_Fields):
 
     @_once
     def in_rows(self) -> bool:
-        """Whether the elements of a row, if there is one, are neighbours, and no stride is below 0."""
-        strides = self.strides
-        neighbours = strides[-1] == self.dtype.itemsize or self.shape[-1] == 1
-        return 0 in self.shape or (neighbours and min(strides) >= 0)
+        """Whether the elements of a row, if there is one, are neighbours, and rows whole elements apart, forwards.
+
+        A kernel is told strides in elements: those of a column of records may be no whole number of them.
+        """
+        strides, size = self.strides, self.dtype.itemsize
+        neighbours = strides[-1] == size or self.shape[-1] == 1
+        return 0 in self.shape or (neighbours and min(strides) >= 0 and not any([step % size for step in strides]))
 
     @_once
     def aligned(self) -> bool:

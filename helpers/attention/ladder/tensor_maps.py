@@ -31,12 +31,13 @@ _SWIZZLE_128B, _L2_PROMOTION_128B = 3, 2
 def dimensions(spec: Spec) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(sizes, strides in bytes) of an array (batch, heads, rows, head_dim), the fastest first, as the driver has them.
 
-    The strides of head_dim's elements are not among the strides. A dimension of size 1 gets a stride that is allowed.
+    The strides of head_dim's elements are not among the strides. A dimension of size 1 gets a stride that is allowed:
+    libraries leave any number there. One that is broadcast keeps its 0, which the driver takes.
     """
     sizes = tuple(reversed(spec.shape))
-    strides = [0 if size == 1 else stride for size, stride in zip(sizes[1:], reversed(spec.strides[:-1]), strict=True)]
     row = -(-sizes[0] * spec.dtype.itemsize // 16) * 16
-    return sizes, tuple(stride or row for stride in strides)
+    pairs = zip(sizes[1:], reversed(spec.strides[:-1]), strict=True)
+    return sizes, tuple(row if size == 1 else stride for size, stride in pairs)
 
 
 def tensor_map(spec: Spec, address: int, *, box_rows: int) -> np.ndarray:
