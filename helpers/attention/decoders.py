@@ -23,6 +23,7 @@ from helpers.attention.ladder.tiles import KB
 
 TILE_ROWS = 16  # of an MMA atom
 MIN_KEYS = 128  # of a stretch: with fewer, a merge costs more than it saves
+SMALLEST_TILE = 16  # keys: BLOCK_N is this or more
 _NO_TABLE = 30  # page_bits: one page has all keys
 
 
