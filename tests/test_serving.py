@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "bytes": (Request(b"a", 2), {}, TypeError, "prompt is a text; got bytes"),
     "no request": ("a", {}, TypeError, r"requests\[1\] is a Request; got str"),
     "cold": (Request("a", 2), {"temperature": -1.0}, ValueError, "temperature = -1.0; 0, for the likeliest"),
-    "NaN": (Request("a", 2), {"temperature": float("nan")}, ValueError, "temperature = nan"),
+    "NaN": (Request("a", 2), {"temperature": float("nan")}, ValueError, "temperature = nan; a finite"),
     "no temperature": (Request("a", 2), {"temperature": "1"}, TypeError, "temperature is a number; got str"),
     "seed": (Request("a", 2), {"seed": -1}, ValueError, "seed = -1; 0 or more"),
 }

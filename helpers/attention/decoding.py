@@ -28,6 +28,7 @@ from helpers.attention.ladder.launches import C_NAMES
 from helpers.attention.ladder.layout import Spec, address
 from helpers.attention.ladder.plan import Latest
 from helpers.attention.ladder.score_mod import ScoreMod, of_call, read
+from helpers.attention.scalars import check_flags, whole_number
 
 HEAD_DIMS = (64, 128, 256)
 _Kind = DeviceArrays | TorchTensors
@@ -353,12 +354,8 @@ def check(
     for name, a in specs.items():
         if a.device != q.device:
             raise ValueError(f"{name} is on GPU {a.device} and q on GPU {q.device}: one device for all is needed")
-    for name in ("return_lse", "checked"):
-        if not isinstance(getattr(options, name), (bool, np.bool_)):
-            raise TypeError(f"{name} is True or False; got {getattr(options, name)!r:.40}")
-    splits = options.num_splits
-    if not isinstance(splits, (int, np.integer)) or isinstance(splits, bool):
-        raise TypeError(f"num_splits is a whole number; got {type(splits).__name__} {splits!r:.40}")
+    check_flags(return_lse=options.return_lse, checked=options.checked)
+    splits = whole_number("num_splits", options.num_splits)
     if splits < 0:
         raise ValueError(f"num_splits = {splits}; 1 or more are possible, or 0 for equal stretches of all work")
     window = mask_window(options.window, options.causal)
@@ -372,7 +369,7 @@ def check(
         return decoder, None, outputs
     arrays = {**specs, **{name: Spec.dense(shape, dtype) for name, (shape, dtype) in outputs.items()}}
     # More parts than 16 keys, the smallest tile, would be empty ones.
-    call = Call(arrays, window, scale, min(int(splits), -(-room // SMALLEST_TILE)), of_call(options.mod, arrays))
+    call = Call(arrays, window, scale, min(splits, -(-room // SMALLEST_TILE)), of_call(options.mod, arrays))
     return decoder, call, outputs
 
 

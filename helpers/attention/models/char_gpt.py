@@ -28,6 +28,7 @@ import numpy as np
 from helpers import device
 from helpers.attention import flash_attention, flash_attention_backward
 from helpers.attention.models.blas import one_thread
+from helpers.attention.scalars import finite_number, whole_number
 from helpers.engine.cuda_source.c_types import dtype_of
 
 xp = device.cp if device.ON_GPU else np  # what the model computes with
@@ -416,20 +417,9 @@ def draw(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> in
 
 def check_sampling(temperature: Any, seed: Any) -> None:
     """TypeError or ValueError for what is no temperature, finite and 0 or more, or no seed."""
-    if not isinstance(temperature, (int, float, np.integer, np.floating)) or isinstance(temperature, bool):
-        raise TypeError(f"temperature is a number; got {type(temperature).__name__} {temperature!r:.40}")
-    if not 0 <= temperature < math.inf:
+    if finite_number("temperature", temperature) < 0:
         raise ValueError(f"temperature = {temperature}; 0, for the likeliest character, or more is needed")
     whole_number("seed", seed, least=0)
-
-
-def whole_number(name: str, value: Any, *, least: int | None = None) -> int:
-    """An int of Python's, also from one of NumPy's. TypeError or ValueError for what is none, or below `least`."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-        raise TypeError(f"{name} is a whole number; got {type(value).__name__} {value!r:.40}")
-    if least is not None and value < least:
-        raise ValueError(f"{name} = {value}; {least} or more is needed")
-    return int(value)
 
 
 # ---- training
@@ -505,7 +495,7 @@ def train(
     for name, value, least in (("steps", steps, 0), ("batch", batch, 1), ("every", every, 1), ("seed", seed, 0)):
         whole_number(name, value, least=least)
     whole_number("warm_up", warm_up, least=0)
-    if not 0 <= held_out < 1:
+    if not 0 <= finite_number("held_out", held_out) < 1:
         raise ValueError(f"held_out = {held_out}; a share of the text, from 0 to below 1, is needed")
     config = config or Config()
     model = CharGPT("".join(sorted(set(text))), config, attention or FlashAttention(), seed=seed, dtype=dtype)

@@ -21,7 +21,8 @@ from helpers import device
 from helpers.attention import flash_attention_with_kvcache
 from helpers.attention.decoding import HEAD_DIMS
 from helpers.attention.models.blas import one_thread
-from helpers.attention.models.char_gpt import CharGPT, check_sampling, draw, to_host, whole_number, xp
+from helpers.attention.models.char_gpt import CharGPT, check_sampling, draw, to_host, xp
+from helpers.attention.scalars import whole_number
 from helpers.engine.cuda_source.c_types import dtype_of
 
 DTYPES = ("float32", "float16", "bfloat16")
