@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -292,17 +293,42 @@ def test_a_config_has_whole_numbers(field: str) -> None:
 
 def test_tokens_that_there_are_not_are_refused() -> None:
     model = CharGPT("ab", Config(8, 1, 1, 8), PlainAttention())
-    wrong = [np.zeros((1, 9), int), np.zeros(3, int), np.zeros((1, 3)), np.zeros((1, 0), int), [[0]]]
-    for tokens in wrong:
-        with pytest.raises(ValueError, match=r"tokens is an array of int \(B, T\), T from 1 to the context of 8"):
+    for tokens in [np.zeros((1, 9), int), np.zeros(3, int), np.zeros((0, 3), int), np.zeros((1, 0), int), [[0]]]:
+        with pytest.raises(ValueError, match=r"tokens is an array \(B, T\), B from 1, T from 1 to the context of 8"):
             model.forward(xp.asarray(tokens) if isinstance(tokens, np.ndarray) else tokens)
     tokens = xp.zeros((1, 3), int)
-    with pytest.raises(ValueError, match="positions is an array of int"):
+    with pytest.raises(ValueError, match="positions is float64; whole numbers"):
         model.forward(tokens, positions=xp.zeros((1, 3)))
+    with pytest.raises(ValueError, match=r"targets has shape \(1, 2\); \(1, 3\) is needed"):
+        model.loss(tokens, tokens[:, :2])
+    with pytest.raises(ValueError, match=r"targets has shape \(1, 3\); \(2, 3\) is needed"):
+        model.loss(xp.zeros((2, 3), int), tokens)
     if not device.ON_GPU:  # where the host need not wait to see them
         for tokens, positions, name in ((-1, 0, "tokens has -1"), (2, 0, "tokens has 2"), (0, 8, "positions has 8")):
             with pytest.raises(ValueError, match=name):
                 model.forward(np.full((1, 3), tokens), positions=np.full((1, 3), positions))
+        for target in (-1, 2):
+            with pytest.raises(ValueError, match=f"targets has {target} to {target}; there are 0 to 1"):
+                model.loss(np.zeros((1, 3), int), np.full((1, 3), target))
+
+
+def test_a_model_is_made_of_what_it_needs() -> None:
+    small, plain = Config(8, 1, 1, 8), PlainAttention()
+    refused: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+        (ValueError, "characters is empty", lambda: CharGPT("", small, plain)),
+        (TypeError, "config is a Config", lambda: CharGPT("ab", None, plain)),  # type: ignore[arg-type]
+        (TypeError, "attention has forward", lambda: CharGPT("ab", small, None)),  # type: ignore[arg-type]
+        (ValueError, "got int32", lambda: CharGPT("ab", small, plain, dtype=np.int32)),
+        (ValueError, "seed = -1; 0 or more", lambda: CharGPT("ab", small, plain, seed=-1)),
+        (ValueError, "dtype = 'float64'; there are float32", lambda: FlashAttention("float64")),
+        (TypeError, "deterministic is True or False", lambda: FlashAttention(deterministic=1)),  # type: ignore[arg-type]
+        (TypeError, "text is a text; got int", lambda: train(5, 1)),  # type: ignore[arg-type]
+        (TypeError, "report is a function", lambda: train("ab", 1, report=5)),  # type: ignore[arg-type]
+        (ValueError, "learning_rate = nan; a finite", lambda: train("ab", 1, learning_rate=math.nan)),
+    ]
+    for error, message, call in refused:
+        with pytest.raises(error, match=message):
+            call()
 
 
 def test_adam_is_its_algorithm() -> None:

@@ -28,7 +28,7 @@ import numpy as np
 from helpers import device
 from helpers.attention import flash_attention, flash_attention_backward
 from helpers.attention.models.blas import one_thread
-from helpers.attention.scalars import finite_number, whole_number
+from helpers.attention.scalars import check_flags, finite_number, whole_number
 from helpers.engine.cuda_source.c_types import dtype_of
 
 xp = device.cp if device.ON_GPU else np  # what the model computes with
@@ -68,6 +68,9 @@ class FlashAttention:
         backward_stage: str | int | None = None,
         deterministic: bool = False,
     ) -> None:
+        if dtype not in ("float32", "float16", "bfloat16"):
+            raise ValueError(f"dtype = {dtype!r:.40}; there are float32, float16 and bfloat16, by name")
+        check_flags(deterministic=deterministic)
         self.dtype, self.stage = dtype_of(dtype), stage
         self.backward_options = {"stage": backward_stage, "deterministic": deterministic}
 
@@ -173,11 +176,25 @@ def cross_entropy(logits: Any, targets: Any) -> tuple[Any, Any]:
     """The mean of -log(probability of the target) over all tokens, and its gradient with respect to the logits.
 
     logits (B, T, V), targets (B, T) of int. Returns a scalar array in nats, and (B, T, V): softmax - one-hot, over B T.
+    ValueError for targets of another shape or dtype, and on the CPU for one that is not from 0 to V - 1.
     """
+    if targets.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"targets has shape {targets.shape}; {logits.shape[:-1]} is needed, one for each of the logits"
+        )
+    _check_indices("targets", targets, logits.shape[-1])
     shifted = logits - logits.max(axis=-1, keepdims=True)
     log_p = shifted - xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))
     target = one_hot(targets, logits.shape[-1], logits.dtype)
     return -(log_p * target).sum() / targets.size, (xp.exp(log_p) - target) / targets.size
+
+
+def _check_indices(name: str, a: Any, end: int) -> None:
+    """ValueError for what is no index from 0 to end - 1; on a GPU, whose host would wait for it, by its dtype alone."""
+    if a.dtype.kind not in "iu":
+        raise ValueError(f"{name} is {a.dtype}; whole numbers are needed")
+    if not device.ON_GPU and a.size and not (a.min() >= 0 and a.max() < end):
+        raise ValueError(f"{name} has {a.min()} to {a.max()}; there are 0 to {end - 1}")
 
 
 def one_hot(tokens: Any, characters: int, dtype: Any) -> Any:
@@ -244,8 +261,17 @@ class CharGPT:
             dtype: np.float32; np.float64 for PlainAttention.
 
         Raises:
-            ValueError: heads does not divide width; a character twice.
+            TypeError, ValueError: heads does not divide width; no character, or one twice; attention or config is none;
+                dtype is another.
         """
+        if not isinstance(config, Config) or not hasattr(attention, "forward"):
+            got = f"{type(config).__name__} and {type(attention).__name__}"
+            raise TypeError(f"config is a Config, and attention has forward and backward; got {got}")
+        if np.dtype(dtype) not in (np.float32, np.float64):
+            raise ValueError(f"dtype is float32, or float64 for PlainAttention; got {np.dtype(dtype)}")
+        whole_number("seed", seed, least=0)
+        if not characters:
+            raise ValueError("characters is empty: an alphabet has one or more")
         if config.width % config.heads:
             raise ValueError(f"{config.heads} heads do not divide a width of {config.width}")
         if len(set(characters)) != len(characters):
@@ -271,6 +297,8 @@ class CharGPT:
 
     def encode(self, text: str) -> np.ndarray:
         """The tokens of a text, int64. ValueError for a character that is not in the alphabet."""
+        if not isinstance(text, str):
+            raise TypeError(f"text is a text; got {type(text).__name__}")
         token = {character: i for i, character in enumerate(self.characters)}
         if unknown := [character for character in text if character not in token]:
             known = f"{len(token)} characters: {self.characters!r:.80}"
@@ -301,16 +329,12 @@ class CharGPT:
         for name, a, end in (("tokens", tokens, len(self.characters)), ("positions", positions, context)):
             if a is None:
                 continue
-            if (
-                not isinstance(a, xp.ndarray)
-                or a.ndim != 2
-                or a.dtype.kind not in "iu"
-                or not 0 < a.shape[1] <= context
-            ):
-                got = f"{a.dtype} {a.shape}" if isinstance(a, xp.ndarray) else type(a).__name__
-                raise ValueError(f"{name} is an array of int (B, T), T from 1 to the context of {context}; got {got}")
-            if not device.ON_GPU and a.size and not (a.min() >= 0 and a.max() < end):
-                raise ValueError(f"{name} has {a.min()} to {a.max()}; there are 0 to {end - 1}")
+            if not isinstance(a, xp.ndarray) or a.ndim != 2 or not len(a) or not 0 < a.shape[1] <= context:
+                got = f"shape {a.shape}" if isinstance(a, xp.ndarray) else type(a).__name__
+                raise ValueError(
+                    f"{name} is an array (B, T), B from 1, T from 1 to the context of {context}; got {got}"
+                )
+            _check_indices(name, a, end)
 
     def _block(self, layer: int, x: Any) -> tuple[Any, Any]:
         """x (B, T, D) through attention and the MLP of one layer."""
@@ -492,6 +516,11 @@ def train(
     Raises:
         TypeError, ValueError: a text too short for the context; numbers that are none, or below their least.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"text is a text; got {type(text).__name__}")
+    if report is not None and not callable(report):
+        raise TypeError(f"report is a function that gets a line, or None; got {type(report).__name__}")
+    finite_number("learning_rate", learning_rate)
     for name, value, least in (("steps", steps, 0), ("batch", batch, 1), ("every", every, 1), ("seed", seed, 0)):
         whole_number(name, value, least=least)
     whole_number("warm_up", warm_up, least=0)
