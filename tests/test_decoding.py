@@ -363,7 +363,7 @@ BREAKS: dict[str, tuple[dict[str, np.ndarray], str]] = {
         r"cache_seqlens\[1\] = 300 and 1 new: more keys than the 300 .* overwritten",
     ),
     "beyond the cache": (changed("cache_seqlens", (3, 301), case=PLAIN), r"cache_seqlens\[3\] = 301: more keys than"),
-    "no such page": (changed("block_table", ((2, 1), 27)), r"block_table\[2, 1\] = 27, .* pages 0 to 26"),
+    "no such page": (changed("block_table", ((2, 1), 27)), r"block_table\[2, 1\] = 27, .* the cache has 27 pages"),
     "page -1": (changed("block_table", ((0, 4), -1)), r"block_table\[0, 4\] = -1, where keys of sequence 0 from 32 on"),
     "two writers of a row": (
         of_other((1, 0), (0, 4)),
@@ -451,8 +451,18 @@ def test_caches_that_cannot_be_written_are_refused() -> None:
                 flash_attention_with_kvcache(**there)
     for where in (np.asarray, cp.asarray):
         given = {name: where(a) for name, a in case.arrays().items()}
-        with pytest.raises(ValueError, match="k_cache and v_cache are one array"):
+        with pytest.raises(ValueError, match="k_cache and v_cache share memory"):
             flash_attention_with_kvcache(**given | {"v_cache": given["k_cache"]}, checked=True)
+        same = given | {"v_cache": given["k_cache"], "v": given["k"]}
+        flash_attention_with_kvcache(**same, checked=True)  # what is written twice is the same
+        both = where(np.zeros((4, 300, 4, 64), np.float16))  # heads of K and V in one row, or in turns
+        for k_heads, v_heads in ((slice(2), slice(2, 4)), (slice(0, 4, 2), slice(1, 4, 2))):
+            caches = {"k_cache": both[:, :, k_heads], "v_cache": both[:, :, v_heads]}
+            flash_attention_with_kvcache(**given | caches, checked=True)
+        with pytest.raises(ValueError, match="k_cache and v_cache share memory"):
+            flash_attention_with_kvcache(
+                **given | {"k_cache": both[:, :, :2], "v_cache": both[:, :, 1:3]}, checked=True
+            )
     arrays = PLAIN.arrays()  # nothing is written: they may be anything
     o = flash_attention_with_kvcache(**{name: read_only(a) for name, a in arrays.items()})
     check.check("o", o.astype(np.float64), PLAIN.expected(arrays)[0], tolerance=tolerance_of(PLAIN))
@@ -534,6 +544,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "return_lse": ({"return_lse": 1}, TypeError, "return_lse is True or False"),
     "window": ({"window": (1,)}, TypeError, "window is a pair"),
     "softmax_scale": ({"softmax_scale": "1"}, TypeError, "softmax_scale is a number"),
+    "no stage": ({"stage": ["split_kv"]}, ValueError, "stage=.* does not decode"),
     "stage": ({"stage": "naive"}, ValueError, "split_kv"),
     "sinks": ({"sinks": np.zeros(3, np.float32)}, ValueError, "one for each head"),
     "rows with gaps": ({"k_cache": np.zeros((4, 300, 2, 128), np.float16)[..., ::2]}, ValueError, "read where it is"),

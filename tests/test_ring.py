@@ -270,6 +270,28 @@ def test_rounding_alone_and_nothing_at_all() -> None:
     assert np.array_equal(cp.asnumpy(rounded), cp.asnumpy(o).astype(TYPES["bfloat16"]))
 
 
+def test_what_cannot_be_merged() -> None:
+    o, lse = cp.zeros((1, 4, 2, 16), "float32"), cp.zeros((1, 2, 4), "float32")
+    refused: list[tuple[type[Exception], str, tuple[Any, ...]]] = [
+        (ValueError, r"rows = \(0, 5\); o has rows 0 to 4", (o, o, (0, 5))),
+        (ValueError, r"rows = \(-1, 3\)", (o, o, (-1, 3))),
+        (ValueError, r"rows = \(3, 1\)", (o, o, (3, 1))),
+        (TypeError, "rows is a pair", (o, o, 4)),
+        (ValueError, r"part is float32 \(1, 2, 2, 16\)", (o, o, (2, 4))),
+        (ValueError, r"part is float32 \(1, 4, 2, 16\)", (o, o[:, :, :1], (0, 4))),
+        (ValueError, "o is float32 .* C-contiguous; got float16", (o.astype("float16"), o, (0, 4))),
+        (ValueError, "o is float32 .* strides", (o[:, ::2], o[:, :2], (0, 2))),
+        (TypeError, r"o is a device array .* got shape \(4, 2, 16\)", (o[0], o, (0, 4))),
+        (TypeError, "o is a device array .* got ndarray", (np.zeros((1, 4, 2, 16), np.float32), o, (0, 4))),
+        (ValueError, "lse and part_lse come together", (o, o, (0, 4), lse)),
+        (ValueError, r"part_lse is float32 \(1, 2, 4\)", (o, o, (0, 4), lse, lse[:, :, :2])),
+        (TypeError, "dtype = 'float64'; there are float32", (o, o, (0, 4), None, None, "float64")),
+    ]
+    for error, message, args in refused:
+        with pytest.raises(error, match=message):
+            ring.merge(*args)
+
+
 @on_cpu
 @pytest.mark.parametrize("case", ["all", "last", "sum", "odd"])
 def test_the_x_ray_of_a_merge_is_clean(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,6 +363,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (ValueError, "cannot be halved", {"q": [a[:, :5] for a in q], "k": [a[:, :5] for a in k]}, {"causal": True}),
         (ValueError, "as many rows of q as of k", {"q": [a[:, :4] for a in q]}, {"causal": True}),
         (ValueError, "schedule = 'stripes'; there are zigzag", {}, {"schedule": "stripes"}),
+        (ValueError, r"schedule = \['ring'\]; there are zigzag", {}, {"schedule": ["ring"]}),
         (ValueError, "one array for each of 2 local ranks; got 1", {"q": q[:1]}, {}),
         (ValueError, "q differs between ranks", {"q": [q[0], q[1][:, :4]]}, {}),
         (TypeError, "q has device arrays", {"q": [[1], [2]]}, {}),
@@ -421,6 +444,8 @@ def test_cuts_that_there_are_not() -> None:
         (ValueError, r"axis = 3; x has shape \(1, 8, 2\)", lambda: shard(x, 2, axis=3)),
         (ValueError, r"axis = 1; x has shape \(\)", lambda: shard(np.ones(()), 2)),
         (ValueError, "schedule = 'stripes'", lambda: shard(x, 2, "stripes")),
+        (TypeError, "x is complex128; numbers of 1, 2, 4 or 8", lambda: shard(x.astype(complex), 2)),
+        (TypeError, "x is object; numbers", lambda: shard(x.astype(object), 2)),
         (TypeError, "parts is a list .* got none", lambda: unshard([])),
         (TypeError, "parts is a list .* got ndarray", lambda: unshard(x)),
         (TypeError, r"parts\[1\] is an array of NumPy or the device; got int", lambda: unshard([x, 3])),

@@ -47,7 +47,7 @@ def check_slots(
     for i, j in np.argwhere(needed & ((table < 0) | (table >= pages)))[:1]:
         raise ValueError(
             f"block_table[{i}, {j}] = {table[i, j]}, where keys of sequence {i} from {first[j]} on are; the cache has "
-            f"pages 0 to {pages - 1}"
+            f"{pages} pages"
         )
     if not new:
         return

@@ -329,15 +329,35 @@ _WRITTEN = ("k_cache", "v_cache", "k", "v")  # two of them, with what the two ot
 
 
 def _check_written(arrays: Mapping[str, Any]) -> None:
-    """ValueError for caches that cannot get new tokens: read-only ones, and one array for both."""
+    """ValueError for caches that cannot get new tokens: read-only ones, and two that share memory."""
     for name in _WRITTEN[:2]:
         if isinstance(arrays[name], np.ndarray) and not arrays[name].flags.writeable:
             raise ValueError(f"{name} is read-only, and gets the new tokens of k and v: give {name}.copy()")
-    if not all(isinstance(arrays[name], (np.ndarray, device.cp.ndarray)) and arrays[name].size for name in _WRITTEN):
+    if not all(isinstance(arrays[name], (np.ndarray, device.cp.ndarray)) for name in _WRITTEN):
         return
-    k_cache, v_cache, k, v = (address(arrays[name]) for name in _WRITTEN)
-    if k_cache == v_cache and k != v:
-        raise ValueError("k_cache and v_cache are one array: its new keys and values would overwrite each other")
+    k_cache, v_cache, k, v = (_Addresses(arrays[name]) for name in _WRITTEN)
+    if k_cache == v_cache and k == v:  # each key is its value
+        return
+    if np.shares_memory(np.asarray(k_cache), np.asarray(v_cache)):
+        raise ValueError("k_cache and v_cache share memory: new keys and values would overwrite each other")
+
+
+class _Addresses:
+    """Where an array's elements are, for NumPy to compare: it reads no memory for that, so the device's will do."""
+
+    def __init__(self, a: Any) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address(a), True),
+            "typestr": f"|V{a.dtype.itemsize}",
+            "shape": tuple(a.shape),
+            "strides": tuple(a.strides),
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Addresses) and self.__array_interface__ == other.__array_interface__
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def check(
@@ -375,7 +395,7 @@ def check(
 
 def _decoder_of(specs: Mapping[str, Spec], options: Options) -> Decoder:
     stage, q = options.stage, specs["q"]
-    if stage is not None and stage not in DECODERS:
+    if stage is not None and (not isinstance(stage, str) or stage not in DECODERS):
         raise ValueError(f"stage={stage!r} does not decode; there are: {', '.join(DECODERS)}")
     decoder = SPLIT_KV if stage is None else DECODERS[stage]
     if q.dtype.name not in decoder.dtypes:

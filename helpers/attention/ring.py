@@ -69,7 +69,6 @@ class Step(NamedTuple):
     products: tuple[tuple[Product, ...], ...]
 
 
-@functools.cache
 def steps(schedule: str, size: int, *, causal: bool, rows: int, keys: int | None = None) -> tuple[Step, ...]:
     """What each rank computes in each step: plain data, to be drawn and counted.
 
@@ -88,10 +87,14 @@ def steps(schedule: str, size: int, *, causal: bool, rows: int, keys: int | None
     check_flags(causal=causal)
     if causal and rows != keys:
         raise ValueError(f"causal=True needs as many rows of q as of k on each rank; got {rows} and {keys}")
-    zigzag = causal and schedule != "ring"
-    if zigzag and rows % 2:
+    if causal and schedule != "ring" and rows % 2:
         raise ValueError(f"each rank has two chunks of equal length: {rows} rows cannot be halved")
-    half = rows // 2
+    return _steps(schedule, size, bool(causal), rows, keys)
+
+
+@functools.cache
+def _steps(schedule: str, size: int, causal: bool, rows: int, keys: int) -> tuple[Step, ...]:
+    zigzag, half = causal and schedule != "ring", rows // 2
     if schedule == "all_gather":
         alone = (Product((0, rows), (0, size * keys), False),)
         chunks = []
@@ -115,7 +118,7 @@ def steps(schedule: str, size: int, *, causal: bool, rows: int, keys: int | None
 
 
 def _check_schedule(schedule: str) -> None:
-    if schedule not in SCHEDULES:
+    if not isinstance(schedule, str) or schedule not in SCHEDULES:
         raise ValueError(f"schedule = {schedule!r:.40}; there are {', '.join(SCHEDULES)}")
 
 
@@ -203,6 +206,8 @@ def _axis_of(name: str, a: Any, axis: Any) -> int:
     """The axis, counted from the first. TypeError or ValueError for no array, or one without that axis."""
     if not isinstance(a, (np.ndarray, device.cp.ndarray)):
         raise TypeError(f"{name} is an array of NumPy or the device; got {type(a).__name__}")
+    if a.dtype.hasobject or a.dtype.itemsize not in (1, 2, 4, 8):
+        raise TypeError(f"{name} is {a.dtype}; numbers of 1, 2, 4 or 8 bytes are needed")
     axis = whole_number("axis", axis)
     if not -a.ndim <= axis < a.ndim:
         raise ValueError(f"axis = {axis}; {name} has shape {a.shape}")
@@ -438,8 +443,12 @@ def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: A
 
     Returns:
         o, or of another dtype than float32 a new array.
+
+    Raises:
+        TypeError, ValueError: arrays, rows or a dtype other than these.
     """
     cp = device.cp
+    _check_merge(o, part, rows, lse, part_lse, dtype)
     batch, n, heads, head_dim = o.shape
     rounded = dtype is not None and np.dtype(dtype) != np.float32
     result = cp.empty(o.shape, dtype=dtype) if rounded else None
@@ -458,6 +467,30 @@ def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: A
         arrays = [a if a is None else a[some] for a in (o, lse, part, part_lse, result)]
         launch((grid, some.stop - some.start), (MERGE_THREADS,), (*arrays, *map(np.int32, numbers)))
     return o if result is None else result
+
+
+def _check_merge(o: Any, part: Any, rows: Any, lse: Any, part_lse: Any, dtype: Any) -> None:
+    if not isinstance(o, device.cp.ndarray) or o.ndim != 4:
+        got = f"shape {o.shape}" if isinstance(o, device.cp.ndarray) else type(o).__name__
+        raise TypeError(f"o is a device array (batch, n, heads, head_dim); got {got}")
+    batch, n, heads, head_dim = o.shape
+    if not isinstance(rows, (tuple, list)) or len(rows) != 2:
+        raise TypeError(f"rows is a pair (first, end); got {rows!r:.40}")
+    if not 0 <= rows[0] <= rows[1] <= n:
+        raise ValueError(f"rows = {tuple(rows)}; o has rows 0 to {n}")
+    if dtype is not None and (dtype not in C_NAMES if isinstance(dtype, str) else np.dtype(dtype).name not in C_NAMES):
+        raise TypeError(f"dtype = {dtype!r:.60}; there are {', '.join(C_NAMES)}")
+    count = rows[1] - rows[0]
+    if (lse is None) != (part_lse is None) and part is not None:
+        raise ValueError("lse and part_lse come together: without both the result is a sum")
+    for name, a, shape in (
+        ("o", o, o.shape),
+        ("part", part, (batch, count, heads, head_dim)),
+        ("lse", lse, (batch, heads, n)),
+        ("part_lse", part_lse, (batch, heads, count)),
+    ):
+        if a is not None and (a.shape != shape or a.dtype != np.float32 or not a.flags.c_contiguous):
+            raise ValueError(f"{name} is float32 {shape}, C-contiguous; got {a.dtype} {a.shape}, strides {a.strides}")
 
 
 @functools.lru_cache(maxsize=64)
