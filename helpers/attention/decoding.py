@@ -198,7 +198,9 @@ class Planned:
             if a is None or math.prod(a.shape) < spec.size:
                 try:
                     a = kept[name] = kind.empty((spec.size,), spec.dtype, like)
-                except MemoryError as error:  # CuPy's OutOfMemoryError is one
+                except Exception as error:
+                    if not self._num_splits or not _is_out_of_memory(error):
+                        raise
                     size = spec.size * spec.dtype.itemsize
                     raise MemoryError(
                         f"num_splits = {self._num_splits}: {name}, what the parts hand to each other, takes {size:,} "
@@ -211,6 +213,11 @@ class Planned:
         if captured:
             kind.keep(arrays)
         return arrays
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """CuPy's is a MemoryError, PyTorch's a RuntimeError."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 _OF_EACH_THREAD = 2  # CUDA's handle of as many streams as threads
