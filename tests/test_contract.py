@@ -381,6 +381,24 @@ def test_a_warm_up_is_refused_as_its_calls_are() -> None:
         warm_up(4, 16, kv_heads=3)
     with pytest.raises(ValueError, match="no stage can"):
         warm_up(4, 512)
+    refused: list[tuple[type[Exception], str, tuple[Any, Any], dict[str, Any]]] = [
+        (ValueError, "heads = 0; 1 or more", (0, 16), {}),
+        (ValueError, "heads = -1; 1 or more", (-1, 16), {}),
+        (TypeError, "heads is a whole number; got float", (4.0, 16), {}),
+        (ValueError, "head_dim = -8; 1 or more", (4, -8), {}),
+        (ValueError, "kv_heads = 0; 1 or more", (4, 16), {"kv_heads": 0}),
+        (ValueError, "kv_heads = -1; 1 or more", (4, 16), {"kv_heads": -1}),
+        (TypeError, "dtype = 'float64'; there are float32", (4, 16), {"dtype": "float64"}),
+        (TypeError, "dtype = <class", (4, 16), {"dtype": np.float16}),
+        (TypeError, "gradients is True or False", (4, 16), {"gradients": "no"}),
+        (TypeError, "packed is True or False", (4, 16), {"packed": 2}),
+        (TypeError, "deterministic is True or False", (4, 16), {"deterministic": 1}),
+        (TypeError, "causal is True or False", (4, 16), {"causal": 1}),
+        (TypeError, "window is a pair", (4, 16), {"window": (1,)}),
+    ]
+    for error, message, args, options in refused:
+        with pytest.raises(error, match=message):
+            warm_up(*args, **options)
 
 
 def test_who_waits_at_a_terminal_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -319,7 +319,9 @@ def test_a_negative_scale() -> None:
 def test_nothing_to_see() -> None:
     made = PLAIN.arrays()
     o, lse = flash_attention_with_kvcache(
-        made["q"], made["k_cache"][:, :0], made["v_cache"][:, :0], cache_seqlens=made["cache_seqlens"], return_lse=True
+        *(made["q"], made["k_cache"][:, :0], made["v_cache"][:, :0]),
+        cache_seqlens=np.zeros_like(made["cache_seqlens"]),
+        return_lse=True,
     )
     assert not o.any() and (lse == -np.inf).all()
     o = flash_attention_with_kvcache(**{**made, "q": made["q"][:, :0]})
@@ -327,12 +329,177 @@ def test_nothing_to_see() -> None:
 
 
 def test_lengths_beyond_the_cache_count_as_the_cache_s() -> None:
-    """Nobody reads them on the host, so the kernel must not leave the cache."""
+    """Where nobody reads them on the host, so that the kernel must not leave the cache."""
     case = Case(lengths=(300, 0, 300))
     given = case.arrays() | {"cache_seqlens": np.array([300 + 5, -7, 2**31 - 1], np.int32)}
-    o = flash_attention_with_kvcache(**given)
+    o = flash_attention_with_kvcache(**given, checked=False)
     expected, _ = case.expected(case.arrays())
     check.check("o", o.astype(np.float64), expected, tolerance=tolerance_of(case))
+
+
+# ---- what is checked where the host reads lengths and tables
+
+IN_PAGES = Case(lengths=(40, 7, 18, 33), page=8, new=True, tokens=2, room=48)
+
+
+def changed(name: str, *values: tuple[Any, int], case: Case = IN_PAGES) -> dict[str, np.ndarray]:
+    """The case's arrays, with these elements of one in place of its own."""
+    arrays = case.arrays()
+    for where, value in values:
+        arrays[name][where] = value
+    return arrays
+
+
+def of_other(where: tuple[int, int], other: tuple[int, int]) -> dict[str, np.ndarray]:
+    """An entry of the block table is another one."""
+    return changed("block_table", (where, IN_PAGES.arrays()["block_table"][other]))
+
+
+BREAKS: dict[str, tuple[dict[str, np.ndarray], str]] = {
+    "below 0": (changed("cache_seqlens", (2, -1)), r"cache_seqlens\[2\] = -1; a sequence has 0"),
+    "a full cache": (changed("cache_seqlens", (0, 47)), r"cache_seqlens\[0\] = 47 and 2 new: more keys than the 48"),
+    "full, not in pages": (
+        changed("cache_seqlens", (1, 300), case=CASES["new token"]),
+        r"cache_seqlens\[1\] = 300 and 1 new: more keys than the 300 .* overwritten",
+    ),
+    "beyond the cache": (changed("cache_seqlens", (3, 301), case=PLAIN), r"cache_seqlens\[3\] = 301: more keys than"),
+    "no such page": (changed("block_table", ((2, 1), 27)), r"block_table\[2, 1\] = 27, .* the cache has 27 pages"),
+    "page -1": (changed("block_table", ((0, 4), -1)), r"block_table\[0, 4\] = -1, where keys of sequence 0 from 32 on"),
+    "two writers of a row": (
+        of_other((1, 0), (0, 4)),
+        "block_table: sequence 0 writes its key 38 into row 6 .* key 6: ",
+    ),
+    "a page that another one reads": (of_other((0, 1), (1, 0)), "sequence 1 writes its key 5 into row 5 .* 0 reads as"),
+    "one page twice": (
+        of_other((2, 0), (2, 2)),
+        "sequence 2 writes its key 16 into row 0 .* sequence 2 reads as its key 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first call", "known shapes"])
+@pytest.mark.parametrize("name", BREAKS)
+def test_lengths_and_tables_are_checked(name: str, again: bool) -> None:
+    """By the engine in any call, on a GPU where it is asked for; nothing is written."""
+    arrays, message = BREAKS[name]
+    given = {name: cp.asarray(a) for name, a in arrays.items()}
+    if again:
+        case = {BREAKS["full, not in pages"][0]["q"].shape: CASES["new token"]}.get(arrays["q"].shape, IN_PAGES)
+        case = PLAIN if "k" not in arrays else case
+        flash_attention_with_kvcache(**{name: cp.asarray(a) for name, a in case.arrays().items()}, checked=True)
+    for how in [True, *([] if device.ON_GPU else [None])]:
+        with pytest.raises(ValueError, match=message):
+            flash_attention_with_kvcache(**given, checked=how)
+    for cache in ("k_cache", "v_cache"):
+        assert np.array_equal(cp.asnumpy(given[cache]).view(np.uint16), arrays[cache].view(np.uint16))
+
+
+def test_what_is_shared_and_only_read_is_right() -> None:
+    """A prefix in pages of two sequences, entries that no key needs, a window behind which pages are gone."""
+    arrays = of_other((2, 0), (0, 0))
+    expected = IN_PAGES.expected(arrays)
+    o, lse = flash_attention_with_kvcache(**arrays, return_lse=True, checked=True)
+    check.check("o", o.astype(np.float64), expected[0], tolerance=tolerance_of(IN_PAGES))
+    check.check("lse", lse, expected[1], tolerance=1e-4)
+    case = replace(IN_PAGES, window=(9, 0), freed=True)
+    flash_attention_with_kvcache(**case.arrays(), window=(9, 0), checked=True)
+    first_needed = case.arrays()
+    first_needed["block_table"][0, 3] = NOWHERE  # token 0 is at key 38, and sees keys from 29 on
+    with pytest.raises(ValueError, match=r"block_table\[0, 3\]"):
+        flash_attention_with_kvcache(**first_needed, window=(9, 0), checked=True)
+    whole = case.arrays()
+    with pytest.raises(ValueError, match=r"block_table\[0, 0\]"):
+        flash_attention_with_kvcache(**whole, checked=True)
+
+
+def test_a_full_cache_unchecked_replaces_its_last_keys() -> None:
+    case = Case(lengths=(20, 21), room=21, new=True, dtype="float32")
+    arrays = case.arrays()
+    arrays["cache_seqlens"][1] = 21
+    given = {name: cp.asarray(a) for name, a in arrays.items()}
+    flash_attention_with_kvcache(**given, checked=False)
+    assert np.array_equal(cp.asnumpy(given["k_cache"])[1, 20], arrays["k"][1, 0])
+
+
+@pytest.mark.skipif(not device.ON_GPU, reason="the CPU engine has no graphs")
+def test_a_graph_cannot_be_checked() -> None:
+    given, stream = {name: cp.asarray(a) for name, a in PLAIN.arrays().items()}, cp.cuda.Stream(non_blocking=True)
+    with stream:
+        flash_attention_with_kvcache(**given, checked=True)
+        stream.begin_capture()
+        with pytest.raises(ValueError, match="checked=True reads cache_seqlens on the host"):
+            flash_attention_with_kvcache(**given, checked=True)
+        stream.end_capture()
+
+
+def read_only(a: np.ndarray) -> np.ndarray:
+    a.flags.writeable = False
+    return a
+
+
+def test_caches_that_cannot_be_written_are_refused() -> None:
+    case = CASES["new token"]
+    for name in ("k_cache", "v_cache"):
+        arrays = case.arrays()
+        with pytest.raises(ValueError, match=f"{name} is read-only"):
+            flash_attention_with_kvcache(**arrays | {name: read_only(arrays[name])})
+        shared = np.lib.stride_tricks.as_strided(arrays[name], strides=(0, *arrays[name].strides[1:]))
+        if not device.ON_GPU:
+            there = {each: cp.asarray(a) for each, a in arrays.items()}
+            there[name] = engine.ndarray(shared.shape, shared.dtype, there[name].data, (0, *there[name].strides[1:]))
+            with pytest.raises(ValueError, match=f"{name} has shape .* one in memory"):
+                flash_attention_with_kvcache(**there)
+    for where in (np.asarray, cp.asarray):
+        given = {name: where(a) for name, a in case.arrays().items()}
+        with pytest.raises(ValueError, match="k_cache and v_cache share memory"):
+            flash_attention_with_kvcache(**given | {"v_cache": given["k_cache"]}, checked=True)
+        same = given | {"v_cache": given["k_cache"], "v": given["k"]}
+        flash_attention_with_kvcache(**same, checked=True)  # what is written twice is the same
+        both = where(np.zeros((4, 300, 4, 64), np.float16))  # heads of K and V in one row, or in turns
+        for k_heads, v_heads in ((slice(2), slice(2, 4)), (slice(0, 4, 2), slice(1, 4, 2))):
+            caches = {"k_cache": both[:, :, k_heads], "v_cache": both[:, :, v_heads]}
+            flash_attention_with_kvcache(**given | caches, checked=True)
+        with pytest.raises(ValueError, match="k_cache and v_cache share memory"):
+            flash_attention_with_kvcache(
+                **given | {"k_cache": both[:, :, :2], "v_cache": both[:, :, 1:3]}, checked=True
+            )
+    arrays = PLAIN.arrays()  # nothing is written: they may be anything
+    o = flash_attention_with_kvcache(**{name: read_only(a) for name, a in arrays.items()})
+    check.check("o", o.astype(np.float64), PLAIN.expected(arrays)[0], tolerance=tolerance_of(PLAIN))
+
+
+def test_more_parts_than_keys_are_as_many_as_keys_fill() -> None:
+    """num_splits is the most: parts without a key would take scratch, 40 GB of it here."""
+    results = []
+    for splits in (10**7, np.int64(2**40), 19):
+        given = {name: cp.asarray(a) for name, a in PLAIN.arrays().items()}
+        results.append(flash_attention_with_kvcache(**given, num_splits=splits, return_lse=True))
+    for o, lse in results:
+        compare(PLAIN, {**given, "o": o, "lse": lse}, PLAIN.arrays())
+        assert np.array_equal(cp.asnumpy(o), cp.asnumpy(results[2][0]))
+
+
+class OutOfMemoryError(RuntimeError):
+    """PyTorch's is of this name and kind."""
+
+
+@pytest.mark.parametrize("error", [MemoryError, OutOfMemoryError])
+def test_parts_that_memory_cannot_hold_name_num_splits(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = decoding.DeviceArrays
+    empty = kind.empty
+
+    def full(self: Any, shape: Any, dtype: Any, like: Any) -> Any:
+        if len(shape) == 1:  # scratch
+            raise error("no 40960000000 bytes")
+        return empty(self, shape, dtype, like)
+
+    decoding.forget()
+    monkeypatch.setattr(kind, "empty", full)
+    given = {name: cp.asarray(a) for name, a in PLAIN.arrays().items()}
+    with pytest.raises(MemoryError, match=r"num_splits = 7: partial_o, .* fewer parts"):
+        flash_attention_with_kvcache(**given, num_splits=7)
+    with pytest.raises(error, match=r"^no 40960000000 bytes"):  # where nobody has asked for parts
+        flash_attention_with_kvcache(**given)
 
 
 def test_score_functions_and_sinks() -> None:
@@ -380,9 +547,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "num_splits": ({"num_splits": -1}, ValueError, "num_splits = -1"),
     "splits of a bool": ({"num_splits": True}, TypeError, "whole number"),
     "causal": ({"causal": 1}, TypeError, "causal is True or False"),
+    "checked": ({"checked": 1}, TypeError, "checked is True or False"),
     "return_lse": ({"return_lse": 1}, TypeError, "return_lse is True or False"),
     "window": ({"window": (1,)}, TypeError, "window is a pair"),
     "softmax_scale": ({"softmax_scale": "1"}, TypeError, "softmax_scale is a number"),
+    "no stage": ({"stage": ["split_kv"]}, ValueError, "stage=.* does not decode"),
     "stage": ({"stage": "naive"}, ValueError, "split_kv"),
     "sinks": ({"sinks": np.zeros(3, np.float32)}, ValueError, "one for each head"),
     "rows with gaps": ({"k_cache": np.zeros((4, 300, 2, 128), np.float16)[..., ::2]}, ValueError, "read where it is"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from helpers import device
 from helpers.attention import reference
 from helpers.attention.models import blas, char_gpt
 from helpers.attention.models.char_gpt import (
@@ -242,11 +244,91 @@ def test_what_train_and_the_model_refuse() -> None:
     with pytest.raises(ValueError, match="twice"):
         CharGPT("aba", Config(), PlainAttention())
     model = CharGPT("ab", Config(8, 1, 1, 8), PlainAttention())
-    for prompt, temperature in (("", 1.0), ("a", 0.0)):
-        with pytest.raises(ValueError, match="a sample needs"):
-            model.sample(prompt, 1, temperature=temperature)
-    with pytest.raises(KeyError):
-        model.sample("c", 1)
+    samples: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
+        (ValueError, "prompt is empty", ("", 1), {}),
+        (TypeError, "prompt is a text; got bytes", (b"a", 1), {}),
+        (ValueError, "'c' is not in the alphabet of the model, which has 2 characters: 'ab'", ("abc", 1), {}),
+        (ValueError, "length = -1; 0 or more", ("a", -1), {}),
+        (TypeError, "length is a whole number; got float", ("a", 1.5), {}),
+        (ValueError, "temperature = -0.5; 0, for the likeliest", ("a", 1), {"temperature": -0.5}),
+        (ValueError, "temperature = inf", ("a", 1), {"temperature": math.inf}),
+        (TypeError, "temperature is a number; got bool", ("a", 1), {"temperature": True}),
+        (ValueError, "seed = -1", ("a", 1), {"seed": -1}),
+    ]
+    for error, message, args, options in samples:
+        with pytest.raises(error, match=message):
+            model.sample(*args, **options)
+    assert model.sample("a", 0) == "a" and len(model.sample("ab", np.int32(3), temperature=5e-324)) == 5
+    model.parameters[...] = np.nan
+    with pytest.raises(ValueError, match="logits are not finite"):
+        model.sample("a", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"steps": -1}, ValueError, "steps = -1; 0 or more"),
+        ({"steps": 1.0}, TypeError, "steps is a whole number"),
+        ({"batch": 0}, ValueError, "batch = 0; 1 or more"),
+        ({"every": 0}, ValueError, "every = 0; 1 or more"),
+        ({"seed": -1}, ValueError, "seed = -1"),
+        ({"warm_up": -1}, ValueError, "warm_up = -1"),
+        ({"held_out": 1.0}, ValueError, "held_out = 1.0; a share"),
+        ({"held_out": -0.5}, ValueError, "held_out = -0.5"),
+    ],
+    ids=str,
+)
+def test_training_refuses_numbers_that_are_none(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    how: dict[str, Any] = {"steps": 1, "config": Config(8, 1, 1, 8), "attention": PlainAttention(), "report": None}
+    with pytest.raises(error, match=message):
+        train("some words " * 40, **how | options)
+
+
+@pytest.mark.parametrize("field", ["context", "layers", "heads", "width"])
+def test_a_config_has_whole_numbers(field: str) -> None:
+    for value, error in ((0, ValueError), (-2, ValueError), (2.0, TypeError), (True, TypeError)):
+        with pytest.raises(error, match=field):
+            Config(**{field: value})
+
+
+def test_tokens_that_there_are_not_are_refused() -> None:
+    model = CharGPT("ab", Config(8, 1, 1, 8), PlainAttention())
+    for tokens in [np.zeros((1, 9), int), np.zeros(3, int), np.zeros((0, 3), int), np.zeros((1, 0), int), [[0]]]:
+        with pytest.raises(ValueError, match=r"tokens is an array \(B, T\), B from 1, T from 1 to the context of 8"):
+            model.forward(xp.asarray(tokens) if isinstance(tokens, np.ndarray) else tokens)
+    tokens = xp.zeros((1, 3), int)
+    with pytest.raises(ValueError, match="positions is float64; whole numbers"):
+        model.forward(tokens, positions=xp.zeros((1, 3)))
+    with pytest.raises(ValueError, match=r"targets has shape \(1, 2\); \(1, 3\) is needed"):
+        model.loss(tokens, tokens[:, :2])
+    with pytest.raises(ValueError, match=r"targets has shape \(1, 3\); \(2, 3\) is needed"):
+        model.loss(xp.zeros((2, 3), int), tokens)
+    if not device.ON_GPU:  # where the host need not wait to see them
+        for tokens, positions, name in ((-1, 0, "tokens has -1"), (2, 0, "tokens has 2"), (0, 8, "positions has 8")):
+            with pytest.raises(ValueError, match=name):
+                model.forward(np.full((1, 3), tokens), positions=np.full((1, 3), positions))
+        for target in (-1, 2):
+            with pytest.raises(ValueError, match=f"targets has {target} to {target}; there are 0 to 1"):
+                model.loss(np.zeros((1, 3), int), np.full((1, 3), target))
+
+
+def test_a_model_is_made_of_what_it_needs() -> None:
+    small, plain = Config(8, 1, 1, 8), PlainAttention()
+    refused: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+        (ValueError, "characters is empty", lambda: CharGPT("", small, plain)),
+        (TypeError, "config is a Config", lambda: CharGPT("ab", None, plain)),  # type: ignore[arg-type]
+        (TypeError, "attention has forward", lambda: CharGPT("ab", small, None)),  # type: ignore[arg-type]
+        (ValueError, "got int32", lambda: CharGPT("ab", small, plain, dtype=np.int32)),
+        (ValueError, "seed = -1; 0 or more", lambda: CharGPT("ab", small, plain, seed=-1)),
+        (ValueError, "dtype = 'float64'; there are float32", lambda: FlashAttention("float64")),
+        (TypeError, "deterministic is True or False", lambda: FlashAttention(deterministic=1)),  # type: ignore[arg-type]
+        (TypeError, "text is a text; got int", lambda: train(5, 1)),  # type: ignore[arg-type]
+        (TypeError, "report is a function", lambda: train("ab", 1, report=5)),  # type: ignore[arg-type]
+        (ValueError, "learning_rate = nan; a finite", lambda: train("ab", 1, learning_rate=math.nan)),
+    ]
+    for error, message, call in refused:
+        with pytest.raises(error, match=message):
+            call()
 
 
 def test_adam_is_its_algorithm() -> None:

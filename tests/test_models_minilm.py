@@ -159,6 +159,7 @@ def test_packs_hold_each_sentence_once_and_not_too_many_tokens():
         (lambda model: model.encode([3]), TypeError, "a sentence is a text; got int"),
         (lambda model: model.encode(["a"], max_tokens=2), ValueError, "max_tokens is 2: expected 3 to 512"),
         (lambda model: model.encode(["a"], max_tokens=513), ValueError, "max_tokens is 513: expected 3 to 512"),
+        (lambda model: model.encode(["a"], max_tokens=3.5), TypeError, "max_tokens is a whole number; got float 3.5"),
     ],
 )
 def test_what_encode_refuses(model, call, error, message):
@@ -222,6 +223,38 @@ def test_two_questions(model, plain):
         assert sentences[answers[0].number] == answers[0].sentence
         again = search.best_answers(question, sentences, plain, vectors=expected)
         assert [a.number for a in again] == [a.number for a in answers]
+
+
+class Stub:
+    """Vectors that are rows of the unit matrix."""
+
+    def encode(self, sentences):
+        return minilm.xp.eye(5, dtype=np.float32)[: len(sentences)]
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: WordPiece(SMALL)("a", 1), ValueError, "max_tokens = 1; 2 or more"),
+        (lambda: WordPiece({"a": 0}), ValueError, r"vocabulary has no \[CLS\]"),
+        (lambda: MiniLM({}, SMALL), ValueError, "weights has no encoder.layer.0.attention.self.query.weight"),
+        (lambda: list(packs([[1]], 0)), ValueError, "most = 0; 1 or more"),
+        (lambda: weights.read_safetensors(b"abc"), ValueError, "data is no .safetensors file, or not all of it: 3"),
+        (lambda: search.sentences_of(b"A. B."), TypeError, "text is a text; got bytes"),
+        (lambda: search.best_answers(["q"], ["a"], Stub()), TypeError, "question is a text"),
+        (lambda: search.best_answers("q", "abc", Stub()), TypeError, "sentences a list of texts"),
+        (lambda: search.best_answers("q", ["a"], Stub(), count=-2), ValueError, "count = -2; 0 or more"),
+        (lambda: search.best_answers("q", ["a"], Stub(), count=2.5), TypeError, "count is a whole number"),
+        (
+            lambda: search.best_answers("q", ["a", "b"], Stub(), vectors=Stub().encode("abc")),
+            ValueError,
+            r"vectors has shape \(3, 5\); a row for each of 2 sentences",
+        ),
+    ],
+)
+def test_what_is_no_text_vocabulary_or_count_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
 
 # ---- the weights

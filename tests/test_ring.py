@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import queue
 import threading
@@ -269,6 +270,28 @@ def test_rounding_alone_and_nothing_at_all() -> None:
     assert np.array_equal(cp.asnumpy(rounded), cp.asnumpy(o).astype(TYPES["bfloat16"]))
 
 
+def test_what_cannot_be_merged() -> None:
+    o, lse = cp.zeros((1, 4, 2, 16), "float32"), cp.zeros((1, 2, 4), "float32")
+    refused: list[tuple[type[Exception], str, tuple[Any, ...]]] = [
+        (ValueError, r"rows = \(0, 5\); o has rows 0 to 4", (o, o, (0, 5))),
+        (ValueError, r"rows = \(-1, 3\)", (o, o, (-1, 3))),
+        (ValueError, r"rows = \(3, 1\)", (o, o, (3, 1))),
+        (TypeError, "rows is a pair", (o, o, 4)),
+        (ValueError, r"part is float32 \(1, 2, 2, 16\)", (o, o, (2, 4))),
+        (ValueError, r"part is float32 \(1, 4, 2, 16\)", (o, o[:, :, :1], (0, 4))),
+        (ValueError, "o is float32 .* C-contiguous; got float16", (o.astype("float16"), o, (0, 4))),
+        (ValueError, "o is float32 .* strides", (o[:, ::2], o[:, :2], (0, 2))),
+        (TypeError, r"o is a device array .* got shape \(4, 2, 16\)", (o[0], o, (0, 4))),
+        (TypeError, "o is a device array .* got ndarray", (np.zeros((1, 4, 2, 16), np.float32), o, (0, 4))),
+        (ValueError, "lse and part_lse come together", (o, o, (0, 4), lse)),
+        (ValueError, r"part_lse is float32 \(1, 2, 4\)", (o, o, (0, 4), lse, lse[:, :, :2])),
+        (TypeError, "dtype = 'float64'; there are float32", (o, o, (0, 4), None, None, "float64")),
+    ]
+    for error, message, args in refused:
+        with pytest.raises(error, match=message):
+            ring.merge(*args)
+
+
 @on_cpu
 @pytest.mark.parametrize("case", ["all", "last", "sum", "odd"])
 def test_the_x_ray_of_a_merge_is_clean(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,11 +363,15 @@ def test_what_does_not_fit_is_refused() -> None:
         (ValueError, "cannot be halved", {"q": [a[:, :5] for a in q], "k": [a[:, :5] for a in k]}, {"causal": True}),
         (ValueError, "as many rows of q as of k", {"q": [a[:, :4] for a in q]}, {"causal": True}),
         (ValueError, "schedule = 'stripes'; there are zigzag", {}, {"schedule": "stripes"}),
+        (ValueError, r"schedule = \['ring'\]; there are zigzag", {}, {"schedule": ["ring"]}),
         (ValueError, "one array for each of 2 local ranks; got 1", {"q": q[:1]}, {}),
         (ValueError, "q differs between ranks", {"q": [q[0], q[1][:, :4]]}, {}),
         (TypeError, "q has device arrays", {"q": [[1], [2]]}, {}),
         (TypeError, "causal is True or False", {}, {"causal": 1}),
         (ValueError, "do not fit", {"q": [a[0] for a in q]}, {}),
+        (TypeError, "return_lse is True or False", {}, {"return_lse": 1}),
+        (ValueError, "4 heads of q cannot share 3 heads", {"k": [cp.zeros((2, 10, 3, 16), "float32")] * 2}, {}),
+        (ValueError, r"head_dim differs: q has shape \(2, 10, 4, 16\)", {"k": [a[..., :8] for a in k]}, {}),
     ]
     for error, message, changed, options in refused:
         given = {"q": q, "k": k, "v": v, **changed}
@@ -354,11 +381,127 @@ def test_what_does_not_fit_is_refused() -> None:
             ring_attention(**given, **options, comms=ranks)
     with pytest.raises(ValueError, match="20 tokens cannot be cut into 6 chunks"):
         shard(np.zeros((1, 20, 2)), 3)
-    with pytest.raises(ValueError, match="1 or more"):
-        virtual_ranks(0)
+    for nothing in (None, 2, "nccl"):
+        with pytest.raises(TypeError, match=r"comms is of helpers.attention.comms, such as virtual_ranks\(2\); got"):
+            ring_attention(q, k, v, comms=nothing)
     if not device.ON_GPU:
         with pytest.raises(RuntimeError, match="use virtual_ranks"):
             comms.nccl()
+
+
+def test_a_backward_pass_names_the_shape_that_it_was_given() -> None:
+    ranks = virtual_ranks(2)
+    q, k, v, do = (ranks.put(shard(a, 2)) for a in inputs(20, 16, "float32"))
+    o, lse = ring_attention(q, k, v, return_lse=True, comms=ranks)
+    given = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
+    rows = r"lse of each rank is float32 \(2, 4, 10\), as q is \(2, 10, 4, 16\); got "
+    refused = [
+        (ValueError, rows + r"float32 \(2, 10, 4\)", {"lse": [a.swapaxes(1, 2) for a in lse]}),
+        (ValueError, rows + r"float32 \(2, 4, 5\)", {"lse": [a[:, :, :5] for a in lse]}),
+        (ValueError, rows + r"float16 \(2, 4, 10\)", {"lse": [a.astype("float16") for a in lse]}),
+        (ValueError, r"do of each rank .* got float32 \(2, 10, 2, 16\)", {"do": [a[:, :, :2] for a in do]}),
+        (ValueError, r"o of each rank .* got float16", {"o": [a.astype("float16") for a in o]}),
+        (TypeError, "deterministic is True or False", {"deterministic": None}),
+        (TypeError, "comms is of", {"comms": None}),
+    ]
+    for error, message, changed in refused:
+        with pytest.raises(error, match=message):
+            ring_attention_backward(**{**given, "comms": ranks, **changed})
+
+
+NO_POSITIONS: list[tuple[tuple[Any, ...], type[Exception], str]] = [
+    (("zigzag", 2, 0, 7), ValueError, "rows = 7; a rank has 2 chunks of equal length"),
+    (("zigzag", 2, 5, 8), ValueError, "rank = 5; there are 0 to 1, as size is 2"),
+    (("zigzag", 2, 2, 8), ValueError, "rank = 2"),
+    (("ring", 2, -1, 4), ValueError, "rank = -1; 0 or more"),
+    (("ring", 0, 0, 4), ValueError, "size = 0; 1 or more"),
+    (("ring", 2, 0, -4), ValueError, "rows = -4"),
+    (("ring", 2, 0, 4.0), TypeError, "rows is a whole number; got float"),
+    (("ring", 2, True, 4), TypeError, "rank is a whole number; got bool"),
+    (("stripes", 2, 0, 4), ValueError, "schedule = 'stripes'"),
+    (("ring", 2**10, 0, 2**21), ValueError, "rows = 2097152 .* int32"),
+]
+
+
+@pytest.mark.parametrize(("args", "error", "message"), NO_POSITIONS, ids=str)
+def test_positions_that_there_are_not(args: tuple[Any, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        positions(*args)
+
+
+def test_positions_by_numbers_of_numpy() -> None:
+    assert positions("zigzag", np.int64(2), np.int32(1), np.int64(4)).tolist() == [2, 3, 4, 5]
+    assert positions("ring", 3, 2, 5).tolist() == [*range(10, 15)] and positions("zigzag", 2, 0, 0).shape == (0,)
+
+
+def test_cuts_that_there_are_not() -> None:
+    x, wrong = np.zeros((1, 8, 2), np.float32), [np.zeros((1, 3, 2)), np.zeros((1, 3, 2))]
+    refused: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+        (ValueError, "size = 0; 1 or more", lambda: shard(x, 0)),
+        (ValueError, "size = -2; 1 or more", lambda: shard(x, -2)),
+        (TypeError, "size is a whole number", lambda: shard(x, 2.0)),
+        (TypeError, "x is an array of NumPy or the device; got list", lambda: shard([1, 2], 2)),
+        (ValueError, r"axis = 3; x has shape \(1, 8, 2\)", lambda: shard(x, 2, axis=3)),
+        (ValueError, r"axis = 1; x has shape \(\)", lambda: shard(np.ones(()), 2)),
+        (ValueError, "schedule = 'stripes'", lambda: shard(x, 2, "stripes")),
+        (TypeError, "x is complex128; numbers of 1, 2, 4 or 8", lambda: shard(x.astype(complex), 2)),
+        (TypeError, "x is object; numbers", lambda: shard(x.astype(object), 2)),
+        (TypeError, "parts is a list .* got none", lambda: unshard([])),
+        (TypeError, "parts is a list .* got ndarray", lambda: unshard(x)),
+        (TypeError, r"parts\[1\] is an array of NumPy or the device; got int", lambda: unshard([x, 3])),
+        (ValueError, r"parts\[1\] ndarray float32 \(1, 4, 2\)", lambda: unshard([x, x[:, :4]])),
+        (ValueError, r"parts\[1\] ndarray float64", lambda: unshard([x, x.astype(float)])),
+        (ValueError, "parts have 3 rows, which are no two chunks", lambda: unshard(wrong)),
+        (ValueError, "size = 0", lambda: steps("ring", 0, causal=True, rows=4)),
+        (ValueError, "rows = -4", lambda: steps("ring", 2, causal=True, rows=-4)),
+        (TypeError, "keys is a whole number", lambda: steps("ring", 2, causal=False, rows=4, keys=1.5)),
+        (TypeError, "causal is True or False", lambda: steps("ring", 2, causal="no", rows=4)),
+    ]
+    for error, message, call in refused:
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_an_axis_counts_from_the_end_too() -> None:
+    x = np.arange(2 * 8 * 3).reshape(2, 8, 3)
+    for parts in zip(shard(x, 2), shard(x, np.int64(2), axis=-2), strict=True):
+        assert np.array_equal(*parts)
+    assert np.array_equal(unshard(shard(x, 2, axis=-2), axis=-2), x)
+
+
+def test_ranks_that_there_are_not() -> None:
+    ranks, a = virtual_ranks(2), cp.zeros(3, np.float32)
+    refused: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+        (ValueError, "size = 0; 1 or more", lambda: virtual_ranks(0)),
+        (TypeError, "size is a whole number", lambda: virtual_ranks(True)),
+        (TypeError, "size is a whole number", lambda: virtual_ranks("2")),
+        (ValueError, "arrays has 3; 2 are needed", lambda: ranks.put([a, a, a])),
+        (TypeError, "arrays is a list .* got ndarray", lambda: ranks.put(np.zeros((2, 3)))),
+        (
+            ValueError,
+            "rank 1 waits for a message that rank 0 does not send",
+            lambda: ranks.start([], [Message(1, 0, a)]),
+        ),
+        (ValueError, "rank 1 does not wait for a message that rank 0", lambda: ranks.start([Message(0, 1, a)], [])),
+        (
+            ValueError,
+            "rank 0 sends 8 bytes to rank 1, which waits for 12",
+            lambda: ranks.start([Message(0, 1, a[:2])], [Message(1, 0, a)]),
+        ),
+        (ValueError, "rank = 2; there are 0 to 1", lambda: comms.nccl_of_id(2, 2, b"")),
+        (ValueError, "size = 0", lambda: comms.nccl_of_id(0, 0, b"")),
+        (ValueError, "timeout = -1; seconds, or None", lambda: comms.nccl_of_id(2, 0, b"", timeout=-1)),
+        (ValueError, "timeout = nan", lambda: comms.nccl_of_id(2, 0, b"", timeout=float("nan"))),
+        (ValueError, "leave = -1; 0 or more", lambda: comms.nccl_of_id(2, 0, b"", leave=-1)),
+    ]
+    if device.ON_GPU:
+        refused += [
+            (ValueError, "gpus = .* each once", functools.partial(comms.peer_copies, gpus))
+            for gpus in ([], [0, 0], [99])
+        ]
+    for error, message, call in refused:
+        with pytest.raises(error, match=message):
+            call()
 
 
 # ---- NCCL, by a stand-in whose ranks are threads

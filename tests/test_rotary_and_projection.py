@@ -109,6 +109,16 @@ WRONG_ROTARY: Mapping[str, tuple[dict[str, Any], type[Exception], str]] = {
     "before 0": ({"q": normal(1, 8, 2, 64)}, ValueError, "row 0 of q would be before position 0; give positions"),
     "positions": ({"positions": (np.arange(4), np.arange(5))}, ValueError, "positions of q are int64 of shape"),
     "in place": ({"in_place": True}, ValueError, "in_place: q is a device array"),
+    "one position": ({"positions": (np.arange(4, dtype=np.int32),)}, TypeError, "positions is a pair .* got 1 of them"),
+    "three": ({"positions": (np.arange(4, dtype=np.int32),) * 3}, TypeError, "positions is a pair .* got 3 of them"),
+    "no pair": ({"positions": np.arange(4, dtype=np.int32)}, TypeError, "positions is a pair .* got ndarray"),
+    "no angles": (
+        {"cos": np.ones((0, 32), np.float32), "sin": np.ones((0, 32), np.float32), "positions": (np.arange(4), None)},
+        ValueError,
+        "cos has no positions",
+    ),
+    "interleaved": ({"interleaved": 2}, TypeError, "interleaved is True or False; got int 2"),
+    "in place or not": ({"in_place": "no"}, TypeError, "in_place is True or False"),
 }
 
 
@@ -121,6 +131,20 @@ def test_rotary_errors(name: str) -> None:
         options.update(q=normal(1, 4, 2, d), k=normal(1, 5, 2, d))
     with pytest.raises(error, match=message):
         rotary(options.pop("q"), options.pop("k"), options.pop("cos"), options.pop("sin"), **options)
+
+
+def test_in_place_takes_what_it_can_write() -> None:
+    cos, sin = angles(9, 64)
+    q, k = (cp.asarray(a) for a in (normal(2, 4, 2, 64), normal(2, 5, 2, 64)))
+    with pytest.raises(ValueError, match="q and k are one array, which would be rotated twice"):
+        rotary(q, q, cos, sin, in_place=True)
+    shared = cp.ndarray(q.shape, q.dtype, q.data, (0, *q.strides[1:]))
+    with pytest.raises(ValueError, match=r"in_place: q has strides \(0, .* one in memory"):
+        rotary(shared, k, cos, sin, in_place=True)
+    if not device.ON_GPU:  # CuPy's arrays are all writeable
+        k.flags.writeable = False
+        with pytest.raises(ValueError, match="in_place: k is read-only"):
+            rotary(q, k, cos, sin, in_place=True)
 
 
 def test_positions_past_the_tables_are_those_of_their_ends(cpu_engine: Any) -> None:
@@ -152,8 +176,21 @@ def test_angles() -> None:
     cos, sin = angles(5, 4)
     check.check("cosines", cos, np.cos(np.outer(np.arange(5), (1.0, 0.01))), tolerance=1e-7)
     check.check("sines", sin, np.sin(np.outer(np.arange(5), (1.0, 0.01))), tolerance=1e-7)
-    with pytest.raises(ValueError, match="rotary_dim = 3; pairs of columns"):
-        angles(5, 3)
+    assert angles(np.int64(5), np.int32(4))[0].tolist() == cos.tolist() and angles(0, 4)[0].shape == (0, 2)
+    refused: list[tuple[type[Exception], str, tuple[Any, Any], dict[str, Any]]] = [
+        (ValueError, "rotary_dim = 3; pairs of columns", (5, 3), {}),
+        (ValueError, "rotary_dim = 0; pairs of columns", (5, 0), {}),
+        (TypeError, "rotary_dim is a whole number; got float 4.0", (5, 4.0), {}),
+        (ValueError, "positions = -1; 0 or more", (-1, 4), {}),
+        (TypeError, "positions is a whole number; got float 2.5", (2.5, 4), {}),
+        (ValueError, "base = 0; a number above 0", (5, 4), {"base": 0}),
+        (ValueError, "base = -1; a number above 0", (5, 4), {"base": -1}),
+        (ValueError, "base = nan; a finite number", (5, 4), {"base": float("nan")}),
+        (TypeError, "base is a number; got str", (5, 4), {"base": "1"}),
+    ]
+    for error, message, args, options in refused:
+        with pytest.raises(error, match=message):
+            angles(*args, **options)
 
 
 ROTARY_BUGS = (
@@ -344,6 +381,7 @@ WRONG_PROJECTION: Mapping[str, tuple[dict[str, Any], type[Exception], str]] = {
     "heads": ({"kv_heads": 3}, ValueError, "kv_heads must divide heads"),
     "window": ({"window": (3,)}, TypeError, "window is a pair"),
     "packed": ({"cu_seqlens": (np.arange(3, dtype=np.int32),) * 2}, ValueError, "3 axes are needed"),
+    "causal": ({"causal": 1}, TypeError, "causal is True or False"),
 }
 
 
@@ -357,6 +395,14 @@ def test_projection_errors(name: str) -> None:
     w_o = options.pop("w_o", weights(2 * d, 64, dtype))
     with pytest.raises(error, match=message):
         attention_projection(q, k, k, w_o, **options)
+
+
+@needs_tensor_cores
+def test_cu_seqlens_are_a_pair() -> None:
+    q, cu = normal(5, 2, 64), np.array([0, 5], np.int32)
+    for wrong, got in (((cu,), "1 of them"), ((cu,) * 3, "3 of them"), (cu, "ndarray"), (5, "int")):
+        with pytest.raises(TypeError, match=rf"cu_seqlens is a pair \(cu_seqlens_q, cu_seqlens_k\), .* got {got}"):
+            attention_projection(q, q, q, weights(128, 64, "float16"), cu_seqlens=wrong)
 
 
 PROJECTION_BUGS = (

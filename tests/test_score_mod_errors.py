@@ -9,6 +9,7 @@ import pytest
 
 from helpers import device
 from helpers.attention import flash_attention, flash_attention_backward
+from helpers.attention.score_mods import relative_bias, soft_cap
 from helpers.device import cp
 from helpers.lesson.shortcuts import look
 
@@ -73,3 +74,42 @@ def test_so_does_the_error_of_a_launch() -> None:
     short = cp.zeros(64, np.float32)
     with pytest.raises(Exception, match=r"mod_table\[\d+\].* at score_mod:1 .*\n.*score \+ table\[9999 \+ kv_idx\]"):
         flash_attention(*inputs(70), score_mod="score + table[9999 + kv_idx]", mod_args={"table": short})
+
+
+@pytest.mark.parametrize(
+    ("cap", "error", "message"),
+    [
+        (0, ValueError, "cap = 0.0; a number from"),
+        (-30, ValueError, "cap = -30.0"),
+        (1e-45, ValueError, "cap = 1e-45"),
+        (1e39, ValueError, "cap = 1e[+]39"),
+        (float("nan"), ValueError, "cap = nan; a finite number"),
+        (float("inf"), ValueError, "cap = inf"),
+        ("30", TypeError, "cap is a number; got str"),
+        (None, TypeError, "cap is a number; got NoneType"),
+    ],
+    ids=str,
+)
+def test_caps_that_are_none(cap: Any, error: type[Exception], message: str) -> None:
+    """Each gave NaN in silence, or an error without a name."""
+    with pytest.raises(error, match=message):
+        soft_cap(cap)
+    assert soft_cap(np.float32(30))["mod_args"] == soft_cap(30)["mod_args"]
+
+
+def test_tables_of_a_relative_bias() -> None:
+    """With an even number of columns the last distance would be the next head's first."""
+    table = cp.zeros((4, 5), np.float32)
+    wrong: list[tuple[Any, Any, type[Exception], str]] = [
+        (table[:, :4], None, ValueError, "table has 4 columns; an odd number"),
+        (table[:, :0], None, ValueError, "table has 0 columns"),
+        (table[0], None, TypeError, r"table is float32 \(heads, 2 \* reach \+ 1\); got float32 \(5,\)"),
+        (table.astype("float64"), None, TypeError, r"got float64 \(4, 5\)"),
+        ([[1.0]], None, TypeError, "got list"),
+        (table, 0, ValueError, "longest = 0; 1 or more"),
+        (table, 2.5, TypeError, "longest is a whole number"),
+    ]
+    for given, longest, error, message in wrong:
+        with pytest.raises(error, match=message):
+            relative_bias(given, longest)
+    assert relative_bias(table, np.int64(3)) == relative_bias(table, 3)

@@ -18,10 +18,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from helpers import device
 from helpers.attention.ladder.layout import address, bits
+from helpers.attention.scalars import finite_number, whole_number
 
 TIMEOUT = 600.0  # seconds, as PyTorch's process groups have it
 LEAVE = 8  # multiprocessors, for the blocks of NCCL's copies
@@ -45,7 +44,8 @@ class Comms:
     """
 
     def __init__(self, size: int, ranks: Sequence[int], leave: int = 0) -> None:
-        self.size, self.ranks, self.leave = size, tuple(ranks), leave
+        self.size, self.ranks = size, tuple(ranks)
+        self.leave = whole_number("leave", leave, least=0)
 
     @contextlib.contextmanager
     def on(self, rank: int) -> Iterator[None]:
@@ -57,7 +57,17 @@ class Comms:
 
         Args:
             arrays: one for each of all ranks, as `ring.shard` returns them, or one for each local rank.
+
+        Raises:
+            TypeError, ValueError: arrays is no list, or has another number of them.
         """
+        if not isinstance(arrays, (list, tuple)):
+            raise TypeError(
+                f"arrays is a list of one for each rank, as ring.shard returns; got {type(arrays).__name__}"
+            )
+        if len(arrays) not in (self.size, len(self.ranks)):
+            wanted = " or ".join(map(str, sorted({self.size, len(self.ranks)})))
+            raise ValueError(f"arrays has {len(arrays)}; {wanted} are needed: one for each rank")
         local = [arrays[rank] for rank in self.ranks] if len(arrays) == self.size else arrays
         made = []
         for rank, a in zip(self.ranks, local, strict=True):
@@ -70,6 +80,9 @@ class Comms:
 
         Returns:
             A function that makes these streams wait until the messages have arrived; the host does not wait.
+
+        Raises:
+            ValueError: where all ranks are local, a message that nobody sends or takes, or of another length.
         """
         for target, source in _pairs(sends, receives):
             bits(target.array)[...] = bits(source.array)
@@ -88,18 +101,32 @@ class Comms:
 
 def virtual_ranks(size: int) -> Comms:
     """Ranks that share the current device, the CPU engine's too: what they compute is what the real ones compute."""
-    if not isinstance(size, (int, np.integer)) or size < 1:
-        raise ValueError(f"size = {size!r:.40}; the number of ranks is 1 or more")
-    return Comms(int(size), range(int(size)))
+    size = whole_number("size", size, least=1)
+    return Comms(size, range(size))
 
 
-def _pairs(sends: Sequence[Message], receives: Sequence[Message]) -> Iterator[tuple[Message, Message]]:
-    """(receive, its send), where all ranks are local."""
+def _pairs(sends: Sequence[Message], receives: Sequence[Message]) -> list[tuple[Message, Message]]:
+    """(receive, its send) each, where all ranks are local. ValueError where they do not fit."""
     queues: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
     for message in sends:
         queues[message.rank, message.peer].append(message)
+    pairs = []
     for message in receives:
-        yield message, queues[message.peer, message.rank].popleft()
+        queue = queues[message.peer, message.rank]
+        if not queue:
+            raise ValueError(
+                f"receives: rank {message.rank} waits for a message that rank {message.peer} does not send"
+            )
+        pairs.append((message, queue.popleft()))
+        here, there = (each.array.nbytes for each in pairs[-1])
+        if here != there:
+            raise ValueError(
+                f"rank {message.peer} sends {there:,} bytes to rank {message.rank}, which waits for {here:,}"
+            )
+    for (rank, peer), left in queues.items():
+        if left:
+            raise ValueError(f"sends: rank {peer} does not wait for a message that rank {rank} sends")
+    return pairs
 
 
 # ---- several GPUs
@@ -197,7 +224,11 @@ _ENABLED_BEFORE = 704  # cudaErrorPeerAccessAlreadyEnabled
 def _gpus(gpus: Sequence[int] | None) -> list[int]:
     if not device.ON_GPU:
         raise RuntimeError("this needs GPUs, and none answers here: use virtual_ranks(size)")
-    return list(range(device.cp.cuda.runtime.getDeviceCount()) if gpus is None else gpus)
+    count = device.cp.cuda.runtime.getDeviceCount()
+    numbers = list(range(count)) if gpus is None else [whole_number(f"gpus[{i}]", gpu) for i, gpu in enumerate(gpus)]
+    if not numbers or len({*numbers}) != len(numbers) or not {*numbers} <= {*range(count)}:
+        raise ValueError(f"gpus = {gpus}; one or more of 0 to {count - 1} are needed, each once")
+    return numbers
 
 
 class Nccl(_OfGpus):
@@ -223,6 +254,7 @@ class Nccl(_OfGpus):
             library: in place of cupy.cuda.nccl.
         """
         super().__init__(size, gpus, leave)
+        _check_timeout(timeout)
         self._library = library or nccl_library()
         self._communicators, self._timeout, self._failed = dict(communicators), timeout, ""
 
@@ -282,6 +314,11 @@ class Nccl(_OfGpus):
 _BETWEEN_LOOKS = 1e-4  # seconds
 
 
+def _check_timeout(timeout: Any) -> None:
+    if timeout is not None and finite_number("timeout", timeout) < 0:
+        raise ValueError(f"timeout = {timeout}; seconds, or None to wait for ever")
+
+
 def nccl_library() -> Any:
     """CuPy's module of NCCL. RuntimeError where it finds none."""
     _gpus(None)
@@ -316,8 +353,14 @@ def nccl_of_id(size: int, rank: int, unique_id: bytes, *, leave: int = LEAVE, ti
             others, here and in every call; None: for ever, and calls return before their messages have arrived.
 
     Raises:
+        TypeError, ValueError: no such rank; no number of seconds.
         TimeoutError: not all ranks have come in time.
     """
+    size, rank = whole_number("size", size, least=1), whole_number("rank", rank, least=0)
+    if rank >= size:
+        raise ValueError(f"rank = {rank}; there are 0 to {size - 1}, as size is {size}")
+    whole_number("leave", leave, least=0)
+    _check_timeout(timeout)
     library = nccl_library()
     gpu = device.cp.cuda.runtime.getDevice()
 

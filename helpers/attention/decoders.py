@@ -20,9 +20,11 @@ from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.params import ATTENTION_PARAMS, STRIDES, attention_params
 from helpers.attention.ladder.score_mod import ScoreMod
 from helpers.attention.ladder.tiles import KB
+from helpers.attention.scalars import whole_number
 
 TILE_ROWS = 16  # of an MMA atom
 MIN_KEYS = 128  # of a stretch: with fewer, a merge costs more than it saves
+SMALLEST_TILE = 16  # keys: BLOCK_N is this or more
 _NO_TABLE = 30  # page_bits: one page has all keys
 
 
@@ -124,7 +126,7 @@ def pick_sizes(head_dim: int, itemsize: int, rows: int, shared: int, *, short: b
             half the warps share a multiprocessor, so that one reads while the other is between units: 1.03 times as
             fast at 128 x 512 keys on an H200, and 0.95 times at 8 x 8192.
     """
-    row = head_dim * itemsize
+    rows, row = whole_number("rows", rows, least=1), head_dim * itemsize
     block_n = 32 if row <= 128 else 16
     state_rows = min(TILE_ROWS, 1 << (rows - 1).bit_length())
     usual = [(warps, 2, shared) for warps in (8, 6, 4, 2)] + [(2, 1, shared)]

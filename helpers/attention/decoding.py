@@ -3,8 +3,8 @@
     from helpers.attention import flash_attention_with_kvcache
     o = flash_attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=table, k=k, v=v)
 
-The host reads no length: how a launch is cut up follows from shapes alone. The kernels and their launches are in
-decoders.py.
+How a launch is cut up follows from shapes alone, so that the host need not read a length. Where it does, it is to check
+them: see `checked`. The kernels and their launches are in decoders.py.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ import numpy as np
 
 from helpers import device
 from helpers.attention import kernel
-from helpers.attention.decoders import DECODERS, SPLIT_KV, Call, Decoder
+from helpers.attention.cache_slots import check_slots
+from helpers.attention.decoders import DECODERS, SMALLEST_TILE, SPLIT_KV, Call, Decoder
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.call import MAX_ROWS, _check_same_dtype, mask_window, softmax_scale_of
 from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, as_device_array, as_kind_of, kind_of, on_device
 from helpers.attention.ladder.launch import Arguments, DirectLaunch
 from helpers.attention.ladder.launches import C_NAMES
-from helpers.attention.ladder.layout import Spec
+from helpers.attention.ladder.layout import Spec, address
 from helpers.attention.ladder.plan import Latest
 from helpers.attention.ladder.score_mod import ScoreMod, of_call, read
+from helpers.attention.scalars import check_flags, whole_number
 
 HEAD_DIMS = (64, 128, 256)
 _Kind = DeviceArrays | TorchTensors
@@ -50,6 +52,7 @@ def flash_attention_with_kvcache(
     score_mod: str | None = None,
     mod_args: Mapping[str, Any] | None = None,
     stage: str | None = None,
+    checked: bool | None = None,
 ) -> Any:
     """Attention of the newest tokens of each sequence to all of its tokens, as FlashAttention's function of that name.
 
@@ -59,10 +62,13 @@ def flash_attention_with_kvcache(
         k_cache, v_cache: (batch, seq_max, kv_heads, head_dim) of q's dtype, or with block_table (pages, page_size,
             kv_heads, head_dim), page_size a power of two. Read where they are: rows contiguous, at multiples of 16
             bytes. kv_heads divides heads. What lies behind a sequence's end may be anything, NaN too.
-        cache_seqlens: (batch,) int32: how many keys of each sequence are in the cache, without those of k. Never read
-            by the host: one that is below 0 or beyond the cache counts as the nearest that is possible.
+        cache_seqlens: (batch,) int32: how many keys of each sequence are in the cache, without those of k: at least 0,
+            and with those of k no more than the cache has room for. Unchecked, a kernel takes the nearest such number:
+            it never leaves the cache, and new tokens for a full one replace its last keys.
         block_table: (batch, pages of a sequence) int32: in which page keys i * page_size to (i + 1) * page_size - 1
-            are. Entries that no key needs are not looked at. The host reads none: they must be pages that there are.
+            are. Entries that no key needs are not looked at; the others are pages that there are. A row of a page that
+            is written is a key of one sequence alone. Unchecked, another page is memory outside of the cache, and of
+            two sequences that write one row either may win.
         k, v: (batch, seq_q, kv_heads, head_dim): the new tokens', written into the cache by this launch, at
             cache_seqlens to cache_seqlens + seq_q - 1, and attended to. None: they are in the cache already.
         causal: a token sees no later one.
@@ -73,6 +79,9 @@ def flash_attention_with_kvcache(
         return_lse: also the natural log of the sum of exp(scaled scores), float32 (batch, heads, seq_q).
         sinks, score_mod, mod_args: as `helpers.attention.flash_attention` has them.
         stage: one of DECODERS; without it the last.
+        checked: whether the host reads cache_seqlens and block_table before the launch, and refuses what breaks their
+            rules. On a GPU it has to wait for them, so this is for tests and for finding a fault, and no CUDA graph can
+            be made of it. None: on the CPU engine, but not on a GPU.
 
     Returns:
         The output, of q's shape, dtype and kind of array; with return_lse, (o, lse). A token that sees no key gets 0,
@@ -80,14 +89,18 @@ def flash_attention_with_kvcache(
 
     Raises:
         TypeError: no array, a dtype that is not one of those, arguments of the wrong type.
-        ValueError: shapes that do not fit each other; a cache that cannot be read where it is.
+        ValueError: shapes that do not fit each other; a cache that cannot be read where it is, or written; checked, a
+            length or an entry of block_table that breaks the rules above.
+        MemoryError: num_splits asks for more scratch than there is memory.
     """
     mod, of_mod = read(score_mod, None, mod_args)
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens, **of_mod}
     for name, a in (("block_table", block_table), ("k", k), ("v", v), ("sinks", sinks)):
         if a is not None:
             arrays[name] = a
-    options = Options(causal, softmax_scale, num_splits, return_lse, stage, mod, window)
+    if checked is None:
+        checked = not device.ON_GPU
+    options = Options(causal, softmax_scale, num_splits, return_lse, stage, mod, checked, window)
     return _call(arrays, options)
 
 
@@ -100,6 +113,7 @@ class Options(NamedTuple):
     return_lse: bool = False
     stage: str | None = None
     mod: ScoreMod | None = None
+    checked: bool = False
     window: tuple[int, int] | None = None
 
     @property
@@ -133,7 +147,7 @@ class Planned:
         self.sizes = {**decoder.sizes(call), **(sizes or {})}
         self.scratch = decoder.scratch(call, self.sizes)
         self.launches = decoder.launches(call, self.sizes)
-        self.outputs, self._zeroed = [*outputs.values()], decoder.zeroed
+        self.outputs, self._zeroed, self._num_splits = [*outputs.values()], decoder.zeroed, call.num_splits
         self.names = (*inputs, *outputs, *self.scratch)
         code = source or decoder.file
         if call.mod:
@@ -182,7 +196,16 @@ class Planned:
         for name, spec in self.scratch.items():
             a = kept.get(name)
             if a is None or math.prod(a.shape) < spec.size:
-                a = kept[name] = kind.empty((spec.size,), spec.dtype, like)
+                try:
+                    a = kept[name] = kind.empty((spec.size,), spec.dtype, like)
+                except Exception as error:
+                    if not self._num_splits or not _is_out_of_memory(error):
+                        raise
+                    size = spec.size * spec.dtype.itemsize
+                    raise MemoryError(
+                        f"num_splits = {self._num_splits}: {name}, what the parts hand to each other, takes {size:,} "
+                        f"bytes, and there is no such memory: fewer parts are needed"
+                    ) from error
                 if name in self._zeroed:
                     with kind.on_stream_of(like):
                         kind.fill(a, 0)
@@ -190,6 +213,11 @@ class Planned:
         if captured:
             kind.keep(arrays)
         return arrays
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """CuPy's is a MemoryError, PyTorch's a RuntimeError."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 _OF_EACH_THREAD = 2  # CUDA's handle of as many streams as threads
@@ -219,9 +247,13 @@ def _call(arrays: dict[str, Any], options: Options) -> Any:
         return _from_elsewhere(arrays, options)
     with on_device(kind.device_id(given[0])):
         if planned is not None:
+            if options.checked:
+                _check_contents(kind, arrays, options)
             return planned(kind, given)
         specs = dict(zip(arrays, map(kind.spec, described), strict=True))
         decoder, call, outputs = check(specs, options)
+        if options.checked:
+            _check_contents(kind, arrays, options)
         if call is None:
             return _nothing_seen(kind, arrays["q"], outputs)
         copies = {name: kind.copy(arrays[name]) for name in _unreadable(call)}
@@ -231,7 +263,7 @@ def _call(arrays: dict[str, Any], options: Options) -> Any:
         if copies:
             if device.ON_GPU and kind.is_captured(kind.stream(given[0])):
                 kind.keep([*copies.values()])
-            return _call(arrays | copies, options)
+            return _call(arrays | copies, options._replace(checked=False))
         planned = Planned(decoder, call, tuple(arrays), outputs)
         result = planned(kind, given, compare=True)
         _PLANNED.keep(key, planned)
@@ -240,11 +272,13 @@ def _call(arrays: dict[str, Any], options: Options) -> Any:
 
 def _from_elsewhere(arrays: Mapping[str, Any], options: Options) -> Any:
     """The call on device arrays, and its result as an array like the caller's; NumPy's caches get the new tokens."""
-    written = ("k_cache", "v_cache") if "k" in arrays else ()
+    written = _WRITTEN[:2] if {"k", "v"} <= {*arrays} else ()
     for name in written:
         if not isinstance(arrays[name], (np.ndarray, device.cp.ndarray)) and kind_of(arrays[name]) is None:
             got = type(arrays[name]).__name__
             raise TypeError(f"{name} is written: an array of NumPy or the device, or a tensor on a GPU; got {got}")
+    if written:
+        _check_written(arrays)
     q = as_device_array("q", arrays["q"])
     with q.device if device.ON_GPU else contextlib.nullcontext():
         there = {name: q if name == "q" else as_device_array(name, a) for name, a in arrays.items()}
@@ -284,6 +318,59 @@ def _nothing_seen(kind: _Kind, like: Any, outputs: Mapping[str, tuple[tuple[int,
 # ---- checks
 
 
+def _check_contents(kind: _Kind, arrays: Mapping[str, Any], options: Options) -> None:
+    """ValueError for lengths, or entries of the block table, that no launch may have. The host waits for them."""
+    q, k_cache, table = arrays["q"], arrays["k_cache"], arrays.get("block_table")
+    if device.ON_GPU and kind.is_captured(kind.stream(q)):
+        raise ValueError("checked=True reads cache_seqlens on the host, which a CUDA graph cannot: checked=False")
+    if "k" in arrays:
+        _check_written({name: kind.array(a) for name, a in arrays.items() if name in _WRITTEN})
+    check_slots(
+        kind.host(arrays["cache_seqlens"]),
+        None if table is None else kind.host(table),
+        rows=k_cache.shape[1],
+        pages=k_cache.shape[0],
+        tokens=q.shape[1],
+        appends="k" in arrays,
+        window=mask_window(options.window, options.causal),
+    )
+
+
+_WRITTEN = ("k_cache", "v_cache", "k", "v")  # two of them, with what the two others have
+
+
+def _check_written(arrays: Mapping[str, Any]) -> None:
+    """ValueError for caches that cannot get new tokens: read-only ones, and two that share memory."""
+    for name in _WRITTEN[:2]:
+        if isinstance(arrays[name], np.ndarray) and not arrays[name].flags.writeable:
+            raise ValueError(f"{name} is read-only, and gets the new tokens of k and v: give {name}.copy()")
+    if not all(isinstance(arrays[name], (np.ndarray, device.cp.ndarray)) for name in _WRITTEN):
+        return
+    k_cache, v_cache, k, v = (_Addresses(arrays[name]) for name in _WRITTEN)
+    if k_cache == v_cache and k == v:  # each key is its value
+        return
+    if np.shares_memory(np.asarray(k_cache), np.asarray(v_cache)):
+        raise ValueError("k_cache and v_cache share memory: new keys and values would overwrite each other")
+
+
+class _Addresses:
+    """Where an array's elements are, for NumPy to compare: it reads no memory for that, so the device's will do."""
+
+    def __init__(self, a: Any) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address(a), True),
+            "typestr": f"|V{a.dtype.itemsize}",
+            "shape": tuple(a.shape),
+            "strides": tuple(a.strides),
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Addresses) and self.__array_interface__ == other.__array_interface__
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def check(
     specs: Mapping[str, Spec], options: Options
 ) -> tuple[Decoder, Call | None, dict[str, tuple[tuple[int, ...], Any]]]:
@@ -298,11 +385,8 @@ def check(
     for name, a in specs.items():
         if a.device != q.device:
             raise ValueError(f"{name} is on GPU {a.device} and q on GPU {q.device}: one device for all is needed")
-    if not isinstance(options.return_lse, (bool, np.bool_)):
-        raise TypeError(f"return_lse is True or False; got {options.return_lse!r:.40}")
-    splits = options.num_splits
-    if not isinstance(splits, (int, np.integer)) or isinstance(splits, bool):
-        raise TypeError(f"num_splits is a whole number; got {type(splits).__name__} {splits!r:.40}")
+    check_flags(return_lse=options.return_lse, checked=options.checked)
+    splits = whole_number("num_splits", options.num_splits)
     if splits < 0:
         raise ValueError(f"num_splits = {splits}; 1 or more are possible, or 0 for equal stretches of all work")
     window = mask_window(options.window, options.causal)
@@ -315,13 +399,14 @@ def check(
     if not (batch and tokens and room):
         return decoder, None, outputs
     arrays = {**specs, **{name: Spec.dense(shape, dtype) for name, (shape, dtype) in outputs.items()}}
-    call = Call(arrays, window, scale, int(splits), of_call(options.mod, arrays))
+    # More parts than 16 keys, the smallest tile, would be empty ones.
+    call = Call(arrays, window, scale, min(splits, -(-room // SMALLEST_TILE)), of_call(options.mod, arrays))
     return decoder, call, outputs
 
 
 def _decoder_of(specs: Mapping[str, Spec], options: Options) -> Decoder:
     stage, q = options.stage, specs["q"]
-    if stage is not None and stage not in DECODERS:
+    if stage is not None and (not isinstance(stage, str) or stage not in DECODERS):
         raise ValueError(f"stage={stage!r} does not decode; there are: {', '.join(DECODERS)}")
     decoder = SPLIT_KV if stage is None else DECODERS[stage]
     if q.dtype.name not in decoder.dtypes:
@@ -386,6 +471,12 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
                 raise ValueError(f"{name} has shape {specs[name].shape}; {wanted} is needed: as many tokens as q has")
         if tokens > room:
             raise ValueError(f"{tokens} new tokens, and the cache has room for {room}")
+        for name in ("k_cache", "v_cache"):
+            if any(step == 0 and n > 1 for n, step in zip(specs[name].shape, specs[name].strides, strict=True)):
+                raise ValueError(
+                    f"{name} has shape {specs[name].shape} and strides {specs[name].strides}: several of its keys are "
+                    f"one in memory, into which k and v would be written: give {name}.copy()"
+                )
     for name in ("k_cache", "v_cache"):
         if not (specs[name].in_rows and specs[name].aligned):
             raise ValueError(

@@ -25,9 +25,10 @@ from helpers.attention import kernel
 from helpers.attention.calls import flash_attention, flash_attention_backward
 from helpers.attention.comms import Comms, Message
 from helpers.attention.ladder import limits
-from helpers.attention.ladder.call import softmax_scale_of
+from helpers.attention.ladder.call import BATCHED, check_model_arrays, softmax_scale_of
 from helpers.attention.ladder.launches import C_NAMES, MAX_GRID_YZ, slices
 from helpers.attention.ladder.layout import bits
+from helpers.attention.scalars import check_flags, whole_number
 
 SCHEDULES = ("zigzag", "ring", "all_gather")
 MERGE, MERGE_THREADS = "17_merge.cu", 256
@@ -68,7 +69,6 @@ class Step(NamedTuple):
     products: tuple[tuple[Product, ...], ...]
 
 
-@functools.cache
 def steps(schedule: str, size: int, *, causal: bool, rows: int, keys: int | None = None) -> tuple[Step, ...]:
     """What each rank computes in each step: plain data, to be drawn and counted.
 
@@ -77,16 +77,24 @@ def steps(schedule: str, size: int, *, causal: bool, rows: int, keys: int | None
         rows: of q of a rank. keys: of its k, as many as rows where it is not given.
 
     Raises:
-        ValueError: no such schedule; a causal mask, and rows are not keys, or cannot be halved into two chunks.
+        TypeError, ValueError: no such schedule; numbers that are none, or too small; a causal mask, and rows are not
+            keys, or cannot be halved into two chunks.
     """
     _check_schedule(schedule)
-    keys = rows if keys is None else keys
+    size = whole_number("size", size, least=1)
+    rows = whole_number("rows", rows, least=0)
+    keys = rows if keys is None else whole_number("keys", keys, least=0)
+    check_flags(causal=causal)
     if causal and rows != keys:
         raise ValueError(f"causal=True needs as many rows of q as of k on each rank; got {rows} and {keys}")
-    zigzag = causal and schedule != "ring"
-    if zigzag and rows % 2:
+    if causal and schedule != "ring" and rows % 2:
         raise ValueError(f"each rank has two chunks of equal length: {rows} rows cannot be halved")
-    half = rows // 2
+    return _steps(schedule, size, bool(causal), rows, keys)
+
+
+@functools.cache
+def _steps(schedule: str, size: int, causal: bool, rows: int, keys: int) -> tuple[Step, ...]:
+    zigzag, half = causal and schedule != "ring", rows // 2
     if schedule == "all_gather":
         alone = (Product((0, rows), (0, size * keys), False),)
         chunks = []
@@ -110,19 +118,31 @@ def steps(schedule: str, size: int, *, causal: bool, rows: int, keys: int | None
 
 
 def _check_schedule(schedule: str) -> None:
-    if schedule not in SCHEDULES:
+    if not isinstance(schedule, str) or schedule not in SCHEDULES:
         raise ValueError(f"schedule = {schedule!r:.40}; there are {', '.join(SCHEDULES)}")
 
 
 def _chunks(schedule: str, size: int, rank: int) -> tuple[tuple[int, ...], int]:
     """Which chunks of the sequence a rank has, and how many there are."""
-    _check_schedule(schedule)
     return ((rank,), size) if schedule == "ring" else ((rank, 2 * size - 1 - rank), 2 * size)
 
 
 def positions(schedule: str, size: int, rank: int, rows: int) -> np.ndarray:
-    """Where a rank's rows are in the sequence, int32 (rows,): for a rotary embedding, before the rows are cut."""
+    """Where a rank's rows are in the sequence, int32 (rows,): for a rotary embedding, before the rows are cut.
+
+    Raises:
+        TypeError, ValueError: no such schedule or rank; rows that the rank's chunks cannot share equally.
+    """
+    _check_schedule(schedule)
+    size, rows = whole_number("size", size, least=1), whole_number("rows", rows, least=0)
+    rank = whole_number("rank", rank, least=0)
+    if rank >= size:
+        raise ValueError(f"rank = {rank}; there are 0 to {size - 1}, as size is {size}")
     chunks, _ = _chunks(schedule, size, rank)
+    if rows % len(chunks):
+        raise ValueError(f"rows = {rows}; a rank has {len(chunks)} chunks of equal length ({schedule})")
+    if size * rows > np.iinfo(np.int32).max:
+        raise ValueError(f"rows = {rows} of {size} ranks: more positions than int32 can count")
     each = rows // len(chunks)
     return np.concatenate([np.arange(c * each, (c + 1) * each, dtype=np.int32) for c in chunks])
 
@@ -132,9 +152,16 @@ def shard(x: Any, size: int, schedule: str = "zigzag", *, axis: int = 1) -> list
 
     "ring": rank r has chunk r of `size`. Otherwise it has chunks r and 2 size - 1 - r of 2 size.
 
+    Args:
+        x: an array of NumPy or the device. size: 1 or more ranks. axis: of the sequence; lse: 2.
+
     Raises:
-        ValueError: the length is not a multiple of the number of chunks: pad it, and mask or drop what is padded.
+        TypeError: x is no such array, size or axis no whole number.
+        ValueError: no such schedule, size or axis; the length is not a multiple of the number of chunks: pad it, and
+            mask or drop what is padded.
     """
+    _check_schedule(schedule)
+    size, axis = whole_number("size", size, least=1), _axis_of("x", x, axis)
     _, count = _chunks(schedule, size, 0)
     n = x.shape[axis]
     if n % count:
@@ -149,13 +176,42 @@ def shard(x: Any, size: int, schedule: str = "zigzag", *, axis: int = 1) -> list
 
 
 def unshard(parts: Sequence[Any], schedule: str = "zigzag", *, axis: int = 1) -> Any:
-    """The whole array of the parts of all ranks, which are NumPy's or on one device: `shard` undone. lse: axis=2."""
-    size, rows = len(parts), parts[0].shape[axis]
+    """The whole array of the parts of all ranks, which are NumPy's or on one device: `shard` undone. lse: axis=2.
+
+    Raises:
+        TypeError, ValueError: parts is no list of such arrays, all alike; no such schedule or axis; an odd number of
+            rows, of two chunks.
+    """
+    _check_schedule(schedule)
+    if not isinstance(parts, (list, tuple)) or not parts:
+        got = "none" if isinstance(parts, (list, tuple)) else type(parts).__name__
+        raise TypeError(f"parts is a list of the arrays of all ranks, one or more; got {got}")
+    of_axis = [_axis_of(f"parts[{i}]", part, axis) for i, part in enumerate(parts)]
+    for i, part in enumerate(parts):
+        if part.shape != parts[0].shape or part.dtype != parts[0].dtype or type(part) is not type(parts[0]):
+            one, other = (f"{type(a).__name__} {a.dtype} {a.shape}" for a in (parts[0], part))
+            raise ValueError(f"parts[0] is {one} and parts[{i}] {other}: all ranks have arrays that are alike")
+    size, axis = len(parts), of_axis[0]
+    rows = parts[0].shape[axis]
+    if rows % len(_chunks(schedule, size, 0)[0]):
+        raise ValueError(f"parts have {rows} rows, which are no two chunks of equal length ({schedule})")
     whole = _like(parts[0], (*parts[0].shape[:axis], size * rows, *parts[0].shape[axis + 1 :]))
     for rank, part in enumerate(parts):
         for of_whole, of_part in _places(schedule, size, rank, rows):
             bits(_rows(whole, of_whole, axis))[...] = bits(_rows(part, of_part, axis))
     return whole
+
+
+def _axis_of(name: str, a: Any, axis: Any) -> int:
+    """The axis, counted from the first. TypeError or ValueError for no array, or one without that axis."""
+    if not isinstance(a, (np.ndarray, device.cp.ndarray)):
+        raise TypeError(f"{name} is an array of NumPy or the device; got {type(a).__name__}")
+    if a.dtype.hasobject or a.dtype.itemsize not in (1, 2, 4, 8):
+        raise TypeError(f"{name} is {a.dtype}; numbers of 1, 2, 4 or 8 bytes are needed")
+    axis = whole_number("axis", axis)
+    if not -a.ndim <= axis < a.ndim:
+        raise ValueError(f"axis = {axis}; {name} has shape {a.shape}")
+    return axis % a.ndim
 
 
 def _places(schedule: str, size: int, rank: int, rows: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
@@ -217,6 +273,7 @@ def ring_attention(
             a causal mask, and rows that are not keys or cannot be halved.
         TimeoutError, RuntimeError: a rank of another process has failed, see comms.py.
     """
+    check_flags(return_lse=return_lse)
     plan = _plan(comms, schedule, causal, q=q, k=k, v=v)
     scale = softmax_scale_of(softmax_scale, q[0].shape[-1])
     outputs = [_Output(a) for a in q]
@@ -249,8 +306,9 @@ def ring_attention(
 
 def _plan(comms: Comms, schedule: str, causal: bool, **arrays: Sequence[Any]) -> tuple[Step, ...]:
     """The steps, after all checks that need no other rank's arrays."""
-    if not isinstance(causal, (bool, np.bool_)):
-        raise TypeError(f"causal is True or False; got {type(causal).__name__} {causal!r:.40}")
+    if not isinstance(comms, Comms):
+        raise TypeError(f"comms is of helpers.attention.comms, such as virtual_ranks(2); got {type(comms).__name__}")
+    check_flags(causal=causal)
     for name, parts in arrays.items():
         if not isinstance(parts, (list, tuple)) or len(parts) != len(comms.ranks):
             count = len(parts) if isinstance(parts, (list, tuple)) else type(parts).__name__
@@ -264,6 +322,16 @@ def _plan(comms: Comms, schedule: str, causal: bool, **arrays: Sequence[Any]) ->
     q, k, v = (arrays[name][0] for name in "qkv")
     if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or not k.dtype == v.dtype == q.dtype:
         raise ValueError(f"q {q.dtype} {q.shape}, k {k.dtype} {k.shape} and v {v.dtype} {v.shape} do not fit: see q")
+    check_model_arrays(q, k, v, BATCHED)  # here, since what a product is given has other shapes
+    batch, rows, heads, _ = q.shape
+    for name, shape, dtype in (
+        ("do", q.shape, q.dtype),
+        ("o", q.shape, q.dtype),
+        ("lse", (batch, heads, rows), np.dtype(np.float32)),
+    ):
+        if name in arrays and (arrays[name][0].shape != shape or arrays[name][0].dtype != dtype):
+            got = arrays[name][0]
+            raise ValueError(f"{name} of each rank is {dtype} {shape}, as q is {q.shape}; got {got.dtype} {got.shape}")
     return steps(schedule, comms.size, causal=bool(causal), rows=q.shape[1], keys=k.shape[1])
 
 
@@ -375,8 +443,12 @@ def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: A
 
     Returns:
         o, or of another dtype than float32 a new array.
+
+    Raises:
+        TypeError, ValueError: arrays, rows or a dtype other than these.
     """
     cp = device.cp
+    _check_merge(o, part, rows, lse, part_lse, dtype)
     batch, n, heads, head_dim = o.shape
     rounded = dtype is not None and np.dtype(dtype) != np.float32
     result = cp.empty(o.shape, dtype=dtype) if rounded else None
@@ -395,6 +467,30 @@ def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: A
         arrays = [a if a is None else a[some] for a in (o, lse, part, part_lse, result)]
         launch((grid, some.stop - some.start), (MERGE_THREADS,), (*arrays, *map(np.int32, numbers)))
     return o if result is None else result
+
+
+def _check_merge(o: Any, part: Any, rows: Any, lse: Any, part_lse: Any, dtype: Any) -> None:
+    if not isinstance(o, device.cp.ndarray) or o.ndim != 4:
+        got = f"shape {o.shape}" if isinstance(o, device.cp.ndarray) else type(o).__name__
+        raise TypeError(f"o is a device array (batch, n, heads, head_dim); got {got}")
+    batch, n, heads, head_dim = o.shape
+    if not isinstance(rows, (tuple, list)) or len(rows) != 2:
+        raise TypeError(f"rows is a pair (first, end); got {rows!r:.40}")
+    if not 0 <= rows[0] <= rows[1] <= n:
+        raise ValueError(f"rows = {tuple(rows)}; o has rows 0 to {n}")
+    if dtype is not None and (dtype not in C_NAMES if isinstance(dtype, str) else np.dtype(dtype).name not in C_NAMES):
+        raise TypeError(f"dtype = {dtype!r:.60}; there are {', '.join(C_NAMES)}")
+    count = rows[1] - rows[0]
+    if (lse is None) != (part_lse is None) and part is not None:
+        raise ValueError("lse and part_lse come together: without both the result is a sum")
+    for name, a, shape in (
+        ("o", o, o.shape),
+        ("part", part, (batch, count, heads, head_dim)),
+        ("lse", lse, (batch, heads, n)),
+        ("part_lse", part_lse, (batch, heads, count)),
+    ):
+        if a is not None and (a.shape != shape or a.dtype != np.float32 or not a.flags.c_contiguous):
+            raise ValueError(f"{name} is float32 {shape}, C-contiguous; got {a.dtype} {a.shape}, strides {a.strides}")
 
 
 @functools.lru_cache(maxsize=64)
@@ -443,6 +539,7 @@ def ring_attention_backward(
     Raises:
         TypeError, ValueError, TimeoutError, RuntimeError: as `ring_attention`.
     """
+    check_flags(deterministic=deterministic)
     plan = _plan(comms, schedule, causal, q=q, k=k, v=v, do=do, o=o, lse=lse)
     options = {
         "softmax_scale": softmax_scale_of(softmax_scale, q[0].shape[-1]),

@@ -29,8 +29,9 @@ from helpers.attention.ladder.call import (
     mask_window,
     softmax_scale_of,
 )
-from helpers.attention.ladder.layout import is_aligned, span, with_scale_above_zero
+from helpers.attention.ladder.layout import address, is_aligned, span, with_scale_above_zero
 from helpers.attention.ladder.params import attention_params, rotary_params
+from helpers.attention.scalars import check_flags, finite_number, whole_number
 
 C_NAMES = launches.C_NAMES
 ROTARY, PROJECTION = launches.ROTARY_FILE, "11_projection.cu"
@@ -83,8 +84,13 @@ class Planned:
 def angles(positions: int, rotary_dim: int, *, base: float = 10000.0) -> tuple[np.ndarray, np.ndarray]:
     """(cosines, sines), each (positions, rotary_dim / 2) float32, of position * base^(-2 i / rotary_dim) for pair i.
 
-    Source: Su et al., RoFormer, 2021, section 3.2.2. ValueError for a rotary_dim that is no even number above 0.
+    Source: Su et al., RoFormer, 2021, section 3.2.2. TypeError or ValueError for a rotary_dim that is no even number
+    above 0, positions below 0, and a base that is not above 0.
     """
+    positions = whole_number("positions", positions, least=0)
+    rotary_dim = whole_number("rotary_dim", rotary_dim)
+    if finite_number("base", base) <= 0:
+        raise ValueError(f"base = {base}; a number above 0 is needed")
     if rotary_dim < 2 or rotary_dim % 2:
         raise ValueError(f"rotary_dim = {rotary_dim}; pairs of columns are rotated: an even number of them is needed")
     angle = np.outer(np.arange(positions), base ** (-np.arange(0, rotary_dim, 2) / rotary_dim))
@@ -112,7 +118,7 @@ def rotary(
         positions: of the rows of q and of k, int32 (batch, seq) and (batch, seq_kv), or (seq,) and (seq_kv,) for all
             batches. Without them the rows of k count from 0, and the last row of q is at the last row of k. One that
             cos does not have is taken for the nearest that it has.
-        in_place: q and k are changed, which must be device arrays that need no copy.
+        in_place: q and k are changed, which must be two device arrays that need no copy.
 
     Returns:
         (q, k) rotated, device arrays: new ones, C-contiguous; in place the same ones.
@@ -138,6 +144,9 @@ def plan_rotary(
 ) -> Planned:
     """`rotary` but for the launch. source: another text of the kernel; sizes: such as {"THREADS": 128}."""
     cp = device.cp
+    check_flags(interleaved=interleaved, in_place=in_place)
+    if positions is not None:
+        _check_pair("positions", positions, "(of q's rows, of k's rows)")
     given, (q, k) = (q, k), (_array(name, a) for name, a in (("q", q), ("k", k)))
     cos, sin = (_array(name, a) for name, a in (("cos", cos), ("sin", sin)))
     _check_rotary(q, k, cos, sin, positions is not None)
@@ -154,6 +163,14 @@ def plan_rotary(
         for name, a, was in (("q", q, given[0]), ("k", k, given[1])):
             if a is not was or not _in_rows(a):
                 raise ValueError(f"in_place: {name} is a device array with rows that start at multiples of 16 bytes")
+            if any(n > 1 and step == 0 for n, step in zip(a.shape, a.strides, strict=True)):
+                raise ValueError(
+                    f"in_place: {name} has strides {a.strides}, so that elements are one in memory: {name}.copy()"
+                )
+            if isinstance(a, np.ndarray) and not a.flags.writeable:
+                raise ValueError(f"in_place: {name} is read-only: {name}.copy()")
+        if address(q) == address(k):
+            raise ValueError("in_place: q and k are one array, which would be rotated twice")
         outputs = q, k
     else:
         q, k = map(_readable, (q, k))
@@ -191,10 +208,18 @@ def _check_rotary(q: Any, k: Any, cos: Any, sin: Any, positions_given: bool) -> 
             f"{vector}, and rotary_dim one of {2 * vector} and at most head_dim"
         )
     n, n_kv = q.shape[1], k.shape[1]
+    if not len(cos):
+        raise ValueError("cos has no positions: angles for one or more are needed")
     if not positions_given and n > n_kv:
         raise ValueError(f"q has {n} rows and k {n_kv}: row 0 of q would be before position 0; give positions")
     if not positions_given and len(cos) < n_kv:
         raise ValueError(f"cos has {len(cos)} positions, and k has {n_kv} rows")
+
+
+def _check_pair(name: str, pair: Any, form: str) -> None:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        got = f"{len(pair)} of them" if isinstance(pair, (tuple, list)) else type(pair).__name__
+        raise TypeError(f"{name} is a pair {form}, or None; got {got}")
 
 
 def _positions(name: str, positions: Any, rows: int, batch: int) -> tuple[Any, int]:
@@ -337,6 +362,7 @@ def _check_projection(q: Any, k: Any, v: Any, w_o: Any, form: str, *, packed: bo
 
 def _lengths(cu_seqlens: tuple[Any, Any], q: Any, k: Any) -> tuple[tuple[Any, ...], int]:
     """cu_seqlens as device arrays, and the rows of q's longest sequence."""
+    _check_pair("cu_seqlens", cu_seqlens, f"({', '.join(CU_SEQLENS)})")
     arrays = tuple(_array(name, a) for name, a in zip(CU_SEQLENS, cu_seqlens, strict=True))
     for name, cu in zip(CU_SEQLENS, arrays, strict=True):
         check_cu_seqlens(name, cu)

@@ -10,12 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from helpers.attention.scalars import finite_number, whole_number
+
 
 def soft_cap(cap: float) -> dict[str, Any]:
     """Scores within -cap and cap: cap * tanh(score / cap), of Gemma 2 (Gemma Team 2024, section 2).
 
     tanh(x) is 1 - 2 / (1 + exp(2 x)): two instructions of the special function units, and an error of some 1e-7 * cap.
+
+    Raises:
+        TypeError, ValueError: cap is no number from 1e-30 to 1e30.
     """
+    cap = finite_number("cap", cap)
+    if not 1e-30 <= cap <= 1e30:
+        raise ValueError(f"cap = {cap}; a number from 1e-30 to 1e30 is needed, and without a cap no function of scores")
     args = {"cap": cap, "minus_two_caps": -2 * cap, "per_cap": 1 / cap, "log2_per_cap": 2 / cap * math.log2(math.e)}
     return {
         "score_mod": "fmaf(minus_two_caps, __fdividef(1.0f, 1.0f + exp2f(score * log2_per_cap)), cap)",
@@ -33,8 +41,20 @@ def relative_bias(table: Any, longest: int | None = None) -> dict[str, Any]:
         table: float32 (heads, 2 * reach + 1), on the device.
         longest: at least the rows and the keys of all calls. Where the table reaches so far, no distance is compared
             with its ends, and the address of each number differs from its neighbour's by a constant.
+
+    Raises:
+        TypeError, ValueError: a table of another kind, or with an even number of columns; longest is below 1.
     """
+    if getattr(table, "ndim", None) != 2 or str(table.dtype).removeprefix("torch.") != "float32":
+        got = f"{table.dtype} {tuple(table.shape)}" if hasattr(table, "dtype") else type(table).__name__
+        raise TypeError(f"table is float32 (heads, 2 * reach + 1); got {got}")
     width = int(table.shape[1])
+    if width % 2 == 0:
+        raise ValueError(
+            f"table has {width} columns; an odd number, 2 * reach + 1, is needed: the middle one is distance 0"
+        )
+    if longest is not None:
+        longest = whole_number("longest", longest, least=1)
     distance = "kv_idx - q_idx"
     if longest is None or longest > width // 2 + 1:
         distance = f"min(max({distance}, -reach), reach)"

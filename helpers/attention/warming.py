@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import calls, kernel
-from helpers.attention.ladder.call import CU_SEQLENS, Options
+from helpers.attention.ladder.call import CU_SEQLENS, Options, mask_window
+from helpers.attention.ladder.launches import C_NAMES
 from helpers.attention.ladder.layout import dense
 from helpers.attention.ladder.plan import Ready
+from helpers.attention.scalars import check_flags, whole_number
 from helpers.engine.cuda_source.signatures import dtype_of
 
 _LENGTHS = (1, 64, 256, 1024, 4096, 16384)
@@ -39,7 +41,8 @@ def warm_up(
     """Compile what calls of this kind need, of any lengths, side by side: for a server, before its first request.
 
     What a first call takes is the compiler's time, seconds in all. CuPy keeps the kernels on disk, so that the next
-    process loads them. Calls with a bias, slopes or a rotary embedding are not among these.
+    process loads them. Calls with a bias, slopes or a rotary embedding are not among these, nor are those of
+    flash_attention_with_kvcache.
 
     Args:
         heads, kv_heads, head_dim: of q, of k and v (as many as q where it is not given), words of a row.
@@ -53,6 +56,12 @@ def warm_up(
     Raises:
         TypeError, ValueError: as flash_attention.
     """
+    heads, head_dim = whole_number("heads", heads, least=1), whole_number("head_dim", head_dim, least=1)
+    kv_heads = heads if kv_heads is None else whole_number("kv_heads", kv_heads, least=1)
+    check_flags(gradients=gradients, packed=packed, deterministic=deterministic)
+    mask_window(window, causal)
+    if dtype not in C_NAMES:
+        raise TypeError(f"dtype = {dtype!r:.40}; there are {', '.join(C_NAMES)}, by name")
     jobs: dict[tuple[Hashable, ...], Any] = {}
     columns = head_dim if dtype == "float32" else head_dim + -head_dim % calls.HALF_COLUMNS
     shares = (1, max(_SEQUENCES)) if packed else (1,)  # the longest sequence is so many times as long as the mean
@@ -60,7 +69,7 @@ def warm_up(
         lead = (sequences * rows,) if packed else (sequences, rows)
         kv_lead = (sequences * keys,) if packed else (sequences, keys)
         q = dense((*lead, heads, columns), dtype_of(dtype))
-        k = dense((*kv_lead, kv_heads or heads, columns), q.dtype)
+        k = dense((*kv_lead, kv_heads, columns), q.dtype)
         lse = dense((*lead[:-1], heads, lead[-1]), np.dtype(np.float32))
         cu_seqlens = dict.fromkeys(CU_SEQLENS, dense((sequences + 1,), np.dtype(np.int32))) if packed else {}
         wanted = [(Options(causal, None, False, False, False, stage, window), {"q": q, "k": k, "v": k})]

@@ -28,6 +28,7 @@ import numpy as np
 from helpers import device
 from helpers.attention import flash_attention, flash_attention_backward
 from helpers.attention.models.blas import one_thread
+from helpers.attention.scalars import check_flags, finite_number, whole_number
 from helpers.engine.cuda_source.c_types import dtype_of
 
 xp = device.cp if device.ON_GPU else np  # what the model computes with
@@ -67,6 +68,9 @@ class FlashAttention:
         backward_stage: str | int | None = None,
         deterministic: bool = False,
     ) -> None:
+        if dtype not in ("float32", "float16", "bfloat16"):
+            raise ValueError(f"dtype = {dtype!r:.40}; there are float32, float16 and bfloat16, by name")
+        check_flags(deterministic=deterministic)
         self.dtype, self.stage = dtype_of(dtype), stage
         self.backward_options = {"stage": backward_stage, "deterministic": deterministic}
 
@@ -172,11 +176,25 @@ def cross_entropy(logits: Any, targets: Any) -> tuple[Any, Any]:
     """The mean of -log(probability of the target) over all tokens, and its gradient with respect to the logits.
 
     logits (B, T, V), targets (B, T) of int. Returns a scalar array in nats, and (B, T, V): softmax - one-hot, over B T.
+    ValueError for targets of another shape or dtype, and on the CPU for one that is not from 0 to V - 1.
     """
+    if targets.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"targets has shape {targets.shape}; {logits.shape[:-1]} is needed, one for each of the logits"
+        )
+    _check_indices("targets", targets, logits.shape[-1])
     shifted = logits - logits.max(axis=-1, keepdims=True)
     log_p = shifted - xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))
     target = one_hot(targets, logits.shape[-1], logits.dtype)
     return -(log_p * target).sum() / targets.size, (xp.exp(log_p) - target) / targets.size
+
+
+def _check_indices(name: str, a: Any, end: int) -> None:
+    """ValueError for what is no index from 0 to end - 1; on a GPU, whose host would wait for it, by its dtype alone."""
+    if a.dtype.kind not in "iu":
+        raise ValueError(f"{name} is {a.dtype}; whole numbers are needed")
+    if not device.ON_GPU and a.size and not (a.min() >= 0 and a.max() < end):
+        raise ValueError(f"{name} has {a.min()} to {a.max()}; there are 0 to {end - 1}")
 
 
 def one_hot(tokens: Any, characters: int, dtype: Any) -> Any:
@@ -195,6 +213,10 @@ class Config:
     layers: int = 2
     heads: int = 2
     width: int = 64
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            whole_number(name, value, least=1)
 
     def shapes(self, characters: int) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter. The MLP is four times as wide inside."""
@@ -239,8 +261,17 @@ class CharGPT:
             dtype: np.float32; np.float64 for PlainAttention.
 
         Raises:
-            ValueError: heads does not divide width; a character twice.
+            TypeError, ValueError: heads does not divide width; no character, or one twice; attention or config is none;
+                dtype is another.
         """
+        if not isinstance(config, Config) or not hasattr(attention, "forward"):
+            got = f"{type(config).__name__} and {type(attention).__name__}"
+            raise TypeError(f"config is a Config, and attention has forward and backward; got {got}")
+        if np.dtype(dtype) not in (np.float32, np.float64):
+            raise ValueError(f"dtype is float32, or float64 for PlainAttention; got {np.dtype(dtype)}")
+        whole_number("seed", seed, least=0)
+        if not characters:
+            raise ValueError("characters is empty: an alphabet has one or more")
         if config.width % config.heads:
             raise ValueError(f"{config.heads} heads do not divide a width of {config.width}")
         if len(set(characters)) != len(characters):
@@ -265,15 +296,25 @@ class CharGPT:
                 a[...] = xp.asarray(rng.normal(0, deviation, a.shape).astype(dtype))
 
     def encode(self, text: str) -> np.ndarray:
-        """The tokens of a text, int64. KeyError for a character that is not in the alphabet."""
+        """The tokens of a text, int64. ValueError for a character that is not in the alphabet."""
+        if not isinstance(text, str):
+            raise TypeError(f"text is a text; got {type(text).__name__}")
         token = {character: i for i, character in enumerate(self.characters)}
+        if unknown := [character for character in text if character not in token]:
+            known = f"{len(token)} characters: {self.characters!r:.80}"
+            raise ValueError(f"{unknown[0]!r} is not in the alphabet of the model, which has {known}")
         return np.array([token[character] for character in text], dtype=np.int64)
 
     def forward(self, tokens: Any, positions: Any = None) -> tuple[Any, Any]:
         """tokens (B, T) to the logits (B, T, V) of each next character; and what backward needs.
 
         positions: (B, T) of int, for a server; without them 0 to T - 1, as backward takes them.
+
+        Raises:
+            ValueError: tokens is not (B, T) of int, with T at most the context; on the CPU also a token or a position
+                that there is not, which a GPU's arrays would take for another one.
         """
+        self._check_tokens(tokens, positions)
         places = slice(tokens.shape[1]) if positions is None else positions
         x = self.p["characters"][tokens] + self.p["positions"][places]
         blocks = []
@@ -282,6 +323,18 @@ class CharGPT:
             blocks.append(saved)
         y, norm = layer_norm(x, self.p["norm.gain"], self.p["norm.bias"])
         return y @ self.p["characters"].T, (tokens, blocks, y, norm)
+
+    def _check_tokens(self, tokens: Any, positions: Any) -> None:
+        context = self.config.context
+        for name, a, end in (("tokens", tokens, len(self.characters)), ("positions", positions, context)):
+            if a is None:
+                continue
+            if not isinstance(a, xp.ndarray) or a.ndim != 2 or not len(a) or not 0 < a.shape[1] <= context:
+                got = f"shape {a.shape}" if isinstance(a, xp.ndarray) else type(a).__name__
+                raise ValueError(
+                    f"{name} is an array (B, T), B from 1, T from 1 to the context of {context}; got {got}"
+                )
+            _check_indices(name, a, end)
 
     def _block(self, layer: int, x: Any) -> tuple[Any, Any]:
         """x (B, T, D) through attention and the MLP of one layer."""
@@ -349,24 +402,48 @@ class CharGPT:
     def sample(self, prompt: str, length: int, *, temperature: float = 0.8, seed: int = 0) -> str:
         """The prompt and `length` more characters, each drawn from softmax(logits / temperature).
 
+        temperature: 0 for the likeliest character each time. seed: of the draws, a whole number from 0 on.
+
         All `context` positions are computed for each character, so that every call has the same shapes. Positions after
         the last character hold padding, which it cannot see, because attention is causal.
 
         Raises:
-            ValueError: an empty prompt; a temperature that is not above 0.
-            KeyError: a prompt with a character that is not in the alphabet.
+            TypeError: an argument of another type.
+            ValueError: an empty prompt, or one with a character that is not in the alphabet; a length or a temperature
+                below 0.
         """
-        if not prompt or temperature <= 0:
-            raise ValueError("a sample needs a prompt of a character or more, and a temperature above 0")
+        if not isinstance(prompt, str):
+            raise TypeError(f"prompt is a text; got {type(prompt).__name__}")
+        if not prompt:
+            raise ValueError("prompt is empty: a sample needs a character or more to go on with")
+        length = whole_number("length", length, least=0)
+        check_sampling(temperature, seed)
         rng, context = np.random.default_rng(seed), self.config.context
         tokens = self.encode(prompt).tolist()
         for _ in range(length):
             seen = tokens[-context:]
             padded = xp.asarray(np.array([seen + [0] * (context - len(seen))]))
-            logits = to_host(self.forward(padded)[0][0, len(seen) - 1]).astype(np.float64) / temperature
-            p = np.exp(logits - logits.max())
-            tokens.append(int(rng.choice(len(p), p=p / p.sum())))
+            tokens.append(draw(to_host(self.forward(padded)[0][0, len(seen) - 1]), temperature, rng))
         return "".join(self.characters[token] for token in tokens)
+
+
+def draw(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
+    """A token drawn from softmax(logits / temperature); at 0 the likeliest one. ValueError for NaN among the logits."""
+    logits = logits.astype(np.float64)
+    if not np.isfinite(logits).all():
+        raise ValueError("the model's logits are not finite: no character can be drawn from them")
+    if temperature == 0:
+        return int(logits.argmax())
+    with np.errstate(over="ignore"):  # cold: all but the likeliest become 0
+        p = np.exp((logits - logits.max()) / temperature)
+    return int(rng.choice(len(p), p=p / p.sum()))
+
+
+def check_sampling(temperature: Any, seed: Any) -> None:
+    """TypeError or ValueError for what is no temperature, finite and 0 or more, or no seed."""
+    if finite_number("temperature", temperature) < 0:
+        raise ValueError(f"temperature = {temperature}; 0, for the likeliest character, or more is needed")
+    whole_number("seed", seed, least=0)
 
 
 # ---- training
@@ -437,8 +514,18 @@ def train(
         report: gets a line of text; None for silence.
 
     Raises:
-        ValueError: a text too short for the context.
+        TypeError, ValueError: a text too short for the context; numbers that are none, or below their least.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"text is a text; got {type(text).__name__}")
+    if report is not None and not callable(report):
+        raise TypeError(f"report is a function that gets a line, or None; got {type(report).__name__}")
+    finite_number("learning_rate", learning_rate)
+    for name, value, least in (("steps", steps, 0), ("batch", batch, 1), ("every", every, 1), ("seed", seed, 0)):
+        whole_number(name, value, least=least)
+    whole_number("warm_up", warm_up, least=0)
+    if not 0 <= finite_number("held_out", held_out) < 1:
+        raise ValueError(f"held_out = {held_out}; a share of the text, from 0 to below 1, is needed")
     config = config or Config()
     model = CharGPT("".join(sorted(set(text))), config, attention or FlashAttention(), seed=seed, dtype=dtype)
     tokens = model.encode(text)

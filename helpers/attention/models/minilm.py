@@ -25,6 +25,7 @@ import numpy as np
 from helpers import device
 from helpers.attention import flash_attention_varlen
 from helpers.attention.models.weights import minilm_vocabulary, minilm_weights
+from helpers.attention.scalars import whole_number
 
 LAYERS = 6
 HEADS = 12
@@ -107,12 +108,12 @@ class MiniLM:
             (len(sentences), 384) of the model's dtype, CuPy's array on a GPU.
 
         Raises:
-            TypeError: a single text instead of a list, or something that is not a text.
+            TypeError: a single text instead of a list, or something that is not a text; max_tokens is no whole number.
             ValueError: max_tokens is not from 3 to 512.
         """
         if isinstance(sentences, str):
             raise TypeError("sentences is a list of texts; got one text: [text] is a list of one")
-        if not 3 <= max_tokens <= POSITIONS:
+        if not 3 <= whole_number("max_tokens", max_tokens) <= POSITIONS:
             raise ValueError(f"max_tokens is {max_tokens}: expected 3 to {POSITIONS}")
         ids = [self.tokenizer(sentence, max_tokens) for sentence in sentences]
         vectors = xp.empty((len(ids), WIDTH), self.dtype)
@@ -196,7 +197,7 @@ def packs(ids: Sequence[Sequence[int]], most: int | None = None) -> Iterator[lis
 
     Sentences of like length come together, since a launch has blocks for its longest sentence, for all of them.
     """
-    most = TOKENS_PER_PACK if most is None else most
+    most = TOKENS_PER_PACK if most is None else whole_number("most", most, least=1)
     pack: list[int] = []
     tokens = 0
     for row in sorted(range(len(ids)), key=lambda row: len(ids[row])):
@@ -215,6 +216,8 @@ def _fused(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     for i in range(LAYERS):
         p = f"encoder.layer.{i}.attention.self"
         for part in ("weight", "bias"):
+            if missing := [each for of in ("query", "key", "value") if (each := f"{p}.{of}.{part}") not in fused]:
+                raise ValueError(f"weights has no {missing[0]}: all tensors of the model are needed")
             fused[f"{p}.qkv.{part}"] = np.concatenate(
                 [fused.pop(f"{p}.{of}.{part}") for of in ("query", "key", "value")]
             )
@@ -234,11 +237,14 @@ class WordPiece:
     LONGEST_WORD = 100  # characters; a longer word is unknown
 
     def __init__(self, vocabulary: Mapping[str, int]) -> None:
+        if missing := [piece for piece in ("[CLS]", "[SEP]", "[UNK]") if piece not in vocabulary]:
+            raise ValueError(f"vocabulary has no {missing[0]}: the pieces of words and their numbers are needed")
         self.vocabulary = vocabulary
         self._of_word: dict[str, list[str]] = {}
 
     def __call__(self, text: str, max_tokens: int = MAX_TOKENS) -> list[int]:
-        """The numbers of the tokens, [CLS] first and [SEP] last, at most max_tokens of them."""
+        """The numbers of the tokens, [CLS] first and [SEP] last, at most max_tokens of them, which are 2 or more."""
+        max_tokens = whole_number("max_tokens", max_tokens, least=2)
         pieces = self.pieces(text)[: max_tokens - 2]
         return [self.vocabulary[piece] for piece in ("[CLS]", *pieces, "[SEP]")]
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from helpers import device
 from helpers.attention.models.minilm import MiniLM
+from helpers.attention.scalars import whole_number
 
 CHAPTER = Path(__file__).resolve().parents[2] / "data" / "darwin_chapter_3.txt"
 
@@ -38,6 +39,8 @@ def chapter() -> str:
 
 def sentences_of(text: str) -> list[str]:
     """The sentences of a text: cut after . ! ? and before a capital, except after initials and short titles."""
+    if not isinstance(text, str):
+        raise TypeError(f"text is a text; got {type(text).__name__}")
     sentences = []
     for paragraph in text.split("\n"):
         begin = 0
@@ -61,8 +64,16 @@ def best_answers(
 
     Returns:
         `count` answers, or as many as there are sentences.
+
+    Raises:
+        TypeError, ValueError: no text, no list of texts; count is below 0; vectors of other sentences.
     """
+    if not isinstance(question, str) or isinstance(sentences, str):
+        raise TypeError("question is a text, and sentences a list of texts: [text] is a list of one")
+    count = whole_number("count", count, least=0)
     vectors = model.encode(sentences) if vectors is None else vectors
+    if vectors.ndim != 2 or len(vectors) != len(sentences):
+        raise ValueError(f"vectors has shape {vectors.shape}; a row for each of {len(sentences)} sentences is needed")
     scores = vectors @ model.encode([question])[0]
     scores = device.cp.asnumpy(scores) if device.ON_GPU else scores
     best = scores.argsort(kind="stable")[::-1][:count]

@@ -12,16 +12,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from helpers import device
 from helpers.attention import flash_attention_with_kvcache
+from helpers.attention.decoding import HEAD_DIMS
 from helpers.attention.models.blas import one_thread
-from helpers.attention.models.char_gpt import CharGPT, to_host, xp
+from helpers.attention.models.char_gpt import CharGPT, check_sampling, draw, to_host, xp
+from helpers.attention.scalars import whole_number
 from helpers.engine.cuda_source.c_types import dtype_of
+
+DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(eq=False)
@@ -77,31 +81,75 @@ class Server:
     """
 
     def __init__(self, model: CharGPT, *, pages: int, page_size: int = 16, dtype: str = "float32") -> None:
+        """
+        Args:
+            pages: of the cache, page_size keys each, a power of two. dtype: of the cache, one of DTYPES.
+
+        Raises:
+            TypeError, ValueError: one of these is none, or the model's heads have another width.
+        """
+        if not isinstance(model, CharGPT):
+            raise TypeError(f"model is a CharGPT; got {type(model).__name__}")
+        pages, page_size = (whole_number(*each, least=1) for each in (("pages", pages), ("page_size", page_size)))
+        if page_size & (page_size - 1):
+            raise ValueError(f"page_size = {page_size}; a power of two is needed")
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype = {dtype!r:.40}; there are {', '.join(DTYPES)}")
         config = model.config
+        head_dim = config.width // config.heads
+        if head_dim not in HEAD_DIMS:
+            wanted = ", ".join(map(str, HEAD_DIMS))
+            raise ValueError(f"model has heads {head_dim} wide (width / heads of its Config); {wanted} can be served")
         self.model, self.pages, self.count = model, Pages(pages, page_size), pages
-        shape = config.layers, pages, page_size, config.heads, config.width // config.heads
+        shape = config.layers, pages, page_size, config.heads, head_dim
         self.cache = _Cache(*(device.cp.zeros(shape, dtype=dtype_of(dtype)) for _ in "kv"))
         self.history: list[Step] = []
         self.evicted = 0
 
     @one_thread()
     def serve(self, requests: Sequence[Request], *, temperature: float = 0.5, seed: int = 0) -> list[str]:
-        """All texts, prompts included.
+        """All texts, prompts included. After an error the next call begins anew, with all pages.
+
+        Args:
+            requests: any number; the same one twice gives two texts.
+            temperature: of the draws, from softmax(logits / temperature); 0: always the likeliest character.
+            seed: of the draws, a whole number from 0 on.
 
         Raises:
-            ValueError: a request that is longer than the model's context, or than all pages; an empty prompt.
+            TypeError: requests is no sequence of them; a prompt, length or option of another type.
+            ValueError: a request that is longer than the model's context, or than all pages; an empty prompt, or one
+                with characters that the model does not know; a length below 1; a temperature below 0.
         """
+        if not isinstance(requests, (list, tuple)):
+            raise TypeError(f"requests is a list of Request; got {type(requests).__name__}")
+        check_sampling(temperature, seed)
         room = min(self.model.config.context, self.count * self.pages.size)
-        for request in requests:
-            if not request.prompt or len(request.prompt) + request.length > room:
-                raise ValueError(f"{request.prompt!r:.40} and {request.length} more: 1 to {room} characters are needed")
-            request.tokens, request.cached = self.model.encode(request.prompt).tolist(), 0
+        prompts = [self._checked(f"requests[{i}]", request, room) for i, request in enumerate(requests)]
+        own: list[Request] = []  # a request that comes again gets pages of its own
+        for request, tokens in zip(requests, prompts, strict=True):
+            own.append(replace(request) if any(request is each for each in own) else request)
+            own[-1].tokens, own[-1].cached = tokens, 0
         attention, self.model.attention = self.model.attention, self.cache
         try:
-            self._run(list(requests), temperature, seed)
+            self._run(own, temperature, seed)
         finally:
-            self.model.attention = attention
-        return ["".join(self.model.characters[token] for token in request.tokens) for request in requests]
+            self.model.attention, self.pages = attention, Pages(self.count, self.pages.size)
+        return ["".join(self.model.characters[token] for token in request.tokens) for request in own]
+
+    def _checked(self, name: str, request: Any, room: int) -> list[int]:
+        """The tokens of a request's prompt. TypeError or ValueError where it cannot be served."""
+        if not isinstance(request, Request):
+            raise TypeError(f"{name} is a Request; got {type(request).__name__}")
+        if not isinstance(request.prompt, str):
+            raise TypeError(f"{name}.prompt is a text; got {type(request.prompt).__name__}")
+        length = whole_number(f"{name}.length", request.length, least=1)
+        whole_number(f"{name}.arrives", request.arrives)
+        if not request.prompt or len(request.prompt) + length > room:
+            raise ValueError(f"{name}: {request.prompt!r:.40} and {length} more: 1 to {room} characters are needed")
+        try:
+            return self.model.encode(request.prompt).tolist()
+        except ValueError as error:
+            raise ValueError(f"{name}.prompt: {error}") from None
 
     def _run(self, requests: list[Request], temperature: float, seed: int) -> None:
         waiting, running = deque(sorted(requests, key=lambda request: request.arrives)), list[Request]()
@@ -140,12 +188,11 @@ class Server:
         self.cache.aim(cached, self.pages.table(group))
         positions = cached[:, None] + np.arange(tokens.shape[1])
         logits, _ = self.model.forward(xp.asarray(tokens), positions=xp.asarray(positions))
-        for request, row in zip(group, to_host(logits[:, -1]).astype(np.float64) / temperature, strict=True):
+        for request, row in zip(group, to_host(logits[:, -1]), strict=True):
             request.cached = len(request.tokens)
             # The same draw whoever else is served, and however often the request was evicted.
             rng = np.random.default_rng((seed, requests.index(request), request.cached))
-            p = np.exp(row - row.max())
-            request.tokens.append(int(rng.choice(len(p), p=p / p.sum())))
+            request.tokens.append(draw(row, temperature, rng))
 
 
 class _Cache:

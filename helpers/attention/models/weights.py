@@ -75,9 +75,11 @@ def read_safetensors(data: bytes) -> dict[str, np.ndarray]:
     """The float32 tensors of a .safetensors file, as read-only views of its bytes.
 
     The format (github.com/huggingface/safetensors, "Format"): 8 bytes of little-endian length, a JSON object of that
-    length with each tensor's dtype, shape and place, then the values.
+    length with each tensor's dtype, shape and place, then the values. ValueError where it is cut off.
     """
     length = int.from_bytes(data[:8], "little")
+    if not 2 <= length <= len(data) - 8:
+        raise ValueError(f"data is no .safetensors file, or not all of it: {len(data):,} bytes")
     table = json.loads(data[8 : 8 + length])
     tensors = {}
     for name, entry in table.items():

@@ -1,0 +1,33 @@
+"""Numbers and flags of a call, checked: an error names the argument."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+
+def whole_number(name: str, value: Any, *, least: int | None = None) -> int:
+    """An int of Python's, also from one of NumPy's. TypeError or ValueError for what is none, or below `least`."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise TypeError(f"{name} is a whole number; got {type(value).__name__} {value!r:.40}")
+    if least is not None and value < least:
+        raise ValueError(f"{name} = {value}; {least} or more is needed")
+    return int(value)
+
+
+def finite_number(name: str, value: Any) -> float:
+    """A float of Python's. TypeError or ValueError for what is no number, or is infinite or NaN."""
+    if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
+        raise TypeError(f"{name} is a number; got {type(value).__name__} {value!r:.40}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} = {value}; a finite number is needed")
+    return float(value)
+
+
+def check_flags(**flags: Any) -> None:
+    """TypeError for what is neither True nor False."""
+    for name, flag in flags.items():
+        if not isinstance(flag, (bool, np.bool_)):
+            raise TypeError(f"{name} is True or False; got {type(flag).__name__} {flag!r:.40}")
