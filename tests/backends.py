@@ -39,7 +39,6 @@ def refused_by_nvrtc(code: str, names: tuple[str, ...], options: tuple[str, ...]
         compile_report.nvrtc_version()
     except compile_report.NvrtcMissing:
         return ""
-    from cupy._core import core
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(code, "kernel.cu", [], [])
@@ -48,7 +47,7 @@ def refused_by_nvrtc(code: str, names: tuple[str, ...], options: tuple[str, ...]
             nvrtc.addNameExpression(program, name)
         options = (*options, *headers.header_options(code))
         try:
-            nvrtc.compileProgram(program, (*core.assemble_cupy_compiler_options(options), "-arch=compute_90"))
+            nvrtc.compileProgram(program, headers.cupy_options(options))
         except nvrtc.NVRTCError as error:
             return f"{error}:\n{nvrtc.getProgramLog(program).strip()}"
         return ""

@@ -12,6 +12,7 @@ import numpy as np
 from helpers import engine
 from helpers.attention import compile_report
 from helpers.engine import tensor_map
+from helpers.engine.nvrtc import cupy_options
 
 OPTIONS = ("-std=c++17", "-arch=sm_90a")
 
@@ -124,14 +125,13 @@ def refused_by_ptxas(code: str, options: tuple[str, ...] = OPTIONS) -> str:
         compile_report.nvrtc_version()
     except compile_report.NvrtcMissing:
         return ""
-    from cupy._core import core
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(code, "kernel.cu", [], [])
     try:
-        given = core.assemble_cupy_compiler_options(tuple(o for o in options if not o.startswith("-arch")))
+        given = tuple(option for option in options if not option.startswith("-arch"))
         try:
-            nvrtc.compileProgram(program, (*given, "-arch=sm_90a"))
+            nvrtc.compileProgram(program, cupy_options(given, "sm_90a"))
         except nvrtc.NVRTCError as error:
             return f"{error}:\n{nvrtc.getProgramLog(program).strip()}"
         return "\n".join(re.findall(r".*\bC75\d\d\b.*", nvrtc.getProgramLog(program)))

@@ -14,62 +14,31 @@ from helpers.attention import kernel
 from helpers.engine import compiler, nvrtc, refusals
 
 K = 'extern "C" __global__ void k'
-HOST = "is a function of the host: write __device__"
+HOST = "is a __host__ function, and NVRTC compiles for the device alone: write __device__"
 
 HEADERS = ("iostream", "vector", "cstdio", "stdio.h", "cmath", "math.h", "cstdint", "stdint.h", "algorithm", "limits")
 HEADERS += ("cfloat", "float.h", "type_traits", "string.h", "stdlib.h", "array", "tuple", "functional", "time.h")
 
 # name: (source, the line that is blamed, what is said of it)
 FORMS: dict[str, tuple[str, int, str]] = {
-    "a host function": (f"int f(int x) {{ return x; }}\n{K}(int *o) {{ o[0] = f(1); }}", 1, HOST),
-    "a host function that nobody calls": (f"\nint f(int x) {{ return x; }}\n{K}(int *o) {{ o[0] = 1; }}", 2, HOST),
-    "a host template": (f"template <class T> T f(T x) {{ return x; }}\n{K}(int *o) {{ o[0] = f(1); }}", 1, HOST),
-    "a constexpr function": (f"constexpr int f(int x) {{ return x; }}\n{K}(int *o) {{ o[0] = f(1); }}", 1, HOST),
-    "a static function": (f"static inline int f() {{ return 1; }}\n{K}(int *o) {{ o[0] = f(); }}", 1, HOST),
-    "a function in a namespace": (
-        f"namespace n {{\nint f() {{ return 1; }}\n}}\n{K}(int *o) {{ o[0] = n::f(); }}",
-        2,
-        HOST,
-    ),
-    "a host operator": (
-        f"struct S {{ int v; }};\nS operator+(S a, S b) {{ return a; }}\n{K}(int *o) {{ S s{{1}}; o[0] = (s + s).v; }}",
-        2,
-        HOST,
-    ),
-    "a host method": (f"struct S {{\n  int f() {{ return 1; }}\n}};\n{K}(int *o) {{ S s; o[0] = s.f(); }}", 2, HOST),
-    "a virtual host method": (
-        f"struct S {{ virtual int f() {{ return 1; }} }};\n{K}(int *o) {{ S s; o[0] = s.f(); }}",
-        1,
-        HOST,
-    ),
-    "a host constructor": (
-        f"struct S {{\n  int v;\n  S(int x) : v(x) {{}}\n}};\n{K}(int *o) {{ S s(3); o[0] = s.v; }}",
-        3,
-        HOST,
-    ),
-    "a host destructor": (f"struct S {{\n  ~S() {{}}\n}};\n{K}(int *o) {{ o[0] = 1; }}", 2, HOST),
     "a function of __host__": (
         f"__host__ int f() {{ return 1; }}\n{K}(int *o) {{ o[0] = f(); }}",
         1,
-        "__host__ function",
+        HOST,
     ),
-    "main": (f"{K}(int *o) {{ o[0] = 1; }}\nint main() {{ return 0; }}", 2, HOST),
-    "a host variable": (f"int n = 3;\n{K}(int *o) {{ o[0] = n; }}", 1, "n is a variable of the host"),
-    "a host array": (
-        f"float table[4] = {{1, 2}};\n{K}(float *o) {{ o[0] = table[1]; }}",
-        1,
-        "table is a variable of the host",
+    "a function of __host__ that nobody calls": (f"\n__host__ int f() {{ return 1; }}\n{K}(int *o) {{}}", 2, HOST),
+    "a declaration of __host__": (f"__host__ int f();\n{K}(int *o) {{}}", 1, HOST),
+    "a template of __host__": (f"template <class T>\n__host__ T f() {{ return 1; }}\n{K}(int *o) {{}}", 2, HOST),
+    "a method of __host__": (f"struct S {{\n  __host__ int f() {{ return 1; }}\n}};\n{K}(int *o) {{}}", 2, HOST),
+    "a kernel of __host__": ('extern "C" __host__ __global__ void k(int *o) {}', 1, HOST),
+    "a variable of __host__": (f"__host__ int n = 3;\n{K}(int *o) {{ o[0] = n; }}", 1, "a variable is not __host__"),
+    "a lambda of __device__": (
+        f"{K}(int *o) {{\n  auto f = [] __device__(int x) {{ return x; }};\n  o[0] = f(1);\n}}",
+        2,
+        "a lambda with __device__",
     ),
-    "a static variable of the file": (
-        f"static int n;\n{K}(int *o) {{ o[0] = n++; }}",
-        1,
-        "n is a variable of the host",
-    ),
-    "a variable that is never used": (
-        f"unsigned int n[2];\n{K}(int *o) {{ o[0] = 1; }}",
-        1,
-        "n is a variable of the host",
-    ),
+    "a main that launches": (f"{K}(int *o) {{}}\nint main() {{\n  k<<<1, 1>>>(0);\n}}", 3, "launched from Python"),
+    "a main that allocates": (f"{K}(int *o) {{}}\nint main() {{\n  int *p;\n  cudaMalloc(&p, 4);\n}}", 4, "cudaMalloc"),
     **{
         f"<{header}>": (f"#include <{header}>\n{K}(int *o) {{ o[0] = 1; }}", 1, f"<{header}> is a header of the host")
         for header in HEADERS
@@ -109,7 +78,12 @@ FORMS: dict[str, tuple[str, int, str]] = {
     "try": (f"{K}(int *o) {{\n  try {{ o[0] = 1; }} catch (int) {{ o[0] = 2; }}\n}}", 2, "exception"),
     "typeid": (f"{K}(int *o) {{\n  o[0] = typeid(int).name()[0];\n}}", 2, "typeid"),
     "a kernel that returns a value": ('extern "C" __global__ int k(int *o) {\n  return 1;\n}', 1, "those return void"),
-    "a kernel that is __device__ too": ('extern "C" __global__ __device__ void k(int *o) {}', 1, "at once"),
+    "a kernel that returns a value behind": (
+        'extern "C" __global__ auto k(int *o) -> int {\n}',
+        1,
+        "those return void",
+    ),
+    "a kernel that says not what": ('extern "C" __global__ auto k(int *o) {}', 1, "those return void"),
     "atomicMax of float": (f"{K}(float *o) {{\n  atomicMax(o, 1.0f);\n}}", 2, "atomicMax"),
     "atomicMin of double": (f"{K}(double *o) {{\n  atomicMin(o, 1.0);\n}}", 2, "atomicMin"),
     "atomicAdd of long long": (f"{K}(long long *o) {{\n  atomicAdd(o, 1LL);\n}}", 2, "atomicAdd"),
@@ -143,6 +117,65 @@ def test_refused(name: str) -> None:
     assert f"{line:>6} | {code.splitlines()[line - 1]}" in message
     if nvrtc.version() is not None:
         assert nvrtc.refusal(f"{code}\n", ("-std=c++17",)), "NVRTC takes it"
+
+
+# What says nothing of where it lives is the device's. name: what stands before the kernel, and o[0] = ..., its
+# value.
+UNMARKED: dict[str, tuple[str, str, int]] = {
+    "a function": ("int f(int x) { return x; }", "f(1)", 1),
+    "a template": ("template <class T> T f(T x) { return x; }", "f(2)", 2),
+    "a constexpr function": ("constexpr int f(int x) { return x; }", "f(3)", 3),
+    "a static function": ("static inline int f() { return 4; }", "f()", 4),
+    "a function in a namespace": ("namespace n {\nint f() { return 5; }\n}", "n::f()", 5),
+    "a function of C": ('extern "C" int f(int x) { return x; }', "f(6)", 6),
+    "a recursive function": ("int f(int n) { return n > 0 ? n + f(n - 1) : 0; }", "f(3)", 6),
+    "an operator": ("struct S { int v; };\nS operator+(S a, S b) { return S{a.v + b.v}; }", "(S{3} + S{4}).v", 7),
+    "a method": ("struct S { int f() { return 8; } };", "S().f()", 8),
+    "a virtual method": ("struct S { virtual int f() { return 9; } };", "S().f()", 9),
+    "a constructor and a destructor": ("struct S { int v; S(int x) : v(x) {} ~S() {} };", "S(10).v", 10),
+    "a declaration": ("int f(); __device__ int f() { return 11; }", "f()", 11),
+    "a pointer to a function": ("int f(int n) { return n; }\nint (*g)(int) = f;", "g(12)", 12),
+    "main": ("int main() { return 0; }", "13", 13),
+    "main with arguments": ("int main(int argc, char **argv) { return argc; }", "14", 14),
+    "a variable": ("int n = 15;", "n++", 15),
+    "a static variable": ("static int n;", "n + 16", 16),
+    "an array": ("float table[4] = {1, 17};", "table[1]", 17),
+    "a variable that is never used": ("unsigned int n[2];", "18", 18),
+    "a variable in a namespace": ("namespace n { int v = 19; }", "n::v", 19),
+    "a variable in a class": ("struct S { static int n; };\nint S::n = 20;", "S::n", 20),
+    "a lambda": ("auto f = [](int x) { return x; };", "f(21)", 21),
+    "an object": ("struct S { int v = 22; };\nS s;", "s.v", 22),
+    "a local static": ("int f() { static int n = 23; return n++; }", "f()", 23),
+}
+
+
+@on_each_device
+@pytest.mark.parametrize("name", UNMARKED)
+def test_what_says_nothing_of_where_it_lives_is_taken(cp: Any, name: str) -> None:
+    before, value, expected = UNMARKED[name]
+    out = cp.zeros(1, np.int32)
+    code = f"{before}\n{K}(int *o) {{ o[0] = {value}; }}\n"
+    cp.RawModule(code=code, options=("-std=c++17",)).get_function("k")((1,), (1,), (out,))
+    assert out[0] == expected
+
+
+KERNELS = r"""
+template <typename T, T (*F)(const T &)> __global__ void apply(T *o) { o[threadIdx.x] = F(o[threadIdx.x]); }
+__device__ int twice(const int &x) { return 2 * x; }
+extern "C" __global__ auto behind(int *o) -> void { o[threadIdx.x] += 1; }
+using Nothing = void;
+extern "C" __global__ __device__ Nothing alias(int *o) { o[threadIdx.x] += 10; }
+"""
+
+
+@on_each_device
+def test_forms_of_kernels(cp: Any) -> None:
+    names = ("apply<int, twice>",)
+    module = cp.RawModule(code=KERNELS, options=("-std=c++17",), name_expressions=names)
+    out = cp.asarray(np.arange(4, dtype=np.int32))
+    for name in (*names, "behind", "alias"):
+        module.get_function(name)((1,), (4,), (out,))
+    assert cp.asnumpy(out).tolist() == [11, 13, 15, 17]
 
 
 LEGAL = r"""
@@ -209,17 +242,14 @@ def test_what_is_legal_is_taken(cp: Any) -> None:
 
 # Macros and conditions decide whether these are refused: the source, and the line that is blamed (0: none).
 HIDDEN = {
-    "a function behind a brace of a macro": ("#define OPEN {\nint f() OPEN return 1; }", 2),
-    "a type of a macro": ("#define T int\n\nT n = 3;", 3),
-    "__device__ by a macro": ("#define D __device__\nD int f() { return 1; }", 0),
-    "no __device__ by a macro": ("#define D_EVICE\nD_EVICE int f() { return 1; }", 2),
-    "a name like a header's macro": ("#define WORD_T int\nWORD_T f() { return 1; }", 2),
-    "a name like a header's macro that is none": ("WORD_T f() { return 1; }", 0),
-    "a function made by a macro": ("#define F(name) int name() { return 1; }\n\nF(f)", 3),
+    "a function behind a brace of a macro": ("#define OPEN {\n__host__ int f() OPEN return 1; }", 2),
+    "__host__ by a macro": ("#define H __host__\n\nH int f() { return 1; }", 3),
+    "__host__ and __device__ by a macro": ("#define HD __host__ __device__\nHD int f() { return 1; }", 0),
+    "a function made by a macro": ("#define F(name) __host__ int name() { return 1; }\n\nF(f)", 3),
     "a kernel made by a macro": ("#define F(name) __global__ void name() {}\n\nF(f)", 0),
-    "a branch that is read": ("#if N == 64\nint f() { return 1; }\n#endif", 2),
-    "a branch that is not": ("#if N == 32\nint f() { return 1; }\n#endif", 0),
-    "the other branch": ("#if N == 32\n__device__ int n;\n#else\nint n;\n#endif", 4),
+    "a branch that is read": ("#if N == 64\n__host__ int f() { return 1; }\n#endif", 2),
+    "a branch that is not": ("#if N == 32\n__host__ int f() { return 1; }\n#endif", 0),
+    "the other branch": ("#if N == 32\n__device__ int n;\n#else\n__host__ int n;\n#endif", 4),
     "shared memory by a macro": ("#define S __shared__\n__global__ void k() {\n  S int a = 3;\n}", 3),
     "a header in a branch": ("#if N == 64\n#include <cstdio>\n#endif", 2),
     "a header in a branch that is not read": ("#if N == 32\n#include <cstdio>\n#endif", 0),
@@ -243,18 +273,19 @@ def test_no_preprocessor_is_asked_of_a_plain_kernel(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(compiler, "preprocess", counted)
     for number in range(3):
-        code = kernel.source("06_wmma.cu") + f"__device__ int another{number};\n"
+        code = kernel.source("06_wmma.cu") + f"int another{number};\n"
         assert refusals.refusal(code, "#define HEAD_DIM 64\n", "kernel.cu", ["-std=c++17"]) == ""
     assert not asked
-    assert "another9" in refusals.refusal(f"{code}int another9;\n", "", "kernel.cu", ["-std=c++17"])
+    assert "another9" in refusals.refusal(f"{code}__host__ int another9();\n", "", "kernel.cu", ["-std=c++17"])
     assert len(asked) == 1
 
 
-def test_a_host_function_is_a_device_function_where_the_options_say_so() -> None:
-    out = engine.zeros(1, np.int32)
-    code = f"#include <stdint.h>\nint f(int x) {{ return x + 1; }}\n{K}(int32_t *o) {{ o[0] = f(1); }}"
-    engine.RawModule(code=code, options=("-default-device",)).get_function("k")((1,), (1,), (out,))
-    assert out[0] == 2
+def test_a_host_header_is_refused_whatever_the_options_say_of_functions() -> None:
+    """CuPy says --device-as-default-execution-space itself; saying it again changes nothing."""
+    code = f"#include <stdint.h>\nint f(int x) {{ return x + 1; }}\n{K}(int *o) {{ o[0] = f(1); }}"
+    for again in ("-default-device", "--device-as-default-execution-space"):
+        with pytest.raises(engine.CompileError, match=r"<stdint\.h> is a header of the host"):
+            engine.RawModule(code=code, options=(again,)).compile()
 
 
 BOUNDED = r"""

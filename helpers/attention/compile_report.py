@@ -21,7 +21,7 @@ from helpers.attention import kernel
 from helpers.engine import CompileError
 from helpers.engine.compiler import cache_dir, keep, without_paths
 from helpers.engine.cuda_source import source
-from helpers.engine.nvrtc import header_options
+from helpers.engine.nvrtc import ALWAYS, cupy_options, header_options
 
 # Turing (RTX 20, T4), Ampere (A100; RTX 30), Ada (RTX 40, L4), Hopper (H100, H200), Blackwell (RTX 50).
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
@@ -150,7 +150,7 @@ def _compiled(code: str, options: tuple[str, ...], arch: str, instance: str) -> 
     Kept beside the engine's builds: other notebooks and tests ask for the same kernels.
     """
     options = (*options, *header_options(code))
-    asked = without_paths(repr((code, options, arch, instance, nvrtc_version())))
+    asked = without_paths(repr((code, (*options, *ALWAYS), arch, instance, nvrtc_version())))
     key = hashlib.sha256(asked.encode()).hexdigest()[:32]
     path = cache_dir() / f"report-{key}.json"
     changes = re.search(r'^\s*#\s*include\s*"', code, re.M)  # what is included so is not in the key
@@ -178,17 +178,14 @@ def _program(
     code: str, options: tuple[str, ...], arch: str, more: tuple[str, ...] = (), instance: str = ""
 ) -> Iterator[Any]:
     """A program of NVRTC, compiled as RawModule compiles; more: options that are NVRTC's alone."""
-    from cupy._core import core
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(code, "kernel.cu", [], [])
     try:
         if instance:  # it makes the instance of a template, and gives the name that the assembler will use
             nvrtc.addNameExpression(program, instance)
-        # -ftz=true is what RawModule adds on its own.
-        wanted = (*core.assemble_cupy_compiler_options(options), "-ftz=true", f"-arch={arch}", *more)
         try:
-            nvrtc.compileProgram(program, wanted)
+            nvrtc.compileProgram(program, (*cupy_options(options, arch), *more))
         except nvrtc.NVRTCError as error:
             log = nvrtc.getProgramLog(program).strip()
             raise CompileError(f"NVRTC refused the source for {arch} ({error}):\n{log}") from None

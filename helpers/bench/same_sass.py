@@ -23,7 +23,7 @@ from elftools.elf.elffile import ELFFile
 from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.steps import BASES, CLIMBS
-from helpers.engine.nvrtc import header_options
+from helpers.engine.nvrtc import cupy_options, header_options
 
 HEAD_DIMS = (64, 128)
 
@@ -38,16 +38,14 @@ def machine_code(code: str, options: tuple[str, ...], arch: str, names: tuple[st
     Raises:
         RuntimeError: NVRTC refuses the source; the message is its log.
     """
-    from cupy._core import core
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(code, "kernel.cu", [], [])
     try:
         for name in names:
             nvrtc.addNameExpression(program, name)
-        flags = (*options, *header_options(code), "-ftz=true", f"-arch={arch}")
         try:
-            nvrtc.compileProgram(program, core.assemble_cupy_compiler_options(flags))
+            nvrtc.compileProgram(program, cupy_options((*options, *header_options(code)), arch))
         except nvrtc.NVRTCError:
             raise RuntimeError(nvrtc.getProgramLog(program)) from None
         cubin = nvrtc.getCUBIN(program)

@@ -182,8 +182,7 @@ class _Attempt:
 
     def _refusal(self, macros: str, flags: Sequence[str]) -> str:
         recipe = self.recipe
-        other_rules = self.uses_libraries or recipe.jitify or refusals.OTHER_RULES & set(recipe.options)
-        if recipe.backend != "nvrtc" or other_rules:  # (macros of libraries are not known here)
+        if recipe.backend != "nvrtc" or recipe.jitify:  # nvcc's rules, or Jitify's: a host's headers are there
             return ""
         return refusals.refusal(recipe.code, macros, SOURCE_NAME, flags)
 

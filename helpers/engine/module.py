@@ -87,6 +87,16 @@ class RawModule:
         return self._recipe.name_expressions
 
     @property
+    def backend(self) -> str:
+        """Whose rules the source follows: "nvrtc" or "nvcc"."""
+        return self._recipe.backend
+
+    @property
+    def jitify(self) -> bool:
+        """Whether Jitify, which has headers of a host's, reads the source before NVRTC."""
+        return self._recipe.jitify
+
+    @property
     def enable_cooperative_groups(self) -> bool:
         """Whether all launches of its kernels are cooperative ones."""
         return self._recipe.cooperative

@@ -26,6 +26,8 @@ from .cuda_source import source
 from .module import RawModule
 
 ARCH = "compute_90"  # the engine's limits are those of this architecture
+# What CuPy adds to the options of every RawKernel and RawModule.
+ALWAYS = ("-ftz=true", "--device-as-default-execution-space")
 
 
 @functools.cache
@@ -45,6 +47,8 @@ def check_first(on: bool = True) -> None:
 
 
 def _ask(module: RawModule) -> None:
+    if module.backend != "nvrtc" or module.jitify:  # nvcc compiles it, or Jitify rewrites it first
+        return
     refused = refusal(module.code, module.options, module.name_expressions)
     if refused:
         raise CompileError(f"NVRTC refuses this source, as it would for a GPU:\n{refused}")
@@ -62,7 +66,7 @@ def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ())
         return ""
     own = re.search(r'^\s*#\s*include\s*"', code, re.M) or any(option.startswith("-I") for option in options)
     options = (*options, *header_options(code))
-    asked = without_paths(repr((code, options, tuple(names), installed)))
+    asked = without_paths(repr((code, (*options, *ALWAYS), tuple(names), installed)))
     key = hashlib.sha256(asked.encode()).hexdigest()[:32]
     answer = cache_dir() / f"nvrtc-{key}.txt"
     if answer.exists() and not own:  # of files that the source includes, the text is not in the key
@@ -72,17 +76,25 @@ def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ())
     return log
 
 
-def _compile(code: str, options: tuple[str, ...], names: Sequence[str]) -> str:
+def cupy_options(options: tuple[str, ...], arch: str = ARCH) -> tuple[str, ...]:
+    """What CuPy gives NVRTC for a `RawModule` with these options: the folders of headers, and what it always adds.
+
+    arch: CuPy says the device's, such as sm_90. What is C++, compute_90 judges alike, and no assembler is run.
+    """
     from cupy._core import core
+
+    return (*core.assemble_cupy_compiler_options(options), *ALWAYS, f"-arch={arch}")
+
+
+def _compile(code: str, options: tuple[str, ...], names: Sequence[str]) -> str:
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(code, "kernel.cu", [], [])
     try:
         for name in names:
             nvrtc.addNameExpression(program, name)
-        wanted = (*core.assemble_cupy_compiler_options(options), "-ftz=true", f"-arch={ARCH}")
         try:
-            nvrtc.compileProgram(program, wanted)
+            nvrtc.compileProgram(program, cupy_options(options))
         except nvrtc.NVRTCError as error:
             return _errors(nvrtc.getProgramLog(program), code) or str(error)
         return ""
@@ -189,8 +201,7 @@ def _name_toolkit(folder: Path) -> None:
 def header_options(code: str) -> tuple[str, ...]:
     """What NVRTC itself has to be told of the headers that a source includes; CuPy tells it of CUDA's own and of CCCL.
 
-    mma.h includes crt/mma.h, which comes with the compiler nvcc. CuTe needs functions without a mark to be device
-    functions, which is also what RawModule says on its own.
+    mma.h includes crt/mma.h, which comes with the compiler nvcc.
 
     Raises:
         CuteMissing: CuTe's headers are not installed.
@@ -201,4 +212,4 @@ def header_options(code: str) -> tuple[str, ...]:
         _name_toolkit(folder)
     if cute:
         name_by_contents(cute_folder())
-    return (*((f"-I{folder}",) if folder else ()), *cute, *(("--device-as-default-execution-space",) if cute else ()))
+    return (*((f"-I{folder}",) if folder else ()), *cute)

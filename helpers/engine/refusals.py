@@ -1,8 +1,8 @@
 """What a GPU's compiler refuses and a host's would accept: reported before the kernel is compiled, with its line.
 
-Without these rules a learner who has no NVRTC (macOS has none) would learn only on a GPU that a function needs
-__device__. NVRTC knows no host: every function and every variable of a file says where it lives, and the C and C++
-libraries' headers do not exist. These are the common forms; helpers/engine/nvrtc.py asks NVRTC itself.
+Without these rules a learner who has no NVRTC (macOS has none) would learn only on a GPU that a header is missing.
+NVRTC, as CuPy calls it, knows no host: what says nothing of where it lives is the device's, __host__ alone is refused,
+and the C and C++ libraries' headers do not exist. These are the common forms; helpers/engine/nvrtc.py asks NVRTC.
 
 A source is judged after the preprocessor, so that what it leaves out (the host's part of a file, inside `#ifndef
 __CUDACC_RTC__`) does not count. Starting one takes longer than reading a kernel. So the text is read first as it is
@@ -48,9 +48,6 @@ _INSTEAD = {
 }
 _MARK = "engine_host_header"
 
-# How somebody says that the source is compiled by another compiler or with other rules than NVRTC's own.
-OTHER_RULES = {"-default-device", "--device-as-default-execution-space", "-device-as-default-execution-space"}
-_ANNOTATED = re.compile(r"\b__(?:device|global|host)__\b")
 _ATTRIBUTES = re.compile(r"\b(?:__align__|alignas|__attribute__|__launch_bounds__|__cluster_dims__|__maxnreg__)\s*\(")
 PREPROCESSOR = (
     *("-D__CUDACC__=1", "-D__CUDACC_RTC__=1", "-D__NVCC__=1", "-D__CUDA_ARCH__=900"),
@@ -147,6 +144,7 @@ def _findings(clean: str, text: str) -> Iterator[tuple[int, str]]:
     bodies = function_bodies(clean)
     for begin, _, head in bodies:
         yield from _of_function(clean, begin - len(head), head)
+    yield from _of_host(clean)
     yield from _of_shared(clean)
     yield from _of_file(clean, bodies)
     yield from _of_constants(clean)
@@ -165,29 +163,61 @@ def _plain_head(head: str) -> str:
     return re.sub(r"\b(?:public|private|protected)\s*:(?!:)", lambda m: " " * len(m.group()), head)
 
 
+_TEMPLATE = re.compile(r"\btemplate\s*<")
+
+
+def _without_template(head: str) -> str:
+    """A declaration's head with the parameters of its templates blanked: they may hold types of functions."""
+    while match := _TEMPLATE.search(head):
+        angles = brackets = 0
+        end = len(head)
+        for index in range(match.end() - 1, len(head)):
+            brackets += {"(": 1, ")": -1}.get(head[index], 0)
+            angles += {"<": 1, ">": -1}.get(head[index], 0) if brackets == 0 else 0
+            if angles == 0 and brackets == 0:
+                end = index + 1
+                break
+        head = head[: match.start()] + " " * (end - match.start()) + head[end:]
+    return head
+
+
+_NAMED = re.compile(r"(~?\w+|operator\s*[^\s\w(]+|operator\s*\(\s*\))\s*\(")
+_VALUE = re.compile(r"\b(?:bool|char|short|int|long|float|double|unsigned|signed|half|size_t)\b")
+
+
 def _of_function(clean: str, at: int, head: str) -> Iterator[tuple[int, str]]:
-    plain = _plain_head(head)
-    named = re.search(r"(~?\w+|operator\s*[^\s\w(]+|operator\s*\(\s*\))\s*\(", plain)
-    if named is None or "(" not in plain or re.search(r"[=\[]", plain[: named.start()].replace("[[", "")):
-        return  # a struct with attributes; a lambda, or an initialiser
-    if re.search(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b", plain[: named.start()]):
-        return  # a macro of a header that is not read here may say it
-    at += named.start()
-    declared = rf"\b__(?:device|global)__\b[^;{{}}]*\b{re.escape(named.group(1))}\s*\("
-    if not _ANNOTATED.search(plain) and not re.search(declared, clean):
+    plain = _plain_head(_without_template(head))
+    named = _NAMED.search(plain)
+    if "__global__" not in plain or named is None:
+        return
+    returned = re.search(r"\)\s*->([^()]*)$", plain)
+    before = plain[: named.start()]
+    if _VALUE.search(returned[1]) if returned else re.search(r"\bauto\b", before) or _VALUE.search(before):
+        yield at + named.start(), f"{named.group(1)} is a __global__ function, and those return void"
+
+
+def _of_host(clean: str) -> Iterator[tuple[int, str]]:
+    """Functions that are the host's alone, and lambdas that say where they live."""
+    for match in re.finditer(r"(?<!\])\]\s*(__(?:host|device)__)\b", clean):
         yield (
-            at,
-            (
-                f"{named.group(1)} is a function of the host: write __device__ before it (NVRTC refuses a function "
-                "that says neither __device__ nor __global__)"
-            ),
+            match.start(1),
+            f"a lambda with {match.group(1)} needs nvcc's --extended-lambda: leave it out, as a lambda in a kernel is "
+            "the device's already",
         )
-    if "__global__" in plain and not re.search(r"\bvoid\b", plain[: named.start()]):
-        yield at, f"{named.group(1)} is a __global__ function, and those return void"
-    if "__global__" in plain and re.search(r"\b__device__\b", plain):
-        yield at, f"{named.group(1)} cannot be __global__ and __device__ at once"
-    if "__host__" in plain and "__device__" not in plain:
-        yield at, f"{named.group(1)} is a __host__ function, and NVRTC compiles for the device alone: write __device__"
+    for match in re.finditer(r"__host__(?<=\b__host__)\b", clean):
+        begin = max(clean.rfind(end, 0, match.start()) for end in ";{}") + 1
+        rest = re.compile(r"[;{}]").search(clean, match.end())
+        head = _plain_head(_without_template(clean[begin : rest.start() if rest else len(clean)]))
+        if "__device__" in head or re.search(r"=\s*(?:default|delete)\s*$", head):
+            continue
+        named = _NAMED.search(head)
+        if named is None or "=" in head[: named.start()]:
+            yield match.start(), "a variable is not __host__: leave it out, and it is the device's"
+        elif not re.search(rf"\b__device__\b[^;{{}}]*\b{re.escape(named.group(1))}\s*\(", clean):
+            yield (
+                begin + named.start(),
+                f"{named.group(1)} is a __host__ function, and NVRTC compiles for the device alone: write __device__",
+            )
 
 
 def _of_shared(clean: str) -> Iterator[tuple[int, str]]:
@@ -208,7 +238,7 @@ def _of_shared(clean: str) -> Iterator[tuple[int, str]]:
 
 
 def _of_file(clean: str, bodies: list[tuple[int, int, str]]) -> Iterator[tuple[int, str]]:
-    """Variables: those of a file that say nothing of where they are, those of a function that say too much."""
+    """Variables that say where they are, in a function, which decides it."""
     inside = [(begin, end) for begin, end, _ in bodies]
     spaced = r"__(?<=\b__)(?:device|constant)__\s+(?!__)[^;{}()=]*?(\w+)\s*(?:\[[^;{}()]*\])*\s*[=;]"
     for match in re.finditer(spaced, clean):
@@ -216,36 +246,6 @@ def _of_file(clean: str, bodies: list[tuple[int, int, str]]) -> Iterator[tuple[i
             yield match.start(), f"{match.group(1)}: a variable of a function is neither __device__ nor __constant__"
     for match in re.finditer(r"thread_local(?<=\bthread_local)\b", clean):
         yield match.start(), "thread_local is for a host's threads: a kernel's variables are its thread's already"
-    for begin, end in _outside_of_braces(clean):
-        for match in re.finditer(r"(?<=[;}])\s*|^\s*", clean[max(begin - 1, 0) : end]):
-            variable = _VARIABLE.match(clean, max(begin - 1, 0) + match.end())
-            if variable:
-                yield (
-                    variable.start(),
-                    (
-                        f"{variable.group(1)} is a variable of the host: write __device__, __constant__ or constexpr "
-                        "before it"
-                    ),
-                )
-
-
-_TYPE = r"(?:unsigned|signed|int|float|double|char|short|long)(?:\s+(?:unsigned|int|char|short|long|double))*"
-_VARIABLE = re.compile(
-    rf"(?:static\s+|volatile\s+)*(?:{_TYPE}\s+|(?:const\s+)?{_TYPE}\s*(?:const\s*)?(?:\*\s*)+)(?!const\b)(\w+)"
-    r"\s*(?:\[[^\]]*\]\s*)*(?:=[^=]|;|,|\{)"
-)
-
-
-def _outside_of_braces(clean: str) -> Iterator[tuple[int, int]]:
-    """The stretches of the text that no braces enclose."""
-    depth = begin = 0
-    for match in re.finditer("[{}]", clean):
-        if depth == 0:
-            yield begin, match.start()
-        depth += 1 if match.group() == "{" else -1
-        begin = match.end()
-    if depth == 0:
-        yield begin, len(clean)
 
 
 def _of_constants(clean: str) -> Iterator[tuple[int, str]]:

@@ -83,12 +83,11 @@ def cold(way: Way, head_dim: int, arch: str = ARCH) -> dict[str, Any]:
     Raises:
         CuteMissing: it includes CuTe's headers, which are not installed.
     """
-    from cupy._core import core
     from cupy.cuda import nvrtc as compiler
 
     code, name, defines = kernel.source(way.stage.file), way.stage.kernel_name(DTYPE), way.defines(head_dim)
     given = (*kernel.options(defines), *nvrtc.header_options(code))
-    options = (*core.assemble_cupy_compiler_options(given), "-ftz=true", f"-arch={arch}", "--ptxas-options=-v")
+    options = (*nvrtc.cupy_options(given, arch), "--ptxas-options=-v")
     if compiler.getVersion() >= (12, 9):
         options = (*options, "-no-cache")
     program = compiler.createProgram(code, "kernel.cu", [], [])

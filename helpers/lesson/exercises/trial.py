@@ -283,7 +283,8 @@ class Trial:
             return kernel.typed(module, name, text)
         warned = io.StringIO()
         # A host's compiler reads the text again for its warnings; of a kernel, which returns nothing, there is none.
-        has_functions = re.search(r"\b__device__\b|->", self.plain) is not None
+        a_function = r"->|\b(?!else\b|void\b)\w+[\s&*]+\w+\s*\([^;{}()]*\)\s*\{"  # it need not say __device__
+        has_functions = re.search(a_function, self.plain) is not None
         module.compile(warned if has_functions and not self._kernels else None)
         place = re.search(r"^(.*?): warning.*(?:no return statement|reaches end of non-void)", warned.getvalue(), re.M)
         if place:
