@@ -47,7 +47,7 @@ def _on_device(result: Any) -> Any:
     if isinstance(result, ndarray):
         return result
     if isinstance(result, (np.ndarray, np.generic)):
-        return array(result)
+        return array(result, order="C")  # as CuPy's functions make it, whatever order NumPy has kept
     if isinstance(result, (tuple, list)):
         return type(result)(map(_on_device, result)) if type(result) in (tuple, list) else result
     return FromNumPy(result) if type(result).__module__.startswith("numpy.random") else result

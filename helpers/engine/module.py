@@ -227,11 +227,11 @@ def _parameters(entry: Entry, declared: Sequence[source.Declared]) -> list[Param
     parameters = []
     for index in range(entry.count):
         raw = entry.parameters[index]
-        name = declared[index].name if len(declared) == entry.count else ""
+        name, type_ = (declared[index].name, declared[index].type) if len(declared) == entry.count else ("", "")
         kind, dtype = raw.kind.decode(), raw.text.decode()
         if kind == "s" and raw.size != signatures.dtype_of(dtype).itemsize:
             kind = "S"  # float4 by value: of the dtype float32, but no scalar
-        parameters.append(Parameter(name, kind, dtype, raw.is_const, raw.size))
+        parameters.append(Parameter(name, kind, dtype, raw.is_const, raw.size, type_ if kind == "p" else ""))
     return parameters
 
 
