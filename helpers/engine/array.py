@@ -23,6 +23,17 @@ _others: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDiction
 
 
 _numbers = itertools.count()
+memory_limit = 0  # bytes of all device arrays together, if any is set: see `cuda.MemoryPool`
+
+
+def used_bytes() -> int:
+    """Bytes of all device arrays that live, but for those in NumPy's memory."""
+    return sum(block.size for block in list(_live.values()))
+
+
+def installed_bytes() -> int:
+    """Bytes of memory that the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class _Memory:
@@ -31,7 +42,9 @@ class _Memory:
     def __init__(self, size: int, itemsize: int) -> None:
         self.is_null, size = not size, max(size, 1)  # CuPy allocates nothing for no bytes: a null pointer
         # Some systems promise more memory than there is, and end the process that believes them.
-        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        installed = installed_bytes()
+        if memory_limit and used_bytes() + size > memory_limit:
+            raise MemoryError
         self.number, self.size = 2 * next(_numbers) + (itemsize == 1), size  # of what lies beside it
         self.address = library().engine_allocate(size, self.number) if size <= installed else None
         if not self.address:

@@ -74,8 +74,10 @@ class CompiledKernel:
             for parameter, value in zip(self.parameters, args, strict=True)
         )
 
-    def _array_at(self, parameter: Parameter, value: Any) -> ndarray:
+    def _array_at(self, parameter: Parameter, value: Any) -> ndarray | None:
         address = int(getattr(value, "ptr", value))
+        if not address:
+            return None
         memory = array_at(address)
         if memory is None:
             raise TypeError(

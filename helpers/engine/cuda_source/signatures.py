@@ -164,9 +164,9 @@ def _check_pointer(where: str, parameter: Parameter, value: Any, array_type: Any
 
 
 def is_address(value: Any) -> bool:
-    """A pointer as a number, such as `array.data.ptr`; a small one is an argument in the wrong place."""
-    is_number = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
-    return hasattr(value, "ptr") or (is_number and int(value) >= 1 << 16)
+    """A pointer as a number of 8 bytes, such as `array.data.ptr`, or 0; other small ones are in the wrong place."""
+    is_number = isinstance(value, (int, np.int64, np.uint64)) and not isinstance(value, bool)
+    return hasattr(value, "ptr") or (is_number and (int(value) == 0 or int(value) >= 1 << 16))
 
 
 def _check_byte_order(where: str, value: Any) -> None:
