@@ -169,7 +169,8 @@ def test_raw_arrays(x: Any) -> None:
     reverse(x, y, size=12)
     np.testing.assert_array_equal(cp.asnumpy(y), cp.asnumpy(x).ravel()[::-1] + np.float32(12))
     turn = cp.ElementwiseKernel(
-        "raw T x", "T y", "ptrdiff_t at[] = {_ind.get()[1], _ind.get()[0]}; y = x[at] * x.shape()[0]", "turn"
+        *("raw T x", "T y", "ptrdiff_t at[] = {_ind.get()[1], _ind.get()[0]}; y = x[at] * x.shape()[0]", "turn"),
+        reduce_dims=False,  # else y, which has no gaps, is of one axis
     )
     np.testing.assert_array_equal(cp.asnumpy(turn(x, cp.zeros((4, 3), np.float32))), 3 * cp.asnumpy(x).T)
 

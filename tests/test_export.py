@@ -464,6 +464,9 @@ def test_writes_a_file_or_prints_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == (tmp_path / "flash.py").read_text()
     assert command.main(["flash_mma", "--cpp", "-o", str(tmp_path / "flash.cu")]) == 0
     assert "nvcc" in capsys.readouterr().out and "int main()" in (tmp_path / "flash.cu").read_text()
+    spaced = tmp_path / "my kernels.py"
+    assert command.main(["flash_mma", "-o", str(spaced)]) == 0
+    assert capsys.readouterr().out.endswith(f"python3 '{spaced}'\n")
 
 
 def test_where_no_file_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -229,3 +229,26 @@ extern "C" __global__ void count(int *out) { out[0] = ++launches; }
         out = engine.zeros(1, np.int32)
         engine.RawModule(code=code).get_function("count").filled("zero")((1,), (1,), (out,))
         assert out[0] == 1
+
+
+def test_a_look_that_leaves_everything_as_it_was() -> None:
+    """Before a launch on the same arrays: what they and the module's variables hold is the launch's to change."""
+    code = """__device__ float factor = 2;
+extern "C" __global__ void grow(float *x, const float *y) {
+  x[threadIdx.x] = x[threadIdx.x] * factor + y[threadIdx.x];
+  __syncthreads();
+  if (threadIdx.x == 0) factor += 1;
+}
+"""
+    module = engine.RawModule(code=code)
+    kernel, factor = module.get_function("grow"), engine.ndarray((), np.float32, module.get_global("factor"))
+    owner = numbers(8)
+    x, y, made = owner[:4], owner[4:], numbers(4) * 1
+    for args in ((x, y), (x.data, y.data.ptr), (made, y)):
+        before = owner.copy(), made.copy(), float(factor)
+        assert xray(kernel, (1,), (4,), args, write_back=False).clean
+        assert (owner == before[0]).all() and (made == before[1]).all() and float(factor) == before[2]
+    kernel((1,), (4,), (x, y))
+    np.testing.assert_array_equal(owner, [4, 7, 10, 13, 4, 5, 6, 7])
+    assert float(factor) == 3
+    assert xray(kernel, (1,), (4,), (x, y)).clean and x[0] == 16 and float(factor) == 4

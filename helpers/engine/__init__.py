@@ -27,15 +27,19 @@ import numpy as _np
 
 from . import cuda
 from . import from_numpy as _from_numpy
+from . import in_place_of_cupy as _in_place_of_cupy
 from .array import (
     arange,
     array,
     asarray,
     ascontiguousarray,
+    asfortranarray,
     asnumpy,
     bfloat16,
+    copy,
     empty,
     empty_like,
+    from_dlpack,
     full,
     full_like,
     ndarray,
@@ -45,9 +49,12 @@ from .array import (
     zeros_like,
 )
 from .compiler import CompileError, NoCompilerError
+from .cuda import get_default_memory_pool, get_default_pinned_memory_pool
 from .elementwise import ElementwiseKernel, ReductionKernel
 from .failures import LaunchError
 from .module import RawKernel, RawModule
+
+__version__ = "14.2.0"  # of CuPy: whose interface this is
 
 float16, float32, float64 = _np.float16, _np.float32, _np.float64
 int8, int16, int32, int64 = _np.int8, _np.int16, _np.int32, _np.int64
@@ -69,14 +76,20 @@ __all__ = [
     "array",
     "asarray",
     "ascontiguousarray",
+    "asfortranarray",
     "asnumpy",
     "bfloat16",
+    "copy",
     "cuda",
     "empty",
     "empty_like",
+    "from_dlpack",
     "full",
     "full_like",
+    "fuse",
     "get_array_module",
+    "get_default_memory_pool",
+    "get_default_pinned_memory_pool",
     "ndarray",
     "ones",
     "ones_like",
@@ -88,6 +101,14 @@ __all__ = [
 def get_array_module(*args: Any) -> Any:
     """The engine, where one of the arguments is a device array; else NumPy."""
     return _sys.modules[__name__] if any(isinstance(a, ndarray) for a in args) else _np
+
+
+def fuse(*args: Any, **options: Any) -> Any:
+    """`cupy.fuse`, as `@fuse` or `@fuse()`: the function itself, whose operations are made one after the other."""
+    return args[0] if args and callable(args[0]) else lambda function: function
+
+
+_in_place_of_cupy.answer()
 
 
 def __getattr__(name: str) -> Any:

@@ -19,18 +19,32 @@ from .cuda_source.c_types import bfloat16 as bfloat16
 from .runtime import library
 
 _live: weakref.WeakValueDictionary[int, _Memory] = weakref.WeakValueDictionary()  # by address
-_asked: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()  # in NumPy's memory, by address
+_others: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()  # in other memory, by identity
 
 
 _numbers = itertools.count()
+memory_limit = 0  # bytes of all device arrays together, if any is set: see `cuda.MemoryPool`
+
+
+def used_bytes() -> int:
+    """Bytes of all device arrays that live, but for those in NumPy's memory."""
+    return sum(block.size for block in list(_live.values()))
+
+
+def installed_bytes() -> int:
+    """Bytes of memory that the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class _Memory:
-    """Bytes between guards, given back when the last array in them is gone."""
+    """Bytes between guards, given back when the last array in them is gone. One byte where none is asked for."""
 
     def __init__(self, size: int, itemsize: int) -> None:
+        self.is_null, size = not size, max(size, 1)  # CuPy allocates nothing for no bytes: a null pointer
         # Some systems promise more memory than there is, and end the process that believes them.
-        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        installed = installed_bytes()
+        if memory_limit and used_bytes() + size > memory_limit:
+            raise MemoryError
         self.number, self.size = 2 * next(_numbers) + (itemsize == 1), size  # of what lies beside it
         self.address = library().engine_allocate(size, self.number) if size <= installed else None
         if not self.address:
@@ -44,17 +58,17 @@ class _Memory:
 class MemoryPointer:
     """An address in device memory, which it keeps alive, as `cupy.cuda.MemoryPointer`.
 
-    ptr: the address, as an int. A kernel takes either for a pointer.
+    ptr: the address, as an int; 0 of memory that has no bytes. A kernel takes either for a pointer.
     """
 
     def __init__(self, mem: np.ndarray, offset: int = 0) -> None:
-        self.mem, self.ptr = mem, mem.ctypes.data + int(offset)
+        self.mem, self.ptr = mem, address_of(mem) + int(offset)
 
     def __int__(self) -> int:
         return self.ptr
 
     def __add__(self, offset: int) -> MemoryPointer:
-        return MemoryPointer(self.mem, self.ptr - self.mem.ctypes.data + int(offset))
+        return MemoryPointer(self.mem, self.ptr - address_of(self.mem) + int(offset))
 
     def __sub__(self, offset: int) -> MemoryPointer:
         return self + -int(offset)
@@ -72,25 +86,33 @@ class MemoryPointer:
 
 
 class ndarray(np.ndarray):
-    """A device array. Arithmetic, slicing and views are NumPy's."""
+    """A device array. Arithmetic, slicing and views are NumPy's; dtypes and orders of what is made are CuPy's."""
 
     def __new__(
         cls, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None, order: str = "C"
     ) -> ndarray:
-        """An array on memory that is there already, which it aliases: `get_global`'s, or a MemoryPointer."""
+        """An array on memory that is there already, which it aliases: `get_global`'s, or a MemoryPointer.
+
+        Raises:
+            ValueError: as `empty`.
+        """
         if memptr is None:
             return empty(shape, dtype, order)
         offset = 0
         if isinstance(memptr, MemoryPointer):
-            memptr, offset = memptr.mem.reshape(-1).view(np.uint8), memptr.ptr - memptr.mem.ctypes.data
-        return np.ndarray.__new__(cls, shape, dtype, memptr, offset, strides, order)
+            memptr, offset = memptr.mem.reshape(-1).view(np.uint8), memptr.ptr - address_of(memptr.mem)
+        return np.ndarray.__new__(cls, shape, dtype_on_device(dtype), memptr, offset, strides, order)
+
+    def __array_finalize__(self, _: Any) -> None:
+        # What an operation makes lies in NumPy's memory, a module's variable in its library. Their addresses, too, are
+        # arguments of launches: alone, in arrays, in tensor maps.
+        owner = owner_of(self)
+        if not isinstance(owner.base, _Memory):
+            _others[id(owner)] = owner
 
     @property
     def data(self) -> MemoryPointer:
-        """Where it begins, as `cupy.ndarray.data`; `.data.ptr` is the address."""
-        owner = owner_of(self)
-        if owner.base is None:
-            _asked[owner.ctypes.data] = owner
+        """Where it begins, as `cupy.ndarray.data`; `.data.ptr` is the address, 0 where nothing was allocated."""
         return MemoryPointer(self)
 
     def typed(self, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...]) -> ndarray:
@@ -105,109 +127,277 @@ class ndarray(np.ndarray):
         """All elements become `value`."""
         self[...] = value
 
-    def get(self) -> np.ndarray:
-        """A copy as a plain NumPy array, as `cupy.ndarray.get` gives it."""
-        return np.array(self, subok=False)
+    def astype(
+        self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
+    ) -> Any:
+        """NumPy's.
+
+        Raises:
+            ValueError: a dtype that is none of a device's, as `empty`.
+        """
+        return super().astype(dtype_on_device(dtype), order, casting, subok, copy)
+
+    def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None, blocking: bool = True) -> Any:
+        """A copy as a plain NumPy array, as `cupy.ndarray.get` gives it, or in `out`.
+
+        Raises:
+            TypeError: out is no NumPy array. ValueError: it has another shape or dtype.
+        """
+        if out is None:
+            return np.array(self, subok=False, order=order)
+        if not isinstance(out, np.ndarray) or isinstance(out, ndarray):
+            raise TypeError(f"out is a NumPy array; got {type(out).__module__}.{type(out).__name__}")
+        if (out.shape, out.dtype) != (self.shape, self.dtype):
+            raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; {self.shape}, {self.dtype} is needed")
+        out[...] = self
+        return out
+
+    def set(self, arr: np.ndarray, stream: Any = None) -> None:
+        """Copy a NumPy array of the same shape and dtype here, as `cupy.ndarray.set`.
+
+        Raises:
+            TypeError: it is no NumPy array, or of another dtype. ValueError: of another shape.
+        """
+        if not isinstance(arr, np.ndarray) or isinstance(arr, ndarray):
+            raise TypeError(f"set takes a NumPy array; got {type(arr).__module__}.{type(arr).__name__}")
+        if arr.dtype != self.dtype:
+            raise TypeError(f"the array has dtype {arr.dtype}; {self.dtype} is needed: arr.astype('{self.dtype}')")
+        if arr.shape != self.shape:
+            raise ValueError(f"the array has shape {arr.shape}; {self.shape} is needed")
+        self[...] = arr
 
     def __array_wrap__(self, array: np.ndarray, context: Any = None, return_scalar: bool = False) -> Any:
-        # CuPy keeps results of reductions on the device, as arrays without axes.
-        return np.asarray(array).view(ndarray)
+        if isinstance(array, ndarray):  # `out`, or the left side of +=
+            written(array)
+            return array
+        # CuPy keeps results of reductions on the device, as arrays without axes, and makes what its operations on
+        # elements compute in C order, whatever order they have read.
+        return np.asarray(array, order="C" if context else "K").view(ndarray)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__cuda_array_interface__":
+            raise AttributeError(
+                f"{name} promises the memory of a GPU, and this array is in the host's: what takes it would crash. "
+                "Give cp.asnumpy(...), or the array itself by DLPack"
+            )
+        raise AttributeError(f"the CPU engine's ndarray has no {name!r}")
+
+
+_NUMPY_2 = int(np.__version__.partition(".")[0]) >= 2  # before, copy=None was False
+
+
+def dtype_on_device(dtype: Any) -> np.dtype:
+    """A dtype that arrays on a device may have.
+
+    Raises:
+        TypeError: it is no dtype. ValueError: its bytes are in the order of other machines, or it is one of NumPy's for
+            objects, texts, dates or long doubles.
+    """
+    kind = np.dtype(dtype)
+    if not kind.isnative:
+        raise ValueError(
+            f"Unsupported dtype {kind.str if kind.names is None else kind} with big-endian byte-order: a device's "
+            f"numbers are little-endian; write {np.dtype(kind.newbyteorder('=')).name!r}. cp.asarray converts NumPy's"
+        )
+    if kind.hasobject or kind.char in "SUMmgG":
+        raise ValueError(f"Unsupported dtype {kind}: a kernel has numbers, and structs of numbers")
+    return kind
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") -> ndarray:
-    """Memory that has not been written: every byte is 0xFF, which reads as NaN in a float."""
-    kind = np.dtype(dtype)
-    shape = (int(shape),) if np.isscalar(shape) else tuple(int(n) for n in shape)
+    """Memory that has not been written: every byte is 0xFF, which reads as NaN in a float.
+
+    Raises:
+        ValueError: a size below 0; a dtype with another byte order, or of objects, texts or dates. MemoryError.
+    """
+    kind = dtype_on_device(dtype)
+    shape = (int(shape),) if np.ndim(shape) == 0 else tuple(int(n) for n in shape)
     if any(n < 0 for n in shape):
         raise ValueError(f"negative dimensions are not allowed: {shape}")
     size = math.prod(shape) * kind.itemsize
     try:
-        memory = _Memory(max(size, 1), kind.itemsize)
+        memory = _Memory(size, kind.itemsize)
     except MemoryError:
         raise MemoryError(f"out of memory: no {size} bytes for an array of shape {shape} and dtype {kind}") from None
     return np.ndarray.__new__(ndarray, shape, kind, np.asarray(memory), 0, None, order)
 
 
-def _order_of(a: Any, order: str | None) -> str:
-    """C, or F where that is asked for, or where it is not, for an array that is in this order alone."""
-    if order in ("C", "F"):
-        return order
-    flags = a.flags if isinstance(a, np.ndarray) else None
-    return "F" if flags is not None and flags.f_contiguous and not flags.c_contiguous else "C"
+def _order_of(a: np.ndarray, order: str | None) -> str:
+    """C or F, or K where the axes of `a` are to keep an order that is neither: as CuPy reads `order`.
+
+    Raises:
+        TypeError: `order` is none of C, F, A, K and None.
+    """
+    kind = "K" if order is None else str(order).upper()
+    if kind not in ("C", "F", "A", "K"):
+        raise TypeError(f"order not understood: {order!r}; expected 'C', 'F', 'A' or 'K'")
+    if kind in ("C", "F"):
+        return kind
+    if a.flags.f_contiguous and not a.flags.c_contiguous:
+        return "F"
+    return "C" if kind == "A" or a.flags.c_contiguous else "K"
 
 
-def _filled(shape: Any, value: Any, dtype: Any, order: str) -> ndarray:
-    out = empty(shape, dtype, order)
+def _empty_as(a: np.ndarray, dtype: Any, order: str | None, shape: Any = None) -> ndarray:
+    """Unwritten memory in the order of `a`, or in the one that is named."""
+    if shape is not None:
+        shape = (int(shape),) if np.ndim(shape) == 0 else tuple(shape)
+    kind = "C" if order in ("K", "k") and shape is not None and len(shape) != a.ndim else _order_of(a, order)
+    shape = a.shape if shape is None else shape
+    if kind != "K":
+        return empty(shape, dtype, kind)
+    axes = sorted(range(a.ndim), key=lambda axis: -abs(a.strides[axis]))  # from the outermost on
+    return empty(tuple(shape[axis] for axis in axes), dtype).transpose(np.argsort(axes))
+
+
+def _filled(out: ndarray, value: Any) -> ndarray:
     out[...] = value
     return out
 
 
 def zeros(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
     """A device array of zeros."""
-    return _filled(shape, 0, dtype, order)
+    return _filled(empty(shape, dtype, order), 0)
 
 
 def ones(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
     """A device array of ones."""
-    return _filled(shape, 1, dtype, order)
+    return _filled(empty(shape, dtype, order), 1)
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> ndarray:
     """A device array of one value."""
-    return _filled(shape, fill_value, dtype or np.asarray(fill_value).dtype, order)
+    dtype = np.asarray(fill_value).dtype if dtype is None else dtype
+    return _filled(empty(shape, dtype, order), fill_value)
 
 
-def empty_like(a: Any, dtype: Any = None, order: str = "K") -> ndarray:
-    """`empty` with the shape, dtype and order of `a`."""
-    return empty(np.shape(a), dtype or a.dtype, _order_of(a, order))
+def empty_like(prototype: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None) -> ndarray:
+    """`empty` with the dtype, the order and, where none is given, the shape of an array."""
+    if subok is not None:
+        raise TypeError("subok is not supported yet")
+    return _empty_as(prototype, prototype.dtype if dtype is None else dtype, order, shape)
 
 
-def zeros_like(a: Any, dtype: Any = None, order: str = "K") -> ndarray:
-    """`zeros` with the shape, dtype and order of `a`."""
-    return zeros(np.shape(a), dtype or a.dtype, _order_of(a, order))
+def zeros_like(a: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None) -> ndarray:
+    """`zeros` with the dtype, the order and, where none is given, the shape of an array."""
+    return _filled(empty_like(a, dtype, order, subok, shape), 0)
 
 
-def ones_like(a: Any, dtype: Any = None, order: str = "K") -> ndarray:
-    """`ones` with the shape, dtype and order of `a`."""
-    return ones(np.shape(a), dtype or a.dtype, _order_of(a, order))
+def ones_like(a: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None) -> ndarray:
+    """`ones` with the dtype, the order and, where none is given, the shape of an array."""
+    return _filled(empty_like(a, dtype, order, subok, shape), 1)
 
 
-def full_like(a: Any, fill_value: Any, dtype: Any = None, order: str = "K") -> ndarray:
-    """`full` with the shape, dtype and order of `a`."""
-    return full(np.shape(a), fill_value, dtype or a.dtype, _order_of(a, order))
+def full_like(
+    a: Any, fill_value: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None
+) -> ndarray:
+    """`full` with the dtype, the order and, where none is given, the shape of an array."""
+    return _filled(empty_like(a, dtype, order, subok, shape), fill_value)
 
 
-def array(a: Any, dtype: Any = None, copy: bool = True, order: str | None = "K", ndmin: int = 0) -> ndarray:
-    """A new device array with the contents of `a`, in its order unless another is asked for."""
-    host = np.array(a, dtype=dtype, copy=None if _NUMPY_2 else False, ndmin=ndmin)
-    out = empty(host.shape, host.dtype, _order_of(host, order))
+def array(
+    obj: Any,
+    dtype: Any = None,
+    copy: bool | None = True,
+    order: str | None = "K",
+    subok: bool = False,
+    ndmin: int = 0,
+    *,
+    blocking: bool = False,
+) -> ndarray:
+    """A device array with the contents of `obj`, in its order unless another is asked for.
+
+    NumPy's arrays whose bytes are in the order of other machines are converted, as CuPy does it.
+
+    Args:
+        copy: None takes a device array as it is, where dtype and order fit; False refuses any other device array.
+
+    Raises:
+        ValueError: a dtype that is none of a device's, or a copy that is needed and refused.
+    """
+    if subok:
+        raise NotImplementedError("subok=True: device arrays have no subclasses")
+    if isinstance(obj, ndarray):
+        kind = obj.dtype if dtype is None else dtype_on_device(dtype)
+        there = kind == obj.dtype and _has_order(obj, order)
+        if not copy and not there and copy is not None:
+            raise ValueError("Unable to avoid copy while creating an array as requested.")
+        if there and not copy:
+            out = obj
+        else:
+            out = _empty_as(obj, kind, order)
+            out[...] = obj
+        return out.reshape((1,) * (ndmin - out.ndim) + out.shape) if ndmin > out.ndim else out
+    host = np.array(obj, dtype=dtype, copy=None if _NUMPY_2 else False, ndmin=ndmin)
+    kind = _order_of(host, order)
+    out = empty(host.shape, host.dtype.newbyteorder("="), "C" if kind == "K" else kind)
     out[...] = host
     return out
 
 
-_NUMPY_2 = int(np.__version__.partition(".")[0]) >= 2  # before, copy=None was False
+def _has_order(a: np.ndarray, order: str | None) -> bool:
+    """Whether CuPy takes an array as it is where that order is asked for."""
+    is_any = order is None or order in ("K", "k")
+    kind = _order_of(a, order)
+    return is_any or (a.flags.c_contiguous and kind == "C") or (a.flags.f_contiguous and kind == "F")
 
 
-def asarray(a: Any, dtype: Any = None, order: str | None = None) -> ndarray:
-    """`a` on the device: itself if it is a device array of that dtype and order already, else a copy."""
-    same = isinstance(a, ndarray) and (dtype is None or a.dtype == np.dtype(dtype))
-    return a if same and order in (None, "K", "A", _order_of(a, None)) else array(a, dtype, order=order)
+def asarray(
+    a: Any, dtype: Any = None, order: str | None = None, *, copy: bool | None = None, blocking: bool = False
+) -> ndarray:
+    """`a` on the device: itself if it is a device array of that dtype and order already, else a copy. See `array`."""
+    return array(a, dtype, copy, order)
 
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
-    """`a` on the device with its elements in C order, one after the other."""
-    out = asarray(a, dtype)
-    return out if out.flags.c_contiguous else array(out, order="C")
+    """`a` on the device with its elements in C order, one after the other, and at least one axis."""
+    return array(a, dtype, None, "C", ndmin=1)
+
+
+def asfortranarray(a: Any, dtype: Any = None) -> ndarray:
+    """`a` on the device with its elements in F order, one after the other, and at least one axis."""
+    return array(a, dtype, None, "F", ndmin=1)
+
+
+def copy(a: Any, order: str = "K") -> ndarray:
+    """A copy of `a` on the device, in its order unless another is asked for."""
+    return array(a, None, True, order)
 
 
 def arange(*args: Any, dtype: Any = None) -> ndarray:
     """NumPy's arange, on the device."""
-    return array(np.arange(*args, dtype=dtype))
+    return array(np.arange(*args, dtype=dtype if dtype is None else dtype_on_device(dtype)))
 
 
-def asnumpy(a: Any) -> np.ndarray:
+def asnumpy(
+    a: Any, stream: Any = None, order: str = "C", out: np.ndarray | None = None, *, blocking: bool = True
+) -> np.ndarray:
     """A NumPy copy of a device array; anything else goes through `numpy.asarray`."""
-    return a.get() if isinstance(a, ndarray) else np.asarray(a)
+    if isinstance(a, ndarray):
+        return a.get(stream, order, out)
+    host = np.asarray(a, order=order)
+    if out is None:
+        return host
+    out[...] = host
+    return out
+
+
+def from_dlpack(array: Any, device: Any = None, copy: bool | None = None) -> ndarray:
+    """A device array of an array with `__dlpack__`, a copy unless it is on the device, which is the host here.
+
+    Raises:
+        TypeError: it has no `__dlpack__`. BufferError: it is in the memory of a GPU.
+    """
+    if isinstance(array, ndarray) and not copy:
+        return array[...]
+    if not hasattr(array, "__dlpack__"):
+        raise TypeError(f"from_dlpack takes an array with __dlpack__; got {type(array).__name__}")
+    if int(array.__dlpack_device__()[0]) not in _OF_THE_HOST:
+        raise BufferError(f"the {type(array).__name__} is in the memory of a GPU, and the CPU engine has none")
+    return asarray(np.from_dlpack(array))
+
+
+_OF_THE_HOST = (1, 3)  # device types of DLPack: the CPU, and its pinned memory
 
 
 def at(address: int) -> ndarray | None:
@@ -216,11 +406,19 @@ def at(address: int) -> ndarray | None:
         if block.address <= address < block.address + block.size:
             inside = address - block.address
             return np.ndarray.__new__(ndarray, (block.size - inside,), "V1", np.asarray(block), inside)
-    for owner in list(_asked.values()):
+    for owner in list(_others.values()):
         inside = address - owner.ctypes.data
-        if 0 <= inside < owner.nbytes and owner.flags.contiguous:
-            return owner.reshape(-1).view("V1")[inside:].view(ndarray)
+        if 0 <= inside < owner.nbytes:
+            dense = owner.transpose(sorted(range(owner.ndim), key=lambda axis: -owner.strides[axis]))
+            return dense.reshape(-1).view("V1")[inside:].view(ndarray) if dense.flags.c_contiguous else None
     return None
+
+
+def address_of(a: np.ndarray) -> int:
+    """Of its first element; 0 where nothing was allocated for it, as CuPy has it."""
+    owner = owner_of(a)
+    is_null = owner.base.is_null if isinstance(owner.base, _Memory) else not owner.nbytes
+    return 0 if is_null else a.ctypes.data
 
 
 def owner_of(a: np.ndarray) -> np.ndarray:
@@ -259,9 +457,9 @@ class Lent:
 
     def address(self, value: ndarray) -> int:
         """Where the kernel finds the array's first element."""
-        owner, address = owner_of(value), value.ctypes.data
+        owner, address = owner_of(value), address_of(value)
         written(value)
-        if owner.base is None:
+        if owner.base is None and address:
             if id(owner) not in self._places:
                 place = empty(owner.nbytes, np.uint8)
                 ctypes.memmove(place.ctypes.data, owner.ctypes.data, owner.nbytes)

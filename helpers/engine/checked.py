@@ -247,6 +247,7 @@ def observe(
     *,
     profile: bool = False,
     timeout: float = 60.0,
+    write_back: bool = True,
 ) -> Observed:
     """Run the launch on the checked build and say what it saw.
 
@@ -255,6 +256,7 @@ def observe(
         grid, block, args, shared_mem: as for a launch.
         profile: count requests, sectors and wavefronts as well.
         timeout: seconds that one block may take before the launch is stopped.
+        write_back: what the kernel wrote is in the arrays and the module's variables afterwards.
 
     Raises:
         TypeError, LaunchError, CompileError: as a launch does, for what is refused before it starts.
@@ -315,8 +317,9 @@ def observe(
         left = _left(lib, grid, block)
         events = _events(lib, places)
     runtime.echo(ended.printed)
-    kernel.module.copy_variables(twin.module)
-    copies.copy_back()
+    if write_back:
+        kernel.module.copy_variables(twin.module)
+        copies.copy_back()
     stopped = None
     if ended.failure is not None:
         stopped = _stopped(prepared, ended.failure, places, table_rows, timeout)

@@ -1,17 +1,54 @@
-"""`cp.cuda` of the CPU engine: events, the device and its properties, as far as the course uses them."""
+"""`cp.cuda` of the CPU engine: events, the device and its properties, and what programs set up before they launch.
+
+What steers a GPU alone (pools of memory, marks for a profiler) is there and does nothing, so that a program may name
+it; what would give another result without a GPU is missing, and says so.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import platform
+import shutil
+import sys
 import time
+import types
+from collections.abc import Iterator
 from typing import Any
 
-from . import array, failures, limits
-from . import compiler as _compiler
-from . import runtime as _engine
-from .array import MemoryPointer
+import numpy as np
 
+from . import compiler as _compiler
+from . import failures, limits
+from . import runtime as _engine
+from .array import MemoryPointer, empty
+
+_arrays: Any = sys.modules[MemoryPointer.__module__]  # the package's own name `array` is CuPy's function
 MULTIPROCESSORS = 2  # see getDeviceProperties
+VERSION = 12090  # of CUDA: what the engine's headers are those of
+
+# A package to `import cupy.cuda.memory`; there are no files.
+__path__: list[str] = []
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"the CPU engine's cp.cuda has no {name!r}: {_GPU_ONLY}")
+
+
+_GPU_ONLY = "it has what programs set up and launch with; the rest is a GPU's"
+
+
+def _as_module(namespace: type) -> Any:
+    """What a class holds, as a module: CuPy has modules there, and programs import from them."""
+    name = f"{__name__}.{namespace.__name__}"
+    module = types.ModuleType(name, namespace.__doc__)
+    module.__dict__.update({key: getattr(namespace, key) for key in vars(namespace) if not key.startswith("__")})
+
+    def missing(key: str) -> Any:
+        raise AttributeError(f"the CPU engine's cp.cuda.{namespace.__name__} has no {key!r}: {_GPU_ONLY}")
+
+    module.__dict__["__getattr__"] = missing
+    return module
 
 
 def is_available() -> bool:
@@ -19,28 +56,198 @@ def is_available() -> bool:
     return False
 
 
+def get_nvcc_path() -> str | None:
+    """Where nvcc is, if it is installed. The engine does not ask it."""
+    return shutil.which("nvcc")
+
+
+def get_device_id() -> int:
+    """The number of the current device: there is one."""
+    return 0
+
+
 def alloc(size: int) -> MemoryPointer:
     """Device memory of so many bytes, as `cupy.cuda.alloc`: poisoned, and given back with the last pointer to it."""
-    return MemoryPointer(array.empty(size, "uint8"))
+    return MemoryPointer(empty(size, "uint8"))
 
 
+malloc_managed = alloc  # the host sees all memory here
+
+
+class MemoryPool:
+    """`cupy.cuda.MemoryPool`: memory comes from the system, and goes back with the last array in it."""
+
+    def __init__(self, allocator: Any = None) -> None:
+        pass
+
+    def malloc(self, size: int) -> MemoryPointer:
+        """`alloc`."""
+        return alloc(size)
+
+    def used_bytes(self) -> int:
+        """Bytes of all device arrays that live."""
+        return _arrays.used_bytes()
+
+    total_bytes = used_bytes
+
+    def free_bytes(self) -> int:
+        """0: the pool keeps nothing that is not in use."""
+        return 0
+
+    n_free_blocks = free_bytes
+
+    def free_all_blocks(self, stream: Any = None) -> None:
+        """Nothing to give back."""
+
+    def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
+        """Let device arrays have so many bytes together, or this share of the machine's memory; 0 is no limit.
+
+        Raises:
+            ValueError: neither or both are given, or one is out of range.
+        """
+        if (size is None) == (fraction is None):
+            raise ValueError("set_limit takes one of size and fraction")
+        if (size is not None and size < 0) or (fraction is not None and not 0 <= fraction <= 1):
+            raise ValueError(f"size is at least 0, fraction from 0 to 1; got size={size}, fraction={fraction}")
+        _arrays.memory_limit = int(size) if size is not None else int((fraction or 0) * _arrays.installed_bytes())
+
+    def get_limit(self) -> int:
+        """The limit in bytes; 0: there is none."""
+        return _arrays.memory_limit
+
+
+class PinnedMemoryPool:
+    """`cupy.cuda.PinnedMemoryPool`: all memory of the host is alike here."""
+
+    def __init__(self, allocator: Any = None) -> None:
+        pass
+
+    def malloc(self, size: int) -> PinnedMemoryPointer:
+        """`alloc_pinned_memory`."""
+        return alloc_pinned_memory(size)
+
+    def n_free_blocks(self) -> int:
+        """0: the pool keeps nothing that is not in use."""
+        return 0
+
+    def free_all_blocks(self) -> None:
+        """Nothing to give back."""
+
+
+class PinnedMemoryPointer(np.ndarray):
+    """Bytes of the host's memory, for `np.frombuffer`."""
+
+    @property
+    def ptr(self) -> int:
+        """The address."""
+        return self.ctypes.data
+
+
+def alloc_pinned_memory(size: int) -> PinnedMemoryPointer:
+    """Memory of the host of so many bytes, as `cupy.cuda.alloc_pinned_memory`."""
+    return np.zeros(size, np.uint8).view(PinnedMemoryPointer)
+
+
+_POOL, _PINNED_POOL = MemoryPool(), PinnedMemoryPool()
+
+
+def get_default_memory_pool() -> MemoryPool:
+    """`cupy.get_default_memory_pool`."""
+    return _POOL
+
+
+def get_default_pinned_memory_pool() -> PinnedMemoryPool:
+    """`cupy.get_default_pinned_memory_pool`."""
+    return _PINNED_POOL
+
+
+def set_allocator(allocator: Any = None) -> None:
+    """Nothing changes: there is one kind of memory."""
+
+
+set_pinned_memory_allocator = set_allocator
+
+
+def get_allocator() -> Any:
+    """`alloc`, whatever was set."""
+    return alloc
+
+
+@contextlib.contextmanager
+def using_allocator(allocator: Any = None) -> Iterator[None]:
+    """Nothing changes: there is one kind of memory."""
+    yield
+
+
+@contextlib.contextmanager
+def profile() -> Iterator[None]:
+    """Nothing is recorded: `cp.cuda.profiler`."""
+    yield
+
+
+@_as_module
+class profiler:
+    """`cp.cuda.profiler`: nobody records."""
+
+    @staticmethod
+    def start() -> None:
+        """Nothing is recorded."""
+
+    stop = start
+
+
+@_as_module
+class nvtx:
+    """`cp.cuda.nvtx`: marks that nobody records."""
+
+    available = True
+
+    @staticmethod
+    def RangePush(message: str, id_color: int = -1) -> None:
+        """Nothing is recorded."""
+
+    @staticmethod
+    def RangePop() -> None:
+        """Nothing is recorded."""
+
+    Mark = RangePush
+    RangePushC = MarkC = RangePush
+
+
+@_as_module
 class compiler:
     """`cp.cuda.compiler`: the exception of a source that does not compile."""
 
     CompileException = _compiler.CompileError
 
 
+@_as_module
 class driver:
     """`cp.cuda.driver`: the exception of a launch, or of a name that a module does not have."""
 
     CUDADriverError = failures.LaunchError
 
+    @staticmethod
+    def get_build_version() -> int:
+        """The version of CUDA."""
+        return VERSION
 
+
+@_as_module
 class memory:
     """`cp.cuda.memory`."""
 
-    MemoryPointer = MemoryPointer
-    alloc = staticmethod(alloc)
+    MemoryPointer, MemoryPool, OutOfMemoryError = MemoryPointer, MemoryPool, MemoryError
+    alloc, malloc_managed = staticmethod(alloc), staticmethod(alloc)
+    set_allocator, get_allocator = staticmethod(set_allocator), staticmethod(get_allocator)
+
+
+@_as_module
+class pinned_memory:
+    """`cp.cuda.pinned_memory`."""
+
+    PinnedMemoryPool, PinnedMemoryPointer = PinnedMemoryPool, PinnedMemoryPointer
+    alloc_pinned_memory = staticmethod(alloc_pinned_memory)
 
 
 class Event:
@@ -115,13 +322,64 @@ def get_current_stream() -> Stream:
     return Stream.null
 
 
+@_as_module
+class stream:
+    """`cp.cuda.stream`."""
+
+    Event, Stream = Event, Stream
+    get_elapsed_time = staticmethod(get_elapsed_time)
+    get_current_stream = staticmethod(get_current_stream)
+
+
 class Device:
     """The CPU as a device."""
 
-    def __init__(self, device: int | None = None) -> None:
-        if device not in (None, 0):
+    def __init__(self, device: Any = None) -> None:
+        if device is not None and int(device) != 0:
             raise ValueError(f"the CPU engine is one device, number 0; got {device}")
         self.id = 0
+
+    def __int__(self) -> int:
+        return self.id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device)
+
+    def __hash__(self) -> int:
+        return hash(Device)
+
+    def __repr__(self) -> str:
+        return f"<CUDA Device {self.id}>"
+
+    def use(self) -> Device:
+        """It is the current one already."""
+        return self
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """CUDA's attributes of the device by CuPy's names, as far as the engine has what they tell."""
+        properties = runtime.getDeviceProperties()
+        return {
+            "ComputeCapabilityMajor": properties["major"],
+            "ComputeCapabilityMinor": properties["minor"],
+            "CooperativeLaunch": 1,
+            "MaxRegistersPerBlock": properties["regsPerBlock"],
+            "MaxRegistersPerMultiprocessor": properties["regsPerMultiprocessor"],
+            "MaxSharedMemoryPerBlock": properties["sharedMemPerBlock"],
+            "MaxSharedMemoryPerBlockOptin": properties["sharedMemPerBlockOptin"],
+            "MaxSharedMemoryPerMultiprocessor": properties["sharedMemPerMultiprocessor"],
+            "MaxThreadsPerBlock": properties["maxThreadsPerBlock"],
+            "MaxThreadsPerMultiProcessor": properties["maxThreadsPerMultiProcessor"],
+            "MultiProcessorCount": properties["multiProcessorCount"],
+            "WarpSize": properties["warpSize"],
+            **{f"MaxBlockDim{axis}": size for axis, size in zip("XYZ", properties["maxThreadsDim"], strict=True)},
+            **{f"MaxGridDim{axis}": size for axis, size in zip("XYZ", properties["maxGridSize"], strict=True)},
+        }
+
+    @property
+    def mem_info(self) -> tuple[int, int]:
+        """`runtime.memGetInfo()`."""
+        return runtime.memGetInfo()
 
     def synchronize(self) -> None:
         """Nothing to wait for: launches have ended when they return."""
@@ -138,8 +396,51 @@ class Device:
         return "90"
 
 
+@_as_module
+class device:
+    """`cp.cuda.device`."""
+
+    Device, get_device_id = Device, staticmethod(get_device_id)
+
+    @staticmethod
+    def get_compute_capability() -> str:
+        """The limits are those of a GPU of compute capability 9.0."""
+        return Device().compute_capability
+
+
+@_as_module
 class runtime:
     """`cp.cuda.runtime`: the calls that ask about the device."""
+
+    is_hip = False
+    CUDARuntimeError = failures.LaunchError
+
+    @staticmethod
+    def runtimeGetVersion() -> int:
+        """The version of CUDA."""
+        return VERSION
+
+    driverGetVersion = runtimeGetVersion
+
+    @staticmethod
+    def memGetInfo() -> tuple[int, int]:
+        """(free, total) bytes of the machine's memory."""
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), _arrays.installed_bytes()
+
+    @staticmethod
+    def setDevice(device: int) -> None:
+        """There is one device."""
+        Device(device)
+
+    @staticmethod
+    def streamSynchronize(stream: int) -> None:
+        """Nothing to wait for."""
+
+    @staticmethod
+    def profilerStart() -> None:
+        """Nothing is recorded."""
+
+    profilerStop = profilerStart
 
     @staticmethod
     def getDeviceCount() -> int:

@@ -3,18 +3,20 @@
     squared_difference = ElementwiseKernel("T x, T y", "T z", "z = (x - y) * (x - y)", "squared_difference")
     norm = ReductionKernel("T x", "T y", "x * x", "a + b", "y = sqrt(a)", "0", "norm")
 
-Arguments are broadcast as CuPy does it. A sum is one thread's, in order, so that its last bits may differ from a GPU's.
+Arguments are broadcast, and their types decided, as CuPy does it. A sum is one thread's, in order, so that its last
+bits may differ from a GPU's.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .array import array, ascontiguousarray, empty, ndarray
+from .array import array, empty, ndarray
 from .cuda_source.signatures import dtype_of
 from .module import RawKernel
 
@@ -22,13 +24,42 @@ _BLOCK = 128
 _C_NAMES = {
     **{"bool": "bool", "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long"},
     **{"uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int", "uint64": "unsigned long long"},
-    **{"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double"},
+    **{"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"},
 }
-# What an operation may ask: of a raw array its elements, by a flat index or one for each axis, and its shape.
+# What an operation may ask: of a raw array its elements, by a flat index or one for each axis, and its shape. Half
+# numbers are CuPy's classes, which become float in whatever is computed with them.
 _PRELUDE = """\
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
+#ifndef M_PI
+#define M_PI 3.1415926535897932384626433832795
+#endif
 typedef long long ptrdiff_of_engine;
+template <typename Raw>
+struct HalfOfCupy {
+  Raw data;
+  __device__ HalfOfCupy() {}
+  __device__ HalfOfCupy(float v) : data(v) {}
+  __device__ HalfOfCupy(const Raw &v) : data(v) {}
+  template <typename Other>
+  explicit __device__ HalfOfCupy(const Other &v) : data((float)v) {}
+  __device__ operator float() const { return (float)data; }
+  HalfOfCupy &operator=(const HalfOfCupy &) = default;
+  template <typename Other>
+  __device__ HalfOfCupy &operator=(const Other &v) { return *this = static_cast<HalfOfCupy>(v); }
+  template <typename Other>
+  __device__ HalfOfCupy &operator+=(const Other &v) { return *this = *this + v; }
+  template <typename Other>
+  __device__ HalfOfCupy &operator-=(const Other &v) { return *this = *this - v; }
+  template <typename Other>
+  __device__ HalfOfCupy &operator*=(const Other &v) { return *this = *this * v; }
+  template <typename Other>
+  __device__ HalfOfCupy &operator/=(const Other &v) { return *this = *this / v; }
+  friend __device__ HalfOfCupy min(HalfOfCupy x, HalfOfCupy y) { return ::min((float)x, (float)y); }
+  friend __device__ HalfOfCupy max(HalfOfCupy x, HalfOfCupy y) { return ::max((float)x, (float)y); }
+};
+typedef HalfOfCupy<__half> float16;
+typedef HalfOfCupy<__nv_bfloat16> bfloat16;
 template <typename Type, int Axes>
 struct RawArray {
   Type *data;
@@ -48,40 +79,54 @@ struct RawArray {
     return n;
   }
 };
+template <int Axes>
 struct IndexOfElement {
-  ptrdiff_of_engine n, at[8];
+  ptrdiff_of_engine n, at[Axes ? Axes : 1];
+  static constexpr int ndim = Axes;
   __device__ ptrdiff_of_engine size() const { return n; }
   __device__ const ptrdiff_of_engine *get() const { return at; }
-  __device__ void set(ptrdiff_of_engine i, const ptrdiff_of_engine *sizes, int axes) {
-    for (int axis = axes - 1; axis >= 0; --axis) at[axis] = i % sizes[axis], i /= sizes[axis];
+  __device__ void set(ptrdiff_of_engine i, const ptrdiff_of_engine *sizes) {
+    for (int axis = Axes - 1; axis >= 0; --axis) at[axis] = i % sizes[axis], i /= sizes[axis];
   }
 };
 """
 
 
 class _Parameter(NamedTuple):
-    """One of "raw T x, float32 y"."""
+    """One of "raw T x, float32 y". dtype: None where its type is a letter, which the arrays decide."""
 
     name: str
     type: str
+    dtype: np.dtype | None
     is_raw: bool
+    is_const: bool
+
+    @property
+    def c_type(self) -> str:
+        """What the operation calls its type: the letter, or C's name."""
+        return self.type if self.dtype is None else _c_name(self.dtype)
 
 
-def _parameters(text: str) -> list[_Parameter]:
+def _parameters(text: str, *, const: bool) -> list[_Parameter]:
+    """The parameters of a text. Names of one letter are free, all others are NumPy's, as CuPy has it.
+
+    Raises:
+        ValueError: a part is no type and name. TypeError: NumPy knows no such type.
+    """
     parameters = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        words = [word for word in part.split() if word != "_non_const"]
-        is_raw = words[0] == "raw"
-        if len(words) - is_raw != 2 or not all(word.isidentifier() for word in words):
-            raise ValueError(f"{part!r} is no parameter, a type and a name, such as 'raw T x' or 'float32 y'")
-        parameters.append(_Parameter(words[-1], words[-2], is_raw))
+    for part in text.split(",") if text.strip() else ():
+        *words, type_, name = part.split() if len(part.split()) > 1 else ("?", "", "")
+        if set(words) - {"raw", "_non_const"} or not name.isidentifier():
+            raise ValueError(f"{part.strip()!r} is no parameter, a type and a name, such as 'raw T x' or 'float32 y'")
+        if name == "i":
+            raise ValueError("no parameter can be called i: that is the index of the loop")
+        try:
+            dtype = None if len(type_) == 1 else dtype_of(type_)
+        except TypeError:
+            known = f"a letter, which the arrays decide, or a dtype of NumPy's: {', '.join(_C_NAMES)}"
+            raise TypeError(f"data type {type_!r} of {name} not understood: expected {known}") from None
+        parameters.append(_Parameter(name, type_, dtype, "raw" in words, const and "_non_const" not in words))
     return parameters
-
-
-def _named_dtype(name: str) -> np.dtype | None:
-    """The dtype of that name; None for the name of a type that the arguments decide."""
-    known = name in _C_NAMES or name in ("int", "float", "complex64", "complex128")
-    return (np.dtype(name) if name in ("int", "float") else dtype_of(name)) if known else None
 
 
 def _c_name(dtype: Any) -> str:
@@ -90,39 +135,92 @@ def _c_name(dtype: Any) -> str:
     return _C_NAMES[dtype.name]
 
 
-def _types(parameters: Sequence[_Parameter], args: Sequence[Any]) -> dict[str, np.dtype]:
-    """What each type name stands for. TypeError where arguments disagree. Arrays decide before Python's numbers."""
+def _check(parameter: _Parameter, value: Any, *, is_output: bool) -> None:
+    if isinstance(value, ndarray):
+        if not value.dtype.isnative:
+            raise TypeError(
+                f"{parameter.name}: its bytes ({value.dtype}) are in the order of other machines; write "
+                "cp.asarray(...) of NumPy's array, which converts"
+            )
+    elif isinstance(value, np.ndarray):
+        raise TypeError(f"{parameter.name} is a NumPy array: expected a device array; write cp.asarray(...)")
+    elif is_output or not isinstance(value, (bool, int, float, complex, np.generic)):
+        kind = "a device array" if is_output else "a device array or a number"
+        raise TypeError(f"{parameter.name}: expected {kind}; got {type(value).__name__} {value!r:.60}")
+
+
+def _types(inputs: Sequence[_Parameter], outputs: Sequence[_Parameter], args: Sequence[Any]) -> dict[str, np.dtype]:
+    """What each letter stands for: what the arrays say, those of the outputs first. Numbers do not count.
+
+    Raises:
+        TypeError: an argument is no device array or number, or arrays disagree. KeyError: no array says it.
+    """
     types: dict[str, np.dtype] = {}
-    for from_arrays in (True, False):
-        for parameter, value in zip(parameters, args, strict=False):
-            has_dtype = isinstance(value, (ndarray, np.generic))
-            if isinstance(value, np.ndarray) and not isinstance(value, ndarray):
-                raise TypeError(f"{parameter.name} is a NumPy array: expected a device array; write cp.asarray(...)")
-            if has_dtype != from_arrays or (not has_dtype and parameter.type in types):
-                continue
-            dtype = value.dtype if has_dtype else np.asarray(value).dtype
-            wanted = _named_dtype(parameter.type) or types.setdefault(parameter.type, dtype)
-            if wanted != dtype and isinstance(value, ndarray):
-                raise TypeError(f"{parameter.name} is {dtype}, and its type {parameter.type} is {wanted} here")
-    for parameter in parameters:
-        dtype = _named_dtype(parameter.type) or types.get(parameter.type)
-        if dtype is None:
-            raise TypeError(f"no argument says what the type {parameter.type} of {parameter.name} is")
-        types[parameter.type] = dtype
+    given = [*zip(outputs, args[len(inputs) :], strict=False), *zip(inputs, args, strict=False)]
+    for parameter, value in given:
+        _check(parameter, value, is_output=any(parameter is one for one in outputs))
+        if isinstance(value, ndarray):
+            wanted = parameter.dtype or types.setdefault(parameter.type, value.dtype)
+            if wanted != value.dtype:
+                raise TypeError(
+                    f"Type is mismatched: {parameter.name} is {value.dtype}, and its type {parameter.type} is {wanted} "
+                    "here"
+                )
+    for parameter in (*inputs, *outputs):
+        if parameter.dtype is None and parameter.type not in types:
+            raise KeyError(
+                f"no array says what the type {parameter.type} of {parameter.name} is, and numbers do not count: name "
+                f"it, such as 'float32 {parameter.name}'"
+            )
     return types
+
+
+def _number(value: Any, dtype: np.dtype) -> np.ndarray:
+    """A number of that dtype, as a kernel takes it by value."""
+    number = np.empty((), dtype)
+    number[()] = value
+    return number
+
+
+def _reduced_shape(shape: tuple[int, ...], arrays: Sequence[ndarray]) -> tuple[int, ...]:
+    """The sizes of `_ind`: axes that follow one another in memory in all arrays are one, as CuPy makes them."""
+    if len(shape) <= 1 or not arrays:
+        return shape
+    gaps = [a for a in arrays if not a.flags.c_contiguous]
+    if not gaps:
+        return (math.prod(shape),)
+    if len(shape) == 2:
+        return shape
+    sizes: list[int] = []
+    last = -1
+    for axis in (axis for axis, n in enumerate(shape) if n != 1):
+        joins = last >= 0 and all(a.strides[axis] * shape[axis] == a.strides[last] for a in gaps)
+        sizes[-1:] = [sizes[-1] * shape[axis]] if joins else [*sizes[-1:], shape[axis]]
+        last = axis
+    return tuple(sizes)
 
 
 class _Text:
     """A kernel's text: its parameters, its arguments, and what stands before and in the loop."""
 
-    def __init__(self, types: Mapping[str, np.dtype], preamble: str) -> None:
+    def __init__(self, name: str, types: Mapping[str, np.dtype], preamble: str) -> None:
+        self.name = name
         self.parameters: list[str] = []
         self.args: list[Any] = []
         self.before: list[str] = []
         self.inside: list[str] = []
+        self._types = types
         self._write_back: list[tuple[Any, ndarray]] = []
-        names = (f"typedef {_c_name(dtype)} {name};\n" for name, dtype in types.items() if name != _c_name(dtype))
-        self.head = _PRELUDE + "".join(names) + preamble
+        letters = "".join(f"typedef {_c_name(dtype)} {name};\n" for name, dtype in sorted(types.items()))
+        self.head = f"{_PRELUDE}{letters}{self.of_caller('preamble', preamble)}"
+
+    def of_caller(self, what: str, text: str) -> str:
+        """Lines of the caller's, which a compiler's messages then name as such."""
+        return f'\n#line 1 "{self.name}{what and "."}{what}"\n{text}\n' if text else ""
+
+    def dtype(self, parameter: _Parameter) -> np.dtype:
+        """The type that a parameter has in this call."""
+        return parameter.dtype or self._types[parameter.type]
 
     def add(self, declared: str, value: Any) -> None:
         self.parameters.append(declared)
@@ -132,31 +230,40 @@ class _Text:
         """An array of the sizes of some axes."""
         self.add(f"const ptrdiff_of_engine *{name}", array(np.array(shape or (1,), np.int64)))
 
-    def raw(self, parameter: _Parameter, value: ndarray) -> None:
-        """An array that the operation indexes itself, and may write."""
-        dense = ascontiguousarray(value)
-        if dense is not value:
+    def number(self, parameter: _Parameter, value: Any) -> None:
+        """A number: it has its name in the whole kernel, also before and after the loop."""
+        self.add(f"const {parameter.c_type} {parameter.name}", _number(value, self.dtype(parameter)))
+
+    def dense(self, value: ndarray, *, written: bool) -> ndarray:
+        """The array without gaps. Where it is a copy, and written, the original gets what the kernel wrote."""
+        dense = array(value, copy=None, order="C")
+        if written and dense is not value:
             self._write_back.append((value, dense))
-        self.add(f"{parameter.type} *_raw_{parameter.name}", dense)
+        return dense
+
+    def raw(self, parameter: _Parameter, value: ndarray) -> None:
+        """An array that the operation indexes itself; it may write an output."""
+        const = "const " if parameter.is_const else ""
+        self.add(f"{const}{parameter.c_type} *_raw_{parameter.name}", self.dense(value, written=not const))
         self.sizes(f"_sizes_{parameter.name}", value.shape)
-        axes = max(value.ndim, 1)
-        declared = f"RawArray<{parameter.type}, {axes}> {parameter.name}"
+        declared = f"RawArray<{const}{parameter.c_type}, {max(value.ndim, 1)}> {parameter.name}"
         self.before.append(f"const {declared}{{_raw_{parameter.name}, _sizes_{parameter.name}}};")
 
-    def element(self, parameter: _Parameter, value: ndarray, *, written: bool) -> None:
+    def element(self, parameter: _Parameter, value: ndarray, shape: tuple[int, ...]) -> None:
         """An array of which each thread sees one element at a time."""
-        const = "" if written else "const "
-        self.add(f"{const}{parameter.type} *_raw_{parameter.name}", value)
-        self.inside.append(f"{const}{parameter.type} &{parameter.name} = _raw_{parameter.name}[i];")
+        const = "const " if parameter.is_const else ""
+        whole = np.broadcast_to(value, shape, subok=True) if const else value
+        self.add(f"{const}{parameter.c_type} *_raw_{parameter.name}", self.dense(whole, written=not const))
+        self.inside.append(f"{const}{parameter.c_type} &{parameter.name} = _raw_{parameter.name}[i];")
 
-    def run(self, name: str, count: int, body: str, options: tuple[str, ...]) -> None:
+    def run(self, count: int, body: str, options: tuple[str, ...], block: int = _BLOCK) -> None:
         """Compile and launch, with so many threads. Of the body, CuPy's lines are what messages are about."""
         self.add("ptrdiff_of_engine _n", np.int64(count))
-        name = f"{name}_kernel"  # norm, and others, are functions of CUDA's
+        name = f"{self.name}_kernel"  # norm, and others, are functions of CUDA's
         code = f'{self.head}\nextern "C" __global__ void {name}({", ".join(self.parameters)}) {{\n{body}\n}}\n'
-        if count:
-            kernel = RawKernel(code, name, options=("-std=c++17", *options))
-            kernel((-(-count // _BLOCK),), (_BLOCK,), tuple(self.args))
+        kernel = RawKernel(code, name, options=("-std=c++17", *options))
+        block = min(block, count)
+        kernel((-(-count // block),), (block,), tuple(self.args))
         for value, dense in self._write_back:
             value[...] = dense
 
@@ -165,7 +272,11 @@ _LOOP = "for (ptrdiff_of_engine i = blockIdx.x * (ptrdiff_of_engine)blockDim.x +
 
 
 class ElementwiseKernel:
-    """`cupy.ElementwiseKernel`: its parameters are CuPy's. Complex numbers and textures are not taken."""
+    """`cupy.ElementwiseKernel`: its parameters are CuPy's. Complex numbers and textures are not taken.
+
+    Raises:
+        TypeError, ValueError: parameters that are none.
+    """
 
     def __init__(
         self,
@@ -182,16 +293,12 @@ class ElementwiseKernel:
         loop_prep: str = "",
         after_loop: str = "",
     ) -> None:
-        self._in, self._out, self.operation, self.name = (
-            _parameters(in_params),
-            _parameters(out_params),
-            operation,
-            name,
-        )
+        self._in, self._out = _parameters(in_params, const=True), _parameters(out_params, const=False)
+        self.operation, self.name, self.reduce_dims = operation, name, reduce_dims
         self._preamble, self._options, self._around = preamble, tuple(options), (loop_prep, after_loop)
         self._no_return, self._return_tuple = no_return, return_tuple
 
-    def __call__(self, *args: Any, size: int | None = None, block_size: int = -1, stream: Any = None) -> Any:
+    def __call__(self, *args: Any, size: int | None = None, block_size: int = _BLOCK, stream: Any = None) -> Any:
         """Launch over the broadcast shape of the arrays that are not raw, or over `size` elements.
 
         Returns:
@@ -199,54 +306,71 @@ class ElementwiseKernel:
 
         Raises:
             TypeError, ValueError: arguments that do not fit the parameters or each other.
+            KeyError: no array says what a letter stands for.
             CompileError, LaunchError: as `RawKernel`.
         """
         parameters, n_in = [*self._in, *self._out], len(self._in)
+        if block_size <= 0:
+            raise ValueError(f"block_size is {block_size}: it must be greater than zero")
         if len(args) not in (n_in, len(parameters)):
             raise TypeError(f"{self.name} takes {n_in} or {len(parameters)} arguments, got {len(args)}")
-        types = _types(parameters, args)
-        values = [
-            a if isinstance(a, ndarray) else array(a, types[p.type]) for p, a in zip(parameters, args, strict=False)
-        ]
-        seen = [a for p, a in zip(parameters, values, strict=False) if not p.is_raw]
-        has_array = any(isinstance(a, ndarray) and not p.is_raw for p, a in zip(parameters, args, strict=False))
-        if size is not None and has_array:
+        types = _types(self._in, self._out, args)
+        seen = [a for p, a in zip(parameters, args, strict=False) if isinstance(a, ndarray) and not p.is_raw]
+        if size is not None and seen:
             raise ValueError("size is for calls whose arrays are all raw")
-        if size is None and not has_array:
+        if size is None and not seen:
             raise ValueError(f"{self.name} has no array that is not raw: how many elements? Give size=")
-        shape = (size,) if size is not None else np.broadcast_shapes(*(a.shape for a in seen))
-        outputs = values[n_in:] or [empty(shape, types[p.type]) for p in self._out]
-        text = _Text(types, self._preamble)
-        written: list[tuple[ndarray, ndarray]] = []
-        for i, (parameter, value) in enumerate(zip(parameters, [*values[:n_in], *outputs], strict=True)):
-            if parameter.is_raw:
-                text.raw(parameter, value)
-                continue
-            if i >= n_in and value.shape != shape:
+        shape = (int(size),) if size is not None else np.broadcast_shapes(*(a.shape for a in seen))
+        text = _Text(self.name, types, self._preamble)
+        outputs = list(args[n_in:])
+        if not outputs:
+            if size is None and any(p.is_raw for p in self._out):
+                raise ValueError(f"{self.name} has a raw output: how many elements? Give it, or size=")
+            outputs = [empty(shape, text.dtype(p)) for p in self._out]
+        for parameter, value in zip(self._out, outputs, strict=True):
+            if not parameter.is_raw and value.shape != shape:
                 raise ValueError(f"{parameter.name} has shape {value.shape}; what is computed has {shape}")
-            dense = ascontiguousarray(value if i >= n_in else np.broadcast_to(value, shape, subok=True))
-            written += [(value, dense)] if i >= n_in and dense is not value else []
-            text.element(parameter, dense, written=i >= n_in)
-        text.sizes("_sizes", shape)
-        prep, after = self._around
-        body = [
-            *text.before,
-            "IndexOfElement _ind{_n};",
-            f"{prep};",
-            f"{_LOOP} {{",
-            f"_ind.set(i, _sizes, {len(shape)});",
-        ]
-        lines = "\n".join([*body, *text.inside, f'#line 1 "{self.name}"', f"{self.operation};", "}", f"{after};"])
-        text.run(self.name, math.prod(shape), lines, self._options)
-        for value, dense in written:
-            value[...] = dense
+        if math.prod(shape):
+            self._launch(text, zip(parameters, [*args[:n_in], *outputs], strict=True), shape, block_size)
         if self._no_return:
             return None
         return outputs[0] if len(outputs) == 1 and not self._return_tuple else tuple(outputs)
 
+    def _launch(self, text: _Text, values: Any, shape: tuple[int, ...], block_size: int) -> None:
+        elements = []
+        for parameter, value in values:
+            if not isinstance(value, ndarray):
+                text.number(parameter, value)
+            elif parameter.is_raw:
+                text.raw(parameter, value)
+            else:
+                elements.append(np.broadcast_to(value, shape, subok=True) if value.shape != shape else value)
+                text.element(parameter, value, shape)
+        sizes = _reduced_shape(shape, elements) if self.reduce_dims else shape
+        text.sizes("_sizes", sizes)
+        prep, after = self._around
+        lines = [
+            *text.before,
+            f"IndexOfElement<{len(sizes)}> _ind{{_n}};",
+            text.of_caller("loop_prep", f"{prep};"),
+            f"{_LOOP} {{",
+            "_ind.set(i, _sizes);",
+            *text.inside,
+            text.of_caller("", f"{self.operation};"),
+            "}",
+            text.of_caller("after_loop", f"{after};"),
+        ]
+        text.run(math.prod(shape), "\n".join(lines), self._options, block_size)
+
 
 class ReductionKernel:
-    """`cupy.ReductionKernel`: its parameters are CuPy's. Raw parameters and complex numbers are not taken."""
+    """`cupy.ReductionKernel`: its parameters are CuPy's. Raw parameters and complex numbers are not taken.
+
+    Where there is no identity, a sum begins with the type's own zero, as CuPy's does.
+
+    Raises:
+        TypeError, ValueError: parameters that are none, or raw.
+    """
 
     def __init__(
         self,
@@ -262,75 +386,102 @@ class ReductionKernel:
         preamble: str = "",
         options: tuple[str, ...] = (),
     ) -> None:
-        self._in, self._out, self.name = _parameters(in_params), _parameters(out_params), name
+        self._in, self._out = _parameters(in_params, const=True), _parameters(out_params, const=False)
+        self.name = name
         if any(parameter.is_raw for parameter in (*self._in, *self._out)):
             raise ValueError("raw parameters of a ReductionKernel: the CPU engine has none; use a RawKernel")
-        self._map, self._reduce, self._post, self._identity = map_expr, reduce_expr, post_map_expr, identity
+        self._map, self._reduce, self._post = map_expr, reduce_expr, post_map_expr
+        self._identity = "" if identity is None else str(identity)
         self._type, self._preamble, self._options = reduce_type, preamble, tuple(options)
 
     def __call__(
         self, *args: Any, out: Any = None, axis: Any = None, keepdims: bool = False, stream: Any = None
-    ) -> Any:
+    ) -> ndarray:
         """Reduce the broadcast arguments along the axes, all of them where none is named.
 
         Returns:
-            The output: an array of the axes that are left, or a tuple of several outputs.
+            The first output: an array of the axes that are left.
 
         Raises:
-            TypeError, ValueError: arguments that do not fit; nothing to reduce, and no identity.
+            TypeError, ValueError: arguments that do not fit; nothing to reduce, and no identity. `AxisError`, a
+                ValueError: an axis that the arguments do not have.
+            KeyError: no array says what a letter stands for.
             CompileError, LaunchError: as `RawKernel`.
         """
         n_in = len(self._in)
-        if out is not None:
-            args = (*args, *(out if isinstance(out, tuple) else (out,)))
         if len(args) not in (n_in, n_in + len(self._out)):
             raise TypeError(f"{self.name} takes {n_in} or {n_in + len(self._out)} arguments, got {len(args)}")
-        types = _types([*self._in, *self._out], args)
-        values = [
-            a if isinstance(a, ndarray) else array(a, types[p.type]) for p, a in zip(self._in, args, strict=False)
-        ]
-        shape = np.broadcast_shapes(*(a.shape for a in values))
-        axes = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
-        reduced = sorted(a % len(shape) for a in axes)
+        if out is not None:
+            if len(self._out) != 1:
+                raise NotImplementedError("out= of several outputs: give them as arguments, behind the inputs")
+            if len(args) != n_in:
+                raise ValueError("cannot specify 'out' as both a positional and keyword argument")
+            args = (*args, out)
+        types = _types(self._in, self._out, args)
+        arrays = [a for a in args[:n_in] if isinstance(a, ndarray)]
+        if not arrays:
+            raise ValueError(f"{self.name} has no array among its inputs: how many elements?")
+        shape = np.broadcast_shapes(*(a.shape for a in arrays))
+        reduced = _axes(axis, len(shape))
         kept = [a for a in range(len(shape)) if a not in reduced]
-        left = tuple(shape[a] for a in kept)
-        count, each = math.prod(left), math.prod(shape[a] for a in reduced)
-        if not each and self._identity is None:
+        left = tuple(1 if a in reduced else shape[a] for a in range(len(shape)) if keepdims or a in kept)
+        text = _Text(self.name, types, self._preamble)
+        outputs = list(args[n_in:]) or [empty(left, text.dtype(p)) for p in self._out]
+        for parameter, value in zip(self._out, outputs, strict=True):
+            if value.shape != left:
+                raise ValueError(f"Out shape is mismatched: {parameter.name} has {value.shape}; {left} is what is left")
+        if not math.prod(left):
+            return outputs[0]
+        each = math.prod(shape[a] for a in reduced)
+        if not each and not self._identity:
             raise ValueError(f"{self.name} has no identity, and nothing to reduce along axes {reduced}")
-        text = _Text(types, self._preamble)
         elements = []
-        for parameter, value in zip(self._in, values, strict=True):
-            dense = ascontiguousarray(np.broadcast_to(value, shape, subok=True).transpose(*kept, *reduced))
-            text.add(f"const {parameter.type} *_raw_{parameter.name}", dense)
-            elements.append(f"const {parameter.type} &{parameter.name} = _raw_{parameter.name}[i * {each}ll + j];")
-        kept_shape = tuple(1 if a in reduced else shape[a] for a in range(len(shape))) if keepdims else left
-        outputs = [*args[n_in:]] or [empty(kept_shape, types[p.type]) for p in self._out]
-        dense_outputs = [ascontiguousarray(a) for a in outputs]
-        for parameter, given, value in zip(self._out, outputs, dense_outputs, strict=True):
-            if given.size != count:
-                raise ValueError(f"{parameter.name} has shape {given.shape}; {kept_shape} is what is left")
-            text.element(parameter, value, written=True)
-        type_ = self._type or self._out[0].type
-        start, first = ("0", 1) if self._identity is None else (str(self._identity), 0)
-        mapped = "\n".join(
-            [*elements, f'#line 1 "{self.name}"', f"const _type_reduce b = static_cast<_type_reduce>({self._map});"]
-        )
-        begin = f"ptrdiff_of_engine j = 0; {mapped} a = b;" if first else ""
+        for parameter, value in zip(self._in, args, strict=False):
+            if not isinstance(value, ndarray):
+                text.number(parameter, value)
+                continue
+            whole = np.broadcast_to(value, shape, subok=True).transpose(*kept, *reduced)
+            text.add(f"const {parameter.c_type} *_raw_{parameter.name}", text.dense(whole, written=False))
+            where = f"_raw_{parameter.name}[i * {each}ll + _J]"
+            elements.append(f"const {parameter.c_type} &{parameter.name} = {where};")
+        for parameter, value in zip(self._out, outputs, strict=True):
+            text.element(parameter, value, left)
         lines = [
-            f"typedef {_C_NAMES.get(type_, type_)} _type_reduce;",
+            f"typedef {self._type or self._out[0].c_type} _type_reduce;",
             f"{_LOOP} {{",
-            f"_type_reduce a = static_cast<_type_reduce>({start});",
-            f"{{ {begin} }}",
-            f"for (ptrdiff_of_engine j = {first}; j < {each}ll; ++j) {{",
-            mapped,
-            f"a = {self._reduce};",
+            f"_type_reduce a = _type_reduce({self._identity});",
+            f"for (ptrdiff_of_engine _J = 0; _J < {each}ll; ++_J) {{",
+            *elements,
+            text.of_caller("", f"const _type_reduce b = static_cast<_type_reduce>({self._map});"),
+            f"a = ({self._reduce});",
             "}",
             *text.inside,
-            f"{self._post};",
+            f"({self._post});",
             "}",
         ]
-        text.run(self.name, count, "\n".join(lines), self._options)
-        for given, dense in zip(outputs, dense_outputs, strict=True):
-            if given is not dense:
-                given[...] = dense
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        text.run(math.prod(left), "\n".join(lines), self._options)
+        return outputs[0]
+
+
+def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
+    """The axes that are named, in their order; all of them for None.
+
+    Raises:
+        AxisError: there is no such axis. TypeError: one is no whole number. ValueError: one is named twice.
+    """
+    if axis is None:
+        return tuple(range(ndim))
+    named = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    axes = sorted(_axis(operator.index(a), ndim) for a in named)
+    if len(set(axes)) < len(axes):
+        raise ValueError("duplicate value in 'axis'")
+    return tuple(axes)
+
+
+def _axis(axis: int, ndim: int) -> int:
+    if not -ndim <= axis < ndim:
+        raise _AxisError(axis, ndim)
+    return axis % ndim
+
+
+_AxisError = (np.exceptions if hasattr(np, "exceptions") else np).AxisError  # it has moved in NumPy 1.25

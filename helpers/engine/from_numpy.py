@@ -33,8 +33,9 @@ class FromNumPy:
         return of(getattr(self._theirs, name))
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Call it. TypeError for a NumPy array, which CuPy's functions refuse as well."""
-        for value in (*args, *named.values()):
+        """Call it. TypeError for a NumPy array, which CuPy's functions refuse as well, but for those of its tests."""
+        is_test = str(getattr(self._theirs, "__module__", "")).startswith("numpy.testing")
+        for value in () if is_test else (*args, *named.values()):
             for one in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(one, np.ndarray) and not isinstance(one, ndarray):
                     raise TypeError(
@@ -47,7 +48,7 @@ def _on_device(result: Any) -> Any:
     if isinstance(result, ndarray):
         return result
     if isinstance(result, (np.ndarray, np.generic)):
-        return array(result)
+        return array(result, order="C")  # as CuPy's functions make it, whatever order NumPy has kept
     if isinstance(result, (tuple, list)):
         return type(result)(map(_on_device, result)) if type(result) in (tuple, list) else result
     return FromNumPy(result) if type(result).__module__.startswith("numpy.random") else result

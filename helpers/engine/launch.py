@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import failures, limits, runtime, structures, symbols, tensor_map
+from .array import address_of, ndarray
 from .array import at as array_at
-from .array import ndarray
 from .copies import extent_of
 from .cuda_source import signatures, source
 from .cuda_source.signatures import Parameter
@@ -74,8 +74,10 @@ class CompiledKernel:
             for parameter, value in zip(self.parameters, args, strict=True)
         )
 
-    def _array_at(self, parameter: Parameter, value: Any) -> ndarray:
+    def _array_at(self, parameter: Parameter, value: Any) -> ndarray | None:
         address = int(getattr(value, "ptr", value))
+        if not address:
+            return None
         memory = array_at(address)
         if memory is None:
             raise TypeError(
@@ -143,7 +145,7 @@ class CompiledKernel:
             elif locate(own, args[own]) != args[own].data.ptr:  # a copy of the map, which leads to the original
                 ctypes.memmove(locate(own, args[own]), maps[-1].tobytes(), tensor_map.BYTES)
         values = [
-            ctypes.c_void_p(0 if value is None else locate(number, value))
+            ctypes.c_void_p(0 if value is None or not address_of(value) else locate(number, value))
             if parameter.kind == "p"
             else self._packed(parameter, value)
             for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True))
@@ -308,6 +310,12 @@ class PreparedLaunch:
         """An address in terms of the arguments and of shared memory, where it is in or near one."""
         if address < failures.NULL_PAGE:
             words = "a null pointer" if address == 0 else f"address {address}: a null pointer and an index"
+            without = [
+                parameter.name or "an array"
+                for parameter, value in zip(self.kernel.parameters, self.args, strict=True)
+                if parameter.kind == "p" and value is not None and not address_of(value)
+            ]
+            words += f"; {' and '.join(without)} {'has' if len(without) == 1 else 'have'} no elements" * bool(without)
             return _Near(0, None, None, words)
         near = [*self._near_arguments(address), *(self._near_shared(address, failure) if failure else [])]
         nearest = min(near, default=None, key=lambda one: one.distance)

@@ -237,12 +237,28 @@ def _parameters(entry: Entry, declared: Sequence[source.Declared]) -> list[Param
     parameters = []
     for index in range(entry.count):
         raw = entry.parameters[index]
-        name = declared[index].name if len(declared) == entry.count else ""
+        name, type_ = (declared[index].name, declared[index].type) if len(declared) == entry.count else ("", "")
         kind, dtype = raw.kind.decode(), raw.text.decode()
         if kind == "s" and raw.size != signatures.dtype_of(dtype).itemsize:
             kind = "S"  # float4 by value: of the dtype float32, but no scalar
-        parameters.append(Parameter(name, kind, dtype, raw.is_const, raw.size))
+        parameters.append(Parameter(name, kind, dtype, raw.is_const, raw.size, type_ if kind == "p" else ""))
     return parameters
+
+
+_ATTRIBUTES = (
+    *("binary_version", "cache_mode_ca", "max_dynamic_shared_size_bytes", "max_threads_per_block"),
+    *("preferred_shared_memory_carveout", "ptx_version", "shared_size_bytes"),
+)
+_OF_A_GPUS_COMPILER = ("num_regs", "local_size_bytes", "const_size_bytes")
+_IS_DECIDED = "is what a GPU's compiler decides, and the CPU engine runs no code of a GPU"
+_PICKLED = ("module", "name", "_max_dynamic", "_carveout", "_at_least")
+
+
+class _Attributes(dict):
+    """Attributes by CuPy's names, which say why there is none."""
+
+    def __missing__(self, name: str) -> int:
+        raise KeyError(f"{name} {_IS_DECIDED}" if name in _OF_A_GPUS_COMPILER else name)
 
 
 class RawKernel:
@@ -273,6 +289,7 @@ class RawKernel:
     def _begin(self, module: RawModule, name: str) -> None:
         self.module, self.name = module, name
         self._max_dynamic: int | None = None
+        self._carveout = -1
         self._at_least = 0  # what `allow_dynamic_shared` was told before the kernel was built
         self._forget()
 
@@ -283,7 +300,7 @@ class RawKernel:
 
     def __getstate__(self) -> dict[str, Any]:
         """To be pickled: the module and the name."""
-        return {name: self.__dict__[name] for name in ("module", "name", "_max_dynamic", "_at_least")}
+        return {name: self.__dict__[name] for name in _PICKLED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -318,17 +335,27 @@ class RawKernel:
     @property
     def attributes(self) -> dict[str, int]:
         """Attributes of the compiled kernel. Registers are not among them: only a GPU's compiler assigns them."""
-        compiled = self.compiled()
-        return {
-            "shared_size_bytes": compiled.static_shared,
-            "max_dynamic_shared_size_bytes": self.max_dynamic_shared_size_bytes,
-            "max_threads_per_block": compiled.most_threads,
-        }
+        return _Attributes({name: getattr(self, name) for name in _ATTRIBUTES})
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("num_regs", "local_size_bytes", "const_size_bytes", "ptx_version", "binary_version"):
-            raise AttributeError(f"{name} is what a GPU's compiler decides, and the CPU engine runs no code of a GPU")
+        if name in _OF_A_GPUS_COMPILER:
+            raise AttributeError(f"{name} {_IS_DECIDED}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # Those of a GPU of compute capability 9.0 for which NVRTC has compiled.
+    binary_version = ptx_version = 90
+    cache_mode_ca = 0
+
+    @property
+    def preferred_shared_memory_carveout(self) -> int:
+        """The share of the first-level cache that a GPU would give to shared memory, in percent; -1: it chooses."""
+        return self._carveout
+
+    @preferred_shared_memory_carveout.setter
+    def preferred_shared_memory_carveout(self, percent: int) -> None:
+        if not -1 <= percent <= 100:
+            raise LaunchError(f"preferred_shared_memory_carveout = {percent}: a percentage, or -1 (invalid argument)")
+        self._carveout = int(percent)
 
     @property
     def shared_size_bytes(self) -> int:
@@ -382,8 +409,8 @@ class RawKernel:
         """Launch and wait.
 
         Args:
-            grid, block: one to three sizes.
-            args: device arrays for pointers (or None for a null pointer), NumPy scalars for scalars.
+            grid, block: one to three sizes; 0 is 1, as CuPy has it.
+            args: device arrays for pointers (or None or 0 for a null pointer), NumPy scalars for scalars.
             shared_mem: bytes of dynamic shared memory.
             enable_cooperative_groups: all blocks are on the device at once, and may meet in grid.sync(). Also where
                 the kernel was made with it.
@@ -486,5 +513,7 @@ class RawKernel:
 
 
 def _three(what: str, sizes: Sequence[int]) -> Sizes:
-    given = signatures.sizes_of(what, sizes)
+    if isinstance(sizes, list):
+        raise TypeError(f"{what} is {sizes!r:.60}, a list: CuPy takes a tuple; write {tuple(sizes)!r:.60}")
+    given = tuple(size or 1 for size in signatures.sizes_of(what, sizes))  # CuPy makes 1 of 0
     return given + (1,) * (3 - len(given))

@@ -21,6 +21,7 @@ def xray(
     shared_mem: int = 0,
     *,
     timeout: float = 60.0,
+    write_back: bool = True,
 ) -> Report:
     """Run a launch on the checked build, and report what it saw.
 
@@ -28,12 +29,14 @@ def xray(
         kernel: a `helpers.attention.kernel.Kernel`, or a kernel of the CPU engine.
         grid, block, args, shared_mem: as for a launch. The arrays hold the kernel's results afterwards.
         timeout: seconds that one block may take; after that its loop is taken for an endless one.
+        write_back: False leaves the arrays, and the variables of the module, as they were: for a launch that follows.
 
     Raises:
         TypeError, LaunchError, CompileError: for a launch that is refused before it starts. What goes wrong while it
         runs is a finding.
     """
-    function, seen = _observe(kernel, grid, block, args, shared_mem, profile=True, timeout=timeout)
+    how = {"timeout": timeout, "write_back": write_back}
+    function, seen = _observe(kernel, grid, block, args, shared_mem, profile=True, **how)
     tables = figures.tables(seen)
     return Report(
         name=function.name,
@@ -78,7 +81,7 @@ def _observe(
         mirrors = Mirrors(args)
     given = mirrors.args if mirrors else args
     seen = checked.observe(function, grid, block, given, shared_mem, **how)
-    if mirrors:
+    if mirrors and how.get("write_back", True):
         mirrors.copy_back()
     return function, seen
 

@@ -21,8 +21,9 @@ from .c_types import ELEMENT_OF, SCALAR_OF, dtype_of, key_of, vector_of
 class Parameter:
     """One parameter of a kernel: kind 'p' pointer, 's' scalar, 'S' struct by value.
 
-    dtype is NumPy's name, "void" for void*, or "struct" for a type of which only the size (0: not even that) is known.
-    type: what the source calls a struct. layout: its fields, where the source declares it and it is plain.
+    dtype is NumPy's name, of vectors that of an element, "void" for void*, or "struct" for a type of which only the
+    size (0: not even that) is known. size: of what a pointer points to, too, where the compiler has told it.
+    type: what the source calls a struct or a vector. layout: its fields, where the source declares it and it is plain.
     """
 
     name: str
@@ -33,8 +34,23 @@ class Parameter:
     type: str = ""
     layout: np.dtype | None = None
 
+    @property
+    def target_size(self) -> int:
+        """Bytes of what a pointer to numbers points to: of one number, or of a vector such as float4."""
+        vector = vector_of(self.type)
+        return self.size or (vector[0].itemsize * vector[1] if vector else dtype_of(self.dtype).itemsize)
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it points to vectors of numbers."""
+        return (
+            self.kind == "p"
+            and self.dtype not in ("void", "struct")
+            and (self.target_size > dtype_of(self.dtype).itemsize)
+        )
+
     def __str__(self) -> str:
-        kind = self.type if self.dtype == "struct" and self.type else self.dtype
+        kind = self.type if self.type and (self.dtype == "struct" or self.is_vector) else self.dtype
         return f"{'const ' if self.is_const else ''}{kind}{'*' if self.kind == 'p' else ''} {self.name}".strip()
 
 
@@ -113,6 +129,7 @@ def check_all(kernel: str, parameters: Sequence[Parameter], args: Any, array_typ
         )
     for index, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
         where = f"argument {index} ({parameter}) of {kernel}"
+        _check_byte_order(where, value)
         if parameter.kind == "p":
             _check_pointer(where, parameter, value, array_type, contiguous)
         elif parameter.kind == "s":
@@ -129,11 +146,15 @@ def _check_pointer(where: str, parameter: Parameter, value: Any, array_type: Any
             raise TypeError(f"{where} is a NumPy array: expected a device array; write cp.asarray(...)")
         hint = "; write cp.asarray(...)" if isinstance(value, (list, tuple)) else ""
         raise TypeError(f"{where}: expected a device array; got {type(value).__name__} {value!r:.60}{hint}")
-    untyped = parameter.dtype in ("void", "struct") or value.dtype == np.dtype("V1")
-    if not untyped and value.dtype.name != parameter.dtype and not _is_complex(parameter, value):
+    if not _may_read(parameter, value.dtype):
+        dtype = dtype_of(parameter.dtype)
+        name = "ml_dtypes.bfloat16" if dtype.name == "bfloat16" else f"cp.{dtype.name}"
+        same_bits = value.dtype.itemsize == dtype.itemsize or parameter.is_vector
+        bits = f", where its values are meant, or array.view({name}), where its bits are" if same_bits else ""
+        reads = f"{dtype.name} (its type is {parameter.type})" if parameter.is_vector and parameter.type else dtype.name
         raise TypeError(
-            f"{where}: the array's dtype is {value.dtype.name}, the kernel reads {parameter.dtype}; "
-            f"give it array.astype(cp.{parameter.dtype})"
+            f"{where}: the array's dtype is {value.dtype.name}, the kernel reads {reads}; "
+            f"give it array.astype({name}){bits}"
         )
     if contiguous and not value.flags.c_contiguous:
         raise ValueError(
@@ -143,16 +164,44 @@ def _check_pointer(where: str, parameter: Parameter, value: Any, array_type: Any
 
 
 def is_address(value: Any) -> bool:
-    """A pointer as a number, such as `array.data.ptr`; a small one is an argument in the wrong place."""
-    is_number = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
-    return hasattr(value, "ptr") or (is_number and int(value) >= 1 << 16)
+    """A pointer as a number of 8 bytes, such as `array.data.ptr`, or 0; other small ones are in the wrong place."""
+    is_number = isinstance(value, (int, np.int64, np.uint64)) and not isinstance(value, bool)
+    return hasattr(value, "ptr") or (is_number and (int(value) == 0 or int(value) >= 1 << 16))
 
 
-def _is_complex(parameter: Parameter, value: Any) -> bool:
-    """Whether the array holds complex numbers, and the kernel reads pairs: cuComplex is a float2."""
-    pairs = {"float32": ("complex64", 8, "float2"), "float64": ("complex128", 16, "double2")}
-    dtype, size, name = pairs.get(parameter.dtype, ("", 0, ""))
-    return value.dtype.name == dtype and (parameter.size == size or key_of(parameter.type) == name)
+def _check_byte_order(where: str, value: Any) -> None:
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, np.dtype) and not dtype.isnative:
+        raise TypeError(
+            f"{where}: the bytes of its numbers ({dtype}) are in the order of other machines, and a device would "
+            "read them in its own; write cp.asarray(...) of NumPy's array, which converts"
+        )
+
+
+def _may_read(parameter: Parameter, given: np.dtype) -> bool:
+    """Whether a kernel that reads elements of the parameter's type may be given an array of that dtype.
+
+    What is let through reads the array's values, or bits that were meant as such: vectors move whatever they hold,
+    bytes are room for anything, 16 bits may be a half number, and of an integer neither its sign nor whether it is
+    called a truth value matters. What is not is a number taken for another one: that, and NumPy's defaults of 8 bytes
+    where the kernel reads 4, is what goes wrong in silence on a GPU.
+    """
+    if parameter.dtype in ("void", "struct") or given == np.dtype("V1"):
+        return True
+    reads, size = dtype_of(parameter.dtype), parameter.target_size
+    if given == reads:
+        return True
+    if parameter.is_vector:
+        is_default = given.name in ("float64", "int64") and given.kind == reads.kind and given.itemsize > reads.itemsize
+        return not is_default and size % given.itemsize == 0
+    if given.name == "uint8":
+        return True
+    if given.itemsize != reads.itemsize:
+        return False
+    integers, halves = "iub", ("float16", "bfloat16")
+    if given.kind in integers:
+        return reads.kind in integers or reads.name in halves
+    return given.name in halves and reads.kind in integers
 
 
 def _check_scalar(where: str, parameter: Parameter, value: Any, array_type: type) -> None:

@@ -1,0 +1,73 @@
+"""What `import cupy.cuda` finds where a program has put the engine in CuPy's place.
+
+    sys.modules["cupy"] = engine
+
+Python would look for `cupy.cuda` in the engine's folder, and read its files a second time under that name: with other
+classes of arrays, and a module `cupy.array` where CuPy has a function. So the engine answers for these names itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from .from_numpy import FromNumPy
+
+ENGINE = __name__.rpartition(".")[0]
+
+
+class Names(MetaPathFinder, Loader):
+    """Finds the modules `cupy.…` and `cupyx.…` among the engine's own, and nothing else."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        """Where the module is.
+
+        Raises:
+            ModuleNotFoundError: the engine is in CuPy's place, and has no such module.
+        """
+        top = name.partition(".")[0]
+        engine = sys.modules.get(ENGINE)
+        if top not in ("cupy", "cupyx") or engine is None or sys.modules.get("cupy") is not engine:
+            return None
+        if _module(name) is None:
+            raise ModuleNotFoundError(
+                f"No module named {name!r}: the CPU engine is in CuPy's place, and has only what kernels need",
+                name=name,
+            )
+        return ModuleSpec(name, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The engine's module, which there is already."""
+        module = _module(spec.name)
+        spec.loader_state = getattr(module, "__spec__", None)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: it has run. It keeps what it says of itself."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+def _module(name: str) -> Any:
+    """The engine's module of CuPy's name; None where it has none."""
+    top, *rest = name.split(".")
+    found: Any = importlib.import_module(f"{ENGINE}.cupyx") if top == "cupyx" else sys.modules[ENGINE]
+    for part in rest:
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            return None
+    is_numpys = isinstance(found, FromNumPy) and isinstance(found._theirs, ModuleType)
+    is_ours = isinstance(found, ModuleType) and f"{found.__name__}.".startswith((f"{ENGINE}.cuda.", f"{ENGINE}.cupyx."))
+    return found if is_numpys or is_ours else None  # not those that are the engine's alone
+
+
+def answer() -> None:
+    """Answer for the names from now on."""
+    if not any(isinstance(finder, Names) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Names())
