@@ -102,7 +102,7 @@ class Issue:
     count: how often. is_volatile: both accesses are.
 
     shuffle: of a read from a lane that takes no part: the operation, that lane and the mask. local: of an index that is
-    outside: the array, which is the thread's own, and its type; offset is the index.
+    outside: the array, which is the thread's own, and how many elements it has; offset is the index.
     """
 
     kind: int
@@ -302,16 +302,16 @@ def observe(
             lib.engine_check_stop()
         flop = sum_of_flop.value if sum_of_flop is not None else None
         places = _Places(checked, lib)
-        own = OwnArrays(checked.code, SOURCE_NAME, [region.name for region in regions])
         counts = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
         lib.engine_check_counts(*map(ctypes.byref, counts))
         barriers, collectives, tensor_flop = (count.value for count in counts)
-        issues = [f for f in _issues(lib, places, own, grid, block) if f.region < ours or f.kind in WITHOUT_REGION]
+        issues = [f for f in _issues(lib, places, grid, block) if f.region < ours or f.kind in WITHOUT_REGION]
         every_site = _sites(lib, places)
         passed = _passed(lib, [site.region < ours for site in every_site])
         sites = [site for site in every_site if site.region < ours]
         if profile and ended.failure is None and not issues and unset.has_candidates(checked.code):
-            issues += _of_locals(lib, kernel, given, copies, (grid, block, args, shared_mem), places, own, timeout)
+            others = [region.name for region in regions]
+            issues += _of_locals(lib, kernel, given, copies, (grid, block, args, shared_mem), places, others, timeout)
         left = _left(lib, grid, block)
         events = _events(lib, places)
     runtime.echo(ended.printed)
@@ -332,11 +332,13 @@ def _of_locals(
     copies: Copies,
     launch: tuple[Any, ...],
     places: _Places,
-    own: OwnArrays,
+    others: list[str],
     timeout: float,
 ) -> list[Issue]:
     """Indices past the end of a thread's own arrays; else what depends on local variables that nobody gave a value, as
     one finding at the write that shows it.
+
+    others: the names of what is in no thread's registers.
     """
     # Once for each kernel and form of its launch: this is about the code, and the values in the arrays seldom matter.
     grid, block, args, shared_mem = launch
@@ -344,8 +346,9 @@ def _of_locals(
     form = (grid, block, shared_mem, scalars, tuple((g.number, g.value.shape, g.value.strides) for g in given))
     if form in kernel.known_set:
         return []
-    different = unset.find(kernel, lambda: Copies(given, pad=0), copies, launch, min(timeout, 10.0))
-    overruns = [issue for issue in _issues(lib, places, own, grid, block) if issue.kind == LOCAL_BOUNDS]
+    different, text = unset.find(kernel, lambda: Copies(given, pad=0), copies, launch, min(timeout, 10.0))
+    own = OwnArrays(text, others)
+    overruns = [issue for issue in _issues(lib, places, grid, block, own) if issue.kind == LOCAL_BOUNDS]
     if overruns:
         return overruns
     if different is None:
@@ -450,8 +453,9 @@ def _left(lib: ctypes.CDLL, grid: Sequence[int], block: Sequence[int]) -> tuple[
 
 
 def _issues(
-    lib: ctypes.CDLL, places: _Places, own: OwnArrays, grid: Sequence[int], block: Sequence[int]
+    lib: ctypes.CDLL, places: _Places, grid: Sequence[int], block: Sequence[int], own: OwnArrays | None = None
 ) -> list[Issue]:
+    """What the checker has found. own: to tell a thread's own arrays from others, of an index that is outside."""
     out = ctypes.POINTER(CheckedFinding)()
     count = lib.engine_check_findings(ctypes.byref(out))
     issues = []
@@ -461,10 +465,12 @@ def _issues(
         shuffle = (f.name.decode(), f.source, f.mask) if f.kind == INACTIVE_LANE else None
         local = None
         if f.kind == LOCAL_BOUNDS:
-            name = own.name_at(*place, column=f.source) if place else None
+            declared = f.name.decode().strip("'")  # float [4], or float[4]
+            elements = declared.partition("[")[2].partition("]")[0]
+            name = own.name_at(place[0], place[1], f.source, elements) if own and place else None
             if name is None:
                 continue
-            local = name, f.name.decode().strip("'")
+            local = name, elements
         other = None
         if f.other_pc:
             other = Access(

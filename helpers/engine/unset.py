@@ -22,9 +22,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import runtime
+from . import compiler, runtime
 from .copies import Copies
 from .cuda_source.source import blank_comments
+from .launch import CompiledKernel
+from .locals import declares_arrays
 from .module import RawKernel
 from .structures import Failure
 
@@ -44,21 +46,20 @@ class Difference:
     failure: Failure | None
 
 
-# A declaration of an array, as far as the text can tell.
-_ARRAY = re.compile(r"(?:[;{}(]|\bconst)\s*[A-Za-z_][\w:<>]*[\s*&(]+[A-Za-z_]\w*\)?\s*\[[^\]]+\]")
+_HEADER = re.compile(r'#\s*include\s*"')
 
 
 @functools.lru_cache(maxsize=64)
 def has_candidates(code: str) -> bool:
-    """Whether the source declares a variable without a value, or an array: then `find` has something to look for."""
+    """Whether the source declares a variable without a value, or an array, or includes a header that may."""
     clean = blank_comments(code)
-    return _UNSET.search(clean) is not None or _ARRAY.search(clean) is not None
+    return any(pattern.search(clean) for pattern in (_UNSET, _HEADER)) or declares_arrays(code)
 
 
 def find(
     kernel: RawKernel, make_copies: Callable[[], Copies], checked: Copies, launch: Sequence, timeout: float
-) -> Difference | None:
-    """Where the results depend on a value that nobody gave; None where they do not.
+) -> tuple[Difference | None, str]:
+    """Where the results depend on a value that nobody gave, None where they do not; and the text that was compiled.
 
     Args:
         kernel: of the fast build. make_copies: the arrays as they were before the launch.
@@ -66,25 +67,29 @@ def find(
         timeout: seconds for each launch.
     """
 
-    def run(value: str) -> tuple[Copies, Failure | None]:
-        twin, copies = kernel.filled(value).compiled(), make_copies()
+    pattern = kernel.filled("pattern").compiled()
+    text = compiler.compiled_text(pattern.library.path)
+
+    def run(twin: CompiledKernel) -> tuple[Copies, Failure | None]:
+        copies = make_copies()
         grid, block, args, shared_mem = launch
         prepared = twin.prepare(
             grid, block, args, shared_mem, lambda number, array: copies.addresses.get(number, array.ctypes.data)
         )
         return copies, runtime.launch(prepared.request, workers=1, timeout=timeout).failure
 
-    other, failure = run("pattern")
+    other, failure = run(pattern)
     if failure is None and _are_near(other, checked):
-        return None
-    plain, plain_failure = run("zero")
-    again, _ = run("zero")
+        return None, text
+    zero = kernel.filled("zero").compiled()
+    plain, plain_failure = run(zero)
+    again, _ = run(zero)
     if plain_failure is not None or _first_difference(plain, again) is not None:
-        return None  # it fails by itself, or reads a clock
+        return None, text  # it fails by itself, or reads a clock
     if failure is not None:
-        return Difference(None, 0, failure)
+        return Difference(None, 0, failure), text
     place = _first_difference(plain, other)
-    return None if place is None else Difference(*place, None)
+    return (None if place is None else Difference(*place, None)), text
 
 
 def _are_near(a: Copies, b: Copies) -> bool:

@@ -199,11 +199,10 @@ def _inactive_lane(issue: checked.Issue, name: str, source: int, mask: int) -> F
     return Finding("inactive lane", message, file, line, block, thread, count=issue.count)
 
 
-def _outside_local(issue: checked.Issue, array: str, declared: str) -> Finding:
+def _outside_local(issue: checked.Issue, array: str, elements: str) -> Finding:
     """An index past the end of an array of the thread's own."""
     file, line = issue.access.place or (None, None)
     block, thread = issue.access.block, issue.access.thread
-    elements = declared.partition("[")[2].partition("]")[0]  # float [4], or float[4]
     message = f"access of {array}[{issue.offset}], which has {elements} elements, by {_at(issue.access)}"
     return Finding("out of bounds", message, file, line, block, thread, array, issue.offset, count=issue.count)
 
