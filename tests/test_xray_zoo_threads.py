@@ -417,7 +417,7 @@ def test_what_the_messages_say() -> None:
     assert "reads from lane 20, which takes no part in it" in found.message
     (found,) = look("arrays", LOCAL_ARRAYS[0], fixed=False).findings
     where = "by block (0,0,0) thread (0,0,0) at one_accumulator_too_many.cu:3"
-    assert found.message == f"access of acc[4], which has 4 elements, {where}"
+    assert found.message == f"access of acc[4], which has 4 elements, {where}" and found.count == 64
     (found,) = look("unset", UNSET[0], fixed=False).findings
     depends = "depends on a local variable that nobody has given a value"
     where = "by block (0,0,0) thread (0,0,0) at a_sum_from_nothing.cu:4"

@@ -346,9 +346,14 @@ def _of_locals(
     form = (grid, block, shared_mem, scalars, tuple((g.number, g.value.shape, g.value.strides) for g in given))
     if form in kernel.known_set:
         return []
-    different, text = unset.find(kernel, lambda: Copies(given, pad=0), copies, launch, min(timeout, 10.0))
-    own = OwnArrays(text, others)
-    overruns = [issue for issue in _issues(lib, places, grid, block, own) if issue.kind == LOCAL_BOUNDS]
+    overruns: list[Issue] = []
+
+    def look_for_overruns(text: str) -> bool:
+        every = _issues(lib, places, grid, block, OwnArrays(text, others))
+        overruns[:] = [issue for issue in every if issue.kind == LOCAL_BOUNDS]
+        return bool(overruns)
+
+    different = unset.find(kernel, lambda: Copies(given, pad=0), copies, launch, min(timeout, 10.0), look_for_overruns)
     if overruns:
         return overruns
     if different is None:

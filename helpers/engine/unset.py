@@ -57,18 +57,23 @@ def has_candidates(code: str) -> bool:
 
 
 def find(
-    kernel: RawKernel, make_copies: Callable[[], Copies], checked: Copies, launch: Sequence, timeout: float
-) -> tuple[Difference | None, str]:
-    """Where the results depend on a value that nobody gave, None where they do not; and the text that was compiled.
+    kernel: RawKernel,
+    make_copies: Callable[[], Copies],
+    checked: Copies,
+    launch: Sequence,
+    timeout: float,
+    is_enough: Callable[[str], bool],
+) -> Difference | None:
+    """Where the results depend on a value that nobody gave; None where they do not.
 
     Args:
         kernel: of the fast build. make_copies: the arrays as they were before the launch.
         checked: the arrays after the checked run. launch: its grid, block, args and shared_mem.
         timeout: seconds for each launch.
+        is_enough: asked after the first one, with the text that was compiled: there is nothing else to look for.
     """
 
     pattern = kernel.filled("pattern").compiled()
-    text = compiler.compiled_text(pattern.library.path)
 
     def run(twin: CompiledKernel) -> tuple[Copies, Failure | None]:
         copies = make_copies()
@@ -79,17 +84,17 @@ def find(
         return copies, runtime.launch(prepared.request, workers=1, timeout=timeout).failure
 
     other, failure = run(pattern)
-    if failure is None and _are_near(other, checked):
-        return None, text
+    if is_enough(compiler.compiled_text(pattern.library.path)) or (failure is None and _are_near(other, checked)):
+        return None
     zero = kernel.filled("zero").compiled()
     plain, plain_failure = run(zero)
     again, _ = run(zero)
     if plain_failure is not None or _first_difference(plain, again) is not None:
-        return None, text  # it fails by itself, or reads a clock
+        return None  # it fails by itself, or reads a clock
     if failure is not None:
-        return Difference(None, 0, failure), text
+        return Difference(None, 0, failure)
     place = _first_difference(plain, other)
-    return (None if place is None else Difference(*place, None)), text
+    return None if place is None else Difference(*place, None)
 
 
 def _are_near(a: Copies, b: Copies) -> bool:
