@@ -71,8 +71,8 @@ class MemoryPointer:
         ctypes.memset(self.ptr, value, size)
 
 
-# By dtype, the bits of NaN in an array that a host has filled with it, to see which elements a kernel writes. No operation
-# gives these, so the look can tell them from a NaN that somebody computed, or wrote as one number among others.
+# By dtype, the bits of NaN in an array that a host has filled with it, to see which elements a kernel writes. No
+# operation gives these, so the look can tell them from a NaN that somebody computed, or wrote among numbers.
 NO_VALUE = {np.dtype("f2"): 0x7EAD, np.dtype("f4"): 0x7FDEADED, np.dtype("f8"): 0x7FFDEADEDEADEDED}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import assembly, failures, runtime, shared_layout, symbols, unset
+from . import assembly, failures, returns, runtime, shared_layout, symbols, unset
 from .array import ndarray
 from .copies import PAD, Copies, Given
 from .cuda_source import source
@@ -140,6 +140,8 @@ class Left:
     """A barrier that some threads of a block had left the kernel before: how many, and the first of them.
 
     Or one to which a warp came at another line: count is 0, and thread one that stood at other_line.
+
+    was_skipped: nothing before it returns, so those threads went around it, by an `if` or as their loop was shorter.
     """
 
     place: tuple[str, int]
@@ -147,6 +149,7 @@ class Left:
     count: int
     thread: tuple[int, int, int]
     other_line: int = 0
+    was_skipped: bool = False
 
 
 # By the engine's number: what an event is, see `EngineEventKind` of engine/checker.h.
@@ -312,7 +315,7 @@ def observe(
         if profile and ended.failure is None and not issues and unset.has_candidates(checked.code):
             others = [region.name for region in regions]
             issues += _of_locals(lib, kernel, given, copies, (grid, block, args, shared_mem), places, others, timeout)
-        left = _left(lib, grid, block)
+        left = _left(lib, checked, grid, block)
         events = _events(lib, places)
     runtime.echo(ended.printed)
     kernel.module.copy_variables(twin.module)
@@ -442,19 +445,16 @@ def _events(lib: ctypes.CDLL, places: _Places) -> tuple[Event, ...]:
     return tuple(Event(EVENTS[e.kind], e.block, e.thread, e.number, e.value, places.of(e.pc)) for e in out[:count])
 
 
-def _left(lib: ctypes.CDLL, grid: Sequence[int], block: Sequence[int]) -> tuple[Left, ...]:
+def _left(lib: ctypes.CDLL, kernel: CompiledKernel, grid: Sequence[int], block: Sequence[int]) -> tuple[Left, ...]:
     out = ctypes.POINTER(CheckedLeft)()
     count = lib.engine_check_left(ctypes.byref(out))
-    return tuple(
-        Left(
-            (one.file.decode(errors="replace"), one.line),
-            index(one.block, grid),
-            one.count,
-            index(one.thread, block),
-            one.other_line,
-        )
-        for one in out[:count]
-    )
+    every = []
+    for one in out[:count]:
+        place = (one.file.decode(errors="replace"), one.line)
+        was_skipped = bool(one.count) and not returns.may_come_before(kernel.code, kernel.name, place)
+        who = index(one.block, grid), one.count, index(one.thread, block)
+        every.append(Left(place, *who, one.other_line, was_skipped))
+    return tuple(every)
 
 
 def _issues(

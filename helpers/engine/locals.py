@@ -33,7 +33,7 @@ class OwnArrays:
     """
 
     def __init__(self, text: str, others: Iterable[str]) -> None:
-        self._text, self._others = _Text(text, ""), set(others)
+        self._text, self._others = Text(text, ""), set(others)
 
     def name_at(self, file: str, line: int, column: int, elements: str) -> str | None:
         """The array that is indexed there, None where it is not a thread's own.
@@ -59,7 +59,7 @@ class OwnArrays:
         names = {chain[-1] for chain in chains if chain and self._is_own(chain, text, begin + at, elements)}
         return names.pop() if len(names) == 1 else None
 
-    def _is_own(self, chain: list[str], text: _Text, at: int, elements: str) -> bool:
+    def _is_own(self, chain: list[str], text: Text, at: int, elements: str) -> bool:
         *bases, name = chain
         declared = text.declarations(name)
         if not declared or (bases and bases[0] in self._others):
@@ -73,12 +73,12 @@ class OwnArrays:
 
 def declares_arrays(code: str) -> bool:
     """Whether a source declares an array that each thread has for itself."""
-    text = _Text(code, "")
+    text = Text(code, "")
     names = dict.fromkeys(re.findall(r"\b([A-Za-z_]\w*)\s*\)?\s*\[", blank_comments(code)))
     return any(is_own for name in names for _, is_own in text.declarations(name))
 
 
-class _Text:
+class Text:
     """A text, its lines by the names and numbers that compilers report, and what it declares."""
 
     def __init__(self, text: str, file: str) -> None:
@@ -125,12 +125,12 @@ class _Text:
 
 
 @functools.lru_cache(maxsize=8)
-def _header(file: str) -> _Text:
+def _header(file: str) -> Text:
     """A header of the user's, which the source includes from the current folder."""
     path = Path(os.path.abspath(file))
     if not path.is_relative_to(os.getcwd()) or not path.is_file():
-        return _Text("", file)
-    return _Text(path.read_text(errors="replace"), file)
+        return Text("", file)
+    return Text(path.read_text(errors="replace"), file)
 
 
 def _opening(text: str, closing: int) -> int:
