@@ -217,6 +217,85 @@ def test_an_early_return_is_a_note_of_the_xray() -> None:
     assert "note: 14 of 64 threads" in str(report) and "note: 14 of 64 threads" in report._repr_html_()
 
 
+# What some threads go around until they end. A GPU runs each of them to its end, and the result is right.
+SKIPPED = r"""
+__device__ void meet() {
+  __syncthreads();  // in a function
+}
+extern "C" __global__ void half_a_warp(int *out, int n) {
+  if (threadIdx.x < n) {
+    __syncthreads();  // here
+  }
+  out[threadIdx.x] = 1;
+}
+extern "C" __global__ void halving(int *out, int n) {
+  __shared__ int s[64];
+  s[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  for (int half = 32; half >= n; half /= 2) {
+    if (threadIdx.x < half) {
+      s[threadIdx.x] += s[threadIdx.x + half];
+      __syncthreads();  // here
+    }
+  }
+  if (threadIdx.x == 0) out[0] = s[0];
+}
+extern "C" __global__ void other_turns(int *out, int n) {
+  for (int i = threadIdx.x; i < n; i += 64) {
+    out[i] = i;
+    __syncthreads();  // here
+  }
+}
+template <int N>
+__global__ void called(int *out, int n) {
+  if (threadIdx.x < n) meet();
+  out[threadIdx.x] = N;
+}
+extern "C" __global__ void in_a_loop(int *out, int n) {  // no fault: threads that have left are not waited for
+  for (int i = 0; i < 2; ++i) {
+    __syncthreads();
+    if (threadIdx.x >= n) return;
+  }
+  out[threadIdx.x] = 1;
+}
+#define LEAVE_AFTER(n) \
+  if (threadIdx.x >= n) return
+extern "C" __global__ void by_a_macro(int *out, int n) {
+  LEAVE_AFTER(n);
+  __syncthreads();
+  out[threadIdx.x] = 1;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "sound", "count"),
+    [
+        ("half_a_warp", 16, 64, 48),
+        ("halving", 1, 65, 32),
+        ("other_turns", 70, 64, 58),
+        ("called<3>", 40, 64, 24),
+    ],
+)
+def test_a_barrier_that_some_threads_skip(name: str, n: int, sound: int, count: int) -> None:
+    code = SKIPPED.partition("#define")[0]
+    module = engine.RawModule(code=code, name_expressions=("called<3>",))
+    out = engine.zeros(128, np.int32)
+    module.get_function(name)((1,), (64,), (out, np.int32(n)))
+    (finding,) = xray(module.get_function(name), (1,), (64,), (out, np.int32(n))).findings
+    assert finding.kind == "skipped barrier" and f"{count} of 64 threads" in finding.message
+    assert finding.line is not None and "__syncthreads();  //" in code.splitlines()[finding.line - 1]
+    report = xray(module.get_function(name), (1,), (64,), (out, np.int32(sound)))
+    assert report.clean and report.notes == []
+
+
+@pytest.mark.parametrize("name", ["in_a_loop", "by_a_macro"])
+def test_an_early_return_that_the_text_hides_is_a_note_too(name: str) -> None:
+    code = SKIPPED if name == "by_a_macro" else SKIPPED.partition("#define")[0]
+    report = xray(engine.RawKernel(code, name), (1,), (64,), (engine.zeros(64, np.int32), np.int32(40)))
+    assert report.clean and len(report.notes) == 1, report
+
+
 def test_warps_at_different_lines_are_a_note_of_the_xray() -> None:
     code = """extern "C" __global__ void apart(int* out) {
   __shared__ int s[64];

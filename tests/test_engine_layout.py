@@ -13,6 +13,35 @@ from helpers import engine
 from helpers.engine import shared_layout
 from helpers.xray import xray
 
+# Wider than a gap of the checked build. The compiler must not see what an address is a multiple of.
+ALIGNED = r"""
+typedef unsigned long long Address;
+static __device__ __align__(16384) float hidden[64];
+__device__ __align__(8192) float table[64];
+__device__ float before = 3;
+__device__ __align__(8192) float given[4] = {1, 2, 3, 4};
+struct alignas(8192) Rows { float x[2048]; };
+__device__ Address rest(const volatile void *p, int n) {
+  volatile Address at = (Address)p;
+  return at % n;
+}
+extern "C" __global__ void far_apart(Address *out, int i) {
+  __shared__ float odd[33];
+  __shared__ __align__(8192) float tile[2048];
+  __shared__ __align__(16384) float buffer[2][2048];
+  __shared__ Rows rows;
+  __shared__ float last;
+  odd[i] = tile[i] = rows.x[i] = hidden[i] = table[i] = last = before + given[i];
+  buffer[0][i] = buffer[1][i] = last + odd[i] + tile[i] + rows.x[i] + hidden[i] + table[i];
+  out[0] = rest(tile, 8192), out[1] = rest(buffer, 16384), out[2] = rest(&rows, 8192);
+  out[3] = rest(hidden, 16384), out[4] = rest(table, 8192), out[5] = rest(given, 8192);
+  volatile Address other = (Address)&buffer[0][i];
+  other = other ^ 8192;  // the other buffer
+  *(float *)other = 7;
+  out[6] = (Address)buffer[1][i];
+}
+"""
+
 CODE = r"""
 #include <cuda_fp16.h>
 #include <mma.h>
@@ -157,3 +186,11 @@ def test_assembly_without_thread_locals_stays_as_it_is() -> None:
     text = "\t.text\nmain:\n\tret\n\t.section\t.rodata\nx:\n\t.zero 4\n"
     for redzones in (False, True):
         assert shared_layout.laid_out(text, backwards=True, redzones=redzones) == text
+
+
+def test_alignments_wider_than_a_gap_hold_in_the_checked_build() -> None:
+    kernel = engine.RawKernel(ALIGNED, "far_apart")
+    plain, looked_at = (engine.zeros(7, np.uint64) for _ in range(2))
+    kernel((1,), (1,), (plain, np.int32(0)))
+    xray(kernel, (1,), (1,), (looked_at, np.int32(0))).assert_clean()
+    assert plain.tolist() == looked_at.tolist() == [0] * 6 + [7]

@@ -384,6 +384,36 @@ def test_nan_of_the_host_is_a_number_in_an_input() -> None:
     xray(engine.RawModule(code=code).get_function("k"), (1,), (64,), (out(64), out(64))).assert_clean()
 
 
+DOUBLE = """extern "C" __global__ void k(TYPE *a, int n) {
+  if (threadIdx.x < n) a[threadIdx.x] = a[threadIdx.x] * (TYPE)2;
+}"""
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("f4", "float"), ("f8", "double"), ("f2", "half")])
+def test_nan_among_numbers_is_a_number_in_an_output(dtype: str, name: str) -> None:
+    """Written by the host or by an earlier launch. `empty` and an array full of NaN have no values, nor their rests."""
+    head = "#include <cuda_fp16.h>\n" * (name == "half")
+    kernel = engine.RawKernel(head + DOUBLE.replace("TYPE", name), "k")
+    numbers = np.arange(64).astype(dtype)
+    numbers[[3, 40]] = np.nan, np.inf
+    a = engine.asarray(numbers)
+    with np.errstate(invalid="ignore"):
+        a -= a  # 0, and NaN of another kind
+    for given in (engine.asarray(numbers), engine.asarray(np.full(64, np.nan, dtype)), a):
+        xray(kernel, (1,), (64,), (given, np.int32(64))).assert_clean()
+        kernel((1,), (64,), (given, np.int32(64)))
+        xray(kernel, (1,), (64,), (given, np.int32(50))).assert_clean()
+    one = engine.asarray(numbers)
+    one[5] = one[one > 60] = np.nan
+    xray(kernel, (1,), (64,), (one, np.int32(64))).assert_clean()
+    filled = empty(64, dtype)
+    filled.fill(np.nan)
+    for given in (empty(64, dtype), engine.full(64, np.nan, dtype), filled):
+        report = xray(kernel, (1,), (64,), (given, np.int32(1)))
+        assert [(f.kind, f.index) for f in report.findings] == [("uninitialised", 0), ("never written", 1)]
+        assert np.isnan(given).all()
+
+
 def test_traffic_of_variables() -> None:
     """Variables in global memory are arrays of the table; constants have a cache of their own, and are not."""
     report = look("variables", VARIABLES[0], fixed=True)

@@ -276,6 +276,98 @@ VOLATILE = [
     ),
 ]
 
+PTX = """
+__device__ int acquired(const int *p) {
+  int v;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ void add_release(int *p) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" :: "l"(p) : "memory"); }
+__device__ void add_relaxed(int *p) { asm volatile("red.relaxed.gpu.global.add.s32 [%0], 1;" :: "l"(p) : "memory"); }
+"""
+
+# A load that sees an atomic write comes after it, and so does what its thread, or who meets it at a barrier, does then.
+SEEN = [
+    Bug(
+        "reset_without_a_look",
+        "race",
+        """NAME(int *lock) {
+  if (blockIdx.x == 0) add_release(lock);
+  else {
+    /* no look */
+    lock[0] = 0;
+  }
+}
+""",
+        (("/* no look */", "while (acquired(lock) == 0) {}"),),
+        lambda: (engine.zeros(1, "i4"),),
+        grid=2,
+        block=1,
+        array="lock",
+    ),
+    Bug(
+        "reset_that_nobody_is_told_of",
+        "race",
+        """NAME(int *lock) {
+  if (blockIdx.x == 0) {
+    while (acquired(lock) < 1) {}
+    lock[0] = 0;
+    /* no fence */
+    atomicExch(lock + 1, 1);
+  } else {
+    if (blockIdx.x == 2) while (acquired(lock + 1) == 0) {}
+    add_release(lock);
+  }
+}
+""",
+        (("/* no fence */", "__threadfence();"),),
+        lambda: (engine.zeros(2, "i4"),),
+        grid=3,
+        block=1,
+        array="lock",
+        index=0,
+    ),
+    Bug(
+        "seen_by_a_volatile_read",
+        "race",
+        """NAME(int *lock) {
+  if (blockIdx.x == 0) {
+    atomicAdd(lock, 1);  // there
+  } else {
+    while (*(volatile int *)(lock + 1)) {}  // of lock itself
+    lock[0] = 0;  // here
+  }
+}
+""",
+        (("(lock + 1)) {}", "(lock) == 0) {}"),),
+        lambda: (engine.zeros(2, "i4"),),
+        grid=2,
+        block=1,
+        array="lock",
+        index=0,
+    ),
+    Bug(
+        "an_add_that_releases_nothing",
+        "race",
+        """NAME(int *lock, float *box, float *out) {
+  if (blockIdx.x == 0) {
+    box[0] = 1;  // there
+    add_relaxed(lock);
+  } else {
+    while (acquired(lock) == 0) {}
+    out[0] = box[0];  // here
+    lock[0] = 0;
+  }
+}
+""",
+        (("add_relaxed", "add_release"),),
+        lambda: (engine.zeros(1, "i4"), out(1), out(1)),
+        grid=2,
+        block=1,
+        array="box",
+    ),
+]
+
 SAME_VALUE = [
     Bug(
         "a_flag_by_two_warps",
@@ -321,13 +413,13 @@ SAME_VALUE = [
     ),
 ]
 
-MODULES = {"groups": GROUP_BARRIERS, "copies": COPIES, "volatile": VOLATILE, "values": SAME_VALUE}
+MODULES = {"groups": GROUP_BARRIERS, "copies": COPIES, "volatile": VOLATILE, "seen": SEEN, "values": SAME_VALUE}
 ZOO = [pytest.param(group, bug, id=bug.name) for group, bugs in MODULES.items() for bug in bugs]
 
 
 @functools.cache
 def module(group: str) -> engine.RawModule:
-    return zoo.module(MODULES[group], GROUPS if group == "groups" else "")
+    return zoo.module(MODULES[group], {"groups": GROUPS, "seen": PTX}.get(group, ""))
 
 
 def look(group: str, bug: Bug, *, fixed: bool) -> Report:
@@ -347,6 +439,28 @@ def test_each_bug_is_found_where_it_is(group: str, bug: Bug) -> None:
 @pytest.mark.parametrize(("group", "bug"), ZOO)
 def test_the_fixed_twin_is_clean(group: str, bug: Bug) -> None:
     assert look(group, bug, fixed=True).findings == []
+
+
+BY_ANOTHER_THREAD = """
+extern "C" __global__ void k(int *lock) {
+  if (blockIdx.x == 0) {
+    if (threadIdx.x == 0) add_release(lock);
+  } else {
+    if (threadIdx.x == 0) while (acquired(lock) == 0) {}
+    __syncthreads();
+    if (threadIdx.x == 32) lock[0] = 0;
+  }
+}
+"""
+
+
+def test_who_meets_the_one_that_looked_may_reset() -> None:
+    """By a barrier; without one, the reset races with the addition and with the look."""
+    lock = engine.zeros(1, "i4")
+    xray(engine.RawKernel(PTX + BY_ANOTHER_THREAD, "k"), (2,), (64,), (lock,)).assert_clean()
+    code = PTX + BY_ANOTHER_THREAD.replace("__syncthreads();", "")
+    report = xray(engine.RawKernel(code, "k"), (2,), (64,), (engine.zeros(1, "i4"),))
+    assert [(f.kind, f.array) for f in report.findings] == [("race", "lock")] * 2
 
 
 LOOKED_AT = """#line 1 "k.cu"

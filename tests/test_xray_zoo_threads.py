@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,6 +145,171 @@ NAME(const float *in, float *out, int n) {
     ),
 ]
 
+# Where the compiler's columns, or the text, need a second look: templates, members, macros, edited lines.
+MORE_LOCAL_ARRAYS = [
+    Bug(
+        "element_type_of_a_template",
+        "out of bounds",
+        """template <typename T>
+__device__ T SELF_last(int n) {
+  T kept[3] = {T(1), T(2), T(3)};
+  return kept[n];  // here
+}
+NAME(float *out, int n) { out[threadIdx.x] = SELF_last<float>(n) + SELF_last<int>(2); }
+""",
+        (("kept[n]", "kept[n - 1]"),),
+        lambda: (out(64), np.int32(3)),
+        array="kept",
+        index=3,
+    ),
+    Bug(
+        "size_of_a_template",
+        "out of bounds",
+        """template <int N>
+__device__ float SELF_sum(const float *out) {
+  float out_reg[N / 2];
+  for (int i = 0; i < N; ++i) out_reg[i / 2] = i;
+  float sum = 0;
+  for (int i = 0; i <= N / 2; ++i) sum += out_reg[i];  // here
+  return sum;
+}
+NAME(float *out) { out[threadIdx.x] = SELF_sum<8>(out); }
+""",
+        (("i <= N / 2", "i < N / 2"),),
+        lambda: (out(64),),
+        array="out_reg",
+        index=4,
+    ),
+    Bug(
+        "member_of_its_own_struct",
+        "out of bounds",
+        """struct SELF_rows {
+  float first[2], last[3];
+  __device__ float get(int i) const { return last[i]; }  // here
+};
+NAME(float *out, int n) {
+  const SELF_rows rows = {{1, 2}, {3, 4, 5}};
+  out[threadIdx.x] = rows.get(n) + rows.first[n % 2];
+}
+""",
+        (("get(n)", "get(n % 3)"),),
+        lambda: (out(64), np.int32(3)),
+        array="last",
+        index=3,
+    ),
+    Bug(
+        "member_of_a_template",
+        "out of bounds",
+        """template <typename T, int N>
+struct SELF_Tile {
+  T acc[N][N] = {};
+  __device__ void add(int i, int j) { acc[i][j] += j; }  // here
+};
+NAME(float *out, int n) {
+  SELF_Tile<float, 4> tile;
+  for (int j = 0; j < n; ++j) tile.add(0, j);
+  out[threadIdx.x] = tile.acc[0][3];
+}
+""",
+        (("j < n", "j < n - 1"),),
+        lambda: (out(64), np.int32(5)),
+        array="acc",
+        index=4,
+    ),
+    Bug(
+        "in_a_generic_lambda",
+        "out of bounds",
+        """NAME(float *out, int n) {
+  float acc[4] = {1, 2, 3, 4};
+  auto take = [&](auto i) { return acc[i]; };  // here
+  out[threadIdx.x] = take(n);
+}
+""",
+        (("take(n)", "take(n - 1)"),),
+        lambda: (out(64), np.int32(4)),
+        array="acc",
+        index=4,
+    ),
+    Bug(
+        "one_of_several_names",
+        "out of bounds",
+        """#define SELF_DIM 8
+#define SELF_ROWS 16
+NAME(float *out) {
+  float m_i = 0.0f, l_i = fmaxf(m_i, 1.0f), row[2] = {1, 2}, acc[SELF_DIM] = {}, *last = acc;
+  for (int c = 0; c < SELF_ROWS; ++c) acc[c] += row[c % 2];  // here
+  out[threadIdx.x] = *last / l_i;
+}
+""",
+        (("c < SELF_ROWS", "c < SELF_DIM"),),
+        lambda: (out(64),),
+        array="acc",
+        index=8,
+    ),
+    Bug(
+        "by_a_macro",
+        "out of bounds",
+        """#define SELF_AT(array, i) array[(i) + 1]
+NAME(float *out, int n) {
+  float acc[4] = {1, 2, 3, 4};
+  out[threadIdx.x] = SELF_AT(acc, n);  // here
+}
+""",
+        (("SELF_AT(acc, n)", "SELF_AT(acc, n - 1)"),),
+        lambda: (out(64), np.int32(3)),
+        array="acc",
+        index=4,
+    ),
+    Bug(
+        "behind_a_shift",
+        "out of bounds",
+        """NAME(float *out, int n) {
+  const int bits[4] = {1, 2, 3, 4};
+  out[threadIdx.x] = (float)((1 << n) >> 1) + bits[bits[n << 1 >> 1] - (n >> 4)];  // here
+}
+""",
+        (("bits[n << 1 >> 1]", "bits[n - 1 << 1 >> 1]"),),
+        lambda: (out(64), np.int32(3)),
+        array="bits",
+        index=4,
+    ),
+    Bug(
+        "of_the_name_of_a_parameter",
+        "out of bounds",
+        """__device__ float SELF_second(int i) {
+  const float out[2] = {1, 2};
+  return out[i];  // here
+}
+NAME(float *out, int n) { out[threadIdx.x] = SELF_second(n); }
+""",
+        (("SELF_second(n)", "SELF_second(n - 1)"),),
+        lambda: (out(64), np.int32(2)),
+        array="out",
+        index=2,
+    ),
+]
+
+# What is none: rows of shared and of global memory as one row, by whatever name; arrays of one element at the end.
+LONG_ROWS = """
+struct Tile { float a[8][8]; };
+struct Header { int size; float data[1]; };
+template <int N> __device__ float row_sum(const float (*rows)[N], int n) {
+  float sum = 0;
+  for (int i = 0; i < n; ++i) sum += rows[0][i];
+  return sum;
+}
+extern "C" __global__ void k(float* out, Header* list, float (*matrix)[8]) {
+  __shared__ float tile[8][8];
+  __shared__ Tile whole;
+  float acc[2][2] = {{1, 2}, {3, 4}};
+  tile[0][threadIdx.x] = whole.a[0][threadIdx.x] = acc[threadIdx.x % 2][1];
+  __syncthreads();
+  auto rows = reinterpret_cast<const float (*)[8]>(&tile[0][0]);
+  const float global = matrix[0][threadIdx.x] + list->data[threadIdx.x];
+  out[threadIdx.x] = row_sum<8>(tile, 64) + rows[0][63 - threadIdx.x] + whole.a[0][threadIdx.x] + global;
+}
+"""
+
 UNSET = [
     Bug(
         "a_sum_from_nothing",
@@ -209,7 +375,7 @@ UNSET = [
     ),
 ]
 
-MODULES = {"shuffles": SHUFFLES, "arrays": LOCAL_ARRAYS, "unset": UNSET}
+MODULES = {"shuffles": SHUFFLES, "arrays": LOCAL_ARRAYS, "more arrays": MORE_LOCAL_ARRAYS, "unset": UNSET}
 ZOO = [pytest.param(group, bug, id=bug.name) for group, bugs in MODULES.items() for bug in bugs]
 
 
@@ -226,7 +392,8 @@ def look(group: str, bug: Bug, *, fixed: bool) -> Report:
 
 @pytest.mark.parametrize("group", MODULES)
 def test_nvrtc_takes_the_kernels(group: str) -> None:
-    assert refused_by_nvrtc(module(group).code, (), ("-std=c++17",)) == ""
+    options = ("-std=c++17", "--device-as-default-execution-space")  # CuPy gives it always
+    assert refused_by_nvrtc(module(group).code, (), options) == ""
 
 
 @pytest.mark.parametrize(("group", "bug"), ZOO)
@@ -250,11 +417,29 @@ def test_what_the_messages_say() -> None:
     assert "reads from lane 20, which takes no part in it" in found.message
     (found,) = look("arrays", LOCAL_ARRAYS[0], fixed=False).findings
     where = "by block (0,0,0) thread (0,0,0) at one_accumulator_too_many.cu:3"
-    assert found.message == f"access of acc[4], which has 4 elements, {where}"
+    assert found.message == f"access of acc[4], which has 4 elements, {where}" and found.count == 64
     (found,) = look("unset", UNSET[0], fixed=False).findings
     depends = "depends on a local variable that nobody has given a value"
     where = "by block (0,0,0) thread (0,0,0) at a_sum_from_nothing.cu:4"
     assert found.message == f"the write of out[0] {depends}, {where}"
+
+
+def test_rows_of_other_memory_may_be_one_long_row() -> None:
+    kernel = engine.RawKernel(LONG_ROWS, "k")
+    words = engine.zeros(65, np.float32), engine.zeros((8, 8), np.float32)
+    xray(kernel, (1,), (64,), (out(64), words[0].view(np.uint8), words[1])).assert_clean()
+
+
+def test_a_local_array_of_a_header_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.cuh").write_text(
+        "#pragma once\ninline __device__ float third(int i) {\n  float a[3] = {1, 2, 3};\n  return a[i];\n}\n"
+    )
+    code = '#include "own.cuh"\nextern "C" __global__ void k(float* out, int n) { out[threadIdx.x] = third(n); }'
+    report = xray(engine.RawKernel(code, "k"), (1,), (1,), (out(1), np.int32(3)))
+    (found,) = report.findings
+    assert (found.kind, found.array, found.index, found.line) == ("out of bounds", "a", 3, 4)
+    assert found.file is not None and found.file.endswith("own.cuh")
 
 
 STATEFUL = """#line 1 "k.cu"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .shared_layout import REDZONE
+from .shared_layout import REDZONE, redzone
 
 _COPIES = re.compile(r"^(\s+(?:call|callq|bl)\s+_?)(memcpy|memmove|memset)\b", re.M)
 
@@ -27,21 +27,31 @@ def _with_redzones(assembly: str) -> str:
 
     A compiler for macOS spells them otherwise: then no gaps.
     """
-    gap = f"\t.zero {REDZONE}\n\t.balign 128"
-    statics = rf"\t.pushsection .bss\n{gap}\n\t.type \1, @object\n\t.size \1, \2\n\1:\n\t.zero \2\n\t.popsection"
+
+    def gap(size: int = REDZONE) -> str:
+        return f"\t.zero {size}\n\t.balign 128"
+
+    def static(match: re.Match[str]) -> str:
+        name, size, alignment = match.groups()
+        align = f"\t.balign {alignment}\n{gap(max(REDZONE, int(alignment)))}"
+        kind = f"\t.type {name}, @object\n\t.size {name}, {size}"
+        return f"\t.pushsection .bss\n{align}\n{kind}\n{name}:\n\t.zero {size}\n\t.popsection"
+
     lines, inside, sizes = [], "", set()
+    begin = 0  # of the lines of a variable
     for line in assembly.splitlines():
         directive = re.match(r"\s*\.(section\s+([^\s,]+)|text|data|bss|previous|pushsection|popsection)", line)
         if directive:
             section = directive.group(2) or f".{directive.group(1)}"
             inside = section if section.startswith(_HOLDING) and not section.startswith(".data.rel.ro") else ""
         elif inside and re.match(r"[A-Za-z_]\S*:", line):
-            lines.append(gap)
+            lines.append(gap(redzone(lines[begin:])))
+            begin = len(lines)
             sizes.add(inside)
         lines.append(line)
-    text, n_statics = _LOCAL.subn(statics, "\n".join(lines) + "\n")
+    text, n_statics = _LOCAL.subn(static, "\n".join(lines) + "\n")
     sizes |= {".bss"} if n_statics else set()
-    return text + "".join(f"\t{section}\n{gap}\n" for section in sorted(sizes & {".bss", ".data"}))
+    return text + "".join(f"\t{section}\n{gap()}\n" for section in sorted(sizes & {".bss", ".data"}))
 
 
 FLOP = "engine_flop"  # the symbol of the sum

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import assembly, failures, runtime, shared_layout, symbols, unset
+from . import assembly, failures, returns, runtime, shared_layout, symbols, unset
 from .array import ndarray
 from .copies import PAD, Copies, Given
 from .cuda_source import source
@@ -102,7 +102,7 @@ class Issue:
     count: how often. is_volatile: both accesses are.
 
     shuffle: of a read from a lane that takes no part: the operation, that lane and the mask. local: of an index that is
-    outside: the array, which is the thread's own, and its type; offset is the index.
+    outside: the array, which is the thread's own, and how many elements it has; offset is the index.
     """
 
     kind: int
@@ -140,6 +140,8 @@ class Left:
     """A barrier that some threads of a block had left the kernel before: how many, and the first of them.
 
     Or one to which a warp came at another line: count is 0, and thread one that stood at other_line.
+
+    was_skipped: nothing before it returns, so those threads went around it, by an `if` or as their loop was shorter.
     """
 
     place: tuple[str, int]
@@ -147,6 +149,7 @@ class Left:
     count: int
     thread: tuple[int, int, int]
     other_line: int = 0
+    was_skipped: bool = False
 
 
 # By the engine's number: what an event is, see `EngineEventKind` of engine/checker.h.
@@ -304,17 +307,17 @@ def observe(
             lib.engine_check_stop()
         flop = sum_of_flop.value if sum_of_flop is not None else None
         places = _Places(checked, lib)
-        own = OwnArrays(checked.code, SOURCE_NAME, [region.name for region in regions])
         counts = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
         lib.engine_check_counts(*map(ctypes.byref, counts))
         barriers, collectives, tensor_flop = (count.value for count in counts)
-        issues = [f for f in _issues(lib, places, own, grid, block) if f.region < ours or f.kind in WITHOUT_REGION]
+        issues = [f for f in _issues(lib, places, grid, block) if f.region < ours or f.kind in WITHOUT_REGION]
         every_site = _sites(lib, places)
         passed = _passed(lib, [site.region < ours for site in every_site])
         sites = [site for site in every_site if site.region < ours]
         if profile and ended.failure is None and not issues and unset.has_candidates(checked.code):
-            issues += _of_locals(lib, kernel, given, copies, (grid, block, args, shared_mem), places, own, timeout)
-        left = _left(lib, grid, block)
+            others = [region.name for region in regions]
+            issues += _of_locals(lib, kernel, given, copies, (grid, block, args, shared_mem), places, others, timeout)
+        left = _left(lib, checked, grid, block)
         events = _events(lib, places)
     runtime.echo(ended.printed)
     if write_back:
@@ -335,11 +338,13 @@ def _of_locals(
     copies: Copies,
     launch: tuple[Any, ...],
     places: _Places,
-    own: OwnArrays,
+    others: list[str],
     timeout: float,
 ) -> list[Issue]:
     """Indices past the end of a thread's own arrays; else what depends on local variables that nobody gave a value, as
     one finding at the write that shows it.
+
+    others: the names of what is in no thread's registers.
     """
     # Once for each kernel and form of its launch: this is about the code, and the values in the arrays seldom matter.
     grid, block, args, shared_mem = launch
@@ -347,8 +352,14 @@ def _of_locals(
     form = (grid, block, shared_mem, scalars, tuple((g.number, g.value.shape, g.value.strides) for g in given))
     if form in kernel.known_set:
         return []
-    different = unset.find(kernel, lambda: Copies(given, pad=0), copies, launch, min(timeout, 10.0))
-    overruns = [issue for issue in _issues(lib, places, own, grid, block) if issue.kind == LOCAL_BOUNDS]
+    overruns: list[Issue] = []
+
+    def look_for_overruns(text: str) -> bool:
+        every = _issues(lib, places, grid, block, OwnArrays(text, others))
+        overruns[:] = [issue for issue in every if issue.kind == LOCAL_BOUNDS]
+        return bool(overruns)
+
+    different = unset.find(kernel, lambda: Copies(given, pad=0), copies, launch, min(timeout, 10.0), look_for_overruns)
     if overruns:
         return overruns
     if different is None:
@@ -437,24 +448,22 @@ def _events(lib: ctypes.CDLL, places: _Places) -> tuple[Event, ...]:
     return tuple(Event(EVENTS[e.kind], e.block, e.thread, e.number, e.value, places.of(e.pc)) for e in out[:count])
 
 
-def _left(lib: ctypes.CDLL, grid: Sequence[int], block: Sequence[int]) -> tuple[Left, ...]:
+def _left(lib: ctypes.CDLL, kernel: CompiledKernel, grid: Sequence[int], block: Sequence[int]) -> tuple[Left, ...]:
     out = ctypes.POINTER(CheckedLeft)()
     count = lib.engine_check_left(ctypes.byref(out))
-    return tuple(
-        Left(
-            (one.file.decode(errors="replace"), one.line),
-            index(one.block, grid),
-            one.count,
-            index(one.thread, block),
-            one.other_line,
-        )
-        for one in out[:count]
-    )
+    every = []
+    for one in out[:count]:
+        place = (one.file.decode(errors="replace"), one.line)
+        was_skipped = bool(one.count) and not returns.may_come_before(kernel.code, kernel.name, place)
+        who = index(one.block, grid), one.count, index(one.thread, block)
+        every.append(Left(place, *who, one.other_line, was_skipped))
+    return tuple(every)
 
 
 def _issues(
-    lib: ctypes.CDLL, places: _Places, own: OwnArrays, grid: Sequence[int], block: Sequence[int]
+    lib: ctypes.CDLL, places: _Places, grid: Sequence[int], block: Sequence[int], own: OwnArrays | None = None
 ) -> list[Issue]:
+    """What the checker has found. own: to tell a thread's own arrays from others, of an index that is outside."""
     out = ctypes.POINTER(CheckedFinding)()
     count = lib.engine_check_findings(ctypes.byref(out))
     issues = []
@@ -464,10 +473,12 @@ def _issues(
         shuffle = (f.name.decode(), f.source, f.mask) if f.kind == INACTIVE_LANE else None
         local = None
         if f.kind == LOCAL_BOUNDS:
-            name = own.name_at(*place, column=f.source) if place else None
+            declared = f.name.decode().strip("'")  # float [4], or float[4]
+            elements = declared.partition("[")[2].partition("]")[0]
+            name = own.name_at(place[0], place[1], f.source, elements) if own and place else None
             if name is None:
                 continue
-            local = name, f.name.decode().strip("'")
+            local = name, elements
         other = None
         if f.other_pc:
             other = Access(

@@ -239,8 +239,8 @@ def filling(value: str) -> tuple[str, ...]:
 
 
 def bounds() -> tuple[str, ...]:
-    """Flags that compare each index with the size of its array, where the type tells it."""
-    return ("-fsanitize=array-bounds" if _is_clang() else "-fsanitize=bounds",)
+    """Flags that compare each index with the size of its array, where the type tells it: the last of a struct too."""
+    return ("-fsanitize=array-bounds" if _is_clang() else "-fsanitize=bounds-strict",)
 
 
 _NO_FORTIFY = "-U_FORTIFY_SOURCE"
@@ -585,12 +585,15 @@ def build(
         if refused:
             return None, refused
         output = Path(scratch) / "kernel.so"
+        compiled = text
 
         def attempt(text: str, *warnings: str) -> tuple[bool, str]:
+            nonlocal compiled
             if expand:
                 text, diagnostics = expand(text, options)
                 if not text:
                     return False, diagnostics
+            compiled = text
             header, rest = (None, text) if expand else _precompiled(text, own)
             included = ["-include", str(header)] if header else []
             good, diagnostics = _compile(rest, [*options, *warnings, *included], checked, output)
@@ -613,8 +616,19 @@ def build(
                 good, diagnostics = attempt(plain)
         if not good:
             return None, diagnostics
+        if set(bounds()) & set(extra):
+            keep(target.with_suffix(".cpp"), compiled)
         os.replace(output, target)
     return target, diagnostics
+
+
+def compiled_text(library: Path) -> str:
+    """What was compiled, of a build with `bounds`: edited as it is, it has the columns that messages tell.
+
+    "" where the cache has lost it.
+    """
+    text = library.with_suffix(".cpp")
+    return text.read_text() if text.exists() else ""
 
 
 def warnings(text: str, extra: list[str]) -> str:

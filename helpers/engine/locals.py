@@ -2,60 +2,210 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
-from .cuda_source.source import blank_comments, line_table
+from .cuda_source.source import blank_comments, matching_bracket
 
-# Names from one to its member: `fragment.x` of `fragment.x[i]`, `row` of `row[j][i]`.
-_CHAIN = re.compile(r"[A-Za-z_]\w*(?:\s*(?:\.|->)\s*[A-Za-z_]\w*|\s*\[[^\[\]]*\])*\s*$")
+_LINE = re.compile(r'\s*#\s*line\s+(\d+)(?:\s+"([^"]*)")?')
+_DIRECTIVE = re.compile(r"^[ \t]*#(?:\\\n|[^\n])*", re.M)
+_OPENING = {")": "(", "]": "[", "}": "{"}
+
+# What stands before the first name of a declaration: specifiers, and a type with its template arguments.
+_TYPE = r"(?:[A-Za-z_][\w:]*(?:<>)?[\s*&]+)*[A-Za-z_][\w:]*(?:<>)?[\s*&]+"
+_ONLY = re.compile(rf"\s*{_TYPE}")
+_FIRST_OF_MORE = re.compile(rf"\s*{_TYPE}[A-Za-z_]\w*\s*(?:=.*)?", re.S)
+_NO_TYPE = re.compile(
+    r"\b(?:return|else|extern|new|delete|throw|goto|case|typedef|using|sizeof|if|while|for|switch|do|operator)\b|="
+)
+_ELSEWHERE = re.compile(r"\b__(?:shared|device|constant|managed)__\b")  # in no thread's registers
 
 
 class OwnArrays:
     """The arrays of a source that each thread has for itself, and constants that the compiler keeps.
 
     Args:
+        text: what the compiler was given; its #line directives name the source's own lines.
         others: names of what has an address for the checker to judge by: `__shared__` arrays, variables, parameters.
     """
 
-    def __init__(self, code: str, file: str, others: Iterable[str]) -> None:
-        self._lines = line_table(code, file)
-        self._clean = blank_comments(code)
-        self._others = set(others)
+    def __init__(self, text: str, others: Iterable[str]) -> None:
+        self._text, self._others = Text(text, ""), set(others)
 
-    def name_at(self, file: str, line: int, column: int) -> str | None:
+    def name_at(self, file: str, line: int, column: int, elements: str) -> str | None:
         """The array that is indexed there, None where it is not a thread's own.
 
-        g++ gives the column of the closing bracket, clang that of the array's first letter; both count from 1.
+        g++ gives the column of the closing bracket, in templates that of the opening one, in macros that of the
+        macro's name; clang gives that of the array's first letter. All count from 1.
+
+        Args:
+            elements: how many the array has.
         """
-        text = self._lines.get((file, line), "")
-        if not 0 < column <= len(text):
+        text = self._text if (file, line) in self._text.lines else _header(file)
+        begin, code = text.lines.get((file, line), (0, ""))
+        at = column - 1
+        if not 0 <= at < len(code):
             return None
-        if text[column - 1] == "]":
-            chain = _CHAIN.search(text[: self._opening(text, column - 1)])
-            names = re.findall(r"[A-Za-z_]\w*(?![^\[]*\])", chain.group()) if chain else []
+        if code[at] in "[]":
+            chains = [_chain(code, at if code[at] == "[" else _opening(code, at))]
         else:
-            names = re.findall(r"^[A-Za-z_]\w*(?:(?:\.|->)\w+)*", text[column - 1 :])
-            names = re.split(r"\.|->", names[0]) if names else []
-        if not names or names[0] in self._others or names[-1] in self._others or not self._is_declared(names[-1]):
-            return None
-        return names[-1]
+            here = re.match(r"\w+(?:(?:\.|->)\w+)*", code[at:])
+            inside = text.macro_at(begin + at)
+            opened = re.finditer(r"\[", inside)
+            chains = [_chain(inside, o.start()) for o in opened] or [re.split(r"\.|->", here[0]) if here else []]
+        names = {chain[-1] for chain in chains if chain and self._is_own(chain, text, begin + at, elements)}
+        return names.pop() if len(names) == 1 else None
 
-    @staticmethod
-    def _opening(text: str, closing: int) -> int:
-        """Where the bracket is opened that is closed there."""
-        depth = 0
-        for at in range(closing, -1, -1):
-            depth += (text[at] == "]") - (text[at] == "[")
-            if depth == 0:
-                return at
-        return 0
+    def _is_own(self, chain: list[str], text: Text, at: int, elements: str) -> bool:
+        *bases, name = chain
+        declared = text.declarations(name)
+        if not declared or (bases and bases[0] in self._others):
+            return False
+        if name in self._others and len(declared) == 1 and not bases:
+            return False
+        before = [is_own for place, is_own in declared if place < at]
+        # An array of one element, or of none, may have as many as there is memory behind its struct.
+        return (before[-1] if before else declared[0][1]) and elements not in ("0", "1")
 
-    def _is_declared(self, name: str) -> bool:
-        """Whether the source has `T name[n]` that is not shared, or a parameter `T (&name)[n]`."""
-        if re.search(rf"\(\s*&\s*{name}\s*\)\s*\[", self._clean):
-            return True
-        matches = re.finditer(
-            rf"(?:^|[;{{}}()])(?P<head>[^;{{}}()]*\w[\s*&>,][^;{{}}()]*?)\b{name}\s*\[[^;]*?[;={{]", self._clean
+
+def declares_arrays(code: str) -> bool:
+    """Whether a source declares an array that each thread has for itself."""
+    text = Text(code, "")
+    names = dict.fromkeys(re.findall(r"\b([A-Za-z_]\w*)\s*\)?\s*\[", blank_comments(code)))
+    return any(is_own for name in names for _, is_own in text.declarations(name))
+
+
+class Text:
+    """A text, its lines by the names and numbers that compilers report, and what it declares."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self._text = text
+        self.lines: dict[tuple[str, int], tuple[int, str]] = {}
+        number, at = 1, 0
+        for line in text.splitlines(keepends=True):
+            if directive := _LINE.match(line):
+                number, file = int(directive[1]), directive[2] or file
+            else:
+                self.lines[file, number] = at, line
+                number += 1
+            at += len(line)
+
+    @functools.cached_property
+    def _clean(self) -> str:
+        """Without comments and directives, every other character in its place."""
+        return _DIRECTIVE.sub(lambda line: re.sub(r"[^\n]", ";", line[0]), blank_comments(self._text))
+
+    def macro_at(self, at: int) -> str:
+        """What the macro whose name begins there stands for, its arguments put in; "" where none does."""
+        name = re.compile(r"\w*").match(self._text, at)[0]
+        define = re.search(
+            rf"^[ \t]*#[ \t]*define[ \t]+{name}\b(\([^)]*\))?((?:\\\n|[^\n])*)", blank_comments(self._text), re.M
         )
-        return any(not re.search(r"\b(__shared__|extern|return|else)\b|=", match["head"]) for match in matches)
+        if not name or define is None:
+            return ""
+        body, parameters, end = define[2], re.findall(r"\w+", define[1] or ""), at + len(name)
+        closing = matching_bracket(self._text, end) if self._text[end : end + 1] == "(" else -1
+        arguments = (
+            dict(zip(parameters, _at_commas(self._text[end + 1 : closing]), strict=False)) if closing > 0 else {}
+        )
+        return re.sub(r"\w+", lambda word: arguments.get(word[0], word[0]), body)
+
+    @functools.cache  # noqa: B019 (as long as one look at findings)
+    def declarations(self, name: str) -> list[tuple[int, bool]]:
+        """Where the text declares an array of that name, in its order, and whether each thread has its own there."""
+        found = []
+        for match in re.finditer(rf"\b{name}\s*\[|\(\s*&\s*{name}\s*\)\s*\[", self._clean):
+            head = _head(self._clean, match.start())
+            if match[0][0] == "(" or _declares(head):
+                found.append((match.start(), _ELSEWHERE.search(head) is None))
+        return found
+
+
+@functools.lru_cache(maxsize=8)
+def _header(file: str) -> Text:
+    """A header of the user's, which the source includes from the current folder."""
+    path = Path(os.path.abspath(file))
+    if not path.is_relative_to(os.getcwd()) or not path.is_file():
+        return Text("", file)
+    return Text(path.read_text(errors="replace"), file)
+
+
+def _opening(text: str, closing: int) -> int:
+    """Where the bracket is opened that is closed there; 0 where it is not."""
+    depth = 0
+    for at in range(closing, -1, -1):
+        depth += (text[at] in _OPENING) - (text[at] in "([{")
+        if depth == 0:
+            return at
+    return 0
+
+
+def _chain(text: str, end: int) -> list[str]:
+    """The names from an object to its member, before an index: `tile` and `row` of `tile.row[j]`.
+
+    [] where none is there; the base is missing where a call returns it.
+    """
+    names: list[str] = []
+    while True:
+        text = text[:end].rstrip()
+        while text.endswith("]"):
+            text = text[: _opening(text, len(text) - 1)].rstrip()
+        if text.endswith(")"):
+            opening = _opening(text, len(text) - 1)
+            if not re.search(r"\w\s*$", text[:opening]):  # (*tile).row
+                names = [*re.findall(r"[A-Za-z_]\w*", text[opening:]), *names]
+            return names
+        word = re.search(r"[A-Za-z_]\w*$", text)
+        if word is None:
+            return names
+        names.insert(0, word[0])
+        before = text[: word.start()].rstrip()
+        if not before.endswith((".", "->")):
+            return names
+        end = len(before) - (2 if before.endswith("->") else 1)
+
+
+def _head(clean: str, at: int) -> str:
+    """What stands before a place in its statement, without the contents of brackets; "" where one is open there."""
+    pieces, end = [], at
+    while at > 0:
+        char = clean[at - 1]
+        if char in "([":
+            return "" if clean[: at - 1].rstrip()[-3:] != "for" else "".join([clean[at:end], *pieces])
+        if char in ";{" or (char == "}" and not re.match(r"\s*,", clean[at:])):
+            break
+        if char == ":" and "::" not in clean[max(0, at - 2) : at + 1]:
+            break
+        at -= 1
+        if char in _OPENING:
+            opening = _opening(clean, at)
+            pieces.insert(0, clean[at + 1 : end])
+            at = end = opening
+    return "".join([clean[at:end], *pieces])
+
+
+def _declares(head: str) -> bool:
+    """Whether a name behind it is declared: `float x = 1, ` and `const T<4> *`, but not `x = f, ` or `return `."""
+    while (shorter := re.sub(r"<[^<>]*>", "\0", head)) != head:
+        head = shorter
+    *before, last = _at_commas(re.sub("\0+", "<>", head))
+    first = before[0] if before else last
+    if _NO_TYPE.search(first.partition("=")[0] if before else first):
+        return False
+    if not before:
+        return _ONLY.fullmatch(last) is not None
+    return _FIRST_OF_MORE.fullmatch(first) is not None and re.fullmatch(r"[\s*&]*", last) is not None
+
+
+def _at_commas(text: str) -> list[str]:
+    """The parts between the commas that stand in no brackets."""
+    parts, depth, begin = [], 0, 0
+    for at, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth == 0:
+            parts.append(text[begin:at])
+            begin = at + 1
+    return [*parts, text[begin:]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import variables
-from .array import is_fresh
+from .array import NO_VALUE, is_fresh
 from .copies import Argument, Copies, Memory
 from .launch import CompiledKernel
 from .structures import CheckedRegion
@@ -100,14 +100,16 @@ def _unwritten(argument: Argument) -> np.ndarray:
     """Of each element, whether nobody has given it a value before the launch.
 
     What `empty` makes is poison: bytes of 0xFF. No number of a float has its bits. Among integers it is -1, so
-    there the whole array has to be as it was made. What the kernel may write counts as unwritten where it is any NaN.
+    there the whole array has to be as it was made. Of what the kernel may write, so is what a host has filled with NaN.
+    Any other NaN is a number: somebody has written it, or an earlier launch has computed it.
     """
     value, item = argument.value, argument.value.dtype.itemsize
-    if value.dtype.kind == "f" and argument.writable and not argument.by_map:
-        return np.isnan(value)
     if item not in (1, 2, 4, 8) or not (_is_float(value.dtype) or is_fresh(value)):
         return np.zeros(value.shape, bool)
-    return np.asarray(value).view(f"u{item}") == 2 ** (8 * item) - 1
+    bits = np.asarray(value).view(f"u{item}")
+    poison = bits == 2 ** (8 * item) - 1
+    filled = NO_VALUE.get(value.dtype) if argument.writable and not argument.by_map else None
+    return poison if filled is None else poison | (bits == filled)
 
 
 def _is_float(dtype: np.dtype) -> bool:

@@ -9,14 +9,17 @@ after those of another at any address.
 
 from __future__ import annotations
 
+import platform
 import re
 from dataclasses import dataclass
 
-REDZONE = 4096  # bytes between two arrays of a checked build: what a row of a tile takes, and more
+REDZONE = 4096  # bytes at least between two arrays of a checked build: what a row of a tile takes, and more
 ROUND = 128  # a multiple of it is where the first array of a function lies, in the fast and in the checked build
 
 _SECTION = re.compile(r"\s*\.(section\s+([^\s,]+)|text|data|bss|previous|pushsection|popsection)")
 _LABEL = re.compile(r"([A-Za-z_][\w.$]*):")
+_ALIGN = re.compile(r"\s*\.(b|p2)?align\s+(\d+)")
+_ALIGNS_BY_POWERS = platform.machine() in ("aarch64", "arm64")  # there .align 3 is .balign 8
 _SPACE = re.compile(r"\s*\.(?:zero|skip|space|byte|short|value|2byte|long|4byte|quad|8byte)\b")
 
 
@@ -31,7 +34,16 @@ class _Variable:
 
     def with_gap(self) -> list[str]:
         at = next(i for i, line in enumerate(self.lines) if _LABEL.match(line))  # behind .align, which so stays true
-        return [*self.lines[:at], f"\t.zero {REDZONE}", *self.lines[at:]]
+        return [*self.lines[:at], f"\t.zero {redzone(self.lines[:at])}", *self.lines[at:]]
+
+
+def redzone(lines: list[str]) -> int:
+    """The bytes of a gap before a variable: a multiple of what it is aligned to by these lines before its label."""
+    size = REDZONE
+    for match in filter(None, map(_ALIGN.match, lines)):
+        is_power = match[1] == "p2" or (match[1] is None and _ALIGNS_BY_POWERS)
+        size = max(size, 1 << int(match[2]) if is_power else int(match[2]))  # both are powers of two
+    return size
 
 
 def _owner(name: str) -> str:

@@ -22,9 +22,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import runtime
+from . import compiler, runtime
 from .copies import Copies
 from .cuda_source.source import blank_comments
+from .launch import CompiledKernel
+from .locals import declares_arrays
 from .module import RawKernel
 from .structures import Failure
 
@@ -44,19 +46,23 @@ class Difference:
     failure: Failure | None
 
 
-# A declaration of an array, as far as the text can tell.
-_ARRAY = re.compile(r"(?:[;{}(]|\bconst)\s*[A-Za-z_][\w:<>]*[\s*&(]+[A-Za-z_]\w*\)?\s*\[[^\]]+\]")
+_HEADER = re.compile(r'#\s*include\s*"')
 
 
 @functools.lru_cache(maxsize=64)
 def has_candidates(code: str) -> bool:
-    """Whether the source declares a variable without a value, or an array: then `find` has something to look for."""
+    """Whether the source declares a variable without a value, or an array, or includes a header that may."""
     clean = blank_comments(code)
-    return _UNSET.search(clean) is not None or _ARRAY.search(clean) is not None
+    return any(pattern.search(clean) for pattern in (_UNSET, _HEADER)) or declares_arrays(code)
 
 
 def find(
-    kernel: RawKernel, make_copies: Callable[[], Copies], checked: Copies, launch: Sequence, timeout: float
+    kernel: RawKernel,
+    make_copies: Callable[[], Copies],
+    checked: Copies,
+    launch: Sequence,
+    timeout: float,
+    is_enough: Callable[[str], bool],
 ) -> Difference | None:
     """Where the results depend on a value that nobody gave; None where they do not.
 
@@ -64,21 +70,25 @@ def find(
         kernel: of the fast build. make_copies: the arrays as they were before the launch.
         checked: the arrays after the checked run. launch: its grid, block, args and shared_mem.
         timeout: seconds for each launch.
+        is_enough: asked after the first one, with the text that was compiled: there is nothing else to look for.
     """
 
-    def run(value: str) -> tuple[Copies, Failure | None]:
-        twin, copies = kernel.filled(value).compiled(), make_copies()
+    pattern = kernel.filled("pattern").compiled()
+
+    def run(twin: CompiledKernel) -> tuple[Copies, Failure | None]:
+        copies = make_copies()
         grid, block, args, shared_mem = launch
         prepared = twin.prepare(
             grid, block, args, shared_mem, lambda number, array: copies.addresses.get(number, array.ctypes.data)
         )
         return copies, runtime.launch(prepared.request, workers=1, timeout=timeout).failure
 
-    other, failure = run("pattern")
-    if failure is None and _are_near(other, checked):
+    other, failure = run(pattern)
+    if is_enough(compiler.compiled_text(pattern.library.path)) or (failure is None and _are_near(other, checked)):
         return None
-    plain, plain_failure = run("zero")
-    again, _ = run("zero")
+    zero = kernel.filled("zero").compiled()
+    plain, plain_failure = run(zero)
+    again, _ = run(zero)
     if plain_failure is not None or _first_difference(plain, again) is not None:
         return None  # it fails by itself, or reads a clock
     if failure is not None:

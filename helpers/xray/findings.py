@@ -52,8 +52,8 @@ class Finding:
     kind: race, same value (a race of writes of one value: the result is the same), out of bounds, uninitialised,
     write to const, inactive lane (of a shuffle), misaligned, not waited for, never waited for (asynchronous copies and
     products of warpgroups), no proxy fence, no wgmma fence, wrong byte count (of an mbarrier's phase),
-    never written, barrier divergence, deadlock, endless loop, division by zero, shift or conversion (out of range), or
-    stopped (a failed assertion).
+    never written, skipped barrier (by threads that ended without it), barrier divergence, deadlock, endless loop,
+    division by zero, shift or conversion (out of range), or stopped (a failed assertion).
     block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
     count: how often the same two lines did the same.
     """
@@ -78,7 +78,8 @@ class Finding:
 
 def of_run(seen: checked.Observed) -> list[Finding]:
     """Everything that a checked run found, what ended it, and what it left unwritten; [] when clean."""
-    findings = _merged(seen)
+    total = seen.block[0] * seen.block[1] * seen.block[2]
+    findings = _merged(seen) + [_skipped(left, total) for left in seen.left if left.was_skipped]
     if seen.stopped is None:
         return findings + [f for r in seen.regions for part in r.parts if (f := _never_written(part))]
     end = _stopped(seen, seen.stopped)
@@ -91,7 +92,20 @@ def of_run(seen: checked.Observed) -> list[Finding]:
 
 def notes(seen: checked.Observed) -> list[str]:
     """What is no error, and still worth a look: threads that were elsewhere when their block met at a barrier."""
-    return [_note(left, seen.block[0] * seen.block[1] * seen.block[2]) for left in seen.left]
+    total = seen.block[0] * seen.block[1] * seen.block[2]
+    return [_note(left, total) for left in seen.left if not left.was_skipped]
+
+
+def _skipped(left: checked.Left, total: int) -> Finding:
+    """A barrier that some threads went around, by an `if` or as their loop was shorter, until they ended."""
+    block, thread, (file, line) = failures.triple(left.block), failures.triple(left.thread), left.place
+    message = (
+        f"{left.count} of {total} threads of block {block} never came to the barrier at {file}:{line}, the first is "
+        f"thread {thread}: an if or a loop led them around it. CUDA asks for barriers that all threads reach "
+        "(compute-sanitizer's synccheck); a GPU goes on once those threads have ended, and hangs or lets others pass "
+        "too early where they have not"
+    )
+    return Finding("skipped barrier", message, file, line, left.block, left.thread)
 
 
 def _note(left: checked.Left, total: int) -> str:
@@ -199,11 +213,10 @@ def _inactive_lane(issue: checked.Issue, name: str, source: int, mask: int) -> F
     return Finding("inactive lane", message, file, line, block, thread, count=issue.count)
 
 
-def _outside_local(issue: checked.Issue, array: str, declared: str) -> Finding:
+def _outside_local(issue: checked.Issue, array: str, elements: str) -> Finding:
     """An index past the end of an array of the thread's own."""
     file, line = issue.access.place or (None, None)
     block, thread = issue.access.block, issue.access.thread
-    elements = declared.partition("[")[2].partition("]")[0]  # float [4], or float[4]
     message = f"access of {array}[{issue.offset}], which has {elements} elements, by {_at(issue.access)}"
     return Finding("out of bounds", message, file, line, block, thread, array, issue.offset, count=issue.count)
 

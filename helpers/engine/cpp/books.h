@@ -55,7 +55,8 @@ struct Region {
 // Order between threads that no barrier joins: a fence, then an atomic write of a word, releases what came before the
 // fence; whoever reads that word by an atomic takes it up, and hands it on at his barriers and by his own releases.
 // (By the letter a fence belongs after the read too. Sound kernels leave it to the __syncthreads that follows.)
-typedef std::unordered_map<uint64_t, size_t> Known;  // word -> how many of its releases
+// Word -> how many of its releases; and by another key (seen_key), the epoch of its last atomic write that was seen.
+typedef std::unordered_map<uint64_t, size_t> Known;
 struct Fence {
   uint64_t epoch = 0, barrier_epoch = 0, warp_epoch = 0;  // when, and what this thread knew of others then
 };
@@ -275,6 +276,8 @@ bool ordered(Tag before, unsigned thread);
 bool may_meet(Tag before, Tag mine);
 How volatile_write();
 void take_up(uintptr_t address);
+void observe(uintptr_t address, unsigned size);
+bool observed(uintptr_t address, Tag write, unsigned thread);
 void release(uintptr_t address);
 void settle_same_value(bool differs = false);
 void settle_guesses();

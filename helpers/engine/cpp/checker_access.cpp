@@ -69,7 +69,8 @@ void check_order(
       report(ENGINE_UNINITIALISED, index, a, size, pc, thread, false);
     }
     const bool races = cell.write && (!shared || epoch_of(cell.write) >= books.block_epoch) &&
-                       !ordered(cell.write, thread) && !may_meet(cell.write, mine);
+                       !ordered(cell.write, thread) && !may_meet(cell.write, mine) &&
+                       !observed(r.begin + (i << r.shift), cell.write, thread);
     if (races && kind == WRITE && how != ATOMIC && how_of(cell.write) != ATOMIC && size <= 16) {
       const bool one_step =
           cell.write_site == site && thread_of(cell.write) / 32 == thread / 32 && same_block(epoch_of(cell.write));

@@ -76,6 +76,7 @@ extern "C" {
   void __tsan_volatile_read##SIZE(void* p) {                                                      \
     engine_look(p);                                                                               \
     take_up((uintptr_t)p);                                                                        \
+    observe((uintptr_t)p, SIZE);                                                                  \
     access(p, SIZE, READ, VOLATILE, CALLER);                                                      \
   }                                                                                               \
   void __tsan_volatile_write##SIZE(void* p) {                                                     \
@@ -204,6 +205,7 @@ void __tsan_atomic_signal_fence(int) {}
   T __tsan_atomic##BITS##_load(const volatile T* p, int) {                                               \
     engine_look((const void*)p);                                                                         \
     take_up((uintptr_t)p);                                                                               \
+    observe((uintptr_t)p, BITS / 8);                                                                     \
     access((void*)p, BITS / 8, READ, ATOMIC, CALLER);                                                    \
     return *p;                                                                                           \
   }                                                                                                      \

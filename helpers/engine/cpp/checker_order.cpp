@@ -61,6 +61,32 @@ void take_up(uintptr_t address) {
   mine[word] = found->second.size();
 }
 
+// Of a place in memory, beside the releases of its word: up to which epoch a thread knows its atomic writes.
+uint64_t seen_key(uintptr_t address) { return ~word_of(address & ~(uintptr_t)3); }
+
+// A strong load reads a word, and so orders what its thread does from here on after the atomic write that it sees: by
+// PTX, observation order followed by program order is causality order. Of what came before that write it says nothing.
+void observe(uintptr_t address, unsigned size) {
+  if (!books.running) return;
+  for (uintptr_t at = address; at < address + size; at += 4) {
+    for_cells(at, 1, [&](const Cell& cell) {
+      const How how = how_of(cell.write);
+      const uint64_t epoch = epoch_of(cell.write), key = seen_key(at);
+      if ((how != ATOMIC && how != SIGNAL) || epoch == IN_FLIGHT) return;
+      if (thread_of(cell.write) == current.thread && same_block(epoch)) return;
+      if (known_releases(current.thread, key) >= epoch) return;
+      books.known_to[current.thread][key] = epoch;
+      ++books.epoch;  // what is written from now on, it has not seen
+    });
+  }
+}
+
+// Has `thread` seen this write of the place, by itself or as one of those who met at a barrier?
+bool observed(uintptr_t address, Tag write, unsigned thread) {
+  const How how = how_of(write);
+  return (how == ATOMIC || how == SIGNAL) && known_releases(thread, seen_key(address)) >= epoch_of(write);
+}
+
 // An atomic writes a word.
 void release(uintptr_t address) {
   if (!books.running || books.fences[0].empty()) return;
