@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,15 +32,25 @@ OF_FINDING = {
 }
 
 _ILLEGAL = ("crash", "bounds")
+# A thread that writes past its own arrays writes over its stack: over pointers, which are wild then, or past its end.
+_OVERRUN = ("overrun", *_ILLEGAL)
 OF_REASON: dict[Reason, tuple[str, ...]] = {
     Reason.EXPIRED: ("never ends",),
     **dict.fromkeys((*failures.DIVERGENCE, *failures.DEADLOCK), ("deadlock",)),
     **dict.fromkeys((Reason.LEFT_BEFORE_GRID_SYNC, Reason.INCOMPLETE_WARP, Reason.WRONG_NAMED_BARRIER), ("deadlock",)),
     Reason.NOT_IN_OWN_MASK: ("mask", "deadlock"),
     **dict.fromkeys((*failures.MISALIGNED, Reason.ILLEGAL_ACCESS), _ILLEGAL),
+    Reason.STACK_OVERFLOW: _OVERRUN,
     **dict.fromkeys((Reason.OUTSIDE_TILE, Reason.OUTSIDE_SHARED, Reason.NO_SHARED_POINTER), ("bounds", "crash")),
 }
 _CUDA_STATUS = {700: _ILLEGAL, 716: _ILLEGAL}  # of an illegal address and a misaligned one
+
+# What learners take from headers that a GPU's compiler does not include, by what its message or the engine's quotes.
+_OF_REFUSAL = {
+    "infinity": r"\b(?:INFINITY|HUGE_VALF?|numeric_limits)\b",
+    "std": r"\bstd\b",
+    "no header": r"\b(?:u?int(?:8|16|32|64)_t|INT_MAX|UINT_MAX|FLT_MAX|FLT_MIN|FLT_EPSILON|M_PI|M_LOG2E|assert)\b",
+}
 
 
 class Failure(NamedTuple):
@@ -85,6 +96,16 @@ def displaced(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[
     return tuple(int(i) for i in np.unravel_index(order[low[0]], expected.shape)) if high[0] > low[0] else None
 
 
+def right_columns(got: np.ndarray, expected: np.ndarray, tolerance: float) -> int:
+    """How many columns, from the first one on, are right in every row, if all others are wrong; else 0."""
+    if got.ndim != 2 or got.shape[0] < 8 or got.dtype.kind not in "fV":
+        return 0
+    with np.errstate(invalid="ignore"):
+        wrong = (np.abs(got.astype(np.float64) - expected) > tolerance).any(axis=0)
+    first = int(wrong.argmax())
+    return first if wrong[first:].all() else 0
+
+
 def of_result(output: str, at: str, result: CheckResult, got: np.ndarray, expected: np.ndarray) -> Failure:
     """A wrong output: the worst element and its row.
 
@@ -106,7 +127,11 @@ def of_result(output: str, at: str, result: CheckResult, got: np.ndarray, expect
         return Failure(lines, ("nan",))
     place = displaced(got, expected, result.tolerance)
     if place is None:
-        return Failure(lines, ("wrong",))
+        count = right_columns(got, expected, result.tolerance)
+        if not count:
+            return Failure(lines, ("wrong",))
+        which = "column 0 is" if count == 1 else f"columns 0-{count - 1} are"
+        return Failure([*lines, f"{which} right in every row, all others are wrong"], ("columns", "wrong"))
     wrong = np.argwhere(np.abs(got.astype(np.float64) - expected) > result.tolerance)[0]
     lines.append(f"element {_index(wrong)} has the value that belongs to {_index(place)}")
     return Failure(lines, ("index", "wrong"))
@@ -132,6 +157,12 @@ def of_endless_loop(file: str | None, line: int | None, seconds: float, code: st
     return Failure([words, *quoted(code, file, line)], ("never ends",))
 
 
+def of_refusal(message: str) -> tuple[str, ...]:
+    """A compiler's message. What stands in quotation marks, and in a line of the source, says what it is about."""
+    errors = "\n".join(line for line in message.splitlines() if "error" in line)
+    return (*(symptom for symptom, pattern in _OF_REFUSAL.items() if re.search(pattern, errors)), "compile")
+
+
 def of_error(error: Exception, seconds: float, code: str) -> Failure:
     """A launch that failed, by the engine's reason or by CUDA's status. seconds: that a block may take."""
     reason = getattr(error, "reason", None)
@@ -140,6 +171,8 @@ def of_error(error: Exception, seconds: float, code: str) -> Failure:
     symptoms = OF_REASON.get(reason) or _CUDA_STATUS.get(getattr(error, "status", None)) or ("stopped", "crash")
     if getattr(error, "is_null", False):
         symptoms = ("null", *_ILLEGAL)
+    elif reason == Reason.ILLEGAL_ACCESS and getattr(error, "array", None) is None:  # far from every array
+        symptoms = _OVERRUN
     return Failure([line.rstrip() for line in str(error).strip().splitlines()], symptoms)
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import io
 import operator
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -32,6 +33,7 @@ import numpy as np
 from helpers import engine
 from helpers.attention import kernel
 from helpers.attention.check import TOLERANCE, compare, make_inputs
+from helpers.engine import nvrtc
 from helpers.engine.cuda_source import source
 from helpers.engine.nvrtc import CuteMissing, cute_options
 from helpers.lesson.exercises import holes, symptoms
@@ -70,6 +72,8 @@ class Trial:
         self._timeout = timeout
         self._title = FIRST  # the row of the size that is tried
         self._number = 0  # of that size
+        self._awkward = "tail"  # the symptom of what is right at the first size, and wrong at that one
+        self._zero_row = -1  # of the last q that `inputs` made: its scores are 0
         self.size = self.first_size = ""
         self._kernels: dict[Any, Callable[..., None]] = {}
         self._printed: dict[str, str] = {}  # by size
@@ -98,21 +102,31 @@ class Trial:
         """The first size, then the awkward ones; ends after the first size if something is wrong there.
 
         Args:
-            names: what the numbers of a size are called in messages, "N, N_kv".
+            names: what the numbers of a size are called in messages, "N, N_kv". Where "d", HEAD_DIM, is all that is
+                other than at the first size, that is what a failure comes from.
         """
         self.has_awkward_sizes = bool(others)
+        labels = names.split(", ")
         for number, size in enumerate((first, *others)):
             self._title, self._number = AWKWARD if number else FIRST, number
-            values = size if isinstance(size, tuple) else (size,)
-            self.size = ", ".join(f"{name} = {value}" for name, value in zip(names.split(", "), values, strict=True))
+            values, firsts = (one if isinstance(one, tuple) else (one,) for one in (size, first))
+            changed = [name for name, value, before in zip(labels, values, firsts, strict=True) if value != before]
+            self._awkward = "width" if changed == ["d"] else "tail"
+            self.size = ", ".join(f"{name} = {value}" for name, value in zip(labels, values, strict=True))
             self.first_size = self.first_size or self.size
             yield size
             if self.rows[FIRST].passed is False:
                 return
 
     def inputs(self, n: int, n_kv: int, d: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Fresh q (n, d), k and v (n_kv, d), of non-zero mean; NumPy arrays."""
+        """Fresh q (n, d), k and v (n_kv, d), of non-zero mean; NumPy arrays.
+
+        One of three rows or more of q is all zeros: its scores are 0, and count as all others do.
+        """
         q, k, v = make_inputs(n, n_kv, d, seed=int(self.rng.integers(2**31)))
+        self._zero_row = 2 * n // 3 if n > 2 else -1
+        if n > 2:
+            q[self._zero_row] = 0
         return q.astype(dtype), k.astype(dtype), v.astype(dtype)
 
     def empty(self, *shape: int, dtype: Any = np.float32) -> Any:
@@ -165,7 +179,10 @@ class Trial:
             self._stop(COMPILES, str(error).strip().splitlines(), "compile")
         except Exception as error:
             failure = symptoms.of_error(error, self._timeout, self.code)
-            self._stop(self._title, failure.lines, *failure.symptoms)
+            reasons = failure.symptoms
+            if self._title == AWKWARD and "bounds" in reasons:  # all threads were right where sizes were whole
+                reasons = tuple(dict.fromkeys((*reasons[:-2], "bounds", "crash", self._awkward)))
+            self._stop(self._title, failure.lines, *reasons)
         finally:
             text = printed.getvalue() or seen.getvalue()
             self._printed[self.size] = self._printed.get(self.size, "") + text
@@ -216,8 +233,11 @@ class Trial:
             lines, detected = symptoms.of_result(output, at, result, got, expected)
             if large:
                 detected = ("large", *detected)
+            elif tolerance and result.rows_wrong == 1 and result.worst_row == self._zero_row and "empty" not in detected:
+                detected, symptom = ("zero score", *detected), ""
             elif self._title == AWKWARD:
-                detected = (*detected[:-1], "tail", "wrong") if detected[-1] == "wrong" else (*detected, "tail")
+                *before, last = detected
+                detected = (*before, self._awkward, "wrong") if last == "wrong" else (*detected, self._awkward)
             own = (symptom,) if symptom else ()
             row.fail(lines, *((*detected, *own) if "empty" in detected else (*own, *detected)))
         elif row.passed is not False:
@@ -270,7 +290,7 @@ class Trial:
             except Exception as error:  # CuPy's and the engine's errors have no base in common
                 get_message = getattr(error, "get_message", None)  # CuPy's compile error
                 message = str(get_message() if get_message else error)
-                self._stop(COMPILES, message.strip().splitlines(), "compile")
+                self._stop(COMPILES, message.strip().splitlines(), *symptoms.of_refusal(message))
             self.rows[COMPILES].passed = True
         return self._kernels[key]
 
@@ -285,10 +305,21 @@ class Trial:
         # A host's compiler reads the text again for its warnings; of a kernel, which returns nothing, there is none.
         has_functions = re.search(r"\b__device__\b|->", self.plain) is not None
         module.compile(warned if has_functions and not self._kernels else None)
+        if not self._kernels:
+            self._ask_nvrtc(module.options)
         place = re.search(r"^(.*?): warning.*(?:no return statement|reaches end of non-void)", warned.getvalue(), re.M)
         if place:
             self._stop(COMPILES, [f"{place[1]}: a function that returns a value ends without a return"], "return")
         return module.get_function(name)
+
+    def _ask_nvrtc(self, options: tuple[str, ...]) -> None:
+        """Stop where a GPU's compiler, if it is installed, refuses the text that the CPU engine takes."""
+        if os.environ.get("COURSE_NVRTC") == "0":
+            return
+        refused = nvrtc.refusal(holes.complete(self.code), options)
+        if refused:
+            lines = ["NVRTC, a GPU's compiler, refuses what the CPU engine takes:", *refused.splitlines()]
+            self._stop(COMPILES, lines, *symptoms.of_refusal(refused), "no header")
 
     def _argument(self, value: Any) -> Any:
         """An argument as a launch takes it; a tensor map, which is a record, and what has 32 bits already stay."""
