@@ -17,6 +17,7 @@ from helpers.lesson.exercises import graders as _graders  # noqa: F401 (its modu
 from helpers.lesson.exercises.certificate import certificate
 from helpers.lesson.exercises.grade import grade
 from helpers.lesson.exercises.grade_table import Grade
+from helpers.lesson.exercises.hints import last as hint
 from helpers.lesson.exercises.holes import FOLDER, cell, ours, skeleton, solution
 from helpers.lesson.exercises.magic import best, compare, cuda, register
 from helpers.lesson.exercises.progress import Board, minutes
@@ -34,6 +35,7 @@ __all__ = [
     "compare",
     "cuda",
     "grade",
+    "hint",
     "minutes",
     "ours",
     "progress",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 
 from helpers import engine
 from helpers.device import ON_GPU, cp
@@ -98,9 +99,11 @@ def _grade(name: str, code: str, rows: dict[str, Row], seen: Trial | None) -> Gr
         solved = f'Solved. exercise.compare("{name}") shows your lines beside ours.'
         return Grade(True, f"{grade_table.text(rows)}\n{solved}", rows, **more)
     symptoms, is_try = _symptoms(rows), code.strip() != holes.skeleton(name).strip()
-    hint = hints.hint(name, EXERCISES[name].hints, symptoms, counts=is_try) if symptoms else ""
+    failed = [f"{title}: {row.lines[:1]}" for title, row in rows.items() if row.passed is False]
+    slip = re.sub(r"\d+", "", " ".join(failed))  # inputs are fresh in every try, so numbers differ
+    hint = hints.hint(name, EXERCISES[name].hints, symptoms, slip=slip, counts=is_try) if symptoms else ""
     give_up = f'To give up: exercise.solution("{name}")' if is_try else ""
-    text = "\n".join(filter(None, [grade_table.text(rows), hint, give_up]))
+    text = "\n".join(filter(None, [grade_table.text(rows), hint, is_try and hint and hints.offer(name), give_up]))
     return Grade(False, text, rows, symptoms[0] if symptoms else "", **more)
 
 
@@ -111,6 +114,6 @@ def _symptoms(rows: dict[str, Row]) -> tuple[str, ...]:
     """Of the rows that failed; those of the X-ray before those of a wrong result, whose reason they may be."""
     failed = [row for row in rows.values() if row.passed is False]
     xrayed = rows.get(XRAY, Row())
-    if xrayed.passed is False and not _STOPS & set(failed[0].symptoms):
+    if xrayed.passed is False and ("overrun" in failed[0].symptoms or not _STOPS & set(failed[0].symptoms)):
         failed.insert(0, xrayed)
     return tuple(dict.fromkeys(symptom for row in failed for symptom in row.symptoms))

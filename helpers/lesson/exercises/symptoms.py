@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,15 +32,25 @@ OF_FINDING = {
 }
 
 _ILLEGAL = ("crash", "bounds")
+# A thread that writes past its own arrays writes over its stack: over pointers, which are wild then, or past its end.
+_OVERRUN = ("overrun", *_ILLEGAL)
 OF_REASON: dict[Reason, tuple[str, ...]] = {
     Reason.EXPIRED: ("never ends",),
     **dict.fromkeys((*failures.DIVERGENCE, *failures.DEADLOCK), ("deadlock",)),
     **dict.fromkeys((Reason.LEFT_BEFORE_GRID_SYNC, Reason.INCOMPLETE_WARP, Reason.WRONG_NAMED_BARRIER), ("deadlock",)),
     Reason.NOT_IN_OWN_MASK: ("mask", "deadlock"),
     **dict.fromkeys((*failures.MISALIGNED, Reason.ILLEGAL_ACCESS), _ILLEGAL),
+    Reason.STACK_OVERFLOW: _OVERRUN,
     **dict.fromkeys((Reason.OUTSIDE_TILE, Reason.OUTSIDE_SHARED, Reason.NO_SHARED_POINTER), ("bounds", "crash")),
 }
 _CUDA_STATUS = {700: _ILLEGAL, 716: _ILLEGAL}  # of an illegal address and a misaligned one
+
+# What learners take from headers that a GPU's compiler does not include, by what its message or the engine's quotes.
+_OF_REFUSAL = {
+    "infinity": r"\b(?:INFINITY|HUGE_VALF?|numeric_limits)\b",
+    "std": r"\bstd\b",
+    "no header": r"\b(?:u?int(?:8|16|32|64)_t|INT_MAX|UINT_MAX|FLT_MAX|FLT_MIN|FLT_EPSILON|M_PI|M_LOG2E|assert)\b",
+}
 
 
 class Failure(NamedTuple):
@@ -85,6 +96,29 @@ def displaced(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[
     return tuple(int(i) for i in np.unravel_index(order[low[0]], expected.shape)) if high[0] > low[0] else None
 
 
+def _pattern(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[str, str] | None:
+    """What all rows of a wrong output have in common, in words, and as a symptom; None where it is nothing known."""
+    if got.ndim != 2 or min(got.shape) < 4 or got.dtype.kind not in "fV":
+        return None
+    got, expected = got.astype(np.float64), expected.astype(np.float64)
+    if not (np.isfinite(got).all() and np.isfinite(expected).all()):
+        return None
+    wrong = np.abs(got - expected) > tolerance
+    first = int(wrong.any(axis=0).argmax())
+    if first and wrong.any(axis=0)[first:].all():
+        which = "column 0 is" if first == 1 else f"columns 0-{first - 1} are"
+        return f"{which} right in every row, all others are wrong", "columns"
+    if np.ptp(got) > tolerance and (np.ptp(got, axis=1) <= tolerance).all() and np.ptp(expected, axis=1).min() > 0.1:
+        return "all columns of a row have the same value", "flat"
+    squares = (expected**2).sum(axis=1)
+    factors = (got * expected).sum(axis=1) / np.where(squares > 0, squares, 1.0)
+    is_multiple = np.abs(got - factors[:, None] * expected).max() <= 2 * tolerance
+    off = np.abs(factors - 1)[wrong.any(axis=1)].max()
+    if is_multiple and off > 1e-3 and np.abs(factors[squares > 0]).min(initial=1.0) > 0.01:
+        return "in each row, all columns are wrong by the same factor", "factor"
+    return None
+
+
 def of_result(output: str, at: str, result: CheckResult, got: np.ndarray, expected: np.ndarray) -> Failure:
     """A wrong output: the worst element and its row.
 
@@ -106,7 +140,8 @@ def of_result(output: str, at: str, result: CheckResult, got: np.ndarray, expect
         return Failure(lines, ("nan",))
     place = displaced(got, expected, result.tolerance)
     if place is None:
-        return Failure(lines, ("wrong",))
+        pattern = _pattern(got, expected, result.tolerance)
+        return Failure([*lines, pattern[0]], (pattern[1], "wrong")) if pattern else Failure(lines, ("wrong",))
     wrong = np.argwhere(np.abs(got.astype(np.float64) - expected) > result.tolerance)[0]
     lines.append(f"element {_index(wrong)} has the value that belongs to {_index(place)}")
     return Failure(lines, ("index", "wrong"))
@@ -132,6 +167,14 @@ def of_endless_loop(file: str | None, line: int | None, seconds: float, code: st
     return Failure([words, *quoted(code, file, line)], ("never ends",))
 
 
+def of_refusal(message: str) -> tuple[str, ...]:
+    """A compiler's message. What stands in quotation marks, and in a line of the source, says what it is about."""
+    if "static __shared__ memory" in message:
+        return ("shared memory",)
+    errors = "\n".join(line for line in message.splitlines() if "error" in line)
+    return (*(symptom for symptom, pattern in _OF_REFUSAL.items() if re.search(pattern, errors)), "compile")
+
+
 def of_error(error: Exception, seconds: float, code: str) -> Failure:
     """A launch that failed, by the engine's reason or by CUDA's status. seconds: that a block may take."""
     reason = getattr(error, "reason", None)
@@ -140,6 +183,8 @@ def of_error(error: Exception, seconds: float, code: str) -> Failure:
     symptoms = OF_REASON.get(reason) or _CUDA_STATUS.get(getattr(error, "status", None)) or ("stopped", "crash")
     if getattr(error, "is_null", False):
         symptoms = ("null", *_ILLEGAL)
+    elif reason == Reason.ILLEGAL_ACCESS and getattr(error, "array", None) is None:  # far from every array
+        symptoms = _OVERRUN
     return Failure([line.rstrip() for line in str(error).strip().splitlines()], symptoms)
 
 

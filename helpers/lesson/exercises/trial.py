@@ -21,9 +21,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import mmap
 import operator
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar
 
@@ -32,6 +35,7 @@ import numpy as np
 from helpers import engine
 from helpers.attention import kernel
 from helpers.attention.check import TOLERANCE, compare, make_inputs
+from helpers.engine import nvrtc
 from helpers.engine.cuda_source import source
 from helpers.engine.nvrtc import CuteMissing, cute_options
 from helpers.lesson.exercises import holes, symptoms
@@ -70,6 +74,8 @@ class Trial:
         self._timeout = timeout
         self._title = FIRST  # the row of the size that is tried
         self._number = 0  # of that size
+        self._awkward = "tail"  # the symptom of what is right at the first size, and wrong at that one
+        self._zero_row = -1  # of the last q that `inputs` made: its scores are 0
         self.size = self.first_size = ""
         self._kernels: dict[Any, Callable[..., None]] = {}
         self._printed: dict[str, str] = {}  # by size
@@ -95,24 +101,34 @@ class Trial:
     # ------------------------------------------------------------------------------------------ what graders call
 
     def sizes(self, names: str, first: Size, *others: Size) -> Iterator[Size]:
-        """The first size, then the awkward ones; ends after the first size if something is wrong there.
+        """The first size, then the awkward ones; ends after a size at which a result is wrong.
 
         Args:
-            names: what the numbers of a size are called in messages, "N, N_kv".
+            names: what the numbers of a size are called in messages, "N, N_kv". Where "d", HEAD_DIM, is all that is
+                other than at the first size, that is what a failure comes from.
         """
         self.has_awkward_sizes = bool(others)
+        labels = names.split(", ")
         for number, size in enumerate((first, *others)):
             self._title, self._number = AWKWARD if number else FIRST, number
-            values = size if isinstance(size, tuple) else (size,)
-            self.size = ", ".join(f"{name} = {value}" for name, value in zip(names.split(", "), values, strict=True))
+            values, firsts = (one if isinstance(one, tuple) else (one,) for one in (size, first))
+            changed = [name for name, value, before in zip(labels, values, firsts, strict=True) if value != before]
+            self._awkward = "width" if changed == ["d"] else "tail"
+            self.size = ", ".join(f"{name} = {value}" for name, value in zip(labels, values, strict=True))
             self.first_size = self.first_size or self.size
             yield size
-            if self.rows[FIRST].passed is False:
+            if self.rows[self._title].passed is False:
                 return
 
     def inputs(self, n: int, n_kv: int, d: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Fresh q (n, d), k and v (n_kv, d), of non-zero mean; NumPy arrays."""
+        """Fresh q (n, d), k and v (n_kv, d), of non-zero mean; NumPy arrays.
+
+        One of three rows or more of q is all zeros: its scores are 0, and count as all others do.
+        """
         q, k, v = make_inputs(n, n_kv, d, seed=int(self.rng.integers(2**31)))
+        self._zero_row = 2 * n // 3 if n > 2 else -1
+        if n > 2:
+            q[self._zero_row] = 0
         return q.astype(dtype), k.astype(dtype), v.astype(dtype)
 
     def empty(self, *shape: int, dtype: Any = np.float32) -> Any:
@@ -125,6 +141,27 @@ class Trial:
         symptoms.poison(np.asarray(array).view(np.ndarray))  # not by the engine's own =, which would count as written
         return array
 
+    def far(self, *counts: int) -> list[Any] | None:
+        """Arrays of so many floats each, zeros, of which a kernel may use a few: only these take memory.
+
+        For indices beyond 32 bits. Before each array is room for what an index that wrapped to below 0 reaches. None
+        on a GPU, whose memory is real, where the system gives no such room, and where something is wrong already. A
+        launch with such arrays takes no others, is not X-rayed, and is an awkward one: what looks at whole arrays
+        would fill the memory.
+        """
+        before = 2**31
+        self._title, self._number = AWKWARD, -1
+        failed = any(row.passed is False for row in self.rows.values())
+        if failed or self.on_gpu or not sys.platform.startswith(("linux", "darwin")):
+            return None
+        without_reserve = 0x4000 if sys.platform == "linux" else 0x40  # MAP_NORESERVE, which Python has from 3.13 on
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | without_reserve
+        try:
+            memory = [mmap.mmap(-1, 4 * (before + count), flags=flags) for count in counts]
+        except OSError:
+            return None
+        return [np.frombuffer(one, np.float32)[before:].view(engine.ndarray) for one in memory]
+
     def launch(
         self,
         kernel: str,
@@ -132,6 +169,7 @@ class Trial:
         block: int | Sequence[int],
         *args: Any,
         extra: str = "",
+        before: str = "",
         **defines: int,
     ) -> Any:
         """Launch the learner's kernel, compiled with -DNAME=value, and give it back.
@@ -141,8 +179,9 @@ class Trial:
         Args:
             args: arrays of the device; NumPy arrays, which are copied there; ints and floats, passed with 32 bits.
             extra: CUDA C++ that is appended to the learner's text, such as a kernel that calls one of its functions.
+            before: CUDA C++ that is put before it.
         """
-        run = self._compiled(kernel, extra, defines)
+        run = self._compiled(kernel, extra, before, defines)
         grid, block = ((size,) if isinstance(size, int) else tuple(size) for size in (grid, block))
         args = tuple(map(self._argument, args))
         seen, printed = io.StringIO(), io.StringIO()  # what the kernel prints, under the X-ray and without
@@ -165,7 +204,11 @@ class Trial:
             self._stop(COMPILES, str(error).strip().splitlines(), "compile")
         except Exception as error:
             failure = symptoms.of_error(error, self._timeout, self.code)
-            self._stop(self._title, failure.lines, *failure.symptoms)
+            reasons = failure.symptoms
+            if self._title == AWKWARD and "bounds" in reasons:  # all threads were right where sizes were whole
+                where = ("width", "bounds", "crash") if self._awkward == "width" else ("bounds", "crash", "tail")
+                reasons = (*(reason for reason in reasons if reason not in where), *where)
+            self._stop(self._title, failure.lines, *reasons)
         finally:
             text = printed.getvalue() or seen.getvalue()
             self._printed[self.size] = self._printed.get(self.size, "") + text
@@ -216,8 +259,13 @@ class Trial:
             lines, detected = symptoms.of_result(output, at, result, got, expected)
             if large:
                 detected = ("large", *detected)
+            elif (
+                tolerance and result.rows_wrong == 1 and result.worst_row == self._zero_row and "empty" not in detected
+            ):
+                detected, symptom = ("zero score", *detected), ""
             elif self._title == AWKWARD:
-                detected = (*detected[:-1], "tail", "wrong") if detected[-1] == "wrong" else (*detected, "tail")
+                *before, last = detected
+                detected = (*before, self._awkward, "wrong") if last == "wrong" else (*detected, self._awkward)
             own = (symptom,) if symptom else ()
             row.fail(lines, *((*detected, *own) if "empty" in detected else (*own, *detected)))
         elif row.passed is not False:
@@ -225,6 +273,11 @@ class Trial:
             errors.append(result.max_error)
             row.passed = True
             row.lines = [f"{at}, " * (self._title == FIRST) + f"max error {max(errors):.1e}"]
+
+    def slip(self, got: Any, slips: Mapping[str, np.ndarray], tolerance: float = 1e-4) -> str:
+        """The first symptom whose array is what the kernel computed; "" where none is."""
+        got = self.xp.asnumpy(got)
+        return next((name for name, a in slips.items() if np.allclose(got, a, rtol=0, atol=tolerance)), "")
 
     def limit(
         self,
@@ -259,23 +312,27 @@ class Trial:
 
     # ------------------------------------------------------------------------------------------------- how
 
-    def _compiled(self, name: str, extra: str, defines: dict[str, int]) -> Callable[..., None]:
+    def _compiled(self, name: str, extra: str, before: str, defines: dict[str, int]) -> Callable[..., None]:
         """The learner's kernel, compiled once for each set of sizes."""
-        key = name, extra, tuple(sorted(defines.items()))
+        key = name, extra, before, tuple(sorted(defines.items()))
         if key not in self._kernels:
             try:
-                self._kernels[key] = self._compile(name, extra, defines)
+                self._kernels[key] = self._compile(name, extra, before, defines)
             except (Stopped, engine.NoCompilerError, CuteMissing):
                 raise
             except Exception as error:  # CuPy's and the engine's errors have no base in common
                 get_message = getattr(error, "get_message", None)  # CuPy's compile error
                 message = str(get_message() if get_message else error)
-                self._stop(COMPILES, message.strip().splitlines(), "compile")
+                self._stop(COMPILES, message.strip().splitlines(), *symptoms.of_refusal(message))
             self.rows[COMPILES].passed = True
         return self._kernels[key]
 
-    def _compile(self, name: str, extra: str, defines: dict[str, int]) -> Callable[..., None]:
-        text = holes.complete(self.code) + (f'\n#line 1 "the grader"\n{extra}' if extra else "")
+    def _compile(self, name: str, extra: str, before: str, defines: dict[str, int]) -> Callable[..., None]:
+        text = (
+            f"{before}\n" * bool(before)
+            + holes.complete(self.code)
+            + (f'\n#line 1 "the grader"\n{extra}' if extra else "")
+        )
         headers = (*kernel.headers(text), *kernel.architecture(text)) if self.on_gpu else cute_options(text)
         module = self.xp.RawModule(code=text, options=(*kernel.options(defines), *headers))
         # The CPU engine checks arguments by itself; on a GPU the typed launch does.
@@ -286,10 +343,21 @@ class Trial:
         a_function = r"->|\b(?!else\b|void\b)\w+[\s&*]+\w+\s*\([^;{}()]*\)\s*\{"  # it need not say __device__
         has_functions = re.search(a_function, self.plain) is not None
         module.compile(warned if has_functions and not self._kernels else None)
+        if not self._kernels:
+            self._ask_nvrtc(module.options)
         place = re.search(r"^(.*?): warning.*(?:no return statement|reaches end of non-void)", warned.getvalue(), re.M)
         if place:
             self._stop(COMPILES, [f"{place[1]}: a function that returns a value ends without a return"], "return")
         return module.get_function(name)
+
+    def _ask_nvrtc(self, options: tuple[str, ...]) -> None:
+        """Stop where a GPU's compiler, if it is installed, refuses the text that the CPU engine takes."""
+        if os.environ.get("COURSE_NVRTC") == "0":
+            return
+        refused = nvrtc.refusal(holes.complete(self.code), options)
+        if refused:
+            lines = ["NVRTC, a GPU's compiler, refuses what the CPU engine takes:", *refused.splitlines()]
+            self._stop(COMPILES, lines, *symptoms.of_refusal(refused), "no header")
 
     def _argument(self, value: Any) -> Any:
         """An argument as a launch takes it; a tensor map, which is a record, and what has 32 bits already stay."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from helpers.attention import reference
+
+if TYPE_CHECKING:
+    from helpers.lesson.exercises.trial import Trial
 
 
 class Parts(NamedTuple):
@@ -33,6 +36,26 @@ def attention_parts(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Parts:
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a @ b in float64."""
     return a.astype(np.float64) @ b.astype(np.float64)
+
+
+def wrong_for_one_key(trial: Trial, o: Any, expected: np.ndarray, seen: np.ndarray) -> str:
+    """The symptom "one key" if the wrong rows of an output are all of those that see one key; else "". See expect_v."""
+    wrong = ~np.isclose(trial.xp.asnumpy(o), expected, rtol=0, atol=1e-3).all(axis=1)
+    return "one key" if wrong.any() and (seen[wrong].sum(axis=1) == 1).all() else ""
+
+
+def expect_v(trial: Trial, o: Any, v: np.ndarray, seen: np.ndarray | None = None) -> None:
+    """Rows that see one key alone have its row of V as their output, to the last bit.
+
+    Args:
+        o: the output (n, d), of the device. seen: which row sees which key, (n, n_kv) of bool; None: each sees all.
+    """
+    o = trial.xp.asnumpy(o)
+    seen = np.ones((len(o), len(v)), bool) if seen is None else seen
+    rows = np.flatnonzero(seen.sum(axis=1) == 1)
+    if len(rows):
+        what = "O of the rows that see one key, which is a row of V"
+        trial.expect(what, o[rows], v[seen[rows].argmax(axis=1)], tolerance=0, symptom="one key")
 
 
 def blocks(n: int, block: int) -> int:

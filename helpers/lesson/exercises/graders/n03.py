@@ -8,7 +8,7 @@ import numpy as np
 
 from helpers.attention import reference
 from helpers.attention.check import TOLERANCE, tolerance_for
-from helpers.lesson.exercises.graders.expected import blocks
+from helpers.lesson.exercises.graders.expected import blocks, expect_v, wrong_for_one_key
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -30,19 +30,30 @@ from helpers.lesson.exercises.trial import Trial, exercise
             "The same factor, expf(m_i - m_new), multiplies l_i and every element of acc.",
             "const float rescale = expf(m_i - m_new); then l_i *= rescale; then a loop over acc.",
         ),
+        **dict.fromkeys(
+            ("columns", "overrun", "bounds"),
+            (
+                "acc has HEAD_DIM elements, and each of them needs the factor. How far does your loop over acc go?",
+                "BLOCK_N counts keys of a tile, BLOCK_M rows of a block. The elements of acc are c = 0 .. HEAD_DIM "
+                "- 1.",
+            ),
+        ),
     },
 )
 def rescale(trial: Trial) -> None:
-    """Three tiles with an incomplete one, then other tails, then scores whose exponential overflows."""
-    first = 40, 40, 8, 1
-    for n, n_kv, d, factor in trial.sizes(
-        "N, N_kv, d, factor of Q", first, (33, 65, 8, 1), (65, 1, 8, 1), (33, 65, 8, 100)
-    ):
+    """Three tiles with an incomplete one, then other tails, then scores whose exponential overflows.
+
+    HEAD_DIM is above BLOCK_N and BLOCK_M at first, and below both afterwards.
+    """
+    first = 40, 40, 72, 1
+    sizes = first, (33, 65, 8, 1), (65, 1, 8, 1), (33, 65, 8, 100)
+    for n, n_kv, d, factor in trial.sizes("N, N_kv, d, factor of Q", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
         q *= np.float32(factor)
         o = trial.empty(n, d)
         trial.launch("one_pass", blocks(n, 64), 64, q, k, v, o, n, n_kv, d**-0.5, HEAD_DIM=d, BLOCK_M=64, BLOCK_N=16)
         trial.expect("O", o, reference.attention(q, k, v), tolerance=tolerance_for(q, k), large=factor > 1)
+        expect_v(trial, o, v)
     if trial.report:
         trial.limit("bytes of K read", trial.figures("K").read, at_most=4 * math.prod(first))
 
@@ -73,9 +84,8 @@ def rescale(trial: Trial) -> None:
 )
 def no_key(trial: Trial) -> None:
     """Rows that see nothing, rows whose first tiles are masked, and scores far below and above 0."""
-    sizes = (40, 24, 10, 0), (33, 65, 3, 0), (65, 1, 0, 0), (40, 40, 5, 300)
-    d = 8
-    for n, n_kv, left, shift in trial.sizes("N, N_kv, left, scores shifted by", *sizes):
+    sizes = (40, 24, 10, 8, 0), (33, 65, 3, 8, 0), (65, 1, 0, 8, 0), (40, 40, 5, 8, 300), (40, 24, 10, 72, 0)
+    for n, n_kv, left, d, shift in trial.sizes("N, N_kv, left, d, scores shifted by", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
         if shift:
             q[:, -1], k[:, -1] = np.where(np.arange(n) % 2, shift, -shift), math.sqrt(d)
@@ -83,7 +93,10 @@ def no_key(trial: Trial) -> None:
         numbers = n, n_kv, left, d**-0.5
         trial.launch("windowed", blocks(n, 64), 64, q, k, v, o, lse, *numbers, HEAD_DIM=d, BLOCK_M=64, BLOCK_N=16)
         expected, expected_lse = reference.attention(q, k, v, window=(left, 0), return_lse=True)
-        trial.expect("O", o, expected, tolerance=tolerance_for(q, k), large=shift > 0)
+        seen = reference.visible(n, n_kv, window=(left, 0))
+        symptom = "" if shift else wrong_for_one_key(trial, o, expected, seen)
+        trial.expect("O", o, expected, tolerance=tolerance_for(q, k), large=shift > 0, symptom=symptom)
+        expect_v(trial, o, v, seen)
         trial.expect("lse", lse, expected_lse, tolerance=512 * 2.0**-20 if shift else TOLERANCE, symptom="lse")
 
 
@@ -100,6 +113,10 @@ def no_key(trial: Trial) -> None:
             "The odd threads never enter the if. A barrier must be reached by all threads of the block.",
             "Move the barrier behind the closing brace of the if.",
         ),
+        "unset": (
+            "All threads of the block copy the tile, those past the last row as well. Does one of them leave too "
+            "early?",
+        ),
         "barriers": (
             "It is clean, with more barriers than it needs. Which line follows each of them, and what would go wrong?",
             "Two barriers guard the tile, as in 02. One more guards P_smem.",
@@ -113,11 +130,13 @@ def no_key(trial: Trial) -> None:
 def find_the_race(trial: Trial) -> None:
     """Three tiles; then a tail of keys and of rows."""
     tiles = 3
-    for n, n_kv, d in trial.sizes("N, N_kv, d", (32, 16 * tiles, 8), (33, 65, 8), (40, 1, 8)):
+    sizes = (32, 16 * tiles, 8), (33, 65, 8), (40, 1, 8), (32, 16 * tiles, 72)
+    for n, n_kv, d in trial.sizes("N, N_kv, d", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
         o = trial.empty(n, d)
         trial.launch("two_per_row", blocks(n, 32), 64, q, k, v, o, n, n_kv, d**-0.5, HEAD_DIM=d, BLOCK_M=32, BLOCK_N=16)
-        trial.expect("O", o, reference.attention(q, k, v))
+        trial.expect("O", o, reference.attention(q, k, v), tolerance=tolerance_for(q, k))
+        expect_v(trial, o, v)
     if trial.report:
         what, barriers = f"barriers in a block of {tiles} tiles", trial.report.barriers
         trial.limit(what, barriers, at_most=3 * tiles + 1, symptom="barriers")
@@ -127,9 +146,24 @@ def find_the_race(trial: Trial) -> None:
     "03_merge_halves",
     minutes=10,
     hints={
+        "factor": (
+            "In each row, O is a multiple of what it should be: both parts of acc are merged, l is not. What is l "
+            "then?",
+            "l_1 and l_2 are relative to their own maxima, as acc_1 and acc_2 are: the same two factors belong to "
+            "them.",
+            "l = l_1[row] * rescale_1 + l_2[row] * rescale_2, and O[i] is divided by it once.",
+        ),
         "lse": (
             "O is right and lse is not: which m and which l belong to all the keys?",
             "m is the larger of the two maxima, l the sum of both rescaled sums.",
+        ),
+        **dict.fromkeys(
+            ("crash", "bounds", "width"),
+            (
+                "m_1, l_1, m_2 and l_2 have a number for each row, acc_1 and acc_2 HEAD_DIM of them. Which index "
+                "has each?",
+                "m and l are read at [row], acc at [i], and O is written at [i].",
+            ),
         ),
         "nan": (
             "Where a part has no keys, its m is -inf and its l is 0. Which expression is then 0 * inf or inf - inf?",
@@ -148,9 +182,9 @@ def find_the_race(trial: Trial) -> None:
 )
 def merge_halves(trial: Trial) -> None:
     """Halves, either part empty, and scores whose exponential overflows."""
-    sizes = (33, 65, 32, 1), (1, 2, 1, 1), (130, 31, 5, 1), (33, 65, 65, 1), (33, 65, 0, 1), (33, 65, 32, 100)
-    d = 8
-    for n, n_kv, split, factor in trial.sizes("N, N_kv, second part's first key, factor of Q", *sizes):
+    one = (33, 65, 32, 8, 1), (1, 2, 1, 8, 1), (130, 31, 5, 8, 1), (33, 65, 65, 8, 1), (33, 65, 0, 8, 1)
+    sizes = *one, (65, 1, 1, 8, 1), (33, 65, 32, 8, 100), (33, 65, 32, 72, 1)
+    for n, n_kv, split, d, factor in trial.sizes("N, N_kv, second part's first key, d, factor of Q", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
         q *= np.float32(factor)
         defines = {"HEAD_DIM": d, "BLOCK_M": 64}
@@ -164,5 +198,6 @@ def merge_halves(trial: Trial) -> None:
         trial.launch("merge", blocks(n * d, 64), 64, *parts, o, lse, n, **defines)
         expected, expected_lse = reference.attention(q, k, v, return_lse=True)
         trial.expect("O", o, expected, tolerance=tolerance_for(q, k), large=factor > 1)
+        expect_v(trial, o, v)
         tolerance = max(TOLERANCE, float(np.abs(expected_lse).max()) * 2.0**-20)
         trial.expect("lse = m + log(l)", lse, expected_lse, tolerance=tolerance, symptom="lse")
