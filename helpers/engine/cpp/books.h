@@ -160,7 +160,7 @@ struct Books : BlockBooks {
   std::vector<EngineFinding> findings;
   std::unordered_map<uint64_t, uint32_t> site_index, finding_index;
   std::unordered_map<uintptr_t, std::vector<uintptr_t>> callers;  // of an access in a function: who called that first
-  uint64_t barriers = 0, collectives = 0, tensor_flop = 0;
+  uint64_t barriers = 0, collectives = 0, warp_barriers = 0, tensor_flop = 0;
 
   uint64_t epoch = 1, grid_epoch = 0;                 // grid_epoch: of the last grid.sync()
   bool interleaved = false;                           // blocks have waited for others

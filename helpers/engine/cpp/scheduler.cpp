@@ -184,7 +184,7 @@ void try_collective(Worker& w, unsigned warp, unsigned mask) {
     fail(w, failure);
   }
   if (checking()) {
-    check_collective();
+    check_collective(first->is_barrier);
     check_merge_warp(warp, w.n_threads, w.paused[warp]);
     // A shuffle is no fence: were it taken for one, a missing __syncwarp would go unseen.
     if (first->is_barrier) check_warp_sync(warp, arrived);
