@@ -144,9 +144,9 @@ struct BlockBooks {
   std::vector<Clock> clocks;  // by thread
   Clock everyone;             // what all threads of the block know
   std::vector<MbarrierBooks> mbarriers;
-  std::vector<Clock> named;            // what those know who have arrived at a barrier with a number
-  std::vector<unsigned> sent_by;       // by agent: the thread that asked last
-  std::vector<uint64_t> proxy_fences;  // by thread: of its last one
+  std::vector<Clock> named;                         // what those know who have arrived at a barrier with a number
+  std::vector<unsigned> sent_by;                    // by agent: the thread that asked last
+  std::vector<std::vector<uint64_t>> proxy_fences;  // by thread
 
   std::vector<Guess> guesses;
   uint32_t interval = 0;               // how many barriers it has passed
