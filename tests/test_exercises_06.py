@@ -84,7 +84,7 @@ TABLE = {
             (("tc::mem_row_major", "tc::mem_col_major"),),
             "first",
             "store or read by columns",
-            "columns",
+            "by columns",
         ),
         Wrong(
             "another stride",
@@ -133,7 +133,7 @@ TABLE = {
         Wrong("one key too many", ((EXISTS, "first + j <= N_kv"),), "awkward", "Which keys of the last tile", "tail"),
         Wrong("a missing key scores 0", ((": NEG_INF;\n", ": 0.0f;\n"),), "awkward", "keys of the last tile", "tail"),
         Wrong("no scale", (("softmax_scale * S_smem", "S_smem"),), "first", "not scaled", "scale"),
-        Wrong("a column of S", ((ELEMENT, "S_smem[j * S_STRIDE + lane]"),), "first", "read by columns", "columns"),
+        Wrong("a column of S", ((ELEMENT, "S_smem[j * S_STRIDE + lane]"),), "first", "read by columns", "by columns"),
         Wrong("Q is transposed", (("tc::row_major", "tc::col_major"),), "first", "Q's fragment", "layout of Q"),
         Wrong("half of the lanes store", ((STORE_S, f"if (lane < 16) {STORE_S}"),), "first", "", "deadlock"),
         Wrong("Q twice", (("k_frag, K_smem + k", "k_frag, Q_smem + k"),), "first", "lse at", "wrong"),
@@ -160,7 +160,7 @@ TABLE = {
     ),
     "06_factor_fragment": (
         Wrong("no rescaling", ((MULTIPLY, ""),), "first", "O at"),
-        Wrong("by columns", (("0, tc::mem_col_major", "0, tc::mem_row_major"),), "first", "not rows", "columns"),
+        Wrong("by columns", (("0, tc::mem_col_major", "0, tc::mem_row_major"),), "first", "not rows", "by columns"),
         Wrong("by the layout", LAYOUT, "awkward", "accumulators in another layout", "layout"),
         Wrong("all lanes store", ((STORE, "    factors[lane % 16] = rescale;\n"),), "limit", "stored twice", "twice"),
         Wrong(

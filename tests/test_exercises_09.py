@@ -13,6 +13,7 @@ SHUFFLE = "for (int mask = 16; mask > 0; mask /= 2) squares += __shfl_xor_sync(0
 IN_STEP, BARRIER = SHUFFLE.replace("squares +=", "__syncthreads(), squares +="), "__syncthreads();"
 TOTAL = "total = of_warp[0] + of_warp[1] + of_warp[2] + of_warp[3];"
 
+TURNS = "i < COLUMNS"
 SQUARES, STORE = "float squares = 0.0f;", "if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = squares;"
 
 TABLE = {
@@ -30,7 +31,6 @@ TABLE = {
             (("const int end", "const unsigned end"), (END, "min(row + 1 + shift, N_kv)")),
             "awkward",
             "for which rows is your end more than N_kv",
-            "crash",
         ),
         Wrong("the other sign", ((SHIFT, "top_left ? 0 : N - N_kv"),), "first", "", "bottom-right"),
         Wrong("one key short", ((END, "max(0, min(row + shift, N_kv))"),), "first", "Both rules", "both"),
@@ -84,6 +84,7 @@ TABLE = {
         ),
         Wrong("one row more", (("row < ", "row <= "),), "first", "", "other rows"),
         Wrong("without the last row", ((LAST, f"{LAST} - 1"),), "first", "", "other rows"),
+        Wrong("three columns a thread", ((TURNS, "i < 3"),), "awkward"),
         Wrong("columns that do not exist", ((GUARD, "sum[i]"),), "awkward"),
         Wrong(
             "neighbouring columns", ((COLUMN, "+ 3 * threadIdx.x + i];"),), "first", "of other columns", "neighbours"

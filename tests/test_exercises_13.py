@@ -30,7 +30,7 @@ TABLE = {
         Wrong("half a panel", ((PANELS, PANELS.replace("64 * 128", "64 * 64")),), "first", "dK", "panels"),
         Wrong("from the second panel on", ((PANELS, PANELS.replace("(Q_smem)", "(Q_smem[1])")),), "first"),
         Wrong("32 rows", ((STEP, "step = i * 32 * 128 / 16"),), "first"),
-        Wrong("as many as rows", ((STEP, "step = 16 * i"),), "first", "dK", "step"),
+        Wrong("as many as rows", ((STEP, "step = 16 * i"),), "first", "The step is wrong", "step"),
         Wrong("in bytes", ((STEP, "step = i * 16 * 128"),), "first", "", "bounds"),
         Wrong(
             "as it was",

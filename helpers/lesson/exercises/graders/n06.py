@@ -46,7 +46,7 @@ from helpers.xray import Finding
             "A fragment has elements from the padding, which nobody wrote: how far apart are two rows of the tile?",
             "STRIDE elements, not HEAD_DIM: that is load_matrix_sync's third argument.",
         ),
-        "columns": (
+        "by columns": (
             "A lane has a column of each tile of S, not a row: what do you store or read by columns?",
             "mem_row_major stores row r from r * S_STRIDE on, and lane r reads S_smem[lane * S_STRIDE + j].",
         ),
@@ -88,7 +88,7 @@ def row_of_scores(trial: Trial) -> None:
                 "scale": reference.attention(q, k, k, softmax_scale=1.0, return_lse=True)[1],
                 "layout of Q": reference.attention(q_transposed, k, k, return_lse=True)[1],
                 "layout of K": reference.attention(q, k_transposed, k, return_lse=True)[1],
-                "columns": np.log(np.exp(s).sum(axis=(1, 2))).ravel(),
+                "by columns": np.log(np.exp(s).sum(axis=(1, 2))).ravel(),
                 "keys": reference.attention(q, k[:-1], k[:-1], return_lse=True)[1],
             }
             got = trial.xp.asnumpy(lse)
@@ -151,7 +151,7 @@ def _unset(trial: Trial, findings: Sequence[Finding]) -> str:
             "The result is right, but more than the factors goes through shared memory.",
             "acc stays in its fragments: only 16 floats are stored for a tile, and loaded as a fragment.",
         ),
-        "columns": (
+        "by columns": (
             "Columns were multiplied, not rows: are the 16 floats a column of the fragment, or a row?",
             "Every column is the same 16 floats: tc::mem_col_major.",
         ),
@@ -206,7 +206,7 @@ def factor_fragment(trial: Trial) -> None:
 def _wrong_factor(o: np.ndarray, expected: np.ndarray, p: np.ndarray, v: np.ndarray, maxima: np.ndarray) -> str:
     """What is wrong with the factors of 06_factor_fragment, as a symptom; "" if that cannot be told."""
     row, column = np.indices((16, 16))
-    slips = {"columns": column, "own row": (row % 8 * 4 + column % 8 // 2) % 16}
+    slips = {"by columns": column, "own row": (row % 8 * 4 + column % 8 // 2) % 16}
     for symptom, factor in slips.items():
         if len(maxima) > 1 and np.allclose(o, _multiplied(p, v, maxima, factor), atol=1e-4):
             return symptom

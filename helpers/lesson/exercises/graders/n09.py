@@ -143,7 +143,7 @@ def _wrong_mean(out: np.ndarray, expected: np.ndarray, x: np.ndarray, lengths: S
 def mean_pool(trial: Trial) -> None:
     """Sentences of several lengths, an empty one among them; widths that are no multiple of 128."""
     first = 384, (3, 5)
-    for width, lengths in trial.sizes("WIDTH, lengths", first, (200, (1, 0, 33, 2)), (40, (7,))):
+    for width, lengths in trial.sizes("WIDTH, lengths", first, (520, (1, 0, 33, 2)), (40, (7,))):
         ends = np.cumsum([0, *lengths], dtype=np.int32)
         x = trial.rng.standard_normal((ends[-1], width), dtype=np.float32) + np.float32(0.25)
         out = trial.empty(len(lengths), width)
