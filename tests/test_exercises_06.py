@@ -10,6 +10,8 @@ LOAD = "tc::load_matrix_sync(factor, factors, 0, tc::mem_col_major);"
 MULTIPLY = """    for (int n = 0; n < HEAD_DIM / 16; ++n)
       for (int e = 0; e < factor.num_elements; ++e) acc[n].x[e] *= factor.x[e];
 """
+PRODUCT = "      tc::mma_sync(acc[n], p_frag, v_frag, acc[n]);\n"
+TIMES = "      for (int e = 0; e < factor.num_elements; ++e) acc[n].x[e] *= factor.x[e];\n"
 TRIP = """    __shared__ __align__(128) float trip[16 * 16];
     for (int n = 0; n < HEAD_DIM / 16; ++n) {
       __syncwarp();
@@ -34,6 +36,12 @@ LAYOUT = (  # of the GPUs that we know
 )
 LOAD_Q, LOAD_K = "q_frag, Q_smem + k, STRIDE", "k_frag, K_smem + k, STRIDE"
 STORE_S = "tc::store_matrix_sync(S_smem, S, S_STRIDE, tc::mem_row_major);\n"
+MMA = "tc::mma_sync(S, q_frag, k_frag, S);"
+ELEMENT, EXISTS = "S_smem[lane * S_STRIDE + j]", "first + j < N_kv"
+SCALED = f"const float s = softmax_scale * {ELEMENT};"
+SCORE = f"const float s = {EXISTS} ? softmax_scale * {ELEMENT} : NEG_INF;"
+ZERO_SKIPPED = f"if ({ELEMENT} == 0.0f) continue;\n      {SCALED}"
+ZERO_HIDDEN = f"{SCALED.replace('const ', '')}\n      if (s == 0.0f) s = NEG_INF;"
 FMA = """    for (int e = lane; e < 256; e += 32) {
       float dot = 0.0f;
       for (int c = 0; c < HEAD_DIM; ++c)
@@ -43,6 +51,8 @@ FMA = """    for (int e = lane; e < 256; e += 32) {
 """
 READ = "for (int j = 0; j < 16; ++j) s[j] = S_smem[lane % 16 * S_STRIDE + j];\n"
 PADDING = "X-ray", "how far apart are two rows of the tile?", "stride of Q and K"
+P_STORE = "P_smem[lane * P_STRIDE + j] = __float2half(exp2f(s[j]));\n"
+LAST = P_STORE + "    __syncwarp();\n"
 MISSING = "    __syncwarp();\n    for (int j = 0; lane < 16"
 NOT_THERE = (MISSING, "    for (int j = 0; lane < 16")
 
@@ -67,10 +77,14 @@ TABLE = {
         ),
         Wrong("the stride of Q", ((LOAD_Q, LOAD_Q.replace("STRIDE", "HEAD_DIM")),), *PADDING),
         Wrong("the stride of K", ((LOAD_K, LOAD_K.replace("STRIDE", "HEAD_DIM")),), *PADDING),
-        Wrong("K is not transposed", (("tc::col_major", "tc::row_major"),), "first", "lse at", "wrong"),
-        Wrong("K from the first column on", (("K_smem + k", "K_smem"),), "awkward", "d = 64", "steps"),
+        Wrong("K is not transposed", (("tc::col_major", "tc::row_major"),), "first", "not Q K^T", "layout of K"),
+        Wrong("K from the first column on", (("K_smem + k", "K_smem"),), "awkward", "d = 48", "steps"),
         Wrong(
-            "stored by columns", (("tc::mem_row_major", "tc::mem_col_major"),), "first", "stored by columns", "columns"
+            "stored by columns",
+            (("tc::mem_row_major", "tc::mem_col_major"),),
+            "first",
+            "store or read by columns",
+            "by columns",
         ),
         Wrong(
             "another stride",
@@ -88,7 +102,7 @@ TABLE = {
                 ),
             ),
             "awkward",
-            "d = 64",
+            "d = 48",
             "steps",
         ),
         Wrong(
@@ -105,6 +119,23 @@ TABLE = {
             "The last key counts for no row",
             "keys",
         ),
+        Wrong("a score of 0 is no key", ((SCORE, ZERO_SKIPPED),), "first", "happens to be 0", "zero"),
+        Wrong("a score of 0 becomes -inf", ((SCORE, ZERO_HIDDEN),), "first", "happens to be 0", "zero"),
+        Wrong(
+            "a product that is never reached",
+            ((MMA, f"if (k < 0) {MMA}"), (f"    {STORE_S}", FMA)),
+            "limit",
+            "CUDA cores computed it",
+            "no product",
+        ),
+        Wrong("the key in the tile", ((EXISTS, "j < N_kv"),), "awkward", "Which keys of the last tile", "tail"),
+        Wrong("the lane's key", ((EXISTS, "first + lane < N_kv"),), "awkward", "Which keys of the last tile", "tail"),
+        Wrong("one key too many", ((EXISTS, "first + j <= N_kv"),), "awkward", "Which keys of the last tile", "tail"),
+        Wrong("a missing key scores 0", ((": NEG_INF;\n", ": 0.0f;\n"),), "awkward", "keys of the last tile", "tail"),
+        Wrong("no scale", (("softmax_scale * S_smem", "S_smem"),), "first", "not scaled", "scale"),
+        Wrong("a column of S", ((ELEMENT, "S_smem[j * S_STRIDE + lane]"),), "first", "read by columns", "by columns"),
+        Wrong("Q is transposed", (("tc::row_major", "tc::col_major"),), "first", "Q's fragment", "layout of Q"),
+        Wrong("half of the lanes store", ((STORE_S, f"if (lane < 16) {STORE_S}"),), "first", "", "deadlock"),
         Wrong("Q twice", (("k_frag, K_smem + k", "k_frag, Q_smem + k"),), "first", "lse at", "wrong"),
         Right(
             "a block's barrier",
@@ -115,6 +146,7 @@ TABLE = {
                 ),
             ),
         ),
+        Right("a missing key is left out", ((SCORE, f"if (first + j >= N_kv) continue;\n      {SCALED}"),)),
         Right(
             "the loop ends at the last key",
             (
@@ -128,7 +160,7 @@ TABLE = {
     ),
     "06_factor_fragment": (
         Wrong("no rescaling", ((MULTIPLY, ""),), "first", "O at"),
-        Wrong("by columns", (("0, tc::mem_col_major", "0, tc::mem_row_major"),), "first", "not rows", "columns"),
+        Wrong("by columns", (("0, tc::mem_col_major", "0, tc::mem_row_major"),), "first", "not rows", "by columns"),
         Wrong("by the layout", LAYOUT, "awkward", "accumulators in another layout", "layout"),
         Wrong("all lanes store", ((STORE, "    factors[lane % 16] = rescale;\n"),), "limit", "stored twice", "twice"),
         Wrong(
@@ -143,6 +175,26 @@ TABLE = {
         ),
         Wrong("one of the accumulators", (("acc[n].x[e] *=", "if (n == 0) acc[n].x[e] *="),), "first"),
         Wrong("half of the elements", (("e < factor.num_elements", "e < 4"),), "first"),
+        Wrong("its own factor", ((LOAD, ""), ("*= factor.x[e]", "*= rescale")), "first", "row lane % 16", "own row"),
+        Wrong(
+            "two accumulators",
+            ((MULTIPLY, MULTIPLY.replace("n < HEAD_DIM / 16", "n < 2")),),
+            "awkward",
+            "which of the accumulators",
+            "some",
+        ),
+        Wrong("after the product", ((MULTIPLY, ""), (PRODUCT, PRODUCT + TIMES)), "first", "before or after"),
+        Wrong("the factor of one element", (("*= factor.x[e]", "*= factor.x[0]"),), "first", "O at"),
+        Wrong("the factor of the accumulator", (("*= factor.x[e]", "*= factor.x[n]"),), "first", "O at"),
+        Wrong("stored at the row", (("factors[lane]", "factors[row]"),), "X-ray", "which has 16 floats", "outside"),
+        Wrong("one lane stores", (("lane < 16", "lane == 0"),), "X-ray", "Which lanes store", "unset"),
+        Wrong(
+            "a barrier for the lanes that store",
+            ((STORE + "    __syncwarp();\n", "    if (lane < 16) {\n" + STORE + "    __syncwarp();\n    }\n"),),
+            "first",
+            "only the store belongs",
+            "deadlock",
+        ),
         Wrong("divides", (("acc[n].x[e] *=", "acc[n].x[e] /="),), "first"),
         Wrong("a stride of 16", ((LOAD, LOAD.replace("0,", "16,")),), "X-ray", "how far apart are two columns?"),
         Wrong("no barrier after the store", ((STORE + "    __syncwarp();\n", STORE),), "X-ray", "race", "race"),
@@ -175,10 +227,34 @@ TABLE = {
             "X-ray",
         ),
         Wrong(
+            "in the loop that reads",
+            (NOT_THERE, (READ, READ.replace("s[j] = ", "{ s[j] = ").replace(";\n", "; __syncwarp(); }\n"))),
+            "limit",
+            "reached 16 times",
+            "barriers in a loop",
+        ),
+        Wrong("after P is stored", (NOT_THERE, (LAST, LAST + "    __syncwarp();\n")), "X-ray", "race", "race"),
+        Wrong("moved, not added", ((LAST, P_STORE),), "X-ray", "race", "race"),
+        Wrong("a fence", ((MISSING, MISSING.replace("__syncwarp", "__threadfence_block")),), "X-ray", "race", "race"),
+        Wrong(
+            "a vote",
+            ((MISSING, MISSING.replace("__syncwarp()", "__any_sync(0xffffffff, 1)")),),
+            "X-ray",
+            "race",
+            "race",
+        ),
+        Wrong(
+            "read and stored in one loop",
+            (NOT_THERE, (READ, ""), ("exp2f(s[j])", "exp2f(S_smem[lane * S_STRIDE + j])")),
+            "X-ray",
+            "race",
+            "race",
+        ),
+        Wrong(
             "everywhere",
             (("    float s[16];\n", "    __syncwarp();\n    float s[16];\n"),),
             "limit",
-            "barriers in the text: 5",
+            "barriers for a tile: 5",
             "barriers",
         ),
         Wrong(

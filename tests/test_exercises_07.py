@@ -12,6 +12,14 @@ from helpers.lesson.exercises import exercise
 SWIZZLE = "16 * (chunk ^ row % 8)"
 XOR_1, XOR_2 = "__shfl_xor_sync(0xffffffff, a, 1)", "__shfl_xor_sync(0xffffffff, a, 2)"
 REDUCE = f"  a = fmaxf(a, {XOR_1});\n  return fmaxf(a, {XOR_2});\n"
+ROW, X = "8 * (e / 2)", "the first"
+BY_SHARED = """  __shared__ float all[32];
+  __syncwarp();
+  all[threadIdx.x] = a;
+  __syncwarp();
+  for (int i = 0; i < 4; ++i) a = fmaxf(a, all[threadIdx.x / 4 * 4 + i]);
+  return a;
+"""
 WAIT, BARRIER = "    cp_async_wait<0>();\n", "    __syncthreads();\n"
 SUM = "    for (int r = 0; r < ROWS; ++r) sum += V_smem[stage][r][threadIdx.x];\n"
 COPY = "    load_tile(V_smem[stage ^ 1], V, first + ROWS, N);\n"
@@ -31,6 +39,19 @@ TABLE = {
             symptom="limit",
         ),
         Wrong("rows above 7 leave their row", ((SWIZZLE, "16 * (chunk ^ row)"),), "first", symptom="bounds"),
+        Wrong(
+            "an exclusive or of a chunk's bytes with a row",
+            (("128 * row + " + SWIZZLE, "128 * row + 16 * chunk ^ row % 8"),),
+            "first",
+            "no multiple of 16",
+            symptom="aligned",
+        ),
+        Wrong("every second place", ((SWIZZLE, "16 * ((chunk + 2 * row) % 8)"),), "limit", symptom="limit"),
+        Wrong("rows of 144 bytes", (("128 * row + " + SWIZZLE, "144 * row + 16 * chunk"),), "first", symptom="bounds"),
+        Wrong("rows change places", (("128 * row + " + SWIZZLE, "128 * (row ^ chunk) + 16 * chunk"),), "limit"),
+        Wrong("chunks from the last on", ((SWIZZLE, "16 * (7 - chunk)"),), "limit", symptom="limit"),
+        Wrong("an or", ((SWIZZLE, "16 * (chunk | row % 8)"),), "first", symptom="shared"),
+        Wrong("rows modulo 8 twice", (("128 * row", "128 * (row % 8)"),), "first", symptom="shared"),
         Wrong("the chunk is forgotten", ((SWIZZLE, "16 * (row % 8)"),), "first", symptom="shared"),
         Wrong(
             "elements, not bytes",
@@ -42,6 +63,7 @@ TABLE = {
         Wrong("rows of 64 bytes", (("128 * row", "64 * row"),), "first", symptom="shared"),
         Right("a sum", ((SWIZZLE, "16 * ((chunk + row) % 8)"),)),
         Right("bits", (("128 * row + " + SWIZZLE, "(row << 7 | (chunk ^ (row & 7)) << 4)"),)),
+        Right("bytes", (("128 * row + " + SWIZZLE, "128 * row + 16 * chunk ^ 16 * (row % 8)"),)),
         Right("the other way round", ((SWIZZLE, "16 * (chunk ^ (7 - row % 8))"),)),
     ),
     "07_row_max": (
@@ -61,6 +83,23 @@ TABLE = {
         ),
         Wrong("the same mask twice", ((XOR_2, XOR_1),), "first", symptom="reduce"),
         Wrong("keys four apart", (("2 * t + e % 2", "t + e % 2 * 4"),), "first", symptom="elements"),
+        Wrong(
+            "rows and keys of e exchanged", ((ROW, "8 * (e % 2)"), ("e % 2;", "e / 2;")), "first", symptom="elements"
+        ),
+        Wrong("neighbouring rows", (("g + 8 * (e / 2)", "2 * g + e / 2"),), "first", symptom="elements"),
+        Wrong("four keys in a lane", (("2 * t + e % 2", "t + e"),), "first", symptom="elements"),
+        Wrong("a row without the other eight", (("g + 8 * (e / 2)", "g"),), "first", symptom="elements"),
+        Wrong("down to the first lane", ((REDUCE, REDUCE.replace("_xor_", "_down_")),), "first", symptom="reduce"),
+        Wrong("a sum", ((REDUCE, REDUCE.replace("fmaxf(a, ", "(a + ")),), "first", symptom="reduce"),
+        Wrong("the other lane's alone", ((f"fmaxf(a, {XOR_1})", XOR_1),), "first", symptom="reduce"),
+        Wrong("lanes 2 and 4", ((XOR_1, X), (XOR_2, XOR_2.replace("2)", "4)")), (X, XOR_2)), "first", symptom="reduce"),
+        Wrong(
+            "through shared memory",
+            ((REDUCE, BY_SHARED),),
+            "limit",
+            "requests of shared memory",
+            symptom="shared",
+        ),
         Wrong("rows by t", (("row += g + 8", "row += t + 8"),), "first", symptom="elements"),
         Wrong(
             "three shuffles",
@@ -69,6 +108,7 @@ TABLE = {
             symptom="limit",
         ),
         Right("the other order", ((REDUCE, f"  a = fmaxf(a, {XOR_2});\n  return fmaxf(a, {XOR_1});\n"),)),
+        Right("a barrier of the warp", ((REDUCE, "  __syncwarp();\n" + REDUCE),)),
         Right("masks 3 and 1", ((XOR_1, XOR_1.replace("1)", "3)")), (XOR_2, XOR_2.replace("2)", "1)")))),
     ),
     "07_find_the_wait": (
@@ -97,6 +137,26 @@ TABLE = {
             symptom="limit",
         ),
         Wrong("the copy between wait and barrier", ((BARRIER + COPY, COPY + BARRIER),), "X-ray", symptom="order"),
+        Wrong(
+            "the barrier, the copy, then a wait",
+            ((WAIT + BARRIER + COPY, BARRIER + COPY + "    cp_async_wait<1>();\n"),),
+            "X-ray",
+            symptom="others' copies",
+        ),
+        Wrong("into the tile that is summed", ((COPY, COPY.replace("stage ^ 1", "stage")),), "first", symptom="target"),
+        Wrong("the barrier behind the sum", ((BARRIER, ""), (SUM, SUM + BARRIER)), "X-ray", symptom="others' copies"),
+        Wrong("a fence", ((BARRIER, "    __threadfence_block();\n"),), "X-ray", symptom="barrier"),
+        Wrong(
+            "not at the first tile", ((BARRIER, "    if (first > 0) __syncthreads();\n"),), "X-ray", symptom="barrier"
+        ),
+        Wrong("two groups may fly on", ((WAIT, WAIT.replace("0", "2")),), "first", symptom="own copies"),
+        Wrong("one thread waits", ((WAIT, "    if (threadIdx.x == 0) cp_async_wait<0>();\n"),), "first"),
+        Wrong(
+            "a barrier at either side of the sum",
+            ((COPY, ""), (SUM, SUM + BARRIER + COPY)),
+            "limit",
+            symptom="limit",
+        ),
         Wrong("the copy behind the sum", ((COPY, ""), (SUM, SUM + COPY)), "limit", "is copied: 0", symptom="overlap"),
         Wrong("waits for the next tile, too", ((COPY, COPY + WAIT),), "limit", "is copied: 0", symptom="overlap"),
         Wrong(
@@ -138,6 +198,26 @@ TABLE = {
             ((TRANSPOSED, "ldmatrix_x4_trans(b, v + 128 * (lane % 16) + 16 * (2 * n + lane / 16));"),),
             "first",
             symptom="b",
+        ),
+        Wrong("every chunk twice", ((TRANSPOSED, TRANSPOSED.replace("2 * n", "n")),), "first", symptom="b"),
+        Wrong("the tile of K", ((TRANSPOSED, TRANSPOSED.replace("v + ", "k + ")),), "first", symptom="b"),
+        Wrong("no tile", ((TRANSPOSED, TRANSPOSED.replace("v + ", "")),), "first", "the address of a row"),
+        Wrong("the lane's chunk", ((TRANSPOSED, TRANSPOSED.replace("lane / 16", "lane % 2")),), "first", symptom="b"),
+        Wrong("all lanes in a row", ((TRANSPOSED, TRANSPOSED.replace("lane % 16", "lane")),), "first", "row below 16"),
+        Wrong("the first accumulator twice", ((A[2], A[0]), (A[3], A[1])), "first", symptom="a"),
+        Wrong("pairs across the rows", ((A[0], "pack(S[0][0], S[0][2])"),), "first", symptom="a"),
+        Wrong(
+            "bits of floats",
+            tuple((a, f"__float_as_uint(S[{i // 2}][{i % 2}])") for i, a in enumerate(A)),
+            "first",
+            symptom="not packed",
+        ),
+        Wrong(
+            "floats as they are",
+            tuple((a, f"S[{i // 2}][{i % 2}]") for i, a in enumerate(A)),
+            "first",
+            "",
+            "not packed",
         ),
         Wrong("V not loaded", ((TRANSPOSED, "b[0] = b[1] = b[2] = b[3] = 0;"),), "first", symptom="b"),
         Wrong(

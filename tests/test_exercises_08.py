@@ -12,6 +12,13 @@ P = "expf(softmax_scale * s - lse[row])"
 DS = "p * (dp - D[row])"
 DQ = "atomicAdd(&dQ[row * d + c], softmax_scale * ds * k[c]);"
 SUM = "for (int j = first; j < end; ++j) sum += dS[row * N_kv + j] * K[j * 64 + c];"
+STORE = "if (lane == 0) D[row] = sum;"
+BY_SHARED = """__shared__ float sums[128];
+  sums[threadIdx.x] = sum;
+  __syncwarp();
+  sum = 0.0f;
+  for (int i = 0; i < 32; ++i) sum += sums[threadIdx.x / 32 * 32 + i];"""
+TWO_WORDS = "for (int i = 0, c = lane; i < 2 && c < HEAD_DIM; ++i, c += 32) sum += dO[c] * O[c];"
 ADD = "atomicAdd(&dQ[row * 64 + c], sum);"
 
 TABLE = {
@@ -31,6 +38,26 @@ TABLE = {
             "reads",
         ),
         Wrong("no reduction", ((REDUCE, ""),), "first", "", "lanes"),
+        Wrong(
+            "all lanes add to D",
+            ((REDUCE, "if (lane == 0) D[row] = 0.0f;\n  __syncwarp();\n  atomicAdd(&D[row], sum);"), (STORE, "")),
+            "limit",
+            "atomics on D: 2,304",
+            "atomics",
+        ),
+        Wrong("through shared memory", ((REDUCE, BY_SHARED),), "limit", "requests of shared memory", "shared"),
+        Wrong("the thread, not the lane", ((SHARE, SHARE.replace("lane", "threadIdx.x")),), "first", "", "share"),
+        Wrong("two words at most", ((SHARE, TWO_WORDS),), "awkward"),
+        Wrong("a turn for each block", ((SHARE, SHARE.replace("+= 32", "+= 128")),), "first", "", "share"),
+        Wrong(
+            "fewer lanes at each step",
+            ((REDUCE, REDUCE.replace("sum +=", "if (lane < mask) sum +=").replace("_xor_", "_down_")),),
+            "first",
+            "all 32 lanes must call",
+            "mask",
+        ),
+        Wrong("half of the mask", ((REDUCE, REDUCE.replace("0xffffffff", "0xffff")),), "first", "", "mask"),
+        Wrong("up, not down", ((REDUCE, REDUCE.replace("_xor_", "_up_")),), "first", "", "lanes"),
         Wrong(
             "no reduction of neighbouring words",
             ((SHARE, "for (int c = 2 * lane; c < 2 * lane + 2; ++c) sum += dO[c] * O[c];"), (REDUCE, "")),
@@ -54,6 +81,7 @@ TABLE = {
             "shuffles",
             "shuffles",
         ),
+        Right("a barrier of the warp", ((REDUCE, f"__syncwarp();\n  {REDUCE}"),)),
         Right("down", ((REDUCE, REDUCE.replace("_xor_", "_down_")),)),
         Right(
             "the smallest mask first", ((REDUCE, REDUCE.replace("16; mask > 0; mask /= 2", "1; mask < 32; mask *= 2")),)
@@ -105,6 +133,21 @@ TABLE = {
         Wrong(
             "dQ without atomics", ((DQ, DQ.replace("atomicAdd(&", "*(&").replace("c], ", "c]) += (")),), "X-ray", "race"
         ),
+        Wrong(
+            "q and k exchanged",
+            (("ds * q[c]", "ds * k[c]"), ("ds * k[c]);", "ds * q[c]);")),
+            "first",
+            "q and k are exchanged",
+            "exchanged",
+        ),
+        Wrong("D by the key", ((DS, "p * (dp - D[key])"),), "first", "Which number does an index count", "bounds"),
+        Wrong("dQ by the key", ((DQ, DQ.replace("row * d", "key * d")),), "first", "", "crash"),
+        Wrong("the difference is scaled", ((P, "expf(softmax_scale * (s - lse[row]))"),), "first", "dV", "P"),
+        Wrong("a bracket is missing", ((DS, "p * dp - D[row]"),), "first", "dK", "dS"),
+        Wrong("P and dP in each other's place", ((DS, "dp * (p - D[row])"),), "first", "dK", "dS"),
+        Wrong("dP is scaled", ((DP, DP.replace("dp +=", "dp += softmax_scale *")),), "first", "dK", "dS"),
+        Wrong("the last row alone", (("dv[c] += p", "dv[c] = p"),), "first", "dV", "dV"),
+        Wrong("powers of 2", ((P, "exp2f(softmax_scale * s - lse[row])"),), "first", "dV", "P"),
         Wrong("dQ by P", ((DQ, DQ.replace("* ds", "* p")),), "first", "dQ", "dQ"),
         Wrong("dQ by Q", ((DQ, DQ.replace("* k[c]", "* q[c]")),), "first", "dQ", "dQ"),
         Wrong(
@@ -145,6 +188,18 @@ TABLE = {
             "limit",
             "atomic additions: 131,072",
         ),
+        Wrong("begins with what is there", (("float sum = 0.0f;", "float sum = dQ[row * 64 + c];"),), "first"),
+        Wrong("stored as well", ((ADD, "dQ[row * 64 + c] = sum + " + ADD),), "X-ray", "race"),
+        Wrong("the turn's row", ((ADD, ADD.replace("row", "i")),), "first"),
+        Wrong("one thread for all", ((ADD, f"if (c == 0) {ADD}"),), "first"),
+        Wrong(
+            "the running sum",
+            (
+                (SUM, SUM.replace("j) sum", "j) {\n      sum") + f"\n      {ADD}\n    }}"),
+                (f"    }}\n    {ADD}", "    }"),
+            ),
+            "first",
+        ),
         Wrong("a barrier", ((ADD, "__syncthreads();\n    dQ[row * 64 + c] += sum;\n    __syncthreads();"),), "X-ray"),
         Wrong("a fence", ((ADD, "dQ[row * 64 + c] += sum;\n    __threadfence();"),), "X-ray"),
         Wrong("the last block wins", ((ADD, "atomicExch(&dQ[row * 64 + c], sum);"),), "first"),
@@ -159,6 +214,7 @@ TABLE = {
             "first",
         ),
         Wrong("all keys in each block", ((SUM, SUM.replace("first; j < end", "0; j < N_kv")),), "first"),
+        Right("all blocks begin at row 0", (("(i + blockIdx.x * N / gridDim.x) % N", "i"),)),
         Right(
             "atomics of a block's sum, the keys from the last",
             ((SUM, SUM.replace("j = first; j < end; ++j", "j = end - 1; j >= first; --j")),),
@@ -170,3 +226,11 @@ TABLE = {
 @pytest.mark.parametrize("name, answer", cases(TABLE))
 def test_answer(name: str, answer: Answer) -> None:
     check(name, answer)
+
+
+def test_a_mask_that_stays_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0.5")
+    endless = Wrong(
+        "a loop without end", ((REDUCE, REDUCE.replace("mask > 0", "mask >= 0")),), "first", "", "never ends"
+    )
+    check("08_delta", endless)

@@ -13,13 +13,27 @@ SHUFFLE = "for (int mask = 16; mask > 0; mask /= 2) squares += __shfl_xor_sync(0
 IN_STEP, BARRIER = SHUFFLE.replace("squares +=", "__syncthreads(), squares +="), "__syncthreads();"
 TOTAL = "total = of_warp[0] + of_warp[1] + of_warp[2] + of_warp[3];"
 
+TURNS = "i < COLUMNS"
+SQUARES, STORE = "float squares = 0.0f;", "if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = squares;"
+
 TABLE = {
     "09_two_corners": (
         Wrong("always PyTorch's", ((SHIFT, "0"),), "first", "bottom-right", "bottom-right"),
         Wrong("always FlashAttention's", ((SHIFT, "N_kv - N"),), "first", "top-left", "top-left"),
-        Wrong("exchanged", ((SHIFT, "top_left ? N_kv - N : 0"),), "first"),
+        Wrong("exchanged", ((SHIFT, "top_left ? N_kv - N : 0"),), "first", "under the other's number", "exchanged"),
+        Wrong("no sign", ((SHIFT, "top_left ? 0 : abs(N_kv - N)"),), "awkward", "", "bottom-right"),
+        Wrong("only more keys than rows", ((SHIFT, "top_left ? 0 : max(N_kv - N, 0)"),), "awkward", "", "bottom-right"),
+        Wrong("shifted after the bound", ((END, "max(0, min(row + 1, N_kv) + shift)"),), "awkward", "", "bottom-right"),
+        Wrong("bounded by the rows", ((END, "max(0, min(row + 1 + shift, N))"),), "first", "", "bottom-right"),
+        Wrong("the thread's row", ((END, END.replace("row", "(int)threadIdx.x")),), "awkward", "Both rules", "both"),
+        Wrong(
+            "without a sign",
+            (("const int end", "const unsigned end"), (END, "min(row + 1 + shift, N_kv)")),
+            "awkward",
+            "for which rows is your end more than N_kv",
+        ),
         Wrong("the other sign", ((SHIFT, "top_left ? 0 : N - N_kv"),), "first", "", "bottom-right"),
-        Wrong("one key short", ((END, "max(0, min(row + shift, N_kv))"),), "first"),
+        Wrong("one key short", ((END, "max(0, min(row + shift, N_kv))"),), "first", "Both rules", "both"),
         Wrong("one key too many", ((END, "max(0, min(row + 2 + shift, N_kv))"),), "first"),
         Wrong("past the last key", ((END, "max(0, row + 1 + shift)"),), "awkward"),
         Wrong("at least one key", ((END, "max(1, min(row + 1 + shift, N_kv))"),), "awkward"),
@@ -38,15 +52,43 @@ TABLE = {
     ),
     "09_mean_pool": (
         Wrong("no barrier", ((BARRIER, ""),), "X-ray", "race: ", "race"),
+        Wrong(
+            "divided by the number of rows",
+            ((SQUARES, f"for (int i = 0; i < COLUMNS; ++i) sum[i] /= {LAST} - {FIRST};\n  {SQUARES}"),),
+            "awkward",
+            "Only the sentence without rows",
+            "empty sentence",
+        ),
+        Wrong(
+            "rows counted from the sentence", (("(size_t)row", f"(size_t)(row - {FIRST})"),), "first", "", "other rows"
+        ),
+        Wrong("lengths for ends", ((LAST, LAST + f" - {FIRST}"),), "first"),
+        Wrong("its own sum", ((TOTAL, "total = squares;"),), "first", "", "length"),
+        Wrong("the warp's sum", ((TOTAL, "total = of_warp[threadIdx.x / 32];"),), "first", "", "length"),
+        Wrong("for four threads", ((TOTAL, f"if (threadIdx.x < 4) {TOTAL}"),), "first", "in each of them", "length"),
+        Wrong(
+            "a barrier for those that store",
+            ((STORE + "\n  " + BARRIER, STORE.replace(") of", ") {\n    of") + "\n    " + BARRIER + "\n  }"),),
+            "X-ray",
+            "do all threads have to pass",
+            "race",
+        ),
+        Wrong("the root", ((TOTAL, TOTAL + "\n  total = sqrtf(total);"),), "first", "", "length"),
+        Wrong("added to what nobody wrote", (("= squares;\n  __s", "+= squares;\n  __s"),), "X-ray", "", "unset"),
         Wrong("a barrier for each shuffle", ((SHUFFLE, IN_STEP),), "limit", "barriers"),
         Wrong("no shuffles", ((SHUFFLE, ""),), "first", "", "length"),
         Wrong("one warp of four", ((TOTAL, "total = of_warp[0];"),), "first", "", "length"),
         Wrong("half of the lanes", (("mask = 16", "mask = 8"),), "first", "", "length"),
-        Wrong("the first sentence for all", ((FIRST, "cu_seqlens[0]"), (LAST, "cu_seqlens[1]")), "first"),
-        Wrong("one row more", (("row < ", "row <= "),), "first"),
-        Wrong("without the last row", ((LAST, f"{LAST} - 1"),), "first"),
+        Wrong(
+            "the first sentence for all", ((FIRST, "cu_seqlens[0]"), (LAST, "cu_seqlens[1]")), "first", "", "other rows"
+        ),
+        Wrong("one row more", (("row < ", "row <= "),), "first", "", "other rows"),
+        Wrong("without the last row", ((LAST, f"{LAST} - 1"),), "first", "", "other rows"),
+        Wrong("three columns a thread", ((TURNS, "i < 3"),), "awkward"),
         Wrong("columns that do not exist", ((GUARD, "sum[i]"),), "awkward"),
-        Wrong("neighbouring columns", ((COLUMN, "+ 3 * threadIdx.x + i];"),), "first"),
+        Wrong(
+            "neighbouring columns", ((COLUMN, "+ 3 * threadIdx.x + i];"),), "first", "of other columns", "neighbours"
+        ),
         Wrong("twice the loads", ((GUARD, f"if (X[(size_t)row * WIDTH] < 1e30f) {GUARD}"),), "limit", "elements of X"),
         Right("down, then a broadcast", ((SHUFFLE, SHUFFLE.replace("_xor_", "_down_")),)),
         Right("the end is read once", ((FOR, f"const int end = {LAST};\n  {FOR}"), (f"< {LAST}", "< end"))),

@@ -9,6 +9,9 @@ from helpers.lesson.exercises import exercise, hints
 from helpers.lesson.exercises.registry import EXERCISES
 
 EMPTY, FULL = "parity = (tile / STAGES & 1) ^ 1;", "parity = tile / STAGES & 1;"
+PRODUCER_PARITY, ELSEWHERE = "parity of the producer", "arrival elsewhere"
+READ = "sum += __half2float(V_smem[stage][r][8 * (column / 8 ^ r % 8) + column % 8]);"
+ARRIVE_TOO = f"{{ {READ} mbarrier_arrive(empty + 8 * stage); }}"
 ARRIVE = "    mbarrier_arrive(empty + 8 * stage);\n"
 WAIT_FULL = "    mbarrier_wait(full + 8 * stage, parity);\n"
 STAGE = "stage = tile % STAGES;"
@@ -53,6 +56,24 @@ TABLE = {
             "few arrivals",
         ),
         Wrong("given back before it is read", ((ARRIVE, ""), (WAIT_FULL, WAIT_FULL + ARRIVE)), "X-ray", "race", "race"),
+        Wrong("the producer's parity of the tile", ((EMPTY, "parity = tile & 1 ^ 1;"),), "first", "", PRODUCER_PARITY),
+        Wrong(
+            "stages for a power of two",
+            ((STAGE, "stage = tile & STAGES - 1;"), (STAGE, "stage = tile & STAGES - 1;")),
+            "first",
+            "",
+            "stage of the producer",
+        ),
+        Wrong("in each turn of the rows", ((ARRIVE, ""), (READ, ARRIVE_TOO)), "X-ray", "", "many arrivals"),
+        Wrong(
+            "a thread for each warp gives it back",
+            ((ARRIVE, "    if (column % 32 == 0)" + ARRIVE[3:]),),
+            "first",
+            "62 more arrivals",
+            "few arrivals",
+        ),
+        Wrong("the next stage", ((ARRIVE, ARRIVE.replace("stage", "((stage + 1) % STAGES)")),), "limit", "", ELSEWHERE),
+        Wrong("mbarriers of one byte", ((ARRIVE, ARRIVE.replace("8 * ", "")),), "first", "", "crash"),
         Wrong("the wrong barrier is arrived at", ((ARRIVE, ARRIVE.replace("empty", "full")),), "first", "", AT_FULL),
         Wrong(
             "one stage for all tiles",
@@ -73,6 +94,9 @@ TABLE = {
             "",
             "stage of the producer",
         ),
+        Right(
+            "no arrival for stages that no tile follows in", ((ARRIVE, "    if (tile + STAGES < tiles)" + ARRIVE[3:]),)
+        ),
         Right("in other words", ((EMPTY, "parity = tile / STAGES % 2 == 0;"), (FULL, "parity = tile / STAGES % 2;"))),
         Right("bits", ((FULL, "parity = (tile / STAGES) & 1;"), (EMPTY, "parity = ((tile + STAGES) / STAGES) & 1;"))),
     ),
@@ -81,6 +105,23 @@ TABLE = {
         Wrong("the distance in bytes", (("8 * 128 / 16", "8 * 128"),), "first", "", "rows"),
         Wrong("the distance of one row", (("8 * 128 / 16", "128 / 16"),), "first", "", "rows"),
         Wrong("the distance in the other field", (("eight_rows << 32", "eight_rows << 16"),), "first", "", "rows"),
+        Wrong("eight rows of elements", (("8 * 128 / 16", "8 * 64 / 16"),), "first", "", "rows"),
+        Wrong(
+            "an int is shifted", (("const unsigned long long eight_rows", "const int eight_rows"),), "first", "", "rows"
+        ),
+        Wrong("the swizzle one bit too far", (("swizzle_128b << 62", "swizzle_128b << 63"),), "first", "", "swizzle"),
+        Wrong(
+            "the address in words", ((FIELDS, FIELDS.replace("address / 16", "address / 4")),), "first", "", "address"
+        ),
+        Wrong("a step in bytes", ((STEP, "step = i * 16 * 2"),), "first", "", "step"),
+        Wrong("a step of rows", ((STEP, "step = i * 16 * 128 / 16"),), "first", "", "step"),
+        Wrong(
+            "the header's function in brackets",
+            ((FIELDS, "(wgmma_descriptor)(address)"),),
+            "limit",
+            "wgmma_descriptor: 1",
+            "limit",
+        ),
         Wrong("no swizzle", (("swizzle_128b << 62 | ", ""),), "first", "", "swizzle"),
         Wrong("another swizzle", (("swizzle_128b = 1", "swizzle_128b = 2"),), "first", "", "swizzle"),
         Wrong("the swizzle in another field", (("swizzle_128b << 62", "swizzle_128b << 49"),), "first", "", "base"),
@@ -94,6 +135,7 @@ TABLE = {
             "wgmma_descriptor: 1",
             "limit",
         ),
+        Right("a leading offset that is not used", ((FIELDS, FIELDS + " | 1ull << 16"),)),
         Right("sums", ((FIELDS, "(swizzle_128b << 62) + (eight_rows << 32) + (address >> 4)"),)),
         Right("masked as the manual has it", ((FIELDS, FIELDS.replace("address", "(address & 0x3ffff)")),)),
         Right("numbers", ((FIELDS, "0x4000004000000000ull | address / 16"), ("i * 16 * 2 / 16", "2 * i"))),
@@ -109,6 +151,9 @@ SPEAKS_OF = {
     "no arrival": "nobody gives a stage back",
     "few arrivals": "too few threads",
     AT_FULL: "the wrong mbarrier",
+    "crash": "takes 8 bytes",
+    "many arrivals": "more than once",
+    "arrival elsewhere": "another stage",
     "race": "still read",
     "address": "The address of the descriptor",
     "rows": "The distance of eight rows",

@@ -43,6 +43,14 @@ TABLE = {
         Wrong(
             "only from above", ((CAP, "if (softcap > 0.0f && s > 0.0f) s = softcap * tanhf(s / softcap);"),), "first"
         ),
+        Wrong("divided again", ((CAP, CAP.replace("tanhf(s / softcap)", "tanhf(s) / softcap")),), "first"),
+        Wrong("a hidden key scores 0", ((HIDE, HIDE.replace("NEG_INF", "0.0f")),), "first", "still hidden", "future"),
+        Wrong("a hidden key scores -softcap", ((HIDE, HIDE.replace("NEG_INF", "-softcap")),), "first", "", "future"),
+        Wrong(
+            "a hidden key is finite", ((HIDE, HIDE.replace("NEG_INF", "M_INIT")),), "awkward", "see no key", "no key"
+        ),
+        Wrong("another curve", ((CAP, "if (softcap > 0.0f) s = s / (1.0f + fabsf(s) / softcap);"),), "first"),
+        Wrong("divided by LOG2_E", ((HIDE, HIDE.replace("s *", "s /")),), "first"),
         Wrong("no cap is not thought of", ((CAP, ALWAYS),), "awkward", "elements wrong", "no cap"),
         Wrong(
             "tanh that overflows",
@@ -59,6 +67,13 @@ TABLE = {
             "an early return",
             ((SCALED, "if (!seen) return NEG_INF;\n  float s = dot * softmax_scale;"), (HIDE, "return s * LOG2_E;")),
         ),
+        Right(
+            "in powers of 2",
+            (
+                (SCALED, "float s = dot * softmax_scale * LOG2_E;\n  softcap *= LOG2_E;"),
+                (HIDE, "return seen ? s : NEG_INF;"),
+            ),
+        ),
         Right("a conditional", ((CAP, "s = softcap == 0 ? s : tanhf(s / softcap) * softcap;"),)),
     ),
     "11_dilated": (
@@ -69,6 +84,14 @@ TABLE = {
         Wrong("within one step", ((SEES, "kv_idx <= q_idx && q_idx - kv_idx < step"),), "first", "elements wrong"),
         Wrong("no tile is skipped", ((NEEDED, "true"),), *TOO_MANY),
         Wrong("only the future is skipped", ((NEEDED, "most >= 0"),), *TOO_MANY),
+        Wrong("the future is not skipped", ((NEEDED, NEEDED.replace("most >= 0 && ", "")),), *TOO_MANY),
+        Wrong("a distance of 0 does not count", ((NEEDED, "most >= 0 && most / step > 0"),), "awkward", *LOST),
+        Wrong("a tile has a whole step", ((NEEDED, "most >= 0 && most - least >= step"),), "awkward", *LOST),
+        Wrong("the corners", ((NEEDED, "most >= 0 && (least % step == 0 || most % step == 0)"),), "first", *LOST),
+        Wrong(
+            "the first row alone", (("most = last_row - first_key", "most = first_row - first_key"),), "first", *LOST
+        ),
+        Wrong("a step too far", ((NEEDED, NEEDED.replace("step >= least", "step > least")),), "awkward", *LOST),
         Wrong("distances from the first key", ((LEAST, "first_row - first_key"),), "awkward", *LOST),
         Wrong("a distance of 0 is none", ((LEAST, LEAST.replace("0", "1")),), "awkward", *LOST),
         Wrong(
@@ -78,6 +101,8 @@ TABLE = {
             *LOST,
         ),
         Right("the distance once", ((SEES, "q_idx >= kv_idx && (q_idx - kv_idx) / step * step == q_idx - kv_idx"),)),
+        Right("equal rests", ((SEES, "kv_idx <= q_idx && q_idx % step == kv_idx % step"),)),
+        Right("the rest", ((NEEDED, "most >= 0 && most % step <= most - least"),)),
         Right("the smallest multiple", ((NEEDED, "most >= 0 && (least + step - 1) / step * step <= most"),)),
         Right(
             "by a loop",

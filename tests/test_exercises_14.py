@@ -26,6 +26,12 @@ FENCE = "  __threadfence();   // the ticket is not seen before what this thread 
 WRITTEN = "  __syncthreads();   // nor drawn before all threads have written\n"
 DRAW = "if (c == 0) is_last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;\n"
 KNOWN = "  __syncthreads();\n"
+PART = "  partial[blockIdx.x * 64 + c] = sum;\n"
+RESET_BY_ALL = """if (c == 0) {
+    is_last = atomicAdd(ticket, 1) == gridDim.x - 1;
+    *ticket = 0;
+  }
+"""
 NUMBER = "== gridDim.x - 1;\n"
 
 TABLE = {
@@ -35,6 +41,19 @@ TABLE = {
         Wrong("only acc is weighted", (("sum += weight", "sum += 1.0f"),), "first", "O at"),
         Wrong("the wrong way round", ((WEIGHT, "expf(m - lse_i)"),), "first", "O at"),
         Wrong("no maximum", ((WEIGHT, "expf(lse_i)"), (LSE, "logf(sum)")), "awkward", "large scores", "large"),
+        Wrong(
+            "a little more than the sum",
+            ((NO_KEY, ""), ("acc / sum", "acc / (sum + 1e-6f)")),
+            "awkward",
+            "",
+            "one part",
+        ),
+        Wrong("a quotient of exponentials", ((WEIGHT, "expf(lse_i) / expf(m)"),), "awkward", "large scores", "large"),
+        Wrong("lse is a product", ((LSE, "logf(sum * expf(m))"),), "awkward", "large scores", "large"),
+        Wrong("lse is a sum", ((LSE, "m + sum"),), "first", "lse at", "lse"),
+        Wrong("NaN is left out", ((SKIP, ""), ("acc +=", "if (!isnan(*o)) acc +=")), "awkward", "NaN", "empty part"),
+        Wrong("the part before it too", (("acc += weight", "acc = (acc + *o) * weight; //"),), "first", "O at"),
+        Wrong("an empty part ends the row", ((SKIP, SKIP.replace("continue", "break")),), "awkward", "", "empty part"),
         Wrong("lse is the maximum", ((LSE, "m"),), "first", "lse at", "lse"),
         Wrong("lse without the maximum", ((LSE, "logf(sum)"),), "first", "lse at", "lse"),
         Wrong("lse to base 2", ((LSE, "m + log2f(sum)"),), "first", "lse at", "lse"),
@@ -49,6 +68,19 @@ TABLE = {
                 (SKIP, ""),
                 ("acc += weight * *o", "if (weight > 0.0f) acc += weight * *o"),
                 (WEIGHT, "lse_i == NEG_INF ? 0.0f : expf(lse_i - m)"),
+            ),
+        ),
+        Right(
+            "a maximum of its own",
+            (
+                (
+                    ADD,
+                    f"{SKIP}    const float m_new = i == 0 || sum == 0.0f ? lse_i : fmaxf(top, lse_i);\n"
+                    "    const float old = sum == 0.0f ? 0.0f : expf(top - m_new), weight = expf(lse_i - m_new);\n"
+                    "    sum = sum * old + weight, acc = acc * old + weight * *o, top = m_new;\n",
+                ),
+                ("float sum = 0.0f,", "float top = NEG_INF, sum = 0.0f,"),
+                (LSE, "top + logf(sum)"),
             ),
         ),
         Right("asks m", ((NO_KEY, "  if (m == NEG_INF) o_row = 0.0f;\n"),)),
@@ -74,6 +106,12 @@ TABLE = {
         Wrong(
             "back to 0 one too late", (("atomicInc(ticket, gridDim.x - 1)", "atomicInc(ticket, gridDim.x)"),), "first"
         ),
+        Wrong("a barrier of the warp", ((WRITTEN, "  __syncwarp();\n"),), "X-ray", "race", "race"),
+        Wrong("reset by every block", ((DRAW, RESET_BY_ALL),), "X-ray", "", "reset by all"),
+        Wrong("the block's own number", ((NUMBER, "== blockIdx.x;\n"),), "X-ray", "", "early"),
+        Wrong("the number after the draw", ((NUMBER, "+ 1 == gridDim.x - 1;\n"),), "first", "O at", "early"),
+        Wrong("the fence before the part", ((FENCE, ""), (PART, FENCE + PART)), "X-ray", "race", "race"),
+        Wrong("a number of threads", ((DRAW, DRAW.replace("gridDim.x", "blockDim.x")),), "first"),
         Wrong("each thread draws", (("if (c == 0) is_last", "is_last"),), "X-ray", "is_last", "is_last"),
         Wrong(
             "as many draws as threads",
@@ -81,6 +119,8 @@ TABLE = {
             "limit",
             "atomics: 256",
         ),
+        Right("the last thread draws", (("c == 0) is_last", "c == 63) is_last"),)),
+        Right("one fence for the block", ((FENCE, ""), (WRITTEN, WRITTEN + "  if (c == 0) __threadfence();\n"))),
         Right(
             "reset by hand",
             (
@@ -102,6 +142,8 @@ TABLE = {
 SPEAKS_OF = {
     "empty part": "a part has no keys",
     "empty row": "a row without keys",
+    "one part": "With one part",
+    "reset by all": "Every block",
     "large": "Large scores",
     "lse": "lse is not",
     "limit": "",

@@ -23,6 +23,18 @@ TABLE = {
         Wrong("12 bits cleared", ((HI, "hi = (__float_as_uint(x) + 0x800) & 0xfffff000;"),), "first", "", "bits"),
         Wrong("14 bits cleared", ((HI, "hi = (__float_as_uint(x) + 0x2000) & 0xffffc000;"),), "first", "", "hi"),
         Wrong("a whole step added", ((HI, "hi = (__float_as_uint(x) + 0x2000) & 0xffffe000;"),), "first", "", "hi"),
+        Wrong(
+            "cleared, then rounded", ((HI, "hi = (__float_as_uint(x) & 0xffffe000) + 0x1000;"),), "first", "", "bits"
+        ),
+        Wrong("a whole number", ((HI, "hi = __float_as_uint(rintf(x));"),), "first", "hi is 0x", "hi"),
+        Wrong(
+            "one bit cleared", ((HI, "hi = (__float_as_uint(x) + 0x1000) & ~0x2000u;"),), "first", "hi is 0x", "bits"
+        ),
+        Wrong("lo as a whole number", ((LO, "lo = (unsigned)(x - __uint_as_float(hi));"),), "first", "", "lo"),
+        Wrong("the bits that were cleared", ((LO, "lo = __float_as_uint(x) & 0x1fff;"),), "first", "", "lo"),
+        Wrong("the rest of a whole number", ((LO, "lo = __float_as_uint(x - (float)hi);"),), "first", "", "lo"),
+        Wrong("a product twice", ((HI_LO, LO_HI),), "first", "S", "products"),
+        Wrong("lo lo in place of lo hi", ((LO_HI, "    mma(d, a_lo, b_lo);\n"),), "first", "S", "products"),
         Wrong("no lo", ((LO, "lo = 0;"),), "first", "lo 0", "lo"),
         Wrong("lo is hi", ((LO, "lo = hi;"),), "first", "", "lo"),
         Wrong("a difference of bits", ((LO, "lo = __float_as_uint(x) - hi;"),), "first", "", "lo"),

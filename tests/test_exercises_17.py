@@ -27,6 +27,17 @@ TABLE = {
         Wrong("all keys of ranks before", ((BEFORE, "end = n;"),), "first", "O at", "before"),
         Wrong("the back chunk sees half", ((BEHIND, "end = row < half ? 0 : half;"),), "first", "O at", "behind"),
         Wrong("the wrong chunk sees them", ((BEHIND, "end = row < half ? n : 0;"),), "first", "O at", "behind"),
+        Wrong(
+            "a step too many", ((SOURCE, "source = (rank - step - 1 + ranks) % ranks;"),), "first", "asked", "source"
+        ),
+        Wrong("the step first", ((SOURCE, "source = (step - rank + ranks) % ranks;"),), "first", "asked", "source"),
+        Wrong("own keys as of a rank before", (("source == rank", "step < 0"),), "first", "step 0", "own"),
+        Wrong(
+            "the front chunk sees less", ((BEFORE, "end = row < half ? row + 1 : half;"),), "first", "O at", "before"
+        ),
+        Wrong("all keys of ranks behind", ((BEHIND, "end = n;"),), "first", "O at", "behind"),
+        Wrong("before and behind exchanged", (("source < rank", "source > rank"),), "first", "O at"),
+        Wrong("ranks by the step", (("source < rank", "step < rank"),), "first", "O at"),
         Wrong("a row too far", ((OWN, "end = row + 2;"),), "X-ray", "V"),
         Wrong(
             "all rows, times 0 or 1",

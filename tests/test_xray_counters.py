@@ -119,6 +119,21 @@ def test_requests_under_divergence():
     assert np.array_equal(report.fetches["in"].reshape(4, 32), [lanes > 0, lanes > 1, lanes > 2, lanes < 0])
 
 
+def test_warp_barriers_are_counted_apart_from_shuffles():
+    code = """
+    extern "C" __global__ void sums(float* out) {
+      float sum = threadIdx.x;
+      for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffff, sum, mask);
+      for (int i = 0; i < 3; ++i) __syncwarp();
+      if (sum < 0.0f) __syncwarp();
+      __syncthreads();
+      out[threadIdx.x] = sum;
+    }"""
+    out = engine.zeros(64, dtype=np.float32)
+    report = xray(engine.RawModule(code=code).get_function("sums"), (1,), (64,), (out,))
+    assert (report.collectives, report.warp_barriers, report.barriers) == (2 * (5 + 3), 2 * 3, 1)
+
+
 VECTORS = r"""
 #include <cuda_fp16.h>
 struct Pair { float4 a; float2 b; };

@@ -780,6 +780,70 @@ ZOO.append(
     )
 )
 
+ZOO.append(
+    Bug(
+        "released_and_then_waited_for",
+        "race",
+        BY_A_FIFTH.replace("  }\n  if (t == 128)", "    if (t == 128) wait_read();\n  }\n  if (t == 128)"),
+        (("/* no wait */", "wait_read();"),),
+        lambda: (engine.zeros(128, np.float32),),
+        block=160,
+    )
+)
+
+# Who arrives goes on at once: what it does afterwards is in order after nobody.
+ZOO += [
+    Bug(
+        "proxy_fence_after_the_arrival",
+        "no proxy fence",
+        """NAME(float *out) {
+  __shared__ __align__(16) float s[2][128];
+  int t = threadIdx.x;
+  if (t < 128) {
+    s[0][t] = 1;  // there
+    /* no fence */
+    asm volatile("bar.arrive 1, 160;" ::: "memory");
+    s[1][t] = 2;
+    proxy_fence();
+    asm volatile("bar.arrive 2, 160;" ::: "memory");
+  } else {
+    asm volatile("bar.sync 1, 160;" ::: "memory");
+    if (t == 128) bulk_add(out, s[0], 512);  // here
+    asm volatile("bar.sync 2, 160;" ::: "memory");
+    if (t == 128) {
+      bulk_add(out, s[1], 512);
+      commit();
+      wait_read();
+    }
+  }
+}
+""",
+        (("/* no fence */", "proxy_fence();"),),
+        lambda: (engine.zeros(128, np.float32),),
+        block=160,
+    ),
+    Bug(
+        "written_after_the_arrival",
+        "race",
+        """NAME(float *out) {
+  __shared__ float s[128];
+  int t = threadIdx.x;
+  if (t < 128) {
+    s[t] = t;
+    asm volatile("bar.arrive 1, 160;" ::: "memory");
+    s[t] = 0;  // there
+  } else {
+    asm volatile("bar.sync 1, 160;" ::: "memory");
+    out[t - 128] = s[t - 128];  // here
+  }
+}
+""",
+        (("    s[t] = 0;", ""),),
+        lambda: (engine.zeros(128, np.float32),),
+        block=160,
+    ),
+]
+
 
 def prepared(bug: Bug, *, fixed: bool) -> str:
     text = bug.text(fixed=fixed).replace("START", START.strip("\n").replace("\n", " ")).replace("FETCH", FETCH)

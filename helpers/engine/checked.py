@@ -206,6 +206,7 @@ class Observed:
     events: tuple[Event, ...] = ()
     flop: int | None = None  # of the threads, with a profile; None where nobody counts: see assembly.py
     tensor_flop: int = 0  # of tensor cores
+    warp_barriers: int = 0  # those of `collectives` that are __syncwarp
 
 
 class _Places:
@@ -307,9 +308,9 @@ def observe(
             lib.engine_check_stop()
         flop = sum_of_flop.value if sum_of_flop is not None else None
         places = _Places(checked, lib)
-        counts = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
+        counts = tuple(ctypes.c_uint64() for _ in range(4))
         lib.engine_check_counts(*map(ctypes.byref, counts))
-        barriers, collectives, tensor_flop = (count.value for count in counts)
+        barriers, collectives, warp_barriers, tensor_flop = (count.value for count in counts)
         issues = [f for f in _issues(lib, places, grid, block) if f.region < ours or f.kind in WITHOUT_REGION]
         every_site = _sites(lib, places)
         passed = _passed(lib, [site.region < ours for site in every_site])
@@ -326,9 +327,8 @@ def observe(
     stopped = None
     if ended.failure is not None:
         stopped = _stopped(prepared, ended.failure, places, table_rows, timeout)
-    return Observed(
-        regions, sites, issues, barriers, collectives, stopped, passed, grid, block, left, events, flop, tensor_flop
-    )
+    counted = events, flop, tensor_flop, warp_barriers
+    return Observed(regions, sites, issues, barriers, collectives, stopped, passed, grid, block, left, *counted)
 
 
 def _of_locals(

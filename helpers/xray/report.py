@@ -41,7 +41,8 @@ class Report:
 
     findings: [] when clean. traffic: figures by array of global memory. shared: by `__shared__` array. by_line: by
     (file, line). fetches: by array, how often each element was read, in the array's shape. barriers: reached, by
-    blocks. collectives: shuffles, votes and their like, by warps. notes: what is no error, and worth a look.
+    blocks. collectives: shuffles, votes and their like, by warps; warp_barriers: those of them that are __syncwarp.
+    notes: what is no error, and worth a look.
     events: what warps asked of TMA, of tensor cores and of barriers, in the engine's order. A GPU may have it too.
 
     flop: what threads computed with floats and doubles: an addition, subtraction, multiplication, division or square
@@ -68,6 +69,7 @@ class Report:
     events: tuple[checked.Event, ...] = field(default=(), repr=False)
     flop: int | None = None
     tensor_flop: int = 0
+    warp_barriers: int = 0
 
     @property
     def clean(self) -> bool:

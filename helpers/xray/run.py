@@ -49,6 +49,7 @@ def xray(
         fetches=figures.fetches(seen),
         barriers=seen.barriers,
         collectives=seen.collectives,
+        warp_barriers=seen.warp_barriers,
         worst=tables.worst,
         by_access=tables.by_access,
         grid=seen.grid,

@@ -2,7 +2,7 @@
 //
 // Launch   grid N / 16, block 32: a warp has 16 rows of Q
 // Shapes   Q (N, HEAD_DIM), K, V (N_kv, HEAD_DIM): float16, O (N, HEAD_DIM): float32; N and N_kv multiples of 16
-// Limit    at most 4 __syncwarp in the text, and no more shared memory than now: P overlays S
+// Limit    at most 4 barriers for each tile of keys, and no more shared memory than now: P overlays S
 #include <cuda_fp16.h>
 #include <mma.h>
 

@@ -2,7 +2,7 @@
 //
 // Launch   grid ceil(N / 16), block 32: a warp has 16 rows of Q and goes over the keys, 16 at a time
 // Shapes   Q (N, HEAD_DIM), K (N_kv, HEAD_DIM): float16, HEAD_DIM a multiple of 16; lse (N): float32
-// Limit    at least one mma_sync: tensor cores compute the products
+// Limit    tensor cores compute all products: an mma_sync for each tile of keys and step of 16 columns
 #include <cuda_fp16.h>
 #include <mma.h>
 
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(32)
     // END hole
 
     for (int j = 0; lane < 16 && j < 16; ++j) {  // lane r has row r; 16 lanes have none
-      // BEGIN hole: about 1 line - a key past the end was filled with zeros, which is a score of 0: it must not count
+      // BEGIN hole: about 1 line - a key past the end must not count, but a score of 0 must: keys can have that
       // DEFAULT: const float s = softmax_scale * S_smem[lane * S_STRIDE + j];
       const float s = first + j < N_kv ? softmax_scale * S_smem[lane * S_STRIDE + j] : NEG_INF;
       // END hole

@@ -2,7 +2,7 @@
 //
 // Launch   grid ceil(N / 4), block 128: each warp has one row
 // Shapes   O, dO (N, HEAD_DIM), D (N,): float32
-// Limit    each sector of O and dO is requested once; at most 5 shuffles a row
+// Limit    each sector of O and dO is requested once; at most 5 shuffles a row, no atomics, no shared memory
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64

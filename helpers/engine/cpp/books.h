@@ -145,9 +145,9 @@ struct BlockBooks {
   std::vector<Clock> clocks;  // by thread
   Clock everyone;             // what all threads of the block know
   std::vector<MbarrierBooks> mbarriers;
-  std::vector<Clock> named;            // what those know who have arrived at a barrier with a number
-  std::vector<unsigned> sent_by;       // by agent: the thread that asked last
-  std::vector<uint64_t> proxy_fences;  // by thread: of its last one
+  std::vector<Clock> named;                         // what those know who have arrived at a barrier with a number
+  std::vector<unsigned> sent_by;                    // by agent: the thread that asked last
+  std::vector<std::vector<uint64_t>> proxy_fences;  // by thread
 
   std::vector<Guess> guesses;
   uint32_t interval = 0;               // how many barriers it has passed
@@ -161,7 +161,7 @@ struct Books : BlockBooks {
   std::vector<EngineFinding> findings;
   std::unordered_map<uint64_t, uint32_t> site_index, finding_index;
   std::unordered_map<uintptr_t, std::vector<uintptr_t>> callers;  // of an access in a function: who called that first
-  uint64_t barriers = 0, collectives = 0, tensor_flop = 0;
+  uint64_t barriers = 0, collectives = 0, warp_barriers = 0, tensor_flop = 0;
 
   uint64_t epoch = 1, grid_epoch = 0;                 // grid_epoch: of the last grid.sync()
   bool interleaved = false;                           // blocks have waited for others

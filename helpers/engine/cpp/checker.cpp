@@ -94,7 +94,10 @@ void check_switch(unsigned thread, const void* stack_top) {
   current = {thread, (uintptr_t)stack_top, profile.lanes.empty() ? nullptr : &profile.lanes[thread]};
 }
 
-void check_collective() { ++books.collectives; }
+void check_collective(bool is_barrier) {
+  ++books.collectives;
+  books.warp_barriers += is_barrier;
+}
 
 void check_left(const char* file, int line, unsigned count, unsigned thread, int other_line) {
   for (const EngineLeft& known : books.left)
@@ -138,9 +141,10 @@ void engine_check_stop() {
   forget();
 }
 
-void engine_check_counts(uint64_t* barriers, uint64_t* collectives, uint64_t* tensor_flop) {
+void engine_check_counts(uint64_t* barriers, uint64_t* collectives, uint64_t* warp_barriers, uint64_t* tensor_flop) {
   *barriers = books.barriers;
   *collectives = books.collectives;
+  *warp_barriers = books.warp_barriers;
   *tensor_flop = books.tensor_flop;
 }
 

@@ -111,7 +111,7 @@ struct EngineFinding {
 // What Python calls, before and after a launch.
 void engine_check_start(const EngineRegion* regions, unsigned n, uint64_t profiled_code);  // 0: no profile
 void engine_check_stop();
-void engine_check_counts(uint64_t* barriers, uint64_t* collectives, uint64_t* tensor_flop);
+void engine_check_counts(uint64_t* barriers, uint64_t* collectives, uint64_t* warp_barriers, uint64_t* tensor_flop);
 unsigned engine_check_findings(const EngineFinding** out);
 unsigned engine_check_steps(const EngineStep** out, uint64_t* whole);  // whole: blocks before this one have all theirs
 unsigned engine_check_barriers(const EngineBarrier** out);
@@ -139,7 +139,7 @@ void check_named_departure(unsigned number, unsigned thread);
 void check_named_over(unsigned number);
 void check_left(const char* file, int line, unsigned count, unsigned thread, int other_line = 0);
 void check_warp_sync(unsigned warp, unsigned mask);
-void check_collective();
+void check_collective(bool is_barrier);
 void check_no_such_lane(const engine::Collective& operation, unsigned lane, unsigned source);
 void check_fence(bool own_block);
 void check_async_issue(void* target, unsigned bytes, void* caller, void* frame);  // by the thread that runs

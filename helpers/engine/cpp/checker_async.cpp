@@ -62,6 +62,14 @@ struct LastRead {
   Tag write = 0;  // that was found in order
 };
 
+// Whether a fence for other units came after a write: the writer's, in order before `thread` goes on, or one of its own.
+bool is_fenced(uint64_t write, unsigned writer, unsigned thread) {
+  const std::vector<uint64_t>&fences = books.proxy_fences[writer], &mine = books.proxy_fences[thread];
+  const auto first = std::lower_bound(fences.begin(), fences.end(), write);
+  if (first != fences.end() && ordered(tag_of(*first, writer, PLAIN), thread)) return true;
+  return !mine.empty() && mine.back() > write;
+}
+
 // A read by an agent, for the thread that runs: its data have to be there, in order, and visible to other units.
 void agent_reads(uintptr_t a, unsigned size, unsigned agent, uintptr_t pc, LastRead& last) {
   if (last.pc != pc || a < books.regions[last.region].begin || a + size > books.regions[last.region].end) {
@@ -87,9 +95,7 @@ void agent_reads(uintptr_t a, unsigned size, unsigned agent, uintptr_t pc, LastR
         report(ENGINE_UNINITIALISED, last.region, a, size, pc, thread, false);
       else if (cell.write && !ordered(cell.write, thread))
         report(ENGINE_RACE, last.region, a, size, pc, thread, false, cell.write, cell.write_site, true);
-      else if (
-          !is_agent(writer) && r.is_shared() && books.proxy_fences[writer] < epoch &&
-          books.proxy_fences[thread] <= epoch)
+      else if (!is_agent(writer) && r.is_shared() && !is_fenced(epoch, writer, thread))
         report(ENGINE_NO_PROXY_FENCE, last.region, a, size, pc, thread, false, cell.write, cell.write_site, true);
       else fine = true;
       if (fine) last.write = cell.write;

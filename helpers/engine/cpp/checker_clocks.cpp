@@ -19,7 +19,7 @@ void need_clocks() {
   books.everyone.assign(slots(), 0);
   books.named.assign(16, Clock(slots(), 0));
   books.sent_by.assign(AGENTS, 0);
-  books.proxy_fences.assign(books.warp_epoch.size() * 32, 0);
+  books.proxy_fences.assign(books.warp_epoch.size() * 32, {});
 }
 
 Clock& clock_of(unsigned thread) {

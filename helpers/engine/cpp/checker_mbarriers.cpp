@@ -65,6 +65,6 @@ void check_proxy_fence(bool of_mbarriers) {
   if (!books.running) return;
   need_clocks();
   for (MbarrierBooks& b : books.mbarriers) b.is_fenced = b.is_fenced || b.thread == current.thread;
-  if (!of_mbarriers) books.proxy_fences[current.thread] = books.epoch;
+  if (!of_mbarriers) books.proxy_fences[current.thread].push_back(books.epoch);
   ++books.epoch;
 }

@@ -41,6 +41,7 @@ void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const 
   if (!(w.named_open >> number & 1)) {
     w.named_open |= 1u << number;
     w.named_arrived[number] = w.named_warps[number] = 0;
+    w.named_split &= ~(1u << number);
     w.named_expected[number] = n_threads;
   }
   // Lanes that have left the kernel count with their warp: with this one, or, in a barrier of the whole block, with any.
@@ -51,8 +52,9 @@ void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const 
     w.named_arrived[number] += (unsigned)__builtin_popcount(~w.alive[i]);
   }
   w.named_lanes[number][warp] |= 1u << (f.lane.linear % WARP);
+  if (!waits) w.named_split |= 1u << number;
   const bool tells = checking() && f.lane.linear % WARP == 0;
-  if (checking() && n_threads != everyone) check_named_arrival(number);
+  if (checking()) check_named_arrival(number);
   if (tells)
     check_event(
         waits ? EVENT_BAR_SYNC : EVENT_BAR_ARRIVE, f.lane.linear, number, n_threads, __builtin_return_address(0));

@@ -129,7 +129,8 @@ void complete_barrier(Worker& w) {
 // As many threads have arrived at a barrier with a number as it waits for.
 void complete_named(Worker& w, unsigned number) {
   w.named_open &= ~(1u << number);
-  const bool whole = w.named_expected[number] == w.n_warps * WARP;
+  // Who arrives and does not wait is ordered up to the arrival alone, and after nobody.
+  const bool whole = w.named_expected[number] == w.n_warps * WARP && !(w.named_split >> number & 1);
   const Fiber* waiting = nullptr;
   for (unsigned i = 0; i < w.n_threads; ++i) {
     Fiber& other = w.fibers[i];
@@ -143,7 +144,7 @@ void complete_named(Worker& w, unsigned number) {
     other.named = -1;
     w.ready[i / WARP] |= 1u << (i % WARP);
   }
-  if (!whole && checking()) check_named_over(number);
+  if (checking()) check_named_over(number);
   w.idle = 0;
   w.progress++;
 }
@@ -184,7 +185,7 @@ void try_collective(Worker& w, unsigned warp, unsigned mask) {
     fail(w, failure);
   }
   if (checking()) {
-    check_collective();
+    check_collective(first->is_barrier);
     check_merge_warp(warp, w.n_threads, w.paused[warp]);
     // A shuffle is no fence: were it taken for one, a missing __syncwarp would go unseen.
     if (first->is_barrier) check_warp_sync(warp, arrived);

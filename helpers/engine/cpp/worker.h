@@ -246,7 +246,8 @@ struct Block {
   int barrier_sum = 0;
   engine::BarrierOp barrier_op;
   // bar.sync and bar.arrive, by number: how many threads have arrived and how many have to, and of which warps.
-  unsigned named_open = 0, named_arrived[16], named_expected[16], named_warps[16], named_lanes[16][MAX_THREADS / WARP];
+  unsigned named_open = 0, named_split = 0;  // by bit; split: some arrive and do not wait
+  unsigned named_arrived[16], named_expected[16], named_warps[16], named_lanes[16][MAX_THREADS / WARP];
   uint64_t block = 0;
   void* dynamic = nullptr;
   std::deque<Mbarrier> mbarriers;

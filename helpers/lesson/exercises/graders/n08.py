@@ -23,6 +23,21 @@ from helpers.lesson.exercises.trial import Trial, exercise
         "shuffles": (
             "The second hole: the result is right, but takes more than five shuffles: masks 16, 8, 4, 2 and 1 suffice.",
         ),
+        "atomics": (
+            "The second hole: the result is right, but lanes add to D[row] in memory, one after the other. Shuffles "
+            "add in registers.",
+            "Five exchanges, with masks 16, 8, 4, 2 and 1; then the last line's store is the only access to D[row].",
+        ),
+        "shared": (
+            "The second hole: the result is right, but the sums go through shared memory. Shuffles pass registers from "
+            "lane to lane.",
+            "Five exchanges, with masks 16, 8, 4, 2 and 1.",
+        ),
+        "mask": (
+            "A lane that is outside the `if`, or whose bit is missing, takes part in no shuffle: all 32 lanes must "
+            "call it, with the mask 0xffffffff.",
+        ),
+        "never ends": "The second hole: a mask of 0 stays 0 when it is halved. At which mask does the loop end?",
         "lanes": (
             "The first hole is right: each lane has its share. But D has the shares of some lanes only, or some twice.",
             "The second hole: five exchanges, with masks 16, 8, 4, 2 and 1, and each adds to sum.",
@@ -42,7 +57,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
 )
 def delta(trial: Trial) -> None:
     first = 72, 64
-    for n, d in trial.sizes("N, d", first, (5, 40), (1, 8)):
+    for n, d in trial.sizes("N, d", first, (5, 136), (1, 8)):
         o, do, _ = trial.inputs(n, n, d)
         if n > d:  # the last d rows of O have one column each: their D says how often it was added
             o[-d:] = np.eye(d)
@@ -52,10 +67,14 @@ def delta(trial: Trial) -> None:
             times = trial.xp.asnumpy(row_sums)[-d:] / expected[-d:] if n > d else np.ones(1)
         trial.expect("D", row_sums, expected, tolerance=1e-4, symptom=_wrong_hole(times))
     if trial.report:
+        trial.blame("mask" * any(finding.kind == "inactive lane" for finding in trial.report.findings))
         n, d = first
         for name in ("O", "dO"):
             trial.limit(f"sectors of {name}", trial.figures(name).sectors, at_most=n * d * 4 // 32, symptom="reads")
-        trial.limit("shuffles", trial.report.collectives, at_most=5 * n, symptom="shuffles")
+        shuffles = trial.report.collectives - trial.report.warp_barriers
+        trial.limit("shuffles", shuffles, at_most=5 * n, symptom="shuffles")
+        trial.limit("atomics on D", trial.figures("D").atomics, exactly=0, symptom="atomics")
+        trial.limit("requests of shared memory", trial.shared().requests, exactly=0, symptom="shared")
 
 
 def _wrong_hole(times: np.ndarray) -> str:
@@ -72,6 +91,12 @@ def _wrong_hole(times: np.ndarray) -> str:
     return "lanes" if any(np.allclose(*shares) for shares in (apart, neighbours)) else "share"
 
 
+OF_ROWS = (
+    "Which number does an index count? dQ, Q, dO, lse and D have a place for each row, K, V, dK and dV for each key.",
+    "In this loop, lse[row], D[row] and dQ[row * d + c] are of the row, dk[c] and dv[c] of the thread's key.",
+)
+
+
 @exercise(
     "08_ds",
     minutes=10,
@@ -80,6 +105,12 @@ def _wrong_hole(times: np.ndarray) -> str:
         "large": (
             "No maximum is needed here: which number of this row has it, and the sum of all exponentials, in it?",
             "p = expf(softmax_scale * s - lse[row]): the difference is never above 0, apart from rounding.",
+        ),
+        "crash": OF_ROWS,
+        "bounds": OF_ROWS,
+        "exchanged": (
+            "The second hole: p and ds are right, but q and k are exchanged: dK = scale dS^T Q, and dQ = scale dS K.",
+            "The thread's key gets ds times the row's q; the row gets ds times the key's k.",
         ),
         "P": (
             "The first hole: dV and dK are wrong, and P is in both. P is normalised: lse has maximum and sum in it.",
@@ -137,6 +168,12 @@ def ds(trial: Trial) -> None:
         tolerances = [(1e-5 + 1e-6 * largest) * max(1.0, float(np.abs(a).max())) for a in right]
         got = [trial.xp.asnumpy(a) for a in (dq, dk, dv)]
         symptom = "" if factor > 1 else _wrong_gradient(got, right, tolerances, scale)
+        if symptom == "dS":
+            p = np.exp(scale * product(q, k.T) - lse[:, None])
+            grad = scale * p * (product(do, v.T) - (do * o).sum(axis=1)[:, None])
+            exchanged = grad.sum(axis=1)[:, None] * q, grad.sum(axis=0)[:, None] * k  # dQ of q, and dK of k
+            if all(np.allclose(a, b, atol=1e-3) for a, b in zip(got, exchanged, strict=False)):
+                symptom = "exchanged"
         for name, i in (("dV", 2), ("dK", 1), ("dQ", 0)):
             trial.expect(name, outputs[i], right[i], tolerance=tolerances[i], large=factor > 1, symptom=symptom)
     if trial.report:

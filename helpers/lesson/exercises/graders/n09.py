@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from helpers.attention import reference
+from helpers.attention.check import TOLERANCE
 from helpers.lesson.exercises.graders.expected import blocks
 from helpers.lesson.exercises.trial import Trial, exercise
+
+TOO_FAR = (
+    "A row reads a key that does not exist: for which rows is your end more than N_kv?",
+    "end is at most N_kv under both rules, and an int: without a sign, a number below 0 is a very large one.",
+)
 
 
 @exercise(
@@ -22,7 +30,14 @@ from helpers.lesson.exercises.trial import Trial, exercise
             "Row i is at key i + N_kv - N. Where N is larger than N_kv, the first rows are before key 0.",
             "end = max(0, min(row + 1 + N_kv - N, N_kv)).",
         ),
-        "bounds": "With more rows than keys, row + 1 is beyond the last key: end is at most N_kv.",
+        "exchanged": "Each rule is right, but under the other's number: top_left = 1 is the one without N and N_kv.",
+        "both": (
+            "Both rules give a wrong end. Draw 2 rows and 4 keys, and mark what each row sees under either rule.",
+            "Both rules are row + 1 + shift keys, with shift 0 or N_kv - N.",
+            "end is then at least 0 and at most N_kv: rows may see none, or all.",
+        ),
+        "bounds": TOO_FAR,
+        "crash": TOO_FAR,
         "limit": "O is right, so rows read keys that they do not use. Where does the loop end?",
         "": (
             "Draw 2 rows and 4 keys, and mark what each row sees under either rule.",
@@ -34,6 +49,7 @@ def two_corners(trial: Trial) -> None:
     """More keys than rows, more rows than keys, as many, one row: under both rules."""
     for n, n_kv, d in trial.sizes("N, N_kv, d", (24, 40, 8), (70, 33, 8), (17, 17, 8), (1, 9, 8)):
         q, k, v = trial.inputs(n, n_kv, d)
+        tried = {}
         for top_left, corner in enumerate(("bottom-right", "top-left")):
             o = trial.empty(n, d)
             trial.launch("attention", blocks(n, 64), 64, q, k, v, o, n, n_kv, top_left, d**-0.5, HEAD_DIM=d)
@@ -41,10 +57,17 @@ def two_corners(trial: Trial) -> None:
             expected = np.zeros((n, d))
             for i in np.flatnonzero(seen.any(axis=1)):
                 expected[i] = reference.attention(q[i : i + 1], k[seen[i]], v[seen[i]])
-            trial.expect("O", o, expected, at=f"{corner}, {trial.size}", symptom=corner)
+            tried[corner] = trial.xp.asnumpy(o), expected
             if trial.report and n == 24:
                 keys = trial.figures("K").read // (4 * d)
                 trial.limit(f"keys read, {corner}", keys, at_most=int(seen.sum()))
+        wrong = [corner for corner, (o, expected) in tried.items() if not np.allclose(o, expected, atol=TOLERANCE)]
+        if len(wrong) == 2:
+            (first, of_first), (second, of_second) = tried.values()
+            is_exchanged = np.allclose(first, of_second, atol=1e-4) and np.allclose(second, of_first, atol=1e-4)
+            wrong = ["exchanged" if is_exchanged else "both"]
+        for corner, (o, expected) in tried.items():
+            trial.expect("O", o, expected, at=f"{corner}, {trial.size}", symptom=wrong[0] if wrong else "")
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
@@ -53,16 +76,53 @@ def _unit(rows: np.ndarray) -> np.ndarray:
     return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
 
 
+def _wrong_mean(out: np.ndarray, expected: np.ndarray, x: np.ndarray, lengths: Sequence[int]) -> str:
+    """What is wrong with means (sentences, width) of rows x, as a symptom; "" if that cannot be told."""
+    has_rows = np.array(lengths) > 0
+    if not has_rows.all() and np.allclose(out[has_rows], expected[has_rows], atol=1e-4):
+        return "empty sentence"
+    width, columns = expected.shape[1], -(-expected.shape[1] // 128)
+    c = np.arange(width)
+    neighbours = c % 128 * columns + c // 128
+    if width > 128 and neighbours.max() < width and np.allclose(out, expected[:, neighbours], atol=1e-4):
+        return "neighbours"
+    # A thread has one total for all of its columns; where that is 0, so is what it stores.
+    threads = [
+        np.where(out[:, t::128] == 0, 0.0, (out[:, t::128], expected[:, t::128])) for t in range(min(width, 128))
+    ]
+    if width > 128 and out.any() and all(np.allclose(_unit(a), _unit(b), atol=1e-3) for a, b in threads):
+        return "length"
+    sums = np.concatenate([np.zeros((1, width)), np.cumsum(x, axis=0, dtype=float)])
+    ranges = _unit(np.array([sums[j] - sums[i] for j in range(1, len(sums)) for i in range(j)]))
+    found = all(np.abs(ranges - row).max(axis=1).min() < 1e-4 for row in _unit(out[has_rows]))
+    return "other rows" if found else ""
+
+
 @exercise(
     "09_mean_pool",
     minutes=9,
     hints={
         "race": (
-            "The X-ray names two lines: a thread reads of_warp before another has written it. What has to be between?",
-            "A __syncthreads() after the stores to of_warp, and before all threads add up its four elements.",
+            "The X-ray names two lines: a thread reads of_warp before another has written it. What do all threads "
+            "have to pass in between?",
+            "A __syncthreads() after the stores to of_warp, outside of every if, and before all threads add up its "
+            "four elements.",
+        ),
+        "empty sentence": (
+            "Only the sentence without rows is wrong: what are its sums and its total, and what do you divide by?",
+            "0 / 0 is NaN. Leave the division by the number of rows out: the scaling undoes it.",
+        ),
+        "neighbours": (
+            "The sums are right, but of other columns: for sum[i] of thread t, which column does the last loop store?",
+            "Column threadIdx.x + 128 * i, so that 32 neighbouring threads read 32 neighbouring words.",
+        ),
+        "other rows": (
+            "These are sums of other rows: where does this block's sentence begin in X, and where does it end?",
+            "Rows cu_seqlens[blockIdx.x] .. cu_seqlens[blockIdx.x + 1] - 1 of X, counted from its first row.",
         ),
         "length": (
-            "Directions are right, lengths are not: total has to be the sum of squares of all 128 threads.",
+            "Directions are right, lengths are not: total has to be the sum of squares of all 128 threads, in each of "
+            "them.",
             "Shuffles with masks 16, 8, 4, 2, 1 give each lane the sum of its warp. One lane stores it in of_warp.",
             "After the barrier, total = of_warp[0] + of_warp[1] + of_warp[2] + of_warp[3].",
         ),
@@ -75,7 +135,7 @@ def _unit(rows: np.ndarray) -> np.ndarray:
             "The shuffles need no barrier: only of_warp goes from one warp to another.",
         ),
         "": (
-            "The rows of this block's sentence are cu_seqlens[blockIdx.x] .. cu_seqlens[blockIdx.x + 1] - 1.",
+            "Follow column 0 of sentence 0: which elements of X does thread 0 add to sum[0], and each of them once?",
             "sum[i] += X[(size_t)row * WIDTH + threadIdx.x + 128 * i], where that column exists.",
         ),
     },
@@ -83,15 +143,15 @@ def _unit(rows: np.ndarray) -> np.ndarray:
 def mean_pool(trial: Trial) -> None:
     """Sentences of several lengths, an empty one among them; widths that are no multiple of 128."""
     first = 384, (3, 5)
-    for width, lengths in trial.sizes("WIDTH, lengths", first, (200, (1, 0, 33, 2)), (40, (7,))):
+    for width, lengths in trial.sizes("WIDTH, lengths", first, (520, (1, 0, 33, 2)), (40, (7,))):
         ends = np.cumsum([0, *lengths], dtype=np.int32)
         x = trial.rng.standard_normal((ends[-1], width), dtype=np.float32) + np.float32(0.25)
         out = trial.empty(len(lengths), width)
         trial.launch("mean_pool", len(lengths), 128, x, ends, out, WIDTH=width)
         sums = np.stack([part.sum(axis=0, dtype=float) for part in np.split(x, ends[1:-1])])
         expected = _unit(sums)
-        same_way = np.allclose(_unit(trial.xp.asnumpy(out).astype(float)), expected, atol=1e-4)
-        trial.expect("out", out, expected, symptom="length" * same_way)
+        symptom = _wrong_mean(trial.xp.asnumpy(out).astype(float), expected, x, lengths)
+        trial.expect("out", out, expected, symptom=symptom)
     if trial.report:
         width, lengths = first
         trial.limit("elements of X read", trial.figures("X").read // 4, at_most=sum(lengths) * width)

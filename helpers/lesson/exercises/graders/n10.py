@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,6 +68,15 @@ TILES, STAGES = 8, 3  # of the ring, at the first size
             "Both waits are right, but too few threads arrive at `empty`. How many does mbarrier_init expect there?",
             "All 64 threads arrive, each once a tile: leave the `if` out.",
         ),
+        "many arrivals": (
+            "Both waits are right, but a thread arrives more than once for a tile. In which loop does it arrive?",
+            "Once a tile, after the loop over the rows.",
+        ),
+        "arrival elsewhere": (
+            "Both waits are right, but a thread gives back another stage than the one that it has read.",
+            "Arrive at `empty + 8 * stage`.",
+        ),
+        "crash": "There is no mbarrier at this address. An mbarrier takes 8 bytes: where is that of the next stage?",
         "arrival at full": (
             "A thread that has read a tile arrives at the wrong mbarrier. Which one tells the producer to copy again?",
             "`full` is for the copies. Consumers arrive at `empty + 8 * stage`.",
@@ -95,6 +105,8 @@ def ring(trial: Trial) -> None:
         first = kinds.index("landed") if "landed" in kinds else len(kinds)
         symptom = _wrong_in_ring(trial.report.events)
         trial.limit("copies in flight at first", kinds[:first].count("load"), at_least=STAGES, symptom=symptom)
+        elsewhere = _given_back_elsewhere(trial.report.events)
+        trial.limit("stages given back in place of another", elsewhere, exactly=0, symptom="arrival elsewhere")
 
 
 def _wrong_in_ring(events: Sequence[Any]) -> str:
@@ -116,7 +128,15 @@ def _wrong_in_ring(events: Sequence[Any]) -> str:
         return "arrival at full"
     if len({event.thread for event in arrivals}) < 64:
         return "few arrivals" if arrivals else "no arrival"
-    return ""
+    if sum(event.thread == 32 for event in arrivals) > TILES:
+        return "many arrivals"
+    return "arrival elsewhere" if _given_back_elsewhere(events) else ""
+
+
+def _given_back_elsewhere(events: Sequence[Any]) -> int:
+    """How many tiles' stages are not given back, but another stage in their place."""
+    arrivals = [event.number for event in events if event.kind == "arrive" and event.thread == 32]
+    return sum(number != 2 * (tile % STAGES) + 1 for tile, number in enumerate(arrivals))
 
 
 # Addresses of tiles, and the fields of their descriptors: (symptom, first bit, bits, what is expected there).
@@ -171,7 +191,7 @@ def descriptor(trial: Trial) -> None:
     if trial.report:
         products = sum(event.kind == "product" for event in trial.report.events)
         trial.limit("products", products, exactly=4)
-        trial.limit("calls of wgmma_descriptor", trial.plain.count("wgmma_descriptor("), exactly=0)
+        trial.limit("uses of wgmma_descriptor", len(re.findall(r"\bwgmma_descriptor\b", trial.plain)), exactly=0)
 
 
 def _wrong_field(trial: Trial) -> str:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from helpers.lesson.exercises.graders.expected import blocks
+from helpers.lesson.exercises.graders.n10 import name_symptom
 from helpers.lesson.exercises.trial import Trial, exercise
+
+CHUNK = (
+    "Chunks of 8 elements must stay together: columns are neighbours, and bits 0 to 2 of the offset stay.",
+    "M is the lowest bit that is changed: 3 keeps the 8 elements of a chunk where they are.",
+)
 
 
 @exercise(
@@ -26,17 +32,19 @@ from helpers.lesson.exercises.trial import Trial, exercise
             "Is it a number that CuTe has no name for? _33 is Int<33>; _1, _2, _32 and some others have names.",
             "B bits from M on and B bits from M + S on must not overlap, so S is at least B.",
         ),
-        "": (
-            "Chunks of 8 elements must stay together: columns are neighbours, and bits 0 to 2 of the offset stay.",
-            "M is the lowest bit that is changed: 3 keeps the 8 elements of a chunk where they are.",
-        ),
+        "chunk": CHUNK,
+        "": CHUNK,
     },
 )
 def swizzle_layout(trial: Trial) -> None:
     for n in trial.sizes("N", 32, 45, 1):
         _, k, _ = trial.inputs(1, n, 32, np.float16)
         o, transposed = trial.empty(n, 32), trial.empty(32, n)
-        trial.launch("tiles", blocks(n, 32), 32, k, o, transposed, n)
+        try:
+            trial.launch("tiles", blocks(n, 32), 32, k, o, transposed, n)
+        finally:
+            if trial.report and trial.report.findings[:1] and trial.report.findings[0].kind == "misaligned":
+                name_symptom(trial, "chunk")
         trial.expect("O", o, k.astype(np.float32))
         trial.expect("T", transposed, k.astype(np.float32).T)
     if trial.report:

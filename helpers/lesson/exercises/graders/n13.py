@@ -46,7 +46,8 @@ def mn_major(trial: Trial) -> None:
             symptom = "panels" if left.max() <= tolerance else "step"
             trial.expect("dK", dk, expected, tolerance=tolerance)
         finally:
-            name_symptom(trial, symptom or "bounds")
+            kinds = [finding.kind for finding in trial.report.findings[:1]] if trial.report else []
+            name_symptom(trial, symptom or ("step" if kinds == ["misaligned"] else "bounds"))
     if trial.report:
         products = sum(event.kind == "product" for event in trial.report.events)
         trial.limit("products", products, exactly=8)
