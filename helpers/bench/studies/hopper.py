@@ -504,8 +504,12 @@ def _prepared(
         for each in launches:
             each()
 
+    def batch() -> None:
+        for _ in range(BATCH):
+            run()
+
     def share_of() -> float:
-        ms = elapsed(lambda: [run() for _ in range(BATCH)]) / BATCH
+        ms = elapsed(batch) / BATCH
         return share(case.flops / ms / 1e9, launch.grid[0], own_mhz(compiled))
 
     return run, share_of, o
