@@ -443,7 +443,10 @@ def test_caches_that_cannot_be_written_are_refused() -> None:
         arrays = case.arrays()
         with pytest.raises(ValueError, match=f"{name} is read-only"):
             flash_attention_with_kvcache(**arrays | {name: read_only(arrays[name])})
-        shared = np.lib.stride_tricks.as_strided(arrays[name], strides=(0, *arrays[name].strides[1:]))
+        writeable = case.arrays()[name]
+        shared = np.lib.stride_tricks.as_strided(writeable, strides=(0, *writeable.strides[1:]))
+        with pytest.raises(ValueError, match=f"{name} has shape .* one in memory"):
+            flash_attention_with_kvcache(**case.arrays() | {name: shared})
         if not device.ON_GPU:
             there = {each: cp.asarray(a) for each, a in arrays.items()}
             there[name] = engine.ndarray(shared.shape, shared.dtype, there[name].data, (0, *there[name].strides[1:]))

@@ -344,6 +344,8 @@ def _check_written(arrays: Mapping[str, Any]) -> None:
     for name in _WRITTEN[:2]:
         if isinstance(arrays[name], np.ndarray) and not arrays[name].flags.writeable:
             raise ValueError(f"{name} is read-only, and gets the new tokens of k and v: give {name}.copy()")
+        if isinstance(arrays[name], np.ndarray):
+            _check_no_repeats(name, arrays[name])
     if not all(isinstance(arrays[name], (np.ndarray, device.cp.ndarray)) for name in _WRITTEN):
         return
     k_cache, v_cache, k, v = (_Addresses(arrays[name]) for name in _WRITTEN)
@@ -351,6 +353,15 @@ def _check_written(arrays: Mapping[str, Any]) -> None:
         return
     if np.shares_memory(np.asarray(k_cache), np.asarray(v_cache)):
         raise ValueError("k_cache and v_cache share memory: new keys and values would overwrite each other")
+
+
+def _check_no_repeats(name: str, cache: Any) -> None:
+    """ValueError for a cache, or its spec, that new tokens would be written into several times at once."""
+    if any(step == 0 and n > 1 for n, step in zip(cache.shape, cache.strides, strict=True)):
+        raise ValueError(
+            f"{name} has shape {cache.shape} and strides {cache.strides}: several of its keys are one in memory, into "
+            f"which k and v would be written: give {name}.copy()"
+        )
 
 
 class _Addresses:
@@ -471,12 +482,8 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
                 raise ValueError(f"{name} has shape {specs[name].shape}; {wanted} is needed: as many tokens as q has")
         if tokens > room:
             raise ValueError(f"{tokens} new tokens, and the cache has room for {room}")
-        for name in ("k_cache", "v_cache"):
-            if any(step == 0 and n > 1 for n, step in zip(specs[name].shape, specs[name].strides, strict=True)):
-                raise ValueError(
-                    f"{name} has shape {specs[name].shape} and strides {specs[name].strides}: several of its keys are "
-                    f"one in memory, into which k and v would be written: give {name}.copy()"
-                )
+        for name in _WRITTEN[:2]:
+            _check_no_repeats(name, specs[name])
     for name in ("k_cache", "v_cache"):
         if not (specs[name].in_rows and specs[name].aligned):
             raise ValueError(
