@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers import device
-from helpers.attention.ladder.layout import address, bits
+from helpers.attention.ladder.layout import address, bits, native
 
 TIMEOUT = 600.0  # seconds, as PyTorch's process groups have it
 LEAVE = 8  # multiprocessors, for the blocks of NCCL's copies
@@ -62,7 +62,7 @@ class Comms:
         made = []
         for rank, a in zip(self.ranks, local, strict=True):
             with self.on(rank):
-                made.append(device.cp.asarray(a))
+                made.append(device.cp.asarray(native(a)))
         return made
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
