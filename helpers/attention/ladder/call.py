@@ -223,6 +223,11 @@ def check_stage_arrays(stage: str, dtypes: Sequence[str], q: Any, k: Any, v: Any
 def _check_same_dtype(name: str, array: Any, q: Any) -> None:
     if array.dtype != q.dtype:
         raise TypeError(f"{name} is {array.dtype} and q is {q.dtype}: one dtype for all is needed")
+    if not array.dtype.isnative:
+        raise TypeError(
+            f"{name} is {array.dtype}, whose bytes are in the other order than this machine's: "
+            f"{name}.astype('{array.dtype.name}')"
+        )
 
 
 def _check_rows(name: str, shape: Sequence[int], rows: int) -> None:
@@ -259,7 +264,7 @@ def check_model_arrays(q: Any, k: Any, v: Any, axes: tuple[str, ...]) -> None:
     """
     if q.ndim == k.ndim == len(axes) and k.shape == v.shape and q.dtype == k.dtype == v.dtype and q.device == k.device:
         (*batch, rows, heads, columns), (*kv_batch, keys, kv_heads, kv_columns) = q.shape, k.shape
-        same = batch == kv_batch and columns == kv_columns and k.device == v.device
+        same = batch == kv_batch and columns == kv_columns and k.device == v.device and q.dtype.isnative
         if same and max(rows, keys) < MAX_ROWS and columns and heads and kv_heads and not heads % kv_heads:
             return
     form = f"({', '.join(axes)})"
