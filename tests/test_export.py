@@ -14,11 +14,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import cupy_stand_in
 import ml_dtypes
 import numpy as np
 import pytest
 
+from helpers import engine
 from helpers.attention import compile_report as reports
 from helpers.attention.compile_report import compile_report
 from helpers.attention.export import command
@@ -77,7 +77,7 @@ def imported(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Module
     """The file as a module, whose `import cupy` finds the engine."""
     file = folder / "exported.py"
     file.write_text(text)
-    monkeypatch.setitem(sys.modules, "cupy", cupy_stand_in)
+    monkeypatch.setitem(sys.modules, "cupy", engine)
     spec = importlib.util.spec_from_file_location("exported", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -89,7 +89,7 @@ def imported(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Module
         mapped: list[Any] = []  # copies that the engine knows; a tensor map does not keep its array alive
 
         def tensor_map(a: Any, box_rows: int) -> np.ndarray:
-            mapped.append(cupy_stand_in.asarray(np.array(_array(a))))
+            mapped.append(engine.asarray(np.array(_array(a))))
             return _tensor_map(mapped[-1], box_rows)
 
         if hasattr(module, "tensor_map"):
@@ -101,8 +101,8 @@ def _array(a: Any) -> Any:
     """Of a tensor's memory; a view's from its first element on. The bits of bfloat16 are of a type of their own."""
     torch = sys.modules["torch"]
     if a.dtype == torch.bfloat16:
-        return a.view(torch.int16).numpy().view(ml_dtypes.bfloat16).view(cupy_stand_in.ndarray)
-    return a.numpy().view(cupy_stand_in.ndarray)
+        return a.view(torch.int16).numpy().view(ml_dtypes.bfloat16).view(engine.ndarray)
+    return a.numpy().view(engine.ndarray)
 
 
 def _tensor_map(a: Any, box_rows: int) -> np.ndarray:
@@ -140,7 +140,7 @@ def test_what_the_kernel_would_misread_is_refused(
 ) -> None:
     module = imported(exported(words), tmp_path, monkeypatch)
     half = "bfloat16" in words
-    given = {name: cupy_stand_in.zeros((2, 30, 4, 64), np.uint16 if half else np.float32) for name in "qkv"}
+    given = {name: engine.zeros((2, 30, 4, 64), np.uint16 if half else np.float32) for name in "qkv"}
     module.flash_attention(**given)
     name, change, said = REFUSED[case]
     with pytest.raises(ValueError, match=said):
@@ -153,7 +153,7 @@ def test_what_the_kernel_would_misread_is_refused(
 @pytest.mark.skipif(ON_GPU, reason="the stand-in for CuPy is the CPU engine")
 def test_gradients_are_refused_for_shapes_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = imported(exported("backward"), tmp_path, monkeypatch)
-    a, lse = cupy_stand_in.zeros((2, 30, 4, 64), np.float32), cupy_stand_in.zeros((2, 4, 30), np.float32)
+    a, lse = engine.zeros((2, 30, 4, 64), np.float32), engine.zeros((2, 4, 30), np.float32)
     module.flash_attention_backward(a, a, a, a, a, lse)
     with pytest.raises(ValueError, match="do and o have q's shape"):
         module.flash_attention_backward(a[:, :-1].copy(), a, a, a, a, lse)
@@ -216,7 +216,7 @@ def test_its_check_finds_a_fault(
     module = imported(text.replace(right, wrong), tmp_path, monkeypatch)
     try:
         assert module.main() == 1
-    except cupy_stand_in.LaunchError as error:  # the engine stops a kernel that reads beyond an array
+    except engine.LaunchError as error:  # the engine stops a kernel that reads beyond an array
         assert "illegal read" in str(error)
     else:
         assert "[FAIL]" in capsys.readouterr().out
