@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import compiled, on_each_device
+from backends import compiled, on_each_device, refused_by_nvrtc
 
 from helpers import engine
 from helpers.engine import libraries, tensor_map
@@ -117,6 +117,64 @@ def test_whether_wgmma_adds_may_be_a_number_of_the_compiler(cp: Any) -> None:
     out = cp.zeros(128, np.float32)
     compiled(cp, WGMMA, options=("-std=c++17", "-arch=sm_90a")).get_function("twice")((1,), (128,), (out,))
     assert (cp.asnumpy(out) == 2 * 2 * 16).all()
+
+
+@on_each_device
+def test_a_descriptor_of_a_pointer_that_was_only_cast(cp: Any) -> None:
+    """As in wgmma_interface: shared memory begins at a multiple of 4 GiB of the generic addresses."""
+    code = WGMMA.replace("__cvta_generic_to_shared(p)", "(unsigned long long)p")
+    assert code != WGMMA
+    out = cp.zeros(128, np.float32)
+    compiled(cp, code, options=("-std=c++17", "-arch=sm_90a")).get_function("twice")((1,), (128,), (out,))
+    assert (cp.asnumpy(out) == 2 * 2 * 16).all()
+
+
+CASTS = r"""
+__device__ float word(unsigned long long at) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"((unsigned)at) : "memory");
+  return x;
+}
+extern "C" __global__ void k(float* out, const float* in) {
+  __shared__ __align__(128) float fixed[64];
+  __shared__ unsigned long long bar;
+  extern __shared__ __align__(128) float chosen[];
+  const int t = threadIdx.x;
+  fixed[t] = t, chosen[t] = 100 + t;
+  __syncthreads();
+  float wide;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(wide) : "l"(chosen + t) : "memory");
+  const bool same = (unsigned)(size_t)(chosen + t) == (unsigned)__cvta_generic_to_shared(chosen + t);
+  float sum = same + word((unsigned long long)(fixed + t)) + word((unsigned long long)(chosen + t)) + wide;
+  __syncthreads();
+  if (t == 0) {
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "l"(&bar) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], 256;" :: "l"(&bar) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 256, [%2];"
+                 :: "l"(fixed), "l"(in), "l"(&bar) : "memory");
+  }
+  __syncthreads();
+  asm volatile("{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [%0], 0; @p bra D; bra W; D: }"
+               :: "l"(&bar) : "memory");
+  out[blockIdx.x * 64 + t] = sum + fixed[t];
+}
+"""
+
+
+def test_a_generic_pointer_has_the_shared_address_in_its_low_bits() -> None:
+    """In each worker and in the X-ray. Several authors cast where CUDA asks for __cvta_generic_to_shared."""
+    assert refused_by_nvrtc(CASTS, (), ("-std=c++17", "-arch=sm_90a")) == ""
+    kernel = engine.RawKernel(CASTS, "k", options=("-std=c++17",))
+    given = engine.asarray(np.arange(64, dtype=np.float32) * 1000)
+    expected = np.tile(201 + 1003 * np.arange(64, dtype=np.float32), 40)
+    out = engine.zeros(40 * 64, np.float32)
+    kernel((40,), (64,), (out, given), shared_mem=256)
+    np.testing.assert_array_equal(engine.asnumpy(out), expected)
+    out[...] = 0
+    xray(kernel, (40,), (64,), (out, given), shared_mem=256).assert_clean()
+    np.testing.assert_array_equal(engine.asnumpy(out), expected)
 
 
 def test_options_of_nvcc_are_nvccs() -> None:

@@ -9,10 +9,22 @@ namespace {
 
 unsigned threads_of(const EngineLaunch& l) { return l.block[0] * l.block[1] * l.block[2]; }
 
+// A GPU's window of shared memory begins at a multiple of 4 GiB, so the low 32 bits of a pointer into it are the address
+// in shared memory, and sources cast the one to the other. Where a system has no room for that, they are refused.
+char* map_shared() {
+  constexpr size_t WINDOWS = (size_t)1 << 32;
+  char* const all = map_pages(SHARED_WINDOW + WINDOWS, PROT_NONE);
+  if (!all) return map_pages(SHARED_WINDOW, PROT_NONE);
+  const size_t before = (WINDOWS - (uintptr_t)all % WINDOWS) % WINDOWS;
+  if (before) munmap(all, before);
+  if (before < WINDOWS) munmap(all + before + SHARED_WINDOW, WINDOWS - before);
+  return all + before;
+}
+
 // The shared memory of a block, and its fibers: only addresses, until somebody touches them. False: there are none.
 bool equip(Block& b) {
   if (!b.shared) {
-    b.shared = map_pages(SHARED_WINDOW, PROT_NONE);
+    b.shared = map_shared();
     if (!b.shared) return false;
     char* window = b.shared + GUARD_BYTES;
     mprotect(window, STATIC_BYTES - STATIC_SHIFT, PROT_READ | PROT_WRITE);
