@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from helpers.cli.commands import ONE_THREAD
+from helpers.cli.commands import CELL_SECONDS, ONE_THREAD
 
 for _name, _count in ONE_THREAD.items():
     os.environ.setdefault(_name, _count)
@@ -49,9 +49,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for mark in two_speeds.MARKS:
         config.addinivalue_line("markers", mark)
+    config.pluginmanager.register(_ForNotebooksToo())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if hasattr(item, "output_timeout"):  # a notebook's cell: how long its output may be on its way, else 5 s
+            item.output_timeout = CELL_SECONDS
     fast, rest = config.getoption("--fast"), config.getoption("--rest")
     if fast or rest:
         repetitions = two_speeds.repetitions(items)
@@ -97,16 +101,29 @@ def _in_ci(report: Any) -> None:
             report.longrepr = f"skipped: {reason}\nCI skips nothing for a reason that tests/skips.py does not list."
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport() -> Iterator[None]:
-    outcome = yield
-    _in_ci(outcome.get_result())
+LONG_RUNS = ("09_drop_in.ipynb",)  # a model is trained there: -O3 takes 94 s of CPU in place of 147 s with -O1
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_make_collect_report() -> Iterator[None]:
-    outcome = yield
-    _in_ci(outcome.get_result())
+class _ForNotebooksToo:
+    """Hooks of a test's own. As functions of this file they would be called for tests in its folder alone."""
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        """A notebook's process starts with its first cell, and inherits how kernels are compiled."""
+        with pytest.MonkeyPatch.context() as patched:
+            if item.path.name in LONG_RUNS:
+                patched.setenv("COURSE_CPU_OPTIMISATION", "3")
+            yield
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self) -> Iterator[None]:
+        outcome = yield
+        _in_ci(outcome.get_result())
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_make_collect_report(self) -> Iterator[None]:
+        outcome = yield
+        _in_ci(outcome.get_result())
 
 
 def pytest_collection_finish() -> None:
@@ -117,18 +134,6 @@ def pytest_collection_finish() -> None:
 
 def pytest_report_header() -> str:
     return f"kernels run on: {device.describe()}"
-
-
-LONG_RUNS = ("09_drop_in.ipynb",)  # a model is trained there: -O3 takes 94 s of CPU in place of 147 s with -O1
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """A notebook's process starts with its first cell, and inherits how kernels are compiled."""
-    with pytest.MonkeyPatch.context() as patched:
-        if item.path.name in LONG_RUNS:
-            patched.setenv("COURSE_CPU_OPTIMISATION", "3")
-        yield
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ STAGES = [stage for stage in BACKWARD.values() if "float32" in stage.dtypes]
 every_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 BY_DTYPE = {"float32": "backward", "bfloat16": "backward_mma", "float16": "backward_mma"}
 either_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+MOST_TIMES_NUMPY = 40  # of the CPU engine: 1 to 6 were measured
 either_way = pytest.mark.parametrize("deterministic", [False, True], ids=["atomics", "deterministic"])
 NAMES = "dQ", "dK", "dV"
 ADDS_FOUR = "atomicAdd(reinterpret_cast<float4*>(row) + c, a);"
@@ -345,18 +346,21 @@ def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any,
 @either_dtype
 @either_way
 def test_it_is_quick_enough_for_a_notebook(dtype: str, deterministic: bool) -> None:
+    """By processor time, and beside NumPy's float64 on the same machine: however slow or busy that is."""
     arrays = inputs(1, 1, 1, 256, 256, 64)
     o, lse = forward(*arrays[1:])
     typed = (a.astype(TYPES.get(dtype, dtype)) for a in (*arrays, o))
     run, _ = backward.prepare(LADDER[BY_DTYPE[dtype]], *typed, lse, deterministic=deterministic)
-    best = min(_seconds(run) for _ in range(3))
-    assert best < 1.0
+    best, numpy = (
+        min(_seconds(each) for _ in range(3)) for each in (run, lambda: reference.attention_backward(*arrays))
+    )
+    assert best < MOST_TIMES_NUMPY * numpy, f"{best / numpy:.0f} times NumPy"
 
 
-def _seconds(run: Callable[[], None]) -> float:
-    began = time.perf_counter()
+def _seconds(run: Callable[[], Any]) -> float:
+    began = time.process_time()
     run()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 # ---- as models call it

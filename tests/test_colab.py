@@ -52,7 +52,7 @@ def run_alone(code: str, folder: Path, source: Path | str, **settings: str) -> s
         env=environment | settings,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
 
 

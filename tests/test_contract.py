@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -387,8 +386,10 @@ def test_who_waits_at_a_terminal_is_told(monkeypatch: pytest.MonkeyPatch, capsys
     for at_a_terminal, words in ((False, ""), (True, "compiling scale\n")):
         monkeypatch.setattr(sys.stderr, "isatty", lambda answer=at_a_terminal: answer)
         with kernel._line_for_who_waits("compiling scale", seconds=0.01):
-            time.sleep(0.2)
-        with kernel._line_for_who_waits("nothing", seconds=10.0):
+            for thread in threading.enumerate():  # however long it takes to be run
+                if isinstance(thread, threading.Timer):
+                    thread.join()
+        with kernel._line_for_who_waits("nothing", seconds=3600.0):
             pass
         assert capsys.readouterr().err == words
 

@@ -19,6 +19,7 @@ import pytest
 from helpers import engine
 
 ROOT = Path(__file__).resolve().parent.parent
+HANGS = 600  # seconds: the end of a wait for what may never come, however slow or busy the machine is
 ADD = 'extern "C" __global__ void add(int *a, int n) { a[blockIdx.x * blockDim.x + threadIdx.x] += n; }\n'
 PRELUDE = f"""
 import os, signal, sys, time
@@ -47,7 +48,7 @@ def python(code: str, *, prelude: str = PRELUDE, **environment: str) -> subproce
 
 def output(process: subprocess.Popen[str], *, status: int = 0) -> str:
     """What it printed; it must have ended as expected."""
-    out, err = process.communicate(timeout=180)
+    out, err = process.communicate(timeout=HANGS)
     assert process.returncode == status, f"{process.returncode}\n{out}\n{err}"
     return out if status == 0 else err
 
@@ -76,18 +77,16 @@ for turn in range(3):
     try:
         kernel((64,), (64,), (a,))
     except KeyboardInterrupt:
-        print("interrupted", time.time(), good(), flush=True)
+        print("interrupted", good(), flush=True)
 """
     process = python(code)
     assert process.stdout is not None
     for _ in range(3):
         assert process.stdout.readline() == "started\n"
         time.sleep(0.05)  # it keeps two cores busy
-        sent = time.time()
         process.send_signal(signal.SIGINT)
-        word, at, good = process.stdout.readline().split()
-        assert word == "interrupted" and good == "True"
-        assert float(at) - sent < 1
+        # An engine that does not notice ends the launch when its time is up, with another error.
+        assert process.stdout.readline().split() == ["interrupted", "True"]
     output(process)
 
 
@@ -105,7 +104,7 @@ def interrupt(*_):
     between += 1
 signal.signal(signal.SIGINT, interrupt)
 print("started", flush=True)
-end = time.monotonic() + 60
+end = time.monotonic() + 600  # a signal is sent every 20 ms, and most come within a launch
 while caught < 30 and time.monotonic() < end:
     try:
         inside = True
@@ -320,7 +319,7 @@ def test_checkouts_at_other_places_share_their_builds(tmp_path: Path) -> None:
     code = MEETING.replace("NOW", str(time.time_ns()))
     for name in ("one", "another"):
         words = [sys.executable, "-c", f"CODE = {code!r}\n{ELSEWHERE}"]
-        done = subprocess.run(words, cwd=tmp_path / name, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(words, cwd=tmp_path / name, capture_output=True, text=True, timeout=HANGS)
         assert done.returncode == 0, done.stderr
         said.append(done.stdout.splitlines())
     (*first, compiled), (*again, compiled_again) = said
@@ -570,12 +569,17 @@ def test_the_switch_between_devices() -> None:
 def test_a_tiny_launch_costs_little() -> None:
     kernel, a = engine.RawKernel(ADD, "add"), engine.zeros(32, np.int32)
     kernel((1,), (32,), (a, np.int32(1)))
-    times = []
-    for _ in range(200):
-        start = time.perf_counter()
-        kernel((1,), (32,), (a, np.int32(1)))
-        times.append(time.perf_counter() - start)
-    assert sorted(times)[20] < 1e-3, f"{sorted(times)[20] * 1e6:.0f} µs"  # measured: 40 µs; a busy machine takes longer
+    few = range(20)
+    launch, yardstick = float("inf"), float("inf")
+    for _ in range(10):  # in turns: processor time, the least of each
+        start = time.process_time()
+        for _ in few:
+            kernel((1,), (32,), (a, np.int32(1)))
+        between = time.process_time()
+        for _ in few:
+            sum(range(10_000))
+        launch, yardstick = min(launch, between - start), min(yardstick, time.process_time() - between)
+    assert launch < 4 * yardstick, f"{launch / yardstick:.2f} times the sum of 10,000 numbers in Python"
 
 
 def test_the_level_of_optimisation_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

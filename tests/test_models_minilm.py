@@ -311,7 +311,7 @@ def test_two_processes_fetch_once(index, monkeypatch):
     both = [context.Process(target=fetch, args=(queue,)) for _ in range(2)]
     for process in both:
         process.start()
-    answers = [queue.get(timeout=60) for _ in both]
+    answers = [queue.get(timeout=600) for _ in both]
     for process in both:
         process.join()
     assert [vocabulary for vocabulary, _ in answers] == [{"[PAD]": 0, "the": 1}] * 2

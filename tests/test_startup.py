@@ -61,7 +61,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         patch.setenv("JUPYTER_PATH", str(kernels.parent.parent))
         patch.setenv("IPYTHONDIR", str(folder / "profile"))
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        manager, client = jupyter_client.manager.start_new_kernel(kernel_name="with-startup", startup_timeout=120)
+        manager, client = jupyter_client.manager.start_new_kernel(kernel_name="with-startup", startup_timeout=600)
         try:
             yield client
         finally:
@@ -76,7 +76,7 @@ def printed(client: Any, code: str) -> str:
         content = message["content"]
         texts.append(content.get("text", "") or "\n".join(content.get("traceback", ())))
 
-    client.execute_interactive(code, output_hook=keep, timeout=120)
+    client.execute_interactive(code, output_hook=keep, timeout=600)
     return "".join(texts)
 
 

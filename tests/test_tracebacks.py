@@ -40,7 +40,7 @@ def kernel() -> Iterator[Run]:
             if message["msg_type"] == "error":
                 shown.append("\n".join(message["content"]["traceback"]))
 
-        client.execute_interactive(cell, output_hook=take, timeout=120)
+        client.execute_interactive(cell, output_hook=take, timeout=600)
         return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(shown))
 
     assert run(SETUP) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -112,6 +113,29 @@ def run_tiny(folder: Path, *words: str, reason: str, **environment: str) -> tupl
         text=True,
     )
     return done.returncode, done.stdout + done.stderr
+
+
+def test_hooks_are_called_for_notebooks_as_well(tmp_path: Path) -> None:
+    """They lie in another folder than the conftest. The one that trains a model has its kernels compiled with -O3."""
+    cell = {"cell_type": "code", "execution_count": 1, "id": "a", "metadata": {}, "outputs": []}
+    cell["source"] = "import os\nassert os.environ['COURSE_CPU_OPTIMISATION'] == '3'"
+    notebook = tmp_path / "09_drop_in.ipynb"
+    notebook.write_text(json.dumps({"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    tests = "tests/test_two_speeds.py::test_the_first_case_of_each_kind", str(notebook)
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+        "--nbval",
+        "--nbval-current-env",
+        *tests,
+    ]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
 
 
 def test_the_two_runs_of_ci_have_each_test_once(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ QUICK_BUILDS = {"COURSE_CPU_OPTIMISATION": "1"}
 
 NO_TEST = 5  # pytest's exit code where nothing was selected
 
-# Of a notebook's cell, to end one that hangs. The longest, in which 09 trains a model, takes 94 s of CPU, and a machine
-# may be slow, or busy with other work.
+# Of a notebook's start or cell, to end one that hangs. The longest, in which 09 trains a model, takes 94 s of CPU, and
+# a machine may be slow, or busy with other work.
 CELL_SECONDS = 3600
 
 
@@ -114,6 +114,7 @@ def test(words: "list[str]", every: bool) -> int:
             return 130
     words, named = absolute(words)
     options = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", str(CELL_SECONDS)]
+    options += ["--nbval-kernel-startup-timeout", str(CELL_SECONDS)]
     if (ROOT / "tests" / "sanitize.cfg").is_file():
         options += ["--nbval-sanitize-with", "tests/sanitize.cfg"]
     folders = [folder for folder in ("tests", "notebooks") if (ROOT / folder).is_dir()]

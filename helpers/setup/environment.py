@@ -115,7 +115,7 @@ def probe() -> "tuple[str, Path] | None":
             [str(VENV_PYTHON), "-I", "-c", code],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=60,
+            timeout=600,  # of a Python that hangs: on a busy machine its start takes seconds
             check=True,
         )
         version, folder = answer.stdout.decode().splitlines()
