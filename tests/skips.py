@@ -24,7 +24,6 @@ ALLOWED = {
             r"the CPU engine launches on no stream",
         ]
     ),
-    "needs weights, which a network brings": r"the weights of all-MiniLM-L6-v2 could not be fetched: .*",
     "needs a browser, which pip alone cannot install": (
         r"no browser: see tests/browser\.py|set COURSE_BROWSER to Chromium and COURSE_PLAYWRIGHT to the folder of .*"
     ),
