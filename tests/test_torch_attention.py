@@ -19,7 +19,7 @@ import pytest
 from backends import in_place_of_bind
 
 from helpers.attention import calls, check, kernel, make_block_mask
-from helpers.attention.ladder import LADDER
+from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.layout import address
 from helpers.attention.score_mods import soft_cap
 from helpers.device import ON_GPU, cp
@@ -1122,6 +1122,17 @@ def test_gradients_of_rows_of_any_length(where: str, head_dim: int, packed: bool
     call = WAYS["packed" if packed else "flash_attention"]
     o = check_call(f"head_dim {head_dim}", call, [q, k, v], visible(9, 12), swap=True)
     assert o.shape == q.shape
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_every_length_have_gradients_on_a_gpu(dtype: str) -> None:
+    """Asked before a launch, of stages that an H200 has: up to 256 in half types, as many as 08 takes in float32."""
+    most = 256 if dtype != "float32" else LADDER["backward"].max_head_dim
+    with limits.of_another(limits.Limits(shared=227 * 1024, multiprocessors=132, compute_capability=90)):
+        for head_dim in range(1, most + 1):
+            ours._check_backward.__wrapped__(head_dim, DTYPES[dtype])
+        with pytest.raises(ValueError, match="no stage has these gradients"):
+            ours._check_backward.__wrapped__(most + 1, DTYPES[dtype])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
