@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import arithmetic, compiler, cutlass, libraries, messages, options, refusals, runtime, structures
+from . import arithmetic, compiler, cutlass, host_names, libraries, messages, options, refusals, runtime, structures
 from .compiler import CompileError
 from .cuda_source import source
 from .messages import SOURCE_NAME
@@ -18,11 +18,12 @@ from .translate import translate
 
 # What a GPU's compiler refuses too: arrays of a size that only the run knows, arithmetic on void*, exceptions, types at
 # run time.
-_STRICT = ("-Werror=vla", "-Werror=pointer-arith", "-fno-exceptions", "-fno-rtti")
+_STRICT = ("-Werror=vla", "-Werror=pointer-arith", "-Werror=register", "-fno-exceptions", "-fno-rtti", "-Wno-narrowing")
 _RUNTIME, _PTX = '#include "cuda_runtime.h"\n', "#include <ptx_instructions.h>\n"
 _NO_STD_MIN = re.compile(r"(?:min|max). is not a member of .std|no member named .(?:min|max). in namespace .std")
 _UNDEFINED = re.compile(r"undefined symbol: (\w+)|symbol not found.*'_(\w+)'")
 # Of a source as it was written, or with its inline PTX as calls of the engine: that it uses TMA or wgmma.
+_OF_OTHERS = re.compile(r"(?:cub|thrust|cuda|nv|cupy|cute|cutlass)/")  # whose headers these are
 _TILES = re.compile(r"wgmma|cp\.(?:reduce\.)?async\.bulk|engine_bulk_|::(?:bulk|tensor)_(?:copy|store|load|add)\(")
 
 # One line of the table of a module's kernels. A constant: were it a call, the table would be filled at its first use,
@@ -61,11 +62,15 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Built:
-    """A module in memory. entries: its kernels by name. uses_tiles: it has instructions of TMA or wgmma."""
+    """A module in memory. entries: its kernels by name. uses_tiles: it has instructions of TMA or wgmma.
+
+    text: the source as its kernels are read, see `_Attempt.reading`.
+    """
 
     library: runtime.KernelLibrary
     entries: dict[str, Entry]
     uses_tiles: bool
+    text: str
 
 
 def build(recipe: Recipe, log_stream: Any = None) -> Built:
@@ -75,9 +80,11 @@ def build(recipe: Recipe, log_stream: Any = None) -> Built:
         CompileError: the compiler refused; the message shows the lines of the source.
         NoCompilerError: there is no C++ compiler.
     """
-    plain = [name for name in source.kernels(recipe.code) if not source.is_template(recipe.code, name)]
+    attempt = _Attempt(recipe, bool(libraries.options()) and libraries.needed(recipe.code))
+    text, headers = attempt.reading()
+    plain = [name for name in source.kernels(text) if not source.is_template(text, name)]
     kernels = tuple(name for name in plain if name not in recipe.name_expressions)
-    attempt = _Attempt(recipe, kernels, bool(libraries.options()) and libraries.needed(recipe.code))
+    attempt = replace(attempt, kernels=kernels, text=text, headers=tuple(headers))
     while True:
         program = attempt.program()
         path, diagnostics = program.build()
@@ -93,7 +100,7 @@ def build(recipe: Recipe, log_stream: Any = None) -> Built:
         log_stream.write(_warnings(compiler.warnings(program.text, program.options), recipe.code))
     if recipe.is_shared:
         _LOADED[path, recipe.options] = library
-    return Built(library, _entries(library), _TILES.search(program.text) is not None)
+    return Built(library, _entries(library), _TILES.search(program.text) is not None, text)
 
 
 @dataclass(frozen=True)
@@ -114,8 +121,10 @@ class _Attempt:
     """One try. kernels: those that are no templates. with_algorithm: std::min is to be found."""
 
     recipe: Recipe
-    kernels: tuple[str, ...]
     uses_libraries: bool  # CUB and its kin
+    kernels: tuple[str, ...] = ()
+    text: str = ""  # both: see `reading`
+    headers: tuple[str, ...] = ()
     with_algorithm: bool = False
 
     @property
@@ -123,20 +132,65 @@ class _Attempt:
         """The kernels of the module's table."""
         return [*self.kernels, *self.recipe.name_expressions]
 
+    def _beginning(self) -> _Beginning:
+        recipe = self.recipe
+        code = libraries.translate_cucomplex(recipe.code) if recipe.translate_cucomplex else recipe.code
+        flags, macros = options.for_host(recipe.options, recipe.backend)
+        host_flags = cutlass.compiled(flags) if cutlass.includes(code) else flags
+        folders = [compiler.INCLUDE, *compiler.system_folders(host_flags)]
+        algorithm = "#include <algorithm>\n" if self.with_algorithm else ""
+        head = f"{algorithm}{_first_headers(code, folders)}"
+        return _Beginning(code, macros, host_flags, folders, self._arguments(code, host_flags), head)
+
+    def reading(self) -> tuple[str, list[str]]:
+        """The source as its kernels are looked for, and the headers of CUDA's that it includes.
+
+        That is the preprocessor's output where macros make or name kernels, or where headers of the source's own may.
+
+        Raises:
+            CompileError: an option that there is not.
+        """
+        start = self._beginning()
+        includes = re.findall(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', start.code, re.M)
+        folders = any(option.startswith("-I") for option in start.flags)
+        own = any(
+            not (compiler.INCLUDE / name).is_file() and (mark == '"' or (folders and not _OF_OTHERS.match(name)))
+            for mark, name in includes
+        )
+        text, headers = start.code, [name for _, name in includes]
+        if own or source.macros_make_kernels(start.code, start.macros):
+            before = f"{_RUNTIME}{_PTX}{start.head}{start.macros}"
+            whole = compiler.expanded(before, start.code, SOURCE_NAME, start.arguments)
+            if whole is not None:
+                text, headers = compiler.own_parts(whole), [*headers, *compiler.included(whole)]
+        return text, headers
+
+    def _is_for_nvrtc(self, flags: Sequence[str]) -> bool:
+        """Whether all of the source is NVRTC's: CUB's headers, libcu++'s and CuTe's are compiled as for a host."""
+        of_others = self.uses_libraries or "-isystem" in flags
+        return self.recipe.backend == "nvrtc" and not self.recipe.jitify and not of_others
+
+    def _hides(self, start: _Beginning) -> str:
+        """Lines that take away what a source has from the host's headers alone, see host_names.py."""
+        recipe = self.recipe
+        if not self._is_for_nvrtc(start.flags):
+            return ""
+        clean = source.blank_comments(start.code)
+        if self.text != start.code:
+            clean += source.blank_comments(self.text)
+        clean = host_names.without_unused_templates(clean, recipe.name_expressions)
+        return host_names.hidden(clean, self.headers, kernels=self.kernels, options=recipe.options)
+
     def program(self) -> _Program:
         """The text for the compiler.
 
         Raises:
             CompileError: an option that there is not, or inline PTX that the engine cannot follow.
         """
-        recipe = self.recipe
-        code = libraries.translate_cucomplex(recipe.code) if recipe.translate_cucomplex else recipe.code
-        flags, macros = options.for_host(recipe.options, recipe.backend)
-        host_flags = cutlass.compiled(flags) if cutlass.includes(code) else flags
-        folders = [compiler.INCLUDE, *compiler.system_folders(host_flags)]
-        arguments = self._arguments(code, host_flags)
-        algorithm = "#include <algorithm>\n" if self.with_algorithm else ""
-        head = f"{algorithm}{_first_headers(code, folders)}{macros}"
+        recipe, start = self.recipe, self._beginning()
+        code, host_flags, folders, arguments = start.code, start.flags, start.folders, start.arguments
+        macros = start.macros
+        head = f"{start.head}{self._hides(start)}{macros}"
         body, was_expanded = self._translated(code, head, arguments, folders)
         # (Expanded text lacks what the header of PTX includes.)
         needs_ptx = was_expanded or self.uses_libraries or len(folders) > 1 or "engine::ptx::" in body
@@ -146,13 +200,18 @@ class _Attempt:
             "plain": self._whole(head, body),
             "refuse": lambda: self._refusal(macros, host_flags),
         }
+        if self._is_for_nvrtc(host_flags):
+            clean = host_names.without_unused_templates(source.blank_comments(code), recipe.name_expressions)
+            lines = source.line_table(clean, SOURCE_NAME)
+            edits["forbid"] = lambda diagnostics: refusals.extension(diagnostics, lines)
         if self.uses_libraries:
             edits |= {"expand": libraries.expanded, "expand_key": libraries.translation_hash()}
         return _Program(recipe, self._whole(head, arithmetic.edited(body)), arguments, edits)
 
     def _arguments(self, code: str, flags: Sequence[str]) -> list[str]:
         arguments = libraries.options() if self.uses_libraries else []
-        arguments = [*arguments, "-I", str(compiler.INCLUDE), *_STRICT, *flags, *self.recipe.filling]
+        as_nvrtc = ["-DENGINE_AS_NVRTC"] if self._is_for_nvrtc(flags) else []
+        arguments = [*arguments, "-I", str(compiler.INCLUDE), *_STRICT, *as_nvrtc, *flags, *self.recipe.filling]
         return arguments + (libraries.cupy_options() if "cupy/" in code or self.uses_libraries else [])
 
     def _translated(self, code: str, head: str, arguments: list[str], folders: Sequence[Path]) -> tuple[str, bool]:
@@ -184,7 +243,7 @@ class _Attempt:
         recipe = self.recipe
         if recipe.backend != "nvrtc" or recipe.jitify:  # nvcc's rules, or Jitify's: a host's headers are there
             return ""
-        return refusals.refusal(recipe.code, macros, SOURCE_NAME, flags)
+        return refusals.refusal(recipe.code, macros, SOURCE_NAME, flags, recipe.name_expressions)
 
     def after(self, diagnostics: str) -> _Attempt:
         """What to try when the compiler has refused this one.
@@ -219,6 +278,18 @@ class _Attempt:
         if len(left) == len(self.kernels):
             raise CompileError(messages.undefined(symbol, self.recipe.code))
         return replace(self, kernels=left)
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """What comes before a source. head: the headers that are read first. macros: lines of #define, by the options."""
+
+    code: str
+    macros: str
+    flags: list[str]
+    folders: list[Path]
+    arguments: list[str]
+    head: str
 
 
 class _Undefined(Exception):

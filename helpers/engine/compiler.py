@@ -137,7 +137,7 @@ def _headers_hash() -> str:
 
 @functools.cache
 def _edits_hash() -> str:
-    ours = ("arithmetic.py", "assembly.py", "shared_layout.py", "refusals.py", "translate.py")
+    ours = ("arithmetic.py", "assembly.py", "shared_layout.py", "refusals.py", "host_names.py", "translate.py")
     return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in ours)).hexdigest()
 
 
@@ -303,7 +303,7 @@ def _preprocessed(text: str, options: list[str]) -> str:
 _LINE = re.compile(r'^#line \d+ ".*$', re.M)
 OF_THE_SYSTEM = "/* of the system */"  # behind the #line of a header that is no part of the source
 # What the translation still has to find: these stay as they are written.
-_KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__")
+_KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__", "__launch_bounds__")
 
 
 def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
@@ -332,6 +332,23 @@ def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
     if own:
         keep(target, _LINE.sub(lambda line: without_paths(line[0]), after))
     return after
+
+
+def own_parts(expanded: str) -> str:
+    """Of the source after the preprocessor, what is no header of the system's, the engine's or a library's."""
+    kept, is_own = [], True
+    for line in expanded.splitlines():
+        if line.startswith("#line "):
+            is_own = OF_THE_SYSTEM not in line and not any(folder in line for folder in _NAMED)
+        elif is_own:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def included(expanded: str) -> list[str]:
+    """The headers of CUDA's that the source after the preprocessor holds, as an #include names them."""
+    name = r'^#line \d+ "[^"\n]*/((?:cuda/|cub/|thrust/|cooperative_groups|cuda_)[^"\n]*)"'
+    return list(dict.fromkeys(re.findall(name, expanded, re.M)))
 
 
 # The checked build: every access calls a hook of the engine first. -O1 keeps accesses as the source has them, one line
@@ -551,6 +568,7 @@ def build(
     expand_key: str = "",
     plain: str | None = None,
     refuse: Callable[[], str] = str,
+    forbid: Callable[[str], str] | None = None,
 ) -> tuple[Path | None, str]:
     """Compile C++ `text` into a shared library, or take it from the cache.
 
@@ -563,6 +581,7 @@ def build(
         plain: what to compile where the compiler refuses `text`, which is this one with the edits of arithmetic.py.
             With it, real numbers that silently become integers are edited too.
         refuse: asked before anything is compiled; what it answers, if not "", is told instead of doing so.
+        forbid: asked of the warnings of what was compiled, pedantic ones among them; its answer counts the same way.
 
     Returns:
         (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed.
@@ -607,7 +626,10 @@ def build(
         if plain is None:
             good, diagnostics = attempt(text, "-w")
         else:
-            good, diagnostics = attempt(text, *(["-w"] if expand else [arithmetic.SILENT]))
+            pedantic = ["-Wpedantic"] if forbid else []
+            good, diagnostics = attempt(text, *(["-w"] if expand else [arithmetic.SILENT, *pedantic]))
+            if good and forbid and (refused := forbid(diagnostics)):
+                return None, refused
             silent = good and arithmetic.SILENT in diagnostics
             softer = arithmetic.with_soft_conversions(text, _silent_conversions(text, options)) if silent else text
             if softer != text and not attempt(softer)[0]:

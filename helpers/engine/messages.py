@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import compiler
+from . import compiler, host_names
 from .cuda_source import source
 
 SOURCE_NAME = "kernel.cu"  # what a source without a #line of its own is called in messages
@@ -48,7 +48,7 @@ def explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
     unclosed = _unbalanced_brace(code)
     if unclosed is not None and any("{" in e.message or "}" in e.message or e.file == ENTRIES for e in errors):
         return "\n".join(_quoted(*unclosed, table))
-    lacking = _lacking(errors, code, table)
+    lacking = _undeclared(errors, table) or _lacking(errors, code, table)
     if lacking:
         return "\n".join(lacking)
     shown: list[str] = []
@@ -284,6 +284,57 @@ def _lacking(errors: Sequence[_Error], code: str, table: Mapping[_Place, str]) -
                 shown += _quoted(place, message, table, error.column)
                 said.add(message)
                 break
+    return shown
+
+
+# Types of CUDA's headers, and the header of each.
+_HEADER_OF = {
+    r"(?:__)?half2?(?:_raw)?|__\w*half\w*|__h(?:add|sub|mul|div|fma|neg|max|min|lt|le|gt|ge|eq)2?": "cuda_fp16.h",
+    r"(?:__)?nv_bfloat162?|__float2bfloat16\w*|__bfloat162float": "cuda_bf16.h",
+    r"__nv_fp8\w*": "cuda_fp8.h",
+    r"nvcuda|wmma": "mma.h",
+    r"cooperative_groups": "cooperative_groups.h",
+    r"cuComplex|cuFloatComplex|cuDoubleComplex": "cuComplex.h",
+    r"CUDART_\w+": "math_constants.h",
+}
+_UNDECLARED = re.compile(
+    r"[‘'](?:\w+::)*(\w+)[’'](?: was not declared| does not name a type| has not been declared| is not a member of|"
+    r" is not a namespace-name| is not a type| was not declared in this scope)|"
+    r"(?:unknown type name|use of undeclared identifier|no type named|no member named) [‘'](\w+)[’']"
+)
+
+
+def _undeclared(errors: Sequence[_Error], table: Mapping[_Place, str]) -> list[str]:
+    """Errors of names that a GPU's compiler does not know either, with the header that has them: each said once.
+
+    A compiler says more of a type that it does not know, and all of it follows from that.
+    """
+    shown: list[str] = []
+    said: set[str] = set()
+    for error in errors:
+        dynamic = re.search(r"(?:[‘'](\w+)[’']|variable) does not have a constant initializer", error.message)
+        if dynamic and (error.file, error.line) in table:
+            name = dynamic[1] or "a variable"
+            shown += _quoted(
+                (error.file, error.line),
+                f"{name} would be computed before a kernel runs, which a GPU does not do (dynamic initialization "
+                "is not supported): give it a value that is constexpr, or write to it in a kernel or by get_global",
+                table,
+                error.column,
+            )
+            return shown
+        match = _UNDECLARED.search(error.message)
+        if match is None:
+            continue
+        name = (match[1] or match[2]).removeprefix(host_names.PREFIX)
+        header = next((header for names, header in _HEADER_OF.items() if re.fullmatch(names, name)), "")
+        message = host_names.of(name) or (f"{name} comes with a header: #include <{header}>" if header else "")
+        places = [(error.file, error.line), *((file, line) for file, line, _ in error.near)]
+        place = next((place for place in places if place in table), None)
+        if message and place and name not in said:
+            at = re.search(rf"\b{name}\b", table[place].expandtabs(4))
+            shown += _quoted(place, message, table, at.start() + 1 if at else 0)
+            said.add(name)
     return shown
 
 

@@ -191,16 +191,17 @@ class RawModule:
         defined = dict(
             re.findall(r"^#define (\w+) (.*)$", options.for_host(self.options, self._recipe.backend)[1], re.M)
         )
-        bounds = source.launch_bounds(self.code, plain, defined)
+        text = self._built.text
+        bounds = source.launch_bounds(text, plain, defined)
         kernel = CompiledKernel(
             name=name,
             code=self.code,
             library=library,
             run=entry.run,
-            parameters=tuple(_parameters(entry, source.kernels(self.code).get(plain, []))),
-            shared_arrays=tuple(one for one in arrays if not source.is_only_declared(self.code, one.name)),
+            parameters=tuple(_parameters(entry, source.kernels(text).get(plain, []))),
+            shared_arrays=tuple(one for one in arrays if not source.is_only_declared(text, one.name)),
             most_threads=min(bounds or limits.MAX_THREADS_PER_BLOCK, limits.MAX_THREADS_PER_BLOCK),
-            least_blocks=source.least_blocks(self.code, plain),
+            least_blocks=source.least_blocks(text, plain),
             uses_tiles=self._built.uses_tiles,
         )
         if kernel.static_shared > limits.SHARED_PER_BLOCK:
@@ -214,11 +215,11 @@ class RawModule:
     def _entry(self, name: str) -> Entry:
         entry = self._built.entries.get(name)
         if entry is None:
-            kernels = source.kernels(self.code)
+            kernels = source.kernels(self._built.text)
             hint = f"; it has {', '.join(kernels)}" if kernels else "; it has no __global__ function"
             if name in kernels:
                 hint = ": the preprocessor leaves it out, or a namespace holds it"
-                if source.is_template(self.code, name):
+                if source.is_template(self._built.text, name):
                     hint = f"; {name} is a template: name an instance in name_expressions, such as '{name}<float>'"
             raise LaunchError(
                 f"the source has no kernel {name!r}{hint} (a GPU says: CUDA_ERROR_NOT_FOUND: named symbol not found)"

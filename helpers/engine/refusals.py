@@ -13,27 +13,29 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from . import compiler
+from . import compiler, host_names
 from .cuda_source.source import blank_comments
 from .translate import function_bodies
 
-# Of C, of C++, and of the system. <assert.h> is left out: the engine has its own.
+# Of C, of C++, and of the system.
 HOST_HEADERS = set(
-    """complex.h ctype.h errno.h fenv.h float.h inttypes.h limits.h locale.h math.h setjmp.h signal.h stdarg.h stdbool.h
-    stddef.h stdint.h stdio.h stdlib.h string.h time.h wchar.h unistd.h pthread.h sys/time.h sys/types.h memory.h
-    algorithm any array atomic barrier bit bitset cassert cctype cerrno cfenv cfloat charconv chrono cinttypes climits
-    clocale cmath compare complex concepts condition_variable coroutine csetjmp csignal cstdarg cstddef cstdint cstdio
-    cstdlib cstring ctime cwchar deque exception execution filesystem forward_list fstream functional future
-    initializer_list iomanip ios iosfwd iostream istream iterator latch limits list locale map memory memory_resource
-    mutex new numbers numeric optional ostream queue random ranges ratio regex scoped_allocator semaphore set
-    shared_mutex source_location span sstream stack stdexcept streambuf string string_view strstream syncstream
-    system_error thread tuple type_traits typeindex typeinfo unordered_map unordered_set utility valarray variant vector
-    version""".split()  # noqa: SIM905
+    """assert.h complex.h ctype.h errno.h fenv.h float.h inttypes.h limits.h locale.h math.h setjmp.h signal.h
+    stdarg.h stdbool.h stddef.h stdint.h stdio.h stdlib.h string.h time.h wchar.h unistd.h pthread.h sys/time.h
+    sys/types.h memory.h algorithm any array atomic barrier bit bitset cassert cctype cerrno cfenv cfloat charconv
+    chrono cinttypes climits clocale cmath compare complex concepts condition_variable coroutine csetjmp csignal
+    cstdarg cstddef cstdint cstdio cstdlib cstring ctime cwchar deque exception execution filesystem forward_list
+    fstream functional future initializer_list iomanip ios iosfwd iostream istream iterator latch limits list locale
+    map memory memory_resource mutex new numbers numeric optional ostream queue random ranges ratio regex
+    scoped_allocator semaphore set shared_mutex source_location span sstream stack stdexcept streambuf string
+    string_view strstream syncstream system_error thread tuple type_traits typeindex typeinfo unordered_map
+    unordered_set utility valarray variant vector version""".split()  # noqa: SIM905
 )
 _INSTEAD = {
+    "assert.h": "assert is built in",
+    "cassert": "assert is built in, and <cuda/std/cassert> exists",
     "stdio.h": "printf is built in",
     "cstdio": "printf is built in",
     "math.h": "its functions are built in",
@@ -84,27 +86,28 @@ _HIDES = re.compile(
 
 
 @functools.lru_cache(maxsize=64)  # a kernel's checked builds ask again
-def _is_plainly_right(text: str) -> bool:
+def _is_plainly_right(text: str, expressions: tuple[str, ...]) -> bool:
     """Whether nothing in the text is refused, as far as that can be told without the preprocessor."""
     clean = blank_comments(text)
     directives = [match.groups() for match in _DIRECTIVE.finditer(clean)]
     if any(word == "define" and _HIDES.match(rest) for word, rest in directives):
         return False
     clean = _DIRECTIVE.sub(lambda match: "\n" * match.group().count("\n"), clean)
-    return _MARK not in text and next(_findings(clean, clean), None) is None
+    return _MARK not in text and next(_findings(clean, clean, expressions), None) is None
 
 
-def refusal(code: str, macros: str, name: str, flags: Sequence[str]) -> str:
+def refusal(code: str, macros: str, name: str, flags: Sequence[str], expressions: tuple[str, ...] = ()) -> str:
     """What NVRTC refuses in a source, as a compiler's error; "" where nothing was found.
 
     Args:
         macros: lines of #define that come before it. name: what the source is called. flags: the compiler's.
+        expressions: the name expressions.
     """
     folders = [Path(flag[2:]) for flag in flags if flag.startswith("-I")]
     text = f'{macros}#line 1 "{name}"\n{for_preprocessor(code, folders)}'
-    if _is_plainly_right(text):
+    if _is_plainly_right(text, expressions):
         return ""
-    error = first(compiler.preprocess(text, [*PREPROCESSOR, *flags]))
+    error = first(compiler.preprocess(text, [*PREPROCESSOR, *flags]), expressions)
     return f"{error[0]}:{error[1]}: error: {error[2]}" if error else ""
 
 
@@ -124,11 +127,11 @@ def _places(text: str) -> tuple[str, list[tuple[int, str, int]]]:
     return "\n".join(lines), places
 
 
-def first(preprocessed: str) -> tuple[str, int, str] | None:
+def first(preprocessed: str, expressions: tuple[str, ...] = ()) -> tuple[str, int, str] | None:
     """(file, line, what is wrong) of the first thing that NVRTC refuses; None where nothing was found."""
     text, places = _places(preprocessed)
     clean = blank_comments(text)
-    earliest = min(_findings(clean, text), default=None)
+    earliest = min(_findings(clean, text, expressions), default=None)
     if earliest is None:
         return None
     at, message = earliest
@@ -136,7 +139,7 @@ def first(preprocessed: str) -> tuple[str, int, str] | None:
     return file, line, message
 
 
-def _findings(clean: str, text: str) -> Iterator[tuple[int, str]]:
+def _findings(clean: str, text: str, expressions: tuple[str, ...]) -> Iterator[tuple[int, str]]:
     for match in re.finditer(rf'\b{_MARK}\s*"([^"]*)"', text):
         name = match.group(1)
         hint = f" ({_INSTEAD[name]})" if name in _INSTEAD else ""
@@ -148,6 +151,9 @@ def _findings(clean: str, text: str) -> Iterator[tuple[int, str]]:
     yield from _of_shared(clean)
     yield from _of_file(clean, bodies)
     yield from _of_constants(clean)
+    if re.search(r"\bstd\b", clean):
+        for at, name in host_names.outside_of_std(host_names.without_unused_templates(clean, expressions)):
+            yield at, host_names.of_std(name)
 
 
 def _plain_head(head: str) -> str:
@@ -161,6 +167,30 @@ def _plain_head(head: str) -> str:
                 break
         head = head[: match.start()] + " " * (end - match.start()) + head[end:]
     return re.sub(r"\b(?:public|private|protected)\s*:(?!:)", lambda m: " " * len(m.group()), head)
+
+
+# Extensions of a host's compiler, as g++ and clang++ warn of them, that NVRTC does not have.
+_EXTENSION = re.compile(
+    r"^(.+?):(\d+):(?:\d+:)? warning: (.*(?:"
+    r"designated initializers|lambda templates are|template parameter list for lambdas|loops? (?:with initializer|"
+    r"initialization statement)|member initializers? for bit-field|omitt?(?:ing|ed) (?:the )?middle|braced-groups|"
+    r"GNU statement expression|zero.size array|range expressions in switch|GNU case range|flexible array|"
+    r"compound.literals|C\+\+23 .size_t|.size_t. suffix|address.of.(?:a )?label|in parameter declaration only).*)$",
+    re.M,
+)
+
+
+def extension(diagnostics: str, lines: Mapping[tuple[str, int], str]) -> str:
+    """What a compiler has warned of in its own words, and NVRTC refuses, as an error; "" where there is nothing.
+
+    lines: those of the source that count, by file and number. (Inline PTX has become braces within brackets.)
+    """
+    for file, line, message in _EXTENSION.findall(diagnostics):
+        text = lines.get((file, int(line)), "")
+        if text.strip() and ("braced" not in message or re.search(r"\(\s*\{", text)):
+            what = re.sub(r"\s*\[-W[^\]]*\]$", "", message)
+            return f"{file}:{line}: error: {what}: it is an extension that NVRTC does not have"
+    return ""
 
 
 _TEMPLATE = re.compile(r"\btemplate\s*<")
@@ -244,6 +274,8 @@ def _of_file(clean: str, bodies: list[tuple[int, int, str]]) -> Iterator[tuple[i
     for match in re.finditer(spaced, clean):
         if any(begin < match.start() < end for begin, end in inside):
             yield match.start(), f"{match.group(1)}: a variable of a function is neither __device__ nor __constant__"
+    for match in re.finditer(r"\b(?!return\b)\w+[\s*&]+(\w+)\s*\[[^\]\n;]*\bwarpSize\b[^\]\n;]*\]\s*[;={\[]", clean):
+        yield match.start(1), "warpSize is no constant for NVRTC, so no size of an array: write 32"
     for match in re.finditer(r"thread_local(?<=\bthread_local)\b", clean):
         yield match.start(), "thread_local is for a host's threads: a kernel's variables are its thread's already"
 

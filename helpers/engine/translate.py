@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import compiler, ptx
-from .cuda_source.source import blank_comments, line_table
+from .cuda_source.source import blank_comments, line_table, matching_bracket
 
 _EXTERN_SHARED = re.compile(
     r"\b(?:extern\b(?=[^;{}=]*\b__shared__\b)|__shared__\b(?=[^;{}=]*\bextern\b))"
@@ -63,6 +63,50 @@ def _with_own_integers(code: str) -> str:
         pieces += [code[end : match.start()], f"engine_{match[1]}"]
         end = match.end()
     return "".join(pieces) + code[end:]
+
+
+_NO_VARIABLE = re.compile(
+    r"\b(?:constexpr|using|typedef|template|namespace|enum|operator|__shared__|extern|friend|return|asm|constinit|"
+    r"thread_local|__constinit|goto|case|static_assert)\b"
+)
+_NAMESPACE = re.compile(r"\bnamespace\b[^;{}()=]*$|\bextern\s*\"[^\"]*\"\s*$")
+_COMPUTED = re.compile(r"\b(?!true\b|false\b|nullptr\b|sizeof\b)[A-Za-z_]\w*")
+
+
+def _constant_initialisers(clean: str) -> list[tuple[int, int, str]]:
+    """Edits for each variable of a file, and each static one of a function, whose initial value is more than a number.
+
+    A GPU has nobody who would compute it before a kernel runs: it has to be known to the compiler.
+    """
+    edits: list[tuple[int, int, str]] = []
+    scopes: list[str] = []  # of the braces that are open: "file", "class" or "function"
+    before = 0
+    for match in re.finditer(r"[{};]", clean):
+        at, end = match.start(), match.end()
+        head = clean[before:at]
+        begin = before + len(head) - len(re.sub(r"\A(?:\s+|#[^\n]*(?:\n|\Z))+", "", head))
+        head, before = clean[begin:at], end
+        scope = scopes[-1] if scopes else "file"
+        if match.group() == "}":
+            del scopes[-1:]
+            continue
+        is_static = scope == "function" and head.startswith("static ")
+        if (scope == "file" or is_static) and not _NO_VARIABLE.search(head):
+            value = ""
+            declared = re.match(r"[\w:<>,\s*&]*[\w>*&]\s*[\s*&](\w+)\s*(?:\[[^\]]*\]\s*)*(=|\(|$)", head)
+            if declared and declared[2] == "=":
+                value = head[declared.end() :]
+            elif declared and declared[2] == "(" and (is_static or re.match(r"\s*[-+\"'\d.]", head[declared.end() :])):
+                value = "call()"
+            if match.group() == "{" and declared and declared[2] in ("=", ""):
+                is_type = re.search(r"\b(?:struct|class|union)\s+\w*\s*$|\)\s*\w*\s*$", head)
+                value += clean[at : matching_bracket(clean, at, "{", "}") + 1] if not is_type else ""
+            if _COMPUTED.search(re.sub(r"\b(?:0[xX][\da-fA-F.pP+-]+|[\d.]+(?:[eE][-+]?\d+)?)\w*", " ", value)):
+                edits.append((begin, begin, "ENGINE_CONSTINIT "))
+        if match.group() == "{":
+            inside = "function" if scope == "function" or _FUNCTION_HEAD.search(head) else "class"
+            scopes.append("file" if scope == "file" and _NAMESPACE.search(head) else inside)
+    return edits
 
 
 _FUNCTION_HEAD = re.compile(r"\)\s*(?:(?:const|noexcept|override|final)\b\s*)*(?:->[^;{}]*|:[^;{}]*)?\s*$")
@@ -165,6 +209,7 @@ def translate(
         code = ptx.raw_strings(code)
         edits = [*_asm_edits(code, original, name)]
     clean = blank_comments(code)
+    edits += _constant_initialisers(clean)
     for match in re.finditer(r"__shared__(?<=\b__shared__)\s+(alignas)\s*\(", clean):
         edits.append((match.start(1), match.end(1), "ENGINE_ALIGNAS"))
     in_macros = _extern_in_macros(code, clean)

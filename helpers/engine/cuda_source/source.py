@@ -119,6 +119,21 @@ def kernels(code: str) -> dict[str, list[Declared]]:
     return declared
 
 
+_DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", re.M)
+
+
+def macros_make_kernels(code: str, macros: str = "") -> bool:
+    """Whether kernels are to be looked for after the preprocessor: macros hold or name them, or bound their blocks.
+
+    Args:
+        macros: lines of #define that come before the source.
+    """
+    defined = dict(_DEFINED.findall(f"{macros}{blank_comments(code)}"))
+    if any("__global__" in body or "__launch_bounds__" in body for body in defined.values()):
+        return True
+    return any(name in defined for name in kernels(code))
+
+
 def _without_macros(text: str, part: str) -> str:
     """A part of the text with the names that it defines by `#define` replaced; of two definitions the first counts."""
     for name in set(re.findall(r"\b[A-Z]\w*\b", part)):

@@ -59,6 +59,17 @@
 #define __builtin_assume(condition) ((void)0)
 #endif
 
+// Before a variable whose initial value is computed: by the compiler, as no host runs before a kernel.
+#if !defined(ENGINE_AS_NVRTC)
+#define ENGINE_CONSTINIT
+#elif defined(__clang__)
+#define ENGINE_CONSTINIT __attribute__((require_constant_initialization))
+#elif __GNUC__ >= 10
+#define ENGINE_CONSTINIT __constinit
+#else
+#define ENGINE_CONSTINIT
+#endif
+
 namespace engine {  // of a number or of a type, as alignas takes both
 template <size_t N>
 constexpr size_t alignment() {

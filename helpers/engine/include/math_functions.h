@@ -62,6 +62,62 @@ static inline auto smaller(A a, B b) {
 }
 }  // namespace engine
 
+#ifdef ENGINE_AS_NVRTC
+// NVRTC has no function of real numbers for integers: sqrt(2), pow(2, 3) and fmaxf's fmax(1, 2) are ambiguous there. The
+// host's library has templates for them; beside these, a call is as ambiguous here.
+#define ENGINE_NO_INTEGERS(NAME)                                                                \
+  template <typename T, typename = typename std::enable_if<std::is_integral<T>::value>::type> \
+  void NAME(T);
+ENGINE_NO_INTEGERS(sqrt)
+ENGINE_NO_INTEGERS(cbrt)
+ENGINE_NO_INTEGERS(exp)
+ENGINE_NO_INTEGERS(exp2)
+ENGINE_NO_INTEGERS(expm1)
+ENGINE_NO_INTEGERS(log)
+ENGINE_NO_INTEGERS(log2)
+ENGINE_NO_INTEGERS(log10)
+ENGINE_NO_INTEGERS(log1p)
+ENGINE_NO_INTEGERS(sin)
+ENGINE_NO_INTEGERS(cos)
+ENGINE_NO_INTEGERS(tan)
+ENGINE_NO_INTEGERS(asin)
+ENGINE_NO_INTEGERS(acos)
+ENGINE_NO_INTEGERS(atan)
+ENGINE_NO_INTEGERS(sinh)
+ENGINE_NO_INTEGERS(cosh)
+ENGINE_NO_INTEGERS(tanh)
+ENGINE_NO_INTEGERS(asinh)
+ENGINE_NO_INTEGERS(acosh)
+ENGINE_NO_INTEGERS(atanh)
+ENGINE_NO_INTEGERS(floor)
+ENGINE_NO_INTEGERS(ceil)
+ENGINE_NO_INTEGERS(round)
+ENGINE_NO_INTEGERS(trunc)
+ENGINE_NO_INTEGERS(rint)
+ENGINE_NO_INTEGERS(nearbyint)
+ENGINE_NO_INTEGERS(fabs)
+ENGINE_NO_INTEGERS(erf)
+ENGINE_NO_INTEGERS(erfc)
+ENGINE_NO_INTEGERS(lgamma)
+ENGINE_NO_INTEGERS(tgamma)
+#undef ENGINE_NO_INTEGERS
+#define ENGINE_NO_PAIRS(NAME)                                                                          \
+  template <typename A, typename B,                                                                    \
+            typename = typename std::enable_if<(std::is_integral<A>::value && std::is_integral<B>::value) || \
+                                               (sizeof(A) + sizeof(B) == 12 && engine::IsFloating<A>::value && \
+                                                engine::IsFloating<B>::value)>::type>                  \
+  void NAME(A, B);
+ENGINE_NO_PAIRS(pow)
+ENGINE_NO_PAIRS(atan2)
+ENGINE_NO_PAIRS(fmod)
+ENGINE_NO_PAIRS(hypot)
+ENGINE_NO_PAIRS(copysign)
+ENGINE_NO_PAIRS(remainder)
+ENGINE_NO_PAIRS(fdim)
+ENGINE_NO_PAIRS(engine_fmax)
+ENGINE_NO_PAIRS(engine_fmin)
+#undef ENGINE_NO_PAIRS
+#else
 template <typename A, typename B>
 static inline auto max(A a, B b) -> decltype(true ? A() : B()) {
   return engine::larger(a, b);
@@ -70,6 +126,7 @@ template <typename A, typename B>
 static inline auto min(A a, B b) -> decltype(true ? A() : B()) {
   return engine::smaller(a, b);
 }
+#endif
 
 // CUDA's own are no templates, so that they come before a template of the same name in a namespace that is used.
 #define ENGINE_EXTREMES(A, B)                                       \
