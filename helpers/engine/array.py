@@ -7,10 +7,12 @@ takes only what `asarray` and its friends made, and `asnumpy` (or `.get()`) brin
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import math
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -124,6 +126,13 @@ class ndarray(np.ndarray):
         """The same memory from its beginning on with another shape, dtype and strides in bytes; it is contiguous."""
         return np.ndarray.__new__(ndarray, shape, dtype, self, 0, strides)
 
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if isinstance(found, np.ndarray):
+            return found
+        # CuPy gives an element as an array without axes, of which a kernel would get the address.
+        return super().__getitem__((*key, ...) if isinstance(key, tuple) else (key, ...))
+
     def __setitem__(self, key: Any, value: Any) -> None:
         written(self)
         super().__setitem__(key, value)
@@ -191,6 +200,22 @@ class ndarray(np.ndarray):
                 "Give cp.asnumpy(...), or the array itself by DLPack"
             )
         raise AttributeError(f"the CPU engine's ndarray has no {name!r}")
+
+
+def _on_device(name: str) -> Callable[..., Any]:
+    """NumPy's method, whose numbers are arrays without axes."""
+    method = getattr(np.ndarray, name)
+
+    @functools.wraps(method)
+    def call(self: ndarray, *args: Any, **named: Any) -> Any:
+        result = method(self, *args, **named)
+        return np.asarray(result).view(ndarray) if isinstance(result, np.generic) else result
+
+    return call
+
+
+for _name in ("argmax", "argmin", "dot", "mean", "searchsorted", "std", "take", "trace", "var"):
+    setattr(ndarray, _name, _on_device(_name))
 
 
 _NUMPY_2 = int(np.__version__.partition(".")[0]) >= 2  # before, copy=None was False
