@@ -108,7 +108,8 @@ def _pattern(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[s
     if first and wrong.any(axis=0)[first:].all():
         which = "column 0 is" if first == 1 else f"columns 0-{first - 1} are"
         return f"{which} right in every row, all others are wrong", "columns"
-    if np.ptp(got) > tolerance and (np.ptp(got, axis=1) <= tolerance).all() and np.ptp(expected, axis=1).min() > 0.1:
+    varied = np.ptp(expected, axis=1) > 0.1
+    if np.ptp(got) > tolerance and varied.any() and (np.ptp(got[varied], axis=1) <= tolerance).all():
         return "all columns of a row have the same value", "flat"
     squares = (expected**2).sum(axis=1)
     factors = (got * expected).sum(axis=1) / np.where(squares > 0, squares, 1.0)
@@ -138,9 +139,8 @@ def of_result(output: str, at: str, result: CheckResult, got: np.ndarray, expect
         return Failure([heading, f"{count} elements were never written, the first at {place}"], ("empty",))
     if result.nan:
         return Failure(lines, ("nan",))
-    place = displaced(got, expected, result.tolerance)
-    if place is None:
-        pattern = _pattern(got, expected, result.tolerance)
+    place, pattern = displaced(got, expected, result.tolerance), _pattern(got, expected, result.tolerance)
+    if place is None or (pattern is not None and pattern[1] == "flat"):
         return Failure([*lines, pattern[0]], (pattern[1], "wrong")) if pattern else Failure(lines, ("wrong",))
     wrong = np.argwhere(np.abs(got.astype(np.float64) - expected) > result.tolerance)[0]
     lines.append(f"element {_index(wrong)} has the value that belongs to {_index(place)}")
