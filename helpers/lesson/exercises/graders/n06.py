@@ -203,6 +203,7 @@ def factor_fragment(trial: Trial) -> None:
         trial.limit(what, written, at_most=64, symptom=symptom)
 
 
+@np.errstate(invalid="ignore")  # what nobody wrote is NaN
 def _wrong_factor(o: np.ndarray, expected: np.ndarray, p: np.ndarray, v: np.ndarray, maxima: np.ndarray) -> str:
     """What is wrong with the factors of 06_factor_fragment, as a symptom; "" if that cannot be told."""
     row, column = np.indices((16, 16))
@@ -237,9 +238,7 @@ def _multiplied(p: np.ndarray, v: np.ndarray, maxima: np.ndarray, factor: np.nda
             "All 32 lanes must have read S before one of them stores P: __syncwarp() between these two lines.",
         ),
         "barriers": "One barrier more is enough. Which of yours separates no store from another lane's access?",
-        "barriers in a loop": (
-            "A barrier in a loop over j is reached 16 times for each tile. Between which two loops is one enough?"
-        ),
+        "barriers in a loop": "A barrier in a loop over j is reached 16 times for each tile: where is one enough?",
         "bytes": "P keeps its place in S_smem: nothing but a barrier is missing.",
         "": "Only a barrier is missing: the lines that compute can stay as they are.",
     },

@@ -11,6 +11,10 @@ from helpers.attention.check import TOLERANCE
 from helpers.lesson.exercises.graders.expected import blocks
 from helpers.lesson.exercises.trial import Trial, exercise
 
+OUTSIDE_X = (
+    "The index leaves X: is the row one of this block's sentence, and is the column below WIDTH?",
+    "The sentence ends before row cu_seqlens[blockIdx.x + 1], and threadIdx.x + 128 * i may be WIDTH or more.",
+)
 TOO_FAR = (
     "A row reads a key that does not exist: for which rows is your end more than N_kv?",
     "end is at most N_kv under both rules, and an int: without a sign, a number below 0 is a very large one.",
@@ -76,6 +80,7 @@ def _unit(rows: np.ndarray) -> np.ndarray:
     return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
 
 
+@np.errstate(invalid="ignore")  # what nobody wrote is NaN
 def _wrong_mean(out: np.ndarray, expected: np.ndarray, x: np.ndarray, lengths: Sequence[int]) -> str:
     """What is wrong with means (sentences, width) of rows x, as a symptom; "" if that cannot be told."""
     has_rows = np.array(lengths) > 0
@@ -86,11 +91,13 @@ def _wrong_mean(out: np.ndarray, expected: np.ndarray, x: np.ndarray, lengths: S
     neighbours = c % 128 * columns + c // 128
     if width > 128 and neighbours.max() < width and np.allclose(out, expected[:, neighbours], atol=1e-4):
         return "neighbours"
+    is_zero, i = (out == 0).all(axis=0), c // 128
+    if is_zero.any() and not is_zero.all() and set(i[is_zero]).isdisjoint(i[~is_zero]):
+        return "missing"
     # A thread has one total for all of its columns; where that is 0, so is what it stores.
-    threads = [
-        np.where(out[:, t::128] == 0, 0.0, (out[:, t::128], expected[:, t::128])) for t in range(min(width, 128))
-    ]
-    if width > 128 and out.any() and all(np.allclose(_unit(a), _unit(b), atol=1e-3) for a, b in threads):
+    seen = np.where(out == 0, 0.0, expected)
+    threads = [(_unit(a[:, t::128]) for a in (out, seen)) for t in range(128)]
+    if width > 128 and out.any() and all(np.allclose(*pair, atol=1e-3) for pair in threads):
         return "length"
     sums = np.concatenate([np.zeros((1, width)), np.cumsum(x, axis=0, dtype=float)])
     ranges = _unit(np.array([sums[j] - sums[i] for j in range(1, len(sums)) for i in range(j)]))
@@ -112,6 +119,12 @@ def _wrong_mean(out: np.ndarray, expected: np.ndarray, x: np.ndarray, lengths: S
             "Only the sentence without rows is wrong: what are its sums and its total, and what do you divide by?",
             "0 / 0 is NaN. Leave the division by the number of rows out: the scaling undoes it.",
         ),
+        "missing": (
+            "Some columns are 0 in every sentence: thread t has columns t, t + 128, t + 256, ... How many has it?",
+            "COLUMNS, at every WIDTH: for (int i = 0; i < COLUMNS; ++i).",
+        ),
+        "bounds": OUTSIDE_X,
+        "crash": OUTSIDE_X,
         "neighbours": (
             "The sums are right, but of other columns: for sum[i] of thread t, which column does the last loop store?",
             "Column threadIdx.x + 128 * i, so that 32 neighbouring threads read 32 neighbouring words.",
