@@ -176,6 +176,9 @@ def flash_attention_with_kvcache(
         if a.requires_grad and torch.is_grad_enabled():
             raise TypeError(f"{name} requires grad, and decoding has no gradients: call it within torch.no_grad()")
     _check_numbers({**named, **options, **(options.get("mod_args") or {})})
+    for name in ("k_cache", "v_cache"):
+        if named[name].is_neg() and k is not None:  # a copy would get the new tokens
+            raise ValueError(f"{name} is written, and its signs are not those in memory: {name}.resolve_neg()")
     if q.is_cuda:
         given = {name: _plain(a) for name, a in named.items()}
         return decoding.flash_attention_with_kvcache(**given, **_each_tensor(_plain, options))
@@ -941,8 +944,9 @@ def _each_tensor(function: Callable[[torch.Tensor], Any], option: Any) -> Any:
 
 
 def _plain(a: torch.Tensor) -> torch.Tensor:
-    """As a tensor that is no parameter and requires no gradient."""
-    return a if type(a) is torch.Tensor and not a.requires_grad else a.detach()
+    """As a tensor that is no parameter, requires no gradient, and has its own signs in memory."""
+    plain = type(a) is torch.Tensor and not (a.requires_grad or a.is_neg())
+    return a if plain else a.detach().resolve_neg()
 
 
 def _array(a: torch.Tensor) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import struct
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -92,6 +93,49 @@ def test_dimensions_of_a_view() -> None:
     spec = Spec((2, 3, 50, 64), (50 * 3 * 128, 128, 3 * 128, 2), np.dtype(np.float16))
     assert tensor_maps.dimensions(spec) == ((64, 50, 3, 2), (3 * 128, 128, 50 * 3 * 128))
     assert tensor_maps.dimensions(Spec((1, 1, 7, 72), (2, 6, 144, 2), np.dtype(np.float16)))[1] == (144, 144, 144)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_dimension_that_is_broadcast_keeps_its_stride_of_0(axis: int) -> None:
+    """Any other number leads to memory that is not the array's."""
+    a = np.zeros([1 if i == axis else size for i, size in enumerate((2, 3, 50, 64))], np.float16)
+    wide = np.broadcast_to(a, (2, 3, 50, 64))
+    _, strides = tensor_maps.dimensions(Spec((2, 3, 50, 64), wide.strides, wide.dtype))
+    assert strides == wide.strides[2::-1] and strides[2 - axis] == 0
+
+
+# What differs from a map that both take: float16, rows of 64 elements.
+MAPS: dict[str, dict[str, dict[int, int]]] = {
+    "as it is": {},
+    **{f"stride {i} is {n}": {"strides": {i: n}} for i in (0, 1, 2) for n in (0, 16, 64, 120, 2**40 - 16, 2**40)},
+    "backwards": {"strides": {1: 2**64 - 6400}},
+    "the longest first": {"strides": {0: 38400, 2: 128}},
+    **{f"size {i} is {n}": {"dims": {i: n}} for i in (0, 1, 3) for n in (0, 1, 2**32, 2**32 + 1)},
+    **{f"box {i} is {n}": {"box": {i: n}} for i in (0, 1, 3) for n in (0, 1, 8, 12, 64, 72, 128, 256, 257)},
+}
+
+
+@pytest.mark.skipif(not device.ON_GPU, reason="needs a GPU's driver")
+def test_the_twin_refuses_what_the_driver_refuses() -> None:
+    array, differences = cp.zeros(2**20, np.float16), []
+    for case, change in MAPS.items():
+        how = {"dims": [64, 100, 3, 2], "strides": [128, 12800, 38400], "box": [64, 16, 1, 1]}
+        for name, values in change.items():
+            for i, value in values.items():
+                how[name][i] = value
+        packed = (struct.pack(f"={len(a)}{letter}", *a) for a, letter in zip(how.values(), "QQI", strict=True))
+        room = ctypes.create_string_buffer(192)
+        at = ctypes.addressof(room) + -ctypes.addressof(room) % 64
+        ones, swizzled = struct.pack("=4I", 1, 1, 1, 1), (0, 3, 2, 0)
+        error = tensor_maps._driver_function()(at, 6, 4, array.data.ptr, *packed, ones, *swizzled)
+        try:
+            engine.tensor_map.encode_tiled("float16", array.data.ptr, **how)
+            refused = ""
+        except ValueError as why:
+            refused = str(why)
+        if bool(error) != bool(refused):
+            differences.append(f"{case}: the driver returns {error}; the twin says {refused or 'nothing'}")
+    assert not differences, "\n".join(differences)
 
 
 @runs_here

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from backends import in_place_of_bind
 
-from helpers.attention import calls, check, kernel, make_block_mask
+from helpers.attention import calls, check, decoding, kernel, make_block_mask
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.layout import address
 from helpers.attention.score_mods import soft_cap
@@ -1122,6 +1122,25 @@ def test_gradients_of_rows_of_any_length(where: str, head_dim: int, packed: bool
     call = WAYS["packed" if packed else "flash_attention"]
     o = check_call(f"head_dim {head_dim}", call, [q, k, v], visible(9, 12), swap=True)
     assert o.shape == q.shape
+
+
+def test_a_tensor_with_other_signs_in_memory(where: str) -> None:
+    """The imaginary part of a conjugate is a view that PyTorch's operations turn as they read it."""
+    a, b = tensors((1, 7, 2, 64), (1, 7, 2, 64), where=where)
+    turned = torch.complex(a, b).conj().imag
+    assert turned.is_neg() and torch.equal(turned, -b)
+    want = ours.flash_attention(a, -b, -b)
+    for call in (ours.flash_attention, calls.flash_attention, calls.flash_attention):  # and one that is planned
+        assert torch.equal(call(a, turned, turned), want)
+    half = torch.complex(a.half(), b.half()).conj().imag if where == "cuda" else turned
+    lengths = torch.tensor([7], dtype=torch.int32, device=where)
+    q = a[:, :1].to(half.dtype)
+    for call in (ours.flash_attention_with_kvcache, decoding.flash_attention_with_kvcache):
+        o = call(q, half, half, cache_seqlens=lengths)
+        assert torch.equal(o, call(q, half.resolve_neg(), half.resolve_neg(), cache_seqlens=lengths))
+        new = {"k": q, "v": q, "cache_seqlens": lengths - 1}
+        with pytest.raises((TypeError, ValueError), match="k_cache is written"):
+            call(q, half, half, **new)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

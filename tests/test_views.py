@@ -29,7 +29,7 @@ from helpers.attention.comms import virtual_ranks
 from helpers.attention.decoders import DECODERS
 from helpers.attention.ladder import LADDER, Stage, backward
 from helpers.attention.ladder.extras import is_readable
-from helpers.attention.ladder.layout import Spec
+from helpers.attention.ladder.layout import Spec, bits
 from helpers.device import cp
 
 Make = Callable[[], Any]
@@ -94,7 +94,7 @@ def in_turn(shapes: dict[str, tuple[int, ...]], dtype: Any) -> Iterator[tuple[st
 
 def densely(arrays: dict[str, Any]) -> dict[str, Any]:
     """The same values, each array in memory of its own."""
-    return {name: cp.asarray(np.ascontiguousarray(cp.asnumpy(a))) for name, a in arrays.items()}
+    return {name: cp.asarray(np.ascontiguousarray(cp.asnumpy(bits(a)))).view(a.dtype) for name, a in arrays.items()}
 
 
 def assert_alike(title: str, got: Any, wanted: Any, dtype: Any) -> None:

@@ -277,6 +277,8 @@ def _from_elsewhere(arrays: Mapping[str, Any], options: Options) -> Any:
         if not isinstance(arrays[name], (np.ndarray, device.cp.ndarray)) and kind_of(arrays[name]) is None:
             got = type(arrays[name]).__name__
             raise TypeError(f"{name} is written: an array of NumPy or the device, or a tensor on a GPU; got {got}")
+        if getattr(arrays[name], "is_neg", bool)():  # a copy would get the new tokens
+            raise ValueError(f"{name} is written, and its signs are not those in memory: {name}.resolve_neg()")
     if written:
         _check_written(arrays)
     q = as_device_array("q", arrays["q"])

@@ -102,11 +102,14 @@ class TorchTensors:
 
     def takes(self, a: Any) -> bool:
         """Whether a launch can read it where it is."""
-        return a.is_cuda and not a.requires_grad and a.dtype in self._dtypes
+        return a.is_cuda and not (a.requires_grad or a.is_neg()) and a.dtype in self._dtypes
 
     def describe(self, a: Any) -> tuple[Hashable, ...]:
-        """As DeviceArrays.describe, strides in elements; and whether it requires a gradient."""
-        return a.shape, a.stride(), a.dtype, a.data_ptr() % 16, a.get_device(), a.requires_grad
+        """As DeviceArrays.describe, strides in elements; and whether it requires a gradient, or has other signs.
+
+        Other ones in memory, that is, as the imaginary part of a conjugate has: PyTorch turns them as it reads it.
+        """
+        return a.shape, a.stride(), a.dtype, a.data_ptr() % 16, a.get_device(), a.requires_grad or a.is_neg()
 
     def pointer(self, a: Any) -> int:
         """The address of the first element."""
@@ -222,6 +225,8 @@ def as_device_array(name: str, a: Any) -> Any:
         )
     if not hasattr(a, "__dlpack__"):
         raise TypeError(f"{name} is an array of NumPy or the device, or one with __dlpack__; got {type(a).__name__}")
+    if hasattr(a, "resolve_neg"):  # PyTorch's, whose signs in memory may be others, and DLPack says nothing of them
+        a = a.resolve_neg()
     where = int(a.__dlpack_device__()[0])
     if where not in (_CPU, _CUDA, _CUDA_HOST, _MANAGED):
         raise TypeError(f"{name} is on a device of DLPack's type {where}; the CPU (1) or a CUDA GPU (2) is needed")
