@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,6 +146,7 @@ def main(words: Sequence[str]) -> int:
     except OSError as error:
         print(f"course.py export: cannot write {given.output}: {_why(given.output, error)}", file=sys.stderr)
         return 1
-    how = f"nvcc -std=c++17 -arch=... {given.output}" if given.cpp else f"python3 {given.output}"
+    path = shlex.quote(str(given.output))
+    how = f"nvcc -std=c++17 -arch=... {path}" if given.cpp else f"python3 {path}"
     print(f"{given.output}: {len(text.splitlines())} lines. On a machine with a GPU: {how}")
     return 0
